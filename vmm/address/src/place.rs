@@ -1,0 +1,148 @@
+//! Deterministic placement: requests in, addresses out, or which one did not fit and by how much.
+//!
+//! Largest alignment first, then largest size, then the order of the requests; each goes to the lowest
+//! free address. The same requests give the same answer on every machine, so a plan can be reviewed
+//! without the hardware and compared byte for byte.
+
+use crate::size::align_up;
+use crate::span::{Address, Span};
+use crate::span_set::SpanSet;
+
+/// One thing to place.
+#[derive(Debug, Clone)]
+pub struct Request<T> {
+    /// Whatever the caller needs to know it again.
+    pub tag: T,
+    /// Bytes, at least 1.
+    pub size: u64,
+    /// Alignment in bytes; 0 and 1 mean none.
+    pub align: u64,
+}
+
+/// Where a request went.
+#[derive(Debug)]
+pub struct Placement<T, S> {
+    /// The request's tag.
+    pub tag: T,
+    /// Its place.
+    pub span: Span<S>,
+}
+
+/// The request that found no place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "cannot place {size:#x} bytes aligned to {align:#x}: the largest usable gap is {largest:#x} bytes, {short_by:#x} too few"
+)]
+pub struct PlaceError<T> {
+    /// The request's tag.
+    pub tag: T,
+    /// Bytes asked for.
+    pub size: u64,
+    /// Alignment asked for.
+    pub align: u64,
+    /// The most bytes that any gap offers at that alignment.
+    pub largest: u64,
+    /// `size - largest`.
+    pub short_by: u64,
+}
+
+/// Free address space that shrinks as things are placed in it.
+#[derive(Debug)]
+pub struct Placer<S> {
+    free: SpanSet<S>,
+}
+
+impl<S> Placer<S> {
+    /// All of `window` but `reserved`.
+    pub fn new(window: &SpanSet<S>, reserved: &SpanSet<S>) -> Self {
+        Self { free: window.minus(reserved) }
+    }
+
+    /// What is still free.
+    pub fn free(&self) -> &SpanSet<S> {
+        &self.free
+    }
+
+    /// Places one request at the lowest address that fits.
+    ///
+    /// # Errors
+    /// [`PlaceError`] when no gap is large enough; nothing is taken then.
+    pub fn place<T>(&mut self, request: Request<T>) -> Result<Placement<T, S>, PlaceError<T>> {
+        let Request { tag, size, align } = request;
+        let usable = |gap: Span<S>| {
+            align_up(gap.start().get(), align).and_then(|start| Span::between(Address::new(start), gap.end()))
+        };
+        let fits = |usable: Span<S>| Span::new(usable.start(), size).ok().filter(|span| usable.covers(*span));
+        let found = self.free.iter().filter_map(usable).find_map(fits);
+        let Some(span) = found else {
+            let largest = self.free.iter().filter_map(usable).map(Span::size).max().unwrap_or(0);
+            return Err(PlaceError { tag, size, align, largest, short_by: size.saturating_sub(largest) });
+        };
+        self.free = self.free.minus(&SpanSet::from_iter([span]));
+        Ok(Placement { tag, span })
+    }
+
+    /// Places all requests, or none; the placements come back in the order of the requests.
+    ///
+    /// # Errors
+    /// [`PlaceError`] for the first request, in placing order, that finds no gap.
+    pub fn place_all<T>(&mut self, requests: Vec<Request<T>>) -> Result<Vec<Placement<T, S>>, PlaceError<T>> {
+        let mut order: Vec<(usize, Request<T>)> = requests.into_iter().enumerate().collect();
+        order.sort_by_key(|(index, r)| (std::cmp::Reverse((r.align, r.size)), *index));
+        let before = self.free.clone();
+        let mut placed = Vec::with_capacity(order.len());
+        for (index, request) in order {
+            match self.place(request) {
+                Ok(placement) => placed.push((index, placement)),
+                Err(error) => {
+                    self.free = before;
+                    return Err(error);
+                }
+            }
+        }
+        placed.sort_by_key(|(index, _)| *index);
+        Ok(placed.into_iter().map(|(_, placement)| placement).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::span::{Gpa, Guest};
+
+    fn window(start: u64, size: u64) -> SpanSet<Guest> {
+        SpanSet::from_iter([Span::new(Gpa::new(start), size).unwrap()])
+    }
+
+    #[test]
+    fn a_request_that_does_not_fit_says_by_how_much() {
+        let mut placer = Placer::new(&window(0x1000, 0x3000), &window(0x2000, 0x1000));
+        let error = placer.place(Request { tag: "bar", size: 0x1800, align: 0x1000 }).unwrap_err();
+        assert_eq!((error.largest, error.short_by), (0x1000, 0x800));
+    }
+
+    proptest! {
+        #[test]
+        fn placements_are_aligned_disjoint_inside_and_deterministic(
+            sizes in prop::collection::vec((1u64..0x4000, 0u32..14), 1..20), hole in 0u64..0x8000,
+        ) {
+            let reserved = window(0x1_0000 + hole, 0x1000);
+            let requests = || sizes.iter().enumerate()
+                .map(|(tag, &(size, shift))| Request { tag, size, align: 1 << shift }).collect::<Vec<_>>();
+            let place = || Placer::new(&window(0x1_0000, 0x2_0000), &reserved).place_all(requests());
+            if let Ok(placed) = place() {
+                for (i, p) in placed.iter().enumerate() {
+                    prop_assert_eq!(p.tag, i);
+                    prop_assert_eq!(p.span.size(), sizes[i].0);
+                    prop_assert!(p.span.start().is_aligned(1 << sizes[i].1));
+                    prop_assert!(window(0x1_0000, 0x2_0000).minus(&reserved).iter().any(|g| g.covers(p.span)));
+                    prop_assert!(placed[..i].iter().all(|q| !q.span.overlaps(p.span)));
+                }
+                let again = place().unwrap();
+                prop_assert!(again.iter().zip(&placed).all(|(a, b)| a.span == b.span));
+            }
+        }
+    }
+}

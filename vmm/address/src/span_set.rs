@@ -1,0 +1,119 @@
+//! Sets of addresses as sorted, disjoint, non-touching spans.
+
+use crate::span::Span;
+
+/// A set of addresses; its spans are sorted, disjoint and never touch, so equal sets are equal values.
+#[derive(Debug)]
+pub struct SpanSet<S> {
+    spans: Vec<Span<S>>,
+}
+
+impl<S> Default for SpanSet<S> {
+    fn default() -> Self {
+        Self { spans: Vec::new() }
+    }
+}
+impl<S> Clone for SpanSet<S> {
+    fn clone(&self) -> Self {
+        Self { spans: self.spans.clone() }
+    }
+}
+impl<S> PartialEq for SpanSet<S> {
+    fn eq(&self, other: &Self) -> bool {
+        self.spans == other.spans
+    }
+}
+impl<S> Eq for SpanSet<S> {}
+
+impl<S> FromIterator<Span<S>> for SpanSet<S> {
+    /// The union of the spans, in any order, overlapping or not.
+    fn from_iter<I: IntoIterator<Item = Span<S>>>(iter: I) -> Self {
+        let mut sorted: Vec<Span<S>> = iter.into_iter().collect();
+        sorted.sort_unstable();
+        let mut spans: Vec<Span<S>> = Vec::with_capacity(sorted.len());
+        for span in sorted {
+            match spans.last_mut() {
+                Some(last) if span.start() <= last.end() => {
+                    let end = last.end().max(span.end());
+                    *last = Span::between(last.start(), end).unwrap_or(*last);
+                }
+                _ => spans.push(span),
+            }
+        }
+        Self { spans }
+    }
+}
+
+impl<S> SpanSet<S> {
+    /// The spans, sorted.
+    pub fn iter(&self) -> impl Iterator<Item = Span<S>> + '_ {
+        self.spans.iter().copied()
+    }
+
+    /// Whether the set has no address.
+    pub fn is_empty(&self) -> bool {
+        self.spans.is_empty()
+    }
+
+    /// Bytes in the set.
+    pub fn size(&self) -> u64 {
+        self.spans.iter().fold(0, |sum, span| sum.saturating_add(span.size()))
+    }
+
+    /// The first span that shares a byte with `span`.
+    pub fn overlapping(&self, span: Span<S>) -> Option<Span<S>> {
+        let from = self.spans.partition_point(|s| s.end() <= span.start());
+        self.spans.get(from).copied().filter(|s| s.overlaps(span))
+    }
+
+    /// The addresses of `self` that are not in `other`.
+    #[must_use]
+    pub fn minus(&self, other: &Self) -> Self {
+        let mut out = Vec::new();
+        for whole in self.iter() {
+            let mut from = whole.start();
+            let first = other.spans.partition_point(|s| s.end() <= whole.start());
+            for hole in other.spans.iter().skip(first).take_while(|s| s.start() < whole.end()) {
+                out.extend(Span::between(from, hole.start()));
+                from = hole.end();
+            }
+            out.extend(Span::between(from, whole.end()));
+        }
+        Self { spans: out }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::span::{Gpa, Guest};
+
+    fn bytes(set: &SpanSet<Guest>) -> BTreeSet<u64> {
+        set.iter().flat_map(|s| s.start().get()..s.end().get()).collect()
+    }
+
+    fn any_set() -> impl Strategy<Value = (SpanSet<Guest>, BTreeSet<u64>)> {
+        prop::collection::vec((0u64..200, 1u64..20), 0..12).prop_map(|raw| {
+            let model = raw.iter().flat_map(|&(start, size)| start..start + size).collect();
+            (raw.iter().map(|&(start, size)| Span::new(Gpa::new(start), size).unwrap()).collect(), model)
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn union_and_difference_agree_with_a_byte_by_byte_model((a, a_bytes) in any_set(), (b, b_bytes) in any_set()) {
+            prop_assert_eq!(bytes(&a), a_bytes.clone());
+            prop_assert_eq!(bytes(&a.minus(&b)), &a_bytes - &b_bytes);
+            let canonical: SpanSet<Guest> = a.minus(&b).iter().collect();
+            prop_assert_eq!(a.minus(&b), canonical);
+            for (start, size) in [(0, 1), (50, 7), (199, 3)] {
+                let probe = Span::new(Gpa::new(start), size).unwrap();
+                prop_assert_eq!(a.overlapping(probe).is_some(), (start..start + size).any(|x| a_bytes.contains(&x)));
+            }
+        }
+    }
+}

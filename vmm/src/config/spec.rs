@@ -1,0 +1,276 @@
+//! What the user meant: the checked form of a configuration.
+//!
+//! Fields are readable everywhere, but only this package can build these types (`#[non_exhaustive]`), and it
+//! does so in one place: `TryFrom<File> for Spec`. Whoever holds a [`Spec`] need not check it again. It was
+//! not compared with any host: that is the plan's work.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use egm_address::{ByteSize, CpuSet, PciAddress};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Largest number of vCPUs; x2APIC ids above 254 would need interrupt remapping in the guest.
+pub const MAX_VCPUS: u32 = 254;
+/// NUMA node ids are below this: SLIT is a square, and Linux's usual `NODES_SHIFT` for Arm servers is 6 to 10.
+pub const MAX_NODES: u32 = 256;
+
+/// Instruction set of the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Architecture {
+    /// 64-bit x86.
+    #[serde(rename = "x86_64")]
+    X86_64,
+    /// 64-bit Arm.
+    Aarch64,
+}
+
+/// A whole virtual machine.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Spec {
+    /// Shown in logs, process names and SMBIOS; 1 to 64 of `[A-Za-z0-9._-]`.
+    pub name: String,
+    /// What hardware or use the configuration is for.
+    pub description: String,
+    /// The guest's instruction set.
+    pub arch: Architecture,
+    /// Virtual processors.
+    pub cpus: Cpus,
+    /// Ordinary memory and its NUMA nodes.
+    pub memory: Memory,
+    /// What is booted.
+    pub boot: Boot,
+    /// Extended GPU Memory slices, in the order written.
+    pub egm: Vec<EgmSlice>,
+    /// PCI devices, in the order written; ids are unique.
+    pub devices: Vec<Device>,
+    /// Where the guest's serial console goes.
+    pub console: Console,
+    /// PCIe address windows.
+    pub pcie: Pcie,
+}
+
+/// Virtual processors: `count == sockets * cores * threads`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Cpus {
+    /// 1 to [`MAX_VCPUS`].
+    pub count: u32,
+    /// Sockets, at least 1.
+    pub sockets: u32,
+    /// Cores in a socket, at least 1.
+    pub cores: u32,
+    /// Threads in a core, at least 1.
+    pub threads: u32,
+    /// Host CPUs that vCPU `i` may run on; empty, or one non-empty set for each vCPU.
+    pub affinity: Vec<CpuSet>,
+}
+
+/// Size of the host pages behind guest memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub enum PageSize {
+    /// Anonymous shared memory with transparent huge pages where the host allows them.
+    #[serde(rename = "auto")]
+    Auto,
+    /// 4 KiB pages only.
+    #[serde(rename = "4K")]
+    Size4K,
+    /// 2 MiB hugetlb pages.
+    #[serde(rename = "2M")]
+    Size2M,
+    /// 1 GiB hugetlb pages.
+    #[serde(rename = "1G")]
+    Size1G,
+}
+
+impl PageSize {
+    /// Bytes in a page that the host guarantees; for [`PageSize::Auto`] the base page.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Self::Auto | Self::Size4K => 4 << 10,
+            Self::Size2M => 2 << 20,
+            Self::Size1G => 1 << 30,
+        }
+    }
+
+    /// Whether the memory comes from a hugetlb pool.
+    pub const fn is_hugetlb(self) -> bool {
+        matches!(self, Self::Size2M | Self::Size1G)
+    }
+}
+
+/// Ordinary guest memory; `nodes` is never empty and their sizes add up to `size`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Memory {
+    /// All ordinary memory, EGM not counted; a multiple of `page_size`.
+    pub size: ByteSize,
+    /// Host pages behind it.
+    pub page_size: PageSize,
+    /// Whether every page is touched before the guest starts.
+    pub prefault: bool,
+    /// NUMA nodes by ascending id; the first is node 0 and has vCPU 0.
+    pub nodes: Vec<Node>,
+}
+
+/// A NUMA node with processors, memory or both.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Node {
+    /// Node number, below [`MAX_NODES`]; it is the ACPI proximity domain as well.
+    pub id: u32,
+    /// Memory; 0 for a node of processors only.
+    pub size: ByteSize,
+    /// vCPU numbers; every vCPU is in exactly one node.
+    pub cpus: CpuSet,
+    /// Host nodes that its pages come from; `None` leaves it to the host.
+    pub host_nodes: Option<CpuSet>,
+    /// ACPI SLIT distance to other nodes (10 to 254; 10 only to itself).
+    pub distances: BTreeMap<u32, u8>,
+    /// ACPI HMAT figures of this node's memory as seen from processors elsewhere.
+    pub access: Vec<Access>,
+}
+
+/// What a processor of `from` sees of some node's memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Access {
+    /// The node whose processors look.
+    pub from: u32,
+    /// Nanoseconds for a read or a write, 1 to 65534.
+    pub latency_ns: u32,
+    /// Megabytes (10^6 bytes) a second for reads or writes, 1 to 65534000.
+    pub bandwidth_mbps: u32,
+}
+
+/// How the guest sees an EGM slice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum EgmForm {
+    /// Ordinary RAM of a NUMA node.
+    Memory,
+    /// A PCI function whose BAR is the slice.
+    Device,
+}
+
+/// A piece of a host EGM region that this VM owns.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct EgmSlice {
+    /// Name of the host region; `local` is memory of this process (memfd or hugetlb), which exists on every host.
+    pub region: String,
+    /// Bytes; a multiple of its page size and of 2 MiB.
+    pub size: ByteSize,
+    /// Guest NUMA node that it becomes (unique, not one of `memory.nodes`), or that the device is near to.
+    pub node: u32,
+    /// Memory or device.
+    pub form: EgmForm,
+    /// Host pages behind it, for `local`.
+    pub page_size: PageSize,
+    /// Host nodes that its pages come from, for `local`.
+    pub host_nodes: Option<CpuSet>,
+    /// ACPI SLIT distance to other nodes.
+    pub distances: BTreeMap<u32, u8>,
+    /// ACPI HMAT figures.
+    pub access: Vec<Access>,
+}
+
+/// What is booted. Paths are absolute or relative to the configuration file that named them, already joined.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Boot {
+    /// bzImage, or an ELF vmlinux with a 64-bit or PVH entry.
+    pub kernel: PathBuf,
+    /// Initial RAM disk.
+    pub initramfs: Option<PathBuf>,
+    /// Kernel command line, at most 2047 bytes, without NUL or newline.
+    pub cmdline: String,
+}
+
+/// A PCI device of the guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Device {
+    /// Unique name, for messages.
+    pub id: String,
+    /// Whether it sits behind a root port of its own; otherwise on the root bus.
+    pub root_port: bool,
+    /// What it is.
+    pub kind: DeviceKind,
+}
+
+/// The kinds of devices and what each needs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "kebab-case")]
+pub enum DeviceKind {
+    /// virtio block device over a raw file or block device.
+    VirtioBlk {
+        /// The disk.
+        path: PathBuf,
+        /// Whether writes are refused.
+        read_only: bool,
+    },
+    /// virtio network device over a tap.
+    VirtioNet {
+        /// Name of the host's tap interface, 1 to 15 bytes.
+        tap: String,
+        /// Guest's hardware address, unicast.
+        mac: [u8; 6],
+        /// Receive/transmit queue pairs, 1 to 16.
+        queue_pairs: u16,
+        /// Whether the kernel's vhost-net moves the packets: `None` means when the host has it.
+        vhost: Option<bool>,
+    },
+    /// virtio socket device.
+    VirtioVsock {
+        /// Guest's context id, 3 to 0xfffffffe.
+        cid: u32,
+        /// Unix socket path for the userspace form; `None` means the kernel's vhost-vsock.
+        socket: Option<PathBuf>,
+    },
+    /// virtio entropy device.
+    VirtioRng,
+    /// A host PCI function.
+    Vfio {
+        /// Which.
+        function: PciAddress,
+    },
+    /// A device served by another process.
+    VfioUser {
+        /// Its Unix socket.
+        socket: PathBuf,
+    },
+}
+
+/// Where the guest's serial console goes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "kebab-case")]
+pub enum Console {
+    /// Standard input and output.
+    Stdio,
+    /// Output is appended to a file; no input.
+    File {
+        /// The file, made when missing.
+        path: PathBuf,
+    },
+    /// A pseudo-terminal; its name is printed.
+    Pty,
+    /// A Unix stream socket that one client at a time connects to.
+    Socket {
+        /// The socket, made at start and removed at the end.
+        path: PathBuf,
+    },
+    /// Discarded.
+    Null,
+}
+
+/// PCIe address windows; `None` leaves the size to the plan.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Pcie {
+    /// Size of the window for 64-bit BARs.
+    pub window64: Option<ByteSize>,
+}

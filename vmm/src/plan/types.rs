@@ -1,0 +1,251 @@
+//! The plan: every address, number and node of a virtual machine, decided before anything is opened.
+
+use egm_address::{CpuSet, Gpa, Guest, PciAddress, Span};
+use serde::{Deserialize, Serialize};
+
+use crate::config::{Access, Architecture, Boot, Console, Device, PageSize};
+
+/// Version of the JSON form of [`Plan`]; a reader refuses others.
+pub const PLAN_VERSION: u32 = 1;
+
+/// Everything that [`crate::resources`] opens and [`crate::machine`] builds, in guest terms.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// [`PLAN_VERSION`].
+    pub version: u32,
+    /// Name of the virtual machine.
+    pub name: String,
+    /// What the configuration is for.
+    pub description: String,
+    /// The guest's instruction set.
+    pub arch: Architecture,
+    /// What is booted.
+    pub boot: Boot,
+    /// Where the serial console goes.
+    pub console: Console,
+    /// Guest physical address bits that the guest is told.
+    pub address_bits: u8,
+    /// vCPUs by index.
+    pub vcpus: Vec<VcpuPlan>,
+    /// Where guest memory comes from.
+    pub backings: Vec<BackingPlan>,
+    /// Guest RAM, ascending and disjoint.
+    pub memory: Vec<MemoryPlan>,
+    /// Address ranges that are not RAM, ascending and disjoint.
+    pub windows: Vec<WindowPlan>,
+    /// PCI functions by address.
+    pub pci: Vec<FunctionPlan>,
+    /// NUMA nodes in SRAT order.
+    pub nodes: Vec<NodePlan>,
+    /// `distances[i][j]`: ACPI SLIT distance from `nodes[i]` to `nodes[j]`.
+    pub distances: Vec<Vec<u8>>,
+    /// Interrupt lines (global system interrupts).
+    pub lines: Vec<LinePlan>,
+    /// I/O ports (x86 only).
+    pub ports: Vec<PortPlan>,
+}
+
+/// One vCPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VcpuPlan {
+    /// Position among the vCPUs; also the ACPI processor UID.
+    pub index: u32,
+    /// x86: x2APIC id. aarch64: MPIDR affinity fields.
+    pub hardware_id: u32,
+    /// Socket number.
+    pub socket: u32,
+    /// Core number within the socket.
+    pub core: u32,
+    /// Thread number within the core.
+    pub thread: u32,
+    /// NUMA node.
+    pub node: u32,
+    /// Host CPUs that it may run on; `None` leaves it to the host.
+    pub host_cpus: Option<CpuSet>,
+}
+
+/// Memory that will be allocated as one file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BackingPlan {
+    /// For messages: `node0`, `egm0`.
+    pub id: String,
+    /// Host EGM region, or `None` for ordinary memory of this process.
+    pub region: Option<String>,
+    /// Bytes.
+    pub size: u64,
+    /// Host pages.
+    pub page_size: PageSize,
+    /// Host nodes that pages come from; `None` leaves it to the host.
+    pub host_nodes: Option<CpuSet>,
+    /// Whether every page is touched before the guest starts.
+    pub prefault: bool,
+}
+
+/// What a piece of guest RAM is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MemoryKind {
+    /// Ordinary memory.
+    Ram,
+    /// An EGM slice.
+    Egm,
+}
+
+/// A piece of guest RAM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryPlan {
+    /// Where the guest sees it.
+    pub span: Span<Guest>,
+    /// What it is.
+    pub kind: MemoryKind,
+    /// Its NUMA node.
+    pub node: u32,
+    /// Index into [`Plan::backings`].
+    pub backing: usize,
+    /// Offset of its first byte in the backing.
+    pub offset: u64,
+}
+
+/// What an address window is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WindowKind {
+    /// Tables that the VMM writes for the guest (x86: the 128 KiB below 1 MiB, RAM but reserved).
+    Firmware,
+    /// 32-bit PCI memory window.
+    PciMemory32,
+    /// 64-bit prefetchable PCI memory window.
+    PciMemory64,
+    /// PCI Express enhanced configuration space, 1 MiB a bus from bus 0.
+    Ecam,
+    /// Interrupt controllers.
+    Interrupts,
+    /// Kept free: the CPU, KVM or the host's IOMMU reserves it.
+    Reserved,
+}
+
+/// A range of guest physical addresses that is not RAM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WindowPlan {
+    /// What for.
+    pub kind: WindowKind,
+    /// For a person: `I/O APIC`, `AMD HyperTransport`.
+    pub label: String,
+    /// Where.
+    pub span: Span<Guest>,
+}
+
+/// Type and width of a base address register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BarKind {
+    /// 32-bit memory, not prefetchable.
+    Memory32,
+    /// 64-bit memory, prefetchable; takes two registers.
+    Memory64Prefetchable,
+}
+
+/// A base address register and its place.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BarPlan {
+    /// Register number, 0 to 5.
+    pub index: u8,
+    /// Type and width.
+    pub kind: BarKind,
+    /// Where; the size is a power of two and the start a multiple of it.
+    pub span: Span<Guest>,
+}
+
+/// A PCI function of the guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FunctionPlan {
+    /// Where in the tree.
+    pub address: PciAddress,
+    /// What it is.
+    pub role: FunctionRole,
+    /// Its base address registers.
+    pub bars: Vec<BarPlan>,
+    /// MSI-X vectors; 0 when it has none.
+    pub msix_vectors: u16,
+}
+
+/// What a PCI function is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "role", rename_all = "kebab-case")]
+pub enum FunctionRole {
+    /// The host bridge, 00:00.0.
+    HostBridge,
+    /// A PCI Express root port.
+    RootPort {
+        /// Bus behind it; also the highest, a root port here leads to one device.
+        secondary: u8,
+        /// Physical slot number.
+        slot: u16,
+        /// 32-bit window that it forwards, if any.
+        window32: Option<Span<Guest>>,
+        /// 64-bit prefetchable window that it forwards, if any.
+        window64: Option<Span<Guest>>,
+    },
+    /// A device of the configuration.
+    Endpoint {
+        /// Which.
+        device: Device,
+    },
+}
+
+/// A NUMA node of the guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodePlan {
+    /// Node number and ACPI proximity domain.
+    pub id: u32,
+    /// Its vCPUs.
+    pub cpus: CpuSet,
+    /// Bytes of memory in [`Plan::memory`] with this node.
+    pub memory: u64,
+    /// Whether its memory is EGM.
+    pub egm: bool,
+    /// HMAT figures of its memory, by looking node.
+    pub access: Vec<Access>,
+}
+
+/// An interrupt line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinePlan {
+    /// Global system interrupt number.
+    pub gsi: u32,
+    /// Who raises it: `serial`.
+    pub owner: String,
+}
+
+/// A range of I/O ports.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortPlan {
+    /// First port.
+    pub first: u16,
+    /// Number of ports, at least 1.
+    pub count: u16,
+    /// Who answers: `serial`, `pvpanic`, `sleep`, `reset`.
+    pub owner: String,
+}
+
+impl Plan {
+    /// The first window of `kind`.
+    pub fn window(&self, kind: WindowKind) -> Option<Span<Guest>> {
+        self.windows.iter().find(|w| w.kind == kind).map(|w| w.span)
+    }
+
+    /// The interrupt line of `owner`.
+    pub fn line(&self, owner: &str) -> Option<u32> {
+        self.lines.iter().find(|l| l.owner == owner).map(|l| l.gsi)
+    }
+
+    /// The first I/O port of `owner`.
+    pub fn port(&self, owner: &str) -> Option<u16> {
+        self.ports.iter().find(|p| p.owner == owner).map(|p| p.first)
+    }
+
+    /// One past the highest RAM address, 0 without RAM.
+    pub fn memory_end(&self) -> Gpa {
+        self.memory.last().map_or(Gpa::new(0), |m| m.span.end())
+    }
+}
