@@ -1,0 +1,30 @@
+//! The command line: one file a subcommand, each with its `Args` and a `run` that returns the exit code.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::error::{Chain, Report};
+
+/// Launches Linux virtual machines whose NUMA nodes can be Extended GPU Memory.
+#[derive(Debug, Parser)]
+#[command(name = "egm-vmm", version, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 the guest powered off; 1 the guest failed; 2 the configuration is wrong; \
+                          3 the host lacks something; 4 a bug in egm-vmm";
+
+#[derive(Debug, Subcommand)]
+enum Command {}
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let outcome: Result<ExitCode, Box<dyn Report>> = match Cli::parse().command {};
+    outcome.unwrap_or_else(|error| {
+        eprintln!("{}", Chain(error.as_ref()));
+        error.blame().into()
+    })
+}

@@ -1,0 +1,31 @@
+//! PCI Express functions of the guest and the root complex that finds them.
+
+mod config_space;
+pub mod msix;
+
+pub use config_space::*;
+use egm_address::{Guest, Span};
+
+/// A PCI function behind the root complex. All methods run on vCPU threads, several at once.
+///
+/// Kept out: interrupts (a function owns its [`msix::Msix`]), hot-plug, and where the function sits in the tree.
+pub trait PciFunction: Send + Sync {
+    /// Reads 1, 2 or 4 bytes of configuration space; never crosses a doubleword.
+    fn config_read(&self, offset: u16, data: &mut [u8]);
+
+    /// Writes 1, 2 or 4 bytes of configuration space; whether address decoding may have changed.
+    fn config_write(&self, offset: u16, data: &[u8]) -> bool;
+
+    /// Where each base address register decodes now.
+    fn decoded(&self) -> Vec<(u8, Span<Guest>)>;
+
+    /// Called after every change of what reaches the function, with the spans that now do: a function with kernel
+    /// side doors (ioeventfds, memory slots) moves them here.
+    fn place(&self, bars: &[(u8, Span<Guest>)]);
+
+    /// Reads from base address register `bar`.
+    fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]);
+
+    /// Writes to base address register `bar`.
+    fn bar_write(&self, bar: u8, offset: u64, data: &[u8]);
+}

@@ -1,0 +1,96 @@
+//! virtio 1.3 devices: the seam between a device and whatever carries it.
+//!
+//! A device knows its features, its configuration space and its queues. It does not know PCI: the transport
+//! ([`pci`]) owns the registers of virtio 1.3 §4.1 and hands the device its queues when the driver is ready.
+//!
+//! ```text
+//!  vCPU thread                                   I/O thread (event-manager)
+//!  ───────────                                   ─────────────────────────
+//!  config write ─► transport ── activate() ─┐
+//!  notify write ─► ioeventfd (kernel) ──────┼──► kick EventFd ─► device.process()
+//!                                           │                     │
+//!  status = 0   ─► transport ── reset() ────┘                     └─► interrupt.queue(i) ─► irqfd (kernel)
+//! ```
+//!
+//! Kick descriptors live as long as the device: a device registers them once, in `MutEventSubscriber::init`, and
+//! drains and ignores kicks while it is not active. Devices and transport share one lock, the device's own
+//! (`Arc<Mutex<_>>`); the transport's registers have another that is always taken first.
+
+use std::sync::Arc;
+
+use event_manager::MutEventSubscriber;
+use virtio_queue::Queue;
+use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::eventfd::EventFd;
+
+/// How a device reaches the driver; implemented by the transport.
+pub trait Interrupt: Send + Sync {
+    /// Tells the driver that queue `index` has used buffers (virtio 1.3 §2.3). An index out of range is ignored.
+    fn queue(&self, index: u16);
+
+    /// Tells the driver that the configuration space changed.
+    fn config(&self);
+
+    /// The descriptor that interrupts for queue `index` when written, for a kernel worker (vhost); `None` when the
+    /// driver gave the queue no vector.
+    fn queue_eventfd(&self, index: u16) -> Option<Arc<EventFd>>;
+}
+
+/// What a device gets when the driver has set DRIVER_OK.
+pub struct Activation {
+    /// Guest memory.
+    pub memory: GuestMemoryMmap,
+    /// One entry a queue of the device; `None` for a queue that the driver left disabled.
+    pub queues: Vec<Option<Queue>>,
+    /// Feature bits that both sides agreed on.
+    pub features: u64,
+    /// The way back.
+    pub interrupt: Arc<dyn Interrupt>,
+}
+
+/// Why a device could not start; the transport then sets DEVICE_NEEDS_RESET.
+#[derive(Debug, thiserror::Error)]
+#[error("virtio device cannot start: {what}")]
+pub struct ActivateError {
+    /// The step that failed.
+    pub what: &'static str,
+    /// The reason.
+    #[source]
+    pub source: std::io::Error,
+}
+
+/// A virtio device. Kept out: PCI identity, MSI-X, feature negotiation, queue addresses (the transport's),
+/// and any path or name to open (devices receive descriptors).
+pub trait VirtioDevice: MutEventSubscriber + Send {
+    /// Device type number (virtio 1.3 §5).
+    fn device_type(&self) -> u16;
+
+    /// Offered feature bits, without the transport's own (VIRTIO_F_VERSION_1).
+    fn features(&self) -> u64;
+
+    /// Largest size of each queue, powers of two up to 32768.
+    fn queue_sizes(&self) -> &[u16];
+
+    /// Kick descriptor of each queue, made by the device, non-blocking, living as long as it.
+    fn kicks(&self) -> &[Arc<EventFd>];
+
+    /// Reads the device configuration space; bytes past its end read as zero.
+    fn config_read(&self, offset: u64, data: &mut [u8]);
+
+    /// Writes the device configuration space; what is not writable is ignored.
+    fn config_write(&mut self, offset: u64, data: &[u8]);
+
+    /// The driver is ready.
+    ///
+    /// # Errors
+    /// [`ActivateError`]; the device is then as after [`VirtioDevice::reset`].
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError>;
+
+    /// Back to the state before activation. No guest memory is touched after this returns.
+    fn reset(&mut self);
+
+    /// The machine ends: everything that the guest was told is durable must be. Called once, on every exit path.
+    fn finish(&mut self) {
+        self.reset();
+    }
+}
