@@ -1,2 +1,130 @@
-//! placeholder
-fn main() {}
+//! `egm-lab`: boots a virtual machine, collects what the guest says about itself, and judges it.
+//!
+//! On a host whose KVM runs Linux, scenarios run right there. Elsewhere an emulated host (L1) is booted under QEMU,
+//! and this same program runs the scenarios inside it: there is one runner, and the lab only gives it a machine.
+#![forbid(unsafe_code)]
+
+mod cache;
+mod capability;
+mod command;
+mod cpio;
+mod debian;
+mod error;
+mod initramfs;
+mod kernel;
+mod modules;
+mod progress;
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+use crate::cache::Cache;
+use crate::capability::Host;
+use crate::error::LabError;
+
+/// Boots virtual machines, collects what their guests report, and judges it.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Says, line by line, what this host can and cannot run; exit code 3 when it cannot run a guest at all.
+    Check {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Gets a kernel into the cache and prints where it is.
+    Kernel {
+        /// Which.
+        which: Which,
+        /// Looks for a newer one even when the cache has one of the last 30 days.
+        #[arg(long)]
+        refresh: bool,
+    },
+    /// Writes a guest's initial root: the agent, the kernel's modules and the plan.
+    Initramfs {
+        /// What `egm-vmm plan --json` printed.
+        #[arg(long)]
+        plan: Option<PathBuf>,
+        /// The agent.
+        #[arg(long)]
+        agent: PathBuf,
+        /// Where to write it.
+        #[arg(long)]
+        out: PathBuf,
+    },
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Which {
+    /// The emulated host's, built from Debian's newest linux-source.
+    L1,
+    /// The guest's: Debian's stable cloud kernel and the modules that a virtio guest needs.
+    Guest,
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error}");
+            let mut source = error.source();
+            while let Some(cause) = source {
+                eprintln!("  caused by: {cause}");
+                source = cause.source();
+            }
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn run(verb: Verb) -> Result<ExitCode, LabError> {
+    match verb {
+        Verb::Check { json } => check(json),
+        Verb::Kernel { which, refresh } => {
+            let cache = Cache::open()?;
+            let path = match which {
+                Which::L1 => kernel::l1(&cache, refresh)?,
+                Which::Guest => kernel::guest(&cache, refresh)?.directory,
+            };
+            println!("{}", path.display());
+            Ok(ExitCode::SUCCESS)
+        }
+        Verb::Initramfs { plan, agent, out } => {
+            let plan = plan.map(|path| std::fs::read(&path).map_err(LabError::file("read", path))).transpose()?;
+            let kernel = kernel::guest(&Cache::open()?, false)?;
+            let bytes = initramfs::guest(&agent, plan.as_deref(), &kernel)?;
+            std::fs::write(&out, bytes).map_err(LabError::file("write", out))?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn check(json: bool) -> Result<ExitCode, LabError> {
+    let cache = Cache::open().ok();
+    let host = Host::detect(cache.as_ref());
+    if json {
+        let text = serde_json::to_string_pretty(&host)
+            .map_err(|error| LabError::Content { what: "findings".into(), problem: error.to_string() })?;
+        println!("{text}");
+    } else {
+        for finding in &host.findings {
+            let mark = if finding.present { "yes" } else { "no" };
+            println!("{:<14} {mark:<4} {}", finding.name, finding.detail);
+        }
+        println!("{:<14} {}", "guests run", match host.place {
+            Some(capability::Where::Kvm) => "on this machine's /dev/kvm",
+            Some(capability::Where::Lab) => "in the lab: an emulated host under QEMU",
+            None => "nowhere: see the lines that say no",
+        });
+    }
+    Ok(ExitCode::from(if host.place.is_some() { 0 } else { 3 }))
+}

@@ -1,0 +1,210 @@
+//! What this host can and cannot run: looked at, never assumed.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::cache::Cache;
+
+/// Memory that the emulated host is given, in MiB.
+pub(crate) const L1_MEMORY_MIB: u64 = 6144;
+
+/// Where scenarios run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Where {
+    /// On this machine's /dev/kvm.
+    Kvm,
+    /// In an emulated host with a /dev/kvm of its own.
+    Lab,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Finding {
+    /// What.
+    pub(crate) name: &'static str,
+    /// Whether the host has it.
+    pub(crate) present: bool,
+    /// What was seen, or what it means that it is missing and what to do.
+    pub(crate) detail: String,
+}
+
+/// Everything that was looked at, and the conclusion.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Host {
+    /// One line each.
+    pub(crate) findings: Vec<Finding>,
+    /// Where scenarios run unless the user says otherwise; `None` when they cannot.
+    #[serde(rename = "where")]
+    pub(crate) place: Option<Where>,
+}
+
+/// Programs that the lab runs, and their Debian packages.
+const PROGRAMS: [(&str, &str, &str); 3] = [
+    ("qemu", "/usr/bin/qemu-system-x86_64", "qemu-system-x86"),
+    ("busybox", "/bin/busybox", "busybox-static"),
+    ("depmod", "/usr/sbin/depmod", "kmod"),
+];
+/// Programs that build the emulated host's kernel when the cache has none, and their packages.
+const BUILDERS: [(&str, &str); 7] = [
+    ("gcc", "gcc"),
+    ("make", "make"),
+    ("flex", "flex"),
+    ("bison", "bison"),
+    ("bc", "bc"),
+    ("xz", "xz-utils"),
+    ("perl", "perl"),
+];
+/// What some scenarios use on the machine that runs egm-vmm itself.
+const OPTIONAL: [(&str, &str, &str); 4] = [
+    ("tun", "dev/net/tun", "no virtio-net on this machine; load the module tun"),
+    ("vhost-net", "dev/vhost-net", "virtio-net runs in user space; load the module vhost_net"),
+    ("vhost-vsock", "dev/vhost-vsock", "virtio-vsock runs in user space; load the module vhost_vsock"),
+    ("iommufd", "dev/iommu", "VFIO by group only, if at all"),
+];
+
+impl Host {
+    /// Looks at this machine.
+    pub(crate) fn detect(cache: Option<&Cache>) -> Self {
+        Self::detect_below(Path::new("/"), cache)
+    }
+
+    fn detect_below(root: &Path, cache: Option<&Cache>) -> Self {
+        let kvm = kvm(root);
+        let stock = stock_kernels(root, kvm.present);
+        let mut findings = vec![kvm, stock];
+        let lab_from = findings.len();
+        findings.extend(PROGRAMS.map(|(name, path, package)| program(root, name, path, package)));
+        findings.push(memory(root));
+        findings.push(l1_kernel(root, cache));
+        let lab = findings.iter().skip(lab_from).all(|f| f.present);
+        findings.push(guest_kernel(cache));
+        findings.extend(OPTIONAL.map(|(name, path, without)| {
+            let present = root.join(path).exists();
+            Finding { name, present, detail: if present { format!("/{path}") } else { without.into() } }
+        }));
+        let stock = findings.iter().any(|f| f.name == STOCK && f.present);
+        let place = if stock { Some(Where::Kvm) } else { lab.then_some(Where::Lab) };
+        Self { findings, place }
+    }
+
+    /// The finding called `name`, when it is not there.
+    pub(crate) fn missing(&self, name: &str) -> Option<&Finding> {
+        self.findings.iter().find(|f| f.name == name && !f.present)
+    }
+}
+
+/// Name of the finding that decides between this machine and the lab.
+pub(crate) const STOCK: &str = "stock kernels";
+
+fn kvm(root: &Path) -> Finding {
+    let name = "kvm";
+    match fs::File::options().read(true).write(true).open(root.join("dev/kvm")) {
+        Ok(_) => Finding { name, present: true, detail: "/dev/kvm opens".into() },
+        Err(error) => {
+            let detail = match error.kind() {
+                ErrorKind::NotFound => "no /dev/kvm: virtualisation is off in the firmware, or this is a guest".into(),
+                ErrorKind::PermissionDenied => "no permission on /dev/kvm: join the group kvm".into(),
+                _ => format!("/dev/kvm does not open: {error}"),
+            };
+            Finding { name, present: false, detail }
+        }
+    }
+}
+
+fn stock_kernels(root: &Path, kvm: bool) -> Finding {
+    let pvm = root.join("sys/module/kvm_pvm").exists();
+    let detail = match (kvm, pvm) {
+        (false, _) => "needs kvm",
+        (true, true) => "kvm_pvm emulates guest kernel code one instruction at a time and stops at BMI2",
+        (true, false) => "hardware virtualisation",
+    };
+    Finding { name: STOCK, present: kvm && !pvm, detail: detail.into() }
+}
+
+fn program(root: &Path, name: &'static str, path: &str, package: &str) -> Finding {
+    let present = root.join(path.trim_start_matches('/')).exists();
+    let detail = if present { path.into() } else { format!("install the Debian package {package}") };
+    Finding { name, present, detail }
+}
+
+fn memory(root: &Path) -> Finding {
+    let text = fs::read_to_string(root.join("proc/meminfo")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|l| l.split_whitespace().next()).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
+    let mib = kib / 1024;
+    let detail = format!("{mib} MiB available, the lab takes up to {L1_MEMORY_MIB} MiB");
+    Finding { name: "memory", present: mib >= L1_MEMORY_MIB, detail }
+}
+
+fn l1_kernel(root: &Path, cache: Option<&Cache>) -> Finding {
+    let name = "lab kernel";
+    if let Some((path, _)) = cache.and_then(|c| c.newest("l1-x86_64-", ".bzImage")) {
+        return Finding { name, present: true, detail: path.display().to_string() };
+    }
+    let have = |program: &str| ["usr/bin", "usr/sbin", "bin"].iter().any(|d| root.join(d).join(program).exists());
+    let lacking: Vec<_> = BUILDERS.iter().filter(|(program, _)| !have(program)).map(|(_, package)| *package).collect();
+    let detail = if lacking.is_empty() {
+        "not in the cache; the first run builds it (8 minutes on two cores)".into()
+    } else {
+        format!("not in the cache; to build it install {}", lacking.join(" "))
+    };
+    Finding { name, present: lacking.is_empty(), detail }
+}
+
+fn guest_kernel(cache: Option<&Cache>) -> Finding {
+    let found: Option<PathBuf> = cache.and_then(|c| c.newest("guest-", "")).map(|(path, _)| path);
+    let detail = found.map_or_else(|| "not in the cache; the first run fetches it".into(), |p| p.display().to_string());
+    Finding { name: "guest kernel", present: true, detail }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(files: &[&str]) -> (tempfile::TempDir, Host) {
+        let root = tempfile::tempdir().unwrap();
+        for file in files {
+            let path = root.path().join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "MemAvailable: 16777216 kB\n").unwrap();
+        }
+        let host = Host::detect_below(root.path(), None);
+        (root, host)
+    }
+
+    const LAB: [&str; 4] = ["usr/bin/qemu-system-x86_64", "bin/busybox", "usr/sbin/depmod", "proc/meminfo"];
+
+    fn builders() -> Vec<String> {
+        BUILDERS.iter().map(|(program, _)| format!("usr/bin/{program}")).collect()
+    }
+
+    #[test]
+    fn kvm_that_runs_stock_kernels_is_preferred() {
+        let (_root, host) = host(&["dev/kvm"]);
+        assert_eq!(host.place, Some(Where::Kvm));
+    }
+
+    #[test]
+    fn a_page_table_virtualiser_leads_to_the_lab() {
+        let builders = builders();
+        let mut files = vec!["dev/kvm", "sys/module/kvm_pvm/x"];
+        files.extend(LAB);
+        files.extend(builders.iter().map(String::as_str));
+        let (_root, host) = host(&files);
+        assert_eq!(host.place, Some(Where::Lab));
+        assert!(host.missing(STOCK).unwrap().detail.contains("kvm_pvm"));
+    }
+
+    #[test]
+    fn an_empty_host_runs_nothing_and_says_what_to_install() {
+        let (_root, host) = host(&[]);
+        assert_eq!(host.place, None);
+        assert!(host.missing("qemu").unwrap().detail.contains("qemu-system-x86"));
+        assert!(host.missing("lab kernel").unwrap().detail.contains("flex bison"));
+        assert!(host.missing("kvm").unwrap().detail.contains("no /dev/kvm"));
+    }
+}

@@ -1,0 +1,180 @@
+//! Packages from Debian's archive, verified, without touching the host's own package state.
+//!
+//! Lists and downloads live in the cache, so neither root nor the host's `sources.list` is needed. Signatures are
+//! checked by `apt-get` against Debian's keyring. An older host's keyring does not know the newest release: then
+//! the newer keyring is itself fetched as a package of a release that it does know.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::cache::{Cache, Lock};
+use crate::command::Tool;
+use crate::error::LabError;
+
+/// The keyring of the host's package `debian-archive-keyring`.
+const HOST_KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+/// Present when that package knows trixie's keys.
+const HOST_TRIXIE_KEY: &str = "/usr/share/keyrings/debian-archive-trixie-stable.gpg";
+/// Where the current kernels are.
+const CURRENT: [&str; 4] = ["trixie-backports", "trixie", "trixie-updates", "bookworm-backports"];
+/// What an older keyring can verify.
+const OLDER: [&str; 3] = ["bookworm-backports", "bookworm", "bookworm-updates"];
+
+/// Debian's archive for amd64.
+#[derive(Debug)]
+pub(crate) struct Archive {
+    root: PathBuf,
+}
+
+/// A version of a package and the suite that has it, `trixie/main`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Version {
+    /// The package's name.
+    pub(crate) package: String,
+    /// Debian version.
+    pub(crate) version: String,
+    /// Suite and component.
+    pub(crate) suite: String,
+}
+
+impl Archive {
+    /// Opens the archive and brings the package lists up to date.
+    pub(crate) fn open(cache: &Cache, held: &Lock) -> Result<Self, LabError> {
+        let root = cache.path("apt");
+        for directory in ["lists/partial", "archives/partial"] {
+            let path = root.join(directory);
+            fs::create_dir_all(&path).map_err(LabError::file("make", &path))?;
+        }
+        let archive = Self { root };
+        if !Path::new(HOST_KEYRING).exists() {
+            return Err(LabError::Host {
+                what: "Debian's archive keyring is missing".into(),
+                remedy: "install the package debian-archive-keyring".into(),
+            });
+        }
+        if Path::new(HOST_TRIXIE_KEY).exists() {
+            archive.update(Path::new(HOST_KEYRING), &CURRENT)?;
+            return Ok(archive);
+        }
+        archive.update(Path::new(HOST_KEYRING), &OLDER)?;
+        let scratch = cache.scratch(held)?;
+        let newest = archive.newest("debian-archive-keyring", |_| true)?;
+        archive.unpack(&newest, scratch.path())?;
+        if scratch.path().join(HOST_TRIXIE_KEY.trim_start_matches('/')).exists() {
+            let fetched = scratch.path().join(HOST_KEYRING.trim_start_matches('/'));
+            let keyring = archive.root.join("keyring.gpg");
+            fs::copy(&fetched, &keyring).map_err(LabError::file("copy", &fetched))?;
+            archive.update(&keyring, &CURRENT)?;
+        }
+        Ok(archive)
+    }
+
+    /// The newest version of `package` in a suite that `suite` accepts.
+    pub(crate) fn newest(&self, package: &str, suite: impl Fn(&str) -> bool) -> Result<Version, LabError> {
+        let listing = self.apt("apt-cache").args(["madison", package]).text()?;
+        versions(&listing).into_iter().find(|v| suite(&v.suite)).ok_or_else(|| LabError::Content {
+            what: "Debian's package lists".into(),
+            problem: format!("no package {package}"),
+        })
+    }
+
+    /// The first package that `meta` depends on, in the same version: what a metapackage stands for.
+    pub(crate) fn behind(&self, meta: &Version) -> Result<Version, LabError> {
+        let name = format!("{}={}", meta.package, meta.version);
+        let record = self.apt("apt-cache").args(["show", &name]).text()?;
+        let package = first_dependency(&record).ok_or_else(|| LabError::Content {
+            what: format!("Debian's package {name}"),
+            problem: "it depends on nothing".into(),
+        })?;
+        Ok(Version { package, ..meta.clone() })
+    }
+
+    /// Downloads a package and unpacks its files into `directory`; nothing is installed and no script runs.
+    pub(crate) fn unpack(&self, package: &Version, directory: &Path) -> Result<(), LabError> {
+        let name = format!("{}={}", package.package, package.version);
+        self.apt("apt-get").args(["download", &name]).within(directory).bytes()?;
+        let entries = fs::read_dir(directory).map_err(LabError::file("read", directory))?;
+        for deb in entries.flatten().map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "deb")) {
+            Tool::new("dpkg-deb", "dpkg").args(["-x".as_ref(), deb.as_os_str(), directory.as_os_str()]).bytes()?;
+            fs::remove_file(&deb).map_err(LabError::file("remove", &deb))?;
+        }
+        Ok(())
+    }
+
+    fn update(&self, keyring: &Path, suites: &[&str]) -> Result<(), LabError> {
+        let lines: String = suites
+            .iter()
+            .map(|s| format!("deb [signed-by={}] http://deb.debian.org/debian {s} main\n", keyring.display()))
+            .collect();
+        let path = self.root.join("sources.list");
+        fs::write(&path, lines).map_err(LabError::file("write", &path))?;
+        self.apt("apt-get").args(["update", "--error-on=any"]).bytes().map(drop)
+    }
+
+    fn apt(&self, program: &str) -> Tool {
+        let root = self.root.display();
+        let options = [
+            format!("Dir::State::Lists={root}/lists"),
+            format!("Dir::Cache::Archives={root}/archives"),
+            format!("Dir::Cache::pkgcache={root}/pkgcache.bin"),
+            format!("Dir::Cache::srcpkgcache={root}/srcpkgcache.bin"),
+            format!("Dir::Etc::SourceList={root}/sources.list"),
+            "Dir::Etc::SourceParts=/dev/null".into(),
+            "Dir::Etc::Preferences=/dev/null".into(),
+            "Dir::Etc::PreferencesParts=/dev/null".into(),
+            "Dir::State::status=/dev/null".into(),
+            "APT::Architecture=amd64".into(),
+            "APT::Architectures=amd64".into(),
+            "APT::Sandbox::User=".into(),
+            "Acquire::Languages=none".into(),
+        ];
+        Tool::new(program, "apt").args(options.iter().flat_map(|o| ["-o", o.as_str()]))
+    }
+}
+
+/// Reads `apt-cache madison`: one version a line, newest first, `name | version | mirror suite/component arch Packages`.
+fn versions(listing: &str) -> Vec<Version> {
+    let version = |line: &str| {
+        let mut fields = line.split('|').map(str::trim);
+        let (package, version, place) = (fields.next()?, fields.next()?, fields.next()?);
+        let suite = place.split_whitespace().nth(1)?;
+        Some(Version { package: package.into(), version: version.into(), suite: suite.into() })
+    };
+    listing.lines().filter_map(version).collect()
+}
+
+/// The name of the first dependency in a package record.
+fn first_dependency(record: &str) -> Option<String> {
+    let depends = record.lines().find_map(|line| line.strip_prefix("Depends: "))?;
+    depends.split([' ', ',']).next().filter(|name| !name.is_empty()).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MADISON: &str = "
+linux-source | 7.3.4-1~bpo13+1 | http://deb.debian.org/debian trixie-backports/main amd64 Packages
+linux-source | 6.12.107-1 | http://deb.debian.org/debian trixie/main amd64 Packages
+";
+
+    #[test]
+    fn versions_come_newest_first_with_their_suites() {
+        let found = versions(MADISON);
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[0].version, "7.3.4-1~bpo13+1");
+        assert_eq!(found[1].suite, "trixie/main");
+    }
+
+    #[test]
+    fn what_is_not_a_version_is_passed_over() {
+        assert_eq!(versions("W: nothing\n|||\na | b"), []);
+    }
+
+    #[test]
+    fn a_metapackage_stands_for_its_first_dependency() {
+        let record = "Package: linux-source\nDepends: linux-source-7.3 (= 7.3.4-1~bpo13+1), x\n";
+        assert_eq!(first_dependency(record).as_deref(), Some("linux-source-7.3"));
+        assert_eq!(first_dependency("Package: x\n"), None);
+    }
+}

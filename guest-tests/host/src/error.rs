@@ -1,0 +1,75 @@
+//! What can go wrong in the lab itself; a guest that fails is a result, not an error.
+
+use std::io;
+use std::path::PathBuf;
+
+/// An error of the lab, with the exit code that the caller sees.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LabError {
+    /// A file operation failed.
+    #[error("cannot {action} {}", path.display())]
+    File {
+        /// The verb: `read`, `write`, `make`.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A program could not be started.
+    #[error("cannot run {program}: install the Debian package {package}")]
+    Program {
+        /// Its name.
+        program: String,
+        /// The Debian package that has it.
+        package: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// A program ran and failed.
+    #[error("{command} ended with {status}: {tail}")]
+    Command {
+        /// The program and its first arguments.
+        command: String,
+        /// How it ended.
+        status: String,
+        /// The last of what it said.
+        tail: String,
+    },
+    /// Something that a file or a program said is not what was expected.
+    #[error("{what}: {problem}")]
+    Content {
+        /// Who said it.
+        what: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The host cannot do it.
+    #[error("{what}; {remedy}")]
+    Host {
+        /// What is missing.
+        what: String,
+        /// What to do about it.
+        remedy: String,
+    },
+    /// The command line asks for something that does not exist.
+    #[error("{0}")]
+    Usage(String),
+}
+
+impl LabError {
+    /// For `map_err`: a failed file operation.
+    pub(crate) fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::File { action, path, source }
+    }
+
+    /// Exit code: 2 usage, 3 the host lacks something, 4 the lab itself.
+    pub(crate) const fn exit_code(&self) -> u8 {
+        match self {
+            Self::Usage(_) => 2,
+            Self::Program { .. } | Self::Host { .. } => 3,
+            Self::File { .. } | Self::Command { .. } | Self::Content { .. } => 4,
+        }
+    }
+}

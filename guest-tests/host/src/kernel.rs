@@ -1,0 +1,203 @@
+//! The two kernels of the lab: the emulated host's (L1), which we build, and the guest's, which is Debian's own.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use crate::cache::{Cache, Lock, Scratch};
+use crate::command::Tool;
+use crate::debian::Archive;
+use crate::error::LabError;
+use crate::modules;
+use crate::progress::Stage;
+
+/// What the emulated host's kernel has over `tinyconfig`.
+const FRAGMENT: &str = include_str!("../../../scripts/lab/l1-x86_64.config");
+/// Lines that such a build prints, for the progress bar alone.
+const BUILD_LINES: u64 = 1_870;
+
+/// A stock guest kernel: `vmlinuz`, `modules/*.ko` and `modules/order`.
+#[derive(Debug, Clone)]
+pub(crate) struct GuestKernel {
+    /// The directory that holds them.
+    pub(crate) directory: PathBuf,
+}
+
+/// The emulated host's kernel, built when the cache has none of this fragment or when a newer one is asked for.
+pub(crate) fn l1(cache: &Cache, refresh: bool) -> Result<PathBuf, LabError> {
+    let suffix = format!("-{}.bzImage", fragment_id());
+    obtain(cache, "l1-x86_64-", &suffix, refresh, build_l1)
+}
+
+/// Debian's stable cloud kernel with the modules that a virtio guest needs.
+pub(crate) fn guest(cache: &Cache, refresh: bool) -> Result<GuestKernel, LabError> {
+    obtain(cache, "guest-", "", refresh, fetch_guest).map(|directory| GuestKernel { directory })
+}
+
+impl GuestKernel {
+    /// The kernel image.
+    pub(crate) fn image(&self) -> PathBuf {
+        self.directory.join("vmlinuz")
+    }
+}
+
+/// The cached entry when it is fresh, else a new one; without a network an old entry is better than none.
+fn obtain(
+    cache: &Cache,
+    prefix: &str,
+    suffix: &str,
+    refresh: bool,
+    make: fn(&Cache, &Lock) -> Result<PathBuf, LabError>,
+) -> Result<PathBuf, LabError> {
+    let fresh = || cache.newest(prefix, suffix).filter(|(_, fresh)| *fresh && !refresh).map(|(path, _)| path);
+    if let Some(path) = fresh() {
+        return Ok(path);
+    }
+    let lock = cache.lock()?;
+    // Somebody else may have made it while this process waited.
+    if let Some(path) = fresh() {
+        return Ok(path);
+    }
+    make(cache, &lock).or_else(|error| match cache.newest(prefix, suffix) {
+        Some((path, _)) => {
+            Stage::note(&format!("{error}; using {} from the cache", path.display()));
+            Ok(path)
+        }
+        None => Err(error),
+    })
+}
+
+fn build_l1(cache: &Cache, held: &Lock) -> Result<PathBuf, LabError> {
+    let stage = Stage::begin("looking up Debian's newest linux-source");
+    let archive = Archive::open(cache, held)?;
+    let source = archive.behind(&archive.newest("linux-source", |_| true)?)?;
+    let name = format!("l1-x86_64-{}-{}.bzImage", source.version, fragment_id());
+    stage.end();
+    if cache.path(&name).exists() {
+        return Ok(touch(cache.path(&name)));
+    }
+    let stage = Stage::begin(&format!("unpacking {} {}", source.package, source.version));
+    let scratch = cache.scratch(held)?;
+    archive.unpack(&source, scratch.path())?;
+    let tree = unpack_source(&scratch, &source.package)?;
+    stage.end();
+    configure(&tree)?;
+    let stage = Stage::counted("building the lab's host kernel", BUILD_LINES);
+    let jobs = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    make(&tree).args([format!("-j{jobs}"), "bzImage".into()]).lines(|_| stage.tick())?;
+    stage.end();
+    cache.publish(&tree.join("arch/x86/boot/bzImage"), &name, held)
+}
+
+fn unpack_source(scratch: &Scratch, package: &str) -> Result<PathBuf, LabError> {
+    let tarball = scratch.path().join(format!("usr/src/{package}.tar.xz"));
+    let tar = Tool::new("tar", "tar").within(scratch.path());
+    tar.args(["-xf".as_ref(), tarball.as_os_str()]).bytes()?;
+    Ok(scratch.path().join(package))
+}
+
+/// `tinyconfig` and the fragment; an option that this kernel no longer has is told, not silently lost.
+fn configure(tree: &Path) -> Result<(), LabError> {
+    make(tree).args(["-s", "tinyconfig"]).bytes()?;
+    let path = tree.join(".config");
+    let tiny = fs::read_to_string(&path).map_err(LabError::file("read", &path))?;
+    // The last of two lines about one option counts.
+    fs::write(&path, format!("{tiny}\n{FRAGMENT}")).map_err(LabError::file("write", &path))?;
+    make(tree).args(["-s", "olddefconfig"]).bytes()?;
+    let made = fs::read_to_string(&path).map_err(LabError::file("read", &path))?;
+    let lost: Vec<_> = lost_options(FRAGMENT, &made);
+    if !lost.is_empty() {
+        Stage::note(&format!("this kernel does not take {}", lost.join(" ")));
+    }
+    Ok(())
+}
+
+fn make(tree: &Path) -> Tool {
+    Tool::new("make", "make").args(["-C".as_ref(), tree.as_os_str()])
+}
+
+/// Options that `fragment` sets and `config` does not have.
+fn lost_options<'a>(fragment: &'a str, config: &str) -> Vec<&'a str> {
+    let have: std::collections::BTreeSet<_> = config.lines().collect();
+    fragment.lines().filter(|line| line.starts_with("CONFIG_") && !have.contains(line)).collect()
+}
+
+/// Twelve digits that change whenever the fragment does.
+fn fragment_id() -> String {
+    Sha256::digest(FRAGMENT).iter().take(6).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Marks a cached entry as looked up now; if that fails, it is looked up again next time.
+fn touch(path: PathBuf) -> PathBuf {
+    let now = std::time::SystemTime::now();
+    let _ = fs::File::open(&path).and_then(|file| file.set_modified(now));
+    path
+}
+
+fn fetch_guest(cache: &Cache, held: &Lock) -> Result<PathBuf, LabError> {
+    let stage = Stage::begin("fetching Debian's stable cloud kernel");
+    let archive = Archive::open(cache, held)?;
+    // The stable release's kernel is what most guests run; later ones are split into other packages as well.
+    let meta = archive
+        .newest("linux-image-cloud-amd64", |suite| suite == "trixie/main")
+        .or_else(|_| archive.newest("linux-image-cloud-amd64", |_| true))?;
+    let image = archive.behind(&meta)?;
+    let name = format!("guest-{}", image.version);
+    if cache.path(&name).exists() {
+        return Ok(touch(cache.path(&name)));
+    }
+    let scratch = cache.scratch(held)?;
+    archive.unpack(&image, scratch.path())?;
+    let release = image.package.trim_start_matches("linux-image-");
+    let made = scratch.path().join("guest");
+    gather_modules(scratch.path(), release, &made.join("modules"))?;
+    let vmlinuz = scratch.path().join(format!("boot/vmlinuz-{release}"));
+    fs::rename(&vmlinuz, made.join("vmlinuz")).map_err(LabError::file("take", &vmlinuz))?;
+    stage.end();
+    cache.publish(&made, &name, held)
+}
+
+/// Decompresses the modules that a guest needs into `target`, with their `order`.
+fn gather_modules(root: &Path, release: &str, target: &Path) -> Result<(), LabError> {
+    fs::create_dir_all(target).map_err(LabError::file("make", target))?;
+    // depmod looks below /lib, which in a package is /usr/lib.
+    let usr = root.join("usr");
+    Tool::new("depmod", "kmod").args(["-b".as_ref(), usr.as_os_str(), release.as_ref()]).bytes()?;
+    let tree = usr.join("lib/modules").join(release);
+    let path = tree.join("modules.dep");
+    let dep = fs::read_to_string(&path).map_err(LabError::file("read", &path))?;
+    let mut order = String::new();
+    for module in modules::load_order(&dep, &modules::WANTED) {
+        let packed = tree.join(&module);
+        let bytes = match module.strip_suffix(".xz") {
+            Some(_) => Tool::new("xz", "xz-utils").args(["-dc".as_ref(), packed.as_os_str()]).bytes()?,
+            None => fs::read(&packed).map_err(LabError::file("read", &packed))?,
+        };
+        let file = module.rsplit('/').next().unwrap_or(&module).trim_end_matches(".xz").to_owned();
+        let unpacked = target.join(&file);
+        fs::write(&unpacked, bytes).map_err(LabError::file("write", &unpacked))?;
+        order.push_str(&file);
+        order.push('\n');
+    }
+    let path = target.join("order");
+    fs::write(&path, order).map_err(LabError::file("write", &path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_option_that_the_kernel_did_not_take_is_found() {
+        let fragment = "# why\nCONFIG_A=y\nCONFIG_B=y\n# CONFIG_C is not set\n";
+        assert_eq!(lost_options(fragment, "CONFIG_A=y\n# CONFIG_B is not set\n"), ["CONFIG_B=y"]);
+    }
+
+    #[test]
+    fn the_fragment_gives_the_lab_what_it_stands_on() {
+        for option in ["KVM_AMD", "NET_9P_VIRTIO", "9P_FS", "TUN", "IOMMUFD", "VFIO_PCI", "VHOST_VSOCK", "VSOCKETS"] {
+            assert!(FRAGMENT.contains(&format!("CONFIG_{option}=y\n")), "{option}");
+        }
+    }
+}

@@ -1,0 +1,23 @@
+#!/bin/sh
+# Init of the lab's emulated host (L1), run by busybox: makes the machine usable, lets the runner run the scenarios
+# that the shared directory asks for, and powers off. Logs and results stay in the shared directory.
+export PATH=/bin HOME=/root
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs devtmpfs /dev
+mkdir -p /dev/pts /dev/shm /root
+mount -t devpts devpts /dev/pts
+mount -t tmpfs tmpfs /dev/shm
+mount -t tmpfs tmpfs /run
+mount -t debugfs debugfs /sys/kernel/debug
+mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,cache=loose lab /share
+# An interrupted power-off must not end in a kernel panic: whatever happens below, the machine goes off.
+trap 'sync; umount /share; poweroff -f' EXIT
+ip link set lo up
+# Programs run from memory: the shared directory has no shared mappings and no Unix sockets.
+mkdir -p /run/tools
+cp -r /share/tools/. /run/tools
+echo "egm-lab: the emulated host is up after $(cut -d' ' -f1 /proc/uptime) s"
+# shellcheck disable=SC2046 # one argument a line, none with spaces
+/run/tools/egm-lab run --where kvm --tools /run/tools --work /run/work --report /share/report $(cat /share/arguments)
+echo $? > /share/exit

@@ -1,0 +1,73 @@
+//! Which kernel modules a guest needs and in which order they load.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What a guest of ours needs; those built into the kernel are passed over.
+pub(crate) const WANTED: [&str; 9] = [
+    "virtio_pci",
+    "virtio_blk",
+    "virtio_net",
+    "vmw_vsock_virtio_transport",
+    "virtio_rng",
+    "nvme",
+    "pvpanic_mmio",
+    "pvpanic_pci",
+    "ext4",
+];
+
+/// The paths of `wanted` and of all they depend on, each after what it needs.
+///
+/// `dep` is the text of `modules.dep`: `path: path path …`, every module once. Its right-hand side is already
+/// transitive, last needed first.
+pub(crate) fn load_order(dep: &str, wanted: &[&str]) -> Vec<String> {
+    let lines = dep.lines().filter_map(|line| line.split_once(':'));
+    let table: BTreeMap<String, (&str, &str)> = lines.map(|(path, needs)| (name(path), (path, needs))).collect();
+    let mut seen = BTreeSet::new();
+    let mut order = Vec::new();
+    for (path, needs) in wanted.iter().filter_map(|module| table.get(*module)) {
+        for path in needs.split_whitespace().rev().chain([*path]) {
+            if seen.insert(path) {
+                order.push(path.to_owned());
+            }
+        }
+    }
+    order
+}
+
+/// A module's name from its path: `kernel/a/virtio-rng.ko.xz` is `virtio_rng`.
+fn name(path: &str) -> String {
+    let file = path.rsplit('/').next().unwrap_or(path);
+    file.split(".ko").next().unwrap_or(file).replace('-', "_")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEP: &str = "k/vsock.ko.xz:
+k/vmw_vsock_virtio_transport_common.ko.xz: k/vsock.ko.xz
+k/vmw_vsock_virtio_transport.ko.xz: k/vmw_vsock_virtio_transport_common.ko.xz k/vsock.ko.xz
+k/virtio-rng.ko.xz:
+k/loop.ko.xz: k/vsock.ko.xz
+";
+
+    #[test]
+    fn a_module_comes_after_all_that_it_needs() {
+        let order = load_order(DEP, &["vmw_vsock_virtio_transport"]);
+        assert_eq!(order, [
+            "k/vsock.ko.xz",
+            "k/vmw_vsock_virtio_transport_common.ko.xz",
+            "k/vmw_vsock_virtio_transport.ko.xz"
+        ]);
+    }
+
+    #[test]
+    fn a_module_comes_once_and_a_built_in_one_not_at_all() {
+        assert_eq!(load_order(DEP, &["vsock", "loop", "virtio_pci"]), ["k/vsock.ko.xz", "k/loop.ko.xz"]);
+    }
+
+    #[test]
+    fn a_dash_in_a_file_name_is_an_underscore_in_the_module_name() {
+        assert_eq!(load_order(DEP, &["virtio_rng"]), ["k/virtio-rng.ko.xz"]);
+    }
+}

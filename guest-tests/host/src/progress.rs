@@ -1,0 +1,73 @@
+//! What a person sees while something takes long: a line that moves on a terminal, one plain line elsewhere.
+
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// How every plain line starts; the lab's host forwards only such lines from the emulated host's console.
+pub(crate) const PREFIX: &str = "egm-lab: ";
+
+/// A piece of work that takes seconds or more.
+#[derive(Debug)]
+pub(crate) struct Stage {
+    what: String,
+    begun: Instant,
+    bar: ProgressBar,
+}
+
+impl Stage {
+    /// Work of unknown length.
+    pub(crate) fn begin(what: &str) -> Self {
+        Self::with(what, None)
+    }
+
+    /// Work of about `total` steps.
+    pub(crate) fn counted(what: &str, total: u64) -> Self {
+        Self::with(what, Some(total))
+    }
+
+    fn with(what: &str, total: Option<u64>) -> Self {
+        let terminal = std::io::stderr().is_terminal();
+        if !terminal {
+            eprintln!("{PREFIX}{what}");
+        }
+        let target = if terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let bar = ProgressBar::with_draw_target(total, target);
+        let template = if total.is_some() { "{msg} {bar:30} {percent}% {elapsed}" } else { "{msg} {elapsed}" };
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        bar.set_message(what.to_owned());
+        if terminal {
+            bar.enable_steady_tick(Duration::from_millis(200));
+        }
+        Self { what: what.to_owned(), begun: Instant::now(), bar }
+    }
+
+    /// One step done.
+    pub(crate) fn tick(&self) {
+        // The total is an estimate: the bar waits just below its end rather than lie.
+        if self.bar.length().is_none_or(|length| self.bar.position() + 1 < length) {
+            self.bar.inc(1);
+        }
+    }
+
+    /// A line that stays above the moving one.
+    pub(crate) fn say(&self, text: &str) {
+        self.bar.suspend(|| eprintln!("{PREFIX}{text}"));
+    }
+
+    /// The work is done.
+    pub(crate) fn end(self) {
+        self.bar.finish_and_clear();
+        if std::io::stderr().is_terminal() {
+            eprintln!("{PREFIX}{} ({:.1} s)", self.what, self.begun.elapsed().as_secs_f64());
+        }
+    }
+
+    /// A plain line that belongs to no stage.
+    pub(crate) fn note(text: &str) {
+        eprintln!("{PREFIX}{text}");
+    }
+}
