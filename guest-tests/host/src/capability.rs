@@ -106,7 +106,9 @@ fn kvm(root: &Path) -> Finding {
         Ok(_) => Finding { name, present: true, detail: "/dev/kvm opens".into() },
         Err(error) => {
             let detail = match error.kind() {
-                ErrorKind::NotFound => "no /dev/kvm: virtualisation is off in the firmware, or this is a guest".into(),
+                ErrorKind::NotFound => {
+                    "no /dev/kvm: virtualisation is off in the firmware, or this is a guest".into()
+                }
                 ErrorKind::PermissionDenied => "no permission on /dev/kvm: join the group kvm".into(),
                 _ => format!("/dev/kvm does not open: {error}"),
             };
@@ -145,8 +147,10 @@ fn l1_kernel(root: &Path, cache: Option<&Cache>) -> Finding {
     if let Some((path, _)) = cache.and_then(|c| c.newest("l1-x86_64-", ".bzImage")) {
         return Finding { name, present: true, detail: path.display().to_string() };
     }
-    let have = |program: &str| ["usr/bin", "usr/sbin", "bin"].iter().any(|d| root.join(d).join(program).exists());
-    let lacking: Vec<_> = BUILDERS.iter().filter(|(program, _)| !have(program)).map(|(_, package)| *package).collect();
+    let have =
+        |program: &str| ["usr/bin", "usr/sbin", "bin"].iter().any(|d| root.join(d).join(program).exists());
+    let lacking: Vec<_> =
+        BUILDERS.iter().filter(|(program, _)| !have(program)).map(|(_, package)| *package).collect();
     let detail = if lacking.is_empty() {
         "not in the cache; the first run builds it (8 minutes on two cores)".into()
     } else {
@@ -157,7 +161,8 @@ fn l1_kernel(root: &Path, cache: Option<&Cache>) -> Finding {
 
 fn guest_kernel(cache: Option<&Cache>) -> Finding {
     let found: Option<PathBuf> = cache.and_then(|c| c.newest("guest-", "")).map(|(path, _)| path);
-    let detail = found.map_or_else(|| "not in the cache; the first run fetches it".into(), |p| p.display().to_string());
+    let detail = found
+        .map_or_else(|| "not in the cache; the first run fetches it".into(), |p| p.display().to_string());
     Finding { name: "guest kernel", present: true, detail }
 }
 

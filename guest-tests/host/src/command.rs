@@ -65,7 +65,11 @@ impl Tool {
             }
         }
         let status = child.wait().map_err(|source| self.not_started(source))?;
-        if status.success() { Ok(()) } else { Err(self.failed(&status.to_string(), "its own words are above")) }
+        if status.success() {
+            Ok(())
+        } else {
+            Err(self.failed(&status.to_string(), "its own words are above"))
+        }
     }
 
     fn name(&self) -> String {

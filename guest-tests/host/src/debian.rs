@@ -95,7 +95,9 @@ impl Archive {
         self.apt("apt-get").args(["download", &name]).within(directory).bytes()?;
         let entries = fs::read_dir(directory).map_err(LabError::file("read", directory))?;
         for deb in entries.flatten().map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "deb")) {
-            Tool::new("dpkg-deb", "dpkg").args(["-x".as_ref(), deb.as_os_str(), directory.as_os_str()]).bytes()?;
+            Tool::new("dpkg-deb", "dpkg")
+                .args(["-x".as_ref(), deb.as_os_str(), directory.as_os_str()])
+                .bytes()?;
             fs::remove_file(&deb).map_err(LabError::file("remove", &deb))?;
         }
         Ok(())

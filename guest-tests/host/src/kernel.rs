@@ -196,7 +196,9 @@ mod tests {
 
     #[test]
     fn the_fragment_gives_the_lab_what_it_stands_on() {
-        for option in ["KVM_AMD", "NET_9P_VIRTIO", "9P_FS", "TUN", "IOMMUFD", "VFIO_PCI", "VHOST_VSOCK", "VSOCKETS"] {
+        for option in
+            ["KVM_AMD", "NET_9P_VIRTIO", "9P_FS", "TUN", "IOMMUFD", "VFIO_PCI", "VHOST_VSOCK", "VSOCKETS"]
+        {
             assert!(FRAGMENT.contains(&format!("CONFIG_{option}=y\n")), "{option}");
         }
     }

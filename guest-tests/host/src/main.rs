@@ -99,7 +99,8 @@ fn run(verb: Verb) -> Result<ExitCode, LabError> {
             Ok(ExitCode::SUCCESS)
         }
         Verb::Initramfs { plan, agent, out } => {
-            let plan = plan.map(|path| std::fs::read(&path).map_err(LabError::file("read", path))).transpose()?;
+            let plan =
+                plan.map(|path| std::fs::read(&path).map_err(LabError::file("read", path))).transpose()?;
             let kernel = kernel::guest(&Cache::open()?, false)?;
             let bytes = initramfs::guest(&agent, plan.as_deref(), &kernel)?;
             std::fs::write(&out, bytes).map_err(LabError::file("write", out))?;
@@ -120,11 +121,15 @@ fn check(json: bool) -> Result<ExitCode, LabError> {
             let mark = if finding.present { "yes" } else { "no" };
             println!("{:<14} {mark:<4} {}", finding.name, finding.detail);
         }
-        println!("{:<14} {}", "guests run", match host.place {
-            Some(capability::Where::Kvm) => "on this machine's /dev/kvm",
-            Some(capability::Where::Lab) => "in the lab: an emulated host under QEMU",
-            None => "nowhere: see the lines that say no",
-        });
+        println!(
+            "{:<14} {}",
+            "guests run",
+            match host.place {
+                Some(capability::Where::Kvm) => "on this machine's /dev/kvm",
+                Some(capability::Where::Lab) => "in the lab: an emulated host under QEMU",
+                None => "nowhere: see the lines that say no",
+            }
+        );
     }
     Ok(ExitCode::from(if host.place.is_some() { 0 } else { 3 }))
 }

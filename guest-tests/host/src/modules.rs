@@ -21,7 +21,8 @@ pub(crate) const WANTED: [&str; 9] = [
 /// transitive, last needed first.
 pub(crate) fn load_order(dep: &str, wanted: &[&str]) -> Vec<String> {
     let lines = dep.lines().filter_map(|line| line.split_once(':'));
-    let table: BTreeMap<String, (&str, &str)> = lines.map(|(path, needs)| (name(path), (path, needs))).collect();
+    let table: BTreeMap<String, (&str, &str)> =
+        lines.map(|(path, needs)| (name(path), (path, needs))).collect();
     let mut seen = BTreeSet::new();
     let mut order = Vec::new();
     for (path, needs) in wanted.iter().filter_map(|module| table.get(*module)) {
@@ -54,11 +55,14 @@ k/loop.ko.xz: k/vsock.ko.xz
     #[test]
     fn a_module_comes_after_all_that_it_needs() {
         let order = load_order(DEP, &["vmw_vsock_virtio_transport"]);
-        assert_eq!(order, [
-            "k/vsock.ko.xz",
-            "k/vmw_vsock_virtio_transport_common.ko.xz",
-            "k/vmw_vsock_virtio_transport.ko.xz"
-        ]);
+        assert_eq!(
+            order,
+            [
+                "k/vsock.ko.xz",
+                "k/vmw_vsock_virtio_transport_common.ko.xz",
+                "k/vmw_vsock_virtio_transport.ko.xz"
+            ]
+        );
     }
 
     #[test]

@@ -34,7 +34,8 @@ impl Stage {
         }
         let target = if terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let bar = ProgressBar::with_draw_target(total, target);
-        let template = if total.is_some() { "{msg} {bar:30} {percent}% {elapsed}" } else { "{msg} {elapsed}" };
+        let template =
+            if total.is_some() { "{msg} {bar:30} {percent}% {elapsed}" } else { "{msg} {elapsed}" };
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
