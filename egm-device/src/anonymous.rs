@@ -1,0 +1,164 @@
+//! Memory of this process as a file: memfd, or hugetlb pages by memfd.
+
+use std::ffi::CStr;
+use std::fs::{self, File};
+use std::io;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+
+use crate::backing::Backing;
+
+/// Sizes of hugetlb pages that guests use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HugePage {
+    /// 2 MiB.
+    Size2M,
+    /// 1 GiB.
+    Size1G,
+}
+
+impl HugePage {
+    /// Bytes in a page.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Self::Size2M => 2 << 20,
+            Self::Size1G => 1 << 30,
+        }
+    }
+
+    const fn flag(self) -> MemfdFlags {
+        match self {
+            Self::Size2M => MemfdFlags::HUGE_2MB,
+            Self::Size1G => MemfdFlags::HUGE_1GB,
+        }
+    }
+}
+
+/// Why memory could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum AnonymousError {
+    /// The kernel refused the file.
+    #[error("memory \"{id}\": memfd of {size:#x} bytes in pages of {page:#x} was refused")]
+    Create {
+        /// Whose memory.
+        id: String,
+        /// Its size in bytes.
+        size: u64,
+        /// Its page size in bytes.
+        page: u64,
+        /// The kernel's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The hugetlb pool has too few free pages. Checked here because mapping succeeds and the guest's first touch
+    /// would be a SIGBUS.
+    #[error(
+        "memory \"{id}\" needs {needed} hugetlb pages of {page:#x} bytes, the pool has {free} free: {missing} too few"
+    )]
+    Pool {
+        /// Whose memory.
+        id: String,
+        /// Pages needed.
+        needed: u64,
+        /// Pages free and not reserved.
+        free: u64,
+        /// Pages missing.
+        missing: u64,
+        /// Page size in bytes.
+        page: u64,
+    },
+}
+
+/// Anonymous shared memory with a file descriptor; freed, and by the kernel zeroed, when the last user is gone.
+#[derive(Debug)]
+pub struct Anonymous {
+    file: File,
+    size: u64,
+    page_size: u64,
+}
+
+impl Anonymous {
+    /// `size` bytes for `id`, in hugetlb pages or in the host's base pages. The size is sealed: no holder of the
+    /// descriptor can shrink the file under the guest.
+    ///
+    /// # Errors
+    /// [`AnonymousError::Pool`] when hugetlb pages are short, [`AnonymousError::Create`] otherwise.
+    pub fn new(id: &str, size: u64, huge: Option<HugePage>) -> Result<Self, AnonymousError> {
+        let page_size = huge.map_or_else(base_page, HugePage::bytes);
+        if let Some(huge) = huge {
+            check_pool(id, size, huge)?;
+        }
+        let create =
+            |source: io::Error| AnonymousError::Create { id: id.to_owned(), size, page: page_size, source };
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let flags = huge.map_or(flags, |huge| flags | MemfdFlags::HUGETLB | huge.flag());
+        let name: &CStr = c"egm-vmm";
+        let file = memfd_create(name, flags).map(File::from).map_err(|error| create(error.into()))?;
+        file.set_len(size).map_err(create)?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+            .map_err(|error| create(error.into()))?;
+        Ok(Self { file, size, page_size })
+    }
+}
+
+impl Backing for Anonymous {
+    fn file(&self) -> &File {
+        &self.file
+    }
+    fn offset(&self) -> u64 {
+        0
+    }
+    fn size(&self) -> u64 {
+        self.size
+    }
+    fn page_size(&self) -> u64 {
+        self.page_size
+    }
+    fn is_invisible(&self) -> bool {
+        false
+    }
+}
+
+fn base_page() -> u64 {
+    u64::try_from(rustix::param::page_size()).unwrap_or(4096)
+}
+
+fn check_pool(id: &str, size: u64, huge: HugePage) -> Result<(), AnonymousError> {
+    let folder = format!("/sys/kernel/mm/hugepages/hugepages-{}kB", huge.bytes() >> 10);
+    let number = |name: &str| -> u64 {
+        fs::read_to_string(format!("{folder}/{name}")).ok().and_then(|t| t.trim().parse().ok()).unwrap_or(0)
+    };
+    let surplus = number("nr_overcommit_hugepages").saturating_sub(number("surplus_hugepages"));
+    let free = number("free_hugepages").saturating_sub(number("resv_hugepages")).saturating_add(surplus);
+    let needed = size.div_ceil(huge.bytes());
+    match needed.checked_sub(free) {
+        None | Some(0) => Ok(()),
+        Some(missing) => {
+            Err(AnonymousError::Pool { id: id.to_owned(), needed, free, missing, page: huge.bytes() })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_size_cannot_be_changed_by_a_holder_of_the_descriptor() {
+        let memory = Anonymous::new("test", 1 << 20, None).unwrap();
+        assert_eq!(memory.file().metadata().unwrap().len(), 1 << 20);
+        assert!(memory.file().set_len(0).is_err());
+        assert!(memory.file().set_len(2 << 20).is_err());
+    }
+
+    #[test]
+    fn a_pool_that_is_too_small_is_named_with_what_is_missing() {
+        match Anonymous::new("node0", 1 << 60, Some(HugePage::Size2M)) {
+            Err(AnonymousError::Pool { id, needed, missing, free, .. }) => {
+                assert_eq!((id.as_str(), needed), ("node0", 1 << 39));
+                assert_eq!(missing, needed - free);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! A backing in this process's address space. This is an unsafe room.
+//!
+//! Why it exists: mapping at a chosen address, page policy and population have no safe interface.
+//! What callers may rely on: a [`Mapping`] owns its whole address range until it is dropped, the range never
+//! overlaps anything else, and it is readable and writable shared memory that the guest, devices and peers change at
+//! any time, so nobody may make a Rust reference to its bytes.
+#![expect(unsafe_code, reason = "mmap, mbind and madvise have no safe interface")]
+
+use std::io;
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
+
+use egm_address::CpuSet;
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+
+use crate::backing::Backing;
+
+/// Why a backing could not be mapped.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {step} {size:#x} bytes of host memory")]
+pub struct MappingError {
+    /// What was tried.
+    pub step: &'static str,
+    /// Bytes.
+    pub size: u64,
+    /// The kernel's reason.
+    #[source]
+    pub source: io::Error,
+}
+
+/// Mapped memory; unmapped on drop.
+#[derive(Debug)]
+pub struct Mapping {
+    start: NonNull<u8>,
+    size: usize,
+    /// What was reserved to find an aligned place: start and bytes.
+    reserved: (NonNull<u8>, usize),
+}
+
+// SAFETY: a mapping is an address range, valid in every thread; the type gives no access to the bytes.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; the methods that take `&self` are system calls that the kernel serialises.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `size` bytes of `backing` from `offset`, at an address congruent to `congruent_to` (the guest physical
+    /// address) modulo the largest page that fits: only so can the kernel use 2 MiB and 1 GiB pages in both
+    /// the host's and the guest's second-stage page tables.
+    ///
+    /// # Errors
+    /// [`MappingError`] when the range does not lie in the backing or the kernel refuses.
+    pub fn new(
+        backing: &dyn Backing,
+        offset: u64,
+        size: u64,
+        congruent_to: u64,
+    ) -> Result<Self, MappingError> {
+        let error = |step| move |source: io::Error| MappingError { step, size, source };
+        let invalid = || error("map")(io::ErrorKind::InvalidInput.into());
+        if offset.checked_add(size).is_none_or(|end| end > backing.size()) || size == 0 {
+            return Err(invalid());
+        }
+        let length = usize::try_from(size).map_err(|_| invalid())?;
+        let align = congruence(size);
+        let place = usize::try_from(congruent_to % align).map_err(|_| invalid())?;
+        let align = usize::try_from(align).map_err(|_| invalid())?;
+        let reserved_size = length.checked_add(align).ok_or_else(invalid)?;
+        // SAFETY: a fresh private mapping at an address that the kernel chooses touches nothing that exists.
+        let reserved = unsafe {
+            mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                reserved_size,
+                ProtFlags::empty(),
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        };
+        let reserved = reserved.map_err(|e| error("reserve addresses for")(e.into()))?.cast::<u8>();
+        let skip = place.wrapping_sub(reserved.addr()) & align.wrapping_sub(1);
+        let start = reserved.wrapping_add(skip);
+        let reserved = (NonNull::new(reserved).ok_or_else(invalid)?, reserved_size);
+        let mapping = Self { start: NonNull::new(start).ok_or_else(invalid)?, size: length, reserved };
+        let (file, at) = (backing.file().as_fd(), backing.offset().saturating_add(offset));
+        let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
+        // SAFETY: `start .. start + length` lies inside the range reserved above (`skip < align`), so MAP_FIXED
+        // replaces only our own reservation.
+        unsafe { mm::mmap(start.cast(), length, ProtFlags::READ | ProtFlags::WRITE, flags, file, at) }
+            .map_err(|e| error("map")(e.into()))?;
+        Ok(mapping)
+    }
+
+    /// First address.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// Bytes.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Pages that are not there yet come from `nodes` of the host only.
+    ///
+    /// # Errors
+    /// The kernel's, for instance for a node that does not exist.
+    pub fn bind(&self, nodes: &CpuSet) -> Result<(), MappingError> {
+        let mut mask = [0u64; 16];
+        for node in nodes.iter() {
+            if let Some(word) = usize::try_from(node / 64).ok().and_then(|word| mask.get_mut(word)) {
+                *word |= 1 << (node % 64);
+            }
+        }
+        let bits = mask.len().saturating_mul(64).saturating_add(1); // the kernel reads one bit less than told
+        // SAFETY: the range is ours and `mask` has `bits - 1` bits; policy does not touch contents.
+        let result = unsafe {
+            libc::syscall(libc::SYS_mbind, self.as_ptr(), self.size, libc::MPOL_BIND, mask.as_ptr(), bits, 0)
+        };
+        self.check("bind to host nodes", result)
+    }
+
+    /// Asks for transparent huge pages, or for none. A kernel without them says so and nothing changes.
+    pub fn advise_huge(&self, wanted: bool) {
+        let advice = if wanted { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
+        // SAFETY: the range is ours; this advice never changes contents.
+        let _ = unsafe { mm::madvise(self.as_ptr().cast(), self.size, advice) };
+    }
+
+    /// Makes every page of `offset .. offset + size` present and writable without changing it.
+    ///
+    /// # Errors
+    /// Out of memory, a hardware error in the pages, or a range outside the mapping.
+    pub fn populate(&self, offset: usize, size: usize) -> Result<(), MappingError> {
+        if offset.checked_add(size).is_none_or(|end| end > self.size) {
+            return Err(MappingError {
+                step: "populate",
+                size: u64::try_from(size).unwrap_or(u64::MAX),
+                source: io::ErrorKind::InvalidInput.into(),
+            });
+        }
+        let from = self.as_ptr().wrapping_add(offset).cast();
+        loop {
+            // SAFETY: checked above to lie inside our range; population preserves contents.
+            match unsafe { mm::madvise(from, size, Advice::LinuxPopulateWrite) } {
+                Ok(()) => return Ok(()),
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
+                Err(error) => {
+                    let size = u64::try_from(size).unwrap_or(u64::MAX);
+                    return Err(MappingError { step: "populate", size, source: error.into() });
+                }
+            }
+        }
+    }
+
+    fn check(&self, step: &'static str, result: i64) -> Result<(), MappingError> {
+        if result >= 0 {
+            return Ok(());
+        }
+        let size = u64::try_from(self.size).unwrap_or(u64::MAX);
+        Err(MappingError { step, size, source: io::Error::last_os_error() })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        let (start, size) = self.reserved;
+        // SAFETY: the whole reservation is ours, the mapping lies inside it, and nobody holds a reference to its bytes.
+        let _ = unsafe { mm::munmap(start.as_ptr().cast(), size) };
+    }
+}
+
+/// The modulus for an address of `size` bytes of memory: the largest of 1 GiB, 2 MiB and 4 KiB that fits.
+fn congruence(size: u64) -> u64 {
+    [1 << 30, 2 << 20].into_iter().find(|page| *page <= size).unwrap_or(4 << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::anonymous::Anonymous;
+
+    #[test]
+    fn the_address_is_congruent_to_the_guest_address() {
+        let memory = Anonymous::new("test", 8 << 20, None).unwrap();
+        for gpa in [0u64, 0x10_0000, 0x1_0000_0000, 0x1234_5000] {
+            let mapping = Mapping::new(&memory, 0, 4 << 20, gpa).unwrap();
+            let address = u64::try_from(mapping.as_ptr().addr()).unwrap();
+            assert_eq!(address % (2 << 20), gpa % (2 << 20));
+        }
+    }
+
+    #[test]
+    fn a_range_outside_the_backing_is_refused() {
+        let memory = Anonymous::new("test", 1 << 20, None).unwrap();
+        assert!(Mapping::new(&memory, 0, 0, 0).is_err());
+        assert!(Mapping::new(&memory, 4096, 1 << 20, 0).is_err());
+        assert!(Mapping::new(&memory, u64::MAX, 4096, 0).is_err());
+        let mapping = Mapping::new(&memory, 0, 1 << 20, 0).unwrap();
+        assert!(mapping.populate(4096, 1 << 20).is_err());
+    }
+
+    #[test]
+    fn a_host_node_that_does_not_exist_is_refused() {
+        let memory = Anonymous::new("test", 1 << 20, None).unwrap();
+        let mapping = Mapping::new(&memory, 0, 1 << 20, 0).unwrap();
+        assert!(mapping.bind(&"1000".parse().unwrap()).is_err());
+    }
+}

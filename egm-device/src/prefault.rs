@@ -1,0 +1,125 @@
+//! Touching all of a guest's memory before it starts, on many processors.
+//!
+//! `MADV_POPULATE_WRITE` in chunks from a shared counter: no thread waits for another's slow chunk, and the
+//! kernel zeroes on the processor that asks, so workers pinned to the memory's own node fill from that node.
+
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+
+use egm_address::CpuSet;
+use rustix::thread::{CpuSet as Affinity, sched_setaffinity};
+
+use crate::mapping::{Mapping, MappingError};
+
+/// A chunk: large enough that a huge page is never split, small enough that the last one does not decide.
+const CHUNK: usize = 64 << 20;
+
+/// Memory that could not be made present.
+#[derive(Debug, thiserror::Error)]
+#[error("prefault of mapping {index} stopped")]
+pub struct PrefaultError {
+    /// Position among the mappings.
+    pub index: usize,
+    /// The reason.
+    #[source]
+    pub source: MappingError,
+}
+
+/// How many workers fill `bytes` of memory when the host lets this process use `processors`.
+pub fn workers_for(bytes: usize, processors: usize) -> usize {
+    processors.min(bytes.div_ceil(CHUNK)).max(1)
+}
+
+/// Makes every page of `mappings` present. Each has the host processors near it, if known. `progress` is
+/// called with the bytes done so far, from any worker.
+///
+/// # Errors
+/// The first failure; the others stop at their next chunk.
+pub fn prefault(
+    mappings: &[(&Mapping, Option<CpuSet>)],
+    progress: &(dyn Fn(usize) + Sync),
+) -> Result<(), PrefaultError> {
+    let (done, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    thread::scope(|scope| {
+        let mut workers = Vec::new();
+        for (index, (mapping, near)) in mappings.iter().enumerate() {
+            let next = std::sync::Arc::new(AtomicUsize::new(0));
+            let count = workers_for(mapping.size(), near.as_ref().map_or(processors, |n| n.len().max(1)));
+            for _ in 0..count {
+                let (next, done, stop) = (std::sync::Arc::clone(&next), &done, &stop);
+                workers.push(scope.spawn(move || {
+                    pin(near.as_ref());
+                    let result = fill(mapping, &next, stop, &|bytes| {
+                        let before = done.fetch_add(bytes, Ordering::Relaxed);
+                        progress(before.saturating_add(bytes));
+                    });
+                    stop.fetch_or(result.is_err(), Ordering::Relaxed);
+                    result.map_err(|source| PrefaultError { index, source })
+                }));
+            }
+        }
+        workers.into_iter().try_for_each(|worker| match worker.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        })
+    })
+}
+
+fn fill(
+    mapping: &Mapping,
+    next: &AtomicUsize,
+    stop: &AtomicBool,
+    tell: &dyn Fn(usize),
+) -> Result<(), MappingError> {
+    while !stop.load(Ordering::Relaxed) {
+        let from = next.fetch_add(CHUNK, Ordering::Relaxed);
+        let size = CHUNK.min(mapping.size().saturating_sub(from));
+        if size == 0 {
+            break;
+        }
+        mapping.populate(from, size)?;
+        tell(size);
+    }
+    Ok(())
+}
+
+/// A worker that may not be pinned still fills, only from further away.
+fn pin(near: Option<&CpuSet>) {
+    if let Some(near) = near.filter(|near| !near.is_empty()) {
+        let mut affinity = Affinity::new();
+        for cpu in
+            near.iter().filter_map(|cpu| usize::try_from(cpu).ok()).filter(|cpu| *cpu < Affinity::MAX_CPU)
+        {
+            affinity.set(cpu);
+        }
+        let _ = sched_setaffinity(None, &affinity);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::anonymous::Anonymous;
+    use crate::backing::Backing;
+
+    #[test]
+    fn every_page_is_present_afterwards() {
+        let memory = Anonymous::new("test", 3 << 20, None).unwrap();
+        let mapping = Mapping::new(&memory, 0, 3 << 20, 0).unwrap();
+        let told = AtomicUsize::new(0);
+        prefault(&[(&mapping, Some("0".parse().unwrap()))], &|bytes| {
+            told.fetch_max(bytes, Ordering::Relaxed);
+        })
+        .unwrap();
+        assert_eq!(told.into_inner(), 3 << 20);
+        let blocks = std::os::unix::fs::MetadataExt::blocks(&memory.file().metadata().unwrap());
+        assert_eq!(blocks * 512, 3 << 20);
+    }
+
+    #[test]
+    fn small_memory_gets_one_worker_and_large_memory_all() {
+        assert_eq!((workers_for(1, 64), workers_for(usize::MAX, 64), workers_for(1 << 30, 4)), (1, 64, 4));
+    }
+}
