@@ -8,6 +8,7 @@
 pub mod cli;
 pub mod config;
 pub mod error;
+pub mod firmware;
 pub mod pci;
 pub mod plan;
 pub mod virtio;

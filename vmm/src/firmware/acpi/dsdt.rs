@@ -1,0 +1,242 @@
+//! DSDT: devices and methods in ACPI's byte code (ACPI 6.5, clauses 5.2.11.1 and 20).
+//!
+//! ```text
+//! \_S5            power off: SLP_TYP 5 into the sleep control register
+//! \_SB.C000 …     processors
+//! \_SB.ECAM       keeps configuration space: Linux believes MCFG only when a motherboard device has it
+//! \_SB.PCI0       the host bridge; .S08 … its root ports, named by device and function
+//! \_SB.COM1       serial console
+//! \_SB.PEVT       panic notifier
+//! ```
+
+use acpi_tables::Aml;
+use acpi_tables::AmlSink;
+use acpi_tables::aml::{
+    AddressSpace, AddressSpaceCacheable, And, Arg, BufferData, CreateDWordField, Device, EISAName, Else,
+    Equal, GreaterEqual, IO, If, Interrupt, Local, Memory32Fixed, Method, Name, NotEqual, ONE, Or, Package,
+    Path, ResourceTemplate, Return, Scope, Store, Uuid, ZERO,
+};
+use egm_address::{Guest, PciAddress, Span};
+
+use super::mcfg::ecam;
+use super::table;
+use crate::firmware::{FirmwareError, ports};
+use crate::plan::{FunctionRole, Plan, WindowKind};
+
+/// From revision 2 on integers have 64 bits.
+const REVISION: u8 = 2;
+/// Value of SLP_TYP that powers off; the sleep control register answers to it.
+const SLEEP_TYPE_OFF: u8 = 5;
+/// Registers of a 16550.
+const SERIAL_PORTS: u8 = 8;
+/// `_OSC` control bits that the OS gets when it asks: native hot plug, PME, AER, capability structure
+/// (PCI Firmware 3.3, table 4-6). Not SHPC, which no port has, nor LTR.
+const OSC_GRANTED: u32 = 1 << 0 | 1 << 2 | 1 << 3 | 1 << 4;
+
+/// The table.
+pub(super) fn dsdt(plan: &Plan) -> Result<Vec<u8>, FirmwareError> {
+    let mut devices = Vec::new();
+    for (position, vcpu) in plan.vcpus.iter().enumerate() {
+        processor(&mut devices, position, vcpu.index);
+    }
+    let (config_space, last_bus) = ecam(plan)?;
+    motherboard(&mut devices, config_space);
+    host_bridge(&mut devices, plan, last_bus);
+    if let Some(gsi) = plan.line("serial") {
+        serial(&mut devices, ports(plan, "serial", SERIAL_PORTS)?, gsi);
+    }
+    if plan.port("pvpanic").is_some() {
+        panic_notifier(&mut devices, ports(plan, "pvpanic", 1)?);
+    }
+    let off: [&dyn Aml; 4] = [&SLEEP_TYPE_OFF, &ZERO, &ZERO, &ZERO];
+    let mut body = Vec::new();
+    Name::new("\\_S5_".into(), &Package::new(off.to_vec())).to_aml_bytes(&mut body);
+    body.extend(Scope::raw("\\_SB_".into(), devices));
+    Ok(table(*b"DSDT", REVISION, &body))
+}
+
+/// A processor (clause 8.4), tied to MADT by its UID. The name has three digits: there are fewer than 4096.
+fn processor(sink: &mut dyn AmlSink, position: usize, uid: u32) {
+    let name = format!("C{position:03X}");
+    Device::new(
+        name.as_str().into(),
+        vec![&Name::new("_HID".into(), &"ACPI0007"), &Name::new("_UID".into(), &uid)],
+    )
+    .to_aml_bytes(sink);
+}
+
+/// Linux ignores MCFG unless a PNP0C02 device, or the memory map, reserves its range (PCI Firmware 3.3,
+/// clause 4.1.2, note 2).
+fn motherboard(sink: &mut dyn AmlSink, span: Span<Guest>) {
+    let low = u32::try_from(span.start().get()).ok().zip(u32::try_from(span.size()).ok());
+    let low = low.filter(|_| span.last().get() <= u64::from(u32::MAX));
+    let range: Box<dyn Aml> = match low {
+        Some((base, length)) => Box::new(Memory32Fixed::new(true, base, length)),
+        None => Box::new(memory(AddressSpaceCacheable::NotCacheable, span)),
+    };
+    Device::new(
+        "ECAM".into(),
+        vec![
+            &Name::new("_HID".into(), &EISAName::new("PNP0C02")),
+            &Name::new("_UID".into(), &ZERO),
+            &Name::new("_CRS".into(), &ResourceTemplate::new(vec![range.as_ref()])),
+        ],
+    )
+    .to_aml_bytes(sink);
+}
+
+/// The PCI Express host bridge (PCI Firmware 3.3, clause 4). No `_PRT`: interrupts are messages.
+fn host_bridge(sink: &mut dyn AmlSink, plan: &Plan, last_bus: u8) {
+    let buses = AddressSpace::new_bus_number(0u16, u16::from(last_bus));
+    let windows: Vec<AddressSpace<u64>> = plan
+        .windows
+        .iter()
+        .filter_map(|w| match w.kind {
+            WindowKind::PciMemory32 => Some(memory(AddressSpaceCacheable::NotCacheable, w.span)),
+            WindowKind::PciMemory64 => Some(memory(AddressSpaceCacheable::PreFetchable, w.span)),
+            _ => None,
+        })
+        .collect();
+    let mut resources: Vec<&dyn Aml> = vec![&buses];
+    resources.extend(windows.iter().map(|w| -> &dyn Aml { w }));
+    let root_ports: Vec<RootPort> = plan
+        .pci
+        .iter()
+        .filter(|f| matches!(f.role, FunctionRole::RootPort { .. }) && f.address.bus() == 0)
+        .map(|f| RootPort(f.address))
+        .collect();
+
+    let identity: [Name; 6] = [
+        Name::new("_HID".into(), &EISAName::new("PNP0A08")),
+        Name::new("_CID".into(), &EISAName::new("PNP0A03")),
+        Name::new("_SEG".into(), &ZERO),
+        Name::new("_BBN".into(), &ZERO),
+        Name::new("_UID".into(), &ZERO),
+        Name::new("_CCA".into(), &ONE),
+    ];
+    let crs = Name::new("_CRS".into(), &ResourceTemplate::new(resources));
+    let mut children: Vec<&dyn Aml> = identity.iter().map(|n| -> &dyn Aml { n }).collect();
+    children.extend([&crs as &dyn Aml, &OperatingSystemCapabilities, &PreserveConfiguration]);
+    children.extend(root_ports.iter().map(|p| -> &dyn Aml { p }));
+    Device::new("PCI0".into(), children).to_aml_bytes(sink);
+}
+
+/// A memory range that a bridge forwards or a device has.
+fn memory(cacheable: AddressSpaceCacheable, span: Span<Guest>) -> AddressSpace<u64> {
+    AddressSpace::new_memory(cacheable, true, span.start().get(), span.last().get(), None)
+}
+
+/// `_ADR` ties a root port to its function (clause 6.1.1).
+struct RootPort(PciAddress);
+
+impl Aml for RootPort {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        let name = format!("S{:02X}_", self.0.devfn());
+        let address = u32::from(self.0.device()) << 16 | u32::from(self.0.function());
+        Device::new(name.as_str().into(), vec![&Name::new("_ADR".into(), &address)]).to_aml_bytes(sink);
+    }
+}
+
+/// `_OSC` of a host bridge (PCI Firmware 3.3, clause 4.5): grants [`OSC_GRANTED`], masks the rest and says so.
+struct OperatingSystemCapabilities;
+
+impl Aml for OperatingSystemCapabilities {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        const UNKNOWN_UUID: u8 = 1 << 2;
+        const UNKNOWN_REVISION: u8 = 1 << 3;
+        const MASKED: u8 = 1 << 4;
+        let status: Path = "CDW1".into();
+        let control: Path = "CDW3".into();
+        Method::new(
+            "_OSC".into(),
+            4,
+            true, // it names fields, so it must not run twice at a time
+            vec![
+                &CreateDWordField::new(&status, &Arg(3), &ZERO),
+                &If::new(
+                    &Equal::new(&Arg(0), &Uuid::new("33DB4D5B-1FF7-401C-9657-7441C03DD766")),
+                    vec![
+                        &CreateDWordField::new(&control, &Arg(3), &8u8),
+                        &Store::new(&Local(0), &control),
+                        &And::new(&control, &control, &OSC_GRANTED),
+                        &If::new(
+                            &NotEqual::new(&Arg(1), &ONE),
+                            vec![&Or::new(&status, &status, &UNKNOWN_REVISION)],
+                        ),
+                        &If::new(
+                            &NotEqual::new(&Local(0), &control),
+                            vec![&Or::new(&status, &status, &MASKED)],
+                        ),
+                    ],
+                ),
+                &Else::new(vec![&Or::new(&status, &status, &UNKNOWN_UUID)]),
+                &Return::new(&Arg(3)),
+            ],
+        )
+        .to_aml_bytes(sink);
+    }
+}
+
+/// `_DSM` function 5 answers 0: the OS must preserve the BARs and windows that it finds, which are the plan's
+/// (PCI Firmware 3.3, clause 4.6.5).
+struct PreserveConfiguration;
+
+impl Aml for PreserveConfiguration {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        const PRESERVE: u8 = 5;
+        let functions = BufferData::new(vec![1 | 1 << PRESERVE]);
+        let none = BufferData::new(vec![0]);
+        Method::new(
+            "_DSM".into(),
+            4,
+            false,
+            vec![
+                &If::new(
+                    &Equal::new(&Arg(0), &Uuid::new("E5C937D0-3553-4D7A-9117-EA4D19C3434D")),
+                    vec![&If::new(
+                        &GreaterEqual::new(&Arg(1), &ONE),
+                        vec![
+                            &If::new(&Equal::new(&Arg(2), &ZERO), vec![&Return::new(&functions)]),
+                            &If::new(&Equal::new(&Arg(2), &PRESERVE), vec![&Return::new(&ZERO)]),
+                        ],
+                    )],
+                ),
+                &Return::new(&none),
+            ],
+        )
+        .to_aml_bytes(sink);
+    }
+}
+
+/// A 16550 at ISA's place, edge triggered.
+fn serial(sink: &mut dyn AmlSink, port: u16, gsi: u32) {
+    Device::new(
+        "COM1".into(),
+        vec![
+            &Name::new("_HID".into(), &EISAName::new("PNP0501")),
+            &Name::new("_UID".into(), &ZERO),
+            &Name::new(
+                "_CRS".into(),
+                &ResourceTemplate::new(vec![
+                    &IO::new(port, port, 1, SERIAL_PORTS),
+                    &Interrupt::new(true, true, false, false, gsi),
+                ]),
+            ),
+        ],
+    )
+    .to_aml_bytes(sink);
+}
+
+/// The panic notifier, under the name that Linux's driver knows.
+fn panic_notifier(sink: &mut dyn AmlSink, port: u16) {
+    const PRESENT_AND_WORKING: u8 = 0x0f;
+    Device::new(
+        "PEVT".into(),
+        vec![
+            &Name::new("_HID".into(), &"QEMU0001"),
+            &Name::new("_STA".into(), &PRESENT_AND_WORKING),
+            &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&IO::new(port, port, 1, 1)])),
+        ],
+    )
+    .to_aml_bytes(sink);
+}

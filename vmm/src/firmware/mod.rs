@@ -1,0 +1,158 @@
+//! Tables that the guest reads instead of firmware's: the plan in ACPI's words.
+//!
+//! Pure: a plan goes in, bytes with their guest addresses come out. Nothing here decides anything; what a table says
+//! was said by the plan.
+
+#![forbid(unsafe_code)]
+
+mod acpi;
+
+use egm_address::{Gpa, Guest, Span};
+
+use crate::config::{Architecture, MAX_NODES, MAX_VCPUS};
+use crate::error::{Blame, Report};
+use crate::plan::{Plan, WindowKind};
+
+/// The bytes of all tables and where the guest finds them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Image {
+    /// Where the first of [`Image::bytes`] goes: the start of the plan's firmware window, a multiple of 16.
+    pub base: Gpa,
+    /// Everything, at most the window's size. Bytes between tables are zero.
+    pub bytes: Vec<u8>,
+    /// ACPI root system description pointer; boot protocols pass it on (`acpi_rsdp_addr`, `rsdp_paddr`).
+    pub rsdp: Gpa,
+    /// The tables, ascending by address, the pointer itself not counted.
+    pub tables: Vec<Table>,
+}
+
+/// One table inside an [`Image`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Table {
+    /// Its signature, for instance `SRAT`.
+    pub signature: [u8; 4],
+    /// Where the guest sees it.
+    pub span: Span<Guest>,
+}
+
+/// Why a plan cannot be told to a guest.
+///
+/// The first three come from the configuration; the others are plans that planning does not make.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FirmwareError {
+    /// No tables are written for this instruction set.
+    #[error("no firmware tables are written for {0:?} guests")]
+    Architecture(Architecture),
+    /// The tables do not fit.
+    #[error("firmware tables need {need:#x} bytes, {over:#x} more than the window {window} holds")]
+    TooLarge {
+        /// Bytes needed.
+        need: u64,
+        /// Bytes missing.
+        over: u64,
+        /// The window.
+        window: Span<Guest>,
+    },
+    /// Access figures of a node that has no processors to look from.
+    #[error("node {node} has access figures from node {from}, which has no vCPUs to look from")]
+    NoInitiator {
+        /// Whose memory.
+        node: u32,
+        /// Who looks.
+        from: u32,
+    },
+    /// The plan has no such window, or it has a place or size that its table cannot express.
+    #[error("the plan's {what} window is {found}, but {rule}")]
+    Window {
+        /// For a person.
+        what: &'static str,
+        /// The window's span, or "missing".
+        found: String,
+        /// What it has to be.
+        rule: &'static str,
+    },
+    /// The plan has too few I/O ports for this owner.
+    #[error("the plan has no {count} I/O ports for \"{owner}\"")]
+    Ports {
+        /// Who should answer.
+        owner: &'static str,
+        /// How many are needed.
+        count: u8,
+    },
+    /// More processors than names for them.
+    #[error("the plan has {0} vCPUs, more than {MAX_VCPUS}")]
+    Vcpus(usize),
+    /// A node number that the distance table has no place for.
+    #[error("the plan has a NUMA node {0}: node ids are below {MAX_NODES}")]
+    Node(u32),
+    /// The distance matrix is not square.
+    #[error("the plan has no distance from node {from} to node {to}")]
+    Distance {
+        /// Row.
+        from: u32,
+        /// Column.
+        to: u32,
+    },
+}
+
+impl Report for FirmwareError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::Architecture(_) | Self::TooLarge { .. } | Self::NoInitiator { .. } => Blame::Configuration,
+            _ => Blame::Internal,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Architecture(_) => Some("boot an x86_64 guest".to_owned()),
+            Self::TooLarge { .. } => {
+                Some("use fewer vCPUs, NUMA nodes or root ports, or smaller node ids".to_owned())
+            }
+            Self::NoInitiator { from, .. } => {
+                Some(format!("give node {from} vCPUs, or take its \"access\" figures out"))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Writes every table of `plan`.
+///
+/// # Errors
+/// [`FirmwareError`] says what of the plan has no form in the tables.
+pub fn build(plan: &Plan) -> Result<Image, FirmwareError> {
+    match plan.arch {
+        Architecture::X86_64 => acpi::build(plan),
+        Architecture::Aarch64 => Err(FirmwareError::Architecture(plan.arch)),
+    }
+}
+
+/// The first window of `kind`, when `fits` says that its table can express it.
+fn window(
+    plan: &Plan,
+    kind: WindowKind,
+    what: &'static str,
+    rule: &'static str,
+    fits: impl Fn(Span<Guest>) -> bool,
+) -> Result<Span<Guest>, FirmwareError> {
+    let found = plan.window(kind);
+    found.filter(|span| fits(*span)).ok_or_else(|| window_error(found, what, rule))
+}
+
+fn window_error(found: Option<Span<Guest>>, what: &'static str, rule: &'static str) -> FirmwareError {
+    let found = found.map_or_else(|| "missing".to_owned(), |span| span.to_string());
+    FirmwareError::Window { what, found, rule }
+}
+
+/// The first port of `owner`, who has at least `count` of them.
+fn ports(plan: &Plan, owner: &'static str, count: u8) -> Result<u16, FirmwareError> {
+    let fits = |first: u16, have: u16| {
+        have >= u16::from(count) && first.checked_add(u16::from(count).saturating_sub(1)).is_some()
+    };
+    plan.ports
+        .iter()
+        .find(|p| p.owner == owner && fits(p.first, p.count))
+        .map(|p| p.first)
+        .ok_or(FirmwareError::Ports { owner, count })
+}
