@@ -1,5 +1,49 @@
 //! From a JSON file to a checked specification.
 
+mod boot;
+mod cpus;
+mod decode;
+mod devices;
+mod error;
+mod file;
+mod memory;
+mod numa;
+mod resolve;
+mod source;
 mod spec;
+mod tree;
 
+use std::path::Path;
+
+pub use boot::{BootRule, Overrides};
+pub use cpus::CpuRule;
+pub use devices::DeviceRule;
+pub use error::{ConfigError, Place, Rule};
+pub use memory::MemoryRule;
+pub use numa::NumaRule;
 pub use spec::*;
+
+/// The configuration in the file `path`, together with the files that it extends.
+///
+/// # Errors
+/// The first rule that it breaks, and where. The files are read; nothing that they name is looked at.
+pub fn load(path: &Path) -> Result<Spec, ConfigError> {
+    load_with(path, &Overrides::default())
+}
+
+/// [`load`], with what a command line says instead of the file.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_with(path: &Path, overrides: &Overrides) -> Result<Spec, ConfigError> {
+    resolve::resolve(&source::Document::load(path)?, overrides)
+}
+
+/// The JSON Schema of a configuration file, as text that ends in a newline.
+pub fn schema() -> String {
+    let schema = schemars::schema_for!(file::File);
+    format!("{:#}\n", schema.as_value())
+}
+
+#[cfg(test)]
+mod tests;

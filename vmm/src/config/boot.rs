@@ -1,0 +1,66 @@
+//! Rules of what is booted.
+
+use std::path::{Path, PathBuf};
+
+use super::error::{Fault, Rule};
+use super::file::BootFile;
+use super::spec::Boot;
+
+/// Longest kernel command line in bytes: x86's `COMMAND_LINE_SIZE` less the closing NUL, and Arm's the same.
+const MAX_CMDLINE: usize = 2047;
+
+/// What can be wrong with what is booted.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
+pub enum BootRule {
+    #[error("no kernel is named: set \"boot\": {{ \"kernel\": \"FILE\" }} or pass --kernel FILE")]
+    NoKernel,
+    #[error("the kernel command line has {length} bytes: Linux reads {MAX_CMDLINE} at most, shorten it")]
+    Long { length: usize },
+    #[error("the kernel command line contains the control character {character:?}: remove it")]
+    Control { character: char },
+    #[error("the path is empty, or contains NUL: name a file")]
+    Path,
+}
+
+/// What a command line says instead of the file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Overrides {
+    /// Kernel in place of `boot.kernel`; relative to the working directory.
+    pub kernel: Option<PathBuf>,
+    /// Initial RAM disk in place of `boot.initramfs`; relative to the working directory.
+    pub initramfs: Option<PathBuf>,
+    /// Text added to `boot.cmdline`, after a space.
+    pub append: Option<String>,
+}
+
+/// `path`, when a file can have it.
+pub(super) fn path(path: PathBuf) -> Result<PathBuf, Rule> {
+    let bytes = path.as_os_str().as_encoded_bytes();
+    if bytes.is_empty() || bytes.contains(&0) { Err(BootRule::Path.into()) } else { Ok(path) }
+}
+
+/// `join` makes a path of a key relative to the file that wrote it.
+pub(super) fn resolve(
+    file: BootFile,
+    overrides: &Overrides,
+    join: impl Fn(&str, &Path) -> Result<PathBuf, Fault>,
+) -> Result<Boot, Fault> {
+    let chosen = |over: &Option<PathBuf>, written: Option<PathBuf>, key: &str| match (over, written) {
+        (Some(over), _) => path(over.clone()).map(Some).map_err(|rule| rule.at(key)),
+        (None, Some(written)) => join(key, &written).map(Some),
+        (None, None) => Ok(None),
+    };
+    let kernel = chosen(&overrides.kernel, file.kernel, "boot.kernel")?;
+    let kernel = kernel.ok_or_else(|| Rule::from(BootRule::NoKernel).at("boot"))?;
+    let initramfs = chosen(&overrides.initramfs, file.initramfs, "boot.initramfs")?;
+    let parts = [file.cmdline.as_deref(), overrides.append.as_deref()];
+    let cmdline = parts.into_iter().flatten().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ");
+    if cmdline.len() > MAX_CMDLINE {
+        return Err(Rule::from(BootRule::Long { length: cmdline.len() }).at("boot.cmdline"));
+    }
+    if let Some(character) = cmdline.chars().find(|c| c.is_control()) {
+        return Err(Rule::from(BootRule::Control { character }).at("boot.cmdline"));
+    }
+    Ok(Boot { kernel, initramfs, cmdline })
+}

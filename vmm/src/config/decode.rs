@@ -1,0 +1,235 @@
+//! A serde data format over [`Node`]: typed values out of a tree, and structured errors that know their key.
+//!
+//! serde's own errors for JSON are sentences. Here they stay values ([`Rule`]), so that a misspelt key can be
+//! answered with the nearest right one. An enum is written as an object whose `type` names the variant, or as
+//! that name alone. (serde's `tag` attribute reads the same text, but through a buffer that loses the place.)
+
+use std::collections::btree_map;
+use std::fmt::{self, Display};
+
+use serde::de::value::StrDeserializer;
+use serde::de::{
+    self, Deserialize, DeserializeSeed, Deserializer, EnumAccess, Expected, IntoDeserializer, MapAccess,
+    SeqAccess, Unexpected, VariantAccess, Visitor,
+};
+use serde::forward_to_deserialize_any;
+
+use super::error::{Fault, Rule};
+use super::tree::{Node, Value};
+
+/// The key that names an enum's variant.
+const TAG: &str = "type";
+
+/// Reads a `T` from a tree.
+pub(super) fn decode<'t, T: Deserialize<'t>>(node: &'t Node) -> Result<T, Fault> {
+    T::deserialize(node)
+}
+
+impl de::Error for Fault {
+    fn custom<T: Display>(message: T) -> Self {
+        Rule::Value { reason: message.to_string() }.here()
+    }
+    fn invalid_type(found: Unexpected<'_>, wanted: &dyn Expected) -> Self {
+        Rule::WrongType { found: in_json_words(found), wanted: wanted_in_json_words(wanted) }.here()
+    }
+    fn invalid_value(found: Unexpected<'_>, wanted: &dyn Expected) -> Self {
+        Self::invalid_type(found, wanted)
+    }
+    fn unknown_variant(name: &str, known: &'static [&'static str]) -> Self {
+        Rule::UnknownName { name: name.to_owned(), known: known.to_vec() }.here()
+    }
+    fn unknown_field(key: &str, known: &'static [&'static str]) -> Self {
+        Rule::UnknownKey { key: key.to_owned(), known: known.to_vec() }.at(key)
+    }
+    fn missing_field(key: &'static str) -> Self {
+        Rule::MissingKey { key }.here()
+    }
+}
+
+/// serde speaks of maps, sequences and units; who writes JSON does not.
+fn in_json_words(found: Unexpected<'_>) -> String {
+    match found {
+        Unexpected::Map => "an object".to_owned(),
+        Unexpected::Seq => "an array".to_owned(),
+        Unexpected::Unit => "null".to_owned(),
+        Unexpected::Bool(value) => value.to_string(),
+        Unexpected::Unsigned(value) => value.to_string(),
+        Unexpected::Signed(value) => value.to_string(),
+        Unexpected::Float(value) => value.to_string(),
+        Unexpected::Str(text) => format!("{text:?}"),
+        other => other.to_string(),
+    }
+}
+
+fn wanted_in_json_words(wanted: &dyn Expected) -> String {
+    let text = wanted.to_string();
+    match text.as_str() {
+        "u8" => "a number from 0 to 255".to_owned(),
+        "u16" => "a number from 0 to 65535".to_owned(),
+        "u32" => "a number from 0 to 4294967295".to_owned(),
+        "a sequence" => "an array".to_owned(),
+        "a map" => "an object".to_owned(),
+        struct_like if struct_like.starts_with("struct ") => "an object".to_owned(),
+        _ => text,
+    }
+}
+
+impl<'t> Deserializer<'t> for &'t Node {
+    type Error = Fault;
+
+    fn deserialize_any<V: Visitor<'t>>(self, visitor: V) -> Result<V::Value, Fault> {
+        match &self.value {
+            Value::Null => visitor.visit_unit(),
+            Value::Bool(value) => visitor.visit_bool(*value),
+            Value::Number(number) => match (number.as_u64(), number.as_i64()) {
+                (Some(value), _) => visitor.visit_u64(value),
+                (None, Some(value)) => visitor.visit_i64(value),
+                (None, None) => visitor.visit_f64(number.as_f64().unwrap_or(f64::NAN)),
+            },
+            Value::Text(text) => visitor.visit_borrowed_str(text),
+            Value::Array(items) => visitor.visit_seq(Items(items.iter().enumerate())),
+            Value::Object(members) => {
+                visitor.visit_map(Members { members: members.iter(), skip: None, next: None })
+            }
+        }
+    }
+
+    fn deserialize_option<V: Visitor<'t>>(self, visitor: V) -> Result<V::Value, Fault> {
+        match self.value {
+            Value::Null => visitor.visit_none(),
+            _ => visitor.visit_some(self),
+        }
+    }
+
+    fn deserialize_enum<V: Visitor<'t>>(
+        self,
+        _name: &'static str,
+        known: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Fault> {
+        let name = match &self.value {
+            Value::Text(name) => name_of(name, known)?,
+            Value::Object(members) => {
+                let tag =
+                    members.get(TAG).ok_or_else(|| Rule::MissingType { known: known.to_vec() }.here())?;
+                let name: &str = Deserialize::deserialize(tag).map_err(|f: Fault| f.inside(TAG))?;
+                name_of(name, known).map_err(|f| f.inside(TAG))?
+            }
+            _ => self.deserialize_any(NameOrObject)?,
+        };
+        visitor.visit_enum(Variant { name, node: self })
+    }
+
+    forward_to_deserialize_any! {
+        <W: Visitor<'t>>
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct
+        newtype_struct seq tuple tuple_struct map struct identifier ignored_any
+    }
+}
+
+fn name_of<'n>(name: &'n str, known: &'static [&'static str]) -> Result<&'n str, Fault> {
+    if known.contains(&name) { Ok(name) } else { Err(de::Error::unknown_variant(name, known)) }
+}
+
+/// Refuses what is neither: every other kind of value ends in serde's "wrong type".
+struct NameOrObject;
+impl<'t> Visitor<'t> for NameOrObject {
+    type Value = &'t str;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a name, or an object with a \"type\"")
+    }
+}
+
+struct Items<'t>(std::iter::Enumerate<std::slice::Iter<'t, Node>>);
+
+impl<'t> SeqAccess<'t> for Items<'t> {
+    type Error = Fault;
+    fn next_element_seed<T: DeserializeSeed<'t>>(&mut self, seed: T) -> Result<Option<T::Value>, Fault> {
+        let Some((index, node)) = self.0.next() else { return Ok(None) };
+        seed.deserialize(node).map(Some).map_err(|fault| fault.inside(&format!("[{index}]")))
+    }
+}
+
+struct Members<'t> {
+    members: btree_map::Iter<'t, String, Node>,
+    skip: Option<&'static str>,
+    next: Option<(&'t str, &'t Node)>,
+}
+
+impl<'t> MapAccess<'t> for Members<'t> {
+    type Error = Fault;
+    fn next_key_seed<K: DeserializeSeed<'t>>(&mut self, seed: K) -> Result<Option<K::Value>, Fault> {
+        let skip = self.skip;
+        self.next =
+            self.members.find(|(key, _)| Some(key.as_str()) != skip).map(|(key, node)| (key.as_str(), node));
+        let Some((key, _)) = self.next else { return Ok(None) };
+        let key: StrDeserializer<'t, Fault> = key.into_deserializer();
+        seed.deserialize(key).map(Some)
+    }
+    fn next_value_seed<T: DeserializeSeed<'t>>(&mut self, seed: T) -> Result<T::Value, Fault> {
+        let (key, node) =
+            self.next.take().ok_or_else(|| de::Error::custom("a value was read before its key"))?;
+        seed.deserialize(node).map_err(|fault| fault.inside(key))
+    }
+}
+
+struct Variant<'t> {
+    name: &'t str,
+    node: &'t Node,
+}
+
+impl<'t> EnumAccess<'t> for Variant<'t> {
+    type Error = Fault;
+    type Variant = Self;
+    fn variant_seed<T: DeserializeSeed<'t>>(self, seed: T) -> Result<(T::Value, Self), Fault> {
+        let name: StrDeserializer<'t, Fault> = self.name.into_deserializer();
+        Ok((seed.deserialize(name)?, self))
+    }
+}
+
+impl<'t> VariantAccess<'t> for Variant<'t> {
+    type Error = Fault;
+    fn unit_variant(self) -> Result<(), Fault> {
+        self.struct_variant(&[], Nothing)
+    }
+    fn struct_variant<V: Visitor<'t>>(
+        self,
+        _fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Fault> {
+        let members = match &self.node.value {
+            Value::Object(members) => members.iter(),
+            _ => btree_map::Iter::default(), // the name alone
+        };
+        visitor.visit_map(Members { members, skip: Some(TAG), next: None }).map_err(|mut fault| {
+            // The tag is a key as well, but serde does not know it.
+            if let Rule::UnknownKey { key, known } = &mut *fault.rule
+                && *key == fault.key
+            {
+                known.push(TAG);
+            }
+            fault
+        })
+    }
+    fn newtype_variant_seed<T: DeserializeSeed<'t>>(self, _seed: T) -> Result<T::Value, Fault> {
+        Err(de::Error::invalid_type(Unexpected::NewtypeVariant, &"a variant with named fields"))
+    }
+    fn tuple_variant<V: Visitor<'t>>(self, _len: usize, visitor: V) -> Result<V::Value, Fault> {
+        Err(de::Error::invalid_type(Unexpected::TupleVariant, &visitor))
+    }
+}
+
+/// A variant without fields: an object with nothing but the tag.
+struct Nothing;
+impl<'t> Visitor<'t> for Nothing {
+    type Value = ();
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("no further keys")
+    }
+    fn visit_map<A: MapAccess<'t>>(self, mut map: A) -> Result<(), A::Error> {
+        match map.next_key::<String>()? {
+            Some(key) => Err(de::Error::unknown_field(&key, &[])),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Rules of PCI devices and the console.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use super::error::{Fault, Rule, in_range, name};
+use super::file::{ConsoleFile, DeviceFile};
+use super::spec::{Console, Device, DeviceKind};
+
+/// Linux's `IFNAMSIZ` less the closing NUL.
+const MAX_TAP: usize = 15;
+/// Linux's `sun_path` less the closing NUL.
+const MAX_SOCKET: usize = 107;
+/// Context ids below are the hypervisor's and the host's (virtio 1.3, 5.10.4), the one above is "any".
+const CIDS: (u32, u32) = (3, 0xffff_fffe);
+/// More pairs than this have no vCPU to serve them on the machines that we know.
+const MAX_QUEUE_PAIRS: u16 = 16;
+
+/// What can be wrong with devices.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
+pub enum DeviceRule {
+    #[error("id \"{id}\" is that of {first} already: choose another")]
+    DuplicateId { id: String, first: String },
+    #[error("{what} belongs to {first} already: two devices cannot share it")]
+    Shared { what: String, first: String },
+    #[error(
+        "\"{tap}\" cannot name a network interface: write 1 to {MAX_TAP} bytes without space, \"/\" or \":\""
+    )]
+    Tap { tap: String },
+    #[error("\"{mac}\" is not a hardware address: write six bytes in hexadecimal, \"52:54:00:12:34:56\"")]
+    Mac { mac: String },
+    #[error("{mac} is a multicast address or all zero: make the first byte even, for instance 52")]
+    Multicast { mac: String },
+    #[error("socket path of {length} bytes: the kernel takes {MAX_SOCKET} at most, choose a shorter one")]
+    Socket { length: usize },
+    #[error("a guest has one virtio-vsock, and {first} is it: remove one")]
+    SecondVsock { first: String },
+}
+
+/// The devices of machine `machine`. `join` makes a path of a key relative to the file that wrote it.
+pub(super) fn resolve(
+    files: Vec<DeviceFile>,
+    machine: &str,
+    join: impl Fn(&str, &Path) -> Result<PathBuf, Fault>,
+) -> Result<Vec<Device>, Fault> {
+    let ids = ids(&files)?;
+    let mut devices: Vec<Device> = Vec::with_capacity(files.len());
+    let mut owners = BTreeMap::new();
+    for (index, (file, id)) in files.into_iter().zip(ids).enumerate() {
+        let here = format!("devices[{index}]");
+        let (_, root_port) = file.common();
+        let behind = matches!(file, DeviceFile::Vfio { .. } | DeviceFile::VfioUser { .. });
+        let seed = format!("{machine}/{id}");
+        let kind = kind(file, &seed, |key, path| join(&format!("{here}.{key}"), path));
+        let kind =
+            kind.map_err(|fault| if fault.key.starts_with(&here) { fault } else { fault.inside(&here) })?;
+        if let Some((key, what)) = exclusive(&kind)
+            && let Some(first) = owners.insert(what.clone(), id.clone())
+        {
+            let rule = match kind {
+                DeviceKind::VirtioVsock { .. } => DeviceRule::SecondVsock { first },
+                _ => DeviceRule::Shared { what, first },
+            };
+            return Err(Rule::from(rule).at(format!("{here}.{key}")));
+        }
+        devices.push(Device { id, root_port: root_port.unwrap_or(behind), kind });
+    }
+    Ok(devices)
+}
+
+/// Ids as written, and for the rest the first free of `blk0`, `blk1`, …
+fn ids(files: &[DeviceFile]) -> Result<Vec<String>, Fault> {
+    let mut used = BTreeMap::new();
+    for (index, file) in files.iter().enumerate() {
+        let Some(id) = file.common().0 else { continue };
+        let key = || format!("devices[{index}].id");
+        let id = name(id).map_err(|rule| rule.at(key()))?;
+        if let Some(first) = used.insert(id.clone(), index) {
+            let first = format!("devices[{first}]");
+            return Err(Rule::from(DeviceRule::DuplicateId { id, first }).at(key()));
+        }
+    }
+    let mut used: BTreeSet<String> = used.into_keys().collect();
+    let mut given = |file: &DeviceFile| match file.common().0 {
+        Some(id) => id.to_owned(),
+        None => {
+            let free = (0_usize..).map(|n| format!("{}{n}", prefix(file))).find(|id| !used.contains(id));
+            let id = free.unwrap_or_default();
+            used.insert(id.clone());
+            id
+        }
+    };
+    Ok(files.iter().map(&mut given).collect())
+}
+
+fn prefix(file: &DeviceFile) -> &'static str {
+    match file {
+        DeviceFile::VirtioBlk { .. } => "blk",
+        DeviceFile::VirtioNet { .. } => "net",
+        DeviceFile::VirtioVsock { .. } => "vsock",
+        DeviceFile::VirtioRng { .. } => "rng",
+        DeviceFile::Vfio { .. } => "vfio",
+        DeviceFile::VfioUser { .. } => "user",
+    }
+}
+
+/// `mac_seed` decides the hardware address where none is written.
+fn kind(
+    file: DeviceFile,
+    mac_seed: &str,
+    join: impl Fn(&str, &Path) -> Result<PathBuf, Fault>,
+) -> Result<DeviceKind, Fault> {
+    let socket = |path: PathBuf| socket(join("socket", &path)?).map_err(|rule| rule.at("socket"));
+    Ok(match file {
+        DeviceFile::VirtioBlk { path, read_only, .. } => {
+            DeviceKind::VirtioBlk { path: join("path", &path)?, read_only: read_only.unwrap_or(false) }
+        }
+        DeviceFile::VirtioNet { tap, mac, queue_pairs, vhost, .. } => DeviceKind::VirtioNet {
+            tap: interface(tap).map_err(|rule| rule.at("tap"))?,
+            mac: mac
+                .map_or_else(|| Ok(own_mac(mac_seed)), |mac| unicast(&mac))
+                .map_err(|rule| rule.at("mac"))?,
+            queue_pairs: queue_pairs
+                .map_or(Ok(1), |pairs| in_range(pairs, 1, MAX_QUEUE_PAIRS))
+                .map_err(|rule| rule.at("queue_pairs"))?,
+            vhost,
+        },
+        DeviceFile::VirtioVsock { cid, socket: path, .. } => DeviceKind::VirtioVsock {
+            cid: in_range(cid, CIDS.0, CIDS.1).map_err(|rule| rule.at("cid"))?,
+            socket: path.map(socket).transpose()?,
+        },
+        DeviceFile::VirtioRng { .. } => DeviceKind::VirtioRng,
+        DeviceFile::Vfio { function, .. } => DeviceKind::Vfio { function },
+        DeviceFile::VfioUser { socket: path, .. } => DeviceKind::VfioUser { socket: socket(path)? },
+    })
+}
+
+/// The key and name of what a device must have for itself.
+fn exclusive(kind: &DeviceKind) -> Option<(&'static str, String)> {
+    Some(match kind {
+        DeviceKind::VirtioBlk { path, read_only: false } => ("path", format!("disk {}", path.display())),
+        DeviceKind::VirtioNet { tap, .. } => ("tap", format!("tap {tap}")),
+        DeviceKind::VirtioVsock { .. } => ("type", "vsock".to_owned()),
+        DeviceKind::Vfio { function } => ("function", format!("function {function}")),
+        DeviceKind::VfioUser { socket } => ("socket", format!("socket {}", socket.display())),
+        DeviceKind::VirtioBlk { read_only: true, .. } | DeviceKind::VirtioRng => return None,
+    })
+}
+
+/// As the kernel's `dev_valid_name`.
+fn interface(tap: String) -> Result<String, Rule> {
+    let good = (1..=MAX_TAP).contains(&tap.len())
+        && tap != "."
+        && tap != ".."
+        && !tap.contains(|c: char| c.is_ascii_whitespace() || matches!(c, '/' | ':' | '\0' | '\x0b'));
+    if good { Ok(tap) } else { Err(DeviceRule::Tap { tap }.into()) }
+}
+
+fn unicast(text: &str) -> Result<[u8; 6], Rule> {
+    let wrong = || Rule::from(DeviceRule::Mac { mac: text.to_owned() });
+    let mut bytes = Vec::with_capacity(6);
+    for part in text.split(':') {
+        let two_digits = part.len() == 2 && part.bytes().all(|b| b.is_ascii_hexdigit());
+        bytes.push(u8::from_str_radix(part, 16).ok().filter(|_| two_digits).ok_or_else(wrong)?);
+    }
+    let mac: [u8; 6] = bytes.try_into().map_err(|_| wrong())?;
+    if mac == [0; 6] || mac[0] & 1 != 0 {
+        return Err(DeviceRule::Multicast { mac: text.to_owned() }.into());
+    }
+    Ok(mac)
+}
+
+/// A locally administered unicast address that is the same in every run: FNV-1a of `seed`.
+fn own_mac(seed: &str) -> [u8; 6] {
+    let hash = seed
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let [a, b, c, d, e, f, ..] = hash.to_le_bytes();
+    [a & 0xfc | 2, b, c, d, e, f]
+}
+
+fn socket(path: PathBuf) -> Result<PathBuf, Rule> {
+    let length = path.as_os_str().len();
+    if length > MAX_SOCKET { Err(DeviceRule::Socket { length }.into()) } else { Ok(path) }
+}
+
+pub(super) fn console(
+    file: Option<ConsoleFile>,
+    join: impl Fn(&str, &Path) -> Result<PathBuf, Fault>,
+) -> Result<Console, Fault> {
+    let key = "console.path";
+    Ok(match file {
+        None | Some(ConsoleFile::Stdio) => Console::Stdio,
+        Some(ConsoleFile::File { path }) => Console::File { path: join(key, &path)? },
+        Some(ConsoleFile::Pty) => Console::Pty,
+        Some(ConsoleFile::Socket { path }) => {
+            Console::Socket { path: socket(join(key, &path)?).map_err(|rule| rule.at(key))? }
+        }
+        Some(ConsoleFile::Null) => Console::Null,
+    })
+}

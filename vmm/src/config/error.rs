@@ -1,0 +1,201 @@
+//! What can be wrong with a configuration, where, and what to do about it.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use egm_address::{ByteSize, CpuSet};
+
+/// A rule that a configuration breaks, and where.
+///
+/// `Display` is one line: place, key, rule. [`ConfigError::help`] is for the line below.
+#[derive(Debug)]
+pub struct ConfigError {
+    /// Where the offending key was written; `None` when no file says it (a command-line option does).
+    pub place: Option<Place>,
+    /// The key as a JSON path: `memory.nodes[1].size`; empty for the file as a whole.
+    pub key: String,
+    /// What is wrong.
+    pub rule: Box<Rule>,
+}
+
+/// A position in a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The file, as it was named.
+    pub file: PathBuf,
+    /// Line, from 1.
+    pub line: usize,
+    /// Column in characters, from 1.
+    pub column: usize,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.file.display(), self.line, self.column)
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(place) = &self.place {
+            write!(f, "{place}: ")?;
+        }
+        // A rule about a key's name says the name itself.
+        if !self.key.is_empty() && !matches!(*self.rule, Rule::UnknownKey { .. } | Rule::DuplicateKey { .. })
+        {
+            write!(f, "{}: ", self.key)?;
+        }
+        self.rule.fmt(f)
+    }
+}
+
+impl std::error::Error for ConfigError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&*self.rule)
+    }
+}
+
+impl ConfigError {
+    /// What was probably meant, where the rule's own words do not say it.
+    pub fn help(&self) -> Option<String> {
+        self.rule.help()
+    }
+}
+
+/// Every rule. What the fields mean is said by the message.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
+pub enum Rule {
+    // The file.
+    #[error("cannot read {}", path.display())]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error("the file is larger than {}", ByteSize::new(*limit))]
+    FileTooLarge { limit: u64 },
+    #[error("not UTF-8 text")]
+    NotText,
+    #[error("not JSON: {reason}")]
+    Syntax { reason: String },
+    #[error("nested more than {limit} deep")]
+    TooDeep { limit: usize },
+    #[error("files extend each other in a circle: {}", chain(.0))]
+    ExtendsCycle(Vec<PathBuf>),
+    #[error("more than {limit} files extend each other: {}", chain(files))]
+    ExtendsDepth { limit: usize, files: Vec<PathBuf> },
+
+    // The shape.
+    #[error("unknown key \"{key}\"")]
+    UnknownKey { key: String, known: Vec<&'static str> },
+    #[error("key \"{key}\" is written twice: remove one")]
+    DuplicateKey { key: String },
+    #[error("key \"{key}\" is missing")]
+    MissingKey { key: &'static str },
+    #[error("key \"type\" is missing")]
+    MissingType { known: Vec<&'static str> },
+    #[error("found {found}, expected {wanted}")]
+    WrongType { found: String, wanted: String },
+    #[error("unknown name \"{name}\"")]
+    UnknownName { name: String, known: Vec<&'static str> },
+    #[error("{reason}")]
+    Value { reason: String },
+
+    // The meaning.
+    #[error("{value} is outside {least} to {most}: write a number in that range")]
+    Range { value: u64, least: u64, most: u64 },
+    #[error("\"{name}\" is not a name: write 1 to {MAX_NAME} of A-Z a-z 0-9 . _ -")]
+    Name { name: String },
+    #[error("this machine's architecture is {0}, no guest's: write \"x86_64\" or \"aarch64\"")]
+    Architecture(String),
+    #[error("the list is empty: name at least one, or leave the key out")]
+    EmptyList,
+    #[error(transparent)]
+    Cpus(#[from] super::cpus::CpuRule),
+    #[error(transparent)]
+    Memory(#[from] super::memory::MemoryRule),
+    #[error(transparent)]
+    Numa(#[from] super::numa::NumaRule),
+    #[error(transparent)]
+    Device(#[from] super::devices::DeviceRule),
+    #[error(transparent)]
+    Boot(#[from] super::boot::BootRule),
+}
+
+/// A broken rule on its way from the key where it was seen to the top of the file.
+#[derive(Debug, thiserror::Error)]
+#[error("{key}: {rule}")]
+pub(super) struct Fault {
+    pub(super) key: String,
+    pub(super) rule: Box<Rule>,
+}
+
+impl Rule {
+    /// This rule, broken by the value at hand.
+    pub(super) fn here(self) -> Fault {
+        self.at("")
+    }
+
+    /// This rule, broken by `key`.
+    pub(super) fn at(self, key: impl Into<String>) -> Fault {
+        Fault { key: key.into(), rule: Box::new(self) }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::UnknownKey { key, known } => Some(suggest(key, known, "keys here are")),
+            Self::UnknownName { name, known } => Some(suggest(name, known, "names here are")),
+            Self::MissingType { known } => Some(format!("types here are: {}", known.join(", "))),
+            _ => None,
+        }
+    }
+}
+
+impl Fault {
+    /// The same fault, seen from the object or array whose member `step` (`size` or `[3]`) it lies in.
+    pub(super) fn inside(mut self, step: &str) -> Self {
+        let dot = if self.key.is_empty() || self.key.starts_with('[') { "" } else { "." };
+        self.key = format!("{step}{dot}{}", self.key);
+        self
+    }
+}
+
+/// Longest name of a machine, device or region, in bytes.
+const MAX_NAME: usize = 64;
+
+/// `text`, when it is a name.
+pub(super) fn name(text: &str) -> Result<String, Rule> {
+    let good = (1..=MAX_NAME).contains(&text.len())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'));
+    if good { Ok(text.to_owned()) } else { Err(Rule::Name { name: text.to_owned() }) }
+}
+
+/// `value`, when it is within `least..=most`.
+pub(super) fn in_range<T: Copy + PartialOrd + Into<u64>>(value: T, least: T, most: T) -> Result<T, Rule> {
+    let (number, low, high) = (value.into(), least.into(), most.into());
+    if (low..=high).contains(&number) {
+        Ok(value)
+    } else {
+        Err(Rule::Range { value: number, least: low, most: high })
+    }
+}
+
+/// `list`, when it was not written or names something.
+pub(super) fn not_empty(list: Option<CpuSet>) -> Result<Option<CpuSet>, Rule> {
+    if list.as_ref().is_some_and(CpuSet::is_empty) { Err(Rule::EmptyList) } else { Ok(list) }
+}
+
+/// `did you mean "memory"? keys here are: arch, boot, …`
+fn suggest(wrong: &str, known: &[&'static str], list: &str) -> String {
+    let near = known
+        .iter()
+        .map(|name| (strsim::damerau_levenshtein(wrong, name), name))
+        .filter(|(distance, name)| *distance <= 2.max(name.len() / 3))
+        .min();
+    let question = near.map_or_else(String::new, |(_, name)| format!("did you mean \"{name}\"? "));
+    let mut names: Vec<&str> = known.iter().copied().filter(|name| !name.starts_with('$')).collect();
+    names.sort_unstable();
+    format!("{question}{list}: {}", names.join(", "))
+}
+
+fn chain(files: &[PathBuf]) -> String {
+    files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(" -> ")
+}

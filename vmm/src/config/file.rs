@@ -1,0 +1,310 @@
+//! What was written: the JSON form of a configuration, without meaning.
+//!
+//! The doc comments here become the descriptions of the JSON Schema: they speak to whoever writes a file.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use egm_address::{ByteSize, CpuSet, PciAddress};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::Deserialize;
+use serde::de::{Deserializer, SeqAccess, Visitor, value::SeqAccessDeserializer};
+
+use super::spec::{Access, Architecture, EgmForm, PageSize};
+
+/// A virtual machine for egm-vmm. Paths are relative to the file that names them.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct File {
+    /// For editors: this schema.
+    #[serde(rename = "$schema")]
+    pub(super) _schema: Option<String>,
+    /// Another configuration file that this one builds on. Objects are merged key by key; arrays and other
+    /// values written here replace those written there.
+    #[serde(rename = "extends")]
+    pub(super) _extends: Option<String>,
+    /// What hardware or use this configuration is for.
+    pub(super) description: Option<String>,
+    /// Name of the virtual machine: 1 to 64 of A-Z a-z 0-9 . _ -. Default: the file's name without ".json".
+    pub(super) name: Option<String>,
+    /// Instruction set of the guest. Default: this machine's.
+    pub(super) arch: Option<Architecture>,
+    /// Virtual processors. Default: one.
+    pub(super) cpus: Option<CpusFile>,
+    /// Ordinary memory and its NUMA nodes.
+    pub(super) memory: MemoryFile,
+    /// What is booted.
+    pub(super) boot: Option<BootFile>,
+    /// Slices of Extended GPU Memory that the machine owns.
+    pub(super) egm: Option<Vec<EgmFile>>,
+    /// PCI devices.
+    pub(super) devices: Option<Vec<DeviceFile>>,
+    /// Where the serial console goes. Default: "stdio".
+    pub(super) console: Option<ConsoleFile>,
+    /// PCI Express address windows.
+    pub(super) pcie: Option<PcieFile>,
+}
+
+/// Virtual processors.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CpusFile {
+    /// How many, 1 to 254. Default: the product of the topology.
+    pub(super) count: Option<u32>,
+    /// Sockets, cores in each, threads in each core. Default: one socket, one thread a core.
+    pub(super) topology: Option<TopologyFile>,
+    /// Host CPUs that the vCPUs may run on: one list for all ("0-3,8") or one list for each.
+    pub(super) affinity: Option<AffinityFile>,
+}
+
+/// Sockets × cores × threads is the number of vCPUs.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TopologyFile {
+    /// Sockets. Default: 1.
+    pub(super) sockets: Option<u32>,
+    /// Cores in a socket. Default: what the count leaves.
+    pub(super) cores: Option<u32>,
+    /// Threads in a core. Default: 1.
+    pub(super) threads: Option<u32>,
+}
+
+/// One list of host CPUs for all vCPUs, or a list for each.
+#[derive(Debug)]
+pub(super) enum AffinityFile {
+    All(CpuSet),
+    Each(Vec<CpuSet>),
+}
+
+/// Ordinary memory.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct MemoryFile {
+    /// All of it, EGM not counted. Default: what the nodes add up to.
+    #[schemars(schema_with = "size_schema")]
+    pub(super) size: Option<ByteSize>,
+    /// Host pages behind it: "auto" (transparent huge pages where the host allows them), or "4K", or hugetlb
+    /// pages of "2M" or "1G". Default: "auto".
+    pub(super) page_size: Option<PageSize>,
+    /// Touch every page before the guest starts. Default: false.
+    pub(super) prefault: Option<bool>,
+    /// NUMA nodes. Default: node 0 with all memory and all vCPUs.
+    pub(super) nodes: Option<Vec<NodeFile>>,
+}
+
+/// A NUMA node with processors, memory or both.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NodeFile {
+    /// Node number, 0 to 255; node 0 exists and has vCPU 0.
+    pub(super) id: u32,
+    /// Memory. Default: none.
+    #[schemars(schema_with = "size_schema")]
+    pub(super) size: Option<ByteSize>,
+    /// vCPUs, for instance "0-3,8"; each vCPU is in one node. Default: none.
+    #[schemars(schema_with = "cpu_list_schema")]
+    pub(super) cpus: Option<CpuSet>,
+    /// Host NUMA nodes that its pages come from, for instance "0". Default: any.
+    #[schemars(schema_with = "cpu_list_schema")]
+    pub(super) host_nodes: Option<CpuSet>,
+    /// ACPI SLIT distance to other nodes by number: 11 to 254. Default: what the other node says of this one,
+    /// or 20.
+    pub(super) distances: Option<BTreeMap<String, u8>>,
+    /// ACPI HMAT latency and bandwidth of this memory, by the node whose processors look.
+    pub(super) access: Option<Vec<Access>>,
+}
+
+/// What is booted. Command-line options of `egm-vmm run` take precedence.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct BootFile {
+    /// Kernel: a bzImage, or an ELF vmlinux with a 64-bit or PVH entry.
+    pub(super) kernel: Option<PathBuf>,
+    /// Initial RAM disk. Default: none.
+    pub(super) initramfs: Option<PathBuf>,
+    /// Kernel command line, at most 2047 bytes.
+    pub(super) cmdline: Option<String>,
+}
+
+/// A slice of Extended GPU Memory.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct EgmFile {
+    /// Name of the host's region. "local" is memory of the process itself, which every host has.
+    pub(super) region: String,
+    /// Bytes: a multiple of its page size and of 2 MiB.
+    #[schemars(schema_with = "size_schema")]
+    pub(super) size: ByteSize,
+    /// Guest NUMA node that the slice becomes, one of its own; for a device, the node that it is near to.
+    pub(super) node: u32,
+    /// "memory": RAM of a NUMA node. "device": a PCI function whose BAR is the slice. Default: "memory".
+    #[serde(rename = "as")]
+    pub(super) form: Option<EgmForm>,
+    /// Host pages behind a "local" slice. Default: "auto".
+    pub(super) page_size: Option<PageSize>,
+    /// Host NUMA nodes that the pages of a "local" slice come from. Default: any.
+    #[schemars(schema_with = "cpu_list_schema")]
+    pub(super) host_nodes: Option<CpuSet>,
+    /// ACPI SLIT distance to other nodes by number: 11 to 254. Default: 20.
+    pub(super) distances: Option<BTreeMap<String, u8>>,
+    /// ACPI HMAT latency and bandwidth of this memory, by the node whose processors look.
+    pub(super) access: Option<Vec<Access>>,
+}
+
+/// A PCI device. Its id, for messages, is unique; the default counts: "blk0", "blk1". A device behind a root
+/// port of its own has "root_port": true, the default for vfio and vfio-user.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", rename_all_fields = "snake_case", deny_unknown_fields)]
+#[schemars(tag = "type")]
+pub(super) enum DeviceFile {
+    /// virtio block device.
+    VirtioBlk {
+        id: Option<String>,
+        root_port: Option<bool>,
+        /// A raw file or block device.
+        path: PathBuf,
+        /// Refuse writes. Default: false.
+        read_only: Option<bool>,
+    },
+    /// virtio network device.
+    VirtioNet {
+        id: Option<String>,
+        root_port: Option<bool>,
+        /// The host's tap interface.
+        tap: String,
+        /// The guest's hardware address, "52:54:00:12:34:56". Default: made from the names of machine and device.
+        mac: Option<String>,
+        /// Queue pairs, 1 to 16. Default: 1.
+        queue_pairs: Option<u16>,
+        /// Let the kernel's vhost-net move the packets. Default: when the host has it.
+        vhost: Option<bool>,
+    },
+    /// virtio socket device.
+    VirtioVsock {
+        id: Option<String>,
+        root_port: Option<bool>,
+        /// The guest's context id, 3 to 4294967294.
+        cid: u32,
+        /// Unix socket of the userspace form. Default: the kernel's vhost-vsock.
+        socket: Option<PathBuf>,
+    },
+    /// virtio entropy device.
+    VirtioRng { id: Option<String>, root_port: Option<bool> },
+    /// A PCI function of the host.
+    Vfio {
+        id: Option<String>,
+        root_port: Option<bool>,
+        /// Which: "0009:01:00.0".
+        #[schemars(schema_with = "pci_schema")]
+        function: PciAddress,
+    },
+    /// A device that another process serves.
+    VfioUser {
+        id: Option<String>,
+        root_port: Option<bool>,
+        /// The server's Unix socket.
+        socket: PathBuf,
+    },
+}
+
+/// Where the serial console goes; a name alone stands for an object with that "type".
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+#[schemars(tag = "type", transform = name_alone_too)]
+pub(super) enum ConsoleFile {
+    /// Standard input and output.
+    Stdio,
+    /// Output is appended to a file; no input.
+    File {
+        /// The file, made when missing.
+        path: PathBuf,
+    },
+    /// A pseudo-terminal; its name is printed.
+    Pty,
+    /// A Unix stream socket for one client at a time.
+    Socket {
+        /// The socket, made at start and removed at the end.
+        path: PathBuf,
+    },
+    /// Discarded.
+    Null,
+}
+
+/// PCI Express address windows.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PcieFile {
+    /// Size of the window for 64-bit BARs. Default: what the devices need.
+    #[schemars(schema_with = "size_schema")]
+    pub(super) window64: Option<ByteSize>,
+}
+
+impl DeviceFile {
+    /// The keys that every device has: its id and whether it sits behind a root port.
+    pub(super) fn common(&self) -> (Option<&str>, Option<bool>) {
+        let (Self::VirtioBlk { id, root_port, .. }
+        | Self::VirtioNet { id, root_port, .. }
+        | Self::VirtioVsock { id, root_port, .. }
+        | Self::VirtioRng { id, root_port }
+        | Self::Vfio { id, root_port, .. }
+        | Self::VfioUser { id, root_port, .. }) = self;
+        (id.as_deref(), *root_port)
+    }
+}
+
+impl<'de> Deserialize<'de> for AffinityFile {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OneOrEach;
+        impl<'de> Visitor<'de> for OneOrEach {
+            type Value = AffinityFile;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a CPU list such as \"0-3,8\", or an array of them")
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<AffinityFile, E> {
+                text.parse().map(AffinityFile::All).map_err(E::custom)
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, lists: A) -> Result<AffinityFile, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(lists)).map(AffinityFile::Each)
+            }
+        }
+        deserializer.deserialize_any(OneOrEach)
+    }
+}
+
+impl JsonSchema for AffinityFile {
+    fn schema_name() -> Cow<'static, str> {
+        "AffinityFile".into()
+    }
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let list = cpu_list_schema(generator);
+        json_schema!({ "anyOf": [list, { "type": "array", "items": list }] })
+    }
+}
+
+fn size_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "anyOf": [
+        { "type": "string", "pattern": "^[0-9]+ *([KMGT](iB)?|B)?$", "examples": ["64GiB"] },
+        { "type": "integer", "minimum": 0 },
+    ] })
+}
+
+fn cpu_list_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "pattern": "^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$", "examples": ["0-3,8"] })
+}
+
+fn pci_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "string",
+        "pattern": "^([0-9a-fA-F]{1,4}:)?[0-9a-fA-F]{1,2}:[0-9a-fA-F]{1,2}\\.[0-7]$",
+        "examples": ["0009:01:00.0"],
+    })
+}
+
+fn name_alone_too(schema: &mut Schema) {
+    let names = json_schema!({ "type": "string", "enum": ["stdio", "pty", "null"] });
+    if let Some(forms) = schema.get_mut("oneOf").and_then(|forms| forms.as_array_mut()) {
+        forms.push(names.to_value());
+    }
+}

@@ -1,0 +1,188 @@
+//! Rules of ordinary memory and of EGM slices.
+
+use std::collections::BTreeMap;
+
+use egm_address::{ByteSize, CpuSet};
+
+use super::error::{Fault, Rule, in_range, name, not_empty};
+use super::file::{EgmFile, MemoryFile, NodeFile};
+use super::spec::{EgmForm, EgmSlice, MAX_NODES, Memory, Node, PageSize};
+
+/// Neither x86-64 nor Arm addresses more (52 bits).
+pub(super) const MAX_BYTES: u64 = 1 << 52;
+/// An EGM slice is a multiple of this, so that the guest can map it with large pages.
+const EGM_ALIGNMENT: u64 = 2 << 20;
+/// The region that is memory of the process itself.
+const ZERO: ByteSize = ByteSize::new(0);
+const LOCAL: &str = "local";
+
+/// What can be wrong with memory.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
+pub enum MemoryRule {
+    #[error("{size} is not a multiple of {unit}: round it, for instance to {rounded}")]
+    Multiple { size: ByteSize, unit: ByteSize, rounded: ByteSize },
+    #[error("the size is 0: write for instance \"1GiB\"")]
+    Empty,
+    #[error("{size} is more than {} of address space", ByteSize::new(MAX_BYTES))]
+    TooLarge { size: ByteSize },
+    #[error("the nodes add up to {sum}, {} {} the size, {size}: change either",
+        ByteSize::new(sum.get().abs_diff(size.get())), if sum < size { "less than" } else { "more than" })]
+    Sum { sum: ByteSize, size: ByteSize },
+    #[error("node {id} exists already, at {first}: choose another number")]
+    DuplicateNode { id: u32, first: String },
+    #[error("node {id} has neither memory nor vCPUs: give it one of them, or remove it")]
+    EmptyNode { id: u32 },
+    #[error("there is no node 0: number the nodes from 0")]
+    NoNodeZero,
+    #[error("vCPU 0 is in node {node}: it belongs to node 0")]
+    FirstVcpu { node: u32 },
+    #[error("vCPU {vcpu} is in node {first} already: each vCPU is in one node")]
+    VcpuTwice { vcpu: u32, first: u32 },
+    #[error("there is no vCPU {vcpu}: the last of {count} is {}", count.saturating_sub(1))]
+    NoSuchVcpu { vcpu: u32, count: u32 },
+    #[error("vCPU {vcpu} is in no node: add it to the \"cpus\" of one")]
+    VcpuNowhere { vcpu: u32 },
+    #[error(
+        "only a \"local\" slice chooses this, the host decides it for region \"{region}\": leave the key out"
+    )]
+    NotLocal { region: String },
+    #[error("the slice is a device, it has no NUMA node of its own: leave the key out")]
+    NotMemory,
+}
+
+/// A size that is not 0, not absurd, and a multiple of `unit`.
+pub(super) fn sized(size: ByteSize, unit: u64) -> Result<ByteSize, Rule> {
+    let bytes = size.get();
+    let rule = if bytes == 0 {
+        MemoryRule::Empty
+    } else if bytes > MAX_BYTES {
+        MemoryRule::TooLarge { size }
+    } else if !bytes.is_multiple_of(unit) {
+        let rounded = ByteSize::new(bytes.next_multiple_of(unit));
+        MemoryRule::Multiple { size, unit: ByteSize::new(unit), rounded }
+    } else {
+        return Ok(size);
+    };
+    Err(rule.into())
+}
+
+/// Ordinary memory for `vcpus` vCPUs; distances and access figures follow when all nodes are known.
+pub(super) fn resolve(file: &MemoryFile, vcpus: u32) -> Result<Memory, Fault> {
+    let page_size = file.page_size.unwrap_or(PageSize::Auto);
+    let prefault = file.prefault.unwrap_or(false);
+    let unit = page_size.bytes();
+    let Some(written) = &file.nodes else {
+        let size = file.size.ok_or_else(|| Rule::MissingKey { key: "size" }.here())?;
+        let size = sized(size, unit).map_err(|rule| rule.at("size"))?;
+        let cpus = (0..vcpus).collect();
+        let node =
+            Node { id: 0, size, cpus, host_nodes: None, distances: BTreeMap::new(), access: Vec::new() };
+        return Ok(Memory { size, page_size, prefault, nodes: vec![node] });
+    };
+    let mut nodes: Vec<Node> = Vec::with_capacity(written.len());
+    let mut sum: u64 = 0;
+    for (index, one) in written.iter().enumerate() {
+        let node = node(one, unit).map_err(|fault| fault.inside(&format!("nodes[{index}]")))?;
+        if let Some(first) = nodes.iter().position(|other| other.id == node.id) {
+            let rule = MemoryRule::DuplicateNode { id: node.id, first: format!("memory.nodes[{first}]") };
+            return Err(Rule::from(rule).at(format!("nodes[{index}].id")));
+        }
+        sum = sum.saturating_add(node.size.get());
+        nodes.push(node);
+    }
+    let sum = ByteSize::new(sum);
+    let size = sized(file.size.unwrap_or(sum), unit).map_err(|rule| rule.at("size"))?;
+    if sum != size {
+        return Err(Rule::from(MemoryRule::Sum { sum, size }).at("size"));
+    }
+    place_vcpus(&nodes, vcpus)?;
+    nodes.sort_by_key(|node| node.id);
+    Ok(Memory { size, page_size, prefault, nodes })
+}
+
+fn node(file: &NodeFile, unit: u64) -> Result<Node, Fault> {
+    let id = in_range(file.id, 0, MAX_NODES - 1).map_err(|rule| rule.at("id"))?;
+    let size = match file.size {
+        None | Some(ZERO) => ZERO,
+        Some(size) => sized(size, unit).map_err(|rule| rule.at("size"))?,
+    };
+    let cpus = file.cpus.clone().unwrap_or_default();
+    if size == ZERO && cpus.is_empty() {
+        return Err(Rule::from(MemoryRule::EmptyNode { id }).here());
+    }
+    let host_nodes = not_empty(file.host_nodes.clone()).map_err(|rule| rule.at("host_nodes"))?;
+    Ok(Node { id, size, cpus, host_nodes, distances: BTreeMap::new(), access: Vec::new() })
+}
+
+/// Every vCPU is in exactly one node, vCPU 0 in node 0. `nodes` are in the order written.
+fn place_vcpus(nodes: &[Node], count: u32) -> Result<(), Fault> {
+    let mut home = BTreeMap::new();
+    for (index, node) in nodes.iter().enumerate() {
+        let broken = |rule: MemoryRule| Err(Rule::from(rule).at(format!("nodes[{index}].cpus")));
+        for vcpu in node.cpus.iter() {
+            if vcpu >= count {
+                return broken(MemoryRule::NoSuchVcpu { vcpu, count });
+            }
+            if let Some(first) = home.insert(vcpu, node.id) {
+                return broken(MemoryRule::VcpuTwice { vcpu, first });
+            }
+        }
+    }
+    let broken = |rule: MemoryRule| Err(Rule::from(rule).at("nodes"));
+    if nodes.iter().all(|node| node.id != 0) {
+        return broken(MemoryRule::NoNodeZero);
+    }
+    if let Some(vcpu) = (0..count).find(|vcpu| !home.contains_key(vcpu)) {
+        return broken(MemoryRule::VcpuNowhere { vcpu });
+    }
+    match home.get(&0) {
+        Some(&node) if node != 0 => broken(MemoryRule::FirstVcpu { node }),
+        _ => Ok(()),
+    }
+}
+
+/// The slices; distances and access figures follow when all nodes are known.
+pub(super) fn resolve_egm(files: &[EgmFile], memory: &Memory) -> Result<Vec<EgmSlice>, Fault> {
+    let mut owners: BTreeMap<u32, String> =
+        memory.nodes.iter().map(|node| (node.id, format!("memory, node {}", node.id))).collect();
+    let mut slices = Vec::with_capacity(files.len());
+    for (index, file) in files.iter().enumerate() {
+        let here = format!("egm[{index}]");
+        let slice = slice(file).map_err(|fault| fault.inside(&here))?;
+        if slice.form == EgmForm::Memory
+            && let Some(first) = owners.insert(slice.node, here.clone())
+        {
+            let rule = MemoryRule::DuplicateNode { id: slice.node, first };
+            return Err(Rule::from(rule).at(format!("{here}.node")));
+        }
+        slices.push(slice);
+    }
+    Ok(slices)
+}
+
+fn slice(file: &EgmFile) -> Result<EgmSlice, Fault> {
+    let region = name(&file.region).map_err(|rule| rule.at("region"))?;
+    let page_size = file.page_size.unwrap_or(PageSize::Auto);
+    let size = sized(file.size, page_size.bytes().max(EGM_ALIGNMENT)).map_err(|rule| rule.at("size"))?;
+    let node = in_range(file.node, 0, MAX_NODES - 1).map_err(|rule| rule.at("node"))?;
+    let form = file.form.unwrap_or(EgmForm::Memory);
+    let host_nodes: Option<CpuSet> =
+        not_empty(file.host_nodes.clone()).map_err(|rule| rule.at("host_nodes"))?;
+    let wrong = [
+        (region != LOCAL && file.page_size.is_some(), "page_size"),
+        (region != LOCAL && host_nodes.is_some(), "host_nodes"),
+    ];
+    if let Some((_, key)) = wrong.iter().find(|(broken, _)| *broken) {
+        return Err(Rule::from(MemoryRule::NotLocal { region }).at(*key));
+    }
+    let wrong = [
+        (form == EgmForm::Device && file.distances.is_some(), "distances"),
+        (form == EgmForm::Device && file.access.is_some(), "access"),
+    ];
+    if let Some((_, key)) = wrong.iter().find(|(broken, _)| *broken) {
+        return Err(Rule::from(MemoryRule::NotMemory).at(*key));
+    }
+    let (distances, access) = (BTreeMap::new(), Vec::new());
+    Ok(EgmSlice { region, size, node, form, page_size, host_nodes, distances, access })
+}

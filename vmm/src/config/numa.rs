@@ -1,0 +1,156 @@
+//! Rules between NUMA nodes: distances (ACPI SLIT) and access figures (ACPI HMAT).
+
+use std::collections::BTreeMap;
+
+use super::error::{Fault, Rule, in_range};
+use super::file::{EgmFile, MemoryFile};
+use super::spec::{Access, EgmForm, EgmSlice, Memory};
+
+/// Distance of a node to itself (ACPI 6.5, 5.2.17).
+const LOCAL_DISTANCE: u8 = 10;
+/// Distance that is assumed where none is written, as Linux does.
+const REMOTE_DISTANCE: u8 = 20;
+/// Largest distance; 255 says "unreachable".
+const MAX_DISTANCE: u8 = 254;
+/// HMAT entries are 16 bits, of which 0 and 0xffff are taken (ACPI 6.5, 5.2.27.4).
+const MAX_ENTRY: u32 = 0xfffe;
+/// HMAT bandwidth has a base unit; up to here it is at most 1000 MB/s.
+const MAX_BANDWIDTH: u32 = MAX_ENTRY * 1000;
+
+/// What can be wrong between nodes.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
+pub enum NumaRule {
+    #[error("there is no node {node}: nodes are {known:?}")]
+    NoSuchNode { node: String, known: Vec<u32> },
+    #[error("the distance of a node to itself is {LOCAL_DISTANCE}, not {distance}: leave it out")]
+    Self_ { distance: u8 },
+    #[error("node {node} has no vCPUs that could look: name a node that has")]
+    NoProcessor { node: u32 },
+    #[error("memory as seen from node {node} is described twice: remove one")]
+    AccessTwice { node: u32 },
+}
+
+/// A node and what its file says about it.
+struct Domain<'f> {
+    key: String,
+    id: u32,
+    has_cpus: bool,
+    distances: Option<&'f BTreeMap<String, u8>>,
+    access: &'f [Access],
+}
+
+/// Writes distances and access figures into `memory` and `egm`, which were made from the files in that order.
+pub(super) fn link(
+    (memory_file, memory): (&MemoryFile, &mut Memory),
+    (egm_files, egm): (&[EgmFile], &mut [EgmSlice]),
+) -> Result<(), Fault> {
+    let domains = domains(memory_file, memory, egm_files, egm);
+    check_device_nodes(&domains, egm)?;
+    let written = written_distances(&domains)?;
+    for domain in &domains {
+        check_access(domain, &domains)?;
+    }
+    let row = |from: u32| {
+        let distance = |to: u32| match (from == to, written.get(&(from, to)), written.get(&(to, from))) {
+            (true, _, _) => LOCAL_DISTANCE,
+            (_, Some(&there), _) => there,
+            (_, None, Some(&back)) => back,
+            _ => REMOTE_DISTANCE,
+        };
+        domains.iter().map(|to| (to.id, distance(to.id))).collect::<BTreeMap<u32, u8>>()
+    };
+    let access = |id: u32| domains.iter().find(|d| d.id == id).map_or_else(Vec::new, |d| d.access.to_vec());
+    for node in &mut memory.nodes {
+        (node.distances, node.access) = (row(node.id), access(node.id));
+    }
+    for slice in egm.iter_mut().filter(|slice| slice.form == EgmForm::Memory) {
+        (slice.distances, slice.access) = (row(slice.node), access(slice.node));
+    }
+    Ok(())
+}
+
+fn domains<'f>(
+    memory_file: &'f MemoryFile,
+    memory: &Memory,
+    egm_files: &'f [EgmFile],
+    egm: &[EgmSlice],
+) -> Vec<Domain<'f>> {
+    let Some(nodes) = &memory_file.nodes else {
+        let only = Domain { key: "memory".to_owned(), id: 0, has_cpus: true, distances: None, access: &[] };
+        return std::iter::once(only).chain(slices(egm_files, egm)).collect();
+    };
+    let ordinary = nodes.iter().enumerate().map(|(index, file)| Domain {
+        key: format!("memory.nodes[{index}]"),
+        id: file.id,
+        has_cpus: memory.nodes.iter().any(|node| node.id == file.id && !node.cpus.is_empty()),
+        distances: file.distances.as_ref(),
+        access: file.access.as_deref().unwrap_or_default(),
+    });
+    ordinary.chain(slices(egm_files, egm)).collect()
+}
+
+fn slices<'f>(files: &'f [EgmFile], egm: &[EgmSlice]) -> impl Iterator<Item = Domain<'f>> {
+    files.iter().zip(egm).enumerate().filter(|(_, (_, slice))| slice.form == EgmForm::Memory).map(
+        |(index, (file, slice))| Domain {
+            key: format!("egm[{index}]"),
+            id: slice.node,
+            has_cpus: false,
+            distances: file.distances.as_ref(),
+            access: file.access.as_deref().unwrap_or_default(),
+        },
+    )
+}
+
+fn no_such_node(node: impl ToString, domains: &[Domain<'_>]) -> Rule {
+    NumaRule::NoSuchNode { node: node.to_string(), known: domains.iter().map(|d| d.id).collect() }.into()
+}
+
+/// A slice as a device is near to a node that exists.
+fn check_device_nodes(domains: &[Domain<'_>], egm: &[EgmSlice]) -> Result<(), Fault> {
+    let lost = egm.iter().enumerate().find(|(_, slice)| domains.iter().all(|d| d.id != slice.node));
+    match lost {
+        Some((index, slice)) => Err(no_such_node(slice.node, domains).at(format!("egm[{index}].node"))),
+        None => Ok(()),
+    }
+}
+
+/// Distances by (from, to), those that are written.
+fn written_distances(domains: &[Domain<'_>]) -> Result<BTreeMap<(u32, u32), u8>, Fault> {
+    let mut written = BTreeMap::new();
+    for domain in domains {
+        for (text, &distance) in domain.distances.into_iter().flatten() {
+            let key = || format!("{}.distances.{text}", domain.key);
+            let other = domains.iter().find(|other| other.id.to_string() == *text);
+            let to = other.ok_or_else(|| no_such_node(text, domains).at(key()))?.id;
+            if to == domain.id && distance != LOCAL_DISTANCE {
+                return Err(Rule::from(NumaRule::Self_ { distance }).at(key()));
+            }
+            if to != domain.id {
+                in_range(distance, LOCAL_DISTANCE + 1, MAX_DISTANCE).map_err(|rule| rule.at(key()))?;
+            }
+            written.insert((domain.id, to), distance);
+        }
+    }
+    Ok(written)
+}
+
+fn check_access(domain: &Domain<'_>, domains: &[Domain<'_>]) -> Result<(), Fault> {
+    for (index, access) in domain.access.iter().enumerate() {
+        let key = |name: &str| format!("{}.access[{index}].{name}", domain.key);
+        let node = access.from;
+        match domains.iter().find(|other| other.id == node) {
+            None => return Err(no_such_node(node, domains).at(key("from"))),
+            Some(looker) if !looker.has_cpus => {
+                return Err(Rule::from(NumaRule::NoProcessor { node }).at(key("from")));
+            }
+            Some(_) => {}
+        }
+        if domain.access.iter().take(index).any(|earlier| earlier.from == node) {
+            return Err(Rule::from(NumaRule::AccessTwice { node }).at(key("from")));
+        }
+        in_range(access.latency_ns, 1, MAX_ENTRY).map_err(|rule| rule.at(key("latency_ns")))?;
+        in_range(access.bandwidth_mbps, 1, MAX_BANDWIDTH).map_err(|rule| rule.at(key("bandwidth_mbps")))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,144 @@
+//! The files of a configuration: one, and those that it extends.
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use super::error::{ConfigError, Fault, Place, Rule};
+use super::tree::{Mark, Node, Value, line_and_column};
+
+/// Largest file; the largest of ours has a hundredth of it.
+const MAX_FILE: u64 = 1 << 20;
+/// Most files that extend one another.
+const MAX_FILES: usize = 8;
+/// The key that names the file below.
+const EXTENDS: &str = "extends";
+
+/// All files of a configuration, merged into one tree.
+pub(super) struct Document {
+    sources: Vec<Source>,
+    root: Node,
+}
+
+struct Source {
+    path: PathBuf,
+    text: String,
+}
+
+impl Document {
+    /// Reads `path` and what it extends.
+    pub(super) fn load(path: &Path) -> Result<Self, ConfigError> {
+        let bytes = read(path).map_err(|rule| unplaced(rule))?;
+        Self::from_bytes(path, bytes)
+    }
+
+    /// The same for a file whose content is at hand; what it extends is read from disk.
+    pub(super) fn from_bytes(path: &Path, bytes: Vec<u8>) -> Result<Self, ConfigError> {
+        let mut sources = Vec::new();
+        let mut layers = Vec::new();
+        let mut next = Some((path.to_owned(), bytes));
+        while let Some((path, bytes)) = next {
+            let index = sources.len();
+            let text = text(&path, bytes)?;
+            sources.push(Source { path, text });
+            let mut layer = Node::parse(&sources[index].text, index)
+                .map_err(|(mark, rule)| error_at(&sources, mark, rule.here()))?;
+            next = match extended(&mut layer) {
+                None => None,
+                Some(node) => {
+                    let below = below(&sources, &node)
+                        .map_err(|rule| error_at(&sources, node.mark, rule.at(EXTENDS)))?;
+                    Some(below)
+                }
+            };
+            layers.push(layer);
+        }
+        let root = layers.into_iter().rev().reduce(Node::overlaid);
+        let root = root.ok_or_else(|| unplaced(Rule::NotText))?;
+        Ok(Self { sources, root })
+    }
+
+    pub(super) fn root(&self) -> &Node {
+        &self.root
+    }
+
+    /// The file that was asked for.
+    pub(super) fn path(&self) -> &Path {
+        self.sources.first().map_or(Path::new(""), |source| &source.path)
+    }
+
+    /// `path`, which `key` says, relative to the folder of the file that wrote the key.
+    pub(super) fn join(&self, key: &str, path: &Path) -> PathBuf {
+        let source = self.sources.get(self.root.nearest(key).mark.source);
+        source
+            .and_then(|source| source.path.parent())
+            .map_or_else(|| path.to_owned(), |folder| folder.join(path))
+    }
+
+    /// The fault with the place where its key was written.
+    pub(super) fn error(&self, fault: Fault) -> ConfigError {
+        error_at(&self.sources, self.root.nearest(&fault.key).mark, fault)
+    }
+}
+
+fn unplaced(rule: Rule) -> ConfigError {
+    ConfigError { place: None, key: String::new(), rule: Box::new(rule) }
+}
+
+fn error_at(sources: &[Source], mark: Mark, fault: Fault) -> ConfigError {
+    let place = sources.get(mark.source).map(|source| {
+        let (line, column) = line_and_column(&source.text, mark.offset);
+        Place { file: source.path.clone(), line, column }
+    });
+    ConfigError { place, key: fault.key, rule: fault.rule }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Rule> {
+    let mut bytes = Vec::new();
+    fs::File::open(path)
+        .and_then(|file| file.take(MAX_FILE.saturating_add(1)).read_to_end(&mut bytes))
+        .map_err(|source| Rule::Unreadable { path: path.to_owned(), source })?;
+    Ok(bytes)
+}
+
+fn text(path: &Path, bytes: Vec<u8>) -> Result<String, ConfigError> {
+    let too_large = u64::try_from(bytes.len()).is_ok_and(|length| length > MAX_FILE);
+    let rule = match String::from_utf8(bytes) {
+        Ok(text) if !too_large => return Ok(text),
+        Ok(_) => Rule::FileTooLarge { limit: MAX_FILE },
+        Err(_) => Rule::NotText,
+    };
+    let place = Some(Place { file: path.to_owned(), line: 1, column: 1 });
+    Err(ConfigError { place, key: String::new(), rule: Box::new(rule) })
+}
+
+/// Takes the `extends` key out of a file.
+fn extended(layer: &mut Node) -> Option<Node> {
+    match &mut layer.value {
+        Value::Object(members) => members.remove(EXTENDS),
+        _ => None,
+    }
+}
+
+/// The file that `node`, the `extends` of the last source, names.
+fn below(sources: &[Source], node: &Node) -> Result<(PathBuf, Vec<u8>), Rule> {
+    let Value::Text(name) = &node.value else {
+        return Err(Rule::WrongType {
+            found: "another value".to_owned(),
+            wanted: "the name of a file".to_owned(),
+        });
+    };
+    let folder = sources.last().and_then(|source| source.path.parent());
+    let path = folder.map_or_else(|| PathBuf::from(name), |folder| folder.join(name));
+    let mut files: Vec<PathBuf> = sources.iter().map(|source| source.path.clone()).collect();
+    let circle = files.contains(&path);
+    files.push(path.clone());
+    if circle {
+        return Err(Rule::ExtendsCycle(files));
+    }
+    if sources.len() >= MAX_FILES {
+        return Err(Rule::ExtendsDepth { limit: MAX_FILES, files });
+    }
+    let bytes = read(&path)?;
+    Ok((path, bytes))
+}
