@@ -1,2 +1,95 @@
-//! placeholder
-fn main() {}
+//! `egm-guest`: shows from inside a guest that it is what its plan says.
+//!
+//! As process 1 of an initramfs it sets the system up, runs the checks that the kernel command line names, prints
+//! one JSON line a check on the console and ends the machine ([`init`]). As an ordinary program it lists and runs
+//! the same checks. Each check is a process of its own ([`run`]), so that one that aborts, hangs or is killed for
+//! memory costs its own result and no other.
+
+mod acpi;
+mod checks;
+mod cmdline;
+mod error;
+mod expect;
+mod finding;
+mod init;
+mod pattern;
+mod run;
+mod sys;
+mod sysfs;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::error::Broken;
+
+/// Where the initramfs has the plan.
+const PLAN: &str = "/egm/plan.json";
+
+/// Checks from inside a guest that it is what its plan says.
+#[derive(Debug, Parser)]
+#[command(name = "egm-guest", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Lists the checks and what each claims.
+    List,
+    /// Runs checks, all without a name, and prints a table.
+    Run {
+        /// Names of checks; `all` for every one that is not run by name only.
+        names: Vec<String>,
+        /// One JSON line a check instead of a table.
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        with: With,
+    },
+    /// Runs one check in this process and prints its line.
+    #[command(hide = true)]
+    Check {
+        /// Its name.
+        name: String,
+        #[command(flatten)]
+        with: With,
+    },
+}
+
+/// What checks are given.
+#[derive(Debug, Clone, Args)]
+struct With {
+    /// What `egm-vmm plan --json` printed for this guest.
+    #[arg(long, default_value = PLAN)]
+    plan: PathBuf,
+    /// An argument of a check, as `egm.arg.KEY=VALUE` on the kernel command line.
+    #[arg(long = "arg", value_name = "KEY=VALUE")]
+    args: Vec<String>,
+}
+
+impl With {
+    fn context(&self) -> Result<checks::Context, Broken> {
+        let args = cmdline::Arguments::from_pairs(&self.args)?;
+        Ok(checks::Context { plan: expect::Plan::read(&self.plan)?, args })
+    }
+}
+
+fn main() -> ExitCode {
+    if std::process::id() == 1 {
+        init::main();
+    }
+    match Cli::parse().command {
+        Command::List => {
+            for check in checks::ALL {
+                let note = if check.by_name_only { " (only by name)" } else { "" };
+                println!("{:<14} {}{note}", check.name, check.claim);
+            }
+            ExitCode::SUCCESS
+        }
+        Command::Run { names, json, with } => run::for_a_person(&names, &with, json),
+        Command::Check { name, with } => run::in_this_process(&name, &with),
+    }
+}

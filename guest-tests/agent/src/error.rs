@@ -1,0 +1,76 @@
+//! Why a check could not decide its claim.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a check broke; it says nothing about the claim.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Broken {
+    /// A file of the guest's kernel cannot be used.
+    #[error("cannot {action} {}: {source}", path.display())]
+    File {
+        /// `read`, `open`, …
+        action: &'static str,
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A system call failed.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The guest's kernel says something that is not understood.
+    #[error("{what} says {text:?}, which is not {form}")]
+    Text {
+        /// File or field.
+        what: String,
+        /// What it says.
+        text: String,
+        /// What was expected.
+        form: &'static str,
+    },
+    /// The plan is not one.
+    #[error("{} is not a plan: {source}; write it with `egm-vmm plan --json`", path.display())]
+    Plan {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: serde_json::Error,
+    },
+    /// The plan is of another version.
+    #[error("plan version {0} is not known here: use agent and VMM of one build")]
+    PlanVersion(u32),
+    /// An argument is not `KEY=VALUE`, or its value is not what the check takes.
+    #[error("argument {0:?} {1}")]
+    Argument(String, &'static str),
+    /// An ACPI table is malformed.
+    #[error("ACPI table {0}")]
+    Acpi(#[from] crate::acpi::AcpiError),
+}
+
+impl Broken {
+    /// For `map_err` on a file operation.
+    pub(crate) fn file<E: Into<io::Error>>(
+        action: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(E) -> Self {
+        let path = path.into();
+        move |source| Self::File { action, path, source: source.into() }
+    }
+
+    /// For `map_err` on a system call.
+    pub(crate) fn system<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Self {
+        let what = what.into();
+        move |source| Self::System { what, source: source.into() }
+    }
+
+    /// A text that is not of the form that it should have.
+    pub(crate) fn text(what: impl Into<String>, text: &str, form: &'static str) -> Self {
+        Self::Text { what: what.into(), text: text.chars().take(80).collect(), form }
+    }
+}

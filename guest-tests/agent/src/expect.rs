@@ -1,0 +1,251 @@
+//! The part of a plan that the agent holds the guest to.
+//!
+//! Its JSON is what `egm-vmm plan --json` prints. Fields that no check reads are left out and unknown kinds of
+//! devices are `Other`, so that a plan may grow without a new agent; another version is refused.
+
+use std::path::Path;
+
+use egm_address::{CpuSet, Gpa, Guest, PciAddress, Span, SpanSet};
+use serde::Deserialize;
+
+use crate::error::Broken;
+
+/// Version of the plan that is understood.
+const VERSION: u32 = 1;
+
+/// A virtual machine as planned.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Plan {
+    pub(crate) version: u32,
+    pub(crate) arch: String,
+    pub(crate) vcpus: Vec<Vcpu>,
+    pub(crate) memory: Vec<Memory>,
+    pub(crate) windows: Vec<Window>,
+    pub(crate) pci: Vec<Function>,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) distances: Vec<Vec<u8>>,
+    pub(crate) ports: Vec<Port>,
+}
+
+/// A vCPU; Linux numbers them as the plan does.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Vcpu {
+    pub(crate) index: u32,
+    pub(crate) hardware_id: u32,
+    pub(crate) socket: u32,
+    pub(crate) core: u32,
+    pub(crate) node: u32,
+}
+
+/// A piece of RAM.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Memory {
+    pub(crate) span: Span<Guest>,
+    pub(crate) node: u32,
+}
+
+/// What an address window is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum WindowKind {
+    /// 32-bit PCI window.
+    PciMemory32,
+    /// 64-bit PCI window.
+    PciMemory64,
+    /// PCI Express configuration space.
+    Ecam,
+    /// Firmware, interrupt controllers, reserved.
+    #[serde(other)]
+    Other,
+}
+
+/// An address window.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Window {
+    pub(crate) kind: WindowKind,
+    pub(crate) span: Span<Guest>,
+}
+
+/// Type of a base address register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum BarKind {
+    /// 32-bit memory, not prefetchable.
+    Memory32,
+    /// 64-bit memory, prefetchable.
+    Memory64Prefetchable,
+}
+
+/// A base address register.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Bar {
+    pub(crate) index: u8,
+    pub(crate) kind: BarKind,
+    pub(crate) span: Span<Guest>,
+}
+
+/// A PCI function.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Function {
+    pub(crate) address: PciAddress,
+    pub(crate) role: Role,
+    pub(crate) bars: Vec<Bar>,
+    pub(crate) msix_vectors: u16,
+}
+
+/// What a PCI function is.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(tag = "role", rename_all = "kebab-case")]
+pub(crate) enum Role {
+    /// The host bridge.
+    HostBridge,
+    /// A root port.
+    RootPort {
+        /// The only bus behind it.
+        secondary: u8,
+        /// 32-bit window that it forwards.
+        window32: Option<Span<Guest>>,
+        /// 64-bit window that it forwards.
+        window64: Option<Span<Guest>>,
+    },
+    /// A device.
+    Endpoint {
+        /// Which.
+        device: Device,
+    },
+}
+
+/// A device of the configuration.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Device {
+    pub(crate) id: String,
+    pub(crate) kind: DeviceKind,
+}
+
+/// Kinds of devices.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(tag = "type", rename_all = "kebab-case")]
+pub(crate) enum DeviceKind {
+    /// virtio block.
+    VirtioBlk {
+        /// Whether writes are refused.
+        read_only: bool,
+    },
+    /// virtio network.
+    VirtioNet {
+        /// Hardware address.
+        mac: [u8; 6],
+    },
+    /// virtio socket.
+    VirtioVsock {
+        /// Context id.
+        cid: u32,
+    },
+    /// virtio entropy.
+    VirtioRng,
+    /// Host functions and devices of other processes.
+    #[serde(other)]
+    Other,
+}
+
+/// A NUMA node.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Node {
+    pub(crate) id: u32,
+    pub(crate) cpus: CpuSet,
+    pub(crate) egm: bool,
+    pub(crate) access: Vec<Access>,
+}
+
+/// HMAT figures of a node's memory.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub(crate) struct Access {
+    pub(crate) from: u32,
+    pub(crate) latency_ns: u32,
+    pub(crate) bandwidth_mbps: u32,
+}
+
+/// A range of I/O ports.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Port {
+    pub(crate) first: u16,
+    pub(crate) count: u16,
+}
+
+impl Plan {
+    /// Reads a plan.
+    pub(crate) fn read(path: &Path) -> Result<Self, Broken> {
+        let text = std::fs::read_to_string(path).map_err(Broken::file("read", path))?;
+        let plan: Self =
+            serde_json::from_str(&text).map_err(|source| Broken::Plan { path: path.to_owned(), source })?;
+        if plan.version == VERSION { Ok(plan) } else { Err(Broken::PlanVersion(plan.version)) }
+    }
+
+    /// Linux's number of the node `id`, `None` for a node without processors and memory.
+    ///
+    /// Linux numbers proximity domains as it meets them in the SRAT: those of processors, then those of memory
+    /// (`acpi_numa_init`). Without gaps in the ids this is the id.
+    pub(crate) fn linux_node(&self, id: u32) -> Option<u32> {
+        let met = self.vcpus.iter().map(|v| v.node).chain(self.memory.iter().map(|m| m.node));
+        let mut order: Vec<u32> = Vec::new();
+        for node in met {
+            if !order.contains(&node) {
+                order.push(node);
+            }
+        }
+        order.iter().position(|node| *node == id).and_then(|number| u32::try_from(number).ok())
+    }
+
+    /// RAM that the guest may use: planned memory without windows, of one node or of all.
+    pub(crate) fn usable(&self, node: Option<u32>) -> SpanSet<Guest> {
+        let memory: SpanSet<Guest> =
+            self.memory.iter().filter(|m| node.is_none_or(|id| m.node == id)).map(|m| m.span).collect();
+        memory.minus(&self.windows.iter().map(|w| w.span).collect())
+    }
+
+    /// Nodes of EGM memory.
+    pub(crate) fn egm_nodes(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.iter().filter(|node| node.egm && self.memory.iter().any(|m| m.node == node.id))
+    }
+
+    /// Devices and where each is.
+    pub(crate) fn devices(&self) -> impl Iterator<Item = (&Function, &Device)> {
+        self.pci.iter().filter_map(|function| match &function.role {
+            Role::Endpoint { device } => Some((function, device)),
+            _ => None,
+        })
+    }
+}
+
+/// The first MiB, of which firmware and kernel keep parts on x86.
+pub(crate) fn first_mebibyte() -> SpanSet<Guest> {
+    Span::between(Gpa::new(0), Gpa::new(1 << 20)).into_iter().collect()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// The plan of the machine whose `/proc` and `/sys` are the fixtures.
+    pub(crate) fn q35() -> Plan {
+        serde_json::from_str(include_str!("../fixtures/q35/plan.json")).unwrap()
+    }
+
+    #[test]
+    fn a_plan_is_read_with_what_the_agent_does_not_know() {
+        let plan = q35();
+        assert_eq!((plan.vcpus.len(), plan.nodes.len()), (2, 2));
+        assert!(plan.devices().any(|(_, device)| device.kind == DeviceKind::Other));
+        assert_eq!(plan.egm_nodes().map(|n| n.id).collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
+    fn linux_numbers_nodes_of_processors_first() {
+        let mut plan = q35();
+        assert_eq!((plan.linux_node(0), plan.linux_node(1)), (Some(0), Some(1)));
+        for vcpu in &mut plan.vcpus {
+            vcpu.node = 7;
+        }
+        assert_eq!((plan.linux_node(7), plan.linux_node(0), plan.linux_node(3)), (Some(0), Some(1), None));
+    }
+}

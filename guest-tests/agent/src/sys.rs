@@ -1,0 +1,228 @@
+//! The unsafe room: system calls that no safe library offers, and memory that this process maps.
+//!
+//! Callers rely on this: a [`Mapping`] is memory of its own that nobody else writes, zeroed, page aligned and unmapped
+//! when dropped; a [`Registers`] mapping is only ever accessed volatile and within its bounds.
+#![expect(
+    unsafe_code,
+    reason = "NUMA policy, block discard, vsock addresses, device registers and I/O ports"
+)]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::time::Duration;
+
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// Anonymous memory of this process: zeroed, page aligned, not shared.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    start: NonNull<u8>,
+    size: usize,
+}
+
+// SAFETY: the mapping is owned, and access goes through `&self` and `&mut self` as for a `Vec<u8>`.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    /// `size` bytes, at least 1; pages come on first touch, in large pages where the kernel can.
+    pub(crate) fn new(size: usize) -> io::Result<Self> {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new anonymous mapping at an address of the kernel's choice replaces nothing.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(ptr::null_mut(), size, ProtFlags::READ | ProtFlags::WRITE, flags)
+        }?;
+        let start = NonNull::new(start.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let mapping = Self { start, size };
+        // SAFETY: the range is the mapping just made; the advice changes page sizes, not contents.
+        let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), size, Advice::LinuxHugepage) };
+        Ok(mapping)
+    }
+
+    /// As [`Mapping::new`], with every page from NUMA node `node` and no other.
+    pub(crate) fn on_node(size: usize, node: u32) -> io::Result<Self> {
+        const MASK_BITS: usize = 1024;
+        let mapping = Self::new(size)?;
+        let mut mask = [0u64; MASK_BITS / 64];
+        let node = usize::try_from(node).unwrap_or(usize::MAX);
+        let word = mask.get_mut(node / 64).ok_or(io::ErrorKind::InvalidInput)?;
+        *word |= 1 << (node % 64);
+        // SAFETY: the range is this mapping, and the mask has MASK_BITS bits (the kernel reads one bit less than told).
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                mapping.start.as_ptr(),
+                mapping.size,
+                libc::MPOL_BIND,
+                mask.as_ptr(),
+                MASK_BITS + 1,
+                0,
+            )
+        };
+        if done == 0 { Ok(mapping) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// The bytes.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: the mapping is readable for `size` bytes, initialised by the kernel, and borrowed with `self`.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.size) }
+    }
+
+    /// The bytes, to write.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as `bytes`, writable, and borrowed alone.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.size) }
+    }
+
+    /// The NUMA node of each page of `page_size` bytes, in order, negative (an error number) where there is none.
+    pub(crate) fn nodes(&self, page_size: usize) -> io::Result<Vec<i32>> {
+        const AT_ONCE: usize = 1 << 16;
+        let mut nodes = vec![0i32; self.size.div_ceil(page_size)];
+        for (batch, status) in nodes.chunks_mut(AT_ONCE).enumerate() {
+            let first = batch * AT_ONCE;
+            let pages: Vec<*const u8> = (first..first + status.len())
+                .map(|page| self.start.as_ptr().wrapping_add(page * page_size).cast_const())
+                .collect();
+            // SAFETY: both arrays have `status.len()` entries; without target nodes the call only reports.
+            let done = unsafe {
+                libc::syscall(
+                    libc::SYS_move_pages,
+                    0,
+                    status.len(),
+                    pages.as_ptr(),
+                    ptr::null::<i32>(),
+                    status.as_mut_ptr(),
+                    0,
+                )
+            };
+            if done != 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        Ok(nodes)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is this mapping; no borrow of it outlives `self`.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.size) };
+    }
+}
+
+/// Device registers behind a file such as sysfs `resource4`.
+#[derive(Debug)]
+pub(crate) struct Registers {
+    start: NonNull<u8>,
+    size: usize,
+}
+
+impl Registers {
+    /// Maps the first `size` bytes of `file`.
+    pub(crate) fn map(file: &File, size: usize) -> io::Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+        let start =
+            unsafe { rustix::mm::mmap(ptr::null_mut(), size, protection, MapFlags::SHARED, file, 0) }?;
+        let start = NonNull::new(start.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start, size })
+    }
+
+    /// Size in bytes.
+    pub(crate) fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Writes `value` and reads it back at `offset`, rounded down to a multiple of 4; `None` past the end.
+    pub(crate) fn exchange(&mut self, offset: usize, value: u32) -> Option<u32> {
+        let offset = offset & !3;
+        if offset.checked_add(4)? > self.size {
+            return None;
+        }
+        let register = self.start.as_ptr().wrapping_add(offset).cast::<u32>();
+        // SAFETY: four aligned bytes inside the mapping; what they do is the device's business, not this process's.
+        unsafe { register.write_volatile(value) };
+        // SAFETY: as above.
+        Some(unsafe { register.read_volatile() })
+    }
+}
+
+impl Drop for Registers {
+    fn drop(&mut self) {
+        // SAFETY: the range is this mapping; no reference into it exists.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.size) };
+    }
+}
+
+/// Discards `size` bytes from `offset` of a block device (`BLKDISCARD`); their contents are undefined afterwards.
+pub(crate) fn discard(disk: &File, offset: u64, size: u64) -> io::Result<()> {
+    const BLKDISCARD: rustix::ioctl::Opcode = rustix::ioctl::opcode::none(0x12, 119);
+    // SAFETY: the kernel reads two 64-bit numbers, which is what the array holds.
+    let call = unsafe { rustix::ioctl::Setter::<BLKDISCARD, [u64; 2]>::new([offset, size]) };
+    // SAFETY: BLKDISCARD writes nothing to this process.
+    Ok(unsafe { rustix::ioctl::ioctl(disk, call) }?)
+}
+
+/// A vsock stream to `cid`, and the context id of this side.
+pub(crate) fn vsock_connect(cid: u32, port: u32, timeout: Duration) -> io::Result<(File, u32)> {
+    // SAFETY: no pointers.
+    let fd = unsafe { libc::socket(libc::AF_VSOCK, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new and nobody else's.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    for option in [rustix::net::sockopt::Timeout::Recv, rustix::net::sockopt::Timeout::Send] {
+        rustix::net::sockopt::set_socket_timeout(socket.as_fd(), option, Some(timeout))?;
+    }
+    let mut address = vsock_address(cid, port);
+    let mut size = libc::socklen_t::try_from(size_of::<libc::sockaddr_vm>()).unwrap_or(0);
+    // SAFETY: the address is a whole sockaddr_vm of `size` bytes.
+    if unsafe { libc::connect(socket.as_raw_fd(), ptr::from_ref(&address).cast(), size) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel writes at most `size` bytes, a whole sockaddr_vm.
+    if unsafe { libc::getsockname(socket.as_raw_fd(), ptr::from_mut(&mut address).cast(), &raw mut size) }
+        != 0
+    {
+        return Err(io::Error::last_os_error());
+    }
+    Ok((File::from(socket), address.svm_cid))
+}
+
+fn vsock_address(cid: u32, port: u32) -> libc::sockaddr_vm {
+    // SAFETY: a sockaddr_vm is integers and arrays of them; zero is a value of each.
+    let mut address: libc::sockaddr_vm = unsafe { std::mem::zeroed() };
+    address.svm_family = libc::sa_family_t::try_from(libc::AF_VSOCK).unwrap_or(0);
+    address.svm_cid = cid;
+    address.svm_port = port;
+    address
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_zeroed_and_keeps_what_is_written() {
+        let mut memory = Mapping::new(8192).unwrap();
+        assert!(memory.bytes().iter().all(|b| *b == 0));
+        memory.bytes_mut()[8191] = 7;
+        assert_eq!(memory.bytes()[8191], 7);
+    }
+
+    #[test]
+    fn registers_are_not_read_past_their_end() {
+        let file = tempfile();
+        file.set_len(4096).unwrap();
+        let mut registers = Registers::map(&file, 4096).unwrap();
+        assert_eq!(registers.exchange(4095, 9), Some(9));
+        assert_eq!(registers.exchange(4096, 9), None);
+        assert_eq!(registers.exchange(usize::MAX, 9), None);
+    }
+
+    fn tempfile() -> File {
+        File::from(rustix::fs::memfd_create("registers", rustix::fs::MemfdFlags::CLOEXEC).unwrap())
+    }
+}
