@@ -16,6 +16,11 @@
 //! drains and ignores kicks while it is not active. Devices and transport share one lock, the device's own
 //! (`Arc<Mutex<_>>`); the transport's registers have another that is always taken first.
 
+pub mod iovec;
+pub mod ring;
+#[cfg(test)]
+mod testing;
+
 use std::sync::Arc;
 
 use event_manager::MutEventSubscriber;

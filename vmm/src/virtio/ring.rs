@@ -1,0 +1,305 @@
+//! A split virtqueue (virtio 1.3 §2.7) as a hostile driver may have written it: every chain is parsed into a
+//! [`Chain`] before a device sees it, and what does not parse is given back with length 0 and counted.
+//!
+//! Nothing here loops over what the driver may extend meanwhile: [`Ring::pop`] looks at one chain a call, so a
+//! device bounds its work by counting calls.
+
+use virtio_queue::DescriptorChain;
+use virtio_queue::Queue;
+use virtio_queue::QueueOwnedT;
+use virtio_queue::QueueT;
+use vm_memory::GuestAddress;
+use vm_memory::GuestMemory;
+use vm_memory::GuestMemoryMmap;
+use vm_memory::Permissions;
+use vm_memory::VolatileSlice;
+
+/// Most descriptors in a chain. The largest queue of the devices here has 256 entries, and a chain may not have more
+/// descriptors than its queue has entries, indirect or not (virtio 1.3 §2.7.5.3.1).
+const MAX_DESCRIPTORS: usize = 256;
+
+/// Guest memory that one descriptor names; it was inside guest memory when the chain was parsed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segment {
+    /// First byte, guest physical.
+    pub address: GuestAddress,
+    /// Bytes, at least 1.
+    pub length: u32,
+}
+
+/// A descriptor chain: what the device may read, then what it may write (virtio 1.3 §2.7.4.2).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chain {
+    /// Index of its first descriptor, which is its name in the used ring.
+    pub head: u16,
+    /// From driver to device, in order.
+    pub readable: Vec<Segment>,
+    /// From device to driver, in order.
+    pub writable: Vec<Segment>,
+}
+
+/// A chain that breaks a rule of virtio 1.3 §2.7; it was given back to the driver already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Malformed;
+
+impl Chain {
+    fn parse(
+        memory: &GuestMemoryMmap,
+        descriptors: DescriptorChain<&GuestMemoryMmap>,
+    ) -> Result<Self, Malformed> {
+        let mut chain = Self { head: descriptors.head_index(), readable: Vec::new(), writable: Vec::new() };
+        let mut complete = false;
+        for (count, descriptor) in descriptors.enumerate() {
+            if count >= MAX_DESCRIPTORS {
+                return Err(Malformed);
+            }
+            complete = !descriptor.has_next();
+            let segment = Segment { address: descriptor.addr(), length: descriptor.len() };
+            if segment.length == 0 {
+                continue;
+            }
+            let (list, access) = if descriptor.is_write_only() {
+                (&mut chain.writable, Permissions::Write)
+            } else if chain.writable.is_empty() {
+                (&mut chain.readable, Permissions::Read)
+            } else {
+                return Err(Malformed); // readable after writable
+            };
+            if !memory.check_range(segment.address, segment.length as usize, access) {
+                return Err(Malformed);
+            }
+            list.push(segment);
+        }
+        // A loop, an index out of range or a bad indirect table ends the walk early.
+        if complete { Ok(chain) } else { Err(Malformed) }
+    }
+}
+
+/// Bytes that `segments` name together.
+pub fn total(segments: &[Segment]) -> u64 {
+    segments.iter().map(|s| u64::from(s.length)).sum()
+}
+
+/// Appends at most `limit` bytes of `segments`, after the first `skip`, to `out`.
+pub fn slices<'m>(
+    memory: &'m GuestMemoryMmap,
+    segments: &[Segment],
+    skip: u64,
+    limit: u64,
+    out: &mut Vec<VolatileSlice<'m>>,
+) {
+    let (mut skip, mut left) = (skip, limit);
+    for segment in segments {
+        let length = u64::from(segment.length);
+        let passed = skip.min(length);
+        skip = skip.saturating_sub(passed);
+        let taken = length.saturating_sub(passed).min(left);
+        left = left.saturating_sub(taken);
+        if taken == 0 {
+            continue;
+        }
+        let address = GuestAddress(segment.address.0.saturating_add(passed));
+        let taken = usize::try_from(taken).unwrap_or(0); // a descriptor's length has 32 bits
+        if let Ok(parts) = memory.get_slices(address, taken, Permissions::ReadWrite) {
+            out.extend(parts.flatten());
+        }
+    }
+}
+
+/// Copies `bytes` into `segments` from their byte `offset` on; returns how many fitted.
+pub fn write(memory: &GuestMemoryMmap, segments: &[Segment], offset: u64, bytes: &[u8]) -> usize {
+    let mut parts = Vec::new();
+    slices(memory, segments, offset, bytes.len() as u64, &mut parts);
+    let mut left = bytes;
+    for part in parts {
+        let (now, later) = left.split_at(part.len().min(left.len()));
+        part.copy_from(now);
+        left = later;
+    }
+    bytes.len().saturating_sub(left.len())
+}
+
+/// Copies from `segments` into `bytes`, from their byte `offset` on; returns how many there were.
+pub fn read(memory: &GuestMemoryMmap, segments: &[Segment], offset: u64, bytes: &mut [u8]) -> usize {
+    let mut parts = Vec::new();
+    slices(memory, segments, offset, bytes.len() as u64, &mut parts);
+    let mut done = 0;
+    for part in parts {
+        let Some(room) = bytes.get_mut(done..) else { break };
+        done = done.saturating_add(part.copy_to(room));
+    }
+    done
+}
+
+/// A queue that the driver enabled, and the memory that it lies in.
+pub struct Ring {
+    queue: Queue,
+    memory: GuestMemoryMmap,
+    /// The available index made no sense (virtio 1.3 §2.7.6): nothing more is taken until reset.
+    broken: bool,
+    malformed: u64,
+}
+
+impl Ring {
+    /// Takes over a queue as the transport activated it.
+    pub fn new(queue: Queue, memory: GuestMemoryMmap) -> Self {
+        Self { queue, memory, broken: false, malformed: 0 }
+    }
+
+    /// The memory that chains refer to.
+    pub fn memory(&self) -> &GuestMemoryMmap {
+        &self.memory
+    }
+
+    /// Entries of the queue.
+    pub fn size(&self) -> u16 {
+        self.queue.size()
+    }
+
+    /// Chains that broke a rule so far, and 1 for a broken available index.
+    pub fn malformed(&self) -> u64 {
+        self.malformed
+    }
+
+    /// Takes the next chain that the driver made available; `None` when there is none.
+    pub fn pop(&mut self) -> Option<Result<Chain, Malformed>> {
+        if self.broken {
+            return None;
+        }
+        let Ok(mut available) = self.queue.iter(&self.memory) else {
+            self.broken = true;
+            self.malformed = self.malformed.saturating_add(1);
+            return None;
+        };
+        let descriptors = available.next()?;
+        let head = descriptors.head_index();
+        let parsed = Chain::parse(&self.memory, descriptors);
+        if parsed.is_err() {
+            self.malformed = self.malformed.saturating_add(1);
+            self.complete(head, 0);
+        }
+        Some(parsed)
+    }
+
+    /// Gives the last `count` popped chains back to the available side, as if they had not been popped.
+    pub fn unpop(&mut self, count: u16) {
+        self.queue.set_next_avail(self.queue.next_avail().wrapping_sub(count));
+    }
+
+    /// Puts a chain in the used ring, with `written` bytes in its writable part.
+    pub fn complete(&mut self, head: u16, written: u32) {
+        // Fails only for a head beyond the queue, which has no place in the used ring, or a ring outside memory.
+        if self.queue.add_used(&self.memory, head, written).is_err() {
+            self.malformed = self.malformed.saturating_add(1);
+        }
+    }
+
+    /// Asks the driver for a kick with its next chain. Returns whether chains came meanwhile, for which there may be
+    /// no kick.
+    pub fn arm(&mut self) -> bool {
+        !self.broken && self.queue.enable_notification(&self.memory).unwrap_or(false)
+    }
+
+    /// Tells the driver that kicks are not needed for now.
+    pub fn disarm(&mut self) {
+        // Only a hint: when it cannot be written, the driver kicks more often.
+        let _ = self.queue.disable_notification(&self.memory);
+    }
+
+    /// Whether the driver wants an interrupt for what was completed since the last call (virtio 1.3 §2.7.7).
+    pub fn needs_interrupt(&mut self) -> bool {
+        self.queue.needs_notification(&self.memory).unwrap_or(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use vm_memory::Bytes;
+
+    use super::*;
+    use crate::virtio::testing::Driver;
+    use crate::virtio::testing::Part;
+    use crate::virtio::testing::memory;
+
+    #[test]
+    fn a_chain_keeps_its_readable_and_writable_parts_in_order() {
+        let memory = memory();
+        let mut driver = Driver::new(&memory, 0x1000, 16);
+        let head = driver.offer(&[Part::Read(0x9000, 8), Part::Read(0xa000, 4), Part::Write(0xb000, 16)]);
+        let mut ring = driver.ring();
+        let chain = ring.pop().unwrap().unwrap();
+        assert_eq!(chain.head, head);
+        assert_eq!(total(&chain.readable), 12);
+        assert_eq!(chain.writable, [Segment { address: GuestAddress(0xb000), length: 16 }]);
+        ring.complete(chain.head, 5);
+        assert_eq!(driver.used(), [(head, 5)]);
+        assert!(ring.pop().is_none());
+    }
+
+    #[test]
+    fn chains_that_break_a_rule_come_back_with_length_0_and_are_counted() {
+        let memory = memory();
+        let mut driver = Driver::new(&memory, 0x1000, 16);
+        let after_writable = driver.offer(&[Part::Write(0x9000, 8), Part::Read(0xa000, 4)]);
+        let outside = driver.offer(&[Part::Read(0xffff_0000, 8)]);
+        let across_the_end = driver.offer(&[Part::Write(0xf_ffff, 2)]);
+        let good = driver.offer(&[Part::Read(0x9000, 8)]);
+        let looped = driver.offer_loop();
+        let mut ring = driver.ring();
+        let heads: Vec<_> = std::iter::from_fn(|| ring.pop()).map(|c| c.map(|c| c.head)).collect();
+        assert_eq!(heads, [Err(Malformed), Err(Malformed), Err(Malformed), Ok(good), Err(Malformed)]);
+        assert_eq!(driver.used(), [(after_writable, 0), (outside, 0), (across_the_end, 0), (looped, 0)]);
+        assert_eq!(ring.malformed(), 4);
+    }
+
+    #[test]
+    fn an_available_index_beyond_the_queue_stops_the_queue_until_reset() {
+        let memory = memory();
+        let mut driver = Driver::new(&memory, 0x1000, 16);
+        driver.offer(&[Part::Read(0x9000, 8)]);
+        driver.set_available_index(18);
+        let mut ring = driver.ring();
+        assert!(ring.pop().is_none());
+        assert_eq!(ring.malformed(), 1);
+        driver.set_available_index(1);
+        assert!(ring.pop().is_none());
+        assert!(!ring.arm(), "a broken queue has nothing to come back for");
+    }
+
+    #[test]
+    fn copies_skip_and_limit_across_segments() {
+        let memory = memory();
+        let segments = [
+            Segment { address: GuestAddress(0x9000), length: 3 },
+            Segment { address: GuestAddress(0xa000), length: 4 },
+        ];
+        assert_eq!(write(&memory, &segments, 2, b"abcdefgh"), 5);
+        let mut back = [0; 8];
+        assert_eq!(read(&memory, &segments, 1, &mut back), 6);
+        assert_eq!(&back, b"\0abcde\0\0");
+        let mut byte = [0];
+        memory.read_slice(&mut byte, GuestAddress(0xa004)).unwrap();
+        assert_eq!(byte, [0], "nothing beyond the segments is written");
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_in_the_rings_end_without_a_panic(
+            table in prop::collection::vec(any::<u8>(), 256),
+            heads in prop::collection::vec(any::<u16>(), 16),
+            index in any::<u16>(),
+        ) {
+            let memory = memory();
+            let driver = Driver::new(&memory, 0x1000, 16);
+            memory.write_slice(&table, GuestAddress(0x1000)).unwrap();
+            driver.set_available(&heads, index);
+            let mut ring = driver.ring();
+            let popped = std::iter::from_fn(|| ring.pop()).count();
+            prop_assert!(popped <= 16);
+            if index > 16 {
+                prop_assert_eq!(popped, 0);
+            }
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! The driver's side of a split virtqueue, for tests of devices.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering;
+
+use virtio_queue::Queue;
+use virtio_queue::QueueT;
+use vm_memory::Bytes;
+use vm_memory::GuestAddress;
+use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::Interrupt;
+use super::ring::Ring;
+
+/// One MiB of guest memory in two regions.
+pub(crate) fn memory() -> GuestMemoryMmap {
+    GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x8_0000), (GuestAddress(0x8_0000), 0x8_0000)]).unwrap()
+}
+
+/// A buffer of a chain: guest physical address and bytes.
+#[derive(Clone, Copy)]
+pub(crate) enum Part {
+    /// The device may read it.
+    Read(u64, u32),
+    /// The device may write it.
+    Write(u64, u32),
+}
+
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+
+/// A driver's view of one queue: table, available ring and used ring in the three KiB after `base`.
+pub(crate) struct Driver {
+    memory: GuestMemoryMmap,
+    base: u64,
+    size: u16,
+    next_descriptor: u16,
+    available: u16,
+    used: u16,
+}
+
+impl Driver {
+    pub(crate) fn new(memory: &GuestMemoryMmap, base: u64, size: u16) -> Self {
+        assert!(size <= 128);
+        Self { memory: memory.clone(), base, size, next_descriptor: 0, available: 0, used: 0 }
+    }
+
+    fn available_ring(&self) -> u64 {
+        self.base + 0x800
+    }
+
+    fn used_ring(&self) -> u64 {
+        self.base + 0xa00
+    }
+
+    /// The queue as a transport would hand it over.
+    pub(crate) fn queue(&self) -> Queue {
+        let mut queue = Queue::new(self.size).unwrap();
+        queue.try_set_desc_table_address(GuestAddress(self.base)).unwrap();
+        queue.try_set_avail_ring_address(GuestAddress(self.available_ring())).unwrap();
+        queue.try_set_used_ring_address(GuestAddress(self.used_ring())).unwrap();
+        queue.set_ready(true);
+        queue
+    }
+
+    pub(crate) fn ring(&self) -> Ring {
+        Ring::new(self.queue(), self.memory.clone())
+    }
+
+    fn put<T: vm_memory::ByteValued>(&self, value: T, address: u64) {
+        self.memory.write_obj(value, GuestAddress(address)).unwrap();
+    }
+
+    fn descriptor(&mut self, address: u64, length: u32, flags: u16, next: u16) {
+        let at = self.base + u64::from(self.next_descriptor % self.size) * 16;
+        self.put(address, at);
+        self.put(length, at + 8);
+        self.put(flags, at + 12);
+        self.put(next, at + 14);
+        self.next_descriptor = (self.next_descriptor + 1) % self.size;
+    }
+
+    fn publish(&mut self, head: u16) {
+        self.put(head, self.available_ring() + 4 + u64::from(self.available % self.size) * 2);
+        self.available = self.available.wrapping_add(1);
+        self.set_available_index(self.available);
+    }
+
+    /// Makes a chain available; returns its head.
+    pub(crate) fn offer(&mut self, parts: &[Part]) -> u16 {
+        let head = self.next_descriptor;
+        for (i, part) in parts.iter().enumerate() {
+            let (address, length, write) = match *part {
+                Part::Read(address, length) => (address, length, 0),
+                Part::Write(address, length) => (address, length, WRITE),
+            };
+            let more = if i + 1 < parts.len() { NEXT } else { 0 };
+            let next = (self.next_descriptor + 1) % self.size;
+            self.descriptor(address, length, write | more, next);
+        }
+        self.publish(head);
+        head
+    }
+
+    /// Makes a chain available whose only descriptor is its own successor.
+    pub(crate) fn offer_loop(&mut self) -> u16 {
+        let head = self.next_descriptor;
+        self.descriptor(0x9000, 8, NEXT, head);
+        self.publish(head);
+        head
+    }
+
+    pub(crate) fn set_available_index(&self, index: u16) {
+        self.put(index, self.available_ring() + 2);
+    }
+
+    /// Writes the whole available ring.
+    pub(crate) fn set_available(&self, heads: &[u16], index: u16) {
+        for (i, head) in heads.iter().enumerate() {
+            self.put(*head, self.available_ring() + 4 + i as u64 * 2);
+        }
+        self.set_available_index(index);
+    }
+
+    /// What the device completed since the last call: head and bytes written.
+    pub(crate) fn used(&mut self) -> Vec<(u16, u32)> {
+        let index: u16 = self.memory.read_obj(GuestAddress(self.used_ring() + 2)).unwrap();
+        let mut done = Vec::new();
+        while self.used != index {
+            let at = GuestAddress(self.used_ring() + 4 + u64::from(self.used % self.size) * 8);
+            let [head, length]: [u32; 2] = self.memory.read_obj(at).unwrap();
+            done.push((u16::try_from(head).unwrap(), length));
+            self.used = self.used.wrapping_add(1);
+        }
+        done
+    }
+}
+
+/// Counts interrupts; has no descriptors for a kernel worker.
+#[derive(Default)]
+pub(crate) struct CountingInterrupt {
+    queue: AtomicUsize,
+}
+
+impl CountingInterrupt {
+    pub(crate) fn count(&self) -> usize {
+        self.queue.load(Ordering::SeqCst)
+    }
+}
+
+impl Interrupt for CountingInterrupt {
+    fn queue(&self, _index: u16) {
+        self.queue.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn config(&self) {}
+
+    fn queue_eventfd(&self, _index: u16) -> Option<Arc<EventFd>> {
+        None
+    }
+}
