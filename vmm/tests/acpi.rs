@@ -1,6 +1,7 @@
 //! The ACPI tables as a guest sees them: read back by a reader that shares no code with the writer, and by `iasl`.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -363,12 +364,52 @@ fn iasl(folder: &Path, arguments: &[&str]) -> String {
     text
 }
 
+fn iasl_is_missing() -> bool {
+    let missing = Command::new("iasl").arg("-v").output().is_err();
+    if missing {
+        println!("skipped: iasl is missing; install acpica-tools");
+    }
+    missing
+}
+
+#[test]
+fn dsdt_names_the_windows_ports_and_root_ports_of_the_plan() {
+    if iasl_is_missing() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("t.dat"), table(&sample_plan(), "DSDT")).unwrap();
+    iasl(folder.path(), &["-d", "t.dat"]);
+    let text = std::fs::read_to_string(folder.path().join("t.dsl")).unwrap();
+    let without_comments = text.lines().map(|line| line.split("//").next().unwrap_or_default());
+    let text = without_comments.flat_map(str::split_whitespace).collect::<Vec<_>>().join(" ");
+    let memory = |kind: &str, first: u64, last: u64, size: u64| {
+        format!(
+            "{kind}, ReadWrite, 0x{:016X}, 0x{first:016X}, 0x{last:016X}, 0x{:016X}, 0x{size:016X},",
+            0, 0
+        )
+    };
+    for part in [
+        "Name (\\_S5, Package (0x04) { 0x05, Zero, Zero, Zero })",
+        "Device (C003) { Name (_HID, \"ACPI0007\" /* Processor Device */) Name (_UID, 0x03) }",
+        "Memory32Fixed (ReadWrite, 0xE0000000, 0x10000000, )",
+        &memory("NonCacheable", 0xc000_0000, 0xdfff_ffff, 0x2000_0000),
+        &memory("Prefetchable", 0x100_0000_0000, 0x1ff_ffff_ffff, 0x100_0000_0000),
+        "Name (_PXM, Zero)",
+        "Device (S08) { Name (_ADR, 0x00010000) } Device (S10) { Name (_ADR, 0x00020000) }",
+        "IO (Decode16, 0x03F8, 0x03F8, 0x01, 0x08, ) Interrupt (ResourceConsumer, Edge, ActiveHigh, Exclusive, ,, ) \
+         { 0x00000004, }",
+        "IO (Decode16, 0x0505, 0x0505, 0x01, 0x01, )",
+    ] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+}
+
 /// Disassembles every table and compiles the result. `iasl` finds nothing to complain about, and its tables have the
 /// bytes of ours behind the header, where it writes its own name.
 #[test]
 fn iasl_reads_and_writes_every_table_as_we_do() {
-    if Command::new("iasl").arg("-v").output().is_err() {
-        println!("skipped: iasl is missing; install acpica-tools");
+    if iasl_is_missing() {
         return;
     }
     let mut far = large_plan(MAX_VCPUS, 8);

@@ -9,13 +9,12 @@
 //! \_SB.PEVT       panic notifier
 //! ```
 
-use acpi_tables::Aml;
-use acpi_tables::AmlSink;
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, And, Arg, BufferData, CreateDWordField, Device, EISAName, Else,
     Equal, GreaterEqual, IO, If, Interrupt, Local, Memory32Fixed, Method, Name, NotEqual, ONE, Or, Package,
     Path, ResourceTemplate, Return, Scope, Store, Uuid, ZERO,
 };
+use acpi_tables::{Aml, AmlSink};
 use egm_address::{Guest, PciAddress, Span};
 
 use super::mcfg::ecam;
@@ -115,7 +114,10 @@ fn host_bridge(sink: &mut dyn AmlSink, plan: &Plan, last_bus: u8) {
         Name::new("_CCA".into(), &ONE),
     ];
     let crs = Name::new("_CRS".into(), &ResourceTemplate::new(resources));
-    let mut children: Vec<&dyn Aml> = identity.iter().map(|n| -> &dyn Aml { n }).collect();
+    // Without it Linux says that performance will be reduced, and gives devices no node. Emulated ones have none; the
+    // first is as good as any.
+    let near = plan.nodes.first().map(|node| Name::new("_PXM".into(), &node.id));
+    let mut children: Vec<&dyn Aml> = identity.iter().chain(&near).map(|n| -> &dyn Aml { n }).collect();
     children.extend([&crs as &dyn Aml, &OperatingSystemCapabilities, &PreserveConfiguration]);
     children.extend(root_ports.iter().map(|p| -> &dyn Aml { p }));
     Device::new("PCI0".into(), children).to_aml_bytes(sink);
