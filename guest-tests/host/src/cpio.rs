@@ -98,8 +98,10 @@ mod tests {
 
     use super::*;
 
+    type Member = (String, u32, (u32, u32), Vec<u8>);
+
     /// Reads an archive back by the format's own words, sharing nothing with the writer.
-    fn read(mut bytes: &[u8]) -> Vec<(String, u32, (u32, u32), Vec<u8>)> {
+    fn read(mut bytes: &[u8]) -> Vec<Member> {
         let mut members = Vec::new();
         let mut offset = 0;
         loop {

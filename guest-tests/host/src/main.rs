@@ -7,13 +7,24 @@
 mod cache;
 mod capability;
 mod command;
+mod console;
 mod cpio;
 mod debian;
 mod error;
+mod host_parts;
 mod initramfs;
+mod judge;
 mod kernel;
+mod l1;
 mod modules;
+mod process;
 mod progress;
+mod qemu;
+mod results;
+mod run;
+mod scenarios;
+mod session;
+mod tools;
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -22,8 +33,9 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::cache::Cache;
-use crate::capability::Host;
+use crate::capability::{Host, Where};
 use crate::error::LabError;
+use crate::session::RunArguments;
 
 /// Boots virtual machines, collects what their guests report, and judges it.
 #[derive(Debug, Parser)]
@@ -49,6 +61,10 @@ enum Verb {
         #[arg(long)]
         refresh: bool,
     },
+    /// Runs scenarios; the last line says how many of their checks passed, failed and were skipped.
+    Run(RunArguments),
+    /// Boots configs/demo.json and shows what its guest reports and what its EGM node holds.
+    Demo,
     /// Writes a guest's initial root: the agent, the kernel's modules and the plan.
     Initramfs {
         /// What `egm-vmm plan --json` printed.
@@ -98,6 +114,8 @@ fn run(verb: Verb) -> Result<ExitCode, LabError> {
             println!("{}", path.display());
             Ok(ExitCode::SUCCESS)
         }
+        Verb::Run(arguments) => session::run(&arguments),
+        Verb::Demo => session::demo(),
         Verb::Initramfs { plan, agent, out } => {
             let plan =
                 plan.map(|path| std::fs::read(&path).map_err(LabError::file("read", path))).transpose()?;
@@ -125,8 +143,8 @@ fn check(json: bool) -> Result<ExitCode, LabError> {
             "{:<14} {}",
             "guests run",
             match host.place {
-                Some(capability::Where::Kvm) => "on this machine's /dev/kvm",
-                Some(capability::Where::Lab) => "in the lab: an emulated host under QEMU",
+                Some(Where::Kvm) => "on this machine's /dev/kvm",
+                Some(Where::Lab) => "in the lab: an emulated host under QEMU",
                 None => "nowhere: see the lines that say no",
             }
         );

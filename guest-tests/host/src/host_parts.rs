@@ -1,0 +1,284 @@
+//! The host's side of a machine's devices: the disk, the tap with an echo behind it, the socket with one.
+//!
+//! What is needed is read from the plan, so that a scenario need not repeat its configuration.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use serde::Deserialize;
+use vsock::{VMADDR_CID_ANY, VsockListener};
+
+use crate::command::Tool;
+use crate::error::LabError;
+
+/// The host's address on a tap, a /24.
+pub(crate) const HOST: Ipv4Addr = Ipv4Addr::new(192, 168, 100, 1);
+/// The guest's.
+pub(crate) const GUEST: Ipv4Addr = Ipv4Addr::new(192, 168, 100, 2);
+/// Port of every echo: the echo protocol's (RFC 862).
+pub(crate) const PORT: u16 = 7;
+/// Size of a disk that is made here, in bytes.
+const DISK: u64 = 64 << 20;
+
+/// What the lab reads of `egm-vmm plan --json`.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub(crate) struct Plan {
+    /// One a vCPU.
+    pub(crate) vcpus: Vec<serde::de::IgnoredAny>,
+    /// NUMA nodes.
+    pub(crate) nodes: Vec<Node>,
+    /// PCI functions.
+    pub(crate) pci: Vec<Function>,
+}
+
+/// A NUMA node of the plan.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Node {
+    /// Its number.
+    pub(crate) id: u32,
+    /// Bytes.
+    pub(crate) memory: u64,
+    /// Whether they are EGM.
+    pub(crate) egm: bool,
+}
+
+/// A PCI function of the plan.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Function {
+    role: Role,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct Role {
+    device: Option<Device>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct Device {
+    kind: Part,
+}
+
+/// A device with a part on the host.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(tag = "type", rename_all = "kebab-case")]
+pub(crate) enum Part {
+    /// A disk.
+    VirtioBlk {
+        /// Its file.
+        path: PathBuf,
+    },
+    /// A network.
+    VirtioNet {
+        /// Its tap.
+        tap: String,
+    },
+    /// A socket device.
+    VirtioVsock {
+        /// The Unix socket of the userspace form; without one the kernel's is used.
+        socket: Option<PathBuf>,
+    },
+    /// Nothing that the lab makes.
+    #[serde(other)]
+    Other,
+}
+
+impl Plan {
+    /// Reads what `egm-vmm plan --json` printed.
+    pub(crate) fn read(json: &[u8]) -> Result<Self, LabError> {
+        serde_json::from_slice(json)
+            .map_err(|error| LabError::Content { what: "the plan".into(), problem: error.to_string() })
+    }
+
+    /// Devices with a part on the host.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = &Part> {
+        self.pci.iter().filter_map(|f| f.role.device.as_ref()).map(|d| &d.kind).filter(|p| **p != Part::Other)
+    }
+}
+
+/// What was made on the host for one boot; dropping it takes it away again.
+#[derive(Debug, Default)]
+pub(crate) struct HostParts {
+    taps: Vec<String>,
+    files: Vec<PathBuf>,
+}
+
+impl HostParts {
+    /// Makes what `parts` need.
+    pub(crate) fn make<'a>(parts: impl Iterator<Item = &'a Part>) -> Result<Self, LabError> {
+        let mut made = Self::default();
+        for part in parts {
+            match part {
+                Part::VirtioBlk { path } => made.disk(path)?,
+                Part::VirtioNet { tap } => made.tap(tap)?,
+                Part::VirtioVsock { socket: Some(socket) } => made.socket(socket)?,
+                Part::VirtioVsock { socket: None } => serve_vhost_vsock()?,
+                Part::Other => {}
+            }
+        }
+        Ok(made)
+    }
+
+    fn disk(&mut self, path: &Path) -> Result<(), LabError> {
+        make_parent(path)?;
+        let file = fs::File::create(path).map_err(LabError::file("make", path))?;
+        file.set_len(DISK).map_err(LabError::file("size", path))?;
+        self.files.push(path.to_owned());
+        Ok(())
+    }
+
+    fn tap(&mut self, name: &str) -> Result<(), LabError> {
+        // A run that was killed may have left it.
+        remove_tap(name);
+        // The emulated host has busybox, whose ip does not make taps; ordinary hosts have iproute2.
+        let by_ip = Tool::new("ip", "iproute2").args(["tuntap", "add", "dev", name, "mode", "tap"]).bytes();
+        by_ip.or_else(|_| Tool::new("tunctl", "uml-utilities").args(["-t", name]).bytes())?;
+        self.taps.push(name.to_owned());
+        let address = format!("{HOST}/24");
+        Tool::new("ip", "iproute2").args(["address", "add", &address, "dev", name]).bytes()?;
+        Tool::new("ip", "iproute2").args(["link", "set", name, "up"]).bytes()?;
+        serve_network()
+    }
+
+    fn socket(&mut self, base: &Path) -> Result<(), LabError> {
+        make_parent(base)?;
+        // The VMM connects a guest's stream to port P of the host to the socket `<base>_P`.
+        let path = PathBuf::from(format!("{}_{PORT}", base.display()));
+        let _ = fs::remove_file(&path);
+        let _ = fs::remove_file(base);
+        let listener = UnixListener::bind(&path).map_err(LabError::file("listen on", &path))?;
+        self.files.push(path);
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                std::thread::spawn(move || echo(&stream, &stream));
+            }
+        });
+        Ok(())
+    }
+}
+
+impl Drop for HostParts {
+    fn drop(&mut self) {
+        for tap in &self.taps {
+            remove_tap(tap);
+        }
+        for file in &self.files {
+            let _ = fs::remove_file(file);
+        }
+    }
+}
+
+fn remove_tap(name: &str) {
+    if Path::new("/sys/class/net").join(name).exists() {
+        let by_ip = Tool::new("ip", "iproute2").args(["link", "delete", name]).bytes();
+        let _ = by_ip.or_else(|_| Tool::new("tunctl", "uml-utilities").args(["-d", name]).bytes());
+    }
+}
+
+fn make_parent(path: &Path) -> Result<(), LabError> {
+    let parent = path.parent().unwrap_or_else(|| Path::new("."));
+    fs::create_dir_all(parent).map_err(LabError::file("make", parent))
+}
+
+/// Sends back what arrives until the peer is done.
+fn echo(mut from: impl Read, mut to: impl Write) {
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(count @ 1..) = from.read(&mut buffer) {
+        if to.write_all(buffer.get(..count).unwrap_or_default()).is_err() {
+            return;
+        }
+    }
+}
+
+/// Echoes on [`HOST`], started once: a listener outlives the address, and the threads end with the process.
+fn serve_network() -> Result<(), LabError> {
+    static SERVED: Mutex<bool> = Mutex::new(false);
+    once(&SERVED, || {
+        let address = (HOST, PORT);
+        let listen = |e| LabError::file("listen on", format!("{HOST}:{PORT}"))(e);
+        let tcp = TcpListener::bind(address).map_err(listen)?;
+        let udp = UdpSocket::bind(address).map_err(listen)?;
+        std::thread::spawn(move || {
+            for stream in tcp.incoming().flatten() {
+                std::thread::spawn(move || echo(&stream, &stream));
+            }
+        });
+        std::thread::spawn(move || {
+            let mut buffer = vec![0; 64 << 10];
+            while let Ok((count, peer)) = udp.recv_from(&mut buffer) {
+                // A lost datagram is the network's right; the guest asks again.
+                let _ = udp.send_to(buffer.get(..count).unwrap_or_default(), peer);
+            }
+        });
+        Ok(())
+    })
+}
+
+/// Echoes on the host's own vsock address, for guests behind the kernel's vhost-vsock.
+fn serve_vhost_vsock() -> Result<(), LabError> {
+    static SERVED: Mutex<bool> = Mutex::new(false);
+    once(&SERVED, || {
+        let listener = VsockListener::bind_with_cid_port(VMADDR_CID_ANY, u32::from(PORT))
+            .map_err(LabError::file("listen on", format!("vsock port {PORT}")))?;
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                std::thread::spawn(move || echo(&stream, &stream));
+            }
+        });
+        Ok(())
+    })
+}
+
+fn once(served: &Mutex<bool>, start: impl FnOnce() -> Result<(), LabError>) -> Result<(), LabError> {
+    let mut served = served.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if !*served {
+        start()?;
+        *served = true;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn parts_are_read_from_a_plan_and_what_is_unknown_is_passed_over() {
+        let json = br#"{"version":1,"vcpus":[{},{}],"nodes":[{"id":2,"memory":4096,"egm":true,"cpus":"0"}],"pci":[
+            {"address":"0000:00:00.0","role":{"role":"host-bridge"}},
+            {"role":{"role":"endpoint","device":{"id":"d","kind":{"type":"virtio-blk","path":"/d","read_only":false}}}},
+            {"role":{"role":"endpoint","device":{"id":"r","kind":{"type":"virtio-rng"}}}},
+            {"role":{"role":"endpoint","device":{"id":"v","kind":{"type":"virtio-vsock","cid":3,"socket":null}}}}]}"#;
+        let plan = Plan::read(json).unwrap();
+        let parts: Vec<_> = plan.parts().cloned().collect();
+        assert_eq!(parts, [Part::VirtioBlk { path: "/d".into() }, Part::VirtioVsock { socket: None }]);
+        assert_eq!((plan.vcpus.len(), plan.nodes[0].memory), (2, 4096));
+    }
+
+    #[test]
+    fn a_disk_is_there_while_the_machine_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("new/disk.raw");
+        let parts = HostParts::make([Part::VirtioBlk { path: path.clone() }].iter()).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().len(), DISK);
+        drop(parts);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn the_socket_of_port_seven_echoes() {
+        let directory = tempfile::tempdir().unwrap();
+        let base = directory.path().join("vsock");
+        let _parts = HostParts::make([Part::VirtioVsock { socket: Some(base.clone()) }].iter()).unwrap();
+        let mut stream = UnixStream::connect(directory.path().join("vsock_7")).unwrap();
+        stream.write_all(b"hello").unwrap();
+        let mut back = [0; 5];
+        stream.read_exact(&mut back).unwrap();
+        assert_eq!(&back, b"hello");
+    }
+}

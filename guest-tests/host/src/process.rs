@@ -1,0 +1,187 @@
+//! A child that is watched: its console is read, its time is limited, and nothing of it is left behind.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+use crate::console::Console;
+use crate::error::LabError;
+
+/// How a child ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// By itself, with this exit code.
+    Exit(i32),
+    /// By a signal that was not ours.
+    Signal(i32),
+    /// It was killed when its time was over.
+    Deadline,
+}
+
+/// What the watcher wants to happen after a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reaction {
+    /// Nothing.
+    Go,
+    /// The child, and not its descendants, gets SIGTERM.
+    Terminate,
+}
+
+enum Event {
+    Bytes(Vec<u8>),
+    Closed,
+    Exited(std::io::Result<ExitStatus>),
+}
+
+/// Runs `command` until it ends or `deadline` has passed. Its standard output goes line by line to `line` and to the
+/// file `console`, its standard error to the file `errors`.
+///
+/// The whole process group is gone when this returns.
+pub(crate) fn watch(
+    command: Command,
+    deadline: Duration,
+    console: &Path,
+    errors: &Path,
+    line: impl FnMut(&str) -> Reaction,
+) -> Result<Ending, LabError> {
+    let log = File::create(console).map_err(LabError::file("write", console))?;
+    let stderr = File::create(errors).map_err(LabError::file("write", errors))?;
+    let mut command = bound_to_us(command);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr).process_group(0);
+    let program = command.get_program().to_os_string();
+    let mut child = command.spawn().map_err(LabError::file("run", program))?;
+    let pid = Pid::from_child(&child);
+    // Bounded: a guest that writes faster than it is read waits.
+    let (sender, events) = sync_channel(64);
+    if let Some(out) = child.stdout.take() {
+        spawn_reader(out, sender.clone());
+    }
+    spawn_waiter(child, sender);
+    follow(&events, pid, deadline, Console::new(log), line)
+}
+
+/// The same command, killed by the kernel when this process ends in whatever way, where util-linux is there to ask
+/// for it. (In the emulated host it is not, but there the machine goes off with us.)
+fn bound_to_us(command: Command) -> Command {
+    const SETPRIV: &str = "/usr/bin/setpriv";
+    if !Path::new(SETPRIV).exists() {
+        return command;
+    }
+    let mut bound = Command::new(SETPRIV);
+    bound.args(["--pdeathsig", "KILL", "--"]).arg(command.get_program()).args(command.get_args());
+    bound
+}
+
+fn follow(
+    events: &Receiver<Event>,
+    pid: Pid,
+    deadline: Duration,
+    mut console: Console,
+    mut line: impl FnMut(&str) -> Reaction,
+) -> Result<Ending, LabError> {
+    let begun = Instant::now();
+    let (mut status, mut closed, mut late) = (None, false, false);
+    while status.is_none() || !closed {
+        let left = if late { Duration::MAX } else { deadline.saturating_sub(begun.elapsed()) };
+        match events.recv_timeout(left) {
+            Ok(Event::Bytes(bytes)) => console.feed(&bytes, |text| react(line(text), pid)),
+            Ok(Event::Closed) => closed = true,
+            Ok(Event::Exited(ended)) => {
+                status = Some(ended.map_err(LabError::file("wait for", "a child"))?);
+                // A descendant that outlives the child would hold the console open.
+                kill_group(pid);
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                late = true;
+                kill_group(pid);
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    console.flush(&mut |text| react(line(text), pid));
+    Ok(match status {
+        _ if late => Ending::Deadline,
+        Some(status) => {
+            status.code().map_or_else(|| Ending::Signal(status.signal().unwrap_or(0)), Ending::Exit)
+        }
+        None => Ending::Signal(0),
+    })
+}
+
+fn react(reaction: Reaction, pid: Pid) {
+    if reaction == Reaction::Terminate {
+        // It may have ended by itself just now.
+        let _ = kill_process(pid, Signal::TERM);
+    }
+}
+
+fn kill_group(pid: Pid) {
+    // Nobody left in the group is what is wanted.
+    let _ = kill_process_group(pid, Signal::KILL);
+}
+
+fn spawn_reader(mut out: ChildStdout, events: SyncSender<Event>) {
+    std::thread::spawn(move || {
+        let mut buffer = vec![0; 16 << 10];
+        while let Ok(count @ 1..) = out.read(&mut buffer) {
+            let bytes = buffer.get(..count).unwrap_or_default().to_vec();
+            if events.send(Event::Bytes(bytes)).is_err() {
+                return;
+            }
+        }
+        let _ = events.send(Event::Closed);
+    });
+}
+
+fn spawn_waiter(mut child: Child, events: SyncSender<Event>) {
+    std::thread::spawn(move || events.send(Event::Exited(child.wait())));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn shell(script: &str, deadline: Duration, line: impl FnMut(&str) -> Reaction) -> Ending {
+        let directory = tempfile::tempdir().unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        watch(command, deadline, &directory.path().join("out"), &directory.path().join("err"), line).unwrap()
+    }
+
+    #[test]
+    fn the_exit_code_and_every_line_come_back() {
+        let mut seen = Vec::new();
+        let ending = shell("echo one; echo two; exit 7", LONG, |line| {
+            seen.push(line.to_owned());
+            Reaction::Go
+        });
+        assert_eq!((ending, seen), (Ending::Exit(7), vec!["one".to_owned(), "two".to_owned()]));
+    }
+
+    #[test]
+    fn a_child_past_its_deadline_is_killed_with_all_its_descendants() {
+        // The descendant holds the console: were it alive, this would not return.
+        let ending = shell("sleep 1000 & sleep 1000", Duration::from_millis(1), |_| Reaction::Go);
+        assert_eq!(ending, Ending::Deadline);
+    }
+
+    #[test]
+    fn a_descendant_does_not_outlive_the_child() {
+        assert_eq!(shell("sleep 1000 & exit 0", LONG, |_| Reaction::Go), Ending::Exit(0));
+    }
+
+    #[test]
+    fn a_line_can_ask_for_a_signal() {
+        let script = "trap 'exit 5' TERM; echo ready; while :; do sleep 0.01; done";
+        let on = |line: &str| if line == "ready" { Reaction::Terminate } else { Reaction::Go };
+        assert_eq!(shell(script, LONG, on), Ending::Exit(5));
+    }
+}

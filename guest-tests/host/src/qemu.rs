@@ -1,0 +1,120 @@
+//! QEMU's command lines: the emulated host, and a reference machine to compare a guest with. Pure.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use crate::capability::L1_MEMORY_MIB;
+use crate::host_parts::{Part, Plan};
+
+/// Memory of the reference machine without a plan.
+const REFERENCE_MIB: u64 = 1024;
+
+/// What the emulated host boots and shares.
+#[derive(Debug)]
+pub(crate) struct L1<'a> {
+    /// Its kernel.
+    pub(crate) kernel: &'a Path,
+    /// Its initial root.
+    pub(crate) initramfs: &'a Path,
+    /// The directory that it mounts as `/share`.
+    pub(crate) share: &'a Path,
+    /// The image of its NVMe drive, there to be passed through.
+    pub(crate) nvme: &'a Path,
+    /// More words on its command line: `memmap=1G!5G` for a DAX device, say.
+    pub(crate) words: &'a str,
+}
+
+/// The emulated host: AMD's virtualisation, because QEMU emulates that one, and Intel's IOMMU with remapping.
+pub(crate) fn l1(machine: &L1<'_>) -> Vec<OsString> {
+    let mut args = words(
+        "-nodefaults -nographic -no-reboot -nic none -serial stdio -machine q35,kernel-irqchip=split \
+         -accel tcg,thread=multi -cpu max,+svm -smp 2 -device intel-iommu,intremap=on",
+    );
+    let append = format!("console=ttyS0 panic=-1 loglevel=4 iommu=pt {}", machine.words);
+    args.extend([
+        "-m".into(),
+        format!("{L1_MEMORY_MIB}").into(),
+        "-drive".into(),
+        option("if=none,id=nvme,format=raw,file=", machine.nvme, ""),
+        "-device".into(),
+        "nvme,serial=egm0,drive=nvme,addr=05.0".into(),
+        "-virtfs".into(),
+        option("local,mount_tag=lab,security_model=none,multidevs=remap,path=", machine.share, ""),
+    ]);
+    args.extend(boot(machine.kernel, machine.initramfs, append.trim_end()));
+    args
+}
+
+/// A machine like the plan's in processors, memory size and devices, for telling a guest's fault from the VMM's.
+pub(crate) fn reference(
+    plan: Option<&Plan>,
+    kernel: &Path,
+    initramfs: &Path,
+    cmdline: &str,
+) -> Vec<OsString> {
+    let mut args = words(
+        "-nodefaults -nographic -no-reboot -nic none -serial stdio -machine q35 -accel tcg,thread=multi -cpu max \
+         -device pvpanic-pci -device virtio-rng-pci",
+    );
+    let vcpus = plan.map_or(2, |plan| plan.vcpus.len());
+    let mib = plan.map_or(REFERENCE_MIB, |plan| plan.nodes.iter().map(|node| node.memory).sum::<u64>() >> 20);
+    args.extend(words(&format!("-smp {vcpus} -m {mib}")));
+    for (i, part) in plan.iter().flat_map(|plan| plan.parts()).enumerate() {
+        match part {
+            Part::VirtioBlk { path } => args.extend([
+                "-drive".into(),
+                option(&format!("if=none,id=d{i},format=raw,file="), path, ""),
+                "-device".into(),
+                format!("virtio-blk-pci,drive=d{i}").into(),
+            ]),
+            Part::VirtioNet { tap } => args.extend(words(&format!(
+                "-netdev tap,id=n{i},ifname={tap},script=no,downscript=no -device virtio-net-pci,netdev=n{i}"
+            ))),
+            // QEMU has the kernel's form only, which the host may lack.
+            Part::VirtioVsock { .. } | Part::Other => {}
+        }
+    }
+    args.extend(boot(kernel, initramfs, cmdline));
+    args
+}
+
+fn boot(kernel: &Path, initramfs: &Path, append: &str) -> [OsString; 6] {
+    ["-kernel".into(), kernel.into(), "-initrd".into(), initramfs.into(), "-append".into(), append.into()]
+}
+
+fn words(text: &str) -> Vec<OsString> {
+    text.split_whitespace().map(Into::into).collect()
+}
+
+/// An option with a path in it; QEMU wants a comma doubled.
+fn option(before: &str, path: &Path, after: &str) -> OsString {
+    format!("{before}{}{after}", path.to_string_lossy().replace(',', ",,")).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn joined(args: &[OsString]) -> String {
+        args.iter().map(|arg| arg.to_string_lossy()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn the_emulated_host_has_kvm_an_iommu_a_drive_and_the_share() {
+        let path = Path::new("/a,b/x");
+        let machine = L1 { kernel: path, initramfs: path, share: path, nvme: path, words: "memmap=1G!5G" };
+        let line = joined(&l1(&machine));
+        for part in ["+svm", "kernel-irqchip=split", "intel-iommu,intremap=on", "path=/a,,b/x", "addr=05.0"] {
+            assert!(line.contains(part), "{part}");
+        }
+        assert!(line.ends_with("iommu=pt memmap=1G!5G"));
+    }
+
+    #[test]
+    fn the_reference_machine_is_as_large_as_the_plan() {
+        let json = br#"{"vcpus":[{},{},{}],"nodes":[{"id":0,"memory":536870912,"egm":false}],"pci":[]}"#;
+        let plan = Plan::read(json).unwrap();
+        let line = joined(&reference(Some(&plan), Path::new("k"), Path::new("i"), "c d"));
+        assert!(line.contains("-smp 3 -m 512") && line.ends_with("-append c d"), "{line}");
+    }
+}

@@ -1,0 +1,183 @@
+//! Results of scenarios: as data, as a table, as JUnit XML.
+
+use std::fmt::Write as _;
+
+use egm_report::{Check, Outcome};
+use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
+use serde::{Deserialize, Serialize};
+
+/// What became of one scenario.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ScenarioResult {
+    /// Its name.
+    pub(crate) scenario: String,
+    /// Its cases, in order.
+    pub(crate) cases: Vec<Check>,
+    /// Milliseconds from the VMM's start until the guest's kernel started init, of the first boot.
+    pub(crate) init_millis: Option<u64>,
+    /// Milliseconds for everything.
+    pub(crate) millis: u64,
+}
+
+/// How many cases came to what.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Count {
+    /// The claim is true.
+    pub(crate) passed: usize,
+    /// The claim is untrue, or the check broke.
+    pub(crate) failed: usize,
+    /// Not decided, with a reason.
+    pub(crate) skipped: usize,
+}
+
+impl Count {
+    /// Counts the cases of `results`.
+    pub(crate) fn of(results: &[ScenarioResult]) -> Self {
+        let mut count = Self::default();
+        for case in results.iter().flat_map(|r| &r.cases) {
+            match case.outcome {
+                Outcome::Passed => count.passed += 1,
+                Outcome::Failed | Outcome::Error => count.failed += 1,
+                Outcome::Waived => count.skipped += 1,
+            }
+        }
+        count
+    }
+}
+
+impl std::fmt::Display for Count {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped)
+    }
+}
+
+impl ScenarioResult {
+    /// A scenario that the lab could not bring to an end.
+    pub(crate) fn broken(scenario: &str, reason: &str) -> Self {
+        let case = Check {
+            name: "run".into(),
+            outcome: Outcome::Error,
+            value: None,
+            unit: None,
+            reason: reason.into(),
+            millis: 0,
+        };
+        Self { scenario: scenario.into(), cases: vec![case], init_millis: None, millis: 0 }
+    }
+}
+
+/// The results as a table, reasons of waived and failed cases included.
+pub(crate) fn table(results: &[ScenarioResult], colour: bool) -> String {
+    let cases = || results.iter().flat_map(|r| r.cases.iter().map(move |case| (r.scenario.as_str(), case)));
+    let width = |of: fn(&(&str, &Check)) -> usize| cases().map(|row| of(&row)).max().unwrap_or(0);
+    let scenario = width(|(scenario, _)| scenario.len());
+    let name = width(|(_, case)| printable(&case.name).chars().count());
+    let figure = width(|(_, case)| figure(case).chars().count());
+    let mut text = String::new();
+    for (of, case) in cases() {
+        let (before, after) = if colour { paint(case.outcome) } else { ("", "") };
+        let shown = printable(&case.name);
+        let row = format!(
+            "{of:<scenario$}  {shown:<name$}  {before}{:<6}{after}  {:>figure$}  {:>7} ms  {}",
+            case.outcome,
+            self::figure(case),
+            case.millis,
+            printable(&case.reason)
+        );
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "{}", row.trim_end());
+    }
+    text
+}
+
+fn figure(case: &Check) -> String {
+    let unit = case.unit.as_deref().map(printable).unwrap_or_default();
+    case.value.map_or_else(String::new, |value| format!("{value} {unit}").trim_end().to_owned())
+}
+
+/// A guest wrote it: no control characters reach a terminal.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+const fn paint(outcome: Outcome) -> (&'static str, &'static str) {
+    let colour = match outcome {
+        Outcome::Passed => "\x1b[32m",
+        Outcome::Failed | Outcome::Error => "\x1b[31m",
+        Outcome::Waived => "\x1b[33m",
+    };
+    (colour, "\x1b[0m")
+}
+
+/// The results as JUnit XML, a suite a scenario.
+pub(crate) fn junit(results: &[ScenarioResult]) -> Result<String, quick_junit::SerializeError> {
+    let mut report = Report::new("egm-lab");
+    for result in results {
+        let mut suite = TestSuite::new(&result.scenario);
+        suite.set_time(std::time::Duration::from_millis(result.millis));
+        for case in &result.cases {
+            let mut status = match case.outcome {
+                Outcome::Passed => TestCaseStatus::success(),
+                Outcome::Failed => TestCaseStatus::non_success(NonSuccessKind::Failure),
+                Outcome::Error => TestCaseStatus::non_success(NonSuccessKind::Error),
+                Outcome::Waived => TestCaseStatus::skipped(),
+            };
+            if case.outcome != Outcome::Passed {
+                status.set_message(case.reason.as_str());
+            }
+            let mut test = TestCase::new(case.name.as_str(), status);
+            test.set_classname(&result.scenario).set_time(std::time::Duration::from_millis(case.millis));
+            suite.add_test_case(test);
+        }
+        report.add_test_suite(suite);
+    }
+    report.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn results() -> Vec<ScenarioResult> {
+        let case = |name: &str, outcome, reason: &str| Check {
+            name: name.into(),
+            outcome,
+            value: (outcome == Outcome::Passed).then_some(1.5),
+            unit: Some("GiB/s".into()),
+            reason: reason.into(),
+            millis: 12,
+        };
+        let cases = vec![
+            case("numa", Outcome::Passed, ""),
+            case("block", Outcome::Failed, "<\"\x1b[2J&>"),
+            case("hmat", Outcome::Waived, "no table"),
+            case("net", Outcome::Error, "broke"),
+        ];
+        vec![ScenarioResult { scenario: "demo".into(), cases, init_millis: None, millis: 99 }]
+    }
+
+    #[test]
+    fn a_broken_check_counts_as_failed_and_a_waived_one_as_skipped() {
+        assert_eq!(Count::of(&results()).to_string(), "1 passed, 2 failed, 1 skipped");
+    }
+
+    #[test]
+    fn columns_are_aligned_and_a_guest_cannot_paint_the_terminal() {
+        let text = table(&results(), false);
+        let columns: Vec<_> = text.lines().map(|line| line.find(" ms").unwrap()).collect();
+        assert!(columns.iter().all(|column| *column == columns[0]), "{text}");
+        assert!(!text.contains('\x1b'));
+        assert!(text.contains("no table"));
+        assert!(table(&results(), true).contains("\x1b[32mpassed"));
+    }
+
+    #[test]
+    fn junit_escapes_what_a_guest_wrote() {
+        let xml = junit(&results()).unwrap();
+        assert!(
+            xml.contains("tests=\"4\"") && xml.contains("failures=\"1\"") && xml.contains("errors=\"1\""),
+            "{xml}"
+        );
+        assert!(xml.contains("&lt;&quot;") && !xml.contains('\x1b'), "{xml}");
+    }
+}

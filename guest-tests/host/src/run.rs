@@ -1,0 +1,192 @@
+//! Runs scenarios on this machine, be it real or emulated.
+
+use std::error::Error;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use egm_report::{Check, Line, MAX_LINES};
+
+use crate::command::Tool;
+use crate::error::LabError;
+use crate::host_parts::{GUEST, HOST, HostParts, PORT, Plan};
+use crate::initramfs;
+use crate::judge::{Collected, case, judge};
+use crate::process::{Ending, Reaction, watch};
+use crate::progress::Stage;
+use crate::qemu;
+use crate::results::ScenarioResult;
+use crate::scenarios::Scenario;
+use crate::tools::Tools;
+
+/// Who runs the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Vmm {
+    /// egm-vmm.
+    Egm,
+    /// QEMU without acceleration: what the agent says on a machine that is not ours. Exit codes are QEMU's.
+    Qemu,
+}
+
+/// Runs scenarios with the same tools.
+#[derive(Debug)]
+pub(crate) struct Runner {
+    /// What it runs them with.
+    pub(crate) tools: Tools,
+    /// Who runs the guest.
+    pub(crate) vmm: Vmm,
+    /// Where files of a running machine are; a file system with Unix sockets.
+    pub(crate) work: PathBuf,
+    /// Where logs go, a directory a scenario.
+    pub(crate) report: PathBuf,
+}
+
+/// The files of one scenario's machine.
+#[derive(Debug)]
+struct Machine {
+    config: PathBuf,
+    initramfs: PathBuf,
+    cmdline: String,
+    plan: Option<Plan>,
+}
+
+impl Runner {
+    /// Runs a scenario; whatever goes wrong is a result.
+    pub(crate) fn scenario(&self, scenario: &Scenario) -> ScenarioResult {
+        let stage = Stage::begin(&format!("{}: {}", scenario.name, scenario.story));
+        let begun = Instant::now();
+        let mut result = self
+            .boots(scenario)
+            .unwrap_or_else(|error| ScenarioResult::broken(scenario.name, &chain(&error)));
+        result.millis = millis(begun);
+        stage.end();
+        result
+    }
+
+    fn boots(&self, scenario: &Scenario) -> Result<ScenarioResult, LabError> {
+        let report = self.report.join(scenario.name);
+        fs::create_dir_all(&report).map_err(LabError::file("make", &report))?;
+        let machine = self.machine(scenario, &report)?;
+        let mut result = ScenarioResult {
+            scenario: scenario.name.into(),
+            cases: Vec::new(),
+            init_millis: None,
+            millis: 0,
+        };
+        for boot in 1..=scenario.boots {
+            let (collected, init) = self.boot(scenario, &machine, &report)?;
+            let mut cases = judge(scenario.expected, &collected);
+            if scenario.terminate_on.is_some() && collected.ending != Ending::Deadline {
+                cases.push(case("signalled", None, 0));
+            }
+            if scenario.boots > 1 {
+                cases.iter_mut().for_each(|case| case.name = format!("{} of boot {boot}", case.name));
+            }
+            result.init_millis = result.init_millis.or(init);
+            result.cases.extend(cases);
+        }
+        result.cases.extend(result.init_millis.map(init_case));
+        Ok(result)
+    }
+
+    /// Writes the configuration, asks for its plan, and packs the guest's initial root around that.
+    fn machine(&self, scenario: &Scenario, report: &Path) -> Result<Machine, LabError> {
+        let work = self.work.join(scenario.name);
+        fs::create_dir_all(&work).map_err(LabError::file("make", &work))?;
+        let (config, initramfs) = (work.join("config.json"), work.join("initramfs.cpio"));
+        let cmdline = format!(
+            "console=ttyS0 panic=-1 egm.arg.net.peer={HOST} egm.arg.net.address={GUEST} egm.arg.net.port={PORT} \
+             egm.arg.vsock.port={PORT} {}",
+            scenario.words
+        );
+        let json = serde_json::json!({
+            "extends": self.tools.configs.join(scenario.config),
+            "boot": { "kernel": self.tools.kernel.image(), "initramfs": initramfs, "cmdline": cmdline.trim_end() },
+        });
+        fs::write(&config, json.to_string()).map_err(LabError::file("write", &config))?;
+        let arguments = ["plan".as_ref(), config.as_os_str(), "--json".as_ref()];
+        let planned = Tool::new(&self.tools.vmm.to_string_lossy(), "egm-vmm").args(arguments).bytes();
+        let plan = match (planned, self.vmm) {
+            (Ok(json), _) => Some(json),
+            (Err(_), Vmm::Qemu) => None,
+            (Err(error), Vmm::Egm) => return Err(error),
+        };
+        if let Some(json) = &plan {
+            let path = report.join("plan.json");
+            fs::write(&path, json).map_err(LabError::file("write", path))?;
+        }
+        let bytes = initramfs::guest(&self.tools.agent, plan.as_deref(), &self.tools.kernel)?;
+        fs::write(&initramfs, bytes).map_err(LabError::file("write", &initramfs))?;
+        let plan = plan.as_deref().map(Plan::read).transpose()?;
+        Ok(Machine { config, initramfs, cmdline, plan })
+    }
+
+    /// One boot: what was collected, and when init started.
+    fn boot(
+        &self,
+        scenario: &Scenario,
+        machine: &Machine,
+        report: &Path,
+    ) -> Result<(Collected, Option<u64>), LabError> {
+        let _parts = HostParts::make(machine.plan.iter().flat_map(Plan::parts))?;
+        let begun = Instant::now();
+        let (mut lines, mut init) = (Vec::new(), None);
+        let ending = watch(
+            self.command(machine),
+            scenario.deadline,
+            &report.join("console.log"),
+            &report.join("vmm.log"),
+            |text| {
+                if init.is_none() && text.contains("Run /init as init process") {
+                    init = Some(millis(begun));
+                }
+                lines.extend(Line::parse(text).filter(|_| lines.len() < MAX_LINES));
+                let terminate = scenario.terminate_on.is_some_and(|mark| text.contains(mark));
+                if terminate { Reaction::Terminate } else { Reaction::Go }
+            },
+        )?;
+        Ok((Collected { lines, ending, millis: millis(begun) }, init))
+    }
+
+    fn command(&self, machine: &Machine) -> Command {
+        match self.vmm {
+            Vmm::Egm => {
+                let mut command = Command::new(&self.tools.vmm);
+                command.arg("run").arg(&machine.config);
+                command
+            }
+            Vmm::Qemu => {
+                let mut command = Command::new("qemu-system-x86_64");
+                let kernel = self.tools.kernel.image();
+                let plan = machine.plan.as_ref();
+                command.args(qemu::reference(plan, &kernel, &machine.initramfs, &machine.cmdline));
+                command
+            }
+        }
+    }
+}
+
+/// A figure, not a claim: how long the guest's kernel took.
+fn init_case(millis: u64) -> Check {
+    #[expect(clippy::cast_precision_loss, reason = "a deadline of hours in milliseconds is far below 2^52")]
+    let seconds = millis as f64 / 1000.0;
+    Check { value: Some(seconds), unit: Some("s until init".into()), ..case("start", None, millis) }
+}
+
+/// Milliseconds since `begun`.
+fn millis(begun: Instant) -> u64 {
+    u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX)
+}
+
+/// An error and its causes in one line.
+pub(crate) fn chain(error: &LabError) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,13 @@
+//! Many boots.
+
+use super::{PLAIN, Scenario};
+
+/// What one boot shows may be luck.
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "boots",
+    story: "sixteen boots in a row all reach their end",
+    words: "egm.checks=cpus",
+    boots: 16,
+    long: true,
+    ..PLAIN
+};

@@ -1,0 +1,95 @@
+//! What is run: each scenario is a story in a file of its own, written as data.
+
+mod boots;
+mod demo;
+mod panic;
+mod reset;
+mod sigterm;
+mod smp;
+
+use std::time::Duration;
+
+use crate::error::LabError;
+use crate::judge::Expected;
+
+/// One machine, what its guest is asked, and how it should end.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Scenario {
+    /// Its name on the command line and in reports.
+    pub(crate) name: &'static str,
+    /// What it shows, in a sentence.
+    pub(crate) story: &'static str,
+    /// A file of configs/, which the scenario extends by a kernel, an initramfs and a command line.
+    pub(crate) config: &'static str,
+    /// More words on the kernel command line: the agent's checks, their arguments and the end of the guest.
+    pub(crate) words: &'static str,
+    /// What it should come to.
+    pub(crate) expected: Expected,
+    /// The VMM gets SIGTERM when the guest writes a line that contains this.
+    pub(crate) terminate_on: Option<&'static str>,
+    /// Boots in a row.
+    pub(crate) boots: u32,
+    /// Time for one boot, under emulation on two slow cores.
+    pub(crate) deadline: Duration,
+    /// Whether it is run only when asked for by name or with `--full`.
+    pub(crate) long: bool,
+}
+
+/// What a scenario is unless it says otherwise.
+const PLAIN: Scenario = Scenario {
+    name: "",
+    story: "",
+    config: "smoke.json",
+    words: "",
+    expected: Expected { exit: 0, summary: true, checks: &[] },
+    terminate_on: None,
+    boots: 1,
+    deadline: Duration::from_secs(180),
+    long: false,
+};
+
+/// Every scenario, in the order in which they run.
+pub(crate) const ALL: [Scenario; 6] =
+    [demo::SCENARIO, smp::SCENARIO, reset::SCENARIO, panic::SCENARIO, sigterm::SCENARIO, boots::SCENARIO];
+
+/// The scenarios called `names`, or without names all those that are run by default.
+pub(crate) fn select(names: &[String], full: bool) -> Result<Vec<Scenario>, LabError> {
+    if names.is_empty() {
+        return Ok(ALL.into_iter().filter(|s| full || !s.long).collect());
+    }
+    names.iter().map(|name| find(name)).collect()
+}
+
+fn find(name: &str) -> Result<Scenario, LabError> {
+    ALL.into_iter().find(|s| s.name == name).ok_or_else(|| {
+        let known: Vec<_> = ALL.iter().map(|s| s.name).collect();
+        LabError::Usage(format!("no scenario \"{name}\": there are {}", known.join(", ")))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_fit_a_directory() {
+        for (i, scenario) in ALL.iter().enumerate() {
+            assert!(scenario.name.chars().all(|c| c.is_ascii_lowercase() || c == '-'), "{}", scenario.name);
+            assert!(!scenario.story.is_empty());
+            assert!(ALL.iter().skip(i + 1).all(|other| other.name != scenario.name));
+        }
+    }
+
+    #[test]
+    fn a_scenario_that_does_not_exist_is_told_with_those_that_do() {
+        let error = select(&["dmeo".into()], false).unwrap_err();
+        assert!(error.to_string().contains("demo") && error.exit_code() == 2);
+    }
+
+    #[test]
+    fn long_ones_run_only_when_asked_for() {
+        assert!(select(&[], false).unwrap().iter().all(|s| !s.long));
+        assert_eq!(select(&[], true).unwrap().len(), ALL.len());
+        assert_eq!(select(&["boots".into()], false).unwrap().len(), 1);
+    }
+}

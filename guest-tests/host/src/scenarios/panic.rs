@@ -1,0 +1,13 @@
+//! A guest whose kernel panics.
+
+use super::{PLAIN, Scenario};
+use crate::judge::Expected;
+
+/// The pvpanic device tells the VMM.
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "panic",
+    story: "a guest whose kernel panics ends its VMM with exit code 1",
+    words: "egm.checks=cpus egm.exit=panic",
+    expected: Expected { exit: 1, summary: true, checks: &["cpus"] },
+    ..PLAIN
+};

@@ -1,0 +1,11 @@
+//! A guest that resets itself.
+
+use super::{PLAIN, Scenario};
+
+/// A guest's reset ends the VMM: whoever started it decides whether to start it again.
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "reset",
+    story: "a guest that resets itself ends its VMM with exit code 0",
+    words: "egm.checks=cpus egm.exit=reset",
+    ..PLAIN
+};

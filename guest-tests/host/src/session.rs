@@ -1,0 +1,161 @@
+//! `egm-lab run` and `egm-lab demo`: decide where, run, show.
+
+use std::fs;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+
+use crate::cache::Cache;
+use crate::capability::{Host, Where};
+use crate::error::LabError;
+use crate::host_parts::Plan;
+use crate::l1;
+use crate::results::{Count, ScenarioResult, junit, table};
+use crate::run::{Runner, Vmm};
+use crate::scenarios::{self, Scenario};
+use crate::tools::Tools;
+
+/// What is run, where, and what is shown.
+#[derive(Debug, Args)]
+pub(crate) struct RunArguments {
+    /// Scenarios; all that are not long when none is named.
+    scenarios: Vec<String>,
+    /// Lists the scenarios and what they show.
+    #[arg(long)]
+    list: bool,
+    /// The long ones too.
+    #[arg(long)]
+    full: bool,
+    /// Where; by default here when this machine's KVM runs stock kernels, else in the lab.
+    #[arg(long = "where", value_name = "PLACE")]
+    place: Option<Where>,
+    /// Who runs the guest.
+    #[arg(long, default_value = "egm")]
+    vmm: Vmm,
+    /// Writes the results as JUnit XML as well.
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+    /// Prints the results as JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Where logs and results go.
+    #[arg(long, value_name = "DIR", default_value = "target/lab")]
+    report: PathBuf,
+    /// A directory with the programs, the kernel and configs/, instead of those of the checkout.
+    #[arg(long, hide = true)]
+    tools: Option<PathBuf>,
+    /// Where files of a running machine are.
+    #[arg(long, hide = true)]
+    work: Option<PathBuf>,
+}
+
+/// Runs scenarios and shows the results; exit code 1 when a check failed.
+pub(crate) fn run(arguments: &RunArguments) -> Result<ExitCode, LabError> {
+    if arguments.list {
+        for scenario in scenarios::ALL {
+            let long = if scenario.long { " (long)" } else { "" };
+            println!("{:<10} {}{long}", scenario.name, scenario.story);
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let chosen = scenarios::select(&arguments.scenarios, arguments.full)?;
+    let results = execute(arguments, &chosen)?;
+    let json = json(&results)?;
+    let path = arguments.report.join(l1::RESULTS);
+    fs::write(&path, &json).map_err(LabError::file("write", path))?;
+    if let Some(path) = &arguments.junit {
+        let xml = junit(&results)
+            .map_err(|error| LabError::Content { what: "JUnit XML".into(), problem: error.to_string() })?;
+        fs::write(path, xml).map_err(LabError::file("write", path))?;
+    }
+    if arguments.json {
+        println!("{json}");
+    } else {
+        print!("{}", table(&results, colour()));
+    }
+    Ok(conclude(&results, &arguments.report))
+}
+
+/// Runs the demo and shows what its EGM nodes hold.
+pub(crate) fn demo() -> Result<ExitCode, LabError> {
+    let report = PathBuf::from("target/lab");
+    let arguments = RunArguments {
+        scenarios: Vec::new(),
+        list: false,
+        full: false,
+        place: None,
+        vmm: Vmm::Egm,
+        junit: None,
+        json: false,
+        report: report.clone(),
+        tools: None,
+        work: None,
+    };
+    let results = execute(&arguments, &scenarios::select(&["demo".into()], false)?)?;
+    print!("{}", table(&results, colour()));
+    let plan = fs::read(report.join("demo/plan.json")).ok().and_then(|json| Plan::read(&json).ok());
+    for node in plan.iter().flat_map(|plan| &plan.nodes).filter(|node| node.egm) {
+        println!("node {} is EGM: {} MiB by the plan", node.id, node.memory >> 20);
+    }
+    Ok(conclude(&results, &report))
+}
+
+fn execute(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<ScenarioResult>, LabError> {
+    let report = &arguments.report;
+    fs::create_dir_all(report).map_err(LabError::file("make", report))?;
+    let cache = || Cache::open();
+    let tools = match &arguments.tools {
+        Some(directory) => Tools::copied(directory),
+        None => Tools::of_checkout(&cache()?)?,
+    };
+    // A reference machine needs no KVM.
+    let place = match (arguments.place, arguments.vmm) {
+        (Some(place), _) => place,
+        (None, Vmm::Qemu) => Where::Kvm,
+        (None, Vmm::Egm) => decide(&cache()?)?,
+    };
+    match place {
+        Where::Lab => l1::run(chosen, &tools, &cache()?, report),
+        Where::Kvm => {
+            let work = arguments.work.clone().unwrap_or_else(|| report.join("work"));
+            let runner = Runner { tools, vmm: arguments.vmm, work: absolute(&work)?, report: report.clone() };
+            Ok(chosen.iter().map(|scenario| runner.scenario(scenario)).collect())
+        }
+    }
+}
+
+fn decide(cache: &Cache) -> Result<Where, LabError> {
+    let host = Host::detect(Some(cache));
+    host.place.ok_or_else(|| {
+        let missing: Vec<_> = host.missing().map(|f| format!("{}: {}", f.name, f.detail)).collect();
+        LabError::Host {
+            what: "this host can run guests neither on its own nor in the lab".into(),
+            remedy: missing.join("; "),
+        }
+    })
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, LabError> {
+    std::path::absolute(path).map_err(LabError::file("find", path))
+}
+
+fn json(results: &[ScenarioResult]) -> Result<String, LabError> {
+    serde_json::to_string_pretty(results)
+        .map_err(|error| LabError::Content { what: "results".into(), problem: error.to_string() })
+}
+
+fn colour() -> bool {
+    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// The closing line, and where to look when something failed.
+fn conclude(results: &[ScenarioResult], report: &Path) -> ExitCode {
+    let count = Count::of(results);
+    for result in results.iter().filter(|r| Count::of(std::slice::from_ref(*r)).failed > 0) {
+        println!("logs of {}: {}", result.scenario, report.join(&result.scenario).display());
+    }
+    println!("{count}");
+    ExitCode::from(u8::from(count.failed > 0))
+}

@@ -1,0 +1,80 @@
+//! The programs and files that a scenario is run with.
+
+use std::path::{Path, PathBuf};
+
+use crate::cache::Cache;
+use crate::error::LabError;
+use crate::kernel::{self, GuestKernel};
+
+/// What a scenario is run with.
+#[derive(Debug, Clone)]
+pub(crate) struct Tools {
+    /// This program.
+    pub(crate) lab: PathBuf,
+    /// The VMM.
+    pub(crate) vmm: PathBuf,
+    /// The in-guest agent.
+    pub(crate) agent: PathBuf,
+    /// The directory configs/.
+    pub(crate) configs: PathBuf,
+    /// The guest's kernel.
+    pub(crate) kernel: GuestKernel,
+}
+
+impl Tools {
+    /// Those of a checkout: programs beside this one, `configs` in the current directory, the kernel from the cache.
+    pub(crate) fn of_checkout(cache: &Cache) -> Result<Self, LabError> {
+        let lab = std::env::current_exe().map_err(LabError::file("find", "egm-lab"))?;
+        let beside = |name: &str| {
+            let path = lab.with_file_name(name);
+            if path.exists() { Ok(path) } else { Err(absent(&path, "cargo build --profile lab")) }
+        };
+        let (vmm, agent) = (beside("egm-vmm")?, beside("egm-guest")?);
+        let configs = PathBuf::from("configs");
+        let configs =
+            configs.canonicalize().map_err(|_| absent(&configs, "run it in the repository's root"))?;
+        Ok(Self { vmm, agent, configs, kernel: kernel::guest(cache, false)?, lab })
+    }
+
+    /// Those that [`Tools::copy_to`] put into `directory`.
+    pub(crate) fn copied(directory: &Path) -> Self {
+        let at = |name: &str| directory.join(name);
+        Self {
+            lab: at("egm-lab"),
+            vmm: at("egm-vmm"),
+            agent: at("egm-guest"),
+            configs: at("configs"),
+            kernel: GuestKernel { directory: at("guest") },
+        }
+    }
+
+    /// Copies everything into `directory`, for a machine that shares nothing else with this one.
+    pub(crate) fn copy_to(&self, directory: &Path) -> Result<(), LabError> {
+        let target = Self::copied(directory);
+        for path in [&target.configs, &target.kernel.directory.join("modules")] {
+            std::fs::create_dir_all(path).map_err(LabError::file("make", path))?;
+        }
+        copy(&self.lab, &target.lab)?;
+        copy(&self.vmm, &target.vmm)?;
+        copy(&self.agent, &target.agent)?;
+        copy(&self.kernel.image(), &target.kernel.image())?;
+        copy_files(&self.configs, &target.configs)?;
+        copy_files(&self.kernel.directory.join("modules"), &target.kernel.directory.join("modules"))
+    }
+}
+
+fn absent(path: &Path, remedy: &str) -> LabError {
+    LabError::Host { what: format!("{} is missing", path.display()), remedy: remedy.into() }
+}
+
+fn copy(from: &Path, to: &Path) -> Result<(), LabError> {
+    std::fs::copy(from, to).map(drop).map_err(LabError::file("copy", from))
+}
+
+fn copy_files(from: &Path, to: &Path) -> Result<(), LabError> {
+    let entries = std::fs::read_dir(from).map_err(LabError::file("read", from))?;
+    for path in entries.flatten().map(|entry| entry.path()).filter(|path| path.is_file()) {
+        copy(&path, &to.join(path.file_name().unwrap_or_default()))?;
+    }
+    Ok(())
+}
