@@ -1,7 +1,7 @@
 //! virtio 1.3 devices: the seam between a device and whatever carries it.
 //!
 //! A device knows its features, its configuration space and its queues. It does not know PCI: the transport
-//! ([`pci`]) owns the registers of virtio 1.3 §4.1 and hands the device its queues when the driver is ready.
+//! ([`VirtioPci`]) owns the registers of virtio 1.3 §4.1 and hands the device its queues when the driver is ready.
 //!
 //! ```text
 //!  vCPU thread                                   I/O thread (event-manager)
@@ -20,13 +20,21 @@ pub mod iovec;
 pub mod ring;
 #[cfg(test)]
 mod testing;
+mod transport;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use event_manager::MutEventSubscriber;
 use virtio_queue::Queue;
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
+
+pub use self::transport::{BAR_SIZE, DoorBell, TransportError, VirtioPci};
+
+/// VIRTIO_F_INDIRECT_DESC (virtio 1.3 §6): every device here follows indirect tables.
+pub const RING_INDIRECT: u64 = 1 << 28;
+/// VIRTIO_F_EVENT_IDX (virtio 1.3 §6): every device here asks for and gives notifications by index.
+pub const RING_EVENT_IDX: u64 = 1 << 29;
 
 /// How a device reaches the driver; implemented by the transport.
 pub trait Interrupt: Send + Sync {
@@ -98,4 +106,9 @@ pub trait VirtioDevice: MutEventSubscriber + Send {
     fn finish(&mut self) {
         self.reset();
     }
+}
+
+/// A device's lock. A device that panicked half way through is still reset and finished, so poison is ignored.
+fn lock<T: ?Sized>(device: &Mutex<T>) -> MutexGuard<'_, T> {
+    device.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,0 +1,426 @@
+//! The common configuration structure as a state machine (virtio 1.3 §3.1, §4.1.4.3). Pure: a register write gives
+//! an [`Effect`] that the glue carries out.
+
+use super::registers::{Common, Half, NO_VECTOR, status};
+
+/// What a register write asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub(super) enum Effect {
+    /// Nothing.
+    None,
+    /// The driver wants the device reset; the registers are already.
+    Reset,
+    /// The driver is ready.
+    Activate,
+    /// Configuration changes interrupt by this vector.
+    ConfigVector(u16),
+    /// This queue interrupts by this vector.
+    QueueVector(u16, u16),
+}
+
+/// What the driver has said about a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct QueueState {
+    /// Largest size.
+    pub(super) max_size: u16,
+    /// Size: a power of two, at most `max_size`.
+    pub(super) size: u16,
+    /// MSI-X vector or [`NO_VECTOR`].
+    pub(super) vector: u16,
+    /// Whether the driver enabled it.
+    pub(super) enabled: bool,
+    /// Descriptor table: whatever the guest wrote.
+    pub(super) descriptor: u64,
+    /// Available ring: whatever the guest wrote.
+    pub(super) driver: u64,
+    /// Used ring: whatever the guest wrote.
+    pub(super) device: u64,
+}
+
+impl QueueState {
+    fn new(max_size: u16) -> Self {
+        Self {
+            max_size,
+            size: max_size,
+            vector: NO_VECTOR,
+            enabled: false,
+            descriptor: 0,
+            driver: 0,
+            device: 0,
+        }
+    }
+}
+
+/// The registers.
+#[derive(Debug)]
+pub(super) struct Core {
+    offered: u64,
+    accepted: u64,
+    device_select: u32,
+    driver_select: u32,
+    status: u8,
+    config_vector: u16,
+    queue_select: u16,
+    queues: Vec<QueueState>,
+    vectors: u16,
+    mistakes: u64,
+}
+
+/// VIRTIO_F_VERSION_1 (§6).
+pub(super) const VERSION_1: u64 = 1 << 32;
+
+impl Core {
+    /// A device that offers `features`, with queues of these largest sizes and this many MSI-X vectors.
+    pub(super) fn new(features: u64, queue_sizes: &[u16], vectors: u16) -> Self {
+        Self {
+            offered: features | VERSION_1,
+            accepted: 0,
+            device_select: 0,
+            driver_select: 0,
+            status: 0,
+            config_vector: NO_VECTOR,
+            queue_select: 0,
+            queues: queue_sizes.iter().copied().map(QueueState::new).collect(),
+            vectors,
+            mistakes: 0,
+        }
+    }
+
+    /// Feature bits that both sides agreed on.
+    pub(super) fn features(&self) -> u64 {
+        self.accepted & self.offered
+    }
+
+    /// The queues.
+    pub(super) fn queues(&self) -> &[QueueState] {
+        &self.queues
+    }
+
+    /// Things that the driver did against the specification.
+    pub(super) fn mistakes(&self) -> u64 {
+        self.mistakes
+    }
+
+    /// Counts a thing that the driver did against the specification.
+    pub(super) fn mistake(&mut self) {
+        self.mistakes = self.mistakes.saturating_add(1);
+    }
+
+    /// The device could not start or met something that it cannot go on from (§2.1.1).
+    pub(super) fn needs_reset(&mut self) {
+        self.status |= status::NEEDS_RESET;
+    }
+
+    /// Reads a register. [`Common::ConfigGeneration`] is not kept here and reads zero.
+    pub(super) fn read(&self, register: Common) -> u32 {
+        let queue = self.queues.get(usize::from(self.queue_select));
+        match register {
+            Common::DeviceFeatureSelect => self.device_select,
+            Common::DeviceFeature => half_of(self.offered, self.device_select),
+            Common::DriverFeatureSelect => self.driver_select,
+            Common::DriverFeature => half_of(self.accepted, self.driver_select),
+            Common::ConfigVector => self.config_vector.into(),
+            Common::QueueCount => u32::try_from(self.queues.len()).unwrap_or(0),
+            Common::Status => self.status.into(),
+            Common::QueueSelect => self.queue_select.into(),
+            Common::QueueSize => queue.map_or(0, |q| q.size.into()),
+            Common::QueueVector => queue.map_or(NO_VECTOR, |q| q.vector).into(),
+            Common::QueueEnable => queue.is_some_and(|q| q.enabled).into(),
+            Common::QueueNotifyOffset => queue.map_or(0, |_| self.queue_select.into()),
+            Common::QueueDescriptor(half) => queue.map_or(0, |q| get(q.descriptor, half)),
+            Common::QueueDriver(half) => queue.map_or(0, |q| get(q.driver, half)),
+            Common::QueueDevice(half) => queue.map_or(0, |q| get(q.device, half)),
+            Common::ConfigGeneration | Common::Absent => 0,
+        }
+    }
+
+    /// Writes a register; `value` has no bits above the register's width.
+    pub(super) fn write(&mut self, register: Common, value: u32) -> Effect {
+        let short = u16::try_from(value & 0xffff).unwrap_or(0);
+        match register {
+            Common::DeviceFeatureSelect => self.device_select = value,
+            Common::DriverFeatureSelect => self.driver_select = value,
+            Common::DriverFeature => self.write_features(value),
+            Common::Status => return self.write_status(u8::try_from(value & 0xff).unwrap_or(0)),
+            Common::ConfigVector => {
+                self.config_vector = self.vector(short);
+                return Effect::ConfigVector(self.config_vector);
+            }
+            Common::QueueSelect => self.queue_select = short,
+            Common::QueueVector => return self.write_queue_vector(short),
+            Common::QueueSize
+            | Common::QueueEnable
+            | Common::QueueDescriptor(_)
+            | Common::QueueDriver(_)
+            | Common::QueueDevice(_) => self.write_queue(register, value),
+            Common::DeviceFeature
+            | Common::QueueCount
+            | Common::ConfigGeneration
+            | Common::QueueNotifyOffset
+            | Common::Absent => self.mistake(),
+        }
+        Effect::None
+    }
+
+    fn write_features(&mut self, value: u32) {
+        if self.status & status::FEATURES_OK != 0 {
+            return self.mistake(); // §3.1.1: not after FEATURES_OK
+        }
+        match self.driver_select {
+            0 => set(&mut self.accepted, Half::Low, value),
+            1 => set(&mut self.accepted, Half::High, value),
+            _ if value == 0 => {}
+            _ => self.mistake(),
+        }
+    }
+
+    /// §2.1, §3.1.1. The driver only adds bits; NEEDS_RESET is the device's and stays whatever is written.
+    fn write_status(&mut self, value: u8) -> Effect {
+        use status::{ACKNOWLEDGE, DRIVER, DRIVER_OK, FAILED, FEATURES_OK, NEEDS_RESET};
+        if value == 0 {
+            self.reset();
+            return Effect::Reset;
+        }
+        let had = self.status & !NEEDS_RESET;
+        if value & had != had
+            || value & !(ACKNOWLEDGE | DRIVER | DRIVER_OK | FEATURES_OK | NEEDS_RESET | FAILED) != 0
+        {
+            self.mistake();
+            return Effect::None;
+        }
+        self.status |= value & (ACKNOWLEDGE | DRIVER | FAILED);
+        let new = value & !had;
+        if new & FEATURES_OK != 0 {
+            let known = self.status & (ACKNOWLEDGE | DRIVER) == ACKNOWLEDGE | DRIVER;
+            let agreed = self.accepted & !self.offered == 0 && self.accepted & VERSION_1 != 0;
+            if known && agreed {
+                self.status |= FEATURES_OK;
+            } else {
+                self.mistake();
+            }
+        }
+        if new & DRIVER_OK == 0 {
+            return Effect::None;
+        }
+        if self.status & (FEATURES_OK | FAILED | NEEDS_RESET) != FEATURES_OK {
+            self.mistake();
+            return Effect::None;
+        }
+        self.status |= DRIVER_OK;
+        Effect::Activate
+    }
+
+    fn reset(&mut self) {
+        self.accepted = 0;
+        self.device_select = 0;
+        self.driver_select = 0;
+        self.status = 0;
+        self.config_vector = NO_VECTOR;
+        self.queue_select = 0;
+        for queue in &mut self.queues {
+            *queue = QueueState::new(queue.max_size);
+        }
+    }
+
+    /// §4.1.5.1.2.1: a vector that the device has not reads back as none.
+    fn vector(&mut self, vector: u16) -> u16 {
+        if vector >= self.vectors && vector != NO_VECTOR {
+            self.mistake();
+        }
+        if vector < self.vectors { vector } else { NO_VECTOR }
+    }
+
+    fn write_queue_vector(&mut self, vector: u16) -> Effect {
+        let (index, vector) = (self.queue_select, self.vector(vector));
+        let Some(queue) = self.queues.get_mut(usize::from(index)) else {
+            self.mistake();
+            return Effect::None;
+        };
+        queue.vector = vector;
+        Effect::QueueVector(index, vector)
+    }
+
+    /// §4.1.4.3.2: a queue is set up before it is enabled, and enabled before DRIVER_OK.
+    fn write_queue(&mut self, register: Common, value: u32) {
+        let running = self.status & status::DRIVER_OK != 0;
+        let queue = self.queues.get_mut(usize::from(self.queue_select));
+        let Some(queue) = queue.filter(|queue| !running && !queue.enabled) else { return self.mistake() };
+        match register {
+            Common::QueueDescriptor(half) => set(&mut queue.descriptor, half, value),
+            Common::QueueDriver(half) => set(&mut queue.driver, half, value),
+            Common::QueueDevice(half) => set(&mut queue.device, half, value),
+            Common::QueueEnable if value == 1 => queue.enabled = true,
+            Common::QueueSize => match u16::try_from(value) {
+                Ok(size) if size.is_power_of_two() && size <= queue.max_size => queue.size = size,
+                _ => self.mistake(),
+            },
+            _ => self.mistake(),
+        }
+    }
+}
+
+fn half_of(bits: u64, select: u32) -> u32 {
+    match select {
+        0 => get(bits, Half::Low),
+        1 => get(bits, Half::High),
+        _ => 0,
+    }
+}
+
+fn get(value: u64, half: Half) -> u32 {
+    let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
+    u32::from_le_bytes(match half {
+        Half::Low => [a, b, c, d],
+        Half::High => [e, f, g, h],
+    })
+}
+
+fn set(to: &mut u64, half: Half, value: u32) {
+    *to = match half {
+        Half::Low => *to & !0xffff_ffff | u64::from(value),
+        Half::High => *to & 0xffff_ffff | u64::from(value) << 32,
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const EVENT_IDX: u64 = 1 << 29;
+
+    fn core() -> Core {
+        Core::new(EVENT_IDX, &[256, 64], 3)
+    }
+
+    fn accept(core: &mut Core, features: u64) {
+        for (select, half) in [(0, Half::Low), (1, Half::High)] {
+            assert_eq!(core.write(Common::DriverFeatureSelect, select), Effect::None);
+            assert_eq!(core.write(Common::DriverFeature, get(features, half)), Effect::None);
+        }
+    }
+
+    fn negotiated() -> Core {
+        let mut core = core();
+        assert_eq!(core.write(Common::Status, 1), Effect::None);
+        assert_eq!(core.write(Common::Status, 3), Effect::None);
+        accept(&mut core, VERSION_1 | EVENT_IDX);
+        assert_eq!(core.write(Common::Status, 11), Effect::None);
+        core
+    }
+
+    #[test]
+    fn a_driver_that_follows_the_steps_of_3_1_1_activates_the_device() {
+        let mut core = negotiated();
+        assert_eq!(core.read(Common::Status), 11);
+        assert_eq!(core.write(Common::QueueDescriptor(Half::Low), 0x1000), Effect::None);
+        assert_eq!(core.write(Common::QueueDescriptor(Half::High), 1), Effect::None);
+        assert_eq!(core.write(Common::QueueSize, 128), Effect::None);
+        assert_eq!(core.write(Common::QueueEnable, 1), Effect::None);
+        assert_eq!(core.write(Common::Status, 15), Effect::Activate);
+        assert_eq!((core.features(), core.mistakes()), (VERSION_1 | EVENT_IDX, 0));
+        let queue = core.queues()[0];
+        assert_eq!((queue.descriptor, queue.size, queue.enabled), (0x1_0000_1000, 128, true));
+        assert_eq!(core.write(Common::Status, 0), Effect::Reset);
+        assert_eq!((core.read(Common::Status), core.queues()[0]), (0, QueueState::new(256)));
+    }
+
+    #[test]
+    fn features_ok_needs_version_1_and_only_what_was_offered() {
+        for features in [EVENT_IDX, VERSION_1 | 1, 0] {
+            let mut core = core();
+            assert_eq!(core.write(Common::Status, 3), Effect::None);
+            accept(&mut core, features);
+            assert_eq!(core.write(Common::Status, 11), Effect::None);
+            assert_eq!((core.read(Common::Status), core.mistakes()), (3, 1), "features {features:#x}");
+            assert_eq!(core.write(Common::Status, 15), Effect::None, "no DRIVER_OK without FEATURES_OK");
+        }
+    }
+
+    #[test]
+    fn status_bits_are_only_added_and_needs_reset_survives() {
+        let mut core = negotiated();
+        assert_eq!(core.write(Common::Status, 3), Effect::None);
+        assert_eq!((core.read(Common::Status), core.mistakes()), (11, 1));
+        assert_eq!(core.write(Common::Status, 15), Effect::Activate);
+        core.needs_reset();
+        assert_eq!(core.write(Common::Status, 15 | 128), Effect::None);
+        assert_eq!(core.read(Common::Status), 15 | 64 | 128);
+        assert_eq!(core.write(Common::Status, 0), Effect::Reset);
+        assert_eq!(core.read(Common::Status), 0);
+    }
+
+    #[test]
+    fn features_are_fixed_by_features_ok() {
+        let mut core = negotiated();
+        accept(&mut core, VERSION_1);
+        assert_eq!((core.features(), core.mistakes()), (VERSION_1 | EVENT_IDX, 2));
+    }
+
+    #[test]
+    fn a_vector_out_of_range_reads_back_as_none() {
+        let mut core = core();
+        assert_eq!(core.write(Common::ConfigVector, 2), Effect::ConfigVector(2));
+        assert_eq!(core.write(Common::QueueVector, 3), Effect::QueueVector(0, NO_VECTOR));
+        assert_eq!(core.read(Common::QueueVector), 0xffff);
+        assert_eq!(core.write(Common::QueueVector, 1), Effect::QueueVector(0, 1));
+        assert_eq!((core.read(Common::QueueVector), core.read(Common::ConfigVector)), (1, 2));
+    }
+
+    #[test]
+    fn a_queue_that_is_not_there_has_size_zero_and_ignores_writes() {
+        let mut core = core();
+        assert_eq!(core.write(Common::QueueSelect, 2), Effect::None);
+        assert_eq!((core.read(Common::QueueSize), core.read(Common::QueueVector)), (0, 0xffff));
+        assert_eq!(core.write(Common::QueueVector, 1), Effect::None);
+        assert_eq!(core.write(Common::QueueEnable, 1), Effect::None);
+        assert_eq!(core.mistakes(), 2);
+    }
+
+    #[test]
+    fn an_enabled_queue_cannot_be_moved_resized_or_disabled() {
+        let mut core = core();
+        assert_eq!(core.write(Common::QueueEnable, 1), Effect::None);
+        let before = core.queues()[0];
+        for register in [Common::QueueSize, Common::QueueEnable, Common::QueueDriver(Half::High)] {
+            assert_eq!(core.write(register, 0), Effect::None);
+        }
+        assert_eq!((core.queues()[0], core.mistakes()), (before, 3));
+    }
+
+    #[test]
+    fn a_queue_size_is_a_power_of_two_within_the_limit() {
+        let mut core = core();
+        for size in [0, 3, 512, 0xffff] {
+            assert_eq!(core.write(Common::QueueSize, size), Effect::None);
+            assert_eq!(core.read(Common::QueueSize), 256);
+        }
+        assert_eq!(core.mistakes(), 4);
+    }
+
+    proptest! {
+        /// Every offset, width and value in any order: registers answer, sizes stay valid, activation needs all steps.
+        #[test]
+        fn no_sequence_of_writes_breaks_the_rules(
+            writes in prop::collection::vec((0u32..0x44, 0usize..9, any::<u32>()), 0..200)
+        ) {
+            let mut core = core();
+            for (offset, length, value) in writes {
+                let Some(register) = Common::decode(offset, length) else { continue };
+                let before = core.read(Common::Status);
+                if core.write(register, value) == Effect::Activate {
+                    prop_assert_eq!(before & 4, 0);
+                    prop_assert_eq!(core.read(Common::Status) & 15, 15);
+                    prop_assert_eq!(core.accepted & !core.offered, 0);
+                }
+                let _ = core.read(register);
+                for queue in core.queues() {
+                    prop_assert!(queue.size.is_power_of_two() && queue.size <= queue.max_size);
+                    prop_assert!(queue.vector < 3 || queue.vector == NO_VECTOR);
+                }
+            }
+        }
+    }
+}

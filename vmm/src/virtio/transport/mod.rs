@@ -1,0 +1,327 @@
+//! virtio over PCI (virtio 1.3 §4.1), modern only: the registers, and the doors in the kernel that let a driver kick
+//! a queue without leaving it.
+//!
+//! [`registers`] says where things are, [`core`] is the state machine, [`identity`] the configuration space,
+//! [`interrupt`] the way back. Here are the locks. Lock order: registers, then device; doors alone. A notification
+//! and an MSI-X access take none of them.
+#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
+
+mod core;
+mod identity;
+mod interrupt;
+mod registers;
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use egm_address::{Guest, PciAddress, Span};
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vmm_sys_util::eventfd::EventFd;
+
+use self::core::{Core, Effect, QueueState};
+use self::identity::{Layout, Profile, WindowAccess};
+use self::interrupt::PciInterrupt;
+pub use self::registers::BAR_SIZE;
+use self::registers::{Area, Common, MAX_QUEUES, MAX_VECTORS, NOTIFY, NOTIFY_STRIDE};
+use super::{Activation, Interrupt, VirtioDevice, lock};
+use crate::pci::msix::Msix;
+use crate::pci::{ConfigSpace, PciFunction};
+use crate::plan::FunctionPlan;
+
+/// Doors in the kernel: a guest write to an address becomes a write to an eventfd without leaving the kernel.
+pub trait DoorBell: Send + Sync {
+    /// From now on every write that starts at guest physical address `gpa`, of any width and value, rings `fd`.
+    ///
+    /// # Errors
+    /// The kernel's, for instance when another door has this address.
+    fn attach(&self, gpa: u64, fd: &EventFd) -> io::Result<()>;
+
+    /// The opposite, with the same arguments.
+    ///
+    /// # Errors
+    /// The kernel's, when there is no such door.
+    fn detach(&self, gpa: u64, fd: &EventFd) -> io::Result<()>;
+}
+
+/// The plan and the device do not fit each other: our own bug.
+#[derive(Debug, thiserror::Error)]
+pub enum TransportError {
+    /// BAR 0 is missing or of the wrong size.
+    #[error("virtio function {address}: the plan must give it BAR 0 of {BAR_SIZE:#x} bytes")]
+    Bar {
+        /// The function.
+        address: PciAddress,
+    },
+    /// Too few or too many vectors.
+    #[error("virtio function {address}: {vectors} MSI-X vectors, between 1 and {MAX_VECTORS} are possible")]
+    Vectors {
+        /// The function.
+        address: PciAddress,
+        /// How many.
+        vectors: usize,
+    },
+    /// Number or sizes of queues.
+    #[error(
+        "virtio function {address}: a device has at most {MAX_QUEUES} queues, one kick descriptor each, with sizes that are powers of two up to 32768"
+    )]
+    Queues {
+        /// The function.
+        address: PciAddress,
+    },
+    /// Capabilities outgrew the 192 bytes that there are for them.
+    #[error("virtio function {address}: the capabilities do not fit into configuration space")]
+    Capabilities {
+        /// The function.
+        address: PciAddress,
+    },
+}
+
+struct Registers {
+    config: ConfigSpace,
+    core: Core,
+    msix_control: (bool, bool),
+}
+
+/// A virtio device as a PCI function.
+pub struct VirtioPci {
+    device: Arc<Mutex<dyn VirtioDevice>>,
+    memory: GuestMemoryMmap,
+    bell: Arc<dyn DoorBell>,
+    interrupt: Arc<PciInterrupt>,
+    kicks: Box<[Arc<EventFd>]>,
+    layout: Layout,
+    registers: Mutex<Registers>,
+    /// Queues whose kick descriptor rings by itself, and at which address.
+    doors: Mutex<Vec<(u64, Arc<EventFd>)>>,
+}
+
+impl VirtioPci {
+    /// The function that `plan` describes, in front of `device`.
+    ///
+    /// # Errors
+    /// [`TransportError`] when the plan does not fit the device.
+    pub fn new(
+        device: Arc<Mutex<dyn VirtioDevice>>,
+        plan: &FunctionPlan,
+        msix: Arc<Msix>,
+        memory: GuestMemoryMmap,
+        bell: Arc<dyn DoorBell>,
+    ) -> Result<Self, TransportError> {
+        let address = plan.address;
+        let bar = plan.bars.iter().find(|bar| bar.index == 0 && bar.span.size() == BAR_SIZE);
+        let bar = bar.ok_or(TransportError::Bar { address })?;
+        let vectors = msix.len();
+        if !(1..=MAX_VECTORS).contains(&vectors) {
+            return Err(TransportError::Vectors { address, vectors });
+        }
+        let (core, kicks, device_type) = {
+            let device = lock(&device);
+            let sizes = device.queue_sizes();
+            let valid = sizes.len() <= MAX_QUEUES
+                && sizes.len() == device.kicks().len()
+                && sizes.iter().all(|size| Queue::new(*size).is_ok());
+            if !valid {
+                return Err(TransportError::Queues { address });
+            }
+            let core = Core::new(device.features(), sizes, u16::try_from(vectors).unwrap_or(0));
+            (core, device.kicks().iter().cloned().collect::<Box<[_]>>(), device.device_type())
+        };
+        let profile = Profile { device_type, bar, vectors, behind_port: address.bus() != 0 };
+        let (config, layout) =
+            identity::config_space(&profile).ok_or(TransportError::Capabilities { address })?;
+        Ok(Self {
+            interrupt: Arc::new(PciInterrupt::new(msix, kicks.len())),
+            device,
+            memory,
+            bell,
+            kicks,
+            layout,
+            registers: Mutex::new(Registers { config, core, msix_control: (false, false) }),
+            doors: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// Things that the driver did against the specification, since the start.
+    pub fn mistakes(&self) -> u64 {
+        self.registers().core.mistakes()
+    }
+
+    fn registers(&self) -> MutexGuard<'_, Registers> {
+        self.registers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn common_read(&self, register: Option<Common>, data: &mut [u8]) {
+        let value = match register {
+            Some(Common::ConfigGeneration) => self.interrupt.generation().into(),
+            Some(register) => self.registers().core.read(register),
+            None => return self.registers().core.mistake(),
+        };
+        for (to, from) in data.iter_mut().zip(value.to_le_bytes()) {
+            *to = from;
+        }
+    }
+
+    /// The register lock is held until the effect is done: a driver that reads the status after a reset sees zero
+    /// only once the device is at rest.
+    fn common_write(&self, register: Option<Common>, data: &[u8]) {
+        let mut registers = self.registers();
+        let Some(register) = register else { return registers.core.mistake() };
+        let mut value = [0; 4];
+        for (to, from) in value.iter_mut().zip(data) {
+            *to = *from;
+        }
+        match registers.core.write(register, u32::from_le_bytes(value)) {
+            Effect::None => {}
+            Effect::ConfigVector(vector) => self.interrupt.set_config(vector),
+            Effect::QueueVector(queue, vector) => self.interrupt.set_queue(queue, vector),
+            Effect::Reset => {
+                lock(&self.device).reset();
+                self.interrupt.reset();
+            }
+            Effect::Activate => {
+                if !self.activate(&registers.core) {
+                    registers.core.needs_reset();
+                    drop(registers);
+                    self.interrupt.config(); // §2.1.2: a driver learns of it by a configuration change
+                }
+            }
+        }
+    }
+
+    fn activate(&self, core: &Core) -> bool {
+        let features = core.features();
+        let queues =
+            core.queues().iter().map(|state| self.queue(state, features)).collect::<Option<Vec<_>>>();
+        let Some(queues) = queues else { return false };
+        let interrupt = Arc::clone(&self.interrupt) as Arc<dyn Interrupt>;
+        let activation = Activation { memory: self.memory.clone(), queues, features, interrupt };
+        lock(&self.device).activate(activation).is_ok()
+    }
+
+    /// `Some(None)` for a queue that is not enabled, `None` for one whose addresses the guest got wrong.
+    fn queue(&self, state: &QueueState, features: u64) -> Option<Option<Queue>> {
+        if !state.enabled {
+            return Some(None);
+        }
+        let mut queue = Queue::new(state.max_size).ok()?;
+        queue.try_set_size(state.size).ok()?;
+        queue.try_set_desc_table_address(GuestAddress(state.descriptor)).ok()?;
+        queue.try_set_avail_ring_address(GuestAddress(state.driver)).ok()?;
+        queue.try_set_used_ring_address(GuestAddress(state.device)).ok()?;
+        queue.set_event_idx(features & super::RING_EVENT_IDX != 0);
+        queue.set_ready(true);
+        queue.is_valid(&self.memory).then_some(Some(queue))
+    }
+
+    fn notify(&self, queue: u16) {
+        match self.kicks.get(usize::from(queue)) {
+            // A full counter is a kick that still waits to be seen.
+            Some(kick) => drop(kick.write(1)),
+            None => self.registers().core.mistake(),
+        }
+    }
+
+    /// The window's access, or a counted mistake.
+    fn window(&self, registers: &mut Registers) -> Option<WindowAccess> {
+        let access = self.layout.window(&registers.config);
+        if access.is_none() {
+            registers.core.mistake();
+        }
+        access
+    }
+}
+
+impl PciFunction for VirtioPci {
+    fn config_read(&self, offset: u16, data: &mut [u8]) {
+        let mut registers = self.registers();
+        if self.layout.is_window(offset, data.len())
+            && let Some(access) = self.window(&mut registers)
+        {
+            drop(registers); // the access may need it
+            let mut value = [0; 4];
+            if let Some(value) = value.get_mut(..access.length) {
+                self.bar_read(0, access.offset.into(), value);
+            }
+            registers = self.registers();
+            registers.config.put(self.layout.window_data(), &value);
+        }
+        registers.config.read(offset, data);
+    }
+
+    fn config_write(&self, offset: u16, data: &[u8]) -> bool {
+        let mut registers = self.registers();
+        let moved = registers.config.write(offset, data);
+        let control = self.layout.msix_control(&registers.config);
+        if control != registers.msix_control {
+            registers.msix_control = control;
+            self.interrupt.msix().set_control(control.0, control.1);
+        }
+        if self.layout.is_window(offset, data.len())
+            && let Some(access) = self.window(&mut registers)
+        {
+            let value = registers.config.u32(self.layout.window_data()).to_le_bytes();
+            drop(registers); // the access may need it
+            self.bar_write(0, access.offset.into(), value.get(..access.length).unwrap_or_default());
+        }
+        moved
+    }
+
+    fn decoded(&self) -> Vec<(u8, Span<Guest>)> {
+        self.registers().config.decoded()
+    }
+
+    /// A door that cannot be made costs an exit to us for each kick, nothing else.
+    fn place(&self, bars: &[(u8, Span<Guest>)]) {
+        let mut doors = self.doors.lock().unwrap_or_else(PoisonError::into_inner);
+        let start = bars.iter().find(|(bar, _)| *bar == 0).map(|(_, span)| span.start().get());
+        let first = start.and_then(|start| start.checked_add(NOTIFY.into()));
+        if doors.first().map(|(gpa, _)| *gpa) == first {
+            return;
+        }
+        for (gpa, kick) in doors.drain(..) {
+            let _ = self.bell.detach(gpa, &kick);
+        }
+        let Some(first) = first else { return };
+        for (gpa, kick) in (first..=u64::MAX).step_by(NOTIFY_STRIDE as usize).zip(&self.kicks) {
+            if self.bell.attach(gpa, kick).is_ok() {
+                doors.push((gpa, Arc::clone(kick)));
+            }
+        }
+    }
+
+    fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        if bar != 0 {
+            return;
+        }
+        match Area::decode(offset, data.len()) {
+            Area::Common(register) => self.common_read(register, data),
+            Area::Isr => {
+                if let Some(first) = data.first_mut() {
+                    *first = self.interrupt.take_isr();
+                }
+            }
+            Area::Device(at) => lock(&self.device).config_read(at, data),
+            Area::Table(at) => self.interrupt.msix().table_read(at, data),
+            Area::Pending(at) => self.interrupt.msix().pending_read(at, data),
+            Area::Notify(_) | Area::Hole => {}
+        }
+    }
+
+    fn bar_write(&self, bar: u8, offset: u64, data: &[u8]) {
+        if bar != 0 {
+            return;
+        }
+        match Area::decode(offset, data.len()) {
+            Area::Common(register) => self.common_write(register, data),
+            Area::Device(at) => lock(&self.device).config_write(at, data),
+            Area::Notify(queue) => self.notify(queue),
+            Area::Table(at) => self.interrupt.msix().table_write(at, data),
+            Area::Isr | Area::Pending(_) | Area::Hole => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
