@@ -1,5 +1,7 @@
 //! The command line: one file a subcommand, each with its `Args` and a `run` that returns the exit code.
 
+mod schema;
+
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -18,11 +20,15 @@ const EXIT_CODES: &str = "Exit codes: 0 the guest powered off; 1 the guest faile
                           3 the host lacks something; 4 a bug in egm-vmm";
 
 #[derive(Debug, Subcommand)]
-enum Command {}
+enum Command {
+    Schema(schema::Args),
+}
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    let outcome: Result<ExitCode, Box<dyn Report>> = match Cli::parse().command {};
+    let outcome: Result<ExitCode, Box<dyn Report>> = match &Cli::parse().command {
+        Command::Schema(args) => Ok(schema::run(args)),
+    };
     outcome.unwrap_or_else(|error| {
         eprintln!("{}", Chain(error.as_ref()));
         error.blame().into()

@@ -6,9 +6,11 @@ use std::path::PathBuf;
 
 use egm_address::{ByteSize, CpuSet};
 
+use crate::error::{Blame, Report};
+
 /// A rule that a configuration breaks, and where.
 ///
-/// `Display` is one line: place, key, rule. [`ConfigError::help`] is for the line below.
+/// `Display` is one line: place, key, rule. [`Report::help`] is for the line below.
 #[derive(Debug)]
 pub struct ConfigError {
     /// Where the offending key was written; `None` when no file says it (a command-line option does).
@@ -56,9 +58,12 @@ impl std::error::Error for ConfigError {
     }
 }
 
-impl ConfigError {
-    /// What was probably meant, where the rule's own words do not say it.
-    pub fn help(&self) -> Option<String> {
+impl Report for ConfigError {
+    fn blame(&self) -> Blame {
+        Blame::Configuration
+    }
+
+    fn help(&self) -> Option<String> {
         self.rule.help()
     }
 }

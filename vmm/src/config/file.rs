@@ -2,21 +2,22 @@
 //!
 //! The doc comments here become the descriptions of the JSON Schema: they speak to whoever writes a file.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
 use egm_address::{ByteSize, CpuSet, PciAddress};
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::{Deserializer, SeqAccess, Visitor, value::SeqAccessDeserializer};
 
+use super::schema::{CpuListText, PciText, SizeText, name_alone_too};
 use super::spec::{Access, Architecture, EgmForm, PageSize};
 
 /// A virtual machine for egm-vmm. Paths are relative to the file that names them.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(title = "egm-vmm configuration")]
 pub(super) struct File {
     /// For editors: this schema.
     #[serde(rename = "$schema")]
@@ -33,8 +34,8 @@ pub(super) struct File {
     pub(super) arch: Option<Architecture>,
     /// Virtual processors. Default: one.
     pub(super) cpus: Option<CpusFile>,
-    /// Ordinary memory and its NUMA nodes.
-    pub(super) memory: MemoryFile,
+    /// Ordinary memory and its NUMA nodes. A machine has some, here or in a file that this one extends.
+    pub(super) memory: Option<MemoryFile>,
     /// What is booted.
     pub(super) boot: Option<BootFile>,
     /// Slices of Extended GPU Memory that the machine owns.
@@ -72,10 +73,11 @@ pub(super) struct TopologyFile {
 }
 
 /// One list of host CPUs for all vCPUs, or a list for each.
-#[derive(Debug)]
+#[derive(Debug, JsonSchema)]
+#[serde(untagged)]
 pub(super) enum AffinityFile {
-    All(CpuSet),
-    Each(Vec<CpuSet>),
+    All(#[schemars(with = "CpuListText")] CpuSet),
+    Each(#[schemars(with = "Vec<CpuListText>")] Vec<CpuSet>),
 }
 
 /// Ordinary memory.
@@ -83,7 +85,7 @@ pub(super) enum AffinityFile {
 #[serde(deny_unknown_fields)]
 pub(super) struct MemoryFile {
     /// All of it, EGM not counted. Default: what the nodes add up to.
-    #[schemars(schema_with = "size_schema")]
+    #[schemars(with = "Option<SizeText>")]
     pub(super) size: Option<ByteSize>,
     /// Host pages behind it: "auto" (transparent huge pages where the host allows them), or "4K", or hugetlb
     /// pages of "2M" or "1G". Default: "auto".
@@ -101,13 +103,13 @@ pub(super) struct NodeFile {
     /// Node number, 0 to 255; node 0 exists and has vCPU 0.
     pub(super) id: u32,
     /// Memory. Default: none.
-    #[schemars(schema_with = "size_schema")]
+    #[schemars(with = "Option<SizeText>")]
     pub(super) size: Option<ByteSize>,
     /// vCPUs, for instance "0-3,8"; each vCPU is in one node. Default: none.
-    #[schemars(schema_with = "cpu_list_schema")]
+    #[schemars(with = "Option<CpuListText>")]
     pub(super) cpus: Option<CpuSet>,
     /// Host NUMA nodes that its pages come from, for instance "0". Default: any.
-    #[schemars(schema_with = "cpu_list_schema")]
+    #[schemars(with = "Option<CpuListText>")]
     pub(super) host_nodes: Option<CpuSet>,
     /// ACPI SLIT distance to other nodes by number: 11 to 254. Default: what the other node says of this one,
     /// or 20.
@@ -135,7 +137,7 @@ pub(super) struct EgmFile {
     /// Name of the host's region. "local" is memory of the process itself, which every host has.
     pub(super) region: String,
     /// Bytes: a multiple of its page size and of 2 MiB.
-    #[schemars(schema_with = "size_schema")]
+    #[schemars(with = "SizeText")]
     pub(super) size: ByteSize,
     /// Guest NUMA node that the slice becomes, one of its own; for a device, the node that it is near to.
     pub(super) node: u32,
@@ -145,7 +147,7 @@ pub(super) struct EgmFile {
     /// Host pages behind a "local" slice. Default: "auto".
     pub(super) page_size: Option<PageSize>,
     /// Host NUMA nodes that the pages of a "local" slice come from. Default: any.
-    #[schemars(schema_with = "cpu_list_schema")]
+    #[schemars(with = "Option<CpuListText>")]
     pub(super) host_nodes: Option<CpuSet>,
     /// ACPI SLIT distance to other nodes by number: 11 to 254. Default: 20.
     pub(super) distances: Option<BTreeMap<String, u8>>,
@@ -197,7 +199,7 @@ pub(super) enum DeviceFile {
         id: Option<String>,
         root_port: Option<bool>,
         /// Which: "0009:01:00.0".
-        #[schemars(schema_with = "pci_schema")]
+        #[schemars(with = "PciText")]
         function: PciAddress,
     },
     /// A device that another process serves.
@@ -237,7 +239,7 @@ pub(super) enum ConsoleFile {
 #[serde(deny_unknown_fields)]
 pub(super) struct PcieFile {
     /// Size of the window for 64-bit BARs. Default: what the devices need.
-    #[schemars(schema_with = "size_schema")]
+    #[schemars(with = "Option<SizeText>")]
     pub(super) window64: Option<ByteSize>,
 }
 
@@ -270,41 +272,5 @@ impl<'de> Deserialize<'de> for AffinityFile {
             }
         }
         deserializer.deserialize_any(OneOrEach)
-    }
-}
-
-impl JsonSchema for AffinityFile {
-    fn schema_name() -> Cow<'static, str> {
-        "AffinityFile".into()
-    }
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let list = cpu_list_schema(generator);
-        json_schema!({ "anyOf": [list, { "type": "array", "items": list }] })
-    }
-}
-
-fn size_schema(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "anyOf": [
-        { "type": "string", "pattern": "^[0-9]+ *([KMGT](iB)?|B)?$", "examples": ["64GiB"] },
-        { "type": "integer", "minimum": 0 },
-    ] })
-}
-
-fn cpu_list_schema(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "string", "pattern": "^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$", "examples": ["0-3,8"] })
-}
-
-fn pci_schema(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({
-        "type": "string",
-        "pattern": "^([0-9a-fA-F]{1,4}:)?[0-9a-fA-F]{1,2}:[0-9a-fA-F]{1,2}\\.[0-7]$",
-        "examples": ["0009:01:00.0"],
-    })
-}
-
-fn name_alone_too(schema: &mut Schema) {
-    let names = json_schema!({ "type": "string", "enum": ["stdio", "pty", "null"] });
-    if let Some(forms) = schema.get_mut("oneOf").and_then(|forms| forms.as_array_mut()) {
-        forms.push(names.to_value());
     }
 }

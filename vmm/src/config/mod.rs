@@ -9,6 +9,7 @@ mod file;
 mod memory;
 mod numa;
 mod resolve;
+mod schema;
 mod source;
 mod spec;
 mod tree;

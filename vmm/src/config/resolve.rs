@@ -24,10 +24,11 @@ fn spec(file: File, document: &Document, overrides: &Overrides) -> Result<Spec, 
     };
     let name = machine_name(file.name, document.path())?;
     let cpus = cpus::resolve(file.cpus.unwrap_or_default()).map_err(|fault| fault.inside("cpus"))?;
-    let mut memory = memory::resolve(&file.memory, cpus.count).map_err(|fault| fault.inside("memory"))?;
+    let memory_file = file.memory.ok_or_else(|| Rule::MissingKey { key: "memory" }.here())?;
+    let mut memory = memory::resolve(&memory_file, cpus.count).map_err(|fault| fault.inside("memory"))?;
     let egm_files = file.egm.unwrap_or_default();
     let mut egm = memory::resolve_egm(&egm_files, &memory)?;
-    numa::link((&file.memory, &mut memory), (&egm_files, &mut egm))?;
+    numa::link((&memory_file, &mut memory), (&egm_files, &mut egm))?;
     Ok(Spec {
         description: file.description.unwrap_or_default(),
         arch: architecture(file.arch)?,

@@ -28,7 +28,7 @@ struct Source {
 impl Document {
     /// Reads `path` and what it extends.
     pub(super) fn load(path: &Path) -> Result<Self, ConfigError> {
-        let bytes = read(path).map_err(|rule| unplaced(rule))?;
+        let bytes = read(path).map_err(unplaced)?;
         Self::from_bytes(path, bytes)
     }
 
@@ -64,7 +64,7 @@ impl Document {
 
     /// The file that was asked for.
     pub(super) fn path(&self) -> &Path {
-        self.sources.first().map_or(Path::new(""), |source| &source.path)
+        self.sources.first().map_or_else(|| Path::new(""), |source| &source.path)
     }
 
     /// `path`, which `key` says, relative to the folder of the file that wrote the key.
