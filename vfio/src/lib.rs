@@ -1,1 +1,3 @@
-//! placeholder
+//! Host PCI functions as guest devices.
+
+pub mod host;

@@ -86,6 +86,7 @@ impl ConfigSpace {
         let mask = !bar.span.size().saturating_sub(1);
         let (flags, width) = match bar.kind {
             BarKind::Memory32 => (0b0000, 4),
+            BarKind::Memory64 => (0b0100, 8),
             BarKind::Memory64Prefetchable => (0b1100, 8),
         };
         let value = (bar.span.start().get() & mask | flags).to_le_bytes();
@@ -175,7 +176,9 @@ impl ConfigSpace {
         let low = u64::from(self.u32(register) & !0xf);
         let start = match bar.kind {
             BarKind::Memory32 => low,
-            BarKind::Memory64Prefetchable => low | u64::from(self.u32(register.saturating_add(4))) << 32,
+            BarKind::Memory64 | BarKind::Memory64Prefetchable => {
+                low | u64::from(self.u32(register.saturating_add(4))) << 32
+            }
         };
         Span::new(Gpa::new(start), bar.span.size()).ok()
     }

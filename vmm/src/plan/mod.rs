@@ -1,5 +1,71 @@
 //! From a specification and host facts to every address of the virtual machine.
+//!
+//! [`plan`] is arithmetic: it opens nothing, asks nobody and depends on nothing but its two arguments, so the plan of
+//! a machine can be made, read and compared on any other. Each file decides one thing:
+//!
+//! ```text
+//!  Spec ──┬─► cpus      vCPU ids, topology, pinning
+//!  Facts ─┤   space     which guest physical addresses may be used at all
+//!         │   memory    RAM and EGM slices in that space, and the memory behind them
+//!         │   pci       functions, their BARs, windows, root ports
+//!         │   nodes     NUMA nodes, distances
+//!         └─► host      does the host have what was planned
+//! ```
 
+mod cpus;
+mod error;
+mod host;
+mod memory;
+mod nodes;
+mod pci;
+mod space;
+#[cfg(test)]
+mod tests;
 mod types;
 
+pub use error::PlanError;
+pub use pci::VIRTIO_BAR_SIZE;
 pub use types::*;
+
+use crate::arch::layout_of;
+use crate::config::Spec;
+use crate::facts::Facts;
+
+/// Decides everything about the virtual machine that `spec` describes, on the host that `facts` describes.
+///
+/// # Errors
+/// [`PlanError`] says what does not fit, by how much, and with [`PlanError::help`] what to change.
+pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
+    let layout = layout_of(spec.arch);
+    host::check_target(spec, facts)?;
+    let vcpus = cpus::plan(spec, layout)?;
+    host::check_cpus(&vcpus, facts)?;
+    let wanted = pci::wanted(spec, facts)?;
+    let mut space = space::Space::new(spec, facts, layout)?;
+    let (backings, memory) = memory::plan(spec, &mut space)?;
+    host::check_backings(&backings, facts)?;
+    let windows = pci::windows(spec, &wanted, &mut space)?;
+    let pci = pci::functions(&wanted, &windows, &space)?;
+    Ok(Plan {
+        version: PLAN_VERSION,
+        name: spec.name.clone(),
+        description: spec.description.clone(),
+        arch: spec.arch,
+        boot: spec.boot.clone(),
+        console: spec.console.clone(),
+        address_bits: facts.address_bits,
+        vcpus,
+        windows: space.windows(&windows),
+        pci,
+        nodes: nodes::plan(spec, &memory),
+        distances: nodes::distances(spec),
+        backings,
+        memory,
+        lines: layout.lines.iter().map(|&(owner, gsi)| LinePlan { gsi, owner: owner.to_owned() }).collect(),
+        ports: layout
+            .ports
+            .iter()
+            .map(|&(owner, first, count)| PortPlan { first, count, owner: owner.to_owned() })
+            .collect(),
+    })
+}

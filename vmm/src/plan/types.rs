@@ -110,7 +110,7 @@ pub struct MemoryPlan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WindowKind {
-    /// Tables that the VMM writes for the guest (x86: the 128 KiB below 1 MiB, RAM but reserved).
+    /// Tables that the VMM writes for the guest, memory but not RAM: see [`Plan::firmware`].
     Firmware,
     /// 32-bit PCI memory window.
     PciMemory32,
@@ -120,6 +120,8 @@ pub enum WindowKind {
     Ecam,
     /// Interrupt controllers.
     Interrupts,
+    /// Registers of a platform device; the label is its name (aarch64: `serial`).
+    Device,
     /// Kept free: the CPU, KVM or the host's IOMMU reserves it.
     Reserved,
 }
@@ -141,6 +143,9 @@ pub struct WindowPlan {
 pub enum BarKind {
     /// 32-bit memory, not prefetchable.
     Memory32,
+    /// 64-bit memory, not prefetchable; takes two registers. It lies in the 32-bit window, because that is the
+    /// only one of its kind that a bridge forwards (PCI Express Base 7.5.1.3).
+    Memory64,
     /// 64-bit memory, prefetchable; takes two registers.
     Memory64Prefetchable,
 }
@@ -242,6 +247,15 @@ impl Plan {
     /// The first I/O port of `owner`.
     pub fn port(&self, owner: &str) -> Option<u16> {
         self.ports.iter().find(|p| p.owner == owner).map(|p| p.first)
+    }
+
+    /// The firmware window, the backing behind it and its offset there: that of the first RAM, whose offsets grow
+    /// with guest addresses over the window too.
+    pub fn firmware(&self) -> Option<(Span<Guest>, usize, u64)> {
+        let span = self.window(WindowKind::Firmware)?;
+        let near = self.memory.iter().find(|m| m.span.end() > span.start())?;
+        let below = near.span.start().offset_from(span.start())?;
+        Some((span, near.backing, near.offset.checked_sub(below)?))
     }
 
     /// One past the highest RAM address, 0 without RAM.

@@ -1,0 +1,379 @@
+//! What a Linux host says about a PCI function in sysfs, without opening the function.
+//!
+//! Everything takes the root of the file system, so that tests and recorded hosts read a copied tree.
+//! Files: `Documentation/ABI/testing/sysfs-bus-pci` and `sysfs-kernel-iommu_groups`.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use egm_address::{Io, Iova, PciAddress, Span};
+use serde::{Deserialize, Serialize};
+
+/// A PCI function of the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostFunction {
+    /// Where it is.
+    pub address: PciAddress,
+    /// Vendor id.
+    pub vendor: u16,
+    /// Device id.
+    pub device: u16,
+    /// Class, subclass and programming interface, 24 bits.
+    pub class: u32,
+    /// Driver that holds it.
+    pub driver: Option<String>,
+    /// Host NUMA node, where the firmware says one.
+    pub numa_node: Option<u32>,
+    /// IOMMU group; `None` when no IOMMU translates its accesses.
+    pub iommu_group: Option<u32>,
+    /// Its base address registers, by index.
+    pub bars: Vec<HostBar>,
+    /// MSI-X vectors; `None` when its configuration space beyond 64 bytes could not be read (not root).
+    pub msix_vectors: Option<u16>,
+    /// I/O virtual addresses that its group cannot map.
+    pub reserved: Vec<ReservedRegion>,
+}
+
+/// A base address register of a host function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostBar {
+    /// Register number, 0 to 5.
+    pub index: u8,
+    /// Type and width.
+    pub kind: HostBarKind,
+    /// Bytes, at least 1.
+    pub size: u64,
+}
+
+/// Type and width of a host's base address register (PCI Express Base 7.5.1.2.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HostBarKind {
+    /// I/O ports.
+    Ports,
+    /// 32-bit memory.
+    Memory32,
+    /// 32-bit memory, prefetchable.
+    Memory32Prefetchable,
+    /// 64-bit memory.
+    Memory64,
+    /// 64-bit memory, prefetchable.
+    Memory64Prefetchable,
+}
+
+/// A range that an IOMMU group cannot map freely.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReservedRegion {
+    /// Where.
+    pub span: Span<Io>,
+    /// Why.
+    pub kind: ReservedKind,
+}
+
+/// Why a range of I/O virtual addresses is reserved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReservedKind {
+    /// The firmware's device needs an identity mapping there.
+    Direct,
+    /// As `Direct`, but only until a driver takes the device: a guest may use it.
+    DirectRelaxable,
+    /// Not translated at all.
+    Reserved,
+    /// Writes there are interrupts.
+    Msi,
+}
+
+/// Why a function could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// No such function.
+    #[error("PCI function {address} does not exist on this host: {} is missing", path.display())]
+    Missing {
+        /// The function.
+        address: PciAddress,
+        /// What was looked for.
+        path: PathBuf,
+    },
+    /// A file that cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A file whose content is not what the kernel documents.
+    #[error("{} holds \"{text}\", which is not {expected}", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// Its text, or the wrong line of it.
+        text: String,
+        /// What the kernel documents.
+        expected: &'static str,
+    },
+}
+
+/// Every function of the host whose tree is at `root`, ascending; empty without PCI.
+///
+/// # Errors
+/// As [`function`].
+pub fn functions(root: &Path) -> Result<Vec<HostFunction>, HostError> {
+    let folder = root.join("sys/bus/pci/devices");
+    let entries = match fs::read_dir(&folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(source) => return Err(HostError::Read { path: folder, source }),
+    };
+    let mut addresses: Vec<PciAddress> =
+        entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
+    addresses.sort_unstable();
+    addresses.into_iter().map(|address| function(root, address)).collect()
+}
+
+/// The function at `address` of the host whose tree is at `root`.
+///
+/// # Errors
+/// [`HostError`] when it does not exist, or sysfs does not look as documented.
+pub fn function(root: &Path, address: PciAddress) -> Result<HostFunction, HostError> {
+    let folder = root.join("sys/bus/pci/devices").join(address.to_string());
+    if !folder.is_dir() {
+        return Err(HostError::Missing { address, path: folder });
+    }
+    let hex = |name: &str| -> Result<u32, HostError> {
+        let path = folder.join(name);
+        let text = read(&path)?;
+        let digits = text.trim().trim_start_matches("0x");
+        u32::from_str_radix(digits, 16).map_err(|_| content(&path, &text, "a hexadecimal number"))
+    };
+    let id = |name: &'static str| -> Result<u16, HostError> {
+        let value = hex(name)?;
+        u16::try_from(value).map_err(|_| content(&folder.join(name), &format!("{value:#x}"), "a 16-bit id"))
+    };
+    let iommu_group = link_name(&folder.join("iommu_group")).and_then(|name| name.parse().ok());
+    Ok(HostFunction {
+        address,
+        vendor: id("vendor")?,
+        device: id("device")?,
+        class: hex("class")?,
+        driver: link_name(&folder.join("driver")),
+        // -1 where the firmware does not say.
+        numa_node: fs::read_to_string(folder.join("numa_node"))
+            .ok()
+            .and_then(|text| text.trim().parse().ok()),
+        iommu_group,
+        bars: bars(&folder.join("resource"))?,
+        msix_vectors: fs::read(folder.join("config")).ok().and_then(|config| msix_vectors(&config)),
+        reserved: match iommu_group {
+            Some(group) => reserved(&root.join(format!("sys/kernel/iommu_groups/{group}/reserved_regions")))?,
+            None => Vec::new(),
+        },
+    })
+}
+
+fn read(path: &Path) -> Result<String, HostError> {
+    fs::read_to_string(path).map_err(|source| HostError::Read { path: path.to_owned(), source })
+}
+
+fn content(path: &Path, text: &str, expected: &'static str) -> HostError {
+    HostError::Content { path: path.to_owned(), text: text.trim().to_owned(), expected }
+}
+
+/// Last part of a symbolic link's target, which is how sysfs names a function's driver and group.
+fn link_name(path: &Path) -> Option<String> {
+    Some(fs::read_link(path).ok()?.file_name()?.to_str()?.to_owned())
+}
+
+/// Hexadecimal numbers of one line, each after `0x`.
+fn numbers<const N: usize>(line: &str) -> Option<[u64; N]> {
+    let mut words = line.split_whitespace();
+    let mut out = [0; N];
+    for slot in &mut out {
+        *slot = u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
+    }
+    Some(out)
+}
+
+/// Base address registers from `resource`: lines `start end flags`, of which the first six are the registers. The
+/// upper half of a 64-bit register is a line of zeros, as is a register that the function does not have.
+fn bars(path: &Path) -> Result<Vec<HostBar>, HostError> {
+    // include/linux/ioport.h
+    const IO: u64 = 0x100;
+    const MEMORY: u64 = 0x200;
+    const PREFETCH: u64 = 0x2000;
+    const MEMORY_64: u64 = 0x10_0000;
+    let mut bars = Vec::new();
+    for (index, line) in (0..6).zip(read(path)?.lines()) {
+        let Some([start, end, flags]) = numbers(line) else {
+            return Err(content(path, line, "\"start end flags\" in hexadecimal"));
+        };
+        let kind = match (flags & IO != 0, flags & MEMORY_64 != 0, flags & PREFETCH != 0) {
+            _ if flags & (IO | MEMORY) == 0 => continue,
+            (true, _, _) => HostBarKind::Ports,
+            (false, true, true) => HostBarKind::Memory64Prefetchable,
+            (false, true, false) => HostBarKind::Memory64,
+            (false, false, true) => HostBarKind::Memory32Prefetchable,
+            (false, false, false) => HostBarKind::Memory32,
+        };
+        let size = end.checked_sub(start).and_then(|last| last.checked_add(1));
+        let size = size.ok_or_else(|| content(path, line, "a range whose end is not below its start"))?;
+        bars.push(HostBar { index, kind, size });
+    }
+    Ok(bars)
+}
+
+/// Lines `start last kind` of `reserved_regions`; a kind that we do not know is taken as reserved.
+fn reserved(path: &Path) -> Result<Vec<ReservedRegion>, HostError> {
+    let region = |line: &str| {
+        let [start, last] = numbers(line)?;
+        // A region up to the very last address loses its last byte: no span can end there.
+        let size = last.checked_sub(start)?.saturating_add(1);
+        let size = size.min(u64::MAX.checked_sub(start)?);
+        let kind = match line.split_whitespace().nth(2)? {
+            "direct" => ReservedKind::Direct,
+            "direct-relaxable" => ReservedKind::DirectRelaxable,
+            "msi" => ReservedKind::Msi,
+            _ => ReservedKind::Reserved,
+        };
+        Some(ReservedRegion { span: Span::new(Iova::new(start), size).ok()?, kind })
+    };
+    read(path)?
+        .lines()
+        .map(|line| region(line).ok_or_else(|| content(path, line, "\"start last kind\" of a region")))
+        .collect()
+}
+
+/// Vectors of the MSI-X capability (PCI Express Base 7.7.2); 0 without one, `None` when `config` ends too early to
+/// tell. The chain is bounded: each of the 48 places after the header is visited at most once.
+fn msix_vectors(config: &[u8]) -> Option<u16> {
+    const STATUS_HAS_CAPABILITIES: u8 = 0x10;
+    const MSIX: u8 = 0x11;
+    let byte = |at: usize| config.get(at).copied();
+    if byte(6)? & STATUS_HAS_CAPABILITIES == 0 {
+        return Some(0);
+    }
+    let mut at = usize::from(byte(0x34)? & 0xfc);
+    for _ in 0..48 {
+        if at < 0x40 {
+            return Some(0);
+        }
+        if byte(at)? == MSIX {
+            let control = u16::from_le_bytes([byte(at.checked_add(2)?)?, byte(at.checked_add(3)?)?]);
+            return (control & 0x7ff).checked_add(1);
+        }
+        at = usize::from(byte(at.checked_add(1)?)? & 0xfc);
+    }
+    Some(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// A tree with one function, as sysfs would have it.
+    fn tree(resource: &str, config: &[u8]) -> (tempfile::TempDir, PciAddress) {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("sys/bus/pci/devices/0000:41:00.0");
+        let group = root.path().join("sys/kernel/iommu_groups/7");
+        fs::create_dir_all(&folder).unwrap();
+        fs::create_dir_all(&group).unwrap();
+        for (name, text) in
+            [("vendor", "0x10de\n"), ("device", "0x2335\n"), ("class", "0x030200\n"), ("numa_node", "-1\n")]
+        {
+            fs::write(folder.join(name), text).unwrap();
+        }
+        fs::write(folder.join("resource"), resource).unwrap();
+        fs::write(folder.join("config"), config).unwrap();
+        symlink("../../../../kernel/iommu_groups/7", folder.join("iommu_group")).unwrap();
+        symlink("../../../../bus/pci/drivers/vfio-pci", folder.join("driver")).unwrap();
+        fs::write(
+            group.join("reserved_regions"),
+            "0x00000000fee00000 0x00000000feefffff msi\n0x000000fd00000000 0x000000ffffffffff reserved\n",
+        )
+        .unwrap();
+        (root, "0000:41:00.0".parse().unwrap())
+    }
+
+    const H200: &str = "\
+        0x0000202042000000 0x0000202042ffffff 0x000000000014220c\n\
+        0x0000000000000000 0x0000000000000000 0x0000000000000000\n\
+        0x0000200000000000 0x0000203fffffffff 0x000000000014220c\n\
+        0x0000000000000000 0x0000000000000000 0x0000000000000000\n\
+        0x0000202040000000 0x0000202041ffffff 0x000000000014220c\n\
+        0x0000000000000000 0x0000000000000000 0x0000000000000000\n\
+        0x0000000000000000 0x0000000000000000 0x0000000000000000\n";
+
+    fn config(capabilities: &[(usize, u8, u8)]) -> Vec<u8> {
+        let mut config = vec![0; 256];
+        config[6] = 0x10;
+        config[0x34] = u8::try_from(capabilities[0].0).unwrap();
+        for &(at, id, next) in capabilities {
+            config[at] = id;
+            config[at + 1] = next;
+        }
+        config
+    }
+
+    #[test]
+    fn a_function_is_read_as_sysfs_documents_it() {
+        let mut space = config(&[(0x40, 0x01, 0xc8), (0xc8, 0x11, 0)]);
+        space[0xca] = 5;
+        let (root, address) = tree(H200, &space);
+        let read = function(root.path(), address).unwrap();
+        assert_eq!((read.vendor, read.device, read.class), (0x10de, 0x2335, 0x03_0200));
+        assert_eq!((read.driver.as_deref(), read.numa_node), (Some("vfio-pci"), None));
+        assert_eq!((read.iommu_group, read.msix_vectors), (Some(7), Some(6)));
+        let sizes: Vec<_> = read.bars.iter().map(|bar| (bar.index, bar.kind, bar.size)).collect();
+        let kind = HostBarKind::Memory64Prefetchable;
+        assert_eq!(sizes, [(0, kind, 16 << 20), (2, kind, 256 << 30), (4, kind, 32 << 20)]);
+        assert_eq!(read.reserved[1].span.to_string(), "0xfd00000000..0x10000000000");
+        assert_eq!(read.reserved[0].kind, ReservedKind::Msi);
+        assert_eq!(functions(root.path()).unwrap(), [read]);
+    }
+
+    #[test]
+    fn port_and_32_bit_registers_keep_their_kind() {
+        let (root, address) = tree(
+            "0x000000000000e000 0x000000000000e01f 0x0000000000040101\n\
+             0x00000000fb000000 0x00000000fb00ffff 0x0000000000040200\n\
+             0x00000000fa000000 0x00000000fa00ffff 0x0000000000042208\n\
+             0x00000000f9000000 0x00000000f9003fff 0x0000000000140204\n",
+            &[],
+        );
+        let read = function(root.path(), address).unwrap();
+        let kinds: Vec<_> = read.bars.iter().map(|bar| bar.kind).collect();
+        assert_eq!(
+            kinds,
+            [
+                HostBarKind::Ports,
+                HostBarKind::Memory32,
+                HostBarKind::Memory32Prefetchable,
+                HostBarKind::Memory64
+            ]
+        );
+        assert_eq!(read.msix_vectors, None);
+    }
+
+    #[test]
+    fn a_capability_chain_that_loops_ends() {
+        assert_eq!(msix_vectors(&config(&[(0x40, 1, 0x50), (0x50, 2, 0x40)])), Some(0));
+        assert_eq!(msix_vectors(&config(&[(0xfc, 0x05, 0x40)])[..0x80]), None);
+    }
+
+    #[test]
+    fn a_missing_function_and_a_wrong_file_are_named() {
+        let (root, address) = tree("garbage", &[]);
+        let error = function(root.path(), address).unwrap_err().to_string();
+        assert!(error.contains("resource holds \"garbage\""), "{error}");
+        let error = function(root.path(), "0000:42:00.0".parse().unwrap()).unwrap_err().to_string();
+        assert!(error.starts_with("PCI function 0000:42:00.0 does not exist"), "{error}");
+        assert!(functions(Path::new("/nonexistent")).unwrap().is_empty());
+    }
+}

@@ -1,0 +1,3 @@
+//! 64-bit x86.
+
+pub mod layout;

@@ -1,0 +1,159 @@
+//! The recorded form of a host.
+
+use egm_address::{ByteSize, CpuSet, PciAddress, Span};
+use egm_vfio::host::{HostBar, HostFunction};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+use crate::config::{Architecture, PageSize};
+
+/// Version of the JSON form of [`Facts`]; a reader refuses others.
+pub const FACTS_VERSION: u32 = 1;
+
+/// A host, as far as plans depend on it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Facts {
+    /// [`FACTS_VERSION`].
+    pub version: u32,
+    /// Which machine, and whether it was recorded or made by hand.
+    pub description: String,
+    /// Its instruction set.
+    pub arch: Architecture,
+    /// As the CPU names its maker: `GenuineIntel`, `AuthenticAMD`; empty when unknown.
+    pub cpu_vendor: String,
+    /// Kernel release.
+    pub kernel: String,
+    /// Guest physical address bits, 32 to 52.
+    pub address_bits: u8,
+    /// The kernel's virtual machine support.
+    pub kvm: Probe<Kvm>,
+    /// Memory of the whole host.
+    pub memory: HostMemory,
+    /// When the kernel uses transparent huge pages for shared memory: `always`, `advise`, `never`, …; empty when
+    /// unknown.
+    pub shmem_huge_pages: String,
+    /// NUMA nodes, by ascending id.
+    pub nodes: Vec<HostNode>,
+    /// Translation of device accesses.
+    pub iommu: Probe<Iommu>,
+    /// EGM regions, by name.
+    pub egm: Vec<EgmRegion>,
+    /// PCI functions, by address.
+    pub functions: Vec<HostFunction>,
+    /// vfio-user servers, by socket.
+    #[serde(default)]
+    pub servers: Vec<Server>,
+}
+
+/// Something that a host has, or why it seems not to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Probe<T> {
+    /// It is there.
+    Present(T),
+    /// It is not, or cannot be used, for this reason.
+    Absent(String),
+}
+
+impl<T> Probe<T> {
+    /// What is there.
+    pub fn present(&self) -> Option<&T> {
+        match self {
+            Self::Present(value) => Some(value),
+            Self::Absent(_) => None,
+        }
+    }
+}
+
+/// What `/dev/kvm` says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kvm {
+    /// Most vCPUs of a virtual machine.
+    pub max_vcpus: u32,
+    /// Whether vCPUs may have 32-bit APIC ids (x86).
+    pub x2apic: bool,
+}
+
+/// Memory of a host or of one of its nodes, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostMemory {
+    /// What the kernel manages.
+    pub total: ByteSize,
+    /// What could be had without swapping when the facts were recorded.
+    pub available: ByteSize,
+}
+
+/// A NUMA node of the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostNode {
+    /// Node number.
+    pub id: u32,
+    /// Its CPUs that are online.
+    pub cpus: CpuSet,
+    /// Its memory.
+    pub memory: HostMemory,
+    /// Distance to each online node, in the order of [`Facts::nodes`].
+    pub distances: Vec<u8>,
+    /// Its hugetlb pools.
+    pub pools: Vec<Pool>,
+}
+
+/// A hugetlb pool of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pool {
+    /// Size of its pages.
+    pub page_size: PageSize,
+    /// Pages in the pool.
+    pub total: u64,
+    /// Pages that nobody uses.
+    pub free: u64,
+}
+
+/// The host's IOMMU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Iommu {
+    /// Number of groups.
+    pub groups: u32,
+}
+
+/// Memory that the host's kernel does not see and that a GPU reaches at link speed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EgmRegion {
+    /// Name of its device file: `egm4`.
+    pub name: String,
+    /// Bytes.
+    pub size: ByteSize,
+    /// Host NUMA node it belongs to, where known.
+    pub node: Option<u32>,
+    /// GPUs that reach it.
+    pub functions: Vec<PciAddress>,
+    /// Bad blocks that nobody may use, by offset in the region.
+    pub retired: Vec<Retired>,
+}
+
+/// A bad block of an EGM region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Retired {
+    /// Offset and size in the region: a span whose addresses count from the region's start.
+    pub span: Span<egm_address::Host>,
+}
+
+/// What a vfio-user server presents.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Server {
+    /// Its Unix socket.
+    pub socket: PathBuf,
+    /// Its base address registers.
+    pub bars: Vec<HostBar>,
+    /// MSI-X vectors.
+    pub msix_vectors: u16,
+}

@@ -1,0 +1,316 @@
+//! Why there is no plan: which thing, by how much, and what to change.
+
+use std::path::PathBuf;
+
+use egm_address::{ByteSize, CpuSet, Gpa, Guest, PciAddress, PlaceError, Span};
+
+use crate::config::PageSize;
+
+/// Why a specification has no plan on a host.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// Facts of another kind of host.
+    #[error("the configuration is for {wanted}, the facts are of a host with {host}")]
+    Architecture {
+        /// The guest's instruction set.
+        wanted: &'static str,
+        /// The host's.
+        host: &'static str,
+    },
+    /// Address bits that no host has.
+    #[error("the facts give {bits} guest physical address bits, which is not between 32 and 52")]
+    AddressBits {
+        /// From the facts.
+        bits: u8,
+    },
+    /// Guest memory beyond the address bits.
+    #[error(
+        "{what} does not fit below {limit:#x}, the end of {bits} guest physical address bits: {short_by:#x} bytes too many"
+    )]
+    AddressSpace {
+        /// `memory of node 1`, `EGM slice 0`.
+        what: String,
+        /// End of the guest's addresses.
+        limit: u64,
+        /// Address bits of the facts.
+        bits: u8,
+        /// Bytes that found no place.
+        short_by: u64,
+        /// Configuration key to lower.
+        key: &'static str,
+    },
+    /// Not enough memory in the first node.
+    #[error(
+        "node {node} has {size:#x} bytes, but the first node with memory holds the guest's tables and needs {least:#x}"
+    )]
+    FirstNode {
+        /// Guest node.
+        node: u32,
+        /// Its memory in bytes.
+        size: u64,
+        /// Least bytes.
+        least: u64,
+    },
+    /// A range that the host's IOMMU cannot map where the guest must have memory.
+    #[error(
+        "function {function} cannot reach {reserved} (reserved by the host's IOMMU), where the guest must have {what} at {span}"
+    )]
+    Reserved {
+        /// Whose IOMMU group reserves it.
+        function: PciAddress,
+        /// What it reserves.
+        reserved: Span<Guest>,
+        /// What the guest has there.
+        what: &'static str,
+        /// Where.
+        span: Span<Guest>,
+    },
+    /// More memory than the host has.
+    #[error("{what} needs {needed:#x} bytes and {scope} has {has:#x} {state}: {:#x} bytes too few", needed.saturating_sub(*has))]
+    HostMemory {
+        /// `guest memory`, `memory of node0`.
+        what: String,
+        /// `the host`, `host node 1`.
+        scope: String,
+        /// Bytes wanted.
+        needed: u64,
+        /// Bytes there.
+        has: u64,
+        /// `in all` or `available`.
+        state: &'static str,
+    },
+    /// A hugetlb pool that is too small.
+    #[error("{backing} needs {needed} free huge pages of {}, and {scope} has {free}", ByteSize::new(page_size.bytes()))]
+    HugePages {
+        /// The backing.
+        backing: String,
+        /// Size of a page.
+        page_size: PageSize,
+        /// Pages wanted.
+        needed: u64,
+        /// Pages free.
+        free: u64,
+        /// `the host`, `host node 1`.
+        scope: String,
+        /// sysfs file that sets the pool's size.
+        file: String,
+        /// Number to write to it.
+        write: u64,
+    },
+    /// A host node that does not exist.
+    #[error("{what} names host node {node}, and the host has nodes {nodes}")]
+    HostNode {
+        /// The backing.
+        what: String,
+        /// The missing node.
+        node: u32,
+        /// What the host has.
+        nodes: CpuSet,
+    },
+    /// A host CPU that does not exist.
+    #[error("vCPU {vcpu} is to run on host CPU {cpu}, and the host has CPUs {cpus}")]
+    HostCpu {
+        /// vCPU index.
+        vcpu: u32,
+        /// The missing CPU.
+        cpu: u32,
+        /// What the host has.
+        cpus: CpuSet,
+    },
+    /// More vCPUs than KVM allows.
+    #[error("{count} vCPUs are {} more than the {max} that this host's KVM allows", count.saturating_sub(*max))]
+    Vcpus {
+        /// Wanted.
+        count: u32,
+        /// Allowed.
+        max: u32,
+    },
+    /// A vCPU whose interrupt id is out of reach.
+    #[error(
+        "vCPU {vcpu} gets interrupt id {id:#x}, above {max:#x}: each of sockets, cores and threads takes a power of two of ids"
+    )]
+    HardwareId {
+        /// vCPU index.
+        vcpu: u32,
+        /// Its id.
+        id: u32,
+        /// Highest that interrupts reach.
+        max: u32,
+    },
+    /// A vCPU of no node.
+    #[error("vCPU {vcpu} is in no NUMA node")]
+    VcpuNode {
+        /// vCPU index.
+        vcpu: u32,
+    },
+    /// An EGM region that does not exist.
+    #[error("EGM slice {slice} comes from region \"{region}\", and the host has {}", list(known))]
+    Region {
+        /// Index of the slice.
+        slice: usize,
+        /// Its region.
+        region: String,
+        /// The host's regions.
+        known: Vec<String>,
+    },
+    /// An EGM region that is too small.
+    #[error(
+        "EGM slice {slice} needs {needed:#x} bytes of region \"{region}\", which has {left:#x} left of {size:#x}"
+    )]
+    RegionSize {
+        /// Index of the slice.
+        slice: usize,
+        /// Its region.
+        region: String,
+        /// Bytes wanted.
+        needed: u64,
+        /// Bytes left after earlier slices.
+        left: u64,
+        /// Bytes of the region.
+        size: u64,
+    },
+    /// An EGM slice as a device.
+    #[error("EGM slice {slice} is to be a device, which this version does not offer")]
+    EgmDevice {
+        /// Index of the slice.
+        slice: usize,
+    },
+    /// More functions than the root bus has places.
+    #[error("{devices} root ports and devices on bus 0 are more than its {max} places after the host bridge")]
+    Bus0 {
+        /// Wanted.
+        devices: usize,
+        /// Places.
+        max: usize,
+    },
+    /// A function that the facts do not describe.
+    #[error("device \"{device}\": the facts do not describe host function {function}")]
+    UnknownFunction {
+        /// Id of the device.
+        device: String,
+        /// The function.
+        function: PciAddress,
+    },
+    /// Two devices that are one host function.
+    #[error("devices \"{first}\" and \"{second}\" are both host function {function}")]
+    FunctionTwice {
+        /// Id of a device.
+        first: String,
+        /// Id of the other.
+        second: String,
+        /// The function.
+        function: PciAddress,
+    },
+    /// A vfio-user server that the facts do not describe.
+    #[error("device \"{device}\": the facts do not describe the vfio-user server at {}", socket.display())]
+    UnknownServer {
+        /// Id of the device.
+        device: String,
+        /// Its socket.
+        socket: PathBuf,
+    },
+    /// A BAR that cannot exist.
+    #[error("device \"{device}\": BAR {index} of {size:#x} bytes cannot be given to a guest: {why}")]
+    Bar {
+        /// Id of the device.
+        device: String,
+        /// Register number.
+        index: u8,
+        /// Its size.
+        size: u64,
+        /// The rule that it breaks.
+        why: &'static str,
+    },
+    /// A BAR, or the BARs behind a root port, found no place.
+    #[error("cannot place device \"{device}\" in the {window} PCI window {span}")]
+    Window {
+        /// Id of the device.
+        device: String,
+        /// `32-bit` or `64-bit`.
+        window: &'static str,
+        /// The window.
+        span: Span<Guest>,
+        /// How much is missing.
+        source: PlaceError<()>,
+        /// Size of the 64-bit window that would hold all of them.
+        suggested: Option<ByteSize>,
+    },
+    /// The 64-bit window found no place.
+    #[error(
+        "the 64-bit PCI window of {size} does not fit between the end of memory {from:#x} and {limit:#x}, the end of {bits} guest physical address bits"
+    )]
+    Window64 {
+        /// Size of the window, the least when the configuration leaves it to the plan.
+        size: ByteSize,
+        /// End of memory.
+        from: Gpa,
+        /// End of the guest's addresses.
+        limit: u64,
+        /// Address bits of the facts.
+        bits: u8,
+        /// Whether the configuration set it.
+        configured: bool,
+    },
+    /// The plan broke one of its own rules: our mistake.
+    #[error("the plan contradicts itself: {0}")]
+    Internal(&'static str),
+}
+
+impl PlanError {
+    /// What to change, as a sentence for the user.
+    pub fn help(&self) -> Option<String> {
+        Some(match self {
+            Self::Architecture { .. } => {
+                "record facts on the target host with \"egm-vmm facts\" and name the file with --facts"
+                    .to_owned()
+            }
+            Self::AddressSpace { key, .. } => format!("lower \"{key}\""),
+            Self::FirstNode { node, least, .. } => {
+                format!("give node {node} at least {} in \"memory\"", ByteSize::new(*least))
+            }
+            Self::HostMemory { .. } => {
+                "lower the size, or bind it to other host nodes with \"host_nodes\"".to_owned()
+            }
+            Self::HugePages { file, write, .. } => format!("echo {write} > {file}"),
+            Self::HostNode { .. } => "change \"host_nodes\"".to_owned(),
+            Self::HostCpu { .. } => "change \"cpus\": {\"affinity\": …}".to_owned(),
+            Self::Vcpus { max, .. } => format!("set \"cpus\": {{\"count\": {max}}} or less"),
+            Self::HardwareId { .. } => {
+                "make \"sockets\", \"cores\" and \"threads\" powers of two, or their product smaller"
+                    .to_owned()
+            }
+            Self::VcpuNode { .. } => "name it in the \"cpus\" of a node".to_owned(),
+            Self::Region { .. } => {
+                "change \"region\"; \"local\" is memory of the virtual machine monitor itself".to_owned()
+            }
+            Self::RegionSize { .. } => "lower the slice's \"size\"".to_owned(),
+            Self::EgmDevice { .. } => "set the slice's \"form\" to \"memory\"".to_owned(),
+            Self::Bus0 { .. } => "remove devices".to_owned(),
+            Self::UnknownFunction { function, .. } => {
+                format!(
+                    "record facts on its host with \"egm-vmm facts\", which lists {function} when it exists there"
+                )
+            }
+            Self::UnknownServer { .. } => "add it under \"servers\" in the facts, with its BARs".to_owned(),
+            Self::Window { suggested: Some(size), .. } => {
+                format!("set \"pcie\": {{\"window64\": \"{size}\"}}, or leave it out")
+            }
+            Self::Window64 { configured: true, .. } => {
+                "lower \"pcie\": {\"window64\": …} or memory".to_owned()
+            }
+            Self::Window64 { configured: false, .. } => "lower memory, or remove devices".to_owned(),
+            Self::Window { suggested: None, .. } => "remove devices with large 32-bit BARs".to_owned(),
+            Self::AddressBits { .. }
+            | Self::Bar { .. }
+            | Self::FunctionTwice { .. }
+            | Self::Reserved { .. }
+            | Self::Internal(_) => {
+                return None;
+            }
+        })
+    }
+}
+
+fn list(names: &[String]) -> String {
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}

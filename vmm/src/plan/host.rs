@@ -1,0 +1,182 @@
+//! Whether the host has what the plan takes.
+
+use std::collections::BTreeMap;
+
+use egm_address::CpuSet;
+
+use crate::arch::layout_of;
+use crate::config::{PageSize, Spec};
+use crate::facts::{Facts, HostNode};
+use crate::plan::{BackingPlan, PlanError, VcpuPlan};
+
+/// Whether the host is of the guest's kind and runs that many vCPUs.
+pub(super) fn check_target(spec: &Spec, facts: &Facts) -> Result<(), PlanError> {
+    if spec.arch != facts.arch {
+        let (wanted, host) = (layout_of(spec.arch).name, layout_of(facts.arch).name);
+        return Err(PlanError::Architecture { wanted, host });
+    }
+    match facts.kvm.present() {
+        Some(kvm) if spec.cpus.count > kvm.max_vcpus => {
+            Err(PlanError::Vcpus { count: spec.cpus.count, max: kvm.max_vcpus })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether the host has the CPUs that vCPUs are pinned to.
+pub(super) fn check_cpus(vcpus: &[VcpuPlan], facts: &Facts) -> Result<(), PlanError> {
+    let cpus: CpuSet = facts.nodes.iter().flat_map(|node| node.cpus.iter()).collect();
+    let pinned = vcpus.iter().flat_map(|vcpu| vcpu.host_cpus.iter().map(move |set| (vcpu.index, set)));
+    for (vcpu, set) in pinned {
+        if let Some(cpu) = set.iter().find(|cpu| !cpus.contains(*cpu)) {
+            return Err(PlanError::HostCpu { vcpu, cpu, cpus });
+        }
+    }
+    Ok(())
+}
+
+/// Whether the host has the memory, the huge pages and the EGM regions.
+pub(super) fn check_backings(backings: &[BackingPlan], facts: &Facts) -> Result<(), PlanError> {
+    let known: CpuSet = facts.nodes.iter().map(|node| node.id).collect();
+    for backing in backings {
+        let missing = backing.host_nodes.iter().flat_map(CpuSet::iter).find(|node| !known.contains(*node));
+        if let Some(node) = missing {
+            return Err(PlanError::HostNode { what: backing.id.clone(), node, nodes: known });
+        }
+    }
+    check_regions(backings, facts)?;
+    let local: Vec<&BackingPlan> = backings.iter().filter(|backing| backing.region.is_none()).collect();
+    check_pools(&local, facts)?;
+    check_memory(&local, facts)
+}
+
+fn check_regions(backings: &[BackingPlan], facts: &Facts) -> Result<(), PlanError> {
+    let mut used: BTreeMap<&str, u64> = BTreeMap::new();
+    let slices = backings.iter().filter(|backing| backing.id.starts_with("egm"));
+    for (slice, backing) in slices.enumerate() {
+        let Some(region) = backing.region.as_deref() else { continue };
+        let Some(host) = facts.egm.iter().find(|host| host.name == region) else {
+            let known = facts.egm.iter().map(|host| host.name.clone()).collect();
+            return Err(PlanError::Region { slice, region: region.to_owned(), known });
+        };
+        let taken = used.entry(region).or_default();
+        let left = host.size.get().saturating_sub(*taken);
+        if backing.size > left {
+            return Err(PlanError::RegionSize {
+                slice,
+                region: region.to_owned(),
+                needed: backing.size,
+                left,
+                size: host.size.get(),
+            });
+        }
+        *taken += backing.size;
+    }
+    Ok(())
+}
+
+/// A hugetlb pool as backings take pages from it.
+struct PoolLeft {
+    node: u32,
+    page_size: PageSize,
+    total: u64,
+    free: u64,
+}
+
+/// Backings that name their nodes take first, from the lowest node on: the others can go anywhere.
+fn check_pools(backings: &[&BackingPlan], facts: &Facts) -> Result<(), PlanError> {
+    let mut pools: Vec<PoolLeft> = facts
+        .nodes
+        .iter()
+        .flat_map(|node| node.pools.iter().map(|p| (node.id, p)))
+        .map(|(node, p)| PoolLeft { node, page_size: p.page_size, total: p.total, free: p.free })
+        .collect();
+    let mut huge: Vec<_> = backings.iter().filter(|b| b.page_size.is_hugetlb()).collect();
+    huge.sort_by_key(|backing| backing.host_nodes.as_ref().map_or(usize::MAX, CpuSet::len));
+    for backing in huge {
+        take_pages(backing, &mut pools)?;
+    }
+    Ok(())
+}
+
+fn take_pages(backing: &BackingPlan, pools: &mut [PoolLeft]) -> Result<(), PlanError> {
+    let allowed = |pool: &PoolLeft| {
+        let node = backing.host_nodes.as_ref().is_none_or(|nodes| nodes.contains(pool.node));
+        node && pool.page_size == backing.page_size
+    };
+    let needed = backing.size / backing.page_size.bytes();
+    let mut missing = needed;
+    for pool in pools.iter_mut().filter(|pool| allowed(pool)) {
+        let pages = missing.min(pool.free);
+        missing -= pages;
+        pool.free -= pages;
+    }
+    if missing == 0 {
+        return Ok(());
+    }
+    // The first node of a set is the one to fill; without a set the kernel spreads pages itself.
+    let node = backing.host_nodes.as_ref().and_then(|nodes| nodes.iter().next());
+    let folder =
+        node.map_or_else(|| "kernel/mm".to_owned(), |node| format!("devices/system/node/node{node}"));
+    let kib = backing.page_size.bytes() >> 10;
+    let counted =
+        pools.iter().filter(|p| p.page_size == backing.page_size && node.is_none_or(|n| n == p.node));
+    let total: u64 = counted.map(|pool| pool.total).sum();
+    Err(PlanError::HugePages {
+        backing: backing.id.clone(),
+        page_size: backing.page_size,
+        needed,
+        free: needed - missing,
+        scope: scope(backing.host_nodes.as_ref()),
+        file: format!("/sys/{folder}/hugepages/hugepages-{kib}kB/nr_hugepages"),
+        write: total.saturating_add(missing),
+    })
+}
+
+/// Whether ordinary pages are enough: never more than there are, and not more than are available when all of them are
+/// touched at start.
+fn check_memory(backings: &[&BackingPlan], facts: &Facts) -> Result<(), PlanError> {
+    let mut wanted: Vec<(Option<&CpuSet>, u64)> = Vec::new();
+    let small: Vec<_> = backings.iter().filter(|backing| !backing.page_size.is_hugetlb()).collect();
+    let all = small.iter().fold(0u64, |sum, backing| sum.saturating_add(backing.size));
+    for backing in &small {
+        let Some(nodes) = backing.host_nodes.as_ref() else { continue };
+        match wanted.iter_mut().find(|(set, _)| *set == Some(nodes)) {
+            Some((_, size)) => *size = size.saturating_add(backing.size),
+            None => wanted.push((Some(nodes), backing.size)),
+        }
+    }
+    wanted.push((None, all));
+    let prefault = small.iter().any(|backing| backing.prefault);
+    for (nodes, needed) in wanted {
+        let of = |node: &&HostNode| nodes.is_none_or(|nodes| nodes.contains(node.id));
+        let pools: u64 = facts
+            .nodes
+            .iter()
+            .filter(of)
+            .flat_map(|node| &node.pools)
+            .map(|pool| pool.total.saturating_mul(pool.page_size.bytes()))
+            .sum();
+        let (total, available) = match nodes {
+            None => (facts.memory.total.get(), facts.memory.available.get()),
+            Some(_) => facts.nodes.iter().filter(of).fold((0, 0), |(total, available), node| {
+                (total + node.memory.total.get(), available + node.memory.available.get())
+            }),
+        };
+        let total = total.saturating_sub(pools);
+        let (has, state) = if prefault && available < total {
+            (available, "available")
+        } else {
+            (total, "in all outside hugetlb pools")
+        };
+        if needed > has {
+            let what = "guest memory".to_owned();
+            return Err(PlanError::HostMemory { what, scope: scope(nodes), needed, has, state });
+        }
+    }
+    Ok(())
+}
+
+fn scope(nodes: Option<&CpuSet>) -> String {
+    nodes.map_or_else(|| "the host".to_owned(), |nodes| format!("host node {nodes}"))
+}

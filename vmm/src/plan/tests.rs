@@ -1,0 +1,496 @@
+//! What a plan promises, on hand-made and on random machines.
+
+use std::collections::BTreeMap;
+
+use egm_address::{ByteSize, CpuSet, Guest, Io, Iova, PciAddress, Span};
+use egm_vfio::host::{HostBar, HostBarKind, HostFunction, ReservedKind, ReservedRegion};
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+
+use super::*;
+use crate::config::{
+    Architecture, Boot, Console, Cpus, Device, DeviceKind, EgmForm, EgmSlice, Memory, Node, PageSize, Pcie,
+};
+use crate::facts::{EgmRegion, FACTS_VERSION, HostMemory, HostNode, Kvm, Pool, Probe};
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+fn node(id: u32, size: u64, cpus: &str) -> Node {
+    Node {
+        id,
+        size: ByteSize::new(size),
+        cpus: cpus.parse().unwrap(),
+        host_nodes: None,
+        distances: BTreeMap::new(),
+        access: Vec::new(),
+    }
+}
+
+fn slice(node: u32, size: u64) -> EgmSlice {
+    EgmSlice {
+        region: "local".to_owned(),
+        size: ByteSize::new(size),
+        node,
+        form: EgmForm::Memory,
+        page_size: PageSize::Auto,
+        host_nodes: None,
+        distances: BTreeMap::new(),
+        access: Vec::new(),
+    }
+}
+
+fn device(id: &str, root_port: bool, kind: DeviceKind) -> Device {
+    Device { id: id.to_owned(), root_port, kind }
+}
+
+/// A machine with these nodes, one vCPU for each CPU that they name.
+fn spec(nodes: Vec<Node>) -> Spec {
+    let count = u32::try_from(nodes.iter().map(|node| node.cpus.len()).sum::<usize>()).unwrap();
+    Spec {
+        name: "test".to_owned(),
+        description: String::new(),
+        arch: Architecture::X86_64,
+        cpus: Cpus { count, sockets: 1, cores: count, threads: 1, affinity: Vec::new() },
+        memory: Memory {
+            size: ByteSize::new(nodes.iter().map(|node| node.size.get()).sum()),
+            page_size: PageSize::Auto,
+            prefault: false,
+            nodes,
+        },
+        boot: Boot { kernel: "vmlinuz".into(), initramfs: None, cmdline: String::new() },
+        egm: Vec::new(),
+        devices: Vec::new(),
+        console: Console::Null,
+        pcie: Pcie { window64: None },
+    }
+}
+
+fn facts() -> Facts {
+    let memory = HostMemory { total: ByteSize::new(512 * GIB), available: ByteSize::new(500 * GIB) };
+    let node = |id, cpus: &str| HostNode {
+        id,
+        cpus: cpus.parse().unwrap(),
+        memory: HostMemory { total: ByteSize::new(256 * GIB), available: ByteSize::new(250 * GIB) },
+        distances: vec![10, 21],
+        pools: vec![Pool { page_size: PageSize::Size1G, total: 4, free: 3 }],
+    };
+    Facts {
+        version: FACTS_VERSION,
+        description: "made by hand".to_owned(),
+        arch: Architecture::X86_64,
+        cpu_vendor: "GenuineIntel".to_owned(),
+        kernel: "6.12.0".to_owned(),
+        address_bits: 46,
+        kvm: Probe::Present(Kvm { max_vcpus: 1024, x2apic: true }),
+        memory,
+        shmem_huge_pages: "advise".to_owned(),
+        nodes: vec![node(0, "0-31"), node(1, "32-63")],
+        iommu: Probe::Absent("not asked".to_owned()),
+        egm: vec![EgmRegion {
+            name: "egm4".to_owned(),
+            size: ByteSize::new(64 * GIB),
+            node: Some(0),
+            functions: Vec::new(),
+            retired: Vec::new(),
+        }],
+        functions: Vec::new(),
+        servers: Vec::new(),
+    }
+}
+
+fn gpu(bus: u8, bars: &[(u8, HostBarKind, u64)]) -> HostFunction {
+    HostFunction {
+        address: PciAddress::new(0, bus, 0, 0).unwrap(),
+        vendor: 0x10de,
+        device: 0x2335,
+        class: 0x03_0200,
+        driver: Some("vfio-pci".to_owned()),
+        numa_node: Some(0),
+        iommu_group: Some(u32::from(bus)),
+        bars: bars.iter().map(|&(index, kind, size)| HostBar { index, kind, size }).collect(),
+        msix_vectors: Some(6),
+        reserved: vec![ReservedRegion {
+            span: Span::<Io>::new(Iova::new(0xfee0_0000), MIB).unwrap(),
+            kind: ReservedKind::Msi,
+        }],
+    }
+}
+
+fn big_gpu(bus: u8) -> HostFunction {
+    let kind = HostBarKind::Memory64Prefetchable;
+    gpu(bus, &[(0, kind, 16 * MIB), (2, kind, 256 * GIB), (4, kind, 32 * MIB)])
+}
+
+fn pass(spec: &mut Spec, facts: &mut Facts, function: HostFunction, root_port: bool) {
+    let kind = DeviceKind::Vfio { function: function.address };
+    spec.devices.push(device(&format!("vfio{}", spec.devices.len()), root_port, kind));
+    facts.functions.push(function);
+}
+
+fn spans(plan: &Plan) -> Vec<String> {
+    plan.memory.iter().map(|m| format!("{} +{:#x}", m.span, m.offset)).collect()
+}
+
+/// Everything that every plan promises.
+fn check(spec: &Spec, facts: &Facts, plan: &Plan) {
+    let mut all: Vec<Span<Guest>> = plan.memory.iter().map(|m| m.span).collect();
+    all.extend(plan.windows.iter().map(|w| w.span));
+    all.sort();
+    assert!(all.windows(2).all(|pair| !pair[0].overlaps(pair[1])), "overlap in {all:?}");
+    assert!(all.iter().all(|span| span.end().get() <= 1 << plan.address_bits), "beyond the address bits");
+    check_backings(spec, plan);
+    check_reserved(spec, facts, plan);
+    check_bars(plan);
+    let bytes: u64 = plan.nodes.iter().map(|node| node.memory).sum();
+    assert_eq!(bytes, plan.memory.iter().map(|m| m.span.size()).sum::<u64>());
+    assert_eq!(plan.nodes.len(), spec.memory.nodes.len() + spec.egm.len());
+    for (i, row) in plan.distances.iter().enumerate() {
+        assert_eq!((row.len(), row[i]), (plan.nodes.len(), 10));
+    }
+}
+
+/// Each backing is used once and whole, but for the hole in the first; huge pages survive.
+fn check_backings(spec: &Spec, plan: &Plan) {
+    let hole = layout_of(plan.arch).ram_hole.size();
+    for (index, backing) in plan.backings.iter().enumerate() {
+        let mut pieces: Vec<_> = plan.memory.iter().filter(|m| m.backing == index).collect();
+        pieces.sort_by_key(|m| m.offset);
+        assert!(pieces.windows(2).all(|pair| pair[0].offset + pair[0].span.size() <= pair[1].offset));
+        let used: u64 = pieces.iter().map(|m| m.span.size()).sum();
+        let lost = if index == 0 { hole } else { 0 };
+        assert_eq!(used + lost, backing.size, "{}", backing.id);
+        let unit = backing.page_size.bytes().max(2 * MIB);
+        let base = layout_of(plan.arch).ram[0].start().get();
+        for piece in pieces {
+            let apart = piece.span.start().get() - if index == 0 { base } else { 0 } - piece.offset;
+            assert_eq!(apart % unit, 0, "{} at {}", backing.id, piece.span);
+        }
+    }
+    let (firmware, backing, offset) = plan.firmware().unwrap();
+    let size = plan.backings[backing].size;
+    assert!(plan.memory.iter().all(|m| {
+        m.backing != backing || m.offset >= offset + firmware.size() || m.offset + m.span.size() <= offset
+    }));
+    assert!(offset + firmware.size() <= size);
+    assert_eq!(plan.memory.iter().filter(|m| m.kind == MemoryKind::Egm).count(), spec.egm.len());
+}
+
+fn check_reserved(spec: &Spec, facts: &Facts, plan: &Plan) {
+    let passed = |f: &&HostFunction| {
+        spec.devices.iter().any(|d| matches!(d.kind, DeviceKind::Vfio { function } if function == f.address))
+    };
+    for region in facts.functions.iter().filter(passed).flat_map(|f| &f.reserved) {
+        let (start, end) = (region.span.start().get(), region.span.end().get());
+        let clear = |span: Span<Guest>| span.end().get() <= start || end <= span.start().get();
+        assert!(plan.memory.iter().all(|m| clear(m.span)), "memory in {region:?}");
+        assert!(plan.pci.iter().flat_map(|f| &f.bars).all(|bar| clear(bar.span)), "BAR in {region:?}");
+    }
+}
+
+fn check_bars(plan: &Plan) {
+    let mut all: Vec<Span<Guest>> = plan.pci.iter().flat_map(|f| &f.bars).map(|bar| bar.span).collect();
+    all.sort();
+    assert!(all.windows(2).all(|pair| !pair[0].overlaps(pair[1])), "BARs overlap: {all:?}");
+    for function in &plan.pci {
+        let port = plan.pci.iter().find_map(|f| match f.role {
+            FunctionRole::RootPort { secondary, window32, window64, .. } => {
+                (secondary == function.address.bus()).then_some((window32, window64))
+            }
+            _ => None,
+        });
+        for bar in &function.bars {
+            assert!(bar.span.size().is_power_of_two() && bar.span.start().is_aligned(bar.span.size()));
+            let high = bar.kind == BarKind::Memory64Prefetchable;
+            let kind = if high { WindowKind::PciMemory64 } else { WindowKind::PciMemory32 };
+            assert!(plan.window(kind).unwrap().covers(bar.span));
+            if let Some((low_window, high_window)) = port {
+                let window = if high { high_window } else { low_window }.unwrap();
+                assert!(
+                    window.covers(bar.span) && window.start().is_aligned(MIB) && window.end().is_aligned(MIB)
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_small_machine_has_its_memory_below_the_hole() {
+    let spec = spec(vec![node(0, 512 * MIB, "0-1")]);
+    let plan = plan(&spec, &facts()).unwrap();
+    check(&spec, &facts(), &plan);
+    assert_eq!(spans(&plan), ["0x0..0xa0000 +0x0", "0x100000..0x20000000 +0x100000"]);
+    assert_eq!(plan.window(WindowKind::PciMemory64).unwrap().to_string(), "0x1000000000..0x2000000000");
+    assert_eq!((plan.line("serial"), plan.port("reset")), (Some(4), Some(0x604)));
+    assert_eq!(plan.firmware().unwrap().2, 0xe_0000);
+}
+
+#[test]
+fn a_node_goes_on_above_the_hole_and_egm_comes_last() {
+    let mut spec = spec(vec![node(0, 2 * GIB, "0"), node(2, 2 * GIB, "1")]);
+    spec.egm = vec![slice(7, GIB), slice(1, 4 * MIB)];
+    let plan = plan(&spec, &facts()).unwrap();
+    check(&spec, &facts(), &plan);
+    assert_eq!(
+        spans(&plan),
+        [
+            "0x0..0xa0000 +0x0",
+            "0x100000..0x80000000 +0x100000",
+            "0x80000000..0xc0000000 +0x0",
+            "0x100000000..0x140000000 +0x40000000",
+            "0x140000000..0x180000000 +0x0",
+            "0x180000000..0x180400000 +0x0",
+        ]
+    );
+    assert_eq!(plan.nodes.iter().map(|n| n.id).collect::<Vec<_>>(), [0, 2, 1, 7]);
+}
+
+#[test]
+fn amd_hosts_keep_their_hypertransport_range_free() {
+    let spec = spec(vec![node(0, 1100 * GIB, "0")]);
+    let mut facts = facts();
+    facts.cpu_vendor = "AuthenticAMD".to_owned();
+    facts.memory.total = ByteSize::new(2048 * GIB);
+    let plan = plan(&spec, &facts).unwrap();
+    check(&spec, &facts, &plan);
+    assert_eq!(plan.memory[2].span.end().get(), 0xfd_0000_0000);
+    assert_eq!(plan.memory[3].span.start().get(), 0x100_0000_0000);
+    assert!(plan.windows.iter().any(|w| w.label == "AMD HyperTransport"));
+}
+
+#[test]
+fn eight_gpus_with_256_gib_bars_fit_and_each_has_its_port() {
+    let (mut spec, mut facts) = (spec(vec![node(0, 64 * GIB, "0-7")]), facts());
+    for bus in 1..=8 {
+        pass(&mut spec, &mut facts, big_gpu(bus), true);
+    }
+    let plan = plan(&spec, &facts).unwrap();
+    check(&spec, &facts, &plan);
+    assert_eq!(plan.pci.len(), 17);
+    assert_eq!(plan.pci[16].address.to_string(), "0000:08:00.0");
+}
+
+#[test]
+fn port_bars_are_left_out_and_64_bit_ones_that_cannot_be_prefetched_stay_low() {
+    let (mut spec, mut facts) = (spec(vec![node(0, GIB, "0")]), facts());
+    let bars =
+        [(0, HostBarKind::Memory64, 0x4000), (2, HostBarKind::Ports, 32), (3, HostBarKind::Memory32, 1000)];
+    pass(&mut spec, &mut facts, gpu(1, &bars), true);
+    let plan = plan(&spec, &facts).unwrap();
+    check(&spec, &facts, &plan);
+    let bars: Vec<_> = plan.pci[2].bars.iter().map(|b| (b.index, b.kind, b.span.to_string())).collect();
+    assert_eq!(bars[0], (0, BarKind::Memory64, "0xc0000000..0xc0004000".to_owned()));
+    assert_eq!(bars[1], (3, BarKind::Memory32, "0xc0004000..0xc0004400".to_owned()));
+}
+
+#[test]
+fn apic_ids_have_fields_of_whole_bits() {
+    let mut spec = spec(vec![node(0, GIB, "0-11")]);
+    spec.cpus = Cpus { count: 12, sockets: 2, cores: 3, threads: 2, affinity: Vec::new() };
+    let ids: Vec<_> = plan(&spec, &facts()).unwrap().vcpus.iter().map(|vcpu| vcpu.hardware_id).collect();
+    assert_eq!(ids, [0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13]);
+}
+
+#[test]
+fn memory_over_the_address_bits_says_by_how_much() {
+    let mut facts = facts();
+    facts.address_bits = 36;
+    let error = plan(&spec(vec![node(0, 64 * GIB, "0")]), &facts).unwrap_err();
+    assert!(matches!(error, PlanError::AddressSpace { short_by: GIB, bits: 36, .. }), "{error}");
+    // A smaller one leaves room for a window, but not for the 64 GiB that it would like to have.
+    let small = spec(vec![node(0, 4 * GIB, "0")]);
+    let window = plan(&small, &facts).unwrap().window(WindowKind::PciMemory64).unwrap();
+    assert_eq!(window.to_string(), "0x800000000..0x1000000000");
+}
+
+#[test]
+fn what_the_host_lacks_is_named_with_a_remedy() {
+    let base = || spec(vec![node(0, 8 * GIB, "0-1")]);
+    let mut huge = base();
+    huge.memory.page_size = PageSize::Size1G;
+    huge.memory.nodes[0].host_nodes = Some("1".parse().unwrap());
+    let error = plan(&huge, &facts()).unwrap_err();
+    assert_eq!(error.to_string(), "node0 needs 8 free huge pages of 1GiB, and host node 1 has 3");
+    let help = error.help().unwrap();
+    assert_eq!(help, "echo 9 > /sys/devices/system/node/node1/hugepages/hugepages-1048576kB/nr_hugepages");
+
+    let large = spec(vec![node(0, 600 * GIB, "0")]);
+    assert!(
+        matches!(plan(&large, &facts()), Err(PlanError::HostMemory { needed, .. }) if needed == 600 * GIB)
+    );
+    let mut bound = spec(vec![node(0, 300 * GIB, "0")]);
+    bound.memory.nodes[0].host_nodes = Some("0".parse().unwrap());
+    assert!(matches!(plan(&bound, &facts()), Err(PlanError::HostMemory { has, .. }) if has == 252 * GIB));
+    bound.memory.nodes[0].host_nodes = Some("0,5".parse().unwrap());
+    assert!(matches!(plan(&bound, &facts()), Err(PlanError::HostNode { node: 5, .. })));
+
+    let mut pinned = base();
+    pinned.cpus.affinity = vec!["0".parse().unwrap(), "63-64".parse().unwrap()];
+    assert!(matches!(plan(&pinned, &facts()), Err(PlanError::HostCpu { vcpu: 1, cpu: 64, .. })));
+
+    let mut few = facts();
+    few.kvm = Probe::Present(Kvm { max_vcpus: 1, x2apic: true });
+    assert_eq!(plan(&base(), &few), Err(PlanError::Vcpus { count: 2, max: 1 }));
+    few.arch = Architecture::Aarch64;
+    assert!(matches!(plan(&base(), &few), Err(PlanError::Architecture { .. })));
+}
+
+#[test]
+fn an_egm_region_gives_no_more_than_it_has() {
+    let mut spec = spec(vec![node(0, GIB, "0")]);
+    spec.egm = vec![slice(1, 40 * GIB), slice(2, 40 * GIB)];
+    for slice in &mut spec.egm {
+        slice.region = "egm4".to_owned();
+    }
+    let error = plan(&spec, &facts()).unwrap_err();
+    assert!(matches!(error, PlanError::RegionSize { slice: 1, left, .. } if left == 24 * GIB), "{error}");
+    spec.egm[0].region = "egm9".to_owned();
+    let text = plan(&spec, &facts()).unwrap_err().to_string();
+    assert_eq!(text, "EGM slice 0 comes from region \"egm9\", and the host has egm4");
+}
+
+#[test]
+fn devices_that_do_not_fit_are_named() {
+    let (mut spec, mut facts) = (spec(vec![node(0, GIB, "0")]), facts());
+    pass(&mut spec, &mut facts, big_gpu(1), true);
+    spec.pcie.window64 = Some(ByteSize::new(64 * GIB));
+    let error = plan(&spec, &facts).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "cannot place device \"vfio0\" in the 64-bit PCI window 0x1000000000..0x2000000000"
+    );
+    assert_eq!(error.help().unwrap(), "set \"pcie\": {\"window64\": \"512GiB\"}, or leave it out");
+    spec.pcie.window64 = Some(ByteSize::new(512 * GIB));
+    check(&spec, &facts, &plan(&spec, &facts).unwrap());
+
+    let large = [(0, HostBarKind::Memory32, 512 * MIB), (1, HostBarKind::Memory32, 16)];
+    pass(&mut spec, &mut facts, gpu(2, &large), false);
+    let error = plan(&spec, &facts).unwrap_err();
+    assert!(matches!(error, PlanError::Window { window: "32-bit", .. }), "{error}");
+    facts.functions.clear();
+    assert!(matches!(plan(&spec, &facts), Err(PlanError::UnknownFunction { .. })));
+    spec.devices = (0..32).map(|i| device(&format!("rng{i}"), i % 2 == 0, DeviceKind::VirtioRng)).collect();
+    assert_eq!(plan(&spec, &facts), Err(PlanError::Bus0 { devices: 32, max: 31 }));
+}
+
+fn any_node_sizes() -> impl Strategy<Value = Vec<u64>> {
+    let size = prop_oneof![
+        Just(0),
+        (1u64..4096).prop_map(|pages| pages << 12),
+        (1u64..2048).prop_map(|m| m * MIB),
+        (1u64..200).prop_map(|g| g * GIB)
+    ];
+    prop::collection::vec(size, 1..5)
+}
+
+prop_compose! {
+    fn any_function()(
+        bars in prop::collection::vec((0u8..6, 0u8..5, 4u32..40), 0..6),
+        reserved in prop::collection::vec((0u64..1 << 20, 1u64..1 << 12), 0..3),
+    ) -> HostFunction {
+        let kinds = [
+            HostBarKind::Ports,
+            HostBarKind::Memory32,
+            HostBarKind::Memory32Prefetchable,
+            HostBarKind::Memory64,
+            HostBarKind::Memory64Prefetchable,
+        ];
+        // Registers are usually dealt in order, as hardware has them; overlapping ones are refused.
+        let bars: Vec<_> = bars
+            .iter()
+            .map(|&(index, kind, shift)| {
+                let kind = kinds[usize::from(kind)];
+                let wide = kind == HostBarKind::Memory64Prefetchable;
+                (index, kind, 1u64 << if wide { shift } else { shift % 26 })
+            })
+            .take(1 + bars.len() / 3)
+            .collect();
+        let mut function = gpu(1, &bars);
+        let region = |(page, pages): (u64, u64)| {
+            let span = Span::new(Iova::new(page << 20), pages << 16).unwrap();
+            ReservedRegion { span, kind: ReservedKind::Direct }
+        };
+        function.reserved = reserved.into_iter().map(region).collect();
+        function
+    }
+}
+
+prop_compose! {
+    fn any_machine()(
+        aarch64: bool,
+        sizes in any_node_sizes(),
+        page_size in prop::sample::select(vec![PageSize::Auto, PageSize::Size4K]),
+        egm in prop::collection::vec(1u64..3000, 0..3),
+        functions in prop::collection::vec((any_function(), any::<bool>()), 0..4),
+        virtio in prop::collection::vec(any::<bool>(), 0..6),
+        window64 in prop::option::of(1u64..1 << 12),
+        amd: bool,
+        bits in 36u8..=52,
+    ) -> (Spec, Facts) {
+        let nodes = sizes.iter().zip(0u32..).map(|(size, i)| node(i * 3, *size, &i.to_string())).collect();
+        let (mut spec, mut facts) = (spec(nodes), facts());
+        let arch = if aarch64 { Architecture::Aarch64 } else { Architecture::X86_64 };
+        (spec.arch, facts.arch) = (arch, arch);
+        spec.memory.page_size = page_size;
+        spec.egm = egm.iter().zip(20..).map(|(size, id)| slice(id, size * 2 * MIB)).collect();
+        for (bus, (mut function, root_port)) in (1..).zip(functions) {
+            function.address = PciAddress::new(0, bus, 0, 0).unwrap();
+            pass(&mut spec, &mut facts, function, root_port);
+        }
+        for (i, root_port) in virtio.into_iter().enumerate() {
+            spec.devices.push(device(&format!("rng{i}"), root_port, DeviceKind::VirtioRng));
+        }
+        spec.pcie.window64 = window64.map(|size| ByteSize::new(size * GIB));
+        if amd {
+            facts.cpu_vendor = "AuthenticAMD".to_owned();
+        }
+        facts.address_bits = bits;
+        facts.memory.total = ByteSize::new(1 << 50);
+        (spec, facts)
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+    #[test]
+    fn any_machine_has_a_sound_plan_or_an_error((spec, facts) in any_machine()) {
+        let first = plan(&spec, &facts);
+        prop_assert_eq!(&first, &plan(&spec, &facts), "not deterministic");
+        match first {
+            Ok(plan) => check(&spec, &facts, &plan),
+            Err(error) => prop_assert!(!matches!(error, PlanError::Internal(_)), "{}", error),
+        }
+    }
+}
+
+/// The property above proves little if nearly every random machine is refused.
+#[test]
+fn most_random_machines_have_a_plan() {
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let planned = (0..200)
+        .filter(|_| {
+            let (spec, facts) = any_machine().new_tree(&mut runner).unwrap().current();
+            plan(&spec, &facts).is_ok()
+        })
+        .count();
+    assert!(planned > 60, "{planned} of 200");
+}
+
+#[test]
+fn a_plan_survives_its_json_form() {
+    let (mut spec, mut facts) = (spec(vec![node(0, 5 * GIB, "0")]), facts());
+    pass(&mut spec, &mut facts, big_gpu(3), true);
+    let made = plan(&spec, &facts).unwrap();
+    let text = serde_json::to_string(&made).unwrap();
+    assert_eq!(serde_json::from_str::<Plan>(&text).unwrap(), made);
+    let text = serde_json::to_string(&facts).unwrap();
+    assert_eq!(serde_json::from_str::<Facts>(&text).unwrap(), facts);
+}
+
+#[test]
+fn a_cpu_set_of_a_node_is_kept() {
+    let plan = plan(&spec(vec![node(0, GIB, "0-1"), node(1, 0, "2")]), &facts()).unwrap();
+    let cpus: Vec<CpuSet> = plan.nodes.iter().map(|node| node.cpus.clone()).collect();
+    assert_eq!(cpus, ["0-1".parse().unwrap(), "2".parse().unwrap()]);
+    assert_eq!(plan.vcpus.iter().map(|vcpu| vcpu.node).collect::<Vec<_>>(), [0, 0, 1]);
+}
