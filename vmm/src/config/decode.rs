@@ -74,6 +74,20 @@ fn wanted_in_json_words(wanted: &dyn Expected) -> String {
     }
 }
 
+impl Node {
+    fn unexpected(&self, wanted: &dyn Expected) -> Fault {
+        let found = match &self.value {
+            Value::Null => Unexpected::Unit,
+            Value::Bool(value) => Unexpected::Bool(*value),
+            Value::Number(number) => Unexpected::Float(number.as_f64().unwrap_or(f64::NAN)),
+            Value::Text(text) => Unexpected::Str(text),
+            Value::Array(_) => Unexpected::Seq,
+            Value::Object(_) => Unexpected::Map,
+        };
+        de::Error::invalid_type(found, wanted)
+    }
+}
+
 impl<'t> Deserializer<'t> for &'t Node {
     type Error = Fault;
 
@@ -115,29 +129,33 @@ impl<'t> Deserializer<'t> for &'t Node {
                 let name: &str = Deserialize::deserialize(tag).map_err(|f: Fault| f.inside(TAG))?;
                 name_of(name, known).map_err(|f| f.inside(TAG))?
             }
-            _ => self.deserialize_any(NameOrObject)?,
+            _ => return Err(self.unexpected(&"a name, or an object with a \"type\"")),
         };
         visitor.visit_enum(Variant { name, node: self })
+    }
+
+    /// serde would also take an array, of the fields in order.
+    fn deserialize_struct<V: Visitor<'t>>(
+        self,
+        _name: &'static str,
+        _fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Fault> {
+        match self.value {
+            Value::Object(_) => self.deserialize_any(visitor),
+            _ => Err(self.unexpected(&visitor)),
+        }
     }
 
     forward_to_deserialize_any! {
         <W: Visitor<'t>>
         bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct
-        newtype_struct seq tuple tuple_struct map struct identifier ignored_any
+        newtype_struct seq tuple tuple_struct map identifier ignored_any
     }
 }
 
 fn name_of<'n>(name: &'n str, known: &'static [&'static str]) -> Result<&'n str, Fault> {
     if known.contains(&name) { Ok(name) } else { Err(de::Error::unknown_variant(name, known)) }
-}
-
-/// Refuses what is neither: every other kind of value ends in serde's "wrong type".
-struct NameOrObject;
-impl<'t> Visitor<'t> for NameOrObject {
-    type Value = &'t str;
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a name, or an object with a \"type\"")
-    }
 }
 
 struct Items<'t>(std::iter::Enumerate<std::slice::Iter<'t, Node>>);

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use super::decode::decode;
 use super::error::{ConfigError, Fault, Place, Rule};
 use super::tree::{Mark, Node, Value, line_and_column};
 
@@ -43,14 +44,11 @@ impl Document {
             sources.push(Source { path, text });
             let mut layer = Node::parse(&sources[index].text, index)
                 .map_err(|(mark, rule)| error_at(&sources, mark, rule.here()))?;
-            next = match extended(&mut layer) {
-                None => None,
-                Some(node) => {
-                    let below = below(&sources, &node)
-                        .map_err(|rule| error_at(&sources, node.mark, rule.at(EXTENDS)))?;
-                    Some(below)
-                }
-            };
+            next = extended(&mut layer)
+                .map(|node| {
+                    below(&sources, &node).map_err(|rule| error_at(&sources, node.mark, rule.at(EXTENDS)))
+                })
+                .transpose()?;
             layers.push(layer);
         }
         let root = layers.into_iter().rev().reduce(Node::overlaid);
@@ -122,14 +120,9 @@ fn extended(layer: &mut Node) -> Option<Node> {
 
 /// The file that `node`, the `extends` of the last source, names.
 fn below(sources: &[Source], node: &Node) -> Result<(PathBuf, Vec<u8>), Rule> {
-    let Value::Text(name) = &node.value else {
-        return Err(Rule::WrongType {
-            found: "another value".to_owned(),
-            wanted: "the name of a file".to_owned(),
-        });
-    };
+    let name: String = decode(node).map_err(|fault| *fault.rule)?;
     let folder = sources.last().and_then(|source| source.path.parent());
-    let path = folder.map_or_else(|| PathBuf::from(name), |folder| folder.join(name));
+    let path = folder.map_or_else(|| PathBuf::from(&name), |folder| folder.join(&name));
     let mut files: Vec<PathBuf> = sources.iter().map(|source| source.path.clone()).collect();
     let circle = files.contains(&path);
     files.push(path.clone());

@@ -1,23 +1,577 @@
 //! What a configuration means, and what is said of one that is wrong.
 
-use super::*;
+use std::fs;
+use std::path::PathBuf;
 
-fn repository(name: &str) -> std::path::PathBuf {
+use proptest::prelude::*;
+
+use super::*;
+use crate::error::{Blame, Chain, Report};
+
+fn repository(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs").join(name)
+}
+
+/// What `text` means as the file `vm.json`.
+fn read(text: impl AsRef<[u8]>) -> Result<Spec, ConfigError> {
+    read_with(text, &Overrides::default())
+}
+
+fn read_with(text: impl AsRef<[u8]>, overrides: &Overrides) -> Result<Spec, ConfigError> {
+    let document = source::Document::from_bytes(Path::new("vm.json"), text.as_ref().to_vec())?;
+    resolve::resolve(&document, overrides)
+}
+
+/// A small good machine with `members` added.
+fn machine(members: &str) -> String {
+    format!(r#"{{"boot":{{"kernel":"k"}},"memory":{{"size":"1GiB"}}{members}}}"#)
+}
+
+fn spec(text: &str) -> Spec {
+    read(text).unwrap_or_else(|error| panic!("{}", Chain(&error)))
+}
+
+/// What a person reads about the wrong file `text`.
+fn complaint(text: &str) -> String {
+    let error = read(text).expect_err(text);
+    assert_eq!(error.blame(), Blame::Configuration);
+    Chain(&error).to_string()
+}
+
+#[track_caller]
+fn refused(cases: &[(&str, &str)]) {
+    for (text, wanted) in cases {
+        let said = complaint(text);
+        assert!(said.contains(wanted), "{text}\n  said:   {said}\n  wanted: {wanted}");
+    }
 }
 
 #[test]
 fn every_file_in_configs_is_good() {
     let mut seen = 0;
-    for entry in std::fs::read_dir(repository("")).unwrap() {
+    for entry in fs::read_dir(repository("")).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap();
-        let whole = name.ends_with(".json") && !name.starts_with("base-") && name != "schema.json";
-        if whole {
-            let spec = load(&path).unwrap_or_else(|e| panic!("{e}"));
-            assert!(!spec.description.is_empty(), "{name}");
+        if name.ends_with(".json") && !name.starts_with("base-") && name != "schema.json" {
+            let spec = load(&path).unwrap_or_else(|error| panic!("{}", Chain(&error)));
+            assert!(name.starts_with(&spec.name), "{name} is named {}", spec.name);
             seen += 1;
         }
     }
     assert!(seen >= 5, "{seen} files");
+}
+
+#[test]
+fn the_schema_in_configs_is_current() {
+    let stored = fs::read_to_string(repository("schema.json")).unwrap();
+    assert!(stored == schema(), "run: cargo run -p egm-vmm -- schema > configs/schema.json");
+}
+
+#[test]
+fn the_demo_means_what_its_description_says() {
+    let spec = load(&repository("demo.json")).unwrap();
+    assert_eq!((spec.name.as_str(), spec.arch, spec.cpus.count), ("demo", Architecture::X86_64, 2));
+    let nodes: Vec<_> = spec.memory.nodes.iter().map(|n| (n.id, n.size.get() >> 20, n.cpus.len())).collect();
+    assert_eq!(nodes, [(0, 512, 2), (1, 256, 0)]);
+    assert_eq!(spec.egm[0].distances, [(0, 30), (1, 40), (2, 10)].into());
+    assert_eq!(spec.memory.nodes[0].distances[&2], 30, "the way back is as long");
+    assert_eq!(spec.egm[0].access[0].bandwidth_mbps, 40000);
+    let ids: Vec<_> = spec.devices.iter().map(|d| (d.id.as_str(), d.root_port)).collect();
+    assert_eq!(ids, [("disk0", false), ("net0", true), ("vsock0", false), ("rng0", false)]);
+    assert_eq!(spec.console, Console::Stdio);
+    assert!(spec.boot.cmdline.starts_with("console=ttyS0"));
+}
+
+#[test]
+fn what_is_left_out_has_a_default() {
+    let spec = spec(&machine(""));
+    assert_eq!(spec.name, "vm");
+    assert_eq!((spec.cpus.count, spec.cpus.sockets, spec.cpus.cores, spec.cpus.threads), (1, 1, 1, 1));
+    assert_eq!(spec.memory.nodes.len(), 1);
+    assert_eq!((spec.memory.nodes[0].size, spec.memory.page_size), (spec.memory.size, PageSize::Auto));
+    assert_eq!(spec.memory.nodes[0].cpus.to_string(), "0");
+    assert_eq!(spec.memory.nodes[0].distances, [(0, 10)].into());
+    assert_eq!((spec.console, spec.pcie.window64, spec.boot.initramfs), (Console::Stdio, None, None));
+}
+
+#[test]
+fn null_means_the_default() {
+    assert_eq!(
+        spec(&machine(r#","cpus":null,"egm":null,"console":null,"pcie":{"window64":null}"#)),
+        spec(&machine(""))
+    );
+}
+
+#[test]
+fn cores_are_what_the_count_leaves_and_the_count_is_what_the_topology_makes() {
+    let cpus = spec(&machine(r#","cpus":{"count":16,"topology":{"sockets":2,"threads":2}}"#)).cpus;
+    assert_eq!((cpus.count, cpus.sockets, cpus.cores, cpus.threads), (16, 2, 4, 2));
+    assert_eq!(spec(&machine(r#","cpus":{"topology":{"sockets":2,"cores":3}}"#)).cpus.count, 6);
+}
+
+#[test]
+fn one_affinity_list_is_for_all_vcpus() {
+    let affinity = |text: &str| {
+        let cpus = spec(&machine(&format!(r#","cpus":{{"count":2,"affinity":{text}}}"#))).cpus;
+        cpus.affinity.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(affinity(r#""4-6""#), ["4-6", "4-6"]);
+    assert_eq!(affinity(r#"["0","1"]"#), ["0", "1"]);
+}
+
+#[test]
+fn a_console_is_a_name_or_an_object() {
+    for (text, console) in [
+        (r#""pty""#, Console::Pty),
+        (r#"{"type":"null"}"#, Console::Null),
+        (r#"{"type":"file","path":"/log"}"#, Console::File { path: "/log".into() }),
+        (r#"{"type":"socket","path":"/sock"}"#, Console::Socket { path: "/sock".into() }),
+    ] {
+        assert_eq!(spec(&machine(&format!(r#","console":{text}"#))).console, console);
+    }
+}
+
+#[test]
+fn ids_count_around_those_that_are_written() {
+    let rng = |id: &str| format!(r#"{{"type":"virtio-rng"{id}}}"#);
+    let list = [rng(""), rng(r#","id":"rng0""#), rng("")].join(",");
+    let devices = spec(&machine(&format!(r#","devices":[{list}]"#))).devices;
+    assert_eq!(devices.iter().map(|d| d.id.as_str()).collect::<Vec<_>>(), ["rng1", "rng0", "rng2"]);
+}
+
+#[test]
+fn a_hardware_address_is_the_same_in_every_run_and_differs_between_machines() {
+    let mac = |name: &str| {
+        let text = format!(r#","name":"{name}","devices":[{{"type":"virtio-net","tap":"t"}}]"#);
+        match &spec(&machine(&text)).devices[0].kind {
+            DeviceKind::VirtioNet { mac, .. } => *mac,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(mac("a"), mac("a"));
+    assert_ne!(mac("a"), mac("b"));
+    assert_eq!(mac("a")[0] & 3, 2, "locally administered, unicast");
+}
+
+#[test]
+fn an_unknown_key_is_answered_with_its_place_and_the_nearest_right_one() {
+    let text = "{\n  \"boot\": { \"kernel\": \"k\" },\n    \"memroy\": { \"size\": \"1GiB\" }\n}";
+    assert_eq!(
+        complaint(text),
+        "error: vm.json:3:5: unknown key \"memroy\"\n  help: did you mean \"memory\"? keys here are: arch, boot, \
+         console, cpus, description, devices, egm, extends, memory, name, pcie"
+    );
+    assert_eq!(
+        complaint(&machine(r#","devices":[{"type":"virtio-rng","path":"x"}]"#)),
+        "error: vm.json:1:81: unknown key \"path\"\n  help: keys here are: id, root_port, type"
+    );
+}
+
+#[test]
+fn an_unknown_name_is_answered_with_the_nearest_right_one() {
+    assert_eq!(
+        complaint(&machine(r#","devices":[{"type":"virtio-blok","path":"x"}]"#)),
+        "error: vm.json:1:61: devices[0].type: unknown name \"virtio-blok\"\n  help: did you mean \"virtio-blk\"? \
+         names here are: vfio, vfio-user, virtio-blk, virtio-net, virtio-rng, virtio-vsock"
+    );
+    refused(&[
+        (
+            &machine(r#","console":"stdoi""#),
+            "console: unknown name \"stdoi\"\n  help: did you mean \"stdio\"?",
+        ),
+        (&machine(r#","arch":"arm""#), "arch: unknown name \"arm\"\n  help: names here are: aarch64, x86_64"),
+        (&machine(r#","console":"file""#), "console: key \"path\" is missing"),
+        (&machine(r#","console":{}"#), "key \"type\" is missing\n  help: types here are: stdio, file"),
+        (&machine(r#","console":7"#), "console: found 7, expected a name, or an object with a \"type\""),
+        (&machine(r#","console":{"type":"pty","path":"x"}"#), "unknown key \"path\""),
+    ]);
+}
+
+#[test]
+fn text_that_is_not_a_configuration_is_refused_at_its_place() {
+    refused(&[
+        ("", "vm.json:1:1: not JSON: EOF while parsing a value"),
+        ("{\n  \"name\": \"a\",\n}", "vm.json:3:1: not JSON: trailing comma"),
+        ("{} x", "vm.json:1:4: not JSON: trailing characters"),
+        ("7", "vm.json:1:1: found 7, expected an object"),
+        ("{\"name\":\"\\ud800\"}", "not JSON: unexpected end of hex escape"),
+        ("{\n \"name\": \"a\",\n \"name\": \"b\"}", "vm.json:3:2: key \"name\" is written twice: remove one"),
+        ("{\"cpus\":{\"count\":1,\"co\\u0075nt\":2}}", "vm.json:1:20: key \"count\" is written twice"),
+        ("{\"name\":1}", "name: found 1, expected a string"),
+        ("{\"cpus\":[4]}", "cpus: found an array, expected an object"),
+        ("{\"cpus\":{\"count\":-1}}", "cpus.count: found -1, expected a number from 0 to 4294967295"),
+        ("{\"cpus\":{\"count\":1.5}}", "cpus.count: found 1.5, expected a number from 0 to 4294967295"),
+        ("{\"cpus\":{\"count\":5000000000}}", "cpus.count: found 5000000000, expected a number from"),
+        ("{\"memory\":{\"size\":\"1GB\"}}", "memory.size: size \"1GB\" has unknown unit \"GB\""),
+        (
+            "{\"memory\":{\"nodes\":[{\"id\":0,\"cpus\":\"3-1\"}]}}",
+            "memory.nodes[0].cpus: range 3-1 in CPU list",
+        ),
+        (
+            "{\"devices\":[{\"type\":\"vfio\",\"function\":\"x\"}]}",
+            "devices[0].function: \"x\" is not a PCI address",
+        ),
+        ("{\"devices\":[{\"type\":\"vfio\"}]}", "vm.json:1:13: devices[0]: key \"function\" is missing"),
+    ]);
+    assert!(matches!(*read([0xff]).unwrap_err().rule, Rule::NotText));
+    assert!(matches!(*read("[".repeat(100) + &"]".repeat(100)).unwrap_err().rule, Rule::TooDeep { .. }));
+    assert!(matches!(*read("[".repeat(500_000)).unwrap_err().rule, Rule::Syntax { .. }));
+    assert!(matches!(*read(" ".repeat(1 << 20) + "{}").unwrap_err().rule, Rule::FileTooLarge { .. }));
+}
+
+#[test]
+fn a_machine_needs_a_name_memory_and_a_kernel() {
+    refused(&[
+        ("{}", "vm.json:1:1: key \"memory\" is missing"),
+        (
+            r#"{"memory":{"size":"1G"}}"#,
+            "boot: no kernel is named: set \"boot\": { \"kernel\": \"FILE\" } or pass",
+        ),
+        (r#"{"memory":{}}"#, "memory: key \"size\" is missing"),
+        (&machine(r#","name":"a b""#), "name: \"a b\" is not a name: write 1 to 64 of A-Z a-z 0-9 . _ -"),
+        (&machine(r#","name":"""#), "name: \"\" is not a name"),
+    ]);
+}
+
+#[test]
+fn processors_keep_their_rules() {
+    let cpus = |text: &str| machine(&format!(r#","cpus":{text}"#));
+    refused(&[
+        (&cpus(r#"{"count":0}"#), "cpus.count: 0 is outside 1 to 254"),
+        (&cpus(r#"{"count":255}"#), "cpus.count: 255 is outside 1 to 254"),
+        (&cpus(r#"{"topology":{"sockets":0}}"#), "cpus.topology.sockets: 0 is outside 1 to 254"),
+        (&cpus(r#"{"topology":{"sockets":20,"cores":20}}"#), "cpus.topology: 400 is outside 1 to 254"),
+        (
+            &cpus(r#"{"count":4,"topology":{"sockets":2,"cores":3,"threads":1}}"#),
+            "cpus.topology: 2 sockets x 3 cores x 1 threads are 6 vCPUs, not 4: change one of them",
+        ),
+        (
+            &cpus(r#"{"count":3,"topology":{"sockets":2}}"#),
+            "2 sockets x 1 cores x 1 threads are 2 vCPUs, not 3",
+        ),
+        (&cpus(r#"{"count":2,"affinity":["0"]}"#), "cpus.affinity: 1 CPU lists for 2 vCPUs"),
+        (&cpus(r#"{"affinity":""}"#), "cpus.affinity: the list is empty"),
+        (&cpus(r#"{"affinity":["x"]}"#), "cpus.affinity[0]: \"x\" in CPU list"),
+        (&cpus(r#"{"affinity":"9999"}"#), "cpus.affinity: CPU 9999 in CPU list \"9999\" is not below 8192"),
+    ]);
+}
+
+#[test]
+fn memory_keeps_its_rules() {
+    let memory = |text: &str| format!(r#"{{"boot":{{"kernel":"k"}},"cpus":{{"count":2}},"memory":{text}}}"#);
+    let nodes = |size: &str, nodes: &str| memory(&format!(r#"{{"size":"{size}","nodes":[{nodes}]}}"#));
+    refused(&[
+        (&memory(r#"{"size":0}"#), "memory.size: the size is 0"),
+        (
+            &memory(r#"{"size":"5000"}"#),
+            "memory.size: 5000 is not a multiple of 4KiB: round it, for instance to 8KiB",
+        ),
+        (
+            &memory(r#"{"size":"3MiB","page_size":"2M"}"#),
+            "3MiB is not a multiple of 2MiB: round it, for instance to 4MiB",
+        ),
+        (&memory(r#"{"size":"8192TiB"}"#), "memory.size: 8192TiB is more than 4096TiB of address space"),
+        (
+            &memory(r#"{"size":"1G","page_size":"64K"}"#),
+            "memory.page_size: unknown name \"64K\"\n  help: did you mean \"4K\"?",
+        ),
+        (&memory(r#"{"nodes":[]}"#), "memory.size: the size is 0"),
+        (
+            &nodes("1GiB", r#"{"id":0,"size":"512MiB","cpus":"0-1"},{"id":1,"size":"256MiB"}"#),
+            "memory.size: the nodes add up to 768MiB, 256MiB less than the size, 1GiB: change either",
+        ),
+        (&nodes("1GiB", r#"{"id":0,"size":"2GiB","cpus":"0-1"}"#), "2GiB, 1GiB more than the size, 1GiB"),
+        (
+            &nodes("2GiB", r#"{"id":0,"size":"1GiB","cpus":"0-1"},{"id":0,"size":"1GiB"}"#),
+            "memory.nodes[1].id: node 0 exists already, at memory.nodes[0]: choose another number",
+        ),
+        (&nodes("1GiB", r#"{"id":256,"size":"1GiB"}"#), "memory.nodes[0].id: 256 is outside 0 to 255"),
+        (&nodes("1GiB", r#"{"id":3}"#), "memory.nodes[0]: node 3 has neither memory nor vCPUs"),
+        (&nodes("1GiB", r#"{"id":1,"size":"1GiB","cpus":"0-1"}"#), "memory.nodes: there is no node 0"),
+        (
+            &nodes("1GiB", r#"{"id":0,"size":"1GiB","cpus":"0"}"#),
+            "memory.nodes: vCPU 1 is in no node: add it to",
+        ),
+        (
+            &nodes("1GiB", r#"{"id":0,"size":"1GiB","cpus":"0-2"}"#),
+            "memory.nodes[0].cpus: there is no vCPU 2: the last of 2 is 1",
+        ),
+        (
+            &nodes("1GiB", r#"{"id":0,"size":"1GiB","cpus":"0-1"},{"id":1,"cpus":"1"}"#),
+            "memory.nodes[1].cpus: vCPU 1 is in node 0 already: each vCPU is in one node",
+        ),
+        (
+            &nodes("1GiB", r#"{"id":0,"size":"1GiB","cpus":"1"},{"id":1,"cpus":"0"}"#),
+            "memory.nodes: vCPU 0 is in node 1: it belongs to node 0",
+        ),
+        (
+            &nodes("1GiB", r#"{"id":0,"size":"1GiB","cpus":"0-1","host_nodes":""}"#),
+            "nodes[0].host_nodes: the list is empty",
+        ),
+    ]);
+}
+
+#[test]
+fn egm_slices_keep_their_rules() {
+    let egm = |text: &str| machine(&format!(r#","egm":[{{"region":"local",{text}}}]"#));
+    refused(&[
+        (&egm(r#""size":"1MiB","node":1"#), "egm[0].size: 1MiB is not a multiple of 2MiB"),
+        (&egm(r#""size":"1GiB","node":0"#), "egm[0].node: node 0 exists already, at memory, node 0"),
+        (
+            &egm(r#""size":"1GiB","node":1},{"region":"local","size":"1GiB","node":1"#),
+            "egm[1].node: node 1 exists already, at egm[0]",
+        ),
+        (&egm(r#""size":"1GiB","node":4,"as":"device""#), "egm[0].node: there is no node 4: nodes are [0]"),
+        (
+            &egm(r#""size":"1GiB","node":0,"as":"device","distances":{}"#),
+            "egm[0].distances: the slice is a device",
+        ),
+        (&egm(r#""size":"1GiB","node":0,"as":"devcie""#), "did you mean \"device\"?"),
+        (
+            &machine(r#","egm":[{"region":"egm4","size":"1GiB","node":1,"page_size":"1G"}]"#),
+            "egm[0].page_size: only a \"local\" slice chooses this",
+        ),
+    ]);
+    let near = spec(&egm(r#""size":"1GiB","node":0,"as":"device""#));
+    assert_eq!((near.egm[0].form, near.egm[0].node), (EgmForm::Device, 0));
+}
+
+#[test]
+fn distances_and_access_figures_keep_their_rules() {
+    let node1 = |text: &str| {
+        format!(
+            r#"{{"boot":{{"kernel":"k"}},"memory":{{"nodes":[{{"id":0,"size":"1GiB","cpus":"0"}},
+               {{"id":1,"size":"1GiB",{text}}}]}}}}"#
+        )
+    };
+    let access = |figures: &str| node1(&format!(r#""access":[{figures}]"#));
+    refused(&[
+        (&node1(r#""distances":{"0":9}"#), "memory.nodes[1].distances.0: 9 is outside 11 to 254"),
+        (&node1(r#""distances":{"0":255}"#), "memory.nodes[1].distances.0: 255 is outside 11 to 254"),
+        (
+            &node1(r#""distances":{"0":256}"#),
+            "memory.nodes[1].distances.0: found 256, expected a number from 0 to 255",
+        ),
+        (&node1(r#""distances":{"1":20}"#), "distances.1: the distance of a node to itself is 10, not 20"),
+        (
+            &node1(r#""distances":{"2":20}"#),
+            "memory.nodes[1].distances.2: there is no node 2: nodes are [0, 1]",
+        ),
+        (&node1(r#""distances":{"x":20}"#), "there is no node x"),
+        (
+            &access(r#"{"from":1,"latency_ns":1,"bandwidth_mbps":1}"#),
+            "nodes[1].access[0].from: node 1 has no vCPUs",
+        ),
+        (&access(r#"{"from":7,"latency_ns":1,"bandwidth_mbps":1}"#), "access[0].from: there is no node 7"),
+        (
+            &access(r#"{"from":0,"latency_ns":0,"bandwidth_mbps":1}"#),
+            "access[0].latency_ns: 0 is outside 1 to 65534",
+        ),
+        (
+            &access(r#"{"from":0,"latency_ns":1,"bandwidth_mbps":65534001}"#),
+            "65534001 is outside 1 to 65534000",
+        ),
+        (&access(r#"{"from":0,"latency_ns":1}"#), "access[0]: key \"bandwidth_mbps\" is missing"),
+        (
+            &access(
+                r#"{"from":0,"latency_ns":1,"bandwidth_mbps":1},{"from":0,"latency_ns":1,"bandwidth_mbps":1}"#,
+            ),
+            "access[1].from: memory as seen from node 0 is described twice",
+        ),
+    ]);
+    let spec = spec(&node1(r#""distances":{"0":31}"#));
+    assert_eq!(spec.memory.nodes[0].distances, [(0, 10), (1, 31)].into());
+}
+
+#[test]
+fn devices_keep_their_rules() {
+    let devices = |text: &str| machine(&format!(r#","devices":[{text}]"#));
+    let net = |text: &str| devices(&format!(r#"{{"type":"virtio-net","tap":"t",{text}}}"#));
+    let long = "x".repeat(108);
+    refused(&[
+        (
+            &devices(r#"{"type":"virtio-rng","id":"a"},{"type":"virtio-rng","id":"a"}"#),
+            "devices[1].id: id \"a\" is that of devices[0] already",
+        ),
+        (&devices(r#"{"type":"virtio-rng","id":"a/b"}"#), "devices[0].id: \"a/b\" is not a name"),
+        (
+            &devices(r#"{"type":"virtio-net","tap":"sixteen-bytes-xx"}"#),
+            "devices[0].tap: \"sixteen-bytes-xx\" cannot name a network interface",
+        ),
+        (&devices(r#"{"type":"virtio-net","tap":"a/b"}"#), "devices[0].tap: \"a/b\" cannot name"),
+        (&net(r#""mac":"01:00:5e:00:00:01""#), "devices[0].mac: 01:00:5e:00:00:01 is a multicast address"),
+        (
+            &net(r#""mac":"00:00:00:00:00:00""#),
+            "devices[0].mac: 00:00:00:00:00:00 is a multicast address or all zero",
+        ),
+        (&net(r#""mac":"52:54:00:00:01""#), "devices[0].mac: \"52:54:00:00:01\" is not a hardware address"),
+        (&net(r#""queue_pairs":17"#), "devices[0].queue_pairs: 17 is outside 1 to 16"),
+        (&devices(r#"{"type":"virtio-vsock","cid":2}"#), "devices[0].cid: 2 is outside 3 to 4294967294"),
+        (
+            &devices(r#"{"type":"virtio-vsock","cid":3},{"type":"virtio-vsock","cid":4}"#),
+            "devices[1].type: a guest has one virtio-vsock, and vsock0 is it",
+        ),
+        (
+            &devices(r#"{"type":"virtio-blk","path":"d"},{"type":"virtio-blk","path":"d"}"#),
+            "devices[1].path: disk d belongs to blk0 already",
+        ),
+        (
+            &devices(r#"{"type":"vfio","function":"1:0.0"},{"type":"vfio","function":"0000:01:00.0"}"#),
+            "function 0000:01:00.0 belongs to vfio0 already",
+        ),
+        (&devices(r#"{"type":"virtio-blk","path":""}"#), "devices[0].path: the path is empty"),
+        (
+            &devices(&format!(r#"{{"type":"vfio-user","socket":"{long}"}}"#)),
+            "devices[0].socket: socket path of 108 bytes: the kernel takes 107",
+        ),
+        (
+            &machine(&format!(r#","console":{{"type":"socket","path":"{long}"}}"#)),
+            "console.path: socket path of 108 bytes",
+        ),
+        (&machine(r#","pcie":{"window64":"100"}"#), "pcie.window64: 100 is not a multiple of 1MiB"),
+    ]);
+    assert!(spec(&devices(r#"{"type":"vfio","function":"0009:01:00.0"}"#)).devices[0].root_port);
+    assert!(
+        !spec(&devices(r#"{"type":"vfio","function":"0009:01:00.0","root_port":false}"#)).devices[0]
+            .root_port
+    );
+}
+
+#[test]
+fn the_kernel_command_line_keeps_its_rules() {
+    let boot = |cmdline: &str| {
+        format!(r#"{{"memory":{{"size":"1G"}},"boot":{{"kernel":"k","cmdline":"{cmdline}"}}}}"#)
+    };
+    refused(&[
+        (
+            &boot(&"x".repeat(2048)),
+            "boot.cmdline: the kernel command line has 2048 bytes: Linux reads 2047 at most",
+        ),
+        (&boot(r"a\u0000b"), "boot.cmdline: the kernel command line contains the control character '\\0'"),
+        (&boot(r"a\nb"), "contains the control character '\\n'"),
+    ]);
+    assert_eq!(spec(&boot(&"x".repeat(2047))).boot.cmdline.len(), 2047);
+}
+
+#[test]
+fn the_command_line_takes_precedence() {
+    let overrides = Overrides {
+        kernel: Some("other".into()),
+        initramfs: Some("rd".into()),
+        append: Some("quiet".to_owned()),
+    };
+    let text = r#"{"memory":{"size":"1G"},"boot":{"kernel":"k","cmdline":"a=b"}}"#;
+    let boot = read_with(text, &overrides).unwrap().boot;
+    assert_eq!((boot.kernel, boot.initramfs), ("other".into(), Some("rd".into())));
+    assert_eq!(boot.cmdline, "a=b quiet");
+    let boot = read_with(r#"{"memory":{"size":"1G"}}"#, &overrides).unwrap().boot;
+    assert_eq!(boot.cmdline, "quiet");
+}
+
+/// A folder with `files`, each a name and a text.
+fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn objects_merge_and_everything_else_replaces() {
+    let folder = folder(&[
+        ("top.json", r#"{"extends":"low.json","boot":{"cmdline":"b"},"devices":[]}"#),
+        (
+            "low.json",
+            r#"{"memory":{"size":"1G"},"boot":{"kernel":"/k","cmdline":"a"},"devices":[{"type":"virtio-rng"}]}"#,
+        ),
+    ]);
+    let spec = load(&folder.path().join("top.json")).unwrap();
+    assert_eq!((spec.boot.kernel, spec.boot.cmdline), (PathBuf::from("/k"), "b".to_owned()));
+    assert_eq!((spec.devices.len(), spec.name.as_str()), (0, "top"));
+}
+
+#[test]
+fn a_path_is_relative_to_the_file_that_wrote_it() {
+    let folder = folder(&[
+        ("top.json", r#"{"extends":"base/low.json","boot":{"initramfs":"rd"}}"#),
+        ("base/low.json", r#"{"memory":{"size":"1G"},"boot":{"kernel":"k"}}"#),
+    ]);
+    let boot = load(&folder.path().join("top.json")).unwrap().boot;
+    assert_eq!(boot.kernel, folder.path().join("base/k"));
+    assert_eq!(boot.initramfs, Some(folder.path().join("rd")));
+}
+
+#[test]
+fn an_error_points_into_the_file_that_wrote_the_value() {
+    let folder = folder(&[
+        ("top.json", r#"{"extends":"low.json","boot":{"kernel":"k"}}"#),
+        ("low.json", "{\n  \"memory\": {\n    \"size\": \"1001\"\n  }\n}"),
+    ]);
+    let error = load(&folder.path().join("top.json")).unwrap_err();
+    assert_eq!(error.key, "memory.size");
+    assert_eq!(error.place, Some(Place { file: folder.path().join("low.json"), line: 3, column: 5 }));
+}
+
+#[test]
+fn files_that_extend_each_other_for_ever_are_refused_with_their_chain() {
+    let folder = folder(&[("a.json", r#"{"extends":"b.json"}"#), ("b.json", r#"{"extends":"a.json"}"#)]);
+    let error = load(&folder.path().join("a.json")).unwrap_err().to_string();
+    assert!(error.contains("b.json:1:2: extends: files extend each other in a circle: "), "{error}");
+    assert!(error.ends_with("a.json"), "{error}");
+
+    let chain: Vec<_> =
+        (0..9).map(|n| (format!("{n}.json"), format!(r#"{{"extends":"{}.json"}}"#, n + 1))).collect();
+    let chain: Vec<_> = chain.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
+    let error = load(&self::folder(&chain).path().join("0.json")).unwrap_err();
+    assert!(matches!(*error.rule, Rule::ExtendsDepth { limit: 8, .. }), "{error}");
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_named() {
+    let error = load(Path::new("/nonexistent/vm.json")).unwrap_err();
+    let said = Chain(&error).to_string();
+    assert!(said.starts_with("error: cannot read /nonexistent/vm.json\n  caused by: No such file"), "{said}");
+    refused(&[
+        (r#"{"extends":"nowhere.json"}"#, "vm.json:1:2: extends: cannot read nowhere.json"),
+        (r#"{"extends":7}"#, "extends: found 7, expected a string"),
+    ]);
+}
+
+/// Text that is nearly a configuration: ours with one character replaced, added or taken away.
+fn nearly_the_demo() -> impl Strategy<Value = String> {
+    let text = fs::read_to_string(repository("demo.json")).unwrap();
+    let text = text.replace("base-x86_64.json", repository("base-x86_64.json").to_str().unwrap());
+    (0..text.len(), any::<char>(), prop_oneof!["[\\[\\]{},:\"0-9a-z]", Just(String::new())], any::<bool>())
+        .prop_map(move |(at, any, near, replace)| {
+            let at = (0..=at).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+            let rest = text[at..].chars().skip(usize::from(replace)).collect::<String>();
+            let new = if any.is_control() { any.to_string() } else { near };
+            format!("{}{new}{rest}", &text[..at])
+        })
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_a_machine_or_an_error(bytes: Vec<u8>) {
+        if let Err(error) = read(bytes) {
+            prop_assert!(!Chain(&error).to_string().is_empty());
+        }
+    }
+
+    #[test]
+    fn any_text_of_json_characters_is_a_machine_or_an_error(text in "[\\[\\]{},:\"0-9a-z\\\\ -]{0,60}") {
+        if let Err(error) = read(text) {
+            prop_assert!(!Chain(&error).to_string().is_empty());
+        }
+    }
+
+    #[test]
+    fn a_slip_of_the_pen_is_a_machine_or_an_error_with_a_place(text in nearly_the_demo()) {
+        if let Err(error) = read(text) {
+            prop_assert!(error.place.is_some(), "{}", error);
+        }
+    }
 }

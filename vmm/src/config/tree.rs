@@ -48,6 +48,8 @@ impl Node {
     /// Reads `text`, which is file number `source`.
     pub(super) fn parse(text: &str, source: usize) -> Result<Self, (Mark, Rule)> {
         let raw: &RawValue = serde_json::from_str(text).map_err(|e| {
+            // Skipping over a value finds the same mistakes as reading it, but has fewer words for them.
+            let e = serde_json::from_str::<serde_json::Value>(text).err().unwrap_or(e);
             let offset = offset_of(text, e.line(), e.column());
             (Mark { source, offset }, syntax(&e))
         })?;
