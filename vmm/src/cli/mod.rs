@@ -1,5 +1,6 @@
 //! The command line: one file a subcommand, each with its `Args` and a `run` that returns the exit code.
 
+mod facts;
 mod schema;
 
 use std::process::ExitCode;
@@ -21,12 +22,14 @@ const EXIT_CODES: &str = "Exit codes: 0 the guest powered off; 1 the guest faile
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Facts(facts::Args),
     Schema(schema::Args),
 }
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     let outcome: Result<ExitCode, Box<dyn Report>> = match &Cli::parse().command {
+        Command::Facts(args) => facts::run(args),
         Command::Schema(args) => Ok(schema::run(args)),
     };
     outcome.unwrap_or_else(|error| {

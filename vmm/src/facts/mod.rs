@@ -1,5 +1,17 @@
 //! What a host offers, as a value: the plan is made from it, so it can be made on another machine.
+//!
+//! ```text
+//!  /proc, /sys, /dev/kvm ──of_host──┐
+//!                                   ├─► Facts ─► plan
+//!  facts.json ─────────────load─────┘
+//! ```
 
+mod error;
+mod kvm;
+mod nodes;
+mod read;
 mod types;
 
+pub use error::FactsError;
+pub use read::{Functions, load, of_host, read};
 pub use types::*;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use egm_address::{ByteSize, CpuSet, Gpa, Guest, PciAddress, PlaceError, Span};
 
 use crate::config::PageSize;
+use crate::error::{Blame, Report};
 
 /// Why a specification has no plan on a host.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -256,9 +257,26 @@ pub enum PlanError {
     Internal(&'static str),
 }
 
-impl PlanError {
-    /// What to change, as a sentence for the user.
-    pub fn help(&self) -> Option<String> {
+impl Report for PlanError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::Architecture { .. }
+            | Self::HostMemory { .. }
+            | Self::HugePages { .. }
+            | Self::HostNode { .. }
+            | Self::HostCpu { .. }
+            | Self::Vcpus { .. }
+            | Self::Region { .. }
+            | Self::RegionSize { .. }
+            | Self::UnknownFunction { .. }
+            | Self::UnknownServer { .. }
+            | Self::Reserved { .. } => Blame::Host,
+            Self::Internal(_) => Blame::Internal,
+            _ => Blame::Configuration,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
         Some(match self {
             Self::Architecture { .. } => {
                 "record facts on the target host with \"egm-vmm facts\" and name the file with --facts"

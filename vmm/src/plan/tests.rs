@@ -11,6 +11,7 @@ use super::*;
 use crate::config::{
     Architecture, Boot, Console, Cpus, Device, DeviceKind, EgmForm, EgmSlice, Memory, Node, PageSize, Pcie,
 };
+use crate::error::Report;
 use crate::facts::{EgmRegion, FACTS_VERSION, HostMemory, HostNode, Kvm, Pool, Probe};
 
 const MIB: u64 = 1 << 20;

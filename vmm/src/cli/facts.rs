@@ -1,0 +1,32 @@
+//! `egm-vmm facts`: what this host offers, as JSON for `egm-vmm plan --facts`.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use crate::error::Report;
+use crate::facts::{self, Functions};
+
+/// Records what this host offers to virtual machines, as JSON.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Read a copy of a host's /proc and /sys in this folder instead
+    #[arg(long, value_name = "FOLDER")]
+    root: Option<PathBuf>,
+    /// Which machine this is; the default names the host
+    #[arg(long, value_name = "TEXT")]
+    description: Option<String>,
+}
+
+pub(super) fn run(args: &Args) -> Result<ExitCode, Box<dyn Report>> {
+    let read = |root: &PathBuf| facts::read(Path::new(root), &Functions::All);
+    let facts = args.root.as_ref().map_or_else(|| facts::of_host(&Functions::All), read);
+    let mut facts = facts.map_err(|error| Box::new(error) as Box<dyn Report>)?;
+    if let Some(description) = &args.description {
+        facts.description.clone_from(description);
+    }
+    // A reader that has seen enough (`| head`) closes the pipe: that is no failure of ours.
+    let _ = serde_json::to_writer_pretty(io::stdout(), &facts).map_err(io::Error::from);
+    let _ = io::stdout().write_all(b"\n");
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,77 @@
+//! Why a host or its recorded facts could not be read.
+
+use std::io;
+use std::path::PathBuf;
+
+use egm_vfio::host::HostError;
+
+use crate::error::{Blame, Report};
+use crate::facts::FACTS_VERSION;
+
+/// Why there are no facts.
+#[derive(Debug, thiserror::Error)]
+pub enum FactsError {
+    /// A file that cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A file of the kernel whose content is not what it documents.
+    #[error("{} holds \"{text}\", which is not {expected}", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// Its text.
+        text: String,
+        /// What the kernel documents.
+        expected: &'static str,
+    },
+    /// A PCI function.
+    #[error("cannot read the host's PCI functions")]
+    Function(#[from] HostError),
+    /// A host of another kind.
+    #[error("{} is \"{arch}\", and guests run on x86_64 and aarch64 only", path.display())]
+    Architecture {
+        /// Where it was read.
+        path: PathBuf,
+        /// The host's instruction set.
+        arch: String,
+    },
+    /// A facts file that is not one.
+    #[error("{}:{}:{}: not facts of a host", path.display(), source.line(), source.column())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: serde_json::Error,
+    },
+    /// A facts file of another version of this program.
+    #[error("{}: facts of version {version}, and this program reads version {FACTS_VERSION}", path.display())]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        version: u32,
+    },
+}
+
+impl Report for FactsError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::Json { .. } | Self::Version { .. } => Blame::Configuration,
+            _ => Blame::Host,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Json { .. } | Self::Version { .. } => {
+                Some("record them again on their host: egm-vmm facts > facts.json".to_owned())
+            }
+            _ => None,
+        }
+    }
+}

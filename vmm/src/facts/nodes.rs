@@ -1,0 +1,111 @@
+//! Memory and NUMA nodes from `/proc/meminfo` and `/sys/devices/system/node`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use egm_address::{ByteSize, CpuSet};
+
+use crate::config::PageSize;
+use crate::facts::{FactsError, HostMemory, HostNode, Pool};
+
+/// The text of a file of the kernel, without the newline.
+pub(super) fn text(path: &Path) -> Result<String, FactsError> {
+    let text =
+        fs::read_to_string(path).map_err(|source| FactsError::Read { path: path.to_owned(), source })?;
+    Ok(text.trim().to_owned())
+}
+
+fn set(path: &Path) -> Result<CpuSet, FactsError> {
+    let text = text(path)?;
+    text.parse().map_err(|_| FactsError::Content {
+        path: path.to_owned(),
+        text,
+        expected: "a list like 0-3,8",
+    })
+}
+
+fn number(path: &Path) -> Result<u64, FactsError> {
+    let text = text(path)?;
+    text.parse().map_err(|_| FactsError::Content { path: path.to_owned(), text, expected: "a number" })
+}
+
+/// Bytes of the line `name` of a `meminfo` file: `MemTotal:  24684096 kB`, in a node's after `Node 0 `.
+fn meminfo(text: &str, name: &str) -> Option<u64> {
+    let mut lines = text.lines().filter_map(|line| {
+        let mut words = line.split_whitespace().skip_while(|word| word.strip_suffix(':') != Some(name));
+        words.next()?;
+        words.next()?.parse::<u64>().ok()?.checked_mul(1024)
+    });
+    lines.next()
+}
+
+fn memory(path: &Path) -> Result<HostMemory, FactsError> {
+    let text = text(path)?;
+    let line = |name| meminfo(&text, name);
+    // A node's file has no MemAvailable: free memory and the page cache but for shared memory come close.
+    let cache =
+        || line("FilePages")?.checked_sub(line("Shmem")?)?.checked_add(line("SReclaimable").unwrap_or(0));
+    let available = || line("MemAvailable").or_else(|| line("MemFree")?.checked_add(cache().unwrap_or(0)));
+    match (line("MemTotal"), available()) {
+        (Some(total), Some(available)) => {
+            Ok(HostMemory { total: ByteSize::new(total), available: ByteSize::new(available.min(total)) })
+        }
+        _ => Err(FactsError::Content {
+            path: path.to_owned(),
+            text,
+            expected: "a list with MemTotal and MemFree",
+        }),
+    }
+}
+
+/// Memory of the whole host.
+pub(super) fn host(root: &Path) -> Result<HostMemory, FactsError> {
+    memory(&root.join("proc/meminfo"))
+}
+
+/// Every node that is online; a kernel without NUMA has one, node 0, with everything.
+pub(super) fn all(root: &Path) -> Result<Vec<HostNode>, FactsError> {
+    let folder = root.join("sys/devices/system/node");
+    if !folder.join("online").exists() {
+        return Ok(vec![HostNode {
+            id: 0,
+            cpus: set(&root.join("sys/devices/system/cpu/online"))?,
+            memory: host(root)?,
+            distances: vec![10],
+            pools: pools(&root.join("sys/kernel/mm/hugepages"))?,
+        }]);
+    }
+    set(&folder.join("online"))?.iter().map(|id| node(&folder.join(format!("node{id}")), id)).collect()
+}
+
+fn node(folder: &Path, id: u32) -> Result<HostNode, FactsError> {
+    let path = folder.join("distance");
+    let distances = text(&path)?;
+    let parsed: Result<Vec<u8>, _> = distances.split_whitespace().map(str::parse).collect();
+    let distances = parsed.map_err(|_| FactsError::Content {
+        path,
+        text: distances,
+        expected: "a list of distances up to 255",
+    })?;
+    Ok(HostNode {
+        id,
+        cpus: set(&folder.join("cpulist"))?,
+        memory: memory(&folder.join("meminfo"))?,
+        distances,
+        pools: pools(&folder.join("hugepages"))?,
+    })
+}
+
+/// The pools of the page sizes that guests use; a kernel without hugetlb has none.
+fn pools(folder: &Path) -> Result<Vec<Pool>, FactsError> {
+    let pool = |page_size: PageSize| {
+        let folder: PathBuf = folder.join(format!("hugepages-{}kB", page_size.bytes() >> 10));
+        let read = || {
+            let (total, free) =
+                (number(&folder.join("nr_hugepages"))?, number(&folder.join("free_hugepages"))?);
+            Ok(Pool { page_size, total, free })
+        };
+        folder.exists().then(read)
+    };
+    [PageSize::Size2M, PageSize::Size1G].into_iter().filter_map(pool).collect()
+}

@@ -1,0 +1,288 @@
+//! Facts from the running host, from a copy of its `/proc` and `/sys`, or from a file.
+
+use std::fs;
+use std::path::Path;
+
+use egm_address::{ByteSize, PciAddress};
+use egm_vfio::host;
+
+use crate::config::{Architecture, DeviceKind, Spec};
+use crate::facts::kvm::{self, Probed};
+use crate::facts::nodes::{self, text};
+use crate::facts::{EgmRegion, FACTS_VERSION, Facts, FactsError, Iommu, Probe};
+
+/// Which PCI functions are read.
+#[derive(Debug, Clone)]
+pub enum Functions {
+    /// All of them: for a record that serves any configuration.
+    All,
+    /// These, where they exist: a launch need not look at the others.
+    Only(Vec<PciAddress>),
+}
+
+impl Functions {
+    /// Those that `spec` passes to its guest.
+    pub fn of(spec: &Spec) -> Self {
+        let function = |kind: &DeviceKind| match kind {
+            DeviceKind::Vfio { function } => Some(*function),
+            _ => None,
+        };
+        Self::Only(spec.devices.iter().filter_map(|device| function(&device.kind)).collect())
+    }
+}
+
+/// The host that this runs on, with the PCI functions that are asked for.
+///
+/// # Errors
+/// [`FactsError`] when `/proc` or `/sys` is not there or not as documented. That there is no KVM or no IOMMU is a
+/// fact, not an error.
+pub fn of_host(functions: &Functions) -> Result<Facts, FactsError> {
+    gather(Path::new("/"), functions, kvm::probe())
+}
+
+/// A host whose `/proc` and `/sys` were copied to `root`; its KVM cannot be asked.
+///
+/// # Errors
+/// As [`of_host`].
+pub fn read(root: &Path, functions: &Functions) -> Result<Facts, FactsError> {
+    let kvm = Probe::Absent("read from a copy of the host's files".to_owned());
+    gather(root, functions, Probed { kvm, address_bits: None })
+}
+
+/// Facts that were recorded earlier.
+///
+/// # Errors
+/// [`FactsError`] when `path` cannot be read or does not hold facts of this version.
+pub fn load(path: &Path) -> Result<Facts, FactsError> {
+    let bytes = fs::read(path).map_err(|source| FactsError::Read { path: path.to_owned(), source })?;
+    let json = |source| FactsError::Json { path: path.to_owned(), source };
+    // The version is looked at first: a file of another version need not have the same fields.
+    #[derive(serde::Deserialize)]
+    struct Version {
+        version: u32,
+    }
+    let Version { version } = serde_json::from_slice(&bytes).map_err(json)?;
+    if version != FACTS_VERSION {
+        return Err(FactsError::Version { path: path.to_owned(), version });
+    }
+    serde_json::from_slice(&bytes).map_err(json)
+}
+
+fn gather(root: &Path, functions: &Functions, probed: Probed) -> Result<Facts, FactsError> {
+    let arch = architecture(root)?;
+    let cpuinfo = text(&root.join("proc/cpuinfo"))?;
+    let kernel = text(&root.join("proc/sys/kernel/osrelease"))?;
+    let host_name = text(&root.join("proc/sys/kernel/hostname")).unwrap_or_default();
+    Ok(Facts {
+        version: FACTS_VERSION,
+        description: format!("recorded on {host_name}"),
+        arch,
+        cpu_vendor: cpuinfo_value(&cpuinfo, "vendor_id").unwrap_or_default().to_owned(),
+        address_bits: probed.address_bits.unwrap_or_else(|| address_bits(arch, &cpuinfo)),
+        kvm: probed.kvm,
+        memory: nodes::host(root)?,
+        shmem_huge_pages: chosen(
+            &text(&root.join("sys/kernel/mm/transparent_hugepage/shmem_enabled")).unwrap_or_default(),
+        ),
+        nodes: nodes::all(root)?,
+        iommu: iommu(root),
+        egm: egm(root)?,
+        functions: match functions {
+            Functions::All => host::functions(root)?,
+            Functions::Only(wanted) => {
+                let exists = |a: &&PciAddress| root.join("sys/bus/pci/devices").join(a.to_string()).is_dir();
+                wanted.iter().filter(exists).map(|a| host::function(root, *a)).collect::<Result<_, _>>()?
+            }
+        },
+        servers: Vec::new(),
+        kernel,
+    })
+}
+
+/// From the kernel (6.1 and later), otherwise that of this program, which runs there.
+fn architecture(root: &Path) -> Result<Architecture, FactsError> {
+    let path = root.join("proc/sys/kernel/arch");
+    match text(&path).as_deref().unwrap_or(std::env::consts::ARCH) {
+        "x86_64" => Ok(Architecture::X86_64),
+        "aarch64" => Ok(Architecture::Aarch64),
+        other => Err(FactsError::Architecture { path, arch: other.to_owned() }),
+    }
+}
+
+/// The value of the first line `key : value`.
+fn cpuinfo_value<'a>(cpuinfo: &'a str, key: &str) -> Option<&'a str> {
+    cpuinfo
+        .lines()
+        .filter_map(|line| line.split_once(':'))
+        .find(|(k, _)| k.trim() == key)
+        .map(|(_, v)| v.trim())
+}
+
+/// x86: `address sizes : 48 bits physical, 57 bits virtual`. With 4-level page tables, which 48 virtual bits tell, KVM's
+/// second stage reaches 48 bits whatever the processor has. Arm has no such line: 40 is what every host offers.
+fn address_bits(arch: Architecture, cpuinfo: &str) -> u8 {
+    let least = match arch {
+        Architecture::X86_64 => 36,
+        Architecture::Aarch64 => 40,
+    };
+    let sizes = cpuinfo_value(cpuinfo, "address sizes").unwrap_or_default();
+    let numbers: Vec<u8> = sizes.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    match numbers.as_slice() {
+        [physical, linear, ..] if *linear <= 48 => (*physical).min(48).max(least),
+        [physical, ..] => (*physical).clamp(least, 52),
+        [] => least,
+    }
+}
+
+/// The word in brackets of `always [advise] never`.
+fn chosen(text: &str) -> String {
+    text.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or("", |(word, _)| word).to_owned()
+}
+
+fn iommu(root: &Path) -> Probe<Iommu> {
+    let folder = root.join("sys/kernel/iommu_groups");
+    let groups = fs::read_dir(folder).map_or(0, |entries| entries.filter_map(Result::ok).count());
+    match u32::try_from(groups) {
+        Ok(groups) if groups > 0 => Probe::Present(Iommu { groups }),
+        _ => Probe::Absent(
+            "/sys/kernel/iommu_groups is empty: enable the IOMMU in the firmware and in the kernel \
+             (intel_iommu=on, or amd_iommu=on)"
+                .to_owned(),
+        ),
+    }
+}
+
+/// Regions of `/sys/class/egm`. Retired blocks need an ioctl of the region's device, which recording facts does not open.
+fn egm(root: &Path) -> Result<Vec<EgmRegion>, FactsError> {
+    let folder = root.join("sys/class/egm");
+    let Ok(entries) = fs::read_dir(&folder) else { return Ok(Vec::new()) };
+    let mut names: Vec<String> =
+        entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+    names.sort();
+    names.into_iter().map(|name| region(&folder.join(&name), name)).collect()
+}
+
+fn region(folder: &Path, name: String) -> Result<EgmRegion, FactsError> {
+    let path = folder.join("egm_size");
+    let size = text(&path)?;
+    let bytes = u64::from_str_radix(size.trim_start_matches("0x"), 16).map_err(|_| FactsError::Content {
+        path,
+        text: size,
+        expected: "a hexadecimal number",
+    })?;
+    // Newer drivers link each GPU by its address, older ones list them in a file.
+    let listed = text(&folder.join("gpu_devices")).unwrap_or_default();
+    let links = fs::read_dir(folder).into_iter().flatten();
+    let links = links.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut functions: Vec<PciAddress> =
+        listed.lines().map(str::to_owned).chain(links).filter_map(|name| name.parse().ok()).collect();
+    functions.sort_unstable();
+    functions.dedup();
+    let node = text(&folder.join("device/numa_node")).ok().and_then(|text| text.parse().ok());
+    Ok(EgmRegion { name, size: ByteSize::new(bytes), node, functions, retired: Vec::new() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::PageSize;
+
+    const MEMINFO: &str =
+        "MemTotal:       24684096 kB\nMemFree:        16251288 kB\nMemAvailable:   23814192 kB\n";
+
+    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    const GRACE: &[(&str, &str)] = &[
+        ("proc/meminfo", MEMINFO),
+        ("proc/cpuinfo", "processor\t: 0\nCPU implementer\t: 0x41\n"),
+        ("proc/sys/kernel/osrelease", "6.14.0-1013-nvidia-64k\n"),
+        ("proc/sys/kernel/arch", "aarch64\n"),
+        ("sys/devices/system/node/online", "0,2\n"),
+        ("sys/devices/system/node/node0/cpulist", "0-71\n"),
+        ("sys/devices/system/node/node0/distance", "10 80\n"),
+        (
+            "sys/devices/system/node/node0/meminfo",
+            "Node 0 MemTotal: 1000 kB\nNode 0 MemFree: 100 kB\nNode 0 FilePages: 50 kB\nNode 0 Shmem: 20 kB\n",
+        ),
+        ("sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages", "9\n"),
+        ("sys/devices/system/node/node0/hugepages/hugepages-2048kB/free_hugepages", "7\n"),
+        ("sys/devices/system/node/node2/cpulist", "\n"),
+        ("sys/devices/system/node/node2/distance", "80 10\n"),
+        ("sys/devices/system/node/node2/meminfo", "Node 2 MemTotal: 8 kB\nNode 2 MemFree: 8 kB\n"),
+        ("sys/class/egm/egm4/egm_size", "0x6fc0000000\n"),
+        ("sys/class/egm/egm4/gpu_devices", "0009:01:00.0\n0008:01:00.0\n"),
+    ];
+
+    #[test]
+    fn a_copied_tree_of_a_grace_host_is_read() {
+        let root = tree(GRACE);
+        let facts = read(root.path(), &Functions::All).unwrap();
+        assert_eq!((facts.arch, facts.address_bits), (Architecture::Aarch64, 40));
+        assert_eq!(facts.nodes[0].memory.available.get(), 130 << 10);
+        let pool = facts.nodes[0].pools[0];
+        assert_eq!((pool.page_size, pool.total, pool.free), (PageSize::Size2M, 9, 7));
+        assert_eq!((facts.nodes[1].id, facts.nodes[1].cpus.is_empty()), (2, true));
+        assert_eq!(facts.egm[0].size.to_string(), "447GiB");
+        assert_eq!(facts.egm[0].functions[0].to_string(), "0008:01:00.0");
+        assert!(matches!(&facts.iommu, Probe::Absent(reason) if reason.contains("iommu_groups is empty")));
+    }
+
+    #[test]
+    fn a_kernel_without_numa_has_one_node_with_everything() {
+        let root = tree(&[
+            ("proc/meminfo", MEMINFO),
+            (
+                "proc/cpuinfo",
+                "vendor_id : AuthenticAMD\naddress sizes\t: 52 bits physical, 48 bits virtual\n",
+            ),
+            ("proc/sys/kernel/osrelease", "7.2.0\n"),
+            ("proc/sys/kernel/arch", "x86_64\n"),
+            ("sys/devices/system/cpu/online", "0-1\n"),
+        ]);
+        let facts = read(root.path(), &Functions::Only(vec!["0000:01:00.0".parse().unwrap()])).unwrap();
+        assert_eq!((facts.cpu_vendor.as_str(), facts.address_bits), ("AuthenticAMD", 48));
+        assert_eq!(facts.nodes.len(), 1);
+        assert_eq!(facts.nodes[0].cpus.to_string(), "0-1");
+        assert_eq!(facts.memory.available.get(), 23_814_192 << 10);
+        assert!(facts.functions.is_empty());
+    }
+
+    #[test]
+    fn a_tree_that_lacks_a_file_names_it() {
+        let root = tree(&[("proc/sys/kernel/arch", "riscv64\n")]);
+        let error = read(root.path(), &Functions::All).unwrap_err().to_string();
+        assert!(error.ends_with("is \"riscv64\", and guests run on x86_64 and aarch64 only"), "{error}");
+        let root = tree(&[("proc/sys/kernel/arch", "x86_64\n")]);
+        let error = read(root.path(), &Functions::All).unwrap_err().to_string();
+        assert!(error.ends_with("proc/cpuinfo"), "{error}");
+    }
+
+    #[test]
+    fn this_host_has_facts() {
+        let facts = of_host(&Functions::All).unwrap();
+        assert!(facts.memory.total >= facts.memory.available && facts.memory.total.get() > 0);
+        assert!(facts.nodes.iter().any(|node| !node.cpus.is_empty()));
+    }
+
+    #[test]
+    fn recorded_facts_are_read_back_and_others_refused() {
+        let root = tree(GRACE);
+        let facts = read(root.path(), &Functions::All).unwrap();
+        let path = root.path().join("facts.json");
+        fs::write(&path, serde_json::to_string_pretty(&facts).unwrap()).unwrap();
+        assert_eq!(load(&path).unwrap(), facts);
+        fs::write(&path, "{\"version\": 99, \"new\": 1}").unwrap();
+        assert!(matches!(load(&path), Err(FactsError::Version { version: 99, .. })));
+        fs::write(&path, "{\"version\": 1,\n \"arch\": 5}").unwrap();
+        let error = load(&path).unwrap_err().to_string();
+        assert!(error.contains("facts.json:2:"), "{error}");
+    }
+}
