@@ -161,8 +161,8 @@ pub(crate) enum Figure {
     WriteBandwidth,
 }
 
-/// Figures of memory (not of its caches) by figure, initiator and target domain; with the unit each was rounded to.
-pub(crate) type Hmat = BTreeMap<(Figure, u32, u32), (u64, u64)>;
+/// Figures of memory (not of its caches) by figure, initiator and target domain.
+pub(crate) type Hmat = BTreeMap<(Figure, u32, u32), u64>;
 
 /// Reads a Heterogeneous Memory Attribute Table.
 pub(crate) fn hmat(bytes: &[u8]) -> Result<Hmat, AcpiError> {
@@ -210,7 +210,7 @@ fn locality(entry: Bytes<'_>, figures: &mut Hmat) -> Result<(), AcpiError> {
             }
             let (initiator, target) = (from.u32(4 * i, WHAT)?, to.u32(4 * t, WHAT)?);
             for kind in kinds {
-                figures.insert((*kind, initiator, target), (unit.saturating_mul(value.into()), unit));
+                figures.insert((*kind, initiator, target), unit.saturating_mul(value.into()));
             }
         }
     }
@@ -245,8 +245,8 @@ mod tests {
         assert!(srat.memory.contains(&(far, 1)));
         assert_eq!(slit(SLIT).unwrap(), [[10, 40], [40, 10]]);
         let hmat = hmat(HMAT).unwrap();
-        assert_eq!(hmat[&(Figure::ReadLatency, 0, 1)].0, 400_000);
-        assert_eq!(hmat[&(Figure::WriteBandwidth, 0, 1)].0, 51_200);
+        assert_eq!(hmat[&(Figure::ReadLatency, 0, 1)], 400_000);
+        assert_eq!(hmat[&(Figure::WriteBandwidth, 0, 1)], 51_200);
     }
 
     #[test]

@@ -121,10 +121,15 @@ pub(crate) struct Registers {
 impl Registers {
     /// Maps the first `size` bytes of `file`.
     pub(crate) fn map(file: &File, size: usize) -> io::Result<Self> {
+        Self::map_at(file, 0, size)
+    }
+
+    /// Maps `size` bytes of `file` from `offset`, a multiple of the page size.
+    pub(crate) fn map_at(file: &File, offset: u64, size: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
         let start =
-            unsafe { rustix::mm::mmap(ptr::null_mut(), size, protection, MapFlags::SHARED, file, 0) }?;
+            unsafe { rustix::mm::mmap(ptr::null_mut(), size, protection, MapFlags::SHARED, file, offset) }?;
         let start = NonNull::new(start.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { start, size })
     }

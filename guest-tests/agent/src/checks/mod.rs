@@ -3,16 +3,25 @@
 mod acpi_tables;
 mod clock;
 mod cpus;
+mod disk_busy;
+mod egm_bandwidth;
+mod egm_pattern;
+mod fuzz;
 mod hmat;
 mod memory_map;
+mod msix;
 mod numa;
 mod pci;
 mod rng;
+mod virtio_blk;
+mod virtio_net;
+mod vsock;
 
 use crate::cmdline::Arguments;
 use crate::error::Broken;
 use crate::expect::Plan;
 use crate::finding::Finding;
+use crate::sysfs;
 
 /// What a check is given.
 #[derive(Debug)]
@@ -36,6 +45,15 @@ pub(crate) struct Check {
     pub(crate) run: fn(&Context) -> Result<Finding, Broken>,
 }
 
+/// Bytes that NUMA node `number` (Linux's number) has free.
+fn free_memory(number: u32) -> Result<usize, Broken> {
+    let path = format!("/sys/devices/system/node/node{number}/meminfo");
+    let text = sysfs::text(&path)?;
+    sysfs::node_meminfo(&text, number, "MemFree")
+        .and_then(|bytes| usize::try_from(bytes).ok())
+        .ok_or_else(|| Broken::text(path, &text, "a node's meminfo with MemFree"))
+}
+
 const fn check(
     name: &'static str,
     claim: &'static str,
@@ -44,8 +62,13 @@ const fn check(
     Check { name, claim, by_name_only: false, run }
 }
 
+/// Not part of `all`: it disturbs the guest or has no end of its own.
+const fn by_name(check: Check) -> Check {
+    Check { by_name_only: true, ..check }
+}
+
 /// All checks, in the order in which `all` runs them.
-pub(crate) const ALL: &[Check] = &[
+pub(crate) static ALL: &[Check] = &[
     check("cpus", "every planned vCPU runs, with the planned topology", cpus::run),
     check("clock", "time moves forward on every vCPU, by kvm-clock or the TSC", clock::run),
     check(
@@ -58,6 +81,30 @@ pub(crate) const ALL: &[Check] = &[
     check("hmat", "Linux took the planned latencies and bandwidths from the HMAT", hmat::run),
     check("pci", "the PCI tree is the planned one: functions, BARs, buses, windows", pci::run),
     check("rng", "the hardware random number generator is virtio-rng and gives bytes", rng::run),
+    check(
+        "virtio_blk",
+        "disks keep what is written and flushed, discard, and refuse writes when read-only",
+        virtio_blk::run,
+    ),
+    check("virtio_net", "UDP and TCP through the tap come back byte for byte", virtio_net::run),
+    check("vsock", "256 KiB to the host's vsock port come back byte for byte", vsock::run),
+    check("msix", "each virtio device has its MSI-X vectors and they fire", msix::run),
+    check(
+        "egm_pattern",
+        "every byte of the EGM node keeps its value, and its pages lie there",
+        egm_pattern::run,
+    ),
+    check(
+        "egm_bandwidth",
+        "EGM memory is as fast as ordinary memory (a figure, not a verdict)",
+        egm_bandwidth::run,
+    ),
+    by_name(check(
+        "disk_busy",
+        "writes and flushes until the machine ends, saying `egm-busy N`",
+        disk_busy::run,
+    )),
+    by_name(check("fuzz", "random config space, port and MMIO writes; the VMM must live", fuzz::run)),
 ];
 
 /// The check called `name`.

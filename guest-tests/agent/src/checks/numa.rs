@@ -115,7 +115,7 @@ mod tests {
         assert!(judged(1, 0xffd_9000));
         assert!(!judged(1, 0xffd_8000) && !judged(1, 0xffd_a000));
         assert!(
-            judged(0, (3998 + 126_976) * 4096) && !judged(0, 511 << 20) && !judged(0, (512 << 20) + 4096)
+            judged(0, (3998 + 126_976) * 4096) && !judged(0, 510 << 20) && !judged(0, (512 << 20) + 4096)
         );
     }
 

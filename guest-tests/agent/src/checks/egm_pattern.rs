@@ -1,0 +1,143 @@
+//! Claim: every byte of an EGM node keeps what is written to it. All memory that the node has free (at least 90 %) is
+//! bound to the node, filled with words that are different at every place, read back, and both again with all bits
+//! inverted; each page must lie on the node.
+//!
+//! Everything is written before anything is read, so two addresses that lead to one byte are found too.
+
+use std::num::NonZero;
+use std::thread;
+
+use super::Context;
+use super::memory_map::mebibytes;
+use crate::error::Broken;
+use crate::finding::{Claim, Finding};
+use crate::sys::Mapping;
+use crate::{pattern, sysfs};
+
+/// Seeds of the two passes: the second pattern is the first with all bits inverted.
+const SEED: u64 = 0x4547_4d20_7061_6765;
+/// A multiple of every page size in use, so that threads do not share pages.
+const GRAIN: usize = 2 << 20;
+
+pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
+    let mut claim = Claim::default();
+    let mut tested = 0;
+    for node in context.plan.egm_nodes() {
+        let Some(number) = context.plan.linux_node(node.id) else { continue };
+        let free = super::free_memory(number)?;
+        let size = portion(free, low_watermark(&sysfs::text("/proc/zoneinfo")?, number));
+        tested += one_node(&mut claim, number, size)?;
+        let percent = size.saturating_mul(100) / free.max(1);
+        claim.holds(percent >= 90, || {
+            format!("only {percent} % of node {number}'s {free:#x} free bytes can be taken")
+        });
+        claim.seen(format!("node {number}: {size} bytes, {percent} % of the free memory, all pages on it"));
+    }
+    if tested == 0 && claim.is_true() {
+        return Ok(Finding::waived("no EGM memory node is planned"));
+    }
+    Ok(claim.finish().with_value(mebibytes(u64::try_from(tested).unwrap_or(u64::MAX)), "MiB"))
+}
+
+/// How much of `free` bytes to take: the rest is for the watermark below which the kernel begins to reclaim, and for
+/// page tables and whoever else allocates meanwhile.
+fn portion(free: usize, watermark: usize) -> usize {
+    let left = watermark + watermark / 8 + free / 100 + GRAIN;
+    free.saturating_sub(left) / GRAIN * GRAIN
+}
+
+/// Bytes below which the kernel reclaims memory of `node`, from `/proc/zoneinfo`.
+fn low_watermark(text: &str, node: u32) -> usize {
+    let prefix = format!("Node {node},");
+    let mut here = false;
+    let mut pages = 0usize;
+    for line in text.lines() {
+        if line.starts_with("Node ") {
+            here = line.starts_with(&prefix);
+        } else if let Some(count) = line.trim().strip_prefix("low ").filter(|_| here) {
+            pages = pages.saturating_add(count.trim().parse().unwrap_or(0));
+        }
+    }
+    pages.saturating_mul(rustix::param::page_size())
+}
+
+/// Tests `size` bytes of `node`; returns how many were tested.
+fn one_node(claim: &mut Claim, node: u32, size: usize) -> Result<usize, Broken> {
+    if size == 0 {
+        claim.untrue(format!("node {node} has too little free memory to test"));
+        return Ok(0);
+    }
+    let mut memory =
+        Mapping::on_node(size, node).map_err(Broken::system(format!("cannot bind memory to node {node}")))?;
+    for invert in [0, u64::MAX] {
+        parallel(memory.bytes_mut(), |bytes, first| {
+            pattern::fill(bytes, SEED, first, invert);
+            None
+        });
+        if let Some(offset) =
+            parallel(memory.bytes_mut(), |bytes, first| pattern::difference(bytes, SEED, first, invert))
+        {
+            claim.untrue(format!("byte {offset:#x} of {size:#x} on node {node} reads back wrong"));
+        }
+    }
+    let page = rustix::param::page_size();
+    let nodes = memory.nodes(page).map_err(Broken::system("cannot ask where pages are"))?;
+    let elsewhere = nodes.iter().filter(|n| u32::try_from(**n) != Ok(node)).count();
+    claim.holds(elsewhere == 0, || format!("{elsewhere} of {} pages are not on node {node}", nodes.len()));
+    Ok(size)
+}
+
+/// Gives each processor a part of `bytes` with the index of its first word; returns the lowest offset that any reports.
+fn parallel(bytes: &mut [u8], work: impl Fn(&mut [u8], u64) -> Option<usize> + Sync) -> Option<usize> {
+    let threads = thread::available_parallelism().map_or(1, NonZero::get);
+    let part = bytes.len().div_ceil(threads).next_multiple_of(GRAIN);
+    let work = &work;
+    thread::scope(|scope| {
+        let workers: Vec<_> = bytes
+            .chunks_mut(part)
+            .enumerate()
+            .map(|(index, chunk)| {
+                let start = index * part;
+                let first = u64::try_from(start / 8).unwrap_or(u64::MAX);
+                scope.spawn(move || work(chunk, first).map(|offset| start + offset))
+            })
+            .collect();
+        // A worker that panicked has tested nothing: its first byte counts as wrong.
+        workers.into_iter().enumerate().filter_map(|(i, w)| w.join().unwrap_or(Some(i * part))).min()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_low_watermark_is_summed_over_the_zones_of_a_node() {
+        let text = include_str!("../../fixtures/q35/zoneinfo");
+        assert_eq!(low_watermark(text, 0), (237 + 7041 + 32) * 4096);
+        assert_eq!(low_watermark(text, 2), 0);
+    }
+
+    #[test]
+    fn nearly_all_free_memory_is_taken_in_whole_grains() {
+        let free = 246_264 * 1024;
+        let size = portion(free, 2000 * 4096);
+        assert!(size.is_multiple_of(GRAIN) && size * 100 / free >= 90);
+        assert_eq!(portion(GRAIN, 0), 0);
+    }
+
+    #[test]
+    fn parts_continue_one_pattern_and_one_wrong_byte_is_found() {
+        let mut memory = vec![0; 3 * GRAIN];
+        parallel(&mut memory, |bytes, first| {
+            pattern::fill(bytes, SEED, first, 0);
+            None
+        });
+        let check =
+            |memory: &mut [u8]| parallel(memory, |bytes, first| pattern::difference(bytes, SEED, first, 0));
+        assert_eq!(pattern::difference(&memory, SEED, 0, 0), None);
+        assert_eq!(check(&mut memory), None);
+        memory[2 * GRAIN + 5] ^= 1;
+        assert_eq!(check(&mut memory), Some(2 * GRAIN + 5));
+    }
+}
