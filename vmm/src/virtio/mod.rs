@@ -17,10 +17,12 @@
 //! (`Arc<Mutex<_>>`); the transport's registers have another that is always taken first.
 
 pub mod iovec;
+pub mod net;
 pub mod ring;
 #[cfg(test)]
 mod testing;
 mod transport;
+pub mod vhost;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

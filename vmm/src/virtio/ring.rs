@@ -156,7 +156,7 @@ impl Ring {
         self.queue.size()
     }
 
-    /// Chains that broke a rule so far, and 1 for a broken available index.
+    /// Chains that broke a rule so far (the device's own included), and 1 for a broken available index.
     pub fn malformed(&self) -> u64 {
         self.malformed
     }
@@ -175,8 +175,7 @@ impl Ring {
         let head = descriptors.head_index();
         let parsed = Chain::parse(&self.memory, descriptors);
         if parsed.is_err() {
-            self.malformed = self.malformed.saturating_add(1);
-            self.complete(head, 0);
+            self.refuse(head);
         }
         Some(parsed)
     }
@@ -192,6 +191,12 @@ impl Ring {
         if self.queue.add_used(&self.memory, head, written).is_err() {
             self.malformed = self.malformed.saturating_add(1);
         }
+    }
+
+    /// Gives back a chain that makes no sense to the device: with length 0, and counted.
+    pub fn refuse(&mut self, head: u16) {
+        self.malformed = self.malformed.saturating_add(1);
+        self.complete(head, 0);
     }
 
     /// Asks the driver for a kick with its next chain. Returns whether chains came meanwhile, for which there may be

@@ -1,4 +1,4 @@
-//! The driver's side of a split virtqueue, for tests of devices.
+//! The driver's side of a split virtqueue, for tests of devices; and a network of their own for those that need one.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -124,6 +124,11 @@ impl Driver {
         self.set_available_index(index);
     }
 
+    /// Makes the rings as a driver leaves them before it activates the device.
+    pub(crate) fn clear(&self) {
+        self.memory.write_slice(&[0; 0xc00], GuestAddress(self.base)).unwrap();
+    }
+
     /// What the device completed since the last call: head and bytes written.
     pub(crate) fn used(&mut self) -> Vec<(u16, u32)> {
         let index: u16 = self.memory.read_obj(GuestAddress(self.used_ring() + 2)).unwrap();
@@ -160,4 +165,17 @@ impl Interrupt for CountingInterrupt {
     fn queue_eventfd(&self, _index: u16) -> Option<Arc<EventFd>> {
         None
     }
+}
+
+/// Moves the calling thread, and what it starts, to a network of its own.
+#[expect(
+    unsafe_code,
+    reason = "unshare(2) has no safe wrapper, as it may pull descriptors from other threads"
+)]
+pub(crate) fn enter_new_network() -> std::io::Result<()> {
+    // SAFETY: CLONE_NEWNET changes nothing of the thread but the network that its later calls see.
+    if unsafe { libc::unshare(libc::CLONE_NEWNET) } < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    Ok(())
 }

@@ -1,0 +1,281 @@
+//! Tap interfaces: opening one for a guest, and the few requests that a running device makes of it.
+//!
+//! This is a room for `unsafe`: ioctls of `/dev/net/tun`. Each passes an integer, or a struct laid out as `ifreq`
+//! that lives through the call; the kernel copies what it is given.
+#![expect(unsafe_code, reason = "a tap is configured by ioctls that no crate here wraps")]
+
+use std::fs::File;
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+
+use rustix::net::AddressFamily;
+use rustix::net::SocketType;
+use vmm_sys_util::ioctl::ioctl_with_mut_ref;
+use vmm_sys_util::ioctl::ioctl_with_ref;
+use vmm_sys_util::ioctl::ioctl_with_val;
+
+use crate::error::Blame;
+use crate::error::Report;
+
+/// Bytes of the header before each packet: `virtio_net_hdr` with `num_buffers` (virtio 1.3 §5.1.6).
+pub const HEADER: u32 = 12;
+
+const TUN: &str = "/dev/net/tun";
+const MAX_NAME: usize = libc::IFNAMSIZ - 1;
+
+/// Why a tap interface cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TapError {
+    /// Not a name that an interface can have.
+    #[error("tap name {name:?} has {} bytes; an interface name has 1 to {MAX_NAME}, without NUL or '/'", name.len())]
+    Name {
+        /// As configured.
+        name: String,
+    },
+    /// No such interface.
+    #[error("tap {name} does not exist")]
+    Missing {
+        /// As configured.
+        name: String,
+        /// Queue pairs that it is wanted for.
+        queue_pairs: u16,
+    },
+    /// An interface of that name is something else.
+    #[error("{name} is not a tap interface")]
+    NotTap {
+        /// As configured.
+        name: String,
+    },
+    /// The tap was made for one queue.
+    #[error("tap {name} has a single queue, and {queue_pairs} queue pairs need a multi-queue tap")]
+    SingleQueue {
+        /// As configured.
+        name: String,
+        /// As configured.
+        queue_pairs: u16,
+    },
+    /// Another process holds it.
+    #[error("tap {name} is in use by another process")]
+    Busy {
+        /// As configured.
+        name: String,
+    },
+    /// The tap belongs to another user.
+    #[error("no permission to use tap {name}, which belongs to another user")]
+    Owner {
+        /// As configured.
+        name: String,
+    },
+    /// `/dev/net/tun` cannot be opened.
+    #[error("cannot open {TUN} for tap {name}")]
+    Device {
+        /// As configured.
+        name: String,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The kernel refused something that it should not.
+    #[error("cannot use tap {name}: {request} failed")]
+    Request {
+        /// As configured.
+        name: String,
+        /// The request.
+        request: &'static str,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Report for TapError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::Name { .. } => Blame::Configuration,
+            _ => Blame::Host,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        let user = rustix::process::getuid().as_raw();
+        match self {
+            Self::Name { .. } => Some("set \"tap\" to the name of a tap interface".to_owned()),
+            Self::Missing { name, queue_pairs } => {
+                let multi = if *queue_pairs > 1 { " multi_queue" } else { "" };
+                Some(format!(
+                    "ip tuntap add {name} mode tap user {user}{multi} && ip link set {name} up (as root)"
+                ))
+            }
+            Self::NotTap { .. } => Some("set \"tap\" to an interface that `ip tuntap show` lists".to_owned()),
+            Self::SingleQueue { name, .. } => Some(format!(
+                "set \"queue_pairs\": 1, or make it again: ip tuntap del {name} mode tap; \
+                 ip tuntap add {name} mode tap user {user} multi_queue (as root)"
+            )),
+            Self::Busy { .. } => {
+                Some("give each VM a tap of its own, or end the VM that holds this one".to_owned())
+            }
+            Self::Owner { name } => Some(format!(
+                "ip tuntap del {name} mode tap && ip tuntap add {name} mode tap user {user} (as root)"
+            )),
+            Self::Device { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                Some("modprobe tun (as root)".to_owned())
+            }
+            Self::Device { .. } => Some(format!("chmod 0666 {TUN} (as root); taps have owners of their own")),
+            Self::Request { .. } => None,
+        }
+    }
+}
+
+/// Opens one non-blocking descriptor a queue pair on the tap `name`, which must exist; every packet then has a header
+/// of [`HEADER`] bytes before it.
+///
+/// # Errors
+/// [`TapError`] says what is wrong with the tap and how to make a right one.
+pub fn open(name: &str, queue_pairs: u16) -> Result<Vec<File>, TapError> {
+    let owned = || name.to_owned();
+    if name.is_empty() || name.len() > MAX_NAME || name.contains(['\0', '/']) {
+        return Err(TapError::Name { name: owned() });
+    }
+    // With CAP_NET_ADMIN, TUNSETIFF makes what does not exist: a misspelt name would become an interface.
+    if !exists(name) {
+        return Err(TapError::Missing { name: owned(), queue_pairs });
+    }
+    if queue_pairs > 1 {
+        return (0..queue_pairs).map(|_| queue(name, true)).collect::<Result<_, _>>().map_err(|error| {
+            match error {
+                TapError::NotTap { name } if !matches!(queue(&name, false), Err(TapError::NotTap { .. })) => {
+                    TapError::SingleQueue { name, queue_pairs }
+                }
+                other => other,
+            }
+        });
+    }
+    // A multi-queue tap serves a single pair as well, but must be asked as one.
+    let file = match queue(name, false) {
+        Err(TapError::NotTap { .. }) => queue(name, true),
+        other => other,
+    };
+    file.map(|file| vec![file])
+}
+
+fn exists(name: &str) -> bool {
+    let Ok(socket) = rustix::net::socket(AddressFamily::UNIX, SocketType::DGRAM, None) else {
+        return true; // let the next step say what is wrong
+    };
+    rustix::net::netdevice::name_to_index(socket, name).is_ok()
+}
+
+fn queue(name: &str, multi: bool) -> Result<File, TapError> {
+    let owned = || name.to_owned();
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+        .open(TUN)
+        .map_err(|source| TapError::Device { name: owned(), source })?;
+
+    let multi = if multi { libc::IFF_MULTI_QUEUE } else { 0 };
+    let mut request = interface_request(name, libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | multi);
+    // SAFETY: the kernel reads and writes one `ifreq`, which lives through the call.
+    let result = unsafe { ioctl_with_mut_ref(&file, libc::TUNSETIFF, &mut request) };
+    check(result).map_err(|source| match source.raw_os_error() {
+        Some(libc::EINVAL) => TapError::NotTap { name: owned() },
+        Some(libc::EBUSY) => TapError::Busy { name: owned() },
+        Some(libc::EPERM) => TapError::Owner { name: owned() },
+        _ => TapError::Request { name: owned(), request: "TUNSETIFF", source },
+    })?;
+
+    let size = HEADER;
+    // SAFETY: the kernel copies the integer, which lives through the call.
+    let result = unsafe { ioctl_with_ref(&file, libc::TUNSETVNETHDRSZ, &size) };
+    check(result).map_err(|source| TapError::Request {
+        name: owned(),
+        request: "TUNSETVNETHDRSZ",
+        source,
+    })?;
+    Ok(file)
+}
+
+/// Says which unfinished packets (`TUN_F_*`) the guest takes.
+///
+/// # Errors
+/// That of the ioctl TUNSETOFFLOAD.
+pub fn set_offload(tap: &File, flags: u32) -> io::Result<()> {
+    // SAFETY: the argument is an integer.
+    let result = unsafe { ioctl_with_val(tap, libc::TUNSETOFFLOAD, libc::c_ulong::from(flags)) };
+    check(result)
+}
+
+/// Attaches or detaches one queue of a multi-queue tap: the kernel spreads packets over attached queues only. To
+/// attach what is attached is no error, and likewise for detached.
+///
+/// # Errors
+/// That of the ioctl TUNSETQUEUE.
+pub fn set_attached(tap: &File, attached: bool) -> io::Result<()> {
+    let flag = if attached { libc::IFF_ATTACH_QUEUE } else { libc::IFF_DETACH_QUEUE };
+    let request = interface_request("", flag);
+    // SAFETY: the kernel copies the struct, which lives through the call.
+    let result = unsafe { ioctl_with_ref(tap, libc::TUNSETQUEUE, &request) };
+    match check(result) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()), // so already
+        other => other,
+    }
+}
+
+/// `struct ifreq` with its union as flags, and no byte of it uninitialised.
+#[repr(C)]
+struct InterfaceRequest {
+    name: [u8; libc::IFNAMSIZ],
+    flags: libc::c_short,
+    rest: [u8; size_of::<libc::ifreq>() - libc::IFNAMSIZ - size_of::<libc::c_short>()],
+}
+
+const _: () = assert!(size_of::<InterfaceRequest>() == size_of::<libc::ifreq>());
+
+/// `name` is shorter than `IFNAMSIZ`; `flags` are `IFF_*` of taps, which have 15 bits.
+fn interface_request(name: &str, flags: libc::c_int) -> InterfaceRequest {
+    let mut request =
+        InterfaceRequest { name: [0; _], flags: libc::c_short::try_from(flags).unwrap_or(0), rest: [0; _] };
+    for (to, from) in request.name.iter_mut().zip(name.bytes()) {
+        *to = from;
+    }
+    request
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Chain;
+
+    #[test]
+    fn names_that_no_interface_can_have_are_refused() {
+        for name in ["", "sixteen-bytes-xx", "a/b", "a\0b"] {
+            assert!(matches!(open(name, 1), Err(TapError::Name { .. })), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_tap_that_does_not_exist_is_not_made_but_comes_with_the_command_that_makes_it() {
+        let error = open("egm-no-such0", 4).unwrap_err();
+        let text = Chain(&error).to_string();
+        assert!(text.starts_with("error: tap egm-no-such0 does not exist\n"), "{text}");
+        assert!(text.contains("help: ip tuntap add egm-no-such0 mode tap user "), "{text}");
+        assert!(text.contains(" multi_queue "), "{text}");
+        assert!(!exists("egm-no-such0"));
+    }
+
+    #[test]
+    fn an_interface_of_another_kind_is_not_a_tap() {
+        let error = open("lo", 1).unwrap_err();
+        let expected = match error {
+            TapError::Device { .. } | TapError::Owner { .. } => return eprintln!("skipped: {error}"),
+            other => other,
+        };
+        assert_eq!(expected.to_string(), "lo is not a tap interface");
+    }
+}

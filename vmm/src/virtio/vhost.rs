@@ -1,0 +1,320 @@
+//! Queues that a kernel worker serves (`/dev/vhost-net`, `/dev/vhost-vsock`).
+//!
+//! The kernel reads guest memory through our own mapping, takes kicks and raises interrupts by eventfd, so after
+//! [`Worker::start`] no packet passes through this process. What a guest writes into the rings is the kernel's to
+//! check, as for any user of vhost.
+//!
+//! This is a room for `unsafe`: three ioctls that the `vhost` crate offers only on descriptors that it opened by
+//! path itself. Each passes an integer or a plain struct by reference and the kernel copies it.
+#![expect(
+    unsafe_code,
+    reason = "VHOST_NET_SET_BACKEND, VHOST_VSOCK_SET_GUEST_CID and _SET_RUNNING are ioctls"
+)]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use vhost::VhostBackend;
+use vhost::VhostUserMemoryRegionInfo;
+use vhost::VringConfigData;
+use vhost::vhost_kern::VhostKernBackend;
+use vhost::vhost_kern::vhost_binding as binding;
+use virtio_queue::Queue;
+use virtio_queue::QueueT;
+use vm_memory::GuestAddress;
+use vm_memory::GuestMemoryBackend;
+use vm_memory::GuestMemoryMmap;
+use vm_memory::GuestMemoryRegion;
+use vmm_sys_util::eventfd::EFD_NONBLOCK;
+use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::ioctl::ioctl_with_ref;
+
+use super::ActivateError;
+use super::Interrupt;
+use crate::error::Blame;
+use crate::error::Report;
+
+/// The kernel's vhost does not do what a device needs.
+#[derive(Debug, thiserror::Error)]
+pub enum VhostError {
+    /// The worker could not be claimed for this process.
+    #[error("cannot use {device}: {step} failed")]
+    Setup {
+        /// Path of the character device, for people; it was opened elsewhere.
+        device: &'static str,
+        /// The request that failed.
+        step: &'static str,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The context id belongs to another VM on this host.
+    #[error("vsock context id {cid} is used by another VM on this host, and must be its own")]
+    CidTaken {
+        /// The id.
+        cid: u32,
+    },
+}
+
+impl Report for VhostError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::Setup { .. } => Blame::Host,
+            Self::CidTaken { .. } => Blame::Configuration,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        Some(match self {
+            Self::Setup { device: "/dev/vhost-net", .. } => {
+                "set \"vhost\": false for this device, or load the module: modprobe vhost_net".to_owned()
+            }
+            Self::Setup { .. } => {
+                "give the device a \"socket\", or load the module: modprobe vhost_vsock".to_owned()
+            }
+            Self::CidTaken { cid } => {
+                format!("set another \"cid\" from 3 on, such as {}", cid.saturating_add(1))
+            }
+        })
+    }
+}
+
+/// One open vhost device, owned by this process.
+pub struct Worker {
+    file: File,
+    features: u64,
+    /// The kernel writes here when a ring made no sense to it.
+    error: EventFd,
+}
+
+/// What a worker needs to know of one queue.
+pub struct Vring<'a> {
+    /// The queue's number on the virtio device, for interrupts.
+    pub index: u16,
+    /// Where the rings are.
+    pub queue: &'a Queue,
+    /// Written by the guest's notifications.
+    pub kick: &'a EventFd,
+}
+
+impl Worker {
+    /// Claims an open vhost device for this process. `device` is its path, for messages.
+    ///
+    /// # Errors
+    /// [`VhostError::Setup`].
+    pub fn new(file: File, device: &'static str) -> Result<Self, VhostError> {
+        let failed = |step| move |e| VhostError::Setup { device, step, source: io_error(e) };
+        let memory = GuestMemoryMmap::new();
+        let bound = Bound { file: &file, memory: &memory };
+        bound.set_owner().map_err(failed("VHOST_SET_OWNER"))?;
+        let features = bound.get_features().map_err(failed("VHOST_GET_FEATURES"))?;
+        let error = EventFd::new(EFD_NONBLOCK).map_err(|source| VhostError::Setup {
+            device,
+            step: "eventfd",
+            source,
+        })?;
+        Ok(Self { file, features, error })
+    }
+
+    /// Feature bits that the kernel's side has.
+    pub fn features(&self) -> u64 {
+        self.features
+    }
+
+    /// Becomes readable when the kernel gave up on a ring.
+    pub fn error(&self) -> &EventFd {
+        &self.error
+    }
+
+    /// Tells the worker about memory and rings, numbered from 0 in the order given. It starts to work when the
+    /// device's own switch is set.
+    ///
+    /// # Errors
+    /// [`ActivateError`] names the request that failed.
+    pub fn start(
+        &self,
+        memory: &GuestMemoryMmap,
+        features: u64,
+        vrings: &[Vring<'_>],
+        interrupt: &dyn Interrupt,
+    ) -> Result<(), ActivateError> {
+        let failed = |what| move |e| ActivateError { what, source: io_error(e) };
+        let bound = Bound { file: &self.file, memory };
+        bound.set_features(features & self.features).map_err(failed("VHOST_SET_FEATURES"))?;
+        bound.set_mem_table(&regions(memory)).map_err(failed("VHOST_SET_MEM_TABLE"))?;
+        for (number, vring) in vrings.iter().enumerate() {
+            let queue = vring.queue;
+            let config = VringConfigData {
+                queue_max_size: queue.max_size(),
+                queue_size: queue.size(),
+                desc_table_addr: queue.desc_table(),
+                used_ring_addr: queue.used_ring(),
+                avail_ring_addr: queue.avail_ring(),
+                flags: 0,
+                log_addr: None,
+            };
+            // A driver that gave the queue no vector polls: the kernel then signals a descriptor that nobody hears.
+            let call = match interrupt.queue_eventfd(vring.index) {
+                Some(call) => call,
+                None => Arc::new(
+                    EventFd::new(EFD_NONBLOCK).map_err(|source| ActivateError { what: "eventfd", source })?,
+                ),
+            };
+            bound.set_vring_num(number, queue.size()).map_err(failed("VHOST_SET_VRING_NUM"))?;
+            bound.set_vring_base(number, queue.next_avail()).map_err(failed("VHOST_SET_VRING_BASE"))?;
+            bound.set_vring_addr(number, &config).map_err(failed("VHOST_SET_VRING_ADDR"))?;
+            bound.set_vring_call(number, &call).map_err(failed("VHOST_SET_VRING_CALL"))?;
+            bound.set_vring_err(number, &self.error).map_err(failed("VHOST_SET_VRING_ERR"))?;
+            bound.set_vring_kick(number, vring.kick).map_err(failed("VHOST_SET_VRING_KICK"))?;
+        }
+        Ok(())
+    }
+
+    /// Connects ring `number` of a vhost-net worker to a tap, or with `None` stops it: the kernel touches guest
+    /// memory no more when this returns.
+    ///
+    /// # Errors
+    /// That of the ioctl VHOST_NET_SET_BACKEND.
+    pub fn set_net_backend(&self, number: u32, tap: Option<&File>) -> io::Result<()> {
+        let backend = binding::vhost_vring_file { index: number, fd: tap.map_or(-1, AsRawFd::as_raw_fd) };
+        // SAFETY: the kernel copies the struct, which lives through the call.
+        let result = unsafe { ioctl_with_ref(&self.file, binding::VHOST_NET_SET_BACKEND(), &backend) };
+        check(result)
+    }
+
+    /// Gives a vhost-vsock worker its guest's context id.
+    ///
+    /// # Errors
+    /// [`VhostError::CidTaken`] or [`VhostError::Setup`].
+    pub fn set_guest_cid(&self, cid: u32) -> Result<(), VhostError> {
+        let value = u64::from(cid);
+        // SAFETY: the kernel copies the integer, which lives through the call.
+        let result = unsafe { ioctl_with_ref(&self.file, binding::VHOST_VSOCK_SET_GUEST_CID(), &value) };
+        check(result).map_err(|source| match source.kind() {
+            io::ErrorKind::AddrInUse => VhostError::CidTaken { cid },
+            _ => VhostError::Setup { device: "/dev/vhost-vsock", step: "VHOST_VSOCK_SET_GUEST_CID", source },
+        })
+    }
+
+    /// Starts or stops a vhost-vsock worker; stopped, it touches guest memory no more when this returns.
+    ///
+    /// # Errors
+    /// That of the ioctl VHOST_VSOCK_SET_RUNNING.
+    pub fn set_vsock_running(&self, running: bool) -> io::Result<()> {
+        let value = libc::c_int::from(running);
+        // SAFETY: the kernel copies the integer, which lives through the call.
+        let result = unsafe { ioctl_with_ref(&self.file, binding::VHOST_VSOCK_SET_RUNNING(), &value) };
+        check(result)
+    }
+}
+
+/// A worker's descriptor together with the memory that ring addresses are in, as the `vhost` crate wants it.
+struct Bound<'a> {
+    file: &'a File,
+    memory: &'a GuestMemoryMmap,
+}
+
+impl AsRawFd for Bound<'_> {
+    fn as_raw_fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+}
+
+impl<'a> VhostKernBackend for Bound<'a> {
+    type AS = &'a GuestMemoryMmap;
+
+    fn mem(&self) -> &Self::AS {
+        &self.memory
+    }
+
+    /// As the default, which refuses a ring that ends with its region.
+    fn is_valid(&self, ring: &VringConfigData) -> bool {
+        let entries = usize::from(ring.queue_size);
+        let inside = |address, header: usize, entry: usize| {
+            self.memory.check_range(GuestAddress(address), header + entries * entry)
+        };
+        ring.queue_size.is_power_of_two()
+            && ring.queue_size <= ring.queue_max_size
+            && inside(ring.desc_table_addr, 0, 16)
+            && inside(ring.avail_ring_addr, 6, 2)
+            && inside(ring.used_ring_addr, 6, 8)
+    }
+}
+
+fn regions(memory: &GuestMemoryMmap) -> Vec<VhostUserMemoryRegionInfo> {
+    memory
+        .iter()
+        .map(|region| VhostUserMemoryRegionInfo {
+            guest_phys_addr: region.start_addr().0,
+            memory_size: region.len(),
+            userspace_addr: region.as_ptr().addr() as u64,
+            ..VhostUserMemoryRegionInfo::default()
+        })
+        .collect()
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn io_error(error: vhost::Error) -> io::Error {
+    match error {
+        vhost::Error::IoctlError(source) | vhost::Error::IOError(source) => source,
+        other => io::Error::other(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::virtio::testing::Driver;
+    use crate::virtio::testing::memory;
+
+    fn config(queue: &Queue) -> VringConfigData {
+        VringConfigData {
+            queue_max_size: queue.max_size(),
+            queue_size: queue.size(),
+            desc_table_addr: queue.desc_table(),
+            avail_ring_addr: queue.avail_ring(),
+            used_ring_addr: queue.used_ring(),
+            flags: 0,
+            log_addr: None,
+        }
+    }
+
+    #[test]
+    fn rings_may_end_with_memory_but_not_after_it() {
+        let memory = memory();
+        let file = tempfile::tempfile().unwrap();
+        let bound = Bound { file: &file, memory: &memory };
+        let good = config(&Driver::new(&memory, 0x1000, 16).queue());
+        assert!(bound.is_valid(&good));
+        let last = 0x10_0000 - (6 + 8 * 16);
+        assert!(bound.is_valid(&VringConfigData { used_ring_addr: last, ..good }));
+        assert!(!bound.is_valid(&VringConfigData { used_ring_addr: last + 4, ..good }));
+        assert!(!bound.is_valid(&VringConfigData { desc_table_addr: u64::MAX - 15, ..good }));
+        assert!(!bound.is_valid(&VringConfigData { queue_size: 0, ..good }));
+        assert!(!bound.is_valid(&VringConfigData { queue_size: 32, ..good }));
+    }
+
+    #[test]
+    fn the_memory_table_names_every_region() {
+        let memory = memory();
+        let regions = regions(&memory);
+        let sizes: Vec<_> = regions.iter().map(|r| (r.guest_phys_addr, r.memory_size)).collect();
+        assert_eq!(sizes, [(0, 0x8_0000), (0x8_0000, 0x8_0000)]);
+        assert!(regions.iter().all(|r| r.userspace_addr != 0));
+    }
+
+    #[test]
+    fn a_file_that_is_no_vhost_device_is_named_with_a_remedy() {
+        let file = tempfile::tempfile().unwrap();
+        let error = Worker::new(file, "/dev/vhost-net").err().unwrap();
+        assert_eq!(error.to_string(), "cannot use /dev/vhost-net: VHOST_SET_OWNER failed");
+        assert_eq!(error.blame(), Blame::Host);
+        assert!(error.help().unwrap().contains("\"vhost\": false"));
+    }
+}
