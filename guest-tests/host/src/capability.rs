@@ -69,13 +69,14 @@ const OPTIONAL: [(&str, &str, &str); 4] = [
 impl Host {
     /// Looks at this machine.
     pub(crate) fn detect(cache: Option<&Cache>) -> Self {
-        Self::detect_below(Path::new("/"), cache)
+        Self::detect_below(Path::new("/"), cache, rustix::process::geteuid().is_root())
     }
 
-    fn detect_below(root: &Path, cache: Option<&Cache>) -> Self {
+    fn detect_below(root: &Path, cache: Option<&Cache>, privileged: bool) -> Self {
         let kvm = kvm(root);
         let stock = stock_kernels(root, kvm.present);
-        let mut findings = vec![kvm, stock];
+        let here = stock.present && privileged;
+        let mut findings = vec![kvm, stock, administrator(privileged)];
         let lab_from = findings.len();
         findings.extend(PROGRAMS.map(|(name, path, package)| program(root, name, path, package)));
         findings.push(memory(root));
@@ -86,8 +87,7 @@ impl Host {
             let present = root.join(path).exists();
             Finding { name, present, detail: if present { format!("/{path}") } else { without.into() } }
         }));
-        let stock = findings.iter().any(|f| f.name == STOCK && f.present);
-        let place = if stock { Some(Where::Kvm) } else { lab.then_some(Where::Lab) };
+        let place = if here { Some(Where::Kvm) } else { lab.then_some(Where::Lab) };
         Self { findings, place }
     }
 
@@ -96,9 +96,6 @@ impl Host {
         self.findings.iter().filter(|f| !f.present)
     }
 }
-
-/// Name of the finding that decides between this machine and the lab.
-pub(crate) const STOCK: &str = "stock kernels";
 
 fn kvm(root: &Path) -> Finding {
     let name = "kvm";
@@ -124,7 +121,16 @@ fn stock_kernels(root: &Path, kvm: bool) -> Finding {
         (true, true) => "kvm_pvm emulates guest kernel code one instruction at a time and stops at BMI2",
         (true, false) => "hardware virtualisation",
     };
-    Finding { name: STOCK, present: kvm && !pvm, detail: detail.into() }
+    Finding { name: "stock kernels", present: kvm && !pvm, detail: detail.into() }
+}
+
+fn administrator(privileged: bool) -> Finding {
+    let detail = if privileged {
+        "may make taps and /run/egm-vmm"
+    } else {
+        "no taps without it: guests run in the lab"
+    };
+    Finding { name: "root", present: privileged, detail: detail.into() }
 }
 
 fn program(root: &Path, name: &'static str, path: &str, package: &str) -> Finding {
@@ -177,7 +183,7 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "MemAvailable: 16777216 kB\n").unwrap();
         }
-        let host = Host::detect_below(root.path(), None);
+        let host = Host::detect_below(root.path(), None, true);
         (root, host)
     }
 
@@ -205,7 +211,13 @@ mod tests {
         files.extend(builders.iter().map(String::as_str));
         let (_root, host) = host(&files);
         assert_eq!(host.place, Some(Where::Lab));
-        assert!(missing(&host, STOCK).contains("kvm_pvm"));
+        assert!(missing(&host, "stock kernels").contains("kvm_pvm"));
+    }
+
+    #[test]
+    fn without_root_the_lab_is_preferred_to_a_machine_without_a_network() {
+        let (root, _) = host(&["dev/kvm"]);
+        assert_eq!(Host::detect_below(root.path(), None, false).place, None);
     }
 
     #[test]

@@ -18,6 +18,10 @@ ip link set lo up
 mkdir -p /run/tools
 cp -r /share/tools/. /run/tools
 echo "egm-lab: the emulated host is up after $(cut -d' ' -f1 /proc/uptime) s"
-# shellcheck disable=SC2046 # one argument a line, none with spaces
-/run/tools/egm-lab run --where kvm --tools /run/tools --work /run/work --report /share/report $(cat /share/arguments)
-echo $? > /share/exit
+run() {
+    # shellcheck disable=SC2046 # one argument a line, none with spaces
+    /run/tools/egm-lab run --where kvm --tools /run/tools --work /run/work --report /share $(cat /share/arguments)
+    echo $? > /share/exit
+}
+# Through a pipe: on a terminal the runner would draw.
+run 2>&1 | cat

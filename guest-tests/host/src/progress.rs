@@ -61,10 +61,16 @@ impl Stage {
 
     /// The work is done.
     pub(crate) fn end(self) {
-        self.bar.finish_and_clear();
         if std::io::stderr().is_terminal() {
-            eprintln!("{PREFIX}{} ({:.1} s)", self.what, self.begun.elapsed().as_secs_f64());
+            let what = self.what.clone();
+            self.result(&what);
         }
+    }
+
+    /// The work is done, and this came of it.
+    pub(crate) fn result(self, text: &str) {
+        self.bar.finish_and_clear();
+        eprintln!("{PREFIX}{text} ({:.1} s)", self.begun.elapsed().as_secs_f64());
     }
 
     /// A plain line that belongs to no stage.

@@ -13,10 +13,10 @@ use crate::error::LabError;
 use crate::host_parts::{GUEST, HOST, HostParts, PORT, Plan};
 use crate::initramfs;
 use crate::judge::{Collected, case, judge};
-use crate::process::{Ending, Reaction, watch};
+use crate::process::{Reaction, watch};
 use crate::progress::Stage;
 use crate::qemu;
-use crate::results::ScenarioResult;
+use crate::results::{Count, ScenarioResult};
 use crate::scenarios::Scenario;
 use crate::tools::Tools;
 
@@ -51,6 +51,16 @@ struct Machine {
     plan: Option<Plan>,
 }
 
+/// What one boot came to.
+#[derive(Debug)]
+struct Boot {
+    collected: Collected,
+    /// Milliseconds until the kernel started init.
+    init: Option<u64>,
+    /// Whether the VMM was sent SIGTERM.
+    signalled: bool,
+}
+
 impl Runner {
     /// Runs a scenario; whatever goes wrong is a result.
     pub(crate) fn scenario(&self, scenario: &Scenario) -> ScenarioResult {
@@ -60,7 +70,7 @@ impl Runner {
             .boots(scenario)
             .unwrap_or_else(|error| ScenarioResult::broken(scenario.name, &chain(&error)));
         result.millis = millis(begun);
-        stage.end();
+        stage.result(&format!("{}: {}", scenario.name, Count::of(std::slice::from_ref(&result))));
         result
     }
 
@@ -75,10 +85,11 @@ impl Runner {
             millis: 0,
         };
         for boot in 1..=scenario.boots {
-            let (collected, init) = self.boot(scenario, &machine, &report)?;
+            let Boot { collected, init, signalled } = self.boot(scenario, &machine, &report)?;
             let mut cases = judge(scenario.expected, &collected);
-            if scenario.terminate_on.is_some() && collected.ending != Ending::Deadline {
-                cases.push(case("signalled", None, 0));
+            if scenario.terminate_on.is_some() {
+                let fault = (!signalled).then(|| "the VMM ended before it was to be stopped".into());
+                cases.push(case("stopped", fault, 0));
             }
             if scenario.boots > 1 {
                 cases.iter_mut().for_each(|case| case.name = format!("{} of boot {boot}", case.name));
@@ -122,16 +133,10 @@ impl Runner {
         Ok(Machine { config, initramfs, cmdline, plan })
     }
 
-    /// One boot: what was collected, and when init started.
-    fn boot(
-        &self,
-        scenario: &Scenario,
-        machine: &Machine,
-        report: &Path,
-    ) -> Result<(Collected, Option<u64>), LabError> {
+    fn boot(&self, scenario: &Scenario, machine: &Machine, report: &Path) -> Result<Boot, LabError> {
         let _parts = HostParts::make(machine.plan.iter().flat_map(Plan::parts))?;
         let begun = Instant::now();
-        let (mut lines, mut init) = (Vec::new(), None);
+        let (mut lines, mut init, mut signalled) = (Vec::new(), None, false);
         let ending = watch(
             self.command(machine),
             scenario.deadline,
@@ -142,11 +147,14 @@ impl Runner {
                     init = Some(millis(begun));
                 }
                 lines.extend(Line::parse(text).filter(|_| lines.len() < MAX_LINES));
-                let terminate = scenario.terminate_on.is_some_and(|mark| text.contains(mark));
-                if terminate { Reaction::Terminate } else { Reaction::Go }
+                if scenario.terminate_on.is_some_and(|mark| text.contains(mark)) {
+                    signalled = true;
+                    return Reaction::Terminate;
+                }
+                Reaction::Go
             },
         )?;
-        Ok((Collected { lines, ending, millis: millis(begun) }, init))
+        Ok(Boot { collected: Collected { lines, ending, millis: millis(begun) }, init, signalled })
     }
 
     fn command(&self, machine: &Machine) -> Command {

@@ -17,6 +17,9 @@ use crate::run::{Runner, Vmm};
 use crate::scenarios::{self, Scenario};
 use crate::tools::Tools;
 
+/// Where logs and results go unless the user says otherwise.
+const REPORT: &str = ".lab";
+
 /// What is run, where, and what is shown.
 #[derive(Debug, Args)]
 pub(crate) struct RunArguments {
@@ -41,7 +44,7 @@ pub(crate) struct RunArguments {
     #[arg(long)]
     json: bool,
     /// Where logs and results go.
-    #[arg(long, value_name = "DIR", default_value = "target/lab")]
+    #[arg(long, value_name = "DIR", default_value = REPORT)]
     report: PathBuf,
     /// A directory with the programs, the kernel and configs/, instead of those of the checkout.
     #[arg(long, hide = true)]
@@ -80,7 +83,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<ExitCode, LabError> {
 
 /// Runs the demo and shows what its EGM nodes hold.
 pub(crate) fn demo() -> Result<ExitCode, LabError> {
-    let report = PathBuf::from("target/lab");
+    let report = PathBuf::from(REPORT);
     let arguments = RunArguments {
         scenarios: Vec::new(),
         list: false,
