@@ -13,7 +13,7 @@ use crate::error::{Blame, Report};
 /// `Display` is one line: place, key, rule. [`Report::help`] is for the line below.
 #[derive(Debug)]
 pub struct ConfigError {
-    /// Where the offending key was written; `None` when no file says it (a command-line option does).
+    /// Where the key was written, or the nearest one above it; `None` when the file could not be read.
     pub place: Option<Place>,
     /// The key as a JSON path: `memory.nodes[1].size`; empty for the file as a whole.
     pub key: String,

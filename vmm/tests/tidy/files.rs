@@ -1,0 +1,85 @@
+//! The files of the repository and what they say about one another.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The top of the repository.
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+/// Path from the top and text of every text file, build outputs and git's own left out.
+pub(crate) fn texts() -> BTreeMap<String, String> {
+    let mut texts = BTreeMap::new();
+    collect(&root(), "", &mut texts);
+    assert!(texts.contains_key("Cargo.toml"), "the repository was not found at {}", root().display());
+    texts
+}
+
+fn collect(folder: &Path, prefix: &str, texts: &mut BTreeMap<String, String>) {
+    for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        let name = entry.file_name().into_string().unwrap();
+        let path = format!("{prefix}{name}");
+        let kind = entry.file_type().unwrap();
+        if kind.is_dir() && !matches!(name.as_str(), "target" | ".git" | ".lab") {
+            collect(&entry.path(), &format!("{path}/"), texts);
+        } else if kind.is_file()
+            && let Ok(text) = fs::read_to_string(entry.path())
+        {
+            texts.insert(path, text);
+        }
+    }
+}
+
+/// Whether everything in this file is test code because of where it lies.
+pub(crate) fn is_test_path(path: &str) -> bool {
+    path.split('/').any(|part| matches!(part, "tests" | "benches" | "fuzz"))
+}
+
+/// The files that may hold `mod name;` of the file `path`.
+pub(crate) fn module_files(path: &str, name: &str) -> [String; 2] {
+    let (folder, file) = path.rsplit_once('/').unwrap_or(("", path));
+    let folder = match file {
+        "mod.rs" | "lib.rs" | "main.rs" => folder.to_owned(),
+        _ => format!("{folder}/{}", file.trim_end_matches(".rs")),
+    };
+    [format!("{folder}/{name}.rs"), format!("{folder}/{name}/mod.rs")]
+}
+
+/// The files whose modules contain the file `path`, itself first.
+pub(crate) fn module_chain(path: &str) -> Vec<String> {
+    let mut chain = vec![path.to_owned()];
+    let mut folder = path;
+    while let Some((above, _)) = folder.rsplit_once('/') {
+        chain.push(format!("{above}.rs"));
+        chain.extend(["mod.rs", "lib.rs", "main.rs"].map(|file| format!("{above}/{file}")));
+        if above.ends_with("/src") {
+            break;
+        }
+        folder = above;
+    }
+    chain
+}
+
+/// Our packages and which of ours each is built on, tests left out.
+pub(crate) fn arrows() -> BTreeMap<String, BTreeSet<String>> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let packages = metadata["packages"].as_array().unwrap();
+    packages.iter().map(|package| (package["name"].as_str().unwrap().to_owned(), ours(package))).collect()
+}
+
+fn ours(package: &serde_json::Value) -> BTreeSet<String> {
+    let dependencies = package["dependencies"].as_array().unwrap().iter();
+    dependencies
+        .filter(|dependency| dependency["path"].is_string() && dependency["kind"] != "dev")
+        .map(|dependency| dependency["name"].as_str().unwrap().to_owned())
+        .collect()
+}

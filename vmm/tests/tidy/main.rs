@@ -1,0 +1,312 @@
+//! House rules that a compiler does not check, over all packages.
+//!
+//! The tables are decisions: whoever adds a room for `unsafe` or a long file adds a line here, with the reason.
+
+#![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod files;
+mod rust;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rust::Facts;
+
+const MAX_FUNCTION: usize = 70;
+const MAX_FILE: usize = 400;
+const MAX_LONG_FILE: usize = 600;
+
+/// Files of up to [`MAX_LONG_FILE`] lines, and why they are not cut.
+const LONG_FILES: &[(&str, &str)] = &[];
+
+/// Modules in which `unsafe` is allowed, and what for.
+const ROOMS: &[(&str, &str)] = &[
+    ("egm-device/src/mapping.rs", "mmap, mbind and madvise"),
+    ("guest-tests/agent/src/sys.rs", "system calls and device registers in the guest"),
+    ("vmm/src/virtio/iovec.rs", "readv and writev on guest memory"),
+];
+
+/// Where the target's architecture may be asked for, and why.
+const ARCH_DOORS: &[(&str, &str)] = &[("vmm/src/arch/", "the door")];
+
+/// Our packages and which of ours each may be built on.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("egm-address", &[]),
+    ("egm-device", &["egm-address", "egm-vfio-wire"]),
+    ("egm-guest", &["egm-address", "egm-report"]),
+    ("egm-lab", &["egm-report"]),
+    ("egm-report", &[]),
+    ("egm-vfio", &["egm-address", "egm-vfio-wire"]),
+    ("egm-vfio-wire", &[]),
+    ("egm-vmm", &["egm-address", "egm-device", "egm-vfio"]),
+];
+
+/// Every Rust file with its facts, and whether all of it is test code.
+struct Sources(BTreeMap<String, (Facts, bool)>);
+
+impl Sources {
+    fn read(texts: &BTreeMap<String, String>) -> Self {
+        let rust = texts.iter().filter(|(path, _)| path.ends_with(".rs"));
+        let mut sources: BTreeMap<String, (Facts, bool)> = rust
+            .map(|(path, text)| {
+                let facts = rust::facts(text).unwrap_or_else(|error| panic!("{path}: {error}"));
+                (path.clone(), (facts, files::is_test_path(path)))
+            })
+            .collect();
+        let of_tests = |(path, (facts, _)): (&String, &(Facts, bool))| {
+            facts.test_files.iter().flat_map(|name| files::module_files(path, name)).collect::<Vec<_>>()
+        };
+        for path in sources.iter().flat_map(of_tests).collect::<Vec<_>>() {
+            if let Some((_, is_test)) = sources.get_mut(&path) {
+                *is_test = true;
+            }
+        }
+        Self(sources)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (&str, &Facts, bool)> {
+        self.0.iter().map(|(path, (facts, is_test))| (path.as_str(), facts, *is_test))
+    }
+
+    fn production(&self) -> impl Iterator<Item = (&str, &Facts)> {
+        self.iter().filter(|(_, _, is_test)| !is_test).map(|(path, facts, _)| (path, facts))
+    }
+
+    fn long_functions(&self) -> Vec<String> {
+        let long = |(path, facts): (&str, &Facts)| {
+            let functions = facts.functions.iter().filter(|(_, _, length)| *length > MAX_FUNCTION);
+            functions
+                .map(|(name, line, length)| {
+                    format!("{path}:{line}: {name} has {length} lines, {MAX_FUNCTION} at most")
+                })
+                .collect::<Vec<_>>()
+        };
+        self.production().flat_map(long).collect()
+    }
+
+    fn long_files(&self, allowed: &[(&str, &str)]) -> Vec<String> {
+        let limit =
+            |path: &str| if allowed.iter().any(|(p, _)| *p == path) { MAX_LONG_FILE } else { MAX_FILE };
+        self.production()
+            .filter(|(path, facts)| facts.production_lines > limit(path))
+            .map(|(path, facts)| {
+                format!("{path} has {} lines, {} at most", facts.production_lines, limit(path))
+            })
+            .collect()
+    }
+
+    fn unsafe_outside_rooms(&self) -> Vec<String> {
+        let is_room = |path: &String| self.0.get(path).is_some_and(|(facts, _)| facts.is_room);
+        self.iter()
+            .filter(|(path, _, _)| !files::module_chain(path).iter().any(is_room))
+            .flat_map(|(path, facts, _)| {
+                facts.unsafe_lines.iter().map(move |line| format!("{path}:{line}: unsafe outside a room"))
+            })
+            .collect()
+    }
+
+    fn arch_outside_doors(&self) -> Vec<String> {
+        self.iter()
+            .filter(|(path, _, _)| !ARCH_DOORS.iter().any(|(door, _)| path.starts_with(door)))
+            .flat_map(|(path, facts, _)| {
+                facts.target_arch_lines.iter().map(move |line| format!("{path}:{line}: asks for target_arch"))
+            })
+            .collect()
+    }
+
+    fn sleeping_or_ignored_tests(&self) -> Vec<String> {
+        let mut wrong = Vec::new();
+        for (path, facts, is_test) in self.iter() {
+            let sleeps = facts.sleeps.iter().filter(|(_, in_test)| is_test || *in_test);
+            wrong.extend(
+                sleeps.map(|(line, _)| format!("{path}:{line}: a test sleeps: wait for what it waits for")),
+            );
+            let ignored = facts.ignored_lines.iter();
+            wrong.extend(ignored.map(|line| format!("{path}:{line}: an ignored test: mend or remove it")));
+        }
+        wrong
+    }
+}
+
+fn of_repository() -> Sources {
+    Sources::read(&files::texts())
+}
+
+#[track_caller]
+fn none(wrong: &[String]) {
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn functions_have_70_lines_at_most() {
+    none(&of_repository().long_functions());
+}
+
+#[test]
+fn files_have_400_lines_at_most_or_a_reason_for_600() {
+    none(&of_repository().long_files(LONG_FILES));
+}
+
+#[test]
+fn unsafe_is_in_rooms_and_every_room_is_in_the_table() {
+    let sources = of_repository();
+    none(&sources.unsafe_outside_rooms());
+    let rooms: BTreeSet<&str> =
+        sources.iter().filter(|(_, f, _)| f.is_room).map(|(path, _, _)| path).collect();
+    let table: BTreeSet<&str> = ROOMS.iter().map(|(path, _)| *path).collect();
+    assert_eq!(rooms, table, "rooms as they are, and as ROOMS in {} says", file!());
+}
+
+#[test]
+fn only_the_door_asks_for_the_architecture() {
+    none(&of_repository().arch_outside_doors());
+}
+
+#[test]
+fn no_test_sleeps_or_is_ignored() {
+    none(&of_repository().sleeping_or_ignored_tests());
+}
+
+#[test]
+fn packages_are_built_on_those_that_the_design_allows() {
+    let found = files::arrows();
+    let table: BTreeMap<&str, &[&str]> = ARROWS.iter().copied().collect();
+    assert_eq!(
+        found.keys().map(String::as_str).collect::<Vec<_>>(),
+        table.keys().copied().collect::<Vec<_>>()
+    );
+    for (package, dependencies) in found {
+        for dependency in dependencies {
+            assert!(
+                table[package.as_str()].contains(&dependency.as_str()),
+                "{package} is built on {dependency}"
+            );
+        }
+    }
+}
+
+#[test]
+fn there_is_one_version_of_vm_memory() {
+    let texts = files::texts();
+    let versions = texts["Cargo.lock"].lines().filter(|line| *line == "name = \"vm-memory\"").count();
+    assert_eq!(versions, 1, "see: cargo tree --duplicates");
+}
+
+#[test]
+fn every_configuration_says_what_it_is_for() {
+    let texts = files::texts();
+    let configs: Vec<_> = texts
+        .iter()
+        .filter(|(p, _)| p.starts_with("configs/") && p.ends_with(".json") && !p.ends_with("schema.json"))
+        .collect();
+    assert!(configs.len() >= 7, "{}", configs.len());
+    for (path, text) in configs {
+        let config: serde_json::Value = serde_json::from_str(text).unwrap();
+        assert!(config["description"].as_str().is_some_and(|d| d.len() > 20), "{path} has no description");
+    }
+}
+
+#[test]
+fn nothing_is_left_for_later() {
+    let texts = files::texts();
+    let later = texts.iter().flat_map(|(path, text)| left_for_later(path, text));
+    none(&later.collect::<Vec<_>>());
+}
+
+/// Lines with one of the words that mark unfinished work.
+fn left_for_later(path: &str, text: &str) -> Vec<String> {
+    let words = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
+    let marked = |line: &str| line.split(|c: char| !c.is_alphanumeric()).any(|word| words.contains(&word));
+    let lines = text.lines().zip(1..).filter(|(line, _)| marked(line));
+    lines.map(|(_, number)| format!("{path}:{number}: unfinished work: do it, or open an issue")).collect()
+}
+
+/// The checks themselves, on small bad trees.
+mod tests {
+    use super::*;
+
+    fn tree(files: &[(&str, &str)]) -> Sources {
+        Sources::read(&files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect())
+    }
+
+    #[test]
+    fn a_long_function_is_found_and_its_comments_do_not_count() {
+        let function =
+            |line: &str, n: usize| format!("impl X {{\n fn f() {{\n{}\n }}\n}}", vec![line; n].join("\n"));
+        assert_eq!(
+            tree(&[("a.rs", &function("g();", 71))]).long_functions(),
+            ["a.rs:2: f has 71 lines, 70 at most"]
+        );
+        none(&tree(&[("a.rs", &function("g();", 70))]).long_functions());
+        none(&tree(&[("a.rs", &function("// g();\n\n", 99))]).long_functions());
+        let test = format!("#[cfg(test)]\nmod tests {{ {} }}", function("g();", 71));
+        none(&tree(&[("a.rs", &test)]).long_functions());
+    }
+
+    #[test]
+    fn a_long_file_is_found_and_its_test_module_does_not_count() {
+        let code = "use a;\n".repeat(401);
+        let wrong = tree(&[("a.rs", &code)]);
+        assert_eq!(wrong.long_files(&[]), ["a.rs has 401 lines, 400 at most"]);
+        none(&wrong.long_files(&[("a.rs", "reason")]));
+        let tests = "use a;\n".repeat(400) + "#[cfg(test)]\npub(crate) mod tests {\n" + &code + "}\n";
+        none(&tree(&[("a.rs", &tests)]).long_files(&[]));
+        none(
+            &tree(&[("x/src/a.rs", "#[cfg(test)]\nmod tests;"), ("x/src/a/tests.rs", &code)]).long_files(&[]),
+        );
+        assert_eq!(
+            tree(&[("x/src/a.rs", "mod tests;"), ("x/src/a/tests.rs", &code)]).long_files(&[]).len(),
+            1
+        );
+    }
+
+    #[test]
+    fn unsafe_is_found_in_code_but_not_in_words() {
+        let room = "#![expect(unsafe_code, reason = \"mmap\")]\nmod b;";
+        for code in [
+            "fn f() { unsafe { g() } }",
+            "m! { unsafe }",
+            "unsafe impl Send for X {}",
+            "mod t { unsafe fn f() {} }",
+        ] {
+            assert_eq!(
+                tree(&[("x/src/b.rs", code)]).unsafe_outside_rooms(),
+                ["x/src/b.rs:1: unsafe outside a room"]
+            );
+            assert_eq!(tree(&[("x/src/a.rs", room), ("x/src/b.rs", code)]).unsafe_outside_rooms().len(), 1);
+            none(&tree(&[("x/src/a/mod.rs", room), ("x/src/a/b.rs", code)]).unsafe_outside_rooms());
+            none(&tree(&[("x/src/a.rs", room), ("x/src/a/b/c.rs", code)]).unsafe_outside_rooms());
+        }
+        none(
+            &tree(&[("x/src/b.rs", "//! unsafe\n#![forbid(unsafe_code)]\nconst U: &str = \"unsafe\";")])
+                .unsafe_outside_rooms(),
+        );
+    }
+
+    #[test]
+    fn the_architecture_is_found_wherever_it_is_asked_for() {
+        let code = "#[cfg(not(target_arch = \"x86_64\"))]\nfn f() { cfg!(target_arch = \"x86_64\"); }";
+        assert_eq!(tree(&[("vmm/src/a.rs", code)]).arch_outside_doors().len(), 2);
+        none(&tree(&[("vmm/src/arch/mod.rs", code)]).arch_outside_doors());
+    }
+
+    #[test]
+    fn tests_that_sleep_or_are_ignored_are_found() {
+        let sleep = "fn f() { std::thread::sleep(d); }";
+        none(&tree(&[("x/src/a.rs", sleep)]).sleeping_or_ignored_tests());
+        assert_eq!(tree(&[("x/tests/a.rs", sleep)]).sleeping_or_ignored_tests().len(), 1);
+        let test = format!("#[cfg(test)]\nmod tests {{ {sleep} }}");
+        assert_eq!(tree(&[("x/src/a.rs", &test)]).sleeping_or_ignored_tests().len(), 1);
+        let ignored = "#[cfg(test)]\nmod tests {\n #[test]\n #[ignore = \"slow\"]\n fn f() {}\n}";
+        assert_eq!(
+            tree(&[("x/src/a.rs", ignored)]).sleeping_or_ignored_tests(),
+            ["x/src/a.rs:4: an ignored test: mend or remove it"]
+        );
+    }
+
+    #[test]
+    fn a_mark_of_unfinished_work_is_found_as_a_word() {
+        assert_eq!(left_for_later("a", concat!("x\n// TO", "DO: y")).len(), 1);
+        none(&left_for_later("a", "mktemp XXXXXX"));
+    }
+}

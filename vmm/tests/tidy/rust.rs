@@ -1,0 +1,134 @@
+//! What can be read off Rust source text without compiling it.
+
+use std::str::FromStr;
+
+use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
+
+/// What one source file contains, as far as the rules care. Lines count from 1.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Facts {
+    /// Functions outside test modules: name, line, lines of code in the body (neither blank nor comment).
+    pub(crate) functions: Vec<(String, usize, usize)>,
+    /// Lines outside test modules.
+    pub(crate) production_lines: usize,
+    /// Test modules in files of their own.
+    pub(crate) test_files: Vec<String>,
+    /// Whether the file opens with `#![expect(unsafe_code, …)]`.
+    pub(crate) is_room: bool,
+    /// Lines with the keyword `unsafe`.
+    pub(crate) unsafe_lines: Vec<usize>,
+    /// Lines that ask for the target's architecture.
+    pub(crate) target_arch_lines: Vec<usize>,
+    /// Lines with `#[ignore]`.
+    pub(crate) ignored_lines: Vec<usize>,
+    /// Lines that sleep, and whether they are in a test module.
+    pub(crate) sleeps: Vec<(usize, bool)>,
+}
+
+/// The facts of a file with the content `text`, or why it is not Rust.
+pub(crate) fn facts(text: &str) -> Result<Facts, String> {
+    let tokens = TokenStream::from_str(text).map_err(|error| error.to_string())?;
+    let lines: Vec<&str> = text.lines().collect();
+    let mut facts = Facts { production_lines: lines.len(), ..Facts::default() };
+    Scan { lines: &lines, facts: &mut facts }.stream(tokens, false);
+    Ok(facts)
+}
+
+struct Scan<'a> {
+    lines: &'a [&'a str],
+    facts: &'a mut Facts,
+}
+
+impl Scan<'_> {
+    fn stream(&mut self, tokens: TokenStream, in_test: bool) {
+        let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+        let mut rest = tokens.as_slice();
+        while let Some((token, mut after)) = rest.split_first() {
+            let line = token.span().start().line;
+            match token {
+                TokenTree::Ident(word) => self.word(&word.to_string(), line, after, in_test),
+                TokenTree::Punct(hash) if hash.as_char() == '#' => {
+                    after = self.attribute(line, after, in_test);
+                }
+                TokenTree::Group(group) => self.stream(group.stream(), in_test),
+                TokenTree::Punct(_) | TokenTree::Literal(_) => {}
+            }
+            rest = after;
+        }
+    }
+
+    fn word(&mut self, word: &str, line: usize, after: &[TokenTree], in_test: bool) {
+        match (word, after) {
+            ("unsafe", _) => self.facts.unsafe_lines.push(line),
+            ("target_arch", _) => self.facts.target_arch_lines.push(line),
+            ("sleep", [TokenTree::Group(call), ..]) if call.delimiter() == Delimiter::Parenthesis => {
+                self.facts.sleeps.push((line, in_test));
+            }
+            ("fn", [TokenTree::Ident(name), signature @ ..]) if !in_test => {
+                if let Some(body) = body(signature) {
+                    let length = self.code_lines(body);
+                    self.facts.functions.push((name.to_string(), line, length));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Reads the attribute after a `#`, and the whole module when it is one of tests; returns what follows.
+    fn attribute<'t>(&mut self, line: usize, after: &'t [TokenTree], in_test: bool) -> &'t [TokenTree] {
+        let (inner, group, after) = match after {
+            [TokenTree::Punct(bang), TokenTree::Group(group), after @ ..] if bang.as_char() == '!' => {
+                (true, group, after)
+            }
+            [TokenTree::Group(group), after @ ..] => (false, group, after),
+            _ => return after,
+        };
+        let text: String = group.stream().to_string().split_whitespace().collect();
+        self.facts.is_room |= inner && text.starts_with("expect(unsafe_code");
+        if text == "ignore" || text.starts_with("ignore=") {
+            self.facts.ignored_lines.push(line);
+        }
+        self.stream(group.stream(), in_test);
+        let is_test = text == "cfg(test)" || text.starts_with("cfg(all(test,");
+        if inner || !is_test { after } else { self.test_module(line, after) }
+    }
+
+    /// What follows `#[cfg(test)]` on `line`: passes over a module, leaves anything else.
+    fn test_module<'t>(&mut self, line: usize, after: &'t [TokenTree]) -> &'t [TokenTree] {
+        let is_mod = |token: &TokenTree| matches!(token, TokenTree::Ident(word) if word == "mod");
+        // Between the attribute and `mod` there is at most `pub(crate)`.
+        let Some(at) = after.iter().take(3).position(is_mod) else { return after };
+        match after.get(at + 1..) {
+            Some([TokenTree::Ident(name), TokenTree::Punct(_), rest @ ..]) => {
+                self.facts.test_files.push(name.to_string());
+                rest
+            }
+            Some([TokenTree::Ident(_), TokenTree::Group(module), rest @ ..]) => {
+                let lines = module.span_close().end().line - line + 1;
+                self.facts.production_lines = self.facts.production_lines.saturating_sub(lines);
+                self.stream(module.stream(), true);
+                rest
+            }
+            _ => after,
+        }
+    }
+
+    fn code_lines(&self, body: &Group) -> usize {
+        let (open, close) = (body.span_open().start().line, body.span_close().start().line);
+        let inside = self.lines.get(open..close.saturating_sub(1)).unwrap_or_default();
+        inside
+            .iter()
+            .map(|line| line.trim())
+            .filter(|line| !line.is_empty() && !line.starts_with("//"))
+            .count()
+    }
+}
+
+/// The braces that end a signature; `None` when a semicolon does.
+fn body(signature: &[TokenTree]) -> Option<&Group> {
+    signature.iter().find_map(|token| match token {
+        TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => Some(Some(group)),
+        TokenTree::Punct(end) if end.as_char() == ';' => Some(None),
+        _ => None,
+    })?
+}
