@@ -1,10 +1,16 @@
 //! PCI Express functions of the guest and the root complex that finds them.
 
 mod config_space;
+mod host_bridge;
 pub mod msix;
+mod root;
+mod root_port;
 
 pub use config_space::*;
 use egm_address::{Guest, Span};
+pub use host_bridge::HostBridge;
+pub use root::RootComplex;
+pub use root_port::{RootPort, RootPortConfig};
 
 /// A PCI function behind the root complex. All methods run on vCPU threads, several at once.
 ///

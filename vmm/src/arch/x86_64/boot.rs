@@ -1,0 +1,230 @@
+//! Putting a kernel into guest memory: bzImage, or an ELF vmlinux with a PVH or a 64-bit entry.
+//!
+//! ```text
+//!  0x0000_0500  GDT
+//!  0x0000_6000  PVH start info, memory map, module list
+//!  0x0000_7000  zero page (Linux boot parameters)
+//!  0x0000_8ff0  stack of the first instructions
+//!  0x0000_9000  page tables: one PML4, one PDPT, four page directories (identity, 4 GiB)
+//!  0x0002_0000  command line
+//!  0x000e_0000  RSDP and the other tables
+//!  0x0010_0000  kernel
+//!  end of the RAM below 4 GiB, page aligned: initramfs
+//! ```
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+
+use egm_address::{Gpa, Guest, Span, align_down};
+use linux_loader::cmdline::Cmdline;
+use linux_loader::loader::elf::PvhBootCapability;
+use linux_loader::loader::{BzImage, Elf, KernelLoader, KernelLoaderResult, bootparam, load_cmdline};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use super::boot_tables;
+use crate::plan::{Plan, WindowKind};
+
+pub(super) const GDT: Gpa = Gpa::new(0x500);
+pub(super) const START_INFO: Gpa = Gpa::new(0x6000);
+pub(super) const ZERO_PAGE: Gpa = Gpa::new(0x7000);
+pub(super) const STACK: Gpa = Gpa::new(0x8ff0);
+pub(super) const PAGE_TABLES: Gpa = Gpa::new(0x9000);
+pub(super) const COMMAND_LINE: Gpa = Gpa::new(0x2_0000);
+const KERNEL: Gpa = Gpa::new(0x10_0000);
+/// Longest command line that x86 Linux takes, terminating NUL included.
+const COMMAND_LINE_SIZE: usize = 2048;
+
+/// Where the first vCPU starts, and in which state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Entry {
+    /// Long mode, paging on, the zero page in RSI (Linux boot.rst, "64-bit boot protocol").
+    Linux64 {
+        /// First instruction.
+        address: Gpa,
+        /// Boot parameters.
+        zero_page: Gpa,
+    },
+    /// 32-bit protected mode, paging off, the start info in EBX (Xen docs/misc/pvh.pandoc).
+    Pvh {
+        /// First instruction.
+        address: Gpa,
+        /// `hvm_start_info`.
+        start_info: Gpa,
+    },
+}
+
+/// Why a kernel or its initramfs cannot be put into memory.
+#[derive(Debug, thiserror::Error)]
+pub enum BootError {
+    /// Neither format, or damaged.
+    #[error("the kernel is neither a bzImage nor an x86-64 ELF file (its first bytes are {magic:02x?})")]
+    NotAKernel {
+        /// The first four bytes.
+        magic: [u8; 4],
+    },
+    /// The loader refused it.
+    #[error("the kernel is truncated, damaged or does not fit into guest memory")]
+    Load(#[source] linux_loader::loader::Error),
+    /// The file could not be read.
+    #[error("the kernel could not be read")]
+    Read(#[source] std::io::Error),
+    /// A bzImage without a 64-bit entry.
+    #[error("the kernel has no 64-bit entry point (boot protocol {version:#x}): only 64-bit kernels run here")]
+    Not64Bit {
+        /// Boot protocol version.
+        version: u16,
+    },
+    /// The kernel unpacks itself beyond the RAM below 4 GiB.
+    #[error("the kernel needs memory up to {needed:#x}, the RAM below 4 GiB ends at {end:#x}")]
+    TooLarge {
+        /// End of what it needs.
+        needed: u64,
+        /// End of the RAM.
+        end: u64,
+    },
+    /// The initramfs does not fit between kernel and end of RAM.
+    #[error("the initramfs of {size:#x} bytes does not fit between the kernel's end at {from:#x} and {end:#x}: {short_by:#x} bytes too few")]
+    Initramfs {
+        /// Its bytes.
+        size: u64,
+        /// Lowest address it may have.
+        from: u64,
+        /// Highest address it may end at.
+        end: u64,
+        /// Bytes missing.
+        short_by: u64,
+    },
+    /// The command line is too long or has bytes that it must not have.
+    #[error("the kernel command line is longer than {COMMAND_LINE_SIZE} bytes or not ASCII")]
+    CommandLine,
+    /// Guest memory is not where the boot protocol needs it.
+    #[error("guest memory at {at:#x} cannot be written")]
+    Memory {
+        /// Where.
+        at: u64,
+    },
+}
+
+/// The files that are booted, opened.
+#[derive(Debug)]
+pub struct BootFiles {
+    /// The kernel.
+    pub kernel: File,
+    /// The initramfs.
+    pub initramfs: Option<File>,
+}
+
+/// Loads kernel, initramfs, command line and boot tables as the plan says; `rsdp` is where the ACPI tables start.
+///
+/// # Errors
+/// [`BootError`]; guest memory is then in no useful state.
+pub fn load(plan: &Plan, memory: &GuestMemoryMmap, files: &mut BootFiles, rsdp: Gpa) -> Result<Entry, BootError> {
+    let low = low_ram(plan).ok_or(BootError::Memory { at: KERNEL.get() })?;
+    let kernel = load_kernel(memory, &mut files.kernel)?;
+    let needed = kernel_needs(&kernel);
+    if needed > low.end().get() {
+        return Err(BootError::TooLarge { needed, end: low.end().get() });
+    }
+    let initramfs = match &mut files.initramfs {
+        Some(file) => Some(load_initramfs(memory, file, needed, low.end().get())?),
+        None => None,
+    };
+    let command_line_size = load_command_line(memory, &plan.boot.cmdline)?;
+    let tables = boot_tables::Tables { plan, memory, rsdp, initramfs, command_line_size };
+    match (kernel.pvh_boot_cap, kernel.setup_header) {
+        (PvhBootCapability::PvhEntryPresent(address), _) => {
+            tables.pvh()?;
+            Ok(Entry::Pvh { address: Gpa::new(address.0), start_info: START_INFO })
+        }
+        (_, header) => {
+            let entry = kernel.kernel_load.0.saturating_add(if header.is_some() { 0x200 } else { 0 });
+            tables.linux64(header)?;
+            Ok(Entry::Linux64 { address: Gpa::new(entry), zero_page: ZERO_PAGE })
+        }
+    }
+}
+
+/// The RAM that the kernel is put into: the span with the address 1 MiB.
+fn low_ram(plan: &Plan) -> Option<Span<Guest>> {
+    plan.memory.iter().map(|m| m.span).find(|span| span.contains(KERNEL))
+}
+
+fn load_kernel(memory: &GuestMemoryMmap, file: &mut File) -> Result<KernelLoaderResult, BootError> {
+    let mut magic = [0; 4];
+    file.seek(SeekFrom::Start(0)).map_err(BootError::Read)?;
+    file.read_exact(&mut magic).map_err(BootError::Read)?;
+    if magic == *b"\x7fELF" {
+        return Elf::load(memory, None, file, Some(GuestAddress(KERNEL.get()))).map_err(BootError::Load);
+    }
+    let at = GuestAddress(KERNEL.get());
+    let kernel = match BzImage::load(memory, Some(at), file, Some(at)) {
+        Ok(kernel) => kernel,
+        Err(linux_loader::loader::Error::Bzimage(linux_loader::loader::bzimage::Error::InvalidBzImage)) => {
+            return Err(BootError::NotAKernel { magic });
+        }
+        Err(error) => return Err(BootError::Load(error)),
+    };
+    let version = kernel.setup_header.map_or(0, |h| h.version);
+    match kernel.setup_header {
+        Some(header) if version >= 0x20c && header.xloadflags & 1 != 0 => Ok(kernel),
+        _ => Err(BootError::Not64Bit { version }),
+    }
+}
+
+/// One past the last byte that the kernel uses before it knows the memory map.
+fn kernel_needs(kernel: &KernelLoaderResult) -> u64 {
+    let unpacked = kernel.setup_header.map_or(0, |header: bootparam::setup_header| {
+        let (preferred, size) = (header.pref_address, u64::from(header.init_size));
+        preferred.max(KERNEL.get()).saturating_add(size)
+    });
+    kernel.kernel_end.max(unpacked)
+}
+
+fn load_initramfs(
+    memory: &GuestMemoryMmap,
+    file: &mut File,
+    from: u64,
+    end: u64,
+) -> Result<Span<Guest>, BootError> {
+    let size = file.seek(SeekFrom::End(0)).map_err(BootError::Read)?;
+    file.seek(SeekFrom::Start(0)).map_err(BootError::Read)?;
+    let short = || BootError::Initramfs { size, from, end, short_by: size.saturating_sub(end.saturating_sub(from)) };
+    let start = align_down(end.checked_sub(size).ok_or_else(short)?, 4096);
+    if start < from {
+        return Err(short());
+    }
+    let span = Span::new(Gpa::new(start), size).map_err(|_| short())?;
+    let length = usize::try_from(size).map_err(|_| short())?;
+    memory
+        .read_exact_volatile_from(GuestAddress(start), file, length)
+        .map_err(|_| BootError::Memory { at: start })?;
+    Ok(span)
+}
+
+fn load_command_line(memory: &GuestMemoryMmap, text: &str) -> Result<u32, BootError> {
+    let mut line = Cmdline::new(COMMAND_LINE_SIZE).map_err(|_| BootError::CommandLine)?;
+    line.insert_str(text).map_err(|_| BootError::CommandLine)?;
+    load_cmdline(memory, GuestAddress(COMMAND_LINE.get()), &line).map_err(|_| BootError::CommandLine)?;
+    u32::try_from(text.len()).map_err(|_| BootError::CommandLine)
+}
+
+/// What the boot protocols call a memory map: RAM, and what must not be used.
+pub(super) fn memory_map(plan: &Plan) -> Vec<(Span<Guest>, MapKind)> {
+    let ram = plan.memory.iter().map(|m| (m.span, MapKind::Ram));
+    let reserved = plan
+        .windows
+        .iter()
+        .filter(|w| matches!(w.kind, WindowKind::Firmware | WindowKind::Ecam | WindowKind::Reserved))
+        .map(|w| (w.span, MapKind::Reserved));
+    let mut map: Vec<_> = ram.chain(reserved).collect();
+    map.sort_unstable_by_key(|(span, _)| *span);
+    map
+}
+
+/// Type of a memory map entry, with the number that both protocols use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum MapKind {
+    Ram = 1,
+    Reserved = 2,
+}

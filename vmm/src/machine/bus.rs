@@ -1,0 +1,113 @@
+//! Address decoding: which device answers an address.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A device with registers on the port or the memory bus. All methods run on vCPU threads, several at once.
+pub trait BusDevice: Send + Sync {
+    /// Reads `data.len()` bytes (1 to 8) at `offset` from the device's first address.
+    fn read(&self, offset: u64, data: &mut [u8]);
+
+    /// Writes `data.len()` bytes (1 to 8) at `offset`.
+    fn write(&self, offset: u64, data: &[u8]);
+}
+
+/// A bus whose devices are known before the guest starts.
+#[derive(Default)]
+pub struct Bus {
+    /// Sorted, disjoint.
+    devices: Vec<(Range<u64>, Arc<dyn BusDevice>)>,
+}
+
+/// Two devices want one address.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("bus addresses {wanted:x?} and {taken:x?} overlap")]
+pub struct Overlap {
+    /// What was asked for.
+    pub wanted: Range<u64>,
+    /// What is there already.
+    pub taken: Range<u64>,
+}
+
+impl Bus {
+    /// Puts `device` at `range`.
+    ///
+    /// # Errors
+    /// [`Overlap`] when the range shares an address with another device's.
+    pub fn add(&mut self, range: Range<u64>, device: Arc<dyn BusDevice>) -> Result<(), Overlap> {
+        let at = self.devices.partition_point(|(taken, _)| taken.end <= range.start);
+        if let Some((taken, _)) = self.devices.get(at).filter(|(taken, _)| taken.start < range.end) {
+            return Err(Overlap { wanted: range, taken: taken.clone() });
+        }
+        self.devices.insert(at, (range, device));
+        Ok(())
+    }
+
+    /// The guest reads; what nobody answers reads all ones, as on real buses.
+    pub fn read(&self, address: u64, data: &mut [u8]) {
+        match self.find(address, data.len()) {
+            Some((offset, device)) => device.read(offset, data),
+            None => data.fill(0xff),
+        }
+    }
+
+    /// The guest writes; what nobody answers is dropped.
+    pub fn write(&self, address: u64, data: &[u8]) {
+        if let Some((offset, device)) = self.find(address, data.len()) {
+            device.write(offset, data);
+        }
+    }
+
+    /// An access that runs over a device's end is nobody's.
+    fn find(&self, address: u64, length: usize) -> Option<(u64, &dyn BusDevice)> {
+        let at = self.devices.partition_point(|(range, _)| range.end <= address);
+        let (range, device) = self.devices.get(at)?;
+        let end = address.checked_add(u64::try_from(length).ok()?)?;
+        (range.start <= address && end <= range.end).then(|| (address.saturating_sub(range.start), device.as_ref()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Recorder(Mutex<Vec<(u64, usize)>>);
+
+    impl BusDevice for Recorder {
+        fn read(&self, offset: u64, data: &mut [u8]) {
+            self.0.lock().unwrap().push((offset, data.len()));
+            data.fill(7);
+        }
+        fn write(&self, offset: u64, data: &[u8]) {
+            self.0.lock().unwrap().push((offset, data.len()));
+        }
+    }
+
+    #[test]
+    fn an_access_goes_to_the_device_that_covers_all_of_it() {
+        let device = Arc::new(Recorder::default());
+        let mut bus = Bus::default();
+        bus.add(0x100..0x108, device.clone()).unwrap();
+        let mut data = [0; 4];
+        bus.read(0x104, &mut data);
+        assert_eq!(data, [7; 4]);
+        for outside in [0xff, 0x105, 0x108, u64::MAX - 1] {
+            bus.read(outside, &mut data);
+            assert_eq!(data, [0xff; 4], "{outside:#x}");
+            bus.write(outside, &data);
+        }
+        assert_eq!(*device.0.lock().unwrap(), [(4, 4)]);
+    }
+
+    #[test]
+    fn two_devices_cannot_share_an_address() {
+        let mut bus = Bus::default();
+        bus.add(10..20, Arc::new(Recorder::default())).unwrap();
+        assert!(bus.add(20..30, Arc::new(Recorder::default())).is_ok());
+        assert_eq!(bus.add(15..16, Arc::new(Recorder::default())).unwrap_err().taken, 10..20);
+        assert!(bus.add(0..11, Arc::new(Recorder::default())).is_err());
+    }
+}

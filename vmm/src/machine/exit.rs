@@ -1,0 +1,128 @@
+//! How a machine ends: the first reason wins, and everybody hears of it.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use crate::error::Blame;
+
+/// Why the machine ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ExitReason {
+    /// The guest powered itself off.
+    PoweredOff,
+    /// The operator asked for it by this signal; disks are flushed.
+    Signal(i32),
+    /// The guest asked for a reset.
+    Reset,
+    /// The guest's kernel panicked and said so (pvpanic).
+    Panicked,
+    /// The guest's kernel crashed into its crash kernel and said so (pvpanic).
+    CrashLoaded,
+    /// A vCPU met a fault while handling a fault while handling a fault.
+    TripleFault {
+        /// Which vCPU.
+        vcpu: u32,
+    },
+    /// The hypervisor could not go on with the guest.
+    Hypervisor {
+        /// Which vCPU.
+        vcpu: u32,
+        /// What it said.
+        what: String,
+    },
+    /// A part of ours broke.
+    Internal(String),
+}
+
+impl ExitReason {
+    /// `None` for a guest that ended as it should, otherwise whose turn it is.
+    pub fn blame(&self) -> Option<Blame> {
+        match self {
+            Self::PoweredOff | Self::Signal(_) => None,
+            Self::Reset | Self::Panicked | Self::CrashLoaded | Self::TripleFault { .. } => Some(Blame::Guest),
+            Self::Hypervisor { .. } => Some(Blame::Host),
+            Self::Internal(_) => Some(Blame::Internal),
+        }
+    }
+}
+
+impl fmt::Display for ExitReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PoweredOff => f.write_str("the guest powered off"),
+            Self::Signal(signal) => write!(f, "stopped by signal {signal}; disks are flushed"),
+            Self::Reset => f.write_str("the guest asked for a reset; start it again if that was meant"),
+            Self::Panicked => f.write_str("the guest's kernel panicked"),
+            Self::CrashLoaded => f.write_str("the guest's kernel crashed and started its crash kernel"),
+            Self::TripleFault { vcpu } => write!(f, "vCPU {vcpu} of the guest ended in a triple fault"),
+            Self::Hypervisor { vcpu, what } => write!(f, "KVM cannot go on with vCPU {vcpu}: {what}"),
+            Self::Internal(what) => write!(f, "internal error: {what}"),
+        }
+    }
+}
+
+/// Where the first reason is kept. Setting it wakes the event loop and stops the vCPUs.
+pub struct ExitLatch {
+    reason: OnceLock<ExitReason>,
+    stopping: AtomicBool,
+    wake: EventFd,
+}
+
+impl ExitLatch {
+    /// An unset latch.
+    ///
+    /// # Errors
+    /// When the eventfd cannot be made.
+    pub fn new() -> std::io::Result<Arc<Self>> {
+        let wake = EventFd::new(EFD_NONBLOCK)?;
+        Ok(Arc::new(Self { reason: OnceLock::new(), stopping: AtomicBool::new(false), wake }))
+    }
+
+    /// The machine ends for `reason`, unless it ends already.
+    pub fn set(&self, reason: ExitReason) {
+        let _ = self.reason.set(reason);
+        self.stopping.store(true, Ordering::Release);
+        let _ = self.wake.write(1);
+    }
+
+    /// Whether the machine ends.
+    pub fn is_set(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// Why, once it is set.
+    pub fn reason(&self) -> Option<&ExitReason> {
+        self.reason.get()
+    }
+
+    /// Readable once it is set.
+    pub fn wake(&self) -> &EventFd {
+        &self.wake
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_reason_wins() {
+        let latch = ExitLatch::new().unwrap();
+        assert!(!latch.is_set());
+        latch.set(ExitReason::Panicked);
+        latch.set(ExitReason::PoweredOff);
+        assert_eq!((latch.is_set(), latch.reason()), (true, Some(&ExitReason::Panicked)));
+        assert!(latch.wake().read().is_ok());
+    }
+
+    #[test]
+    fn only_power_off_and_the_operator_end_well() {
+        assert_eq!(ExitReason::PoweredOff.blame(), None);
+        assert_eq!(ExitReason::Signal(15).blame(), None);
+        assert_eq!(ExitReason::Reset.blame(), Some(Blame::Guest));
+        assert_eq!(ExitReason::Internal(String::new()).blame(), Some(Blame::Internal));
+    }
+}

@@ -1,0 +1,93 @@
+//! The small devices that end or start a machine: power, reset, panic.
+
+use std::sync::Arc;
+
+use super::bus::BusDevice;
+use super::exit::{ExitLatch, ExitReason};
+
+/// ACPI sleep control register (ACPI 6.5 §4.8.3.7): SLP_TYP in bits 4..2, SLP_EN in bit 5; and the status register
+/// behind it, which reads zero.
+pub struct SleepControl(pub Arc<ExitLatch>);
+
+/// The sleep type that `\_S5` names.
+pub const SLEEP_TYPE_S5: u8 = 5;
+const SLEEP_ENABLE: u8 = 1 << 5;
+
+impl BusDevice for SleepControl {
+    fn read(&self, _offset: u64, data: &mut [u8]) {
+        data.fill(0);
+    }
+    fn write(&self, offset: u64, data: &[u8]) {
+        let asks = |value: u8| value & SLEEP_ENABLE != 0 && value >> 2 & 7 == SLEEP_TYPE_S5;
+        if offset == 0 && data.first().is_some_and(|value| asks(*value)) {
+            self.0.set(ExitReason::PoweredOff);
+        }
+    }
+}
+
+/// ACPI reset register (ACPI 6.5 §4.8.3.6): a write of [`RESET_VALUE`] resets.
+pub struct ResetRegister(pub Arc<ExitLatch>);
+
+/// What the FADT tells the guest to write.
+pub const RESET_VALUE: u8 = 1;
+
+impl BusDevice for ResetRegister {
+    fn read(&self, _offset: u64, data: &mut [u8]) {
+        data.fill(0);
+    }
+    fn write(&self, _offset: u64, data: &[u8]) {
+        if data.first() == Some(&RESET_VALUE) {
+            self.0.set(ExitReason::Reset);
+        }
+    }
+}
+
+/// pvpanic (QEMU docs/specs/pvpanic.rst): reads the events that it knows, takes the event that happened.
+pub struct Pvpanic(pub Arc<ExitLatch>);
+
+const PANICKED: u8 = 1;
+const CRASH_LOADED: u8 = 2;
+
+impl BusDevice for Pvpanic {
+    fn read(&self, _offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        if let Some(first) = data.first_mut() {
+            *first = PANICKED | CRASH_LOADED;
+        }
+    }
+    fn write(&self, _offset: u64, data: &[u8]) {
+        match data.first() {
+            Some(event) if event & PANICKED != 0 => self.0.set(ExitReason::Panicked),
+            Some(event) if event & CRASH_LOADED != 0 => self.0.set(ExitReason::CrashLoaded),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(make: impl Fn(Arc<ExitLatch>) -> Box<dyn BusDevice>, value: u8) -> Option<ExitReason> {
+        let latch = ExitLatch::new().unwrap();
+        make(Arc::clone(&latch)).write(0, &[value]);
+        latch.reason().cloned()
+    }
+
+    #[test]
+    fn only_sleep_type_5_with_the_enable_bit_powers_off() {
+        for value in 0..=u8::MAX {
+            let expected = (value & 0x20 != 0 && value & 0x1c == 0x14).then_some(ExitReason::PoweredOff);
+            assert_eq!(after(|l| Box::new(SleepControl(l)), value), expected, "{value:#x}");
+        }
+    }
+
+    #[test]
+    fn reset_and_panic_take_their_values_only() {
+        assert_eq!(after(|l| Box::new(ResetRegister(l)), 1), Some(ExitReason::Reset));
+        assert_eq!(after(|l| Box::new(ResetRegister(l)), 2), None);
+        assert_eq!(after(|l| Box::new(Pvpanic(l)), 1), Some(ExitReason::Panicked));
+        assert_eq!(after(|l| Box::new(Pvpanic(l)), 2), Some(ExitReason::CrashLoaded));
+        assert_eq!(after(|l| Box::new(Pvpanic(l)), 0), None);
+    }
+}

@@ -1,0 +1,213 @@
+//! A PCI Express root port: a bridge to one slot (PCI Express Base 6.0 §7.5.1.3, §7.5.3).
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use egm_address::{Gpa, Guest, Span};
+
+use super::{COMMAND, COMMAND_MEMORY, ConfigSpace, Identity, PciFunction};
+
+/// Vendor and device of QEMU's generic root port, which guests know to be a plain one.
+const VENDOR: u16 = 0x1b36;
+const DEVICE: u16 = 0x000c;
+const CLASS_PCI_BRIDGE: [u8; 3] = [0x06, 0x04, 0x00];
+const HEADER_BRIDGE: u8 = 1;
+
+const PRIMARY_BUS: u16 = 0x18;
+const SECONDARY_BUS: u16 = 0x19;
+const SUBORDINATE_BUS: u16 = 0x1a;
+const MEMORY_BASE: u16 = 0x20;
+const PREFETCHABLE_BASE: u16 = 0x24;
+const PREFETCHABLE_BASE_UPPER: u16 = 0x28;
+const PREFETCHABLE_LIMIT_UPPER: u16 = 0x2c;
+const BRIDGE_CONTROL: u16 = 0x3e;
+const PREFETCHABLE_64_BIT: u16 = 1;
+/// Bridge windows are in units of 1 MiB.
+const GRANULE: u64 = 1 << 20;
+
+const CAPABILITY_EXPRESS: u8 = 0x10;
+/// Version 2, root port, slot implemented.
+const EXPRESS_FLAGS: u16 = 2 | 4 << 4 | 1 << 8;
+const DEVICE_ROLE_BASED_ERRORS: u32 = 1 << 15;
+/// 2.5 GT/s, one lane.
+const LINK_CAPABILITIES: u32 = 1 | 1 << 4;
+/// 2.5 GT/s, one lane, data link layer active.
+const LINK_STATUS: u16 = 1 | 1 << 4 | 1 << 13;
+
+/// Where a root port sits and what it forwards at the start.
+#[derive(Debug, Clone, Copy)]
+pub struct RootPortConfig {
+    /// Physical slot number, 13 bits.
+    pub slot: u16,
+    /// Bus behind it.
+    pub secondary: u8,
+    /// 32-bit memory window.
+    pub window32: Option<Span<Guest>>,
+    /// 64-bit prefetchable memory window.
+    pub window64: Option<Span<Guest>>,
+    /// Whether a device is in the slot.
+    pub occupied: bool,
+}
+
+/// A root port.
+pub struct RootPort {
+    config: Mutex<ConfigSpace>,
+}
+
+impl RootPort {
+    /// A root port with the plan's numbers and windows already programmed.
+    pub fn new(port: &RootPortConfig) -> Self {
+        let identity = Identity {
+            vendor: VENDOR,
+            device: DEVICE,
+            revision: 0,
+            class: CLASS_PCI_BRIDGE,
+            subsystem_vendor: 0,
+            subsystem: 0,
+            header_type: HEADER_BRIDGE,
+        };
+        let mut config = ConfigSpace::new(identity, &[]);
+        config.put(PRIMARY_BUS, &[0, port.secondary, port.secondary]);
+        config.allow(PRIMARY_BUS, &[0xff, 0xff, 0xff]);
+        config.put(0x1c, &[0xf0, 0x00]); // I/O base above limit: no I/O window
+        let (base, limit) = window_registers(port.window32);
+        config.put(MEMORY_BASE, &register_pair(base, limit, 0));
+        config.allow(MEMORY_BASE, &[0xf0, 0xff, 0xf0, 0xff]);
+        let (base, limit) = window_registers(port.window64);
+        config.put(PREFETCHABLE_BASE, &register_pair(base, limit, PREFETCHABLE_64_BIT));
+        config.allow(PREFETCHABLE_BASE, &[0xf0, 0xff, 0xf0, 0xff]);
+        for (register, value) in [(PREFETCHABLE_BASE_UPPER, base), (PREFETCHABLE_LIMIT_UPPER, limit)] {
+            config.put(register, value.to_le_bytes().get(4..).unwrap_or_default());
+            config.allow(register, &[0xff; 4]);
+        }
+        config.allow(BRIDGE_CONTROL, &[0x03, 0x00]); // parity response, SERR: kept, without effect
+        config.allow(COMMAND, &[0x46, 0x05]);
+        config.add_capability(CAPABILITY_EXPRESS, &express(port));
+        Self { config: Mutex::new(config) }
+    }
+
+    /// The bus behind it, as programmed.
+    pub fn secondary_bus(&self) -> u8 {
+        let [bus, _] = self.lock().u16(SECONDARY_BUS).to_le_bytes();
+        bus
+    }
+
+    /// Whether an access to all of `span` is passed on.
+    pub fn forwards(&self, span: Span<Guest>) -> bool {
+        let config = self.lock();
+        let open = config.u16(COMMAND) & COMMAND_MEMORY != 0;
+        let window32 = window(u64::from(config.u16(MEMORY_BASE)) << 16, u64::from(config.u16(MEMORY_BASE + 2)) << 16);
+        let half = |low: u16, high: u16| u64::from(config.u16(low)) << 16 | u64::from(config.u32(high)) << 32;
+        let window64 = window(
+            half(PREFETCHABLE_BASE, PREFETCHABLE_BASE_UPPER),
+            half(PREFETCHABLE_BASE + 2, PREFETCHABLE_LIMIT_UPPER),
+        );
+        open && [window32, window64].into_iter().flatten().any(|window| window.covers(span))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ConfigSpace> {
+        self.config.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PciFunction for RootPort {
+    fn config_read(&self, offset: u16, data: &mut [u8]) {
+        self.lock().read(offset, data);
+    }
+
+    fn config_write(&self, offset: u16, data: &[u8]) -> bool {
+        // A bridge has its windows where an endpoint has base address registers, and more of them.
+        let touched = self.lock().write(offset, data);
+        touched || (0x18..0x30).contains(&offset)
+    }
+
+    fn decoded(&self) -> Vec<(u8, Span<Guest>)> {
+        Vec::new()
+    }
+
+    fn place(&self, _bars: &[(u8, Span<Guest>)]) {}
+
+    fn bar_read(&self, _bar: u8, _offset: u64, data: &mut [u8]) {
+        data.fill(0xff);
+    }
+
+    fn bar_write(&self, _bar: u8, _offset: u64, _data: &[u8]) {}
+}
+
+/// Base and limit for a window; an absent one has its base above its limit.
+fn window_registers(window: Option<Span<Guest>>) -> (u64, u64) {
+    window.map_or((GRANULE, 0), |w| (w.start().get(), w.last().get()))
+}
+
+fn register_pair(base: u64, limit: u64, flags: u16) -> [u8; 4] {
+    let half = |value: u64| {
+        let [_, _, low, high, ..] = value.to_le_bytes();
+        (u16::from_le_bytes([low, high]) & 0xfff0 | flags).to_le_bytes()
+    };
+    let ([b0, b1], [l0, l1]) = (half(base), half(limit));
+    [b0, b1, l0, l1]
+}
+
+fn window(base: u64, limit: u64) -> Option<Span<Guest>> {
+    let aligned = |value: u64| value & !(GRANULE - 1);
+    Span::between(Gpa::new(aligned(base)), Gpa::new(aligned(limit).checked_add(GRANULE)?))
+}
+
+/// The PCI Express capability's registers after its header (§7.5.3).
+fn express(port: &RootPortConfig) -> [u8; 58] {
+    let mut body = [0; 58];
+    let mut put = |at: usize, data: &[u8]| {
+        for (to, from) in body.iter_mut().skip(at).zip(data) {
+            *to = *from;
+        }
+    };
+    let link_status = if port.occupied { LINK_STATUS } else { 1 | 1 << 4 };
+    put(0x00, &EXPRESS_FLAGS.to_le_bytes());
+    put(0x02, &DEVICE_ROLE_BASED_ERRORS.to_le_bytes());
+    put(0x0a, &(LINK_CAPABILITIES | u32::from(port.slot & 0xff) << 24).to_le_bytes());
+    put(0x10, &link_status.to_le_bytes());
+    put(0x12, &(u32::from(port.slot) << 19).to_le_bytes());
+    put(0x18, &(u16::from(port.occupied) << 6).to_le_bytes()); // presence detect state
+    put(0x2a, &(1u32 << 1).to_le_bytes()); // supported link speeds: 2.5 GT/s
+    put(0x2e, &1u16.to_le_bytes()); // target link speed
+    body
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(start: u64, size: u64) -> Span<Guest> {
+        Span::new(Gpa::new(start), size).unwrap()
+    }
+
+    fn port() -> RootPort {
+        RootPort::new(&RootPortConfig {
+            slot: 1,
+            secondary: 3,
+            window32: None,
+            window64: Some(span(0x80_0000_0000, 2 << 20)),
+            occupied: true,
+        })
+    }
+
+    #[test]
+    fn the_planned_window_is_forwarded_once_memory_is_enabled() {
+        let port = port();
+        assert!(!port.forwards(span(0x80_0000_0000, 0x8000)), "memory space is off at the start");
+        assert!(port.config_write(COMMAND, &2u16.to_le_bytes()));
+        assert!(port.forwards(span(0x80_0000_0000, 2 << 20)));
+        assert!(!port.forwards(span(0x80_001f_ffff, 2)));
+        assert!(!port.forwards(span(0, 0x1000)), "an absent window forwards nothing");
+        assert_eq!(port.secondary_bus(), 3);
+    }
+
+    #[test]
+    fn a_guest_can_close_and_move_the_window() {
+        let port = port();
+        let _ = port.config_write(COMMAND, &2u16.to_le_bytes());
+        assert!(port.config_write(PREFETCHABLE_BASE, &0xfff0u16.to_le_bytes()));
+        assert!(!port.forwards(span(0x80_0000_0000, 0x1000)));
+        assert!(port.config_write(SECONDARY_BUS, &[9]));
+        assert_eq!(port.secondary_bus(), 9);
+    }
+}
