@@ -182,6 +182,12 @@ impl crate::virtio::Doorbell for Doorbells {
     }
 }
 
+/// The suberror of a `KVM_EXIT_INTERNAL_ERROR` that just happened (KVM api.rst §5, `internal.suberror`).
+pub fn internal_suberror(run: &kvm_bindings::kvm_run) -> u32 {
+    // SAFETY: every member of the union is plain numbers, so reading any of them is defined.
+    unsafe { run.__bindgen_anon_1.internal }.suberror
+}
+
 fn into_io(error: kvm_ioctls::Error) -> std::io::Error {
     std::io::Error::from_raw_os_error(error.errno())
 }

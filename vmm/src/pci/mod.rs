@@ -1,11 +1,13 @@
 //! PCI Express functions of the guest and the root complex that finds them.
 
+mod access;
 mod config_space;
 mod host_bridge;
 pub mod msix;
 mod root;
 mod root_port;
 
+pub use access::{CONFIG_PORT, CONFIG_PORTS, ConfigPorts, Ecam, PciMemory};
 pub use config_space::*;
 use egm_address::{Guest, Span};
 pub use host_bridge::HostBridge;

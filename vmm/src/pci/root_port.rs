@@ -14,7 +14,6 @@ const HEADER_BRIDGE: u8 = 1;
 
 const PRIMARY_BUS: u16 = 0x18;
 const SECONDARY_BUS: u16 = 0x19;
-const SUBORDINATE_BUS: u16 = 0x1a;
 const MEMORY_BASE: u16 = 0x20;
 const PREFETCHABLE_BASE: u16 = 0x24;
 const PREFETCHABLE_BASE_UPPER: u16 = 0x28;

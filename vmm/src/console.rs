@@ -1,0 +1,224 @@
+//! Where the guest's serial console goes: our own terminal, a file, a pseudo-terminal or a socket.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
+
+use crate::config;
+
+/// Why the console cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot open console {what}")]
+pub struct ConsoleError {
+    what: String,
+    #[source]
+    source: io::Error,
+}
+
+/// An open console. Output never blocks for longer than our own standard output does.
+#[derive(Debug)]
+pub struct Console(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Stdio { terminal: Option<Box<Termios>>, input: bool },
+    File(File),
+    Pty { master: File, _slave: OwnedFd },
+    Socket { listener: UnixListener, client: Option<UnixStream>, path: PathBuf },
+    Null,
+}
+
+impl Console {
+    /// Opens what the configuration names. A terminal is switched to raw mode and back on drop.
+    ///
+    /// # Errors
+    /// [`ConsoleError`] naming the file or socket.
+    pub fn open(config: &config::Console) -> Result<Self, ConsoleError> {
+        let error = |what: &dyn std::fmt::Display| {
+            let what = what.to_string();
+            move |source: io::Error| ConsoleError { what, source }
+        };
+        Ok(Self(match config {
+            config::Console::Null => Kind::Null,
+            config::Console::Stdio => stdio(),
+            config::Console::File { path } => {
+                let file = OpenOptions::new().create(true).append(true).open(path);
+                Kind::File(file.map_err(error(&path.display()))?)
+            }
+            config::Console::Pty => pty().map_err(error(&"pty"))?,
+            config::Console::Socket { path } => socket(path).map_err(error(&path.display()))?,
+        }))
+    }
+
+    /// Name of the pseudo-terminal, if it is one.
+    pub fn pty_name(&self) -> Option<String> {
+        match &self.0 {
+            Kind::Pty { master, .. } => Some(ptsname(master, Vec::new()).ok()?.to_string_lossy().into_owned()),
+            _ => None,
+        }
+    }
+
+    /// Writes what the guest printed. What nobody takes is lost, as on a cable.
+    pub fn write(&mut self, data: &[u8]) {
+        match &mut self.0 {
+            Kind::Stdio { .. } => {
+                let mut out = io::stdout().lock();
+                let _ = out.write_all(data).and_then(|()| out.flush());
+            }
+            Kind::File(file) => drop(file.write_all(data)),
+            Kind::Pty { master, .. } => drop(master.write(data)),
+            Kind::Socket { client, .. } => {
+                let gone = |e: io::Error| e.kind() != io::ErrorKind::WouldBlock;
+                if client.as_mut().is_some_and(|stream| stream.write(data).is_err_and(gone)) {
+                    *client = None;
+                }
+            }
+            Kind::Null => {}
+        }
+    }
+
+    /// Descriptors to wait for; they change when a client comes or goes.
+    pub fn sources(&self) -> Vec<RawFd> {
+        match &self.0 {
+            Kind::Stdio { input: true, .. } => vec![io::stdin().as_raw_fd()],
+            Kind::Pty { master, .. } => vec![master.as_raw_fd()],
+            Kind::Socket { client: Some(stream), .. } => vec![stream.as_raw_fd()],
+            Kind::Socket { listener, client: None, .. } => vec![listener.as_raw_fd()],
+            _ => Vec::new(),
+        }
+    }
+
+    /// Takes what was typed at `source`; the number of bytes, 0 when there is none.
+    pub fn read(&mut self, source: RawFd, buffer: &mut [u8]) -> usize {
+        match &mut self.0 {
+            Kind::Stdio { input, .. } => {
+                // Not through std's buffer: what it would read ahead no poll would ever show again.
+                let count = rustix::io::read(io::stdin().as_fd(), buffer).unwrap_or(0);
+                *input = count > 0;
+                count
+            }
+            Kind::Pty { master, .. } => master.read(buffer).unwrap_or(0),
+            Kind::Socket { client: Some(stream), .. } if stream.as_raw_fd() == source => {
+                match stream.read(buffer) {
+                    Ok(count) if count > 0 => return count,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return 0,
+                    _ => {}
+                }
+                if let Kind::Socket { client, .. } = &mut self.0 {
+                    *client = None;
+                }
+                0
+            }
+            Kind::Socket { listener, client, .. } => {
+                let accepted = listener.accept().and_then(|(stream, _)| {
+                    stream.set_nonblocking(true)?;
+                    Ok(stream)
+                });
+                *client = accepted.ok();
+                0
+            }
+            Kind::File(_) | Kind::Null => 0,
+        }
+    }
+}
+
+impl Drop for Console {
+    fn drop(&mut self) {
+        match &self.0 {
+            Kind::Stdio { terminal: Some(before), .. } => {
+                let _ = tcsetattr(io::stdin(), OptionalActions::Now, before);
+            }
+            Kind::Socket { path, .. } => drop(std::fs::remove_file(path)),
+            _ => {}
+        }
+    }
+}
+
+fn stdio() -> Kind {
+    let stdin = io::stdin();
+    let terminal = isatty(&stdin).then(|| tcgetattr(&stdin).ok()).flatten().map(Box::new);
+    if let Some(before) = &terminal {
+        let mut raw = before.clone();
+        raw.make_raw();
+        raw.output_modes = before.output_modes; // our own messages keep their line ends
+        let _ = tcsetattr(&stdin, OptionalActions::Now, &raw);
+    }
+    Kind::Stdio { terminal, input: is_waitable(stdin.as_fd()) }
+}
+
+/// Whether poll says something about it: a regular file or /dev/null is always ready and would spin.
+fn is_waitable(fd: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstat(fd).is_ok_and(|stat| {
+        let kind = rustix::fs::FileType::from_raw_mode(stat.st_mode);
+        kind.is_fifo() || kind.is_socket() || (kind.is_char_device() && isatty(fd))
+    })
+}
+
+fn pty() -> io::Result<Kind> {
+    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+    grantpt(&master)?;
+    unlockpt(&master)?;
+    let name = ptsname(&master, Vec::new())?;
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    // Held open so that a reader who leaves does not hang the line up.
+    let slave = rustix::fs::open(&name, flags, rustix::fs::Mode::empty())?;
+    let mut raw = tcgetattr(&slave)?;
+    raw.make_raw();
+    tcsetattr(&slave, OptionalActions::Now, &raw)?;
+    rustix::io::ioctl_fionbio(&master, true)?;
+    Ok(Kind::Pty { master: File::from(master), _slave: slave })
+}
+
+/// A socket that is left over from a process that is gone is replaced; one that answers is not.
+fn socket(path: &Path) -> io::Result<Kind> {
+    if UnixStream::connect(path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused) {
+        std::fs::remove_file(path)?;
+    }
+    let listener = UnixListener::bind(path)?;
+    listener.set_nonblocking(true)?;
+    Ok(Kind::Socket { listener, client: None, path: path.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pty_carries_both_ways() {
+        let mut console = Console::open(&config::Console::Pty).unwrap();
+        let name = console.pty_name().unwrap();
+        let mut other = OpenOptions::new().read(true).write(true).open(name).unwrap();
+        console.write(b"login: ");
+        let mut buffer = [0; 16];
+        assert_eq!(other.read(&mut buffer).unwrap(), 7);
+        other.write_all(b"root").unwrap();
+        let source = console.sources()[0];
+        assert_eq!(console.read(source, &mut buffer), 4);
+        assert_eq!(&buffer[..4], b"root");
+    }
+
+    #[test]
+    fn a_socket_takes_one_client_after_another_and_leaves_no_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("console");
+        let mut console = Console::open(&config::Console::Socket { path: path.clone() }).unwrap();
+        console.write(b"nobody hears this");
+        let mut buffer = [0; 16];
+        for text in [b"one", b"two"] {
+            let mut client = UnixStream::connect(&path).unwrap();
+            assert_eq!(console.read(console.sources()[0], &mut buffer), 0);
+            console.write(text);
+            assert_eq!(client.read(&mut buffer).unwrap(), 3);
+            drop(client);
+            assert_eq!(console.read(console.sources()[0], &mut buffer), 0);
+        }
+        drop(console);
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,147 @@
+//! A vCPU's thread: run, answer the exit, run again.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use egm_address::CpuSet;
+use kvm_ioctls::{VcpuExit, VcpuFd};
+use rustix::thread::{CpuSet as Affinity, sched_setaffinity};
+use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
+
+use super::bus::Bus;
+use super::exit::{ExitLatch, ExitReason};
+use crate::kvm::internal_suberror;
+
+/// A vCPU's stack: its deepest path is a PCI configuration write that moves a BAR.
+const STACK: usize = 256 << 10;
+
+/// What every vCPU shares.
+pub struct Shared {
+    /// I/O ports.
+    pub ports: Bus,
+    /// Memory that is not RAM.
+    pub memory: Bus,
+    /// How the machine ends.
+    pub exit: Arc<ExitLatch>,
+}
+
+/// A vCPU before its thread runs.
+pub struct Vcpu {
+    /// Position in the plan.
+    pub index: u32,
+    /// The kernel's vCPU.
+    pub fd: VcpuFd,
+    /// Host CPUs that it may run on.
+    pub host_cpus: Option<CpuSet>,
+}
+
+/// A running vCPU.
+pub struct RunningVcpu {
+    thread: JoinHandle<()>,
+    stopped: Arc<AtomicBool>,
+}
+
+/// The signal that makes a vCPU leave the guest. Its handler does nothing; being interrupted is the point.
+fn kick_signal() -> i32 {
+    SIGRTMIN()
+}
+
+extern "C" fn kicked(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+
+/// Prepares this process for [`RunningVcpu::stop`]; once, before the first vCPU.
+///
+/// # Errors
+/// When the signal handler cannot be set.
+pub fn prepare_kicks() -> io::Result<()> {
+    register_signal_handler(kick_signal(), kicked).map_err(Into::into)
+}
+
+impl Vcpu {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// When the host has no thread to give.
+    pub fn start(mut self, shared: Arc<Shared>) -> io::Result<RunningVcpu> {
+        let stopped = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&stopped);
+        let body = move || {
+            pin(self.host_cpus.as_ref());
+            while !shared.exit.is_set() {
+                if let Some(reason) = self.run_once(&shared) {
+                    shared.exit.set(reason);
+                }
+            }
+            flag.store(true, Ordering::Release);
+        };
+        let name = format!("vcpu{}", self.index);
+        Ok(RunningVcpu { thread: thread::Builder::new().name(name).stack_size(STACK).spawn(body)?, stopped })
+    }
+
+    /// One stay in the guest; a reason when it was the last.
+    fn run_once(&mut self, shared: &Shared) -> Option<ExitReason> {
+        let vcpu = self.index;
+        let hypervisor = |what: String| Some(ExitReason::Hypervisor { vcpu, what });
+        match self.fd.run() {
+            Ok(VcpuExit::IoIn(port, data)) => shared.ports.read(u64::from(port), data),
+            Ok(VcpuExit::IoOut(port, data)) => shared.ports.write(u64::from(port), data),
+            Ok(VcpuExit::MmioRead(address, data)) => shared.memory.read(address, data),
+            Ok(VcpuExit::MmioWrite(address, data)) => shared.memory.write(address, data),
+            Ok(VcpuExit::Shutdown) => return Some(ExitReason::TripleFault { vcpu }),
+            Ok(VcpuExit::FailEntry(reason, _)) => return hypervisor(format!("entry failed with {reason:#x}")),
+            Ok(VcpuExit::InternalError) => {
+                let what = internal_error(&mut self.fd);
+                return hypervisor(what);
+            }
+            // The kernel answers these itself; seeing one costs a turn of the loop.
+            Ok(VcpuExit::Hlt | VcpuExit::Intr | VcpuExit::IrqWindowOpen | VcpuExit::SetTpr) => {}
+            Ok(other) => return hypervisor(format!("unexpected exit {other:?}")),
+            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {}
+            Err(error) => return hypervisor(format!("KVM_RUN: {error}")),
+        }
+        None
+    }
+}
+
+/// Names of KVM_INTERNAL_ERROR_*'s suberrors.
+const SUBERRORS: [(u32, &str); 4] = [
+    (1, "it cannot emulate the guest's instruction; kvm_pvm and old hosts emulate only simple code: use the lab"),
+    (2, "two exceptions arrived at once"),
+    (3, "an exit came while an event was being delivered"),
+    (4, "the exit reason is unknown to it"),
+];
+
+fn internal_error(fd: &mut VcpuFd) -> String {
+    let rip = fd.get_regs().map(|regs| regs.rip).unwrap_or(0);
+    let suberror = internal_suberror(fd.get_kvm_run());
+    let name = SUBERRORS.iter().find(|(number, _)| *number == suberror).map_or("no name for it", |(_, name)| name);
+    format!("internal error {suberror} at guest address {rip:#x}: {name}")
+}
+
+fn pin(host_cpus: Option<&CpuSet>) {
+    if let Some(cpus) = host_cpus {
+        let mut affinity = Affinity::new();
+        for cpu in cpus.iter().filter_map(|cpu| usize::try_from(cpu).ok()).filter(|cpu| *cpu < Affinity::MAX_CPU) {
+            affinity.set(cpu);
+        }
+        if let Err(error) = sched_setaffinity(None, &affinity) {
+            eprintln!("warning: vCPU thread stays unpinned: host CPUs {cpus}: {error}");
+        }
+    }
+}
+
+impl RunningVcpu {
+    /// Waits until the vCPU has left the guest for good; the exit latch is set already.
+    ///
+    /// A signal that comes just before the thread enters the guest is lost, so it is sent until the thread says that it
+    /// is out: no flag shared with a signal handler, and no unsafe code.
+    pub fn stop(self) {
+        while !self.stopped.load(Ordering::Acquire) && !self.thread.is_finished() {
+            let _ = self.thread.kill(kick_signal());
+            thread::park_timeout(Duration::from_micros(200));
+        }
+        let _ = self.thread.join();
+    }
+}

@@ -1,0 +1,221 @@
+//! Guest RAM: the plan's backings, opened, mapped and made into what devices and KVM take. This is an unsafe room.
+//!
+//! Why it exists: `vm-memory` takes a mapping of ours only by raw pointer.
+//! What callers may rely on: every region of [`GuestRam::memory`] points into a [`Mapping`] that the same
+//! [`GuestRam`] holds, and nobody outlives it: the machine drops its devices first.
+#![expect(unsafe_code, reason = "vm-memory takes our mappings by raw pointer")]
+
+use std::sync::Arc;
+
+use egm_address::{CpuSet, Gpa, Span};
+use egm_device::{
+    Anonymous, AnonymousError, Backing, HugePage, Mapping, MappingError, PrefaultError, prefault,
+};
+use vm_memory::mmap::MmapRegionBuilder;
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
+
+use crate::config::PageSize;
+use crate::error::{Blame, Report};
+use crate::plan::{BackingPlan, Plan, WindowKind};
+
+/// Why guest memory cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// A backing could not be made.
+    #[error("cannot get guest memory")]
+    Backing(#[from] AnonymousError),
+    /// The plan names a host region that this build cannot open.
+    #[error("EGM region \"{region}\" of \"{id}\" cannot be opened: only \"local\" memory can, on this host")]
+    Region {
+        /// The backing.
+        id: String,
+        /// The region.
+        region: String,
+    },
+    /// A backing could not be mapped.
+    #[error("cannot map guest memory \"{id}\"")]
+    Mapping {
+        /// The backing.
+        id: String,
+        /// The reason.
+        #[source]
+        source: MappingError,
+    },
+    /// Not all memory could be touched.
+    #[error("cannot make guest memory \"{id}\" present")]
+    Prefault {
+        /// The backing.
+        id: String,
+        /// The reason.
+        #[source]
+        source: PrefaultError,
+    },
+    /// The plan contradicts itself.
+    #[error("guest memory at {at:#x} contradicts itself: {what}")]
+    Plan {
+        /// Where.
+        at: Gpa,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+impl Report for MemoryError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::Plan { .. } => Blame::Internal,
+            _ => Blame::Host,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Backing(AnonymousError::Pool { missing, page, .. }) => Some(format!(
+                "echo {missing} more into /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages, or set \
+                 \"memory\": {{ \"page_size\": \"auto\" }}",
+                page >> 10
+            )),
+            Self::Region { .. } => Some("set \"egm\": [{ \"region\": \"local\", … }]".to_owned()),
+            Self::Mapping { .. } | Self::Prefault { .. } => {
+                Some("lower \"memory\".\"size\", or free memory on the host (free -h)".to_owned())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A contiguous piece of guest memory: one mapping, one KVM slot.
+pub struct Piece {
+    /// Where the guest sees it.
+    pub gpa: Gpa,
+    /// Where we do.
+    pub mapping: Arc<Mapping>,
+    backing: usize,
+}
+
+/// All of a guest's RAM.
+pub struct GuestRam {
+    /// For devices.
+    pub memory: GuestMemoryMmap,
+    /// For KVM, ascending.
+    pub pieces: Vec<Piece>,
+    _backings: Vec<Box<dyn Backing>>,
+}
+
+/// What is mapped: guest address, bytes, backing, offset in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Extent {
+    gpa: u64,
+    size: u64,
+    backing: usize,
+    offset: u64,
+}
+
+impl GuestRam {
+    /// Opens, maps and, where the plan says so, touches all guest memory. `near` gives the host CPUs of a
+    /// backing's nodes.
+    ///
+    /// # Errors
+    /// [`MemoryError`]; everything is given back.
+    pub fn open(plan: &Plan, near: impl Fn(&BackingPlan) -> Option<CpuSet>) -> Result<Self, MemoryError> {
+        let backings = plan.backings.iter().map(open_backing).collect::<Result<Vec<_>, _>>()?;
+        let mut pieces = Vec::new();
+        let mut regions = Vec::new();
+        for extent in extents(plan) {
+            let described = plan.backings.get(extent.backing).zip(backings.get(extent.backing));
+            let (backing_plan, backing) = described.ok_or_else(|| wrong(extent.gpa, "no such backing"))?;
+            let mapping = map(backing.as_ref(), backing_plan, extent)?;
+            regions.push(region(backing.as_ref(), &mapping, extent)?);
+            pieces.push(Piece { gpa: Gpa::new(extent.gpa), mapping, backing: extent.backing });
+        }
+        let memory = GuestMemoryMmap::from_regions(regions).map_err(|e| wrong(0, &e.to_string()))?;
+        let ram = Self { memory, pieces, _backings: backings };
+        ram.prefault(plan, near)?;
+        Ok(ram)
+    }
+
+    fn prefault(&self, plan: &Plan, near: impl Fn(&BackingPlan) -> Option<CpuSet>) -> Result<(), MemoryError> {
+        let wanted: Vec<_> = self
+            .pieces
+            .iter()
+            .filter_map(|piece| plan.backings.get(piece.backing).map(|backing| (piece, backing)))
+            .filter(|(_, backing)| backing.prefault)
+            .collect();
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let mappings: Vec<_> = wanted.iter().map(|(p, backing)| (p.mapping.as_ref(), near(backing))).collect();
+        prefault(&mappings, &|_| {}).map_err(|source| {
+            let id = wanted.get(source.index).map_or_else(String::new, |(_, backing)| backing.id.clone());
+            MemoryError::Prefault { id, source }
+        })
+    }
+}
+
+/// The plan's RAM and its firmware window, neighbours in guest and backing merged: fewer mappings, fewer slots, and
+/// huge pages across the seam.
+fn extents(plan: &Plan) -> Vec<Extent> {
+    let extent = |span: Span<_>, backing, offset| Extent { gpa: span.start().get(), size: span.size(), backing, offset };
+    let mut all: Vec<_> = plan.memory.iter().map(|m| extent(m.span, m.backing, m.offset)).collect();
+    if let (Some(window), Some(first)) = (plan.window(WindowKind::Firmware), plan.memory.first()) {
+        // The first RAM's backing has bytes for it: planned so that offsets stay congruent to guest addresses.
+        let offset = window.start().get().saturating_sub(first.span.start().get()).saturating_add(first.offset);
+        all.push(extent(window, first.backing, offset));
+    }
+    all.sort_unstable_by_key(|e| e.gpa);
+    let mut merged: Vec<Extent> = Vec::with_capacity(all.len());
+    for next in all {
+        match merged.last_mut() {
+            Some(last)
+                if last.gpa.saturating_add(last.size) == next.gpa
+                    && last.backing == next.backing
+                    && last.offset.saturating_add(last.size) == next.offset =>
+            {
+                last.size = last.size.saturating_add(next.size);
+            }
+            _ => merged.push(next),
+        }
+    }
+    merged
+}
+
+fn open_backing(plan: &BackingPlan) -> Result<Box<dyn Backing>, MemoryError> {
+    if let Some(region) = plan.region.as_deref().filter(|region| *region != "local") {
+        return Err(MemoryError::Region { id: plan.id.clone(), region: region.to_owned() });
+    }
+    let huge = match plan.page_size {
+        PageSize::Size2M => Some(HugePage::Size2M),
+        PageSize::Size1G => Some(HugePage::Size1G),
+        PageSize::Auto | PageSize::Size4K => None,
+    };
+    Ok(Box::new(Anonymous::new(&plan.id, plan.size, huge)?))
+}
+
+fn map(backing: &dyn Backing, plan: &BackingPlan, extent: Extent) -> Result<Arc<Mapping>, MemoryError> {
+    let error = |source| MemoryError::Mapping { id: plan.id.clone(), source };
+    let mapping = Mapping::new(backing, extent.offset, extent.size, extent.gpa).map_err(error)?;
+    if let Some(nodes) = &plan.host_nodes {
+        mapping.bind(nodes).map_err(error)?;
+    }
+    if !plan.page_size.is_hugetlb() {
+        mapping.advise_huge(plan.page_size == PageSize::Auto);
+    }
+    Ok(Arc::new(mapping))
+}
+
+fn region(backing: &dyn Backing, mapping: &Mapping, extent: Extent) -> Result<GuestRegionMmap, MemoryError> {
+    let file = backing.file().try_clone().map_err(|e| wrong(extent.gpa, &e.to_string()))?;
+    let at = backing.offset().saturating_add(extent.offset);
+    let builder = MmapRegionBuilder::new(mapping.size())
+        .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+        .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE)
+        .with_file_offset(FileOffset::new(file, at));
+    // SAFETY: pointer and size are a whole mapping, readable, writable and shared, held by the same `GuestRam`.
+    let builder = unsafe { builder.with_raw_mmap_pointer(mapping.as_ptr()) };
+    let region = builder.build().map_err(|e| wrong(extent.gpa, &e.to_string()))?;
+    GuestRegionMmap::new(region, GuestAddress(extent.gpa)).ok_or_else(|| wrong(extent.gpa, "it wraps"))
+}
+
+fn wrong(at: u64, what: &str) -> MemoryError {
+    MemoryError::Plan { at: Gpa::new(at), what: what.to_owned() }
+}
