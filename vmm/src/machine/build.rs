@@ -1,0 +1,193 @@
+//! From plan and resources to a machine: straight-line code, one function a stage.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use egm_address::Gpa;
+use kvm_ioctls::Cap;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::bus::{Bus, BusDevice, Overlap};
+use super::exit::ExitLatch;
+use super::platform::{Pvpanic, ResetRegister, SleepControl};
+use super::serial::{ConsoleInput, Line, SERIAL_PORTS, SerialPort};
+use super::vcpu::{Shared, Vcpu};
+use super::{Machine, Subscriber};
+use crate::arch::x86_64::boot::{self, BootError, BootFiles, Entry};
+use crate::arch::x86_64::cpuid::Topology;
+use crate::arch::x86_64::vcpu::configure;
+use crate::console::Console;
+use crate::error::{Blame, Report};
+use crate::firmware::{self, FirmwareError};
+use crate::kvm::{Hypervisor, KvmError, Vm};
+use crate::memory::GuestRam;
+use crate::pci::{CONFIG_PORT, CONFIG_PORTS, ConfigPorts, Ecam, PciMemory, RootComplex};
+use crate::plan::{Plan, WindowKind};
+use crate::resources::Resources;
+
+/// Three pages that Intel hosts need in guest address space; the plan keeps them free.
+const TSS: u32 = 0xfffb_d000;
+
+/// Why a machine could not be built.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// The hypervisor refused.
+    #[error("cannot build the virtual machine")]
+    Kvm(#[from] KvmError),
+    /// Kernel or initramfs.
+    #[error("cannot boot {kernel}")]
+    Boot {
+        /// The kernel's path.
+        kernel: String,
+        /// The reason.
+        #[source]
+        source: BootError,
+    },
+    /// The tables.
+    #[error("cannot write the guest's firmware tables")]
+    Firmware(#[from] FirmwareError),
+    /// Descriptors ran out.
+    #[error("cannot make an event descriptor")]
+    Descriptor(#[from] io::Error),
+    /// Two devices want one address.
+    #[error("the plan contradicts itself")]
+    Overlap(#[from] Overlap),
+    /// The plan lacks something that every machine has.
+    #[error("the plan has no {0}")]
+    Missing(&'static str),
+}
+
+impl Report for BuildError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::Kvm(error) => error.blame(),
+            Self::Boot { .. } => Blame::Configuration,
+            Self::Firmware(error) => error.blame(),
+            Self::Descriptor(_) => Blame::Host,
+            Self::Overlap(_) | Self::Missing(_) => Blame::Internal,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Kvm(error) => error.help(),
+            Self::Firmware(error) => error.help(),
+            Self::Boot { source: BootError::Initramfs { .. } | BootError::TooLarge { .. }, .. } => {
+                Some("raise \"memory\".\"size\", or use a smaller initramfs".to_owned())
+            }
+            Self::Boot { source: BootError::CommandLine, .. } => Some("shorten \"boot\".\"cmdline\"".to_owned()),
+            Self::Boot { .. } => {
+                Some("set \"boot\".\"kernel\" to a whole 64-bit bzImage or vmlinux, for instance Debian's".to_owned())
+            }
+            Self::Descriptor(_) => Some("raise the limit of open files: ulimit -n 65536".to_owned()),
+            Self::Overlap(_) | Self::Missing(_) => None,
+        }
+    }
+}
+
+/// Builds the machine of `plan`.
+///
+/// # Errors
+/// [`BuildError`]; everything is given back.
+pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
+    let Resources { hypervisor, ram, mut boot, console } = resources;
+    let exit = ExitLatch::new()?;
+    let vm = lend_memory(&hypervisor, &ram)?;
+    vm.reserve_tss(TSS)?;
+    vm.create_interrupt_controller()?;
+
+    let mut subscribers: Vec<Subscriber> = Vec::new();
+    let mut ports = platform_ports(plan, &exit)?;
+    let serial = serial(plan, &vm, console, &mut subscribers)?;
+    add_port(&mut ports, plan.port("serial").ok_or(BuildError::Missing("serial port"))?, SERIAL_PORTS, serial)?;
+
+    let root = Arc::new(RootComplex::default());
+    root.update();
+    add_port(&mut ports, CONFIG_PORT, CONFIG_PORTS, Arc::new(ConfigPorts::new(Arc::clone(&root))))?;
+    let memory = pci_windows(plan, &root)?;
+
+    let entry = load_guest(plan, &ram.memory, &mut boot)?;
+    let vcpus = make_vcpus(plan, &hypervisor, &vm, &entry)?;
+    let shared = Arc::new(Shared { ports, memory, exit });
+    Ok(Machine { vcpus, shared, devices: Vec::new(), subscribers, _vm: vm, _ram: ram })
+}
+
+fn lend_memory(hypervisor: &Hypervisor, ram: &GuestRam) -> Result<Vm, BuildError> {
+    let vm = hypervisor.create_vm()?;
+    for piece in &ram.pieces {
+        vm.add_memory(piece.gpa, Arc::clone(&piece.mapping))?;
+    }
+    Ok(vm)
+}
+
+fn platform_ports(plan: &Plan, exit: &Arc<ExitLatch>) -> Result<Bus, BuildError> {
+    let mut ports = Bus::default();
+    let devices: [(&'static str, Arc<dyn BusDevice>); 3] = [
+        ("sleep", Arc::new(SleepControl(Arc::clone(exit)))),
+        ("reset", Arc::new(ResetRegister(Arc::clone(exit)))),
+        ("pvpanic", Arc::new(Pvpanic(Arc::clone(exit)))),
+    ];
+    for (owner, device) in devices {
+        let planned = plan.ports.iter().find(|p| p.owner == owner).ok_or(BuildError::Missing(owner))?;
+        add_port(&mut ports, planned.first, planned.count, device)?;
+    }
+    Ok(ports)
+}
+
+fn add_port(ports: &mut Bus, first: u16, count: u16, device: Arc<dyn BusDevice>) -> Result<(), Overlap> {
+    let first = u64::from(first);
+    ports.add(first..first.saturating_add(u64::from(count)), device)
+}
+
+fn serial(
+    plan: &Plan,
+    vm: &Vm,
+    console: Console,
+    subscribers: &mut Vec<Subscriber>,
+) -> Result<Arc<SerialPort>, BuildError> {
+    let line = EventFd::new(EFD_NONBLOCK)?;
+    vm.connect_line(plan.line("serial").ok_or(BuildError::Missing("serial interrupt"))?, &line)?;
+    let console = Arc::new(Mutex::new(console));
+    let port = SerialPort::new(Line(line), Arc::clone(&console))?;
+    subscribers.push(Arc::new(Mutex::new(ConsoleInput::new(Arc::clone(&port), console))));
+    Ok(port)
+}
+
+fn pci_windows(plan: &Plan, root: &Arc<RootComplex>) -> Result<Bus, BuildError> {
+    let mut bus = Bus::default();
+    for window in &plan.windows {
+        let range = window.span.start().get()..window.span.end().get();
+        match window.kind {
+            WindowKind::Ecam => bus.add(range, Arc::new(Ecam(Arc::clone(root))))?,
+            WindowKind::PciMemory32 | WindowKind::PciMemory64 => {
+                bus.add(range, Arc::new(PciMemory::new(Arc::clone(root), window.span)))?;
+            }
+            WindowKind::Firmware | WindowKind::Interrupts | WindowKind::Reserved => {}
+        }
+    }
+    Ok(bus)
+}
+
+fn load_guest(plan: &Plan, memory: &GuestMemoryMmap, files: &mut BootFiles) -> Result<Entry, BuildError> {
+    let image = firmware::build(plan)?;
+    let error = |source| BuildError::Boot { kernel: plan.boot.kernel.display().to_string(), source };
+    let at = |gpa: Gpa| GuestAddress(gpa.get());
+    memory
+        .write_slice(&image.bytes, at(image.base))
+        .map_err(|_| error(BootError::Memory { at: image.base.get() }))?;
+    boot::load(plan, memory, files, image.rsdp).map_err(error)
+}
+
+fn make_vcpus(plan: &Plan, hypervisor: &Hypervisor, vm: &Vm, entry: &Entry) -> Result<Vec<Vcpu>, BuildError> {
+    let host = hypervisor.supported_cpuid()?;
+    let topology = Topology::new(&plan.vcpus, plan.address_bits, hypervisor.has(Cap::TscDeadlineTimer));
+    plan.vcpus
+        .iter()
+        .map(|vcpu| {
+            let fd = vm.create_vcpu(vcpu.hardware_id)?;
+            configure(&fd, &host, topology, vcpu, entry)?;
+            Ok(Vcpu { index: vcpu.index, fd, host_cpus: vcpu.host_cpus.clone() })
+        })
+        .collect()
+}

@@ -1,0 +1,109 @@
+//! Plan plus resources make a machine; the machine runs until there is an [`ExitReason`].
+//!
+//! ```text
+//!            build()             run()                    first reason
+//!  Resources ───────► Machine ───────► vCPU threads ═══╗
+//!                                      event loop  ════╬══► stop vCPUs ► finish devices ► ExitReason
+//!                                      signals     ════╝     (no guest     (disks are
+//!                                                             I/O after)    durable)
+//! ```
+
+mod build;
+mod bus;
+mod exit;
+mod platform;
+mod serial;
+mod signals;
+mod vcpu;
+
+use std::sync::{Arc, Mutex};
+
+pub use build::{BuildError, build};
+pub use bus::{Bus, BusDevice, Overlap};
+use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
+pub use exit::{ExitLatch, ExitReason};
+pub use platform::{RESET_VALUE, SLEEP_TYPE_S5};
+
+use crate::kvm::Vm;
+use crate::memory::GuestRam;
+use crate::virtio::VirtioDevice;
+
+/// A part of the event loop.
+type Subscriber = Arc<Mutex<dyn MutEventSubscriber + Send>>;
+
+/// A machine that has not started. Fields are dropped in this order: vCPUs and devices use what comes after them.
+pub struct Machine {
+    vcpus: Vec<vcpu::Vcpu>,
+    shared: Arc<vcpu::Shared>,
+    devices: Vec<Arc<Mutex<dyn VirtioDevice>>>,
+    subscribers: Vec<Subscriber>,
+    _vm: Vm,
+    _ram: GuestRam,
+}
+
+impl Machine {
+    /// Runs the guest to its end. On every way out the vCPUs have stopped and each device has made durable what
+    /// it promised.
+    pub fn run(self) -> ExitReason {
+        let exit = Arc::clone(&self.shared.exit);
+        let mut running = Vec::with_capacity(self.vcpus.len());
+        let ended = match self.subscribe() {
+            Ok(mut events) => {
+                let started = vcpu::prepare_kicks().and_then(|()| {
+                    self.vcpus.into_iter().try_for_each(|vcpu| {
+                        running.push(vcpu.start(Arc::clone(&self.shared))?);
+                        Ok(())
+                    })
+                });
+                if let Err(error) = started {
+                    exit.set(ExitReason::Internal(format!("cannot start a vCPU thread: {error}")));
+                }
+                serve(&mut events, &exit)
+            }
+            Err(what) => ExitReason::Internal(what),
+        };
+        exit.set(ended);
+        running.into_iter().for_each(vcpu::RunningVcpu::stop);
+        for device in &self.devices {
+            crate::virtio::lock(device).finish();
+        }
+        exit.reason().cloned().unwrap_or(ExitReason::PoweredOff)
+    }
+
+    fn subscribe(&self) -> Result<EventManager<Subscriber>, String> {
+        let text = |error: &dyn std::fmt::Display| format!("cannot make the event loop: {error}");
+        let mut events = EventManager::new().map_err(|e| text(&e))?;
+        let signals = signals::Signals::new(Arc::clone(&self.shared.exit)).map_err(|e| text(&e))?;
+        events.add_subscriber(Arc::new(Mutex::new(signals)));
+        events.add_subscriber(Arc::new(Mutex::new(Wake(Arc::clone(&self.shared.exit)))));
+        for subscriber in &self.subscribers {
+            events.add_subscriber(Arc::clone(subscriber));
+        }
+        Ok(events)
+    }
+}
+
+fn serve(events: &mut EventManager<Subscriber>, exit: &ExitLatch) -> ExitReason {
+    loop {
+        if let Some(reason) = exit.reason() {
+            return reason.clone();
+        }
+        match events.run() {
+            Ok(_) => {}
+            Err(event_manager::Error::Epoll(error)) if error.errno() == libc::EINTR => {}
+            Err(error) => return ExitReason::Internal(format!("the event loop stopped: {error}")),
+        }
+    }
+}
+
+/// Lets the event loop turn when the machine ends.
+struct Wake(Arc<ExitLatch>);
+
+impl MutEventSubscriber for Wake {
+    fn process(&mut self, _events: Events, ops: &mut EventOps<'_>) {
+        let _ = ops.remove(Events::empty(self.0.wake()));
+    }
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        let _ = ops.add(Events::new(self.0.wake(), EventSet::IN));
+    }
+}

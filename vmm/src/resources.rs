@@ -1,0 +1,103 @@
+//! Opens every descriptor that the plan names: the last place that can say "not permitted".
+//!
+//! Nothing before it has side effects, nothing after it makes decisions.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::arch::x86_64::boot::BootFiles;
+use crate::console::{Console, ConsoleError};
+use crate::error::{Blame, Report};
+use crate::facts::Facts;
+use crate::kvm::{Hypervisor, KvmError};
+use crate::memory::{GuestRam, MemoryError};
+use crate::plan::{BackingPlan, Plan};
+
+/// What a machine is built from.
+pub struct Resources {
+    /// `/dev/kvm`.
+    pub hypervisor: Hypervisor,
+    /// Guest memory.
+    pub ram: GuestRam,
+    /// Kernel and initramfs.
+    pub boot: BootFiles,
+    /// The serial console.
+    pub console: Console,
+}
+
+/// Why something could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum ResourceError {
+    /// A file that the configuration names.
+    #[error("cannot open {key} {}", path.display())]
+    File {
+        /// Key of the configuration.
+        key: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The hypervisor.
+    #[error("cannot use KVM")]
+    Kvm(#[from] KvmError),
+    /// Guest memory.
+    #[error("cannot provide the guest's memory")]
+    Memory(#[from] MemoryError),
+    /// The console.
+    #[error("cannot provide the guest's console")]
+    Console(#[from] ConsoleError),
+}
+
+impl Report for ResourceError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::File { .. } | Self::Console(_) => Blame::Configuration,
+            Self::Kvm(error) => error.blame(),
+            Self::Memory(error) => error.blame(),
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::File { key, .. } => Some(format!("set \"{key}\" to a file that exists and that you may read")),
+            Self::Kvm(error) => error.help(),
+            Self::Memory(error) => error.help(),
+            Self::Console(_) => None,
+        }
+    }
+}
+
+impl Resources {
+    /// Opens what `plan` names on the host that `facts` describe. Cheap things that are often wrong come first, so
+    /// that a wrong path is told before a terabyte is touched.
+    ///
+    /// # Errors
+    /// [`ResourceError`]; everything opened until then is closed.
+    pub fn open(plan: &Plan, facts: &Facts) -> Result<Self, ResourceError> {
+        let kernel = open_file("boot.kernel", &plan.boot.kernel)?;
+        let initramfs = plan.boot.initramfs.as_deref().map(|path| open_file("boot.initramfs", path)).transpose()?;
+        let hypervisor = Hypervisor::open()?;
+        let console = Console::open(&plan.console)?;
+        let ram = GuestRam::open(plan, |backing| near(facts, backing))?;
+        Ok(Self { hypervisor, ram, boot: BootFiles { kernel, initramfs }, console })
+    }
+}
+
+fn open_file(key: &'static str, path: &Path) -> Result<File, ResourceError> {
+    let error = |source| ResourceError::File { key, path: path.to_owned(), source };
+    let file = File::open(path).map_err(error)?;
+    if file.metadata().map_err(error)?.is_dir() {
+        return Err(error(io::ErrorKind::IsADirectory.into()));
+    }
+    Ok(file)
+}
+
+/// Host CPUs on the nodes that a backing is bound to.
+fn near(facts: &Facts, backing: &BackingPlan) -> Option<egm_address::CpuSet> {
+    let nodes = backing.host_nodes.as_ref()?;
+    let cpus = facts.nodes.iter().filter(|node| nodes.contains(node.id)).flat_map(|node| node.cpus.iter());
+    Some(cpus.collect())
+}
