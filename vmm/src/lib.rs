@@ -3,14 +3,19 @@
 //! ```text
 //! File ─► Spec ─► Plan ─► Resources ─► Machine ─► ExitReason
 //! ```
-//! Nothing before [`Resources`](plan) has side effects; nothing after it makes decisions.
+//! Nothing before [`Resources`](resources) has side effects; nothing after it makes decisions.
 
 pub mod arch;
 pub mod cli;
 pub mod config;
+pub mod console;
 pub mod error;
 pub mod facts;
 pub mod firmware;
+pub mod kvm;
+pub mod machine;
+pub mod memory;
 pub mod pci;
 pub mod plan;
+pub mod resources;
 pub mod virtio;

@@ -1,6 +1,7 @@
 //! The command line: one file a subcommand, each with its `Args` and a `run` that returns the exit code.
 
 mod facts;
+mod run;
 mod schema;
 
 use std::process::ExitCode;
@@ -22,13 +23,24 @@ const EXIT_CODES: &str = "Exit codes: 0 the guest powered off; 1 the guest faile
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Run(run::Args),
     Facts(facts::Args),
     Schema(schema::Args),
 }
 
+/// How a subcommand ends.
+type Outcome = Result<ExitCode, Box<dyn Report>>;
+
+impl<E: Report + 'static> From<E> for Box<dyn Report> {
+    fn from(error: E) -> Self {
+        Box::new(error)
+    }
+}
+
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    let outcome: Result<ExitCode, Box<dyn Report>> = match &Cli::parse().command {
+    let outcome: Outcome = match &Cli::parse().command {
+        Command::Run(args) => run::run(args),
         Command::Facts(args) => facts::run(args),
         Command::Schema(args) => Ok(schema::run(args)),
     };

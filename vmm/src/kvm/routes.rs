@@ -13,7 +13,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::pci::msix::{MsiMessage, MsiRouter};
 
 /// Pins of the I/O APIC; message interrupts have the numbers above.
-pub const LINES: u32 = 24;
+const LINES: u32 = 24;
 /// Numbers of the kernel's table (KVM_MAX_IRQ_ROUTES).
 const MAX_ROUTES: usize = 4096;
 
@@ -52,7 +52,7 @@ impl MsiRouter for Routes {
             }
             None => {
                 messages.push(message);
-                self.upload(&messages).inspect_err(|_| drop(messages.pop()))?;
+                self.upload(&messages).inspect_err(|_| messages.truncate(index))?;
             }
         }
         *slot = Some(gsi);

@@ -72,7 +72,7 @@ impl Machine {
 
     fn subscribe(&self) -> Result<EventManager<Subscriber>, String> {
         let text = |error: &dyn std::fmt::Display| format!("cannot make the event loop: {error}");
-        let mut events = EventManager::new().map_err(|e| text(&e))?;
+        let mut events = EventManager::<Subscriber>::new().map_err(|e| text(&e))?;
         let signals = signals::Signals::new(Arc::clone(&self.shared.exit)).map_err(|e| text(&e))?;
         events.add_subscriber(Arc::new(Mutex::new(signals)));
         events.add_subscriber(Arc::new(Mutex::new(Wake(Arc::clone(&self.shared.exit)))));

@@ -7,7 +7,7 @@ use super::exit::{ExitLatch, ExitReason};
 
 /// ACPI sleep control register (ACPI 6.5 §4.8.3.7): SLP_TYP in bits 4..2, SLP_EN in bit 5; and the status register
 /// behind it, which reads zero.
-pub struct SleepControl(pub Arc<ExitLatch>);
+pub(super) struct SleepControl(pub(super) Arc<ExitLatch>);
 
 /// The sleep type that `\_S5` names.
 pub const SLEEP_TYPE_S5: u8 = 5;
@@ -26,7 +26,7 @@ impl BusDevice for SleepControl {
 }
 
 /// ACPI reset register (ACPI 6.5 §4.8.3.6): a write of [`RESET_VALUE`] resets.
-pub struct ResetRegister(pub Arc<ExitLatch>);
+pub(super) struct ResetRegister(pub(super) Arc<ExitLatch>);
 
 /// What the FADT tells the guest to write.
 pub const RESET_VALUE: u8 = 1;
@@ -43,7 +43,7 @@ impl BusDevice for ResetRegister {
 }
 
 /// pvpanic (QEMU docs/specs/pvpanic.rst): reads the events that it knows, takes the event that happened.
-pub struct Pvpanic(pub Arc<ExitLatch>);
+pub(super) struct Pvpanic(pub(super) Arc<ExitLatch>);
 
 const PANICKED: u8 = 1;
 const CRASH_LOADED: u8 = 2;

@@ -13,7 +13,7 @@ use super::bus::BusDevice;
 use crate::console::Console;
 
 /// Raises the serial line.
-pub struct Line(pub EventFd);
+pub(super) struct Line(pub(super) EventFd);
 
 impl Trigger for Line {
     type E = io::Error;
@@ -50,20 +50,20 @@ impl Write for Output {
 }
 
 /// The serial port as a device on the port bus.
-pub struct SerialPort {
+pub(super) struct SerialPort {
     uart: Mutex<Uart>,
     drained: Arc<EventFd>,
 }
 
 /// Number of ports.
-pub const SERIAL_PORTS: u16 = 8;
+pub(super) const SERIAL_PORTS: u16 = 8;
 
 impl SerialPort {
     /// A port that raises `line` and writes to `console`.
     ///
     /// # Errors
     /// When an eventfd cannot be made.
-    pub fn new(line: Line, console: Arc<Mutex<Console>>) -> io::Result<Arc<Self>> {
+    pub(super) fn new(line: Line, console: Arc<Mutex<Console>>) -> io::Result<Arc<Self>> {
         let drained = Arc::new(EventFd::new(EFD_NONBLOCK)?);
         let uart = Serial::with_events(line, Drained(Arc::clone(&drained)), Output(console));
         Ok(Arc::new(Self { uart: Mutex::new(uart), drained }))
@@ -95,7 +95,7 @@ impl BusDevice for SerialPort {
 
 /// Carries what is typed from the console to the port. While the guest does not read, nothing is taken from the
 /// console: the terminal's own flow control holds the typist, and no loop spins.
-pub struct ConsoleInput {
+pub(super) struct ConsoleInput {
     port: Arc<SerialPort>,
     console: Arc<Mutex<Console>>,
     waiting_for: Vec<RawFd>,
@@ -103,7 +103,7 @@ pub struct ConsoleInput {
 
 impl ConsoleInput {
     /// From `console` to `port`.
-    pub fn new(port: Arc<SerialPort>, console: Arc<Mutex<Console>>) -> Self {
+    pub(super) fn new(port: Arc<SerialPort>, console: Arc<Mutex<Console>>) -> Self {
         Self { port, console, waiting_for: Vec::new() }
     }
 

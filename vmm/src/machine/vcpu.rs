@@ -19,27 +19,27 @@ use crate::kvm::internal_suberror;
 const STACK: usize = 256 << 10;
 
 /// What every vCPU shares.
-pub struct Shared {
+pub(super) struct Shared {
     /// I/O ports.
-    pub ports: Bus,
+    pub(super) ports: Bus,
     /// Memory that is not RAM.
-    pub memory: Bus,
+    pub(super) memory: Bus,
     /// How the machine ends.
-    pub exit: Arc<ExitLatch>,
+    pub(super) exit: Arc<ExitLatch>,
 }
 
 /// A vCPU before its thread runs.
-pub struct Vcpu {
+pub(super) struct Vcpu {
     /// Position in the plan.
-    pub index: u32,
+    pub(super) index: u32,
     /// The kernel's vCPU.
-    pub fd: VcpuFd,
+    pub(super) fd: VcpuFd,
     /// Host CPUs that it may run on.
-    pub host_cpus: Option<CpuSet>,
+    pub(super) host_cpus: Option<CpuSet>,
 }
 
 /// A running vCPU.
-pub struct RunningVcpu {
+pub(super) struct RunningVcpu {
     thread: JoinHandle<()>,
     stopped: Arc<AtomicBool>,
 }
@@ -55,7 +55,7 @@ extern "C" fn kicked(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_vo
 ///
 /// # Errors
 /// When the signal handler cannot be set.
-pub fn prepare_kicks() -> io::Result<()> {
+pub(super) fn prepare_kicks() -> io::Result<()> {
     register_signal_handler(kick_signal(), kicked).map_err(Into::into)
 }
 
@@ -64,9 +64,10 @@ impl Vcpu {
     ///
     /// # Errors
     /// When the host has no thread to give.
-    pub fn start(mut self, shared: Arc<Shared>) -> io::Result<RunningVcpu> {
+    pub(super) fn start(mut self, shared: Arc<Shared>) -> io::Result<RunningVcpu> {
         let stopped = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&stopped);
+        let name = format!("vcpu{}", self.index);
         let body = move || {
             pin(self.host_cpus.as_ref());
             while !shared.exit.is_set() {
@@ -76,7 +77,6 @@ impl Vcpu {
             }
             flag.store(true, Ordering::Release);
         };
-        let name = format!("vcpu{}", self.index);
         Ok(RunningVcpu { thread: thread::Builder::new().name(name).stack_size(STACK).spawn(body)?, stopped })
     }
 
@@ -137,7 +137,7 @@ impl RunningVcpu {
     ///
     /// A signal that comes just before the thread enters the guest is lost, so it is sent until the thread says that it
     /// is out: no flag shared with a signal handler, and no unsafe code.
-    pub fn stop(self) {
+    pub(super) fn stop(self) {
         while !self.stopped.load(Ordering::Acquire) && !self.thread.is_finished() {
             let _ = self.thread.kill(kick_signal());
             thread::park_timeout(Duration::from_micros(200));

@@ -16,7 +16,7 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
 use crate::config::PageSize;
 use crate::error::{Blame, Report};
-use crate::plan::{BackingPlan, Plan, WindowKind};
+use crate::plan::{BackingPlan, Plan};
 
 /// Why guest memory cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -157,11 +157,7 @@ impl GuestRam {
 fn extents(plan: &Plan) -> Vec<Extent> {
     let extent = |span: Span<_>, backing, offset| Extent { gpa: span.start().get(), size: span.size(), backing, offset };
     let mut all: Vec<_> = plan.memory.iter().map(|m| extent(m.span, m.backing, m.offset)).collect();
-    if let (Some(window), Some(first)) = (plan.window(WindowKind::Firmware), plan.memory.first()) {
-        // The first RAM's backing has bytes for it: planned so that offsets stay congruent to guest addresses.
-        let offset = window.start().get().saturating_sub(first.span.start().get()).saturating_add(first.offset);
-        all.push(extent(window, first.backing, offset));
-    }
+    all.extend(plan.firmware().map(|(span, backing, offset)| extent(span, backing, offset)));
     all.sort_unstable_by_key(|e| e.gpa);
     let mut merged: Vec<Extent> = Vec::with_capacity(all.len());
     for next in all {

@@ -111,6 +111,6 @@ pub trait VirtioDevice: MutEventSubscriber + Send {
 }
 
 /// A device's lock. A device that panicked half way through is still reset and finished, so poison is ignored.
-fn lock<T: ?Sized>(device: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T: ?Sized>(device: &Mutex<T>) -> MutexGuard<'_, T> {
     device.lock().unwrap_or_else(PoisonError::into_inner)
 }

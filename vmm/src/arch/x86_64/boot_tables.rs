@@ -32,13 +32,13 @@ pub(super) struct Tables<'a> {
 impl Tables<'_> {
     /// Zero page, GDT and page tables of the Linux 64-bit protocol; `header` is a bzImage's own.
     pub(super) fn linux64(&self, header: Option<setup_header>) -> Result<(), BootError> {
-        let mut params = boot_params::default();
-        params.hdr = header.unwrap_or(setup_header {
+        let made_up = setup_header {
             header: HEADER_MAGIC,
             boot_flag: BOOT_FLAG,
             kernel_alignment: 0x100_0000,
             ..Default::default()
-        });
+        };
+        let mut params = boot_params { hdr: header.unwrap_or(made_up), ..Default::default() };
         params.hdr.type_of_loader = LOADER_UNDEFINED;
         params.hdr.cmd_line_ptr = low32(COMMAND_LINE.get());
         params.hdr.cmdline_size = self.command_line_size;
@@ -49,7 +49,7 @@ impl Tables<'_> {
         params.acpi_rsdp_addr = self.rsdp.get();
         let map = memory_map(self.plan);
         for (slot, (span, kind)) in params.e820_table.iter_mut().zip(&map) {
-            *slot = boot_e820_entry { addr: span.start().get(), size: span.size(), type_: *kind as u32 };
+            *slot = boot_e820_entry { addr: span.start().get(), size: span.size(), r#type: *kind as u32 };
             params.e820_entries = params.e820_entries.saturating_add(1);
         }
         if map.len() > params.e820_table.len() {
@@ -100,13 +100,12 @@ impl Tables<'_> {
         let pdpt = pml4.saturating_add(PAGE);
         let directory = |i: u64| pdpt.saturating_add(PAGE).saturating_add(i.saturating_mul(PAGE));
         self.write(PAGE_TABLES, pdpt | TABLE_FLAGS)?;
-        let mut entries = [0u64; 512];
         for i in 0..4u64 {
             self.write(Gpa::new(pdpt.saturating_add(i.saturating_mul(8))), directory(i) | TABLE_FLAGS)?;
-            for (entry, page) in entries.iter_mut().zip(i.saturating_mul(512)..) {
-                *entry = page << 21 | LARGE_PAGE_FLAGS;
-            }
-            self.write(Gpa::new(directory(i)), entries)?;
+            let pages = (i.saturating_mul(512)..).take(512);
+            let entries: Vec<u8> = pages.flat_map(|page| (page << 21 | LARGE_PAGE_FLAGS).to_le_bytes()).collect();
+            let at = directory(i);
+            self.memory.write_slice(&entries, GuestAddress(at)).map_err(|_| BootError::Memory { at })?;
         }
         Ok(())
     }
