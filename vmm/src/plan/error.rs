@@ -332,4 +332,3 @@ impl Report for PlanError {
 fn list(names: &[String]) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
-impl crate::error::Report for PlanError { fn blame(&self) -> crate::error::Blame { crate::error::Blame::Configuration } fn help(&self) -> Option<String> { PlanError::help(self) } }
