@@ -59,7 +59,9 @@ impl Console {
     /// Name of the pseudo-terminal, if it is one.
     pub fn pty_name(&self) -> Option<String> {
         match &self.0 {
-            Kind::Pty { master, .. } => Some(ptsname(master, Vec::new()).ok()?.to_string_lossy().into_owned()),
+            Kind::Pty { master, .. } => {
+                Some(ptsname(master, Vec::new()).ok()?.to_string_lossy().into_owned())
+            }
             _ => None,
         }
     }

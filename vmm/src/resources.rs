@@ -62,7 +62,9 @@ impl Report for ResourceError {
 
     fn help(&self) -> Option<String> {
         match self {
-            Self::File { key, .. } => Some(format!("set \"{key}\" to a file that exists and that you may read")),
+            Self::File { key, .. } => {
+                Some(format!("set \"{key}\" to a file that exists and that you may read"))
+            }
             Self::Kvm(error) => error.help(),
             Self::Memory(error) => error.help(),
             Self::Console(_) => None,
@@ -78,7 +80,8 @@ impl Resources {
     /// [`ResourceError`]; everything opened until then is closed.
     pub fn open(plan: &Plan, facts: &Facts) -> Result<Self, ResourceError> {
         let kernel = open_file("boot.kernel", &plan.boot.kernel)?;
-        let initramfs = plan.boot.initramfs.as_deref().map(|path| open_file("boot.initramfs", path)).transpose()?;
+        let initramfs =
+            plan.boot.initramfs.as_deref().map(|path| open_file("boot.initramfs", path)).transpose()?;
         let hypervisor = Hypervisor::open()?;
         let console = Console::open(&plan.console)?;
         let ram = GuestRam::open(plan, |backing| near(facts, backing))?;

@@ -6,10 +6,10 @@ use std::process::ExitCode;
 use super::Outcome;
 use crate::config::{self, Overrides};
 use crate::error::{Blame, Report};
-use crate::machine::{self, ExitReason};
-use crate::resources::Resources;
 use crate::facts::{self, Functions};
+use crate::machine::{self, ExitReason};
 use crate::plan;
+use crate::resources::Resources;
 
 /// Starts the virtual machine of a configuration file and waits for its end.
 #[derive(Debug, clap::Args)]

@@ -199,6 +199,8 @@ fn device_group() -> String {
     let named = groups.lines().map(|line| line.split(':').collect::<Vec<_>>());
     named
         .into_iter()
-        .find_map(|fields| (fields.get(2) == Some(&gid.as_str())).then(|| fields.first().map(|n| (*n).to_owned()))?)
+        .find_map(|fields| {
+            (fields.get(2) == Some(&gid.as_str())).then(|| fields.first().map(|n| (*n).to_owned()))?
+        })
         .unwrap_or(gid)
 }

@@ -31,9 +31,10 @@ impl Routes {
 
     fn upload(&self, messages: &[MsiMessage]) -> io::Result<()> {
         let lines = (0..LINES).map(line_entry);
-        let entries: Vec<_> = lines.chain((LINES..).zip(messages).map(|(gsi, m)| message_entry(gsi, *m))).collect();
-        let table =
-            KvmIrqRouting::from_entries(&entries).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+        let entries: Vec<_> =
+            lines.chain((LINES..).zip(messages).map(|(gsi, m)| message_entry(gsi, *m))).collect();
+        let table = KvmIrqRouting::from_entries(&entries)
+            .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
         self.fd.set_gsi_routing(&table).map_err(super::into_io)
     }
 }
@@ -41,9 +42,12 @@ impl Routes {
 impl MsiRouter for Routes {
     fn connect(&self, slot: &mut Option<u32>, message: MsiMessage, trigger: &EventFd) -> io::Result<()> {
         let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
-        let index = slot.and_then(|gsi| usize::try_from(gsi.checked_sub(LINES)?).ok()).unwrap_or(messages.len());
+        let index =
+            slot.and_then(|gsi| usize::try_from(gsi.checked_sub(LINES)?).ok()).unwrap_or(messages.len());
         let gsi = u32::try_from(index).ok().and_then(|index| index.checked_add(LINES));
-        let gsi = gsi.filter(|_| index < MAX_ROUTES).ok_or_else(|| io::Error::from(io::ErrorKind::QuotaExceeded))?;
+        let gsi = gsi
+            .filter(|_| index < MAX_ROUTES)
+            .ok_or_else(|| io::Error::from(io::ErrorKind::QuotaExceeded))?;
         match messages.get_mut(index) {
             Some(old) if *old == message => {}
             Some(old) => {
@@ -77,6 +81,7 @@ fn message_entry(gsi: u32, message: MsiMessage) -> kvm_irq_routing_entry {
         // The mask and the shift leave 32 bits.
         u32::try_from(half).unwrap_or(u32::MAX)
     });
-    entry.u.msi = kvm_irq_routing_msi { address_lo: low, address_hi: high, data: message.data, ..Default::default() };
+    entry.u.msi =
+        kvm_irq_routing_msi { address_lo: low, address_hi: high, data: message.data, ..Default::default() };
     entry
 }

@@ -76,10 +76,13 @@ impl Report for BuildError {
             Self::Boot { source: BootError::Initramfs { .. } | BootError::TooLarge { .. }, .. } => {
                 Some("raise \"memory\".\"size\", or use a smaller initramfs".to_owned())
             }
-            Self::Boot { source: BootError::CommandLine, .. } => Some("shorten \"boot\".\"cmdline\"".to_owned()),
-            Self::Boot { .. } => {
-                Some("set \"boot\".\"kernel\" to a whole 64-bit bzImage or vmlinux, for instance Debian's".to_owned())
+            Self::Boot { source: BootError::CommandLine, .. } => {
+                Some("shorten \"boot\".\"cmdline\"".to_owned())
             }
+            Self::Boot { .. } => Some(
+                "set \"boot\".\"kernel\" to a whole 64-bit bzImage or vmlinux, for instance Debian's"
+                    .to_owned(),
+            ),
             Self::Descriptor(_) => Some("raise the limit of open files: ulimit -n 65536".to_owned()),
             Self::Overlap(_) | Self::Missing(_) => None,
         }
@@ -100,7 +103,12 @@ pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
     let mut subscribers: Vec<Subscriber> = Vec::new();
     let mut ports = platform_ports(plan, &exit)?;
     let serial = serial(plan, &vm, console, &mut subscribers)?;
-    add_port(&mut ports, plan.port("serial").ok_or(BuildError::Missing("serial port"))?, SERIAL_PORTS, serial)?;
+    add_port(
+        &mut ports,
+        plan.port("serial").ok_or(BuildError::Missing("serial port"))?,
+        SERIAL_PORTS,
+        serial,
+    )?;
 
     let root = Arc::new(RootComplex::default());
     root.update();

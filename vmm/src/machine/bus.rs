@@ -63,7 +63,8 @@ impl Bus {
         let at = self.devices.partition_point(|(range, _)| range.end <= address);
         let (range, device) = self.devices.get(at)?;
         let end = address.checked_add(u64::try_from(length).ok()?)?;
-        (range.start <= address && end <= range.end).then(|| (address.saturating_sub(range.start), device.as_ref()))
+        (range.start <= address && end <= range.end)
+            .then(|| (address.saturating_sub(range.start), device.as_ref()))
     }
 }
 

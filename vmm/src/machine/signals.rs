@@ -23,7 +23,8 @@ impl Signals {
             signal_hook::low_level::pipe::register(signal, handlers)?;
             Ok((signal, ours))
         };
-        let pipes = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP].into_iter().map(pipe).collect::<io::Result<_>>()?;
+        let pipes =
+            [libc::SIGTERM, libc::SIGINT, libc::SIGHUP].into_iter().map(pipe).collect::<io::Result<_>>()?;
         Ok(Self { exit, pipes })
     }
 }

@@ -90,7 +90,9 @@ impl Vcpu {
             Ok(VcpuExit::MmioRead(address, data)) => shared.memory.read(address, data),
             Ok(VcpuExit::MmioWrite(address, data)) => shared.memory.write(address, data),
             Ok(VcpuExit::Shutdown) => return Some(ExitReason::TripleFault { vcpu }),
-            Ok(VcpuExit::FailEntry(reason, _)) => return hypervisor(format!("entry failed with {reason:#x}")),
+            Ok(VcpuExit::FailEntry(reason, _)) => {
+                return hypervisor(format!("entry failed with {reason:#x}"));
+            }
             Ok(VcpuExit::InternalError) => {
                 let what = internal_error(&mut self.fd);
                 return hypervisor(what);
@@ -107,7 +109,10 @@ impl Vcpu {
 
 /// Names of KVM_INTERNAL_ERROR_*'s suberrors.
 const SUBERRORS: [(u32, &str); 4] = [
-    (1, "it cannot emulate the guest's instruction; kvm_pvm and old hosts emulate only simple code: use the lab"),
+    (
+        1,
+        "it cannot emulate the guest's instruction; kvm_pvm and old hosts emulate only simple code: use the lab",
+    ),
     (2, "two exceptions arrived at once"),
     (3, "an exit came while an event was being delivered"),
     (4, "the exit reason is unknown to it"),
@@ -116,14 +121,17 @@ const SUBERRORS: [(u32, &str); 4] = [
 fn internal_error(fd: &mut VcpuFd) -> String {
     let rip = fd.get_regs().map(|regs| regs.rip).unwrap_or(0);
     let suberror = internal_suberror(fd.get_kvm_run());
-    let name = SUBERRORS.iter().find(|(number, _)| *number == suberror).map_or("no name for it", |(_, name)| name);
+    let name =
+        SUBERRORS.iter().find(|(number, _)| *number == suberror).map_or("no name for it", |(_, name)| name);
     format!("internal error {suberror} at guest address {rip:#x}: {name}")
 }
 
 fn pin(host_cpus: Option<&CpuSet>) {
     if let Some(cpus) = host_cpus {
         let mut affinity = Affinity::new();
-        for cpu in cpus.iter().filter_map(|cpu| usize::try_from(cpu).ok()).filter(|cpu| *cpu < Affinity::MAX_CPU) {
+        for cpu in
+            cpus.iter().filter_map(|cpu| usize::try_from(cpu).ok()).filter(|cpu| *cpu < Affinity::MAX_CPU)
+        {
             affinity.set(cpu);
         }
         if let Err(error) = sched_setaffinity(None, &affinity) {

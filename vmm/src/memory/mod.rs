@@ -134,7 +134,11 @@ impl GuestRam {
         Ok(ram)
     }
 
-    fn prefault(&self, plan: &Plan, near: impl Fn(&BackingPlan) -> Option<CpuSet>) -> Result<(), MemoryError> {
+    fn prefault(
+        &self,
+        plan: &Plan,
+        near: impl Fn(&BackingPlan) -> Option<CpuSet>,
+    ) -> Result<(), MemoryError> {
         let wanted: Vec<_> = self
             .pieces
             .iter()
@@ -144,7 +148,8 @@ impl GuestRam {
         if wanted.is_empty() {
             return Ok(());
         }
-        let mappings: Vec<_> = wanted.iter().map(|(p, backing)| (p.mapping.as_ref(), near(backing))).collect();
+        let mappings: Vec<_> =
+            wanted.iter().map(|(p, backing)| (p.mapping.as_ref(), near(backing))).collect();
         prefault(&mappings, &|_| {}).map_err(|source| {
             let id = wanted.get(source.index).map_or_else(String::new, |(_, backing)| backing.id.clone());
             MemoryError::Prefault { id, source }
@@ -155,7 +160,12 @@ impl GuestRam {
 /// The plan's RAM and its firmware window, neighbours in guest and backing merged: fewer mappings, fewer slots, and
 /// huge pages across the seam.
 fn extents(plan: &Plan) -> Vec<Extent> {
-    let extent = |span: Span<_>, backing, offset| Extent { gpa: span.start().get(), size: span.size(), backing, offset };
+    let extent = |span: Span<_>, backing, offset| Extent {
+        gpa: span.start().get(),
+        size: span.size(),
+        backing,
+        offset,
+    };
     let mut all: Vec<_> = plan.memory.iter().map(|m| extent(m.span, m.backing, m.offset)).collect();
     all.extend(plan.firmware().map(|(span, backing, offset)| extent(span, backing, offset)));
     all.sort_unstable_by_key(|e| e.gpa);

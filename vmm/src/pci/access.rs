@@ -1,7 +1,7 @@
 //! The three doors to the root complex: ECAM, the ports 0xcf8 and 0xcfc, and PCI memory.
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use egm_address::{Guest, Span};
 
@@ -108,8 +108,7 @@ mod tests {
     fn root() -> Arc<RootComplex> {
         let mut root = RootComplex::default();
         root.add(0, Arc::new(HostBridge::default()));
-        let port =
-            RootPortConfig { slot: 1, secondary: 1, window32: None, window64: None, occupied: true };
+        let port = RootPortConfig { slot: 1, secondary: 1, window32: None, window64: None, occupied: true };
         root.add_port(8, Arc::new(RootPort::new(&port)), vec![(0, Arc::new(HostBridge::default()))]);
         Arc::new(root)
     }
@@ -118,9 +117,13 @@ mod tests {
     fn both_doors_find_the_same_functions() {
         let root = root();
         let (ecam, ports) = (Ecam(Arc::clone(&root)), ConfigPorts::new(Arc::clone(&root)));
-        for (bus, devfn, expected) in
-            [(0u8, 0u8, 0x0008_1b36u32), (0, 8, 0x000c_1b36), (1, 0, 0x0008_1b36), (0, 16, u32::MAX), (2, 0, u32::MAX)]
-        {
+        for (bus, devfn, expected) in [
+            (0u8, 0u8, 0x0008_1b36u32),
+            (0, 8, 0x000c_1b36),
+            (1, 0, 0x0008_1b36),
+            (0, 16, u32::MAX),
+            (2, 0, u32::MAX),
+        ] {
             let mut data = [0; 4];
             ecam.read(u64::from(bus) << 20 | u64::from(devfn) << 12, &mut data);
             assert_eq!(u32::from_le_bytes(data), expected, "{bus}:{devfn}");

@@ -94,7 +94,8 @@ impl RootPort {
     pub fn forwards(&self, span: Span<Guest>) -> bool {
         let config = self.lock();
         let open = config.u16(COMMAND) & COMMAND_MEMORY != 0;
-        let window32 = window(u64::from(config.u16(MEMORY_BASE)) << 16, u64::from(config.u16(MEMORY_BASE + 2)) << 16);
+        let window32 =
+            window(u64::from(config.u16(MEMORY_BASE)) << 16, u64::from(config.u16(MEMORY_BASE + 2)) << 16);
         let half = |low: u16, high: u16| u64::from(config.u16(low)) << 16 | u64::from(config.u32(high)) << 32;
         let window64 = window(
             half(PREFETCHABLE_BASE, PREFETCHABLE_BASE_UPPER),

@@ -69,7 +69,9 @@ pub enum BootError {
     #[error("the kernel could not be read")]
     Read(#[source] std::io::Error),
     /// A bzImage without a 64-bit entry.
-    #[error("the kernel has no 64-bit entry point (boot protocol {version:#x}): only 64-bit kernels run here")]
+    #[error(
+        "the kernel has no 64-bit entry point (boot protocol {version:#x}): only 64-bit kernels run here"
+    )]
     Not64Bit {
         /// Boot protocol version.
         version: u16,
@@ -83,7 +85,9 @@ pub enum BootError {
         end: u64,
     },
     /// The initramfs does not fit between kernel and end of RAM.
-    #[error("the initramfs of {size:#x} bytes does not fit between the kernel's end at {from:#x} and {end:#x}: {short_by:#x} bytes too few")]
+    #[error(
+        "the initramfs of {size:#x} bytes does not fit between the kernel's end at {from:#x} and {end:#x}: {short_by:#x} bytes too few"
+    )]
     Initramfs {
         /// Its bytes.
         size: u64,
@@ -118,7 +122,12 @@ pub struct BootFiles {
 ///
 /// # Errors
 /// [`BootError`]; guest memory is then in no useful state.
-pub fn load(plan: &Plan, memory: &GuestMemoryMmap, files: &mut BootFiles, rsdp: Gpa) -> Result<Entry, BootError> {
+pub fn load(
+    plan: &Plan,
+    memory: &GuestMemoryMmap,
+    files: &mut BootFiles,
+    rsdp: Gpa,
+) -> Result<Entry, BootError> {
     let low = low_ram(plan).ok_or(BootError::Memory { at: KERNEL.get() })?;
     let kernel = load_kernel(memory, &mut files.kernel)?;
     let needed = kernel_needs(&kernel);
@@ -188,7 +197,8 @@ fn load_initramfs(
 ) -> Result<Span<Guest>, BootError> {
     let size = file.seek(SeekFrom::End(0)).map_err(BootError::Read)?;
     file.seek(SeekFrom::Start(0)).map_err(BootError::Read)?;
-    let short = || BootError::Initramfs { size, from, end, short_by: size.saturating_sub(end.saturating_sub(from)) };
+    let short =
+        || BootError::Initramfs { size, from, end, short_by: size.saturating_sub(end.saturating_sub(from)) };
     let start = align_down(end.checked_sub(size).ok_or_else(short)?, 4096);
     if start < from {
         return Err(short());

@@ -53,7 +53,9 @@ impl Tables<'_> {
             params.e820_entries = params.e820_entries.saturating_add(1);
         }
         if map.len() > params.e820_table.len() {
-            return Err(BootError::Memory { at: map.get(params.e820_table.len()).map_or(0, |(s, _)| s.start().get()) });
+            return Err(BootError::Memory {
+                at: map.get(params.e820_table.len()).map_or(0, |(s, _)| s.start().get()),
+            });
         }
         self.write(ZERO_PAGE, params)?;
         self.write(GDT, GDT_TABLE)?;
@@ -66,8 +68,11 @@ impl Tables<'_> {
         let map_at = START_INFO.get().saturating_add(0x80);
         let map = memory_map(self.plan);
         if let Some(initramfs) = self.initramfs {
-            let module =
-                hvm_modlist_entry { paddr: initramfs.start().get(), size: initramfs.size(), ..Default::default() };
+            let module = hvm_modlist_entry {
+                paddr: initramfs.start().get(),
+                size: initramfs.size(),
+                ..Default::default()
+            };
             self.write(Gpa::new(modules), module)?;
         }
         for (at, (span, kind)) in (map_at..).step_by(24).zip(&map) {
@@ -103,7 +108,8 @@ impl Tables<'_> {
         for i in 0..4u64 {
             self.write(Gpa::new(pdpt.saturating_add(i.saturating_mul(8))), directory(i) | TABLE_FLAGS)?;
             let pages = (i.saturating_mul(512)..).take(512);
-            let entries: Vec<u8> = pages.flat_map(|page| (page << 21 | LARGE_PAGE_FLAGS).to_le_bytes()).collect();
+            let entries: Vec<u8> =
+                pages.flat_map(|page| (page << 21 | LARGE_PAGE_FLAGS).to_le_bytes()).collect();
             let at = directory(i);
             self.memory.write_slice(&entries, GuestAddress(at)).map_err(|_| BootError::Memory { at })?;
         }
@@ -119,4 +125,3 @@ impl Tables<'_> {
 fn low32(value: u64) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
-

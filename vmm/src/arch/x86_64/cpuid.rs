@@ -123,13 +123,16 @@ fn extended_topology(function: u32, topology: Topology, vcpu: &VcpuPlan) -> [kvm
         edx: vcpu.hardware_id,
         ..Default::default()
     };
-    [level(0, widths.thread, topology.threads, 1), level(1, widths.socket_shift(), topology.per_socket(), 2), level(2, 0, 0, 0)]
+    [
+        level(0, widths.thread, topology.threads, 1),
+        level(1, widths.socket_shift(), topology.per_socket(), 2),
+        level(2, 0, 0, 0),
+    ]
 }
 
 const fn set(value: u32, bits: u32, on: bool) -> u32 {
     if on { value | bits } else { value & !bits }
 }
-
 
 #[cfg(test)]
 mod tests {
@@ -143,7 +146,13 @@ mod tests {
         let leaf = |function, eax, ebx| kvm_cpuid_entry2 { function, eax, ebx, ..Default::default() };
         let mut amd = leaf(0, 0x10, u32::from_le_bytes(*b"Auth"));
         amd.ecx = u32::from_le_bytes(*b"cAMD");
-        vec![amd, leaf(1, 0xa0f11, 0x0002_0800), leaf(0xb, 7, 7), leaf(0x8000_0008, 0x3030, 0), leaf(0x8000_001e, 9, 9)]
+        vec![
+            amd,
+            leaf(1, 0xa0f11, 0x0002_0800),
+            leaf(0xb, 7, 7),
+            leaf(0x8000_0008, 0x3030, 0),
+            leaf(0x8000_001e, 9, 9),
+        ]
     }
 
     fn find(leaves: &[kvm_cpuid_entry2], function: u32, index: u32) -> kvm_cpuid_entry2 {
@@ -157,7 +166,10 @@ mod tests {
         let out = leaves(&host(), topology, &all[3]);
         let one = find(&out, 1, 0);
         assert_eq!((one.ebx >> 24, one.ebx >> 16 & 0xff), (7, 4));
-        assert_eq!(one.ecx & (ECX1_HYPERVISOR | ECX1_X2APIC | ECX1_TSC_DEADLINE), 1 << 31 | 1 << 21 | 1 << 24);
+        assert_eq!(
+            one.ecx & (ECX1_HYPERVISOR | ECX1_X2APIC | ECX1_TSC_DEADLINE),
+            1 << 31 | 1 << 21 | 1 << 24
+        );
         let (threads, cores, end) = (find(&out, 0xb, 0), find(&out, 0xb, 1), find(&out, 0xb, 2));
         assert_eq!((threads.eax, threads.ebx, threads.ecx, threads.edx), (1, 2, 0x100, 7));
         assert_eq!((cores.eax, cores.ebx, cores.ecx), (2, 4, 0x201));

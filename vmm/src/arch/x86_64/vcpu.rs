@@ -58,7 +58,8 @@ pub fn configure(
 
 fn set_msrs(fd: &VcpuFd) -> Result<(), KvmError> {
     let entry = |index, data| kvm_msr_entry { index, data, ..Default::default() };
-    let msrs = [entry(MSR_MISC_ENABLE, MISC_ENABLE_FAST_STRING), entry(MSR_MTRR_DEF_TYPE, MTRR_ENABLE_WRITE_BACK)];
+    let msrs =
+        [entry(MSR_MISC_ENABLE, MISC_ENABLE_FAST_STRING), entry(MSR_MTRR_DEF_TYPE, MTRR_ENABLE_WRITE_BACK)];
     let refused = |e| KvmError::call("KVM_SET_MSRS", e);
     let msrs = Msrs::from_entries(&msrs).map_err(|_| refused(kvm_ioctls::Error::new(libc::E2BIG)))?;
     fd.set_msrs(&msrs).map(drop).map_err(refused)
@@ -81,7 +82,8 @@ fn enter(entry: &Entry, sregs: &mut kvm_sregs, regs: &mut kvm_regs) {
     let data = kvm_segment { selector: 0x18, type_: 0x3, l: 0, db: 1, ..code };
     sregs.cs = code;
     (sregs.ds, sregs.es, sregs.fs, sregs.gs, sregs.ss) = (data, data, data, data, data);
-    let task = kvm_segment { base: 0, limit: 0x67, selector: 0, type_: 0xb, present: 1, ..Default::default() };
+    let task =
+        kvm_segment { base: 0, limit: 0x67, selector: 0, type_: 0xb, present: 1, ..Default::default() };
     sregs.tr = task;
     sregs.gdt.base = super::boot::GDT.get();
     sregs.gdt.limit = 31;
