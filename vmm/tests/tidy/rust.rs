@@ -15,7 +15,7 @@ pub(crate) struct Facts {
     pub(crate) test_files: Vec<String>,
     /// Whether the file opens with `#![expect(unsafe_code, …)]`.
     pub(crate) is_room: bool,
-    /// Lines with the keyword `unsafe`.
+    /// Lines outside test modules with the keyword `unsafe`.
     pub(crate) unsafe_lines: Vec<usize>,
     /// Lines that ask for the target's architecture.
     pub(crate) target_arch_lines: Vec<usize>,
@@ -59,7 +59,7 @@ impl Scan<'_> {
 
     fn word(&mut self, word: &str, line: usize, after: &[TokenTree], in_test: bool) {
         match (word, after) {
-            ("unsafe", _) => self.facts.unsafe_lines.push(line),
+            ("unsafe", _) if !in_test => self.facts.unsafe_lines.push(line),
             ("target_arch", _) => self.facts.target_arch_lines.push(line),
             ("sleep", [TokenTree::Group(call), ..]) if call.delimiter() == Delimiter::Parenthesis => {
                 self.facts.sleeps.push((line, in_test));
