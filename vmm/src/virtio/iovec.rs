@@ -63,7 +63,9 @@ fn file_offset(offset: u64) -> io::Result<libc::off_t> {
     libc::off_t::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput.into())
 }
 
-fn vectors(segments: &[VolatileSlice<'_>]) -> (Vec<iovec>, libc::c_int) {
+/// The kernel's form of at most [`MAX_SEGMENTS`] segments, and their number. The pointers are good while the guest
+/// memory is mapped.
+pub(super) fn vectors(segments: &[VolatileSlice<'_>]) -> (Vec<iovec>, libc::c_int) {
     let iov: Vec<iovec> = segments
         .iter()
         .take(MAX_SEGMENTS)

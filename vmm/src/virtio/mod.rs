@@ -16,9 +16,11 @@
 //! drains and ignores kicks while it is not active. Devices and transport share one lock, the device's own
 //! (`Arc<Mutex<_>>`); the transport's registers have another that is always taken first.
 
+pub mod blk;
 pub mod iovec;
 pub mod net;
 pub mod ring;
+pub mod rng;
 #[cfg(test)]
 mod testing;
 mod transport;

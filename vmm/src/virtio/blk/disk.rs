@@ -1,0 +1,160 @@
+//! A disk: an open file, and the only way to name bytes of it.
+
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::FileTypeExt;
+use std::sync::Arc;
+
+use crate::error::{Blame, Report};
+
+/// Bytes of a sector, the unit of the protocol whatever the disk's own (virtio 1.3 §5.2.5.2).
+pub const SECTOR: u64 = 512;
+
+/// Why a file cannot be a disk. Whoever opened it says which file it was.
+#[derive(Debug, thiserror::Error)]
+pub enum DiskError {
+    /// A directory, a pipe, …
+    #[error("a disk must be a regular file or a block device")]
+    Kind,
+    /// Less than one sector.
+    #[error("a disk of {bytes:#x} bytes is smaller than a sector of {SECTOR:#x} bytes")]
+    TooSmall {
+        /// Its size.
+        bytes: u64,
+    },
+    /// The size is unknown.
+    #[error("cannot find the size of the disk")]
+    Size(#[source] io::Error),
+}
+
+impl Report for DiskError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::Kind | Self::TooSmall { .. } => Blame::Configuration,
+            Self::Size(_) => Blame::Host,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::TooSmall { .. } => Some("make it larger, for instance: truncate -s 1G FILE".into()),
+            Self::Kind | Self::Size(_) => None,
+        }
+    }
+}
+
+/// An open disk.
+#[derive(Debug)]
+pub struct Disk {
+    file: Arc<File>,
+    sectors: u64,
+    read_only: bool,
+}
+
+impl Disk {
+    /// Takes over `file`, opened for reading, and for writing unless `read_only`. Bytes after the last whole sector
+    /// are not part of the disk.
+    ///
+    /// # Errors
+    /// [`DiskError`] when the file is not a disk.
+    pub fn new(mut file: File, read_only: bool) -> Result<Self, DiskError> {
+        let kind = file.metadata().map_err(DiskError::Size)?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(DiskError::Kind);
+        }
+        let bytes = file.seek(SeekFrom::End(0)).map_err(DiskError::Size)?; // a block device's metadata has no size
+        match bytes / SECTOR {
+            0 => Err(DiskError::TooSmall { bytes }),
+            sectors => Ok(Self { file: Arc::new(file), sectors, read_only }),
+        }
+    }
+
+    /// The file.
+    pub(super) fn file(&self) -> &Arc<File> {
+        &self.file
+    }
+
+    /// Size in sectors, at least 1.
+    pub fn sectors(&self) -> u64 {
+        self.sectors
+    }
+
+    /// Whether writes are refused.
+    pub fn read_only(&self) -> bool {
+        self.read_only
+    }
+}
+
+/// Bytes that are on the disk, as a guest named them: whole sectors, at least one, all below the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct DiskSpan {
+    offset: u64,
+    length: u64,
+}
+
+impl DiskSpan {
+    /// `bytes` from `sector` on, on a disk of `sectors`; `None` when that is not on the disk.
+    pub(super) fn new(sectors: u64, sector: u64, bytes: u64) -> Option<Self> {
+        let end = sector.checked_add(bytes / SECTOR)?;
+        let valid = bytes != 0 && bytes.is_multiple_of(SECTOR) && end <= sectors;
+        valid.then_some(Self { offset: sector.checked_mul(SECTOR)?, length: bytes })
+    }
+
+    /// First byte.
+    pub(super) fn offset(self) -> u64 {
+        self.offset
+    }
+
+    /// Bytes.
+    pub(super) fn length(self) -> u64 {
+        self.length
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn file(bytes: u64) -> File {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(bytes).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_disk_has_whole_sectors_and_at_least_one() {
+        assert_eq!(Disk::new(file(512), false).unwrap().sectors(), 1);
+        assert_eq!(Disk::new(file(2047), false).unwrap().sectors(), 3);
+        for bytes in [0, 511] {
+            let error = Disk::new(file(bytes), false).unwrap_err();
+            assert!(matches!(error, DiskError::TooSmall { bytes: b } if b == bytes));
+            assert_eq!(error.blame(), Blame::Configuration);
+        }
+    }
+
+    #[test]
+    fn what_has_no_sectors_is_refused() {
+        for path in ["/", "/dev/null"] {
+            assert!(matches!(Disk::new(File::open(path).unwrap(), true), Err(DiskError::Kind)));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_span_is_whole_sectors_below_the_end(
+            sectors in 1u64..1 << 40, sector in any::<u64>(), near in 0u64..64, bytes in 0u64..0x10_0000
+        ) {
+            for sector in [sector, sectors.saturating_sub(near), near] {
+                let inside = bytes != 0 && bytes % SECTOR == 0
+                    && u128::from(sector) * 512 + u128::from(bytes) <= u128::from(sectors) * 512;
+                let span = DiskSpan::new(sectors, sector, bytes);
+                prop_assert_eq!(span.is_some(), inside);
+                if let Some(span) = span {
+                    prop_assert_eq!((span.offset(), span.length()), (sector * 512, bytes));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! virtio block device (virtio 1.3 §5.2) over a raw file or block device, one queue.
+//!
+//! [`request`] parses, [`disk`] is the only way to name bytes of the disk, [`io`] moves them between guest memory and
+//! the disk without a copy. Here a request is taken from the queue, started, and answered when it is done; at most a
+//! queue full of them is in flight, the rest waits in the queue.
+//!
+//! What the guest was told is durable stays so: reset and the end of the machine wait for what is in flight and then
+//! flush, whatever the guest asked for.
+#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
+
+mod config;
+mod disk;
+mod io;
+mod request;
+
+use std::sync::Arc;
+
+use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
+use rustix::io::Errno;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+pub use self::disk::{Disk, DiskError, SECTOR};
+use self::io::{Done, Engine, Job, Transfer};
+use self::request::{Action, Data, Request, Status, parse};
+use super::ring::{Ring, slices};
+use super::{ActivateError, Activation, Interrupt, VirtioDevice};
+
+/// Bytes of the serial number (§5.2.6.2).
+const SERIAL: usize = 20;
+
+/// What was counted since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Requests that the guest got wrong: refused, or without a place for an answer.
+    pub mistakes: u64,
+    /// Requests that the host could not carry out.
+    pub failures: u64,
+}
+
+/// A request whose job is in flight.
+struct Waiting {
+    head: u16,
+    writable: u32,
+    status: GuestAddress,
+    is_discard: bool,
+}
+
+/// What there is only while the driver is ready.
+struct Running {
+    ring: Ring,
+    memory: Arc<GuestMemoryMmap>,
+    interrupt: Arc<dyn Interrupt>,
+    /// The driver knows no flush, so a completed write must be durable.
+    write_through: bool,
+    /// By tag.
+    waiting: Vec<Option<Waiting>>,
+    free: Vec<u16>,
+    /// Chains were completed since the last look at whether the driver wants an interrupt.
+    completed: bool,
+}
+
+/// The device.
+pub struct Block {
+    disk: Disk,
+    serial: [u8; SERIAL],
+    kicks: [Arc<EventFd>; 1],
+    engine: Box<dyn Engine>,
+    running: Option<Running>,
+    done: Vec<Done>,
+    counters: Counters,
+}
+
+impl Block {
+    /// A device for `disk`; `id` is its serial number as far as it fits into 20 bytes.
+    ///
+    /// # Errors
+    /// The kernel's, when it refuses an eventfd, a thread or, other than by policy, an io_uring.
+    pub fn new(disk: Disk, id: &str) -> std::io::Result<Self> {
+        let mut serial = [0; SERIAL];
+        for (to, from) in serial.iter_mut().zip(id.bytes()) {
+            *to = from;
+        }
+        let kicks = [Arc::new(EventFd::new(EFD_NONBLOCK)?)];
+        let engine = io::open(disk.file(), config::QUEUE_SIZE)?;
+        let (running, done, counters) = (None, Vec::new(), Counters::default());
+        Ok(Self { disk, serial, kicks, engine, running, done, counters })
+    }
+
+    /// What was counted since the start.
+    pub fn counters(&self) -> Counters {
+        let malformed = self.running.as_ref().map_or(0, |r| r.ring.malformed());
+        Counters { mistakes: self.counters.mistakes.saturating_add(malformed), ..self.counters }
+    }
+
+    /// Answers what is done, starts what is new.
+    fn work(&mut self) {
+        self.collect();
+        if self.take() {
+            let _ = self.kick().write(1); // go on after the other devices had their turn
+        }
+        self.engine.commit();
+        if let Some(running) = &mut self.running
+            && std::mem::take(&mut running.completed)
+            && running.ring.needs_interrupt()
+        {
+            running.interrupt.queue(0);
+        }
+    }
+
+    fn kick(&self) -> &EventFd {
+        let [kick] = &self.kicks;
+        kick
+    }
+
+    fn collect(&mut self) {
+        let mut done = std::mem::take(&mut self.done);
+        self.engine.collect(false, &mut done);
+        for (tag, result) in done.drain(..) {
+            let Some(running) = &mut self.running else { break };
+            let Some(waiting) = running.waiting.get_mut(usize::from(tag)).and_then(Option::take) else {
+                continue;
+            };
+            running.free.push(tag);
+            let status = outcome(&result, waiting.is_discard);
+            if status != Status::Ok {
+                self.counters.failures = self.counters.failures.saturating_add(1);
+            }
+            running.answer(waiting.head, waiting.writable, waiting.status, status);
+        }
+        self.done = done;
+    }
+
+    /// Takes requests while there is room, at most a queue full. Whether there may be more that nobody will kick for.
+    fn take(&mut self) -> bool {
+        let Some(running) = &mut self.running else { return false };
+        running.ring.disarm();
+        for _ in 0..running.ring.size() {
+            let Some(tag) = running.free.pop() else { return false }; // a completion will bring us back
+            let request = match running.ring.pop() {
+                Some(chain) => {
+                    chain.ok().map(|chain| (chain.head, parse(chain, &running.memory, &self.disk)))
+                }
+                None => {
+                    running.free.push(tag);
+                    return running.ring.arm();
+                }
+            };
+            let Some((head, request)) = request else {
+                running.completed = true; // the ring gave it back
+                running.free.push(tag);
+                continue;
+            };
+            let Some(request) = request else {
+                self.counters.mistakes = self.counters.mistakes.saturating_add(1);
+                running.free.push(tag);
+                running.complete(head, 0);
+                continue;
+            };
+            if request.action.is_err() {
+                self.counters.mistakes = self.counters.mistakes.saturating_add(1);
+            }
+            match running.job(request, &self.serial) {
+                Some((waiting, job)) => {
+                    if let Some(place) = running.waiting.get_mut(usize::from(tag)) {
+                        *place = Some(waiting);
+                    }
+                    self.engine.submit(tag, job);
+                }
+                None => running.free.push(tag),
+            }
+        }
+        true
+    }
+
+    /// Waits for what is in flight; nobody is told.
+    fn drain(&mut self) {
+        while self.engine.in_flight() != 0 {
+            self.engine.collect(true, &mut self.done);
+        }
+        self.done.clear();
+    }
+}
+
+impl Running {
+    /// The job that `request` needs; `None` when it was answered at once.
+    fn job(&mut self, request: Request, serial: &[u8]) -> Option<(Waiting, Job)> {
+        let Request { head, writable, status, action } = request;
+        let is_discard = matches!(action, Ok(Action::Discard(_)));
+        let transfer = |span, data| Transfer::new(Arc::clone(&self.memory), span, data);
+        let job = match action {
+            Ok(Action::Read(span, data)) => Ok(Job::Read(transfer(span, data))),
+            Ok(Action::Write(span, data)) => {
+                Ok(Job::Write { transfer: transfer(span, data), durable: self.write_through })
+            }
+            Ok(Action::Flush) => Ok(Job::Flush),
+            Ok(Action::Discard(span)) => Ok(Job::Punch(span)),
+            // The driver then writes the zeroes itself, and they are durable.
+            Ok(Action::Zero { .. }) if self.write_through => Err(Status::Unsupported),
+            Ok(Action::Zero { span, may_unmap: true }) => Ok(Job::Punch(span)),
+            Ok(Action::Zero { span, may_unmap: false }) => Ok(Job::Zero(span)),
+            Ok(Action::Identify(data)) => {
+                identify(&self.memory, &data, serial);
+                Err(Status::Ok)
+            }
+            Err(status) => Err(status),
+        };
+        match job {
+            Ok(job) => Some((Waiting { head, writable, status, is_discard }, job)),
+            Err(answer) => {
+                self.answer(head, writable, status, answer);
+                None
+            }
+        }
+    }
+
+    fn answer(&mut self, head: u16, writable: u32, at: GuestAddress, status: Status) {
+        // The address was in guest memory when the chain was parsed, and guest memory stays.
+        let _ = self.memory.write_obj(status as u8, at);
+        self.complete(head, writable);
+    }
+
+    fn complete(&mut self, head: u16, written: u32) {
+        self.ring.complete(head, written);
+        self.completed = true;
+    }
+}
+
+/// A discard is a hint: a disk that cannot give space back did what it could. Zeroes that the host cannot make
+/// cheaply, the driver writes itself.
+fn outcome(result: &std::io::Result<()>, is_discard: bool) -> Status {
+    let unsupported = |error| Errno::from_io_error(error) == Some(Errno::OPNOTSUPP);
+    match result {
+        Ok(()) => Status::Ok,
+        Err(error) if unsupported(error) && is_discard => Status::Ok,
+        Err(error) if unsupported(error) => Status::Unsupported,
+        Err(_) => Status::IoError,
+    }
+}
+
+fn identify(memory: &GuestMemoryMmap, data: &Data, serial: &[u8]) {
+    let mut parts = Vec::new();
+    slices(memory, &data.segments, data.skip, data.length.min(SERIAL as u64), &mut parts);
+    let mut rest = serial;
+    for part in parts {
+        let (now, later) = rest.split_at(part.len().min(rest.len()));
+        part.copy_from(now);
+        rest = later;
+    }
+}
+
+impl VirtioDevice for Block {
+    fn device_type(&self) -> u16 {
+        2
+    }
+
+    fn features(&self) -> u64 {
+        config::features(&self.disk)
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &[config::QUEUE_SIZE]
+    }
+
+    fn kicks(&self) -> &[Arc<EventFd>] {
+        &self.kicks
+    }
+
+    fn config_read(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        for (to, from) in data.iter_mut().zip(config::bytes(&self.disk).iter().skip(start)) {
+            *to = *from;
+        }
+    }
+
+    fn config_write(&mut self, _offset: u64, _data: &[u8]) {}
+
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
+        let Activation { memory, queues, features, interrupt } = activation;
+        let Some(queue) = queues.into_iter().next().flatten() else {
+            let source = std::io::ErrorKind::InvalidInput.into();
+            return Err(ActivateError { what: "the request queue is not enabled", source });
+        };
+        let ring = Ring::new(queue, memory.clone());
+        let size = ring.size();
+        self.running = Some(Running {
+            memory: Arc::new(memory),
+            ring,
+            interrupt,
+            write_through: features & config::FLUSH == 0,
+            waiting: std::iter::repeat_with(|| None).take(size.into()).collect(),
+            free: (0..size).rev().collect(),
+            completed: false,
+        });
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.drain();
+        let Some(running) = self.running.take() else { return };
+        self.counters.mistakes = self.counters.mistakes.saturating_add(running.ring.malformed());
+        if !self.disk.read_only() && rustix::fs::fdatasync(self.disk.file()).is_err() {
+            self.counters.failures = self.counters.failures.saturating_add(1);
+        }
+    }
+}
+
+impl MutEventSubscriber for Block {
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        let added = ops
+            .add(Events::new(self.kick(), EventSet::IN))
+            .and_then(|()| ops.add(Events::new(self.engine.event(), EventSet::IN)));
+        debug_assert!(added.is_ok(), "descriptors of this device, each added once");
+    }
+
+    fn process(&mut self, _events: Events, _ops: &mut EventOps<'_>) {
+        // Nothing waits when a counter is empty: either event means "look".
+        let _ = self.kick().read();
+        let _ = self.engine.event().read();
+        self.work();
+    }
+}
+
+#[cfg(test)]
+mod tests;
