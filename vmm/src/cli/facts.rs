@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use crate::error::Report;
+use crate::cli::Outcome;
 use crate::facts::{self, Functions};
 
 /// Records what this host offers to virtual machines, as JSON.
@@ -18,10 +18,10 @@ pub(super) struct Args {
     description: Option<String>,
 }
 
-pub(super) fn run(args: &Args) -> Result<ExitCode, Box<dyn Report>> {
+pub(super) fn run(args: &Args) -> Outcome {
     let read = |root: &PathBuf| facts::read(Path::new(root), &Functions::All);
     let facts = args.root.as_ref().map_or_else(|| facts::of_host(&Functions::All), read);
-    let mut facts = facts.map_err(|error| Box::new(error) as Box<dyn Report>)?;
+    let mut facts = facts?;
     if let Some(description) = &args.description {
         facts.description.clone_from(description);
     }

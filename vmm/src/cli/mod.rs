@@ -1,6 +1,7 @@
 //! The command line: one file a subcommand, each with its `Args` and a `run` that returns the exit code.
 
 mod facts;
+mod plan;
 mod run;
 mod schema;
 
@@ -25,6 +26,7 @@ const EXIT_CODES: &str = "Exit codes: 0 the guest powered off; 1 the guest faile
 enum Command {
     Run(run::Args),
     Facts(facts::Args),
+    Plan(plan::Args),
     Schema(schema::Args),
 }
 
@@ -42,6 +44,7 @@ pub fn main() -> ExitCode {
     let outcome: Outcome = match &Cli::parse().command {
         Command::Run(args) => run::run(args),
         Command::Facts(args) => facts::run(args),
+        Command::Plan(args) => plan::run(args),
         Command::Schema(args) => Ok(schema::run(args)),
     };
     outcome.unwrap_or_else(|error| {

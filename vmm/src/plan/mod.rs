@@ -18,6 +18,7 @@ mod host;
 mod memory;
 mod nodes;
 mod pci;
+mod render;
 mod space;
 #[cfg(test)]
 mod tests;
@@ -25,6 +26,7 @@ mod types;
 
 pub use error::PlanError;
 pub use pci::VIRTIO_BAR_SIZE;
+pub use render::{Colour, html, json, text};
 pub use types::*;
 
 use crate::arch::layout_of;

@@ -1,0 +1,52 @@
+//! `egm-vmm plan`: every address of a machine, before and without starting it.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use crate::cli::Outcome;
+use crate::config;
+use crate::facts::{self, Functions};
+use crate::plan::{self, Colour};
+
+/// Shows where everything of a virtual machine will be: memory map, PCI tree, NUMA nodes.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Configuration of the machine
+    #[arg(value_name = "FILE")]
+    config: PathBuf,
+    /// What the target host offers, as "egm-vmm facts" recorded it; the default is this host
+    #[arg(long, value_name = "FILE")]
+    facts: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long, conflicts_with = "html")]
+    json: bool,
+    /// Print a page for a browser
+    #[arg(long)]
+    html: bool,
+}
+
+pub(super) fn run(args: &Args) -> Outcome {
+    let spec = config::load(&args.config)?;
+    let facts = match &args.facts {
+        Some(path) => facts::load(path),
+        None => facts::of_host(&Functions::of(&spec)),
+    };
+    let plan = plan::plan(&spec, &facts?)?;
+    let mut out = io::stdout();
+    let colour = if out.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) {
+        Colour::On
+    } else {
+        Colour::Off
+    };
+    let text = if args.json {
+        plan::json(&plan)
+    } else if args.html {
+        plan::html(&plan)
+    } else {
+        plan::text(&plan, colour)
+    };
+    // A reader that has seen enough (`| head`) closes the pipe: that is no failure of ours.
+    let _ = out.write_all(text.as_bytes());
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,193 @@
+//! A plan for a browser: one page, without scripts, fonts or anything else from elsewhere.
+
+use std::fmt::Write;
+
+use crate::plan::render::map;
+use crate::plan::render::model;
+use crate::plan::{FunctionPlan, Plan};
+
+const STYLE: &str = include_str!("page.css");
+
+/// Text as HTML shows it; names, paths and descriptions come from files that anybody may have written.
+pub(super) fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// The plan as a whole page.
+pub fn html(plan: &Plan) -> String {
+    let name = escape(&plan.name);
+    let chips: String =
+        model::summary(plan).iter().map(|fact| format!("<li>{}</li>", escape(fact))).collect();
+    let pinning = pairs("Pinning", &["vCPU", "host CPUs"], model::pinning(plan));
+    let ports = pairs("Lines and ports", &["owner", "has"], model::lines_and_ports(plan));
+    format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n<title>{name}: plan</title>\n\
+         <style>\n{STYLE}</style>\n</head>\n<body>\n\
+         <header>\n<h1>{name}</h1>\n<p>{}</p>\n<ul class=\"chips\">{chips}</ul>\n</header>\n<main>\n\
+         <div class=\"columns\">\n\
+         <section class=\"wide\">\n<h2>Guest physical memory</h2>\n{LEGEND}\n<div class=\"scroll\">\n{}</div>\n\
+         <p class=\"note\">Height grows with the logarithm of the size.</p>\n</section>\n\
+         <div>\n{}{}{}{}{pinning}{ports}</div>\n</div>\n{}</main>\n</body>\n</html>\n",
+        escape(&plan.description),
+        map::svg(plan),
+        pci(plan),
+        nodes(plan),
+        distances(plan),
+        access(plan),
+        memory(plan),
+    )
+}
+
+const LEGEND: &str = "<ul class=\"legend\" aria-label=\"Colours\"><li class=\"ram\">RAM</li><li class=\"egm\">EGM</li>\
+                      <li class=\"pci\">PCI</li><li class=\"system\">system</li><li class=\"free\">free</li></ul>";
+
+/// A section with a table; `numeric` columns keep to the right.
+fn table(title: &str, heads: &[&str], numeric: &[usize], rows: &[(String, Vec<String>)]) -> String {
+    let class = |i: &usize| if numeric.contains(i) { " class=\"number\"" } else { "" };
+    let mut out = format!("<section>\n<h2>{title}</h2>\n<div class=\"scroll\"><table>\n<thead><tr>");
+    for (i, head) in heads.iter().enumerate() {
+        let _ = write!(out, "<th scope=\"col\"{}>{head}</th>", class(&i));
+    }
+    out.push_str("</tr></thead>\n<tbody>\n");
+    for (tone, cells) in rows {
+        let _ = write!(out, "<tr class=\"{tone}\">");
+        for (i, cell) in cells.iter().enumerate() {
+            let _ = write!(out, "<td{}>{}</td>", class(&i), escape(cell));
+        }
+        out.push_str("</tr>\n");
+    }
+    out.push_str("</tbody>\n</table></div>\n</section>\n");
+    out
+}
+
+fn pairs(title: &str, heads: &[&str], rows: Vec<(String, String)>) -> String {
+    if rows.is_empty() {
+        return String::new();
+    }
+    let rows: Vec<_> = rows.into_iter().map(|(left, right)| (String::new(), vec![left, right])).collect();
+    table(title, heads, &[], &rows)
+}
+
+fn memory(plan: &Plan) -> String {
+    let row = |block: model::Block| {
+        let (from, to) = (model::address(plan, block.span.start()), model::address(plan, block.span.end()));
+        let cells = vec![from, to, model::size(block.span.size()), block.what, block.detail];
+        (format!("address {}", block.tone.class()), cells)
+    };
+    let rows: Vec<_> = model::blocks(plan).into_iter().map(row).collect();
+    let map = table("Memory map", &["from", "up to", "size", "what", "where"], &[2], &rows);
+    let row = |b: &crate::plan::BackingPlan| {
+        (String::new(), vec![b.id.clone(), model::size(b.size), model::backing(b)])
+    };
+    let rows: Vec<_> = plan.backings.iter().map(row).collect();
+    map + &table("Behind it", &["memory", "size", "from"], &[1], &rows)
+}
+
+fn pci(plan: &Plan) -> String {
+    let mut out =
+        "<section>\n<h2>PCI</h2>\n<ul class=\"tree\"><li><code>0000:00:00.0</code> host bridge\n".to_owned();
+    let tree = model::tree(plan);
+    if !tree.is_empty() {
+        out.push_str("<ul>\n");
+        for (function, behind) in &tree {
+            out.push_str("<li>");
+            pci_function(plan, function, &mut out);
+            if !behind.is_empty() {
+                out.push_str("<ul>\n");
+                for function in behind {
+                    out.push_str("<li>");
+                    pci_function(plan, function, &mut out);
+                    out.push_str("</li>\n");
+                }
+                out.push_str("</ul>");
+            }
+            out.push_str("</li>\n");
+        }
+        out.push_str("</ul>");
+    }
+    out.push_str("</li></ul>\n</section>\n");
+    out
+}
+
+fn pci_function(plan: &Plan, function: &FunctionPlan, out: &mut String) {
+    let _ = write!(out, "<code>{}</code> {}", function.address, escape(&model::function(function)));
+    let holdings = model::holdings(function);
+    if holdings.is_empty() {
+        return;
+    }
+    out.push_str("<dl>");
+    for (what, span) in holdings {
+        let place = span.map_or_else(String::new, |span| {
+            format!("<code>{}</code> {}", model::address(plan, span.start()), model::size(span.size()))
+        });
+        let _ = write!(out, "<dt>{}</dt><dd>{place}</dd>", escape(&what));
+    }
+    out.push_str("</dl>");
+}
+
+fn nodes(plan: &Plan) -> String {
+    let row = |node: &crate::plan::NodePlan| {
+        let kind = match (node.egm, node.memory) {
+            (true, _) => "EGM",
+            (false, 0) => "no memory",
+            (false, _) => "RAM",
+        };
+        let cpus = if node.cpus.is_empty() { "none".to_owned() } else { node.cpus.to_string() };
+        let class = if node.egm { "egm" } else { "" };
+        (class.to_owned(), vec![node.id.to_string(), cpus, model::size(node.memory), kind.to_owned()])
+    };
+    let rows: Vec<_> = plan.nodes.iter().map(row).collect();
+    table("NUMA nodes", &["node", "vCPUs", "memory", "kind"], &[2], &rows)
+}
+
+/// Distances as a heat map: 10, a node's own memory, is plain, the farthest is darkest.
+fn distances(plan: &Plan) -> String {
+    let farthest = plan.distances.iter().flatten().copied().max().unwrap_or(10).max(11);
+    let mut out = "<section>\n<h2>Distances</h2>\n<div class=\"scroll\"><table class=\"heat\">\n<thead><tr>\
+                   <th scope=\"col\">from \\ to</th>"
+        .to_owned();
+    for node in &plan.nodes {
+        let _ = write!(out, "<th scope=\"col\">{}</th>", node.id);
+    }
+    out.push_str("</tr></thead>\n<tbody>\n");
+    for (node, row) in plan.nodes.iter().zip(&plan.distances) {
+        let _ = write!(out, "<tr><th scope=\"row\">{}</th>", node.id);
+        for distance in row {
+            let heat = u32::from(distance.saturating_sub(10)) * 100 / u32::from(farthest - 10);
+            let _ = write!(out, "<td style=\"--heat: {heat}%\">{distance}</td>");
+        }
+        out.push_str("</tr>\n");
+    }
+    out.push_str("</tbody>\n</table></div>\n</section>\n");
+    out
+}
+
+fn access(plan: &Plan) -> String {
+    let figures = plan.nodes.iter().flat_map(|node| node.access.iter().map(move |a| (node, a)));
+    let rows: Vec<_> = figures
+        .map(|(node, access)| {
+            let class = if node.egm { "egm" } else { "" };
+            let (latency, bandwidth) =
+                (format!("{} ns", access.latency_ns), format!("{} MB/s", access.bandwidth_mbps));
+            (class.to_owned(), vec![node.id.to_string(), access.from.to_string(), latency, bandwidth])
+        })
+        .collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    let heads = ["memory of node", "from node", "latency", "bandwidth"];
+    table("Memory access", &heads, &[0, 1, 2, 3], &rows)
+}

@@ -1,0 +1,268 @@
+//! What both forms show, in words.
+
+use egm_address::{Gpa, Guest, Span};
+
+use crate::config::{DeviceKind, PageSize};
+use crate::plan::{BackingPlan, BarKind, BarPlan, FunctionPlan, FunctionRole, MemoryKind, Plan, WindowKind};
+
+/// What a range or a device is, which decides its colour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tone {
+    Ram,
+    Egm,
+    Pci,
+    System,
+    Free,
+}
+
+impl Tone {
+    /// Name of its class in the page.
+    pub(super) const fn class(self) -> &'static str {
+        match self {
+            Self::Ram => "ram",
+            Self::Egm => "egm",
+            Self::Pci => "pci",
+            Self::System => "system",
+            Self::Free => "free",
+        }
+    }
+}
+
+/// A line of the memory map.
+pub(super) struct Block {
+    pub(super) span: Span<Guest>,
+    pub(super) tone: Tone,
+    pub(super) what: String,
+    pub(super) detail: String,
+}
+
+/// The whole guest address space, ascending, without a gap: what nobody uses is a block of its own.
+pub(super) fn blocks(plan: &Plan) -> Vec<Block> {
+    let memory = plan.memory.iter().map(|m| {
+        let (tone, name) = match m.kind {
+            MemoryKind::Ram => (Tone::Ram, "RAM"),
+            MemoryKind::Egm => (Tone::Egm, "EGM"),
+        };
+        let backing = plan.backings.get(m.backing).map_or("?", |backing| backing.id.as_str());
+        let detail = format!("{backing}+{:#x}", m.offset);
+        Block { span: m.span, tone, what: format!("{name}, node {}", m.node), detail }
+    });
+    let windows = plan.windows.iter().map(|w| {
+        let tone = match w.kind {
+            WindowKind::PciMemory32 | WindowKind::PciMemory64 | WindowKind::Ecam => Tone::Pci,
+            WindowKind::Firmware | WindowKind::Interrupts | WindowKind::Device | WindowKind::Reserved => {
+                Tone::System
+            }
+        };
+        let detail = match w.kind {
+            WindowKind::Firmware => "memory that the guest may not use",
+            WindowKind::PciMemory32 => "BARs that are not prefetchable",
+            WindowKind::PciMemory64 => "64-bit prefetchable BARs",
+            WindowKind::Ecam => "ECAM, 1 MiB a bus",
+            WindowKind::Interrupts => "interrupt controller",
+            WindowKind::Device => "registers",
+            WindowKind::Reserved => "kept free",
+        };
+        Block { span: w.span, tone, what: w.label.clone(), detail: detail.to_owned() }
+    });
+    let mut used: Vec<Block> = memory.chain(windows).collect();
+    used.sort_by_key(|block| block.span);
+    let mut all = Vec::new();
+    let mut from = Gpa::new(0);
+    for block in used {
+        all.extend(Span::between(from, block.span.start()).map(free));
+        from = block.span.end();
+        all.push(block);
+    }
+    let limit = Gpa::new(1u64.checked_shl(plan.address_bits.into()).unwrap_or(u64::MAX));
+    all.extend(Span::between(from, limit).map(free));
+    all
+}
+
+fn free(span: Span<Guest>) -> Block {
+    Block { span, tone: Tone::Free, what: "free".to_owned(), detail: String::new() }
+}
+
+/// A number of bytes for a person: exact with at most three decimals (`2.25 GiB`, `511.625 MiB`), or rounded to two where
+/// that would need a long number (`~255.99 GiB`).
+pub(super) fn size(bytes: u64) -> String {
+    let units = [("TiB", 40u32), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    let large = units.iter().filter(|(_, shift)| bytes >> shift > 0);
+    let Some((unit, shift)) = large.clone().next() else { return format!("{bytes} B") };
+    for (unit, shift) in large {
+        let thousandths = (u128::from(bytes) * 1000) >> shift;
+        if u128::from(bytes) * 1000 == thousandths << shift && thousandths < 10_000_000 {
+            let (whole, rest) = (thousandths / 1000, format!(".{:03}", thousandths % 1000));
+            return format!("{whole}{} {unit}", rest.trim_end_matches('0').trim_end_matches('.'));
+        }
+    }
+    let hundredths = (u128::from(bytes) * 100) >> shift;
+    format!("~{}.{:02} {unit}", hundredths / 100, hundredths % 100)
+}
+
+/// An address with the digits that the guest's address bits need.
+pub(super) fn address(plan: &Plan, address: Gpa) -> String {
+    // One digit more where the end of the last address needs it.
+    let width = usize::from(plan.address_bits / 4).saturating_add(3);
+    format!("{:#0width$x}", address.get())
+}
+
+/// `3 vCPUs`.
+pub(super) fn count(number: usize, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+}
+
+/// The machine in a few words, each a fact of its own.
+pub(super) fn summary(plan: &Plan) -> Vec<String> {
+    let bytes = |kind| plan.memory.iter().filter(move |m| m.kind == kind).map(|m| m.span.size()).sum::<u64>();
+    let egm = bytes(MemoryKind::Egm);
+    let most = |field: fn(&crate::plan::VcpuPlan) -> u32| {
+        plan.vcpus.iter().map(field).max().map_or(0, |most| most.saturating_add(1))
+    };
+    let topology = format!(
+        "{} ({} × {} × {})",
+        count(plan.vcpus.len(), "vCPU"),
+        most(|v| v.socket),
+        most(|v| v.core),
+        most(|v| v.thread)
+    );
+    let ordinary: u64 = plan.backings.iter().map(|backing| backing.size).sum::<u64>().saturating_sub(egm);
+    let mut facts = vec![crate::arch::layout_of(plan.arch).name.to_owned(), topology];
+    facts.push(format!("{} of memory", size(ordinary)));
+    if egm > 0 {
+        facts.push(format!("{} of EGM", size(egm)));
+    }
+    facts.push(count(plan.nodes.len(), "node"));
+    facts.push(format!("{} address bits", plan.address_bits));
+    facts
+}
+
+/// Where a backing's memory comes from.
+pub(super) fn backing(backing: &BackingPlan) -> String {
+    let source = match (&backing.region, backing.page_size) {
+        (Some(region), _) => format!("host region {region}"),
+        (None, PageSize::Auto) => "huge pages where the host gives them".to_owned(),
+        (None, PageSize::Size4K) => "4 KiB pages".to_owned(),
+        (None, PageSize::Size2M) => "hugetlb pages of 2 MiB".to_owned(),
+        (None, PageSize::Size1G) => "hugetlb pages of 1 GiB".to_owned(),
+    };
+    let node = backing.host_nodes.as_ref().map(|nodes| format!("host node {nodes}"));
+    let touched = backing.prefault.then(|| "touched at start".to_owned());
+    [Some(source), node, touched].into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+/// A function in words, without its address.
+pub(super) fn function(function: &FunctionPlan) -> String {
+    match &function.role {
+        FunctionRole::HostBridge => "host bridge".to_owned(),
+        FunctionRole::RootPort { secondary, slot, .. } => {
+            format!("root port, slot {slot}, bus {secondary:02x}")
+        }
+        FunctionRole::Endpoint { device } => format!("{}: {}", device.id, kind(&device.kind)),
+    }
+}
+
+fn kind(kind: &DeviceKind) -> String {
+    match kind {
+        DeviceKind::VirtioBlk { path, read_only } => {
+            format!("virtio-blk {}{}", path.display(), if *read_only { ", read-only" } else { "" })
+        }
+        DeviceKind::VirtioNet { tap, queue_pairs, .. } => {
+            format!("virtio-net {tap}, {}", count((*queue_pairs).into(), "queue pair"))
+        }
+        DeviceKind::VirtioVsock { cid, .. } => format!("virtio-vsock, context id {cid}"),
+        DeviceKind::VirtioRng => "virtio-rng".to_owned(),
+        DeviceKind::Vfio { function } => format!("host function {function}"),
+        DeviceKind::VfioUser { socket } => format!("vfio-user {}", socket.display()),
+    }
+}
+
+/// What a function occupies: windows of a port, BARs and vectors of a device; a label, a place and a size each.
+pub(super) fn holdings(function: &FunctionPlan) -> Vec<(String, Option<Span<Guest>>)> {
+    let mut all: Vec<(String, Option<Span<Guest>>)> = Vec::new();
+    if let FunctionRole::RootPort { window32, window64, .. } = function.role {
+        all.extend(window32.map(|span| ("32-bit window".to_owned(), Some(span))));
+        all.extend(window64.map(|span| ("64-bit window".to_owned(), Some(span))));
+    }
+    let bar = |bar: &BarPlan| {
+        let kind = match bar.kind {
+            BarKind::Memory32 => "32-bit",
+            BarKind::Memory64 => "64-bit",
+            BarKind::Memory64Prefetchable => "64-bit prefetchable",
+        };
+        (format!("BAR {}, {kind}", bar.index), Some(bar.span))
+    };
+    all.extend(function.bars.iter().map(bar));
+    if function.msix_vectors > 0 {
+        all.push((count(function.msix_vectors.into(), "MSI-X vector"), None));
+    }
+    all
+}
+
+/// Functions on bus 0 but for the host bridge, each with what is behind it.
+pub(super) fn tree(plan: &Plan) -> Vec<(&FunctionPlan, Vec<&FunctionPlan>)> {
+    let behind = |port: &FunctionPlan| match port.role {
+        FunctionRole::RootPort { secondary, .. } => {
+            plan.pci.iter().filter(|f| f.address.bus() == secondary).collect()
+        }
+        _ => Vec::new(),
+    };
+    let on_root = |f: &&FunctionPlan| f.address.bus() == 0 && f.role != FunctionRole::HostBridge;
+    plan.pci.iter().filter(on_root).map(|f| (f, behind(f))).collect()
+}
+
+/// Pinned vCPUs, neighbours with the same host CPUs together: `0-3`, `8-11`.
+pub(super) fn pinning(plan: &Plan) -> Vec<(String, String)> {
+    let mut groups: Vec<(u32, u32, String)> = Vec::new();
+    for vcpu in &plan.vcpus {
+        let Some(cpus) = vcpu.host_cpus.as_ref().map(ToString::to_string) else { continue };
+        match groups.last_mut() {
+            Some((_, last, same)) if *same == cpus && last.checked_add(1) == Some(vcpu.index) => {
+                *last = vcpu.index;
+            }
+            _ => groups.push((vcpu.index, vcpu.index, cpus)),
+        }
+    }
+    let name = |first, last| if first == last { format!("{first}") } else { format!("{first}-{last}") };
+    groups.into_iter().map(|(first, last, cpus)| (name(first, last), cpus)).collect()
+}
+
+/// Interrupt lines and I/O ports, a line each.
+pub(super) fn lines_and_ports(plan: &Plan) -> Vec<(String, String)> {
+    let lines = plan.lines.iter().map(|line| (line.owner.clone(), format!("interrupt line {}", line.gsi)));
+    let ports = plan.ports.iter().map(|port| {
+        let last = port.first.saturating_add(port.count.saturating_sub(1));
+        let range = if last == port.first {
+            format!("port {:#x}", port.first)
+        } else {
+            format!("ports {:#x}-{last:#x}", port.first)
+        };
+        (port.owner.clone(), range)
+    });
+    lines.chain(ports).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_exact_and_short() {
+        let shown =
+            [0, 1000, 4096, 0xa0000, 0x1ffa_0000, 2304 << 20, 2044 << 10, 262_240 << 20, 255 << 40].map(size);
+        assert_eq!(
+            shown,
+            [
+                "0 B",
+                "1000 B",
+                "4 KiB",
+                "640 KiB",
+                "511.625 MiB",
+                "2.25 GiB",
+                "2044 KiB",
+                "~256.09 GiB",
+                "255 TiB"
+            ]
+        );
+    }
+}

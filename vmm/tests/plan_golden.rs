@@ -1,0 +1,94 @@
+//! Every configuration in `configs/` has a plan that somebody has read.
+//!
+//! The plan of each, on recorded or hand-made facts, is pinned under `tests/golden/` as JSON and as text. After a change
+//! that is meant, write them anew and read the difference:
+//! ```text
+//! EGM_GOLDEN=write cargo test -p egm-vmm --test plan_golden && git diff vmm/tests/golden
+//! ```
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    use egm_vmm::config::{self, Architecture};
+    use egm_vmm::facts;
+    use egm_vmm::plan::{self, Colour, Plan};
+
+    /// Relative to this package, where tests run: paths in the plans do not depend on the checkout.
+    const CONFIGS: &str = "../configs";
+    const GOLDEN: &str = "tests/golden";
+
+    /// Configurations of machines, not what they share.
+    fn configs() -> Vec<(String, PathBuf)> {
+        let files = fs::read_dir(CONFIGS).unwrap().map(|entry| entry.unwrap().path());
+        let mut all: Vec<(String, PathBuf)> = files
+            .filter(|path| path.extension().is_some_and(|ext| ext == "json"))
+            .map(|path| (path.file_stem().unwrap().to_str().unwrap().to_owned(), path))
+            .filter(|(name, _)| name != "schema" && !name.starts_with("base-"))
+            .collect();
+        all.sort();
+        all
+    }
+
+    /// The plan on the host that the configuration is for.
+    fn plan_of(path: &Path) -> Plan {
+        let spec = config::load(path).unwrap();
+        let host = match spec.arch {
+            Architecture::X86_64 => "x86-server",
+            Architecture::Aarch64 => "grace",
+        };
+        let facts = facts::load(&Path::new(CONFIGS).join(format!("facts/{host}.json"))).unwrap();
+        plan::plan(&spec, &facts).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+
+    #[test]
+    fn every_configuration_has_the_plan_that_was_reviewed() {
+        let write = std::env::var_os("EGM_GOLDEN").is_some_and(|value| value == "write");
+        let mut wrong = Vec::new();
+        for (name, path) in configs() {
+            let plan = plan_of(&path);
+            for (kind, made) in [("json", plan::json(&plan)), ("txt", plan::text(&plan, Colour::Off))] {
+                let golden = Path::new(GOLDEN).join(format!("{name}.{kind}"));
+                if write {
+                    fs::write(&golden, &made).unwrap();
+                } else if fs::read_to_string(&golden).ok().as_deref() != Some(&made) {
+                    wrong.push(golden.display().to_string());
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "missing or different: {}; see the top of this file", wrong.join(", "));
+    }
+
+    #[test]
+    fn no_golden_plan_is_left_over() {
+        let names: BTreeSet<String> = configs().into_iter().map(|(name, _)| name).collect();
+        for entry in fs::read_dir(GOLDEN).unwrap() {
+            let path = entry.unwrap().path();
+            assert!(names.contains(path.file_stem().unwrap().to_str().unwrap()), "{}", path.display());
+        }
+    }
+
+    #[test]
+    fn the_json_of_a_plan_is_the_plan() {
+        for (name, path) in configs() {
+            let plan = plan_of(&path);
+            assert_eq!(serde_json::from_str::<Plan>(&plan::json(&plan)).unwrap(), plan, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_page_has_everything_in_itself_and_escapes_what_files_say() {
+        let mut plan = plan_of(&Path::new(CONFIGS).join("demo.json"));
+        plan.description = "<script>alert('x')</script>".to_owned();
+        let page = plan::html(&plan);
+        assert!(page.contains("&lt;script&gt;") && !page.contains("<script"));
+        for outside in ["http://", "https://", "src=", "@import", "url("] {
+            assert!(!page.contains(outside), "{outside}");
+        }
+        for plain in ["EGM, node 2", "virtio-net egmtap0", "<title id=\"map-title\">"] {
+            assert!(page.contains(plain), "{plain}");
+        }
+    }
+}
