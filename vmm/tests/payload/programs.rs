@@ -1,0 +1,305 @@
+//! What the payloads do.
+
+use egm_address::{Guest, Span};
+use egm_vmm::plan::{Plan, WindowKind};
+
+use super::code::Width;
+use super::elf::Entry;
+use super::{Payload, Ports, long_mode};
+
+/// Neither the code, nor the stack, nor the page tables of a payload: 16 KiB for what it likes.
+const SCRATCH: u32 = 0x30_0000;
+
+/// Ports that no guest of ours has a device at; some of them are places where a PC has one.
+const UNCLAIMED_PORTS: [u16; 6] = [0x64, 0x71, 0x80, 0x2f8, 0x1230, 0xfff0];
+
+/// A byte on the serial port as soon as possible, then the end.
+pub(crate) fn hello(ports: Ports, entry: Entry) -> Vec<u8> {
+    let mut payload = Payload::new(ports);
+    payload.code.output_byte(ports.serial, b'!');
+    payload.print("hello\n");
+    payload.power_off();
+    payload.finish(entry)
+}
+
+/// Says "ready" and sleeps without interrupts, so that only the operator can end it.
+pub(crate) fn halt(ports: Ports) -> Vec<u8> {
+    let mut payload = Payload::new(ports);
+    payload.print("ready\n");
+    payload.code.halt();
+    payload.finish(Entry::Pvh)
+}
+
+/// Says "ready" and never leaves the processor.
+pub(crate) fn spin(ports: Ports) -> Vec<u8> {
+    let mut payload = Payload::new(ports);
+    payload.print("ready\n");
+    let again = payload.code.here();
+    payload.code.jmp(again);
+    payload.finish(Entry::Pvh)
+}
+
+/// Writes `value` to `port`; the guest should not live to say more.
+pub(crate) fn write_port(ports: Ports, port: u16, value: u8) -> Vec<u8> {
+    let mut payload = Payload::new(ports);
+    payload.print("writing\n");
+    payload.code.output_byte(port, value);
+    payload.print("failed: the guest goes on\n");
+    payload.power_off();
+    payload.finish(Entry::Pvh)
+}
+
+/// An exception without an interrupt table: a triple fault. The exception is a division by zero because KVM's emulator
+/// can raise that one; it has no `int3`.
+pub(crate) fn triple_fault(ports: Ports) -> Vec<u8> {
+    let mut payload = Payload::new(ports);
+    payload.print("faulting\n");
+    let nothing = payload.code.label();
+    payload.code.raw_address(&[0x0f, 0x01, 0x1d], nothing); // lidt
+    payload.code.mov_ecx(0);
+    payload.code.raw(&[0xf7, 0xf1]); // div ecx
+    payload.print("failed: the guest goes on\n");
+    payload.power_off();
+    payload.code.place(nothing);
+    payload.code.raw(&[0; 6]);
+    payload.finish(Entry::Pvh)
+}
+
+/// First and last byte of every piece of RAM, accesses across its edges, and holes.
+///
+/// It runs in 64-bit mode when the plan has RAM above 4 GiB.
+pub(crate) fn memory(plan: &Plan) -> Vec<u8> {
+    let mut payload = Payload::new(ports(plan));
+    let end = plan.memory_end().get();
+    if end > 1 << 32 {
+        let gibibytes = u32::try_from((end >> 30) + 1).unwrap();
+        assert!(long_mode::tables_end(gibibytes) < 0x80_0000, "payloads have 8 MiB");
+        long_mode::enter(&mut payload.code, gibibytes);
+    }
+    for piece in &plan.memory {
+        for address in [piece.span.start().get(), piece.span.last().get()] {
+            byte_is_ram(&mut payload, address);
+        }
+        let after = piece.span.end();
+        if is_hole(plan, after.get()) {
+            access_across_the_end(&mut payload, after.get());
+        }
+    }
+    let firmware = plan.window(WindowKind::Firmware).unwrap().start().get();
+    payload.code.at(firmware);
+    payload.code.load(Width::Long);
+    payload.code.compare(Width::Long, u32::from_le_bytes(*b"RSD "));
+    payload.expect_equal("the firmware window starts with the ACPI root pointer");
+    let holes = [0xa_0000, 0xd_fffc, 0xf000_0000, end];
+    for address in holes.into_iter().filter(|address| is_hole(plan, *address)) {
+        hole_reads_ones(&mut payload, address);
+    }
+    payload.ok()
+}
+
+/// Whether nothing answers at `address`; pages that KVM keeps for itself are no hole.
+fn is_hole(plan: &Plan, address: u64) -> bool {
+    let inside = |span: Span<Guest>| span.start().get() <= address && address < span.end().get();
+    let answers =
+        |kind| !matches!(kind, WindowKind::Reserved | WindowKind::PciMemory32 | WindowKind::PciMemory64);
+    !plan.memory.iter().any(|m| inside(m.span))
+        && !plan.windows.iter().any(|w| answers(w.kind) && inside(w.span))
+        && !plan.pci.iter().flat_map(|f| &f.bars).any(|b| inside(b.span))
+}
+
+fn byte_is_ram(payload: &mut Payload, address: u64) {
+    payload.code.at(address);
+    payload.code.load(Width::Byte);
+    payload.code.raw(&[0x88, 0xc1]); // mov cl, al: what is there now
+    for pattern in [0x5a, 0xa5] {
+        payload.code.raw(&[0xb0, pattern]); // mov al
+        payload.code.store(Width::Byte);
+        payload.code.raw(&[0xb0, 0]);
+        payload.code.load(Width::Byte);
+        payload.code.compare(Width::Byte, pattern.into());
+        payload.expect_equal(&format!("the byte at {address:#x} keeps {pattern:#x}"));
+    }
+    payload.code.raw(&[0x88, 0xc8]); // mov al, cl
+    payload.code.store(Width::Byte);
+}
+
+/// Four bytes, two in RAM and two in a hole: the former as they are, the latter all ones.
+fn access_across_the_end(payload: &mut Payload, end: u64) {
+    payload.code.at(end - 2);
+    payload.code.mov_eax(0x1234_5678);
+    payload.code.store(Width::Long);
+    payload.code.load(Width::Long);
+    payload.code.compare(Width::Long, 0xffff_5678);
+    payload.expect_equal(&format!("an access across the end of RAM at {end:#x} has its halves"));
+}
+
+fn hole_reads_ones(payload: &mut Payload, address: u64) {
+    for width in Width::ALL {
+        payload.code.at(address);
+        payload.code.mov_eax(0);
+        payload.code.store(width);
+        payload.code.load(width);
+        payload.code.compare(width, u32::MAX);
+        payload.expect_equal(&format!("the hole at {address:#x} reads ones as {width:?} after a write"));
+    }
+}
+
+/// Ports with and without devices, string instructions, and registers behind MMIO.
+pub(crate) fn decode(plan: &Plan) -> Vec<u8> {
+    let ports = ports(plan);
+    let mut payload = Payload::new(ports);
+    for port in UNCLAIMED_PORTS {
+        port_reads_ones(&mut payload, port);
+    }
+    for (port, value, claim) in [
+        (ports.serial + 5, 0x60, "the serial line status says that everything was sent"),
+        (ports.pvpanic, 3, "pvpanic knows two events"),
+        (ports.sleep + 1, 0, "the sleep status is clear"),
+    ] {
+        payload.code.mov_eax(0);
+        payload.code.port(port);
+        payload.code.input(Width::Byte);
+        payload.code.compare(Width::Byte, value);
+        payload.expect_equal(claim);
+    }
+    // Neither of these asks for anything: type without enable, enable with another type, a wrong value.
+    payload.code.output_byte(ports.sleep, 5 << 2);
+    payload.code.output_byte(ports.sleep, 1 << 5);
+    payload.code.output_byte(ports.reset, 0);
+    payload.code.output_byte(ports.pvpanic, 0);
+    // Wider than the register, and past the last port: any answer is good.
+    for port in [ports.serial + 7, ports.sleep, ports.reset, ports.pvpanic, 0xffff] {
+        payload.code.port(port);
+        payload.code.input(Width::Long);
+    }
+    string_instructions(&mut payload);
+    mmio(&mut payload, plan);
+    payload.ok()
+}
+
+fn port_reads_ones(payload: &mut Payload, port: u16) {
+    for width in Width::ALL {
+        payload.code.mov_eax(0);
+        payload.code.port(port);
+        payload.code.output(width);
+        payload.code.input(width);
+        payload.code.compare(width, u32::MAX);
+        payload.expect_equal(&format!("the unclaimed port {port:#x} reads ones as {width:?} after a write"));
+    }
+}
+
+/// One exit of KVM carries many bytes of a string instruction.
+fn string_instructions(payload: &mut Payload) {
+    const TEXT: &str = "one string\n";
+    let text = payload.code.label();
+    let past = payload.code.label();
+    payload.code.jmp(past);
+    payload.code.place(text);
+    payload.code.raw(TEXT.as_bytes());
+    payload.code.place(past);
+    payload.code.raw(&[0xfc]); // cld
+    payload.code.raw_address(&[0xbe], text); // mov esi
+    payload.code.mov_ecx(u32::try_from(TEXT.len()).unwrap());
+    payload.code.port(payload.ports.serial);
+    payload.code.raw(&[0xf3, 0x6e]); // rep outsb
+
+    payload.code.mov_edi(SCRATCH);
+    payload.code.mov_ecx(64);
+    payload.code.port(UNCLAIMED_PORTS[5]);
+    payload.code.raw(&[0xf3, 0x66, 0x6d]); // rep insw
+    for (offset, value) in [(0, u32::MAX), (124, u32::MAX), (128, 0)] {
+        payload.code.at(u64::from(SCRATCH) + offset);
+        payload.code.load(Width::Long);
+        payload.code.compare(Width::Long, value);
+        payload.expect_equal("a string of 64 words from an unclaimed port is 128 bytes of ones");
+    }
+}
+
+fn mmio(payload: &mut Payload, plan: &Plan) {
+    let io_apic = plan.windows.iter().find(|w| w.label == "I/O APIC").unwrap().span.start().get();
+    payload.code.at(io_apic);
+    payload.code.mov_eax(1); // select the version register
+    payload.code.store(Width::Long);
+    payload.code.at(io_apic + 0x10);
+    payload.code.load(Width::Long);
+    payload.code.compare(Width::Long, u32::MAX);
+    payload.expect_different("the I/O APIC has a version");
+
+    let ecam = plan.window(WindowKind::Ecam).unwrap();
+    payload.code.at(ecam.start().get());
+    payload.code.load(Width::Word);
+    payload.code.compare(Width::Word, u32::MAX);
+    payload.expect_different("the host bridge has a vendor");
+    payload.code.raw(&[0x89, 0xc1]); // mov ecx, eax
+    payload.code.mov_eax(1 << 31); // enabled, 00:00.0, register 0 (PCI Local Bus 3.0, clause 3.2.2.3.2)
+    payload.code.port(0xcf8);
+    payload.code.output(Width::Long);
+    payload.code.port(0xcfc);
+    payload.code.input(Width::Word);
+    payload.code.raw(&[0x66, 0x39, 0xc8]); // cmp ax, cx
+    payload.expect_equal("configuration ports and configuration space show one host bridge");
+    let nobody = [ecam.start().get() + (0x1f << 15 | 7 << 12), ecam.end().get() - 0x1000];
+    for address in nobody {
+        hole_reads_ones(payload, address);
+    }
+    // Across the end of configuration space: any answer is good.
+    payload.code.at(ecam.end().get() - 2);
+    payload.code.load(Width::Long);
+    payload.code.store(Width::Long);
+}
+
+/// `count` random reads and writes of 1, 2 and 4 bytes in configuration space, aligned or not. Of four, one goes
+/// anywhere, two to the first function of a device of bus 0, one to a bus behind a root port.
+pub(crate) fn config_fuzz(plan: &Plan, seed: u32, count: u32) -> Vec<u8> {
+    assert!(seed != 0 && count != 0);
+    let ecam = plan.window(WindowKind::Ecam).unwrap();
+    let all = u32::try_from(ecam.size() - 1).unwrap();
+    let mut payload = Payload::new(ports(plan));
+    payload.print("fuzzing\n");
+    let masks = payload.code.label();
+    payload.code.mov_esi(seed);
+    payload.code.mov_edi(count);
+    let again = payload.code.here();
+    payload.code.random();
+    payload.code.raw(&[0x89, 0xf2, 0x83, 0xe2, 0x03]); // mov edx, esi; and edx, 3
+    payload.code.raw_address(&[0x8b, 0x1c, 0x95], masks); // mov ebx, [masks + 4 * edx]; only in 32-bit mode
+    payload.code.random();
+    payload.code.raw(&[0x21, 0xf3, 0x81, 0xc3]).dword(u32::try_from(ecam.start().get()).unwrap()); // and, add ebx
+    payload.code.random();
+    payload.code.raw(&[0x89, 0xf2, 0xc1, 0xea, 29]); // mov edx, esi; shr edx: the operation
+    payload.code.raw(&[0x89, 0xf0]); // mov eax, esi: the value
+
+    let done = payload.code.label();
+    for operation in 0..8 {
+        let other = payload.code.label();
+        payload.code.raw(&[0x83, 0xfa, operation]); // cmp edx
+        payload.code.jne(other);
+        let width = Width::ALL[usize::from(operation % 3)];
+        if operation < 4 {
+            payload.code.store(width)
+        } else {
+            payload.code.load(width)
+        }
+        payload.code.jmp(done);
+        payload.code.place(other);
+    }
+    payload.code.place(done);
+    payload.code.count_down(again);
+
+    payload.code.at(ecam.start().get());
+    payload.code.load(Width::Word);
+    payload.code.compare(Width::Word, u32::MAX);
+    payload.expect_different("the host bridge is still there");
+    payload.print("ok\n");
+    payload.power_off();
+    payload.code.place(masks);
+    for mask in [all, 0xf_8fff, 0xf_8fff, 0xf0_0fff & all] {
+        payload.code.dword(mask);
+    }
+    payload.finish(Entry::Pvh)
+}
+
+fn ports(plan: &Plan) -> Ports {
+    let port = |owner| plan.port(owner).unwrap();
+    Ports { serial: port("serial"), sleep: port("sleep"), reset: port("reset"), pvpanic: port("pvpanic") }
+}

@@ -1,0 +1,220 @@
+//! egm-vmm and /dev/kvm run small guests of our own, on every host: each test is a claim about the machine.
+
+#![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod payload;
+
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use egm_vmm::config;
+use egm_vmm::facts::{Functions, of_host};
+use egm_vmm::plan::{Plan, plan};
+use payload::elf::Entry;
+use payload::{Ports, programs};
+use rustix::process::{Pid, Signal};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// A payload that has not ended by then is ended.
+const DEADLINE_SECONDS: &str = "60";
+
+/// Whether KVM is here; says why not.
+fn kvm() -> bool {
+    match std::fs::File::options().read(true).write(true).open("/dev/kvm") {
+        Ok(_) => true,
+        Err(error) => {
+            println!("skipped: /dev/kvm: {error}");
+            false
+        }
+    }
+}
+
+/// The plan that `egm-vmm run` makes of the configuration at `file`.
+fn plan_of(file: &Path) -> Plan {
+    let spec = config::load(file).unwrap();
+    plan(&spec, &of_host(&Functions::of(&spec)).unwrap()).unwrap()
+}
+
+/// A machine with a payload in it.
+struct Guest {
+    _folder: TempDir,
+    child: Child,
+}
+
+/// How a guest ended.
+#[derive(Debug)]
+struct Ended {
+    /// What it wrote to its serial port.
+    console: String,
+    /// What egm-vmm said.
+    messages: String,
+    /// 137 when it did not end in time.
+    code: Option<i32>,
+}
+
+impl Guest {
+    /// Starts the machine of `config`, with the payload for its plan as kernel. Paths in `config` are relative to an
+    /// empty folder, in which `prepare` may put files.
+    fn start(mut config: Value, prepare: impl FnOnce(&Path), payload: impl FnOnce(&Plan) -> Vec<u8>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        prepare(folder.path());
+        let file = folder.path().join("payload.json");
+        config["boot"] = json!({ "kernel": "payload.elf" });
+        std::fs::write(&file, config.to_string()).unwrap();
+        std::fs::write(folder.path().join("payload.elf"), payload(&plan_of(&file))).unwrap();
+        let child = Command::new("timeout")
+            .args(["--foreground", "--signal=KILL", DEADLINE_SECONDS, env!("CARGO_BIN_EXE_egm-vmm"), "run"])
+            .arg(&file)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Self { _folder: folder, child }
+    }
+
+    /// Waits until the payload has printed a line, then sends the signal of an operator who wants it to end.
+    fn terminate_after_a_line(&mut self) {
+        let mut byte = [0];
+        while byte != *b"\n" {
+            self.child.stdout.as_mut().unwrap().read_exact(&mut byte).unwrap();
+        }
+        rustix::process::kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+    }
+
+    fn end(mut self) -> Ended {
+        let (mut console, mut messages) = (Vec::new(), Vec::new());
+        self.child.stdout.take().unwrap().read_to_end(&mut console).unwrap();
+        self.child.stderr.take().unwrap().read_to_end(&mut messages).unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        Ended { console: text(console), messages: text(messages), code: self.child.wait().unwrap().code() }
+    }
+}
+
+fn small() -> Value {
+    json!({ "memory": { "size": "16MiB" }, "console": "stdio" })
+}
+
+/// Runs a payload in a small machine to its end.
+fn run(payload: impl FnOnce(&Plan) -> Vec<u8>) -> Ended {
+    run_in(small(), |_| (), payload)
+}
+
+fn run_in(config: Value, prepare: impl FnOnce(&Path), payload: impl FnOnce(&Plan) -> Vec<u8>) -> Ended {
+    Guest::start(config, prepare, payload).end()
+}
+
+#[track_caller]
+fn assert_ok(ended: &Ended) {
+    assert!(ended.console.ends_with("ok\n") && ended.code == Some(0), "{ended:?}");
+}
+
+/// The guest is to blame, and the message says what it did.
+#[track_caller]
+fn assert_guest_failed(ended: &Ended, message: &str) {
+    assert!(!ended.console.contains("failed"), "{ended:?}");
+    assert!(ended.code == Some(1) && ended.messages.contains(message), "{message}: {ended:?}");
+}
+
+#[test]
+fn a_guest_that_powers_off_ends_well_whichever_way_it_is_entered() {
+    if !kvm() {
+        return;
+    }
+    for entry in [Entry::Pvh, Entry::Linux64] {
+        let ended = run(|_| programs::hello(Ports::USUAL, entry));
+        assert_eq!(
+            (ended.console.as_str(), ended.code),
+            ("!hello\n", Some(0)),
+            "{entry:?}: {}",
+            ended.messages
+        );
+    }
+}
+
+#[test]
+fn every_edge_of_ram_is_where_the_plan_says_and_holes_read_ones() {
+    if kvm() {
+        assert_ok(&run(programs::memory));
+    }
+}
+
+/// An EGM slice is put above 4 GiB however small the machine is, so the payload runs in 64-bit mode.
+#[test]
+fn every_edge_of_an_egm_slice_above_4_gib_is_where_the_plan_says() {
+    let config = json!({
+        "memory": { "size": "16MiB" },
+        "egm": [{ "region": "local", "size": "6MiB", "node": 1 }],
+        "console": "stdio",
+    });
+    if kvm() {
+        assert_ok(&run_in(
+            config,
+            |_| (),
+            |plan| {
+                assert!(plan.memory_end().get() > 1 << 32);
+                programs::memory(plan)
+            },
+        ));
+    }
+}
+
+#[test]
+#[ignore = "the machine has no host bridge yet"]
+fn ports_and_registers_answer_as_documented_and_everything_else_with_ones() {
+    if kvm() {
+        let ended = run(programs::decode);
+        assert_ok(&ended);
+        assert!(ended.console.contains("one string\n"), "{ended:?}");
+    }
+}
+
+#[test]
+#[ignore = "the machine has no host bridge yet"]
+fn random_accesses_to_configuration_space_harm_nobody() {
+    let config = json!({
+        "memory": { "size": "16MiB" },
+        "devices": [
+            { "id": "random", "type": "virtio-rng" },
+            { "id": "more", "type": "virtio-rng", "root_port": false },
+            { "id": "disk", "type": "virtio-blk", "path": "disk.img" },
+        ],
+        "console": "stdio",
+    });
+    if !kvm() {
+        return;
+    }
+    for seed in 1..=4 {
+        let disk = |folder: &Path| std::fs::write(folder.join("disk.img"), [0; 1 << 20]).unwrap();
+        assert_ok(&run_in(config.clone(), disk, |plan| programs::config_fuzz(plan, seed, 20_000)));
+    }
+}
+
+#[test]
+fn a_reset_a_panic_and_a_triple_fault_are_the_guests_failure() {
+    if !kvm() {
+        return;
+    }
+    let port =
+        |owner, value| run(|plan| programs::write_port(Ports::USUAL, plan.port(owner).unwrap(), value));
+    assert_guest_failed(&port("reset", 1), "reset");
+    assert_guest_failed(&port("pvpanic", 1), "panicked");
+    assert_guest_failed(&port("pvpanic", 2), "crash kernel");
+    assert_guest_failed(&run(|_| programs::triple_fault(Ports::USUAL)), "triple fault");
+}
+
+#[test]
+fn the_operator_ends_a_guest_that_sleeps_and_one_that_never_leaves_the_processor() {
+    if !kvm() {
+        return;
+    }
+    for payload in [programs::halt, programs::spin] {
+        let mut guest = Guest::start(small(), |_| (), |_| payload(Ports::USUAL));
+        guest.terminate_after_a_line();
+        let ended = guest.end();
+        assert!(ended.code == Some(0) && ended.messages.is_empty(), "{ended:?}");
+    }
+}
