@@ -38,12 +38,8 @@ pub(crate) struct Plan {
 /// A NUMA node of the plan.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Node {
-    /// Its number.
-    pub(crate) id: u32,
-    /// Bytes.
+    /// Bytes, EGM or not.
     pub(crate) memory: u64,
-    /// Whether they are EGM.
-    pub(crate) egm: bool,
 }
 
 /// A PCI function of the plan.
@@ -91,6 +87,14 @@ impl Plan {
     pub(crate) fn read(json: &[u8]) -> Result<Self, LabError> {
         serde_json::from_slice(json)
             .map_err(|error| LabError::Content { what: "the plan".into(), problem: error.to_string() })
+    }
+
+    /// The file of the first disk.
+    pub(crate) fn disk(&self) -> Option<&Path> {
+        self.parts().find_map(|part| match part {
+            Part::VirtioBlk { path } => Some(path.as_path()),
+            _ => None,
+        })
     }
 
     /// Devices with a part on the host.

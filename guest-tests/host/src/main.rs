@@ -10,6 +10,7 @@ mod command;
 mod console;
 mod cpio;
 mod debian;
+mod disk;
 mod error;
 mod host_parts;
 mod initramfs;

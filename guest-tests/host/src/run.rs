@@ -9,6 +9,7 @@ use std::time::Instant;
 use egm_report::{Check, Line, MAX_LINES};
 
 use crate::command::Tool;
+use crate::disk;
 use crate::error::LabError;
 use crate::host_parts::{GUEST, HOST, HostParts, PORT, Plan};
 use crate::initramfs;
@@ -59,6 +60,8 @@ struct Boot {
     init: Option<u64>,
     /// Whether the VMM was sent SIGTERM.
     signalled: bool,
+    /// What is wrong with the disk afterwards, when the scenario looks.
+    disk: Option<Option<String>>,
 }
 
 impl Runner {
@@ -85,8 +88,9 @@ impl Runner {
             millis: 0,
         };
         for boot in 1..=scenario.boots {
-            let Boot { collected, init, signalled } = self.boot(scenario, &machine, &report)?;
+            let Boot { collected, init, signalled, disk } = self.boot(scenario, &machine, &report)?;
             let mut cases = judge(scenario.expected, &collected);
+            cases.extend(disk.map(|fault| case("disk", fault, 0)));
             if scenario.terminate_on.is_some() {
                 let fault = (!signalled).then(|| "the VMM ended before it was to be stopped".into());
                 cases.push(case("stopped", fault, 0));
@@ -107,8 +111,9 @@ impl Runner {
         fs::create_dir_all(&work).map_err(LabError::file("make", &work))?;
         let (config, initramfs) = (work.join("config.json"), work.join("initramfs.cpio"));
         let cmdline = format!(
-            "console=ttyS0 panic=-1 egm.arg.net.peer={HOST} egm.arg.net.address={GUEST} egm.arg.net.port={PORT} \
-             egm.arg.vsock.port={PORT} {}",
+            "console=ttyS0 panic=-1 egm.arg.net.peer={HOST} egm.arg.net.port={PORT} egm.arg.net.addr={GUEST}/24 \
+             egm.arg.vsock.port={PORT} egm.arg.blk.signature={} {}",
+            disk::SIGNATURE,
             scenario.words
         );
         let json = serde_json::json!({
@@ -136,7 +141,7 @@ impl Runner {
     fn boot(&self, scenario: &Scenario, machine: &Machine, report: &Path) -> Result<Boot, LabError> {
         let _parts = HostParts::make(machine.plan.iter().flat_map(Plan::parts))?;
         let begun = Instant::now();
-        let (mut lines, mut init, mut signalled) = (Vec::new(), None, false);
+        let (mut lines, mut init, mut signalled, mut flushed) = (Vec::new(), None, false, None);
         let ending = watch(
             self.command(machine),
             scenario.deadline,
@@ -146,6 +151,7 @@ impl Runner {
                 if init.is_none() && text.contains("Run /init as init process") {
                     init = Some(millis(begun));
                 }
+                flushed = disk::announced(text).or(flushed);
                 lines.extend(Line::parse(text).filter(|_| lines.len() < MAX_LINES));
                 if scenario.terminate_on.is_some_and(|mark| text.contains(mark)) {
                     signalled = true;
@@ -154,7 +160,12 @@ impl Runner {
                 Reaction::Go
             },
         )?;
-        Ok(Boot { collected: Collected { lines, ending, millis: millis(begun) }, init, signalled })
+        let collected = Collected { lines, ending, millis: millis(begun) };
+        let disk = scenario.disk.map(|proof| match machine.plan.as_ref().and_then(Plan::disk) {
+            Some(path) => disk::fault(proof, path, flushed),
+            None => Some("the plan has no disk".into()),
+        });
+        Ok(Boot { collected, init, signalled, disk })
     }
 
     fn command(&self, machine: &Machine) -> Command {

@@ -10,7 +10,6 @@ use clap::Args;
 use crate::cache::Cache;
 use crate::capability::{Host, Where};
 use crate::error::LabError;
-use crate::host_parts::Plan;
 use crate::l1;
 use crate::results::{Count, ScenarioResult, junit, table};
 use crate::run::{Runner, Vmm};
@@ -81,7 +80,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<ExitCode, LabError> {
     Ok(conclude(&results, &arguments.report))
 }
 
-/// Runs the demo and shows what its EGM nodes hold.
+/// Runs the demo and shows the guest's memory nodes.
 pub(crate) fn demo() -> Result<ExitCode, LabError> {
     let report = PathBuf::from(REPORT);
     let arguments = RunArguments {
@@ -98,10 +97,8 @@ pub(crate) fn demo() -> Result<ExitCode, LabError> {
     };
     let results = execute(&arguments, &scenarios::select(&["demo".into()], false)?)?;
     print!("{}", table(&results, colour()));
-    let plan = fs::read(report.join("demo/plan.json")).ok().and_then(|json| Plan::read(&json).ok());
-    for node in plan.iter().flat_map(|plan| &plan.nodes).filter(|node| node.egm) {
-        println!("node {} is EGM: {} MiB by the plan", node.id, node.memory >> 20);
-    }
+    let nodes = results.iter().flat_map(|result| &result.cases).find(|case| case.name == "numa");
+    println!("\nthe guest's memory nodes: {}\n", nodes.map_or("not reported", |case| &case.reason));
     Ok(conclude(&results, &report))
 }
 

@@ -2,6 +2,7 @@
 
 mod boots;
 mod demo;
+mod hostile;
 mod panic;
 mod reset;
 mod sigterm;
@@ -9,6 +10,7 @@ mod smp;
 
 use std::time::Duration;
 
+use crate::disk::Proof;
 use crate::error::LabError;
 use crate::judge::Expected;
 
@@ -27,6 +29,8 @@ pub(crate) struct Scenario {
     pub(crate) expected: Expected,
     /// The VMM gets SIGTERM when the guest writes a line that contains this.
     pub(crate) terminate_on: Option<&'static str>,
+    /// What must be on the first disk afterwards.
+    pub(crate) disk: Option<Proof>,
     /// Boots in a row.
     pub(crate) boots: u32,
     /// Time for one boot, under emulation on two slow cores.
@@ -43,14 +47,22 @@ const PLAIN: Scenario = Scenario {
     words: "",
     expected: Expected { exit: 0, summary: true, checks: &[] },
     terminate_on: None,
+    disk: None,
     boots: 1,
     deadline: Duration::from_secs(180),
     long: false,
 };
 
 /// Every scenario, in the order in which they run.
-pub(crate) const ALL: [Scenario; 6] =
-    [demo::SCENARIO, smp::SCENARIO, reset::SCENARIO, panic::SCENARIO, sigterm::SCENARIO, boots::SCENARIO];
+pub(crate) const ALL: [Scenario; 7] = [
+    demo::SCENARIO,
+    smp::SCENARIO,
+    reset::SCENARIO,
+    panic::SCENARIO,
+    sigterm::SCENARIO,
+    hostile::SCENARIO,
+    boots::SCENARIO,
+];
 
 /// The scenarios called `names`, or without names all those that are run by default.
 pub(crate) fn select(names: &[String], full: bool) -> Result<Vec<Scenario>, LabError> {

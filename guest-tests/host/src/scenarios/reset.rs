@@ -1,11 +1,13 @@
 //! A guest that resets itself.
 
 use super::{PLAIN, Scenario};
+use crate::judge::Expected;
 
 /// A guest's reset ends the VMM: whoever started it decides whether to start it again.
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "reset",
-    story: "a guest that resets itself ends its VMM with exit code 0",
+    story: "a guest that resets itself ends its VMM with exit code 1",
     words: "egm.checks=cpus egm.exit=reset",
+    expected: Expected { exit: 1, summary: true, checks: &["cpus"] },
     ..PLAIN
 };
