@@ -44,12 +44,14 @@ pub(super) fn path(path: PathBuf) -> Result<PathBuf, Rule> {
 pub(super) fn resolve(
     file: BootFile,
     overrides: &Overrides,
-    join: impl Fn(&str, &Path) -> Result<PathBuf, Fault>,
+    join: impl Fn(&str, &Path) -> Result<PathBuf, Rule>,
 ) -> Result<Boot, Fault> {
-    let chosen = |over: &Option<PathBuf>, written: Option<PathBuf>, key: &str| match (over, written) {
-        (Some(over), _) => path(over.clone()).map(Some).map_err(|rule| rule.at(key)),
-        (None, Some(written)) => join(key, &written).map(Some),
-        (None, None) => Ok(None),
+    let chosen = |over: &Option<PathBuf>, written: Option<PathBuf>, key: &str| {
+        let chosen = match (over, written) {
+            (Some(over), _) => Some(path(over.clone())),
+            (None, written) => written.map(|written| join(key, &written)),
+        };
+        chosen.transpose().map_err(|rule| rule.at(key))
     };
     let kernel = chosen(&overrides.kernel, file.kernel, "boot.kernel")?;
     let kernel = kernel.ok_or_else(|| Rule::from(BootRule::NoKernel).at("boot"))?;

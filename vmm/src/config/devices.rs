@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use super::error::{Fault, Rule, in_range, name};
+use super::error::{Fault, Rule, at_most, in_range, name};
 use super::file::{ConsoleFile, DeviceFile};
 use super::spec::{Console, Device, DeviceKind};
 
+/// A PCI segment has 256 buses; the devices of one machine fit in one.
+const MAX_DEVICES: usize = 255;
 /// Linux's `IFNAMSIZ` less the closing NUL.
 const MAX_TAP: usize = 15;
 /// Linux's `sun_path` less the closing NUL.
@@ -25,10 +27,10 @@ pub enum DeviceRule {
     #[error("{what} belongs to {first} already: two devices cannot share it")]
     Shared { what: String, first: String },
     #[error(
-        "\"{tap}\" cannot name a network interface: write 1 to {MAX_TAP} bytes without space, \"/\" or \":\""
+        "{tap:?} cannot name a network interface: write 1 to {MAX_TAP} bytes without space, \"/\" or \":\""
     )]
     Tap { tap: String },
-    #[error("\"{mac}\" is not a hardware address: write six bytes in hexadecimal, \"52:54:00:12:34:56\"")]
+    #[error("{mac:?} is not a hardware address: write six bytes in hexadecimal, \"52:54:00:12:34:56\"")]
     Mac { mac: String },
     #[error("{mac} is a multicast address or all zero: make the first byte even, for instance 52")]
     Multicast { mac: String },
@@ -42,8 +44,9 @@ pub enum DeviceRule {
 pub(super) fn resolve(
     files: Vec<DeviceFile>,
     machine: &str,
-    join: impl Fn(&str, &Path) -> Result<PathBuf, Fault>,
+    join: impl Fn(&str, &Path) -> Result<PathBuf, Rule>,
 ) -> Result<Vec<Device>, Fault> {
+    at_most(files.len(), MAX_DEVICES).map_err(|rule| rule.at("devices"))?;
     let ids = ids(&files)?;
     let mut devices: Vec<Device> = Vec::with_capacity(files.len());
     let mut owners = BTreeMap::new();
@@ -52,9 +55,8 @@ pub(super) fn resolve(
         let (_, root_port) = file.common();
         let behind = matches!(file, DeviceFile::Vfio { .. } | DeviceFile::VfioUser { .. });
         let seed = format!("{machine}/{id}");
-        let kind = kind(file, &seed, |key, path| join(&format!("{here}.{key}"), path));
-        let kind =
-            kind.map_err(|fault| if fault.key.starts_with(&here) { fault } else { fault.inside(&here) })?;
+        let kind = kind(file, &seed, |key, path| join(&format!("{here}.{key}"), path))
+            .map_err(|fault| fault.inside(&here))?;
         if let Some((key, what)) = exclusive(&kind)
             && let Some(first) = owners.insert(what.clone(), id.clone())
         {
@@ -109,12 +111,13 @@ fn prefix(file: &DeviceFile) -> &'static str {
 fn kind(
     file: DeviceFile,
     mac_seed: &str,
-    join: impl Fn(&str, &Path) -> Result<PathBuf, Fault>,
+    join: impl Fn(&str, &Path) -> Result<PathBuf, Rule>,
 ) -> Result<DeviceKind, Fault> {
-    let socket = |path: PathBuf| socket(join("socket", &path)?).map_err(|rule| rule.at("socket"));
+    let socket = |path: PathBuf| join("socket", &path).and_then(socket).map_err(|rule| rule.at("socket"));
     Ok(match file {
         DeviceFile::VirtioBlk { path, read_only, .. } => {
-            DeviceKind::VirtioBlk { path: join("path", &path)?, read_only: read_only.unwrap_or(false) }
+            let path = join("path", &path).map_err(|rule| rule.at("path"))?;
+            DeviceKind::VirtioBlk { path, read_only: read_only.unwrap_or(false) }
         }
         DeviceFile::VirtioNet { tap, mac, queue_pairs, vhost, .. } => DeviceKind::VirtioNet {
             tap: interface(tap).map_err(|rule| rule.at("tap"))?,
@@ -187,16 +190,18 @@ fn socket(path: PathBuf) -> Result<PathBuf, Rule> {
 
 pub(super) fn console(
     file: Option<ConsoleFile>,
-    join: impl Fn(&str, &Path) -> Result<PathBuf, Fault>,
+    join: impl Fn(&str, &Path) -> Result<PathBuf, Rule>,
 ) -> Result<Console, Fault> {
     let key = "console.path";
-    Ok(match file {
-        None | Some(ConsoleFile::Stdio) => Console::Stdio,
-        Some(ConsoleFile::File { path }) => Console::File { path: join(key, &path)? },
-        Some(ConsoleFile::Pty) => Console::Pty,
+    let join = |path: PathBuf| join(key, &path);
+    let console = match file {
+        None | Some(ConsoleFile::Stdio) => Ok(Console::Stdio),
+        Some(ConsoleFile::File { path }) => join(path).map(|path| Console::File { path }),
+        Some(ConsoleFile::Pty) => Ok(Console::Pty),
         Some(ConsoleFile::Socket { path }) => {
-            Console::Socket { path: socket(join(key, &path)?).map_err(|rule| rule.at(key))? }
+            join(path).and_then(socket).map(|path| Console::Socket { path })
         }
-        Some(ConsoleFile::Null) => Console::Null,
-    })
+        Some(ConsoleFile::Null) => Ok(Console::Null),
+    };
+    console.map_err(|rule| rule.at(key))
 }

@@ -1,6 +1,6 @@
 //! What can be wrong with a configuration, where, and what to do about it.
 
-use std::fmt;
+use std::fmt::{self, Write};
 use std::io;
 use std::path::PathBuf;
 
@@ -40,15 +40,22 @@ impl fmt::Display for Place {
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(place) = &self.place {
-            write!(f, "{place}: ")?;
+        let place = self.place.as_ref().map_or_else(String::new, |place| format!("{place}: "));
+        let key = match *self.rule {
+            Rule::UnknownKey { .. } | Rule::DuplicateKey { .. } => String::new(), // the rule says it
+            _ if self.key.is_empty() => String::new(),
+            _ => format!("{}: ", self.key),
+        };
+        let text = format!("{place}{key}{}", self.rule);
+        // The file chose some of these words: no control characters for the terminal, and an end.
+        for character in text.chars().take(MAX_MESSAGE) {
+            if character.is_control() {
+                write!(f, "{}", character.escape_default())?;
+            } else {
+                f.write_char(character)?;
+            }
         }
-        // A rule about a key's name says the name itself.
-        if !self.key.is_empty() && !matches!(*self.rule, Rule::UnknownKey { .. } | Rule::DuplicateKey { .. })
-        {
-            write!(f, "{}: ", self.key)?;
-        }
-        self.rule.fmt(f)
+        Ok(())
     }
 }
 
@@ -89,9 +96,9 @@ pub enum Rule {
     ExtendsDepth { limit: usize, files: Vec<PathBuf> },
 
     // The shape.
-    #[error("unknown key \"{key}\"")]
+    #[error("unknown key {key:?}")]
     UnknownKey { key: String, known: Vec<&'static str> },
-    #[error("key \"{key}\" is written twice: remove one")]
+    #[error("key {key:?} is written twice: remove one")]
     DuplicateKey { key: String },
     #[error("key \"{key}\" is missing")]
     MissingKey { key: &'static str },
@@ -99,7 +106,7 @@ pub enum Rule {
     MissingType { known: Vec<&'static str> },
     #[error("found {found}, expected {wanted}")]
     WrongType { found: String, wanted: String },
-    #[error("unknown name \"{name}\"")]
+    #[error("unknown name {name:?}")]
     UnknownName { name: String, known: Vec<&'static str> },
     #[error("{reason}")]
     Value { reason: String },
@@ -107,10 +114,12 @@ pub enum Rule {
     // The meaning.
     #[error("{value} is outside {least} to {most}: write a number in that range")]
     Range { value: u64, least: u64, most: u64 },
-    #[error("\"{name}\" is not a name: write 1 to {MAX_NAME} of A-Z a-z 0-9 . _ -")]
+    #[error("{name:?} is not a name: write 1 to {MAX_NAME} of A-Z a-z 0-9 . _ -")]
     Name { name: String },
     #[error("this machine's architecture is {0}, no guest's: write \"x86_64\" or \"aarch64\"")]
     Architecture(String),
+    #[error("{count} entries: {most} at most, remove some")]
+    TooMany { count: usize, most: usize },
     #[error("the list is empty: name at least one, or leave the key out")]
     EmptyList,
     #[error(transparent)]
@@ -163,6 +172,8 @@ impl Fault {
     }
 }
 
+/// Longest message in characters.
+const MAX_MESSAGE: usize = 2000;
 /// Longest name of a machine, device or region, in bytes.
 const MAX_NAME: usize = 64;
 
@@ -183,6 +194,11 @@ pub(super) fn in_range<T: Copy + PartialOrd + Into<u64>>(value: T, least: T, mos
     }
 }
 
+/// Nothing, when `count` entries are not too many. Some rules compare each with each.
+pub(super) fn at_most(count: usize, most: usize) -> Result<(), Rule> {
+    if count > most { Err(Rule::TooMany { count, most }) } else { Ok(()) }
+}
+
 /// `list`, when it was not written or names something.
 pub(super) fn not_empty(list: Option<CpuSet>) -> Result<Option<CpuSet>, Rule> {
     if list.as_ref().is_some_and(CpuSet::is_empty) { Err(Rule::EmptyList) } else { Ok(list) }
@@ -192,6 +208,7 @@ pub(super) fn not_empty(list: Option<CpuSet>) -> Result<Option<CpuSet>, Rule> {
 fn suggest(wrong: &str, known: &[&'static str], list: &str) -> String {
     let near = known
         .iter()
+        .filter(|_| wrong.len() <= MAX_NAME)
         .map(|name| (strsim::damerau_levenshtein(wrong, name), name))
         .filter(|(distance, name)| *distance <= 2.max(name.len() / 3))
         .min();

@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 
 use egm_address::{ByteSize, CpuSet};
 
-use super::error::{Fault, Rule, in_range, name, not_empty};
+use super::error::{Fault, Rule, at_most, in_range, name, not_empty};
 use super::file::{EgmFile, MemoryFile, NodeFile};
 use super::spec::{EgmForm, EgmSlice, MAX_NODES, Memory, Node, PageSize};
 
 /// Neither x86-64 nor Arm addresses more (52 bits).
 pub(super) const MAX_BYTES: u64 = 1 << 52;
+/// More slices than this have no node of their own.
+const MAX_SLICES: usize = 255;
 /// An EGM slice is a multiple of this, so that the guest can map it with large pages.
 const EGM_ALIGNMENT: u64 = 2 << 20;
 /// The region that is memory of the process itself.
@@ -29,7 +31,7 @@ pub enum MemoryRule {
     #[error("the nodes add up to {sum}, {} {} the size, {size}: change either",
         ByteSize::new(sum.get().abs_diff(size.get())), if sum < size { "less than" } else { "more than" })]
     Sum { sum: ByteSize, size: ByteSize },
-    #[error("node {id} exists already, at {first}: choose another number")]
+    #[error("node {id} exists already, in {first}: choose another number")]
     DuplicateNode { id: u32, first: String },
     #[error("node {id} has neither memory nor vCPUs: give it one of them, or remove it")]
     EmptyNode { id: u32 },
@@ -144,8 +146,9 @@ fn place_vcpus(nodes: &[Node], count: u32) -> Result<(), Fault> {
 
 /// The slices; distances and access figures follow when all nodes are known.
 pub(super) fn resolve_egm(files: &[EgmFile], memory: &Memory) -> Result<Vec<EgmSlice>, Fault> {
+    at_most(files.len(), MAX_SLICES).map_err(|rule| rule.at("egm"))?;
     let mut owners: BTreeMap<u32, String> =
-        memory.nodes.iter().map(|node| (node.id, format!("memory, node {}", node.id))).collect();
+        memory.nodes.iter().map(|node| (node.id, "memory".to_owned())).collect();
     let mut slices = Vec::with_capacity(files.len());
     for (index, file) in files.iter().enumerate() {
         let here = format!("egm[{index}]");

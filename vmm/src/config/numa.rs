@@ -21,10 +21,10 @@ const MAX_BANDWIDTH: u32 = MAX_ENTRY * 1000;
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum NumaRule {
-    #[error("there is no node {node}: nodes are {known:?}")]
+    #[error("there is no node {node:?}: nodes are {known:?}")]
     NoSuchNode { node: String, known: Vec<u32> },
     #[error("the distance of a node to itself is {LOCAL_DISTANCE}, not {distance}: leave it out")]
-    Self_ { distance: u8 },
+    ToItself { distance: u8 },
     #[error("node {node} has no vCPUs that could look: name a node that has")]
     NoProcessor { node: u32 },
     #[error("memory as seen from node {node} is described twice: remove one")]
@@ -121,10 +121,10 @@ fn written_distances(domains: &[Domain<'_>]) -> Result<BTreeMap<(u32, u32), u8>,
     for domain in domains {
         for (text, &distance) in domain.distances.into_iter().flatten() {
             let key = || format!("{}.distances.{text}", domain.key);
-            let other = domains.iter().find(|other| other.id.to_string() == *text);
-            let to = other.ok_or_else(|| no_such_node(text, domains).at(key()))?.id;
+            let id = text.parse::<u32>().ok().filter(|id| domains.iter().any(|other| other.id == *id));
+            let to = id.ok_or_else(|| no_such_node(text, domains).at(key()))?;
             if to == domain.id && distance != LOCAL_DISTANCE {
-                return Err(Rule::from(NumaRule::Self_ { distance }).at(key()));
+                return Err(Rule::from(NumaRule::ToItself { distance }).at(key()));
             }
             if to != domain.id {
                 in_range(distance, LOCAL_DISTANCE + 1, MAX_DISTANCE).map_err(|rule| rule.at(key()))?;

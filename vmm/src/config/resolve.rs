@@ -19,9 +19,7 @@ pub(super) fn resolve(document: &Document, overrides: &Overrides) -> Result<Spec
 }
 
 fn spec(file: File, document: &Document, overrides: &Overrides) -> Result<Spec, Fault> {
-    let join = |key: &str, path: &Path| {
-        boot::path(path.to_owned()).map(|path| document.join(key, &path)).map_err(|rule| rule.at(key))
-    };
+    let join = |key: &str, path: &Path| boot::path(path.to_owned()).map(|path| document.join(key, &path));
     let name = machine_name(file.name, document.path())?;
     let cpus = cpus::resolve(file.cpus.unwrap_or_default()).map_err(|fault| fault.inside("cpus"))?;
     let memory_file = file.memory.ok_or_else(|| Rule::MissingKey { key: "memory" }.here())?;

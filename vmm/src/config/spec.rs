@@ -1,7 +1,7 @@
 //! What the user meant: the checked form of a configuration.
 //!
 //! Fields are readable everywhere, but only this package can build these types (`#[non_exhaustive]`), and it
-//! does so in one place: `TryFrom<File> for Spec`. Whoever holds a [`Spec`] need not check it again. It was
+//! does so in one place, `config::load`. Whoever holds a [`Spec`] need not check it again. It was
 //! not compared with any host: that is the plan's work.
 
 use std::collections::BTreeMap;

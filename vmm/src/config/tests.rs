@@ -283,7 +283,7 @@ fn memory_keeps_its_rules() {
         (&nodes("1GiB", r#"{"id":0,"size":"2GiB","cpus":"0-1"}"#), "2GiB, 1GiB more than the size, 1GiB"),
         (
             &nodes("2GiB", r#"{"id":0,"size":"1GiB","cpus":"0-1"},{"id":0,"size":"1GiB"}"#),
-            "memory.nodes[1].id: node 0 exists already, at memory.nodes[0]: choose another number",
+            "memory.nodes[1].id: node 0 exists already, in memory.nodes[0]: choose another number",
         ),
         (&nodes("1GiB", r#"{"id":256,"size":"1GiB"}"#), "memory.nodes[0].id: 256 is outside 0 to 255"),
         (&nodes("1GiB", r#"{"id":3}"#), "memory.nodes[0]: node 3 has neither memory nor vCPUs"),
@@ -316,12 +316,15 @@ fn egm_slices_keep_their_rules() {
     let egm = |text: &str| machine(&format!(r#","egm":[{{"region":"local",{text}}}]"#));
     refused(&[
         (&egm(r#""size":"1MiB","node":1"#), "egm[0].size: 1MiB is not a multiple of 2MiB"),
-        (&egm(r#""size":"1GiB","node":0"#), "egm[0].node: node 0 exists already, at memory, node 0"),
+        (&egm(r#""size":"1GiB","node":0"#), "egm[0].node: node 0 exists already, in memory"),
         (
             &egm(r#""size":"1GiB","node":1},{"region":"local","size":"1GiB","node":1"#),
-            "egm[1].node: node 1 exists already, at egm[0]",
+            "egm[1].node: node 1 exists already, in egm[0]",
         ),
-        (&egm(r#""size":"1GiB","node":4,"as":"device""#), "egm[0].node: there is no node 4: nodes are [0]"),
+        (
+            &egm(r#""size":"1GiB","node":4,"as":"device""#),
+            "egm[0].node: there is no node \"4\": nodes are [0]",
+        ),
         (
             &egm(r#""size":"1GiB","node":0,"as":"device","distances":{}"#),
             "egm[0].distances: the slice is a device",
@@ -355,14 +358,17 @@ fn distances_and_access_figures_keep_their_rules() {
         (&node1(r#""distances":{"1":20}"#), "distances.1: the distance of a node to itself is 10, not 20"),
         (
             &node1(r#""distances":{"2":20}"#),
-            "memory.nodes[1].distances.2: there is no node 2: nodes are [0, 1]",
+            "memory.nodes[1].distances.2: there is no node \"2\": nodes are [0, 1]",
         ),
-        (&node1(r#""distances":{"x":20}"#), "there is no node x"),
+        (&node1(r#""distances":{"x":20}"#), "there is no node \"x\""),
         (
             &access(r#"{"from":1,"latency_ns":1,"bandwidth_mbps":1}"#),
             "nodes[1].access[0].from: node 1 has no vCPUs",
         ),
-        (&access(r#"{"from":7,"latency_ns":1,"bandwidth_mbps":1}"#), "access[0].from: there is no node 7"),
+        (
+            &access(r#"{"from":7,"latency_ns":1,"bandwidth_mbps":1}"#),
+            "access[0].from: there is no node \"7\"",
+        ),
         (
             &access(r#"{"from":0,"latency_ns":0,"bandwidth_mbps":1}"#),
             "access[0].latency_ns: 0 is outside 1 to 65534",
@@ -435,6 +441,31 @@ fn devices_keep_their_rules() {
         !spec(&devices(r#"{"type":"vfio","function":"0009:01:00.0","root_port":false}"#)).devices[0]
             .root_port
     );
+}
+
+#[test]
+fn lists_are_bounded() {
+    let many = |entry: &str| [entry; 256].join(",");
+    refused(&[
+        (
+            &machine(&format!(r#","devices":[{}]"#, many(r#"{"type":"virtio-rng"}"#))),
+            "devices: 256 entries: 255 at most",
+        ),
+        (
+            &machine(&format!(r#","egm":[{}]"#, many(r#"{"region":"r","size":"2M","node":1}"#))),
+            "egm: 256 entries: 255 at most",
+        ),
+    ]);
+}
+
+#[test]
+fn a_message_repeats_neither_control_characters_nor_everything() {
+    let said = complaint(&machine(r#","memory\u001b[31m":1"#));
+    assert!(said.contains("unknown key \"memory\\u{1b}[31m\"") && !said.contains('\u{1b}'), "{said}");
+    let said = complaint(&machine(r#","pcie":{"window64":"\u001b[31m"}"#));
+    assert!(said.contains("size \"\\u{1b}[31m\" does not start") && !said.contains('\u{1b}'), "{said}");
+    let said = complaint(&machine(&format!(r#","name":"{}""#, "é".repeat(9999))));
+    assert!(said.chars().count() < 3000, "{}", said.len());
 }
 
 #[test]
