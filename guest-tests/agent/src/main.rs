@@ -8,6 +8,7 @@
 mod acpi;
 mod checks;
 mod cmdline;
+mod config_space;
 mod error;
 mod expect;
 mod finding;

@@ -70,6 +70,17 @@ fn named(regions: &[Region], start: &str) -> SpanSet<Guest> {
     regions.iter().filter(|r| r.name.starts_with(start)).map(|r| r.span).collect()
 }
 
+/// Where the kernel lies: with address space randomisation anywhere in RAM, also in an EGM node.
+pub(super) fn kernel_image(iomem: &str) -> SpanSet<Guest> {
+    let parts = iomem.lines().filter(|line| line.contains(" : Kernel "));
+    parts
+        .filter_map(|line| {
+            let (first, last) = line.trim().split_once(" : ")?.0.split_once('-')?;
+            inclusive(u64::from_str_radix(first, 16).ok()?, u64::from_str_radix(last, 16).ok()?)
+        })
+        .collect()
+}
+
 fn windows(plan: &Plan, kinds: &[WindowKind]) -> SpanSet<Guest> {
     plan.windows.iter().filter(|w| kinds.contains(&w.kind)).map(|w| w.span).collect()
 }
@@ -145,6 +156,13 @@ mod tests {
     #[test]
     fn a_recorded_map_is_as_planned() {
         assert_eq!(judged(&q35(), IOMEM), "");
+    }
+
+    #[test]
+    fn the_kernel_image_is_found_inside_ram() {
+        let image = kernel_image(IOMEM);
+        assert!(image.iter().next().is_some_and(|code| code.start() == Gpa::new(0x12c0_0000)));
+        assert_eq!(image.size(), 0x1aa_8000 + 0x27_2c80 + 0x52_a000);
     }
 
     #[test]
