@@ -1,17 +1,21 @@
 //! Claim: whatever a guest writes to configuration space, device registers, unused PCI addresses and I/O ports, its VMM
 //! lives, and so does the guest.
 //!
-//! For `fuzz.seconds` (default 60), deterministic by `fuzz.seed` (default 1). Drivers are unbound first; afterwards the
-//! devices are of no use. Left alone are the planned ports (serial, power, reset, panic) and those of the interrupt
-//! controller and timers, which belong to KVM and which Linux needs.
+//! For `fuzz.seconds` (default 60), deterministic by `fuzz.seed` (default 1); `fuzz.only` names targets out of
+//! `config,registers,windows,ports` to search for the one that did it. Drivers are unbound first; afterwards the devices are
+//! of no use. So that the guest lives to tell, bus mastering stays off and MSI-X messages go to the vector that means
+//! nothing; `fuzz.dma=1` lifts both, and then only the VMM is to be judged. Left alone are the planned ports (serial, power,
+//! reset, panic) and those of the interrupt controller and timers, which belong to KVM and which Linux needs.
 
 use std::fs::{self, File};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use super::Context;
+use crate::config_space::{self, MsixTable};
 use crate::error::Broken;
-use crate::expect::{DeviceKind, Function, Plan, Role, WindowKind};
+use crate::expect::{Bar, DeviceKind, Function, Plan, Role, Window, WindowKind};
 use crate::finding::{Claim, Finding};
 use crate::pattern::Random;
 use crate::ports::Ports;
@@ -20,11 +24,15 @@ use crate::sysfs;
 
 /// Both PICs, their edge/level registers, the PIT, port 61h and the RTC.
 const KEPT_PORTS: [(u16, u16); 6] = [(0x20, 2), (0x40, 4), (0x61, 1), (0x70, 2), (0xa0, 2), (0x4d0, 2)];
-/// Accesses between looks at the clock.
+/// Accesses until functions get their BARs and windows back, without which little would be reached.
 const BURST: usize = 64;
-/// Most bytes of a register file that are mapped.
+/// Most bytes of a BAR that are mapped.
 const MOST: u64 = 1 << 20;
 const PAGE: u64 = 4096;
+/// Bytes of the standard header, and the command register in it with its bus master bit (PCI 3.0, 6.1 and 6.2.2).
+const HEADER: usize = 64;
+const COMMAND: usize = 4;
+const BUS_MASTER: u8 = 4;
 
 /// Accesses made, by target.
 #[derive(Debug, Default)]
@@ -37,28 +45,37 @@ struct Count {
 
 /// What is written to.
 struct Targets {
-    configs: Vec<File>,
-    registers: Vec<Registers>,
+    /// Configuration spaces and their headers before.
+    configs: Vec<(File, [u8; HEADER])>,
+    /// BARs and where in each the MSI-X table is.
+    registers: Vec<(Registers, Range<usize>)>,
     memory: Option<File>,
     windows: Vec<(u64, u64)>,
     ports: Option<Ports>,
     kept_ports: Vec<(u16, u16)>,
+    /// Whether devices may write to memory.
+    dma: bool,
 }
 
 pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     let seconds = context.args.get("fuzz.seconds", 60)?;
     let mut random = Random::new(context.args.get("fuzz.seed", 1)?);
-    let mut targets = Targets::open(&context.plan)?;
+    let mut targets = Targets::open(&context.plan, context.args.get("fuzz.dma", 0u8)? != 0)?;
+    if let Some(only) = context.args.text("fuzz.only") {
+        targets.keep(only);
+    }
     let mut count = Count::default();
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(seconds) {
+        targets.restore();
         for _ in 0..BURST {
             targets.access(&mut random, &mut count);
         }
     }
+    targets.restore();
     let total = count.config + count.registers + count.windows + count.ports;
     let mut claim = Claim::default();
-    claim.holds(count.config > 0 && count.registers > 0, || format!("nothing was reached: {count:?}"));
+    claim.holds(total > 0, || format!("nothing was reached: {count:?}"));
     claim.seen(format!("{count:?}"));
     Ok(claim.finish().with_value(total as f64, "accesses"))
 }
@@ -73,7 +90,7 @@ fn fuzzed(plan: &Plan) -> impl Iterator<Item = &Function> {
 }
 
 impl Targets {
-    fn open(plan: &Plan) -> Result<Self, Broken> {
+    fn open(plan: &Plan, dma: bool) -> Result<Self, Broken> {
         let (mut configs, mut registers) = (Vec::new(), Vec::new());
         for function in fuzzed(plan) {
             let folder = sysfs::pci(function.address);
@@ -84,70 +101,136 @@ impl Targets {
                 let path = folder.join(name);
                 File::options().read(true).write(true).open(&path).map_err(Broken::file("open", path))
             };
-            configs.push(open("config")?);
+            let mut space = [0; 256];
+            let config = open("config")?;
+            config.read_exact_at(&mut space, 0).map_err(Broken::file("read", folder.join("config")))?;
+            let table = config_space::msix_table(&space);
             for bar in &function.bars {
                 let size = usize::try_from(bar.span.size().min(MOST)).unwrap_or(0);
-                let file = open(&format!("resource{}", bar.index))?;
-                registers.push(Registers::map(&file, size).map_err(Broken::system(format!(
-                    "cannot map BAR {} of {}",
-                    bar.index, function.address
-                )))?);
+                let mapped = Registers::map(&open(&format!("resource{}", bar.index))?, size);
+                let what = format!("cannot map BAR {} of {}", bar.index, function.address);
+                registers.push((mapped.map_err(Broken::system(what))?, messages(bar, table)));
             }
+            let mut header = [0; HEADER];
+            header.copy_from_slice(&space[..HEADER]);
+            configs.push((config, header));
         }
-        let in_window =
-            |w: &&crate::expect::Window| matches!(w.kind, WindowKind::PciMemory32 | WindowKind::PciMemory64);
-        let windows =
-            plan.windows.iter().filter(in_window).map(|w| (w.span.start().get(), w.span.size())).collect();
+        let in_window = |w: &&Window| matches!(w.kind, WindowKind::PciMemory32 | WindowKind::PciMemory64);
         let planned = plan.ports.iter().map(|port| (port.first, port.count));
         Ok(Self {
             configs,
             registers,
             memory: File::options().read(true).write(true).open("/dev/mem").ok(),
-            windows,
+            windows: plan
+                .windows
+                .iter()
+                .filter(in_window)
+                .map(|w| (w.span.start().get(), w.span.size()))
+                .collect(),
             ports: Ports::open(),
             kept_ports: planned.chain(KEPT_PORTS).collect(),
+            dma,
         })
     }
 
-    /// One access somewhere.
-    fn access(&mut self, random: &mut Random, count: &mut Count) {
-        let value = interesting(random);
-        match random.below(16) {
-            0..5 => {
-                let index = random.below(self.configs.len());
-                let Some(config) = self.configs.get(index) else { return };
-                let space = if random.below(2) == 0 { 256 } else { 4096 };
-                let size = [1, 2, 4][random.below(3)];
-                let offset = (random.below(space) / size * size) as u64;
-                let bytes = &value.to_le_bytes()[..size];
-                count.config += u64::from(config.write_at(bytes, offset).is_ok());
+    /// Forgets the targets that the list `only` does not name.
+    fn keep(&mut self, only: &str) {
+        let named = |target| only.split(',').any(|name| name == target);
+        if !named("config") {
+            self.configs.clear();
+        }
+        if !named("registers") {
+            self.registers.clear();
+        }
+        if !named("windows") {
+            self.windows.clear();
+        }
+        if !named("ports") {
+            self.ports = None;
+        }
+    }
+
+    /// Gives functions their headers back, the nearest to the root first.
+    fn restore(&self) {
+        for (config, header) in &self.configs {
+            let mut header = *header;
+            if !self.dma {
+                header[COMMAND] &= !BUS_MASTER;
             }
-            5..14 => {
-                let index = random.below(self.registers.len());
-                let Some(registers) = self.registers.get_mut(index) else { return };
-                let offset = random.below(registers.size());
-                count.registers += u64::from(registers.exchange(offset, value).is_some());
-            }
-            14 => count.windows += u64::from(self.window(random, value).is_some()),
-            _ => {
-                let [low, high, width, ..] = random.next().to_le_bytes();
-                let port = u16::from_le_bytes([low, high]);
-                if let Some(ports) = &self.ports
-                    && !touches(&self.kept_ports, port)
-                {
-                    ports.exchange(port, usize::from(width), value);
-                    count.ports += 1;
-                }
+            // From the end, so that the command register comes when all else is right.
+            for at in (0..HEADER).step_by(4).rev() {
+                let _ = config.write_all_at(&header[at..at + 4], at as u64);
             }
         }
     }
 
+    /// One access somewhere.
+    fn access(&mut self, random: &mut Random, count: &mut Count) {
+        match random.below(16) {
+            0..5 => count.config += u64::from(self.config(random).is_some()),
+            5..14 => count.registers += u64::from(self.register(random).is_some()),
+            14 => count.windows += u64::from(self.window(random).is_some()),
+            _ => count.ports += u64::from(self.port(random).is_some()),
+        }
+    }
+
+    fn config(&self, random: &mut Random) -> Option<usize> {
+        let (config, _) = self.configs.get(random.below(self.configs.len()))?;
+        let size = [1, 2, 4][random.below(3)];
+        let space = if random.below(2) == 0 { 256 } else { 4096 };
+        let offset = random.below(space) / size * size;
+        let mut bytes = interesting(random).to_le_bytes();
+        if offset == COMMAND && !self.dma {
+            bytes[0] &= !BUS_MASTER;
+        }
+        config.write_at(&bytes[..size], offset as u64).ok()
+    }
+
+    fn register(&mut self, random: &mut Random) -> Option<u32> {
+        let index = random.below(self.registers.len());
+        let (registers, table) = self.registers.get_mut(index)?;
+        let offset = random.below(registers.size()) & !3;
+        let value = interesting(random);
+        let value =
+            if table.contains(&offset) && !self.dma { harmless(offset - table.start, value) } else { value };
+        registers.exchange(offset, value)
+    }
+
     /// An access to a random page of a PCI window; the kernel allows those that no driver claims.
-    fn window(&self, random: &mut Random, value: u32) -> Option<u32> {
+    fn window(&self, random: &mut Random) -> Option<u32> {
         let (start, size) = *self.windows.get(random.below(self.windows.len()))?;
         let page = start + random.next() % (size / PAGE).max(1) * PAGE;
         let offset = random.below(4096);
-        Registers::map_at(self.memory.as_ref()?, page, 4096).ok()?.exchange(offset, value)
+        let mut registers = Registers::map_at(self.memory.as_ref()?, page, 4096).ok()?;
+        registers.exchange(offset, interesting(random))
+    }
+
+    fn port(&self, random: &mut Random) -> Option<()> {
+        let [low, high, width, ..] = random.next().to_le_bytes();
+        let port = u16::from_le_bytes([low, high]);
+        let value = interesting(random);
+        let ports = self.ports.as_ref().filter(|_| !touches(&self.kept_ports, port))?;
+        ports.exchange(port, usize::from(width), value);
+        Some(())
+    }
+}
+
+/// Where in `bar` the MSI-X table is; empty when it is not there.
+fn messages(bar: &Bar, table: Option<MsixTable>) -> Range<usize> {
+    table.filter(|table| table.bar == bar.index).map_or(0..0, |table| {
+        let start = usize::try_from(table.offset).unwrap_or(usize::MAX);
+        start..start.saturating_add(16 * usize::from(table.entries))
+    })
+}
+
+/// A word of an MSI-X table whose message raises the spurious interrupt (vector ffh) of some processor and nothing else:
+/// another could be an INIT or, where messages are plain writes, hit RAM. The mask bit may be anything.
+fn harmless(offset: usize, value: u32) -> u32 {
+    match offset % 16 / 4 {
+        0 => 0xfee0_0000 | value & 0xf_f000,
+        1 => 0,
+        2 => 0xff,
+        _ => value,
     }
 }
 
@@ -160,13 +243,14 @@ fn interesting(random: &mut Random) -> u32 {
     }
 }
 
-/// Whether four bytes from `port` share one with a range that is kept.
+/// Whether four bytes from `port` share one with a range that is kept, or leave the ports.
 fn touches(kept: &[(u16, u16)], port: u16) -> bool {
     let (port, end) = (u32::from(port), u32::from(port) + 4);
-    kept.iter().any(|(first, count)| {
-        let first = u32::from(*first);
-        port < first + u32::from(*count) && first < end
-    })
+    end > 1 << 16
+        || kept.iter().any(|(first, count)| {
+            let first = u32::from(*first);
+            port < first + u32::from(*count) && first < end
+        })
 }
 
 #[cfg(test)]
@@ -183,7 +267,8 @@ mod tests {
                 && !touches(&kept, 0x604)
                 && !touches(&kept, 0x5fc)
         );
-        assert!(touches(&KEPT_PORTS, 0x61) && !touches(&KEPT_PORTS, 0x80) && !touches(&[], 0xffff));
+        assert!(touches(&KEPT_PORTS, 0x61) && !touches(&KEPT_PORTS, 0x80));
+        assert!(touches(&[], 0xfffd) && !touches(&[], 0xfffc));
     }
 
     #[test]
@@ -194,5 +279,22 @@ mod tests {
             addresses,
             ["0000:00:02.0", "0000:00:03.0", "0000:00:04.0", "0000:00:05.0", "0000:01:00.0"]
         );
+    }
+
+    #[test]
+    fn a_message_goes_to_the_spurious_vector_only() {
+        let table = Some(MsixTable { bar: 4, offset: 0x2000, entries: 3 });
+        let plan = q35();
+        let blk = &plan.pci[2];
+        assert_eq!(
+            blk.bars.iter().map(|bar| messages(bar, table)).collect::<Vec<_>>(),
+            [0..0, 0x2000..0x2030]
+        );
+        let mut random = Random::new(1);
+        for entry in 0..100 {
+            let word = |n: usize, random: &mut Random| harmless(16 * entry + 4 * n, random.next_u32());
+            assert_eq!(word(0, &mut random) & !0xf_f000, 0xfee0_0000);
+            assert_eq!((word(1, &mut random), word(2, &mut random)), (0, 0xff));
+        }
     }
 }
