@@ -1,9 +1,10 @@
 //! The recorded form of a host.
 
-use egm_address::{ByteSize, CpuSet, PciAddress, Span};
+use std::path::PathBuf;
+
+use egm_address::{ByteSize, CpuSet, Host, PciAddress, Span};
 use egm_vfio::host::{HostBar, HostFunction};
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
 
 use crate::config::{Architecture, PageSize};
 
@@ -134,16 +135,8 @@ pub struct EgmRegion {
     pub node: Option<u32>,
     /// GPUs that reach it.
     pub functions: Vec<PciAddress>,
-    /// Bad blocks that nobody may use, by offset in the region.
-    pub retired: Vec<Retired>,
-}
-
-/// A bad block of an EGM region.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Retired {
-    /// Offset and size in the region: a span whose addresses count from the region's start.
-    pub span: Span<egm_address::Host>,
+    /// Bad blocks that nobody may use; their addresses count from the region's start.
+    pub retired: Vec<Span<Host>>,
 }
 
 /// What a vfio-user server presents.

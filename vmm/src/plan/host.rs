@@ -6,7 +6,7 @@ use egm_address::CpuSet;
 
 use crate::arch::layout_of;
 use crate::config::{PageSize, Spec};
-use crate::facts::{Facts, HostNode};
+use crate::facts::{Facts, HostMemory, HostNode};
 use crate::plan::{BackingPlan, PlanError, VcpuPlan};
 
 /// Whether the host is of the guest's kind and runs that many vCPUs.
@@ -121,7 +121,7 @@ fn take_pages(backing: &BackingPlan, pools: &mut [PoolLeft]) -> Result<(), PlanE
     let kib = backing.page_size.bytes() >> 10;
     let counted =
         pools.iter().filter(|p| p.page_size == backing.page_size && node.is_none_or(|n| n == p.node));
-    let total: u64 = counted.map(|pool| pool.total).sum();
+    let total = counted.fold(0, |sum: u64, pool| sum.saturating_add(pool.total));
     Err(PlanError::HugePages {
         backing: backing.id.clone(),
         page_size: backing.page_size,
@@ -156,11 +156,12 @@ fn check_memory(backings: &[&BackingPlan], facts: &Facts) -> Result<(), PlanErro
             .filter(of)
             .flat_map(|node| &node.pools)
             .map(|pool| pool.total.saturating_mul(pool.page_size.bytes()))
-            .sum();
+            .fold(0, u64::saturating_add);
         let (total, available) = match nodes {
             None => (facts.memory.total.get(), facts.memory.available.get()),
-            Some(_) => facts.nodes.iter().filter(of).fold((0, 0), |(total, available), node| {
-                (total + node.memory.total.get(), available + node.memory.available.get())
+            Some(_) => facts.nodes.iter().filter(of).fold((0u64, 0u64), |(total, available), node| {
+                let HostMemory { total: t, available: a } = node.memory;
+                (total.saturating_add(t.get()), available.saturating_add(a.get()))
             }),
         };
         let total = total.saturating_sub(pools);

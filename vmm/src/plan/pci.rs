@@ -201,7 +201,7 @@ pub(super) fn windows(spec: &Spec, wanted: &[Wanted<'_>], space: &mut Space) -> 
         })?,
     };
     let needed = needed64(wanted)?;
-    let least = needed.max(BRIDGE_UNIT).next_power_of_two();
+    let least = needed.max(BRIDGE_UNIT).checked_next_power_of_two().unwrap_or(u64::MAX);
     let mut size = match spec.pcie.window64 {
         Some(size) => size.get(),
         None => with_spare(needed),

@@ -386,7 +386,7 @@ fn any_node_sizes() -> impl Strategy<Value = Vec<u64>> {
 
 prop_compose! {
     fn any_function()(
-        bars in prop::collection::vec((0u8..6, 0u8..5, 4u32..40), 0..6),
+        bars in prop::collection::vec((0u8..6, 0u8..5, prop_oneof![9 => 4u32..40, 1 => 40u32..64]), 0..6),
         reserved in prop::collection::vec((0u64..1 << 20, 1u64..1 << 12), 0..3),
     ) -> HostFunction {
         let kinds = [

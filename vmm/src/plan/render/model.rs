@@ -84,19 +84,19 @@ fn free(span: Span<Guest>) -> Block {
 }
 
 /// A number of bytes for a person: exact with at most three decimals (`2.25 GiB`, `511.625 MiB`), or rounded to two where
-/// that would need a long number (`~255.99 GiB`).
+/// that would need a long number (`~256.09 GiB`).
 pub(super) fn size(bytes: u64) -> String {
     let units = [("TiB", 40u32), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     let large = units.iter().filter(|(_, shift)| bytes >> shift > 0);
     let Some((unit, shift)) = large.clone().next() else { return format!("{bytes} B") };
     for (unit, shift) in large {
         let thousandths = (u128::from(bytes) * 1000) >> shift;
-        if u128::from(bytes) * 1000 == thousandths << shift && thousandths < 10_000_000 {
+        if u128::from(bytes) * 1000 == thousandths << shift && thousandths < 100_000_000 {
             let (whole, rest) = (thousandths / 1000, format!(".{:03}", thousandths % 1000));
             return format!("{whole}{} {unit}", rest.trim_end_matches('0').trim_end_matches('.'));
         }
     }
-    let hundredths = (u128::from(bytes) * 100) >> shift;
+    let hundredths = (u128::from(bytes) * 100 + (1 << shift) / 2) >> shift;
     format!("~{}.{:02} {unit}", hundredths / 100, hundredths % 100)
 }
 
