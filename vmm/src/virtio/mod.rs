@@ -25,6 +25,7 @@ pub mod rng;
 mod testing;
 mod transport;
 pub mod vhost;
+pub mod vsock;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

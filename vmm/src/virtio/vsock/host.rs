@@ -1,0 +1,236 @@
+//! The host's side: Unix sockets by the convention that Firecracker set and other VMMs follow.
+//!
+//! * A guest that connects to port P of the host reaches the socket `<path>_<P>`.
+//! * A host program connects to `<path>`, writes `CONNECT <port>\n`, and reads `OK <port>\n` when the guest accepted;
+//!   otherwise the stream ends.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixListener;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::path::PathBuf;
+
+use rustix::net::AddressFamily;
+use rustix::net::SocketAddrUnix;
+use rustix::net::SocketFlags;
+use rustix::net::SocketType;
+
+use crate::error::Blame;
+use crate::error::Report;
+
+/// Longest path of a Unix socket, and the longest `_<port>` after it.
+const MAX_PATH: usize = 107;
+const SUFFIX: usize = "_4294967295".len();
+/// Longest greeting: `CONNECT 4294967295\n`.
+const MAX_GREETING: usize = 19;
+
+/// Why the host's side of a vsock device cannot be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// `<path>_<port>` would not fit a socket address.
+    #[error("vsock socket {} has {} bytes; at most {} leave room for \"_<port>\"", path.display(), path.as_os_str().len(), MAX_PATH - SUFFIX)]
+    TooLong {
+        /// As configured.
+        path: PathBuf,
+    },
+    /// Somebody listens there.
+    #[error("vsock socket {} is in use by another process", path.display())]
+    InUse {
+        /// As configured.
+        path: PathBuf,
+    },
+    /// It cannot be made.
+    #[error("cannot make vsock socket {}", path.display())]
+    Bind {
+        /// As configured.
+        path: PathBuf,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Report for SocketError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::TooLong { .. } => Blame::Configuration,
+            Self::InUse { .. } | Self::Bind { .. } => Blame::Host,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        Some(match self {
+            Self::TooLong { .. } => "set \"socket\" to a shorter path".to_owned(),
+            Self::InUse { .. } => {
+                "give each VM a \"socket\" of its own, or end the VM that has this one".to_owned()
+            }
+            Self::Bind { path, .. } => {
+                let folder =
+                    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+                format!("the folder {} must exist and be writable", folder.display())
+            }
+        })
+    }
+}
+
+/// The sockets of one device. The listening one is removed when this is dropped.
+pub struct HostSockets {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl HostSockets {
+    /// Listens at `path`. A socket left there by a process that ended is replaced.
+    ///
+    /// # Errors
+    /// [`SocketError`].
+    pub fn bind(path: &Path) -> Result<Self, SocketError> {
+        let owned = || path.to_owned();
+        if path.as_os_str().len() > MAX_PATH - SUFFIX {
+            return Err(SocketError::TooLong { path: owned() });
+        }
+        let failed = |source| SocketError::Bind { path: owned(), source };
+        let listener = match UnixListener::bind(path) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                // A file of another kind refuses connections too, and is not ours to remove.
+                if !std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket()) {
+                    return Err(failed(error));
+                }
+                // A full backlog is somebody listening as well.
+                if !matches!(connect(path), Err(e) if e.kind() == io::ErrorKind::ConnectionRefused) {
+                    return Err(SocketError::InUse { path: owned() });
+                }
+                std::fs::remove_file(path).map_err(failed)?;
+                UnixListener::bind(path).map_err(failed)?
+            }
+            other => other.map_err(failed)?,
+        };
+        listener.set_nonblocking(true).map_err(failed)?;
+        Ok(Self { listener, path: owned() })
+    }
+
+    /// Becomes readable when a host program connects.
+    pub(super) fn listener(&self) -> &UnixListener {
+        &self.listener
+    }
+
+    /// The next host program that connected, if there is one.
+    pub(super) fn accept(&self) -> io::Result<UnixStream> {
+        let (stream, _) = self.listener.accept()?;
+        stream.set_nonblocking(true)?;
+        Ok(stream)
+    }
+
+    /// Connects to the host program that serves `port`, without waiting for it.
+    pub(super) fn connect(&self, port: u32) -> io::Result<UnixStream> {
+        let mut path = self.path.as_os_str().to_owned();
+        path.push(format!("_{port}"));
+        connect(Path::new(&path))
+    }
+}
+
+impl Drop for HostSockets {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path); // somebody else removed it: fine
+    }
+}
+
+/// A Unix socket connects at once, or with a full backlog fails with EAGAIN instead of waiting.
+fn connect(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket: OwnedFd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
+}
+
+/// The first line of a host program, as far as it was read.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(super) struct Greeting {
+    line: Vec<u8>,
+}
+
+/// What a greeting says so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Greeted {
+    /// The line goes on.
+    Incomplete,
+    /// The host program wants this port of the guest.
+    Port(u32),
+    /// It is no greeting.
+    Nonsense,
+}
+
+impl Greeting {
+    /// Takes the next byte.
+    pub(super) fn push(&mut self, byte: u8) -> Greeted {
+        if byte != b'\n' {
+            self.line.push(byte);
+            return if self.line.len() < MAX_GREETING { Greeted::Incomplete } else { Greeted::Nonsense };
+        }
+        let port = self.line.strip_prefix(b"CONNECT ").filter(|digits| digits.iter().all(u8::is_ascii_digit));
+        let port = port.and_then(|digits| std::str::from_utf8(digits).ok()?.parse().ok());
+        port.map_or(Greeted::Nonsense, Greeted::Port)
+    }
+}
+
+/// The answer when the guest accepted; `host_port` names the connection on the host's side.
+pub(super) fn accepted(host_port: u32) -> String {
+    format!("OK {host_port}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn greet(text: &[u8]) -> Greeted {
+        let mut greeting = Greeting::default();
+        text.iter()
+            .map(|byte| greeting.push(*byte))
+            .find(|greeted| *greeted != Greeted::Incomplete)
+            .unwrap_or(Greeted::Incomplete)
+    }
+
+    #[test]
+    fn a_greeting_is_a_line_with_a_port() {
+        assert_eq!(greet(b"CONNECT 52\n"), Greeted::Port(52));
+        assert_eq!(greet(b"CONNECT 4294967295\n"), Greeted::Port(u32::MAX));
+        assert_eq!(greet(b"CONNECT 52"), Greeted::Incomplete);
+        for nonsense in
+            ["\n", "CONNECT \n", "CONNECT +1\n", "CONNECT 4294967296\n", "connect 1\n", "CONNECT 00000000000"]
+        {
+            assert_eq!(greet(nonsense.as_bytes()), Greeted::Nonsense, "{nonsense:?}");
+        }
+    }
+
+    #[test]
+    fn a_socket_left_behind_is_replaced_but_one_in_use_or_another_file_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("v");
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists());
+        let sockets = HostSockets::bind(&path).unwrap();
+        assert!(matches!(HostSockets::bind(&path), Err(SocketError::InUse { .. })));
+        drop(sockets);
+        assert!(!path.exists());
+        std::fs::write(&path, "precious").unwrap();
+        assert!(HostSockets::bind(&path).is_err());
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn a_path_without_room_for_a_port_is_a_mistake_of_the_configuration() {
+        let error = HostSockets::bind(Path::new(&"x".repeat(97))).err().unwrap();
+        assert_eq!(error.blame(), Blame::Configuration);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_end_within_the_longest_greeting(bytes in prop::collection::vec(any::<u8>(), 19..40)) {
+            prop_assert_ne!(greet(&bytes), Greeted::Incomplete);
+        }
+    }
+}

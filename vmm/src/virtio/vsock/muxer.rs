@@ -1,0 +1,518 @@
+//! Many connections between one guest and Unix sockets of the host.
+//!
+//! ```text
+//!  guest's tx queue ──► transmit() ──► connection ──► socket, or what it does not take: backlog
+//!  sockets (epoll)  ──► poll()     ──► queue of slots that have something for the guest
+//!  guest's rx queue ◄── receive()  ◄── resets first, then those slots in turn; payload is read into guest memory
+//! ```
+//! Bounds, whatever guest and host do: [`MAX_CONNECTIONS`] slots, each with at most [`BUFFER`](super::connection::BUFFER)
+//! bytes of backlog; a slot is queued once; and with [`MAX_RESETS`] resets unsent nothing is taken from the guest until
+//! it takes some (virtio 1.3 §5.10.6.3 lets a device wait so). No socket operation waits.
+
+use std::collections::HashMap;
+use std::collections::VecDeque;
+use std::io;
+use std::io::Read;
+use std::io::Write;
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::os::fd::AsRawFd;
+use std::os::fd::RawFd;
+use std::os::unix::net::UnixStream;
+
+use vmm_sys_util::epoll::ControlOperation;
+use vmm_sys_util::epoll::Epoll;
+use vmm_sys_util::epoll::EpollEvent;
+use vmm_sys_util::epoll::EventSet;
+
+use super::connection::Connection;
+use super::connection::Event;
+use super::connection::Violation;
+use super::host;
+use super::host::Greeted;
+use super::host::Greeting;
+use super::host::HostSockets;
+use super::packet::HEADER;
+use super::packet::Key;
+use super::packet::Op;
+use super::packet::Outgoing;
+use super::packet::Packet;
+use super::packet::Refusal;
+use crate::virtio::iovec;
+use crate::virtio::ring;
+use crate::virtio::ring::Chain;
+use crate::virtio::ring::Ring;
+
+/// Most connections at a time, those that still greet included.
+pub(super) const MAX_CONNECTIONS: usize = 1024;
+/// Resets that may wait before the guest must take some.
+const MAX_RESETS: usize = 256;
+/// Chains or sockets that one event looks at.
+const BUDGET: usize = 64;
+/// Most payload in a packet to the guest, as Linux has it.
+const MAX_PAYLOAD: u32 = 64 << 10;
+/// Ports that the host's side of its own connections takes: above those that programs choose.
+const FIRST_PORT: u32 = 1 << 30;
+
+/// The listening socket's name in the epoll set; others are slot numbers.
+const LISTENER: u64 = u64::MAX;
+
+/// Why a queue stopped for now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pause {
+    /// An event of the driver or of a socket tells when there is more.
+    Event,
+    /// The budget is spent: come back after others.
+    Budget,
+    /// Too many resets wait for receive buffers: come back when [`Muxer::answers`].
+    Resets,
+}
+
+/// A socket, and what it is to the guest.
+struct Slot {
+    stream: UnixStream,
+    phase: Phase,
+    /// Bytes of the guest that the socket did not take yet.
+    backlog: VecDeque<u8>,
+    /// The socket may have bytes: set by its edge, cleared when it would block.
+    readable: bool,
+    /// It is in [`Muxer::ready`].
+    queued: bool,
+}
+
+enum Phase {
+    Greeting(Greeting),
+    Connected(Key, Connection),
+}
+
+/// The sockets of one device and what is between them and the guest.
+pub(super) struct Muxer {
+    sockets: HostSockets,
+    epoll: Epoll,
+    guest_cid: u32,
+    slots: Vec<Option<Slot>>,
+    by_key: HashMap<Key, usize>,
+    /// Slots that have something for the guest, each once.
+    ready: VecDeque<usize>,
+    resets: VecDeque<Key>,
+    next_port: u32,
+}
+
+impl Muxer {
+    pub(super) fn new(sockets: HostSockets, guest_cid: u32) -> io::Result<Self> {
+        let epoll = Epoll::new()?;
+        let event = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, LISTENER);
+        epoll.ctl(ControlOperation::Add, sockets.listener().as_raw_fd(), event)?;
+        Ok(Self {
+            sockets,
+            epoll,
+            guest_cid,
+            slots: Vec::new(),
+            by_key: HashMap::new(),
+            ready: VecDeque::new(),
+            resets: VecDeque::new(),
+            next_port: FIRST_PORT,
+        })
+    }
+
+    /// Readable while a socket has news.
+    pub(super) fn as_raw_fd(&self) -> RawFd {
+        self.epoll.as_raw_fd()
+    }
+
+    /// Drops every connection, as a reset of the device does.
+    pub(super) fn clear(&mut self) {
+        self.slots.clear();
+        self.by_key.clear();
+        self.ready.clear();
+        self.resets.clear();
+    }
+
+    /// Looks at sockets that have news; returns whether there may be more. Descriptors that closed left the epoll set by themselves, and news of a slot
+    /// that has another socket by now only makes that be looked at in vain.
+    pub(super) fn poll(&mut self) -> bool {
+        let mut events = [EpollEvent::default(); BUDGET];
+        let count = self.epoll.wait(0, &mut events).unwrap_or(0);
+        for event in events.iter().take(count) {
+            let set = event.event_set();
+            match usize::try_from(event.data()) {
+                Ok(_) if event.data() == LISTENER => self.accept(),
+                Ok(number) => {
+                    if set.intersects(EventSet::OUT | EventSet::ERROR | EventSet::HANG_UP) {
+                        self.flush(number);
+                    }
+                    if set.intersects(
+                        EventSet::IN | EventSet::READ_HANG_UP | EventSet::ERROR | EventSet::HANG_UP,
+                    ) {
+                        self.readable(number);
+                    }
+                }
+                Err(_) => {}
+            }
+        }
+        count == BUDGET
+    }
+
+    /// Takes host programs that connected; those beyond the limit see their stream end.
+    fn accept(&mut self) {
+        while let Ok(stream) = self.sockets.accept() {
+            let _ = self.insert(stream, Phase::Greeting(Greeting::default()));
+        }
+    }
+
+    /// Finds a slot; `None` when there is none, and then the stream ends.
+    fn insert(&mut self, stream: UnixStream, phase: Phase) -> Option<usize> {
+        let number = match self.slots.iter().position(Option::is_none) {
+            Some(number) => number,
+            None if self.slots.len() < MAX_CONNECTIONS => {
+                self.slots.push(None);
+                self.slots.len().saturating_sub(1)
+            }
+            None => return None,
+        };
+        let events = EventSet::IN | EventSet::OUT | EventSet::READ_HANG_UP | EventSet::EDGE_TRIGGERED;
+        let event = EpollEvent::new(events, number as u64);
+        self.epoll.ctl(ControlOperation::Add, stream.as_raw_fd(), event).ok()?;
+        if let Phase::Connected(key, _) = &phase {
+            self.by_key.insert(*key, number);
+        }
+        let slot = Slot { stream, phase, backlog: VecDeque::new(), readable: true, queued: false };
+        *self.slots.get_mut(number)? = Some(slot);
+        self.enqueue(number);
+        Some(number)
+    }
+
+    /// Ends a connection; the guest hears of it unless it said so itself.
+    fn remove(&mut self, number: usize, tell: bool) {
+        let Some(slot) = self.slots.get_mut(number).and_then(Option::take) else { return };
+        if slot.queued {
+            self.ready.retain(|queued| *queued != number);
+        }
+        if let Phase::Connected(key, _) = slot.phase {
+            self.by_key.remove(&key);
+            if tell {
+                self.resets.push_back(key);
+            }
+        }
+    }
+
+    fn connection(&mut self, number: usize) -> Option<(&mut Slot, Key)> {
+        let slot = self.slots.get_mut(number)?.as_mut()?;
+        let Phase::Connected(key, _) = slot.phase else { return None };
+        Some((slot, key))
+    }
+
+    /// Queues a slot that has something for the guest.
+    fn enqueue(&mut self, number: usize) {
+        if let Some(Some(slot)) = self.slots.get_mut(number)
+            && !slot.queued
+            && slot.wants_guest()
+        {
+            slot.queued = true;
+            self.ready.push_back(number);
+        }
+    }
+
+    fn readable(&mut self, number: usize) {
+        let Some(Some(slot)) = self.slots.get_mut(number) else { return };
+        slot.readable = true;
+        if matches!(slot.phase, Phase::Greeting(_)) {
+            self.greet(number);
+        } else {
+            self.enqueue(number);
+        }
+    }
+
+    /// Reads a greeting up to its line's end, byte by byte: what follows belongs to the guest.
+    fn greet(&mut self, number: usize) {
+        let Some(Some(Slot { stream, phase: Phase::Greeting(greeting), .. })) = self.slots.get_mut(number)
+        else {
+            return;
+        };
+        let mut byte = [0];
+        let guest_port = loop {
+            match stream.read(&mut byte) {
+                Ok(1) => match greeting.push(byte[0]) {
+                    Greeted::Incomplete => {}
+                    Greeted::Port(port) => break Some(port),
+                    Greeted::Nonsense => break None,
+                },
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                _ => break None,
+            }
+        };
+        let Some(key) = guest_port.map(|port| self.free_key(port)) else { return self.remove(number, false) };
+        self.by_key.insert(key, number);
+        if let Some(Some(slot)) = self.slots.get_mut(number) {
+            slot.phase = Phase::Connected(key, Connection::from_host());
+        }
+        self.enqueue(number);
+    }
+
+    /// A name that no connection has. There are more ports than slots, so this ends.
+    fn free_key(&mut self, guest_port: u32) -> Key {
+        loop {
+            let key = Key { guest_port, host_port: self.next_port };
+            self.next_port = self.next_port.checked_add(1).unwrap_or(FIRST_PORT);
+            if !self.by_key.contains_key(&key) {
+                return key;
+            }
+        }
+    }
+
+    /// Gives the socket what it did not take before.
+    fn flush(&mut self, number: usize) {
+        let Some((slot, _)) = self.connection(number) else { return };
+        match slot.write_backlog() {
+            Ok(()) => self.settle(number),
+            Err(_) => self.remove(number, true),
+        }
+    }
+
+    /// After something changed: passes on the end of a direction, or of the connection.
+    fn settle(&mut self, number: usize) {
+        let Some((slot, _)) = self.connection(number) else { return };
+        let Phase::Connected(_, connection) = &slot.phase else { return };
+        if slot.backlog.is_empty() {
+            if connection.over() {
+                return self.remove(number, true);
+            }
+            if !connection.guest_sends() {
+                let _ = slot.stream.shutdown(Shutdown::Write); // ended already
+            }
+        }
+        if !connection.guest_receives() {
+            let _ = slot.stream.shutdown(Shutdown::Read); // ended already
+        }
+        self.enqueue(number);
+    }
+
+    /// Whether a packet of the guest can be answered.
+    pub(super) fn answers(&self) -> bool {
+        self.resets.len() < MAX_RESETS
+    }
+
+    /// Takes packets of the guest.
+    pub(super) fn transmit(&mut self, ring: &mut Ring) -> Pause {
+        ring.disarm();
+        for _ in 0..BUDGET {
+            if !self.answers() {
+                return Pause::Resets;
+            }
+            match ring.pop() {
+                None if ring.arm() => {}
+                None => return Pause::Event,
+                Some(Err(ring::Malformed)) => {}
+                Some(Ok(chain)) => match read_packet(ring, &chain, self.guest_cid) {
+                    Ok(packet) => {
+                        self.packet(&packet, ring, &chain);
+                        ring.complete(chain.head, 0);
+                    }
+                    Err(refusal) => {
+                        if let Refusal::Reset(key) = refusal {
+                            self.reset(key);
+                        }
+                        ring.refuse(chain.head);
+                    }
+                },
+            }
+        }
+        Pause::Budget
+    }
+
+    /// Answers a packet by a reset, which ends its connection if there is one.
+    fn reset(&mut self, key: Key) {
+        match self.by_key.get(&key) {
+            Some(number) => self.remove(*number, true),
+            None => self.resets.push_back(key),
+        }
+    }
+
+    fn packet(&mut self, packet: &Packet, ring: &Ring, chain: &Chain) {
+        let Some(&number) = self.by_key.get(&packet.key) else {
+            return match packet.op {
+                Op::Reset => {}
+                Op::Request => self.request(packet),
+                _ => self.reset(packet.key),
+            };
+        };
+        let Some(Some(Slot { stream, phase: Phase::Connected(key, connection), .. })) =
+            self.slots.get_mut(number)
+        else {
+            return;
+        };
+        match connection.receive(packet) {
+            Err(Violation) => self.remove(number, true),
+            Ok(Event::Closed) => self.remove(number, false),
+            Ok(Event::None) => self.enqueue(number),
+            Ok(Event::Shutdown) => self.settle(number),
+            Ok(Event::Connected) => {
+                // The socket is fresh, so its buffer takes a line; if it does not, the host program is gone.
+                match stream.write_all(host::accepted(key.host_port).as_bytes()) {
+                    Ok(()) => self.enqueue(number),
+                    Err(_) => self.remove(number, true),
+                }
+            }
+            Ok(Event::Data) => self.deliver(number, packet.length, ring, chain),
+        }
+    }
+
+    fn request(&mut self, packet: &Packet) {
+        let phase = Phase::Connected(packet.key, Connection::from_guest(packet));
+        let slot =
+            self.sockets.connect(packet.key.host_port).ok().and_then(|stream| self.insert(stream, phase));
+        if slot.is_none() {
+            self.resets.push_back(packet.key);
+        }
+    }
+
+    /// Writes payload to the socket, straight from guest memory if nothing waits before it; keeps what is left.
+    fn deliver(&mut self, number: usize, length: u32, ring: &Ring, chain: &Chain) {
+        let Some(Some(slot)) = self.slots.get_mut(number) else { return };
+        let Phase::Connected(_, connection) = &mut slot.phase else { return };
+        let mut taken = 0;
+        if slot.backlog.is_empty() && length > 0 {
+            let mut payload = Vec::new();
+            ring::slices(ring.memory(), &chain.readable, HEADER as u64, u64::from(length), &mut payload);
+            taken = match iovec::writev(slot.stream.as_fd(), &payload) {
+                Ok(bytes) => u32::try_from(bytes).unwrap_or(length), // at most `length`
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
+                Err(_) => return self.remove(number, true),
+            };
+            connection.forward(taken);
+        }
+        if taken < length {
+            let mut rest = vec![0; length.saturating_sub(taken) as usize];
+            let offset = (HEADER as u64).saturating_add(u64::from(taken));
+            let read = ring::read(ring.memory(), &chain.readable, offset, &mut rest);
+            rest.truncate(read);
+            slot.backlog.extend(rest);
+        }
+        self.enqueue(number);
+    }
+
+    /// Fills receive buffers of the driver.
+    pub(super) fn receive(&mut self, ring: &mut Ring) -> Pause {
+        ring.disarm();
+        for _ in 0..BUDGET {
+            if self.resets.is_empty() && self.ready.is_empty() {
+                return Pause::Event;
+            }
+            match ring.pop() {
+                None if ring.arm() => {}
+                None => return Pause::Event,
+                Some(Err(ring::Malformed)) => {}
+                // Every buffer must hold some payload, or a connection that has some would wait for ever.
+                Some(Ok(chain))
+                    if !chain.readable.is_empty() || ring::total(&chain.writable) <= HEADER as u64 =>
+                {
+                    ring.refuse(chain.head);
+                }
+                Some(Ok(chain)) => match self.fill(ring, &chain) {
+                    Some(written) => ring.complete(chain.head, written),
+                    None => ring.unpop(1),
+                },
+            }
+        }
+        Pause::Budget
+    }
+
+    /// Puts the next packet for the guest into a chain; returns its bytes, or `None` when there is no packet.
+    fn fill(&mut self, ring: &Ring, chain: &Chain) -> Option<u32> {
+        let (key, packet) = match self.resets.pop_front() {
+            Some(key) => (key, Outgoing::RESET),
+            None => self.next_packet(ring, chain)?,
+        };
+        let header = packet.header(key, self.guest_cid);
+        ring::write(ring.memory(), &chain.writable, 0, &header);
+        u32::try_from(HEADER).ok()?.checked_add(packet.length)
+    }
+
+    fn next_packet(&mut self, ring: &Ring, chain: &Chain) -> Option<(Key, Outgoing)> {
+        while let Some(number) = self.ready.pop_front() {
+            let Some((slot, key)) = self.connection(number) else { continue };
+            slot.queued = false;
+            match slot.packet(ring, chain) {
+                Ok(packet) => {
+                    self.settle(number);
+                    if let Some(packet) = packet {
+                        return Some((key, packet));
+                    }
+                }
+                Err(_) => {
+                    self.remove(number, false);
+                    return Some((key, Outgoing::RESET));
+                }
+            }
+        }
+        None
+    }
+}
+
+impl Slot {
+    fn wants_guest(&self) -> bool {
+        match &self.phase {
+            Phase::Greeting(_) => false,
+            Phase::Connected(_, connection) => {
+                connection.has_control() || (self.readable && connection.may_send())
+            }
+        }
+    }
+
+    fn write_backlog(&mut self) -> io::Result<()> {
+        let Phase::Connected(_, connection) = &mut self.phase else { return Ok(()) };
+        while !self.backlog.is_empty() {
+            let (front, _) = self.backlog.as_slices();
+            match self.stream.write(front) {
+                Ok(bytes) => {
+                    self.backlog.drain(..bytes);
+                    connection.forward(u32::try_from(bytes).unwrap_or(u32::MAX)); // at most BUFFER
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.backlog = VecDeque::new(); // an idle connection holds no memory
+        Ok(())
+    }
+
+    /// The next packet of this connection, its payload read into the chain behind the header's place.
+    fn packet(&mut self, ring: &Ring, chain: &Chain) -> io::Result<Option<Outgoing>> {
+        let Phase::Connected(_, connection) = &mut self.phase else { return Ok(None) };
+        if connection.has_control() {
+            return Ok(connection.control());
+        }
+        let room = ring::total(&chain.writable).saturating_sub(HEADER as u64);
+        let limit = connection.allowance().min(MAX_PAYLOAD).min(u32::try_from(room).unwrap_or(u32::MAX));
+        if limit == 0 || !self.readable {
+            return Ok(connection.control()); // perhaps a request for credit
+        }
+        let mut payload = Vec::new();
+        ring::slices(ring.memory(), &chain.writable, HEADER as u64, u64::from(limit), &mut payload);
+        match iovec::readv(self.stream.as_fd(), &payload) {
+            Ok(0) => {
+                self.readable = false;
+                connection.shut_host();
+                Ok(connection.control())
+            }
+            Ok(bytes) => Ok(Some(connection.data(u32::try_from(bytes).unwrap_or(limit)))), // at most `limit`
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.readable = false;
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Reads a header and checks that its payload is there.
+fn read_packet(ring: &Ring, chain: &Chain, guest_cid: u32) -> Result<Packet, Refusal> {
+    let mut header = [0; HEADER];
+    if !chain.writable.is_empty() || ring::read(ring.memory(), &chain.readable, 0, &mut header) < HEADER {
+        return Err(Refusal::Drop);
+    }
+    let packet = Packet::parse(&header, guest_cid)?;
+    let payload = ring::total(&chain.readable).saturating_sub(HEADER as u64);
+    if u64::from(packet.length) > payload { Err(Refusal::Reset(packet.key)) } else { Ok(packet) }
+}
