@@ -111,12 +111,15 @@ pub(crate) struct HostParts {
 }
 
 impl HostParts {
-    /// Makes what `parts` need.
-    pub(crate) fn make<'a>(parts: impl Iterator<Item = &'a Part>) -> Result<Self, LabError> {
+    /// Makes what `parts` need; disks are copies of `image`, or empty without one.
+    pub(crate) fn make<'a>(
+        parts: impl Iterator<Item = &'a Part>,
+        image: Option<&Path>,
+    ) -> Result<Self, LabError> {
         let mut made = Self::default();
         for part in parts {
             match part {
-                Part::VirtioBlk { path } => made.disk(path)?,
+                Part::VirtioBlk { path } => made.disk(path, image)?,
                 Part::VirtioNet { tap } => made.tap(tap)?,
                 Part::VirtioVsock { socket: Some(socket) } => made.socket(socket)?,
                 Part::VirtioVsock { socket: None } => serve_vhost_vsock()?,
@@ -126,12 +129,14 @@ impl HostParts {
         Ok(made)
     }
 
-    fn disk(&mut self, path: &Path) -> Result<(), LabError> {
+    fn disk(&mut self, path: &Path, image: Option<&Path>) -> Result<(), LabError> {
         make_parent(path)?;
-        let file = fs::File::create(path).map_err(LabError::file("make", path))?;
-        file.set_len(DISK).map_err(LabError::file("size", path))?;
         self.files.push(path.to_owned());
-        Ok(())
+        if let Some(image) = image {
+            return fs::copy(image, path).map(drop).map_err(LabError::file("copy", image));
+        }
+        let file = fs::File::create(path).map_err(LabError::file("make", path))?;
+        file.set_len(DISK).map_err(LabError::file("size", path))
     }
 
     fn tap(&mut self, name: &str) -> Result<(), LabError> {
@@ -268,7 +273,7 @@ mod tests {
     fn a_disk_is_there_while_the_machine_is() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("new/disk.raw");
-        let parts = HostParts::make([Part::VirtioBlk { path: path.clone() }].iter()).unwrap();
+        let parts = HostParts::make([Part::VirtioBlk { path: path.clone() }].iter(), None).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().len(), DISK);
         drop(parts);
         assert!(!path.exists());
@@ -278,7 +283,8 @@ mod tests {
     fn the_socket_of_port_seven_echoes() {
         let directory = tempfile::tempdir().unwrap();
         let base = directory.path().join("vsock");
-        let _parts = HostParts::make([Part::VirtioVsock { socket: Some(base.clone()) }].iter()).unwrap();
+        let _parts =
+            HostParts::make([Part::VirtioVsock { socket: Some(base.clone()) }].iter(), None).unwrap();
         let mut stream = UnixStream::connect(directory.path().join("vsock_7")).unwrap();
         stream.write_all(b"hello").unwrap();
         let mut back = [0; 5];

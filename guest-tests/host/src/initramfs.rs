@@ -1,4 +1,5 @@
-//! The two initial roots: the guest's, with the agent as init, and the emulated host's, with busybox.
+//! Initial roots: the guest's, with the agent as init, and those with busybox, for the emulated host and for a guest
+//! whose root is on its disk.
 
 use std::fs;
 use std::path::Path;
@@ -9,19 +10,15 @@ use crate::kernel::GuestKernel;
 
 /// Init of the emulated host.
 const L1_INIT: &str = include_str!("l1-init.sh");
+/// Init of a guest whose root is on its disk.
+const ROOT_INIT: &str = include_str!("root-init.sh");
 /// Debian's static busybox.
 const BUSYBOX: &str = "/bin/busybox";
 
 /// A guest's initial root, as guest-tests/DESIGN.md lays it out.
 pub(crate) fn guest(agent: &Path, plan: Option<&[u8]>, kernel: &GuestKernel) -> Result<Vec<u8>, LabError> {
     let agent = read(agent)?;
-    let modules = kernel.directory.join("modules");
-    let order = read(&modules.join("order"))?;
-    let names = String::from_utf8_lossy(&order).into_owned();
-    let mut files = vec![("egm/modules/order".to_owned(), order)];
-    for name in names.lines() {
-        files.push((format!("egm/modules/{name}"), read(&modules.join(name))?));
-    }
+    let mut files = modules(kernel)?;
     files.extend(plan.map(|plan| ("egm/plan.json".to_owned(), plan.to_vec())));
     let build = || {
         let mut archive = skeleton(&["egm", "egm/modules"])?;
@@ -34,26 +31,52 @@ pub(crate) fn guest(agent: &Path, plan: Option<&[u8]>, kernel: &GuestKernel) -> 
     build().map_err(invalid)
 }
 
-/// The emulated host's initial root: busybox under every name it answers to, and our init.
+/// An initial root that hands over to the one on the guest's first disk.
+pub(crate) fn handover(kernel: &GuestKernel) -> Result<Vec<u8>, LabError> {
+    busybox(ROOT_INIT, &["egm", "egm/modules", "root"], &modules(kernel)?)
+}
+
+/// The emulated host's initial root.
 pub(crate) fn l1() -> Result<Vec<u8>, LabError> {
+    busybox(L1_INIT, &["run", "share"], &[])
+}
+
+/// An initial root with busybox under every name that it answers to.
+fn busybox(init: &str, directories: &[&str], files: &[(String, Vec<u8>)]) -> Result<Vec<u8>, LabError> {
     if !Path::new(BUSYBOX).exists() {
         return Err(LabError::Host {
             what: format!("{BUSYBOX} is missing"),
             remedy: "install the Debian package busybox-static".into(),
         });
     }
-    let busybox = read(Path::new(BUSYBOX))?;
+    let program = read(Path::new(BUSYBOX))?;
     let applets = crate::command::Tool::new(BUSYBOX, "busybox-static").args(["--list"]).text()?;
     let build = || {
-        let mut archive = skeleton(&["bin", "run", "share"])?;
-        archive.file("init", 0o755, L1_INIT.as_bytes())?;
-        archive.file("bin/busybox", 0o755, &busybox)?;
+        let mut archive = skeleton(directories)?;
+        archive.file("init", 0o755, init.as_bytes())?;
+        archive.directory("bin")?;
+        archive.file("bin/busybox", 0o755, &program)?;
         for applet in applets.lines().filter(|name| *name != "busybox") {
             archive.symlink(&format!("bin/{applet}"), "busybox")?;
+        }
+        for (name, bytes) in files {
+            archive.file(name, 0o644, bytes)?;
         }
         Ok(archive.finish())
     };
     build().map_err(invalid)
+}
+
+/// The kernel's modules and their order, by their names in the archive.
+fn modules(kernel: &GuestKernel) -> Result<Vec<(String, Vec<u8>)>, LabError> {
+    let directory = kernel.directory.join("modules");
+    let order = read(&directory.join("order"))?;
+    let names = String::from_utf8_lossy(&order).into_owned();
+    let mut files = vec![("egm/modules/order".to_owned(), order)];
+    for name in names.lines() {
+        files.push((format!("egm/modules/{name}"), read(&directory.join(name))?));
+    }
+    Ok(files)
 }
 
 /// Mount points, a console for init's first words, and `directories`.

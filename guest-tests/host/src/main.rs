@@ -22,6 +22,7 @@ mod process;
 mod progress;
 mod qemu;
 mod results;
+mod rootfs;
 mod run;
 mod scenarios;
 mod session;

@@ -52,16 +52,19 @@ impl std::fmt::Display for Count {
 }
 
 impl ScenarioResult {
+    /// A scenario that was not run, with the reason.
+    pub(crate) fn skipped(scenario: &str, reason: &str) -> Self {
+        Self::single(scenario, Outcome::Waived, reason)
+    }
+
     /// A scenario that the lab could not bring to an end.
     pub(crate) fn broken(scenario: &str, reason: &str) -> Self {
-        let case = Check {
-            name: "run".into(),
-            outcome: Outcome::Error,
-            value: None,
-            unit: None,
-            reason: reason.into(),
-            millis: 0,
-        };
+        Self::single(scenario, Outcome::Error, reason)
+    }
+
+    fn single(scenario: &str, outcome: Outcome, reason: &str) -> Self {
+        let case =
+            Check { name: "run".into(), outcome, value: None, unit: None, reason: reason.into(), millis: 0 };
         Self { scenario: scenario.into(), cases: vec![case], init_millis: None, millis: 0 }
     }
 }

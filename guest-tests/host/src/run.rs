@@ -132,14 +132,19 @@ impl Runner {
             let path = report.join("plan.json");
             fs::write(&path, json).map_err(LabError::file("write", path))?;
         }
-        let bytes = initramfs::guest(&self.tools.agent, plan.as_deref(), &self.tools.kernel)?;
+        let bytes = if scenario.debian {
+            initramfs::handover(&self.tools.kernel)?
+        } else {
+            initramfs::guest(&self.tools.agent, plan.as_deref(), &self.tools.kernel)?
+        };
         fs::write(&initramfs, bytes).map_err(LabError::file("write", &initramfs))?;
         let plan = plan.as_deref().map(Plan::read).transpose()?;
         Ok(Machine { config, initramfs, cmdline, plan })
     }
 
     fn boot(&self, scenario: &Scenario, machine: &Machine, report: &Path) -> Result<Boot, LabError> {
-        let _parts = HostParts::make(machine.plan.iter().flat_map(Plan::parts))?;
+        let image = self.tools.root.as_deref().filter(|_| scenario.debian);
+        let _parts = HostParts::make(machine.plan.iter().flat_map(Plan::parts), image)?;
         let begun = Instant::now();
         let (mut lines, mut init, mut signalled, mut flushed) = (Vec::new(), None, false, None);
         let ending = watch(

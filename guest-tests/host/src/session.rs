@@ -12,6 +12,7 @@ use crate::capability::{Host, Where};
 use crate::error::LabError;
 use crate::l1;
 use crate::results::{Count, ScenarioResult, junit, table};
+use crate::rootfs;
 use crate::run::{Runner, Vmm};
 use crate::scenarios::{self, Scenario};
 use crate::tools::Tools;
@@ -106,24 +107,38 @@ fn execute(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenario
     let report = &arguments.report;
     fs::create_dir_all(report).map_err(LabError::file("make", report))?;
     let cache = || Cache::open();
-    let tools = match &arguments.tools {
+    let mut tools = match &arguments.tools {
         Some(directory) => Tools::copied(directory),
         None => Tools::of_checkout(&cache()?)?,
     };
+    let (mut chosen, mut skipped) = (chosen.to_vec(), Vec::new());
+    if tools.root.is_none() && chosen.iter().any(|s| s.debian) {
+        match rootfs::debian(&cache()?) {
+            Ok(image) => tools.root = Some(image),
+            Err(error @ LabError::Host { .. }) => {
+                let (without, with): (Vec<_>, Vec<_>) = chosen.into_iter().partition(|s| !s.debian);
+                chosen = without;
+                skipped = with.iter().map(|s| ScenarioResult::skipped(s.name, &error.to_string())).collect();
+            }
+            Err(error) => return Err(error),
+        }
+    }
     // A reference machine needs no KVM.
     let place = match (arguments.place, arguments.vmm) {
         (Some(place), _) => place,
         (None, Vmm::Qemu) => Where::Kvm,
         (None, Vmm::Egm) => decide(&cache()?)?,
     };
-    match place {
-        Where::Lab => l1::run(chosen, &tools, &cache()?, report),
+    let mut results = match place {
+        Where::Lab => l1::run(&chosen, &tools, &cache()?, report)?,
         Where::Kvm => {
             let work = arguments.work.clone().unwrap_or_else(|| report.join("work"));
             let runner = Runner { tools, vmm: arguments.vmm, work: absolute(&work)?, report: report.clone() };
-            Ok(chosen.iter().map(|scenario| runner.scenario(scenario)).collect())
+            chosen.iter().map(|scenario| runner.scenario(scenario)).collect()
         }
-    }
+    };
+    results.extend(skipped);
+    Ok(results)
 }
 
 fn decide(cache: &Cache) -> Result<Where, LabError> {

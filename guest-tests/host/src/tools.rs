@@ -6,6 +6,9 @@ use crate::cache::Cache;
 use crate::error::LabError;
 use crate::kernel::{self, GuestKernel};
 
+/// Name of the Debian root file system among copied tools.
+const ROOT: &str = "root.img";
+
 /// What a scenario is run with.
 #[derive(Debug, Clone)]
 pub(crate) struct Tools {
@@ -19,6 +22,8 @@ pub(crate) struct Tools {
     pub(crate) configs: PathBuf,
     /// The guest's kernel.
     pub(crate) kernel: GuestKernel,
+    /// The Debian root file system, when a scenario needs it.
+    pub(crate) root: Option<PathBuf>,
 }
 
 impl Tools {
@@ -33,7 +38,7 @@ impl Tools {
         let configs = PathBuf::from("configs");
         let configs =
             configs.canonicalize().map_err(|_| absent(&configs, "run it in the repository's root"))?;
-        Ok(Self { vmm, agent, configs, kernel: kernel::guest(cache, false)?, lab })
+        Ok(Self { vmm, agent, configs, kernel: kernel::guest(cache, false)?, root: None, lab })
     }
 
     /// Those that [`Tools::copy_to`] put into `directory`.
@@ -45,11 +50,18 @@ impl Tools {
             agent: at("egm-guest"),
             configs: at("configs"),
             kernel: GuestKernel { directory: at("guest") },
+            root: Some(at(ROOT)).filter(|path| path.exists()),
         }
     }
 
     /// Copies everything into `directory`, for a machine that shares nothing else with this one.
     pub(crate) fn copy_to(&self, directory: &Path) -> Result<(), LabError> {
+        match std::fs::remove_dir_all(directory) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(LabError::file("empty", directory)(error));
+            }
+            _ => {}
+        }
         let target = Self::copied(directory);
         for path in [&target.configs, &target.kernel.directory.join("modules")] {
             std::fs::create_dir_all(path).map_err(LabError::file("make", path))?;
@@ -59,6 +71,7 @@ impl Tools {
         copy(&self.agent, &target.agent)?;
         copy(&self.kernel.image(), &target.kernel.image())?;
         copy_files(&self.configs, &target.configs)?;
+        self.root.iter().try_for_each(|root| copy(root, &directory.join(ROOT)))?;
         copy_files(&self.kernel.directory.join("modules"), &target.kernel.directory.join("modules"))
     }
 }

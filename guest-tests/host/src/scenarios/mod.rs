@@ -1,6 +1,7 @@
 //! What is run: each scenario is a story in a file of its own, written as data.
 
 mod boots;
+mod debian_root;
 mod demo;
 mod hostile;
 mod panic;
@@ -31,6 +32,8 @@ pub(crate) struct Scenario {
     pub(crate) terminate_on: Option<&'static str>,
     /// What must be on the first disk afterwards.
     pub(crate) disk: Option<Proof>,
+    /// Whether a Debian root file system is on the first disk and reports, in place of the agent.
+    pub(crate) debian: bool,
     /// Boots in a row.
     pub(crate) boots: u32,
     /// Time for one boot, under emulation on two slow cores.
@@ -48,13 +51,14 @@ const PLAIN: Scenario = Scenario {
     expected: Expected { exit: 0, summary: true, checks: &[] },
     terminate_on: None,
     disk: None,
+    debian: false,
     boots: 1,
     deadline: Duration::from_secs(180),
     long: false,
 };
 
 /// Every scenario, in the order in which they run.
-pub(crate) const ALL: [Scenario; 7] = [
+pub(crate) const ALL: [Scenario; 8] = [
     demo::SCENARIO,
     smp::SCENARIO,
     reset::SCENARIO,
@@ -62,6 +66,7 @@ pub(crate) const ALL: [Scenario; 7] = [
     sigterm::SCENARIO,
     hostile::SCENARIO,
     boots::SCENARIO,
+    debian_root::SCENARIO,
 ];
 
 /// The scenarios called `names`, or without names all those that are run by default.

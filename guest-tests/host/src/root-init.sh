@@ -1,0 +1,12 @@
+#!/bin/sh
+# Init of a guest whose root file system is on its first disk: loads the modules and hands over.
+export PATH=/bin
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs devtmpfs /dev
+while read -r module; do
+    insmod "/egm/modules/$module"
+done < /egm/modules/order
+mount -o rw /dev/vda /root && exec switch_root /root /sbin/init
+echo "no root file system on /dev/vda"
+poweroff -f

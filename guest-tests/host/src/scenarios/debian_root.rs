@@ -1,0 +1,19 @@
+//! A whole distribution.
+
+use std::time::Duration;
+
+use super::{PLAIN, Scenario};
+use crate::judge::Expected;
+
+/// No agent here: Debian's own init starts what reports.
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "debian-root",
+    story: "Debian on a virtio disk reaches multi-user with its network, and powers off",
+    config: "demo.json",
+    words: "quiet systemd.show_status=no",
+    expected: Expected { exit: 0, summary: true, checks: &["multi-user", "network"] },
+    debian: true,
+    deadline: Duration::from_secs(900),
+    long: true,
+    ..PLAIN
+};
