@@ -1,9 +1,9 @@
 //! What the payloads do.
 
 use egm_address::{Guest, Span};
-use egm_vmm::plan::{Plan, WindowKind};
+use egm_vmm::plan::{FunctionPlan, FunctionRole, Plan, WindowKind};
 
-use super::code::Width;
+use super::code::{Code, Width};
 use super::elf::Entry;
 use super::{Payload, Ports, long_mode};
 
@@ -248,55 +248,105 @@ fn mmio(payload: &mut Payload, plan: &Plan) {
     payload.code.store(Width::Long);
 }
 
-/// `count` random reads and writes of 1, 2 and 4 bytes in configuration space, aligned or not. Of four, one goes
-/// anywhere, two to the first function of a device of bus 0, one to a bus behind a root port.
+/// `count` random accesses to configuration space, aligned or not. Of four, one goes anywhere, two to the first
+/// function of a device of bus 0, one to a bus behind a root port.
 pub(crate) fn config_fuzz(plan: &Plan, seed: u32, count: u32) -> Vec<u8> {
-    assert!(seed != 0 && count != 0);
     let ecam = plan.window(WindowKind::Ecam).unwrap();
     let all = u32::try_from(ecam.size() - 1).unwrap();
+    let base = low(ecam.start().get());
     let mut payload = Payload::new(ports(plan));
     payload.print("fuzzing\n");
-    let masks = payload.code.label();
-    payload.code.mov_esi(seed);
-    payload.code.mov_edi(count);
-    let again = payload.code.here();
-    payload.code.random();
-    payload.code.raw(&[0x89, 0xf2, 0x83, 0xe2, 0x03]); // mov edx, esi; and edx, 3
-    payload.code.raw_address(&[0x8b, 0x1c, 0x95], masks); // mov ebx, [masks + 4 * edx]; only in 32-bit mode
-    payload.code.random();
-    payload.code.raw(&[0x21, 0xf3, 0x81, 0xc3]).dword(u32::try_from(ecam.start().get()).unwrap()); // and, add ebx
-    payload.code.random();
-    payload.code.raw(&[0x89, 0xf2, 0xc1, 0xea, 29]); // mov edx, esi; shr edx: the operation
-    payload.code.raw(&[0x89, 0xf0]); // mov eax, esi: the value
-
-    let done = payload.code.label();
-    for operation in 0..8 {
-        let other = payload.code.label();
-        payload.code.raw(&[0x83, 0xfa, operation]); // cmp edx
-        payload.code.jne(other);
-        let width = Width::ALL[usize::from(operation % 3)];
-        if operation < 4 {
-            payload.code.store(width)
-        } else {
-            payload.code.load(width)
-        }
-        payload.code.jmp(done);
-        payload.code.place(other);
-    }
-    payload.code.place(done);
-    payload.code.count_down(again);
-
+    let targets = [(all, base), (0xf_8fff, base), (0xf_8fff, base), (0xf0_0fff & all, base)];
+    random_accesses(&mut payload, &targets, seed, count, false);
     payload.code.at(ecam.start().get());
     payload.code.load(Width::Word);
     payload.code.compare(Width::Word, u32::MAX);
     payload.expect_different("the host bridge is still there");
-    payload.print("ok\n");
-    payload.power_off();
-    payload.code.place(masks);
-    for mask in [all, 0xf_8fff, 0xf_8fff, 0xf0_0fff & all] {
-        payload.code.dword(mask);
+    payload.ok()
+}
+
+/// Moves the first BAR of every device on the root bus below 4 GiB, then makes `count` random accesses to these BARs
+/// and as many to I/O ports from 0x800 on, below which are the ports that end the guest.
+pub(crate) fn device_fuzz(plan: &Plan, seed: u32, count: u32) -> Vec<u8> {
+    let ecam = plan.window(WindowKind::Ecam).unwrap().start().get();
+    let mut place = plan.window(WindowKind::PciMemory32).unwrap().start().get();
+    let mut payload = Payload::new(ports(plan));
+    payload.print("fuzzing\n");
+    let mut targets = Vec::new();
+    let endpoint =
+        |f: &&FunctionPlan| matches!(f.role, FunctionRole::Endpoint { .. }) && f.address.bus() == 0;
+    for function in plan.pci.iter().filter(endpoint) {
+        let size = function.bars[0].span.size();
+        place = place.next_multiple_of(size);
+        let config = ecam + (u64::from(function.address.devfn()) << 12);
+        for (register, value) in [(0x10, low(place)), (0x14, 0), (0x04, 6)] {
+            payload.code.at(config + register);
+            payload.code.mov_eax(value);
+            payload.code.store(Width::Long);
+        }
+        payload.code.at(place);
+        payload.code.load(Width::Long);
+        payload.code.compare(Width::Long, u32::MAX);
+        payload.expect_different(&format!("{} answers where its BAR was moved to", function.address));
+        targets.push((low(size - 1), low(place)));
+        place += size;
     }
-    payload.finish(Entry::Pvh)
+    random_accesses(&mut payload, &targets, seed, count, true);
+    payload.ok()
+}
+
+/// Random reads and writes of 1, 2 and 4 bytes. A target is a mask, of which random bits are taken, and a base, to
+/// which they are added; it must not be in the payload's memory. Only in 32-bit mode.
+fn random_accesses(payload: &mut Payload, targets: &[(u32, u32)], seed: u32, count: u32, ports_too: bool) {
+    assert!(seed != 0 && count != 0 && !targets.is_empty());
+    let code = &mut payload.code;
+    let (table, past) = (code.label(), code.label());
+    code.jmp(past);
+    code.place(table);
+    for (mask, base) in targets.iter().cycle().take(4) {
+        code.dword(*mask).dword(*base);
+    }
+    code.place(past);
+    code.mov_esi(seed);
+    code.mov_edi(count);
+    let again = code.here();
+    code.random();
+    code.raw(&[0x89, 0xf2, 0x83, 0xe2, 0x03]); // mov edx, esi; and edx, 3
+    code.random();
+    code.raw(&[0x89, 0xf3]); // mov ebx, esi
+    code.raw_address(&[0x23, 0x1c, 0xd5], table); // and ebx, [table + 8 * edx]
+    code.raw_address(&[0x8d, 0x0c, 0xd5], table); // lea ecx, [table + 8 * edx]
+    code.raw(&[0x03, 0x59, 0x04]); // add ebx, [ecx + 4]
+    random_operation(code, Code::load, Code::store);
+    if ports_too {
+        code.random();
+        code.raw(&[0x89, 0xf2, 0x81, 0xca]).dword(0x800); // mov edx, esi; or edx, 0x800
+        random_operation(code, Code::input, Code::output);
+    }
+    code.count_down(again);
+}
+
+/// One of eight operations, chosen by a random number; the next one is the value.
+fn random_operation(code: &mut Code, read: fn(&mut Code, Width), write: fn(&mut Code, Width)) {
+    code.random();
+    code.raw(&[0x89, 0xf1, 0xc1, 0xe9, 29]); // mov ecx, esi; shr ecx
+    code.random();
+    code.raw(&[0x89, 0xf0]); // mov eax, esi
+    let done = code.label();
+    for operation in 0..8 {
+        let other = code.label();
+        code.raw(&[0x83, 0xf9, operation]); // cmp ecx
+        code.jne(other);
+        let access = if operation < 4 { write } else { read };
+        access(code, Width::ALL[usize::from(operation % 3)]);
+        code.jmp(done);
+        code.place(other);
+    }
+    code.place(done);
+}
+
+fn low(address: u64) -> u32 {
+    u32::try_from(address).expect("below 4 GiB")
 }
 
 fn ports(plan: &Plan) -> Ports {
