@@ -103,6 +103,13 @@ fn sample_plan() -> Plan {
     }
 }
 
+/// The reviewed plans of `configs/`.
+fn reviewed_plans() -> Vec<Plan> {
+    let files = std::fs::read_dir("tests/golden").unwrap().map(|entry| entry.unwrap().path());
+    let plans = files.filter(|path| path.extension().is_some_and(|ext| ext == "json"));
+    plans.map(|path| serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()).collect()
+}
+
 /// The bytes from `at` on, which lie in the image.
 fn seen(image: &Image, at: u64) -> &[u8] {
     &image.bytes[usize::try_from(at - image.base.get()).unwrap()..]
@@ -355,6 +362,19 @@ fn a_plan_without_what_a_table_needs_is_refused_by_name() {
     assert!(without(&|p| p.arch = Architecture::Aarch64).contains("Aarch64"));
 }
 
+#[test]
+fn every_x86_configuration_has_tables() {
+    let plans: Vec<Plan> = reviewed_plans().into_iter().filter(|p| p.arch == Architecture::X86_64).collect();
+    assert!(plans.len() >= 3, "{}", plans.len());
+    for plan in plans {
+        let tables = read(&build(&plan).unwrap());
+        let processors = structures(&tables["SRAT"][48..]).iter().filter(|(kind, _)| *kind != 1).count();
+        assert_eq!(processors, plan.vcpus.len(), "{}", plan.name);
+        let ids = plan.nodes.iter().map(|n| u64::from(n.id)).max().unwrap();
+        assert_eq!(number(&tables["SLIT"], 36, 8), ids + 1, "{}", plan.name);
+    }
+}
+
 /// Runs `iasl` in `folder`; its output when it succeeds.
 fn iasl(folder: &Path, arguments: &[&str]) -> String {
     let output = Command::new("iasl").args(arguments).current_dir(folder).output().unwrap();
@@ -414,7 +434,8 @@ fn iasl_reads_and_writes_every_table_as_we_do() {
     }
     let mut far = large_plan(MAX_VCPUS, 8);
     far.windows[2].span = span(0x80_0000_0000, 0x1000_0000);
-    for plan in [sample_plan(), far] {
+    let reviewed = reviewed_plans().into_iter().filter(|p| p.arch == Architecture::X86_64);
+    for plan in reviewed.chain([sample_plan(), far]) {
         for (name, bytes) in read(&build(&plan).unwrap()) {
             let folder = tempfile::tempdir().unwrap();
             std::fs::write(folder.path().join("t.dat"), &bytes).unwrap();

@@ -4,7 +4,7 @@ use acpi_tables::mcfg::MCFG;
 use egm_address::{Guest, Span};
 
 use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, bytes};
-use crate::firmware::{FirmwareError, window};
+use crate::firmware::{FirmwareError, window, window_error};
 use crate::plan::{Plan, WindowKind};
 
 /// The table: one segment.
@@ -21,5 +21,5 @@ pub(super) fn ecam(plan: &Plan) -> Result<(Span<Guest>, u8), FirmwareError> {
     let fits = |s: Span<Guest>| s.size().is_multiple_of(1 << 20) && s.start().is_aligned(1 << 20);
     let span = window(plan, WindowKind::Ecam, "ECAM", RULE, fits)?;
     let buses = u8::try_from((span.size() >> 20).saturating_sub(1));
-    buses.map(|last| (span, last)).map_err(|_| super::super::window_error(Some(span), "ECAM", RULE))
+    buses.map(|last| (span, last)).map_err(|_| window_error(Some(span), "ECAM", RULE))
 }
