@@ -88,6 +88,9 @@ impl Runner {
             millis: 0,
         };
         for boot in 1..=scenario.boots {
+            if scenario.boots > 1 {
+                Stage::note(&format!("boot {boot} of {}", scenario.boots));
+            }
             let Boot { collected, init, signalled, disk } = self.boot(scenario, &machine, &report)?;
             let mut cases = judge(scenario.expected, &collected);
             cases.extend(disk.map(|fault| case("disk", fault, 0)));
