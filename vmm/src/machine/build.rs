@@ -12,6 +12,7 @@ use super::bus::{Bus, BusDevice, Overlap};
 use super::exit::ExitLatch;
 use super::platform::{Pvpanic, ResetRegister, SleepControl};
 use super::serial::{ConsoleInput, Line, SERIAL_PORTS, SerialPort};
+use super::tree::{self, Connections, TreeError};
 use super::vcpu::{Shared, Vcpu};
 use super::{Machine, Subscriber};
 use crate::arch::x86_64::boot::{self, BootError, BootFiles, Entry};
@@ -50,6 +51,9 @@ pub enum BuildError {
     /// Descriptors ran out.
     #[error("cannot make an event descriptor")]
     Descriptor(#[from] io::Error),
+    /// The PCI tree.
+    #[error("cannot build the PCI tree")]
+    Tree(#[from] TreeError),
     /// Two devices want one address.
     #[error("the plan contradicts itself")]
     Overlap(#[from] Overlap),
@@ -64,8 +68,8 @@ impl Report for BuildError {
             Self::Kvm(error) => error.blame(),
             Self::Boot { .. } => Blame::Configuration,
             Self::Firmware(error) => error.blame(),
-            Self::Descriptor(_) => Blame::Host,
-            Self::Overlap(_) | Self::Missing(_) => Blame::Internal,
+            Self::Descriptor(_) | Self::Tree(TreeError::Device { .. }) => Blame::Host,
+            Self::Tree(_) | Self::Overlap(_) | Self::Missing(_) => Blame::Internal,
         }
     }
 
@@ -83,8 +87,8 @@ impl Report for BuildError {
                 "set \"boot\".\"kernel\" to a whole 64-bit bzImage or vmlinux, for instance Debian's"
                     .to_owned(),
             ),
-            Self::Descriptor(_) => Some("raise the limit of open files: ulimit -n 65536".to_owned()),
-            Self::Overlap(_) | Self::Missing(_) => None,
+            Self::Descriptor(_) | Self::Tree(TreeError::Device { .. }) => Some("raise the limit of open files: ulimit -n 65536".to_owned()),
+            Self::Tree(_) | Self::Overlap(_) | Self::Missing(_) => None,
         }
     }
 }
@@ -94,7 +98,7 @@ impl Report for BuildError {
 /// # Errors
 /// [`BuildError`]; everything is given back.
 pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
-    let Resources { hypervisor, ram, mut boot, console } = resources;
+    let Resources { hypervisor, ram, mut boot, console, devices } = resources;
     let exit = ExitLatch::new()?;
     let vm = lend_memory(&hypervisor, &ram)?;
     vm.reserve_tss(TSS)?;
@@ -110,15 +114,16 @@ pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
         serial,
     )?;
 
-    let root = Arc::new(RootComplex::default());
-    root.update();
+    let tree = tree::build(plan, devices, &Connections::new(&vm, ram.memory.clone()))?;
+    subscribers.extend(tree.subscribers);
+    let root = Arc::new(tree.root);
     add_port(&mut ports, CONFIG_PORT, CONFIG_PORTS, Arc::new(ConfigPorts::new(Arc::clone(&root))))?;
     let memory = pci_windows(plan, &root)?;
 
     let entry = load_guest(plan, &ram.memory, &mut boot)?;
     let vcpus = make_vcpus(plan, &hypervisor, &vm, &entry)?;
     let shared = Arc::new(Shared { ports, memory, exit });
-    Ok(Machine { vcpus, shared, devices: Vec::new(), subscribers, _vm: vm, _ram: ram })
+    Ok(Machine { vcpus, shared, devices: tree.devices, subscribers, _vm: vm, _ram: ram })
 }
 
 fn lend_memory(hypervisor: &Hypervisor, ram: &GuestRam) -> Result<Vm, BuildError> {

@@ -14,6 +14,7 @@ mod exit;
 mod platform;
 mod serial;
 mod signals;
+mod tree;
 mod vcpu;
 
 use std::sync::{Arc, Mutex};
@@ -23,6 +24,7 @@ pub use bus::{Bus, BusDevice, Overlap};
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 pub use exit::{ExitLatch, ExitReason};
 pub use platform::{RESET_VALUE, SLEEP_TYPE_S5};
+pub use tree::TreeError;
 
 use crate::kvm::Vm;
 use crate::memory::GuestRam;

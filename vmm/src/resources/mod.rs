@@ -2,11 +2,15 @@
 //!
 //! Nothing before it has side effects, nothing after it makes decisions.
 
+mod devices;
+
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
+pub use self::devices::{DeviceError, OpenDevice};
 use crate::arch::x86_64::boot::BootFiles;
+use crate::config::Device;
 use crate::console::{Console, ConsoleError};
 use crate::error::{Blame, Report};
 use crate::facts::Facts;
@@ -24,6 +28,8 @@ pub struct Resources {
     pub boot: BootFiles,
     /// The serial console.
     pub console: Console,
+    /// What each device needs, in the order of the plan's endpoints.
+    pub devices: Vec<(Device, OpenDevice)>,
 }
 
 /// Why something could not be opened.
@@ -49,6 +55,15 @@ pub enum ResourceError {
     /// The console.
     #[error("cannot provide the guest's console")]
     Console(#[from] ConsoleError),
+    /// What a device needs.
+    #[error("cannot provide device \"{id}\"")]
+    Device {
+        /// The device.
+        id: String,
+        /// The reason.
+        #[source]
+        source: DeviceError,
+    },
 }
 
 impl Report for ResourceError {
@@ -57,6 +72,7 @@ impl Report for ResourceError {
             Self::File { .. } | Self::Console(_) => Blame::Configuration,
             Self::Kvm(error) => error.blame(),
             Self::Memory(error) => error.blame(),
+            Self::Device { source, .. } => source.blame(),
         }
     }
 
@@ -67,6 +83,7 @@ impl Report for ResourceError {
             }
             Self::Kvm(error) => error.help(),
             Self::Memory(error) => error.help(),
+            Self::Device { source, .. } => source.help(),
             Self::Console(_) => None,
         }
     }
@@ -84,8 +101,9 @@ impl Resources {
             plan.boot.initramfs.as_deref().map(|path| open_file("boot.initramfs", path)).transpose()?;
         let hypervisor = Hypervisor::open()?;
         let console = Console::open(&plan.console)?;
+        let devices = devices::open(plan).map_err(|(id, source)| ResourceError::Device { id, source })?;
         let ram = GuestRam::open(plan, |backing| near(facts, backing))?;
-        Ok(Self { hypervisor, ram, boot: BootFiles { kernel, initramfs }, console })
+        Ok(Self { hypervisor, ram, boot: BootFiles { kernel, initramfs }, console, devices })
     }
 }
 

@@ -1,0 +1,191 @@
+//! What the guest's devices need from the host, opened.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::config::{Device, DeviceKind};
+use crate::error::{Blame, Report};
+use crate::plan::{FunctionRole, Plan};
+use crate::virtio::blk::{Disk, DiskError};
+use crate::virtio::net::Backend;
+use crate::virtio::net::tap::{self, TapError};
+use crate::virtio::vhost::VhostError;
+
+/// A device of the configuration with its descriptors.
+pub enum OpenDevice {
+    /// virtio-blk.
+    Block(Disk),
+    /// virtio-net.
+    Net {
+        /// One descriptor a queue pair.
+        taps: Vec<File>,
+        /// Who moves packets.
+        backend: Backend,
+    },
+    /// virtio-rng: needs nothing.
+    Rng,
+}
+
+/// Why a device cannot have what it needs.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The disk's file.
+    #[error("cannot open disk {}", path.display())]
+    DiskFile {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The disk is used by somebody who would not expect our writes.
+    #[error("disk {} is in use by another virtual machine", path.display())]
+    DiskInUse {
+        /// The file.
+        path: PathBuf,
+    },
+    /// What was opened is no disk.
+    #[error("cannot use {} as a disk", path.display())]
+    Disk {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        #[source]
+        source: DiskError,
+    },
+    /// The tap.
+    #[error(transparent)]
+    Tap(#[from] TapError),
+    /// The kernel's packet or socket worker.
+    #[error(transparent)]
+    Vhost(#[from] VhostError),
+    /// Its device file.
+    #[error("cannot open {path}")]
+    VhostFile {
+        /// The file.
+        path: &'static str,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
+    /// This version plans the device but does not run it.
+    #[error("{what} devices can be planned but not started by this version")]
+    NotYet {
+        /// Which kind.
+        what: &'static str,
+    },
+}
+
+impl Report for DeviceError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::DiskFile { .. } | Self::DiskInUse { .. } => Blame::Configuration,
+            Self::Disk { source, .. } => source.blame(),
+            Self::Tap(error) => error.blame(),
+            Self::Vhost(error) => error.blame(),
+            Self::VhostFile { .. } | Self::NotYet { .. } => Blame::Host,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::DiskFile { .. } => {
+                Some("set \"path\" to a file that exists and that you may write, or set \"read_only\": true".to_owned())
+            }
+            Self::DiskInUse { .. } => Some("give each its own disk, or share it with \"read_only\": true".to_owned()),
+            Self::Disk { source, .. } => source.help(),
+            Self::Tap(error) => error.help(),
+            Self::Vhost(error) => error.help(),
+            Self::VhostFile { path, .. } => Some(match *path {
+                VHOST_NET => "load it with modprobe vhost_net, or set \"vhost\": false".to_owned(),
+                _ => "load it with modprobe vhost_vsock, or set \"socket\" to a path".to_owned(),
+            }),
+            Self::NotYet { .. } => Some("remove the device, or look at it with egm-vmm plan".to_owned()),
+        }
+    }
+}
+
+const VHOST_NET: &str = "/dev/vhost-net";
+
+/// Opens what each device of `plan` needs, in the plan's order.
+pub(super) fn open(plan: &Plan) -> Result<Vec<(Device, OpenDevice)>, (String, DeviceError)> {
+    let devices = plan.pci.iter().filter_map(|function| match &function.role {
+        FunctionRole::Endpoint { device } => Some(device),
+        _ => None,
+    });
+    devices
+        .map(|device| {
+            let opened = open_one(&device.kind).map_err(|error| (device.id.clone(), error))?;
+            Ok((device.clone(), opened))
+        })
+        .collect()
+}
+
+fn open_one(kind: &DeviceKind) -> Result<OpenDevice, DeviceError> {
+    match kind {
+        DeviceKind::VirtioBlk { path, read_only } => disk(path, *read_only).map(OpenDevice::Block),
+        DeviceKind::VirtioNet { tap, queue_pairs, vhost, .. } => {
+            let taps = tap::open(tap, *queue_pairs)?;
+            Ok(OpenDevice::Net { taps, backend: net_backend(*queue_pairs, *vhost)? })
+        }
+        DeviceKind::VirtioRng => Ok(OpenDevice::Rng),
+        DeviceKind::VirtioVsock { .. } => Err(DeviceError::NotYet { what: "virtio-vsock" }),
+        DeviceKind::Vfio { .. } => Err(DeviceError::NotYet { what: "vfio" }),
+        DeviceKind::VfioUser { .. } => Err(DeviceError::NotYet { what: "vfio-user" }),
+    }
+}
+
+/// The lock is the kernel's and goes with the descriptor: no stale lock file after a crash.
+fn disk(path: &Path, read_only: bool) -> Result<Disk, DeviceError> {
+    let error = |source| DeviceError::DiskFile { path: path.to_owned(), source };
+    let file = OpenOptions::new().read(true).write(!read_only).open(path).map_err(error)?;
+    let locked = if read_only { file.try_lock_shared() } else { file.try_lock() };
+    match locked {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Err(DeviceError::DiskInUse { path: path.to_owned() }),
+        Err(TryLockError::Error(source)) => return Err(error(source)),
+    }
+    Disk::new(file, read_only).map_err(|source| DeviceError::Disk { path: path.to_owned(), source })
+}
+
+fn net_backend(queue_pairs: u16, vhost: Option<bool>) -> Result<Backend, DeviceError> {
+    if vhost == Some(false) {
+        return Ok(Backend::Userspace);
+    }
+    let open = || OpenOptions::new().read(true).write(true).open(VHOST_NET);
+    match (0..queue_pairs).map(|_| open()).collect::<io::Result<Vec<File>>>() {
+        Ok(files) => Ok(Backend::vhost(files)?),
+        Err(source) if vhost == Some(true) => Err(DeviceError::VhostFile { path: VHOST_NET, source }),
+        Err(_) => Ok(Backend::Userspace), // not asked for: the host may not have it
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_writable_disk_belongs_to_one_machine_and_a_read_only_one_to_many() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let first = disk(file.path(), true).unwrap();
+        let second = disk(file.path(), true).unwrap();
+        assert!(matches!(disk(file.path(), false), Err(DeviceError::DiskInUse { .. })));
+        drop((first, second));
+        let writer = disk(file.path(), false).unwrap();
+        assert!(matches!(disk(file.path(), true), Err(DeviceError::DiskInUse { .. })));
+        drop(writer);
+    }
+
+    #[test]
+    fn a_disk_that_is_missing_or_too_small_is_the_configurations_fault() {
+        let missing = disk(Path::new("/nonexistent/disk"), false).unwrap_err();
+        assert_eq!(missing.blame(), Blame::Configuration);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(511).unwrap();
+        let small = disk(file.path(), false).unwrap_err();
+        assert!(matches!(&small, DeviceError::Disk { source: DiskError::TooSmall { bytes: 511 }, .. }));
+        assert_eq!(small.blame(), Blame::Configuration);
+    }
+}
