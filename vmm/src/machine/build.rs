@@ -87,7 +87,9 @@ impl Report for BuildError {
                 "set \"boot\".\"kernel\" to a whole 64-bit bzImage or vmlinux, for instance Debian's"
                     .to_owned(),
             ),
-            Self::Descriptor(_) | Self::Tree(TreeError::Device { .. }) => Some("raise the limit of open files: ulimit -n 65536".to_owned()),
+            Self::Descriptor(_) | Self::Tree(TreeError::Device { .. }) => {
+                Some("raise the limit of open files: ulimit -n 65536".to_owned())
+            }
             Self::Tree(_) | Self::Overlap(_) | Self::Missing(_) => None,
         }
     }

@@ -9,7 +9,7 @@ use vm_memory::GuestMemoryMmap;
 use super::Subscriber;
 use crate::config::{Device, DeviceKind};
 use crate::kvm::Vm;
-use crate::pci::msix::{Msix, MsiRouter};
+use crate::pci::msix::{MsiRouter, Msix};
 use crate::pci::{HostBridge, PciFunction, RootComplex, RootPort, RootPortConfig};
 use crate::plan::{FunctionPlan, FunctionRole, Plan};
 use crate::resources::OpenDevice;
@@ -68,7 +68,13 @@ impl Connections {
     ) -> Result<Arc<dyn PciFunction>, TreeError> {
         let msix = Msix::new(plan.msix_vectors, Arc::clone(&self.router))
             .map_err(|source| TreeError::Device { id: id.to_owned(), source })?;
-        Ok(Arc::new(VirtioPci::new(device, plan, Arc::new(msix), self.memory.clone(), Arc::clone(&self.bell))?))
+        Ok(Arc::new(VirtioPci::new(
+            device,
+            plan,
+            Arc::new(msix),
+            self.memory.clone(),
+            Arc::clone(&self.bell),
+        )?))
     }
 }
 
@@ -139,7 +145,10 @@ impl Tree {
     }
 
     /// One device, known to the event loop and to whoever ends the machine.
-    fn keep<D: VirtioDevice + MutEventSubscriber + 'static>(&mut self, device: D) -> Arc<Mutex<dyn VirtioDevice>> {
+    fn keep<D: VirtioDevice + MutEventSubscriber + 'static>(
+        &mut self,
+        device: D,
+    ) -> Arc<Mutex<dyn VirtioDevice>> {
         let device = Arc::new(Mutex::new(device));
         self.subscribers.push(Arc::clone(&device) as Subscriber);
         self.devices.push(Arc::clone(&device) as Arc<Mutex<dyn VirtioDevice>>);

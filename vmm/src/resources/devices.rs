@@ -90,10 +90,13 @@ impl Report for DeviceError {
 
     fn help(&self) -> Option<String> {
         match self {
-            Self::DiskFile { .. } => {
-                Some("set \"path\" to a file that exists and that you may write, or set \"read_only\": true".to_owned())
+            Self::DiskFile { .. } => Some(
+                "set \"path\" to a file that exists and that you may write, or set \"read_only\": true"
+                    .to_owned(),
+            ),
+            Self::DiskInUse { .. } => {
+                Some("give each its own disk, or share it with \"read_only\": true".to_owned())
             }
-            Self::DiskInUse { .. } => Some("give each its own disk, or share it with \"read_only\": true".to_owned()),
             Self::Disk { source, .. } => source.help(),
             Self::Tap(error) => error.help(),
             Self::Vhost(error) => error.help(),
