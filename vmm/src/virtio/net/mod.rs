@@ -10,6 +10,7 @@
 //! queue that pauses for the driver is taken up again by its kick, one that pauses for the tap by the tap's next
 //! edge, and one that has spent its budget kicks itself. The control queue is always served here.
 
+mod backend;
 mod spec;
 pub mod tap;
 #[cfg(test)]
@@ -24,11 +25,11 @@ use event_manager::EventOps;
 use event_manager::EventSet;
 use event_manager::Events;
 use event_manager::MutEventSubscriber;
-use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use vmm_sys_util::eventfd::EFD_CLOEXEC;
 use vmm_sys_util::eventfd::EFD_NONBLOCK;
 use vmm_sys_util::eventfd::EventFd;
 
+pub use self::backend::Backend;
 use self::userspace::Dropped;
 use self::userspace::Pause;
 use self::userspace::Receive;
@@ -38,31 +39,6 @@ use super::Interrupt;
 use super::VirtioDevice;
 use super::ring;
 use super::ring::Ring;
-use super::vhost::VhostError;
-use super::vhost::Vring;
-use super::vhost::Worker;
-
-/// Who moves packets.
-pub enum Backend {
-    /// This process.
-    Userspace,
-    /// The kernel: one worker a queue pair.
-    Vhost(Vec<Worker>),
-}
-
-impl Backend {
-    /// Claims open descriptors of `/dev/vhost-net`, one a queue pair.
-    ///
-    /// # Errors
-    /// [`VhostError::Setup`].
-    pub fn vhost(files: Vec<File>) -> Result<Self, VhostError> {
-        files
-            .into_iter()
-            .map(|file| Worker::new(file, "/dev/vhost-net"))
-            .collect::<Result<_, _>>()
-            .map(Self::Vhost)
-    }
-}
 
 /// Mistakes and losses so far, for whoever asks; none is ever logged.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -147,12 +123,7 @@ impl Net {
     /// That of eventfd(2).
     pub fn new(mac: [u8; 6], taps: Vec<File>, backend: Backend) -> io::Result<Self> {
         let queue_pairs = u16::try_from(taps.len()).unwrap_or(u16::MAX);
-        let mut features = spec::features(queue_pairs);
-        if let Backend::Vhost(workers) = &backend {
-            for worker in workers {
-                features &= !spec::SERVED_BY_VHOST | worker.features();
-            }
-        }
+        let features = spec::features(queue_pairs) & backend.features();
         let queue_sizes = spec::queue_sizes(queue_pairs);
         let kick = |_| EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map(Arc::new);
         Ok(Self {
@@ -195,34 +166,6 @@ impl Net {
             .try_for_each(|(number, tap)| tap::set_attached(tap, number < usize::from(pairs)))
     }
 
-    fn start_workers(&self, workers: &[Worker], activation: &Activation) -> Result<(), ActivateError> {
-        let features = (activation.features & spec::SERVED_BY_VHOST) | (1 << VIRTIO_F_VERSION_1);
-        for (pair, (worker, tap)) in workers.iter().zip(&self.taps).enumerate() {
-            let vring = |index: usize| {
-                let queue = activation.queues.get(index)?.as_ref()?;
-                Some(Vring { index: u16::try_from(index).ok()?, queue, kick: self.kicks.get(index)? })
-            };
-            let (Some(receive), Some(transmit)) = (vring(2 * pair), vring(2 * pair + 1)) else { continue };
-            worker.start(&activation.memory, features, &[receive, transmit], &*activation.interrupt)?;
-            for number in 0..2 {
-                worker
-                    .set_net_backend(number, Some(tap))
-                    .map_err(|source| ActivateError { what: "VHOST_NET_SET_BACKEND", source })?;
-            }
-        }
-        Ok(())
-    }
-
-    fn stop_workers(&self) {
-        if let Backend::Vhost(workers) = &self.backend {
-            for worker in workers {
-                // Fails only for a ring that was never set up, which the kernel does not serve.
-                let _ = worker.set_net_backend(0, None);
-                let _ = worker.set_net_backend(1, None);
-            }
-        }
-    }
-
     fn start(&mut self, mut activation: Activation) -> Result<Active, ActivateError> {
         if self.deaf {
             return Err(ActivateError { what: "epoll_ctl", source: io::ErrorKind::Other.into() });
@@ -241,7 +184,7 @@ impl Net {
         let control = control.and_then(|index| Some((index, ring(index)?)));
         let mut pairs = Vec::new();
         match &self.backend {
-            Backend::Vhost(workers) => self.start_workers(workers, &activation)?,
+            Backend::Vhost(workers) => backend::start(workers, &self.taps, &self.kicks, &activation)?,
             Backend::Userspace => {
                 for pair in 0..self.taps.len() {
                     pairs.push(ring(2 * pair).zip(ring(2 * pair + 1)).map(|(receive, transmit)| Pair {
@@ -377,13 +320,13 @@ impl VirtioDevice for Net {
 
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
         self.reset();
-        let active = self.start(activation).inspect_err(|_| self.stop_workers())?;
+        let active = self.start(activation).inspect_err(|_| self.backend.stop())?;
         self.active = Some(active);
         Ok(())
     }
 
     fn reset(&mut self) {
-        self.stop_workers();
+        self.backend.stop();
         if let Some(active) = self.active.take() {
             self.counters.malformed = self.counters.malformed.saturating_add(active.malformed());
         }

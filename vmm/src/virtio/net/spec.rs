@@ -1,7 +1,9 @@
 //! The network device of virtio 1.3 §5.1: features, configuration space, queue numbers, control commands. Pure.
 
 use virtio_bindings::virtio_net as net;
-use virtio_bindings::virtio_ring as ring;
+
+use crate::virtio::RING_EVENT_IDX;
+use crate::virtio::RING_INDIRECT;
 
 /// Device type number (virtio 1.3 §5).
 pub(super) const DEVICE_TYPE: u16 = 1;
@@ -24,14 +26,10 @@ pub(super) const MERGEABLE: u64 = bit(net::VIRTIO_NET_F_MRG_RXBUF);
 pub(super) const MULTIQUEUE: u64 = bit(net::VIRTIO_NET_F_MQ);
 /// VIRTIO_NET_F_CTRL_VQ: there is a control queue.
 pub(super) const CONTROL: u64 = bit(net::VIRTIO_NET_F_CTRL_VQ);
-/// VIRTIO_F_INDIRECT_DESC.
-pub(super) const INDIRECT: u64 = bit(ring::VIRTIO_RING_F_INDIRECT_DESC);
-/// VIRTIO_F_EVENT_IDX.
-pub(super) const EVENT_INDEX: u64 = bit(ring::VIRTIO_RING_F_EVENT_IDX);
 /// Any of the features by which the guest takes packets larger than its MTU.
 pub(super) const GUEST_LARGE: u64 = bit(net::VIRTIO_NET_F_GUEST_TSO4) | bit(net::VIRTIO_NET_F_GUEST_TSO6);
 /// What vhost-net itself must have for the device to offer it.
-pub(super) const SERVED_BY_VHOST: u64 = MERGEABLE | INDIRECT | EVENT_INDEX;
+pub(super) const SERVED_BY_VHOST: u64 = MERGEABLE | RING_INDIRECT | RING_EVENT_IDX;
 
 /// What a device with this many queue pairs offers.
 pub(super) fn features(queue_pairs: u16) -> u64 {
@@ -43,8 +41,8 @@ pub(super) fn features(queue_pairs: u16) -> u64 {
         | bit(net::VIRTIO_NET_F_GUEST_CSUM)
         | GUEST_LARGE
         | MERGEABLE
-        | INDIRECT
-        | EVENT_INDEX;
+        | RING_INDIRECT
+        | RING_EVENT_IDX;
     // A control queue has no other use here than to choose the number of pairs.
     if queue_pairs > 1 { one | CONTROL | MULTIQUEUE } else { one }
 }

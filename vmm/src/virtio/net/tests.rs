@@ -21,8 +21,10 @@ use vm_memory::GuestMemoryMmap;
 
 use super::userspace;
 use super::*;
+use crate::virtio::RING_EVENT_IDX;
 use crate::virtio::testing::CountingInterrupt;
 use crate::virtio::testing::Driver;
+use crate::virtio::testing::EventInterrupt;
 use crate::virtio::testing::Part;
 use crate::virtio::testing::enter_new_network;
 use crate::virtio::testing::memory;
@@ -246,6 +248,14 @@ fn real_tap() -> Option<Vec<File>> {
     }
 }
 
+/// The host's hardware address on that tap.
+fn tap_mac() -> String {
+    let output = Command::new("ip").args(["-o", "link", "show", "egm0"]).output().unwrap();
+    let words = String::from_utf8(output.stdout).unwrap();
+    let mut words = words.split_whitespace().skip_while(|word| *word != "link/ether");
+    words.nth(1).unwrap().to_owned()
+}
+
 /// Everything that a running device needs, and its driver.
 struct Machine {
     memory: GuestMemoryMmap,
@@ -272,7 +282,7 @@ impl Machine {
         let activation = Activation {
             memory: self.memory.clone(),
             queues: self.drivers.iter().map(|d| Some(d.queue())).collect(),
-            features: spec::features(2) & !spec::EVENT_INDEX,
+            features: spec::features(2) & !RING_EVENT_IDX,
             interrupt: self.interrupt.clone(),
         };
         self.device.lock().unwrap().activate(activation).unwrap();
@@ -329,8 +339,7 @@ fn datagrams_cross_a_real_tap_both_ways_and_again_after_a_reset() {
     let Some(taps) = real_tap() else { return };
     let socket = UdpSocket::bind("192.0.2.1:0").unwrap();
     let port = socket.local_addr().unwrap().port();
-    let mac = Command::new("ip").args(["-br", "link", "show", "egm0"]).output().unwrap();
-    let mac = String::from_utf8(mac.stdout).unwrap().split_whitespace().nth(2).unwrap().to_owned();
+    let mac = tap_mac();
     let mut machine = Machine::new(taps);
     for round in 0..2 {
         machine.activate();
@@ -403,4 +412,64 @@ fn the_configuration_space_ends_with_zeros() {
     assert_eq!(data, [2, 0, 0, 0, 0, 0]);
     device.config_read(u64::MAX, &mut data);
     assert_eq!(data, [0; 6]);
+}
+
+#[test]
+fn the_kernel_moves_packets_until_the_device_is_reset() {
+    let Some(mut taps) = real_tap() else { return };
+    taps.truncate(1);
+    let file = match File::options().read(true).write(true).open("/dev/vhost-net") {
+        Ok(file) => file,
+        Err(error) => return eprintln!("skipped: /dev/vhost-net: {error}"),
+    };
+    let socket = UdpSocket::bind("192.0.2.1:0").unwrap();
+    let port = socket.local_addr().unwrap().port();
+    let mac = tap_mac();
+    let mut device = Net::new([2, 0, 0, 0, 0, 2], taps, Backend::vhost(vec![file]).unwrap()).unwrap();
+    for round in 0..2 {
+        let memory = memory();
+        let interrupt = Arc::new(EventInterrupt::new());
+        let (mut receive, mut transmit) =
+            (Driver::new(&memory, 0x1000, 64), Driver::new(&memory, 0x2000, 64));
+        let activation = Activation {
+            memory: memory.clone(),
+            queues: vec![Some(receive.queue()), Some(transmit.queue())],
+            features: device.features() & !RING_EVENT_IDX,
+            interrupt: interrupt.clone(),
+        };
+        device.activate(activation).unwrap();
+
+        let frame = datagram(port, b"from the guest", &mac);
+        memory.write_slice(&frame, GuestAddress(BUFFERS)).unwrap();
+        transmit.offer(&[Part::Read(BUFFERS, u32::try_from(frame.len()).unwrap())]);
+        device.kicks()[1].write(1).unwrap();
+        let mut received = [0; 64];
+        let length = socket.recv(&mut received).unwrap();
+        assert_eq!(&received[..length], b"from the guest", "round {round}");
+
+        for i in 0..60 {
+            receive.offer(&[Part::Write(BUFFERS + i * 0x1000, 2048)]);
+        }
+        device.kicks()[0].write(1).unwrap();
+        socket.send_to(b"to the guest", "192.0.2.2:9").unwrap();
+        let mut found = false;
+        while !found {
+            interrupt.wait(0);
+            found = receive.used().iter().any(|(head, length)| {
+                let packet = bytes(&memory, BUFFERS + u64::from(*head) * 0x1000, *length as usize);
+                packet.ends_with(b"to the guest")
+            });
+        }
+
+        device.reset();
+        transmit.used();
+        transmit.offer(&[Part::Read(BUFFERS, 64)]);
+        device.kicks()[1].write(1).unwrap();
+        socket.send_to(b"nobody hears", "192.0.2.2:9").unwrap();
+        assert!(
+            receive.used().is_empty() && transmit.used().is_empty(),
+            "memory is left alone after a reset"
+        );
+    }
+    assert_eq!(device.counters(), Counters::default());
 }

@@ -12,10 +12,8 @@
 use std::collections::HashMap;
 use std::collections::VecDeque;
 use std::io;
-use std::io::Read;
 use std::io::Write;
 use std::net::Shutdown;
-use std::os::fd::AsFd;
 use std::os::fd::AsRawFd;
 use std::os::fd::RawFd;
 use std::os::unix::net::UnixStream;
@@ -38,7 +36,9 @@ use super::packet::Op;
 use super::packet::Outgoing;
 use super::packet::Packet;
 use super::packet::Refusal;
-use crate::virtio::iovec;
+use super::slot::Phase;
+use super::slot::Slot;
+use super::slot::read_packet;
 use crate::virtio::ring;
 use crate::virtio::ring::Chain;
 use crate::virtio::ring::Ring;
@@ -49,8 +49,6 @@ pub(super) const MAX_CONNECTIONS: usize = 1024;
 const MAX_RESETS: usize = 256;
 /// Chains or sockets that one event looks at.
 const BUDGET: usize = 64;
-/// Most payload in a packet to the guest, as Linux has it.
-const MAX_PAYLOAD: u32 = 64 << 10;
 /// Ports that the host's side of its own connections takes: above those that programs choose.
 const FIRST_PORT: u32 = 1 << 30;
 
@@ -66,23 +64,6 @@ pub(super) enum Pause {
     Budget,
     /// Too many resets wait for receive buffers: come back when [`Muxer::answers`].
     Resets,
-}
-
-/// A socket, and what it is to the guest.
-struct Slot {
-    stream: UnixStream,
-    phase: Phase,
-    /// Bytes of the guest that the socket did not take yet.
-    backlog: VecDeque<u8>,
-    /// The socket may have bytes: set by its edge, cleared when it would block.
-    readable: bool,
-    /// It is in [`Muxer::ready`].
-    queued: bool,
-}
-
-enum Phase {
-    Greeting(Greeting),
-    Connected(Key, Connection),
 }
 
 /// The sockets of one device and what is between them and the guest.
@@ -176,8 +157,7 @@ impl Muxer {
         if let Phase::Connected(key, _) = &phase {
             self.by_key.insert(*key, number);
         }
-        let slot = Slot { stream, phase, backlog: VecDeque::new(), readable: true, queued: false };
-        *self.slots.get_mut(number)? = Some(slot);
+        *self.slots.get_mut(number)? = Some(Slot::new(stream, phase));
         self.enqueue(number);
         Some(number)
     }
@@ -223,25 +203,14 @@ impl Muxer {
         }
     }
 
-    /// Reads a greeting up to its line's end, byte by byte: what follows belongs to the guest.
     fn greet(&mut self, number: usize) {
-        let Some(Some(Slot { stream, phase: Phase::Greeting(greeting), .. })) = self.slots.get_mut(number)
-        else {
-            return;
+        let Some(Some(slot)) = self.slots.get_mut(number) else { return };
+        let port = match slot.greeting() {
+            Greeted::Incomplete => return,
+            Greeted::Nonsense => return self.remove(number, false),
+            Greeted::Port(port) => port,
         };
-        let mut byte = [0];
-        let guest_port = loop {
-            match stream.read(&mut byte) {
-                Ok(1) => match greeting.push(byte[0]) {
-                    Greeted::Incomplete => {}
-                    Greeted::Port(port) => break Some(port),
-                    Greeted::Nonsense => break None,
-                },
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                _ => break None,
-            }
-        };
-        let Some(key) = guest_port.map(|port| self.free_key(port)) else { return self.remove(number, false) };
+        let key = self.free_key(port);
         self.by_key.insert(key, number);
         if let Some(Some(slot)) = self.slots.get_mut(number) {
             slot.phase = Phase::Connected(key, Connection::from_host());
@@ -336,11 +305,8 @@ impl Muxer {
                 _ => self.reset(packet.key),
             };
         };
-        let Some(Some(Slot { stream, phase: Phase::Connected(key, connection), .. })) =
-            self.slots.get_mut(number)
-        else {
-            return;
-        };
+        let Some(Some(slot)) = self.slots.get_mut(number) else { return };
+        let Phase::Connected(key, connection) = &mut slot.phase else { return };
         match connection.receive(packet) {
             Err(Violation) => self.remove(number, true),
             Ok(Event::Closed) => self.remove(number, false),
@@ -348,12 +314,15 @@ impl Muxer {
             Ok(Event::Shutdown) => self.settle(number),
             Ok(Event::Connected) => {
                 // The socket is fresh, so its buffer takes a line; if it does not, the host program is gone.
-                match stream.write_all(host::accepted(key.host_port).as_bytes()) {
+                match slot.stream.write_all(host::accepted(key.host_port).as_bytes()) {
                     Ok(()) => self.enqueue(number),
                     Err(_) => self.remove(number, true),
                 }
             }
-            Ok(Event::Data) => self.deliver(number, packet.length, ring, chain),
+            Ok(Event::Data) => match slot.deliver(packet.length, ring, chain) {
+                Ok(()) => self.enqueue(number),
+                Err(_) => self.remove(number, true),
+            },
         }
     }
 
@@ -364,31 +333,6 @@ impl Muxer {
         if slot.is_none() {
             self.resets.push_back(packet.key);
         }
-    }
-
-    /// Writes payload to the socket, straight from guest memory if nothing waits before it; keeps what is left.
-    fn deliver(&mut self, number: usize, length: u32, ring: &Ring, chain: &Chain) {
-        let Some(Some(slot)) = self.slots.get_mut(number) else { return };
-        let Phase::Connected(_, connection) = &mut slot.phase else { return };
-        let mut taken = 0;
-        if slot.backlog.is_empty() && length > 0 {
-            let mut payload = Vec::new();
-            ring::slices(ring.memory(), &chain.readable, HEADER as u64, u64::from(length), &mut payload);
-            taken = match iovec::writev(slot.stream.as_fd(), &payload) {
-                Ok(bytes) => u32::try_from(bytes).unwrap_or(length), // at most `length`
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
-                Err(_) => return self.remove(number, true),
-            };
-            connection.forward(taken);
-        }
-        if taken < length {
-            let mut rest = vec![0; length.saturating_sub(taken) as usize];
-            let offset = (HEADER as u64).saturating_add(u64::from(taken));
-            let read = ring::read(ring.memory(), &chain.readable, offset, &mut rest);
-            rest.truncate(read);
-            slot.backlog.extend(rest);
-        }
-        self.enqueue(number);
     }
 
     /// Fills receive buffers of the driver.
@@ -447,72 +391,4 @@ impl Muxer {
         }
         None
     }
-}
-
-impl Slot {
-    fn wants_guest(&self) -> bool {
-        match &self.phase {
-            Phase::Greeting(_) => false,
-            Phase::Connected(_, connection) => {
-                connection.has_control() || (self.readable && connection.may_send())
-            }
-        }
-    }
-
-    fn write_backlog(&mut self) -> io::Result<()> {
-        let Phase::Connected(_, connection) = &mut self.phase else { return Ok(()) };
-        while !self.backlog.is_empty() {
-            let (front, _) = self.backlog.as_slices();
-            match self.stream.write(front) {
-                Ok(bytes) => {
-                    self.backlog.drain(..bytes);
-                    connection.forward(u32::try_from(bytes).unwrap_or(u32::MAX)); // at most BUFFER
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        self.backlog = VecDeque::new(); // an idle connection holds no memory
-        Ok(())
-    }
-
-    /// The next packet of this connection, its payload read into the chain behind the header's place.
-    fn packet(&mut self, ring: &Ring, chain: &Chain) -> io::Result<Option<Outgoing>> {
-        let Phase::Connected(_, connection) = &mut self.phase else { return Ok(None) };
-        if connection.has_control() {
-            return Ok(connection.control());
-        }
-        let room = ring::total(&chain.writable).saturating_sub(HEADER as u64);
-        let limit = connection.allowance().min(MAX_PAYLOAD).min(u32::try_from(room).unwrap_or(u32::MAX));
-        if limit == 0 || !self.readable {
-            return Ok(connection.control()); // perhaps a request for credit
-        }
-        let mut payload = Vec::new();
-        ring::slices(ring.memory(), &chain.writable, HEADER as u64, u64::from(limit), &mut payload);
-        match iovec::readv(self.stream.as_fd(), &payload) {
-            Ok(0) => {
-                self.readable = false;
-                connection.shut_host();
-                Ok(connection.control())
-            }
-            Ok(bytes) => Ok(Some(connection.data(u32::try_from(bytes).unwrap_or(limit)))), // at most `limit`
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                self.readable = false;
-                Ok(None)
-            }
-            Err(error) => Err(error),
-        }
-    }
-}
-
-/// Reads a header and checks that its payload is there.
-fn read_packet(ring: &Ring, chain: &Chain, guest_cid: u32) -> Result<Packet, Refusal> {
-    let mut header = [0; HEADER];
-    if !chain.writable.is_empty() || ring::read(ring.memory(), &chain.readable, 0, &mut header) < HEADER {
-        return Err(Refusal::Drop);
-    }
-    let packet = Packet::parse(&header, guest_cid)?;
-    let payload = ring::total(&chain.readable).saturating_sub(HEADER as u64);
-    if u64::from(packet.length) > payload { Err(Refusal::Reset(packet.key)) } else { Ok(packet) }
 }

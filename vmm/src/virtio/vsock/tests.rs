@@ -20,6 +20,7 @@ use super::packet::HEADER;
 use super::*;
 use crate::virtio::testing::CountingInterrupt;
 use crate::virtio::testing::Driver;
+use crate::virtio::testing::EventInterrupt;
 use crate::virtio::testing::Part;
 use crate::virtio::testing::memory;
 
@@ -447,5 +448,48 @@ proptest! {
             }
         }
         prop_assert!(drained < 200 * 32, "the device runs out of things to say");
+    }
+}
+
+#[test]
+fn the_kernel_answers_a_guest_until_the_device_is_reset() {
+    let open = || File::options().read(true).write(true).open("/dev/vhost-vsock");
+    let file = match open() {
+        Ok(file) => file,
+        Err(error) => return eprintln!("skipped: /dev/vhost-vsock: {error}"),
+    };
+    let cid = std::process::id().saturating_add(1000);
+    let mut device = Vsock::new(cid, Backend::vhost(file).unwrap()).unwrap();
+    let taken = Vsock::new(cid, Backend::vhost(open().unwrap()).unwrap()).err().unwrap();
+    assert!(matches!(taken, VsockError::Vhost(VhostError::CidTaken { .. })), "{taken}");
+
+    for _ in 0..2 {
+        let memory = memory();
+        let interrupt = Arc::new(EventInterrupt::new());
+        let (mut receive, mut transmit) =
+            (Driver::new(&memory, 0x1000, 64), Driver::new(&memory, 0x2000, 64));
+        let activation = Activation {
+            memory: memory.clone(),
+            queues: vec![Some(receive.queue()), Some(transmit.queue()), None],
+            features: device.features() & !RING_EVENT_IDX,
+            interrupt: interrupt.clone(),
+        };
+        device.activate(activation).unwrap();
+        receive.offer(&[Part::Write(INBOX, SLOT)]);
+        let mut request = header(1000, 54321, REQUEST, 0, 0);
+        request[..8].copy_from_slice(&u64::from(cid).to_le_bytes());
+        memory.write_slice(&request, GuestAddress(OUTBOX)).unwrap();
+        transmit.offer(&[Part::Read(OUTBOX, 44)]);
+        device.kicks()[TRANSMIT].write(1).unwrap();
+        interrupt.wait(RECEIVE);
+        assert_eq!(receive.used(), [(0, 44)]);
+        let op: u16 = memory.read_obj(GuestAddress(INBOX + 30)).unwrap();
+        assert_eq!(op, RST, "nobody listens on that port of the host");
+
+        device.reset();
+        transmit.used();
+        transmit.offer(&[Part::Read(OUTBOX, 44)]);
+        device.kicks()[TRANSMIT].write(1).unwrap();
+        assert!(transmit.used().is_empty(), "memory is left alone after a reset");
     }
 }

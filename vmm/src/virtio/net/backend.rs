@@ -1,0 +1,81 @@
+//! Who moves the packets of a network device, and the switching of kernel workers.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::spec;
+use crate::virtio::ActivateError;
+use crate::virtio::Activation;
+use crate::virtio::vhost::VhostError;
+use crate::virtio::vhost::Vring;
+use crate::virtio::vhost::Worker;
+
+/// Who moves packets.
+pub enum Backend {
+    /// This process.
+    Userspace,
+    /// The kernel: one worker a queue pair.
+    Vhost(Vec<Worker>),
+}
+
+impl Backend {
+    /// Claims open descriptors of `/dev/vhost-net`, one a queue pair.
+    ///
+    /// # Errors
+    /// [`VhostError::Setup`].
+    pub fn vhost(files: Vec<File>) -> Result<Self, VhostError> {
+        files
+            .into_iter()
+            .map(|file| Worker::new(file, "/dev/vhost-net"))
+            .collect::<Result<_, _>>()
+            .map(Self::Vhost)
+    }
+
+    /// Features that the device may offer; all that a worker has no part in are among them.
+    pub(super) fn features(&self) -> u64 {
+        match self {
+            Self::Userspace => u64::MAX,
+            Self::Vhost(workers) => workers
+                .iter()
+                .fold(u64::MAX, |all, worker| all & (!spec::SERVED_BY_VHOST | worker.features())),
+        }
+    }
+
+    /// Stops workers: they touch guest memory no more when this returns.
+    pub(super) fn stop(&self) {
+        if let Self::Vhost(workers) = self {
+            for worker in workers {
+                // Fails only for a ring that was never set up, which the kernel does not serve.
+                let _ = worker.set_net_backend(0, None);
+                let _ = worker.set_net_backend(1, None);
+            }
+        }
+    }
+}
+
+/// Starts a worker for each pair whose queues the driver enabled. After an error, some may run: see [`Backend::stop`].
+pub(super) fn start(
+    workers: &[Worker],
+    taps: &[File],
+    kicks: &[Arc<EventFd>],
+    activation: &Activation,
+) -> Result<(), ActivateError> {
+    let features = (activation.features & spec::SERVED_BY_VHOST) | (1 << VIRTIO_F_VERSION_1);
+    for (pair, (worker, tap)) in workers.iter().zip(taps).enumerate() {
+        let vring = |index: usize| {
+            let queue = activation.queues.get(index)?.as_ref()?;
+            Some(Vring { index: u16::try_from(index).ok()?, queue, kick: kicks.get(index)? })
+        };
+        let (Some(receive), Some(transmit)) = (vring(2 * pair), vring(2 * pair + 1)) else { continue };
+        worker.start(&activation.memory, features, &[receive, transmit], &*activation.interrupt)?;
+        for number in 0..2 {
+            worker
+                .set_net_backend(number, Some(tap))
+                .map_err(|source| ActivateError { what: "VHOST_NET_SET_BACKEND", source })?;
+        }
+    }
+    Ok(())
+}
