@@ -138,6 +138,7 @@ impl Tree {
             (OpenDevice::Net { taps, backend }, DeviceKind::VirtioNet { mac, .. }) => {
                 self.keep(Net::new(*mac, taps, backend).map_err(error)?)
             }
+            (OpenDevice::Vsock(device), _) => self.keep(*device),
             (OpenDevice::Rng, _) => self.keep(Rng::new().map_err(error)?),
             (OpenDevice::Net { .. }, _) => return Err(TreeError::Missing { id: id.to_owned() }),
         };

@@ -11,6 +11,7 @@ use crate::virtio::blk::{Disk, DiskError};
 use crate::virtio::net::Backend;
 use crate::virtio::net::tap::{self, TapError};
 use crate::virtio::vhost::VhostError;
+use crate::virtio::vsock::{self, HostSockets, SocketError, Vsock, VsockError};
 
 /// A device of the configuration with its descriptors.
 pub enum OpenDevice {
@@ -23,6 +24,8 @@ pub enum OpenDevice {
         /// Who moves packets.
         backend: Backend,
     },
+    /// virtio-vsock, made already: only the kernel can say whether its context id is free.
+    Vsock(Box<Vsock>),
     /// virtio-rng: needs nothing.
     Rng,
 }
@@ -57,9 +60,15 @@ pub enum DeviceError {
     /// The tap.
     #[error(transparent)]
     Tap(#[from] TapError),
-    /// The kernel's packet or socket worker.
+    /// The kernel's packet worker.
     #[error(transparent)]
     Vhost(#[from] VhostError),
+    /// The socket device's Unix socket.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// The socket device.
+    #[error(transparent)]
+    Vsock(#[from] VsockError),
     /// Its device file.
     #[error("cannot open {path}")]
     VhostFile {
@@ -84,6 +93,8 @@ impl Report for DeviceError {
             Self::Disk { source, .. } => source.blame(),
             Self::Tap(error) => error.blame(),
             Self::Vhost(error) => error.blame(),
+            Self::Socket(error) => error.blame(),
+            Self::Vsock(error) => error.blame(),
             Self::VhostFile { .. } | Self::NotYet { .. } => Blame::Host,
         }
     }
@@ -100,6 +111,8 @@ impl Report for DeviceError {
             Self::Disk { source, .. } => source.help(),
             Self::Tap(error) => error.help(),
             Self::Vhost(error) => error.help(),
+            Self::Socket(error) => error.help(),
+            Self::Vsock(error) => error.help(),
             Self::VhostFile { path, .. } => Some(match *path {
                 VHOST_NET => "load it with modprobe vhost_net, or set \"vhost\": false".to_owned(),
                 _ => "load it with modprobe vhost_vsock, or set \"socket\" to a path".to_owned(),
@@ -110,6 +123,7 @@ impl Report for DeviceError {
 }
 
 const VHOST_NET: &str = "/dev/vhost-net";
+const VHOST_VSOCK: &str = "/dev/vhost-vsock";
 
 /// Opens what each device of `plan` needs, in the plan's order.
 pub(super) fn open(plan: &Plan) -> Result<Vec<(Device, OpenDevice)>, (String, DeviceError)> {
@@ -133,7 +147,9 @@ fn open_one(kind: &DeviceKind) -> Result<OpenDevice, DeviceError> {
             Ok(OpenDevice::Net { taps, backend: net_backend(*queue_pairs, *vhost)? })
         }
         DeviceKind::VirtioRng => Ok(OpenDevice::Rng),
-        DeviceKind::VirtioVsock { .. } => Err(DeviceError::NotYet { what: "virtio-vsock" }),
+        DeviceKind::VirtioVsock { cid, socket } => {
+            Ok(OpenDevice::Vsock(Box::new(Vsock::new(*cid, vsock_backend(socket.as_deref())?)?)))
+        }
         DeviceKind::Vfio { .. } => Err(DeviceError::NotYet { what: "vfio" }),
         DeviceKind::VfioUser { .. } => Err(DeviceError::NotYet { what: "vfio-user" }),
     }
@@ -156,12 +172,26 @@ fn net_backend(queue_pairs: u16, vhost: Option<bool>) -> Result<Backend, DeviceE
     if vhost == Some(false) {
         return Ok(Backend::Userspace);
     }
-    let open = || OpenOptions::new().read(true).write(true).open(VHOST_NET);
-    match (0..queue_pairs).map(|_| open()).collect::<io::Result<Vec<File>>>() {
+    match (0..queue_pairs).map(|_| open_both_ways(VHOST_NET)).collect::<io::Result<Vec<File>>>() {
         Ok(files) => Ok(Backend::vhost(files)?),
         Err(source) if vhost == Some(true) => Err(DeviceError::VhostFile { path: VHOST_NET, source }),
         Err(_) => Ok(Backend::Userspace), // not asked for: the host may not have it
     }
+}
+
+fn vsock_backend(socket: Option<&Path>) -> Result<vsock::Backend, DeviceError> {
+    match socket {
+        Some(path) => Ok(vsock::Backend::Userspace(HostSockets::bind(path)?)),
+        None => {
+            let file = open_both_ways(VHOST_VSOCK)
+                .map_err(|source| DeviceError::VhostFile { path: VHOST_VSOCK, source })?;
+            Ok(vsock::Backend::vhost(file).map_err(VsockError::from)?)
+        }
+    }
+}
+
+fn open_both_ways(path: &str) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).open(path)
 }
 
 #[cfg(test)]
