@@ -59,7 +59,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<ExitCode, LabError> {
     if arguments.list {
         for scenario in scenarios::ALL {
             let long = if scenario.long { " (long)" } else { "" };
-            println!("{:<10} {}{long}", scenario.name, scenario.story);
+            println!("{:<11} {}{long}", scenario.name, scenario.story);
         }
         return Ok(ExitCode::SUCCESS);
     }
