@@ -65,9 +65,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<ExitCode, LabError> {
     }
     let chosen = scenarios::select(&arguments.scenarios, arguments.full)?;
     let results = execute(arguments, &chosen)?;
-    let json = json(&results)?;
-    let path = arguments.report.join(l1::RESULTS);
-    fs::write(&path, &json).map_err(LabError::file("write", path))?;
+    let json = keep(&results, &arguments.report)?;
     if let Some(path) = &arguments.junit {
         let xml = junit(&results)
             .map_err(|error| LabError::Content { what: "JUnit XML".into(), problem: error.to_string() })?;
@@ -134,7 +132,13 @@ fn execute(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenario
         Where::Kvm => {
             let work = arguments.work.clone().unwrap_or_else(|| report.join("work"));
             let runner = Runner { tools, vmm: arguments.vmm, work: absolute(&work)?, report: report.clone() };
-            chosen.iter().map(|scenario| runner.scenario(scenario)).collect()
+            let mut results = Vec::new();
+            for scenario in &chosen {
+                results.push(runner.scenario(scenario));
+                // What is done stays known if this machine, an emulated host perhaps, does not live to the end.
+                keep(&results, report)?;
+            }
+            results
         }
     };
     results.extend(skipped);
@@ -156,9 +160,13 @@ fn absolute(path: &Path) -> Result<PathBuf, LabError> {
     std::path::absolute(path).map_err(LabError::file("find", path))
 }
 
-fn json(results: &[ScenarioResult]) -> Result<String, LabError> {
-    serde_json::to_string_pretty(results)
-        .map_err(|error| LabError::Content { what: "results".into(), problem: error.to_string() })
+/// Writes the results as JSON to the report directory, and returns that.
+fn keep(results: &[ScenarioResult], report: &Path) -> Result<String, LabError> {
+    let json = serde_json::to_string_pretty(results)
+        .map_err(|error| LabError::Content { what: "results".into(), problem: error.to_string() })?;
+    let path = report.join(l1::RESULTS);
+    fs::write(&path, &json).map_err(LabError::file("write", path))?;
+    Ok(json)
 }
 
 fn colour() -> bool {
