@@ -3,44 +3,53 @@
 //! A payload prints what it found on the serial port. It ends with "ok" and a power off, or with "failed: …", the claim
 //! that does not hold, and a power off too.
 
-pub(crate) mod code;
-pub(crate) mod elf;
-pub(crate) mod long_mode;
-pub(crate) mod programs;
+#![forbid(unsafe_code)]
+#![expect(clippy::unwrap_used, reason = "a payload that cannot be assembled is a mistake in a test")]
 
-use code::{Code, Label, Width};
-use elf::Entry;
+mod code;
+mod elf;
+pub mod long_mode;
+
+pub use code::{Code, Label, Width};
+pub use elf::Entry;
 
 /// Where payloads are loaded: 2 MiB, away from the edges of RAM and from what boot loaders put below 1 MiB.
-pub(crate) const BASE: u32 = 0x20_0000;
+pub const BASE: u32 = 0x20_0000;
 /// The stack grows down from here.
 const STACK: u32 = BASE - 16;
 
 /// The ports that a payload ends by and speaks to.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ports {
-    pub(crate) serial: u16,
-    pub(crate) sleep: u16,
-    pub(crate) reset: u16,
-    pub(crate) pvpanic: u16,
+pub struct Ports {
+    /// Data of the 16550.
+    pub serial: u16,
+    /// ACPI sleep control.
+    pub sleep: u16,
+    /// ACPI reset.
+    pub reset: u16,
+    /// Panic notification.
+    pub pvpanic: u16,
 }
 
 impl Ports {
     /// What x86 plans have. QEMU has them too, with `-M microvm -device isa-debug-exit,iobase=0x600,iosize=1`.
-    pub(crate) const USUAL: Self = Self { serial: 0x3f8, sleep: 0x600, reset: 0x604, pvpanic: 0x505 };
+    pub const USUAL: Self = Self { serial: 0x3f8, sleep: 0x600, reset: 0x604, pvpanic: 0x505 };
 }
 
 /// A payload being written.
 #[derive(Debug)]
-pub(crate) struct Payload {
-    code: Code,
-    ports: Ports,
+pub struct Payload {
+    /// What was written so far.
+    pub code: Code,
+    /// Where it speaks and ends.
+    pub ports: Ports,
     print: Label,
     texts: Vec<(Label, String)>,
 }
 
 impl Payload {
-    pub(crate) fn new(ports: Ports) -> Self {
+    /// An empty one, with a stack.
+    pub fn new(ports: Ports) -> Self {
         let mut code = Code::new(BASE);
         code.raw(&[0xbc]).dword(STACK); // mov esp; in 64-bit mode it clears the upper half
         let print = code.label();
@@ -48,7 +57,7 @@ impl Payload {
     }
 
     /// Prints `text`. Changes `eax`, `edx` and `esi`.
-    pub(crate) fn print(&mut self, text: &str) {
+    pub fn print(&mut self, text: &str) {
         let label = self.code.label();
         self.texts.push((label, text.to_owned()));
         self.code.raw_address(&[0xbe], label); // mov esi
@@ -56,7 +65,7 @@ impl Payload {
     }
 
     /// When the last comparison found a difference, the payload ends with "failed: `claim`".
-    pub(crate) fn expect_equal(&mut self, claim: &str) {
+    pub fn expect_equal(&mut self, claim: &str) {
         let good = self.code.label();
         self.code.je(good);
         self.fail(claim);
@@ -64,7 +73,7 @@ impl Payload {
     }
 
     /// When the last comparison found none, the payload ends with "failed: `claim`".
-    pub(crate) fn expect_different(&mut self, claim: &str) {
+    pub fn expect_different(&mut self, claim: &str) {
         let good = self.code.label();
         self.code.jne(good);
         self.fail(claim);
@@ -77,20 +86,20 @@ impl Payload {
     }
 
     /// `\_S5` by the sleep control register (ACPI 6.5, clause 4.8.3.7): SLP_TYP 5, SLP_EN.
-    pub(crate) fn power_off(&mut self) {
+    pub fn power_off(&mut self) {
         self.code.output_byte(self.ports.sleep, 5 << 2 | 1 << 5);
         self.code.halt();
     }
 
     /// Ends well, and is a file now.
-    pub(crate) fn ok(mut self) -> Vec<u8> {
+    pub fn ok(mut self) -> Vec<u8> {
         self.print("ok\n");
         self.power_off();
         self.finish(Entry::Pvh)
     }
 
     /// The routine that prints, the texts, and the file around it all.
-    pub(crate) fn finish(mut self, entry: Entry) -> Vec<u8> {
+    pub fn finish(mut self, entry: Entry) -> Vec<u8> {
         self.code.place(self.print);
         self.code.port(self.ports.serial);
         let next = self.code.here();
@@ -107,4 +116,30 @@ impl Payload {
         }
         elf::elf(entry, BASE, &self.code.finish())
     }
+}
+
+/// A byte on the serial port as soon as possible, then the end.
+pub fn hello(ports: Ports, entry: Entry) -> Vec<u8> {
+    let mut payload = Payload::new(ports);
+    payload.code.output_byte(ports.serial, b'!');
+    payload.print("hello\n");
+    payload.power_off();
+    payload.finish(entry)
+}
+
+/// Says "ready" and sleeps without interrupts, so that only the operator can end it.
+pub fn halt(ports: Ports) -> Vec<u8> {
+    let mut payload = Payload::new(ports);
+    payload.print("ready\n");
+    payload.code.halt();
+    payload.finish(Entry::Pvh)
+}
+
+/// Says "ready" and never leaves the processor.
+pub fn spin(ports: Ports) -> Vec<u8> {
+    let mut payload = Payload::new(ports);
+    payload.print("ready\n");
+    let again = payload.code.here();
+    payload.code.jmp(again);
+    payload.finish(Entry::Pvh)
 }

@@ -2,7 +2,7 @@
 
 /// How the kernel is entered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Entry {
+pub enum Entry {
     /// 32-bit protected mode without paging, by a note (Xen docs/misc/pvh.pandoc).
     Pvh,
     /// 64-bit mode, by the header (Linux boot.rst, "64-bit boot protocol").

@@ -1,6 +1,6 @@
 //! From 32-bit protected mode to 64-bit mode with an identity map of 2 MiB pages (Intel SDM 3A, 10.8.5).
 
-use super::code::Code;
+use crate::code::Code;
 
 /// Page tables: fresh RAM, so entries that are not written are not present.
 const TABLES: u32 = 0x40_0000;
@@ -8,12 +8,12 @@ const PRESENT_WRITABLE: u32 = 3;
 const LARGE: u32 = 1 << 7;
 
 /// One past the highest byte that the page tables for `gibibytes` take.
-pub(crate) fn tables_end(gibibytes: u32) -> u32 {
+pub fn tables_end(gibibytes: u32) -> u32 {
     TABLES + 0x1000 * (2 + gibibytes)
 }
 
 /// Maps the first `gibibytes` of guest memory, 512 at most, and goes on in 64-bit mode.
-pub(crate) fn enter(code: &mut Code, gibibytes: u32) {
+pub fn enter(code: &mut Code, gibibytes: u32) {
     assert!((1..=512).contains(&gibibytes));
     let (directory_pointers, directories) = (TABLES + 0x1000, TABLES + 0x2000);
     write(code, TABLES, directory_pointers | PRESENT_WRITABLE);

@@ -1,43 +1,14 @@
 //! What the payloads do.
 
 use egm_address::{Guest, Span};
+use egm_payload::{Code, Entry, Payload, Ports, Width, long_mode};
 use egm_vmm::plan::{FunctionPlan, FunctionRole, Plan, WindowKind};
-
-use super::code::{Code, Width};
-use super::elf::Entry;
-use super::{Payload, Ports, long_mode};
 
 /// Neither the code, nor the stack, nor the page tables of a payload: 16 KiB for what it likes.
 const SCRATCH: u32 = 0x30_0000;
 
 /// Ports that no guest of ours has a device at; some of them are places where a PC has one.
 const UNCLAIMED_PORTS: [u16; 6] = [0x64, 0x71, 0x80, 0x2f8, 0x1230, 0xfff0];
-
-/// A byte on the serial port as soon as possible, then the end.
-pub(crate) fn hello(ports: Ports, entry: Entry) -> Vec<u8> {
-    let mut payload = Payload::new(ports);
-    payload.code.output_byte(ports.serial, b'!');
-    payload.print("hello\n");
-    payload.power_off();
-    payload.finish(entry)
-}
-
-/// Says "ready" and sleeps without interrupts, so that only the operator can end it.
-pub(crate) fn halt(ports: Ports) -> Vec<u8> {
-    let mut payload = Payload::new(ports);
-    payload.print("ready\n");
-    payload.code.halt();
-    payload.finish(Entry::Pvh)
-}
-
-/// Says "ready" and never leaves the processor.
-pub(crate) fn spin(ports: Ports) -> Vec<u8> {
-    let mut payload = Payload::new(ports);
-    payload.print("ready\n");
-    let again = payload.code.here();
-    payload.code.jmp(again);
-    payload.finish(Entry::Pvh)
-}
 
 /// Writes `value` to `port`; the guest should not live to say more.
 pub(crate) fn write_port(ports: Ports, port: u16, value: u8) -> Vec<u8> {

@@ -3,17 +3,16 @@
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod payload;
+mod programs;
 
 use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use egm_payload::{Entry, Ports};
 use egm_vmm::config;
 use egm_vmm::facts::{Functions, of_host};
 use egm_vmm::plan::{Plan, plan};
-use payload::elf::Entry;
-use payload::{Ports, programs};
 use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -127,7 +126,7 @@ fn a_guest_that_powers_off_ends_well_whichever_way_it_is_entered() {
         return;
     }
     for entry in [Entry::Pvh, Entry::Linux64] {
-        let ended = run(|_| programs::hello(Ports::USUAL, entry));
+        let ended = run(|_| egm_payload::hello(Ports::USUAL, entry));
         assert_eq!(
             (ended.console.as_str(), ended.code),
             ("!hello\n", Some(0)),
@@ -224,7 +223,7 @@ fn the_operator_ends_a_guest_that_sleeps_and_one_that_never_leaves_the_processor
     if !kvm() {
         return;
     }
-    for payload in [programs::halt, programs::spin] {
+    for payload in [egm_payload::halt, egm_payload::spin] {
         let mut guest = Guest::start(small(), |_| (), |_| payload(Ports::USUAL));
         guest.terminate_after_a_line();
         let ended = guest.end();

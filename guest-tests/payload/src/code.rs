@@ -8,18 +8,22 @@
 
 /// A place in the code, perhaps not yet known.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Label(usize);
+pub struct Label(usize);
 
 /// How many bytes an access has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Width {
+pub enum Width {
+    /// 8 bits.
     Byte,
+    /// 16 bits.
     Word,
+    /// 32 bits.
     Long,
 }
 
 impl Width {
-    pub(crate) const ALL: [Self; 3] = [Self::Byte, Self::Word, Self::Long];
+    /// All of them, narrow first.
+    pub const ALL: [Self; 3] = [Self::Byte, Self::Word, Self::Long];
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -32,7 +36,7 @@ enum Reference {
 
 /// Code and data that will lie at `base`.
 #[derive(Debug)]
-pub(crate) struct Code {
+pub struct Code {
     base: u32,
     bytes: Vec<u8>,
     labels: Vec<Option<usize>>,
@@ -42,12 +46,13 @@ pub(crate) struct Code {
 }
 
 impl Code {
-    pub(crate) fn new(base: u32) -> Self {
+    /// Nothing yet, in 32-bit mode.
+    pub fn new(base: u32) -> Self {
         Self { base, bytes: Vec::new(), labels: Vec::new(), references: Vec::new(), long_mode: false }
     }
 
     /// The finished bytes.
-    pub(crate) fn finish(mut self) -> Vec<u8> {
+    pub fn finish(mut self) -> Vec<u8> {
         for (at, label, reference) in std::mem::take(&mut self.references) {
             let target = u32::try_from(self.labels[label.0].expect("every label is placed")).unwrap();
             let value = match reference {
@@ -59,34 +64,37 @@ impl Code {
         self.bytes
     }
 
-    pub(crate) fn label(&mut self) -> Label {
+    /// A place to be named by [`Code::place`].
+    pub fn label(&mut self) -> Label {
         self.labels.push(None);
         Label(self.labels.len() - 1)
     }
 
     /// `label` is here.
-    pub(crate) fn place(&mut self, label: Label) {
+    pub fn place(&mut self, label: Label) {
         self.labels[label.0] = Some(self.bytes.len());
     }
 
-    pub(crate) fn here(&mut self) -> Label {
+    /// A label that is here.
+    pub fn here(&mut self) -> Label {
         let label = self.label();
         self.place(label);
         label
     }
 
     /// What follows runs in 64-bit mode.
-    pub(crate) fn enter_long_mode(&mut self) {
+    pub fn enter_long_mode(&mut self) {
         self.long_mode = true;
     }
 
     /// Bytes as they are: data, or an instruction that is used once.
-    pub(crate) fn raw(&mut self, bytes: &[u8]) -> &mut Self {
+    pub fn raw(&mut self, bytes: &[u8]) -> &mut Self {
         self.bytes.extend_from_slice(bytes);
         self
     }
 
-    pub(crate) fn dword(&mut self, value: u32) -> &mut Self {
+    /// Four bytes, little endian.
+    pub fn dword(&mut self, value: u32) -> &mut Self {
         self.raw(&value.to_le_bytes())
     }
 
@@ -96,7 +104,7 @@ impl Code {
     }
 
     /// An instruction whose last field is the address of `label`.
-    pub(crate) fn raw_address(&mut self, bytes: &[u8], label: Label) -> &mut Self {
+    pub fn raw_address(&mut self, bytes: &[u8], label: Label) -> &mut Self {
         self.raw(bytes).refer(label, Reference::Absolute);
         self
     }
@@ -104,37 +112,46 @@ impl Code {
     fn jump(&mut self, opcode: &[u8], label: Label) {
         self.raw(opcode).refer(label, Reference::Relative);
     }
-    pub(crate) fn jmp(&mut self, label: Label) {
+    /// Jumps.
+    pub fn jmp(&mut self, label: Label) {
         self.jump(&[0xe9], label);
     }
-    pub(crate) fn je(&mut self, label: Label) {
+    /// Jumps when the last comparison found no difference.
+    pub fn je(&mut self, label: Label) {
         self.jump(&[0x0f, 0x84], label);
     }
-    pub(crate) fn jne(&mut self, label: Label) {
+    /// Jumps when it found a difference.
+    pub fn jne(&mut self, label: Label) {
         self.jump(&[0x0f, 0x85], label);
     }
-    pub(crate) fn call(&mut self, label: Label) {
+    /// Calls.
+    pub fn call(&mut self, label: Label) {
         self.jump(&[0xe8], label);
     }
 
-    pub(crate) fn mov_eax(&mut self, value: u32) {
+    /// `eax` becomes `value`.
+    pub fn mov_eax(&mut self, value: u32) {
         self.raw(&[0xb8]).dword(value);
     }
-    pub(crate) fn mov_ecx(&mut self, value: u32) {
+    /// `ecx` becomes `value`.
+    pub fn mov_ecx(&mut self, value: u32) {
         self.raw(&[0xb9]).dword(value);
     }
-    pub(crate) fn mov_edx(&mut self, value: u32) {
+    /// `edx` becomes `value`.
+    pub fn mov_edx(&mut self, value: u32) {
         self.raw(&[0xba]).dword(value);
     }
-    pub(crate) fn mov_esi(&mut self, value: u32) {
+    /// `esi` becomes `value`.
+    pub fn mov_esi(&mut self, value: u32) {
         self.raw(&[0xbe]).dword(value);
     }
-    pub(crate) fn mov_edi(&mut self, value: u32) {
+    /// `edi` becomes `value`.
+    pub fn mov_edi(&mut self, value: u32) {
         self.raw(&[0xbf]).dword(value);
     }
 
     /// `ebx`, in 64-bit mode `rbx`, is the address of what is accessed.
-    pub(crate) fn at(&mut self, address: u64) {
+    pub fn at(&mut self, address: u64) {
         if self.long_mode {
             self.raw(&[0x48, 0xbb]).raw(&address.to_le_bytes());
         } else {
@@ -144,7 +161,7 @@ impl Code {
     }
 
     /// `dx` is the port that is accessed.
-    pub(crate) fn port(&mut self, port: u16) {
+    pub fn port(&mut self, port: u16) {
         self.mov_edx(port.into());
     }
 
@@ -159,23 +176,23 @@ impl Code {
     }
 
     /// Port to `al`, `ax` or `eax`.
-    pub(crate) fn input(&mut self, width: Width) {
+    pub fn input(&mut self, width: Width) {
         self.sized(width, 0xec, &[]);
     }
     /// `al`, `ax` or `eax` to port.
-    pub(crate) fn output(&mut self, width: Width) {
+    pub fn output(&mut self, width: Width) {
         self.sized(width, 0xee, &[]);
     }
     /// Memory to `al`, `ax` or `eax`.
-    pub(crate) fn load(&mut self, width: Width) {
+    pub fn load(&mut self, width: Width) {
         self.sized(width, 0x8a, &[0x03]);
     }
     /// `al`, `ax` or `eax` to memory.
-    pub(crate) fn store(&mut self, width: Width) {
+    pub fn store(&mut self, width: Width) {
         self.sized(width, 0x88, &[0x03]);
     }
     /// Compares `al`, `ax` or `eax` with the low bytes of `value`.
-    pub(crate) fn compare(&mut self, width: Width, value: u32) {
+    pub fn compare(&mut self, width: Width, value: u32) {
         let bytes = value.to_le_bytes();
         let size = match width {
             Width::Byte => 1,
@@ -186,21 +203,21 @@ impl Code {
     }
 
     /// `al` to a port.
-    pub(crate) fn output_byte(&mut self, port: u16, value: u8) {
+    pub fn output_byte(&mut self, port: u16, value: u8) {
         self.port(port);
         self.raw(&[0xb0, value]);
         self.output(Width::Byte);
     }
 
     /// Stops this processor for good.
-    pub(crate) fn halt(&mut self) {
+    pub fn halt(&mut self) {
         let again = self.here();
         self.raw(&[0xfa, 0xf4]); // cli, hlt
         self.jmp(again);
     }
 
     /// The next of George Marsaglia's 32-bit xorshift numbers in `esi`, which must not start at 0. Changes `eax`.
-    pub(crate) fn random(&mut self) {
+    pub fn random(&mut self) {
         for shift in [[0xe0, 13], [0xe8, 17], [0xe0, 5]] {
             self.raw(&[0x89, 0xf0]); // mov eax, esi
             self.raw(&[0xc1]).raw(&shift); // shl or shr eax
@@ -209,7 +226,7 @@ impl Code {
     }
 
     /// `edi -= 1`, and back to `label` until it is 0.
-    pub(crate) fn count_down(&mut self, label: Label) {
+    pub fn count_down(&mut self, label: Label) {
         self.raw(&[0x83, 0xef, 0x01]);
         self.jne(label);
     }
