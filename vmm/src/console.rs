@@ -11,14 +11,57 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
 
 use crate::config;
+use crate::error::{Blame, Report};
 
 /// Why the console cannot be opened.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot open console {what}")]
-pub struct ConsoleError {
-    what: String,
-    #[source]
-    source: io::Error,
+pub enum ConsoleError {
+    /// The file that output goes to.
+    #[error("cannot open console file {}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The socket for a client.
+    #[error("cannot listen on console socket {}", path.display())]
+    Socket {
+        /// Its path.
+        path: PathBuf,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The host gives no pseudo-terminal.
+    #[error("cannot open a pseudo-terminal for the console")]
+    Pty(#[source] io::Error),
+}
+
+impl Report for ConsoleError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::File { .. } | Self::Socket { .. } => Blame::Configuration,
+            Self::Pty(_) => Blame::Host,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        Some(match self {
+            Self::File { .. } => {
+                "set \"console\".\"path\" to a file that you may write, in a folder that exists".to_owned()
+            }
+            Self::Socket { source, .. } if source.kind() == io::ErrorKind::AddrInUse => {
+                "set \"console\".\"path\" to a path that does not exist yet, or end who listens there"
+                    .to_owned()
+            }
+            Self::Socket { .. } => {
+                "set \"console\".\"path\" to a path in a folder that exists and that you may write".to_owned()
+            }
+            Self::Pty(_) => "mount devpts on /dev/pts, or set \"console\" to \"stdio\"".to_owned(),
+        })
+    }
 }
 
 /// An open console. Output never blocks for longer than our own standard output does.
@@ -27,33 +70,56 @@ pub struct Console(Kind);
 
 #[derive(Debug)]
 enum Kind {
-    Stdio { terminal: Option<Box<Termios>>, input: bool },
+    /// `before` is what the terminal was like, once it is raw.
+    Stdio {
+        before: Option<Box<Termios>>,
+        input: bool,
+    },
     File(File),
-    Pty { master: File, _slave: OwnedFd },
-    Socket { listener: UnixListener, client: Option<UnixStream>, path: PathBuf },
+    Pty {
+        master: File,
+        _slave: OwnedFd,
+    },
+    Socket {
+        listener: UnixListener,
+        client: Option<UnixStream>,
+        path: PathBuf,
+    },
     Null,
 }
 
 impl Console {
-    /// Opens what the configuration names. A terminal is switched to raw mode and back on drop.
+    /// Opens what the configuration names.
     ///
     /// # Errors
     /// [`ConsoleError`] naming the file or socket.
     pub fn open(config: &config::Console) -> Result<Self, ConsoleError> {
-        let error = |what: &dyn std::fmt::Display| {
-            let what = what.to_string();
-            move |source: io::Error| ConsoleError { what, source }
-        };
         Ok(Self(match config {
             config::Console::Null => Kind::Null,
             config::Console::Stdio => stdio(),
             config::Console::File { path } => {
                 let file = OpenOptions::new().create(true).append(true).open(path);
-                Kind::File(file.map_err(error(&path.display()))?)
+                Kind::File(file.map_err(|source| ConsoleError::File { path: path.clone(), source })?)
             }
-            config::Console::Pty => pty().map_err(error(&"pty"))?,
-            config::Console::Socket { path } => socket(path).map_err(error(&path.display()))?,
+            config::Console::Pty => pty().map_err(ConsoleError::Pty)?,
+            config::Console::Socket { path } => {
+                socket(path).map_err(|source| ConsoleError::Socket { path: path.clone(), source })?
+            }
         }))
+    }
+
+    /// Our terminal, if it is one, belongs to the guest from now until the console is dropped: every key goes there,
+    /// Ctrl-C too. Until then the operator can stop a start that takes long.
+    pub fn take_terminal(&mut self) {
+        let Kind::Stdio { before, .. } = &mut self.0 else { return };
+        let stdin = io::stdin();
+        let Ok(found) = tcgetattr(&stdin) else { return };
+        let mut raw = found.clone();
+        raw.make_raw();
+        raw.output_modes = found.output_modes; // our own messages keep their line ends
+        if tcsetattr(&stdin, OptionalActions::Now, &raw).is_ok() {
+            *before = Some(Box::new(found));
+        }
     }
 
     /// Name of the pseudo-terminal, if it is one.
@@ -133,7 +199,7 @@ impl Console {
 impl Drop for Console {
     fn drop(&mut self) {
         match &self.0 {
-            Kind::Stdio { terminal: Some(before), .. } => {
+            Kind::Stdio { before: Some(before), .. } => {
                 let _ = tcsetattr(io::stdin(), OptionalActions::Now, before);
             }
             Kind::Socket { path, .. } => drop(std::fs::remove_file(path)),
@@ -143,15 +209,7 @@ impl Drop for Console {
 }
 
 fn stdio() -> Kind {
-    let stdin = io::stdin();
-    let terminal = isatty(&stdin).then(|| tcgetattr(&stdin).ok()).flatten().map(Box::new);
-    if let Some(before) = &terminal {
-        let mut raw = before.clone();
-        raw.make_raw();
-        raw.output_modes = before.output_modes; // our own messages keep their line ends
-        let _ = tcsetattr(&stdin, OptionalActions::Now, &raw);
-    }
-    Kind::Stdio { terminal, input: is_waitable(stdin.as_fd()) }
+    Kind::Stdio { before: None, input: is_waitable(io::stdin().as_fd()) }
 }
 
 /// Whether poll says something about it: a regular file or /dev/null is always ready and would spin.

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use crate::cli::Outcome;
 use crate::facts::{self, Functions};
 
-/// Records what this host offers to virtual machines, as JSON.
+/// Records what this host offers to virtual machines, as JSON
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Read a copy of a host's /proc and /sys in this folder instead

@@ -2,6 +2,7 @@
 
 mod facts;
 mod plan;
+mod progress;
 mod run;
 mod schema;
 
@@ -11,16 +12,22 @@ use clap::{Parser, Subcommand};
 
 use crate::error::{Chain, Report};
 
-/// Launches Linux virtual machines whose NUMA nodes can be Extended GPU Memory.
+/// Launches Linux virtual machines whose NUMA nodes can be Extended GPU Memory
 #[derive(Debug, Parser)]
-#[command(name = "egm-vmm", version, after_help = EXIT_CODES)]
+#[command(name = "egm-vmm", version, after_help = HELP)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 the guest powered off; 1 the guest failed; 2 the configuration is wrong; \
-                          3 the host lacks something; 4 a bug in egm-vmm";
+const HELP: &str = "\
+One JSON file describes a machine. See where everything will be, then start it:
+
+  egm-vmm plan configs/smoke.json
+  egm-vmm run configs/smoke.json
+
+Exit codes: 0 the guest powered off; 1 the guest failed; 2 the configuration is wrong; 3 the host lacks something;
+4 a bug in egm-vmm";
 
 #[derive(Debug, Subcommand)]
 enum Command {

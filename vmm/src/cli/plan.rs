@@ -9,8 +9,9 @@ use crate::config;
 use crate::facts::{self, Functions};
 use crate::plan::{self, Colour};
 
-/// Shows where everything of a virtual machine will be: memory map, PCI tree, NUMA nodes.
+/// Shows where everything of a virtual machine will be: memory map, PCI tree, NUMA nodes
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLE)]
 pub(super) struct Args {
     /// Configuration of the machine
     #[arg(value_name = "FILE")]
@@ -25,6 +26,15 @@ pub(super) struct Args {
     #[arg(long)]
     html: bool,
 }
+
+const EXAMPLE: &str = "\
+Examples: this host; a Grace machine, from any host; the same as a page with the map drawn
+
+  egm-vmm plan configs/smoke.json
+  egm-vmm plan configs/grace-1gpu-egm.json --facts configs/facts/grace.json
+  egm-vmm plan configs/grace-1gpu-egm.json --facts configs/facts/grace.json --html > plan.html
+
+Nothing is opened or started, and /dev/kvm is not needed. Record another host's facts there: egm-vmm facts > facts.json";
 
 pub(super) fn run(args: &Args) -> Outcome {
     let spec = config::load(&args.config)?;

@@ -4,28 +4,50 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use super::Outcome;
+use super::progress::Bar;
 use crate::config::{self, Overrides};
 use crate::error::{Blame, Report};
 use crate::facts::{self, Functions};
 use crate::machine::{self, ExitReason};
 use crate::plan;
-use crate::resources::Resources;
+use crate::resources::{self, Resources};
 
-/// Starts the virtual machine of a configuration file and waits for its end.
+/// Starts the virtual machine of a configuration file and waits for its end
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLE)]
 pub(super) struct Args {
-    /// The configuration (configs/schema.json describes it).
+    /// The configuration; "egm-vmm schema" describes every key
+    #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Kernel in place of the file's "boot"."kernel".
-    #[arg(long)]
+    /// Kernel in place of the file's "boot"."kernel"
+    #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
-    /// Initial RAM disk in place of the file's "boot"."initramfs".
-    #[arg(long)]
+    /// Initial RAM disk in place of the file's "boot"."initramfs"
+    #[arg(long, value_name = "FILE")]
     initramfs: Option<PathBuf>,
-    /// Text added to the file's "boot"."cmdline".
-    #[arg(long)]
+    /// Text added to the file's "boot"."cmdline"
+    #[arg(long, value_name = "TEXT")]
     append: Option<String>,
 }
+
+const EXAMPLE: &str = "\
+Example: a machine of 1 GiB, of which 256 MiB are an EGM slice, with the console here
+
+  cat > vm.json <<'JSON'
+  {
+    \"boot\": { \"kernel\": \"/vmlinuz\", \"initramfs\": \"/initrd.img\", \"cmdline\": \"console=ttyS0\" },
+    \"memory\": { \"size\": \"768MiB\" },
+    \"egm\": [{ \"region\": \"local\", \"size\": \"256MiB\", \"node\": 1 }]
+  }
+  JSON
+  egm-vmm plan vm.json
+  egm-vmm run vm.json
+
+On a terminal every key goes to the guest, Ctrl-C too. SIGTERM, SIGINT and SIGHUP end the machine with its disks
+flushed: kill PID, from elsewhere.
+
+Exit codes: 0 the guest powered off or a signal ended it; 1 the guest failed: panic, reset, triple fault;
+2 the configuration is wrong; 3 the host lacks something; 4 a bug in egm-vmm";
 
 /// The guest did not end as it should.
 #[derive(Debug, thiserror::Error)]
@@ -48,14 +70,20 @@ pub(super) fn run(args: &Args) -> Outcome {
         append: args.append.clone(),
     };
     let spec = config::load_with(&args.file, &overrides)?;
+    resources::check_devices(&spec.devices)?;
     let facts = facts::of_host(&Functions::of(&spec))?;
     let plan = plan::plan(&spec, &facts)?;
-    let resources = Resources::open(&plan, &facts)?;
+    let bar = Bar::new();
+    let resources = Resources::open(&plan, &facts, &|done, total| bar.told(done, total))?;
+    drop(bar);
     if let Some(name) = resources.console.pty_name() {
         eprintln!("console: {name}");
     }
     let machine = machine::build(&plan, resources)?;
     let reason = machine.run();
+    if let ExitReason::Signal(_) = reason {
+        eprintln!("{reason}"); // whoever sent it wants to know that it was heeded
+    }
     match reason.blame() {
         None => Ok(ExitCode::SUCCESS),
         Some(blame) => Err(Box::new(Ended { reason, blame })),

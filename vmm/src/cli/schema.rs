@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use crate::config;
 
-/// Prints the JSON Schema of configuration files.
+/// Prints the JSON Schema of configuration files
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {}
 

@@ -24,7 +24,7 @@ const MAX_QUEUE_PAIRS: u16 = 16;
 pub enum DeviceRule {
     #[error("id \"{id}\" is that of {first} already: choose another")]
     DuplicateId { id: String, first: String },
-    #[error("{what} belongs to {first} already: two devices cannot share it")]
+    #[error("{what} belongs to {first} already: two devices cannot share it, choose another")]
     Shared { what: String, first: String },
     #[error(
         "{tap:?} cannot name a network interface: write 1 to {MAX_TAP} bytes without space, \"/\" or \":\""
@@ -57,11 +57,10 @@ pub(super) fn resolve(
         let seed = format!("{machine}/{id}");
         let kind = kind(file, &seed, |key, path| join(&format!("{here}.{key}"), path))
             .map_err(|fault| fault.inside(&here))?;
-        if let Some((key, what)) = exclusive(&kind)
-            && let Some(first) = owners.insert(what.clone(), id.clone())
-        {
-            let rule = match kind {
-                DeviceKind::VirtioVsock { .. } => DeviceRule::SecondVsock { first },
+        for (key, what) in exclusive(&kind) {
+            let Some(first) = owners.insert(what.clone(), id.clone()) else { continue };
+            let rule = match key {
+                "type" => DeviceRule::SecondVsock { first },
                 _ => DeviceRule::Shared { what, first },
             };
             return Err(Rule::from(rule).at(format!("{here}.{key}")));
@@ -140,15 +139,29 @@ fn kind(
 }
 
 /// The key and name of what a device must have for itself.
-fn exclusive(kind: &DeviceKind) -> Option<(&'static str, String)> {
-    Some(match kind {
-        DeviceKind::VirtioBlk { path, read_only: false } => ("path", format!("disk {}", path.display())),
-        DeviceKind::VirtioNet { tap, .. } => ("tap", format!("tap {tap}")),
-        DeviceKind::VirtioVsock { .. } => ("type", "vsock".to_owned()),
-        DeviceKind::Vfio { function } => ("function", format!("function {function}")),
-        DeviceKind::VfioUser { socket } => ("socket", format!("socket {}", socket.display())),
-        DeviceKind::VirtioBlk { read_only: true, .. } | DeviceKind::VirtioRng => return None,
-    })
+fn exclusive(kind: &DeviceKind) -> Vec<(&'static str, String)> {
+    let socket = |path: &Path| ("socket", format!("socket {}", path.display()));
+    match kind {
+        DeviceKind::VirtioBlk { path, read_only: false } => {
+            vec![("path", format!("disk {}", path.display()))]
+        }
+        DeviceKind::VirtioNet { tap, .. } => vec![("tap", format!("tap {tap}"))],
+        DeviceKind::VirtioVsock { socket: path, .. } => {
+            let guest = ("type", "vsock".to_owned());
+            [guest].into_iter().chain(path.as_deref().map(socket)).collect()
+        }
+        DeviceKind::Vfio { function } => vec![("function", format!("function {function}"))],
+        DeviceKind::VfioUser { socket: path } => vec![socket(path)],
+        DeviceKind::VirtioBlk { read_only: true, .. } | DeviceKind::VirtioRng => Vec::new(),
+    }
+}
+
+fn host_path(kind: &DeviceKind) -> Option<&Path> {
+    match kind {
+        DeviceKind::VirtioBlk { path, .. } | DeviceKind::VfioUser { socket: path } => Some(path),
+        DeviceKind::VirtioVsock { socket, .. } => socket.as_deref(),
+        DeviceKind::VirtioNet { .. } | DeviceKind::VirtioRng | DeviceKind::Vfio { .. } => None,
+    }
 }
 
 /// As the kernel's `dev_valid_name`.
@@ -188,8 +201,10 @@ fn socket(path: PathBuf) -> Result<PathBuf, Rule> {
     if length > MAX_SOCKET { Err(DeviceRule::Socket { length }.into()) } else { Ok(path) }
 }
 
+/// The console, which shares no path with `devices`: what a guest prints must not end on a disk.
 pub(super) fn console(
     file: Option<ConsoleFile>,
+    devices: &[Device],
     join: impl Fn(&str, &Path) -> Result<PathBuf, Rule>,
 ) -> Result<Console, Fault> {
     let key = "console.path";
@@ -203,5 +218,12 @@ pub(super) fn console(
         }
         Some(ConsoleFile::Null) => Ok(Console::Null),
     };
-    console.map_err(|rule| rule.at(key))
+    let console = console.map_err(|rule| rule.at(key))?;
+    if let Console::File { path } | Console::Socket { path } = &console
+        && let Some(device) = devices.iter().find(|device| host_path(&device.kind) == Some(path))
+    {
+        let (what, first) = (path.display().to_string(), device.id.clone());
+        return Err(Rule::from(DeviceRule::Shared { what, first }).at(key));
+    }
+    Ok(console)
 }

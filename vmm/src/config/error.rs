@@ -157,6 +157,9 @@ impl Rule {
         match self {
             Self::UnknownKey { key, known } => Some(suggest(key, known, "keys here are")),
             Self::UnknownName { name, known } => Some(suggest(name, known, "names here are")),
+            Self::Unreadable { .. } => Some(
+                "name a configuration file that exists and that you may read; configs/ has some".to_owned(),
+            ),
             Self::MissingType { known } => Some(format!("types here are: {}", known.join(", "))),
             _ => None,
         }

@@ -27,12 +27,13 @@ fn spec(file: File, document: &Document, overrides: &Overrides) -> Result<Spec, 
     let egm_files = file.egm.unwrap_or_default();
     let mut egm = memory::resolve_egm(&egm_files, &memory)?;
     numa::link((&memory_file, &mut memory), (&egm_files, &mut egm))?;
+    let devices = devices::resolve(file.devices.unwrap_or_default(), &name, join)?;
     Ok(Spec {
         description: file.description.unwrap_or_default(),
         arch: architecture(file.arch)?,
         boot: boot::resolve(file.boot.unwrap_or_default(), overrides, join)?,
-        devices: devices::resolve(file.devices.unwrap_or_default(), &name, join)?,
-        console: devices::console(file.console, join)?,
+        console: devices::console(file.console, &devices, join)?,
+        devices,
         pcie: pcie(file.pcie.unwrap_or_default())?,
         name,
         cpus,

@@ -77,8 +77,14 @@ impl Report for BuildError {
         match self {
             Self::Kvm(error) => error.help(),
             Self::Firmware(error) => error.help(),
-            Self::Boot { source: BootError::Initramfs { .. } | BootError::TooLarge { .. }, .. } => {
+            Self::Boot { source: BootError::Initramfs { .. }, .. } => {
                 Some("raise \"memory\".\"size\", or use a smaller initramfs".to_owned())
+            }
+            Self::Boot { source: BootError::EmptyInitramfs, .. } => {
+                Some("set \"boot\".\"initramfs\" to a cpio archive, or leave it out".to_owned())
+            }
+            Self::Boot { source: BootError::TooLarge { .. }, .. } => {
+                Some("raise \"memory\".\"size\"".to_owned())
             }
             Self::Boot { source: BootError::CommandLine, .. } => {
                 Some("shorten \"boot\".\"cmdline\"".to_owned())

@@ -137,6 +137,7 @@ impl MutEventSubscriber for ConsoleInput {
     }
 
     fn init(&mut self, ops: &mut EventOps<'_>) {
+        lock(&self.console).take_terminal(); // signals are caught by now, so that it is given back
         let _ = ops.add(Events::new(self.port.drained.as_ref(), EventSet::IN));
         let sources = lock(&self.console).sources();
         self.wait_for(sources, ops);

@@ -84,6 +84,9 @@ impl Report for MemoryError {
     }
 }
 
+/// Hears, from any thread, how many bytes of how many are present.
+pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
+
 /// A contiguous piece of guest memory: one mapping, one KVM slot.
 pub struct Piece {
     /// Where the guest sees it.
@@ -113,11 +116,15 @@ struct Extent {
 
 impl GuestRam {
     /// Opens, maps and, where the plan says so, touches all guest memory. `near` gives the host CPUs of a
-    /// backing's nodes.
+    /// backing's nodes; `progress` hears of what is touched.
     ///
     /// # Errors
     /// [`MemoryError`]; everything is given back.
-    pub fn open(plan: &Plan, near: impl Fn(&BackingPlan) -> Option<CpuSet>) -> Result<Self, MemoryError> {
+    pub fn open(
+        plan: &Plan,
+        near: impl Fn(&BackingPlan) -> Option<CpuSet>,
+        progress: Progress<'_>,
+    ) -> Result<Self, MemoryError> {
         let backings = plan.backings.iter().map(open_backing).collect::<Result<Vec<_>, _>>()?;
         let mut pieces = Vec::new();
         let mut regions = Vec::new();
@@ -130,7 +137,7 @@ impl GuestRam {
         }
         let memory = GuestMemoryMmap::from_regions(regions).map_err(|e| wrong(0, &e.to_string()))?;
         let ram = Self { memory, pieces, _backings: backings };
-        ram.prefault(plan, near)?;
+        ram.prefault(plan, near, progress)?;
         Ok(ram)
     }
 
@@ -138,6 +145,7 @@ impl GuestRam {
         &self,
         plan: &Plan,
         near: impl Fn(&BackingPlan) -> Option<CpuSet>,
+        progress: Progress<'_>,
     ) -> Result<(), MemoryError> {
         let wanted: Vec<_> = self
             .pieces
@@ -150,7 +158,9 @@ impl GuestRam {
         }
         let mappings: Vec<_> =
             wanted.iter().map(|(p, backing)| (p.mapping.as_ref(), near(backing))).collect();
-        prefault(&mappings, &|_| {}).map_err(|source| {
+        let as_u64 = |bytes| u64::try_from(bytes).unwrap_or(u64::MAX);
+        let total = mappings.iter().map(|(mapping, _)| as_u64(mapping.size())).sum();
+        prefault(&mappings, &|done| progress(as_u64(done), total)).map_err(|source| {
             let id = wanted.get(source.index).map_or_else(String::new, |(_, backing)| backing.id.clone());
             MemoryError::Prefault { id, source }
         })

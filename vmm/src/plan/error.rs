@@ -279,7 +279,8 @@ impl Report for PlanError {
     fn help(&self) -> Option<String> {
         Some(match self {
             Self::Architecture { .. } => {
-                "record facts on the target host with \"egm-vmm facts\" and name the file with --facts"
+                "run it on such a host; to plan it here, record that host's facts with \"egm-vmm facts\" and \
+                 name the file with --facts"
                     .to_owned()
             }
             Self::AddressSpace { key, .. } => format!("lower \"{key}\""),
@@ -289,7 +290,9 @@ impl Report for PlanError {
             Self::HostMemory { .. } => {
                 "lower the size, or bind it to other host nodes with \"host_nodes\"".to_owned()
             }
-            Self::HugePages { file, write, .. } => format!("echo {write} > {file}"),
+            Self::HugePages { file, write, .. } => {
+                format!("echo {write} > {file} (as root), or set \"page_size\": \"auto\"")
+            }
             Self::HostNode { .. } => "change \"host_nodes\"".to_owned(),
             Self::HostCpu { .. } => "change \"cpus\": {\"affinity\": …}".to_owned(),
             Self::Vcpus { max, .. } => format!("set \"cpus\": {{\"count\": {max}}} or less"),

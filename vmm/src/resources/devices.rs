@@ -43,7 +43,7 @@ pub enum DeviceError {
         source: io::Error,
     },
     /// The disk is used by somebody who would not expect our writes.
-    #[error("disk {} is in use by another virtual machine", path.display())]
+    #[error("disk {} is in use by another virtual machine, or by another device of this one", path.display())]
     DiskInUse {
         /// The file.
         path: PathBuf,
@@ -101,9 +101,12 @@ impl Report for DeviceError {
 
     fn help(&self) -> Option<String> {
         match self {
-            Self::DiskFile { .. } => Some(
-                "set \"path\" to a file that exists and that you may write, or set \"read_only\": true"
+            Self::DiskFile { source, .. } if source.kind() == io::ErrorKind::NotFound => Some(
+                "set \"path\" to a file that exists, or make one, for instance: truncate -s 1G FILE"
                     .to_owned(),
+            ),
+            Self::DiskFile { .. } => Some(
+                "set \"path\" to a file that you may read and write, or set \"read_only\": true".to_owned(),
             ),
             Self::DiskInUse { .. } => {
                 Some("give each its own disk, or share it with \"read_only\": true".to_owned())
@@ -139,6 +142,15 @@ pub(super) fn open(plan: &Plan) -> Result<Vec<(Device, OpenDevice)>, (String, De
         .collect()
 }
 
+/// Refuses what this version cannot start.
+pub(super) fn check_kind(kind: &DeviceKind) -> Result<(), DeviceError> {
+    match kind {
+        DeviceKind::Vfio { .. } => Err(DeviceError::NotYet { what: "vfio" }),
+        DeviceKind::VfioUser { .. } => Err(DeviceError::NotYet { what: "vfio-user" }),
+        _ => Ok(()),
+    }
+}
+
 fn open_one(kind: &DeviceKind) -> Result<OpenDevice, DeviceError> {
     match kind {
         DeviceKind::VirtioBlk { path, read_only } => disk(path, *read_only).map(OpenDevice::Block),
@@ -158,6 +170,10 @@ fn open_one(kind: &DeviceKind) -> Result<OpenDevice, DeviceError> {
 /// The lock is the kernel's and goes with the descriptor: no stale lock file after a crash.
 fn disk(path: &Path, read_only: bool) -> Result<Disk, DeviceError> {
     let error = |source| DeviceError::DiskFile { path: path.to_owned(), source };
+    // Before opening: to open a pipe waits for its other end.
+    if !Disk::can_be(std::fs::metadata(path).map_err(error)?.file_type()) {
+        return Err(DeviceError::Disk { path: path.to_owned(), source: DiskError::Kind });
+    }
     let file = OpenOptions::new().read(true).write(!read_only).open(path).map_err(error)?;
     let locked = if read_only { file.try_lock_shared() } else { file.try_lock() };
     match locked {

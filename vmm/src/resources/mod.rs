@@ -15,7 +15,7 @@ use crate::console::{Console, ConsoleError};
 use crate::error::{Blame, Report};
 use crate::facts::Facts;
 use crate::kvm::{Hypervisor, KvmError};
-use crate::memory::{GuestRam, MemoryError};
+use crate::memory::{GuestRam, MemoryError, Progress};
 use crate::plan::{BackingPlan, Plan};
 
 /// What a machine is built from.
@@ -69,7 +69,8 @@ pub enum ResourceError {
 impl Report for ResourceError {
     fn blame(&self) -> Blame {
         match self {
-            Self::File { .. } | Self::Console(_) => Blame::Configuration,
+            Self::File { .. } => Blame::Configuration,
+            Self::Console(error) => error.blame(),
             Self::Kvm(error) => error.blame(),
             Self::Memory(error) => error.blame(),
             Self::Device { source, .. } => source.blame(),
@@ -79,41 +80,56 @@ impl Report for ResourceError {
     fn help(&self) -> Option<String> {
         match self {
             Self::File { key, .. } => {
-                Some(format!("set \"{key}\" to a file that exists and that you may read"))
+                Some(format!("set \"{key}\" to a regular file that exists and that you may read"))
             }
             Self::Kvm(error) => error.help(),
             Self::Memory(error) => error.help(),
             Self::Device { source, .. } => source.help(),
-            Self::Console(_) => None,
+            Self::Console(error) => error.help(),
         }
     }
 }
 
 impl Resources {
-    /// Opens what `plan` names on the host that `facts` describe. Cheap things that are often wrong come first, so
+    /// Opens what `plan` names on the host that `facts` describe; `progress` hears of prefaulted memory. Cheap things that are often wrong come first, so
     /// that a wrong path is told before a terabyte is touched.
     ///
     /// # Errors
     /// [`ResourceError`]; everything opened until then is closed.
-    pub fn open(plan: &Plan, facts: &Facts) -> Result<Self, ResourceError> {
+    pub fn open(plan: &Plan, facts: &Facts, progress: Progress<'_>) -> Result<Self, ResourceError> {
         let kernel = open_file("boot.kernel", &plan.boot.kernel)?;
         let initramfs =
             plan.boot.initramfs.as_deref().map(|path| open_file("boot.initramfs", path)).transpose()?;
         let hypervisor = Hypervisor::open()?;
         let console = Console::open(&plan.console)?;
         let devices = devices::open(plan).map_err(|(id, source)| ResourceError::Device { id, source })?;
-        let ram = GuestRam::open(plan, |backing| near(facts, backing))?;
+        let ram = GuestRam::open(plan, |backing| near(facts, backing), progress)?;
         Ok(Self { hypervisor, ram, boot: BootFiles { kernel, initramfs }, console, devices })
     }
 }
 
 fn open_file(key: &'static str, path: &Path) -> Result<File, ResourceError> {
     let error = |source| ResourceError::File { key, path: path.to_owned(), source };
-    let file = File::open(path).map_err(error)?;
-    if file.metadata().map_err(error)?.is_dir() {
+    // Before opening: to open a pipe waits for its other end.
+    let kind = std::fs::metadata(path).map_err(error)?.file_type();
+    if kind.is_dir() {
         return Err(error(io::ErrorKind::IsADirectory.into()));
     }
-    Ok(file)
+    if !kind.is_file() {
+        return Err(error(io::Error::other("not a regular file")));
+    }
+    File::open(path).map_err(error)
+}
+
+/// Refuses devices that can be planned but not started, before the plan asks for facts about them.
+///
+/// # Errors
+/// [`ResourceError::Device`] with the first such device.
+pub fn check_devices(devices: &[Device]) -> Result<(), ResourceError> {
+    devices.iter().try_for_each(|device| {
+        devices::check_kind(&device.kind)
+            .map_err(|source| ResourceError::Device { id: device.id.clone(), source })
+    })
 }
 
 /// Host CPUs on the nodes that a backing is bound to.

@@ -227,6 +227,7 @@ fn the_operator_ends_a_guest_that_sleeps_and_one_that_never_leaves_the_processor
         let mut guest = Guest::start(small(), |_| (), |_| payload(Ports::USUAL));
         guest.terminate_after_a_line();
         let ended = guest.end();
-        assert!(ended.code == Some(0) && ended.messages.is_empty(), "{ended:?}");
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert_eq!(ended.messages, "stopped by signal 15; disks are flushed\n");
     }
 }

@@ -33,6 +33,8 @@ pub(super) const COMMAND_LINE: Gpa = Gpa::new(0x2_0000);
 const KERNEL: Gpa = Gpa::new(0x10_0000);
 /// Longest command line that x86 Linux takes, terminating NUL included.
 const COMMAND_LINE_SIZE: usize = 2048;
+/// An ELF header; what is shorter is no kernel of either kind.
+const SMALLEST_KERNEL: u64 = 64;
 
 /// Where the first vCPU starts, and in which state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,8 +65,16 @@ pub enum BootError {
         magic: [u8; 4],
     },
     /// The loader refused it.
-    #[error("the kernel is truncated, damaged or does not fit into guest memory")]
-    Load(#[source] linux_loader::loader::Error),
+    #[error("the kernel is damaged or does not fit into guest memory: {0}")]
+    Load(linux_loader::loader::Error), // no source: its text holds that of its sources
+    /// Nothing, or only the beginning of a kernel.
+    #[error("the kernel is empty or cut short: the file has {has:#x} bytes of at least {needs:#x}")]
+    Truncated {
+        /// Bytes of the file.
+        has: u64,
+        /// Bytes that its header speaks of.
+        needs: u64,
+    },
     /// The file could not be read.
     #[error("the kernel could not be read")]
     Read(#[source] std::io::Error),
@@ -98,6 +108,9 @@ pub enum BootError {
         /// Bytes missing.
         short_by: u64,
     },
+    /// An initramfs without content.
+    #[error("the initramfs is empty")]
+    EmptyInitramfs,
     /// The command line is too long or has bytes that it must not have.
     #[error("the kernel command line is longer than {COMMAND_LINE_SIZE} bytes or not ASCII")]
     CommandLine,
@@ -160,6 +173,10 @@ fn low_ram(plan: &Plan) -> Option<Span<Guest>> {
 
 fn load_kernel(memory: &GuestMemoryMmap, file: &mut File) -> Result<KernelLoaderResult, BootError> {
     let mut magic = [0; 4];
+    let size = file.seek(SeekFrom::End(0)).map_err(BootError::Read)?;
+    if size < SMALLEST_KERNEL {
+        return Err(BootError::Truncated { has: size, needs: SMALLEST_KERNEL });
+    }
     file.seek(SeekFrom::Start(0)).map_err(BootError::Read)?;
     file.read_exact(&mut magic).map_err(BootError::Read)?;
     if magic == *b"\x7fELF" {
@@ -173,11 +190,23 @@ fn load_kernel(memory: &GuestMemoryMmap, file: &mut File) -> Result<KernelLoader
         }
         Err(error) => return Err(BootError::Load(error)),
     };
+    let needs = kernel.setup_header.map_or(0, bzimage_size);
+    if size < needs {
+        return Err(BootError::Truncated { has: size, needs });
+    }
     let version = kernel.setup_header.map_or(0, |h| h.version);
     match kernel.setup_header {
         Some(header) if version >= 0x20c && header.xloadflags & 1 != 0 => Ok(kernel),
         _ => Err(BootError::Not64Bit { version }),
     }
+}
+
+/// Bytes of a bzImage (Linux boot.rst, `setup_sects`, `syssize`); signatures may follow. The loader reads what there is,
+/// so that without this half a kernel would start.
+fn bzimage_size(header: bootparam::setup_header) -> u64 {
+    let sectors = if header.setup_sects == 0 { 4 } else { u64::from(header.setup_sects) };
+    let setup = sectors.saturating_add(1).saturating_mul(512);
+    setup.saturating_add(u64::from(header.syssize).saturating_mul(16))
 }
 
 /// One past the last byte that the kernel uses before it knows the memory map.
@@ -197,6 +226,9 @@ fn load_initramfs(
 ) -> Result<Span<Guest>, BootError> {
     let size = file.seek(SeekFrom::End(0)).map_err(BootError::Read)?;
     file.seek(SeekFrom::Start(0)).map_err(BootError::Read)?;
+    if size == 0 {
+        return Err(BootError::EmptyInitramfs);
+    }
     let short =
         || BootError::Initramfs { size, from, end, short_by: size.saturating_sub(end.saturating_sub(from)) };
     let start = align_down(end.checked_sub(size).ok_or_else(short)?, 4096);

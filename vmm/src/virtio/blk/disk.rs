@@ -1,6 +1,6 @@
 //! A disk: an open file, and the only way to name bytes of it.
 
-use std::fs::File;
+use std::fs::{File, FileType};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileTypeExt;
 use std::sync::Arc;
@@ -38,7 +38,8 @@ impl Report for DiskError {
     fn help(&self) -> Option<String> {
         match self {
             Self::TooSmall { .. } => Some("make it larger, for instance: truncate -s 1G FILE".into()),
-            Self::Kind | Self::Size(_) => None,
+            Self::Kind => Some("set \"path\" to a raw disk image or a block device".into()),
+            Self::Size(_) => None,
         }
     }
 }
@@ -58,8 +59,7 @@ impl Disk {
     /// # Errors
     /// [`DiskError`] when the file is not a disk.
     pub fn new(mut file: File, read_only: bool) -> Result<Self, DiskError> {
-        let kind = file.metadata().map_err(DiskError::Size)?.file_type();
-        if !kind.is_file() && !kind.is_block_device() {
+        if !Self::can_be(file.metadata().map_err(DiskError::Size)?.file_type()) {
             return Err(DiskError::Kind);
         }
         let bytes = file.seek(SeekFrom::End(0)).map_err(DiskError::Size)?; // a block device's metadata has no size
@@ -67,6 +67,11 @@ impl Disk {
             0 => Err(DiskError::TooSmall { bytes }),
             sectors => Ok(Self { file: Arc::new(file), sectors, read_only }),
         }
+    }
+
+    /// Whether a file of this type has sectors.
+    pub fn can_be(kind: FileType) -> bool {
+        kind.is_file() || kind.is_block_device()
     }
 
     /// The file.

@@ -1,0 +1,403 @@
+//! What a person sees who made a mistake, or whose host lacks something: every refusal is an exit code, and a message
+//! that names the thing, the value, the rule and the remedy.
+
+#![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[expect(dead_code, reason = "this test needs one payload of many")]
+mod payload;
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use payload::elf::Entry;
+use payload::{Ports, programs};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_egm-vmm");
+/// Exit codes (vmm/src/error.rs).
+const CONFIGURATION: i32 = 2;
+const HOST: i32 = 3;
+
+/// A folder with a kernel that powers off at once, and a configuration file `vm.json` in it.
+struct Machine {
+    folder: TempDir,
+    config: Value,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("kernel"), programs::hello(Ports::USUAL, Entry::Pvh)).unwrap();
+        let config =
+            json!({ "memory": { "size": "64MiB" }, "boot": { "kernel": "kernel" }, "console": "null" });
+        Self { folder, config }
+    }
+
+    fn with(mut self, key: &str, value: Value) -> Self {
+        self.config[key] = value;
+        self
+    }
+
+    fn booting(mut self, key: &str, file: &str) -> Self {
+        self.config["boot"][key] = json!(file);
+        self
+    }
+
+    /// Puts a file beside the configuration.
+    fn file(self, name: &str, content: &[u8]) -> Self {
+        fs::write(self.folder.path().join(name), content).unwrap();
+        self
+    }
+
+    /// Puts a file of `size` zeros beside the configuration.
+    fn zeros(self, name: &str, size: u64) -> Self {
+        File::create(self.folder.path().join(name)).unwrap().set_len(size).unwrap();
+        self
+    }
+
+    fn run(&self) -> Said {
+        self.run_by(&[])
+    }
+
+    /// Runs the program as the last argument of the command `wrapper`.
+    fn run_by(&self, wrapper: &[&str]) -> Said {
+        let file = self.folder.path().join("vm.json");
+        fs::write(&file, self.config.to_string()).unwrap();
+        said(wrapper, &[PROGRAM, "run", "vm.json"], self.folder.path())
+    }
+}
+
+#[derive(Debug)]
+struct Said {
+    code: Option<i32>,
+    messages: String,
+}
+
+/// Runs a command that has a minute.
+fn said(wrapper: &[&str], command: &[&str], folder: &Path) -> Said {
+    let output = Command::new("timeout")
+        .args(["--signal=KILL", "60"])
+        .args(wrapper)
+        .args(command)
+        .current_dir(folder)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    Said { code: output.status.code(), messages: String::from_utf8(output.stderr).unwrap() }
+}
+
+impl Said {
+    /// The message begins as errors do and contains all of `parts`, in that order.
+    #[track_caller]
+    fn refuses(&self, code: i32, parts: &[&str]) {
+        assert_eq!(self.code, Some(code), "{}", self.messages);
+        let mut rest = self.messages.strip_prefix("error: ").unwrap_or_else(|| panic!("{}", self.messages));
+        for part in parts {
+            let at = rest.find(part).unwrap_or_else(|| panic!("no {part:?} in\n{}", self.messages));
+            rest = &rest[at + part.len()..];
+        }
+    }
+}
+
+/// Whether KVM is here, without which nothing after it is opened; says why not.
+fn kvm() -> bool {
+    let opened = File::options().read(true).write(true).open("/dev/kvm");
+    opened.inspect_err(|error| println!("skipped: /dev/kvm: {error}")).is_ok()
+}
+
+/// Runs a machine that gets as far as the hypervisor.
+#[track_caller]
+fn refuses_with_kvm(machine: &Machine, code: i32, parts: &[&str]) {
+    if kvm() {
+        machine.run().refuses(code, parts);
+    }
+}
+
+#[test]
+fn without_a_mistake_the_machine_runs() {
+    if kvm() {
+        let said = Machine::new().run();
+        assert_eq!((said.code, said.messages.as_str()), (Some(0), ""));
+    }
+}
+
+#[test]
+fn a_configuration_that_is_not_there() {
+    let said = said(&[], &[PROGRAM, "run", "none.json"], Path::new("/"));
+    said.refuses(CONFIGURATION, &["none.json", "No such file", "help: name a configuration file"]);
+}
+
+#[test]
+fn a_kernel_that_is_no_file() {
+    let help = "help: set \"boot.kernel\" to a regular file";
+    let booting = |kernel| Machine::new().booting("kernel", kernel).run();
+    booting("none").refuses(CONFIGURATION, &["boot.kernel ", "none", "No such file", help]);
+    booting(".").refuses(CONFIGURATION, &["boot.kernel ", "is a directory", help]);
+    booting("/dev/zero").refuses(CONFIGURATION, &["boot.kernel /dev/zero", "not a regular file", help]);
+}
+
+#[test]
+fn a_file_that_is_no_kernel() {
+    let help = "help: set \"boot\".\"kernel\" to a whole 64-bit bzImage or vmlinux";
+    let text = Machine::new().file("kernel", "not a kernel, but long enough. ".repeat(9).as_bytes());
+    refuses_with_kvm(
+        &text,
+        CONFIGURATION,
+        &["cannot boot", "neither a bzImage nor", "[6e, 6f, 74, 20]", help],
+    );
+    let empty = Machine::new().file("kernel", b"");
+    refuses_with_kvm(&empty, CONFIGURATION, &["cannot boot", "empty or cut short", "0x0 bytes", help]);
+    let elf = Machine::new().file("kernel", &programs::hello(Ports::USUAL, Entry::Pvh)[..200]);
+    refuses_with_kvm(&elf, CONFIGURATION, &["cannot boot", "damaged or does not fit", help]);
+}
+
+/// The header of a bzImage that says how large the rest is (Linux boot.rst).
+fn bzimage_header(kernel_bytes: u32) -> Vec<u8> {
+    let mut image = vec![0; 0x400];
+    image[0x1f1] = 1; // setup_sects
+    image[0x1f4..0x1f8].copy_from_slice(&(kernel_bytes / 16).to_le_bytes()); // syssize
+    image[0x202..0x206].copy_from_slice(b"HdrS");
+    image[0x206..0x208].copy_from_slice(&0x20f_u16.to_le_bytes()); // version
+    image[0x211] = 1; // loadflags: loaded high
+    image[0x214..0x218].copy_from_slice(&0x10_0000_u32.to_le_bytes()); // code32_start
+    image[0x236] = 1; // xloadflags: 64-bit entry
+    image
+}
+
+/// Debian's kernel, where the lab has fetched one.
+fn stock_kernel() -> Option<PathBuf> {
+    let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home)?;
+    let folders = fs::read_dir(cache.join("egm-lab")).ok()?.flatten();
+    let guest = folders.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"guest-"));
+    guest.map(|entry| entry.path().join("vmlinuz")).find(|path| path.exists())
+}
+
+#[test]
+fn a_bzimage_that_is_cut_short() {
+    let mut image = bzimage_header(0x10_0000);
+    image.resize(0x1_0000, 0);
+    let help = "help: set \"boot\".\"kernel\" to a whole";
+    let cut = Machine::new().file("kernel", &image);
+    refuses_with_kvm(&cut, CONFIGURATION, &["cut short", "0x10000 bytes of at least 0x100400", help]);
+    let Some(stock) = stock_kernel() else {
+        return println!("skipped for Debian's kernel: not in the lab's cache yet: scripts/lab");
+    };
+    let whole = fs::read(stock).unwrap();
+    let cut = Machine::new().file("kernel", &whole[..whole.len() / 2]);
+    refuses_with_kvm(&cut, CONFIGURATION, &["cut short", &format!("{:#x} bytes", whole.len() / 2), help]);
+}
+
+#[test]
+fn a_kernel_that_needs_more_memory_than_the_guest_has() {
+    let mut image = bzimage_header(0);
+    image[0x260..0x264].copy_from_slice(&0x800_0000_u32.to_le_bytes()); // init_size
+    let large = Machine::new().file("kernel", &image);
+    let parts = ["up to 0x8100000", "ends at 0x4000000", "help: raise \"memory\".\"size\"\n"];
+    refuses_with_kvm(&large, CONFIGURATION, &parts);
+}
+
+#[test]
+fn an_initramfs_that_cannot_be_loaded() {
+    let large = Machine::new().booting("initramfs", "initrd").zeros("initrd", 128 << 20);
+    let parts =
+        ["0x8000000 bytes", "does not fit between", "bytes too few", "help: raise \"memory\".\"size\""];
+    refuses_with_kvm(&large, CONFIGURATION, &parts);
+    let empty = Machine::new().booting("initramfs", "initrd").zeros("initrd", 0);
+    let parts = ["initramfs is empty", "help: set \"boot\".\"initramfs\" to a cpio archive, or leave it out"];
+    refuses_with_kvm(&empty, CONFIGURATION, &parts);
+    let missing = Machine::new().booting("initramfs", "initrd");
+    missing.run().refuses(CONFIGURATION, &["boot.initramfs", "initrd", "No such file", "help: "]);
+}
+
+#[test]
+fn more_memory_than_the_host_has() {
+    let said = Machine::new().with("memory", json!({ "size": "4TiB" })).run();
+    said.refuses(
+        HOST,
+        &["needs 0x40000000000 bytes", "the host has", "bytes too few", "help: lower the size"],
+    );
+}
+
+#[test]
+fn a_hugepage_pool_that_is_too_small() {
+    let pool = "/sys/kernel/mm/hugepages/hugepages-1048576kB";
+    if !Path::new(pool).exists() {
+        return println!("skipped: no {pool}");
+    }
+    let free = fs::read_to_string(Path::new(pool).join("free_hugepages")).unwrap();
+    if free.trim() != "0" {
+        return println!("skipped: {pool} has {} free", free.trim());
+    }
+    let said = Machine::new().with("memory", json!({ "size": "1GiB", "page_size": "1G" })).run();
+    let file = format!("{pool}/nr_hugepages");
+    said.refuses(HOST, &["needs 1 free huge pages of 1GiB", "has 0", "help: echo ", &file, "\"auto\""]);
+}
+
+#[test]
+fn vcpus_on_processors_that_the_host_lacks() {
+    let said = Machine::new().with("cpus", json!({ "count": 1, "affinity": "4000" })).run();
+    said.refuses(HOST, &["vCPU 0", "host CPU 4000", "the host has CPUs 0", "help: change \"cpus\""]);
+}
+
+#[test]
+fn nodes_that_are_the_same() {
+    let nodes = json!([{ "id": 0, "size": "32MiB", "cpus": "0" }, { "id": 0, "size": "32MiB" }]);
+    let said = Machine::new().with("memory", json!({ "nodes": nodes })).run();
+    said.refuses(CONFIGURATION, &["vm.json:1:", "memory.nodes[1].id: node 0", "choose another number"]);
+    let slice = json!([{ "region": "local", "size": "2MiB", "node": 0 }]);
+    let said = Machine::new().with("egm", slice).run();
+    said.refuses(CONFIGURATION, &["vm.json:1:", "egm[0].node: node 0", "choose another number"]);
+    let nodes =
+        json!([{ "id": 0, "size": "32MiB", "cpus": "0-1" }, { "id": 1, "size": "32MiB", "cpus": "1" }]);
+    let said =
+        Machine::new().with("cpus", json!({ "count": 2 })).with("memory", json!({ "nodes": nodes })).run();
+    said.refuses(CONFIGURATION, &["vm.json:1:", "memory.nodes[1].cpus: vCPU 1"]);
+}
+
+#[test]
+fn an_egm_region_that_the_host_lacks() {
+    let slice = json!([{ "region": "egm4", "size": "2MiB", "node": 1 }]);
+    let said = Machine::new().with("egm", slice).run();
+    said.refuses(HOST, &["slice 0", "\"egm4\"", "the host has none", "help: change \"region\""]);
+}
+
+#[test]
+fn two_devices_that_want_one_thing() {
+    let share = "two devices cannot share it, choose another";
+    let cases = [
+        ("id", json!({ "type": "virtio-rng", "id": "a" }), "id \"a\"", "choose another"),
+        ("path", json!({ "type": "virtio-blk", "path": "disk" }), "disk", share),
+        ("tap", json!({ "type": "virtio-net", "tap": "t0" }), "tap t0", share),
+        ("type", json!({ "type": "virtio-vsock", "cid": 3 }), "vsock0", "remove one"),
+        ("function", json!({ "type": "vfio", "function": "0009:01:00.0" }), "0009:01:00.0", share),
+        ("socket", json!({ "type": "vfio-user", "socket": "s" }), "socket ", share),
+    ];
+    for (key, device, value, rule) in cases {
+        let said = Machine::new().with("devices", json!([device, device])).run();
+        said.refuses(CONFIGURATION, &["vm.json:1:", &format!("devices[1].{key}: "), value, rule]);
+    }
+    let sockets = json!([
+        { "type": "virtio-vsock", "cid": 3, "socket": "s" },
+        { "type": "vfio-user", "socket": "s" },
+    ]);
+    let said = Machine::new().with("devices", sockets).run();
+    said.refuses(CONFIGURATION, &["devices[1].socket: ", "vsock0", share]);
+}
+
+#[test]
+fn a_console_on_a_devices_path() {
+    let said = Machine::new()
+        .with("devices", json!([{ "type": "virtio-blk", "path": "disk" }]))
+        .with("console", json!({ "type": "file", "path": "disk" }))
+        .zeros("disk", 1 << 20)
+        .run();
+    said.refuses(CONFIGURATION, &["console.path: ", "disk", "blk0", "choose another"]);
+}
+
+#[test]
+fn a_disk_by_two_names() {
+    let devices = json!([{ "type": "virtio-blk", "path": "disk" }, { "type": "virtio-blk", "path": "link" }]);
+    let machine = Machine::new().with("devices", devices).zeros("disk", 1 << 20);
+    symlink("disk", machine.folder.path().join("link")).unwrap();
+    let parts = ["device \"blk1\"", "link is in use", "help: give each its own disk"];
+    refuses_with_kvm(&machine, CONFIGURATION, &parts);
+}
+
+#[test]
+fn a_file_that_is_no_disk() {
+    let disk = |path: &str, read_only: bool| {
+        let device = json!({ "type": "virtio-blk", "path": path, "read_only": read_only });
+        Machine::new().with("devices", json!([device]))
+    };
+    for read_only in [false, true] {
+        let missing = disk("none", read_only);
+        let parts = ["device \"blk0\"", "none", "No such file", "help: set \"path\""];
+        refuses_with_kvm(&missing, CONFIGURATION, &parts);
+        let parts =
+            ["device \"blk0\"", "regular file or a block device", "help: set \"path\" to a raw disk image"];
+        refuses_with_kvm(&disk(".", read_only), CONFIGURATION, &parts);
+        let pipe = disk("pipe", read_only);
+        let made = Command::new("mkfifo").arg(pipe.folder.path().join("pipe")).status().unwrap();
+        assert!(made.success());
+        refuses_with_kvm(&pipe, CONFIGURATION, &parts);
+        let small = disk("small", read_only).zeros("small", 511);
+        let parts = ["device \"blk0\"", "0x1ff bytes", "sector of 0x200 bytes", "help: make it larger"];
+        refuses_with_kvm(&small, CONFIGURATION, &parts);
+    }
+}
+
+#[test]
+fn a_tap_that_does_not_exist() {
+    let net = Machine::new().with("devices", json!([{ "type": "virtio-net", "tap": "egm-none0" }]));
+    let parts = ["device \"net0\"", "tap egm-none0 does not exist", "help: ip tuntap add egm-none0 mode tap"];
+    refuses_with_kvm(&net, HOST, &parts);
+}
+
+#[test]
+fn a_console_in_a_folder_that_does_not_exist() {
+    for kind in ["file", "socket"] {
+        let console = Machine::new().with("console", json!({ "type": kind, "path": "none/console" }));
+        let parts = [&format!("console {kind} "), "none/console", "help: set \"console\".\"path\""];
+        refuses_with_kvm(&console, CONFIGURATION, &parts);
+    }
+}
+
+#[test]
+fn devices_that_are_planned_but_not_started() {
+    for (id, device) in [
+        ("vfio0", json!({ "type": "vfio", "function": "0009:01:00.0" })),
+        ("user0", json!({ "type": "vfio-user", "socket": "/run/none.sock" })),
+    ] {
+        let said = Machine::new().with("devices", json!([device])).run();
+        said.refuses(
+            HOST,
+            &[&format!("device \"{id}\""), "planned but not started", "help: remove the device"],
+        );
+    }
+}
+
+#[test]
+fn a_guest_of_another_architecture() {
+    let other = if std::env::consts::ARCH == "aarch64" { "x86_64" } else { "aarch64" };
+    let said = Machine::new().with("arch", json!(other)).run();
+    said.refuses(HOST, &[&format!("is for {other}"), std::env::consts::ARCH, "help: run it on such a host"]);
+}
+
+/// In a mount namespace whose /dev is empty.
+#[test]
+fn a_host_without_kvm() {
+    let namespace = ["unshare", "--map-root-user", "--mount"];
+    if !Command::new(namespace[0]).args(&namespace[1..]).arg("true").status().is_ok_and(|s| s.success()) {
+        return println!("skipped: this host lets us make no mount namespace");
+    }
+    let hide = ["sh", "-c", "mount -t tmpfs none /dev && exec \"$@\"", "sh"];
+    let said = Machine::new().run_by(&[&namespace[..], &hide[..]].concat());
+    said.refuses(HOST, &["cannot use KVM", "/dev/kvm does not exist", "help: load kvm_amd or kvm_intel"]);
+}
+
+#[test]
+fn a_user_who_may_not_use_kvm() {
+    let root = rustix::process::getuid().is_root();
+    match fs::metadata("/dev/kvm") {
+        Err(error) => return println!("skipped: /dev/kvm: {error}"),
+        Ok(_) if !root => return println!("skipped: only root can become somebody else"),
+        Ok(device) if device.mode() & 0o006 != 0 => return println!("skipped: /dev/kvm is everybody's"),
+        Ok(_) => {}
+    }
+    // Nobody may look into a temporary folder, or into the one that this program was built in.
+    let machine = Machine::new();
+    fs::set_permissions(machine.folder.path(), Permissions::from_mode(0o755)).unwrap();
+    let program = machine.folder.path().join("egm-vmm");
+    fs::copy(PROGRAM, &program).unwrap();
+    fs::write(machine.folder.path().join("vm.json"), machine.config.to_string()).unwrap();
+    let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    let said = said(&nobody, &[program.to_str().unwrap(), "run", "vm.json"], machine.folder.path());
+    let parts =
+        ["/dev/kvm: permission denied: it belongs to group \"", "help: add yourself", "sudo usermod -aG "];
+    said.refuses(HOST, &parts);
+}

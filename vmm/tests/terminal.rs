@@ -1,0 +1,93 @@
+//! What egm-vmm does with the terminal of whoever started it.
+
+#![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[expect(dead_code, reason = "this test needs one payload of many")]
+mod payload;
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use payload::elf::Entry;
+use payload::{Ports, programs};
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, tcgetattr};
+use serde_json::json;
+use tempfile::TempDir;
+
+/// The two ends of a terminal: the person's and the program's.
+fn terminal() -> (OwnedFd, File) {
+    let person = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&person).unwrap();
+    unlockpt(&person).unwrap();
+    let name = ptsname(&person, Vec::new()).unwrap();
+    let program = File::options().read(true).write(true).open(Path::new(name.to_str().unwrap())).unwrap();
+    (person, program)
+}
+
+/// Whether KVM is here; says why not.
+fn kvm() -> bool {
+    let opened = File::options().read(true).write(true).open("/dev/kvm");
+    opened.inspect_err(|error| println!("skipped: /dev/kvm: {error}")).is_ok()
+}
+
+fn start(payload: &[u8], stdin: Stdio, stderr: Stdio) -> (TempDir, Child) {
+    let folder = tempfile::tempdir().unwrap();
+    let config = json!({ "memory": { "size": "15MiB", "prefault": true }, "boot": { "kernel": "kernel" } });
+    std::fs::write(folder.path().join("kernel"), payload).unwrap();
+    std::fs::write(folder.path().join("vm.json"), config.to_string()).unwrap();
+    let child = Command::new("timeout")
+        .args(["--foreground", "--signal=KILL", "60", env!("CARGO_BIN_EXE_egm-vmm"), "run"])
+        .arg(folder.path().join("vm.json"))
+        .stdin(stdin)
+        .stdout(Stdio::piped())
+        .stderr(stderr)
+        .spawn()
+        .unwrap();
+    (folder, child)
+}
+
+#[test]
+fn the_terminal_is_the_guests_while_it_runs_and_as_before_afterwards() {
+    if !kvm() {
+        return;
+    }
+    let (person, program) = terminal();
+    let modes = || tcgetattr(&person).unwrap().local_modes;
+    let before = modes();
+    assert!(before.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG));
+    let payload = programs::halt(Ports::USUAL);
+    let (_folder, mut child) = start(&payload, program.try_clone().unwrap().into(), Stdio::null());
+    let mut byte = [0];
+    while byte != *b"\n" {
+        child.stdout.as_mut().unwrap().read_exact(&mut byte).unwrap();
+    }
+    assert!(!modes().intersects(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG));
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_eq!(modes(), before);
+}
+
+#[test]
+fn a_person_sees_how_far_prefault_is_and_a_log_file_does_not() {
+    if !kvm() {
+        return;
+    }
+    let payload = programs::hello(Ports::USUAL, Entry::Pvh);
+    let (person, program) = terminal();
+    let (_folder, mut child) = start(&payload, Stdio::null(), program.into());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let mut seen = [0; 4096];
+    let length = rustix::io::read(&person, &mut seen).unwrap();
+    let seen = String::from_utf8_lossy(&seen[..length]);
+    assert!(seen.contains("##] 0.01 of 0.01 GiB, ") && seen.ends_with('\n'), "{seen:?}");
+
+    let (_folder, child) = start(&payload, Stdio::null(), Stdio::piped());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]));
+}
