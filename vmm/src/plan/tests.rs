@@ -313,7 +313,10 @@ fn what_the_host_lacks_is_named_with_a_remedy() {
     let error = plan(&huge, &facts()).unwrap_err();
     assert_eq!(error.to_string(), "node0 needs 8 free huge pages of 1GiB, and host node 1 has 3");
     let help = error.help().unwrap();
-    assert_eq!(help, "echo 9 > /sys/devices/system/node/node1/hugepages/hugepages-1048576kB/nr_hugepages");
+    assert_eq!(
+        help,
+        "echo 9 > /sys/devices/system/node/node1/hugepages/hugepages-1048576kB/nr_hugepages (as root), or set \"page_size\": \"auto\""
+    );
 
     let large = spec(vec![node(0, 600 * GIB, "0")]);
     assert!(
