@@ -4,16 +4,12 @@
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[expect(dead_code, reason = "this test needs one payload of many")]
-mod payload;
-
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use payload::elf::Entry;
-use payload::{Ports, programs};
+use egm_payload::{Entry, Ports};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -31,7 +27,7 @@ struct Machine {
 impl Machine {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("kernel"), programs::hello(Ports::USUAL, Entry::Pvh)).unwrap();
+        fs::write(folder.path().join("kernel"), egm_payload::hello(Ports::USUAL, Entry::Pvh)).unwrap();
         let config =
             json!({ "memory": { "size": "64MiB" }, "boot": { "kernel": "kernel" }, "console": "null" });
         Self { folder, config }
@@ -151,7 +147,7 @@ fn a_file_that_is_no_kernel() {
     );
     let empty = Machine::new().file("kernel", b"");
     refuses_with_kvm(&empty, CONFIGURATION, &["cannot boot", "empty or cut short", "0x0 bytes", help]);
-    let elf = Machine::new().file("kernel", &programs::hello(Ports::USUAL, Entry::Pvh)[..200]);
+    let elf = Machine::new().file("kernel", &egm_payload::hello(Ports::USUAL, Entry::Pvh)[..200]);
     refuses_with_kvm(&elf, CONFIGURATION, &["cannot boot", "damaged or does not fit", help]);
 }
 

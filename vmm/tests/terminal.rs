@@ -3,17 +3,13 @@
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[expect(dead_code, reason = "this test needs one payload of many")]
-mod payload;
-
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use payload::elf::Entry;
-use payload::{Ports, programs};
+use egm_payload::{Entry, Ports};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, tcgetattr};
@@ -61,7 +57,7 @@ fn the_terminal_is_the_guests_while_it_runs_and_as_before_afterwards() {
     let modes = || tcgetattr(&person).unwrap().local_modes;
     let before = modes();
     assert!(before.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG));
-    let payload = programs::halt(Ports::USUAL);
+    let payload = egm_payload::halt(Ports::USUAL);
     let (_folder, mut child) = start(&payload, program.try_clone().unwrap().into(), Stdio::null());
     let mut byte = [0];
     while byte != *b"\n" {
@@ -78,7 +74,7 @@ fn a_person_sees_how_far_prefault_is_and_a_log_file_does_not() {
     if !kvm() {
         return;
     }
-    let payload = programs::hello(Ports::USUAL, Entry::Pvh);
+    let payload = egm_payload::hello(Ports::USUAL, Entry::Pvh);
     let (person, program) = terminal();
     let (_folder, mut child) = start(&payload, Stdio::null(), program.into());
     assert_eq!(child.wait().unwrap().code(), Some(0));
