@@ -1,0 +1,194 @@
+//! Bytes to frames and back: the header that precedes every message (QEMU docs/interop/vfio-user.rst, "Header").
+//!
+//! ```text
+//!  0        2        4                 8                 12                16
+//!  ├ id ────┼ command┼ size, all of it ┼ flags           ┼ error           ┼ body …
+//!                                        0-3 type: 0 command, 1 reply
+//!                                        4 no reply    5 error
+//! ```
+//! Numbers are in the host's byte order, which is little-endian on every machine that we run on.
+
+/// Bytes of a header.
+pub const HEADER: u32 = 16;
+
+const TYPE: u32 = 0xf;
+const COMMAND: u32 = 0;
+const REPLY: u32 = 1;
+const NO_REPLY: u32 = 1 << 4;
+const ERROR: u32 = 1 << 5;
+
+/// How a peer can break the envelope. There is no way to find the next message: the connection ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// The size does not cover the header.
+    #[error("a message of {size:#x} bytes is shorter than its header of {HEADER:#x}")]
+    TooShort {
+        /// As the peer wrote it.
+        size: u32,
+    },
+    /// More than was agreed on.
+    #[error("a message of {size:#x} bytes is longer than the agreed {most:#x}")]
+    TooLong {
+        /// As the peer wrote it.
+        size: u32,
+        /// Most bytes of a message.
+        most: u32,
+    },
+    /// Neither a command nor a reply, or flags that its type does not have.
+    #[error("flags {flags:#x} are neither a command's (0x0, 0x10) nor a reply's (0x1, 0x21)")]
+    Flags {
+        /// As the peer wrote them.
+        flags: u32,
+    },
+}
+
+/// What kind of message it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A request.
+    Command {
+        /// Whether the sender waits for no reply.
+        no_reply: bool,
+    },
+    /// The answer to the command with the same id.
+    Reply {
+        /// `None` when the command was carried out; else the peer's errno, 0 when it gives none.
+        error: Option<u32>,
+    },
+}
+
+/// The header of a message, its size left out: that is the body's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// Chosen by whoever sends the command; it may be in use already, and proves nothing.
+    pub id: u16,
+    /// Command number, known or not.
+    pub command: u16,
+    /// Command or reply.
+    pub kind: Kind,
+}
+
+/// A whole message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Frame<'a> {
+    /// Its header.
+    pub header: Header,
+    /// What follows the header: at most the agreed size less [`HEADER`].
+    pub body: &'a [u8],
+}
+
+/// The first frame of `bytes` and what follows it, or `None` while it is not all there. `most` is the largest size of
+/// a message, header included. A header that is wrong is refused before its body has come.
+///
+/// # Errors
+/// [`Malformed`].
+pub fn split(bytes: &[u8], most: u32) -> Result<Option<(Frame<'_>, &[u8])>, Malformed> {
+    let Some((header, after)) = bytes.split_first_chunk::<{ HEADER as usize }>() else { return Ok(None) };
+    let [i0, i1, c0, c1, s0, s1, s2, s3, f0, f1, f2, f3, e0, e1, e2, e3] = *header;
+    let size = u32::from_le_bytes([s0, s1, s2, s3]);
+    let flags = u32::from_le_bytes([f0, f1, f2, f3]);
+    let length = size.checked_sub(HEADER).ok_or(Malformed::TooShort { size })?;
+    if size > most {
+        return Err(Malformed::TooLong { size, most });
+    }
+    let kind = match (flags & TYPE, flags & !TYPE) {
+        (COMMAND, rest @ (0 | NO_REPLY)) => Kind::Command { no_reply: rest != 0 },
+        (REPLY, 0) => Kind::Reply { error: None },
+        (REPLY, ERROR) => Kind::Reply { error: Some(u32::from_le_bytes([e0, e1, e2, e3])) },
+        _ => return Err(Malformed::Flags { flags }),
+    };
+    let id = u16::from_le_bytes([i0, i1]);
+    let header = Header { id, command: u16::from_le_bytes([c0, c1]), kind };
+    let length = usize::try_from(length).unwrap_or(usize::MAX);
+    Ok(after.split_at_checked(length).map(|(body, rest)| (Frame { header, body }, rest)))
+}
+
+impl Frame<'_> {
+    /// The message as bytes.
+    ///
+    /// # Errors
+    /// [`Malformed::TooLong`] when it has more than `most` bytes: our own mistake, found before the peer finds it.
+    pub fn encode(&self, most: u32) -> Result<Vec<u8>, Malformed> {
+        let size = u32::try_from(self.body.len()).unwrap_or(u32::MAX).saturating_add(HEADER);
+        if size > most {
+            return Err(Malformed::TooLong { size, most });
+        }
+        let (flags, error) = match self.header.kind {
+            Kind::Command { no_reply } => (COMMAND | if no_reply { NO_REPLY } else { 0 }, 0),
+            Kind::Reply { error: None } => (REPLY, 0),
+            Kind::Reply { error: Some(error) } => (REPLY | ERROR, error),
+        };
+        let halves = [self.header.id, self.header.command].into_iter().flat_map(u16::to_le_bytes);
+        let words = [size, flags, error].into_iter().flat_map(u32::to_le_bytes);
+        Ok(halves.chain(words).chain(self.body.iter().copied()).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MOST: u32 = 4096;
+
+    fn header(size: u32, flags: u32) -> Vec<u8> {
+        let words = [0x0003_0102, size, flags, 22].into_iter().flat_map(u32::to_le_bytes);
+        words.collect()
+    }
+
+    #[test]
+    fn a_header_is_laid_out_as_documented() {
+        let kind = Kind::Reply { error: Some(22) };
+        let frame = Frame { header: Header { id: 0x0102, command: 3, kind }, body: &[] };
+        assert_eq!(split(&header(16, 0x21), MOST), Ok(Some((frame, &[][..]))));
+        assert_eq!(frame.encode(MOST).unwrap(), header(16, 0x21));
+    }
+
+    #[test]
+    fn a_size_below_the_header_or_above_the_agreed_one_is_refused_before_the_body() {
+        assert_eq!(split(&header(15, 0), MOST), Err(Malformed::TooShort { size: 15 }));
+        assert_eq!(split(&header(4096, 0), MOST), Ok(None));
+        assert_eq!(split(&header(4097, 0), MOST), Err(Malformed::TooLong { size: 4097, most: MOST }));
+        assert_eq!(split(&header(u32::MAX, 0), u32::MAX), Ok(None));
+    }
+
+    #[test]
+    fn only_four_values_of_the_flags_have_a_meaning() {
+        let good = |flags: &u32| split(&header(16, *flags), MOST).is_ok();
+        let bits = (0..32).map(|bit| 1 << bit);
+        assert_eq!((0..256).chain(bits).filter(good).collect::<Vec<u32>>(), [0, 1, 0x10, 0x21, 1, 0x10]);
+    }
+
+    fn kind() -> impl Strategy<Value = Kind> {
+        prop_oneof![
+            any::<bool>().prop_map(|no_reply| Kind::Command { no_reply }),
+            any::<Option<u32>>().prop_map(|error| Kind::Reply { error }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_frame_and_a_rest_or_refused_or_not_yet_all_there(
+            bytes in prop::collection::vec(prop_oneof![Just(0_u8), 0..34_u8, any::<u8>()], 0..64), most in 0..64_u32
+        ) {
+            if let Ok(Some((frame, rest))) = split(&bytes, most) {
+                prop_assert_eq!(16 + frame.body.len() + rest.len(), bytes.len());
+                prop_assert!(16 + frame.body.len() <= most as usize);
+                prop_assert!(bytes[16..].starts_with(frame.body) && bytes.ends_with(rest));
+            }
+        }
+
+        #[test]
+        fn what_was_encoded_is_read_back_and_only_when_all_of_it_is_there(
+            id: u16, command: u16, kind in kind(), body in prop::collection::vec(any::<u8>(), 0..64), next: Vec<u8>
+        ) {
+            let frame = Frame { header: Header { id, command, kind }, body: &body };
+            let mut bytes = frame.encode(MOST).unwrap();
+            prop_assert_eq!(split(&bytes[..bytes.len() - 1], MOST), Ok(None));
+            bytes.extend(&next);
+            prop_assert_eq!(split(&bytes, MOST), Ok(Some((frame, &next[..]))));
+            prop_assert!(frame.encode(15).is_err());
+        }
+    }
+}
