@@ -20,12 +20,11 @@ use egm_address::{Guest, PciAddress, Span};
 use super::mcfg::ecam;
 use super::table;
 use crate::firmware::{FirmwareError, ports};
+use crate::machine::SLEEP_TYPE_S5;
 use crate::plan::{FunctionRole, Plan, WindowKind};
 
 /// From revision 2 on integers have 64 bits.
 const REVISION: u8 = 2;
-/// Value of SLP_TYP that powers off; the sleep control register answers to it.
-const SLEEP_TYPE_OFF: u8 = 5;
 /// Registers of a 16550.
 const SERIAL_PORTS: u8 = 8;
 /// `_OSC` control bits that the OS gets when it asks: native hot plug, PME, AER, capability structure
@@ -47,7 +46,7 @@ pub(super) fn dsdt(plan: &Plan) -> Result<Vec<u8>, FirmwareError> {
     if plan.port("pvpanic").is_some() {
         panic_notifier(&mut devices, ports(plan, "pvpanic", 1)?);
     }
-    let off: [&dyn Aml; 4] = [&SLEEP_TYPE_OFF, &ZERO, &ZERO, &ZERO];
+    let off: [&dyn Aml; 4] = [&SLEEP_TYPE_S5, &ZERO, &ZERO, &ZERO];
     let mut body = Vec::new();
     Name::new("\\_S5_".into(), &Package::new(off.to_vec())).to_aml_bytes(&mut body);
     body.extend(Scope::raw("\\_SB_".into(), devices));

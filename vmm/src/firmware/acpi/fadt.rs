@@ -6,10 +6,9 @@ use egm_address::Gpa;
 
 use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, bytes};
 use crate::firmware::{FirmwareError, ports};
+use crate::machine::RESET_VALUE;
 use crate::plan::Plan;
 
-/// What the guest writes to the reset register.
-const RESET_VALUE: u8 = 1;
 /// IAPC_BOOT_ARCH: do not look for VGA, nor for a CMOS clock. Bit 1 (8042) stays clear: there is none.
 const BOOT_ARCH: u16 = 1 << 2 | 1 << 5;
 /// Linux prints it when it looks for a hypervisor by ACPI.
