@@ -35,13 +35,15 @@ Example: a machine of 1 GiB, of which 256 MiB are an EGM slice, with the console
 
   cat > vm.json <<'JSON'
   {
-    \"boot\": { \"kernel\": \"/vmlinuz\", \"initramfs\": \"/initrd.img\", \"cmdline\": \"console=ttyS0\" },
+    \"boot\": { \"kernel\": \"/vmlinuz\", \"initramfs\": \"/initrd.img\", \"cmdline\": \"console=ttyS0 break\" },
     \"memory\": { \"size\": \"768MiB\" },
     \"egm\": [{ \"region\": \"local\", \"size\": \"256MiB\", \"node\": 1 }]
   }
   JSON
   egm-vmm plan vm.json
   egm-vmm run vm.json
+
+Debian's initramfs gives a shell for the word \"break\"; /sys/devices/system/node has the slice as node1.
 
 On a terminal every key goes to the guest, Ctrl-C too. SIGTERM, SIGINT and SIGHUP end the machine with its disks
 flushed: kill PID, from elsewhere.

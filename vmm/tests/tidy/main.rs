@@ -166,6 +166,30 @@ fn unsafe_is_in_rooms_and_every_room_is_in_the_table() {
 }
 
 #[test]
+fn the_readme_counts_the_unsafe_of_every_room() {
+    let (sources, texts) = (of_repository(), files::texts());
+    let rows =
+        ROOMS.iter().map(|(path, _)| format!("| `{path}` | {} |", sources.0[*path].0.unsafe_lines.len()));
+    let missing = rows.filter(|row| !texts["README.md"].contains(row));
+    none(&missing.map(|row| format!("README.md has no row {row}")).collect::<Vec<_>>());
+}
+
+#[test]
+fn every_path_in_the_readme_exists() {
+    let texts = files::texts();
+    let quoted = texts["README.md"].split('`').skip(1).step_by(2);
+    let paths = quoted.filter_map(|text| text.split_whitespace().next());
+    let ours = paths.filter(|path| {
+        texts
+            .keys()
+            .filter_map(|file| file.split_once('/'))
+            .any(|(folder, _)| path.starts_with(&format!("{folder}/")))
+    });
+    let gone = ours.filter(|path| !texts.keys().any(|file| file.starts_with(*path)));
+    none(&gone.map(|path| format!("README.md names {path}")).collect::<Vec<_>>());
+}
+
+#[test]
 fn only_the_door_asks_for_the_architecture() {
     none(&of_repository().arch_outside_doors());
 }
