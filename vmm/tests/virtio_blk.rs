@@ -1,6 +1,9 @@
 //! A driver that knows nothing but the specification drives a disk: it finds the registers by the capabilities,
 //! negotiates, kicks through the BAR, and hears of completions by MSI-X, while an event loop runs the device.
 
+#![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;

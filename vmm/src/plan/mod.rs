@@ -36,7 +36,8 @@ use crate::facts::Facts;
 /// Decides everything about the virtual machine that `spec` describes, on the host that `facts` describes.
 ///
 /// # Errors
-/// [`PlanError`] says what does not fit, by how much, and with [`PlanError::help`] what to change.
+/// [`PlanError`] says what does not fit, by how much, and with
+/// [`Report::help`](crate::error::Report::help) what to change.
 pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
     let layout = layout_of(spec.arch);
     host::check_target(spec, facts)?;

@@ -1,6 +1,6 @@
 //! virtio block device (virtio 1.3 §5.2) over a raw file or block device, one queue.
 //!
-//! [`request`] parses, [`disk`] is the only way to name bytes of the disk, [`io`] moves them between guest memory and
+//! `request` parses, `disk` is the only way to name bytes of the disk, `io` moves them between guest memory and
 //! the disk without a copy. Here a request is taken from the queue, started, and answered when it is done; at most a
 //! queue full of them is in flight, the rest waits in the queue.
 //!

@@ -1,4 +1,4 @@
-//! virtio network device (virtio 1.3 §5.1) over a tap, in two forms: packets moved here ([`userspace`]) or by the
+//! virtio network device (virtio 1.3 §5.1) over a tap, in two forms: packets moved here (`userspace`) or by the
 //! kernel's vhost-net.
 //!
 //! ```text

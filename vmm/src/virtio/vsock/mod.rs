@@ -1,8 +1,8 @@
 //! virtio socket device (virtio 1.3 §5.10), in two forms: the kernel's vhost-vsock, where host programs use AF_VSOCK,
-//! or Unix sockets served here ([`muxer`]), which needs no kernel module and no context id of the host's own.
+//! or Unix sockets served here (`muxer`), which needs no kernel module and no context id of the host's own.
 //!
-//! [`packet`] and [`connection`] are pure; [`host`] names the sockets, [`slot`] carries bytes between one
-//! and guest memory, and [`muxer`] joins them all.
+//! `packet` and `connection` are pure; `host` names the sockets, `slot` carries bytes between one
+//! and guest memory, and `muxer` joins them all.
 //!
 //! Sockets come and go, also when a vCPU resets the device and no event loop is at hand. So they are in an epoll set
 //! of the muxer, which forgets closed ones by itself, and the event loop knows only that set.
