@@ -48,16 +48,6 @@ const PROGRAMS: [(&str, &str, &str); 3] = [
     ("busybox", "/bin/busybox", "busybox-static"),
     ("depmod", "/usr/sbin/depmod", "kmod"),
 ];
-/// Programs that build the emulated host's kernel when the cache has none, and their packages.
-const BUILDERS: [(&str, &str); 7] = [
-    ("gcc", "gcc"),
-    ("make", "make"),
-    ("flex", "flex"),
-    ("bison", "bison"),
-    ("bc", "bc"),
-    ("xz", "xz-utils"),
-    ("perl", "perl"),
-];
 /// What some scenarios use on the machine that runs egm-vmm itself.
 const OPTIONAL: [(&str, &str, &str); 4] = [
     ("tun", "dev/net/tun", "no virtio-net on this machine; load the module tun"),
@@ -80,9 +70,9 @@ impl Host {
         let lab_from = findings.len();
         findings.extend(PROGRAMS.map(|(name, path, package)| program(root, name, path, package)));
         findings.push(memory(root));
-        findings.push(l1_kernel(root, cache));
         let lab = findings.iter().skip(lab_from).all(|f| f.present);
-        findings.push(guest_kernel(cache));
+        findings.push(kernel("lab kernel", "l1-stock-", cache));
+        findings.push(kernel("guest kernel", "guest-", cache));
         findings.extend(OPTIONAL.map(|(name, path, without)| {
             let present = root.join(path).exists();
             Finding { name, present, detail: if present { format!("/{path}") } else { without.into() } }
@@ -148,28 +138,11 @@ fn memory(root: &Path) -> Finding {
     Finding { name: "memory", present: mib >= L1_MEMORY_MIB, detail }
 }
 
-fn l1_kernel(root: &Path, cache: Option<&Cache>) -> Finding {
-    let name = "lab kernel";
-    if let Some((path, _)) = cache.and_then(|c| c.newest("l1-x86_64-", ".bzImage")) {
-        return Finding { name, present: true, detail: path.display().to_string() };
-    }
-    let have =
-        |program: &str| ["usr/bin", "usr/sbin", "bin"].iter().any(|d| root.join(d).join(program).exists());
-    let lacking: Vec<_> =
-        BUILDERS.iter().filter(|(program, _)| !have(program)).map(|(_, package)| *package).collect();
-    let detail = if lacking.is_empty() {
-        "not in the cache; the first run builds it (8 minutes on two cores)".into()
-    } else {
-        format!("not in the cache; to build it install {}", lacking.join(" "))
-    };
-    Finding { name, present: lacking.is_empty(), detail }
-}
-
-fn guest_kernel(cache: Option<&Cache>) -> Finding {
-    let found: Option<PathBuf> = cache.and_then(|c| c.newest("guest-", "")).map(|(path, _)| path);
+fn kernel(name: &'static str, prefix: &str, cache: Option<&Cache>) -> Finding {
+    let found: Option<PathBuf> = cache.and_then(|c| c.newest(prefix, "")).map(|(path, _)| path);
     let detail = found
         .map_or_else(|| "not in the cache; the first run fetches it".into(), |p| p.display().to_string());
-    Finding { name: "guest kernel", present: true, detail }
+    Finding { name, present: true, detail }
 }
 
 #[cfg(test)]
@@ -193,10 +166,6 @@ mod tests {
 
     const LAB: [&str; 4] = ["usr/bin/qemu-system-x86_64", "bin/busybox", "usr/sbin/depmod", "proc/meminfo"];
 
-    fn builders() -> Vec<String> {
-        BUILDERS.iter().map(|(program, _)| format!("usr/bin/{program}")).collect()
-    }
-
     #[test]
     fn kvm_that_runs_stock_kernels_is_preferred() {
         let (_root, host) = host(&["dev/kvm"]);
@@ -205,10 +174,8 @@ mod tests {
 
     #[test]
     fn a_page_table_virtualiser_leads_to_the_lab() {
-        let builders = builders();
         let mut files = vec!["dev/kvm", "sys/module/kvm_pvm/x"];
         files.extend(LAB);
-        files.extend(builders.iter().map(String::as_str));
         let (_root, host) = host(&files);
         assert_eq!(host.place, Some(Where::Lab));
         assert!(missing(&host, "stock kernels").contains("kvm_pvm"));
@@ -225,7 +192,6 @@ mod tests {
         let (_root, host) = host(&[]);
         assert_eq!(host.place, None);
         assert!(missing(&host, "qemu").contains("qemu-system-x86"));
-        assert!(missing(&host, "lab kernel").contains("flex bison"));
         assert!(missing(&host, "kvm").contains("no /dev/kvm"));
     }
 }

@@ -104,9 +104,10 @@ impl Archive {
     }
 
     fn update(&self, keyring: &Path, suites: &[&str]) -> Result<(), LabError> {
+        let mirror = mirror()?;
         let lines: String = suites
             .iter()
-            .map(|s| format!("deb [signed-by={}] http://deb.debian.org/debian {s} main\n", keyring.display()))
+            .map(|s| format!("deb [signed-by={}] {mirror} {s} main\n", keyring.display()))
             .collect();
         let path = self.root.join("sources.list");
         fs::write(&path, lines).map_err(LabError::file("write", &path))?;
@@ -134,6 +135,18 @@ impl Archive {
     }
 }
 
+/// The Debian mirror that this host's own apt uses.
+pub(crate) fn mirror() -> Result<String, LabError> {
+    let listing =
+        Tool::new("apt-get", "apt").args(["indextargets", "--format", "$(LABEL) $(SITE)"]).text()?;
+    listing.lines().find_map(|line| line.strip_prefix("Debian h").map(|rest| format!("h{rest}"))).ok_or_else(|| {
+        LabError::Host {
+            what: "apt knows no Debian mirror".into(),
+            remedy: "add one to /etc/apt/sources.list and run apt-get update".into(),
+        }
+    })
+}
+
 /// Reads `apt-cache madison`: one version a line, newest first, `name | version | mirror suite/component arch Packages`.
 fn versions(listing: &str) -> Vec<Version> {
     let version = |line: &str| {
@@ -156,8 +169,8 @@ mod tests {
     use super::*;
 
     const MADISON: &str = "
-linux-source | 7.3.4-1~bpo13+1 | http://deb.debian.org/debian trixie-backports/main amd64 Packages
-linux-source | 6.12.107-1 | http://deb.debian.org/debian trixie/main amd64 Packages
+linux-source | 7.3.4-1~bpo13+1 | http://mirror/debian trixie-backports/main amd64 Packages
+linux-source | 6.12.107-1 | http://mirror/debian trixie/main amd64 Packages
 ";
 
     #[test]

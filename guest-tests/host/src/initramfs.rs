@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::cpio::{Archive, CpioError};
 use crate::error::LabError;
-use crate::kernel::GuestKernel;
+use crate::kernel::StockKernel;
 
 /// Init of the emulated host.
 const L1_INIT: &str = include_str!("l1-init.sh");
@@ -16,7 +16,7 @@ const ROOT_INIT: &str = include_str!("root-init.sh");
 const BUSYBOX: &str = "/bin/busybox";
 
 /// A guest's initial root, as guest-tests/DESIGN.md lays it out.
-pub(crate) fn guest(agent: &Path, plan: Option<&[u8]>, kernel: &GuestKernel) -> Result<Vec<u8>, LabError> {
+pub(crate) fn guest(agent: &Path, plan: Option<&[u8]>, kernel: &StockKernel) -> Result<Vec<u8>, LabError> {
     let agent = read(agent)?;
     let mut files = modules(kernel)?;
     files.extend(plan.map(|plan| ("egm/plan.json".to_owned(), plan.to_vec())));
@@ -32,13 +32,13 @@ pub(crate) fn guest(agent: &Path, plan: Option<&[u8]>, kernel: &GuestKernel) -> 
 }
 
 /// An initial root that hands over to the one on the guest's first disk.
-pub(crate) fn handover(kernel: &GuestKernel) -> Result<Vec<u8>, LabError> {
+pub(crate) fn handover(kernel: &StockKernel) -> Result<Vec<u8>, LabError> {
     busybox(ROOT_INIT, &["egm", "egm/modules", "root"], &modules(kernel)?)
 }
 
 /// The emulated host's initial root.
-pub(crate) fn l1() -> Result<Vec<u8>, LabError> {
-    busybox(L1_INIT, &["run", "share"], &[])
+pub(crate) fn l1(kernel: &StockKernel) -> Result<Vec<u8>, LabError> {
+    busybox(L1_INIT, &["egm", "egm/modules", "run", "share"], &modules(kernel)?)
 }
 
 /// An initial root with busybox under every name that it answers to.
@@ -68,7 +68,7 @@ fn busybox(init: &str, directories: &[&str], files: &[(String, Vec<u8>)]) -> Res
 }
 
 /// The kernel's modules and their order, by their names in the archive.
-fn modules(kernel: &GuestKernel) -> Result<Vec<(String, Vec<u8>)>, LabError> {
+fn modules(kernel: &StockKernel) -> Result<Vec<(String, Vec<u8>)>, LabError> {
     let directory = kernel.directory.join("modules");
     let order = read(&directory.join("order"))?;
     let names = String::from_utf8_lossy(&order).into_owned();

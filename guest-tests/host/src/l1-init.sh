@@ -4,6 +4,9 @@
 export PATH=/bin HOME=/root
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
+while read -r module; do
+    insmod "/egm/modules/$module"
+done < /egm/modules/order
 mount -t devtmpfs devtmpfs /dev
 mkdir -p /dev/pts /dev/shm /root
 mount -t devpts devpts /dev/pts

@@ -1,4 +1,4 @@
-//! The emulated host: QEMU boots our kernel, and in it this program runs the scenarios, all in one boot.
+//! The emulated host: QEMU boots Debian's kernel, and in it this program runs the scenarios, all in one boot.
 //!
 //! The report directory is shared over 9p: tools go in, logs and results come out, whatever happens in between.
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::cache::Cache;
 use crate::error::LabError;
 use crate::initramfs;
-use crate::kernel;
+use crate::kernel::{self, StockKernel};
 use crate::process::{Ending, Reaction, watch};
 use crate::progress::{PREFIX, Stage};
 use crate::qemu::{self, L1};
@@ -34,10 +34,10 @@ pub(crate) fn run(
 ) -> Result<Vec<ScenarioResult>, LabError> {
     let kernel = kernel::l1(cache, false)?;
     let stage = Stage::begin("starting the emulated host");
-    let share = prepare(scenarios, tools, report)?;
+    let share = prepare(scenarios, tools, &kernel, report)?;
     let (image, nvme) = (share.join("l1-initramfs.cpio"), share.join("nvme.img"));
     let mut command = Command::new("qemu-system-x86_64");
-    command.args(qemu::l1(&L1 { kernel: &kernel, initramfs: &image, share: &share, nvme: &nvme, words: "" }));
+    command.args(qemu::l1(&L1 { kernel: &kernel.image(), initramfs: &image, share: &share, nvme: &nvme, words: "" }));
     let deadline = scenarios.iter().map(|s| s.deadline * s.boots).sum::<Duration>() + OVERHEAD;
     let log = share.join("l1.log");
     let ending = watch(command, deadline, &log, &share.join("qemu.log"), |line| {
@@ -52,7 +52,12 @@ pub(crate) fn run(
 }
 
 /// Puts everything that the emulated host needs into the shared directory, and removes an earlier run's results.
-fn prepare(scenarios: &[Scenario], tools: &Tools, report: &Path) -> Result<std::path::PathBuf, LabError> {
+fn prepare(
+    scenarios: &[Scenario],
+    tools: &Tools,
+    kernel: &StockKernel,
+    report: &Path,
+) -> Result<std::path::PathBuf, LabError> {
     fs::create_dir_all(report).map_err(LabError::file("make", report))?;
     let share = report.canonicalize().map_err(LabError::file("find", report))?;
     for stale in [RESULTS, "exit"] {
@@ -70,7 +75,7 @@ fn prepare(scenarios: &[Scenario], tools: &Tools, report: &Path) -> Result<std::
         fs::write(&path, bytes).map_err(LabError::file("write", path))
     };
     write("arguments", names.join("\n").as_bytes())?;
-    write("l1-initramfs.cpio", &initramfs::l1()?)?;
+    write("l1-initramfs.cpio", &initramfs::l1(kernel)?)?;
     let nvme = share.join("nvme.img");
     let file = fs::File::create(&nvme).map_err(LabError::file("make", &nvme))?;
     file.set_len(NVME).map_err(LabError::file("size", &nvme))?;

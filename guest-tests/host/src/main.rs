@@ -83,8 +83,10 @@ enum Verb {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Which {
-    /// The emulated host's, built from Debian's newest linux-source.
+    /// The emulated host's: Debian's stable kernel and the modules that the lab needs.
     L1,
+    /// One of our own for the emulated host, built from Debian's newest linux-source: what Debian's leaves out.
+    Built,
     /// The guest's: Debian's stable cloud kernel and the modules that a virtio guest needs.
     Guest,
 }
@@ -110,7 +112,8 @@ fn run(verb: Verb) -> Result<ExitCode, LabError> {
         Verb::Kernel { which, refresh } => {
             let cache = Cache::open()?;
             let path = match which {
-                Which::L1 => kernel::l1(&cache, refresh)?,
+                Which::L1 => kernel::l1(&cache, refresh)?.directory,
+                Which::Built => kernel::built(&cache, refresh)?,
                 Which::Guest => kernel::guest(&cache, refresh)?.directory,
             };
             println!("{}", path.display());

@@ -1,9 +1,9 @@
-//! Which kernel modules a guest needs and in which order they load.
+//! Which kernel modules the lab needs and in which order they load.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a guest of ours needs; those built into the kernel are passed over.
-pub(crate) const WANTED: [&str; 9] = [
+pub(crate) const OF_GUEST: [&str; 9] = [
     "virtio_pci",
     "virtio_blk",
     "virtio_net",
@@ -14,6 +14,10 @@ pub(crate) const WANTED: [&str; 9] = [
     "pvpanic_pci",
     "ext4",
 ];
+
+/// What the emulated host needs: its share, KVM on AMD, and what gives guests their devices.
+pub(crate) const OF_L1: [&str; 9] =
+    ["virtio_pci", "9pnet_virtio", "9p", "kvm_amd", "tun", "vhost_net", "vhost_vsock", "vsock_loopback", "nvme"];
 
 /// The paths of `wanted` and of all they depend on, each after what it needs.
 ///

@@ -41,10 +41,11 @@ fn make(cache: &Cache, held: &Lock) -> Result<PathBuf, LabError> {
     let stage = Stage::begin(&format!("making a Debian {RELEASE} root file system"));
     let scratch = cache.scratch(held)?;
     let root = scratch.path().join("root");
+    let mirror = crate::debian::mirror()?;
     let packages = "--include=systemd-sysv,udev,iproute2";
     Tool::new("debootstrap", "debootstrap")
         .args(["--variant=minbase", packages, RELEASE])
-        .args([root.as_os_str(), "http://deb.debian.org/debian".as_ref()])
+        .args([root.as_os_str(), mirror.as_ref()])
         .bytes()?;
     configure(&root)?;
     let image = scratch.path().join("root.img");

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::cache::Cache;
 use crate::error::LabError;
-use crate::kernel::{self, GuestKernel};
+use crate::kernel::{self, StockKernel};
 
 /// Name of the Debian root file system among copied tools.
 const ROOT: &str = "root.img";
@@ -21,7 +21,7 @@ pub(crate) struct Tools {
     /// The directory configs/.
     pub(crate) configs: PathBuf,
     /// The guest's kernel.
-    pub(crate) kernel: GuestKernel,
+    pub(crate) kernel: StockKernel,
     /// The Debian root file system, when a scenario needs it.
     pub(crate) root: Option<PathBuf>,
 }
@@ -49,7 +49,7 @@ impl Tools {
             vmm: at("egm-vmm"),
             agent: at("egm-guest"),
             configs: at("configs"),
-            kernel: GuestKernel { directory: at("guest") },
+            kernel: StockKernel { directory: at("guest") },
             root: Some(at(ROOT)).filter(|path| path.exists()),
         }
     }
