@@ -139,12 +139,12 @@ impl Archive {
 pub(crate) fn mirror() -> Result<String, LabError> {
     let listing =
         Tool::new("apt-get", "apt").args(["indextargets", "--format", "$(LABEL) $(SITE)"]).text()?;
-    listing.lines().find_map(|line| line.strip_prefix("Debian h").map(|rest| format!("h{rest}"))).ok_or_else(|| {
-        LabError::Host {
+    listing.lines().find_map(|line| line.strip_prefix("Debian h").map(|rest| format!("h{rest}"))).ok_or_else(
+        || LabError::Host {
             what: "apt knows no Debian mirror".into(),
             remedy: "add one to /etc/apt/sources.list and run apt-get update".into(),
-        }
-    })
+        },
+    )
 }
 
 /// Reads `apt-cache madison`: one version a line, newest first, `name | version | mirror suite/component arch Packages`.

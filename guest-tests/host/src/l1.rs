@@ -37,7 +37,13 @@ pub(crate) fn run(
     let share = prepare(scenarios, tools, &kernel, report)?;
     let (image, nvme) = (share.join("l1-initramfs.cpio"), share.join("nvme.img"));
     let mut command = Command::new("qemu-system-x86_64");
-    command.args(qemu::l1(&L1 { kernel: &kernel.image(), initramfs: &image, share: &share, nvme: &nvme, words: "" }));
+    command.args(qemu::l1(&L1 {
+        kernel: &kernel.image(),
+        initramfs: &image,
+        share: &share,
+        nvme: &nvme,
+        words: "",
+    }));
     let deadline = scenarios.iter().map(|s| s.deadline * s.boots).sum::<Duration>() + OVERHEAD;
     let log = share.join("l1.log");
     let ending = watch(command, deadline, &log, &share.join("qemu.log"), |line| {

@@ -16,8 +16,17 @@ pub(crate) const OF_GUEST: [&str; 9] = [
 ];
 
 /// What the emulated host needs: its share, KVM on AMD, and what gives guests their devices.
-pub(crate) const OF_L1: [&str; 9] =
-    ["virtio_pci", "9pnet_virtio", "9p", "kvm_amd", "tun", "vhost_net", "vhost_vsock", "vsock_loopback", "nvme"];
+pub(crate) const OF_L1: [&str; 9] = [
+    "virtio_pci",
+    "9pnet_virtio",
+    "9p",
+    "kvm_amd",
+    "tun",
+    "vhost_net",
+    "vhost_vsock",
+    "vsock_loopback",
+    "nvme",
+];
 
 /// The paths of `wanted` and of all they depend on, each after what it needs.
 ///
