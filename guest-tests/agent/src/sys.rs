@@ -169,8 +169,21 @@ pub(crate) fn discard(disk: &File, offset: u64, size: u64) -> io::Result<()> {
     Ok(unsafe { rustix::ioctl::ioctl(disk, call) }?)
 }
 
-/// A vsock stream to `cid`, and the context id of this side.
-pub(crate) fn vsock_connect(cid: u32, port: u32, timeout: Duration) -> io::Result<(File, u32)> {
+/// `IOCTL_VM_SOCKETS_GET_LOCAL_CID`.
+const VSOCK_GET_LOCAL_CID: rustix::ioctl::Opcode = rustix::ioctl::opcode::none(7, 0xb9);
+
+/// The context id of this machine, from `device`, an open `/dev/vsock`.
+///
+/// A socket's own address does not tell it: one that connects without `bind` keeps `VMADDR_CID_ANY`.
+pub(crate) fn vsock_local_cid(device: &File) -> io::Result<u32> {
+    // SAFETY: the kernel writes one 32-bit number.
+    let call = unsafe { rustix::ioctl::Getter::<VSOCK_GET_LOCAL_CID, u32>::new() };
+    // SAFETY: nothing but that number is written to this process.
+    Ok(unsafe { rustix::ioctl::ioctl(device, call) }?)
+}
+
+/// A vsock stream to `cid`.
+pub(crate) fn vsock_connect(cid: u32, port: u32, timeout: Duration) -> io::Result<File> {
     // SAFETY: no pointers.
     let fd = unsafe { libc::socket(libc::AF_VSOCK, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
     if fd < 0 {
@@ -181,19 +194,13 @@ pub(crate) fn vsock_connect(cid: u32, port: u32, timeout: Duration) -> io::Resul
     for option in [rustix::net::sockopt::Timeout::Recv, rustix::net::sockopt::Timeout::Send] {
         rustix::net::sockopt::set_socket_timeout(socket.as_fd(), option, Some(timeout))?;
     }
-    let mut address = vsock_address(cid, port);
-    let mut size = libc::socklen_t::try_from(size_of::<libc::sockaddr_vm>()).unwrap_or(0);
+    let address = vsock_address(cid, port);
+    let size = libc::socklen_t::try_from(size_of::<libc::sockaddr_vm>()).unwrap_or(0);
     // SAFETY: the address is a whole sockaddr_vm of `size` bytes.
     if unsafe { libc::connect(socket.as_raw_fd(), ptr::from_ref(&address).cast(), size) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel writes at most `size` bytes, a whole sockaddr_vm.
-    if unsafe { libc::getsockname(socket.as_raw_fd(), ptr::from_mut(&mut address).cast(), &raw mut size) }
-        != 0
-    {
-        return Err(io::Error::last_os_error());
-    }
-    Ok((File::from(socket), address.svm_cid))
+    Ok(File::from(socket))
 }
 
 fn vsock_address(cid: u32, port: u32) -> libc::sockaddr_vm {
@@ -225,6 +232,12 @@ mod tests {
         assert_eq!(registers.exchange(4095, 9), Some(9));
         assert_eq!(registers.exchange(4096, 9), None);
         assert_eq!(registers.exchange(usize::MAX, 9), None);
+    }
+
+    #[test]
+    fn the_context_id_comes_from_the_vsock_device_alone() {
+        assert_eq!(VSOCK_GET_LOCAL_CID, 0x7b9);
+        assert!(vsock_local_cid(&tempfile()).is_err());
     }
 
     fn tempfile() -> File {
