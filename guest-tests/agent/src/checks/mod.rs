@@ -91,7 +91,7 @@ pub(crate) static ALL: &[Check] = &[
     check("msix", "each virtio device has its MSI-X vectors and they fire", msix::run),
     check(
         "egm_pattern",
-        "every byte of the EGM node keeps its value, and its pages lie there",
+        "the EGM node's free memory, at least 90 % of it, keeps its values and lies on the node",
         egm_pattern::run,
     ),
     check(
