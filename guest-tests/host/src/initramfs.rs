@@ -41,6 +41,11 @@ pub(crate) fn l1(kernel: &StockKernel) -> Result<Vec<u8>, LabError> {
     busybox(L1_INIT, &["egm", "egm/modules", "run", "share"], &modules(kernel)?)
 }
 
+/// An initial root whose init is a script of busybox.
+pub(crate) fn script(init: &str) -> Result<Vec<u8>, LabError> {
+    busybox(init, &[], &[])
+}
+
 /// An initial root with busybox under every name that it answers to.
 fn busybox(init: &str, directories: &[&str], files: &[(String, Vec<u8>)]) -> Result<Vec<u8>, LabError> {
     if !Path::new(BUSYBOX).exists() {

@@ -23,7 +23,7 @@ cp -r /share/tools/. /run/tools
 echo "egm-lab: the emulated host is up after $(cut -d' ' -f1 /proc/uptime) s"
 run() {
     # shellcheck disable=SC2046 # one argument a line, none with spaces
-    /run/tools/egm-lab run --where kvm --tools /run/tools --work /run/work --report /share $(cat /share/arguments)
+    /run/tools/egm-lab $(cat /share/arguments)
     echo $? > /share/exit
 }
 # Through a pipe: on a terminal the runner would draw.

@@ -3,6 +3,7 @@
 //! The report directory is shared over 9p: tools go in, logs and results come out, whatever happens in between.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use crate::cache::Cache;
 use crate::error::LabError;
 use crate::initramfs;
-use crate::kernel::{self, StockKernel};
+use crate::kernel;
 use crate::process::{Ending, Reaction, watch};
 use crate::progress::{PREFIX, Stage};
 use crate::qemu::{self, L1};
@@ -24,6 +25,11 @@ const OVERHEAD: Duration = Duration::from_secs(120);
 const NVME: u64 = 64 << 20;
 /// What a run leaves in the shared directory.
 pub(crate) const RESULTS: &str = "results.json";
+/// The console of the emulated host.
+pub(crate) const LOG: &str = "l1.log";
+/// How the runner is called there, before the names of scenarios.
+const ARGUMENTS: [&str; 9] =
+    ["run", "--where", "kvm", "--tools", "/run/tools", "--work", "/run/work", "--report", "/share"];
 
 /// Runs `scenarios` in the emulated host; a scenario without a result there is broken, with the reason.
 pub(crate) fn run(
@@ -32,10 +38,34 @@ pub(crate) fn run(
     cache: &Cache,
     report: &Path,
 ) -> Result<Vec<ScenarioResult>, LabError> {
+    tools.copy_to(&report.join("tools"))?;
+    remove(&report.join(RESULTS))?;
+    let deadline = scenarios.iter().map(|s| s.deadline * s.boots).sum::<Duration>() + OVERHEAD;
+    let mut arguments = ARGUMENTS.to_vec();
+    arguments.extend(scenarios.iter().map(|s| s.name));
+    let ending = boot(cache, report, &arguments, deadline)?;
+    let results = fs::read(report.join(RESULTS)).ok().and_then(|json| serde_json::from_slice(&json).ok());
+    Ok(complete(scenarios, results.unwrap_or_default(), ending, &report.join(LOG)))
+}
+
+/// Boots the emulated host, which runs this program with `arguments`, each without spaces, and goes off. It has `share`
+/// as `/share`, a copy of `share/tools` in `/run/tools`, and leaves its console in `share` as [`LOG`].
+pub(crate) fn boot(
+    cache: &Cache,
+    share: &Path,
+    arguments: &[&str],
+    deadline: Duration,
+) -> Result<Ending, LabError> {
     let kernel = kernel::l1(cache, false)?;
     let stage = Stage::begin("starting the emulated host");
-    let share = prepare(scenarios, tools, &kernel, report)?;
+    let share = share.canonicalize().map_err(LabError::file("find", share))?;
     let (image, nvme) = (share.join("l1-initramfs.cpio"), share.join("nvme.img"));
+    let write = |path: &Path, bytes: &[u8]| fs::write(path, bytes).map_err(LabError::file("write", path));
+    remove(&share.join("exit"))?;
+    write(&share.join("arguments"), arguments.join("\n").as_bytes())?;
+    write(&image, &initramfs::l1(&kernel)?)?;
+    let file = fs::File::create(&nvme).map_err(LabError::file("make", &nvme))?;
+    file.set_len(NVME).map_err(LabError::file("size", &nvme))?;
     let mut command = Command::new("qemu-system-x86_64");
     command.args(qemu::l1(&L1 {
         kernel: &kernel.image(),
@@ -44,48 +74,22 @@ pub(crate) fn run(
         nvme: &nvme,
         words: "",
     }));
-    let deadline = scenarios.iter().map(|s| s.deadline * s.boots).sum::<Duration>() + OVERHEAD;
-    let log = share.join("l1.log");
-    let ending = watch(command, deadline, &log, &share.join("qemu.log"), |line| {
+    let ending = watch(command, deadline, &share.join(LOG), &share.join("qemu.log"), |line| {
         if let Some(text) = line.strip_prefix(PREFIX) {
             stage.say(text);
         }
         Reaction::Go
     })?;
     stage.end();
-    let results = fs::read(share.join(RESULTS)).ok().and_then(|json| serde_json::from_slice(&json).ok());
-    Ok(complete(scenarios, results.unwrap_or_default(), ending, &log))
+    Ok(ending)
 }
 
-/// Puts everything that the emulated host needs into the shared directory, and removes an earlier run's results.
-fn prepare(
-    scenarios: &[Scenario],
-    tools: &Tools,
-    kernel: &StockKernel,
-    report: &Path,
-) -> Result<std::path::PathBuf, LabError> {
-    fs::create_dir_all(report).map_err(LabError::file("make", report))?;
-    let share = report.canonicalize().map_err(LabError::file("find", report))?;
-    for stale in [RESULTS, "exit"] {
-        match fs::remove_file(share.join(stale)) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(LabError::file("remove", share.join(stale))(error));
-            }
-            _ => {}
-        }
+/// Removes an earlier run's file, which must not pass for this one's.
+pub(crate) fn remove(path: &Path) -> Result<(), LabError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(LabError::file("remove", path)(error)),
+        _ => Ok(()),
     }
-    tools.copy_to(&share.join("tools"))?;
-    let names: Vec<_> = scenarios.iter().map(|s| s.name).collect();
-    let write = |name: &str, bytes: &[u8]| {
-        let path = share.join(name);
-        fs::write(&path, bytes).map_err(LabError::file("write", path))
-    };
-    write("arguments", names.join("\n").as_bytes())?;
-    write("l1-initramfs.cpio", &initramfs::l1(kernel)?)?;
-    let nvme = share.join("nvme.img");
-    let file = fs::File::create(&nvme).map_err(LabError::file("make", &nvme))?;
-    file.set_len(NVME).map_err(LabError::file("size", &nvme))?;
-    Ok(share)
 }
 
 /// The results in order, with a broken one for each scenario that has none.

@@ -4,6 +4,7 @@
 //! and this same program runs the scenarios inside it: there is one runner, and the lab only gives it a machine.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod cache;
 mod capability;
 mod command;
@@ -34,6 +35,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
+use crate::bench::BenchArguments;
 use crate::cache::Cache;
 use crate::capability::{Host, Where};
 use crate::error::LabError;
@@ -65,6 +67,8 @@ enum Verb {
     },
     /// Runs scenarios; the last line says how many of their checks passed, failed and were skipped.
     Run(RunArguments),
+    /// Measures start, memory, prefault and a guest's boot, beside QEMU in the same run.
+    Bench(BenchArguments),
     /// Boots configs/demo.json and shows what its guest reports and what its EGM node holds.
     Demo,
     /// Writes a guest's initial root: the agent, the kernel's modules and the plan.
@@ -120,6 +124,7 @@ fn run(verb: Verb) -> Result<ExitCode, LabError> {
             Ok(ExitCode::SUCCESS)
         }
         Verb::Run(arguments) => session::run(&arguments),
+        Verb::Bench(arguments) => bench::run(&arguments),
         Verb::Demo => session::demo(),
         Verb::Initramfs { plan, agent, out } => {
             let plan =

@@ -30,10 +30,6 @@ impl Tools {
     /// Those of a checkout: programs beside this one, `configs` in the current directory, the kernel from the cache.
     pub(crate) fn of_checkout(cache: &Cache) -> Result<Self, LabError> {
         let lab = std::env::current_exe().map_err(LabError::file("find", "egm-lab"))?;
-        let beside = |name: &str| {
-            let path = lab.with_file_name(name);
-            if path.exists() { Ok(path) } else { Err(absent(&path, "cargo build --profile lab")) }
-        };
         let (vmm, agent) = (beside("egm-vmm")?, beside("egm-guest")?);
         let configs = PathBuf::from("configs");
         let configs =
@@ -74,6 +70,13 @@ impl Tools {
         self.root.iter().try_for_each(|root| copy(root, &directory.join(ROOT)))?;
         copy_files(&self.kernel.directory.join("modules"), &target.kernel.directory.join("modules"))
     }
+}
+
+/// The program `name` that was built with this one.
+pub(crate) fn beside(name: &str) -> Result<PathBuf, LabError> {
+    let lab = std::env::current_exe().map_err(LabError::file("find", "egm-lab"))?;
+    let path = lab.with_file_name(name);
+    if path.exists() { Ok(path) } else { Err(absent(&path, "cargo build --profile lab")) }
 }
 
 fn absent(path: &Path, remedy: &str) -> LabError {

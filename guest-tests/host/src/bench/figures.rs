@@ -1,0 +1,226 @@
+//! Figures: samples, what they are compared with, what they should be; as data and as a table. Pure.
+
+use std::fmt::Write as _;
+
+use serde::{Deserialize, Serialize};
+
+/// What a list of samples comes to.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Summary {
+    /// The middle one, or the mean of the two in the middle.
+    pub(crate) median: f64,
+    /// The least.
+    pub(crate) min: f64,
+    /// The greatest.
+    pub(crate) max: f64,
+    /// How many.
+    pub(crate) n: usize,
+}
+
+impl Summary {
+    /// Of `samples`; `None` without any.
+    pub(crate) fn of(samples: &[f64]) -> Option<Self> {
+        let mut sorted = samples.to_vec();
+        sorted.sort_unstable_by(f64::total_cmp);
+        let (min, max) = (*sorted.first()?, *sorted.last()?);
+        let upper = *sorted.get(sorted.len() / 2)?;
+        let lower = *sorted.get((sorted.len() - 1) / 2)?;
+        Some(Self { median: f64::midpoint(lower, upper), min, max, n: sorted.len() })
+    }
+
+    /// Every sample goes through `change`, which must be monotonic.
+    pub(crate) fn map(self, change: impl Fn(f64) -> f64) -> Self {
+        let (a, b) = (change(self.min), change(self.max));
+        Self { median: change(self.median), min: a.min(b), max: a.max(b), n: self.n }
+    }
+}
+
+/// What a figure should be.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Target {
+    /// Our median, in the figure's unit.
+    AtMost(f64),
+    /// Our median divided by the peer's.
+    RatioAtLeast(f64),
+}
+
+/// Who else was measured in the same run, and what came of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Peer {
+    /// Its name.
+    pub(crate) name: String,
+    /// Its figures, in the same unit.
+    pub(crate) figures: Summary,
+}
+
+/// One line of the table.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Row {
+    /// What was measured.
+    pub(crate) name: String,
+    /// In what.
+    pub(crate) unit: String,
+    /// Ours.
+    pub(crate) ours: Summary,
+    /// Somebody else's.
+    pub(crate) peer: Option<Peer>,
+    /// Our median divided by the peer's.
+    pub(crate) ratio: Option<f64>,
+    /// What it should be.
+    pub(crate) target: Option<Target>,
+    /// Whether it is; `None` without a target.
+    pub(crate) met: Option<bool>,
+}
+
+impl Row {
+    /// Ours alone.
+    pub(crate) fn new(name: impl Into<String>, unit: &str, ours: Summary) -> Self {
+        let (name, unit) = (name.into(), unit.to_owned());
+        Self { name, unit, ours, peer: None, ratio: None, target: None, met: None }
+    }
+
+    /// Beside somebody else's, where those were measured.
+    pub(crate) fn beside(mut self, name: &str, figures: Option<Summary>) -> Self {
+        self.ratio = figures.map(|figures| self.ours.median / figures.median).filter(|r| r.is_finite());
+        self.peer = figures.map(|figures| Peer { name: name.to_owned(), figures });
+        self
+    }
+
+    /// Held against `target`; last, after the peer is known.
+    pub(crate) fn should(mut self, target: Target) -> Self {
+        self.met = match target {
+            Target::AtMost(limit) => Some(self.ours.median <= limit),
+            Target::RatioAtLeast(least) => self.ratio.map(|ratio| ratio >= least),
+        };
+        self.target = Some(target);
+        self
+    }
+
+    fn cells(&self) -> [String; 7] {
+        let range = |s: Summary| format!("{}..{} n={}", number(s.min), number(s.max), s.n);
+        let verdict = match self.met {
+            Some(true) => "met",
+            Some(false) => "target missed",
+            None => "not compared",
+        };
+        let target = match self.target {
+            Some(Target::AtMost(limit)) => format!("at most {} {}: {verdict}", number(limit), self.unit),
+            Some(Target::RatioAtLeast(least)) => format!("ratio at least {}: {verdict}", number(least)),
+            None => String::new(),
+        };
+        let peer = self.peer.as_ref();
+        [
+            self.name.clone(),
+            format!("{} {}", number(self.ours.median), self.unit),
+            range(self.ours),
+            peer.map_or_else(String::new, |peer| peer.name.clone()),
+            peer.map_or_else(String::new, |peer| format!("{} {}", number(peer.figures.median), self.unit)),
+            self.ratio.map_or_else(String::new, number),
+            target,
+        ]
+    }
+}
+
+/// Everything that a run came to.
+#[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Report {
+    /// The machine, in words.
+    pub(crate) host: String,
+    /// The figures.
+    pub(crate) rows: Vec<Row>,
+    /// What was not measured, and why.
+    pub(crate) skipped: Vec<String>,
+    /// What was measured elsewhere and not in this run.
+    pub(crate) elsewhere: Vec<String>,
+}
+
+impl Report {
+    /// Adds what `section` measured; a section that broke is skipped with its reason.
+    pub(crate) fn extend(&mut self, section: &str, outcome: Result<Self, crate::error::LabError>) {
+        match outcome {
+            Ok(other) => {
+                self.rows.extend(other.rows);
+                self.skipped.extend(other.skipped);
+            }
+            Err(error) => self.skipped.push(format!("{section}: {}", crate::run::chain(&error))),
+        }
+    }
+
+    /// For a person.
+    pub(crate) fn table(&self) -> String {
+        let head = ["figure", "egm-vmm", "range", "beside", "its median", "ratio", "target"];
+        let mut lines = vec![head.map(str::to_owned)];
+        lines.extend(self.rows.iter().map(Row::cells));
+        let width = |column: usize| {
+            let cells = lines.iter().filter_map(|line| line.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let widths: [usize; 7] = std::array::from_fn(width);
+        let mut text = format!("{}\n\n", self.host);
+        for line in &lines {
+            let cells = line.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "{}", cells.collect::<Vec<_>>().join("  ").trim_end());
+        }
+        for (title, notes) in [("not measured", &self.skipped), ("measured elsewhere", &self.elsewhere)] {
+            for note in notes {
+                let _ = writeln!(text, "\n{title}: {note}");
+            }
+        }
+        text
+    }
+}
+
+/// Three digits that say something.
+fn number(value: f64) -> String {
+    let digits = match value.abs() {
+        size if size >= 100.0 || size == 0.0 => 0,
+        size if size >= 10.0 => 1,
+        size if size >= 1.0 => 2,
+        _ => 4,
+    };
+    format!("{value:.digits$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle_whatever_the_order() {
+        assert_eq!(Summary::of(&[]), None);
+        let odd = Summary::of(&[9.0, 1.0, 2.0]).unwrap();
+        assert_eq!((odd.median, odd.min, odd.max, odd.n), (2.0, 1.0, 9.0, 3));
+        assert_eq!(Summary::of(&[4.0, 1.0, 2.0, 3.0]).unwrap().median, 2.5);
+    }
+
+    #[test]
+    fn seconds_become_speed_with_the_slowest_as_the_least() {
+        let speed = Summary::of(&[1.0, 2.0, 4.0]).unwrap().map(|seconds| 8.0 / seconds);
+        assert_eq!((speed.median, speed.min, speed.max), (4.0, 2.0, 8.0));
+    }
+
+    #[test]
+    fn a_missed_target_is_said_and_one_without_its_peer_is_not_judged() {
+        let row = |target| {
+            let ours = Summary::of(&[5.0]).unwrap();
+            Row::new("start", "ms", ours).beside("QEMU", Summary::of(&[10.0])).should(target)
+        };
+        assert_eq!(row(Target::AtMost(4.0)).met, Some(false));
+        assert_eq!(row(Target::RatioAtLeast(0.5)).met, Some(true));
+        let alone = Row::new("x", "GiB/s", Summary::of(&[5.0]).unwrap()).beside("QEMU", None);
+        let alone = alone.should(Target::RatioAtLeast(0.9));
+        assert_eq!(alone.met, None);
+        let report = Report {
+            rows: vec![row(Target::AtMost(4.0)), alone],
+            skipped: vec!["y".into()],
+            ..Report::default()
+        };
+        let text = report.table();
+        assert!(text.contains("target missed") && text.contains("not compared"), "{text}");
+        assert!(text.contains("not measured: y") && text.contains("0.5"), "{text}");
+        let back: Report = serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap();
+        assert_eq!(back, report);
+    }
+}

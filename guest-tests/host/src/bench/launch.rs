@@ -1,0 +1,121 @@
+//! A VMM that is started, waited for, looked at, and killed.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::error::LabError;
+
+/// More console than this without the mark, and it is not coming.
+const MAX_CONSOLE: usize = 1 << 20;
+
+/// A running VMM whose guest has said what it was waited for; killed on drop.
+#[derive(Debug)]
+pub(crate) struct Launched {
+    child: Child,
+    /// From just before the process was made until the guest's word came.
+    pub(crate) elapsed: Duration,
+}
+
+impl Launched {
+    /// Starts `command` and waits until its standard output has `mark`, `deadline` at most. What it says on
+    /// standard error goes to the file `errors`, and its end into the error.
+    pub(crate) fn start(
+        mut command: Command,
+        mark: &str,
+        deadline: Duration,
+        errors: &Path,
+    ) -> Result<Self, LabError> {
+        let log = File::create(errors).map_err(LabError::file("write", errors))?;
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+        let program = command.get_program().to_string_lossy().into_owned();
+        let begun = Instant::now();
+        let child = command.spawn().map_err(LabError::file("run", &program))?;
+        let mut launched = Self { child, elapsed: Duration::ZERO };
+        let said = match launched.child.stdout.take() {
+            Some(mut console) => wait_for(&mut console, mark.as_bytes(), begun, deadline),
+            None => Err("it has no standard output".to_owned()),
+        };
+        launched.elapsed = begun.elapsed();
+        said.map_err(|problem| {
+            let said = fs::read_to_string(errors).unwrap_or_default();
+            let tail = said.trim_end().lines().last().unwrap_or_default();
+            LabError::Content { what: program, problem: format!("{problem} before \"{mark}\": {tail}") }
+        })?;
+        Ok(launched)
+    }
+
+    /// Its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Launched {
+    fn drop(&mut self) {
+        // It may have ended by itself; either way nothing of it is left.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn wait_for(
+    console: &mut ChildStdout,
+    mark: &[u8],
+    begun: Instant,
+    deadline: Duration,
+) -> Result<(), String> {
+    let (mut seen, mut buffer) = (Vec::<u8>::new(), [0; 4096]);
+    while seen.len() < MAX_CONSOLE {
+        let left = deadline.saturating_sub(begun.elapsed());
+        let timeout = Timespec::try_from(left).map_err(|error| error.to_string())?;
+        match poll(&mut [PollFd::new(console, PollFlags::IN)], Some(&timeout)) {
+            Ok(0) => return Err(format!("{} s passed", deadline.as_secs())),
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(error) => return Err(io::Error::from(error).to_string()),
+        }
+        let count = console.read(&mut buffer).map_err(|error| error.to_string())?;
+        if count == 0 {
+            return Err("it ended".to_owned());
+        }
+        seen.extend(buffer.iter().take(count));
+        if seen.windows(mark.len()).any(|window| window == mark) {
+            return Ok(());
+        }
+    }
+    Err(format!("{MAX_CONSOLE} bytes came"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str, deadline: Duration) -> Result<Launched, LabError> {
+        let directory = tempfile::tempdir().unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        Launched::start(command, "mark", deadline, &directory.path().join("errors"))
+    }
+
+    #[test]
+    fn it_runs_until_dropped_once_the_mark_came_in_pieces() {
+        let launched = shell("printf ma; printf rk; exec sleep 1000", Duration::from_secs(60)).unwrap();
+        let process = format!("/proc/{}", launched.id());
+        assert!(Path::new(&process).exists());
+        drop(launched);
+        assert!(!Path::new(&process).exists());
+    }
+
+    #[test]
+    fn one_that_ends_or_is_late_is_told_with_its_last_words() {
+        let error = shell("echo no such kernel >&2", Duration::from_secs(60)).unwrap_err().to_string();
+        assert!(error.contains("it ended") && error.ends_with("no such kernel"), "{error}");
+        let error = shell("exec sleep 1000", Duration::from_millis(1)).unwrap_err().to_string();
+        assert!(error.contains("s passed"), "{error}");
+    }
+}

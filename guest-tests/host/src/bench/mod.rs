@@ -1,0 +1,120 @@
+//! `egm-lab bench`: how fast and how small, beside QEMU in the same run.
+//!
+//! A missed target is said and is no failure: machines differ, and a figure is for a person to judge.
+
+mod figures;
+mod guest;
+mod launch;
+mod payload;
+mod prefault;
+mod smaps;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+use figures::Report;
+
+use crate::error::LabError;
+use crate::progress::Stage;
+
+/// What was measured with the same payload on another day and is not measured here.
+const ELSEWHERE: [&str; 2] = [
+    "start on two cores under kvm_pvm, 2026-11-21: cloud-hypervisor 5.7 ms, Firecracker 8.7 ms, QEMU q35 1660 ms",
+    "memory beside the guest's (Pss): Firecracker 2.8 MiB, cloud-hypervisor 7.4 MiB; until init in the x86 lab: \
+     cloud-hypervisor 10.4 s",
+];
+
+/// What is measured, and where the figures go.
+#[derive(Debug, Args)]
+pub(crate) struct BenchArguments {
+    /// Sections; all when none is named.
+    sections: Vec<Section>,
+    /// Prints JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Where logs and the figures as JSON (bench.json) go.
+    #[arg(long, value_name = "DIR", default_value = ".lab/bench")]
+    report: PathBuf,
+    /// In the emulated host: the directory with the programs.
+    #[arg(long, hide = true)]
+    within: Option<PathBuf>,
+}
+
+/// A part of the benchmark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Section {
+    /// Process start until the guest's first byte.
+    Start,
+    /// Memory beside the guest's.
+    Memory,
+    /// How fast guest memory becomes present.
+    Prefault,
+    /// A stock kernel in the emulated host: time and VM exits until init.
+    Guest,
+}
+
+/// Measures, shows, and writes bench.json.
+pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode, LabError> {
+    let directory = &arguments.report;
+    fs::create_dir_all(directory).map_err(LabError::file("make", directory))?;
+    let directory = directory.canonicalize().map_err(LabError::file("find", directory))?;
+    if let Some(tools) = &arguments.within {
+        write(&directory.join(guest::RESULTS), &guest::within(tools, &directory)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let egm_vmm = crate::tools::beside("egm-vmm")?;
+    let mut report =
+        Report { host: host(), elsewhere: ELSEWHERE.map(str::to_owned).to_vec(), ..Report::default() };
+    let chosen = |s: &&Section| arguments.sections.is_empty() || arguments.sections.contains(s);
+    for section in Section::value_variants().iter().filter(chosen) {
+        let stage = Stage::begin(&format!("measuring: {section:?}").to_lowercase());
+        let outcome = match section {
+            Section::Start => payload::start(&egm_vmm, &directory),
+            Section::Memory => payload::memory(&egm_vmm, &directory),
+            Section::Prefault => prefault::run(&egm_vmm, &directory),
+            Section::Guest => guest::run(&directory),
+        };
+        report.extend(&format!("{section:?}").to_lowercase(), outcome);
+        stage.end();
+    }
+    let path = directory.join("bench.json");
+    write(&path, &report)?;
+    if arguments.json {
+        println!("{}", text(&report)?);
+    } else {
+        println!("{}\nas JSON: {}", report.table(), path.display());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn write(path: &Path, report: &Report) -> Result<(), LabError> {
+    fs::write(path, text(report)?).map_err(LabError::file("write", path))
+}
+
+fn text(report: &Report) -> Result<String, LabError> {
+    serde_json::to_string_pretty(report)
+        .map_err(|error| LabError::Content { what: "figures".into(), problem: error.to_string() })
+}
+
+fn qemu_is_here() -> bool {
+    Path::new("/usr/bin/qemu-system-x86_64").exists()
+}
+
+/// The machine in a line: figures mean nothing without it.
+fn host() -> String {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let cpuinfo = read("/proc/cpuinfo");
+    let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let kvm = ["kvm_pvm", "kvm_amd", "kvm_intel"].into_iter();
+    let kvm = kvm.filter(|name| Path::new("/sys/module").join(name).exists()).collect::<Vec<_>>().join(" ");
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    format!(
+        "{processors} × {}, Linux {}, {}, load {}",
+        model.map_or("unknown processor", |(_, name)| name),
+        read("/proc/sys/kernel/osrelease").trim(),
+        if kvm.is_empty() { "no KVM module seen" } else { &kvm },
+        read("/proc/loadavg").split_whitespace().next().unwrap_or("unknown"),
+    )
+}

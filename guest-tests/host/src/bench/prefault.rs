@@ -1,0 +1,140 @@
+//! How fast guest memory becomes present: beside a memset in one process, and beside QEMU as a launch.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::figures::{Report, Row, Summary, Target};
+use super::launch::Launched;
+use super::payload::{qemu_memory, seconds_to_first_byte, write_config, write_hello};
+use crate::command::Tool;
+use crate::error::LabError;
+
+/// Memory that is made present, when a third of what is available is not less.
+const MIB: u64 = 8 << 10;
+/// Rounds of each way.
+const ROUNDS: usize = 5;
+/// Time for QEMU to have its memory.
+const DEADLINE: Duration = Duration::from_secs(120);
+/// The pool of 2 MiB pages.
+const POOL: &str = "/proc/sys/vm/nr_hugepages";
+
+/// What egm-device's benchmark prints: seconds.
+#[derive(Debug, Deserialize)]
+struct Seconds {
+    prefault: Vec<f64>,
+    memset: Vec<f64>,
+    populate: Vec<f64>,
+}
+
+/// All that is said about prefault.
+pub(super) fn run(egm_vmm: &Path, work: &Path) -> Result<Report, LabError> {
+    let mib = MIB.min(available_mib()? / 3 / 1024 * 1024).max(1024);
+    let mut report = Report::default();
+    report.extend("prefault, base pages", in_process(mib, "4K"));
+    report.extend("prefault, 2 MiB pages", huge(mib));
+    report.extend("prefault as a launch", launches(egm_vmm, work, mib));
+    Ok(report)
+}
+
+fn speed(mib: u64) -> impl Fn(f64) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "MiB of a host are far below 2^52")]
+    let gib = mib as f64 / 1024.0;
+    move |seconds| gib / seconds
+}
+
+fn in_process(mib: u64, page: &str) -> Result<Report, LabError> {
+    let (size, rounds) = (mib.to_string(), ROUNDS.to_string());
+    let line = Tool::new("cargo", "cargo")
+        .args(["bench", "--quiet", "--package", "egm-device", "--bench", "prefault", "--"])
+        .args(["--mib", &size, "--page", page, "--rounds", &rounds])
+        .text()?;
+    let seconds: Seconds = serde_json::from_str(line.trim()).map_err(|error| LabError::Content {
+        what: "benchmark of egm-device".into(),
+        problem: error.to_string(),
+    })?;
+    let speeds = |samples: &[f64]| Summary::of(samples).map(|s| s.map(speed(mib)));
+    let mut report = Report::default();
+    if let Some(ours) = speeds(&seconds.prefault) {
+        let name = format!("prefault {} GiB, {page} pages", mib / 1024);
+        let row = || Row::new(name.clone(), "GiB/s", ours);
+        let memset = row().beside("parallel memset", speeds(&seconds.memset));
+        report.rows.push(memset.should(Target::RatioAtLeast(0.9)));
+        report.rows.push(row().beside("one MADV_POPULATE_WRITE", speeds(&seconds.populate)));
+    }
+    Ok(report)
+}
+
+/// With a pool of 2 MiB pages, made for it and given back.
+fn huge(mib: u64) -> Result<Report, LabError> {
+    let before = pool()?;
+    let pages = mib / 2;
+    let set = |pages: u64| fs::write(POOL, pages.to_string()).map_err(LabError::file("write", POOL));
+    let free = fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
+    let free: u64 = free.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+    set(before.saturating_add(pages.saturating_sub(free)))?;
+    let now = pool()?;
+    let report = if now.saturating_sub(before).saturating_add(free) >= pages {
+        in_process(mib, "2M")
+    } else {
+        Err(LabError::Host {
+            what: format!(
+                "the pool of 2 MiB pages grew to {now} only, and {pages} more free ones are needed"
+            ),
+            remedy: "reserve them at boot: hugepages=N".into(),
+        })
+    };
+    set(before)?;
+    report
+}
+
+fn pool() -> Result<u64, LabError> {
+    let text = fs::read_to_string(POOL).map_err(LabError::file("read", POOL))?;
+    text.trim().parse().map_err(|_| LabError::Content { what: POOL.into(), problem: text })
+}
+
+/// The same memory as part of a launch: what a launch with prefault takes longer than one without.
+fn launches(egm_vmm: &Path, work: &Path, mib: u64) -> Result<Report, LabError> {
+    let kernel = work.join("prefault.elf");
+    write_hello(&kernel)?;
+    let egm = |prefault: bool| -> Result<f64, LabError> {
+        let config = work.join("prefault.json");
+        write_config(&config, &kernel, mib, prefault)?;
+        let mut command = Command::new(egm_vmm);
+        command.arg("run").arg(&config);
+        seconds_to_first_byte(command, work)
+    };
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let qemu = |prealloc: bool| -> Result<f64, LabError> {
+        let command = qemu_memory(mib, threads, prealloc);
+        let launched = Launched::start(command, "(qemu)", DEADLINE, &work.join("stderr.log"))?;
+        Ok(launched.elapsed.as_secs_f64())
+    };
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    let mut report = Report::default();
+    for _ in 0..ROUNDS {
+        ours.push(egm(true)? - egm(false)?);
+        if super::qemu_is_here() {
+            theirs.push(qemu(true)? - qemu(false)?);
+        }
+    }
+    let summary = |samples: &[f64]| Summary::of(samples).map(|s| s.map(speed(mib)));
+    if let Some(figures) = summary(&ours) {
+        let name = format!("prefault {} GiB in a launch", mib / 1024);
+        let peer = format!("QEMU prealloc-threads={threads}");
+        report.rows.push(Row::new(name, "GiB/s", figures).beside(&peer, summary(&theirs)));
+    }
+    Ok(report)
+}
+
+fn available_mib() -> Result<u64, LabError> {
+    const MEMINFO: &str = "/proc/meminfo";
+    let text = fs::read_to_string(MEMINFO).map_err(LabError::file("read", MEMINFO))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
+    kib.map(|kib| kib / 1024)
+        .ok_or_else(|| LabError::Content { what: MEMINFO.into(), problem: "it has no MemAvailable".into() })
+}
