@@ -10,7 +10,7 @@ use std::process::Command;
 use egm_address::{CpuSet, Gpa, Guest, PciAddress, Span};
 use egm_vmm::config::{Access, Architecture, Console, MAX_VCPUS};
 use egm_vmm::error::{Blame, Report};
-use egm_vmm::firmware::{FirmwareError, Image, build};
+use egm_vmm::firmware::{FirmwareError, Image, RESET_VECTOR_SIZE, build};
 use egm_vmm::plan::{
     FunctionPlan, FunctionRole, LinePlan, MemoryKind, MemoryPlan, NodePlan, PLAN_VERSION, Plan, PortPlan,
     VcpuPlan, WindowKind, WindowPlan,
@@ -333,7 +333,7 @@ fn the_largest_guest_fits_and_one_that_does_not_says_by_how_much() {
 
     let plan = large_plan(MAX_VCPUS, 200);
     let Err(FirmwareError::TooLarge { need, over, .. }) = build(&plan) else { panic!("it fits") };
-    assert_eq!((need - over, build(&plan).unwrap_err().blame()), (0x2_0000, Blame::Configuration));
+    assert_eq!((need - over, build(&plan).unwrap_err().blame()), (0x2_0000 - RESET_VECTOR_SIZE, Blame::Configuration));
     let mut roomy = plan;
     roomy.windows[0].span = span(0xe_0000, need);
     assert_eq!(build(&roomy).unwrap().bytes.len() as u64, need);

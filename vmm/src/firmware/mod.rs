@@ -13,6 +13,9 @@ use crate::config::{Architecture, MAX_NODES, MAX_VCPUS};
 use crate::error::{Blame, Report};
 use crate::plan::{Plan, WindowKind};
 
+/// Bytes at the end of the firmware window that no table uses: on x86 the BIOS's reset vector is there.
+pub const RESET_VECTOR_SIZE: u64 = 16;
+
 /// The bytes of all tables and where the guest finds them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {

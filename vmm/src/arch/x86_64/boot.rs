@@ -8,6 +8,7 @@
 //!  0x0000_9000  page tables: one PML4, one PDPT, four page directories (identity, 4 GiB)
 //!  0x0002_0000  command line
 //!  0x000e_0000  RSDP and the other tables
+//!  0x000f_fff0  reset vector
 //!  0x0010_0000  kernel
 //!  end of the RAM below 4 GiB, page aligned: initramfs
 //! ```
@@ -22,6 +23,7 @@ use linux_loader::loader::{BzImage, Elf, KernelLoader, KernelLoaderResult, bootp
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::boot_tables;
+use crate::machine::RESET_VALUE;
 use crate::plan::{Plan, WindowKind};
 
 pub(super) const GDT: Gpa = Gpa::new(0x500);
@@ -151,6 +153,7 @@ pub fn load(
         Some(file) => Some(load_initramfs(memory, file, needed, low.end().get())?),
         None => None,
     };
+    load_reset_vector(plan, memory)?;
     let command_line_size = load_command_line(memory, &plan.boot.cmdline)?;
     let tables = boot_tables::Tables { plan, memory, rsdp, initramfs, command_line_size };
     match (kernel.pvh_boot_cap, kernel.setup_header) {
@@ -243,6 +246,24 @@ fn load_initramfs(
     Ok(span)
 }
 
+/// Where real mode jumps to when software asks a BIOS for a reset (F000:FFF0).
+const RESET_VECTOR: Gpa = Gpa::new(0xf_fff0);
+
+/// The instructions there: write `value` to `port`, then halt for ever.
+fn reset_vector(port: u16, value: u8) -> [u8; 9] {
+    let [low, high] = port.to_le_bytes();
+    [0xba, low, high, 0xb0, value, 0xee, 0xf4, 0xeb, 0xfd] // mov dx, port; mov al, value; out dx, al; hlt; jmp -3
+}
+
+/// Linux on hardware-reduced ACPI believes in EFI and asks it to reset; without EFI it asks the BIOS, in real mode.
+/// There is none, so what would be its first instructions write the reset register.
+fn load_reset_vector(plan: &Plan, memory: &GuestMemoryMmap) -> Result<(), BootError> {
+    let Some(port) = plan.port("reset") else { return Ok(()) };
+    memory
+        .write_slice(&reset_vector(port, RESET_VALUE), GuestAddress(RESET_VECTOR.get()))
+        .map_err(|_| BootError::Memory { at: RESET_VECTOR.get() })
+}
+
 fn load_command_line(memory: &GuestMemoryMmap, text: &str) -> Result<u32, BootError> {
     let mut line = Cmdline::new(COMMAND_LINE_SIZE).map_err(|_| BootError::CommandLine)?;
     line.insert_str(text).map_err(|_| BootError::CommandLine)?;
@@ -269,4 +290,18 @@ pub(super) fn memory_map(plan: &Plan) -> Vec<(Span<Guest>, MapKind)> {
 pub(super) enum MapKind {
     Ram = 1,
     Reserved = 2,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::firmware::RESET_VECTOR_SIZE;
+
+    #[test]
+    fn the_reset_vector_fits_between_the_tables_and_one_mebibyte() {
+        let code = reset_vector(0x604, RESET_VALUE);
+        assert_eq!(code[..6], [0xba, 0x04, 0x06, 0xb0, 1, 0xee]);
+        assert!(u64::try_from(code.len()).unwrap() <= RESET_VECTOR_SIZE);
+        assert_eq!(RESET_VECTOR.get() + RESET_VECTOR_SIZE, KERNEL.get());
+    }
 }

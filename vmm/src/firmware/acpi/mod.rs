@@ -123,7 +123,8 @@ impl Room {
 
     fn finish(mut self, rsdp: &Rsdp) -> Result<Image, FirmwareError> {
         let need = u64::try_from(self.bytes.len()).unwrap_or(u64::MAX);
-        let over = need.saturating_sub(self.window.size());
+        let room = self.window.size().saturating_sub(crate::firmware::RESET_VECTOR_SIZE);
+        let over = need.saturating_sub(room);
         if over > 0 {
             return Err(FirmwareError::TooLarge { need, over, window: self.window });
         }
