@@ -333,7 +333,10 @@ fn the_largest_guest_fits_and_one_that_does_not_says_by_how_much() {
 
     let plan = large_plan(MAX_VCPUS, 200);
     let Err(FirmwareError::TooLarge { need, over, .. }) = build(&plan) else { panic!("it fits") };
-    assert_eq!((need - over, build(&plan).unwrap_err().blame()), (0x2_0000 - RESET_VECTOR_SIZE, Blame::Configuration));
+    assert_eq!(
+        (need - over, build(&plan).unwrap_err().blame()),
+        (0x2_0000 - RESET_VECTOR_SIZE, Blame::Configuration)
+    );
     let mut roomy = plan;
     roomy.windows[0].span = span(0xe_0000, need);
     assert_eq!(build(&roomy).unwrap().bytes.len() as u64, need);
