@@ -1,8 +1,9 @@
 //! The kernel's virtual machine. This is an unsafe room.
 //!
 //! Why it exists: `KVM_SET_USER_MEMORY_REGION` gives the guest a piece of this process's address space.
-//! What callers may rely on: a [`Vm`] keeps every mapping that it lent to the guest until it is dropped, and it is
-//! dropped only after the last vCPU, since each [`Vcpu`](kvm_ioctls::VcpuFd) holds the kernel's object.
+//! What callers may rely on: a [`Vm`] keeps every mapping that it lent to the guest until it is dropped.
+//! What they must do: drop it after its vCPUs, whose descriptors keep the kernel's object, and with it the slots, alive.
+//! `Machine` does so by the order of its fields.
 #![expect(unsafe_code, reason = "memory slots lend this process's address space to the guest")]
 
 mod error;
@@ -118,7 +119,8 @@ impl Vm {
             memory_size: as_u64(mapping.size()),
             userspace_addr: as_u64(mapping.as_ptr().expose_provenance()),
         };
-        // SAFETY: the range is a whole mapping, which `self.memory` keeps until after the virtual machine is gone.
+        // SAFETY: the range is a whole mapping, which `self.memory` keeps as long as `self`, the last to go of what can
+        // run this guest.
         unsafe { self.fd.set_user_memory_region(region) }.map_err(error)?;
         memory.push(mapping);
         Ok(())
@@ -136,12 +138,12 @@ impl Vm {
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn reserve_tss(&self, gpa: u32) -> Result<(), KvmError> {
-        let gpa = usize::try_from(gpa).unwrap_or(usize::MAX);
+    pub fn reserve_tss(&self, gpa: Gpa) -> Result<(), KvmError> {
+        let gpa = usize::try_from(gpa.get()).unwrap_or(usize::MAX);
         self.fd.set_tss_address(gpa).map_err(|error| KvmError::call("KVM_SET_TSS_ADDR", error))
     }
 
-    /// Makes vCPU `index`.
+    /// Makes the vCPU that interrupts reach by `hardware_id` (an x2APIC id).
     ///
     /// # Errors
     /// When the kernel refuses.

@@ -17,6 +17,7 @@ use super::vcpu::{Shared, Vcpu};
 use super::{Machine, Subscriber};
 use crate::arch::x86_64::boot::{self, BootError, BootFiles, Entry};
 use crate::arch::x86_64::cpuid::Topology;
+use crate::arch::x86_64::layout::KVM_TSS;
 use crate::arch::x86_64::vcpu::configure;
 use crate::console::Console;
 use crate::error::{Blame, Report};
@@ -26,9 +27,6 @@ use crate::memory::GuestRam;
 use crate::pci::{CONFIG_PORT, CONFIG_PORTS, ConfigPorts, Ecam, PciMemory, RootComplex};
 use crate::plan::{Plan, WindowKind};
 use crate::resources::Resources;
-
-/// Three pages that Intel hosts need in guest address space; the plan keeps them free.
-const TSS: u32 = 0xfffb_d000;
 
 /// Why a machine could not be built.
 #[derive(Debug, thiserror::Error)]
@@ -87,7 +85,7 @@ impl Report for BuildError {
                 Some("raise \"memory\".\"size\"".to_owned())
             }
             Self::Boot { source: BootError::CommandLine, .. } => {
-                Some("shorten \"boot\".\"cmdline\"".to_owned())
+                Some("shorten \"boot\".\"cmdline\", and write ASCII only".to_owned())
             }
             Self::Boot { .. } => Some(
                 "set \"boot\".\"kernel\" to a whole 64-bit bzImage or vmlinux, for instance Debian's"
@@ -109,7 +107,7 @@ pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
     let Resources { hypervisor, ram, mut boot, console, devices } = resources;
     let exit = ExitLatch::new()?;
     let vm = lend_memory(&hypervisor, &ram)?;
-    vm.reserve_tss(TSS)?;
+    vm.reserve_tss(Gpa::new(KVM_TSS))?;
     vm.create_interrupt_controller()?;
 
     let mut subscribers: Vec<Subscriber> = Vec::new();

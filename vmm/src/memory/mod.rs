@@ -71,7 +71,7 @@ impl Report for MemoryError {
     fn help(&self) -> Option<String> {
         match self {
             Self::Backing(AnonymousError::Pool { missing, page, .. }) => Some(format!(
-                "echo {missing} more into /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages, or set \
+                "raise /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages by {missing}, or set \
                  \"memory\": {{ \"page_size\": \"auto\" }}",
                 page >> 10
             )),

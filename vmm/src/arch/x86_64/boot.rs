@@ -77,8 +77,8 @@ pub enum BootError {
         /// Bytes that its header speaks of.
         needs: u64,
     },
-    /// The file could not be read.
-    #[error("the kernel could not be read")]
+    /// One of the files could not be read.
+    #[error("the kernel or its initramfs could not be read")]
     Read(#[source] std::io::Error),
     /// A bzImage without a 64-bit entry.
     #[error(

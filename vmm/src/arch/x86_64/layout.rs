@@ -50,16 +50,15 @@ const ECAM_END: u64 = PCI32_END + 256 * MIB;
 const IO_APIC: u64 = 0xfec0_0000;
 /// Also where message-signalled interrupts are written to: nothing else may live in this mebibyte.
 const LOCAL_APIC: u64 = 0xfee0_0000;
-/// `KVM_SET_IDENTITY_MAP_ADDR` takes one page, `KVM_SET_TSS_ADDR` the three after it.
+/// One page for the identity map that KVM needs without unrestricted guest support; KVM puts it here unless told
+/// otherwise (`KVM_SET_IDENTITY_MAP_ADDR`). Three more follow: [`KVM_TSS`].
 const KVM_PAGES: u64 = 0xfffb_c000;
 /// Where RAM starts again.
 const HIGH_RAM: u64 = 4 * GIB;
 /// Most address bits that the architecture defines (Intel SDM 3A, 4.1.4).
 const END: u64 = 1 << 52;
 
-/// One page for the identity map that KVM needs without unrestricted guest support.
-pub const KVM_IDENTITY_MAP: u64 = KVM_PAGES;
-/// Three pages for the task state segment that KVM needs for the same reason.
+/// Three pages for the task state segment that KVM needs on Intel hosts (`KVM_SET_TSS_ADDR`); the plan keeps them free.
 pub const KVM_TSS: u64 = KVM_PAGES + 4 * KIB;
 
 const FIRMWARE: Span<Guest> = fixed(FIRMWARE_START, MIB);
