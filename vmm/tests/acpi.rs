@@ -338,7 +338,7 @@ fn the_largest_guest_fits_and_one_that_does_not_says_by_how_much() {
         (0x2_0000 - RESET_VECTOR_SIZE, Blame::Configuration)
     );
     let mut roomy = plan;
-    roomy.windows[0].span = span(0xe_0000, need);
+    roomy.windows[0].span = span(0xe_0000, need + RESET_VECTOR_SIZE);
     assert_eq!(build(&roomy).unwrap().bytes.len() as u64, need);
 }
 
