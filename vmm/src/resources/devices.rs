@@ -116,6 +116,9 @@ impl Report for DeviceError {
             Self::Vhost(error) => error.help(),
             Self::Socket(error) => error.help(),
             Self::Vsock(error) => error.help(),
+            Self::VhostFile { path, source } if source.kind() == io::ErrorKind::PermissionDenied => {
+                Some(format!("join the group that {path} belongs to (ls -l {path}), or be root"))
+            }
             Self::VhostFile { path, .. } => Some(match *path {
                 VHOST_NET => "load it with modprobe vhost_net, or set \"vhost\": false".to_owned(),
                 _ => "load it with modprobe vhost_vsock, or set \"socket\" to a path".to_owned(),
