@@ -3,9 +3,11 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
@@ -64,7 +66,10 @@ impl Report for ConsoleError {
     }
 }
 
-/// An open console. Output never blocks for longer than our own standard output does.
+/// How long the guest waits for a reader of its output who takes nothing.
+const PATIENCE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// An open console. A reader who takes nothing costs the guest [`PATIENCE`] once, and after that only output.
 #[derive(Debug)]
 pub struct Console(Kind);
 
@@ -74,8 +79,12 @@ enum Kind {
     Stdio {
         before: Option<Box<Termios>>,
         input: bool,
+        stalled: bool,
     },
-    File(File),
+    File {
+        file: File,
+        stalled: bool,
+    },
     Pty {
         master: File,
         _slave: OwnedFd,
@@ -99,7 +108,8 @@ impl Console {
             config::Console::Stdio => stdio(),
             config::Console::File { path } => {
                 let file = OpenOptions::new().create(true).append(true).open(path);
-                Kind::File(file.map_err(|source| ConsoleError::File { path: path.clone(), source })?)
+                let file = file.map_err(|source| ConsoleError::File { path: path.clone(), source })?;
+                Kind::File { file, stalled: false }
             }
             config::Console::Pty => pty().map_err(ConsoleError::Pty)?,
             config::Console::Socket { path } => {
@@ -135,11 +145,8 @@ impl Console {
     /// Writes what the guest printed. What nobody takes is lost, as on a cable.
     pub fn write(&mut self, data: &[u8]) {
         match &mut self.0 {
-            Kind::Stdio { .. } => {
-                let mut out = io::stdout().lock();
-                let _ = out.write_all(data).and_then(|()| out.flush());
-            }
-            Kind::File(file) => drop(file.write_all(data)),
+            Kind::Stdio { stalled, .. } => put(io::stdout().as_fd(), data, stalled),
+            Kind::File { file, stalled } => put(file.as_fd(), data, stalled),
             Kind::Pty { master, .. } => drop(master.write(data)),
             Kind::Socket { client, .. } => {
                 let gone = |e: io::Error| e.kind() != io::ErrorKind::WouldBlock;
@@ -191,7 +198,7 @@ impl Console {
                 *client = accepted.ok();
                 0
             }
-            Kind::File(_) | Kind::Null => 0,
+            Kind::File { .. } | Kind::Null => 0,
         }
     }
 }
@@ -209,7 +216,30 @@ impl Drop for Console {
 }
 
 fn stdio() -> Kind {
-    Kind::Stdio { before: None, input: is_waitable(io::stdin().as_fd()) }
+    Kind::Stdio { before: None, input: is_waitable(io::stdin().as_fd()), stalled: false }
+}
+
+/// Writes what the reader takes. The guest's thread is in here, and a signal to it means that the machine ends: to
+/// wait on would keep the disks from their flush for as long as nobody reads.
+fn put(fd: BorrowedFd<'_>, data: &[u8], stalled: &mut bool) {
+    let mut rest = data;
+    while !rest.is_empty() {
+        let patience = if *stalled { Timespec::default() } else { PATIENCE };
+        match poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::OUT)], Some(&patience)) {
+            Ok(0) => *stalled = true,
+            Ok(_) => *stalled = false,
+            Err(_) => return,
+        }
+        if *stalled {
+            return;
+        }
+        // Ready means that a pipe takes a byte for certain, and more than that perhaps only in time.
+        let (now, later) = rest.split_at(1);
+        match rustix::io::write(fd, now) {
+            Ok(1) => rest = later,
+            _ => return,
+        }
+    }
 }
 
 /// Whether poll says something about it: a regular file or /dev/null is always ready and would spin.
@@ -235,9 +265,11 @@ fn pty() -> io::Result<Kind> {
     Ok(Kind::Pty { master: File::from(master), _slave: slave })
 }
 
-/// A socket that is left over from a process that is gone is replaced; one that answers is not.
+/// A socket that is left over from a process that is gone is replaced; one that answers is not, nor is a file of
+/// another kind, which refuses connections too.
 fn socket(path: &Path) -> io::Result<Kind> {
-    if UnixStream::connect(path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused) {
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
+    if is_socket && UnixStream::connect(path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused) {
         std::fs::remove_file(path)?;
     }
     let listener = UnixListener::bind(path)?;
@@ -280,5 +312,28 @@ mod tests {
         }
         drop(console);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_file_that_is_no_socket_is_not_removed_for_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk.img");
+        std::fs::write(&path, "precious").unwrap();
+        assert!(Console::open(&config::Console::Socket { path: path.clone() }).is_err());
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn a_reader_who_takes_nothing_loses_output_and_gets_it_again_once_he_reads() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let capacity = rustix::pipe::fcntl_getpipe_size(&writer).unwrap();
+        let mut stalled = false;
+        put(writer.as_fd(), &vec![7; capacity + 1], &mut stalled); // hangs when it waits for a reader
+        assert!(stalled);
+        assert_ne!(reader.read(&mut vec![0; capacity]).unwrap(), 0);
+        put(writer.as_fd(), b"x", &mut stalled);
+        let mut byte = [0];
+        reader.read_exact(&mut byte).unwrap();
+        assert_eq!((stalled, &byte), (false, b"x"));
     }
 }
