@@ -51,8 +51,15 @@ impl MsiRouter for Routes {
         match messages.get_mut(index) {
             Some(old) if *old == message => {}
             Some(old) => {
-                *old = message;
-                self.upload(&messages)?;
+                // What was not uploaded must not be remembered: the next connection would find nothing to upload,
+                // and its interrupts would go where the old message says.
+                let before = std::mem::replace(old, message);
+                if let Err(error) = self.upload(&messages) {
+                    if let Some(old) = messages.get_mut(index) {
+                        *old = before;
+                    }
+                    return Err(error);
+                }
             }
             None => {
                 messages.push(message);
