@@ -182,7 +182,11 @@ fn pci_windows(plan: &Plan, root: &Arc<RootComplex>) -> Result<Bus, BuildError> 
             WindowKind::PciMemory32 | WindowKind::PciMemory64 => {
                 bus.add(range, Arc::new(PciMemory::new(Arc::clone(root), window.span)))?;
             }
-            WindowKind::Firmware | WindowKind::Interrupts | WindowKind::Device | WindowKind::Reserved => {}
+            WindowKind::Firmware
+            | WindowKind::OptionRoms
+            | WindowKind::Interrupts
+            | WindowKind::Device
+            | WindowKind::Reserved => {}
         }
     }
     Ok(bus)

@@ -167,7 +167,7 @@ impl GuestRam {
     }
 }
 
-/// The plan's RAM and its firmware window, neighbours in guest and backing merged: fewer mappings, fewer slots, and
+/// The plan's RAM and its windows that are memory, neighbours in guest and backing merged: fewer mappings, fewer slots, and
 /// huge pages across the seam.
 fn extents(plan: &Plan) -> Vec<Extent> {
     let extent = |span: Span<_>, backing, offset| Extent {
@@ -177,7 +177,7 @@ fn extents(plan: &Plan) -> Vec<Extent> {
         offset,
     };
     let mut all: Vec<_> = plan.memory.iter().map(|m| extent(m.span, m.backing, m.offset)).collect();
-    all.extend(plan.firmware().map(|(span, backing, offset)| extent(span, backing, offset)));
+    all.extend(plan.window_memory().map(|(span, backing, offset)| extent(span, backing, offset)));
     all.sort_unstable_by_key(|e| e.gpa);
     let mut merged: Vec<Extent> = Vec::with_capacity(all.len());
     for next in all {

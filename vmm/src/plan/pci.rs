@@ -27,8 +27,8 @@ const BRIDGE_UNIT: u64 = 1 << 20;
 const PAGE: u64 = 4 << 10;
 /// Least size of a memory BAR (PCI Express Base 7.5.1.2.1).
 const LEAST_BAR: u64 = 16;
-/// One mebibyte of configuration space for each of 256 buses.
-const ECAM_SIZE: u64 = 256 << 20;
+/// Configuration space of a bus (PCI Express Base 7.2.2).
+const BUS_CONFIGURATION: u64 = 1 << 20;
 /// What the 64-bit window has when neither BARs nor the configuration ask for more: room for hot-plug.
 const LEAST_WINDOW64: u64 = 64 << 30;
 /// Places on a bus.
@@ -190,16 +190,7 @@ fn needed64(wanted: &[Wanted<'_>]) -> Result<u64, PlanError> {
 
 /// Chooses the windows; the 64-bit one has room for a quarter more than the BARs, and shrinks where that does not fit.
 pub(super) fn windows(spec: &Spec, wanted: &[Wanted<'_>], space: &mut Space) -> Result<Windows, PlanError> {
-    let ecam = match space.layout.ecam {
-        Some(span) => span,
-        None => space.place_at_top(ECAM_SIZE, ECAM_SIZE).ok_or_else(|| PlanError::AddressSpace {
-            what: "PCI configuration space".to_owned(),
-            limit: space.limit,
-            bits: space.bits,
-            short_by: ECAM_SIZE,
-            key: "memory.size",
-        })?,
-    };
+    let ecam = configuration_space(wanted, space)?;
     let needed = needed64(wanted)?;
     let least = needed.max(BRIDGE_UNIT).checked_next_power_of_two().unwrap_or(u64::MAX);
     let mut size = match spec.pcie.window64 {
@@ -221,6 +212,28 @@ pub(super) fn windows(spec: &Spec, wanted: &[Wanted<'_>], space: &mut Space) -> 
         return Err(PlanError::Window64 { size, from, limit, bits, configured });
     }
     Ok(Windows { memory32: space.layout.pci32, memory64, ecam })
+}
+
+/// No larger than the buses need: Linux looks for a host bridge at every place of each bus that the window has, and each
+/// look leaves the guest twice (`pcibios_fixup_peer_bridges`; 16,000 exits, a quarter of all until init).
+fn configuration_space(wanted: &[Wanted<'_>], space: &mut Space) -> Result<Span<Guest>, PlanError> {
+    let ports = wanted.iter().filter(|wanted| wanted.device.root_port).count();
+    let buses = u64::try_from(ports.saturating_add(1)).unwrap_or(u64::MAX);
+    let size = buses.checked_next_power_of_two().and_then(|buses| buses.checked_mul(BUS_CONFIGURATION));
+    let size = size.ok_or(PlanError::Internal("there are more buses than numbers"))?;
+    match space.layout.ecam {
+        Some(most) if size <= most.size() => {
+            Span::new(most.start(), size).map_err(|_| PlanError::Internal("configuration space has no place"))
+        }
+        Some(_) => Err(PlanError::Bus0 { devices: wanted.len(), max: BUS_PLACES - 1 }),
+        None => space.place_at_top(size, size).ok_or_else(|| PlanError::AddressSpace {
+            what: "PCI configuration space".to_owned(),
+            limit: space.limit,
+            bits: space.bits,
+            short_by: size,
+            key: "memory.size",
+        }),
+    }
 }
 
 fn with_spare(needed: u64) -> u64 {

@@ -110,13 +110,15 @@ pub struct MemoryPlan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WindowKind {
-    /// Tables that the VMM writes for the guest, memory but not RAM: see [`Plan::firmware`].
+    /// Tables that the VMM writes for the guest, memory but not RAM: see [`Plan::window_memory`].
     Firmware,
+    /// Where a PC has the programs of its devices: memory with nothing in it, not RAM either.
+    OptionRoms,
     /// 32-bit PCI memory window.
     PciMemory32,
     /// 64-bit prefetchable PCI memory window.
     PciMemory64,
-    /// PCI Express enhanced configuration space, 1 MiB a bus from bus 0.
+    /// PCI Express enhanced configuration space, 1 MiB a bus from bus 0, a power of two of them.
     Ecam,
     /// Interrupt controllers.
     Interrupts,
@@ -249,10 +251,14 @@ impl Plan {
         self.ports.iter().find(|p| p.owner == owner).map(|p| p.first)
     }
 
-    /// The firmware window, the backing behind it and its offset there: that of the first RAM, whose offsets grow
-    /// with guest addresses over the window too.
-    pub fn firmware(&self) -> Option<(Span<Guest>, usize, u64)> {
-        let span = self.window(WindowKind::Firmware)?;
+    /// The windows that are memory, the backing behind each and its offset there: that of the first RAM above, whose
+    /// offsets grow with guest addresses over the windows too.
+    pub fn window_memory(&self) -> impl Iterator<Item = (Span<Guest>, usize, u64)> {
+        let kinds = [WindowKind::OptionRoms, WindowKind::Firmware];
+        kinds.into_iter().filter_map(|kind| self.behind(self.window(kind)?))
+    }
+
+    fn behind(&self, span: Span<Guest>) -> Option<(Span<Guest>, usize, u64)> {
         let near = self.memory.iter().find(|m| m.span.end() > span.start())?;
         let below = near.span.start().offset_from(span.start())?;
         Some((span, near.backing, near.offset.checked_sub(below)?))

@@ -277,7 +277,12 @@ pub(super) fn memory_map(plan: &Plan) -> Vec<(Span<Guest>, MapKind)> {
     let reserved = plan
         .windows
         .iter()
-        .filter(|w| matches!(w.kind, WindowKind::Firmware | WindowKind::Ecam | WindowKind::Reserved))
+        .filter(|w| {
+            matches!(
+                w.kind,
+                WindowKind::Firmware | WindowKind::OptionRoms | WindowKind::Ecam | WindowKind::Reserved
+            )
+        })
         .map(|w| (w.span, MapKind::Reserved));
     let mut map: Vec<_> = ram.chain(reserved).collect();
     map.sort_unstable_by_key(|(span, _)| *span);

@@ -5,6 +5,8 @@
 //!              │ RAM                          │ 640 KiB, for real-mode start-up of other processors
 //!  0x000a_0000 ├──────────────────────────────┤
 //!              │ legacy hole                  │ not mapped
+//!  0x000c_0000 ├──────────────────────────────┤
+//!              │ option ROMs                  │ mapped and empty: kernels search it, and each look would leave the guest
 //!  0x000e_0000 ├──────────────────────────────┤
 //!              │ firmware: RSDP, ACPI tables  │ 128 KiB, mapped, reserved in the memory map; RSDP is searched here
 //!  0x0010_0000 ├──────────────────────────────┤
@@ -12,7 +14,7 @@
 //!  0xc000_0000 ├──────────────────────────────┤
 //!              │ 32-bit PCI window            │ 512 MiB
 //!  0xe000_0000 ├──────────────────────────────┤
-//!              │ PCI configuration (ECAM)     │ 256 MiB: 256 buses
+//!              │ PCI configuration (ECAM)     │ up to 256 MiB, 1 MiB a bus
 //!  0xf000_0000 ├──────────────────────────────┤
 //!              │ 0xfec0_0000 I/O APIC         │ 4 KiB
 //!              │ 0xfee0_0000 local APIC, MSI  │ 1 MiB
@@ -43,6 +45,8 @@ const GIB: u64 = 1 << 30;
 const LOW_RAM_END: u64 = 640 * KIB;
 /// ACPI 6.5, 5.2.5.1: the RSDP is found in `0xe0000..0x100000` on a 16-byte boundary.
 const FIRMWARE_START: u64 = MIB - 128 * KIB;
+/// 128 KiB that a kernel searches for programs and tables (Linux: for an iBFT in steps of 16 bytes).
+const ROM_START: u64 = FIRMWARE_START - 128 * KIB;
 const PCI32_START: u64 = 3 * GIB;
 const PCI32_END: u64 = PCI32_START + 512 * MIB;
 /// 1 MiB a bus (PCI Express Base 7.2.2).
@@ -73,10 +77,11 @@ pub const LAYOUT: Layout = Layout {
     pci32: fixed(PCI32_START, PCI32_END),
     ecam: Some(fixed(PCI32_END, ECAM_END)),
     fixed: &[
+        FixedWindow { kind: WindowKind::Reserved, label: "legacy hole", span: fixed(LOW_RAM_END, ROM_START) },
         FixedWindow {
-            kind: WindowKind::Reserved,
-            label: "legacy hole",
-            span: fixed(LOW_RAM_END, FIRMWARE_START),
+            kind: WindowKind::OptionRoms,
+            label: "option ROMs",
+            span: fixed(ROM_START, FIRMWARE_START),
         },
         FixedWindow {
             kind: WindowKind::Interrupts,

@@ -50,12 +50,14 @@ pub(super) fn blocks(plan: &Plan) -> Vec<Block> {
     let windows = plan.windows.iter().map(|w| {
         let tone = match w.kind {
             WindowKind::PciMemory32 | WindowKind::PciMemory64 | WindowKind::Ecam => Tone::Pci,
-            WindowKind::Firmware | WindowKind::Interrupts | WindowKind::Device | WindowKind::Reserved => {
-                Tone::System
-            }
+            WindowKind::Firmware
+            | WindowKind::OptionRoms
+            | WindowKind::Interrupts
+            | WindowKind::Device
+            | WindowKind::Reserved => Tone::System,
         };
         let detail = match w.kind {
-            WindowKind::Firmware => "memory that the guest may not use",
+            WindowKind::Firmware | WindowKind::OptionRoms => "memory that the guest may not use",
             WindowKind::PciMemory32 => "BARs that are not prefetchable",
             WindowKind::PciMemory64 => "64-bit prefetchable BARs",
             WindowKind::Ecam => "ECAM, 1 MiB a bus",
