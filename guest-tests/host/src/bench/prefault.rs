@@ -14,7 +14,7 @@ use crate::command::Tool;
 use crate::error::LabError;
 
 /// Memory that is made present, when a third of what is available is not less.
-const MIB: u64 = 8 << 10;
+const MIB: u64 = 4 << 10;
 /// Rounds of each way.
 const ROUNDS: usize = 5;
 /// Time for QEMU to have its memory.
