@@ -69,7 +69,7 @@ impl Report for ConsoleError {
 /// How long the guest waits for a reader of its output who takes nothing.
 const PATIENCE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// An open console. A reader who takes nothing costs the guest [`PATIENCE`] once, and after that only output.
+/// An open console. A reader who takes nothing costs the guest a second (`PATIENCE`) once, and after that only output.
 #[derive(Debug)]
 pub struct Console(Kind);
 
