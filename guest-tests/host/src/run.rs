@@ -22,7 +22,7 @@ use crate::scenarios::Scenario;
 use crate::tools::Tools;
 
 /// How often a guest may start before it has to reach its init, in the emulated host alone.
-const EMULATED_ATTEMPTS: u32 = 3;
+const EMULATED_ATTEMPTS: u32 = 5;
 
 /// Whether QEMU emulates this machine's processors.
 fn is_emulated() -> bool {
