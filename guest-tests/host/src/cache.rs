@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::error::LabError;
+use crate::progress::Stage;
 
 /// Age at which a kernel is looked up again, so that Debian's updates arrive without a network call a run.
 const FRESH: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -77,6 +78,40 @@ impl Cache {
         let (modified, path) = found.pop()?;
         let age = SystemTime::now().duration_since(modified).unwrap_or_default();
         Some((path, age < FRESH))
+    }
+
+    /// The entry when it is fresh, else a new one; without a network an old entry is better than none.
+    pub(crate) fn obtain(
+        &self,
+        prefix: &str,
+        suffix: &str,
+        refresh: bool,
+        make: fn(&Self, &Lock) -> Result<PathBuf, LabError>,
+    ) -> Result<PathBuf, LabError> {
+        let fresh =
+            || self.newest(prefix, suffix).filter(|(_, fresh)| *fresh && !refresh).map(|(path, _)| path);
+        if let Some(path) = fresh() {
+            return Ok(path);
+        }
+        let lock = self.lock()?;
+        // Somebody else may have made it while this process waited.
+        if let Some(path) = fresh() {
+            return Ok(path);
+        }
+        make(self, &lock).or_else(|error| match self.newest(prefix, suffix) {
+            Some((path, _)) => {
+                Stage::note(&format!("{error}; using {} from the cache", path.display()));
+                Ok(path)
+            }
+            None => Err(error),
+        })
+    }
+
+    /// Marks an entry as looked up now and returns its path; if that fails, it is looked up again next time.
+    pub(crate) fn touch(&self, name: &str) -> PathBuf {
+        let path = self.path(name);
+        let _ = File::open(&path).and_then(|file| file.set_modified(SystemTime::now()));
+        path
     }
 
     /// An empty directory for work in progress; a dead process's leavings are removed first.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::cache::Cache;
+use crate::emulator;
 
 /// Memory that the emulated host is given, in MiB.
 pub(crate) const L1_MEMORY_MIB: u64 = 6144;
@@ -43,11 +44,8 @@ pub(crate) struct Host {
 }
 
 /// Programs that the lab runs, and their Debian packages.
-const PROGRAMS: [(&str, &str, &str); 3] = [
-    ("qemu", "/usr/bin/qemu-system-x86_64", "qemu-system-x86"),
-    ("busybox", "/bin/busybox", "busybox-static"),
-    ("depmod", "/usr/sbin/depmod", "kmod"),
-];
+const PROGRAMS: [(&str, &str, &str); 2] =
+    [("busybox", "/bin/busybox", "busybox-static"), ("depmod", "/usr/sbin/depmod", "kmod")];
 /// What some scenarios use on the machine that runs egm-vmm itself.
 const OPTIONAL: [(&str, &str, &str); 4] = [
     ("tun", "dev/net/tun", "no virtio-net on this machine; load the module tun"),
@@ -73,6 +71,7 @@ impl Host {
         let lab = findings.iter().skip(lab_from).all(|f| f.present);
         findings.push(kernel("lab kernel", "l1-stock-", cache));
         findings.push(kernel("guest kernel", "guest-", cache));
+        findings.push(kernel("emulator", emulator::PREFIX, cache));
         findings.extend(OPTIONAL.map(|(name, path, without)| {
             let present = root.join(path).exists();
             Finding { name, present, detail: if present { format!("/{path}") } else { without.into() } }
@@ -164,7 +163,7 @@ mod tests {
         &host.missing().find(|f| f.name == name).unwrap().detail
     }
 
-    const LAB: [&str; 4] = ["usr/bin/qemu-system-x86_64", "bin/busybox", "usr/sbin/depmod", "proc/meminfo"];
+    const LAB: [&str; 3] = ["bin/busybox", "usr/sbin/depmod", "proc/meminfo"];
 
     #[test]
     fn kvm_that_runs_stock_kernels_is_preferred() {
@@ -191,7 +190,7 @@ mod tests {
     fn an_empty_host_runs_nothing_and_says_what_to_install() {
         let (_root, host) = host(&[]);
         assert_eq!(host.place, None);
-        assert!(missing(&host, "qemu").contains("qemu-system-x86"));
+        assert!(missing(&host, "busybox").contains("busybox-static"));
         assert!(missing(&host, "kvm").contains("no /dev/kvm"));
     }
 }

@@ -93,14 +93,25 @@ impl Archive {
     pub(crate) fn unpack(&self, package: &Version, directory: &Path) -> Result<(), LabError> {
         let name = format!("{}={}", package.package, package.version);
         self.apt("apt-get").args(["download", &name]).within(directory).bytes()?;
-        let entries = fs::read_dir(directory).map_err(LabError::file("read", directory))?;
-        for deb in entries.flatten().map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "deb")) {
-            Tool::new("dpkg-deb", "dpkg")
-                .args(["-x".as_ref(), deb.as_os_str(), directory.as_os_str()])
-                .bytes()?;
-            fs::remove_file(&deb).map_err(LabError::file("remove", &deb))?;
-        }
-        Ok(())
+        unpack_all(directory, directory)
+    }
+
+    /// The same with everything that the package depends on, and that depends on, down to the C library.
+    pub(crate) fn unpack_with_dependencies(
+        &self,
+        package: &Version,
+        directory: &Path,
+    ) -> Result<(), LabError> {
+        let name = format!("{}={}", package.package, package.version);
+        let suite = package.suite.split('/').next().unwrap_or_default();
+        // The empty list of installed packages makes apt fetch every dependency; what an older, broken download left
+        // behind is not taken for one of them.
+        let archives = self.root.join("archives");
+        remove_packages(&archives)?;
+        self.apt("apt-get")
+            .args(["install", "--download-only", "--no-install-recommends", "-y", "-t", suite, &name])
+            .bytes()?;
+        unpack_all(&archives, directory)
     }
 
     fn update(&self, keyring: &Path, suites: &[&str]) -> Result<(), LabError> {
@@ -133,6 +144,28 @@ impl Archive {
         ];
         Tool::new(program, "apt").args(options.iter().flat_map(|o| ["-o", o.as_str()]))
     }
+}
+
+/// Unpacks the packages in `from` into `directory` and removes them.
+fn unpack_all(from: &Path, directory: &Path) -> Result<(), LabError> {
+    for deb in packages(from)? {
+        Tool::new("dpkg-deb", "dpkg")
+            .args(["-x".as_ref(), deb.as_os_str(), directory.as_os_str()])
+            .bytes()?;
+    }
+    remove_packages(from)
+}
+
+fn remove_packages(directory: &Path) -> Result<(), LabError> {
+    packages(directory)?
+        .iter()
+        .try_for_each(|deb| fs::remove_file(deb).map_err(LabError::file("remove", deb)))
+}
+
+fn packages(directory: &Path) -> Result<Vec<PathBuf>, LabError> {
+    let entries = fs::read_dir(directory).map_err(LabError::file("read", directory))?;
+    let paths = entries.flatten().map(|entry| entry.path());
+    Ok(paths.filter(|path| path.extension().is_some_and(|e| e == "deb")).collect())
 }
 
 /// The Debian mirror that this host's own apt uses.

@@ -33,18 +33,20 @@ pub(crate) struct StockKernel {
 /// asked for.
 pub(crate) fn built(cache: &Cache, refresh: bool) -> Result<PathBuf, LabError> {
     let suffix = format!("-{}.bzImage", fragment_id());
-    obtain(cache, "l1-x86_64-", &suffix, refresh, build_l1)
+    cache.obtain("l1-x86_64-", &suffix, refresh, build_l1)
 }
 
 /// Debian's stable cloud kernel with the modules that a virtio guest needs.
 pub(crate) fn guest(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
-    obtain(cache, GUEST.prefix, "", refresh, |cache, held| fetch(&GUEST, cache, held))
+    cache
+        .obtain(GUEST.prefix, "", refresh, |cache, held| fetch(&GUEST, cache, held))
         .map(|directory| StockKernel { directory })
 }
 
 /// Debian's stable kernel with the modules that the emulated host needs.
 pub(crate) fn l1(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
-    obtain(cache, L1.prefix, "", refresh, |cache, held| fetch(&L1, cache, held))
+    cache
+        .obtain(L1.prefix, "", refresh, |cache, held| fetch(&L1, cache, held))
         .map(|directory| StockKernel { directory })
 }
 
@@ -68,32 +70,6 @@ impl StockKernel {
     }
 }
 
-/// The cached entry when it is fresh, else a new one; without a network an old entry is better than none.
-fn obtain(
-    cache: &Cache,
-    prefix: &str,
-    suffix: &str,
-    refresh: bool,
-    make: fn(&Cache, &Lock) -> Result<PathBuf, LabError>,
-) -> Result<PathBuf, LabError> {
-    let fresh = || cache.newest(prefix, suffix).filter(|(_, fresh)| *fresh && !refresh).map(|(path, _)| path);
-    if let Some(path) = fresh() {
-        return Ok(path);
-    }
-    let lock = cache.lock()?;
-    // Somebody else may have made it while this process waited.
-    if let Some(path) = fresh() {
-        return Ok(path);
-    }
-    make(cache, &lock).or_else(|error| match cache.newest(prefix, suffix) {
-        Some((path, _)) => {
-            Stage::note(&format!("{error}; using {} from the cache", path.display()));
-            Ok(path)
-        }
-        None => Err(error),
-    })
-}
-
 fn build_l1(cache: &Cache, held: &Lock) -> Result<PathBuf, LabError> {
     let stage = Stage::begin("looking up Debian's newest linux-source");
     let archive = Archive::open(cache, held)?;
@@ -101,7 +77,7 @@ fn build_l1(cache: &Cache, held: &Lock) -> Result<PathBuf, LabError> {
     let name = format!("l1-x86_64-{}-{}.bzImage", source.version, fragment_id());
     stage.end();
     if cache.path(&name).exists() {
-        return Ok(touch(cache.path(&name)));
+        return Ok(cache.touch(&name));
     }
     let stage = Stage::begin(&format!("unpacking {} {}", source.package, source.version));
     let scratch = cache.scratch(held)?;
@@ -154,13 +130,6 @@ fn fragment_id() -> String {
     Sha256::digest(FRAGMENT).iter().take(6).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Marks a cached entry as looked up now; if that fails, it is looked up again next time.
-fn touch(path: PathBuf) -> PathBuf {
-    let now = std::time::SystemTime::now();
-    let _ = fs::File::open(&path).and_then(|file| file.set_modified(now));
-    path
-}
-
 fn fetch(stock: &Stock, cache: &Cache, held: &Lock) -> Result<PathBuf, LabError> {
     let stage = Stage::begin(&format!("fetching Debian's {}", stock.meta));
     let archive = Archive::open(cache, held)?;
@@ -171,7 +140,7 @@ fn fetch(stock: &Stock, cache: &Cache, held: &Lock) -> Result<PathBuf, LabError>
     let image = archive.behind(&meta)?;
     let name = format!("{}{}", stock.prefix, image.version);
     if cache.path(&name).exists() {
-        return Ok(touch(cache.path(&name)));
+        return Ok(cache.touch(&name));
     }
     let scratch = cache.scratch(held)?;
     archive.unpack(&image, scratch.path())?;

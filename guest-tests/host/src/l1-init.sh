@@ -17,6 +17,8 @@ mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,cache=loose lab /share
 # An interrupted power-off must not end in a kernel panic: whatever happens below, the machine goes off.
 trap 'sync; umount /share; poweroff -f' EXIT
 ip link set lo up
+# Guest memory is a memfd: without this every 4 KiB of it is a nested page fault of its own. Not every kernel has it.
+echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled
 # Programs run from memory: the shared directory has no shared mappings and no Unix sockets.
 mkdir -p /run/tools
 cp -r /share/tools/. /run/tools

@@ -5,22 +5,24 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use crate::cache::Cache;
+use crate::emulator::Emulator;
 use crate::error::LabError;
 use crate::initramfs;
 use crate::kernel;
-use crate::process::{Ending, Reaction, watch};
+use crate::process::{Ending, Limit, Reaction, watch};
 use crate::progress::{PREFIX, Stage};
 use crate::qemu::{self, L1};
 use crate::results::ScenarioResult;
 use crate::scenarios::Scenario;
 use crate::tools::Tools;
 
-/// Time for the emulated host itself, beside the scenarios' own deadlines.
-const OVERHEAD: Duration = Duration::from_secs(120);
+/// Silence of the emulated host itself, beside the scenarios' own deadlines.
+const OVERHEAD: Duration = Duration::from_secs(60);
+/// How often it may fall silent.
+const ATTEMPTS: u32 = 3;
 /// Size of the NVMe drive.
 const NVME: u64 = 64 << 20;
 /// What a run leaves in the shared directory.
@@ -31,7 +33,8 @@ pub(crate) const LOG: &str = "l1.log";
 const ARGUMENTS: [&str; 9] =
     ["run", "--where", "kvm", "--tools", "/run/tools", "--work", "/run/work", "--report", "/share"];
 
-/// Runs `scenarios` in the emulated host; a scenario without a result there is broken, with the reason.
+/// Runs `scenarios` in the emulated host; a scenario without a result there is broken, with the reason. A host that
+/// falls silent is an emulator's fault and not a guest's: what it left undone is run in a new one.
 pub(crate) fn run(
     scenarios: &[Scenario],
     tools: &Tools,
@@ -39,24 +42,37 @@ pub(crate) fn run(
     report: &Path,
 ) -> Result<Vec<ScenarioResult>, LabError> {
     tools.copy_to(&report.join("tools"))?;
-    remove(&report.join(RESULTS))?;
-    let deadline = scenarios.iter().map(|s| s.deadline * s.boots).sum::<Duration>() + OVERHEAD;
-    let mut arguments = ARGUMENTS.to_vec();
-    arguments.extend(scenarios.iter().map(|s| s.name));
-    let ending = boot(cache, report, &arguments, deadline)?;
-    let results = fs::read(report.join(RESULTS)).ok().and_then(|json| serde_json::from_slice(&json).ok());
-    Ok(complete(scenarios, results.unwrap_or_default(), ending, &report.join(LOG)))
+    let silence = scenarios.iter().map(|s| s.deadline).max().unwrap_or_default() + OVERHEAD;
+    let mut results: Vec<ScenarioResult> = Vec::new();
+    let mut ending = Ending::Exit(0);
+    for attempt in 1..=ATTEMPTS {
+        let left = scenarios.iter().filter(|s| results.iter().all(|r| r.scenario != s.name)).map(|s| s.name);
+        let arguments: Vec<_> = ARGUMENTS.into_iter().chain(left).collect();
+        if attempt > 1 && (arguments.len() == ARGUMENTS.len() || ending != Ending::Deadline) {
+            break;
+        }
+        if attempt > 1 {
+            Stage::note(&format!("the emulated host fell silent: attempt {attempt} for what it left undone"));
+        }
+        remove(&report.join(RESULTS))?;
+        ending = boot(cache, report, &arguments, silence)?;
+        let json = fs::read(report.join(RESULTS)).ok();
+        let done: Option<Vec<ScenarioResult>> = json.and_then(|json| serde_json::from_slice(&json).ok());
+        results.extend(done.unwrap_or_default());
+    }
+    Ok(complete(scenarios, results, ending, &report.join(LOG)))
 }
 
 /// Boots the emulated host, which runs this program with `arguments`, each without spaces, and goes off. It has `share`
-/// as `/share`, a copy of `share/tools` in `/run/tools`, and leaves its console in `share` as [`LOG`].
+/// as `/share`, a copy of `share/tools` in `/run/tools`, and leaves its console in `share` as [`LOG`]. It is killed
+/// when it says nothing for as long as `silence`.
 pub(crate) fn boot(
     cache: &Cache,
     share: &Path,
     arguments: &[&str],
-    deadline: Duration,
+    silence: Duration,
 ) -> Result<Ending, LabError> {
-    let kernel = kernel::l1(cache, false)?;
+    let (kernel, emulator) = (kernel::l1(cache, false)?, Emulator::of(cache)?);
     let stage = Stage::begin("starting the emulated host");
     let share = share.canonicalize().map_err(LabError::file("find", share))?;
     let (image, nvme) = (share.join("l1-initramfs.cpio"), share.join("nvme.img"));
@@ -66,7 +82,7 @@ pub(crate) fn boot(
     write(&image, &initramfs::l1(&kernel)?)?;
     let file = fs::File::create(&nvme).map_err(LabError::file("make", &nvme))?;
     file.set_len(NVME).map_err(LabError::file("size", &nvme))?;
-    let mut command = Command::new("qemu-system-x86_64");
+    let mut command = emulator.command();
     command.args(qemu::l1(&L1 {
         kernel: &kernel.image(),
         initramfs: &image,
@@ -74,12 +90,13 @@ pub(crate) fn boot(
         nvme: &nvme,
         words: "",
     }));
-    let ending = watch(command, deadline, &share.join(LOG), &share.join("qemu.log"), |line| {
-        if let Some(text) = line.strip_prefix(PREFIX) {
-            stage.say(text);
-        }
-        Reaction::Go
-    })?;
+    let ending =
+        watch(command, Limit::Silence(silence), &share.join(LOG), &share.join("qemu.log"), |line| {
+            if let Some(text) = line.strip_prefix(PREFIX) {
+                stage.say(text);
+            }
+            Reaction::Go
+        })?;
     stage.end();
     Ok(ending)
 }
@@ -100,7 +117,7 @@ fn complete(
     log: &Path,
 ) -> Vec<ScenarioResult> {
     let why = match ending {
-        Ending::Deadline => "the emulated host did not end in time",
+        Ending::Deadline => "the emulated host fell silent and was stopped",
         Ending::Signal(_) => "QEMU was killed",
         Ending::Exit(0) => "the emulated host went off without a result",
         Ending::Exit(_) => "QEMU failed; its words are in qemu.log",
@@ -126,6 +143,6 @@ mod tests {
         let results = complete(&ALL[..2], vec![done.clone()], Ending::Deadline, Path::new("l1.log"));
         assert_eq!(results[0], done);
         assert_eq!(results[1].scenario, ALL[1].name);
-        assert!(results[1].cases[0].reason.contains("in time"));
+        assert!(results[1].cases[0].reason.contains("silent"));
     }
 }

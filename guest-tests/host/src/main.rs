@@ -12,6 +12,7 @@ mod console;
 mod cpio;
 mod debian;
 mod disk;
+mod emulator;
 mod error;
 mod host_parts;
 mod initramfs;

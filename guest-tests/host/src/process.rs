@@ -24,6 +24,15 @@ pub(crate) enum Ending {
     Deadline,
 }
 
+/// When a child is late.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Limit {
+    /// This long after its start.
+    Total(Duration),
+    /// This long after it last wrote something.
+    Silence(Duration),
+}
+
 /// What the watcher wants to happen after a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reaction {
@@ -39,13 +48,13 @@ enum Event {
     Exited(std::io::Result<ExitStatus>),
 }
 
-/// Runs `command` until it ends or `deadline` has passed. Its standard output goes line by line to `line` and to the
+/// Runs `command` until it ends or is late. Its standard output goes line by line to `line` and to the
 /// file `console`, its standard error to the file `errors`.
 ///
 /// The whole process group is gone when this returns.
 pub(crate) fn watch(
     command: Command,
-    deadline: Duration,
+    limit: Limit,
     console: &Path,
     errors: &Path,
     line: impl FnMut(&str) -> Reaction,
@@ -63,7 +72,7 @@ pub(crate) fn watch(
         spawn_reader(out, sender.clone());
     }
     spawn_waiter(child, sender);
-    follow(&events, pid, deadline, Console::new(log), line)
+    follow(&events, pid, limit, Console::new(log), line)
 }
 
 /// The same command, killed by the kernel when this process ends in whatever way, where util-linux is there to ask
@@ -81,16 +90,21 @@ fn bound_to_us(command: Command) -> Command {
 fn follow(
     events: &Receiver<Event>,
     pid: Pid,
-    deadline: Duration,
+    limit: Limit,
     mut console: Console,
     mut line: impl FnMut(&str) -> Reaction,
 ) -> Result<Ending, LabError> {
-    let begun = Instant::now();
-    let (mut status, mut closed, mut late) = (None, false, false);
+    let (mut since, mut status, mut closed, mut late) = (Instant::now(), None, false, false);
+    let (Limit::Total(allowed) | Limit::Silence(allowed)) = limit;
     while status.is_none() || !closed {
-        let left = if late { Duration::MAX } else { deadline.saturating_sub(begun.elapsed()) };
+        let left = if late { Duration::MAX } else { allowed.saturating_sub(since.elapsed()) };
         match events.recv_timeout(left) {
-            Ok(Event::Bytes(bytes)) => console.feed(&bytes, |text| react(line(text), pid)),
+            Ok(Event::Bytes(bytes)) => {
+                if matches!(limit, Limit::Silence(_)) {
+                    since = Instant::now();
+                }
+                console.feed(&bytes, |text| react(line(text), pid));
+            }
             Ok(Event::Closed) => closed = true,
             Ok(Event::Exited(ended)) => {
                 status = Some(ended.map_err(LabError::file("wait for", "a child"))?);
@@ -147,13 +161,13 @@ fn spawn_waiter(mut child: Child, events: SyncSender<Event>) {
 mod tests {
     use super::*;
 
-    const LONG: Duration = Duration::from_secs(60);
+    const LONG: Limit = Limit::Total(Duration::from_secs(60));
 
-    fn shell(script: &str, deadline: Duration, line: impl FnMut(&str) -> Reaction) -> Ending {
+    fn shell(script: &str, limit: Limit, line: impl FnMut(&str) -> Reaction) -> Ending {
         let directory = tempfile::tempdir().unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        watch(command, deadline, &directory.path().join("out"), &directory.path().join("err"), line).unwrap()
+        watch(command, limit, &directory.path().join("out"), &directory.path().join("err"), line).unwrap()
     }
 
     #[test]
@@ -169,8 +183,16 @@ mod tests {
     #[test]
     fn a_child_past_its_deadline_is_killed_with_all_its_descendants() {
         // The descendant holds the console: were it alive, this would not return.
-        let ending = shell("sleep 1000 & sleep 1000", Duration::from_millis(1), |_| Reaction::Go);
-        assert_eq!(ending, Ending::Deadline);
+        let late = Limit::Total(Duration::from_millis(1));
+        assert_eq!(shell("sleep 1000 & sleep 1000", late, |_| Reaction::Go), Ending::Deadline);
+    }
+
+    #[test]
+    fn a_child_that_falls_silent_is_killed_and_one_that_talks_is_not() {
+        let silence = Limit::Silence(Duration::from_secs(2));
+        let talks = "for i in 1 2 3 4 5 6; do echo; sleep 0.5; done";
+        assert_eq!(shell(talks, silence, |_| Reaction::Go), Ending::Exit(0));
+        assert_eq!(shell(&format!("{talks}; sleep 1000"), silence, |_| Reaction::Go), Ending::Deadline);
     }
 
     #[test]

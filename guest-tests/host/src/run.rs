@@ -14,7 +14,7 @@ use crate::error::LabError;
 use crate::host_parts::{GUEST, HOST, HostParts, PORT, Plan};
 use crate::initramfs;
 use crate::judge::{Collected, case, judge};
-use crate::process::{Reaction, watch};
+use crate::process::{Limit, Reaction, watch};
 use crate::progress::Stage;
 use crate::qemu;
 use crate::results::{Count, ScenarioResult};
@@ -181,7 +181,7 @@ impl Runner {
         let (mut lines, mut init, mut signalled, mut flushed) = (Vec::new(), None, false, None);
         let ending = watch(
             self.command(machine),
-            scenario.deadline,
+            Limit::Total(scenario.deadline),
             &report.join("console.log"),
             &report.join("vmm.log"),
             |text| {

@@ -21,8 +21,8 @@ const MIB: u64 = 512;
 const ROUNDS: usize = 3;
 /// Time for one boot, under emulation.
 const DEADLINE: Duration = Duration::from_secs(120);
-/// Time for the emulated host.
-const L1_DEADLINE: Duration = Duration::from_secs(900);
+/// The emulated host says nothing while it measures.
+const L1_SILENCE: Duration = Duration::from_secs(900);
 /// The guest's console is quiet until its init says this.
 const MARK: &str = "egm-bench: init";
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1";
@@ -58,7 +58,7 @@ pub(super) fn run(directory: &Path) -> Result<Report, LabError> {
     }
     let results = share.join(RESULTS);
     l1::remove(&results)?;
-    l1::boot(&cache, &share, &["bench", "--within", "/run/tools", "--report", "/share"], L1_DEADLINE)?;
+    l1::boot(&cache, &share, &["bench", "--within", "/run/tools", "--report", "/share"], L1_SILENCE)?;
     let json = fs::read(&results).map_err(|_| LabError::Content {
         what: "the emulated host".into(),
         problem: format!("it left no figures: see {}", share.join(l1::LOG).display()),
