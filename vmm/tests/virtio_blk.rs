@@ -124,11 +124,19 @@ impl Driver {
         data
     }
 
+    /// virtio 1.3 §4.1.4.3.2.
+    fn reset(&self) {
+        self.write(0x14, [0]);
+        while self.read::<1>(0x14) != [0] {
+            thread::yield_now();
+        }
+    }
+
     /// virtio 1.3 §3.1.1, accepting everything.
     fn start(&mut self) {
         self.available = 0;
         self.memory.write_slice(&[0; 0x2000], GuestAddress(AVAILABLE)).unwrap();
-        self.write(0x14, [0]);
+        self.reset();
         self.write(0x14, [1]);
         self.write(0x14, [3]);
         for select in 0..2u32 {
@@ -238,8 +246,7 @@ fn a_reset_with_requests_in_flight_leaves_memory_alone_and_starts_again() {
     for _ in 0..50 {
         driver.start();
         driver.offer(0, 0, 4096, true);
-        driver.write(0x14, [0]);
-        assert_eq!(driver.read::<1>(0x14), [0]);
+        driver.reset();
         // The device is at rest: what the driver writes now, nobody overwrites.
         driver.memory.write_slice(&[7; 4096], GuestAddress(DATA)).unwrap();
         let used: u16 = driver.memory.read_obj(GuestAddress(USED + 2)).unwrap();
@@ -264,7 +271,11 @@ fn finishing_while_the_driver_runs_makes_its_writes_durable_and_ends_the_device(
     driver.memory.write_slice(&[0x5a; 512], GuestAddress(DATA)).unwrap();
     driver.offer(1, 0, 512, false);
     assert_eq!(driver.wait(), 0);
-    block.lock().unwrap().finish();
+    block.lock().unwrap().reset();
+    while !block.lock().unwrap().at_rest() {
+        thread::yield_now();
+    }
+    assert!(block.lock().unwrap().take_loss().is_none());
     let mut bytes = [0; 512];
     file.read_exact_at(&mut bytes, 0).unwrap();
     assert_eq!(bytes, [0x5a; 512]);

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use super::Outcome;
 use super::progress::Bar;
 use crate::config::{self, Overrides};
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Chain, Report};
 use crate::facts::{self, Functions};
 use crate::machine::{self, ExitReason};
 use crate::plan;
@@ -46,7 +46,7 @@ Example: a machine of 1 GiB, of which 256 MiB are an EGM slice, with the console
 Debian's initramfs gives a shell for the word \"break\"; /sys/devices/system/node has the slice as node1.
 
 On a terminal every key goes to the guest, Ctrl-C too. SIGTERM, SIGINT and SIGHUP end the machine with its disks
-flushed: kill PID, from elsewhere.
+flushed: kill PID, from elsewhere. Storage that does not answer is waited for 30 s, or until a second signal.
 
 Exit codes: 0 the guest powered off or a signal ended it; 1 the guest failed: panic, reset, triple fault;
 2 the configuration is wrong; 3 the host lacks something; 4 a bug in egm-vmm";
@@ -82,9 +82,14 @@ pub(super) fn run(args: &Args) -> Outcome {
         eprintln!("console: {name}");
     }
     let machine = machine::build(&plan, resources)?;
-    let reason = machine.run();
+    let machine::Ended { reason, mut unfinished } = machine.run();
+    if let Some(last) = unfinished.pop() {
+        eprintln!("{reason}");
+        unfinished.iter().for_each(|other| eprintln!("{}", Chain(other)));
+        return Err(Box::new(last));
+    }
     if let ExitReason::Signal(_) = reason {
-        eprintln!("{reason}"); // whoever sent it wants to know that it was heeded
+        eprintln!("{reason}; disks are flushed"); // whoever sent it wants to know that it was heeded
     }
     match reason.blame() {
         None => Ok(ExitCode::SUCCESS),

@@ -129,7 +129,7 @@ pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
     let entry = load_guest(plan, &ram.memory, &mut boot)?;
     let vcpus = make_vcpus(plan, &hypervisor, &vm, &entry)?;
     let shared = Arc::new(Shared { ports, memory, exit });
-    Ok(Machine { vcpus, shared, devices: tree.devices, subscribers, _vm: vm, _ram: ram })
+    Ok(Machine { vcpus, shared, devices: tree.devices, subscribers, _vm: vm, ram })
 }
 
 fn lend_memory(hypervisor: &Hypervisor, ram: &GuestRam) -> Result<Vm, BuildError> {

@@ -13,7 +13,7 @@ use crate::error::Blame;
 pub enum ExitReason {
     /// The guest powered itself off.
     PoweredOff,
-    /// The operator asked for it by this signal; disks are flushed.
+    /// The operator asked for it by this signal.
     Signal(i32),
     /// The guest asked for a reset.
     Reset,
@@ -53,7 +53,7 @@ impl fmt::Display for ExitReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::PoweredOff => f.write_str("the guest powered off"),
-            Self::Signal(signal) => write!(f, "stopped by signal {signal}; disks are flushed"),
+            Self::Signal(signal) => write!(f, "stopped by signal {signal}"),
             Self::Reset => f.write_str("the guest asked for a reset; start it again if that was meant"),
             Self::Panicked => f.write_str("the guest's kernel panicked"),
             Self::CrashLoaded => f.write_str("the guest's kernel crashed and started its crash kernel"),
@@ -68,6 +68,7 @@ impl fmt::Display for ExitReason {
 pub struct ExitLatch {
     reason: OnceLock<ExitReason>,
     stopping: AtomicBool,
+    hurried: AtomicBool,
     wake: EventFd,
 }
 
@@ -78,7 +79,8 @@ impl ExitLatch {
     /// When the eventfd cannot be made.
     pub fn new() -> std::io::Result<Arc<Self>> {
         let wake = EventFd::new(EFD_NONBLOCK)?;
-        Ok(Arc::new(Self { reason: OnceLock::new(), stopping: AtomicBool::new(false), wake }))
+        let (stopping, hurried) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Arc::new(Self { reason: OnceLock::new(), stopping, hurried, wake }))
     }
 
     /// The machine ends for `reason`, unless it ends already.
@@ -91,6 +93,16 @@ impl ExitLatch {
     /// Whether the machine ends.
     pub fn is_set(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
+    }
+
+    /// The operator asked once more: nothing is waited for any longer.
+    pub fn hurry(&self) {
+        self.hurried.store(true, Ordering::Release);
+    }
+
+    /// Whether the operator asked once more.
+    pub fn is_hurried(&self) -> bool {
+        self.hurried.load(Ordering::Acquire)
     }
 
     /// Why, once it is set.

@@ -3,14 +3,15 @@
 //! ```text
 //!            build()             run()                    first reason
 //!  Resources ───────► Machine ───────► vCPU threads ═══╗
-//!                                      event loop  ════╬══► stop vCPUs ► finish devices ► ExitReason
+//!                                      event loop  ════╬══► stop vCPUs ► finish devices ► Ended
 //!                                      signals     ════╝     (no guest     (disks are
-//!                                                             I/O after)    durable)
+//!                                                             I/O after)    durable, or named)
 //! ```
 
 mod build;
 mod bus;
 mod exit;
+mod finish;
 mod platform;
 mod serial;
 mod signals;
@@ -23,12 +24,12 @@ pub use build::{BuildError, build};
 pub use bus::{Bus, BusDevice, Overlap};
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 pub use exit::{ExitLatch, ExitReason};
+pub use finish::Unfinished;
 pub use platform::{RESET_VALUE, SLEEP_TYPE_S5};
 pub use tree::TreeError;
 
 use crate::kvm::Vm;
 use crate::memory::GuestRam;
-use crate::virtio::VirtioDevice;
 
 /// A part of the event loop.
 type Subscriber = Arc<Mutex<dyn MutEventSubscriber + Send>>;
@@ -37,20 +38,30 @@ type Subscriber = Arc<Mutex<dyn MutEventSubscriber + Send>>;
 pub struct Machine {
     vcpus: Vec<vcpu::Vcpu>,
     shared: Arc<vcpu::Shared>,
-    devices: Vec<Arc<Mutex<dyn VirtioDevice>>>,
+    devices: Vec<finish::Kept>,
     subscribers: Vec<Subscriber>,
     _vm: Vm,
-    _ram: GuestRam,
+    ram: GuestRam,
+}
+
+/// How a machine ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Why.
+    pub reason: ExitReason,
+    /// Devices that could not make durable what the guest wrote.
+    pub unfinished: Vec<Unfinished>,
 }
 
 impl Machine {
-    /// Runs the guest to its end. On every way out the vCPUs have stopped and each device has made durable what
-    /// it promised.
-    pub fn run(self) -> ExitReason {
+    /// Runs the guest to its end. On every way out the vCPUs have stopped, and each device has made durable what
+    /// it promised or is named.
+    pub fn run(self) -> Ended {
         let exit = Arc::clone(&self.shared.exit);
         let mut running = Vec::with_capacity(self.vcpus.len());
-        let ended = match self.subscribe() {
-            Ok(mut events) => {
+        let mut events = self.subscribe();
+        let ended = match &mut events {
+            Ok(events) => {
                 let started = vcpu::prepare_kicks().and_then(|()| {
                     self.vcpus.into_iter().try_for_each(|vcpu| {
                         running.push(vcpu.start(Arc::clone(&self.shared))?);
@@ -60,16 +71,18 @@ impl Machine {
                 if let Err(error) = started {
                     exit.set(ExitReason::Internal(format!("cannot start a vCPU thread: {error}")));
                 }
-                serve(&mut events, &exit)
+                serve(events, &exit)
             }
-            Err(what) => ExitReason::Internal(what),
+            Err(what) => ExitReason::Internal(std::mem::take(what)),
         };
         exit.set(ended);
         running.into_iter().for_each(vcpu::RunningVcpu::stop);
-        for device in &self.devices {
-            crate::virtio::lock(device).finish();
+        let unfinished = finish::finish(&self.devices, events.as_mut().ok(), &exit);
+        if !unfinished.is_empty() {
+            // Storage that answers later still writes to guest memory, which must be there until the process is not.
+            std::mem::forget((self.devices, self.ram));
         }
-        exit.reason().cloned().unwrap_or(ExitReason::PoweredOff)
+        Ended { reason: exit.reason().cloned().unwrap_or(ExitReason::PoweredOff), unfinished }
     }
 
     fn subscribe(&self) -> Result<EventManager<Subscriber>, String> {

@@ -1,4 +1,4 @@
-//! SIGTERM, SIGINT and SIGHUP end the machine in good order.
+//! SIGTERM, SIGINT and SIGHUP end the machine in good order; one more ends the wait for its disks.
 
 use std::io::{self, Read};
 use std::os::fd::AsRawFd;
@@ -33,6 +33,9 @@ impl MutEventSubscriber for Signals {
     fn process(&mut self, events: Events, _ops: &mut EventOps<'_>) {
         for (signal, pipe) in &mut self.pipes {
             if pipe.as_raw_fd() == events.fd() && pipe.read(&mut [0; 16]).is_ok() {
+                if self.exit.is_set() {
+                    self.exit.hurry();
+                }
                 self.exit.set(ExitReason::Signal(*signal));
             }
         }

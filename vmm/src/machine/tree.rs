@@ -7,6 +7,7 @@ use event_manager::MutEventSubscriber;
 use vm_memory::GuestMemoryMmap;
 
 use super::Subscriber;
+use super::finish::Kept;
 use crate::config::{Device, DeviceKind};
 use crate::kvm::Vm;
 use crate::pci::msix::{MsiRouter, Msix};
@@ -44,7 +45,7 @@ pub enum TreeError {
 /// The tree and what lives in it.
 pub(super) struct Tree {
     pub(super) root: RootComplex,
-    pub(super) devices: Vec<Arc<Mutex<dyn VirtioDevice>>>,
+    pub(super) devices: Vec<Kept>,
     pub(super) subscribers: Vec<Subscriber>,
 }
 
@@ -134,12 +135,12 @@ impl Tree {
         let id = device.id.as_str();
         let error = |source| TreeError::Device { id: id.to_owned(), source };
         let virtio = match (resource, &device.kind) {
-            (OpenDevice::Block(disk), _) => self.keep(Block::new(disk, id).map_err(error)?),
+            (OpenDevice::Block(disk), _) => self.keep(device, Block::new(disk, id).map_err(error)?),
             (OpenDevice::Net { taps, backend }, DeviceKind::VirtioNet { mac, .. }) => {
-                self.keep(Net::new(*mac, taps, backend).map_err(error)?)
+                self.keep(device, Net::new(*mac, taps, backend).map_err(error)?)
             }
-            (OpenDevice::Vsock(device), _) => self.keep(*device),
-            (OpenDevice::Rng, _) => self.keep(Rng::new().map_err(error)?),
+            (OpenDevice::Vsock(vsock), _) => self.keep(device, *vsock),
+            (OpenDevice::Rng, _) => self.keep(device, Rng::new().map_err(error)?),
             (OpenDevice::Net { .. }, _) => return Err(TreeError::Missing { id: id.to_owned() }),
         };
         connections.transport(plan, id, virtio)
@@ -148,11 +149,20 @@ impl Tree {
     /// One device, known to the event loop and to whoever ends the machine.
     fn keep<D: VirtioDevice + MutEventSubscriber + 'static>(
         &mut self,
+        config: &Device,
         device: D,
     ) -> Arc<Mutex<dyn VirtioDevice>> {
         let device = Arc::new(Mutex::new(device));
         self.subscribers.push(Arc::clone(&device) as Subscriber);
-        self.devices.push(Arc::clone(&device) as Arc<Mutex<dyn VirtioDevice>>);
+        self.devices.push(Kept { name: name(config), device: Arc::clone(&device) as _ });
         device
+    }
+}
+
+/// What an operator knows the device by.
+fn name(device: &Device) -> String {
+    match &device.kind {
+        DeviceKind::VirtioBlk { path, .. } => format!("disk \"{}\" ({})", device.id, path.display()),
+        _ => format!("device \"{}\"", device.id),
     }
 }

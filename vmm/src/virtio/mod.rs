@@ -104,12 +104,19 @@ pub trait VirtioDevice: MutEventSubscriber + Send {
     /// [`ActivateError`]; the device is then as after [`VirtioDevice::reset`].
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError>;
 
-    /// Back to the state before activation. No guest memory is touched after this returns.
+    /// Back to the state before activation, without waiting: the device takes nothing new and tells the driver
+    /// nothing more. Once it is [at rest](VirtioDevice::at_rest), no guest memory is touched.
     fn reset(&mut self);
 
-    /// The machine ends: everything that the guest was told is durable must be. Called once, on every exit path.
-    fn finish(&mut self) {
-        self.reset();
+    /// Whether the last reset is over. What is missing, the event loop brings. Nobody waits for storage with the
+    /// device's lock in hand: storage may take for ever.
+    fn at_rest(&self) -> bool {
+        true
+    }
+
+    /// Takes what went wrong in making durable what the guest wrote, if the guest has not heard of it.
+    fn take_loss(&mut self) -> Option<std::io::Error> {
+        None
     }
 }
 

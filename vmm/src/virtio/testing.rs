@@ -1,5 +1,6 @@
 //! The driver's side of a split virtqueue, for tests of devices; and a network of their own for those that need one.
 
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
@@ -9,6 +10,10 @@ use virtio_queue::QueueT;
 use vm_memory::Bytes;
 use vm_memory::GuestAddress;
 use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::epoll::ControlOperation;
+use vmm_sys_util::epoll::Epoll;
+use vmm_sys_util::epoll::EpollEvent;
+use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::Interrupt;
@@ -165,6 +170,14 @@ impl Interrupt for CountingInterrupt {
     fn queue_eventfd(&self, _index: u16) -> Option<Arc<EventFd>> {
         None
     }
+}
+
+/// Waits until `event` is readable.
+pub(crate) fn wait_readable(event: &impl AsRawFd) {
+    let epoll = Epoll::new().unwrap();
+    epoll.ctl(ControlOperation::Add, event.as_raw_fd(), EpollEvent::new(EventSet::IN, 0)).unwrap();
+    // The kernel ends a wait early when a worker thread of a ring comes or goes.
+    while epoll.wait(-1, &mut [EpollEvent::default()]).is_err() {}
 }
 
 /// Moves the calling thread, and what it starts, to a network of its own.

@@ -4,8 +4,8 @@
 //! the disk without a copy. Here a request is taken from the queue, started, and answered when it is done; at most a
 //! queue full of them is in flight, the rest waits in the queue.
 //!
-//! What the guest was told is durable stays so: reset and the end of the machine wait for what is in flight and then
-//! flush, whatever the guest asked for.
+//! What the guest was told is durable stays so: after a reset, also that at the end of the machine, the disk is
+//! flushed once nothing is in flight, whatever the guest asked for. Only then is the device at rest.
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
 mod config;
@@ -67,6 +67,10 @@ pub struct Block {
     kicks: [Arc<EventFd>; 1],
     engine: Box<dyn Engine>,
     running: Option<Running>,
+    /// A reset has yet to start its flush.
+    unflushed: bool,
+    /// Why the flush of a reset failed: once, the kernel tells nobody again.
+    loss: Option<std::io::Error>,
     done: Vec<Done>,
     counters: Counters,
 }
@@ -83,8 +87,17 @@ impl Block {
         }
         let kicks = [Arc::new(EventFd::new(EFD_NONBLOCK)?)];
         let engine = io::open(disk.file(), config::QUEUE_SIZE)?;
-        let (running, done, counters) = (None, Vec::new(), Counters::default());
-        Ok(Self { disk, serial, kicks, engine, running, done, counters })
+        Ok(Self {
+            disk,
+            serial,
+            kicks,
+            engine,
+            running: None,
+            unflushed: false,
+            loss: None,
+            done: Vec::new(),
+            counters: Counters::default(),
+        })
     }
 
     /// What was counted since the start.
@@ -99,6 +112,7 @@ impl Block {
         if self.take() {
             let _ = self.kick().write(1); // go on after the other devices had their turn
         }
+        self.flush_after_reset();
         self.engine.commit();
         if let Some(running) = &mut self.running
             && std::mem::take(&mut running.completed)
@@ -115,9 +129,12 @@ impl Block {
 
     fn collect(&mut self) {
         let mut done = std::mem::take(&mut self.done);
-        self.engine.collect(false, &mut done);
+        self.engine.collect(&mut done);
         for (tag, result) in done.drain(..) {
-            let Some(running) = &mut self.running else { break };
+            let Some(running) = &mut self.running else {
+                self.done_after_reset(result);
+                continue;
+            };
             let Some(waiting) = running.waiting.get_mut(usize::from(tag)).and_then(Option::take) else {
                 continue;
             };
@@ -173,12 +190,21 @@ impl Block {
         true
     }
 
-    /// Waits for what is in flight; nobody is told.
-    fn drain(&mut self) {
-        while self.engine.in_flight() != 0 {
-            self.engine.collect(true, &mut self.done);
+    /// Starts the flush that a reset owes, once nothing is in flight.
+    fn flush_after_reset(&mut self) {
+        if self.engine.in_flight() == 0 && std::mem::take(&mut self.unflushed) {
+            self.engine.submit(0, Job::Flush);
         }
-        self.done.clear();
+    }
+
+    /// Before the flush of a reset these are the guest's requests, of which it wants to hear no more.
+    fn done_after_reset(&mut self, result: std::io::Result<()>) {
+        if !self.unflushed
+            && let Err(error) = result
+        {
+            self.counters.failures = self.counters.failures.saturating_add(1);
+            self.loss = Some(error);
+        }
     }
 }
 
@@ -282,6 +308,10 @@ impl VirtioDevice for Block {
             let source = std::io::ErrorKind::InvalidInput.into();
             return Err(ActivateError { what: "the request queue is not enabled", source });
         };
+        if !self.at_rest() {
+            let source = std::io::ErrorKind::ResourceBusy.into();
+            return Err(ActivateError { what: "the last reset is not over", source });
+        }
         let ring = Ring::new(queue, memory.clone());
         let size = ring.size();
         self.running = Some(Running {
@@ -297,12 +327,19 @@ impl VirtioDevice for Block {
     }
 
     fn reset(&mut self) {
-        self.drain();
         let Some(running) = self.running.take() else { return };
         self.counters.mistakes = self.counters.mistakes.saturating_add(running.ring.malformed());
-        if !self.disk.read_only() && rustix::fs::fdatasync(self.disk.file()).is_err() {
-            self.counters.failures = self.counters.failures.saturating_add(1);
-        }
+        self.unflushed = !self.disk.read_only();
+        self.flush_after_reset();
+        self.engine.commit();
+    }
+
+    fn at_rest(&self) -> bool {
+        self.running.is_none() && !self.unflushed && self.engine.in_flight() == 0
+    }
+
+    fn take_loss(&mut self) -> Option<std::io::Error> {
+        self.loss.take()
     }
 }
 

@@ -1,10 +1,11 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::Mutex;
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::virtio::testing::{CountingInterrupt, Driver, Part, memory};
+use crate::virtio::testing::{CountingInterrupt, Driver, Part, memory, wait_readable};
 
 const SECTORS: u64 = 64;
 const HEADER: u64 = 0x4000;
@@ -47,12 +48,22 @@ impl Rig {
     fn settle(&mut self) -> Vec<(u16, u32)> {
         self.block.work();
         while self.block.engine.in_flight() != 0 {
-            let mut done = std::mem::take(&mut self.block.done);
-            self.block.engine.collect(true, &mut done);
-            self.block.done = done;
+            wait_readable(self.block.engine.event());
+            self.block.engine.event().read().unwrap();
             self.block.work();
         }
         self.driver.used()
+    }
+
+    fn activate(&mut self) -> Result<(), ActivateError> {
+        self.driver = Driver::new(&self.memory, 0x1_0000, 16);
+        let queues = vec![Some(self.driver.queue())];
+        self.block.activate(Activation {
+            memory: self.memory.clone(),
+            queues,
+            features: config::FLUSH,
+            interrupt: self.interrupt.clone(),
+        })
     }
 
     /// One request from start to end; its status.
@@ -150,18 +161,76 @@ fn a_full_queue_is_served_and_the_same_chain_twice_is_answered_twice() {
 }
 
 #[test]
-fn reset_waits_for_what_is_in_flight_and_tells_nobody() {
+fn a_reset_lasts_until_what_is_in_flight_is_done_and_tells_nobody() {
     let mut rig = rig(false, config::FLUSH);
     rig.memory.write_slice(&[0x5a; 512], GuestAddress(DATA)).unwrap();
     rig.offer(1, 9, &[Part::Read(DATA, 512)]);
     rig.block.take();
     rig.block.engine.commit();
     rig.block.reset();
+    rig.settle();
+    assert!(rig.block.at_rest());
     let mut bytes = [0; 512];
     rig.file.read_exact_at(&mut bytes, 9 * 512).unwrap();
     assert_eq!((bytes, rig.block.engine.in_flight(), rig.interrupt.count()), ([0x5a; 512], 0, 0));
     rig.block.work();
     assert!(rig.driver.used().is_empty());
+}
+
+/// Storage that answers when the test says so.
+struct Storage {
+    event: EventFd,
+    jobs: Arc<Mutex<Vec<(u16, Job)>>>,
+    done: Arc<Mutex<Vec<Done>>>,
+}
+
+impl Engine for Storage {
+    fn event(&self) -> &EventFd {
+        &self.event
+    }
+    fn submit(&mut self, tag: u16, job: Job) {
+        self.jobs.lock().unwrap().push((tag, job));
+    }
+    fn commit(&mut self) {}
+    fn collect(&mut self, done: &mut Vec<Done>) {
+        done.append(&mut self.done.lock().unwrap());
+    }
+    fn in_flight(&self) -> usize {
+        self.jobs.lock().unwrap().len() + self.done.lock().unwrap().len()
+    }
+}
+
+#[test]
+fn a_reset_never_waits_for_storage_and_its_flush_comes_after_the_last_request() {
+    let mut rig = rig(false, config::FLUSH);
+    let (jobs, done) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::new())));
+    let event = EventFd::new(EFD_NONBLOCK).unwrap();
+    rig.block.engine = Box::new(Storage { event, jobs: Arc::clone(&jobs), done: Arc::clone(&done) });
+    let answer = |result: std::io::Result<()>| {
+        let (tag, job) = jobs.lock().unwrap().pop().unwrap();
+        done.lock().unwrap().push((tag, result));
+        job
+    };
+    let broken = || Err(Errno::IO.into());
+    for flushed in [Ok(()), broken()] {
+        rig.offer(1, 9, &[Part::Read(DATA, 512)]);
+        rig.block.work();
+        rig.block.reset();
+        rig.block.work();
+        assert!(!rig.block.at_rest() && rig.activate().is_err());
+        // The guest does not want to hear of this request any more.
+        assert!(matches!(answer(broken()), Job::Write { .. }));
+        rig.block.work();
+        assert!(!rig.block.at_rest());
+        let is_loss = flushed.is_err();
+        assert!(matches!(answer(flushed), Job::Flush));
+        rig.block.work();
+        assert!(rig.block.at_rest() && jobs.lock().unwrap().is_empty());
+        rig.activate().unwrap();
+        let loss = rig.block.take_loss();
+        assert_eq!(loss.map(|error| error.raw_os_error()), is_loss.then_some(Some(libc::EIO)));
+    }
+    assert_eq!(rig.block.counters(), Counters { mistakes: 0, failures: 1 });
 }
 
 #[test]
@@ -195,14 +264,11 @@ proptest! {
         rig.driver.set_available(&heads, index);
         rig.block.work();
         rig.block.reset();
+        while !rig.block.at_rest() {
+            rig.settle();
+        }
         prop_assert_eq!(rig.file.metadata().unwrap().len(), SECTORS * SECTOR + 100);
-        let driver = Driver::new(&rig.memory, 0x1_0000, 16);
-        let queues = vec![Some(driver.queue())];
-        let activation = Activation {
-            memory: rig.memory.clone(), queues, features: config::FLUSH, interrupt: rig.interrupt.clone(),
-        };
-        rig.block.activate(activation).unwrap();
-        rig.driver = driver;
+        rig.activate().unwrap();
         prop_assert_eq!(rig.ask(4, 0, &[]), 0);
     }
 }

@@ -60,6 +60,8 @@ pub(super) struct Core {
     device_select: u32,
     driver_select: u32,
     status: u8,
+    /// The driver wrote 0 and the device is not at rest yet: until then the status does not read 0 (§4.1.4.3.1).
+    resetting: bool,
     config_vector: u16,
     queue_select: u16,
     queues: Vec<QueueState>,
@@ -79,6 +81,7 @@ impl Core {
             device_select: 0,
             driver_select: 0,
             status: 0,
+            resetting: false,
             config_vector: NO_VECTOR,
             queue_select: 0,
             queues: queue_sizes.iter().copied().map(QueueState::new).collect(),
@@ -105,6 +108,16 @@ impl Core {
     /// Counts a thing that the driver did against the specification.
     pub(super) fn mistake(&mut self) {
         self.mistakes = self.mistakes.saturating_add(1);
+    }
+
+    /// Whether the device has yet to come to rest after a reset.
+    pub(super) fn is_resetting(&self) -> bool {
+        self.resetting
+    }
+
+    /// The device is at rest.
+    pub(super) fn rested(&mut self) {
+        (self.status, self.resetting) = (0, false);
     }
 
     /// The device could not start or met something that it cannot go on from (§2.1.1).
@@ -135,8 +148,13 @@ impl Core {
         }
     }
 
-    /// Writes a register; `value` has no bits above the register's width.
+    /// Writes a register; `value` has no bits above the register's width. A driver that does not wait for the end of a
+    /// reset, as §4.1.4.3.2 wants it to, is not heard.
     pub(super) fn write(&mut self, register: Common, value: u32) -> Effect {
+        if self.resetting {
+            self.mistake();
+            return Effect::None;
+        }
         let short = u16::try_from(value & 0xffff).unwrap_or(0);
         match register {
             Common::DeviceFeatureSelect => self.device_select = value,
@@ -215,7 +233,7 @@ impl Core {
         self.accepted = 0;
         self.device_select = 0;
         self.driver_select = 0;
-        self.status = 0;
+        self.resetting = true;
         self.config_vector = NO_VECTOR;
         self.queue_select = 0;
         for queue in &mut self.queues {
@@ -324,6 +342,7 @@ mod tests {
         let queue = core.queues()[0];
         assert_eq!((queue.descriptor, queue.size, queue.enabled), (0x1_0000_1000, 128, true));
         assert_eq!(core.write(Common::Status, 0), Effect::Reset);
+        core.rested();
         assert_eq!((core.read(Common::Status), core.queues()[0]), (0, QueueState::new(256)));
     }
 
@@ -349,7 +368,22 @@ mod tests {
         assert_eq!(core.write(Common::Status, 15 | 128), Effect::None);
         assert_eq!(core.read(Common::Status), 15 | 64 | 128);
         assert_eq!(core.write(Common::Status, 0), Effect::Reset);
+        core.rested();
         assert_eq!(core.read(Common::Status), 0);
+    }
+
+    #[test]
+    fn until_the_device_is_at_rest_the_status_does_not_read_0_and_nothing_is_written() {
+        let mut core = negotiated();
+        assert_eq!(core.write(Common::Status, 15), Effect::Activate);
+        assert_eq!(core.write(Common::Status, 0), Effect::Reset);
+        assert_eq!((core.read(Common::Status), core.is_resetting()), (15, true));
+        for value in [0, 1, 15] {
+            assert_eq!(core.write(Common::Status, value), Effect::None);
+        }
+        assert_eq!(core.write(Common::QueueEnable, 1), Effect::None);
+        core.rested();
+        assert_eq!((core.read(Common::Status), core.queues()[0].enabled, core.mistakes()), (0, false, 4));
     }
 
     #[test]
@@ -410,10 +444,14 @@ mod tests {
             for (offset, length, value) in writes {
                 let Some(register) = Common::decode(offset, length) else { continue };
                 let before = core.read(Common::Status);
-                if core.write(register, value) == Effect::Activate {
-                    prop_assert_eq!(before & 4, 0);
-                    prop_assert_eq!(core.read(Common::Status) & 15, 15);
-                    prop_assert_eq!(core.accepted & !core.offered, 0);
+                match core.write(register, value) {
+                    Effect::Activate => {
+                        prop_assert_eq!(before & 4, 0);
+                        prop_assert_eq!(core.read(Common::Status) & 15, 15);
+                        prop_assert_eq!(core.accepted & !core.offered, 0);
+                    }
+                    Effect::Reset => core.rested(),
+                    _ => {}
                 }
                 let _ = core.read(register);
                 for queue in core.queues() {

@@ -154,7 +154,11 @@ impl VirtioPci {
     fn common_read(&self, register: Option<Common>, data: &mut [u8]) {
         let value = match register {
             Some(Common::ConfigGeneration) => self.interrupt.generation().into(),
-            Some(register) => self.registers().core.read(register),
+            Some(register) => {
+                let mut registers = self.registers();
+                self.settle(&mut registers.core);
+                registers.core.read(register)
+            }
             None => return self.registers().core.mistake(),
         };
         for (to, from) in data.iter_mut().zip(value.to_le_bytes()) {
@@ -162,11 +166,18 @@ impl VirtioPci {
         }
     }
 
-    /// The register lock is held until the effect is done: a driver that reads the status after a reset sees zero
-    /// only once the device is at rest.
+    /// Ends a reset that the device has come to the end of.
+    fn settle(&self, core: &mut Core) {
+        if core.is_resetting() && lock(&self.device).at_rest() {
+            core.rested();
+        }
+    }
+
+    /// The register lock is held until the effect is done, which never waits for the outside world.
     fn common_write(&self, register: Option<Common>, data: &[u8]) {
         let mut registers = self.registers();
         let Some(register) = register else { return registers.core.mistake() };
+        self.settle(&mut registers.core);
         let mut value = [0; 4];
         for (to, from) in value.iter_mut().zip(data) {
             *to = *from;

@@ -88,8 +88,8 @@ pub(super) trait Engine: Send {
     /// Starts what was submitted.
     fn commit(&mut self);
 
-    /// Appends finished jobs to `done`; when `wait` is set and jobs are in flight, at least one.
-    fn collect(&mut self, wait: bool, done: &mut Vec<Done>);
+    /// Appends finished jobs to `done`. Never waits: the event tells.
+    fn collect(&mut self, done: &mut Vec<Done>);
 
     /// Jobs that were submitted and not collected.
     fn in_flight(&self) -> usize;
@@ -114,15 +114,19 @@ fn is_refusal(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsRawFd;
     use std::os::unix::fs::FileExt;
 
     use vm_memory::{Bytes, GuestAddress};
-    use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
     use super::*;
     use crate::virtio::ring::Segment;
-    use crate::virtio::testing::memory;
+    use crate::virtio::testing::{memory, wait_readable};
+
+    /// Hangs when an event is lost.
+    fn wait(engine: &dyn Engine) {
+        wait_readable(engine.event());
+        engine.event().read().unwrap();
+    }
 
     const SECTORS: u64 = 256;
 
@@ -155,18 +159,10 @@ mod tests {
     fn run(engine: &mut dyn Engine, job: Job) -> io::Result<()> {
         engine.submit(3, job);
         engine.commit();
-        let epoll = Epoll::new().unwrap();
-        let event = EpollEvent::new(EventSet::IN, 0);
-        epoll.ctl(ControlOperation::Add, engine.event().as_raw_fd(), event).unwrap();
         let mut done = Vec::new();
         while done.is_empty() {
-            // Hangs when an event is lost. The kernel ends a wait early when a worker thread of the ring comes or goes.
-            let waited = epoll.wait(-1, &mut [EpollEvent::default()]);
-            if waited.is_err_and(|error| error.kind() == io::ErrorKind::Interrupted) {
-                continue;
-            }
-            engine.event().read().unwrap();
-            engine.collect(false, &mut done);
+            wait(engine);
+            engine.collect(&mut done);
         }
         let [(3, result)] = <[Done; 1]>::try_from(done).unwrap() else { panic!("another tag") };
         assert_eq!(engine.in_flight(), 0);
@@ -229,7 +225,8 @@ mod tests {
             engine.commit();
             let mut done = Vec::new();
             while engine.in_flight() != 0 {
-                engine.collect(true, &mut done);
+                wait(engine);
+                engine.collect(&mut done);
             }
             let mut tags: Vec<u16> =
                 done.into_iter().map(|(tag, result)| result.map(|()| tag).unwrap()).collect();

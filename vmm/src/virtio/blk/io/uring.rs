@@ -148,26 +148,19 @@ impl Engine for Uring {
         }
     }
 
-    fn collect(&mut self, wait: bool, done: &mut Vec<Done>) {
-        let before = done.len();
-        loop {
-            let completions: Vec<_> = self.ring.completion().map(|c| (c.user_data(), c.result())).collect();
-            for (tag, result) in completions {
-                let Ok(tag) = u16::try_from(tag) else { continue };
-                if let Some(result) = self.settle(tag, result) {
-                    if let Some(slot) = self.slots.get_mut(usize::from(tag)) {
-                        *slot = None;
-                    }
-                    self.in_flight = self.in_flight.saturating_sub(1);
-                    done.push((tag, result));
+    fn collect(&mut self, done: &mut Vec<Done>) {
+        let completions: Vec<_> = self.ring.completion().map(|c| (c.user_data(), c.result())).collect();
+        for (tag, result) in completions {
+            let Ok(tag) = u16::try_from(tag) else { continue };
+            if let Some(result) = self.settle(tag, result) {
+                if let Some(slot) = self.slots.get_mut(usize::from(tag)) {
+                    *slot = None;
                 }
+                self.in_flight = self.in_flight.saturating_sub(1);
+                done.push((tag, result));
             }
-            self.commit(); // the rest of short transfers
-            if !wait || self.in_flight == 0 || done.len() > before {
-                return;
-            }
-            self.enter(1);
         }
+        self.commit(); // the rest of short transfers
     }
 
     fn in_flight(&self) -> usize {
@@ -178,8 +171,12 @@ impl Engine for Uring {
 impl Drop for Uring {
     fn drop(&mut self) {
         let mut done = Vec::new();
-        while self.in_flight != 0 {
-            self.collect(true, &mut done);
+        loop {
+            self.collect(&mut done);
+            if self.in_flight == 0 {
+                return;
+            }
+            self.enter(1);
         }
     }
 }

@@ -58,14 +58,8 @@ impl Engine for Worker {
 
     fn commit(&mut self) {}
 
-    fn collect(&mut self, wait: bool, done: &mut Vec<Done>) {
+    fn collect(&mut self, done: &mut Vec<Done>) {
         let before = done.len();
-        if wait
-            && self.in_flight != 0
-            && let Ok(first) = self.done.recv()
-        {
-            done.push(first);
-        }
         done.extend(self.done.try_iter());
         self.in_flight = self.in_flight.saturating_sub(done.len().saturating_sub(before));
     }

@@ -1,0 +1,100 @@
+//! The end of the devices: what the guest wrote is made durable, within a time that is bounded whatever storage does.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use event_manager::EventManager;
+
+use super::Subscriber;
+use super::exit::ExitLatch;
+use crate::error::{Blame, Report};
+use crate::virtio::{VirtioDevice, lock};
+
+/// How long storage has. Longer than a flush takes that works at all, shorter than what supervisors give a service.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// After this long the operator is told what is waited for.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// A device and what an operator knows it by.
+pub(super) struct Kept {
+    pub(super) name: String,
+    pub(super) device: Arc<Mutex<dyn VirtioDevice>>,
+}
+
+/// A device could not make durable what the guest wrote.
+#[derive(Debug, thiserror::Error)]
+pub enum Unfinished {
+    /// Storage refused.
+    #[error("{name} is not flushed: what the guest wrote since its last flush may be lost")]
+    Flush {
+        /// Which.
+        name: String,
+        /// The reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Storage did not answer.
+    #[error(
+        "{name} is not flushed: it did not answer, and what the guest wrote since its last flush may be lost"
+    )]
+    Silent {
+        /// Which.
+        name: String,
+    },
+}
+
+impl Report for Unfinished {
+    fn blame(&self) -> Blame {
+        Blame::Host
+    }
+
+    fn help(&self) -> Option<String> {
+        let look = "look for what is wrong with the storage below it (dmesg), and check its file systems before the \
+                    next start";
+        Some(look.to_owned())
+    }
+}
+
+/// Brings `devices` to rest, for which it lets the event loop turn; the vCPUs have stopped. Ends early when the
+/// operator asks once more.
+pub(super) fn finish(
+    devices: &[Kept],
+    mut events: Option<&mut EventManager<Subscriber>>,
+    exit: &ExitLatch,
+) -> Vec<Unfinished> {
+    for Kept { device, .. } in devices {
+        lock(device).reset();
+    }
+    let (start, mut limit) = (Instant::now(), SILENCE);
+    while let Some(busy) = devices.iter().find(|kept| !lock(&kept.device).at_rest()) {
+        let left = limit.saturating_sub(start.elapsed());
+        if left.is_zero() && limit == SILENCE {
+            limit = PATIENCE;
+            let seconds = PATIENCE.as_secs();
+            eprintln!("waiting for {}, at most {seconds} s; a signal ends the wait", busy.name);
+        } else if left.is_zero() || exit.is_hurried() || !turn(events.as_deref_mut(), left) {
+            break;
+        }
+    }
+    devices.iter().filter_map(Kept::unfinished).collect()
+}
+
+/// One turn of the event loop, of `limit` at most. Whether there can be another.
+fn turn(events: Option<&mut EventManager<Subscriber>>, limit: Duration) -> bool {
+    let milliseconds = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX).saturating_add(1);
+    match events.map(|events| events.run_with_timeout(milliseconds)) {
+        Some(Ok(_)) => true,
+        Some(Err(event_manager::Error::Epoll(error))) => error.errno() == libc::EINTR,
+        Some(Err(_)) | None => false,
+    }
+}
+
+impl Kept {
+    fn unfinished(&self) -> Option<Unfinished> {
+        let (name, mut device) = (self.name.clone(), lock(&self.device));
+        match device.take_loss() {
+            Some(source) => Some(Unfinished::Flush { name, source }),
+            None => (!device.at_rest()).then_some(Unfinished::Silent { name }),
+        }
+    }
+}
