@@ -10,6 +10,8 @@ mod anonymous;
 mod backing;
 mod mapping;
 mod prefault;
+pub mod region;
+pub mod retired;
 
 pub use anonymous::{Anonymous, AnonymousError, HugePage};
 pub use backing::Backing;

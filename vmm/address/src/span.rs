@@ -16,6 +16,9 @@ pub enum Host {}
 /// Marker: the address space a device's DMA sees behind an IOMMU.
 #[derive(Debug)]
 pub enum Io {}
+/// Marker: the bytes of one region of host memory, counted from its start.
+#[derive(Debug)]
+pub enum InRegion {}
 
 /// A byte address in the address space `S`.
 pub struct Address<S>(u64, PhantomData<fn() -> S>);
@@ -26,6 +29,8 @@ pub type Gpa = Address<Guest>;
 pub type Hpa = Address<Host>;
 /// I/O virtual address.
 pub type Iova = Address<Io>;
+/// Offset in a region of host memory.
+pub type Offset = Address<InRegion>;
 
 impl<S> Address<S> {
     /// The address with the numeric value `value`; every `u64` is one.

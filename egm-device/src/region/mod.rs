@@ -1,0 +1,89 @@
+//! Regions of host memory: what they are made of and what is known of them.
+
+use std::path::PathBuf;
+
+use egm_address::{ByteSize, Hpa, PciAddress};
+use serde::{Deserialize, Serialize};
+
+use crate::retired::Retired;
+
+/// What a region's bytes come from. Every kind but the pools is a fixed line of host memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "type", deny_unknown_fields)]
+pub enum RegionKind {
+    /// `/dev/egmN` of the nvgrace-egm driver: invisible, opens once on some kernels, scrubbed by the first open.
+    Egm {
+        /// The character device.
+        device: PathBuf,
+    },
+    /// RAM that `mem=` or `memmap=` keeps from the kernel, reached through `/dev/mem`: invisible.
+    Reserved {
+        /// The file whose offsets are host physical addresses: `/dev/mem`.
+        device: PathBuf,
+    },
+    /// A device-DAX character device: struct pages, but outside the kernel's allocator.
+    Devdax {
+        /// The character device, `/dev/dax0.0`.
+        device: PathBuf,
+    },
+    /// The hugetlb pool of one node: a pool, its pages come zeroed.
+    Hugetlb,
+    /// Memory of the process, with transparent huge pages: a pool, always there.
+    Memfd,
+    /// Guest memory that the host can map: a pool, off the kernel's direct map where the kernel says so.
+    GuestMemfd,
+}
+
+impl RegionKind {
+    /// Whether bytes have no place of their own and come zeroed from the kernel.
+    #[must_use]
+    pub const fn is_pool(&self) -> bool {
+        matches!(self, Self::Hugetlb | Self::Memfd | Self::GuestMemfd)
+    }
+
+    /// Whether the host kernel has no struct pages for it.
+    #[must_use]
+    pub const fn is_invisible(&self) -> bool {
+        matches!(self, Self::Egm { .. } | Self::Reserved { .. })
+    }
+
+    /// Whether an earlier owner's bytes are there until somebody overwrites them.
+    #[must_use]
+    pub const fn keeps_bytes(&self) -> bool {
+        !self.is_pool()
+    }
+}
+
+/// One carve-out of host memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Region {
+    /// What operators call it: `egm4`, `dax0.0`, `hugetlb-1g-node0`, `local`, or the name in a host file. Lower case, digits, `.` and `-`.
+    pub name: String,
+    /// What its bytes come from.
+    pub kind: RegionKind,
+    /// Host NUMA node, where known.
+    pub node: Option<u32>,
+    /// Bytes, a multiple of `page_size`.
+    pub size: ByteSize,
+    /// Bytes of the largest page that mappings of it have: slices keep to it.
+    pub page_size: ByteSize,
+    /// Host physical address of its first byte, where known.
+    pub base: Option<Hpa>,
+    /// GPUs that reach it at link speed.
+    pub functions: Vec<PciAddress>,
+    /// Pages that nobody may use.
+    pub retired: Retired,
+}
+
+/// The part of a region that one owner has: linear, so that offset in it and offset in the region differ by a constant.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Slice {
+    /// Name of the region.
+    pub region: String,
+    /// First byte, counted in the region.
+    pub offset: u64,
+    /// Bytes from first to last, retired pages included.
+    pub size: ByteSize,
+}
