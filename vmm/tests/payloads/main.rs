@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod programs;
+mod storage;
 
 use std::io::Read;
 use std::path::Path;
@@ -16,6 +17,8 @@ use egm_vmm::plan::{Plan, plan};
 use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use crate::storage::{Mounted, Storage};
 
 /// A payload that has not ended by then is ended.
 const DEADLINE_SECONDS: &str = "60";
@@ -79,10 +82,16 @@ impl Guest {
 
     /// Waits until the payload has printed a line, then sends the signal of an operator who wants it to end.
     fn terminate_after_a_line(&mut self) {
-        let mut byte = [0];
-        while byte != *b"\n" {
-            self.child.stdout.as_mut().unwrap().read_exact(&mut byte).unwrap();
-        }
+        let _ = line(self.child.stdout.as_mut().unwrap());
+        self.terminate();
+    }
+
+    /// The next line that egm-vmm says.
+    fn message(&mut self) -> String {
+        line(self.child.stderr.as_mut().unwrap())
+    }
+
+    fn terminate(&self) {
         rustix::process::kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
     }
 
@@ -93,6 +102,18 @@ impl Guest {
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         Ended { console: text(console), messages: text(messages), code: self.child.wait().unwrap().code() }
     }
+}
+
+/// Reads up to the end of a line, and nothing after it.
+fn line(from: &mut impl Read) -> String {
+    let mut line = Vec::new();
+    while line.last() != Some(&b'\n') {
+        let mut byte = [0];
+        from.read_exact(&mut byte)
+            .unwrap_or_else(|e| panic!("{e} after {:?}", String::from_utf8_lossy(&line)));
+        line.extend(byte);
+    }
+    String::from_utf8(line).unwrap()
 }
 
 fn small() -> Value {
@@ -229,5 +250,45 @@ fn the_operator_ends_a_guest_that_sleeps_and_one_that_never_leaves_the_processor
         let ended = guest.end();
         assert_eq!(ended.code, Some(0), "{ended:?}");
         assert_eq!(ended.messages, "stopped by signal 15; disks are flushed\n");
+    }
+}
+
+/// A machine whose disk is in use on such storage; the operator has asked for its end.
+fn ending_on(storage: Storage, reset: bool) -> Option<(Mounted, Guest)> {
+    let mounted = kvm().then(|| Mounted::new(storage)).flatten()?;
+    let config = json!({
+        "memory": { "size": "16MiB" },
+        "devices": [{ "id": "data", "type": "virtio-blk", "path": mounted.disk(), "root_port": false }],
+        "console": "stdio",
+    });
+    let mut guest = Guest::start(config, |_| (), |plan| programs::disk_in_use(plan, reset));
+    guest.terminate_after_a_line();
+    Some((mounted, guest))
+}
+
+#[test]
+fn a_disk_that_cannot_be_flushed_is_named_with_the_reason_and_is_the_hosts_fault() {
+    let Some((_mounted, guest)) = ending_on(Storage::Fails, false) else { return };
+    let ended = guest.end();
+    assert_eq!(ended.code, Some(3), "{ended:?}");
+    for part in ["disk \"data\" (", "/disk.img) is not flushed", "(os error 5)", "help: "] {
+        assert!(ended.messages.contains(part), "no {part:?}: {ended:?}");
+    }
+    assert!(!ended.messages.contains("disks are flushed"), "{ended:?}");
+}
+
+/// Whether the flush is that of the end, or of a reset by the guest.
+#[test]
+fn storage_that_hangs_ends_with_a_second_signal_and_is_named() {
+    for reset in [false, true] {
+        let Some((_mounted, mut guest)) = ending_on(Storage::Hangs, reset) else { return };
+        let waiting = guest.message();
+        assert!(waiting.starts_with("waiting for disk \"data\" ("), "{waiting}");
+        guest.terminate();
+        let ended = guest.end();
+        assert_eq!(ended.code, Some(3), "{ended:?}");
+        for part in ["stopped by signal 15\n", "error: disk \"data\" (", "it did not answer", "help: "] {
+            assert!(ended.messages.contains(part), "no {part:?}: {ended:?}");
+        }
     }
 }

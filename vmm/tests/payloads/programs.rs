@@ -266,6 +266,43 @@ pub(crate) fn device_fuzz(plan: &Plan, seed: u32, count: u32) -> Vec<u8> {
     payload.ok()
 }
 
+/// Takes the first endpoint, a disk on the root bus, into use, and resets it if `reset`; then waits for its end.
+pub(crate) fn disk_in_use(plan: &Plan, reset: bool) -> Vec<u8> {
+    let mut payload = Payload::new(ports(plan));
+    let endpoint = |f: &&FunctionPlan| matches!(f.role, FunctionRole::Endpoint { .. });
+    let function = plan.pci.iter().find(endpoint).unwrap();
+    let config =
+        plan.window(WindowKind::Ecam).unwrap().start().get() + (u64::from(function.address.devfn()) << 12);
+    let bar = plan.window(WindowKind::PciMemory32).unwrap().start().get();
+    let mut write = |at: u64, width, value| {
+        payload.code.at(at);
+        payload.code.mov_eax(value);
+        payload.code.store(width);
+    };
+    for (register, value) in [(0x10, low(bar)), (0x14, 0), (0x04, 6)] {
+        write(config + register, Width::Long, value);
+    }
+    // virtio 1.3, clauses 3.1.1 and 4.1.4.3: status, VERSION_1, one queue somewhere in memory.
+    write(bar + 0x14, Width::Byte, 3);
+    write(bar + 0x08, Width::Long, 1);
+    write(bar + 0x0c, Width::Long, 1);
+    write(bar + 0x14, Width::Byte, 11);
+    for (register, offset) in [(0x20, 0), (0x28, 0x1000), (0x30, 0x2000)] {
+        write(bar + register, Width::Long, SCRATCH + offset);
+    }
+    write(bar + 0x1c, Width::Word, 1);
+    write(bar + 0x14, Width::Byte, 15);
+    if reset {
+        write(bar + 0x14, Width::Byte, 0);
+    }
+    payload.code.load(Width::Byte);
+    payload.code.compare(Width::Byte, 15); // the reset lasts as long as its flush
+    payload.expect_equal("the disk is in use");
+    payload.print("in use\n");
+    payload.code.halt();
+    payload.finish(Entry::Pvh)
+}
+
 /// Random reads and writes of 1, 2 and 4 bytes. A target is a mask, of which random bits are taken, and a base, to
 /// which they are added; it must not be in the payload's memory. Only in 32-bit mode.
 fn random_accesses(payload: &mut Payload, targets: &[(u32, u32)], seed: u32, count: u32, ports_too: bool) {

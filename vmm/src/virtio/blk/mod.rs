@@ -330,8 +330,9 @@ impl VirtioDevice for Block {
         let Some(running) = self.running.take() else { return };
         self.counters.mistakes = self.counters.mistakes.saturating_add(running.ring.malformed());
         self.unflushed = !self.disk.read_only();
-        self.flush_after_reset();
-        self.engine.commit();
+        // The event loop flushes, not this thread, which may be a vCPU's: a thread that submitted to a ring does not
+        // end before the kernel has answered.
+        let _ = self.kick().write(1); // full is as good as written
     }
 
     fn at_rest(&self) -> bool {
