@@ -4,16 +4,14 @@
 //! VFIO and vfio-user peers take. The VMM asks for backings here and never makes memory itself, so that carving,
 //! ownership and scrubbing have one place to live.
 //!
-//! Today there is one backing, [`Anonymous`] memory of this process (memfd, hugetlb memfd), which every host has.
+//! [`backing::open`] gives the bytes of a [`region::Slice`].
 
-mod anonymous;
-mod backing;
+pub mod backing;
 mod mapping;
 mod prefault;
 pub mod region;
 pub mod retired;
 
-pub use anonymous::{Anonymous, AnonymousError, HugePage};
-pub use backing::Backing;
+pub use backing::{Anonymous, AnonymousError, Backing, BackingError, HugePage};
 pub use mapping::{Mapping, MappingError};
 pub use prefault::{PrefaultError, prefault, workers_for};

@@ -175,7 +175,7 @@ fn congruence(size: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::anonymous::Anonymous;
+    use crate::backing::Anonymous;
 
     #[test]
     fn the_address_is_congruent_to_the_guest_address() {

@@ -101,7 +101,7 @@ fn pin(near: Option<&CpuSet>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::anonymous::Anonymous;
+    use crate::backing::Anonymous;
     use crate::backing::Backing;
 
     #[test]

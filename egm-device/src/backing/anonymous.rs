@@ -6,7 +6,8 @@ use std::io;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
-use crate::backing::Backing;
+use super::Backing;
+use crate::mapping::{Mapping, MappingError};
 
 /// Sizes of hugetlb pages that guests use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +24,15 @@ impl HugePage {
         match self {
             Self::Size2M => 2 << 20,
             Self::Size1G => 1 << 30,
+        }
+    }
+
+    /// The page of `bytes`.
+    pub const fn of(bytes: u64) -> Option<Self> {
+        match bytes {
+            0x20_0000 => Some(Self::Size2M),
+            0x4000_0000 => Some(Self::Size1G),
+            _ => None,
         }
     }
 
@@ -49,6 +59,27 @@ pub enum AnonymousError {
         /// The kernel's reason.
         #[source]
         source: io::Error,
+    },
+    /// The memory cannot be kept to a host node.
+    #[error("memory \"{id}\" cannot come from host node {node}")]
+    Node {
+        /// Whose memory.
+        id: String,
+        /// The node.
+        node: u32,
+        /// The reason.
+        #[source]
+        source: MappingError,
+    },
+    /// A file that was passed has another size.
+    #[error("memory \"{id}\" was passed as a file of {found:#x} bytes, and its slice has {size:#x}")]
+    Size {
+        /// Whose memory.
+        id: String,
+        /// Bytes of the file.
+        found: u64,
+        /// Bytes of the slice.
+        size: u64,
     },
     /// The hugetlb pool has too few free pages. Checked here because mapping succeeds and the guest's first touch
     /// would be a SIGBUS.
@@ -84,9 +115,23 @@ impl Anonymous {
     /// # Errors
     /// [`AnonymousError::Pool`] when hugetlb pages are short, [`AnonymousError::Create`] otherwise.
     pub fn new(id: &str, size: u64, huge: Option<HugePage>) -> Result<Self, AnonymousError> {
+        Self::on_node(id, size, huge, None)
+    }
+
+    /// [`Anonymous::new`] with pages of the host's `node` only, whoever touches them first: the policy belongs to the
+    /// file, not to a mapping.
+    ///
+    /// # Errors
+    /// As [`Anonymous::new`], and [`AnonymousError::Node`].
+    pub fn on_node(
+        id: &str,
+        size: u64,
+        huge: Option<HugePage>,
+        node: Option<u32>,
+    ) -> Result<Self, AnonymousError> {
         let page_size = huge.map_or_else(base_page, HugePage::bytes);
         if let Some(huge) = huge {
-            check_pool(id, size, huge)?;
+            check_pool(id, size, huge, node)?;
         }
         let create =
             |source: io::Error| AnonymousError::Create { id: id.to_owned(), size, page: page_size, source };
@@ -97,7 +142,24 @@ impl Anonymous {
         file.set_len(size).map_err(create)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(|error| create(error.into()))?;
-        Ok(Self { file, size, page_size })
+        let memory = Self { file, size, page_size };
+        node.map_or(Ok(()), |node| memory.bind(id, node))?;
+        Ok(memory)
+    }
+
+    /// `file`, made elsewhere, as memory of `size` bytes in pages of `page_size`.
+    pub(super) fn adopt(id: &str, file: File, size: u64, page_size: u64) -> Result<Self, AnonymousError> {
+        let found = file.metadata().map_or(0, |metadata| metadata.len());
+        if found == size {
+            return Ok(Self { file, size, page_size });
+        }
+        Err(AnonymousError::Size { id: id.to_owned(), found, size })
+    }
+
+    fn bind(&self, id: &str, node: u32) -> Result<(), AnonymousError> {
+        let error = |source| AnonymousError::Node { id: id.to_owned(), node, source };
+        let mapping = Mapping::new(self, 0, self.size, 0).map_err(error)?;
+        mapping.bind(&[node].into_iter().collect()).map_err(error)
     }
 }
 
@@ -123,8 +185,13 @@ fn base_page() -> u64 {
     u64::try_from(rustix::param::page_size()).unwrap_or(4096)
 }
 
-fn check_pool(id: &str, size: u64, huge: HugePage) -> Result<(), AnonymousError> {
-    let folder = format!("/sys/kernel/mm/hugepages/hugepages-{}kB", huge.bytes() >> 10);
+/// A node's own pool knows neither reservations nor pages beyond it.
+fn check_pool(id: &str, size: u64, huge: HugePage, node: Option<u32>) -> Result<(), AnonymousError> {
+    let name = format!("hugepages-{}kB", huge.bytes() >> 10);
+    let folder = node.map_or_else(
+        || format!("/sys/kernel/mm/hugepages/{name}"),
+        |node| format!("/sys/devices/system/node/node{node}/hugepages/{name}"),
+    );
     let number = |name: &str| -> u64 {
         fs::read_to_string(format!("{folder}/{name}")).ok().and_then(|t| t.trim().parse().ok()).unwrap_or(0)
     };
@@ -149,6 +216,13 @@ mod tests {
         assert_eq!(memory.file().metadata().unwrap().len(), 1 << 20);
         assert!(memory.file().set_len(0).is_err());
         assert!(memory.file().set_len(2 << 20).is_err());
+    }
+
+    #[test]
+    fn memory_of_a_node_that_does_not_exist_is_refused() {
+        assert!(Anonymous::on_node("test", 1 << 20, None, Some(0)).is_ok());
+        let refused = Anonymous::on_node("test", 1 << 20, None, Some(1000));
+        assert!(matches!(refused, Err(AnonymousError::Node { node: 1000, .. })), "{refused:?}");
     }
 
     #[test]

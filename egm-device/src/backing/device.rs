@@ -1,0 +1,295 @@
+//! A window of a device file: EGM character device, `/dev/mem`, device-DAX.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::OFlags;
+
+use super::error::{BackingError, Holder};
+use super::{Backing, Patience};
+use crate::region::{Region, RegionKind, Slice};
+
+/// How often somebody who waits hears of it.
+const TICK: Duration = Duration::from_millis(200);
+
+/// Holders that an error names at most.
+const MAX_HOLDERS: usize = 4;
+
+/// The slice of a region that is a device file.
+#[derive(Debug)]
+pub(super) struct Window {
+    file: File,
+    offset: u64,
+    size: u64,
+    page_size: u64,
+    invisible: bool,
+}
+
+impl Window {
+    /// `slice`, which was checked, of the device `file`, which is checked here.
+    pub(super) fn new(region: &Region, slice: &Slice, file: File) -> Result<Self, BackingError> {
+        check_kind(region, &file, Path::new("/sys"))?;
+        let offset = match region.kind {
+            RegionKind::Reserved { .. } => {
+                let no_base = || BackingError::NoBase { region: region.name.clone() };
+                let base = region.base.ok_or_else(no_base)?;
+                base.checked_add(slice.offset).ok_or_else(no_base)?.get()
+            }
+            _ => slice.offset,
+        };
+        let (size, page_size) = (slice.size.get(), region.page_size.get());
+        Ok(Self { file, offset, size, page_size, invisible: region.kind.is_invisible() })
+    }
+}
+
+impl Backing for Window {
+    fn file(&self) -> &File {
+        &self.file
+    }
+    fn offset(&self) -> u64 {
+        self.offset
+    }
+    fn size(&self) -> u64 {
+        self.size
+    }
+    fn page_size(&self) -> u64 {
+        self.page_size
+    }
+    fn is_invisible(&self) -> bool {
+        self.invisible
+    }
+}
+
+/// Opens without creating (a missing node would become a plain file), without following a link, and without
+/// `O_SYNC`, which would make `/dev/mem` uncached.
+pub(super) fn open_file(device: &Path) -> io::Result<File> {
+    let flags = i32::try_from(OFlags::NOFOLLOW.bits()).unwrap_or(0);
+    OpenOptions::new().read(true).write(true).custom_flags(flags).open(device)
+}
+
+/// Whether `file` is what a region of this kind is made of, by what the kernel says of it and not by its name.
+fn check_kind(region: &Region, file: &File, sys: &Path) -> Result<(), BackingError> {
+    let wanted = match region.kind {
+        RegionKind::Egm { .. } => "a character device of class egm",
+        RegionKind::Devdax { .. } => "a character device of subsystem dax",
+        _ => "the character device 1:1 (/dev/mem)",
+    };
+    let found = identify(file, sys).map_err(|source| BackingError::Open {
+        region: region.name.clone(),
+        device: PathBuf::from("/proc/self/fd"),
+        source,
+    })?;
+    let is_it = match (&region.kind, &found) {
+        (RegionKind::Egm { .. }, Identity::Device { class, .. }) => class == "egm",
+        (RegionKind::Devdax { .. }, Identity::Device { class, .. }) => class == "dax",
+        (_, Identity::Device { major: 1, minor: 1, .. }) => true,
+        _ => false,
+    };
+    if is_it {
+        return Ok(());
+    }
+    Err(BackingError::NotTheDevice { region: region.name.clone(), found: found.describe(), wanted })
+}
+
+enum Identity {
+    Device { major: u32, minor: u32, class: String },
+    Other,
+}
+
+impl Identity {
+    fn describe(&self) -> String {
+        match self {
+            Self::Device { major, minor, class } => {
+                format!("character device {major}:{minor} of subsystem \"{class}\"")
+            }
+            Self::Other => "no character device".to_owned(),
+        }
+    }
+}
+
+fn identify(file: &File, sys: &Path) -> io::Result<Identity> {
+    let metadata = file.metadata()?;
+    if !metadata.file_type().is_char_device() {
+        return Ok(Identity::Other);
+    }
+    let (major, minor) = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
+    let link = fs::read_link(sys.join(format!("dev/char/{major}:{minor}/subsystem")));
+    let class = link.ok().and_then(|target| Some(target.file_name()?.to_string_lossy().into_owned()));
+    Ok(Identity::Device { major, minor, class: class.unwrap_or_default() })
+}
+
+/// How waiting ended without a file.
+#[derive(Debug)]
+pub(super) enum NotOpen {
+    Cancelled(PathBuf),
+    Refused(PathBuf, io::Error),
+}
+
+impl NotOpen {
+    pub(super) fn of(self, region: &Region) -> BackingError {
+        let region = region.name.clone();
+        match self {
+            Self::Cancelled(device) => BackingError::Cancelled { region, device },
+            Self::Refused(device, source) => match source.kind() {
+                io::ErrorKind::ResourceBusy => {
+                    let by = holders(&device, Path::new("/proc"));
+                    BackingError::Busy { region, device, by }
+                }
+                io::ErrorKind::Interrupted => BackingError::Interrupted { region, device },
+                _ => BackingError::Open { region, device, source },
+            },
+        }
+    }
+}
+
+/// Runs `open` on a thread of its own, which outlives a caller who gives up: it then closes what it got.
+pub(super) fn wait_for(
+    device: &Path,
+    patience: &Patience<'_>,
+    open: impl FnOnce(&Path) -> io::Result<File> + Send + 'static,
+) -> Result<File, NotOpen> {
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let path = device.to_owned();
+    let refused = |source| NotOpen::Refused(device.to_owned(), source);
+    let begun = Instant::now();
+    thread::Builder::new()
+        .name("egm-open".into())
+        .spawn(move || drop(sender.send(open(&path))))
+        .map_err(refused)?;
+    loop {
+        match receiver.recv_timeout(TICK) {
+            Ok(result) => return result.map_err(refused),
+            Err(RecvTimeoutError::Disconnected) => return Err(refused(io::ErrorKind::Other.into())),
+            Err(RecvTimeoutError::Timeout) if patience.cancel.load(Ordering::Relaxed) => {
+                return Err(NotOpen::Cancelled(device.to_owned()));
+            }
+            Err(RecvTimeoutError::Timeout) => (patience.progress)(begun.elapsed()),
+        }
+    }
+}
+
+/// Processes that have `device` open or, its descriptor closed, still mapped: an EGM device stays busy for both.
+fn holders(device: &Path, proc: &Path) -> Vec<Holder> {
+    let processes = fs::read_dir(proc).into_iter().flatten().flatten();
+    let numbered =
+        processes.filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path())));
+    let holding = numbered.filter(|(_, process)| holds(process, device));
+    holding
+        .take(MAX_HOLDERS)
+        .map(|(pid, process)| {
+            let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+            Holder { pid, name: name.trim_end().escape_default().to_string() }
+        })
+        .collect()
+}
+
+fn holds(process: &Path, device: &Path) -> bool {
+    let links = |folder| fs::read_dir(process.join(folder)).into_iter().flatten().flatten();
+    links("fd").chain(links("map_files")).any(|link| fs::read_link(link.path()).is_ok_and(|to| to == device))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+    use super::*;
+    use crate::backing::tests::{region, slice};
+
+    const NULL: &str = "/dev/null";
+
+    fn egm() -> RegionKind {
+        RegionKind::Egm { device: NULL.into() }
+    }
+
+    #[test]
+    fn a_device_is_known_by_what_the_kernel_says_of_it() {
+        let sys = tempfile::tempdir().unwrap();
+        let node = sys.path().join("dev/char/1:3"); // /dev/null
+        fs::create_dir_all(&node).unwrap();
+        let of_class = |class: &str| {
+            let _ = fs::remove_file(node.join("subsystem"));
+            symlink(format!("../../../class/{class}"), node.join("subsystem")).unwrap();
+        };
+        let check =
+            |kind| check_kind(&region(kind, 0x1000, 0x1000), &open_file(NULL.as_ref()).unwrap(), sys.path());
+        of_class("egm");
+        assert!(check(egm()).is_ok());
+        assert!(check(RegionKind::Devdax { device: NULL.into() }).is_err());
+        of_class("dax");
+        assert!(check(egm()).is_err());
+        assert!(check(RegionKind::Devdax { device: NULL.into() }).is_ok());
+        let error = check(RegionKind::Reserved { device: NULL.into() }).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "region \"r\": its file is character device 1:3 of subsystem \"dax\", and must be the character device 1:1 \
+             (/dev/mem)"
+        );
+    }
+
+    #[test]
+    fn a_plain_file_and_a_link_are_not_devices() {
+        let folder = tempfile::tempdir().unwrap();
+        let (plain, link) = (folder.path().join("egm4"), folder.path().join("egm5"));
+        assert_eq!(open_file(&plain).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert!(!plain.exists());
+        fs::write(&plain, "x").unwrap();
+        let refused =
+            Window::new(&region(egm(), 0x1000, 0x1000), &slice(0, 0x1000), open_file(&plain).unwrap());
+        assert!(matches!(refused, Err(BackingError::NotTheDevice { .. })));
+        symlink(NULL, &link).unwrap();
+        assert_eq!(open_file(&link).unwrap_err().raw_os_error(), Some(libc::ELOOP));
+    }
+
+    #[test]
+    fn who_waits_for_a_slow_open_hears_of_it_and_may_give_up() {
+        let (told, cancel) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let (go, wait) = mpsc::channel::<()>();
+        let patience = Patience {
+            progress: &|_| {
+                told.fetch_add(1, Ordering::Relaxed);
+                cancel.store(true, Ordering::Relaxed);
+            },
+            cancel: &cancel,
+        };
+        let result = wait_for(NULL.as_ref(), &patience, move |path| {
+            let _ = wait.recv();
+            open_file(path)
+        });
+        assert!(matches!(result, Err(NotOpen::Cancelled(_))));
+        assert_eq!(told.into_inner(), 1);
+        drop(go);
+    }
+
+    #[test]
+    fn a_busy_device_names_who_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let device = fs::canonicalize(folder.path()).unwrap().join("egm4");
+        fs::write(&device, "x").unwrap();
+        let held = open_file(&device).unwrap();
+        let patience = Patience { progress: &|_| {}, cancel: &AtomicBool::new(false) };
+        let busy = |_: &Path| Err(io::Error::from_raw_os_error(libc::EBUSY));
+        let error = wait_for(&device, &patience, busy).unwrap_err().of(&region(egm(), 0x1000, 0x1000));
+        match &error {
+            BackingError::Busy { by, .. } => assert!(by.iter().any(|h| h.pid == std::process::id())),
+            other => panic!("{other:?}"),
+        }
+        assert!(error.to_string().contains("ask the broker"), "{error}");
+        drop(held);
+        assert!(holders(&device, Path::new("/proc")).is_empty());
+    }
+
+    #[test]
+    fn a_fatal_signal_during_the_kernels_zeroing_is_named() {
+        let patience = Patience { progress: &|_| {}, cancel: &AtomicBool::new(false) };
+        let interrupted = |_: &Path| Err(io::Error::from_raw_os_error(libc::EINTR));
+        let error = wait_for(NULL.as_ref(), &patience, interrupted).unwrap_err();
+        assert!(matches!(error.of(&region(egm(), 1, 1)), BackingError::Interrupted { .. }));
+    }
+}

@@ -1,0 +1,132 @@
+//! Why the bytes of a slice cannot be had.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use super::AnonymousError;
+
+/// A process that has a device open.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// Its number.
+    pub pid: u32,
+    /// Its name as the kernel has it, made printable.
+    pub name: String,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.name, self.pid)
+    }
+}
+
+/// Why the bytes of a slice cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum BackingError {
+    /// The slice is not one of the region's.
+    #[error(
+        "slice of \"{named}\" at {offset:#x} with {bytes:#x} bytes is none of region \"{region}\": it has {size:#x} \
+         bytes, and slices are whole pages of {page:#x} bytes"
+    )]
+    Slice {
+        /// The region.
+        region: String,
+        /// Its bytes.
+        size: u64,
+        /// Bytes in its pages.
+        page: u64,
+        /// The region that the slice names.
+        named: String,
+        /// Where the slice begins.
+        offset: u64,
+        /// Its bytes.
+        bytes: u64,
+    },
+    /// The device cannot be opened.
+    #[error("region \"{region}\": cannot open {}", device.display())]
+    Open {
+        /// The region.
+        region: String,
+        /// Its device.
+        device: PathBuf,
+        /// The kernel's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The device opens once, and somebody has it.
+    #[error(
+        "region \"{region}\": {} is open in {}: it opens once, so ask the broker for a slice (egm-device broker) or \
+         end that process", device.display(), holders(.by)
+    )]
+    Busy {
+        /// The region.
+        region: String,
+        /// Its device.
+        device: PathBuf,
+        /// Who has it, as far as this process may see.
+        by: Vec<Holder>,
+    },
+    /// A signal ended the kernel's zeroing of a device.
+    #[error("region \"{region}\": {} was being zeroed by the kernel when a signal came: open it again", device.display())]
+    Interrupted {
+        /// The region.
+        region: String,
+        /// Its device.
+        device: PathBuf,
+    },
+    /// Nobody waits any more.
+    #[error("region \"{region}\": gave up waiting for {}, which the kernel may still be zeroing", device.display())]
+    Cancelled {
+        /// The region.
+        region: String,
+        /// Its device.
+        device: PathBuf,
+    },
+    /// The file is not the kind of device that the region is made of.
+    #[error("region \"{region}\": its file is {found}, and must be {wanted}")]
+    NotTheDevice {
+        /// The region.
+        region: String,
+        /// What the file is.
+        found: String,
+        /// What it must be.
+        wanted: &'static str,
+    },
+    /// Reserved RAM without an address.
+    #[error(
+        "region \"{region}\" is reserved RAM without a base address: name it in the host file (configs/host)"
+    )]
+    NoBase {
+        /// The region.
+        region: String,
+    },
+    /// No hugetlb page has that size.
+    #[error(
+        "region \"{region}\" has pages of {page:#x} bytes: hugetlb memory is made in pages of 2 MiB or 1 GiB"
+    )]
+    PageSize {
+        /// The region.
+        region: String,
+        /// Its page size in bytes.
+        page: u64,
+    },
+    /// guest_memfd belongs to a VM, and none was named.
+    #[error(
+        "region \"{region}\" is guest_memfd, which belongs to a VM: a monitor opens it with its VM's descriptor"
+    )]
+    NeedsVm {
+        /// The region.
+        region: String,
+    },
+    /// Memory of a pool could not be made.
+    #[error(transparent)]
+    Anonymous(#[from] AnonymousError),
+}
+
+fn holders(by: &[Holder]) -> String {
+    match by {
+        [] => "a process that this user may not see".to_owned(),
+        by => by.iter().map(Holder::to_string).collect::<Vec<_>>().join(", "),
+    }
+}

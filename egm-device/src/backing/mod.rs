@@ -1,0 +1,196 @@
+//! Where bytes come from.
+//!
+//! ```text
+//! open(region, slice) ──┬─ egm, reserved RAM, device-DAX ─► device.rs     a window of a device file
+//!                       ├─ hugetlb, memfd ────────────────► anonymous.rs  a fresh file of the slice's size
+//!                       └─ guest_memfd ───────────────────► guest_memfd.rs  needs a VM: its own constructor
+//! adopt(region, slice, file)   the same for a descriptor that a broker passed
+//! ```
+
+mod anonymous;
+mod device;
+mod error;
+
+use std::fs::File;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use crate::region::{Region, RegionKind, Slice};
+
+pub use anonymous::{Anonymous, AnonymousError, HugePage};
+pub use error::{BackingError, Holder};
+
+/// Memory that can be mapped by this process, by KVM and by devices: `size` bytes of `file` from `offset`.
+///
+/// Kept out: mapping (see [`crate::Mapping`]), ownership, and how the file was found.
+pub trait Backing: Send + Sync {
+    /// The file; mapping it shared gives the memory.
+    fn file(&self) -> &File;
+
+    /// Offset of the first byte in the file, a multiple of [`Backing::page_size`].
+    fn offset(&self) -> u64;
+
+    /// Bytes, a multiple of [`Backing::page_size`].
+    fn size(&self) -> u64;
+
+    /// Bytes in a page that the backing guarantees.
+    fn page_size(&self) -> u64;
+
+    /// Whether the host kernel has no struct pages for it (hypervisor-invisible): its mappings are complete from the
+    /// start, and what asks for pages (`MADV_POPULATE_WRITE`, iommufd by address) is refused by the kernel.
+    fn is_invisible(&self) -> bool;
+}
+
+/// Who waits for a backing: the first open of an EGM device zeroes all of it, which takes minutes.
+pub struct Patience<'a> {
+    /// Called a few times a second with the time waited so far.
+    pub progress: &'a dyn Fn(Duration),
+    /// Set by anybody to stop waiting. The kernel goes on zeroing and closes the device at the end by itself; where the
+    /// driver allows it, the end of this process stops it at once.
+    pub cancel: &'a AtomicBool,
+}
+
+/// The bytes of `slice`, which belongs to `region`; waits as long as the kernel needs.
+///
+/// # Errors
+/// [`BackingError`]: the slice does not fit the region, or the host refused.
+pub fn open(region: &Region, slice: &Slice) -> Result<Box<dyn Backing>, BackingError> {
+    open_patiently(region, slice, &Patience { progress: &|_| {}, cancel: &AtomicBool::new(false) })
+}
+
+/// [`open`] with somebody who watches and may give up.
+///
+/// # Errors
+/// As [`open`], and [`BackingError::Cancelled`].
+pub fn open_patiently(
+    region: &Region,
+    slice: &Slice,
+    patience: &Patience<'_>,
+) -> Result<Box<dyn Backing>, BackingError> {
+    check(region, slice)?;
+    match &region.kind {
+        RegionKind::Egm { device } => {
+            let file = device::wait_for(device, patience, device::open_file).map_err(|e| e.of(region))?;
+            window(region, slice, file)
+        }
+        RegionKind::Reserved { device } | RegionKind::Devdax { device } => {
+            let file = device::open_file(device).map_err(|source| BackingError::Open {
+                region: region.name.clone(),
+                device: device.clone(),
+                source,
+            })?;
+            window(region, slice, file)
+        }
+        RegionKind::Hugetlb => anonymous(region, slice, Some(huge_page(region)?)),
+        RegionKind::Memfd => anonymous(region, slice, None),
+        RegionKind::GuestMemfd => Err(BackingError::NeedsVm { region: region.name.clone() }),
+    }
+}
+
+/// The bytes of `slice` by way of `file`, which somebody else opened: the region's device, or the memory itself.
+///
+/// # Errors
+/// [`BackingError`]: the slice does not fit the region, or `file` is something else.
+pub fn adopt(region: &Region, slice: &Slice, file: File) -> Result<Box<dyn Backing>, BackingError> {
+    check(region, slice)?;
+    match &region.kind {
+        RegionKind::Egm { .. } | RegionKind::Reserved { .. } | RegionKind::Devdax { .. } => {
+            window(region, slice, file)
+        }
+        RegionKind::Hugetlb | RegionKind::Memfd | RegionKind::GuestMemfd => {
+            let (size, page) = (slice.size.get(), region.page_size.get());
+            Anonymous::adopt(&region.name, file, size, page).map(boxed).map_err(BackingError::from)
+        }
+    }
+}
+
+fn boxed(backing: impl Backing + 'static) -> Box<dyn Backing> {
+    Box::new(backing)
+}
+
+fn window(region: &Region, slice: &Slice, file: File) -> Result<Box<dyn Backing>, BackingError> {
+    device::Window::new(region, slice, file).map(boxed)
+}
+
+fn anonymous(
+    region: &Region,
+    slice: &Slice,
+    huge: Option<HugePage>,
+) -> Result<Box<dyn Backing>, BackingError> {
+    Ok(boxed(Anonymous::on_node(&region.name, slice.size.get(), huge, region.node)?))
+}
+
+fn huge_page(region: &Region) -> Result<HugePage, BackingError> {
+    let page = region.page_size.get();
+    HugePage::of(page).ok_or_else(|| BackingError::PageSize { region: region.name.clone(), page })
+}
+
+/// Whether `slice` is one of `region`: inside it and made of its pages.
+fn check(region: &Region, slice: &Slice) -> Result<(), BackingError> {
+    let (offset, bytes, page) = (slice.offset, slice.size.get(), region.page_size.get().max(1));
+    let inside = offset.checked_add(bytes).is_some_and(|end| end <= region.size.get());
+    let whole = bytes > 0 && offset.is_multiple_of(page) && bytes.is_multiple_of(page);
+    if slice.region == region.name && inside && whole {
+        return Ok(());
+    }
+    Err(BackingError::Slice {
+        region: region.name.clone(),
+        size: region.size.get(),
+        page,
+        named: slice.region.clone(),
+        offset,
+        bytes,
+    })
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use egm_address::ByteSize;
+
+    use super::*;
+    use crate::retired::Retired;
+
+    pub(crate) fn region(kind: RegionKind, size: u64, page: u64) -> Region {
+        Region {
+            name: "r".into(),
+            kind,
+            node: None,
+            size: ByteSize::new(size),
+            page_size: ByteSize::new(page),
+            base: None,
+            functions: Vec::new(),
+            retired: Retired::default(),
+        }
+    }
+
+    pub(crate) fn slice(offset: u64, size: u64) -> Slice {
+        Slice { region: "r".into(), offset, size: ByteSize::new(size) }
+    }
+
+    #[test]
+    fn a_slice_that_is_not_one_of_the_region_is_refused() {
+        let region = region(RegionKind::Memfd, 0x10_0000, 0x1000);
+        for (offset, size) in [(0, 0), (0, 0x800), (0x800, 0x1000), (0xf_f000, 0x2000), (u64::MAX, 0x1000)] {
+            let refused = open(&region, &slice(offset, size));
+            assert!(matches!(refused, Err(BackingError::Slice { .. })), "{offset:#x} {size:#x}");
+        }
+        let other = Slice { region: "other".into(), ..slice(0, 0x1000) };
+        assert!(matches!(open(&region, &other), Err(BackingError::Slice { .. })));
+    }
+
+    #[test]
+    fn a_pool_gives_memory_of_the_slice_size_that_a_peer_can_adopt() {
+        let region = region(RegionKind::Memfd, 0x10_0000, 0x1000);
+        let memory = open(&region, &slice(0x4000, 0x2000)).unwrap();
+        assert_eq!((memory.offset(), memory.size(), memory.is_invisible()), (0, 0x2000, false));
+        let duplicate = || memory.file().try_clone().unwrap();
+        assert_eq!(adopt(&region, &slice(0x4000, 0x2000), duplicate()).unwrap().size(), 0x2000);
+        assert!(adopt(&region, &slice(0x4000, 0x3000), duplicate()).is_err());
+    }
+
+    #[test]
+    fn guest_memfd_says_that_it_needs_a_vm() {
+        let region = region(RegionKind::GuestMemfd, 0x1000, 0x1000);
+        assert!(matches!(open(&region, &slice(0, 0x1000)), Err(BackingError::NeedsVm { .. })));
+    }
+}
