@@ -7,10 +7,14 @@
 //! [`backing::open`] gives the bytes of a [`region::Slice`].
 
 pub mod backing;
+pub mod carve;
+pub mod cli;
 mod mapping;
 mod prefault;
 pub mod region;
+pub mod report;
 pub mod retired;
+pub mod show;
 
 pub use backing::{Anonymous, AnonymousError, Backing, BackingError, HugePage};
 pub use mapping::{Mapping, MappingError};

@@ -1,8 +1,35 @@
 //! Regions of host memory: what they are made of and what is known of them.
+//!
+//! ```text
+//!  /proc, /sys ──HostFacts::read──┐
+//!  /sys/class/egm, /sys/bus/dax ──┼──discover──► regions, and what was refused and why
+//!  configs/host/*.json ──HostFile─┘
+//! ```
+//! Everything below the root directory may be wrong: files are read up to a limit, and a region that cannot be trusted
+//! is refused by name while the others still come.
+
+mod dax;
+mod discover;
+mod egm;
+mod facts;
+mod host_file;
+pub mod iomem;
+mod read;
+mod refused;
+mod reserved;
+mod srat;
+pub mod usage;
+pub mod words;
+
+pub use discover::{Survey, discover};
+pub use facts::{HostFacts, Node, Pool};
+pub use host_file::{HostFile, HostFileError, ReservedSpan};
+pub use refused::{Reason, Refused};
+pub use srat::Affinity;
 
 use std::path::PathBuf;
 
-use egm_address::{ByteSize, Hpa, PciAddress};
+use egm_address::{ByteSize, Host, Hpa, PciAddress, Span};
 use serde::{Deserialize, Serialize};
 
 use crate::retired::Retired;
@@ -54,6 +81,22 @@ impl RegionKind {
     }
 }
 
+/// Whether `name` may be a region's: 1 to 32 of a-z, 0-9, `.` and `-`, beginning with a letter. It becomes part of file
+/// names.
+#[must_use]
+pub fn is_name(name: &str) -> bool {
+    name.len() <= 32
+        && name.starts_with(|c: char| c.is_ascii_lowercase())
+        && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '.' || c == '-')
+}
+
+/// What slices of physical memory keep to where nothing else is said: the largest of 2 MiB, 64 KiB and 4 KiB that divides
+/// `base` and `size`. IOMMUs join neighbouring pages to these sizes even where the processor maps smaller ones.
+fn largest_page(base: u64, size: u64) -> Option<ByteSize> {
+    let fits = |page: &u64| base.is_multiple_of(*page) && size.is_multiple_of(*page);
+    [2 << 20, 64 << 10, 4 << 10].into_iter().find(fits).map(ByteSize::new)
+}
+
 /// One carve-out of host memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -86,4 +129,18 @@ pub struct Slice {
     pub offset: u64,
     /// Bytes from first to last, retired pages included.
     pub size: ByteSize,
+}
+
+impl Region {
+    /// Its host physical addresses, where they are known.
+    #[must_use]
+    pub fn span(&self) -> Option<Span<Host>> {
+        Span::new(self.base?, self.size.get()).ok()
+    }
+
+    /// Guest memory that the host can map, for a host whose KVM says `KVM_CAP_GUEST_MEMFD_MMAP`: whoever asked KVM adds it.
+    #[must_use]
+    pub fn guest_memfd(facts: &HostFacts) -> Self {
+        Self { name: "guest-memfd".to_owned(), ..discover::pool(RegionKind::GuestMemfd, facts.total(), 4096) }
+    }
 }

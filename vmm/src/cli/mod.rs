@@ -40,12 +40,6 @@ enum Command {
 /// How a subcommand ends.
 type Outcome = Result<ExitCode, Box<dyn Report>>;
 
-impl<E: Report + 'static> From<E> for Box<dyn Report> {
-    fn from(error: E) -> Self {
-        Box::new(error)
-    }
-}
-
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     let outcome: Outcome = match &Cli::parse().command {

@@ -1,6 +1,6 @@
 //! `egm-vmm plan`: every address of a machine, before and without starting it.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -44,11 +44,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     };
     let plan = plan::plan(&spec, &facts?)?;
     let mut out = io::stdout();
-    let colour = if out.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) {
-        Colour::On
-    } else {
-        Colour::Off
-    };
+    let colour = Colour::of_stdout();
     let text = if args.json {
         plan::json(&plan)
     } else if args.html {

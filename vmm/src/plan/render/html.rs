@@ -2,27 +2,13 @@
 
 use std::fmt::Write;
 
+use egm_device::show::{escape, size};
+
 use crate::plan::render::map;
 use crate::plan::render::model;
 use crate::plan::{FunctionPlan, Plan};
 
 const STYLE: &str = include_str!("page.css");
-
-/// Text as HTML shows it; names, paths and descriptions come from files that anybody may have written.
-pub(super) fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            c => out.push(c),
-        }
-    }
-    out
-}
 
 /// The plan as a whole page.
 pub fn html(plan: &Plan) -> String {
@@ -84,14 +70,13 @@ fn pairs(title: &str, heads: &[&str], rows: Vec<(String, String)>) -> String {
 fn memory(plan: &Plan) -> String {
     let row = |block: model::Block| {
         let (from, to) = (model::address(plan, block.span.start()), model::address(plan, block.span.end()));
-        let cells = vec![from, to, model::size(block.span.size()), block.what, block.detail];
+        let cells = vec![from, to, size(block.span.size()), block.what, block.detail];
         (format!("address {}", block.tone.class()), cells)
     };
     let rows: Vec<_> = model::blocks(plan).into_iter().map(row).collect();
     let map = table("Memory map", &["from", "up to", "size", "what", "where"], &[2], &rows);
-    let row = |b: &crate::plan::BackingPlan| {
-        (String::new(), vec![b.id.clone(), model::size(b.size), model::backing(b)])
-    };
+    let row =
+        |b: &crate::plan::BackingPlan| (String::new(), vec![b.id.clone(), size(b.size), model::backing(b)]);
     let rows: Vec<_> = plan.backings.iter().map(row).collect();
     map + &table("Behind it", &["memory", "size", "from"], &[1], &rows)
 }
@@ -131,7 +116,7 @@ fn pci_function(plan: &Plan, function: &FunctionPlan, out: &mut String) {
     out.push_str("<dl>");
     for (what, span) in holdings {
         let place = span.map_or_else(String::new, |span| {
-            format!("<code>{}</code> {}", model::address(plan, span.start()), model::size(span.size()))
+            format!("<code>{}</code> {}", model::address(plan, span.start()), size(span.size()))
         });
         let _ = write!(out, "<dt>{}</dt><dd>{place}</dd>", escape(&what));
     }
@@ -147,7 +132,7 @@ fn nodes(plan: &Plan) -> String {
         };
         let cpus = if node.cpus.is_empty() { "none".to_owned() } else { node.cpus.to_string() };
         let class = if node.egm { "egm" } else { "" };
-        (class.to_owned(), vec![node.id.to_string(), cpus, model::size(node.memory), kind.to_owned()])
+        (class.to_owned(), vec![node.id.to_string(), cpus, size(node.memory), kind.to_owned()])
     };
     let rows: Vec<_> = plan.nodes.iter().map(row).collect();
     table("NUMA nodes", &["node", "vCPUs", "memory", "kind"], &[2], &rows)

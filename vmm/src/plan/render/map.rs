@@ -5,8 +5,9 @@
 
 use std::fmt::Write;
 
+use egm_device::show::{self, escape};
+
 use crate::plan::Plan;
-use crate::plan::render::html::escape;
 use crate::plan::render::model::{self, Block, Tone};
 
 const WIDTH: u32 = 640;
@@ -67,7 +68,7 @@ fn band(plan: &Plan, block: &Block, y: u32, out: &mut String) {
         high - 2 * inset,
         3 * inset,
     );
-    let size = model::size(block.span.size());
+    let size = show::size(block.span.size());
     if block.tone == Tone::Free {
         let centre = BAND_X + BAND_WIDTH / 2;
         let _ = writeln!(out, "<text class=\"gap\" x=\"{centre}\" y=\"{middle}\">{size} free</text></g>");

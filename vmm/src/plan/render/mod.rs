@@ -3,11 +3,10 @@
 mod html;
 mod map;
 mod model;
-mod table;
 mod text;
 
+pub use egm_device::show::Colour;
 pub use html::html;
-pub use table::Colour;
 pub use text::text;
 
 use crate::plan::Plan;

@@ -1,6 +1,7 @@
 //! What both forms show, in words.
 
 use egm_address::{Gpa, Guest, Span};
+use egm_device::show::{Style, size};
 
 use crate::config::{DeviceKind, PageSize};
 use crate::plan::{BackingPlan, BarKind, BarPlan, FunctionPlan, FunctionRole, MemoryKind, Plan, WindowKind};
@@ -24,6 +25,17 @@ impl Tone {
             Self::Pci => "pci",
             Self::System => "system",
             Self::Free => "free",
+        }
+    }
+
+    /// How it stands out in a terminal.
+    pub(super) const fn style(self) -> Style {
+        match self {
+            Self::Ram => Style::Blue,
+            Self::Egm => Style::Green,
+            Self::Pci => Style::Cyan,
+            Self::System => Style::Yellow,
+            Self::Free => Style::Faint,
         }
     }
 }
@@ -83,23 +95,6 @@ pub(super) fn blocks(plan: &Plan) -> Vec<Block> {
 
 fn free(span: Span<Guest>) -> Block {
     Block { span, tone: Tone::Free, what: "free".to_owned(), detail: String::new() }
-}
-
-/// A number of bytes for a person: exact with at most three decimals (`2.25 GiB`, `511.625 MiB`), or rounded to two where
-/// that would need a long number (`~256.09 GiB`).
-pub(super) fn size(bytes: u64) -> String {
-    let units = [("TiB", 40u32), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
-    let large = units.iter().filter(|(_, shift)| bytes >> shift > 0);
-    let Some((unit, shift)) = large.clone().next() else { return format!("{bytes} B") };
-    for (unit, shift) in large {
-        let thousandths = (u128::from(bytes) * 1000) >> shift;
-        if u128::from(bytes) * 1000 == thousandths << shift && thousandths < 100_000_000 {
-            let (whole, rest) = (thousandths / 1000, format!(".{:03}", thousandths % 1000));
-            return format!("{whole}{} {unit}", rest.trim_end_matches('0').trim_end_matches('.'));
-        }
-    }
-    let hundredths = (u128::from(bytes) * 100 + (1 << shift) / 2) >> shift;
-    format!("~{}.{:02} {unit}", hundredths / 100, hundredths % 100)
 }
 
 /// An address with the digits that the guest's address bits need.
@@ -242,29 +237,4 @@ pub(super) fn lines_and_ports(plan: &Plan) -> Vec<(String, String)> {
         (port.owner.clone(), range)
     });
     lines.chain(ports).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_are_exact_and_short() {
-        let shown =
-            [0, 1000, 4096, 0xa0000, 0x1ffa_0000, 2304 << 20, 2044 << 10, 262_240 << 20, 255 << 40].map(size);
-        assert_eq!(
-            shown,
-            [
-                "0 B",
-                "1000 B",
-                "4 KiB",
-                "640 KiB",
-                "511.625 MiB",
-                "2.25 GiB",
-                "2044 KiB",
-                "~256.09 GiB",
-                "255 TiB"
-            ]
-        );
-    }
 }

@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 
-use crate::plan::render::model::{self, Tone};
-use crate::plan::render::table::{Colour, Side, Table};
+use egm_device::show::{Colour, Side, Style, Table, size};
+
+use crate::plan::render::model;
 use crate::plan::{FunctionPlan, FunctionRole, Plan};
 
 use Side::{Left, Right};
@@ -13,10 +14,10 @@ pub fn text(plan: &Plan, colour: Colour) -> String {
     let mut out = String::new();
     let heading = |out: &mut String, title: &str| {
         out.push('\n');
-        out.push_str(&colour.strong(title));
+        out.push_str(&colour.paint(Style::Strong, title));
         out.push('\n');
     };
-    out.push_str(&colour.strong(&plan.name));
+    out.push_str(&colour.paint(Style::Strong, &plan.name));
     let _ = writeln!(out, " · {}", model::summary(plan).join(" · "));
     if !plan.description.is_empty() {
         out.push_str(&plan.description);
@@ -50,7 +51,8 @@ fn memory(plan: &Plan) -> Table<'static> {
     let mut table = Table::new(&[Left, Left, Right, Left, Left], &["from", "up to", "size", "what", "where"]);
     for block in model::blocks(plan) {
         let (from, to) = (model::address(plan, block.span.start()), model::address(plan, block.span.end()));
-        table.row(Some(block.tone), vec![from, to, model::size(block.span.size()), block.what, block.detail]);
+        table
+            .row(Some(block.tone.style()), vec![from, to, size(block.span.size()), block.what, block.detail]);
     }
     table
 }
@@ -58,7 +60,7 @@ fn memory(plan: &Plan) -> Table<'static> {
 fn backings(plan: &Plan) -> Table<'static> {
     let mut table = Table::new(&[Left, Right, Left], &["memory", "size", "from"]);
     for backing in &plan.backings {
-        table.row(None, vec![backing.id.clone(), model::size(backing.size), model::backing(backing)]);
+        table.row(None, vec![backing.id.clone(), size(backing.size), model::backing(backing)]);
     }
     table
 }
@@ -90,15 +92,15 @@ fn pci_function(
     let (first, next) = indents;
     let name = model::function(function);
     let name = match function.role {
-        FunctionRole::Endpoint { .. } => colour.tone(Tone::Pci, &name),
+        FunctionRole::Endpoint { .. } => colour.paint(Style::Cyan, &name),
         _ => name,
     };
     let _ = writeln!(out, "{first}{} {name}", function.address);
     for (what, span) in model::holdings(function) {
         let place = span.map_or_else(String::new, |span| {
-            format!(" at {}, {}", model::address(plan, span.start()), model::size(span.size()))
+            format!(" at {}, {}", model::address(plan, span.start()), size(span.size()))
         });
-        let _ = writeln!(out, "{next}{}", colour.tone(Tone::Free, &format!("{what}{place}")));
+        let _ = writeln!(out, "{next}{}", colour.paint(Style::Faint, &format!("{what}{place}")));
     }
 }
 
@@ -106,12 +108,12 @@ fn nodes(plan: &Plan) -> Table<'static> {
     let mut table = Table::new(&[Right, Left, Right, Left], &["node", "vCPUs", "memory", "kind"]);
     for node in &plan.nodes {
         let (tone, kind) = match (node.egm, node.memory) {
-            (true, _) => (Some(Tone::Egm), "EGM"),
+            (true, _) => (Some(Style::Green), "EGM"),
             (false, 0) => (None, "no memory"),
             (false, _) => (None, "RAM"),
         };
         let cpus = if node.cpus.is_empty() { "none".to_owned() } else { node.cpus.to_string() };
-        table.row(tone, vec![node.id.to_string(), cpus, model::size(node.memory), kind.to_owned()]);
+        table.row(tone, vec![node.id.to_string(), cpus, size(node.memory), kind.to_owned()]);
     }
     table
 }
@@ -132,7 +134,7 @@ fn access(plan: &Plan) -> Table<'static> {
     let mut table = Table::new(&[Right; 4], &heads);
     for (node, access) in plan.nodes.iter().flat_map(|node| node.access.iter().map(move |a| (node, a))) {
         table.row(
-            node.egm.then_some(Tone::Egm),
+            node.egm.then_some(Style::Green),
             vec![
                 node.id.to_string(),
                 access.from.to_string(),

@@ -1,0 +1,1 @@
+//! Splitting a host's memory once, and taking slices from its regions all day.

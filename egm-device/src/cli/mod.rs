@@ -1,0 +1,63 @@
+//! The command line: one file a subcommand, each with its `Args` and a `run` that returns the exit code.
+
+mod generate;
+mod host;
+mod regions;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::report::{Chain, Report};
+
+/// Carves host memory into regions and slices for virtual machines, and keeps who has what
+#[derive(Debug, Parser)]
+#[command(name = "egm-device", version, after_help = HELP)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const HELP: &str = "\
+See what this host has, split it once, and give slices away all day:
+
+  egm-device regions
+  egm-device carve advise --hypervisor 64GiB
+
+Exit codes: 0 done; 2 the command line or a file is wrong; 3 the host lacks something or forbids it;
+4 a bug in egm-device";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Regions(regions::Args),
+    Completions(generate::Completions),
+    Man(generate::Man),
+}
+
+/// How a subcommand ends.
+type Outcome = Result<ExitCode, Box<dyn Report>>;
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let outcome: Outcome = match &Cli::parse().command {
+        Command::Regions(args) => regions::run(args),
+        Command::Completions(args) => Ok(generate::completions(args)),
+        Command::Man(args) => Ok(generate::man(args)),
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("{}", Chain(error.as_ref()));
+        error.blame().into()
+    })
+}
+
+/// Writes to standard output. A reader that has seen enough (`| head`) closes the pipe: that is no failure of ours.
+fn print(bytes: impl AsRef<[u8]>) {
+    let _ = io::stdout().write_all(bytes.as_ref());
+}
+
+/// Writes `value` as JSON to standard output.
+fn print_json(value: &impl serde::Serialize) {
+    // Every map has string keys, so nothing of it can fail to be JSON.
+    print(serde_json::to_string_pretty(value).unwrap_or_default() + "\n");
+}

@@ -1,0 +1,166 @@
+//! `egm-device regions`: what of this host's memory guests can get, and who has it.
+
+use std::process::ExitCode;
+
+use egm_address::ByteSize;
+
+use crate::cli::host::Host;
+use crate::cli::{Outcome, print, print_json};
+use crate::region::usage::{Socket, Usage, Usages, sockets};
+use crate::region::{Region, RegionKind, Survey};
+use crate::show::{Colour, Side, Style, Table, size};
+
+use Side::{Left, Right};
+
+/// Shows which memory of this host guests can get, per socket and per region
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    host: Host,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `--json` prints; [`Survey`] can be read back from it.
+#[derive(Debug, serde::Serialize)]
+struct Record<'a> {
+    #[serde(flatten)]
+    survey: &'a Survey,
+    sockets: &'a [Socket],
+    usage: &'a Usages,
+}
+
+pub(super) fn run(args: &Args) -> Outcome {
+    let survey = args.host.survey()?;
+    let usages = Usages::new();
+    let sockets = sockets(&survey, &usages);
+    if args.json {
+        print_json(&Record { survey: &survey, sockets: &sockets, usage: &usages });
+    } else {
+        print(text(&survey, &sockets, &usages, Colour::of_stdout()));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn text(survey: &Survey, sockets: &[Socket], usages: &Usages, colour: Colour) -> String {
+    let mut out = String::new();
+    out.push_str(&colour.paint(Style::Strong, "Sockets"));
+    out.push('\n');
+    socket_table(sockets).write(&mut out, colour);
+    out.push('\n');
+    out.push_str(&colour.paint(Style::Strong, "Regions"));
+    out.push('\n');
+    region_table(survey, usages).write(&mut out, colour);
+    if !survey.refused.is_empty() {
+        out.push('\n');
+        out.push_str(&colour.paint(Style::Strong, "Refused"));
+        out.push('\n');
+        let mut table = Table::new(&[Left, Left], &["name", "why"]);
+        for refused in &survey.refused {
+            table.row(Some(Style::Red), vec![refused.name.clone(), refused.reason.to_string()]);
+        }
+        table.write(&mut out, colour);
+    }
+    out
+}
+
+/// A size, and `-` for what is not known.
+fn known(bytes: Option<u64>) -> String {
+    bytes.map_or_else(|| "-".to_owned(), size)
+}
+
+fn list(items: impl Iterator<Item = String>) -> String {
+    let text = items.collect::<Vec<_>>().join(" ");
+    if text.is_empty() { "-".to_owned() } else { text }
+}
+
+fn node(node: Option<u32>) -> String {
+    node.map_or_else(|| "-".to_owned(), |node| node.to_string())
+}
+
+fn socket_table(sockets: &[Socket]) -> Table<'static> {
+    let heads = [
+        "node",
+        "CPUs",
+        "total",
+        "visible",
+        "aside",
+        "invisible",
+        "granted",
+        "dirty",
+        "retired",
+        "pages",
+        "GPUs",
+    ];
+    let sides = &[Right, Left, Right, Right, Right, Right, Right, Right, Right, Left, Left];
+    let mut table = Table::new(sides, &heads);
+    for socket in sockets {
+        let cpus = if socket.cpus.is_empty() { "-".to_owned() } else { socket.cpus.to_string() };
+        let bytes = |of: ByteSize| size(of.get());
+        table.row(
+            (socket.invisible.get() > 0).then_some(Style::Green),
+            vec![
+                node(socket.node),
+                cpus,
+                bytes(socket.total),
+                bytes(socket.visible),
+                bytes(socket.aside),
+                bytes(socket.invisible),
+                known(socket.granted.map(ByteSize::get)),
+                known(socket.dirty.map(ByteSize::get)),
+                bytes(socket.retired),
+                list(socket.page_sizes.iter().map(|page| size(page.get()))),
+                list(socket.functions.iter().map(ToString::to_string)),
+            ],
+        );
+    }
+    table
+}
+
+/// What a kind of region is called.
+pub(super) const fn kind(kind: &RegionKind) -> &'static str {
+    match kind {
+        RegionKind::Egm { .. } => "EGM",
+        RegionKind::Reserved { .. } => "reserved",
+        RegionKind::Devdax { .. } => "device-DAX",
+        RegionKind::Hugetlb => "hugetlb",
+        RegionKind::Memfd => "memfd",
+        RegionKind::GuestMemfd => "guest_memfd",
+    }
+}
+
+/// Bytes of a pool that nobody uses, where the kernel counts them.
+fn free(survey: &Survey, region: &Region) -> Option<u64> {
+    let node = survey.host.nodes.iter().find(|node| Some(node.id) == region.node)?;
+    let pool = node.pools.iter().find(|pool| pool.page_size == region.page_size)?;
+    (region.kind == RegionKind::Hugetlb).then(|| pool.free.saturating_mul(pool.page_size.get()))
+}
+
+fn region_table(survey: &Survey, usages: &Usages) -> Table<'static> {
+    let heads =
+        ["region", "kind", "node", "size", "free", "pages", "base", "granted", "dirty", "retired", "GPUs"];
+    let sides = &[Left, Left, Right, Right, Right, Right, Left, Right, Right, Right, Left];
+    let mut table = Table::new(sides, &heads);
+    for region in &survey.regions {
+        let usage = usages.get(&region.name);
+        let style = if region.kind.is_invisible() { Some(Style::Green) } else { None };
+        table.row(
+            style,
+            vec![
+                region.name.clone(),
+                kind(&region.kind).to_owned(),
+                node(region.node),
+                size(region.size.get()),
+                known(free(survey, region)),
+                size(region.page_size.get()),
+                region.base.map_or_else(|| "-".to_owned(), |base| base.to_string()),
+                known(usage.map(Usage::granted)),
+                known(usage.map(Usage::dirty)),
+                size(region.retired.spans().size()),
+                list(region.functions.iter().map(ToString::to_string)),
+            ],
+        );
+    }
+    table
+}

@@ -1,0 +1,5 @@
+//! The `egm-device` program; everything is in the library.
+
+fn main() -> std::process::ExitCode {
+    egm_device::cli::main()
+}

@@ -1,0 +1,93 @@
+//! Which regions a host has.
+
+use std::path::Path;
+
+use egm_address::{ByteSize, align_down};
+use serde::Serialize;
+
+use crate::region::facts::HostFacts;
+use crate::region::host_file::HostFile;
+use crate::region::refused::{Reason, Refused};
+use crate::region::{Region, RegionKind, dax, egm, reserved};
+use crate::retired::Retired;
+
+/// A host's memory and what of it is offered to guests.
+#[derive(Debug, Serialize)]
+pub struct Survey {
+    /// What is known of the host.
+    pub host: HostFacts,
+    /// Its regions: EGM, reserved, device-DAX, then pools.
+    pub regions: Vec<Region>,
+    /// What looks like a region and is none.
+    pub refused: Vec<Refused>,
+}
+
+impl Survey {
+    /// The host whose `/proc` and `/sys` are below `root`, with the spans that `files` name.
+    #[must_use]
+    pub fn of(root: &Path, files: &[HostFile]) -> Self {
+        let host = HostFacts::read(root);
+        let named = files.iter().flat_map(|file| &file.regions);
+        let named = named
+            .map(|span| reserved::region(span, &host).map_err(|reason| Refused::new(&span.name, reason)));
+        let found = egm::discover(root, &host).chain(named).chain(dax::discover(root));
+        let (mut regions, mut refused): (Vec<Region>, Vec<Refused>) = (Vec::new(), Vec::new());
+        for region in found.chain(pools(&host).map(Ok)) {
+            match region.and_then(|region| apart(&regions, region)) {
+                Ok(region) => regions.push(region),
+                Err(why) => refused.push(why),
+            }
+        }
+        Self { host, regions, refused }
+    }
+}
+
+/// The regions of the host whose `/proc` and `/sys` are below `root`, and what was refused. It opens no device.
+#[must_use]
+pub fn discover(root: &Path, files: &[HostFile]) -> (Vec<Region>, Vec<Refused>) {
+    let survey = Survey::of(root, files);
+    (survey.regions, survey.refused)
+}
+
+/// A byte has one region, and a name means one region.
+fn apart(regions: &[Region], region: Region) -> Result<Region, Refused> {
+    if regions.iter().any(|other| other.name == region.name) {
+        return Err(Refused::new(&region.name, Reason::NameTaken));
+    }
+    let Some(span) = region.span() else { return Ok(region) };
+    match regions.iter().find(|other| other.span().is_some_and(|other| other.overlaps(span))) {
+        Some(other) => Err(Refused::new(&region.name, Reason::Overlap { span, other: other.name.clone() })),
+        None => Ok(region),
+    }
+}
+
+/// hugetlb pools that have pages, and the memory of this process, which is always there.
+fn pools(host: &HostFacts) -> impl Iterator<Item = Region> + '_ {
+    let hugetlb = host.nodes.iter().flat_map(|node| {
+        node.pools.iter().filter(|pool| pool.total > 0).map(|huge| {
+            let page = huge.page_size.get();
+            let short = if page == 1 << 30 { "1g" } else { "2m" };
+            Region {
+                name: format!("hugetlb-{short}-node{}", node.id),
+                node: Some(node.id),
+                ..pool(RegionKind::Hugetlb, huge.total.saturating_mul(page), page)
+            }
+        })
+    });
+    let local = Region { name: "local".to_owned(), ..pool(RegionKind::Memfd, host.total(), 2 << 20) };
+    hugetlb.chain(std::iter::once(local))
+}
+
+/// A pool of `size` bytes in pages of `page`, without a name.
+pub(super) fn pool(kind: RegionKind, size: u64, page: u64) -> Region {
+    Region {
+        name: String::new(),
+        kind,
+        node: None,
+        size: ByteSize::new(align_down(size, page)),
+        page_size: ByteSize::new(page),
+        base: None,
+        functions: Vec::new(),
+        retired: Retired::default(),
+    }
+}

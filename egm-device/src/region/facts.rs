@@ -1,0 +1,175 @@
+//! What is known of a host's memory, as a value: a split is planned from it, on this machine or on another.
+
+use std::path::Path;
+
+use egm_address::{ByteSize, CpuSet, Host, Hpa, Span, SpanSet};
+use serde::{Deserialize, Serialize};
+
+use crate::region::iomem::{self, Resource};
+use crate::region::read::{bytes, names, number, text};
+use crate::region::srat::{self, Affinity};
+
+/// A host's memory, as the kernel and the firmware tell it. What they do not tell is empty.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostFacts {
+    /// Instruction set: `x86_64`, `aarch64`.
+    pub arch: String,
+    /// Product name of the machine.
+    pub product: String,
+    /// The kernel's command line.
+    pub command_line: String,
+    /// `/proc/iomem`; empty for a reader without privilege.
+    pub iomem: Vec<Resource>,
+    /// What the firmware calls RAM, hidden memory included.
+    pub firmware: Vec<Span<Host>>,
+    /// Which memory lies at which node.
+    pub affinity: Vec<Affinity>,
+    /// The kernel's nodes, by number.
+    pub nodes: Vec<Node>,
+}
+
+/// A node of the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Node {
+    /// Its number.
+    pub id: u32,
+    /// Its processors.
+    pub cpus: CpuSet,
+    /// Memory that the kernel manages: `MemTotal`.
+    pub total: ByteSize,
+    /// Its hugetlb pools, empty ones included.
+    pub pools: Vec<Pool>,
+}
+
+/// A hugetlb pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pool {
+    /// Bytes in a page.
+    pub page_size: ByteSize,
+    /// Pages.
+    pub total: u64,
+    /// Pages that nobody uses.
+    pub free: u64,
+}
+
+impl HostFacts {
+    /// The host whose `/proc` and `/sys` are below `root`.
+    #[must_use]
+    pub fn read(root: &Path) -> Self {
+        let string = |path: &str| text(&root.join(path)).unwrap_or_default();
+        Self {
+            arch: text(&root.join("proc/sys/kernel/arch"))
+                .unwrap_or_else(|_| std::env::consts::ARCH.to_owned()),
+            product: string("sys/class/dmi/id/product_name"),
+            command_line: string("proc/cmdline"),
+            iomem: iomem::parse(&string("proc/iomem")),
+            firmware: firmware(root),
+            affinity: srat::parse(&bytes(&root.join("sys/firmware/acpi/tables/SRAT")).unwrap_or_default()),
+            nodes: nodes(root),
+        }
+    }
+
+    /// Memory that the kernel manages, in all nodes.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.nodes.iter().fold(0, |sum, node| sum.saturating_add(node.total.get()))
+    }
+
+    /// The addresses of what the kernel manages.
+    #[must_use]
+    pub fn system_ram(&self) -> SpanSet<Host> {
+        self.iomem.iter().filter(|line| line.is_system_ram()).map(|line| line.span).collect()
+    }
+
+    /// The node that all of `span` lies at, where that is known. A host of one node has no other.
+    #[must_use]
+    pub fn node_of(&self, span: Span<Host>) -> Option<u32> {
+        match self.nodes.as_slice() {
+            [only] => Some(only.id),
+            _ => self.affinity.iter().find(|a| a.span.covers(span)).map(|a| a.node),
+        }
+    }
+}
+
+/// What the firmware calls RAM: on x86 in `/sys/firmware/memmap`, with a device tree in its memory nodes.
+fn firmware(root: &Path) -> Vec<Span<Host>> {
+    let folder = root.join("sys/firmware/memmap");
+    let entry = |name: &String| {
+        let folder = folder.join(name);
+        let end = number(&folder.join("end"))?.checked_add(1)?;
+        let span = Span::between(Hpa::new(number(&folder.join("start"))?), Hpa::new(end));
+        span.filter(|_| text(&folder.join("type")).is_ok_and(|kind| kind == "System RAM"))
+    };
+    let map: SpanSet<Host> = names(&folder).iter().filter_map(entry).collect();
+    if map.is_empty() { device_tree(root).iter().collect() } else { map.iter().collect() }
+}
+
+/// Memory nodes of a device tree with 64-bit addresses and sizes, as those of machines that matter are.
+fn device_tree(root: &Path) -> SpanSet<Host> {
+    let folder = root.join("sys/firmware/devicetree/base");
+    let two = |name: &str| bytes(&folder.join(name)).is_ok_and(|cells| cells == [0, 0, 0, 2]);
+    if !two("#address-cells") || !two("#size-cells") {
+        return SpanSet::default();
+    }
+    let nodes = names(&folder).into_iter().filter(|name| name.starts_with("memory"));
+    let banks = nodes.flat_map(|name| bytes(&folder.join(name).join("reg")).unwrap_or_default());
+    let banks: Vec<u8> = banks.collect();
+    let (words, _) = banks.as_chunks::<8>();
+    let (pairs, _) = words.as_chunks::<2>();
+    let span = |[start, size]: &[[u8; 8]; 2]| {
+        Span::new(Hpa::new(u64::from_be_bytes(*start)), u64::from_be_bytes(*size)).ok()
+    };
+    pairs.iter().filter_map(span).collect()
+}
+
+/// Every node that is online; a kernel without NUMA has one, node 0, with everything.
+fn nodes(root: &Path) -> Vec<Node> {
+    let folder = root.join("sys/devices/system/node");
+    let Some(online) = set(&folder.join("online")) else {
+        let one = Node {
+            id: 0,
+            cpus: set(&root.join("sys/devices/system/cpu/online")).unwrap_or_default(),
+            total: total(&root.join("proc/meminfo")),
+            pools: pools(&root.join("sys/kernel/mm/hugepages")),
+        };
+        return vec![one];
+    };
+    let node = |id| {
+        let folder = folder.join(format!("node{id}"));
+        Node {
+            id,
+            cpus: set(&folder.join("cpulist")).unwrap_or_default(),
+            total: total(&folder.join("meminfo")),
+            pools: pools(&folder.join("hugepages")),
+        }
+    };
+    online.iter().map(node).collect()
+}
+
+fn set(path: &Path) -> Option<CpuSet> {
+    text(path).ok()?.parse().ok()
+}
+
+/// `MemTotal:  24684096 kB`, in a node's file after `Node 0 `; 0 when there is none.
+fn total(path: &Path) -> ByteSize {
+    let text = text(path).unwrap_or_default();
+    let mut lines = text.lines().filter_map(|line| {
+        let mut words = line.split_whitespace().skip_while(|word| *word != "MemTotal:").skip(1);
+        words.next()?.parse::<u64>().ok()?.checked_mul(1024)
+    });
+    ByteSize::new(lines.next().unwrap_or(0))
+}
+
+/// The pools of 2 MiB and 1 GiB, smaller first.
+fn pools(folder: &Path) -> Vec<Pool> {
+    let pool = |page: u64| {
+        let folder = folder.join(format!("hugepages-{}kB", page >> 10));
+        let total = number(&folder.join("nr_hugepages"))?;
+        let free = number(&folder.join("free_hugepages")).unwrap_or(0).min(total);
+        Some(Pool { page_size: ByteSize::new(page), total, free })
+    };
+    [2 << 20, 1 << 30].into_iter().filter_map(pool).collect()
+}

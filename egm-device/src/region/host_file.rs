@@ -1,0 +1,141 @@
+//! Host files, `configs/host/*.json`: spans of memory that an operator has hidden from the kernel.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use egm_address::{ByteSize, Hpa};
+use serde::Deserialize;
+
+use crate::region::read;
+use crate::report::{Blame, Report};
+
+/// What an operator wrote of one host.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostFile {
+    /// Which host it is for.
+    #[serde(default)]
+    pub description: String,
+    /// Reserved spans.
+    #[serde(default)]
+    pub regions: Vec<ReservedSpan>,
+}
+
+/// Memory that `mem=` or `memmap=` keeps from the kernel.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReservedSpan {
+    /// The region's name.
+    pub name: String,
+    /// Host physical address of its first byte.
+    pub base: Hpa,
+    /// Bytes.
+    pub size: ByteSize,
+    /// Its node; the default is what ACPI says.
+    pub node: Option<u32>,
+    /// What slices keep to; the default is the largest of 2 MiB, 64 KiB and 4 KiB that fits.
+    pub page_size: Option<ByteSize>,
+    /// The file whose offsets are host physical addresses.
+    #[serde(default = "dev_mem")]
+    pub device: PathBuf,
+}
+
+fn dev_mem() -> PathBuf {
+    PathBuf::from("/dev/mem")
+}
+
+/// Why a host file is none.
+#[derive(Debug, thiserror::Error)]
+pub enum HostFileError {
+    /// It cannot be read.
+    #[error("cannot read host file {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+    /// It is not JSON, or says what nobody understands.
+    #[error("{}:{}:{}: not a host file", path.display(), source.line(), source.column())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: serde_json::Error,
+    },
+}
+
+impl HostFile {
+    /// The host file at `path`.
+    ///
+    /// # Errors
+    /// [`HostFileError`].
+    pub fn load(path: &Path) -> Result<Self, HostFileError> {
+        let bytes =
+            read::bytes(path).map_err(|source| HostFileError::Read { path: path.to_owned(), source })?;
+        serde_json::from_slice(&bytes).map_err(|source| HostFileError::Json { path: path.to_owned(), source })
+    }
+
+    /// All host files (`*.json`) of a folder, by name; a folder that is not there has none.
+    ///
+    /// # Errors
+    /// The first [`HostFileError`].
+    pub fn load_all(folder: &Path) -> Result<Vec<Self>, HostFileError> {
+        let names = read::names(folder).into_iter().filter(|name| name.ends_with(".json"));
+        names.map(|name| Self::load(&folder.join(name))).collect()
+    }
+}
+
+impl Report for HostFileError {
+    fn blame(&self) -> Blame {
+        Blame::Configuration
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Read { .. } => None,
+            Self::Json { source, .. } => nearest(&source.to_string()),
+        }
+    }
+}
+
+/// The key that was meant, where serde says ``unknown field `bse`, expected one of `name`, `base` …``.
+fn nearest(message: &str) -> Option<String> {
+    let mut keys = message.split('`').skip(1).step_by(2);
+    let wrong = keys.next().filter(|_| message.starts_with("unknown field"))?;
+    let right = keys.min_by_key(|key| strsim::damerau_levenshtein(wrong, key))?;
+    Some(format!("write \"{right}\" instead of \"{wrong}\""))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::report::Chain;
+
+    fn load(text: &str) -> Result<HostFile, HostFileError> {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("a.json"), text).unwrap();
+        fs::write(folder.path().join("README"), "not a host file").unwrap();
+        HostFile::load_all(folder.path()).map(|mut all| all.remove(0))
+    }
+
+    #[test]
+    fn a_span_has_a_name_a_base_and_a_size_and_the_rest_by_default() {
+        let file =
+            load(r#"{"regions": [{"name": "hidden", "base": "0x100000000", "size": "4GiB"}]}"#).unwrap();
+        let span = &file.regions[0];
+        assert_eq!((span.base.get(), span.size.get(), span.node), (4 << 30, 4 << 30, None));
+        assert_eq!(span.device, Path::new("/dev/mem"));
+    }
+
+    #[test]
+    fn a_misspelt_key_is_refused_with_its_place_and_the_right_name() {
+        let error =
+            load("{\"regions\": [\n{\"name\": \"hidden\", \"bse\": \"0x1\", \"size\": 4096}]}").unwrap_err();
+        let text = Chain(&error).to_string();
+        assert!(text.contains("a.json:2:25: not a host file"), "{text}");
+        assert!(text.ends_with("help: write \"base\" instead of \"bse\""), "{text}");
+    }
+}

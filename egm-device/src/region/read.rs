@@ -1,0 +1,65 @@
+//! Reading files that somebody else wrote: a limit on every length, and nothing that a file can do stops us.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::str;
+
+/// No text that we read is longer: `/proc/iomem` of a large host has some 100 KiB.
+const LIMIT: u64 = 4 << 20;
+
+/// No folder that we list has more entries.
+const ENTRIES: usize = 1 << 16;
+
+/// The bytes of a file of at most [`LIMIT`] bytes. A pipe in its place is empty instead of a wait for ever.
+///
+/// # Errors
+/// The kernel's, or `InvalidData` for a longer file.
+pub(super) fn bytes(path: &Path) -> io::Result<Vec<u8>> {
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    let mut bytes = Vec::new();
+    file.take(LIMIT.saturating_add(1)).read_to_end(&mut bytes)?;
+    if u64::try_from(bytes.len()).is_ok_and(|length| length > LIMIT) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "longer than 4 MiB"));
+    }
+    Ok(bytes)
+}
+
+/// The text of a file, without white space around it.
+///
+/// # Errors
+/// As [`bytes`], and `InvalidData` for what is not UTF-8.
+pub(super) fn text(path: &Path) -> io::Result<String> {
+    let bytes = bytes(path)?;
+    let text = str::from_utf8(&bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "not text"))?;
+    Ok(text.trim().to_owned())
+}
+
+/// The number in a file: decimal, or hexadecimal after `0x`. `None` when there is no such file or number.
+pub(super) fn number(path: &Path) -> Option<u64> {
+    parse_number(&text(path).ok()?)
+}
+
+/// A number as the kernel prints it: decimal, or hexadecimal after `0x`.
+pub(super) fn parse_number(text: &str) -> Option<u64> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+/// Names in a folder, sorted; a folder that is not there has none.
+pub(super) fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().take(ENTRIES);
+    let mut names: Vec<String> =
+        entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+    names.sort_unstable();
+    names
+}
+
+/// The node in a `numa_node` file; -1 means that the kernel does not know.
+pub(super) fn node(path: &Path) -> Option<u32> {
+    text(path).ok()?.parse().ok()
+}

@@ -1,0 +1,121 @@
+//! Why something that looks like a region is none.
+
+use std::io;
+use std::path::PathBuf;
+
+use egm_address::{ByteSize, Host, Span};
+use serde::{Serialize, Serializer};
+
+use crate::region::iomem::Resource;
+
+/// Something that looks like a region and may not be used.
+#[derive(Debug, Serialize)]
+pub struct Refused {
+    /// Its name; a hostile one is shortened and without control characters.
+    pub name: String,
+    /// Why.
+    pub reason: Reason,
+}
+
+impl Refused {
+    /// `name` is refused for `reason`.
+    pub(super) fn new(name: &str, reason: Reason) -> Self {
+        Self { name: printable(name), reason }
+    }
+}
+
+/// What of `text` may be shown: 64 characters of it, without control characters.
+pub(super) fn printable(text: &str) -> String {
+    text.chars().take(64).map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+/// Why a region is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum Reason {
+    /// A file cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+    /// A file does not hold what the kernel documents.
+    #[error("{} holds \"{text}\", which is not {expected}", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What it holds, shortened.
+        text: String,
+        /// What the kernel documents.
+        expected: &'static str,
+    },
+    /// A name that cannot be one.
+    #[error("a region's name has 1 to 32 of a-z, 0-9, \".\" and \"-\", and begins with a letter")]
+    Name,
+    /// Two regions of one name.
+    #[error("another region has this name: rename one of the two in the host file")]
+    NameTaken,
+    /// A size or a base between pages.
+    #[error("{what} {value:#x} is not a multiple of the page size {page}")]
+    Unaligned {
+        /// `size` or `base`.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+        /// The page size.
+        page: ByteSize,
+    },
+    /// A page size that no processor has.
+    #[error("page size {0} is not a power of two from 4KiB to 1GiB")]
+    PageSize(ByteSize),
+    /// Size 0, or past the end of the address space.
+    #[error("{size:#x} bytes at {base:#x} are no memory")]
+    NoSpan {
+        /// First address.
+        base: u64,
+        /// Bytes.
+        size: u64,
+    },
+    /// `/proc/iomem` shows nothing.
+    #[error("/proc/iomem shows no addresses, so nothing tells that {0} is unused: run as root")]
+    IomemHidden(Span<Host>),
+    /// Somebody uses the addresses.
+    #[error("{span} is in use, /proc/iomem says \"{line}\": name a span that the kernel does not use")]
+    InUse {
+        /// The region.
+        span: Span<Host>,
+        /// The line.
+        line: Resource,
+    },
+    /// Nobody asked the kernel to leave them alone.
+    #[error(
+        "{0} is kept from the kernel by no mem= and no memmap= of /proc/cmdline, so the firmware has it for itself: \
+         see egm-device carve advise"
+    )]
+    Unexplained(Span<Host>),
+    /// There is no memory there.
+    #[error("not all of {0} is RAM in the firmware's memory map")]
+    NotRam(Span<Host>),
+    /// Another region has them.
+    #[error("{span} shares bytes with region \"{other}\": a byte has one region")]
+    Overlap {
+        /// The region.
+        span: Span<Host>,
+        /// The other's name.
+        other: String,
+    },
+    /// A device-DAX device that programs cannot map.
+    #[error("its driver is {}, and programs map memory of device_dax: daxctl reconfigure-device --mode=devdax", driver.as_deref().unwrap_or("none"))]
+    Driver {
+        /// The driver, where it has one.
+        driver: Option<String>,
+    },
+}
+
+/// As it is said to a person.
+impl Serialize for Reason {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}

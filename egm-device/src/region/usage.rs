@@ -1,0 +1,124 @@
+//! Who has which part of which region, and the sum of it for each socket.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use egm_address::{ByteSize, CpuSet, PciAddress};
+use serde::Serialize;
+
+use crate::region::{Region, Survey};
+
+/// What the ledger says of a region.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    /// Slices that somebody has, by offset.
+    pub held: Vec<Held>,
+    /// Bytes that must be scrubbed before anybody gets them.
+    pub dirty: Vec<Part>,
+}
+
+/// A slice and its owner.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Held {
+    /// Where.
+    #[serde(flatten)]
+    pub part: Part,
+    /// Who, as operators know them.
+    pub owner: String,
+}
+
+/// Bytes of a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Part {
+    /// First byte, counted in the region.
+    pub offset: u64,
+    /// Bytes.
+    pub size: ByteSize,
+}
+
+impl Usage {
+    /// Bytes that somebody has.
+    #[must_use]
+    pub fn granted(&self) -> u64 {
+        self.held.iter().fold(0, |sum, held| sum.saturating_add(held.part.size.get()))
+    }
+
+    /// Bytes that must be scrubbed.
+    #[must_use]
+    pub fn dirty(&self) -> u64 {
+        self.dirty.iter().fold(0, |sum, part| sum.saturating_add(part.size.get()))
+    }
+}
+
+/// What the ledger says, by region; a region that it does not know is missing.
+pub type Usages = BTreeMap<String, Usage>;
+
+/// A socket: a node with processors, and what lies at it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Socket {
+    /// The node's number; regions whose node nobody knows have a line of their own.
+    pub node: Option<u32>,
+    /// Its processors.
+    pub cpus: CpuSet,
+    /// All memory: visible, aside and invisible.
+    pub total: ByteSize,
+    /// What the kernel's allocator has, hugetlb pools included.
+    pub visible: ByteSize,
+    /// Device-DAX: the kernel has struct pages for it and does not allocate from it.
+    pub aside: ByteSize,
+    /// What the kernel does not see.
+    pub invisible: ByteSize,
+    /// What somebody has of the regions; `None` while no ledger says.
+    pub granted: Option<ByteSize>,
+    /// What must be scrubbed of the regions; `None` while no ledger says.
+    pub dirty: Option<ByteSize>,
+    /// Pages that nobody may use.
+    pub retired: ByteSize,
+    /// Sizes of the regions' pages.
+    pub page_sizes: BTreeSet<ByteSize>,
+    /// GPUs that reach the regions at link speed.
+    pub functions: BTreeSet<PciAddress>,
+}
+
+/// The host's sockets, by node. Memory of this process, which lies anywhere, belongs to none.
+#[must_use]
+pub fn sockets(survey: &Survey, usages: &Usages) -> Vec<Socket> {
+    let nodes: BTreeSet<Option<u32>> = survey
+        .host
+        .nodes
+        .iter()
+        .map(|node| Some(node.id))
+        .chain(survey.regions.iter().filter(|region| !region.kind.is_pool()).map(|region| region.node))
+        .collect();
+    // What is known of no node comes last.
+    let (known, unknown): (Vec<_>, Vec<_>) = nodes.into_iter().partition(Option::is_some);
+    known.into_iter().chain(unknown).map(|node| socket(survey, usages, node)).collect()
+}
+
+fn socket(survey: &Survey, usages: &Usages, node: Option<u32>) -> Socket {
+    let of_kernel = survey.host.nodes.iter().find(|of_kernel| Some(of_kernel.id) == node);
+    let here = || survey.regions.iter().filter(|region| region.node == node && region.name != "local");
+    let sum = |of: &dyn Fn(&Region) -> u64| {
+        ByteSize::new(here().fold(0, |sum: u64, region| sum.saturating_add(of(region))))
+    };
+    let size_if = |wanted: bool, region: &Region| if wanted { region.size.get() } else { 0 };
+    let used = |of: &dyn Fn(&Usage) -> u64| {
+        (!usages.is_empty()).then(|| sum(&|region| usages.get(&region.name).map_or(0, of)))
+    };
+    let visible = of_kernel.map(|node| node.total).unwrap_or_default();
+    let invisible = sum(&|region| size_if(region.kind.is_invisible(), region));
+    let aside = sum(&|region| size_if(!region.kind.is_pool() && !region.kind.is_invisible(), region));
+    let total = visible.get().saturating_add(invisible.get()).saturating_add(aside.get());
+    Socket {
+        node,
+        cpus: of_kernel.map(|node| node.cpus.clone()).unwrap_or_default(),
+        total: ByteSize::new(total),
+        visible,
+        aside,
+        invisible,
+        granted: used(&Usage::granted),
+        dirty: used(&Usage::dirty),
+        retired: sum(&|region| region.retired.spans().size()),
+        page_sizes: here().map(|region| region.page_size).collect(),
+        functions: here().flat_map(|region| region.functions.iter().copied()).collect(),
+    }
+}

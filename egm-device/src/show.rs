@@ -1,0 +1,161 @@
+//! What our programs show to people: columns that line up, colour where the reader is a terminal, sizes, text in a page.
+
+use std::fmt::Write;
+use std::io::IsTerminal;
+
+/// Whether escape sequences for colour are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Colour {
+    /// The reader is a terminal.
+    On,
+    /// The reader is a file or a program.
+    Off,
+}
+
+impl Colour {
+    /// For what goes to standard output; `NO_COLOR` turns it off (no-color.org).
+    #[must_use]
+    pub fn of_stdout() -> Self {
+        let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        if wanted && std::io::stdout().is_terminal() { Self::On } else { Self::Off }
+    }
+
+    /// `text` in `style`.
+    #[must_use]
+    pub fn paint(self, style: Style, text: &str) -> String {
+        match self {
+            Self::On => format!("\x1b[{}m{text}\x1b[0m", style as u8),
+            Self::Off => text.to_owned(),
+        }
+    }
+}
+
+/// How text stands out; the discriminant is ANSI X3.64's select graphic rendition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Style {
+    /// A heading.
+    Strong = 1,
+    /// What matters less.
+    Faint = 2,
+    /// What is wrong.
+    Red = 31,
+    /// What is ours to give.
+    Green = 32,
+    /// What needs a look.
+    Yellow = 33,
+    /// What the kernel has.
+    Blue = 34,
+    /// What devices have.
+    Cyan = 36,
+}
+
+/// Which side of its column a cell keeps to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// Text.
+    Left,
+    /// Numbers.
+    Right,
+}
+
+/// Rows whose columns get as wide as their widest cell.
+#[derive(Debug)]
+pub struct Table<'a> {
+    sides: &'a [Side],
+    rows: Vec<(Option<Style>, Vec<String>)>,
+}
+
+impl<'a> Table<'a> {
+    /// A table without rows; a column for each of `sides`.
+    #[must_use]
+    pub fn new(sides: &'a [Side], heads: &[&str]) -> Self {
+        Self { sides, rows: vec![(Some(Style::Faint), heads.iter().map(|&head| head.to_owned()).collect())] }
+    }
+
+    /// Adds a row.
+    pub fn row(&mut self, style: Option<Style>, cells: Vec<String>) {
+        self.rows.push((style, cells));
+    }
+
+    /// Adds the table to `out`, indented by two columns, without spaces at line ends.
+    pub fn write(&self, out: &mut String, colour: Colour) {
+        let wide = |column: usize| {
+            let cells = self.rows.iter().filter_map(|(_, cells)| cells.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..self.sides.len()).map(wide).collect();
+        for (style, cells) in &self.rows {
+            let mut line = String::new();
+            for ((cell, side), width) in cells.iter().zip(self.sides).zip(&widths) {
+                let pad = " ".repeat(width.saturating_sub(cell.chars().count()));
+                let (before, after) =
+                    if *side == Side::Left { ("", pad.as_str()) } else { (pad.as_str(), "") };
+                let _ = write!(line, "  {before}{cell}{after}"); // a String takes everything
+            }
+            let line = line.trim_end();
+            out.push_str(&style.map_or_else(|| line.to_owned(), |style| colour.paint(style, line)));
+            out.push('\n');
+        }
+    }
+}
+
+/// A number of bytes for a person: exact with at most three decimals (`2.25 GiB`, `511.625 MiB`), or rounded to two where
+/// that would need a long number (`~256.09 GiB`).
+#[must_use]
+pub fn size(bytes: u64) -> String {
+    let units = [("TiB", 40u32), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    let large = units.iter().filter(|(_, shift)| bytes >> shift > 0);
+    let Some((unit, shift)) = large.clone().next() else { return format!("{bytes} B") };
+    for (unit, shift) in large {
+        let thousandths = (u128::from(bytes) * 1000) >> shift;
+        if u128::from(bytes) * 1000 == thousandths << shift && thousandths < 100_000_000 {
+            let (whole, rest) = (thousandths / 1000, format!(".{:03}", thousandths % 1000));
+            return format!("{whole}{} {unit}", rest.trim_end_matches('0').trim_end_matches('.'));
+        }
+    }
+    let hundredths = (u128::from(bytes) * 100 + (1 << shift) / 2) >> shift;
+    format!("~{}.{:02} {unit}", hundredths / 100, hundredths % 100)
+}
+
+/// Text as HTML shows it; names, paths and descriptions come from files that anybody may have written.
+#[must_use]
+pub fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_exact_and_short() {
+        let shown =
+            [0, 1000, 4096, 0xa0000, 0x1ffa_0000, 2304 << 20, 2044 << 10, 262_240 << 20, 255 << 40].map(size);
+        assert_eq!(
+            shown,
+            [
+                "0 B",
+                "1000 B",
+                "4 KiB",
+                "640 KiB",
+                "511.625 MiB",
+                "2.25 GiB",
+                "2044 KiB",
+                "~256.09 GiB",
+                "255 TiB"
+            ]
+        );
+    }
+}
