@@ -10,6 +10,7 @@ pub mod backing;
 pub mod carve;
 pub mod cli;
 mod mapping;
+pub mod owner;
 mod prefault;
 pub mod region;
 pub mod report;

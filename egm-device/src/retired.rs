@@ -23,6 +23,19 @@ impl Retired {
         Self(spans.collect())
     }
 
+    /// What either set retires.
+    #[must_use]
+    pub fn and(&self, more: &SpanSet<InRegion>) -> Self {
+        Self(self.0.iter().chain(more.iter()).collect())
+    }
+
+    /// The holes that a slice over `span` has.
+    #[must_use]
+    pub fn within(&self, span: Span<InRegion>) -> SpanSet<InRegion> {
+        let whole = SpanSet::from_iter([span]);
+        whole.minus(&whole.minus(&self.0))
+    }
+
     /// The retired spans.
     #[must_use]
     pub const fn spans(&self) -> &SpanSet<InRegion> {

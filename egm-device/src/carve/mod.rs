@@ -1,1 +1,3 @@
 //! Splitting a host's memory once, and taking slices from its regions all day.
+
+pub mod plan;

@@ -1,0 +1,384 @@
+//! Where a slice goes: arithmetic over the spans of a region. No file, no lock, no clock.
+//!
+//! A slice is one span of its region, so an offset in it and an offset in the region differ by a constant (the guest's
+//! EGM driver needs that). Retired pages inside stay as holes: [`Request::size`] counts them, and what the owner can use
+//! is the size less the holes.
+//!
+//! A place is an aligned span of free bytes that are not all retired. The lowest place of the first of these kinds wins:
+//! 1. without a hole, and clean: the owner gets all of it, at once;
+//! 2. without a hole;
+//! 3. clean but for its holes;
+//! 4. any.
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
+
+use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet, align_up};
+
+use crate::owner::Owner;
+use crate::region::{Region, Slice};
+
+/// What somebody wants of a region.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// Bytes from first to last, holes included: a multiple of the region's page size.
+    pub size: u64,
+    /// Alignment in bytes of the first one's host physical address (of its offset, where that is not known): a power
+    /// of two. The region's page size is the least, so 0 asks for that.
+    pub align: u64,
+    /// For whom.
+    pub owner: Owner,
+    /// Offset in the region that it must have, if any.
+    pub at: Option<u64>,
+    /// Bytes that must still be free afterwards, because a rule keeps them for somebody else.
+    pub reserved: u64,
+}
+
+impl Request {
+    /// `size` bytes anywhere for `owner`.
+    #[must_use]
+    pub const fn new(size: u64, owner: Owner) -> Self {
+        Self { size, align: 0, owner, at: None, reserved: 0 }
+    }
+}
+
+/// A request that a region cannot meet.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("region {region} cannot give {size:#x} bytes aligned to {align:#x}: {cause}")]
+pub struct Short {
+    /// The region's name.
+    pub region: String,
+    /// Bytes asked for.
+    pub size: u64,
+    /// Alignment that the place must have.
+    pub align: u64,
+    /// What was short.
+    pub cause: Cause,
+}
+
+/// What was short, and by how much.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Cause {
+    /// Not whole pages.
+    #[error("its pages have {page:#x} bytes: ask for {instead:#x}")]
+    Size {
+        /// Bytes in a page of the region.
+        page: u64,
+        /// The next size that would do.
+        instead: u64,
+    },
+    /// Not an alignment.
+    #[error("an alignment is a power of two")]
+    Align,
+    /// The region is smaller.
+    #[error("it has {size:#x} bytes in all, {short_by:#x} too few")]
+    Region {
+        /// Bytes of the region.
+        size: u64,
+        /// Bytes missing.
+        short_by: u64,
+    },
+    /// Others have too much of it.
+    #[error(
+        "{granted:#x} bytes are granted, {free:#x} free, {short_by:#x} too few: wait until a slice is returned"
+    )]
+    Granted {
+        /// Bytes that others hold.
+        granted: u64,
+        /// Bytes that nobody holds, retired ones included.
+        free: u64,
+        /// Bytes missing.
+        short_by: u64,
+    },
+    /// Enough is free, but kept for others.
+    #[error("of {free:#x} free bytes {reserved:#x} are reserved for others, {short_by:#x} too many")]
+    Reserved {
+        /// Bytes that nobody holds.
+        free: u64,
+        /// Bytes that must stay free.
+        reserved: u64,
+        /// Bytes missing.
+        short_by: u64,
+    },
+    /// Enough is free, but not in one piece.
+    #[error(
+        "{free:#x} bytes are free, but the largest aligned piece has {largest:#x}, {short_by:#x} too few: \
+         ask for {largest:#x}, or return a slice that splits them"
+    )]
+    Fragmented {
+        /// Bytes that nobody holds.
+        free: u64,
+        /// The most that one piece offers at the alignment.
+        largest: u64,
+        /// Bytes missing.
+        short_by: u64,
+    },
+    /// Every free place of that size is bad memory from end to end.
+    #[error(
+        "of {free:#x} free bytes {retired:#x} are retired, and no place has another byte: ask for a larger size"
+    )]
+    Retired {
+        /// Bytes that nobody holds.
+        free: u64,
+        /// Those of them that are retired.
+        retired: u64,
+    },
+    /// The wanted offset is not aligned.
+    #[error("offset {at:#x} is not aligned: the next that is, is {next:#x}")]
+    Unaligned {
+        /// Offset asked for.
+        at: u64,
+        /// The next aligned offset.
+        next: u64,
+    },
+    /// The wanted place runs over the region's end.
+    #[error("from offset {at:#x} on it has {short_by:#x} bytes too few")]
+    End {
+        /// Offset asked for.
+        at: u64,
+        /// Bytes missing.
+        short_by: u64,
+    },
+    /// Others have bytes of the wanted place.
+    #[error(
+        "at offset {at:#x} {short_by:#x} bytes are granted, the first at {first}: choose another offset, or none"
+    )]
+    Taken {
+        /// Offset asked for.
+        at: u64,
+        /// The first byte that somebody has.
+        first: Offset,
+        /// Bytes that somebody has.
+        short_by: u64,
+    },
+}
+
+/// The lowest best place for `request` in `region`, of which `busy` bytes are held and `clean` bytes need no scrub.
+///
+/// # Errors
+/// [`Short`] says what was short and by how much.
+pub fn place(
+    region: &Region,
+    busy: &SpanSet<InRegion>,
+    clean: &SpanSet<InRegion>,
+    request: &Request,
+) -> Result<Slice, Short> {
+    Carver::new(region, busy, clean).place(request)
+}
+
+/// A region from which slice after slice is taken: what [`place`] works out anew each time, kept.
+#[derive(Debug)]
+pub struct Carver<'a> {
+    region: &'a Region,
+    /// Free runs for the four kinds of place, best first; the last is all that is free.
+    kinds: [Runs; 4],
+}
+
+impl<'a> Carver<'a> {
+    /// `region`, of which `busy` bytes are held and `clean` bytes need no scrub. What lies outside is ignored.
+    #[must_use]
+    pub fn new(region: &'a Region, busy: &SpanSet<InRegion>, clean: &SpanSet<InRegion>) -> Self {
+        let all: SpanSet<InRegion> = Span::new(Offset::new(0), region.size.get()).into_iter().collect();
+        let retired = region.retired.spans();
+        let free = all.minus(busy);
+        let whole = free.minus(retired);
+        let whole_dirty = whole.minus(clean);
+        let kinds = [whole.minus(&whole_dirty), whole.clone(), free.minus(&whole_dirty), free];
+        Self { region, kinds: kinds.map(|kind| Runs::new(&kind)) }
+    }
+
+    /// Takes the lowest best place for `request`.
+    ///
+    /// # Errors
+    /// [`Short`] says what was short and by how much; nothing is taken then.
+    pub fn place(&mut self, request: &Request) -> Result<Slice, Short> {
+        let region = self.region;
+        let align = request.align.max(region.page_size.get()).max(1);
+        let found = self.check(request, align).and_then(|()| match request.at {
+            Some(at) => self.at(at, request.size, align),
+            None => self.lowest(request.size, align).ok_or_else(|| self.why(request.size, align)),
+        });
+        let span =
+            found.map_err(|cause| Short { region: region.name.clone(), size: request.size, align, cause })?;
+        for kind in &mut self.kinds {
+            kind.take(span);
+        }
+        let (offset, size) = (span.start().get(), ByteSize::new(span.size()));
+        Ok(Slice { region: region.name.clone(), offset, size })
+    }
+
+    /// What needs no search.
+    fn check(&self, request: &Request, align: u64) -> Result<(), Cause> {
+        let (size, page, have) = (request.size, self.region.page_size.get().max(1), self.region.size.get());
+        if size == 0 || !size.is_multiple_of(page) {
+            return Err(Cause::Size { page, instead: align_up(size.max(1), page).unwrap_or(page) });
+        }
+        if !align.is_power_of_two() {
+            return Err(Cause::Align);
+        }
+        if size > have {
+            return Err(Cause::Region { size: have, short_by: size.saturating_sub(have) });
+        }
+        let free = self.free().size;
+        if size > free {
+            let granted = have.saturating_sub(free);
+            return Err(Cause::Granted { granted, free, short_by: size.saturating_sub(free) });
+        }
+        let wanted = size.saturating_add(request.reserved);
+        if wanted > free {
+            let (reserved, short_by) = (request.reserved, wanted.saturating_sub(free));
+            return Err(Cause::Reserved { free, reserved, short_by });
+        }
+        Ok(())
+    }
+
+    fn at(&self, at: u64, size: u64, align: u64) -> Result<Span<InRegion>, Cause> {
+        let next = self.aligned(at, align).unwrap_or(at);
+        if next != at {
+            return Err(Cause::Unaligned { at, next });
+        }
+        let left = self.region.size.get().saturating_sub(at);
+        let end = Cause::End { at, short_by: size.saturating_sub(left) };
+        let Some(span) = Span::new(Offset::new(at), size).ok().filter(|_| left >= size) else {
+            return Err(end);
+        };
+        let taken: SpanSet<InRegion> = SpanSet::from_iter([span]).minus(&self.free().iter().collect());
+        if let Some(first) = taken.iter().next() {
+            return Err(Cause::Taken { at, first: first.start(), short_by: taken.size() });
+        }
+        if self.hole_over(span).is_some() {
+            return Err(self.retired());
+        }
+        Ok(span)
+    }
+
+    fn lowest(&self, size: u64, align: u64) -> Option<Span<InRegion>> {
+        self.kinds.iter().find_map(|kind| kind.lowest(size, |run| self.fit(run, size, align)))
+    }
+
+    /// The lowest place of `size` bytes in a run.
+    fn fit(&self, run: Span<InRegion>, size: u64, align: u64) -> Option<Span<InRegion>> {
+        let mut from = run.start().get();
+        loop {
+            let span = Span::new(Offset::new(self.aligned(from, align)?), size).ok()?;
+            if !run.covers(span) {
+                return None;
+            }
+            match self.hole_over(span) {
+                // The next place reaches at least one byte over the hole.
+                Some(hole) => from = hole.end().get().checked_sub(size)?.checked_add(1)?,
+                None => return Some(span),
+            }
+        }
+    }
+
+    /// The retired span that leaves nothing of `span`; retired spans are merged, so one does it or none.
+    fn hole_over(&self, span: Span<InRegion>) -> Option<Span<InRegion>> {
+        self.region.retired.spans().overlapping(span).filter(|hole| hole.covers(span))
+    }
+
+    /// The first offset from `from` on that is aligned in host memory.
+    fn aligned(&self, from: u64, align: u64) -> Option<u64> {
+        let base = self.region.base.map_or(0, egm_address::Hpa::get);
+        align_up(base.checked_add(from)?, align)?.checked_sub(base)
+    }
+
+    fn free(&self) -> &Runs {
+        let [.., free] = &self.kinds;
+        free
+    }
+
+    /// Why no run has a place although enough is free.
+    fn why(&self, size: u64, align: u64) -> Cause {
+        let room = |run: Span<InRegion>| {
+            self.aligned(run.start().get(), align).and_then(|start| run.end().get().checked_sub(start))
+        };
+        let largest = self.free().iter().filter_map(room).max().unwrap_or(0);
+        if largest >= size {
+            return self.retired();
+        }
+        Cause::Fragmented { free: self.free().size, largest, short_by: size.saturating_sub(largest) }
+    }
+
+    fn retired(&self) -> Cause {
+        let [_, whole, _, free] = &self.kinds;
+        Cause::Retired { free: free.size, retired: free.size.saturating_sub(whole.size) }
+    }
+}
+
+/// Sorted, disjoint spans, in pieces small enough that a search skips most of them and a change moves few.
+#[derive(Debug, Default)]
+struct Runs {
+    /// Never empty ones.
+    pieces: Vec<Piece>,
+    /// Bytes in all of them.
+    size: u64,
+}
+
+#[derive(Debug)]
+struct Piece {
+    runs: Vec<Span<InRegion>>,
+    /// Bytes of the longest run.
+    longest: u64,
+}
+
+impl Runs {
+    /// Runs in a piece at first: near the square root of 10,000, the retired pages of a bad region.
+    const PIECE: usize = 128;
+
+    fn new(set: &SpanSet<InRegion>) -> Self {
+        let runs: Vec<_> = set.iter().collect();
+        Self {
+            pieces: runs.chunks(Self::PIECE).map(|runs| Piece::new(runs.to_vec())).collect(),
+            size: set.size(),
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = Span<InRegion>> {
+        self.pieces.iter().flat_map(|piece| &piece.runs).copied()
+    }
+
+    fn lowest<T>(&self, size: u64, fit: impl Fn(Span<InRegion>) -> Option<T>) -> Option<T> {
+        let pieces = self.pieces.iter().filter(|piece| piece.longest >= size);
+        pieces.flat_map(|piece| &piece.runs).filter(|run| run.size() >= size).find_map(|run| fit(*run))
+    }
+
+    fn take(&mut self, taken: Span<InRegion>) {
+        let first = self.pieces.partition_point(|piece| piece.ends_before(taken));
+        let mut emptied = false;
+        for piece in self.pieces.iter_mut().skip(first).take_while(|piece| !piece.begins_after(taken)) {
+            self.size = self.size.saturating_sub(piece.take(taken));
+            emptied |= piece.runs.is_empty();
+        }
+        if emptied {
+            self.pieces.retain(|piece| !piece.runs.is_empty());
+        }
+    }
+}
+
+impl Piece {
+    fn new(runs: Vec<Span<InRegion>>) -> Self {
+        let longest = runs.iter().map(|run| run.size()).max().unwrap_or(0);
+        Self { runs, longest }
+    }
+
+    fn ends_before(&self, span: Span<InRegion>) -> bool {
+        self.runs.last().is_some_and(|run| run.end() <= span.start())
+    }
+
+    fn begins_after(&self, span: Span<InRegion>) -> bool {
+        self.runs.first().is_some_and(|run| run.start() >= span.end())
+    }
+
+    /// Takes `taken` out of the runs; returns how many bytes of it they had.
+    fn take(&mut self, taken: Span<InRegion>) -> u64 {
+        let first = self.runs.partition_point(|run| run.end() <= taken.start());
+        let last = self.runs.partition_point(|run| run.start() < taken.end());
+        let Some(hit) = self.runs.get(first..last).filter(|hit| !hit.is_empty()) else { return 0 };
+        let gone = hit.iter().filter_map(|run| run.intersection(taken)).map(Span::size).sum();
+        let below = hit.first().and_then(|run| Span::between(run.start(), taken.start()));
+        let above = hit.last().and_then(|run| Span::between(taken.end(), run.end()));
+        self.runs.splice(first..last, below.into_iter().chain(above));
+        self.longest = self.runs.iter().map(|run| run.size()).max().unwrap_or(0);
+        gone
+    }
+}

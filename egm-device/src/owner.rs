@@ -1,0 +1,63 @@
+//! Who a slice belongs to, in words that outlive the process.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The process that holds a slice, or for which the broker holds it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Owner {
+    /// What operators call it: the name of a VM or a job.
+    pub name: String,
+    /// User id.
+    pub uid: u32,
+    /// Process id in the host's first process namespace.
+    pub pid: u32,
+    /// When the process started, in clock ticks since boot: with `pid` it names one process of one boot.
+    pub started: u64,
+}
+
+impl Owner {
+    /// This process, called `name`. A `/proc` that cannot be read gives a start of 0, which no living process has.
+    #[must_use]
+    pub fn this(name: impl Into<String>) -> Self {
+        let pid = std::process::id();
+        let started = started(pid).unwrap_or(0);
+        Self { name: name.into(), uid: rustix::process::getuid().as_raw(), pid, started }
+    }
+
+    /// Whether this very process still runs.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        started(self.pid) == Some(self.started)
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (process {}, user {})", self.name, self.pid, self.uid)
+    }
+}
+
+/// Start of process `pid`: field 22 of `/proc/PID/stat`. Field 2 may hold blanks and brackets, so counting starts after it.
+#[must_use]
+pub fn started(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, after_name) = stat.rsplit_once(')')?;
+    after_name.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_by_its_number_and_its_start() {
+        let this = Owner::this("test");
+        assert!(this.is_alive() && this.started > 0);
+        assert!(!Owner { started: this.started + 1, ..this.clone() }.is_alive());
+        assert!(!Owner { pid: u32::MAX, ..this }.is_alive());
+    }
+}
