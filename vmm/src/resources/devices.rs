@@ -173,18 +173,24 @@ fn open_one(kind: &DeviceKind) -> Result<OpenDevice, DeviceError> {
 /// The lock is the kernel's and goes with the descriptor: no stale lock file after a crash.
 fn disk(path: &Path, read_only: bool) -> Result<Disk, DeviceError> {
     let error = |source| DeviceError::DiskFile { path: path.to_owned(), source };
-    // Before opening: to open a pipe waits for its other end.
-    if !Disk::can_be(std::fs::metadata(path).map_err(error)?.file_type()) {
-        return Err(DeviceError::Disk { path: path.to_owned(), source: DiskError::Kind });
+    let unfit = |source| DeviceError::Disk { path: path.to_owned(), source };
+    let (file, kind) =
+        super::open_at_once(path, !read_only).map_err(|source| match source.raw_os_error() {
+            // What open(2) says of a socket, and of a folder that is to be written.
+            Some(libc::ENXIO | libc::EISDIR) => unfit(DiskError::Kind),
+            _ => error(source),
+        })?;
+    // Before locking: a lock on what is no disk may be felt by others.
+    if !Disk::can_be(kind) {
+        return Err(unfit(DiskError::Kind));
     }
-    let file = OpenOptions::new().read(true).write(!read_only).open(path).map_err(error)?;
     let locked = if read_only { file.try_lock_shared() } else { file.try_lock() };
     match locked {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => return Err(DeviceError::DiskInUse { path: path.to_owned() }),
         Err(TryLockError::Error(source)) => return Err(error(source)),
     }
-    Disk::new(file, read_only).map_err(|source| DeviceError::Disk { path: path.to_owned(), source })
+    Disk::new(file, read_only).map_err(unfit)
 }
 
 fn net_backend(queue_pairs: u16, vhost: Option<bool>) -> Result<Backend, DeviceError> {
@@ -239,5 +245,32 @@ mod tests {
         let small = disk(file.path(), false).unwrap_err();
         assert!(matches!(&small, DeviceError::Disk { source: DiskError::TooSmall { bytes: 511 }, .. }));
         assert_eq!(small.blame(), Blame::Configuration);
+    }
+
+    /// Hangs when opening one waits.
+    #[test]
+    fn what_is_neither_file_nor_block_device_is_refused_by_its_kind() {
+        let folder = tempfile::tempdir().unwrap();
+        let (pipe, socket) = (folder.path().join("pipe"), folder.path().join("socket"));
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, mode).unwrap();
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        for path in [&pipe, &socket, folder.path(), Path::new("/dev/zero")] {
+            for read_only in [true, false] {
+                let error = disk(path, read_only).unwrap_err();
+                let is_kind = matches!(error, DeviceError::Disk { source: DiskError::Kind, .. });
+                assert!(is_kind, "{}: {error:?}", path.display());
+            }
+            assert!(crate::resources::open_file("boot.kernel", path).is_err());
+        }
+    }
+
+    #[test]
+    fn a_disk_is_not_left_in_a_mode_in_which_nothing_waits() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(512).unwrap();
+        let (opened, _) = crate::resources::open_at_once(file.path(), true).unwrap();
+        let flags = rustix::fs::fcntl_getfl(&opened).unwrap();
+        assert!(!flags.contains(rustix::fs::OFlags::NONBLOCK));
     }
 }

@@ -4,8 +4,9 @@
 
 mod devices;
 
-use std::fs::File;
+use std::fs::{File, FileType, OpenOptions};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 pub use self::devices::{DeviceError, OpenDevice};
@@ -110,15 +111,25 @@ impl Resources {
 
 fn open_file(key: &'static str, path: &Path) -> Result<File, ResourceError> {
     let error = |source| ResourceError::File { key, path: path.to_owned(), source };
-    // Before opening: to open a pipe waits for its other end.
-    let kind = std::fs::metadata(path).map_err(error)?.file_type();
-    if kind.is_dir() {
-        return Err(error(io::ErrorKind::IsADirectory.into()));
+    let not_regular = || error(io::Error::other("not a regular file"));
+    match open_at_once(path, false) {
+        Ok((file, kind)) if kind.is_file() => Ok(file),
+        Ok((_, kind)) if kind.is_dir() => Err(error(io::ErrorKind::IsADirectory.into())),
+        Ok(_) => Err(not_regular()),
+        Err(source) if source.raw_os_error() == Some(libc::ENXIO) => Err(not_regular()), // a socket
+        Err(source) => Err(error(source)),
     }
-    if !kind.is_file() {
-        return Err(error(io::Error::other("not a regular file")));
-    }
-    File::open(path).map_err(error)
+}
+
+/// Opens `path` and looks at what was opened, so that nobody can exchange it in between. To open a pipe does not wait
+/// for its other end, and a terminal does not become ours.
+fn open_at_once(path: &Path, write: bool) -> io::Result<(File, FileType)> {
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    let file = OpenOptions::new().read(true).write(write).custom_flags(flags).open(path)?;
+    // An io_uring would take it as "never wait for the disk".
+    rustix::io::ioctl_fionbio(&file, false)?;
+    let kind = file.metadata()?.file_type();
+    Ok((file, kind))
 }
 
 /// Refuses devices that can be planned but not started, before the plan asks for facts about them.
