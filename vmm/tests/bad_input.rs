@@ -204,8 +204,17 @@ fn an_initramfs_that_cannot_be_loaded() {
         ["0x8000000 bytes", "does not fit between", "bytes too few", "help: raise \"memory\".\"size\""];
     refuses_with_kvm(&large, CONFIGURATION, &parts);
     let empty = Machine::new().booting("initramfs", "initrd").zeros("initrd", 0);
-    let parts = ["initramfs is empty", "help: set \"boot\".\"initramfs\" to a cpio archive, or leave it out"];
+    let parts = [
+        "cannot boot ",
+        "initrd\n",
+        "initramfs is empty",
+        "help: set \"boot\".\"initramfs\" to a cpio archive, or leave it out",
+    ];
     refuses_with_kvm(&empty, CONFIGURATION, &parts);
+    // As long as a page, says the kernel, and it has a line.
+    let short = Machine::new().booting("initramfs", "/sys/kernel/mm/transparent_hugepage/enabled");
+    let parts = ["cannot boot /sys/kernel/mm/", "0x1000 bytes", "help: set \"boot\".\"initramfs\""];
+    refuses_with_kvm(&short, CONFIGURATION, &parts);
     let missing = Machine::new().booting("initramfs", "initrd");
     missing.run().refuses(CONFIGURATION, &["boot.initramfs", "initrd", "No such file", "help: "]);
 }

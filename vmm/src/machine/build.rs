@@ -1,6 +1,7 @@
 //! From plan and resources to a machine: straight-line code, one function a stage.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use egm_address::Gpa;
@@ -35,10 +36,10 @@ pub enum BuildError {
     #[error("cannot build the virtual machine")]
     Kvm(#[from] KvmError),
     /// Kernel or initramfs.
-    #[error("cannot boot {kernel}")]
+    #[error("cannot boot {}", file.display())]
     Boot {
-        /// The kernel's path.
-        kernel: String,
+        /// That of the two which the reason is about.
+        file: PathBuf,
         /// The reason.
         #[source]
         source: BootError,
@@ -64,7 +65,7 @@ impl Report for BuildError {
     fn blame(&self) -> Blame {
         match self {
             Self::Kvm(error) => error.blame(),
-            Self::Boot { .. } => Blame::Configuration,
+            Self::Boot { source, .. } => source.blame(),
             Self::Firmware(error) => error.blame(),
             Self::Descriptor(_) | Self::Tree(TreeError::Device { .. }) => Blame::Host,
             Self::Tree(_) | Self::Overlap(_) | Self::Missing(_) => Blame::Internal,
@@ -75,22 +76,7 @@ impl Report for BuildError {
         match self {
             Self::Kvm(error) => error.help(),
             Self::Firmware(error) => error.help(),
-            Self::Boot { source: BootError::Initramfs { .. }, .. } => {
-                Some("raise \"memory\".\"size\", or use a smaller initramfs".to_owned())
-            }
-            Self::Boot { source: BootError::EmptyInitramfs, .. } => {
-                Some("set \"boot\".\"initramfs\" to a cpio archive, or leave it out".to_owned())
-            }
-            Self::Boot { source: BootError::TooLarge { .. }, .. } => {
-                Some("raise \"memory\".\"size\"".to_owned())
-            }
-            Self::Boot { source: BootError::CommandLine, .. } => {
-                Some("shorten \"boot\".\"cmdline\", and write ASCII only".to_owned())
-            }
-            Self::Boot { .. } => Some(
-                "set \"boot\".\"kernel\" to a whole 64-bit bzImage or vmlinux, for instance Debian's"
-                    .to_owned(),
-            ),
+            Self::Boot { source, .. } => source.help(),
             Self::Descriptor(_) | Self::Tree(TreeError::Device { .. }) => {
                 Some("raise the limit of open files: ulimit -n 65536".to_owned())
             }
@@ -194,7 +180,10 @@ fn pci_windows(plan: &Plan, root: &Arc<RootComplex>) -> Result<Bus, BuildError> 
 
 fn load_guest(plan: &Plan, memory: &GuestMemoryMmap, files: &mut BootFiles) -> Result<Entry, BuildError> {
     let image = firmware::build(plan)?;
-    let error = |source| BuildError::Boot { kernel: plan.boot.kernel.display().to_string(), source };
+    let error = |source: BootError| {
+        let initramfs = plan.boot.initramfs.as_ref().filter(|_| source.is_about_initramfs());
+        BuildError::Boot { file: initramfs.unwrap_or(&plan.boot.kernel).clone(), source }
+    };
     let at = |gpa: Gpa| GuestAddress(gpa.get());
     memory
         .write_slice(&image.bytes, at(image.base))

@@ -14,15 +14,16 @@
 //! ```
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
 
 use egm_address::{Gpa, Guest, Span, align_down};
 use linux_loader::cmdline::Cmdline;
 use linux_loader::loader::elf::PvhBootCapability;
 use linux_loader::loader::{BzImage, Elf, KernelLoader, KernelLoaderResult, bootparam, load_cmdline};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
 use super::boot_tables;
+use crate::error::{Blame, Report};
 use crate::machine::RESET_VALUE;
 use crate::plan::{Plan, WindowKind};
 
@@ -77,9 +78,18 @@ pub enum BootError {
         /// Bytes that its header speaks of.
         needs: u64,
     },
-    /// One of the files could not be read.
-    #[error("the kernel or its initramfs could not be read")]
-    Read(#[source] std::io::Error),
+    /// The kernel's file could not be read.
+    #[error("the kernel could not be read")]
+    ReadKernel(#[source] std::io::Error),
+    /// The initramfs's file could not be read, or became shorter meanwhile.
+    #[error("the initramfs could not be read to its end at {size:#x} bytes")]
+    ReadInitramfs {
+        /// Its bytes.
+        size: u64,
+        /// The reason.
+        #[source]
+        source: std::io::Error,
+    },
     /// A bzImage without a 64-bit entry.
     #[error(
         "the kernel has no 64-bit entry point (boot protocol {version:#x}): only 64-bit kernels run here"
@@ -116,12 +126,59 @@ pub enum BootError {
     /// The command line is too long or has bytes that it must not have.
     #[error("the kernel command line is longer than {COMMAND_LINE_SIZE} bytes or not ASCII")]
     CommandLine,
-    /// Guest memory is not where the boot protocol needs it.
+    /// The boot parameters have no room for so many pieces of memory.
+    #[error("the guest's memory map has {pieces} entries; a bzImage is told of {most} at most")]
+    Pieces {
+        /// Entries.
+        pieces: usize,
+        /// Entries of the boot parameters.
+        most: usize,
+    },
+    /// Guest memory is not where the boot protocol needs it: our own bug.
     #[error("guest memory at {at:#x} cannot be written")]
     Memory {
         /// Where.
         at: u64,
     },
+}
+
+impl BootError {
+    /// Whether it is about the initramfs, and not about the kernel.
+    pub fn is_about_initramfs(&self) -> bool {
+        matches!(self, Self::Initramfs { .. } | Self::EmptyInitramfs | Self::ReadInitramfs { .. })
+    }
+}
+
+impl Report for BootError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::Memory { .. } => Blame::Internal,
+            _ => Blame::Configuration,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        let help = match self {
+            Self::Initramfs { .. } => "raise \"memory\".\"size\", or use a smaller initramfs",
+            Self::EmptyInitramfs | Self::ReadInitramfs { .. } => {
+                "set \"boot\".\"initramfs\" to a cpio archive, or leave it out"
+            }
+            Self::TooLarge { .. } => "raise \"memory\".\"size\"",
+            Self::CommandLine => "shorten \"boot\".\"cmdline\", and write ASCII only",
+            Self::Pieces { .. } => {
+                "set \"boot\".\"kernel\" to a vmlinux with a PVH entry, or use fewer \"egm\" slices"
+            }
+            Self::NotAKernel { .. }
+            | Self::Load(_)
+            | Self::Truncated { .. }
+            | Self::ReadKernel(_)
+            | Self::Not64Bit { .. } => {
+                "set \"boot\".\"kernel\" to a whole 64-bit bzImage or vmlinux, for instance Debian's"
+            }
+            Self::Memory { .. } => return None,
+        };
+        Some(help.to_owned())
+    }
 }
 
 /// The files that are booted, opened.
@@ -176,12 +233,12 @@ fn low_ram(plan: &Plan) -> Option<Span<Guest>> {
 
 fn load_kernel(memory: &GuestMemoryMmap, file: &mut File) -> Result<KernelLoaderResult, BootError> {
     let mut magic = [0; 4];
-    let size = file.seek(SeekFrom::End(0)).map_err(BootError::Read)?;
+    let size = file.seek(SeekFrom::End(0)).map_err(BootError::ReadKernel)?;
     if size < SMALLEST_KERNEL {
         return Err(BootError::Truncated { has: size, needs: SMALLEST_KERNEL });
     }
-    file.seek(SeekFrom::Start(0)).map_err(BootError::Read)?;
-    file.read_exact(&mut magic).map_err(BootError::Read)?;
+    file.seek(SeekFrom::Start(0)).map_err(BootError::ReadKernel)?;
+    file.read_exact(&mut magic).map_err(BootError::ReadKernel)?;
     if magic == *b"\x7fELF" {
         return Elf::load(memory, None, file, Some(GuestAddress(KERNEL.get()))).map_err(BootError::Load);
     }
@@ -227,8 +284,9 @@ fn load_initramfs(
     from: u64,
     end: u64,
 ) -> Result<Span<Guest>, BootError> {
-    let size = file.seek(SeekFrom::End(0)).map_err(BootError::Read)?;
-    file.seek(SeekFrom::Start(0)).map_err(BootError::Read)?;
+    let unread = |size| move |source| BootError::ReadInitramfs { size, source };
+    let size = file.seek(SeekFrom::End(0)).map_err(unread(0))?;
+    file.seek(SeekFrom::Start(0)).map_err(unread(size))?;
     if size == 0 {
         return Err(BootError::EmptyInitramfs);
     }
@@ -240,9 +298,11 @@ fn load_initramfs(
     }
     let span = Span::new(Gpa::new(start), size).map_err(|_| short())?;
     let length = usize::try_from(size).map_err(|_| short())?;
-    memory
-        .read_exact_volatile_from(GuestAddress(start), file, length)
-        .map_err(|_| BootError::Memory { at: start })?;
+    memory.read_exact_volatile_from(GuestAddress(start), file, length).map_err(|error| match error {
+        GuestMemoryError::IOError(source) => unread(size)(source),
+        GuestMemoryError::PartialBuffer { .. } => unread(size)(ErrorKind::UnexpectedEof.into()),
+        _ => BootError::Memory { at: start },
+    })?;
     Ok(span)
 }
 

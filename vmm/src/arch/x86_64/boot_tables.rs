@@ -53,9 +53,7 @@ impl Tables<'_> {
             params.e820_entries = params.e820_entries.saturating_add(1);
         }
         if map.len() > params.e820_table.len() {
-            return Err(BootError::Memory {
-                at: map.get(params.e820_table.len()).map_or(0, |(s, _)| s.start().get()),
-            });
+            return Err(BootError::Pieces { pieces: map.len(), most: params.e820_table.len() });
         }
         self.write(ZERO_PAGE, params)?;
         self.write(GDT, GDT_TABLE)?;
