@@ -21,6 +21,8 @@ use kvm_ioctls::{Cap, IoEventAddress, Kvm, NoDatamatch, VcpuFd, VmFd};
 pub use routes::Routes;
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::lock::lock;
+
 /// What the hypervisor must offer; each with the reason that is shown when it does not.
 const REQUIRED: [(Cap, &str); 6] = [
     (Cap::Irqchip, "an interrupt controller in the kernel"),
@@ -108,7 +110,7 @@ impl Vm {
     /// # Errors
     /// When the kernel refuses: overlap, misalignment, no more slots.
     pub fn add_memory(&self, gpa: Gpa, mapping: Arc<Mapping>) -> Result<(), KvmError> {
-        let mut memory = self.memory.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut memory = lock(&self.memory);
         let error = |e| KvmError::Memory { gpa, size: mapping.size(), source: e };
         let slot = u32::try_from(memory.len()).map_err(|_| error(kvm_ioctls::Error::new(libc::ENOSPC)))?;
         let as_u64 = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);

@@ -1,7 +1,7 @@
 //! Message interrupts: the kernel's table from interrupt number to message, and the eventfds that use it.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use kvm_bindings::{
     KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_IOAPIC, KvmIrqRouting, kvm_irq_routing_entry,
@@ -10,6 +10,7 @@ use kvm_bindings::{
 use kvm_ioctls::VmFd;
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::lock::lock;
 use crate::pci::msix::{MsiMessage, MsiRouter};
 
 /// Pins of the I/O APIC; message interrupts have the numbers above.
@@ -41,7 +42,7 @@ impl Routes {
 
 impl MsiRouter for Routes {
     fn connect(&self, slot: &mut Option<u32>, message: MsiMessage, trigger: &EventFd) -> io::Result<()> {
-        let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut messages = lock(&self.messages);
         let index =
             slot.and_then(|gsi| usize::try_from(gsi.checked_sub(LINES)?).ok()).unwrap_or(messages.len());
         let gsi = u32::try_from(index).ok().and_then(|index| index.checked_add(LINES));

@@ -8,7 +8,8 @@ use event_manager::EventManager;
 use super::Subscriber;
 use super::exit::ExitLatch;
 use crate::error::{Blame, Report};
-use crate::virtio::{VirtioDevice, lock};
+use crate::lock::lock;
+use crate::virtio::VirtioDevice;
 
 /// How long storage has. Longer than a flush takes that works at all, shorter than what supervisors give a service.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use vm_superio::serial::SerialEvents;
@@ -11,6 +11,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::bus::BusDevice;
 use crate::console::Console;
+use crate::lock::lock;
 
 /// Raises the serial line.
 pub(super) struct Line(pub(super) EventFd);
@@ -142,8 +143,4 @@ impl MutEventSubscriber for ConsoleInput {
         let sources = lock(&self.console).sources();
         self.wait_for(sources, ops);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,10 +1,9 @@
 //! The host bridge at 00:00.0: it is there to be found, and does nothing.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-use egm_address::{Guest, Span};
+use std::sync::Mutex;
 
 use super::{ConfigSpace, Identity, PciFunction};
+use crate::lock::lock;
 
 /// Vendor and device of QEMU's generic PCI Express host bridge.
 const VENDOR: u16 = 0x1b36;
@@ -31,30 +30,12 @@ impl Default for HostBridge {
     }
 }
 
-impl HostBridge {
-    fn lock(&self) -> MutexGuard<'_, ConfigSpace> {
-        self.config.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl PciFunction for HostBridge {
     fn config_read(&self, offset: u16, data: &mut [u8]) {
-        self.lock().read(offset, data);
+        lock(&self.config).read(offset, data);
     }
 
     fn config_write(&self, offset: u16, data: &[u8]) -> bool {
-        self.lock().write(offset, data)
+        lock(&self.config).write(offset, data)
     }
-
-    fn decoded(&self) -> Vec<(u8, Span<Guest>)> {
-        Vec::new()
-    }
-
-    fn place(&self, _bars: &[(u8, Span<Guest>)]) {}
-
-    fn bar_read(&self, _bar: u8, _offset: u64, data: &mut [u8]) {
-        data.fill(0xff);
-    }
-
-    fn bar_write(&self, _bar: u8, _offset: u64, _data: &[u8]) {}
 }

@@ -16,6 +16,8 @@ pub use root_port::{RootPort, RootPortConfig};
 
 /// A PCI function behind the root complex. All methods run on vCPU threads, several at once.
 ///
+/// The defaults are those of a function without base address registers.
+///
 /// Kept out: interrupts (a function owns its [`msix::Msix`]), hot-plug, and where the function sits in the tree.
 pub trait PciFunction: Send + Sync {
     /// Reads 1, 2 or 4 bytes of configuration space; never crosses a doubleword.
@@ -25,15 +27,19 @@ pub trait PciFunction: Send + Sync {
     fn config_write(&self, offset: u16, data: &[u8]) -> bool;
 
     /// Where each base address register decodes now.
-    fn decoded(&self) -> Vec<(u8, Span<Guest>)>;
+    fn decoded(&self) -> Vec<(u8, Span<Guest>)> {
+        Vec::new()
+    }
 
     /// Called after every change of what reaches the function, with the spans that now do: a function with kernel
     /// side doors (ioeventfds, memory slots) moves them here.
-    fn place(&self, bars: &[(u8, Span<Guest>)]);
+    fn place(&self, _bars: &[(u8, Span<Guest>)]) {}
 
-    /// Reads from base address register `bar`.
-    fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]);
+    /// Reads from a base address register, by its number.
+    fn bar_read(&self, _bar: u8, _offset: u64, data: &mut [u8]) {
+        data.fill(0xff);
+    }
 
-    /// Writes to base address register `bar`.
-    fn bar_write(&self, bar: u8, offset: u64, data: &[u8]);
+    /// Writes to a base address register.
+    fn bar_write(&self, _bar: u8, _offset: u64, _data: &[u8]) {}
 }

@@ -6,9 +6,11 @@
 //! connecting it again makes KVM deliver what waited. No interrupt is lost, and none is delivered while masked.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use crate::lock::lock;
 
 /// Bytes of a table entry.
 pub const ENTRY_SIZE: u64 = 16;
@@ -108,12 +110,12 @@ impl Msix {
 
     /// Connections that the router refused since the start.
     pub fn refused(&self) -> u64 {
-        self.lock().refused
+        lock(&self.state).refused
     }
 
     /// The message control register changed.
     pub fn set_control(&self, enabled: bool, function_masked: bool) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.enabled = enabled;
         state.function_masked = function_masked;
         for index in 0..state.vectors.len() {
@@ -123,7 +125,7 @@ impl Msix {
 
     /// Function-level reset: every vector masked, disconnected and not pending.
     pub fn reset(&self) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.enabled = false;
         state.function_masked = false;
         for index in 0..state.vectors.len() {
@@ -145,7 +147,7 @@ impl Msix {
         if !matches!(data.len(), 4 | 8) || !offset.is_multiple_of(4) {
             return;
         }
-        let state = self.lock();
+        let state = lock(&self.state);
         for (at, word) in (offset..=u64::MAX).step_by(4).zip(data.chunks_exact_mut(4)) {
             let Some(vector) = entry(at).and_then(|index| state.vectors.get(index)) else { continue };
             let [a0, a1, a2, a3, a4, a5, a6, a7] = vector.message.address.to_le_bytes();
@@ -163,7 +165,7 @@ impl Msix {
         if !matches!(data.len(), 4 | 8) || !offset.is_multiple_of(4) {
             return;
         }
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         for (at, word) in (offset..=u64::MAX).step_by(4).zip(data.as_chunks::<4>().0) {
             let value = u32::from_le_bytes(*word);
             let Some(index) = entry(at) else { return };
@@ -181,7 +183,7 @@ impl Msix {
 
     /// Reads the pending bit array, 64 vectors a quadword.
     pub fn pending_read(&self, offset: u64, data: &mut [u8]) {
-        let state = self.lock();
+        let state = lock(&self.state);
         for (byte, at) in data.iter_mut().zip(offset..=u64::MAX) {
             *byte = (0..8u8).fold(0, |bits, bit| {
                 let vector =
@@ -208,10 +210,6 @@ impl Msix {
                 Err(_) => state.refused = state.refused.saturating_add(1),
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

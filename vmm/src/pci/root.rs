@@ -3,11 +3,12 @@
 //! Both follow what the guest has programmed: a function behind a root port is reached through the port's current
 //! bus numbers and windows, so a guest that rewrites them gets what hardware would give it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use egm_address::{Gpa, Guest, Span};
 
 use super::{PciFunction, RootPort};
+use crate::lock::lock;
 
 /// Something on bus 0.
 enum Slot {
@@ -89,7 +90,7 @@ impl RootComplex {
 
     /// Recomputes what answers where, and tells the functions.
     pub fn update(&self) {
-        let _moving: MutexGuard<'_, ()> = self.moving.lock().unwrap_or_else(PoisonError::into_inner);
+        let _moving = lock(&self.moving);
         let mut all: Vec<Window> = Vec::new();
         for (_, slot) in &self.slots {
             match slot {

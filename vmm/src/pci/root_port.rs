@@ -1,10 +1,11 @@
 //! A PCI Express root port: a bridge to one slot (PCI Express Base 6.0 §7.5.1.3, §7.5.3).
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use egm_address::{Gpa, Guest, Span};
 
 use super::{COMMAND, COMMAND_MEMORY, ConfigSpace, Identity, PciFunction};
+use crate::lock::lock;
 
 /// Vendor and device of QEMU's generic root port, which guests know to be a plain one.
 const VENDOR: u16 = 0x1b36;
@@ -86,13 +87,13 @@ impl RootPort {
 
     /// The bus behind it, as programmed.
     pub fn secondary_bus(&self) -> u8 {
-        let [bus, _] = self.lock().u16(SECONDARY_BUS).to_le_bytes();
+        let [bus, _] = lock(&self.config).u16(SECONDARY_BUS).to_le_bytes();
         bus
     }
 
     /// Whether an access to all of `span` is passed on.
     pub fn forwards(&self, span: Span<Guest>) -> bool {
-        let config = self.lock();
+        let config = lock(&self.config);
         let open = config.u16(COMMAND) & COMMAND_MEMORY != 0;
         let window32 =
             window(u64::from(config.u16(MEMORY_BASE)) << 16, u64::from(config.u16(MEMORY_BASE + 2)) << 16);
@@ -103,34 +104,18 @@ impl RootPort {
         );
         open && [window32, window64].into_iter().flatten().any(|window| window.covers(span))
     }
-
-    fn lock(&self) -> MutexGuard<'_, ConfigSpace> {
-        self.config.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl PciFunction for RootPort {
     fn config_read(&self, offset: u16, data: &mut [u8]) {
-        self.lock().read(offset, data);
+        lock(&self.config).read(offset, data);
     }
 
     fn config_write(&self, offset: u16, data: &[u8]) -> bool {
         // A bridge has its windows where an endpoint has base address registers, and more of them.
-        let touched = self.lock().write(offset, data);
+        let touched = lock(&self.config).write(offset, data);
         touched || (0x18..0x30).contains(&offset)
     }
-
-    fn decoded(&self) -> Vec<(u8, Span<Guest>)> {
-        Vec::new()
-    }
-
-    fn place(&self, _bars: &[(u8, Span<Guest>)]) {}
-
-    fn bar_read(&self, _bar: u8, _offset: u64, data: &mut [u8]) {
-        data.fill(0xff);
-    }
-
-    fn bar_write(&self, _bar: u8, _offset: u64, _data: &[u8]) {}
 }
 
 /// Base and limit for a window; an absent one has its base above its limit.

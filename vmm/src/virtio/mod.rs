@@ -27,7 +27,7 @@ mod transport;
 pub mod vhost;
 pub mod vsock;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use event_manager::MutEventSubscriber;
 use virtio_queue::Queue;
@@ -118,9 +118,4 @@ pub trait VirtioDevice: MutEventSubscriber + Send {
     fn take_loss(&mut self) -> Option<std::io::Error> {
         None
     }
-}
-
-/// A device's lock. A device that panicked half way through is still reset and finished, so poison is ignored.
-pub(crate) fn lock<T: ?Sized>(device: &Mutex<T>) -> MutexGuard<'_, T> {
-    device.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -12,7 +12,7 @@ mod interrupt;
 mod registers;
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use egm_address::{Guest, PciAddress, Span};
 use virtio_queue::{Queue, QueueT};
@@ -24,7 +24,8 @@ use self::identity::{Layout, Profile, WindowAccess};
 use self::interrupt::PciInterrupt;
 pub use self::registers::BAR_SIZE;
 use self::registers::{Area, Common, MAX_QUEUES, MAX_VECTORS, NOTIFY, NOTIFY_STRIDE};
-use super::{Activation, Interrupt, VirtioDevice, lock};
+use super::{Activation, Interrupt, VirtioDevice};
+use crate::lock::lock;
 use crate::pci::msix::Msix;
 use crate::pci::{ConfigSpace, PciFunction};
 use crate::plan::FunctionPlan;
@@ -148,7 +149,7 @@ impl VirtioPci {
     }
 
     fn registers(&self) -> MutexGuard<'_, Registers> {
-        self.registers.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.registers)
     }
 
     fn common_read(&self, register: Option<Common>, data: &mut [u8]) {
@@ -284,7 +285,7 @@ impl PciFunction for VirtioPci {
 
     /// A door that cannot be made costs an exit to us for each kick, nothing else.
     fn place(&self, bars: &[(u8, Span<Guest>)]) {
-        let mut doors = self.doors.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut doors = lock(&self.doors);
         let start = bars.iter().find(|(bar, _)| *bar == 0).map(|(_, span)| span.start().get());
         let first = start.and_then(|start| start.checked_add(NOTIFY.into()));
         if doors.first().map(|(gpa, _)| *gpa) == first {
