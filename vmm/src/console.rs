@@ -3,9 +3,8 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
@@ -14,6 +13,7 @@ use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
 
 use crate::config;
 use crate::error::{Blame, Report};
+use crate::listener::Listener;
 
 /// Why the console cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -54,7 +54,9 @@ impl Report for ConsoleError {
             Self::File { .. } => {
                 "set \"console\".\"path\" to a file that you may write, in a folder that exists".to_owned()
             }
-            Self::Socket { source, .. } if source.kind() == io::ErrorKind::AddrInUse => {
+            Self::Socket { source, .. }
+                if matches!(source.kind(), io::ErrorKind::AddrInUse | io::ErrorKind::AlreadyExists) =>
+            {
                 "set \"console\".\"path\" to a path that does not exist yet, or end who listens there"
                     .to_owned()
             }
@@ -90,9 +92,8 @@ enum Kind {
         _slave: OwnedFd,
     },
     Socket {
-        listener: UnixListener,
+        listener: Listener,
         client: Option<UnixStream>,
-        path: PathBuf,
     },
     Null,
 }
@@ -113,7 +114,8 @@ impl Console {
             }
             config::Console::Pty => pty().map_err(ConsoleError::Pty)?,
             config::Console::Socket { path } => {
-                socket(path).map_err(|source| ConsoleError::Socket { path: path.clone(), source })?
+                let failed = |source| ConsoleError::Socket { path: path.clone(), source };
+                Kind::Socket { listener: Listener::bind(path).map_err(failed)?, client: None }
             }
         }))
     }
@@ -149,10 +151,10 @@ impl Console {
             Kind::File { file, stalled } => put(file.as_fd(), data, stalled),
             Kind::Pty { master, .. } => drop(master.write(data)),
             Kind::Socket { client, .. } => {
-                let gone = |e: io::Error| e.kind() != io::ErrorKind::WouldBlock;
-                if client.as_mut().is_some_and(|stream| stream.write(data).is_err_and(gone)) {
-                    *client = None;
-                }
+                client.take_if(|stream| {
+                    let written = stream.write(data);
+                    written.is_err() && !taken(written).1
+                });
             }
             Kind::Null => {}
         }
@@ -169,33 +171,23 @@ impl Console {
         }
     }
 
-    /// Takes what was typed at `source`; the number of bytes, 0 when there is none.
-    pub fn read(&mut self, source: RawFd, buffer: &mut [u8]) -> usize {
+    /// Takes what was typed, or a client; the number of bytes, 0 when there is none.
+    pub fn read(&mut self, buffer: &mut [u8]) -> usize {
         match &mut self.0 {
             Kind::Stdio { input, .. } => {
                 // Not through std's buffer: what it would read ahead no poll would ever show again.
-                let count = rustix::io::read(io::stdin().as_fd(), buffer).unwrap_or(0);
-                *input = count > 0;
+                let count;
+                (count, *input) = taken(rustix::io::read(io::stdin().as_fd(), buffer).map_err(Into::into));
                 count
             }
             Kind::Pty { master, .. } => master.read(buffer).unwrap_or(0),
-            Kind::Socket { client: Some(stream), .. } if stream.as_raw_fd() == source => {
-                match stream.read(buffer) {
-                    Ok(count) if count > 0 => return count,
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return 0,
-                    _ => {}
-                }
-                if let Kind::Socket { client, .. } = &mut self.0 {
-                    *client = None;
-                }
-                0
+            Kind::Socket { client: open @ Some(_), .. } => {
+                let (count, goes_on) = open.as_mut().map_or((0, false), |stream| taken(stream.read(buffer)));
+                open.take_if(|_| !goes_on);
+                count
             }
-            Kind::Socket { listener, client, .. } => {
-                let accepted = listener.accept().and_then(|(stream, _)| {
-                    stream.set_nonblocking(true)?;
-                    Ok(stream)
-                });
-                *client = accepted.ok();
+            Kind::Socket { listener, client: client @ None } => {
+                *client = listener.accept().ok().flatten();
                 0
             }
             Kind::File { .. } | Kind::Null => 0,
@@ -205,12 +197,8 @@ impl Console {
 
 impl Drop for Console {
     fn drop(&mut self) {
-        match &self.0 {
-            Kind::Stdio { before: Some(before), .. } => {
-                let _ = tcsetattr(io::stdin(), OptionalActions::Now, before);
-            }
-            Kind::Socket { path, .. } => drop(std::fs::remove_file(path)),
-            _ => {}
+        if let Kind::Stdio { before: Some(before), .. } = &self.0 {
+            let _ = tcsetattr(io::stdin(), OptionalActions::Now, before);
         }
     }
 }
@@ -265,16 +253,12 @@ fn pty() -> io::Result<Kind> {
     Ok(Kind::Pty { master: File::from(master), _slave: slave })
 }
 
-/// A socket that is left over from a process that is gone is replaced; one that answers is not, nor is a file of
-/// another kind, which refuses connections too.
-fn socket(path: &Path) -> io::Result<Kind> {
-    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
-    if is_socket && UnixStream::connect(path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused) {
-        std::fs::remove_file(path)?;
+/// What a read gave, and whether there is more to come. A signal or a source that has nothing now is not its end.
+fn taken(read: io::Result<usize>) -> (usize, bool) {
+    match read {
+        Ok(count) => (count, count > 0),
+        Err(error) => (0, matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock)),
     }
-    let listener = UnixListener::bind(path)?;
-    listener.set_nonblocking(true)?;
-    Ok(Kind::Socket { listener, client: None, path: path.to_owned() })
 }
 
 #[cfg(test)]
@@ -290,8 +274,7 @@ mod tests {
         let mut buffer = [0; 16];
         assert_eq!(other.read(&mut buffer).unwrap(), 7);
         other.write_all(b"root").unwrap();
-        let source = console.sources()[0];
-        assert_eq!(console.read(source, &mut buffer), 4);
+        assert_eq!(console.read(&mut buffer), 4);
         assert_eq!(&buffer[..4], b"root");
     }
 
@@ -304,23 +287,23 @@ mod tests {
         let mut buffer = [0; 16];
         for text in [b"one", b"two"] {
             let mut client = UnixStream::connect(&path).unwrap();
-            assert_eq!(console.read(console.sources()[0], &mut buffer), 0);
+            assert_eq!(console.read(&mut buffer), 0);
             console.write(text);
             assert_eq!(client.read(&mut buffer).unwrap(), 3);
             drop(client);
-            assert_eq!(console.read(console.sources()[0], &mut buffer), 0);
+            assert_eq!(console.read(&mut buffer), 0);
         }
         drop(console);
         assert!(!path.exists());
     }
 
     #[test]
-    fn a_file_that_is_no_socket_is_not_removed_for_one() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("disk.img");
-        std::fs::write(&path, "precious").unwrap();
-        assert!(Console::open(&config::Console::Socket { path: path.clone() }).is_err());
-        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    fn a_read_that_a_signal_interrupts_does_not_end_the_input() {
+        for kind in [io::ErrorKind::Interrupted, io::ErrorKind::WouldBlock] {
+            assert_eq!(taken(Err(kind.into())), (0, true));
+        }
+        assert_eq!((taken(Ok(0)), taken(Ok(3))), ((0, false), (3, true)));
+        assert_eq!(taken(Err(io::ErrorKind::ConnectionReset.into())), (0, false));
     }
 
     #[test]

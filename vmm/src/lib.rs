@@ -13,6 +13,7 @@ pub mod error;
 pub mod facts;
 pub mod firmware;
 pub mod kvm;
+mod listener;
 mod lock;
 pub mod machine;
 pub mod memory;

@@ -128,7 +128,7 @@ impl MutEventSubscriber for ConsoleInput {
             let _ = self.port.drained.read();
         } else {
             let room = self.port.room().min(buffer.len());
-            count = lock(&self.console).read(events.fd(), buffer.get_mut(..room).unwrap_or_default());
+            count = lock(&self.console).read(buffer.get_mut(..room).unwrap_or_default());
         }
         if let Some(data) = buffer.get(..count).filter(|data| !data.is_empty()) {
             self.port.receive(data);

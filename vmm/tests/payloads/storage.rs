@@ -49,7 +49,10 @@ impl Mounted {
         let device = Arc::new(device);
         let server = Arc::clone(&device);
         thread::spawn(move || serve(&server, storage));
-        Some(Self { folder, _device: device })
+        let mounted = Self { folder, _device: device };
+        // What the kernel asks for now it does not ask for when nobody answers.
+        std::fs::metadata(mounted.disk()).unwrap();
+        Some(mounted)
     }
 
     pub(crate) fn disk(&self) -> PathBuf {

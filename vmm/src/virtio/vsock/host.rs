@@ -5,20 +5,14 @@
 //!   otherwise the stream ends.
 
 use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::UnixListener;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::path::PathBuf;
 
-use rustix::net::AddressFamily;
-use rustix::net::SocketAddrUnix;
-use rustix::net::SocketFlags;
-use rustix::net::SocketType;
-
 use crate::error::Blame;
 use crate::error::Report;
+use crate::listener::Listener;
+use crate::listener::connect;
 
 /// Longest path of a Unix socket, and the longest `_<port>` after it.
 const MAX_PATH: usize = 107;
@@ -75,11 +69,8 @@ impl Report for SocketError {
     }
 }
 
-/// The sockets of one device. The listening one is removed when this is dropped.
-pub struct HostSockets {
-    listener: UnixListener,
-    path: PathBuf,
-}
+/// The sockets of one device.
+pub struct HostSockets(Listener);
 
 impl HostSockets {
     /// Listens at `path`. A socket left there by a process that ended is replaced.
@@ -87,62 +78,27 @@ impl HostSockets {
     /// # Errors
     /// [`SocketError`].
     pub fn bind(path: &Path) -> Result<Self, SocketError> {
-        let owned = || path.to_owned();
+        let path_buf = || path.to_owned();
         if path.as_os_str().len() > MAX_PATH - SUFFIX {
-            return Err(SocketError::TooLong { path: owned() });
+            return Err(SocketError::TooLong { path: path_buf() });
         }
-        let failed = |source| SocketError::Bind { path: owned(), source };
-        let listener = match UnixListener::bind(path) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                // A file of another kind refuses connections too, and is not ours to remove.
-                if !std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket()) {
-                    return Err(failed(error));
-                }
-                // A full backlog is somebody listening as well.
-                if !matches!(connect(path), Err(e) if e.kind() == io::ErrorKind::ConnectionRefused) {
-                    return Err(SocketError::InUse { path: owned() });
-                }
-                std::fs::remove_file(path).map_err(failed)?;
-                UnixListener::bind(path).map_err(failed)?
-            }
-            other => other.map_err(failed)?,
-        };
-        listener.set_nonblocking(true).map_err(failed)?;
-        Ok(Self { listener, path: owned() })
+        Listener::bind(path).map(Self).map_err(|source| match source.kind() {
+            io::ErrorKind::AddrInUse => SocketError::InUse { path: path_buf() },
+            _ => SocketError::Bind { path: path_buf(), source },
+        })
     }
 
     /// Becomes readable when a host program connects.
-    pub(super) fn listener(&self) -> &UnixListener {
-        &self.listener
-    }
-
-    /// The next host program that connected, if there is one.
-    pub(super) fn accept(&self) -> io::Result<UnixStream> {
-        let (stream, _) = self.listener.accept()?;
-        stream.set_nonblocking(true)?;
-        Ok(stream)
+    pub(super) fn listener(&mut self) -> &mut Listener {
+        &mut self.0
     }
 
     /// Connects to the host program that serves `port`, without waiting for it.
     pub(super) fn connect(&self, port: u32) -> io::Result<UnixStream> {
-        let mut path = self.path.as_os_str().to_owned();
+        let mut path = self.0.path().as_os_str().to_owned();
         path.push(format!("_{port}"));
         connect(Path::new(&path))
     }
-}
-
-impl Drop for HostSockets {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path); // somebody else removed it: fine
-    }
-}
-
-/// A Unix socket connects at once, or with a full backlog fails with EAGAIN instead of waiting.
-fn connect(path: &Path) -> io::Result<UnixStream> {
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket: OwnedFd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-    Ok(socket.into())
 }
 
 /// The first line of a host program, as far as it was read.
@@ -204,21 +160,6 @@ mod tests {
         {
             assert_eq!(greet(nonsense.as_bytes()), Greeted::Nonsense, "{nonsense:?}");
         }
-    }
-
-    #[test]
-    fn a_socket_left_behind_is_replaced_but_one_in_use_or_another_file_is_not() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("v");
-        drop(UnixListener::bind(&path).unwrap());
-        assert!(path.exists());
-        let sockets = HostSockets::bind(&path).unwrap();
-        assert!(matches!(HostSockets::bind(&path), Err(SocketError::InUse { .. })));
-        drop(sockets);
-        assert!(!path.exists());
-        std::fs::write(&path, "precious").unwrap();
-        assert!(HostSockets::bind(&path).is_err());
-        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! of the muxer, which forgets closed ones by itself, and the event loop knows only that set.
 
 mod connection;
+mod greetings;
 mod host;
 mod muxer;
 mod packet;
@@ -35,7 +36,6 @@ use vmm_sys_util::eventfd::EventFd;
 pub use self::host::HostSockets;
 pub use self::host::SocketError;
 use self::muxer::Muxer;
-use self::muxer::Pause;
 use super::ActivateError;
 use super::Activation;
 use super::Interrupt;
@@ -115,6 +115,17 @@ pub struct Counters {
 enum Mover {
     Userspace(Box<Muxer>),
     Vhost(Worker),
+}
+
+/// Why a queue stopped for now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pause {
+    /// An event of the driver or of a socket tells when there is more.
+    Event,
+    /// The budget is spent: come back after others.
+    Budget,
+    /// Too many resets wait for receive buffers: come back when [`Muxer::answers`].
+    Resets,
 }
 
 /// A virtio socket device.

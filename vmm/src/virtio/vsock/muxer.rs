@@ -5,43 +5,26 @@
 //!  sockets (epoll)  ──► poll()     ──► queue of slots that have something for the guest
 //!  guest's rx queue ◄── receive()  ◄── resets first, then those slots in turn; payload is read into guest memory
 //! ```
-//! Bounds, whatever guest and host do: [`MAX_CONNECTIONS`] slots, each with at most [`BUFFER`](super::connection::BUFFER)
+//! Bounds, whatever guest and host do: host programs that greet as [`Greetings`] says; [`MAX_CONNECTIONS`] slots, each with at most [`BUFFER`](super::connection::BUFFER)
 //! bytes of backlog; a slot is queued once; and with [`MAX_RESETS`] resets unsent nothing is taken from the guest until
 //! it takes some (virtio 1.3 §5.10.6.3 lets a device wait so). No socket operation waits.
 
-use std::collections::HashMap;
-use std::collections::VecDeque;
-use std::io;
-use std::io::Write;
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, Write};
 use std::net::Shutdown;
-use std::os::fd::AsRawFd;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::time::Instant;
 
-use vmm_sys_util::epoll::ControlOperation;
-use vmm_sys_util::epoll::Epoll;
-use vmm_sys_util::epoll::EpollEvent;
-use vmm_sys_util::epoll::EventSet;
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
-use super::connection::Connection;
-use super::connection::Event;
-use super::connection::Violation;
-use super::host;
-use super::host::Greeted;
-use super::host::Greeting;
-use super::host::HostSockets;
-use super::packet::HEADER;
-use super::packet::Key;
-use super::packet::Op;
-use super::packet::Outgoing;
-use super::packet::Packet;
-use super::packet::Refusal;
-use super::slot::Phase;
-use super::slot::Slot;
-use super::slot::read_packet;
-use crate::virtio::ring;
-use crate::virtio::ring::Chain;
-use crate::virtio::ring::Ring;
+use super::Pause;
+use super::connection::{Connection, Event, Violation};
+use super::greetings::Greetings;
+use super::host::{self, Greeted, Greeting, HostSockets};
+use super::packet::{HEADER, Key, Op, Outgoing, Packet, Refusal};
+use super::slot::{Phase, Slot, read_packet};
+use crate::virtio::ring::{self, Chain, Ring};
 
 /// Most connections at a time, those that still greet included.
 pub(super) const MAX_CONNECTIONS: usize = 1024;
@@ -54,17 +37,8 @@ const FIRST_PORT: u32 = 1 << 30;
 
 /// The listening socket's name in the epoll set; others are slot numbers.
 const LISTENER: u64 = u64::MAX;
-
-/// Why a queue stopped for now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Pause {
-    /// An event of the driver or of a socket tells when there is more.
-    Event,
-    /// The budget is spent: come back after others.
-    Budget,
-    /// Too many resets wait for receive buffers: come back when [`Muxer::answers`].
-    Resets,
-}
+/// The timer's.
+const TIMER: u64 = u64::MAX - 1;
 
 /// The sockets of one device and what is between them and the guest.
 pub(super) struct Muxer {
@@ -77,13 +51,19 @@ pub(super) struct Muxer {
     ready: VecDeque<usize>,
     resets: VecDeque<Key>,
     next_port: u32,
+    greetings: Greetings,
+    /// Not all host programs that connected were looked at.
+    more_clients: bool,
 }
 
 impl Muxer {
-    pub(super) fn new(sockets: HostSockets, guest_cid: u32) -> io::Result<Self> {
+    pub(super) fn new(mut sockets: HostSockets, guest_cid: u32) -> io::Result<Self> {
         let epoll = Epoll::new()?;
-        let event = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, LISTENER);
-        epoll.ctl(ControlOperation::Add, sockets.listener().as_raw_fd(), event)?;
+        let greetings = Greetings::new()?;
+        for (fd, token) in [(sockets.listener().as_raw_fd(), LISTENER), (greetings.as_raw_fd(), TIMER)] {
+            let event = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, token);
+            epoll.ctl(ControlOperation::Add, fd, event)?;
+        }
         Ok(Self {
             sockets,
             epoll,
@@ -93,6 +73,8 @@ impl Muxer {
             ready: VecDeque::new(),
             resets: VecDeque::new(),
             next_port: FIRST_PORT,
+            greetings,
+            more_clients: false,
         })
     }
 
@@ -107,37 +89,54 @@ impl Muxer {
         self.by_key.clear();
         self.ready.clear();
         self.resets.clear();
+        self.greetings.clear();
     }
 
-    /// Looks at sockets that have news; returns whether there may be more. Descriptors that closed left the epoll set by themselves, and news of a slot
-    /// that has another socket by now only makes that be looked at in vain.
+    /// Looks at sockets that have news; returns whether there may be more. Descriptors that closed left the epoll set by
+    /// themselves, and news of a slot that has another socket by now only makes that be looked at in vain.
     pub(super) fn poll(&mut self) -> bool {
+        if self.more_clients {
+            self.accept();
+        }
         let mut events = [EpollEvent::default(); BUDGET];
         let count = self.epoll.wait(0, &mut events).unwrap_or(0);
         for event in events.iter().take(count) {
-            let set = event.event_set();
-            match usize::try_from(event.data()) {
-                Ok(_) if event.data() == LISTENER => self.accept(),
-                Ok(number) => {
-                    if set.intersects(EventSet::OUT | EventSet::ERROR | EventSet::HANG_UP) {
-                        self.flush(number);
-                    }
-                    if set.intersects(
-                        EventSet::IN | EventSet::READ_HANG_UP | EventSet::ERROR | EventSet::HANG_UP,
-                    ) {
-                        self.readable(number);
-                    }
-                }
-                Err(_) => {}
+            match event.data() {
+                LISTENER => self.accept(),
+                TIMER => self.expire(Instant::now()),
+                number => self.news(usize::try_from(number).unwrap_or(usize::MAX), event.event_set()),
             }
         }
-        count == BUDGET
+        count == BUDGET || self.more_clients
+    }
+
+    fn news(&mut self, number: usize, set: EventSet) {
+        let ended = EventSet::ERROR | EventSet::HANG_UP;
+        if set.intersects(EventSet::OUT | ended) {
+            self.flush(number);
+        }
+        if set.intersects(EventSet::IN | EventSet::READ_HANG_UP | ended) {
+            self.readable(number);
+        }
     }
 
     /// Takes host programs that connected; those beyond the limit see their stream end.
     fn accept(&mut self) {
-        while let Ok(stream) = self.sockets.accept() {
-            let _ = self.insert(stream, Phase::Greeting(Greeting::default()));
+        let now = Instant::now();
+        let mut taken = 0..BUDGET;
+        while let Some(client) = taken.next().and_then(|_| self.sockets.listener().accept().ok()) {
+            let insert = |stream| self.insert(stream, Phase::Greeting(Greeting::default()));
+            if let Some(number) = client.and_then(insert) {
+                self.greetings.begin(number, now);
+            }
+        }
+        self.more_clients = taken.is_empty();
+        self.expire(now);
+    }
+
+    fn expire(&mut self, now: Instant) {
+        while let Some(number) = self.greetings.overdue(now) {
+            self.remove(number, false);
         }
     }
 
@@ -165,6 +164,7 @@ impl Muxer {
     /// Ends a connection; the guest hears of it unless it said so itself.
     fn remove(&mut self, number: usize, tell: bool) {
         let Some(slot) = self.slots.get_mut(number).and_then(Option::take) else { return };
+        self.greetings.end(number);
         if slot.queued {
             self.ready.retain(|queued| *queued != number);
         }
@@ -210,6 +210,7 @@ impl Muxer {
             Greeted::Nonsense => return self.remove(number, false),
             Greeted::Port(port) => port,
         };
+        self.greetings.end(number);
         let key = self.free_key(port);
         self.by_key.insert(key, number);
         if let Some(Some(slot)) = self.slots.get_mut(number) {

@@ -383,6 +383,26 @@ fn a_request_for_a_connection_that_exists_ends_it() {
 }
 
 #[test]
+fn host_programs_that_never_greet_hold_few_places_and_the_last_to_come_is_served() {
+    let mut guest = Guest::new();
+    guest.give_buffers(32);
+    let path = guest.folder.path().join("v");
+    let connect = || {
+        let stream = UnixStream::connect(&path).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        stream
+    };
+    let mut silent: Vec<_> = (0..100).map(|_| connect()).collect();
+    (0..4).for_each(|_| guest.pump());
+    let ended = silent.iter_mut().map(read_all).filter(|(_, ended)| *ended).count();
+    assert_eq!(ended, 100 - greetings::MAX_GREETINGS);
+    let mut last = connect();
+    last.write_all(b"CONNECT 7\n").unwrap();
+    (0..4).for_each(|_| guest.pump()); // each looks at a part of the news, as the event loop has it
+    assert_eq!(guest.ops(), [REQUEST]);
+}
+
+#[test]
 fn a_payload_that_is_not_there_ends_the_connection() {
     let (mut guest, mut host) = Guest::connected();
     guest.send_in_pieces(&header(1000, 52, RW, 1, 0), 44);

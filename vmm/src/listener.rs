@@ -1,0 +1,141 @@
+//! A Unix socket that others connect to: replaced when it was left behind, removed when it is ours.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+/// A listening socket. Its file is removed when this is dropped, unless another is at its path by then.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    socket: UnixListener,
+    path: PathBuf,
+    /// Device and number of the file that was made.
+    made: (u64, u64),
+    /// Given up for a moment when there is no descriptor left to tell a client so.
+    spare: Option<EventFd>,
+}
+
+impl Listener {
+    /// Listens at `path`. A socket left there by a process that ended is replaced.
+    ///
+    /// # Errors
+    /// `AddrInUse` when somebody listens there, `AlreadyExists` when it is a file of another kind, and those of bind(2).
+    pub(crate) fn bind(path: &Path) -> io::Result<Self> {
+        let socket = match UnixListener::bind(path) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                // A file of another kind refuses connections too, and is not ours to remove.
+                if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
+                    return Err(io::ErrorKind::AlreadyExists.into());
+                }
+                // A full backlog is somebody listening as well.
+                if !matches!(connect(path), Err(e) if e.kind() == io::ErrorKind::ConnectionRefused) {
+                    return Err(error);
+                }
+                std::fs::remove_file(path)?;
+                UnixListener::bind(path)?
+            }
+            other => other?,
+        };
+        socket.set_nonblocking(true)?;
+        let made = identity(path)?;
+        Ok(Self { socket, path: path.to_owned(), made, spare: spare() })
+    }
+
+    /// Where it was asked to listen.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The next client; `None` when it was sent away, because this process or the host has no descriptor left for it:
+    /// it would wait unheard, and whoever waits for this socket would turn in a circle.
+    ///
+    /// # Errors
+    /// Those of accept(2); `WouldBlock` when there is no client.
+    pub(crate) fn accept(&mut self) -> io::Result<Option<UnixStream>> {
+        match self.socket.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(true)?;
+                Ok(Some(stream))
+            }
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                self.spare = None;
+                let sent_away = self.socket.accept().map(|_| None);
+                self.spare = spare();
+                sent_away
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl AsRawFd for Listener {
+    fn as_raw_fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+}
+
+/// While the socket is open no other file gets its number.
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if identity(&self.path).is_ok_and(|found| found == self.made) {
+            let _ = std::fs::remove_file(&self.path); // somebody else removed it: fine
+        }
+    }
+}
+
+fn spare() -> Option<EventFd> {
+    EventFd::new(EFD_NONBLOCK).ok()
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    std::fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()))
+}
+
+/// Connects to the Unix socket at `path` at once, or with a full backlog fails with EAGAIN instead of waiting.
+///
+/// # Errors
+/// Those of socket(2) and connect(2).
+pub(crate) fn connect(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket: OwnedFd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_left_behind_is_replaced_but_one_in_use_or_another_file_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists());
+        let listener = Listener::bind(&path).unwrap();
+        assert_eq!(Listener::bind(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        drop(listener);
+        assert!(!path.exists());
+        std::fs::write(&path, "precious").unwrap();
+        assert_eq!(Listener::bind(&path).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn what_took_the_place_of_our_socket_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let ours = Listener::bind(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let theirs = Listener::bind(&path).unwrap();
+        drop(ours);
+        assert!(connect(&path).is_ok());
+        drop(theirs);
+        assert!(!path.exists());
+    }
+}
