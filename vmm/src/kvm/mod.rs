@@ -16,8 +16,11 @@ use std::sync::{Arc, Mutex};
 use egm_address::Gpa;
 use egm_device::Mapping;
 pub use error::KvmError;
-use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_userspace_memory_region};
-use kvm_ioctls::{Cap, IoEventAddress, Kvm, NoDatamatch, VcpuFd, VmFd};
+use kvm_bindings::{
+    CpuId, KVM_MAX_CPUID_ENTRIES, kvm_run__bindgen_ty_1__bindgen_ty_4 as PortAccess,
+    kvm_userspace_memory_region,
+};
+use kvm_ioctls::{Cap, IoEventAddress, Kvm, NoDatamatch, VcpuExit, VcpuFd, VmFd};
 pub use routes::Routes;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -190,6 +193,20 @@ impl crate::virtio::DoorBell for Doorbells {
 pub fn internal_suberror(run: &kvm_bindings::kvm_run) -> u32 {
     // SAFETY: every member of the union is plain numbers, so reading any of them is defined.
     unsafe { run.__bindgen_anon_1.internal }.suberror
+}
+
+/// Runs the guest until it leaves. With a port access come the bytes of one element: a string instruction has many, and
+/// each is an access of its own (Intel SDM, INS and OUTS).
+///
+/// # Errors
+/// Those of KVM_RUN.
+pub fn run(vcpu: &mut VcpuFd) -> Result<(VcpuExit<'_>, usize), kvm_ioctls::Error> {
+    let access = (&raw const vcpu.get_kvm_run().__bindgen_anon_1).cast::<PortAccess>();
+    let exit = vcpu.run()?;
+    // SAFETY: the kernel's page is mapped as long as `vcpu`, and only KVM_RUN writes it; `exit` borrows the data of an
+    // access, which lie elsewhere. Every bit pattern is a number.
+    let access = unsafe { access.read() };
+    Ok((exit, usize::from(access.size).max(1)))
 }
 
 fn into_io(error: kvm_ioctls::Error) -> std::io::Error {

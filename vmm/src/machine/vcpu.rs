@@ -84,22 +84,26 @@ impl Vcpu {
     fn run_once(&mut self, shared: &Shared) -> Option<ExitReason> {
         let vcpu = self.index;
         let hypervisor = |what: String| Some(ExitReason::Hypervisor { vcpu, what });
-        match self.fd.run() {
-            Ok(VcpuExit::IoIn(port, data)) => shared.ports.read(u64::from(port), data),
-            Ok(VcpuExit::IoOut(port, data)) => shared.ports.write(u64::from(port), data),
-            Ok(VcpuExit::MmioRead(address, data)) => shared.memory.read(address, data),
-            Ok(VcpuExit::MmioWrite(address, data)) => shared.memory.write(address, data),
-            Ok(VcpuExit::Shutdown) => return Some(ExitReason::TripleFault { vcpu }),
-            Ok(VcpuExit::FailEntry(reason, _)) => {
+        match crate::kvm::run(&mut self.fd) {
+            Ok((VcpuExit::IoIn(port, data), size)) => {
+                data.chunks_mut(size).for_each(|element| shared.ports.read(port.into(), element));
+            }
+            Ok((VcpuExit::IoOut(port, data), size)) => {
+                data.chunks(size).for_each(|element| shared.ports.write(port.into(), element));
+            }
+            Ok((VcpuExit::MmioRead(address, data), _)) => shared.memory.read(address, data),
+            Ok((VcpuExit::MmioWrite(address, data), _)) => shared.memory.write(address, data),
+            Ok((VcpuExit::Shutdown, _)) => return Some(ExitReason::TripleFault { vcpu }),
+            Ok((VcpuExit::FailEntry(reason, _), _)) => {
                 return hypervisor(format!("entry failed with {reason:#x}"));
             }
-            Ok(VcpuExit::InternalError) => {
+            Ok((VcpuExit::InternalError, _)) => {
                 let what = internal_error(&mut self.fd);
                 return hypervisor(what);
             }
             // The kernel answers these itself; seeing one costs a turn of the loop.
-            Ok(VcpuExit::Hlt | VcpuExit::Intr | VcpuExit::IrqWindowOpen | VcpuExit::SetTpr) => {}
-            Ok(other) => return hypervisor(format!("unexpected exit {other:?}")),
+            Ok((VcpuExit::Hlt | VcpuExit::Intr | VcpuExit::IrqWindowOpen | VcpuExit::SetTpr, _)) => {}
+            Ok((other, _)) => return hypervisor(format!("unexpected exit {other:?}")),
             Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {}
             Err(error) => return hypervisor(format!("KVM_RUN: {error}")),
         }

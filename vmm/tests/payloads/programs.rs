@@ -184,6 +184,15 @@ fn string_instructions(payload: &mut Payload) {
         payload.code.compare(Width::Long, value);
         payload.expect_equal("a string of 64 words from an unclaimed port is 128 bytes of ones");
     }
+
+    payload.code.mov_edi(SCRATCH);
+    payload.code.mov_ecx(4);
+    payload.code.port(payload.ports.pvpanic);
+    payload.code.raw(&[0xf3, 0x6c]); // rep insb
+    payload.code.at(SCRATCH.into());
+    payload.code.load(Width::Long);
+    payload.code.compare(Width::Long, 0x0303_0303);
+    payload.expect_equal("each byte of a string is read from the port");
 }
 
 fn mmio(payload: &mut Payload, plan: &Plan) {
