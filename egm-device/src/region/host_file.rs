@@ -135,7 +135,7 @@ mod tests {
         let error =
             load("{\"regions\": [\n{\"name\": \"hidden\", \"bse\": \"0x1\", \"size\": 4096}]}").unwrap_err();
         let text = Chain(&error).to_string();
-        assert!(text.contains("a.json:2:25: not a host file"), "{text}");
+        assert!(text.contains("a.json:2:24: not a host file"), "{text}");
         assert!(text.ends_with("help: write \"base\" instead of \"bse\""), "{text}");
     }
 }
