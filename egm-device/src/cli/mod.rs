@@ -1,5 +1,6 @@
 //! The command line: one file a subcommand, each with its `Args` and a `run` that returns the exit code.
 
+mod carve;
 mod generate;
 mod host;
 mod regions;
@@ -31,6 +32,7 @@ Exit codes: 0 done; 2 the command line or a file is wrong; 3 the host lacks some
 #[derive(Debug, Subcommand)]
 enum Command {
     Regions(regions::Args),
+    Carve(carve::Args),
     Completions(generate::Completions),
     Man(generate::Man),
 }
@@ -42,6 +44,7 @@ type Outcome = Result<ExitCode, Box<dyn Report>>;
 pub fn main() -> ExitCode {
     let outcome: Outcome = match &Cli::parse().command {
         Command::Regions(args) => regions::run(args),
+        Command::Carve(args) => carve::run(args),
         Command::Completions(args) => Ok(generate::completions(args)),
         Command::Man(args) => Ok(generate::man(args)),
     };

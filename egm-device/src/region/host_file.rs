@@ -4,17 +4,17 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use egm_address::{ByteSize, Hpa};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::region::read;
 use crate::report::{Blame, Report};
 
 /// What an operator wrote of one host.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostFile {
     /// Which host it is for.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub description: String,
     /// Reserved spans.
     #[serde(default)]
@@ -22,7 +22,7 @@ pub struct HostFile {
 }
 
 /// Memory that `mem=` or `memmap=` keeps from the kernel.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReservedSpan {
     /// The region's name.
@@ -30,14 +30,22 @@ pub struct ReservedSpan {
     /// Host physical address of its first byte.
     pub base: Hpa,
     /// Bytes.
+    #[serde(serialize_with = "as_people_write")]
     pub size: ByteSize,
     /// Its node; the default is what ACPI says.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<u32>,
     /// What slices keep to; the default is the largest of 2 MiB, 64 KiB and 4 KiB that fits.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub page_size: Option<ByteSize>,
     /// The file whose offsets are host physical addresses.
     #[serde(default = "dev_mem")]
     pub device: PathBuf,
+}
+
+/// `15GiB`: host files are for people.
+fn as_people_write<S: Serializer>(size: &ByteSize, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(size)
 }
 
 fn dev_mem() -> PathBuf {

@@ -1,0 +1,209 @@
+//! How to split this host's memory between its kernel and its guests: what to write where, computed from its facts.
+//!
+//! ```text
+//!  HostFacts ─ram─► RAM of each node ─keep─► hidden spans ─► words of the command line, or firmware settings
+//! ```
+//! The hypervisor keeps the lowest memory of each node, because kernels and old devices need low addresses; what is above
+//! is hidden from the first multiple of 1 GiB on, so that the largest mappings fit.
+
+mod firmware;
+mod kernel;
+mod ram;
+mod undo;
+
+use egm_address::{ByteSize, Host, Span};
+use serde::{Deserialize, Serialize};
+
+use crate::region::{HostFacts, Region, RegionKind, ReservedSpan};
+use crate::report::{Blame, Report};
+use crate::show::size;
+
+pub use undo::{Undo, undo};
+
+/// Version of the JSON form of [`Split`].
+pub const SPLIT_VERSION: u32 = 1;
+
+/// Ways to split a host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum How {
+    /// `mem=`: the kernel sees nothing above an address.
+    Mem,
+    /// `memmap=nn$ss`: spans are reserved (x86).
+    Memmap,
+    /// A pool of huge pages: visible, but nobody else gets them.
+    Hugetlb,
+    /// `memmap=nn!ss`: persistent memory, mapped as device-DAX (x86).
+    Dax,
+    /// NVIDIA's firmware hides memory before anything boots (Grace).
+    Firmware,
+}
+
+/// What an operator wants.
+#[derive(Debug, Clone, Copy)]
+pub struct Wish {
+    /// What the hypervisor keeps.
+    pub hypervisor: ByteSize,
+    /// Whether each node keeps that much, instead of all nodes together.
+    pub per_node: bool,
+    /// By which way; the default depends on the host.
+    pub how: Option<How>,
+}
+
+/// How to split a host, and what it will look like afterwards.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Split {
+    /// [`SPLIT_VERSION`].
+    pub version: u32,
+    /// By which way.
+    pub how: How,
+    /// Words to take from the kernel's command line.
+    pub remove: Vec<String>,
+    /// Words to add to it.
+    pub words: Vec<String>,
+    /// What to set in the firmware.
+    pub settings: Vec<Setting>,
+    /// Commands to run after each boot.
+    pub commands: Vec<String>,
+    /// Regions for the host file.
+    pub regions: Vec<ReservedSpan>,
+    /// What each node will have.
+    pub nodes: Vec<NodeSplit>,
+}
+
+/// A setting of the firmware.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Setting {
+    /// Its name in the setup form.
+    pub form: String,
+    /// Its name below Redfish `Bios/Attributes`.
+    pub attribute: String,
+    /// Its value.
+    pub value: serde_json::Value,
+}
+
+/// A node after the split.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeSplit {
+    /// Its number.
+    pub node: u32,
+    /// What the hypervisor keeps; its kernel counts a little less as `MemTotal`.
+    pub keeps: ByteSize,
+    /// What guests get.
+    pub guests: ByteSize,
+    /// Where that is, unless pages of a pool or the firmware decide.
+    pub hidden: Vec<Span<Host>>,
+}
+
+/// Why a host cannot be split as wished.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AdviseError {
+    /// Addresses are hidden from users without privilege.
+    #[error("/proc/iomem shows no addresses, so where this host's memory lies is not known")]
+    IomemHidden,
+    /// The map of a host that is split already does not tell what is hidden.
+    #[error("this host is split already ({}) and its firmware's memory map is not shown", words.join(" "))]
+    AlreadySplit {
+        /// Words of its command line.
+        words: Vec<String>,
+    },
+    /// Several nodes, and nothing tells their memory apart.
+    #[error("the ACPI table SRAT does not tell which memory lies at which of the {nodes} nodes")]
+    NoAffinity {
+        /// How many nodes.
+        nodes: usize,
+    },
+    /// Nothing would be left.
+    #[error("node {node} has {}: nothing is left for guests when the hypervisor keeps {}", size(has.get()), size(keeps.get()))]
+    NothingLeft {
+        /// The node.
+        node: u32,
+        /// Its memory.
+        has: ByteSize,
+        /// What the hypervisor would keep.
+        keeps: ByteSize,
+    },
+    /// A way that this host does not have.
+    #[error("--how {how} needs {needs}, and this is {is}")]
+    Unsupported {
+        /// The way.
+        how: &'static str,
+        /// What it needs.
+        needs: &'static str,
+        /// What this host is.
+        is: String,
+    },
+    /// `mem=` knows one limit.
+    #[error("mem= has one limit for the whole host, so it cannot leave {} to each of {nodes} nodes", size(keeps.get()))]
+    OneLimit {
+        /// What each would keep.
+        keeps: ByteSize,
+        /// How many nodes.
+        nodes: usize,
+    },
+}
+
+impl Report for AdviseError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::NothingLeft { .. } | Self::OneLimit { .. } => Blame::Configuration,
+            _ => Blame::Host,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        let text = match self {
+            Self::IomemHidden => "run it as root",
+            Self::AlreadySplit { .. } => {
+                "take the host back first (egm-device carve advise --undo), reboot, and ask again"
+            }
+            Self::NoAffinity { .. } => "read it as root; without the table, use --how mem or --how hugetlb",
+            Self::NothingLeft { .. } => "ask for less with --hypervisor",
+            Self::OneLimit { .. } => "use --how memmap, or leave --per-node out",
+            Self::Unsupported { how: "firmware", .. } => "use --how memmap, mem or hugetlb",
+            Self::Unsupported { .. } => "use --how mem or --how hugetlb",
+        };
+        Some(text.to_owned())
+    }
+}
+
+/// How to make the split that `wish` describes.
+///
+/// # Errors
+/// [`AdviseError`].
+pub fn advise(facts: &HostFacts, regions: &[Region], wish: &Wish) -> Result<Split, AdviseError> {
+    let how = wish.how.unwrap_or_else(|| usual(facts, regions));
+    match how {
+        How::Mem => kernel::mem(facts, wish),
+        How::Memmap => kernel::memmap(facts, wish, '$'),
+        How::Dax => kernel::memmap(facts, wish, '!'),
+        How::Hugetlb => kernel::hugetlb(facts, wish),
+        How::Firmware => firmware::firmware(facts, regions, wish),
+    }
+}
+
+/// The way that hides most and costs least on this kind of host.
+fn usual(facts: &HostFacts, regions: &[Region]) -> How {
+    let egm = regions.iter().any(|region| matches!(region.kind, RegionKind::Egm { .. }));
+    match (egm || firmware::is_grace(facts), is_x86(facts)) {
+        (true, _) => How::Firmware,
+        (false, true) => How::Memmap,
+        (false, false) => How::Mem,
+    }
+}
+
+/// Whether the kernel knows `memmap=` and `mem=` is an address.
+fn is_x86(facts: &HostFacts) -> bool {
+    facts.arch == "x86_64"
+}
+
+/// A size as the kernel reads it: `64G`, `1536M`.
+fn memparse(bytes: u64) -> String {
+    [(30, "G"), (20, "M"), (10, "K")]
+        .into_iter()
+        .find(|(shift, _)| bytes != 0 && bytes.trailing_zeros() >= *shift)
+        .map_or_else(|| format!("{bytes:#x}"), |(shift, unit)| format!("{}{unit}", bytes >> shift))
+}

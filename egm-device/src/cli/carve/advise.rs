@@ -1,0 +1,236 @@
+//! `egm-device carve advise`: what to write where, so that guests get the memory that the hypervisor does not need.
+
+use std::fmt::Write;
+use std::process::ExitCode;
+
+use clap::ValueEnum;
+use egm_address::ByteSize;
+use serde_json::{Map, Value, json};
+
+use crate::carve::advise::{How, Setting, Split, Undo, Wish, advise, undo};
+use crate::cli::host::Host;
+use crate::cli::{Outcome, print, print_json};
+use crate::region::{HostFacts, HostFile, ReservedSpan};
+use crate::show::{Colour, Side, Style, Table, size};
+
+use Side::{Left, Right};
+
+/// Says how to split this host's memory between its kernel and its guests, to the letter
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLE)]
+pub(super) struct Args {
+    /// What the hypervisor keeps, for instance 64GiB
+    #[arg(long, value_name = "SIZE", required_unless_present = "undo")]
+    hypervisor: Option<ByteSize>,
+    /// Let each node keep that much, instead of all nodes together
+    #[arg(long)]
+    per_node: bool,
+    /// By which way; the default depends on the host
+    #[arg(long)]
+    how: Option<Way>,
+    /// Say how to take the host back instead
+    #[arg(long, conflicts_with_all = ["hypervisor", "per_node", "how"])]
+    undo: bool,
+    #[command(flatten)]
+    host: Host,
+    /// Print JSON, which "carve verify" reads
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLE: &str = "\
+Ask, change what it says, reboot, and look whether it took:
+
+  egm-device carve advise --hypervisor 64GiB
+  egm-device carve advise --hypervisor 64GiB --json > split.json
+  egm-device carve verify split.json
+
+Nothing is changed by this command. For another host, record it there: egm-device regions --json > host.json";
+
+/// Ways to split a host
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Way {
+    /// mem=: the kernel sees nothing above an address
+    Mem,
+    /// memmap=nn$ss: spans are reserved (x86)
+    Memmap,
+    /// A pool of huge pages: visible, but nobody else gets them
+    Hugetlb,
+    /// memmap=nn!ss: persistent memory, mapped as device-DAX (x86)
+    Dax,
+    /// NVIDIA's firmware hides memory before anything boots (Grace)
+    Firmware,
+}
+
+impl From<Way> for How {
+    fn from(way: Way) -> Self {
+        match way {
+            Way::Mem => Self::Mem,
+            Way::Memmap => Self::Memmap,
+            Way::Hugetlb => Self::Hugetlb,
+            Way::Dax => Self::Dax,
+            Way::Firmware => Self::Firmware,
+        }
+    }
+}
+
+pub(super) fn run(args: &Args) -> Outcome {
+    let recorded = args.host.survey()?;
+    let colour = Colour::of_stdout();
+    let Some(hypervisor) = args.hypervisor else {
+        let undo = undo(&recorded.host, &recorded.regions);
+        if args.json {
+            print_json(&undo)
+        } else {
+            print(undo_text(&undo, colour))
+        }
+        return Ok(ExitCode::SUCCESS);
+    };
+    let wish = Wish { hypervisor, per_node: args.per_node, how: args.how.map(How::from) };
+    let split = advise(&recorded.host, &recorded.regions, &wish)?;
+    if args.json {
+        print_json(&split)
+    } else {
+        print(text(&split, &recorded.host, colour))
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Steps with numbers, each with what to write.
+struct Steps {
+    out: String,
+    number: u32,
+    colour: Colour,
+}
+
+impl Steps {
+    fn step(&mut self, title: &str, lines: &[String]) {
+        self.number = self.number.saturating_add(1);
+        let _ = writeln!(
+            self.out,
+            "\n{}",
+            self.colour.paint(Style::Strong, &format!("{}. {title}", self.number))
+        );
+        for line in lines.iter().flat_map(|lines| lines.lines()) {
+            let _ = writeln!(self.out, "     {line}");
+        }
+    }
+}
+
+fn text(split: &Split, now: &HostFacts, colour: Colour) -> String {
+    let mut out = colour.paint(Style::Strong, summary(split.how)) + "\n\n";
+    node_table(split, now).write(&mut out, colour);
+    let mut steps = Steps { out, number: 0, colour };
+    if !split.settings.is_empty() {
+        steps.step(
+            "Set in the firmware (setup form, or Redfish PATCH to Bios/Settings)",
+            &settings(&split.settings),
+        );
+    }
+    command_line(&mut steps, &split.remove, &split.words);
+    if !split.regions.is_empty() {
+        steps.step("Write /etc/egm-device/host/split.json", &[host_file(&split.regions)]);
+    }
+    steps.step("Reboot", &[]);
+    if !split.commands.is_empty() {
+        steps.step("Run after this and every boot: what it writes is lost with power", &split.commands);
+    }
+    let again = "egm-device carve verify split.json   (made by this command with --json)".to_owned();
+    steps.step("Look whether it took", &[again]);
+    steps.out
+}
+
+const fn summary(how: How) -> &'static str {
+    match how {
+        How::Mem => "mem=: the kernel sees nothing above an address; guests get it through /dev/mem",
+        How::Memmap => "memmap=: spans are reserved; guests get them through /dev/mem",
+        How::Hugetlb => "hugetlb: the kernel sees the pages and gives them to guests only",
+        How::Dax => "device-DAX: struct pages stay, the kernel's allocator leaves the memory alone",
+        How::Firmware => "EGM: the firmware hides the memory, the GPU reaches it at link speed",
+    }
+}
+
+fn node_table(split: &Split, now: &HostFacts) -> Table<'static> {
+    let sides = &[Right, Right, Right, Right, Left];
+    let mut table = Table::new(sides, &["node", "MemTotal now", "hypervisor keeps", "guests get", "at"]);
+    for node in &split.nodes {
+        let total = now.nodes.iter().find(|n| n.id == node.node).map_or(0, |n| n.total.get());
+        let hidden = node.hidden.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+        table.row(
+            None,
+            vec![
+                node.node.to_string(),
+                size(total),
+                size(node.keeps.get()),
+                size(node.guests.get()),
+                if hidden.is_empty() { "-".to_owned() } else { hidden },
+            ],
+        );
+    }
+    table
+}
+
+fn settings(settings: &[Setting]) -> Vec<String> {
+    let mut form = Table::new(&[Left, Right], &["form", "value"]);
+    for setting in settings {
+        let value = match &setting.value {
+            Value::Bool(true) => "on".to_owned(),
+            Value::Bool(false) => "off".to_owned(),
+            value => value.to_string(),
+        };
+        form.row(None, vec![setting.form.clone(), value]);
+    }
+    let mut table = String::new();
+    form.write(&mut table, Colour::Off);
+    let attributes: Map<String, Value> =
+        settings.iter().map(|s| (s.attribute.clone(), s.value.clone())).collect();
+    vec![table, json!({ "Attributes": attributes }).to_string()]
+}
+
+fn command_line(steps: &mut Steps, remove: &[String], words: &[String]) {
+    if !remove.is_empty() {
+        steps.step("Take these words from the kernel's command line", remove);
+    }
+    if words.is_empty() {
+        return;
+    }
+    steps.step("Add these words to the kernel's command line", words);
+    if words.iter().any(|word| word.contains('$')) {
+        // /etc/default/grub is read by a shell and what it writes by GRUB, and both take a $ for their own.
+        let quoted = words.join(" ").replace('$', "\\\\\\$");
+        let _ = writeln!(steps.out, "   in /etc/default/grub, where $ needs this quoting, then update-grub:");
+        let _ = writeln!(steps.out, "     GRUB_CMDLINE_LINUX=\"{quoted}\"");
+    }
+}
+
+fn host_file(regions: &[ReservedSpan]) -> String {
+    // Strings and numbers only: nothing of it can fail to be JSON.
+    let file = HostFile { description: String::new(), regions: regions.to_vec() };
+    serde_json::to_string_pretty(&file).unwrap_or_default()
+}
+
+fn undo_text(undo: &Undo, colour: Colour) -> String {
+    if undo.is_empty() {
+        return "This host is not split: nothing to take back.\n".to_owned();
+    }
+    let out = colour.paint(Style::Strong, "Taking the host back: its kernel gets all memory again") + "\n";
+    let mut steps = Steps { out, number: 0, colour };
+    steps.step("Stop every guest; \"egm-device ledger show\" must show no slice", &[]);
+    if !undo.commands.is_empty() {
+        steps.step("Run", &undo.commands);
+    }
+    if !undo.settings.is_empty() {
+        steps.step(
+            "Set in the firmware (setup form, or Redfish PATCH to Bios/Settings)",
+            &settings(&undo.settings),
+        );
+    }
+    command_line(&mut steps, &undo.remove, &[]);
+    if !undo.regions.is_empty() {
+        steps.step("Take these regions from the files in /etc/egm-device/host", &undo.regions);
+    }
+    if undo.needs_reboot() {
+        steps.step("Reboot", &[]);
+    }
+    steps.out
+}

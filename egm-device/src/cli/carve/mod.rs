@@ -1,0 +1,28 @@
+//! `egm-device carve`: splitting the host, and taking slices; one file a subcommand.
+
+mod advise;
+mod verify;
+
+use clap::Subcommand;
+
+use crate::cli::Outcome;
+
+/// Splits the host's memory and takes slices of it
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Advise(advise::Args),
+    Verify(verify::Args),
+}
+
+pub(super) fn run(args: &Args) -> Outcome {
+    match &args.command {
+        Command::Advise(args) => advise::run(args),
+        Command::Verify(args) => verify::run(args),
+    }
+}

@@ -1,0 +1,54 @@
+//! `egm-device carve verify`: whether a split took.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use crate::carve::advise::Split;
+use crate::carve::verify::{Check, verify};
+use crate::cli::host::{Host, load};
+use crate::cli::{Outcome, print, print_json};
+use crate::report::Blame;
+use crate::show::{Colour, Side, Style, Table};
+
+/// Looks after the reboot whether the split that "carve advise --json" wrote took
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Exit codes: 0 it took; 2 the file is wrong; 3 it did not take")]
+pub(super) struct Args {
+    /// What "carve advise --json" wrote
+    #[arg(value_name = "FILE")]
+    split: PathBuf,
+    #[command(flatten)]
+    host: Host,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: &Args) -> Outcome {
+    let split: Split = load(&args.split, "a split", "egm-device carve advise --json > split.json")?;
+    let checks = verify(&split, &args.host.survey()?);
+    let took = checks.iter().all(|check| check.ok);
+    if args.json {
+        print_json(&checks)
+    } else {
+        print(text(&checks, Colour::of_stdout()))
+    }
+    Ok(if took { ExitCode::SUCCESS } else { Blame::Host.into() })
+}
+
+fn text(checks: &[Check], colour: Colour) -> String {
+    let mut table = Table::new(&[Side::Left; 3], &["", "must be", "is"]);
+    for check in checks {
+        let (style, sign) = if check.ok { (Style::Green, "ok") } else { (Style::Red, "no") };
+        table.row(Some(style), vec![sign.to_owned(), check.what.clone(), check.found.clone()]);
+    }
+    let mut out = String::new();
+    table.write(&mut out, colour);
+    let wrong = checks.iter().filter(|check| !check.ok).count();
+    let verdict = if wrong == 0 {
+        "The split took.\n".to_owned()
+    } else {
+        format!("{wrong} of {} differ: the split did not take.\n", checks.len())
+    };
+    out + "\n" + &verdict
+}
