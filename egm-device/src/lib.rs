@@ -11,11 +11,15 @@ pub mod carve;
 pub mod cli;
 mod mapping;
 pub mod owner;
+pub mod poison;
 mod prefault;
+pub mod rate;
 pub mod region;
 pub mod report;
 pub mod retired;
+pub mod scrub;
 pub mod show;
+mod sys;
 
 pub use backing::{Anonymous, AnonymousError, Backing, BackingError, HugePage};
 pub use mapping::{Mapping, MappingError};

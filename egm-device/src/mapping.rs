@@ -35,6 +35,8 @@ pub struct Mapping {
     size: usize,
     /// What was reserved to find an aligned place: start and bytes.
     reserved: (NonNull<u8>, usize),
+    /// The kernel mapped every page at once and knows no pages to bind or to populate (`VM_PFNMAP`).
+    complete: bool,
 }
 
 // SAFETY: a mapping is an address range, valid in every thread; the type gives no access to the bytes.
@@ -78,7 +80,12 @@ impl Mapping {
         let skip = place.wrapping_sub(reserved.addr()) & align.wrapping_sub(1);
         let start = reserved.wrapping_add(skip);
         let reserved = (NonNull::new(reserved).ok_or_else(invalid)?, reserved_size);
-        let mapping = Self { start: NonNull::new(start).ok_or_else(invalid)?, size: length, reserved };
+        let mapping = Self {
+            start: NonNull::new(start).ok_or_else(invalid)?,
+            size: length,
+            reserved,
+            complete: backing.is_invisible(),
+        };
         let (file, at) = (backing.file().as_fd(), backing.offset().saturating_add(offset));
         let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
         // SAFETY: `start .. start + length` lies inside the range reserved above (`skip < align`), so MAP_FIXED
@@ -98,11 +105,14 @@ impl Mapping {
         self.size
     }
 
-    /// Pages that are not there yet come from `nodes` of the host only.
+    /// Pages that are not there yet come from `nodes` of the host only. Invisible memory has its place already.
     ///
     /// # Errors
     /// The kernel's, for instance for a node that does not exist.
     pub fn bind(&self, nodes: &CpuSet) -> Result<(), MappingError> {
+        if self.complete {
+            return Ok(());
+        }
         let mut mask = [0u64; 16];
         for node in nodes.iter() {
             if let Some(word) = usize::try_from(node / 64).ok().and_then(|word| mask.get_mut(word)) {
@@ -124,19 +134,16 @@ impl Mapping {
         let _ = unsafe { mm::madvise(self.as_ptr().cast(), self.size, advice) };
     }
 
-    /// Makes every page of `offset .. offset + size` present and writable without changing it.
+    /// Makes every page of `offset .. offset + size` present and writable without changing it. Invisible memory is: its
+    /// mappings are complete from the start, and the kernel refuses to populate them.
     ///
     /// # Errors
     /// Out of memory, a hardware error in the pages, or a range outside the mapping.
     pub fn populate(&self, offset: usize, size: usize) -> Result<(), MappingError> {
-        if offset.checked_add(size).is_none_or(|end| end > self.size) {
-            return Err(MappingError {
-                step: "populate",
-                size: u64::try_from(size).unwrap_or(u64::MAX),
-                source: io::ErrorKind::InvalidInput.into(),
-            });
+        let from = self.within("populate", offset, size)?.cast();
+        if self.complete {
+            return Ok(());
         }
-        let from = self.as_ptr().wrapping_add(offset).cast();
         loop {
             // SAFETY: checked above to lie inside our range; population preserves contents.
             match unsafe { mm::madvise(from, size, Advice::LinuxPopulateWrite) } {
@@ -148,6 +155,26 @@ impl Mapping {
                 }
             }
         }
+    }
+
+    /// Makes every byte of `offset .. offset + size` zero. A bad page is a SIGBUS: see [`crate::poison`].
+    ///
+    /// # Errors
+    /// A range outside the mapping.
+    pub fn zero(&self, offset: usize, size: usize) -> Result<(), MappingError> {
+        let from = self.within("zero", offset, size)?;
+        // SAFETY: checked to lie inside our range, which is writable; nobody holds a reference to its bytes.
+        unsafe { from.write_bytes(0, size) };
+        Ok(())
+    }
+
+    /// The address of `offset`, from which `size` bytes lie inside.
+    fn within(&self, step: &'static str, offset: usize, size: usize) -> Result<*mut u8, MappingError> {
+        if offset.checked_add(size).is_some_and(|end| end <= self.size) {
+            return Ok(self.as_ptr().wrapping_add(offset));
+        }
+        let size = u64::try_from(size).unwrap_or(u64::MAX);
+        Err(MappingError { step, size, source: io::ErrorKind::InvalidInput.into() })
     }
 
     fn check(&self, step: &'static str, result: i64) -> Result<(), MappingError> {

@@ -86,7 +86,7 @@ fn fill(
 }
 
 /// A worker that may not be pinned still fills, only from further away.
-fn pin(near: Option<&CpuSet>) {
+pub(crate) fn pin(near: Option<&CpuSet>) {
     if let Some(near) = near.filter(|near| !near.is_empty()) {
         let mut affinity = Affinity::new();
         for cpu in

@@ -181,7 +181,7 @@ impl Backing for Anonymous {
     }
 }
 
-fn base_page() -> u64 {
+pub(super) fn base_page() -> u64 {
     u64::try_from(rustix::param::page_size()).unwrap_or(4096)
 }
 

@@ -10,6 +10,8 @@
 mod anonymous;
 mod device;
 mod error;
+mod guest_memfd;
+mod retired_list;
 
 use std::fs::File;
 use std::sync::atomic::AtomicBool;
@@ -19,6 +21,8 @@ use crate::region::{Region, RegionKind, Slice};
 
 pub use anonymous::{Anonymous, AnonymousError, HugePage};
 pub use error::{BackingError, Holder};
+pub use guest_memfd::{GuestMemfd, GuestMemfdError};
+pub use retired_list::{RetiredListError, RetiredPages, retired_pages};
 
 /// Memory that can be mapped by this process, by KVM and by devices: `size` bytes of `file` from `offset`.
 ///

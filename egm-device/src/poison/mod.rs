@@ -1,0 +1,235 @@
+//! Memory that goes bad while it is in use.
+//!
+//! ```text
+//! SIGBUS ─► signal.rs ─► a page under guard (scrub): replaced, an error with its offset
+//!                    ├─► a guest's page, or one found early: ring.rs ─► Watch ─► Event
+//!                    └─► anything else: the process dies, as without us
+//! the device's list ─► Growth ─► Event
+//! ```
+//! An [`Event`] names region and bytes: the ledger retires them, the VM tells its guest.
+
+mod ring;
+mod signal;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use egm_address::{InRegion, Offset, Span};
+use rustix::process::{
+    MachineCheckMemoryCorruptionKillPolicy as Policy, set_machine_check_memory_corruption_kill_policy,
+};
+
+use crate::backing::{RetiredListError, RetiredPages, retired_pages};
+use crate::mapping::Mapping;
+use crate::region::Region;
+use crate::retired::Retired;
+use ring::Fault;
+
+/// How a bad page became known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// A guest touched it (BUS_MCEERR_AR): it waits for a machine check.
+    Consumed,
+    /// The hardware found it before anybody touched it (BUS_MCEERR_AO).
+    Found,
+    /// The device lists it as retired since the last look.
+    Listed,
+}
+
+/// Bytes of a slice that are bad from now on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// The region.
+    pub region: String,
+    /// The bytes, in the region.
+    pub span: Span<InRegion>,
+    /// How it became known.
+    pub cause: Cause,
+}
+
+/// What a look at the signals brought.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct News {
+    /// Bad bytes of watched slices, each once.
+    pub events: Vec<Event>,
+    /// Bad pages of this process that belong to no watched slice: nobody has read them yet, who does will die.
+    pub elsewhere: usize,
+    /// Faults that came when 64 were waiting already.
+    pub lost: u64,
+}
+
+#[derive(Debug)]
+struct Watched {
+    start: u64,
+    size: u64,
+    region: String,
+    at: u64,
+}
+
+/// Watches mapped slices for bad pages. A process has one: two would take each other's news.
+#[derive(Debug)]
+pub struct Watch {
+    wake: OwnedFd,
+    slices: Vec<Watched>,
+}
+
+impl Watch {
+    /// Installs the handler of SIGBUS and asks the kernel to tell the calling thread of bad pages before they are
+    /// touched; a kernel without such news (`CONFIG_MEMORY_FAILURE`) never has any.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn new() -> io::Result<Self> {
+        let wake = signal::install()?.try_clone()?;
+        let _ = set_machine_check_memory_corruption_kill_policy(Some(Policy::Early));
+        Ok(Self { wake, slices: Vec::new() })
+    }
+
+    /// Watches `mapping`, which begins at the byte `at` of `region`.
+    pub fn add(&mut self, region: &str, at: Offset, mapping: &Mapping) {
+        let (start, size) = range(mapping);
+        self.slices.push(Watched { start, size, region: region.to_owned(), at: at.get() });
+    }
+
+    /// Forgets `mapping`; before it is dropped, because its addresses may be used again.
+    pub fn remove(&mut self, mapping: &Mapping) {
+        let (start, _) = range(mapping);
+        self.slices.retain(|slice| slice.start != start);
+    }
+
+    /// What came since the last look; never waits.
+    pub fn news(&mut self) -> News {
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        let (faults, lost) = signal::RING.take();
+        let mut news = News { lost, ..News::default() };
+        for fault in faults {
+            match self.slices.iter().find_map(|slice| slice.event(fault)) {
+                Some(event) => news.events.push(event),
+                None => news.elsewhere = news.elsewhere.saturating_add(1),
+            }
+        }
+        news
+    }
+}
+
+impl AsFd for Watch {
+    /// Readable when there is news.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+}
+
+impl Watched {
+    fn event(&self, fault: Fault) -> Option<Event> {
+        let first = fault.address.max(self.start);
+        let end = fault.address.saturating_add(fault.size).min(self.start.saturating_add(self.size));
+        let in_region =
+            |address: u64| Some(Offset::new(address.checked_sub(self.start)?.checked_add(self.at)?));
+        let span = Span::between(in_region(first)?, in_region(end)?)?;
+        let cause = if fault.consumed { Cause::Consumed } else { Cause::Found };
+        Some(Event { region: self.region.clone(), span, cause })
+    }
+}
+
+fn range(mapping: &Mapping) -> (u64, u64) {
+    let number = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+    (number(mapping.as_ptr().addr()), number(mapping.size()))
+}
+
+/// Runs `work`, which runs a guest (`KVM_RUN`) and touches no guest memory itself: a bad page that the guest meets becomes
+/// an event instead of the end.
+pub fn in_guest<T>(work: impl FnOnce() -> T) -> T {
+    signal::in_guest(work)
+}
+
+/// A bad page met by a guarded copy: offset in the mapping and bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Bad {
+    pub(crate) offset: usize,
+    pub(crate) size: usize,
+}
+
+/// Runs `work`, which touches `mapping` only, with pages of `page` bytes; a bad page becomes an error. After one, `mapping`
+/// is other memory from that page on: its owner throws it away.
+pub(crate) fn guarded(mapping: &Mapping, page: usize, work: impl FnOnce()) -> io::Result<Result<(), Bad>> {
+    signal::install()?;
+    let bad = signal::guarded(mapping, page, work);
+    Ok(bad.map_or(Ok(()), |(offset, size)| Err(Bad { offset, size })))
+}
+
+/// Looks at a device's list of retired pages again and again: nothing tells us when it grows.
+#[derive(Debug)]
+pub struct Growth {
+    region: Region,
+    known: Retired,
+}
+
+impl Growth {
+    /// What `region` has retired is known.
+    #[must_use]
+    pub fn new(region: Region) -> Self {
+        let known = region.retired.clone();
+        Self { region, known }
+    }
+
+    /// What `device` lists and nobody knew. Call it every few seconds.
+    ///
+    /// # Errors
+    /// [`RetiredListError`]; what was known stays known.
+    pub fn look(&mut self, device: &impl RetiredPages) -> Result<Vec<Event>, RetiredListError> {
+        let now = retired_pages(device, &self.region)?;
+        let new = now.spans().minus(self.known.spans());
+        let all =
+            now.spans().iter().chain(self.known.spans().iter()).map(|span| (span.start().get(), span.size()));
+        self.known = Retired::new(all.collect::<Vec<_>>(), self.region.size.get(), 1);
+        let event = |span| Event { region: self.region.name.clone(), span, cause: Cause::Listed };
+        Ok(new.iter().map(event).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backing::tests::region;
+    use crate::region::RegionKind;
+
+    const SLICE: Watched = Watched { start: 0x10_0000, size: 0x4000, region: String::new(), at: 0x8000 };
+
+    #[test]
+    fn a_fault_is_placed_in_its_region_and_clipped_to_its_slice() {
+        let place = |address, shift| {
+            SLICE.event(Fault::new(address, shift, true)).map(|e| (e.span.start().get(), e.span.size()))
+        };
+        assert_eq!(place(0x10_1234, 12), Some((0x9000, 0x1000)));
+        assert_eq!(place(0x10_3fff, 12), Some((0xb000, 0x1000)));
+        assert_eq!(place(0x10_1000, 21), Some((0x8000, 0x4000)));
+        assert_eq!((place(0x10_4000, 12), place(0xf_ffff, 12)), (None, None));
+    }
+
+    struct List(Vec<(u64, u64)>);
+
+    impl RetiredPages for List {
+        fn fill(&self, buffer: &mut [u8]) -> io::Result<()> {
+            buffer[..4].copy_from_slice(&8u32.to_ne_bytes());
+            buffer[4..8].copy_from_slice(&u32::try_from(self.0.len()).unwrap().to_ne_bytes());
+            for ((offset, size), to) in self.0.iter().zip(buffer[8..].chunks_exact_mut(16)) {
+                to[..8].copy_from_slice(&offset.to_ne_bytes());
+                to[8..].copy_from_slice(&size.to_ne_bytes());
+            }
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_page_that_a_device_lists_later_is_an_event_once() {
+        let egm = RegionKind::Egm { device: "/dev/egm4".into() };
+        let mut region = region(egm, 0x100_0000, 0x1_0000);
+        region.retired = Retired::new([(0, 0x1_0000)], 0x100_0000, 0x1_0000);
+        let mut growth = Growth::new(region);
+        assert_eq!(growth.look(&List(vec![(0, 0x1000)])).unwrap(), []);
+        let events = growth.look(&List(vec![(0x2_3000, 0x1000), (0, 0x1000)])).unwrap();
+        let spans: Vec<_> = events.iter().map(|e| (e.span.start().get(), e.span.size(), e.cause)).collect();
+        assert_eq!(spans, [(0x2_0000, 0x1_0000, Cause::Listed)]);
+        assert_eq!(growth.look(&List(vec![(0x2_3000, 0x1000)])).unwrap(), []);
+    }
+}

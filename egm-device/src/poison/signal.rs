@@ -1,0 +1,218 @@
+//! The handler of SIGBUS. This is an unsafe room.
+//!
+//! Why it exists: bad memory is told by a signal, on the thread that touched it, in the middle of an instruction.
+//! What callers may rely on: the handler uses atomics, `signal`, `raise` and rustix's bare `mmap` and `write` (which leave
+//! errno alone) and nothing else, all of them async-signal-safe; a SIGBUS that this module cannot explain kills the process, as it would without the handler.
+#![expect(unsafe_code, reason = "a signal handler reads what the kernel points to and maps over a bad page")]
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, compiler_fence};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::mm::{self, MapFlags, ProtFlags};
+
+use super::ring::{Fault, Ring};
+use crate::mapping::Mapping;
+
+/// Faults that wait for their reader.
+pub(super) static RING: Ring = Ring::new();
+/// Counts up when [`RING`] has something new; there for good once the handler is.
+static WAKE: OnceLock<OwnedFd> = OnceLock::new();
+
+/// What the handler must know of the thread that it interrupts. Atomics, because a handler is another party; relaxed,
+/// because it runs on the same thread.
+struct Thread {
+    /// The vCPU is in the guest: a bad page is the guest's, and no instruction of ours waits for it.
+    in_guest: AtomicBool,
+    /// The bytes that this thread zeroes under guard: start and end.
+    guarded: (AtomicUsize, AtomicUsize),
+    /// Bytes in a page of that mapping.
+    page: AtomicUsize,
+    /// The first bad address in them, 0 for none.
+    bad: AtomicUsize,
+    /// log2 of its bytes, 0 for unknown.
+    shift: AtomicUsize,
+}
+
+thread_local! {
+    static THREAD: Thread = const {
+        Thread {
+            in_guest: AtomicBool::new(false),
+            guarded: (AtomicUsize::new(0), AtomicUsize::new(0)),
+            page: AtomicUsize::new(0),
+            bad: AtomicUsize::new(0),
+            shift: AtomicUsize::new(0),
+        }
+    };
+}
+
+/// The head of `siginfo_t` as Linux lays it out for SIGBUS on 64-bit machines; libc has no `si_addr_lsb`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Info {
+    signal: i32,
+    errno: i32,
+    code: i32,
+    padding: i32,
+    address: usize,
+    shift: i16,
+}
+
+/// What a SIGBUS means for the thread that gets it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    /// A bad page that nobody of us waits for: told, and life goes on.
+    Tell { consumed: bool },
+    /// A page under guard: memory takes its place, and who guards hears of it.
+    Replace,
+    /// Anything else.
+    Die,
+}
+
+/// `code` is `si_code`; `guarded` whether the address lies in what this thread guards.
+const fn verdict(code: i32, guarded: bool, in_guest: bool) -> Verdict {
+    match code {
+        libc::BUS_MCEERR_AO => Verdict::Tell { consumed: false },
+        libc::BUS_MCEERR_AR | libc::BUS_ADRALN | libc::BUS_ADRERR | libc::BUS_OBJERR if guarded => {
+            Verdict::Replace
+        }
+        libc::BUS_MCEERR_AR if in_guest => Verdict::Tell { consumed: true },
+        _ => Verdict::Die,
+    }
+}
+
+/// Installs the handler, once; gives the descriptor that becomes readable with every fault told.
+pub(super) fn install() -> io::Result<&'static OwnedFd> {
+    if let Some(wake) = WAKE.get() {
+        return Ok(wake);
+    }
+    let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    // SAFETY: all zero bytes are a `sigaction` with an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = on_sigbus as extern "C" fn(_, _, _) as usize;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+    // SAFETY: the handler has the type that SA_SIGINFO asks for and is async-signal-safe; the old one is not kept,
+    // because what it would do with a SIGBUS of ours is die, which `Verdict::Die` does.
+    if unsafe { libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(WAKE.get_or_init(|| wake))
+}
+
+/// Runs `work`, which runs a guest: a bad page that the guest meets is told and does not kill.
+pub(super) fn in_guest<T>(work: impl FnOnce() -> T) -> T {
+    /// Also after a panic.
+    struct Leave;
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            THREAD.with(|thread| thread.in_guest.store(false, Ordering::Relaxed));
+            compiler_fence(Ordering::SeqCst);
+        }
+    }
+    let _leave = Leave;
+    THREAD.with(|thread| thread.in_guest.store(true, Ordering::Relaxed));
+    compiler_fence(Ordering::SeqCst);
+    work()
+}
+
+/// Runs `work`, which touches `mapping` only, with pages of `page` bytes. Without a fault: `None`. With one: the offset of
+/// the first bad byte and how many are bad; from there on `mapping` is other memory, so its owner must throw it away.
+pub(super) fn guarded(mapping: &Mapping, page: usize, work: impl FnOnce()) -> Option<(usize, usize)> {
+    let start = mapping.as_ptr().addr();
+    THREAD.with(|thread| {
+        thread.bad.store(0, Ordering::Relaxed);
+        thread.page.store(page, Ordering::Relaxed);
+        thread.guarded.1.store(start.saturating_add(mapping.size()), Ordering::Relaxed);
+        thread.guarded.0.store(start, Ordering::Relaxed);
+        compiler_fence(Ordering::SeqCst);
+        work();
+        compiler_fence(Ordering::SeqCst);
+        thread.guarded.1.store(0, Ordering::Relaxed);
+        let bad = thread.bad.load(Ordering::Relaxed);
+        let shift = u32::try_from(thread.shift.load(Ordering::Relaxed)).unwrap_or(0);
+        let size = if shift == 0 { page } else { 1usize.checked_shl(shift).unwrap_or(page) };
+        bad.checked_sub(start).map(|offset| (offset & !size.wrapping_sub(1), size))
+    })
+}
+
+extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: SA_SIGINFO promises a siginfo_t of 128 bytes, of which `Info` describes the first.
+    let info = unsafe { info.cast::<Info>().read() };
+    THREAD.with(|thread| {
+        let range = (thread.guarded.0.load(Ordering::Relaxed), thread.guarded.1.load(Ordering::Relaxed));
+        let guarded = range.0 <= info.address && info.address < range.1;
+        match verdict(info.code, guarded, thread.in_guest.load(Ordering::Relaxed)) {
+            Verdict::Tell { consumed } => tell(&info, consumed),
+            Verdict::Replace if replace(thread, &info, range.1) => {}
+            Verdict::Replace | Verdict::Die => die(),
+        }
+    });
+}
+
+fn tell(info: &Info, consumed: bool) {
+    RING.push(Fault::new(u64::try_from(info.address).unwrap_or(0), info.shift, consumed));
+    if let Some(wake) = WAKE.get() {
+        let _ = rustix::io::write(wake, &1u64.to_ne_bytes()); // a full one is readable anyway
+    }
+}
+
+/// Puts fresh memory in place of the bad page and all that follows of the mapping, and notes the address.
+fn replace(thread: &Thread, info: &Info, end: usize) -> bool {
+    let consumed = info.code == libc::BUS_MCEERR_AR;
+    let start = info.address & !thread.page.load(Ordering::Relaxed).wrapping_sub(1);
+    if thread.bad.load(Ordering::Relaxed) == 0 {
+        let shift = if consumed { usize::try_from(info.shift).unwrap_or(0) } else { 0 };
+        thread.shift.store(shift, Ordering::Relaxed);
+        thread.bad.store(info.address, Ordering::Relaxed);
+    }
+    let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+    let at = std::ptr::without_provenance_mut(start);
+    // SAFETY: the range lies in the mapping that this thread guards and owns: `start` is in one of its pages, and `end`
+    // is its end.
+    unsafe { mm::mmap_anonymous(at, end.wrapping_sub(start), access, flags | MapFlags::FIXED) }.is_ok()
+}
+
+/// The default action, whoever sent the signal: it is blocked here and strikes when the handler returns.
+fn die() {
+    // SAFETY: async-signal-safe, and without memory.
+    unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+    // SAFETY: as above.
+    unsafe { libc::raise(libc::SIGBUS) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_explained_survives() {
+        let tell = |consumed| Verdict::Tell { consumed };
+        let table = [
+            (libc::BUS_MCEERR_AO, false, false, tell(false)),
+            (libc::BUS_MCEERR_AR, false, false, Verdict::Die),
+            (libc::BUS_MCEERR_AR, false, true, tell(true)),
+            (libc::BUS_MCEERR_AR, true, false, Verdict::Replace),
+            (libc::BUS_ADRERR, false, false, Verdict::Die),
+            (libc::BUS_ADRERR, false, true, Verdict::Die),
+            (libc::BUS_ADRERR, true, false, Verdict::Replace),
+            (libc::SI_USER, true, true, Verdict::Die),
+            (libc::SI_KERNEL, true, true, Verdict::Die),
+        ];
+        for (code, guarded, in_guest, expected) in table {
+            assert_eq!(verdict(code, guarded, in_guest), expected, "{code} {guarded} {in_guest}");
+        }
+    }
+
+    #[test]
+    fn the_layout_is_that_of_libc() {
+        // SAFETY: all zero bytes are a siginfo_t.
+        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        // SAFETY: `Info` is shorter than siginfo_t and as aligned.
+        let head = unsafe { &mut *(&raw mut info).cast::<Info>() };
+        (head.code, head.address) = (libc::BUS_ADRERR, 0x1000);
+        // SAFETY: it was filled as the kernel fills it.
+        assert_eq!((info.si_code, unsafe { info.si_addr() }.addr()), (libc::BUS_ADRERR, 0x1000));
+    }
+}

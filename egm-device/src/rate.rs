@@ -1,0 +1,136 @@
+//! How fast something goes and how long it still takes, and how fast it may go. Pure: time comes in.
+
+use std::collections::VecDeque;
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+/// The speed shown is that of about the last [`MAX_SAMPLES`] × [`SPACING`]: 5 seconds.
+const MAX_SAMPLES: usize = 20;
+const SPACING: Duration = Duration::from_millis(250);
+
+/// Speed and time left of something with `total` bytes to do.
+#[derive(Debug, Clone)]
+pub struct Rate {
+    total: u64,
+    samples: VecDeque<(Duration, u64)>,
+    latest: (Duration, u64),
+}
+
+impl Rate {
+    /// Nothing done, at time zero.
+    #[must_use]
+    pub fn new(total: u64) -> Self {
+        Self { total, samples: VecDeque::from([(Duration::ZERO, 0)]), latest: (Duration::ZERO, 0) }
+    }
+
+    /// `done` bytes are done `at` a time. Workers tell out of order: what is not news is ignored.
+    pub fn tell(&mut self, done: u64, at: Duration) {
+        self.latest = (self.latest.0.max(at), self.latest.1.max(done.min(self.total)));
+        let newest = self.samples.back().map_or(Duration::ZERO, |(at, _)| *at);
+        if self.latest.0.saturating_sub(newest) >= SPACING {
+            self.samples.push_back(self.latest);
+            if self.samples.len() > MAX_SAMPLES {
+                self.samples.pop_front();
+            }
+        }
+    }
+
+    /// Bytes done.
+    #[must_use]
+    pub const fn done(&self) -> u64 {
+        self.latest.1
+    }
+
+    /// Bytes in a second; `None` before there is anything to tell it from.
+    #[must_use]
+    pub fn per_second(&self) -> Option<u64> {
+        let (then, before) = *self.samples.front()?;
+        let micros = self.latest.0.checked_sub(then)?.as_micros();
+        let bytes = u128::from(self.latest.1.checked_sub(before)?);
+        let speed = bytes.saturating_mul(1_000_000).checked_div(micros)?;
+        u64::try_from(speed).ok().filter(|speed| *speed > 0)
+    }
+
+    /// Time until all is done, at this speed.
+    #[must_use]
+    pub fn left(&self) -> Option<Duration> {
+        let left = u128::from(self.total.saturating_sub(self.latest.1)).saturating_mul(1000);
+        let millis = left.div_ceil(u128::from(self.per_second()?));
+        u64::try_from(millis).ok().map(Duration::from_millis)
+    }
+}
+
+/// How fast something may go: a token bucket that holds what one step takes, so that a step waits for the one before it.
+#[derive(Debug, Clone)]
+pub struct Pace {
+    per_second: NonZeroU64,
+    free_at: Duration,
+}
+
+impl Pace {
+    /// At most `per_second` bytes in a second.
+    #[must_use]
+    pub const fn new(per_second: NonZeroU64) -> Self {
+        Self { per_second, free_at: Duration::ZERO }
+    }
+
+    /// How long to wait, `now`, before a step of `bytes`. Time in which nothing was asked for is not saved up.
+    pub fn wait(&mut self, bytes: u64, now: Duration) -> Duration {
+        let begin = self.free_at.max(now);
+        let nanos =
+            u128::from(bytes).saturating_mul(1_000_000_000).div_ceil(u128::from(self.per_second.get()));
+        let step = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+        self.free_at = begin.saturating_add(step);
+        begin.saturating_sub(now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn speed_and_time_left_follow_from_the_last_seconds() {
+        let mut rate = Rate::new(1000);
+        assert_eq!((rate.per_second(), rate.left()), (None, None));
+        rate.tell(100, SECOND);
+        assert_eq!((rate.per_second(), rate.left()), (Some(100), Some(9 * SECOND)));
+        for n in 2..30 {
+            rate.tell(100 + n, Duration::from_secs(n));
+        }
+        assert_eq!(rate.per_second(), Some(1));
+        rate.tell(1000, 30 * SECOND);
+        assert_eq!(rate.left(), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn a_worker_that_tells_late_does_not_turn_the_bar_back() {
+        let mut rate = Rate::new(1000);
+        rate.tell(500, SECOND);
+        rate.tell(400, SECOND / 2);
+        assert_eq!((rate.done(), rate.per_second()), (500, Some(500)));
+        rate.tell(u64::MAX, 2 * SECOND);
+        assert_eq!(rate.done(), 1000);
+    }
+
+    proptest! {
+        #[test]
+        fn no_one_ever_goes_faster_than_the_pace(
+            per_second in 1u64..1 << 40, steps in prop::collection::vec((0u64..1 << 30, 0u64..10_000), 1..50),
+        ) {
+            let mut pace = Pace::new(NonZeroU64::new(per_second).unwrap());
+            let (mut now, mut bytes) = (Duration::ZERO, 0u64);
+            for (step, pause) in steps {
+                now += pace.wait(step, now);
+                // Before this step, all earlier bytes had the time that they are due.
+                prop_assert!(now.as_secs_f64() * per_second as f64 >= bytes as f64 * 0.999_999);
+                bytes += step;
+                now += Duration::from_millis(pause);
+            }
+        }
+    }
+}

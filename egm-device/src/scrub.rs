@@ -1,0 +1,291 @@
+//! Zeroing memory that keeps its bytes, before somebody else gets it.
+//!
+//! Each worker maps a chunk of its own, so that a bad page is replaced under nobody else's feet, makes it present in one
+//! go where the kernel has pages for it, and zeroes it piece by piece under guard. A chunk is done or it is not; what is
+//! done is reported with every outcome, so that a scrub goes on where the last one ended.
+
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use egm_address::{CpuSet, InRegion, Offset, Span, SpanSet, align_down, align_up};
+
+use crate::backing::Backing;
+use crate::mapping::{Mapping, MappingError};
+use crate::prefault::{pin, workers_for};
+use crate::rate::Pace;
+use crate::{poison, sys};
+
+/// What one worker zeroes at a time: as [`crate::prefault`] does.
+const CHUNK: u64 = 64 << 20;
+/// What is zeroed under one guard: the memory that a bad page costs for a moment.
+const PIECE: usize = 2 << 20;
+/// How long somebody who cancels waits for a worker that keeps a pace.
+const NAP: Duration = Duration::from_millis(50);
+
+/// How a scrub is done and who watches.
+pub struct Work<'a> {
+    /// The host processors near the memory, where known.
+    pub near: Option<&'a CpuSet>,
+    /// Threads; `None` for as many as there are processors near.
+    pub workers: Option<NonZeroUsize>,
+    /// In the background: bytes a second at most, and only on processors that have nothing else to do.
+    pub pace: Option<NonZeroU64>,
+    /// Called by any worker with the bytes done so far.
+    pub progress: &'a (dyn Fn(u64) + Sync),
+    /// Set by anybody to stop after the chunks in hand.
+    pub cancel: &'a AtomicBool,
+}
+
+/// Why not everything is zero.
+#[derive(Debug, thiserror::Error)]
+pub enum Cause {
+    /// Somebody asked for it.
+    #[error("cancelled")]
+    Cancelled,
+    /// The memory is bad: retire these bytes and go on with the rest.
+    #[error("the memory at {:#x} of the region is bad ({:#x} bytes)", .0.start(), .0.size())]
+    Bad(Span<InRegion>),
+    /// Bytes that the backing does not have were asked for.
+    #[error("bytes {:#x} to {:#x} of the region lie outside the slice", .0.start(), .0.end())]
+    Outside(Span<InRegion>),
+    /// The memory cannot be mapped.
+    #[error("the memory at {at:#x} of the region cannot be mapped")]
+    Mapping {
+        /// The chunk.
+        at: Offset,
+        /// The reason.
+        #[source]
+        source: MappingError,
+    },
+    /// The guard against bad memory cannot be set up.
+    #[error("no guard against bad memory (SIGBUS)")]
+    Guard(#[source] std::io::Error),
+}
+
+/// A scrub that ended early.
+#[derive(Debug, thiserror::Error)]
+#[error("scrub ended with {:#x} bytes done", done.size())]
+pub struct ScrubError {
+    /// What is zero all the same, in the region.
+    pub done: SpanSet<InRegion>,
+    /// Why.
+    #[source]
+    pub cause: Cause,
+}
+
+/// Makes every byte of `spans` zero, which are offsets in the region, of a slice that begins there at `at` and has the
+/// bytes of `backing`.
+///
+/// # Errors
+/// [`ScrubError`], with what is done; the first cause of any worker.
+pub fn zero(
+    backing: &dyn Backing,
+    at: Offset,
+    spans: &SpanSet<InRegion>,
+    work: &Work<'_>,
+) -> Result<(), ScrubError> {
+    let none = || SpanSet::default();
+    if let Some(outside) = spans.iter().find(|span| !lies_within(*span, at, backing.size())) {
+        return Err(ScrubError { done: none(), cause: Cause::Outside(outside) });
+    }
+    let chunks: Vec<_> = spans.iter().flat_map(|span| chunks(span, at)).collect();
+    let job = Job {
+        backing,
+        at,
+        chunks,
+        work,
+        next: AtomicUsize::new(0),
+        done: AtomicU64::new(0),
+        stop: AtomicBool::new(false),
+        begun: Instant::now(),
+        pace: work.pace.map(|per_second| Mutex::new(Pace::new(per_second))),
+    };
+    let processors = work.near.map(CpuSet::len).filter(|n| *n > 0);
+    let processors = processors.or_else(|| thread::available_parallelism().ok().map(NonZeroUsize::get));
+    let bytes = usize::try_from(spans.size()).unwrap_or(usize::MAX);
+    let workers = work.workers.map_or_else(|| workers_for(bytes, processors.unwrap_or(1)), NonZeroUsize::get);
+    let outcomes: Vec<_> = thread::scope(|scope| {
+        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(|| job.run())).collect();
+        workers
+            .into_iter()
+            .map(|w| w.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    });
+    let (done, causes): (Vec<_>, Vec<_>) = outcomes.into_iter().unzip();
+    match causes.into_iter().flatten().next() {
+        None => Ok(()),
+        Some(cause) => Err(ScrubError { done: done.into_iter().flatten().collect(), cause }),
+    }
+}
+
+fn lies_within(span: Span<InRegion>, at: Offset, size: u64) -> bool {
+    at.checked_add(size).is_some_and(|end| at <= span.start() && span.end() <= end)
+}
+
+/// `span` cut where multiples of [`CHUNK`], counted from the slice's start, lie.
+fn chunks(span: Span<InRegion>, at: Offset) -> impl Iterator<Item = Span<InRegion>> {
+    let mut from = span.start();
+    std::iter::from_fn(move || {
+        let into = from.offset_from(at)?.checked_rem(CHUNK)?;
+        let next = from.checked_add(CHUNK.saturating_sub(into)).filter(|end| *end < span.end());
+        let chunk = Span::between(from, next.unwrap_or_else(|| span.end()))?;
+        from = chunk.end();
+        Some(chunk)
+    })
+}
+
+struct Job<'a> {
+    backing: &'a dyn Backing,
+    at: Offset,
+    chunks: Vec<Span<InRegion>>,
+    work: &'a Work<'a>,
+    next: AtomicUsize,
+    done: AtomicU64,
+    stop: AtomicBool,
+    begun: Instant,
+    pace: Option<Mutex<Pace>>,
+}
+
+impl Job<'_> {
+    /// One worker: what it did and why it ended before the chunks did.
+    fn run(&self) -> (Vec<Span<InRegion>>, Option<Cause>) {
+        pin(self.work.near);
+        if self.pace.is_some() {
+            sys::run_when_idle();
+        }
+        let mut done = Vec::new();
+        while let Some(chunk) = self.chunks.get(self.next.fetch_add(1, Ordering::Relaxed)) {
+            if self.stop.load(Ordering::Relaxed) {
+                return (done, None);
+            }
+            if let Err(cause) = self.wait(chunk.size()).and_then(|()| self.zero(*chunk)) {
+                self.stop.store(true, Ordering::Relaxed);
+                return (done, Some(cause));
+            }
+            done.push(*chunk);
+            let before = self.done.fetch_add(chunk.size(), Ordering::Relaxed);
+            (self.work.progress)(before.saturating_add(chunk.size()));
+        }
+        (done, None)
+    }
+
+    /// Waits until `bytes` more may be zeroed.
+    fn wait(&self, bytes: u64) -> Result<(), Cause> {
+        let now = self.begun.elapsed();
+        let pace = self.pace.as_ref();
+        let wait = pace.map(|p| p.lock().unwrap_or_else(PoisonError::into_inner).wait(bytes, now));
+        let until = now.saturating_add(wait.unwrap_or_default());
+        loop {
+            if self.work.cancel.load(Ordering::Relaxed) {
+                return Err(Cause::Cancelled);
+            }
+            match until.saturating_sub(self.begun.elapsed()) {
+                Duration::ZERO => return Ok(()),
+                left => thread::sleep(left.min(NAP)),
+            }
+        }
+    }
+
+    fn zero(&self, chunk: Span<InRegion>) -> Result<(), Cause> {
+        let at = chunk.start();
+        let mapping_error = |source| Cause::Mapping { at, source };
+        let page = self.backing.page_size().max(1);
+        let first = at.offset_from(self.at).unwrap_or_default();
+        let start = align_down(first, page);
+        let end =
+            align_up(first.saturating_add(chunk.size()), page).unwrap_or(u64::MAX).min(self.backing.size());
+        let congruent_to = self.backing.offset().saturating_add(start);
+        let mapping = Mapping::new(self.backing, start, end.saturating_sub(start), congruent_to)
+            .map_err(mapping_error)?;
+        let number = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+        let from = number(first.saturating_sub(start));
+        let end = from.saturating_add(number(chunk.size()));
+        // In one go is faster than a fault for each page. What it cannot do, and why, the zeroing finds.
+        let _ = mapping.populate(0, mapping.size());
+        for piece in (from..end).step_by(PIECE) {
+            let size = PIECE.min(end.saturating_sub(piece));
+            let mut outcome = Ok(());
+            poison::guarded(&mapping, number(page), || outcome = mapping.zero(piece, size))
+                .map_err(Cause::Guard)?
+                .map_err(|bad| self.bad(start, bad))?;
+            outcome.map_err(mapping_error)?;
+        }
+        Ok(())
+    }
+
+    /// `bad` of a mapping that begins at byte `start` of the slice.
+    fn bad(&self, start: u64, bad: poison::Bad) -> Cause {
+        let number = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+        let place = self.at.checked_add(start).and_then(|at| at.checked_add(number(bad.offset)));
+        let place = place.unwrap_or(self.at);
+        match Span::new(place, number(bad.size)) {
+            Ok(span) => Cause::Bad(span),
+            Err(_) => Cause::Guard(std::io::ErrorKind::InvalidData.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::backing::Anonymous;
+
+    fn span(start: u64, size: u64) -> Span<InRegion> {
+        Span::new(Offset::new(start), size).unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn chunks_are_the_span_in_order_and_none_is_larger_than_a_chunk(
+            start in 0u64..1 << 40, size in 1u64..1 << 34, at in 0u64..1 << 40,
+        ) {
+            let whole = span(at + start, size);
+            let cut: Vec<_> = chunks(whole, Offset::new(at)).collect();
+            prop_assert!(cut.iter().all(|chunk| chunk.size() <= CHUNK));
+            prop_assert!(cut.windows(2).all(|pair| pair[0].end() == pair[1].start()));
+            prop_assert_eq!(cut.iter().copied().collect::<SpanSet<_>>(), [whole].into_iter().collect());
+            prop_assert!(cut.len() as u64 <= size / CHUNK + 2);
+        }
+    }
+
+    #[test]
+    fn bytes_outside_the_slice_are_refused_before_anything_is_done() {
+        let memory = Anonymous::new("test", 0x10_0000, None).unwrap();
+        let work = Work {
+            near: None,
+            workers: None,
+            pace: None,
+            progress: &|_| {},
+            cancel: &AtomicBool::new(false),
+        };
+        for wrong in [span(0, 0x1000), span(0x10_0000, 0x10_0001), span(u64::MAX - 1, 1)] {
+            let error =
+                zero(&memory, Offset::new(0x10_0000), &[wrong].into_iter().collect(), &work).unwrap_err();
+            assert!(matches!(error.cause, Cause::Outside(_)) && error.done.is_empty());
+        }
+    }
+
+    #[test]
+    fn who_cancels_hears_what_is_done_and_can_go_on() {
+        let memory = Anonymous::new("test", 3 * CHUNK, None).unwrap();
+        let (all, cancel) = (SpanSet::from_iter([span(0, 3 * CHUNK)]), AtomicBool::new(false));
+        let progress = |_| cancel.store(true, Ordering::Relaxed);
+        let work = Work {
+            near: None,
+            workers: NonZeroUsize::new(1),
+            pace: None,
+            progress: &progress,
+            cancel: &cancel,
+        };
+        let error = zero(&memory, Offset::new(0), &all, &work).unwrap_err();
+        assert!(matches!(error.cause, Cause::Cancelled));
+        assert_eq!(error.done, [span(0, CHUNK)].into_iter().collect());
+        let work = Work { progress: &|_| {}, cancel: &AtomicBool::new(false), ..work };
+        zero(&memory, Offset::new(0), &all.minus(&error.done), &work).unwrap();
+    }
+}

@@ -1,0 +1,90 @@
+//! System calls without a safe interface: the ioctls of EGM devices and of KVM, and a thread's scheduling class. This is
+//! an unsafe room.
+//!
+//! What callers may rely on: no function here lets the kernel write outside the buffer that it is given.
+#![expect(unsafe_code, reason = "ioctl and sched_setscheduler have no safe interface")]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// `EGM_RETIRED_PAGES_LIST`, `_IO('E', 100)`: the number says no size, the buffer does.
+const EGM_RETIRED_PAGES_LIST: libc::Ioctl = 0x4564;
+/// `KVM_CHECK_EXTENSION`, `_IO(KVMIO, 0x03)`.
+const KVM_CHECK_EXTENSION: libc::Ioctl = 0xae03;
+/// `KVM_CREATE_GUEST_MEMFD`, `_IOWR(KVMIO, 0xd4, struct kvm_create_guest_memfd)`.
+const KVM_CREATE_GUEST_MEMFD: libc::Ioctl = 0xc040_aed4;
+/// `KVM_CAP_GUEST_MEMFD_FLAGS`, called `…_MMAP` at first: the flags that the host knows.
+const KVM_CAP_GUEST_MEMFD_FLAGS: libc::c_ulong = 244;
+
+/// `struct kvm_create_guest_memfd`.
+#[repr(C)]
+struct CreateGuestMemfd {
+    size: u64,
+    flags: u64,
+    reserved: [u64; 6],
+}
+
+/// Asks an EGM device for its retired pages. The first four bytes of `buffer` are overwritten with its length, which is
+/// all that the kernel fills.
+pub(crate) fn egm_retired_pages(file: &File, buffer: &mut [u8]) -> io::Result<()> {
+    let length = u32::try_from(buffer.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let argsz = buffer.first_chunk_mut::<4>().ok_or(io::ErrorKind::InvalidInput)?;
+    *argsz = length.to_ne_bytes();
+    // SAFETY: the kernel writes `argsz` bytes at most, which is the buffer's length, and it has all of them.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), EGM_RETIRED_PAGES_LIST, buffer.as_mut_ptr()) };
+    check(result).map(drop)
+}
+
+/// The flags of guest_memfd that the host's KVM knows for `vm`; 0 when it cannot map one.
+pub(crate) fn guest_memfd_flags(vm: BorrowedFd<'_>) -> io::Result<u64> {
+    // SAFETY: the argument is a number, no memory is involved.
+    let result = unsafe { libc::ioctl(vm.as_raw_fd(), KVM_CHECK_EXTENSION, KVM_CAP_GUEST_MEMFD_FLAGS) };
+    check(result).map(|flags| u64::from(flags.unsigned_abs()))
+}
+
+/// A guest_memfd of `vm`.
+pub(crate) fn create_guest_memfd(vm: BorrowedFd<'_>, size: u64, flags: u64) -> io::Result<OwnedFd> {
+    let mut create = CreateGuestMemfd { size, flags, reserved: [0; 6] };
+    // SAFETY: the kernel reads a structure of this layout (its size is in the number) and keeps no pointer.
+    let result = unsafe { libc::ioctl(vm.as_raw_fd(), KVM_CREATE_GUEST_MEMFD, &raw mut create) };
+    let descriptor = check(result)?;
+    // SAFETY: the kernel has just made this descriptor for us; nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// The calling thread runs only when a processor has nothing else to do. A kernel that refuses changes nothing.
+pub(crate) fn run_when_idle() {
+    let parameter = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the kernel reads one `sched_param`; 0 is the calling thread.
+    let _ = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameter) };
+}
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// `KVM_CREATE_VM`, `_IO(KVMIO, 0x01)`.
+    const KVM_CREATE_VM: libc::Ioctl = 0xae01;
+
+    /// A virtual machine, where the host lets us have one.
+    pub(crate) fn vm() -> Option<OwnedFd> {
+        let kvm = File::options().read(true).write(true).open("/dev/kvm").ok()?;
+        // SAFETY: the argument is a number, no memory is involved.
+        let descriptor = check(unsafe { libc::ioctl(kvm.as_raw_fd(), KVM_CREATE_VM, 0) }).ok()?;
+        // SAFETY: the kernel has just made this descriptor for us; nobody else owns it.
+        Some(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    }
+
+    #[test]
+    fn a_buffer_without_room_for_its_length_is_refused_before_the_kernel_sees_it() {
+        let null = File::open("/dev/null").unwrap();
+        let refused = egm_retired_pages(&null, &mut [0; 3]).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(egm_retired_pages(&null, &mut [0; 8]).unwrap_err().raw_os_error(), Some(libc::ENOTTY));
+    }
+}
