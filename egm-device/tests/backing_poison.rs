@@ -33,10 +33,11 @@ struct Info {
 fn sigbus(code: i32, address: usize, shift: i16) {
     let info = Info { signal: libc::SIGBUS, errno: 0, code, padding: 0, address, shift, rest: [0; 102] };
     // SAFETY: without memory.
-    let (process, thread) = unsafe { (libc::getpid(), libc::gettid()) };
+    let thread = unsafe { libc::gettid() };
     // SAFETY: the kernel reads a siginfo_t, 128 bytes, which `Info` has.
-    let result =
-        unsafe { libc::syscall(libc::SYS_rt_tgsigqueueinfo, process, thread, libc::SIGBUS, &raw const info) };
+    let result = unsafe {
+        libc::syscall(libc::SYS_rt_tgsigqueueinfo, std::process::id(), thread, libc::SIGBUS, &raw const info)
+    };
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }
 
@@ -117,7 +118,7 @@ fn a_sigbus_from_another_process_kills() {
     if is_child() {
         let _watch = Watch::new().unwrap();
         // SAFETY: without memory.
-        unsafe { libc::kill(libc::getpid(), libc::SIGBUS) };
+        unsafe { libc::raise(libc::SIGBUS) };
         return;
     }
     assert_eq!(killed_by("a_sigbus_from_another_process_kills"), Some(libc::SIGBUS));
