@@ -12,6 +12,7 @@ pub mod cli;
 mod mapping;
 pub mod owner;
 pub mod poison;
+pub mod policy;
 mod prefault;
 pub mod rate;
 pub mod region;

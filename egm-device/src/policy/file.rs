@@ -1,0 +1,244 @@
+//! The policy file: JSON, owned by root, refused when anybody else could have written it.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::num::NonZeroU32;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use egm_address::ByteSize;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::rules::{Policy, Rule, Who};
+
+/// A policy is a page or two; this is a book.
+const MAX_FILE: u64 = 1 << 20;
+const MAX_RULES: usize = 1000;
+
+/// Words in `regions` that mean every region of a kind.
+const KINDS: [&str; 6] = ["egm", "reserved", "devdax", "hugetlb", "memfd", "guest-memfd"];
+const KEYS: [&str; 3] = ["$schema", "description", "rules"];
+const RULE_KEYS: [&str; 10] =
+    ["name", "user", "group", "class", "regions", "quota", "quota_each", "reservation", "priority", "weight"];
+
+/// Why a policy file does not hold.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
+pub enum PolicyError {
+    #[error("cannot read policy {}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("policy {} belongs to user {uid} with mode {mode:#o}: chown root and chmod go-w it, or it could be \
+        anybody's", path.display())]
+    NotRoots { path: PathBuf, uid: u32, mode: u32 },
+    #[error("policy is larger than {}", ByteSize::new(MAX_FILE))]
+    TooLarge,
+    #[error("policy is not JSON as its schema says")]
+    Json(#[source] serde_json::Error),
+    #[error("{place}: unknown key {key:?}{}", did_you_mean(key, known))]
+    UnknownKey { place: String, key: String, known: &'static [&'static str] },
+    #[error("{count} rules: {MAX_RULES} at most")]
+    TooManyRules { count: usize },
+    #[error("rule {rule:?}: {what}")]
+    Rule { rule: String, what: String },
+}
+
+fn did_you_mean(key: &str, known: &[&str]) -> String {
+    let near = known.iter().map(|k| (strsim::damerau_levenshtein(k, key), k)).min();
+    match near {
+        Some((distance, name)) if distance <= 3 => format!(": did you mean {name:?}?"),
+        _ => format!(": known are {}", known.join(", ")),
+    }
+}
+
+/// The file. The comments here are its documentation.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PolicyFile {
+    /// For editors.
+    #[serde(rename = "$schema")]
+    _schema: Option<String>,
+    /// What this policy is for.
+    #[serde(rename = "description")]
+    _description: Option<String>,
+    /// The first rule that fits a request decides; a request that none fits is refused, unless root makes it.
+    rules: Vec<RuleFile>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RuleFile {
+    /// What refusals call it.
+    name: String,
+    /// A user by name or number; this or `group`.
+    user: Option<NameOrNumber>,
+    /// A group by name or number, primary or supplementary.
+    group: Option<NameOrNumber>,
+    /// The VM class that these users may start; without it the rule is for requests that say no class.
+    class: Option<String>,
+    /// Regions by name, or by kind: `egm`, `reserved`, `devdax`, `hugetlb`, `memfd`, `guest-memfd`. Default: all.
+    #[serde(default)]
+    regions: Vec<String>,
+    /// The most that all of them hold together. Default: no limit.
+    quota: Option<ByteSize>,
+    /// The most that each user of them holds. Default: no limit.
+    quota_each: Option<ByteSize>,
+    /// Kept free for them in the one region that the rule then names.
+    reservation: Option<ByteSize>,
+    /// Higher is served first. Default: 0.
+    #[serde(default)]
+    priority: i32,
+    /// Share among those who wait with the same priority, 1 to 65536. Default: 1.
+    weight: Option<NonZeroU32>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum NameOrNumber {
+    Number(u32),
+    Name(String),
+}
+
+/// Numbers of users and groups by name, from `/etc/passwd` and `/etc/group`. Users who are only in a directory service
+/// are written by number.
+#[derive(Debug, Clone, Default)]
+pub struct Names {
+    users: BTreeMap<String, u32>,
+    groups: BTreeMap<String, u32>,
+}
+
+impl Names {
+    /// From the texts of the two files; lines that are not entries are passed over.
+    #[must_use]
+    pub fn new(passwd: &str, group: &str) -> Self {
+        let entry = |line: &str| {
+            let mut fields = line.split(':');
+            let name = fields.next()?.to_owned();
+            let number = fields.nth(1)?.parse().ok()?;
+            Some((name, number))
+        };
+        let all = |text: &str| text.lines().filter_map(entry).collect();
+        Self { users: all(passwd), groups: all(group) }
+    }
+
+    /// The names of the host at `root`; a file that is not there has none.
+    #[must_use]
+    pub fn of_host(root: &Path) -> Self {
+        let text = |path| std::fs::read_to_string(root.join(path)).unwrap_or_default();
+        Self::new(&text("etc/passwd"), &text("etc/group"))
+    }
+}
+
+/// Reads the policy at `path`, or root's alone where there is no such file.
+///
+/// # Errors
+/// [`PolicyError`]: not readable, not root's own, or not a policy.
+pub fn load(path: &Path, names: &Names) -> Result<Policy, PolicyError> {
+    let read = |source| PolicyError::Read { path: path.to_owned(), source };
+    let file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Policy::root_only()),
+        file => file.map_err(read)?,
+    };
+    let metadata = file.metadata().map_err(read)?; // of the open file: nobody can exchange it afterwards
+    let (uid, mode) = (metadata.uid(), metadata.mode() & 0o7777);
+    if uid != 0 || mode & 0o022 != 0 {
+        return Err(PolicyError::NotRoots { path: path.to_owned(), uid, mode });
+    }
+    let mut text = String::new();
+    file.take(MAX_FILE.saturating_add(1)).read_to_string(&mut text).map_err(read)?;
+    parse(&text, names)
+}
+
+/// The policy that `text` writes, with `names` of users and groups.
+///
+/// # Errors
+/// [`PolicyError`] names the rule and the key.
+pub fn parse(text: &str, names: &Names) -> Result<Policy, PolicyError> {
+    if u64::try_from(text.len()).is_ok_and(|length| length > MAX_FILE) {
+        return Err(PolicyError::TooLarge);
+    }
+    refuse_unknown_keys(&serde_json::from_str(text).map_err(PolicyError::Json)?)?;
+    let file: PolicyFile = serde_json::from_str(text).map_err(PolicyError::Json)?;
+    if file.rules.len() > MAX_RULES {
+        return Err(PolicyError::TooManyRules { count: file.rules.len() });
+    }
+    let mut rules: Vec<Rule> = Vec::new();
+    for written in file.rules {
+        let name = written.name.clone();
+        let error = |what| PolicyError::Rule { rule: name.clone(), what };
+        if rules.iter().any(|rule| rule.name == name) || name == "root" || !is_word(&name) {
+            return Err(error(
+                "write a name that no other rule has, of A-Z a-z 0-9 . _ -, and not \"root\"".into(),
+            ));
+        }
+        rules.push(rule(written, names).map_err(error)?);
+    }
+    Ok(Policy::new(rules))
+}
+
+/// serde finds unknown keys too, but cannot say which one was meant.
+fn refuse_unknown_keys(file: &Value) -> Result<(), PolicyError> {
+    let check = |place: String, value: &Value, known: &'static [&'static str]| {
+        let keys = value.as_object().into_iter().flat_map(|object| object.keys());
+        match keys.into_iter().find(|key| !known.contains(&key.as_str())) {
+            Some(key) => Err(PolicyError::UnknownKey { place, key: key.clone(), known }),
+            None => Ok(()),
+        }
+    };
+    check("policy".to_owned(), file, &KEYS)?;
+    let rules = file.get("rules").and_then(Value::as_array).into_iter().flatten();
+    rules.enumerate().try_for_each(|(at, rule)| check(format!("rules[{at}]"), rule, &RULE_KEYS))
+}
+
+fn rule(written: RuleFile, names: &Names) -> Result<Rule, String> {
+    let who = match (written.user, written.group) {
+        (Some(user), None) => Who::User(number(&user, &names.users, "user")?),
+        (None, Some(group)) => Who::Group(number(&group, &names.groups, "group")?),
+        _ => return Err("write either \"user\" or \"group\"".to_owned()),
+    };
+    let reservation = written.reservation.map_or(0, ByteSize::get);
+    let bad = written.regions.iter().chain(&written.class).find(|word| !is_word(word));
+    if let Some(word) = bad {
+        return Err(format!("{word:?} is not a name: write 1 to 64 of A-Z a-z 0-9 . _ -"));
+    }
+    match written.regions.as_slice() {
+        _ if reservation == 0 => {}
+        [region] if !KINDS.contains(&region.as_str()) => {}
+        _ => return Err("a reservation is kept in one region: name exactly one, not a kind".to_owned()),
+    }
+    let quota = written.quota.map(ByteSize::get);
+    if quota.is_some_and(|quota| quota < reservation) {
+        return Err("the reservation is more than the quota: nobody could take it".to_owned());
+    }
+    let weight = written.weight.unwrap_or(NonZeroU32::MIN);
+    if weight.get() > 65536 {
+        return Err(format!("weight {weight} is outside 1 to 65536"));
+    }
+    Ok(Rule {
+        name: written.name,
+        who,
+        class: written.class,
+        regions: written.regions,
+        quota,
+        quota_each: written.quota_each.map(ByteSize::get),
+        reservation,
+        priority: written.priority,
+        weight,
+    })
+}
+
+fn number(who: &NameOrNumber, known: &BTreeMap<String, u32>, what: &str) -> Result<u32, String> {
+    match who {
+        NameOrNumber::Number(number) => Ok(*number),
+        NameOrNumber::Name(name) => known
+            .get(name)
+            .copied()
+            .ok_or_else(|| format!("this host's files know no {what} {name:?}: write its number")),
+    }
+}
+
+fn is_word(text: &str) -> bool {
+    let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    (1..=64).contains(&text.len()) && text.chars().all(legal)
+}

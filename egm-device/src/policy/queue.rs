@@ -1,0 +1,226 @@
+//! The waiting queue: who is served next.
+//!
+//! 1. Priority; within it the tenant that holds least for its weight; then the one that has had least for its
+//!    weight over time; then who came first.
+//! 2. Whoever does not fit is passed over: memory does not idle while somebody small can use it.
+//! 3. But not for ever. A request that was passed over too often ([`Patience`]) is *overdue*: overdue requests go
+//!    first, in the order of arrival, and what becomes free in the regions they would take is kept for them.
+//! 4. What a rule reserves is its own: nobody takes it, and nobody's wait holds it up.
+//!
+//! A request whose own quota is used up does not count as waiting: it holds nobody up and grows no patience.
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::accounts::{Accounts, Tenant};
+use super::rules::{Policy, Supply};
+
+/// How often a request lets others go before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    /// Grants to requests behind it, because it did not fit.
+    pub passes: u32,
+    /// Grants to whomever from its regions since it became its tenant's first. This bounds the wait whatever
+    /// priorities and shares say: large, so that it shows only where they would starve somebody.
+    pub grants: u32,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { passes: 16, grants: 1024 }
+    }
+}
+
+/// A waiting request's number; later ones are larger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(u64);
+
+/// Somebody who waits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waiter {
+    ticket: Ticket,
+    size: u64,
+    /// Regions it would take, best first, each with the tenant it is there.
+    places: Vec<(String, Tenant)>,
+    passed: u32,
+    seen: u32,
+}
+
+impl Waiter {
+    /// Its number.
+    #[must_use]
+    pub const fn ticket(&self) -> Ticket {
+        self.ticket
+    }
+
+    fn place(&self, region: &str) -> Option<Tenant> {
+        self.places.iter().find(|(r, _)| r == region).map(|(_, tenant)| *tenant)
+    }
+
+    /// The tenant whose share orders it: that of the region it likes best.
+    fn tenant(&self) -> Option<Tenant> {
+        self.places.first().map(|(_, tenant)| *tenant)
+    }
+}
+
+/// A grant to make: the account is charged already.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pick {
+    /// Whose turn it is; it waits no more.
+    pub ticket: Ticket,
+    /// Whose account is charged.
+    pub tenant: Tenant,
+    /// Where.
+    pub region: String,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// Those who wait, and the accounts that order them.
+#[derive(Debug, Clone)]
+pub struct Queue {
+    policy: Policy,
+    patience: Patience,
+    accounts: Accounts,
+    /// In the order of arrival.
+    waiting: Vec<Waiter>,
+    next: u64,
+}
+
+impl Queue {
+    /// Nobody waits and nobody holds.
+    #[must_use]
+    pub fn new(policy: Policy, patience: Patience) -> Self {
+        Self { policy, patience, accounts: Accounts::default(), waiting: Vec::new(), next: 0 }
+    }
+
+    /// The rules.
+    #[must_use]
+    pub const fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// Who holds what.
+    #[must_use]
+    pub const fn accounts(&self) -> &Accounts {
+        &self.accounts
+    }
+
+    /// Those who wait, in the order of arrival.
+    #[must_use]
+    pub fn waiting(&self) -> &[Waiter] {
+        &self.waiting
+    }
+
+    /// Somebody who may have `size` bytes of any of `places` begins to wait.
+    pub fn arrive(&mut self, now: Duration, size: u64, places: Vec<(String, Tenant)>) -> Ticket {
+        self.accounts.advance(&self.policy, now);
+        let active: BTreeSet<Tenant> =
+            self.waiting.iter().flat_map(|w| w.places.iter().map(|(_, t)| *t)).collect();
+        for (_, tenant) in &places {
+            self.accounts.enter(*tenant, active.iter().copied());
+        }
+        let ticket = Ticket(self.next);
+        self.next = self.next.saturating_add(1);
+        self.waiting.push(Waiter { ticket, size, places, passed: 0, seen: 0 });
+        ticket
+    }
+
+    /// Somebody gives up, or is gone. Whether it waited.
+    pub fn leave(&mut self, ticket: Ticket) -> bool {
+        let before = self.waiting.len();
+        self.waiting.retain(|w| w.ticket != ticket);
+        self.waiting.len() < before
+    }
+
+    /// A slice of a [`Pick`] came back, or could not be made.
+    pub fn give_back(&mut self, now: Duration, tenant: Tenant, region: &str, size: u64) {
+        self.accounts.advance(&self.policy, now);
+        self.accounts.give_back(tenant, region, size);
+    }
+
+    /// The next grant that `supplies` have room for. Make it, look at the regions again, and ask again.
+    pub fn next(&mut self, now: Duration, supplies: &[Supply]) -> Option<Pick> {
+        self.accounts.advance(&self.policy, now);
+        let mut closed = BTreeSet::new();
+        let mut ahead = Vec::new();
+        for index in self.order() {
+            let waiter = self.waiting.get(index)?;
+            if let Some((region, tenant)) = self.fits(waiter, supplies, &closed) {
+                let pick = Pick { ticket: waiter.ticket, tenant, region, size: waiter.size };
+                self.waiting.remove(index);
+                self.count(&pick, &ahead);
+                self.accounts.take(tenant, &pick.region, pick.size);
+                return Some(pick);
+            }
+            let wanted = self.wanted(waiter);
+            if self.is_overdue(waiter) {
+                closed.extend(wanted.iter().map(|region| (*region).to_owned()));
+            }
+            if !wanted.is_empty() {
+                ahead.push(waiter.ticket);
+            }
+        }
+        None
+    }
+
+    /// Indices of those who wait, who goes first first.
+    fn order(&self) -> Vec<usize> {
+        let key = |waiter: &Waiter| {
+            let tenant = waiter.tenant()?;
+            let overdue = self.is_overdue(waiter);
+            let priority = self.policy.of(tenant.rule).map_or(0, |rule| rule.priority);
+            let (held, served) = if overdue { (0, 0) } else { self.accounts.share(&self.policy, tenant) };
+            let priority = if overdue { 0 } else { priority };
+            Some((Reverse(overdue), Reverse(priority), held, served, waiter.ticket))
+        };
+        let mut order: Vec<_> = self.waiting.iter().enumerate().map(|(i, w)| (key(w), i)).collect();
+        order.sort();
+        order.into_iter().map(|(_, index)| index).collect()
+    }
+
+    const fn is_overdue(&self, waiter: &Waiter) -> bool {
+        waiter.passed >= self.patience.passes || waiter.seen >= self.patience.grants
+    }
+
+    /// Regions in which only room keeps `waiter` from its slice: its quota does not.
+    fn wanted<'a>(&self, waiter: &'a Waiter) -> Vec<&'a str> {
+        let may = |tenant: Tenant| self.policy.quota_used(tenant, waiter.size, &self.accounts).is_none();
+        waiter.places.iter().filter(|(_, tenant)| may(*tenant)).map(|(region, _)| region.as_str()).collect()
+    }
+
+    /// The first region in which `waiter` can be served, `closed` ones only from its rule's own reservation.
+    fn fits(
+        &self,
+        waiter: &Waiter,
+        supplies: &[Supply],
+        closed: &BTreeSet<String>,
+    ) -> Option<(String, Tenant)> {
+        let fits = |(region, tenant): &&(String, Tenant)| {
+            let supply = supplies.iter().find(|s| s.region == *region);
+            let own = self.accounts.unused_reservation(&self.policy, tenant.rule, region);
+            let open = !closed.contains(region) || waiter.size <= own;
+            open && supply
+                .is_some_and(|s| self.policy.not_now(*tenant, waiter.size, s, &self.accounts).is_none())
+        };
+        waiter.places.iter().find(fits).cloned()
+    }
+
+    /// Everybody who would have liked what `pick` gets grows less patient.
+    fn count(&mut self, pick: &Pick, ahead: &[Ticket]) {
+        let mut firsts = BTreeSet::new();
+        for index in 0..self.waiting.len() {
+            let Some(waiter) = self.waiting.get(index) else { break };
+            let first = waiter.tenant().is_some_and(|tenant| firsts.insert(tenant));
+            let passed = ahead.contains(&waiter.ticket);
+            if waiter.place(&pick.region).is_none() || !self.wanted(waiter).contains(&pick.region.as_str()) {
+                continue;
+            }
+            if let Some(waiter) = self.waiting.get_mut(index) {
+                waiter.passed = waiter.passed.saturating_add(u32::from(passed));
+                waiter.seen = waiter.seen.saturating_add(u32::from(first));
+            }
+        }
+    }
+}
