@@ -104,6 +104,15 @@ pub trait VirtioDevice: MutEventSubscriber + Send {
     /// [`ActivateError`]; the device is then as after [`VirtioDevice::reset`].
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError>;
 
+    /// The driver gave queue `index` another vector, at any time: [`Interrupt::queue_eventfd`] answers anew. It
+    /// concerns a device whose kernel worker holds the descriptor of the old one.
+    ///
+    /// # Errors
+    /// [`ActivateError`]; the device then interrupts by the old vector, and needs a reset.
+    fn vector_changed(&mut self, _index: u16) -> Result<(), ActivateError> {
+        Ok(())
+    }
+
     /// Back to the state before activation, without waiting: the device takes nothing new and tells the driver
     /// nothing more. Once it is [at rest](VirtioDevice::at_rest), no guest memory is touched.
     fn reset(&mut self);

@@ -2,6 +2,7 @@
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
 
@@ -195,28 +196,37 @@ pub(crate) fn enter_new_network() -> std::io::Result<()> {
 
 /// Interrupts as a kernel worker raises them: a descriptor for each of three queues.
 pub(crate) struct EventInterrupt {
-    queues: Vec<Arc<EventFd>>,
+    queues: Mutex<Vec<Arc<EventFd>>>,
 }
 
 impl EventInterrupt {
     pub(crate) fn new() -> Self {
-        Self { queues: (0..3).map(|_| Arc::new(EventFd::new(0).unwrap())).collect() }
+        Self { queues: Mutex::new((0..3).map(|_| Self::vector()).collect()) }
     }
 
-    /// Waits until queue `index` interrupted.
-    pub(crate) fn wait(&self, index: usize) {
-        self.queues[index].read().unwrap();
+    fn vector() -> Arc<EventFd> {
+        Arc::new(EventFd::new(0).unwrap())
+    }
+
+    /// Waits until queue `index` interrupted by the vector that it has.
+    pub(crate) fn wait(&self, index: u16) {
+        self.queue_eventfd(index).unwrap().read().unwrap();
+    }
+
+    /// Gives queue `index` another vector.
+    pub(crate) fn change(&self, index: u16) {
+        self.queues.lock().unwrap()[usize::from(index)] = Self::vector();
     }
 }
 
 impl Interrupt for EventInterrupt {
     fn queue(&self, index: u16) {
-        self.queues[usize::from(index)].write(1).unwrap();
+        self.queue_eventfd(index).unwrap().write(1).unwrap();
     }
 
     fn config(&self) {}
 
     fn queue_eventfd(&self, index: u16) -> Option<Arc<EventFd>> {
-        self.queues.get(usize::from(index)).cloned()
+        self.queues.lock().unwrap().get(usize::from(index)).cloned()
     }
 }

@@ -156,21 +156,37 @@ impl Worker {
                 flags: 0,
                 log_addr: None,
             };
-            // A driver that gave the queue no vector polls: the kernel then signals a descriptor that nobody hears.
-            let call = match interrupt.queue_eventfd(vring.index) {
-                Some(call) => call,
-                None => Arc::new(
-                    EventFd::new(EFD_NONBLOCK).map_err(|source| ActivateError { what: "eventfd", source })?,
-                ),
-            };
             bound.set_vring_num(number, queue.size()).map_err(failed("VHOST_SET_VRING_NUM"))?;
             bound.set_vring_base(number, queue.next_avail()).map_err(failed("VHOST_SET_VRING_BASE"))?;
             bound.set_vring_addr(number, &config).map_err(failed("VHOST_SET_VRING_ADDR"))?;
-            bound.set_vring_call(number, &call).map_err(failed("VHOST_SET_VRING_CALL"))?;
+            self.set_call(number, vring.index, interrupt)?;
             bound.set_vring_err(number, &self.error).map_err(failed("VHOST_SET_VRING_ERR"))?;
             bound.set_vring_kick(number, vring.kick).map_err(failed("VHOST_SET_VRING_KICK"))?;
         }
         Ok(())
+    }
+
+    /// Ring `number` interrupts by the vector that queue `index` has now, whether the worker runs or not.
+    ///
+    /// # Errors
+    /// [`ActivateError`] names the request that failed.
+    pub fn set_call(
+        &self,
+        number: usize,
+        index: u16,
+        interrupt: &dyn Interrupt,
+    ) -> Result<(), ActivateError> {
+        // A driver that gave the queue no vector polls: the kernel then signals a descriptor that nobody hears.
+        let call = match interrupt.queue_eventfd(index) {
+            Some(call) => call,
+            None => Arc::new(
+                EventFd::new(EFD_NONBLOCK).map_err(|source| ActivateError { what: "eventfd", source })?,
+            ),
+        };
+        let bound = Bound { file: &self.file, memory: &GuestMemoryMmap::new() };
+        bound
+            .set_vring_call(number, &call)
+            .map_err(|e| ActivateError { what: "VHOST_SET_VRING_CALL", source: io_error(e) })
     }
 
     /// Connects ring `number` of a vhost-net worker to a tap, or with `None` stops it: the kernel touches guest

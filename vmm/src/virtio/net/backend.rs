@@ -9,6 +9,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::spec;
 use crate::virtio::ActivateError;
 use crate::virtio::Activation;
+use crate::virtio::Interrupt;
 use crate::virtio::vhost::VhostError;
 use crate::virtio::vhost::Vring;
 use crate::virtio::vhost::Worker;
@@ -42,6 +43,14 @@ impl Backend {
                 .iter()
                 .fold(u64::MAX, |all, worker| all & (!spec::SERVED_BY_VHOST | worker.features())),
         }
+    }
+
+    /// Queue `index` has another vector.
+    pub(super) fn vector_changed(&self, index: u16, interrupt: &dyn Interrupt) -> Result<(), ActivateError> {
+        let Self::Vhost(workers) = self else { return Ok(()) };
+        let queue = usize::from(index);
+        // A control queue may be taken for the first ring of a pair that rests, which does no harm.
+        workers.get(queue / 2).map_or(Ok(()), |worker| worker.set_call(queue % 2, index, interrupt))
     }
 
     /// Stops workers: they touch guest memory no more when this returns.

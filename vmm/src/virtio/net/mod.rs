@@ -325,6 +325,10 @@ impl VirtioDevice for Net {
         Ok(())
     }
 
+    fn vector_changed(&mut self, index: u16) -> Result<(), ActivateError> {
+        self.active.as_ref().map_or(Ok(()), |active| self.backend.vector_changed(index, &*active.interrupt))
+    }
+
     fn reset(&mut self) {
         self.backend.stop();
         if let Some(active) = self.active.take() {

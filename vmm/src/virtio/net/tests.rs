@@ -451,15 +451,21 @@ fn the_kernel_moves_packets_until_the_device_is_reset() {
             receive.offer(&[Part::Write(BUFFERS + i * 0x1000, 2048)]);
         }
         device.kicks()[0].write(1).unwrap();
-        socket.send_to(b"to the guest", "192.0.2.2:9").unwrap();
-        let mut found = false;
-        while !found {
-            interrupt.wait(0);
-            found = receive.used().iter().any(|(head, length)| {
-                let packet = bytes(&memory, BUFFERS + u64::from(*head) * 0x1000, *length as usize);
-                packet.ends_with(b"to the guest")
-            });
-        }
+        let mut arrives = |text: &[u8]| {
+            socket.send_to(text, "192.0.2.2:9").unwrap();
+            let mut found = false;
+            while !found {
+                interrupt.wait(0);
+                found = receive.used().iter().any(|(head, length)| {
+                    let packet = bytes(&memory, BUFFERS + u64::from(*head) * 0x1000, *length as usize);
+                    packet.ends_with(text)
+                });
+            }
+        };
+        arrives(b"to the guest");
+        interrupt.change(0);
+        device.vector_changed(0).unwrap();
+        arrives(b"by another vector");
 
         device.reset();
         transmit.used();

@@ -183,22 +183,30 @@ impl VirtioPci {
         for (to, from) in value.iter_mut().zip(data) {
             *to = *from;
         }
-        match registers.core.write(register, u32::from_le_bytes(value)) {
+        let effect = registers.core.write(register, u32::from_le_bytes(value));
+        if !self.carry_out(effect, &registers.core) {
+            registers.core.needs_reset();
+            drop(registers);
+            self.interrupt.config(); // §2.1.2: a driver learns of it by a configuration change
+        }
+    }
+
+    /// False when the device cannot do its part and needs a reset.
+    fn carry_out(&self, effect: Effect, core: &Core) -> bool {
+        match effect {
             Effect::None => {}
             Effect::ConfigVector(vector) => self.interrupt.set_config(vector),
-            Effect::QueueVector(queue, vector) => self.interrupt.set_queue(queue, vector),
+            Effect::QueueVector(queue, vector) => {
+                self.interrupt.set_queue(queue, vector);
+                return lock(&self.device).vector_changed(queue).is_ok();
+            }
             Effect::Reset => {
                 lock(&self.device).reset();
                 self.interrupt.reset();
             }
-            Effect::Activate => {
-                if !self.activate(&registers.core) {
-                    registers.core.needs_reset();
-                    drop(registers);
-                    self.interrupt.config(); // §2.1.2: a driver learns of it by a configuration change
-                }
-            }
+            Effect::Activate => return self.activate(core),
         }
+        true
     }
 
     fn activate(&self, core: &Core) -> bool {

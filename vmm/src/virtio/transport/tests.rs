@@ -18,6 +18,8 @@ struct Fake {
     refuse: Arc<AtomicBool>,
     active: Option<Activation>,
     resets: u32,
+    /// Queues whose vector changed, and where they interrupt now.
+    vectors: Vec<(u16, Option<Arc<EventFd>>)>,
     written: Vec<(u64, Vec<u8>)>,
 }
 
@@ -50,6 +52,14 @@ impl VirtioDevice for Fake {
             return Err(ActivateError { what: "test", source: io::Error::other("refused") });
         }
         self.active = Some(activation);
+        Ok(())
+    }
+    fn vector_changed(&mut self, index: u16) -> Result<(), ActivateError> {
+        let Some(active) = &self.active else { return Ok(()) };
+        self.vectors.push((index, active.interrupt.queue_eventfd(index)));
+        if self.refuse.load(Ordering::Relaxed) {
+            return Err(ActivateError { what: "test", source: io::Error::other("refused") });
+        }
         Ok(())
     }
     fn reset(&mut self) {
@@ -113,6 +123,7 @@ fn rig(bus: u8) -> Rig {
         refuse: refuse.clone(),
         active: None,
         resets: 0,
+        vectors: vec![],
         written: vec![],
     };
     let fake = Arc::new(Mutex::new(fake));
@@ -244,6 +255,24 @@ fn a_queue_outside_memory_or_a_device_that_refuses_needs_a_reset() {
         assert_eq!(rig.msix.trigger(2).unwrap().read().unwrap(), 1);
         assert!(rig.fake.lock().unwrap().active.is_none());
     }
+}
+
+#[test]
+fn a_running_device_hears_that_a_queue_has_another_vector() {
+    let rig = rig(1);
+    rig.negotiate(0x1000);
+    rig.write(0x14, 1, 15);
+    rig.write(0x1a, 2, 2);
+    rig.write(0x1a, 2, 0xffff);
+    {
+        let fake = rig.fake.lock().unwrap();
+        let [(0, Some(now)), (0, None)] = fake.vectors.as_slice() else { panic!("{:?}", fake.vectors) };
+        assert!(Arc::ptr_eq(now, rig.msix.trigger(2).unwrap()));
+    }
+    assert_eq!(rig.read(0x14, 1), 15);
+    rig.refuse.store(true, Ordering::Relaxed);
+    rig.write(0x1a, 2, 1);
+    assert_eq!(rig.read(0x14, 1), 15 | 64, "a device that cannot follow needs a reset");
 }
 
 #[test]

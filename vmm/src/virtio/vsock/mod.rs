@@ -286,6 +286,15 @@ impl VirtioDevice for Vsock {
         Ok(())
     }
 
+    fn vector_changed(&mut self, index: u16) -> Result<(), ActivateError> {
+        match (&self.mover, &self.active) {
+            (Mover::Vhost(worker), Some(active)) if index < 2 => {
+                worker.set_call(index.into(), index, &*active.interrupt)
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn reset(&mut self) {
         match &mut self.mover {
             Mover::Userspace(muxer) => muxer.clear(),
