@@ -24,7 +24,7 @@ const MAX_QUEUE_PAIRS: u16 = 16;
 pub enum DeviceRule {
     #[error("id \"{id}\" is that of {first} already: choose another")]
     DuplicateId { id: String, first: String },
-    #[error("{what} belongs to {first} already: two devices cannot share it, choose another")]
+    #[error("{what} belongs to {first} already: they cannot share it, choose another")]
     Shared { what: String, first: String },
     #[error(
         "{tap:?} cannot name a network interface: write 1 to {MAX_TAP} bytes without space, \"/\" or \":\""
@@ -36,7 +36,7 @@ pub enum DeviceRule {
     Multicast { mac: String },
     #[error("socket path of {length} bytes: the kernel takes {MAX_SOCKET} at most, choose a shorter one")]
     Socket { length: usize },
-    #[error("a guest has one virtio-vsock, and {first} is it: remove one")]
+    #[error("a guest has one virtio-vsock, which {first} names already: remove one")]
     SecondVsock { first: String },
 }
 
@@ -58,12 +58,13 @@ pub(super) fn resolve(
         let kind = kind(file, &seed, |key, path| join(&format!("{here}.{key}"), path))
             .map_err(|fault| fault.inside(&here))?;
         for (key, what) in exclusive(&kind) {
-            let Some(first) = owners.insert(what.clone(), id.clone()) else { continue };
+            let here = format!("{here}.{key}");
+            let Some(first) = owners.insert(what.clone(), here.clone()) else { continue };
             let rule = match key {
                 "type" => DeviceRule::SecondVsock { first },
                 _ => DeviceRule::Shared { what, first },
             };
-            return Err(Rule::from(rule).at(format!("{here}.{key}")));
+            return Err(Rule::from(rule).at(here));
         }
         devices.push(Device { id, root_port: root_port.unwrap_or(behind), kind });
     }
@@ -145,7 +146,10 @@ fn exclusive(kind: &DeviceKind) -> Vec<(&'static str, String)> {
         DeviceKind::VirtioBlk { path, read_only: false } => {
             vec![("path", format!("disk {}", path.display()))]
         }
-        DeviceKind::VirtioNet { tap, .. } => vec![("tap", format!("tap {tap}"))],
+        DeviceKind::VirtioNet { tap, mac, .. } => {
+            let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
+            vec![("tap", format!("tap {tap}")), ("mac", format!("hardware address {mac}"))]
+        }
         DeviceKind::VirtioVsock { socket: path, .. } => {
             let guest = ("type", "vsock".to_owned());
             [guest].into_iter().chain(path.as_deref().map(socket)).collect()
@@ -156,10 +160,12 @@ fn exclusive(kind: &DeviceKind) -> Vec<(&'static str, String)> {
     }
 }
 
-fn host_path(kind: &DeviceKind) -> Option<&Path> {
+/// The key and path of a host's file or socket.
+fn host_path(kind: &DeviceKind) -> Option<(&'static str, &Path)> {
     match kind {
-        DeviceKind::VirtioBlk { path, .. } | DeviceKind::VfioUser { socket: path } => Some(path),
-        DeviceKind::VirtioVsock { socket, .. } => socket.as_deref(),
+        DeviceKind::VirtioBlk { path, .. } => Some(("path", path)),
+        DeviceKind::VfioUser { socket } => Some(("socket", socket)),
+        DeviceKind::VirtioVsock { socket, .. } => socket.as_deref().map(|path| ("socket", path)),
         DeviceKind::VirtioNet { .. } | DeviceKind::VirtioRng | DeviceKind::Vfio { .. } => None,
     }
 }
@@ -220,9 +226,12 @@ pub(super) fn console(
     };
     let console = console.map_err(|rule| rule.at(key))?;
     if let Console::File { path } | Console::Socket { path } = &console
-        && let Some(device) = devices.iter().find(|device| host_path(&device.kind) == Some(path))
+        && let Some(first) = devices.iter().enumerate().find_map(|(index, device)| {
+            let (key, other) = host_path(&device.kind)?;
+            (other == path).then(|| format!("devices[{index}].{key}"))
+        })
     {
-        let (what, first) = (path.display().to_string(), device.id.clone());
+        let what = path.display().to_string();
         return Err(Rule::from(DeviceRule::Shared { what, first }).at(key));
     }
     Ok(console)

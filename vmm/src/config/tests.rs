@@ -415,15 +415,22 @@ fn devices_keep_their_rules() {
         (&devices(r#"{"type":"virtio-vsock","cid":2}"#), "devices[0].cid: 2 is outside 3 to 4294967294"),
         (
             &devices(r#"{"type":"virtio-vsock","cid":3},{"type":"virtio-vsock","cid":4}"#),
-            "devices[1].type: a guest has one virtio-vsock, and vsock0 is it",
+            "devices[1].type: a guest has one virtio-vsock, which devices[0].type names already",
         ),
         (
             &devices(r#"{"type":"virtio-blk","path":"d"},{"type":"virtio-blk","path":"d"}"#),
-            "devices[1].path: disk d belongs to blk0 already",
+            "devices[1].path: disk d belongs to devices[0].path already",
         ),
         (
             &devices(r#"{"type":"vfio","function":"1:0.0"},{"type":"vfio","function":"0000:01:00.0"}"#),
-            "function 0000:01:00.0 belongs to vfio0 already",
+            "function 0000:01:00.0 belongs to devices[0].function already",
+        ),
+        (
+            &devices(
+                r#"{"type":"virtio-net","tap":"a","mac":"52:54:00:12:34:AB"},
+                   {"type":"virtio-net","tap":"b","mac":"52:54:00:12:34:ab"}"#,
+            ),
+            "devices[1].mac: hardware address 52:54:00:12:34:ab belongs to devices[0].mac already",
         ),
         (&devices(r#"{"type":"virtio-blk","path":""}"#), "devices[0].path: the path is empty"),
         (
