@@ -1,9 +1,9 @@
 //! Whether a split took: the host after the reboot, compared with what was advised.
 
-use egm_address::{ByteSize, Host, Span};
+use egm_address::{Host, Span};
 use serde::Serialize;
 
-use crate::carve::advise::{How, NodeSplit, Split};
+use crate::carve::advise::{How, NodeSplit, Piece, Split};
 use crate::region::{HostFacts, Region, RegionKind, Survey, iomem};
 use crate::show::size;
 
@@ -31,12 +31,14 @@ pub fn verify(split: &Split, now: &Survey) -> Vec<Check> {
         let there = words.contains(&word.as_str());
         check(format!("{word} is gone"), if there { "it is still there" } else { "gone" }, !there)
     });
-    let spans = split.nodes.iter().flat_map(|node| &node.hidden).map(|span| unused(*span, &now.host));
-    let nodes = split
-        .nodes
-        .iter()
-        .flat_map(|node| [visible(node, split.how, &now.host), Some(guests(node, split.how, &now.regions))]);
-    added.chain(removed).chain(spans).chain(nodes.flatten()).collect()
+    let spans = split.nodes.iter().flat_map(|node| &node.hidden).map(|piece| unused(piece.span, &now.host));
+    let nodes = split.nodes.iter().flat_map(|node| {
+        let amount =
+            split.ways.iter().filter(|how| !how.has_places()).map(|how| amount(node, *how, &now.regions));
+        let pieces = node.hidden.iter().map(|piece| reached(piece, &now.regions));
+        visible(node, &split.ways, &now.host).into_iter().chain(amount).chain(pieces).collect::<Vec<_>>()
+    });
+    added.chain(removed).chain(spans).chain(nodes).collect()
 }
 
 fn added(word: &str, words: &[&str]) -> Check {
@@ -67,8 +69,8 @@ fn unused(span: Span<Host>, facts: &HostFacts) -> Check {
 
 /// Whether the node's kernel has what it keeps. It has less than was left to it: page tables of its own, crash kernels and
 /// firmware take up to an eighth and 512 MiB. hugetlb pages stay counted, so nothing can be said there.
-fn visible(node: &NodeSplit, how: How, facts: &HostFacts) -> Option<Check> {
-    if how == How::Hugetlb {
+fn visible(node: &NodeSplit, ways: &[How], facts: &HostFacts) -> Option<Check> {
+    if ways.contains(&How::Hugetlb) {
         return None;
     }
     let keeps = node.keeps.get();
@@ -78,30 +80,39 @@ fn visible(node: &NodeSplit, how: How, facts: &HostFacts) -> Option<Check> {
     Some(check(what, format!("MemTotal {}", size(total)), (least..=keeps).contains(&total)))
 }
 
-/// Whether regions give guests what the split promised.
-fn guests(node: &NodeSplit, how: How, regions: &[Region]) -> Check {
-    let fits = |region: &&Region| match (how, &region.kind) {
-        (How::Mem | How::Memmap, RegionKind::Reserved { .. }) | (How::Dax, RegionKind::Devdax { .. }) => {
-            region.span().is_some_and(|s| node.hidden.iter().any(|hidden| hidden.covers(s)))
-        }
-        (How::Hugetlb, RegionKind::Hugetlb) | (How::Firmware, RegionKind::Egm { .. }) => {
-            region.node == Some(node.node)
-        }
-        _ => false,
+/// Whether regions give guests this piece.
+fn reached(piece: &Piece, regions: &[Region]) -> Check {
+    let fits = |region: &&Region| {
+        let kind = match piece.how {
+            How::Dax => matches!(region.kind, RegionKind::Devdax { .. }),
+            _ => matches!(region.kind, RegionKind::Reserved { .. }),
+        };
+        kind && region.span().is_some_and(|span| piece.span.covers(span))
     };
     let found: u64 = regions.iter().filter(fits).map(|region| region.size.get()).sum();
-    // A device-DAX namespace loses up to two pages of its alignment to its own description; firmware keeps some for itself.
-    let lost = match how {
-        How::Dax => node.hidden.len().saturating_mul(2 << 30),
-        How::Firmware => usize::try_from(node.guests.get() / 8).unwrap_or(usize::MAX),
-        _ => 0,
-    };
-    let least = node.guests.get().saturating_sub(u64::try_from(lost).unwrap_or(u64::MAX));
-    let what = format!("guests get {} at node {}", size(node.guests.get()), node.node);
-    let found_text = match (found, how) {
-        (0, How::Mem | How::Memmap) => "no region: write the host file of the advice".to_owned(),
+    // A device-DAX namespace loses up to two pages of its alignment to its own description.
+    let lost = if piece.how == How::Dax { (2 << 30).min(piece.span.size() / 2) } else { 0 };
+    let what =
+        format!("guests get {} at {} ({})", size(piece.span.size()), piece.span.start(), piece.how.name());
+    let text = match (found, piece.how) {
         (0, How::Dax) => "no region: run the commands of the advice".to_owned(),
-        _ => size(ByteSize::new(found).get()),
+        (0, _) => "no region: write the host file of the advice".to_owned(),
+        _ => size(found),
     };
-    check(what, found_text, found >= least && found > 0)
+    check(what, text, found >= piece.span.size().saturating_sub(lost) && found > 0)
+}
+
+/// Whether regions give guests as much as was promised where nobody promised a place.
+fn amount(node: &NodeSplit, how: How, regions: &[Region]) -> Check {
+    let kind = |region: &Region| match how {
+        How::Hugetlb => region.kind == RegionKind::Hugetlb,
+        _ => matches!(region.kind, RegionKind::Egm { .. }),
+    };
+    let here = regions.iter().filter(|region| kind(region) && region.node == Some(node.node));
+    let found: u64 = here.map(|region| region.size.get()).sum();
+    let guests = node.guests.get();
+    // Firmware keeps some of it for itself.
+    let lost = if how == How::Firmware { guests / 8 } else { 0 };
+    let what = format!("guests get {} at node {} ({})", size(guests), node.node, how.name());
+    check(what, size(found), found >= guests.saturating_sub(lost) && found > 0)
 }

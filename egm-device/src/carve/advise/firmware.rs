@@ -4,7 +4,7 @@ use egm_address::{ByteSize, align_down};
 use serde_json::json;
 
 use crate::carve::advise::ram::share;
-use crate::carve::advise::{AdviseError, How, NodeSplit, SPLIT_VERSION, Setting, Split, Wish};
+use crate::carve::advise::{AdviseError, NodeSplit, Setting, Split, Wish};
 use crate::region::{HostFacts, Node, Region, RegionKind};
 
 /// The form counts in MB of 2^20 bytes. The hypervisor's memory has steps of 64, the others of 65536.
@@ -47,16 +47,7 @@ pub(super) fn firmware(facts: &HostFacts, regions: &[Region], wish: &Wish) -> Re
     let nodes: Vec<NodeSplit> = sockets.iter().map(split).collect::<Result<_, _>>()?;
     // One value serves all sockets, so the smallest decides. It is a minimum: the firmware gives what is there.
     let least = nodes.iter().map(|node| node.guests.get()).min().unwrap_or(0);
-    Ok(Split {
-        version: SPLIT_VERSION,
-        how: How::Firmware,
-        remove: Vec::new(),
-        words: Vec::new(),
-        settings: settings(keeps, align_down(least, EGM_STEP)),
-        commands: Vec::new(),
-        regions: Vec::new(),
-        nodes,
-    })
+    Ok(Split { settings: settings(keeps, align_down(least, EGM_STEP)), nodes, ..Split::default() })
 }
 
 fn settings(reserved: u64, least: u64) -> Vec<Setting> {

@@ -5,11 +5,48 @@ use std::path::PathBuf;
 use egm_address::{ByteSize, Host, Span, SpanSet};
 
 use crate::carve::advise::ram::{self, NodeRam, share};
-use crate::carve::advise::{AdviseError, How, NodeSplit, SPLIT_VERSION, Split, Wish, is_x86, memparse};
+use crate::carve::advise::{AdviseError, How, NodeSplit, Part, Piece, Split, Wish, is_x86, memparse};
 use crate::region::{HostFacts, Node, ReservedSpan, words};
 
-/// `mem=`: an address on x86, a number of bytes on Arm; either way what is above is not seen.
-pub(super) fn mem(facts: &HostFacts, wish: &Wish) -> Result<Split, AdviseError> {
+/// `mem=`, `memmap=nn$ss` (reserved) and `memmap=nn!ss` (persistent memory), one or several.
+pub(super) fn map(facts: &HostFacts, wish: &Wish, parts: &[Part]) -> Result<Split, AdviseError> {
+    if let Some(part) = parts.iter().find(|part| part.how != How::Mem && !is_x86(facts)) {
+        let needs = "the command line word memmap=, which only x86_64 has";
+        return Err(AdviseError::Unsupported { how: part.how.name(), needs, is: facts.arch.clone() });
+    }
+    let by_limit = parts.iter().any(|part| part.how == How::Mem);
+    let (limit, hidden) = if by_limit { below_a_limit(facts, wish)? } else { node_by_node(facts, wish)? };
+    let deal = |(ram, hidden): (NodeRam, Vec<Span<Host>>)| {
+        let has = hidden.iter().map(|span| span.size()).sum();
+        let pieces = if hidden.is_empty() { Some(Vec::new()) } else { deal(hidden, parts) };
+        let wants =
+            parts.iter().filter_map(|part| part.size).fold(0, |sum: u64, n| sum.saturating_add(n.get()));
+        let (has, wants) = (ByteSize::new(has), ByteSize::new(wants));
+        pieces.map(|pieces| node_split(&ram, pieces)).ok_or(AdviseError::Short { node: ram.node, has, wants })
+    };
+    let nodes: Vec<NodeSplit> = hidden.into_iter().map(deal).collect::<Result<_, _>>()?;
+    let pieces: Vec<(u32, &Piece)> =
+        nodes.iter().flat_map(|node| node.hidden.iter().map(|piece| (node.node, piece))).collect();
+    let memmap = |(_, piece): &(u32, &Piece)| {
+        let sign = match piece.how {
+            How::Memmap => '$',
+            How::Dax => '!',
+            _ => return None,
+        };
+        let (size, start) = (memparse(piece.span.size()), memparse(piece.span.start().get()));
+        Some(format!("memmap={size}{sign}{start}"))
+    };
+    let limit = limit.map(|limit| format!("mem={}", memparse(limit)));
+    let words = limit.into_iter().chain(pieces.iter().filter_map(memmap)).collect();
+    let (regions, commands) = (regions(&pieces), commands(&pieces));
+    Ok(Split { commands, regions, ..by_words(facts, words, nodes) })
+}
+
+/// What each node has, and what of it is hidden.
+type Hidden = Vec<(NodeRam, Vec<Span<Host>>)>;
+
+/// One limit for all nodes: an address on x86, a number of bytes on Arm; either way what is above is not seen.
+fn below_a_limit(facts: &HostFacts, wish: &Wish) -> Result<(Option<u64>, Hidden), AdviseError> {
     let all = ram::all(facts)?;
     let nodes = ram::by_node(facts).or_else(|error| match error {
         // The limit needs no nodes; whose memory is hidden stays unknown.
@@ -27,48 +64,80 @@ pub(super) fn mem(facts: &HostFacts, wish: &Wish) -> Result<Split, AdviseError> 
     let below = all.iter().filter_map(|span| Span::between(span.start(), span.end().min(first.start())));
     let limit = if is_x86(facts) { first.start().get() } else { below.map(Span::size).sum() };
     let hidden: SpanSet<Host> = hidden.into_iter().collect();
-    let nodes = nodes.iter().map(|ram| {
+    let here = |ram: NodeRam| {
         // A span that crosses from node to node is cut there.
         let here = hidden.minus(&hidden.minus(&ram.spans));
-        node_split(ram, here.iter().collect())
-    });
-    let words = vec![format!("mem={}", memparse(limit))];
-    Ok(named(facts, How::Mem, words, nodes.collect()))
+        (ram, here.iter().collect())
+    };
+    Ok((Some(limit), nodes.into_iter().map(here).collect()))
 }
 
-/// `memmap=nn$ss` (reserved) or `memmap=nn!ss` (persistent memory), a word for each piece of hidden memory.
-pub(super) fn memmap(facts: &HostFacts, wish: &Wish, sign: char) -> Result<Split, AdviseError> {
-    let how = if sign == '!' { How::Dax } else { How::Memmap };
-    if !is_x86(facts) {
-        let how = if sign == '!' { "dax" } else { "memmap" };
-        let needs = "the command line word memmap=, which only x86_64 has";
-        return Err(AdviseError::Unsupported { how, needs, is: facts.arch.clone() });
-    }
+/// Each node keeps its share.
+fn node_by_node(facts: &HostFacts, wish: &Wish) -> Result<(Option<u64>, Hidden), AdviseError> {
     let rams = ram::by_node(facts)?;
     let keep = share(wish.hypervisor, wish.per_node, rams.len(), 1 << 30);
-    let split = |ram: &NodeRam| {
+    let split = |ram: NodeRam| {
         let hidden = ram::hidden(&ram.spans, keep);
         if hidden.is_empty() {
-            return Err(nothing_left(ram.node, ram.spans.size(), keep));
+            Err(nothing_left(ram.node, ram.spans.size(), keep))
+        } else {
+            Ok((ram, hidden))
         }
-        Ok(node_split(ram, hidden))
     };
-    let nodes: Vec<NodeSplit> = rams.iter().map(split).collect::<Result<_, _>>()?;
-    let spans = nodes.iter().flat_map(|node| &node.hidden);
-    let word =
-        |span: &Span<Host>| format!("memmap={}{sign}{}", memparse(span.size()), memparse(span.start().get()));
-    let words = spans.clone().map(word).collect();
-    if how == How::Memmap {
-        return Ok(named(facts, how, words, nodes));
+    Ok((None, rams.into_iter().map(split).collect::<Result<_, _>>()?))
+}
+
+/// Gives each of `parts` its size from the lowest address up, and the last one the rest; `None` when that is nothing.
+fn deal(hidden: Vec<Span<Host>>, parts: &[Part]) -> Option<Vec<Piece>> {
+    let mut left: SpanSet<Host> = hidden.into_iter().collect();
+    let mut pieces = Vec::new();
+    for part in parts {
+        let mut wanted = part.size.map_or(u64::MAX, ByteSize::get);
+        let mut taken = Vec::new();
+        for span in left.iter() {
+            let piece = Span::new(span.start(), span.size().min(wanted)).ok();
+            taken.extend(piece);
+            wanted = wanted.saturating_sub(span.size());
+        }
+        if taken.is_empty() || (part.size.is_some() && wanted > 0) {
+            return None;
+        }
+        left = left.minus(&taken.iter().copied().collect());
+        pieces.extend(taken.into_iter().map(|span| Piece { how: part.how, span }));
     }
-    let command = |(i, span): (usize, &Span<Host>)| {
+    Some(pieces)
+}
+
+/// A region for each piece that `/dev/mem` reaches, named by its way, with a number where there are several.
+fn regions(pieces: &[(u32, &Piece)]) -> Vec<ReservedSpan> {
+    let of = |how: How| {
+        let alike: Vec<_> = pieces.iter().filter(|(_, piece)| piece.how == how).collect();
+        let one = alike.len() == 1;
+        let region = move |(i, (node, piece)): (usize, &(u32, &Piece))| ReservedSpan {
+            name: if one { how.name().to_owned() } else { format!("{}{i}", how.name()) },
+            base: piece.span.start(),
+            size: ByteSize::new(piece.span.size()),
+            node: Some(*node),
+            page_size: None,
+            device: PathBuf::from("/dev/mem"),
+        };
+        alike.into_iter().enumerate().map(region).collect::<Vec<_>>()
+    };
+    [How::Memmap, How::Mem].into_iter().flat_map(of).collect()
+}
+
+/// What makes device-DAX of persistent memory, whose namespaces the kernel numbers by address.
+fn commands(pieces: &[(u32, &Piece)]) -> Vec<String> {
+    let mut spans: Vec<_> =
+        pieces.iter().filter(|(_, piece)| piece.how == How::Dax).map(|(_, piece)| piece.span).collect();
+    spans.sort_unstable_by_key(|span| span.start());
+    let command = |(i, span): (usize, Span<Host>)| {
         let align = if span.start().is_aligned(1 << 30) && span.size() >> 30 > 1 { "1G" } else { "2M" };
         format!(
             "ndctl create-namespace --force --reconfig=namespace{i}.0 --mode=devdax --map=mem --align={align}"
         )
     };
-    let commands = spans.enumerate().map(command).collect();
-    Ok(Split { commands, regions: Vec::new(), ..named(facts, how, words, nodes) })
+    spans.into_iter().enumerate().map(command).collect()
 }
 
 /// Pages of 1 GiB, or of 2 MiB where the processor has no larger ones.
@@ -106,15 +175,15 @@ pub(super) fn hugetlb(facts: &HostFacts, wish: &Wish) -> Result<Split, AdviseErr
         format!("hugepages={count}"),
     ];
     let nodes = nodes.into_iter().map(|(split, _)| split).collect();
-    Ok(Split { regions: Vec::new(), ..named(facts, How::Hugetlb, words, nodes) })
+    Ok(by_words(facts, words, nodes))
 }
 
 fn nothing_left(node: u32, has: u64, keeps: u64) -> AdviseError {
     AdviseError::NothingLeft { node, has: ByteSize::new(has), keeps: ByteSize::new(keeps) }
 }
 
-fn node_split(ram: &NodeRam, hidden: Vec<Span<Host>>) -> NodeSplit {
-    let guests: u64 = hidden.iter().map(|span| span.size()).sum();
+fn node_split(ram: &NodeRam, hidden: Vec<Piece>) -> NodeSplit {
+    let guests: u64 = hidden.iter().map(|piece| piece.span.size()).sum();
     NodeSplit {
         node: ram.node,
         keeps: ByteSize::new(ram.spans.size().saturating_sub(guests)),
@@ -123,20 +192,9 @@ fn node_split(ram: &NodeRam, hidden: Vec<Span<Host>>) -> NodeSplit {
     }
 }
 
-/// A split by `words`, with a region for each hidden span: `hidden0`, `hidden1`, …
-fn named(facts: &HostFacts, how: How, words: Vec<String>, nodes: Vec<NodeSplit>) -> Split {
-    let spans = nodes.iter().flat_map(|node| node.hidden.iter().map(|span| (node.node, *span)));
-    let region = |(i, (node, span)): (usize, (u32, Span<Host>))| ReservedSpan {
-        name: format!("hidden{i}"),
-        base: span.start(),
-        size: ByteSize::new(span.size()),
-        node: Some(node),
-        page_size: None,
-        device: PathBuf::from("/dev/mem"),
-    };
-    let regions = spans.enumerate().map(region).collect();
+/// A split by `words` alone.
+fn by_words(facts: &HostFacts, words: Vec<String>, nodes: Vec<NodeSplit>) -> Split {
     let old = words::parse(&facts.command_line).into_iter().map(|word| word.text);
     let remove = old.filter(|word| !words.contains(word)).collect();
-    let (settings, commands) = (Vec::new(), Vec::new());
-    Split { version: SPLIT_VERSION, how, remove, words, settings, commands, regions, nodes }
+    Split { remove, words, nodes, ..Split::default() }
 }

@@ -39,25 +39,53 @@ pub enum How {
     Firmware,
 }
 
+impl How {
+    /// As operators write it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mem => "mem",
+            Self::Memmap => "memmap",
+            Self::Hugetlb => "hugetlb",
+            Self::Dax => "dax",
+            Self::Firmware => "firmware",
+        }
+    }
+
+    /// Whether it gives places: the others give amounts.
+    pub(super) const fn has_places(self) -> bool {
+        matches!(self, Self::Mem | Self::Memmap | Self::Dax)
+    }
+}
+
+/// A way, and how much of each node's memory goes by it; the last of several ways takes what is left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// The way.
+    pub how: How,
+    /// Bytes, a multiple of 2 MiB; `None` for the last.
+    pub size: Option<ByteSize>,
+}
+
 /// What an operator wants.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Wish {
     /// What the hypervisor keeps.
     pub hypervisor: ByteSize,
     /// Whether each node keeps that much, instead of all nodes together.
     pub per_node: bool,
-    /// By which way; the default depends on the host.
-    pub how: Option<How>,
+    /// By which ways; for none, the host decides.
+    pub parts: Vec<Part>,
 }
 
 /// How to split a host, and what it will look like afterwards.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Split {
     /// [`SPLIT_VERSION`].
     pub version: u32,
-    /// By which way.
-    pub how: How,
+    /// By which ways.
+    pub ways: Vec<How>,
     /// Words to take from the kernel's command line.
     pub remove: Vec<String>,
     /// Words to add to it.
@@ -95,7 +123,17 @@ pub struct NodeSplit {
     /// What guests get.
     pub guests: ByteSize,
     /// Where that is, unless pages of a pool or the firmware decide.
-    pub hidden: Vec<Span<Host>>,
+    pub hidden: Vec<Piece>,
+}
+
+/// Memory that one way hides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Piece {
+    /// The way.
+    pub how: How,
+    /// Where.
+    pub span: Span<Host>,
 }
 
 /// Why a host cannot be split as wished.
@@ -126,6 +164,21 @@ pub enum AdviseError {
         /// What the hypervisor would keep.
         keeps: ByteSize,
     },
+    /// The parts are more than there is.
+    #[error("{} can be hidden at node {node}, and {} of it are wanted with more to come", size(has.get()), size(wants.get()))]
+    Short {
+        /// The node.
+        node: u32,
+        /// What can be hidden.
+        has: ByteSize,
+        /// The sum of the sizes.
+        wants: ByteSize,
+    },
+    /// Ways that exclude each other, or the wrong one with a size.
+    #[error(
+        "--how {0}: several ways are mem, memmap and dax, each once, all but the last with a size in steps of 2MiB"
+    )]
+    Parts(String),
     /// A way that this host does not have.
     #[error("--how {how} needs {needs}, and this is {is}")]
     Unsupported {
@@ -149,7 +202,9 @@ pub enum AdviseError {
 impl Report for AdviseError {
     fn blame(&self) -> Blame {
         match self {
-            Self::NothingLeft { .. } | Self::OneLimit { .. } => Blame::Configuration,
+            Self::NothingLeft { .. } | Self::Short { .. } | Self::Parts(_) | Self::OneLimit { .. } => {
+                Blame::Configuration
+            }
             _ => Blame::Host,
         }
     }
@@ -162,6 +217,8 @@ impl Report for AdviseError {
             }
             Self::NoAffinity { .. } => "read it as root; without the table, use --how mem or --how hugetlb",
             Self::NothingLeft { .. } => "ask for less with --hypervisor",
+            Self::Short { .. } => "ask for less with --how, or keep less with --hypervisor",
+            Self::Parts(_) => "write for instance --how memmap=1GiB,mem",
             Self::OneLimit { .. } => "use --how memmap, or leave --per-node out",
             Self::Unsupported { how: "firmware", .. } => "use --how memmap, mem or hugetlb",
             Self::Unsupported { .. } => "use --how mem or --how hugetlb",
@@ -175,23 +232,42 @@ impl Report for AdviseError {
 /// # Errors
 /// [`AdviseError`].
 pub fn advise(facts: &HostFacts, regions: &[Region], wish: &Wish) -> Result<Split, AdviseError> {
-    let how = wish.how.unwrap_or_else(|| usual(facts, regions));
-    match how {
-        How::Mem => kernel::mem(facts, wish),
-        How::Memmap => kernel::memmap(facts, wish, '$'),
-        How::Dax => kernel::memmap(facts, wish, '!'),
-        How::Hugetlb => kernel::hugetlb(facts, wish),
-        How::Firmware => firmware::firmware(facts, regions, wish),
-    }
+    let usual = [Part { how: usual(facts, regions), size: None }];
+    let parts: &[Part] = if wish.parts.is_empty() { &usual } else { &wish.parts };
+    let split = match parts {
+        [Part { how: How::Hugetlb, size: None }] => kernel::hugetlb(facts, wish)?,
+        [Part { how: How::Firmware, size: None }] => firmware::firmware(facts, regions, wish)?,
+        parts if may_be_combined(parts) => kernel::map(facts, wish, parts)?,
+        parts => return Err(AdviseError::Parts(text(parts))),
+    };
+    Ok(Split { version: SPLIT_VERSION, ways: parts.iter().map(|part| part.how).collect(), ..split })
 }
 
-/// The way that hides most and costs least on this kind of host.
+/// Whether each way comes once, has places, and all but the last one have a size.
+fn may_be_combined(parts: &[Part]) -> bool {
+    parts.iter().enumerate().all(|(i, part)| {
+        let last = i.saturating_add(1) == parts.len();
+        let aligned = part.size.is_none_or(|size| size.get() > 0 && size.get().is_multiple_of(2 << 20));
+        let once = parts.iter().filter(|other| other.how == part.how).count() == 1;
+        part.how.has_places() && part.size.is_none() == last && aligned && once
+    })
+}
+
+fn text(parts: &[Part]) -> String {
+    let part = |part: &Part| match part.size {
+        Some(size) => format!("{}={size}", part.how.name()),
+        None => part.how.name().to_owned(),
+    };
+    parts.iter().map(part).collect::<Vec<_>>().join(",")
+}
+
+/// The way that hides most and costs least on this kind of host. On Arm `/dev/mem` maps what `mem=` hides without caches.
 fn usual(facts: &HostFacts, regions: &[Region]) -> How {
     let egm = regions.iter().any(|region| matches!(region.kind, RegionKind::Egm { .. }));
     match (egm || firmware::is_grace(facts), is_x86(facts)) {
         (true, _) => How::Firmware,
         (false, true) => How::Memmap,
-        (false, false) => How::Mem,
+        (false, false) => How::Hugetlb,
     }
 }
 

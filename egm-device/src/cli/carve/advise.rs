@@ -3,11 +3,10 @@
 use std::fmt::Write;
 use std::process::ExitCode;
 
-use clap::ValueEnum;
-use egm_address::ByteSize;
+use egm_address::{ByteSize, SizeError};
 use serde_json::{Map, Value, json};
 
-use crate::carve::advise::{How, Setting, Split, Undo, Wish, advise, undo};
+use crate::carve::advise::{How, Part, Setting, Split, Undo, Wish, advise, undo};
 use crate::cli::host::Host;
 use crate::cli::{Outcome, print, print_json};
 use crate::region::{HostFacts, HostFile, ReservedSpan};
@@ -25,9 +24,10 @@ pub(super) struct Args {
     /// Let each node keep that much, instead of all nodes together
     #[arg(long)]
     per_node: bool,
-    /// By which way; the default depends on the host
-    #[arg(long)]
-    how: Option<Way>,
+    /// By which way: mem, memmap, hugetlb, dax or firmware; the default depends on the host. Several take each node's
+    /// memory from the lowest address up, the last one the rest: memmap=1GiB,dax=1GiB,mem
+    #[arg(long, value_name = "WAY[=SIZE]", value_delimiter = ',', value_parser = part)]
+    how: Vec<Part>,
     /// Say how to take the host back instead
     #[arg(long, conflicts_with_all = ["hypervisor", "per_node", "how"])]
     undo: bool,
@@ -47,31 +47,14 @@ Ask, change what it says, reboot, and look whether it took:
 
 Nothing is changed by this command. For another host, record it there: egm-device regions --json > host.json";
 
-/// Ways to split a host
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum Way {
-    /// mem=: the kernel sees nothing above an address
-    Mem,
-    /// memmap=nn$ss: spans are reserved (x86)
-    Memmap,
-    /// A pool of huge pages: visible, but nobody else gets them
-    Hugetlb,
-    /// memmap=nn!ss: persistent memory, mapped as device-DAX (x86)
-    Dax,
-    /// NVIDIA's firmware hides memory before anything boots (Grace)
-    Firmware,
-}
-
-impl From<Way> for How {
-    fn from(way: Way) -> Self {
-        match way {
-            Way::Mem => Self::Mem,
-            Way::Memmap => Self::Memmap,
-            Way::Hugetlb => Self::Hugetlb,
-            Way::Dax => Self::Dax,
-            Way::Firmware => Self::Firmware,
-        }
-    }
+/// `memmap=1GiB`, or `mem` alone.
+fn part(text: &str) -> Result<Part, String> {
+    let (name, size) = text.split_once('=').map_or((text, None), |(name, size)| (name, Some(size)));
+    let all = [How::Mem, How::Memmap, How::Hugetlb, How::Dax, How::Firmware];
+    let how = all.into_iter().find(|how| how.name() == name);
+    let how = how.ok_or("write mem, memmap, hugetlb, dax or firmware")?;
+    let size = size.map(str::parse).transpose().map_err(|error: SizeError| error.to_string())?;
+    Ok(Part { how, size })
 }
 
 pub(super) fn run(args: &Args) -> Outcome {
@@ -86,7 +69,7 @@ pub(super) fn run(args: &Args) -> Outcome {
         }
         return Ok(ExitCode::SUCCESS);
     };
-    let wish = Wish { hypervisor, per_node: args.per_node, how: args.how.map(How::from) };
+    let wish = Wish { hypervisor, per_node: args.per_node, parts: args.how.clone() };
     let split = advise(&recorded.host, &recorded.regions, &wish)?;
     if args.json {
         print_json(&split)
@@ -118,7 +101,17 @@ impl Steps {
 }
 
 fn text(split: &Split, now: &HostFacts, colour: Colour) -> String {
-    let mut out = colour.paint(Style::Strong, summary(split.how)) + "\n\n";
+    let mut out = String::new();
+    for how in &split.ways {
+        out += &colour.paint(Style::Strong, summary(*how));
+        out.push('\n');
+    }
+    if split.ways.contains(&How::Mem) && now.arch == "aarch64" {
+        out +=
+            &colour.paint(Style::Yellow, "On Arm /dev/mem maps hidden memory without caches: for tests only");
+        out.push('\n');
+    }
+    out.push('\n');
     node_table(split, now).write(&mut out, colour);
     let mut steps = Steps { out, number: 0, colour };
     if !split.settings.is_empty() {
@@ -155,7 +148,7 @@ fn node_table(split: &Split, now: &HostFacts) -> Table<'static> {
     let mut table = Table::new(sides, &["node", "MemTotal now", "hypervisor keeps", "guests get", "at"]);
     for node in &split.nodes {
         let total = now.nodes.iter().find(|n| n.id == node.node).map_or(0, |n| n.total.get());
-        let hidden = node.hidden.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+        let hidden = node.hidden.iter().map(|piece| piece.span.to_string()).collect::<Vec<_>>().join(" ");
         table.row(
             None,
             vec![
