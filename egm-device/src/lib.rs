@@ -9,6 +9,8 @@
 pub mod backing;
 pub mod carve;
 pub mod cli;
+pub mod lease;
+pub mod ledger;
 mod mapping;
 pub mod owner;
 pub mod poison;
@@ -23,5 +25,7 @@ pub mod show;
 mod sys;
 
 pub use backing::{Anonymous, AnonymousError, Backing, BackingError, HugePage};
+pub use lease::Lease;
+pub use ledger::Ledger;
 pub use mapping::{Mapping, MappingError};
 pub use prefault::{PrefaultError, prefault, workers_for};

@@ -1,0 +1,208 @@
+//! A slice that somebody has: its lock, its memory, and the way back.
+//!
+//! Dropping a lease unlocks it and nothing else: its bytes are dirty and the next owner's grant scrubs them. That is also
+//! what every kind of crash does.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use egm_address::{InRegion, Offset, Span, SpanSet};
+
+use crate::backing::Backing;
+use crate::ledger::record::{OnLine, Use};
+use crate::ledger::{self, GrantError, Ledger, LedgerError, Line, Memory, Watch};
+use crate::owner::Owner;
+use crate::region::{Region, Slice};
+use crate::scrub::{Cause, ScrubError};
+
+/// A slice that is locked and recorded, not opened yet.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pub(crate) ledger: Ledger,
+    /// With all that is retired so far.
+    pub(crate) region: Region,
+    pub(crate) line: Line,
+    pub(crate) slice: Slice,
+    pub(crate) place: Span<OnLine>,
+    pub(crate) owner: Owner,
+    pub(crate) claim: File,
+    /// What is scrubbed before anybody sees it.
+    pub(crate) dirty: SpanSet<InRegion>,
+}
+
+/// A slice, as long as this value or a duplicate of [`Lease::claim`] lives.
+pub struct Lease {
+    /// Goes before the claim: nobody may be in the memory when it is unlocked.
+    backing: Box<dyn Backing>,
+    memory: Arc<dyn Memory>,
+    taken: Taken,
+}
+
+impl std::fmt::Debug for Lease {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lease").field("slice", &self.taken.slice).field("owner", &self.taken.owner).finish()
+    }
+}
+
+impl Lease {
+    pub(crate) fn begin(
+        taken: Taken,
+        backing: Box<dyn Backing>,
+        memory: Arc<dyn Memory>,
+        watch: &Watch<'_>,
+    ) -> Result<Self, GrantError> {
+        let mut lease = Self { backing, memory, taken };
+        let dirty = std::mem::take(&mut lease.taken.dirty);
+        if !dirty.is_empty() {
+            let scrubbed = scrub(lease.memory.as_ref(), lease.backing.as_ref(), &lease.taken.slice, dirty, watch);
+            if let Err(source) = scrubbed.end {
+                lease.taken.settle(&scrubbed.done, &scrubbed.bad)?;
+                return Err(GrantError::Scrub { region: lease.taken.region.name.clone(), source });
+            }
+            lease.taken.record(Use::Granted, &scrubbed.bad)?;
+        }
+        Ok(lease)
+    }
+
+    /// The region, with every page that is retired so far.
+    #[must_use]
+    pub const fn region(&self) -> &Region {
+        &self.taken.region
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub const fn slice(&self) -> &Slice {
+        &self.taken.slice
+    }
+
+    /// Who has it.
+    #[must_use]
+    pub const fn owner(&self) -> &Owner {
+        &self.taken.owner
+    }
+
+    /// The retired bytes of the slice, counted in the region: nobody may touch them.
+    #[must_use]
+    pub fn holes(&self) -> SpanSet<InRegion> {
+        ledger::bytes_of(&self.taken.slice)
+            .map(|bytes| self.taken.region.retired.within(bytes))
+            .unwrap_or_default()
+    }
+
+    /// The lock's descriptor: whoever gets a duplicate keeps the slice in use, even when this process ends.
+    #[must_use]
+    pub const fn claim(&self) -> &File {
+        &self.taken.claim
+    }
+
+    /// Scrubs the slice and records it clean, then unlocks it. Every mapping of it must be gone, in every process.
+    /// A scrub that ends early keeps what is done; the slice is free then, and the rest of it dirty.
+    ///
+    /// # Errors
+    /// [`GrantError`]; the slice is unlocked all the same.
+    pub fn give_back(self, watch: &Watch<'_>) -> Result<(), GrantError> {
+        let Self { mut backing, memory, mut taken } = self;
+        if !taken.region.kind.keeps_bytes() {
+            drop(backing);
+            return Ok(taken.settle(&SpanSet::default(), &SpanSet::default())?);
+        }
+        taken.record(Use::Scrubbing, &SpanSet::default())?;
+        if memory.is_separate(&taken.region) {
+            // A new description of the file can be locked only if nobody is left who has, or maps, the old one.
+            drop(backing);
+            backing = memory.open(&taken.region, &taken.slice, watch)?;
+            let bytes = ledger::file_bytes(&taken.region, backing.as_ref(), &taken.slice)?;
+            let lock_error = |source| LedgerError::Lock { path: "the memory".into(), source };
+            if !ledger::lock(backing.file(), bytes).map_err(lock_error)? {
+                let (region, owner) = (taken.region.name, taken.owner.name);
+                return Err(GrantError::StillUsed { region, offset: taken.slice.offset, owner });
+            }
+        }
+        let whole: SpanSet<InRegion> = ledger::bytes_of(&taken.slice).into_iter().collect();
+        let usable = whole.minus(taken.region.retired.spans());
+        let scrubbed = scrub(memory.as_ref(), backing.as_ref(), &taken.slice, usable, watch);
+        taken.settle(&scrubbed.done, &scrubbed.bad)?;
+        scrubbed.end.map_err(|source| GrantError::Scrub { region: taken.region.name.clone(), source })
+    }
+}
+
+/// A lease is memory: what takes a backing takes a lease, and keeps it as long.
+impl Backing for Lease {
+    fn file(&self) -> &File {
+        self.backing.file()
+    }
+    fn offset(&self) -> u64 {
+        self.backing.offset()
+    }
+    fn size(&self) -> u64 {
+        self.backing.size()
+    }
+    fn page_size(&self) -> u64 {
+        self.backing.page_size()
+    }
+    fn is_invisible(&self) -> bool {
+        self.backing.is_invisible()
+    }
+}
+
+impl Taken {
+    /// Records what is being done with the slice, and pages that were found bad.
+    fn record(&mut self, usage: Use, bad: &SpanSet<InRegion>) -> Result<(), LedgerError> {
+        self.region.retired = self.region.retired.and(bad);
+        let (line, place) = (&self.line, self.place);
+        self.ledger.change(|record| {
+            for entry in record.grants.iter_mut().filter(|e| e.line == line.name && e.span == place) {
+                entry.usage = usage;
+            }
+            record.add_retired(&line.name, &line.places(bad));
+            Ok(())
+        })
+    }
+
+    /// Records the end of the grant, while it is still locked: `clean` is zero and nobody can reach it any more.
+    fn settle(&self, clean: &SpanSet<InRegion>, bad: &SpanSet<InRegion>) -> Result<(), LedgerError> {
+        let (line, place) = (&self.line, self.place);
+        self.ledger.change(|record| {
+            record.grants.retain(|entry| entry.line != line.name || entry.span != place);
+            record.add_clean(&line.name, &line.places(clean));
+            record.add_retired(&line.name, &line.places(bad));
+            Ok(())
+        })
+    }
+}
+
+/// How a scrub ended.
+struct Scrubbed {
+    done: SpanSet<InRegion>,
+    bad: SpanSet<InRegion>,
+    end: Result<(), ScrubError>,
+}
+
+/// Makes `todo` zero; bad pages that it meets are left out and named.
+fn scrub(
+    memory: &dyn Memory,
+    backing: &dyn Backing,
+    slice: &Slice,
+    mut todo: SpanSet<InRegion>,
+    watch: &Watch<'_>,
+) -> Scrubbed {
+    let (mut done, mut bad) = (Vec::new(), Vec::new());
+    let end = loop {
+        let error = match memory.zero(backing, Offset::new(slice.offset), &todo, watch) {
+            Ok(()) => {
+                done.extend(todo.iter());
+                break Ok(());
+            }
+            Err(error) => error,
+        };
+        done.extend(error.done.iter());
+        let Cause::Bad(page) = error.cause else { break Err(error) };
+        if todo.overlapping(page).is_none() {
+            break Err(error);
+        }
+        bad.push(page);
+        todo = todo.minus(&error.done).minus(&SpanSet::from_iter([page]));
+    };
+    Scrubbed { done: done.into_iter().collect(), bad: bad.into_iter().collect(), end }
+}

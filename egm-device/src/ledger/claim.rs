@@ -1,0 +1,106 @@
+//! The truth of "in use": write locks that the kernel keeps for an open file description.
+//!
+//! Unlike a process's lock, such a lock conflicts with every other description, threads of one process included, and
+//! goes when the last descriptor and the last mapping of its description are gone: never with the process alone.
+#![forbid(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+
+use egm_address::{Address, Span, SpanSet};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc::{self, flock};
+
+/// Locks `bytes` of `file` for its description; `false` when another description has some of them.
+pub(crate) fn lock<S>(file: &File, bytes: Span<S>) -> io::Result<bool> {
+    match fcntl(file, FcntlArg::F_OFD_SETLK(&write_lock(bytes.start().get(), bytes.size())?)) {
+        Ok(_) => Ok(true),
+        Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Locks all of `file`, waiting for whoever has it.
+pub(super) fn wait(file: &File) -> io::Result<()> {
+    let whole = flock { l_len: 0, ..write_lock(0, 1)? };
+    loop {
+        match fcntl(file, FcntlArg::F_OFD_SETLKW(&whole)) {
+            Ok(_) => return Ok(()),
+            Err(Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// The part of `bytes` of `file` that other descriptions have locked.
+pub(super) fn held<S>(file: &File, bytes: Span<S>) -> io::Result<SpanSet<S>> {
+    let (mut held, mut ask) = (Vec::new(), vec![bytes]);
+    while let Some(span) = ask.pop() {
+        // The kernel names any one lock in the way, so what lies on both sides is asked for next.
+        let mut lock = write_lock(span.start().get(), span.size())?;
+        fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock))?;
+        if i32::from(lock.l_type) == libc::F_UNLCK {
+            continue;
+        }
+        let start = u64::try_from(lock.l_start).unwrap_or(0);
+        let end = match u64::try_from(lock.l_len) {
+            Ok(0) | Err(_) => u64::MAX, // to the end of any file
+            Ok(size) => start.saturating_add(size),
+        };
+        let (start, end) = (Address::new(start), Address::new(end));
+        let found = Span::between(start, end).and_then(|found| found.intersection(span));
+        held.push(found.ok_or(io::ErrorKind::InvalidData)?);
+        ask.extend(Span::between(span.start(), start));
+        ask.extend(Span::between(end, span.end()));
+    }
+    Ok(held.into_iter().collect())
+}
+
+fn write_lock(start: u64, size: u64) -> io::Result<flock> {
+    let number = |n: u64| i64::try_from(n).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput));
+    let small = |n: i32| i16::try_from(n).map_err(io::Error::other);
+    Ok(flock {
+        l_type: small(libc::F_WRLCK)?,
+        l_whence: small(libc::SEEK_SET)?,
+        l_start: number(start)?,
+        l_len: number(size)?,
+        l_pid: 0, // the kernel insists for this kind of lock
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use egm_address::{InRegion, Offset};
+
+    use super::*;
+
+    fn span(start: u64, size: u64) -> Span<InRegion> {
+        Span::new(Offset::new(start), size).unwrap()
+    }
+
+    #[test]
+    fn a_lock_is_seen_by_every_other_description_until_the_last_descriptor_is_gone() {
+        let path = tempfile::NamedTempFile::new().unwrap();
+        let (mine, other) = (path.reopen().unwrap(), path.reopen().unwrap());
+        assert!(lock(&mine, span(0x1000, 0x1000)).unwrap());
+        assert!(lock(&mine, span(1 << 40, 0x2000)).unwrap());
+        assert!(!lock(&other, span(0x1fff, 1)).unwrap());
+        let all = span(0, i64::MAX.unsigned_abs());
+        let expected = [span(0x1000, 0x1000), span(1 << 40, 0x2000)].into_iter().collect();
+        assert_eq!(held(&other, all).unwrap(), expected);
+        assert_eq!(held(&other, span(0x1800, 0x10)).unwrap(), SpanSet::from_iter([span(0x1800, 0x10)]));
+        assert!(held(&mine, all).unwrap().is_empty());
+        let inherited = mine.try_clone().unwrap();
+        drop(mine);
+        assert!(!lock(&other, span(0x1000, 1)).unwrap());
+        drop(inherited);
+        assert!(lock(&other, all).unwrap());
+    }
+
+    #[test]
+    fn a_place_beyond_what_the_kernel_counts_is_refused() {
+        let file = tempfile::tempfile().unwrap();
+        assert!(lock(&file, span(1 << 63, 1)).is_err());
+    }
+}

@@ -1,0 +1,147 @@
+//! Why the ledger does not do what it is asked.
+
+use std::fmt::Write;
+use std::io;
+use std::path::PathBuf;
+
+use crate::backing::BackingError;
+use crate::carve::plan::{Cause, Short};
+use crate::report::{Blame, Report};
+use crate::scrub::ScrubError;
+
+use super::states::Held;
+
+/// Holders that an error names at most.
+const MAX_HOLDERS: usize = 4;
+
+/// The ledger's own files fail.
+#[derive(Debug, thiserror::Error)]
+pub enum LedgerError {
+    /// The record cannot be read or replaced; what it said before still holds.
+    #[error("cannot {step} the ledger's record")]
+    Record {
+        /// What was tried.
+        step: &'static str,
+        /// The kernel's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// A lock cannot be asked for.
+    #[error("cannot lock {}", path.display())]
+    Lock {
+        /// The lock's file.
+        path: PathBuf,
+        /// The kernel's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The region is none.
+    #[error("region \"{region}\" has a name or a place that no ledger can keep")]
+    Region {
+        /// Its name.
+        region: String,
+    },
+}
+
+impl Report for LedgerError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::Record { .. } | Self::Lock { .. } => Blame::Host,
+            Self::Region { .. } => Blame::Configuration,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        let source = match self {
+            Self::Record { source, .. } | Self::Lock { source, .. } => source,
+            Self::Region { .. } => return Some("a name has a-z, 0-9, '.' and '-', 32 at most".to_owned()),
+        };
+        match source.kind() {
+            io::ErrorKind::PermissionDenied => Some("run as root, or ask the broker".to_owned()),
+            io::ErrorKind::StorageFull => {
+                Some("free some space where the ledger is: /var/lib/egm-device".to_owned())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Why a slice is not granted.
+#[derive(Debug, thiserror::Error)]
+pub enum GrantError {
+    /// The region has no place for it.
+    #[error("{short}{}", held_by(holders))]
+    Short {
+        /// What was short.
+        short: Box<Short>,
+        /// Who has the bytes in the way, if any are.
+        holders: Vec<Held>,
+    },
+    /// The ledger cannot be kept.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    /// The bytes cannot be had.
+    #[error(transparent)]
+    Backing(#[from] BackingError),
+    /// An earlier owner's bytes could not be scrubbed; what was done stays done.
+    #[error("region \"{region}\": the slice was not scrubbed for its next owner")]
+    Scrub {
+        /// The region.
+        region: String,
+        /// Why.
+        #[source]
+        source: ScrubError,
+    },
+    /// The slice's owner is gone, or gives it back, but another process has its memory.
+    #[error(
+        "region \"{region}\": a process that got the memory at {offset:#x} from its last owner ({owner}) still has it: \
+         end that process"
+    )]
+    StillUsed {
+        /// The region.
+        region: String,
+        /// First byte.
+        offset: u64,
+        /// The last owner's name.
+        owner: String,
+    },
+}
+
+impl Report for GrantError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::Short { short, .. } => match short.cause {
+                Cause::Size { .. }
+                | Cause::Align
+                | Cause::Region { .. }
+                | Cause::Unaligned { .. }
+                | Cause::End { .. } => Blame::Configuration,
+                _ => Blame::Host,
+            },
+            Self::Ledger(error) => error.blame(),
+            Self::Backing(_) | Self::Scrub { .. } | Self::StillUsed { .. } => Blame::Host,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Ledger(error) => error.help(),
+            _ => None,
+        }
+    }
+}
+
+/// `; held by vm1 (process 12, user 0) at 0x0 (0x1000 bytes)`.
+fn held_by(holders: &[Held]) -> String {
+    let mut text = String::new();
+    for (i, held) in holders.iter().take(MAX_HOLDERS).enumerate() {
+        let word = if i == 0 { "; held by" } else { "," };
+        let owner = held.owner.as_ref().map_or_else(|| "an unknown process".to_owned(), ToString::to_string);
+        // Writing to a string does not fail.
+        let _ = write!(text, "{word} {owner} at {:#x} ({:#x} bytes)", held.span.start(), held.span.size());
+    }
+    if let Some(more) = holders.len().checked_sub(MAX_HOLDERS).filter(|more| *more > 0) {
+        let _ = write!(text, " and {more} more");
+    }
+    text
+}

@@ -1,0 +1,323 @@
+//! Who has which bytes of which region, and which bytes are clean.
+//!
+//! ```text
+//!            grant: place, lock, record        scrub done             Lease::give_back
+//!  free ───────────────────────────► scrubbing ─────────► granted ─────────────────────► scrubbing ──► free, clean
+//!  (clean or dirty)                   (if dirty)             │ the holder ends without it
+//!                                                            └──────────────────────────────────────► free, dirty
+//! ```
+//! Two truths, kept apart: *in use* is a lock that the kernel holds ([`claim`]); *clean* is what the record says
+//! ([`record`]). Cleanliness is taken out of the record, durably, before a slice leaves, and comes back after its scrub
+//! while its lock is still held. No order of crashes, and no loss of the record, hands out an unscrubbed byte.
+
+mod claim;
+mod error;
+mod line;
+mod memory;
+pub mod record;
+mod states;
+mod store;
+
+use std::fs::{DirBuilder, File};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::SystemTime;
+use std::{fmt, io};
+
+use egm_address::{Address, InRegion, Offset, Span, SpanSet};
+
+pub use error::{GrantError, LedgerError};
+pub use memory::{HostMemory, Memory, Progress, Watch};
+pub use record::Identity;
+pub use states::{Held, States};
+pub use store::{Disk, Name, Paths};
+
+pub(crate) use claim::lock;
+pub(crate) use line::Line;
+
+use crate::carve::plan::{Request, Short, place};
+use crate::lease::{Lease, Taken};
+use crate::owner::Owner;
+use crate::region::{Region, Slice};
+use crate::retired::Retired;
+use record::{Doubt, Entry, OnLine, Record, Use};
+
+/// The ledger of a host: a handle, cheap to clone, for any number of threads and processes.
+#[derive(Clone)]
+pub struct Ledger(Arc<Inner>);
+
+struct Inner {
+    disk: Box<dyn Disk>,
+    run: PathBuf,
+    identity: Identity,
+}
+
+impl fmt::Debug for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ledger").field("run", &self.0.run).field("identity", &self.0.identity).finish()
+    }
+}
+
+impl Ledger {
+    /// The ledger in `paths`, as seen by `identity`; folders are made where they are missing.
+    ///
+    /// # Errors
+    /// [`LedgerError`] when a folder cannot be made.
+    pub fn open(paths: Paths, identity: Identity) -> Result<Self, LedgerError> {
+        let run = paths.run.clone();
+        for folder in [&paths.state, &paths.run] {
+            DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(folder)
+                .map_err(|source| LedgerError::Record { step: "make a folder for", source })?;
+        }
+        Ok(Self::with_disk(Box::new(store::Folder(paths)), run, identity))
+    }
+
+    /// A ledger whose record is kept by `disk`, with its locks in folder `run`.
+    #[must_use]
+    pub fn with_disk(disk: Box<dyn Disk>, run: PathBuf, identity: Identity) -> Self {
+        Self(Arc::new(Inner { disk, run, identity }))
+    }
+
+    /// A slice of `region` for `request`, scrubbed where it was dirty.
+    ///
+    /// # Errors
+    /// [`GrantError`]: no place (with who is in the way), no memory, no ledger, or the scrub ended early.
+    pub fn grant(&self, region: &Region, request: &Request, watch: &Watch<'_>) -> Result<Lease, GrantError> {
+        self.grant_from(&(Arc::new(HostMemory) as Arc<dyn Memory>), region, request, watch)
+    }
+
+    /// [`Ledger::grant`], with memory that is reached another way.
+    ///
+    /// # Errors
+    /// As [`Ledger::grant`].
+    pub fn grant_from(
+        &self,
+        memory: &Arc<dyn Memory>,
+        region: &Region,
+        request: &Request,
+        watch: &Watch<'_>,
+    ) -> Result<Lease, GrantError> {
+        let line = line_of(region)?;
+        let mut mapped = SpanSet::default();
+        loop {
+            let taken = self.take(region, &line, request, &mapped)?;
+            let backing = memory.open(&taken.region, &taken.slice, watch)?;
+            if memory.is_separate(region) {
+                let bytes = file_bytes(region, backing.as_ref(), &taken.slice)?;
+                let lock_error = |source| LedgerError::Lock { path: PathBuf::from("the memory"), source };
+                if !claim::lock(backing.file(), bytes).map_err(lock_error)? {
+                    // An owner is gone, but a process that got the memory from it is not.
+                    let held = claim::held(backing.file(), bytes).map_err(lock_error)?;
+                    let offset = |span: Span<OnLine>| {
+                        let start = span.start().get().checked_sub(backing.offset())?;
+                        Span::new(Offset::new(start.checked_add(taken.slice.offset)?), span.size()).ok()
+                    };
+                    mapped = mapped.iter().chain(held.iter().filter_map(offset)).collect();
+                    continue;
+                }
+            }
+            return Lease::begin(taken, backing, memory.clone(), watch);
+        }
+    }
+
+    /// What every byte of `region` is.
+    ///
+    /// # Errors
+    /// [`LedgerError`].
+    pub fn states(&self, region: &Region) -> Result<States, LedgerError> {
+        let line = line_of(region)?;
+        let _only = self.exclusive()?;
+        let (record, doubt) = self.read()?;
+        let region = with_retired(region, &line, &record);
+        let held = self.held(&record, &line, &self.line_file(&line)?)?;
+        let clean = line.offsets(&record.clean(&line.name));
+        Ok(States::new(&region, held, &clean, doubt))
+    }
+
+    /// Nobody gets `pages` of `region` any more: they were found bad. Whole pages of the host are retired.
+    ///
+    /// # Errors
+    /// [`LedgerError`].
+    pub fn retire(&self, region: &Region, pages: &SpanSet<InRegion>) -> Result<(), LedgerError> {
+        let line = line_of(region)?;
+        let page = u64::try_from(rustix::param::page_size()).unwrap_or(4096);
+        let entries = pages.iter().map(|span| (span.start().get(), span.size()));
+        let retired = Retired::new(entries, region.size.get(), page);
+        self.change(|record| {
+            record.add_retired(&line.name, &line.places(retired.spans()));
+            Ok(())
+        })
+    }
+
+    /// Places, locks and records a slice.
+    fn take(
+        &self,
+        region: &Region,
+        line: &Line,
+        request: &Request,
+        mapped: &SpanSet<InRegion>,
+    ) -> Result<Taken, GrantError> {
+        self.change(|record| {
+            let region = with_retired(region, line, record);
+            let file = self.line_file(line)?;
+            let held = self.held(record, line, &file)?;
+            let clean = record.clean(&line.name);
+            let busy = held.iter().map(|held| held.span).chain(mapped.iter()).collect();
+            let slice = place(&region, &busy, &line.offsets(&clean), request)
+                .map_err(|short| in_the_way(short, request, held.clone(), mapped))?;
+            let bytes = bytes_of(&slice).ok_or_else(|| no_region(&region))?;
+            let place = line.place(bytes).ok_or_else(|| no_region(&region))?;
+            if !claim::lock(&file, place).map_err(|source| self.lock_error(line, source))? {
+                // Only a stranger to the ledger locks this file without the ledger's own lock.
+                let source = io::ErrorKind::WouldBlock.into();
+                return Err(self.lock_error(line, source).into());
+            }
+            let usable = SpanSet::from_iter([place]).minus(&line.places(region.retired.spans()));
+            let dirty = if region.kind.keeps_bytes() { usable.minus(&clean) } else { SpanSet::default() };
+            record.remove_clean(&line.name, &SpanSet::from_iter([place]));
+            let is_held = |entry: &Entry| held.iter().any(|held| line.place(held.span) == Some(entry.span));
+            record.grants.retain(|entry| entry.line != line.name || is_held(entry));
+            record.grants.push(Entry {
+                region: region.name.clone(),
+                line: line.name.clone(),
+                span: place,
+                owner: request.owner.clone(),
+                usage: if dirty.is_empty() { Use::Granted } else { Use::Scrubbing },
+                since: now(),
+                lock: inode(&file).map_err(|source| self.lock_error(line, source))?,
+            });
+            let owner = request.owner.clone();
+            let dirty = line.offsets(&dirty);
+            Ok(Taken { ledger: self.clone(), region, line: line.clone(), slice, place, owner, claim: file, dirty })
+        })
+    }
+
+    /// What somebody holds of `line`, with who it is where the record says so.
+    fn held(&self, record: &Record, line: &Line, file: &File) -> Result<Vec<Held>, LedgerError> {
+        let error = |source| self.lock_error(line, source);
+        let locked = claim::held(file, line.whole).map_err(error)?;
+        let inode = inode(file).map_err(error)?;
+        let lives = |entry: &&Entry| {
+            entry.line == line.name
+                && if entry.lock == inode {
+                    SpanSet::from_iter(entry.span.intersection(line.whole)).minus(&locked).is_empty()
+                } else {
+                    // Somebody removed the lock file that this grant is locked in.
+                    entry.owner.is_alive()
+                }
+        };
+        let known: Vec<&Entry> = record.grants.iter().filter(lives).collect();
+        let unknown = locked.minus(&known.iter().map(|entry| entry.span).collect());
+        let unknown = unknown.iter().filter_map(|span| {
+            Some(Held { span: line.offset(span)?, owner: None, usage: Use::Granted, since: 0 })
+        });
+        let known = known.iter().filter_map(|entry| {
+            let (owner, usage, since) = (Some(entry.owner.clone()), entry.usage, entry.since);
+            Some(Held { span: line.offset(entry.span)?, owner, usage, since })
+        });
+        let mut held: Vec<Held> = known.chain(unknown).collect();
+        held.sort_by_key(|held| held.span.start());
+        Ok(held)
+    }
+
+    /// Replaces the record by what `step` makes of it, one process at a time.
+    pub(crate) fn change<T, E: From<LedgerError>>(
+        &self,
+        step: impl FnOnce(&mut Record) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let _only = self.exclusive()?;
+        let (mut record, doubt) = self.read()?;
+        let before = record.clone();
+        let outcome = step(&mut record)?;
+        if record != before {
+            record.sequence = record.sequence.saturating_add(1);
+            store::replace(self.0.disk.as_ref(), &record.encode(), record.sequence, doubt.is_some())
+                .map_err(|source| LedgerError::Record { step: "replace", source })?;
+        }
+        Ok(outcome)
+    }
+
+    fn read(&self) -> Result<(Record, Option<Doubt>), LedgerError> {
+        let disk = self.0.disk.as_ref();
+        let error = |source| LedgerError::Record { step: "read", source };
+        let newest = store::newest(disk).map_err(error)?;
+        let bytes = disk.read(Name::Record).map_err(error)?;
+        Ok(Record::judge(bytes.as_deref(), &self.0.identity, newest))
+    }
+
+    /// Waits for the ledger's own lock, which lasts as long as the file.
+    fn exclusive(&self) -> Result<File, LedgerError> {
+        let path = self.0.run.join("ledger.lock");
+        let error = |source| LedgerError::Lock { path: path.clone(), source };
+        loop {
+            let file = store::open(&path).map_err(error)?;
+            claim::wait(&file).map_err(error)?;
+            // Somebody may have removed the file while it was waited for: the lock counts only if it has the name.
+            if std::fs::metadata(&path).is_ok_and(|named| inode(&file).is_ok_and(|mine| mine == named.ino())) {
+                return Ok(file);
+            }
+        }
+    }
+
+    /// A description of its own of the file in which `line` is locked.
+    fn line_file(&self, line: &Line) -> Result<File, LedgerError> {
+        store::open(&self.line_path(line)).map_err(|source| self.lock_error(line, source))
+    }
+
+    fn line_path(&self, line: &Line) -> PathBuf {
+        self.0.run.join(format!("{}.lock", line.name))
+    }
+
+    fn lock_error(&self, line: &Line, source: io::Error) -> LedgerError {
+        LedgerError::Lock { path: self.line_path(line), source }
+    }
+}
+
+/// The slice's bytes, counted in its region.
+pub(crate) fn bytes_of(slice: &Slice) -> Option<Span<InRegion>> {
+    Span::new(Offset::new(slice.offset), slice.size.get()).ok()
+}
+
+/// The slice's bytes, counted in the file that all slices of the memory share.
+pub(crate) fn file_bytes(
+    region: &Region,
+    backing: &dyn crate::Backing,
+    slice: &Slice,
+) -> Result<Span<OnLine>, LedgerError> {
+    Span::new(Address::new(backing.offset()), slice.size.get()).map_err(|_| no_region(region))
+}
+
+fn line_of(region: &Region) -> Result<Line, LedgerError> {
+    Line::of(region).ok_or_else(|| no_region(region))
+}
+
+fn no_region(region: &Region) -> LedgerError {
+    LedgerError::Region { region: region.name.clone() }
+}
+
+fn with_retired(region: &Region, line: &Line, record: &Record) -> Region {
+    let found = line.offsets(&record.retired(&line.name));
+    Region { retired: region.retired.and(&found), ..region.clone() }
+}
+
+/// `short` with who is in the way: of the wanted place if there is one, of the whole region otherwise.
+fn in_the_way(short: Short, request: &Request, mut held: Vec<Held>, mapped: &SpanSet<InRegion>) -> GrantError {
+    held.extend(mapped.iter().map(|span| Held { span, owner: None, usage: Use::Granted, since: 0 }));
+    if let Some(wanted) = request.at.and_then(|at| Span::new(Offset::new(at), request.size).ok()) {
+        held.retain(|held| held.span.overlaps(wanted));
+    }
+    GrantError::Short { short: Box::new(short), holders: held }
+}
+
+fn inode(file: &File) -> io::Result<u64> {
+    file.metadata().map(|metadata| metadata.ino())
+}
+
+/// Seconds of 1970, for people.
+fn now() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

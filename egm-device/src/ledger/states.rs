@@ -1,0 +1,70 @@
+//! What every byte of a region is: retired, held, clean or dirty.
+#![forbid(unsafe_code)]
+
+use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet};
+use serde::Serialize;
+
+use super::record::{Doubt, Use};
+use crate::owner::Owner;
+use crate::region::Region;
+use crate::region::usage::{self, Usage};
+use crate::retired::Retired;
+
+/// Bytes that somebody holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Held {
+    /// Where.
+    pub span: Span<InRegion>,
+    /// Who; `None` when the record does not say.
+    pub owner: Option<Owner>,
+    /// What for.
+    pub usage: Use,
+    /// Since when, in seconds of 1970 by the wall clock; 0 when the record does not say.
+    pub since: u64,
+}
+
+/// The bytes of one region.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct States {
+    /// What somebody holds, by offset.
+    pub held: Vec<Held>,
+    /// Free bytes that need no scrub.
+    pub clean: SpanSet<InRegion>,
+    /// Free bytes that are scrubbed before anybody gets them. A pool has none.
+    pub dirty: SpanSet<InRegion>,
+    /// What nobody may use: the kernel's list and what was found since, held or not.
+    pub retired: Retired,
+    /// Why the record was not believed, if it was not.
+    pub doubt: Option<Doubt>,
+}
+
+impl States {
+    pub(super) fn new(region: &Region, held: Vec<Held>, clean: &SpanSet<InRegion>, doubt: Option<Doubt>) -> Self {
+        let retired = region.retired.clone();
+        let whole = Span::new(Offset::new(0), region.size.get()).into_iter().collect::<SpanSet<_>>();
+        let busy = held.iter().map(|held| held.span).collect();
+        let free = whole.minus(&busy).minus(retired.spans());
+        let unclean = if region.kind.keeps_bytes() { free.minus(clean) } else { SpanSet::default() };
+        Self { held, clean: free.minus(&unclean), dirty: unclean, retired, doubt }
+    }
+
+    /// What somebody holds.
+    #[must_use]
+    pub fn busy(&self) -> SpanSet<InRegion> {
+        self.held.iter().map(|held| held.span).collect()
+    }
+}
+
+impl From<&States> for Usage {
+    fn from(states: &States) -> Self {
+        let part = |span: Span<InRegion>| usage::Part {
+            offset: span.start().get(),
+            size: ByteSize::new(span.size()),
+        };
+        let owner = |held: &Held| held.owner.as_ref().map_or_else(|| "unknown".to_owned(), Owner::to_string);
+        Self {
+            held: states.held.iter().map(|held| usage::Held { part: part(held.span), owner: owner(held) }).collect(),
+            dirty: states.dirty.iter().map(part).collect(),
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! The record's file, replaced as a whole or not at all.
+//!
+//! Each step is a method of [`Disk`], so that tests can let every single one fail, or be the last.
+#![forbid(unsafe_code)]
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use super::record::LIMIT;
+
+/// Where the ledger keeps its files.
+#[derive(Debug, Clone)]
+pub struct Paths {
+    /// What outlives a boot: `/var/lib/egm-device`.
+    pub state: PathBuf,
+    /// What does not, and is shared by all who share the memory: `/run/egm-device`.
+    pub run: PathBuf,
+}
+
+impl Paths {
+    /// The host's, below `root`.
+    #[must_use]
+    pub fn below(root: &Path) -> Self {
+        Self { state: root.join("var/lib/egm-device"), run: root.join("run/egm-device") }
+    }
+}
+
+/// The ledger's files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Name {
+    /// The record.
+    Record,
+    /// The next record, until it is whole.
+    New,
+    /// The last record that was not believed.
+    Aside,
+    /// The newest record's number, in memory: it tells an old record that somebody put back.
+    Newest,
+}
+
+/// The steps that make up reading and replacing.
+pub trait Disk: Send + Sync {
+    /// The whole file, or its first bytes when it is longer than any record; `None` when there is none.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn read(&self, name: Name) -> io::Result<Option<Vec<u8>>>;
+
+    /// Makes `bytes` the file's content.
+    ///
+    /// # Errors
+    /// The kernel's; the file may have any part of them.
+    fn write(&self, name: Name, bytes: &[u8]) -> io::Result<()>;
+
+    /// Waits until the file's content would survive a loss of power.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn sync(&self, name: Name) -> io::Result<()>;
+
+    /// Gives the file `from` a second name, whatever had it before.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn link(&self, from: Name, to: Name) -> io::Result<()>;
+
+    /// Renames, replacing.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn rename(&self, from: Name, to: Name) -> io::Result<()>;
+
+    /// Waits until names would survive a loss of power.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn sync_names(&self) -> io::Result<()>;
+}
+
+/// Replaces the record by `bytes` with number `sequence`; keeps the old one aside if asked to.
+///
+/// Until the rename the old record is there, afterwards the new one. The number follows last: a record that is newer
+/// than the number is believed, an older one is not.
+pub(super) fn replace(disk: &dyn Disk, bytes: &[u8], sequence: u64, keep: bool) -> io::Result<()> {
+    if keep {
+        disk.link(Name::Record, Name::Aside)?;
+    }
+    disk.write(Name::New, bytes)?;
+    disk.sync(Name::New)?;
+    disk.rename(Name::New, Name::Record)?;
+    disk.sync_names()?;
+    disk.write(Name::Newest, format!("{sequence:020}\n").as_bytes())
+}
+
+/// The newest record's number, if this boot wrote one.
+pub(super) fn newest(disk: &dyn Disk) -> io::Result<Option<u64>> {
+    let text = disk.read(Name::Newest)?;
+    Ok(text.and_then(|text| std::str::from_utf8(&text).ok()?.trim_end().parse().ok()))
+}
+
+/// The host's disk.
+#[derive(Debug)]
+pub(super) struct Folder(pub(super) Paths);
+
+impl Folder {
+    fn path(&self, name: Name) -> PathBuf {
+        match name {
+            Name::Record => self.0.state.join("ledger.json"),
+            Name::New => self.0.state.join("ledger.json.new"),
+            Name::Aside => self.0.state.join("ledger.json.aside"),
+            Name::Newest => self.0.run.join("ledger.newest"),
+        }
+    }
+}
+
+/// Opens a file of ours for reading and writing, made if missing: names of tenants are root's business.
+pub(super) fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
+}
+
+impl Disk for Folder {
+    fn read(&self, name: Name) -> io::Result<Option<Vec<u8>>> {
+        let file = match File::open(self.path(name)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        let mut bytes = Vec::new();
+        file.take(u64::try_from(LIMIT).unwrap_or(u64::MAX).saturating_add(1)).read_to_end(&mut bytes)?;
+        Ok(Some(bytes))
+    }
+
+    fn write(&self, name: Name, bytes: &[u8]) -> io::Result<()> {
+        // Written over and then cut: a file that keeps its length needs no new space on a full disk.
+        let mut file = open(&self.path(name))?;
+        file.write_all(bytes)?;
+        file.set_len(u64::try_from(bytes.len()).map_err(io::Error::other)?)
+    }
+
+    fn sync(&self, name: Name) -> io::Result<()> {
+        File::open(self.path(name))?.sync_all()
+    }
+
+    fn link(&self, from: Name, to: Name) -> io::Result<()> {
+        match fs::remove_file(self.path(to)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        fs::hard_link(self.path(from), self.path(to))
+    }
+
+    fn rename(&self, from: Name, to: Name) -> io::Result<()> {
+        fs::rename(self.path(from), self.path(to))
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        File::open(&self.0.state)?.sync_all()
+    }
+}
