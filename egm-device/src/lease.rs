@@ -54,7 +54,8 @@ impl Lease {
         let mut lease = Self { backing, memory, taken };
         let dirty = std::mem::take(&mut lease.taken.dirty);
         if !dirty.is_empty() {
-            let scrubbed = scrub(lease.memory.as_ref(), lease.backing.as_ref(), &lease.taken.slice, dirty, watch);
+            let scrubbed =
+                scrub(lease.memory.as_ref(), lease.backing.as_ref(), &lease.taken.slice, dirty, watch);
             if let Err(source) = scrubbed.end {
                 lease.taken.settle(&scrubbed.done, &scrubbed.bad)?;
                 return Err(GrantError::Scrub { region: lease.taken.region.name.clone(), source });

@@ -51,7 +51,12 @@ pub trait Memory: Send + Sync {
     ///
     /// # Errors
     /// [`BackingError`].
-    fn open(&self, region: &Region, slice: &Slice, watch: &Watch<'_>) -> Result<Box<dyn Backing>, BackingError>;
+    fn open(
+        &self,
+        region: &Region,
+        slice: &Slice,
+        watch: &Watch<'_>,
+    ) -> Result<Box<dyn Backing>, BackingError>;
 
     /// Whether each [`Memory::open`] has a description of its own of a file that all share. A lock on it then lasts as
     /// long as anybody maps the memory, whoever got it from the owner.
@@ -85,7 +90,12 @@ pub trait Memory: Send + Sync {
 pub struct HostMemory;
 
 impl Memory for HostMemory {
-    fn open(&self, region: &Region, slice: &Slice, watch: &Watch<'_>) -> Result<Box<dyn Backing>, BackingError> {
+    fn open(
+        &self,
+        region: &Region,
+        slice: &Slice,
+        watch: &Watch<'_>,
+    ) -> Result<Box<dyn Backing>, BackingError> {
         let progress = |waited| (watch.progress)(Progress::Opening(waited));
         backing::open_patiently(region, slice, &Patience { progress: &progress, cancel: watch.cancel })
     }

@@ -38,7 +38,6 @@ pub(crate) use line::Line;
 
 use crate::carve::plan::{Request, Short, place};
 use crate::lease::{Lease, Taken};
-use crate::owner::Owner;
 use crate::region::{Region, Slice};
 use crate::retired::Retired;
 use record::{Doubt, Entry, OnLine, Record, Use};
@@ -109,7 +108,7 @@ impl Ledger {
             if memory.is_separate(region) {
                 let bytes = file_bytes(region, backing.as_ref(), &taken.slice)?;
                 let lock_error = |source| LedgerError::Lock { path: PathBuf::from("the memory"), source };
-                if !claim::lock(backing.file(), bytes).map_err(lock_error)? {
+                if !lock(backing.file(), bytes).map_err(lock_error)? {
                     // An owner is gone, but a process that got the memory from it is not.
                     let held = claim::held(backing.file(), bytes).map_err(lock_error)?;
                     let offset = |span: Span<OnLine>| {
@@ -171,7 +170,7 @@ impl Ledger {
                 .map_err(|short| in_the_way(short, request, held.clone(), mapped))?;
             let bytes = bytes_of(&slice).ok_or_else(|| no_region(&region))?;
             let place = line.place(bytes).ok_or_else(|| no_region(&region))?;
-            if !claim::lock(&file, place).map_err(|source| self.lock_error(line, source))? {
+            if !lock(&file, place).map_err(|source| self.lock_error(line, source))? {
                 // Only a stranger to the ledger locks this file without the ledger's own lock.
                 let source = io::ErrorKind::WouldBlock.into();
                 return Err(self.lock_error(line, source).into());
@@ -179,8 +178,10 @@ impl Ledger {
             let usable = SpanSet::from_iter([place]).minus(&line.places(region.retired.spans()));
             let dirty = if region.kind.keeps_bytes() { usable.minus(&clean) } else { SpanSet::default() };
             record.remove_clean(&line.name, &SpanSet::from_iter([place]));
-            let is_held = |entry: &Entry| held.iter().any(|held| line.place(held.span) == Some(entry.span));
-            record.grants.retain(|entry| entry.line != line.name || is_held(entry));
+            // Grants of this region whose holder is gone are forgotten.
+            let is_held = |span: Span<InRegion>| held.iter().any(|held| held.span == span);
+            let here = |entry: &Entry| line.offset(entry.span).filter(|_| entry.line == line.name);
+            record.grants.retain(|entry| here(entry).is_none_or(is_held));
             record.grants.push(Entry {
                 region: region.name.clone(),
                 line: line.name.clone(),
@@ -192,7 +193,16 @@ impl Ledger {
             });
             let owner = request.owner.clone();
             let dirty = line.offsets(&dirty);
-            Ok(Taken { ledger: self.clone(), region, line: line.clone(), slice, place, owner, claim: file, dirty })
+            Ok(Taken {
+                ledger: self.clone(),
+                region,
+                line: line.clone(),
+                slice,
+                place,
+                owner,
+                claim: file,
+                dirty,
+            })
         })
     }
 
@@ -257,7 +267,8 @@ impl Ledger {
             let file = store::open(&path).map_err(error)?;
             claim::wait(&file).map_err(error)?;
             // Somebody may have removed the file while it was waited for: the lock counts only if it has the name.
-            if std::fs::metadata(&path).is_ok_and(|named| inode(&file).is_ok_and(|mine| mine == named.ino())) {
+            if std::fs::metadata(&path).is_ok_and(|named| inode(&file).is_ok_and(|mine| mine == named.ino()))
+            {
                 return Ok(file);
             }
         }
@@ -305,7 +316,12 @@ fn with_retired(region: &Region, line: &Line, record: &Record) -> Region {
 }
 
 /// `short` with who is in the way: of the wanted place if there is one, of the whole region otherwise.
-fn in_the_way(short: Short, request: &Request, mut held: Vec<Held>, mapped: &SpanSet<InRegion>) -> GrantError {
+fn in_the_way(
+    short: Short,
+    request: &Request,
+    mut held: Vec<Held>,
+    mapped: &SpanSet<InRegion>,
+) -> GrantError {
     held.extend(mapped.iter().map(|span| Held { span, owner: None, usage: Use::Granted, since: 0 }));
     if let Some(wanted) = request.at.and_then(|at| Span::new(Offset::new(at), request.size).ok()) {
         held.retain(|held| held.span.overlaps(wanted));

@@ -246,7 +246,8 @@ mod tests {
 
     #[test]
     fn a_record_of_this_boot_is_read_as_it_was_written() {
-        let (record, doubt) = Record::judge(Some(&sample().encode()), &identity(Some("host"), "boot"), Some(7));
+        let (record, doubt) =
+            Record::judge(Some(&sample().encode()), &identity(Some("host"), "boot"), Some(7));
         assert_eq!((record, doubt), (sample(), None));
         assert_eq!(sample().clean("egm4").size(), 0x3000);
     }

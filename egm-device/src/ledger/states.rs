@@ -39,7 +39,12 @@ pub struct States {
 }
 
 impl States {
-    pub(super) fn new(region: &Region, held: Vec<Held>, clean: &SpanSet<InRegion>, doubt: Option<Doubt>) -> Self {
+    pub(super) fn new(
+        region: &Region,
+        held: Vec<Held>,
+        clean: &SpanSet<InRegion>,
+        doubt: Option<Doubt>,
+    ) -> Self {
         let retired = region.retired.clone();
         let whole = Span::new(Offset::new(0), region.size.get()).into_iter().collect::<SpanSet<_>>();
         let busy = held.iter().map(|held| held.span).collect();
@@ -63,7 +68,11 @@ impl From<&States> for Usage {
         };
         let owner = |held: &Held| held.owner.as_ref().map_or_else(|| "unknown".to_owned(), Owner::to_string);
         Self {
-            held: states.held.iter().map(|held| usage::Held { part: part(held.span), owner: owner(held) }).collect(),
+            held: states
+                .held
+                .iter()
+                .map(|held| usage::Held { part: part(held.span), owner: owner(held) })
+                .collect(),
             dirty: states.dirty.iter().map(part).collect(),
         }
     }

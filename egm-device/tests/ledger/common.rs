@@ -1,0 +1,133 @@
+//! A region whose bytes persist between owners without privilege: a plain file in the place of `/dev/mem`.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet};
+use egm_device::Backing;
+use egm_device::backing::BackingError;
+use egm_device::carve::plan::Request;
+use egm_device::ledger::{Identity, Ledger, Memory, Paths, Watch};
+use egm_device::owner::Owner;
+use egm_device::region::{Region, RegionKind, Slice};
+use egm_device::retired::Retired;
+use egm_device::scrub::{Cause, ScrubError};
+
+pub(crate) const PAGE: u64 = 4096;
+
+/// Memory that is a plain file, opened anew by each owner.
+pub(crate) struct PlainFile(pub(crate) PathBuf);
+
+struct Window(File, u64, u64);
+
+impl Backing for Window {
+    fn file(&self) -> &File {
+        &self.0
+    }
+    fn offset(&self) -> u64 {
+        self.1
+    }
+    fn size(&self) -> u64 {
+        self.2
+    }
+    fn page_size(&self) -> u64 {
+        PAGE
+    }
+    fn is_invisible(&self) -> bool {
+        true
+    }
+}
+
+impl Memory for PlainFile {
+    fn open(&self, region: &Region, slice: &Slice, _: &Watch<'_>) -> Result<Box<dyn Backing>, BackingError> {
+        let file = OpenOptions::new().read(true).write(true).open(&self.0).map_err(|source| {
+            BackingError::Open { region: region.name.clone(), device: self.0.clone(), source }
+        })?;
+        Ok(Box::new(Window(file, slice.offset, slice.size.get())))
+    }
+
+    fn is_separate(&self, _: &Region) -> bool {
+        true
+    }
+
+    /// By writing, page after page: the tests are about order and not about speed.
+    fn zero(
+        &self,
+        backing: &dyn Backing,
+        at: Offset,
+        spans: &SpanSet<InRegion>,
+        watch: &Watch<'_>,
+    ) -> Result<(), ScrubError> {
+        let mut done = Vec::new();
+        let end = |done: &[_], cause| ScrubError { done: done.iter().copied().collect(), cause };
+        for span in spans.iter() {
+            let from = span.start().get() - at.get() + backing.offset();
+            for page in (0..span.size()).step_by(4096) {
+                if watch.cancel.load(std::sync::atomic::Ordering::Relaxed) {
+                    return Err(end(&done, Cause::Cancelled));
+                }
+                let size = PAGE.min(span.size() - page);
+                let zeroes = vec![0; usize::try_from(size).unwrap()];
+                backing
+                    .file()
+                    .write_all_at(&zeroes, from + page)
+                    .map_err(|source| end(&done, Cause::Guard(source)))?;
+                done.push(Span::new(Offset::new(span.start().get() + page), size).unwrap());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A region of `pages` pages in a fresh file in `folder`, every byte of which an earlier owner has written.
+pub(crate) fn region(folder: &Path, pages: u64) -> (Region, Arc<dyn Memory>) {
+    let path = folder.join("memory");
+    if !path.exists() {
+        std::fs::write(&path, vec![0xee; usize::try_from(pages * PAGE).unwrap()]).unwrap();
+    }
+    let region = Region {
+        name: "test".to_owned(),
+        kind: RegionKind::Devdax { device: path.clone() },
+        node: None,
+        size: ByteSize::new(pages * PAGE),
+        page_size: ByteSize::new(PAGE),
+        base: None,
+        functions: Vec::new(),
+        retired: Retired::default(),
+    };
+    (region, Arc::new(PlainFile(path)))
+}
+
+pub(crate) fn identity() -> Identity {
+    Identity { machine: Some("host".to_owned()), boot: "boot".to_owned() }
+}
+
+pub(crate) fn ledger(folder: &Path) -> Ledger {
+    Ledger::open(Paths::below(folder), identity()).unwrap()
+}
+
+pub(crate) fn request(name: &str, pages: u64) -> Request {
+    Request::new(pages * PAGE, Owner::this(name))
+}
+
+pub(crate) fn set(page: u64, pages: u64) -> SpanSet<InRegion> {
+    SpanSet::from_iter([Span::new(Offset::new(page * PAGE), pages * PAGE).unwrap()])
+}
+
+/// The slice's bytes.
+pub(crate) fn read(backing: &dyn Backing) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(backing.size()).unwrap()];
+    backing.file().read_exact_at(&mut bytes, backing.offset()).unwrap();
+    bytes
+}
+
+pub(crate) fn fill(backing: &dyn Backing, byte: u8) {
+    let bytes = vec![byte; usize::try_from(backing.size()).unwrap()];
+    backing.file().write_all_at(&bytes, backing.offset()).unwrap();
+}
+
+pub(crate) fn is_zero(backing: &dyn Backing) -> bool {
+    read(backing).iter().all(|byte| *byte == 0)
+}

@@ -1,0 +1,7 @@
+//! The ledger: never two owners of a byte, never an unscrubbed byte handed out.
+
+#![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+mod states;
