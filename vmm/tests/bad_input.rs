@@ -273,25 +273,26 @@ fn an_egm_region_that_the_host_lacks() {
 
 #[test]
 fn two_devices_that_want_one_thing() {
-    let share = "two devices cannot share it, choose another";
+    let share = "they cannot share it, choose another";
     let cases = [
         ("id", json!({ "type": "virtio-rng", "id": "a" }), "id \"a\"", "choose another"),
         ("path", json!({ "type": "virtio-blk", "path": "disk" }), "disk", share),
         ("tap", json!({ "type": "virtio-net", "tap": "t0" }), "tap t0", share),
-        ("type", json!({ "type": "virtio-vsock", "cid": 3 }), "vsock0", "remove one"),
+        ("type", json!({ "type": "virtio-vsock", "cid": 3 }), "virtio-vsock", "remove one"),
         ("function", json!({ "type": "vfio", "function": "0009:01:00.0" }), "0009:01:00.0", share),
         ("socket", json!({ "type": "vfio-user", "socket": "s" }), "socket ", share),
     ];
     for (key, device, value, rule) in cases {
         let said = Machine::new().with("devices", json!([device, device])).run();
-        said.refuses(CONFIGURATION, &["vm.json:1:", &format!("devices[1].{key}: "), value, rule]);
+        let parts = ["vm.json:1:", &format!("devices[1].{key}: "), value, "devices[0]", rule];
+        said.refuses(CONFIGURATION, &parts);
     }
     let sockets = json!([
         { "type": "virtio-vsock", "cid": 3, "socket": "s" },
         { "type": "vfio-user", "socket": "s" },
     ]);
     let said = Machine::new().with("devices", sockets).run();
-    said.refuses(CONFIGURATION, &["devices[1].socket: ", "vsock0", share]);
+    said.refuses(CONFIGURATION, &["devices[1].socket: ", "devices[0].socket", share]);
 }
 
 #[test]
@@ -301,7 +302,7 @@ fn a_console_on_a_devices_path() {
         .with("console", json!({ "type": "file", "path": "disk" }))
         .zeros("disk", 1 << 20)
         .run();
-    said.refuses(CONFIGURATION, &["console.path: ", "disk", "blk0", "choose another"]);
+    said.refuses(CONFIGURATION, &["console.path: ", "disk", "devices[0].path", "choose another"]);
 }
 
 #[test]

@@ -6,32 +6,48 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
+use signal_hook::SigId;
 
 use super::exit::{ExitLatch, ExitReason};
 
-/// One pipe a signal, written by the signal handler.
+/// What the machine hears until it is dropped; then these signals do nothing.
 pub(super) struct Signals {
     exit: Arc<ExitLatch>,
-    pipes: Vec<(i32, UnixStream)>,
+    heard: Vec<Heard>,
+}
+
+/// A signal, and the pipe that its handler writes.
+struct Heard {
+    signal: i32,
+    pipe: UnixStream,
+    handler: SigId,
+}
+
+impl Heard {
+    fn new(signal: i32) -> io::Result<Self> {
+        let (pipe, theirs) = UnixStream::pair()?;
+        pipe.set_nonblocking(true)?;
+        let handler = signal_hook::low_level::pipe::register(signal, theirs)?;
+        Ok(Self { signal, pipe, handler })
+    }
+}
+
+impl Drop for Heard {
+    fn drop(&mut self) {
+        signal_hook::low_level::unregister(self.handler); // which has the other end of the pipe
+    }
 }
 
 impl Signals {
     pub(super) fn new(exit: Arc<ExitLatch>) -> io::Result<Self> {
-        let pipe = |signal| {
-            let (ours, handlers) = UnixStream::pair()?;
-            ours.set_nonblocking(true)?;
-            signal_hook::low_level::pipe::register(signal, handlers)?;
-            Ok((signal, ours))
-        };
-        let pipes =
-            [libc::SIGTERM, libc::SIGINT, libc::SIGHUP].into_iter().map(pipe).collect::<io::Result<_>>()?;
-        Ok(Self { exit, pipes })
+        let heard = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP].into_iter().map(Heard::new);
+        Ok(Self { exit, heard: heard.collect::<io::Result<_>>()? })
     }
 }
 
 impl MutEventSubscriber for Signals {
     fn process(&mut self, events: Events, _ops: &mut EventOps<'_>) {
-        for (signal, pipe) in &mut self.pipes {
+        for Heard { signal, pipe, .. } in &mut self.heard {
             if pipe.as_raw_fd() == events.fd() && pipe.read(&mut [0; 16]).is_ok() {
                 if self.exit.is_set() {
                     self.exit.hurry();
@@ -42,8 +58,8 @@ impl MutEventSubscriber for Signals {
     }
 
     fn init(&mut self, ops: &mut EventOps<'_>) {
-        for (_, pipe) in &self.pipes {
-            let _ = ops.add(Events::new(pipe, EventSet::IN));
+        for heard in &self.heard {
+            let _ = ops.add(Events::new(&heard.pipe, EventSet::IN));
         }
     }
 }
