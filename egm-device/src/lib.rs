@@ -22,6 +22,7 @@ pub mod report;
 pub mod retired;
 pub mod scrub;
 pub mod show;
+mod stream;
 mod sys;
 
 pub use backing::{Anonymous, AnonymousError, Backing, BackingError, HugePage};

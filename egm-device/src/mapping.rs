@@ -14,6 +14,7 @@ use egm_address::CpuSet;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
 use crate::backing::Backing;
+use crate::stream;
 
 /// Why a backing could not be mapped.
 #[derive(Debug, thiserror::Error)]
@@ -164,7 +165,7 @@ impl Mapping {
     pub fn zero(&self, offset: usize, size: usize) -> Result<(), MappingError> {
         let from = self.within("zero", offset, size)?;
         // SAFETY: checked to lie inside our range, which is writable; nobody holds a reference to its bytes.
-        unsafe { from.write_bytes(0, size) };
+        unsafe { stream::zero(from, size) };
         Ok(())
     }
 

@@ -24,6 +24,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("egm-device/src/mapping.rs", "mmap, mbind and madvise"),
     ("egm-device/src/poison/signal.rs", "a signal handler"),
     ("egm-device/src/sys.rs", "ioctls of EGM devices and KVM, a thread's scheduling class"),
+    ("egm-device/src/stream.rs", "streaming stores"),
     ("guest-tests/agent/src/ports.rs", "port instructions in the guest"),
     ("guest-tests/agent/src/sys.rs", "system calls and device registers in the guest"),
     ("vmm/src/kvm/mod.rs", "memory slots of the guest"),
@@ -35,8 +36,11 @@ const ROOMS: &[(&str, &str)] = &[
 ];
 
 /// Where the target's architecture may be asked for, and why.
-const ARCH_DOORS: &[(&str, &str)] =
-    &[("vmm/src/arch/", "the door"), ("guest-tests/agent/src/ports.rs", "only x86 has I/O ports")];
+const ARCH_DOORS: &[(&str, &str)] = &[
+    ("vmm/src/arch/", "the door"),
+    ("egm-device/src/stream.rs", "streaming stores of x86"),
+    ("guest-tests/agent/src/ports.rs", "only x86 has I/O ports"),
+];
 
 /// Our packages and which of ours each may be built on.
 const ARROWS: &[(&str, &[&str])] = &[

@@ -1,24 +1,34 @@
-//! Prefault beside a parallel memset of fresh memory of the same kind, on the same processors, alternating.
+//! Prefault and scrub beside a parallel memset of memory of the same kind, on the same processors, alternating.
 //!
 //! ```text
-//! cargo bench -p egm-device --bench prefault -- --mib 8192 --page 4K --rounds 5
+//! cargo bench -p egm-device --bench memory -- --of prefault --mib 8192 --page 4K --rounds 5
 //! ```
-//! prints one line of JSON: seconds of each round of `prefault`, of `memset` (as many threads, the same chunks) and of
-//! `populate`, which is one `MADV_POPULATE_WRITE` by one thread.
+//! prints one line of JSON: seconds of each round of each way. `--of prefault`, on fresh memory: `prefault`, `memset` (as
+//! many threads, the same chunks) and `populate`, which is one `MADV_POPULATE_WRITE` by one thread. `--of scrub`, on
+//! memory that was written before: `scrub`, and `memset` with a mapping whose pages are all present already.
 #![expect(unsafe_code, reason = "memset writes to a mapping by pointer")]
 #![expect(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use egm_device::{Anonymous, HugePage, Mapping, prefault, workers_for};
+use egm_address::{Offset, Span};
+use egm_device::scrub::{self, Work};
+use egm_device::{Anonymous, Backing, HugePage, Mapping, prefault, workers_for};
 
 /// A name and what it does.
-type Way = (&'static str, fn(&Mapping));
+type Way = (&'static str, fn(&Anonymous, &Mapping));
 
 /// The chunk of a memset's thread.
 const CHUNK: usize = 64 << 20;
+
+const PREFAULT: &[Way] = &[
+    ("prefault", |_, mapping| prefault(&[(mapping, None)], &|_| {}).unwrap()),
+    ("memset", |_, mapping| memset(mapping, 0x5a)),
+    ("populate", |_, mapping| mapping.populate(0, mapping.size()).unwrap()),
+];
+const SCRUB: &[Way] = &[("scrub", |memory, _| scrub(memory)), ("memset", |_, mapping| memset(mapping, 0))];
 
 fn main() {
     let huge = match argument("--page").as_deref() {
@@ -27,17 +37,24 @@ fn main() {
         Some("1G") => Some(HugePage::Size1G),
         Some(other) => panic!("--page {other}: 4K, 2M or 1G"),
     };
+    let (ways, written) = match argument("--of").as_deref() {
+        None | Some("prefault") => (PREFAULT, false),
+        Some("scrub") => (SCRUB, true),
+        Some(other) => panic!("--of {other}: prefault or scrub"),
+    };
     let number = |name, default| argument(name).map_or(default, |text| text.parse().unwrap());
     let (mib, rounds) = (number("--mib", 1024), number("--rounds", 5));
-    let ways: [Way; 3] = [("prefault", ours), ("memset", memset), ("populate", populate)];
-    let mut seconds = ways.map(|_| Vec::new());
+    let mut seconds = vec![Vec::new(); ways.len()];
     for _ in 0..rounds {
         for ((_, way), seconds) in ways.iter().zip(&mut seconds) {
             let memory = Anonymous::new("bench", mib << 20, huge).unwrap();
             let mapping = Mapping::new(&memory, 0, mib << 20, 0).unwrap();
             mapping.advise_huge(false);
+            if written {
+                memset(&mapping, 0x5a);
+            }
             let begun = Instant::now();
-            way(&mapping);
+            way(&memory, &mapping);
             seconds.push(begun.elapsed().as_secs_f64().to_string());
         }
     }
@@ -50,15 +67,15 @@ fn argument(name: &str) -> Option<String> {
     std::env::args().skip_while(|word| word != name).nth(1)
 }
 
-fn ours(mapping: &Mapping) {
-    prefault(&[(mapping, None)], &|_| {}).unwrap();
+fn scrub(memory: &Anonymous) {
+    let start = Offset::new(0);
+    let all = [Span::new(start, memory.size()).unwrap()].into_iter().collect();
+    let work =
+        Work { near: None, workers: None, pace: None, progress: &|_| {}, cancel: &AtomicBool::new(false) };
+    scrub::zero(memory, start, &all, &work).unwrap();
 }
 
-fn populate(mapping: &Mapping) {
-    mapping.populate(0, mapping.size()).unwrap();
-}
-
-fn memset(mapping: &Mapping) {
+fn memset(mapping: &Mapping, byte: u8) {
     let next = AtomicUsize::new(0);
     let processors = thread::available_parallelism().unwrap().get();
     thread::scope(|scope| {
@@ -71,7 +88,7 @@ fn memset(mapping: &Mapping) {
                         break;
                     }
                     // SAFETY: `from .. from + size` lies in the mapping and no other thread takes the same chunk.
-                    unsafe { mapping.as_ptr().wrapping_add(from).write_bytes(0x5a, size) };
+                    unsafe { mapping.as_ptr().wrapping_add(from).write_bytes(byte, size) };
                 }
             });
         }
