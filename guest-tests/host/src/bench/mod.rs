@@ -51,6 +51,8 @@ enum Section {
     Memory,
     /// How fast guest memory becomes present.
     Prefault,
+    /// How fast memory is zeroed for its next owner.
+    Scrub,
     /// A stock kernel in the emulated host: time and VM exits until init.
     Guest,
 }
@@ -74,6 +76,7 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode, LabError> {
             Section::Start => payload::start(&egm_vmm, &directory),
             Section::Memory => payload::memory(&egm_vmm, &directory),
             Section::Prefault => prefault::run(&egm_vmm, &directory),
+            Section::Scrub => prefault::scrub(),
             Section::Guest => guest::run(&directory),
         };
         report.extend(&format!("{section:?}").to_lowercase(), outcome);
