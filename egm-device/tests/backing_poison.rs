@@ -7,11 +7,14 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(unsafe_code, reason = "the tests touch bad memory and forge signals")]
 
+use std::io::{BufRead, BufReader, ErrorKind};
 use std::os::unix::process::ExitStatusExt;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicBool;
 
 use egm_address::{Offset, Span};
 use egm_device::poison::{Cause, Event, News, Watch, in_guest};
+use egm_device::scrub::{self, Work, zero};
 use egm_device::{Anonymous, Mapping};
 
 const SIZE: u64 = 1 << 20;
@@ -29,9 +32,13 @@ struct Info {
     rest: [u8; 102],
 }
 
+fn info(code: i32, address: usize, shift: i16) -> Info {
+    Info { signal: libc::SIGBUS, errno: 0, code, padding: 0, address, shift, rest: [0; 102] }
+}
+
 /// A SIGBUS for the calling thread, as the kernel makes them.
 fn sigbus(code: i32, address: usize, shift: i16) {
-    let info = Info { signal: libc::SIGBUS, errno: 0, code, padding: 0, address, shift, rest: [0; 102] };
+    let info = info(code, address, shift);
     // SAFETY: without memory.
     let thread = unsafe { libc::gettid() };
     // SAFETY: the kernel reads a siginfo_t, 128 bytes, which `Info` has.
@@ -45,12 +52,16 @@ fn memory() -> Mapping {
     Mapping::new(&Anonymous::new("test", SIZE, None).unwrap(), 0, SIZE, 0).unwrap()
 }
 
-/// Runs the test `name` in a child that does what stands behind `is_child`; the signal that killed it.
+/// The test `name` in a process of its own, which does what stands behind `is_child`.
+fn child(name: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", name, "--nocapture"]).env(CHILD, "1");
+    command
+}
+
+/// The signal that killed the child of `name`.
 fn killed_by(name: &str) -> Option<i32> {
-    let program = std::env::current_exe().unwrap();
-    let child =
-        Command::new(program).args(["--exact", name, "--nocapture"]).env(CHILD, "1").output().unwrap();
-    child.status.signal()
+    child(name).output().unwrap().status.signal()
 }
 
 fn is_child() -> bool {
@@ -113,15 +124,52 @@ fn an_ordinary_sigbus_of_a_truncated_file_kills() {
     assert_eq!(killed_by("an_ordinary_sigbus_of_a_truncated_file_kills"), Some(libc::SIGBUS));
 }
 
+/// Waits for the parent where a guest would run, so that the handler has every reason to let things pass.
+fn wait_in_guest() {
+    let mapping = memory();
+    let mut watch = Watch::new().unwrap();
+    watch.add("egm4", Offset::new(0), &mapping);
+    println!("ready {}", mapping.as_ptr().addr());
+    in_guest(|| std::io::stdin().read_line(&mut String::new()).unwrap());
+}
+
 #[test]
-fn a_sigbus_from_another_process_kills() {
+fn a_sigbus_that_another_process_forges_kills_and_the_kernel_keeps_its_own_codes() {
     if is_child() {
-        let _watch = Watch::new().unwrap();
-        // SAFETY: without memory.
-        unsafe { libc::raise(libc::SIGBUS) };
-        return;
+        return wait_in_guest();
     }
-    assert_eq!(killed_by("a_sigbus_from_another_process_kills"), Some(libc::SIGBUS));
+    let mut child = child("a_sigbus_that_another_process_forges_kills_and_the_kernel_keeps_its_own_codes")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let address = lines.find_map(|line| line.split("ready ").nth(1).map(str::to_owned)).unwrap();
+    let address = address.parse().unwrap();
+    let send = |code| {
+        let info = info(code, address, 12);
+        // SAFETY: the kernel reads a siginfo_t, 128 bytes, which `Info` has.
+        let sent =
+            unsafe { libc::syscall(libc::SYS_rt_sigqueueinfo, child.id(), libc::SIGBUS, &raw const info) };
+        if sent == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().kind()) }
+    };
+    for kernels in [libc::BUS_MCEERR_AO, libc::BUS_MCEERR_AR, libc::BUS_ADRERR] {
+        assert_eq!(send(kernels), Err(ErrorKind::PermissionDenied));
+    }
+    assert_eq!(send(libc::SI_QUEUE), Ok(()));
+    assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGBUS));
+}
+
+/// Makes the first page of `mapping` bad, as the hardware would; false where the kernel cannot.
+fn poison_first_page(mapping: &Mapping) -> bool {
+    mapping.populate(0, 0x2000).unwrap();
+    // SAFETY: the page is ours and nothing is kept in it.
+    let result = unsafe { libc::madvise(mapping.as_ptr().cast(), 0x1000, libc::MADV_HWPOISON) };
+    if result != 0 {
+        let error = std::io::Error::last_os_error();
+        println!("skipped: madvise(MADV_HWPOISON): {error} (needs root and CONFIG_MEMORY_FAILURE)");
+    }
+    result == 0
 }
 
 #[test]
@@ -132,14 +180,29 @@ fn memory_that_the_kernel_poisons_is_told_or_the_kernel_is_named_as_what_cannot(
     let mapping = memory();
     let mut watch = Watch::new().unwrap();
     watch.add("egm4", Offset::new(0), &mapping);
-    mapping.populate(0, 0x2000).unwrap();
-    // SAFETY: the page is ours and nothing is kept in it.
-    let result = unsafe { libc::madvise(mapping.as_ptr().cast(), 0x1000, libc::MADV_HWPOISON) };
-    if result != 0 {
-        let error = std::io::Error::last_os_error();
-        println!("skipped: madvise(MADV_HWPOISON): {error} (needs root and CONFIG_MEMORY_FAILURE)");
+    if poison_first_page(&mapping) {
+        assert_eq!(watch.news().events, [Event { region: "egm4".into(), ..event(0, Cause::Found) }]);
+    }
+}
+
+#[test]
+fn a_scrub_that_meets_a_poisoned_page_names_it_and_does_the_rest() {
+    if is_child() {
         return;
     }
-    let events = watch.news().events;
-    assert!(events.iter().any(|e| e.span.start() == Offset::new(0)), "{events:?}");
+    let memory = Anonymous::new("test", SIZE, None).unwrap();
+    let mapping = Mapping::new(&memory, 0, SIZE, 0).unwrap();
+    let _watch = Watch::new().unwrap();
+    if !poison_first_page(&mapping) {
+        return;
+    }
+    let (at, cancel) = (Offset::new(0x8000), AtomicBool::new(false));
+    let work = Work { near: None, workers: None, pace: None, progress: &|_| {}, cancel: &cancel };
+    let span = |offset: u64, size| Span::new(Offset::new(0x8000 + offset), size).unwrap();
+    let error = zero(&memory, at, &[span(0, SIZE)].into_iter().collect(), &work).unwrap_err();
+    match error.cause {
+        scrub::Cause::Bad(bad) => assert_eq!(bad, span(0, 0x1000)),
+        other => panic!("{other:?}"),
+    }
+    zero(&memory, at, &[span(0x1000, SIZE - 0x1000)].into_iter().collect(), &work).unwrap();
 }
