@@ -71,18 +71,19 @@ struct Watched {
 pub struct Watch {
     wake: OwnedFd,
     slices: Vec<Watched>,
+    news: News,
 }
 
 impl Watch {
-    /// Installs the handler of SIGBUS and asks the kernel to tell the calling thread of bad pages before they are
-    /// touched; a kernel without such news (`CONFIG_MEMORY_FAILURE`) never has any.
+    /// Installs the handler of SIGBUS and asks the kernel to tell the calling thread, while it lives and does not block
+    /// SIGBUS, of bad pages before they are touched; a kernel without such news (`CONFIG_MEMORY_FAILURE`) never has any.
     ///
     /// # Errors
     /// The kernel's.
     pub fn new() -> io::Result<Self> {
         let wake = signal::install()?.try_clone()?;
         let _ = set_machine_check_memory_corruption_kill_policy(Some(Policy::Early));
-        Ok(Self { wake, slices: Vec::new() })
+        Ok(Self { wake, slices: Vec::new(), news: News::default() })
     }
 
     /// Watches `mapping`, which begins at the byte `at` of `region`.
@@ -91,24 +92,29 @@ impl Watch {
         self.slices.push(Watched { start, size, region: region.to_owned(), at: at.get() });
     }
 
-    /// Forgets `mapping`; before it is dropped, because its addresses may be used again.
+    /// Forgets `mapping`; before it is dropped, because its addresses may be used again. What came before is kept.
     pub fn remove(&mut self, mapping: &Mapping) {
+        self.collect();
         let (start, _) = range(mapping);
         self.slices.retain(|slice| slice.start != start);
     }
 
     /// What came since the last look; never waits.
     pub fn news(&mut self) -> News {
-        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]); // before the ring: what comes in between wakes again
+        self.collect();
+        std::mem::take(&mut self.news)
+    }
+
+    fn collect(&mut self) {
         let (faults, lost) = signal::RING.take();
-        let mut news = News { lost, ..News::default() };
+        self.news.lost = self.news.lost.saturating_add(lost);
         for fault in faults {
             match self.slices.iter().find_map(|slice| slice.event(fault)) {
-                Some(event) => news.events.push(event),
-                None => news.elsewhere = news.elsewhere.saturating_add(1),
+                Some(event) => self.news.events.push(event),
+                None => self.news.elsewhere = self.news.elsewhere.saturating_add(1),
             }
         }
-        news
     }
 }
 
