@@ -3,6 +3,7 @@
 mod carve;
 mod generate;
 mod host;
+mod html;
 mod regions;
 
 use std::io::{self, Write};

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use egm_address::ByteSize;
 
 use crate::cli::host::Host;
+use crate::cli::html::html;
 use crate::cli::{Outcome, print, print_json};
 use crate::region::usage::{Socket, Usage, Usages, sockets};
 use crate::region::{Region, RegionKind, Survey};
@@ -20,6 +21,9 @@ pub(super) struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Print a page for a browser, with a map of each socket
+    #[arg(long, conflicts_with = "json")]
+    html: bool,
 }
 
 /// What `--json` prints; [`Survey`] can be read back from it.
@@ -37,6 +41,8 @@ pub(super) fn run(args: &Args) -> Outcome {
     let sockets = sockets(&survey, &usages);
     if args.json {
         print_json(&Record { survey: &survey, sockets: &sockets, usage: &usages });
+    } else if args.html {
+        print(html(&survey, &sockets, &usages));
     } else {
         print(text(&survey, &sockets, &usages, Colour::of_stdout()));
     }
@@ -44,25 +50,44 @@ pub(super) fn run(args: &Args) -> Outcome {
 }
 
 fn text(survey: &Survey, sockets: &[Socket], usages: &Usages, colour: Colour) -> String {
+    let tables = [
+        ("Sockets", Some(socket_table(sockets))),
+        ("Regions", Some(region_table(survey, usages))),
+        ("Slices", slice_table(usages)),
+        ("Refused", refused_table(survey)),
+    ];
     let mut out = String::new();
-    out.push_str(&colour.paint(Style::Strong, "Sockets"));
-    out.push('\n');
-    socket_table(sockets).write(&mut out, colour);
-    out.push('\n');
-    out.push_str(&colour.paint(Style::Strong, "Regions"));
-    out.push('\n');
-    region_table(survey, usages).write(&mut out, colour);
-    if !survey.refused.is_empty() {
-        out.push('\n');
-        out.push_str(&colour.paint(Style::Strong, "Refused"));
-        out.push('\n');
-        let mut table = Table::new(&[Left, Left], &["name", "why"]);
-        for refused in &survey.refused {
-            table.row(Some(Style::Red), vec![refused.name.clone(), refused.reason.to_string()]);
-        }
+    for (title, table) in tables.iter().filter_map(|(title, table)| Some((title, table.as_ref()?))) {
+        let before = if out.is_empty() { "" } else { "\n" };
+        out += &format!("{before}{}\n", colour.paint(Style::Strong, title));
         table.write(&mut out, colour);
     }
     out
+}
+
+/// Who has what; `None` while nobody has anything.
+pub(super) fn slice_table(usages: &Usages) -> Option<Table<'static>> {
+    let mut slices = usages
+        .iter()
+        .flat_map(|(region, usage)| usage.held.iter().map(move |held| (region, held)))
+        .peekable();
+    slices.peek()?;
+    let mut table = Table::new(&[Left, Right, Right, Left], &["region", "offset", "size", "owner"]);
+    for (region, held) in slices {
+        let offset = format!("{:#x}", held.part.offset);
+        table.row(None, vec![region.clone(), offset, size(held.part.size.get()), held.owner.clone()]);
+    }
+    Some(table)
+}
+
+/// What looks like a region and is none; `None` while there is nothing of it.
+pub(super) fn refused_table(survey: &Survey) -> Option<Table<'static>> {
+    survey.refused.first()?;
+    let mut table = Table::new(&[Left, Left], &["name", "why"]);
+    for refused in &survey.refused {
+        table.row(Some(Style::Red), vec![refused.name.clone(), refused.reason.to_string()]);
+    }
+    Some(table)
 }
 
 /// A size, and `-` for what is not known.
@@ -79,7 +104,7 @@ fn node(node: Option<u32>) -> String {
     node.map_or_else(|| "-".to_owned(), |node| node.to_string())
 }
 
-fn socket_table(sockets: &[Socket]) -> Table<'static> {
+pub(super) fn socket_table(sockets: &[Socket]) -> Table<'static> {
     let heads = [
         "node",
         "CPUs",
@@ -137,7 +162,7 @@ fn free(survey: &Survey, region: &Region) -> Option<u64> {
     (region.kind == RegionKind::Hugetlb).then(|| pool.free.saturating_mul(pool.page_size.get()))
 }
 
-fn region_table(survey: &Survey, usages: &Usages) -> Table<'static> {
+pub(super) fn region_table(survey: &Survey, usages: &Usages) -> Table<'static> {
     let heads =
         ["region", "kind", "node", "size", "free", "pages", "base", "granted", "dirty", "retired", "GPUs"];
     let sides = &[Left, Left, Right, Right, Right, Right, Left, Right, Right, Right, Left];

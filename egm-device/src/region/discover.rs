@@ -42,7 +42,8 @@ impl Survey {
     }
 }
 
-/// The regions of the host whose `/proc` and `/sys` are below `root`, and what was refused. It opens no device.
+/// The regions of the host whose `/proc` and `/sys` are below `root`, and what was refused. Of devices it opens
+/// `/dev/kvm` alone, to ask what it can do.
 #[must_use]
 pub fn discover(root: &Path, files: &[HostFile]) -> (Vec<Region>, Vec<Refused>) {
     let survey = Survey::of(root, files);
@@ -61,7 +62,7 @@ fn apart(regions: &[Region], region: Region) -> Result<Region, Refused> {
     }
 }
 
-/// hugetlb pools that have pages, and the memory of this process, which is always there.
+/// hugetlb pools that have pages, guest memory that the host can map, and memory of this process, which is always there.
 fn pools(host: &HostFacts) -> impl Iterator<Item = Region> + '_ {
     let hugetlb = host.nodes.iter().flat_map(|node| {
         node.pools.iter().filter(|pool| pool.total > 0).map(|huge| {
@@ -75,11 +76,13 @@ fn pools(host: &HostFacts) -> impl Iterator<Item = Region> + '_ {
         })
     });
     let local = Region { name: "local".to_owned(), ..pool(RegionKind::Memfd, host.total(), 2 << 20) };
-    hugetlb.chain(std::iter::once(local))
+    let guest_memfd =
+        Region { name: "guest-memfd".to_owned(), ..pool(RegionKind::GuestMemfd, host.total(), 4096) };
+    hugetlb.chain(host.guest_memfd.then_some(guest_memfd)).chain(std::iter::once(local))
 }
 
 /// A pool of `size` bytes in pages of `page`, without a name.
-pub(super) fn pool(kind: RegionKind, size: u64, page: u64) -> Region {
+fn pool(kind: RegionKind, size: u64, page: u64) -> Region {
     Region {
         name: String::new(),
         kind,

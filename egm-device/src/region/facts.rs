@@ -1,5 +1,9 @@
 //! What is known of a host's memory, as a value: a split is planned from it, on this machine or on another.
 
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use egm_address::{ByteSize, CpuSet, Host, Hpa, Span, SpanSet};
@@ -8,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::region::iomem::{self, Resource};
 use crate::region::read::{bytes, names, number, text};
 use crate::region::srat::{self, Affinity};
+use crate::sys;
 
 /// A host's memory, as the kernel and the firmware tell it. What they do not tell is empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +32,9 @@ pub struct HostFacts {
     pub affinity: Vec<Affinity>,
     /// The kernel's nodes, by number.
     pub nodes: Vec<Node>,
+    /// Whether its KVM has guest memory that the host can map (`KVM_CAP_GUEST_MEMFD_MMAP`).
+    #[serde(default)]
+    pub guest_memfd: bool,
 }
 
 /// A node of the host.
@@ -69,6 +77,7 @@ impl HostFacts {
             firmware: firmware(root),
             affinity: srat::parse(&bytes(&root.join("sys/firmware/acpi/tables/SRAT")).unwrap_or_default()),
             nodes: nodes(root),
+            guest_memfd: guest_memfd(&root.join("dev/kvm")).unwrap_or(false),
         }
     }
 
@@ -92,6 +101,13 @@ impl HostFacts {
             _ => self.affinity.iter().find(|a| a.span.covers(span)).map(|a| a.node),
         }
     }
+}
+
+/// A host without KVM, and a reader who may not open it, have none.
+fn guest_memfd(kvm: &Path) -> io::Result<bool> {
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    let kvm = OpenOptions::new().read(true).custom_flags(flags).open(kvm)?;
+    Ok(sys::guest_memfd_flags(kvm.as_fd())? > 0)
 }
 
 /// What the firmware calls RAM: on x86 in `/sys/firmware/memmap`, with a device tree in its memory nodes.

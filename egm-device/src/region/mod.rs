@@ -137,10 +137,4 @@ impl Region {
     pub fn span(&self) -> Option<Span<Host>> {
         Span::new(self.base?, self.size.get()).ok()
     }
-
-    /// Guest memory that the host can map, for a host whose KVM says `KVM_CAP_GUEST_MEMFD_MMAP`: whoever asked KVM adds it.
-    #[must_use]
-    pub fn guest_memfd(facts: &HostFacts) -> Self {
-        Self { name: "guest-memfd".to_owned(), ..discover::pool(RegionKind::GuestMemfd, facts.total(), 4096) }
-    }
 }

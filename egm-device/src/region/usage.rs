@@ -79,6 +79,18 @@ pub struct Socket {
     pub functions: BTreeSet<PciAddress>,
 }
 
+impl Socket {
+    /// Whether `region` lies here. A pool of no node lies anywhere, so nowhere.
+    #[must_use]
+    pub fn has(&self, region: &Region) -> bool {
+        lies_at(region, self.node)
+    }
+}
+
+fn lies_at(region: &Region, node: Option<u32>) -> bool {
+    region.node == node && (node.is_some() || !region.kind.is_pool())
+}
+
 /// The host's sockets, by node. Memory of this process, which lies anywhere, belongs to none.
 #[must_use]
 pub fn sockets(survey: &Survey, usages: &Usages) -> Vec<Socket> {
@@ -96,7 +108,7 @@ pub fn sockets(survey: &Survey, usages: &Usages) -> Vec<Socket> {
 
 fn socket(survey: &Survey, usages: &Usages, node: Option<u32>) -> Socket {
     let of_kernel = survey.host.nodes.iter().find(|of_kernel| Some(of_kernel.id) == node);
-    let here = || survey.regions.iter().filter(|region| region.node == node && region.name != "local");
+    let here = || survey.regions.iter().filter(|region| lies_at(region, node));
     let sum = |of: &dyn Fn(&Region) -> u64| {
         ByteSize::new(here().fold(0, |sum: u64, region| sum.saturating_add(of(region))))
     };

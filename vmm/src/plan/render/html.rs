@@ -2,61 +2,52 @@
 
 use std::fmt::Write;
 
+use egm_device::show::page::{self, table};
 use egm_device::show::{escape, size};
 
-use crate::plan::render::map;
 use crate::plan::render::model;
 use crate::plan::{FunctionPlan, Plan};
 
-const STYLE: &str = include_str!("page.css");
-
 /// The plan as a whole page.
 pub fn html(plan: &Plan) -> String {
-    let name = escape(&plan.name);
-    let chips: String =
-        model::summary(plan).iter().map(|fact| format!("<li>{}</li>", escape(fact))).collect();
     let pinning = pairs("Pinning", &["vCPU", "host CPUs"], model::pinning(plan));
     let ports = pairs("Lines and ports", &["owner", "has"], model::lines_and_ports(plan));
-    format!(
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <meta name=\"color-scheme\" content=\"light dark\">\n<title>{name}: plan</title>\n\
-         <style>\n{STYLE}</style>\n</head>\n<body>\n\
-         <header>\n<h1>{name}</h1>\n<p>{}</p>\n<ul class=\"chips\">{chips}</ul>\n</header>\n<main>\n\
-         <div class=\"columns\">\n\
-         <section class=\"wide\">\n<h2>Guest physical memory</h2>\n{LEGEND}\n<div class=\"scroll\">\n{}</div>\n\
+    let colours = [("ram", "RAM"), ("egm", "EGM"), ("pci", "PCI"), ("system", "system"), ("free", "free")];
+    let main = format!(
+        "<div class=\"columns\">\n\
+         <section class=\"wide\">\n<h2>Guest physical memory</h2>\n{}\n<div class=\"scroll\">\n{}</div>\n\
          <p class=\"note\">Height grows with the logarithm of the size.</p>\n</section>\n\
-         <div>\n{}{}{}{}{pinning}{ports}</div>\n</div>\n{}</main>\n</body>\n</html>\n",
-        escape(&plan.description),
-        map::svg(plan),
+         <div>\n{}{}{}{}{pinning}{ports}</div>\n</div>\n{}",
+        page::legend(&colours),
+        map(plan),
         pci(plan),
         nodes(plan),
         distances(plan),
         access(plan),
         memory(plan),
-    )
+    );
+    let title = format!("{}: plan", plan.name);
+    page::page(&title, &plan.name, &plan.description, &model::summary(plan), &main)
 }
 
-const LEGEND: &str = "<ul class=\"legend\" aria-label=\"Colours\"><li class=\"ram\">RAM</li><li class=\"egm\">EGM</li>\
-                      <li class=\"pci\">PCI</li><li class=\"system\">system</li><li class=\"free\">free</li></ul>";
-
-/// A section with a table; `numeric` columns keep to the right.
-fn table(title: &str, heads: &[&str], numeric: &[usize], rows: &[(String, Vec<String>)]) -> String {
-    let class = |i: &usize| if numeric.contains(i) { " class=\"number\"" } else { "" };
-    let mut out = format!("<section>\n<h2>{title}</h2>\n<div class=\"scroll\"><table>\n<thead><tr>");
-    for (i, head) in heads.iter().enumerate() {
-        let _ = write!(out, "<th scope=\"col\"{}>{head}</th>", class(&i));
-    }
-    out.push_str("</tr></thead>\n<tbody>\n");
-    for (tone, cells) in rows {
-        let _ = write!(out, "<tr class=\"{tone}\">");
-        for (i, cell) in cells.iter().enumerate() {
-            let _ = write!(out, "<td{}>{}</td>", class(&i), escape(cell));
-        }
-        out.push_str("</tr>\n");
-    }
-    out.push_str("</tbody>\n</table></div>\n</section>\n");
-    out
+/// The guest's address space as a drawing. Unused space is a thin broken band.
+fn map(plan: &Plan) -> String {
+    let blocks = model::blocks(plan);
+    let end = blocks.last().map_or_else(String::new, |block| model::address(plan, block.span.end()));
+    let band = |block: model::Block| page::Band {
+        class: block.tone.class(),
+        start: model::address(plan, block.span.start()),
+        size: block.span.size(),
+        hint: format!("{}: {}", block.span, block.what),
+        what: block.what,
+        detail: block.detail,
+    };
+    let bands: Vec<page::Band> = blocks.into_iter().map(band).collect();
+    let title = format!(
+        "Guest physical address space of {}, lowest address first; the table below says the same",
+        plan.name
+    );
+    page::map("map-title", &title, &bands, &end)
 }
 
 fn pairs(title: &str, heads: &[&str], rows: Vec<(String, String)>) -> String {

@@ -1,7 +1,6 @@
 //! A plan for a person: as text for a terminal, or as a page for a browser. Both say the same.
 
 mod html;
-mod map;
 mod model;
 mod text;
 

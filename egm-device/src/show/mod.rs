@@ -1,5 +1,7 @@
 //! What our programs show to people: columns that line up, colour where the reader is a terminal, sizes, text in a page.
 
+pub mod page;
+
 use std::fmt::Write;
 use std::io::IsTerminal;
 
@@ -76,6 +78,22 @@ impl<'a> Table<'a> {
     /// Adds a row.
     pub fn row(&mut self, style: Option<Style>, cells: Vec<String>) {
         self.rows.push((style, cells));
+    }
+
+    /// The table as a section of a page; a row's style becomes its colour there.
+    #[must_use]
+    pub fn html(&self, title: &str) -> String {
+        let mut rows = self.rows.iter();
+        let heads: Vec<&str> =
+            rows.next().into_iter().flat_map(|(_, heads)| heads).map(String::as_str).collect();
+        let numeric = self.sides.iter().enumerate().filter(|(_, side)| **side == Side::Right);
+        let class = |style: Option<Style>| match style {
+            Some(Style::Green) => "egm",
+            Some(Style::Red) => "bad",
+            _ => "",
+        };
+        let rows: Vec<_> = rows.map(|(style, cells)| (class(*style).to_owned(), cells.clone())).collect();
+        page::table(title, &heads, &numeric.map(|(column, _)| column).collect::<Vec<_>>(), &rows)
     }
 
     /// Adds the table to `out`, indented by two columns, without spaces at line ends.
