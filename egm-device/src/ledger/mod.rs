@@ -17,6 +17,7 @@ mod memory;
 pub mod record;
 mod states;
 mod store;
+mod upkeep;
 
 use std::fs::{DirBuilder, File};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -32,6 +33,7 @@ pub use memory::{HostMemory, Memory, Progress, Watch};
 pub use record::Identity;
 pub use states::{Held, States};
 pub use store::{Disk, Name, Paths};
+pub use upkeep::Repair;
 
 pub(crate) use claim::lock;
 pub(crate) use line::Line;
@@ -132,7 +134,7 @@ impl Ledger {
         let _only = self.exclusive()?;
         let (record, doubt) = self.read()?;
         let region = with_retired(region, &line, &record);
-        let held = self.held(&record, &line, &self.line_file(&line)?)?;
+        let held = self.held(&record.grants, &line, &self.line_file(&line)?)?;
         let clean = line.offsets(&record.clean(&line.name));
         Ok(States::new(&region, held, &clean, doubt))
     }
@@ -163,7 +165,7 @@ impl Ledger {
         self.change(|record| {
             let region = with_retired(region, line, record);
             let file = self.line_file(line)?;
-            let held = self.held(record, line, &file)?;
+            let held = self.held(&record.grants, line, &file)?;
             let clean = record.clean(&line.name);
             let busy = held.iter().map(|held| held.span).chain(mapped.iter()).collect();
             let slice = place(&region, &busy, &line.offsets(&clean), request)
@@ -207,7 +209,7 @@ impl Ledger {
     }
 
     /// What somebody holds of `line`, with who it is where the record says so.
-    fn held(&self, record: &Record, line: &Line, file: &File) -> Result<Vec<Held>, LedgerError> {
+    fn held(&self, grants: &[Entry], line: &Line, file: &File) -> Result<Vec<Held>, LedgerError> {
         let error = |source| self.lock_error(line, source);
         let locked = claim::held(file, line.whole).map_err(error)?;
         let inode = inode(file).map_err(error)?;
@@ -220,7 +222,7 @@ impl Ledger {
                     entry.owner.is_alive()
                 }
         };
-        let known: Vec<&Entry> = record.grants.iter().filter(lives).collect();
+        let known: Vec<&Entry> = grants.iter().filter(lives).collect();
         let unknown = locked.minus(&known.iter().map(|entry| entry.span).collect());
         let unknown = unknown.iter().filter_map(|span| {
             Some(Held { span: line.offset(span)?, owner: None, usage: Use::Granted, since: 0 })
@@ -243,12 +245,21 @@ impl Ledger {
         let (mut record, doubt) = self.read()?;
         let before = record.clone();
         let outcome = step(&mut record)?;
-        if record != before {
+        if record != before || doubt.is_some() {
             record.sequence = record.sequence.saturating_add(1);
             store::replace(self.0.disk.as_ref(), &record.encode(), record.sequence, doubt.is_some())
                 .map_err(|source| LedgerError::Record { step: "replace", source })?;
         }
         Ok(outcome)
+    }
+
+    /// The record as it is now, as far as it is believed.
+    ///
+    /// # Errors
+    /// [`LedgerError`].
+    pub fn look(&self) -> Result<(Record, Option<Doubt>), LedgerError> {
+        let _only = self.exclusive()?;
+        self.read()
     }
 
     fn read(&self) -> Result<(Record, Option<Doubt>), LedgerError> {

@@ -4,4 +4,6 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
+mod faults;
 mod states;
+mod stress;

@@ -1,0 +1,83 @@
+//! What nobody waits for: scrubbing idle memory, and clearing up after grants whose holders are gone.
+
+use std::sync::Arc;
+
+use egm_address::{InRegion, SpanSet, align_down, align_up};
+use serde::Serialize;
+
+use super::record::{Doubt, Entry};
+use super::{GrantError, Ledger, LedgerError, Line, Memory, Watch};
+use crate::carve::plan::Request;
+use crate::owner::Owner;
+use crate::region::Region;
+
+/// What is held at a time while idle memory is scrubbed: somebody who wants it waits no longer than this takes.
+const PIECE: u64 = 1 << 30;
+
+/// What [`Ledger::repair`] did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Repair {
+    /// Why the record was not believed: it was put aside, and a new one begun.
+    pub doubt: Option<Doubt>,
+    /// Grants whose holders are gone.
+    pub forgotten: Vec<Entry>,
+}
+
+impl Ledger {
+    /// Makes free, dirty bytes of `region` clean, piece by piece; returns how many were. Pieces that others take in the
+    /// meantime are left to them.
+    ///
+    /// # Errors
+    /// [`GrantError`]; what is done stays done.
+    pub fn scrub(
+        &self,
+        memory: &Arc<dyn Memory>,
+        region: &Region,
+        watch: &Watch<'_>,
+    ) -> Result<u64, GrantError> {
+        let (mut from, mut scrubbed) = (0, 0u64);
+        while let Some((at, size)) =
+            next_piece(region, &self.states(region)?.dirty, from, memory.is_separate(region))
+        {
+            from = at.saturating_add(size);
+            let request = Request { at: Some(at), ..Request::new(size, Owner::this("scrub")) };
+            match self.grant_from(memory, region, &request, watch) {
+                Ok(lease) => scrubbed = scrubbed.saturating_add(lease.settle_untouched()?),
+                Err(GrantError::Short { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(scrubbed)
+    }
+
+    /// Begins a new record where the old one cannot be believed, and forgets grants whose holders are gone.
+    ///
+    /// # Errors
+    /// [`LedgerError`].
+    pub fn repair(&self) -> Result<Repair, LedgerError> {
+        let doubt = self.look()?.1;
+        let forgotten = self.change(|record| {
+            let mut forgotten = Vec::new();
+            for entry in std::mem::take(&mut record.grants) {
+                let line = Line { name: entry.line.clone(), whole: entry.span };
+                let held = self.held(std::slice::from_ref(&entry), &line, &self.line_file(&line)?)?;
+                let lives = held.iter().any(|held| held.owner.as_ref() == Some(&entry.owner));
+                if lives { &mut record.grants } else { &mut forgotten }.push(entry);
+            }
+            Ok::<_, LedgerError>(forgotten)
+        })?;
+        Ok(Repair { doubt, forgotten })
+    }
+}
+
+/// The first piece (offset, bytes) from offset `from` on that has dirty bytes, in whole pages.
+fn next_piece(region: &Region, dirty: &SpanSet<InRegion>, from: u64, may_cut: bool) -> Option<(u64, u64)> {
+    let page = region.page_size.get().max(1);
+    let span = dirty.iter().find(|span| span.end().get() > from)?;
+    let start = align_down(span.start().get().max(from), page);
+    let end = align_up(span.end().get(), page)?.min(region.size.get());
+    let size = end.checked_sub(start)?;
+    // A device that opens once is zeroed by the kernel at each open: it is opened for all of it.
+    let size = if may_cut { size.min(align_up(PIECE, page)?) } else { size };
+    (size > 0).then_some((start, size))
+}
