@@ -1,5 +1,6 @@
 //! The command line: one file a subcommand, each with its `Args` and a `run` that returns the exit code.
 
+mod broker;
 mod carve;
 mod generate;
 mod host;
@@ -34,6 +35,7 @@ Exit codes: 0 done; 2 the command line or a file is wrong; 3 the host lacks some
 enum Command {
     Regions(regions::Args),
     Carve(carve::Args),
+    Broker(broker::Args),
     Completions(generate::Completions),
     Man(generate::Man),
 }
@@ -46,6 +48,7 @@ pub fn main() -> ExitCode {
     let outcome: Outcome = match &Cli::parse().command {
         Command::Regions(args) => regions::run(args),
         Command::Carve(args) => carve::run(args),
+        Command::Broker(args) => broker::run(args),
         Command::Completions(args) => Ok(generate::completions(args)),
         Command::Man(args) => Ok(generate::man(args)),
     };

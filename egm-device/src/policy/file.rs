@@ -238,7 +238,7 @@ fn number(who: &NameOrNumber, known: &BTreeMap<String, u32>, what: &str) -> Resu
     }
 }
 
-fn is_word(text: &str) -> bool {
+pub(crate) fn is_word(text: &str) -> bool {
     let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     (1..=64).contains(&text.len()) && text.chars().all(legal)
 }

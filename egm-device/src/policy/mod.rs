@@ -16,6 +16,7 @@ mod queue;
 mod rules;
 
 pub use accounts::{Accounts, Tenant};
+pub(crate) use file::is_word;
 pub use file::{Names, PolicyError, load, parse};
 pub use queue::{Patience, Pick, Queue, Ticket, Waiter};
 pub use rules::{Ask, Decision, Free, Peer, Policy, Refusal, Rule, RuleId, Supply, Who, Why};

@@ -142,6 +142,8 @@ pub enum Why {
     #[error("{} does not fit in {region:?} now: {} to have, {} in one piece",
         ByteSize::new(*size), ByteSize::new(*free), ByteSize::new(*largest))]
     NoRoom { size: u64, region: String, free: u64, largest: u64 },
+    #[error("this host has no region {names}")]
+    NoRegion { names: String },
     #[error("others wait for {region:?} and go first")]
     OthersFirst { region: String },
 }
@@ -205,7 +207,12 @@ impl Policy {
         &self.rules
     }
 
-    /// The rule of a tenant. A tenant of another policy has root's.
+    /// The rule of a tenant.
+    #[must_use]
+    pub fn rule(&self, tenant: Tenant) -> Option<&Rule> {
+        self.of(tenant.rule)
+    }
+
     pub(super) fn of(&self, rule: RuleId) -> Option<&Rule> {
         self.rules.get(rule.0)
     }

@@ -62,6 +62,19 @@ pub enum RegionKind {
 }
 
 impl RegionKind {
+    /// The word that configurations and policies use for it.
+    #[must_use]
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Self::Egm { .. } => "egm",
+            Self::Reserved { .. } => "reserved",
+            Self::Devdax { .. } => "devdax",
+            Self::Hugetlb => "hugetlb",
+            Self::Memfd => "memfd",
+            Self::GuestMemfd => "guest-memfd",
+        }
+    }
+
     /// Whether bytes have no place of their own and come zeroed from the kernel.
     #[must_use]
     pub const fn is_pool(&self) -> bool {

@@ -1,6 +1,7 @@
 //! `egm-device carve`: splitting the host, and taking slices; one file a subcommand.
 
 mod advise;
+mod grant;
 mod verify;
 
 use clap::Subcommand;
@@ -17,12 +18,14 @@ pub(super) struct Args {
 #[derive(Debug, Subcommand)]
 enum Command {
     Advise(advise::Args),
+    Grant(grant::Args),
     Verify(verify::Args),
 }
 
 pub(super) fn run(args: &Args) -> Outcome {
     match &args.command {
         Command::Advise(args) => advise::run(args),
+        Command::Grant(args) => grant::run(args),
         Command::Verify(args) => verify::run(args),
     }
 }

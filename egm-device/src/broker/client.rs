@@ -1,0 +1,226 @@
+//! The other side: asks a broker for a slice, and waits.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::net::SocketFlags;
+
+use super::packet;
+use super::wire::{self, MAX_PACKET, Refused, Reply, Request, Take};
+use crate::backing::{self, Backing, BackingError};
+use crate::region::{Region, Slice};
+use crate::report::{Blame, Report};
+
+/// Bytes of a region's description at most.
+const MAX_REGION: u64 = 64 << 20;
+
+/// Why there is no slice.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
+pub enum ClientError {
+    #[error("cannot reach the broker at {}", path.display())]
+    Connect { path: PathBuf, source: io::Error },
+    #[error("the broker refused {asked}: {why}")]
+    Refused { asked: String, why: String },
+    #[error("the broker hung up")]
+    Gone(#[source] io::Error),
+    #[error("the broker said something unknown: {what}")]
+    Unknown { what: &'static str },
+    #[error("the memory that the broker passed cannot be used")]
+    Backing(#[source] BackingError),
+}
+
+impl Report for ClientError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::Unknown { .. } => Blame::Internal,
+            _ => Blame::Host,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Connect { path, .. } => {
+                Some(format!("start it: egm-device broker --socket {}", path.display()))
+            }
+            Self::Unknown { .. } => Some("use a client and a broker of one version".to_owned()),
+            _ => None,
+        }
+    }
+}
+
+/// A connection to a broker: for one slice.
+#[derive(Debug)]
+pub struct Client {
+    socket: OwnedFd,
+}
+
+impl Client {
+    /// Connects to the broker at `path`. From here on the broker knows this process, whoever uses the connection.
+    ///
+    /// # Errors
+    /// [`ClientError::Connect`].
+    pub fn connect(path: &Path) -> Result<Self, ClientError> {
+        let error = |source| ClientError::Connect { path: path.to_owned(), source };
+        let socket = packet::socket(SocketFlags::empty()).map_err(error)?;
+        let address = packet::address(path).map_err(error)?;
+        rustix::net::connect(&socket, &address).map_err(|errno| error(errno.into()))?;
+        Ok(Self { socket })
+    }
+
+    /// A slice as `take` describes; `waiting` is told why where it has to wait.
+    ///
+    /// # Errors
+    /// [`ClientError`]: refused with the rule and what is free instead, or the broker is not what it should be.
+    pub fn take(self, take: &Take, waiting: impl FnOnce(&str)) -> Result<Loan, ClientError> {
+        self.say(&Request::Take(take.clone()))?;
+        let mut waiting = Some(waiting);
+        loop {
+            let (reply, descriptors) = self.hear()?;
+            match reply {
+                Reply::Waiting(Refused { why, .. }) => {
+                    if let Some(waiting) = waiting.take() {
+                        waiting(&why);
+                    }
+                }
+                Reply::Granted { slice, offset } => return Loan::new(self, slice, offset, descriptors),
+                Reply::Refused(Refused { why, .. }) => {
+                    return Err(ClientError::Refused { asked: take.name.clone(), why });
+                }
+                _ => return Err(ClientError::Unknown { what: "an answer to nothing" }),
+            }
+        }
+    }
+
+    /// What this user could have now: bytes in all, and in one piece.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn free(&self) -> Result<(u64, u64), ClientError> {
+        self.say(&Request::Free)?;
+        match self.hear()?.0 {
+            Reply::Free(room) => Ok((room.total, room.largest)),
+            Reply::Refused(Refused { why, .. }) => {
+                Err(ClientError::Refused { asked: "to say what is free".into(), why })
+            }
+            _ => Err(ClientError::Unknown { what: "an answer to nothing" }),
+        }
+    }
+
+    fn say(&self, request: &Request) -> Result<(), ClientError> {
+        match packet::send(self.socket.as_fd(), &wire::encode(request), &[]) {
+            // A broker that refused the connection said why before it hung up.
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(ClientError::Gone(error)),
+            _ => Ok(()),
+        }
+    }
+
+    fn hear(&self) -> Result<(Reply, Vec<OwnedFd>), ClientError> {
+        let mut buffer = [0; 2 * MAX_PACKET];
+        let (length, descriptors) =
+            packet::wait_for(self.socket.as_fd(), &mut buffer).map_err(ClientError::Gone)?;
+        match buffer.get(..length) {
+            None | Some([]) => Err(ClientError::Gone(io::ErrorKind::UnexpectedEof.into())),
+            Some(packet) => {
+                let reply = serde_json::from_slice(packet);
+                let reply = reply.map_err(|_| ClientError::Unknown { what: "a packet that is no answer" })?;
+                Ok((reply, descriptors))
+            }
+        }
+    }
+}
+
+/// A slice that a broker lends: for as long as this value, or this process, lives.
+#[derive(Debug)]
+pub struct Loan {
+    client: Client,
+    region: Region,
+    slice: Slice,
+    offset: u64,
+    file: File,
+}
+
+impl Loan {
+    fn new(
+        client: Client,
+        slice: Slice,
+        offset: u64,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Self, ClientError> {
+        let Ok([memory, description]) = <[OwnedFd; packet::DESCRIPTORS]>::try_from(descriptors) else {
+            return Err(ClientError::Unknown { what: "a slice without its descriptors" });
+        };
+        let mut text = Vec::new();
+        read_all(&description.into(), &mut text).map_err(ClientError::Gone)?;
+        let region = serde_json::from_slice(&text);
+        let region = region.map_err(|_| ClientError::Unknown { what: "a region that is none" })?;
+        Ok(Self { client, region, slice, offset, file: memory.into() })
+    }
+
+    /// The region, with all of its retired pages.
+    #[must_use]
+    pub const fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// The slice.
+    #[must_use]
+    pub const fn slice(&self) -> &Slice {
+        &self.slice
+    }
+
+    /// Its file, which others may share.
+    #[must_use]
+    pub const fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Where the slice begins in [`Loan::file`].
+    #[must_use]
+    pub const fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Its bytes, checked to be what the region says. They are lent as long as the loan or this process lives.
+    ///
+    /// # Errors
+    /// [`ClientError::Backing`]: the broker passed something else.
+    pub fn backing(&self) -> Result<Box<dyn Backing>, ClientError> {
+        let file = self.file.try_clone().map_err(ClientError::Gone)?;
+        backing::adopt(&self.region, &self.slice, file).map_err(ClientError::Backing)
+    }
+
+    /// Gives the slice back and waits until it is scrubbed. No process may map it any more. Without this it goes back when
+    /// this process ends.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn give_back(self) -> Result<(), ClientError> {
+        drop(self.file);
+        self.client.say(&Request::Return)?;
+        match self.client.hear()?.0 {
+            Reply::Returned => Ok(()),
+            Reply::Refused(Refused { why, .. }) => {
+                Err(ClientError::Refused { asked: "a return".into(), why })
+            }
+            _ => Err(ClientError::Unknown { what: "an answer to nothing" }),
+        }
+    }
+}
+
+/// What the broker wrote, from the start: the position of the descriptor is the broker's.
+fn read_all(file: &File, text: &mut Vec<u8>) -> io::Result<()> {
+    struct At<'a>(&'a File, u64);
+    impl Read for At<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let length = self.0.read_at(buffer, self.1)?;
+            self.1 = self.1.saturating_add(u64::try_from(length).map_err(io::Error::other)?);
+            Ok(length)
+        }
+    }
+    At(file, 0).take(MAX_REGION).read_to_end(text)?;
+    Ok(())
+}

@@ -1,0 +1,26 @@
+//! One process that holds files which open once, and lends slices of them to whom the policy lets.
+//!
+//! ```text
+//!  client.rs ──one packet──► serve.rs ──► session.rs ──► policy      who may, who is next: pure
+//!      ▲                       │   ▲           │
+//!      └── descriptors ────────┘   └─ thread ◄─┘ source.rs           the ledger places, locks, scrubs
+//! ```
+//! One connection is one request and at most one slice. A slice is lent until its connection is closed *and* the process
+//! that made the connection has ended, or until the client says that it has unmapped it: a connection that is merely lost
+//! never frees memory that somebody maps.
+//!
+//! What this module refuses to do: wait for a client, keep more than a few packets for it, believe what it says of itself.
+#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
+
+mod client;
+mod packet;
+mod peer;
+mod serve;
+mod session;
+mod source;
+mod wire;
+
+pub use client::{Client, ClientError, Loan};
+pub use serve::{Server, ServerError};
+pub use source::{Held, LedgerSource, Source};
+pub use wire::{MAX_PACKET, Take};

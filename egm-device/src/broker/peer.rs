@@ -1,0 +1,109 @@
+//! Who a peer is, as the kernel remembers from the moment it connected. This is an unsafe room.
+//!
+//! What callers may rely on: nothing here comes from the peer's own words, and the process is held by a descriptor, so that
+//! its number cannot come to mean another process.
+#![expect(unsafe_code, reason = "three socket options have no safe interface")]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::policy::Peer;
+
+/// The most groups that a process has (`NGROUPS_MAX`), in bytes.
+const GROUPS: usize = 65536 * 4;
+
+/// Who is on the other side of a connection.
+#[derive(Debug)]
+pub(super) struct Identity {
+    /// For the policy.
+    pub(super) peer: Peer,
+    /// Number of the process.
+    pub(super) pid: u32,
+    /// The process; readable once it has ended.
+    pub(super) process: OwnedFd,
+}
+
+/// Who made the connection `socket`.
+///
+/// # Errors
+/// The kernel's; `NotFound` for a process that has ended, or lives where this one cannot see it.
+pub(super) fn identify(socket: BorrowedFd<'_>) -> io::Result<Identity> {
+    let mut credentials = [0; 12]; // struct ucred: pid, uid, gid
+    option(socket, libc::SO_PEERCRED, &mut credentials)?;
+    let mut numbers = words(&credentials);
+    let (Some(pid), Some(uid), Some(gid)) = (numbers.next(), numbers.next(), numbers.next()) else {
+        return Err(io::ErrorKind::InvalidData.into());
+    };
+    let mut groups = vec![0; GROUPS];
+    let length = option(socket, libc::SO_PEERGROUPS, &mut groups)?;
+    let gids = [gid].into_iter().chain(words(groups.get(..length).unwrap_or_default())).collect();
+    Ok(Identity { peer: Peer { uid, gids }, pid, process: process(socket, pid)? })
+}
+
+/// The process that made the connection. Kernels before 6.5 say only its number, which may be another's by now: then
+/// that process is waited for as well, which costs time and lends nothing twice.
+fn process(socket: BorrowedFd<'_>, pid: u32) -> io::Result<OwnedFd> {
+    let mut number = [0; 4];
+    match option(socket, libc::SO_PEERPIDFD, &mut number) {
+        Ok(_) => {
+            // SAFETY: the kernel has just made this descriptor for us; nobody else owns it.
+            let process = unsafe { OwnedFd::from_raw_fd(i32::from_ne_bytes(number)) };
+            rustix::io::fcntl_setfd(process.as_fd(), rustix::io::FdFlags::CLOEXEC)?;
+            Ok(process)
+        }
+        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
+            let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;
+            Ok(pidfd_open(pid, PidfdFlags::empty())?)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn words(bytes: &[u8]) -> impl Iterator<Item = u32> {
+    bytes.as_chunks().0.iter().map(|word| u32::from_ne_bytes(*word))
+}
+
+/// The socket option `name` in `buffer`; returns how many bytes of it the kernel filled.
+fn option(socket: BorrowedFd<'_>, name: libc::c_int, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut length = libc::socklen_t::try_from(buffer.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: the kernel writes `length` bytes at most, which is what the buffer has, and the new length.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            name,
+            buffer.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    usize::try_from(length).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn the_other_end_of_a_pair_is_this_process() {
+        let (a, _b) = UnixStream::pair().unwrap();
+        let found = identify(a.as_fd()).unwrap();
+        assert_eq!(found.pid, std::process::id());
+        assert_eq!(found.peer.uid, rustix::process::geteuid().as_raw());
+        assert_eq!(found.peer.gids[0], rustix::process::getegid().as_raw());
+        let own: Vec<u32> = rustix::process::getgroups().unwrap().iter().map(|gid| gid.as_raw()).collect();
+        assert_eq!(found.peer.gids[1..], own);
+    }
+
+    #[test]
+    fn what_is_no_socket_has_no_peer() {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!(identify(file.as_fd()).unwrap_err().raw_os_error(), Some(libc::ENOTSOCK));
+    }
+}

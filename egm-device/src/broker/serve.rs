@@ -1,0 +1,434 @@
+//! The broker's event loop: sockets, processes and threads around [`Sessions`].
+//!
+//! One thread waits for everything and never for one: clients are read one packet at a time, in turn, and cut off when they
+//! have no room for an answer. What takes long, opening and scrubbing, has threads of its own, one a slice.
+
+use std::collections::BTreeMap;
+use std::fs::{File, Permissions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::fs::{FlockOperation, MemfdFlags, SealFlags, Timespec, fcntl_add_seals, flock, memfd_create};
+use rustix::net::SocketFlags;
+
+use super::packet::{self, Packet};
+use super::peer;
+use super::session::{Effect, Job, Key, Sessions};
+use super::source::{Held, Source};
+use super::wire::{self, MAX_PACKET, Refused, Reply};
+use crate::carve::plan::Request;
+use crate::owner::started;
+use crate::policy::{Patience, Policy, Queue, Supply};
+use crate::report::{Blame, Report};
+
+/// How long what the ledger said is believed, so that nobody makes it work by asking.
+const FRESH: Duration = Duration::from_millis(100);
+
+/// How often those who wait are looked at although nothing happened: others may have freed something. Also how long the
+/// broker is deaf when it has no descriptor left for a new client.
+const TICK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// Clients that the kernel lets wait for the loop.
+const BACKLOG: i32 = 128;
+
+/// Names in the epoll set: a connection has `2 * key`, its process one more, and keys begin with 1.
+const LISTENER: u64 = 0;
+const WAKE: u64 = 1;
+
+/// Why the broker cannot serve.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// Another broker has the socket.
+    #[error("another broker listens at {}", path.display())]
+    Taken {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// The socket cannot be made.
+    #[error("cannot listen at {}", path.display())]
+    Listen {
+        /// The socket.
+        path: PathBuf,
+        /// The kernel's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The loop cannot wait.
+    #[error("cannot wait for clients")]
+    Wait(#[source] io::Error),
+}
+
+impl Report for ServerError {
+    fn blame(&self) -> Blame {
+        Blame::Host
+    }
+
+    fn help(&self) -> Option<String> {
+        matches!(self, Self::Taken { .. }).then(|| "use that one, or end it first".to_owned())
+    }
+}
+
+/// A broker that listens.
+pub struct Server {
+    source: Arc<dyn Source>,
+    sessions: Sessions,
+    links: BTreeMap<Key, Link>,
+    /// Of the ledger, and when.
+    supplies: Option<(Instant, Vec<Supply>)>,
+    begun: Instant,
+    deaf: bool,
+    epoll: OwnedFd,
+    listener: OwnedFd,
+    threads: Threads,
+    /// Held while this broker listens: whoever has it may replace the socket.
+    _lock: File,
+}
+
+/// What belongs to a session, outside the state machine.
+struct Link {
+    /// `None` once it is closed.
+    socket: Option<OwnedFd>,
+    /// `None` once the process has ended.
+    process: Option<OwnedFd>,
+    lease: Option<Box<dyn Held>>,
+    /// Set when nobody wants the slice that is being made.
+    cancel: Arc<AtomicBool>,
+}
+
+/// The way back from threads.
+struct Threads {
+    done: mpsc::Receiver<(Key, Done)>,
+    tell: mpsc::Sender<(Key, Done)>,
+    wake: Arc<OwnedFd>,
+}
+
+enum Done {
+    Made(Result<Box<dyn Held>, String>),
+    Returned,
+}
+
+impl Server {
+    /// Listens at `path`, where everybody may connect: the policy decides. A socket that was left behind is replaced.
+    ///
+    /// # Errors
+    /// [`ServerError`].
+    pub fn listen(path: &Path, policy: Policy, source: Arc<dyn Source>) -> Result<Self, ServerError> {
+        let error = |source| ServerError::Listen { path: path.to_owned(), source };
+        let lock = lock(path)?;
+        let listener = listen(path).map_err(error)?;
+        let (tell, done) = mpsc::channel();
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| error(e.into()))?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| error(e.into()))?;
+        watch(&epoll, listener.as_fd(), LISTENER).map_err(error)?;
+        watch(&epoll, wake.as_fd(), WAKE).map_err(error)?;
+        Ok(Self {
+            source,
+            sessions: Sessions::new(Queue::new(policy, Patience::default())),
+            links: BTreeMap::new(),
+            supplies: None,
+            begun: Instant::now(),
+            deaf: false,
+            epoll,
+            listener,
+            threads: Threads { done, tell, wake: Arc::new(wake) },
+            _lock: lock,
+        })
+    }
+
+    /// Serves until waiting itself fails. A broker that is killed loses nothing: its slices are dirty, and those whose
+    /// clients live stay in use by the kernel's account.
+    ///
+    /// # Errors
+    /// [`ServerError::Wait`].
+    pub fn run(&mut self) -> Result<(), ServerError> {
+        loop {
+            self.turn().map_err(ServerError::Wait)?;
+        }
+    }
+
+    fn turn(&mut self) -> io::Result<()> {
+        let timeout = (self.deaf || self.sessions.is_waiting()).then_some(TICK);
+        let mut events = Vec::with_capacity(64);
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
+            Err(rustix::io::Errno::INTR) => return Ok(()),
+            waited => waited?,
+        };
+        if events.is_empty() {
+            self.hear()?;
+            self.serve();
+        }
+        for event in &events {
+            match event.data.u64() {
+                LISTENER => self.accept()?,
+                WAKE => self.threads_done(),
+                name if name.is_multiple_of(2) => self.read(name / 2),
+                name => self.process_ended(name / 2),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes one client in, or sends it away.
+    fn accept(&mut self) -> io::Result<()> {
+        let socket =
+            match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => socket,
+                // No descriptor, or no memory, for a client that would be announced again and again.
+                Err(
+                    rustix::io::Errno::MFILE
+                    | rustix::io::Errno::NFILE
+                    | rustix::io::Errno::NOMEM
+                    | rustix::io::Errno::NOBUFS,
+                ) => {
+                    self.deaf = true;
+                    return Ok(epoll::delete(&self.epoll, &self.listener)?);
+                }
+                Err(_) => return Ok(()), // it is gone already
+            };
+        // Whoever cannot be identified or watched is not served: its socket closes here.
+        let Ok(identity) = peer::identify(socket.as_fd()) else { return Ok(()) };
+        let begun = started(identity.pid).unwrap_or(0);
+        match self.sessions.connected(identity.peer, identity.pid, begun) {
+            Ok(key) => {
+                let link = Link {
+                    socket: Some(socket),
+                    process: Some(identity.process),
+                    lease: None,
+                    cancel: Arc::default(),
+                };
+                let watched = link.watch(&self.epoll, key);
+                self.links.insert(key, link);
+                if watched.is_err() {
+                    self.close(key);
+                    self.process_ended(key);
+                }
+            }
+            Err(reply) => drop(packet::send(socket.as_fd(), &wire::encode(&reply), &[])),
+        }
+        Ok(())
+    }
+
+    /// Listens again, where it was deaf.
+    fn hear(&mut self) -> io::Result<()> {
+        if std::mem::take(&mut self.deaf) {
+            watch(&self.epoll, self.listener.as_fd(), LISTENER)?;
+        }
+        Ok(())
+    }
+
+    /// One packet of one client.
+    fn read(&mut self, key: Key) {
+        let Some(socket) = self.links.get(&key).and_then(|link| link.socket.as_ref()) else { return };
+        let mut buffer = [0; MAX_PACKET];
+        let parsed = match packet::receive(socket.as_fd(), &mut buffer) {
+            Ok(Packet::Whole(packet)) => wire::parse(packet),
+            Ok(Packet::TooLong) => Err(format!("a packet has {MAX_PACKET} bytes at most")),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Ok(Packet::End) | Err(_) => return self.close(key),
+        };
+        match parsed {
+            Ok(request) => {
+                self.refresh();
+                let supplies = self.supplies.as_ref().map_or(&[][..], |(_, supplies)| supplies);
+                let effects = self.sessions.request(key, request, self.begun.elapsed(), supplies);
+                self.apply(effects);
+            }
+            Err(why) => {
+                self.send(key, &Reply::Refused(Refused::because(why)));
+                self.close(key);
+            }
+        }
+    }
+
+    fn process_ended(&mut self, key: Key) {
+        if let Some(link) = self.links.get_mut(&key) {
+            link.process = None; // which takes it out of the epoll set
+        }
+        let effects = self.sessions.ended(key);
+        self.apply(effects);
+    }
+
+    fn threads_done(&mut self) {
+        let mut count = [0; 8];
+        let _ = rustix::io::read(self.threads.wake.as_ref(), &mut count); // nothing to read is nothing to do
+        while let Ok((key, done)) = self.threads.done.try_recv() {
+            let effects = match done {
+                Done::Made(made) => self.made(key, made),
+                Done::Returned => self.sessions.returned(key, self.begun.elapsed()),
+            };
+            self.apply(effects);
+        }
+        self.supplies = None;
+        self.serve();
+    }
+
+    fn made(&mut self, key: Key, made: Result<Box<dyn Held>, String>) -> Vec<Effect> {
+        let outcome = made.map(|lease| {
+            let sent = self.hand_over(key, lease.as_ref());
+            if let Some(link) = self.links.get_mut(&key) {
+                link.lease = Some(lease);
+            }
+            if sent.is_err() {
+                self.close(key); // nobody has the slice: it goes back at once
+            }
+        });
+        self.sessions.made(key, outcome, self.begun.elapsed())
+    }
+
+    /// Sends a slice to its client.
+    fn hand_over(&self, key: Key, lease: &dyn Held) -> io::Result<()> {
+        let socket = self.links.get(&key).and_then(|link| link.socket.as_ref());
+        let socket = socket.ok_or(io::ErrorKind::NotConnected)?;
+        let region = describe(lease)?;
+        let reply = Reply::Granted { slice: lease.slice().clone(), offset: lease.backing().offset() };
+        packet::send(socket.as_fd(), &wire::encode(&reply), &[lease.backing().file().as_fd(), region.as_fd()])
+    }
+
+    /// Whoever has room now gets it.
+    fn serve(&mut self) {
+        if !self.sessions.is_waiting() {
+            return;
+        }
+        self.refresh();
+        let supplies = self.supplies.as_ref().map_or(&[][..], |(_, supplies)| supplies);
+        let effects = self.sessions.serve(self.begun.elapsed(), supplies);
+        self.apply(effects);
+    }
+
+    fn refresh(&mut self) {
+        if self.supplies.as_ref().is_none_or(|(at, _)| at.elapsed() > FRESH) {
+            self.supplies = Some((Instant::now(), self.source.supplies()));
+        }
+    }
+
+    fn close(&mut self, key: Key) {
+        let effects = self.sessions.closed(key);
+        self.apply(effects);
+    }
+
+    fn apply(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Send(key, reply) => self.send(key, &reply),
+                Effect::Close(key) => {
+                    if let Some(link) = self.links.get_mut(&key) {
+                        link.socket = None;
+                        link.cancel.store(true, Ordering::Relaxed);
+                    }
+                }
+                Effect::Make(key, job) => self.make(key, job),
+                Effect::GiveBack(key) => self.give_back(key),
+                Effect::Forget(key) => drop(self.links.remove(&key)),
+            }
+        }
+    }
+
+    /// Who has no room for an answer, or has hung up, is cut off.
+    fn send(&mut self, key: Key, reply: &Reply) {
+        let Some(socket) = self.links.get(&key).and_then(|link| link.socket.as_ref()) else { return };
+        if packet::send(socket.as_fd(), &wire::encode(reply), &[]).is_err() {
+            self.close(key);
+        }
+    }
+
+    fn make(&mut self, key: Key, job: Job) {
+        let Some(link) = self.links.get(&key) else { return };
+        let (source, cancel) = (self.source.clone(), link.cancel.clone());
+        self.threads.start(
+            key,
+            move || Done::Made(make(source.as_ref(), &job, &cancel)),
+            |error| Done::Made(Err(error.to_string())),
+        );
+    }
+
+    fn give_back(&mut self, key: Key) {
+        let Some(lease) = self.links.get_mut(&key).and_then(|link| link.lease.take()) else { return };
+        let give_back = move || {
+            // What was not scrubbed is dirty by the ledger's account, and scrubbed for its next owner.
+            let _ = lease.give_back();
+            Done::Returned
+        };
+        self.threads.start(key, give_back, |_| Done::Returned);
+    }
+}
+
+impl Link {
+    fn watch(&self, epoll: &OwnedFd, key: Key) -> io::Result<()> {
+        let name = key.saturating_mul(2);
+        if let (Some(socket), Some(process)) = (&self.socket, &self.process) {
+            watch(epoll, socket.as_fd(), name)?;
+            watch(epoll, process.as_fd(), name.saturating_add(1))?;
+        }
+        Ok(())
+    }
+}
+
+impl Threads {
+    /// Runs `work` on a thread; where there can be none, what `failed` says comes back.
+    fn start(
+        &self,
+        key: Key,
+        work: impl FnOnce() -> Done + Send + 'static,
+        failed: impl FnOnce(io::Error) -> Done,
+    ) {
+        let tell = move |tell: &mpsc::Sender<_>, wake: &OwnedFd, done| {
+            let _ = tell.send((key, done)); // the loop is gone: nobody needs to know
+            let _ = rustix::io::write(wake, &1u64.to_ne_bytes()); // full means that it is told already
+        };
+        let (sender, wake) = (self.tell.clone(), self.wake.clone());
+        let thread = thread::Builder::new().name("broker-slice".into());
+        if let Err(error) = thread.spawn(move || tell(&sender, &wake, work())) {
+            tell(&self.tell, &self.wake, failed(error));
+        }
+    }
+}
+
+fn make(source: &dyn Source, job: &Job, cancel: &AtomicBool) -> Result<Box<dyn Held>, String> {
+    let request = Request { align: job.align, ..Request::new(job.size, job.owner.clone()) };
+    source.grant(&job.region, &request, cancel)
+}
+
+/// The region of a slice as JSON in a file that nobody can change: its retired pages may be more than a packet holds.
+fn describe(lease: &dyn Held) -> io::Result<File> {
+    let mut file = File::from(memfd_create(c"region", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+    io::Write::write_all(&mut file, &wire::encode(lease.region()))?;
+    fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
+}
+
+fn watch(epoll: &OwnedFd, descriptor: BorrowedFd<'_>, name: u64) -> io::Result<()> {
+    Ok(epoll::add(epoll, descriptor, epoll::EventData::new_u64(name), epoll::EventFlags::IN)?)
+}
+
+/// The lock beside the socket: one broker has it at a time, and it goes with its process.
+fn lock(path: &Path) -> Result<File, ServerError> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".lock");
+    let error = |source| ServerError::Listen { path: path.to_owned(), source };
+    let lock = File::options().create(true).truncate(false).write(true).open(&beside).map_err(error)?;
+    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(lock),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(ServerError::Taken { path: path.to_owned() }),
+        Err(errno) => Err(error(errno.into())),
+    }
+}
+
+fn listen(path: &Path) -> io::Result<OwnedFd> {
+    use std::os::unix::fs::FileTypeExt;
+    // The lock is ours, so a socket here was left behind; a file of another kind makes bind(2) fail.
+    if std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket()) {
+        std::fs::remove_file(path)?;
+    }
+    let socket = packet::socket(SocketFlags::NONBLOCK)?;
+    rustix::net::bind(&socket, &packet::address(path)?)?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o666))?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}

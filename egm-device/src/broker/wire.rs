@@ -1,0 +1,193 @@
+//! What is said on the socket: one JSON value a packet, [`MAX_PACKET`] bytes at most.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::policy::{Free, Refusal, is_word};
+use crate::region::Slice;
+
+/// Bytes in a packet at most: the longest legal one is half of it.
+pub const MAX_PACKET: usize = 4096;
+
+/// Regions in a request at most.
+const MAX_REGIONS: usize = 16;
+
+/// Bytes of the regions' names in an answer at most; an operator with more asks `egm-device regions`.
+const MAX_NAMES: usize = 48;
+
+/// A slice that a client wants.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Take {
+    /// What operators call it, the name of a VM or a job: 1 to 64 of A-Z a-z 0-9 . _ -
+    pub name: String,
+    /// Names or kinds of regions that it may come from, best first: 1 to 16.
+    pub regions: Vec<String>,
+    /// Bytes, whole pages of the region.
+    pub size: u64,
+    /// Alignment in bytes, a power of two; 0 for the region's page.
+    pub align: u64,
+    /// The VM class that it is for.
+    pub class: Option<String>,
+    /// Whether to wait where there is no room now.
+    pub wait: bool,
+}
+
+/// What a client says.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(super) enum Request {
+    Take(Take),
+    /// The memory of this connection's slice is unmapped everywhere.
+    Return,
+    /// What could be had?
+    Free,
+}
+
+/// What the broker says.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(super) enum Reply {
+    /// With two descriptors: the memory, and a file with the region as JSON, whose retired pages may be many.
+    Granted {
+        slice: Slice,
+        /// Where the slice begins in the first descriptor.
+        offset: u64,
+    },
+    /// In the queue, and why.
+    Waiting(Refused),
+    Refused(Refused),
+    /// Scrubbed, or noted as dirty.
+    Returned,
+    Free(Room),
+}
+
+/// Why a request is not granted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Refused {
+    /// The rule, the reason and what is free instead, as a sentence.
+    pub(super) why: String,
+    pub(super) rule: Option<String>,
+    pub(super) free: Room,
+}
+
+/// What is free for the peer, in bytes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Room {
+    pub(super) total: u64,
+    pub(super) largest: u64,
+    /// For operators only.
+    pub(super) regions: Vec<(String, u64)>,
+}
+
+impl From<Free> for Room {
+    fn from(mut free: Free) -> Self {
+        free.regions.truncate(MAX_NAMES);
+        Self { total: free.total, largest: free.largest, regions: free.regions }
+    }
+}
+
+impl From<Refusal> for Refused {
+    fn from(mut refusal: Refusal) -> Self {
+        refusal.free.regions.truncate(MAX_NAMES);
+        Self { why: refusal.to_string(), rule: refusal.rule, free: refusal.free.into() }
+    }
+}
+
+impl Refused {
+    /// A refusal that no rule made.
+    pub(super) fn because(why: impl Into<String>) -> Self {
+        Self { why: why.into(), rule: None, free: Room::default() }
+    }
+}
+
+/// What is wrong with a request, if anything is.
+pub(super) fn parse(packet: &[u8]) -> Result<Request, String> {
+    let request = decode(packet).ok_or("this is no request that this broker knows")?;
+    if let Request::Take(take) = &request {
+        let words = take.regions.iter().chain(&take.class).chain([&take.name]);
+        if let Some(word) = words.into_iter().find(|word| !is_word(word)) {
+            let start: String = word.chars().take(64).collect();
+            return Err(format!("{start:?} is no name: write 1 to 64 of A-Z a-z 0-9 . _ -"));
+        }
+        if !(1..=MAX_REGIONS).contains(&take.regions.len()) {
+            return Err(format!("{} regions are named: name 1 to {MAX_REGIONS}", take.regions.len()));
+        }
+        if take.align != 0 && !take.align.is_power_of_two() {
+            return Err(format!("an alignment is a power of two, and {:#x} is none", take.align));
+        }
+    }
+    Ok(request)
+}
+
+/// A value from a packet.
+pub(super) fn decode<T: DeserializeOwned>(packet: &[u8]) -> Option<T> {
+    if packet.len() > MAX_PACKET {
+        return None;
+    }
+    serde_json::from_slice(packet).ok()
+}
+
+/// A packet of a value. Every map has string keys, so nothing of it can fail to be JSON.
+pub(super) fn encode(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).unwrap_or_default()
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::policy::Why;
+
+    pub(crate) fn take(region: &str, size: u64) -> Take {
+        Take { name: "vm".into(), regions: vec![region.into()], size, align: 0, class: None, wait: true }
+    }
+
+    #[test]
+    fn the_longest_request_and_the_longest_refusal_fit_a_packet() {
+        let long = "x".repeat(64);
+        let most = Take {
+            name: long.clone(),
+            regions: vec![long.clone(); MAX_REGIONS],
+            size: u64::MAX,
+            align: 1 << 63,
+            class: Some(long.clone()),
+            wait: false,
+        };
+        let packet = encode(&Request::Take(most));
+        assert!(packet.len() < MAX_PACKET / 2 && parse(&packet).is_ok());
+        let region = "r".repeat(32);
+        let why = Why::NoClass { uid: u32::MAX, class: long.clone(), region: region.clone() };
+        let free = Free { total: u64::MAX, largest: u64::MAX, regions: vec![(region, u64::MAX); 1000] };
+        let refused = Reply::Refused(Refusal { rule: Some(long), why, free }.into());
+        assert!(encode(&refused).len() < 2 * MAX_PACKET);
+    }
+
+    #[test]
+    fn what_is_no_request_is_refused_with_what_is_wrong() {
+        let with = |change: fn(&mut Take)| {
+            let mut take = take("egm4", 1);
+            change(&mut take);
+            parse(&encode(&Request::Take(take))).unwrap_err()
+        };
+        assert_eq!(with(|t| t.align = 3), "an alignment is a power of two, and 0x3 is none");
+        assert_eq!(with(|t| t.regions.clear()), "0 regions are named: name 1 to 16");
+        assert_eq!(
+            with(|t| t.name = "\u{1b}[2J".into()),
+            "\"\\u{1b}[2J\" is no name: write 1 to 64 of A-Z a-z 0-9 . _ -"
+        );
+        assert!(parse(b"{\"take\":{}}").is_err() && parse(b"").is_err() && parse(&[b' '; 5000]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_packet_is_a_request_or_refused(packet in prop::collection::vec(any::<u8>(), 0..300)) {
+            if let Ok(request) = parse(&packet) {
+                prop_assert_eq!(parse(&encode(&request)).unwrap(), request);
+            }
+        }
+    }
+}

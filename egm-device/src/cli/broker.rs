@@ -1,0 +1,66 @@
+//! `egm-device broker`: lends slices to whom the policy lets.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use super::Outcome;
+use super::host::Host;
+use crate::broker::{LedgerSource, Server};
+use crate::ledger::{Identity, Ledger, Paths};
+use crate::policy::{self, Names, PolicyError};
+use crate::report::{Blame, Report};
+
+/// Where clients find the broker. Not in the ledger's folder, which is root's alone.
+pub(super) const SOCKET: &str = "/run/egm-broker.sock";
+
+/// Lends slices to other users' processes, as the policy says, and opens devices that open once
+///
+/// It runs until it is ended. A slice is lent until its client has closed the connection and ended, or says that it has
+/// unmapped it; then it is scrubbed. A device that opens once stays with the broker until it ends.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Where clients connect; anybody may, and the policy decides
+    #[arg(long, value_name = "PATH", default_value = SOCKET)]
+    socket: PathBuf,
+    /// Who may take what; without this file only root may
+    #[arg(long, value_name = "FILE", default_value = "/etc/egm-device/policy.json")]
+    policy: PathBuf,
+    #[command(flatten)]
+    host: Host,
+}
+
+pub(super) fn run(args: &Args) -> Outcome {
+    let policy = policy::load(&args.policy, &Names::of_host(Path::new("/")))?;
+    let source = LedgerSource::new(ledger()?, args.host.survey()?.regions);
+    let mut server = Server::listen(&args.socket, policy, Arc::new(source))?;
+    server.run()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// This host's ledger.
+pub(super) fn ledger() -> Result<Ledger, Box<dyn Report>> {
+    let identity = Identity::read(Path::new("/")).map_err(NoIdentity)?;
+    Ok(Ledger::open(Paths::below(Path::new("/")), identity)?)
+}
+
+/// Without it no record of the ledger could be believed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read which boot of which host this is")]
+struct NoIdentity(#[source] io::Error);
+
+impl Report for NoIdentity {
+    fn blame(&self) -> Blame {
+        Blame::Host
+    }
+}
+
+impl Report for PolicyError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::Read { .. } => Blame::Host,
+            _ => Blame::Configuration,
+        }
+    }
+}

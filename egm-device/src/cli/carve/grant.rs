@@ -1,0 +1,136 @@
+//! `egm-device carve grant`: a slice for as long as a command runs.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, ExitStatus};
+
+use egm_address::ByteSize;
+use rustix::io::{FdFlags, fcntl_setfd};
+
+use crate::Backing;
+use crate::broker::{Client, Take};
+use crate::carve::plan::Request;
+use crate::cli::Outcome;
+use crate::cli::broker::ledger;
+use crate::cli::host::Host;
+use crate::ledger::Watch;
+use crate::owner::Owner;
+use crate::report::{Blame, Report};
+
+/// Takes a slice, runs a command with it, and gives it back scrubbed
+///
+/// The command finds the memory's descriptor, the slice's place in it and its size, both in bytes, in EGM_SLICE_FD,
+/// EGM_SLICE_OFFSET and EGM_SLICE_SIZE.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Region by name or kind; several are tried in this order
+    #[arg(long, value_name = "REGION", required = true)]
+    region: Vec<String>,
+    /// Bytes, such as 64GiB
+    #[arg(long, value_name = "SIZE")]
+    size: ByteSize,
+    /// Alignment of its host physical address; at least the region's page
+    #[arg(long, value_name = "SIZE", default_value = "0")]
+    align: ByteSize,
+    /// What operators call its owner
+    #[arg(long, value_name = "NAME", default_value = "carve-grant")]
+    name: String,
+    /// Ask the broker at this socket, as who is not root must
+    #[arg(long, value_name = "SOCKET")]
+    broker: Option<PathBuf>,
+    /// VM class, for the broker's policy
+    #[arg(long, value_name = "CLASS", requires = "broker")]
+    class: Option<String>,
+    /// Where there is no room now, wait for the broker to have some
+    #[arg(long, requires = "broker")]
+    wait: bool,
+    #[command(flatten)]
+    host: Host,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+/// Why the command has no slice, or did not run.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("no region of this host is called, or of kind, {}", .0.join(", "))]
+    NoRegion(Vec<String>),
+    #[error("cannot run {command}")]
+    Run { command: String, source: io::Error },
+}
+
+impl Report for Error {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::NoRegion(_) => Blame::Configuration,
+            Self::Run { .. } => Blame::Host,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        matches!(self, Self::NoRegion(_)).then(|| "egm-device regions lists them".to_owned())
+    }
+}
+
+pub(super) fn run(args: &Args) -> Outcome {
+    let status = match &args.broker {
+        Some(socket) => {
+            let take = Take {
+                name: args.name.clone(),
+                regions: args.region.clone(),
+                size: args.size.get(),
+                align: args.align.get(),
+                class: args.class.clone(),
+                wait: args.wait,
+            };
+            let loan = Client::connect(socket)?.take(&take, |why| eprintln!("waiting: {why}"))?;
+            let status = args.run_with(loan.file(), loan.offset())?;
+            loan.give_back()?;
+            status
+        }
+        None => args.run_directly()?,
+    };
+    Ok(status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
+}
+
+impl Args {
+    /// With a slice from this process's own ledger.
+    fn run_directly(&self) -> Result<ExitStatus, Box<dyn Report>> {
+        let (ledger, regions) = (ledger()?, self.host.survey()?.regions);
+        let request =
+            Request { align: self.align.get(), ..Request::new(self.size.get(), Owner::this(&self.name)) };
+        let mut refused = None;
+        for word in &self.region {
+            for region in regions.iter().filter(|r| r.name == *word || r.kind.word() == word) {
+                match ledger.grant(region, &request, &Watch::nobody()) {
+                    Ok(lease) => {
+                        let status = self.run_with(lease.file(), lease.offset())?;
+                        lease.give_back(&Watch::nobody())?;
+                        return Ok(status);
+                    }
+                    Err(error) => refused = refused.or(Some(error)),
+                }
+            }
+        }
+        Err(match refused {
+            Some(error) => error.into(),
+            None => Error::NoRegion(self.region.clone()).into(),
+        })
+    }
+
+    fn run_with(&self, file: &File, offset: u64) -> Result<ExitStatus, Error> {
+        let (program, arguments) = self.command.split_first().map_or(("", &[][..]), |(p, a)| (p.as_str(), a));
+        let error = |source| Error::Run { command: program.to_owned(), source };
+        let memory = file.try_clone().map_err(error)?;
+        fcntl_setfd(&memory, FdFlags::empty()).map_err(|errno| error(errno.into()))?; // the command inherits it
+        let mut command = Command::new(program);
+        command.args(arguments);
+        command.env("EGM_SLICE_FD", memory.as_raw_fd().to_string());
+        command.env("EGM_SLICE_OFFSET", offset.to_string());
+        command.env("EGM_SLICE_SIZE", self.size.get().to_string());
+        command.status().map_err(error)
+    }
+}

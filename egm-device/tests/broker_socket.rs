@@ -1,0 +1,297 @@
+//! The broker over real sockets, with clients who behave and clients who do not.
+
+#![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod broker_world;
+
+use std::fs::File;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use broker_world::{Broker, G, Kept, take};
+use egm_device::broker::{Client, ClientError, MAX_PACKET, Server, ServerError, Take};
+use egm_device::policy::{Names, Policy, parse};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType,
+};
+
+fn raw(path: &Path) -> OwnedFd {
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .unwrap();
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    socket
+}
+
+fn say(socket: &OwnedFd, packet: &[u8]) {
+    rustix::net::send(socket, packet, SendFlags::NOSIGNAL).unwrap();
+}
+
+/// The next answer; empty when the broker hung up.
+fn hear(socket: &OwnedFd) -> String {
+    let mut buffer = [0; 2 * MAX_PACKET];
+    match rustix::net::recv(socket, &mut buffer, RecvFlags::empty()) {
+        Ok((_, length)) => String::from_utf8(buffer[..length].to_vec()).unwrap(),
+        Err(rustix::io::Errno::CONNRESET) => String::new(),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn refused(result: Result<egm_device::broker::Loan, ClientError>) -> String {
+    match result {
+        Err(ClientError::Refused { why, .. }) => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The broker still serves an honest client.
+fn serves(broker: &Broker) {
+    let loan = broker.client().take(&take("egm4", G), |_| ()).unwrap();
+    loan.give_back().unwrap();
+}
+
+#[test]
+fn an_exclusive_file_is_shared_by_two_clients_at_different_places() {
+    let broker = Broker::start(Policy::root_only(), 4 * G);
+    assert_eq!(broker.source.open_again().unwrap_err().raw_os_error(), Some(libc::EBUSY));
+    let first = broker.client().take(&take("egm4", G), |_| ()).unwrap();
+    let second = broker.client().take(&take("egm4", 2 * G), |_| ()).unwrap();
+    assert_ne!(first.offset(), second.offset());
+    assert_eq!(first.region().name, "egm4");
+    first.file().write_all_at(b"mine", first.offset()).unwrap();
+    let mut seen = [0; 4];
+    second.file().read_exact_at(&mut seen, first.offset()).unwrap();
+    assert_eq!(&seen, b"mine", "one file");
+    assert_eq!(broker.source.opened(), 1);
+    let (offset, size) = (first.offset(), first.slice().size.get());
+    first.give_back().unwrap();
+    assert!(broker.source.was_scrubbed(offset, size));
+    second.give_back().unwrap();
+}
+
+#[test]
+fn who_waits_is_served_when_a_slice_comes_back() {
+    let broker = Broker::start(Policy::root_only(), 2 * G);
+    let first = broker.client().take(&take("egm4", 2 * G), |_| ()).unwrap();
+    let (told, waits) = std::sync::mpsc::channel();
+    let client = broker.client();
+    let waiter =
+        std::thread::spawn(move || client.take(&take("egm4", G), |why| told.send(why.to_owned()).unwrap()));
+    let why = waits.recv().unwrap();
+    assert_eq!(
+        why,
+        "rule \"root\": 1GiB does not fit in \"egm4\" now: 0 to have, 0 in one piece; nothing else is free"
+    );
+    first.give_back().unwrap();
+    assert_eq!(waiter.join().unwrap().unwrap().slice().size.get(), G);
+}
+
+#[test]
+fn who_does_not_wait_is_told_which_rule_and_what_is_free_instead() {
+    let broker = Broker::start(Policy::root_only(), 4 * G);
+    let _held = broker.client().take(&take("egm4", 3 * G), |_| ()).unwrap();
+    let now = Take { wait: false, ..take("egm4", 2 * G) };
+    assert_eq!(
+        refused(broker.client().take(&now, |_| ())),
+        "rule \"root\": 2GiB does not fit in \"egm4\" now: 1GiB to have, 1GiB in one piece; \
+         free: 1GiB, 1GiB in one piece (egm4 1GiB)"
+    );
+    let elsewhere = Take { regions: vec!["dax9".into()], ..now };
+    assert!(refused(broker.client().take(&elsewhere, |_| ())).contains("this host has no region dax9"));
+    assert_eq!(broker.client().free().unwrap(), (G, G));
+}
+
+#[test]
+fn malformed_packets_cost_the_connection_and_nothing_else() {
+    let broker = Broker::start(Policy::root_only(), 4 * G);
+    let whole =
+        br#"{"take":{"name":"v","regions":["egm4"],"size":1073741824,"align":0,"class":null,"wait":true}}"#;
+    let cases: [&[u8]; 5] = [&whole[..40], &[0xff; 100], b"{}", b"[[[[[[[[", &[b'x'; MAX_PACKET + 1]];
+    for packet in cases {
+        let hostile = raw(&broker.path);
+        say(&hostile, packet);
+        assert!(hear(&hostile).starts_with("{\"refused\":"), "{packet:?}");
+        assert_eq!(hear(&hostile), "", "cut off");
+    }
+    let empty = raw(&broker.path);
+    say(&empty, b"");
+    assert_eq!(hear(&empty), "");
+    serves(&broker);
+}
+
+#[test]
+fn descriptors_that_a_client_sends_are_dropped() {
+    let broker = Broker::start(Policy::root_only(), 4 * G);
+    let (hostile, null) = (raw(&broker.path), File::open("/dev/null").unwrap());
+    say(&hostile, b"\"free\"");
+    assert!(hear(&hostile).starts_with("{\"free\":")); // the connection has its descriptors now
+    let before = open_descriptors();
+    for _ in 0..20 {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let many = [null.as_fd(); 8];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&many)));
+        let packet = [IoSlice::new(b"\"free\"")];
+        rustix::net::sendmsg(&hostile, &packet, &mut control, SendFlags::empty()).unwrap();
+        assert!(hear(&hostile).starts_with("{\"free\":"));
+    }
+    assert_eq!(open_descriptors(), before, "the broker is in this process");
+    serves(&broker);
+}
+
+fn open_descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[test]
+fn a_client_that_does_not_read_is_cut_off() {
+    let broker = Broker::start(Policy::root_only(), 4 * G);
+    let hostile = raw(&broker.path);
+    // The broker answers until the socket is full and then hangs up, which ends the sending.
+    let ended = loop {
+        match rustix::net::send(&hostile, b"\"free\"", SendFlags::NOSIGNAL) {
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(ended, rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET), "{ended}");
+    serves(&broker);
+}
+
+#[test]
+fn a_user_has_a_bounded_number_of_connections() {
+    let broker = Broker::start(Policy::root_only(), 4 * G);
+    let mut open: Vec<OwnedFd> = (0..64).map(|_| raw(&broker.path)).collect();
+    say(&open[63], b"\"free\"");
+    assert!(hear(&open[63]).starts_with("{\"free\":"), "all are served");
+    let more = raw(&broker.path);
+    assert!(hear(&more).contains("user 0 has 64 connections, the most: close one"));
+    assert_eq!(hear(&more), "");
+    open.truncate(1);
+    // Whoever closed is gone once the broker has seen it; it looks at sockets in turn.
+    while Client::connect(&broker.path).unwrap().free().is_err() {}
+    serves(&broker);
+}
+
+#[test]
+fn a_waiting_client_that_hangs_up_is_out_of_the_queue() {
+    let broker = Broker::start(Policy::root_only(), 2 * G);
+    let held = broker.client().take(&take("egm4", 2 * G), |_| ()).unwrap();
+    let gone = raw(&broker.path);
+    say(
+        &gone,
+        br#"{"take":{"name":"v","regions":["egm4"],"size":2147483648,"align":0,"class":null,"wait":true}}"#,
+    );
+    assert!(hear(&gone).starts_with("{\"waiting\":"));
+    drop(gone);
+    held.give_back().unwrap();
+    serves(&broker);
+}
+
+#[test]
+fn one_connection_has_one_slice_and_returns_it_once() {
+    let broker = Broker::start(Policy::root_only(), 4 * G);
+    let socket = raw(&broker.path);
+    let wanted =
+        br#"{"take":{"name":"v","regions":["egm4"],"size":1073741824,"align":0,"class":null,"wait":true}}"#;
+    say(&socket, b"\"return\"");
+    assert!(hear(&socket).contains("no slice to return"));
+    say(&socket, wanted);
+    assert!(hear(&socket).starts_with("{\"granted\":"));
+    say(&socket, wanted);
+    assert!(hear(&socket).contains("a connection has one slice"));
+    say(&socket, b"\"return\"");
+    assert_eq!(hear(&socket), "\"returned\"");
+    say(&socket, wanted);
+    assert!(hear(&socket).starts_with("{\"granted\":"), "and may take again");
+}
+
+/// A connection may be lost while somebody still maps the slice: only the end of the process frees it.
+#[test]
+fn a_closed_connection_alone_frees_nothing() {
+    let broker = Broker::start(Policy::root_only(), 2 * G);
+    drop(broker.client().take(&take("egm4", 2 * G), |_| ()).unwrap());
+    let now = Take { wait: false, ..take("egm4", G) };
+    assert!(refused(broker.client().take(&now, |_| ())).contains("does not fit"));
+}
+
+#[test]
+fn a_second_broker_is_refused_and_a_dead_ones_socket_replaced() {
+    let broker = Broker::start(Policy::root_only(), G);
+    let source = Kept::new(G);
+    let second = Server::listen(&broker.path, Policy::root_only(), source.clone());
+    assert!(matches!(second, Err(ServerError::Taken { .. })));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    drop(Server::listen(&path, Policy::root_only(), source.clone()).unwrap());
+    assert!(path.exists() && Server::listen(&path, Policy::root_only(), source.clone()).is_ok());
+    let plain = folder.path().join("plain");
+    std::fs::write(&plain, "precious").unwrap();
+    assert!(Server::listen(&plain, Policy::root_only(), source).is_err());
+    assert_eq!(std::fs::read(&plain).unwrap(), b"precious");
+}
+
+/// `egm-device carve grant --broker` as user `uid` with group `gid`.
+fn grant(broker: &Broker, uid: u32, gid: u32, more: &[&str]) -> Output {
+    let binary = broker.folder.path().join("egm-device");
+    if !binary.exists() {
+        std::fs::copy(env!("CARGO_BIN_EXE_egm-device"), &binary).unwrap();
+    }
+    let mut command = Command::new(binary);
+    command.args(["carve", "grant", "--region", "egm4", "--broker"]).arg(&broker.path).args(more);
+    if rustix::process::geteuid().is_root() {
+        use std::os::unix::process::CommandExt;
+        command.uid(uid).gid(gid);
+    }
+    command.output().unwrap()
+}
+
+/// The kernel says who a peer is: two users of one policy get what each may have. (Needs root, to be others.)
+#[test]
+fn the_kernels_word_for_the_user_decides() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can be two users");
+        return;
+    }
+    let text = r#"{"rules": [
+        {"name": "alice", "user": 4001, "regions": ["egm4"], "quota": "1GiB"},
+        {"name": "team", "group": 4500, "regions": ["egm"], "class": "small"}
+    ]}"#;
+    let broker = Broker::start(parse(text, &Names::default()).unwrap(), 4 * G);
+    let stderr = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    let print = ["--", "/bin/sh", "-c", "echo $EGM_SLICE_SIZE"];
+
+    let alice = grant(&broker, 4001, 4001, &[&["--size", "1GiB"], &print[..]].concat());
+    assert_eq!(String::from_utf8_lossy(&alice.stdout), "1073741824\n", "{}", stderr(&alice));
+    let more = grant(&broker, 4001, 4001, &[&["--size", "2GiB"], &print[..]].concat());
+    assert!(
+        stderr(&more).contains("rule \"alice\": 2GiB is more than the quota of 1GiB"),
+        "{}",
+        stderr(&more)
+    );
+    assert_eq!(more.status.code(), Some(3));
+
+    let class = ["--size", "2GiB", "--class", "small"];
+    let team = grant(&broker, 4002, 4500, &[&class[..], &print].concat());
+    assert!(team.status.success(), "{}", stderr(&team));
+    let without = grant(&broker, 4002, 4500, &[&["--size", "2GiB"], &print[..]].concat());
+    assert!(stderr(&without).contains("no rule lets user 4002 take from \"egm4\""), "{}", stderr(&without));
+    let stranger = grant(&broker, 4003, 4003, &[&["--size", "1GiB"], &print[..]].concat());
+    assert!(stderr(&stranger).contains("no rule for user 4003"), "{}", stderr(&stranger));
+}
+
+/// A client that is killed keeps nothing: its slice is scrubbed and lent again.
+#[test]
+fn a_client_that_dies_gives_its_slice_back() {
+    let broker = Broker::start(Policy::root_only(), 2 * G);
+    let died = grant(&broker, 0, 0, &["--size", "2GiB", "--", "/bin/sh", "-c", "kill -9 $PPID"]);
+    assert!(!died.status.success());
+    let loan = broker.client().take(&take("egm4", 2 * G), |_| ()).unwrap(); // waits for the scrub
+    assert!(broker.source.was_scrubbed(loan.offset(), 2 * G));
+}
