@@ -14,6 +14,12 @@ mod tests {
     use std::path::Path;
     use std::process::Command;
 
+    use egm_device::Ledger;
+    use egm_device::carve::plan::Request;
+    use egm_device::ledger::{Identity, Paths, Watch};
+    use egm_device::owner::Owner;
+    use egm_device::region::discover;
+
     /// A host is one file or several laid over each other.
     const STORIES: &[(&str, &[(&str, &str)])] = &[
         (
@@ -151,5 +157,59 @@ mod tests {
             }
         }
         assert!(wrong.is_empty(), "not as in {}: see the head of this file", wrong.join(", "));
+    }
+
+    #[test]
+    fn a_slice_is_shown_with_its_owner_for_as_long_as_somebody_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("lab-split");
+        plant("lab-split", &root);
+        fs::create_dir_all(root.join("proc/sys/kernel/random")).unwrap();
+        fs::write(root.join("proc/sys/kernel/random/boot_id"), "a boot\n").unwrap();
+        let regions = || run("lab-split", "regions", folder.path()).1;
+        assert!(!regions().contains("Slices") && !root.join("run").exists());
+
+        let ledger = Ledger::open(Paths::below(&root), Identity::read(&root).unwrap()).unwrap();
+        let local = discover(&root, &[]).0.into_iter().find(|region| region.name == "local").unwrap();
+        let lease =
+            ledger.grant(&local, &Request::new(4 << 20, Owner::this("vm<1>")), &Watch::nobody()).unwrap();
+        let shown = regions();
+        let line = shown.lines().find(|line| line.contains("vm<1>")).unwrap();
+        assert!(line.contains("local") && line.contains("4 MiB"), "{shown}");
+        let page = run("lab-split", "regions --html", folder.path()).1;
+        assert!(page.contains("vm&lt;1&gt; (process") && !page.contains("vm<1>"));
+        drop(lease);
+        assert!(!regions().contains("vm<1>"));
+    }
+
+    #[test]
+    fn a_host_that_was_recorded_is_the_host_that_was_seen() {
+        let folder = tempfile::tempdir().unwrap();
+        run("x86-2-sockets", "regions --json > host.json", folder.path());
+        let (_, here) = run("x86-2-sockets", "carve advise --hypervisor 64GiB", folder.path());
+        let mut elsewhere = Command::new(env!("CARGO_BIN_EXE_egm-device"));
+        elsewhere.args(["carve", "advise", "--hypervisor", "64GiB", "--facts", "host.json"]);
+        let output = elsewhere.current_dir(folder.path()).output().unwrap();
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), here);
+    }
+
+    #[test]
+    fn every_command_has_a_manual_page_and_every_shell_its_completions() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = |words: &[&str]| {
+            let output = Command::new(env!("CARGO_BIN_EXE_egm-device")).args(words).output().unwrap();
+            assert!(output.status.success(), "{words:?}");
+            String::from_utf8(output.stdout).unwrap()
+        };
+        program(&["man", "--into", folder.path().to_str().unwrap()]);
+        for page in ["egm-device", "egm-device-regions", "egm-device-carve-advise", "egm-device-carve-verify"]
+        {
+            let text = fs::read_to_string(folder.path().join(format!("{page}.1"))).unwrap();
+            assert!(text.contains(".SH NAME"), "{page}");
+        }
+        assert!(program(&["man", "carve advise"]).contains("hypervisor"));
+        for shell in ["bash", "zsh", "fish"] {
+            assert!(program(&["completions", shell]).contains("advise"), "{shell}");
+        }
     }
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use crate::ledger::{Identity, Ledger, Paths};
 use crate::region::{HostFacts, HostFile, Region, Survey};
 use crate::report::{Blame, Report};
 
@@ -43,6 +44,27 @@ impl Host {
             }
             None => Ok(Survey::of(&self.root, &HostFile::load_all(&self.host_files)?)),
         }
+    }
+
+    /// The host's ledger, if it has one since it booted: showing a host makes none.
+    pub(super) fn ledger(&self) -> Result<Option<Ledger>, Box<dyn Report>> {
+        let paths = Paths::below(&self.root);
+        if self.facts.is_some() || !paths.run.is_dir() {
+            return Ok(None);
+        }
+        let identity = Identity::read(&self.root).map_err(BootError)?;
+        Ok(Some(Ledger::open(paths, identity)?))
+    }
+}
+
+/// A ledger needs to know the boot.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot tell which boot this is")]
+pub(super) struct BootError(#[from] io::Error);
+
+impl Report for BootError {
+    fn blame(&self) -> Blame {
+        Blame::Host
     }
 }
 

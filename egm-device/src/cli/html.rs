@@ -14,7 +14,7 @@ const COLOURS: [(&str, &str); 6] = [
     ("pci", "granted"),
     ("system", "dirty, or hidden without a region"),
     ("bad", "retired"),
-    ("free", "no memory"),
+    ("free", "not its memory"),
 ];
 
 /// A region with more retired pieces than this gets a sentence instead of bands.
@@ -101,7 +101,7 @@ fn bands(blocks: Vec<Block>) -> Vec<Band> {
     for block in blocks {
         let gap = from.zip(block.start).and_then(|(from, to)| Span::between(from, to));
         bands.extend(gap.map(|gap| {
-            let what = "none of its memory".to_owned();
+            let what = "not its memory".to_owned();
             Block { start: Some(gap.start()), size: gap.size(), class: "free", what, detail: String::new() }
                 .band()
         }));
@@ -271,7 +271,7 @@ mod tests {
         for foreign in ["<script", "<i>", "<link", "@import", "url(", "src=", "http:", "https:"] {
             assert!(!page.contains(foreign), "{foreign}");
         }
-        for shown in ["granted to &lt;script&gt;", "kernel", "none of its memory", "retired", "0x1000000"] {
+        for shown in ["granted to &lt;script&gt;", "kernel", "not its memory", "retired", "0x1000000"] {
             assert!(page.contains(shown), "{shown}");
         }
     }

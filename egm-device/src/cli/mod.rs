@@ -50,7 +50,7 @@ pub fn main() -> ExitCode {
         Command::Carve(args) => carve::run(args),
         Command::Broker(args) => broker::run(args),
         Command::Completions(args) => Ok(generate::completions(args)),
-        Command::Man(args) => Ok(generate::man(args)),
+        Command::Man(args) => generate::man(args),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("{}", Chain(error.as_ref()));

@@ -9,6 +9,7 @@ use crate::cli::html::html;
 use crate::cli::{Outcome, print, print_json};
 use crate::region::usage::{Socket, Usage, Usages, sockets};
 use crate::region::{Region, RegionKind, Survey};
+use crate::report::{Chain, Report};
 use crate::show::{Colour, Side, Style, Table, size};
 
 use Side::{Left, Right};
@@ -36,8 +37,11 @@ struct Record<'a> {
 }
 
 pub(super) fn run(args: &Args) -> Outcome {
-    let survey = args.host.survey()?;
-    let usages = Usages::new();
+    let mut survey = args.host.survey()?;
+    let usages = usages(&args.host, &mut survey).unwrap_or_else(|error| {
+        eprintln!("granted and dirty are not known\n{}", Chain(error.as_ref()));
+        Usages::new()
+    });
     let sockets = sockets(&survey, &usages);
     if args.json {
         print_json(&Record { survey: &survey, sockets: &sockets, usage: &usages });
@@ -47,6 +51,18 @@ pub(super) fn run(args: &Args) -> Outcome {
         print(text(&survey, &sockets, &usages, Colour::of_stdout()));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What the ledger says of each region; it knows of more retired pages than the kernel.
+fn usages(host: &Host, survey: &mut Survey) -> Result<Usages, Box<dyn Report>> {
+    let mut usages = Usages::new();
+    let Some(ledger) = host.ledger()? else { return Ok(usages) };
+    for region in &mut survey.regions {
+        let states = ledger.states(region)?;
+        usages.insert(region.name.clone(), Usage::from(&states));
+        region.retired = states.retired;
+    }
+    Ok(usages)
 }
 
 fn text(survey: &Survey, sockets: &[Socket], usages: &Usages, colour: Colour) -> String {
