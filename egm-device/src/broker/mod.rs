@@ -13,14 +13,17 @@
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
 mod client;
+mod listen;
 mod packet;
 mod peer;
 mod serve;
 mod session;
 mod source;
+mod threads;
 mod wire;
 
 pub use client::{Client, ClientError, Loan};
-pub use serve::{Server, ServerError};
+pub use listen::ServerError;
+pub use serve::Server;
 pub use source::{Held, LedgerSource, Source};
 pub use wire::{MAX_PACKET, Take};

@@ -4,76 +4,40 @@
 //! have no room for an answer. What takes long, opening and scrubbing, has threads of its own, one a slice.
 
 use std::collections::BTreeMap;
-use std::fs::{File, Permissions};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
-use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, epoll, eventfd};
-use rustix::fs::{FlockOperation, MemfdFlags, SealFlags, Timespec, fcntl_add_seals, flock, memfd_create};
+use rustix::event::epoll;
+use rustix::fs::{MemfdFlags, SealFlags, Timespec, fcntl_add_seals, memfd_create};
 use rustix::net::SocketFlags;
 
+use super::listen::{ServerError, listen, lock};
 use super::packet::{self, Packet};
 use super::peer;
 use super::session::{Effect, Job, Key, Sessions};
 use super::source::{Held, Source};
+use super::threads::{Done, Threads};
 use super::wire::{self, MAX_PACKET, Refused, Reply};
 use crate::carve::plan::Request;
 use crate::owner::started;
 use crate::policy::{Patience, Policy, Queue, Supply};
-use crate::report::{Blame, Report};
 
 /// How long what the ledger said is believed, so that nobody makes it work by asking.
 const FRESH: Duration = Duration::from_millis(100);
 
 /// How often those who wait are looked at although nothing happened: others may have freed something. Also how long the
 /// broker is deaf when it has no descriptor left for a new client.
-const TICK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-
-/// Clients that the kernel lets wait for the loop.
-const BACKLOG: i32 = 128;
+const TICK: Duration = Duration::from_secs(1);
+const TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// Names in the epoll set: a connection has `2 * key`, its process one more, and keys begin with 1.
 const LISTENER: u64 = 0;
 const WAKE: u64 = 1;
-
-/// Why the broker cannot serve.
-#[derive(Debug, thiserror::Error)]
-pub enum ServerError {
-    /// Another broker has the socket.
-    #[error("another broker listens at {}", path.display())]
-    Taken {
-        /// The socket.
-        path: PathBuf,
-    },
-    /// The socket cannot be made.
-    #[error("cannot listen at {}", path.display())]
-    Listen {
-        /// The socket.
-        path: PathBuf,
-        /// The kernel's reason.
-        #[source]
-        source: io::Error,
-    },
-    /// The loop cannot wait.
-    #[error("cannot wait for clients")]
-    Wait(#[source] io::Error),
-}
-
-impl Report for ServerError {
-    fn blame(&self) -> Blame {
-        Blame::Host
-    }
-
-    fn help(&self) -> Option<String> {
-        matches!(self, Self::Taken { .. }).then(|| "use that one, or end it first".to_owned())
-    }
-}
 
 /// A broker that listens.
 pub struct Server {
@@ -83,6 +47,7 @@ pub struct Server {
     /// Of the ledger, and when.
     supplies: Option<(Instant, Vec<Supply>)>,
     begun: Instant,
+    ticked: Instant,
     deaf: bool,
     epoll: OwnedFd,
     listener: OwnedFd,
@@ -102,18 +67,6 @@ struct Link {
     cancel: Arc<AtomicBool>,
 }
 
-/// The way back from threads.
-struct Threads {
-    done: mpsc::Receiver<(Key, Done)>,
-    tell: mpsc::Sender<(Key, Done)>,
-    wake: Arc<OwnedFd>,
-}
-
-enum Done {
-    Made(Result<Box<dyn Held>, String>),
-    Returned,
-}
-
 impl Server {
     /// Listens at `path`, where everybody may connect: the policy decides. A socket that was left behind is replaced.
     ///
@@ -123,21 +76,21 @@ impl Server {
         let error = |source| ServerError::Listen { path: path.to_owned(), source };
         let lock = lock(path)?;
         let listener = listen(path).map_err(error)?;
-        let (tell, done) = mpsc::channel();
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| error(e.into()))?;
+        let threads = Threads::new().map_err(error)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| error(e.into()))?;
         watch(&epoll, listener.as_fd(), LISTENER).map_err(error)?;
-        watch(&epoll, wake.as_fd(), WAKE).map_err(error)?;
+        watch(&epoll, threads.wake(), WAKE).map_err(error)?;
         Ok(Self {
             source,
             sessions: Sessions::new(Queue::new(policy, Patience::default())),
             links: BTreeMap::new(),
             supplies: None,
             begun: Instant::now(),
+            ticked: Instant::now(),
             deaf: false,
             epoll,
             listener,
-            threads: Threads { done, tell, wake: Arc::new(wake) },
+            threads,
             _lock: lock,
         })
     }
@@ -154,13 +107,15 @@ impl Server {
     }
 
     fn turn(&mut self) -> io::Result<()> {
-        let timeout = (self.deaf || self.sessions.is_waiting()).then_some(TICK);
+        let timeout = (self.deaf || self.sessions.is_waiting()).then_some(TIMEOUT);
         let mut events = Vec::with_capacity(64);
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
             Err(rustix::io::Errno::INTR) => return Ok(()),
             waited => waited?,
         };
-        if events.is_empty() {
+        // By the clock and not by silence, which busy clients could prevent.
+        if self.ticked.elapsed() >= TICK {
+            self.ticked = Instant::now();
             self.hear()?;
             self.serve();
         }
@@ -256,9 +211,7 @@ impl Server {
     }
 
     fn threads_done(&mut self) {
-        let mut count = [0; 8];
-        let _ = rustix::io::read(self.threads.wake.as_ref(), &mut count); // nothing to read is nothing to do
-        while let Ok((key, done)) = self.threads.done.try_recv() {
+        for (key, done) in self.threads.done() {
             let effects = match done {
                 Done::Made(made) => self.made(key, made),
                 Done::Returned => self.sessions.returned(key, self.begun.elapsed()),
@@ -370,26 +323,6 @@ impl Link {
     }
 }
 
-impl Threads {
-    /// Runs `work` on a thread; where there can be none, what `failed` says comes back.
-    fn start(
-        &self,
-        key: Key,
-        work: impl FnOnce() -> Done + Send + 'static,
-        failed: impl FnOnce(io::Error) -> Done,
-    ) {
-        let tell = move |tell: &mpsc::Sender<_>, wake: &OwnedFd, done| {
-            let _ = tell.send((key, done)); // the loop is gone: nobody needs to know
-            let _ = rustix::io::write(wake, &1u64.to_ne_bytes()); // full means that it is told already
-        };
-        let (sender, wake) = (self.tell.clone(), self.wake.clone());
-        let thread = thread::Builder::new().name("broker-slice".into());
-        if let Err(error) = thread.spawn(move || tell(&sender, &wake, work())) {
-            tell(&self.tell, &self.wake, failed(error));
-        }
-    }
-}
-
 fn make(source: &dyn Source, job: &Job, cancel: &AtomicBool) -> Result<Box<dyn Held>, String> {
     let request = Request { align: job.align, ..Request::new(job.size, job.owner.clone()) };
     source.grant(&job.region, &request, cancel)
@@ -405,30 +338,4 @@ fn describe(lease: &dyn Held) -> io::Result<File> {
 
 fn watch(epoll: &OwnedFd, descriptor: BorrowedFd<'_>, name: u64) -> io::Result<()> {
     Ok(epoll::add(epoll, descriptor, epoll::EventData::new_u64(name), epoll::EventFlags::IN)?)
-}
-
-/// The lock beside the socket: one broker has it at a time, and it goes with its process.
-fn lock(path: &Path) -> Result<File, ServerError> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".lock");
-    let error = |source| ServerError::Listen { path: path.to_owned(), source };
-    let lock = File::options().create(true).truncate(false).write(true).open(&beside).map_err(error)?;
-    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(lock),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(ServerError::Taken { path: path.to_owned() }),
-        Err(errno) => Err(error(errno.into())),
-    }
-}
-
-fn listen(path: &Path) -> io::Result<OwnedFd> {
-    use std::os::unix::fs::FileTypeExt;
-    // The lock is ours, so a socket here was left behind; a file of another kind makes bind(2) fail.
-    if std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket()) {
-        std::fs::remove_file(path)?;
-    }
-    let socket = packet::socket(SocketFlags::NONBLOCK)?;
-    rustix::net::bind(&socket, &packet::address(path)?)?;
-    std::fs::set_permissions(path, Permissions::from_mode(0o666))?;
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(socket)
 }

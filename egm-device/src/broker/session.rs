@@ -316,3 +316,6 @@ fn take_off(supplies: &mut [Supply], pick: &Pick) {
         supply.largest = supply.largest.min(supply.free);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -136,7 +136,7 @@ pub(super) fn encode(value: &impl Serialize) -> Vec<u8> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;

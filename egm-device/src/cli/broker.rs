@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 use super::Outcome;
 use super::host::Host;
 use crate::broker::{LedgerSource, Server};
@@ -33,6 +35,9 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Outcome {
     let policy = policy::load(&args.policy, &Names::of_host(Path::new("/")))?;
+    let limit = getrlimit(Resource::Nofile);
+    // A slice needs about five descriptors, and every host allows more than a shell's 1024.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     let source = LedgerSource::new(ledger()?, args.host.survey()?.regions);
     let mut server = Server::listen(&args.socket, policy, Arc::new(source))?;
     server.run()?;

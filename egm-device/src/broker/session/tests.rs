@@ -1,0 +1,245 @@
+//! What a session promises, as sentences and over random lives of clients.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::broker::wire::tests::take;
+use crate::policy::{Patience, Policy};
+
+const SIZE: u64 = 100;
+
+/// The world outside: a region of [`SIZE`] bytes, and who has what of it.
+struct World {
+    sessions: Sessions,
+    now: Duration,
+    /// By connection: what the ledger has given, whether its connection is open, whether its process lives.
+    given: BTreeMap<Key, u64>,
+    open: BTreeSet<Key>,
+    alive: BTreeSet<Key>,
+    making: BTreeMap<Key, u64>,
+    returning: BTreeSet<Key>,
+    said_return: BTreeSet<Key>,
+    answers: Vec<(Key, Reply)>,
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            sessions: Sessions::new(Queue::new(Policy::root_only(), Patience::default())),
+            now: Duration::ZERO,
+            given: BTreeMap::new(),
+            open: BTreeSet::new(),
+            alive: BTreeSet::new(),
+            making: BTreeMap::new(),
+            returning: BTreeSet::new(),
+            said_return: BTreeSet::new(),
+            answers: Vec::new(),
+        }
+    }
+
+    fn supplies(&self) -> Vec<Supply> {
+        let free = SIZE - self.given.values().sum::<u64>();
+        let (region, kind) = ("egm4".to_owned(), "egm".to_owned());
+        vec![Supply { region, kind, page_size: 1, usable: SIZE, free, largest: free }]
+    }
+
+    fn apply(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Send(key, reply) => self.answers.push((key, reply)),
+                Effect::Close(key) => drop(self.open.remove(&key)),
+                Effect::Make(key, job) => {
+                    assert!(self.open.contains(&key) && self.making.insert(key, job.size).is_none());
+                }
+                Effect::GiveBack(key) => {
+                    let nobody = !self.open.contains(&key) && !self.alive.contains(&key);
+                    let undelivered = self.making.remove(&key).is_some();
+                    assert!(nobody || undelivered || self.said_return.remove(&key), "{key} may still map it");
+                    assert!(self.returning.insert(key));
+                }
+                Effect::Forget(key) => {
+                    assert!(!self.open.contains(&key) && !self.given.contains_key(&key));
+                }
+            }
+        }
+    }
+
+    fn connect(&mut self) -> Key {
+        let peer = Peer { uid: 0, gids: vec![0] };
+        let key = self.sessions.connected(peer, 1, 1).unwrap();
+        self.open.insert(key);
+        self.alive.insert(key);
+        key
+    }
+
+    fn say(&mut self, key: Key, request: Request) {
+        let supplies = self.supplies();
+        let effects = self.sessions.request(key, request, self.now, &supplies);
+        self.apply(effects);
+    }
+
+    fn take(&mut self, key: Key, size: u64, wait: bool) {
+        self.say(key, Request::Take(Take { wait, ..take("egm4", size) }));
+    }
+
+    fn give_back(&mut self, key: Key) {
+        if self.given.contains_key(&key) && !self.returning.contains(&key) {
+            self.said_return.insert(key);
+        }
+        self.say(key, Request::Return);
+    }
+
+    fn close(&mut self, key: Key) {
+        let effects = self.sessions.closed(key);
+        self.apply(effects);
+    }
+
+    fn end(&mut self, key: Key) {
+        self.alive.remove(&key);
+        let effects = self.sessions.ended(key);
+        self.apply(effects);
+    }
+
+    /// A thread has made the slice of `key`, or failed.
+    fn make(&mut self, key: Key, succeeds: bool) {
+        let Some(size) = self.making.get(&key).copied() else { return };
+        if succeeds {
+            self.given.insert(key, size);
+            assert!(self.given.values().sum::<u64>() <= SIZE, "more is lent than there is");
+        }
+        let outcome = if succeeds { Ok(()) } else { Err("no".to_owned()) };
+        let effects = self.sessions.made(key, outcome, self.now);
+        self.apply(effects);
+        self.making.remove(&key);
+        self.serve();
+    }
+
+    /// A thread has given the slice of `key` back.
+    fn scrub(&mut self, key: Key) {
+        if self.returning.remove(&key) {
+            self.given.remove(&key);
+            let effects = self.sessions.returned(key, self.now);
+            self.apply(effects);
+            self.serve();
+        }
+    }
+
+    fn serve(&mut self) {
+        self.now += Duration::from_millis(1);
+        let effects = self.sessions.serve(self.now, &self.supplies());
+        self.apply(effects);
+    }
+}
+
+#[test]
+fn a_slice_is_lent_until_the_connection_is_closed_and_the_process_has_ended() {
+    for close_first in [true, false] {
+        let mut world = World::new();
+        let key = world.connect();
+        world.take(key, SIZE, false);
+        world.make(key, true);
+        if close_first {
+            world.close(key)
+        } else {
+            world.end(key)
+        }
+        assert!(world.returning.is_empty());
+        if close_first {
+            world.end(key)
+        } else {
+            world.close(key)
+        }
+        assert_eq!(world.returning, [key].into());
+    }
+}
+
+#[test]
+fn a_slice_that_nobody_waited_for_goes_back_at_once() {
+    let mut world = World::new();
+    let key = world.connect();
+    world.take(key, SIZE, false);
+    world.close(key);
+    world.make(key, true);
+    assert_eq!(world.returning, [key].into());
+    world.scrub(key);
+    assert!(world.sessions.sessions.is_empty());
+}
+
+#[test]
+fn why_a_slice_could_not_be_made_is_for_operators() {
+    let mut world = World::new();
+    let key = world.connect();
+    world.take(key, SIZE, false);
+    world.sessions.sessions.get_mut(&key).unwrap().peer.uid = 1000;
+    world.make(key, false);
+    let (_, Reply::Refused(refused)) = world.answers.last().unwrap() else { panic!() };
+    assert_eq!(refused.why, "the host could not make the slice: ask an operator, or for another region");
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Connect,
+    Take(usize, u64, bool),
+    Return(usize),
+    Close(usize),
+    End(usize),
+    Make(usize, bool),
+    Scrub(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let who = 0..32usize;
+    prop_oneof![
+        2 => Just(Step::Connect),
+        4 => (who.clone(), 0..SIZE + 5, any::<bool>()).prop_map(|(who, size, wait)| Step::Take(who, size, wait)),
+        2 => who.clone().prop_map(Step::Return),
+        1 => who.clone().prop_map(Step::Close),
+        1 => who.clone().prop_map(Step::End),
+        4 => (who.clone(), prop::bool::weighted(0.8)).prop_map(|(who, fine)| Step::Make(who, fine)),
+        3 => who.prop_map(Step::Scrub),
+    ]
+}
+
+proptest! {
+    /// Whatever clients do and in whatever order threads end: never more is lent than there is, nothing goes back that
+    /// somebody may still map, and once all are gone nothing is left of them. (The world checks most of it.)
+    #[test]
+    fn nothing_is_lent_twice_and_nothing_is_left_behind(steps in prop::collection::vec(step(), 1..150)) {
+        let mut world = World::new();
+        let mut keys = Vec::new();
+        for step in steps {
+            let of = |who: usize| keys.get(who % keys.len().max(1)).copied();
+            match step {
+                Step::Connect if keys.len() < 32 => keys.push(world.connect()),
+                Step::Connect => {}
+                Step::Take(who, size, wait) => {
+                    if let Some(key) = of(who).filter(|key| world.open.contains(key)) {
+                        world.take(key, size, wait);
+                    }
+                }
+                Step::Return(who) => {
+                    if let Some(key) = of(who).filter(|key| world.open.contains(key)) {
+                        world.give_back(key);
+                    }
+                }
+                Step::Close(who) => of(who).into_iter().for_each(|key| world.close(key)),
+                Step::End(who) => of(who).into_iter().for_each(|key| world.end(key)),
+                Step::Make(who, fine) => of(who).into_iter().for_each(|key| world.make(key, fine)),
+                Step::Scrub(who) => of(who).into_iter().for_each(|key| world.scrub(key)),
+            }
+        }
+        for key in &keys {
+            world.close(*key);
+            world.end(*key);
+        }
+        for key in &keys {
+            world.make(*key, true);
+            world.scrub(*key);
+        }
+        prop_assert!(world.sessions.sessions.is_empty(), "{:?}", world.sessions);
+        prop_assert!(!world.sessions.is_waiting() && world.given.is_empty());
+        prop_assert_eq!(world.sessions.queue.accounts().held_in("egm4"), 0);
+    }
+}

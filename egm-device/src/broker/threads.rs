@@ -1,0 +1,62 @@
+//! What takes long, on threads of its own, and the way back to the loop.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, mpsc};
+use std::thread;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::session::Key;
+use super::source::Held;
+
+/// What a thread did.
+pub(super) enum Done {
+    Made(Result<Box<dyn Held>, String>),
+    Returned,
+}
+
+/// The way back from threads.
+pub(super) struct Threads {
+    done: mpsc::Receiver<(Key, Done)>,
+    tell: mpsc::Sender<(Key, Done)>,
+    wake: Arc<OwnedFd>,
+}
+
+impl Threads {
+    pub(super) fn new() -> io::Result<Self> {
+        let (tell, done) = mpsc::channel();
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        Ok(Self { done, tell, wake })
+    }
+
+    /// Readable when a thread is done.
+    pub(super) fn wake(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    /// What threads did since the last call.
+    pub(super) fn done(&self) -> Vec<(Key, Done)> {
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&*self.wake, &mut count); // nothing to read is nothing to do
+        self.done.try_iter().collect()
+    }
+
+    /// Runs `work` on a thread; where there can be none, what `failed` says comes back.
+    pub(super) fn start(
+        &self,
+        key: Key,
+        work: impl FnOnce() -> Done + Send + 'static,
+        failed: impl FnOnce(io::Error) -> Done,
+    ) {
+        let tell = move |tell: &mpsc::Sender<_>, wake: &OwnedFd, done| {
+            let _ = tell.send((key, done)); // the loop is gone: nobody needs to know
+            let _ = rustix::io::write(wake, &1u64.to_ne_bytes()); // full means that it is told already
+        };
+        let (sender, wake) = (self.tell.clone(), self.wake.clone());
+        let thread = thread::Builder::new().name("broker-slice".into());
+        if let Err(error) = thread.spawn(move || tell(&sender, &wake, work())) {
+            tell(&self.tell, &self.wake, failed(error));
+        }
+    }
+}
