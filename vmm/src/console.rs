@@ -1,12 +1,17 @@
 //! Where the guest's serial console goes: our own terminal, a file, a pseudo-terminal or a socket.
 
+mod relay;
+
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use relay::Relay;
 use rustix::fs::OFlags;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
@@ -14,6 +19,7 @@ use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
 use crate::config;
 use crate::error::{Blame, Report};
 use crate::listener::Listener;
+use crate::lock::lock;
 
 /// Why the console cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +42,9 @@ pub enum ConsoleError {
         #[source]
         source: io::Error,
     },
+    /// The host has nothing left to carry output with.
+    #[error("cannot make the pipe and the thread that write the console's output")]
+    Relay(#[source] io::Error),
     /// The host gives no pseudo-terminal.
     #[error("cannot open a pseudo-terminal for the console")]
     Pty(#[source] io::Error),
@@ -45,12 +54,16 @@ impl Report for ConsoleError {
     fn blame(&self) -> Blame {
         match self {
             Self::File { .. } | Self::Socket { .. } => Blame::Configuration,
-            Self::Pty(_) => Blame::Host,
+            Self::Relay(_) | Self::Pty(_) => Blame::Host,
         }
     }
 
     fn help(&self) -> Option<String> {
         Some(match self {
+            Self::File { source, .. } if source.raw_os_error() == Some(libc::ENXIO) => {
+                "start who reads this pipe first; for a socket of ours, set \"console\".\"type\" to \"socket\""
+                    .to_owned()
+            }
             Self::File { .. } => {
                 "set \"console\".\"path\" to a file that you may write, in a folder that exists".to_owned()
             }
@@ -63,38 +76,33 @@ impl Report for ConsoleError {
             Self::Socket { .. } => {
                 "set \"console\".\"path\" to a path in a folder that exists and that you may write".to_owned()
             }
+            Self::Relay(_) => "raise the limits of open files and of threads: ulimit -n 65536 -u 65536".to_owned(),
             Self::Pty(_) => "mount devpts on /dev/pts, or set \"console\" to \"stdio\"".to_owned(),
         })
     }
 }
 
-/// How long the guest waits for a reader of its output who takes nothing.
-const PATIENCE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// What our terminal was like while the guest has it.
+static TERMINAL: Mutex<Option<Termios>> = Mutex::new(None);
 
-/// An open console. A reader who takes nothing costs the guest a second (`PATIENCE`) once, and after that only output.
+/// Makes our terminal what it was before [`Console::take_terminal`]. Takes no lock that is held while anything else
+/// happens, so that whoever panics can do it.
+pub(crate) fn give_back_terminal() {
+    if let Some(before) = lock(&TERMINAL).take() {
+        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &before);
+    }
+}
+
+/// An open console. Nothing that the guest prints makes it wait for a reader; dropping it does, for the last of it.
 #[derive(Debug)]
 pub struct Console(Kind);
 
 #[derive(Debug)]
 enum Kind {
-    /// `before` is what the terminal was like, once it is raw.
-    Stdio {
-        before: Option<Box<Termios>>,
-        input: bool,
-        stalled: bool,
-    },
-    File {
-        file: File,
-        stalled: bool,
-    },
-    Pty {
-        master: File,
-        _slave: OwnedFd,
-    },
-    Socket {
-        listener: Listener,
-        client: Option<UnixStream>,
-    },
+    Stdio { output: Output, input: bool },
+    File(Output),
+    Pty { master: File, _slave: OwnedFd },
+    Socket { listener: Listener, client: Option<UnixStream> },
     Null,
 }
 
@@ -106,11 +114,10 @@ impl Console {
     pub fn open(config: &config::Console) -> Result<Self, ConsoleError> {
         Ok(Self(match config {
             config::Console::Null => Kind::Null,
-            config::Console::Stdio => stdio(),
+            config::Console::Stdio => stdio().map_err(ConsoleError::Relay)?,
             config::Console::File { path } => {
-                let file = OpenOptions::new().create(true).append(true).open(path);
-                let file = file.map_err(|source| ConsoleError::File { path: path.clone(), source })?;
-                Kind::File { file, stalled: false }
+                let file = file(path).map_err(|source| ConsoleError::File { path: path.clone(), source })?;
+                Kind::File(Output::new(file.into()).map_err(ConsoleError::Relay)?)
             }
             config::Console::Pty => pty().map_err(ConsoleError::Pty)?,
             config::Console::Socket { path } => {
@@ -123,15 +130,14 @@ impl Console {
     /// Our terminal, if it is one, belongs to the guest from now until the console is dropped: every key goes there,
     /// Ctrl-C too. Until then the operator can stop a start that takes long.
     pub fn take_terminal(&mut self) {
-        let Kind::Stdio { before, .. } = &mut self.0 else { return };
+        let Kind::Stdio { .. } = &self.0 else { return };
         let stdin = io::stdin();
-        let Ok(found) = tcgetattr(&stdin) else { return };
-        let mut raw = found.clone();
+        let Ok(before) = tcgetattr(&stdin) else { return };
+        let mut raw = before.clone();
         raw.make_raw();
-        raw.output_modes = found.output_modes; // our own messages keep their line ends
-        if tcsetattr(&stdin, OptionalActions::Now, &raw).is_ok() {
-            *before = Some(Box::new(found));
-        }
+        raw.output_modes = before.output_modes; // our own messages keep their line ends
+        *lock(&TERMINAL) = Some(before);
+        let _ = tcsetattr(&stdin, OptionalActions::Now, &raw);
     }
 
     /// Name of the pseudo-terminal, if it is one.
@@ -147,16 +153,16 @@ impl Console {
     /// Writes what the guest printed. What nobody takes is lost, as on a cable.
     pub fn write(&mut self, data: &[u8]) {
         match &mut self.0 {
-            Kind::Stdio { stalled, .. } => put(io::stdout().as_fd(), data, stalled),
-            Kind::File { file, stalled } => put(file.as_fd(), data, stalled),
+            Kind::Stdio { output, .. } | Kind::File(output) => output.write(data),
             Kind::Pty { master, .. } => drop(master.write(data)),
-            Kind::Socket { client, .. } => {
-                client.take_if(|stream| {
-                    let written = stream.write(data);
-                    written.is_err() && !taken(written).1
-                });
+            Kind::Socket { client: Some(stream), .. } => {
+                let written = stream.write(data);
+                if written.is_err() && !taken(written).1 {
+                    // Not closed here: its number would be another file's while the event loop still waits for it.
+                    let _ = stream.shutdown(Shutdown::Both);
+                }
             }
-            Kind::Null => {}
+            Kind::Socket { client: None, .. } | Kind::Null => {}
         }
     }
 
@@ -171,7 +177,8 @@ impl Console {
         }
     }
 
-    /// Takes what was typed, or a client; the number of bytes, 0 when there is none.
+    /// Takes what was typed, or a client; the number of bytes, 0 when there is none. May close a descriptor that
+    /// [`sources`](Self::sources) named, so nobody waits for it by then. An empty `buffer` would look like the end.
     pub fn read(&mut self, buffer: &mut [u8]) -> usize {
         match &mut self.0 {
             Kind::Stdio { input, .. } => {
@@ -190,44 +197,51 @@ impl Console {
                 *client = listener.accept().ok().flatten();
                 0
             }
-            Kind::File { .. } | Kind::Null => 0,
+            Kind::File(_) | Kind::Null => 0,
         }
     }
 }
 
 impl Drop for Console {
     fn drop(&mut self) {
-        if let Kind::Stdio { before: Some(before), .. } = &self.0 {
-            let _ = tcsetattr(io::stdin(), OptionalActions::Now, before);
+        if let Kind::Stdio { .. } = &self.0 {
+            give_back_terminal();
         }
     }
 }
 
-fn stdio() -> Kind {
-    Kind::Stdio { before: None, input: is_waitable(io::stdin().as_fd()), stalled: false }
+/// Where output goes without making the guest wait.
+#[derive(Debug)]
+enum Output {
+    /// A regular file has no reader to wait for, and loses nothing.
+    File(File),
+    /// Anything else may have a reader who does not read.
+    Relay(Relay),
 }
 
-/// Writes what the reader takes. The guest's thread is in here, and a signal to it means that the machine ends: to
-/// wait on would keep the disks from their flush for as long as nobody reads.
-fn put(fd: BorrowedFd<'_>, data: &[u8], stalled: &mut bool) {
-    let mut rest = data;
-    while !rest.is_empty() {
-        let patience = if *stalled { Timespec::default() } else { PATIENCE };
-        match poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::OUT)], Some(&patience)) {
-            Ok(0) => *stalled = true,
-            Ok(_) => *stalled = false,
-            Err(_) => return,
-        }
-        if *stalled {
-            return;
-        }
-        // Ready means that a pipe takes a byte for certain, and more than that perhaps only in time.
-        let (now, later) = rest.split_at(1);
-        match rustix::io::write(fd, now) {
-            Ok(1) => rest = later,
-            _ => return,
+impl Output {
+    fn new(to: OwnedFd) -> io::Result<Self> {
+        let kind = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&to)?.st_mode);
+        Ok(if kind.is_file() { Self::File(to.into()) } else { Self::Relay(Relay::start(to)?) })
+    }
+
+    fn write(&mut self, data: &[u8]) {
+        match self {
+            Self::File(file) => drop(file.write_all(data)),
+            Self::Relay(relay) => relay.write(data),
         }
     }
+}
+
+fn stdio() -> io::Result<Kind> {
+    let output = Output::new(io::stdout().as_fd().try_clone_to_owned()?)?;
+    Ok(Kind::Stdio { output, input: is_waitable(io::stdin().as_fd()) })
+}
+
+/// Opens the file at `path` without waiting for anybody to read it, and without making a terminal ours.
+fn file(path: &Path) -> io::Result<File> {
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    OpenOptions::new().create(true).append(true).custom_flags(flags).open(path)
 }
 
 /// Whether poll says something about it: a regular file or /dev/null is always ready and would spin.
@@ -307,16 +321,21 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_who_takes_nothing_loses_output_and_gets_it_again_once_he_reads() {
-        let (mut reader, writer) = io::pipe().unwrap();
-        let capacity = rustix::pipe::fcntl_getpipe_size(&writer).unwrap();
-        let mut stalled = false;
-        put(writer.as_fd(), &vec![7; capacity + 1], &mut stalled); // hangs when it waits for a reader
-        assert!(stalled);
-        assert_ne!(reader.read(&mut vec![0; capacity]).unwrap(), 0);
-        put(writer.as_fd(), b"x", &mut stalled);
-        let mut byte = [0];
-        reader.read_exact(&mut byte).unwrap();
-        assert_eq!((stalled, &byte), (false, b"x"));
+    fn a_pipe_that_nobody_reads_is_an_error_and_one_with_a_reader_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        let config = config::Console::File { path: path.clone() };
+        let error = Console::open(&config).unwrap_err(); // hangs when it waits for a reader
+        assert!(error.help().unwrap().contains("start who reads this pipe first"), "{error}");
+
+        let nonblocking = libc::O_NONBLOCK;
+        let mut reader = OpenOptions::new().read(true).custom_flags(nonblocking).open(&path).unwrap();
+        let mut console = Console::open(&config).unwrap();
+        console.write(b"login: ");
+        drop(console);
+        let mut read = String::new();
+        reader.read_to_string(&mut read).unwrap();
+        assert_eq!(read, "login: ");
     }
 }

@@ -37,7 +37,7 @@ impl SerialEvents for Drained {
 
 type Uart = Serial<Line, Drained, Output>;
 
-/// What the port writes to. A reader who is slow or gone costs output, never the guest's time or an error.
+/// What the port writes to. A reader who is slow or gone costs output, never time or an error: the port is locked.
 struct Output(Arc<Mutex<Console>>);
 
 impl Write for Output {
@@ -108,39 +108,160 @@ impl ConsoleInput {
         Self { port, console, waiting_for: Vec::new() }
     }
 
-    /// Waits for `wanted` and nothing else. A source that cannot be waited for, a regular file, gives no input.
-    fn wait_for(&mut self, wanted: Vec<RawFd>, ops: &mut EventOps<'_>) {
-        for gone in self.waiting_for.iter().filter(|fd| !wanted.contains(fd)) {
-            let _ = ops.remove(Events::empty_raw(*gone));
+    /// Waits for the console no longer, which may close what it had.
+    fn wait_for_nothing(&mut self, ops: &mut EventOps<'_>) {
+        for fd in self.waiting_for.drain(..) {
+            let _ = ops.remove(Events::empty_raw(fd));
         }
-        for new in wanted.iter().filter(|fd| !self.waiting_for.contains(fd)) {
-            let _ = ops.add(Events::new_raw(*new, EventSet::IN));
+    }
+
+    /// Waits for what the console has now. A source that cannot be waited for, a regular file, gives no input.
+    fn wait(&mut self, ops: &mut EventOps<'_>) {
+        self.waiting_for = lock(&self.console).sources();
+        for fd in &self.waiting_for {
+            let _ = ops.add(Events::new_raw(*fd, EventSet::IN));
         }
-        self.waiting_for = wanted;
     }
 }
 
 impl MutEventSubscriber for ConsoleInput {
     fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
+        self.wait_for_nothing(ops);
         let mut buffer = [0u8; 64];
-        let mut count = 0;
         if events.fd() == self.port.drained.as_raw_fd() {
             let _ = self.port.drained.read();
-        } else {
-            let room = self.port.room().min(buffer.len());
-            count = lock(&self.console).read(buffer.get_mut(..room).unwrap_or_default());
+        } else if let Some(room @ [_, ..]) = buffer.get_mut(..self.port.room()) {
+            // A guest in loopback mode fills the port itself, so that there may be no room.
+            let count = lock(&self.console).read(room);
+            self.port.receive(room.get(..count).unwrap_or_default());
         }
-        if let Some(data) = buffer.get(..count).filter(|data| !data.is_empty()) {
-            self.port.receive(data);
+        if self.port.room() > 0 {
+            self.wait(ops);
         }
-        let wanted = if self.port.room() > 0 { lock(&self.console).sources() } else { Vec::new() };
-        self.wait_for(wanted, ops);
     }
 
     fn init(&mut self, ops: &mut EventOps<'_>) {
         lock(&self.console).take_terminal(); // signals are caught by now, so that it is given back
         let _ = ops.add(Events::new(self.port.drained.as_ref(), EventSet::IN));
-        let sources = lock(&self.console).sources();
-        self.wait_for(sources, ops);
+        self.wait(ops);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+    use std::path::Path;
+
+    use event_manager::{EventManager, SubscriberOps};
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::config;
+
+    const DATA: u64 = 0;
+    const MODEM_CONTROL: u64 = 4;
+    const LINE_STATUS: u64 = 5;
+    const LOOPBACK: u8 = 1 << 4;
+    const FIFO: usize = 64;
+
+    /// A port, the event loop in front of it and a console socket behind.
+    struct Wired {
+        port: Arc<SerialPort>,
+        events: EventManager<ConsoleInput>,
+        folder: TempDir,
+    }
+
+    impl Wired {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let socket = config::Console::Socket { path: folder.path().join("console") };
+            let console = Arc::new(Mutex::new(Console::open(&socket).unwrap()));
+            let line = Line(EventFd::new(EFD_NONBLOCK).unwrap());
+            let port = SerialPort::new(line, Arc::clone(&console)).unwrap();
+            let mut events = EventManager::new().unwrap();
+            events.add_subscriber(ConsoleInput::new(Arc::clone(&port), console));
+            Self { port, events, folder }
+        }
+
+        /// Everything that waits for the loop.
+        fn turn(&mut self) {
+            while self.events.run_with_timeout(0).unwrap() > 0 {}
+        }
+
+        fn client(&mut self) -> UnixStream {
+            let path: &Path = self.folder.path();
+            let client = UnixStream::connect(path.join("console")).unwrap();
+            client.set_nonblocking(true).unwrap();
+            self.turn();
+            client
+        }
+
+        fn guest_read(&self, register: u64) -> u8 {
+            let mut data = [0];
+            self.port.read(register, &mut data);
+            data[0]
+        }
+
+        fn guest_write(&self, register: u64, value: u8) {
+            self.port.write(register, &[value]);
+        }
+
+        /// A byte each way.
+        #[track_caller]
+        fn carries_both_ways(&mut self, client: &mut UnixStream, byte: u8) {
+            client.write_all(&[byte]).unwrap();
+            self.turn();
+            assert_eq!((self.guest_read(LINE_STATUS) & 1, self.guest_read(DATA)), (1, byte));
+            self.turn();
+            self.guest_write(DATA, byte);
+            let mut heard = [0];
+            client.read_exact(&mut heard).unwrap();
+            assert_eq!(heard, [byte]);
+        }
+    }
+
+    #[test]
+    fn one_client_after_another_types_and_reads() {
+        let mut wired = Wired::new();
+        for byte in *b"abc" {
+            let mut client = wired.client();
+            wired.carries_both_ways(&mut client, byte);
+            drop(client);
+            wired.turn();
+        }
+    }
+
+    #[test]
+    fn a_client_whom_the_guest_finds_gone_makes_room_for_the_next() {
+        let mut wired = Wired::new();
+        for byte in *b"abc" {
+            let mut client = wired.client();
+            wired.carries_both_ways(&mut client, byte);
+            drop(client);
+            wired.guest_write(DATA, byte); // before the loop has heard that the client is gone
+            wired.turn();
+        }
+    }
+
+    #[test]
+    fn what_is_typed_waits_while_a_guest_has_filled_the_port_by_itself() {
+        let mut wired = Wired::new();
+        let mut client = wired.client();
+        wired.guest_write(MODEM_CONTROL, LOOPBACK);
+        for _ in 0..FIFO {
+            wired.guest_write(DATA, b'x');
+        }
+        wired.guest_write(MODEM_CONTROL, 0);
+        client.write_all(b"typed").unwrap();
+        wired.turn();
+        for _ in 0..FIFO {
+            assert_eq!(wired.guest_read(DATA), b'x');
+        }
+        wired.turn();
+        let typed = [(); 5].map(|()| wired.guest_read(DATA));
+        assert_eq!(&typed, b"typed");
+        wired.turn();
+        wired.carries_both_ways(&mut client, b'!');
     }
 }

@@ -1,0 +1,143 @@
+//! Output whose reader may be slow or asleep: a pipe of ours takes it, and a thread that may wait carries it on.
+//!
+//! The descriptor itself cannot be told not to block: standard output is one open file with whoever started us, and
+//! often with our own messages; and a write may wait although poll said that there is room. On the event loop it would
+//! keep devices and signals waiting, on a vCPU's thread whoever wants the serial port's lock.
+
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+
+/// Bytes that wait for the reader, where the host gives that much: several boot logs. The kernel's default is 64 KiB.
+const CAPACITY: usize = 1 << 20;
+/// How long the end waits for a reader who takes nothing.
+const PATIENCE: Duration = Duration::from_secs(1);
+const STACK: usize = 64 << 10;
+
+/// Where output goes in; dropping it waits for its reader, as long as he reads.
+#[derive(Debug)]
+pub(super) struct Relay {
+    entry: Option<PipeWriter>,
+    moved: Receiver<()>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Relay {
+    /// Carries what is written to `to`.
+    ///
+    /// # Errors
+    /// When the host has no descriptor or no thread left.
+    pub(super) fn start(to: OwnedFd) -> io::Result<Self> {
+        let (from, entry) = io::pipe()?;
+        rustix::io::ioctl_fionbio(&entry, true)?;
+        let _ = rustix::pipe::fcntl_setpipe_size(&entry, CAPACITY); // a refusal costs room, nothing else
+        let (progress, moved) = sync_channel(1);
+        let carry = move || carry(from, &to, &progress);
+        let thread = Builder::new().name("console".to_owned()).stack_size(STACK).spawn(carry)?;
+        Ok(Self { entry: Some(entry), moved, thread: Some(thread) })
+    }
+
+    /// Takes `data`; what there is no room for is lost, as on a cable.
+    pub(super) fn write(&mut self, data: &[u8]) {
+        if let Some(entry) = &mut self.entry {
+            let _ = entry.write(data);
+        }
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.entry = None;
+        loop {
+            match self.moved.recv_timeout(PATIENCE) {
+                Ok(()) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => return, // the thread ends with its reader, or with the process
+            }
+        }
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// Carries until nobody writes any longer. `progress` is told of every write.
+fn carry(mut from: PipeReader, to: &OwnedFd, progress: &SyncSender<()>) {
+    let mut buffer = [0; 4096];
+    loop {
+        let mut rest = match from.read(&mut buffer) {
+            Ok(0) => return,
+            Ok(count) => buffer.get(..count).unwrap_or_default(),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(_) => return,
+        };
+        while !rest.is_empty() {
+            match rustix::io::write(to, rest) {
+                Ok(0) => break,
+                Ok(count) => rest = rest.get(count..).unwrap_or_default(),
+                Err(Errno::INTR) => {}
+                // Ours, or made so by somebody who has the same file open.
+                Err(Errno::AGAIN) => drop(poll(&mut [PollFd::new(to, PollFlags::OUT)], None)),
+                Err(_) => break, // nobody reads, now; another reader may come
+            }
+            let _ = progress.try_send(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Less than any pipe of ours has, and more than `narrow` has.
+    const TEXT: usize = 32 << 10;
+
+    /// A pipe that is full after a page.
+    fn narrow() -> (PipeReader, PipeWriter) {
+        let (reader, writer) = io::pipe().unwrap();
+        rustix::pipe::fcntl_setpipe_size(&writer, 4096).unwrap();
+        (reader, writer)
+    }
+
+    fn text() -> Vec<u8> {
+        (0..=u8::MAX).cycle().take(TEXT).collect()
+    }
+
+    #[test]
+    fn a_slow_reader_gets_everything_in_order_after_the_end_too() {
+        for nonblocking in [false, true] {
+            let (mut reader, writer) = narrow();
+            rustix::io::ioctl_fionbio(&writer, nonblocking).unwrap();
+            let mut relay = Relay::start(writer.into()).unwrap();
+            text().iter().for_each(|byte| relay.write(&[*byte]));
+            let end = std::thread::spawn(move || drop(relay));
+            let mut read = Vec::new();
+            reader.read_to_end(&mut read).unwrap();
+            end.join().unwrap();
+            assert!(read == text());
+        }
+    }
+
+    #[test]
+    fn a_reader_who_takes_nothing_costs_output_and_nobody_waits_for_him() {
+        let (mut reader, writer) = narrow();
+        let mut relay = Relay::start(writer.into()).unwrap();
+        (0..=2 * CAPACITY / TEXT).for_each(|_| relay.write(&text())); // hangs when it waits
+        let mut first = vec![0; TEXT];
+        reader.read_exact(&mut first).unwrap();
+        assert!(first == text());
+        drop(reader);
+    }
+
+    #[test]
+    fn a_reader_who_leaves_stops_nothing() {
+        let (reader, writer) = narrow();
+        let mut relay = Relay::start(writer.into()).unwrap();
+        drop(reader);
+        relay.write(&text());
+        drop(relay);
+    }
+}
