@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Takes a lock. What a panic left half way is still reset, finished and given back, so poison is ignored.
+/// Takes a lock. A panic on any thread ends the program (see `cli`), so that nobody who takes one sees poison.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

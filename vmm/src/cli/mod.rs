@@ -6,11 +6,13 @@ mod progress;
 mod run;
 mod schema;
 
-use std::process::ExitCode;
+use std::panic;
+use std::process::{self, ExitCode};
 
 use clap::{Parser, Subcommand};
 
-use crate::error::{Chain, Report};
+use crate::console;
+use crate::error::{Blame, Chain, Report};
 
 /// Launches Linux virtual machines whose NUMA nodes can be Extended GPU Memory
 #[derive(Debug, Parser)]
@@ -42,6 +44,7 @@ type Outcome = Result<ExitCode, Box<dyn Report>>;
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
+    end_on_panic();
     let outcome: Outcome = match &Cli::parse().command {
         Command::Run(args) => run::run(args),
         Command::Facts(args) => facts::run(args),
@@ -52,4 +55,68 @@ pub fn main() -> ExitCode {
         eprintln!("{}", Chain(error.as_ref()));
         error.blame().into()
     })
+}
+
+/// A panic, on whichever thread, is a bug of ours: it says so by its exit code, as other ends do, and leaves no raw
+/// terminal. Disks are as after a loss of power: what was flushed is there. Nothing is waited for.
+fn end_on_panic() {
+    let print = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        console::give_back_terminal();
+        print(info);
+        process::exit(Blame::Internal as i32);
+    }));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    use rustix::termios::{LocalModes, tcgetattr};
+
+    use super::*;
+    use crate::config;
+
+    /// Set in the process that panics.
+    const PANICS: &str = "EGM_VMM_TEST_PANICS";
+
+    #[test]
+    fn a_panic_on_any_thread_is_our_bug_and_gives_the_terminal_back() {
+        if std::env::var_os(PANICS).is_some() {
+            return panic_with_a_raw_terminal();
+        }
+        let person = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&person).unwrap();
+        unlockpt(&person).unwrap();
+        let name = ptsname(&person, Vec::new()).unwrap();
+        let program = File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
+        let modes = || tcgetattr(&person).unwrap().local_modes;
+        let before = modes();
+        let test = concat!(module_path!(), "::a_panic_on_any_thread_is_our_bug_and_gives_the_terminal_back");
+        let (_, test) = test.split_once("::").unwrap();
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--nocapture", test])
+            .env(PANICS, "")
+            .stdin(Stdio::from(program))
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert!(said.contains("raw: true") && said.contains("a vCPU's mistake"), "{said}");
+        assert_eq!((child.wait().unwrap().code(), modes()), (Some(4), before));
+    }
+
+    fn panic_with_a_raw_terminal() {
+        end_on_panic();
+        let mut console = console::Console::open(&config::Console::Stdio).unwrap();
+        console.take_terminal();
+        let raw = !tcgetattr(std::io::stdin()).unwrap().local_modes.contains(LocalModes::ICANON);
+        eprintln!("raw: {raw}");
+        let _ = std::thread::spawn(|| panic!("a vCPU's mistake")).join();
+    }
 }
