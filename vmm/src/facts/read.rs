@@ -1,6 +1,7 @@
 //! Facts from the running host, from a copy of its `/proc` and `/sys`, or from a file.
 
 use std::fs;
+use std::io::{self, Read};
 use std::path::Path;
 
 use egm_address::{ByteSize, PciAddress};
@@ -10,6 +11,9 @@ use crate::config::{Architecture, DeviceKind, Spec};
 use crate::facts::kvm::{self, Probed};
 use crate::facts::nodes::{self, text};
 use crate::facts::{EgmRegion, FACTS_VERSION, Facts, FactsError, Iommu, Probe};
+
+/// Largest file of facts: those of a host with ten thousand functions.
+const MAX_FILE: u64 = 16 << 20;
 
 /// Which PCI functions are read.
 #[derive(Debug, Clone)]
@@ -54,7 +58,14 @@ pub fn read(root: &Path, functions: &Functions) -> Result<Facts, FactsError> {
 /// # Errors
 /// [`FactsError`] when `path` cannot be read or does not hold facts of this version.
 pub fn load(path: &Path) -> Result<Facts, FactsError> {
-    let bytes = fs::read(path).map_err(|source| FactsError::Read { path: path.to_owned(), source })?;
+    let mut bytes = Vec::new();
+    fs::File::open(path)
+        .and_then(|file| file.take(MAX_FILE.saturating_add(1)).read_to_end(&mut bytes))
+        .and_then(|length| match u64::try_from(length) {
+            Ok(..=MAX_FILE) => Ok(()),
+            _ => Err(io::Error::other(format!("it is larger than {MAX_FILE:#x} bytes, which no facts are"))),
+        })
+        .map_err(|source| FactsError::Read { path: path.to_owned(), source })?;
     let json = |source| FactsError::Json { path: path.to_owned(), source };
     // The version is looked at first: a file of another version need not have the same fields.
     #[derive(serde::Deserialize)]
