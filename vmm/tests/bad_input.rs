@@ -59,6 +59,16 @@ impl Machine {
         self.run_by(&[])
     }
 
+    /// A copy of the program beside the configuration, for those who may not look into a temporary folder or into the
+    /// one that this program was built in.
+    fn for_others(&self) -> PathBuf {
+        fs::set_permissions(self.folder.path(), Permissions::from_mode(0o755)).unwrap();
+        fs::write(self.folder.path().join("vm.json"), self.config.to_string()).unwrap();
+        let program = self.folder.path().join("egm-vmm");
+        fs::copy(PROGRAM, &program).unwrap();
+        program
+    }
+
     /// Runs the program as the last argument of the command `wrapper`.
     fn run_by(&self, wrapper: &[&str]) -> Said {
         let file = self.folder.path().join("vm.json");
@@ -374,6 +384,57 @@ fn a_guest_of_another_architecture() {
     said.refuses(HOST, &[&format!("is for {other}"), std::env::consts::ARCH, "help: run it on such a host"]);
 }
 
+#[test]
+fn facts_that_never_end() {
+    let machine = Machine::new();
+    fs::write(machine.folder.path().join("vm.json"), machine.config.to_string()).unwrap();
+    let plan = [PROGRAM, "plan", "--facts", "/dev/zero", "vm.json"];
+    let said = said(&["prlimit", "--as=1073741824"], &plan, machine.folder.path());
+    said.refuses(HOST, &["cannot read /dev/zero", "larger than 0x1000000 bytes"]);
+}
+
+#[test]
+fn a_console_pipe_that_nobody_reads() {
+    let machine = Machine::new().with("console", json!({ "type": "file", "path": "pipe" }));
+    let made = Command::new("mkfifo").arg(machine.folder.path().join("pipe")).status().unwrap();
+    assert!(made.success());
+    refuses_with_kvm(&machine, CONFIGURATION, &["console file ", "pipe", "help: start who reads this pipe"]);
+}
+
+/// From enough to open what the plan names to enough for the machine too.
+#[test]
+fn too_few_descriptors() {
+    if !kvm() {
+        return;
+    }
+    let machine = Machine::new().with("console", json!("stdio"));
+    let enough = (12..64).find(|limit| {
+        let said = machine.run_by(&["prlimit", &format!("--nofile={limit}")]);
+        if said.code != Some(0) {
+            said.refuses(HOST, &["os error 24"]);
+        }
+        said.code == Some(0)
+    });
+    assert!(enough.is_some());
+}
+
+/// The limit is a user's, and root has none.
+#[test]
+fn no_thread_for_a_vcpu() {
+    if !kvm() {
+        return;
+    }
+    if !rustix::process::getuid().is_root() {
+        return println!("skipped: only root can become somebody else");
+    }
+    let machine = Machine::new();
+    let program = machine.for_others();
+    let group = format!("--regid={}", fs::metadata("/dev/kvm").unwrap().gid());
+    let stranger = ["setpriv", "--reuid=61616", &group, "--clear-groups", "prlimit", "--nproc=1"];
+    let said = said(&stranger, &[program.to_str().unwrap(), "run", "vm.json"], machine.folder.path());
+    said.refuses(HOST, &["cannot start the thread of vCPU 0", "os error 11", "help: ", "ulimit -u"]);
+}
+
 /// In a mount namespace whose /dev is empty.
 #[test]
 fn a_host_without_kvm() {
@@ -395,12 +456,8 @@ fn a_user_who_may_not_use_kvm() {
         Ok(device) if device.mode() & 0o006 != 0 => return println!("skipped: /dev/kvm is everybody's"),
         Ok(_) => {}
     }
-    // Nobody may look into a temporary folder, or into the one that this program was built in.
     let machine = Machine::new();
-    fs::set_permissions(machine.folder.path(), Permissions::from_mode(0o755)).unwrap();
-    let program = machine.folder.path().join("egm-vmm");
-    fs::copy(PROGRAM, &program).unwrap();
-    fs::write(machine.folder.path().join("vm.json"), machine.config.to_string()).unwrap();
+    let program = machine.for_others();
     let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
     let said = said(&nobody, &[program.to_str().unwrap(), "run", "vm.json"], machine.folder.path());
     let parts =

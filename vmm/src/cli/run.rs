@@ -63,6 +63,10 @@ impl Report for Ended {
     fn blame(&self) -> Blame {
         self.blame
     }
+
+    fn help(&self) -> Option<String> {
+        self.reason.help()
+    }
 }
 
 pub(super) fn run(args: &Args) -> Outcome {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use egm_address::Gpa;
+use event_manager::EventManager;
 use kvm_ioctls::Cap;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -13,9 +14,10 @@ use super::bus::{Bus, BusDevice, Overlap};
 use super::exit::ExitLatch;
 use super::platform::{Pvpanic, ResetRegister, SleepControl};
 use super::serial::{ConsoleInput, Line, SERIAL_PORTS, SerialPort};
+use super::signals::Signals;
 use super::tree::{self, Connections, TreeError};
 use super::vcpu::{Shared, Vcpu};
-use super::{Machine, Subscriber};
+use super::{Machine, Subscriber, Wake};
 use crate::arch::x86_64::boot::{self, BootError, BootFiles, Entry};
 use crate::arch::x86_64::cpuid::Topology;
 use crate::arch::x86_64::layout::KVM_TSS;
@@ -114,8 +116,11 @@ pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
 
     let entry = load_guest(plan, &ram.memory, &mut boot)?;
     let vcpus = make_vcpus(plan, &hypervisor, &vm, &entry)?;
+    let events = EventManager::new().map_err(io::Error::other)?;
+    subscribers.push(Arc::new(Mutex::new(Wake(Arc::clone(&exit)))));
+    subscribers.push(Arc::new(Mutex::new(Signals::new(Arc::clone(&exit))?))); // until here they end the process
     let shared = Arc::new(Shared { ports, memory, exit });
-    Ok(Machine { vcpus, shared, devices: tree.devices, subscribers, _vm: vm, ram })
+    Ok(Machine { events, vcpus, shared, devices: tree.devices, subscribers, _vm: vm, ram })
 }
 
 fn lend_memory(hypervisor: &Hypervisor, ram: &GuestRam) -> Result<Vm, BuildError> {

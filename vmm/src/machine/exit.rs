@@ -33,6 +33,13 @@ pub enum ExitReason {
         /// What it said.
         what: String,
     },
+    /// The host has no thread for a vCPU.
+    NoThread {
+        /// Which vCPU.
+        vcpu: u32,
+        /// What it said.
+        what: String,
+    },
     /// A part of ours broke.
     Internal(String),
 }
@@ -43,8 +50,19 @@ impl ExitReason {
         match self {
             Self::PoweredOff | Self::Signal(_) => None,
             Self::Reset | Self::Panicked | Self::CrashLoaded | Self::TripleFault { .. } => Some(Blame::Guest),
-            Self::Hypervisor { .. } => Some(Blame::Host),
+            Self::Hypervisor { .. } | Self::NoThread { .. } => Some(Blame::Host),
             Self::Internal(_) => Some(Blame::Internal),
+        }
+    }
+
+    /// What to do about it, if anything is known to help.
+    pub fn help(&self) -> Option<String> {
+        match self {
+            Self::NoThread { .. } => Some(
+                "raise the limits of threads: ulimit -u 65536, and TasksMax= if a systemd unit starts it"
+                    .to_owned(),
+            ),
+            _ => None,
         }
     }
 }
@@ -59,6 +77,7 @@ impl fmt::Display for ExitReason {
             Self::CrashLoaded => f.write_str("the guest's kernel crashed and started its crash kernel"),
             Self::TripleFault { vcpu } => write!(f, "vCPU {vcpu} of the guest ended in a triple fault"),
             Self::Hypervisor { vcpu, what } => write!(f, "KVM cannot go on with vCPU {vcpu}: {what}"),
+            Self::NoThread { vcpu, what } => write!(f, "cannot start the thread of vCPU {vcpu}: {what}"),
             Self::Internal(what) => write!(f, "internal error: {what}"),
         }
     }

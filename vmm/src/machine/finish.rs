@@ -60,7 +60,7 @@ impl Report for Unfinished {
 /// operator asks once more.
 pub(super) fn finish(
     devices: &[Kept],
-    mut events: Option<&mut EventManager<Subscriber>>,
+    events: &mut EventManager<Subscriber>,
     exit: &ExitLatch,
 ) -> Vec<Unfinished> {
     for Kept { device, .. } in devices {
@@ -73,7 +73,7 @@ pub(super) fn finish(
             limit = PATIENCE;
             let seconds = PATIENCE.as_secs();
             eprintln!("waiting for {}, at most {seconds} s; a signal ends the wait", busy.name);
-        } else if left.is_zero() || exit.is_hurried() || !turn(events.as_deref_mut(), left) {
+        } else if left.is_zero() || exit.is_hurried() || !turn(events, left) {
             break;
         }
     }
@@ -81,12 +81,12 @@ pub(super) fn finish(
 }
 
 /// One turn of the event loop, of `limit` at most. Whether there can be another.
-fn turn(events: Option<&mut EventManager<Subscriber>>, limit: Duration) -> bool {
+fn turn(events: &mut EventManager<Subscriber>, limit: Duration) -> bool {
     let milliseconds = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX).saturating_add(1);
-    match events.map(|events| events.run_with_timeout(milliseconds)) {
-        Some(Ok(_)) => true,
-        Some(Err(event_manager::Error::Epoll(error))) => error.errno() == libc::EINTR,
-        Some(Err(_)) | None => false,
+    match events.run_with_timeout(milliseconds) {
+        Ok(_) => true,
+        Err(event_manager::Error::Epoll(error)) => error.errno() == libc::EINTR,
+        Err(_) => false,
     }
 }
 

@@ -36,6 +36,7 @@ type Subscriber = Arc<Mutex<dyn MutEventSubscriber + Send>>;
 
 /// A machine that has not started. Fields are dropped in this order: vCPUs and devices use what comes after them.
 pub struct Machine {
+    events: EventManager<Subscriber>,
     vcpus: Vec<vcpu::Vcpu>,
     shared: Arc<vcpu::Shared>,
     devices: Vec<finish::Kept>,
@@ -56,45 +57,26 @@ pub struct Ended {
 impl Machine {
     /// Runs the guest to its end. On every way out the vCPUs have stopped, and each device has made durable what
     /// it promised or is named.
-    pub fn run(self) -> Ended {
+    pub fn run(mut self) -> Ended {
         let exit = Arc::clone(&self.shared.exit);
+        for subscriber in &self.subscribers {
+            self.events.add_subscriber(Arc::clone(subscriber));
+        }
         let mut running = Vec::with_capacity(self.vcpus.len());
-        let mut events = self.subscribe();
-        let ended = match &mut events {
-            Ok(events) => {
-                let started = vcpu::prepare_kicks().and_then(|()| {
-                    self.vcpus.into_iter().try_for_each(|vcpu| {
-                        running.push(vcpu.start(Arc::clone(&self.shared))?);
-                        Ok(())
-                    })
-                });
-                if let Err(error) = started {
-                    exit.set(ExitReason::Internal(format!("cannot start a vCPU thread: {error}")));
-                }
-                serve(events, &exit)
-            }
-            Err(what) => ExitReason::Internal(std::mem::take(what)),
-        };
-        exit.set(ended);
+        let started = vcpu::prepare_kicks().and_then(|()| {
+            self.vcpus.into_iter().try_for_each(|vcpu| {
+                running.push(vcpu.start(Arc::clone(&self.shared))?);
+                Ok(())
+            })
+        });
+        exit.set(started.err().unwrap_or_else(|| serve(&mut self.events, &exit)));
         running.into_iter().for_each(vcpu::RunningVcpu::stop);
-        let unfinished = finish::finish(&self.devices, events.as_mut().ok(), &exit);
+        let unfinished = finish::finish(&self.devices, &mut self.events, &exit);
         if !unfinished.is_empty() {
             // Storage that answers later still writes to guest memory, which must be there until the process is not.
             std::mem::forget((self.devices, self.ram));
         }
         Ended { reason: exit.reason().cloned().unwrap_or(ExitReason::PoweredOff), unfinished }
-    }
-
-    fn subscribe(&self) -> Result<EventManager<Subscriber>, String> {
-        let text = |error: &dyn std::fmt::Display| format!("cannot make the event loop: {error}");
-        let mut events = EventManager::<Subscriber>::new().map_err(|e| text(&e))?;
-        let signals = signals::Signals::new(Arc::clone(&self.shared.exit)).map_err(|e| text(&e))?;
-        events.add_subscriber(Arc::new(Mutex::new(signals)));
-        events.add_subscriber(Arc::new(Mutex::new(Wake(Arc::clone(&self.shared.exit)))));
-        for subscriber in &self.subscribers {
-            events.add_subscriber(Arc::clone(subscriber));
-        }
-        Ok(events)
     }
 }
 

@@ -1,6 +1,5 @@
 //! A vCPU's thread: run, answer the exit, run again.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -54,20 +53,22 @@ extern "C" fn kicked(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_vo
 /// Prepares this process for [`RunningVcpu::stop`]; once, before the first vCPU.
 ///
 /// # Errors
-/// When the signal handler cannot be set.
-pub(super) fn prepare_kicks() -> io::Result<()> {
-    register_signal_handler(kick_signal(), kicked).map_err(Into::into)
+/// [`ExitReason::Internal`] when the signal handler cannot be set.
+pub(super) fn prepare_kicks() -> Result<(), ExitReason> {
+    register_signal_handler(kick_signal(), kicked)
+        .map_err(|error| ExitReason::Internal(format!("cannot catch the signal that stops vCPUs: {error}")))
 }
 
 impl Vcpu {
     /// Starts the thread.
     ///
     /// # Errors
-    /// When the host has no thread to give.
-    pub(super) fn start(mut self, shared: Arc<Shared>) -> io::Result<RunningVcpu> {
+    /// [`ExitReason::NoThread`].
+    pub(super) fn start(mut self, shared: Arc<Shared>) -> Result<RunningVcpu, ExitReason> {
+        let vcpu = self.index;
         let stopped = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&stopped);
-        let name = format!("vcpu{}", self.index);
+        let name = format!("vcpu{vcpu}");
         let body = move || {
             pin(self.host_cpus.as_ref());
             while !shared.exit.is_set() {
@@ -77,7 +78,9 @@ impl Vcpu {
             }
             flag.store(true, Ordering::Release);
         };
-        Ok(RunningVcpu { thread: thread::Builder::new().name(name).stack_size(STACK).spawn(body)?, stopped })
+        let thread = thread::Builder::new().name(name).stack_size(STACK).spawn(body);
+        let thread = thread.map_err(|error| ExitReason::NoThread { vcpu, what: error.to_string() })?;
+        Ok(RunningVcpu { thread, stopped })
     }
 
     /// One stay in the guest; a reason when it was the last.
