@@ -3,23 +3,24 @@
 use std::fs;
 use std::path::Path;
 
-use egm_address::{ByteSize, Hpa};
+use egm_address::{ByteSize, Hpa, Span};
 
+use crate::region::facts::HostFacts;
 use crate::region::read::{names, node, number};
 use crate::region::refused::{Reason, Refused};
 use crate::region::{Region, RegionKind};
 use crate::retired::Retired;
 
 /// Devices of `/sys/bus/dax/devices` below `root`, but for those of size 0, which wait to be given some.
-pub(super) fn discover(root: &Path) -> impl Iterator<Item = Result<Region, Refused>> {
+pub(super) fn discover(root: &Path, facts: &HostFacts) -> impl Iterator<Item = Result<Region, Refused>> {
     let folder = root.join("sys/bus/dax/devices");
     let region = move |name: String| {
-        region(&folder.join(&name), &name).map_err(|why| Refused::new(&name, why)).transpose()
+        region(&folder.join(&name), &name, facts).map_err(|why| Refused::new(&name, why)).transpose()
     };
     names(&root.join("sys/bus/dax/devices")).into_iter().filter_map(region)
 }
 
-fn region(folder: &Path, name: &str) -> Result<Option<Region>, Reason> {
+fn region(folder: &Path, name: &str, facts: &HostFacts) -> Result<Option<Region>, Reason> {
     let digits = name.strip_prefix("dax").unwrap_or_default();
     if !digits.starts_with(|c: char| c.is_ascii_digit())
         || digits.len() > 16
@@ -50,10 +51,13 @@ fn region(folder: &Path, name: &str) -> Result<Option<Region>, Reason> {
             return Err(Reason::Unaligned { what, value, page });
         }
     }
+    // Of what memmap= made, the kernel does not say the node, but ACPI may.
+    let described = base.and_then(|base| facts.node_of(Span::new(Hpa::new(base), size).ok()?));
+    let told = node(&folder.join("target_node")).or_else(|| node(&folder.join("numa_node")));
     Ok(Some(Region {
         name: name.to_owned(),
         kind: RegionKind::Devdax { device: Path::new("/dev").join(name) },
-        node: node(&folder.join("target_node")).or_else(|| node(&folder.join("numa_node"))),
+        node: told.or(described),
         size: ByteSize::new(size),
         page_size: page,
         base: base.map(Hpa::new),

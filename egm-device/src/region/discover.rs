@@ -30,7 +30,7 @@ impl Survey {
         let named = files.iter().flat_map(|file| &file.regions);
         let named = named
             .map(|span| reserved::region(span, &host).map_err(|reason| Refused::new(&span.name, reason)));
-        let found = egm::discover(root, &host).chain(named).chain(dax::discover(root));
+        let found = egm::discover(root, &host).chain(named).chain(dax::discover(root, &host));
         let (mut regions, mut refused): (Vec<Region>, Vec<Refused>) = (Vec::new(), Vec::new());
         for region in found.chain(pools(&host).map(Ok)) {
             match region.and_then(|region| apart(&regions, region)) {
