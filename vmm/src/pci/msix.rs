@@ -297,6 +297,22 @@ mod tests {
         assert_eq!((pending[0], router.delivered.lock().unwrap().as_slice()), (0, [MESSAGE].as_slice()));
     }
 
+    /// Whoever holds the descriptor, a kernel worker say, need not hear of it.
+    #[test]
+    fn an_entry_that_is_written_again_sends_what_its_descriptor_signals_elsewhere() {
+        let (router, msix) = msix();
+        let other = MsiMessage { address: 0xfee0_2000, data: 0x4032 };
+        let held = Arc::clone(msix.trigger(1).unwrap());
+        program(&msix, 1, MESSAGE, 0);
+        msix.set_control(true, false);
+        program(&msix, 1, other, 0);
+        assert_eq!(*router.connected.lock().unwrap(), [(1, other)], "while it is open");
+        msix.table_write(28, &1u32.to_le_bytes());
+        held.write(1).unwrap();
+        program(&msix, 1, MESSAGE, 0);
+        assert_eq!(*router.delivered.lock().unwrap(), [MESSAGE], "and while it is masked, as Linux does it");
+    }
+
     #[test]
     fn reset_masks_disconnects_and_forgets() {
         let (router, msix) = msix();
