@@ -113,8 +113,12 @@ impl Client {
     fn say(&self, request: &Request) -> Result<(), ClientError> {
         match packet::send(self.socket.as_fd(), &wire::encode(request), &[]) {
             // A broker that refused the connection said why before it hung up.
-            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(ClientError::Gone(error)),
-            _ => Ok(()),
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) =>
+            {
+                Ok(())
+            }
+            said => said.map_err(ClientError::Gone),
         }
     }
 

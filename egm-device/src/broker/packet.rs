@@ -66,10 +66,13 @@ pub(super) fn receive<'a>(from: BorrowedFd<'_>, buffer: &'a mut [u8]) -> io::Res
 pub(super) fn wait_for(from: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut reset = false;
     let received = loop {
         let mut parts = [IoSliceMut::new(buffer)];
         match rustix::net::recvmsg(from, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
             Err(rustix::io::Errno::INTR) => {}
+            // The broker hung up before it read all that we said. What it said before that is still to be read.
+            Err(rustix::io::Errno::CONNRESET) if !reset => reset = true,
             received => break received?,
         }
     };

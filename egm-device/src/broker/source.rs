@@ -69,9 +69,10 @@ pub struct LedgerSource {
 }
 
 impl LedgerSource {
-    /// `regions` as `ledger` keeps them.
+    /// `regions` as `ledger` keeps them. guest_memfd is left out: its memory belongs to a VM of the process that makes it.
     #[must_use]
-    pub fn new(ledger: Ledger, regions: Vec<Region>) -> Self {
+    pub fn new(ledger: Ledger, mut regions: Vec<Region>) -> Self {
+        regions.retain(|region| region.kind != RegionKind::GuestMemfd);
         Self { ledger, regions, memory: Arc::new(KeptOpen::default()) }
     }
 
