@@ -45,6 +45,9 @@ impl<S> FromIterator<Span<S>> for SpanSet<S> {
 }
 
 impl<S> SpanSet<S> {
+    /// No address.
+    pub const EMPTY: Self = Self { spans: Vec::new() };
+
     /// The spans, sorted.
     pub fn iter(&self) -> impl Iterator<Item = Span<S>> + '_ {
         self.spans.iter().copied()

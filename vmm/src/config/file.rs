@@ -130,12 +130,23 @@ pub(super) struct BootFile {
     pub(super) cmdline: Option<String>,
 }
 
+/// A word or a list of words.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub(super) enum OneOrMore {
+    /// One.
+    One(String),
+    /// Several, the most wanted first.
+    More(Vec<String>),
+}
+
 /// A slice of Extended GPU Memory.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct EgmFile {
-    /// Name of the host's region. "local" is memory of the process itself, which every host has.
-    pub(super) region: String,
+    /// The host's region by its name, or by its kind: "egm", "reserved", "devdax", "hugetlb", "memfd"; a list is tried
+    /// in its order. "local" is memory of the process itself, which every host has.
+    pub(super) region: OneOrMore,
     /// Bytes: a multiple of its page size and of 2 MiB.
     #[schemars(with = "SizeText")]
     pub(super) size: ByteSize,

@@ -1,11 +1,11 @@
 //! Rules of ordinary memory and of EGM slices.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use egm_address::{ByteSize, CpuSet};
 
 use super::error::{Fault, Rule, at_most, in_range, name, not_empty};
-use super::file::{EgmFile, MemoryFile, NodeFile};
+use super::file::{EgmFile, MemoryFile, NodeFile, OneOrMore};
 use super::spec::{EgmForm, EgmSlice, MAX_NODES, Memory, Node, PageSize};
 
 /// Neither x86-64 nor Arm addresses more (52 bits).
@@ -14,6 +14,10 @@ pub(super) const MAX_BYTES: u64 = 1 << 52;
 const MAX_SLICES: usize = 255;
 /// An EGM slice is a multiple of this, so that the guest can map it with large pages.
 const EGM_ALIGNMENT: u64 = 2 << 20;
+/// Regions a list may name, each once.
+const MAX_REGIONS: usize = 16;
+/// Words for memory that the kernel hands out page by page, of a size and from nodes that the slice chooses.
+const POOLS: [&str; 3] = [LOCAL, "memfd", "hugetlb"];
 /// The region that is memory of the process itself.
 const ZERO: ByteSize = ByteSize::new(0);
 const LOCAL: &str = "local";
@@ -49,6 +53,8 @@ pub enum MemoryRule {
         "only a \"local\" slice chooses this, the host decides it for region \"{region}\": leave the key out"
     )]
     NotLocal { region: String },
+    #[error("a list of regions has 1 to {MAX_REGIONS} different ones, the most wanted first")]
+    RegionList,
     #[error("the slice is a device, it has no NUMA node of its own: leave the key out")]
     NotMemory,
 }
@@ -164,20 +170,34 @@ pub(super) fn resolve_egm(files: &[EgmFile], memory: &Memory) -> Result<Vec<EgmS
     Ok(slices)
 }
 
+fn regions(file: &OneOrMore) -> Result<Vec<String>, Fault> {
+    let list = match file {
+        OneOrMore::One(region) => return Ok(vec![name(region).map_err(|rule| rule.at("region"))?]),
+        OneOrMore::More(list) => list,
+    };
+    let each =
+        |(index, region): (usize, &String)| name(region).map_err(|rule| rule.at(format!("region[{index}]")));
+    let regions: Vec<String> = list.iter().enumerate().map(each).collect::<Result<_, _>>()?;
+    let different: BTreeSet<&String> = regions.iter().collect();
+    if regions.is_empty() || regions.len() > MAX_REGIONS || different.len() != regions.len() {
+        return Err(Rule::from(MemoryRule::RegionList).at("region"));
+    }
+    Ok(regions)
+}
+
 fn slice(file: &EgmFile) -> Result<EgmSlice, Fault> {
-    let region = name(&file.region).map_err(|rule| rule.at("region"))?;
+    let regions = regions(&file.region)?;
     let page_size = file.page_size.unwrap_or(PageSize::Auto);
     let size = sized(file.size, page_size.bytes().max(EGM_ALIGNMENT)).map_err(|rule| rule.at("size"))?;
     let node = in_range(file.node, 0, MAX_NODES - 1).map_err(|rule| rule.at("node"))?;
     let form = file.form.unwrap_or(EgmForm::Memory);
     let host_nodes: Option<CpuSet> =
         not_empty(file.host_nodes.clone()).map_err(|rule| rule.at("host_nodes"))?;
-    let wrong = [
-        (region != LOCAL && file.page_size.is_some(), "page_size"),
-        (region != LOCAL && host_nodes.is_some(), "host_nodes"),
-    ];
+    let pool = regions.iter().any(|region| POOLS.contains(&region.as_str()));
+    let wrong =
+        [(!pool && file.page_size.is_some(), "page_size"), (!pool && host_nodes.is_some(), "host_nodes")];
     if let Some((_, key)) = wrong.iter().find(|(broken, _)| *broken) {
-        return Err(Rule::from(MemoryRule::NotLocal { region }).at(*key));
+        return Err(Rule::from(MemoryRule::NotLocal { region: regions.join("\", \"") }).at(*key));
     }
     let wrong = [
         (form == EgmForm::Device && file.distances.is_some(), "distances"),
@@ -187,5 +207,5 @@ fn slice(file: &EgmFile) -> Result<EgmSlice, Fault> {
         return Err(Rule::from(MemoryRule::NotMemory).at(*key));
     }
     let (distances, access) = (BTreeMap::new(), Vec::new());
-    Ok(EgmSlice { region, size, node, form, page_size, host_nodes, distances, access })
+    Ok(EgmSlice { regions, size, node, form, page_size, host_nodes, distances, access })
 }

@@ -160,8 +160,9 @@ pub enum EgmForm {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct EgmSlice {
-    /// Name of the host region; `local` is memory of this process (memfd or hugetlb), which exists on every host.
-    pub region: String,
+    /// Host regions by name or kind, the most wanted first, at least one; `local` is memory of this process (memfd or
+    /// hugetlb), which exists on every host.
+    pub regions: Vec<String>,
     /// Bytes; a multiple of its page size and of 2 MiB.
     pub size: ByteSize,
     /// Guest NUMA node that it becomes (unique, not one of `memory.nodes`), or that the device is near to.

@@ -5,12 +5,17 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use egm_address::{ByteSize, PciAddress};
+use egm_device::region::{Region, RegionKind};
+use egm_device::retired::Retired;
 use egm_vfio::host;
 
 use crate::config::{Architecture, DeviceKind, Spec};
 use crate::facts::kvm::{self, Probed};
 use crate::facts::nodes::{self, text};
-use crate::facts::{EgmRegion, FACTS_VERSION, Facts, FactsError, Iommu, Probe};
+use crate::facts::{FACTS_VERSION, Facts, FactsError, HostRegion, Iommu, Probe};
+
+/// What retired blocks of EGM are counted in, and slices aligned to.
+const EGM_PAGE: u64 = 64 << 10;
 
 /// Largest file of facts: those of a host with ten thousand functions.
 const MAX_FILE: u64 = 16 << 20;
@@ -97,7 +102,7 @@ fn gather(root: &Path, functions: &Functions, probed: Probed) -> Result<Facts, F
         ),
         nodes: nodes::all(root)?,
         iommu: iommu(root),
-        egm: egm(root)?,
+        regions: regions(root)?,
         functions: match functions {
             Functions::All => host::functions(root)?,
             Functions::Only(wanted) => {
@@ -164,7 +169,7 @@ fn iommu(root: &Path) -> Probe<Iommu> {
 }
 
 /// Regions of `/sys/class/egm`. Retired blocks need an ioctl of the region's device, which recording facts does not open.
-fn egm(root: &Path) -> Result<Vec<EgmRegion>, FactsError> {
+fn regions(root: &Path) -> Result<Vec<HostRegion>, FactsError> {
     let folder = root.join("sys/class/egm");
     let Ok(entries) = fs::read_dir(&folder) else { return Ok(Vec::new()) };
     let mut names: Vec<String> =
@@ -173,7 +178,7 @@ fn egm(root: &Path) -> Result<Vec<EgmRegion>, FactsError> {
     names.into_iter().map(|name| region(&folder.join(&name), name)).collect()
 }
 
-fn region(folder: &Path, name: String) -> Result<EgmRegion, FactsError> {
+fn region(folder: &Path, name: String) -> Result<HostRegion, FactsError> {
     let path = folder.join("egm_size");
     let size = text(&path)?;
     let bytes = u64::from_str_radix(size.trim_start_matches("0x"), 16).map_err(|_| FactsError::Content {
@@ -190,7 +195,11 @@ fn region(folder: &Path, name: String) -> Result<EgmRegion, FactsError> {
     functions.sort_unstable();
     functions.dedup();
     let node = text(&folder.join("device/numa_node")).ok().and_then(|text| text.parse().ok());
-    Ok(EgmRegion { name, size: ByteSize::new(bytes), node, functions, retired: Vec::new() })
+    let kind = RegionKind::Egm { device: Path::new("/dev").join(&name) };
+    let (size, page_size) = (ByteSize::new(bytes), ByteSize::new(EGM_PAGE));
+    let region =
+        Region { name, kind, node, size, page_size, base: None, functions, retired: Retired::default() };
+    Ok(HostRegion { region, busy: Vec::new(), clean: Vec::new() })
 }
 
 #[cfg(test)]
@@ -241,8 +250,8 @@ mod tests {
         let pool = facts.nodes[0].pools[0];
         assert_eq!((pool.page_size, pool.total, pool.free), (PageSize::Size2M, 9, 7));
         assert_eq!((facts.nodes[1].id, facts.nodes[1].cpus.is_empty()), (2, true));
-        assert_eq!(facts.egm[0].size.to_string(), "447GiB");
-        assert_eq!(facts.egm[0].functions[0].to_string(), "0008:01:00.0");
+        assert_eq!(facts.regions[0].region.size.to_string(), "447GiB");
+        assert_eq!(facts.regions[0].region.functions[0].to_string(), "0008:01:00.0");
         assert!(matches!(&facts.iommu, Probe::Absent(reason) if reason.contains("iommu_groups is empty")));
     }
 

@@ -2,14 +2,15 @@
 
 use std::path::PathBuf;
 
-use egm_address::{ByteSize, CpuSet, Host, PciAddress, Span};
+use egm_address::{ByteSize, CpuSet, InRegion, Span};
+use egm_device::region::Region;
 use egm_vfio::host::{HostBar, HostFunction};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Architecture, PageSize};
 
 /// Version of the JSON form of [`Facts`]; a reader refuses others.
-pub const FACTS_VERSION: u32 = 1;
+pub const FACTS_VERSION: u32 = 2;
 
 /// A host, as far as plans depend on it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -38,8 +39,8 @@ pub struct Facts {
     pub nodes: Vec<HostNode>,
     /// Translation of device accesses.
     pub iommu: Probe<Iommu>,
-    /// EGM regions, by name.
-    pub egm: Vec<EgmRegion>,
+    /// Carve-outs of its memory, by name.
+    pub regions: Vec<HostRegion>,
     /// PCI functions, by address.
     pub functions: Vec<HostFunction>,
     /// vfio-user servers, by socket.
@@ -123,20 +124,18 @@ pub struct Iommu {
     pub groups: u32,
 }
 
-/// Memory that the host's kernel does not see and that a GPU reaches at link speed.
+/// A carve-out of host memory, and what of it is to be had.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct EgmRegion {
-    /// Name of its device file: `egm4`.
-    pub name: String,
-    /// Bytes.
-    pub size: ByteSize,
-    /// Host NUMA node it belongs to, where known.
-    pub node: Option<u32>,
-    /// GPUs that reach it.
-    pub functions: Vec<PciAddress>,
-    /// Bad blocks that nobody may use; their addresses count from the region's start.
-    pub retired: Vec<Span<Host>>,
+pub struct HostRegion {
+    /// What it is.
+    pub region: Region,
+    /// Spans that somebody holds.
+    #[serde(default)]
+    pub busy: Vec<Span<InRegion>>,
+    /// Spans that need no scrub before they are given out.
+    #[serde(default)]
+    pub clean: Vec<Span<InRegion>>,
 }
 
 /// What a vfio-user server presents.

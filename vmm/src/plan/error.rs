@@ -1,5 +1,6 @@
 //! Why there is no plan: which thing, by how much, and what to change.
 
+use egm_device::carve::plan::Short;
 use std::path::PathBuf;
 
 use egm_address::{ByteSize, CpuSet, Gpa, Guest, PciAddress, PlaceError, Span};
@@ -154,21 +155,22 @@ pub enum PlanError {
         /// The host's regions.
         known: Vec<String>,
     },
-    /// An EGM region that is too small.
-    #[error(
-        "EGM slice {slice} needs {needed:#x} bytes of region \"{region}\", which has {left:#x} left of {size:#x}"
-    )]
+    /// An EGM region that cannot give the slice.
+    #[error("EGM slice {slice} has no place")]
     RegionSize {
         /// Index of the slice.
         slice: usize,
-        /// Its region.
-        region: String,
-        /// Bytes wanted.
-        needed: u64,
-        /// Bytes left after earlier slices.
-        left: u64,
-        /// Bytes of the region.
-        size: u64,
+        /// What was short, and by how much.
+        #[source]
+        source: Short,
+    },
+    /// None of the regions that a slice would take.
+    #[error("EGM slice {slice} has no place in any region of its list: {}", tried.join("; "))]
+    NoRegion {
+        /// Index of the slice.
+        slice: usize,
+        /// Each region, and why it cannot.
+        tried: Vec<String>,
     },
     /// An EGM slice as a device.
     #[error("EGM slice {slice} is to be a device, which this version does not offer")]
@@ -304,7 +306,10 @@ impl Report for PlanError {
             Self::Region { .. } => {
                 "change \"region\"; \"local\" is memory of the virtual machine monitor itself".to_owned()
             }
-            Self::RegionSize { .. } => "lower the slice's \"size\"".to_owned(),
+            Self::RegionSize { .. } => {
+                "lower the slice's \"size\", or give \"region\" a list that ends in \"memfd\"".to_owned()
+            }
+            Self::NoRegion { .. } => "lower the slice's \"size\", or end the list with \"memfd\"".to_owned(),
             Self::EgmDevice { .. } => "set the slice's \"form\" to \"memory\"".to_owned(),
             Self::Bus0 { .. } => "remove devices".to_owned(),
             Self::UnknownFunction { function, .. } => {

@@ -1,7 +1,5 @@
 //! Whether the host has what the plan takes.
 
-use std::collections::BTreeMap;
-
 use egm_address::CpuSet;
 
 use crate::arch::layout_of;
@@ -35,7 +33,7 @@ pub(super) fn check_cpus(vcpus: &[VcpuPlan], facts: &Facts) -> Result<(), PlanEr
     Ok(())
 }
 
-/// Whether the host has the memory, the huge pages and the EGM regions.
+/// Whether the host has the memory and the huge pages.
 pub(super) fn check_backings(backings: &[BackingPlan], facts: &Facts) -> Result<(), PlanError> {
     let known: CpuSet = facts.nodes.iter().map(|node| node.id).collect();
     for backing in backings {
@@ -44,35 +42,9 @@ pub(super) fn check_backings(backings: &[BackingPlan], facts: &Facts) -> Result<
             return Err(PlanError::HostNode { what: backing.id.clone(), node, nodes: known });
         }
     }
-    check_regions(backings, facts)?;
     let local: Vec<&BackingPlan> = backings.iter().filter(|backing| backing.region.is_none()).collect();
     check_pools(&local, facts)?;
     check_memory(&local, facts)
-}
-
-fn check_regions(backings: &[BackingPlan], facts: &Facts) -> Result<(), PlanError> {
-    let mut used: BTreeMap<&str, u64> = BTreeMap::new();
-    let slices = backings.iter().filter(|backing| backing.id.starts_with("egm"));
-    for (slice, backing) in slices.enumerate() {
-        let Some(region) = backing.region.as_deref() else { continue };
-        let Some(host) = facts.egm.iter().find(|host| host.name == region) else {
-            let known = facts.egm.iter().map(|host| host.name.clone()).collect();
-            return Err(PlanError::Region { slice, region: region.to_owned(), known });
-        };
-        let taken = used.entry(region).or_default();
-        let left = host.size.get().saturating_sub(*taken);
-        if backing.size > left {
-            return Err(PlanError::RegionSize {
-                slice,
-                region: region.to_owned(),
-                needed: backing.size,
-                left,
-                size: host.size.get(),
-            });
-        }
-        *taken += backing.size;
-    }
-    Ok(())
 }
 
 /// A hugetlb pool as backings take pages from it.

@@ -4,9 +4,10 @@
 //! that the host reserves) goes on after it, at an address whose offset in the node's memory is congruent to it modulo
 //! the page size, at least 2 MiB: a huge page of the host is then a huge page of the guest.
 
-use egm_address::{Gpa, Guest, Span, SpanSet, align_down, align_up};
+use egm_address::{Gpa, Guest, InRegion, Offset, Span, SpanSet, align_down, align_up};
 
 use crate::config::{EgmForm, EgmSlice, Node, Spec};
+use crate::plan::regions::Source;
 use crate::plan::space::Space;
 use crate::plan::{BackingPlan, MemoryKind, MemoryPlan, PlanError};
 
@@ -14,11 +15,12 @@ const SMALL_PAGE: u64 = 4 << 10;
 const LARGE_PAGE: u64 = 2 << 20;
 const HUGE_PAGE: u64 = 1 << 30;
 
-/// Region name of memory that is not an EGM region of the host.
-pub(crate) const LOCAL: &str = "local";
-
 /// The memory of the machine; `space.top` is above it afterwards.
-pub(super) fn plan(spec: &Spec, space: &mut Space) -> Result<(Vec<BackingPlan>, Vec<MemoryPlan>), PlanError> {
+pub(super) fn plan(
+    spec: &Spec,
+    sources: &[Source],
+    space: &mut Space,
+) -> Result<(Vec<BackingPlan>, Vec<MemoryPlan>), PlanError> {
     let mut backings = Vec::new();
     let mut memory = Vec::new();
     let mut ram = Ram::new(space);
@@ -42,9 +44,10 @@ pub(super) fn plan(spec: &Spec, space: &mut Space) -> Result<(Vec<BackingPlan>, 
     }
     let high = space.layout.ram.last().map_or(Gpa::new(0), |ram| ram.start());
     space.top = memory.last().map_or(high, |m| m.span.end().max(high));
-    for (index, slice) in spec.egm.iter().enumerate() {
-        memory.push(place_slice(index, slice, backings.len(), space)?);
-        backings.push(slice_backing(spec, index, slice));
+    for (index, (slice, source)) in spec.egm.iter().zip(sources).enumerate() {
+        let span = place_slice(index, slice, space)?;
+        memory.extend(without_retired(span, source, slice.node, backings.len()));
+        backings.push(slice_backing(spec, index, slice, source));
     }
     memory.sort_by_key(|m| m.span);
     Ok((backings, memory))
@@ -122,6 +125,7 @@ fn node_backing(spec: &Spec, node: &Node) -> BackingPlan {
     BackingPlan {
         id: format!("node{}", node.id),
         region: None,
+        offset: 0,
         size: align_up(node.size.get(), page_size.bytes()).unwrap_or(u64::MAX),
         page_size,
         host_nodes: node.host_nodes.clone(),
@@ -130,18 +134,13 @@ fn node_backing(spec: &Spec, node: &Node) -> BackingPlan {
 }
 
 /// A slice is one span, because a GPU finds a byte of EGM by its distance from the slice's start.
-fn place_slice(
-    index: usize,
-    slice: &EgmSlice,
-    backing: usize,
-    space: &mut Space,
-) -> Result<MemoryPlan, PlanError> {
+fn place_slice(index: usize, slice: &EgmSlice, space: &mut Space) -> Result<Span<Guest>, PlanError> {
     if slice.form == EgmForm::Device {
         return Err(PlanError::EgmDevice { slice: index });
     }
     let size = slice.size.get();
     let align = if size >= HUGE_PAGE { HUGE_PAGE } else { LARGE_PAGE };
-    let span = space.place_at_top(size, align).ok_or_else(|| {
+    space.place_at_top(size, align).ok_or_else(|| {
         let largest = space.placer_at_top().free().iter().map(Span::size).max().unwrap_or(0);
         PlanError::AddressSpace {
             what: format!("EGM slice {index}"),
@@ -150,16 +149,35 @@ fn place_slice(
             short_by: size.saturating_sub(align_down(largest, align)),
             key: "egm.size",
         }
-    })?;
-    Ok(MemoryPlan { span, kind: MemoryKind::Egm, node: slice.node, backing, offset: 0 })
+    })
 }
 
-fn slice_backing(spec: &Spec, index: usize, slice: &EgmSlice) -> BackingPlan {
+/// A slice less its retired pages, which are holes of the guest's memory map: offset in the guest's span and offset in
+/// the slice stay the same.
+fn without_retired(span: Span<Guest>, source: &Source, node: u32, backing: usize) -> Vec<MemoryPlan> {
+    let whole: SpanSet<InRegion> = Span::new(Offset::new(source.offset), span.size()).into_iter().collect();
+    let kept = whole.minus(&source.holes);
+    let piece = |kept: Span<InRegion>| {
+        let offset = kept.start().get().saturating_sub(source.offset);
+        let start = Gpa::new(span.start().get().saturating_add(offset));
+        Span::new(start, kept.size()).ok().map(|span| MemoryPlan {
+            span,
+            kind: MemoryKind::Egm,
+            node,
+            backing,
+            offset,
+        })
+    };
+    kept.iter().filter_map(piece).collect()
+}
+
+fn slice_backing(spec: &Spec, index: usize, slice: &EgmSlice, source: &Source) -> BackingPlan {
     BackingPlan {
         id: format!("egm{index}"),
-        region: Some(slice.region.clone()).filter(|region| region != LOCAL),
-        size: align_up(slice.size.get(), slice.page_size.bytes()).unwrap_or(u64::MAX),
-        page_size: slice.page_size,
+        region: source.region.clone(),
+        offset: source.offset,
+        size: align_up(slice.size.get(), source.page_size.bytes()).unwrap_or(u64::MAX),
+        page_size: source.page_size,
         host_nodes: slice.host_nodes.clone(),
         prefault: spec.memory.prefault,
     }

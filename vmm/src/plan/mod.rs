@@ -5,7 +5,8 @@
 //!
 //! ```text
 //!  Spec ──┬─► cpus      vCPU ids, topology, pinning
-//!  Facts ─┤   space     which guest physical addresses may be used at all
+//!  Facts ─┤   regions   which region of the host an EGM slice comes from, and where in it
+//!         │   space     which guest physical addresses may be used at all
 //!         │   memory    RAM and EGM slices in that space, and the memory behind them
 //!         │   pci       functions, their BARs, windows, root ports
 //!         │   nodes     NUMA nodes, distances
@@ -18,6 +19,7 @@ mod host;
 mod memory;
 mod nodes;
 mod pci;
+mod regions;
 mod render;
 mod space;
 #[cfg(test)]
@@ -45,7 +47,8 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
     host::check_cpus(&vcpus, facts)?;
     let wanted = pci::wanted(spec, facts)?;
     let mut space = space::Space::new(spec, facts, layout)?;
-    let (backings, memory) = memory::plan(spec, &mut space)?;
+    let sources = regions::choose(spec, facts)?;
+    let (backings, memory) = memory::plan(spec, &sources, &mut space)?;
     host::check_backings(&backings, facts)?;
     let windows = pci::windows(spec, &wanted, &mut space)?;
     let pci = pci::functions(&wanted, &windows, &space)?;
@@ -64,6 +67,7 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
         distances: nodes::distances(spec),
         backings,
         memory,
+        notes: sources.into_iter().filter_map(|source| source.lost).collect(),
         lines: layout.lines.iter().map(|&(owner, gsi)| LinePlan { gsi, owner: owner.to_owned() }).collect(),
         ports: layout
             .ports

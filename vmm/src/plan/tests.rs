@@ -12,7 +12,7 @@ use crate::config::{
     Architecture, Boot, Console, Cpus, Device, DeviceKind, EgmForm, EgmSlice, Memory, Node, PageSize, Pcie,
 };
 use crate::error::Report;
-use crate::facts::{EgmRegion, FACTS_VERSION, HostMemory, HostNode, Kvm, Pool, Probe};
+use crate::facts::{FACTS_VERSION, HostMemory, HostNode, Kvm, Pool, Probe};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -28,9 +28,23 @@ fn node(id: u32, size: u64, cpus: &str) -> Node {
     }
 }
 
+fn region(name: &str, kind: RegionKind, gib: u64) -> HostRegion {
+    let region = Region {
+        name: name.to_owned(),
+        kind,
+        node: Some(0),
+        size: ByteSize::new(gib * GIB),
+        page_size: ByteSize::new(64 << 10),
+        base: None,
+        functions: Vec::new(),
+        retired: Retired::default(),
+    };
+    HostRegion { region, busy: Vec::new(), clean: Vec::new() }
+}
+
 fn slice(node: u32, size: u64) -> EgmSlice {
     EgmSlice {
-        region: "local".to_owned(),
+        regions: vec!["local".to_owned()],
         size: ByteSize::new(size),
         node,
         form: EgmForm::Memory,
@@ -88,13 +102,11 @@ fn facts() -> Facts {
         shmem_huge_pages: "advise".to_owned(),
         nodes: vec![node(0, "0-31"), node(1, "32-63")],
         iommu: Probe::Absent("not asked".to_owned()),
-        egm: vec![EgmRegion {
-            name: "egm4".to_owned(),
-            size: ByteSize::new(64 * GIB),
-            node: Some(0),
-            functions: Vec::new(),
-            retired: Vec::new(),
-        }],
+        regions: vec![region("dax0.0", RegionKind::Devdax { device: "/dev/dax0.0".into() }, 8), region(
+            "egm4",
+            RegionKind::Egm { device: "/dev/egm4".into() },
+            64,
+        )],
         functions: Vec::new(),
         servers: Vec::new(),
     }
@@ -345,13 +357,60 @@ fn an_egm_region_gives_no_more_than_it_has() {
     let mut spec = spec(vec![node(0, GIB, "0")]);
     spec.egm = vec![slice(1, 40 * GIB), slice(2, 40 * GIB)];
     for slice in &mut spec.egm {
-        slice.region = "egm4".to_owned();
+        slice.regions = vec!["egm4".to_owned()];
     }
     let error = plan(&spec, &facts()).unwrap_err();
-    assert!(matches!(error, PlanError::RegionSize { slice: 1, left, .. } if left == 24 * GIB), "{error}");
-    spec.egm[0].region = "egm9".to_owned();
+    let PlanError::RegionSize { slice: 1, source } = &error else { panic!("{error}") };
+    assert!(matches!(source.cause, Cause::Granted { short_by, .. } if short_by == 16 * GIB), "{source}");
+    spec.egm[0].regions = vec!["egm9".to_owned()];
     let text = plan(&spec, &facts()).unwrap_err().to_string();
-    assert_eq!(text, "EGM slice 0 comes from region \"egm9\", and the host has egm4");
+    assert_eq!(text, "EGM slice 0 comes from region \"egm9\", and the host has dax0.0, egm4");
+}
+
+#[test]
+fn a_slice_falls_back_along_its_list_and_the_plan_says_what_is_lost() {
+    let mut spec = spec(vec![node(0, GIB, "0")]);
+    spec.egm = vec![slice(1, 60 * GIB), slice(2, 6 * GIB), slice(3, 6 * GIB)];
+    for slice in &mut spec.egm {
+        slice.regions = ["egm", "devdax", "hugetlb", "memfd"].map(str::to_owned).to_vec();
+    }
+    let plan = super::plan(&spec, &facts()).unwrap();
+    let regions: Vec<_> = plan.backings.iter().skip(1).map(|backing| backing.region.as_deref()).collect();
+    assert_eq!(regions, [Some("egm4"), Some("dax0.0"), None]);
+    assert_eq!(plan.notes.len(), 2);
+    assert!(plan.notes[0].contains("struct pages") && plan.notes[1].contains("\"memfd\""), "{:?}", plan.notes);
+    spec.egm[2].regions.pop();
+    let text = super::plan(&spec, &facts()).unwrap_err().to_string();
+    assert!(text.contains("\"hugetlb\": no pool has enough free pages"), "{text}");
+}
+
+#[test]
+fn two_slices_of_a_region_do_not_overlap_and_a_busy_place_is_passed_over() {
+    let (mut spec, mut facts) = (spec(vec![node(0, GIB, "0")]), facts());
+    spec.egm = vec![slice(1, 2 * GIB), slice(2, GIB)];
+    for slice in &mut spec.egm {
+        slice.regions = vec!["egm4".to_owned()];
+    }
+    facts.regions[1].busy = vec![Span::new(Offset::new(0), MIB).unwrap()];
+    let plan = super::plan(&spec, &facts).unwrap();
+    let offsets: Vec<_> = plan.backings.iter().skip(1).map(|backing| backing.offset).collect();
+    assert_eq!(offsets, [GIB, 3 * GIB]);
+}
+
+#[test]
+fn retired_pages_are_holes_of_the_guests_memory_at_the_same_distance_from_its_start() {
+    let (mut spec, mut facts) = (spec(vec![node(0, GIB, "0")]), facts());
+    spec.egm = vec![slice(1, 64 * GIB)];
+    spec.egm[0].regions = vec!["egm4".to_owned()];
+    let page = 64 << 10;
+    facts.regions[1].region.retired = Retired::new([(GIB, page), (0, page)], 64 * GIB, page);
+    let plan = super::plan(&spec, &facts).unwrap();
+    let pieces: Vec<_> = plan.memory.iter().filter(|m| m.kind == MemoryKind::Egm).collect();
+    let base = pieces[0].span.start().get() - page;
+    let offsets: Vec<_> = pieces.iter().map(|m| (m.offset, m.span.start().get() - base, m.span.size())).collect();
+    assert_eq!(offsets, [(page, page, GIB - page), (GIB + page, GIB + page, 63 * GIB - page)]);
+    assert!(base.is_multiple_of(GIB));
+    assert_eq!(plan.nodes[1].memory, 64 * GIB - 2 * page);
 }
 
 #[test]

@@ -31,6 +31,9 @@ pub struct Plan {
     pub backings: Vec<BackingPlan>,
     /// Guest RAM, ascending and disjoint.
     pub memory: Vec<MemoryPlan>,
+    /// What the machine lacks because the host could not give its first choice.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
     /// Address ranges that are not RAM, ascending and disjoint.
     pub windows: Vec<WindowPlan>,
     /// PCI functions by address.
@@ -71,6 +74,9 @@ pub struct BackingPlan {
     pub id: String,
     /// Host EGM region, or `None` for ordinary memory of this process.
     pub region: Option<String>,
+    /// Offset of its first byte in the region.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub offset: u64,
     /// Bytes.
     pub size: u64,
     /// Host pages.
@@ -79,6 +85,11 @@ pub struct BackingPlan {
     pub host_nodes: Option<CpuSet>,
     /// Whether every page is touched before the guest starts.
     pub prefault: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// What a piece of guest RAM is.
