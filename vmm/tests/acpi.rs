@@ -100,6 +100,7 @@ fn sample_plan() -> Plan {
             port(0x600, 2, "sleep"),
             port(0x604, 1, "reset"),
         ],
+        notes: Vec::new(),
     }
 }
 

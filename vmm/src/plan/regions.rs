@@ -186,6 +186,9 @@ impl Pools {
 
 #[cfg(test)]
 mod tests {
+    use egm_address::ByteSize;
+    use egm_device::retired::Retired;
+
     use super::*;
 
     #[test]
@@ -194,11 +197,11 @@ mod tests {
             name: "dax0.0".into(),
             kind: RegionKind::Devdax { device: "/dev/dax0.0".into() },
             node: None,
-            size: egm_address::ByteSize::new(HUGE_PAGE),
+            size: ByteSize::new(HUGE_PAGE),
             page_size: ByteSize::new(2 << 20),
             base: None,
             functions: Vec::new(),
-            retired: egm_device::retired::Retired::default(),
+            retired: Retired::default(),
         };
         let host = HostRegion { region, busy: Vec::new(), clean: Vec::new() };
         assert_eq!(lacks("dax0.0", std::slice::from_ref(&host)), lacks("devdax", &[]));

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use egm_address::{ByteSize, CpuSet, Guest, Io, Iova, PciAddress, Span};
+use egm_address::{ByteSize, CpuSet, Guest, Io, Iova, Offset, PciAddress, Span};
+use egm_device::carve::plan::Cause;
+use egm_device::region::{Region, RegionKind};
+use egm_device::retired::Retired;
 use egm_vfio::host::{HostBar, HostBarKind, HostFunction, ReservedKind, ReservedRegion};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -12,7 +15,7 @@ use crate::config::{
     Architecture, Boot, Console, Cpus, Device, DeviceKind, EgmForm, EgmSlice, Memory, Node, PageSize, Pcie,
 };
 use crate::error::Report;
-use crate::facts::{FACTS_VERSION, HostMemory, HostNode, Kvm, Pool, Probe};
+use crate::facts::{FACTS_VERSION, HostMemory, HostNode, HostRegion, Kvm, Pool, Probe};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -374,13 +377,23 @@ fn a_slice_falls_back_along_its_list_and_the_plan_says_what_is_lost() {
     for slice in &mut spec.egm {
         slice.regions = ["egm", "devdax", "hugetlb", "memfd"].map(str::to_owned).to_vec();
     }
-    let plan = super::plan(&spec, &facts()).unwrap();
-    let regions: Vec<_> = plan.backings.iter().skip(1).map(|backing| backing.region.as_deref()).collect();
-    assert_eq!(regions, [Some("egm4"), Some("dax0.0"), None]);
-    assert_eq!(plan.notes.len(), 2);
-    assert!(plan.notes[0].contains("struct pages") && plan.notes[1].contains("\"memfd\""), "{:?}", plan.notes);
+    let mut facts = facts();
+    let from = |facts: &Facts| {
+        let plan = plan(&spec, facts).unwrap();
+        let regions = plan.backings.iter().skip(1).map(|backing| (backing.region.clone(), backing.page_size));
+        (regions.collect::<Vec<_>>(), plan.notes)
+    };
+    let [egm, devdax] = ["egm4", "dax0.0"].map(|region| (Some(region.to_owned()), PageSize::Auto));
+    let (regions, notes) = from(&facts);
+    assert_eq!(regions, [egm.clone(), devdax.clone(), (None, PageSize::Size1G)]);
+    assert_eq!(notes.len(), 2);
+    assert!(notes[0].contains("struct pages") && notes[1].contains("\"hugetlb\""), "{notes:?}");
+    facts.nodes.iter_mut().for_each(|node| node.pools.clear());
+    let (regions, notes) = from(&facts);
+    assert_eq!(regions, [egm, devdax, (None, PageSize::Auto)]);
+    assert!(notes[1].contains("\"memfd\"") && notes[1].contains("its pages may be small"), "{notes:?}");
     spec.egm[2].regions.pop();
-    let text = super::plan(&spec, &facts()).unwrap_err().to_string();
+    let text = plan(&spec, &facts).unwrap_err().to_string();
     assert!(text.contains("\"hugetlb\": no pool has enough free pages"), "{text}");
 }
 
@@ -392,7 +405,7 @@ fn two_slices_of_a_region_do_not_overlap_and_a_busy_place_is_passed_over() {
         slice.regions = vec!["egm4".to_owned()];
     }
     facts.regions[1].busy = vec![Span::new(Offset::new(0), MIB).unwrap()];
-    let plan = super::plan(&spec, &facts).unwrap();
+    let plan = plan(&spec, &facts).unwrap();
     let offsets: Vec<_> = plan.backings.iter().skip(1).map(|backing| backing.offset).collect();
     assert_eq!(offsets, [GIB, 3 * GIB]);
 }
@@ -404,7 +417,7 @@ fn retired_pages_are_holes_of_the_guests_memory_at_the_same_distance_from_its_st
     spec.egm[0].regions = vec!["egm4".to_owned()];
     let page = 64 << 10;
     facts.regions[1].region.retired = Retired::new([(GIB, page), (0, page)], 64 * GIB, page);
-    let plan = super::plan(&spec, &facts).unwrap();
+    let plan = plan(&spec, &facts).unwrap();
     let pieces: Vec<_> = plan.memory.iter().filter(|m| m.kind == MemoryKind::Egm).collect();
     let base = pieces[0].span.start().get() - page;
     let offsets: Vec<_> = pieces.iter().map(|m| (m.offset, m.span.start().get() - base, m.span.size())).collect();
