@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::cli::Outcome;
-use crate::facts::{self, Functions};
+use crate::facts::{self, Scope};
 
 /// Records what this host offers to virtual machines, as JSON
 #[derive(Debug, clap::Args)]
@@ -19,8 +19,8 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Outcome {
-    let read = |root: &PathBuf| facts::read(Path::new(root), &Functions::All);
-    let facts = args.root.as_ref().map_or_else(|| facts::of_host(&Functions::All), read);
+    let read = |root: &PathBuf| facts::read(Path::new(root), &Scope::All);
+    let facts = args.root.as_ref().map_or_else(|| facts::of_host(&Scope::All), read);
     let mut facts = facts?;
     if let Some(description) = &args.description {
         facts.description.clone_from(description);

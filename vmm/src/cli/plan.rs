@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use crate::cli::Outcome;
 use crate::config;
-use crate::facts::{self, Functions};
+use crate::facts::{self, Scope};
 use crate::plan::{self, Colour};
 
 /// Shows where everything of a virtual machine will be: memory map, PCI tree, NUMA nodes
@@ -40,7 +40,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     let spec = config::load(&args.config)?;
     let facts = match &args.facts {
         Some(path) => facts::load(path),
-        None => facts::of_host(&Functions::of(&spec)),
+        None => facts::of_host(&Scope::of(&spec)),
     };
     let plan = plan::plan(&spec, &facts?)?;
     let mut out = io::stdout();

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use super::Outcome;
-use super::progress::Bar;
+use super::progress::{Bar, Bars};
 use crate::config::{self, Overrides};
 use crate::error::{Blame, Chain, Report};
-use crate::facts::{self, Functions};
+use crate::facts::{self, Facts, Scope};
 use crate::machine::{self, ExitReason};
-use crate::plan;
-use crate::resources::{self, Resources};
+use crate::plan::Plan;
+use crate::resources::{self, Leases, Resources};
 
 /// Starts the virtual machine of a configuration file and waits for its end
 #[derive(Debug, clap::Args)]
@@ -77,15 +77,30 @@ pub(super) fn run(args: &Args) -> Outcome {
     };
     let spec = config::load_with(&args.file, &overrides)?;
     resources::check_devices(&spec.devices)?;
-    let facts = facts::of_host(&Functions::of(&spec))?;
-    let plan = plan::plan(&spec, &facts)?;
-    let bar = Bar::new();
-    let resources = Resources::open(&plan, &facts, &|done, total| bar.told(done, total))?;
+    resources::check_boot(&spec.boot)?;
+    let scope = Scope::of(&spec);
+    let bars = Bars::default();
+    let (facts, plan, leases) =
+        Leases::take(&spec, || facts::of_host(&scope), &|slice, step| bars.told(slice, step))?;
+    drop(bars);
+    plan.notes.iter().for_each(|note| eprintln!("note: {note}"));
+    let outcome = launch(&plan, &facts, &leases);
+    let bars = Bars::default();
+    let late = leases.give_back(&facts, &|slice, step| bars.told(slice, step));
+    drop(bars);
+    late.iter().for_each(|error| eprintln!("warning: {}", Chain(error)));
+    outcome
+}
+
+/// Runs the machine of `plan`; nothing of it is left afterwards.
+fn launch(plan: &Plan, facts: &Facts, leases: &Leases) -> Outcome {
+    let bar = Bar::new("memory present");
+    let resources = Resources::open(plan, facts, leases, &|done, total| bar.told(done, total))?;
     drop(bar);
     if let Some(name) = resources.console.pty_name() {
         eprintln!("console: {name}");
     }
-    let machine = machine::build(&plan, resources)?;
+    let machine = machine::build(plan, resources)?;
     let machine::Ended { reason, mut unfinished } = machine.run();
     if let Some(last) = unfinished.pop() {
         eprintln!("{reason}");

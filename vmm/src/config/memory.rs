@@ -18,9 +18,9 @@ const EGM_ALIGNMENT: u64 = 2 << 20;
 const MAX_REGIONS: usize = 16;
 /// Words for memory that the kernel hands out page by page, of a size and from nodes that the slice chooses.
 const POOLS: [&str; 3] = [LOCAL, "memfd", "hugetlb"];
-/// The region that is memory of the process itself.
 const ZERO: ByteSize = ByteSize::new(0);
-const LOCAL: &str = "local";
+/// The region that is memory of the process itself.
+pub(crate) const LOCAL: &str = "local";
 
 /// What can be wrong with memory.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

@@ -20,6 +20,7 @@ pub use boot::{BootRule, Overrides};
 pub use cpus::CpuRule;
 pub use devices::DeviceRule;
 pub use error::{ConfigError, Place, Rule};
+pub(crate) use memory::LOCAL;
 pub use memory::MemoryRule;
 pub use numa::NumaRule;
 pub use spec::*;

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use egm_device::ledger::LedgerError;
+use egm_device::region::HostFileError;
 use egm_vfio::host::HostError;
 
 use crate::error::{Blame, Report};
@@ -32,6 +34,12 @@ pub enum FactsError {
     /// A PCI function.
     #[error("cannot read the host's PCI functions")]
     Function(#[from] HostError),
+    /// A host file.
+    #[error("cannot read the host files")]
+    HostFile(#[from] HostFileError),
+    /// Who has what of the host's regions.
+    #[error("cannot tell what of the host's regions is free")]
+    Ledger(#[from] LedgerError),
     /// A host of another kind.
     #[error("{} is \"{arch}\", and guests run on x86_64 and aarch64 only", path.display())]
     Architecture {
@@ -62,6 +70,7 @@ impl Report for FactsError {
     fn blame(&self) -> Blame {
         match self {
             Self::Json { .. } | Self::Version { .. } => Blame::Configuration,
+            Self::HostFile(error) => error.blame(),
             _ => Blame::Host,
         }
     }
@@ -71,6 +80,8 @@ impl Report for FactsError {
             Self::Json { .. } | Self::Version { .. } => {
                 Some("record them again on their host: egm-vmm facts > facts.json".to_owned())
             }
+            Self::HostFile(error) => error.help(),
+            Self::Ledger(error) => error.help(),
             _ => None,
         }
     }

@@ -10,8 +10,9 @@ mod error;
 mod kvm;
 mod nodes;
 mod read;
+mod regions;
 mod types;
 
 pub use error::FactsError;
-pub use read::{Functions, load, of_host, read};
+pub use read::{Scope, load, of_host, read};
 pub use types::*;

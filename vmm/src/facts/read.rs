@@ -4,58 +4,61 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::Path;
 
-use egm_address::{ByteSize, PciAddress};
-use egm_device::region::{Region, RegionKind};
-use egm_device::retired::Retired;
+use egm_address::PciAddress;
 use egm_vfio::host;
 
-use crate::config::{Architecture, DeviceKind, Spec};
+use crate::config::{Architecture, DeviceKind, LOCAL, Spec};
 use crate::facts::kvm::{self, Probed};
 use crate::facts::nodes::{self, text};
-use crate::facts::{FACTS_VERSION, Facts, FactsError, HostRegion, Iommu, Probe};
-
-/// What retired blocks of EGM are counted in, and slices aligned to.
-const EGM_PAGE: u64 = 64 << 10;
+use crate::facts::{FACTS_VERSION, Facts, FactsError, Iommu, Probe, regions};
 
 /// Largest file of facts: those of a host with ten thousand functions.
 const MAX_FILE: u64 = 16 << 20;
 
-/// Which PCI functions are read.
+/// What is read of a host.
 #[derive(Debug, Clone)]
-pub enum Functions {
-    /// All of them: for a record that serves any configuration.
+pub enum Scope {
+    /// All of it: for a record that serves any configuration.
     All,
-    /// These, where they exist: a launch need not look at the others.
-    Only(Vec<PciAddress>),
+    /// What one machine needs: a launch need not look at the rest.
+    Only {
+        /// PCI functions, where they exist.
+        functions: Vec<PciAddress>,
+        /// Whether carve-outs of memory are asked for.
+        regions: bool,
+    },
 }
 
-impl Functions {
-    /// Those that `spec` passes to its guest.
+impl Scope {
+    /// What the plan of `spec` depends on.
     pub fn of(spec: &Spec) -> Self {
         let function = |kind: &DeviceKind| match kind {
             DeviceKind::Vfio { function } => Some(*function),
             _ => None,
         };
-        Self::Only(spec.devices.iter().filter_map(|device| function(&device.kind)).collect())
+        Self::Only {
+            functions: spec.devices.iter().filter_map(|device| function(&device.kind)).collect(),
+            regions: spec.egm.iter().flat_map(|slice| &slice.regions).any(|region| region != LOCAL),
+        }
     }
 }
 
-/// The host that this runs on, with the PCI functions that are asked for.
+/// The host that this runs on, as far as `scope` goes.
 ///
 /// # Errors
 /// [`FactsError`] when `/proc` or `/sys` is not there or not as documented. That there is no KVM or no IOMMU is a
 /// fact, not an error.
-pub fn of_host(functions: &Functions) -> Result<Facts, FactsError> {
-    gather(Path::new("/"), functions, kvm::probe())
+pub fn of_host(scope: &Scope) -> Result<Facts, FactsError> {
+    gather(Path::new("/"), scope, kvm::probe())
 }
 
 /// A host whose `/proc` and `/sys` were copied to `root`; its KVM cannot be asked.
 ///
 /// # Errors
 /// As [`of_host`].
-pub fn read(root: &Path, functions: &Functions) -> Result<Facts, FactsError> {
+pub fn read(root: &Path, scope: &Scope) -> Result<Facts, FactsError> {
     let kvm = Probe::Absent("read from a copy of the host's files".to_owned());
-    gather(root, functions, Probed { kvm, address_bits: None })
+    gather(root, scope, Probed { kvm, address_bits: None })
 }
 
 /// Facts that were recorded earlier.
@@ -84,7 +87,7 @@ pub fn load(path: &Path) -> Result<Facts, FactsError> {
     serde_json::from_slice(&bytes).map_err(json)
 }
 
-fn gather(root: &Path, functions: &Functions, probed: Probed) -> Result<Facts, FactsError> {
+fn gather(root: &Path, scope: &Scope, probed: Probed) -> Result<Facts, FactsError> {
     let arch = architecture(root)?;
     let cpuinfo = text(&root.join("proc/cpuinfo"))?;
     let kernel = text(&root.join("proc/sys/kernel/osrelease"))?;
@@ -102,10 +105,13 @@ fn gather(root: &Path, functions: &Functions, probed: Probed) -> Result<Facts, F
         ),
         nodes: nodes::all(root)?,
         iommu: iommu(root),
-        regions: regions(root)?,
-        functions: match functions {
-            Functions::All => host::functions(root)?,
-            Functions::Only(wanted) => {
+        regions: match scope {
+            Scope::All | Scope::Only { regions: true, .. } => regions::of(root)?,
+            Scope::Only { .. } => Vec::new(),
+        },
+        functions: match scope {
+            Scope::All => host::functions(root)?,
+            Scope::Only { functions: wanted, .. } => {
                 let exists = |a: &&PciAddress| root.join("sys/bus/pci/devices").join(a.to_string()).is_dir();
                 wanted.iter().filter(exists).map(|a| host::function(root, *a)).collect::<Result<_, _>>()?
             }
@@ -168,40 +174,6 @@ fn iommu(root: &Path) -> Probe<Iommu> {
     }
 }
 
-/// Regions of `/sys/class/egm`. Retired blocks need an ioctl of the region's device, which recording facts does not open.
-fn regions(root: &Path) -> Result<Vec<HostRegion>, FactsError> {
-    let folder = root.join("sys/class/egm");
-    let Ok(entries) = fs::read_dir(&folder) else { return Ok(Vec::new()) };
-    let mut names: Vec<String> =
-        entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
-    names.sort();
-    names.into_iter().map(|name| region(&folder.join(&name), name)).collect()
-}
-
-fn region(folder: &Path, name: String) -> Result<HostRegion, FactsError> {
-    let path = folder.join("egm_size");
-    let size = text(&path)?;
-    let bytes = u64::from_str_radix(size.trim_start_matches("0x"), 16).map_err(|_| FactsError::Content {
-        path,
-        text: size,
-        expected: "a hexadecimal number",
-    })?;
-    // Newer drivers link each GPU by its address, older ones list them in a file.
-    let listed = text(&folder.join("gpu_devices")).unwrap_or_default();
-    let links = fs::read_dir(folder).into_iter().flatten();
-    let links = links.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let mut functions: Vec<PciAddress> =
-        listed.lines().map(str::to_owned).chain(links).filter_map(|name| name.parse().ok()).collect();
-    functions.sort_unstable();
-    functions.dedup();
-    let node = text(&folder.join("device/numa_node")).ok().and_then(|text| text.parse().ok());
-    let kind = RegionKind::Egm { device: Path::new("/dev").join(&name) };
-    let (size, page_size) = (ByteSize::new(bytes), ByteSize::new(EGM_PAGE));
-    let region =
-        Region { name, kind, node, size, page_size, base: None, functions, retired: Retired::default() };
-    Ok(HostRegion { region, busy: Vec::new(), clean: Vec::new() })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -244,7 +216,7 @@ mod tests {
     #[test]
     fn a_copied_tree_of_a_grace_host_is_read() {
         let root = tree(GRACE);
-        let facts = read(root.path(), &Functions::All).unwrap();
+        let facts = read(root.path(), &Scope::All).unwrap();
         assert_eq!((facts.arch, facts.address_bits), (Architecture::Aarch64, 40));
         assert_eq!(facts.nodes[0].memory.available.get(), 130 << 10);
         let pool = facts.nodes[0].pools[0];
@@ -267,7 +239,11 @@ mod tests {
             ("proc/sys/kernel/arch", "x86_64\n"),
             ("sys/devices/system/cpu/online", "0-1\n"),
         ]);
-        let facts = read(root.path(), &Functions::Only(vec!["0000:01:00.0".parse().unwrap()])).unwrap();
+        let facts = read(
+            root.path(),
+            &Scope::Only { functions: vec!["0000:01:00.0".parse().unwrap()], regions: false },
+        )
+        .unwrap();
         assert_eq!((facts.cpu_vendor.as_str(), facts.address_bits), ("AuthenticAMD", 48));
         assert_eq!(facts.nodes.len(), 1);
         assert_eq!(facts.nodes[0].cpus.to_string(), "0-1");
@@ -278,16 +254,16 @@ mod tests {
     #[test]
     fn a_tree_that_lacks_a_file_names_it() {
         let root = tree(&[("proc/sys/kernel/arch", "riscv64\n")]);
-        let error = read(root.path(), &Functions::All).unwrap_err().to_string();
+        let error = read(root.path(), &Scope::All).unwrap_err().to_string();
         assert!(error.ends_with("is \"riscv64\", and guests run on x86_64 and aarch64 only"), "{error}");
         let root = tree(&[("proc/sys/kernel/arch", "x86_64\n")]);
-        let error = read(root.path(), &Functions::All).unwrap_err().to_string();
+        let error = read(root.path(), &Scope::All).unwrap_err().to_string();
         assert!(error.ends_with("proc/cpuinfo"), "{error}");
     }
 
     #[test]
     fn this_host_has_facts() {
-        let facts = of_host(&Functions::All).unwrap();
+        let facts = of_host(&Scope::All).unwrap();
         assert!(facts.memory.total >= facts.memory.available && facts.memory.total.get() > 0);
         assert!(facts.nodes.iter().any(|node| !node.cpus.is_empty()));
     }
@@ -295,13 +271,13 @@ mod tests {
     #[test]
     fn recorded_facts_are_read_back_and_others_refused() {
         let root = tree(GRACE);
-        let facts = read(root.path(), &Functions::All).unwrap();
+        let facts = read(root.path(), &Scope::All).unwrap();
         let path = root.path().join("facts.json");
         fs::write(&path, serde_json::to_string_pretty(&facts).unwrap()).unwrap();
         assert_eq!(load(&path).unwrap(), facts);
         fs::write(&path, "{\"version\": 99, \"new\": 1}").unwrap();
         assert!(matches!(load(&path), Err(FactsError::Version { version: 99, .. })));
-        fs::write(&path, "{\"version\": 1,\n \"arch\": 5}").unwrap();
+        fs::write(&path, format!("{{\"version\": {FACTS_VERSION},\n \"arch\": 5}}")).unwrap();
         let error = load(&path).unwrap_err().to_string();
         assert!(error.contains("facts.json:2:"), "{error}");
     }

@@ -130,12 +130,22 @@ pub struct Iommu {
 pub struct HostRegion {
     /// What it is.
     pub region: Region,
-    /// Spans that somebody holds.
+    /// What somebody has of it.
     #[serde(default)]
-    pub busy: Vec<Span<InRegion>>,
+    pub held: Vec<HeldSpan>,
     /// Spans that need no scrub before they are given out.
     #[serde(default)]
     pub clean: Vec<Span<InRegion>>,
+}
+
+/// Bytes of a region that somebody has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeldSpan {
+    /// Where.
+    pub span: Span<InRegion>,
+    /// Who, in words.
+    pub owner: String,
 }
 
 /// What a vfio-user server presents.

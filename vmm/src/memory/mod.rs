@@ -17,6 +17,7 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 use crate::config::PageSize;
 use crate::error::{Blame, Report};
 use crate::plan::{BackingPlan, Plan};
+use crate::resources::Leases;
 
 /// Why guest memory cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -24,14 +25,6 @@ pub enum MemoryError {
     /// A backing could not be made.
     #[error("cannot get guest memory")]
     Backing(#[from] AnonymousError),
-    /// The plan names a host region that this build cannot open.
-    #[error("EGM region \"{region}\" of \"{id}\" cannot be opened: only \"local\" memory can, on this host")]
-    Region {
-        /// The backing.
-        id: String,
-        /// The region.
-        region: String,
-    },
     /// A backing could not be mapped.
     #[error("cannot map guest memory \"{id}\"")]
     Mapping {
@@ -75,7 +68,6 @@ impl Report for MemoryError {
                  \"memory\": {{ \"page_size\": \"auto\" }}",
                 page >> 10
             )),
-            Self::Region { .. } => Some("set \"egm\": [{ \"region\": \"local\", … }]".to_owned()),
             Self::Mapping { .. } | Self::Prefault { .. } => {
                 Some("lower \"memory\".\"size\", or free memory on the host (free -h)".to_owned())
             }
@@ -102,7 +94,7 @@ pub struct GuestRam {
     pub memory: GuestMemoryMmap,
     /// For KVM, ascending.
     pub pieces: Vec<Piece>,
-    _backings: Vec<Box<dyn Backing>>,
+    backings: Vec<Arc<dyn Backing>>,
 }
 
 /// What is mapped: guest address, bytes, backing, offset in it.
@@ -115,17 +107,19 @@ struct Extent {
 }
 
 impl GuestRam {
-    /// Opens, maps and, where the plan says so, touches all guest memory. `near` gives the host CPUs of a
+    /// Opens, maps and, where the plan says so, touches all guest memory; slices of regions come from `leases`. `near` gives the host CPUs of a
     /// backing's nodes; `progress` hears of what is touched.
     ///
     /// # Errors
     /// [`MemoryError`]; everything is given back.
     pub fn open(
         plan: &Plan,
+        leases: &Leases,
         near: impl Fn(&BackingPlan) -> Option<CpuSet>,
         progress: Progress<'_>,
     ) -> Result<Self, MemoryError> {
-        let backings = plan.backings.iter().map(open_backing).collect::<Result<Vec<_>, _>>()?;
+        let backings = plan.backings.iter().map(|backing| open_backing(backing, leases));
+        let backings = backings.collect::<Result<Vec<_>, _>>()?;
         let mut pieces = Vec::new();
         let mut regions = Vec::new();
         for extent in extents(plan) {
@@ -136,7 +130,7 @@ impl GuestRam {
             pieces.push(Piece { gpa: Gpa::new(extent.gpa), mapping, backing: extent.backing });
         }
         let memory = GuestMemoryMmap::from_regions(regions).map_err(|e| wrong(0, &e.to_string()))?;
-        let ram = Self { memory, pieces, _backings: backings };
+        let ram = Self { memory, pieces, backings };
         ram.prefault(plan, near, progress)?;
         Ok(ram)
     }
@@ -152,6 +146,8 @@ impl GuestRam {
             .iter()
             .filter_map(|piece| plan.backings.get(piece.backing).map(|backing| (piece, backing)))
             .filter(|(_, backing)| backing.prefault)
+            // Memory without struct pages is complete from the start, and the kernel refuses to touch it for us.
+            .filter(|(piece, _)| self.backings.get(piece.backing).is_some_and(|b| !b.is_invisible()))
             .collect();
         if wanted.is_empty() {
             return Ok(());
@@ -195,16 +191,17 @@ fn extents(plan: &Plan) -> Vec<Extent> {
     merged
 }
 
-fn open_backing(plan: &BackingPlan) -> Result<Box<dyn Backing>, MemoryError> {
-    if let Some(region) = plan.region.as_deref().filter(|region| *region != "local") {
-        return Err(MemoryError::Region { id: plan.id.clone(), region: region.to_owned() });
+fn open_backing(plan: &BackingPlan, leases: &Leases) -> Result<Arc<dyn Backing>, MemoryError> {
+    if plan.region.is_some() {
+        let lease = leases.get(&plan.id).ok_or_else(|| wrong(0, "a slice was not taken"))?;
+        return Ok(Arc::clone(lease) as Arc<dyn Backing>);
     }
     let huge = match plan.page_size {
         PageSize::Size2M => Some(HugePage::Size2M),
         PageSize::Size1G => Some(HugePage::Size1G),
         PageSize::Auto | PageSize::Size4K => None,
     };
-    Ok(Box::new(Anonymous::new(&plan.id, plan.size, huge)?))
+    Ok(Arc::new(Anonymous::new(&plan.id, plan.size, huge)?))
 }
 
 fn map(backing: &dyn Backing, plan: &BackingPlan, extent: Extent) -> Result<Arc<Mapping>, MemoryError> {

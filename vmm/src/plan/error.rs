@@ -1,12 +1,12 @@
 //! Why there is no plan: which thing, by how much, and what to change.
 
-use egm_device::carve::plan::Short;
 use std::path::PathBuf;
 
 use egm_address::{ByteSize, CpuSet, Gpa, Guest, PciAddress, PlaceError, Span};
 
 use crate::config::PageSize;
 use crate::error::{Blame, Report};
+use crate::plan::NoPlace;
 
 /// Why a specification has no plan on a host.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -155,22 +155,13 @@ pub enum PlanError {
         /// The host's regions.
         known: Vec<String>,
     },
-    /// An EGM region that cannot give the slice.
-    #[error("EGM slice {slice} has no place")]
-    RegionSize {
-        /// Index of the slice.
-        slice: usize,
-        /// What was short, and by how much.
-        #[source]
-        source: Short,
-    },
-    /// None of the regions that a slice would take.
-    #[error("EGM slice {slice} has no place in any region of its list: {}", tried.join("; "))]
-    NoRegion {
+    /// None of the regions that a slice would take can give it.
+    #[error("EGM slice {slice} has no place: {}", tried.iter().map(|(region, why)| format!("\"{region}\": {why}")).collect::<Vec<_>>().join("; "))]
+    NoPlace {
         /// Index of the slice.
         slice: usize,
         /// Each region, and why it cannot.
-        tried: Vec<String>,
+        tried: Vec<(String, NoPlace)>,
     },
     /// An EGM slice as a device.
     #[error("EGM slice {slice} is to be a device, which this version does not offer")]
@@ -269,7 +260,7 @@ impl Report for PlanError {
             | Self::HostCpu { .. }
             | Self::Vcpus { .. }
             | Self::Region { .. }
-            | Self::RegionSize { .. }
+            | Self::NoPlace { .. }
             | Self::UnknownFunction { .. }
             | Self::UnknownServer { .. }
             | Self::Reserved { .. } => Blame::Host,
@@ -304,12 +295,11 @@ impl Report for PlanError {
             }
             Self::VcpuNode { .. } => "name it in the \"cpus\" of a node".to_owned(),
             Self::Region { .. } => {
-                "change \"region\"; \"local\" is memory of the virtual machine monitor itself".to_owned()
+                "change \"region\": \"egm-device regions\" shows what the host has, \"local\" is memory of egm-vmm itself".to_owned()
             }
-            Self::RegionSize { .. } => {
+            Self::NoPlace { .. } => {
                 "lower the slice's \"size\", or give \"region\" a list that ends in \"memfd\"".to_owned()
             }
-            Self::NoRegion { .. } => "lower the slice's \"size\", or end the list with \"memfd\"".to_owned(),
             Self::EgmDevice { .. } => "set the slice's \"form\" to \"memory\"".to_owned(),
             Self::Bus0 { .. } => "remove devices".to_owned(),
             Self::UnknownFunction { function, .. } => {

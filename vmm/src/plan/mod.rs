@@ -28,6 +28,7 @@ mod types;
 
 pub use error::PlanError;
 pub use pci::VIRTIO_BAR_SIZE;
+pub use regions::NoPlace;
 pub use render::{Colour, html, json, text};
 pub use types::*;
 

@@ -3,17 +3,49 @@
 //! A slice names regions or kinds, the most wanted first. The first that can give it now does; the plan says what the
 //! slice then lacks. Slices of one plan do not overlap, because each place is taken from what is left by those before.
 
-use egm_address::{InRegion, Offset, Span, SpanSet};
+use std::collections::BTreeSet;
+
+use egm_address::{CpuSet, InRegion, Offset, Span, SpanSet};
 use egm_device::carve::plan::{Request, Short, place};
 use egm_device::owner::Owner;
 use egm_device::region::{Region, RegionKind};
 
-use crate::config::{EgmSlice, PageSize, Spec};
-use crate::facts::{Facts, HostRegion};
+use crate::config::{EgmSlice, LOCAL, PageSize, Spec};
+use crate::facts::{Facts, HeldSpan, HostRegion};
 use crate::plan::PlanError;
 
 /// A GPU and a hypervisor both map memory best in pieces of this size.
 const HUGE_PAGE: u64 = 1 << 30;
+
+/// Holders that an error names at most.
+const MAX_HOLDERS: usize = 4;
+
+/// Why a slice cannot come from a region.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoPlace {
+    /// The host has no such region.
+    #[error("the host has none")]
+    Unknown,
+    /// It has no place for the slice.
+    #[error("{short}{}", held_by(held))]
+    Short {
+        /// What was short.
+        short: Short,
+        /// Who has the region's bytes.
+        held: Vec<HeldSpan>,
+    },
+}
+
+/// `; held by vm1 (process 12, user 0), vm2 (process 13, user 0)`.
+fn held_by(held: &[HeldSpan]) -> String {
+    let owners: BTreeSet<&str> = held.iter().map(|held| held.owner.as_str()).collect();
+    let (named, more) = (owners.iter().copied().take(MAX_HOLDERS), owners.len().saturating_sub(MAX_HOLDERS));
+    match (owners.is_empty(), named.collect::<Vec<_>>().join(", "), more) {
+        (true, ..) => String::new(),
+        (false, named, 0) => format!("; held by {named}"),
+        (false, named, more) => format!("; held by {named} and {more} more"),
+    }
+}
 
 /// Where a slice's bytes come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,103 +65,89 @@ pub(super) struct Source {
 /// One source for each slice of `spec`.
 pub(super) fn choose(spec: &Spec, facts: &Facts) -> Result<Vec<Source>, PlanError> {
     let mut hosts: Vec<HostRegion> = facts.regions.clone();
-    let mut pools = Pools::of(spec, facts);
-    spec.egm
-        .iter()
-        .enumerate()
-        .map(|(index, slice)| one(index, slice, &spec.name, &mut hosts, &mut pools))
-        .collect()
+    spec.egm.iter().enumerate().map(|(index, slice)| one(index, slice, &spec.name, &mut hosts)).collect()
 }
 
-fn one(
-    index: usize,
-    slice: &EgmSlice,
-    owner: &str,
-    hosts: &mut [HostRegion],
-    pools: &mut Pools,
-) -> Result<Source, PlanError> {
-    let mut tried = Vec::new();
-    let mut first = None;
+fn one(index: usize, slice: &EgmSlice, owner: &str, hosts: &mut [HostRegion]) -> Result<Source, PlanError> {
+    let mut tried: Vec<(String, NoPlace)> = Vec::new();
     for wanted in &slice.regions {
-        let found = match wanted.as_str() {
-            "local" | "memfd" => Ok(local(slice.page_size)),
-            "hugetlb" => {
-                pools.take(slice).map(local).ok_or_else(|| "no pool has enough free pages".to_owned())
-            }
-            _ => carve(wanted, slice, owner, hosts).map_err(|why| match why {
-                Some(short) => {
-                    let text = short.to_string();
-                    first.get_or_insert(short);
-                    text
-                }
-                None => "the host has none".to_owned(),
-            }),
-        };
-        match found {
+        match source(wanted, slice, owner, hosts) {
             Ok(mut source) => {
-                let lost = tried.first().map(|(region, why)| {
+                source.lost = tried.first().map(|(region, why)| {
+                    let lacks = lacks(wanted, hosts);
                     format!(
-                        "egm{index} comes from \"{wanted}\": {}; \"{region}\" was not to be had: {why}",
-                        lacks(wanted, hosts)
+                        "egm{index} comes from \"{wanted}\": {lacks}; \"{region}\" was not to be had: {why}"
                     )
                 });
-                source.lost = lost;
                 return Ok(source);
             }
             Err(why) => tried.push((wanted.clone(), why)),
         }
     }
-    Err(match (first, tried.as_slice()) {
-        (Some(source), [_]) => PlanError::RegionSize { slice: index, source },
-        (None, [(region, _)]) if region != "hugetlb" => {
+    Err(match tried.as_slice() {
+        [(region, NoPlace::Unknown)] => {
             let known = hosts.iter().map(|host| host.region.name.clone()).collect();
             PlanError::Region { slice: index, region: region.clone(), known }
         }
-        _ => {
-            let tried = tried.iter().map(|(region, why)| format!("\"{region}\": {why}")).collect();
-            PlanError::NoRegion { slice: index, tried }
-        }
+        _ => PlanError::NoPlace { slice: index, tried },
     })
 }
 
-const fn local(page_size: PageSize) -> Source {
-    Source { region: None, offset: 0, holes: SpanSet::EMPTY, page_size, lost: None }
-}
-
 /// The lowest best place in the first region called `wanted`, or of that kind, that has one. At first one that huge
-/// mappings survive in, then any. `None` when the host has no such region.
-fn carve(
-    wanted: &str,
-    slice: &EgmSlice,
-    owner: &str,
-    hosts: &mut [HostRegion],
-) -> Result<Source, Option<Short>> {
-    let owner = Owner { name: owner.to_owned(), uid: 0, pid: 0, started: 0 };
-    let size = slice.size.get();
-    let request = Request::new(size, owner);
-    let huge = Request { align: if size >= HUGE_PAGE { HUGE_PAGE } else { 0 }, ..request.clone() };
-    let mut short = None;
-    for host in hosts.iter_mut().filter(|host| host.region.name == wanted || kind(&host.region) == wanted) {
-        let (busy, clean) = (host.busy.iter().copied().collect(), host.clean.iter().copied().collect());
+/// mappings survive in, then any.
+fn source(wanted: &str, slice: &EgmSlice, owner: &str, hosts: &mut [HostRegion]) -> Result<Source, NoPlace> {
+    if wanted == LOCAL || wanted == "memfd" {
+        let page_size = slice.page_size;
+        return Ok(Source { region: None, offset: 0, holes: SpanSet::EMPTY, page_size, lost: None });
+    }
+    // Whose it is does not change where it goes; the launch asks with its own number.
+    let request =
+        Request::new(slice.size.get(), Owner { name: owner.to_owned(), uid: 0, pid: 0, started: 0 });
+    let huge = Request { align: if request.size >= HUGE_PAGE { HUGE_PAGE } else { 0 }, ..request.clone() };
+    let mut first = None;
+    for host in hosts.iter_mut().filter(|host| host.region.name == wanted || offers(host, wanted, slice)) {
+        let busy = host.held.iter().map(|held| held.span).collect();
+        let clean = host.clean.iter().copied().collect();
         let placed = place(&host.region, &busy, &clean, &huge)
             .or_else(|_| place(&host.region, &busy, &clean, &request));
         match placed {
             Ok(place) => {
-                host.busy.extend(Span::new(Offset::new(place.offset), place.size.get()));
+                let span = Span::new(Offset::new(place.offset), place.size.get());
+                let held = |span| HeldSpan { span, owner: "this machine".to_owned() };
+                host.held.extend(span.map(held));
                 return Ok(Source {
                     region: Some(host.region.name.clone()),
                     offset: place.offset,
                     holes: host.region.retired.spans().clone(),
-                    page_size: PageSize::Auto,
+                    page_size: huge_pages(&host.region),
                     lost: None,
                 });
             }
-            Err(why) => {
-                short.get_or_insert(why);
+            Err(short) => {
+                first.get_or_insert_with(|| NoPlace::Short { short, held: host.held.clone() });
             }
         }
     }
-    Err(short)
+    Err(first.unwrap_or(NoPlace::Unknown))
+}
+
+/// Whether `host` is of the kind `wanted`, and of the pages and the nodes that the slice asks for.
+fn offers(host: &HostRegion, wanted: &str, slice: &EgmSlice) -> bool {
+    let region = &host.region;
+    let pages = !slice.page_size.is_hugetlb() || slice.page_size == huge_pages(region);
+    let near = |nodes: &CpuSet| region.node.is_some_and(|node| nodes.contains(node));
+    kind(region) == wanted
+        && (!matches!(region.kind, RegionKind::Hugetlb)
+            || pages && slice.host_nodes.as_ref().is_none_or(near))
+}
+
+/// The pages of a pool; other memory is mapped as the kernel can.
+fn huge_pages(region: &Region) -> PageSize {
+    match (&region.kind, region.page_size.get()) {
+        (RegionKind::Hugetlb, HUGE_PAGE) => PageSize::Size1G,
+        (RegionKind::Hugetlb, _) => PageSize::Size2M,
+        _ => PageSize::Auto,
+    }
 }
 
 /// The word for a region's kind.
@@ -156,34 +174,6 @@ fn lacks(chosen: &str, hosts: &[HostRegion]) -> &'static str {
     }
 }
 
-/// Free pages of the host's hugetlb pools, all nodes together.
-struct Pools(Vec<(PageSize, u64)>);
-
-impl Pools {
-    /// What ordinary memory leaves.
-    fn of(spec: &Spec, facts: &Facts) -> Self {
-        let free = |page: PageSize| {
-            let pools = facts.nodes.iter().flat_map(|node| &node.pools).filter(|pool| pool.page_size == page);
-            let free: u64 = pools.map(|pool| pool.free.saturating_mul(page.bytes())).sum();
-            let memory = if spec.memory.page_size == page { spec.memory.size.get() } else { 0 };
-            (page, free.saturating_sub(memory))
-        };
-        Self(vec![free(PageSize::Size1G), free(PageSize::Size2M)])
-    }
-
-    /// Takes `slice` from the pool of its page size, or of the largest that it is a multiple of.
-    fn take(&mut self, slice: &EgmSlice) -> Option<PageSize> {
-        let size = slice.size.get();
-        let fits = |page: PageSize| match slice.page_size.is_hugetlb() {
-            true => page == slice.page_size,
-            false => size.is_multiple_of(page.bytes()),
-        };
-        let (page, free) = self.0.iter_mut().find(|(page, free)| fits(*page) && *free >= size)?;
-        *free -= size;
-        Some(*page)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use egm_address::ByteSize;
@@ -203,7 +193,7 @@ mod tests {
             functions: Vec::new(),
             retired: Retired::default(),
         };
-        let host = HostRegion { region, busy: Vec::new(), clean: Vec::new() };
+        let host = HostRegion { region, held: Vec::new(), clean: Vec::new() };
         assert_eq!(lacks("dax0.0", std::slice::from_ref(&host)), lacks("devdax", &[]));
         assert_eq!(lacks("egm", &[host]), "nothing is lost");
     }

@@ -15,7 +15,7 @@ use crate::config::{
     Architecture, Boot, Console, Cpus, Device, DeviceKind, EgmForm, EgmSlice, Memory, Node, PageSize, Pcie,
 };
 use crate::error::Report;
-use crate::facts::{FACTS_VERSION, HostMemory, HostNode, HostRegion, Kvm, Pool, Probe};
+use crate::facts::{FACTS_VERSION, HeldSpan, HostMemory, HostNode, HostRegion, Kvm, Pool, Probe};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -42,7 +42,7 @@ fn region(name: &str, kind: RegionKind, gib: u64) -> HostRegion {
         functions: Vec::new(),
         retired: Retired::default(),
     };
-    HostRegion { region, busy: Vec::new(), clean: Vec::new() }
+    HostRegion { region, held: Vec::new(), clean: Vec::new() }
 }
 
 fn slice(node: u32, size: u64) -> EgmSlice {
@@ -105,11 +105,10 @@ fn facts() -> Facts {
         shmem_huge_pages: "advise".to_owned(),
         nodes: vec![node(0, "0-31"), node(1, "32-63")],
         iommu: Probe::Absent("not asked".to_owned()),
-        regions: vec![region("dax0.0", RegionKind::Devdax { device: "/dev/dax0.0".into() }, 8), region(
-            "egm4",
-            RegionKind::Egm { device: "/dev/egm4".into() },
-            64,
-        )],
+        regions: vec![
+            region("dax0.0", RegionKind::Devdax { device: "/dev/dax0.0".into() }, 8),
+            region("egm4", RegionKind::Egm { device: "/dev/egm4".into() }, 64),
+        ],
         functions: Vec::new(),
         servers: Vec::new(),
     }
@@ -363,8 +362,10 @@ fn an_egm_region_gives_no_more_than_it_has() {
         slice.regions = vec!["egm4".to_owned()];
     }
     let error = plan(&spec, &facts()).unwrap_err();
-    let PlanError::RegionSize { slice: 1, source } = &error else { panic!("{error}") };
-    assert!(matches!(source.cause, Cause::Granted { short_by, .. } if short_by == 16 * GIB), "{source}");
+    let PlanError::NoPlace { slice: 1, tried } = &error else { panic!("{error}") };
+    let NoPlace::Short { short, held } = &tried[0].1 else { panic!("{error}") };
+    assert!(matches!(short.cause, Cause::Granted { short_by, .. } if short_by == 16 * GIB), "{short}");
+    assert_eq!(held[0].owner, "this machine");
     spec.egm[0].regions = vec!["egm9".to_owned()];
     let text = plan(&spec, &facts()).unwrap_err().to_string();
     assert_eq!(text, "EGM slice 0 comes from region \"egm9\", and the host has dax0.0, egm4");
@@ -378,6 +379,11 @@ fn a_slice_falls_back_along_its_list_and_the_plan_says_what_is_lost() {
         slice.regions = ["egm", "devdax", "hugetlb", "memfd"].map(str::to_owned).to_vec();
     }
     let mut facts = facts();
+    let mut hugetlb = facts.regions[0].clone();
+    hugetlb.region.name = "hugetlb-1g-node0".to_owned();
+    hugetlb.region.kind = RegionKind::Hugetlb;
+    hugetlb.region.page_size = ByteSize::new(GIB);
+    facts.regions.push(hugetlb);
     let from = |facts: &Facts| {
         let plan = plan(&spec, facts).unwrap();
         let regions = plan.backings.iter().skip(1).map(|backing| (backing.region.clone(), backing.page_size));
@@ -385,16 +391,19 @@ fn a_slice_falls_back_along_its_list_and_the_plan_says_what_is_lost() {
     };
     let [egm, devdax] = ["egm4", "dax0.0"].map(|region| (Some(region.to_owned()), PageSize::Auto));
     let (regions, notes) = from(&facts);
-    assert_eq!(regions, [egm.clone(), devdax.clone(), (None, PageSize::Size1G)]);
+    assert_eq!(
+        regions,
+        [egm.clone(), devdax.clone(), (Some("hugetlb-1g-node0".to_owned()), PageSize::Size1G)]
+    );
     assert_eq!(notes.len(), 2);
     assert!(notes[0].contains("struct pages") && notes[1].contains("\"hugetlb\""), "{notes:?}");
-    facts.nodes.iter_mut().for_each(|node| node.pools.clear());
+    facts.regions.pop();
     let (regions, notes) = from(&facts);
     assert_eq!(regions, [egm, devdax, (None, PageSize::Auto)]);
     assert!(notes[1].contains("\"memfd\"") && notes[1].contains("its pages may be small"), "{notes:?}");
     spec.egm[2].regions.pop();
     let text = plan(&spec, &facts).unwrap_err().to_string();
-    assert!(text.contains("\"hugetlb\": no pool has enough free pages"), "{text}");
+    assert!(text.contains("\"hugetlb\": the host has none"), "{text}");
 }
 
 #[test]
@@ -404,7 +413,8 @@ fn two_slices_of_a_region_do_not_overlap_and_a_busy_place_is_passed_over() {
     for slice in &mut spec.egm {
         slice.regions = vec!["egm4".to_owned()];
     }
-    facts.regions[1].busy = vec![Span::new(Offset::new(0), MIB).unwrap()];
+    let span = Span::new(Offset::new(0), MIB).unwrap();
+    facts.regions[1].held = vec![HeldSpan { span, owner: "vm9".to_owned() }];
     let plan = plan(&spec, &facts).unwrap();
     let offsets: Vec<_> = plan.backings.iter().skip(1).map(|backing| backing.offset).collect();
     assert_eq!(offsets, [GIB, 3 * GIB]);
@@ -420,7 +430,8 @@ fn retired_pages_are_holes_of_the_guests_memory_at_the_same_distance_from_its_st
     let plan = plan(&spec, &facts).unwrap();
     let pieces: Vec<_> = plan.memory.iter().filter(|m| m.kind == MemoryKind::Egm).collect();
     let base = pieces[0].span.start().get() - page;
-    let offsets: Vec<_> = pieces.iter().map(|m| (m.offset, m.span.start().get() - base, m.span.size())).collect();
+    let offsets: Vec<_> =
+        pieces.iter().map(|m| (m.offset, m.span.start().get() - base, m.span.size())).collect();
     assert_eq!(offsets, [(page, page, GIB - page), (GIB + page, GIB + page, 63 * GIB - page)]);
     assert!(base.is_multiple_of(GIB));
     assert_eq!(plan.nodes[1].memory, 64 * GIB - 2 * page);

@@ -3,6 +3,7 @@
 //! Nothing before it has side effects, nothing after it makes decisions.
 
 mod devices;
+mod leases;
 
 use std::fs::{File, FileType, OpenOptions};
 use std::io;
@@ -10,8 +11,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 pub use self::devices::{DeviceError, OpenDevice};
+pub use self::leases::{LeaseError, Leases, SliceProgress};
 use crate::arch::x86_64::boot::BootFiles;
-use crate::config::Device;
+use crate::config::{Boot, Device};
 use crate::console::{Console, ConsoleError};
 use crate::error::{Blame, Report};
 use crate::facts::Facts;
@@ -92,20 +94,23 @@ impl Report for ResourceError {
 }
 
 impl Resources {
-    /// Opens what `plan` names on the host that `facts` describe; `progress` hears of prefaulted memory. Cheap things that are often wrong come first, so
+    /// Opens what `plan` names on the host that `facts` describe, with the slices that it names in `leases`; `progress` hears of prefaulted memory. Cheap things that are often wrong come first, so
     /// that a wrong path is told before a terabyte is touched.
     ///
     /// # Errors
     /// [`ResourceError`]; everything opened until then is closed.
-    pub fn open(plan: &Plan, facts: &Facts, progress: Progress<'_>) -> Result<Self, ResourceError> {
-        let kernel = open_file("boot.kernel", &plan.boot.kernel)?;
-        let initramfs =
-            plan.boot.initramfs.as_deref().map(|path| open_file("boot.initramfs", path)).transpose()?;
+    pub fn open(
+        plan: &Plan,
+        facts: &Facts,
+        leases: &Leases,
+        progress: Progress<'_>,
+    ) -> Result<Self, ResourceError> {
+        let boot = open_boot(&plan.boot)?;
         let hypervisor = Hypervisor::open()?;
         let console = Console::open(&plan.console)?;
         let devices = devices::open(plan).map_err(|(id, source)| ResourceError::Device { id, source })?;
-        let ram = GuestRam::open(plan, |backing| near(facts, backing), progress)?;
-        Ok(Self { hypervisor, ram, boot: BootFiles { kernel, initramfs }, console, devices })
+        let ram = GuestRam::open(plan, leases, |backing| near(facts, backing), progress)?;
+        Ok(Self { hypervisor, ram, boot, console, devices })
     }
 }
 
@@ -130,6 +135,20 @@ fn open_at_once(path: &Path, write: bool) -> io::Result<(File, FileType)> {
     rustix::io::ioctl_fionbio(&file, false)?;
     let kind = file.metadata()?.file_type();
     Ok((file, kind))
+}
+
+/// Opens the kernel and the initramfs once, before slices are scrubbed for a machine that cannot boot.
+///
+/// # Errors
+/// [`ResourceError::File`].
+pub fn check_boot(boot: &Boot) -> Result<(), ResourceError> {
+    open_boot(boot).map(drop)
+}
+
+fn open_boot(boot: &Boot) -> Result<BootFiles, ResourceError> {
+    let kernel = open_file("boot.kernel", &boot.kernel)?;
+    let initramfs = boot.initramfs.as_deref().map(|path| open_file("boot.initramfs", path)).transpose()?;
+    Ok(BootFiles { kernel, initramfs })
 }
 
 /// Refuses devices that can be planned but not started, before the plan asks for facts about them.

@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 
 use egm_payload::{Entry, Ports};
 use egm_vmm::config;
-use egm_vmm::facts::{Functions, of_host};
+use egm_vmm::facts::{Scope, of_host};
 use egm_vmm::plan::{Plan, plan};
 use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
@@ -39,7 +39,7 @@ fn kvm() -> bool {
 /// The plan that `egm-vmm run` makes of the configuration at `file`.
 fn plan_of(file: &Path) -> Plan {
     let spec = config::load(file).unwrap();
-    plan(&spec, &of_host(&Functions::of(&spec)).unwrap()).unwrap()
+    plan(&spec, &of_host(&Scope::of(&spec)).unwrap()).unwrap()
 }
 
 /// A machine with a payload in it.
