@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use egm_payload::{Entry, Ports};
-use egm_vmm::facts::{Functions, of_host};
+use egm_vmm::facts::{Scope, of_host};
 use egm_vmm::machine::{BuildError, Ended, ExitReason, build};
-use egm_vmm::resources::Resources;
+use egm_vmm::resources::{Leases, Resources};
 use egm_vmm::virtio::blk::{Block, Disk};
 use egm_vmm::virtio::rng::Rng;
 use egm_vmm::virtio::vsock::{Backend, HostSockets, Vsock};
@@ -61,9 +61,9 @@ fn run(folder: &Path, kernel: &[u8]) -> Result<Ended, BuildError> {
     });
     fs::write(&file, text.to_string()).unwrap();
     let spec = config::load(&file).unwrap();
-    let facts = of_host(&Functions::of(&spec)).unwrap();
+    let facts = of_host(&Scope::of(&spec)).unwrap();
     let plan = plan::plan(&spec, &facts).unwrap();
-    let resources = Resources::open(&plan, &facts, &|_, _| {}).unwrap();
+    let resources = Resources::open(&plan, &facts, &Leases::default(), &|_, _| {}).unwrap();
     build(&plan, resources).map(|machine| machine.run())
 }
 
