@@ -34,6 +34,16 @@ pub(super) struct Recorded {
 }
 
 impl Host {
+    /// The folder that this host's files are below.
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Whether it is another host, of which only the facts are known.
+    pub(super) fn is_recorded(&self) -> bool {
+        self.facts.is_some()
+    }
+
     /// The host that was recorded, or this one.
     pub(super) fn survey(&self) -> Result<Survey, Box<dyn Report>> {
         match &self.facts {

@@ -3,8 +3,11 @@
 mod broker;
 mod carve;
 mod generate;
+mod grant;
 mod host;
 mod html;
+mod ledger;
+mod progress;
 mod regions;
 
 use std::io::{self, Write};
@@ -27,6 +30,8 @@ See what this host has, split it once, and give slices away all day:
 
   egm-device regions
   egm-device carve advise --hypervisor 64GiB
+  egm-device carve grant hidden --size 4GiB -- COMMAND
+  egm-device ledger show
 
 Exit codes: 0 done; 2 the command line or a file is wrong; 3 the host lacks something or forbids it;
 4 a bug in egm-device";
@@ -36,6 +41,7 @@ enum Command {
     Regions(regions::Args),
     Carve(carve::Args),
     Broker(broker::Args),
+    Ledger(ledger::Args),
     Completions(generate::Completions),
     Man(generate::Man),
 }
@@ -49,6 +55,7 @@ pub fn main() -> ExitCode {
         Command::Regions(args) => regions::run(args),
         Command::Carve(args) => carve::run(args),
         Command::Broker(args) => broker::run(args),
+        Command::Ledger(args) => ledger::run(args),
         Command::Completions(args) => Ok(generate::completions(args)),
         Command::Man(args) => generate::man(args),
     };

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::record::{Doubt, Use};
 use crate::owner::Owner;
@@ -24,18 +24,24 @@ pub struct Held {
 }
 
 /// The bytes of one region.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct States {
     /// What somebody holds, by offset.
     pub held: Vec<Held>,
     /// Free bytes that need no scrub.
+    #[serde(serialize_with = "spans")]
     pub clean: SpanSet<InRegion>,
     /// Free bytes that are scrubbed before anybody gets them. A pool has none.
+    #[serde(serialize_with = "spans")]
     pub dirty: SpanSet<InRegion>,
     /// What nobody may use: the kernel's list and what was found since, held or not.
     pub retired: Retired,
     /// Why the record was not believed, if it was not.
     pub doubt: Option<Doubt>,
+}
+
+fn spans<S: Serializer>(set: &SpanSet<InRegion>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(set.iter())
 }
 
 impl States {

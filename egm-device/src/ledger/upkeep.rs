@@ -24,8 +24,8 @@ pub struct Repair {
 }
 
 impl Ledger {
-    /// Makes free, dirty bytes of `region` clean, piece by piece; returns how many were. Pieces that others take in the
-    /// meantime are left to them.
+    /// Makes free, dirty bytes of `region`, or of the pages `within`, clean, piece by piece; returns how many were. Pieces
+    /// that others take in the meantime are left to them.
     ///
     /// # Errors
     /// [`GrantError`]; what is done stays done.
@@ -33,12 +33,16 @@ impl Ledger {
         &self,
         memory: &Arc<dyn Memory>,
         region: &Region,
+        within: Option<&SpanSet<InRegion>>,
         watch: &Watch<'_>,
     ) -> Result<u64, GrantError> {
         let (mut from, mut scrubbed) = (0, 0u64);
-        while let Some((at, size)) =
-            next_piece(region, &self.states(region)?.dirty, from, memory.is_separate(region))
-        {
+        loop {
+            let dirty = self.states(region)?.dirty;
+            let dirty = within.map_or_else(|| dirty.clone(), |within| dirty.minus(&dirty.minus(within)));
+            let Some((at, size)) = next_piece(region, &dirty, from, memory.is_separate(region)) else {
+                return Ok(scrubbed);
+            };
             from = at.saturating_add(size);
             let request = Request { at: Some(at), ..Request::new(size, Owner::this("scrub")) };
             match self.grant_from(memory, region, &request, watch) {
@@ -47,7 +51,6 @@ impl Ledger {
                 Err(error) => return Err(error),
             }
         }
-        Ok(scrubbed)
     }
 
     /// Begins a new record where the old one cannot be believed, and forgets grants whose holders are gone.

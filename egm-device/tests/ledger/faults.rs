@@ -235,7 +235,7 @@ fn story(ledger: &Ledger, memory: &Arc<dyn Memory>, region: &Region) -> (SpanSet
     ours.extend(grant("b", 2, 2));
     back(a);
     drop(grant("c", 4, 3)); // its owner is killed
-    let _ = ledger.scrub(memory, region, &NOBODY);
+    let _ = ledger.scrub(memory, region, None, &NOBODY);
     let mut retired = SpanSet::default();
     if ledger.retire(region, &set(9, 1)).is_ok() {
         retired = set(9, 1);

@@ -1,10 +1,20 @@
 //! What a byte of a region is, from grant to return.
-use egm_device::carve::plan::Request;
-use egm_device::ledger::record::Use;
-use egm_device::ledger::{GrantError, Progress, Watch};
-use egm_device::report::{Blame, Chain, Report};
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
-use crate::common::{PAGE, fill, is_zero, ledger, region, request, set};
+use egm_address::Hpa;
+use egm_device::Backing;
+use egm_device::carve::plan::Request;
+use egm_device::ledger::record::{Doubt, Use};
+use egm_device::ledger::{GrantError, Identity, Ledger, Paths, Progress, Watch};
+use egm_device::owner::Owner;
+use egm_device::region::Region;
+use egm_device::report::{Blame, Chain, Report};
+use egm_device::scrub::Cause;
+
+use crate::common::{PAGE, PlainFile, fill, identity, is_zero, ledger, region, request, set};
 
 const NOBODY: Watch<'static> = Watch::nobody();
 
@@ -59,4 +69,260 @@ fn who_asks_for_bytes_in_use_hears_who_has_them() {
     assert!(text.contains(&format!("held by first (process {}, user ", std::process::id())), "{text}");
     let error = ledger.grant_from(&memory, &region, &request("second", 8), &NOBODY).unwrap_err();
     assert!(error.to_string().contains("held by first"), "{error}");
+}
+
+#[test]
+fn memory_that_a_peer_still_has_is_in_use_although_its_owner_is_gone() {
+    let folder = tempfile::tempdir().unwrap();
+    let (region, memory) = region(folder.path(), 6);
+    let ledger = ledger(folder.path());
+    let lease = ledger.grant_from(&memory, &region, &request("a", 2), &NOBODY).unwrap();
+    let peer = lease.file().try_clone().unwrap();
+    drop(lease);
+    let next = ledger.grant_from(&memory, &region, &request("b", 2), &NOBODY).unwrap();
+    assert_eq!(next.slice().offset, 2 * PAGE);
+    let wanted = Request { at: Some(0), ..request("c", 2) };
+    let error = ledger.grant_from(&memory, &region, &wanted, &NOBODY).unwrap_err();
+    assert!(error.to_string().contains("held by an unknown process at 0x0 (0x2000 bytes)"), "{error}");
+    drop(peer);
+    assert!(is_zero(&ledger.grant_from(&memory, &region, &wanted, &NOBODY).unwrap()));
+}
+
+#[test]
+fn a_slice_is_not_called_clean_while_a_peer_could_write_to_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (region, memory) = region(folder.path(), 2);
+    let ledger = ledger(folder.path());
+    let lease = ledger.grant_from(&memory, &region, &request("a", 2), &NOBODY).unwrap();
+    let peer = lease.file().try_clone().unwrap();
+    let error = lease.give_back(&NOBODY).unwrap_err();
+    assert!(matches!(&error, GrantError::StillUsed { owner, .. } if owner == "a"), "{error}");
+    assert!(ledger.states(&region).unwrap().clean.is_empty());
+    drop(peer);
+}
+
+#[test]
+fn whoever_has_the_claim_keeps_the_slice() {
+    let folder = tempfile::tempdir().unwrap();
+    let (region, memory) = region(folder.path(), 2);
+    let ledger = ledger(folder.path());
+    let lease = ledger.grant_from(&memory, &region, &request("a", 2), &NOBODY).unwrap();
+    let claim = lease.claim().try_clone().unwrap();
+    drop(lease);
+    assert_eq!(ledger.states(&region).unwrap().held[0].owner.as_ref().unwrap().name, "a");
+    assert!(ledger.grant_from(&memory, &region, &request("b", 1), &NOBODY).is_err());
+    drop(claim);
+    assert_eq!(ledger.repair().unwrap().forgotten[0].owner.name, "a");
+    assert!(is_zero(&ledger.grant_from(&memory, &region, &request("b", 1), &NOBODY).unwrap()));
+}
+
+#[test]
+fn a_removed_lock_file_does_not_free_what_a_living_process_has() {
+    let folder = tempfile::tempdir().unwrap();
+    let (region, memory) = region(folder.path(), 2);
+    let ledger = ledger(folder.path());
+    let lease = ledger.grant_from(&memory, &region, &request("a", 2), &NOBODY).unwrap();
+    fs::remove_file(folder.path().join("run/egm-device/test.lock")).unwrap();
+    let error = ledger.grant_from(&memory, &region, &request("b", 1), &NOBODY).unwrap_err();
+    assert!(error.to_string().contains("held by a"), "{error}");
+    drop(lease);
+}
+
+/// Two slices, one of them clean, one held by nobody any more, and one page retired.
+fn used(folder: &Path, region: &Region) {
+    let (ledger, memory) = (ledger(folder), crate::common::region(folder, 0).1);
+    let clean = ledger.grant_from(&memory, region, &request("a", 2), &NOBODY).unwrap();
+    drop(ledger.grant_from(&memory, region, &request("b", 2), &NOBODY).unwrap());
+    clean.give_back(&NOBODY).unwrap();
+    ledger.retire(region, &set(5, 1)).unwrap();
+    assert_eq!(ledger.states(region).unwrap().clean, set(0, 2));
+}
+
+#[test]
+fn a_record_that_is_not_believed_makes_everything_dirty() {
+    let other = |machine: &str, boot: &str| Identity { machine: Some(machine.into()), boot: boot.into() };
+    let nothing = |_: &Path| {};
+    let cut = |path: &Path| {
+        let text = fs::read(path).unwrap();
+        fs::write(path, &text[..text.len() / 2]).unwrap();
+    };
+    let huge = |path: &Path| fs::File::options().write(true).open(path).unwrap().set_len(1 << 40).unwrap();
+    let gone = |path: &Path| fs::remove_file(path).unwrap();
+    type Wound<'a> = &'a dyn Fn(&Path);
+    let cases: [(Wound<'_>, Identity, Option<Doubt>, u64); 6] = [
+        (&nothing, other("host", "next"), Some(Doubt::OtherBoot), 1),
+        (&nothing, other("other", "boot"), Some(Doubt::OtherHost), 0),
+        (&nothing, other("other", "next"), Some(Doubt::OtherHost), 0),
+        (&cut, identity(), Some(Doubt::Broken), 0),
+        (&huge, identity(), Some(Doubt::Broken), 0),
+        (&gone, identity(), None, 0),
+    ];
+    for (wound, identity, doubt, retired) in cases {
+        let folder = tempfile::tempdir().unwrap();
+        let (region, memory) = region(folder.path(), 6);
+        used(folder.path(), &region);
+        let record = folder.path().join("var/lib/egm-device/ledger.json");
+        wound(&record);
+        let ledger = Ledger::open(Paths::below(folder.path()), identity).unwrap();
+        let states = ledger.states(&region).unwrap();
+        assert_eq!(
+            (states.doubt, states.clean.size(), states.retired.spans().size()),
+            (doubt, 0, retired * PAGE)
+        );
+        let lease = ledger.grant_from(&memory, &region, &request("c", 4), &NOBODY).unwrap();
+        assert!(is_zero(&lease));
+        assert_eq!(record.with_extension("json.aside").exists(), doubt.is_some(), "{doubt:?}");
+        assert_eq!(ledger.states(&region).unwrap().doubt, None);
+    }
+}
+
+#[test]
+fn an_old_record_that_is_put_back_is_not_believed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (region, memory) = region(folder.path(), 6);
+    used(folder.path(), &region);
+    let record = folder.path().join("var/lib/egm-device/ledger.json");
+    let old = fs::read(&record).unwrap();
+    let ledger = ledger(folder.path());
+    let lease = ledger.grant_from(&memory, &region, &request("c", 2), &NOBODY).unwrap();
+    fill(&lease, 1);
+    drop(lease);
+    fs::write(&record, old).unwrap();
+    assert_eq!(ledger.states(&region).unwrap().doubt, Some(Doubt::RolledBack));
+    assert!(is_zero(&ledger.grant_from(&memory, &region, &request("d", 2), &NOBODY).unwrap()));
+}
+
+#[test]
+fn the_clock_decides_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (region, memory) = region(folder.path(), 4);
+    let ledger = ledger(folder.path());
+    // A grant from before 1970, and one from the future, by clocks that jumped.
+    for since in [0, u64::MAX] {
+        let lease = ledger.grant_from(&memory, &region, &request("a", 2), &NOBODY).unwrap();
+        fill(&lease, 1);
+        let (mut record, _) = ledger.look().unwrap();
+        record.grants[0].since = since;
+        fs::write(folder.path().join("var/lib/egm-device/ledger.json"), record.encode()).unwrap();
+        assert_eq!(ledger.states(&region).unwrap().held[0].since, since);
+        assert!(ledger.repair().unwrap().forgotten.is_empty());
+        assert!(
+            ledger
+                .grant_from(&memory, &region, &Request { at: Some(0), ..request("b", 2) }, &NOBODY)
+                .is_err()
+        );
+        drop(lease);
+        assert_eq!(ledger.repair().unwrap().forgotten.len(), 1);
+    }
+}
+
+#[test]
+fn retired_pages_are_holes_of_later_slices_and_outlive_a_boot() {
+    let folder = tempfile::tempdir().unwrap();
+    let (region, memory) = region(folder.path(), 4);
+    let lease = ledger(folder.path()).grant_from(&memory, &region, &request("a", 4), &NOBODY).unwrap();
+    let byte = egm_address::SpanSet::from_iter(egm_address::Span::new(egm_address::Offset::new(PAGE + 5), 1));
+    ledger(folder.path()).retire(&region, &byte).unwrap();
+    assert!(lease.holes().is_empty());
+    lease.give_back(&NOBODY).unwrap();
+    assert_eq!(ledger(folder.path()).states(&region).unwrap().clean, set(0, 4).minus(&set(1, 1)));
+    let next = Identity { boot: "next".to_owned(), ..identity() };
+    let ledger = Ledger::open(Paths::below(folder.path()), next).unwrap();
+    let lease = ledger.grant_from(&memory, &region, &request("b", 4), &NOBODY).unwrap();
+    assert_eq!((lease.holes(), lease.region().retired.spans().clone()), (set(1, 1), set(1, 1)));
+}
+
+#[test]
+fn a_scrub_that_is_cancelled_goes_on_where_it_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let (region, memory) = region(folder.path(), 4);
+    let ledger = ledger(folder.path());
+    let cancel = AtomicBool::new(true);
+    let watch = Watch { cancel: &cancel, ..NOBODY };
+    let error = ledger.grant_from(&memory, &region, &request("a", 4), &watch).unwrap_err();
+    let GrantError::Scrub { source, .. } = &error else { panic!("{error}") };
+    assert!(matches!(source.cause, Cause::Cancelled));
+    let states = ledger.states(&region).unwrap();
+    assert_eq!((states.held.len(), states.dirty), (0, set(0, 4)));
+    assert_eq!(ledger.scrub(&memory, &region, Some(&set(1, 2)), &NOBODY).unwrap(), 2 * PAGE);
+    assert_eq!(ledger.states(&region).unwrap().clean, set(1, 2));
+    assert_eq!(ledger.scrub(&memory, &region, None, &NOBODY).unwrap(), 2 * PAGE);
+    cancel.store(true, Ordering::Relaxed);
+    assert!(is_zero(&ledger.grant_from(&memory, &region, &request("a", 4), &watch).unwrap()));
+}
+
+#[test]
+fn memory_with_an_address_is_the_same_under_another_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let (region, memory) = region(folder.path(), 8);
+    let ledger = ledger(folder.path());
+    let old = Region { base: Some(Hpa::new(1 << 32)), ..region };
+    // Renamed, and begun two pages later in the host file.
+    let base = Some(Hpa::new((1 << 32) + 2 * PAGE));
+    let new = Region { name: "new".into(), base, size: egm_address::ByteSize::new(6 * PAGE), ..old.clone() };
+    let lease = ledger.grant_from(&memory, &old, &request("a", 3), &NOBODY).unwrap();
+    assert_eq!(ledger.states(&new).unwrap().busy(), set(0, 1));
+    let wanted = Request { at: Some(0), ..request("b", 1) };
+    assert!(
+        ledger.grant_from(&memory, &new, &wanted, &NOBODY).unwrap_err().to_string().contains("held by a")
+    );
+    lease.give_back(&NOBODY).unwrap();
+    assert_eq!(ledger.states(&new).unwrap().clean, set(0, 1));
+    // A grant in one region forgets no grant in another of the same host.
+    let far = Region { name: "far".into(), base: Some(Hpa::new(1 << 40)), ..old.clone() };
+    let _far = ledger.grant_from(
+        &(std::sync::Arc::new(PlainFile(folder.path().join("far"))) as _),
+        &far,
+        &wanted,
+        &NOBODY,
+    );
+    let _near = ledger.grant_from(&memory, &old, &request("c", 1), &NOBODY).unwrap();
+    assert_eq!(ledger.states(&old).unwrap().held[0].owner.as_ref().unwrap().name, "c");
+}
+
+#[test]
+fn operators_at_once_never_have_the_same_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let (region, memory) = region(folder.path(), 16);
+    let take = |n: u8| {
+        let ledger = ledger(folder.path());
+        let lease =
+            ledger.grant_from(&memory, &region, &request(&format!("operator {n}"), 4), &NOBODY).unwrap();
+        assert!(is_zero(&lease));
+        fill(&lease, n);
+        (n, lease)
+    };
+    let leases: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = (1..=4).map(|n| scope.spawn(move || take(n))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    for (n, lease) in &leases {
+        assert!(crate::common::read(lease).iter().all(|byte| byte == n));
+    }
+    let all = ledger(folder.path()).states(&region).unwrap();
+    assert_eq!((all.busy(), all.held.len()), (set(0, 16), 4));
+}
+
+#[test]
+fn a_region_that_no_file_can_be_named_after_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (region, _) = region(folder.path(), 1);
+    for (name, base) in [("../x", None), ("", None), ("@host", None), ("x", Some(Hpa::new(1 << 63)))] {
+        let region = Region { name: name.into(), base, ..region.clone() };
+        assert!(ledger(folder.path()).states(&region).is_err(), "{name}");
+    }
+}
+
+#[test]
+fn a_pool_has_nothing_to_scrub_and_accounts_for_its_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let (region, _) = region(folder.path(), 4);
+    let pool = Region { kind: egm_device::region::RegionKind::Memfd, ..region };
+    let ledger = ledger(folder.path());
+    let request = |pages| Request::new(pages * PAGE, Owner::this("vm"));
+    let lease = ledger.grant(&pool, &request(3), &NOBODY).unwrap();
+    assert!(ledger.grant(&pool, &request(2), &NOBODY).is_err());
+    assert!(ledger.states(&pool).unwrap().dirty.is_empty());
+    lease.give_back(&NOBODY).unwrap();
+    assert_eq!(ledger.states(&pool).unwrap().clean, set(0, 4));
 }

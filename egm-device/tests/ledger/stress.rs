@@ -92,7 +92,7 @@ fn worker() {
                     let _ = lease.give_back(&NOBODY);
                 }
             }
-            13 => drop(ledger.scrub(&memory, &region, &NOBODY)),
+            13 => drop(ledger.scrub(&memory, &region, None, &NOBODY)),
             14 => drop(ledger.repair()),
             15 => drop(ledger.states(&region)),
             _ => leases.iter().for_each(|(tag, lease)| check(*tag, lease)),

@@ -6,7 +6,7 @@ mod verify;
 
 use clap::Subcommand;
 
-use crate::cli::Outcome;
+use crate::cli::{Outcome, grant};
 
 /// Splits the host's memory and takes slices of it
 #[derive(Debug, clap::Args)]
@@ -20,6 +20,10 @@ enum Command {
     Advise(advise::Args),
     Grant(grant::Args),
     Verify(verify::Args),
+    Plan(grant::Plan),
+    Grant(grant::Grant),
+    Return(grant::Return),
+    Scrub(grant::Scrub),
 }
 
 pub(super) fn run(args: &Args) -> Outcome {
@@ -27,5 +31,9 @@ pub(super) fn run(args: &Args) -> Outcome {
         Command::Advise(args) => advise::run(args),
         Command::Grant(args) => grant::run(args),
         Command::Verify(args) => verify::run(args),
+        Command::Plan(args) => grant::plan(args),
+        Command::Grant(args) => grant::grant(args),
+        Command::Return(args) => grant::give_back(args),
+        Command::Scrub(args) => grant::scrub(args),
     }
 }

@@ -1,0 +1,300 @@
+//! `egm-device carve plan`, `grant`, `return` and `scrub`: slices of one region.
+
+use std::io;
+use std::num::NonZeroU64;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{self, ExitCode};
+use std::sync::atomic::Ordering;
+
+use egm_address::{ByteSize, Hpa, InRegion, Offset, Span, SpanSet};
+use serde::Serialize;
+
+use crate::carve::plan::{Carver, Request, Short, place};
+use crate::cli::ledger::{Common, cancelled_by_signals, find, host_memory, near};
+use crate::cli::progress::Line;
+use crate::cli::{Outcome, print, print_json};
+use crate::ledger::{GrantError, Watch};
+use crate::owner::Owner;
+use crate::region::{Region, Slice};
+use crate::report::{Blame, Report};
+use crate::show::{Colour, Side, Table, size};
+use crate::{Backing, Lease};
+
+/// Which slice
+#[derive(Debug, clap::Args)]
+struct Wanted {
+    /// Name of the region
+    region: String,
+    /// Bytes, retired pages inside included: 4GiB
+    #[arg(long)]
+    size: ByteSize,
+    /// Alignment of its address; the least is the region's page size
+    #[arg(long, default_value = "0", hide_default_value = true)]
+    align: ByteSize,
+    /// Offset in the region that it must have
+    #[arg(long, value_name = "OFFSET")]
+    at: Option<ByteSize>,
+    /// What operators call its owner
+    #[arg(long, default_value = "operator")]
+    name: String,
+}
+
+impl Wanted {
+    fn request(&self) -> Request {
+        let at = self.at.map(ByteSize::get);
+        Request { align: self.align.get(), at, ..Request::new(self.size.get(), Owner::this(&self.name)) }
+    }
+}
+
+/// Shows where slices would go, and takes none
+#[derive(Debug, clap::Args)]
+pub(super) struct Plan {
+    #[command(flatten)]
+    wanted: Wanted,
+    /// How many slices of that size
+    #[arg(long, default_value_t = 1)]
+    count: u32,
+    /// As if nobody had anything yet
+    #[arg(long)]
+    empty: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Runs a command that has a slice, and takes it back, scrubbed, when the command ends
+#[derive(Debug, clap::Args)]
+#[command(after_help = GRANT_HELP)]
+pub(super) struct Grant {
+    #[command(flatten)]
+    wanted: Wanted,
+    #[command(flatten)]
+    common: Common,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+const GRANT_HELP: &str = "\
+The command finds in its environment:
+  EGM_SLICE_FD         number of the descriptor that has the slice's bytes, to be mapped shared
+  EGM_SLICE_FD_OFFSET  its first byte, counted in that descriptor's file
+  EGM_SLICE            JSON: region, offset, size, retired pages inside (offsets in the region)
+
+Exit codes: the command's; 128 and the signal that ended it; 2 the command line is wrong; 3 no such slice can be had,
+or the command left a process that still has it";
+
+/// Scrubs what an owner left behind; tells who it is while there is one
+#[derive(Debug, clap::Args)]
+pub(super) struct Return {
+    /// Name of the region
+    region: String,
+    /// Offset of the slice in the region
+    #[arg(long, value_name = "OFFSET")]
+    at: ByteSize,
+    /// Bytes
+    #[arg(long)]
+    size: ByteSize,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Scrubs what is free and dirty, so that the next grants need not wait
+#[derive(Debug, clap::Args)]
+pub(super) struct Scrub {
+    /// Name of the region
+    region: String,
+    /// Bytes a second at most, on processors that have nothing else to do: 1GiB
+    #[arg(long, value_name = "BYTES")]
+    rate: Option<ByteSize>,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// A refusal that is about the region alone.
+fn short(short: Short) -> GrantError {
+    GrantError::Short { short: Box::new(short), holders: Vec::new() }
+}
+
+/// A slice as `--json` prints it.
+#[derive(Debug, Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    slice: Slice,
+    /// Host physical address of its first byte, where known.
+    base: Option<Hpa>,
+    /// Retired bytes in it.
+    holes: Vec<Span<InRegion>>,
+}
+
+impl Shown {
+    fn new(region: &Region, slice: Slice) -> Self {
+        let bytes = Span::new(Offset::new(slice.offset), slice.size.get()).ok();
+        let holes = bytes.map(|bytes| region.retired.within(bytes)).unwrap_or_default();
+        let base = region.base.and_then(|base| base.checked_add(slice.offset));
+        Self { slice, base, holes: holes.iter().collect() }
+    }
+}
+
+pub(super) fn plan(args: &Plan) -> Outcome {
+    let survey = args.common.host.survey()?;
+    let mut region = find(&survey, &args.wanted.region)?.clone();
+    let (mut busy, mut clean) = (SpanSet::default(), SpanSet::default());
+    // A recorded host is not this one, whose ledger it would be.
+    if !args.empty && !args.common.host.is_recorded() {
+        let states = args.common.ledger()?.states(&region)?;
+        (busy, clean) = (states.busy(), states.clean);
+        region.retired = states.retired;
+    }
+    let mut carver = Carver::new(&region, &busy, &clean);
+    let take = |_| carver.place(&args.wanted.request()).map(|slice| Shown::new(&region, slice));
+    let slices = (0..args.count).map(take).collect::<Result<Vec<_>, _>>();
+    let slices = slices.map_err(short)?;
+    if args.common.json {
+        print_json(&slices);
+    } else {
+        let mut out = String::new();
+        table(&slices).write(&mut out, Colour::of_stdout());
+        print(out);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(slices: &[Shown]) -> Table<'static> {
+    use Side::{Left, Right};
+    let mut table =
+        Table::new(&[Left, Right, Right, Right, Right], &["region", "offset", "size", "address", "retired"]);
+    for shown in slices {
+        let holes = shown.holes.iter().map(|hole| hole.size()).fold(0, u64::saturating_add);
+        let base = shown.base.map_or_else(|| "-".to_owned(), |base| base.to_string());
+        let offset = format!("{:#x}", shown.slice.offset);
+        table.row(
+            None,
+            vec![shown.slice.region.clone(), offset, size(shown.slice.size.get()), base, size(holes)],
+        );
+    }
+    table
+}
+
+/// The command could not be run.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot run {command}")]
+struct CommandError {
+    command: String,
+    #[source]
+    source: io::Error,
+}
+
+impl Report for CommandError {
+    fn blame(&self) -> Blame {
+        Blame::Configuration
+    }
+}
+
+pub(super) fn grant(args: &Grant) -> Outcome {
+    let survey = args.common.host.survey()?;
+    let region = find(&survey, &args.wanted.region)?;
+    let (cancel, near) = (cancelled_by_signals(), near(&survey, region));
+    let ledger = args.common.ledger()?;
+    let lease = with_line(|progress| {
+        ledger.grant(region, &args.wanted.request(), &Watch { progress, cancel: &cancel, near, pace: None })
+    })?;
+    let status = run_with(&lease, &args.command);
+    // What the terminal sent to the command was not meant for the scrub.
+    cancel.store(false, Ordering::Relaxed);
+    with_line(|progress| lease.give_back(&Watch { progress, cancel: &cancel, near, pace: None }))?;
+    let status = status?;
+    let code = status.code().or_else(|| status.signal().map(|signal| signal.saturating_add(128)));
+    Ok(ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)))
+}
+
+/// Runs the command with the slice's memory and its lock, so that the slice stays in use if this process is killed.
+fn run_with(lease: &Lease, command: &[String]) -> Result<process::ExitStatus, CommandError> {
+    use std::os::fd::AsRawFd;
+    let (program, arguments) =
+        command.split_first().map_or(("", command), |(program, rest)| (program.as_str(), rest));
+    let error = |source| CommandError { command: program.to_owned(), source };
+    for file in [lease.file(), lease.claim()] {
+        rustix::io::fcntl_setfd(file, rustix::io::FdFlags::empty()).map_err(|e| error(e.into()))?;
+    }
+    let shown = Shown::new(lease.region(), lease.slice().clone());
+    process::Command::new(program)
+        .args(arguments)
+        .env("EGM_SLICE", serde_json::to_string(&shown).unwrap_or_default())
+        .env("EGM_SLICE_FD", lease.file().as_raw_fd().to_string())
+        .env("EGM_SLICE_FD_OFFSET", lease.offset().to_string())
+        .status()
+        .map_err(error)
+}
+
+/// Runs `long` with somebody who draws its progress.
+fn with_line<T>(long: impl FnOnce(&(dyn Fn(crate::ledger::Progress) + Sync)) -> T) -> T {
+    let line = Line::new();
+    long(&|progress| line.draw(progress))
+}
+
+/// Bytes that are to be returned have an owner.
+#[derive(Debug, thiserror::Error)]
+#[error("region \"{region}\": {owner} has {bytes:#x} bytes at {at}")]
+struct InUse {
+    region: String,
+    owner: String,
+    at: Offset,
+    bytes: u64,
+}
+
+impl Report for InUse {
+    fn blame(&self) -> Blame {
+        Blame::Host
+    }
+
+    fn help(&self) -> Option<String> {
+        Some("a slice returns when its owner ends: end that process".to_owned())
+    }
+}
+
+pub(super) fn give_back(args: &Return) -> Outcome {
+    let survey = args.common.host.survey()?;
+    let region = find(&survey, &args.region)?;
+    let ledger = args.common.ledger()?;
+    let request = Request { at: Some(args.at.get()), ..Request::new(args.size.get(), Owner::this("return")) };
+    let nothing = SpanSet::default();
+    // Whether it is a slice at all, before the question whose it is.
+    place(region, &nothing, &nothing, &request).map_err(short)?;
+    let wanted = SpanSet::from_iter(Span::new(Offset::new(args.at.get()), args.size.get()));
+    if let Some(held) =
+        ledger.states(region)?.held.iter().find(|held| wanted.overlapping(held.span).is_some())
+    {
+        let owner = held.owner.as_ref().map_or_else(|| "an unknown process".to_owned(), ToString::to_string);
+        let (at, bytes) = (held.span.start(), held.span.size());
+        return Err(InUse { region: region.name.clone(), owner, at, bytes }.into());
+    }
+    let cancel = cancelled_by_signals();
+    let near = near(&survey, region);
+    let scrubbed = with_line(|progress| {
+        let watch = Watch { progress, cancel: &cancel, near, pace: None };
+        ledger.scrub(&host_memory(), region, Some(&wanted), &watch)
+    })?;
+    tell(args.common.json, scrubbed);
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(super) fn scrub(args: &Scrub) -> Outcome {
+    let survey = args.common.host.survey()?;
+    let region = find(&survey, &args.region)?;
+    let ledger = args.common.ledger()?;
+    let cancel = cancelled_by_signals();
+    let (near, pace) = (near(&survey, region), args.rate.and_then(|rate| NonZeroU64::new(rate.get())));
+    let scrubbed = with_line(|progress| {
+        ledger.scrub(&host_memory(), region, None, &Watch { progress, cancel: &cancel, near, pace })
+    })?;
+    tell(args.common.json, scrubbed);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn tell(json: bool, scrubbed: u64) {
+    if json {
+        print_json(&serde_json::json!({ "scrubbed": scrubbed }));
+    } else {
+        print(format!("{} scrubbed.\n", size(scrubbed)));
+    }
+}

@@ -1,0 +1,216 @@
+//! `egm-device ledger show` and `repair`, and the way of other commands to the ledger.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use clap::Subcommand;
+use egm_address::CpuSet;
+use serde::Serialize;
+
+use crate::cli::host::Host;
+use crate::cli::{Outcome, print, print_json};
+use crate::ledger::record::Use;
+use crate::ledger::{Held, HostMemory, Identity, Ledger, LedgerError, Memory, Paths, Repair, States};
+use crate::region::{Region, Survey};
+use crate::report::{Blame, Report};
+use crate::show::{Colour, Side, Style, Table, size};
+
+use Side::{Left, Right};
+
+/// Shows and repairs the record of who has what
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Shows what every byte of every region is, and who has it
+    Show(Common),
+    /// Puts a record aside that cannot be believed, and forgets grants whose holders are gone
+    ///
+    /// Nothing is lost by it: bytes of which nothing is known are scrubbed before anybody gets them.
+    Repair(Common),
+}
+
+/// What every command takes that asks the ledger
+#[derive(Debug, clap::Args)]
+pub(super) struct Common {
+    #[command(flatten)]
+    pub(super) host: Host,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+pub(super) fn run(args: &Args) -> Outcome {
+    match &args.command {
+        Command::Show(args) => show(args),
+        Command::Repair(args) => repair(args),
+    }
+}
+
+impl Common {
+    /// The host's ledger.
+    pub(super) fn ledger(&self) -> Result<Ledger, LedgerError> {
+        let root = self.host.root();
+        let identity = Identity::read(root)
+            .map_err(|source| LedgerError::Record { step: "tell this boot from others for", source })?;
+        Ledger::open(Paths::below(root), identity)
+    }
+}
+
+/// The host's memory, as this process reaches it.
+pub(super) fn host_memory() -> Arc<dyn Memory> {
+    Arc::new(HostMemory)
+}
+
+/// There is no region of that name.
+#[derive(Debug, thiserror::Error)]
+#[error("there is no region \"{name}\": there are {known}")]
+pub(super) struct NoRegion {
+    name: String,
+    known: String,
+}
+
+impl Report for NoRegion {
+    fn blame(&self) -> Blame {
+        Blame::Configuration
+    }
+
+    fn help(&self) -> Option<String> {
+        Some("see them, and why others were refused: egm-device regions".to_owned())
+    }
+}
+
+/// The region called `name`.
+pub(super) fn find<'a>(survey: &'a Survey, name: &str) -> Result<&'a Region, NoRegion> {
+    survey.regions.iter().find(|region| region.name == name).ok_or_else(|| NoRegion {
+        name: name.to_owned(),
+        known: survey.regions.iter().map(|region| region.name.as_str()).collect::<Vec<_>>().join(", "),
+    })
+}
+
+/// The processors near `region`.
+pub(super) fn near<'a>(survey: &'a Survey, region: &Region) -> Option<&'a CpuSet> {
+    survey.host.nodes.iter().find(|node| Some(node.id) == region.node).map(|node| &node.cpus)
+}
+
+/// A flag that Ctrl-C and SIGTERM set.
+pub(super) fn cancelled_by_signals() -> Arc<AtomicBool> {
+    let flag = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        // Where it cannot be caught, the process ends: what is not recorded clean stays dirty.
+        let _ = signal_hook::flag::register(signal, flag.clone());
+    }
+    flag
+}
+
+/// One region, as `--json` prints it.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    region: &'a str,
+    #[serde(flatten)]
+    states: &'a States,
+}
+
+fn show(args: &Common) -> Outcome {
+    let (survey, ledger) = (args.host.survey()?, args.ledger()?);
+    let states = survey.regions.iter().map(|region| Ok((region, ledger.states(region)?)));
+    let states = states.collect::<Result<Vec<_>, LedgerError>>()?;
+    if args.json {
+        let lines = states.iter().map(|(region, states)| Line { region: &region.name, states });
+        print_json(&lines.collect::<Vec<_>>());
+    } else {
+        print(text(&states, Colour::of_stdout()));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn text(all: &[(&Region, States)], colour: Colour) -> String {
+    let heads = ["region", "size", "granted", "scrubbing", "clean", "dirty", "retired"];
+    let mut table = Table::new(&[Left, Right, Right, Right, Right, Right, Right], &heads);
+    let sides = [Left, Right, Right, Left, Right, Right, Left];
+    let mut slices = Table::new(&sides, &["region", "offset", "size", "owner", "process", "user", "use"]);
+    for (region, states) in all {
+        let held = |usage| {
+            let spans = states.held.iter().filter(|held| held.usage == usage).map(|held| held.span.size());
+            spans.fold(0, u64::saturating_add)
+        };
+        let bytes = [
+            region.size.get(),
+            held(Use::Granted),
+            held(Use::Scrubbing),
+            states.clean.size(),
+            states.dirty.size(),
+            states.retired.spans().size(),
+        ];
+        table.row(None, [region.name.clone()].into_iter().chain(bytes.map(size)).collect());
+        for held in &states.held {
+            slices.row(None, row(region, held));
+        }
+    }
+    let mut out = String::new();
+    table.write(&mut out, colour);
+    if all.iter().any(|(_, states)| !states.held.is_empty()) {
+        out.push('\n');
+        slices.write(&mut out, colour);
+    }
+    if let Some(doubt) = all.iter().find_map(|(_, states)| states.doubt) {
+        let note = format!(
+            "\nThe record was not believed: {doubt}. All that is free is scrubbed before it is granted.\n"
+        );
+        out.push_str(&colour.paint(Style::Yellow, &note));
+    }
+    out
+}
+
+fn row(region: &Region, held: &Held) -> Vec<String> {
+    let owner = held.owner.as_ref();
+    let number = |n: Option<u32>| n.map_or_else(|| "-".to_owned(), |n| n.to_string());
+    vec![
+        region.name.clone(),
+        held.span.start().to_string(),
+        size(held.span.size()),
+        owner.map_or_else(|| "unknown".to_owned(), |owner| owner.name.clone()),
+        number(owner.map(|owner| owner.pid)),
+        number(owner.map(|owner| owner.uid)),
+        match held.usage {
+            Use::Granted => "granted",
+            Use::Scrubbing => "scrubbing",
+        }
+        .to_owned(),
+    ]
+}
+
+fn repair(args: &Common) -> Outcome {
+    let repair = args.ledger()?.repair()?;
+    if args.json {
+        print_json(&repair);
+    } else {
+        print(told(&repair));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn told(repair: &Repair) -> String {
+    let mut out = repair.doubt.map_or_else(
+        || "The record is sound.\n".to_owned(),
+        |doubt| {
+            format!(
+                "The record was not believed: {doubt}. It is kept as ledger.json.aside, a new one is begun.\n"
+            )
+        },
+    );
+    for entry in &repair.forgotten {
+        let (owner, span) = (&entry.owner, entry.span);
+        out.push_str(&format!(
+            "Forgotten: {owner} had {} of {}; it is dirty.\n",
+            size(span.size()),
+            entry.region
+        ));
+    }
+    out
+}
