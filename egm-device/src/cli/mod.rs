@@ -3,7 +3,6 @@
 mod broker;
 mod carve;
 mod generate;
-mod grant;
 mod host;
 mod html;
 mod ledger;
@@ -30,7 +29,7 @@ See what this host has, split it once, and give slices away all day:
 
   egm-device regions
   egm-device carve advise --hypervisor 64GiB
-  egm-device carve grant hidden --size 4GiB -- COMMAND
+  egm-device carve grant --region hidden --size 4GiB -- COMMAND
   egm-device ledger show
 
 Exit codes: 0 done; 2 the command line or a file is wrong; 3 the host lacks something or forbids it;

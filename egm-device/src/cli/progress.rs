@@ -10,9 +10,15 @@ use crate::show::size;
 /// How often the line is drawn.
 const TICK: u64 = 200;
 
+/// Runs `long` with somebody who draws its progress.
+pub(super) fn with_line<T>(long: impl FnOnce(&(dyn Fn(Progress) + Sync)) -> T) -> T {
+    let line = Line::new();
+    long(&|progress| line.draw(progress))
+}
+
 /// A line on standard error that is drawn over; nothing where nobody looks.
 #[derive(Debug)]
-pub(super) struct Line {
+struct Line {
     begun: Instant,
     shown: bool,
     /// When it was drawn last, in milliseconds since the beginning.
@@ -20,12 +26,12 @@ pub(super) struct Line {
 }
 
 impl Line {
-    pub(super) fn new() -> Self {
+    fn new() -> Self {
         Self { begun: Instant::now(), shown: io::stderr().is_terminal(), drawn: AtomicU64::new(0) }
     }
 
     /// Draws `progress`, if the last drawing is a while ago.
-    pub(super) fn draw(&self, progress: Progress) {
+    fn draw(&self, progress: Progress) {
         let elapsed = self.begun.elapsed();
         let now = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
         let last = self.drawn.load(Ordering::Relaxed);

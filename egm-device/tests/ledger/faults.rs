@@ -325,13 +325,36 @@ fn tell(breaks: Break, at: usize, folder: &Path) -> bool {
     broken.was_reached()
 }
 
-#[test]
-fn whatever_breaks_at_whatever_step_no_byte_has_two_owners_or_is_handed_out_unscrubbed() {
+/// Breaks the story at every one of its steps.
+fn everywhere(breaks: Break) {
     let folder = tempfile::tempdir().unwrap();
-    for breaks in [Break::Once, Break::Half, Break::Killed, Break::Power, Break::Full] {
-        let steps = (0..).take_while(|at| tell(breaks, *at, folder.path())).count();
-        assert!(steps > 100, "{breaks:?}: the story has only {steps} steps");
-    }
+    let steps = (0..).take_while(|at| tell(breaks, *at, folder.path())).count();
+    assert!(steps > 100, "the story has only {steps} steps");
+}
+
+#[test]
+fn a_step_that_fails_gives_no_byte_two_owners_and_hands_out_none_unscrubbed() {
+    everywhere(Break::Once);
+}
+
+#[test]
+fn neither_does_one_that_is_half_done() {
+    everywhere(Break::Half);
+}
+
+#[test]
+fn neither_does_the_end_of_the_process() {
+    everywhere(Break::Killed);
+}
+
+#[test]
+fn neither_does_a_loss_of_power() {
+    everywhere(Break::Power);
+}
+
+#[test]
+fn neither_does_a_full_disk() {
+    everywhere(Break::Full);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, ExitStatus};
+use std::sync::atomic::Ordering;
 
 use egm_address::ByteSize;
 use rustix::io::{FdFlags, fcntl_setfd};
@@ -15,6 +16,8 @@ use crate::carve::plan::Request;
 use crate::cli::Outcome;
 use crate::cli::broker::ledger;
 use crate::cli::host::Host;
+use crate::cli::ledger::cancelled_by_signals;
+use crate::cli::progress::with_line;
 use crate::ledger::Watch;
 use crate::owner::Owner;
 use crate::report::{Blame, Report};
@@ -102,14 +105,21 @@ impl Args {
         let (ledger, regions) = (ledger()?, self.host.survey()?.regions);
         let request =
             Request { align: self.align.get(), ..Request::new(self.size.get(), Owner::this(&self.name)) };
+        let cancel = cancelled_by_signals();
+        let watch = Watch { cancel: &cancel, ..Watch::nobody() };
         let mut refused = None;
         for word in &self.region {
             for region in regions.iter().filter(|r| r.name == *word || r.kind.word() == word) {
-                match ledger.grant(region, &request, &Watch::nobody()) {
+                match with_line(|progress| ledger.grant(region, &request, &Watch { progress, ..watch })) {
                     Ok(lease) => {
-                        let status = self.run_with(lease.file(), lease.offset())?;
-                        lease.give_back(&Watch::nobody())?;
-                        return Ok(status);
+                        // The command keeps the slice if this process is killed.
+                        fcntl_setfd(lease.claim(), FdFlags::empty())
+                            .map_err(|errno| self.cannot_run(errno.into()))?;
+                        let status = self.run_with(lease.file(), lease.offset());
+                        // What the terminal sent to the command was not meant for the scrub.
+                        cancel.store(false, Ordering::Relaxed);
+                        with_line(|progress| lease.give_back(&Watch { progress, ..watch }))?;
+                        return Ok(status?);
                     }
                     Err(error) => refused = refused.or(Some(error)),
                 }
@@ -121,9 +131,13 @@ impl Args {
         })
     }
 
+    fn cannot_run(&self, source: io::Error) -> Error {
+        Error::Run { command: self.command.first().cloned().unwrap_or_default(), source }
+    }
+
     fn run_with(&self, file: &File, offset: u64) -> Result<ExitStatus, Error> {
         let (program, arguments) = self.command.split_first().map_or(("", &[][..]), |(p, a)| (p.as_str(), a));
-        let error = |source| Error::Run { command: program.to_owned(), source };
+        let error = |source| self.cannot_run(source);
         let memory = file.try_clone().map_err(error)?;
         fcntl_setfd(&memory, FdFlags::empty()).map_err(|errno| error(errno.into()))?; // the command inherits it
         let mut command = Command::new(program);

@@ -2,11 +2,12 @@
 
 mod advise;
 mod grant;
+mod slices;
 mod verify;
 
 use clap::Subcommand;
 
-use crate::cli::{Outcome, grant};
+use crate::cli::Outcome;
 
 /// Splits the host's memory and takes slices of it
 #[derive(Debug, clap::Args)]
@@ -20,10 +21,9 @@ enum Command {
     Advise(advise::Args),
     Grant(grant::Args),
     Verify(verify::Args),
-    Plan(grant::Plan),
-    Grant(grant::Grant),
-    Return(grant::Return),
-    Scrub(grant::Scrub),
+    Plan(slices::Plan),
+    Return(slices::Return),
+    Scrub(slices::Scrub),
 }
 
 pub(super) fn run(args: &Args) -> Outcome {
@@ -31,9 +31,8 @@ pub(super) fn run(args: &Args) -> Outcome {
         Command::Advise(args) => advise::run(args),
         Command::Grant(args) => grant::run(args),
         Command::Verify(args) => verify::run(args),
-        Command::Plan(args) => grant::plan(args),
-        Command::Grant(args) => grant::grant(args),
-        Command::Return(args) => grant::give_back(args),
-        Command::Scrub(args) => grant::scrub(args),
+        Command::Plan(args) => slices::plan(args),
+        Command::Return(args) => slices::give_back(args),
+        Command::Scrub(args) => slices::scrub(args),
     }
 }

@@ -1,24 +1,20 @@
-//! `egm-device carve plan`, `grant`, `return` and `scrub`: slices of one region.
+//! `egm-device carve plan`, `return` and `scrub`: slices of one region.
 
-use std::io;
 use std::num::NonZeroU64;
-use std::os::unix::process::ExitStatusExt;
-use std::process::{self, ExitCode};
-use std::sync::atomic::Ordering;
+use std::process::ExitCode;
 
 use egm_address::{ByteSize, Hpa, InRegion, Offset, Span, SpanSet};
 use serde::Serialize;
 
 use crate::carve::plan::{Carver, Request, Short, place};
 use crate::cli::ledger::{Common, cancelled_by_signals, find, host_memory, near};
-use crate::cli::progress::Line;
+use crate::cli::progress::with_line;
 use crate::cli::{Outcome, print, print_json};
 use crate::ledger::{GrantError, Watch};
 use crate::owner::Owner;
 use crate::region::{Region, Slice};
 use crate::report::{Blame, Report};
 use crate::show::{Colour, Side, Table, size};
-use crate::{Backing, Lease};
 
 /// Which slice
 #[derive(Debug, clap::Args)]
@@ -34,15 +30,12 @@ struct Wanted {
     /// Offset in the region that it must have
     #[arg(long, value_name = "OFFSET")]
     at: Option<ByteSize>,
-    /// What operators call its owner
-    #[arg(long, default_value = "operator")]
-    name: String,
 }
 
 impl Wanted {
     fn request(&self) -> Request {
         let at = self.at.map(ByteSize::get);
-        Request { align: self.align.get(), at, ..Request::new(self.size.get(), Owner::this(&self.name)) }
+        Request { align: self.align.get(), at, ..Request::new(self.size.get(), Owner::this("plan")) }
     }
 }
 
@@ -60,28 +53,6 @@ pub(super) struct Plan {
     #[command(flatten)]
     common: Common,
 }
-
-/// Runs a command that has a slice, and takes it back, scrubbed, when the command ends
-#[derive(Debug, clap::Args)]
-#[command(after_help = GRANT_HELP)]
-pub(super) struct Grant {
-    #[command(flatten)]
-    wanted: Wanted,
-    #[command(flatten)]
-    common: Common,
-    /// The command and its arguments
-    #[arg(last = true, required = true, value_name = "COMMAND")]
-    command: Vec<String>,
-}
-
-const GRANT_HELP: &str = "\
-The command finds in its environment:
-  EGM_SLICE_FD         number of the descriptor that has the slice's bytes, to be mapped shared
-  EGM_SLICE_FD_OFFSET  its first byte, counted in that descriptor's file
-  EGM_SLICE            JSON: region, offset, size, retired pages inside (offsets in the region)
-
-Exit codes: the command's; 128 and the signal that ended it; 2 the command line is wrong; 3 no such slice can be had,
-or the command left a process that still has it";
 
 /// Scrubs what an owner left behind; tells who it is while there is one
 #[derive(Debug, clap::Args)]
@@ -173,63 +144,6 @@ fn table(slices: &[Shown]) -> Table<'static> {
         );
     }
     table
-}
-
-/// The command could not be run.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot run {command}")]
-struct CommandError {
-    command: String,
-    #[source]
-    source: io::Error,
-}
-
-impl Report for CommandError {
-    fn blame(&self) -> Blame {
-        Blame::Configuration
-    }
-}
-
-pub(super) fn grant(args: &Grant) -> Outcome {
-    let survey = args.common.host.survey()?;
-    let region = find(&survey, &args.wanted.region)?;
-    let (cancel, near) = (cancelled_by_signals(), near(&survey, region));
-    let ledger = args.common.ledger()?;
-    let lease = with_line(|progress| {
-        ledger.grant(region, &args.wanted.request(), &Watch { progress, cancel: &cancel, near, pace: None })
-    })?;
-    let status = run_with(&lease, &args.command);
-    // What the terminal sent to the command was not meant for the scrub.
-    cancel.store(false, Ordering::Relaxed);
-    with_line(|progress| lease.give_back(&Watch { progress, cancel: &cancel, near, pace: None }))?;
-    let status = status?;
-    let code = status.code().or_else(|| status.signal().map(|signal| signal.saturating_add(128)));
-    Ok(ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)))
-}
-
-/// Runs the command with the slice's memory and its lock, so that the slice stays in use if this process is killed.
-fn run_with(lease: &Lease, command: &[String]) -> Result<process::ExitStatus, CommandError> {
-    use std::os::fd::AsRawFd;
-    let (program, arguments) =
-        command.split_first().map_or(("", command), |(program, rest)| (program.as_str(), rest));
-    let error = |source| CommandError { command: program.to_owned(), source };
-    for file in [lease.file(), lease.claim()] {
-        rustix::io::fcntl_setfd(file, rustix::io::FdFlags::empty()).map_err(|e| error(e.into()))?;
-    }
-    let shown = Shown::new(lease.region(), lease.slice().clone());
-    process::Command::new(program)
-        .args(arguments)
-        .env("EGM_SLICE", serde_json::to_string(&shown).unwrap_or_default())
-        .env("EGM_SLICE_FD", lease.file().as_raw_fd().to_string())
-        .env("EGM_SLICE_FD_OFFSET", lease.offset().to_string())
-        .status()
-        .map_err(error)
-}
-
-/// Runs `long` with somebody who draws its progress.
-fn with_line<T>(long: impl FnOnce(&(dyn Fn(crate::ledger::Progress) + Sync)) -> T) -> T {
-    let line = Line::new();
-    long(&|progress| line.draw(progress))
 }
 
 /// Bytes that are to be returned have an owner.
