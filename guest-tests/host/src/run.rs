@@ -24,6 +24,9 @@ use crate::tools::Tools;
 /// How often a guest may start before it has to reach its init, in the emulated host alone.
 const EMULATED_ATTEMPTS: u32 = 3;
 
+/// What the kernel says when it starts init; where it is quiet, the init that hands over says it.
+const INIT: &str = " as init process";
+
 /// Whether QEMU emulates this machine's processors.
 fn is_emulated() -> bool {
     fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("QEMU TCG"))
@@ -186,7 +189,7 @@ impl Runner {
             &report.join("console.log"),
             &report.join("vmm.log"),
             |text| {
-                if init.is_none() && text.contains("Run /init as init process") {
+                if init.is_none() && text.contains(INIT) {
                     init = Some(millis(begun));
                 }
                 flushed = disk::announced(text).or(flushed);
@@ -246,4 +249,16 @@ pub(crate) fn chain(error: &LabError) -> String {
         source = cause.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_init_that_hands_over_says_what_a_quiet_kernel_does_not() {
+        let script = include_str!("root-init.sh");
+        let says = |line: &str| line.starts_with("echo ") && line.contains(INIT);
+        assert!(script.lines().any(says));
+    }
 }
