@@ -1,8 +1,11 @@
 //! How fast something goes and how long it still takes, and how fast it may go. Pure: time comes in.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::num::NonZeroU64;
 use std::time::Duration;
+
+use crate::show::size;
 
 /// The speed shown is that of about the last [`MAX_SAMPLES`] × [`SPACING`]: 5 seconds.
 const MAX_SAMPLES: usize = 20;
@@ -60,6 +63,18 @@ impl Rate {
     }
 }
 
+impl fmt::Display for Rate {
+    /// `12.5 GiB of 64 GiB, 21.3 GiB/s, 3 s left`; without what is not known yet.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}", size(self.done()), size(self.total))?;
+        let (Some(speed), Some(left)) = (self.per_second(), self.left()) else { return Ok(()) };
+        let tenths = (u128::from(speed) * 10) >> 30;
+        let seconds = left.as_millis().div_ceil(1000);
+        let (left, unit) = if seconds < 120 { (seconds, "s") } else { (seconds.div_ceil(60), "min") };
+        write!(f, ", {}.{} GiB/s, {left} {unit} left", tenths / 10, tenths % 10)
+    }
+}
+
 /// How fast something may go: a token bucket that holds what one step takes, so that a step waits for the one before it.
 #[derive(Debug, Clone)]
 pub struct Pace {
@@ -105,6 +120,16 @@ mod tests {
         assert_eq!(rate.per_second(), Some(1));
         rate.tell(1000, 30 * SECOND);
         assert_eq!(rate.left(), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn a_person_reads_what_is_done_how_fast_and_how_long() {
+        let mut rate = Rate::new(64 << 30);
+        assert_eq!(rate.to_string(), "0 B of 64 GiB");
+        rate.tell(5 << 29, SECOND);
+        assert_eq!(rate.to_string(), "2.5 GiB of 64 GiB, 2.5 GiB/s, 25 s left");
+        rate.tell(3 << 30, 10 * SECOND);
+        assert_eq!(rate.to_string(), "3 GiB of 64 GiB, 0.3 GiB/s, 4 min left");
     }
 
     #[test]
