@@ -5,7 +5,8 @@
 //! ```
 //! prints one line of JSON: seconds of each round of each way. `--of prefault`, on fresh memory: `prefault`, `memset` (as
 //! many threads, the same chunks) and `populate`, which is one `MADV_POPULATE_WRITE` by one thread. `--of scrub`, on
-//! memory that was written before: `scrub`, and `memset` with a mapping whose pages are all present already.
+//! memory that was written before: `scrub` and `memset`, which both begin without a mapping, and `mapped`, a memset by way of
+//! a mapping that is complete already.
 #![expect(unsafe_code, reason = "memset writes to a mapping by pointer")]
 #![expect(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
@@ -28,7 +29,11 @@ const PREFAULT: &[Way] = &[
     ("memset", |_, mapping| memset(mapping, 0x5a)),
     ("populate", |_, mapping| mapping.populate(0, mapping.size()).unwrap()),
 ];
-const SCRUB: &[Way] = &[("scrub", |memory, _| scrub(memory)), ("memset", |_, mapping| memset(mapping, 0))];
+const SCRUB: &[Way] = &[
+    ("scrub", |memory, _| scrub(memory)),
+    ("memset", |memory, _| memset(&Mapping::new(memory, 0, memory.size(), 0).unwrap(), 0)),
+    ("mapped", |_, mapping| memset(mapping, 0)),
+];
 
 fn main() {
     let huge = match argument("--page").as_deref() {

@@ -129,7 +129,7 @@ mod tests {
         rate.tell(5 << 29, SECOND);
         assert_eq!(rate.to_string(), "2.5 GiB of 64 GiB, 2.5 GiB/s, 25 s left");
         rate.tell(3 << 30, 10 * SECOND);
-        assert_eq!(rate.to_string(), "3 GiB of 64 GiB, 0.3 GiB/s, 4 min left");
+        assert_eq!(rate.to_string(), "3 GiB of 64 GiB, 0.2 GiB/s, 4 min left");
     }
 
     #[test]

@@ -70,8 +70,11 @@ fn in_process(what: &str, mib: u64, page: &str) -> Result<Report, LabError> {
         let row = || Row::new(name.clone(), "GiB/s", ours);
         let memset = row().beside("parallel memset", speeds("memset"));
         report.rows.push(memset.should(Target::RatioAtLeast(0.9)));
-        if let Some(populate) = speeds("populate") {
-            report.rows.push(row().beside("one MADV_POPULATE_WRITE", Some(populate)));
+        for (way, name) in
+            [("populate", "one MADV_POPULATE_WRITE"), ("mapped", "parallel memset, mapped before")]
+        {
+            let speeds = speeds(way);
+            report.rows.extend(speeds.is_some().then(|| row().beside(name, speeds)));
         }
     }
     Ok(report)
