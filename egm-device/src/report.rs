@@ -1,7 +1,7 @@
 //! Who is to blame, and what is printed.
 
 use std::error::Error;
-use std::fmt;
+use std::fmt::{self, Write};
 use std::process::ExitCode;
 
 /// Who must act; the discriminant is the process's exit code.
@@ -42,20 +42,94 @@ impl<E: Report + 'static> From<E> for Box<dyn Report> {
 }
 
 /// Shows an error, the chain of its sources and its help, each on a line.
+///
+/// Some of these words are a stranger's: those of a configuration, of file names, of the guest. So each line has an
+/// end, and control characters, which a terminal would obey, are shown as Rust writes them.
 #[derive(Debug)]
 pub struct Chain<'a>(pub &'a dyn Report);
 
-impl fmt::Display for Chain<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "error: {}", self.0)?;
-        let mut source = self.0.source();
-        while let Some(error) = source {
-            write!(f, "\n  caused by: {error}")?;
-            source = error.source();
-        }
-        if let Some(help) = self.0.help() {
-            write!(f, "\n  help: {}", help.replace('\n', "\n        "))?;
+/// Longest line in characters.
+const MAX_LINE: usize = 2000;
+
+/// One line for a terminal.
+struct Line<'a, 'f> {
+    to: &'a mut fmt::Formatter<'f>,
+    /// Characters that it may still have.
+    left: usize,
+}
+
+impl Write for Line<'_, '_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for character in text.chars().take(self.left) {
+            self.left = self.left.saturating_sub(1);
+            if character.is_control() {
+                write!(self.to, "{}", character.escape_default())?;
+            } else {
+                self.to.write_char(character)?;
+            }
         }
         Ok(())
+    }
+}
+
+impl fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut line = |start: &str, text: &dyn fmt::Display| {
+            f.write_str(start)?;
+            write!(Line { to: &mut *f, left: MAX_LINE }, "{text}")
+        };
+        line("error: ", &self.0)?;
+        let mut source = self.0.source();
+        while let Some(error) = source {
+            line("\n  caused by: ", &error)?;
+            source = error.source();
+        }
+        let help = self.0.help();
+        for (number, text) in help.iter().flat_map(|help| help.split('\n')).enumerate() {
+            line(if number == 0 { "\n  help: " } else { "\n        " }, &text)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("cannot open {name}")]
+    struct Stranger {
+        name: String,
+        source: std::io::Error,
+    }
+
+    impl Report for Stranger {
+        fn blame(&self) -> Blame {
+            Blame::Host
+        }
+
+        fn help(&self) -> Option<String> {
+            Some(format!("rename {}:\nmv it", self.name.trim_end()))
+        }
+    }
+
+    #[test]
+    fn a_line_repeats_neither_control_characters_nor_everything() {
+        let source = std::io::Error::other("\u{9b}2J\0");
+        let shown = Chain(&Stranger { name: "\u{1b}[31mé\r\n".to_owned(), source }).to_string();
+        let lines: Vec<_> = shown.split('\n').collect();
+        assert_eq!(
+            lines,
+            [
+                r"error: cannot open \u{1b}[31mé\r\n",
+                r"  caused by: \u{9b}2J\u{0}",
+                r"  help: rename \u{1b}[31mé:",
+                "        mv it",
+            ]
+        );
+        let source = std::io::Error::other("é".repeat(9999));
+        let shown = Chain(&Stranger { name: "a\n".repeat(9999), source }).to_string();
+        let longest = shown.split('\n').map(|line| line.chars().count()).max();
+        assert!(longest < Some(4000), "{longest:?}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::error::{Fault, Rule};
+use super::error::{Fault, Rule, no_control};
 use super::file::BootFile;
 use super::spec::Boot;
 
@@ -17,9 +17,7 @@ pub enum BootRule {
     NoKernel,
     #[error("the kernel command line has {length} bytes: Linux reads {MAX_CMDLINE} at most, shorten it")]
     Long { length: usize },
-    #[error("the kernel command line contains the control character {character:?}: remove it")]
-    Control { character: char },
-    #[error("the path is empty, or contains NUL: name a file")]
+    #[error("the path is empty: name a file")]
     Path,
 }
 
@@ -34,10 +32,10 @@ pub struct Overrides {
     pub append: Option<String>,
 }
 
-/// `path`, when a file can have it.
+/// `path`, when a file can have it and a terminal can show it.
 pub(super) fn path(path: PathBuf) -> Result<PathBuf, Rule> {
-    let bytes = path.as_os_str().as_encoded_bytes();
-    if bytes.is_empty() || bytes.contains(&0) { Err(BootRule::Path.into()) } else { Ok(path) }
+    no_control(&path.to_string_lossy())?;
+    if path.as_os_str().is_empty() { Err(BootRule::Path.into()) } else { Ok(path) }
 }
 
 /// `join` makes a path of a key relative to the file that wrote it.
@@ -61,8 +59,6 @@ pub(super) fn resolve(
     if cmdline.len() > MAX_CMDLINE {
         return Err(Rule::from(BootRule::Long { length: cmdline.len() }).at("boot.cmdline"));
     }
-    if let Some(character) = cmdline.chars().find(|c| c.is_control()) {
-        return Err(Rule::from(BootRule::Control { character }).at("boot.cmdline"));
-    }
+    no_control(&cmdline).map_err(|rule| rule.at("boot.cmdline"))?;
     Ok(Boot { kernel, initramfs, cmdline })
 }

@@ -27,7 +27,7 @@ pub enum DeviceRule {
     #[error("{what} belongs to {first} already: they cannot share it, choose another")]
     Shared { what: String, first: String },
     #[error(
-        "{tap:?} cannot name a network interface: write 1 to {MAX_TAP} bytes without space, \"/\" or \":\""
+        "{tap:?} cannot name a network interface: write 1 to {MAX_TAP} bytes without space, control character, \"/\" or \":\""
     )]
     Tap { tap: String },
     #[error("{mac:?} is not a hardware address: write six bytes in hexadecimal, \"52:54:00:12:34:56\"")]
@@ -175,7 +175,7 @@ fn interface(tap: String) -> Result<String, Rule> {
     let good = (1..=MAX_TAP).contains(&tap.len())
         && tap != "."
         && tap != ".."
-        && !tap.contains(|c: char| c.is_ascii_whitespace() || matches!(c, '/' | ':' | '\0' | '\x0b'));
+        && !tap.contains(|c: char| c.is_control() || matches!(c, ' ' | '/' | ':'));
     if good { Ok(tap) } else { Err(DeviceRule::Tap { tap }.into()) }
 }
 

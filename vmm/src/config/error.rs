@@ -1,6 +1,6 @@
 //! What can be wrong with a configuration, where, and what to do about it.
 
-use std::fmt::{self, Write};
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
@@ -46,16 +46,7 @@ impl fmt::Display for ConfigError {
             _ if self.key.is_empty() => String::new(),
             _ => format!("{}: ", self.key),
         };
-        let text = format!("{place}{key}{}", self.rule);
-        // The file chose some of these words: no control characters for the terminal, and an end.
-        for character in text.chars().take(MAX_MESSAGE) {
-            if character.is_control() {
-                write!(f, "{}", character.escape_default())?;
-            } else {
-                f.write_char(character)?;
-            }
-        }
-        Ok(())
+        write!(f, "{place}{key}{}", self.rule)
     }
 }
 
@@ -118,6 +109,8 @@ pub enum Rule {
     Name { name: String },
     #[error("this machine's architecture is {0}, no guest's: write \"x86_64\" or \"aarch64\"")]
     Architecture(String),
+    #[error("contains the control character {character:?}: remove it")]
+    Control { character: char },
     #[error("{count} entries: {most} at most, remove some")]
     TooMany { count: usize, most: usize },
     #[error("the list is empty: name at least one, or leave the key out")]
@@ -175,8 +168,6 @@ impl Fault {
     }
 }
 
-/// Longest message in characters.
-const MAX_MESSAGE: usize = 2000;
 /// Longest name of a machine, device or region, in bytes.
 const MAX_NAME: usize = 64;
 
@@ -185,6 +176,11 @@ pub(super) fn name(text: &str) -> Result<String, Rule> {
     let good = (1..=MAX_NAME).contains(&text.len())
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'));
     if good { Ok(text.to_owned()) } else { Err(Rule::Name { name: text.to_owned() }) }
+}
+
+/// Nothing, when no terminal obeys `text`: what is printed of a configuration is printed as it was written.
+pub(super) fn no_control(text: &str) -> Result<(), Rule> {
+    text.chars().find(|c| c.is_control()).map_or(Ok(()), |character| Err(Rule::Control { character }))
 }
 
 /// `value`, when it is within `least..=most`.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::boot::{self, Overrides};
-use super::error::{ConfigError, Fault, Rule, name};
+use super::error::{ConfigError, Fault, Rule, name, no_control};
 use super::file::{File, PcieFile};
 use super::source::Document;
 use super::spec::{Architecture, Pcie, Spec};
@@ -28,8 +28,10 @@ fn spec(file: File, document: &Document, overrides: &Overrides) -> Result<Spec, 
     let mut egm = memory::resolve_egm(&egm_files, &memory)?;
     numa::link((&memory_file, &mut memory), (&egm_files, &mut egm))?;
     let devices = devices::resolve(file.devices.unwrap_or_default(), &name, join)?;
+    let description = file.description.unwrap_or_default();
+    no_control(&description).map_err(|rule| rule.at("description"))?;
     Ok(Spec {
-        description: file.description.unwrap_or_default(),
+        description,
         arch: architecture(file.arch)?,
         boot: boot::resolve(file.boot.unwrap_or_default(), overrides, join)?,
         console: devices::console(file.console, &devices, join)?,

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use super::boot;
 use super::decode::decode;
 use super::error::{ConfigError, Fault, Place, Rule};
 use super::tree::{Mark, Node, Value, line_and_column};
@@ -121,8 +122,9 @@ fn extended(layer: &mut Node) -> Option<Node> {
 /// The file that `node`, the `extends` of the last source, names.
 fn below(sources: &[Source], node: &Node) -> Result<(PathBuf, Vec<u8>), Rule> {
     let name: String = decode(node).map_err(|fault| *fault.rule)?;
+    let name = boot::path(name.into())?;
     let folder = sources.last().and_then(|source| source.path.parent());
-    let path = folder.map_or_else(|| PathBuf::from(&name), |folder| folder.join(&name));
+    let path = folder.map_or_else(|| name.clone(), |folder| folder.join(&name));
     let mut files: Vec<PathBuf> = sources.iter().map(|source| source.path.clone()).collect();
     let circle = files.contains(&path);
     files.push(path.clone());

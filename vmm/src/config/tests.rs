@@ -466,6 +466,24 @@ fn lists_are_bounded() {
 }
 
 #[test]
+fn what_a_plan_shows_holds_no_control_characters() {
+    let control = "contains the control character '\\u{1b}': remove it";
+    let device = |device: &str| machine(&format!(r#","devices":[{device}]"#));
+    let cases = [
+        (machine(r#","description":"\u001b[31m""#), "description: "),
+        (r#"{"memory":{"size":"1G"},"boot":{"kernel":"\u001bc"}}"#.to_owned(), "boot.kernel: "),
+        (device(r#"{"type":"virtio-blk","path":"\u001bc"}"#), "devices[0].path: "),
+        (device(r#"{"type":"vfio-user","socket":"\u001bc"}"#), "devices[0].socket: "),
+        (machine(r#","console":{"type":"file","path":"\u001bc"}"#), "console.path: "),
+        (r#"{"extends":"\u001bc/base.json"}"#.to_owned(), "extends: "),
+    ];
+    for (text, key) in &cases {
+        refused(&[(text, &format!("{key}{control}"))]);
+    }
+    refused(&[(&device(r#"{"type":"virtio-net","tap":"\u001bc"}"#), "without space, control character")]);
+}
+
+#[test]
 fn a_message_repeats_neither_control_characters_nor_everything() {
     let said = complaint(&machine(r#","memory\u001b[31m":1"#));
     assert!(said.contains("unknown key \"memory\\u{1b}[31m\"") && !said.contains('\u{1b}'), "{said}");
@@ -485,7 +503,7 @@ fn the_kernel_command_line_keeps_its_rules() {
             &boot(&"x".repeat(2048)),
             "boot.cmdline: the kernel command line has 2048 bytes: Linux reads 2047 at most",
         ),
-        (&boot(r"a\u0000b"), "boot.cmdline: the kernel command line contains the control character '\\0'"),
+        (&boot(r"a\u0000b"), "boot.cmdline: contains the control character '\\0'"),
         (&boot(r"a\nb"), "contains the control character '\\n'"),
     ]);
     assert_eq!(spec(&boot(&"x".repeat(2047))).boot.cmdline.len(), 2047);
