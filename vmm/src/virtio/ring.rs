@@ -137,13 +137,15 @@ pub struct Ring {
     memory: GuestMemoryMmap,
     /// The available index made no sense (virtio 1.3 §2.7.6): nothing more is taken until reset.
     broken: bool,
+    /// Chains were completed since [`Ring::needs_interrupt`] was last asked.
+    completed: bool,
     malformed: u64,
 }
 
 impl Ring {
     /// Takes over a queue as the transport activated it.
     pub fn new(queue: Queue, memory: GuestMemoryMmap) -> Self {
-        Self { queue, memory, broken: false, malformed: 0 }
+        Self { queue, memory, broken: false, completed: false, malformed: 0 }
     }
 
     /// The memory that chains refer to.
@@ -188,8 +190,9 @@ impl Ring {
     /// Puts a chain in the used ring, with `written` bytes in its writable part.
     pub fn complete(&mut self, head: u16, written: u32) {
         // Fails only for a head beyond the queue, which has no place in the used ring, or a ring outside memory.
-        if self.queue.add_used(&self.memory, head, written).is_err() {
-            self.malformed = self.malformed.saturating_add(1);
+        match self.queue.add_used(&self.memory, head, written) {
+            Ok(()) => self.completed = true,
+            Err(_) => self.malformed = self.malformed.saturating_add(1),
         }
     }
 
@@ -213,7 +216,7 @@ impl Ring {
 
     /// Whether the driver wants an interrupt for what was completed since the last call (virtio 1.3 §2.7.7).
     pub fn needs_interrupt(&mut self) -> bool {
-        self.queue.needs_notification(&self.memory).unwrap_or(true)
+        std::mem::take(&mut self.completed) && self.queue.needs_notification(&self.memory).unwrap_or(true)
     }
 }
 
@@ -270,6 +273,27 @@ mod tests {
         driver.set_available_index(1);
         assert!(ring.pop().is_none());
         assert!(!ring.arm(), "a broken queue has nothing to come back for");
+    }
+
+    #[test]
+    fn without_a_used_buffer_there_is_no_interrupt() {
+        for event_idx in [false, true] {
+            let memory = memory();
+            let mut driver = Driver::new(&memory, 0x1000, 16);
+            driver.offer(&[Part::Read(0x9000, 8)]);
+            driver.offer_loop();
+            let mut queue = driver.queue();
+            queue.set_event_idx(event_idx);
+            let mut ring = Ring::new(queue, memory);
+            assert!(!ring.needs_interrupt(), "event_idx {event_idx}");
+            let chain = ring.pop().unwrap().unwrap();
+            assert!(!ring.needs_interrupt(), "event_idx {event_idx}");
+            ring.complete(chain.head, 0);
+            assert_eq!((ring.needs_interrupt(), ring.needs_interrupt()), (true, false));
+            // What pop gives back counts as well; the driver's used_event is still 0, which EVENT_IDX respects.
+            assert!(ring.pop().unwrap().is_err());
+            assert_eq!((ring.needs_interrupt(), ring.needs_interrupt()), (!event_idx, false));
+        }
     }
 
     #[test]

@@ -47,13 +47,12 @@ impl Rng {
     fn serve(&mut self) -> bool {
         let Some((ring, interrupt)) = &mut self.running else { return false };
         ring.disarm();
-        let (mut completed, mut more) = (false, true);
+        let mut more = true;
         for _ in 0..ring.size() {
             let Some(chain) = ring.pop() else {
                 more = ring.arm();
                 break;
             };
-            completed = true;
             if let Ok(chain) = chain {
                 if chain.writable.is_empty() {
                     self.mistakes = self.mistakes.saturating_add(1);
@@ -62,7 +61,7 @@ impl Rng {
                 ring.complete(chain.head, written);
             }
         }
-        if completed && ring.needs_interrupt() {
+        if ring.needs_interrupt() {
             interrupt.queue(0);
         }
         more

@@ -56,8 +56,6 @@ struct Running {
     /// By tag.
     waiting: Vec<Option<Waiting>>,
     free: Vec<u16>,
-    /// Chains were completed since the last look at whether the driver wants an interrupt.
-    completed: bool,
 }
 
 /// The device.
@@ -115,7 +113,6 @@ impl Block {
         self.flush_after_reset();
         self.engine.commit();
         if let Some(running) = &mut self.running
-            && std::mem::take(&mut running.completed)
             && running.ring.needs_interrupt()
         {
             running.interrupt.queue(0);
@@ -164,14 +161,13 @@ impl Block {
                 }
             };
             let Some((head, request)) = request else {
-                running.completed = true; // the ring gave it back
-                running.free.push(tag);
+                running.free.push(tag); // the ring gave it back
                 continue;
             };
             let Some(request) = request else {
                 self.counters.mistakes = self.counters.mistakes.saturating_add(1);
                 running.free.push(tag);
-                running.complete(head, 0);
+                running.ring.complete(head, 0);
                 continue;
             };
             if request.action.is_err() {
@@ -243,12 +239,7 @@ impl Running {
     fn answer(&mut self, head: u16, writable: u32, at: GuestAddress, status: Status) {
         // The address was in guest memory when the chain was parsed, and guest memory stays.
         let _ = self.memory.write_obj(status as u8, at);
-        self.complete(head, writable);
-    }
-
-    fn complete(&mut self, head: u16, written: u32) {
-        self.ring.complete(head, written);
-        self.completed = true;
+        self.ring.complete(head, writable);
     }
 }
 
@@ -321,7 +312,6 @@ impl VirtioDevice for Block {
             write_through: features & config::FLUSH == 0,
             waiting: std::iter::repeat_with(|| None).take(size.into()).collect(),
             free: (0..size).rev().collect(),
-            completed: false,
         });
         Ok(())
     }
