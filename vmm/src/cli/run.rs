@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 use super::Outcome;
 use super::progress::{Bar, Bars};
 use crate::config::{self, Overrides};
@@ -69,12 +71,21 @@ impl Report for Ended {
     }
 }
 
+/// Lets this process have as many open files as it may: the usual 1024 is there for programs that use select(2), which
+/// this one does not, and the connections of one vsock device alone fill it.
+fn raise_open_files() {
+    let limit = getrlimit(Resource::Nofile);
+    // Nobody may be refused what he has: should it fail, the limit is as it was.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
 pub(super) fn run(args: &Args) -> Outcome {
     let overrides = Overrides {
         kernel: args.kernel.clone(),
         initramfs: args.initramfs.clone(),
         append: args.append.clone(),
     };
+    raise_open_files();
     let spec = config::load_with(&args.file, &overrides)?;
     resources::check_devices(&spec.devices)?;
     resources::check_boot(&spec.boot)?;
@@ -101,7 +112,10 @@ fn launch(plan: &Plan, facts: &Facts, leases: &Leases) -> Outcome {
         eprintln!("console: {name}");
     }
     let machine = machine::build(plan, resources)?;
-    let machine::Ended { reason, mut unfinished } = machine.run();
+    let machine::Ended { reason, mut unfinished, counted } = machine.run();
+    if let Some(counted) = counted {
+        eprintln!("counted: {counted}");
+    }
     if let Some(last) = unfinished.pop() {
         eprintln!("{reason}");
         unfinished.iter().for_each(|other| eprintln!("{}", Chain(other)));
@@ -113,5 +127,19 @@ fn launch(plan: &Plan, facts: &Facts, leases: &Leases) -> Outcome {
     match reason.blame() {
         None => Ok(ExitCode::SUCCESS),
         Some(blame) => Err(Box::new(Ended { reason, blame })),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_may_have_as_many_open_files_as_the_operator_allows() {
+        let limit = getrlimit(Resource::Nofile);
+        let lower = limit.maximum.map(|maximum| maximum.saturating_sub(1));
+        setrlimit(Resource::Nofile, Rlimit { current: lower, ..limit }).unwrap();
+        raise_open_files();
+        assert_eq!(getrlimit(Resource::Nofile).current, limit.maximum);
     }
 }

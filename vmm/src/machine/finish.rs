@@ -9,17 +9,37 @@ use super::Subscriber;
 use super::exit::ExitLatch;
 use crate::error::{Blame, Report};
 use crate::lock::lock;
-use crate::virtio::VirtioDevice;
+use crate::virtio::{VirtioDevice, VirtioPci};
 
 /// How long storage has. Longer than a flush takes that works at all, shorter than what supervisors give a service.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Most counters in the line about them.
+const MOST_COUNTERS: usize = 16;
 /// After this long the operator is told what is waited for.
 const SILENCE: Duration = Duration::from_secs(1);
 
 /// A device and what an operator knows it by.
 pub(super) struct Kept {
+    pub(super) id: String,
     pub(super) name: String,
     pub(super) device: Arc<Mutex<dyn VirtioDevice>>,
+    pub(super) function: Arc<VirtioPci>,
+}
+
+/// What was counted of the devices, but for zeroes: one line, for the operator, which ends after [`MOST_COUNTERS`].
+pub(super) fn counted(devices: &[Kept]) -> Option<String> {
+    let of_device = |kept: &Kept| {
+        let (id, counters) = (kept.id.clone(), kept.function.counters());
+        counters.into_iter().filter(|(_, number)| *number > 0).map(move |counter| (id.clone(), counter))
+    };
+    let counters: Vec<_> = devices.iter().flat_map(of_device).collect();
+    let shown: Vec<_> = counters
+        .iter()
+        .take(MOST_COUNTERS)
+        .map(|(id, (what, number))| format!("{number} {what} at \"{id}\""))
+        .chain((counters.len() > MOST_COUNTERS).then(|| "and more".to_owned()))
+        .collect();
+    (!shown.is_empty()).then(|| shown.join(", "))
 }
 
 /// A device could not make durable what the guest wrote.

@@ -52,6 +52,8 @@ pub struct Ended {
     pub reason: ExitReason,
     /// Devices that could not make durable what the guest wrote.
     pub unfinished: Vec<Unfinished>,
+    /// Mistakes and failures that the devices counted, in words; `None` when there was none.
+    pub counted: Option<String>,
 }
 
 impl Machine {
@@ -72,11 +74,12 @@ impl Machine {
         exit.set(started.err().unwrap_or_else(|| serve(&mut self.events, &exit)));
         running.into_iter().for_each(vcpu::RunningVcpu::stop);
         let unfinished = finish::finish(&self.devices, &mut self.events, &exit);
+        let counted = finish::counted(&self.devices);
         if !unfinished.is_empty() {
             // Storage that answers later still writes to guest memory, which must be there until the process is not.
             std::mem::forget((self.devices, self.ram));
         }
-        Ended { reason: exit.reason().cloned().unwrap_or(ExitReason::PoweredOff), unfinished }
+        Ended { reason: exit.reason().cloned().unwrap_or(ExitReason::PoweredOff), unfinished, counted }
     }
 }
 

@@ -66,7 +66,7 @@ impl Connections {
         plan: &FunctionPlan,
         id: &str,
         device: Arc<Mutex<dyn VirtioDevice>>,
-    ) -> Result<Arc<dyn PciFunction>, TreeError> {
+    ) -> Result<Arc<VirtioPci>, TreeError> {
         let msix = Msix::new(plan.msix_vectors, Arc::clone(&self.router))
             .map_err(|source| TreeError::Device { id: id.to_owned(), source })?;
         Ok(Arc::new(VirtioPci::new(
@@ -135,26 +135,31 @@ impl Tree {
         let id = device.id.as_str();
         let error = |source| TreeError::Device { id: id.to_owned(), source };
         let virtio = match (resource, &device.kind) {
-            (OpenDevice::Block(disk), _) => self.keep(device, Block::new(disk, id).map_err(error)?),
+            (OpenDevice::Block(disk), _) => self.subscribe(Block::new(disk, id).map_err(error)?),
             (OpenDevice::Net { taps, backend }, DeviceKind::VirtioNet { mac, .. }) => {
-                self.keep(device, Net::new(*mac, taps, backend).map_err(error)?)
+                self.subscribe(Net::new(*mac, taps, backend).map_err(error)?)
             }
-            (OpenDevice::Vsock(vsock), _) => self.keep(device, *vsock),
-            (OpenDevice::Rng, _) => self.keep(device, Rng::new().map_err(error)?),
+            (OpenDevice::Vsock(vsock), _) => self.subscribe(*vsock),
+            (OpenDevice::Rng, _) => self.subscribe(Rng::new().map_err(error)?),
             (OpenDevice::Net { .. }, _) => return Err(TreeError::Missing { id: id.to_owned() }),
         };
-        connections.transport(plan, id, virtio)
+        let function = connections.transport(plan, id, Arc::clone(&virtio))?;
+        self.devices.push(Kept {
+            id: id.to_owned(),
+            name: name(device),
+            device: virtio,
+            function: Arc::clone(&function),
+        });
+        Ok(function)
     }
 
-    /// One device, known to the event loop and to whoever ends the machine.
-    fn keep<D: VirtioDevice + MutEventSubscriber + 'static>(
+    /// One device, known to the event loop.
+    fn subscribe<D: VirtioDevice + MutEventSubscriber + 'static>(
         &mut self,
-        config: &Device,
         device: D,
     ) -> Arc<Mutex<dyn VirtioDevice>> {
         let device = Arc::new(Mutex::new(device));
         self.subscribers.push(Arc::clone(&device) as Subscriber);
-        self.devices.push(Kept { name: name(config), device: Arc::clone(&device) as _ });
         device
     }
 }

@@ -41,6 +41,9 @@ pub const RING_INDIRECT: u64 = 1 << 28;
 /// VIRTIO_F_EVENT_IDX (virtio 1.3 §6): every device here asks for and gives notifications by index.
 pub const RING_EVENT_IDX: u64 = 1 << 29;
 
+/// A name in words, and how often.
+pub type Counter = (&'static str, u64);
+
 /// How a device reaches the driver; implemented by the transport.
 pub trait Interrupt: Send + Sync {
     /// Tells the driver that queue `index` has used buffers (virtio 1.3 §2.3). An index out of range is ignored.
@@ -122,6 +125,9 @@ pub trait VirtioDevice: MutEventSubscriber + Send {
     fn at_rest(&self) -> bool {
         true
     }
+
+    /// What was counted since the start, each by a name in words; guest mistakes are never logged one by one.
+    fn counters(&self) -> Vec<Counter>;
 
     /// Takes what went wrong in making durable what the guest wrote, if the guest has not heard of it.
     fn take_loss(&mut self) -> Option<std::io::Error> {

@@ -11,7 +11,7 @@ use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::ring::{Ring, Segment, slices};
-use super::{ActivateError, Activation, Interrupt, RING_EVENT_IDX, RING_INDIRECT, VirtioDevice};
+use super::{ActivateError, Activation, Counter, Interrupt, RING_EVENT_IDX, RING_INDIRECT, VirtioDevice};
 
 const QUEUE_SIZE: u16 = 64;
 /// Most bytes that one chain gets: the driver asks again for more, after others had their turn.
@@ -21,6 +21,7 @@ const MAX_BYTES: u64 = 64 << 10;
 pub struct Rng {
     kicks: [Arc<EventFd>; 1],
     running: Option<(Ring, Arc<dyn Interrupt>)>,
+    /// Chains that the guest got wrong.
     mistakes: u64,
 }
 
@@ -31,11 +32,6 @@ impl Rng {
     /// When there is no eventfd to be had.
     pub fn new() -> io::Result<Self> {
         Ok(Self { kicks: [Arc::new(EventFd::new(EFD_NONBLOCK)?)], running: None, mistakes: 0 })
-    }
-
-    /// Chains that the guest got wrong, since the start.
-    pub fn mistakes(&self) -> u64 {
-        self.mistakes.saturating_add(self.running.as_ref().map_or(0, |(ring, _)| ring.malformed()))
     }
 
     fn kick(&self) -> &EventFd {
@@ -125,6 +121,11 @@ impl VirtioDevice for Rng {
         Ok(())
     }
 
+    fn counters(&self) -> Vec<Counter> {
+        let malformed = self.running.as_ref().map_or(0, |(ring, _)| ring.malformed());
+        vec![("wrong chains", self.mistakes.saturating_add(malformed))]
+    }
+
     fn reset(&mut self) {
         if let Some((ring, _)) = self.running.take() {
             self.mistakes = self.mistakes.saturating_add(ring.malformed());
@@ -172,7 +173,7 @@ mod tests {
         let (mut rng, interrupt) = active(&driver, &memory);
         assert!(!rng.serve());
         assert_eq!(driver.used(), [(small, 5100), (large, 0x1_0000), (useless, 0)]);
-        assert_eq!((interrupt.count(), rng.mistakes()), (1, 1));
+        assert_eq!((interrupt.count(), rng.counters()), (1, vec![("wrong chains", 1)]));
         let mut bytes = vec![0; 5000];
         memory.read_slice(&mut bytes, GuestAddress(0xa000)).unwrap();
         let zeroes = bytes.iter().filter(|b| **b == 0).count();

@@ -275,8 +275,17 @@ pub(crate) fn device_fuzz(plan: &Plan, seed: u32, count: u32) -> Vec<u8> {
     payload.ok()
 }
 
-/// Takes the first endpoint, a disk on the root bus, into use, and resets it if `reset`; then waits for its end.
-pub(crate) fn disk_in_use(plan: &Plan, reset: bool) -> Vec<u8> {
+/// What a guest does with the disk that it has in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Act {
+    Nothing,
+    Reset,
+    /// It asks for a flush, which has to fail.
+    FlushInVain,
+}
+
+/// Takes the first endpoint, a disk on the root bus, into use, does `act`, then waits for its end.
+pub(crate) fn disk_in_use(plan: &Plan, act: Act) -> Vec<u8> {
     let mut payload = Payload::new(ports(plan));
     let endpoint = |f: &&FunctionPlan| matches!(f.role, FunctionRole::Endpoint { .. });
     let function = plan.pci.iter().find(endpoint).unwrap();
@@ -291,25 +300,63 @@ pub(crate) fn disk_in_use(plan: &Plan, reset: bool) -> Vec<u8> {
     for (register, value) in [(0x10, low(bar)), (0x14, 0), (0x04, 6)] {
         write(config + register, Width::Long, value);
     }
-    // virtio 1.3, clauses 3.1.1 and 4.1.4.3: status, VERSION_1, one queue somewhere in memory.
+    // virtio 1.3, clauses 3.1.1 and 4.1.4.3: status, FLUSH and VERSION_1, one queue somewhere in memory.
     write(bar + 0x14, Width::Byte, 3);
-    write(bar + 0x08, Width::Long, 1);
-    write(bar + 0x0c, Width::Long, 1);
+    for (half, bit) in [(0, 9), (1, 0)] {
+        write(bar + 0x08, Width::Long, half);
+        write(bar + 0x0c, Width::Long, 1 << bit);
+    }
     write(bar + 0x14, Width::Byte, 11);
     for (register, offset) in [(0x20, 0), (0x28, 0x1000), (0x30, 0x2000)] {
         write(bar + register, Width::Long, SCRATCH + offset);
     }
     write(bar + 0x1c, Width::Word, 1);
     write(bar + 0x14, Width::Byte, 15);
-    if reset {
+    if act == Act::Reset {
         write(bar + 0x14, Width::Byte, 0);
     }
     payload.code.load(Width::Byte);
     payload.code.compare(Width::Byte, 15); // the reset lasts as long as its flush
     payload.expect_equal("the disk is in use");
+    if act == Act::FlushInVain {
+        flush_in_vain(&mut payload, bar);
+    }
     payload.print("in use\n");
     payload.code.halt();
     payload.finish(Entry::Pvh)
+}
+
+/// A request to flush (virtio 1.3, clauses 2.7 and 5.2.6) on the queue of [`disk_in_use`].
+fn flush_in_vain(payload: &mut Payload, bar: u64) {
+    let (table, available, used, header) = (SCRATCH, SCRATCH + 0x1000, SCRATCH + 0x2000, SCRATCH + 0x3000);
+    let status = header + 16;
+    for (address, value) in [
+        (header, 4),
+        (status, 0xee),
+        (table, header),
+        (table + 8, 16),
+        (table + 12, 1 | 1 << 16), // there is a next one, number 1
+        (table + 16, status),
+        (table + 24, 1),
+        (table + 28, 2),      // for the device to write
+        (available, 1 << 16), // one chain, which begins with descriptor 0
+    ] {
+        payload.code.at(address.into());
+        payload.code.mov_eax(value);
+        payload.code.store(Width::Long);
+    }
+    payload.code.at(bar + 0x3000);
+    payload.code.mov_eax(0);
+    payload.code.store(Width::Word);
+    let answered = payload.code.here();
+    payload.code.at((used + 2).into());
+    payload.code.load(Width::Word);
+    payload.code.compare(Width::Word, 1);
+    payload.code.jne(answered);
+    payload.code.at(status.into());
+    payload.code.load(Width::Byte);
+    payload.code.compare(Width::Byte, 1); // VIRTIO_BLK_S_IOERR
+    payload.expect_equal("a flush that storage refuses is an error");
 }
 
 /// Random reads and writes of 1, 2 and 4 bytes. A target is a mask, of which random bits are taken, and a base, to

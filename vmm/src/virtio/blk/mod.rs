@@ -24,18 +24,18 @@ pub use self::disk::{Disk, DiskError, SECTOR};
 use self::io::{Done, Engine, Job, Transfer};
 use self::request::{Action, Data, Request, Status, parse};
 use super::ring::{Ring, slices};
-use super::{ActivateError, Activation, Interrupt, VirtioDevice};
+use super::{ActivateError, Activation, Counter, Interrupt, VirtioDevice};
 
 /// Bytes of the serial number (§5.2.6.2).
 const SERIAL: usize = 20;
 
 /// What was counted since the start.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counters {
+#[derive(Default)]
+struct Counters {
     /// Requests that the guest got wrong: refused, or without a place for an answer.
-    pub mistakes: u64,
+    mistakes: u64,
     /// Requests that the host could not carry out.
-    pub failures: u64,
+    failures: u64,
 }
 
 /// A request whose job is in flight.
@@ -96,12 +96,6 @@ impl Block {
             done: Vec::new(),
             counters: Counters::default(),
         })
-    }
-
-    /// What was counted since the start.
-    pub fn counters(&self) -> Counters {
-        let malformed = self.running.as_ref().map_or(0, |r| r.ring.malformed());
-        Counters { mistakes: self.counters.mistakes.saturating_add(malformed), ..self.counters }
     }
 
     /// Answers what is done, starts what is new.
@@ -327,6 +321,14 @@ impl VirtioDevice for Block {
 
     fn at_rest(&self) -> bool {
         self.running.is_none() && !self.unflushed && self.engine.in_flight() == 0
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        let malformed = self.running.as_ref().map_or(0, |running| running.ring.malformed());
+        vec![
+            ("wrong requests", self.counters.mistakes.saturating_add(malformed)),
+            ("failed requests", self.counters.failures),
+        ]
     }
 
     fn take_loss(&mut self) -> Option<std::io::Error> {

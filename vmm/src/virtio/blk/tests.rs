@@ -66,6 +66,11 @@ impl Rig {
         })
     }
 
+    /// Wrong requests and failed ones.
+    fn counted(&self) -> Vec<u64> {
+        self.block.counters().into_iter().map(|(_, number)| number).collect()
+    }
+
     /// One request from start to end; its status.
     fn ask(&mut self, kind: u32, sector: u64, data: &[Part]) -> u8 {
         let head = self.offer(kind, sector, data);
@@ -89,7 +94,7 @@ fn what_is_written_is_on_the_disk_and_reads_back() {
         assert_eq!(rig.ask(0, 62, &[Part::Write(0x9000, 1024)]), 0);
         rig.memory.read_slice(&mut bytes, GuestAddress(0x9000)).unwrap();
         assert_eq!((bytes, rig.interrupt.count()), ([0x5a; 1024], 3));
-        assert_eq!(rig.block.counters(), Counters::default());
+        assert_eq!(rig.counted(), [0, 0]);
     }
 }
 
@@ -100,7 +105,7 @@ fn nothing_beyond_the_last_whole_sector_is_reached() {
     assert_eq!(rig.ask(1, 63, &[Part::Read(DATA, 1024)]), 1);
     assert_eq!(rig.ask(1, u64::MAX, &[Part::Read(DATA, 512)]), 1);
     assert_eq!(rig.file.metadata().unwrap().len(), SECTORS * SECTOR + 100);
-    assert_eq!(rig.block.counters(), Counters { mistakes: 3, failures: 0 });
+    assert_eq!(rig.counted(), [3, 0]);
 }
 
 #[test]
@@ -148,7 +153,7 @@ fn a_chain_without_a_status_comes_back_empty_and_is_counted() {
     assert_eq!(rig.settle(), [(head, 0)]);
     let head = rig.driver.offer_loop();
     assert_eq!(rig.settle(), [(head, 0)]);
-    assert_eq!(rig.block.counters(), Counters { mistakes: 2, failures: 0 });
+    assert_eq!(rig.counted(), [2, 0]);
 }
 
 #[test]
@@ -230,7 +235,7 @@ fn a_reset_never_waits_for_storage_and_its_flush_comes_after_the_last_request() 
         let loss = rig.block.take_loss();
         assert_eq!(loss.map(|error| error.raw_os_error()), is_loss.then_some(Some(libc::EIO)));
     }
-    assert_eq!(rig.block.counters(), Counters { mistakes: 0, failures: 1 });
+    assert_eq!(rig.counted(), [0, 1]);
 }
 
 #[test]

@@ -35,24 +35,21 @@ use self::userspace::Pause;
 use self::userspace::Receive;
 use super::ActivateError;
 use super::Activation;
+use super::Counter;
 use super::Interrupt;
 use super::VirtioDevice;
 use super::ring;
 use super::ring::Ring;
 
-/// Mistakes and losses so far, for whoever asks; none is ever logged.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct Counters {
+/// What was counted since the start, beside [`Dropped`].
+#[derive(Default)]
+struct Counters {
     /// Chains that broke a rule of virtio 1.3 §2.7.
-    pub malformed: u64,
-    /// Packets from the guest that the tap refused.
-    pub transmit_dropped: u64,
-    /// Reads that the tap failed.
-    pub receive_failed: u64,
+    malformed: u64,
     /// Control commands that were refused.
-    pub commands_refused: u64,
+    commands_refused: u64,
     /// Times that a kernel worker gave up on a ring.
-    pub worker_errors: u64,
+    worker_errors: u64,
 }
 
 /// A virtio network device.
@@ -138,17 +135,6 @@ impl Net {
             active: None,
             taps,
         })
-    }
-
-    /// Mistakes and losses so far.
-    pub fn counters(&self) -> Counters {
-        let mut counters = self.counters;
-        if let Some(active) = &self.active {
-            counters.malformed = counters.malformed.saturating_add(active.malformed());
-        }
-        counters.transmit_dropped = self.dropped.transmit;
-        counters.receive_failed = self.dropped.receive;
-        counters
     }
 
     fn queue_pairs(&self) -> u16 {
@@ -327,6 +313,17 @@ impl VirtioDevice for Net {
 
     fn vector_changed(&mut self, index: u16) -> Result<(), ActivateError> {
         self.active.as_ref().map_or(Ok(()), |active| self.backend.vector_changed(index, &*active.interrupt))
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        let malformed = self.active.as_ref().map_or(0, Active::malformed);
+        vec![
+            ("wrong chains", self.counters.malformed.saturating_add(malformed)),
+            ("refused packets", self.dropped.transmit),
+            ("failed reads", self.dropped.receive),
+            ("refused commands", self.counters.commands_refused),
+            ("worker errors", self.counters.worker_errors),
+        ]
     }
 
     fn reset(&mut self) {

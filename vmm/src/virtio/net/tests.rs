@@ -373,7 +373,7 @@ fn datagrams_cross_a_real_tap_both_ways_and_again_after_a_reset() {
             driver.clear();
         }
     }
-    assert_eq!(machine.device.lock().unwrap().counters(), Counters::default());
+    assert!(machine.device.lock().unwrap().counters().iter().all(|(_, number)| *number == 0));
 }
 
 #[test]
@@ -385,7 +385,7 @@ fn the_driver_chooses_how_many_pairs_the_tap_spreads_over() {
     assert_eq!(machine.command([4, 0, 3, 0]), spec::REFUSED);
     assert_eq!(machine.command([4, 0, 1, 0]), spec::ACCEPTED);
     assert_eq!(machine.command([0, 0, 1, 0]), spec::REFUSED);
-    assert_eq!(machine.device.lock().unwrap().counters().commands_refused, 2);
+    assert!(machine.device.lock().unwrap().counters().contains(&("refused commands", 2)));
 }
 
 #[test]
@@ -477,5 +477,5 @@ fn the_kernel_moves_packets_until_the_device_is_reset() {
             "memory is left alone after a reset"
         );
     }
-    assert_eq!(device.counters(), Counters::default());
+    assert!(device.counters().iter().all(|(_, number)| *number == 0));
 }

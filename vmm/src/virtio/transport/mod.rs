@@ -24,7 +24,7 @@ use self::identity::{Layout, Profile, WindowAccess};
 use self::interrupt::PciInterrupt;
 pub use self::registers::BAR_SIZE;
 use self::registers::{Area, Common, MAX_QUEUES, MAX_VECTORS, NOTIFY, NOTIFY_STRIDE};
-use super::{Activation, Interrupt, VirtioDevice};
+use super::{Activation, Counter, Interrupt, VirtioDevice};
 use crate::lock::lock;
 use crate::pci::msix::Msix;
 use crate::pci::{ConfigSpace, PciFunction};
@@ -146,6 +146,16 @@ impl VirtioPci {
     /// Things that the driver did against the specification, since the start.
     pub fn mistakes(&self) -> u64 {
         self.registers().core.mistakes()
+    }
+
+    /// What transport and device counted since the start.
+    pub fn counters(&self) -> Vec<Counter> {
+        let of_device = lock(&self.device).counters();
+        let own = [
+            ("wrong register accesses", self.mistakes()),
+            ("refused interrupts", self.interrupt.msix().refused()),
+        ];
+        own.into_iter().chain(of_device).collect()
     }
 
     fn registers(&self) -> MutexGuard<'_, Registers> {

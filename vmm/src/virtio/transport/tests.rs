@@ -62,6 +62,9 @@ impl VirtioDevice for Fake {
         }
         Ok(())
     }
+    fn counters(&self) -> Vec<Counter> {
+        vec![("resets", self.resets.into())]
+    }
     fn reset(&mut self) {
         self.active = None;
         self.resets += 1;

@@ -103,6 +103,11 @@ impl Connection {
         Self::new(State::Asked, Credit::default(), Op::Request)
     }
 
+    /// Whether the guest has yet to answer the host.
+    pub(super) fn is_asked(&self) -> bool {
+        self.state == State::Asked
+    }
+
     /// Takes a packet of the guest. Its payload is promised a place in the buffer when this says [`Event::Data`].
     pub(super) fn receive(&mut self, packet: &Packet) -> Result<Event, Violation> {
         self.guest = packet.credit;

@@ -38,6 +38,7 @@ pub use self::host::SocketError;
 use self::muxer::Muxer;
 use super::ActivateError;
 use super::Activation;
+use super::Counter;
 use super::Interrupt;
 use super::RING_EVENT_IDX;
 use super::RING_INDIRECT;
@@ -103,13 +104,13 @@ impl crate::error::Report for VsockError {
     }
 }
 
-/// Mistakes so far, for whoever asks; none is ever logged.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct Counters {
+/// What was counted since the start.
+#[derive(Default)]
+struct Counters {
     /// Chains that broke a rule of virtio 1.3 §2.7 or held no packet.
-    pub malformed: u64,
+    malformed: u64,
     /// Times that the kernel worker gave up on a ring.
-    pub worker_errors: u64,
+    worker_errors: u64,
 }
 
 enum Mover {
@@ -172,14 +173,6 @@ impl Vsock {
         let kick = |_| EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map(Arc::new);
         let kicks = QUEUE_SIZES.iter().map(kick).collect::<Result<_, _>>()?;
         Ok(Self { cid, mover, features, kicks, counters: Counters::default(), deaf: false, active: None })
-    }
-
-    /// Mistakes so far.
-    pub fn counters(&self) -> Counters {
-        let mut counters = self.counters;
-        counters.malformed =
-            counters.malformed.saturating_add(self.active.as_ref().map_or(0, Active::malformed));
-        counters
     }
 
     fn start_worker(&self, worker: &Worker, activation: &Activation) -> Result<(), ActivateError> {
@@ -293,6 +286,14 @@ impl VirtioDevice for Vsock {
             }
             _ => Ok(()),
         }
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        let malformed = self.active.as_ref().map_or(0, Active::malformed);
+        vec![
+            ("wrong chains", self.counters.malformed.saturating_add(malformed)),
+            ("worker errors", self.counters.worker_errors),
+        ]
     }
 
     fn reset(&mut self) {

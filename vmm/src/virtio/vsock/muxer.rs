@@ -118,6 +118,13 @@ impl Muxer {
         if set.intersects(EventSet::IN | EventSet::READ_HANG_UP | ended) {
             self.readable(number);
         }
+        // A guest that never answers would keep the slot of a host program that gave up.
+        if let Some(Some(slot)) = self.slots.get(number)
+            && set.intersects(ended)
+            && slot.is_abandoned()
+        {
+            self.remove(number, !slot.wants_guest()); // a request that it was not told of it need not forget
+        }
     }
 
     /// Takes host programs that connected; those beyond the limit see their stream end.
@@ -170,9 +177,7 @@ impl Muxer {
         }
         if let Phase::Connected(key, _) = slot.phase {
             self.by_key.remove(&key);
-            if tell {
-                self.resets.push_back(key);
-            }
+            self.resets.extend(tell.then_some(key));
         }
     }
 

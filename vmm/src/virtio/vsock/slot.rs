@@ -7,6 +7,11 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
+use rustix::event::PollFd;
+use rustix::event::PollFlags;
+use rustix::event::Timespec;
+use rustix::event::poll;
+
 use super::connection::Connection;
 use super::host::Greeted;
 use super::host::Greeting;
@@ -44,6 +49,15 @@ impl Slot {
     /// A socket that may have bytes already.
     pub(super) fn new(stream: UnixStream, phase: Phase) -> Self {
         Self { stream, phase, backlog: VecDeque::new(), readable: true, queued: false }
+    }
+
+    /// Whether the host program gave up before the guest answered it.
+    pub(super) fn is_abandoned(&self) -> bool {
+        let Phase::Connected(_, connection) = &self.phase else { return false };
+        // Asked, not told by the event, which may be of a socket that had this slot before.
+        let mut polled = [PollFd::new(&self.stream, PollFlags::empty())]; // a hang-up is always reported
+        let told = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        connection.is_asked() && told.is_ok() && polled.iter().any(|of| of.revents().contains(PollFlags::HUP))
     }
 
     /// Whether it has something for the guest now.
