@@ -130,6 +130,9 @@ pub(crate) fn junit(results: &[ScenarioResult]) -> Result<String, quick_junit::S
             }
             let mut test = TestCase::new(case.name.as_str(), status);
             test.set_classname(&result.scenario).set_time(std::time::Duration::from_millis(case.millis));
+            if case.value.is_some() {
+                test.set_system_out(format!("{}: {}", figure(case), case.reason));
+            }
             suite.add_test_case(test);
         }
         report.add_test_suite(suite);
