@@ -191,7 +191,7 @@ fn a_bzimage_that_is_cut_short() {
     let cut = Machine::new().file("kernel", &image);
     refuses_with_kvm(&cut, CONFIGURATION, &["cut short", "0x10000 bytes of at least 0x100400", help]);
     let Some(stock) = stock_kernel() else {
-        return println!("skipped for Debian's kernel: not in the lab's cache yet: scripts/lab");
+        return println!("skipped: Debian's kernel is not in the lab's cache yet: scripts/lab");
     };
     let whole = fs::read(stock).unwrap();
     let cut = Machine::new().file("kernel", &whole[..whole.len() / 2]);
