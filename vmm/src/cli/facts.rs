@@ -9,6 +9,7 @@ use crate::facts::{self, Scope};
 
 /// Records what this host offers to virtual machines, as JSON
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLE)]
 pub(super) struct Args {
     /// Read a copy of a host's /proc and /sys in this folder instead
     #[arg(long, value_name = "FOLDER")]
@@ -17,6 +18,11 @@ pub(super) struct Args {
     #[arg(long, value_name = "TEXT")]
     description: Option<String>,
 }
+
+const EXAMPLE: &str = "\
+Of a host that egm-vmm does not run on, such as an Arm one, from a copy of its files:
+
+  egm-vmm facts --root COPY > facts.json";
 
 pub(super) fn run(args: &Args) -> Outcome {
     let read = |root: &PathBuf| facts::read(Path::new(root), &Scope::All);
