@@ -117,17 +117,22 @@ pub(crate) fn set(page: u64, pages: u64) -> SpanSet<InRegion> {
 }
 
 /// The slice's bytes.
-pub(crate) fn read(backing: &dyn Backing) -> Vec<u8> {
+fn read(backing: &dyn Backing) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(backing.size()).unwrap()];
     backing.file().read_exact_at(&mut bytes, backing.offset()).unwrap();
     bytes
 }
 
-pub(crate) fn fill(backing: &dyn Backing, byte: u8) {
-    let bytes = vec![byte; usize::try_from(backing.size()).unwrap()];
+/// Writes `word` all over the slice.
+pub(crate) fn fill(backing: &dyn Backing, word: u64) {
+    let bytes = word.to_le_bytes().repeat(usize::try_from(backing.size() / 8).unwrap());
     backing.file().write_all_at(&bytes, backing.offset()).unwrap();
 }
 
+pub(crate) fn is_full_of(backing: &dyn Backing, word: u64) -> bool {
+    read(backing).chunks_exact(8).all(|bytes| bytes == word.to_le_bytes())
+}
+
 pub(crate) fn is_zero(backing: &dyn Backing) -> bool {
-    read(backing).iter().all(|byte| *byte == 0)
+    is_full_of(backing, 0)
 }

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -19,7 +20,7 @@ use egm_device::report::Chain;
 use egm_device::scrub::{Cause, ScrubError};
 use egm_device::{Backing, Lease};
 
-use crate::common::{PAGE, PlainFile, fill, identity, is_zero, region, request, set};
+use crate::common::{PAGE, PlainFile, fill, identity, is_full_of, is_zero, region, request, set};
 
 const NOBODY: Watch<'static> = Watch::nobody();
 const PAGES: u64 = 12;
@@ -217,17 +218,17 @@ fn pages(span: egm_address::Span<InRegion>) -> impl Iterator<Item = SpanSet<InRe
 }
 
 /// A slice, which is checked as its owner would, and then written to.
-fn take(lease: Result<Lease, GrantError>, byte: u8) -> Option<Lease> {
+fn take(lease: Result<Lease, GrantError>, word: u64) -> Option<Lease> {
     let lease = lease.ok()?;
     assert!(is_zero(&lease), "{:?} was handed out with bytes in it", lease.slice());
-    fill(&lease, byte);
+    fill(&lease, word);
     Some(lease)
 }
 
 /// Owners come and go. Returns what was retired for sure, and the leases at the end.
 fn story(ledger: &Ledger, memory: &Arc<dyn Memory>, region: &Region) -> (SpanSet<InRegion>, Vec<Lease>) {
-    let grant = |name: &str, pages, byte| {
-        take(ledger.grant_from(memory, region, &request(name, pages), &NOBODY), byte)
+    let grant = |name: &str, pages, word| {
+        take(ledger.grant_from(memory, region, &request(name, pages), &NOBODY), word)
     };
     let back = |lease: Option<Lease>| lease.map(|lease| lease.give_back(&NOBODY));
     let mut ours = Vec::new();
@@ -284,6 +285,15 @@ fn all_is_well(
     assert!(left == retired.size() || left == PAGE, "{left:#x} bytes are lost");
 }
 
+/// All of the slice that its owner may touch is zero.
+fn is_zero_but_for_holes(lease: &Lease) -> bool {
+    pages_of(lease).minus(&lease.holes()).iter().all(|span| {
+        let mut bytes = vec![0xff; usize::try_from(span.size()).unwrap()];
+        lease.file().read_exact_at(&mut bytes, span.start().get()).unwrap();
+        bytes.iter().all(|byte| *byte == 0)
+    })
+}
+
 /// Tells the story in a world that breaks at step `at`; `false` when it ended before that.
 fn tell(breaks: Break, at: usize, folder: &Path) -> bool {
     let files = Arc::new(Mutex::new(Files::default()));
@@ -316,12 +326,14 @@ fn tell(breaks: Break, at: usize, folder: &Path) -> bool {
         files.lock().unwrap().lose_power();
     } else {
         all_is_well(&other, &its_memory, &region, &held, &retired);
-        assert!(crate::common::read(&held[0]).iter().all(|byte| *byte == 0xaa));
+        assert!(is_full_of(&held[0], 0xaa));
         held.clear();
     }
     let next = Identity { boot: "next".to_owned(), ..identity() };
     let (ledger, memory) = party(&whole, next);
-    all_is_well(&ledger, &memory, &region, &[], &retired);
+    let lease = ledger.grant_from(&memory, &region, &request("all", PAGES), &NOBODY).unwrap();
+    assert_eq!(retired.minus(&lease.holes()), SpanSet::default());
+    assert!(is_zero_but_for_holes(&lease), "a boot later, there are bytes in {:?}", lease.slice());
     broken.was_reached()
 }
 

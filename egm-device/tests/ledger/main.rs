@@ -6,4 +6,3 @@
 mod common;
 mod faults;
 mod states;
-mod stress;

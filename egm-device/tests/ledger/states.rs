@@ -14,7 +14,7 @@ use egm_device::region::Region;
 use egm_device::report::{Blame, Chain, Report};
 use egm_device::scrub::Cause;
 
-use crate::common::{PAGE, PlainFile, fill, identity, is_zero, ledger, region, request, set};
+use crate::common::{PAGE, PlainFile, fill, identity, is_full_of, is_zero, ledger, region, request, set};
 
 const NOBODY: Watch<'static> = Watch::nobody();
 
@@ -45,10 +45,10 @@ fn a_lease_that_is_dropped_leaves_dirty_bytes_which_the_next_grant_scrubs() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), 4);
     let ledger = ledger(folder.path());
-    for byte in 1..4 {
+    for word in 1..4 {
         let lease = ledger.grant_from(&memory, &region, &request("a", 4), &NOBODY).unwrap();
         assert!(is_zero(&lease));
-        fill(&lease, byte);
+        fill(&lease, word);
         drop(lease);
         assert_eq!(ledger.states(&region).unwrap().dirty, set(0, 4));
     }
@@ -284,7 +284,7 @@ fn memory_with_an_address_is_the_same_under_another_name() {
 fn operators_at_once_never_have_the_same_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), 16);
-    let take = |n: u8| {
+    let take = |n: u64| {
         let ledger = ledger(folder.path());
         let lease =
             ledger.grant_from(&memory, &region, &request(&format!("operator {n}"), 4), &NOBODY).unwrap();
@@ -297,7 +297,7 @@ fn operators_at_once_never_have_the_same_bytes() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     for (n, lease) in &leases {
-        assert!(crate::common::read(lease).iter().all(|byte| byte == n));
+        assert!(is_full_of(lease, *n));
     }
     let all = ledger(folder.path()).states(&region).unwrap();
     assert_eq!((all.busy(), all.held.len()), (set(0, 16), 4));
