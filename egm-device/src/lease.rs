@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use egm_address::{InRegion, Offset, Span, SpanSet};
 
-use crate::backing::Backing;
+use crate::backing::{Backing, RetiredListError};
 use crate::ledger::record::{OnLine, Use};
 use crate::ledger::{self, GrantError, Ledger, LedgerError, Line, Memory, Watch};
 use crate::owner::Owner;
@@ -52,7 +52,12 @@ impl Lease {
         watch: &Watch<'_>,
     ) -> Result<Self, GrantError> {
         let mut lease = Self { backing, memory, taken };
-        let dirty = std::mem::take(&mut lease.taken.dirty);
+        let retired = lease.taken.unknown_retired(lease.memory.as_ref(), lease.backing.as_ref())?;
+        let dirty = std::mem::take(&mut lease.taken.dirty).minus(&retired);
+        if !retired.is_empty() {
+            let usage = if dirty.is_empty() { Use::Granted } else { Use::Scrubbing };
+            lease.taken.record(usage, &retired)?;
+        }
         if !dirty.is_empty() {
             let scrubbed =
                 scrub(lease.memory.as_ref(), lease.backing.as_ref(), &lease.taken.slice, dirty, watch);
@@ -116,7 +121,8 @@ impl Lease {
             drop(backing);
             return Ok(taken.settle(&SpanSet::default(), &SpanSet::default())?);
         }
-        taken.record(Use::Scrubbing, &SpanSet::default())?;
+        let retired = taken.unknown_retired(memory.as_ref(), backing.as_ref())?;
+        taken.record(Use::Scrubbing, &retired)?;
         if memory.is_separate(&taken.region) {
             // A new description of the file can be locked only if nobody is left who has, or maps, the old one.
             drop(backing);
@@ -156,6 +162,15 @@ impl Backing for Lease {
 }
 
 impl Taken {
+    /// What is retired by now according to the open memory and not known yet: such a list grows at run time.
+    fn unknown_retired(
+        &self,
+        memory: &dyn Memory,
+        backing: &dyn Backing,
+    ) -> Result<SpanSet<InRegion>, RetiredListError> {
+        Ok(memory.retired(&self.region, backing)?.spans().minus(self.region.retired.spans()))
+    }
+
     /// Records what is being done with the slice, and pages that were found bad.
     fn record(&mut self, usage: Use, bad: &SpanSet<InRegion>) -> Result<(), LedgerError> {
         self.region.retired = self.region.retired.and(bad);

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::io;
 use std::path::PathBuf;
 
-use crate::backing::BackingError;
+use crate::backing::{BackingError, RetiredListError};
 use crate::carve::plan::{Cause, Short};
 use crate::report::{Blame, Report};
 use crate::scrub::ScrubError;
@@ -83,6 +83,9 @@ pub enum GrantError {
     /// The bytes cannot be had.
     #[error(transparent)]
     Backing(#[from] BackingError),
+    /// Which of the bytes are bad is not known.
+    #[error(transparent)]
+    Retired(#[from] RetiredListError),
     /// An earlier owner's bytes could not be scrubbed; what was done stays done.
     #[error("region \"{region}\": the slice was not scrubbed for its next owner")]
     Scrub {
@@ -119,7 +122,7 @@ impl Report for GrantError {
                 _ => Blame::Host,
             },
             Self::Ledger(error) => error.blame(),
-            Self::Backing(_) | Self::Scrub { .. } | Self::StillUsed { .. } => Blame::Host,
+            Self::Backing(_) | Self::Retired(_) | Self::Scrub { .. } | Self::StillUsed { .. } => Blame::Host,
         }
     }
 

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use egm_address::{CpuSet, InRegion, Offset, SpanSet};
 
-use crate::backing::{self, Backing, BackingError, Patience};
+use crate::backing::{self, Backing, BackingError, Patience, RetiredListError};
 use crate::region::{Region, RegionKind, Slice};
+use crate::retired::Retired;
 use crate::scrub::{self, ScrubError, Work};
 
 /// What takes long.
@@ -61,6 +62,17 @@ pub trait Memory: Send + Sync {
     /// Whether each [`Memory::open`] has a description of its own of a file that all share. A lock on it then lasts as
     /// long as anybody maps the memory, whoever got it from the owner.
     fn is_separate(&self, region: &Region) -> bool;
+
+    /// The retired pages of `region`, as far as they are told only to who has its memory open: an EGM device's list.
+    ///
+    /// # Errors
+    /// [`RetiredListError`]; the memory must not be used then.
+    fn retired(&self, region: &Region, backing: &dyn Backing) -> Result<Retired, RetiredListError> {
+        match region.kind {
+            RegionKind::Egm { .. } => backing::retired_pages(backing.file(), region),
+            _ => Ok(Retired::default()),
+        }
+    }
 
     /// Makes `spans` (offsets in the region) of a slice that begins at `at` zero.
     ///

@@ -12,11 +12,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use egm_address::{InRegion, Offset, SpanSet};
-use egm_device::backing::BackingError;
+use egm_device::backing::{BackingError, RetiredListError};
 use egm_device::carve::plan::Request;
 use egm_device::ledger::{Disk, GrantError, Identity, Ledger, LedgerError, Memory, Name, Watch};
 use egm_device::region::{Region, Slice};
 use egm_device::report::Chain;
+use egm_device::retired::Retired;
 use egm_device::scrub::{Cause, ScrubError};
 use egm_device::{Backing, Lease};
 
@@ -192,6 +193,13 @@ impl Memory for FakeMemory {
 
     fn is_separate(&self, region: &Region) -> bool {
         self.memory.is_separate(region)
+    }
+
+    fn retired(&self, region: &Region, _: &dyn Backing) -> Result<Retired, RetiredListError> {
+        match self.world.next(false) {
+            None => Ok(Retired::default()),
+            Some((_, source)) => Err(RetiredListError::Refused { region: region.name.clone(), source }),
+        }
     }
 
     fn zero(

@@ -5,4 +5,5 @@
 
 mod common;
 mod faults;
+mod retired;
 mod states;
