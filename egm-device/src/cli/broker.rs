@@ -1,6 +1,5 @@
 //! `egm-device broker`: lends slices to whom the policy lets.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -9,8 +8,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Outcome;
 use super::host::Host;
+use super::ledger;
 use crate::broker::{LedgerSource, Server};
-use crate::ledger::{Identity, Ledger, Paths};
 use crate::policy::{self, Names, PolicyError};
 use crate::report::{Blame, Report};
 
@@ -38,27 +37,10 @@ pub(super) fn run(args: &Args) -> Outcome {
     let limit = getrlimit(Resource::Nofile);
     // A slice needs about five descriptors, and every host allows more than a shell's 1024.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-    let source = LedgerSource::new(ledger()?, args.host.survey()?.regions);
+    let source = LedgerSource::new(ledger::open(&args.host)?, args.host.survey()?.regions);
     let mut server = Server::listen(&args.socket, policy, Arc::new(source))?;
     server.run()?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// This host's ledger.
-pub(super) fn ledger() -> Result<Ledger, Box<dyn Report>> {
-    let identity = Identity::read(Path::new("/")).map_err(NoIdentity)?;
-    Ok(Ledger::open(Paths::below(Path::new("/")), identity)?)
-}
-
-/// Without it no record of the ledger could be believed.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot read which boot of which host this is")]
-struct NoIdentity(#[source] io::Error);
-
-impl Report for NoIdentity {
-    fn blame(&self) -> Blame {
-        Blame::Host
-    }
 }
 
 impl Report for PolicyError {

@@ -52,13 +52,25 @@ pub(super) fn run(args: &Args) -> Outcome {
     }
 }
 
-impl Common {
-    /// The host's ledger.
-    pub(super) fn ledger(&self) -> Result<Ledger, LedgerError> {
-        let root = self.host.root();
-        let identity = Identity::read(root)
-            .map_err(|source| LedgerError::Record { step: "tell this boot from others for", source })?;
-        Ledger::open(Paths::below(root), identity)
+/// The ledger of `host`, made if it has none; a host of which only the facts are here has no ledger here.
+pub(super) fn open(host: &Host) -> Result<Ledger, Box<dyn Report>> {
+    if host.is_recorded() {
+        return Err(Elsewhere.into());
+    }
+    let root = host.root();
+    let identity = Identity::read(root)
+        .map_err(|source| LedgerError::Record { step: "tell this boot from others for", source })?;
+    Ok(Ledger::open(Paths::below(root), identity)?)
+}
+
+/// Facts are of another host, whose regions are other memory here.
+#[derive(Debug, thiserror::Error)]
+#[error("a host that was recorded has no memory to take and no ledger: --facts is for plans")]
+struct Elsewhere;
+
+impl Report for Elsewhere {
+    fn blame(&self) -> Blame {
+        Blame::Configuration
     }
 }
 
@@ -117,7 +129,7 @@ struct Line<'a> {
 }
 
 fn show(args: &Common) -> Outcome {
-    let (survey, ledger) = (args.host.survey()?, args.ledger()?);
+    let (survey, ledger) = (args.host.survey()?, open(&args.host)?);
     let states = survey.regions.iter().map(|region| Ok((region, ledger.states(region)?)));
     let states = states.collect::<Result<Vec<_>, LedgerError>>()?;
     if args.json {
@@ -186,7 +198,7 @@ fn row(region: &Region, held: &Held) -> Vec<String> {
 }
 
 fn repair(args: &Common) -> Outcome {
-    let repair = args.ledger()?.repair()?;
+    let repair = open(&args.host)?.repair()?;
     if args.json {
         print_json(&repair);
     } else {

@@ -14,9 +14,8 @@ use crate::Backing;
 use crate::broker::{Client, Take};
 use crate::carve::plan::Request;
 use crate::cli::Outcome;
-use crate::cli::broker::ledger;
 use crate::cli::host::Host;
-use crate::cli::ledger::cancelled_by_signals;
+use crate::cli::ledger::{self, cancelled_by_signals};
 use crate::cli::progress::with_line;
 use crate::ledger::Watch;
 use crate::owner::Owner;
@@ -102,7 +101,7 @@ pub(super) fn run(args: &Args) -> Outcome {
 impl Args {
     /// With a slice from this process's own ledger.
     fn run_directly(&self) -> Result<ExitStatus, Box<dyn Report>> {
-        let (ledger, regions) = (ledger()?, self.host.survey()?.regions);
+        let (ledger, regions) = (ledger::open(&self.host)?, self.host.survey()?.regions);
         let request =
             Request { align: self.align.get(), ..Request::new(self.size.get(), Owner::this(&self.name)) };
         let cancel = cancelled_by_signals();

@@ -7,7 +7,7 @@ use egm_address::{ByteSize, Hpa, InRegion, Offset, Span, SpanSet};
 use serde::Serialize;
 
 use crate::carve::plan::{Carver, Request, Short, place};
-use crate::cli::ledger::{Common, cancelled_by_signals, find, host_memory, near};
+use crate::cli::ledger::{Common, cancelled_by_signals, find, host_memory, near, open};
 use crate::cli::progress::with_line;
 use crate::cli::{Outcome, print, print_json};
 use crate::ledger::{GrantError, Watch};
@@ -112,7 +112,7 @@ pub(super) fn plan(args: &Plan) -> Outcome {
     let (mut busy, mut clean) = (SpanSet::default(), SpanSet::default());
     // A recorded host is not this one, whose ledger it would be.
     if !args.empty && !args.common.host.is_recorded() {
-        let states = args.common.ledger()?.states(&region)?;
+        let states = open(&args.common.host)?.states(&region)?;
         (busy, clean) = (states.busy(), states.clean);
         region.retired = states.retired;
     }
@@ -169,7 +169,7 @@ impl Report for InUse {
 pub(super) fn give_back(args: &Return) -> Outcome {
     let survey = args.common.host.survey()?;
     let region = find(&survey, &args.region)?;
-    let ledger = args.common.ledger()?;
+    let ledger = open(&args.common.host)?;
     let request = Request { at: Some(args.at.get()), ..Request::new(args.size.get(), Owner::this("return")) };
     let nothing = SpanSet::default();
     // Whether it is a slice at all, before the question whose it is.
@@ -195,7 +195,7 @@ pub(super) fn give_back(args: &Return) -> Outcome {
 pub(super) fn scrub(args: &Scrub) -> Outcome {
     let survey = args.common.host.survey()?;
     let region = find(&survey, &args.region)?;
-    let ledger = args.common.ledger()?;
+    let ledger = open(&args.common.host)?;
     let cancel = cancelled_by_signals();
     let (near, pace) = (near(&survey, region), args.rate.and_then(|rate| NonZeroU64::new(rate.get())));
     let scrubbed = with_line(|progress| {

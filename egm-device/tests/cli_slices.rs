@@ -1,0 +1,271 @@
+//! Slices from the command line: `carve plan`, `grant`, `return`, `scrub` and `ledger`, on a host that is a folder.
+//!
+//! Its region `hidden` is a plain file in the place of `/dev/mem`, which the program must not take for memory; what is
+//! granted comes from `local`.
+
+#![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use egm_device::carve::plan::Request;
+use egm_device::ledger::{Identity, Ledger, Paths, Watch};
+use egm_device::owner::Owner;
+use egm_device::region::discover;
+use egm_device::{Backing, Lease};
+use serde_json::{Value, json};
+
+const MIB: u64 = 1 << 20;
+
+struct Host(tempfile::TempDir);
+
+/// What a command did: its exit code, standard output and standard error.
+type Did = (i32, String, String);
+
+impl Host {
+    fn new() -> Self {
+        let host = Self(tempfile::tempdir().unwrap());
+        let iomem = "00100000-3fffffff : System RAM\n40000000-4fffffff : Reserved\n";
+        for (path, text) in [
+            ("proc/cmdline", "memmap=256M$1G\n"),
+            ("proc/iomem", iomem),
+            ("proc/sys/kernel/random/boot_id", "a boot\n"),
+            ("etc/machine-id", "a host\n"),
+            ("sys/devices/system/node/online", "0\n"),
+            ("sys/devices/system/node/node0/cpulist", "0\n"),
+            ("sys/devices/system/node/node0/meminfo", "Node 0 MemTotal: 65536 kB\n"),
+            ("memory", "precious"),
+        ] {
+            let path = host.path(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let span = json!({
+            "name": "hidden", "base": "0x40000000", "size": "256MiB", "device": host.path("memory")
+        });
+        fs::create_dir(host.path("host")).unwrap();
+        fs::write(host.path("host/a.json"), json!({ "regions": [span] }).to_string()).unwrap();
+        host
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.0.path().join(path)
+    }
+
+    /// Words, then `--root` and `--host-files`, then what follows ` -- `, as one word for a shell.
+    fn run(&self, words: &str) -> Did {
+        let (words, script) = words.split_once(" -- ").map_or((words, None), |(w, s)| (w, Some(s)));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_egm-device"));
+        command.args(words.split(' ')).arg("--root").arg(self.0.path());
+        command.arg("--host-files").arg(self.path("host"));
+        if let Some(script) = script {
+            command.args(["--", "/bin/sh", "-c", script]);
+            let show = format!("ledger show --root {} --host-files /none", self.0.path().display());
+            command.env("SHOW", format!("{} {show}", env!("CARGO_BIN_EXE_egm-device")));
+        }
+        let output = command.output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code().unwrap_or(-1), text(output.stdout), text(output.stderr))
+    }
+
+    /// Standard output of a command that must succeed.
+    #[track_caller]
+    fn says(&self, words: &str) -> String {
+        let (code, out, error) = self.run(words);
+        assert_eq!(code, 0, "{error}");
+        out
+    }
+
+    #[track_caller]
+    fn json(&self, words: &str) -> Value {
+        serde_json::from_str(&self.says(&format!("{words} --json"))).unwrap()
+    }
+
+    /// What is wrong, of a command that must end with `code` and say nothing else.
+    #[track_caller]
+    fn refuses(&self, code: i32, words: &str) -> String {
+        let (found, out, error) = self.run(words);
+        assert_eq!((found, out.as_str()), (code, ""), "{error}");
+        error
+    }
+
+    /// A slice at the start of `local`, in this process.
+    fn lease(&self, owner: &str, size: u64) -> Lease {
+        let local = discover(self.0.path(), &[]).0.into_iter().find(|r| r.name == "local").unwrap();
+        let ledger = Ledger::open(Paths::below(self.0.path()), Identity::read(self.0.path()).unwrap());
+        ledger.unwrap().grant(&local, &Request::new(size, Owner::this(owner)), &Watch::nobody()).unwrap()
+    }
+}
+
+/// The words of the line that begins with `first`.
+#[track_caller]
+fn row(text: &str, first: &str) -> String {
+    let mut lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    lines.find(|words| words.first() == Some(&first)).unwrap_or_else(|| panic!("{text}")).join(" ")
+}
+
+#[test]
+fn a_plan_shows_places_and_takes_none() {
+    let host = Host::new();
+    let plan = "carve plan hidden --size 96MiB --count 2";
+    assert_eq!(
+        host.says(plan),
+        "  region     offset    size     address  retired\n  \
+           hidden        0x0  96 MiB  0x40000000      0 B\n  \
+           hidden  0x6000000  96 MiB  0x46000000      0 B\n"
+    );
+    let slice = |offset: u64, base: &str| json!({ "region": "hidden", "offset": offset, "size": 96 * MIB, "base": base, "holes": [] });
+    assert_eq!(host.json(plan), json!([slice(0, "0x40000000"), slice(96 * MIB, "0x46000000")]));
+    assert_eq!(host.json("carve plan hidden --size 2MiB --at 4MiB")[0]["offset"], 4 * MIB);
+    assert_eq!(host.says(plan), host.says(plan));
+}
+
+#[test]
+fn a_plan_goes_around_what_others_have_unless_it_is_to_be_empty() {
+    let host = Host::new();
+    let lease = host.lease("vm1", 8 * MIB);
+    assert_eq!(host.json("carve plan local --size 2MiB")[0]["offset"], 8 * MIB);
+    assert_eq!(host.json("carve plan local --size 2MiB --empty")[0]["offset"], 0);
+    drop(lease);
+    assert_eq!(host.json("carve plan local --size 2MiB")[0]["offset"], 0);
+}
+
+#[test]
+fn a_plan_that_cannot_be_says_what_is_short_and_whose_fault_it_is() {
+    let host = Host::new();
+    let error = host.refuses(3, "carve plan hidden --size 96MiB --count 3");
+    assert!(error.contains("region hidden cannot give 0x6000000 bytes"), "{error}");
+    assert!(error.contains("0x4000000 free, 0x2000000 too few"), "{error}");
+    host.refuses(2, "carve plan hidden --size 1GiB");
+    host.refuses(2, "carve plan hidden --size 3KiB");
+    host.refuses(2, "carve plan hidden");
+    let error = host.refuses(2, "carve plan other --size 2MiB");
+    assert!(error.contains("there is no region \"other\": there are hidden, local"), "{error}");
+}
+
+#[test]
+fn a_command_has_its_slice_as_long_as_it_runs_and_ends_as_it_ended() {
+    let host = Host::new();
+    let grant = "carve grant --region local --size 4MiB --name vm1";
+    let script =
+        "stat -Lc %s /proc/self/fd/$EGM_SLICE_FD; echo $EGM_SLICE_OFFSET $EGM_SLICE_SIZE; $SHOW; exit 7";
+    let (code, out, error) = host.run(&format!("{grant} -- {script}"));
+    assert_eq!(code, 7, "{error}");
+    assert!(out.starts_with("4194304\n0 4194304\n"), "{out}");
+    assert_eq!(row(&out, "local"), "local 64 MiB 4 MiB 0 B 60 MiB 0 B 0 B");
+    assert!(out.contains("vm1") && out.contains("granted"), "{out}");
+    let after = host.says("ledger show");
+    assert_eq!(row(&after, "local"), "local 64 MiB 0 B 0 B 64 MiB 0 B 0 B");
+    assert!(!after.contains("vm1"), "{after}");
+}
+
+#[test]
+fn a_command_keeps_its_slice_when_the_one_that_took_it_is_killed() {
+    let host = Host::new();
+    let grant = "carve grant --region local --size 4MiB --name vm1 -- kill -9 $PPID";
+    let (code, out, _) = host.run(&format!("{grant}; $SHOW"));
+    assert!(code == -1 && row(&out, "local").starts_with("local 64 MiB 4 MiB"), "{out}");
+    let free = || host.json("ledger show")[1]["held"] == json!([]);
+    // The shell's end is not this process's to wait for: its descriptors are gone a moment after its output.
+    assert!((0..1000).any(|_| free()));
+    let told = host.says("ledger repair");
+    assert!(told.starts_with("The record is sound.\nForgotten: vm1 (process "), "{told}");
+    assert_eq!(host.says("ledger repair"), "The record is sound.\n");
+}
+
+#[test]
+fn what_cannot_be_granted_is_refused_with_the_reason() {
+    let host = Host::new();
+    let lease = host.lease("vm1", 62 * MIB);
+    let grant = "carve grant --region local --size 4MiB -- true";
+    let error = host.refuses(3, grant);
+    assert!(error.contains("held by vm1 (process"), "{error}");
+    drop(lease);
+    host.says(grant);
+    host.refuses(2, "carve grant --region other --size 4MiB -- true");
+    host.refuses(2, "carve grant --region local --size 1GiB -- true");
+    let error = host.refuses(3, "carve grant --region hidden --size 4MiB -- true");
+    assert!(error.contains("its file is no character device"), "{error}");
+    assert_eq!(fs::read(host.path("memory")).unwrap(), b"precious");
+}
+
+#[test]
+fn a_slice_that_somebody_has_is_not_returned_over_his_head() {
+    let host = Host::new();
+    let lease = host.lease("vm1", 4 * MIB);
+    let error = host.refuses(3, "carve return local --at 2MiB --size 2MiB");
+    assert!(error.contains("vm1 (process") && error.contains("has 0x400000 bytes at 0x0"), "{error}");
+    assert!(error.contains("help: a slice returns when its owner ends"), "{error}");
+    assert_eq!(lease.size(), 4 * MIB);
+    drop(lease);
+    assert_eq!(host.says("carve return local --at 2MiB --size 2MiB"), "0 B scrubbed.\n");
+    assert_eq!(host.json("carve scrub local"), json!({ "scrubbed": 0 }));
+    host.refuses(2, "carve return local --at 1KiB --size 2MiB");
+    host.refuses(2, "carve return local --at 0 --size 1GiB");
+}
+
+#[test]
+fn a_scrub_touches_nothing_that_is_not_the_regions_memory() {
+    let host = Host::new();
+    for command in ["carve scrub hidden", "carve return hidden --at 0 --size 2MiB"] {
+        let error = host.refuses(3, command);
+        assert!(error.contains("its file is no character device"), "{error}");
+    }
+    assert_eq!(fs::read(host.path("memory")).unwrap(), b"precious");
+    assert_eq!(row(&host.says("ledger show"), "hidden"), "hidden 256 MiB 0 B 0 B 0 B 256 MiB 0 B");
+}
+
+#[test]
+fn the_ledger_is_shown_to_programs() {
+    let host = Host::new();
+    let _lease = host.lease("vm1", 4 * MIB);
+    let shown = host.json("ledger show");
+    assert_eq!((&shown[0]["region"], &shown[0]["held"]), (&json!("hidden"), &json!([])));
+    assert_eq!(shown[0]["dirty"], json!([{ "start": "0x0", "size": 256 * MIB }]));
+    let held = &shown[1]["held"][0];
+    assert_eq!((&held["owner"]["name"], &held["owner"]["pid"]), (&json!("vm1"), &json!(std::process::id())));
+    assert_eq!((&held["usage"], &held["span"]["size"]), (&json!("granted"), &json!(4 * MIB)));
+    assert_eq!((&shown[1]["retired"], &shown[1]["doubt"]), (&json!([]), &Value::Null));
+}
+
+#[test]
+fn a_record_that_is_not_believed_is_told_and_put_aside() {
+    let host = Host::new();
+    drop(host.lease("vm1", 4 * MIB));
+    let record = host.path("var/lib/egm-device/ledger.json");
+    fs::write(&record, "{").unwrap();
+    let shown = host.says("ledger show");
+    assert!(shown.contains("The record was not believed: it is broken."), "{shown}");
+    assert_eq!(host.json("ledger repair"), json!({ "doubt": "broken", "forgotten": [] }));
+    assert_eq!(fs::read(record.with_extension("json.aside")).unwrap(), b"{");
+    assert_eq!(host.says("ledger repair"), "The record is sound.\n");
+}
+
+#[test]
+fn a_host_of_which_only_the_facts_are_known_is_planned_for_and_not_touched() {
+    let host = Host::new();
+    fs::write(host.path("facts.json"), host.says("regions --json")).unwrap();
+    let facts = host.path("facts.json").display().to_string();
+    let run = |words: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_egm-device"));
+        let output = command.args(words.split(' ')).args(["--facts", &facts]).output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    assert_eq!(run("carve plan hidden --size 2MiB").0, 0);
+    for words in
+        ["carve scrub hidden", "carve return hidden --at 0 --size 2MiB", "ledger show", "ledger repair"]
+    {
+        let (code, error) = run(words);
+        assert!(code == 2 && error.contains("has no memory to take and no ledger"), "{words}: {error}");
+    }
+}
+
+#[test]
+fn a_host_that_does_not_say_which_boot_it_is_has_no_ledger() {
+    let host = Host::new();
+    fs::remove_file(host.path("proc/sys/kernel/random/boot_id")).unwrap();
+    let error = host.refuses(3, "ledger show");
+    assert!(error.contains("cannot tell this boot from others"), "{error}");
+}
