@@ -9,6 +9,7 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use egm_device::carve::plan::Request;
 use egm_device::ledger::{Identity, Ledger, Paths, Watch};
@@ -19,14 +20,18 @@ use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
 
-struct Host(tempfile::TempDir);
+/// A folder. One test at a time has one: a program that another test starts would have this one's locks until its exec.
+struct Host(tempfile::TempDir, #[expect(dead_code, reason = "held")] MutexGuard<'static, ()>);
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// What a command did: its exit code, standard output and standard error.
 type Did = (i32, String, String);
 
 impl Host {
     fn new() -> Self {
-        let host = Self(tempfile::tempdir().unwrap());
+        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let host = Self(tempfile::tempdir().unwrap(), turn);
         let iomem = "00100000-3fffffff : System RAM\n40000000-4fffffff : Reserved\n";
         for (path, text) in [
             ("proc/cmdline", "memmap=256M$1G\n"),
