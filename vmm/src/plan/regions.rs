@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use egm_address::{CpuSet, InRegion, Offset, Span, SpanSet};
+use egm_address::{CpuSet, Hpa, InRegion, Offset, Span, SpanSet};
 use egm_device::carve::plan::{Request, Short, place};
 use egm_device::owner::Owner;
 use egm_device::region::{Region, RegionKind};
@@ -54,6 +54,8 @@ pub(super) struct Source {
     pub(super) region: Option<String>,
     /// Offset of its first byte in the region.
     pub(super) offset: u64,
+    /// Host physical address of its first byte, where the region's is known.
+    pub(super) hpa: Option<Hpa>,
     /// Retired bytes, counted in the region.
     pub(super) holes: SpanSet<InRegion>,
     /// Host pages.
@@ -98,7 +100,7 @@ fn one(index: usize, slice: &EgmSlice, owner: &str, hosts: &mut [HostRegion]) ->
 fn source(wanted: &str, slice: &EgmSlice, owner: &str, hosts: &mut [HostRegion]) -> Result<Source, NoPlace> {
     if wanted == LOCAL || wanted == "memfd" {
         let page_size = slice.page_size;
-        return Ok(Source { region: None, offset: 0, holes: SpanSet::EMPTY, page_size, lost: None });
+        return Ok(Source { region: None, offset: 0, hpa: None, holes: SpanSet::EMPTY, page_size, lost: None });
     }
     // Whose it is does not change where it goes; the launch asks with its own number.
     let request =
@@ -118,6 +120,7 @@ fn source(wanted: &str, slice: &EgmSlice, owner: &str, hosts: &mut [HostRegion])
                 return Ok(Source {
                     region: Some(host.region.name.clone()),
                     offset: place.offset,
+                    hpa: host.region.base.and_then(|base| base.checked_add(place.offset)),
                     holes: host.region.retired.spans().clone(),
                     page_size: huge_pages(&host.region),
                     lost: None,

@@ -1,6 +1,6 @@
 //! The plan: every address, number and node of a virtual machine, decided before anything is opened.
 
-use egm_address::{CpuSet, Gpa, Guest, PciAddress, Span};
+use egm_address::{CpuSet, Gpa, Guest, Hpa, PciAddress, Span};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Access, Architecture, Boot, Console, Device, PageSize};
@@ -77,6 +77,9 @@ pub struct BackingPlan {
     /// Offset of its first byte in the region.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub offset: u64,
+    /// Host physical address of its first byte, where the region's is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hpa: Option<Hpa>,
     /// Bytes.
     pub size: u64,
     /// Host pages.

@@ -13,8 +13,10 @@ pub fn html(plan: &Plan) -> String {
     let pinning = pairs("Pinning", &["vCPU", "host CPUs"], model::pinning(plan));
     let ports = pairs("Lines and ports", &["owner", "has"], model::lines_and_ports(plan));
     let colours = [("ram", "RAM"), ("egm", "EGM"), ("pci", "PCI"), ("system", "system"), ("free", "free")];
+    let notes: String =
+        plan.notes.iter().map(|note| format!("<p class=\"note\">{}</p>\n", page::escape(note))).collect();
     let main = format!(
-        "<div class=\"columns\">\n\
+        "{notes}<div class=\"columns\">\n\
          <section class=\"wide\">\n<h2>Guest physical memory</h2>\n{}\n<div class=\"scroll\">\n{}</div>\n\
          <p class=\"note\">Height grows with the logarithm of the size.</p>\n</section>\n\
          <div>\n{}{}{}{}{pinning}{ports}</div>\n</div>\n{}",

@@ -137,7 +137,10 @@ pub(super) fn summary(plan: &Plan) -> Vec<String> {
 /// Where a backing's memory comes from.
 pub(super) fn backing(backing: &BackingPlan) -> String {
     let source = match (&backing.region, backing.page_size) {
-        (Some(region), _) => format!("host region {region}"),
+        (Some(region), _) => match backing.hpa {
+            Some(hpa) => format!("host region {region} at {hpa}"),
+            None => format!("host region {region} from {:#x}", backing.offset),
+        },
         (None, PageSize::Auto) => "huge pages where the host gives them".to_owned(),
         (None, PageSize::Size4K) => "4 KiB pages".to_owned(),
         (None, PageSize::Size2M) => "hugetlb pages of 2 MiB".to_owned(),

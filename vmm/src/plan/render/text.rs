@@ -23,6 +23,9 @@ pub fn text(plan: &Plan, colour: Colour) -> String {
         out.push_str(&plan.description);
         out.push('\n');
     }
+    for note in &plan.notes {
+        let _ = writeln!(out, "note: {note}");
+    }
     heading(&mut out, "Guest physical memory");
     memory(plan).write(&mut out, colour);
     heading(&mut out, "Behind it");
