@@ -14,7 +14,7 @@ pub fn html(plan: &Plan) -> String {
     let ports = pairs("Lines and ports", &["owner", "has"], model::lines_and_ports(plan));
     let colours = [("ram", "RAM"), ("egm", "EGM"), ("pci", "PCI"), ("system", "system"), ("free", "free")];
     let notes: String =
-        plan.notes.iter().map(|note| format!("<p class=\"note\">{}</p>\n", page::escape(note))).collect();
+        plan.notes.iter().map(|note| format!("<p class=\"note\">{}</p>\n", escape(note))).collect();
     let main = format!(
         "{notes}<div class=\"columns\">\n\
          <section class=\"wide\">\n<h2>Guest physical memory</h2>\n{}\n<div class=\"scroll\">\n{}</div>\n\
