@@ -10,7 +10,7 @@ use crate::cache::Cache;
 use crate::emulator;
 
 /// Memory that the emulated host is given, in MiB.
-pub(crate) const L1_MEMORY_MIB: u64 = 6144;
+pub(crate) const L1_MEMORY_MIB: u64 = 8192;
 
 /// Where scenarios run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
@@ -69,7 +69,7 @@ impl Host {
         findings.extend(PROGRAMS.map(|(name, path, package)| program(root, name, path, package)));
         findings.push(memory(root));
         let lab = findings.iter().skip(lab_from).all(|f| f.present);
-        findings.push(kernel("lab kernel", "l1-stock-", cache));
+        findings.push(kernel("lab kernel", "host-", cache));
         findings.push(kernel("guest kernel", "guest-", cache));
         findings.push(kernel("emulator", emulator::PREFIX, cache));
         findings.extend(OPTIONAL.map(|(name, path, without)| {

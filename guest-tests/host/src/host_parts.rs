@@ -9,6 +9,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use egm_address::{Gpa, Guest, Hpa, Span};
 use serde::Deserialize;
 use vsock::{VMADDR_CID_ANY, VsockListener};
 
@@ -33,6 +34,27 @@ pub(crate) struct Plan {
     pub(crate) nodes: Vec<Node>,
     /// PCI functions.
     pub(crate) pci: Vec<Function>,
+    /// Guest RAM.
+    #[serde(default)]
+    memory: Vec<Piece>,
+    /// What is behind it.
+    #[serde(default)]
+    backings: Vec<Backing>,
+}
+
+/// A piece of guest RAM.
+#[derive(Debug, Clone, Deserialize)]
+struct Piece {
+    span: Span<Guest>,
+    backing: usize,
+    offset: u64,
+}
+
+/// Host memory behind guest RAM.
+#[derive(Debug, Clone, Deserialize)]
+struct Backing {
+    hpa: Option<Hpa>,
+    size: u64,
 }
 
 /// A NUMA node of the plan.
@@ -95,6 +117,18 @@ impl Plan {
             Part::VirtioBlk { path } => Some(path.as_path()),
             _ => None,
         })
+    }
+
+    /// Host physical address and bytes of the first slice whose address is known.
+    pub(crate) fn slice(&self) -> Option<(u64, u64)> {
+        self.backings.iter().find_map(|backing| Some((backing.hpa?.get(), backing.size)))
+    }
+
+    /// How far behind the start of that slice guest physical address `gpa` is.
+    pub(crate) fn offset_in_slice(&self, gpa: u64) -> Option<u64> {
+        let slice = self.backings.iter().position(|backing| backing.hpa.is_some())?;
+        let piece = self.memory.iter().find(|p| p.backing == slice && p.span.contains(Gpa::new(gpa)))?;
+        Gpa::new(gpa).offset_from(piece.span.start())?.checked_add(piece.offset)
     }
 
     /// Devices with a part on the host.

@@ -61,7 +61,7 @@ struct Stock {
 }
 
 const GUEST: Stock = Stock { prefix: "guest-", meta: "linux-image-cloud-amd64", modules: &modules::OF_GUEST };
-const L1: Stock = Stock { prefix: "l1-stock-", meta: "linux-image-amd64", modules: &modules::OF_L1 };
+const L1: Stock = Stock { prefix: "host-", meta: "linux-image-amd64", modules: &modules::OF_L1 };
 
 impl StockKernel {
     /// The kernel image.

@@ -23,6 +23,18 @@ echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled
 mkdir -p /run/tools
 cp -r /share/tools/. /run/tools
 echo "egm-lab: the emulated host is up after $(cut -d' ' -f1 /proc/uptime) s"
+# Its split, and the part that is persistent memory as a device-DAX device: what "ndctl create-namespace -m devdax" does.
+mkdir -p /etc/egm-device/host
+cp /run/tools/configs/host/lab-x86_64.json /etc/egm-device/host/
+dax=/sys/bus/nd/devices/dax0.0
+if [ -e "$dax" ]; then
+    echo namespace0.0 > /sys/bus/nd/drivers/nd_pmem/unbind
+    echo ram > $dax/mode
+    echo 2097152 > $dax/align
+    cat /proc/sys/kernel/random/uuid > $dax/uuid
+    echo namespace0.0 > $dax/namespace
+    echo dax0.0 > /sys/bus/nd/drivers/dax_pmem/bind
+fi
 run() {
     # shellcheck disable=SC2046 # one argument a line, none with spaces
     /run/tools/egm-lab $(cat /share/arguments)

@@ -2,7 +2,6 @@
 //!
 //! On a host whose KVM runs Linux, scenarios run right there. Elsewhere an emulated host (L1) is booted under QEMU,
 //! and this same program runs the scenarios inside it: there is one runner, and the lab only gives it a machine.
-#![forbid(unsafe_code)]
 
 mod bench;
 mod cache;
@@ -20,6 +19,7 @@ mod judge;
 mod kernel;
 mod l1;
 mod modules;
+mod physical;
 mod process;
 mod progress;
 mod qemu;
@@ -28,6 +28,7 @@ mod rootfs;
 mod run;
 mod scenarios;
 mod session;
+mod slices;
 mod tools;
 
 use std::error::Error;
@@ -72,6 +73,9 @@ enum Verb {
     Bench(BenchArguments),
     /// Boots configs/demo.json and shows what its guest reports and what its EGM node holds.
     Demo,
+    /// Whether the slice that `egm-device carve grant` passes is zero; exit code 1 when it is not.
+    #[command(hide = true)]
+    Zeros,
     /// Writes a guest's initial root: the agent, the kernel's modules and the plan.
     Initramfs {
         /// What `egm-vmm plan --json` printed.
@@ -126,6 +130,7 @@ fn run(verb: Verb) -> Result<ExitCode, LabError> {
         }
         Verb::Run(arguments) => session::run(&arguments),
         Verb::Bench(arguments) => bench::run(&arguments),
+        Verb::Zeros => Ok(ExitCode::from(u8::from(!slices::check_zeros()?))),
         Verb::Demo => session::demo(),
         Verb::Initramfs { plan, agent, out } => {
             let plan =

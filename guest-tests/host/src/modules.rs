@@ -15,8 +15,8 @@ pub(crate) const OF_GUEST: [&str; 9] = [
     "ext4",
 ];
 
-/// What the emulated host needs: its share, KVM on AMD, and what gives guests their devices.
-pub(crate) const OF_L1: [&str; 9] = [
+/// What the emulated host needs: its share, KVM on AMD, what gives guests their devices, and device-DAX.
+pub(crate) const OF_L1: [&str; 14] = [
     "virtio_pci",
     "9pnet_virtio",
     "9p",
@@ -26,6 +26,11 @@ pub(crate) const OF_L1: [&str; 9] = [
     "vhost_vsock",
     "vsock_loopback",
     "nvme",
+    "nd_e820",
+    "libnvdimm",
+    "nd_pmem",
+    "dax_pmem",
+    "device_dax",
 ];
 
 /// The paths of `wanted` and of all they depend on, each after what it needs.

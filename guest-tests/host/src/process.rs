@@ -40,6 +40,8 @@ pub(crate) enum Reaction {
     Go,
     /// The child, and not its descendants, gets SIGTERM.
     Terminate,
+    /// The child gets SIGKILL.
+    Kill,
 }
 
 enum Event {
@@ -129,10 +131,13 @@ fn follow(
 }
 
 fn react(reaction: Reaction, pid: Pid) {
-    if reaction == Reaction::Terminate {
-        // It may have ended by itself just now.
-        let _ = kill_process(pid, Signal::TERM);
-    }
+    let signal = match reaction {
+        Reaction::Go => return,
+        Reaction::Terminate => Signal::TERM,
+        Reaction::Kill => Signal::KILL,
+    };
+    // It may have ended by itself just now.
+    let _ = kill_process(pid, signal);
 }
 
 fn kill_group(pid: Pid) {

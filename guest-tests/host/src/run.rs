@@ -19,6 +19,7 @@ use crate::progress::Stage;
 use crate::qemu;
 use crate::results::{Count, ScenarioResult};
 use crate::scenarios::Scenario;
+use crate::slices;
 use crate::tools::Tools;
 
 /// How often a guest may start before it has to reach its init, in the emulated host alone.
@@ -62,19 +63,21 @@ pub(crate) struct Runner {
 
 /// The files of one scenario's machine.
 #[derive(Debug)]
-struct Machine {
+pub(crate) struct Machine {
     config: PathBuf,
     initramfs: PathBuf,
     cmdline: String,
-    plan: Option<Plan>,
+    /// Its plan, when it is ours.
+    pub(crate) plan: Option<Plan>,
 }
 
 /// What one boot came to.
 #[derive(Debug)]
-struct Boot {
-    collected: Collected,
+pub(crate) struct Boot {
+    /// Everything it said, and its end.
+    pub(crate) collected: Collected,
     /// Milliseconds until the kernel started init.
-    init: Option<u64>,
+    pub(crate) init: Option<u64>,
     /// Whether the VMM was sent SIGTERM.
     signalled: bool,
     /// What is wrong with the disk afterwards, when the scenario looks.
@@ -99,6 +102,9 @@ impl Runner {
     fn boots(&self, scenario: &Scenario) -> Result<ScenarioResult, LabError> {
         let report = self.report.join(scenario.name);
         fs::create_dir_all(&report).map_err(LabError::file("make", &report))?;
+        if let Some(region) = scenario.region {
+            return slices::run(self, scenario, region, &report);
+        }
         let machine = self.machine(scenario, &report)?;
         let mut result = ScenarioResult {
             scenario: scenario.name.into(),
@@ -131,7 +137,7 @@ impl Runner {
     }
 
     /// Writes the configuration, asks for its plan, and packs the guest's initial root around that.
-    fn machine(&self, scenario: &Scenario, report: &Path) -> Result<Machine, LabError> {
+    pub(crate) fn machine(&self, scenario: &Scenario, report: &Path) -> Result<Machine, LabError> {
         let work = self.work.join(scenario.name);
         fs::create_dir_all(&work).map_err(LabError::file("make", &work))?;
         let (config, initramfs) = (work.join("config.json"), work.join("initramfs.cpio"));
@@ -141,10 +147,14 @@ impl Runner {
             disk::SIGNATURE,
             scenario.words
         );
-        let json = serde_json::json!({
+        let mut json = serde_json::json!({
+            "name": scenario.name,
             "extends": self.tools.configs.join(scenario.config),
             "boot": { "kernel": self.tools.kernel.image(), "initramfs": initramfs, "cmdline": cmdline.trim_end() },
         });
+        if let Some(region) = scenario.region {
+            json["egm"] = serde_json::json!([{ "region": region, "size": slices::SIZE, "node": 1 }]);
+        }
         fs::write(&config, json.to_string()).map_err(LabError::file("write", &config))?;
         let arguments = ["plan".as_ref(), config.as_os_str(), "--json".as_ref()];
         let planned = Tool::new(&self.tools.vmm.to_string_lossy(), "egm-vmm").args(arguments).bytes();
@@ -190,7 +200,13 @@ impl Runner {
         }
     }
 
-    fn boot(&self, scenario: &Scenario, machine: &Machine, report: &Path) -> Result<Boot, LabError> {
+    /// One boot, whatever it comes to.
+    pub(crate) fn boot(
+        &self,
+        scenario: &Scenario,
+        machine: &Machine,
+        report: &Path,
+    ) -> Result<Boot, LabError> {
         let image = self.tools.root.as_deref().filter(|_| scenario.debian);
         let _parts = HostParts::make(machine.plan.iter().flat_map(Plan::parts), image)?;
         let begun = Instant::now();
@@ -221,7 +237,8 @@ impl Runner {
         Ok(Boot { collected, init, signalled, disk, starts: 1 })
     }
 
-    fn command(&self, machine: &Machine) -> Command {
+    /// What starts `machine`.
+    pub(crate) fn command(&self, machine: &Machine) -> Command {
         match self.vmm {
             Vmm::Egm => {
                 let mut command = Command::new(&self.tools.vmm);

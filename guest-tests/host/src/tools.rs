@@ -16,6 +16,8 @@ pub(crate) struct Tools {
     pub(crate) lab: PathBuf,
     /// The VMM.
     pub(crate) vmm: PathBuf,
+    /// What takes slices.
+    pub(crate) device: PathBuf,
     /// The in-guest agent.
     pub(crate) agent: PathBuf,
     /// The directory configs/.
@@ -30,11 +32,11 @@ impl Tools {
     /// Those of a checkout: programs beside this one, `configs` in the current directory, the kernel from the cache.
     pub(crate) fn of_checkout(cache: &Cache) -> Result<Self, LabError> {
         let lab = std::env::current_exe().map_err(LabError::file("find", "egm-lab"))?;
-        let (vmm, agent) = (beside("egm-vmm")?, beside("egm-guest")?);
+        let (vmm, device, agent) = (beside("egm-vmm")?, beside("egm-device")?, beside("egm-guest")?);
         let configs = PathBuf::from("configs");
         let configs =
             configs.canonicalize().map_err(|_| absent(&configs, "run it in the repository's root"))?;
-        Ok(Self { vmm, agent, configs, kernel: kernel::guest(cache, false)?, root: None, lab })
+        Ok(Self { vmm, device, agent, configs, kernel: kernel::guest(cache, false)?, root: None, lab })
     }
 
     /// Those that [`Tools::copy_to`] put into `directory`.
@@ -43,6 +45,7 @@ impl Tools {
         Self {
             lab: at("egm-lab"),
             vmm: at("egm-vmm"),
+            device: at("egm-device"),
             agent: at("egm-guest"),
             configs: at("configs"),
             kernel: StockKernel { directory: at("guest") },
@@ -59,14 +62,17 @@ impl Tools {
             _ => {}
         }
         let target = Self::copied(directory);
-        for path in [&target.configs, &target.kernel.directory.join("modules")] {
+        let hosts = target.configs.join("host");
+        for path in [&target.configs, &hosts, &target.kernel.directory.join("modules")] {
             std::fs::create_dir_all(path).map_err(LabError::file("make", path))?;
         }
         copy(&self.lab, &target.lab)?;
         copy(&self.vmm, &target.vmm)?;
+        copy(&self.device, &target.device)?;
         copy(&self.agent, &target.agent)?;
         copy(&self.kernel.image(), &target.kernel.image())?;
         copy_files(&self.configs, &target.configs)?;
+        copy_files(&self.configs.join("host"), &hosts)?;
         self.root.iter().try_for_each(|root| copy(root, &directory.join(ROOT)))?;
         copy_files(&self.kernel.directory.join("modules"), &target.kernel.directory.join("modules"))
     }

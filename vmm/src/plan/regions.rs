@@ -100,7 +100,14 @@ fn one(index: usize, slice: &EgmSlice, owner: &str, hosts: &mut [HostRegion]) ->
 fn source(wanted: &str, slice: &EgmSlice, owner: &str, hosts: &mut [HostRegion]) -> Result<Source, NoPlace> {
     if wanted == LOCAL || wanted == "memfd" {
         let page_size = slice.page_size;
-        return Ok(Source { region: None, offset: 0, hpa: None, holes: SpanSet::EMPTY, page_size, lost: None });
+        return Ok(Source {
+            region: None,
+            offset: 0,
+            hpa: None,
+            holes: SpanSet::EMPTY,
+            page_size,
+            lost: None,
+        });
     }
     // Whose it is does not change where it goes; the launch asks with its own number.
     let request =

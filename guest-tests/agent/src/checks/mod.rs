@@ -5,6 +5,7 @@ mod clock;
 mod cpus;
 mod disk_busy;
 mod egm_bandwidth;
+mod egm_beat;
 mod egm_pattern;
 mod fuzz;
 mod hmat;
@@ -103,6 +104,11 @@ pub(crate) static ALL: &[Check] = &[
         "disk_busy",
         "writes and flushes until the machine ends, saying `egm-busy N`",
         disk_busy::run,
+    )),
+    by_name(check(
+        "egm_beat",
+        "a word on the EGM node counts, for the host to find it, until the machine ends",
+        egm_beat::run,
     )),
     by_name(check("fuzz", "random config space, port and MMIO writes; the VMM must live", fuzz::run)),
 ];

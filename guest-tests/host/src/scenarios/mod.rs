@@ -7,6 +7,7 @@ mod hostile;
 mod panic;
 mod reset;
 mod sigterm;
+mod slices;
 mod smp;
 
 use std::time::Duration;
@@ -30,6 +31,8 @@ pub(crate) struct Scenario {
     pub(crate) expected: Expected,
     /// The VMM gets SIGTERM when the guest writes a line that contains this.
     pub(crate) terminate_on: Option<&'static str>,
+    /// Where its EGM slice comes from, for the story of a slice, which has two boots of its own.
+    pub(crate) region: Option<&'static str>,
     /// What must be on the first disk afterwards.
     pub(crate) disk: Option<Proof>,
     /// Whether a Debian root file system is on the first disk and reports, in place of the agent.
@@ -50,6 +53,7 @@ const PLAIN: Scenario = Scenario {
     words: "",
     expected: Expected { exit: 0, summary: true, checks: &[] },
     terminate_on: None,
+    region: None,
     disk: None,
     debian: false,
     boots: 1,
@@ -58,13 +62,17 @@ const PLAIN: Scenario = Scenario {
 };
 
 /// Every scenario, in the order in which they run.
-pub(crate) const ALL: [Scenario; 8] = [
+pub(crate) const ALL: [Scenario; 12] = [
     demo::SCENARIO,
     smp::SCENARIO,
     reset::SCENARIO,
     panic::SCENARIO,
     sigterm::SCENARIO,
     hostile::SCENARIO,
+    slices::MEM,
+    slices::MEMMAP,
+    slices::DEVDAX,
+    slices::HUGETLB,
     boots::SCENARIO,
     debian_root::SCENARIO,
 ];

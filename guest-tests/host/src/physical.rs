@@ -1,0 +1,74 @@
+//! Host memory as it lies there, through a file whose offsets are its addresses. This is an unsafe room.
+//!
+//! Why it exists: `read` of `/dev/mem` stops where the kernel's own memory ends; only a mapping shows what lies above.
+//! What callers may rely on: every word is read from the memory itself, once each time it is asked for.
+#![expect(unsafe_code, reason = "mmap, and memory that others write to")]
+
+use std::ffi::c_void;
+use std::fs::File;
+use std::io;
+use std::ptr::{self, NonNull};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// Bytes in a word.
+const WORD: usize = size_of::<u64>();
+
+/// A part of a file, mapped shared and only to be read.
+#[derive(Debug)]
+pub(crate) struct Physical {
+    start: NonNull<c_void>,
+    size: usize,
+}
+
+impl Physical {
+    /// `size` bytes of `file` from `offset`, both multiples of the file's pages.
+    pub(crate) fn map(file: &File, offset: u64, size: u64) -> io::Result<Self> {
+        let size = usize::try_from(size).map_err(io::Error::other)?;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let start = unsafe { mmap(ptr::null_mut(), size, ProtFlags::READ, MapFlags::SHARED, file, offset) }?;
+        let start = NonNull::new(start).ok_or_else(|| io::Error::other("mapped at 0"))?;
+        Ok(Self { start, size })
+    }
+
+    /// The word at `offset`, rounded down to a word's.
+    pub(crate) fn word(&self, offset: u64) -> Option<u64> {
+        let index = usize::try_from(offset).ok()? / WORD;
+        if index >= self.size / WORD {
+            return None;
+        }
+        let word = self.start.cast::<u64>().as_ptr().wrapping_add(index);
+        // SAFETY: inside the mapping, aligned, and any bits are a word; others write to it, hence volatile.
+        Some(unsafe { ptr::read_volatile(word) })
+    }
+
+    /// Offset of the first word that is not zero.
+    pub(crate) fn first_not_zero(&self) -> Option<u64> {
+        (0..self.size as u64).step_by(WORD).find(|offset| self.word(*offset) != Some(0))
+    }
+}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        // SAFETY: the range is this mapping, which nobody else has.
+        let _ = unsafe { munmap(self.start.as_ptr(), self.size) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    #[test]
+    fn a_word_that_is_written_is_seen_where_it_is_and_nowhere_else() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(3 * 4096).unwrap();
+        let memory = Physical::map(&file, 4096, 8192).unwrap();
+        assert_eq!(memory.first_not_zero(), None);
+        file.write_all_at(&7u64.to_le_bytes(), 4096 + 24).unwrap();
+        assert_eq!((memory.word(24), memory.word(16), memory.word(8192)), (Some(7), Some(0), None));
+        assert_eq!(memory.first_not_zero(), Some(24));
+    }
+}

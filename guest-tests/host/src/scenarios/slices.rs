@@ -1,0 +1,35 @@
+//! A slice of each kind of memory that the emulated host has: see [`crate::slices`] for what is shown of each.
+
+use super::{PLAIN, Scenario};
+
+/// Memory above what `mem=` leaves the kernel.
+pub(super) const MEM: Scenario = Scenario {
+    name: "slice-mem",
+    story: "a slice of memory that mem= hides: used, exclusive, scrubbed, returned",
+    region: Some("mem"),
+    ..PLAIN
+};
+
+/// Memory that `memmap=nn$ss` reserves.
+pub(super) const MEMMAP: Scenario = Scenario {
+    name: "slice-memmap",
+    story: "a slice of memory that memmap=nn$ss reserves: used, exclusive, scrubbed, returned",
+    region: Some("memmap"),
+    ..PLAIN
+};
+
+/// Memory that `memmap=nn!ss` makes persistent, as device-DAX.
+pub(super) const DEVDAX: Scenario = Scenario {
+    name: "slice-devdax",
+    story: "a slice of a device-DAX device: used, exclusive, scrubbed, returned",
+    region: Some("dax0.0"),
+    ..PLAIN
+};
+
+/// Huge pages of node 0.
+pub(super) const HUGETLB: Scenario = Scenario {
+    name: "slice-hugetlb",
+    story: "a slice of a pool of huge pages: used, exclusive, scrubbed, returned",
+    region: Some("hugetlb"),
+    ..PLAIN
+};

@@ -1,0 +1,288 @@
+//! The story of a slice: a guest uses it, nobody else gets it, a kill leaves it dirty, the next owner finds zeros, and it
+//! comes back clean.
+//!
+//! Where the plan names host physical addresses, the guest's bytes are looked for at exactly those.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use egm_report::{Check, Outcome};
+
+use crate::error::LabError;
+use crate::host_parts::Plan;
+use crate::judge::{Expected, case, judge};
+use crate::physical::Physical;
+use crate::process::{Ending, Limit, Reaction, watch};
+use crate::results::ScenarioResult;
+use crate::run::{Machine, Runner};
+use crate::scenarios::Scenario;
+
+/// Size of the slice: more than half of each region of the lab, so that it has room for one.
+pub(crate) const SIZE: &str = "528MiB";
+/// Pages of 2 MiB that the hugetlb story reserves: the slice's.
+const HUGE_PAGES: u64 = 264;
+const POOL: &str = "/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages";
+/// What the agent's check `egm_beat` writes behind its counter.
+const MARK: u64 = 0x6d67_652d_7461_6562;
+/// How long a beating word may stand still, under emulation.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The exit code of a VMM whose host lacks something.
+const HOST_LACKS: i32 = 3;
+
+/// Tells the story of a slice of `region`.
+pub(crate) fn run(
+    runner: &Runner,
+    scenario: &Scenario,
+    region: &str,
+    report: &Path,
+) -> Result<ScenarioResult, LabError> {
+    let _pool = (region == "hugetlb").then(Pool::fill).transpose()?;
+    if let Some(why) = missing(runner, region)? {
+        return Ok(ScenarioResult::skipped(scenario.name, &why));
+    }
+    let begun = Instant::now();
+    let total = memory_total()?;
+    let mut cases = Vec::new();
+    let beat = Scenario { words: "egm.checks=egm_beat egm.arg.beat.seconds=0", ..*scenario };
+    let machine = runner.machine(&beat, report)?;
+    let host = machine.plan.as_ref().and_then(Plan::slice);
+    let mut beating = None;
+    let ending = watch(
+        runner.command(&machine),
+        Limit::Total(scenario.deadline),
+        &report.join("beat-console.log"),
+        &report.join("beat-vmm.log"),
+        |line| {
+            let Some(address) = line.split("egm-beat 0x").nth(1) else { return Reaction::Go };
+            beating = u64::from_str_radix(address.trim(), 16).ok();
+            cases.push(timed("seen", || seen(&machine, beating)));
+            cases.push(timed("refused", || refused(runner, scenario, &machine)));
+            Reaction::Kill
+        },
+    )?;
+    let fault = (beating.is_none()).then(|| "the guest did not say where its word beats".to_owned());
+    cases.push(case("beat", fault, 0));
+    let fault = (ending != Ending::Signal(9)).then(|| format!("{ending:?}, not killed"));
+    cases.push(case("killed", fault, 0));
+    cases.push(timed("dirty", || dirty(&machine, beating)));
+    cases.push(timed("scrubbed", || scrubbed(runner, region)));
+    let used = Scenario { words: "egm.checks=numa,egm_pattern", ..*scenario };
+    let machine = runner.machine(&used, report)?;
+    let boot = runner.boot(&used, &machine, report)?;
+    let expected = Expected { exit: 0, summary: true, checks: &["numa", "egm_pattern"] };
+    cases.extend(judge(expected, &boot.collected));
+    cases.push(timed("returned", || zeros(host)));
+    cases.push(timed("invisible", || invisible(host, total)));
+    let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+    Ok(ScenarioResult { scenario: scenario.name.into(), cases, init_millis: boot.init, millis })
+}
+
+/// What a step came to: nothing wrong, a fault, or why it cannot be decided.
+type Step = Result<(), Fault>;
+
+enum Fault {
+    Untrue(String),
+    Undecided(&'static str),
+}
+
+impl<E: std::fmt::Display> From<E> for Fault {
+    fn from(error: E) -> Self {
+        Self::Untrue(error.to_string())
+    }
+}
+
+/// No plan names the addresses of pool pages: the kernel picks them as they are touched.
+const POOLED: Fault =
+    Fault::Undecided("the kernel chooses the pages of a pool, no plan names their addresses");
+
+fn timed(name: &str, step: impl FnOnce() -> Step) -> Check {
+    let begun = Instant::now();
+    let step = step();
+    let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+    match step {
+        Ok(()) => case(name, None, millis),
+        Err(Fault::Untrue(fault)) => case(name, Some(fault), millis),
+        Err(Fault::Undecided(why)) => {
+            Check { outcome: Outcome::Waived, reason: why.to_owned(), ..case(name, None, millis) }
+        }
+    }
+}
+
+/// Why `region` is not to be had on this host, if it is not.
+fn missing(runner: &Runner, region: &str) -> Result<Option<String>, LabError> {
+    let output = output(Command::new(&runner.tools.device).args(["regions", "--json"]))?;
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).map_err(|error| {
+        LabError::Content { what: "egm-device regions".into(), problem: error.to_string() }
+    })?;
+    let regions = json.get("regions").and_then(|all| all.as_array()).cloned().unwrap_or_default();
+    let names: Vec<_> = regions.iter().filter_map(|one| one.get("name")?.as_str()).collect();
+    let known = names.iter().any(|name| *name == region || name.starts_with(&format!("{region}-")));
+    Ok((!known).then(|| format!("this host has no region {region}: it has {}", names.join(", "))))
+}
+
+/// The host physical memory from `address` on.
+fn physical(address: u64, size: u64) -> std::io::Result<Physical> {
+    Physical::map(&File::open("/dev/mem")?, address, size)
+}
+
+/// The guest's word counts at the host physical address that the plan gives it.
+fn seen(machine: &Machine, gpa: Option<u64>) -> Step {
+    let address = host_address(machine, gpa)?;
+    let page = physical(address, 4096)?;
+    let (first, mark) = (page.word(0), page.word(8));
+    if mark != Some(MARK) {
+        return Err(Fault::Untrue(format!(
+            "at host address {address:#x} lies {mark:x?} and no mark of the guest"
+        )));
+    }
+    let begun = Instant::now();
+    while page.word(0) == first {
+        if begun.elapsed() > PATIENCE {
+            return Err(Fault::Untrue(format!(
+                "the word at host address {address:#x} stands still at {first:x?}"
+            )));
+        }
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+fn host_address(machine: &Machine, gpa: Option<u64>) -> Result<u64, Fault> {
+    let plan = machine.plan.as_ref().ok_or("there is no plan")?;
+    let (start, _) = plan.slice().ok_or(POOLED)?;
+    let gpa = gpa.ok_or("the guest did not say where its word beats")?;
+    let inside = plan.offset_in_slice(gpa).ok_or_else(|| format!("{gpa:#x} is not in the slice"))?;
+    Ok(start + inside)
+}
+
+/// A second machine that wants the slice is told who has it.
+fn refused(runner: &Runner, scenario: &Scenario, machine: &Machine) -> Step {
+    let output = output(&mut runner.command(machine))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let owner = format!("held by {} (process ", scenario.name);
+    if output.status.code() == Some(HOST_LACKS) && said.contains(&owner) {
+        return Ok(());
+    }
+    Err(Fault::Untrue(format!("{}, and no \"{owner}\" in: {said}", output.status)))
+}
+
+/// The killed machine's bytes still lie there.
+fn dirty(machine: &Machine, gpa: Option<u64>) -> Step {
+    let address = host_address(machine, gpa)?;
+    match physical(address, 4096)?.word(8) {
+        Some(MARK) => Ok(()),
+        other => Err(Fault::Untrue(format!("at {address:#x} lies {other:x?}: nothing is left to scrub"))),
+    }
+}
+
+/// The next owner, a program that is no machine, finds zeros from end to end.
+fn scrubbed(runner: &Runner, region: &str) -> Step {
+    let mut command = Command::new(&runner.tools.device);
+    command.args(["carve", "grant", "--region", region, "--size", SIZE, "--"]);
+    let output = output(command.arg(&runner.tools.lab).arg("zeros"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(Fault::Untrue(format!("{}: {said}", output.status)))
+}
+
+/// What was given back is zero.
+fn zeros(slice: Option<(u64, u64)>) -> Step {
+    let (start, size) = slice.ok_or(POOLED)?;
+    match physical(start, size)?.first_not_zero() {
+        None => Ok(()),
+        Some(offset) => Err(Fault::Untrue(format!("host address {:#x} is not zero", start + offset))),
+    }
+}
+
+/// The slice is no memory of the host's kernel, and did not become any.
+fn invisible(slice: Option<(u64, u64)>, before: u64) -> Step {
+    let (start, size) = slice.ok_or(POOLED)?;
+    let iomem = fs::read_to_string("/proc/iomem")?;
+    if let Some(line) = ram(&iomem).find(|(_, from, to)| *from < start + size && start < *to) {
+        return Err(Fault::Untrue(format!("the kernel has it as RAM: {}", line.0)));
+    }
+    let all: u64 = ram(&iomem).map(|(_, from, to)| to - from).sum();
+    let total = memory_total()?;
+    if total != before || total > all {
+        return Err(Fault::Untrue(format!("MemTotal is {total}, it was {before}; RAM of the kernel: {all}")));
+    }
+    Ok(())
+}
+
+/// The lines of `/proc/iomem` that are RAM of the kernel, with first byte and end.
+fn ram(iomem: &str) -> impl Iterator<Item = (&str, u64, u64)> {
+    iomem.lines().filter(|line| line.trim_start() == *line && line.contains("System RAM")).filter_map(
+        |line| {
+            let (from, to) = line.split_once(" : ")?.0.split_once('-')?;
+            let number = |text| u64::from_str_radix(text, 16).ok();
+            Some((line, number(from)?, number(to)?.checked_add(1)?))
+        },
+    )
+}
+
+/// MemTotal in bytes.
+fn memory_total() -> Result<u64, LabError> {
+    let path = Path::new("/proc/meminfo");
+    let text = fs::read_to_string(path).map_err(LabError::file("read", path))?;
+    let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib = kib.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    kib.map(|kib| kib << 10).ok_or_else(|| LabError::Content {
+        what: path.display().to_string(),
+        problem: "no MemTotal".to_owned(),
+    })
+}
+
+fn output(command: &mut Command) -> Result<Output, LabError> {
+    let program = command.get_program().to_os_string();
+    command.stdin(Stdio::null()).output().map_err(LabError::file("run", program))
+}
+
+/// `egm-lab zeros`: whether the slice that `egm-device carve grant` passes is zero from end to end.
+pub(crate) fn check_zeros() -> Result<bool, LabError> {
+    let number = |name: &str| {
+        let text = std::env::var(name).unwrap_or_default();
+        text.parse::<u64>().map_err(|_| LabError::Usage(format!("{name} is \"{text}\", not a number")))
+    };
+    let path = format!("/proc/self/fd/{}", number("EGM_SLICE_FD")?);
+    let file = File::open(&path).map_err(LabError::file("open", &path))?;
+    let (offset, size) = (number("EGM_SLICE_OFFSET")?, number("EGM_SLICE_SIZE")?);
+    let memory = Physical::map(&file, offset, size).map_err(LabError::file("map", &path))?;
+    let first = memory.first_not_zero();
+    if let Some(offset) = first {
+        eprintln!("byte {offset:#x} of the slice is not zero");
+    }
+    Ok(first.is_none())
+}
+
+/// A hugetlb pool that is there while this lives.
+struct Pool;
+
+impl Pool {
+    fn fill() -> Result<Self, LabError> {
+        fs::write(POOL, HUGE_PAGES.to_string()).map_err(LabError::file("write", POOL))?;
+        Ok(Self)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let _ = fs::write(POOL, "0");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ram_of_the_kernel_is_told_from_what_lies_inside_it_and_from_other_memory() {
+        let iomem = "00000000-00000fff : Reserved\n00001000-0009fbff : System RAM\n  00002000-00002fff : Kernel code\n\
+                     1c0000000-1ffffffff : Reserved\n200000000-23fffffff : Persistent Memory (legacy)\n";
+        let all: Vec<_> = ram(iomem).map(|(_, from, to)| (from, to)).collect();
+        assert_eq!(all, [(0x1000, 0x9_fc00)]);
+    }
+}
