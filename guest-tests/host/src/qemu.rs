@@ -29,7 +29,7 @@ pub(crate) struct L1<'a> {
     pub(crate) share: &'a Path,
     /// The image of its NVMe drive, there to be passed through.
     pub(crate) nvme: &'a Path,
-    /// More words on its command line: `memmap=1G!5G` for a DAX device, say.
+    /// More words on its command line.
     pub(crate) words: &'a str,
 }
 
@@ -113,12 +113,12 @@ mod tests {
     #[test]
     fn the_emulated_host_has_kvm_an_iommu_a_drive_and_the_share() {
         let path = Path::new("/a,b/x");
-        let machine = L1 { kernel: path, initramfs: path, share: path, nvme: path, words: "memmap=1G!5G" };
+        let machine = L1 { kernel: path, initramfs: path, share: path, nvme: path, words: "quiet" };
         let line = joined(&l1(&machine));
         for part in ["+svm", "kernel-irqchip=split", "intel-iommu,intremap=on", "path=/a,,b/x", "addr=05.0"] {
             assert!(line.contains(part), "{part}");
         }
-        assert!(line.ends_with("highres=off memmap=1G!5G"));
+        assert!(line.ends_with("iomem=relaxed quiet") && line.contains("highres=off mem=7G memmap=1G$7G "));
     }
 
     #[test]

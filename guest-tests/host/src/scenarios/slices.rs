@@ -1,12 +1,18 @@
 //! A slice of each kind of memory that the emulated host has: see [`crate::slices`] for what is shown of each.
 
+use std::time::Duration;
+
 use super::{PLAIN, Scenario};
+
+/// Every byte of a slice is written and read twice, under emulation.
+const DEADLINE: Duration = Duration::from_secs(400);
 
 /// Memory above what `mem=` leaves the kernel.
 pub(super) const MEM: Scenario = Scenario {
     name: "slice-mem",
     story: "a slice of memory that mem= hides: used, exclusive, scrubbed, returned",
     region: Some("mem"),
+    deadline: DEADLINE,
     ..PLAIN
 };
 
@@ -15,6 +21,7 @@ pub(super) const MEMMAP: Scenario = Scenario {
     name: "slice-memmap",
     story: "a slice of memory that memmap=nn$ss reserves: used, exclusive, scrubbed, returned",
     region: Some("memmap"),
+    deadline: DEADLINE,
     ..PLAIN
 };
 
@@ -23,6 +30,7 @@ pub(super) const DEVDAX: Scenario = Scenario {
     name: "slice-devdax",
     story: "a slice of a device-DAX device: used, exclusive, scrubbed, returned",
     region: Some("dax0.0"),
+    deadline: DEADLINE,
     ..PLAIN
 };
 
@@ -31,5 +39,6 @@ pub(super) const HUGETLB: Scenario = Scenario {
     name: "slice-hugetlb",
     story: "a slice of a pool of huge pages: used, exclusive, scrubbed, returned",
     region: Some("hugetlb"),
+    deadline: DEADLINE,
     ..PLAIN
 };
