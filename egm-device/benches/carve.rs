@@ -3,8 +3,8 @@
 //! ```text
 //! cargo bench -p egm-device --bench carve -- --rounds 20
 //! ```
-//! prints one line of JSON in milliseconds: `all` plans every slice with one `Carver`, `one` is a single `place` beside
-//! 999 granted slices, as the ledger calls it; medians.
+//! prints a line for each figure: all slices with one `Carver`, and a single `place` beside 999 granted slices, as the ledger
+//! calls it.
 #![expect(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
 use std::hint::black_box;
@@ -35,7 +35,10 @@ fn main() {
         black_box(place(&region, &busy, &none, &requests[0]).unwrap());
         one.push(begun.elapsed().as_secs_f64() * 1e3);
     }
-    println!("{{\"all_ms\":{:.3},\"one_ms\":{:.3}}}", median(all), median(one));
+    let (retired, slices) = (region.retired.spans().iter().count(), requests.len());
+    println!("2 TiB, {retired} spans of retired pages, {slices} slices; medians of {rounds} rounds");
+    println!("carve all          {:9.3} ms", median(all));
+    println!("carve one of them  {:9.3} ms", median(one));
 }
 
 fn median(mut times: Vec<f64>) -> f64 {
