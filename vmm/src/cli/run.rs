@@ -12,7 +12,7 @@ use crate::error::{Blame, Chain, Report};
 use crate::facts::{self, Facts, Scope};
 use crate::machine::{self, ExitReason};
 use crate::plan::Plan;
-use crate::resources::{self, Leases, Resources};
+use crate::resources::{self, Broker, Leases, Resources};
 
 /// Starts the virtual machine of a configuration file and waits for its end
 #[derive(Debug, clap::Args)]
@@ -30,6 +30,15 @@ pub(super) struct Args {
     /// Text added to the file's "boot"."cmdline"
     #[arg(long, value_name = "TEXT")]
     append: Option<String>,
+    /// Ask the broker at this socket for the slices of "egm", as who is not root must
+    #[arg(long, value_name = "SOCKET")]
+    broker: Option<PathBuf>,
+    /// VM class, for the broker's policy
+    #[arg(long, value_name = "CLASS", requires = "broker")]
+    class: Option<String>,
+    /// Where there is no room now, wait for the broker to have some
+    #[arg(long, requires = "broker")]
+    wait: bool,
 }
 
 const EXAMPLE: &str = "\
@@ -91,8 +100,14 @@ pub(super) fn run(args: &Args) -> Outcome {
     resources::check_boot(&spec.boot)?;
     let scope = Scope::of(&spec);
     let bars = Bars::default();
-    let (facts, plan, leases) =
-        Leases::take(&spec, || facts::of_host(&scope), &|slice, step| bars.told(slice, step))?;
+    let look = || facts::of_host(&scope);
+    let (facts, plan, leases) = match &args.broker {
+        None => Leases::take(&spec, look, &|slice, step| bars.told(slice, step))?,
+        Some(socket) => {
+            let broker = Broker { socket: socket.clone(), class: args.class.clone(), wait: args.wait };
+            Leases::borrow(&spec, look, &broker, &|slice, why| eprintln!("{slice} waits: {why}"))?
+        }
+    };
     drop(bars);
     plan.notes.iter().for_each(|note| eprintln!("note: {note}"));
     let outcome = launch(&plan, &facts, &leases);

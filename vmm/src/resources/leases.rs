@@ -2,18 +2,22 @@
 //!
 //! What kills this process unlocks its slices and leaves them dirty: their next owner's grant scrubs them.
 
-use std::io;
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::{fmt, io};
 
 use egm_address::CpuSet;
+use egm_device::Backing;
+use egm_device::broker::{ClientError, Loan};
 use egm_device::carve::plan::Request;
 use egm_device::lease::Lease;
 use egm_device::ledger::{GrantError, Identity, Ledger, LedgerError, Paths, Progress, Watch};
 use egm_device::owner::Owner;
-use egm_device::region::Region;
+use egm_device::region::{Region, Slice};
 
+use super::loans::{self, Broker};
 use crate::config::Spec;
 use crate::error::{Blame, Report};
 use crate::facts::{Facts, FactsError};
@@ -21,6 +25,69 @@ use crate::plan::{BackingPlan, Plan, PlanError, plan};
 
 /// Others may take a planned place before this process does; whoever loses that often is told.
 const ATTEMPTS: u32 = 4;
+
+/// A slice of this machine.
+#[derive(Debug)]
+pub(crate) enum Taken {
+    /// Locked by this process.
+    Own(Box<Lease>),
+    /// A broker's, which passed its memory.
+    Lent(Box<Loan>, Lent),
+}
+
+/// The memory of a loan.
+pub(crate) struct Lent(Box<dyn Backing>);
+
+impl fmt::Debug for Lent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lent").field("offset", &self.0.offset()).field("size", &self.0.size()).finish()
+    }
+}
+
+impl Taken {
+    /// Its bytes.
+    pub(crate) fn backing(&self) -> &dyn Backing {
+        match self {
+            Self::Own(lease) => lease.as_ref(),
+            Self::Lent(_, Lent(backing)) => backing.as_ref(),
+        }
+    }
+
+    /// The region, with every page that is retired so far.
+    fn region(&self) -> &Region {
+        match self {
+            Self::Own(lease) => lease.region(),
+            Self::Lent(loan, _) => loan.region(),
+        }
+    }
+
+    /// The place.
+    fn slice(&self) -> &Slice {
+        match self {
+            Self::Own(lease) => lease.slice(),
+            Self::Lent(loan, _) => loan.slice(),
+        }
+    }
+}
+
+/// What a machine's guest uses is what its slice has.
+impl Backing for Taken {
+    fn file(&self) -> &File {
+        self.backing().file()
+    }
+    fn offset(&self) -> u64 {
+        self.backing().offset()
+    }
+    fn size(&self) -> u64 {
+        self.backing().size()
+    }
+    fn page_size(&self) -> u64 {
+        self.backing().page_size()
+    }
+    fn is_invisible(&self) -> bool {
+        self.backing().is_invisible()
+    }
+}
 
 /// Why a machine does not have its slices.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +112,15 @@ pub enum LeaseError {
         /// The reason.
         #[source]
         source: GrantError,
+    },
+    /// A broker does not lend a slice, or does not take it back.
+    #[error("slice \"{id}\" and the broker")]
+    Broker {
+        /// The backing.
+        id: String,
+        /// The reason.
+        #[source]
+        source: ClientError,
     },
     /// A slice could not be scrubbed at the end.
     #[error("slice \"{id}\" is free again, but not scrubbed: its next owner waits for that")]
@@ -72,6 +148,7 @@ impl Report for LeaseError {
             Self::Plan(error) => error.blame(),
             Self::Ledger(error) => error.blame(),
             Self::Grant { source, .. } | Self::GiveBack { source, .. } => source.blame(),
+            Self::Broker { source, .. } => source.blame(),
             Self::Boot(_) | Self::InUse { .. } => Blame::Host,
         }
     }
@@ -82,6 +159,7 @@ impl Report for LeaseError {
             Self::Plan(error) => error.help(),
             Self::Ledger(error) => error.help(),
             Self::Grant { source, .. } | Self::GiveBack { source, .. } => source.help(),
+            Self::Broker { source, .. } => source.help(),
             Self::Boot(_) | Self::InUse { .. } => None,
         }
     }
@@ -92,7 +170,7 @@ pub type SliceProgress<'a> = &'a (dyn Fn(&str, Progress) + Sync);
 
 /// The slices of one machine, by the id of their backing.
 #[derive(Debug, Default)]
-pub struct Leases(Vec<(String, Arc<Lease>)>);
+pub struct Leases(Vec<(String, Arc<Taken>)>);
 
 impl Leases {
     /// The plan of `spec` and the slices that it names. `look` reads the host's facts, anew after each lost race.
@@ -125,6 +203,32 @@ impl Leases {
         }
     }
 
+    /// The slices of `spec` that `broker` lends, and the plan around them; `waiting` is told which slice has to wait, and
+    /// why.
+    ///
+    /// # Errors
+    /// [`LeaseError`]; what was lent goes back.
+    pub fn borrow(
+        spec: &Spec,
+        look: impl Fn() -> Result<Facts, FactsError>,
+        broker: &Broker,
+        waiting: &dyn Fn(&str, &str),
+    ) -> Result<(Facts, Plan, Self), LeaseError> {
+        let loans = broker.lend(spec, waiting)?;
+        let (mut pinned, mut facts) = (spec.clone(), look()?);
+        loans::pin(&mut pinned, &mut facts, &loans);
+        let planned = plan(&pinned, &facts)?;
+        let take = |(index, loan): (usize, Loan)| {
+            let id = format!("egm{index}");
+            match loan.backing() {
+                Ok(backing) => Ok((id, Arc::new(Taken::Lent(Box::new(loan), Lent(backing))))),
+                Err(source) => Err(LeaseError::Broker { id, source }),
+            }
+        };
+        let taken = loans.into_iter().map(take).collect::<Result<_, _>>()?;
+        Ok((facts, planned, Self(taken)))
+    }
+
     fn of(plan: &Plan, facts: &Facts, progress: SliceProgress<'_>) -> Result<Self, LeaseError> {
         let wanted: Vec<(&BackingPlan, &Region)> = plan
             .backings
@@ -147,13 +251,13 @@ impl Leases {
             let watch = Watch { progress: &told, near: near.as_ref(), ..Watch::nobody() };
             let lease = ledger.grant(region, &request, &watch);
             let lease = lease.map_err(|source| LeaseError::Grant { id: backing.id.clone(), source })?;
-            Ok((backing.id.clone(), Arc::new(lease)))
+            Ok((backing.id.clone(), Arc::new(Taken::Own(Box::new(lease)))))
         };
         wanted.into_iter().map(take).collect::<Result<_, _>>().map(Self)
     }
 
     /// The slice behind backing `id`.
-    pub(crate) fn get(&self, id: &str) -> Option<&Arc<Lease>> {
+    pub(crate) fn get(&self, id: &str) -> Option<&Arc<Taken>> {
         self.0.iter().find(|(other, _)| other == id).map(|(_, lease)| lease)
     }
 
@@ -191,8 +295,15 @@ impl Leases {
                 let _ = signal_hook::flag::register(signal, Arc::clone(&cancel));
             }
         }
-        let give = |(id, lease): (String, Arc<Lease>)| {
-            let Some(lease) = Arc::into_inner(lease) else { return Some(LeaseError::InUse { id }) };
+        let give = |(id, taken): (String, Arc<Taken>)| {
+            let lease = match Arc::into_inner(taken) {
+                None => return Some(LeaseError::InUse { id }),
+                Some(Taken::Lent(loan, lent)) => {
+                    drop(lent);
+                    return loan.give_back().err().map(|source| LeaseError::Broker { id, source });
+                }
+                Some(Taken::Own(lease)) => lease,
+            };
             let (near, told) = (near(facts, lease.region()), |step| progress(&id, step));
             let watch = Watch { progress: &told, cancel: &cancel, near: near.as_ref(), pace: None };
             let given = lease.give_back(&watch);

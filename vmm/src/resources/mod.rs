@@ -4,6 +4,7 @@
 
 mod devices;
 mod leases;
+mod loans;
 
 use std::fs::{File, FileType, OpenOptions};
 use std::io;
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 pub use self::devices::{DeviceError, OpenDevice};
 pub use self::leases::{LeaseError, Leases, SliceProgress};
+pub use self::loans::Broker;
 use crate::arch::x86_64::boot::BootFiles;
 use crate::config::{Boot, Device};
 use crate::console::{Console, ConsoleError};

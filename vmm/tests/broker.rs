@@ -1,0 +1,91 @@
+//! A machine whose slice a broker lends.
+
+#![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use egm_address::ByteSize;
+use egm_device::broker::{LedgerSource, Server};
+use egm_device::ledger::{Identity, Ledger, Paths};
+use egm_device::policy::Policy;
+use egm_device::region::{Region, RegionKind};
+use egm_device::retired::Retired;
+use egm_payload::Ports;
+use rustix::process::{Pid, Signal, geteuid, kill_process};
+use serde_json::json;
+
+/// A pool that has room for one machine's slice.
+fn region() -> Region {
+    Region {
+        name: "local".into(),
+        kind: RegionKind::Memfd,
+        node: None,
+        size: ByteSize::new(64 << 20),
+        page_size: ByteSize::new(4096),
+        base: None,
+        functions: Vec::new(),
+        retired: Retired::default(),
+    }
+}
+
+fn command(folder: &Path, name: &str) -> Command {
+    let config = json!({
+        "name": name,
+        "memory": { "size": "15MiB" },
+        "egm": [{ "region": ["egm", "memfd"], "size": "48MiB", "node": 1 }],
+        "boot": { "kernel": "kernel" },
+    });
+    let path = folder.join(format!("{name}.json"));
+    std::fs::write(&path, config.to_string()).unwrap();
+    let mut command = Command::new("timeout");
+    command.args(["--foreground", "--signal=KILL", "60", env!("CARGO_BIN_EXE_egm-vmm"), "run"]);
+    command.arg(path).arg("--broker").arg(folder.join("socket"));
+    command
+}
+
+#[test]
+fn a_lent_slice_is_the_machines_until_its_end_and_nobody_elses() {
+    if let Err(error) = File::options().read(true).write(true).open("/dev/kvm") {
+        println!("skipped: /dev/kvm: {error}");
+        return;
+    }
+    if !geteuid().is_root() {
+        println!("skipped: the policy of this test lends to root alone");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let identity = Identity { machine: Some("host".into()), boot: "boot".into() };
+    let ledger = Ledger::open(Paths::below(folder.path()), identity).unwrap();
+    let source = Arc::new(LedgerSource::new(ledger.clone(), vec![region()]));
+    let mut server = Server::listen(&folder.path().join("socket"), Policy::root_only(), source).unwrap();
+    std::thread::spawn(move || server.run());
+    std::fs::write(folder.path().join("kernel"), egm_payload::halt(Ports::USUAL)).unwrap();
+
+    let mut first = command(folder.path(), "vm1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .unwrap();
+    let mut byte = [0];
+    while byte != *b"\n" {
+        first.stdout.as_mut().unwrap().read_exact(&mut byte).unwrap();
+    }
+    let held = ledger.states(&region()).unwrap().held;
+    let names: Vec<_> = held.iter().map(|held| held.owner.as_ref().unwrap().name.as_str()).collect();
+    assert_eq!((names.as_slice(), held[0].span.size()), (["vm1"].as_slice(), 48 << 20));
+
+    let second = command(folder.path(), "vm2").stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&second.stderr);
+    assert_eq!(second.status.code(), Some(3), "{said}");
+    assert!(said.contains("slice \"egm0\" and the broker") && said.contains("refused"), "{said}");
+
+    kill_process(Pid::from_child(&first), Signal::TERM).unwrap();
+    assert_eq!(first.wait().unwrap().code(), Some(0));
+    assert_eq!(ledger.states(&region()).unwrap().held, []);
+}
