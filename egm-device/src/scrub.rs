@@ -18,7 +18,7 @@ use crate::prefault::{pin, workers_for};
 use crate::rate::Pace;
 use crate::{poison, sys};
 
-/// What one worker zeroes at a time: as [`crate::prefault`] does.
+/// What one worker zeroes at a time: as [`crate::prefault()`] does.
 const CHUNK: u64 = 64 << 20;
 /// What is zeroed under one guard: the memory that a bad page costs for a moment.
 const PIECE: usize = 2 << 20;

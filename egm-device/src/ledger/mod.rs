@@ -6,7 +6,7 @@
 //!  (clean or dirty)                   (if dirty)             │ the holder ends without it
 //!                                                            └──────────────────────────────────────► free, dirty
 //! ```
-//! Two truths, kept apart: *in use* is a lock that the kernel holds ([`claim`]); *clean* is what the record says
+//! Two truths, kept apart: *in use* is a lock that the kernel holds (`claim.rs`); *clean* is what the record says
 //! ([`record`]). Cleanliness is taken out of the record, durably, before a slice leaves, and comes back after its scrub
 //! while its lock is still held. No order of crashes, and no loss of the record, hands out an unscrubbed byte.
 

@@ -17,7 +17,7 @@ use crate::owner::Owner;
 /// A record is not longer, or it is not one: 16 MiB are some 60,000 grants.
 pub const LIMIT: usize = 16 << 20;
 
-/// Marker: bytes of a [`super::line::Line`].
+/// Marker: bytes of a line, as `line.rs` says.
 #[derive(Debug)]
 pub enum OnLine {}
 

@@ -59,7 +59,7 @@ impl Accounts {
         supply.free.saturating_sub(kept.fold(0, u64::saturating_add))
     }
 
-    /// What `tenant` has had up to the last [`Accounts::advance`], in bytes times milliseconds, divided by its weight.
+    /// What `tenant` has had up to the last `advance`, in bytes times milliseconds, divided by its weight.
     #[must_use]
     pub fn served(&self, tenant: Tenant) -> u128 {
         self.served.get(&tenant).map_or(0, |served| served >> FRACTION)
