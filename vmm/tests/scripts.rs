@@ -1,0 +1,84 @@
+//! What `scripts/` say before anything is built, and how they end.
+
+#![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// Puts a program into `folder`.
+fn program(folder: &Path, name: &str, lines: &str) {
+    fs::create_dir_all(folder).unwrap();
+    let path = folder.join(name);
+    fs::write(&path, format!("#!/bin/sh\n{lines}\n")).unwrap();
+    fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+}
+
+/// Runs a copy of `scripts/test` where cargo is `cargo`, and nothing else is checked.
+fn test_with(cargo: &str, folder: &Path) -> (i32, String) {
+    fs::create_dir_all(folder.join("scripts")).unwrap();
+    fs::copy("../scripts/test", folder.join("scripts/test")).unwrap();
+    let bin = folder.join("bin");
+    program(&bin, "cargo", cargo);
+    program(&bin, "git", "printf 'scripts/test\\0'");
+    program(&bin, "shellcheck", "exit 0");
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    let mut command = Command::new(folder.join("scripts/test"));
+    said(command.arg("--without-lab").env("PATH", path).output().unwrap())
+}
+
+fn said(output: Output) -> (i32, String) {
+    let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+    (output.status.code().unwrap(), text)
+}
+
+#[test]
+fn a_test_run_goes_on_after_a_step_that_failed_and_ends_with_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let cargo = "case $1 in
+    fmt) echo 'Diff in main.rs'; exit 1 ;;
+    nextest) [ \"$2\" = --version ] || echo '     Summary [ 0.1s] 1 test run: 1 passed' ;;
+    doc) echo ran the documentation ;;
+    esac";
+    let (code, text) = test_with(cargo, folder.path());
+    assert_eq!(code, 1, "{text}");
+    let mut rest = text.as_str();
+    let parts = [
+        "Diff in main.rs",
+        "== lints",
+        "ran the documentation",
+        "== skipped",
+        "guests: --without-lab",
+        "== closing lines",
+        "1 passed",
+        "== failed",
+        "formatting: its output is in target/test/formatting",
+    ];
+    for part in parts {
+        let at = rest.find(part).unwrap_or_else(|| panic!("no {part:?} in\n{text}"));
+        rest = &rest[at + part.len()..];
+    }
+    let log = fs::read_to_string(folder.path().join("target/test/formatting")).unwrap();
+    assert_eq!(log, "Diff in main.rs\n");
+}
+
+#[test]
+fn a_test_run_without_failures_leaves_no_logs() {
+    let folder = tempfile::tempdir().unwrap();
+    let (code, text) = test_with("echo '     Summary [ 0.1s] 1 test run: 1 passed'", folder.path());
+    assert_eq!((code, text.contains("== failed")), (0, false), "{text}");
+    assert!(!folder.path().join("target/test").exists());
+}
+
+#[test]
+fn a_mistyped_argument_is_answered_at_once_with_the_usage() {
+    for script in ["bench", "check-host", "demo", "test"] {
+        let mut command = Command::new(format!("../scripts/{script}"));
+        // Without a cargo nothing can be built.
+        let (code, text) = said(command.arg("--hlep").env("PATH", "/usr/bin:/bin").output().unwrap());
+        let usage = format!("error: scripts/{script} knows no \"--hlep\"\nusage: scripts/{script} ");
+        assert!(code == 2 && text.starts_with(&usage), "{code}: {text}");
+    }
+}
