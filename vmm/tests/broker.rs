@@ -15,7 +15,7 @@ use egm_device::ledger::{Identity, Ledger, Paths};
 use egm_device::policy::Policy;
 use egm_device::region::{Region, RegionKind};
 use egm_device::retired::Retired;
-use egm_payload::Ports;
+use egm_payload::{Entry, Ports};
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde_json::json;
 
@@ -33,11 +33,11 @@ fn region() -> Region {
     }
 }
 
-fn command(folder: &Path, name: &str) -> Command {
+fn command(folder: &Path, name: &str, regions: &[&str]) -> Command {
     let config = json!({
         "name": name,
         "memory": { "size": "15MiB" },
-        "egm": [{ "region": ["egm", "memfd"], "size": "48MiB", "node": 1 }],
+        "egm": [{ "region": regions, "size": "48MiB", "node": 1 }],
         "boot": { "kernel": "kernel" },
     });
     let path = folder.join(format!("{name}.json"));
@@ -66,7 +66,7 @@ fn a_lent_slice_is_the_machines_until_its_end_and_nobody_elses() {
     std::thread::spawn(move || server.run());
     std::fs::write(folder.path().join("kernel"), egm_payload::halt(Ports::USUAL)).unwrap();
 
-    let mut first = command(folder.path(), "vm1")
+    let mut first = command(folder.path(), "vm1", &["egm", "memfd"])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::inherit())
@@ -80,10 +80,19 @@ fn a_lent_slice_is_the_machines_until_its_end_and_nobody_elses() {
     let names: Vec<_> = held.iter().map(|held| held.owner.as_ref().unwrap().name.as_str()).collect();
     assert_eq!((names.as_slice(), held[0].span.size()), (["vm1"].as_slice(), 48 << 20));
 
-    let second = command(folder.path(), "vm2").stdin(Stdio::null()).output().unwrap();
+    let second = command(folder.path(), "vm2", &["egm", "memfd"]).stdin(Stdio::null()).output().unwrap();
     let said = String::from_utf8_lossy(&second.stderr);
     assert_eq!(second.status.code(), Some(3), "{said}");
     assert!(said.contains("slice \"egm0\" and the broker") && said.contains("refused"), "{said}");
+
+    std::fs::write(folder.path().join("kernel"), egm_payload::hello(Ports::USUAL, Entry::Pvh)).unwrap();
+    let third = command(folder.path(), "vm3", &["memfd", "local"]).stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&third.stderr);
+    assert_eq!(third.status.code(), Some(0), "{said}");
+    assert!(
+        said.contains("note: egm0 comes from \"local\"") && said.contains("\"memfd\" was not to be had"),
+        "{said}"
+    );
 
     kill_process(Pid::from_child(&first), Signal::TERM).unwrap();
     assert_eq!(first.wait().unwrap().code(), Some(0));

@@ -29,6 +29,7 @@ mod types;
 pub use error::PlanError;
 pub use pci::VIRTIO_BAR_SIZE;
 pub use regions::NoPlace;
+pub(crate) use regions::{kind as kind_of, lacks_beside_egm};
 pub use render::{Colour, html, json, text};
 pub use types::*;
 

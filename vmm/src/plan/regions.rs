@@ -26,6 +26,9 @@ pub enum NoPlace {
     /// The host has no such region.
     #[error("the host has none")]
     Unknown,
+    /// Guest memory of KVM, which this version does not make.
+    #[error("its memory would be the machine's own (guest_memfd), which this version does not make")]
+    OfTheMachine,
     /// It has no place for the slice.
     #[error("{short}{}", held_by(held))]
     Short {
@@ -115,6 +118,10 @@ fn source(wanted: &str, slice: &EgmSlice, owner: &str, hosts: &mut [HostRegion])
     let huge = Request { align: if request.size >= HUGE_PAGE { HUGE_PAGE } else { 0 }, ..request.clone() };
     let mut first = None;
     for host in hosts.iter_mut().filter(|host| host.region.name == wanted || offers(host, wanted, slice)) {
+        if matches!(host.region.kind, RegionKind::GuestMemfd) {
+            first.get_or_insert(NoPlace::OfTheMachine);
+            continue;
+        }
         let busy = host.held.iter().map(|held| held.span).collect();
         let clean = host.clean.iter().copied().collect();
         let placed = place(&host.region, &busy, &clean, &huge)
@@ -161,7 +168,7 @@ fn huge_pages(region: &Region) -> PageSize {
 }
 
 /// The word for a region's kind.
-const fn kind(region: &Region) -> &'static str {
+pub(crate) const fn kind(region: &Region) -> &'static str {
     match region.kind {
         RegionKind::Egm { .. } => "egm",
         RegionKind::Reserved { .. } => "reserved",
@@ -175,7 +182,12 @@ const fn kind(region: &Region) -> &'static str {
 /// What memory of the region or kind `chosen` lacks beside EGM.
 fn lacks(chosen: &str, hosts: &[HostRegion]) -> &'static str {
     let named = hosts.iter().find(|host| host.region.name == chosen).map(|host| kind(&host.region));
-    match named.unwrap_or(chosen) {
+    lacks_beside_egm(named.unwrap_or(chosen))
+}
+
+/// What memory of a kind lacks beside EGM.
+pub(crate) fn lacks_beside_egm(kind: &str) -> &'static str {
+    match kind {
         "egm" => "nothing is lost",
         "reserved" => "no GPU reaches it at link speed",
         "devdax" => "no GPU reaches it at link speed, and the host kernel has struct pages for it",

@@ -407,6 +407,17 @@ fn a_slice_falls_back_along_its_list_and_the_plan_says_what_is_lost() {
 }
 
 #[test]
+fn memory_that_only_the_machine_itself_could_make_is_passed_over() {
+    let (mut spec, mut facts) = (spec(vec![node(0, GIB, "0")]), facts());
+    spec.egm = vec![slice(1, GIB)];
+    spec.egm[0].regions = ["guest-memfd", "memfd"].map(str::to_owned).to_vec();
+    facts.regions[0].region.kind = RegionKind::GuestMemfd;
+    let plan = plan(&spec, &facts).unwrap();
+    assert_eq!(plan.backings[1].region, None);
+    assert!(plan.notes[0].contains("does not make"), "{:?}", plan.notes);
+}
+
+#[test]
 fn two_slices_of_a_region_do_not_overlap_and_a_busy_place_is_passed_over() {
     let (mut spec, mut facts) = (spec(vec![node(0, GIB, "0")]), facts());
     spec.egm = vec![slice(1, 2 * GIB), slice(2, GIB)];

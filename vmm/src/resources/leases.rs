@@ -122,6 +122,9 @@ pub enum LeaseError {
         #[source]
         source: ClientError,
     },
+    /// Each time that the slices were taken, pages were retired meanwhile, and the slices belonged elsewhere.
+    #[error("the host's regions change faster than slices can be taken: tried {ATTEMPTS} times")]
+    Moved,
     /// A slice could not be scrubbed at the end.
     #[error("slice \"{id}\" is free again, but not scrubbed: its next owner waits for that")]
     GiveBack {
@@ -149,7 +152,7 @@ impl Report for LeaseError {
             Self::Ledger(error) => error.blame(),
             Self::Grant { source, .. } | Self::GiveBack { source, .. } => source.blame(),
             Self::Broker { source, .. } => source.blame(),
-            Self::Boot(_) | Self::InUse { .. } => Blame::Host,
+            Self::Boot(_) | Self::Moved | Self::InUse { .. } => Blame::Host,
         }
     }
 
@@ -160,7 +163,7 @@ impl Report for LeaseError {
             Self::Ledger(error) => error.help(),
             Self::Grant { source, .. } | Self::GiveBack { source, .. } => source.help(),
             Self::Broker { source, .. } => source.help(),
-            Self::Boot(_) | Self::InUse { .. } => None,
+            Self::Boot(_) | Self::Moved | Self::InUse { .. } => None,
         }
     }
 }
@@ -195,8 +198,11 @@ impl Leases {
                 if leases.tell_retired(&mut facts) {
                     planned = plan(spec, &facts)?;
                 }
-                if attempt >= ATTEMPTS || leases.are_those_of(&planned) {
+                if leases.are_those_of(&planned) {
                     return Ok((facts, planned, leases));
+                }
+                if attempt >= ATTEMPTS {
+                    return Err(LeaseError::Moved);
                 }
             }
             attempt += 1;
@@ -214,18 +220,20 @@ impl Leases {
         broker: &Broker,
         waiting: &dyn Fn(&str, &str),
     ) -> Result<(Facts, Plan, Self), LeaseError> {
-        let loans = broker.lend(spec, waiting)?;
+        let lent = broker.lend(spec, waiting)?;
         let (mut pinned, mut facts) = (spec.clone(), look()?);
-        loans::pin(&mut pinned, &mut facts, &loans);
-        let planned = plan(&pinned, &facts)?;
-        let take = |(index, loan): (usize, Loan)| {
+        let notes = loans::pin(&mut pinned, &mut facts, &lent);
+        let mut planned = plan(&pinned, &facts)?;
+        planned.notes.extend(notes);
+        let take = |(index, lent)| {
+            let loans::Lent::Loan(loan) = lent else { return None };
             let id = format!("egm{index}");
-            match loan.backing() {
-                Ok(backing) => Ok((id, Arc::new(Taken::Lent(Box::new(loan), Lent(backing))))),
+            Some(match loan.backing() {
+                Ok(backing) => Ok((id, Arc::new(Taken::Lent(loan, Lent(backing))))),
                 Err(source) => Err(LeaseError::Broker { id, source }),
-            }
+            })
         };
-        let taken = loans.into_iter().map(take).collect::<Result<_, _>>()?;
+        let taken = lent.into_iter().filter_map(take).collect::<Result<_, _>>()?;
         Ok((facts, planned, Self(taken)))
     }
 

@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 
 use egm_address::{Offset, Span, SpanSet};
-use egm_device::broker::{Client, Loan, Take};
+use egm_device::broker::{Client, ClientError, Loan, Take};
 use egm_device::region::Region;
 
 use super::leases::LeaseError;
 use crate::config::{EgmSlice, LOCAL, Spec};
 use crate::facts::{Facts, HeldSpan, HostRegion};
+use crate::plan::{kind_of, lacks_beside_egm};
 
 /// A GPU and a hypervisor both map memory best in pieces of this size.
 const HUGE_PAGE: u64 = 1 << 30;
@@ -24,9 +25,21 @@ pub struct Broker {
     pub wait: bool,
 }
 
+/// Where a slice that the broker was asked for comes from.
+#[derive(Debug)]
+pub(super) enum Lent {
+    /// From the broker.
+    Loan(Box<Loan>),
+    /// From this process: its list goes on with "local", and the broker refused, for this reason.
+    Local(String),
+}
+
 impl Broker {
-    /// Loans for the slices of `spec` that are not this process's own memory, by index; `waiting` is told which slice has
-    /// to wait, and why.
+    /// What becomes of the slices of `spec` that do not begin with this process's own memory, by index; `waiting` is told
+    /// which slice has to wait, and why.
+    ///
+    /// Only the first slice is waited for: who holds one and waits for another could wait for somebody who does the same
+    /// the other way round. A later one that is refused makes all go back, and is the first that is waited for then.
     ///
     /// # Errors
     /// [`LeaseError::Broker`]; what was lent goes back.
@@ -34,42 +47,91 @@ impl Broker {
         &self,
         spec: &Spec,
         waiting: &dyn Fn(&str, &str),
-    ) -> Result<Vec<(usize, Loan)>, LeaseError> {
-        let slices =
-            spec.egm.iter().enumerate().filter(|(_, slice)| slice.regions.iter().all(|r| r != LOCAL));
-        let lend = |(index, slice): (usize, &EgmSlice)| {
-            let id = format!("egm{index}");
-            let size = slice.size.get();
-            let take = Take {
-                name: spec.name.clone(),
-                regions: slice.regions.clone(),
-                size,
-                align: if size >= HUGE_PAGE { HUGE_PAGE } else { 0 },
-                class: self.class.clone(),
-                wait: self.wait,
-            };
-            let loan =
-                Client::connect(&self.socket).and_then(|client| client.take(&take, |why| waiting(&id, why)));
-            loan.map(|loan| (index, loan))
-                .map_err(|source| LeaseError::Broker { id: format!("egm{index}"), source })
-        };
-        slices.map(lend).collect()
+    ) -> Result<Vec<(usize, Lent)>, LeaseError> {
+        let asked = spec.egm.iter().enumerate().filter(|(_, slice)| !before_local(slice).is_empty());
+        let mut order: Vec<(usize, &EgmSlice)> = asked.collect();
+        'again: loop {
+            let mut lent: Vec<(usize, Lent)> = Vec::new();
+            for at in 0..order.len() {
+                let Some(&(index, slice)) = order.get(at) else { continue };
+                let id = format!("egm{index}");
+                let error = |source| LeaseError::Broker { id: id.clone(), source };
+                let take = self.take(spec, slice, at == 0);
+                let client = Client::connect(&self.socket).map_err(error)?;
+                match client.take(&take, |why| waiting(&id, why)) {
+                    Ok(loan) => lent.push((index, Lent::Loan(Box::new(loan)))),
+                    Err(ClientError::Refused { why, .. }) if slice.regions.iter().any(|r| r == LOCAL) => {
+                        lent.push((index, Lent::Local(why)));
+                    }
+                    Err(ClientError::Refused { why, .. }) if self.wait && at > 0 => {
+                        waiting(&id, &why);
+                        give_back(lent)?;
+                        order.swap(0, at);
+                        continue 'again;
+                    }
+                    Err(source) => return Err(error(source)),
+                }
+            }
+            return Ok(lent);
+        }
+    }
+
+    fn take(&self, spec: &Spec, slice: &EgmSlice, first: bool) -> Take {
+        let size = slice.size.get();
+        Take {
+            name: spec.name.clone(),
+            regions: before_local(slice).to_vec(),
+            size,
+            align: if size >= HUGE_PAGE { HUGE_PAGE } else { 0 },
+            class: self.class.clone(),
+            wait: self.wait && first,
+        }
     }
 }
 
-/// Makes `spec` and `facts` such that each loan is the only place for its slice.
-pub(super) fn pin(spec: &mut Spec, facts: &mut Facts, loans: &[(usize, Loan)]) {
-    facts.regions = loans
-        .iter()
-        .map(|(index, loan)| {
-            let (region, slice) = (loan.region(), loan.slice());
-            let name = format!("{}.{index}", region.name);
-            if let Some(wanted) = spec.egm.get_mut(*index) {
+/// The regions that a slice would rather have than memory of this process.
+fn before_local(slice: &EgmSlice) -> &[String] {
+    slice.regions.split(|region| region == LOCAL).next().unwrap_or_default()
+}
+
+fn give_back(lent: Vec<(usize, Lent)>) -> Result<(), LeaseError> {
+    lent.into_iter().try_for_each(|(index, lent)| match lent {
+        Lent::Loan(loan) => {
+            loan.give_back().map_err(|source| LeaseError::Broker { id: format!("egm{index}"), source })
+        }
+        Lent::Local(_) => Ok(()),
+    })
+}
+
+/// Makes `spec` and `facts` such that each loan is the only place for its slice; returns what is lost against the first
+/// choices.
+pub(super) fn pin(spec: &mut Spec, facts: &mut Facts, lent: &[(usize, Lent)]) -> Vec<String> {
+    let mut notes = Vec::new();
+    facts.regions.clear();
+    for (index, lent) in lent {
+        let Some(wanted) = spec.egm.get_mut(*index) else { continue };
+        let first = wanted.regions.first().cloned().unwrap_or_default();
+        let (from, kind, why) = match lent {
+            Lent::Loan(loan) => {
+                let (region, slice) = (loan.region(), loan.slice());
+                let name = format!("{}.{index}", region.name);
                 wanted.regions = vec![name.clone()];
+                facts.regions.push(only(Region { name, ..region.clone() }, slice.offset, slice.size.get()));
+                (region.name.as_str(), kind_of(region), "the broker had no room there")
             }
-            only(Region { name, ..region.clone() }, slice.offset, slice.size.get())
-        })
-        .collect();
+            Lent::Local(why) => {
+                wanted.regions = vec![LOCAL.to_owned()];
+                (LOCAL, LOCAL, why.as_str())
+            }
+        };
+        if first != from && first != kind {
+            let lacks = lacks_beside_egm(kind);
+            notes.push(format!(
+                "egm{index} comes from \"{from}\": {lacks}; \"{first}\" was not to be had: {why}"
+            ));
+        }
+    }
+    notes
 }
 
 /// `region`, of which nothing is to be had but `size` bytes from `offset`.
