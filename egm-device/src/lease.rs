@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use egm_address::{InRegion, Offset, Span, SpanSet};
 
-use crate::backing::{Backing, RetiredListError};
+use crate::backing::{Backing, BackingError, RetiredListError};
 use crate::ledger::record::{OnLine, Use};
-use crate::ledger::{self, GrantError, Ledger, LedgerError, Line, Memory, Watch};
+use crate::ledger::{self, GrantError, Ledger, LedgerError, Line, Memory, Watch, memory};
 use crate::owner::Owner;
 use crate::region::{Region, Slice};
 use crate::scrub::{Cause, ScrubError};
@@ -52,22 +52,31 @@ impl Lease {
         watch: &Watch<'_>,
     ) -> Result<Self, GrantError> {
         let mut lease = Self { backing, memory, taken };
-        let retired = lease.taken.unknown_retired(lease.memory.as_ref(), lease.backing.as_ref())?;
-        let dirty = std::mem::take(&mut lease.taken.dirty).minus(&retired);
+        let prepared = lease.prepare(watch);
+        if prepared.is_err() {
+            lease.unlock()?;
+        }
+        prepared.map(|()| lease)
+    }
+
+    /// Makes the slice fit for its owner.
+    fn prepare(&mut self, watch: &Watch<'_>) -> Result<(), GrantError> {
+        let Self { backing, memory, taken } = self;
+        let retired = taken.unknown_retired(memory.as_ref(), backing.as_ref())?;
+        let dirty = std::mem::take(&mut taken.dirty).minus(&retired);
         if !retired.is_empty() {
             let usage = if dirty.is_empty() { Use::Granted } else { Use::Scrubbing };
-            lease.taken.record(usage, &retired)?;
+            taken.record(usage, &retired)?;
         }
         if !dirty.is_empty() {
-            let scrubbed =
-                scrub(lease.memory.as_ref(), lease.backing.as_ref(), &lease.taken.slice, dirty, watch);
+            let scrubbed = scrub(memory.as_ref(), backing.as_ref(), &taken.slice, dirty, watch);
             if let Err(source) = scrubbed.end {
-                lease.taken.settle(&scrubbed.done, &scrubbed.bad)?;
-                return Err(GrantError::Scrub { region: lease.taken.region.name.clone(), source });
+                taken.settle(&scrubbed.done, &scrubbed.bad)?;
+                return Err(GrantError::Scrub { region: taken.region.name.clone(), source });
             }
-            lease.taken.record(Use::Granted, &scrubbed.bad)?;
+            taken.record(Use::Granted, &scrubbed.bad)?;
         }
-        Ok(lease)
+        Ok(())
     }
 
     /// The region, with every page that is retired so far.
@@ -107,6 +116,7 @@ impl Lease {
         let whole: SpanSet<InRegion> = ledger::bytes_of(&self.taken.slice).into_iter().collect();
         let clean = whole.minus(self.taken.region.retired.spans());
         self.taken.settle(&clean, &SpanSet::default())?;
+        self.unlock()?;
         Ok(clean.size())
     }
 
@@ -114,31 +124,39 @@ impl Lease {
     /// A scrub that ends early keeps what is done; the slice is free then, and the rest of it dirty.
     ///
     /// # Errors
-    /// [`GrantError`]; the slice is unlocked all the same.
-    pub fn give_back(self, watch: &Watch<'_>) -> Result<(), GrantError> {
-        let Self { mut backing, memory, mut taken } = self;
+    /// [`GrantError`]; the slice is unlocked all the same, but from a process that has its memory still.
+    pub fn give_back(mut self, watch: &Watch<'_>) -> Result<(), GrantError> {
+        let Self { backing, memory, taken } = &mut self;
         if !taken.region.kind.keeps_bytes() {
-            drop(backing);
             return Ok(taken.settle(&SpanSet::default(), &SpanSet::default())?);
         }
         let retired = taken.unknown_retired(memory.as_ref(), backing.as_ref())?;
         taken.record(Use::Scrubbing, &retired)?;
-        if memory.is_separate(&taken.region) {
-            // A new description of the file can be locked only if nobody is left who has, or maps, the old one.
-            drop(backing);
-            backing = memory.open(&taken.region, &taken.slice, watch)?;
-            let bytes = ledger::file_bytes(&taken.region, backing.as_ref(), &taken.slice)?;
-            let lock_error = |source| LedgerError::Lock { path: "the memory".into(), source };
-            if !ledger::lock(backing.file(), bytes).map_err(lock_error)? {
-                let (region, owner) = (taken.region.name, taken.owner.name);
-                return Err(GrantError::StillUsed { region, offset: taken.slice.offset, owner });
-            }
+        match memory.open(&taken.region, &taken.slice, watch) {
+            Ok(again) => *backing = again,
+            // A device that lets nobody else in while somebody has it: the next who opens it finds it zeroed.
+            Err(BackingError::Busy { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        // Another description of the file can be locked only if nobody is left who has, or maps, the old one.
+        if memory::lock(&taken.region, backing.as_ref(), &taken.slice)?.is_some() {
+            let (region, owner) = (taken.region.name.clone(), taken.owner.name.clone());
+            return Err(GrantError::StillUsed { region, offset: taken.slice.offset, owner });
         }
         let whole: SpanSet<InRegion> = ledger::bytes_of(&taken.slice).into_iter().collect();
         let usable = whole.minus(taken.region.retired.spans());
         let scrubbed = scrub(memory.as_ref(), backing.as_ref(), &taken.slice, usable, watch);
-        taken.settle(&scrubbed.done, &scrubbed.bad)?;
-        scrubbed.end.map_err(|source| GrantError::Scrub { region: taken.region.name.clone(), source })
+        let settled = taken.settle(&scrubbed.done, &scrubbed.bad);
+        self.unlock()?;
+        settled?;
+        let region = self.taken.region.name.clone();
+        scrubbed.end.map_err(|source| GrantError::Scrub { region, source })
+    }
+
+    /// Ends the lock on the memory's description, which others may share. Only where it is sure that nobody has the
+    /// memory: a lease that is dropped leaves that to the kernel.
+    fn unlock(&self) -> Result<(), LedgerError> {
+        memory::unlock(&self.taken.region, self.backing.as_ref(), &self.taken.slice)
     }
 }
 

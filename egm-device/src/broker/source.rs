@@ -153,8 +153,4 @@ impl Memory for KeptOpen {
             _ => HostMemory.open(region, slice, watch),
         }
     }
-
-    fn is_separate(&self, region: &Region) -> bool {
-        HostMemory.is_separate(region)
-    }
 }

@@ -13,12 +13,20 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc::{self, flock};
 
 /// Locks `bytes` of `file` for its description; `false` when another description has some of them.
-pub(crate) fn lock<S>(file: &File, bytes: Span<S>) -> io::Result<bool> {
+pub(super) fn lock<S>(file: &File, bytes: Span<S>) -> io::Result<bool> {
     match fcntl(file, FcntlArg::F_OFD_SETLK(&write_lock(bytes.start().get(), bytes.size())?)) {
         Ok(_) => Ok(true),
         Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Unlocks what the description of `file` has of `bytes`.
+pub(super) fn unlock<S>(file: &File, bytes: Span<S>) -> io::Result<()> {
+    let l_type = i16::try_from(libc::F_UNLCK).map_err(io::Error::other)?;
+    let none = flock { l_type, ..write_lock(bytes.start().get(), bytes.size())? };
+    fcntl(file, FcntlArg::F_OFD_SETLK(&none))?;
+    Ok(())
 }
 
 /// Locks all of `file`, waiting for whoever has it.
@@ -96,6 +104,9 @@ mod tests {
         assert!(!lock(&other, span(0x1000, 1)).unwrap());
         drop(inherited);
         assert!(lock(&other, all).unwrap());
+        unlock(&other, span(0x2000, 0x1000)).unwrap();
+        let third = path.reopen().unwrap();
+        assert!(lock(&third, span(0x2000, 0x1000)).unwrap() && !lock(&third, span(0x1fff, 1)).unwrap());
     }
 
     #[test]

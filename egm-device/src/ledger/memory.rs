@@ -1,11 +1,14 @@
 //! The memory behind claims, as the ledger needs it: opened and zeroed.
 
+use std::io;
 use std::num::NonZeroU64;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use egm_address::{CpuSet, InRegion, Offset, SpanSet};
+use egm_address::{Address, CpuSet, InRegion, Offset, Span, SpanSet};
 
+use super::record::OnLine;
+use super::{LedgerError, claim};
 use crate::backing::{self, Backing, BackingError, Patience, RetiredListError};
 use crate::region::{Region, RegionKind, Slice};
 use crate::retired::Retired;
@@ -59,10 +62,6 @@ pub trait Memory: Send + Sync {
         watch: &Watch<'_>,
     ) -> Result<Box<dyn Backing>, BackingError>;
 
-    /// Whether each [`Memory::open`] has a description of its own of a file that all share. A lock on it then lasts as
-    /// long as anybody maps the memory, whoever got it from the owner.
-    fn is_separate(&self, region: &Region) -> bool;
-
     /// The retired pages of `region`, as far as they are told only to who has its memory open: an EGM device's list.
     ///
     /// # Errors
@@ -97,6 +96,42 @@ pub trait Memory: Send + Sync {
     }
 }
 
+/// Locks the bytes of `slice` on the very description of the memory, where all slices have one file: the kernel keeps
+/// that lock as long as anybody maps the memory, whoever got it from the owner. Returns `None` when it is had, else what
+/// other descriptions have of the slice.
+pub(crate) fn lock(
+    region: &Region,
+    backing: &dyn Backing,
+    slice: &Slice,
+) -> Result<Option<SpanSet<InRegion>>, LedgerError> {
+    let Some(bytes) = file_bytes(region, backing, slice) else { return Ok(None) };
+    if claim::lock(backing.file(), bytes).map_err(lock_error)? {
+        return Ok(None);
+    }
+    let held = claim::held(backing.file(), bytes).map_err(lock_error)?;
+    let offset = |span: Span<OnLine>| {
+        let start = span.start().get().checked_sub(backing.offset())?;
+        Span::new(Offset::new(start.checked_add(slice.offset)?), span.size()).ok()
+    };
+    Ok(Some(held.iter().filter_map(offset).collect()))
+}
+
+/// Ends what [`lock`] began, of a description that may go on: a broker has one for all slices of an EGM device.
+pub(crate) fn unlock(region: &Region, backing: &dyn Backing, slice: &Slice) -> Result<(), LedgerError> {
+    let bytes = file_bytes(region, backing, slice);
+    bytes.map_or(Ok(()), |bytes| claim::unlock(backing.file(), bytes)).map_err(lock_error)
+}
+
+/// The slice's bytes, counted in the file that all slices of the memory share; `None` for a pool, which has none.
+fn file_bytes(region: &Region, backing: &dyn Backing, slice: &Slice) -> Option<Span<OnLine>> {
+    let bytes = Span::new(Address::new(backing.offset()), slice.size.get()).ok();
+    bytes.filter(|_| region.kind.keeps_bytes())
+}
+
+fn lock_error(source: io::Error) -> LedgerError {
+    LedgerError::Lock { path: "the memory".into(), source }
+}
+
 /// The host's memory, opened by this process.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HostMemory;
@@ -110,9 +145,5 @@ impl Memory for HostMemory {
     ) -> Result<Box<dyn Backing>, BackingError> {
         let progress = |waited| (watch.progress)(Progress::Opening(waited));
         backing::open_patiently(region, slice, &Patience { progress: &progress, cancel: watch.cancel })
-    }
-
-    fn is_separate(&self, region: &Region) -> bool {
-        matches!(region.kind, RegionKind::Reserved { .. } | RegionKind::Devdax { .. })
     }
 }

@@ -13,7 +13,7 @@
 mod claim;
 mod error;
 mod line;
-mod memory;
+pub(crate) mod memory;
 pub mod record;
 mod states;
 mod store;
@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 use std::{fmt, io};
 
-use egm_address::{Address, InRegion, Offset, Span, SpanSet};
+use egm_address::{InRegion, Offset, Span, SpanSet};
 
 pub use error::{GrantError, LedgerError};
 pub use memory::{HostMemory, Memory, Progress, Watch};
@@ -35,14 +35,13 @@ pub use states::{Held, States};
 pub use store::{Disk, Name, Paths};
 pub use upkeep::Repair;
 
-pub(crate) use claim::lock;
 pub(crate) use line::Line;
 
 use crate::carve::plan::{Request, Short, place};
 use crate::lease::{Lease, Taken};
 use crate::region::{Region, Slice};
 use crate::retired::Retired;
-use record::{Doubt, Entry, OnLine, Record, Use};
+use record::{Doubt, Entry, Record, Use};
 
 /// The ledger of a host: a handle, cheap to clone, for any number of threads and processes.
 #[derive(Clone)]
@@ -107,21 +106,11 @@ impl Ledger {
         loop {
             let taken = self.take(region, &line, request, &mapped)?;
             let backing = memory.open(&taken.region, &taken.slice, watch)?;
-            if memory.is_separate(region) {
-                let bytes = file_bytes(region, backing.as_ref(), &taken.slice)?;
-                let lock_error = |source| LedgerError::Lock { path: PathBuf::from("the memory"), source };
-                if !lock(backing.file(), bytes).map_err(lock_error)? {
-                    // An owner is gone, but a process that got the memory from it is not.
-                    let held = claim::held(backing.file(), bytes).map_err(lock_error)?;
-                    let offset = |span: Span<OnLine>| {
-                        let start = span.start().get().checked_sub(backing.offset())?;
-                        Span::new(Offset::new(start.checked_add(taken.slice.offset)?), span.size()).ok()
-                    };
-                    mapped = mapped.iter().chain(held.iter().filter_map(offset)).collect();
-                    continue;
-                }
+            match memory::lock(&taken.region, backing.as_ref(), &taken.slice)? {
+                None => return Lease::begin(taken, backing, memory.clone(), watch),
+                // An owner is gone, but a process that got the memory from it is not.
+                Some(others) => mapped = mapped.iter().chain(others.iter()).collect(),
             }
-            return Lease::begin(taken, backing, memory.clone(), watch);
         }
     }
 
@@ -172,7 +161,7 @@ impl Ledger {
                 .map_err(|short| in_the_way(short, request, held.clone(), mapped))?;
             let bytes = bytes_of(&slice).ok_or_else(|| no_region(&region))?;
             let place = line.place(bytes).ok_or_else(|| no_region(&region))?;
-            if !lock(&file, place).map_err(|source| self.lock_error(line, source))? {
+            if !claim::lock(&file, place).map_err(|source| self.lock_error(line, source))? {
                 // Only a stranger to the ledger locks this file without the ledger's own lock.
                 let source = io::ErrorKind::WouldBlock.into();
                 return Err(self.lock_error(line, source).into());
@@ -302,15 +291,6 @@ impl Ledger {
 /// The slice's bytes, counted in its region.
 pub(crate) fn bytes_of(slice: &Slice) -> Option<Span<InRegion>> {
     Span::new(Offset::new(slice.offset), slice.size.get()).ok()
-}
-
-/// The slice's bytes, counted in the file that all slices of the memory share.
-pub(crate) fn file_bytes(
-    region: &Region,
-    backing: &dyn crate::Backing,
-    slice: &Slice,
-) -> Result<Span<OnLine>, LedgerError> {
-    Span::new(Address::new(backing.offset()), slice.size.get()).map_err(|_| no_region(region))
 }
 
 fn line_of(region: &Region) -> Result<Line, LedgerError> {

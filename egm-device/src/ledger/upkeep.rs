@@ -9,7 +9,7 @@ use super::record::{Doubt, Entry};
 use super::{GrantError, Ledger, LedgerError, Line, Memory, Watch};
 use crate::carve::plan::Request;
 use crate::owner::Owner;
-use crate::region::Region;
+use crate::region::{Region, RegionKind};
 
 /// What is held at a time while idle memory is scrubbed: somebody who wants it waits no longer than this takes.
 const PIECE: u64 = 1 << 30;
@@ -40,7 +40,7 @@ impl Ledger {
         loop {
             let dirty = self.states(region)?.dirty;
             let dirty = within.map_or_else(|| dirty.clone(), |within| dirty.minus(&dirty.minus(within)));
-            let Some((at, size)) = next_piece(region, &dirty, from, memory.is_separate(region)) else {
+            let Some((at, size)) = next_piece(region, &dirty, from, !matches!(region.kind, RegionKind::Egm { .. })) else {
                 return Ok(scrubbed);
             };
             from = at.saturating_add(size);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet};
 use egm_device::Backing;
-use egm_device::backing::BackingError;
+use egm_device::backing::{BackingError, RetiredListError};
 use egm_device::carve::plan::Request;
 use egm_device::ledger::{Identity, Ledger, Memory, Paths, Watch};
 use egm_device::owner::Owner;
@@ -20,7 +20,7 @@ pub(crate) const PAGE: u64 = 4096;
 /// Memory that is a plain file, opened anew by each owner.
 pub(crate) struct PlainFile(pub(crate) PathBuf);
 
-struct Window(File, u64, u64);
+pub(crate) struct Window(pub(crate) File, pub(crate) u64, pub(crate) u64);
 
 impl Backing for Window {
     fn file(&self) -> &File {
@@ -46,10 +46,6 @@ impl Memory for PlainFile {
             BackingError::Open { region: region.name.clone(), device: self.0.clone(), source }
         })?;
         Ok(Box::new(Window(file, slice.offset, slice.size.get())))
-    }
-
-    fn is_separate(&self, _: &Region) -> bool {
-        true
     }
 
     /// By writing, page after page: the tests are about order and not about speed.
@@ -81,6 +77,45 @@ impl Memory for PlainFile {
     }
 }
 
+/// Memory that its process opens once, for all its slices, as a broker does with an EGM device; the kernel lets others
+/// open it too, and scrubs nothing when they do.
+pub(crate) struct OneDescription {
+    memory: PlainFile,
+    file: File,
+}
+
+impl OneDescription {
+    pub(crate) fn open(path: &Path) -> Self {
+        let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
+        Self { memory: PlainFile(path.to_owned()), file }
+    }
+}
+
+impl Memory for OneDescription {
+    fn open(&self, region: &Region, slice: &Slice, _: &Watch<'_>) -> Result<Box<dyn Backing>, BackingError> {
+        let file = self.file.try_clone().map_err(|source| BackingError::Open {
+            region: region.name.clone(),
+            device: self.memory.0.clone(),
+            source,
+        })?;
+        Ok(Box::new(Window(file, slice.offset, slice.size.get())))
+    }
+
+    fn retired(&self, _: &Region, _: &dyn Backing) -> Result<Retired, RetiredListError> {
+        Ok(Retired::default())
+    }
+
+    fn zero(
+        &self,
+        backing: &dyn Backing,
+        at: Offset,
+        spans: &SpanSet<InRegion>,
+        watch: &Watch<'_>,
+    ) -> Result<(), ScrubError> {
+        self.memory.zero(backing, at, spans, watch)
+    }
+}
+
 /// A region of `pages` pages in a fresh file in `folder`, every byte of which an earlier owner has written.
 pub(crate) fn region(folder: &Path, pages: u64) -> (Region, Arc<dyn Memory>) {
     let path = folder.join("memory");
@@ -98,6 +133,14 @@ pub(crate) fn region(folder: &Path, pages: u64) -> (Region, Arc<dyn Memory>) {
         retired: Retired::default(),
     };
     (region, Arc::new(PlainFile(path)))
+}
+
+/// [`region`] as an EGM device that this process opens once.
+pub(crate) fn egm_region(folder: &Path, pages: u64) -> (Region, Arc<dyn Memory>) {
+    let (region, _) = region(folder, pages);
+    let path = folder.join("memory");
+    let memory = Arc::new(OneDescription::open(&path));
+    (Region { kind: RegionKind::Egm { device: path }, ..region }, memory)
 }
 
 pub(crate) fn identity() -> Identity {

@@ -2,7 +2,8 @@
 //!
 //! One story is told again and again: at its n-th step the world breaks, for every n, in each of the ways below. A step is
 //! a call to the disk or to the memory: each page that is scrubbed is one. Afterwards every byte is handed out again,
-//! in the same boot and in the next, and must be zero, and nobody else's.
+//! in the same boot and in the next, and must be zero, and nobody else's. The memory is one that each slice opens anew,
+//! then one that each process opens once.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,13 +16,13 @@ use egm_address::{InRegion, Offset, SpanSet};
 use egm_device::backing::{BackingError, RetiredListError};
 use egm_device::carve::plan::Request;
 use egm_device::ledger::{Disk, GrantError, Identity, Ledger, LedgerError, Memory, Name, Watch};
-use egm_device::region::{Region, Slice};
+use egm_device::region::{Region, RegionKind, Slice};
 use egm_device::report::Chain;
 use egm_device::retired::Retired;
 use egm_device::scrub::{Cause, ScrubError};
 use egm_device::{Backing, Lease};
 
-use crate::common::{PAGE, PlainFile, fill, identity, is_full_of, is_zero, region, request, set};
+use crate::common::{PAGE, egm_region, fill, identity, is_full_of, is_zero, region, request, set};
 
 const NOBODY: Watch<'static> = Watch::nobody();
 const PAGES: u64 = 12;
@@ -169,9 +170,12 @@ impl Disk for FakeDisk {
     }
 }
 
+/// Makes the region's file where it is missing, and opens its memory as a process does.
+type Open = fn(&Path, u64) -> (Region, Arc<dyn Memory>);
+
 /// Memory whose every page is a step.
 struct FakeMemory {
-    memory: PlainFile,
+    memory: Arc<dyn Memory>,
     world: Arc<World>,
 }
 
@@ -185,14 +189,9 @@ impl Memory for FakeMemory {
         match self.world.next(false) {
             None => self.memory.open(region, slice, watch),
             Some((_, source)) => {
-                let (region, device) = (region.name.clone(), self.memory.0.clone());
-                Err(BackingError::Open { region, device, source })
+                Err(BackingError::Open { region: region.name.clone(), device: "memory".into(), source })
             }
         }
-    }
-
-    fn is_separate(&self, region: &Region) -> bool {
-        self.memory.is_separate(region)
     }
 
     fn retired(&self, region: &Region, _: &dyn Backing) -> Result<Retired, RetiredListError> {
@@ -303,15 +302,15 @@ fn is_zero_but_for_holes(lease: &Lease) -> bool {
 }
 
 /// Tells the story in a world that breaks at step `at`; `false` when it ended before that.
-fn tell(breaks: Break, at: usize, folder: &Path) -> bool {
+fn tell(breaks: Break, at: usize, folder: &Path, open: Open) -> bool {
     let files = Arc::new(Mutex::new(Files::default()));
     let world = |breaks, at| Arc::new(World { breaks, at, step: AtomicUsize::new(0) });
-    let (region, _) = region(folder, PAGES);
+    let (region, _) = open(folder, PAGES);
     let path = folder.join("memory");
     std::fs::write(&path, vec![0xee; usize::try_from(PAGES * PAGE).unwrap()]).unwrap();
     let party = |world: &Arc<World>, identity: Identity| {
         let disk = FakeDisk { files: files.clone(), world: world.clone() };
-        let memory = FakeMemory { memory: PlainFile(path.clone()), world: world.clone() };
+        let memory = FakeMemory { memory: open(folder, PAGES).1, world: world.clone() };
         (Ledger::with_disk(Box::new(disk), folder.to_owned(), identity), Arc::new(memory) as Arc<dyn Memory>)
     };
     // Another process, to which nothing happens, has a page throughout.
@@ -324,9 +323,11 @@ fn tell(breaks: Break, at: usize, folder: &Path) -> bool {
     let (ledger, memory) = party(&broken, identity());
     let (retired, ours) = story(&ledger, &memory, &region);
     let mut held = vec![keeper];
-    match breaks {
-        Break::Once | Break::Half | Break::Full => held.extend(ours),
-        Break::Killed | Break::Power => drop(ours),
+    // What a process opens once may stay its own, after a failure, until it ends.
+    if matches!(breaks, Break::Killed | Break::Power) || matches!(region.kind, RegionKind::Egm { .. }) {
+        drop((ours, memory));
+    } else {
+        held.extend(ours);
     }
     no_overlap(&held);
     if breaks == Break::Power && broken.was_reached() {
@@ -337,6 +338,7 @@ fn tell(breaks: Break, at: usize, folder: &Path) -> bool {
         assert!(is_full_of(&held[0], 0xaa));
         held.clear();
     }
+    drop(its_memory);
     let next = Identity { boot: "next".to_owned(), ..identity() };
     let (ledger, memory) = party(&whole, next);
     let lease = ledger.grant_from(&memory, &region, &request("all", PAGES), &NOBODY).unwrap();
@@ -347,9 +349,11 @@ fn tell(breaks: Break, at: usize, folder: &Path) -> bool {
 
 /// Breaks the story at every one of its steps.
 fn everywhere(breaks: Break) {
-    let folder = tempfile::tempdir().unwrap();
-    let steps = (0..).take_while(|at| tell(breaks, *at, folder.path())).count();
-    assert!(steps > 100, "the story has only {steps} steps");
+    for open in [region, egm_region] {
+        let folder = tempfile::tempdir().unwrap();
+        let steps = (0..).take_while(|at| tell(breaks, *at, folder.path(), open)).count();
+        assert!(steps > 100, "the story has only {steps} steps");
+    }
 }
 
 #[test]

@@ -39,10 +39,6 @@ impl Memory for Device {
         self.memory.open(region, slice, watch)
     }
 
-    fn is_separate(&self, _: &Region) -> bool {
-        false
-    }
-
     fn retired(&self, _: &Region, _: &dyn Backing) -> Result<Retired, RetiredListError> {
         Ok(Retired::default().and(&self.list.lock().unwrap()))
     }

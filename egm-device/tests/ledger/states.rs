@@ -14,7 +14,9 @@ use egm_device::region::Region;
 use egm_device::report::{Blame, Chain, Report};
 use egm_device::scrub::Cause;
 
-use crate::common::{PAGE, PlainFile, fill, identity, is_full_of, is_zero, ledger, region, request, set};
+use crate::common::{
+    PAGE, PlainFile, egm_region, fill, identity, is_full_of, is_zero, ledger, region, request, set,
+};
 
 const NOBODY: Watch<'static> = Watch::nobody();
 
@@ -86,6 +88,27 @@ fn memory_that_a_peer_still_has_is_in_use_although_its_owner_is_gone() {
     assert!(error.to_string().contains("held by an unknown process at 0x0 (0x2000 bytes)"), "{error}");
     drop(peer);
     assert!(is_zero(&ledger.grant_from(&memory, &region, &wanted, &NOBODY).unwrap()));
+}
+
+#[test]
+fn slices_of_a_device_that_is_opened_once_are_given_back_one_by_one_and_outlive_its_opener() {
+    let folder = tempfile::tempdir().unwrap();
+    let (region, broker) = egm_region(folder.path(), 6);
+    // The kernel lets another process open it as well.
+    let (_, other) = egm_region(folder.path(), 6);
+    let ledger = ledger(folder.path());
+    let lease = ledger.grant_from(&broker, &region, &request("a", 2), &NOBODY).unwrap();
+    let lost = ledger.grant_from(&broker, &region, &request("b", 2), &NOBODY).unwrap();
+    lease.give_back(&NOBODY).unwrap();
+    let (client, at) = (lost.file().try_clone().unwrap(), Some(lost.slice().offset));
+    drop((lost, broker));
+    let again = ledger.grant_from(&other, &region, &request("c", 2), &NOBODY).unwrap();
+    assert_eq!(again.slice().offset, 0);
+    let wanted = Request { at, ..request("d", 2) };
+    let error = ledger.grant_from(&other, &region, &wanted, &NOBODY).unwrap_err();
+    assert!(error.to_string().contains("held by an unknown process at 0x2000 (0x2000 bytes)"), "{error}");
+    drop(client);
+    assert!(is_zero(&ledger.grant_from(&other, &region, &wanted, &NOBODY).unwrap()));
 }
 
 #[test]

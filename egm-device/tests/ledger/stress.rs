@@ -4,7 +4,11 @@
 //! The memory is its own witness: an owner fills its slice with a word of its own and reads that back before it lets go,
 //! and every slice must come as zeroes. Two owners, or one unscrubbed page, end the test.
 //!
-//! It takes 5 seconds; `EGM_STRESS_SECONDS` says otherwise. The long run, without a test runner that loses patience:
+//! Told twice: of memory that each slice opens anew, as `/dev/mem`, and of memory that a process opens once, as an EGM device
+//! on a kernel that lets others open it too. In the second, owners have children that go on mapping a slice when the owner
+//! has been killed: nobody may get it before they end.
+//!
+//! Each takes 5 seconds; `EGM_STRESS_SECONDS` says otherwise. The long run, without a test runner that loses patience:
 //! ```text
 //! EGM_STRESS_SECONDS=660 cargo test --profile lab -p egm-device --test ledger-stress -- --nocapture
 //! ```
@@ -14,18 +18,25 @@
 
 mod common;
 
+use std::fs::File;
+use std::io::{BufRead, BufReader, PipeReader, PipeWriter, pipe};
+use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
-use egm_device::Lease;
-use egm_device::ledger::Watch;
+use egm_device::ledger::{Memory, Watch};
+use egm_device::region::Region;
+use egm_device::{Backing, Lease, Mapping};
+use nix::unistd::dup2_stdin;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_death_signal};
 
-use common::{fill, is_full_of, is_zero, ledger, region, request, set};
+use common::{Window, egm_region, fill, is_full_of, is_zero, ledger, region, request, set};
 
 const NOBODY: Watch<'static> = Watch::nobody();
 const PAGES: u64 = 64;
@@ -33,10 +44,35 @@ const WORKERS: usize = 4;
 /// The longest life of a worker, about.
 const LIFE: Duration = Duration::from_millis(20 * WORKERS as u64);
 
-/// Set for the processes that are killed: they run this same test.
+/// Set for the processes that are killed, and for their children: they run this same test.
 const FOLDER: &str = "EGM_STRESS_FOLDER";
 const SEED: &str = "EGM_STRESS_SEED";
-const NAME: &str = "processes_that_are_killed_at_any_instruction_never_share_a_byte_nor_see_an_old_one";
+/// Set for the children: offset, size and word.
+const SLICE: &str = "EGM_STRESS_SLICE";
+
+type Opened = fn(&Path, u64) -> (Region, Arc<dyn Memory>);
+
+/// How a process reaches the memory.
+#[derive(Clone, Copy)]
+struct Way {
+    /// The test that tells of it.
+    test: &'static str,
+    region: Opened,
+    /// Whether owners have children that survive them.
+    children: bool,
+}
+
+const ANEW: Way = Way {
+    test: "processes_that_are_killed_at_any_instruction_never_share_a_byte_nor_see_an_old_one",
+    region,
+    children: false,
+};
+
+const ONCE: Way = Way {
+    test: "nor_do_they_where_a_process_opens_the_memory_once_and_leaves_children_that_map_it",
+    region: egm_region,
+    children: true,
+};
 
 /// A linear congruential generator: only its upper bits are used.
 struct Random(u64);
@@ -52,6 +88,77 @@ impl Random {
     }
 }
 
+/// A slice that a worker has.
+struct Holding {
+    word: u64,
+    lease: Lease,
+    /// Who maps it, too.
+    child: Option<Child>,
+}
+
+impl Holding {
+    fn new(way: Way, lease: Lease, random: &mut Random) -> Self {
+        if !is_zero(&lease) {
+            wrong("not scrubbed", &lease);
+        }
+        let word = random.below(u64::MAX) | 1;
+        fill(&lease, word);
+        let child = way.children && random.below(4) == 0;
+        Self { word, child: child.then(|| spawn_survivor(way, &lease, word)), lease }
+    }
+
+    fn check(&self) {
+        if !is_full_of(&self.lease, self.word) {
+            wrong("somebody else wrote", &self.lease);
+        }
+    }
+
+    fn end(mut self, properly: bool) {
+        self.check();
+        if let Some(child) = &mut self.child {
+            // Whoever lets a slice go answers for those that it gave the memory to.
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        if properly {
+            // Refusals are part of the game: the record may be torn up under our feet.
+            let _ = self.lease.give_back(&NOBODY);
+        }
+    }
+}
+
+fn spawn_survivor(way: Way, lease: &Lease, word: u64) -> Child {
+    Command::new(env::current_exe().unwrap())
+        .args(["--exact", way.test, "--nocapture"])
+        .env(SLICE, format!("{} {} {word}", lease.offset(), lease.size()))
+        .stdin(lease.file().try_clone().unwrap())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// Maps the slice (offset, size, word) by the description that is standard input, for longer than its owner may live.
+fn survive(folder: &Path, slice: &str) -> ! {
+    let numbers: Vec<u64> = slice.split(' ').map(|number| number.parse().unwrap()).collect();
+    let [offset, size, word] = *numbers else { panic!("{slice}") };
+    let file = File::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
+    dup2_stdin(File::open("/dev/null").unwrap()).unwrap();
+    let slice = Window(file, offset, size);
+    let _mapping = Mapping::new(&slice, 0, size, 0).unwrap();
+    drop(slice);
+    // The mapping is all that is left of the owner's description. Another one, without a lock, tells what it shows.
+    let witness = Window(File::open(folder.join("memory")).unwrap(), offset, size);
+    let begun = Instant::now();
+    while begun.elapsed() < LIFE {
+        if !is_full_of(&witness, word) {
+            eprintln!("process {}: somebody got {size:#x} bytes at {offset:#x}", std::process::id());
+            break;
+        }
+        thread::sleep(Duration::from_millis(1)); // the processors are for the owners
+    }
+    std::process::exit(0)
+}
+
 /// Ends with a code when something is wrong: any other end but SIGKILL is a bug of the test.
 fn wrong(what: &str, lease: &Lease) -> ! {
     eprintln!("process {}: {what}: {lease:?}", std::process::id());
@@ -59,41 +166,28 @@ fn wrong(what: &str, lease: &Lease) -> ! {
 }
 
 /// Takes, checks and returns slices until it is killed.
-fn work(folder: &Path, mut random: Random) -> ! {
+fn work(folder: &Path, way: Way, mut random: Random) -> ! {
     // However the test ends, its workers do not go on.
     set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
-    let (region, memory) = region(folder, PAGES);
+    let (region, memory) = (way.region)(folder, PAGES);
     let ledger = ledger(folder);
-    let mut leases: Vec<(u64, Lease)> = Vec::new();
-    let check = |word: u64, lease: &Lease| {
-        if !is_full_of(lease, word) {
-            wrong("somebody else wrote", lease);
-        }
-    };
+    let mut held: Vec<Holding> = Vec::new();
     loop {
         // Refusals are part of the game: the region may be full, the record torn up under our feet.
         match random.below(16) {
-            0..8 if leases.len() < 4 => {
+            0..8 if held.len() < 4 => {
                 let wanted = request("worker", 1 + random.below(PAGES / 4));
-                let Ok(lease) = ledger.grant_from(&memory, &region, &wanted, &NOBODY) else { continue };
-                if !is_zero(&lease) {
-                    wrong("not scrubbed", &lease);
+                if let Ok(lease) = ledger.grant_from(&memory, &region, &wanted, &NOBODY) {
+                    held.push(Holding::new(way, lease, &mut random));
                 }
-                let word = random.below(u64::MAX) | 1;
-                fill(&lease, word);
-                leases.push((word, lease));
             }
-            0..13 if !leases.is_empty() => {
-                let (word, lease) = leases.swap_remove(random.index(leases.len()));
-                check(word, &lease);
-                if random.below(4) > 0 {
-                    let _ = lease.give_back(&NOBODY);
-                }
+            0..13 if !held.is_empty() => {
+                held.swap_remove(random.index(held.len())).end(random.below(4) > 0);
             }
             13 => drop(ledger.scrub(&memory, &region, None, &NOBODY)),
             14 => drop(ledger.repair()),
             15 => drop(ledger.states(&region)),
-            _ => leases.iter().for_each(|(word, lease)| check(*word, lease)),
+            _ => held.iter().for_each(Holding::check),
         }
     }
 }
@@ -101,23 +195,27 @@ fn work(folder: &Path, mut random: Random) -> ! {
 /// The processes that are killed.
 struct Workers<'a> {
     folder: &'a Path,
+    way: Way,
+    /// Where they, and their children, complain.
+    complaints: PipeWriter,
     children: Vec<Child>,
     killed: u64,
 }
 
 impl<'a> Workers<'a> {
-    fn new(folder: &'a Path, random: &mut Random) -> Self {
-        let mut workers = Self { folder, children: Vec::new(), killed: 0 };
+    fn new(folder: &'a Path, way: Way, complaints: PipeWriter, random: &mut Random) -> Self {
+        let mut workers = Self { folder, way, complaints, children: Vec::new(), killed: 0 };
         workers.children = (0..WORKERS).map(|_| workers.spawn(random)).collect();
         workers
     }
 
     fn spawn(&self, random: &mut Random) -> Child {
         Command::new(env::current_exe().unwrap())
-            .args(["--exact", NAME, "--nocapture"])
+            .args(["--exact", self.way.test, "--nocapture"])
             .env(FOLDER, self.folder)
             .env(SEED, random.below(u64::MAX).to_string())
             .stdout(Stdio::null())
+            .stderr(self.complaints.try_clone().unwrap())
             .spawn()
             .unwrap()
     }
@@ -166,18 +264,28 @@ fn tear(folder: &Path, random: &mut Random) {
     }
 }
 
-#[test]
-fn processes_that_are_killed_at_any_instruction_never_share_a_byte_nor_see_an_old_one() {
+/// Every line that comes, until nobody is left who could write one.
+fn listen(complaints: PipeReader) -> JoinHandle<Vec<String>> {
+    let told = |line: &String| eprintln!("{line}");
+    thread::spawn(move || BufReader::new(complaints).lines().map_while(Result::ok).inspect(told).collect())
+}
+
+fn stress(way: Way) {
     if let Some(folder) = env::var_os(FOLDER) {
-        work(folder.as_ref(), Random(env::var(SEED).unwrap().parse().unwrap()));
+        if let Ok(slice) = env::var(SLICE) {
+            survive(folder.as_ref(), &slice);
+        }
+        work(folder.as_ref(), way, Random(env::var(SEED).unwrap().parse().unwrap()));
     }
     let seconds = env::var("EGM_STRESS_SECONDS").map_or(5, |text| text.parse().unwrap());
     let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
-    let (region, memory) = region(folder.path(), PAGES);
+    let (region, memory) = (way.region)(folder.path(), PAGES);
     let seed = std::process::id().into();
     println!("seed {seed}");
     let (mut random, begun, mut torn) = (Random(seed), Instant::now(), 0u64);
-    let mut workers = Workers::new(folder.path(), &mut random);
+    let (complaints, complain) = pipe().unwrap();
+    let complaints = listen(complaints);
+    let mut workers = Workers::new(folder.path(), way, complain, &mut random);
     while begun.elapsed() < Duration::from_secs(seconds) {
         let life = u64::try_from(LIFE.as_micros()).unwrap();
         workers.none_ends_within(Duration::from_micros(random.below(life / WORKERS as u64)));
@@ -190,6 +298,9 @@ fn processes_that_are_killed_at_any_instruction_never_share_a_byte_nor_see_an_ol
     while let Some(worker) = workers.children.pop() {
         workers.kill(worker);
     }
+    let killed = workers.killed;
+    drop(workers);
+    assert_eq!(complaints.join().unwrap(), [""; 0]);
     // Nothing is lost: one owner gets all of it, and it is zero.
     let ledger = ledger(folder.path());
     assert!(ledger.states(&region).unwrap().held.is_empty());
@@ -198,6 +309,16 @@ fn processes_that_are_killed_at_any_instruction_never_share_a_byte_nor_see_an_ol
     lease.give_back(&NOBODY).unwrap();
     assert_eq!(ledger.states(&region).unwrap().clean, set(0, PAGES));
     let replaced = ledger.look().unwrap().0.sequence;
-    println!("stress: {seconds} s, {} kills, {torn} torn records, {replaced} replacements", workers.killed);
-    assert!(workers.killed > 0 && replaced > 0);
+    println!("stress: {seconds} s, {killed} kills, {torn} torn records, {replaced} replacements");
+    assert!(killed > 0 && replaced > 0);
+}
+
+#[test]
+fn processes_that_are_killed_at_any_instruction_never_share_a_byte_nor_see_an_old_one() {
+    stress(ANEW);
+}
+
+#[test]
+fn nor_do_they_where_a_process_opens_the_memory_once_and_leaves_children_that_map_it() {
+    stress(ONCE);
 }
