@@ -40,7 +40,9 @@ impl Ledger {
         loop {
             let dirty = self.states(region)?.dirty;
             let dirty = within.map_or_else(|| dirty.clone(), |within| dirty.minus(&dirty.minus(within)));
-            let Some((at, size)) = next_piece(region, &dirty, from, !matches!(region.kind, RegionKind::Egm { .. })) else {
+            let Some((at, size)) =
+                next_piece(region, &dirty, from, !matches!(region.kind, RegionKind::Egm { .. }))
+            else {
                 return Ok(scrubbed);
             };
             from = at.saturating_add(size);
