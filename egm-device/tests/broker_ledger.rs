@@ -3,6 +3,7 @@
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use egm_address::ByteSize;
 use egm_device::Mapping;
@@ -59,6 +60,6 @@ fn a_lent_slice_is_in_the_ledger_under_its_client_and_usable_as_memory() {
 
     let refused = Client::connect(&path).unwrap().take(&take, |_| ()).unwrap_err().to_string();
     assert!(refused.contains("rule \"root\": 8MiB does not fit in \"local\" now"), "{refused}");
-    loan.give_back().unwrap();
+    loan.give_back(&AtomicBool::new(false)).unwrap();
     assert!(ledger.states(&region()).unwrap().held.is_empty());
 }

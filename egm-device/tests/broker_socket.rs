@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::atomic::AtomicBool;
 
 use broker_world::{Broker, G, Kept, take};
 use egm_device::broker::{Client, ClientError, MAX_PACKET, Server, ServerError, Take};
@@ -19,6 +20,9 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
     SocketFlags, SocketType,
 };
+
+/// Nobody gives up.
+static NEVER: AtomicBool = AtomicBool::new(false);
 
 fn raw(path: &Path) -> OwnedFd {
     let socket =
@@ -52,7 +56,7 @@ fn refused(result: Result<egm_device::broker::Loan, ClientError>) -> String {
 /// The broker still serves an honest client.
 fn serves(broker: &Broker) {
     let loan = broker.client().take(&take("egm4", G), |_| ()).unwrap();
-    loan.give_back().unwrap();
+    loan.give_back(&NEVER).unwrap();
 }
 
 #[test]
@@ -69,9 +73,9 @@ fn an_exclusive_file_is_shared_by_two_clients_at_different_places() {
     assert_eq!(&seen, b"mine", "one file");
     assert_eq!(broker.source.opened(), 1);
     let (offset, size) = (first.offset(), first.slice().size.get());
-    first.give_back().unwrap();
+    first.give_back(&NEVER).unwrap();
     assert!(broker.source.was_scrubbed(offset, size));
-    second.give_back().unwrap();
+    second.give_back(&NEVER).unwrap();
 }
 
 #[test]
@@ -87,7 +91,7 @@ fn who_waits_is_served_when_a_slice_comes_back() {
         why,
         "rule \"root\": 1GiB does not fit in \"egm4\" now: 0 to have, 0 in one piece; nothing else is free"
     );
-    first.give_back().unwrap();
+    first.give_back(&NEVER).unwrap();
     assert_eq!(waiter.join().unwrap().unwrap().slice().size.get(), G);
 }
 
@@ -187,7 +191,7 @@ fn a_waiting_client_that_hangs_up_is_out_of_the_queue() {
     );
     assert!(hear(&gone).starts_with("{\"waiting\":"));
     drop(gone);
-    held.give_back().unwrap();
+    held.give_back(&NEVER).unwrap();
     serves(&broker);
 }
 
@@ -232,6 +236,27 @@ fn a_second_broker_is_refused_and_a_dead_ones_socket_replaced() {
     std::fs::write(&plain, "precious").unwrap();
     assert!(Server::listen(&plain, Policy::root_only(), source).is_err());
     assert_eq!(std::fs::read(&plain).unwrap(), b"precious");
+}
+
+/// flock(2) works on a descriptor that can only be read: a lock that others may open is no lock.
+#[test]
+fn only_the_broker_can_open_its_lock() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let (path, lock) = (folder.path().join("socket"), folder.path().join("socket.lock"));
+    let listen = || Server::listen(&path, Policy::root_only(), Kept::new(G));
+    drop(listen().unwrap());
+    assert_eq!(lock.metadata().unwrap().permissions().mode() & 0o7777, 0o600);
+    std::fs::set_permissions(&lock, PermissionsExt::from_mode(0o644)).unwrap();
+    assert!(matches!(listen(), Err(ServerError::NotOurs { mode: 0o644, .. })));
+    if rustix::process::geteuid().is_root() {
+        std::fs::set_permissions(&lock, PermissionsExt::from_mode(0o600)).unwrap();
+        std::os::unix::fs::chown(&lock, Some(4001), None).unwrap();
+        assert!(matches!(listen(), Err(ServerError::NotOurs { uid: 4001, .. })));
+    }
+    std::fs::remove_file(&lock).unwrap();
+    std::os::unix::fs::symlink(folder.path().join("elsewhere"), &lock).unwrap();
+    assert!(matches!(listen(), Err(ServerError::Listen { .. })));
 }
 
 /// `egm-device carve grant --broker` as user `uid` with group `gid`.
@@ -290,5 +315,21 @@ fn a_client_that_dies_gives_its_slice_back() {
     let died = grant(&broker, 0, 0, &["--size", "2GiB", "--", "/bin/sh", "-c", "kill -9 $PPID"]);
     assert!(!died.status.success());
     let loan = broker.client().take(&take("egm4", 2 * G), |_| ()).unwrap(); // waits for the scrub
+    assert!(broker.source.was_scrubbed(loan.offset(), 2 * G));
+}
+
+/// The command's end is not its children's: one that went to the background still has the memory.
+#[test]
+fn a_slice_is_lent_until_the_commands_children_are_gone_too() {
+    let broker = Broker::start(Policy::root_only(), 2 * G);
+    let script = "sleep infinity >/dev/null 2>&1 & echo $!";
+    let command = grant(&broker, 0, 0, &["--size", "2GiB", "--", "/bin/sh", "-c", script]);
+    assert!(command.status.success(), "{command:?}");
+    let child = String::from_utf8(command.stdout).unwrap();
+    let now = Take { wait: false, ..take("egm4", 2 * G) };
+    let meanwhile = broker.client().take(&now, |_| ());
+    assert!(Command::new("/bin/kill").arg(child.trim()).status().unwrap().success());
+    assert!(refused(meanwhile).contains("does not fit"));
+    let loan = broker.client().take(&take("egm4", 2 * G), |_| ()).unwrap(); // waits for the child's end
     assert!(broker.source.was_scrubbed(loan.offset(), 2 * G));
 }

@@ -2,20 +2,24 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 use rustix::net::SocketFlags;
 
 use super::packet;
-use super::wire::{self, MAX_PACKET, Refused, Reply, Request, Take};
+use super::wire::{self, MAX_REPLY, Refused, Reply, Request, Take};
 use crate::backing::{self, Backing, BackingError};
 use crate::region::{Region, Slice};
 use crate::report::{Blame, Report};
 
 /// Bytes of a region's description at most.
 const MAX_REGION: u64 = 64 << 20;
+
+/// Nobody gives up.
+static NEVER: AtomicBool = AtomicBool::new(false);
 
 /// Why there is no slice.
 #[derive(Debug, thiserror::Error)]
@@ -27,6 +31,8 @@ pub enum ClientError {
     Refused { asked: String, why: String },
     #[error("the broker hung up")]
     Gone(#[source] io::Error),
+    #[error("did not wait until the broker had scrubbed the slice, which goes on")]
+    Cancelled,
     #[error("the broker said something unknown: {what}")]
     Unknown { what: &'static str },
     #[error("the memory that the broker passed cannot be used")]
@@ -79,7 +85,7 @@ impl Client {
         self.say(&Request::Take(take.clone()))?;
         let mut waiting = Some(waiting);
         loop {
-            let (reply, descriptors) = self.hear()?;
+            let (reply, descriptors) = self.hear(&NEVER)?;
             match reply {
                 Reply::Waiting(Refused { why, .. }) => {
                     if let Some(waiting) = waiting.take() {
@@ -101,7 +107,7 @@ impl Client {
     /// [`ClientError`].
     pub fn free(&self) -> Result<(u64, u64), ClientError> {
         self.say(&Request::Free)?;
-        match self.hear()?.0 {
+        match self.hear(&NEVER)?.0 {
             Reply::Free(room) => Ok((room.total, room.largest)),
             Reply::Refused(Refused { why, .. }) => {
                 Err(ClientError::Refused { asked: "to say what is free".into(), why })
@@ -122,10 +128,13 @@ impl Client {
         }
     }
 
-    fn hear(&self) -> Result<(Reply, Vec<OwnedFd>), ClientError> {
-        let mut buffer = [0; 2 * MAX_PACKET];
-        let (length, descriptors) =
-            packet::wait_for(self.socket.as_fd(), &mut buffer).map_err(ClientError::Gone)?;
+    fn hear(&self, cancel: &AtomicBool) -> Result<(Reply, Vec<OwnedFd>), ClientError> {
+        let mut buffer = [0; MAX_REPLY];
+        let heard = packet::wait_for(self.socket.as_fd(), &mut buffer, cancel);
+        let (length, descriptors) = heard.map_err(|error| match error.kind() {
+            io::ErrorKind::Interrupted => ClientError::Cancelled,
+            _ => ClientError::Gone(error),
+        })?;
         match buffer.get(..length) {
             None | Some([]) => Err(ClientError::Gone(io::ErrorKind::UnexpectedEof.into())),
             Some(packet) => {
@@ -197,15 +206,21 @@ impl Loan {
         backing::adopt(&self.region, &self.slice, file).map_err(ClientError::Backing)
     }
 
-    /// Gives the slice back and waits until it is scrubbed. No process may map it any more. Without this it goes back when
-    /// this process ends.
+    /// The connection: a process that inherits it keeps the loan, even when this one has ended.
+    #[must_use]
+    pub fn connection(&self) -> BorrowedFd<'_> {
+        self.client.socket.as_fd()
+    }
+
+    /// Gives the slice back and waits until it is scrubbed, or `cancel` is set: then the broker goes on alone. No process
+    /// may map it any more. Without this it goes back when this process, and whoever has the connection, are gone.
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn give_back(self) -> Result<(), ClientError> {
+    pub fn give_back(self, cancel: &AtomicBool) -> Result<(), ClientError> {
         drop(self.file);
         self.client.say(&Request::Return)?;
-        match self.client.hear()?.0 {
+        match self.client.hear(cancel)?.0 {
             Reply::Returned => Ok(()),
             Reply::Refused(Refused { why, .. }) => {
                 Err(ClientError::Refused { asked: "a return".into(), why })
@@ -227,4 +242,40 @@ fn read_all(file: &File, text: &mut Vec<u8>) -> io::Result<()> {
     }
     At(file, 0).take(MAX_REGION).read_to_end(text)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use egm_address::ByteSize;
+    use rustix::net::{AddressFamily, SocketType, socketpair};
+
+    use super::*;
+    use crate::region::RegionKind;
+    use crate::retired::Retired;
+
+    /// A broker that scrubs may take minutes: whoever was told to end does not wait for it.
+    #[test]
+    fn who_gives_a_slice_back_may_go_before_it_is_scrubbed() {
+        let (socket, broker) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let region = Region {
+            name: "egm4".into(),
+            kind: RegionKind::Egm { device: "/dev/egm4".into() },
+            node: None,
+            size: ByteSize::new(4096),
+            page_size: ByteSize::new(4096),
+            base: None,
+            functions: Vec::new(),
+            retired: Retired::default(),
+        };
+        let slice = Slice { region: "egm4".into(), offset: 0, size: ByteSize::new(4096) };
+        let file = tempfile::tempfile().unwrap();
+        let loan = Loan { client: Client { socket }, region, slice, offset: 0, file };
+        assert!(matches!(loan.give_back(&AtomicBool::new(true)), Err(ClientError::Cancelled)));
+        let mut said = [0; 64];
+        assert!(matches!(
+            packet::receive(broker.as_fd(), &mut said).unwrap(),
+            packet::Packet::Whole(b"\"return\"")
+        ));
+    }
 }

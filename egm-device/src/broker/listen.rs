@@ -3,10 +3,10 @@
 use std::fs::{File, Permissions};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::net::SocketFlags;
 
 use super::packet;
@@ -23,6 +23,16 @@ pub enum ServerError {
     Taken {
         /// The socket.
         path: PathBuf,
+    },
+    /// Others could hold the lock beside the socket.
+    #[error("lock {} belongs to user {uid} with mode {mode:#o}, and must be the broker's own with 0o600", path.display())]
+    NotOurs {
+        /// The lock.
+        path: PathBuf,
+        /// Its owner.
+        uid: u32,
+        /// Its permissions.
+        mode: u32,
     },
     /// The socket cannot be made.
     #[error("cannot listen at {}", path.display())]
@@ -44,16 +54,29 @@ impl Report for ServerError {
     }
 
     fn help(&self) -> Option<String> {
-        matches!(self, Self::Taken { .. }).then(|| "use that one, or end it first".to_owned())
+        match self {
+            Self::Taken { .. } => Some("use that one, or end it first".to_owned()),
+            Self::NotOurs { .. } => Some("remove it once no broker runs, and look who made it".to_owned()),
+            _ => None,
+        }
     }
 }
 
-/// The lock beside the socket: one broker has it at a time, and it goes with its process.
+/// The lock beside the socket: one broker has it at a time, and it goes with its process. flock(2) asks for no right to
+/// write: whoever may read the file could keep the broker from starting, so nobody else may.
 pub(super) fn lock(path: &Path) -> Result<File, ServerError> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".lock");
     let error = |source| ServerError::Listen { path: path.to_owned(), source };
-    let lock = File::options().create(true).truncate(false).write(true).open(&beside).map_err(error)?;
+    let mut options = File::options();
+    options.create(true).truncate(false).write(true).mode(0o600);
+    options.custom_flags(i32::try_from(OFlags::NOFOLLOW.bits()).unwrap_or(0));
+    let lock = options.open(&beside).map_err(error)?;
+    let found = lock.metadata().map_err(error)?;
+    let (uid, mode) = (found.uid(), found.mode() & 0o7777);
+    if uid != rustix::process::geteuid().as_raw() || mode & 0o177 != 0 {
+        return Err(ServerError::NotOurs { path: beside.into(), uid, mode });
+    }
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(lock),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(ServerError::Taken { path: path.to_owned() }),

@@ -4,8 +4,11 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::cmsg_space;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::Timespec;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -13,6 +16,9 @@ use rustix::net::{
 
 /// Descriptors in a packet: the memory, and the file that describes its region.
 pub(super) const DESCRIPTORS: usize = 2;
+
+/// How soon somebody who waits for a packet and gives up is heeded: 100 ms.
+const HEED: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// A socket for packets.
 pub(super) fn socket(flags: SocketFlags) -> io::Result<OwnedFd> {
@@ -59,18 +65,30 @@ pub(super) fn receive<'a>(from: BorrowedFd<'_>, buffer: &'a mut [u8]) -> io::Res
     })
 }
 
-/// The next packet and its descriptors, from a broker that is trusted to be one; waits for it.
+/// The next packet and its descriptors, from a broker that is trusted to be one; waits for it until `cancel` is set.
 ///
 /// # Errors
-/// The kernel's; `InvalidData` for one that is longer than any.
-pub(super) fn wait_for(from: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+/// The kernel's; `InvalidData` for one that is longer than any; `Interrupted` when `cancel` is set.
+pub(super) fn wait_for(
+    from: BorrowedFd<'_>,
+    buffer: &mut [u8],
+    cancel: &AtomicBool,
+) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut reset = false;
     let received = loop {
+        match poll(&mut [PollFd::from_borrowed_fd(from, PollFlags::IN)], Some(&HEED)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) if cancel.load(Ordering::Relaxed) => {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            Ok(0) | Err(rustix::io::Errno::INTR) => continue,
+            polled => polled?,
+        };
         let mut parts = [IoSliceMut::new(buffer)];
-        match rustix::net::recvmsg(from, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Err(rustix::io::Errno::INTR) => {}
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        match rustix::net::recvmsg(from, &mut parts, &mut control, flags) {
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
             // The broker hung up before it read all that we said. What it said before that is still to be read.
             Err(rustix::io::Errno::CONNRESET) if !reset => reset = true,
             received => break received?,

@@ -1,4 +1,4 @@
-//! What is said on the socket: one JSON value a packet, [`MAX_PACKET`] bytes at most.
+//! What is said on the socket: one JSON value a packet, of [`MAX_PACKET`] bytes at most, or [`MAX_REPLY`] from the broker.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -6,8 +6,11 @@ use serde::{Deserialize, Serialize};
 use crate::policy::{Free, Refusal, is_word};
 use crate::region::Slice;
 
-/// Bytes in a packet at most: the longest legal one is half of it.
+/// Bytes in a client's packet at most: the longest legal one is half of it.
 pub const MAX_PACKET: usize = 4096;
+
+/// Bytes in an answer at most: what is free by region takes more room than any request.
+pub(super) const MAX_REPLY: usize = 2 * MAX_PACKET;
 
 /// Regions in a request at most.
 const MAX_REGIONS: usize = 16;
@@ -163,7 +166,7 @@ pub(crate) mod tests {
         let why = Why::NoClass { uid: u32::MAX, class: long.clone(), region: region.clone() };
         let free = Free { total: u64::MAX, largest: u64::MAX, regions: vec![(region, u64::MAX); 1000] };
         let refused = Reply::Refused(Refusal { rule: Some(long), why, free }.into());
-        assert!(encode(&refused).len() < 2 * MAX_PACKET);
+        assert!(encode(&refused).len() < MAX_REPLY);
     }
 
     #[test]

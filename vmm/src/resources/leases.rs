@@ -308,7 +308,7 @@ impl Leases {
                 None => return Some(LeaseError::InUse { id }),
                 Some(Taken::Lent(loan, lent)) => {
                     drop(lent);
-                    return loan.give_back().err().map(|source| LeaseError::Broker { id, source });
+                    return loan.give_back(&cancel).err().map(|source| LeaseError::Broker { id, source });
                 }
                 Some(Taken::Own(lease)) => lease,
             };

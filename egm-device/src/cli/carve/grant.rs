@@ -24,7 +24,8 @@ use crate::report::{Blame, Report};
 /// Takes a slice, runs a command with it, and gives it back scrubbed
 ///
 /// The command finds the memory's descriptor, the slice's place in it and its size, both in bytes, in EGM_SLICE_FD,
-/// EGM_SLICE_OFFSET and EGM_SLICE_SIZE.
+/// EGM_SLICE_OFFSET and EGM_SLICE_SIZE. A broker takes its slice back when the command and all who inherited the memory
+/// from it are gone.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Region by name or kind; several are tried in this order
@@ -89,9 +90,11 @@ pub(super) fn run(args: &Args) -> Outcome {
                 wait: args.wait,
             };
             let loan = Client::connect(socket)?.take(&take, |why| eprintln!("waiting: {why}"))?;
-            let status = args.run_with(loan.file(), loan.offset())?;
-            loan.give_back()?;
-            status
+            // Whoever inherits the memory inherits the connection. That the command has ended does not say that its
+            // children have: the broker takes the slice back when all of them are gone.
+            fcntl_setfd(loan.connection(), FdFlags::empty())
+                .map_err(|errno| args.cannot_run(errno.into()))?;
+            args.run_with(loan.file(), loan.offset())?
         }
         None => args.run_directly()?,
     };
