@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 
 use egm_address::{Offset, Span};
-use egm_device::poison::{Cause, Event, News, Watch, in_guest};
+use egm_device::poison::{Cause, Event, Met, News, Watch, in_guest};
 use egm_device::scrub::{self, Work, zero};
 use egm_device::{Anonymous, Mapping};
 
@@ -79,7 +79,7 @@ fn alone(name: &str) -> bool {
 
 fn event(offset: u64, cause: Cause) -> Event {
     let span = Span::new(Offset::new(offset), 0x1000).unwrap();
-    Event { region: "egm4".into(), span, cause }
+    Event { memory: "egm4".into(), span, cause }
 }
 
 #[test]
@@ -93,7 +93,10 @@ fn bad_pages_of_a_watched_slice_become_events_and_others_are_counted() {
     assert_eq!(watch.news(), News::default());
     let start = mapping.as_ptr().addr();
     sigbus(libc::BUS_MCEERR_AO, start + 0x1234, 12);
-    in_guest(|| sigbus(libc::BUS_MCEERR_AR, start + 0x5000, 12));
+    let ((), met) = in_guest(|| sigbus(libc::BUS_MCEERR_AR, start + 0x5123, 12));
+    let page = u64::try_from(start + 0x5000).unwrap();
+    assert_eq!(met, Some(Met { address: page, size: 0x1000 }));
+    assert_eq!(in_guest(|| sigbus(libc::BUS_MCEERR_AO, start + 0x1234, 12)), ((), None));
     sigbus(libc::BUS_MCEERR_AO, 0x1000, 12);
     let news = watch.news();
     assert_eq!(news.events, [event(0x9000, Cause::Found), event(0xd000, Cause::Consumed)]);
@@ -177,7 +180,7 @@ fn poison_first_page(mapping: &Mapping) -> bool {
     mapping.populate(0, 0x2000).unwrap();
     let page = mapping.as_ptr().cast();
     // SAFETY: the page is ours and nothing is kept in it.
-    let result = in_guest(|| unsafe { libc::madvise(page, 0x1000, libc::MADV_HWPOISON) });
+    let (result, _) = in_guest(|| unsafe { libc::madvise(page, 0x1000, libc::MADV_HWPOISON) });
     if result != 0 {
         let error = std::io::Error::last_os_error();
         println!("skipped: madvise(MADV_HWPOISON): {error} (needs root and CONFIG_MEMORY_FAILURE)");

@@ -6,7 +6,8 @@
 //!                    └─► anything else: the process dies, as without us
 //! the device's list ─► Growth ─► Event
 //! ```
-//! An [`Event`] names region and bytes: the ledger retires them, the VM tells its guest.
+//! An [`Event`] names memory and bytes: the ledger retires them, the VM tells its guest. The vCPU that met a bad page hears
+//! of it from [`in_guest`] as well, since its guest cannot go on.
 
 mod ring;
 mod signal;
@@ -36,12 +37,12 @@ pub enum Cause {
     Listed,
 }
 
-/// Bytes of a slice that are bad from now on.
+/// Bytes of watched memory that are bad from now on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// The region.
-    pub region: String,
-    /// The bytes, in the region.
+    /// What the memory was added as; of a [`Growth`], its region.
+    pub memory: String,
+    /// The bytes in it.
     pub span: Span<InRegion>,
     /// How it became known.
     pub cause: Cause,
@@ -50,9 +51,9 @@ pub struct Event {
 /// What a look at the signals brought.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct News {
-    /// Bad bytes of watched slices, each once.
+    /// Bad bytes of watched memory, each once.
     pub events: Vec<Event>,
-    /// Bad pages of this process that belong to no watched slice: nobody has read them yet, who does will die.
+    /// Bad pages of this process that belong to no watched memory: nobody has read them yet, who does will die.
     pub elsewhere: usize,
     /// Faults that came when 64 were waiting already.
     pub lost: u64,
@@ -62,15 +63,15 @@ pub struct News {
 struct Watched {
     start: u64,
     size: u64,
-    region: String,
+    memory: String,
     at: u64,
 }
 
-/// Watches mapped slices for bad pages. A process has one: two would take each other's news.
+/// Watches mapped memory for bad pages. A process has one: two would take each other's news.
 #[derive(Debug)]
 pub struct Watch {
     wake: OwnedFd,
-    slices: Vec<Watched>,
+    watched: Vec<Watched>,
     news: News,
 }
 
@@ -83,20 +84,20 @@ impl Watch {
     pub fn new() -> io::Result<Self> {
         let wake = signal::install()?.try_clone()?;
         let _ = set_machine_check_memory_corruption_kill_policy(Some(Policy::Early));
-        Ok(Self { wake, slices: Vec::new(), news: News::default() })
+        Ok(Self { wake, watched: Vec::new(), news: News::default() })
     }
 
-    /// Watches `mapping`, which begins at the byte `at` of `region`.
-    pub fn add(&mut self, region: &str, at: Offset, mapping: &Mapping) {
+    /// Watches `mapping`, which begins at the byte `at` of what the caller calls `memory`.
+    pub fn add(&mut self, memory: &str, at: Offset, mapping: &Mapping) {
         let (start, size) = range(mapping);
-        self.slices.push(Watched { start, size, region: region.to_owned(), at: at.get() });
+        self.watched.push(Watched { start, size, memory: memory.to_owned(), at: at.get() });
     }
 
     /// Forgets `mapping`; before it is dropped, because its addresses may be used again. What came before is kept.
     pub fn remove(&mut self, mapping: &Mapping) {
         self.collect();
         let (start, _) = range(mapping);
-        self.slices.retain(|slice| slice.start != start);
+        self.watched.retain(|watched| watched.start != start);
     }
 
     /// What came since the last look; never waits.
@@ -110,7 +111,7 @@ impl Watch {
         let (faults, lost) = signal::RING.take();
         self.news.lost = self.news.lost.saturating_add(lost);
         for fault in faults {
-            match self.slices.iter().find_map(|slice| slice.event(fault)) {
+            match self.watched.iter().find_map(|watched| watched.event(fault)) {
                 Some(event) => self.news.events.push(event),
                 None => self.news.elsewhere = self.news.elsewhere.saturating_add(1),
             }
@@ -129,11 +130,10 @@ impl Watched {
     fn event(&self, fault: Fault) -> Option<Event> {
         let first = fault.address.max(self.start);
         let end = fault.address.saturating_add(fault.size).min(self.start.saturating_add(self.size));
-        let in_region =
-            |address: u64| Some(Offset::new(address.checked_sub(self.start)?.checked_add(self.at)?));
-        let span = Span::between(in_region(first)?, in_region(end)?)?;
+        let inside = |address: u64| Some(Offset::new(address.checked_sub(self.start)?.checked_add(self.at)?));
+        let span = Span::between(inside(first)?, inside(end)?)?;
         let cause = if fault.consumed { Cause::Consumed } else { Cause::Found };
-        Some(Event { region: self.region.clone(), span, cause })
+        Some(Event { memory: self.memory.clone(), span, cause })
     }
 }
 
@@ -142,10 +142,20 @@ fn range(mapping: &Mapping) -> (u64, u64) {
     (number(mapping.as_ptr().addr()), number(mapping.size()))
 }
 
+/// A bad page that this thread's guest met, by this process's addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Met {
+    /// First bad byte, a multiple of `size`.
+    pub address: u64,
+    /// Bad bytes, a power of two, 4 KiB at least.
+    pub size: u64,
+}
+
 /// Runs `work`, which runs a guest (`KVM_RUN`) and touches no guest memory itself: a bad page that the guest meets becomes
-/// an event instead of the end.
-pub fn in_guest<T>(work: impl FnOnce() -> T) -> T {
-    signal::in_guest(work)
+/// an event instead of the end, and is returned: unless the guest is told, it meets the page again.
+pub fn in_guest<T>(work: impl FnOnce() -> T) -> (T, Option<Met>) {
+    let (result, fault) = signal::in_guest(work);
+    (result, fault.map(|Fault { address, size, .. }| Met { address, size }))
 }
 
 /// A bad page met by a guarded copy: offset in the mapping and bytes.
@@ -188,7 +198,7 @@ impl Growth {
         let all =
             now.spans().iter().chain(self.known.spans().iter()).map(|span| (span.start().get(), span.size()));
         self.known = Retired::new(all.collect::<Vec<_>>(), self.region.size.get(), 1);
-        let event = |span| Event { region: self.region.name.clone(), span, cause: Cause::Listed };
+        let event = |span| Event { memory: self.region.name.clone(), span, cause: Cause::Listed };
         Ok(new.iter().map(event).collect())
     }
 }
@@ -199,7 +209,7 @@ mod tests {
     use crate::backing::tests::region;
     use crate::region::RegionKind;
 
-    const SLICE: Watched = Watched { start: 0x10_0000, size: 0x4000, region: String::new(), at: 0x8000 };
+    const SLICE: Watched = Watched { start: 0x10_0000, size: 0x4000, memory: String::new(), at: 0x8000 };
 
     #[test]
     fn a_fault_is_placed_in_its_region_and_clipped_to_its_slice() {

@@ -34,12 +34,12 @@ impl Fault {
         Self { address: address & !(size - 1), size, consumed }
     }
 
-    fn word(self) -> u64 {
+    pub(super) fn word(self) -> u64 {
         let consumed = if self.consumed { CONSUMED } else { 0 };
         self.address | consumed | u64::from(self.size.trailing_zeros())
     }
 
-    fn of_word(word: u64) -> Option<Self> {
+    pub(super) fn of_word(word: u64) -> Option<Self> {
         let size = 1u64.checked_shl(u32::try_from(word & SHIFT).ok()?)?;
         let address = word & !((1 << PAGE_SHIFT) - 1);
         (word != 0).then_some(Self { address, size, consumed: word & CONSUMED != 0 })

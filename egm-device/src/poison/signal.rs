@@ -8,7 +8,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, compiler_fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, compiler_fence};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::mm::{self, MapFlags, ProtFlags};
@@ -26,6 +26,8 @@ static WAKE: OnceLock<OwnedFd> = OnceLock::new();
 struct Thread {
     /// The vCPU is in the guest: a bad page is the guest's, and no instruction of ours waits for it.
     in_guest: AtomicBool,
+    /// The last bad page that the guest met, as [`Fault::word`]; 0 for none.
+    met: AtomicU64,
     /// The bytes that this thread zeroes under guard: start and end.
     guarded: (AtomicUsize, AtomicUsize),
     /// Bytes in a page of that mapping.
@@ -40,6 +42,7 @@ thread_local! {
     static THREAD: Thread = const {
         Thread {
             in_guest: AtomicBool::new(false),
+            met: AtomicU64::new(0),
             guarded: (AtomicUsize::new(0), AtomicUsize::new(0)),
             page: AtomicUsize::new(0),
             bad: AtomicUsize::new(0),
@@ -101,8 +104,8 @@ pub(super) fn install() -> io::Result<&'static OwnedFd> {
     Ok(WAKE.get_or_init(|| wake))
 }
 
-/// Runs `work`, which runs a guest: a bad page that the guest meets is told and does not kill.
-pub(super) fn in_guest<T>(work: impl FnOnce() -> T) -> T {
+/// Runs `work`, which runs a guest: a bad page that the guest meets is told and returned, and does not kill.
+pub(super) fn in_guest<T>(work: impl FnOnce() -> T) -> (T, Option<Fault>) {
     /// Also after a panic.
     struct Leave;
     impl Drop for Leave {
@@ -114,7 +117,9 @@ pub(super) fn in_guest<T>(work: impl FnOnce() -> T) -> T {
     let _leave = Leave;
     THREAD.with(|thread| thread.in_guest.store(true, Ordering::Relaxed));
     compiler_fence(Ordering::SeqCst);
-    work()
+    let result = work();
+    compiler_fence(Ordering::SeqCst);
+    (result, Fault::of_word(THREAD.with(|thread| thread.met.swap(0, Ordering::Relaxed))))
 }
 
 /// Runs `work`, which touches `mapping` only, with pages of `page` bytes. Without a fault: `None`. With one: the offset of
@@ -144,15 +149,19 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
         let range = (thread.guarded.0.load(Ordering::Relaxed), thread.guarded.1.load(Ordering::Relaxed));
         let guarded = range.0 <= info.address && info.address < range.1;
         match verdict(info.code, guarded, thread.in_guest.load(Ordering::Relaxed)) {
-            Verdict::Tell { consumed } => tell(&info, consumed),
+            Verdict::Tell { consumed } => tell(thread, &info, consumed),
             Verdict::Replace if replace(thread, &info, range.1) => {}
             Verdict::Replace | Verdict::Die => die(),
         }
     });
 }
 
-fn tell(info: &Info, consumed: bool) {
-    RING.push(Fault::new(u64::try_from(info.address).unwrap_or(0), info.shift, consumed));
+fn tell(thread: &Thread, info: &Info, consumed: bool) {
+    let fault = Fault::new(u64::try_from(info.address).unwrap_or(0), info.shift, consumed);
+    if consumed {
+        thread.met.store(fault.word(), Ordering::Relaxed);
+    }
+    RING.push(fault);
     if let Some(wake) = WAKE.get() {
         let _ = rustix::io::write(wake, &1u64.to_ne_bytes()); // a full one is readable anyway
     }

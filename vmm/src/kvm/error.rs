@@ -76,7 +76,22 @@ impl Report for KvmError {
             Self::Version { .. } | Self::Capability { .. } => {
                 Some("use a kernel from 2022 or later with its own KVM module".to_owned())
             }
+            Self::Call { source, .. } if matches!(source.errno(), libc::EMFILE | libc::ENFILE) => {
+                Some("raise the limit of open files: ulimit -n 65536".to_owned())
+            }
             Self::Memory { .. } | Self::Call { .. } => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_few_open_files_are_told_with_the_remedy() {
+        let error = |errno| KvmError::call("KVM_CREATE_VM", kvm_ioctls::Error::new(errno));
+        assert!(error(libc::EMFILE).help().is_some_and(|help| help.contains("ulimit")));
+        assert_eq!(error(libc::EINVAL).help(), None);
     }
 }

@@ -7,6 +7,7 @@
 #![expect(unsafe_code, reason = "memory slots lend this process's address space to the guest")]
 
 mod error;
+mod machine_check;
 mod routes;
 
 use std::fs;
@@ -21,6 +22,7 @@ use kvm_bindings::{
     kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Cap, IoEventAddress, Kvm, NoDatamatch, VcpuExit, VcpuFd, VmFd};
+pub use machine_check::{machine_check, setup_machine_checks};
 pub use routes::Routes;
 use vmm_sys_util::eventfd::EventFd;
 

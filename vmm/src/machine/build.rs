@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use egm_address::Gpa;
 use event_manager::EventManager;
+use kvm_bindings::CpuId;
 use kvm_ioctls::Cap;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -13,19 +14,21 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::bus::{Bus, BusDevice, Overlap};
 use super::exit::ExitLatch;
 use super::platform::{Pvpanic, ResetRegister, SleepControl};
+use super::poison::Poison;
 use super::serial::{ConsoleInput, Line, SERIAL_PORTS, SerialPort};
 use super::signals::Signals;
 use super::tree::{self, Connections, TreeError};
 use super::vcpu::{Shared, Vcpu};
 use super::{Machine, Subscriber, Wake};
 use crate::arch::x86_64::boot::{self, BootError, BootFiles, Entry};
-use crate::arch::x86_64::cpuid::Topology;
+use crate::arch::x86_64::cpuid::{Topology, is_amd};
 use crate::arch::x86_64::layout::KVM_TSS;
+use crate::arch::x86_64::machine_check::{self, Reporter};
 use crate::arch::x86_64::vcpu::configure;
 use crate::console::Console;
 use crate::error::{Blame, Report};
 use crate::firmware::{self, FirmwareError};
-use crate::kvm::{Hypervisor, KvmError, Vm};
+use crate::kvm::{Hypervisor, KvmError, Vm, setup_machine_checks};
 use crate::memory::GuestRam;
 use crate::pci::{CONFIG_PORT, CONFIG_PORTS, ConfigPorts, Ecam, PciMemory, RootComplex};
 use crate::plan::{Plan, WindowKind};
@@ -92,7 +95,7 @@ impl Report for BuildError {
 /// # Errors
 /// [`BuildError`]; everything is given back.
 pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
-    let Resources { hypervisor, ram, mut boot, console, devices } = resources;
+    let Resources { hypervisor, ram, mut boot, console, devices, leases } = resources;
     let exit = ExitLatch::new()?;
     let vm = lend_memory(&hypervisor, &ram)?;
     vm.reserve_tss(Gpa::new(KVM_TSS))?;
@@ -115,12 +118,22 @@ pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
     let memory = pci_windows(plan, &root)?;
 
     let entry = load_guest(plan, &ram.memory, &mut boot)?;
-    let vcpus = make_vcpus(plan, &hypervisor, &vm, &entry)?;
+    let host = hypervisor.supported_cpuid()?;
+    let capability = machine_check::capability(hypervisor.machine_check_bits()?);
+    let vcpus = make_vcpus(plan, &host, &hypervisor, &vm, &entry)?;
+    for vcpu in &vcpus {
+        capability.map_or(Ok(()), |capability| setup_machine_checks(&vcpu.fd, capability))?;
+    }
+    let reporter = capability.map(|_| Reporter { amd: is_amd(host.as_slice()) });
+    let poison = Poison::new(plan, &ram, &leases, reporter)?;
+    let checks = poison.checks();
+    let poison = Arc::new(Mutex::new(poison));
+    subscribers.push(Arc::clone(&poison) as Subscriber);
     let events = EventManager::new().map_err(io::Error::other)?;
     subscribers.push(Arc::new(Mutex::new(Wake(Arc::clone(&exit)))));
     subscribers.push(Arc::new(Mutex::new(Signals::new(Arc::clone(&exit))?))); // until here they end the process
-    let shared = Arc::new(Shared { ports, memory, exit });
-    Ok(Machine { events, vcpus, shared, devices: tree.devices, subscribers, _vm: vm, ram })
+    let shared = Arc::new(Shared { ports, memory, exit, checks });
+    Ok(Machine { events, vcpus, shared, devices: tree.devices, poison, subscribers, _vm: vm, ram })
 }
 
 fn lend_memory(hypervisor: &Hypervisor, ram: &GuestRam) -> Result<Vm, BuildError> {
@@ -196,14 +209,19 @@ fn load_guest(plan: &Plan, memory: &GuestMemoryMmap, files: &mut BootFiles) -> R
     boot::load(plan, memory, files, image.rsdp).map_err(error)
 }
 
-fn make_vcpus(plan: &Plan, hypervisor: &Hypervisor, vm: &Vm, entry: &Entry) -> Result<Vec<Vcpu>, BuildError> {
-    let host = hypervisor.supported_cpuid()?;
+fn make_vcpus(
+    plan: &Plan,
+    host: &CpuId,
+    hypervisor: &Hypervisor,
+    vm: &Vm,
+    entry: &Entry,
+) -> Result<Vec<Vcpu>, BuildError> {
     let topology = Topology::new(&plan.vcpus, plan.address_bits, hypervisor.has(Cap::TscDeadlineTimer));
     plan.vcpus
         .iter()
         .map(|vcpu| {
             let fd = vm.create_vcpu(vcpu.hardware_id)?;
-            configure(&fd, &host, topology, vcpu, entry)?;
+            configure(&fd, host, topology, vcpu, entry)?;
             Ok(Vcpu { index: vcpu.index, fd, host_cpus: vcpu.host_cpus.clone() })
         })
         .collect()

@@ -26,6 +26,13 @@ pub enum ExitReason {
         /// Which vCPU.
         vcpu: u32,
     },
+    /// The host's memory failed under the guest, which could not be told.
+    BadMemory {
+        /// Which vCPU.
+        vcpu: u32,
+        /// Where, and why it could not be told.
+        what: String,
+    },
     /// The hypervisor could not go on with the guest.
     Hypervisor {
         /// Which vCPU.
@@ -49,7 +56,11 @@ impl ExitReason {
     pub fn blame(&self) -> Option<Blame> {
         match self {
             Self::PoweredOff | Self::Signal(_) => None,
-            Self::Reset | Self::Panicked | Self::CrashLoaded | Self::TripleFault { .. } => Some(Blame::Guest),
+            Self::Reset
+            | Self::Panicked
+            | Self::CrashLoaded
+            | Self::TripleFault { .. }
+            | Self::BadMemory { .. } => Some(Blame::Guest),
             Self::Hypervisor { .. } | Self::NoThread { .. } => Some(Blame::Host),
             Self::Internal(_) => Some(Blame::Internal),
         }
@@ -62,6 +73,9 @@ impl ExitReason {
                 "raise the limits of threads: ulimit -u 65536, and TasksMax= if a systemd unit starts it"
                     .to_owned(),
             ),
+            Self::BadMemory { .. } => {
+                Some("look for the memory that fails: dmesg, egm-device ledger show".to_owned())
+            }
             _ => None,
         }
     }
@@ -76,6 +90,7 @@ impl fmt::Display for ExitReason {
             Self::Panicked => f.write_str("the guest's kernel panicked"),
             Self::CrashLoaded => f.write_str("the guest's kernel crashed and started its crash kernel"),
             Self::TripleFault { vcpu } => write!(f, "vCPU {vcpu} of the guest ended in a triple fault"),
+            Self::BadMemory { vcpu, what } => write!(f, "vCPU {vcpu} met bad memory of the host: {what}"),
             Self::Hypervisor { vcpu, what } => write!(f, "KVM cannot go on with vCPU {vcpu}: {what}"),
             Self::NoThread { vcpu, what } => write!(f, "cannot start the thread of vCPU {vcpu}: {what}"),
             Self::Internal(what) => write!(f, "internal error: {what}"),

@@ -13,6 +13,7 @@ mod bus;
 mod exit;
 mod finish;
 mod platform;
+mod poison;
 mod serial;
 mod signals;
 mod tree;
@@ -29,6 +30,7 @@ pub use platform::{RESET_VALUE, SLEEP_TYPE_S5};
 pub use tree::TreeError;
 
 use crate::kvm::Vm;
+use crate::lock::lock;
 use crate::memory::GuestRam;
 
 /// A part of the event loop.
@@ -40,6 +42,7 @@ pub struct Machine {
     vcpus: Vec<vcpu::Vcpu>,
     shared: Arc<vcpu::Shared>,
     devices: Vec<finish::Kept>,
+    poison: Arc<Mutex<poison::Poison>>,
     subscribers: Vec<Subscriber>,
     _vm: Vm,
     ram: GuestRam,
@@ -71,8 +74,9 @@ impl Machine {
                 Ok(())
             })
         });
-        exit.set(started.err().unwrap_or_else(|| serve(&mut self.events, &exit)));
+        exit.set(started.err().unwrap_or_else(|| serve(&mut self.events, &self.shared, &running)));
         running.into_iter().for_each(vcpu::RunningVcpu::stop);
+        lock(&self.poison).hear();
         let unfinished = finish::finish(&self.devices, &mut self.events, &exit);
         let counted = finish::counted(&self.devices);
         if !unfinished.is_empty() {
@@ -83,13 +87,21 @@ impl Machine {
     }
 }
 
-fn serve(events: &mut EventManager<Subscriber>, exit: &ExitLatch) -> ExitReason {
+fn serve(
+    events: &mut EventManager<Subscriber>,
+    shared: &vcpu::Shared,
+    running: &[vcpu::RunningVcpu],
+) -> ExitReason {
     loop {
-        if let Some(reason) = exit.reason() {
+        if let Some(reason) = shared.exit.reason() {
             return reason.clone();
         }
         match events.run() {
-            Ok(_) => {}
+            Ok(_) => {
+                for (index, vcpu) in (0..).zip(running) {
+                    vcpu.interrupt_until(|| !shared.checks.wait_for(index));
+                }
+            }
             Err(event_manager::Error::Epoll(error)) if error.errno() == libc::EINTR => {}
             Err(error) => return ExitReason::Internal(format!("the event loop stopped: {error}")),
         }

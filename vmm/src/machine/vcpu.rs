@@ -6,12 +6,14 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use egm_address::CpuSet;
+use egm_device::poison::in_guest;
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use rustix::thread::{CpuSet as Affinity, sched_setaffinity};
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
 use super::bus::Bus;
 use super::exit::{ExitLatch, ExitReason};
+use super::poison::MachineChecks;
 use crate::kvm::internal_suberror;
 
 /// A vCPU's stack: its deepest path is a PCI configuration write that moves a BAR.
@@ -25,6 +27,8 @@ pub(super) struct Shared {
     pub(super) memory: Bus,
     /// How the machine ends.
     pub(super) exit: Arc<ExitLatch>,
+    /// How the guest hears of bad memory.
+    pub(super) checks: Arc<MachineChecks>,
 }
 
 /// A vCPU before its thread runs.
@@ -72,7 +76,8 @@ impl Vcpu {
         let body = move || {
             pin(self.host_cpus.as_ref());
             while !shared.exit.is_set() {
-                if let Some(reason) = self.run_once(&shared) {
+                let told = shared.checks.deliver(vcpu, &self.fd);
+                if let Some(reason) = told.or_else(|| self.run_once(&shared)) {
                     shared.exit.set(reason);
                 }
             }
@@ -87,7 +92,9 @@ impl Vcpu {
     fn run_once(&mut self, shared: &Shared) -> Option<ExitReason> {
         let vcpu = self.index;
         let hypervisor = |what: String| Some(ExitReason::Hypervisor { vcpu, what });
-        match crate::kvm::run(&mut self.fd) {
+        let (exit, met) = in_guest(|| crate::kvm::run(&mut self.fd));
+        let mut reason = None;
+        match exit {
             Ok((VcpuExit::IoIn(port, data), size)) => {
                 data.chunks_mut(size).for_each(|element| shared.ports.read(port.into(), element));
             }
@@ -96,21 +103,21 @@ impl Vcpu {
             }
             Ok((VcpuExit::MmioRead(address, data), _)) => shared.memory.read(address, data),
             Ok((VcpuExit::MmioWrite(address, data), _)) => shared.memory.write(address, data),
-            Ok((VcpuExit::Shutdown, _)) => return Some(ExitReason::TripleFault { vcpu }),
-            Ok((VcpuExit::FailEntry(reason, _), _)) => {
-                return hypervisor(format!("entry failed with {reason:#x}"));
+            Ok((VcpuExit::Shutdown, _)) => reason = Some(ExitReason::TripleFault { vcpu }),
+            Ok((VcpuExit::FailEntry(code, _), _)) => {
+                reason = hypervisor(format!("entry failed with {code:#x}"));
             }
             Ok((VcpuExit::InternalError, _)) => {
                 let what = internal_error(&mut self.fd);
-                return hypervisor(what);
+                reason = hypervisor(what);
             }
             // The kernel answers these itself; seeing one costs a turn of the loop.
             Ok((VcpuExit::Hlt | VcpuExit::Intr | VcpuExit::IrqWindowOpen | VcpuExit::SetTpr, _)) => {}
-            Ok((other, _)) => return hypervisor(format!("unexpected exit {other:?}")),
+            Ok((other, _)) => reason = hypervisor(format!("unexpected exit {other:?}")),
             Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {}
-            Err(error) => return hypervisor(format!("KVM_RUN: {error}")),
+            Err(error) => reason = hypervisor(format!("KVM_RUN: {error}")),
         }
-        None
+        reason.or_else(|| shared.checks.consumed(vcpu, &self.fd, met?))
     }
 }
 
@@ -149,14 +156,19 @@ fn pin(host_cpus: Option<&CpuSet>) {
 
 impl RunningVcpu {
     /// Waits until the vCPU has left the guest for good; the exit latch is set already.
-    ///
-    /// A signal that comes just before the thread enters the guest is lost, so it is sent until the thread says that it
-    /// is out: no flag shared with a signal handler, and no unsafe code.
     pub(super) fn stop(self) {
-        while !self.stopped.load(Ordering::Acquire) && !self.thread.is_finished() {
+        self.interrupt_until(|| false);
+        let _ = self.thread.join();
+    }
+
+    /// Makes the vCPU leave the guest until `done`, or for good.
+    ///
+    /// A signal that comes just before the thread enters the guest is lost, so it is sent until the thread shows that it
+    /// is out: no flag shared with a signal handler, and no unsafe code.
+    pub(super) fn interrupt_until(&self, done: impl Fn() -> bool) {
+        while !done() && !self.stopped.load(Ordering::Acquire) && !self.thread.is_finished() {
             let _ = self.thread.kill(kick_signal());
             thread::park_timeout(Duration::from_micros(200));
         }
-        let _ = self.thread.join();
     }
 }

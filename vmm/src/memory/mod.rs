@@ -5,6 +5,7 @@
 //! [`GuestRam`] holds, and nobody outlives it: the machine drops its devices first.
 #![expect(unsafe_code, reason = "vm-memory takes our mappings by raw pointer")]
 
+use std::io;
 use std::sync::Arc;
 
 use egm_address::{CpuSet, Gpa, Span};
@@ -43,6 +44,15 @@ pub enum MemoryError {
         #[source]
         source: PrefaultError,
     },
+    /// No descriptor for a piece of memory.
+    #[error("cannot open guest memory at {at:#x} once more")]
+    Descriptor {
+        /// Where.
+        at: Gpa,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
     /// The plan contradicts itself.
     #[error("guest memory at {at:#x} contradicts itself: {what}")]
     Plan {
@@ -71,6 +81,7 @@ impl Report for MemoryError {
             Self::Mapping { .. } | Self::Prefault { .. } => {
                 Some("lower \"memory\".\"size\", or free memory on the host (free -h)".to_owned())
             }
+            Self::Descriptor { .. } => Some("raise the limit of open files: ulimit -n 65536".to_owned()),
             _ => None,
         }
     }
@@ -85,7 +96,10 @@ pub struct Piece {
     pub gpa: Gpa,
     /// Where we do.
     pub mapping: Arc<Mapping>,
-    backing: usize,
+    /// Which of the plan's backings it is of.
+    pub backing: usize,
+    /// Offset of its first byte in the backing.
+    pub offset: u64,
 }
 
 /// All of a guest's RAM.
@@ -127,7 +141,8 @@ impl GuestRam {
             let (backing_plan, backing) = described.ok_or_else(|| wrong(extent.gpa, "no such backing"))?;
             let mapping = map(backing.as_ref(), backing_plan, extent)?;
             regions.push(region(backing.as_ref(), &mapping, extent)?);
-            pieces.push(Piece { gpa: Gpa::new(extent.gpa), mapping, backing: extent.backing });
+            let Extent { backing, offset, .. } = extent;
+            pieces.push(Piece { gpa: Gpa::new(extent.gpa), mapping, backing, offset });
         }
         let memory = GuestMemoryMmap::from_regions(regions).map_err(|e| wrong(0, &e.to_string()))?;
         let ram = Self { memory, pieces, backings };
@@ -217,7 +232,8 @@ fn map(backing: &dyn Backing, plan: &BackingPlan, extent: Extent) -> Result<Arc<
 }
 
 fn region(backing: &dyn Backing, mapping: &Mapping, extent: Extent) -> Result<GuestRegionMmap, MemoryError> {
-    let file = backing.file().try_clone().map_err(|e| wrong(extent.gpa, &e.to_string()))?;
+    let descriptor = |source| MemoryError::Descriptor { at: Gpa::new(extent.gpa), source };
+    let file = backing.file().try_clone().map_err(descriptor)?;
     let at = backing.offset().saturating_add(extent.offset);
     let builder = MmapRegionBuilder::new(mapping.size())
         .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)

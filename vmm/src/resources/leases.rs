@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::{fmt, io};
 
-use egm_address::CpuSet;
+use egm_address::{CpuSet, InRegion, SpanSet};
 use egm_device::Backing;
 use egm_device::broker::{ClientError, Loan};
 use egm_device::carve::plan::Request;
@@ -54,7 +54,7 @@ impl Taken {
     }
 
     /// The region, with every page that is retired so far.
-    fn region(&self) -> &Region {
+    pub(crate) fn region(&self) -> &Region {
         match self {
             Self::Own(lease) => lease.region(),
             Self::Lent(loan, _) => loan.region(),
@@ -62,10 +62,19 @@ impl Taken {
     }
 
     /// The place.
-    fn slice(&self) -> &Slice {
+    pub(crate) fn slice(&self) -> &Slice {
         match self {
             Self::Own(lease) => lease.slice(),
             Self::Lent(loan, _) => loan.slice(),
+        }
+    }
+
+    /// Keeps `bad` (bytes of the region) from later owners. `None` for a loan: its ledger is the broker's, whose scrub finds
+    /// the bytes.
+    pub(crate) fn retire(&self, bad: &SpanSet<InRegion>) -> Option<Result<(), LedgerError>> {
+        match self {
+            Self::Own(lease) => Some(lease.retire(bad)),
+            Self::Lent(..) => None,
         }
     }
 }
@@ -172,7 +181,7 @@ impl Report for LeaseError {
 pub type SliceProgress<'a> = &'a (dyn Fn(&str, Progress) + Sync);
 
 /// The slices of one machine, by the id of their backing.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub struct Leases(Vec<(String, Arc<Taken>)>);
 
 impl Leases {

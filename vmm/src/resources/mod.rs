@@ -12,6 +12,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 pub use self::devices::{DeviceError, OpenDevice};
+pub(crate) use self::leases::Taken;
 pub use self::leases::{LeaseError, Leases, SliceProgress};
 pub use self::loans::Broker;
 use crate::arch::x86_64::boot::BootFiles;
@@ -35,6 +36,8 @@ pub struct Resources {
     pub console: Console,
     /// What each device needs, in the order of the plan's endpoints.
     pub devices: Vec<(Device, OpenDevice)>,
+    /// Slices, for what becomes of them while the guest runs.
+    pub leases: Leases,
 }
 
 /// Why something could not be opened.
@@ -112,7 +115,7 @@ impl Resources {
         let console = Console::open(&plan.console)?;
         let devices = devices::open(plan).map_err(|(id, source)| ResourceError::Device { id, source })?;
         let ram = GuestRam::open(plan, leases, |backing| near(facts, backing), progress)?;
-        Ok(Self { hypervisor, ram, boot, console, devices })
+        Ok(Self { hypervisor, ram, boot, console, devices, leases: leases.clone() })
     }
 }
 

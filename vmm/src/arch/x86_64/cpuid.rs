@@ -55,12 +55,20 @@ const ECX1_X2APIC: u32 = 1 << 21;
 const ECX1_TSC_DEADLINE: u32 = 1 << 24;
 const ECX1_HYPERVISOR: u32 = 1 << 31;
 const EDX1_HTT: u32 = 1 << 28;
+/// Without them a guest on AMD's processors takes every uncorrected error for its end: McaOverflowRecov and SUCCOR.
+/// KVM does not name them, and QEMU gives them too: it is we who inject errors.
+const EBX_80000007_RECOVERY: u32 = 0b11;
 const ECX_80000001_CMP_LEGACY: u32 = 1 << 1;
 const ECX_80000001_TOPOLOGY: u32 = 1 << 22;
 
+/// Whether the host's leaves are those of an AMD processor.
+pub fn is_amd(host: &[kvm_cpuid_entry2]) -> bool {
+    host.iter().any(|e| e.function == 0 && e.ebx == u32::from_le_bytes(*b"Auth"))
+}
+
 /// The leaves of `vcpu`.
 pub fn leaves(host: &[kvm_cpuid_entry2], topology: Topology, vcpu: &VcpuPlan) -> Vec<kvm_cpuid_entry2> {
-    let amd = host.iter().any(|e| e.function == 0 && e.ebx == u32::from_le_bytes(*b"Auth"));
+    let amd = is_amd(host);
     let ours = |e: &&kvm_cpuid_entry2| !matches!(e.function, 0xb | 0x1f | 0x8000_0026);
     let mut out: Vec<_> = host.iter().filter(ours).map(|e| adapt(*e, topology, vcpu, amd)).collect();
     out.extend(extended_topology(0xb, topology, vcpu));
@@ -90,6 +98,7 @@ fn adapt(mut leaf: kvm_cpuid_entry2, topology: Topology, vcpu: &VcpuPlan, amd: b
         0x8000_0001 if amd => {
             leaf.ecx = set(leaf.ecx | ECX_80000001_TOPOLOGY, ECX_80000001_CMP_LEGACY, per_socket > 1);
         }
+        0x8000_0007 if amd => leaf.ebx |= EBX_80000007_RECOVERY,
         0x8000_0008 => {
             leaf.eax = leaf.eax & !0xff | u32::from(topology.address_bits);
             if amd {
@@ -150,6 +159,7 @@ mod tests {
             amd,
             leaf(1, 0xa0f11, 0x0002_0800),
             leaf(0xb, 7, 7),
+            leaf(0x8000_0007, 0, 0),
             leaf(0x8000_0008, 0x3030, 0),
             leaf(0x8000_001e, 9, 9),
         ]
@@ -176,6 +186,13 @@ mod tests {
         assert_eq!((end.ebx, end.ecx), (0, 2));
         assert_eq!(find(&out, 0x8000_0008, 0).eax & 0xff, 40);
         assert_eq!(find(&out, 0x8000_001e, 0).ecx, 1);
+    }
+
+    #[test]
+    fn a_guest_on_amd_may_recover_from_bad_memory() {
+        let all = [vcpu(0, 0, 0, 0)];
+        let out = leaves(&host(), Topology::new(&all, 40, true), &all[0]);
+        assert_eq!(find(&out, 0x8000_0007, 0).ebx, 3);
     }
 
     #[test]

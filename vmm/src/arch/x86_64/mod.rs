@@ -4,4 +4,5 @@ pub mod boot;
 mod boot_tables;
 pub mod cpuid;
 pub mod layout;
+pub mod machine_check;
 pub mod vcpu;

@@ -1,0 +1,91 @@
+//! The kernel's calls for machine checks (KVM api.rst 4.104 to 4.106). This is an unsafe room.
+//!
+//! Why it exists: `kvm-ioctls` lacks them.
+//! What callers may rely on: each call is given what its number says, and the kernel keeps none of it.
+#![expect(unsafe_code, reason = "three ioctls that kvm-ioctls lacks")]
+
+use kvm_bindings::{KVMIO, kvm_x86_mce};
+use kvm_ioctls::{Cap, VcpuFd};
+use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref};
+use vmm_sys_util::{ioctl_ior_nr, ioctl_iow_nr};
+
+use super::{Hypervisor, KvmError};
+
+ioctl_iow_nr!(KVM_X86_SETUP_MCE, KVMIO, 0x9c, u64);
+ioctl_ior_nr!(KVM_X86_GET_MCE_CAP_SUPPORTED, KVMIO, 0x9d, u64);
+ioctl_iow_nr!(KVM_X86_SET_MCE, KVMIO, 0x9e, kvm_x86_mce);
+
+impl Hypervisor {
+    /// The bits of MCG_CAP that a vCPU may have; none where KVM gives guests no machine checks.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn machine_check_bits(&self) -> Result<u64, KvmError> {
+        let mut bits = 0;
+        if !self.has(Cap::Mce) {
+            return Ok(bits);
+        }
+        // SAFETY: the kernel writes a u64, which `bits` is.
+        let result = unsafe { ioctl_with_mut_ref(&self.kvm, KVM_X86_GET_MCE_CAP_SUPPORTED(), &mut bits) };
+        check("KVM_X86_GET_MCE_CAP_SUPPORTED", result)?;
+        Ok(bits)
+    }
+}
+
+/// Gives `vcpu` machine check banks, as `capability` (MCG_CAP) says; before it runs.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn setup_machine_checks(vcpu: &VcpuFd, capability: u64) -> Result<(), KvmError> {
+    // SAFETY: the kernel reads a u64, which `capability` is.
+    let result = unsafe { ioctl_with_ref(vcpu, KVM_X86_SETUP_MCE(), &capability) };
+    check("KVM_X86_SETUP_MCE", result)
+}
+
+/// Gives `vcpu` a machine check; from its own thread, as anybody else waits until the vCPU leaves the guest.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn machine_check(vcpu: &VcpuFd, what: &kvm_x86_mce) -> Result<(), KvmError> {
+    // SAFETY: the kernel reads a kvm_x86_mce.
+    let result = unsafe { ioctl_with_ref(vcpu, KVM_X86_SET_MCE(), what) };
+    check("KVM_X86_SET_MCE", result)
+}
+
+fn check(call: &'static str, result: i32) -> Result<(), KvmError> {
+    if result < 0 { Err(KvmError::call(call, kvm_ioctls::Error::last())) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use egm_address::{Gpa, Span};
+    use kvm_bindings::{Msrs, kvm_msr_entry};
+
+    use super::*;
+    use crate::arch::x86_64::machine_check::{Reporter, capability, takes_exceptions};
+
+    /// IA32_MC9_STATUS (0x400 + 4 × bank + 1), then address and the rest.
+    const MC9_STATUS: u32 = 0x425;
+
+    #[test]
+    fn kvm_puts_what_is_told_into_the_bank_that_the_guest_reads() {
+        let Ok(hypervisor) = Hypervisor::open() else { return println!("skipped: no KVM") };
+        let Some(capability) = capability(hypervisor.machine_check_bits().unwrap()) else {
+            return println!("skipped: this KVM has no machine checks");
+        };
+        let vm = hypervisor.create_vm().unwrap();
+        vm.create_interrupt_controller().unwrap();
+        let vcpu = vm.create_vcpu(0).unwrap();
+        setup_machine_checks(&vcpu, capability).unwrap();
+        let told = Reporter { amd: true }.found(Span::new(Gpa::new(0x4000), 0x1000).unwrap());
+        machine_check(&vcpu, &told).unwrap();
+        let entry = |index| kvm_msr_entry { index, ..Default::default() };
+        let mut msrs = Msrs::from_entries(&[MC9_STATUS, MC9_STATUS + 1, MC9_STATUS + 2].map(entry)).unwrap();
+        vcpu.get_msrs(&mut msrs).unwrap();
+        let values: Vec<_> = msrs.as_slice().iter().map(|entry| entry.data).collect();
+        assert_eq!(values, [told.status, 0x4000, told.misc]);
+        assert!(!takes_exceptions(&vcpu).unwrap()); // it has not switched them on
+        let wrong = kvm_x86_mce { bank: 200, ..told };
+        assert!(machine_check(&vcpu, &wrong).is_err());
+    }
+}

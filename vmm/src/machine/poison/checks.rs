@@ -1,0 +1,150 @@
+//! Machine checks on their way to vCPUs.
+//!
+//! A vCPU that met bad memory gives itself the check, since it would meet the page again before anybody else could. What
+//! others have to say waits in the vCPU's box until it leaves the guest, for which the event loop interrupts it.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use egm_address::{Guest, Span};
+use egm_device::poison::Met;
+use kvm_bindings::kvm_x86_mce;
+use kvm_ioctls::VcpuFd;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::places::Places;
+use crate::arch::x86_64::machine_check::{Reporter, is_exception, takes_exceptions};
+use crate::error::Chain;
+use crate::kvm::{KvmError, machine_check};
+use crate::lock::lock;
+use crate::machine::exit::ExitReason;
+
+/// How the guest hears of bad memory.
+pub(in crate::machine) struct MachineChecks {
+    pub(super) places: Places,
+    /// `None` where KVM has no machine checks.
+    pub(super) reporter: Option<Reporter>,
+    /// One a vCPU.
+    boxes: Vec<Inbox>,
+    /// Tells the event loop that a vCPU is to be interrupted.
+    pub(super) wake: EventFd,
+}
+
+#[derive(Default)]
+struct Inbox {
+    /// Spares a vCPU the lock on every exit.
+    waiting: AtomicBool,
+    checks: Mutex<Vec<kvm_x86_mce>>,
+}
+
+impl Inbox {
+    fn put(&self, check: kvm_x86_mce) {
+        lock(&self.checks).push(check);
+        self.waiting.store(true, Ordering::Release);
+    }
+
+    fn take(&self) -> Vec<kvm_x86_mce> {
+        let mut checks = lock(&self.checks);
+        self.waiting.store(false, Ordering::Release);
+        std::mem::take(&mut *checks)
+    }
+}
+
+impl MachineChecks {
+    pub(super) fn new(places: Places, reporter: Option<Reporter>, vcpus: usize) -> std::io::Result<Self> {
+        let boxes = std::iter::repeat_with(Inbox::default).take(vcpus).collect();
+        Ok(Self { places, reporter, boxes, wake: EventFd::new(EFD_NONBLOCK)? })
+    }
+
+    /// Whether something waits for vCPU `index`.
+    pub(in crate::machine) fn wait_for(&self, index: u32) -> bool {
+        self.inbox(index).is_some_and(|inbox| inbox.waiting.load(Ordering::Acquire))
+    }
+
+    /// Tells the guest of bad memory that nobody has read. Whether there is a way.
+    pub(super) fn found(&self, bad: Span<Guest>) -> bool {
+        let (Some(reporter), Some(first)) = (self.reporter, self.boxes.first()) else { return false };
+        let check = reporter.found(bad);
+        first.put(check);
+        if is_exception(&check) {
+            self.tell_others(reporter, 0);
+        }
+        true
+    }
+
+    /// vCPU `index` met bad memory: its guest gets a machine check, or cannot go on for the reason returned.
+    pub(in crate::machine) fn consumed(&self, index: u32, vcpu: &VcpuFd, met: Met) -> Option<ExitReason> {
+        let end = |what| Some(ExitReason::BadMemory { vcpu: index, what });
+        let Some(bad) = self.places.of_met(met) else {
+            return end(format!("it is at {:#x} of the VMM and not the guest's", met.address));
+        };
+        let at = bad.start();
+        let Some(reporter) = self.reporter else {
+            return end(format!(
+                "guest address {at:#x}; this host's KVM has no machine checks to tell the guest"
+            ));
+        };
+        if let Err(error) = machine_check(vcpu, &reporter.consumed(bad)) {
+            return end(format!("guest address {at:#x}; the guest cannot be told: {}", Chain(&error)));
+        }
+        self.tell_others(reporter, index);
+        None
+    }
+
+    /// Gives vCPU `index`, from its own thread, what waits for it. An exception that would not find it ready is left out:
+    /// it handles one already, or the guest has not started it.
+    pub(in crate::machine) fn deliver(&self, index: u32, vcpu: &VcpuFd) -> Option<ExitReason> {
+        if !self.wait_for(index) {
+            return None;
+        }
+        let deliver = |check: &kvm_x86_mce| -> Result<(), KvmError> {
+            if is_exception(check) && !takes_exceptions(vcpu)? {
+                return Ok(());
+            }
+            machine_check(vcpu, check)
+        };
+        let told = self.inbox(index)?.take().iter().try_for_each(deliver);
+        told.err().map(|error| ExitReason::BadMemory { vcpu: index, what: Chain(&error).to_string() })
+    }
+
+    fn tell_others(&self, reporter: Reporter, except: u32) {
+        if let Some(check) = reporter.of_others() {
+            let others = (0u32..).zip(&self.boxes).filter(|(index, _)| *index != except);
+            others.for_each(|(_, inbox)| inbox.put(check));
+        }
+        let _ = self.wake.write(1);
+    }
+
+    fn inbox(&self, index: u32) -> Option<&Inbox> {
+        self.boxes.get(usize::try_from(index).ok()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use egm_address::Gpa;
+
+    use super::*;
+
+    fn found(amd: bool) -> Vec<Vec<u8>> {
+        let checks = MachineChecks::new(Places::default(), Some(Reporter { amd }), 3).unwrap();
+        assert!(checks.found(Span::new(Gpa::new(0x1000), 0x1000).unwrap()));
+        let banks = checks.boxes.iter().map(|inbox| inbox.take().iter().map(|check| check.bank).collect());
+        let banks = banks.collect();
+        assert!((0..3).all(|index| !checks.wait_for(index)));
+        banks
+    }
+
+    #[test]
+    fn what_is_found_is_told_to_the_first_vcpu_and_on_intel_the_others_hear_that_there_is_something() {
+        assert_eq!(found(false), [vec![9], vec![1], vec![1]]);
+        assert_eq!(found(true), [vec![9], vec![], vec![]]);
+    }
+
+    #[test]
+    fn without_machine_checks_nobody_is_told() {
+        let checks = MachineChecks::new(Places::default(), None, 1).unwrap();
+        assert!(!checks.found(Span::new(Gpa::new(0x1000), 0x1000).unwrap()));
+        assert!(!checks.wait_for(0));
+    }
+}

@@ -1,0 +1,203 @@
+//! Guest memory that goes bad: recorded for its later owners, told to the operator and to the guest.
+//!
+//! ```text
+//!  KVM_RUN meets it ──► the vCPU gives itself a machine check (checks.rs)
+//!        └────────────────────────┐
+//!  SIGBUS, found early ──► Watch ─┴─► Poison ─┬─► Lease::retire, one line on standard error
+//!  an EGM device's list ──► Growth ───────────┘└─► found, not read: a machine check for vCPU 0
+//! ```
+
+mod checks;
+mod places;
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use egm_address::{InRegion, Offset, Span, SpanSet};
+use egm_device::Backing as _;
+use egm_device::poison::{Cause, Event, Growth, News, Watch};
+use egm_device::region::RegionKind;
+use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
+use vmm_sys_util::timerfd::TimerFd;
+
+pub(super) use self::checks::MachineChecks;
+use self::places::{Place, Places};
+use crate::arch::x86_64::machine_check::Reporter;
+use crate::error::Chain;
+use crate::memory::GuestRam;
+use crate::plan::Plan;
+use crate::resources::{Leases, Taken};
+
+/// How often an EGM device's list of retired pages is read; nothing tells us when it grows.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// One of the machine's memories.
+struct Memory {
+    /// For the operator: the backing.
+    id: String,
+    /// What [`Watch`] and [`Growth`] call it: the region, or for ordinary memory a name that no region can have.
+    name: String,
+    slice: Option<Arc<Taken>>,
+    /// The device's list, where there is one that still answers.
+    growth: Option<Growth>,
+    /// What is known to be bad.
+    bad: SpanSet<InRegion>,
+}
+
+/// The part of the event loop that hears of bad memory.
+pub(super) struct Poison {
+    watch: Watch,
+    checks: Arc<MachineChecks>,
+    memories: Vec<Memory>,
+    timer: TimerFd,
+}
+
+impl Memory {
+    fn new(id: &str, slice: Option<&Arc<Taken>>) -> Self {
+        let name = slice.map_or_else(|| format!("memory {id}"), |slice| slice.region().name.clone());
+        let egm = slice.filter(|slice| matches!(slice.region().kind, RegionKind::Egm { .. }));
+        let growth = egm.map(|slice| Growth::new(slice.region().clone()));
+        Self { id: id.to_owned(), name, slice: slice.cloned(), growth, bad: SpanSet::default() }
+    }
+
+    /// Where its first byte lies in the region.
+    fn start(&self) -> u64 {
+        self.slice.as_ref().map_or(0, |slice| slice.slice().offset)
+    }
+}
+
+impl Poison {
+    /// Watches the memory of `plan`; on the thread of the event loop, which gets the signals, before vCPUs have theirs.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(super) fn new(
+        plan: &Plan,
+        ram: &GuestRam,
+        leases: &Leases,
+        reporter: Option<Reporter>,
+    ) -> io::Result<Self> {
+        let mut watch = Watch::new()?;
+        let memories: Vec<_> =
+            plan.backings.iter().map(|backing| Memory::new(&backing.id, leases.get(&backing.id))).collect();
+        let mut places = Vec::new();
+        for piece in &ram.pieces {
+            let Some(memory) = memories.get(piece.backing) else { continue };
+            let at = Offset::new(memory.start().saturating_add(piece.offset));
+            let size = u64::try_from(piece.mapping.size()).unwrap_or(u64::MAX);
+            let host = u64::try_from(piece.mapping.as_ptr().addr()).unwrap_or(u64::MAX);
+            let spans = Span::new(piece.gpa, size).ok().zip(Span::new(at, size).ok());
+            let Some((guest, bytes)) = spans else { continue };
+            watch.add(&memory.name, at, &piece.mapping);
+            places.push(Place { host, guest, memory: piece.backing, bytes });
+        }
+        let checks = Arc::new(MachineChecks::new(Places(places), reporter, plan.vcpus.len())?);
+        let mut timer = TimerFd::new().map_err(io::Error::from)?;
+        if memories.iter().any(|memory| memory.growth.is_some()) {
+            timer.reset(LOOK, Some(LOOK)).map_err(io::Error::from)?;
+        }
+        Ok(Self { watch, checks, memories, timer })
+    }
+
+    /// What vCPUs and the event loop share.
+    pub(super) fn checks(&self) -> Arc<MachineChecks> {
+        Arc::clone(&self.checks)
+    }
+
+    /// Records and tells what came since the last time; also when the machine has ended, which bad memory may be the
+    /// reason for.
+    pub(super) fn hear(&mut self) {
+        let News { events, elsewhere, lost } = self.watch.news();
+        events.into_iter().for_each(|event| self.event(&event));
+        if elsewhere > 0 {
+            eprintln!("warning: bad memory of the VMM itself, {elsewhere} pages: it ends when it reads them");
+        }
+        if lost > 0 {
+            eprintln!(
+                "warning: {lost} bad pages came too fast to be noted: the slices' next scrub finds them"
+            );
+        }
+    }
+
+    fn look_at_lists(&mut self) {
+        let mut events = Vec::new();
+        for memory in &mut self.memories {
+            let (Some(growth), Some(slice)) = (&mut memory.growth, &memory.slice) else { continue };
+            match growth.look(slice.file()) {
+                Ok(new) => events.extend(new),
+                Err(error) => {
+                    eprintln!("warning: no more news of bad pages of \"{}\": {error}", memory.id);
+                    memory.growth = None;
+                }
+            }
+        }
+        // Slices of one region have each read its list: what is known by then is no news.
+        events.iter().for_each(|event| self.event(event));
+    }
+
+    fn event(&mut self, event: &Event) {
+        for (number, memory) in self.memories.iter_mut().enumerate() {
+            if memory.name != event.memory {
+                continue;
+            }
+            let bytes = match memory.slice.as_ref().map(|slice| slice.slice()) {
+                Some(slice) => Span::new(Offset::new(slice.offset), slice.size.get()).ok(),
+                None => Some(event.span),
+            };
+            let Some(span) = bytes.and_then(|bytes| bytes.intersection(event.span)) else { continue };
+            let new = SpanSet::from_iter([span]).minus(&memory.bad);
+            memory.bad = memory.bad.iter().chain([span]).collect();
+            for bad in new.iter() {
+                memory.tell(number, bad, event.cause, &self.checks);
+            }
+        }
+    }
+}
+
+impl Memory {
+    /// Records `bad`, which are bytes of memory `number` that are news, and says so to all whom it concerns.
+    fn tell(&self, number: usize, bad: Span<InRegion>, cause: Cause, checks: &MachineChecks) {
+        let recorded = self.slice.as_ref().and_then(|slice| slice.retire(&SpanSet::from_iter([bad])));
+        let mut line = format!("bad memory: \"{}\", {:#x} bytes at {:#x}", self.id, bad.size(), bad.start());
+        if let Some(slice) = &self.slice {
+            line.push_str(&format!(" of region \"{}\"", slice.region().name));
+        }
+        let mut told = cause == Cause::Consumed;
+        for guest in checks.places.of_bytes(number, bad) {
+            line.push_str(&format!(", guest address {:#x}", guest.start()));
+            told |= cause != Cause::Consumed && checks.found(guest);
+        }
+        line.push_str(match cause {
+            Cause::Consumed => "; the guest read it",
+            Cause::Found | Cause::Listed if told => "; the guest is told",
+            Cause::Found | Cause::Listed => "; the guest cannot be told",
+        });
+        match recorded {
+            Some(Ok(())) => line.push_str(", no later owner gets it"),
+            Some(Err(error)) => line.push_str(&format!(", later owners are not: {}", Chain(&error))),
+            None => {}
+        }
+        eprintln!("{line}");
+    }
+}
+
+impl MutEventSubscriber for Poison {
+    fn process(&mut self, events: Events, _ops: &mut EventOps<'_>) {
+        if events.fd() == self.timer.as_raw_fd() {
+            let _ = self.timer.wait();
+            self.look_at_lists();
+        } else if events.fd() == self.checks.wake.as_raw_fd() {
+            let _ = self.checks.wake.read(); // the event loop looks into the boxes after each turn
+        } else {
+            self.hear();
+        }
+    }
+
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        let _ = ops.add(Events::new(&self.watch.as_fd(), EventSet::IN));
+        let _ = ops.add(Events::new(&self.checks.wake, EventSet::IN));
+        let _ = ops.add(Events::new(&self.timer, EventSet::IN));
+    }
+}
