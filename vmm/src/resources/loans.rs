@@ -1,6 +1,7 @@
 //! Slices that a broker lends: it decides where they lie, so they are taken first and the plan is made around them.
 
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 
 use egm_address::{Offset, Span, SpanSet};
 use egm_device::broker::{Client, ClientError, Loan, Take};
@@ -97,7 +98,8 @@ fn before_local(slice: &EgmSlice) -> &[String] {
 fn give_back(lent: Vec<(usize, Lent)>) -> Result<(), LeaseError> {
     lent.into_iter().try_for_each(|(index, lent)| match lent {
         Lent::Loan(loan) => {
-            loan.give_back().map_err(|source| LeaseError::Broker { id: format!("egm{index}"), source })
+            let given = loan.give_back(&AtomicBool::new(false));
+            given.map_err(|source| LeaseError::Broker { id: format!("egm{index}"), source })
         }
         Lent::Local(_) => Ok(()),
     })
