@@ -246,6 +246,9 @@ fn a_record_that_is_not_believed_is_told_and_put_aside() {
     assert_eq!(host.json("ledger repair"), json!({ "doubt": "broken", "forgotten": [] }));
     assert_eq!(fs::read(record.with_extension("json.aside")).unwrap(), b"{");
     assert_eq!(host.says("ledger repair"), "The record is sound.\n");
+    fs::remove_file(&record).unwrap();
+    let told = host.says("ledger repair");
+    assert_eq!(told, "The record was not believed: it is gone. A new one is begun.\n");
 }
 
 #[test]

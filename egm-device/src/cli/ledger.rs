@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::cli::host::Host;
 use crate::cli::{Outcome, print, print_json};
-use crate::ledger::record::Use;
+use crate::ledger::record::{Doubt, Use};
 use crate::ledger::{Held, HostMemory, Identity, Ledger, LedgerError, Memory, Paths, Repair, States};
 use crate::region::{Region, Survey};
 use crate::report::{Blame, Report};
@@ -31,7 +31,8 @@ enum Command {
     Show(Common),
     /// Puts a record aside that cannot be believed, and forgets grants whose holders are gone
     ///
-    /// Nothing is lost by it: bytes of which nothing is known are scrubbed before anybody gets them.
+    /// Nothing is lost by it: bytes of which nothing is known are scrubbed before anybody gets them, and pages that went bad
+    /// are known from a file of their own.
     Repair(Common),
 }
 
@@ -210,10 +211,11 @@ fn repair(args: &Common) -> Outcome {
 fn told(repair: &Repair) -> String {
     let mut out = repair.doubt.map_or_else(
         || "The record is sound.\n".to_owned(),
-        |doubt| {
-            format!(
+        |doubt| match doubt {
+            Doubt::Missing => format!("The record was not believed: {doubt}. A new one is begun.\n"),
+            _ => format!(
                 "The record was not believed: {doubt}. It is kept as ledger.json.aside, a new one is begun.\n"
-            )
+            ),
         },
     );
     for entry in &repair.forgotten {

@@ -53,6 +53,14 @@ struct Inner {
     identity: Identity,
 }
 
+/// What is written down.
+struct Found {
+    record: Record,
+    doubt: Option<Doubt>,
+    /// What the second record has of retired pages; the first has all of them.
+    retired: Record,
+}
+
 impl fmt::Debug for Ledger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ledger").field("run", &self.0.run).field("identity", &self.0.identity).finish()
@@ -121,7 +129,7 @@ impl Ledger {
     pub fn states(&self, region: &Region) -> Result<States, LedgerError> {
         let line = line_of(region)?;
         let _only = self.exclusive()?;
-        let (record, doubt) = self.read()?;
+        let Found { record, doubt, .. } = self.read()?;
         let region = with_retired(region, &line, &record);
         let held = self.held(&record.grants, &line, &self.line_file(&line)?)?;
         let clean = line.offsets(&record.clean(&line.name));
@@ -231,13 +239,17 @@ impl Ledger {
         step: impl FnOnce(&mut Record) -> Result<T, E>,
     ) -> Result<T, E> {
         let _only = self.exclusive()?;
-        let (mut record, doubt) = self.read()?;
+        let Found { mut record, doubt, retired } = self.read()?;
         let before = record.clone();
         let outcome = step(&mut record)?;
+        let error = |source| LedgerError::Record { step: "replace", source };
+        if let Some(retired) = record.retired_beside(&retired) {
+            store::put(self.0.disk.as_ref(), Name::Retired, &retired.encode()).map_err(error)?;
+        }
         if record != before || doubt.is_some() {
             record.sequence = record.sequence.saturating_add(1);
-            store::replace(self.0.disk.as_ref(), &record.encode(), record.sequence, doubt.is_some())
-                .map_err(|source| LedgerError::Record { step: "replace", source })?;
+            let keep = doubt.is_some_and(|doubt| doubt != Doubt::Missing);
+            store::replace(self.0.disk.as_ref(), &record.encode(), record.sequence, keep).map_err(error)?;
         }
         Ok(outcome)
     }
@@ -248,15 +260,20 @@ impl Ledger {
     /// [`LedgerError`].
     pub fn look(&self) -> Result<(Record, Option<Doubt>), LedgerError> {
         let _only = self.exclusive()?;
-        self.read()
+        self.read().map(|found| (found.record, found.doubt))
     }
 
-    fn read(&self) -> Result<(Record, Option<Doubt>), LedgerError> {
+    fn read(&self) -> Result<Found, LedgerError> {
         let disk = self.0.disk.as_ref();
         let error = |source| LedgerError::Record { step: "read", source };
         let newest = store::newest(disk).map_err(error)?;
         let bytes = disk.read(Name::Record).map_err(error)?;
-        Ok(Record::judge(bytes.as_deref(), &self.0.identity, newest))
+        let (mut record, doubt) = Record::judge(bytes.as_deref(), &self.0.identity, newest);
+        // Of the second record, only what is believed of any boot is.
+        let bytes = disk.read(Name::Retired).map_err(error)?;
+        let retired = Record::judge(bytes.as_deref(), &self.0.identity, None).0;
+        record.add_retired_of(&retired);
+        Ok(Found { record, doubt, retired })
     }
 
     /// Waits for the ledger's own lock, which lasts as long as the file.

@@ -1,7 +1,8 @@
 //! What is written down: who has what, which bytes are clean, which pages went bad.
 //!
 //! *Unknown means dirty*: whatever is wrong with a record, the answer is an empty one, under which every byte is scrubbed
-//! before it is handed out. Only retired pages outlive a boot, because the memory is the same.
+//! before it is handed out. Only retired pages outlive a boot, because the memory is the same; they are written twice, to
+//! outlive the record too.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -98,6 +99,8 @@ pub enum Doubt {
     OtherBoot,
     /// A newer one was written in this boot: somebody put an old one back.
     RolledBack,
+    /// One was written in this boot, and there is none.
+    Missing,
 }
 
 impl fmt::Display for Doubt {
@@ -107,6 +110,7 @@ impl fmt::Display for Doubt {
             Self::OtherHost => "it is another host's",
             Self::OtherBoot => "it is of another boot",
             Self::RolledBack => "it is older than the last one written in this boot",
+            Self::Missing => "it is gone",
         })
     }
 }
@@ -137,7 +141,9 @@ impl Record {
     #[must_use]
     pub fn judge(bytes: Option<&[u8]>, identity: &Identity, newest: Option<u64>) -> (Self, Option<Doubt>) {
         let floor = newest.unwrap_or(0);
-        let Some(bytes) = bytes else { return (Self::new(identity, floor), None) };
+        let Some(bytes) = bytes else {
+            return (Self::new(identity, floor), newest.map(|_| Doubt::Missing));
+        };
         let Some(record) = Self::decode(bytes) else {
             return (Self::new(identity, floor), Some(Doubt::Broken));
         };
@@ -152,7 +158,7 @@ impl Record {
             return (record, None);
         };
         let mut fresh = Self::new(identity, floor.max(record.sequence));
-        if same_host && identity.machine.is_some() {
+        if same_host && (identity.machine.is_some() || record.boot == identity.boot) {
             fresh.retired = record.retired;
         }
         (fresh, Some(doubt))
@@ -207,9 +213,25 @@ impl Record {
 
     /// `bytes` of `line` are bad.
     pub fn add_retired(&mut self, line: &str, bytes: &SpanSet<OnLine>) {
+        if bytes.is_empty() {
+            return;
+        }
         self.remove_clean(line, bytes);
         let all: SpanSet<OnLine> = self.retired(line).iter().chain(bytes.iter()).collect();
         self.retired.insert(line.to_owned(), all.iter().collect());
+    }
+
+    /// What `other` calls bad is bad.
+    pub(super) fn add_retired_of(&mut self, other: &Self) {
+        for line in other.retired.keys() {
+            self.add_retired(line, &other.retired(line));
+        }
+    }
+
+    /// A record of the bad pages alone; `None` when `known` is one of the same already.
+    pub(super) fn retired_beside(&self, known: &Self) -> Option<Self> {
+        let alone = || Self { grants: Vec::new(), clean: BTreeMap::new(), ..self.clone() };
+        (self.retired != known.retired).then(alone)
     }
 }
 
@@ -268,6 +290,16 @@ mod tests {
             assert!(record.grants.is_empty() && record.clean("egm4").is_empty());
             assert_eq!(record.retired("egm4").size(), retired);
             assert!(record.sequence >= newest.unwrap_or(0).max(7));
+        }
+    }
+
+    #[test]
+    fn bad_pages_of_a_host_without_a_name_are_known_within_a_boot() {
+        let mut record = Record::new(&identity(None, "boot"), 7);
+        record.add_retired("egm4", &set(0, 0x1000));
+        for (boot, retired) in [("boot", 0x1000), ("next", 0)] {
+            let (record, _) = Record::judge(Some(&record.encode()), &identity(None, boot), None);
+            assert_eq!(record.retired("egm4").size(), retired);
         }
     }
 

@@ -32,8 +32,10 @@ impl Paths {
 pub enum Name {
     /// The record.
     Record,
-    /// The next record, until it is whole.
+    /// The next record, of either kind, until it is whole.
     New,
+    /// A second record, of nothing but the pages that went bad: what befalls the first does not befall it.
+    Retired,
     /// The last record that was not believed.
     Aside,
     /// The newest record's number, in memory: it tells an old record that somebody put back.
@@ -87,11 +89,16 @@ pub(super) fn replace(disk: &dyn Disk, bytes: &[u8], sequence: u64, keep: bool) 
     if keep {
         disk.link(Name::Record, Name::Aside)?;
     }
+    put(disk, Name::Record, bytes)?;
+    disk.write(Name::Newest, format!("{sequence:020}\n").as_bytes())
+}
+
+/// Makes `bytes` the content of file `to`, as a whole or not at all.
+pub(super) fn put(disk: &dyn Disk, to: Name, bytes: &[u8]) -> io::Result<()> {
     disk.write(Name::New, bytes)?;
     disk.sync(Name::New)?;
-    disk.rename(Name::New, Name::Record)?;
-    disk.sync_names()?;
-    disk.write(Name::Newest, format!("{sequence:020}\n").as_bytes())
+    disk.rename(Name::New, to)?;
+    disk.sync_names()
 }
 
 /// The newest record's number, if this boot wrote one.
@@ -109,6 +116,7 @@ impl Folder {
         match name {
             Name::Record => self.0.state.join("ledger.json"),
             Name::New => self.0.state.join("ledger.json.new"),
+            Name::Retired => self.0.state.join("retired.json"),
             Name::Aside => self.0.state.join("ledger.json.aside"),
             Name::Newest => self.0.run.join("ledger.newest"),
         }
