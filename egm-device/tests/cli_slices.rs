@@ -67,7 +67,7 @@ impl Host {
         command.arg("--host-files").arg(self.path("host"));
         if let Some(script) = script {
             command.args(["--", "/bin/sh", "-c", script]);
-            let show = format!("ledger show --root {} --host-files /none", self.0.path().display());
+            let show = format!("ledger show --root {}", self.0.path().display());
             command.env("SHOW", format!("{} {show}", env!("CARGO_BIN_EXE_egm-device")));
         }
         let output = command.output().unwrap();
@@ -258,7 +258,7 @@ fn a_host_of_which_only_the_facts_are_known_is_planned_for_and_not_touched() {
     let facts = host.path("facts.json").display().to_string();
     let run = |words: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_egm-device"));
-        let output = command.args(words.split(' ')).args(["--facts", &facts]).output().unwrap();
+        let output = command.args(words.split(' ')).args(["--recorded", &facts]).output().unwrap();
         (output.status.code().unwrap(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     assert_eq!(run("carve plan hidden --size 2MiB").0, 0);

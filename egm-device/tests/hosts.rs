@@ -124,10 +124,9 @@ mod tests {
         }
         let (words, into) =
             command.split_once(" > ").map_or((command, None), |(words, into)| (words, Some(into)));
-        let host_files = root.join("etc/egm-device/host");
         let mut program = Command::new(env!("CARGO_BIN_EXE_egm-device"));
         program.args(words.split(' ')).current_dir(folder).arg("--root").arg(&root);
-        let output = program.arg("--host-files").arg(host_files).output().unwrap();
+        let output = program.output().unwrap();
         let stdout = String::from_utf8(output.stdout).unwrap();
         let printed = match into {
             Some(into) => fs::write(folder.join(into), stdout).map(|()| String::new()).unwrap(),
@@ -188,7 +187,7 @@ mod tests {
         run("x86-2-sockets", "regions --json > host.json", folder.path());
         let (_, here) = run("x86-2-sockets", "carve advise --hypervisor 64GiB", folder.path());
         let mut elsewhere = Command::new(env!("CARGO_BIN_EXE_egm-device"));
-        elsewhere.args(["carve", "advise", "--hypervisor", "64GiB", "--facts", "host.json"]);
+        elsewhere.args(["carve", "advise", "--hypervisor", "64GiB", "--recorded", "host.json"]);
         let output = elsewhere.current_dir(folder.path()).output().unwrap();
         assert_eq!(String::from_utf8(output.stdout).unwrap(), here);
     }

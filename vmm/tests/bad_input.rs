@@ -156,7 +156,11 @@ fn a_file_that_is_no_kernel() {
         &["cannot boot", "neither a bzImage nor", "[6e, 6f, 74, 20]", help],
     );
     let empty = Machine::new().file("kernel", b"");
-    refuses_with_kvm(&empty, CONFIGURATION, &["cannot boot", "empty or cut short", "0x0 bytes", help]);
+    refuses_with_kvm(
+        &empty,
+        CONFIGURATION,
+        &["cannot boot", "empty or cut short", "has 0 B of at least 64 B", help],
+    );
     let elf = Machine::new().file("kernel", &egm_payload::hello(Ports::USUAL, Entry::Pvh)[..200]);
     refuses_with_kvm(&elf, CONFIGURATION, &["cannot boot", "damaged or does not fit", help]);
 }
@@ -189,13 +193,13 @@ fn a_bzimage_that_is_cut_short() {
     image.resize(0x1_0000, 0);
     let help = "help: set \"boot\".\"kernel\" to a whole";
     let cut = Machine::new().file("kernel", &image);
-    refuses_with_kvm(&cut, CONFIGURATION, &["cut short", "0x10000 bytes of at least 0x100400", help]);
+    refuses_with_kvm(&cut, CONFIGURATION, &["cut short", "has 64 KiB of at least 1025 KiB", help]);
     let Some(stock) = stock_kernel() else {
         return println!("skipped: Debian's kernel is not in the lab's cache yet: scripts/lab");
     };
     let whole = fs::read(stock).unwrap();
     let cut = Machine::new().file("kernel", &whole[..whole.len() / 2]);
-    refuses_with_kvm(&cut, CONFIGURATION, &["cut short", &format!("{:#x} bytes", whole.len() / 2), help]);
+    refuses_with_kvm(&cut, CONFIGURATION, &["cut short", " of at least ", help]);
 }
 
 #[test]
@@ -203,15 +207,24 @@ fn a_kernel_that_needs_more_memory_than_the_guest_has() {
     let mut image = bzimage_header(0);
     image[0x260..0x264].copy_from_slice(&0x800_0000_u32.to_le_bytes()); // init_size
     let large = Machine::new().file("kernel", &image);
-    let parts = ["up to 0x8100000", "ends at 0x4000000", "help: raise \"memory\".\"size\"\n"];
+    let help = "help: raise \"memory\".\"size\"\n";
+    let parts = ["the kernel needs 129 MiB of memory", "has 64 MiB there", help];
     refuses_with_kvm(&large, CONFIGURATION, &parts);
+    let mut image = bzimage_header(8 << 20);
+    image.resize(9 << 20, 0);
+    let tiny = Machine::new().file("kernel", &image).with("memory", json!({ "size": "4MiB" }));
+    refuses_with_kvm(&tiny, CONFIGURATION, &["the kernel needs 10 MiB of memory", "has 4 MiB there", help]);
 }
 
 #[test]
 fn an_initramfs_that_cannot_be_loaded() {
     let large = Machine::new().booting("initramfs", "initrd").zeros("initrd", 128 << 20);
-    let parts =
-        ["0x8000000 bytes", "does not fit between", "bytes too few", "help: raise \"memory\".\"size\""];
+    let parts = [
+        "the initramfs of 128 MiB",
+        "does not fit between",
+        "MiB too few",
+        "help: raise \"memory\".\"size\"",
+    ];
     refuses_with_kvm(&large, CONFIGURATION, &parts);
     let empty = Machine::new().booting("initramfs", "initrd").zeros("initrd", 0);
     let parts = [
@@ -223,7 +236,7 @@ fn an_initramfs_that_cannot_be_loaded() {
     refuses_with_kvm(&empty, CONFIGURATION, &parts);
     // As long as a page, says the kernel, and it has a line.
     let short = Machine::new().booting("initramfs", "/sys/kernel/mm/transparent_hugepage/enabled");
-    let parts = ["cannot boot /sys/kernel/mm/", "0x1000 bytes", "help: set \"boot\".\"initramfs\""];
+    let parts = ["cannot boot /sys/kernel/mm/", "at 4 KiB", "help: set \"boot\".\"initramfs\""];
     refuses_with_kvm(&short, CONFIGURATION, &parts);
     let missing = Machine::new().booting("initramfs", "initrd");
     missing.run().refuses(CONFIGURATION, &["boot.initramfs", "initrd", "No such file", "help: "]);
@@ -234,7 +247,7 @@ fn more_memory_than_the_host_has() {
     let said = Machine::new().with("memory", json!({ "size": "4TiB" })).run();
     said.refuses(
         HOST,
-        &["needs 0x40000000000 bytes", "the host has", "bytes too few", "help: lower the size"],
+        &["guest memory needs 4 TiB", "the host has", " too few\n", "help: lower \"memory.size\"\n"],
     );
 }
 
@@ -278,7 +291,24 @@ fn nodes_that_are_the_same() {
 fn an_egm_region_that_the_host_lacks() {
     let slice = json!([{ "region": "egm4", "size": "2MiB", "node": 1 }]);
     let said = Machine::new().with("egm", slice).run();
-    said.refuses(HOST, &["slice 0", "\"egm4\"", "the host has ", "help: change \"region\""]);
+    said.refuses(HOST, &["slice 0", "\"egm4\"", "the host has ", "help: ", "\"egm-device regions\""]);
+    for (typed, meant) in [("locla", "local"), ("memfdd", "memfd"), ("hugtlb", "hugetlb")] {
+        let slice = json!([{ "region": typed, "size": "2MiB", "node": 1 }]);
+        let said = Machine::new().with("egm", slice).run();
+        said.refuses(HOST, &["slice 0", typed, &format!("help: did you mean \"{meant}\"? ")]);
+    }
+}
+
+#[test]
+fn a_slice_that_is_a_device() {
+    for node in [0, 4] {
+        let slice = json!([{ "region": "local", "size": "2MiB", "node": node, "as": "device" }]);
+        let said = Machine::new().with("egm", slice).run();
+        said.refuses(
+            CONFIGURATION,
+            &["slice 0", "does not offer", "help: set the slice's \"as\" to \"memory\""],
+        );
+    }
 }
 
 #[test]
@@ -342,7 +372,7 @@ fn a_file_that_is_no_disk() {
         assert!(made.success());
         refuses_with_kvm(&pipe, CONFIGURATION, &parts);
         let small = disk("small", read_only).zeros("small", 511);
-        let parts = ["device \"blk0\"", "0x1ff bytes", "sector of 0x200 bytes", "help: make it larger"];
+        let parts = ["device \"blk0\"", "a disk of 511 B", "sector of 512 B", "help: make it larger"];
         refuses_with_kvm(&small, CONFIGURATION, &parts);
     }
 }
@@ -390,7 +420,32 @@ fn facts_that_never_end() {
     fs::write(machine.folder.path().join("vm.json"), machine.config.to_string()).unwrap();
     let plan = [PROGRAM, "plan", "--facts", "/dev/zero", "vm.json"];
     let said = said(&["prlimit", "--as=1073741824"], &plan, machine.folder.path());
-    said.refuses(HOST, &["cannot read /dev/zero", "larger than 0x1000000 bytes"]);
+    let help = "help: record them on their host: egm-vmm facts";
+    said.refuses(CONFIGURATION, &["cannot read facts from /dev/zero", "larger than 16 MiB", help]);
+}
+
+#[test]
+fn facts_that_are_not_there_or_of_another_program() {
+    let machine = Machine::new().file("other.json", b"{\"host\": {}, \"regions\": []}");
+    fs::write(machine.folder.path().join("vm.json"), machine.config.to_string()).unwrap();
+    let plan = |facts| said(&[], &[PROGRAM, "plan", "vm.json", "--facts", facts], machine.folder.path());
+    let help = "help: record them on their host: egm-vmm facts > facts.json";
+    plan("none").refuses(CONFIGURATION, &["cannot read facts from none", "No such file", help]);
+    plan("other.json").refuses(CONFIGURATION, &["not facts of a host", help, "egm-device regions --json"]);
+}
+
+/// What somebody asked for, and did not get: a script must know.
+#[test]
+fn a_full_disk_for_what_is_printed() {
+    let machine = Machine::new();
+    fs::write(machine.folder.path().join("vm.json"), machine.config.to_string()).unwrap();
+    for arguments in ["schema", "facts", "plan vm.json", "man", "completions bash"] {
+        let full = format!("{PROGRAM} {arguments} > /dev/full");
+        let said = said(&[], &["sh", "-c", &full], machine.folder.path());
+        said.refuses(HOST, &["cannot write to standard output", "No space left", "help: "]);
+    }
+    let enough = format!("{PROGRAM} schema | head -n 1");
+    assert_eq!(said(&[], &["bash", "-o", "pipefail", "-c", &enough], Path::new("/")).code, Some(0));
 }
 
 #[test]
@@ -433,6 +488,24 @@ fn no_thread_for_a_vcpu() {
     let stranger = ["setpriv", "--reuid=61616", &group, "--clear-groups", "prlimit", "--nproc=1"];
     let said = said(&stranger, &[program.to_str().unwrap(), "run", "vm.json"], machine.folder.path());
     said.refuses(HOST, &["cannot start the thread of vCPU 0", "os error 11", "help: ", "ulimit -u"]);
+}
+
+/// Also for an ordinary user, who may not ask KVM whether the host has it.
+#[test]
+fn a_region_that_would_be_the_machines_own() {
+    let slice = json!([{ "region": "guest-memfd", "size": "2MiB", "node": 1 }]);
+    let machine = Machine::new().with("egm", slice);
+    fs::write(machine.folder.path().join("vm.json"), machine.config.to_string()).unwrap();
+    let parts =
+        ["slice 0 has no place", "guest_memfd", "help: give \"region\" a list that ends in \"memfd\""];
+    for facts in ["x86-server", "grace"] {
+        let facts = fs::canonicalize(format!("../configs/facts/{facts}.json")).unwrap();
+        let mut recorded: Value = serde_json::from_str(&fs::read_to_string(facts).unwrap()).unwrap();
+        recorded["arch"] = json!(std::env::consts::ARCH);
+        fs::write(machine.folder.path().join("facts.json"), recorded.to_string()).unwrap();
+        let plan = [PROGRAM, "plan", "--facts", "facts.json", "vm.json"];
+        said(&[], &plan, machine.folder.path()).refuses(HOST, &parts);
+    }
 }
 
 /// In a mount namespace whose /dev is empty.

@@ -76,7 +76,7 @@ fn visible(node: &NodeSplit, ways: &[How], facts: &HostFacts) -> Option<Check> {
     let keeps = node.keeps.get();
     let least = keeps.saturating_sub(keeps / 8).saturating_sub(512 << 20);
     let total = facts.nodes.iter().find(|n| n.id == node.node).map_or(0, |n| n.total.get());
-    let what = format!("node {} keeps about {}", node.node, size(keeps));
+    let what = format!("node {} keeps {}, more or less", node.node, size(keeps).trim_start_matches('~'));
     Some(check(what, format!("MemTotal {}", size(total)), (least..=keeps).contains(&total)))
 }
 

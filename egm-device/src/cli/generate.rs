@@ -1,25 +1,26 @@
-//! `egm-device completions` and `egm-device man`: made from the command line's own description.
+//! The subcommands `completions` and `man` of our programs: made from a command line's own description.
 
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::CommandFactory;
+use clap::Command;
 use clap_complete::Shell;
 
-use crate::cli::{Cli, Outcome, print};
+use crate::cli::Outcome;
 use crate::report::{Blame, Report};
+use crate::show::print;
 
 /// Prints what a shell needs to complete this program's command lines
 #[derive(Debug, clap::Args)]
-pub(super) struct Completions {
+pub struct Completions {
     /// For which shell
     shell: Shell,
 }
 
 /// Prints a manual page (roff)
 #[derive(Debug, clap::Args)]
-pub(super) struct Man {
+pub struct Man {
     /// Of this subcommand, for instance "carve advise"; the default is the program
     #[arg(value_name = "COMMAND")]
     command: Vec<String>,
@@ -42,25 +43,32 @@ impl Report for ManError {
     }
 }
 
-pub(super) fn completions(args: &Completions) -> ExitCode {
+/// What `args` ask of `program`.
+pub fn completions(args: &Completions, mut program: Command) -> ExitCode {
     let mut text = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "egm-device", &mut text);
+    let name = program.get_name().to_owned();
+    clap_complete::generate(args.shell, &mut program, name, &mut text);
     print(text);
     ExitCode::SUCCESS
 }
 
-pub(super) fn man(args: &Man) -> Outcome {
+/// What `args` ask of `program`.
+///
+/// # Errors
+/// A folder that cannot be written to.
+pub fn man(args: &Man, program: Command) -> Outcome {
     if let Some(folder) = &args.into {
-        clap_mangen::generate_to(Cli::command(), folder)
+        clap_mangen::generate_to(program, folder)
             .map_err(|source| ManError { folder: folder.clone(), source })?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut command = Cli::command();
+    let mut command = program.clone();
     command.build();
     for name in args.command.iter().flat_map(|words| words.split_whitespace()) {
         match command.find_subcommand(name) {
             Some(found) => command = found.clone(),
-            None => Cli::command()
+            None => program
+                .clone()
                 .error(clap::error::ErrorKind::InvalidSubcommand, format!("there is no command '{name}'"))
                 .exit(),
         }

@@ -13,16 +13,21 @@ use crate::report::{Blame, Report};
 /// Which host
 #[derive(Debug, clap::Args)]
 pub(super) struct Host {
-    /// Folder of host files (*.json), which name memory that was hidden from the kernel
-    #[arg(long, value_name = "FOLDER", default_value = "/etc/egm-device/host")]
-    host_files: PathBuf,
+    /// Folder of host files (*.json), which name memory that was hidden from the kernel; the default is
+    /// /etc/egm-device/host
+    #[arg(long, value_name = "FOLDER")]
+    host_files: Option<PathBuf>,
     /// Read a copy of a host's /proc and /sys in this folder instead
     #[arg(long, value_name = "FOLDER", default_value = "/", hide_default_value = true)]
     root: PathBuf,
     /// Take another host, as "egm-device regions --json" recorded it
     #[arg(long, value_name = "FILE", conflicts_with_all = ["root", "host_files"])]
-    facts: Option<PathBuf>,
+    recorded: Option<PathBuf>,
 }
+
+/// How a host is recorded. The other program's facts are of the same host, but for other questions.
+const RECORD: &str =
+    "egm-device regions --json > host.json (what \"egm-vmm facts\" writes is for \"egm-vmm plan\")";
 
 /// What of a recorded host is needed to plan for it.
 #[derive(Debug, Deserialize)]
@@ -41,29 +46,79 @@ impl Host {
 
     /// Whether it is another host, of which only the facts are known.
     pub(super) fn is_recorded(&self) -> bool {
-        self.facts.is_some()
+        self.recorded.is_some()
     }
 
     /// The host that was recorded, or this one.
     pub(super) fn survey(&self) -> Result<Survey, Box<dyn Report>> {
-        match &self.facts {
+        match &self.recorded {
             Some(path) => {
-                let Recorded { host, regions } =
-                    load(path, "a host", "egm-device regions --json > host.json")?;
+                let Recorded { host, regions } = load(path, "a host", RECORD)?;
                 Ok(Survey { host, regions, refused: Vec::new() })
             }
-            None => Ok(Survey::of(&self.root, &HostFile::load_all(&self.host_files)?)),
+            None => {
+                self.check_root()?;
+                Ok(Survey::of(&self.root, &self.host_files()?))
+            }
         }
+    }
+
+    /// Below another folder than `/` may be anything.
+    fn check_root(&self) -> Result<(), NoHost> {
+        let parts = ["proc/meminfo", "sys/devices/system/node"];
+        if parts.iter().any(|part| self.root.join(part).exists()) {
+            return Ok(());
+        }
+        Err(NoHost::Root(self.root.clone()))
+    }
+
+    /// A host may have no host files, but a folder that was named is meant.
+    fn host_files(&self) -> Result<Vec<HostFile>, Box<dyn Report>> {
+        match &self.host_files {
+            Some(folder) if !folder.is_dir() => Err(NoHost::HostFiles(folder.clone()).into()),
+            Some(folder) => Ok(HostFile::load_all(folder)?),
+            None => Ok(HostFile::load_all(&self.root.join("etc/egm-device/host"))?),
+        }
+    }
+
+    /// Why this host's KVM says nothing, where there is one.
+    pub(super) fn no_kvm(&self) -> Option<io::Error> {
+        let kvm = self.root.join("dev/kvm");
+        let asked = self.recorded.is_none() && kvm.exists();
+        asked.then(|| std::fs::File::open(kvm).err()).flatten()
     }
 
     /// The host's ledger, if it has one since it booted: showing a host makes none.
     pub(super) fn ledger(&self) -> Result<Option<Ledger>, Box<dyn Report>> {
         let paths = Paths::below(&self.root);
-        if self.facts.is_some() || !paths.run.is_dir() {
+        if self.recorded.is_some() || !paths.run.is_dir() {
             return Ok(None);
         }
         let identity = Identity::read(&self.root).map_err(BootError)?;
         Ok(Some(Ledger::open(paths, identity)?))
+    }
+}
+
+/// A folder that was named holds no host.
+#[derive(Debug, thiserror::Error)]
+enum NoHost {
+    #[error("{} holds no copy of a host: it has neither proc/meminfo nor sys/devices/system/node", .0.display())]
+    Root(PathBuf),
+    #[error("{} is no folder of host files", .0.display())]
+    HostFiles(PathBuf),
+}
+
+impl Report for NoHost {
+    fn blame(&self) -> Blame {
+        Blame::Configuration
+    }
+
+    fn help(&self) -> Option<String> {
+        let help = match self {
+            Self::Root(_) => "name with --root a folder with a host's proc and sys in it",
+            Self::HostFiles(_) => "name a folder that exists, or leave --host-files out",
+        };
+        Some(help.to_owned())
     }
 }
 
@@ -83,7 +138,12 @@ impl Report for BootError {
 pub(super) enum RecordError {
     /// It cannot be read.
     #[error("cannot read {}", path.display())]
-    Read { path: PathBuf, source: io::Error },
+    Read {
+        path: PathBuf,
+        /// The command that writes one.
+        made_by: &'static str,
+        source: io::Error,
+    },
     /// It is something else.
     #[error("{}:{}:{}: not {what} as this program writes it", path.display(), source.line(), source.column())]
     Json {
@@ -102,7 +162,7 @@ impl Report for RecordError {
 
     fn help(&self) -> Option<String> {
         match self {
-            Self::Read { .. } => None,
+            Self::Read { made_by, .. } => Some(format!("make it: {made_by}")),
             Self::Json { made_by, .. } => Some(format!("make it again: {made_by}")),
         }
     }
@@ -114,7 +174,8 @@ pub(super) fn load<T: DeserializeOwned>(
     what: &'static str,
     made_by: &'static str,
 ) -> Result<T, RecordError> {
-    let bytes = std::fs::read(path).map_err(|source| RecordError::Read { path: path.to_owned(), source })?;
+    let bytes =
+        std::fs::read(path).map_err(|source| RecordError::Read { path: path.to_owned(), made_by, source })?;
     let json = |source| RecordError::Json { path: path.to_owned(), what, made_by, source };
     serde_json::from_slice(&bytes).map_err(json)
 }

@@ -2,7 +2,7 @@
 
 use egm_address::{Host, Hpa, InRegion, Offset, Span, SpanSet};
 
-use crate::cli::regions::{kind, refused_table, region_table, slice_table, socket_table};
+use crate::cli::regions::{refused_table, region_table, slice_table, socket_table};
 use crate::region::usage::{Part, Socket, Usage, Usages};
 use crate::region::{Region, RegionKind, Survey};
 use crate::show::page::{Band, legend, map, page};
@@ -197,7 +197,7 @@ fn pieces(region: &Region, usage: Option<&Usage>) -> Vec<Block> {
 }
 
 fn detail(region: &Region) -> String {
-    let kind = kind(&region.kind);
+    let kind = region.kind.word();
     match region.kind {
         RegionKind::Hugetlb => format!("{kind}, part of the kernel's RAM"),
         _ => kind.to_owned(),

@@ -66,7 +66,7 @@ pub(super) fn open(host: &Host) -> Result<Ledger, Box<dyn Report>> {
 
 /// Facts are of another host, whose regions are other memory here.
 #[derive(Debug, thiserror::Error)]
-#[error("a host that was recorded has no memory to take and no ledger: --facts is for plans")]
+#[error("a host that was recorded has no memory to take and no ledger: --recorded is for plans")]
 struct Elsewhere;
 
 impl Report for Elsewhere {

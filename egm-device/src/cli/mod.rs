@@ -2,19 +2,19 @@
 
 mod broker;
 mod carve;
-mod generate;
+pub mod generate;
 mod host;
 mod html;
 mod ledger;
 mod progress;
 mod regions;
 
-use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::report::{Chain, Report};
+use crate::show::{print, written};
 
 /// Carves host memory into regions and slices for virtual machines, and keeps who has what
 #[derive(Debug, Parser)]
@@ -46,7 +46,7 @@ enum Command {
 }
 
 /// How a subcommand ends.
-type Outcome = Result<ExitCode, Box<dyn Report>>;
+pub type Outcome = Result<ExitCode, Box<dyn Report>>;
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
@@ -55,18 +55,14 @@ pub fn main() -> ExitCode {
         Command::Carve(args) => carve::run(args),
         Command::Broker(args) => broker::run(args),
         Command::Ledger(args) => ledger::run(args),
-        Command::Completions(args) => Ok(generate::completions(args)),
-        Command::Man(args) => generate::man(args),
+        Command::Completions(args) => Ok(generate::completions(args, Cli::command())),
+        Command::Man(args) => generate::man(args, Cli::command()),
     };
+    let outcome = outcome.and_then(|code| Ok(written().map(|()| code)?));
     outcome.unwrap_or_else(|error| {
         eprintln!("{}", Chain(error.as_ref()));
         error.blame().into()
     })
-}
-
-/// Writes to standard output. A reader that has seen enough (`| head`) closes the pipe: that is no failure of ours.
-fn print(bytes: impl AsRef<[u8]>) {
-    let _ = io::stdout().write_all(bytes.as_ref());
 }
 
 /// Writes `value` as JSON to standard output.

@@ -6,16 +6,17 @@ use egm_address::ByteSize;
 
 use crate::cli::host::Host;
 use crate::cli::html::html;
-use crate::cli::{Outcome, print, print_json};
+use crate::cli::{Outcome, print_json};
 use crate::region::usage::{Socket, Usage, Usages, sockets};
 use crate::region::{Region, RegionKind, Survey};
 use crate::report::{Chain, Report};
-use crate::show::{Colour, Side, Style, Table, size};
+use crate::show::{Colour, Side, Style, Table, print, size};
 
 use Side::{Left, Right};
 
 /// Shows which memory of this host guests can get, per socket and per region
 #[derive(Debug, clap::Args)]
+#[command(after_help = COLUMNS)]
 pub(super) struct Args {
     #[command(flatten)]
     host: Host,
@@ -26,6 +27,18 @@ pub(super) struct Args {
     #[arg(long, conflicts_with = "json")]
     html: bool,
 }
+
+const COLUMNS: &str = "\
+Columns:
+
+  visible    memory of the kernel's allocator, hugetlb pools included
+  aside      device-DAX: the kernel knows each page and gives none away
+  invisible  memory that the kernel does not know: EGM, and what mem= and memmap= hide
+  free       pages of a hugetlb pool that nobody uses
+  granted    what somebody has; \"egm-device ledger show\" says who
+  dirty      what is scrubbed before anybody gets it
+  retired    bad memory, which nobody gets
+  kind       the word for it in \"region\" of a configuration";
 
 /// What `--json` prints; [`Survey`] can be read back from it.
 #[derive(Debug, serde::Serialize)]
@@ -39,9 +52,13 @@ struct Record<'a> {
 pub(super) fn run(args: &Args) -> Outcome {
     let mut survey = args.host.survey()?;
     let usages = usages(&args.host, &mut survey).unwrap_or_else(|error| {
-        eprintln!("granted and dirty are not known\n{}", Chain(error.as_ref()));
+        let why = Chain(error.as_ref()).to_string();
+        eprintln!("note: granted and dirty are not known: {}", why.trim_start_matches("error: "));
         Usages::new()
     });
+    if let Some(why) = args.host.no_kvm() {
+        eprintln!("note: whether there is guest-memfd is not known: /dev/kvm cannot be opened: {why}");
+    }
     let sockets = sockets(&survey, &usages);
     if args.json {
         print_json(&Record { survey: &survey, sockets: &sockets, usage: &usages });
@@ -159,18 +176,6 @@ pub(super) fn socket_table(sockets: &[Socket]) -> Table<'static> {
     table
 }
 
-/// What a kind of region is called.
-pub(super) const fn kind(kind: &RegionKind) -> &'static str {
-    match kind {
-        RegionKind::Egm { .. } => "EGM",
-        RegionKind::Reserved { .. } => "reserved",
-        RegionKind::Devdax { .. } => "device-DAX",
-        RegionKind::Hugetlb => "hugetlb",
-        RegionKind::Memfd => "memfd",
-        RegionKind::GuestMemfd => "guest_memfd",
-    }
-}
-
 /// Bytes of a pool that nobody uses, where the kernel counts them.
 fn free(survey: &Survey, region: &Region) -> Option<u64> {
     let node = survey.host.nodes.iter().find(|node| Some(node.id) == region.node)?;
@@ -190,7 +195,7 @@ pub(super) fn region_table(survey: &Survey, usages: &Usages) -> Table<'static> {
             style,
             vec![
                 region.name.clone(),
-                kind(&region.kind).to_owned(),
+                region.kind.word().to_owned(),
                 node(region.node),
                 size(region.size.get()),
                 known(free(survey, region)),

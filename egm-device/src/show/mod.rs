@@ -1,6 +1,9 @@
 //! What our programs show to people: columns that line up, colour where the reader is a terminal, sizes, text in a page.
 
+mod out;
 pub mod page;
+
+pub use out::{Unwritten, print, written};
 
 use std::fmt::Write;
 use std::io::IsTerminal;
@@ -127,7 +130,8 @@ pub fn size(bytes: u64) -> String {
     let Some((unit, shift)) = large.clone().next() else { return format!("{bytes} B") };
     for (unit, shift) in large {
         let thousandths = (u128::from(bytes) * 1000) >> shift;
-        if u128::from(bytes) * 1000 == thousandths << shift && thousandths < 100_000_000 {
+        let short = thousandths < if thousandths.is_multiple_of(1000) { 100_000_000 } else { 10_000_000 };
+        if short && u128::from(bytes) * 1000 == thousandths << shift {
             let (whole, rest) = (thousandths / 1000, format!(".{:03}", thousandths % 1000));
             return format!("{whole}{} {unit}", rest.trim_end_matches('0').trim_end_matches('.'));
         }
@@ -159,8 +163,19 @@ mod tests {
 
     #[test]
     fn sizes_are_exact_and_short() {
-        let shown =
-            [0, 1000, 4096, 0xa0000, 0x1ffa_0000, 2304 << 20, 2044 << 10, 262_240 << 20, 255 << 40].map(size);
+        let shown = [
+            0,
+            1000,
+            4096,
+            0xa0000,
+            0x1ffa_0000,
+            2304 << 20,
+            2044 << 10,
+            262_240 << 20,
+            245_761 << 18,
+            255 << 40,
+        ]
+        .map(size);
         assert_eq!(
             shown,
             [
@@ -172,6 +187,7 @@ mod tests {
                 "2.25 GiB",
                 "2044 KiB",
                 "~256.09 GiB",
+                "~60.00 GiB",
                 "255 TiB"
             ]
         );

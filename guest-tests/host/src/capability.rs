@@ -139,8 +139,8 @@ fn memory(root: &Path) -> Finding {
 
 fn kernel(name: &'static str, prefix: &str, cache: Option<&Cache>) -> Finding {
     let found: Option<PathBuf> = cache.and_then(|c| c.newest(prefix, "")).map(|(path, _)| path);
-    let detail = found
-        .map_or_else(|| "not in the cache; the first run fetches it".into(), |p| p.display().to_string());
+    let detail =
+        found.map_or_else(|| "is fetched when it is first needed".into(), |p| p.display().to_string());
     Finding { name, present: true, detail }
 }
 

@@ -95,7 +95,16 @@ pub(crate) fn table(results: &[ScenarioResult], colour: bool) -> String {
 
 fn figure(case: &Check) -> String {
     let unit = case.unit.as_deref().map(printable).unwrap_or_default();
-    case.value.map_or_else(String::new, |value| format!("{value} {unit}").trim_end().to_owned())
+    case.value.map_or_else(String::new, |value| format!("{} {unit}", short(value)).trim_end().to_owned())
+}
+
+/// At most three decimals, and three digits of what would be none of them.
+fn short(value: f64) -> String {
+    if value != 0.0 && value.abs() < 0.001 {
+        return format!("{value:.2e}");
+    }
+    let text = format!("{value:.3}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 /// A guest wrote it: no control characters reach a terminal.
@@ -175,6 +184,12 @@ mod tests {
         assert!(!text.contains('\x1b'));
         assert!(text.contains("no table"));
         assert!(table(&results(), true).contains("\x1b[32mpassed"));
+    }
+
+    #[test]
+    fn figures_are_short() {
+        let shown = [1_023.621_093_75, 236.0, 0.0, 1.5, -0.25, 0.000_123_4, 100.0].map(short);
+        assert_eq!(shown, ["1023.621", "236", "0", "1.5", "-0.25", "1.23e-4", "100"]);
     }
 
     #[test]

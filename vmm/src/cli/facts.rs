@@ -1,8 +1,9 @@
 //! `egm-vmm facts`: what this host offers, as JSON for `egm-vmm plan --facts`.
 
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+
+use egm_device::show::print;
 
 use crate::cli::Outcome;
 use crate::facts::{self, Scope};
@@ -31,8 +32,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     if let Some(description) = &args.description {
         facts.description.clone_from(description);
     }
-    // A reader that has seen enough (`| head`) closes the pipe: that is no failure of ours.
-    let _ = serde_json::to_writer_pretty(io::stdout(), &facts).map_err(io::Error::from);
-    let _ = io::stdout().write_all(b"\n");
+    // Every map has string keys, so nothing of it can fail to be JSON.
+    print(serde_json::to_string_pretty(&facts).unwrap_or_default() + "\n");
     Ok(ExitCode::SUCCESS)
 }

@@ -9,7 +9,9 @@ mod schema;
 use std::panic;
 use std::process::{self, ExitCode};
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use egm_device::cli::generate::{self, Completions, Man};
+use egm_device::show::written;
 
 use crate::console;
 use crate::error::{Blame, Chain, Report};
@@ -37,6 +39,8 @@ enum Command {
     Facts(facts::Args),
     Plan(plan::Args),
     Schema(schema::Args),
+    Completions(Completions),
+    Man(Man),
 }
 
 /// How a subcommand ends.
@@ -50,7 +54,10 @@ pub fn main() -> ExitCode {
         Command::Facts(args) => facts::run(args),
         Command::Plan(args) => plan::run(args),
         Command::Schema(args) => Ok(schema::run(args)),
+        Command::Completions(args) => Ok(generate::completions(args, Cli::command())),
+        Command::Man(args) => generate::man(args, Cli::command()),
     };
+    let outcome = outcome.and_then(|code| Ok(written().map(|()| code)?));
     outcome.unwrap_or_else(|error| {
         eprintln!("{}", Chain(error.as_ref()));
         error.blame().into()

@@ -1,8 +1,9 @@
 //! `egm-vmm plan`: every address of a machine, before and without starting it.
 
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+
+use egm_device::show::print;
 
 use crate::cli::Outcome;
 use crate::config;
@@ -43,16 +44,12 @@ pub(super) fn run(args: &Args) -> Outcome {
         None => facts::of_host(&Scope::of(&spec)),
     };
     let plan = plan::plan(&spec, &facts?)?;
-    let mut out = io::stdout();
-    let colour = Colour::of_stdout();
-    let text = if args.json {
+    print(if args.json {
         plan::json(&plan)
     } else if args.html {
         plan::html(&plan)
     } else {
-        plan::text(&plan, colour)
-    };
-    // A reader that has seen enough (`| head`) closes the pipe: that is no failure of ours.
-    let _ = out.write_all(text.as_bytes());
+        plan::text(&plan, Colour::of_stdout())
+    });
     Ok(ExitCode::SUCCESS)
 }

@@ -1,7 +1,8 @@
 //! `egm-vmm schema`: what a configuration file may say, for editors and checkers.
 
-use std::io::{self, Write};
 use std::process::ExitCode;
+
+use egm_device::show::print;
 
 use crate::config;
 
@@ -10,7 +11,6 @@ use crate::config;
 pub(super) struct Args {}
 
 pub(super) fn run(_args: &Args) -> ExitCode {
-    // A reader that has seen enough (`| head`) closes the pipe: that is no failure of ours.
-    let _ = io::stdout().write_all(config::schema().as_bytes());
+    print(config::schema());
     ExitCode::SUCCESS
 }

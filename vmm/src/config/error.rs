@@ -205,16 +205,20 @@ pub(super) fn not_empty(list: Option<CpuSet>) -> Result<Option<CpuSet>, Rule> {
 
 /// `did you mean "memory"? keys here are: arch, boot, …`
 fn suggest(wrong: &str, known: &[&'static str], list: &str) -> String {
-    let near = known
-        .iter()
-        .filter(|_| wrong.len() <= MAX_NAME)
-        .map(|name| (strsim::damerau_levenshtein(wrong, name), name))
-        .filter(|(distance, name)| *distance <= 2.max(name.len() / 3))
-        .min();
-    let question = near.map_or_else(String::new, |(_, name)| format!("did you mean \"{name}\"? "));
+    let near = nearest(wrong, known.iter().copied());
+    let question = near.map_or_else(String::new, |name| format!("did you mean \"{name}\"? "));
     let mut names: Vec<&str> = known.iter().copied().filter(|name| !name.starts_with('$')).collect();
     names.sort_unstable();
     format!("{question}{list}: {}", names.join(", "))
+}
+
+/// The one of `known` that somebody meant who wrote `wrong`.
+pub(crate) fn nearest<'a>(wrong: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let near = known
+        .filter(|_| wrong.len() <= MAX_NAME)
+        .map(|name| (strsim::damerau_levenshtein(wrong, name), name))
+        .filter(|(distance, name)| *distance <= 2.max(name.len() / 3));
+    near.min().map(|(_, name)| name)
 }
 
 fn chain(files: &[PathBuf]) -> String {

@@ -19,6 +19,7 @@ use std::path::Path;
 pub use boot::{BootRule, Overrides};
 pub use cpus::CpuRule;
 pub use devices::DeviceRule;
+pub(crate) use error::nearest;
 pub use error::{ConfigError, Place, Rule};
 pub(crate) use memory::LOCAL;
 pub use memory::MemoryRule;

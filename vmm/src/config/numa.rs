@@ -46,7 +46,6 @@ pub(super) fn link(
     (egm_files, egm): (&[EgmFile], &mut [EgmSlice]),
 ) -> Result<(), Fault> {
     let domains = domains(memory_file, memory, egm_files, egm);
-    check_device_nodes(&domains, egm)?;
     let written = written_distances(&domains)?;
     for domain in &domains {
         check_access(domain, &domains)?;
@@ -104,15 +103,6 @@ fn slices<'f>(files: &'f [EgmFile], egm: &[EgmSlice]) -> impl Iterator<Item = Do
 
 fn no_such_node(node: impl ToString, domains: &[Domain<'_>]) -> Rule {
     NumaRule::NoSuchNode { node: node.to_string(), known: domains.iter().map(|d| d.id).collect() }.into()
-}
-
-/// A slice as a device is near to a node that exists.
-fn check_device_nodes(domains: &[Domain<'_>], egm: &[EgmSlice]) -> Result<(), Fault> {
-    let lost = egm.iter().enumerate().find(|(_, slice)| domains.iter().all(|d| d.id != slice.node));
-    match lost {
-        Some((index, slice)) => Err(no_such_node(slice.node, domains).at(format!("egm[{index}].node"))),
-        None => Ok(()),
-    }
 }
 
 /// Distances by (from, to), those that are written.

@@ -322,10 +322,6 @@ fn egm_slices_keep_their_rules() {
             "egm[1].node: node 1 exists already, in egm[0]",
         ),
         (
-            &egm(r#""size":"1GiB","node":4,"as":"device""#),
-            "egm[0].node: there is no node \"4\": nodes are [0]",
-        ),
-        (
             &egm(r#""size":"1GiB","node":0,"as":"device","distances":{}"#),
             "egm[0].distances: the slice is a device",
         ),

@@ -21,6 +21,14 @@ pub enum FactsError {
         /// Why.
         source: io::Error,
     },
+    /// A file of recorded facts that cannot be read.
+    #[error("cannot read facts from {}", path.display())]
+    Recorded {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// A file of the kernel whose content is not what it documents.
     #[error("{} holds \"{text}\", which is not {expected}", path.display())]
     Content {
@@ -69,7 +77,7 @@ pub enum FactsError {
 impl Report for FactsError {
     fn blame(&self) -> Blame {
         match self {
-            Self::Json { .. } | Self::Version { .. } => Blame::Configuration,
+            Self::Recorded { .. } | Self::Json { .. } | Self::Version { .. } => Blame::Configuration,
             Self::HostFile(error) => error.blame(),
             _ => Blame::Host,
         }
@@ -77,9 +85,14 @@ impl Report for FactsError {
 
     fn help(&self) -> Option<String> {
         match self {
-            Self::Json { .. } | Self::Version { .. } => {
-                Some("record them again on their host: egm-vmm facts > facts.json".to_owned())
+            Self::Recorded { .. } | Self::Version { .. } => {
+                Some("record them on their host: egm-vmm facts > facts.json".to_owned())
             }
+            Self::Json { .. } => Some(
+                "record them on their host: egm-vmm facts > facts.json; \"egm-device regions --json\" writes another \
+                 kind of file"
+                    .to_owned(),
+            ),
             Self::HostFile(error) => error.help(),
             Self::Ledger(error) => error.help(),
             _ => None,

@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use egm_address::PciAddress;
+use egm_device::show::size;
 use egm_vfio::host;
 
 use crate::config::{Architecture, DeviceKind, LOCAL, Spec};
@@ -71,9 +72,9 @@ pub fn load(path: &Path) -> Result<Facts, FactsError> {
         .and_then(|file| file.take(MAX_FILE.saturating_add(1)).read_to_end(&mut bytes))
         .and_then(|length| match u64::try_from(length) {
             Ok(..=MAX_FILE) => Ok(()),
-            _ => Err(io::Error::other(format!("it is larger than {MAX_FILE:#x} bytes, which no facts are"))),
+            _ => Err(io::Error::other(format!("it is larger than {}, which no facts are", size(MAX_FILE)))),
         })
-        .map_err(|source| FactsError::Read { path: path.to_owned(), source })?;
+        .map_err(|source| FactsError::Recorded { path: path.to_owned(), source })?;
     let json = |source| FactsError::Json { path: path.to_owned(), source };
     // The version is looked at first: a file of another version need not have the same fields.
     #[derive(serde::Deserialize)]

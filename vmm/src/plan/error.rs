@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use egm_address::{ByteSize, CpuSet, Gpa, Guest, PciAddress, PlaceError, Span};
+use egm_device::show::{self, size};
 
-use crate::config::PageSize;
+use crate::config::{PageSize, nearest};
 use crate::error::{Blame, Report};
 use crate::plan::NoPlace;
 
@@ -27,7 +28,8 @@ pub enum PlanError {
     },
     /// Guest memory beyond the address bits.
     #[error(
-        "{what} does not fit below {limit:#x}, the end of {bits} guest physical address bits: {short_by:#x} bytes too many"
+        "{what} does not fit below {limit:#x}, the end of {bits} guest physical address bits: {} too many",
+        size(*short_by)
     )]
     AddressSpace {
         /// `memory of node 1`, `EGM slice 0`.
@@ -43,7 +45,8 @@ pub enum PlanError {
     },
     /// Not enough memory in the first node.
     #[error(
-        "node {node} has {size:#x} bytes, but the first node with memory holds the guest's tables and needs {least:#x}"
+        "node {node} has {}, but the first node with memory holds the guest's tables and needs {}",
+        show::size(*size), show::size(*least)
     )]
     FirstNode {
         /// Guest node.
@@ -68,10 +71,12 @@ pub enum PlanError {
         span: Span<Guest>,
     },
     /// More memory than the host has.
-    #[error("{what} needs {needed:#x} bytes and {scope} has {has:#x} {state}: {:#x} bytes too few", needed.saturating_sub(*has))]
+    #[error("guest memory needs {} and {scope} has {} {state}: {} too few", size(*needed), size(*has), size(needed.saturating_sub(*has)))]
     HostMemory {
-        /// `guest memory`, `memory of node0`.
-        what: String,
+        /// Configuration keys to lower.
+        keys: &'static str,
+        /// Whether the host has other nodes to take memory from.
+        elsewhere: bool,
         /// `the host`, `host node 1`.
         scope: String,
         /// Bytes wanted.
@@ -204,7 +209,7 @@ pub enum PlanError {
         socket: PathBuf,
     },
     /// A BAR that cannot exist.
-    #[error("device \"{device}\": BAR {index} of {size:#x} bytes cannot be given to a guest: {why}")]
+    #[error("device \"{device}\": BAR {index} of {} cannot be given to a guest: {why}", show::size(*size))]
     Bar {
         /// Id of the device.
         device: String,
@@ -280,8 +285,9 @@ impl Report for PlanError {
             Self::FirstNode { node, least, .. } => {
                 format!("give node {node} at least {} in \"memory\"", ByteSize::new(*least))
             }
-            Self::HostMemory { .. } => {
-                "lower the size, or bind it to other host nodes with \"host_nodes\"".to_owned()
+            Self::HostMemory { keys, elsewhere: false, .. } => format!("lower {keys}"),
+            Self::HostMemory { keys, elsewhere: true, .. } => {
+                format!("lower {keys}, or bind it to other host nodes with \"host_nodes\"")
             }
             Self::HugePages { file, write, .. } => {
                 format!("echo {write} > {file} (as root), or set \"page_size\": \"auto\"")
@@ -294,13 +300,24 @@ impl Report for PlanError {
                     .to_owned()
             }
             Self::VcpuNode { .. } => "name it in the \"cpus\" of a node".to_owned(),
-            Self::Region { .. } => {
-                "change \"region\": \"egm-device regions\" shows what the host has, \"local\" is memory of egm-vmm itself".to_owned()
+            Self::Region { region, known, .. } => {
+                let kinds = ["egm", "reserved", "devdax", "hugetlb", "memfd", "local"];
+                let names = known.iter().map(String::as_str).chain(kinds);
+                let meant = nearest(region, names).filter(|near| near != region);
+                let question = meant.map_or_else(String::new, |near| format!("did you mean \"{near}\"? "));
+                format!(
+                    "{question}\"egm-device regions\" shows what the host has, \"local\" is memory of egm-vmm itself"
+                )
+            }
+            Self::NoPlace { tried, .. }
+                if tried.iter().all(|(_, why)| !matches!(why, NoPlace::Short { .. })) =>
+            {
+                "give \"region\" a list that ends in \"memfd\"".to_owned()
             }
             Self::NoPlace { .. } => {
                 "lower the slice's \"size\", or give \"region\" a list that ends in \"memfd\"".to_owned()
             }
-            Self::EgmDevice { .. } => "set the slice's \"form\" to \"memory\"".to_owned(),
+            Self::EgmDevice { .. } => "set the slice's \"as\" to \"memory\"".to_owned(),
             Self::Bus0 { .. } => "remove devices".to_owned(),
             Self::UnknownFunction { function, .. } => {
                 format!(

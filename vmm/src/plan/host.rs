@@ -47,6 +47,14 @@ pub(super) fn check_backings(backings: &[BackingPlan], facts: &Facts) -> Result<
     check_memory(&local, facts)
 }
 
+/// Memory of this process has huge pages where the kernel gives them to shared memory.
+pub(super) fn find_small_pages(backings: &mut [BackingPlan], facts: &Facts) {
+    let never = matches!(facts.shmem_huge_pages.as_str(), "never" | "deny");
+    for backing in backings.iter_mut().filter(|backing| backing.region.is_none()) {
+        backing.small_pages = never && backing.page_size == PageSize::Auto;
+    }
+}
+
 /// A hugetlb pool as backings take pages from it.
 struct PoolLeft {
     node: u32,
@@ -143,8 +151,10 @@ fn check_memory(backings: &[&BackingPlan], facts: &Facts) -> Result<(), PlanErro
             (total, "in all outside hugetlb pools")
         };
         if needed > has {
-            let what = "guest memory".to_owned();
-            return Err(PlanError::HostMemory { what, scope: scope(nodes), needed, has, state });
+            let slices = small.iter().any(|backing| backing.id.starts_with("egm"));
+            let keys = if slices { "\"memory.size\" or a slice's \"size\"" } else { "\"memory.size\"" };
+            let elsewhere = nodes.is_some() && facts.nodes.len() > 1;
+            return Err(PlanError::HostMemory { keys, elsewhere, scope: scope(nodes), needed, has, state });
         }
     }
     Ok(())

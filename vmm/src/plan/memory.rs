@@ -129,6 +129,7 @@ fn node_backing(spec: &Spec, node: &Node) -> BackingPlan {
         hpa: None,
         size: align_up(node.size.get(), page_size.bytes()).unwrap_or(u64::MAX),
         page_size,
+        small_pages: false,
         host_nodes: node.host_nodes.clone(),
         prefault: spec.memory.prefault,
     }
@@ -180,6 +181,7 @@ fn slice_backing(spec: &Spec, index: usize, slice: &EgmSlice, source: &Source) -
         hpa: source.hpa,
         size: align_up(slice.size.get(), source.page_size.bytes()).unwrap_or(u64::MAX),
         page_size: source.page_size,
+        small_pages: false,
         host_nodes: slice.host_nodes.clone(),
         prefault: spec.memory.prefault,
     }

@@ -29,7 +29,7 @@ mod types;
 pub use error::PlanError;
 pub use pci::VIRTIO_BAR_SIZE;
 pub use regions::NoPlace;
-pub(crate) use regions::{kind as kind_of, lacks_beside_egm};
+pub(crate) use regions::lacks_beside_egm;
 pub use render::{Colour, html, json, text};
 pub use types::*;
 
@@ -50,8 +50,9 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
     let wanted = pci::wanted(spec, facts)?;
     let mut space = space::Space::new(spec, facts, layout)?;
     let sources = regions::choose(spec, facts)?;
-    let (backings, memory) = memory::plan(spec, &sources, &mut space)?;
+    let (mut backings, memory) = memory::plan(spec, &sources, &mut space)?;
     host::check_backings(&backings, facts)?;
+    host::find_small_pages(&mut backings, facts);
     let windows = pci::windows(spec, &wanted, &mut space)?;
     let pci = pci::functions(&wanted, &windows, &space)?;
     Ok(Plan {

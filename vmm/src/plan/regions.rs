@@ -112,16 +112,17 @@ fn source(wanted: &str, slice: &EgmSlice, owner: &str, hosts: &mut [HostRegion])
             lost: None,
         });
     }
+    let named = || hosts.iter().find(|host| host.region.name == wanted);
+    // Whether the host has it, which only who may open /dev/kvm knows, makes no difference.
+    if wanted == "guest-memfd" || named().is_some_and(|host| host.region.kind == RegionKind::GuestMemfd) {
+        return Err(NoPlace::OfTheMachine);
+    }
     // Whose it is does not change where it goes; the launch asks with its own number.
     let request =
         Request::new(slice.size.get(), Owner { name: owner.to_owned(), uid: 0, pid: 0, started: 0 });
     let huge = Request { align: if request.size >= HUGE_PAGE { HUGE_PAGE } else { 0 }, ..request.clone() };
     let mut first = None;
     for host in hosts.iter_mut().filter(|host| host.region.name == wanted || offers(host, wanted, slice)) {
-        if matches!(host.region.kind, RegionKind::GuestMemfd) {
-            first.get_or_insert(NoPlace::OfTheMachine);
-            continue;
-        }
         let busy = host.held.iter().map(|held| held.span).collect();
         let clean = host.clean.iter().copied().collect();
         let placed = place(&host.region, &busy, &clean, &huge)
@@ -153,7 +154,7 @@ fn offers(host: &HostRegion, wanted: &str, slice: &EgmSlice) -> bool {
     let region = &host.region;
     let pages = !slice.page_size.is_hugetlb() || slice.page_size == huge_pages(region);
     let near = |nodes: &CpuSet| region.node.is_some_and(|node| nodes.contains(node));
-    kind(region) == wanted
+    region.kind.word() == wanted
         && (!matches!(region.kind, RegionKind::Hugetlb)
             || pages && slice.host_nodes.as_ref().is_none_or(near))
 }
@@ -167,21 +168,9 @@ fn huge_pages(region: &Region) -> PageSize {
     }
 }
 
-/// The word for a region's kind.
-pub(crate) const fn kind(region: &Region) -> &'static str {
-    match region.kind {
-        RegionKind::Egm { .. } => "egm",
-        RegionKind::Reserved { .. } => "reserved",
-        RegionKind::Devdax { .. } => "devdax",
-        RegionKind::Hugetlb => "hugetlb",
-        RegionKind::Memfd => "memfd",
-        RegionKind::GuestMemfd => "guest-memfd",
-    }
-}
-
 /// What memory of the region or kind `chosen` lacks beside EGM.
 fn lacks(chosen: &str, hosts: &[HostRegion]) -> &'static str {
-    let named = hosts.iter().find(|host| host.region.name == chosen).map(|host| kind(&host.region));
+    let named = hosts.iter().find(|host| host.region.name == chosen).map(|host| host.region.kind.word());
     lacks_beside_egm(named.unwrap_or(chosen))
 }
 

@@ -355,6 +355,20 @@ fn what_the_host_lacks_is_named_with_a_remedy() {
 }
 
 #[test]
+fn huge_pages_are_not_promised_where_the_host_gives_none() {
+    let spec = spec(vec![node(0, GIB, "0")]);
+    for (enabled, said) in [("advise", "huge pages where the host gives them"), ("never", "small pages: ")] {
+        let facts = Facts { shmem_huge_pages: enabled.to_owned(), ..facts() };
+        let text = text(&plan(&spec, &facts).unwrap(), Colour::Off);
+        assert!(text.contains(said), "{text}");
+    }
+    let mut fixed = spec.clone();
+    fixed.memory.page_size = PageSize::Size4K;
+    let facts = Facts { shmem_huge_pages: "never".to_owned(), ..facts() };
+    assert!(!plan(&fixed, &facts).unwrap().backings[0].small_pages);
+}
+
+#[test]
 fn an_egm_region_gives_no_more_than_it_has() {
     let mut spec = spec(vec![node(0, GIB, "0")]);
     spec.egm = vec![slice(1, 40 * GIB), slice(2, 40 * GIB)];

@@ -84,6 +84,9 @@ pub struct BackingPlan {
     pub size: u64,
     /// Host pages.
     pub page_size: PageSize,
+    /// Whether the host makes no huge pages of memory that may have them.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub small_pages: bool,
     /// Host nodes that pages come from; `None` leaves it to the host.
     pub host_nodes: Option<CpuSet>,
     /// Whether every page is touched before the guest starts.
@@ -93,6 +96,11 @@ pub struct BackingPlan {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 const fn is_zero(number: &u64) -> bool {
     *number == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_false(flag: &bool) -> bool {
+    !*flag
 }
 
 /// What a piece of guest RAM is.

@@ -10,7 +10,7 @@ use egm_device::region::Region;
 use super::leases::LeaseError;
 use crate::config::{EgmSlice, LOCAL, Spec};
 use crate::facts::{Facts, HeldSpan, HostRegion};
-use crate::plan::{kind_of, lacks_beside_egm};
+use crate::plan::lacks_beside_egm;
 
 /// A GPU and a hypervisor both map memory best in pieces of this size.
 const HUGE_PAGE: u64 = 1 << 30;
@@ -119,7 +119,7 @@ pub(super) fn pin(spec: &mut Spec, facts: &mut Facts, lent: &[(usize, Lent)]) ->
                 let name = format!("{}.{index}", region.name);
                 wanted.regions = vec![name.clone()];
                 facts.regions.push(only(Region { name, ..region.clone() }, slice.offset, slice.size.get()));
-                (region.name.as_str(), kind_of(region), "the broker had no room there")
+                (region.name.as_str(), region.kind.word(), "the broker had no room there")
             }
             Lent::Local(why) => {
                 wanted.regions = vec![LOCAL.to_owned()];

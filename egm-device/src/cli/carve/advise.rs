@@ -8,9 +8,9 @@ use serde_json::{Map, Value, json};
 
 use crate::carve::advise::{How, Part, Setting, Split, Undo, Wish, advise, undo};
 use crate::cli::host::Host;
-use crate::cli::{Outcome, print, print_json};
+use crate::cli::{Outcome, print_json};
 use crate::region::{HostFacts, HostFile, ReservedSpan};
-use crate::show::{Colour, Side, Style, Table, size};
+use crate::show::{Colour, Side, Style, Table, print, size};
 
 use Side::{Left, Right};
 
@@ -39,13 +39,14 @@ pub(super) struct Args {
 }
 
 const EXAMPLE: &str = "\
-Ask, change what it says, reboot, and look whether it took:
+Ask, keep the answer, change what it says, reboot, and look whether it took:
 
   egm-device carve advise --hypervisor 64GiB
   egm-device carve advise --hypervisor 64GiB --json > split.json
   egm-device carve verify split.json
 
-Nothing is changed by this command. For another host, record it there: egm-device regions --json > host.json";
+Nothing is changed by this command. For another host, record it there, and name the file with
+--recorded: egm-device regions --json > host.json";
 
 /// `memmap=1GiB`, or `mem` alone.
 fn part(text: &str) -> Result<Part, String> {
@@ -74,9 +75,23 @@ pub(super) fn run(args: &Args) -> Outcome {
     if args.json {
         print_json(&split)
     } else {
-        print(text(&split, &recorded.host, colour))
+        print(text(&split, &recorded.host, &again(args), colour))
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The command line that gives the same advice.
+fn again(args: &Args) -> String {
+    let mut words = vec!["egm-device carve advise".to_owned()];
+    words.extend(args.hypervisor.map(|size| format!("--hypervisor {size}")));
+    words.extend(args.per_node.then(|| "--per-node".to_owned()));
+    let way = |part: &Part| match part.size {
+        Some(size) => format!("{}={size}", part.how.name()),
+        None => part.how.name().to_owned(),
+    };
+    let ways: Vec<_> = args.how.iter().map(way).collect();
+    words.extend((!ways.is_empty()).then(|| format!("--how {}", ways.join(","))));
+    words.join(" ")
 }
 
 /// Steps with numbers, each with what to write.
@@ -100,7 +115,7 @@ impl Steps {
     }
 }
 
-fn text(split: &Split, now: &HostFacts, colour: Colour) -> String {
+fn text(split: &Split, now: &HostFacts, again: &str, colour: Colour) -> String {
     let mut out = String::new();
     for how in &split.ways {
         out += &colour.paint(Style::Strong, summary(*how));
@@ -122,14 +137,14 @@ fn text(split: &Split, now: &HostFacts, colour: Colour) -> String {
     }
     command_line(&mut steps, &split.remove, &split.words);
     if !split.regions.is_empty() {
-        steps.step("Write /etc/egm-device/host/split.json", &[host_file(&split.regions)]);
+        steps.step("Write /etc/egm-device/host/hidden.json", &[host_file(&split.regions)]);
     }
+    steps.step("Keep this advice for a look after the reboot", &[format!("{again} --json > split.json")]);
     steps.step("Reboot", &[]);
     if !split.commands.is_empty() {
         steps.step("Run after this and every boot: what it writes is lost with power", &split.commands);
     }
-    let again = "egm-device carve verify split.json   (made by this command with --json)".to_owned();
-    steps.step("Look whether it took", &[again]);
+    steps.step("Look whether it took", &["egm-device carve verify split.json".to_owned()]);
     steps.out
 }
 

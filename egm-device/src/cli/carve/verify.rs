@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use crate::carve::advise::Split;
 use crate::carve::verify::{Check, verify};
 use crate::cli::host::{Host, load};
-use crate::cli::{Outcome, print, print_json};
+use crate::cli::{Outcome, print_json};
 use crate::report::Blame;
-use crate::show::{Colour, Side, Style, Table};
+use crate::show::{Colour, Side, Style, Table, print};
 
 /// Looks after the reboot whether the split that "carve advise --json" wrote took
 #[derive(Debug, clap::Args)]

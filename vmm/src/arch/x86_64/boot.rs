@@ -17,6 +17,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
 
 use egm_address::{Gpa, Guest, Span, align_down};
+use egm_device::show;
 use linux_loader::cmdline::Cmdline;
 use linux_loader::loader::elf::PvhBootCapability;
 use linux_loader::loader::{BzImage, Elf, KernelLoader, KernelLoaderResult, bootparam, load_cmdline};
@@ -71,7 +72,7 @@ pub enum BootError {
     #[error("the kernel is damaged or does not fit into guest memory: {0}")]
     Load(linux_loader::loader::Error), // no source: its text holds that of its sources
     /// Nothing, or only the beginning of a kernel.
-    #[error("the kernel is empty or cut short: the file has {has:#x} bytes of at least {needs:#x}")]
+    #[error("the kernel is empty or cut short: the file has {} of at least {}", show::size(*has), show::size(*needs))]
     Truncated {
         /// Bytes of the file.
         has: u64,
@@ -82,7 +83,7 @@ pub enum BootError {
     #[error("the kernel could not be read")]
     ReadKernel(#[source] std::io::Error),
     /// The initramfs's file could not be read, or became shorter meanwhile.
-    #[error("the initramfs could not be read to its end at {size:#x} bytes")]
+    #[error("the initramfs could not be read to its end at {}", show::size(*size))]
     ReadInitramfs {
         /// Its bytes.
         size: u64,
@@ -99,7 +100,7 @@ pub enum BootError {
         version: u16,
     },
     /// The kernel unpacks itself beyond the RAM below 4 GiB.
-    #[error("the kernel needs memory up to {needed:#x}, the RAM below 4 GiB ends at {end:#x}")]
+    #[error("the kernel needs {} of memory below 4 GiB, and the guest has {} there", show::size(*needed), show::size(*end))]
     TooLarge {
         /// End of what it needs.
         needed: u64,
@@ -108,7 +109,8 @@ pub enum BootError {
     },
     /// The initramfs does not fit between kernel and end of RAM.
     #[error(
-        "the initramfs of {size:#x} bytes does not fit between the kernel's end at {from:#x} and {end:#x}: {short_by:#x} bytes too few"
+        "the initramfs of {} does not fit between the kernel's end at {from:#x} and {end:#x}: {} too few",
+        show::size(*size), show::size(*short_by)
     )]
     Initramfs {
         /// Its bytes.
@@ -168,8 +170,11 @@ impl Report for BootError {
             Self::Pieces { .. } => {
                 "set \"boot\".\"kernel\" to a vmlinux with a PVH entry, or use fewer \"egm\" slices"
             }
+            Self::Load(_) => {
+                "set \"boot\".\"kernel\" to a whole 64-bit bzImage or vmlinux, for instance Debian's, or raise \
+                 \"memory\".\"size\""
+            }
             Self::NotAKernel { .. }
-            | Self::Load(_)
             | Self::Truncated { .. }
             | Self::ReadKernel(_)
             | Self::Not64Bit { .. } => {
@@ -201,7 +206,7 @@ pub fn load(
     rsdp: Gpa,
 ) -> Result<Entry, BootError> {
     let low = low_ram(plan).ok_or(BootError::Memory { at: KERNEL.get() })?;
-    let kernel = load_kernel(memory, &mut files.kernel)?;
+    let kernel = load_kernel(memory, &mut files.kernel, low.end())?;
     let needed = kernel_needs(&kernel);
     if needed > low.end().get() {
         return Err(BootError::TooLarge { needed, end: low.end().get() });
@@ -231,7 +236,7 @@ fn low_ram(plan: &Plan) -> Option<Span<Guest>> {
     plan.memory.iter().map(|m| m.span).find(|span| span.contains(KERNEL))
 }
 
-fn load_kernel(memory: &GuestMemoryMmap, file: &mut File) -> Result<KernelLoaderResult, BootError> {
+fn load_kernel(memory: &GuestMemoryMmap, file: &mut File, end: Gpa) -> Result<KernelLoaderResult, BootError> {
     let mut magic = [0; 4];
     let size = file.seek(SeekFrom::End(0)).map_err(BootError::ReadKernel)?;
     if size < SMALLEST_KERNEL {
@@ -247,6 +252,10 @@ fn load_kernel(memory: &GuestMemoryMmap, file: &mut File) -> Result<KernelLoader
         Ok(kernel) => kernel,
         Err(linux_loader::loader::Error::Bzimage(linux_loader::loader::bzimage::Error::InvalidBzImage)) => {
             return Err(BootError::NotAKernel { magic });
+        }
+        // The loader read a header that is good, and had no room for the rest.
+        Err(_) if KERNEL.get().saturating_add(size) > end.get() => {
+            return Err(BootError::TooLarge { needed: KERNEL.get().saturating_add(size), end: end.get() });
         }
         Err(error) => return Err(BootError::Load(error)),
     };

@@ -141,6 +141,9 @@ pub(super) fn backing(backing: &BackingPlan) -> String {
             Some(hpa) => format!("host region {region} at {hpa}"),
             None => format!("host region {region} from {:#x}", backing.offset),
         },
+        (None, PageSize::Auto) if backing.small_pages => {
+            "small pages: the host's shmem_enabled allows no huge ones".to_owned()
+        }
         (None, PageSize::Auto) => "huge pages where the host gives them".to_owned(),
         (None, PageSize::Size4K) => "4 KiB pages".to_owned(),
         (None, PageSize::Size2M) => "hugetlb pages of 2 MiB".to_owned(),

@@ -5,6 +5,8 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileTypeExt;
 use std::sync::Arc;
 
+use egm_device::show;
+
 use crate::error::{Blame, Report};
 
 /// Bytes of a sector, the unit of the protocol whatever the disk's own (virtio 1.3 §5.2.5.2).
@@ -17,7 +19,7 @@ pub enum DiskError {
     #[error("a disk must be a regular file or a block device")]
     Kind,
     /// Less than one sector.
-    #[error("a disk of {bytes:#x} bytes is smaller than a sector of {SECTOR:#x} bytes")]
+    #[error("a disk of {} is smaller than a sector of {}", show::size(*bytes), show::size(SECTOR))]
     TooSmall {
         /// Its size.
         bytes: u64,

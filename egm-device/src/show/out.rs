@@ -1,0 +1,44 @@
+//! Standard output, which may be a full disk.
+
+use std::io::{self, ErrorKind, Write};
+use std::sync::{Mutex, PoisonError};
+
+use crate::report::{Blame, Report};
+
+/// The first failure. Commands print in many places, and what is left for them to do is the same without it.
+static FAILURE: Mutex<Option<io::Error>> = Mutex::new(None);
+
+/// What a command printed did not all arrive.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write to standard output")]
+pub struct Unwritten(#[from] io::Error);
+
+impl Report for Unwritten {
+    fn blame(&self) -> Blame {
+        Blame::Host
+    }
+
+    fn help(&self) -> Option<String> {
+        Some("what it went to is incomplete: make room there and run the command again".to_owned())
+    }
+}
+
+/// Writes to standard output. Whoever ends the process asks [`written`] whether it arrived.
+pub fn print(bytes: impl AsRef<[u8]>) {
+    let mut out = io::stdout();
+    if let Err(error) = out.write_all(bytes.as_ref()).and_then(|()| out.flush()) {
+        // A reader that has seen enough (`| head`) closes the pipe: that is no failure of ours.
+        if error.kind() != ErrorKind::BrokenPipe {
+            FAILURE.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        }
+    }
+}
+
+/// Whether all that was [printed](print) arrived.
+///
+/// # Errors
+/// The first failure, once.
+pub fn written() -> Result<(), Unwritten> {
+    let failure = FAILURE.lock().unwrap_or_else(PoisonError::into_inner).take();
+    failure.map_or(Ok(()), |error| Err(error.into()))
+}

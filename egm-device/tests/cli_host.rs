@@ -1,0 +1,81 @@
+//! Which host a command is about, when somebody mistypes it or may not look at all of it.
+
+#![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Output};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_egm-device");
+
+#[track_caller]
+fn refused(arguments: &[&str], code: i32, parts: &[&str]) {
+    let output = Command::new(PROGRAM).args(arguments).output().unwrap();
+    check(output, code, parts);
+}
+
+#[track_caller]
+fn check(output: Output, code: i32, parts: &[&str]) {
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(code), "{said}");
+    for part in parts {
+        assert!(said.contains(part), "no {part:?} in\n{said}");
+    }
+}
+
+#[test]
+fn a_folder_that_holds_no_host_is_refused() {
+    let empty = tempfile::tempdir().unwrap();
+    let root = empty.path().to_str().unwrap();
+    let parts = [root, "holds no copy of a host", "help: name with --root"];
+    refused(&["regions", "--root", root], 2, &parts);
+    refused(&["carve", "advise", "--hypervisor", "1GiB", "--root", root], 2, &parts);
+    refused(&["regions", "--root", "/none"], 2, &["/none holds no copy of a host"]);
+    let parts = ["/none is no folder of host files", "help: name a folder that exists"];
+    refused(&["regions", "--host-files", "/none"], 2, &parts);
+}
+
+#[test]
+fn a_record_of_the_other_program_is_refused_by_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let facts = folder.path().join("facts.json");
+    fs::copy("../configs/facts/x86-server.json", &facts).unwrap();
+    let facts = facts.to_str().unwrap();
+    let parts = ["not a host", "help: make it again: egm-device regions --json", "\"egm-vmm facts\""];
+    refused(&["regions", "--recorded", facts], 2, &parts);
+    refused(
+        &["regions", "--recorded", "/none"],
+        2,
+        &["cannot read /none", "help: make it: egm-device regions"],
+    );
+}
+
+#[test]
+fn what_was_not_written_is_no_success() {
+    for arguments in ["regions", "regions --json", "man", "completions bash"] {
+        let full = format!("{PROGRAM} {arguments} > /dev/full");
+        let output = Command::new("sh").args(["-c", &full]).output().unwrap();
+        check(output, 3, &["error: cannot write to standard output", "No space left", "help: "]);
+    }
+    let enough = format!("{PROGRAM} completions bash | head -n 1");
+    let output = Command::new("bash").args(["-o", "pipefail", "-c", &enough]).output().unwrap();
+    check(output, 0, &[]);
+}
+
+#[test]
+fn who_may_not_open_kvm_is_told_what_is_not_known() {
+    let closed = fs::metadata("/dev/kvm").is_ok_and(|kvm| kvm.permissions().mode() & 0o006 == 0);
+    if !closed || !rustix::process::geteuid().is_root() {
+        return println!(
+            "skipped: only root can become somebody who may not open /dev/kvm, where there is one"
+        );
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
+    let program = folder.path().join("egm-device");
+    fs::copy(PROGRAM, &program).unwrap();
+    let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+    let output = Command::new("setpriv").args(nobody).arg(program).arg("regions").output().unwrap();
+    check(output, 0, &["note: whether there is guest-memfd is not known: /dev/kvm cannot be opened"]);
+}
