@@ -151,19 +151,16 @@ proptest! {
     }
 
     #[test]
-    fn what_was_short_would_have_been_enough(small in small(), pages in 1u64..16, reserved in 0u64..32) {
+    fn what_was_short_would_have_been_enough(small in small(), pages in 1u64..16) {
         let size = pages * small.page * BLOCK;
         let busy = set(&Small::bytes(&small.busy));
-        let request = Request { reserved: reserved * BLOCK, ..Request::new(size, owner()) };
+        let request = Request::new(size, owner());
         let free = u64::try_from(small.blocks().iter().filter(|b| !b.busy).count()).unwrap() * BLOCK;
         let Err(short) = place(&small.region(), &busy, &SpanSet::default(), &request) else { return Ok(()) };
         match short.cause {
             Cause::Region { size: have, short_by } => prop_assert_eq!(have + short_by, size),
             Cause::Granted { granted, free: f, short_by } => {
                 prop_assert_eq!((granted, f, f + short_by), (BLOCKS * BLOCK - free, free, size));
-            }
-            Cause::Reserved { free: f, reserved, short_by } => {
-                prop_assert_eq!((f, f + short_by), (free, size + reserved));
             }
             Cause::Fragmented { free: f, largest, short_by } => {
                 prop_assert_eq!((f, largest + short_by), (free, size));
@@ -193,9 +190,6 @@ fn every_cause_names_what_was_short() {
     assert_eq!(region, Cause::Region { size: 0x10_0000, short_by: 0x10_0000 });
     let granted = short_of(place(&[(0, 0x9_0000)], &ask(0x8_0000, None)));
     assert_eq!(granted, Cause::Granted { granted: 0x9_0000, free: 0x7_0000, short_by: 0x1_0000 });
-    let kept = Request { reserved: 0xa_0000, ..ask(0x8_0000, None) };
-    let kept = short_of(place(&[], &kept));
-    assert_eq!(kept, Cause::Reserved { free: 0x10_0000, reserved: 0xa_0000, short_by: 0x2_0000 });
     let split = short_of(place(&[(0x7_0000, 0x1_0000)], &ask(0x9_0000, None)));
     assert_eq!(split, Cause::Fragmented { free: 0xf_0000, largest: 0x8_0000, short_by: 0x1_0000 });
     let bad = short_of(place(&[(0x1_0000, 0xf_0000)], &ask(0x1_0000, None)));

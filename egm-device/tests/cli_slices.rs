@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use egm_device::carve::plan::Request;
 use egm_device::ledger::{Identity, Ledger, Paths, Watch};
 use egm_device::owner::Owner;
-use egm_device::region::discover;
+use egm_device::region::Survey;
 use egm_device::{Backing, Lease};
 use serde_json::{Value, json};
 
@@ -48,7 +48,7 @@ impl Host {
             fs::write(path, text).unwrap();
         }
         let span = json!({
-            "name": "hidden", "base": "0x40000000", "size": "256MiB", "device": host.path("memory")
+            "name": "hidden", "base": "0x40000000", "size": "256MiB", "trusted": true, "device": host.path("memory")
         });
         fs::create_dir(host.path("host")).unwrap();
         fs::write(host.path("host/a.json"), json!({ "regions": [span] }).to_string()).unwrap();
@@ -98,7 +98,7 @@ impl Host {
 
     /// A slice at the start of `local`, in this process.
     fn lease(&self, owner: &str, size: u64) -> Lease {
-        let local = discover(self.0.path(), &[]).0.into_iter().find(|r| r.name == "local").unwrap();
+        let local = Survey::of(self.0.path(), &[]).regions.into_iter().find(|r| r.name == "local").unwrap();
         let ledger = Ledger::open(Paths::below(self.0.path()), Identity::read(self.0.path()).unwrap());
         ledger.unwrap().grant(&local, &Request::new(size, Owner::this(owner)), &Watch::nobody()).unwrap()
     }

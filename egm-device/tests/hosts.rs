@@ -18,7 +18,7 @@ mod tests {
     use egm_device::carve::plan::Request;
     use egm_device::ledger::{Identity, Paths, Watch};
     use egm_device::owner::Owner;
-    use egm_device::region::discover;
+    use egm_device::region::Survey;
 
     /// A host is one file or several laid over each other.
     const STORIES: &[(&str, &[(&str, &str)])] = &[
@@ -59,6 +59,7 @@ mod tests {
                 ("grace-whole", "regions"),
                 ("grace-whole", "carve advise --hypervisor 32GiB --per-node"),
                 ("grace-whole", "carve advise --hypervisor 32GiB --per-node --how memmap"),
+                ("grace-whole", "carve advise --hypervisor 64GiB --how mem"),
                 ("grace-whole", "carve advise --hypervisor 32GiB --per-node --json > split.json"),
                 ("grace-egm+egm-links", "regions"),
                 ("grace-egm+egm-links", "carve verify split.json"),
@@ -169,7 +170,7 @@ mod tests {
         assert!(!regions().contains("Slices") && !root.join("run").exists());
 
         let ledger = Ledger::open(Paths::below(&root), Identity::read(&root).unwrap()).unwrap();
-        let local = discover(&root, &[]).0.into_iter().find(|region| region.name == "local").unwrap();
+        let local = Survey::of(&root, &[]).regions.into_iter().find(|region| region.name == "local").unwrap();
         let lease =
             ledger.grant(&local, &Request::new(4 << 20, Owner::this("vm<1>")), &Watch::nobody()).unwrap();
         let shown = regions();

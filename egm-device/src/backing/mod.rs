@@ -57,16 +57,8 @@ pub struct Patience<'a> {
 /// The bytes of `slice`, which belongs to `region`; waits as long as the kernel needs.
 ///
 /// # Errors
-/// [`BackingError`]: the slice does not fit the region, or the host refused.
-pub fn open(region: &Region, slice: &Slice) -> Result<Box<dyn Backing>, BackingError> {
-    open_patiently(region, slice, &Patience { progress: &|_| {}, cancel: &AtomicBool::new(false) })
-}
-
-/// [`open`] with somebody who watches and may give up.
-///
-/// # Errors
-/// As [`open`], and [`BackingError::Cancelled`].
-pub fn open_patiently(
+/// [`BackingError`]: the slice does not fit the region, the host refused, or somebody gave up.
+pub fn open(
     region: &Region,
     slice: &Slice,
     patience: &Patience<'_>,
@@ -171,21 +163,25 @@ pub(crate) mod tests {
         Slice { region: "r".into(), offset, size: ByteSize::new(size) }
     }
 
+    fn opened(region: &Region, slice: &Slice) -> Result<Box<dyn Backing>, BackingError> {
+        open(region, slice, &Patience { progress: &|_| {}, cancel: &AtomicBool::new(false) })
+    }
+
     #[test]
     fn a_slice_that_is_not_one_of_the_region_is_refused() {
         let region = region(RegionKind::Memfd, 0x10_0000, 0x1000);
         for (offset, size) in [(0, 0), (0, 0x800), (0x800, 0x1000), (0xf_f000, 0x2000), (u64::MAX, 0x1000)] {
-            let refused = open(&region, &slice(offset, size));
+            let refused = opened(&region, &slice(offset, size));
             assert!(matches!(refused, Err(BackingError::Slice { .. })), "{offset:#x} {size:#x}");
         }
         let other = Slice { region: "other".into(), ..slice(0, 0x1000) };
-        assert!(matches!(open(&region, &other), Err(BackingError::Slice { .. })));
+        assert!(matches!(opened(&region, &other), Err(BackingError::Slice { .. })));
     }
 
     #[test]
     fn a_pool_gives_memory_of_the_slice_size_that_a_peer_can_adopt() {
         let region = region(RegionKind::Memfd, 0x10_0000, 0x1000);
-        let memory = open(&region, &slice(0x4000, 0x2000)).unwrap();
+        let memory = opened(&region, &slice(0x4000, 0x2000)).unwrap();
         assert_eq!((memory.offset(), memory.size(), memory.is_invisible()), (0, 0x2000, false));
         let duplicate = || memory.file().try_clone().unwrap();
         assert_eq!(adopt(&region, &slice(0x4000, 0x2000), duplicate()).unwrap().size(), 0x2000);
@@ -195,6 +191,6 @@ pub(crate) mod tests {
     #[test]
     fn guest_memfd_says_that_it_needs_a_vm() {
         let region = region(RegionKind::GuestMemfd, 0x1000, 0x1000);
-        assert!(matches!(open(&region, &slice(0, 0x1000)), Err(BackingError::NeedsVm { .. })));
+        assert!(matches!(opened(&region, &slice(0, 0x1000)), Err(BackingError::NeedsVm { .. })));
     }
 }

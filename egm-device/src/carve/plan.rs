@@ -29,15 +29,13 @@ pub struct Request {
     pub owner: Owner,
     /// Offset in the region that it must have, if any.
     pub at: Option<u64>,
-    /// Bytes that must still be free afterwards, because a rule keeps them for somebody else.
-    pub reserved: u64,
 }
 
 impl Request {
     /// `size` bytes anywhere for `owner`.
     #[must_use]
     pub const fn new(size: u64, owner: Owner) -> Self {
-        Self { size, align: 0, owner, at: None, reserved: 0 }
+        Self { size, align: 0, owner, at: None }
     }
 }
 
@@ -86,16 +84,6 @@ pub enum Cause {
         granted: u64,
         /// Bytes that nobody holds, retired ones included.
         free: u64,
-        /// Bytes missing.
-        short_by: u64,
-    },
-    /// Enough is free, but kept for others.
-    #[error("of {free:#x} free bytes {reserved:#x} are reserved for others, {short_by:#x} too many")]
-    Reserved {
-        /// Bytes that nobody holds.
-        free: u64,
-        /// Bytes that must stay free.
-        reserved: u64,
         /// Bytes missing.
         short_by: u64,
     },
@@ -222,11 +210,6 @@ impl<'a> Carver<'a> {
         if size > free {
             let granted = have.saturating_sub(free);
             return Err(Cause::Granted { granted, free, short_by: size.saturating_sub(free) });
-        }
-        let wanted = size.saturating_add(request.reserved);
-        if wanted > free {
-            let (reserved, short_by) = (request.reserved, wanted.saturating_sub(free));
-            return Err(Cause::Reserved { free, reserved, short_by });
         }
         Ok(())
     }

@@ -232,7 +232,8 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        let file = r#"{"regions": [{"name": "hidden", "base": "0x1000000", "size": "32MiB"}]}"#;
+        let file =
+            r#"{"regions": [{"name": "hidden", "base": "0x1000000", "size": "32MiB", "trusted": true}]}"#;
         let mut survey = Survey::of(root.path(), &[serde_json::from_str(file).unwrap()]);
         survey.regions[0].retired = Retired::new([(30 * MIB, 4096)], 32 * MIB, 4096);
         survey

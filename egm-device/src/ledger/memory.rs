@@ -144,6 +144,6 @@ impl Memory for HostMemory {
         watch: &Watch<'_>,
     ) -> Result<Box<dyn Backing>, BackingError> {
         let progress = |waited| (watch.progress)(Progress::Opening(waited));
-        backing::open_patiently(region, slice, &Patience { progress: &progress, cancel: watch.cancel })
+        backing::open(region, slice, &Patience { progress: &progress, cancel: watch.cancel })
     }
 }

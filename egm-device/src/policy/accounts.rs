@@ -39,8 +39,8 @@ impl Accounts {
     }
 
     /// Bytes that all tenants hold in `region`.
-    #[must_use]
-    pub fn held_in(&self, region: &str) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn held_in(&self, region: &str) -> u64 {
         self.sum(|(_, r)| r == region)
     }
 

@@ -23,7 +23,8 @@ pub struct Survey {
 }
 
 impl Survey {
-    /// The host whose `/proc` and `/sys` are below `root`, with the spans that `files` name.
+    /// The host whose `/proc` and `/sys` are below `root`, with the spans that `files` name. Of devices it opens `/dev/kvm`
+    /// alone, to ask what it can do.
     #[must_use]
     pub fn of(root: &Path, files: &[HostFile]) -> Self {
         let host = HostFacts::read(root);
@@ -40,14 +41,6 @@ impl Survey {
         }
         Self { host, regions, refused }
     }
-}
-
-/// The regions of the host whose `/proc` and `/sys` are below `root`, and what was refused. Of devices it opens
-/// `/dev/kvm` alone, to ask what it can do.
-#[must_use]
-pub fn discover(root: &Path, files: &[HostFile]) -> (Vec<Region>, Vec<Refused>) {
-    let survey = Survey::of(root, files);
-    (survey.regions, survey.refused)
 }
 
 /// A byte has one region, and a name means one region.

@@ -38,6 +38,10 @@ pub struct ReservedSpan {
     /// What slices keep to; the default is the largest of 2 MiB, 64 KiB and 4 KiB that fits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub page_size: Option<ByteSize>,
+    /// Whoever wrote this knows that all of it is RAM. Asked for only where the firmware's memory map cannot be read
+    /// (Arm with ACPI): a wrong address would be scrubbed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub trusted: bool,
     /// The file whose offsets are host physical addresses.
     #[serde(default = "dev_mem")]
     pub device: PathBuf,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  /proc, /sys ──HostFacts::read──┐
-//!  /sys/class/egm, /sys/bus/dax ──┼──discover──► regions, and what was refused and why
+//!  /sys/class/egm, /sys/bus/dax ──┼──Survey::of─► regions, and what was refused and why
 //!  configs/host/*.json ──HostFile─┘
 //! ```
 //! Everything below the root directory may be wrong: files are read up to a limit, and a region that cannot be trusted
@@ -21,7 +21,7 @@ mod srat;
 pub mod usage;
 pub mod words;
 
-pub use discover::{Survey, discover};
+pub use discover::Survey;
 pub use facts::{HostFacts, Node, Pool};
 pub use host_file::{HostFile, HostFileError, ReservedSpan};
 pub use refused::{Reason, Refused};

@@ -97,6 +97,12 @@ pub enum Reason {
     /// There is no memory there.
     #[error("not all of {0} is RAM in the firmware's memory map")]
     NotRam(Span<Host>),
+    /// Nothing says whether there is memory.
+    #[error(
+        "the firmware's memory map cannot be read here, so nothing tells that all of {0} is RAM: if you know that it is, \
+         write \"trusted\": true beside it in the host file"
+    )]
+    Untold(Span<Host>),
     /// Another region has them.
     #[error("{span} shares bytes with region \"{other}\": a byte has one region")]
     Overlap {

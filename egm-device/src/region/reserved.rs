@@ -28,7 +28,7 @@ pub(super) fn region(wanted: &ReservedSpan, facts: &HostFacts) -> Result<Region,
             return Err(Reason::Unaligned { what, value, page: page_size });
         }
     }
-    check(span, facts)?;
+    check(span, wanted.trusted, facts)?;
     Ok(Region {
         name: wanted.name.clone(),
         kind: RegionKind::Reserved { device: wanted.device.clone() },
@@ -41,8 +41,9 @@ pub(super) fn region(wanted: &ReservedSpan, facts: &HostFacts) -> Result<Region,
     })
 }
 
-/// Nobody uses `span`, somebody asked the kernel to leave it alone, and it is memory.
-fn check(span: Span<Host>, facts: &HostFacts) -> Result<(), Reason> {
+/// Nobody uses `span`, somebody asked the kernel to leave it alone, and it is memory: the firmware says so, or, where it
+/// tells nothing, the operator. A scrub writes to all of it.
+fn check(span: Span<Host>, trusted: bool, facts: &HostFacts) -> Result<(), Reason> {
     if facts.iomem.is_empty() {
         return Err(Reason::IomemHidden(span));
     }
@@ -56,5 +57,47 @@ fn check(span: Span<Host>, facts: &HostFacts) -> Result<(), Reason> {
     }
     let firmware: SpanSet<Host> = facts.firmware.iter().copied().collect();
     let missing = std::iter::once(span).collect::<SpanSet<Host>>().minus(&firmware);
-    if firmware.is_empty() || missing.is_empty() { Ok(()) } else { Err(Reason::NotRam(span)) }
+    match (firmware.is_empty(), missing.is_empty()) {
+        (true, _) if !trusted => Err(Reason::Untold(span)),
+        (false, false) => Err(Reason::NotRam(span)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use egm_address::Hpa;
+
+    use super::*;
+
+    /// What becomes of 1 GiB at 4 GiB of a host that was told to leave it alone, where the firmware calls `ram` RAM.
+    fn refusal(ram: &[(u64, u64)], trusted: bool) -> Option<String> {
+        let span = |(base, size)| Span::new(Hpa::new(base), size).unwrap();
+        let facts = HostFacts {
+            command_line: "memmap=1G$4G".to_owned(),
+            iomem: iomem::parse("00000000-bfffffff : System RAM\n"),
+            firmware: ram.iter().copied().map(span).collect(),
+            ..HostFacts::default()
+        };
+        let wanted =
+            format!(r#"{{"name": "r", "base": "0x100000000", "size": "1GiB", "trusted": {trusted}}}"#);
+        region(&serde_json::from_str(&wanted).unwrap(), &facts).err().map(|reason| reason.to_string())
+    }
+
+    #[test]
+    fn memory_is_what_the_firmware_calls_ram_whatever_the_operator_says() {
+        let (all, half) = ([(0, 6 << 30)], [(0, 9 << 29)]);
+        for trusted in [false, true] {
+            assert_eq!(refusal(&all, trusted), None);
+            let why = refusal(&half, trusted).unwrap();
+            assert_eq!(why, "not all of 0x100000000..0x140000000 is RAM in the firmware's memory map");
+        }
+    }
+
+    #[test]
+    fn where_the_firmware_tells_nothing_the_operator_answers_for_it() {
+        let why = refusal(&[], false).unwrap();
+        assert!(why.ends_with(r#"write "trusted": true beside it in the host file"#), "{why}");
+        assert_eq!(refusal(&[], true), None);
+    }
 }

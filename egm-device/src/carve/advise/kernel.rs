@@ -38,7 +38,7 @@ pub(super) fn map(facts: &HostFacts, wish: &Wish, parts: &[Part]) -> Result<Spli
     };
     let limit = limit.map(|limit| format!("mem={}", memparse(limit)));
     let words = limit.into_iter().chain(pieces.iter().filter_map(memmap)).collect();
-    let (regions, commands) = (regions(&pieces), commands(&pieces));
+    let (regions, commands) = (regions(facts, &pieces), commands(&pieces));
     Ok(Split { commands, regions, ..by_words(facts, words, nodes) })
 }
 
@@ -109,7 +109,7 @@ fn deal(hidden: Vec<Span<Host>>, parts: &[Part]) -> Option<Vec<Piece>> {
 }
 
 /// A region for each piece that `/dev/mem` reaches, named by its way, with a number where there are several.
-fn regions(pieces: &[(u32, &Piece)]) -> Vec<ReservedSpan> {
+fn regions(facts: &HostFacts, pieces: &[(u32, &Piece)]) -> Vec<ReservedSpan> {
     let of = |how: How| {
         let alike: Vec<_> = pieces.iter().filter(|(_, piece)| piece.how == how).collect();
         let one = alike.len() == 1;
@@ -119,6 +119,8 @@ fn regions(pieces: &[(u32, &Piece)]) -> Vec<ReservedSpan> {
             size: ByteSize::new(piece.span.size()),
             node: Some(*node),
             page_size: None,
+            // Without a map of the firmware, it is what the kernel, from which nothing is hidden yet, calls RAM.
+            trusted: facts.firmware.is_empty(),
             device: PathBuf::from("/dev/mem"),
         };
         alike.into_iter().enumerate().map(region).collect::<Vec<_>>()
