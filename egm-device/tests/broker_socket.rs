@@ -95,6 +95,22 @@ fn who_waits_is_served_when_a_slice_comes_back() {
     assert_eq!(waiter.join().unwrap().unwrap().slice().size.get(), G);
 }
 
+/// A GiB is free on both sides of the one that is held, and two are asked for at a multiple of two.
+#[test]
+fn who_waits_for_an_aligned_place_is_not_refused_because_bytes_are_free_elsewhere() {
+    let broker = Broker::start(Policy::root_only(), 3 * G);
+    let first = broker.client().take(&take("egm4", G), |_| ()).unwrap();
+    let aligned = Take { align: 2 * G, ..take("egm4", 2 * G) };
+    let why = refused(broker.client().take(&Take { wait: false, ..aligned.clone() }, |_| ()));
+    assert!(why.contains("2GiB does not fit in \"egm4\" now: what is free is not so aligned"), "{why}");
+    let (told, waits) = std::sync::mpsc::channel();
+    let client = broker.client();
+    let waiter = std::thread::spawn(move || client.take(&aligned, |_| told.send(()).unwrap()));
+    waits.recv().unwrap();
+    first.give_back(&NEVER).unwrap();
+    assert_eq!(waiter.join().unwrap().unwrap().offset(), 0);
+}
+
 #[test]
 fn who_does_not_wait_is_told_which_rule_and_what_is_free_instead() {
     let broker = Broker::start(Policy::root_only(), 4 * G);

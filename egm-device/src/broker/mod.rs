@@ -7,12 +7,15 @@
 //! ```
 //! One connection is one request and at most one slice. A slice is lent until its connection is closed *and* the process
 //! that made the connection has ended, or until the client says that it has unmapped it: a connection that is merely lost
-//! never frees memory that somebody maps.
+//! never frees memory that somebody maps. Nor does a word that the kernel contradicts, or could not: memory that others
+//! still have stays on the account, and so does a pool's, whose files the broker cannot tell apart from nobody's.
 //!
 //! What this module refuses to do: wait for a client, keep more than a few packets for it, believe what it says of itself.
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
 mod client;
+mod judge;
+mod kept;
 mod listen;
 mod packet;
 mod peer;
@@ -25,5 +28,5 @@ mod wire;
 pub use client::{Client, ClientError, Loan};
 pub use listen::ServerError;
 pub use serve::Server;
-pub use source::{Held, LedgerSource, Source};
+pub use source::{Held, LedgerSource, NotMade, Source, StillUsed};
 pub use wire::{MAX_PACKET, Take};

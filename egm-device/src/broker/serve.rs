@@ -19,8 +19,8 @@ use rustix::net::SocketFlags;
 use super::listen::{ServerError, listen, lock};
 use super::packet::{self, Packet};
 use super::peer;
-use super::session::{Effect, Job, Key, Sessions};
-use super::source::{Held, Source};
+use super::session::{Effect, Job, Key, Made, Sessions};
+use super::source::{Held, NotMade, Source, StillUsed};
 use super::threads::{Done, Threads};
 use super::wire::{self, MAX_PACKET, Refused, Reply};
 use crate::carve::plan::Request;
@@ -62,9 +62,16 @@ struct Link {
     socket: Option<OwnedFd>,
     /// `None` once the process has ended.
     process: Option<OwnedFd>,
-    lease: Option<Box<dyn Held>>,
+    lease: Option<Lent>,
     /// Set when nobody wants the slice that is being made.
     cancel: Arc<AtomicBool>,
+}
+
+/// What the broker keeps for a client.
+enum Lent {
+    Slice(Box<dyn Held>),
+    /// Given back once, in vain.
+    Used(StillUsed),
 }
 
 impl Server {
@@ -107,7 +114,8 @@ impl Server {
     }
 
     fn turn(&mut self) -> io::Result<()> {
-        let timeout = (self.deaf || self.sessions.is_waiting()).then_some(TIMEOUT);
+        let ticks = self.deaf || self.sessions.is_waiting() || self.sessions.is_owed();
+        let timeout = ticks.then_some(TIMEOUT);
         let mut events = Vec::with_capacity(64);
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
             Err(rustix::io::Errno::INTR) => return Ok(()),
@@ -118,6 +126,8 @@ impl Server {
             self.ticked = Instant::now();
             self.hear()?;
             self.serve();
+            let effects = self.sessions.retry();
+            self.apply(effects);
         }
         for event in &events {
             match event.data.u64() {
@@ -211,28 +221,44 @@ impl Server {
     }
 
     fn threads_done(&mut self) {
-        for (key, done) in self.threads.done() {
+        let done = self.threads.done();
+        self.supplies = None;
+        for (key, done) in done {
             let effects = match done {
                 Done::Made(made) => self.made(key, made),
-                Done::Returned => self.sessions.returned(key, self.begun.elapsed()),
+                Done::Returned(returned) => self.returned(key, returned),
             };
             self.apply(effects);
         }
-        self.supplies = None;
         self.serve();
     }
 
-    fn made(&mut self, key: Key, made: Result<Box<dyn Held>, String>) -> Vec<Effect> {
+    fn made(&mut self, key: Key, made: Result<Box<dyn Held>, NotMade>) -> Vec<Effect> {
         let outcome = made.map(|lease| {
             let sent = self.hand_over(key, lease.as_ref());
+            let is_pool = lease.region().kind.is_pool();
             if let Some(link) = self.links.get_mut(&key) {
-                link.lease = Some(lease);
+                link.lease = Some(Lent::Slice(lease));
             }
             if sent.is_err() {
                 self.close(key); // nobody has the slice: it goes back at once
             }
+            Made { is_pool }
         });
-        self.sessions.made(key, outcome, self.begun.elapsed())
+        self.refresh();
+        let supplies = self.supplies.as_ref().map_or(&[][..], |(_, supplies)| supplies);
+        self.sessions.made(key, outcome, self.begun.elapsed(), supplies)
+    }
+
+    fn returned(&mut self, key: Key, returned: Result<(), StillUsed>) -> Vec<Effect> {
+        let outcome = returned.map_err(|used| {
+            let why = used.why.clone();
+            if let Some(link) = self.links.get_mut(&key) {
+                link.lease = Some(Lent::Used(used));
+            }
+            why
+        });
+        self.sessions.returned(key, outcome, self.begun.elapsed())
     }
 
     /// Sends a slice to its client.
@@ -297,18 +323,20 @@ impl Server {
         self.threads.start(
             key,
             move || Done::Made(make(source.as_ref(), &job, &cancel)),
-            |error| Done::Made(Err(error.to_string())),
+            |error| Done::Made(Err(NotMade::Failed(error.to_string()))),
         );
     }
 
     fn give_back(&mut self, key: Key) {
-        let Some(lease) = self.links.get_mut(&key).and_then(|link| link.lease.take()) else { return };
+        let Some(lent) = self.links.get_mut(&key).and_then(|link| link.lease.take()) else { return };
         let give_back = move || {
-            // What was not scrubbed is dirty by the ledger's account, and scrubbed for its next owner.
-            let _ = lease.give_back();
-            Done::Returned
+            Done::Returned(match lent {
+                Lent::Slice(lease) => lease.give_back(),
+                Lent::Used(used) => used.again(),
+            })
         };
-        self.threads.start(key, give_back, |_| Done::Returned);
+        // Without a thread the slice is dropped: unlocked, and dirty.
+        self.threads.start(key, give_back, |_| Done::Returned(Ok(())));
     }
 }
 
@@ -323,7 +351,7 @@ impl Link {
     }
 }
 
-fn make(source: &dyn Source, job: &Job, cancel: &AtomicBool) -> Result<Box<dyn Held>, String> {
+fn make(source: &dyn Source, job: &Job, cancel: &AtomicBool) -> Result<Box<dyn Held>, NotMade> {
     let request = Request { align: job.align, ..Request::new(job.size, job.owner.clone()) };
     source.grant(&job.region, &request, cancel)
 }

@@ -3,17 +3,22 @@
 //! ```text
 //!            take            picked            made               return, or: closed and ended
 //!   Idle ──────────► Waiting ──────► Making ──────────► Holding ──────────────────────────────► Returning ──► Idle
-//!     ▲                 │ closed        │ failed, or nobody wants it any more (► Returning)
-//!     └─────────────────┴───────────────┘
+//!     ▲                 │ ▲  no place   │ │                ▲        somebody still has it            │
+//!     │                 │ └─────────────┘ │                └─────────────────────────────────────────┘
+//!     └─────────────────┴─────────────────┘
+//!          closed              failed, or nobody wants it any more (► Returning)
 //! ```
+//! A pool's slice is lent until its connection is closed and its process has ended, whatever the client says.
 //! A session is forgotten when its connection is closed and it is idle.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::judge::judge;
+use super::source::NotMade;
 use super::wire::{Refused, Reply, Request, Take};
 use crate::owner::Owner;
-use crate::policy::{Ask, Decision, Free, Peer, Pick, Policy, Queue, Refusal, Supply, Tenant, Ticket, Why};
+use crate::policy::{Peer, Pick, Queue, Refusal, Supply, Ticket, Why};
 
 /// Connections of one user at most, those counted whose slice is not back yet.
 const MAX_OF_USER: usize = 64;
@@ -48,6 +53,13 @@ pub(super) struct Job {
     pub(super) owner: Owner,
 }
 
+/// A slice that was made and sent.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Made {
+    /// Whether it is a file of its own: nobody can tell whether it is mapped.
+    pub(super) is_pool: bool,
+}
+
 #[derive(Debug)]
 struct Session {
     peer: Peer,
@@ -63,10 +75,19 @@ struct Session {
 #[derive(Debug)]
 enum Stage {
     Idle,
-    Waiting { ticket: Ticket, align: u64 },
-    Making(Pick),
-    Holding(Pick),
-    Returning(Pick),
+    Waiting(Ticket, Wish),
+    Making(Pick, Wish),
+    Holding(Pick, Made),
+    Returning(Pick, Made),
+}
+
+/// What a request wants that the queue does not know.
+#[derive(Debug, Clone, Copy)]
+struct Wish {
+    align: u64,
+    wait: bool,
+    /// Whether it was told to wait.
+    told: bool,
 }
 
 /// All connections, the policy and the queue.
@@ -127,8 +148,12 @@ impl Sessions {
             }
             (Request::Take(take), Stage::Idle) => self.take(key, &take, now, supplies),
             (Request::Take(_), _) => early("a connection has one slice: open another for another"),
-            (Request::Return, Stage::Holding(pick)) => {
-                session.stage = Stage::Returning(pick.clone());
+            // Heard, and not believed: the memory is the client's own file, and nobody could check.
+            (Request::Return, Stage::Holding(_, Made { is_pool: true })) => {
+                vec![Effect::Send(key, Reply::Returned)]
+            }
+            (Request::Return, Stage::Holding(pick, made)) => {
+                session.stage = Stage::Returning(pick.clone(), *made);
                 vec![Effect::GiveBack(key)]
             }
             (Request::Return, _) => early("this connection has no slice to return"),
@@ -143,17 +168,34 @@ impl Sessions {
             return vec![Effect::Send(key, Reply::Refused(refusal.into()))];
         }
         let ticket = self.queue.arrive(now, take.size, places);
-        session.stage = Stage::Waiting { ticket, align: take.align };
+        session.stage = Stage::Waiting(ticket, Wish { align: take.align, wait: take.wait, told: false });
+        self.serve_or_tell(key, refusal, now, supplies)
+    }
+
+    /// Serves those who wait; if `key` still does, it is told why, once, and sent away if it did not want to wait.
+    fn serve_or_tell(
+        &mut self,
+        key: Key,
+        refusal: Refusal,
+        now: Duration,
+        supplies: &[Supply],
+    ) -> Vec<Effect> {
         let mut effects = self.serve(now, supplies);
         let Some(session) = self.sessions.get_mut(&key) else { return effects };
-        if matches!(session.stage, Stage::Waiting { .. }) {
-            let reply = if take.wait { Reply::Waiting } else { Reply::Refused };
-            effects.push(Effect::Send(key, reply(refusal.into())));
-            if !take.wait {
-                self.queue.leave(ticket);
-                session.stage = Stage::Idle;
+        let Stage::Waiting(ticket, wish) = &mut session.stage else { return effects };
+        let reply = match wish {
+            Wish { wait: true, told: true, .. } => return effects,
+            Wish { wait: true, told, .. } => {
+                *told = true;
+                Reply::Waiting
             }
-        }
+            Wish { wait: false, .. } => {
+                self.queue.leave(*ticket);
+                session.stage = Stage::Idle;
+                Reply::Refused
+            }
+        };
+        effects.push(Effect::Send(key, reply(refusal.into())));
         effects
     }
 
@@ -163,61 +205,79 @@ impl Sessions {
         let mut supplies = supplies.to_vec();
         // The ledger may not have heard yet of what is being made: it is taken off, at worst twice for a while.
         for session in self.sessions.values() {
-            if let Stage::Making(pick) = &session.stage {
+            if let Stage::Making(pick, _) = &session.stage {
                 take_off(&mut supplies, pick);
             }
         }
         while let Some(pick) = self.queue.next(now, &supplies) {
             take_off(&mut supplies, &pick);
             let of_ticket = |session: &Session| match session.stage {
-                Stage::Waiting { ticket, align } if ticket == pick.ticket => Some(align),
+                Stage::Waiting(ticket, wish) if ticket == pick.ticket => Some(wish),
                 _ => None,
             };
             let found = self.sessions.iter_mut().find_map(|(key, s)| Some((*key, of_ticket(s)?, s)));
-            let Some((key, align, session)) = found else { continue };
+            let Some((key, wish, session)) = found else { continue };
             let (region, size, owner) = (pick.region.clone(), pick.size, session.owner.clone());
-            session.stage = Stage::Making(pick);
-            effects.push(Effect::Make(key, Job { region, size, align, owner }));
+            session.stage = Stage::Making(pick, wish);
+            effects.push(Effect::Make(key, Job { region, size, align: wish.align, owner }));
         }
         effects
     }
 
     /// A slice was made and sent (`Ok`), or could not be made. Whoever waits is to be served afterwards.
-    pub(super) fn made(&mut self, key: Key, outcome: Result<(), String>, now: Duration) -> Vec<Effect> {
+    pub(super) fn made(
+        &mut self,
+        key: Key,
+        outcome: Result<Made, NotMade>,
+        now: Duration,
+        supplies: &[Supply],
+    ) -> Vec<Effect> {
         let Some(session) = self.sessions.get_mut(&key) else { return Vec::new() };
-        let Stage::Making(pick) = &session.stage else { return Vec::new() };
-        let pick = pick.clone();
+        let Stage::Making(pick, wish) = &session.stage else { return Vec::new() };
+        let (pick, wish) = (pick.clone(), *wish);
         match outcome {
-            Ok(()) if session.open => {
-                session.stage = Stage::Holding(pick);
+            Ok(made) if session.open => {
+                session.stage = Stage::Holding(pick, made);
                 Vec::new()
             }
-            Ok(()) => {
-                session.stage = Stage::Returning(pick);
+            Ok(made) => {
+                session.stage = Stage::Returning(pick, made);
                 vec![Effect::GiveBack(key)]
+            }
+            Err(NotMade::Short) if session.open => {
+                session.stage = Stage::Waiting(pick.ticket, wish);
+                let peer = session.peer.clone();
+                let refusal = self.no_place(&peer, pick, now, supplies);
+                self.serve_or_tell(key, refusal, now, supplies)
             }
             Err(error) => {
                 self.queue.give_back(now, pick.tenant, &pick.region, pick.size);
                 session.stage = Stage::Idle;
-                // The text names owners and devices: for operators.
-                let why = match session.peer.uid {
-                    0 => error.lines().map(str::trim).collect::<Vec<_>>().join("; "),
-                    _ => {
-                        "the host could not make the slice: ask an operator, or for another region".to_owned()
-                    }
-                };
-                let why = why.chars().take(1024).collect::<String>();
-                let mut effects = vec![Effect::Send(key, Reply::Refused(Refused::because(why)))];
+                let refused = Refused::because(for_peer(&session.peer, &error.to_string(), FAILED));
+                let mut effects = vec![Effect::Send(key, Reply::Refused(refused))];
                 effects.extend(self.forget(key));
                 effects
             }
         }
     }
 
-    /// A slice is back. Whoever waits is to be served afterwards.
-    pub(super) fn returned(&mut self, key: Key, now: Duration) -> Vec<Effect> {
+    /// Puts back what the ledger has no place for; returns what is said of it.
+    fn no_place(&mut self, peer: &Peer, pick: Pick, now: Duration, supplies: &[Supply]) -> Refusal {
+        let rule = self.queue.policy().rule(pick.tenant).map(|rule| rule.name.clone());
+        let why = Why::NoPlace { size: pick.size, region: pick.region.clone() };
+        self.queue.put_back(now, pick);
+        Refusal { rule, why, free: self.queue.policy().free_for(peer, self.queue.accounts(), supplies) }
+    }
+
+    /// A slice is back, or somebody still has it: then it stays lent. Whoever waits is to be served afterwards.
+    pub(super) fn returned(&mut self, key: Key, outcome: Result<(), String>, now: Duration) -> Vec<Effect> {
         let Some(session) = self.sessions.get_mut(&key) else { return Vec::new() };
-        let Stage::Returning(pick) = &session.stage else { return Vec::new() };
+        let Stage::Returning(pick, made) = &session.stage else { return Vec::new() };
+        if let Err(why) = outcome {
+            session.stage = Stage::Holding(pick.clone(), *made);
+            let refused = Refused::because(for_peer(&session.peer, &why, STILL_USED));
+            return vec![Effect::Send(key, Reply::Refused(refused))];
+        }
         self.queue.give_back(now, pick.tenant, &pick.region, pick.size);
         session.stage = Stage::Idle;
         let mut effects = vec![Effect::Send(key, Reply::Returned)];
@@ -225,11 +285,22 @@ impl Sessions {
         effects
     }
 
+    /// Whether slices are still used by others although their clients are gone.
+    pub(super) fn is_owed(&self) -> bool {
+        self.sessions.values().any(Session::is_owed)
+    }
+
+    /// Tries again to give back what [`Sessions::is_owed`].
+    pub(super) fn retry(&mut self) -> Vec<Effect> {
+        let owed: Vec<Key> = self.sessions.iter().filter(|(_, s)| s.is_owed()).map(|(key, _)| *key).collect();
+        owed.into_iter().flat_map(|key| self.gone(key)).collect()
+    }
+
     /// The connection is closed, or cut off.
     pub(super) fn closed(&mut self, key: Key) -> Vec<Effect> {
         let Some(session) = self.sessions.get_mut(&key) else { return Vec::new() };
         session.open = false;
-        if let Stage::Waiting { ticket, .. } = session.stage {
+        if let Stage::Waiting(ticket, _) = session.stage {
             self.queue.leave(ticket);
             session.stage = Stage::Idle;
         }
@@ -248,8 +319,8 @@ impl Sessions {
     fn gone(&mut self, key: Key) -> Vec<Effect> {
         let Some(session) = self.sessions.get_mut(&key) else { return Vec::new() };
         match &session.stage {
-            Stage::Holding(pick) if !session.open && !session.alive => {
-                session.stage = Stage::Returning(pick.clone());
+            Stage::Holding(pick, made) if !session.open && !session.alive => {
+                session.stage = Stage::Returning(pick.clone(), *made);
                 vec![Effect::GiveBack(key)]
             }
             _ => self.forget(key),
@@ -267,47 +338,23 @@ impl Sessions {
     }
 }
 
-/// Regions in which `peer` may have what it asks for, sooner or later, each with the tenant it is there; and what is said
-/// where that is not now.
-fn judge(queue: &Queue, peer: &Peer, take: &Take, supplies: &[Supply]) -> (Vec<(String, Tenant)>, Refusal) {
-    let (policy, accounts) = (queue.policy(), queue.accounts());
-    let ask = Ask { size: take.size, class: take.class.as_deref() };
-    let mut places: Vec<(String, Tenant)> = Vec::new();
-    let (mut never, mut later) = (None, None);
-    for word in &take.regions {
-        for supply in supplies.iter().filter(|s| s.region == *word || s.kind == *word) {
-            if places.iter().any(|(region, _)| *region == supply.region) {
-                continue;
-            }
-            let tenant = match policy.decide(peer, ask, supply, accounts, supplies) {
-                Decision::Refused(refusal) => {
-                    never.get_or_insert(refusal);
-                    continue;
-                }
-                Decision::Wait(tenant, refusal) => {
-                    later.get_or_insert(refusal);
-                    tenant
-                }
-                Decision::Allowed(tenant) => tenant,
-            };
-            places.push((supply.region.clone(), tenant));
-        }
+impl Session {
+    /// Whether it holds a slice although nobody is left.
+    const fn is_owed(&self) -> bool {
+        !self.open && !self.alive && matches!(self.stage, Stage::Holding(..))
     }
-    let free = || policy.free_for(peer, accounts, supplies);
-    let refusal = if places.is_empty() { never } else { later };
-    let refusal = refusal.unwrap_or_else(|| otherwise(policy, places.first(), take, free()));
-    (places, refusal)
 }
 
-/// What is said when there is room, or no such region.
-fn otherwise(policy: &Policy, first: Option<&(String, Tenant)>, take: &Take, free: Free) -> Refusal {
-    match first {
-        Some((region, tenant)) => {
-            let rule = policy.rule(*tenant).map(|rule| rule.name.clone());
-            Refusal { rule, why: Why::OthersFirst { region: region.clone() }, free }
-        }
-        None => Refusal { rule: None, why: Why::NoRegion { names: take.regions.join(", ") }, free },
-    }
+const FAILED: &str = "the host could not make the slice: ask an operator, or for another region";
+const STILL_USED: &str = "another process still has the memory: the slice is on your account until none has";
+
+/// What `peer` hears of an error, whose text names owners and devices: that is for operators.
+fn for_peer(peer: &Peer, error: &str, ordinary: &str) -> String {
+    let why = match peer.uid {
+        0 => error.lines().map(str::trim).collect::<Vec<_>>().join("; "),
+        _ => ordinary.to_owned(),
+    };
+    why.chars().take(1024).collect()
 }
 
 fn take_off(supplies: &mut [Supply], pick: &Pick) {

@@ -1,22 +1,22 @@
 //! Where the broker's slices come from: the ledger, by way of files that are opened once.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
 
-use egm_address::{Offset, Span, SpanSet};
+use egm_address::{CpuSet, Offset, Span, SpanSet};
 
-use crate::backing::{self, Backing, BackingError};
-use crate::carve::plan::Request;
+use super::kept::KeptOpen;
+use crate::backing::Backing;
+use crate::carve::plan::{Request, place};
 use crate::lease::Lease;
-use crate::ledger::{HostMemory, Ledger, Memory, Watch};
+use crate::ledger::{GrantError, Ledger, Memory, Watch, memory};
 use crate::policy::Supply;
-use crate::region::{Region, RegionKind, Slice};
+use crate::region::{Node, Region, RegionKind, Slice};
 use crate::report::{Chain, Report};
 
-/// What the broker needs of a ledger. All of it is called on threads of its own but [`Source::supplies`], which must not
-/// take long.
+/// What the broker needs of a ledger. All of it is called on threads of its own but [`Source::supplies`], for which the loop
+/// waits.
 pub trait Source: Send + Sync {
     /// What every region has, now. A region of which that cannot be said has nothing.
     fn supplies(&self) -> Vec<Supply>;
@@ -24,8 +24,19 @@ pub trait Source: Send + Sync {
     /// A slice of `region`. `cancel` is set when nobody wants it any more.
     ///
     /// # Errors
-    /// A text for operators.
-    fn grant(&self, region: &str, request: &Request, cancel: &AtomicBool) -> Result<Box<dyn Held>, String>;
+    /// [`NotMade`].
+    fn grant(&self, region: &str, request: &Request, cancel: &AtomicBool) -> Result<Box<dyn Held>, NotMade>;
+}
+
+/// Why there is no slice.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotMade {
+    /// The region has so many bytes, but no place for it now: it is asked for again when something came back.
+    #[error("no free place is so large and so aligned")]
+    Short,
+    /// Anything else: a text for operators.
+    #[error("{0}")]
+    Failed(String),
 }
 
 /// A slice that the broker holds for a client.
@@ -42,29 +53,77 @@ pub trait Held: Send {
     /// Cleans it for the next owner, as far as that succeeds; nobody has it afterwards.
     ///
     /// # Errors
-    /// A text for operators.
-    fn give_back(self: Box<Self>) -> Result<(), String>;
+    /// [`StillUsed`], which keeps it from others.
+    fn give_back(self: Box<Self>) -> Result<(), StillUsed>;
 }
 
-impl Held for Lease {
+/// A return that was none: another process has the memory.
+pub struct StillUsed {
+    /// A text for operators.
+    pub why: String,
+    /// Whether nobody has it by now. What this holds keeps the slice from others.
+    pub is_free: Box<dyn Fn() -> bool + Send>,
+}
+
+impl StillUsed {
+    /// Looks again.
+    ///
+    /// # Errors
+    /// The same once more.
+    pub fn again(self) -> Result<(), Self> {
+        if (self.is_free)() { Ok(()) } else { Err(self) }
+    }
+}
+
+/// A lease for a client.
+struct Lent {
+    lease: Lease,
+    memory: Arc<dyn Memory>,
+    near: Option<CpuSet>,
+}
+
+impl Held for Lent {
     fn region(&self) -> &Region {
-        Self::region(self)
+        self.lease.region()
     }
     fn slice(&self) -> &Slice {
-        Self::slice(self)
+        self.lease.slice()
     }
     fn backing(&self) -> &dyn Backing {
-        self
+        &self.lease
     }
-    fn give_back(self: Box<Self>) -> Result<(), String> {
-        Self::give_back(*self, &Watch::nobody()).map_err(|error| Chain(&error).to_string())
+
+    /// What was not scrubbed is dirty by the ledger's account, and scrubbed for its next owner.
+    fn give_back(self: Box<Self>) -> Result<(), StillUsed> {
+        let Self { lease, memory, near } = *self;
+        // A duplicate of the lock, for a return that is none drops the lease's own.
+        let claim = lease.claim().try_clone();
+        let (region, slice) = (lease.region().clone(), lease.slice().clone());
+        match lease.give_back(&Watch { near: near.as_ref(), ..Watch::nobody() }) {
+            Err(error @ GrantError::StillUsed { .. }) => {
+                let is_free = Box::new(move || {
+                    let _claim = &claim;
+                    is_free(memory.as_ref(), &region, &slice)
+                });
+                Err(StillUsed { why: Chain(&error as &dyn Report).to_string(), is_free })
+            }
+            _ => Ok(()),
+        }
     }
+}
+
+/// Whether another description of the memory can be locked: nobody has, or maps, the old one.
+fn is_free(memory: &dyn Memory, region: &Region, slice: &Slice) -> bool {
+    let Ok(backing) = memory.open(region, slice, &Watch::nobody()) else { return false };
+    let locked = memory::lock(region, backing.as_ref(), slice).is_ok_and(|others| others.is_none());
+    locked && memory::unlock(region, backing.as_ref(), slice).is_ok()
 }
 
 /// The host's regions and their ledger.
 pub struct LedgerSource {
     ledger: Ledger,
     regions: Vec<Region>,
+    near: BTreeMap<u32, CpuSet>,
     memory: Arc<dyn Memory>,
 }
 
@@ -73,13 +132,25 @@ impl LedgerSource {
     #[must_use]
     pub fn new(ledger: Ledger, mut regions: Vec<Region>) -> Self {
         regions.retain(|region| region.kind != RegionKind::GuestMemfd);
-        Self { ledger, regions, memory: Arc::new(KeptOpen::default()) }
+        Self { ledger, regions, near: BTreeMap::new(), memory: Arc::new(KeptOpen::of_host()) }
+    }
+
+    /// Scrubs a region on the processors of its own node among `nodes`.
+    #[must_use]
+    pub fn on_nodes(mut self, nodes: &[Node]) -> Self {
+        let near = nodes.iter().filter(|node| !node.cpus.is_empty());
+        self.near = near.map(|node| (node.id, node.cpus.clone())).collect();
+        self
+    }
+
+    fn near(&self, region: &Region) -> Option<&CpuSet> {
+        self.near.get(&region.node?)
     }
 
     fn supply(&self, region: &Region) -> Supply {
         // Retired pages are free as far as places go: a slice spans them as holes.
-        let whole: SpanSet<_> = Span::new(Offset::new(0), region.size.get()).into_iter().collect();
-        let free = self.ledger.states(region).map(|states| whole.minus(&states.busy())).unwrap_or_default();
+        let free =
+            self.ledger.states(region).map(|states| whole(region).minus(&states.busy())).unwrap_or_default();
         Supply {
             region: region.name.clone(),
             kind: region.kind.word().to_owned(),
@@ -91,66 +162,116 @@ impl LedgerSource {
     }
 }
 
+fn whole(region: &Region) -> SpanSet<egm_address::InRegion> {
+    Span::new(Offset::new(0), region.size.get()).into_iter().collect()
+}
+
 impl Source for LedgerSource {
     fn supplies(&self) -> Vec<Supply> {
         self.regions.iter().map(|region| self.supply(region)).collect()
     }
 
-    fn grant(&self, region: &str, request: &Request, cancel: &AtomicBool) -> Result<Box<dyn Held>, String> {
+    fn grant(&self, region: &str, request: &Request, cancel: &AtomicBool) -> Result<Box<dyn Held>, NotMade> {
         let found = self.regions.iter().find(|r| r.name == region);
-        let found = found.ok_or_else(|| format!("there is no region {region:?}"))?;
-        let watch = Watch { progress: &|_| {}, cancel, near: None, pace: None };
+        let found = found.ok_or_else(|| NotMade::Failed(format!("there is no region {region:?}")))?;
+        let near = self.near(found);
+        let watch = Watch { near, cancel, ..Watch::nobody() };
         match self.ledger.grant_from(&self.memory, found, request, &watch) {
-            Ok(lease) => Ok(Box::new(lease)),
-            Err(error) => Err(Chain(&error as &dyn Report).to_string()),
+            Ok(lease) => Ok(Box::new(Lent { lease, memory: self.memory.clone(), near: near.cloned() })),
+            // What an empty region could give is waited for; what it could not is refused.
+            Err(GrantError::Short { .. })
+                if place(found, &SpanSet::default(), &SpanSet::default(), request).is_ok() =>
+            {
+                Err(NotMade::Short)
+            }
+            Err(error) => Err(NotMade::Failed(Chain(&error as &dyn Report).to_string())),
         }
     }
 }
 
-/// The host's memory, where an EGM device is opened for its first slice and then kept: a second open would be refused,
-/// and closing it would let anybody else have the whole device.
-#[derive(Default)]
-struct KeptOpen {
-    devices: Mutex<BTreeMap<String, Arc<Mutex<Option<File>>>>>,
-}
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
 
-impl KeptOpen {
-    /// A duplicate of the region's descriptor. Only those who wait for the same device wait for each other.
-    fn duplicate(&self, region: &Region, slice: &Slice, watch: &Watch<'_>) -> Result<File, BackingError> {
-        let device = {
-            let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
-            devices.entry(region.name.clone()).or_default().clone()
-        };
-        let mut device = device.lock().unwrap_or_else(PoisonError::into_inner);
-        if device.is_none() {
-            let first = HostMemory.open(region, slice, watch)?;
-            *device = Some(clone(region, first.file())?);
+    use super::*;
+    use crate::backing::BackingError;
+    use crate::backing::tests::region;
+    use crate::ledger::{Identity, Paths};
+    use crate::owner::Owner;
+
+    const PAGE: u64 = 4096;
+    static NEVER: AtomicBool = AtomicBool::new(false);
+
+    /// A plain file in the place of `/dev/mem`.
+    struct PlainFile(PathBuf);
+
+    struct Window(std::fs::File, u64, u64);
+
+    impl Backing for Window {
+        fn file(&self) -> &std::fs::File {
+            &self.0
         }
-        match device.as_ref() {
-            Some(file) => clone(region, file),
-            None => Err(BackingError::NoBase { region: region.name.clone() }),
+        fn offset(&self) -> u64 {
+            self.1
+        }
+        fn size(&self) -> u64 {
+            self.2
+        }
+        fn page_size(&self) -> u64 {
+            PAGE
+        }
+        fn is_invisible(&self) -> bool {
+            true
         }
     }
-}
 
-fn clone(region: &Region, file: &File) -> Result<File, BackingError> {
-    let device = match &region.kind {
-        RegionKind::Egm { device } => device.clone(),
-        _ => "/proc/self/fd".into(),
-    };
-    file.try_clone().map_err(|source| BackingError::Open { region: region.name.clone(), device, source })
-}
-
-impl Memory for KeptOpen {
-    fn open(
-        &self,
-        region: &Region,
-        slice: &Slice,
-        watch: &Watch<'_>,
-    ) -> Result<Box<dyn Backing>, BackingError> {
-        match region.kind {
-            RegionKind::Egm { .. } => backing::adopt(region, slice, self.duplicate(region, slice, watch)?),
-            _ => HostMemory.open(region, slice, watch),
+    impl Memory for PlainFile {
+        fn open(&self, _: &Region, slice: &Slice, _: &Watch<'_>) -> Result<Box<dyn Backing>, BackingError> {
+            let file = std::fs::File::options().read(true).write(true).open(&self.0).unwrap();
+            Ok(Box::new(Window(file, slice.offset, slice.size.get())))
         }
+    }
+
+    /// A region of some pages in `folder`, called `r`.
+    fn source(folder: &tempfile::TempDir, pages: u64) -> LedgerSource {
+        let identity = Identity { machine: Some("host".into()), boot: "boot".into() };
+        let path = folder.path().join("memory");
+        std::fs::File::create(&path).unwrap().set_len(pages * PAGE).unwrap();
+        let region = region(RegionKind::Reserved { device: path.clone() }, pages * PAGE, PAGE);
+        LedgerSource {
+            ledger: Ledger::open(Paths::below(folder.path()), identity).unwrap(),
+            regions: vec![region],
+            near: BTreeMap::new(),
+            memory: Arc::new(PlainFile(path)),
+        }
+    }
+
+    fn request(pages: u64) -> Request {
+        Request::new(pages * PAGE, Owner::this("vm"))
+    }
+
+    #[test]
+    fn memory_that_somebody_still_has_is_nobody_elses_whatever_was_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = source(&folder, 4);
+        let lent = source.grant("r", &request(1), &NEVER).unwrap_or_else(|error| panic!("{error}"));
+        let peer = lent.backing().file().try_clone().unwrap();
+        let Err(used) = lent.give_back() else { panic!("it was taken for free") };
+        assert_eq!(source.supplies()[0].free, 3 * PAGE);
+        let Err(used) = used.again() else { panic!("it was taken for free") };
+        drop(peer);
+        assert!(used.again().is_ok());
+        assert_eq!(source.supplies()[0].free, 4 * PAGE);
+    }
+
+    #[test]
+    fn what_an_empty_region_could_give_is_short_and_what_it_could_not_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = source(&folder, 3);
+        let _held = source.grant("r", &request(1), &NEVER);
+        let aligned = Request { align: 2 * PAGE, ..request(2) };
+        assert!(matches!(source.grant("r", &aligned, &NEVER), Err(NotMade::Short)));
+        let Err(NotMade::Failed(why)) = source.grant("r", &request(4), &NEVER) else { panic!() };
+        assert!(why.contains("0x1000 too few"), "{why}");
     }
 }

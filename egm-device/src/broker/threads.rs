@@ -8,12 +8,12 @@ use std::thread;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::session::Key;
-use super::source::Held;
+use super::source::{Held, NotMade, StillUsed};
 
 /// What a thread did.
 pub(super) enum Done {
-    Made(Result<Box<dyn Held>, String>),
-    Returned,
+    Made(Result<Box<dyn Held>, NotMade>),
+    Returned(Result<(), StillUsed>),
 }
 
 /// The way back from threads.

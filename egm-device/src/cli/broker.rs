@@ -37,7 +37,8 @@ pub(super) fn run(args: &Args) -> Outcome {
     let limit = getrlimit(Resource::Nofile);
     // A slice needs about five descriptors, and every host allows more than a shell's 1024.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-    let source = LedgerSource::new(ledger::open(&args.host)?, args.host.survey()?.regions);
+    let survey = args.host.survey()?;
+    let source = LedgerSource::new(ledger::open(&args.host)?, survey.regions).on_nodes(&survey.host.nodes);
     let mut server = Server::listen(&args.socket, policy, Arc::new(source))?;
     server.run()?;
     Ok(ExitCode::SUCCESS)

@@ -10,7 +10,7 @@
 //! A request whose own quota is used up does not count as waiting: it holds nobody up and grows no patience.
 
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::accounts::{Accounts, Tenant};
@@ -32,6 +32,10 @@ impl Default for Patience {
     }
 }
 
+/// How long a request passes over a region that had no place for it, unless a slice comes back there: others may free
+/// something without a word.
+const PASS_OVER: Duration = Duration::from_secs(5);
+
 /// A waiting request's number; later ones are larger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u64);
@@ -45,6 +49,8 @@ pub struct Waiter {
     places: Vec<(String, Tenant)>,
     passed: u32,
     seen: u32,
+    /// Regions that had no place for it, and until when they are passed over.
+    short: BTreeMap<String, Duration>,
 }
 
 impl Waiter {
@@ -75,6 +81,8 @@ pub struct Pick {
     pub region: String,
     /// Bytes.
     pub size: u64,
+    /// As it waited.
+    waiter: Waiter,
 }
 
 /// Those who wait, and the accounts that order them.
@@ -123,7 +131,7 @@ impl Queue {
         }
         let ticket = Ticket(self.next);
         self.next = self.next.saturating_add(1);
-        self.waiting.push(Waiter { ticket, size, places, passed: 0, seen: 0 });
+        self.waiting.push(Waiter { ticket, size, places, passed: 0, seen: 0, short: BTreeMap::new() });
         ticket
     }
 
@@ -138,6 +146,20 @@ impl Queue {
     pub fn give_back(&mut self, now: Duration, tenant: Tenant, region: &str, size: u64) {
         self.accounts.advance(&self.policy, now);
         self.accounts.give_back(tenant, region, size);
+        for waiter in &mut self.waiting {
+            waiter.short.remove(region);
+        }
+    }
+
+    /// The region of `pick` had no place for it, although it has so many bytes: whoever was picked waits again, where it
+    /// was and as patient as it was, and passes that region over until a slice comes back there, or a few seconds.
+    pub fn put_back(&mut self, now: Duration, pick: Pick) {
+        self.accounts.advance(&self.policy, now);
+        self.accounts.give_back(pick.tenant, &pick.region, pick.size);
+        let mut waiter = pick.waiter;
+        waiter.short.insert(pick.region, now.saturating_add(PASS_OVER));
+        let at = self.waiting.partition_point(|other| other.ticket < waiter.ticket);
+        self.waiting.insert(at, waiter);
     }
 
     /// The next grant that `supplies` have room for. Make it, look at the regions again, and ask again.
@@ -147,9 +169,9 @@ impl Queue {
         let mut ahead = Vec::new();
         for index in self.order() {
             let waiter = self.waiting.get(index)?;
-            if let Some((region, tenant)) = self.fits(waiter, supplies, &closed) {
-                let pick = Pick { ticket: waiter.ticket, tenant, region, size: waiter.size };
-                self.waiting.remove(index);
+            if let Some((region, tenant)) = self.fits(waiter, now, supplies, &closed) {
+                let (ticket, size) = (waiter.ticket, waiter.size);
+                let pick = Pick { ticket, tenant, region, size, waiter: self.waiting.remove(index) };
                 self.count(&pick, &ahead);
                 self.accounts.take(tenant, &pick.region, pick.size);
                 return Some(pick);
@@ -194,6 +216,7 @@ impl Queue {
     fn fits(
         &self,
         waiter: &Waiter,
+        now: Duration,
         supplies: &[Supply],
         closed: &BTreeSet<String>,
     ) -> Option<(String, Tenant)> {
@@ -201,8 +224,10 @@ impl Queue {
             let supply = supplies.iter().find(|s| s.region == *region);
             let own = self.accounts.unused_reservation(&self.policy, tenant.rule, region);
             let open = !closed.contains(region) || waiter.size <= own;
-            open && supply
-                .is_some_and(|s| self.policy.not_now(*tenant, waiter.size, s, &self.accounts).is_none())
+            let short = waiter.short.get(region).is_some_and(|until| now < *until);
+            open && !short
+                && supply
+                    .is_some_and(|s| self.policy.not_now(*tenant, waiter.size, s, &self.accounts).is_none())
         };
         waiter.places.iter().find(fits).cloned()
     }

@@ -142,6 +142,9 @@ pub enum Why {
     #[error("{} does not fit in {region:?} now: {} to have, {} in one piece",
         ByteSize::new(*size), ByteSize::new(*free), ByteSize::new(*largest))]
     NoRoom { size: u64, region: String, free: u64, largest: u64 },
+    #[error("{} does not fit in {region:?} now: what is free is not so aligned, or somebody who had it still maps it",
+        ByteSize::new(*size))]
+    NoPlace { size: u64, region: String },
     #[error("this host has no region {names}")]
     NoRegion { names: String },
     #[error("others wait for {region:?} and go first")]

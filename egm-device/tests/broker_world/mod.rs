@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet};
 use egm_device::Backing;
-use egm_device::broker::{Client, Held, Server, Source, Take};
+use egm_device::broker::{Client, Held, NotMade, Server, Source, StillUsed, Take};
 use egm_device::carve::plan::{Request, place};
 use egm_device::policy::{Policy, Supply};
 use egm_device::region::{Region, RegionKind, Slice};
@@ -115,14 +115,13 @@ impl Source for Kept {
         }]
     }
 
-    fn grant(&self, _: &str, request: &Request, _: &AtomicBool) -> Result<Box<dyn Held>, String> {
+    fn grant(&self, _: &str, request: &Request, _: &AtomicBool) -> Result<Box<dyn Held>, NotMade> {
         let mut state = self.state.lock().unwrap();
         let busy = state.busy.iter().copied().collect();
-        let slice =
-            place(&self.region, &busy, &SpanSet::default(), request).map_err(|short| short.to_string())?;
+        let slice = place(&self.region, &busy, &SpanSet::default(), request).map_err(|_| NotMade::Short)?;
         let span = Span::new(Offset::new(slice.offset), slice.size.get()).unwrap();
         state.busy.push(span);
-        let file = self.file.try_clone().map_err(|error| error.to_string())?;
+        let file = self.file.try_clone().map_err(|error| NotMade::Failed(error.to_string()))?;
         Ok(Box::new(Part { region: self.region.clone(), slice, span, file, state: self.state.clone() }))
     }
 }
@@ -145,7 +144,7 @@ impl Held for Part {
     fn backing(&self) -> &dyn Backing {
         self
     }
-    fn give_back(self: Box<Self>) -> Result<(), String> {
+    fn give_back(self: Box<Self>) -> Result<(), StillUsed> {
         let mut state = self.state.lock().unwrap();
         state.busy.retain(|span| *span != self.span);
         state.scrubbed.push(self.span);

@@ -51,8 +51,8 @@ impl Broker {
     ) -> Result<Vec<(usize, Lent)>, LeaseError> {
         let asked = spec.egm.iter().enumerate().filter(|(_, slice)| !before_local(slice).is_empty());
         let mut order: Vec<(usize, &EgmSlice)> = asked.collect();
+        let mut lent: Vec<(usize, Lent)> = Vec::new();
         'again: loop {
-            let mut lent: Vec<(usize, Lent)> = Vec::new();
             for at in 0..order.len() {
                 let Some(&(index, slice)) = order.get(at) else { continue };
                 let id = format!("egm{index}");
@@ -66,8 +66,9 @@ impl Broker {
                     }
                     Err(ClientError::Refused { why, .. }) if self.wait && at > 0 => {
                         waiting(&id, &why);
-                        give_back(lent)?;
+                        lent = give_back(lent)?;
                         order.swap(0, at);
+                        order.retain(|(index, _)| lent.iter().all(|(kept, _)| kept != index));
                         continue 'again;
                     }
                     Err(source) => return Err(error(source)),
@@ -95,14 +96,19 @@ fn before_local(slice: &EgmSlice) -> &[String] {
     slice.regions.split(|region| region == LOCAL).next().unwrap_or_default()
 }
 
-fn give_back(lent: Vec<(usize, Lent)>) -> Result<(), LeaseError> {
-    lent.into_iter().try_for_each(|(index, lent)| match lent {
+/// Gives back what can go back while this process lives, and returns the rest: the broker has a pool's slice on our account
+/// until we end, whatever we say.
+fn give_back(lent: Vec<(usize, Lent)>) -> Result<Vec<(usize, Lent)>, LeaseError> {
+    let is_pool = |lent: &Lent| matches!(lent, Lent::Loan(loan) if loan.region().kind.is_pool());
+    let (kept, back): (Vec<_>, Vec<_>) = lent.into_iter().partition(|(_, lent)| is_pool(lent));
+    back.into_iter().try_for_each(|(index, lent)| match lent {
         Lent::Loan(loan) => {
             let given = loan.give_back(&AtomicBool::new(false));
             given.map_err(|source| LeaseError::Broker { id: format!("egm{index}"), source })
         }
         Lent::Local(_) => Ok(()),
-    })
+    })?;
+    Ok(kept)
 }
 
 /// Makes `spec` and `facts` such that each loan is the only place for its slice; returns what is lost against the first

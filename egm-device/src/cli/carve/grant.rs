@@ -104,14 +104,15 @@ pub(super) fn run(args: &Args) -> Outcome {
 impl Args {
     /// With a slice from this process's own ledger.
     fn run_directly(&self) -> Result<ExitStatus, Box<dyn Report>> {
-        let (ledger, regions) = (ledger::open(&self.host)?, self.host.survey()?.regions);
+        let (ledger, survey) = (ledger::open(&self.host)?, self.host.survey()?);
         let request =
             Request { align: self.align.get(), ..Request::new(self.size.get(), Owner::this(&self.name)) };
         let cancel = cancelled_by_signals();
         let watch = Watch { cancel: &cancel, ..Watch::nobody() };
         let mut refused = None;
         for word in &self.region {
-            for region in regions.iter().filter(|r| r.name == *word || r.kind.word() == word) {
+            for region in survey.regions.iter().filter(|r| r.name == *word || r.kind.word() == word) {
+                let watch = Watch { near: ledger::near(&survey, region), ..watch };
                 match with_line(|progress| ledger.grant(region, &request, &Watch { progress, ..watch })) {
                     Ok(lease) => {
                         // The command keeps the slice if this process is killed.

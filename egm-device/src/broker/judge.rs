@@ -1,0 +1,52 @@
+//! What the policy says to a request that names several regions.
+
+use super::wire::Take;
+use crate::policy::{Ask, Decision, Free, Peer, Policy, Queue, Refusal, Supply, Tenant, Why};
+
+/// Regions in which `peer` may have what it asks for, sooner or later, each with the tenant it is there; and what is said
+/// where that is not now.
+pub(super) fn judge(
+    queue: &Queue,
+    peer: &Peer,
+    take: &Take,
+    supplies: &[Supply],
+) -> (Vec<(String, Tenant)>, Refusal) {
+    let (policy, accounts) = (queue.policy(), queue.accounts());
+    let ask = Ask { size: take.size, class: take.class.as_deref() };
+    let mut places: Vec<(String, Tenant)> = Vec::new();
+    let (mut never, mut later) = (None, None);
+    for word in &take.regions {
+        for supply in supplies.iter().filter(|s| s.region == *word || s.kind == *word) {
+            if places.iter().any(|(region, _)| *region == supply.region) {
+                continue;
+            }
+            let tenant = match policy.decide(peer, ask, supply, accounts, supplies) {
+                Decision::Refused(refusal) => {
+                    never.get_or_insert(refusal);
+                    continue;
+                }
+                Decision::Wait(tenant, refusal) => {
+                    later.get_or_insert(refusal);
+                    tenant
+                }
+                Decision::Allowed(tenant) => tenant,
+            };
+            places.push((supply.region.clone(), tenant));
+        }
+    }
+    let free = || policy.free_for(peer, accounts, supplies);
+    let refusal = if places.is_empty() { never } else { later };
+    let refusal = refusal.unwrap_or_else(|| otherwise(policy, places.first(), take, free()));
+    (places, refusal)
+}
+
+/// What is said when there is room, or no such region.
+fn otherwise(policy: &Policy, first: Option<&(String, Tenant)>, take: &Take, free: Free) -> Refusal {
+    match first {
+        Some((region, tenant)) => {
+            let rule = policy.rule(*tenant).map(|rule| rule.name.clone());
+            Refusal { rule, why: Why::OthersFirst { region: region.clone() }, free }
+        }
+        None => Refusal { rule: None, why: Why::NoRegion { names: take.regions.join(", ") }, free },
+    }
+}

@@ -1,0 +1,183 @@
+//! EGM devices, opened for their first slice and then kept.
+//!
+//! A second open would be refused, and closing would let anybody else have the whole device. The kernel may zero all of it
+//! in that open, for minutes. So a device is opened once and for whoever comes: a client who gives up leaves the others,
+//! and the next, what was begun for it.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::backing::{self, Backing, BackingError};
+use crate::ledger::{HostMemory, Memory, Progress, Watch};
+use crate::region::{Region, RegionKind, Slice};
+
+/// How often somebody who waits hears of it, and is heard.
+const TICK: Duration = Duration::from_millis(200);
+
+type Opener = dyn Fn(&Region, &Slice) -> Result<File, BackingError> + Send + Sync;
+
+/// The host's memory, with its EGM devices kept open.
+pub(super) struct KeptOpen {
+    open: Arc<Opener>,
+    devices: Mutex<BTreeMap<String, Arc<Device>>>,
+}
+
+#[derive(Default)]
+struct Device {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+enum State {
+    #[default]
+    Closed,
+    Opening,
+    Open(File),
+    /// For one of those who waited.
+    Failed(BackingError),
+}
+
+impl Device {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl KeptOpen {
+    /// Devices that the kernel opens.
+    pub(super) fn of_host() -> Self {
+        let open = |region: &Region, slice: &Slice| {
+            let memory = HostMemory.open(region, slice, &Watch::nobody())?;
+            memory.file().try_clone().map_err(|source| not_open(region, source))
+        };
+        Self { open: Arc::new(open), devices: Mutex::default() }
+    }
+
+    /// A duplicate of the region's descriptor. Only those who wait for the same device wait for each other.
+    fn duplicate(&self, region: &Region, slice: &Slice, watch: &Watch<'_>) -> Result<File, BackingError> {
+        let device = {
+            let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+            devices.entry(region.name.clone()).or_default().clone()
+        };
+        let (begun, mut waited) = (Instant::now(), false);
+        let mut state = device.state();
+        loop {
+            match std::mem::take(&mut *state) {
+                State::Open(file) => {
+                    let duplicate = file.try_clone().map_err(|source| not_open(region, source));
+                    *state = State::Open(file);
+                    return duplicate;
+                }
+                State::Failed(error) if waited => return Err(error),
+                State::Closed | State::Failed(_) => {
+                    self.begin(&device, region, slice)?;
+                    *state = State::Opening;
+                }
+                State::Opening => *state = State::Opening,
+            }
+            if watch.cancel.load(Ordering::Relaxed) {
+                return Err(BackingError::Cancelled { region: region.name.clone(), device: path(region) });
+            }
+            let waiting = device.changed.wait_timeout(state, TICK).unwrap_or_else(PoisonError::into_inner);
+            (state, waited) = (waiting.0, true);
+            (watch.progress)(Progress::Opening(begun.elapsed()));
+        }
+    }
+
+    /// Opens the device on a thread, which nobody's leaving stops.
+    fn begin(&self, device: &Arc<Device>, region: &Region, slice: &Slice) -> Result<(), BackingError> {
+        let (device, open) = (device.clone(), self.open.clone());
+        let (of, slice) = (region.clone(), slice.clone());
+        let work = move || {
+            let outcome = open(&of, &slice);
+            *device.state() = outcome.map_or_else(State::Failed, State::Open);
+            device.changed.notify_all();
+        };
+        let thread = thread::Builder::new().name("broker-open".into()).spawn(work);
+        thread.map(drop).map_err(|source| not_open(region, source))
+    }
+}
+
+fn path(region: &Region) -> PathBuf {
+    match &region.kind {
+        RegionKind::Egm { device } => device.clone(),
+        _ => "/proc/self/fd".into(),
+    }
+}
+
+fn not_open(region: &Region, source: io::Error) -> BackingError {
+    BackingError::Open { region: region.name.clone(), device: path(region), source }
+}
+
+impl Memory for KeptOpen {
+    fn open(
+        &self,
+        region: &Region,
+        slice: &Slice,
+        watch: &Watch<'_>,
+    ) -> Result<Box<dyn Backing>, BackingError> {
+        match region.kind {
+            RegionKind::Egm { .. } => backing::adopt(region, slice, self.duplicate(region, slice, watch)?),
+            _ => HostMemory.open(region, slice, watch),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicUsize};
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::backing::tests::{region, slice};
+
+    fn egm() -> Region {
+        region(RegionKind::Egm { device: "/dev/egm4".into() }, 0x2000, 0x1000)
+    }
+
+    /// A device that counts its opens, each of which lasts until it is told what to come to.
+    fn slow() -> (Arc<KeptOpen>, Arc<AtomicUsize>, mpsc::Sender<io::Result<()>>) {
+        let (opens, (go, wait)) = (Arc::new(AtomicUsize::new(0)), mpsc::channel());
+        let (count, wait) = (opens.clone(), Mutex::new(wait));
+        let open = move |region: &Region, _: &Slice| {
+            count.fetch_add(1, Ordering::SeqCst);
+            let outcome: io::Result<()> = wait.lock().unwrap().recv().unwrap();
+            outcome.and_then(|()| tempfile::tempfile()).map_err(|source| not_open(region, source))
+        };
+        let kept = KeptOpen { open: Arc::new(open), devices: Mutex::default() };
+        (Arc::new(kept), opens, go)
+    }
+
+    #[test]
+    fn one_who_leaves_during_the_first_open_leaves_it_to_the_others() {
+        let (kept, opens, go) = slow();
+        let leaves = AtomicBool::new(false);
+        let leave = |_| leaves.store(true, Ordering::Relaxed);
+        let watch = Watch { progress: &leave, cancel: &leaves, near: None, pace: None };
+        let left = kept.duplicate(&egm(), &slice(0, 0x1000), &watch);
+        assert!(matches!(left, Err(BackingError::Cancelled { .. })));
+        go.send(Ok(())).unwrap();
+        for offset in [0, 0x1000] {
+            assert!(kept.duplicate(&egm(), &slice(offset, 0x1000), &Watch::nobody()).is_ok());
+        }
+        assert_eq!(opens.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn an_open_that_fails_is_told_and_tried_anew_for_the_next() {
+        let (kept, opens, go) = slow();
+        go.send(Err(io::ErrorKind::ResourceBusy.into())).unwrap();
+        go.send(Ok(())).unwrap();
+        let open = || kept.duplicate(&egm(), &slice(0, 0x1000), &Watch::nobody());
+        assert!(matches!(open(), Err(BackingError::Open { .. })));
+        assert!(open().is_ok());
+        assert_eq!(opens.load(Ordering::SeqCst), 2);
+    }
+}
