@@ -18,6 +18,32 @@ fn blocks(kind: &str) -> Vec<String> {
     blocks
 }
 
+/// What the README shows of hosts that were written down is in the story of such a host.
+#[test]
+fn every_command_about_a_host_was_said_of_a_host_that_was_written_down() {
+    let story = fs::read_to_string("../egm-device/tests/golden/lab.txt").unwrap();
+    let mut count = 0;
+    for block in blocks("console") {
+        let Some((command, shown)) = block.strip_prefix("$ egm-device ").and_then(|b| b.split_once('\n'))
+        else {
+            continue;
+        };
+        if command.contains("grant") {
+            continue; // of a running host
+        }
+        let said =
+            story.split("\n\nlab-").filter_map(|part| part.split_once("$ egm-device ")?.1.split_once('\n'));
+        let shows = |said: &str| {
+            let mut lines = said.lines();
+            shown.lines().filter(|line| *line != "…").all(|line| lines.any(|said| said == line))
+        };
+        let found = said.filter(|(other, _)| *other == command).any(|(_, said)| shows(said));
+        assert!(found, "{command} does not say\n{shown}");
+        count += 1;
+    }
+    assert!(count >= 3, "{count} commands");
+}
+
 /// Each block begins with a command; its lines follow each other in what the command says, `…` stands for any.
 #[test]
 fn every_command_of_ours_says_what_the_readme_shows() {
