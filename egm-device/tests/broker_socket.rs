@@ -78,6 +78,18 @@ fn an_exclusive_file_is_shared_by_two_clients_at_different_places() {
     second.give_back(&NEVER).unwrap();
 }
 
+/// (The source refuses to grant while it runs.)
+#[test]
+fn idle_memory_is_scrubbed_until_somebody_asks() {
+    let broker = Broker::start(Policy::root_only(), G);
+    while !broker.source.is_tidying() {
+        std::thread::yield_now();
+    }
+    assert_eq!(broker.client().free().unwrap(), (G, G));
+    let _loan = broker.client().take(&take("egm4", G), |_| ()).unwrap();
+    assert!(!broker.source.is_tidying());
+}
+
 #[test]
 fn who_waits_is_served_when_a_slice_comes_back() {
     let broker = Broker::start(Policy::root_only(), 2 * G);

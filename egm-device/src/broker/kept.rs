@@ -60,12 +60,19 @@ impl KeptOpen {
         Self { open: Arc::new(open), devices: Mutex::default() }
     }
 
+    fn device(&self, region: &Region) -> Arc<Device> {
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        devices.entry(region.name.clone()).or_default().clone()
+    }
+
+    /// Whether the region's device is open.
+    pub(super) fn is_open(&self, region: &Region) -> bool {
+        matches!(*self.device(region).state(), State::Open(_))
+    }
+
     /// A duplicate of the region's descriptor. Only those who wait for the same device wait for each other.
     fn duplicate(&self, region: &Region, slice: &Slice, watch: &Watch<'_>) -> Result<File, BackingError> {
-        let device = {
-            let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
-            devices.entry(region.name.clone()).or_default().clone()
-        };
+        let device = self.device(region);
         let (begun, mut waited) = (Instant::now(), false);
         let mut state = device.state();
         loop {
@@ -163,11 +170,12 @@ mod tests {
         let watch = Watch { progress: &leave, cancel: &leaves, near: None, pace: None };
         let left = kept.duplicate(&egm(), &slice(0, 0x1000), &watch);
         assert!(matches!(left, Err(BackingError::Cancelled { .. })));
+        assert!(!kept.is_open(&egm()));
         go.send(Ok(())).unwrap();
         for offset in [0, 0x1000] {
             assert!(kept.duplicate(&egm(), &slice(offset, 0x1000), &Watch::nobody()).is_ok());
         }
-        assert_eq!(opens.load(Ordering::SeqCst), 1);
+        assert!(opens.load(Ordering::SeqCst) == 1 && kept.is_open(&egm()));
     }
 
     #[test]

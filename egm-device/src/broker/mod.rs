@@ -16,6 +16,7 @@
 mod client;
 mod judge;
 mod kept;
+mod link;
 mod listen;
 mod packet;
 mod peer;

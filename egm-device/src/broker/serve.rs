@@ -6,16 +6,17 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
-use rustix::fs::{MemfdFlags, SealFlags, Timespec, fcntl_add_seals, memfd_create};
+use rustix::fs::Timespec;
 use rustix::net::SocketFlags;
 
+use super::link::{Lent, Link, describe, watch};
 use super::listen::{ServerError, listen, lock};
 use super::packet::{self, Packet};
 use super::peer;
@@ -35,6 +36,10 @@ const FRESH: Duration = Duration::from_millis(100);
 const TICK: Duration = Duration::from_secs(1);
 const TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
+/// How often a broker that nobody asks looks for idle memory to scrub.
+const REST: Duration = Duration::from_secs(10);
+const RESTING: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+
 /// Names in the epoll set: a connection has `2 * key`, its process one more, and keys begin with 1.
 const LISTENER: u64 = 0;
 const WAKE: u64 = 1;
@@ -52,26 +57,19 @@ pub struct Server {
     epoll: OwnedFd,
     listener: OwnedFd,
     threads: Threads,
+    idle: Idle,
+    /// Slices to make once the scrub of idle memory has stopped for them.
+    later: Vec<(Key, Job)>,
     /// Held while this broker listens: whoever has it may replace the socket.
     _lock: File,
 }
 
-/// What belongs to a session, outside the state machine.
-struct Link {
-    /// `None` once it is closed.
-    socket: Option<OwnedFd>,
-    /// `None` once the process has ended.
-    process: Option<OwnedFd>,
-    lease: Option<Lent>,
-    /// Set when nobody wants the slice that is being made.
-    cancel: Arc<AtomicBool>,
-}
-
-/// What the broker keeps for a client.
-enum Lent {
-    Slice(Box<dyn Held>),
-    /// Given back once, in vain.
-    Used(StillUsed),
+/// What is done while nobody asks.
+enum Idle {
+    /// Nothing, since then.
+    Rests(Option<Instant>),
+    /// Idle memory is scrubbed, until this is set.
+    Scrubs(Arc<AtomicBool>),
 }
 
 impl Server {
@@ -98,6 +96,8 @@ impl Server {
             epoll,
             listener,
             threads,
+            idle: Idle::Rests(None),
+            later: Vec::new(),
             _lock: lock,
         })
     }
@@ -114,8 +114,13 @@ impl Server {
     }
 
     fn turn(&mut self) -> io::Result<()> {
+        self.tidy();
         let ticks = self.deaf || self.sessions.is_waiting() || self.sessions.is_owed();
-        let timeout = ticks.then_some(TIMEOUT);
+        let timeout = match self.idle {
+            _ if ticks => Some(TIMEOUT),
+            Idle::Rests(_) => Some(RESTING),
+            Idle::Scrubs(_) => None,
+        };
         let mut events = Vec::with_capacity(64);
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
             Err(rustix::io::Errno::INTR) => return Ok(()),
@@ -227,6 +232,7 @@ impl Server {
             let effects = match done {
                 Done::Made(made) => self.made(key, made),
                 Done::Returned(returned) => self.returned(key, returned),
+                Done::Tidied => self.tidied(),
             };
             self.apply(effects);
         }
@@ -317,7 +323,33 @@ impl Server {
         }
     }
 
+    /// Scrubs idle memory on a thread, when nobody asks for any.
+    fn tidy(&mut self) {
+        let is_time = matches!(self.idle, Idle::Rests(since) if since.is_none_or(|at| at.elapsed() >= REST));
+        if is_time && self.sessions.is_quiet() {
+            let (source, stop) = (self.source.clone(), Arc::<AtomicBool>::default());
+            self.idle = Idle::Scrubs(stop.clone());
+            let tidy = move || {
+                source.tidy(&stop);
+                Done::Tidied
+            };
+            self.threads.start(0, tidy, |_| Done::Tidied);
+        }
+    }
+
+    fn tidied(&mut self) -> Vec<Effect> {
+        self.idle = Idle::Rests(Some(Instant::now()));
+        for (key, job) in std::mem::take(&mut self.later) {
+            self.make(key, job);
+        }
+        Vec::new()
+    }
+
     fn make(&mut self, key: Key, job: Job) {
+        if let Idle::Scrubs(stop) = &self.idle {
+            stop.store(true, Ordering::Relaxed);
+            return self.later.push((key, job));
+        }
         let Some(link) = self.links.get(&key) else { return };
         let (source, cancel) = (self.source.clone(), link.cancel.clone());
         self.threads.start(
@@ -340,30 +372,7 @@ impl Server {
     }
 }
 
-impl Link {
-    fn watch(&self, epoll: &OwnedFd, key: Key) -> io::Result<()> {
-        let name = key.saturating_mul(2);
-        if let (Some(socket), Some(process)) = (&self.socket, &self.process) {
-            watch(epoll, socket.as_fd(), name)?;
-            watch(epoll, process.as_fd(), name.saturating_add(1))?;
-        }
-        Ok(())
-    }
-}
-
 fn make(source: &dyn Source, job: &Job, cancel: &AtomicBool) -> Result<Box<dyn Held>, NotMade> {
     let request = Request { align: job.align, ..Request::new(job.size, job.owner.clone()) };
     source.grant(&job.region, &request, cancel)
-}
-
-/// The region of a slice as JSON in a file that nobody can change: its retired pages may be more than a packet holds.
-fn describe(lease: &dyn Held) -> io::Result<File> {
-    let mut file = File::from(memfd_create(c"region", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
-    io::Write::write_all(&mut file, &wire::encode(lease.region()))?;
-    fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    Ok(file)
-}
-
-fn watch(epoll: &OwnedFd, descriptor: BorrowedFd<'_>, name: u64) -> io::Result<()> {
-    Ok(epoll::add(epoll, descriptor, epoll::EventData::new_u64(name), epoll::EventFlags::IN)?)
 }

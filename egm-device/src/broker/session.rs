@@ -108,6 +108,11 @@ impl Sessions {
         !self.queue.waiting().is_empty()
     }
 
+    /// Whether nobody waits, and no slice is on its way to or from anybody.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.sessions.values().all(|session| matches!(session.stage, Stage::Idle | Stage::Holding(..)))
+    }
+
     /// Somebody connects: the name of the connection, or why not.
     ///
     /// # Errors

@@ -1,19 +1,24 @@
 //! Where the broker's slices come from: the ledger, by way of files that are opened once.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use egm_address::{CpuSet, Offset, Span, SpanSet};
+use egm_address::{CpuSet, InRegion, Offset, Span, SpanSet};
 
 use super::kept::KeptOpen;
 use crate::backing::Backing;
 use crate::carve::plan::{Request, place};
 use crate::lease::Lease;
-use crate::ledger::{GrantError, Ledger, Memory, Watch, memory};
+use crate::ledger::{GrantError, Ledger, Memory, States, Watch, memory};
+use crate::owner::Owner;
 use crate::policy::Supply;
 use crate::region::{Node, Region, RegionKind, Slice};
 use crate::report::{Chain, Report};
+
+/// Whom the ledger names as the owner of what [`Ledger::scrub`] has in hand.
+const SCRUB: &str = "scrub";
 
 /// What the broker needs of a ledger. All of it is called on threads of its own but [`Source::supplies`], for which the loop
 /// waits.
@@ -26,6 +31,10 @@ pub trait Source: Send + Sync {
     /// # Errors
     /// [`NotMade`].
     fn grant(&self, region: &str, request: &Request, cancel: &AtomicBool) -> Result<Box<dyn Held>, NotMade>;
+
+    /// Cleans what nobody has, until all is clean or `stop` is set. Meanwhile its bytes count as free, and nothing is
+    /// granted.
+    fn tidy(&self, stop: &AtomicBool);
 }
 
 /// Why there is no slice.
@@ -124,6 +133,9 @@ pub struct LedgerSource {
     ledger: Ledger,
     regions: Vec<Region>,
     near: BTreeMap<u32, CpuSet>,
+    /// Of the scrub of idle memory, in bytes a second; without one there is none.
+    pace: Option<NonZeroU64>,
+    kept: Arc<KeptOpen>,
     memory: Arc<dyn Memory>,
 }
 
@@ -132,7 +144,15 @@ impl LedgerSource {
     #[must_use]
     pub fn new(ledger: Ledger, mut regions: Vec<Region>) -> Self {
         regions.retain(|region| region.kind != RegionKind::GuestMemfd);
-        Self { ledger, regions, near: BTreeMap::new(), memory: Arc::new(KeptOpen::of_host()) }
+        let kept = Arc::new(KeptOpen::of_host());
+        Self { ledger, regions, near: BTreeMap::new(), pace: None, kept: kept.clone(), memory: kept }
+    }
+
+    /// Scrubs idle memory in the background, `rate` bytes a second at most; 0 for not at all.
+    #[must_use]
+    pub const fn scrubbing(mut self, rate: u64) -> Self {
+        self.pace = NonZeroU64::new(rate);
+        self
     }
 
     /// Scrubs a region on the processors of its own node among `nodes`.
@@ -149,8 +169,9 @@ impl LedgerSource {
 
     fn supply(&self, region: &Region) -> Supply {
         // Retired pages are free as far as places go: a slice spans them as holes.
-        let free =
-            self.ledger.states(region).map(|states| whole(region).minus(&states.busy())).unwrap_or_default();
+        let whole: SpanSet<_> = Span::new(Offset::new(0), region.size.get()).into_iter().collect();
+        let states = self.ledger.states(region);
+        let free = states.map(|states| whole.minus(&busy(&states))).unwrap_or_default();
         Supply {
             region: region.name.clone(),
             kind: region.kind.word().to_owned(),
@@ -162,8 +183,11 @@ impl LedgerSource {
     }
 }
 
-fn whole(region: &Region) -> SpanSet<egm_address::InRegion> {
-    Span::new(Offset::new(0), region.size.get()).into_iter().collect()
+/// What others hold: what this process scrubs is had as soon as it is asked for.
+fn busy(states: &States) -> SpanSet<InRegion> {
+    let ours = Owner::this(SCRUB);
+    let others = states.held.iter().filter(|held| held.owner.as_ref() != Some(&ours));
+    others.map(|held| held.span).collect()
 }
 
 impl Source for LedgerSource {
@@ -187,6 +211,18 @@ impl Source for LedgerSource {
             Err(error) => Err(NotMade::Failed(Chain(&error as &dyn Report).to_string())),
         }
     }
+
+    /// An EGM device that is not open yet is left alone: the kernel zeroes all of it when it is opened.
+    fn tidy(&self, stop: &AtomicBool) {
+        let Some(pace) = self.pace else { return };
+        let kept =
+            |region: &&Region| !matches!(region.kind, RegionKind::Egm { .. }) || self.kept.is_open(region);
+        for region in self.regions.iter().filter(|region| region.kind.keeps_bytes()).filter(kept) {
+            let watch = Watch { near: self.near(region), pace: Some(pace), cancel: stop, ..Watch::nobody() };
+            // What is not clean afterwards is scrubbed for its next owner.
+            let _ = self.ledger.scrub(&self.memory, region, None, &watch);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -197,7 +233,6 @@ mod tests {
     use crate::backing::BackingError;
     use crate::backing::tests::region;
     use crate::ledger::{Identity, Paths};
-    use crate::owner::Owner;
 
     const PAGE: u64 = 4096;
     static NEVER: AtomicBool = AtomicBool::new(false);
@@ -242,6 +277,8 @@ mod tests {
             ledger: Ledger::open(Paths::below(folder.path()), identity).unwrap(),
             regions: vec![region],
             near: BTreeMap::new(),
+            pace: NonZeroU64::new(1 << 30),
+            kept: Arc::new(KeptOpen::of_host()),
             memory: Arc::new(PlainFile(path)),
         }
     }
@@ -273,5 +310,29 @@ mod tests {
         assert!(matches!(source.grant("r", &aligned, &NEVER), Err(NotMade::Short)));
         let Err(NotMade::Failed(why)) = source.grant("r", &request(4), &NEVER) else { panic!() };
         assert!(why.contains("0x1000 too few"), "{why}");
+    }
+
+    #[test]
+    fn idle_memory_becomes_clean_and_counts_as_free_meanwhile() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = source(&folder, 4);
+        let dirty = || source.ledger.states(&source.regions[0]).unwrap().dirty.size();
+        source.tidy(&AtomicBool::new(true));
+        assert_eq!(dirty(), 4 * PAGE, "nobody has time");
+        let scrub = Request::new(PAGE, Owner::this(SCRUB));
+        let scrubbed = source.ledger.grant_from(&source.memory, &source.regions[0], &scrub, &Watch::nobody());
+        assert_eq!((source.supplies()[0].free, dirty()), (4 * PAGE, 3 * PAGE));
+        drop(scrubbed);
+        source.tidy(&NEVER);
+        assert_eq!(dirty(), 0);
+    }
+
+    #[test]
+    fn a_device_that_nobody_opened_yet_is_not_opened_to_be_cleaned() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut source = source(&folder, 4);
+        source.regions[0].kind = RegionKind::Egm { device: "/dev/egm4".into() };
+        source.tidy(&NEVER);
+        assert_eq!(source.ledger.states(&source.regions[0]).unwrap().dirty.size(), 4 * PAGE);
     }
 }

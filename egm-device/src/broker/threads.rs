@@ -14,6 +14,7 @@ use super::source::{Held, NotMade, StillUsed};
 pub(super) enum Done {
     Made(Result<Box<dyn Held>, NotMade>),
     Returned(Result<(), StillUsed>),
+    Tidied,
 }
 
 /// The way back from threads.

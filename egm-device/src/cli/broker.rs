@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use egm_address::ByteSize;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Outcome;
@@ -28,6 +29,9 @@ pub(super) struct Args {
     /// Who may take what; without this file only root may
     #[arg(long, value_name = "FILE", default_value = "/etc/egm-device/policy.json")]
     policy: PathBuf,
+    /// Bytes a second at most for scrubbing what nobody has, while nobody asks; 0 for not at all
+    #[arg(long, value_name = "BYTES", default_value = "1GiB")]
+    scrub_rate: ByteSize,
     #[command(flatten)]
     host: Host,
 }
@@ -38,7 +42,8 @@ pub(super) fn run(args: &Args) -> Outcome {
     // A slice needs about five descriptors, and every host allows more than a shell's 1024.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     let survey = args.host.survey()?;
-    let source = LedgerSource::new(ledger::open(&args.host)?, survey.regions).on_nodes(&survey.host.nodes);
+    let source = LedgerSource::new(ledger::open(&args.host)?, survey.regions);
+    let source = source.on_nodes(&survey.host.nodes).scrubbing(args.scrub_rate.get());
     let mut server = Server::listen(&args.socket, policy, Arc::new(source))?;
     server.run()?;
     Ok(ExitCode::SUCCESS)

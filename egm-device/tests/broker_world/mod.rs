@@ -51,6 +51,7 @@ pub(crate) struct Kept {
     region: Region,
     file: File,
     opened: AtomicUsize,
+    tidying: AtomicBool,
     state: Arc<Mutex<State>>,
 }
 
@@ -74,7 +75,13 @@ impl Kept {
         };
         let file = tempfile::tempfile().unwrap();
         file.set_len(size).unwrap();
-        let kept = Self { region, file, opened: AtomicUsize::new(0), state: Arc::default() };
+        let kept = Self {
+            region,
+            file,
+            opened: AtomicUsize::new(0),
+            tidying: AtomicBool::new(false),
+            state: Arc::default(),
+        };
         kept.open_again().unwrap();
         Arc::new(kept)
     }
@@ -89,6 +96,10 @@ impl Kept {
 
     pub(crate) fn opened(&self) -> usize {
         self.opened.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn is_tidying(&self) -> bool {
+        self.tidying.load(Ordering::SeqCst)
     }
 
     pub(crate) fn was_scrubbed(&self, offset: u64, size: u64) -> bool {
@@ -116,6 +127,9 @@ impl Source for Kept {
     }
 
     fn grant(&self, _: &str, request: &Request, _: &AtomicBool) -> Result<Box<dyn Held>, NotMade> {
+        if self.is_tidying() {
+            return Err(NotMade::Failed("granted during a scrub of idle memory".into()));
+        }
         let mut state = self.state.lock().unwrap();
         let busy = state.busy.iter().copied().collect();
         let slice = place(&self.region, &busy, &SpanSet::default(), request).map_err(|_| NotMade::Short)?;
@@ -123,6 +137,15 @@ impl Source for Kept {
         state.busy.push(span);
         let file = self.file.try_clone().map_err(|error| NotMade::Failed(error.to_string()))?;
         Ok(Box::new(Part { region: self.region.clone(), slice, span, file, state: self.state.clone() }))
+    }
+
+    /// There is always more to do.
+    fn tidy(&self, stop: &AtomicBool) {
+        self.tidying.store(true, Ordering::SeqCst);
+        while !stop.load(Ordering::SeqCst) {
+            std::thread::park_timeout(std::time::Duration::from_millis(1));
+        }
+        self.tidying.store(false, Ordering::SeqCst);
     }
 }
 
