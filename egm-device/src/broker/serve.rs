@@ -1,7 +1,8 @@
 //! The broker's event loop: sockets, processes and threads around [`Sessions`].
 //!
 //! One thread waits for everything and never for one: clients are read one packet at a time, in turn, and cut off when they
-//! have no room for an answer. What takes long, opening and scrubbing, has threads of its own, one a slice.
+//! have no room for an answer. What takes long, opening and scrubbing, has threads of its own, one a slice. Only what the
+//! regions have is asked on this one, which waits for the ledger's lock then: as long as it takes to replace one small file.
 
 use std::collections::BTreeMap;
 use std::fs::File;
