@@ -167,7 +167,10 @@ fn descriptors_that_a_client_sends_are_dropped() {
         let many = [writer.as_fd(); 8];
         assert!(control.push(SendAncillaryMessage::ScmRights(&many)));
         let packet = [IoSlice::new(b"\"free\"")];
-        rustix::net::sendmsg(&hostile, &packet, &mut control, SendFlags::empty()).unwrap();
+        match rustix::net::sendmsg(&hostile, &packet, &mut control, SendFlags::empty()) {
+            Err(rustix::io::Errno::PERM) => continue, // a kernel that can refuse them was asked to
+            sent => assert!(sent.is_ok(), "{sent:?}"),
+        }
         assert!(hear(&hostile).starts_with("{\"free\":"));
     }
     drop(writer);

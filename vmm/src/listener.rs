@@ -1,7 +1,7 @@
 //! A Unix socket that others connect to: replaced when it was left behind, removed when it is ours.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -42,6 +42,8 @@ impl Listener {
             other => other?,
         };
         socket.set_nonblocking(true)?;
+        // Where the kernel cannot, a client's own descriptors can hold up the event loop: README says so.
+        egm_device::broker::refuse_descriptors(socket.as_fd());
         let made = identity(path)?;
         Ok(Self { socket, path: path.to_owned(), made, spare: spare() })
     }

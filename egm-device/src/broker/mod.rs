@@ -28,6 +28,7 @@ mod wire;
 
 pub use client::{Client, ClientError, Loan};
 pub use listen::ServerError;
+pub use peer::refuse_descriptors;
 pub use serve::Server;
 pub use source::{Held, LedgerSource, NotMade, Source, StillUsed};
 pub use wire::{MAX_PACKET, Take};

@@ -2,7 +2,7 @@
 //!
 //! What callers may rely on: nothing here comes from the peer's own words, and the process is held by a descriptor, so that
 //! its number cannot come to mean another process.
-#![expect(unsafe_code, reason = "three socket options have no safe interface")]
+#![expect(unsafe_code, reason = "four socket options have no safe interface")]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -61,6 +61,21 @@ fn process(socket: BorrowedFd<'_>, pid: u32) -> io::Result<OwnedFd> {
     }
 }
 
+/// Asks the kernel (6.16 and later) to refuse descriptors that peers of the listening `socket` send. To close one can take as
+/// long as its owner likes (a TCP socket with `SO_LINGER`), and would be done by whoever receives or drops the message.
+/// Returns whether it does; older kernels cannot.
+pub fn refuse_descriptors(socket: BorrowedFd<'_>) -> bool {
+    /// `asm-generic/socket.h`.
+    const SO_PASSRIGHTS: libc::c_int = 83;
+    let no: libc::c_int = 0;
+    let length = libc::socklen_t::try_from(size_of_val(&no)).unwrap_or(0);
+    // SAFETY: the kernel reads `length` bytes of `no`.
+    let result = unsafe {
+        libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, (&raw const no).cast(), length)
+    };
+    result == 0
+}
+
 fn words(bytes: &[u8]) -> impl Iterator<Item = u32> {
     bytes.as_chunks().0.iter().map(|word| u32::from_ne_bytes(*word))
 }
@@ -89,6 +104,33 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
+
+    #[test]
+    fn whoever_sends_a_descriptor_to_a_listener_that_refuses_them_is_told() {
+        use std::io::IoSlice;
+
+        use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        if !refuse_descriptors(listener.as_fd()) {
+            println!("skipped: this kernel has no SO_PASSRIGHTS (Linux 6.16)");
+            return;
+        }
+        let client = UnixStream::connect(&path).unwrap();
+        let send = |client: &UnixStream| {
+            let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            let descriptors = [listener.as_fd()];
+            assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+            sendmsg(client, &[IoSlice::new(b"x")], &mut control, SendFlags::empty())
+        };
+        assert_eq!(send(&client), Err(rustix::io::Errno::PERM));
+        let (accepted, _) = listener.accept().unwrap();
+        assert_eq!(send(&client), Err(rustix::io::Errno::PERM));
+        assert_eq!(send(&accepted), Ok(1), "what it sends itself passes");
+    }
 
     #[test]
     fn the_other_end_of_a_pair_is_this_process() {

@@ -82,6 +82,8 @@ impl Server {
         let error = |source| ServerError::Listen { path: path.to_owned(), source };
         let lock = lock(path)?;
         let listener = listen(path).map_err(error)?;
+        // Where the kernel cannot, a client's own descriptors can hold up the loop: README says so.
+        peer::refuse_descriptors(listener.as_fd());
         let threads = Threads::new().map_err(error)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| error(e.into()))?;
         watch(&epoll, listener.as_fd(), LISTENER).map_err(error)?;

@@ -1,6 +1,6 @@
 //! Which host a command is about: every command that reads one takes these arguments.
 
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use crate::ledger::{Identity, Ledger, Paths};
 use crate::region::{HostFacts, HostFile, Region, Survey};
 use crate::report::{Blame, Report};
+use crate::show::size;
 
 /// Which host
 #[derive(Debug, clap::Args)]
@@ -24,6 +25,9 @@ pub(super) struct Host {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["root", "host_files"])]
     recorded: Option<PathBuf>,
 }
+
+/// Largest file of a recorded host.
+const MAX_RECORD: u64 = 64 << 20;
 
 /// How a host is recorded. The other program's facts are of the same host, but for other questions.
 const RECORD: &str =
@@ -174,8 +178,14 @@ pub(super) fn load<T: DeserializeOwned>(
     what: &'static str,
     made_by: &'static str,
 ) -> Result<T, RecordError> {
-    let bytes =
-        std::fs::read(path).map_err(|source| RecordError::Read { path: path.to_owned(), made_by, source })?;
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)
+        .and_then(|file| file.take(MAX_RECORD.saturating_add(1)).read_to_end(&mut bytes))
+        .and_then(|length| match u64::try_from(length) {
+            Ok(..=MAX_RECORD) => Ok(()),
+            _ => Err(io::Error::other(format!("it is larger than {}", size(MAX_RECORD)))),
+        })
+        .map_err(|source| RecordError::Read { path: path.to_owned(), made_by, source })?;
     let json = |source| RecordError::Json { path: path.to_owned(), what, made_by, source };
     serde_json::from_slice(&bytes).map_err(json)
 }

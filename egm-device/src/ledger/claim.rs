@@ -6,11 +6,16 @@
 
 use std::fs::File;
 use std::io;
+use std::time::{Duration, Instant};
 
 use egm_address::{Address, Span, SpanSet};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc::{self, flock};
+
+/// How long somebody sleeps who finds the ledger's lock taken, at first and at last.
+const FIRST_PAUSE: Duration = Duration::from_micros(200);
+const LAST_PAUSE: Duration = Duration::from_millis(10);
 
 /// Locks `bytes` of `file` for its description; `false` when another description has some of them.
 pub(super) fn lock<S>(file: &File, bytes: Span<S>) -> io::Result<bool> {
@@ -29,13 +34,22 @@ pub(super) fn unlock<S>(file: &File, bytes: Span<S>) -> io::Result<()> {
     Ok(())
 }
 
-/// Locks all of `file`, waiting for whoever has it.
-pub(super) fn wait(file: &File) -> io::Result<()> {
+/// Locks all of `file`, waiting up to `patience` for whoever has it: who has it works for milliseconds, or is stopped.
+///
+/// # Errors
+/// `TimedOut` when it was not to be had, and those of fcntl(2).
+pub(super) fn wait(file: &File, patience: Duration) -> io::Result<()> {
     let whole = flock { l_len: 0, ..write_lock(0, 1)? };
+    let (begun, mut pause) = (Instant::now(), FIRST_PAUSE);
     loop {
-        match fcntl(file, FcntlArg::F_OFD_SETLKW(&whole)) {
+        match fcntl(file, FcntlArg::F_OFD_SETLK(&whole)) {
             Ok(_) => return Ok(()),
-            Err(Errno::EINTR) => {}
+            Err(Errno::EAGAIN | Errno::EACCES) if begun.elapsed() < patience => {
+                // The kernel's own wait has no end.
+                std::thread::sleep(pause);
+                pause = LAST_PAUSE.min(pause.saturating_mul(2));
+            }
+            Err(Errno::EAGAIN | Errno::EACCES) => return Err(io::ErrorKind::TimedOut.into()),
             Err(error) => return Err(error.into()),
         }
     }

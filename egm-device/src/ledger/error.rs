@@ -58,6 +58,10 @@ impl Report for LedgerError {
         };
         match source.kind() {
             io::ErrorKind::PermissionDenied => Some("run as root, or ask the broker".to_owned()),
+            io::ErrorKind::TimedOut => Some(
+                "another process has had it for 30 s, stopped perhaps: \"fuser -v\" with that path names it"
+                    .to_owned(),
+            ),
             io::ErrorKind::StorageFull => {
                 Some("free some space where the ledger is: /var/lib/egm-device".to_owned())
             }

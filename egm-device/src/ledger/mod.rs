@@ -23,7 +23,7 @@ use std::fs::{DirBuilder, File};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 use std::{fmt, io};
 
 use egm_address::{InRegion, Offset, Span, SpanSet};
@@ -42,6 +42,9 @@ use crate::lease::{Lease, Taken};
 use crate::region::{Region, Slice};
 use crate::retired::Retired;
 use record::{Doubt, Entry, Record, Use};
+
+/// How long somebody waits for the ledger's own lock, which is held for milliseconds: longer only by who was stopped.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The ledger of a host: a handle, cheap to clone, for any number of threads and processes.
 #[derive(Clone)]
@@ -282,7 +285,7 @@ impl Ledger {
         let error = |source| LedgerError::Lock { path: path.clone(), source };
         loop {
             let file = store::open(&path).map_err(error)?;
-            claim::wait(&file).map_err(error)?;
+            claim::wait(&file, PATIENCE).map_err(error)?;
             // Somebody may have removed the file while it was waited for: the lock counts only if it has the name.
             if std::fs::metadata(&path).is_ok_and(|named| inode(&file).is_ok_and(|mine| mine == named.ino()))
             {

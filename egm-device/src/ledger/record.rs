@@ -161,6 +161,10 @@ impl Record {
         if same_host && (identity.machine.is_some() || record.boot == identity.boot) {
             fresh.retired = record.retired;
         }
+        if doubt == Doubt::RolledBack {
+            // They only ever are a reason to refuse: who removed the lock files removed the record's number with them.
+            fresh.grants = record.grants;
+        }
         (fresh, Some(doubt))
     }
 
@@ -287,7 +291,9 @@ mod tests {
         for (identity, newest, doubt, retired) in cases {
             let (record, found) = Record::judge(Some(&bytes), &identity, newest);
             assert_eq!(found, Some(doubt));
-            assert!(record.grants.is_empty() && record.clean("egm4").is_empty());
+            assert!(record.clean("egm4").is_empty());
+            // A grant of this boot is a reason to refuse, whatever else is wrong.
+            assert_eq!(record.grants.is_empty(), doubt != Doubt::RolledBack);
             assert_eq!(record.retired("egm4").size(), retired);
             assert!(record.sequence >= newest.unwrap_or(0).max(7));
         }

@@ -234,6 +234,18 @@ fn an_old_record_that_is_put_back_is_not_believed() {
 }
 
 #[test]
+fn who_removes_all_lock_files_frees_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (region, memory) = region(folder.path(), 4);
+    let first = ledger(folder.path()).grant_from(&memory, &region, &request("first", 4), &NOBODY).unwrap();
+    fs::remove_dir_all(folder.path().join("run/egm-device")).unwrap();
+    let refused = ledger(folder.path()).grant_from(&memory, &region, &request("second", 4), &NOBODY);
+    let text = refused.unwrap_err().to_string();
+    assert!(text.contains("held by first (process "), "{text}");
+    drop(first);
+}
+
+#[test]
 fn the_clock_decides_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let (region, memory) = region(folder.path(), 4);
