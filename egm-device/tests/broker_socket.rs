@@ -78,6 +78,21 @@ fn an_exclusive_file_is_shared_by_two_clients_at_different_places() {
     second.give_back(&NEVER).unwrap();
 }
 
+/// Whoever has the ledger's lock may be stopped.
+#[test]
+fn a_ledger_that_does_not_answer_keeps_only_those_who_ask_it() {
+    let broker = Broker::start(Policy::root_only(), G);
+    let locked = broker.source.ledger.lock().unwrap();
+    let asks = raw(&broker.path);
+    say(&asks, b"\"free\"");
+    let hostile = raw(&broker.path);
+    say(&hostile, b"{}");
+    assert!(hear(&hostile).starts_with("{\"refused\":"));
+    drop(locked);
+    assert!(hear(&asks).starts_with("{\"free\":"));
+    serves(&broker);
+}
+
 /// (The source refuses to grant while it runs.)
 #[test]
 fn idle_memory_is_scrubbed_until_somebody_asks() {

@@ -34,12 +34,16 @@ pub(super) enum Lent {
 impl Link {
     /// Waits for the connection and its process too.
     pub(super) fn watch(&self, epoll: &OwnedFd, key: Key) -> io::Result<()> {
-        let name = key.saturating_mul(2);
-        if let (Some(socket), Some(process)) = (&self.socket, &self.process) {
-            watch(epoll, socket.as_fd(), name)?;
-            watch(epoll, process.as_fd(), name.saturating_add(1))?;
+        if let Some(process) = &self.process {
+            watch(epoll, process.as_fd(), key.saturating_mul(2).saturating_add(1))?;
         }
-        Ok(())
+        self.listen(epoll, key)
+    }
+
+    /// Waits for the connection.
+    pub(super) fn listen(&self, epoll: &OwnedFd, key: Key) -> io::Result<()> {
+        let socket = self.socket.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        watch(epoll, socket.as_fd(), key.saturating_mul(2))
     }
 }
 

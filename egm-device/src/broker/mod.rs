@@ -18,6 +18,7 @@ mod judge;
 mod kept;
 mod link;
 mod listen;
+mod looks;
 mod packet;
 mod peer;
 mod serve;

@@ -1,8 +1,8 @@
 //! The broker's event loop: sockets, processes and threads around [`Sessions`].
 //!
 //! One thread waits for everything and never for one: clients are read one packet at a time, in turn, and cut off when they
-//! have no room for an answer. What takes long, opening and scrubbing, has threads of its own, one a slice. Only what the
-//! regions have is asked on this one, which waits for the ledger's lock then: as long as it takes to replace one small file.
+//! have no room for an answer. What takes long, opening and scrubbing, has threads of its own, one a slice. So has the
+//! look at what the regions have, for which the ledger's lock is waited for: what it decides waits in [`Looks`].
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,18 +19,16 @@ use rustix::net::SocketFlags;
 
 use super::link::{Lent, Link, describe, watch};
 use super::listen::{ServerError, listen, lock};
+use super::looks::{Ask, Looks};
 use super::packet::{self, Packet};
 use super::peer;
 use super::session::{Effect, Job, Key, Made, Sessions};
 use super::source::{Held, NotMade, Source, StillUsed};
 use super::threads::{Done, Threads};
-use super::wire::{self, MAX_PACKET, Refused, Reply};
-use crate::carve::plan::Request;
+use super::wire::{self, MAX_PACKET, Refused, Reply, Request};
+use crate::carve::plan;
 use crate::owner::started;
 use crate::policy::{Patience, Policy, Queue, Supply};
-
-/// How long what the ledger said is believed, so that nobody makes it work by asking.
-const FRESH: Duration = Duration::from_millis(100);
 
 /// How often those who wait are looked at although nothing happened: others may have freed something. Also how long the
 /// broker is deaf when it has no descriptor left for a new client.
@@ -50,8 +48,7 @@ pub struct Server {
     source: Arc<dyn Source>,
     sessions: Sessions,
     links: BTreeMap<Key, Link>,
-    /// Of the ledger, and when.
-    supplies: Option<(Instant, Vec<Supply>)>,
+    looks: Looks,
     begun: Instant,
     ticked: Instant,
     deaf: bool,
@@ -92,7 +89,7 @@ impl Server {
             source,
             sessions: Sessions::new(Queue::new(policy, Patience::default())),
             links: BTreeMap::new(),
-            supplies: None,
+            looks: Looks::default(),
             begun: Instant::now(),
             ticked: Instant::now(),
             deaf: false,
@@ -133,7 +130,7 @@ impl Server {
         if self.ticked.elapsed() >= TICK {
             self.ticked = Instant::now();
             self.hear()?;
-            self.serve();
+            self.looks.serve(self.sessions.is_waiting());
             let effects = self.sessions.retry();
             self.apply(effects);
         }
@@ -145,6 +142,7 @@ impl Server {
                 name => self.process_ended(name / 2),
             }
         }
+        self.look();
         Ok(())
     }
 
@@ -207,12 +205,15 @@ impl Server {
             Ok(Packet::End) | Err(_) => return self.close(key),
         };
         match parsed {
-            Ok(request) => {
-                self.refresh();
-                let supplies = self.supplies.as_ref().map_or(&[][..], |(_, supplies)| supplies);
-                let effects = self.sessions.request(key, request, self.begun.elapsed(), supplies);
+            Ok(Request::Return) => {
+                let effects = self.sessions.request(key, Request::Return, self.begun.elapsed(), &[]);
                 self.apply(effects);
             }
+            // Nothing more is read from it until it has its answer.
+            Ok(request) => match epoll::delete(&self.epoll, socket) {
+                Ok(()) => self.looks.ask(Ask::Request(key, request)),
+                Err(_) => self.close(key),
+            },
             Err(why) => {
                 self.send(key, &Reply::Refused(Refused::because(why)));
                 self.close(key);
@@ -230,16 +231,50 @@ impl Server {
 
     fn threads_done(&mut self) {
         let done = self.threads.done();
-        self.supplies = None;
+        if done.iter().any(|(_, done)| matches!(done, Done::Made(_) | Done::Returned(_))) {
+            self.looks.changed();
+            self.looks.serve(self.sessions.is_waiting());
+        }
         for (key, done) in done {
             let effects = match done {
+                Done::Made(Err(NotMade::Short)) => {
+                    self.looks.ask(Ask::Short(key));
+                    Vec::new()
+                }
                 Done::Made(made) => self.made(key, made),
                 Done::Returned(returned) => self.returned(key, returned),
+                Done::Looked(supplies) => self.looked(&supplies),
                 Done::Tidied => self.tidied(),
             };
             self.apply(effects);
         }
-        self.serve();
+    }
+
+    /// Looks at the regions, on a thread, if anything waits for that.
+    fn look(&mut self) {
+        if self.looks.begin() {
+            let source = self.source.clone();
+            self.threads.start(0, move || Done::Looked(source.supplies()), |_| Done::Looked(Vec::new()));
+        }
+    }
+
+    /// Decides what waited for the look; whoever has room now gets it.
+    fn looked(&mut self, supplies: &[Supply]) -> Vec<Effect> {
+        let Some(asks) = self.looks.over() else { return Vec::new() };
+        for ask in asks {
+            let now = self.begun.elapsed();
+            let listens =
+                |key| self.links.get(&key).is_some_and(|link| link.listen(&self.epoll, key).is_ok());
+            let effects = match ask {
+                Ask::Short(key) => self.sessions.made(key, Err(NotMade::Short), now, supplies),
+                Ask::Request(key, request) if listens(key) => {
+                    self.sessions.request(key, request, now, supplies)
+                }
+                Ask::Request(key, _) => self.sessions.closed(key),
+            };
+            self.apply(effects);
+        }
+        self.sessions.serve(self.begun.elapsed(), supplies)
     }
 
     fn made(&mut self, key: Key, made: Result<Box<dyn Held>, NotMade>) -> Vec<Effect> {
@@ -254,9 +289,7 @@ impl Server {
             }
             Made { is_pool }
         });
-        self.refresh();
-        let supplies = self.supplies.as_ref().map_or(&[][..], |(_, supplies)| supplies);
-        self.sessions.made(key, outcome, self.begun.elapsed(), supplies)
+        self.sessions.made(key, outcome, self.begun.elapsed(), &[])
     }
 
     fn returned(&mut self, key: Key, returned: Result<(), StillUsed>) -> Vec<Effect> {
@@ -277,23 +310,6 @@ impl Server {
         let region = describe(lease)?;
         let reply = Reply::Granted { slice: lease.slice().clone(), offset: lease.backing().offset() };
         packet::send(socket.as_fd(), &wire::encode(&reply), &[lease.backing().file().as_fd(), region.as_fd()])
-    }
-
-    /// Whoever has room now gets it.
-    fn serve(&mut self) {
-        if !self.sessions.is_waiting() {
-            return;
-        }
-        self.refresh();
-        let supplies = self.supplies.as_ref().map_or(&[][..], |(_, supplies)| supplies);
-        let effects = self.sessions.serve(self.begun.elapsed(), supplies);
-        self.apply(effects);
-    }
-
-    fn refresh(&mut self) {
-        if self.supplies.as_ref().is_none_or(|(at, _)| at.elapsed() > FRESH) {
-            self.supplies = Some((Instant::now(), self.source.supplies()));
-        }
     }
 
     fn close(&mut self, key: Key) {
@@ -376,6 +392,6 @@ impl Server {
 }
 
 fn make(source: &dyn Source, job: &Job, cancel: &AtomicBool) -> Result<Box<dyn Held>, NotMade> {
-    let request = Request { align: job.align, ..Request::new(job.size, job.owner.clone()) };
+    let request = plan::Request { align: job.align, ..plan::Request::new(job.size, job.owner.clone()) };
     source.grant(&job.region, &request, cancel)
 }

@@ -20,8 +20,7 @@ use crate::report::{Chain, Report};
 /// Whom the ledger names as the owner of what [`Ledger::scrub`] has in hand.
 const SCRUB: &str = "scrub";
 
-/// What the broker needs of a ledger. All of it is called on threads of its own but [`Source::supplies`], for which the loop
-/// waits.
+/// What the broker needs of a ledger. All of it is called on threads of its own.
 pub trait Source: Send + Sync {
     /// What every region has, now. A region of which that cannot be said has nothing.
     fn supplies(&self) -> Vec<Supply>;

@@ -9,11 +9,13 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::session::Key;
 use super::source::{Held, NotMade, StillUsed};
+use crate::policy::Supply;
 
 /// What a thread did.
 pub(super) enum Done {
     Made(Result<Box<dyn Held>, NotMade>),
     Returned(Result<(), StillUsed>),
+    Looked(Vec<Supply>),
     Tidied,
 }
 

@@ -52,6 +52,8 @@ pub(crate) struct Kept {
     file: File,
     opened: AtomicUsize,
     tidying: AtomicBool,
+    /// Whoever has it keeps everybody from looking.
+    pub(crate) ledger: Mutex<()>,
     state: Arc<Mutex<State>>,
 }
 
@@ -80,6 +82,7 @@ impl Kept {
             file,
             opened: AtomicUsize::new(0),
             tidying: AtomicBool::new(false),
+            ledger: Mutex::default(),
             state: Arc::default(),
         };
         kept.open_again().unwrap();
@@ -114,6 +117,7 @@ impl Kept {
 
 impl Source for Kept {
     fn supplies(&self) -> Vec<Supply> {
+        let _only = self.ledger.lock().unwrap();
         let whole = SpanSet::from_iter([Span::new(Offset::new(0), self.region.size.get()).unwrap()]);
         let free = whole.minus(&self.busy());
         vec![Supply {
