@@ -340,6 +340,9 @@ fn what_the_host_lacks_is_named_with_a_remedy() {
     let mut bound = spec(vec![node(0, 300 * GIB, "0")]);
     bound.memory.nodes[0].host_nodes = Some("0".parse().unwrap());
     assert!(matches!(plan(&bound, &facts()), Err(PlanError::HostMemory { has, .. }) if has == 252 * GIB));
+    let help = |spec: &Spec| plan(spec, &facts()).unwrap_err().help().unwrap();
+    assert_eq!(help(&large), "lower \"memory.size\"");
+    assert_eq!(help(&bound), "lower \"memory.size\", or bind it to other host nodes with \"host_nodes\"");
     bound.memory.nodes[0].host_nodes = Some("0,5".parse().unwrap());
     assert!(matches!(plan(&bound, &facts()), Err(PlanError::HostNode { node: 5, .. })));
 
