@@ -11,7 +11,7 @@ use crate::show::size;
 const MAX_SAMPLES: usize = 20;
 const SPACING: Duration = Duration::from_millis(250);
 
-/// Speed and time left of something with `total` bytes to do.
+/// Speed and time left of something with `total` bytes to do, from the first that is told of it.
 #[derive(Debug, Clone)]
 pub struct Rate {
     total: u64,
@@ -20,17 +20,16 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// Nothing done, at time zero.
+    /// Nothing is known yet.
     #[must_use]
-    pub fn new(total: u64) -> Self {
-        Self { total, samples: VecDeque::from([(Duration::ZERO, 0)]), latest: (Duration::ZERO, 0) }
+    pub const fn new(total: u64) -> Self {
+        Self { total, samples: VecDeque::new(), latest: (Duration::ZERO, 0) }
     }
 
     /// `done` bytes are done `at` a time. Workers tell out of order: what is not news is ignored.
     pub fn tell(&mut self, done: u64, at: Duration) {
         self.latest = (self.latest.0.max(at), self.latest.1.max(done.min(self.total)));
-        let newest = self.samples.back().map_or(Duration::ZERO, |(at, _)| *at);
-        if self.latest.0.saturating_sub(newest) >= SPACING {
+        if self.samples.back().is_none_or(|(newest, _)| self.latest.0.saturating_sub(*newest) >= SPACING) {
             self.samples.push_back(self.latest);
             if self.samples.len() > MAX_SAMPLES {
                 self.samples.pop_front();
@@ -42,6 +41,15 @@ impl Rate {
     #[must_use]
     pub const fn done(&self) -> u64 {
         self.latest.1
+    }
+
+    /// How many of `cells` are done: none only when nothing is, all only when all is.
+    #[must_use]
+    pub fn cells(&self, cells: u32) -> u32 {
+        let done = u128::from(cells).saturating_mul(u128::from(self.done()));
+        let (filled, total) = (done.div_ceil(u128::from(self.total.max(1))), u128::from(self.total));
+        let filled = u32::try_from(filled).unwrap_or(cells).min(cells);
+        if u128::from(self.done()) < total { filled.min(cells.saturating_sub(1)) } else { filled }
     }
 
     /// Bytes in a second; `None` before there is anything to tell it from.
@@ -68,7 +76,7 @@ impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {}", size(self.done()), size(self.total))?;
         let (Some(speed), Some(left)) = (self.per_second(), self.left()) else { return Ok(()) };
-        let tenths = (u128::from(speed) * 10) >> 30;
+        let tenths = (u128::from(speed) * 10 + (1 << 29)) >> 30;
         let seconds = left.as_millis().div_ceil(1000);
         let (left, unit) = if seconds < 120 { (seconds, "s") } else { (seconds.div_ceil(60), "min") };
         write!(f, ", {}.{} GiB/s, {left} {unit} left", tenths / 10, tenths % 10)
@@ -112,6 +120,7 @@ mod tests {
     fn speed_and_time_left_follow_from_the_last_seconds() {
         let mut rate = Rate::new(1000);
         assert_eq!((rate.per_second(), rate.left()), (None, None));
+        rate.tell(0, Duration::ZERO);
         rate.tell(100, SECOND);
         assert_eq!((rate.per_second(), rate.left()), (Some(100), Some(9 * SECOND)));
         for n in 2..30 {
@@ -126,20 +135,35 @@ mod tests {
     fn a_person_reads_what_is_done_how_fast_and_how_long() {
         let mut rate = Rate::new(64 << 30);
         assert_eq!(rate.to_string(), "0 B of 64 GiB");
-        rate.tell(5 << 29, SECOND);
-        assert_eq!(rate.to_string(), "2.5 GiB of 64 GiB, 2.5 GiB/s, 25 s left");
-        rate.tell(3 << 30, 10 * SECOND);
-        assert_eq!(rate.to_string(), "3 GiB of 64 GiB, 0.2 GiB/s, 4 min left");
+        rate.tell(1 << 30, 9 * SECOND);
+        assert_eq!(rate.to_string(), "1 GiB of 64 GiB");
+        rate.tell(7 << 29, 10 * SECOND);
+        assert_eq!(rate.to_string(), "3.5 GiB of 64 GiB, 2.5 GiB/s, 25 s left");
+        rate.tell(4 << 30, 19 * SECOND);
+        assert_eq!(rate.to_string(), "4 GiB of 64 GiB, 0.3 GiB/s, 4 min left");
     }
 
     #[test]
     fn a_worker_that_tells_late_does_not_turn_the_bar_back() {
         let mut rate = Rate::new(1000);
+        rate.tell(0, Duration::ZERO);
         rate.tell(500, SECOND);
         rate.tell(400, SECOND / 2);
         assert_eq!((rate.done(), rate.per_second()), (500, Some(500)));
         rate.tell(u64::MAX, 2 * SECOND);
         assert_eq!(rate.done(), 1000);
+    }
+
+    #[test]
+    fn the_ends_of_a_bar_are_its_ends() {
+        let cells = |done, total| {
+            let mut rate = Rate::new(total);
+            rate.tell(done, SECOND);
+            rate.cells(30)
+        };
+        assert_eq!((cells(0, 1 << 30), cells(1, 1 << 30), cells(1 << 30, 1 << 30)), (0, 1, 30));
+        assert_eq!((cells((1 << 30) - 1, 1 << 30), cells(1 << 29, 1 << 30)), (29, 15));
+        assert_eq!((cells(u64::MAX, u64::MAX), cells(0, 0)), (30, 0));
     }
 
     proptest! {

@@ -6,7 +6,7 @@ use egm_address::{InRegion, SpanSet, align_down, align_up};
 use serde::Serialize;
 
 use super::record::{Doubt, Entry};
-use super::{GrantError, Ledger, LedgerError, Line, Memory, Watch};
+use super::{GrantError, Ledger, LedgerError, Line, Memory, Progress, Watch};
 use crate::carve::plan::Request;
 use crate::owner::Owner;
 use crate::region::{Region, RegionKind};
@@ -36,7 +36,7 @@ impl Ledger {
         within: Option<&SpanSet<InRegion>>,
         watch: &Watch<'_>,
     ) -> Result<u64, GrantError> {
-        let (mut from, mut scrubbed) = (0, 0u64);
+        let (mut from, mut scrubbed, mut of) = (0, 0u64, 0);
         loop {
             let dirty = self.states(region)?.dirty;
             let dirty = within.map_or_else(|| dirty.clone(), |within| dirty.minus(&dirty.minus(within)));
@@ -46,8 +46,17 @@ impl Ledger {
                 return Ok(scrubbed);
             };
             from = at.saturating_add(size);
+            // Whoever watches hears of all that was dirty at first, and not of each piece.
+            of = dirty.size().saturating_add(scrubbed).max(of);
+            let whole = |step| match step {
+                Progress::Scrubbing { done, .. } => {
+                    Progress::Scrubbing { done: scrubbed.saturating_add(done).min(of), of }
+                }
+                opening @ Progress::Opening(_) => opening,
+            };
+            let watch = Watch { progress: &|step| (watch.progress)(whole(step)), ..*watch };
             let request = Request { at: Some(at), ..Request::new(size, Owner::this("scrub")) };
-            match self.grant_from(memory, region, &request, watch) {
+            match self.grant_from(memory, region, &request, &watch) {
                 Ok(lease) => scrubbed = scrubbed.saturating_add(lease.settle_untouched()?),
                 Err(GrantError::Short { .. }) => {}
                 Err(error) => return Err(error),

@@ -9,7 +9,7 @@ use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet};
 use egm_device::Backing;
 use egm_device::backing::{BackingError, RetiredListError};
 use egm_device::carve::plan::Request;
-use egm_device::ledger::{Identity, Ledger, Memory, Paths, Watch};
+use egm_device::ledger::{Identity, Ledger, Memory, Paths, Progress, Watch};
 use egm_device::owner::Owner;
 use egm_device::region::{Region, RegionKind, Slice};
 use egm_device::retired::Retired;
@@ -70,6 +70,8 @@ impl Memory for PlainFile {
                     .file()
                     .write_all_at(&zeroes, from + page)
                     .map_err(|source| end(&done, Cause::Guard(source)))?;
+                let so_far = u64::try_from(done.len() + 1).unwrap() * PAGE;
+                (watch.progress)(Progress::Scrubbing { done: so_far, of: spans.size() });
                 done.push(Span::new(Offset::new(span.start().get() + page), size).unwrap());
             }
         }

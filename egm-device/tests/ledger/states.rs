@@ -1,6 +1,7 @@
 //! What a byte of a region is, from grant to return.
 use std::fs;
 use std::path::Path;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
@@ -302,6 +303,23 @@ fn a_scrub_that_is_cancelled_goes_on_where_it_ended() {
     assert_eq!(ledger.scrub(&memory, &region, None, &NOBODY).unwrap(), 2 * PAGE);
     cancel.store(true, Ordering::Relaxed);
     assert!(is_zero(&ledger.grant_from(&memory, &region, &request("a", 4), &watch).unwrap()));
+}
+
+#[test]
+fn who_watches_a_scrub_of_several_pieces_hears_of_all_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (region, memory) = region(folder.path(), 6);
+    let ledger = ledger(folder.path());
+    let between = Request { at: Some(2 * PAGE), ..request("a", 1) };
+    let _lease = ledger.grant_from(&memory, &region, &between, &NOBODY).unwrap();
+    let told = Mutex::new(Vec::new());
+    let progress = |progress| match progress {
+        Progress::Scrubbing { done, of } => told.lock().unwrap().push((done / PAGE, of / PAGE)),
+        Progress::Opening(_) => {}
+    };
+    let watch = Watch { progress: &progress, ..NOBODY };
+    assert_eq!(ledger.scrub(&memory, &region, None, &watch).unwrap(), 5 * PAGE);
+    assert_eq!(told.into_inner().unwrap(), [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]);
 }
 
 #[test]

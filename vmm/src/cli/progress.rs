@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use egm_device::ledger::Progress;
+use egm_device::rate::Rate;
 
 /// Often enough to look alive, seldom enough to cost nothing.
 const REDRAW: Duration = Duration::from_millis(100);
@@ -14,28 +15,37 @@ const CELLS: u32 = 30;
 pub(super) struct Bar {
     what: String,
     start: Instant,
-    /// When and up to where it was drawn; `None` when standard error is no terminal.
-    drawn: Option<Mutex<(Instant, u64)>>,
+    /// `None` when standard error is no terminal.
+    shown: Option<Mutex<Shown>>,
+}
+
+/// How it goes, and when that was drawn last.
+#[derive(Default)]
+struct Shown {
+    rate: Option<Rate>,
+    drawn: Duration,
 }
 
 impl Bar {
     /// A bar of `what`.
     pub(super) fn new(what: impl Into<String>) -> Self {
-        let start = Instant::now();
-        let drawn = io::stderr().is_terminal().then(|| Mutex::new((start, 0)));
-        Self { what: what.into(), start, drawn }
+        let shown = io::stderr().is_terminal().then(Mutex::default);
+        Self { what: what.into(), start: Instant::now(), shown }
     }
 
     /// `done` of `total` bytes are present. From any thread; one that finds another drawing goes on with its work,
     /// except at the end, which is always drawn.
     pub(super) fn told(&self, done: u64, total: u64) {
-        let Some(drawn) = &self.drawn else { return };
-        let locked = if done < total { drawn.try_lock().ok() } else { drawn.lock().ok() };
-        let Some(mut drawn) = locked else { return };
-        let now = Instant::now();
-        if done > drawn.1 && (done >= total || now.duration_since(drawn.0) >= REDRAW) {
-            *drawn = (now, done);
-            let text = line(&self.what, done, total, now.duration_since(self.start));
+        let Some(shown) = &self.shown else { return };
+        let locked = if done < total { shown.try_lock().ok() } else { shown.lock().ok() };
+        let Some(mut shown) = locked else { return };
+        let (now, last) = (self.start.elapsed(), shown.drawn);
+        let rate = shown.rate.get_or_insert_with(|| Rate::new(total));
+        let is_news = done > rate.done();
+        rate.tell(done, now);
+        if is_news && (done >= total || now.saturating_sub(last) >= REDRAW) {
+            let text = line(&self.what, rate);
+            shown.drawn = now;
             let _ = write!(io::stderr(), "\r{text}\x1b[K"); // ANSI: erase to the end of the line
         }
     }
@@ -71,26 +81,17 @@ impl Bars {
 /// Whatever is printed next, an error perhaps, begins on a line of its own.
 impl Drop for Bar {
     fn drop(&mut self) {
-        let drawn = self.drawn.as_ref().and_then(|drawn| drawn.lock().ok()).map_or(0, |drawn| drawn.1);
-        if drawn > 0 {
+        let shown = self.shown.as_mut().and_then(|shown| shown.get_mut().ok());
+        if shown.is_some_and(|shown| shown.drawn > Duration::ZERO) {
             let _ = writeln!(io::stderr());
         }
     }
 }
 
-fn line(what: &str, done: u64, total: u64, elapsed: Duration) -> String {
-    let (seconds, done_gib, total_gib) = (elapsed.as_secs_f64().max(1e-3), gib(done), gib(total));
-    let speed = done_gib / seconds;
-    let left = if speed > 0.0 { (total_gib - done_gib).max(0.0) / speed } else { 0.0 };
-    let is_full = |cell| f64::from(cell) * total_gib < done_gib * f64::from(CELLS);
-    let bar: String = (0..CELLS).map(|cell| if is_full(cell) { '#' } else { '.' }).collect();
-    format!("{what} [{bar}] {done_gib:.2} of {total_gib:.2} GiB, {speed:.1} GiB/s, {left:.0} s left")
-}
-
-/// For people: a `f64` holds every size to well below what two decimals show.
-fn gib(bytes: u64) -> f64 {
-    let mib = u32::try_from(bytes >> 20).unwrap_or(u32::MAX); // 4 PiB
-    f64::from(mib) / 1024.0
+fn line(what: &str, rate: &Rate) -> String {
+    let filled = rate.cells(CELLS);
+    let bar: String = (0..CELLS).map(|cell| if cell < filled { '#' } else { '.' }).collect();
+    format!("{what} [{bar}] {rate}")
 }
 
 #[cfg(test)]
@@ -99,17 +100,12 @@ mod tests {
 
     #[test]
     fn a_line_says_how_much_how_fast_and_how_long_still() {
-        let text = line("memory present", 16 << 30, 64 << 30, Duration::from_secs(4));
+        let mut rate = Rate::new(64 << 30);
+        rate.tell(0, Duration::ZERO);
+        rate.tell(16 << 30, Duration::from_secs(4));
         assert_eq!(
-            text,
-            "memory present [########......................] 16.00 of 64.00 GiB, 4.0 GiB/s, 12 s left"
+            line("memory present", &rate),
+            "memory present [########......................] 16 GiB of 64 GiB, 4.0 GiB/s, 12 s left"
         );
-    }
-
-    #[test]
-    fn the_ends_of_a_bar_are_its_ends() {
-        let cells = |done, total| line("", done, total, Duration::ZERO).matches('#').count();
-        assert_eq!((cells(0, 1 << 30), cells(1 << 20, 1 << 30), cells(1 << 30, 1 << 30)), (0, 1, 30));
-        assert_eq!((cells(u64::MAX, u64::MAX), cells(0, 0)), (30, 0));
     }
 }
