@@ -1,6 +1,5 @@
 //! Why the ledger does not do what it is asked.
 
-use std::fmt::Write;
 use std::io;
 use std::path::PathBuf;
 
@@ -8,11 +7,9 @@ use crate::backing::{BackingError, RetiredListError};
 use crate::carve::plan::{Cause, Short};
 use crate::report::{Blame, Report};
 use crate::scrub::ScrubError;
+use crate::show::first_of;
 
 use super::states::Held;
-
-/// Holders that an error names at most.
-const MAX_HOLDERS: usize = 4;
 
 /// The ledger's own files fail.
 #[derive(Debug, thiserror::Error)]
@@ -140,15 +137,13 @@ impl Report for GrantError {
 
 /// `; held by vm1 (process 12, user 0) at 0x0 (0x1000 bytes)`.
 fn held_by(holders: &[Held]) -> String {
-    let mut text = String::new();
-    for (i, held) in holders.iter().take(MAX_HOLDERS).enumerate() {
-        let word = if i == 0 { "; held by" } else { "," };
+    let name = |held: &Held| {
         let owner = held.owner.as_ref().map_or_else(|| "an unknown process".to_owned(), ToString::to_string);
-        // Writing to a string does not fail.
-        let _ = write!(text, "{word} {owner} at {:#x} ({:#x} bytes)", held.span.start(), held.span.size());
+        format!("{owner} at {:#x} ({:#x} bytes)", held.span.start(), held.span.size())
+    };
+    if holders.is_empty() {
+        String::new()
+    } else {
+        format!("; held by {}", first_of(holders.iter().map(name)))
     }
-    if let Some(more) = holders.len().checked_sub(MAX_HOLDERS).filter(|more| *more > 0) {
-        let _ = write!(text, " and {more} more");
-    }
-    text
 }

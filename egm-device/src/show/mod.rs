@@ -157,9 +157,26 @@ pub fn escape(text: &str) -> String {
     out
 }
 
+/// Names that [`first_of`] lists at most.
+const MAX_NAMES: usize = 4;
+
+/// `a, b, c, d and 2 more`: an error is one line, however many are in the way.
+#[must_use]
+pub fn first_of(names: impl ExactSizeIterator<Item = String>) -> String {
+    let more = names.len().saturating_sub(MAX_NAMES);
+    let named = names.take(MAX_NAMES).collect::<Vec<_>>().join(", ");
+    if more == 0 { named } else { format!("{named} and {more} more") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_many_names_the_first_are_told() {
+        let names = |n: u32| first_of((0..n).map(|n| n.to_string()).collect::<Vec<_>>().into_iter());
+        assert_eq!([names(1), names(4), names(6)], ["0", "0, 1, 2, 3", "0, 1, 2, 3 and 2 more"]);
+    }
 
     #[test]
     fn sizes_are_exact_and_short() {

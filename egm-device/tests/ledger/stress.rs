@@ -148,7 +148,8 @@ fn survive(folder: &Path, slice: &str) -> ! {
     drop(slice);
     // The mapping is all that is left of the owner's description. Another one, without a lock, tells what it shows.
     let witness = Window(File::open(folder.join("memory")).unwrap(), offset, size);
-    let owner = pidfd_open(getppid().unwrap(), PidfdFlags::empty()).unwrap();
+    let owner = getppid().and_then(|owner| pidfd_open(owner, PidfdFlags::empty()).ok());
+    let mut owner: Vec<_> = owner.iter().map(|owner| PollFd::new(owner, PollFlags::IN)).collect();
     let begun = Instant::now();
     while begun.elapsed() < LIFE {
         if !is_full_of(&witness, word) {
@@ -157,7 +158,7 @@ fn survive(folder: &Path, slice: &str) -> ! {
         }
         // The processors are for the owners: until it is the last, it looks now and then.
         let look = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-        poll(&mut [PollFd::new(&owner, PollFlags::IN)], Some(&look)).unwrap();
+        poll(&mut owner, Some(&look)).unwrap();
     }
     std::process::exit(0)
 }
@@ -307,7 +308,12 @@ fn stress(way: Way) {
     // Nothing is lost: one owner gets all of it, and it is zero.
     let ledger = ledger(folder.path());
     assert!(ledger.states(&region).unwrap().held.is_empty());
-    let lease = ledger.grant_from(&memory, &region, &request("last", PAGES), &NOBODY).unwrap();
+    // A child's mapping is gone a moment after its standard error, and its end is not this process's to wait for.
+    let all = |_| {
+        let lease = ledger.grant_from(&memory, &region, &request("last", PAGES), &NOBODY);
+        lease.inspect_err(|error| println!("{error}")).ok()
+    };
+    let lease = (0..1000).find_map(all).unwrap();
     assert!(is_zero(&lease));
     lease.give_back(&NOBODY).unwrap();
     assert_eq!(ledger.states(&region).unwrap().clean, set(0, PAGES));

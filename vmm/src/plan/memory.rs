@@ -13,7 +13,8 @@ use crate::plan::{BackingPlan, MemoryKind, MemoryPlan, PlanError};
 
 const SMALL_PAGE: u64 = 4 << 10;
 const LARGE_PAGE: u64 = 2 << 20;
-const HUGE_PAGE: u64 = 1 << 30;
+/// A GPU and a hypervisor both map memory best in pieces of this size.
+pub(crate) const HUGE_PAGE: u64 = 1 << 30;
 
 /// The memory of the machine; `space.top` is above it afterwards.
 pub(super) fn plan(

@@ -27,6 +27,7 @@ mod tests;
 mod types;
 
 pub use error::PlanError;
+pub(crate) use memory::HUGE_PAGE;
 pub use pci::VIRTIO_BAR_SIZE;
 pub use regions::NoPlace;
 pub(crate) use regions::lacks_beside_egm;

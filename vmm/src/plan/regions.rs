@@ -9,16 +9,11 @@ use egm_address::{CpuSet, Hpa, InRegion, Offset, Span, SpanSet};
 use egm_device::carve::plan::{Request, Short, place};
 use egm_device::owner::Owner;
 use egm_device::region::{Region, RegionKind};
+use egm_device::show::first_of;
 
 use crate::config::{EgmSlice, LOCAL, PageSize, Spec};
 use crate::facts::{Facts, HeldSpan, HostRegion};
-use crate::plan::PlanError;
-
-/// A GPU and a hypervisor both map memory best in pieces of this size.
-const HUGE_PAGE: u64 = 1 << 30;
-
-/// Holders that an error names at most.
-const MAX_HOLDERS: usize = 4;
+use crate::plan::{HUGE_PAGE, PlanError};
 
 /// Why a slice cannot come from a region.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -42,12 +37,10 @@ pub enum NoPlace {
 /// `; held by vm1 (process 12, user 0), vm2 (process 13, user 0)`.
 fn held_by(held: &[HeldSpan]) -> String {
     let owners: BTreeSet<&str> = held.iter().map(|held| held.owner.as_str()).collect();
-    let (named, more) = (owners.iter().copied().take(MAX_HOLDERS), owners.len().saturating_sub(MAX_HOLDERS));
-    match (owners.is_empty(), named.collect::<Vec<_>>().join(", "), more) {
-        (true, ..) => String::new(),
-        (false, named, 0) => format!("; held by {named}"),
-        (false, named, more) => format!("; held by {named} and {more} more"),
+    if owners.is_empty() {
+        return String::new();
     }
+    format!("; held by {}", first_of(owners.into_iter().map(str::to_owned)))
 }
 
 /// Where a slice's bytes come from.

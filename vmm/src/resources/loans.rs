@@ -10,10 +10,7 @@ use egm_device::region::Region;
 use super::leases::LeaseError;
 use crate::config::{EgmSlice, LOCAL, Spec};
 use crate::facts::{Facts, HeldSpan, HostRegion};
-use crate::plan::lacks_beside_egm;
-
-/// A GPU and a hypervisor both map memory best in pieces of this size.
-const HUGE_PAGE: u64 = 1 << 30;
+use crate::plan::{HUGE_PAGE, lacks_beside_egm};
 
 /// Whom to ask, and as what.
 #[derive(Debug, Clone)]
