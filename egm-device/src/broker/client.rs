@@ -213,7 +213,8 @@ impl Loan {
     }
 
     /// Gives the slice back and waits until it is scrubbed, or `cancel` is set: then the broker goes on alone. No process
-    /// may map it any more. Without this it goes back when this process, and whoever has the connection, are gone.
+    /// may map it any more. Without this, and from a pool with it, it goes back when this process, and whoever has the
+    /// connection, are gone.
     ///
     /// # Errors
     /// [`ClientError`].

@@ -60,7 +60,7 @@ pub(super) enum Reply {
     /// In the queue, and why.
     Waiting(Refused),
     Refused(Refused),
-    /// Scrubbed, or noted as dirty.
+    /// Scrubbed, or noted as dirty; of a pool, heard: its slice is back when its process has ended.
     Returned,
     Free(Room),
 }
