@@ -53,7 +53,10 @@ struct Piece {
 /// Host memory behind guest RAM.
 #[derive(Debug, Clone, Deserialize)]
 struct Backing {
+    region: Option<String>,
     hpa: Option<Hpa>,
+    #[serde(default)]
+    offset: u64,
     size: u64,
 }
 
@@ -124,9 +127,23 @@ impl Plan {
         self.backings.iter().find_map(|backing| Some((backing.hpa?.get(), backing.size)))
     }
 
-    /// How far behind the start of that slice guest physical address `gpa` is.
-    pub(crate) fn offset_in_slice(&self, gpa: u64) -> Option<u64> {
+    /// Host physical address of that slice and its offset in its region.
+    pub(crate) fn slice_in_region(&self) -> Option<(u64, u64)> {
+        self.backings.iter().find_map(|backing| Some((backing.hpa?.get(), backing.offset)))
+    }
+
+    /// Whether the guest has RAM at host physical address `address`; `None` when that is not in the slice.
+    pub(crate) fn has_ram_at(&self, address: u64) -> Option<bool> {
+        let (start, size) = self.slice()?;
+        let offset = address.checked_sub(start).filter(|offset| *offset < size)?;
         let slice = self.backings.iter().position(|backing| backing.hpa.is_some())?;
+        let has = |p: &Piece| (p.offset..p.offset.saturating_add(p.span.size())).contains(&offset);
+        Some(self.memory.iter().filter(|p| p.backing == slice).any(has))
+    }
+
+    /// How far behind the start of the first slice guest physical address `gpa` is.
+    pub(crate) fn offset_in_slice(&self, gpa: u64) -> Option<u64> {
+        let slice = self.backings.iter().position(|backing| backing.region.is_some())?;
         let piece = self.memory.iter().find(|p| p.backing == slice && p.span.contains(Gpa::new(gpa)))?;
         Gpa::new(gpa).offset_from(piece.span.start())?.checked_add(piece.offset)
     }
@@ -301,6 +318,16 @@ mod tests {
         let parts: Vec<_> = plan.parts().cloned().collect();
         assert_eq!(parts, [Part::VirtioBlk { path: "/d".into() }, Part::VirtioVsock { socket: None }]);
         assert_eq!((plan.vcpus.len(), plan.nodes[0].memory), (2, 4096));
+    }
+
+    #[test]
+    fn a_hole_of_a_slice_is_no_ram() {
+        let json = br#"{"vcpus":[],"nodes":[],"pci":[],"backings":[{"hpa":"0x200000000","size":12288}],
+            "memory":[{"span":{"start":"0x100000000","size":4096},"backing":0,"offset":0},
+                      {"span":{"start":"0x100002000","size":4096},"backing":0,"offset":8192}]}"#;
+        let plan = Plan::read(json).unwrap();
+        let has = [0x2_0000_0000, 0x2_0000_1000, 0x2_0000_2fff, 0x2_0000_3000].map(|at| plan.has_ram_at(at));
+        assert_eq!(has, [Some(true), Some(false), Some(true), None]);
     }
 
     #[test]

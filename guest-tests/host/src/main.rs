@@ -3,6 +3,7 @@
 //! On a host whose KVM runs Linux, scenarios run right there. Elsewhere an emulated host (L1) is booted under QEMU,
 //! and this same program runs the scenarios inside it: there is one runner, and the lab only gives it a machine.
 
+mod bad_page;
 mod bench;
 mod cache;
 mod capability;

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use egm_report::{Check, Line, MAX_LINES};
 
+use crate::bad_page;
 use crate::command::Tool;
 use crate::disk;
 use crate::error::LabError;
@@ -102,6 +103,9 @@ impl Runner {
     fn boots(&self, scenario: &Scenario) -> Result<ScenarioResult, LabError> {
         let report = self.report.join(scenario.name);
         fs::create_dir_all(&report).map_err(LabError::file("make", &report))?;
+        if let Some(region) = scenario.region.filter(|_| scenario.bad_page) {
+            return bad_page::run(self, scenario, region, &report);
+        }
         if let Some(region) = scenario.region {
             return slices::run(self, scenario, region, &report);
         }

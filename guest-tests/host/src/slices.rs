@@ -27,7 +27,7 @@ const POOL: &str = "/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr
 /// What the agent's check `egm_beat` writes behind its counter.
 const MARK: u64 = 0x6d67_652d_7461_6562;
 /// How long a beating word may stand still, under emulation.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// The exit code of a VMM whose host lacks something.
 const HOST_LACKS: i32 = 3;
 
@@ -80,9 +80,9 @@ pub(crate) fn run(
 }
 
 /// What a step came to: nothing wrong, a fault, or why it cannot be decided.
-type Step = Result<(), Fault>;
+pub(crate) type Step = Result<(), Fault>;
 
-enum Fault {
+pub(crate) enum Fault {
     Untrue(String),
     Undecided(&'static str),
 }
@@ -97,7 +97,7 @@ impl<E: std::fmt::Display> From<E> for Fault {
 const POOLED: Fault =
     Fault::Undecided("the kernel chooses the pages of a pool, no plan names their addresses");
 
-fn timed(name: &str, step: impl FnOnce() -> Step) -> Check {
+pub(crate) fn timed(name: &str, step: impl FnOnce() -> Step) -> Check {
     let begun = Instant::now();
     let step = step();
     let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -111,15 +111,20 @@ fn timed(name: &str, step: impl FnOnce() -> Step) -> Check {
 }
 
 /// Why `region` is not to be had on this host, if it is not.
-fn missing(runner: &Runner, region: &str) -> Result<Option<String>, LabError> {
+pub(crate) fn missing(runner: &Runner, region: &str) -> Result<Option<String>, LabError> {
+    let regions = regions(runner)?;
+    let names: Vec<_> = regions.iter().filter_map(|one| one.get("name")?.as_str()).collect();
+    let known = names.iter().any(|name| *name == region || name.starts_with(&format!("{region}-")));
+    Ok((!known).then(|| format!("this host has no region {region}: it has {}", names.join(", "))))
+}
+
+/// The regions of this host, as `egm-device regions --json` gives them.
+pub(crate) fn regions(runner: &Runner) -> Result<Vec<serde_json::Value>, LabError> {
     let output = output(Command::new(&runner.tools.device).args(["regions", "--json"]))?;
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).map_err(|error| {
         LabError::Content { what: "egm-device regions".into(), problem: error.to_string() }
     })?;
-    let regions = json.get("regions").and_then(|all| all.as_array()).cloned().unwrap_or_default();
-    let names: Vec<_> = regions.iter().filter_map(|one| one.get("name")?.as_str()).collect();
-    let known = names.iter().any(|name| *name == region || name.starts_with(&format!("{region}-")));
-    Ok((!known).then(|| format!("this host has no region {region}: it has {}", names.join(", "))))
+    Ok(json.get("regions").and_then(|all| all.as_array()).cloned().unwrap_or_default())
 }
 
 /// The host physical memory from `address` on.
@@ -149,7 +154,8 @@ fn seen(machine: &Machine, gpa: Option<u64>) -> Step {
     Ok(())
 }
 
-fn host_address(machine: &Machine, gpa: Option<u64>) -> Result<u64, Fault> {
+/// The host physical address of guest physical address `gpa`.
+pub(crate) fn host_address(machine: &Machine, gpa: Option<u64>) -> Result<u64, Fault> {
     let plan = machine.plan.as_ref().ok_or("there is no plan")?;
     let (start, _) = plan.slice().ok_or(POOLED)?;
     let gpa = gpa.ok_or("the guest did not say where its word beats")?;
@@ -259,10 +265,10 @@ pub(crate) fn check_zeros() -> Result<bool, LabError> {
 }
 
 /// A hugetlb pool that is there while this lives.
-struct Pool;
+pub(crate) struct Pool;
 
 impl Pool {
-    fn fill() -> Result<Self, LabError> {
+    pub(crate) fn fill() -> Result<Self, LabError> {
         fs::write(POOL, HUGE_PAGES.to_string()).map_err(LabError::file("write", POOL))?;
         Ok(Self)
     }

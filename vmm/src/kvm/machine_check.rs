@@ -64,8 +64,8 @@ mod tests {
     use super::*;
     use crate::arch::x86_64::machine_check::{Reporter, capability, takes_exceptions};
 
-    /// IA32_MC9_STATUS (0x400 + 4 × bank + 1), then address and the rest.
-    const MC9_STATUS: u32 = 0x425;
+    /// IA32_MC8_STATUS (0x400 + 4 × bank + 1), then address and the rest.
+    const MC8_STATUS: u32 = 0x421;
 
     #[test]
     fn kvm_puts_what_is_told_into_the_bank_that_the_guest_reads() {
@@ -80,7 +80,7 @@ mod tests {
         let told = Reporter { amd: true }.found(Span::new(Gpa::new(0x4000), 0x1000).unwrap());
         machine_check(&vcpu, &told).unwrap();
         let entry = |index| kvm_msr_entry { index, ..Default::default() };
-        let mut msrs = Msrs::from_entries(&[MC9_STATUS, MC9_STATUS + 1, MC9_STATUS + 2].map(entry)).unwrap();
+        let mut msrs = Msrs::from_entries(&[MC8_STATUS, MC8_STATUS + 1, MC8_STATUS + 2].map(entry)).unwrap();
         vcpu.get_msrs(&mut msrs).unwrap();
         let values: Vec<_> = msrs.as_slice().iter().map(|entry| entry.data).collect();
         assert_eq!(values, [told.status, 0x4000, told.misc]);

@@ -5,6 +5,7 @@ mod debian_root;
 mod demo;
 mod hostile;
 mod panic;
+mod poison;
 mod reset;
 mod sigterm;
 mod slices;
@@ -33,6 +34,8 @@ pub(crate) struct Scenario {
     pub(crate) terminate_on: Option<&'static str>,
     /// Where its EGM slice comes from, for the story of a slice, which has two boots of its own.
     pub(crate) region: Option<&'static str>,
+    /// Whether a page of that slice goes bad: another story, with two boots as well.
+    pub(crate) bad_page: bool,
     /// What must be on the first disk afterwards.
     pub(crate) disk: Option<Proof>,
     /// Whether a Debian root file system is on the first disk and reports, in place of the agent.
@@ -54,6 +57,7 @@ const PLAIN: Scenario = Scenario {
     expected: Expected { exit: 0, summary: true, checks: &[] },
     terminate_on: None,
     region: None,
+    bad_page: false,
     disk: None,
     debian: false,
     boots: 1,
@@ -62,7 +66,7 @@ const PLAIN: Scenario = Scenario {
 };
 
 /// Every scenario, in the order in which they run.
-pub(crate) const ALL: [Scenario; 12] = [
+pub(crate) const ALL: [Scenario; 14] = [
     demo::SCENARIO,
     smp::SCENARIO,
     reset::SCENARIO,
@@ -73,6 +77,8 @@ pub(crate) const ALL: [Scenario; 12] = [
     slices::MEMMAP,
     slices::DEVDAX,
     slices::HUGETLB,
+    poison::FOUND,
+    poison::READ,
     boots::SCENARIO,
     debian_root::SCENARIO,
 ];

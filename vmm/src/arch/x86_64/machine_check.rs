@@ -13,8 +13,10 @@ use crate::kvm::KvmError;
 const BANKS: u64 = 10;
 const MCG_CTL_P: u64 = 1 << 8;
 const MCG_SER_P: u64 = 1 << 24;
-/// The bank that speaks of memory, and that which tells other vCPUs of an exception that is not about them.
-const MEMORY_BANK: u8 = 9;
+/// The banks that speak of memory that was read and of memory that was found: a note that the guest has not seen yet must not
+/// make an exception one with lost events. And that which tells other vCPUs of an exception that is not about them.
+const READ_BANK: u8 = 9;
+const FOUND_BANK: u8 = 8;
 const OTHERS_BANK: u8 = 1;
 
 const MSR_MCG_STATUS: u32 = 0x17a;
@@ -54,16 +56,16 @@ impl Reporter {
     /// The vCPU read bad memory: it gets an exception, and the program that read ends.
     pub fn consumed(self, bad: Span<Guest>) -> kvm_x86_mce {
         let kind = if self.amd { AMD_POISON } else { SIGNALLED | ACTION_REQUIRED | DATA_READ };
-        Self::memory(bad, kind | UNCORRECTED, MCG_MCIP | MCG_RIPV | MCG_EIPV)
+        Self::memory(READ_BANK, bad, kind | UNCORRECTED, MCG_MCIP | MCG_RIPV | MCG_EIPV)
     }
 
     /// Bad memory that nobody has read: an exception after which everything goes on. AMD's way is a note in the bank, which
     /// the guest finds when it looks (Linux: within five minutes).
     pub fn found(self, bad: Span<Guest>) -> kvm_x86_mce {
         if self.amd {
-            return Self::memory(bad, AMD_DEFERRED | AMD_POISON, 0);
+            return Self::memory(FOUND_BANK, bad, AMD_DEFERRED | AMD_POISON, 0);
         }
-        Self::memory(bad, SIGNALLED | UNCORRECTED | SCRUB, MCG_MCIP | MCG_RIPV)
+        Self::memory(FOUND_BANK, bad, SIGNALLED | UNCORRECTED | SCRUB, MCG_MCIP | MCG_RIPV)
     }
 
     /// What all other vCPUs get when one gets an exception: Intel's processors tell everybody, and a guest waits for all.
@@ -72,17 +74,10 @@ impl Reporter {
         (!self.amd).then(|| kvm_x86_mce { status, mcg_status, bank: OTHERS_BANK, ..Default::default() })
     }
 
-    fn memory(bad: Span<Guest>, kind: u64, mcg_status: u64) -> kvm_x86_mce {
+    fn memory(bank: u8, bad: Span<Guest>, kind: u64, mcg_status: u64) -> kvm_x86_mce {
         let status = VALID | ENABLED | MISC_VALID | ADDRESS_VALID | kind;
         let misc = PHYSICAL | u64::from(bad.size().max(1).ilog2());
-        kvm_x86_mce {
-            status,
-            mcg_status,
-            addr: bad.start().get(),
-            misc,
-            bank: MEMORY_BANK,
-            ..Default::default()
-        }
+        kvm_x86_mce { status, mcg_status, addr: bad.start().get(), misc, bank, ..Default::default() }
     }
 }
 
@@ -122,7 +117,8 @@ mod tests {
         let (consumed, found) = (reporter.consumed(page(0x1000)), reporter.found(page(0x1000)));
         assert_eq!((consumed.status, consumed.mcg_status), (0xbd80_0000_0000_0134, 7));
         assert_eq!((found.status, found.mcg_status), (0xbd00_0000_0000_00c0, 5));
-        assert_eq!((consumed.addr, consumed.misc, consumed.bank), (0x1_2345_6000, 0x8c, 9));
+        assert_eq!((consumed.addr, consumed.misc), (0x1_2345_6000, 0x8c));
+        assert_eq!((consumed.bank, found.bank), (9, 8));
         let others = reporter.of_others().unwrap();
         assert_eq!((others.status, others.mcg_status, others.bank), (0xa000_0000_0000_0000, 5, 1));
     }

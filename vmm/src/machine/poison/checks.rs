@@ -137,8 +137,8 @@ mod tests {
 
     #[test]
     fn what_is_found_is_told_to_the_first_vcpu_and_on_intel_the_others_hear_that_there_is_something() {
-        assert_eq!(found(false), [vec![9], vec![1], vec![1]]);
-        assert_eq!(found(true), [vec![9], vec![], vec![]]);
+        assert_eq!(found(false), [vec![8], vec![1], vec![1]]);
+        assert_eq!(found(true), [vec![8], vec![], vec![]]);
     }
 
     #[test]

@@ -1,0 +1,193 @@
+//! Stories of a page that goes bad while a guest uses it. The host's kernel takes the page out of service by its physical
+//! address, as it would after a machine check, so it must have a `struct page`.
+//!
+//! Of device-DAX the guest may go on reading, since nothing is really broken: the machine says so and lives, the page is
+//! retired, and the next machine's guest has a hole there. A pool's page is gone: the guest that reads it gets a machine
+//! check and ends of it, the machine after it in good order.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use crate::error::LabError;
+use crate::host_parts::Plan;
+use crate::judge::{Collected, Expected, case, judge};
+use crate::process::{Ending, Limit, Reaction, watch};
+use crate::results::ScenarioResult;
+use crate::run::{Machine, Runner};
+use crate::scenarios::Scenario;
+use crate::slices::{Fault, PATIENCE, Pool, Step, host_address, missing, regions, timed};
+
+/// Takes the page with the physical address that is written to it out of service, as broken memory would be.
+const OFFLINE: &str = "/sys/devices/system/memory/hard_offline_page";
+
+/// Bytes of [`crate::slices::SIZE`].
+const SLICE_BYTES: u64 = 528 << 20;
+const PAGE: u64 = 4096;
+
+/// Tells the story of a bad page in a slice of `region`.
+pub(crate) fn run(
+    runner: &Runner,
+    scenario: &Scenario,
+    region: &str,
+    report: &Path,
+) -> Result<ScenarioResult, LabError> {
+    let _pool = (region == "hugetlb").then(Pool::fill).transpose()?;
+    if let Some(why) = missing(runner, region)? {
+        return Ok(ScenarioResult::skipped(scenario.name, &why));
+    }
+    if !Path::new(OFFLINE).exists() {
+        return Ok(ScenarioResult::skipped(scenario.name, "this host's kernel has no CONFIG_MEMORY_FAILURE"));
+    }
+    let begun = Instant::now();
+    let mut cases = Vec::new();
+    let beat = Scenario { words: "egm.checks=egm_beat egm.arg.beat.seconds=0", ..*scenario };
+    let machine = runner.machine(&beat, report)?;
+    let (console, said) = (report.join("beat-console.log"), report.join("beat-vmm.log"));
+    // A guest that reads the page ends of it.
+    let reads = scenario.expected.exit != 0;
+    let mut bad = None;
+    let ending = watch(runner.command(&machine), Limit::Total(scenario.deadline), &console, &said, |line| {
+        let Some(address) = line.split("egm-beat 0x").nth(1) else { return Reaction::Go };
+        let gpa = u64::from_str_radix(address.trim(), 16).ok();
+        cases.push(timed("told", || {
+            let address = if reads { mapped(&machine, gpa)? } else { host_address(&machine, gpa)? };
+            bad = Some(address);
+            fs::write(OFFLINE, format!("{address:#x}"))?;
+            told(&said)
+        }));
+        if reads { Reaction::Go } else { Reaction::Terminate }
+    })?;
+    if reads {
+        let collected = Collected { lines: Vec::new(), ending, millis: 0 };
+        cases.extend(judge(scenario.expected, &collected));
+        cases.push(timed("machine-check", || checked(&console)));
+        let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        return Ok(ScenarioResult { scenario: scenario.name.into(), cases, init_millis: None, millis });
+    }
+    let fault =
+        (ending != Ending::Exit(0)).then(|| format!("{ending:?}, and not by our signal in good order"));
+    cases.push(case("lives", fault, 0));
+    cases.push(timed("retired", || retired(runner, region, machine.plan.as_ref(), bad)));
+    let next = Scenario { words: "egm.checks=numa", ..*scenario };
+    let machine = runner.machine(&next, report)?;
+    cases.push(timed("hole", || hole(machine.plan.as_ref(), bad)));
+    let boot = runner.boot(&next, &machine, report)?;
+    cases.extend(judge(Expected { exit: 0, summary: true, checks: &["numa"] }, &boot.collected));
+    let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+    Ok(ScenarioResult { scenario: scenario.name.into(), cases, init_millis: boot.init, millis })
+}
+
+const NO_BEAT: &str = "the guest did not say where its word beats";
+
+/// The machine names the slice, and that its guest and later owners are taken care of.
+fn told(log: &Path) -> Step {
+    let begun = Instant::now();
+    loop {
+        let text = fs::read_to_string(log)?;
+        if let Some(line) = text.lines().find(|line| line.starts_with("bad memory: \"egm0\"")) {
+            let all = ["guest address", "the guest is told", "no later owner gets it"];
+            return match all.iter().find(|part| !line.contains(**part)) {
+                None => Ok(()),
+                Some(part) => Err(Fault::Untrue(format!("no \"{part}\" in: {line}"))),
+            };
+        }
+        if begun.elapsed() > PATIENCE {
+            return Err(Fault::Untrue(format!("the machine says nothing of bad memory: {text}")));
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// The guest's kernel heard of the page and ended who read it.
+fn checked(console: &Path) -> Step {
+    let text = fs::read_to_string(console)?;
+    match ["Memory failure", "hardware memory corruption"].into_iter().find(|words| !text.contains(words)) {
+        None => Ok(()),
+        Some(words) => Err(Fault::Untrue(format!("the guest's kernel says nothing of \"{words}\""))),
+    }
+}
+
+/// The host physical address of guest physical address `gpa` of a pool's slice, as the machine's page map tells root: bits
+/// 0 to 54 of an entry are the page's number.
+fn mapped(machine: &Machine, gpa: Option<u64>) -> Result<u64, Fault> {
+    let plan = machine.plan.as_ref().ok_or("there is no plan")?;
+    let gpa = gpa.ok_or(NO_BEAT)?;
+    let inside = plan.offset_in_slice(gpa).ok_or_else(|| format!("{gpa:#x} is not in the slice"))?;
+    let (process, start) = slice_mapping()?;
+    let mut entry = [0; 8];
+    let at = (start + inside) / PAGE * 8;
+    fs::File::open(process.join("pagemap"))?.read_exact_at(&mut entry, at)?;
+    match u64::from_le_bytes(entry) & ((1 << 55) - 1) {
+        0 => {
+            Err(Fault::Untrue(format!("the machine has no page {inside:#x} bytes behind its slice's start")))
+        }
+        number => Ok(number * PAGE),
+    }
+}
+
+/// The process of the machine that runs, and where it has mapped its slice, which is known by its size.
+fn slice_mapping() -> Result<(PathBuf, u64), Fault> {
+    for process in fs::read_dir("/proc")?.flatten().map(|entry| entry.path()) {
+        if fs::read_to_string(process.join("comm")).is_ok_and(|name| name.trim() == "egm-vmm") {
+            let maps = fs::read_to_string(process.join("maps"))?;
+            if let Some(start) = maps.lines().find_map(slice_start) {
+                return Ok((process, start));
+            }
+        }
+    }
+    Err(Fault::Untrue("no machine has mapped a slice".to_owned()))
+}
+
+/// The first address of a line of `/proc/PID/maps`, if it is of a slice.
+fn slice_start(line: &str) -> Option<u64> {
+    let (from, to) = line.split_whitespace().next()?.split_once('-')?;
+    let number = |text| u64::from_str_radix(text, 16).ok();
+    let (from, to) = (number(from)?, number(to)?);
+    (line.contains("memfd:egm-vmm") && to - from == SLICE_BYTES).then_some(from)
+}
+
+/// The ledger calls the page retired.
+fn retired(runner: &Runner, region: &str, plan: Option<&Plan>, bad: Option<u64>) -> Step {
+    let bad = bad.ok_or(NO_BEAT)?;
+    let (base, offset) = plan.and_then(Plan::slice_in_region).ok_or("the plan has no slice")?;
+    let bad = bad.checked_sub(base).ok_or("the page lies before the slice")? + offset;
+    let all = regions(runner)?;
+    let one = all.iter().find(|one| one["name"] == region).ok_or("the region is gone")?;
+    let spans = one["retired"].as_array().cloned().unwrap_or_default();
+    let covers = |span: &serde_json::Value| {
+        let start = span["start"].as_str().and_then(|text| u64::from_str_radix(text.get(2..)?, 16).ok());
+        start.zip(span["size"].as_u64()).is_some_and(|(start, size)| (start..start + size).contains(&bad))
+    };
+    if spans.iter().any(covers) {
+        return Ok(());
+    }
+    Err(Fault::Untrue(format!("{bad:#x} is not retired: {}", one["retired"])))
+}
+
+/// The next plan's slice has the page, and its guest does not.
+fn hole(plan: Option<&Plan>, bad: Option<u64>) -> Step {
+    let bad = bad.ok_or(NO_BEAT)?;
+    match plan.and_then(|plan| plan.has_ram_at(bad)) {
+        Some(false) => Ok(()),
+        Some(true) => Err(Fault::Untrue(format!("host address {bad:#x} is the next guest's RAM"))),
+        None => Err(Fault::Undecided("the next slice lies elsewhere")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slice_is_told_from_other_memory_of_the_machine() {
+        let line = |size: u64| {
+            format!("7f0000000000-{:x} rw-s 0 00:0f 9 /memfd:egm-vmm (deleted)", 0x7f00_0000_0000 + size)
+        };
+        assert_eq!(slice_start(&line(SLICE_BYTES)), Some(0x7f00_0000_0000));
+        assert_eq!(slice_start(&line(256 << 20)), None);
+        assert_eq!(slice_start("7f0000000000-7f0021000000 rw-p 0 00:00 0"), None);
+        assert_eq!(format!("{}MiB", SLICE_BYTES >> 20), crate::slices::SIZE);
+    }
+}
