@@ -17,7 +17,7 @@ use crate::process::{Ending, Limit, Reaction, watch};
 use crate::results::ScenarioResult;
 use crate::run::{Machine, Runner};
 use crate::scenarios::Scenario;
-use crate::slices::{Fault, PATIENCE, Pool, Step, host_address, missing, regions, timed};
+use crate::slices::{Fault, PATIENCE, Step, host_address, missing, regions, timed};
 
 /// Takes the page with the physical address that is written to it out of service, as broken memory would be.
 const OFFLINE: &str = "/sys/devices/system/memory/hard_offline_page";
@@ -33,7 +33,6 @@ pub(crate) fn run(
     region: &str,
     report: &Path,
 ) -> Result<ScenarioResult, LabError> {
-    let _pool = (region == "hugetlb").then(Pool::fill).transpose()?;
     if let Some(why) = missing(runner, region)? {
         return Ok(ScenarioResult::skipped(scenario.name, &why));
     }

@@ -265,10 +265,10 @@ pub(crate) fn check_zeros() -> Result<bool, LabError> {
 }
 
 /// A hugetlb pool that is there while this lives.
-pub(crate) struct Pool;
+struct Pool;
 
 impl Pool {
-    pub(crate) fn fill() -> Result<Self, LabError> {
+    fn fill() -> Result<Self, LabError> {
         fs::write(POOL, HUGE_PAGES.to_string()).map_err(LabError::file("write", POOL))?;
         Ok(Self)
     }
