@@ -53,7 +53,8 @@ struct Piece {
 /// Host memory behind guest RAM.
 #[derive(Debug, Clone, Deserialize)]
 struct Backing {
-    region: Option<String>,
+    #[serde(default)]
+    id: String,
     hpa: Option<Hpa>,
     #[serde(default)]
     offset: u64,
@@ -143,7 +144,7 @@ impl Plan {
 
     /// How far behind the start of the first slice guest physical address `gpa` is.
     pub(crate) fn offset_in_slice(&self, gpa: u64) -> Option<u64> {
-        let slice = self.backings.iter().position(|backing| backing.region.is_some())?;
+        let slice = self.backings.iter().position(|backing| backing.id.starts_with("egm"))?;
         let piece = self.memory.iter().find(|p| p.backing == slice && p.span.contains(Gpa::new(gpa)))?;
         Gpa::new(gpa).offset_from(piece.span.start())?.checked_add(piece.offset)
     }

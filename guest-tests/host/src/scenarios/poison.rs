@@ -21,7 +21,7 @@ pub(super) const FOUND: Scenario = Scenario {
 pub(super) const READ: Scenario = Scenario {
     name: "poison-read",
     story: "a guest reads a page that went bad: it gets a machine check, and the machine ends in good order",
-    region: Some("memfd"),
+    region: Some("local"),
     expected: Expected { exit: 1, summary: false, checks: &[] },
     bad_page: true,
     deadline: DEADLINE,
