@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use super::{PLAIN, Scenario};
-use crate::judge::Expected;
 
 const DEADLINE: Duration = Duration::from_secs(400);
 
@@ -17,12 +16,11 @@ pub(super) const FOUND: Scenario = Scenario {
     ..PLAIN
 };
 
-/// The agent is the guest's init, so its end is a panic. Pages of 4 KiB: a bad huge page takes data of the guest's kernel along.
+/// Pages of 4 KiB: a bad huge page takes data of the guest's kernel along.
 pub(super) const READ: Scenario = Scenario {
     name: "poison-read",
-    story: "a guest reads a page that went bad: it gets a machine check, and the machine ends in good order",
+    story: "a guest reads a page that went bad: it gets a machine check, ends who read, and lives",
     region: Some("local"),
-    expected: Expected { exit: 1, summary: false, checks: &[] },
     bad_page: true,
     deadline: DEADLINE,
     ..PLAIN
