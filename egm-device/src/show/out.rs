@@ -34,7 +34,7 @@ pub fn print(bytes: impl AsRef<[u8]>) {
     }
 }
 
-/// Whether all that was [printed](print) arrived.
+/// Whether all that was [printed](print()) arrived.
 ///
 /// # Errors
 /// The first failure, once.
