@@ -58,6 +58,11 @@ pub fn main() -> ExitCode {
         Command::Completions(args) => Ok(generate::completions(args, Cli::command())),
         Command::Man(args) => generate::man(args, Cli::command()),
     };
+    end(outcome)
+}
+
+/// The exit code of one of our programs whose subcommand came to `outcome`; says what went wrong, with what it printed too.
+pub fn end(outcome: Outcome) -> ExitCode {
     let outcome = outcome.and_then(|code| Ok(written().map(|()| code)?));
     outcome.unwrap_or_else(|error| {
         eprintln!("{}", Chain(error.as_ref()));

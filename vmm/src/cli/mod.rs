@@ -11,10 +11,10 @@ use std::process::{self, ExitCode};
 
 use clap::{CommandFactory, Parser, Subcommand};
 use egm_device::cli::generate::{self, Completions, Man};
-use egm_device::show::written;
+use egm_device::cli::{Outcome, end};
 
 use crate::console;
-use crate::error::{Blame, Chain, Report};
+use crate::error::Blame;
 
 /// Launches Linux virtual machines whose NUMA nodes can be Extended GPU Memory
 #[derive(Debug, Parser)]
@@ -43,9 +43,6 @@ enum Command {
     Man(Man),
 }
 
-/// How a subcommand ends.
-type Outcome = Result<ExitCode, Box<dyn Report>>;
-
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     end_on_panic();
@@ -57,11 +54,7 @@ pub fn main() -> ExitCode {
         Command::Completions(args) => Ok(generate::completions(args, Cli::command())),
         Command::Man(args) => generate::man(args, Cli::command()),
     };
-    let outcome = outcome.and_then(|code| Ok(written().map(|()| code)?));
-    outcome.unwrap_or_else(|error| {
-        eprintln!("{}", Chain(error.as_ref()));
-        error.blame().into()
-    })
+    end(outcome)
 }
 
 /// A panic, on whichever thread, is a bug of ours: it says so by its exit code, as other ends do, and leaves no raw

@@ -14,7 +14,7 @@ use crate::plan::{BackingPlan, MemoryKind, MemoryPlan, PlanError};
 const SMALL_PAGE: u64 = 4 << 10;
 const LARGE_PAGE: u64 = 2 << 20;
 /// A GPU and a hypervisor both map memory best in pieces of this size.
-pub(crate) const HUGE_PAGE: u64 = 1 << 30;
+pub(super) const HUGE_PAGE: u64 = 1 << 30;
 
 /// The memory of the machine; `space.top` is above it afterwards.
 pub(super) fn plan(
@@ -136,13 +136,18 @@ fn node_backing(spec: &Spec, node: &Node) -> BackingPlan {
     }
 }
 
+/// How a slice of `size` bytes is aligned so that huge mappings survive in it; 0 when it is too small for one.
+pub(crate) const fn huge_alignment(size: u64) -> u64 {
+    if size >= HUGE_PAGE { HUGE_PAGE } else { 0 }
+}
+
 /// A slice is one span, because a GPU finds a byte of EGM by its distance from the slice's start.
 fn place_slice(index: usize, slice: &EgmSlice, space: &mut Space) -> Result<Span<Guest>, PlanError> {
     if slice.form == EgmForm::Device {
         return Err(PlanError::EgmDevice { slice: index });
     }
     let size = slice.size.get();
-    let align = if size >= HUGE_PAGE { HUGE_PAGE } else { LARGE_PAGE };
+    let align = huge_alignment(size).max(LARGE_PAGE);
     space.place_at_top(size, align).ok_or_else(|| {
         let largest = space.placer_at_top().free().iter().map(Span::size).max().unwrap_or(0);
         PlanError::AddressSpace {

@@ -27,10 +27,10 @@ mod tests;
 mod types;
 
 pub use error::PlanError;
-pub(crate) use memory::HUGE_PAGE;
+pub(crate) use memory::huge_alignment;
 pub use pci::VIRTIO_BAR_SIZE;
 pub use regions::NoPlace;
-pub(crate) use regions::lacks_beside_egm;
+pub(crate) use regions::lost;
 pub use render::{Colour, html, json, text};
 pub use types::*;
 

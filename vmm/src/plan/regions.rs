@@ -13,7 +13,8 @@ use egm_device::show::first_of;
 
 use crate::config::{EgmSlice, LOCAL, PageSize, Spec};
 use crate::facts::{Facts, HeldSpan, HostRegion};
-use crate::plan::{HUGE_PAGE, PlanError};
+use crate::plan::memory::HUGE_PAGE;
+use crate::plan::{PlanError, huge_alignment};
 
 /// Why a slice cannot come from a region.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -71,12 +72,8 @@ fn one(index: usize, slice: &EgmSlice, owner: &str, hosts: &mut [HostRegion]) ->
     for wanted in &slice.regions {
         match source(wanted, slice, owner, hosts) {
             Ok(mut source) => {
-                source.lost = tried.first().map(|(region, why)| {
-                    let lacks = lacks(wanted, hosts);
-                    format!(
-                        "egm{index} comes from \"{wanted}\": {lacks}; \"{region}\" was not to be had: {why}"
-                    )
-                });
+                source.lost =
+                    tried.first().map(|(region, why)| lost(index, wanted, kind(wanted, hosts), region, why));
                 return Ok(source);
             }
             Err(why) => tried.push((wanted.clone(), why)),
@@ -113,7 +110,7 @@ fn source(wanted: &str, slice: &EgmSlice, owner: &str, hosts: &mut [HostRegion])
     // Whose it is does not change where it goes; the launch asks with its own number.
     let request =
         Request::new(slice.size.get(), Owner { name: owner.to_owned(), uid: 0, pid: 0, started: 0 });
-    let huge = Request { align: if request.size >= HUGE_PAGE { HUGE_PAGE } else { 0 }, ..request.clone() };
+    let huge = Request { align: huge_alignment(request.size), ..request.clone() };
     let mut first = None;
     for host in hosts.iter_mut().filter(|host| host.region.name == wanted || offers(host, wanted, slice)) {
         let busy = host.held.iter().map(|held| held.span).collect();
@@ -161,14 +158,25 @@ fn huge_pages(region: &Region) -> PageSize {
     }
 }
 
-/// What memory of the region or kind `chosen` lacks beside EGM.
-fn lacks(chosen: &str, hosts: &[HostRegion]) -> &'static str {
-    let named = hosts.iter().find(|host| host.region.name == chosen).map(|host| host.region.kind.word());
-    lacks_beside_egm(named.unwrap_or(chosen))
+/// The kind that `chosen`, a region or a kind, means.
+fn kind<'a>(chosen: &'a str, hosts: &[HostRegion]) -> &'a str {
+    hosts.iter().find(|host| host.region.name == chosen).map_or(chosen, |host| host.region.kind.word())
+}
+
+/// What slice `index` lacks because it comes from `chosen`, which is of `kind`, and not from `first`; and why it does.
+pub(crate) fn lost(
+    index: usize,
+    chosen: &str,
+    kind: &str,
+    first: &str,
+    why: &impl std::fmt::Display,
+) -> String {
+    let lacks = lacks(kind);
+    format!("egm{index} comes from \"{chosen}\": {lacks}; \"{first}\" was not to be had: {why}")
 }
 
 /// What memory of a kind lacks beside EGM.
-pub(crate) fn lacks_beside_egm(kind: &str) -> &'static str {
+fn lacks(kind: &str) -> &'static str {
     match kind {
         "egm" => "nothing is lost",
         "reserved" => "no GPU reaches it at link speed",
@@ -198,7 +206,7 @@ mod tests {
             retired: Retired::default(),
         };
         let host = HostRegion { region, held: Vec::new(), clean: Vec::new() };
-        assert_eq!(lacks("dax0.0", std::slice::from_ref(&host)), lacks("devdax", &[]));
-        assert_eq!(lacks("egm", &[host]), "nothing is lost");
+        assert_eq!(lacks(kind("dax0.0", std::slice::from_ref(&host))), lacks(kind("devdax", &[])));
+        assert_eq!(lacks(kind("egm", &[host])), "nothing is lost");
     }
 }

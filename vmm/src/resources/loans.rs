@@ -10,7 +10,7 @@ use egm_device::region::Region;
 use super::leases::LeaseError;
 use crate::config::{EgmSlice, LOCAL, Spec};
 use crate::facts::{Facts, HeldSpan, HostRegion};
-use crate::plan::{HUGE_PAGE, lacks_beside_egm};
+use crate::plan::{huge_alignment, lost};
 
 /// Whom to ask, and as what.
 #[derive(Debug, Clone)]
@@ -81,7 +81,7 @@ impl Broker {
             name: spec.name.clone(),
             regions: before_local(slice).to_vec(),
             size,
-            align: if size >= HUGE_PAGE { HUGE_PAGE } else { 0 },
+            align: huge_alignment(size),
             class: self.class.clone(),
             wait: self.wait && first,
         }
@@ -130,10 +130,7 @@ pub(super) fn pin(spec: &mut Spec, facts: &mut Facts, lent: &[(usize, Lent)]) ->
             }
         };
         if first != from && first != kind {
-            let lacks = lacks_beside_egm(kind);
-            notes.push(format!(
-                "egm{index} comes from \"{from}\": {lacks}; \"{first}\" was not to be had: {why}"
-            ));
+            notes.push(lost(*index, from, kind, &first, &why));
         }
     }
     notes
