@@ -103,9 +103,9 @@ pub enum AnonymousError {
 /// Anonymous shared memory with a file descriptor; freed, and by the kernel zeroed, when the last user is gone.
 #[derive(Debug)]
 pub struct Anonymous {
-    file: File,
-    size: u64,
-    page_size: u64,
+    pub(super) file: File,
+    pub(super) size: u64,
+    pub(super) page_size: u64,
 }
 
 impl Anonymous {

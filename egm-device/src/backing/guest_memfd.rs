@@ -1,20 +1,10 @@
 //! Guest memory that belongs to a VM: guest_memfd, where the host's KVM can map it.
 
-use std::fs::File;
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use super::Backing;
-use super::anonymous::base_page;
+use super::anonymous::{Anonymous, base_page};
 use crate::sys;
-
-/// Memory of one VM that this process maps too. Freed, and by the kernel zeroed, when the last user is gone.
-#[derive(Debug)]
-pub struct GuestMemfd {
-    file: File,
-    size: u64,
-    page_size: u64,
-}
 
 /// Why a VM has no such memory.
 #[derive(Debug, thiserror::Error)]
@@ -45,19 +35,20 @@ pub enum GuestMemfdError {
     },
 }
 
-impl GuestMemfd {
+/// Memory of one VM that this process maps too: as all anonymous memory once it is made.
+impl Anonymous {
     /// `GUEST_MEMFD_FLAG_MMAP`: the host may map it. Always asked for.
-    pub const MMAP: u64 = 1 << 0;
+    pub const GUEST_MEMFD_MMAP: u64 = 1 << 0;
     /// `GUEST_MEMFD_FLAG_INIT_SHARED`: its pages begin as shared; without it, touching one from the host is a SIGBUS
     /// until the guest shares it.
-    pub const INIT_SHARED: u64 = 1 << 1;
+    pub const GUEST_MEMFD_INIT_SHARED: u64 = 1 << 1;
 
     /// `size` bytes for `id`, which belong to the VM with the descriptor `vm`.
     ///
     /// # Errors
     /// [`GuestMemfdError`].
-    pub fn new(id: &str, vm: BorrowedFd<'_>, size: u64, flags: u64) -> Result<Self, GuestMemfdError> {
-        let wanted = flags | Self::MMAP;
+    pub fn of_vm(id: &str, vm: BorrowedFd<'_>, size: u64, flags: u64) -> Result<Self, GuestMemfdError> {
+        let wanted = flags | Self::GUEST_MEMFD_MMAP;
         let create = |source| GuestMemfdError::Create { id: id.to_owned(), size, source };
         let has = sys::guest_memfd_flags(vm).map_err(create)?;
         if has & wanted != wanted {
@@ -68,26 +59,9 @@ impl GuestMemfd {
     }
 }
 
-impl Backing for GuestMemfd {
-    fn file(&self) -> &File {
-        &self.file
-    }
-    fn offset(&self) -> u64 {
-        0
-    }
-    fn size(&self) -> u64 {
-        self.size
-    }
-    fn page_size(&self) -> u64 {
-        self.page_size
-    }
-    fn is_invisible(&self) -> bool {
-        false
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::os::fd::AsFd;
 
     use super::*;
@@ -96,7 +70,7 @@ mod tests {
     #[test]
     fn a_descriptor_that_is_no_vm_is_refused() {
         let null = File::open("/dev/null").unwrap();
-        let refused = GuestMemfd::new("test", null.as_fd(), 0x1000, 0);
+        let refused = Anonymous::of_vm("test", null.as_fd(), 0x1000, 0);
         assert!(matches!(refused, Err(GuestMemfdError::Create { .. })), "{refused:?}");
     }
 
@@ -106,7 +80,7 @@ mod tests {
             println!("skipped: this host has no /dev/kvm that this user may open");
             return;
         };
-        match GuestMemfd::new("test", vm.as_fd(), 4 << 20, GuestMemfd::INIT_SHARED) {
+        match Anonymous::of_vm("test", vm.as_fd(), 4 << 20, Anonymous::GUEST_MEMFD_INIT_SHARED) {
             Ok(memory) => {
                 let mapping = Mapping::new(&memory, 0, 4 << 20, 0).unwrap();
                 mapping.populate(0, 4 << 20).unwrap();

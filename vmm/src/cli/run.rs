@@ -97,8 +97,10 @@ pub(super) fn run(args: &Args) -> Outcome {
     raise_open_files();
     let spec = config::load_with(&args.file, &overrides)?;
     resources::check_devices(&spec.devices)?;
-    resources::check_boot(&spec.boot)?;
     let scope = Scope::of(&spec);
+    if let Scope::Only { regions: true, .. } = scope {
+        resources::check_boot(&spec.boot)?; // before minutes of scrubbing; the others open it once, a moment later
+    }
     let bars = Bars::default();
     let look = || facts::of_host(&scope);
     let (facts, plan, leases) = match &args.broker {
