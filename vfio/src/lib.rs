@@ -1,3 +1,9 @@
-//! PCI functions of the host. Today: what sysfs says of them, for a plan. To give one to a guest comes later.
+//! PCI functions that a driver in user space has: those of the host's kernel, and those of vfio-user servers.
+//!
+//! [`backend::Backend`] is a function's registers, memory and interrupts, [`dma::Domain`] what it reaches; DESIGN.md
+//! says how they become a guest's device.
 
+pub mod backend;
+pub mod dma;
 pub mod host;
+pub mod memory;

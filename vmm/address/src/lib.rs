@@ -20,5 +20,7 @@ pub use cpu_set::{CpuSet, CpuSetError};
 pub use pci::{PciAddress, PciAddressError};
 pub use place::{PlaceError, Placement, Placer, Request};
 pub use size::{ByteSize, SizeError, align_down, align_up};
-pub use span::{Address, Gpa, Guest, Host, Hpa, InRegion, Io, Iova, Offset, Span, SpanError};
+pub use span::{
+    Address, BarOffset, Gpa, Guest, Host, Hpa, InBar, InRegion, Io, Iova, Offset, Span, SpanError,
+};
 pub use span_set::SpanSet;

@@ -19,6 +19,9 @@ pub enum Io {}
 /// Marker: the bytes of one region of host memory, counted from its start.
 #[derive(Debug)]
 pub enum InRegion {}
+/// Marker: the bytes of one region of a PCI function, counted from its start.
+#[derive(Debug)]
+pub enum InBar {}
 
 /// A byte address in the address space `S`.
 pub struct Address<S>(u64, PhantomData<fn() -> S>);
@@ -31,6 +34,8 @@ pub type Hpa = Address<Host>;
 pub type Iova = Address<Io>;
 /// Offset in a region of host memory.
 pub type Offset = Address<InRegion>;
+/// Offset in a region of a PCI function, a BAR mostly.
+pub type BarOffset = Address<InBar>;
 
 impl<S> Address<S> {
     /// The address with the numeric value `value`; every `u64` is one.

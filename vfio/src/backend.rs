@@ -1,0 +1,193 @@
+//! A PCI function as a driver in user space sees it, wherever it lives: the host's kernel, a vfio-user server, a test.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use egm_address::{InBar, Span};
+
+use crate::memory::HostMemory;
+
+/// A region of a function; the numbers are those of VFIO (`VFIO_PCI_*_REGION_INDEX`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RegionIndex {
+    /// Base address register 0 to 5.
+    Bar(u8),
+    /// Expansion ROM.
+    Rom,
+    /// Configuration space.
+    Config,
+}
+
+impl RegionIndex {
+    /// VFIO's number.
+    pub const fn number(self) -> u32 {
+        match self {
+            Self::Bar(index) => index as u32,
+            Self::Rom => 6,
+            Self::Config => 7,
+        }
+    }
+}
+
+/// What a region is.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Region {
+    /// Bytes; 0 when the function has no such region. Not always a power of two (variant drivers, vfio-user).
+    pub size: u64,
+    /// Whether it can be read.
+    pub readable: bool,
+    /// Whether it can be written.
+    pub writable: bool,
+    /// What can be mapped, ascending and disjoint, inside the region, aligned to host pages; empty when nothing can.
+    pub mappable: Vec<Span<InBar>>,
+    /// Whether the page of the MSI-X table may be mapped too (`VFIO_REGION_INFO_CAP_MSIX_MAPPABLE`).
+    pub msix_mappable: bool,
+}
+
+/// An interrupt mechanism; the numbers are those of VFIO (`VFIO_PCI_*_IRQ_INDEX`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum InterruptKind {
+    /// INTx, level triggered: masked by the backend when it fires, until it is unmasked or its resample descriptor is
+    /// written.
+    Intx,
+    /// MSI.
+    Msi,
+    /// MSI-X.
+    Msix,
+    /// The function reported an uncorrectable error, or is gone.
+    Error,
+    /// The host wants the function back.
+    Request,
+}
+
+impl InterruptKind {
+    /// VFIO's number.
+    pub const fn number(self) -> u32 {
+        match self {
+            Self::Intx => 0,
+            Self::Msi => 1,
+            Self::Msix => 2,
+            Self::Error => 3,
+            Self::Request => 4,
+        }
+    }
+}
+
+/// What an interrupt mechanism can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Interrupts {
+    /// Vectors; 0 when the function has none of this kind.
+    pub count: u32,
+    /// Whether vectors can be added while others are enabled (no `VFIO_IRQ_INFO_NORESIZE`).
+    pub dynamic: bool,
+}
+
+/// Why a function did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    /// The kernel or the server refused.
+    #[error("{function}: cannot {what}")]
+    Refused {
+        /// Which function.
+        function: String,
+        /// What was tried: `map BAR 2`, `reset`.
+        what: String,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
+    /// Asked for something that the function does not have.
+    #[error("{function} has no {what}")]
+    Absent {
+        /// Which function.
+        function: String,
+        /// What: `BAR 3`, `byte 0x1000 of BAR 0`, `MSI-X`.
+        what: String,
+    },
+    /// The function, or its server, is gone.
+    #[error("{function} is gone: {why}")]
+    Gone {
+        /// Which function.
+        function: String,
+        /// How that was seen.
+        why: String,
+    },
+}
+
+/// A function's registers, memory and interrupts. All methods run on several threads at once.
+///
+/// Kept out: DMA (see [`crate::dma::Domain`]), what the guest sees of it, and which function it is on the host.
+pub trait Backend: Send + Sync {
+    /// For messages: `0000:65:00.0`, `/run/gpu.sock`.
+    fn name(&self) -> &str;
+
+    /// What `region` is; one of size 0 when the function has none.
+    fn region(&self, region: RegionIndex) -> &Region;
+
+    /// What `kind` can do; one of count 0 when the function has none.
+    fn interrupts(&self, kind: InterruptKind) -> Interrupts;
+
+    /// Reads `data.len()` bytes; on an error `data` is all ones, which is what a function that is gone answers.
+    ///
+    /// # Errors
+    /// [`BackendError`].
+    fn read(&self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), BackendError>;
+
+    /// Writes `data`.
+    ///
+    /// # Errors
+    /// [`BackendError`].
+    fn write(&self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), BackendError>;
+
+    /// Maps `part` of `region`, which must lie in one of its mappable spans, at an address congruent to `congruent_to`
+    /// (the guest physical address) modulo the largest page that fits, so that huge mappings survive.
+    ///
+    /// # Errors
+    /// [`BackendError`].
+    fn map(
+        &self,
+        region: RegionIndex,
+        part: Span<InBar>,
+        congruent_to: u64,
+    ) -> Result<Arc<dyn HostMemory>, BackendError>;
+
+    /// From now on vector `first + i` writes `triggers[i]`; `None` disconnects that vector. The first call for a kind
+    /// enables it. One kind of INTx, MSI and MSI-X is enabled at a time: disable it before another.
+    ///
+    /// # Errors
+    /// [`BackendError`].
+    fn connect(
+        &self,
+        kind: InterruptKind,
+        first: u32,
+        triggers: &[Option<BorrowedFd<'_>>],
+    ) -> Result<(), BackendError>;
+
+    /// A write to `resample` unmasks INTx, and raises it again if it is still asserted.
+    ///
+    /// # Errors
+    /// [`BackendError`].
+    fn connect_resample(&self, resample: BorrowedFd<'_>) -> Result<(), BackendError>;
+
+    /// Masks or unmasks INTx.
+    ///
+    /// # Errors
+    /// [`BackendError`].
+    fn mask_intx(&self, masked: bool) -> Result<(), BackendError>;
+
+    /// Disables `kind`; nothing happens when it is not enabled.
+    ///
+    /// # Errors
+    /// [`BackendError`].
+    fn disable(&self, kind: InterruptKind) -> Result<(), BackendError>;
+
+    /// Whether [`Backend::reset`] can do anything.
+    fn can_reset(&self) -> bool;
+
+    /// Function-level reset, or the next best that affects this function alone.
+    ///
+    /// # Errors
+    /// [`BackendError`], also when the kernel has no way.
+    fn reset(&self) -> Result<(), BackendError>;
+}

@@ -1,0 +1,41 @@
+//! Memory of this process that the guest and devices reach. This is an unsafe room: it holds a promise, no code.
+#![expect(unsafe_code, reason = "an unsafe trait: its implementers promise that memory stays")]
+
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+
+/// What is behind a piece of memory: it decides by which way an IOMMU can be told of it.
+#[derive(Debug, Clone, Copy)]
+pub enum Behind<'a> {
+    /// A memory file (memfd, hugetlb) from `offset`: by file where the kernel can (IOMMU_IOAS_MAP_FILE, Linux 6.13).
+    File {
+        /// The file.
+        file: BorrowedFd<'a>,
+        /// Offset of the memory's first byte in it.
+        offset: u64,
+    },
+    /// Memory without struct pages (`VM_PFNMAP`: EGM character device, `/dev/mem`): legacy type1 by address only.
+    Invisible,
+    /// A BAR of a function: legacy type1 by address, iommufd by dma-buf (Linux 6.19).
+    Bar {
+        /// The dma-buf and the offset of the memory's first byte in it; `None` where the kernel gave none.
+        dma_buf: Option<(BorrowedFd<'a>, u64)>,
+    },
+    /// Ordinary pages with struct pages and without a file of use: by address.
+    Pages,
+}
+
+/// Shared memory at a fixed place in this process's address space.
+///
+/// # Safety
+/// From `address()` on, `size()` bytes are mapped readable and shared (and writable, unless the implementer says
+/// otherwise to those it hands the value to), at the same place as long as the value lives, and nobody makes a Rust
+/// reference to them: guests, devices and peers change them at any time.
+pub unsafe trait HostMemory: Send + Sync {
+    /// First address.
+    fn address(&self) -> NonNull<u8>;
+    /// Bytes.
+    fn size(&self) -> u64;
+    /// What it is made of.
+    fn behind(&self) -> Behind<'_>;
+}
