@@ -77,29 +77,61 @@ pub struct Frame<'a> {
     pub body: &'a [u8],
 }
 
+impl Header {
+    /// The header in `bytes` and how many bytes of body follow it. `most` is the largest size of a message, header
+    /// included.
+    ///
+    /// # Errors
+    /// [`Malformed`].
+    pub fn decode(bytes: &[u8; HEADER as usize], most: u32) -> Result<(Self, usize), Malformed> {
+        let [i0, i1, c0, c1, s0, s1, s2, s3, f0, f1, f2, f3, e0, e1, e2, e3] = *bytes;
+        let size = u32::from_le_bytes([s0, s1, s2, s3]);
+        let flags = u32::from_le_bytes([f0, f1, f2, f3]);
+        let length = size.checked_sub(HEADER).ok_or(Malformed::TooShort { size })?;
+        if size > most {
+            return Err(Malformed::TooLong { size, most });
+        }
+        let kind = match (flags & TYPE, flags & !TYPE) {
+            (COMMAND, rest @ (0 | NO_REPLY)) => Kind::Command { no_reply: rest != 0 },
+            (REPLY, 0) => Kind::Reply { error: None },
+            (REPLY, ERROR) => Kind::Reply { error: Some(u32::from_le_bytes([e0, e1, e2, e3])) },
+            _ => return Err(Malformed::Flags { flags }),
+        };
+        let header = Self { id: u16::from_le_bytes([i0, i1]), command: u16::from_le_bytes([c0, c1]), kind };
+        Ok((header, usize::try_from(length).unwrap_or(usize::MAX)))
+    }
+
+    /// The header of a message with `body` bytes after it.
+    ///
+    /// # Errors
+    /// [`Malformed::TooLong`] when the message has more than `most` bytes: our own mistake, found before the peer
+    /// finds it.
+    pub fn encode(&self, body: usize, most: u32) -> Result<[u8; HEADER as usize], Malformed> {
+        let size = u32::try_from(body).unwrap_or(u32::MAX).saturating_add(HEADER);
+        if size > most {
+            return Err(Malformed::TooLong { size, most });
+        }
+        let (flags, error) = match self.kind {
+            Kind::Command { no_reply } => (COMMAND | if no_reply { NO_REPLY } else { 0 }, 0),
+            Kind::Reply { error: None } => (REPLY, 0),
+            Kind::Reply { error: Some(error) } => (REPLY | ERROR, error),
+        };
+        let ([i0, i1], [c0, c1]) = (self.id.to_le_bytes(), self.command.to_le_bytes());
+        let [s0, s1, s2, s3] = size.to_le_bytes();
+        let [f0, f1, f2, f3] = u32::to_le_bytes(flags);
+        let [e0, e1, e2, e3] = error.to_le_bytes();
+        Ok([i0, i1, c0, c1, s0, s1, s2, s3, f0, f1, f2, f3, e0, e1, e2, e3])
+    }
+}
+
 /// The first frame of `bytes` and what follows it, or `None` while it is not all there. `most` is the largest size of
 /// a message, header included. A header that is wrong is refused before its body has come.
 ///
 /// # Errors
 /// [`Malformed`].
 pub fn split(bytes: &[u8], most: u32) -> Result<Option<(Frame<'_>, &[u8])>, Malformed> {
-    let Some((header, after)) = bytes.split_first_chunk::<{ HEADER as usize }>() else { return Ok(None) };
-    let [i0, i1, c0, c1, s0, s1, s2, s3, f0, f1, f2, f3, e0, e1, e2, e3] = *header;
-    let size = u32::from_le_bytes([s0, s1, s2, s3]);
-    let flags = u32::from_le_bytes([f0, f1, f2, f3]);
-    let length = size.checked_sub(HEADER).ok_or(Malformed::TooShort { size })?;
-    if size > most {
-        return Err(Malformed::TooLong { size, most });
-    }
-    let kind = match (flags & TYPE, flags & !TYPE) {
-        (COMMAND, rest @ (0 | NO_REPLY)) => Kind::Command { no_reply: rest != 0 },
-        (REPLY, 0) => Kind::Reply { error: None },
-        (REPLY, ERROR) => Kind::Reply { error: Some(u32::from_le_bytes([e0, e1, e2, e3])) },
-        _ => return Err(Malformed::Flags { flags }),
-    };
-    let id = u16::from_le_bytes([i0, i1]);
-    let header = Header { id, command: u16::from_le_bytes([c0, c1]), kind };
-    let length = usize::try_from(length).unwrap_or(usize::MAX);
+    let Some((header, after)) = bytes.split_first_chunk() else { return Ok(None) };
+    let (header, length) = Header::decode(header, most)?;
     Ok(after.split_at_checked(length).map(|(body, rest)| (Frame { header, body }, rest)))
 }
 
@@ -107,20 +139,10 @@ impl Frame<'_> {
     /// The message as bytes.
     ///
     /// # Errors
-    /// [`Malformed::TooLong`] when it has more than `most` bytes: our own mistake, found before the peer finds it.
+    /// As [`Header::encode`].
     pub fn encode(&self, most: u32) -> Result<Vec<u8>, Malformed> {
-        let size = u32::try_from(self.body.len()).unwrap_or(u32::MAX).saturating_add(HEADER);
-        if size > most {
-            return Err(Malformed::TooLong { size, most });
-        }
-        let (flags, error) = match self.header.kind {
-            Kind::Command { no_reply } => (COMMAND | if no_reply { NO_REPLY } else { 0 }, 0),
-            Kind::Reply { error: None } => (REPLY, 0),
-            Kind::Reply { error: Some(error) } => (REPLY | ERROR, error),
-        };
-        let halves = [self.header.id, self.header.command].into_iter().flat_map(u16::to_le_bytes);
-        let words = [size, flags, error].into_iter().flat_map(u32::to_le_bytes);
-        Ok(halves.chain(words).chain(self.body.iter().copied()).collect())
+        let header = self.header.encode(self.body.len(), most)?;
+        Ok([&header, self.body].concat())
     }
 }
 

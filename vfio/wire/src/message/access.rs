@@ -1,0 +1,167 @@
+//! Reads and writes: of a region by the client, of the client's memory by the server.
+
+use super::Wrong;
+use crate::bytes::{Reader, put_u32, put_u64};
+
+/// Bytes of a region: the request to read them, and the head of every message that carries or acknowledges them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Access {
+    /// First byte, in the region.
+    pub offset: u64,
+    /// Which region.
+    pub region: u32,
+    /// How many bytes.
+    pub count: u32,
+}
+
+impl Access {
+    /// Bytes of its encoding.
+    pub const SIZE: u32 = 16;
+
+    /// Out of a body, whose data is left alone.
+    ///
+    /// # Errors
+    /// [`Wrong`] when it is too short, or the access ends beyond 2^64.
+    pub fn decode(body: &[u8]) -> Result<Self, Wrong> {
+        Self::split(body).map(|(access, _)| access)
+    }
+
+    /// The access and the data of the same body. (A reply to a read; the count may be another than was asked for.)
+    ///
+    /// # Errors
+    /// As [`Access::decode`].
+    pub fn split(body: &[u8]) -> Result<(Self, &[u8]), Wrong> {
+        let mut reader = Reader::new("region access", body);
+        let access = Self { offset: reader.u64()?, region: reader.u32()?, count: reader.u32()? };
+        if access.offset.checked_add(u64::from(access.count)).is_none() {
+            let rule = "an access has to end below 2^64";
+            return Err(Wrong::Value { what: "offset of a region access", value: access.offset, rule });
+        }
+        Ok((access, reader.rest()))
+    }
+
+    /// As a body.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        put_u64(out, [self.offset]);
+        put_u32(out, [self.region, self.count]);
+    }
+}
+
+/// A write to a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Write<'a> {
+    /// Where.
+    pub access: Access,
+    /// What; as long as `access` says.
+    pub data: &'a [u8],
+}
+
+impl<'a> Write<'a> {
+    /// Out of a body.
+    ///
+    /// # Errors
+    /// [`Wrong`] when there is less data than it says.
+    pub fn decode(body: &'a [u8]) -> Result<Self, Wrong> {
+        let (access, rest) = Access::split(body)?;
+        let data = Reader::new("data of a region write", rest).bytes(access.count.into())?;
+        Ok(Self { access, data })
+    }
+}
+
+/// Several writes of 8 bytes at most, checked when decoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Writes<'a>(&'a [u8]);
+
+impl<'a> Writes<'a> {
+    /// Bytes of each.
+    const SIZE: usize = 24;
+
+    /// Out of a body.
+    ///
+    /// # Errors
+    /// [`Wrong`] when there are fewer than it says, or one has more than 8 bytes.
+    pub fn decode(body: &'a [u8]) -> Result<Self, Wrong> {
+        let mut reader = Reader::new("multiple region writes", body);
+        let count = reader.u64()?;
+        let all = reader.bytes(count.saturating_mul(Self::SIZE as u64))?;
+        for one in all.chunks(Self::SIZE) {
+            let access = Access::decode(one)?;
+            if access.count > 8 {
+                let rule = "one of several writes has 8 bytes at most";
+                let value = access.count.into();
+                return Err(Wrong::Value { what: "count of a region write", value, rule });
+            }
+        }
+        Ok(Self(all))
+    }
+
+    /// One after the other.
+    pub fn iter(&self) -> impl Iterator<Item = Write<'a>> {
+        self.0.chunks(Self::SIZE).filter_map(|one| Write::decode(one).ok())
+    }
+
+    /// How many.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        (self.0.len() / Self::SIZE) as u64
+    }
+
+    pub(super) fn encode(&self, out: &mut Vec<u8>) {
+        put_u64(out, [self.count()]);
+        out.extend_from_slice(self.0);
+    }
+
+    /// The entries of such a message from writes of 8 bytes at most; of a longer one the first 8.
+    #[must_use]
+    pub fn entries(writes: &[Write<'_>]) -> Vec<u8> {
+        let mut out = Vec::with_capacity(writes.len().saturating_mul(Self::SIZE));
+        for write in writes {
+            let (kept, length) = write.data.get(..8).map_or((write.data, write.data.len()), |kept| (kept, 8));
+            let count = u32::try_from(length).unwrap_or(8);
+            Access { count, ..write.access }.encode(&mut out);
+            out.extend_from_slice(kept);
+            out.extend(std::iter::repeat_n(0, 8_usize.saturating_sub(length)));
+        }
+        out
+    }
+
+    /// Entries made by [`Writes::entries`].
+    ///
+    /// # Errors
+    /// As [`Writes::decode`].
+    pub fn of(entries: &'a [u8]) -> Result<Self, Wrong> {
+        let whole = entries.len().checked_rem(Self::SIZE) == Some(0);
+        let what = "multiple region writes";
+        whole.then_some(Self(entries)).ok_or(Wrong::Short { what, have: entries.len(), need: Self::SIZE })
+    }
+}
+
+/// Bytes of the client's memory, by their DMA address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DmaAccess {
+    /// First byte.
+    pub address: u64,
+    /// How many.
+    pub count: u64,
+}
+
+impl DmaAccess {
+    /// The access and the data of the same body.
+    ///
+    /// # Errors
+    /// [`Wrong`] when it is too short, or the access ends beyond 2^64.
+    pub fn split(body: &[u8]) -> Result<(Self, &[u8]), Wrong> {
+        let mut reader = Reader::new("access to memory", body);
+        let access = Self { address: reader.u64()?, count: reader.u64()? };
+        if access.address.checked_add(access.count).is_none() {
+            let rule = "an access has to end below 2^64";
+            return Err(Wrong::Value { what: "address of a memory access", value: access.address, rule });
+        }
+        Ok((access, reader.rest()))
+    }
+
+    /// As a body.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        put_u64(out, [self.address, self.count]);
+    }
+}

@@ -1,0 +1,146 @@
+//! The handshake: versions, and what each side can take.
+
+use serde::{Deserialize, Serialize};
+
+use super::Wrong;
+use crate::bytes::Reader;
+
+/// Most bytes of the text with the capabilities, its NUL included. Its depth is bounded by that too: `serde_json` skips
+/// what has no name here without recursion.
+pub const MOST_VERSION_DATA: u32 = 4096;
+
+/// Most bytes of one transfer that we ever agree on: 16 MiB.
+const MOST_DATA: u32 = 16 << 20;
+/// Least that is of use: a register's 8.
+const LEAST_DATA: u64 = 8;
+/// Most descriptors in one message that the kernel carries.
+const MOST_FDS: u64 = 253;
+
+/// `VERSION`, request or reply.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Version {
+    /// 0, of which all versions so far are.
+    pub major: u16,
+    /// A reply's is at most the request's.
+    pub minor: u16,
+    /// What its sender can do.
+    pub capabilities: Capabilities,
+}
+
+/// What a peer says it can do. Names that we do not know are passed over; what is left out has a default.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Capabilities {
+    /// Descriptors that it takes in one message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_msg_fds: Option<u64>,
+    /// Bytes that it takes in one read or write.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_data_xfer_size: Option<u64>,
+    /// DMA windows at a time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_dma_maps: Option<u64>,
+    /// Page sizes for DMA windows, or'ed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pgsizes: Option<u64>,
+    /// Migration, as older peers say it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub migration: Option<MigrationPages>,
+    /// A second socket for what the server asks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub twin_socket: Option<TwinSocket>,
+    /// Takes several writes in one message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub write_multiple: Option<bool>,
+}
+
+/// Of older peers' migration.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MigrationPages {
+    /// Bytes that one bit of a dirty bitmap stands for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pgsize: Option<u64>,
+}
+
+/// The second socket.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TwinSocket {
+    /// Whether its sender can.
+    pub supported: bool,
+    /// Which of the message's descriptors it is, in a reply.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fd_index: Option<u64>,
+}
+
+/// What may be sent to a peer, defaults filled in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Descriptors in one message.
+    pub fds: usize,
+    /// Bytes in one read or write.
+    pub data: u32,
+    /// DMA windows at a time.
+    pub maps: u64,
+    /// Page sizes for DMA windows, or'ed.
+    pub page_sizes: u64,
+    /// Several writes in one message.
+    pub write_multiple: bool,
+}
+
+#[derive(Serialize, Deserialize, Default)]
+#[serde(default)]
+struct Text {
+    capabilities: Capabilities,
+}
+
+impl Version {
+    /// Out of a request or a reply. No text at all means all defaults.
+    ///
+    /// # Errors
+    /// [`Wrong`] when it is too short, or its text is too long, does not end with its only NUL, or is no JSON object
+    /// as documented.
+    pub fn decode(body: &[u8]) -> Result<Self, Wrong> {
+        let mut reader = Reader::new("version", body);
+        let (major, minor) = (reader.u16()?, reader.u16()?);
+        let data = reader.rest();
+        let text = match data.split_last() {
+            None => Text::default(),
+            Some((0, text)) if data.len() <= MOST_VERSION_DATA as usize => {
+                serde_json::from_slice(text).map_err(|_| Wrong::Version)?
+            }
+            Some(_) => return Err(Wrong::Version),
+        };
+        Ok(Self { major, minor, capabilities: text.capabilities })
+    }
+
+    /// As a body.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.extend([self.major, self.minor].into_iter().flat_map(u16::to_le_bytes));
+        let text = Text { capabilities: self.capabilities.clone() };
+        // Numbers and truth values under fixed names: there is nothing in it that could fail.
+        out.extend(serde_json::to_vec(&text).unwrap_or_default());
+        out.push(0);
+    }
+}
+
+impl Capabilities {
+    /// What may be sent to a peer that said this.
+    ///
+    /// # Errors
+    /// [`Wrong`] when so little data fits a message that not even a register does.
+    pub fn limits(&self) -> Result<Limits, Wrong> {
+        let data = self.max_data_xfer_size.unwrap_or(1 << 20);
+        if data < LEAST_DATA {
+            return Err(Wrong::Value { what: "max_data_xfer_size", value: data, rule: "8 at least" });
+        }
+        Ok(Limits {
+            fds: usize::try_from(self.max_msg_fds.unwrap_or(1).min(MOST_FDS)).unwrap_or(1),
+            data: u32::try_from(data).unwrap_or(MOST_DATA).min(MOST_DATA),
+            maps: self.max_dma_maps.unwrap_or(0xffff),
+            page_sizes: self.pgsizes.unwrap_or(0x1000),
+            write_multiple: self.write_multiple.unwrap_or(false),
+        })
+    }
+}
