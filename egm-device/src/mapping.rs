@@ -141,18 +141,37 @@ impl Mapping {
     /// # Errors
     /// Out of memory, a hardware error in the pages, or a range outside the mapping.
     pub fn populate(&self, offset: usize, size: usize) -> Result<(), MappingError> {
-        let from = self.within("populate", offset, size)?.cast();
+        self.fault_in("populate", offset, size, Advice::LinuxPopulateWrite)
+    }
+
+    /// As [`Mapping::populate`], of pages that the file has already. The kernel maps the neighbours of a page that is read
+    /// (16 at a time where pages are of 4 KiB) and each page that is written alone; of shared memory both may then be written.
+    ///
+    /// # Errors
+    /// As [`Mapping::populate`].
+    pub fn reach(&self, offset: usize, size: usize) -> Result<(), MappingError> {
+        self.fault_in("reach", offset, size, Advice::LinuxPopulateRead)
+    }
+
+    fn fault_in(
+        &self,
+        step: &'static str,
+        offset: usize,
+        size: usize,
+        advice: Advice,
+    ) -> Result<(), MappingError> {
+        let from = self.within(step, offset, size)?.cast();
         if self.complete {
             return Ok(());
         }
         loop {
             // SAFETY: checked above to lie inside our range; population preserves contents.
-            match unsafe { mm::madvise(from, size, Advice::LinuxPopulateWrite) } {
+            match unsafe { mm::madvise(from, size, advice) } {
                 Ok(()) => return Ok(()),
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
                 Err(error) => {
                     let size = u64::try_from(size).unwrap_or(u64::MAX);
-                    return Err(MappingError { step: "populate", size, source: error.into() });
+                    return Err(MappingError { step, size, source: error.into() });
                 }
             }
         }

@@ -204,7 +204,7 @@ impl Job<'_> {
         let from = number(first.saturating_sub(start));
         let end = from.saturating_add(number(chunk.size()));
         // In one go is faster than a fault for each page. What it cannot do, and why, the zeroing finds.
-        let _ = mapping.populate(0, mapping.size());
+        let _ = mapping.reach(0, mapping.size());
         for piece in (from..end).step_by(PIECE) {
             let size = PIECE.min(end.saturating_sub(piece));
             let mut outcome = Ok(());
