@@ -5,5 +5,8 @@
 
 pub mod backend;
 pub mod dma;
+#[cfg(any(test, feature = "fake"))]
+pub mod fake;
 pub mod host;
+pub mod mapping;
 pub mod memory;

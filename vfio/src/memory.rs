@@ -1,4 +1,5 @@
-//! Memory of this process that the guest and devices reach. This is an unsafe room: it holds a promise, no code.
+//! Memory of this process that the guest and devices reach. This is an unsafe room: it holds a promise, and the two
+//! functions that lean on it.
 #![expect(unsafe_code, reason = "an unsafe trait: its implementers promise that memory stays")]
 
 use std::os::fd::BorrowedFd;
@@ -38,4 +39,32 @@ pub unsafe trait HostMemory: Send + Sync {
     fn size(&self) -> u64;
     /// What it is made of.
     fn behind(&self) -> Behind<'_>;
+}
+
+impl dyn HostMemory + '_ {
+    /// Copies bytes out, one by one; `None` when they do not all lie inside. What others write meanwhile may be torn.
+    pub fn read(&self, offset: u64, data: &mut [u8]) -> Option<()> {
+        let place = self.place(offset, data.len())?;
+        for (index, byte) in data.iter_mut().enumerate() {
+            // SAFETY: `place` checked that all the bytes lie inside, and the implementer promised that they are mapped.
+            *byte = unsafe { place.wrapping_add(index).read_volatile() };
+        }
+        Some(())
+    }
+
+    /// Copies bytes in, one by one; `None` when they do not all lie inside. The memory must be writable.
+    pub fn write(&self, offset: u64, data: &[u8]) -> Option<()> {
+        let place = self.place(offset, data.len())?;
+        for (index, byte) in data.iter().enumerate() {
+            // SAFETY: as in `read`; memory that is not writable ends the process, it does not break it.
+            unsafe { place.wrapping_add(index).write_volatile(*byte) };
+        }
+        Some(())
+    }
+
+    fn place(&self, offset: u64, length: usize) -> Option<*mut u8> {
+        let end = offset.checked_add(u64::try_from(length).ok()?)?;
+        let offset = usize::try_from(offset).ok()?;
+        (end <= self.size()).then(|| self.address().as_ptr().wrapping_add(offset))
+    }
 }

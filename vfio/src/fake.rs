@@ -1,0 +1,466 @@
+//! A function and an I/O address space in memory, for tests: they behave as the kernel's and write down what they are
+//! asked.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use egm_address::{InBar, Io, Iova, Span};
+
+use crate::backend::{Backend, BackendError, InterruptKind, Interrupts, Region, RegionIndex};
+use crate::dma::{Access, DmaError, Domain, Limits};
+use crate::mapping::{Mapping, Part};
+use crate::memory::{Behind, HostMemory};
+
+/// What a fake function was asked; reads and what changes nothing are not written down.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Call {
+    /// [`Backend::write`].
+    Write(RegionIndex, u64, Vec<u8>),
+    /// [`Backend::map`].
+    Map(RegionIndex, Span<InBar>),
+    /// [`Backend::connect`]: kind, first vector, which of the vectors have a descriptor.
+    Connect(InterruptKind, u32, Vec<bool>),
+    /// [`Backend::connect_resample`].
+    Resample,
+    /// [`Backend::mask_intx`].
+    MaskIntx(bool),
+    /// [`Backend::disable`].
+    Disable(InterruptKind),
+    /// [`Backend::reset`].
+    Reset,
+}
+
+/// A function whose regions are memory. Give it regions and interrupts, then hand an `Arc` of it out.
+#[derive(Default)]
+pub struct FakeFunction {
+    regions: BTreeMap<RegionIndex, FakeRegion>,
+    interrupts: BTreeMap<InterruptKind, Interrupts>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct FakeRegion {
+    region: Region,
+    memory: Option<Arc<dyn HostMemory>>,
+}
+
+#[derive(Default)]
+struct State {
+    calls: Vec<Call>,
+    triggers: BTreeMap<(InterruptKind, u32), OwnedFd>,
+    /// The kind of INTx, MSI and MSI-X that is enabled.
+    enabled: Option<InterruptKind>,
+    /// INTx: asserted by the function, masked.
+    asserted: bool,
+    masked: bool,
+    gone: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl FakeFunction {
+    /// Adds a region that holds `content` and zeroes up to `size`; `mappable` parts can be mapped.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn with_region(
+        mut self,
+        index: RegionIndex,
+        size: u64,
+        content: &[u8],
+        mappable: &[Span<InBar>],
+    ) -> io::Result<Self> {
+        let memory: Arc<dyn HostMemory> = Arc::new(Mapping::pages(size, 0)?);
+        memory.write(0, content).ok_or(io::ErrorKind::InvalidInput)?;
+        let mappable = mappable.to_vec();
+        let region = Region { size, readable: true, writable: true, mappable, msix_mappable: true };
+        self.regions.insert(index, FakeRegion { region, memory: Some(memory) });
+        Ok(self)
+    }
+
+    /// Gives it `count` vectors of `kind`, which can be connected one after the other.
+    #[must_use]
+    pub fn with_interrupts(mut self, kind: InterruptKind, count: u32) -> Self {
+        self.interrupts.insert(kind, Interrupts { count, dynamic: true });
+        self
+    }
+
+    /// What it was asked since the last call of this.
+    pub fn take_calls(&self) -> Vec<Call> {
+        std::mem::take(&mut lock(&self.state).calls)
+    }
+
+    /// The memory of a region: the device's own view, which writes down nothing.
+    pub fn memory(&self, index: RegionIndex) -> Option<&Arc<dyn HostMemory>> {
+        self.regions.get(&index)?.memory.as_ref()
+    }
+
+    /// Raises a vector, as the device would; `false` when nobody is connected. INTx is raised by [`Self::set_intx`].
+    pub fn fire(&self, kind: InterruptKind, vector: u32) -> bool {
+        lock(&self.state).fire(kind, vector)
+    }
+
+    /// Asserts or releases INTx: it fires once and is masked until it is unmasked.
+    pub fn set_intx(&self, asserted: bool) {
+        let mut state = lock(&self.state);
+        state.asserted = asserted;
+        state.fire_intx();
+    }
+
+    /// From now on the function is gone, as after surprise removal.
+    pub fn remove(&self) {
+        lock(&self.state).gone = true;
+    }
+
+    fn absent(&self, what: String) -> BackendError {
+        BackendError::Absent { function: self.name().to_owned(), what }
+    }
+
+    /// The state, and `call` written down; an error once the function is gone.
+    fn ask(&self, call: Option<Call>) -> Result<MutexGuard<'_, State>, BackendError> {
+        let mut state = lock(&self.state);
+        if state.gone {
+            return Err(BackendError::Gone { function: self.name().to_owned(), why: "removed".to_owned() });
+        }
+        state.calls.extend(call);
+        Ok(state)
+    }
+
+    fn bytes(&self, region: RegionIndex, offset: u64) -> Result<&Arc<dyn HostMemory>, BackendError> {
+        self.memory(region).ok_or_else(|| self.absent(format!("byte {offset:#x} of {region:?}")))
+    }
+}
+
+impl State {
+    fn fire(&self, kind: InterruptKind, vector: u32) -> bool {
+        let trigger = self.triggers.get(&(kind, vector));
+        trigger.is_some_and(|trigger| rustix::io::write(trigger, &1u64.to_ne_bytes()).is_ok())
+    }
+
+    fn fire_intx(&mut self) {
+        if self.asserted && !self.masked && self.fire(InterruptKind::Intx, 0) {
+            self.masked = true;
+        }
+    }
+}
+
+impl Backend for FakeFunction {
+    fn name(&self) -> &'static str {
+        "fake function"
+    }
+
+    fn region(&self, region: RegionIndex) -> &Region {
+        static NONE: Region =
+            Region { size: 0, readable: false, writable: false, mappable: Vec::new(), msix_mappable: false };
+        self.regions.get(&region).map_or(&NONE, |region| &region.region)
+    }
+
+    fn interrupts(&self, kind: InterruptKind) -> Interrupts {
+        self.interrupts.get(&kind).copied().unwrap_or_default()
+    }
+
+    fn read(&self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), BackendError> {
+        data.fill(0xff);
+        drop(self.ask(None)?);
+        self.bytes(region, offset)?
+            .read(offset, data)
+            .ok_or_else(|| self.absent(format!("byte {offset:#x} of {region:?}")))
+    }
+
+    fn write(&self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), BackendError> {
+        let _state = self.ask(Some(Call::Write(region, offset, data.to_vec())))?;
+        self.bytes(region, offset)?
+            .write(offset, data)
+            .ok_or_else(|| self.absent(format!("byte {offset:#x} of {region:?}")))
+    }
+
+    fn map(
+        &self,
+        region: RegionIndex,
+        part: Span<InBar>,
+        _congruent_to: u64,
+    ) -> Result<Arc<dyn HostMemory>, BackendError> {
+        drop(self.ask(Some(Call::Map(region, part)))?);
+        let known = self.regions.get(&region);
+        let inside = known.filter(|known| known.region.mappable.iter().any(|span| span.covers(part)));
+        let memory = inside.and_then(|known| known.memory.clone());
+        let mapped = memory.and_then(|memory| Part::new(memory, part.start().get(), part.size()));
+        let mapped = mapped.ok_or_else(|| self.absent(format!("mappable {part} in {region:?}")))?;
+        Ok(Arc::new(mapped))
+    }
+
+    fn connect(
+        &self,
+        kind: InterruptKind,
+        first: u32,
+        triggers: &[Option<BorrowedFd<'_>>],
+    ) -> Result<(), BackendError> {
+        let given = triggers.iter().map(Option::is_some).collect();
+        let mut state = self.ask(Some(Call::Connect(kind, first, given)))?;
+        let vectors = first..self.interrupts(kind).count;
+        if vectors.len() < triggers.len() {
+            return Err(self.absent(format!("vector {} of {kind:?}", vectors.end)));
+        }
+        let refused = |source| {
+            let (function, what) = (self.name().to_owned(), format!("connect {kind:?}"));
+            BackendError::Refused { function, what, source }
+        };
+        if matches!(kind, InterruptKind::Intx | InterruptKind::Msi | InterruptKind::Msix) {
+            if state.enabled.is_some_and(|enabled| enabled != kind) {
+                return Err(refused(io::ErrorKind::InvalidInput.into()));
+            }
+            state.enabled = Some(kind);
+        }
+        for (vector, trigger) in vectors.zip(triggers) {
+            match trigger {
+                Some(trigger) => {
+                    let kept = trigger.try_clone_to_owned().map_err(refused)?;
+                    state.triggers.insert((kind, vector), kept);
+                }
+                None => drop(state.triggers.remove(&(kind, vector))),
+            }
+        }
+        state.fire_intx();
+        Ok(())
+    }
+
+    fn connect_resample(&self, _resample: BorrowedFd<'_>) -> Result<(), BackendError> {
+        self.ask(Some(Call::Resample)).map(drop)
+    }
+
+    fn mask_intx(&self, masked: bool) -> Result<(), BackendError> {
+        let mut state = self.ask(Some(Call::MaskIntx(masked)))?;
+        state.masked = masked;
+        state.fire_intx();
+        Ok(())
+    }
+
+    fn disable(&self, kind: InterruptKind) -> Result<(), BackendError> {
+        let mut state = self.ask(Some(Call::Disable(kind)))?;
+        state.triggers.retain(|(connected, _), _| *connected != kind);
+        state.enabled = state.enabled.filter(|enabled| *enabled != kind);
+        Ok(())
+    }
+
+    fn can_reset(&self) -> bool {
+        true
+    }
+
+    fn reset(&self) -> Result<(), BackendError> {
+        let mut state = self.ask(Some(Call::Reset))?;
+        state.asserted = false;
+        Ok(())
+    }
+}
+
+/// An I/O address space that remembers what is mapped, and through which a test reads and writes as a device would.
+#[derive(Default)]
+pub struct FakeDomain {
+    limits: Limits,
+    /// Kinds of memory that it has no way to, by the words of [`kind`].
+    without: BTreeSet<&'static str>,
+    maps: Mutex<BTreeMap<Iova, Mapped>>,
+}
+
+struct Mapped {
+    iova: Span<Io>,
+    memory: Arc<dyn HostMemory>,
+    offset: u64,
+    access: Access,
+}
+
+/// The kind of memory in one word: `file`, `invisible`, `bar` or `pages`.
+pub fn kind(behind: &Behind<'_>) -> &'static str {
+    match behind {
+        Behind::File { .. } => "file",
+        Behind::Invisible => "invisible",
+        Behind::Bar { .. } => "bar",
+        Behind::Pages => "pages",
+    }
+}
+
+impl FakeDomain {
+    /// One with these limits and no way to the kinds of memory in `without` (see [`kind`]).
+    pub fn new(limits: Limits, without: &[&'static str]) -> Self {
+        Self { limits, without: without.iter().copied().collect(), maps: Mutex::default() }
+    }
+
+    /// What is mapped, ascending.
+    pub fn mapped(&self) -> Vec<(Span<Io>, Access)> {
+        lock(&self.maps).values().map(|mapped| (mapped.iova, mapped.access)).collect()
+    }
+
+    /// Reads at `iova` as a device; `None` is a fault.
+    pub fn read(&self, iova: Iova, data: &mut [u8]) -> Option<()> {
+        let maps = lock(&self.maps);
+        let (mapped, offset) = at(&maps, iova, data.len())?;
+        mapped.memory.read(offset, data)
+    }
+
+    /// Writes at `iova` as a device; `None` is a fault.
+    pub fn write(&self, iova: Iova, data: &[u8]) -> Option<()> {
+        let maps = lock(&self.maps);
+        let (mapped, offset) = at(&maps, iova, data.len())?;
+        if mapped.access == Access::Read {
+            return None;
+        }
+        mapped.memory.write(offset, data)
+    }
+}
+
+/// The map that has all of `length` bytes at `iova`, and where they are in its memory.
+fn at(maps: &BTreeMap<Iova, Mapped>, iova: Iova, length: usize) -> Option<(&Mapped, u64)> {
+    let (_, mapped) = maps.range(..=iova).next_back()?;
+    let wanted = Span::new(iova, u64::try_from(length).ok()?).ok()?;
+    let inside = iova.offset_from(mapped.iova.start())?;
+    mapped.iova.covers(wanted).then_some((mapped, mapped.offset.checked_add(inside)?))
+}
+
+impl Domain for FakeDomain {
+    fn limits(&self) -> Limits {
+        self.limits.clone()
+    }
+
+    fn map(
+        &self,
+        iova: Span<Io>,
+        memory: &Arc<dyn HostMemory>,
+        offset: u64,
+        access: Access,
+    ) -> Result<(), DmaError> {
+        let (start, size) = (iova.start(), iova.size());
+        let refused = |number| DmaError::Refused {
+            iova: start,
+            size,
+            what: "map",
+            source: io::Error::from_raw_os_error(number),
+        };
+        if self.without.contains(kind(&memory.behind())) {
+            return Err(DmaError::NoWay { iova: start, size, rule: "the fake was told so" });
+        }
+        let mut maps = lock(&self.maps);
+        let count = u32::try_from(maps.len()).unwrap_or(u32::MAX);
+        if self.limits.mappings.is_some_and(|most| count >= most) {
+            return Err(refused(rustix::io::Errno::NOSPC.raw_os_error()));
+        }
+        if maps.values().any(|mapped| mapped.iova.overlaps(iova)) {
+            return Err(refused(rustix::io::Errno::EXIST.raw_os_error()));
+        }
+        if offset.checked_add(size).is_none_or(|end| end > memory.size()) {
+            return Err(refused(rustix::io::Errno::FAULT.raw_os_error()));
+        }
+        maps.insert(start, Mapped { iova, memory: Arc::clone(memory), offset, access });
+        Ok(())
+    }
+
+    fn unmap(&self, iova: Span<Io>) -> Result<(), DmaError> {
+        let mut maps = lock(&self.maps);
+        match maps.remove(&iova.start()) {
+            Some(mapped) if mapped.iova == iova => Ok(()),
+            other => {
+                maps.extend(other.map(|mapped| (mapped.iova.start(), mapped)));
+                let source = io::Error::from(io::ErrorKind::NotFound);
+                Err(DmaError::Refused { iova: iova.start(), size: iova.size(), what: "unmap", source })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    fn bar(start: u64, size: u64) -> Span<InBar> {
+        Span::new(egm_address::Address::new(start), size).unwrap()
+    }
+
+    fn function() -> FakeFunction {
+        FakeFunction::default()
+            .with_region(RegionIndex::Bar(0), 0x4000, b"\x01", &[bar(0x1000, 0x3000)])
+            .unwrap()
+            .with_interrupts(InterruptKind::Intx, 1)
+            .with_interrupts(InterruptKind::Msix, 4)
+    }
+
+    fn eventfd() -> OwnedFd {
+        rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap()
+    }
+
+    fn signalled(event: &OwnedFd) -> bool {
+        rustix::io::read(event, &mut [0; 8]).is_ok()
+    }
+
+    #[test]
+    fn a_mapped_bar_is_the_region_that_is_read_and_written() {
+        let function = function();
+        let mapped = function.map(RegionIndex::Bar(0), bar(0x2000, 0x1000), 0).unwrap();
+        function.write(RegionIndex::Bar(0), 0x2004, &[7]).unwrap();
+        let mut data = [0];
+        mapped.read(4, &mut data).unwrap();
+        assert_eq!(data, [7]);
+        assert!(function.map(RegionIndex::Bar(0), bar(0, 0x1000), 0).is_err());
+        assert_eq!(function.take_calls().len(), 3);
+    }
+
+    #[test]
+    fn intx_fires_once_until_it_is_unmasked_and_again_while_it_is_asserted() {
+        let (function, event) = (function(), eventfd());
+        function.connect(InterruptKind::Intx, 0, &[Some(event.as_fd())]).unwrap();
+        function.set_intx(true);
+        assert!(signalled(&event));
+        function.set_intx(true);
+        assert!(!signalled(&event));
+        function.mask_intx(false).unwrap();
+        assert!(signalled(&event));
+        function.set_intx(false);
+        function.mask_intx(false).unwrap();
+        assert!(!signalled(&event));
+    }
+
+    #[test]
+    fn one_kind_of_interrupt_is_enabled_at_a_time_and_vectors_end_where_the_table_does() {
+        let (function, event) = (function(), eventfd());
+        function.connect(InterruptKind::Intx, 0, &[Some(event.as_fd())]).unwrap();
+        let msix = |first| function.connect(InterruptKind::Msix, first, &[Some(event.as_fd())]);
+        assert!(matches!(msix(0), Err(BackendError::Refused { .. })));
+        function.disable(InterruptKind::Intx).unwrap();
+        msix(3).unwrap();
+        assert!(matches!(msix(4), Err(BackendError::Absent { .. })));
+        assert!(function.fire(InterruptKind::Msix, 3) && signalled(&event));
+        assert!(!function.fire(InterruptKind::Msix, 2));
+    }
+
+    #[test]
+    fn a_function_that_is_gone_answers_all_ones() {
+        let function = function();
+        function.remove();
+        let mut data = [0; 4];
+        let gone = function.read(RegionIndex::Bar(0), 0, &mut data);
+        assert!(matches!(gone, Err(BackendError::Gone { .. })));
+        assert_eq!(data, [0xff; 4]);
+    }
+
+    #[test]
+    fn a_domain_keeps_memory_until_it_is_unmapped_and_faults_elsewhere() {
+        let domain = FakeDomain::default();
+        let memory: Arc<dyn HostMemory> = Arc::new(Mapping::pages(0x4000, 0).unwrap());
+        let iova = Span::new(Iova::new(0x1_0000), 0x2000).unwrap();
+        domain.map(iova, &memory, 0x1000, Access::ReadWrite).unwrap();
+        domain.write(Iova::new(0x1_0010), b"dma").unwrap();
+        let mut data = [0; 3];
+        memory.read(0x1010, &mut data).unwrap();
+        assert_eq!(&data, b"dma");
+        assert!(domain.read(Iova::new(0xffff), &mut data).is_none());
+        assert!(domain.map(iova, &memory, 0, Access::Read).is_err());
+        assert_eq!(Arc::strong_count(&memory), 2);
+        domain.unmap(iova).unwrap();
+        assert_eq!(Arc::strong_count(&memory), 1);
+        assert!(domain.unmap(iova).is_err());
+    }
+}
