@@ -10,3 +10,4 @@ pub mod fake;
 pub mod host;
 pub mod mapping;
 pub mod memory;
+pub mod pci;

@@ -1,0 +1,109 @@
+//! What a guest's write means beyond the bits that it changed.
+
+use super::image::Forward;
+
+/// What comes of a guest's write.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[must_use]
+pub struct Written {
+    /// For the device, in this order.
+    pub forward: Vec<Forward>,
+    /// For the machine.
+    pub effects: Effects,
+}
+
+/// What the machine has to do; a field is `None` or false where nothing changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Effects {
+    /// [`Shadow::decoded`](super::Shadow::decoded) gives something else than before.
+    pub decoding: bool,
+    /// MSI is now so.
+    pub msi: Option<Msi>,
+    /// MSI-X is now so.
+    pub msix: Option<MsixControl>,
+    /// INTx is now disabled, or not.
+    pub intx_disabled: Option<bool>,
+    /// Whether the function may now write memory. The device heard of it by the forwarded write.
+    pub bus_master: Option<bool>,
+    /// The power state that the guest now believes in.
+    pub power: Option<PowerState>,
+    /// A function-level reset is wanted. After it: [`Shadow::reset`](super::Shadow::reset), then
+    /// [`Shadow::start`](super::Shadow::start).
+    pub reset: bool,
+}
+
+/// A message signalled interrupt: a memory write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Message {
+    /// Where to.
+    pub address: u64,
+    /// What.
+    pub data: u32,
+}
+
+/// State of the MSI capability (PCI Express Base 6.0 §7.7.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Msi {
+    /// Whether MSI is on.
+    pub enabled: bool,
+    /// Vectors that the guest allows: 1, 2, 4, 8, 16 or 32, as many as the function has at most.
+    pub vectors: u8,
+    /// The first vector's message.
+    pub message: Message,
+    /// Masked vectors by bit; 0 where the function has no masks.
+    pub mask: u32,
+}
+
+impl Msi {
+    /// Message of a vector below [`Msi::vectors`]: the number replaces the low bits of the data.
+    pub fn vector(&self, number: u8) -> Message {
+        let low = u32::from(self.vectors.saturating_sub(1));
+        Message { address: self.message.address, data: self.message.data & !low | u32::from(number) & low }
+    }
+
+    /// Whether this vector is masked.
+    pub fn is_masked(&self, number: u8) -> bool {
+        self.mask.checked_shr(u32::from(number)).is_some_and(|mask| mask & 1 != 0)
+    }
+}
+
+/// State of the MSI-X capability's control register (§7.7.2.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MsixControl {
+    /// Whether MSI-X is on.
+    pub enabled: bool,
+    /// Whether every vector is masked.
+    pub masked: bool,
+}
+
+/// Power state (§5.3.1). D1 and D2 are not offered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PowerState {
+    /// On.
+    #[default]
+    D0,
+    /// Asleep: answers in configuration space only.
+    D3Hot,
+}
+
+/// Where a function keeps its MSI-X structures (§7.7.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MsixLayout {
+    /// Vectors, 1 to 2048.
+    pub vectors: u16,
+    /// The table: 16 bytes a vector.
+    pub table: InBar,
+    /// The pending bit array: 8 bytes for every 64 vectors.
+    pub pending: InBar,
+}
+
+/// A place in a base address register's region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InBar {
+    /// Register number.
+    pub bar: u8,
+    /// Bytes from its start.
+    pub offset: u32,
+    /// Bytes.
+    pub size: u32,
+}

@@ -1,0 +1,73 @@
+//! Why a function cannot be shown to a guest.
+
+use egm_address::{Guest, Span};
+
+/// Why a function's configuration space, or what was asked for it, makes no guest function.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// Neither of the two sizes.
+    #[error(
+        "its configuration space has {length:#x} bytes, not 0x100 or 0x1000: only root may read all of it, and a \
+         driver such as vfio-pci gives all of it"
+    )]
+    Length {
+        /// Bytes that were given.
+        length: usize,
+    },
+    /// Nothing answers.
+    #[error(
+        "its configuration space reads as all ones: it is powered off, gone, or in a reset that failed; reset it or its bus"
+    )]
+    Dead,
+    /// Not an endpoint.
+    #[error(
+        "its header type is {header_type:#x}, a bridge: give the guest the functions behind it, not the bridge"
+    )]
+    Bridge {
+        /// The header type register without its multi-function bit.
+        header_type: u8,
+    },
+    /// A base address register that cannot be.
+    #[error("BAR {index} at {span}: {rule}")]
+    Bar {
+        /// Register number; 6 is the expansion ROM.
+        index: u8,
+        /// Where it was wanted.
+        span: Span<Guest>,
+        /// What it breaks.
+        rule: &'static str,
+    },
+    /// A pin that does not exist.
+    #[error("interrupt pin {pin}: pins are 1 (INTA) to 4 (INTD)")]
+    Pin {
+        /// The number.
+        pin: u8,
+    },
+    /// MSI-X in a BAR that the guest does not have, or beyond its end.
+    #[error(
+        "its MSI-X {structure} is {size:#x} bytes at {offset:#x} of BAR {bar}, which the guest has not or not so long: \
+         give it that BAR, or no MSI-X"
+    )]
+    Msix {
+        /// `table` or `pending bit array`.
+        structure: &'static str,
+        /// Register number, 0 to 7.
+        bar: u8,
+        /// Offset in the BAR.
+        offset: u32,
+        /// Bytes.
+        size: u32,
+    },
+    /// No place for a capability.
+    #[error(
+        "{size:#x} bytes for the {name} capability fit nowhere in its configuration space: {taken}; leave it away"
+    )]
+    NoRoom {
+        /// The capability.
+        name: &'static str,
+        /// Its bytes.
+        size: usize,
+        /// What lies where it was tried.
+        taken: String,
+    },
+}

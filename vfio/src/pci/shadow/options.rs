@@ -1,0 +1,88 @@
+//! What the machine decides about a function that a guest gets.
+
+use egm_address::{Guest, Span};
+
+/// What a function looks like besides what its own bytes say.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Options {
+    /// Its base address registers; those that are not here read as zero, I/O ports among them.
+    pub bars: Vec<Bar>,
+    /// Its expansion ROM: a power of two of bytes, at least 2 KiB, below 4 GiB. `None` hides it.
+    pub rom: Option<Span<Guest>>,
+    /// INTx pin, 1 to 4, or `None` where nobody would deliver it.
+    pub pin: Option<u8>,
+    /// Whether its MSI capability may be used: somebody has to deliver the messages.
+    pub msi: bool,
+    /// Whether its MSI-X capability may be used.
+    pub msix: bool,
+    /// What becomes of its resizable BAR capability.
+    pub resizable: Resizable,
+    /// Capabilities that the hardware lacks and the guest finds in the standard list.
+    pub added: Vec<AddedCapability>,
+}
+
+/// A base address register and where it decodes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bar {
+    /// Register number, 0 to 5; a 64-bit one takes the next as well.
+    pub index: u8,
+    /// Type and width.
+    pub kind: BarKind,
+    /// Where: a power of two of bytes, 16 at least, at a multiple of it.
+    pub span: Span<Guest>,
+}
+
+/// Type and width of a base address register (PCI Express Base 6.0 §7.5.1.2.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BarKind {
+    /// 32-bit memory.
+    Memory32,
+    /// 32-bit memory, prefetchable.
+    Memory32Prefetchable,
+    /// 64-bit memory.
+    Memory64,
+    /// 64-bit memory, prefetchable.
+    Memory64Prefetchable,
+}
+
+impl BarKind {
+    /// Whether the address takes two registers.
+    pub fn is_64(self) -> bool {
+        matches!(self, Self::Memory64 | Self::Memory64Prefetchable)
+    }
+
+    /// The register's low four bits.
+    pub(super) fn flags(self) -> u8 {
+        match self {
+            Self::Memory32 => 0b0000,
+            Self::Memory32Prefetchable => 0b1000,
+            Self::Memory64 => 0b0100,
+            Self::Memory64Prefetchable => 0b1100,
+        }
+    }
+}
+
+/// What a guest sees of resizable BARs. Changing a size is the plan's business, because addresses follow from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Resizable {
+    /// The capability, with the present size as the only one.
+    #[default]
+    Fixed,
+    /// Nothing.
+    Hidden,
+}
+
+/// A capability that is put into the standard list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AddedCapability {
+    /// For the table: `P2P approval`.
+    pub name: &'static str,
+    /// Offsets to try first, in this order; then comes any room behind the last capability.
+    pub preferred: &'static [u16],
+    /// Id.
+    pub id: u8,
+    /// What follows the id and the link.
+    pub body: Vec<u8>,
+    /// Why the guest gets it.
+    pub reason: &'static str,
+}
