@@ -228,14 +228,14 @@ impl Builder<'_> {
         let (express_reset, advanced_reset) = (says(4, 1 << 28), says(0, 1 << 25));
         let places = &mut self.places;
         match capability.id {
-            CapabilityId::Standard(id::POWER) => places.power = places.power.or(Some(at(0))),
-            CapabilityId::Standard(id::MSIX) => places.msix = places.msix.or(Some(at(0))),
+            CapabilityId::Standard(id::POWER) => places.power = places.power.or_else(|| Some(at(0))),
+            CapabilityId::Standard(id::MSIX) => places.msix = places.msix.or_else(|| Some(at(0))),
             CapabilityId::Standard(id::EXPRESS) if places.device_control.is_none() => {
                 places.device_control = Some(at(8));
                 places.express_reset = express_reset.then(|| at(8));
             }
             CapabilityId::Standard(id::ADVANCED) if advanced_reset => {
-                places.advanced_reset = places.advanced_reset.or(Some(at(4)));
+                places.advanced_reset = places.advanced_reset.or_else(|| Some(at(4)));
             }
             _ => {}
         }
