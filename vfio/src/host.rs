@@ -46,6 +46,14 @@ pub struct HostBar {
     pub kind: HostBarKind,
     /// Bytes, at least 1.
     pub size: u64,
+    /// Where the host has it: a physical address, or a port; 0 when it was given none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub start: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// Type and width of a host's base address register (PCI Express Base 7.5.1.2.1).
@@ -222,7 +230,7 @@ fn bars(path: &Path) -> Result<Vec<HostBar>, HostError> {
         };
         let size = end.checked_sub(start).and_then(|last| last.checked_add(1));
         let size = size.ok_or_else(|| content(path, line, "a range whose end is not below its start"))?;
-        bars.push(HostBar { index, kind, size });
+        bars.push(HostBar { index, kind, size, start });
     }
     Ok(bars)
 }

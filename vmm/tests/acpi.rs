@@ -12,8 +12,8 @@ use egm_vmm::config::{Access, Architecture, Console, MAX_VCPUS};
 use egm_vmm::error::{Blame, Report};
 use egm_vmm::firmware::{FirmwareError, Image, RESET_VECTOR_SIZE, build};
 use egm_vmm::plan::{
-    FunctionPlan, FunctionRole, LinePlan, MemoryKind, MemoryPlan, NodePlan, PLAN_VERSION, Plan, PortPlan,
-    VcpuPlan, WindowKind, WindowPlan,
+    BridgePlan, FunctionPlan, FunctionRole, LinePlan, MemoryKind, MemoryPlan, NodePlan, PLAN_VERSION, Plan,
+    PortPlan, VcpuPlan, WindowKind, WindowPlan,
 };
 use proptest::prelude::*;
 
@@ -42,7 +42,8 @@ fn node(id: u32, cpus: impl IntoIterator<Item = u32>, access: &[(u32, u32, u32)]
 }
 
 fn root_port(device: u8, secondary: u8) -> FunctionPlan {
-    let role = FunctionRole::RootPort { secondary, slot: secondary.into(), window32: None, window64: None };
+    let bridge = BridgePlan { secondary, subordinate: secondary, window32: None, window64: None };
+    let role = FunctionRole::RootPort { slot: secondary.into(), bridge };
     FunctionPlan {
         address: PciAddress::new(0, 0, device, 0).unwrap(),
         role,
@@ -87,6 +88,7 @@ fn sample_plan() -> Plan {
             window(WindowKind::PciMemory64, "PCI 64", 0x100_0000_0000, 0x100_0000_0000),
         ],
         pci: vec![host_bridge, root_port(1, 1), root_port(2, 2)],
+        passthrough: None,
         nodes: vec![
             node(0, [0, 1], &[(0, 90, 204_800), (1, 140, 102_400)]),
             node(1, [2, 3], &[(0, 140, 102_400)]),

@@ -99,10 +99,13 @@ pub(crate) struct Function {
 pub(crate) enum Role {
     /// The host bridge.
     HostBridge,
-    /// A root port.
+    /// A root port, or a port of a switch.
+    #[serde(alias = "switch-upstream", alias = "switch-downstream")]
     RootPort {
-        /// The only bus behind it.
+        /// Bus directly behind it.
         secondary: u8,
+        /// Highest bus behind it.
+        subordinate: u8,
         /// 32-bit window that it forwards.
         window32: Option<Span<Guest>>,
         /// 64-bit window that it forwards.

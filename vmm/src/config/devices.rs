@@ -3,9 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use egm_address::Gpa;
+
 use super::error::{Fault, Rule, at_most, in_range, name};
-use super::file::{ConsoleFile, DeviceFile};
-use super::spec::{Console, Device, DeviceKind};
+use super::file::{BarsFile, CliqueFile, ConsoleFile, DeviceFile};
+use super::spec::{BarPlace, BarPlaces, Clique, Console, Device, DeviceKind, FixedBar};
 
 /// A PCI segment has 256 buses; the devices of one machine fit in one.
 const MAX_DEVICES: usize = 255;
@@ -17,6 +19,8 @@ const MAX_SOCKET: usize = 107;
 const CIDS: (u32, u32) = (3, 0xffff_fffe);
 /// More pairs than this have no vCPU to serve them on the machines that we know.
 const MAX_QUEUE_PAIRS: u16 = 16;
+/// Four bits of NVIDIA's capability.
+const MAX_CLIQUE: u64 = 15;
 
 /// What can be wrong with devices.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -36,6 +40,12 @@ pub enum DeviceRule {
     Multicast { mac: String },
     #[error("socket path of {length} bytes: the kernel takes {MAX_SOCKET} at most, choose a shorter one")]
     Socket { length: usize },
+    #[error("{index:?} is not the number of a BAR: write \"0\" to \"5\"")]
+    BarIndex { index: String },
+    #[error(
+        "{place:?} is not a place for a BAR: write \"host\", or an address as hexadecimal digits after 0x, for instance \"0x200000000000\""
+    )]
+    BarPlace { place: String },
     #[error("a guest has one virtio-vsock, which {first} names already: remove one")]
     SecondVsock { first: String },
 }
@@ -134,9 +144,56 @@ fn kind(
             socket: path.map(socket).transpose()?,
         },
         DeviceFile::VirtioRng { .. } => DeviceKind::VirtioRng,
-        DeviceFile::Vfio { function, .. } => DeviceKind::Vfio { function },
+        DeviceFile::Vfio { function, backend, clique: number, bars, p2p, .. } => DeviceKind::Vfio {
+            function,
+            backend: backend.unwrap_or_default(),
+            clique: number.map_or(Ok(Clique::Auto), clique).map_err(|rule| rule.at("clique"))?,
+            bars: bars.map_or(Ok(BarPlaces::Guest), places).map_err(|fault| fault.inside("bars"))?,
+            p2p: p2p.unwrap_or(true),
+        },
         DeviceFile::VfioUser { socket: path, .. } => DeviceKind::VfioUser { socket: socket(path)? },
     })
+}
+
+fn clique(file: CliqueFile) -> Result<Clique, Rule> {
+    match file {
+        CliqueFile::Name(name) => match name.as_str() {
+            "auto" => Ok(Clique::Auto),
+            "off" => Ok(Clique::Off),
+            _ => Err(Rule::UnknownName { name, known: vec!["auto", "off"] }),
+        },
+        CliqueFile::Number(number) => in_range(number, 0, MAX_CLIQUE)
+            .map(|number| u8::try_from(number).map_or(Clique::Off, Clique::Number)),
+    }
+}
+
+fn places(file: BarsFile) -> Result<BarPlaces, Fault> {
+    match file {
+        BarsFile::All(name) => match name.as_str() {
+            "guest" => Ok(BarPlaces::Guest),
+            "host" => Ok(BarPlaces::Host),
+            _ => Err(Rule::UnknownName { name, known: vec!["guest", "host"] }.here()),
+        },
+        BarsFile::Each(places) => {
+            let fixed = |(index, place): (String, String)| {
+                bar_place(&index, place).map_err(|rule| Rule::from(rule).at(index))
+            };
+            places.into_iter().map(fixed).collect::<Result<_, _>>().map(BarPlaces::Each)
+        }
+    }
+}
+
+fn bar_place(index: &str, place: String) -> Result<FixedBar, DeviceRule> {
+    let number = match index.as_bytes() {
+        [digit @ b'0'..=b'5'] => digit - b'0',
+        _ => return Err(DeviceRule::BarIndex { index: index.to_owned() }),
+    };
+    if place == "host" {
+        return Ok(FixedBar { index: number, place: BarPlace::Host });
+    }
+    let digits = place.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    let address = digits.ok_or(DeviceRule::BarPlace { place })?;
+    Ok(FixedBar { index: number, place: BarPlace::At(Gpa::new(address)) })
 }
 
 /// The key and name of what a device must have for itself.
@@ -154,7 +211,7 @@ fn exclusive(kind: &DeviceKind) -> Vec<(&'static str, String)> {
             let guest = ("type", "vsock".to_owned());
             [guest].into_iter().chain(path.as_deref().map(socket)).collect()
         }
-        DeviceKind::Vfio { function } => vec![("function", format!("function {function}"))],
+        DeviceKind::Vfio { function, .. } => vec![("function", format!("function {function}"))],
         DeviceKind::VfioUser { socket: path } => vec![socket(path)],
         DeviceKind::VirtioBlk { read_only: true, .. } | DeviceKind::VirtioRng => Vec::new(),
     }

@@ -9,10 +9,11 @@ use std::path::PathBuf;
 use egm_address::{ByteSize, CpuSet, PciAddress};
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde::de::{Deserializer, SeqAccess, Visitor, value::SeqAccessDeserializer};
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 
-use super::schema::{CpuListText, PciText, SizeText, name_alone_too};
-use super::spec::{Access, Architecture, EgmForm, PageSize};
+use super::schema::{BarPlaceText, BarsText, CliqueText, CpuListText, PciText, SizeText, name_alone_too};
+use super::spec::{Access, Architecture, EgmForm, PageSize, PciTopology, VfioBackend};
 
 /// A virtual machine for egm-vmm. Paths are relative to the file that names them.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -44,7 +45,7 @@ pub(super) struct File {
     pub(super) devices: Option<Vec<DeviceFile>>,
     /// Where the serial console goes. Default: "stdio".
     pub(super) console: Option<ConsoleFile>,
-    /// PCI Express address windows.
+    /// PCI Express address windows and tree.
     pub(super) pcie: Option<PcieFile>,
 }
 
@@ -212,6 +213,18 @@ pub(super) enum DeviceFile {
         /// Which: "0009:01:00.0".
         #[schemars(with = "PciText")]
         function: PciAddress,
+        /// Interface of the kernel: "legacy" (a container with type 1) or "iommufd". Default: "auto", which looks at the
+        /// host and at the machine's memory; "egm-vmm plan" says which and why.
+        backend: Option<VfioBackend>,
+        /// Tell an NVIDIA GPU's driver which GPUs it reaches by PCI Express: a number from 0 to 15 that they share, or
+        /// "off". Default: "auto", one number for GPUs behind one switch of the host.
+        clique: Option<CliqueFile>,
+        /// Where 64-bit prefetchable BARs lie: "guest", where the plan puts them; "host", at their host physical
+        /// addresses, which Data Direct needs; or an object with "host" or an address for single BARs:
+        /// { "2": "host", "4": "0x200000000000" }. Default: "guest".
+        bars: Option<BarsFile>,
+        /// Whether the machine's other passed functions reach its BARs. Default: true.
+        p2p: Option<bool>,
     },
     /// A device that another process serves.
     VfioUser {
@@ -220,6 +233,26 @@ pub(super) enum DeviceFile {
         /// The server's Unix socket.
         socket: PathBuf,
     },
+}
+
+/// "auto", "off" or a number.
+#[derive(Debug, JsonSchema)]
+#[serde(untagged)]
+pub(super) enum CliqueFile {
+    /// "auto" or "off".
+    Name(#[schemars(with = "CliqueText")] String),
+    /// 0 to 15.
+    Number(#[schemars(range(max = 15))] u64),
+}
+
+/// "guest", "host", or where single BARs lie.
+#[derive(Debug, JsonSchema)]
+#[serde(untagged)]
+pub(super) enum BarsFile {
+    /// "guest" or "host".
+    All(#[schemars(with = "BarsText")] String),
+    /// "host" or an address, by register number.
+    Each(#[schemars(with = "BTreeMap<String, BarPlaceText>")] BTreeMap<String, String>),
 }
 
 /// Where the serial console goes; a name alone stands for an object with that "type".
@@ -245,13 +278,16 @@ pub(super) enum ConsoleFile {
     Null,
 }
 
-/// PCI Express address windows.
+/// PCI Express address windows and tree.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PcieFile {
     /// Size of the window for 64-bit BARs. Default: what the devices need.
     #[schemars(with = "Option<SizeText>")]
     pub(super) window64: Option<ByteSize>,
+    /// "mirror": host functions that share a PCI Express switch share one in the guest, which NCCL and drivers judge
+    /// paths by. "flat": each has a root port of its own. Default: "mirror".
+    pub(super) topology: Option<PciTopology>,
 }
 
 impl DeviceFile {
@@ -283,5 +319,43 @@ impl<'de> Deserialize<'de> for AffinityFile {
             }
         }
         deserializer.deserialize_any(OneOrEach)
+    }
+}
+
+impl<'de> Deserialize<'de> for CliqueFile {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NameOrNumber;
+        impl Visitor<'_> for NameOrNumber {
+            type Value = CliqueFile;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("\"auto\", \"off\" or a number from 0 to 15")
+            }
+            fn visit_str<E>(self, text: &str) -> Result<CliqueFile, E> {
+                Ok(CliqueFile::Name(text.to_owned()))
+            }
+            fn visit_u64<E>(self, number: u64) -> Result<CliqueFile, E> {
+                Ok(CliqueFile::Number(number))
+            }
+        }
+        deserializer.deserialize_any(NameOrNumber)
+    }
+}
+
+impl<'de> Deserialize<'de> for BarsFile {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct AllOrEach;
+        impl<'de> Visitor<'de> for AllOrEach {
+            type Value = BarsFile;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("\"guest\", \"host\", or an object such as { \"2\": \"host\" }")
+            }
+            fn visit_str<E>(self, text: &str) -> Result<BarsFile, E> {
+                Ok(BarsFile::All(text.to_owned()))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, places: A) -> Result<BarsFile, A::Error> {
+                BTreeMap::deserialize(MapAccessDeserializer::new(places)).map(BarsFile::Each)
+            }
+        }
+        deserializer.deserialize_any(AllOrEach)
     }
 }

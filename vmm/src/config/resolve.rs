@@ -61,5 +61,6 @@ fn architecture(written: Option<Architecture>) -> Result<Architecture, Fault> {
 
 fn pcie(file: PcieFile) -> Result<Pcie, Fault> {
     let window64 = file.window64.map(|size| memory::sized(size, WINDOW_UNIT)).transpose();
-    Ok(Pcie { window64: window64.map_err(|rule| rule.at("pcie.window64"))? })
+    let window64 = window64.map_err(|rule| rule.at("pcie.window64"))?;
+    Ok(Pcie { window64, topology: file.topology.unwrap_or_default() })
 }

@@ -10,6 +10,12 @@ pub(super) enum SizeText {}
 pub(super) enum CpuListText {}
 /// A PCI function, `0009:01:00.0`.
 pub(super) enum PciText {}
+/// `auto` or `off`.
+pub(super) enum CliqueText {}
+/// `guest` or `host`.
+pub(super) enum BarsText {}
+/// `host` or an address, `0x200000000000`.
+pub(super) enum BarPlaceText {}
 
 impl JsonSchema for SizeText {
     fn inline_schema() -> bool {
@@ -54,6 +60,46 @@ impl JsonSchema for PciText {
             "type": "string",
             "pattern": "^([0-9a-fA-F]{1,4}:)?[0-9a-fA-F]{1,2}:[0-9a-fA-F]{1,2}\\.[0-7]$",
             "examples": ["0009:01:00.0"],
+        })
+    }
+}
+
+impl JsonSchema for CliqueText {
+    fn inline_schema() -> bool {
+        true
+    }
+    fn schema_name() -> Cow<'static, str> {
+        "Clique".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "enum": ["auto", "off"] })
+    }
+}
+
+impl JsonSchema for BarsText {
+    fn inline_schema() -> bool {
+        true
+    }
+    fn schema_name() -> Cow<'static, str> {
+        "Bars".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "enum": ["guest", "host"] })
+    }
+}
+
+impl JsonSchema for BarPlaceText {
+    fn inline_schema() -> bool {
+        true
+    }
+    fn schema_name() -> Cow<'static, str> {
+        "BarPlace".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "string",
+            "pattern": "^(host|0x[0-9a-fA-F]{1,16})$",
+            "examples": ["host", "0x200000000000"],
         })
     }
 }

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use egm_address::{ByteSize, CpuSet, PciAddress};
+use egm_address::{ByteSize, CpuSet, Gpa, PciAddress};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -238,12 +238,93 @@ pub enum DeviceKind {
     Vfio {
         /// Which.
         function: PciAddress,
+        /// Which interface of the kernel it is opened by.
+        #[serde(default)]
+        backend: VfioBackend,
+        /// Whether an NVIDIA driver is told that it reaches other GPUs by PCI Express.
+        #[serde(default)]
+        clique: Clique,
+        /// Where its BARs lie.
+        #[serde(default)]
+        bars: BarPlaces,
+        /// Whether the machine's other passed functions reach its BARs.
+        p2p: bool,
     },
     /// A device served by another process.
     VfioUser {
         /// Its Unix socket.
         socket: PathBuf,
     },
+}
+
+/// Interface of the kernel that host functions are opened by.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum VfioBackend {
+    /// The plan chooses, from the host and the machine's memory.
+    #[default]
+    Auto,
+    /// `/dev/vfio/GROUP` in a container with a type 1 IOMMU.
+    Legacy,
+    /// `/dev/vfio/devices/vfioN` and `/dev/iommu`.
+    Iommufd,
+}
+
+/// NVIDIA's number for GPUs that reach each other by PCI Express, which a capability in configuration space tells their
+/// driver in a guest.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Clique {
+    /// GPUs behind one switch of the host get one number.
+    #[default]
+    Auto,
+    /// No capability.
+    Off,
+    /// This one, 0 to 15.
+    Number(u8),
+}
+
+/// Where the BARs of a host function lie in the guest.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BarPlaces {
+    /// Where the plan puts them.
+    #[default]
+    Guest,
+    /// 64-bit prefetchable ones at their host physical addresses, the others where the plan puts them.
+    Host,
+    /// These 64-bit prefetchable ones as said, by ascending number; the others where the plan puts them.
+    Each(Vec<FixedBar>),
+}
+
+/// A BAR whose place in the guest the configuration says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FixedBar {
+    /// Register number, 0 to 5.
+    pub index: u8,
+    /// Its place.
+    pub place: BarPlace,
+}
+
+/// Where one BAR lies in the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BarPlace {
+    /// At its host physical address.
+    Host,
+    /// Here.
+    At(Gpa),
+}
+
+/// Whether the guest sees the host's PCI Express switches.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum PciTopology {
+    /// Host functions that share a switch share one in the guest.
+    #[default]
+    Mirror,
+    /// Each device has a root port of its own.
+    Flat,
 }
 
 /// Where the guest's serial console goes.
@@ -268,10 +349,12 @@ pub enum Console {
     Null,
 }
 
-/// PCIe address windows; `None` leaves the size to the plan.
+/// PCIe address windows and tree; `None` leaves the size to the plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Pcie {
     /// Size of the window for 64-bit BARs.
     pub window64: Option<ByteSize>,
+    /// Whether the guest sees the host's switches.
+    pub topology: PciTopology,
 }

@@ -34,7 +34,7 @@ impl Scope {
     /// What the plan of `spec` depends on.
     pub fn of(spec: &Spec) -> Self {
         let function = |kind: &DeviceKind| match kind {
-            DeviceKind::Vfio { function } => Some(*function),
+            DeviceKind::Vfio { function, .. } => Some(*function),
             _ => None,
         };
         Self::Only {

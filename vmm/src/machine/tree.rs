@@ -89,7 +89,7 @@ pub(super) fn build(
     let mut opened = opened.into_iter();
     let mut endpoints = Vec::new();
     for function in &plan.pci {
-        if let FunctionRole::Endpoint { device } = &function.role {
+        if let FunctionRole::Endpoint { device, .. } = &function.role {
             let found = opened.next().filter(|(of, _)| of.id == device.id);
             let (device, resource) = found.ok_or_else(|| TreeError::Missing { id: device.id.clone() })?;
             endpoints.push((function.address, tree.endpoint(function, &device, resource, connections)?));
@@ -103,17 +103,18 @@ pub(super) fn build(
         };
         match &function.role {
             FunctionRole::HostBridge => tree.root.add(devfn, Arc::new(HostBridge::default())),
-            FunctionRole::RootPort { secondary, slot, window32, window64 } => {
-                let behind: Vec<_> = on_bus(*secondary).collect();
+            FunctionRole::RootPort { slot, bridge } => {
+                let behind: Vec<_> = on_bus(bridge.secondary).collect();
                 let port = RootPortConfig {
                     slot: *slot,
-                    secondary: *secondary,
-                    window32: *window32,
-                    window64: *window64,
+                    secondary: bridge.secondary,
+                    window32: bridge.window32,
+                    window64: bridge.window64,
                     occupied: !behind.is_empty(),
                 };
                 tree.root.add_port(devfn, Arc::new(RootPort::new(&port)), behind);
             }
+            FunctionRole::SwitchUpstream { .. } | FunctionRole::SwitchDownstream { .. } => {}
             FunctionRole::Endpoint { .. } => {}
         }
     }

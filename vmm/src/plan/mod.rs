@@ -67,6 +67,7 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
         vcpus,
         windows: space.windows(&windows),
         pci,
+        passthrough: None,
         nodes: nodes::plan(spec, &memory),
         distances: nodes::distances(spec),
         backings,

@@ -15,7 +15,7 @@ use egm_vfio::host::{HostBar, HostBarKind};
 use crate::config::{Device, DeviceKind, Spec};
 use crate::facts::Facts;
 use crate::plan::space::Space;
-use crate::plan::{BarKind, BarPlan, FunctionPlan, FunctionRole, PlanError};
+use crate::plan::{BarKind, BarPlan, BridgePlan, FunctionPlan, FunctionRole, PlanError};
 
 /// Size of BAR 0 of a virtio function, its only one: configuration structures, then the MSI-X table and its pending
 /// bits. What lies where inside is the function's own affair.
@@ -71,7 +71,7 @@ impl BarKind {
 pub(super) fn wanted<'a>(spec: &'a Spec, facts: &Facts) -> Result<Vec<Wanted<'a>>, PlanError> {
     let mut passed: Vec<(PciAddress, &str)> = Vec::new();
     for device in &spec.devices {
-        let DeviceKind::Vfio { function } = device.kind else { continue };
+        let DeviceKind::Vfio { function, .. } = device.kind else { continue };
         if let Some((_, first)) = passed.iter().find(|(other, _)| *other == function) {
             let (first, second) = ((*first).to_owned(), device.id.clone());
             return Err(PlanError::FunctionTwice { first, second, function });
@@ -93,7 +93,7 @@ fn wanted_by<'a>(device: &'a Device, facts: &Facts) -> Result<Wanted<'a>, PlanEr
             Ok(virtio(queue_pairs.saturating_mul(2).saturating_add(1)))
         }
         DeviceKind::VirtioVsock { .. } => Ok(virtio(3)),
-        DeviceKind::Vfio { function } => {
+        DeviceKind::Vfio { function, .. } => {
             let host = facts.functions.iter().find(|host| host.address == *function);
             let unknown = || PlanError::UnknownFunction { device: device.id.clone(), function: *function };
             let host = host.ok_or_else(unknown)?;
@@ -260,11 +260,12 @@ pub(super) fn functions(
         let (Some(wanted), Some(low), Some(high)) = (wanted.get(*i), low.get(*i), high.get(*i)) else {
             return Err(PlanError::Internal("a device has no placement"));
         };
-        let role = FunctionRole::Endpoint { device: wanted.device.clone() };
+        let role = FunctionRole::Endpoint { device: wanted.device.clone(), passed: None };
         let bus = if wanted.device.root_port { slot } else { 0 };
         if wanted.device.root_port {
             let (window32, window64) = (low.window, high.window);
-            let port = FunctionRole::RootPort { secondary: slot, slot: slot.into(), window32, window64 };
+            let bridge = BridgePlan { secondary: slot, subordinate: slot, window32, window64 };
+            let port = FunctionRole::RootPort { slot: slot.into(), bridge };
             all.push(function(0, slot, port)?);
         }
         let mut endpoint = function(bus, if bus == 0 { slot } else { 0 }, role)?;

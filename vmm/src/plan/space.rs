@@ -50,7 +50,7 @@ impl Space {
         let tables = Span::new(Gpa::new(first_ram), self.layout.min_memory)
             .map_err(|_| PlanError::Internal("the layout has no least memory"))?;
         for device in &spec.devices {
-            let DeviceKind::Vfio { function } = device.kind else { continue };
+            let DeviceKind::Vfio { function, .. } = device.kind else { continue };
             let Some(host) = facts.functions.iter().find(|host| host.address == function) else { continue };
             for region in host.reserved.iter().filter(|r| r.kind != ReservedKind::DirectRelaxable) {
                 let end = Gpa::new(region.span.end().get().min(self.limit));

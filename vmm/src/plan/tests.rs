@@ -12,7 +12,8 @@ use proptest::strategy::ValueTree;
 
 use super::*;
 use crate::config::{
-    Architecture, Boot, Console, Cpus, Device, DeviceKind, EgmForm, EgmSlice, Memory, Node, PageSize, Pcie,
+    Architecture, BarPlaces, Boot, Clique, Console, Cpus, Device, DeviceKind, EgmForm, EgmSlice, Memory,
+    Node, PageSize, PciTopology, Pcie, VfioBackend,
 };
 use crate::error::Report;
 use crate::facts::{FACTS_VERSION, HeldSpan, HostMemory, HostNode, HostRegion, Kvm, Pool, Probe};
@@ -80,7 +81,7 @@ fn spec(nodes: Vec<Node>) -> Spec {
         egm: Vec::new(),
         devices: Vec::new(),
         console: Console::Null,
-        pcie: Pcie { window64: None },
+        pcie: Pcie { window64: None, topology: PciTopology::Mirror },
     }
 }
 
@@ -123,7 +124,7 @@ fn gpu(bus: u8, bars: &[(u8, HostBarKind, u64)]) -> HostFunction {
         driver: Some("vfio-pci".to_owned()),
         numa_node: Some(0),
         iommu_group: Some(u32::from(bus)),
-        bars: bars.iter().map(|&(index, kind, size)| HostBar { index, kind, size }).collect(),
+        bars: bars.iter().map(|&(index, kind, size)| HostBar { index, kind, size, start: 0 }).collect(),
         msix_vectors: Some(6),
         reserved: vec![ReservedRegion {
             span: Span::<Io>::new(Iova::new(0xfee0_0000), MIB).unwrap(),
@@ -137,8 +138,18 @@ fn big_gpu(bus: u8) -> HostFunction {
     gpu(bus, &[(0, kind, 16 * MIB), (2, kind, 256 * GIB), (4, kind, 32 * MIB)])
 }
 
+fn passed(function: &HostFunction) -> DeviceKind {
+    DeviceKind::Vfio {
+        function: function.address,
+        backend: VfioBackend::Auto,
+        clique: Clique::Auto,
+        bars: BarPlaces::Guest,
+        p2p: true,
+    }
+}
+
 fn pass(spec: &mut Spec, facts: &mut Facts, function: HostFunction, root_port: bool) {
-    let kind = DeviceKind::Vfio { function: function.address };
+    let kind = passed(&function);
     spec.devices.push(device(&format!("vfio{}", spec.devices.len()), root_port, kind));
     facts.functions.push(function);
 }
@@ -194,7 +205,9 @@ fn check_backings(spec: &Spec, plan: &Plan) {
 
 fn check_reserved(spec: &Spec, facts: &Facts, plan: &Plan) {
     let passed = |f: &&HostFunction| {
-        spec.devices.iter().any(|d| matches!(d.kind, DeviceKind::Vfio { function } if function == f.address))
+        spec.devices
+            .iter()
+            .any(|d| matches!(d.kind, DeviceKind::Vfio { function, .. } if function == f.address))
     };
     for region in facts.functions.iter().filter(passed).flat_map(|f| &f.reserved) {
         let (start, end) = (region.span.start().get(), region.span.end().get());
@@ -209,12 +222,9 @@ fn check_bars(plan: &Plan) {
     all.sort();
     assert!(all.windows(2).all(|pair| !pair[0].overlaps(pair[1])), "BARs overlap: {all:?}");
     for function in &plan.pci {
-        let port = plan.pci.iter().find_map(|f| match f.role {
-            FunctionRole::RootPort { secondary, window32, window64, .. } => {
-                (secondary == function.address.bus()).then_some((window32, window64))
-            }
-            _ => None,
-        });
+        let mut bridges = plan.pci.iter().filter_map(|f| f.role.bridge());
+        let port = bridges.find(|bridge| bridge.secondary == function.address.bus());
+        let port = port.map(|bridge| (bridge.window32, bridge.window64));
         for bar in &function.bars {
             assert!(bar.span.size().is_power_of_two() && bar.span.start().is_aligned(bar.span.size()));
             let high = bar.kind == BarKind::Memory64Prefetchable;

@@ -38,6 +38,9 @@ pub struct Plan {
     pub windows: Vec<WindowPlan>,
     /// PCI functions by address.
     pub pci: Vec<FunctionPlan>,
+    /// How host functions are opened; `None` without any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub passthrough: Option<PassthroughPlan>,
     /// NUMA nodes in SRAT order.
     pub nodes: Vec<NodePlan>,
     /// `distances[i][j]`: ACPI SLIT distance from `nodes[i]` to `nodes[j]`.
@@ -206,20 +209,106 @@ pub enum FunctionRole {
     HostBridge,
     /// A PCI Express root port.
     RootPort {
-        /// Bus behind it; also the highest, a root port here leads to one device.
-        secondary: u8,
         /// Physical slot number.
         slot: u16,
-        /// 32-bit window that it forwards, if any.
-        window32: Option<Span<Guest>>,
-        /// 64-bit prefetchable window that it forwards, if any.
-        window64: Option<Span<Guest>>,
+        /// What is behind it.
+        #[serde(flatten)]
+        bridge: BridgePlan,
+    },
+    /// The upstream port of a PCI Express switch, alone on the bus behind a root port.
+    SwitchUpstream {
+        /// What is behind it.
+        #[serde(flatten)]
+        bridge: BridgePlan,
+    },
+    /// A downstream port of a PCI Express switch, on the bus behind its upstream port.
+    SwitchDownstream {
+        /// Physical slot number.
+        slot: u16,
+        /// What is behind it.
+        #[serde(flatten)]
+        bridge: BridgePlan,
     },
     /// A device of the configuration.
     Endpoint {
         /// Which.
         device: Device,
+        /// What a host function has beside.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        passed: Option<PassedPlan>,
     },
+}
+
+impl FunctionRole {
+    /// What a bridge forwards; `None` when it is none.
+    pub const fn bridge(&self) -> Option<&BridgePlan> {
+        match self {
+            Self::RootPort { bridge, .. }
+            | Self::SwitchUpstream { bridge }
+            | Self::SwitchDownstream { bridge, .. } => Some(bridge),
+            Self::HostBridge | Self::Endpoint { .. } => None,
+        }
+    }
+}
+
+/// Buses and windows of a bridge, programmed before the guest starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BridgePlan {
+    /// Bus directly behind it.
+    pub secondary: u8,
+    /// Highest bus behind it.
+    pub subordinate: u8,
+    /// 32-bit window that it forwards, if any.
+    pub window32: Option<Span<Guest>>,
+    /// 64-bit prefetchable window that it forwards, if any.
+    pub window64: Option<Span<Guest>>,
+}
+
+/// What the plan decides for one host function.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PassedPlan {
+    /// The host function.
+    pub function: PciAddress,
+    /// Its IOMMU group; `None` when the facts know none.
+    pub group: Option<u32>,
+    /// Guest NUMA node that it is near to, when one guest node is of its host node.
+    pub node: Option<u32>,
+    /// Number for NVIDIA's peer-to-peer capability, 0 to 15; `None` leaves the capability out.
+    pub clique: Option<u8>,
+    /// Whether the machine's other passed functions reach its BARs.
+    pub p2p: bool,
+}
+
+/// How host functions are opened, all of a machine in one way: guest memory is then pinned once.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PassthroughPlan {
+    /// The interface.
+    pub interface: Interface,
+    /// Why this one, for a person.
+    pub why: String,
+    /// IOMMU groups by ascending number.
+    pub groups: Vec<GroupPlan>,
+    /// Bytes of guest memory that the kernel pins and counts against the memlock limit.
+    pub pinned: u64,
+}
+
+/// Interface of the kernel to host functions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Interface {
+    /// `/dev/vfio/GROUP` in a container with a type 1 IOMMU.
+    Legacy,
+    /// `/dev/vfio/devices/vfioN` and `/dev/iommu`.
+    Iommufd,
+}
+
+/// An IOMMU group that the machine needs as a whole.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupPlan {
+    /// Its number.
+    pub id: u32,
+    /// The host functions in it that are passed, ascending.
+    pub functions: Vec<PciAddress>,
 }
 
 /// A NUMA node of the guest.

@@ -134,7 +134,7 @@ const VHOST_VSOCK: &str = "/dev/vhost-vsock";
 /// Opens what each device of `plan` needs, in the plan's order.
 pub(super) fn open(plan: &Plan) -> Result<Vec<(Device, OpenDevice)>, (String, DeviceError)> {
     let devices = plan.pci.iter().filter_map(|function| match &function.role {
-        FunctionRole::Endpoint { device } => Some(device),
+        FunctionRole::Endpoint { device, .. } => Some(device),
         _ => None,
     });
     devices

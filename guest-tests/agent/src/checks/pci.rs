@@ -53,10 +53,11 @@ fn function_is_as_planned(claim: &mut Claim, function: &Function) -> Result<(), 
     let class = number("class")? >> 8;
     match &function.role {
         Role::HostBridge => claim.equal(format!("the class of {at}"), &class, &0x0600),
-        Role::RootPort { secondary, window32, window64 } => {
+        Role::RootPort { secondary, subordinate, window32, window64 } => {
             claim.equal(format!("the class of {at}"), &class, &0x0604);
-            for bus in ["secondary_bus_number", "subordinate_bus_number"] {
-                claim.equal(format!("{bus} of {at}"), &number(bus)?, &u64::from(*secondary));
+            for (file, bus) in [("secondary_bus_number", secondary), ("subordinate_bus_number", subordinate)]
+            {
+                claim.equal(format!("{file} of {at}"), &number(file)?, &u64::from(*bus));
             }
             windows(claim, function, &resources, [*window32, *window64]);
         }

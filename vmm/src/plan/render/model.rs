@@ -4,7 +4,9 @@ use egm_address::{Gpa, Guest, Span};
 use egm_device::show::{Style, size};
 
 use crate::config::{DeviceKind, PageSize};
-use crate::plan::{BackingPlan, BarKind, BarPlan, FunctionPlan, FunctionRole, MemoryKind, Plan, WindowKind};
+use crate::plan::{
+    BackingPlan, BarKind, BarPlan, BridgePlan, FunctionPlan, FunctionRole, MemoryKind, Plan, WindowKind,
+};
 
 /// What a range or a device is, which decides its colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -158,10 +160,21 @@ pub(super) fn backing(backing: &BackingPlan) -> String {
 pub(super) fn function(function: &FunctionPlan) -> String {
     match &function.role {
         FunctionRole::HostBridge => "host bridge".to_owned(),
-        FunctionRole::RootPort { secondary, slot, .. } => {
-            format!("root port, slot {slot}, bus {secondary:02x}")
+        FunctionRole::RootPort { slot, bridge } => format!("root port, slot {slot}, {}", buses(bridge)),
+        FunctionRole::SwitchUpstream { bridge } => format!("switch, {}", buses(bridge)),
+        FunctionRole::SwitchDownstream { slot, bridge } => {
+            format!("switch port, slot {slot}, {}", buses(bridge))
         }
-        FunctionRole::Endpoint { device } => format!("{}: {}", device.id, kind(&device.kind)),
+        FunctionRole::Endpoint { device, .. } => format!("{}: {}", device.id, kind(&device.kind)),
+    }
+}
+
+fn buses(bridge: &BridgePlan) -> String {
+    let BridgePlan { secondary, subordinate, .. } = bridge;
+    if secondary == subordinate {
+        format!("bus {secondary:02x}")
+    } else {
+        format!("buses {secondary:02x}-{subordinate:02x}")
     }
 }
 
@@ -175,7 +188,7 @@ fn kind(kind: &DeviceKind) -> String {
         }
         DeviceKind::VirtioVsock { cid, .. } => format!("virtio-vsock, context id {cid}"),
         DeviceKind::VirtioRng => "virtio-rng".to_owned(),
-        DeviceKind::Vfio { function } => format!("host function {function}"),
+        DeviceKind::Vfio { function, .. } => format!("host function {function}"),
         DeviceKind::VfioUser { socket } => format!("vfio-user {}", socket.display()),
     }
 }
@@ -183,7 +196,7 @@ fn kind(kind: &DeviceKind) -> String {
 /// What a function occupies: windows of a port, BARs and vectors of a device; a label, a place and a size each.
 pub(super) fn holdings(function: &FunctionPlan) -> Vec<(String, Option<Span<Guest>>)> {
     let mut all: Vec<(String, Option<Span<Guest>>)> = Vec::new();
-    if let FunctionRole::RootPort { window32, window64, .. } = function.role {
+    if let Some(&BridgePlan { window32, window64, .. }) = function.role.bridge() {
         all.extend(window32.map(|span| ("32-bit window".to_owned(), Some(span))));
         all.extend(window64.map(|span| ("64-bit window".to_owned(), Some(span))));
     }
@@ -204,11 +217,9 @@ pub(super) fn holdings(function: &FunctionPlan) -> Vec<(String, Option<Span<Gues
 
 /// Functions on bus 0 but for the host bridge, each with what is behind it.
 pub(super) fn tree(plan: &Plan) -> Vec<(&FunctionPlan, Vec<&FunctionPlan>)> {
-    let behind = |port: &FunctionPlan| match port.role {
-        FunctionRole::RootPort { secondary, .. } => {
-            plan.pci.iter().filter(|f| f.address.bus() == secondary).collect()
-        }
-        _ => Vec::new(),
+    let behind = |port: &FunctionPlan| match port.role.bridge() {
+        Some(bridge) => plan.pci.iter().filter(|f| f.address.bus() == bridge.secondary).collect(),
+        None => Vec::new(),
     };
     let on_root = |f: &&FunctionPlan| f.address.bus() == 0 && f.role != FunctionRole::HostBridge;
     plan.pci.iter().filter(on_root).map(|f| (f, behind(f))).collect()
