@@ -101,6 +101,11 @@ impl Mapping {
         self.start.as_ptr()
     }
 
+    /// First address, which is never null.
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
     /// Bytes.
     pub fn size(&self) -> usize {
         self.size

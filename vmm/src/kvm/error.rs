@@ -37,7 +37,7 @@ pub enum KvmError {
         /// Guest physical address.
         gpa: Gpa,
         /// Bytes.
-        size: usize,
+        size: u64,
         /// The kernel's reason.
         #[source]
         source: kvm_ioctls::Error,

@@ -1,32 +1,31 @@
 //! The kernel's virtual machine. This is an unsafe room.
 //!
-//! Why it exists: `KVM_SET_USER_MEMORY_REGION` gives the guest a piece of this process's address space.
-//! What callers may rely on: a [`Vm`] keeps every mapping that it lent to the guest until it is dropped.
-//! What they must do: drop it after its vCPUs, whose descriptors keep the kernel's object, and with it the slots, alive.
-//! `Machine` does so by the order of its fields.
-#![expect(unsafe_code, reason = "memory slots lend this process's address space to the guest")]
+//! Why it exists: what a vCPU shares with the kernel is a union.
+//! What callers may rely on: nothing here changes what the guest can reach; [`Slots`] does.
+//! What they must do: drop [`Vm`] after its vCPUs, whose descriptors keep the kernel's object, and with it the slots,
+//! alive. `Machine` does so by the order of its fields.
+#![expect(unsafe_code, reason = "a vCPU's page is a union")]
 
 mod error;
 mod machine_check;
 mod routes;
+mod slots;
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use egm_address::Gpa;
-use egm_device::Mapping;
 pub use error::KvmError;
 use kvm_bindings::{
-    CpuId, KVM_MAX_CPUID_ENTRIES, kvm_run__bindgen_ty_1__bindgen_ty_4 as PortAccess,
-    kvm_userspace_memory_region,
+    CpuId, KVM_MAX_CPUID_ENTRIES, kvm_create_device, kvm_device_type_KVM_DEV_TYPE_VFIO,
+    kvm_run__bindgen_ty_1__bindgen_ty_4 as PortAccess,
 };
-use kvm_ioctls::{Cap, IoEventAddress, Kvm, NoDatamatch, VcpuExit, VcpuFd, VmFd};
+use kvm_ioctls::{Cap, DeviceFd, IoEventAddress, Kvm, NoDatamatch, VcpuExit, VcpuFd, VmFd};
 pub use machine_check::{machine_check, setup_machine_checks};
 pub use routes::Routes;
+pub use slots::{Slot, Slots};
 use vmm_sys_util::eventfd::EventFd;
-
-use crate::lock::lock;
 
 /// What the hypervisor must offer; each with the reason that is shown when it does not.
 const REQUIRED: [(Cap, &str); 6] = [
@@ -95,42 +94,33 @@ impl Hypervisor {
                 result => break result.map_err(|error| KvmError::call("KVM_CREATE_VM", error))?,
             }
         };
-        Ok(Vm { fd: Arc::new(fd), memory: Mutex::default() })
+        let fd = Arc::new(fd);
+        let slots = Arc::new(Slots::new(Arc::clone(&fd)));
+        Ok(Vm { fd, slots })
     }
 }
 
 /// A virtual machine of the kernel and the host memory lent to it.
 pub struct Vm {
     fd: Arc<VmFd>,
-    /// Dropped after `fd`: the guest's page tables go before the memory that they point to.
-    memory: Mutex<Vec<Arc<Mapping>>>,
+    /// Dropped after `fd`, as what it keeps.
+    slots: Arc<Slots>,
 }
 
 impl Vm {
-    /// The guest sees `mapping` at `gpa`, from now until the machine ends.
-    ///
-    /// Memory comes before [`Vm::create_interrupt_controller`]: every later slot waits for readers of the in-kernel
-    /// devices (an SRCU grace period: 6 ms instead of 0.1 ms, measured).
+    /// What puts memory into guest address space. RAM comes before [`Vm::create_interrupt_controller`]: see [`Slots::add`].
+    pub fn slots(&self) -> &Arc<Slots> {
+        &self.slots
+    }
+
+    /// The kernel's device that is told of VFIO's files: with it, KVM knows that devices write to guest memory, and VFIO
+    /// which machine a function belongs to (`Documentation/virt/kvm/devices/vfio.rst`).
     ///
     /// # Errors
-    /// When the kernel refuses: overlap, misalignment, no more slots.
-    pub fn add_memory(&self, gpa: Gpa, mapping: Arc<Mapping>) -> Result<(), KvmError> {
-        let mut memory = lock(&self.memory);
-        let error = |e| KvmError::Memory { gpa, size: mapping.size(), source: e };
-        let slot = u32::try_from(memory.len()).map_err(|_| error(kvm_ioctls::Error::new(libc::ENOSPC)))?;
-        let as_u64 = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
-        let region = kvm_userspace_memory_region {
-            slot,
-            flags: 0,
-            guest_phys_addr: gpa.get(),
-            memory_size: as_u64(mapping.size()),
-            userspace_addr: as_u64(mapping.as_ptr().expose_provenance()),
-        };
-        // SAFETY: the range is a whole mapping, which `self.memory` keeps as long as `self`, the last to go of what can
-        // run this guest.
-        unsafe { self.fd.set_user_memory_region(region) }.map_err(error)?;
-        memory.push(mapping);
-        Ok(())
+    /// When the kernel refuses.
+    pub fn create_vfio_device(&self) -> Result<DeviceFd, KvmError> {
+        let mut device = kvm_create_device { type_: kvm_device_type_KVM_DEV_TYPE_VFIO, ..Default::default() };
+        self.fd.create_device(&mut device).map_err(|error| KvmError::call("KVM_CREATE_DEVICE", error))
     }
 
     /// Makes the interrupt controllers; every vCPU made afterwards has a local one.

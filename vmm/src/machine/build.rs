@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use egm_address::Gpa;
+use egm_vfio::memory::HostMemory;
 use event_manager::EventManager;
 use kvm_bindings::CpuId;
 use kvm_ioctls::Cap;
@@ -95,9 +96,9 @@ impl Report for BuildError {
 /// # Errors
 /// [`BuildError`]; everything is given back.
 pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
-    let Resources { hypervisor, ram, mut boot, console, devices, leases } = resources;
+    let Resources { hypervisor, vm, ram, mut boot, console, devices, leases } = resources;
     let exit = ExitLatch::new()?;
-    let vm = lend_memory(&hypervisor, &ram)?;
+    lend_memory(&vm, &ram)?;
     vm.reserve_tss(Gpa::new(KVM_TSS))?;
     vm.create_interrupt_controller()?;
 
@@ -136,12 +137,11 @@ pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
     Ok(Machine { events, vcpus, shared, devices: tree.devices, poison, subscribers, _vm: vm, ram })
 }
 
-fn lend_memory(hypervisor: &Hypervisor, ram: &GuestRam) -> Result<Vm, BuildError> {
-    let vm = hypervisor.create_vm()?;
+fn lend_memory(vm: &Vm, ram: &GuestRam) -> Result<(), BuildError> {
     for piece in &ram.pieces {
-        vm.add_memory(piece.gpa, Arc::clone(&piece.mapping))?;
+        vm.slots().add(piece.gpa, Arc::clone(&piece.lent) as Arc<dyn HostMemory>)?;
     }
-    Ok(vm)
+    Ok(())
 }
 
 fn platform_ports(plan: &Plan, exit: &Arc<ExitLatch>) -> Result<Bus, BuildError> {

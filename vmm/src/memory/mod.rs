@@ -1,17 +1,20 @@
 //! Guest RAM: the plan's backings, opened, mapped and made into what devices and KVM take. This is an unsafe room.
 //!
-//! Why it exists: `vm-memory` takes a mapping of ours only by raw pointer.
+//! Why it exists: `vm-memory` takes a mapping of ours only by raw pointer, and an IOMMU keeps one.
 //! What callers may rely on: every region of [`GuestRam::memory`] points into a [`Mapping`] that the same
-//! [`GuestRam`] holds, and nobody outlives it: the machine drops its devices first.
-#![expect(unsafe_code, reason = "vm-memory takes our mappings by raw pointer")]
+//! [`GuestRam`] holds, and nobody outlives it: the machine drops its devices first. A [`Lent`] is a whole mapping.
+#![expect(unsafe_code, reason = "vm-memory takes our mappings by raw pointer, and an IOMMU keeps one")]
 
 use std::io;
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use egm_address::{CpuSet, Gpa, Span};
 use egm_device::{
     Anonymous, AnonymousError, Backing, HugePage, Mapping, MappingError, PrefaultError, prefault,
 };
+use egm_vfio::memory::{Behind, HostMemory};
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
@@ -96,10 +99,52 @@ pub struct Piece {
     pub gpa: Gpa,
     /// Where we do.
     pub mapping: Arc<Mapping>,
+    /// The same, for KVM and devices.
+    pub lent: Arc<Lent>,
     /// Which of the plan's backings it is of.
     pub backing: usize,
     /// Offset of its first byte in the backing.
     pub offset: u64,
+}
+
+/// A piece as KVM and devices are lent it.
+pub struct Lent {
+    mapping: Arc<Mapping>,
+    backing: Arc<dyn Backing>,
+    /// Offset of its first byte in the backing's file.
+    offset: u64,
+    /// Whether that file is one of pages, not a device.
+    is_file: bool,
+}
+
+impl Lent {
+    fn new(mapping: &Arc<Mapping>, backing: &Arc<dyn Backing>, extent: Extent) -> Result<Self, MemoryError> {
+        let descriptor = |source| MemoryError::Descriptor { at: Gpa::new(extent.gpa), source };
+        Ok(Self {
+            mapping: Arc::clone(mapping),
+            backing: Arc::clone(backing),
+            offset: backing.offset().saturating_add(extent.offset),
+            is_file: backing.file().metadata().map_err(descriptor)?.is_file(),
+        })
+    }
+}
+
+// SAFETY: a `Mapping` is readable, writable and shared, at one place until it is dropped, and `self` holds it. References
+// to its bytes are never made.
+unsafe impl HostMemory for Lent {
+    fn address(&self) -> NonNull<u8> {
+        self.mapping.start()
+    }
+    fn size(&self) -> u64 {
+        u64::try_from(self.mapping.size()).unwrap_or(u64::MAX)
+    }
+    fn behind(&self) -> Behind<'_> {
+        match (self.backing.is_invisible(), self.is_file) {
+            (true, _) => Behind::Invisible,
+            (false, true) => Behind::File { file: self.backing.file().as_fd(), offset: self.offset },
+            (false, false) => Behind::Pages,
+        }
+    }
 }
 
 /// All of a guest's RAM.
@@ -141,8 +186,9 @@ impl GuestRam {
             let (backing_plan, backing) = described.ok_or_else(|| wrong(extent.gpa, "no such backing"))?;
             let mapping = map(backing.as_ref(), backing_plan, extent)?;
             regions.push(region(backing.as_ref(), &mapping, extent)?);
+            let lent = Arc::new(Lent::new(&mapping, backing, extent)?);
             let Extent { backing, offset, .. } = extent;
-            pieces.push(Piece { gpa: Gpa::new(extent.gpa), mapping, backing, offset });
+            pieces.push(Piece { gpa: Gpa::new(extent.gpa), mapping, lent, backing, offset });
         }
         let memory = GuestMemoryMmap::from_regions(regions).map_err(|e| wrong(0, &e.to_string()))?;
         let ram = Self { memory, pieces, backings };

@@ -20,7 +20,7 @@ use crate::config::{Boot, Device};
 use crate::console::{Console, ConsoleError};
 use crate::error::{Blame, Report};
 use crate::facts::Facts;
-use crate::kvm::{Hypervisor, KvmError};
+use crate::kvm::{Hypervisor, KvmError, Vm};
 use crate::memory::{GuestRam, MemoryError, Progress};
 use crate::plan::{BackingPlan, Plan};
 
@@ -28,6 +28,8 @@ use crate::plan::{BackingPlan, Plan};
 pub struct Resources {
     /// `/dev/kvm`.
     pub hypervisor: Hypervisor,
+    /// The machine as the kernel has it, empty: host functions are opened for it.
+    pub vm: Vm,
     /// Guest memory.
     pub ram: GuestRam,
     /// Kernel and initramfs.
@@ -112,10 +114,11 @@ impl Resources {
     ) -> Result<Self, ResourceError> {
         let boot = open_boot(&plan.boot)?;
         let hypervisor = Hypervisor::open()?;
+        let vm = hypervisor.create_vm()?;
         let console = Console::open(&plan.console)?;
         let devices = devices::open(plan).map_err(|(id, source)| ResourceError::Device { id, source })?;
         let ram = GuestRam::open(plan, leases, |backing| near(facts, backing), progress)?;
-        Ok(Self { hypervisor, ram, boot, console, devices, leases: leases.clone() })
+        Ok(Self { hypervisor, vm, ram, boot, console, devices, leases: leases.clone() })
     }
 }
 
