@@ -131,6 +131,14 @@ pub fn standard(space: &[u8]) -> List {
     walk(space, &STANDARD, u16::from(first))
 }
 
+/// Vectors of the MSI-X capability (§7.7.2); 0 without one.
+pub fn msix_vectors(space: &[u8]) -> u16 {
+    let list = standard(space);
+    let control =
+        list.find(CapabilityId::Standard(id::MSIX)).and_then(|c| word(space, c.offset.saturating_add(2)));
+    control.map_or(0, |control| (control & 0x7ff).saturating_add(1))
+}
+
 /// The list that begins at 0x100; empty for a space of 256 bytes, and where 0x100 holds zero.
 pub fn extended(space: &[u8]) -> List {
     let has = dword(space, CONVENTIONAL).is_some_and(|header| header != 0);

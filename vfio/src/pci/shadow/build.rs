@@ -1,12 +1,12 @@
 //! From a function's bytes, the rules and the options to a [`Shadow`].
 
-use egm_address::{Guest, Span};
+use egm_address::{BarOffset, Guest, Span};
 
 use super::image::{Image, Masks};
 use super::options::{AddedCapability, Bar, Options, Resizable};
 use super::rules::{self, HEADER, Register, Registers, Rule};
 use super::{
-    ConfigError, InBar, MsiPlace, MsixLayout, Places, ROM_REGION, Shadow, Shown, Treatment, bar_register,
+    BarPlace, ConfigError, MsiPlace, MsixLayout, Places, ROM_REGION, Shadow, Shown, Treatment, bar_register,
 };
 use crate::pci::capability::{self, Capability, CapabilityId, List, ListEnd};
 use crate::pci::registers::{
@@ -70,14 +70,14 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// Bytes outside of header and capabilities are the device's: its driver may need them, and reaches the same
-    /// through the BARs. Not behind a list that ends wrong: there a capability could lie that nobody has judged.
+    /// Bytes outside of header and capabilities are the device's. Some drivers write theirs below 0x100 (tg3), and
+    /// reach the same through the BARs; above, nobody does, and there lie capabilities that the host unlinked. Nor
+    /// where a list ends wrong: behind it could be a capability that nobody has judged.
     fn registers_of_its_own(&mut self, standard: &List, extended: &List) {
         let length = CONVENTIONAL.saturating_sub(FIRST_CAPABILITY);
         self.image.pass(FIRST_CAPABILITY, length, standard.end == ListEnd::Null);
         if !extended.capabilities.is_empty() {
-            let length = EXPRESS.saturating_sub(CONVENTIONAL);
-            self.image.pass(CONVENTIONAL, length, extended.end == ListEnd::Null);
+            self.image.pass(CONVENTIONAL, EXPRESS.saturating_sub(CONVENTIONAL), false);
         }
     }
 
@@ -361,15 +361,17 @@ fn msix_layout(space: &[u8], list: &List, bars: &[Bar]) -> Result<Option<MsixLay
     let place = |structure, at: u16, size: u32| {
         let register = dword(space, capability.offset.saturating_add(at)).unwrap_or(0);
         let [low, ..] = register.to_le_bytes();
-        let place = InBar { bar: low & 7, offset: register & !7, size };
-        let end = u64::from(place.offset).saturating_add(u64::from(size));
-        if bars.iter().any(|bar| bar.index == place.bar && end <= bar.span.size()) {
-            return Ok(place);
-        }
-        Err(ConfigError::Msix { structure, bar: place.bar, offset: place.offset, size })
+        let (bar, offset) = (low & 7, register & !7);
+        let has = bars.iter().find(|have| have.index == bar);
+        let span = Span::new(BarOffset::new(u64::from(offset)), u64::from(size)).ok();
+        let span = span.filter(|span| has.is_some_and(|bar| span.end().get() <= bar.span.size()));
+        span.map(|span| BarPlace { bar, span }).ok_or(ConfigError::Msix { structure, bar, offset, size })
     };
     let vectors_32 = u32::from(vectors);
     let table = place("table", 4, vectors_32.saturating_mul(16))?;
     let pending = place("pending bit array", 8, vectors_32.div_ceil(64).saturating_mul(8))?;
+    if table.bar == pending.bar && table.span.overlaps(pending.span) {
+        return Err(ConfigError::MsixOverlap { table: table.span, pending: pending.span });
+    }
     Ok(Some(MsixLayout { vectors, table, pending }))
 }

@@ -1,5 +1,7 @@
 //! What a guest's write means beyond the bits that it changed.
 
+use egm_address::{InBar, Span};
+
 use super::image::Forward;
 
 /// What comes of a guest's write.
@@ -92,18 +94,23 @@ pub struct MsixLayout {
     /// Vectors, 1 to 2048.
     pub vectors: u16,
     /// The table: 16 bytes a vector.
-    pub table: InBar,
+    pub table: BarPlace,
     /// The pending bit array: 8 bytes for every 64 vectors.
-    pub pending: InBar,
+    pub pending: BarPlace,
+}
+
+impl MsixLayout {
+    /// What of BAR `bar` the machine answers instead of the device.
+    pub fn in_bar(&self, bar: u8) -> impl Iterator<Item = Span<InBar>> {
+        [self.table, self.pending].into_iter().filter(move |place| place.bar == bar).map(|place| place.span)
+    }
 }
 
 /// A place in a base address register's region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct InBar {
+pub struct BarPlace {
     /// Register number.
     pub bar: u8,
-    /// Bytes from its start.
-    pub offset: u32,
-    /// Bytes.
-    pub size: u32,
+    /// Where in it.
+    pub span: Span<InBar>,
 }

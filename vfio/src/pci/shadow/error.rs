@@ -1,6 +1,6 @@
 //! Why a function cannot be shown to a guest.
 
-use egm_address::{Guest, Span};
+use egm_address::{Guest, InBar, Span};
 
 /// Why a function's configuration space, or what was asked for it, makes no guest function.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -57,6 +57,16 @@ pub enum ConfigError {
         offset: u32,
         /// Bytes.
         size: u32,
+    },
+    /// MSI-X structures in one place.
+    #[error(
+        "its MSI-X table at {table} and pending bit array at {pending} of the same BAR overlap: give it no MSI-X"
+    )]
+    MsixOverlap {
+        /// The table.
+        table: Span<InBar>,
+        /// The pending bit array.
+        pending: Span<InBar>,
     },
     /// No place for a capability.
     #[error(
