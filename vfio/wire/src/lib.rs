@@ -1,12 +1,19 @@
 //! The vfio-user protocol: bytes in, values out, a limit on every length.
 //!
 //! ```text
-//!  bytes ──frame──► header, body ──message──► request or reply
+//!  bytes ──frame──► header, body ──message──► request ──session──► who may ask what now
+//!    ▲                                                                  │
+//!    └─ socket: the only input and output ◄── client, serve: blocking ◄─┘
 //! ```
+//! [`frame`], [`message`] and [`session`] know no descriptors and no clock.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
 mod bytes;
+pub mod client;
 pub mod frame;
 pub mod message;
+pub mod serve;
+pub mod session;
+pub mod socket;

@@ -1,0 +1,252 @@
+//! A device at the other end of a socket: requests in, calls of a [`Device`] out.
+//!
+//! What every device would otherwise check for itself is checked here: indices, bounds, lengths, who sends how many
+//! descriptors. Accesses beyond a region's end behave as on a bus, where nobody answers: reads give ones, writes go
+//! nowhere. An error reply would be right too, but a client is in use that waits for ever for the data after one.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+
+use crate::frame::Header;
+use crate::message::{
+    Access, Capabilities, DeviceInfo, DmaMap, DmaUnmap, IrqInfo, Query, RegionInfo, Request, SetIrqs, Write,
+};
+use crate::session::server::{Server as Session, Step};
+use crate::session::{Fault, Ticket};
+use crate::socket::{Broken, Connection, MOST_FDS};
+
+/// Most regions and kinds of interrupt of a device.
+const MOST_INDICES: u32 = 256;
+
+/// A device that is served.
+pub trait Device {
+    /// How many regions and kinds of interrupt it has. A PCI function should say 9 and 5, however few it has: clients ask
+    /// for those by number.
+    fn info(&self) -> DeviceInfo;
+
+    /// A region, and the file it is mapped from. The size of a region stays as it is while a client is connected. (Give
+    /// a region that can be mapped an area, even if it is all of it: some clients look for nothing else.)
+    fn region(&self, index: u32) -> (RegionInfo, Option<BorrowedFd<'_>>);
+
+    /// A kind of interrupt.
+    fn irq(&self, index: u32) -> IrqInfo;
+
+    /// Fills `data`, which lies in the region.
+    fn read(&mut self, region: u32, offset: u64, data: &mut [u8]);
+
+    /// Takes `data`, which lies in the region.
+    fn write(&mut self, region: u32, offset: u64, data: &[u8]);
+
+    /// The device may reach memory, by `file` when there is one.
+    ///
+    /// # Errors
+    /// What the client is told: `EEXIST` for a window over another.
+    fn dma_map(&mut self, map: DmaMap, file: Option<OwnedFd>) -> Result<(), Errno>;
+
+    /// The device may no longer reach it, and does not when this returns.
+    ///
+    /// # Errors
+    /// What the client is told: `ENOENT` for a window that there is not.
+    fn dma_unmap(&mut self, unmap: DmaUnmap) -> Result<(), Errno>;
+
+    /// Sets up, masks or triggers interrupts that exist; with as many eventfds as vectors, or none.
+    ///
+    /// # Errors
+    /// What the client is told.
+    fn set_irqs(&mut self, set: SetIrqs<'_>, eventfds: Vec<OwnedFd>) -> Result<(), Errno>;
+
+    /// Resets it.
+    ///
+    /// # Errors
+    /// What the client is told.
+    fn reset(&mut self) -> Result<(), Errno>;
+
+    /// The client is gone: memory and eventfds have to be let go, the device's state stays.
+    fn disconnected(&mut self);
+}
+
+/// How a client left, other than by closing its connection.
+#[derive(Debug, thiserror::Error)]
+pub enum Served {
+    /// It broke the protocol.
+    #[error("the client broke the protocol")]
+    Fault(#[from] Fault),
+    /// It stalled, or the socket failed.
+    #[error("the client is lost")]
+    Broken(#[from] Broken),
+}
+
+/// What this server takes.
+#[must_use]
+pub fn capabilities() -> Capabilities {
+    Capabilities {
+        max_msg_fds: Some(MOST_FDS as u64),
+        max_data_xfer_size: Some(1 << 20),
+        max_dma_maps: Some(0xffff),
+        pgsizes: Some(0x1000),
+        write_multiple: Some(true),
+        ..Capabilities::default()
+    }
+}
+
+/// Serves `device` until the client closes the connection.
+///
+/// # Errors
+/// [`Served`]: the client left in another way. The device can be served to the next.
+pub fn serve(connection: &mut Connection, device: &mut dyn Device) -> Result<(), Served> {
+    let mut server = Server::new(device);
+    let outcome = server.run(connection);
+    server.device.disconnected();
+    match outcome {
+        Err(Served::Broken(Broken::End)) => Ok(()),
+        other => other,
+    }
+}
+
+struct Server<'a> {
+    device: &'a mut dyn Device,
+    session: Session,
+    info: DeviceInfo,
+    sizes: Vec<u64>,
+    out: Vec<u8>,
+}
+
+/// A request that was carried out or not; the body of the reply is in `out`.
+type Outcome = Result<(), Errno>;
+
+impl<'a> Server<'a> {
+    fn new(device: &'a mut dyn Device) -> Self {
+        let mut info = device.info();
+        info.regions = info.regions.min(MOST_INDICES);
+        info.irqs = info.irqs.min(MOST_INDICES);
+        let sizes = (0..info.regions).map(|index| device.region(index).0.size).collect();
+        Self { device, session: Session::new(capabilities()), info, sizes, out: Vec::new() }
+    }
+
+    fn run(&mut self, connection: &mut Connection) -> Result<(), Served> {
+        loop {
+            connection.receive(self.session.most())?;
+            let fds = connection.take_fds();
+            match self.session.take(connection.frame(), fds.len())? {
+                Step::Reply(header, body) => send(connection, header, &body, &[])?,
+                Step::Nothing => {}
+                Step::Serve(ticket, Request::RegionInfo(query)) => self.region(connection, ticket, query)?,
+                Step::Serve(ticket, request) => {
+                    self.out.clear();
+                    let outcome = self.carry_out(request, fds);
+                    let header = match outcome {
+                        Ok(()) => ticket.done(),
+                        Err(errno) => {
+                            self.out.clear();
+                            ticket.refused(errno.raw_os_error().unsigned_abs())
+                        }
+                    };
+                    if let Some(header) = header {
+                        send(connection, header, &self.out, &[])?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The one reply that a descriptor goes with.
+    fn region(&mut self, connection: &Connection, ticket: Ticket, query: Query) -> Result<(), Served> {
+        self.out.clear();
+        let known = query.index < self.info.regions && query.room >= RegionInfo::SIZE;
+        if !known {
+            let header = ticket.refused(Errno::INVAL.raw_os_error().unsigned_abs());
+            return header.map_or(Ok(()), |header| send(connection, header, &[], &[]));
+        }
+        let (info, file) = self.device.region(query.index);
+        let whole = info.encode(query.room, &mut self.out);
+        let file = file.filter(|_| whole && info.mmap);
+        ticket.done().map_or(Ok(()), |header| send(connection, header, &self.out, file.as_slice()))
+    }
+
+    fn carry_out(&mut self, request: Request<'_>, fds: Vec<OwnedFd>) -> Outcome {
+        match request {
+            Request::DeviceInfo(room) => {
+                room.checked_sub(DeviceInfo::SIZE).ok_or(Errno::INVAL)?;
+                self.info.encode(&mut self.out);
+            }
+            Request::IrqInfo(Query { room, index }) => {
+                if room < IrqInfo::SIZE || index >= self.info.irqs {
+                    return Err(Errno::INVAL);
+                }
+                self.device.irq(index).encode(&mut self.out);
+            }
+            // Writes are not turned into eventfds here: none, which is an answer.
+            Request::RegionIoFds(Query { index, .. }) if index < self.info.regions => {
+                self.out.extend([16, 0, index, 0].into_iter().flat_map(u32::to_le_bytes));
+            }
+            Request::DmaMap(map) => self.device.dma_map(map, fds.into_iter().next())?,
+            Request::DmaUnmap(unmap) => {
+                self.device.dma_unmap(unmap)?;
+                unmap.encode(&mut self.out);
+            }
+            Request::SetIrqs(set) => self.set_irqs(set, fds)?,
+            Request::RegionRead(access) => self.read(access)?,
+            Request::RegionWrite(write) => {
+                self.write(write)?;
+                write.access.encode(&mut self.out);
+            }
+            Request::WriteMulti(writes) => {
+                writes.iter().try_for_each(|write| self.write(write))?;
+                self.out.extend(writes.count().to_le_bytes());
+            }
+            Request::Reset => self.device.reset()?,
+            Request::Feature(_) => return Err(Errno::NOTTY),
+            Request::RegionIoFds(_) | Request::Version(_) | Request::RegionInfo(_) => {
+                return Err(Errno::INVAL);
+            }
+            Request::DirtyPages | Request::MigrationRead(_) | Request::MigrationWrite(_) => {
+                return Err(Errno::OPNOTSUPP);
+            }
+        }
+        Ok(())
+    }
+
+    fn set_irqs(&mut self, set: SetIrqs<'_>, eventfds: Vec<OwnedFd>) -> Outcome {
+        if set.index >= self.info.irqs {
+            return Err(Errno::INVAL);
+        }
+        let count = self.device.irq(set.index).count;
+        let within = set.start.checked_add(set.count).is_some_and(|end| end <= count);
+        if !within {
+            return Err(Errno::INVAL);
+        }
+        self.device.set_irqs(set, eventfds)
+    }
+
+    fn read(&mut self, access: Access) -> Outcome {
+        let inside = self.inside(access)?;
+        access.encode(&mut self.out);
+        let head = self.out.len();
+        let count = usize::try_from(access.count).map_err(|_| Errno::INVAL)?;
+        self.out.resize(head.saturating_add(count), 0xff);
+        if let (true, Some(data)) = (inside, self.out.get_mut(head..)) {
+            self.device.read(access.region, access.offset, data);
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, write: Write<'_>) -> Outcome {
+        if self.inside(write.access)? {
+            self.device.write(write.access.region, write.access.offset, write.data);
+        }
+        Ok(())
+    }
+
+    /// Whether all of it is in its region. One of which there is no such number is refused.
+    fn inside(&self, access: Access) -> Result<bool, Errno> {
+        let index = usize::try_from(access.region).map_err(|_| Errno::INVAL)?;
+        let size = *self.sizes.get(index).ok_or(Errno::INVAL)?;
+        let end = access.offset.checked_add(access.count.into());
+        Ok(access.count > 0 && end.is_some_and(|end| end <= size))
+    }
+}
+
+fn send(connection: &Connection, header: Header, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Served> {
+    Ok(connection.send(header, [body, &[]], fds, u32::MAX)?)
+}

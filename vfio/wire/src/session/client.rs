@@ -1,0 +1,206 @@
+//! The driver's side.
+
+use super::{EINVAL, Fault, MAJOR, MINOR, Ticket, agree, most};
+use crate::frame::{Frame, Header, Kind};
+use crate::message::{Capabilities, Command, DmaAccess, Limits, Request, Version};
+
+/// Requests that wait for their replies at a time.
+const MOST_WAITING: usize = 256;
+
+/// What came from the server.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Heard<'a> {
+    /// The handshake is done.
+    Greeted(Version),
+    /// The reply to a request.
+    Answer {
+        /// Which.
+        id: u16,
+        /// The reply's body, or the server's errno (0 when it gives none).
+        outcome: Result<&'a [u8], u32>,
+    },
+    /// The server wants something of our memory; answer by the ticket.
+    Asked(Ticket, Call<'a>),
+    /// Send this refusal, or nothing.
+    Refuse(Option<Header>),
+}
+
+/// What a server asks of a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Call<'a> {
+    /// Bytes of memory.
+    Read(DmaAccess),
+    /// Bytes to memory, as many as the access says.
+    Write(DmaAccess, &'a [u8]),
+}
+
+/// Why a request cannot be sent: our own mistake, or a limit of the server's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Unsendable {
+    /// There is no connection, or not yet.
+    #[error("there is no agreement with the server")]
+    NotReady,
+    /// More than the server takes.
+    #[error("{what} of {value:#x} is more than the server's {most:#x}")]
+    Limit {
+        /// Of what.
+        what: &'static str,
+        /// How much.
+        value: u64,
+        /// The limit.
+        most: u64,
+    },
+}
+
+/// A connection as the client sees it.
+#[derive(Debug)]
+pub struct Client {
+    ours: Capabilities,
+    state: State,
+    next: u16,
+    waiting: Vec<(u16, Command)>,
+    refused: u64,
+}
+
+#[derive(Debug)]
+enum State {
+    Greeting,
+    Ready(Limits),
+    Closed,
+}
+
+impl Client {
+    /// `ours` is what the client takes.
+    #[must_use]
+    pub fn new(ours: Capabilities) -> Self {
+        Self { ours, state: State::Greeting, next: 0, waiting: Vec::new(), refused: 0 }
+    }
+
+    /// Bytes of the largest message that may come.
+    #[must_use]
+    pub fn most(&self) -> u32 {
+        most(&self.ours)
+    }
+
+    /// What the server takes; `None` before the handshake and after the end.
+    #[must_use]
+    pub fn limits(&self) -> Option<Limits> {
+        if let State::Ready(limits) = self.state { Some(limits) } else { None }
+    }
+
+    /// How many commands of the server made no sense.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refused
+    }
+
+    /// No message after this one is believed.
+    pub fn close(&mut self) {
+        self.state = State::Closed;
+        self.waiting.clear();
+    }
+
+    /// The first message.
+    pub fn greet(&mut self) -> (Header, Vec<u8>) {
+        let version = Version { major: MAJOR, minor: MINOR, capabilities: self.ours.clone() };
+        let mut body = Vec::new();
+        version.encode(&mut body);
+        (self.command(Command::Version, false), body)
+    }
+
+    /// The header of `request`, which goes out with `fds` descriptors.
+    ///
+    /// # Errors
+    /// [`Unsendable`].
+    pub fn ask(&mut self, request: &Request<'_>, fds: usize, no_reply: bool) -> Result<Header, Unsendable> {
+        let State::Ready(limits) = &self.state else { return Err(Unsendable::NotReady) };
+        let data = match request {
+            Request::RegionRead(access) => access.count.into(),
+            Request::WriteMulti(_) if !limits.write_multiple => u64::MAX,
+            Request::WriteMulti(writes) => writes.count().saturating_mul(24),
+            other => other.data().len() as u64,
+        };
+        let waiting = (self.waiting.len() as u64).saturating_add(1);
+        for (what, value, most) in [
+            ("data", data, limits.data.into()),
+            ("number of file descriptors", fds as u64, limits.fds as u64),
+            ("number of requests at a time", waiting, MOST_WAITING as u64),
+        ] {
+            if value > most {
+                return Err(Unsendable::Limit { what, value, most });
+            }
+        }
+        Ok(self.command(request.command(), no_reply))
+    }
+
+    fn command(&mut self, command: Command, no_reply: bool) -> Header {
+        // Requests are few, numbers many: the first free one is near.
+        while self.waiting.iter().any(|(id, _)| *id == self.next) {
+            self.next = self.next.wrapping_add(1);
+        }
+        let id = self.next;
+        self.next = self.next.wrapping_add(1);
+        if !no_reply {
+            self.waiting.push((id, command));
+        }
+        Header { id, command: command.number(), kind: Kind::Command { no_reply } }
+    }
+
+    /// A message came with `fds` file descriptors.
+    ///
+    /// # Errors
+    /// [`Fault`]: close the connection.
+    pub fn take<'a>(&mut self, frame: Frame<'a>, fds: usize) -> Result<Heard<'a>, Fault> {
+        let heard = match (&self.state, frame.header.kind) {
+            (State::Closed, _) => Err(Fault::Closed),
+            (_, Kind::Reply { error }) => self.reply(frame, fds, error),
+            (State::Greeting, _) => Err(Fault::NotGreeted { command: frame.header.command }),
+            (State::Ready(_), Kind::Command { no_reply }) => Ok(self.asked(frame, fds, no_reply)),
+        };
+        if heard.is_err() {
+            self.close();
+        }
+        heard
+    }
+
+    fn reply<'a>(&mut self, frame: Frame<'a>, fds: usize, error: Option<u32>) -> Result<Heard<'a>, Fault> {
+        let Header { id, command, .. } = frame.header;
+        let found = self.waiting.iter().position(|(asked, what)| (*asked, what.number()) == (id, command));
+        let (_, asked) = self.waiting.swap_remove(found.ok_or(Fault::Unasked { id, command })?);
+        let allowed = match asked {
+            Command::RegionInfo => 1,
+            Command::RegionIoFds => usize::MAX,
+            _ => 0,
+        };
+        if fds > allowed {
+            return Err(Fault::Descriptors { command, fds });
+        }
+        if asked != Command::Version {
+            return Ok(Heard::Answer { id, outcome: error.map_or(Ok(frame.body), Err) });
+        }
+        let version = Version::decode(frame.body).map_err(Fault::Handshake)?;
+        self.state = State::Ready(agree(&version, MINOR)?);
+        Ok(Heard::Greeted(version))
+    }
+
+    fn asked<'a>(&mut self, frame: Frame<'a>, fds: usize, no_reply: bool) -> Heard<'a> {
+        let ticket = Ticket::new(frame.header, no_reply);
+        let most = self.ours.limits().map_or(0, |limits| limits.data);
+        let access = DmaAccess::split(frame.body).ok().filter(|(access, _)| access.count <= most.into());
+        let call = match (Command::try_from(frame.header.command), access) {
+            (Ok(Command::DmaRead), Some((access, _))) if fds == 0 => Some(Call::Read(access)),
+            (Ok(Command::DmaWrite), Some((access, data))) if fds == 0 => {
+                let count = usize::try_from(access.count).unwrap_or(usize::MAX);
+                data.get(..count).map(|data| Call::Write(access, data))
+            }
+            _ => None,
+        };
+        match call {
+            Some(call) => Heard::Asked(ticket, call),
+            None => {
+                self.refused = self.refused.saturating_add(1);
+                Heard::Refuse(ticket.refused(EINVAL))
+            }
+        }
+    }
+}

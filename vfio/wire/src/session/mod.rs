@@ -1,0 +1,115 @@
+//! Who may say what, and when: both sides of a connection, without its socket.
+//!
+//! ```text
+//!            version agreed on          anything out of order, or the socket's end
+//!  Greeting ───────────────────► Ready ───────────────────────────────────────────► closed: every call fails
+//! ```
+
+pub mod client;
+pub mod server;
+
+use crate::frame::{HEADER, Header, Kind, Malformed};
+use crate::message::{Capabilities, Limits, MOST_VERSION_DATA, Version, Wrong};
+
+/// The protocol's version: 0.1.
+pub(crate) const MAJOR: u16 = 0;
+pub(crate) const MINOR: u16 = 1;
+
+/// `EINVAL`: what a request that makes no sense is answered with.
+pub const EINVAL: u32 = 22;
+
+/// Bytes that go before the data of any message.
+const HEADS: u32 = 64;
+
+/// How a peer ends a connection: nothing that comes after can be believed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// It was closed before.
+    #[error("the connection is closed")]
+    Closed,
+    /// The envelope.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    /// The handshake.
+    #[error("the handshake failed: {0}")]
+    Handshake(Wrong),
+    /// It began with something else.
+    #[error("command {command:#x} came before the handshake")]
+    NotGreeted {
+        /// The command.
+        command: u16,
+    },
+    /// Another protocol.
+    #[error("the peer speaks version {major:#x}.{minor:#x}, not {MAJOR}.{MINOR} or an older minor one")]
+    Version {
+        /// As the peer wrote it.
+        major: u16,
+        /// As the peer wrote it.
+        minor: u16,
+    },
+    /// A reply that belongs to no request.
+    #[error("message {id:#x} answers command {command:#x}, which was not asked")]
+    Unasked {
+        /// Its id.
+        id: u16,
+        /// Its command.
+        command: u16,
+    },
+    /// Descriptors with a reply that has none.
+    #[error("{fds} file descriptors came with the reply to command {command:#x}")]
+    Descriptors {
+        /// The command.
+        command: u16,
+        /// How many came.
+        fds: usize,
+    },
+}
+
+/// A command that was taken and has to be answered.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Ticket {
+    id: u16,
+    command: u16,
+    wanted: bool,
+}
+
+impl Ticket {
+    fn new(header: Header, no_reply: bool) -> Self {
+        Self { id: header.id, command: header.command, wanted: !no_reply }
+    }
+
+    /// The header of the reply, or `None` when the peer wants none.
+    #[must_use]
+    pub fn done(self) -> Option<Header> {
+        self.reply(None)
+    }
+
+    /// The whole reply, an error; or `None` when the peer wants none.
+    #[must_use]
+    pub fn refused(self, errno: u32) -> Option<Header> {
+        self.reply(Some(errno))
+    }
+
+    fn reply(self, error: Option<u32>) -> Option<Header> {
+        let header = Header { id: self.id, command: self.command, kind: Kind::Reply { error } };
+        self.wanted.then_some(header)
+    }
+}
+
+/// Largest message that may come from a peer that was told `ours`, header included.
+fn most(ours: &Capabilities) -> u32 {
+    let data = ours.limits().map_or(0, |limits| limits.data);
+    data.max(MOST_VERSION_DATA).saturating_add(HEADER).saturating_add(HEADS)
+}
+
+/// What the peer of a handshake can take.
+fn agree(version: &Version, minor: u16) -> Result<Limits, Fault> {
+    if version.major != MAJOR || version.minor > minor {
+        return Err(Fault::Version { major: version.major, minor: version.minor });
+    }
+    version.capabilities.limits().map_err(Fault::Handshake)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,135 @@
+//! The device's side.
+
+use super::{EINVAL, Fault, MINOR, Ticket, agree, most};
+use crate::frame::{Frame, Header, Kind};
+use crate::message::{Capabilities, Command, Limits, Request, Version, Wrong};
+
+/// What a server does with a message.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step<'a> {
+    /// Send this.
+    Reply(Header, Vec<u8>),
+    /// Carry it out and answer by the ticket.
+    Serve(Ticket, Request<'a>),
+    /// Nothing: it was refused, and its sender wants no reply.
+    Nothing,
+}
+
+/// A connection as the server sees it. Requests are answered one after the other, in their order, as the protocol wants
+/// it; however many have been sent ahead.
+#[derive(Debug)]
+pub struct Server {
+    ours: Capabilities,
+    state: State,
+    refused: u64,
+}
+
+#[derive(Debug)]
+enum State {
+    Greeting,
+    Ready(Limits),
+    Closed,
+}
+
+impl Server {
+    /// `ours` is what the server takes; names that the client does not propose are not answered.
+    #[must_use]
+    pub fn new(ours: Capabilities) -> Self {
+        Self { ours, state: State::Greeting, refused: 0 }
+    }
+
+    /// Bytes of the largest message that may come.
+    #[must_use]
+    pub fn most(&self) -> u32 {
+        most(&self.ours)
+    }
+
+    /// What the client takes; `None` before the handshake and after the end.
+    #[must_use]
+    pub fn limits(&self) -> Option<Limits> {
+        if let State::Ready(limits) = self.state { Some(limits) } else { None }
+    }
+
+    /// How many requests made no sense.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refused
+    }
+
+    /// A message came with `fds` file descriptors.
+    ///
+    /// # Errors
+    /// [`Fault`]: close the connection.
+    pub fn take<'a>(&mut self, frame: Frame<'a>, fds: usize) -> Result<Step<'a>, Fault> {
+        let step = self.step(frame, fds);
+        if step.is_err() {
+            self.state = State::Closed;
+        }
+        step
+    }
+
+    fn step<'a>(&mut self, frame: Frame<'a>, fds: usize) -> Result<Step<'a>, Fault> {
+        let Header { id, command, kind } = frame.header;
+        let Kind::Command { no_reply } = kind else { return Err(Fault::Unasked { id, command }) };
+        let request = Request::decode(command, frame.body);
+        match &self.state {
+            State::Closed => Err(Fault::Closed),
+            State::Greeting if command != Command::Version.number() => Err(Fault::NotGreeted { command }),
+            State::Greeting => match request.map_err(Fault::Handshake)? {
+                Request::Version(version) => self.greet(frame.header, &version),
+                _ => Err(Fault::NotGreeted { command }),
+            },
+            State::Ready(_) => {
+                let ticket = Ticket::new(frame.header, no_reply);
+                Ok(match request.and_then(|request| self.judge(request, fds)) {
+                    Ok(request) => Step::Serve(ticket, request),
+                    Err(_) => {
+                        self.refused = self.refused.saturating_add(1);
+                        ticket.refused(EINVAL).map_or(Step::Nothing, |header| Step::Reply(header, Vec::new()))
+                    }
+                })
+            }
+        }
+    }
+
+    fn greet<'a>(&mut self, header: Header, version: &Version) -> Result<Step<'a>, Fault> {
+        let limits = agree(version, u16::MAX)?;
+        let theirs = &version.capabilities;
+        // A reply names nothing that the request does not, but for the two that every peer knows.
+        let capabilities = Capabilities {
+            max_dma_maps: self.ours.max_dma_maps.filter(|_| theirs.max_dma_maps.is_some()),
+            pgsizes: self.ours.pgsizes.filter(|_| theirs.pgsizes.is_some()),
+            write_multiple: self.ours.write_multiple.filter(|_| theirs.write_multiple.is_some()),
+            migration: None,
+            twin_socket: None,
+            ..self.ours
+        };
+        let reply = Version { major: version.major, minor: version.minor.min(MINOR), capabilities };
+        let mut body = Vec::new();
+        reply.encode(&mut body);
+        self.state = State::Ready(limits);
+        // Without a reply there is no agreement: it is sent to who says that he wants none, too.
+        Ok(Step::Reply(Header { kind: Kind::Reply { error: None }, ..header }, body))
+    }
+
+    /// A request that makes sense and stays within what was agreed on.
+    fn judge<'a>(&self, request: Request<'a>, fds: usize) -> Result<Request<'a>, Wrong> {
+        let command = request.command().number();
+        if !request.takes(fds) {
+            return Err(Wrong::Descriptors { command, fds });
+        }
+        let most = self.ours.limits()?.data;
+        let count = match &request {
+            Request::Version(_) => return Err(Wrong::Command { command }),
+            Request::RegionRead(access) => access.count,
+            Request::RegionWrite(write) => write.access.count,
+            Request::MigrationRead(part) | Request::MigrationWrite(part) => part.size,
+            _ => 0,
+        };
+        if count > most {
+            let rule = "more than the agreed max_data_xfer_size";
+            return Err(Wrong::Value { what: "count of a transfer", value: count.into(), rule });
+        }
+        Ok(request)
+    }
+}

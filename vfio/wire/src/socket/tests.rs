@@ -1,0 +1,139 @@
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+
+use super::*;
+use crate::frame::Kind;
+
+const LIMIT: Duration = Duration::from_millis(50);
+const MOST: u32 = 4096;
+
+fn pair() -> (UnixStream, Connection) {
+    let (peer, ours) = UnixStream::pair().unwrap();
+    (peer, Connection::new(ours.into(), LIMIT, Patience::NONE).unwrap())
+}
+
+/// A message with a body of `body`.
+fn message(id: u16, body: &[u8]) -> Vec<u8> {
+    let header = Header { id, command: 9, kind: Kind::Command { no_reply: false } };
+    Frame { header, body }.encode(MOST).unwrap()
+}
+
+/// Sends `bytes` with `count` descriptors.
+fn send_with(peer: &UnixStream, bytes: &[u8], count: usize) {
+    let fds = vec![peer.as_fd(); count];
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MOST_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(count == 0 || control.push(SendAncillaryMessage::ScmRights(&fds)));
+    let sent = rustix::net::sendmsg(peer, &[IoSlice::new(bytes)], &mut control, SendFlags::empty());
+    assert_eq!(sent, Ok(bytes.len()));
+}
+
+#[test]
+fn descriptors_belong_to_the_message_they_were_sent_with() {
+    let (peer, mut ours) = pair();
+    for (id, count) in [(1, 0), (2, 3), (3, 0), (4, 253)] {
+        send_with(&peer, &message(id, b"body"), count);
+    }
+    for (id, count) in [(1, 0), (2, 3), (3, 0), (4, 253)] {
+        ours.receive(MOST).unwrap();
+        assert_eq!((ours.frame().header.id, ours.frame().body, ours.fds()), (id, &b"body"[..], count));
+    }
+}
+
+#[test]
+fn more_descriptors_than_a_message_may_have_end_it() {
+    let (peer, mut ours) = pair();
+    let bytes = message(1, b"body");
+    send_with(&peer, &bytes[..8], 253);
+    send_with(&peer, &bytes[8..], 1);
+    assert!(matches!(ours.receive(MOST), Err(Broken::Descriptors)));
+}
+
+#[test]
+fn a_message_that_comes_byte_by_byte_is_whole() {
+    let (mut peer, mut ours) = pair();
+    let sender = std::thread::spawn(move || {
+        message(1, &[7; 100]).iter().for_each(|byte| peer.write_all(&[*byte]).unwrap());
+        peer
+    });
+    ours.receive(MOST).unwrap();
+    assert_eq!(ours.frame().body, [7; 100]);
+    drop(sender.join().unwrap());
+    assert!(matches!(ours.receive(MOST), Err(Broken::End)));
+}
+
+#[test]
+fn who_closes_or_stalls_within_a_message_is_given_up() {
+    for length in 1..20 {
+        let (mut peer, mut ours) = pair();
+        peer.write_all(&message(1, b"body")[..length]).unwrap();
+        assert!(matches!(ours.receive(MOST), Err(Broken::Slow { .. })), "{length}");
+        let (mut peer, mut ours) = pair();
+        peer.write_all(&message(1, b"body")[..length]).unwrap();
+        drop(peer);
+        assert!(matches!(ours.receive(MOST), Err(Broken::Cut)), "{length}");
+    }
+}
+
+#[test]
+fn who_does_not_answer_is_given_up_when_answers_are_limited() {
+    let (_peer, mut ours) = pair();
+    ours.limit_waits().unwrap();
+    assert!(matches!(ours.receive(MOST), Err(Broken::Slow { what: "answer", .. })));
+}
+
+#[test]
+fn who_does_not_read_is_given_up() {
+    let (_peer, ours) = pair();
+    let header = Header { id: 0, command: 9, kind: Kind::Command { no_reply: false } };
+    let data = vec![0; 1 << 20];
+    let sent = (0..64).find_map(|_| ours.send(header, [&data, &[]], &[], u32::MAX).err());
+    assert!(matches!(sent, Some(Broken::Slow { .. })));
+}
+
+#[test]
+fn a_long_message_in_two_parts_arrives_as_one() {
+    let (peer, ours) = pair();
+    let mut theirs = Connection::new(peer.into(), Duration::from_secs(5), Patience::NONE).unwrap();
+    let reader = std::thread::spawn(move || {
+        theirs.receive(u32::MAX).unwrap();
+        (theirs.frame().body.to_vec(), theirs.fds())
+    });
+    let (first, second) = (vec![1; 700_000], vec![2; 900_000]);
+    let header = Header { id: 0, command: 9, kind: Kind::Command { no_reply: false } };
+    ours.send(header, [&first, &second], &[ours.as_fd()], u32::MAX).unwrap();
+    assert!(reader.join().unwrap() == ([first, second].concat(), 1));
+}
+
+#[test]
+fn a_closer_wakes_who_waits() {
+    let (_peer, mut ours) = pair();
+    let closer = ours.closer().unwrap();
+    let waits = std::thread::spawn(move || matches!(ours.receive(MOST), Err(Broken::End)));
+    closer.close();
+    assert!(waits.join().unwrap());
+}
+
+#[test]
+fn a_body_is_not_waited_for_when_its_head_is_wrong() {
+    let (mut peer, mut ours) = pair();
+    let mut bytes = message(1, b"");
+    bytes[4..8].copy_from_slice(&5000_u32.to_le_bytes());
+    peer.write_all(&bytes).unwrap();
+    assert!(matches!(ours.receive(MOST), Err(Broken::Malformed(Malformed::TooLong { size: 5000, .. }))));
+}
+
+#[test]
+fn patience_ends_on_a_quiet_connection_and_comes_back_with_a_quick_answer() {
+    let most = Duration::from_micros(200);
+    let mut patience = Patience::of(most);
+    for _ in 0..8 {
+        patience.learn(Duration::from_millis(3));
+    }
+    assert_eq!(patience.now, Duration::ZERO);
+    patience.learn(Duration::from_micros(70));
+    assert_eq!(patience.now, most);
+    let mut none = Patience::NONE;
+    none.learn(Duration::from_micros(1));
+    assert_eq!(none.now, Duration::ZERO);
+}

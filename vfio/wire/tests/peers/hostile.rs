@@ -1,0 +1,87 @@
+//! Any bytes to either side: it ends, without a panic and within its limits.
+//!
+//! `EGM_HOSTILE_CASES=1000000` runs so many cases of each, instead of a few hundred.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+
+use egm_vfio_wire::client::Client;
+use egm_vfio_wire::serve::serve;
+use egm_vfio_wire::socket::{Connection, Patience};
+use proptest::prelude::*;
+use proptest::test_runner::Config;
+
+use crate::toy::{LIMIT, Toy};
+
+fn config() -> Config {
+    let cases = std::env::var("EGM_HOSTILE_CASES").ok().and_then(|cases| cases.parse().ok());
+    Config { cases: cases.unwrap_or(256), ..Config::default() }
+}
+
+/// Messages that often get past the envelope: a known command, a size that is nearly right, small numbers.
+fn messages(flags: &'static [u32]) -> impl Strategy<Value = Vec<u8>> {
+    let byte = prop_oneof![6 => Just(0_u8), 3 => 0..48_u8, 1 => any::<u8>()];
+    let message = (0..20_u16, prop::sample::select(flags), prop::collection::vec(byte, 0..96), 0..40_u32);
+    prop::collection::vec(message, 0..24).prop_map(|messages| {
+        let one = |(id, (command, flags, body, lie)): (u16, (u16, u32, Vec<u8>, u32))| {
+            let honest = 16 + u32::try_from(body.len()).unwrap();
+            let size = if lie == 0 { honest + 1 } else { honest };
+            let head = [id, command].into_iter().flat_map(u16::to_le_bytes);
+            head.chain([size, flags, 22].into_iter().flat_map(u32::to_le_bytes))
+                .chain(body)
+                .collect::<Vec<_>>()
+        };
+        (0..).zip(messages).flat_map(one).collect()
+    })
+}
+
+const AGREED: [u8; 20] = [0, 0, 1, 0, 20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn a_server_survives_any_client(bytes in messages(&[0, 0, 0, 0x10, 1, 0x21, 7]), greets in prop::bool::weighted(0.9)) {
+        let (mut client, theirs) = UnixStream::pair().unwrap();
+        let mut toy = Toy::new();
+        // All of it fits the socket: nobody waits for anybody.
+        if greets {
+            client.write_all(&AGREED).unwrap();
+        }
+        client.write_all(&bytes).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        let mut connection = Connection::new(theirs.into(), LIMIT, Patience::NONE).unwrap();
+        let _ = serve(&mut connection, &mut toy);
+        prop_assert_eq!((toy.left, toy.windows.len()), (1, 0));
+        drop(connection);
+        let mut replies = Vec::new();
+        let _ = client.read_to_end(&mut replies);
+        // A request is answered once at most, by what it asked for: no more than the largest register file.
+        prop_assert!(replies.len() <= 24 * (64 << 10) + 4096);
+    }
+
+    #[test]
+    fn a_client_survives_any_server(bytes in messages(&[1, 1, 1, 0x21, 0, 0x10, 7]), agrees in prop::bool::weighted(0.9)) {
+        let (mut server, ours) = UnixStream::pair().unwrap();
+        if agrees {
+            let mut agreed = AGREED;
+            agreed[8] = 1;
+            server.write_all(&agreed).unwrap();
+        }
+        server.write_all(&bytes).unwrap();
+        server.shutdown(Shutdown::Write).unwrap();
+        let Ok(mut client) = Client::new(Connection::new(ours.into(), LIMIT, Patience::NONE).unwrap()) else {
+            return Ok(());
+        };
+        let _ = client.device_info();
+        let _ = client.region_info(0);
+        let _ = client.irq_info(0);
+        let _ = client.read(0, 0, &mut [0; 8]);
+        let _ = client.write(0, 0, &[0; 8]);
+        let _ = client.reset();
+        // What it was sent ends: after that nothing is answered any more.
+        let lost = (0..32).any(|_| client.reset().is_err_and(|error| !error.stands()));
+        prop_assert!(lost);
+    }
+}
