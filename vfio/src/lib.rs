@@ -11,3 +11,4 @@ pub mod host;
 pub mod mapping;
 pub mod memory;
 pub mod pci;
+pub mod variant;

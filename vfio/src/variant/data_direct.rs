@@ -1,0 +1,255 @@
+//! Data Direct: a second PCI function of a ConnectX-8, in the GPU's tree, by which it reaches GPU memory without passing
+//! the CPU. Both functions go to one guest, or neither does any good.
+//!
+//! The guest's mlx5 driver takes the partner whose vital product data has, under `VU`, what the network function's
+//! firmware says. The host cannot ask that firmware; it tells the pair by keyword `V3`, a number of the card that is
+//! the same in both, as rdma-core's `rdma_topo` does.
+
+use egm_address::{Gpa, PciAddress};
+
+use crate::host::{HostBar, HostBarKind};
+
+/// Device id of the partner (vendor 0x15b3).
+pub(super) const DEVICE: u16 = 0x2100;
+
+/// Why vital product data cannot be read (PCI Local Bus 3.0 appendix I).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum VpdError {
+    /// A resource that ends behind the data.
+    #[error("vital product data: the resource at {at:#x} ends behind the {length:#x} bytes that there are")]
+    Resource {
+        /// Offset of its tag.
+        at: usize,
+        /// Bytes of data.
+        length: usize,
+    },
+    /// A keyword that ends behind its resource.
+    #[error("vital product data: the keyword at {at:#x} ends behind its resource")]
+    Keyword {
+        /// Offset of the keyword.
+        at: usize,
+    },
+}
+
+const LARGE: u8 = 0x80;
+const READ_ONLY: u8 = 0x90;
+const END: u8 = 0x0f << 3;
+
+/// The value of a read-only keyword, `None` where there is no such.
+///
+/// # Errors
+/// [`VpdError`] when the data are cut short before it is found.
+pub fn keyword<'a>(vpd: &'a [u8], name: &[u8; 2]) -> Result<Option<&'a [u8]>, VpdError> {
+    let mut rest = vpd;
+    // Each step takes a byte at least.
+    while let Some((tag, tail)) = rest.split_first() {
+        let cut = VpdError::Resource { at: offset(vpd, rest), length: vpd.len() };
+        if tag & !7 == END {
+            break;
+        }
+        let (size, body) = match tail {
+            [low, high, body @ ..] if tag & LARGE != 0 => (u16::from_le_bytes([*low, *high]), body),
+            _ if tag & LARGE != 0 => return Err(cut),
+            body => (u16::from(tag & 7), body),
+        };
+        let (resource, after) = body.split_at_checked(usize::from(size)).ok_or(cut)?;
+        if *tag == READ_ONLY
+            && let Some(value) = in_resource(vpd, resource, name)?
+        {
+            return Ok(Some(value));
+        }
+        rest = after;
+    }
+    Ok(None)
+}
+
+fn in_resource<'a>(vpd: &[u8], resource: &'a [u8], name: &[u8; 2]) -> Result<Option<&'a [u8]>, VpdError> {
+    let mut rest = resource;
+    while let [first, second, size, tail @ ..] = rest {
+        let cut = VpdError::Keyword { at: offset(vpd, rest) };
+        let (value, after) = tail.split_at_checked(usize::from(*size)).ok_or(cut)?;
+        if [*first, *second] == *name {
+            return Ok(Some(value));
+        }
+        rest = after;
+    }
+    Ok(None)
+}
+
+/// Where `tail`, a part of `whole` that reaches no further, begins: for messages.
+fn offset(whole: &[u8], tail: &[u8]) -> usize {
+    (tail.as_ptr() as usize).saturating_sub(whole.as_ptr() as usize)
+}
+
+/// A function and its vital product data, as the host's file `vpd` has them.
+#[derive(Debug, Clone, Copy)]
+pub struct Candidate<'a> {
+    /// Where it is on the host.
+    pub address: PciAddress,
+    /// Whether it is a Data Direct function rather than a network function.
+    pub is_data_direct: bool,
+    /// Its vital product data.
+    pub vpd: &'a [u8],
+}
+
+/// What a Data Direct function belongs to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pairing {
+    /// It.
+    pub data_direct: PciAddress,
+    /// The network functions of its card, in the order given; empty when none is there.
+    pub network: Vec<PciAddress>,
+    /// Why the guest's driver would not find it.
+    pub problem: Option<PairingProblem>,
+}
+
+/// Why a Data Direct function is of no use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PairingProblem {
+    /// Its data make no sense.
+    #[error("{0}; update the card's firmware")]
+    Vpd(#[from] VpdError),
+    /// A keyword is missing.
+    #[error("its vital product data have no keyword {}: update the card's firmware", name.escape_ascii())]
+    NoKeyword {
+        /// Which.
+        name: [u8; 2],
+    },
+    /// Nobody to work for.
+    #[error("the network function of its card is not given to this guest: give it both or neither")]
+    Alone,
+}
+
+/// Pairs the Data Direct functions among `functions` with the network functions of the same card.
+pub fn pair(functions: &[Candidate<'_>]) -> Vec<Pairing> {
+    let partners = functions.iter().filter(|function| function.is_data_direct);
+    let pairing = |partner: &Candidate<'_>| {
+        let (network, problem) = match network(partner, functions) {
+            Ok(network) => (network, None),
+            Err(problem) => (Vec::new(), Some(problem)),
+        };
+        Pairing { data_direct: partner.address, network, problem }
+    };
+    partners.map(pairing).collect()
+}
+
+fn network(partner: &Candidate<'_>, functions: &[Candidate<'_>]) -> Result<Vec<PciAddress>, PairingProblem> {
+    let required = |name: [u8; 2]| keyword(partner.vpd, &name)?.ok_or(PairingProblem::NoKeyword { name });
+    required(*b"VU")?;
+    let card = required(*b"V3")?;
+    let same = |function: &&Candidate<'_>| {
+        !function.is_data_direct && keyword(function.vpd, b"V3") == Ok(Some(card))
+    };
+    let network: Vec<PciAddress> = functions.iter().filter(same).map(|function| function.address).collect();
+    if network.is_empty() { Err(PairingProblem::Alone) } else { Ok(network) }
+}
+
+/// Where a GPU's BAR has to be in the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlacementWish {
+    /// Register number.
+    pub bar: u8,
+    /// The guest physical address that it must have: the host's.
+    pub address: Gpa,
+    /// Why.
+    pub reason: &'static str,
+}
+
+/// What Data Direct asks of the BARs of the GPU that it reaches: its driver hands out addresses of the GPU's second BAR
+/// ("BAR1") without asking an IOMMU, so guest and host must have it at the same place. `None` where the host gave that
+/// BAR no address.
+pub fn placement(gpu: &[HostBar]) -> Option<PlacementWish> {
+    let prefetchable = |bar: &&HostBar| bar.kind == HostBarKind::Memory64Prefetchable;
+    let aperture = gpu.iter().skip(1).find(prefetchable).filter(|bar| bar.start != 0)?;
+    let reason = "Data Direct uses the host's addresses of this BAR";
+    Some(PlacementWish { bar: aperture.index, address: Gpa::new(aperture.start), reason })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn vpd(keywords: &[(&str, &str)]) -> Vec<u8> {
+        let mut fields = Vec::new();
+        for (name, value) in keywords {
+            fields.extend(name.as_bytes());
+            fields.push(u8::try_from(value.len()).unwrap());
+            fields.extend(value.as_bytes());
+        }
+        let mut vpd = vec![0x82, 4, 0];
+        vpd.extend(b"CX-8");
+        vpd.push(READ_ONLY);
+        vpd.extend(u16::try_from(fields.len()).unwrap().to_le_bytes());
+        vpd.extend(fields);
+        vpd.push(END);
+        vpd
+    }
+
+    fn at(address: &str) -> PciAddress {
+        address.parse().unwrap()
+    }
+
+    #[test]
+    fn a_keyword_is_found_behind_others_and_before_the_end() {
+        let vpd = vpd(&[("PN", "900-9X81E"), ("V3", "a1b2"), ("VU", "MT2500XZ")]);
+        assert_eq!(keyword(&vpd, b"VU"), Ok(Some(b"MT2500XZ".as_slice())));
+        assert_eq!(keyword(&vpd, b"RV"), Ok(None));
+        assert_eq!(
+            keyword(&vpd[..vpd.len() - 3], b"VU"),
+            Err(VpdError::Resource { at: 7, length: vpd.len() - 3 })
+        );
+        assert_eq!(keyword(&[READ_ONLY, 4, 0, b'V', b'U', 9, 1], b"VU"), Err(VpdError::Keyword { at: 3 }));
+        assert_eq!(keyword(&[0xff; 64], b"VU").unwrap_err(), VpdError::Resource { at: 0, length: 64 });
+    }
+
+    #[test]
+    fn functions_of_one_card_are_a_pair() {
+        let (one, other) = (vpd(&[("V3", "one"), ("VU", "u")]), vpd(&[("V3", "other")]));
+        let candidate =
+            |address, is_data_direct, vpd| Candidate { address: at(address), is_data_direct, vpd };
+        let functions = [
+            candidate("0000:03:00.0", false, one.as_slice()),
+            candidate("0000:03:00.1", false, &one),
+            candidate("0002:03:00.0", false, &other),
+            candidate("0009:02:00.0", true, &one),
+        ];
+        let pairs = pair(&functions);
+        assert_eq!(pairs.len(), 1);
+        assert_eq!(pairs[0].network, [at("0000:03:00.0"), at("0000:03:00.1")]);
+        assert_eq!(pairs[0].problem, None);
+        let alone = pair(&functions[2..]);
+        assert_eq!(alone[0].problem, Some(PairingProblem::Alone));
+    }
+
+    #[test]
+    fn a_partner_that_the_driver_would_not_find_says_why() {
+        let vpd = vpd(&[("V3", "one")]);
+        let functions = [Candidate { address: at("0009:02:00.0"), is_data_direct: true, vpd: &vpd }];
+        let problem = pair(&functions)[0].problem.unwrap();
+        assert_eq!(
+            problem.to_string(),
+            "its vital product data have no keyword VU: update the card's firmware"
+        );
+    }
+
+    #[test]
+    fn the_second_bar_of_a_gpu_is_wanted_where_the_host_has_it() {
+        let kind = HostBarKind::Memory64Prefetchable;
+        let bar = |index, size, start| HostBar { index, kind, size, start };
+        let bars = [bar(0, 16 << 20, 0x1000), bar(2, 256 << 30, 0x2000_0000_0000), bar(4, 32 << 20, 0x3000)];
+        let wish = placement(&bars).unwrap();
+        assert_eq!((wish.bar, wish.address), (2, Gpa::new(0x2000_0000_0000)));
+        assert_eq!(placement(&bars[..1]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_to_an_end(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+            if let Ok(Some(value)) = keyword(&bytes, b"VU") {
+                prop_assert!(bytes.windows(value.len() + 3).any(|w| w[..2] == *b"VU" && w[3..] == *value));
+            }
+        }
+    }
+}

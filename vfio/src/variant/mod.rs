@@ -1,0 +1,93 @@
+//! What is special about a function, beyond what PCI says. Decisions only: nothing here reads the host.
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
+
+pub mod clique;
+pub mod data_direct;
+pub mod nvgrace;
+
+use crate::host::{HostBar, HostFunction};
+
+/// What kind of function it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Variant {
+    /// Nothing special.
+    Plain,
+    /// An NVIDIA GPU: takes the P2P approval of [`clique`].
+    NvidiaDisplay,
+    /// An NVIDIA GPU whose memory is on the host's coherent fabric, under the kernel's driver for it: [`nvgrace`].
+    NvGrace,
+    /// A `ConnectX` or `BlueField` network function: may have a partner, [`data_direct`].
+    ConnectX,
+    /// The partner.
+    DataDirect,
+}
+
+const NVIDIA: u16 = 0x10de;
+const MELLANOX: u16 = 0x15b3;
+/// Base class of display controllers (PCI Code and ID Assignment §1.4).
+const DISPLAY: u32 = 0x03;
+/// Base class of network controllers; InfiniBand is one.
+const NETWORK: u32 = 0x02;
+
+impl Variant {
+    /// The kind of `function`, by its ids and the driver that holds it.
+    pub fn of(function: &HostFunction) -> Self {
+        match (function.vendor, function.class >> 16) {
+            (NVIDIA, DISPLAY) if function.driver.as_deref() == Some(nvgrace::DRIVER) => Self::NvGrace,
+            (NVIDIA, DISPLAY) => Self::NvidiaDisplay,
+            (MELLANOX, _) if function.device == data_direct::DEVICE => Self::DataDirect,
+            (MELLANOX, NETWORK) => Self::ConnectX,
+            _ => Self::Plain,
+        }
+    }
+
+    /// Whether an NVIDIA driver in the guest would look for a clique.
+    pub fn takes_clique(self) -> bool {
+        matches!(self, Self::NvidiaDisplay | Self::NvGrace)
+    }
+
+    /// What region `bar` of `size` bytes is, as VFIO shows it, of a function whose own BARs are `bars`.
+    pub fn region(self, bars: &[HostBar], bar: u8, size: u64) -> RegionPolicy {
+        match self {
+            Self::NvGrace => nvgrace::region(bars, bar, size),
+            _ => RegionPolicy::REGISTERS,
+        }
+    }
+}
+
+/// How a region is given to a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RegionPolicy {
+    /// What the kernel's mapping of it is, and with it the guest's.
+    pub caching: Caching,
+    /// KVM capability that the virtual machine must have for it (asked on its descriptor, not on `/dev/kvm`).
+    pub kvm_capability: Option<u32>,
+    /// How other devices reach it.
+    pub dma: DmaSource,
+}
+
+impl RegionPolicy {
+    /// An ordinary BAR.
+    pub const REGISTERS: Self = Self { caching: Caching::Device, kvm_capability: None, dma: DmaSource::Peer };
+}
+
+/// How CPUs reach a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Caching {
+    /// As device memory, or write-combined where the guest says so.
+    Device,
+    /// As memory without caches.
+    Uncached,
+    /// As memory.
+    Cacheable,
+}
+
+/// How devices reach a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DmaSource {
+    /// Peer to peer: a BAR that other functions are given where the host can, and do without where it cannot.
+    Peer,
+    /// As memory: a device that cannot reach it is broken, so failing to map it is an error.
+    Memory,
+}
