@@ -3,6 +3,8 @@
 //! Everything takes the root of the file system, so that tests and recorded hosts read a copied tree.
 //! Files: `Documentation/ABI/testing/sysfs-bus-pci` and `sysfs-kernel-iommu_groups`.
 
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,6 +13,7 @@ use egm_address::{Io, Iova, PciAddress, Span};
 use serde::{Deserialize, Serialize};
 
 use crate::pci::capability;
+use crate::topology::Place;
 
 /// A PCI function of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,6 +39,9 @@ pub struct HostFunction {
     pub msix_vectors: Option<u16>,
     /// I/O virtual addresses that its group cannot map.
     pub reserved: Vec<ReservedRegion>,
+    /// Where it sits among the others.
+    #[serde(default, skip_serializing_if = "Place::is_empty")]
+    pub place: Place,
 }
 
 /// A base address register of a host function.
@@ -146,6 +152,36 @@ pub fn functions(root: &Path) -> Result<Vec<HostFunction>, HostError> {
     addresses.into_iter().map(|address| function(root, address)).collect()
 }
 
+/// Those of `wanted` that exist, the bridges above them and the other members of their IOMMU groups, ascending: what a
+/// judgement of them needs.
+///
+/// # Errors
+/// As [`function`].
+pub fn around(root: &Path, wanted: &[PciAddress]) -> Result<Vec<HostFunction>, HostError> {
+    let exists = |at: &PciAddress| root.join("sys/bus/pci/devices").join(at.to_string()).is_dir();
+    let mut found = BTreeMap::new();
+    for address in wanted.iter().copied().filter(exists) {
+        found.insert(address, function(root, address)?);
+    }
+    let near = found.values().flat_map(|function| {
+        let group = function.iommu_group.map(|group| format!("sys/kernel/iommu_groups/{group}/devices"));
+        let members = group.map_or_else(Vec::new, |folder| addresses(&root.join(folder)));
+        members.into_iter().chain(function.place.bridges.iter().copied())
+    });
+    for address in near.filter(exists).collect::<BTreeSet<_>>() {
+        if let Entry::Vacant(entry) = found.entry(address) {
+            entry.insert(function(root, address)?);
+        }
+    }
+    Ok(found.into_values().collect())
+}
+
+/// The function addresses among the names in a folder.
+fn addresses(folder: &Path) -> Vec<PciAddress> {
+    let names = fs::read_dir(folder).into_iter().flatten();
+    names.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+}
+
 /// The function at `address` of the host whose tree is at `root`.
 ///
 /// # Errors
@@ -165,6 +201,8 @@ pub fn function(root: &Path, address: PciAddress) -> Result<HostFunction, HostEr
         let value = hex(name)?;
         u16::try_from(value).map_err(|_| content(&folder.join(name), &format!("{value:#x}"), "a 16-bit id"))
     };
+    // Who is not root reads 64 bytes of it.
+    let config = fs::read(folder.join("config")).unwrap_or_default();
     let iommu_group = link_name(&folder.join("iommu_group")).and_then(|name| name.parse().ok());
     Ok(HostFunction {
         address,
@@ -178,7 +216,8 @@ pub fn function(root: &Path, address: PciAddress) -> Result<HostFunction, HostEr
             .and_then(|text| text.trim().parse().ok()),
         iommu_group,
         bars: bars(&folder.join("resource"))?,
-        msix_vectors: fs::read(folder.join("config")).ok().and_then(|config| msix_vectors(&config)),
+        msix_vectors: msix_vectors(&config),
+        place: Place::read(root, &folder, &config),
         reserved: match iommu_group {
             Some(group) => reserved(&root.join(format!("sys/kernel/iommu_groups/{group}/reserved_regions")))?,
             None => Vec::new(),
@@ -270,6 +309,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+    use crate::topology::testing::Host;
 
     /// A tree with one function, as sysfs would have it.
     fn tree(resource: &str, config: &[u8]) -> (tempfile::TempDir, PciAddress) {
@@ -359,6 +399,16 @@ mod tests {
     fn a_capability_chain_that_loops_ends() {
         assert_eq!(msix_vectors(&config(&[(0x40, 1, 0x50), (0x50, 2, 0x40)])), Some(0));
         assert_eq!(msix_vectors(&config(&[(0xfc, 0x05, 0x40)])[..0x80]), None);
+    }
+
+    #[test]
+    fn a_function_is_read_with_the_bridges_above_it_and_its_group() {
+        let host = Host::two_switches();
+        fs::write(host.root().join("sys/kernel/iommu_groups/3/devices/0000:21:00.0"), "").unwrap();
+        let nowhere = "0000:ff:00.0".parse().unwrap();
+        let read = around(host.root(), &[host.gpu(0), nowhere]).unwrap();
+        let names: Vec<String> = read.iter().map(|function| function.address.to_string()).collect();
+        assert_eq!(names, ["0000:15:01.0", "0000:16:00.0", "0000:17:00.0", "0000:18:00.0", "0000:21:00.0"]);
     }
 
     #[test]

@@ -11,4 +11,5 @@ pub mod host;
 pub mod mapping;
 pub mod memory;
 pub mod pci;
+pub mod topology;
 pub mod variant;

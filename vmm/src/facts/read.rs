@@ -23,7 +23,7 @@ pub enum Scope {
     All,
     /// What one machine needs: a launch need not look at the rest.
     Only {
-        /// PCI functions, where they exist.
+        /// PCI functions, where they exist; those that they share a group or a path with are read too.
         functions: Vec<PciAddress>,
         /// Whether carve-outs of memory are asked for.
         regions: bool,
@@ -112,10 +112,7 @@ fn gather(root: &Path, scope: &Scope, probed: Probed) -> Result<Facts, FactsErro
         },
         functions: match scope {
             Scope::All => host::functions(root)?,
-            Scope::Only { functions: wanted, .. } => {
-                let exists = |a: &&PciAddress| root.join("sys/bus/pci/devices").join(a.to_string()).is_dir();
-                wanted.iter().filter(exists).map(|a| host::function(root, *a)).collect::<Result<_, _>>()?
-            }
+            Scope::Only { functions: wanted, .. } => host::around(root, wanted)?,
         },
         servers: Vec::new(),
         kernel,
@@ -166,7 +163,10 @@ fn iommu(root: &Path) -> Probe<Iommu> {
     let folder = root.join("sys/kernel/iommu_groups");
     let groups = fs::read_dir(folder).map_or(0, |entries| entries.filter_map(Result::ok).count());
     match u32::try_from(groups) {
-        Ok(groups) if groups > 0 => Probe::Present(Iommu { groups }),
+        Ok(groups) if groups > 0 => {
+            let iommufd = root.join("sys/class/misc/iommu").exists();
+            Probe::Present(Iommu { groups, iommufd })
+        }
         _ => Probe::Absent(
             "/sys/kernel/iommu_groups is empty: enable the IOMMU in the firmware and in the kernel \
              (intel_iommu=on, or amd_iommu=on)"

@@ -122,6 +122,9 @@ pub struct Pool {
 pub struct Iommu {
     /// Number of groups.
     pub groups: u32,
+    /// Whether the kernel offers `/dev/iommu`.
+    #[serde(default)]
+    pub iommufd: bool,
 }
 
 /// A carve-out of host memory, and what of it is to be had.

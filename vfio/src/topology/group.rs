@@ -1,0 +1,176 @@
+//! May a function be given to a guest: its driver, and the others of its IOMMU group.
+//!
+//! A group is what the IOMMU cannot tell apart, so it goes to one owner as a whole. The kernel's rule
+//! (`iommu_device_claim_dma_owner`): nobody else may do DMA in it, which only drivers that promise so are believed.
+
+use egm_address::PciAddress;
+
+use crate::host::HostFunction;
+
+/// A function of a group and who has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// The function.
+    pub address: PciAddress,
+    /// Its driver, in words when there is none.
+    pub driver: String,
+}
+
+/// Why a function cannot be given to a guest as the host is.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GroupError {
+    /// No such function.
+    #[error("host function {function} does not exist")]
+    Missing {
+        /// Which.
+        function: PciAddress,
+    },
+    /// No IOMMU in front of it.
+    #[error("host function {function} is in no IOMMU group: nothing would keep its accesses in the guest")]
+    NoGroup {
+        /// Which.
+        function: PciAddress,
+    },
+    /// Another driver, or none.
+    #[error(
+        "host function {function} is bound to {driver}, and VFIO has it only with vfio-pci or a driver made from it"
+    )]
+    Driver {
+        /// Which.
+        function: PciAddress,
+        /// Its driver, or `no driver`.
+        driver: String,
+    },
+    /// Others in its group are in use.
+    #[error(
+        "IOMMU group {group} of host function {function} is in use by the host: {}",
+        members.iter().map(|member| format!("{} by {}", member.address, member.driver)).collect::<Vec<_>>().join(", ")
+    )]
+    InUse {
+        /// Which.
+        function: PciAddress,
+        /// Its group.
+        group: u32,
+        /// The members that the host uses.
+        members: Vec<Member>,
+    },
+}
+
+impl GroupError {
+    /// What to do about it.
+    pub fn help(&self) -> String {
+        match self {
+            Self::Missing { .. } => "lspci -D lists the host's functions".to_owned(),
+            Self::NoGroup { .. } => {
+                "enable the IOMMU in the firmware and in the kernel (intel_iommu=on, or amd_iommu=on)"
+                    .to_owned()
+            }
+            Self::Driver { function, .. } => remedy(&[*function]),
+            Self::InUse { members, .. } => {
+                remedy(&members.iter().map(|member| member.address).collect::<Vec<_>>())
+            }
+        }
+    }
+}
+
+/// The command that gives `functions` to VFIO.
+pub fn remedy(functions: &[PciAddress]) -> String {
+    let names: Vec<String> = functions.iter().map(ToString::to_string).collect();
+    format!("scripts/bind {}", names.join(" "))
+}
+
+/// Whether a driver of this name is VFIO's: `vfio-pci`, or made from it (`mlx5_vfio_pci`, `nvgrace_gpu_vfio_pci`).
+pub fn is_vfio_driver(driver: &str) -> bool {
+    driver.replace('_', "-").ends_with("vfio-pci")
+}
+
+/// Whether the kernel lets a group with this member go: VFIO's, no driver's, or a driver's that does no DMA of its own.
+fn is_harmless(function: &HostFunction) -> bool {
+    function
+        .driver
+        .as_deref()
+        .is_none_or(|name| is_vfio_driver(name) || matches!(name, "pci-stub" | "pcieport"))
+}
+
+/// The other members of a function's group.
+pub fn members<'a>(
+    functions: &'a [HostFunction],
+    function: &'a HostFunction,
+) -> impl Iterator<Item = &'a HostFunction> {
+    let group = function.iommu_group;
+    let others = functions.iter().filter(move |other| other.address != function.address);
+    others.filter(move |other| group.is_some() && other.iommu_group == group)
+}
+
+/// Whether the function at `address` can be given to a guest now.
+///
+/// # Errors
+/// The first [`GroupError`]: that it is missing, then its group, its driver, the others' drivers.
+pub fn usable(functions: &[HostFunction], address: PciAddress) -> Result<(), GroupError> {
+    let function = super::find(functions, address).ok_or(GroupError::Missing { function: address })?;
+    let group = function.iommu_group.ok_or(GroupError::NoGroup { function: address })?;
+    if !function.driver.as_deref().is_some_and(is_vfio_driver) {
+        let driver = function.driver.clone().unwrap_or_else(|| "no driver".to_owned());
+        return Err(GroupError::Driver { function: address, driver });
+    }
+    let busy: Vec<Member> = members(functions, function)
+        .filter(|other| !is_harmless(other))
+        .map(|other| Member { address: other.address, driver: other.driver.clone().unwrap_or_default() })
+        .collect();
+    if busy.is_empty() { Ok(()) } else { Err(GroupError::InUse { function: address, group, members: busy }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Host;
+    use super::*;
+
+    #[test]
+    fn a_bound_function_alone_in_its_group_is_usable() {
+        let host = Host::two_switches();
+        assert_eq!(usable(&host.functions(), host.gpu(0)), Ok(()));
+    }
+
+    #[test]
+    fn who_uses_the_group_is_named_with_the_command_that_takes_it() {
+        let host = Host::two_switches();
+        let mut all = host.functions();
+        let disk = host.disk();
+        for function in &mut all {
+            if [host.gpu(0), disk].contains(&function.address) || function.class >> 8 == 0x0604 {
+                function.iommu_group = Some(90);
+            }
+        }
+        let error = usable(&all, host.gpu(0)).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "IOMMU group 90 of host function 0000:18:00.0 is in use by the host: 0000:21:00.0 by nvme"
+        );
+        assert_eq!(error.help(), "scripts/bind 0000:21:00.0");
+        all.iter_mut().find(|f| f.address == disk).unwrap().driver = Some("pci-stub".to_owned());
+        assert_eq!(usable(&all, host.gpu(0)), Ok(()));
+    }
+
+    #[test]
+    fn each_thing_that_is_missing_has_its_own_error() {
+        let host = Host::two_switches();
+        let mut all = host.functions();
+        let error = usable(&all, host.disk()).unwrap_err();
+        assert!(matches!(&error, GroupError::Driver { driver, .. } if driver == "nvme"), "{error}");
+        assert_eq!(error.help(), "scripts/bind 0000:21:00.0");
+        all[0].iommu_group = None;
+        assert!(matches!(usable(&all, all[0].address), Err(GroupError::NoGroup { .. })));
+        let nowhere = "0000:ff:00.0".parse().unwrap();
+        assert!(matches!(usable(&all, nowhere), Err(GroupError::Missing { .. })));
+    }
+
+    #[test]
+    fn variant_drivers_are_vfio_s_and_others_are_not() {
+        for name in ["vfio-pci", "mlx5_vfio_pci", "nvgrace_gpu_vfio_pci"] {
+            assert!(is_vfio_driver(name), "{name}");
+        }
+        for name in ["nvidia", "pci-stub", "vfio", "uio_pci_generic"] {
+            assert!(!is_vfio_driver(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! How the PCI functions of a host lie to each other: switches, IOMMU groups, who reaches whom.
+//!
+//! Everything here is arithmetic over a list of [`HostFunction`]s, as [`crate::host`] reads it from sysfs and as recorded
+//! facts keep it; only `place` reads files. Nothing is printed: verdicts carry their reasons as values.
+//!
+//! ```text
+//!  place      what sysfs and configuration space say of one function's place
+//!  relation   two functions: PIX PXB PHB NODE SYS, as NCCL and nvidia-smi call them
+//!  peer       a function that writes to another's BAR: does it arrive, which way, why
+//!  group      may a function be given to a guest
+//!  advice     settings of switches and adapters that would make the way shorter
+//! ```
+#![forbid(unsafe_code)]
+
+mod advice;
+mod class;
+mod group;
+mod peer;
+mod place;
+mod relation;
+
+use egm_address::PciAddress;
+
+pub use advice::{Advice, advice};
+pub use class::class_name;
+pub use group::{GroupError, Member, is_vfio_driver, members, remedy, usable};
+pub use peer::{Peer, Reason, Route, peer};
+pub use place::{Acs, Ats, Express, Link, Place, Port};
+pub use relation::{Relation, relation, shared_switch};
+
+use crate::host::HostFunction;
+
+/// The function at `address`, if `functions` has it.
+pub fn find(functions: &[HostFunction], address: PciAddress) -> Option<&HostFunction> {
+    functions.iter().find(|function| function.address == address)
+}
+
+/// The bridges above `function` that `functions` has, from the root port downwards.
+pub fn bridges<'a>(
+    functions: &'a [HostFunction],
+    function: &'a HostFunction,
+) -> impl Iterator<Item = &'a HostFunction> {
+    function.place.bridges.iter().filter_map(|address| find(functions, *address))
+}
+
+#[cfg(test)]
+pub(crate) mod testing;
