@@ -1,11 +1,19 @@
 //! What devices reach: one I/O address space, shared by the functions that are attached to it.
 
+mod all;
+mod memlock;
+mod order;
+
 use std::io;
 use std::sync::Arc;
 
 use egm_address::{Io, Span};
 
 use crate::memory::HostMemory;
+
+pub use all::{Unreachable, map_all, map_bars};
+pub use memlock::Memlock;
+pub use order::{Piece, locked_bytes, order};
 
 /// What a device may do with memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +61,67 @@ pub enum DmaError {
         /// Why, and what would help.
         rule: &'static str,
     },
+    /// The process may not lock so much memory.
+    #[error(
+        "devices need {needed:#x} more bytes of locked memory; this process may lock {limit:#x} and has locked {locked:#x}"
+    )]
+    Memlock {
+        /// Bytes to lock.
+        needed: u64,
+        /// Bytes that may be locked (`RLIMIT_MEMLOCK`).
+        limit: u64,
+        /// Bytes locked before.
+        locked: u64,
+    },
+    /// No range of the IOMMU has the address.
+    #[error("devices cannot reach {size:#x} bytes at I/O address {iova}: the IOMMU translates {ranges} only")]
+    Outside {
+        /// First I/O address.
+        iova: egm_address::Iova,
+        /// Bytes.
+        size: u64,
+        /// What it translates.
+        ranges: String,
+    },
+    /// More maps than the address space takes.
+    #[error("devices need {needed} maps of memory, and the address space takes {most} more")]
+    TooMany {
+        /// Maps wanted.
+        needed: usize,
+        /// Maps that may still be made.
+        most: u32,
+    },
+}
+
+impl DmaError {
+    /// Why the kernel refused to map `iova`: for want of memory, the limit on locked memory is told.
+    pub(crate) fn refused_map(iova: Span<Io>, source: io::Error) -> Self {
+        let (start, size) = (iova.start(), iova.size());
+        let no_memory = source.kind() == io::ErrorKind::OutOfMemory;
+        let over = if no_memory { Memlock::of_process().check(size).err() } else { None };
+        over.unwrap_or(Self::Refused { iova: start, size, what: "map memory", source })
+    }
+
+    /// What to do about it.
+    pub fn remedy(&self) -> Option<String> {
+        match self {
+            Self::Memlock { needed, locked, .. } => {
+                let bytes = needed.saturating_add(*locked);
+                let kib = bytes.div_ceil(1024);
+                Some(format!(
+                    "let it lock {bytes} bytes: ulimit -l {kib}, or LimitMEMLOCK={bytes} in its systemd unit, or \
+                     setcap cap_ipc_lock=ep on the program"
+                ))
+            }
+            Self::Outside { .. } => {
+                Some("move the guest's memory: \"pcie\" windows and memory sizes decide where it is; see: egm-vmm plan".to_owned())
+            }
+            Self::TooMany { .. } => {
+                Some("raise /sys/module/vfio_iommu_type1/parameters/dma_entry_limit".to_owned())
+            }
+            Self::Refused { .. } | Self::NoWay { .. } => None,
+        }
+    }
 }
 
 /// An I/O address space. All methods run on several threads at once; two maps of disjoint spans may run in parallel.

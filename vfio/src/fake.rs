@@ -336,7 +336,7 @@ impl Domain for FakeDomain {
         let refused = |number| DmaError::Refused {
             iova: start,
             size,
-            what: "map",
+            what: "map memory",
             source: io::Error::from_raw_os_error(number),
         };
         if self.without.contains(kind(&memory.behind())) {

@@ -8,6 +8,7 @@ pub mod dma;
 #[cfg(any(test, feature = "fake"))]
 pub mod fake;
 pub mod host;
+pub mod kernel;
 pub mod mapping;
 pub mod memory;
 pub mod pci;

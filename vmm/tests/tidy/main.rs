@@ -29,6 +29,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("guest-tests/agent/src/ports.rs", "port instructions in the guest"),
     ("guest-tests/agent/src/sys.rs", "system calls and device registers in the guest"),
     ("guest-tests/host/src/physical.rs", "host memory as it lies there"),
+    ("vfio/src/kernel/sys.rs", "ioctls of VFIO and iommufd"),
     ("vfio/src/mapping.rs", "mmap of BARs and of a server's memory"),
     ("vfio/src/memory.rs", "the promise that memory lent to devices stays"),
     ("vmm/src/kvm/machine_check.rs", "ioctls of machine checks"),

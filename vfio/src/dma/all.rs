@@ -1,0 +1,171 @@
+//! Many maps: the nodes of the host in parallel, and all or nothing.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use egm_address::{Io, Span};
+
+use super::order::Piece;
+use super::{DmaError, Domain};
+
+/// What was mapped, and the first failure.
+#[derive(Default)]
+struct Progress {
+    mapped: Vec<Span<Io>>,
+    failed: Option<DmaError>,
+}
+
+/// Maps every piece as soon as `ready` yields it, pieces of different nodes in parallel: each node has a thread, on which
+/// `enter` is called first (to run near the node). An iterator that waits, as that of a channel does, overlaps mapping
+/// with what makes the pieces ready.
+///
+/// # Errors
+/// The first failure; nothing is mapped then.
+pub fn map_all(
+    domain: &dyn Domain,
+    ready: impl IntoIterator<Item = Piece>,
+    enter: &(dyn Fn(Option<u32>) + Sync),
+) -> Result<(), DmaError> {
+    let progress = Mutex::new(Progress::default());
+    thread::scope(|scope| {
+        let mut nodes: BTreeMap<Option<u32>, Sender<Piece>> = BTreeMap::new();
+        for piece in ready {
+            if lock(&progress).failed.is_some() {
+                break;
+            }
+            let progress = &progress;
+            let node = nodes.entry(piece.node).or_insert_with_key(|node| {
+                let (sender, pieces) = mpsc::channel();
+                let node = *node;
+                scope.spawn(move || {
+                    enter(node);
+                    map_each(domain, &pieces, progress);
+                });
+                sender
+            });
+            let _ = node.send(piece); // a thread that has stopped has failed, and says so
+        }
+    });
+    let Progress { mapped, failed } = progress.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let Some(error) = failed else { return Ok(()) };
+    for span in mapped {
+        let _ = domain.unmap(span); // the first failure is what is told; the address space is given up
+    }
+    Err(error)
+}
+
+fn lock(progress: &Mutex<Progress>) -> std::sync::MutexGuard<'_, Progress> {
+    progress.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn map_each(domain: &dyn Domain, pieces: &Receiver<Piece>, progress: &Mutex<Progress>) {
+    for Piece { iova, memory, offset, access, .. } in pieces {
+        if lock(progress).failed.is_some() {
+            return;
+        }
+        let mapped = domain.map(iova, &memory, offset, access);
+        let mut progress = lock(progress);
+        match mapped {
+            Ok(()) => progress.mapped.push(iova),
+            Err(error) => {
+                progress.failed.get_or_insert(error);
+            }
+        }
+    }
+}
+
+/// A BAR that other functions cannot reach: peer-to-peer DMA with it fails, all else works.
+#[derive(Debug)]
+pub struct Unreachable {
+    /// Where they would have found it.
+    pub iova: Span<Io>,
+    /// Why.
+    pub why: DmaError,
+}
+
+/// Maps the BARs of functions, so that others reach them; those that cannot be mapped are told, and are no failure.
+pub fn map_bars(domain: &dyn Domain, bars: impl IntoIterator<Item = Piece>) -> Vec<Unreachable> {
+    let map = |Piece { iova, memory, offset, access, .. }: Piece| {
+        domain.map(iova, &memory, offset, access).err().map(|why| Unreachable { iova, why })
+    };
+    bars.into_iter().filter_map(map).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::Arc;
+
+    use egm_address::Iova;
+
+    use super::*;
+    use crate::dma::{Access, Limits};
+    use crate::fake::FakeDomain;
+    use crate::mapping::{MadeOf, Mapping};
+    use crate::memory::HostMemory;
+
+    fn pieces(nodes: &[Option<u32>]) -> Vec<Piece> {
+        let memory: Arc<dyn HostMemory> = Arc::new(Mapping::pages(0x10_0000, 0).unwrap());
+        let piece = |(start, node): (u64, &Option<u32>)| Piece {
+            iova: Span::new(Iova::new(start * 0x1000), 0x1000).unwrap(),
+            memory: Arc::clone(&memory),
+            offset: start * 0x1000,
+            access: Access::ReadWrite,
+            node: *node,
+        };
+        (0..).zip(nodes).map(piece).collect()
+    }
+
+    #[test]
+    fn every_node_has_one_thread_and_every_piece_is_mapped() {
+        let domain = FakeDomain::default();
+        let entered = Mutex::new(Vec::new());
+        let nodes = [Some(0), Some(1), None, Some(0)];
+        map_all(&domain, pieces(&nodes), &|node| entered.lock().unwrap().push(node)).unwrap();
+        assert_eq!(domain.mapped().len(), 4);
+        let entered = entered.into_inner().unwrap();
+        assert_eq!((entered.len(), entered.into_iter().collect::<BTreeSet<_>>()), (3, nodes.into()));
+    }
+
+    #[test]
+    fn a_piece_is_mapped_while_the_next_is_made_ready() {
+        let domain = FakeDomain::default();
+        let (sender, ready) = mpsc::channel();
+        let (told, mapped) = mpsc::channel();
+        thread::scope(|scope| {
+            scope.spawn(|| map_all(&domain, ready, &|_| told.send(()).unwrap()).unwrap());
+            let mut pieces = pieces(&[Some(0), Some(1)]).into_iter();
+            sender.send(pieces.next().unwrap()).unwrap();
+            mapped.recv().unwrap(); // the first one's thread runs before the second is ready
+            sender.send(pieces.next().unwrap()).unwrap();
+            drop(sender);
+        });
+        assert_eq!(domain.mapped().len(), 2);
+    }
+
+    #[test]
+    fn after_a_failure_nothing_is_mapped_and_the_cause_is_told() {
+        let limits = Limits { mappings: Some(2), ..Limits::default() };
+        let domain = FakeDomain::new(limits, &[]);
+        let failed = map_all(&domain, pieces(&[Some(0); 4]), &|_| {});
+        assert!(matches!(failed, Err(DmaError::Refused { what: "map memory", .. })));
+        assert!(domain.mapped().is_empty());
+    }
+
+    #[test]
+    fn a_bar_that_cannot_be_mapped_is_told_and_the_others_are_mapped() {
+        let domain = FakeDomain::new(Limits::default(), &["bar"]);
+        let mut bars = pieces(&[None, None]);
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(0x1000).unwrap();
+        let bar = Mapping::of(std::os::fd::AsFd::as_fd(&file), 0, 0x1000, 0, MadeOf::Bar(None));
+        bars[0].memory = Arc::new(bar.unwrap());
+        let told = map_bars(&domain, bars);
+        assert_eq!(told.len(), 1);
+        assert_eq!(told[0].iova.start(), Iova::new(0));
+        assert!(matches!(told[0].why, DmaError::NoWay { .. }));
+        assert_eq!(domain.mapped().len(), 1);
+    }
+}

@@ -1,0 +1,305 @@
+//! One function that the kernel lends us.
+
+use std::fs::{self, File};
+use std::io;
+use std::mem::offset_of;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use egm_address::{InBar, PciAddress, Span};
+use vfio_bindings::bindings::vfio;
+
+use super::answer::{self, Placed};
+use super::container::Group;
+use super::error::{self, OpenError};
+use super::interrupts::{self, Connected};
+use super::message::Message;
+use super::sys::{self, Request};
+use super::{Iommufd, KernelDomain};
+use crate::backend::{Backend, BackendError, InterruptKind, Interrupts, Region, RegionIndex};
+use crate::host;
+use crate::mapping::{MadeOf, Mapping};
+use crate::memory::HostMemory;
+
+/// Regions 0 to 8 of vfio-pci: BARs, ROM, configuration; VGA is not asked for.
+const REGIONS: u32 = 8;
+const INTERRUPTS: [InterruptKind; 5] = [
+    InterruptKind::Intx,
+    InterruptKind::Msi,
+    InterruptKind::Msix,
+    InterruptKind::Error,
+    InterruptKind::Request,
+];
+
+/// What keeps a function ours.
+pub(super) enum Hold {
+    /// Its group, in a container.
+    Group(Arc<Group>),
+    /// The address space that it is attached to.
+    Attached(Arc<Iommufd>),
+}
+
+/// A function of the host.
+pub struct KernelFunction {
+    /// Closed first: the kernel then stops its DMA and resets it, if no mapping of a BAR is left.
+    pub(super) file: File,
+    pub(super) hold: Hold,
+    pub(super) address: PciAddress,
+    name: String,
+    can_reset: bool,
+    regions: Vec<Placed>,
+    interrupts: Vec<Interrupts>,
+    connected: Mutex<Connected>,
+}
+
+impl KernelFunction {
+    /// Opens the function at `address` of this host and lets it reach what `domain` has.
+    ///
+    /// # Errors
+    /// [`OpenError`]; nothing is held then.
+    pub fn open(address: PciAddress, domain: &KernelDomain) -> Result<Self, OpenError> {
+        let root = Path::new("/");
+        let host = host::function(root, address)?;
+        if !host.driver.as_deref().is_some_and(error::is_vfio) {
+            return Err(OpenError::NotBound { function: address, driver: host.driver });
+        }
+        let group = host.iommu_group.ok_or(OpenError::NoIommu { function: address })?;
+        let refused = |what: &str| OpenError::refused(format!("{what} {address}"));
+        let (file, hold) = match domain {
+            KernelDomain::Legacy(container) => {
+                let group = container.group(group, address)?;
+                let file = group.function(address).map_err(refused("open"))?;
+                (File::from(file), Hold::Group(group))
+            }
+            KernelDomain::Iommufd(iommufd) => {
+                let file = open_cdev(root, address)?;
+                iommufd.attach(&file).map_err(|source| attach_error(root, address, group, source))?;
+                (file, Hold::Attached(Arc::clone(iommufd)))
+            }
+        };
+        let can_reset = can_reset(file.as_fd()).map_err(refused("ask for what it is:"))?;
+        let regions = regions(file.as_fd()).map_err(refused("read the regions of"))?;
+        let interrupts = interrupts_of(file.as_fd()).map_err(refused("read the interrupts of"))?;
+        let (name, connected) = (address.to_string(), Mutex::default());
+        Ok(Self { file, hold, address, name, can_reset, regions, interrupts, connected })
+    }
+
+    /// Where it is on the host.
+    pub fn address(&self) -> PciAddress {
+        self.address
+    }
+
+    pub(super) fn refused(&self, what: impl Into<String>) -> impl FnOnce(io::Error) -> BackendError {
+        let (function, what) = (self.name.clone(), what.into());
+        move |source| match source.raw_os_error() {
+            Some(libc::ENODEV) => {
+                BackendError::Gone { function, why: format!("the kernel says so to: {what}") }
+            }
+            _ => BackendError::Refused { function, what, source },
+        }
+    }
+
+    fn placed(&self, region: RegionIndex) -> Option<&Placed> {
+        self.regions.get(usize::try_from(region.number()).ok()?)
+    }
+
+    /// Where `length` bytes at `offset` of `region` are in the function's file.
+    fn place(&self, region: RegionIndex, offset: u64, length: usize) -> Result<u64, BackendError> {
+        let end = u64::try_from(length).ok().and_then(|length| offset.checked_add(length));
+        let inside = self.placed(region).filter(|placed| end.is_some_and(|end| end <= placed.region.size));
+        inside.and_then(|placed| placed.at.checked_add(offset)).ok_or_else(|| BackendError::Absent {
+            function: self.name.clone(),
+            what: format!("byte {offset:#x} of {region:?}"),
+        })
+    }
+
+    fn connected(&self) -> std::sync::MutexGuard<'_, Connected> {
+        self.connected.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A dma-buf of a part of a BAR, for iommufd; `None` where the kernel has none, and where nobody would use it.
+    fn dma_buf(&self, region: RegionIndex, part: Span<InBar>) -> Option<OwnedFd> {
+        type Feature = vfio::vfio_device_feature;
+        type Export = vfio::vfio_device_feature_dma_buf;
+        let Hold::Attached(_) = &self.hold else { return None };
+        let (export, range) = (size_of::<Feature>(), size_of::<Feature>().checked_add(size_of::<Export>())?);
+        let flags = vfio::VFIO_DEVICE_FEATURE_GET | vfio::VFIO_DEVICE_FEATURE_DMA_BUF;
+        let open = u32::try_from(libc::O_RDWR | libc::O_CLOEXEC).ok()?;
+        let message = Message::of::<Feature>(size_of::<Export>().checked_add(16)?)
+            .with(offset_of!(Feature, flags), flags)
+            .with(export.checked_add(offset_of!(Export, region_index))?, region.number())
+            .with(export.checked_add(offset_of!(Export, open_flags))?, open)
+            .with(export.checked_add(offset_of!(Export, nr_ranges))?, 1)
+            .with_long(range, part.start().get())
+            .with_long(range.checked_add(8)?, part.size());
+        sys::feature_file(self.file.as_fd(), message).ok()
+    }
+}
+
+/// The function's own character device: `vfio-dev/vfioN` in its folder names it.
+fn open_cdev(root: &Path, address: PciAddress) -> Result<File, OpenError> {
+    let folder = root.join(format!("sys/bus/pci/devices/{address}/vfio-dev"));
+    let rule =
+        "the kernel has no character devices of VFIO (CONFIG_VFIO_DEVICE_CDEV); set \"backend\": \"legacy\"";
+    let name = fs::read_dir(&folder).and_then(|mut entries| {
+        entries.next().ok_or(io::ErrorKind::NotFound)?.map(|entry| entry.file_name())
+    });
+    let name = name.map_err(OpenError::file(&folder, &address.to_string(), rule))?;
+    let path = root.join("dev/vfio/devices").join(name);
+    let file = File::options().read(true).write(true).open(&path);
+    file.map_err(OpenError::file(&path, &address.to_string(), rule))
+}
+
+/// Why iommufd would not take a function: others of its group, another process, or what the kernel says.
+fn attach_error(root: &Path, function: PciAddress, group: u32, source: io::Error) -> OpenError {
+    let members = error::used_by_host(root, group);
+    match source.raw_os_error() {
+        Some(libc::EPERM | libc::EBUSY) if !members.is_empty() => {
+            OpenError::NotViable { function, group, members }
+        }
+        Some(libc::EBUSY) => {
+            OpenError::Busy { path: root.join("dev/vfio/devices"), function: function.to_string() }
+        }
+        _ => OpenError::refused(format!("give {function} to iommufd"))(source),
+    }
+}
+
+fn can_reset(function: BorrowedFd<'_>) -> io::Result<bool> {
+    type Info = vfio::vfio_device_info;
+    let mut answer = Message::of::<Info>(0);
+    sys::exchange(function, Request::DEVICE_GET_INFO, &mut answer)?;
+    let flags = answer.get(offset_of!(Info, flags)).unwrap_or(0);
+    if flags & vfio::VFIO_DEVICE_FLAGS_PCI == 0 {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "VFIO lends it, and it is not a PCI function",
+        ));
+    }
+    Ok(flags & vfio::VFIO_DEVICE_FLAGS_RESET != 0)
+}
+
+fn regions(function: BorrowedFd<'_>) -> io::Result<Vec<Placed>> {
+    let page = u64::try_from(rustix::param::page_size()).unwrap_or(4096);
+    let region = |index| {
+        let question =
+            Message::of::<vfio::vfio_region_info>(0).with(offset_of!(vfio::vfio_region_info, index), index);
+        let answer = sys::exchange_all(function, Request::DEVICE_GET_REGION_INFO, question)?;
+        answer::region(&answer, page).ok_or_else(|| malformed("a region"))
+    };
+    (0..REGIONS).map(region).collect()
+}
+
+fn interrupts_of(function: BorrowedFd<'_>) -> io::Result<Vec<Interrupts>> {
+    let interrupts = |kind: InterruptKind| {
+        let mut message =
+            Message::of::<vfio::vfio_irq_info>(0).with(offset_of!(vfio::vfio_irq_info, index), kind.number());
+        match sys::exchange(function, Request::DEVICE_GET_IRQ_INFO, &mut message) {
+            // A conventional function has no error interrupt, and the kernel says EINVAL for it.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(Interrupts::default()),
+            Err(error) => Err(error),
+            Ok(_) => answer::interrupts(&message).ok_or_else(|| malformed("an interrupt")),
+        }
+    };
+    INTERRUPTS.into_iter().map(interrupts).collect()
+}
+
+pub(super) fn malformed(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("the kernel's answer about {what} ends too early"))
+}
+
+impl Drop for KernelFunction {
+    fn drop(&mut self) {
+        if let Hold::Attached(iommufd) = &self.hold {
+            let _ = iommufd.tell(self.file.as_fd(), false); // KVM forgets it anyway when the descriptor is closed
+        }
+    }
+}
+
+impl Backend for KernelFunction {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn region(&self, region: RegionIndex) -> &Region {
+        static NONE: Region =
+            Region { size: 0, readable: false, writable: false, mappable: Vec::new(), msix_mappable: false };
+        self.placed(region).map_or(&NONE, |placed| &placed.region)
+    }
+
+    fn interrupts(&self, kind: InterruptKind) -> Interrupts {
+        let index = usize::try_from(kind.number()).ok();
+        index.and_then(|index| self.interrupts.get(index)).copied().unwrap_or_default()
+    }
+
+    fn read(&self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), BackendError> {
+        let place = self.place(region, offset, data.len());
+        let read = place.and_then(|place| {
+            let read = self.file.read_exact_at(data, place);
+            read.map_err(self.refused(format!("read byte {offset:#x} of {region:?}")))
+        });
+        read.inspect_err(|_| data.fill(0xff))
+    }
+
+    fn write(&self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), BackendError> {
+        let place = self.place(region, offset, data.len())?;
+        let written = self.file.write_all_at(data, place);
+        written.map_err(self.refused(format!("write byte {offset:#x} of {region:?}")))
+    }
+
+    fn map(
+        &self,
+        region: RegionIndex,
+        part: Span<InBar>,
+        congruent_to: u64,
+    ) -> Result<Arc<dyn HostMemory>, BackendError> {
+        let mappable = &self.region(region).mappable;
+        if !mappable.iter().any(|span| span.covers(part)) {
+            let what = format!("mappable bytes {part} in {region:?}");
+            return Err(BackendError::Absent { function: self.name.clone(), what });
+        }
+        let place = self.place(region, part.start().get(), 0)?;
+        let made_of = MadeOf::Bar(self.dma_buf(region, part));
+        let mapping = Mapping::of(self.file.as_fd(), place, part.size(), congruent_to, made_of);
+        Ok(Arc::new(mapping.map_err(self.refused(format!("map {part} of {region:?}")))?))
+    }
+
+    fn connect(
+        &self,
+        kind: InterruptKind,
+        first: u32,
+        triggers: &[Option<BorrowedFd<'_>>],
+    ) -> Result<(), BackendError> {
+        let interrupts = self.interrupts(kind);
+        let left = interrupts.count.checked_sub(first).and_then(|left| usize::try_from(left).ok());
+        if left.is_none_or(|left| left < triggers.len()) {
+            let what = format!("vectors {first}..{} of {kind:?}", triggers.len().saturating_add(1));
+            return Err(BackendError::Absent { function: self.name.clone(), what });
+        }
+        let mut connected = self.connected();
+        let done = connected.connect(self.file.as_fd(), kind, interrupts, (first, triggers));
+        done.map_err(self.refused(format!("connect {kind:?} from vector {first}")))
+    }
+
+    fn connect_resample(&self, resample: BorrowedFd<'_>) -> Result<(), BackendError> {
+        interrupts::connect_resample(self.file.as_fd(), resample)
+            .map_err(self.refused("connect what unmasks INTx"))
+    }
+
+    fn mask_intx(&self, masked: bool) -> Result<(), BackendError> {
+        interrupts::mask_intx(self.file.as_fd(), masked).map_err(self.refused("mask or unmask INTx"))
+    }
+
+    fn disable(&self, kind: InterruptKind) -> Result<(), BackendError> {
+        self.connected().disable(self.file.as_fd(), kind).map_err(self.refused(format!("disable {kind:?}")))
+    }
+
+    fn can_reset(&self) -> bool {
+        self.can_reset
+    }
+
+    fn reset(&self) -> Result<(), BackendError> {
+        sys::reset(self.file.as_fd()).map_err(self.refused("reset"))
+    }
+}

@@ -1,0 +1,205 @@
+//! iommufd: an I/O address space without groups. It pins pages, so memory without struct pages is out of its reach. Memory
+//! files are mapped as files and BARs as dma-bufs, where the kernel can.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::mem::offset_of;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use egm_address::{Io, Iova, Span};
+use iommufd_bindings::iommufd as bindings;
+use iommufd_ioctls::{IommuFd, IommufdError, IommufdIoas};
+use vfio_bindings::bindings::vfio;
+
+use super::error::OpenError;
+use super::message::Message;
+use super::sys::{self, Request};
+use super::{Track, answer};
+use crate::dma::{Access, DmaError, Domain, Limits};
+use crate::memory::{Behind, HostMemory};
+
+const IOMMU: &str = "/dev/iommu";
+
+/// What is mapped, and the memory that is kept for it.
+type Maps = BTreeMap<Iova, (Span<Io>, Arc<dyn HostMemory>)>;
+
+/// An I/O address space of iommufd. Functions attach to it and keep it; it outlives them.
+pub struct Iommufd {
+    /// Destroyed, and with it every map, before the memory below is let go.
+    space: IommufdIoas,
+    iommufd: Arc<IommuFd>,
+    /// The same file, for what the crate has not.
+    file: File,
+    track: Option<Track>,
+    /// The kernel is older than 6.13: files are mapped by address.
+    without_files: AtomicBool,
+    maps: Mutex<Maps>,
+}
+
+/// The kernel's reason behind the crate's.
+fn reason(error: IommufdError) -> io::Error {
+    match error {
+        IommufdError::IommuIoasAlloc(number)
+        | IommufdError::IommuIoasMap(number)
+        | IommufdError::IommuIoasMapFile(number)
+        | IommufdError::IommuIoasUnmap(number) => number.into(),
+        other => io::Error::other(other),
+    }
+}
+
+impl Iommufd {
+    /// An empty one. `track` tells KVM of every function.
+    ///
+    /// # Errors
+    /// [`OpenError`] where the host has no iommufd, or we may not use it.
+    pub fn new(track: Option<Track>) -> Result<Arc<Self>, OpenError> {
+        let path = Path::new(IOMMU);
+        let rule = "the kernel has no iommufd; set \"backend\": \"legacy\" on the function";
+        let file = File::options().read(true).write(true).open(path);
+        let file = file.map_err(OpenError::file(path, IOMMU, rule))?;
+        let copy = file.try_clone().map_err(OpenError::refused("copy a descriptor"))?;
+        let iommufd = Arc::new(IommuFd::new_from_fd(copy));
+        let space = IommufdIoas::new(Arc::clone(&iommufd)).map_err(reason);
+        Ok(Arc::new(Self {
+            space: space.map_err(OpenError::refused("make an I/O address space"))?,
+            iommufd,
+            file,
+            track,
+            without_files: AtomicBool::new(false),
+            maps: Mutex::default(),
+        }))
+    }
+
+    /// Takes a function, whose cdev was just opened: it reaches what is mapped from then on. Closing it undoes that.
+    pub(super) fn attach(&self, function: &File) -> io::Result<()> {
+        type Bind = vfio::vfio_device_bind_iommufd;
+        type Attach = vfio::vfio_device_attach_iommufd_pt;
+        self.tell(function.as_fd(), true)?;
+        let iommufd = u32::try_from(self.file.as_raw_fd()).map_err(io::Error::other)?;
+        // Older kernels know the structure up to the device's number; newer ones take that too.
+        let mut bind = Message::of::<Bind>(0)
+            .resized(offset_of!(Bind, token_uuid_ptr))
+            .with(offset_of!(Bind, iommufd), iommufd);
+        sys::exchange(function.as_fd(), Request::DEVICE_BIND_IOMMUFD, &mut bind)?;
+        let mut attach = Message::of::<Attach>(0)
+            .resized(offset_of!(Attach, pasid))
+            .with(offset_of!(Attach, pt_id), self.space.id());
+        sys::exchange(function.as_fd(), Request::DEVICE_ATTACH_IOMMUFD_PT, &mut attach).map(drop)
+    }
+
+    /// Tells KVM that a function has come or goes.
+    pub(super) fn tell(&self, function: BorrowedFd<'_>, added: bool) -> io::Result<()> {
+        self.track.as_ref().map_or(Ok(()), |track| track(function, added))
+    }
+
+    fn maps(&self) -> MutexGuard<'_, Maps> {
+        self.maps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Maps a file's part. `None` when the kernel cannot map files.
+    fn by_file(
+        &self,
+        iova: Span<Io>,
+        file: BorrowedFd<'_>,
+        start: u64,
+        access: Access,
+    ) -> Option<io::Result<()>> {
+        if self.without_files.load(Ordering::Relaxed) {
+            return None;
+        }
+        let writable = access == Access::ReadWrite;
+        let mapped = self.space.map_file(file.as_raw_fd(), start, iova.size(), iova.start().get(), writable);
+        match mapped.map_err(reason) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
+                self.without_files.store(true, Ordering::Relaxed);
+                None
+            }
+            result => Some(result),
+        }
+    }
+
+    fn by_address(
+        &self,
+        iova: Span<Io>,
+        memory: &dyn HostMemory,
+        offset: u64,
+        access: Access,
+    ) -> io::Result<()> {
+        let write = match access {
+            Access::ReadWrite => bindings::iommufd_ioas_map_flags_IOMMU_IOAS_MAP_WRITEABLE,
+            Access::Read => 0,
+        };
+        let map = bindings::iommu_ioas_map {
+            size: u32::try_from(size_of::<bindings::iommu_ioas_map>()).unwrap_or(0),
+            flags: write
+                | bindings::iommufd_ioas_map_flags_IOMMU_IOAS_MAP_READABLE
+                | bindings::iommufd_ioas_map_flags_IOMMU_IOAS_MAP_FIXED_IOVA,
+            ioas_id: self.space.id(),
+            user_va: sys::address(memory, offset, iova.size())?,
+            length: iova.size(),
+            iova: iova.start().get(),
+            ..Default::default()
+        };
+        self.iommufd.map_iommu_ioas(&map).map_err(reason)
+    }
+}
+
+impl Domain for Iommufd {
+    fn limits(&self) -> Limits {
+        let asked = sys::iova_ranges(self.file.as_fd(), self.space.id());
+        asked.map_or_else(
+            |_| Limits::default(),
+            |(ranges, page_size)| Limits {
+                ranges: answer::ranges(ranges.into_iter()),
+                page_size,
+                mappings: None,
+            },
+        )
+    }
+
+    fn map(
+        &self,
+        iova: Span<Io>,
+        memory: &Arc<dyn HostMemory>,
+        offset: u64,
+        access: Access,
+    ) -> Result<(), DmaError> {
+        let no_way = |rule| DmaError::NoWay { iova: iova.start(), size: iova.size(), rule };
+        sys::address(memory.as_ref(), offset, iova.size()).map_err(|e| DmaError::refused_map(iova, e))?;
+        let mapped = match memory.behind() {
+            Behind::Invisible => return Err(no_way(NO_PAGES)),
+            Behind::Bar { dma_buf: None } => return Err(no_way(NO_DMA_BUF)),
+            Behind::Bar { dma_buf: Some((file, start)) } => {
+                let mapped = self.by_file(iova, file, start.saturating_add(offset), access);
+                mapped.ok_or_else(|| no_way(NO_DMA_BUF))?
+            }
+            Behind::File { file, offset: start } => self
+                .by_file(iova, file, start.saturating_add(offset), access)
+                .unwrap_or_else(|| self.by_address(iova, memory.as_ref(), offset, access)),
+            Behind::Pages => self.by_address(iova, memory.as_ref(), offset, access),
+        };
+        mapped.map_err(|source| DmaError::refused_map(iova, source))?;
+        self.maps().insert(iova.start(), (iova, Arc::clone(memory)));
+        Ok(())
+    }
+
+    fn unmap(&self, iova: Span<Io>) -> Result<(), DmaError> {
+        let refused =
+            |source| DmaError::Refused { iova: iova.start(), size: iova.size(), what: "unmap", source };
+        if self.maps().get(&iova.start()).is_none_or(|(mapped, _)| *mapped != iova) {
+            return Err(refused(io::ErrorKind::NotFound.into()));
+        }
+        self.space.unmap(iova.start().get(), iova.size()).map_err(|e| refused(reason(e)))?;
+        self.maps().remove(&iova.start());
+        Ok(())
+    }
+}
+
+const NO_PAGES: &str = "iommufd pins pages, and this memory has none (an EGM device, /dev/mem): set \"backend\": \"legacy\" \
+    on the functions that shall reach it";
+const NO_DMA_BUF: &str = "iommufd maps a BAR as a dma-buf, which takes Linux 6.19 and a driver that exports it: without, \
+    functions cannot reach each other (peer-to-peer); \"backend\": \"legacy\" can";

@@ -1,0 +1,57 @@
+//! Functions that the host's kernel lends us: VFIO, with the legacy container or with iommufd.
+//!
+//! ```text
+//!  device.rs     KernelFunction: regions, interrupts, reset of one function      (Backend)
+//!  interrupts.rs which descriptor a vector writes
+//!  hot_reset.rs  what a reset of the bus affects, and doing it
+//!  container.rs  Container: groups and type1v2 maps, by address                  (Domain)
+//!  iommufd.rs    Iommufd: cdevs and an I/O address space, by file where it can   (Domain)
+//!  answer.rs     what the kernel answers, parsed: pure
+//!  error.rs      why a function cannot be opened, and what helps
+//!  message.rs    an ioctl's argument: pure
+//!  sys.rs        the unsafe room: every ioctl
+//! ```
+
+pub mod container;
+pub mod device;
+pub mod error;
+pub mod hot_reset;
+pub mod iommufd;
+
+mod answer;
+mod interrupts;
+mod message;
+mod sys;
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+pub use container::Container;
+pub use device::KernelFunction;
+pub use error::{Fault, OpenError};
+pub use hot_reset::Affected;
+pub use iommufd::Iommufd;
+
+/// Tells KVM of a group's or function's descriptor (`KVM_DEV_VFIO_FILE_ADD` when `true`, `…_DEL` when not), so that it
+/// keeps caches coherent where a device's DMA does not snoop.
+pub type Track = Arc<dyn Fn(BorrowedFd<'_>, bool) -> io::Result<()> + Send + Sync>;
+
+/// Where a function's DMA is translated.
+#[derive(Clone)]
+pub enum KernelDomain {
+    /// Legacy container.
+    Legacy(Arc<Container>),
+    /// iommufd.
+    Iommufd(Arc<Iommufd>),
+}
+
+impl KernelDomain {
+    /// As the trait.
+    pub fn domain(&self) -> Arc<dyn crate::dma::Domain> {
+        match self {
+            Self::Legacy(container) => Arc::<Container>::clone(container),
+            Self::Iommufd(iommufd) => Arc::<Iommufd>::clone(iommufd),
+        }
+    }
+}
