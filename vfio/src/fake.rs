@@ -89,6 +89,13 @@ impl FakeFunction {
         self
     }
 
+    /// As [`FakeFunction::with_interrupts`], but vectors cannot be added while others are on.
+    #[must_use]
+    pub fn with_fixed_interrupts(mut self, kind: InterruptKind, count: u32) -> Self {
+        self.interrupts.insert(kind, Interrupts { count, dynamic: false });
+        self
+    }
+
     /// What it was asked since the last call of this.
     pub fn take_calls(&self) -> Vec<Call> {
         std::mem::take(&mut lock(&self.state).calls)

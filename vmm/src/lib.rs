@@ -17,6 +17,7 @@ mod listener;
 mod lock;
 pub mod machine;
 pub mod memory;
+pub mod passthrough;
 pub mod pci;
 pub mod plan;
 pub mod resources;

@@ -24,7 +24,7 @@ use kvm_bindings::{
 use kvm_ioctls::{Cap, DeviceFd, IoEventAddress, Kvm, NoDatamatch, VcpuExit, VcpuFd, VmFd};
 pub use machine_check::{machine_check, setup_machine_checks};
 pub use routes::Routes;
-pub use slots::{Slot, Slots};
+pub use slots::{Slot, SlotTable, Slots};
 use vmm_sys_util::eventfd::EventFd;
 
 /// What the hypervisor must offer; each with the reason that is shown when it does not.
@@ -108,7 +108,7 @@ pub struct Vm {
 }
 
 impl Vm {
-    /// What puts memory into guest address space. RAM comes before [`Vm::create_interrupt_controller`]: see [`Slots::add`].
+    /// What puts memory into guest address space. RAM comes before [`Vm::create_interrupt_controller`]: see [`SlotTable::add`].
     pub fn slots(&self) -> &Arc<Slots> {
         &self.slots
     }

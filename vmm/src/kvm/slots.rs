@@ -29,48 +29,31 @@ struct Lent {
     memory: Arc<dyn HostMemory>,
 }
 
-/// A slot in use. Dropping it changes nothing: [`Slots::remove`] does.
+/// A slot in use. Dropping it changes nothing: [`SlotTable::remove`] does.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Slot(usize);
+pub struct Slot(pub(crate) usize);
 
-impl Slots {
-    pub(super) fn new(fd: Arc<VmFd>) -> Self {
-        Self { fd, lent: Mutex::default() }
-    }
-
-    /// The guest sees `memory` at `gpa`, until [`Slots::remove`] or the machine's end.
+/// What puts memory into guest address space: [`Slots`], and a fake in tests.
+pub trait SlotTable: Send + Sync {
+    /// The guest sees `memory` at `gpa`, until [`SlotTable::remove`] or the machine's end.
     ///
     /// A slot that comes after [`super::Vm::create_interrupt_controller`] waits for readers of the in-kernel devices (an
     /// SRCU grace period: 6 ms instead of 0.1 ms, measured).
     ///
     /// # Errors
     /// When the kernel refuses: overlap, misalignment, no more slots.
-    pub fn add(&self, gpa: Gpa, memory: Arc<dyn HostMemory>) -> Result<Slot, KvmError> {
-        let mut lent = lock(&self.lent);
-        let free = lent.iter().position(Option::is_none);
-        let slot = free.unwrap_or(lent.len());
-        self.set(slot, gpa, memory.size(), memory.as_ref())?;
-        if free.is_none() {
-            lent.push(None);
-        }
-        if let Some(place) = lent.get_mut(slot) {
-            *place = Some(Lent { gpa, memory });
-        }
-        Ok(Slot(slot))
-    }
+    fn add(&self, gpa: Gpa, memory: Arc<dyn HostMemory>) -> Result<Slot, KvmError>;
 
     /// The guest no longer sees what is in `slot`.
     ///
     /// # Errors
     /// When the kernel refuses; the memory is then kept to the machine's end.
-    pub fn remove(&self, slot: Slot) -> Result<(), KvmError> {
-        let mut lent = lock(&self.lent);
-        let Some(place) = lent.get_mut(slot.0) else { return Ok(()) };
-        if let Some(Lent { gpa, memory }) = place {
-            self.set(slot.0, *gpa, 0, memory.as_ref())?;
-        }
-        *place = None;
-        Ok(())
+    fn remove(&self, slot: Slot) -> Result<(), KvmError>;
+}
+
+impl Slots {
+    pub(super) fn new(fd: Arc<VmFd>) -> Self {
+        Self { fd, lent: Mutex::default() }
     }
 
     /// Fills slot number `slot` with the first `size` bytes of `memory`; 0 empties it.
@@ -89,5 +72,31 @@ impl Slots {
         // SAFETY: `HostMemory` promises the range while the value lives, and `self.lent` keeps the value until the slot is
         // empty again or `self` is gone, the last to go of what can run this guest.
         unsafe { self.fd.set_user_memory_region(region) }.map_err(error)
+    }
+}
+
+impl SlotTable for Slots {
+    fn add(&self, gpa: Gpa, memory: Arc<dyn HostMemory>) -> Result<Slot, KvmError> {
+        let mut lent = lock(&self.lent);
+        let free = lent.iter().position(Option::is_none);
+        let slot = free.unwrap_or(lent.len());
+        self.set(slot, gpa, memory.size(), memory.as_ref())?;
+        if free.is_none() {
+            lent.push(None);
+        }
+        if let Some(place) = lent.get_mut(slot) {
+            *place = Some(Lent { gpa, memory });
+        }
+        Ok(Slot(slot))
+    }
+
+    fn remove(&self, slot: Slot) -> Result<(), KvmError> {
+        let mut lent = lock(&self.lent);
+        let Some(place) = lent.get_mut(slot.0) else { return Ok(()) };
+        if let Some(Lent { gpa, memory }) = place {
+            self.set(slot.0, *gpa, 0, memory.as_ref())?;
+        }
+        *place = None;
+        Ok(())
     }
 }

@@ -29,7 +29,7 @@ use crate::arch::x86_64::vcpu::configure;
 use crate::console::Console;
 use crate::error::{Blame, Report};
 use crate::firmware::{self, FirmwareError};
-use crate::kvm::{Hypervisor, KvmError, Vm, setup_machine_checks};
+use crate::kvm::{Hypervisor, KvmError, SlotTable, Vm, setup_machine_checks};
 use crate::memory::GuestRam;
 use crate::pci::{CONFIG_PORT, CONFIG_PORTS, ConfigPorts, Ecam, PciMemory, RootComplex};
 use crate::plan::{Plan, WindowKind};

@@ -4,9 +4,12 @@
 //! deliverable the eventfd is connected to KVM as an irqfd, so no thread of ours runs. While it is masked the eventfd
 //! is disconnected and its counter *is* the pending bit: reading the pending bit array looks at the counter, and
 //! connecting it again makes KVM deliver what waited. No interrupt is lost, and none is delivered while masked.
+//!
+//! A device that is not ours is told of a vector when the guest first opens it ([`VectorSource`]): a function may have
+//! 2048 of them, and a guest uses eight. Its eventfd is made then too.
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -40,10 +43,29 @@ pub trait MsiRouter: Send + Sync {
     fn disconnect(&self, slot: u32, trigger: &EventFd);
 }
 
+/// A device that signals vectors and has to be told which.
+pub trait VectorSource: Send + Sync {
+    /// The guest switched the mechanism on; no vector is open yet.
+    ///
+    /// # Errors
+    /// The backend's.
+    fn start(&self) -> io::Result<()>;
+
+    /// From now on, until [`VectorSource::stop`], the device writes `trigger` for `vector`.
+    ///
+    /// # Errors
+    /// The backend's.
+    fn supply(&self, vector: u16, trigger: &Arc<EventFd>) -> io::Result<()>;
+
+    /// The guest switched the mechanism off.
+    fn stop(&self);
+}
+
 struct Vector {
     message: MsiMessage,
     control: u32,
-    trigger: Arc<EventFd>,
+    /// Whether the source knows of it.
+    supplied: bool,
     /// The router's number for this vector, kept once it has one.
     slot: Option<u32>,
     /// What the eventfd is connected to.
@@ -54,14 +76,16 @@ struct State {
     enabled: bool,
     function_masked: bool,
     vectors: Vec<Vector>,
-    /// Connections that the router refused.
+    /// Connections that the router or the source refused.
     refused: u64,
 }
 
 /// The MSI-X structures of one function.
 pub struct Msix {
     router: Arc<dyn MsiRouter>,
-    triggers: Vec<Arc<EventFd>>,
+    source: Option<Arc<dyn VectorSource>>,
+    /// One a vector, made when it is first needed where there is a source.
+    triggers: Vec<OnceLock<Arc<EventFd>>>,
     state: Mutex<State>,
 }
 
@@ -71,19 +95,41 @@ impl Msix {
     /// # Errors
     /// When an eventfd cannot be made.
     pub fn new(vectors: u16, router: Arc<dyn MsiRouter>) -> io::Result<Self> {
-        let triggers = (0..vectors.min(MAX_VECTORS))
-            .map(|_| EventFd::new(EFD_NONBLOCK).map(Arc::new))
-            .collect::<io::Result<Vec<_>>>()?;
-        let vector = |trigger: &Arc<EventFd>| Vector {
+        let msix = Self::with(vectors, router, None);
+        (0..msix.triggers.len()).try_for_each(|index| msix.open(index).map(drop))?;
+        Ok(msix)
+    }
+
+    /// As [`Msix::new`] for vectors that `source` signals.
+    pub fn of_device(vectors: u16, router: Arc<dyn MsiRouter>, source: Arc<dyn VectorSource>) -> Self {
+        Self::with(vectors, router, Some(source))
+    }
+
+    fn with(vectors: u16, router: Arc<dyn MsiRouter>, source: Option<Arc<dyn VectorSource>>) -> Self {
+        let count = usize::from(vectors.min(MAX_VECTORS));
+        let vector = || Vector {
             message: MsiMessage::default(),
             control: VECTOR_MASKED,
-            trigger: Arc::clone(trigger),
+            supplied: false,
             slot: None,
             connected: None,
         };
-        let vectors = triggers.iter().map(vector).collect();
+        let vectors = std::iter::repeat_with(vector).take(count).collect();
+        let triggers = std::iter::repeat_with(OnceLock::new).take(count).collect();
         let state = State { enabled: false, function_masked: false, vectors, refused: 0 };
-        Ok(Self { router, triggers, state: Mutex::new(state) })
+        Self { router, source, triggers, state: Mutex::new(state) }
+    }
+
+    /// The descriptor of vector `index`, made if need be.
+    fn open(&self, index: usize) -> io::Result<&Arc<EventFd>> {
+        let cell = self.triggers.get(index).ok_or(io::ErrorKind::InvalidInput)?;
+        match cell.get() {
+            Some(trigger) => Ok(trigger),
+            None => {
+                let made = EventFd::new(EFD_NONBLOCK)?;
+                Ok(cell.get_or_init(|| Arc::new(made)))
+            }
+        }
     }
 
     /// Number of vectors.
@@ -96,9 +142,9 @@ impl Msix {
         self.triggers.is_empty()
     }
 
-    /// The descriptor of `vector`.
+    /// The descriptor of `vector`; with a source only once the guest opened it.
     pub fn trigger(&self, vector: u16) -> Option<&Arc<EventFd>> {
-        self.triggers.get(usize::from(vector))
+        self.triggers.get(usize::from(vector))?.get()
     }
 
     /// Signals `vector`; one out of range is ignored. A full counter means that the signal is pending already.
@@ -108,7 +154,7 @@ impl Msix {
         }
     }
 
-    /// Connections that the router refused since the start.
+    /// Connections that the router or the source refused since the start.
     pub fn refused(&self) -> u64 {
         lock(&self.state).refused
     }
@@ -116,27 +162,44 @@ impl Msix {
     /// The message control register changed.
     pub fn set_control(&self, enabled: bool, function_masked: bool) {
         let mut state = lock(&self.state);
-        state.enabled = enabled;
-        state.function_masked = function_masked;
+        self.control(&mut state, enabled, function_masked);
+    }
+
+    fn control(&self, state: &mut State, enabled: bool, function_masked: bool) {
+        let (started, stopped) = (enabled && !state.enabled, state.enabled && !enabled);
+        (state.enabled, state.function_masked) = (enabled, function_masked);
+        if let Some(source) = self.source.as_ref().filter(|_| started)
+            && source.start().is_err()
+        {
+            state.refused = state.refused.saturating_add(1);
+        }
         for index in 0..state.vectors.len() {
-            self.update(&mut state, index);
+            self.update(state, index);
+        }
+        if let Some(source) = self.source.as_ref().filter(|_| stopped) {
+            source.stop();
+            state.vectors.iter_mut().for_each(|vector| vector.supplied = false);
         }
     }
 
     /// Function-level reset: every vector masked, disconnected and not pending.
     pub fn reset(&self) {
         let mut state = lock(&self.state);
-        state.enabled = false;
-        state.function_masked = false;
-        for index in 0..state.vectors.len() {
-            if let Some(vector) = state.vectors.get_mut(index) {
-                vector.control = VECTOR_MASKED;
-                vector.message = MsiMessage::default();
-            }
+        for vector in &mut state.vectors {
+            vector.control = VECTOR_MASKED;
+            vector.message = MsiMessage::default();
+        }
+        self.control(&mut state, false, false);
+        self.triggers.iter().filter_map(OnceLock::get).for_each(|trigger| drop(trigger.read()));
+    }
+
+    /// Sets what an entry of the table holds, for a mechanism that has its messages elsewhere.
+    pub fn program(&self, vector: u16, message: MsiMessage, masked: bool) {
+        let mut state = lock(&self.state);
+        let index = usize::from(vector);
+        if let Some(vector) = state.vectors.get_mut(index) {
+            (vector.message, vector.control) = (message, u32::from(masked));
             self.update(&mut state, index);
-            if let Some(vector) = state.vectors.get(index) {
-                let _ = vector.trigger.read();
-            }
         }
     }
 
@@ -188,7 +251,7 @@ impl Msix {
             *byte = (0..8u8).fold(0, |bits, bit| {
                 let vector =
                     usize::try_from(at).ok().and_then(|at| at.checked_mul(8)?.checked_add(usize::from(bit)));
-                let pending = vector.and_then(|v| state.vectors.get(v)).is_some_and(is_pending);
+                let pending = vector.is_some_and(|vector| self.is_pending(&state, vector));
                 bits | u8::from(pending) << bit
             });
         }
@@ -201,28 +264,39 @@ impl Msix {
         if wanted == vector.connected {
             return;
         }
-        if let (Some(_), Some(slot)) = (vector.connected.take(), vector.slot) {
-            self.router.disconnect(slot, &vector.trigger);
+        if let (Some(_), Some(slot), Some(trigger)) =
+            (vector.connected.take(), vector.slot, self.triggers.get(index).and_then(OnceLock::get))
+        {
+            self.router.disconnect(slot, trigger);
         }
-        if let Some(message) = wanted {
-            match self.router.connect(&mut vector.slot, message, &vector.trigger) {
-                Ok(()) => vector.connected = Some(message),
-                Err(_) => state.refused = state.refused.saturating_add(1),
+        let Some(message) = wanted else { return };
+        // The source comes last: what it signals finds its way.
+        let outcome = self.open(index).and_then(|trigger| {
+            self.router.connect(&mut vector.slot, message, trigger)?;
+            vector.connected = Some(message);
+            if let Some(source) = self.source.as_ref().filter(|_| !vector.supplied) {
+                source.supply(u16::try_from(index).unwrap_or(u16::MAX), trigger)?;
+                vector.supplied = true;
             }
+            Ok(())
+        });
+        if outcome.is_err() {
+            state.refused = state.refused.saturating_add(1);
+        }
+    }
+
+    fn is_pending(&self, state: &State, vector: usize) -> bool {
+        let connected = state.vectors.get(vector).is_none_or(|vector| vector.connected.is_some());
+        match self.triggers.get(vector).and_then(OnceLock::get) {
+            // Taking the counter and giving it back is how one asks; nobody else takes while the state is locked.
+            Some(trigger) if !connected => trigger.read().is_ok_and(|count| trigger.write(count).is_ok()),
+            _ => false, // KVM consumes the counter as it is written
         }
     }
 }
 
 fn entry(offset: u64) -> Option<usize> {
     usize::try_from(offset / ENTRY_SIZE).ok()
-}
-
-fn is_pending(vector: &Vector) -> bool {
-    if vector.connected.is_some() {
-        return false; // KVM consumes the counter as it is written
-    }
-    // Taking the counter and giving it back is how one asks; nobody else takes while the state is locked.
-    vector.trigger.read().is_ok_and(|count| vector.trigger.write(count).is_ok())
 }
 
 #[cfg(test)]
@@ -311,6 +385,54 @@ mod tests {
         held.write(1).unwrap();
         program(&msix, 1, MESSAGE, 0);
         assert_eq!(*router.delivered.lock().unwrap(), [MESSAGE], "and while it is masked, as Linux does it");
+    }
+
+    /// Writes down what it is told.
+    #[derive(Default)]
+    struct FakeSource(Mutex<Vec<String>>);
+
+    impl FakeSource {
+        fn told(&self, what: String) {
+            self.0.lock().unwrap().push(what);
+        }
+        fn take(&self) -> Vec<String> {
+            std::mem::take(&mut self.0.lock().unwrap())
+        }
+    }
+
+    impl VectorSource for FakeSource {
+        fn start(&self) -> io::Result<()> {
+            self.told("start".to_owned());
+            Ok(())
+        }
+        fn supply(&self, vector: u16, _trigger: &Arc<EventFd>) -> io::Result<()> {
+            self.told(format!("supply {vector}"));
+            Ok(())
+        }
+        fn stop(&self) {
+            self.told("stop".to_owned());
+        }
+    }
+
+    #[test]
+    fn a_source_hears_of_a_vector_once_when_the_guest_first_opens_it() {
+        let (router, source) = (Arc::new(FakeRouter::default()), Arc::new(FakeSource::default()));
+        let msix = Msix::of_device(2048, Arc::clone(&router) as _, Arc::clone(&source) as _);
+        program(&msix, 7, MESSAGE, 0);
+        assert!(msix.trigger(7).is_none(), "no descriptor before it is needed");
+        msix.set_control(true, true);
+        assert_eq!(source.take(), ["start"]);
+        msix.set_control(true, false);
+        program(&msix, 7, MESSAGE, 1);
+        program(&msix, 7, MESSAGE, 0);
+        assert_eq!(source.take(), ["supply 7"]);
+        msix.trigger(7).unwrap().write(1).unwrap();
+        msix.set_control(false, false);
+        msix.set_control(true, false);
+        assert_eq!(source.take(), ["stop", "start", "supply 7"]);
+        msix.reset();
+        assert_eq!(source.take(), ["stop"]);
+        assert!(router.connected.lock().unwrap().is_empty());
     }
 
     #[test]

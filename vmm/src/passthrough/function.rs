@@ -1,0 +1,339 @@
+//! A host function as the guest's PCI function.
+
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use egm_address::{BarOffset, Guest, InBar, Span};
+use egm_vfio::backend::{Backend, BackendError, RegionIndex};
+use egm_vfio::dma::DmaError;
+use egm_vfio::pci::bars::{Piece, cut};
+use egm_vfio::pci::shadow::{
+    AddedCapability, Bar, BarKind as ShadowKind, BarPlace, ConfigError, Forward, MsixLayout, Options, Shadow,
+};
+
+use super::interrupts::Interrupts;
+use super::intx::Line;
+use super::peers::Peers;
+use super::windows::{MappedPart, Windows};
+use crate::error::{Blame, Report};
+use crate::kvm::SlotTable;
+use crate::lock::lock;
+use crate::pci::msix::{MsiRouter, Msix};
+use crate::pci::{CONFIG_SIZE, PciFunction};
+use crate::plan::{BarKind, BarPlan};
+
+/// INTA: the only pin that a function gets, since each is alone in its slot.
+const PIN: u8 = 1;
+
+/// What a passed function is connected to.
+pub struct Connections {
+    /// Message interrupts.
+    pub router: Arc<dyn MsiRouter>,
+    /// The interrupt line of its pin; without one it has no pin.
+    pub line: Option<Box<dyn Line>>,
+    /// Guest address space.
+    pub slots: Arc<dyn SlotTable>,
+    /// Other devices' address spaces.
+    pub peers: Arc<Peers>,
+    /// Whether other functions reach its BARs.
+    pub reachable: bool,
+}
+
+/// Why a host function cannot become a guest's.
+#[derive(Debug, thiserror::Error)]
+pub enum PassthroughError {
+    /// Its configuration space.
+    #[error("{function} cannot be shown to a guest")]
+    Config {
+        /// Which.
+        function: String,
+        /// The reason.
+        #[source]
+        source: ConfigError,
+    },
+    /// It refused something.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// It is larger than the plan knew.
+    #[error("BAR {bar} of {function} has {real:#x} bytes, more than the {planned:#x} of the plan")]
+    Grown {
+        /// Which.
+        function: String,
+        /// Register number.
+        bar: u8,
+        /// Bytes that the device has.
+        real: u64,
+        /// Bytes that sysfs, or the recorded facts, said.
+        planned: u64,
+    },
+    /// Descriptors ran out.
+    #[error("cannot make an event descriptor")]
+    Descriptor(#[from] io::Error),
+}
+
+impl Report for PassthroughError {
+    fn blame(&self) -> Blame {
+        Blame::Host
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Grown { .. } => {
+                Some("start again: its BARs were resized, or the facts are old (egm-vmm facts)".to_owned())
+            }
+            Self::Descriptor(_) => Some("raise the limit of open files: ulimit -n 65536".to_owned()),
+            Self::Backend(_) => Some("look for its errors: dmesg, lspci -vv".to_owned()),
+            Self::Config { .. } => None,
+        }
+    }
+}
+
+/// What the VMM answers itself in a BAR.
+#[derive(Debug, Clone, Copy)]
+enum Own {
+    Table,
+    Pending,
+}
+
+/// A host function that a guest has.
+pub struct PassedFunction {
+    backend: Arc<dyn Backend>,
+    shadow: Mutex<Shadow>,
+    interrupts: Interrupts,
+    /// Where MSI-X structures answer.
+    msix: Option<MsixLayout>,
+    windows: Windows,
+    /// Accesses that the function did not answer.
+    failed: AtomicU64,
+}
+
+impl PassedFunction {
+    /// `backend` with its BARs at `bars`, and `added` capabilities. It is reset first: a guest gets no other's state.
+    ///
+    /// # Errors
+    /// [`PassthroughError`].
+    pub fn new(
+        backend: Arc<dyn Backend>,
+        bars: &[BarPlan],
+        added: Vec<AddedCapability>,
+        connections: Connections,
+    ) -> Result<Arc<Self>, PassthroughError> {
+        let Connections { router, line, slots, peers, reachable } = connections;
+        if backend.can_reset() {
+            backend.reset()?;
+        }
+        let line = line.filter(|_| backend.interrupts(egm_vfio::backend::InterruptKind::Intx).count > 0);
+        let options = Options {
+            bars: bars.iter().map(shadow_bar).collect(),
+            pin: line.as_ref().map(|_| PIN),
+            msi: true,
+            msix: true,
+            added,
+            ..Options::default()
+        };
+        let shadow = shadow(backend.as_ref(), &options)?;
+        let parts = mapped_parts(backend.as_ref(), bars, shadow.msix())?;
+        let function = Arc::new(Self {
+            interrupts: Interrupts::new(&backend, &shadow, &router, line)?,
+            windows: Windows::new(parts, slots, peers, reachable),
+            msix: shadow.msix(),
+            shadow: Mutex::new(shadow),
+            failed: AtomicU64::new(0),
+            backend,
+        });
+        function.start(&lock(&function.shadow));
+        Ok(function)
+    }
+
+    /// Lets other functions reach its BARs where the plan has them.
+    ///
+    /// # Errors
+    /// The first refusal, and the register that it is about. The function works all the same.
+    pub fn lend(&self, bars: &[BarPlan]) -> Result<(), (u8, DmaError)> {
+        let places: Vec<_> = bars.iter().map(|bar| (bar.index, bar.span)).collect();
+        self.windows.lend(&places)
+    }
+
+    /// Takes it from the guest, whose vCPUs have stopped or do not see it any more: quiet, reset, nowhere mapped.
+    pub fn end(&self) {
+        self.interrupts.stop();
+        self.reset_device();
+        self.windows.withdraw();
+    }
+
+    /// The host's name of it.
+    pub fn name(&self) -> &str {
+        self.backend.name()
+    }
+
+    /// What went wrong, for the operator.
+    pub fn counters(&self) -> [(&'static str, u64); 3] {
+        [
+            ("unanswered accesses", self.failed.load(Ordering::Relaxed)),
+            ("interrupts not connected", self.interrupts.refused()),
+            ("BAR moves refused", self.windows.refused()),
+        ]
+    }
+
+    /// The guest asked for a function-level reset.
+    fn reset(&self, shadow: &mut Shadow) {
+        self.interrupts.stop();
+        self.reset_device();
+        shadow.reset();
+        self.start(shadow);
+    }
+
+    fn reset_device(&self) {
+        if self.backend.can_reset() {
+            self.count(self.backend.reset());
+        }
+    }
+
+    fn start(&self, shadow: &Shadow) {
+        shadow.start().iter().for_each(|write| self.forward(write));
+        self.interrupts.start();
+    }
+
+    fn forward(&self, write: &Forward) {
+        self.count(self.backend.write(RegionIndex::Config, write.offset.into(), &write.data));
+    }
+
+    fn count(&self, outcome: Result<(), BackendError>) {
+        self.failed.fetch_add(u64::from(outcome.is_err()), Ordering::Relaxed);
+    }
+
+    /// The structure of ours that answers at `offset` of `bar`, and how far inside.
+    fn own(&self, bar: u8, offset: u64) -> Option<(&Msix, Own, u64)> {
+        let (layout, at) = (self.msix?, BarOffset::new(offset));
+        let inside = |place: BarPlace| {
+            let here = place.bar == bar && place.span.contains(at);
+            here.then(|| at.offset_from(place.span.start()))?
+        };
+        let table = inside(layout.table).map(|inside| (Own::Table, inside));
+        let (own, inside) = table.or_else(|| Some((Own::Pending, inside(layout.pending)?)))?;
+        Some((self.interrupts.msix()?, own, inside))
+    }
+
+    /// Whether the region behind `bar` has these bytes; a BAR may be larger.
+    fn has(&self, region: RegionIndex, offset: u64, length: usize) -> bool {
+        let end = u64::try_from(length).ok().and_then(|length| offset.checked_add(length));
+        end.is_some_and(|end| end <= self.backend.region(region).size)
+    }
+}
+
+impl PciFunction for PassedFunction {
+    fn config_read(&self, offset: u16, data: &mut [u8]) {
+        let mut shadow = lock(&self.shadow);
+        if shadow.msi().is_some_and(|msi| msi.mask != 0) {
+            shadow.set_msi_pending(self.interrupts.msi_pending());
+        }
+        shadow.read(offset, data, |offset, data| {
+            self.count(self.backend.read(RegionIndex::Config, offset.into(), data));
+        });
+    }
+
+    fn config_write(&self, offset: u16, data: &[u8]) -> bool {
+        let mut shadow = lock(&self.shadow);
+        let written = shadow.write(offset, data);
+        written.forward.iter().for_each(|write| self.forward(write));
+        if written.effects.reset {
+            self.reset(&mut shadow);
+            return true;
+        }
+        self.interrupts.apply(&written.effects);
+        written.effects.decoding
+    }
+
+    fn decoded(&self) -> Vec<(u8, Span<Guest>)> {
+        lock(&self.shadow).decoded()
+    }
+
+    fn place(&self, bars: &[(u8, Span<Guest>)]) {
+        self.windows.place(bars);
+    }
+
+    fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) {
+        for (at, range) in natural(offset, data.len()) {
+            let Some(piece) = data.get_mut(range) else { continue };
+            match self.own(bar, at) {
+                Some((msix, Own::Table, inside)) => msix.table_read(inside, piece),
+                Some((msix, Own::Pending, inside)) => msix.pending_read(inside, piece),
+                None if self.has(RegionIndex::Bar(bar), at, piece.len()) => {
+                    self.count(self.backend.read(RegionIndex::Bar(bar), at, piece));
+                }
+                None => piece.fill(0xff),
+            }
+        }
+    }
+
+    fn bar_write(&self, bar: u8, offset: u64, data: &[u8]) {
+        for (at, range) in natural(offset, data.len()) {
+            let Some(piece) = data.get(range) else { continue };
+            match self.own(bar, at) {
+                Some((msix, Own::Table, inside)) => msix.table_write(inside, piece),
+                Some((_, Own::Pending, _)) => {} // read-only (PCI Express Base 6.0 §7.7.2.3)
+                None if self.has(RegionIndex::Bar(bar), at, piece.len()) => {
+                    self.count(self.backend.write(RegionIndex::Bar(bar), at, piece));
+                }
+                None => {}
+            }
+        }
+    }
+}
+
+/// An access as its naturally aligned pieces of 1, 2, 4 or 8 bytes: what devices define.
+fn natural(offset: u64, length: usize) -> impl Iterator<Item = (u64, Range<usize>)> {
+    let mut from = 0;
+    std::iter::from_fn(move || {
+        let left = length.checked_sub(from).filter(|left| *left > 0)?;
+        let at = offset.checked_add(u64::try_from(from).ok()?)?;
+        let fits = |size: &usize| *size <= left && u64::try_from(*size).is_ok_and(|n| at.is_multiple_of(n));
+        let to = from.checked_add([8, 4, 2, 1].into_iter().find(fits)?)?;
+        Some((at, std::mem::replace(&mut from, to)..to))
+    })
+}
+
+fn shadow_bar(bar: &BarPlan) -> Bar {
+    let kind = match bar.kind {
+        BarKind::Memory32 => ShadowKind::Memory32,
+        BarKind::Memory64 => ShadowKind::Memory64,
+        BarKind::Memory64Prefetchable => ShadowKind::Memory64Prefetchable,
+    };
+    Bar { index: bar.index, kind, span: bar.span }
+}
+
+fn shadow(backend: &dyn Backend, options: &Options) -> Result<Shadow, PassthroughError> {
+    let size = usize::try_from(backend.region(RegionIndex::Config).size).unwrap_or(usize::MAX);
+    let mut space = vec![0; size.min(CONFIG_SIZE)];
+    backend.read(RegionIndex::Config, 0, &mut space)?;
+    Shadow::new(&space, options)
+        .map_err(|source| PassthroughError::Config { function: backend.name().to_owned(), source })
+}
+
+/// Maps what of the BARs the guest may reach directly.
+fn mapped_parts(
+    backend: &dyn Backend,
+    bars: &[BarPlan],
+    msix: Option<MsixLayout>,
+) -> Result<Vec<MappedPart>, PassthroughError> {
+    let page = u64::try_from(rustix::param::page_size()).unwrap_or(4096);
+    let mut parts = Vec::new();
+    for bar in bars {
+        let (index, planned) = (RegionIndex::Bar(bar.index), bar.span.size());
+        let region = backend.region(index);
+        if region.size > planned {
+            let function = backend.name().to_owned();
+            return Err(PassthroughError::Grown { function, bar: bar.index, real: region.size, planned });
+        }
+        let own: Vec<Span<InBar>> = msix.iter().flat_map(|layout| layout.in_bar(bar.index)).collect();
+        for piece in cut(planned, region, &own, page) {
+            let Piece::Mapped(span) = piece else { continue };
+            let congruent_to = bar.span.start().get().saturating_add(span.start().get());
+            let memory = backend.map(index, span, congruent_to)?;
+            parts.push(MappedPart { bar: bar.index, span, memory });
+        }
+    }
+    Ok(parts)
+}

@@ -1,0 +1,100 @@
+//! INTx of a passed function: a level that the device holds until the guest's driver has served it.
+//!
+//! ```text
+//!  device ── VFIO masks INTx ──► trigger ──► KVM raises the line
+//!  device ◄─ VFIO unmasks ────── resample ◄─ KVM lowers the line at the guest's end of interrupt
+//! ```
+//! A device that still asserts fires again. The VMM is in neither direction.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use egm_vfio::backend::{Backend, InterruptKind};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::descriptor::borrowed;
+use crate::lock::lock;
+
+/// An interrupt line of the machine; KVM implements it.
+pub trait Line: Send + Sync {
+    /// A write to `trigger` raises the line; the guest's end of interrupt lowers it and writes `resample`.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn connect(&self, trigger: &EventFd, resample: &EventFd) -> io::Result<()>;
+
+    /// Lowers the line, which `trigger` no longer raises.
+    fn disconnect(&self, trigger: &EventFd);
+}
+
+/// Why INTx is off; it is on when nothing says so.
+#[derive(Debug, Default, Clone, Copy)]
+struct State {
+    /// The guest's command register disables it.
+    disabled: bool,
+    /// MSI or MSI-X is on instead.
+    displaced: bool,
+    /// Connected on both sides.
+    on: bool,
+}
+
+/// INTx of one function.
+pub(super) struct Intx {
+    backend: Arc<dyn Backend>,
+    line: Box<dyn Line>,
+    trigger: EventFd,
+    resample: EventFd,
+    state: Mutex<State>,
+}
+
+impl Intx {
+    /// Off until [`Intx::set_disabled`] is called first.
+    pub(super) fn new(backend: Arc<dyn Backend>, line: Box<dyn Line>) -> io::Result<Self> {
+        let (trigger, resample) = (EventFd::new(EFD_NONBLOCK)?, EventFd::new(EFD_NONBLOCK)?);
+        Ok(Self { backend, line, trigger, resample, state: Mutex::default() })
+    }
+
+    /// The guest's command register.
+    pub(super) fn set_disabled(&self, disabled: bool) -> io::Result<()> {
+        let mut state = lock(&self.state);
+        state.disabled = disabled;
+        self.update(&mut state)
+    }
+
+    /// Whether messages take its place.
+    pub(super) fn set_displaced(&self, displaced: bool) -> io::Result<()> {
+        let mut state = lock(&self.state);
+        state.displaced = displaced;
+        self.update(&mut state)
+    }
+
+    fn update(&self, state: &mut State) -> io::Result<()> {
+        let wanted = !state.disabled && !state.displaced;
+        if wanted == state.on {
+            return Ok(());
+        }
+        if wanted {
+            self.connect().inspect_err(|_| self.disconnect())?;
+        } else {
+            self.disconnect();
+        }
+        state.on = wanted;
+        Ok(())
+    }
+
+    fn connect(&self) -> io::Result<()> {
+        // What was signalled before it was off is no news: a device that still asserts says so again.
+        let _ = self.trigger.read();
+        self.line.connect(&self.trigger, &self.resample)?;
+        self.backend
+            .connect(InterruptKind::Intx, 0, &[Some(borrowed(&self.trigger))])
+            .map_err(io::Error::other)?;
+        self.backend.connect_resample(borrowed(&self.resample)).map_err(io::Error::other)
+    }
+
+    fn disconnect(&self) {
+        // Fails for a function that is gone, which signals nothing any more.
+        let _ = self.backend.disable(InterruptKind::Intx);
+        self.line.disconnect(&self.trigger);
+    }
+}

@@ -1,0 +1,29 @@
+//! Host functions in the guest: what their registers, memory and interrupts become.
+//!
+//! ```text
+//!  guest ── config access ─► function ─► egm_vfio::pci::Shadow ── what is the device's ─► Backend
+//!        ── BAR access ────► function ─► MSI-X structures (ours), or ─────────────────► Backend
+//!        ── BAR moved ─────► windows  ─► memory slots; peers ─► Domain of every function
+//!        ◄─ MSI-X, MSI ───── vectors  ── connected when the guest opens them ─────────► Backend
+//!        ◄─ INTx ─────────── intx     ── a level with resampling ─────────────────────► Backend
+//!  operator ◄─ a line ────── events   ◄─ errors, requests to give it back
+//! ```
+//! Lock order: a function's shadow, then its interrupts. `windows` and `peers` have their own, and no access of the guest
+//! waits for these: memory slots and I/O page tables change slowly.
+
+mod descriptor;
+mod events;
+mod function;
+mod interrupts;
+mod intx;
+mod peers;
+mod vectors;
+mod windows;
+
+pub use events::Events;
+pub use function::{Connections, PassedFunction, PassthroughError};
+pub use intx::Line;
+pub use peers::Peers;
+
+#[cfg(test)]
+mod tests;

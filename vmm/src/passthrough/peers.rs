@@ -1,0 +1,130 @@
+//! BARs as devices reach them: peer-to-peer DMA.
+//!
+//! What the guest programs into one function is a guest address; behind it may be another function's BAR. So every BAR is
+//! in every I/O address space, at its guest address, as memory is. It follows the guest's moves; while the guest has
+//! decoding off it stays, because switching it off and on is how BARs are sized, and to map 256 GiB takes time.
+
+use std::sync::{Arc, Mutex};
+
+use egm_address::{Gpa, Io, Iova, Span};
+use egm_vfio::dma::{Access, DmaError, Domain};
+use egm_vfio::memory::HostMemory;
+
+use crate::lock::lock;
+
+/// A piece of a BAR in [`Peers`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Peer(usize);
+
+struct Piece {
+    memory: Arc<dyn HostMemory>,
+    mapped: Option<Span<Io>>,
+}
+
+/// The pieces of all functions' BARs, in the I/O address spaces of a machine.
+#[derive(Default)]
+pub struct Peers {
+    domains: Vec<Arc<dyn Domain>>,
+    pieces: Mutex<Vec<Piece>>,
+}
+
+impl Peers {
+    /// None yet, for these address spaces.
+    pub fn new(domains: Vec<Arc<dyn Domain>>) -> Self {
+        Self { domains, pieces: Mutex::default() }
+    }
+
+    /// A piece that is nowhere yet.
+    pub(super) fn add(&self, memory: Arc<dyn HostMemory>) -> Peer {
+        let mut pieces = lock(&self.pieces);
+        pieces.push(Piece { memory, mapped: None });
+        Peer(pieces.len().saturating_sub(1))
+    }
+
+    /// Devices reach `peer` where the guest does, at `gpa`; a piece that was left there gives way.
+    ///
+    /// # Errors
+    /// [`DmaError`]; devices then reach it nowhere.
+    pub(super) fn place(&self, peer: Peer, gpa: Gpa) -> Result<(), DmaError> {
+        let mut pieces = lock(&self.pieces);
+        let Some(piece) = pieces.get(peer.0) else { return Ok(()) };
+        let memory = Arc::clone(&piece.memory);
+        let Ok(iova) = Span::new(Iova::new(gpa.get()), memory.size()) else { return Ok(()) };
+        if piece.mapped == Some(iova) {
+            return Ok(());
+        }
+        for (number, piece) in pieces.iter_mut().enumerate() {
+            if number == peer.0 || piece.mapped.is_some_and(|mapped| mapped.overlaps(iova)) {
+                self.unmap(piece);
+            }
+        }
+        for (done, domain) in self.domains.iter().enumerate() {
+            let mapped = domain.map(iova, &memory, 0, Access::ReadWrite);
+            mapped.inspect_err(|_| self.unmap_from(self.domains.iter().take(done), iova))?;
+        }
+        if let Some(piece) = pieces.get_mut(peer.0) {
+            piece.mapped = Some(iova);
+        }
+        Ok(())
+    }
+
+    /// Devices no longer reach `peer`.
+    pub(super) fn withdraw(&self, peer: Peer) {
+        if let Some(piece) = lock(&self.pieces).get_mut(peer.0) {
+            self.unmap(piece);
+        }
+    }
+
+    fn unmap(&self, piece: &mut Piece) {
+        if let Some(iova) = piece.mapped.take() {
+            self.unmap_from(self.domains.iter(), iova);
+        }
+    }
+
+    /// What cannot be unmapped goes with the address space, and keeps its memory until then.
+    fn unmap_from<'a>(&self, domains: impl Iterator<Item = &'a Arc<dyn Domain>>, iova: Span<Io>) {
+        domains.for_each(|domain| drop(domain.unmap(iova)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use egm_vfio::fake::FakeDomain;
+    use egm_vfio::mapping::Mapping;
+
+    use super::*;
+
+    fn piece(size: u64) -> Arc<dyn HostMemory> {
+        Arc::new(Mapping::pages(size, 0).unwrap())
+    }
+
+    fn starts(domain: &FakeDomain) -> Vec<u64> {
+        domain.mapped().iter().map(|(iova, _)| iova.start().get()).collect()
+    }
+
+    #[test]
+    fn a_piece_is_in_every_address_space_where_the_guest_has_it_and_nowhere_else() {
+        let domains = [Arc::new(FakeDomain::default()), Arc::new(FakeDomain::default())];
+        let peers = Peers::new(domains.iter().map(|domain| Arc::clone(domain) as _).collect());
+        let (low, high) = (peers.add(piece(0x2000)), peers.add(piece(0x1000)));
+        peers.place(low, Gpa::new(0x10_0000)).unwrap();
+        peers.place(high, Gpa::new(0x20_0000)).unwrap();
+        peers.place(low, Gpa::new(0x30_0000)).unwrap();
+        domains.iter().for_each(|domain| assert_eq!(starts(domain), [0x20_0000, 0x30_0000]));
+        // Another was left here with decoding off: it is not what the guest sees at that address.
+        peers.place(high, Gpa::new(0x30_1000)).unwrap();
+        domains.iter().for_each(|domain| assert_eq!(starts(domain), [0x30_1000]));
+        peers.withdraw(high);
+        domains.iter().for_each(|domain| assert!(starts(domain).is_empty()));
+    }
+
+    #[test]
+    fn a_piece_that_one_address_space_refuses_is_in_none() {
+        let without = FakeDomain::new(egm_vfio::dma::Limits::default(), &["pages"]);
+        let (with, without) = (Arc::new(FakeDomain::default()), Arc::new(without));
+        let peers = Peers::new(vec![Arc::clone(&with) as _, without]);
+        let piece = peers.add(piece(0x1000));
+        assert!(peers.place(piece, Gpa::new(0x1000)).is_err());
+        assert!(starts(&with).is_empty());
+    }
+}

@@ -1,0 +1,114 @@
+//! The parts of a function's BARs that the guest reaches without an exit.
+//!
+//! Each is mapped once, when the function is opened, at an address that suits its planned place; where the guest has it
+//! is a memory slot. A slot changes only when its part moves, and outside of every lock that an access takes.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use egm_address::{Gpa, Guest, InBar, Span};
+use egm_vfio::dma::DmaError;
+use egm_vfio::memory::HostMemory;
+
+use super::peers::{Peer, Peers};
+use crate::kvm::{Slot, SlotTable};
+use crate::lock::lock;
+
+/// A part of a BAR that is mapped.
+pub(super) struct MappedPart {
+    /// Register number.
+    pub(super) bar: u8,
+    /// Which bytes of it.
+    pub(super) span: Span<InBar>,
+    /// The bytes.
+    pub(super) memory: Arc<dyn HostMemory>,
+}
+
+impl MappedPart {
+    /// Where it is when its BAR is at `bars`.
+    fn place(&self, bars: &[(u8, Span<Guest>)]) -> Option<Gpa> {
+        let (_, bar) = bars.iter().find(|(index, _)| *index == self.bar)?;
+        bar.start().checked_add(self.span.start().get())
+    }
+}
+
+/// A part and where it is.
+struct Window {
+    part: MappedPart,
+    slot: Option<(Gpa, Slot)>,
+    peer: Option<Peer>,
+}
+
+/// All of a function's mapped parts.
+pub(super) struct Windows {
+    slots: Arc<dyn SlotTable>,
+    peers: Arc<Peers>,
+    windows: Mutex<Vec<Window>>,
+    refused: AtomicU64,
+}
+
+impl Windows {
+    /// `parts`, not in the guest yet. With `reachable` other functions reach them too.
+    pub(super) fn new(
+        parts: Vec<MappedPart>,
+        slots: Arc<dyn SlotTable>,
+        peers: Arc<Peers>,
+        reachable: bool,
+    ) -> Self {
+        let peer = |part: &MappedPart| reachable.then(|| peers.add(Arc::clone(&part.memory)));
+        let windows = parts.into_iter().map(|part| Window { peer: peer(&part), part, slot: None }).collect();
+        Self { slots, peers, windows: Mutex::new(windows), refused: AtomicU64::new(0) }
+    }
+
+    /// Lets other functions reach the parts before the guest runs, with the BARs at `bars`.
+    ///
+    /// # Errors
+    /// The first refusal, and the register that it is about; the parts after it are tried all the same.
+    pub(super) fn lend(&self, bars: &[(u8, Span<Guest>)]) -> Result<(), (u8, DmaError)> {
+        let mut outcome = Ok(());
+        for window in lock(&self.windows).iter() {
+            let placed = window.peer.zip(window.part.place(bars));
+            let placed = placed.map_or(Ok(()), |(peer, gpa)| self.peers.place(peer, gpa));
+            outcome = outcome.and(placed.map_err(|error| (window.part.bar, error)));
+        }
+        outcome
+    }
+
+    /// The guest now has its BARs at `bars`, and the others nowhere. A part that the kernel refuses is reached by exits.
+    pub(super) fn place(&self, bars: &[(u8, Span<Guest>)]) {
+        let mut windows = lock(&self.windows);
+        // First away, then there: two parts may change places.
+        for window in windows.iter_mut() {
+            let wanted = window.part.place(bars);
+            if let Some((_, slot)) = window.slot.take_if(|(gpa, _)| Some(*gpa) != wanted) {
+                self.count(self.slots.remove(slot).is_err());
+            }
+        }
+        for window in windows.iter_mut() {
+            let Some(gpa) = window.part.place(bars) else { continue };
+            if window.slot.is_none() {
+                let added = self.slots.add(gpa, Arc::clone(&window.part.memory));
+                self.count(added.is_err());
+                window.slot = added.ok().map(|slot| (gpa, slot));
+            }
+            if let Some(peer) = window.peer {
+                self.count(self.peers.place(peer, gpa).is_err());
+            }
+        }
+    }
+
+    /// Neither the guest nor other functions reach the parts any more.
+    pub(super) fn withdraw(&self) {
+        self.place(&[]);
+        lock(&self.windows).iter().filter_map(|window| window.peer).for_each(|p| self.peers.withdraw(p));
+    }
+
+    /// Changes that the kernel refused.
+    pub(super) fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    fn count(&self, refused: bool) {
+        self.refused.fetch_add(u64::from(refused), Ordering::Relaxed);
+    }
+}
