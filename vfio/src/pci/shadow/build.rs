@@ -180,7 +180,11 @@ impl Builder<'_> {
     /// What the options make of a rule.
     fn decide(&self, rule: &Rule) -> (Treatment, &'static str) {
         let nobody = "nobody delivers its messages here";
+        let same = |shown: &Shown| shown.capability.id == rule.id && shown.treatment == Treatment::Emulated;
         match rule.id {
+            _ if self.shown.iter().any(same) => {
+                (Treatment::Hidden, "the second of a kind, which no driver finds")
+            }
             CapabilityId::Standard(id::MSI) if !self.options.msi => (Treatment::Hidden, nobody),
             CapabilityId::Standard(id::MSIX) if !self.options.msix => (Treatment::Hidden, nobody),
             CapabilityId::Extended(extended::REBAR) if self.options.resizable == Resizable::Hidden => {
@@ -195,17 +199,18 @@ impl Builder<'_> {
         let body = capability.offset.saturating_add(header);
         let length = capability.length.saturating_sub(header);
         match treatment {
+            Treatment::Hidden => {
+                return self.image.fix(capability.offset, &vec![0; usize::from(capability.length)]);
+            }
             Treatment::Passed => self.image.pass(body, length, true),
             Treatment::ReadOnly => self.image.pass(body, length, false),
-            Treatment::Hidden => self.image.fix(capability.offset, &vec![0; usize::from(capability.length)]),
-            Treatment::Emulated | Treatment::Added => {
-                self.image.fix(body, &vec![0; usize::from(length)]);
-                self.emulate(capability, &rule.registers);
-            }
+            Treatment::Emulated | Treatment::Added => self.image.fix(body, &vec![0; usize::from(length)]),
         }
+        self.rows(capability, &rule.registers);
+        self.note(capability);
     }
 
-    fn emulate(&mut self, capability: &Capability, registers: &Registers) {
+    fn rows(&mut self, capability: &Capability, registers: &Registers) {
         let at = capability.offset;
         match registers {
             Registers::Msi => self.msi(at),
@@ -218,24 +223,23 @@ impl Builder<'_> {
                 }
             }
         }
-        self.note(capability);
     }
 
-    /// Remembers where it is, the first of a kind: that is the one that drivers find.
+    /// Remembers where it is.
     fn note(&mut self, capability: &Capability) {
         let at = |offset: u16| capability.offset.saturating_add(offset);
         let says = |offset: u16, bit: u32| self.recorded(at(offset), 4) & bit != 0;
         let (express_reset, advanced_reset) = (says(4, 1 << 28), says(0, 1 << 25));
         let places = &mut self.places;
         match capability.id {
-            CapabilityId::Standard(id::POWER) => places.power = places.power.or_else(|| Some(at(0))),
-            CapabilityId::Standard(id::MSIX) => places.msix = places.msix.or_else(|| Some(at(0))),
-            CapabilityId::Standard(id::EXPRESS) if places.device_control.is_none() => {
+            CapabilityId::Standard(id::POWER) => places.power = Some(at(0)),
+            CapabilityId::Standard(id::MSIX) => places.msix = Some(at(0)),
+            CapabilityId::Standard(id::EXPRESS) => {
                 places.device_control = Some(at(8));
                 places.express_reset = express_reset.then(|| at(8));
             }
             CapabilityId::Standard(id::ADVANCED) if advanced_reset => {
-                places.advanced_reset = places.advanced_reset.or_else(|| Some(at(4)));
+                places.advanced_reset = Some(at(4));
             }
             _ => {}
         }
@@ -260,7 +264,7 @@ impl Builder<'_> {
             let all = u32::MAX.checked_shr(32u32.saturating_sub(u32::from(vectors))).unwrap_or(0);
             self.image.register(mask, 4, kept(all), 0, 0);
         }
-        self.places.msi = self.places.msi.or(Some(MsiPlace { control, is_64, data, mask, vectors }));
+        self.places.msi = Some(MsiPlace { control, is_64, data, mask, vectors });
     }
 
     /// §7.8.6: for each register the present size as the only one supported, and nothing to write.

@@ -40,7 +40,10 @@ pub(super) static EXTENDED: &[Rule] = &[
     ),
     plain(0x09, "virtual channel with MFVC", Hidden, "as multi-function virtual channel"),
     plain(0x0a, "root complex register block", Hidden, ROOT),
-    plain(id::VENDOR, "vendor-specific", Passed, "drivers need it"),
+    Rule {
+        registers: Registers::At(VENDOR),
+        ..plain(id::VENDOR, "vendor-specific", Passed, "drivers need it")
+    },
     plain(
         0x0d,
         "access control",
@@ -77,12 +80,15 @@ pub(super) static EXTENDED: &[Rule] = &[
     plain(0x1e, "L1 substates", Hidden, LINK),
     plain(0x1f, "precision time", Hidden, "time comes from the host's ports"),
     plain(0x22, "readiness time", ReadOnly, "how long to wait after a reset"),
-    plain(
-        id::DVSEC,
-        "designated vendor-specific",
-        ReadOnly,
-        "a CXL device's decoders are in it; readiness is read from it",
-    ),
+    Rule {
+        registers: Registers::At(VENDOR),
+        ..plain(
+            id::DVSEC,
+            "designated vendor-specific",
+            ReadOnly,
+            "a CXL device's decoders are in it; readiness is read from it",
+        )
+    },
     plain(0x24, "resizable BAR of virtual functions", Hidden, "as SR-IOV"),
     plain(0x25, "data link feature", ReadOnly, LINK),
     plain(0x26, "16 GT/s link", ReadOnly, LINK),
@@ -95,6 +101,9 @@ pub(super) static EXTENDED: &[Rule] = &[
     plain(0x31, "64 GT/s link", ReadOnly, LINK),
     plain(0x32, "flit logging", Hidden, LINK),
 ];
+
+static VENDOR: &[Register] =
+    &[Register::constant(0x04, 4, "vendor's header", "the guest's list is cut by the length in it")];
 
 static POWER_BUDGET: &[Register] = &[
     Register {

@@ -36,12 +36,15 @@ pub(super) static STANDARD: &[Rule] = &[
     plain(0x06, "CompactPCI hot swap", Hidden, OLD_BUS),
     plain(0x07, "PCI-X", Hidden, OLD_BUS),
     plain(0x08, "HyperTransport", Hidden, OLD_BUS),
-    plain(
-        id::VENDOR,
-        "vendor-specific",
-        Passed,
-        "drivers need it: on ConnectX it is the door to the firmware",
-    ),
+    Rule {
+        registers: Registers::At(VENDOR),
+        ..plain(
+            id::VENDOR,
+            "vendor-specific",
+            Passed,
+            "drivers need it: on ConnectX it is the door to the firmware",
+        )
+    },
     plain(0x0a, "debug port", Hidden, "it points into a BAR for the host's own debugger"),
     plain(0x0b, "CompactPCI resource control", Hidden, OLD_BUS),
     plain(0x0c, "hot-plug", Hidden, "slots are the machine's"),
@@ -92,6 +95,8 @@ static POWER: &[Register] = &[
 const NO_SOFT_RESET: u32 = 1 << 3;
 const POWER_STATE: u32 = 0b11;
 
+static VENDOR: &[Register] = &[Register::constant(0x02, 1, "length", "the guest's list is cut by it")];
+
 static VPD: &[Register] = &[
     Register {
         masks: Masks { live: 0xffff, store: 0, forward: 0x7fff },
@@ -133,8 +138,9 @@ const PHANTOM: u32 = 1 << 9;
 
 static EXPRESS: &[Register] = &[
     Register {
-        // An integrated endpoint would have no link, and the guest's function is behind a port.
-        value: |device| if device & 0xf0 == 0x90 { device & !0xf0 } else { device },
+        // An integrated endpoint has no link, and the guest's function is behind a port. In version 1 it is also
+        // shorter, and stays what it is.
+        value: |device| if device & 0xff == 0x92 { device & !0xf0 } else { device },
         ..Register::constant(0x02, 2, "capabilities", "an endpoint behind a port of the machine")
     },
     Register {

@@ -1,0 +1,11 @@
+//! What a guest sees of a function's configuration space: recorded functions, the specification's sentences, and any
+//! bytes at all.
+
+#![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod golden;
+mod hostile;
+mod lists;
+mod rules;
+mod space;
