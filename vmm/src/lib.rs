@@ -20,5 +20,6 @@ pub mod memory;
 pub mod passthrough;
 pub mod pci;
 pub mod plan;
+mod program;
 pub mod resources;
 pub mod virtio;

@@ -32,6 +32,7 @@ pub use tree::TreeError;
 use crate::kvm::Vm;
 use crate::lock::lock;
 use crate::memory::GuestRam;
+use crate::program;
 
 /// A part of the event loop.
 type Subscriber = Arc<Mutex<dyn MutEventSubscriber + Send>>;
@@ -74,6 +75,7 @@ impl Machine {
                 Ok(())
             })
         });
+        program::forget_start(); // not earlier: the guest's first instruction does not wait for it
         exit.set(started.err().unwrap_or_else(|| serve(&mut self.events, &self.shared, &running)));
         running.into_iter().for_each(vcpu::RunningVcpu::stop);
         lock(&self.poison).hear();

@@ -37,6 +37,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("vmm/src/kvm/slots.rs", "memory slots of the guest"),
     ("vmm/src/memory/mod.rs", "our mappings as vm-memory's regions, and lent to devices"),
     ("vmm/src/passthrough/descriptor.rs", "an eventfd's descriptor"),
+    ("vmm/src/program.rs", "the program's own pages"),
     ("vmm/src/virtio/blk/io/uring.rs", "pointers that the kernel's ring keeps"),
     ("vmm/src/virtio/iovec.rs", "readv and writev on guest memory"),
     ("vmm/src/virtio/net/tap.rs", "ioctls of a tap"),
