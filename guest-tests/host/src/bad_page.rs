@@ -22,7 +22,7 @@ use crate::slices::{Fault, PATIENCE, Step, host_address, missing, regions, timed
 /// Takes the page with the physical address that is written to it out of service, as broken memory would be.
 const OFFLINE: &str = "/sys/devices/system/memory/hard_offline_page";
 
-/// Bytes of [`crate::slices::SIZE`].
+/// Bytes of the slice, as `Tale` has it.
 const SLICE_BYTES: u64 = 528 << 20;
 const PAGE: u64 = 4096;
 /// Memory of the machine's own process.
@@ -178,6 +178,7 @@ fn hole(plan: Option<&Plan>, bad: Option<u64>) -> Step {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scenarios::Tale;
 
     #[test]
     fn a_slice_is_told_from_other_memory_of_the_machine() {
@@ -187,6 +188,6 @@ mod tests {
         assert_eq!(slice_start(&line(SLICE_BYTES)), Some(0x7f00_0000_0000));
         assert_eq!(slice_start(&line(256 << 20)), None);
         assert_eq!(slice_start("7f0000000000-7f0021000000 rw-p 0 00:00 0"), None);
-        assert_eq!(format!("{}MiB", SLICE_BYTES >> 20), crate::slices::SIZE);
+        assert_eq!(format!("{}MiB", SLICE_BYTES >> 20), Tale::BadPage.slice());
     }
 }

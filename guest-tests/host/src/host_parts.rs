@@ -142,6 +142,13 @@ impl Plan {
         Some(self.memory.iter().filter(|p| p.backing == slice).any(has))
     }
 
+    /// Guest physical address and bytes of the first slice, up to its first hole.
+    pub(crate) fn slice_in_guest(&self) -> Option<(u64, u64)> {
+        let slice = self.backings.iter().position(|backing| backing.id.starts_with("egm"))?;
+        let piece = self.memory.iter().find(|piece| piece.backing == slice)?;
+        Some((piece.span.start().get(), piece.span.size()))
+    }
+
     /// How far behind the start of the first slice guest physical address `gpa` is.
     pub(crate) fn offset_in_slice(&self, gpa: u64) -> Option<u64> {
         let slice = self.backings.iter().position(|backing| backing.id.starts_with("egm"))?;

@@ -19,6 +19,7 @@ mod initramfs;
 mod judge;
 mod kernel;
 mod l1;
+mod lent;
 mod modules;
 mod physical;
 mod process;

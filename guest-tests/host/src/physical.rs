@@ -42,6 +42,11 @@ impl Physical {
         Some(unsafe { ptr::read_volatile(word) })
     }
 
+    /// How many words are `word`.
+    pub(crate) fn count(&self, word: u64) -> usize {
+        (0..self.size as u64).step_by(WORD).filter(|offset| self.word(*offset) == Some(word)).count()
+    }
+
     /// Offset of the first word that is not zero.
     pub(crate) fn first_not_zero(&self) -> Option<u64> {
         (0..self.size as u64).step_by(WORD).find(|offset| self.word(*offset) != Some(0))
@@ -69,6 +74,6 @@ mod tests {
         assert_eq!(memory.first_not_zero(), None);
         file.write_all_at(&7u64.to_le_bytes(), 4096 + 24).unwrap();
         assert_eq!((memory.word(24), memory.word(16), memory.word(8192)), (Some(7), Some(0), None));
-        assert_eq!(memory.first_not_zero(), Some(24));
+        assert_eq!((memory.first_not_zero(), memory.count(7)), (Some(24), 1));
     }
 }

@@ -15,11 +15,12 @@ use crate::error::LabError;
 use crate::host_parts::{GUEST, HOST, HostParts, PORT, Plan};
 use crate::initramfs;
 use crate::judge::{Collected, case, judge};
+use crate::lent;
 use crate::process::{Limit, Reaction, watch};
 use crate::progress::Stage;
 use crate::qemu;
 use crate::results::{Count, ScenarioResult};
-use crate::scenarios::Scenario;
+use crate::scenarios::{Scenario, Tale};
 use crate::slices;
 use crate::tools::Tools;
 
@@ -103,11 +104,13 @@ impl Runner {
     fn boots(&self, scenario: &Scenario) -> Result<ScenarioResult, LabError> {
         let report = self.report.join(scenario.name);
         fs::create_dir_all(&report).map_err(LabError::file("make", &report))?;
-        if let Some(region) = scenario.region.filter(|_| scenario.bad_page) {
-            return bad_page::run(self, scenario, region, &report);
-        }
         if let Some(region) = scenario.region {
-            return slices::run(self, scenario, region, &report);
+            let tell = match scenario.tale {
+                Tale::Owned => slices::run,
+                Tale::BadPage => bad_page::run,
+                Tale::Lent => lent::run,
+            };
+            return tell(self, scenario, region, &report);
         }
         let machine = self.machine(scenario, &report)?;
         let mut result = ScenarioResult {
@@ -157,7 +160,7 @@ impl Runner {
             "boot": { "kernel": self.tools.kernel.image(), "initramfs": initramfs, "cmdline": cmdline.trim_end() },
         });
         if let Some(region) = scenario.region {
-            json["egm"] = serde_json::json!([{ "region": region, "size": slices::SIZE, "node": 1 }]);
+            json["egm"] = serde_json::json!([{ "region": region, "size": scenario.tale.slice(), "node": 1 }]);
         }
         fs::write(&config, json.to_string()).map_err(LabError::file("write", &config))?;
         let arguments = ["plan".as_ref(), config.as_os_str(), "--json".as_ref()];

@@ -17,10 +17,8 @@ use crate::physical::Physical;
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::results::ScenarioResult;
 use crate::run::{Machine, Runner};
-use crate::scenarios::Scenario;
+use crate::scenarios::{Scenario, Tale};
 
-/// Size of the slice: more than half of each region of the lab, so that it has room for one.
-pub(crate) const SIZE: &str = "528MiB";
 /// Pages of 2 MiB that the hugetlb story reserves: the slice's.
 const HUGE_PAGES: u64 = 264;
 const POOL: &str = "/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages";
@@ -128,7 +126,7 @@ pub(crate) fn regions(runner: &Runner) -> Result<Vec<serde_json::Value>, LabErro
 }
 
 /// The host physical memory from `address` on.
-fn physical(address: u64, size: u64) -> std::io::Result<Physical> {
+pub(crate) fn physical(address: u64, size: u64) -> std::io::Result<Physical> {
     Physical::map(&File::open("/dev/mem")?, address, size)
 }
 
@@ -136,12 +134,17 @@ fn physical(address: u64, size: u64) -> std::io::Result<Physical> {
 fn seen(machine: &Machine, gpa: Option<u64>) -> Step {
     let address = host_address(machine, gpa)?;
     let page = physical(address, 4096)?;
-    let (first, mark) = (page.word(0), page.word(8));
-    if mark != Some(MARK) {
-        return Err(Fault::Untrue(format!(
+    match page.word(8) {
+        Some(MARK) => beats(&page, address),
+        mark => Err(Fault::Untrue(format!(
             "at host address {address:#x} lies {mark:x?} and no mark of the guest"
-        )));
+        ))),
     }
+}
+
+/// The first word of `page`, which lies at host physical address `address`, counts.
+pub(crate) fn beats(page: &Physical, address: u64) -> Step {
+    let first = page.word(0);
     let begun = Instant::now();
     while page.word(0) == first {
         if begun.elapsed() > PATIENCE {
@@ -186,7 +189,7 @@ fn dirty(machine: &Machine, gpa: Option<u64>) -> Step {
 /// The next owner, a program that is no machine, finds zeros from end to end.
 fn scrubbed(runner: &Runner, region: &str) -> Step {
     let mut command = Command::new(&runner.tools.device);
-    command.args(["carve", "grant", "--region", region, "--size", SIZE, "--"]);
+    command.args(["carve", "grant", "--region", region, "--size", Tale::Owned.slice(), "--"]);
     let output = output(command.arg(&runner.tools.lab).arg("zeros"))?;
     if output.status.success() {
         return Ok(());
@@ -196,7 +199,7 @@ fn scrubbed(runner: &Runner, region: &str) -> Step {
 }
 
 /// What was given back is zero.
-fn zeros(slice: Option<(u64, u64)>) -> Step {
+pub(crate) fn zeros(slice: Option<(u64, u64)>) -> Step {
     let (start, size) = slice.ok_or(POOLED)?;
     match physical(start, size)?.first_not_zero() {
         None => Ok(()),
@@ -242,7 +245,7 @@ fn memory_total() -> Result<u64, LabError> {
     })
 }
 
-fn output(command: &mut Command) -> Result<Output, LabError> {
+pub(crate) fn output(command: &mut Command) -> Result<Output, LabError> {
     let program = command.get_program().to_os_string();
     command.stdin(Stdio::null()).output().map_err(LabError::file("run", program))
 }

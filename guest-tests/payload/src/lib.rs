@@ -135,6 +135,21 @@ pub fn halt(ports: Ports) -> Vec<u8> {
     payload.finish(Entry::Pvh)
 }
 
+/// Says "zeros" when all of the `bytes` (a multiple of 8) from guest physical address `from` are zero, and sleeps; else it
+/// fails.
+pub fn zeros(ports: Ports, from: u64, bytes: u64) -> Vec<u8> {
+    let mut payload = Payload::new(ports);
+    let gibibytes = (from + bytes).div_ceil(1 << 30);
+    long_mode::enter(&mut payload.code, u32::try_from(gibibytes).unwrap());
+    payload.code.raw(&[0x48, 0xbf]).raw(&from.to_le_bytes()); // mov rdi
+    payload.code.raw(&[0x48, 0xb9]).raw(&(bytes / 8).to_le_bytes()); // mov rcx
+    payload.code.raw(&[0x31, 0xc0, 0xfc, 0xf3, 0x48, 0xaf]); // xor eax, eax; cld; repe scasq
+    payload.expect_equal("every byte is zero");
+    payload.print("zeros\n");
+    payload.code.halt();
+    payload.finish(Entry::Pvh)
+}
+
 /// Says "ready" and never leaves the processor.
 pub fn spin(ports: Ports) -> Vec<u8> {
     let mut payload = Payload::new(ports);

@@ -259,6 +259,22 @@ fn the_operator_ends_a_guest_that_sleeps_and_one_that_never_leaves_the_processor
     }
 }
 
+/// The lab takes this payload's word for what a slice holds.
+#[test]
+fn a_payload_tells_memory_that_is_zero_from_memory_that_is_not() {
+    if !kvm() {
+        return;
+    }
+    const BYTES: u64 = 4096;
+    let (fresh, own_code) = (0x80_0000, u64::from(egm_payload::BASE) - BYTES + 64);
+    let mut guest = Guest::start(small(), |_| (), |_| egm_payload::zeros(Ports::USUAL, fresh, BYTES));
+    assert_eq!(line(guest.child.stdout.as_mut().unwrap()).trim_end(), "zeros");
+    guest.terminate();
+    assert_eq!(guest.end().code, Some(0));
+    let other = run(|_| egm_payload::zeros(Ports::USUAL, own_code, BYTES));
+    assert_eq!((other.console.as_str(), other.code), ("failed: every byte is zero\n", Some(0)), "{other:?}");
+}
+
 /// A machine whose disk is in use on such storage; the operator has asked for its end.
 fn ending_on(storage: Storage, act: Act) -> Option<(Mounted, Guest)> {
     let mounted = kvm().then(|| Mounted::new(storage)).flatten()?;

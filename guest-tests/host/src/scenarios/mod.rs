@@ -1,6 +1,7 @@
 //! What is run: each scenario is a story in a file of its own, written as data.
 
 mod boots;
+mod broker;
 mod debian_root;
 mod demo;
 mod hostile;
@@ -32,10 +33,10 @@ pub(crate) struct Scenario {
     pub(crate) expected: Expected,
     /// The VMM gets SIGTERM when the guest writes a line that contains this.
     pub(crate) terminate_on: Option<&'static str>,
-    /// Where its EGM slice comes from, for the story of a slice, which has two boots of its own.
+    /// Where its EGM slice comes from, for the stories of slices, which have boots of their own.
     pub(crate) region: Option<&'static str>,
-    /// Whether a page of that slice goes bad: another story, with two boots as well.
-    pub(crate) bad_page: bool,
+    /// Which of them.
+    pub(crate) tale: Tale,
     /// What must be on the first disk afterwards.
     pub(crate) disk: Option<Proof>,
     /// Whether a Debian root file system is on the first disk and reports, in place of the agent.
@@ -48,6 +49,27 @@ pub(crate) struct Scenario {
     pub(crate) long: bool,
 }
 
+/// What is told of a slice.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Tale {
+    /// It is used, exclusive, scrubbed, returned.
+    Owned,
+    /// A page of it goes bad.
+    BadPage,
+    /// A broker lends it and its neighbour.
+    Lent,
+}
+
+impl Tale {
+    /// Bytes of a slice of a region of the lab, which have 1 GiB: there is room for one, or for two that are lent.
+    pub(crate) const fn slice(self) -> &'static str {
+        match self {
+            Self::Owned | Self::BadPage => "528MiB",
+            Self::Lent => "342MiB",
+        }
+    }
+}
+
 /// What a scenario is unless it says otherwise.
 const PLAIN: Scenario = Scenario {
     name: "",
@@ -57,7 +79,7 @@ const PLAIN: Scenario = Scenario {
     expected: Expected { exit: 0, summary: true, checks: &[] },
     terminate_on: None,
     region: None,
-    bad_page: false,
+    tale: Tale::Owned,
     disk: None,
     debian: false,
     boots: 1,
@@ -66,7 +88,7 @@ const PLAIN: Scenario = Scenario {
 };
 
 /// Every scenario, in the order in which they run.
-pub(crate) const ALL: [Scenario; 14] = [
+pub(crate) const ALL: [Scenario; 15] = [
     demo::SCENARIO,
     smp::SCENARIO,
     reset::SCENARIO,
@@ -77,6 +99,7 @@ pub(crate) const ALL: [Scenario; 14] = [
     slices::MEMMAP,
     slices::DEVDAX,
     slices::HUGETLB,
+    broker::SCENARIO,
     poison::FOUND,
     poison::READ,
     boots::SCENARIO,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{PLAIN, Scenario};
+use super::{PLAIN, Scenario, Tale};
 
 const DEADLINE: Duration = Duration::from_secs(400);
 
@@ -11,7 +11,7 @@ pub(super) const FOUND: Scenario = Scenario {
     name: "poison",
     story: "a page of a slice goes bad: told, survived, retired, a hole of the next guest",
     region: Some("dax0.0"),
-    bad_page: true,
+    tale: Tale::BadPage,
     deadline: DEADLINE,
     ..PLAIN
 };
@@ -21,7 +21,7 @@ pub(super) const READ: Scenario = Scenario {
     name: "poison-read",
     story: "a guest reads a page that went bad: it gets a machine check, ends who read, and lives",
     region: Some("local"),
-    bad_page: true,
+    tale: Tale::BadPage,
     deadline: DEADLINE,
     ..PLAIN
 };
