@@ -151,6 +151,9 @@ fn who_does_not_wait_is_told_which_rule_and_what_is_free_instead() {
     let elsewhere = Take { regions: vec!["dax9".into()], ..now };
     assert!(refused(broker.client().take(&elsewhere, |_| ())).contains("this host has no region dax9"));
     assert_eq!(broker.client().free().unwrap(), (G, G));
+    let asks = ["carve", "free", "--broker"];
+    let told = Command::new(env!("CARGO_BIN_EXE_egm-device")).args(asks).arg(&broker.path).output().unwrap();
+    assert_eq!(String::from_utf8(told.stdout).unwrap(), "1 GiB to have, 1 GiB in one piece\n");
 }
 
 #[test]

@@ -84,13 +84,13 @@ impl StillUsed {
 }
 
 /// A lease for a client.
-struct Lent {
+struct Leased {
     lease: Lease,
     memory: Arc<dyn Memory>,
     near: Option<CpuSet>,
 }
 
-impl Held for Lent {
+impl Held for Leased {
     fn region(&self) -> &Region {
         self.lease.region()
     }
@@ -200,7 +200,7 @@ impl Source for LedgerSource {
         let near = self.near(found);
         let watch = Watch { near, cancel, ..Watch::nobody() };
         match self.ledger.grant_from(&self.memory, found, request, &watch) {
-            Ok(lease) => Ok(Box::new(Lent { lease, memory: self.memory.clone(), near: near.cloned() })),
+            Ok(lease) => Ok(Box::new(Leased { lease, memory: self.memory.clone(), near: near.cloned() })),
             // What an empty region could give is waited for; what it could not is refused.
             Err(GrantError::Short { .. })
                 if place(found, &SpanSet::default(), &SpanSet::default(), request).is_ok() =>

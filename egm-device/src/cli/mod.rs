@@ -6,7 +6,7 @@ pub mod generate;
 mod host;
 mod html;
 mod ledger;
-mod progress;
+pub mod progress;
 mod regions;
 
 use std::process::ExitCode;

@@ -1,73 +1,105 @@
-//! What a person at a terminal sees while memory is scrubbed.
+//! What a person sees while memory is made present or scrubbed: one line, redrawn. Nothing when nobody looks.
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::ledger::Progress;
 use crate::rate::Rate;
 
-/// How often the line is drawn.
-const TICK: Duration = Duration::from_millis(200);
+/// Often enough to look alive, seldom enough to cost nothing.
+const REDRAW: Duration = Duration::from_millis(100);
+const CELLS: u32 = 30;
 
-/// Runs `long` with somebody who draws its progress.
-pub(super) fn with_line<T>(long: impl FnOnce(&(dyn Fn(Progress) + Sync)) -> T) -> T {
-    let line = Line { begun: Instant::now(), shown: io::stderr().is_terminal().then(Mutex::default) };
-    long(&|progress| line.draw(progress))
+/// Runs `long` with somebody who draws what is done for `id`.
+pub(super) fn with_bar<T>(id: &str, long: impl FnOnce(&(dyn Fn(Progress) + Sync)) -> T) -> T {
+    let bars = Bars::default();
+    long(&|step| bars.told(id, step))
 }
 
-/// A line on standard error that is drawn over.
+/// A progress bar on standard error.
 #[derive(Debug)]
-struct Line {
-    begun: Instant,
-    /// `None` where nobody looks.
+pub struct Bar {
+    what: String,
+    start: Instant,
+    /// `None` when standard error is no terminal.
     shown: Option<Mutex<Shown>>,
 }
 
+/// How it goes, and when that was drawn last.
 #[derive(Debug, Default)]
 struct Shown {
     rate: Option<Rate>,
-    /// When it was drawn last, since the beginning.
-    drawn: Option<Duration>,
+    drawn: Duration,
 }
 
-impl Line {
-    fn draw(&self, progress: Progress) {
-        let shown = self.shown.as_ref().and_then(|shown| shown.lock().ok());
-        if let Some(text) = shown.and_then(|mut shown| shown.next(progress, self.begun.elapsed())) {
-            eprint!("\r\x1b[K{text}");
+impl Bar {
+    /// A bar of `what`.
+    #[must_use]
+    pub fn new(what: impl Into<String>) -> Self {
+        let shown = io::stderr().is_terminal().then(Mutex::default);
+        Self { what: what.into(), start: Instant::now(), shown }
+    }
+
+    /// `done` of `total` bytes are present. From any thread; one that finds another drawing goes on with its work,
+    /// except at the end, which is always drawn.
+    pub fn told(&self, done: u64, total: u64) {
+        let Some(shown) = &self.shown else { return };
+        let locked = if done < total { shown.try_lock().ok() } else { shown.lock().ok() };
+        let Some(mut shown) = locked else { return };
+        let (now, last) = (self.start.elapsed(), shown.drawn);
+        let rate = shown.rate.get_or_insert_with(|| Rate::new(total));
+        let is_news = done > rate.done();
+        rate.tell(done, now);
+        if is_news && (done >= total || now.saturating_sub(last) >= REDRAW) {
+            let text = line(&self.what, rate);
+            shown.drawn = now;
+            let _ = write!(io::stderr(), "\r{text}\x1b[K"); // ANSI: erase to the end of the line
         }
     }
 }
 
-impl Drop for Line {
-    fn drop(&mut self) {
-        let shown = self.shown.as_mut().and_then(|shown| shown.get_mut().ok());
-        if shown.is_some_and(|shown| shown.drawn.is_some()) {
-            eprint!("\r\x1b[K");
-        }
-    }
-}
+/// One bar for each slice that is scrubbed, one line while the kernel opens a region.
+#[derive(Debug, Default)]
+pub struct Bars(Mutex<Option<(String, Bar)>>);
 
-impl Shown {
-    /// The line that is due `now`, if the last one is a while ago.
-    fn next(&mut self, progress: Progress, now: Duration) -> Option<String> {
-        let text = match progress {
-            Progress::Opening(waited) => {
-                format!("the kernel opens the device and zeroes it: {} s", waited.as_secs())
+impl Bars {
+    /// What is done for slice `id`. From any thread.
+    pub fn told(&self, id: &str, step: Progress) {
+        let Ok(mut current) = self.0.try_lock() else { return };
+        match step {
+            Progress::Opening(since) => {
+                if io::stderr().is_terminal() {
+                    let seconds = since.as_secs();
+                    let _ = write!(io::stderr(), "\r{id}: the kernel opens the region, {seconds} s\x1b[K");
+                }
             }
             Progress::Scrubbing { done, of } => {
-                let rate = self.rate.get_or_insert_with(|| Rate::new(of));
-                rate.tell(done, now);
-                format!("scrubbing: {rate}")
+                if current.as_ref().is_none_or(|(shown, _)| shown != id) {
+                    *current = Some((id.to_owned(), Bar::new(format!("{id} scrubbed"))));
+                }
+                if let Some((_, bar)) = &*current {
+                    bar.told(done, of);
+                }
             }
-        };
-        let due = self.drawn.is_none_or(|drawn| now >= drawn.saturating_add(TICK));
-        due.then(|| {
-            self.drawn = Some(now);
-            text
-        })
+        }
     }
+}
+
+/// Whatever is printed next, an error perhaps, begins on a line of its own.
+impl Drop for Bar {
+    fn drop(&mut self) {
+        let shown = self.shown.as_mut().and_then(|shown| shown.get_mut().ok());
+        if shown.is_some_and(|shown| shown.drawn > Duration::ZERO) {
+            let _ = writeln!(io::stderr());
+        }
+    }
+}
+
+fn line(what: &str, rate: &Rate) -> String {
+    let filled = rate.cells(CELLS);
+    let bar: String = (0..CELLS).map(|cell| if cell < filled { '#' } else { '.' }).collect();
+    format!("{what} [{bar}] {rate}")
 }
 
 #[cfg(test)]
@@ -75,14 +107,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_scrub_tells_how_much_how_fast_and_how_long_still_a_few_times_a_second() {
-        let mut shown = Shown::default();
-        let mut next = |gib: u64, millis| {
-            let progress = Progress::Scrubbing { done: gib << 30, of: 4 << 30 };
-            shown.next(progress, Duration::from_millis(millis))
-        };
-        assert_eq!(next(0, 0).as_deref(), Some("scrubbing: 0 B of 4 GiB"));
-        assert_eq!(next(1, 199), None);
-        assert_eq!(next(2, 2000).as_deref(), Some("scrubbing: 2 GiB of 4 GiB, 1.0 GiB/s, 2 s left"));
+    fn a_line_says_how_much_how_fast_and_how_long_still() {
+        let mut rate = Rate::new(64 << 30);
+        rate.tell(0, Duration::ZERO);
+        rate.tell(16 << 30, Duration::from_secs(4));
+        assert_eq!(
+            line("memory present", &rate),
+            "memory present [########......................] 16 GiB of 64 GiB, 4.0 GiB/s, 12 s left"
+        );
     }
 }

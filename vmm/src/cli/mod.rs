@@ -2,7 +2,6 @@
 
 mod facts;
 mod plan;
-mod progress;
 mod run;
 mod schema;
 

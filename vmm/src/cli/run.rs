@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use egm_device::cli::progress::{Bar, Bars};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Outcome;
-use super::progress::{Bar, Bars};
 use crate::config::{self, Overrides};
 use crate::error::{Blame, Chain, Report};
 use crate::facts::{self, Facts, Scope};

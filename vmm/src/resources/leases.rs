@@ -32,15 +32,15 @@ pub(crate) enum Taken {
     /// Locked by this process.
     Own(Box<Lease>),
     /// A broker's, which passed its memory.
-    Lent(Box<Loan>, Lent),
+    Lent(Box<Loan>, Passed),
 }
 
-/// The memory of a loan.
-pub(crate) struct Lent(Box<dyn Backing>);
+/// The memory of a loan, as the broker passed it.
+pub(crate) struct Passed(Box<dyn Backing>);
 
-impl fmt::Debug for Lent {
+impl fmt::Debug for Passed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lent").field("offset", &self.0.offset()).field("size", &self.0.size()).finish()
+        f.debug_struct("Passed").field("offset", &self.0.offset()).field("size", &self.0.size()).finish()
     }
 }
 
@@ -49,7 +49,7 @@ impl Taken {
     pub(crate) fn backing(&self) -> &dyn Backing {
         match self {
             Self::Own(lease) => lease.as_ref(),
-            Self::Lent(_, Lent(backing)) => backing.as_ref(),
+            Self::Lent(_, Passed(backing)) => backing.as_ref(),
         }
     }
 
@@ -235,10 +235,10 @@ impl Leases {
         let mut planned = plan(&pinned, &facts)?;
         planned.notes.extend(notes);
         let take = |(index, lent)| {
-            let loans::Lent::Loan(loan) = lent else { return None };
+            let loans::Source::Loan(loan) = lent else { return None };
             let id = format!("egm{index}");
             Some(match loan.backing() {
-                Ok(backing) => Ok((id, Arc::new(Taken::Lent(loan, Lent(backing))))),
+                Ok(backing) => Ok((id, Arc::new(Taken::Lent(loan, Passed(backing))))),
                 Err(source) => Err(LeaseError::Broker { id, source }),
             })
         };

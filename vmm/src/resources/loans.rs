@@ -25,7 +25,7 @@ pub struct Broker {
 
 /// Where a slice that the broker was asked for comes from.
 #[derive(Debug)]
-pub(super) enum Lent {
+pub(super) enum Source {
     /// From the broker.
     Loan(Box<Loan>),
     /// From this process: its list goes on with "local", and the broker refused, for this reason.
@@ -45,10 +45,10 @@ impl Broker {
         &self,
         spec: &Spec,
         waiting: &dyn Fn(&str, &str),
-    ) -> Result<Vec<(usize, Lent)>, LeaseError> {
+    ) -> Result<Vec<(usize, Source)>, LeaseError> {
         let asked = spec.egm.iter().enumerate().filter(|(_, slice)| !before_local(slice).is_empty());
         let mut order: Vec<(usize, &EgmSlice)> = asked.collect();
-        let mut lent: Vec<(usize, Lent)> = Vec::new();
+        let mut lent: Vec<(usize, Source)> = Vec::new();
         'again: loop {
             for at in 0..order.len() {
                 let Some(&(index, slice)) = order.get(at) else { continue };
@@ -57,9 +57,9 @@ impl Broker {
                 let take = self.take(spec, slice, at == 0);
                 let client = Client::connect(&self.socket).map_err(error)?;
                 match client.take(&take, |why| waiting(&id, why)) {
-                    Ok(loan) => lent.push((index, Lent::Loan(Box::new(loan)))),
+                    Ok(loan) => lent.push((index, Source::Loan(Box::new(loan)))),
                     Err(ClientError::Refused { why, .. }) if slice.regions.iter().any(|r| r == LOCAL) => {
-                        lent.push((index, Lent::Local(why)));
+                        lent.push((index, Source::Local(why)));
                     }
                     Err(ClientError::Refused { why, .. }) if self.wait && at > 0 => {
                         waiting(&id, &why);
@@ -95,36 +95,36 @@ fn before_local(slice: &EgmSlice) -> &[String] {
 
 /// Gives back what can go back while this process lives, and returns the rest: the broker has a pool's slice on our account
 /// until we end, whatever we say.
-fn give_back(lent: Vec<(usize, Lent)>) -> Result<Vec<(usize, Lent)>, LeaseError> {
-    let is_pool = |lent: &Lent| matches!(lent, Lent::Loan(loan) if loan.region().kind.is_pool());
+fn give_back(lent: Vec<(usize, Source)>) -> Result<Vec<(usize, Source)>, LeaseError> {
+    let is_pool = |lent: &Source| matches!(lent, Source::Loan(loan) if loan.region().kind.is_pool());
     let (kept, back): (Vec<_>, Vec<_>) = lent.into_iter().partition(|(_, lent)| is_pool(lent));
     back.into_iter().try_for_each(|(index, lent)| match lent {
-        Lent::Loan(loan) => {
+        Source::Loan(loan) => {
             let given = loan.give_back(&AtomicBool::new(false));
             given.map_err(|source| LeaseError::Broker { id: format!("egm{index}"), source })
         }
-        Lent::Local(_) => Ok(()),
+        Source::Local(_) => Ok(()),
     })?;
     Ok(kept)
 }
 
 /// Makes `spec` and `facts` such that each loan is the only place for its slice; returns what is lost against the first
 /// choices.
-pub(super) fn pin(spec: &mut Spec, facts: &mut Facts, lent: &[(usize, Lent)]) -> Vec<String> {
+pub(super) fn pin(spec: &mut Spec, facts: &mut Facts, lent: &[(usize, Source)]) -> Vec<String> {
     let mut notes = Vec::new();
     facts.regions.clear();
     for (index, lent) in lent {
         let Some(wanted) = spec.egm.get_mut(*index) else { continue };
         let first = wanted.regions.first().cloned().unwrap_or_default();
         let (from, kind, why) = match lent {
-            Lent::Loan(loan) => {
+            Source::Loan(loan) => {
                 let (region, slice) = (loan.region(), loan.slice());
                 let name = format!("{}.{index}", region.name);
                 wanted.regions = vec![name.clone()];
                 facts.regions.push(only(Region { name, ..region.clone() }, slice.offset, slice.size.get()));
                 (region.name.as_str(), region.kind.word(), "the broker had no room there")
             }
-            Lent::Local(why) => {
+            Source::Local(why) => {
                 wanted.regions = vec![LOCAL.to_owned()];
                 (LOCAL, LOCAL, why.as_str())
             }

@@ -16,7 +16,7 @@ use crate::carve::plan::Request;
 use crate::cli::Outcome;
 use crate::cli::host::Host;
 use crate::cli::ledger::{self, cancelled_by_signals};
-use crate::cli::progress::with_line;
+use crate::cli::progress::with_bar;
 use crate::ledger::Watch;
 use crate::owner::Owner;
 use crate::report::{Blame, Report};
@@ -113,7 +113,9 @@ impl Args {
         for word in &self.region {
             for region in survey.regions.iter().filter(|r| r.name == *word || r.kind.word() == word) {
                 let watch = Watch { near: ledger::near(&survey, region), ..watch };
-                match with_line(|progress| ledger.grant(region, &request, &Watch { progress, ..watch })) {
+                match with_bar(&region.name, |progress| {
+                    ledger.grant(region, &request, &Watch { progress, ..watch })
+                }) {
                     Ok(lease) => {
                         // The command keeps the slice if this process is killed.
                         fcntl_setfd(lease.claim(), FdFlags::empty())
@@ -121,7 +123,7 @@ impl Args {
                         let status = self.run_with(lease.file(), lease.offset());
                         // What the terminal sent to the command was not meant for the scrub.
                         cancel.store(false, Ordering::Relaxed);
-                        with_line(|progress| lease.give_back(&Watch { progress, ..watch }))?;
+                        with_bar(&region.name, |progress| lease.give_back(&Watch { progress, ..watch }))?;
                         return Ok(status?);
                     }
                     Err(error) => refused = refused.or(Some(error)),

@@ -1,6 +1,7 @@
 //! `egm-device carve`: splitting the host, and taking slices; one file a subcommand.
 
 mod advise;
+mod free;
 mod grant;
 mod slices;
 mod verify;
@@ -19,6 +20,7 @@ pub(super) struct Args {
 #[derive(Debug, Subcommand)]
 enum Command {
     Advise(advise::Args),
+    Free(free::Args),
     Grant(grant::Args),
     Verify(verify::Args),
     Plan(slices::Plan),
@@ -29,6 +31,7 @@ enum Command {
 pub(super) fn run(args: &Args) -> Outcome {
     match &args.command {
         Command::Advise(args) => advise::run(args),
+        Command::Free(args) => free::run(args),
         Command::Grant(args) => grant::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Plan(args) => slices::plan(args),

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::carve::plan::{Carver, Request, Short, place};
 use crate::cli::ledger::{Common, cancelled_by_signals, find, host_memory, near, open};
-use crate::cli::progress::with_line;
+use crate::cli::progress::with_bar;
 use crate::cli::{Outcome, print, print_json};
 use crate::ledger::{GrantError, Watch};
 use crate::owner::Owner;
@@ -184,7 +184,7 @@ pub(super) fn give_back(args: &Return) -> Outcome {
     }
     let cancel = cancelled_by_signals();
     let near = near(&survey, region);
-    let scrubbed = with_line(|progress| {
+    let scrubbed = with_bar(&region.name, |progress| {
         let watch = Watch { progress, cancel: &cancel, near, pace: None };
         ledger.scrub(&host_memory(), region, Some(&wanted), &watch)
     })?;
@@ -198,7 +198,7 @@ pub(super) fn scrub(args: &Scrub) -> Outcome {
     let ledger = open(&args.common.host)?;
     let cancel = cancelled_by_signals();
     let (near, pace) = (near(&survey, region), args.rate.and_then(|rate| NonZeroU64::new(rate.get())));
-    let scrubbed = with_line(|progress| {
+    let scrubbed = with_bar(&region.name, |progress| {
         ledger.scrub(&host_memory(), region, None, &Watch { progress, cancel: &cancel, near, pace })
     })?;
     tell(args.common.json, scrubbed);

@@ -1,0 +1,32 @@
+//! `egm-device carve free`: what a user who may not read the ledger can have.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use serde_json::json;
+
+use crate::broker::Client;
+use crate::cli::broker::SOCKET;
+use crate::cli::{Outcome, print_json};
+use crate::show::{print, size};
+
+/// Says what the broker would give this user now
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The broker's socket
+    #[arg(long, value_name = "SOCKET", default_value = SOCKET)]
+    broker: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: &Args) -> Outcome {
+    let (total, largest) = Client::connect(&args.broker)?.free()?;
+    if args.json {
+        print_json(&json!({ "total": total, "largest": largest }));
+    } else {
+        print(format!("{} to have, {} in one piece\n", size(total), size(largest)));
+    }
+    Ok(ExitCode::SUCCESS)
+}
