@@ -18,6 +18,9 @@ use crate::socket::{Broken, Connection, MOST_FDS};
 /// `EOPNOTSUPP`: a server that asks for memory it was given no descriptor for.
 const EOPNOTSUPP: u32 = 95;
 
+/// Bytes of the reply to a read of 8.
+const READ_REPLY: usize = 40;
+
 /// Why a call has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
@@ -103,7 +106,7 @@ impl Client {
         let mut session = Session::new(capabilities());
         let (header, body) = session.greet();
         connection.send(header, [&body, &[]], &[], session.most())?;
-        connection.receive(session.most())?;
+        connection.receive(session.most(), 0)?;
         match session.take(connection.frame(), connection.fds())? {
             Heard::Greeted(version) => {
                 let limits = version.capabilities.limits().map_err(Fault::Handshake)?;
@@ -274,9 +277,11 @@ impl Client {
         command: Command,
         read: impl FnOnce(&[u8]) -> Result<T, Wrong>,
     ) -> Result<T, CallError> {
-        let begun = Instant::now();
+        let mut begun = None;
+        // A reply to a read of a register is taken at once; others that short have no descriptors.
+        let expected = if command == Command::RegionRead { READ_REPLY } else { 0 };
         loop {
-            self.connection.receive(self.session.most())?;
+            self.connection.receive(self.session.most(), expected)?;
             let fds = self.connection.fds();
             let refusal = match self.session.take(self.connection.frame(), fds)? {
                 Heard::Answer { id, outcome: Ok(body) } if id == asked => {
@@ -293,7 +298,7 @@ impl Client {
                 self.connection.send(header, [&[], &[]], &[], u32::MAX)?;
             }
             let limit = self.connection.limit();
-            if begun.elapsed() >= limit {
+            if begun.get_or_insert_with(Instant::now).elapsed() >= limit {
                 return Err(Broken::Slow { what: "answer", limit }.into());
             }
         }

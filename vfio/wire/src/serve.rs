@@ -19,6 +19,9 @@ use crate::socket::{Broken, Connection, MOST_FDS};
 /// Most regions and kinds of interrupt of a device.
 const MOST_INDICES: u32 = 256;
 
+/// Bytes of a request to read a region, the most frequent one. No shorter one has descriptors.
+const READ_REQUEST: usize = 32;
+
 /// A device that is served.
 pub trait Device {
     /// How many regions and kinds of interrupt it has. A PCI function should say 9 and 5, however few it has: clients ask
@@ -126,7 +129,7 @@ impl<'a> Server<'a> {
 
     fn run(&mut self, connection: &mut Connection) -> Result<(), Served> {
         loop {
-            connection.receive(self.session.most())?;
+            connection.receive(self.session.most(), READ_REQUEST)?;
             let fds = connection.take_fds();
             match self.session.take(connection.frame(), fds.len())? {
                 Step::Reply(header, body) => send(connection, header, &body, &[])?,

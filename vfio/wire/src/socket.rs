@@ -1,10 +1,14 @@
 //! The one input and output: a Unix stream socket that carries messages and descriptors.
 //!
 //! - A message is read in two steps, its head and then its body, so that no read goes beyond its end: descriptors come
-//!   with the first byte of the bytes that they were sent with, and so with the right message.
+//!   with the first byte of the bytes that they were sent with, and so with the right message. The first step may take as
+//!   much as the shortest message that can have descriptors. Should it reach into the next message, descriptors that come
+//!   are that one's: the kernel ends a read behind bytes with descriptors.
 //! - Whoever sends half a message and stalls is given up after a time. A server waits for the first byte of a request for
 //!   as long as it takes.
 //! - Whoever sends descriptors that were cut off (too many, or more than this process may hold) is not heard further.
+
+mod patience;
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -21,10 +25,14 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
 };
 
+pub use self::patience::Patience;
 use crate::frame::{Frame, HEADER, Header, Malformed};
 
 /// Most descriptors in one message: the kernel's own limit (SCM_MAX_FD).
 pub const MOST_FDS: usize = 253;
+
+/// Most bytes that are read in the first step.
+const AHEAD: usize = 64;
 
 /// How a socket fails, or its peer.
 #[derive(Debug, thiserror::Error)]
@@ -62,39 +70,6 @@ impl From<Errno> for Broken {
     }
 }
 
-/// How long to look for a message before going to sleep for it.
-///
-/// To sleep and be woken costs tens of microseconds, so whoever expects an answer at once looks again and again for a
-/// short while. That while adapts: it is as long as the last waits show that it pays, and nothing at all on a quiet
-/// connection.
-#[derive(Debug, Clone, Copy)]
-pub struct Patience {
-    most: Duration,
-    now: Duration,
-}
-
-impl Patience {
-    /// Sleeps at once.
-    pub const NONE: Self = Self { most: Duration::ZERO, now: Duration::ZERO };
-
-    /// Looks for `most` at longest. 200 µs is longer than any answer takes that comes from a peer who is awake.
-    #[must_use]
-    pub fn of(most: Duration) -> Self {
-        Self { most, now: most }
-    }
-
-    /// Learns from a message that took `waited` to come.
-    fn learn(&mut self, waited: Duration) {
-        // Below this a look is not worth the call.
-        const LEAST: Duration = Duration::from_micros(4);
-        if waited <= self.most {
-            self.now = self.most;
-        } else {
-            self.now = self.now.checked_div(2).filter(|now| *now >= LEAST).unwrap_or_default();
-        }
-    }
-}
-
 /// A connected socket. Descriptors of a message belong to it until they are taken or the next one comes.
 #[derive(Debug)]
 pub struct Connection {
@@ -106,6 +81,8 @@ pub struct Connection {
     header: Header,
     body: Vec<u8>,
     fds: Vec<OwnedFd>,
+    /// What was read of the next message with the last one.
+    next: (Vec<u8>, Vec<OwnedFd>),
 }
 
 /// Ends a connection from another thread: whoever waits on it is woken with [`Broken::End`].
@@ -134,7 +111,16 @@ impl Connection {
     pub fn new(socket: OwnedFd, limit: Duration, patience: Patience) -> io::Result<Self> {
         set_socket_timeout(&socket, Timeout::Send, Some(limit))?;
         let header = Header { id: 0, command: 0, kind: crate::frame::Kind::Command { no_reply: true } };
-        Ok(Self { socket, limit, answers: false, patience, header, body: Vec::new(), fds: Vec::new() })
+        Ok(Self {
+            socket,
+            limit,
+            answers: false,
+            patience,
+            header,
+            body: Vec::new(),
+            fds: Vec::new(),
+            next: Default::default(),
+        })
     }
 
     /// To the server at `path`.
@@ -212,8 +198,7 @@ impl Connection {
         if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
             return Err(Broken::Descriptors);
         }
-        let begun = Instant::now();
-        IoSlice::advance_slices(&mut left, 0);
+        let mut begun = None;
         while !left.is_empty() {
             match rustix::net::sendmsg(&self.socket, left, &mut control, SendFlags::NOSIGNAL) {
                 Ok(sent) => {
@@ -226,52 +211,73 @@ impl Connection {
                 Err(Errno::PIPE | Errno::CONNRESET) => return Err(Broken::End),
                 Err(errno) => return Err(errno.into()),
             }
-            if !left.is_empty() && begun.elapsed() >= self.limit {
+            if !left.is_empty() && begun.get_or_insert_with(Instant::now).elapsed() >= self.limit {
                 return Err(self.slow("take a message"));
             }
         }
         Ok(())
     }
 
-    /// Waits for a message of `most` bytes at most, header included; it is then [`Connection::frame`].
+    /// Waits for a message of `most` bytes at most, header included; it is then [`Connection::frame`]. One of `expected`
+    /// bytes is read at once: no more than the shortest that may have descriptors.
     ///
     /// # Errors
     /// [`Broken`]: there is no further message.
-    pub fn receive(&mut self, most: u32) -> Result<(), Broken> {
-        self.fds.clear();
-        let mut head = [0; HEADER as usize];
-        let got = match self.first(&mut head)? {
-            0 => return Err(Broken::End),
-            got => got,
-        };
-        let begun = Instant::now();
-        if let Some(rest) = head.get_mut(got..) {
-            rest_of(&self.socket, &mut self.fds, rest, begun, self.limit)?;
+    pub fn receive(&mut self, most: u32, expected: usize) -> Result<(), Broken> {
+        let mut buffer = [0; AHEAD];
+        let (carried, fds) = std::mem::take(&mut self.next);
+        self.fds = fds;
+        let mut got = carried.len();
+        for (into, byte) in buffer.iter_mut().zip(carried) {
+            *into = byte;
         }
-        let (header, length) = Header::decode(&head, most)?;
+        if got == 0 {
+            let end = expected.clamp(HEADER as usize, AHEAD);
+            got = match self.first(buffer.get_mut(..end).unwrap_or_default())? {
+                0 => return Err(Broken::End),
+                got => got,
+            };
+        }
+        if let Some(rest) = buffer.get_mut(got..HEADER as usize) {
+            rest_of(&self.socket, &mut self.fds, rest, self.limit)?;
+            got = HEADER as usize;
+        }
+        let (head, after) = buffer.split_first_chunk().ok_or(Broken::Cut)?;
+        let (header, length) = Header::decode(head, most)?;
+        let after = after.get(..got.saturating_sub(HEADER as usize)).unwrap_or_default();
+        let (ours, next) = after.split_at_checked(length).unwrap_or((after, &[]));
+        if !next.is_empty() {
+            self.next = (next.to_vec(), std::mem::take(&mut self.fds));
+        }
         self.header = header;
         // Nothing stays allocated for a peer because it once sent a lot.
         self.body.shrink_to(1 << 16);
+        self.body.clear();
+        self.body.extend_from_slice(ours);
         self.body.resize(length, 0);
-        rest_of(&self.socket, &mut self.fds, &mut self.body, begun, self.limit)
+        let rest = self.body.get_mut(ours.len()..).unwrap_or_default();
+        rest_of(&self.socket, &mut self.fds, rest, self.limit)
     }
 
-    /// Whatever comes first, a header's bytes at most; 0 at the end.
-    fn first(&mut self, head: &mut [u8]) -> Result<usize, Broken> {
+    /// Whatever comes first, as much as `into` takes; 0 at the end.
+    fn first(&mut self, into: &mut [u8]) -> Result<usize, Broken> {
         let begun = Instant::now();
-        while begun.elapsed() < self.patience.now {
-            if let Some(got) = read(&self.socket, &mut self.fds, head, RecvFlags::DONTWAIT)? {
-                self.patience.learn(begun.elapsed());
-                return Ok(got);
+        if self.patience.looks() {
+            while begun.elapsed() < self.patience.longest() {
+                if let Some(got) = read(&self.socket, &mut self.fds, into, RecvFlags::DONTWAIT)? {
+                    self.patience.looked(true);
+                    return Ok(got);
+                }
+                std::hint::spin_loop();
             }
-            std::hint::spin_loop();
+            self.patience.looked(false);
         }
         loop {
-            if let Some(got) = read(&self.socket, &mut self.fds, head, RecvFlags::empty())? {
-                self.patience.learn(begun.elapsed());
+            if let Some(got) = read(&self.socket, &mut self.fds, into, RecvFlags::empty())? {
+                self.patience.slept(begun.elapsed());
                 return Ok(got);
             }
-            // A signal came, or the time is over.
+            // The time is over, or a signal came: then the kernel counts anew, once.
             if self.answers && begun.elapsed() >= self.limit {
                 return Err(self.slow("answer"));
             }
@@ -283,20 +289,21 @@ impl Connection {
     }
 }
 
-/// Fills `into`, by `limit` after `begun`.
+/// Fills `into`, which is on its way, within `limit`.
 fn rest_of(
     socket: &OwnedFd,
     fds: &mut Vec<OwnedFd>,
     mut into: &mut [u8],
-    begun: Instant,
     limit: Duration,
 ) -> Result<(), Broken> {
+    let mut begun = None;
     while !into.is_empty() {
         match read(socket, fds, into, RecvFlags::DONTWAIT)? {
             Some(0) => return Err(Broken::Cut),
             Some(got) => into = into.get_mut(got..).unwrap_or_default(),
             None => {
-                let left = limit.checked_sub(begun.elapsed()).filter(|left| !left.is_zero());
+                let passed = begun.get_or_insert_with(Instant::now).elapsed();
+                let left = limit.checked_sub(passed).filter(|left| !left.is_zero());
                 let left = left.ok_or(Broken::Slow { what: "send the rest of a message", limit })?;
                 let left =
                     Timespec::try_from(left).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;

@@ -35,7 +35,7 @@ fn descriptors_belong_to_the_message_they_were_sent_with() {
         send_with(&peer, &message(id, b"body"), count);
     }
     for (id, count) in [(1, 0), (2, 3), (3, 0), (4, 253)] {
-        ours.receive(MOST).unwrap();
+        ours.receive(MOST, 0).unwrap();
         assert_eq!((ours.frame().header.id, ours.frame().body, ours.fds()), (id, &b"body"[..], count));
     }
 }
@@ -46,7 +46,7 @@ fn more_descriptors_than_a_message_may_have_end_it() {
     let bytes = message(1, b"body");
     send_with(&peer, &bytes[..8], 253);
     send_with(&peer, &bytes[8..], 1);
-    assert!(matches!(ours.receive(MOST), Err(Broken::Descriptors)));
+    assert!(matches!(ours.receive(MOST, 0), Err(Broken::Descriptors)));
 }
 
 #[test]
@@ -56,10 +56,10 @@ fn a_message_that_comes_byte_by_byte_is_whole() {
         message(1, &[7; 100]).iter().for_each(|byte| peer.write_all(&[*byte]).unwrap());
         peer
     });
-    ours.receive(MOST).unwrap();
+    ours.receive(MOST, 0).unwrap();
     assert_eq!(ours.frame().body, [7; 100]);
     drop(sender.join().unwrap());
-    assert!(matches!(ours.receive(MOST), Err(Broken::End)));
+    assert!(matches!(ours.receive(MOST, 0), Err(Broken::End)));
 }
 
 #[test]
@@ -67,11 +67,11 @@ fn who_closes_or_stalls_within_a_message_is_given_up() {
     for length in 1..20 {
         let (mut peer, mut ours) = pair();
         peer.write_all(&message(1, b"body")[..length]).unwrap();
-        assert!(matches!(ours.receive(MOST), Err(Broken::Slow { .. })), "{length}");
+        assert!(matches!(ours.receive(MOST, 0), Err(Broken::Slow { .. })), "{length}");
         let (mut peer, mut ours) = pair();
         peer.write_all(&message(1, b"body")[..length]).unwrap();
         drop(peer);
-        assert!(matches!(ours.receive(MOST), Err(Broken::Cut)), "{length}");
+        assert!(matches!(ours.receive(MOST, 0), Err(Broken::Cut)), "{length}");
     }
 }
 
@@ -79,7 +79,7 @@ fn who_closes_or_stalls_within_a_message_is_given_up() {
 fn who_does_not_answer_is_given_up_when_answers_are_limited() {
     let (_peer, mut ours) = pair();
     ours.limit_waits().unwrap();
-    assert!(matches!(ours.receive(MOST), Err(Broken::Slow { what: "answer", .. })));
+    assert!(matches!(ours.receive(MOST, 0), Err(Broken::Slow { what: "answer", .. })));
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn a_long_message_in_two_parts_arrives_as_one() {
     let (peer, ours) = pair();
     let mut theirs = Connection::new(peer.into(), Duration::from_secs(5), Patience::NONE).unwrap();
     let reader = std::thread::spawn(move || {
-        theirs.receive(u32::MAX).unwrap();
+        theirs.receive(u32::MAX, 0).unwrap();
         (theirs.frame().body.to_vec(), theirs.fds())
     });
     let (first, second) = (vec![1; 700_000], vec![2; 900_000]);
@@ -109,7 +109,7 @@ fn a_long_message_in_two_parts_arrives_as_one() {
 fn a_closer_wakes_who_waits() {
     let (_peer, mut ours) = pair();
     let closer = ours.closer().unwrap();
-    let waits = std::thread::spawn(move || matches!(ours.receive(MOST), Err(Broken::End)));
+    let waits = std::thread::spawn(move || matches!(ours.receive(MOST, 0), Err(Broken::End)));
     closer.close();
     assert!(waits.join().unwrap());
 }
@@ -120,20 +120,20 @@ fn a_body_is_not_waited_for_when_its_head_is_wrong() {
     let mut bytes = message(1, b"");
     bytes[4..8].copy_from_slice(&5000_u32.to_le_bytes());
     peer.write_all(&bytes).unwrap();
-    assert!(matches!(ours.receive(MOST), Err(Broken::Malformed(Malformed::TooLong { size: 5000, .. }))));
+    assert!(matches!(ours.receive(MOST, 0), Err(Broken::Malformed(Malformed::TooLong { size: 5000, .. }))));
 }
 
 #[test]
-fn patience_ends_on_a_quiet_connection_and_comes_back_with_a_quick_answer() {
-    let most = Duration::from_micros(200);
-    let mut patience = Patience::of(most);
-    for _ in 0..8 {
-        patience.learn(Duration::from_millis(3));
+fn short_messages_may_be_read_ahead_and_descriptors_stay_with_theirs() {
+    let (peer, mut ours) = pair();
+    let sent = [(1, 0, 0), (2, 3, 0), (3, 16, 2), (4, 0, 0), (5, 40, 1), (6, 100, 0)];
+    for (id, length, count) in sent {
+        send_with(&peer, &message(id, &vec![7; length]), count);
     }
-    assert_eq!(patience.now, Duration::ZERO);
-    patience.learn(Duration::from_micros(70));
-    assert_eq!(patience.now, most);
-    let mut none = Patience::NONE;
-    none.learn(Duration::from_micros(1));
-    assert_eq!(none.now, Duration::ZERO);
+    for (id, length, count) in sent {
+        ours.receive(MOST, 32).unwrap();
+        assert_eq!((ours.frame().header.id, ours.frame().body.len(), ours.fds()), (id, length, count));
+    }
+    drop(peer);
+    assert!(matches!(ours.receive(MOST, 32), Err(Broken::End)));
 }

@@ -4,4 +4,5 @@
 
 mod hostile;
 mod talk;
+mod their_crate;
 mod toy;

@@ -1,0 +1,120 @@
+//! The memory that a vfio-user server is lent.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use egm_address::{Io, Iova, Span};
+use egm_vfio_wire::client::CallError;
+use egm_vfio_wire::message::{DmaMap, DmaUnmap, Limits as WireLimits};
+
+use super::Link;
+use crate::dma::{Access, DmaError, Domain, Limits};
+use crate::memory::{Behind, HostMemory};
+
+/// The address space of one vfio-user device. Memory is lent as a file; what has none cannot be lent.
+pub struct UserDomain {
+    link: Arc<Link>,
+    limits: WireLimits,
+    /// What is lent, by its first address. Held across a call, so that two maps do not both find room.
+    lent: Mutex<BTreeMap<Iova, Lent>>,
+}
+
+struct Lent {
+    span: Span<Io>,
+    _memory: Arc<dyn HostMemory>,
+}
+
+impl UserDomain {
+    pub(super) fn new(link: Arc<Link>, limits: WireLimits) -> Self {
+        Self { link, limits, lent: Mutex::default() }
+    }
+
+    fn lent(&self) -> MutexGuard<'_, BTreeMap<Iova, Lent>> {
+        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Smallest page that the server takes; 4 KiB when it says nothing that makes sense.
+    fn page(&self) -> u64 {
+        let smallest = self.limits.page_sizes.trailing_zeros();
+        1_u64.checked_shl(smallest).filter(|page| *page >= 0x1000).unwrap_or(0x1000)
+    }
+}
+
+/// The file of `memory` from `offset` on.
+fn file(memory: &dyn HostMemory, offset: u64) -> Option<(BorrowedFd<'_>, u64)> {
+    let (file, first) = match memory.behind() {
+        Behind::File { file, offset } => (file, offset),
+        Behind::Bar { dma_buf } => dma_buf?,
+        Behind::Invisible | Behind::Pages => return None,
+    };
+    Some((file, first.checked_add(offset)?))
+}
+
+fn refused(iova: Span<Io>, what: &'static str, error: CallError) -> DmaError {
+    let source = match error {
+        CallError::Refused { source, .. } => source,
+        other => io::Error::other(other),
+    };
+    DmaError::Refused { iova: iova.start(), size: iova.size(), what, source }
+}
+
+impl Domain for UserDomain {
+    fn limits(&self) -> Limits {
+        let left = self.limits.maps.saturating_sub(u64::try_from(self.lent().len()).unwrap_or(u64::MAX));
+        let mappings = Some(u32::try_from(left).unwrap_or(u32::MAX));
+        Limits { ranges: Vec::new(), page_size: self.page(), mappings }
+    }
+
+    fn map(
+        &self,
+        iova: Span<Io>,
+        memory: &Arc<dyn HostMemory>,
+        offset: u64,
+        access: Access,
+    ) -> Result<(), DmaError> {
+        let (first, size) = (iova.start(), iova.size());
+        let no_way = |rule| DmaError::NoWay { iova: first, size, rule };
+        let end = offset.checked_add(size);
+        if end.is_none_or(|end| end > memory.size()) {
+            return Err(no_way("it ends beyond the memory that is lent"));
+        }
+        if !first.is_aligned(self.page()) || !size.is_multiple_of(self.page()) {
+            return Err(no_way("the vfio-user server takes whole pages of its own size only"));
+        }
+        let (file, offset) = file(memory.as_ref(), offset)
+            .ok_or_else(|| no_way("a vfio-user server is lent memory as a file, and this has none"))?;
+        let mut lent = self.lent();
+        let before = lent.range(..=iova.last()).next_back();
+        if before.is_some_and(|(_, lent)| lent.span.overlaps(iova)) {
+            let source = io::ErrorKind::AlreadyExists.into();
+            return Err(DmaError::Refused { iova: first, size, what: "lend it twice", source });
+        }
+        if u64::try_from(lent.len()).is_ok_and(|count| count >= self.limits.maps) {
+            return Err(no_way("the vfio-user server takes no more pieces of memory"));
+        }
+        let write = access == Access::ReadWrite;
+        let map = DmaMap { read: true, write, offset, address: first.get(), size };
+        self.link
+            .call(|client| client.dma_map(map, Some(file)))
+            .map_err(|error| refused(iova, "lend it to the vfio-user server", error))?;
+        lent.insert(first, Lent { span: iova, _memory: Arc::clone(memory) });
+        Ok(())
+    }
+
+    fn unmap(&self, iova: Span<Io>) -> Result<(), DmaError> {
+        let mut lent = self.lent();
+        if lent.get(&iova.start()).is_none_or(|known| known.span != iova) {
+            let rule = "it was not lent as this piece";
+            return Err(DmaError::NoWay { iova: iova.start(), size: iova.size(), rule });
+        }
+        let unmap = DmaUnmap::Window { address: iova.start().get(), size: iova.size() };
+        let answer = self.link.call(|client| client.dma_unmap(unmap));
+        // A server that is lost has nothing to give back any more; one that refuses still has it.
+        if !matches!(answer, Err(CallError::Refused { .. })) {
+            lent.remove(&iova.start());
+        }
+        answer.map_err(|error| refused(iova, "take it back from the vfio-user server", error))
+    }
+}

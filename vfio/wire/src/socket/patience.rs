@@ -1,0 +1,87 @@
+//! Whether to look for a message or to sleep for it.
+
+use std::time::Duration;
+
+/// How long to look for a message before going to sleep for it.
+///
+/// To sleep and be woken costs tens of microseconds, so whoever expects an answer at once looks again and again for a
+/// short while. Where that was in vain (nobody is there, or the peer needs the processor that we keep busy) we sleep at
+/// once, for twice as many quick answers as the last time, before we try again: a quiet connection costs nothing, and a
+/// machine without a processor to spare next to nothing.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience {
+    most: Duration,
+    /// Quick answers to sleep for before the next look.
+    left: u32,
+    /// What `left` begins with.
+    rest: u32,
+}
+
+/// Most quick answers that are slept for.
+const LONGEST_REST: u32 = 1024;
+
+impl Patience {
+    /// Sleeps at once.
+    pub const NONE: Self = Self::of(Duration::ZERO);
+
+    /// Looks for `most` at longest: 50 µs is several times what a peer takes that is awake.
+    #[must_use]
+    pub const fn of(most: Duration) -> Self {
+        Self { most, left: 0, rest: 1 }
+    }
+
+    /// How long to look.
+    pub(super) fn longest(&self) -> Duration {
+        self.most
+    }
+
+    /// Whether to look now.
+    pub(super) fn looks(&self) -> bool {
+        self.left == 0 && !self.most.is_zero()
+    }
+
+    /// Looked, and whether a message came meanwhile.
+    pub(super) fn looked(&mut self, came: bool) {
+        if came {
+            self.rest = (self.rest >> 1).max(1);
+        } else {
+            self.left = self.rest;
+            self.rest = self.rest.saturating_mul(2).min(LONGEST_REST);
+        }
+    }
+
+    /// Slept, and for how long.
+    pub(super) fn slept(&mut self, waited: Duration) {
+        if waited <= self.most {
+            self.left = self.left.saturating_sub(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_ends_where_it_was_in_vain_and_is_tried_again_after_quick_answers() {
+        let most = Duration::from_micros(50);
+        let (quick, slow) = (Duration::from_micros(20), Duration::from_millis(3));
+        let mut patience = Patience::of(most);
+        // How many quick answers it takes until it looks again, when each look is in vain.
+        let rests = |patience: &mut Patience| {
+            patience.looked(false);
+            patience.slept(slow);
+            (1..).find(|_| {
+                patience.slept(quick);
+                patience.looks()
+            })
+        };
+        let rests: Vec<_> = (0..12).map(|_| rests(&mut patience).unwrap()).collect();
+        assert_eq!(rests, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1024]);
+        // Looks that pay make it bold again.
+        (0..10).for_each(|_| patience.looked(true));
+        patience.looked(false);
+        patience.slept(quick);
+        assert!(patience.looks() && !Patience::NONE.looks());
+    }
+}
