@@ -8,25 +8,33 @@
 //!  Facts ─┤   regions   which region of the host an EGM slice comes from, and where in it
 //!         │   space     which guest physical addresses may be used at all
 //!         │   memory    RAM and EGM slices in that space, and the memory behind them
-//!         │   pci       functions, their BARs, windows, root ports
+//!         │   pci       what devices need of PCI, windows
+//!         │   blocks    BARs and devices as one range for a bridge
+//!         │   tree      root ports, switches, bus numbers
+//!         │   passed    host functions: fixed BARs, interface of the kernel, groups
+//!         │   cliques   which GPUs are told that they reach each other
 //!         │   nodes     NUMA nodes, distances
 //!         └─► host      does the host have what was planned
 //! ```
 
+mod blocks;
+mod cliques;
 mod cpus;
 mod error;
 mod host;
 mod memory;
 mod nodes;
+mod passed;
 mod pci;
 mod regions;
 mod render;
 mod space;
 #[cfg(test)]
 mod tests;
+mod tree;
 mod types;
 
-pub use error::PlanError;
+pub use error::{PlaceRule, PlanError};
 pub(crate) use memory::huge_alignment;
 pub use pci::VIRTIO_BAR_SIZE;
 pub use regions::NoPlace;
@@ -54,8 +62,14 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
     let (mut backings, memory) = memory::plan(spec, &sources, &mut space)?;
     host::check_backings(&backings, facts)?;
     host::find_small_pages(&mut backings, facts);
-    let windows = pci::windows(spec, &wanted, &mut space)?;
-    let pci = pci::functions(&wanted, &windows, &space)?;
+    let slots = tree::slots(spec, &wanted)?;
+    let (low, high) = (pci::Blocks::new(&wanted, &slots, false)?, pci::Blocks::new(&wanted, &slots, true)?);
+    let windows = pci::windows(spec, &high, tree::buses(&slots), &mut space)?;
+    let low = pci::place(&low, Some(windows.memory32), &space)?;
+    let high = pci::place(&high, windows.memory64, &space)?;
+    let decided = passed::decide(spec, facts, &wanted, &backings)?;
+    let pci = tree::functions(&wanted, &slots, (&low, &high), &decided.functions)?;
+    let lost = sources.into_iter().filter_map(|source| source.lost);
     Ok(Plan {
         version: PLAN_VERSION,
         name: spec.name.clone(),
@@ -67,12 +81,12 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
         vcpus,
         windows: space.windows(&windows),
         pci,
-        passthrough: None,
+        passthrough: decided.passthrough,
         nodes: nodes::plan(spec, &memory),
         distances: nodes::distances(spec),
         backings,
         memory,
-        notes: sources.into_iter().filter_map(|source| source.lost).collect(),
+        notes: lost.chain(decided.notes).collect(),
         lines: layout.lines.iter().map(|&(owner, gsi)| LinePlan { gsi, owner: owner.to_owned() }).collect(),
         ports: layout
             .ports

@@ -1,38 +1,36 @@
-//! PCI functions, their BARs, and the windows that hold them.
+//! What the devices need of PCI, and the windows that hold it.
 //!
-//! ```text
-//!  00:00.0 host bridge
-//!  00:01.0 root port ── 01:00.0 first device that asks for a port
-//!  00:02.0 root port ── 02:00.0 second
-//!  00:03.0 first device that does not, …
-//! ```
-//! The BARs of one device are placed as one block, largest first: all of them are powers of two, so nothing is lost
-//! between them, and the block is what a root port forwards.
+//! A device's BARs are one block in each window, and so are the devices of a switch ([`blocks`](super::blocks)): the block
+//! is what the bridge above forwards. [`tree`](super::tree) says who is behind which bridge.
 
-use egm_address::{ByteSize, Gpa, Guest, PciAddress, PlaceError, Placer, Request, Span, SpanSet, align_up};
-use egm_vfio::host::{HostBar, HostBarKind};
+use egm_address::{
+    ByteSize, Gpa, Guest, PciAddress, PlaceError, Placer, Request, Span, SpanSet, align_down, align_up,
+};
+use egm_vfio::host::{HostBar, HostBarKind, HostFunction};
 
 use crate::config::{Device, DeviceKind, Spec};
 use crate::facts::Facts;
+use crate::plan::blocks::{Block, Item, PackError, pack};
 use crate::plan::space::Space;
-use crate::plan::{BarKind, BarPlan, BridgePlan, FunctionPlan, FunctionRole, PlanError};
+use crate::plan::tree::Slot;
+use crate::plan::{BarKind, BarPlan, PlaceRule, PlanError, passed};
 
 /// Size of BAR 0 of a virtio function, its only one: configuration structures, then the MSI-X table and its pending
 /// bits. What lies where inside is the function's own affair.
 pub const VIRTIO_BAR_SIZE: u64 = 0x8000;
 
 /// Least window of a bridge and its unit (PCI-to-PCI Bridge 1.2, 3.2.5.8).
-const BRIDGE_UNIT: u64 = 1 << 20;
+pub(super) const BRIDGE_UNIT: u64 = 1 << 20;
 /// A BAR never shares a host page with another: it can then be mapped into the guest.
-const PAGE: u64 = 4 << 10;
+pub(super) const PAGE: u64 = 4 << 10;
 /// Least size of a memory BAR (PCI Express Base 7.5.1.2.1).
 const LEAST_BAR: u64 = 16;
 /// Configuration space of a bus (PCI Express Base 7.2.2).
 const BUS_CONFIGURATION: u64 = 1 << 20;
 /// What the 64-bit window has when neither BARs nor the configuration ask for more: room for hot-plug.
 const LEAST_WINDOW64: u64 = 64 << 30;
-/// Places on a bus.
-const BUS_PLACES: usize = 32;
+/// A window around BARs at fixed addresses begins and ends at multiples of this.
+const FIXED_UNIT: u64 = 1 << 30;
 
 /// Where PCI memory and configuration space are.
 pub(super) struct Windows {
@@ -43,16 +41,20 @@ pub(super) struct Windows {
 
 /// A device of the configuration and what it needs.
 pub(super) struct Wanted<'a> {
-    device: &'a Device,
-    bars: Vec<WantedBar>,
-    msix_vectors: u16,
+    pub(super) device: &'a Device,
+    /// The host function that it is.
+    pub(super) host: Option<&'a HostFunction>,
+    pub(super) bars: Vec<WantedBar>,
+    pub(super) msix_vectors: u16,
 }
 
 #[derive(Clone, Copy)]
-struct WantedBar {
-    index: u8,
-    kind: BarKind,
-    size: u64,
+pub(super) struct WantedBar {
+    pub(super) index: u8,
+    pub(super) kind: BarKind,
+    pub(super) size: u64,
+    /// Where the configuration wants it.
+    pub(super) at: Option<Gpa>,
 }
 
 impl BarKind {
@@ -68,7 +70,7 @@ impl BarKind {
 }
 
 /// What each device needs, in the order of the configuration.
-pub(super) fn wanted<'a>(spec: &'a Spec, facts: &Facts) -> Result<Vec<Wanted<'a>>, PlanError> {
+pub(super) fn wanted<'a>(spec: &'a Spec, facts: &'a Facts) -> Result<Vec<Wanted<'a>>, PlanError> {
     let mut passed: Vec<(PciAddress, &str)> = Vec::new();
     for device in &spec.devices {
         let DeviceKind::Vfio { function, .. } = device.kind else { continue };
@@ -81,10 +83,16 @@ pub(super) fn wanted<'a>(spec: &'a Spec, facts: &Facts) -> Result<Vec<Wanted<'a>
     spec.devices.iter().map(|device| wanted_by(device, facts)).collect()
 }
 
-fn wanted_by<'a>(device: &'a Device, facts: &Facts) -> Result<Wanted<'a>, PlanError> {
+fn wanted_by<'a>(device: &'a Device, facts: &'a Facts) -> Result<Wanted<'a>, PlanError> {
     let virtio = |queues: u16| Wanted {
         device,
-        bars: vec![WantedBar { index: 0, kind: BarKind::Memory64Prefetchable, size: VIRTIO_BAR_SIZE }],
+        host: None,
+        bars: vec![WantedBar {
+            index: 0,
+            kind: BarKind::Memory64Prefetchable,
+            size: VIRTIO_BAR_SIZE,
+            at: None,
+        }],
         msix_vectors: queues.saturating_add(1), // one for configuration changes
     };
     match &device.kind {
@@ -93,21 +101,20 @@ fn wanted_by<'a>(device: &'a Device, facts: &Facts) -> Result<Wanted<'a>, PlanEr
             Ok(virtio(queue_pairs.saturating_mul(2).saturating_add(1)))
         }
         DeviceKind::VirtioVsock { .. } => Ok(virtio(3)),
-        DeviceKind::Vfio { function, .. } => {
+        DeviceKind::Vfio { function, bars: places, .. } => {
             let host = facts.functions.iter().find(|host| host.address == *function);
             let unknown = || PlanError::UnknownFunction { device: device.id.clone(), function: *function };
             let host = host.ok_or_else(unknown)?;
-            Ok(Wanted {
-                device,
-                bars: bars(device, &host.bars)?,
-                msix_vectors: host.msix_vectors.unwrap_or(0),
-            })
+            let mut bars = bars(device, &host.bars)?;
+            passed::fix(device, places, &host.bars, &mut bars)?;
+            Ok(Wanted { device, host: Some(host), bars, msix_vectors: host.msix_vectors.unwrap_or(0) })
         }
         DeviceKind::VfioUser { socket } => {
             let server = facts.servers.iter().find(|server| server.socket == *socket);
             let unknown = || PlanError::UnknownServer { device: device.id.clone(), socket: socket.clone() };
             let server = server.ok_or_else(unknown)?;
-            Ok(Wanted { device, bars: bars(device, &server.bars)?, msix_vectors: server.msix_vectors })
+            let bars = bars(device, &server.bars)?;
+            Ok(Wanted { device, host: None, bars, msix_vectors: server.msix_vectors })
         }
     }
 }
@@ -135,63 +142,149 @@ fn bars(device: &Device, host: &[HostBar]) -> Result<Vec<WantedBar>, PlanError> 
         taken.fill(true);
         let power = size.max(LEAST_BAR).checked_next_power_of_two();
         let size = power.ok_or_else(|| wrong("it has no next power of two in 64 bits"))?;
-        out.push(WantedBar { index, kind, size });
+        out.push(WantedBar { index, kind, size, at: None });
     }
     Ok(out)
 }
 
-/// The BARs of one device in one window, as one block.
-struct Block {
-    /// Each BAR and its offset in the block.
-    bars: Vec<(WantedBar, u64)>,
-    size: u64,
-    align: u64,
+/// What one slot of bus 0 needs in one window: a block of devices, each a block of BARs by index.
+pub(super) struct SlotBlock {
+    block: Block,
+    devices: Vec<(usize, Block)>,
 }
 
-impl Wanted<'_> {
-    /// `None` when the device has no BAR there.
-    fn block(&self, high: bool) -> Result<Option<Block>, PlanError> {
-        let mut bars: Vec<WantedBar> =
-            self.bars.iter().copied().filter(|b| b.kind.is_high() == high).collect();
-        bars.sort_by_key(|bar| (std::cmp::Reverse(bar.size), bar.index));
-        let Some(largest) = bars.first().copied() else { return Ok(None) };
-        let unit = if self.device.root_port { BRIDGE_UNIT } else { PAGE };
-        let too_large = || PlanError::Bar {
-            device: self.device.id.clone(),
-            index: largest.index,
-            size: largest.size,
-            why: "the device's BARs together exceed 64 bits",
-        };
-        let mut block = Block { bars: Vec::new(), size: 0, align: largest.size.max(unit) };
-        for bar in bars {
-            block.bars.push((bar, block.size));
-            block.size = block.size.checked_add(bar.size.max(PAGE)).ok_or_else(too_large)?;
+/// The blocks of all slots in one window; `None` for a slot without BARs there.
+pub(super) struct Blocks<'a> {
+    wanted: &'a [Wanted<'a>],
+    high: bool,
+    slots: Vec<Option<SlotBlock>>,
+}
+
+impl<'a> Blocks<'a> {
+    pub(super) fn new(wanted: &'a [Wanted<'a>], slots: &[Slot], high: bool) -> Result<Self, PlanError> {
+        let slots = slots.iter().map(|slot| slot_block(wanted, slot, high)).collect::<Result<_, _>>()?;
+        Ok(Self { wanted, high, slots })
+    }
+
+    fn items(&self) -> impl Iterator<Item = Item> {
+        let blocks = self.slots.iter().enumerate();
+        blocks.filter_map(|(slot, block)| block.as_ref().map(|block| block.block.item(slot)))
+    }
+
+    /// Spans of slots that must be somewhere.
+    fn fixed(&self) -> Result<Vec<(usize, Span<Guest>)>, PlanError> {
+        let span = |item: Item| Some((item.tag, Span::new(Gpa::new(item.at?), item.size)));
+        let spans = self.items().filter_map(span);
+        spans
+            .map(|(slot, span)| Ok((slot, span.map_err(|_| PlanError::Internal("a fixed block wraps"))?)))
+            .collect()
+    }
+
+    fn requests(&self) -> Vec<Request<usize>> {
+        let free = self.items().filter(|item| item.at.is_none());
+        free.map(|item| Request { tag: item.tag, size: item.size, align: item.align }).collect()
+    }
+
+    /// Bytes from the start of a window to the end of its last block, were the window large enough and nothing fixed.
+    fn needed(&self) -> Result<u64, PlanError> {
+        let whole = Span::new(Gpa::new(0), u64::MAX).into_iter().collect();
+        let placed = Placer::new(&whole, &SpanSet::default()).place_all(self.requests());
+        let placed = placed.map_err(|error| self.no_place(error, &whole, None))?;
+        Ok(placed.iter().map(|placement| placement.span.end().get()).max().unwrap_or(0))
+    }
+
+    /// First device of a slot, for messages.
+    fn device(&self, slot: usize) -> String {
+        let block = self.slots.get(slot).and_then(Option::as_ref);
+        let first = block.and_then(|block| block.devices.first());
+        let wanted = first.and_then(|(device, _)| self.wanted.get(*device));
+        wanted.map_or_else(String::new, |wanted| wanted.device.id.clone())
+    }
+
+    fn no_place(
+        &self,
+        error: PlaceError<usize>,
+        spans: &SpanSet<Guest>,
+        suggested: Option<ByteSize>,
+    ) -> PlanError {
+        let PlaceError { tag, size, align, largest, short_by } = error;
+        match spans.iter().next() {
+            Some(span) => PlanError::Window {
+                device: self.device(tag),
+                window: if self.high { "64-bit" } else { "32-bit" },
+                span,
+                source: PlaceError { tag: (), size, align, largest, short_by },
+                suggested,
+            },
+            None => PlanError::Internal("a device needs a window that was not placed"),
         }
-        block.size = align_up(block.size, unit).ok_or_else(too_large)?;
-        Ok(Some(block))
-    }
-
-    fn request(&self, tag: usize, high: bool) -> Result<Option<Request<usize>>, PlanError> {
-        Ok(self.block(high)?.map(|block| Request { tag, size: block.size, align: block.align }))
     }
 }
 
-fn requests(wanted: &[Wanted<'_>], high: bool) -> Result<Vec<Request<usize>>, PlanError> {
-    wanted.iter().enumerate().filter_map(|(i, w)| w.request(i, high).transpose()).collect()
+fn slot_block(wanted: &[Wanted<'_>], slot: &Slot, high: bool) -> Result<Option<SlotBlock>, PlanError> {
+    let unit = if slot.is_behind_port() { BRIDGE_UNIT } else { PAGE };
+    let mut devices = Vec::new();
+    for &member in slot.members() {
+        let Some(one) = wanted.get(member) else { continue };
+        let bars: Vec<Item> =
+            one.bars.iter().filter(|bar| bar.kind.is_high() == high).map(bar_item).collect();
+        let block = pack(&bars, unit).map_err(|error| bar_error(one, &error))?;
+        devices.extend(block.map(|block| (member, block)));
+    }
+    let items: Vec<Item> = devices.iter().map(|(member, block)| block.item(*member)).collect();
+    let block = pack(&items, unit).map_err(|error| device_error(wanted, &error))?;
+    Ok(block.map(|block| SlotBlock { block, devices }))
 }
 
-/// Bytes from the start of a window to the end of its last block, were the window large enough.
-fn needed64(wanted: &[Wanted<'_>]) -> Result<u64, PlanError> {
-    let whole = Span::new(Gpa::new(0), u64::MAX).into_iter().collect();
-    let placed = Placer::new(&whole, &SpanSet::default()).place_all(requests(wanted, true)?);
-    let placed = placed.map_err(|error| no_place(wanted, error, "64-bit", &whole, None))?;
-    Ok(placed.iter().map(|placement| placement.span.end().get()).max().unwrap_or(0))
+fn bar_item(bar: &WantedBar) -> Item {
+    let size = bar.size.max(PAGE);
+    Item { tag: bar.index.into(), size, align: size, at: bar.at.map(Gpa::get) }
+}
+
+fn bar_error(wanted: &Wanted<'_>, error: &PackError) -> PlanError {
+    let (PackError::TooLarge(tag) | PackError::Overlap(tag, _)) = *error;
+    let Some(bar) = wanted.bars.iter().find(|bar| usize::from(bar.index) == tag) else {
+        return PlanError::Internal("a block has a BAR that the device lacks");
+    };
+    let why = match error {
+        PackError::TooLarge(_) => "the device's BARs together exceed 64 bits",
+        PackError::Overlap(..) => "another BAR of the device is fixed at the same addresses",
+    };
+    PlanError::Bar { device: wanted.device.id.clone(), index: bar.index, size: bar.size, why }
+}
+
+fn device_error(wanted: &[Wanted<'_>], error: &PackError) -> PlanError {
+    let (PackError::TooLarge(tag) | PackError::Overlap(tag, _)) = *error;
+    let other = match error {
+        PackError::TooLarge(_) => None,
+        PackError::Overlap(_, other) => wanted.get(*other),
+    };
+    match (wanted.get(tag), other) {
+        (Some(one), Some(other)) => passed::shared(one, &other.device.id),
+        (Some(one), None) => bar_error(one, &PackError::TooLarge(0)),
+        _ => PlanError::Internal("a block has a device that the machine lacks"),
+    }
 }
 
 /// Chooses the windows; the 64-bit one has room for a quarter more than the BARs, and shrinks where that does not fit.
-pub(super) fn windows(spec: &Spec, wanted: &[Wanted<'_>], space: &mut Space) -> Result<Windows, PlanError> {
-    let ecam = configuration_space(wanted, space)?;
-    let needed = needed64(wanted)?;
+pub(super) fn windows(
+    spec: &Spec,
+    high: &Blocks<'_>,
+    buses: usize,
+    space: &mut Space,
+) -> Result<Windows, PlanError> {
+    let ecam = configuration_space(high.wanted.len(), buses, space)?;
+    let fixed = high.fixed()?;
+    let memory64 = if fixed.is_empty() {
+        free_window(spec, high, space)?
+    } else {
+        Some(around(spec, high, &fixed, space)?)
+    };
+    Ok(Windows { memory32: space.layout.pci32, memory64, ecam })
+}
+
+fn free_window(spec: &Spec, high: &Blocks<'_>, space: &mut Space) -> Result<Option<Span<Guest>>, PlanError> {
+    let needed = high.needed()?;
     let least = needed.max(BRIDGE_UNIT).checked_next_power_of_two().unwrap_or(u64::MAX);
     let mut size = match spec.pcie.window64 {
         Some(size) => size.get(),
@@ -211,21 +304,53 @@ pub(super) fn windows(spec: &Spec, wanted: &[Wanted<'_>], space: &mut Space) -> 
         let (size, limit, bits) = (ByteSize::new(size), space.limit, space.bits);
         return Err(PlanError::Window64 { size, from, limit, bits, configured });
     }
-    Ok(Windows { memory32: space.layout.pci32, memory64, ecam })
+    Ok(memory64)
+}
+
+/// A window around blocks that must be somewhere, with room for the others behind them, or else before.
+fn around(
+    spec: &Spec,
+    high: &Blocks<'_>,
+    fixed: &[(usize, Span<Guest>)],
+    space: &Space,
+) -> Result<Span<Guest>, PlanError> {
+    passed::check_fixed(high.wanted, space)?;
+    let lowest = fixed.iter().map(|(_, span)| span.start().get()).min().unwrap_or(0);
+    let highest = fixed.iter().map(|(_, span)| span.end().get()).max().unwrap_or(0);
+    let needed = high.needed()?;
+    let start = align_down(lowest, FIXED_UNIT).max(space.top.get());
+    let spare = if needed > 0 { with_spare(needed) } else { 0 };
+    let end = match spec.pcie.window64 {
+        Some(size) => start.checked_add(size.get()),
+        None => align_up(highest, FIXED_UNIT).map(|end| end.saturating_add(spare)),
+    };
+    let end = end.unwrap_or(u64::MAX).min(space.limit);
+    let window = |start: u64| Span::between(Gpa::new(start), Gpa::new(end.max(start)));
+    let holds = |window: &Span<Guest>| {
+        let taken = fixed.iter().map(|(_, span)| *span).chain(space.blocked().iter()).collect();
+        Placer::new(&SpanSet::from_iter([*window]), &taken).place_all(high.requests()).is_ok()
+    };
+    if end < highest {
+        let (from, limit, bits) = (Gpa::new(start), space.limit, space.bits);
+        let (size, configured) = (ByteSize::new(highest.saturating_sub(start)), spec.pcie.window64.is_some());
+        return Err(PlanError::Window64 { size, from, limit, bits, configured });
+    }
+    let near = window(start).filter(holds);
+    let all = || align_up(space.top.get(), BRIDGE_UNIT).and_then(window);
+    near.or_else(all).ok_or(PlanError::Internal("a window around BARs is empty"))
 }
 
 /// No larger than the buses need: Linux looks for a host bridge at every place of each bus that the window has, and each
 /// look leaves the guest twice (`pcibios_fixup_peer_bridges`; 16,000 exits, a quarter of all until init).
-fn configuration_space(wanted: &[Wanted<'_>], space: &mut Space) -> Result<Span<Guest>, PlanError> {
-    let ports = wanted.iter().filter(|wanted| wanted.device.root_port).count();
-    let buses = u64::try_from(ports.saturating_add(1)).unwrap_or(u64::MAX);
+fn configuration_space(devices: usize, buses: usize, space: &mut Space) -> Result<Span<Guest>, PlanError> {
+    let buses = u64::try_from(buses).unwrap_or(u64::MAX);
     let size = buses.checked_next_power_of_two().and_then(|buses| buses.checked_mul(BUS_CONFIGURATION));
     let size = size.ok_or(PlanError::Internal("there are more buses than numbers"))?;
     match space.layout.ecam {
         Some(most) if size <= most.size() => {
             Span::new(most.start(), size).map_err(|_| PlanError::Internal("configuration space has no place"))
         }
-        Some(_) => Err(PlanError::Bus0 { devices: wanted.len(), max: BUS_PLACES - 1 }),
+        Some(most) => Err(PlanError::Buses { devices, buses, max: most.size() / BUS_CONFIGURATION }),
         None => space.place_at_top(size, size).ok_or_else(|| PlanError::AddressSpace {
             what: "PCI configuration space".to_owned(),
             limit: space.limit,
@@ -241,101 +366,83 @@ fn with_spare(needed: u64) -> u64 {
     roomy.unwrap_or(1 << 63).max(LEAST_WINDOW64)
 }
 
-/// Every function, by address.
-pub(super) fn functions(
-    wanted: &[Wanted<'_>],
-    windows: &Windows,
-    space: &Space,
-) -> Result<Vec<FunctionPlan>, PlanError> {
-    if wanted.len() >= BUS_PLACES {
-        return Err(PlanError::Bus0 { devices: wanted.len(), max: BUS_PLACES - 1 });
-    }
-    let low = Some(windows.memory32);
-    let low = place(wanted, low, false, space)?;
-    let high = place(wanted, windows.memory64, true, space)?;
-    let mut all = vec![function(0, 0, FunctionRole::HostBridge)?];
-    let (behind, direct): (Vec<usize>, Vec<usize>) =
-        (0..wanted.len()).partition(|&i| wanted.get(i).is_some_and(|w| w.device.root_port));
-    for (slot, i) in (1u8..).zip(behind.iter().chain(&direct)) {
-        let (Some(wanted), Some(low), Some(high)) = (wanted.get(*i), low.get(*i), high.get(*i)) else {
-            return Err(PlanError::Internal("a device has no placement"));
-        };
-        let role = FunctionRole::Endpoint { device: wanted.device.clone(), passed: None };
-        let bus = if wanted.device.root_port { slot } else { 0 };
-        if wanted.device.root_port {
-            let (window32, window64) = (low.window, high.window);
-            let bridge = BridgePlan { secondary: slot, subordinate: slot, window32, window64 };
-            let port = FunctionRole::RootPort { slot: slot.into(), bridge };
-            all.push(function(0, slot, port)?);
-        }
-        let mut endpoint = function(bus, if bus == 0 { slot } else { 0 }, role)?;
-        endpoint.bars = low.bars.iter().chain(&high.bars).cloned().collect();
-        endpoint.bars.sort_by_key(|bar| bar.index);
-        endpoint.msix_vectors = wanted.msix_vectors;
-        all.push(endpoint);
-    }
-    all.sort_by_key(|function| function.address);
-    Ok(all)
-}
-
-fn function(bus: u8, device: u8, role: FunctionRole) -> Result<FunctionPlan, PlanError> {
-    let address = PciAddress::new(0, bus, device, 0);
-    let address = address.map_err(|_| PlanError::Internal("a bus has more than 32 places"))?;
-    Ok(FunctionPlan { address, role, bars: Vec::new(), msix_vectors: 0 })
-}
-
-/// What one device got in one window.
+/// What a device, or all of a slot, got in one window.
 #[derive(Default, Clone)]
-struct Placed {
-    window: Option<Span<Guest>>,
-    bars: Vec<BarPlan>,
+pub(super) struct Placed {
+    pub(super) window: Option<Span<Guest>>,
+    pub(super) bars: Vec<BarPlan>,
 }
 
-/// Places every device's BARs of one kind; the result has an entry for each device.
-fn place(
-    wanted: &[Wanted<'_>],
+/// What slots and devices got in one window, by index.
+pub(super) struct Places {
+    pub(super) slots: Vec<Option<Span<Guest>>>,
+    pub(super) devices: Vec<Placed>,
+}
+
+/// Places every slot's block.
+pub(super) fn place(
+    blocks: &Blocks<'_>,
     window: Option<Span<Guest>>,
-    high: bool,
     space: &Space,
-) -> Result<Vec<Placed>, PlanError> {
-    let mut out = vec![Placed::default(); wanted.len()];
+) -> Result<Places, PlanError> {
     let window: SpanSet<Guest> = window.into_iter().collect();
-    let suggested = if high { Some(ByteSize::new(with_spare(needed64(wanted)?))) } else { None };
-    let name = if high { "64-bit" } else { "32-bit" };
-    let placed = Placer::new(&window, &space.blocked()).place_all(requests(wanted, high)?);
-    for placement in placed.map_err(|error| no_place(wanted, error, name, &window, suggested))? {
-        let (Some(slot), Some(wanted)) = (out.get_mut(placement.tag), wanted.get(placement.tag)) else {
-            return Err(PlanError::Internal("a placement is of no device"));
+    let suggested = if blocks.high { Some(ByteSize::new(with_spare(blocks.needed()?))) } else { None };
+    let mut spans = blocks.fixed()?;
+    spans.sort_by_key(|(_, span)| *span);
+    if let Some([a, b]) = spans.array_windows().find(|[a, b]| a.1.overlaps(b.1)) {
+        return Err(PlanError::Place {
+            device: blocks.device(a.0),
+            what: "its block of BARs".to_owned(),
+            span: a.1,
+            rule: PlaceRule::Shared(blocks.device(b.0)),
+        });
+    }
+    let taken = spans.iter().map(|(_, span)| *span).chain(space.blocked().iter()).collect();
+    let placed = Placer::new(&window, &taken).place_all(blocks.requests());
+    let placed = placed.map_err(|error| blocks.no_place(error, &window, suggested))?;
+    spans.extend(placed.into_iter().map(|placement| (placement.tag, placement.span)));
+    let mut out = Places {
+        slots: vec![None; blocks.slots.len()],
+        devices: vec![Placed::default(); blocks.wanted.len()],
+    };
+    for (slot, span) in spans {
+        let Some((block, place)) =
+            blocks.slots.get(slot).and_then(Option::as_ref).zip(out.slots.get_mut(slot))
+        else {
+            return Err(PlanError::Internal("a placement is of no slot"));
         };
-        let Some(block) = wanted.block(high)? else { continue };
-        slot.window = Some(placement.span);
-        for (bar, offset) in block.bars {
-            let start = placement.span.start().checked_add(offset);
-            let span = start.and_then(|start| Span::new(start, bar.size).ok());
-            let span = span.ok_or(PlanError::Internal("a BAR lies outside its block"))?;
-            slot.bars.push(BarPlan { index: bar.index, kind: bar.kind, span });
-        }
+        *place = Some(span);
+        place_devices(blocks, block, span, &mut out.devices)?;
     }
     Ok(out)
 }
 
-fn no_place(
-    wanted: &[Wanted<'_>],
-    error: PlaceError<usize>,
-    window: &'static str,
-    spans: &SpanSet<Guest>,
-    suggested: Option<ByteSize>,
-) -> PlanError {
-    let PlaceError { tag, size, align, largest, short_by } = error;
-    let device = wanted.get(tag).map_or_else(String::new, |wanted| wanted.device.id.clone());
-    match spans.iter().next() {
-        Some(span) => PlanError::Window {
-            device,
-            window,
-            span,
-            source: PlaceError { tag: (), size, align, largest, short_by },
-            suggested,
-        },
-        None => PlanError::Internal("a device needs a window that was not placed"),
+/// Tells the devices of one slot, which lies at `span`.
+fn place_devices(
+    blocks: &Blocks<'_>,
+    slot: &SlotBlock,
+    span: Span<Guest>,
+    out: &mut [Placed],
+) -> Result<(), PlanError> {
+    let at = |base: Gpa, offset: u64, size: u64| {
+        let span = base.checked_add(offset).and_then(|start| Span::new(start, size).ok());
+        span.ok_or(PlanError::Internal("a BAR lies outside its block"))
+    };
+    for (device, block) in &slot.devices {
+        let offset = slot.block.parts.iter().find(|(tag, _)| tag == device).map(|(_, offset)| *offset);
+        let (Some(offset), Some(wanted), Some(out)) =
+            (offset, blocks.wanted.get(*device), out.get_mut(*device))
+        else {
+            return Err(PlanError::Internal("a placement is of no device"));
+        };
+        let window = at(span.start(), offset, block.size)?;
+        out.window = Some(window);
+        for (index, offset) in &block.parts {
+            let bar = wanted.bars.iter().find(|bar| usize::from(bar.index) == *index);
+            let bar = bar.ok_or(PlanError::Internal("a placement is of no BAR"))?;
+            let span = at(window.start(), *offset, bar.size)?;
+            out.bars.push(BarPlan { index: bar.index, kind: bar.kind, span });
+        }
     }
+    Ok(())
 }

@@ -11,6 +11,7 @@ use crate::plan::{FunctionPlan, Plan};
 /// The plan as a whole page.
 pub fn html(plan: &Plan) -> String {
     let pinning = pairs("Pinning", &["vCPU", "host CPUs"], model::pinning(plan));
+    let passed = pairs("Host functions", &["what", "how"], model::passthrough(plan));
     let ports = pairs("Lines and ports", &["owner", "has"], model::lines_and_ports(plan));
     let colours = [("ram", "RAM"), ("egm", "EGM"), ("pci", "PCI"), ("system", "system"), ("free", "free")];
     let notes: String =
@@ -19,7 +20,7 @@ pub fn html(plan: &Plan) -> String {
         "{notes}<div class=\"columns\">\n\
          <section class=\"wide\">\n<h2>Guest physical memory</h2>\n{}\n<div class=\"scroll\">\n{}</div>\n\
          <p class=\"note\">Height grows with the logarithm of the size.</p>\n</section>\n\
-         <div>\n{}{}{}{}{pinning}{ports}</div>\n</div>\n{}",
+         <div>\n{}{passed}{}{}{}{pinning}{ports}</div>\n</div>\n{}",
         page::legend(&colours),
         map(plan),
         pci(plan),
@@ -77,27 +78,23 @@ fn memory(plan: &Plan) -> String {
 fn pci(plan: &Plan) -> String {
     let mut out =
         "<section>\n<h2>PCI</h2>\n<ul class=\"tree\"><li><code>0000:00:00.0</code> host bridge\n".to_owned();
-    let tree = model::tree(plan);
-    if !tree.is_empty() {
-        out.push_str("<ul>\n");
-        for (function, behind) in &tree {
-            out.push_str("<li>");
-            pci_function(plan, function, &mut out);
-            if !behind.is_empty() {
-                out.push_str("<ul>\n");
-                for function in behind {
-                    out.push_str("<li>");
-                    pci_function(plan, function, &mut out);
-                    out.push_str("</li>\n");
-                }
-                out.push_str("</ul>");
-            }
-            out.push_str("</li>\n");
-        }
-        out.push_str("</ul>");
-    }
+    branches(plan, &model::tree(plan), &mut out);
     out.push_str("</li></ul>\n</section>\n");
     out
+}
+
+fn branches(plan: &Plan, tree: &[model::Branch<'_>], out: &mut String) {
+    if tree.is_empty() {
+        return;
+    }
+    out.push_str("<ul>\n");
+    for branch in tree {
+        out.push_str("<li>");
+        pci_function(plan, branch.function, out);
+        branches(plan, &branch.behind, out);
+        out.push_str("</li>\n");
+    }
+    out.push_str("</ul>");
 }
 
 fn pci_function(plan: &Plan, function: &FunctionPlan, out: &mut String) {

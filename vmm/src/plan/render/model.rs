@@ -5,7 +5,8 @@ use egm_device::show::{Style, size};
 
 use crate::config::{DeviceKind, PageSize};
 use crate::plan::{
-    BackingPlan, BarKind, BarPlan, BridgePlan, FunctionPlan, FunctionRole, MemoryKind, Plan, WindowKind,
+    BackingPlan, BarKind, BarPlan, BridgePlan, FunctionPlan, FunctionRole, GroupPlan, Interface, MemoryKind,
+    PassedPlan, Plan, WindowKind,
 };
 
 /// What a range or a device is, which decides its colour.
@@ -212,17 +213,60 @@ pub(super) fn holdings(function: &FunctionPlan) -> Vec<(String, Option<Span<Gues
     if function.msix_vectors > 0 {
         all.push((count(function.msix_vectors.into(), "MSI-X vector"), None));
     }
+    if let FunctionRole::Endpoint { passed: Some(passed), .. } = &function.role {
+        all.push((decided(passed), None));
+    }
     all
 }
 
+/// A function and what is behind it.
+pub(super) struct Branch<'a> {
+    pub(super) function: &'a FunctionPlan,
+    pub(super) behind: Vec<Self>,
+}
+
 /// Functions on bus 0 but for the host bridge, each with what is behind it.
-pub(super) fn tree(plan: &Plan) -> Vec<(&FunctionPlan, Vec<&FunctionPlan>)> {
-    let behind = |port: &FunctionPlan| match port.role.bridge() {
-        Some(bridge) => plan.pci.iter().filter(|f| f.address.bus() == bridge.secondary).collect(),
-        None => Vec::new(),
+pub(super) fn tree(plan: &Plan) -> Vec<Branch<'_>> {
+    on_bus(plan, 0)
+}
+
+/// Buses behind a bridge are above its own, so this ends whatever a plan says.
+fn on_bus<'a>(plan: &'a Plan, bus: u8) -> Vec<Branch<'a>> {
+    let here = plan.pci.iter().filter(|f| f.address.bus() == bus && f.role != FunctionRole::HostBridge);
+    let branch = |function: &'a FunctionPlan| {
+        let bridge = function.role.bridge().filter(|bridge| bridge.secondary > bus);
+        Branch { function, behind: bridge.map_or_else(Vec::new, |bridge| on_bus(plan, bridge.secondary)) }
     };
-    let on_root = |f: &&FunctionPlan| f.address.bus() == 0 && f.role != FunctionRole::HostBridge;
-    plan.pci.iter().filter(on_root).map(|f| (f, behind(f))).collect()
+    here.map(branch).collect()
+}
+
+/// How host functions are opened, a line each.
+pub(super) fn passthrough(plan: &Plan) -> Vec<(String, String)> {
+    let Some(passed) = &plan.passthrough else { return Vec::new() };
+    let name = match passed.interface {
+        Interface::Legacy => "legacy",
+        Interface::Iommufd => "iommufd",
+    };
+    let mut rows = vec![
+        (name.to_owned(), passed.why.clone()),
+        ("pinned".to_owned(), format!("{}, counted against the memlock limit", size(passed.pinned))),
+    ];
+    let group = |group: &GroupPlan| {
+        let functions: Vec<String> = group.functions.iter().map(ToString::to_string).collect();
+        (format!("group {}", group.id), functions.join(", "))
+    };
+    rows.extend(passed.groups.iter().map(group));
+    rows
+}
+
+/// What is decided for a host function, in words.
+fn decided(passed: &PassedPlan) -> String {
+    let node = passed.node.map(|node| format!("near node {node}"));
+    let clique = passed.clique.map(|clique| format!("P2P clique {clique}"));
+    let p2p = (!passed.p2p).then(|| "BARs not reached by others".to_owned());
+    let group =
+        passed.group.map_or_else(|| "no IOMMU group".to_owned(), |group| format!("IOMMU group {group}"));
+    [Some(group), node, clique, p2p].into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
 /// Pinned vCPUs, neighbours with the same host CPUs together: `0-3`, `8-11`.

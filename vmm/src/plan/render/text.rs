@@ -32,6 +32,11 @@ pub fn text(plan: &Plan, colour: Colour) -> String {
     backings(plan).write(&mut out, colour);
     heading(&mut out, "PCI");
     pci(plan, colour, &mut out);
+    let passthrough = model::passthrough(plan);
+    if !passthrough.is_empty() {
+        heading(&mut out, "Host functions");
+        pairs(&["what", "how"], passthrough).write(&mut out, colour);
+    }
     heading(&mut out, "NUMA nodes");
     nodes(plan).write(&mut out, colour);
     heading(&mut out, "Distances");
@@ -70,18 +75,18 @@ fn backings(plan: &Plan) -> Table<'static> {
 
 fn pci(plan: &Plan, colour: Colour, out: &mut String) {
     let _ = writeln!(out, "  0000:00:00.0 host bridge");
-    let tree = model::tree(plan);
-    for (i, (function, behind)) in tree.iter().enumerate() {
+    branches(plan, &model::tree(plan), "  ", colour, out);
+}
+
+/// Functions of one bus and those behind them, each line after `indent`.
+fn branches(plan: &Plan, tree: &[model::Branch<'_>], indent: &str, colour: Colour, out: &mut String) {
+    for (i, branch) in tree.iter().enumerate() {
         let last = i.saturating_add(1) == tree.len();
-        let (branch, below) = if last { ("└─", "   ") } else { ("├─", "│  ") };
-        let held = if behind.is_empty() { "   " } else { "│  " };
-        pci_function(plan, function, colour, (&format!("  {branch} "), &format!("  {below}{held}")), out);
-        for (i, child) in behind.iter().enumerate() {
-            let last = i.saturating_add(1) == behind.len();
-            let (branch, more) = if last { ("└─", "   ") } else { ("├─", "│  ") };
-            let indents = (&*format!("  {below}{branch} "), &*format!("  {below}{more}   "));
-            pci_function(plan, child, colour, indents, out);
-        }
+        let (first, below) = if last { ("└─", "   ") } else { ("├─", "│  ") };
+        let held = if branch.behind.is_empty() { "   " } else { "│  " };
+        let indents = (&*format!("{indent}{first} "), &*format!("{indent}{below}{held}"));
+        pci_function(plan, branch.function, colour, indents, out);
+        branches(plan, &branch.behind, &format!("{indent}{below}"), colour, out);
     }
 }
 

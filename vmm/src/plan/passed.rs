@@ -1,0 +1,261 @@
+//! What the plan decides for host functions: where their fixed BARs lie, which interface of the kernel opens them, who
+//! reaches whom.
+
+use egm_address::{CpuSet, Gpa, Guest, Span};
+use egm_device::region::RegionKind;
+use egm_vfio::host::{HostBar, HostFunction};
+use egm_vfio::topology;
+
+use crate::config::{BarPlace, BarPlaces, Device, DeviceKind, FixedBar, Spec, VfioBackend};
+use crate::facts::Facts;
+use crate::plan::pci::{PAGE, Wanted, WantedBar};
+use crate::plan::space::Space;
+use crate::plan::{
+    BackingPlan, BarKind, GroupPlan, Interface, PassedPlan, PassthroughPlan, PlaceRule, PlanError, cliques,
+};
+
+/// First kernel whose iommufd takes BARs of other functions, as dma-bufs (71db84a092c3).
+const IOMMUFD_BARS: (u32, u32) = (6, 19);
+
+/// Tells `bars` where the configuration wants them.
+pub(super) fn fix(
+    device: &Device,
+    places: &BarPlaces,
+    host: &[HostBar],
+    bars: &mut [WantedBar],
+) -> Result<(), PlanError> {
+    let start = |index: u8| host.iter().find(|bar| bar.index == index).map_or(0, |bar| bar.start);
+    let high = |bar: &WantedBar| bar.kind == BarKind::Memory64Prefetchable;
+    let all: Vec<FixedBar> = match places {
+        BarPlaces::Guest => Vec::new(),
+        BarPlaces::Host => {
+            let high = bars.iter().filter(|bar| high(bar));
+            high.map(|bar| FixedBar { index: bar.index, place: BarPlace::Host }).collect()
+        }
+        BarPlaces::Each(places) => places.clone(),
+    };
+    for FixedBar { index, place } in all {
+        let wrong = |why| PlanError::FixedBar { device: device.id.clone(), index, why };
+        let bar = bars.iter_mut().find(|bar| bar.index == index);
+        let bar = bar.ok_or_else(|| wrong("the function has no such memory BAR"))?;
+        if !high(bar) {
+            return Err(wrong(
+                "it is not 64-bit prefetchable, and only such BARs have a window of their own",
+            ));
+        }
+        let at = match place {
+            BarPlace::At(at) => at,
+            BarPlace::Host if start(index) == 0 => return Err(wrong("the host gave it no address")),
+            BarPlace::Host => Gpa::new(start(index)),
+        };
+        if !at.is_aligned(bar.size.max(PAGE)) {
+            return Err(wrong("its address is not a multiple of its size"));
+        }
+        bar.at = Some(at);
+    }
+    Ok(())
+}
+
+/// Whether BARs at fixed addresses lie where BARs may be.
+pub(super) fn check_fixed(wanted: &[Wanted<'_>], space: &Space) -> Result<(), PlanError> {
+    for (device, bar, at) in fixed(wanted) {
+        let span = Span::<Guest>::new(at, bar.size.max(PAGE));
+        let beyond = || PlaceRule::Beyond { limit: space.limit, bits: space.bits };
+        let Ok(span) = span else {
+            return Err(PlanError::FixedBar {
+                device: device.id.clone(),
+                index: bar.index,
+                why: "it runs past the end of the 64-bit address space",
+            });
+        };
+        let rule = match space.blocked().iter().find(|blocked| blocked.overlaps(span)) {
+            _ if at < space.top => PlaceRule::Memory(space.top),
+            _ if span.end().get() > space.limit => beyond(),
+            Some(blocked) => PlaceRule::Reserved(blocked),
+            None => continue,
+        };
+        return Err(PlanError::Place { device: device.id.clone(), what: what(bar), span, rule });
+    }
+    Ok(())
+}
+
+fn what(bar: &WantedBar) -> String {
+    format!("BAR {}", bar.index)
+}
+
+fn fixed<'a>(wanted: &'a [Wanted<'_>]) -> impl Iterator<Item = (&'a Device, &'a WantedBar, Gpa)> {
+    let bars = wanted.iter().flat_map(|one| one.bars.iter().map(move |bar| (one.device, bar)));
+    bars.filter_map(|(device, bar)| Some((device, bar, bar.at?)))
+}
+
+/// The error for a device whose fixed BARs are where those of `other` are.
+pub(super) fn shared(one: &Wanted<'_>, other: &str) -> PlanError {
+    let first = fixed(std::slice::from_ref(one)).next();
+    let span = first.and_then(|(_, bar, at)| Some((bar, Span::new(at, bar.size).ok()?)));
+    match span {
+        Some((bar, span)) => PlanError::Place {
+            device: one.device.id.clone(),
+            what: what(bar),
+            span,
+            rule: PlaceRule::Shared(other.to_owned()),
+        },
+        None => PlanError::Internal("a device without fixed BARs overlaps another"),
+    }
+}
+
+/// What was decided, and what a person should know of it.
+pub(super) struct Decided {
+    /// By device.
+    pub(super) functions: Vec<Option<PassedPlan>>,
+    pub(super) passthrough: Option<PassthroughPlan>,
+    pub(super) notes: Vec<String>,
+}
+
+/// Decides for all host functions of the machine.
+pub(super) fn decide(
+    spec: &Spec,
+    facts: &Facts,
+    wanted: &[Wanted<'_>],
+    backings: &[BackingPlan],
+) -> Result<Decided, PlanError> {
+    let hosts: Vec<&HostFunction> = wanted.iter().filter_map(|one| one.host).collect();
+    if hosts.is_empty() {
+        return Ok(Decided { functions: Vec::new(), passthrough: None, notes: Vec::new() });
+    }
+    let (interface, why) = interface(spec, facts, &hosts, backings)?;
+    let mut notes: Vec<String> = hosts.iter().filter_map(|host| unusable(facts, host)).collect();
+    let lends = lends_bars(interface, facts);
+    if !lends && hosts.len() > 1 && wanted.iter().any(wants_p2p) {
+        notes.push(format!(
+            "passed functions do not reach each other's BARs: iommufd of Linux {} cannot map them, 6.19 can, and so can \
+             \"backend\": \"legacy\"",
+            facts.kernel
+        ));
+    }
+    let peers: Vec<bool> = wanted.iter().map(|one| lends && wants_p2p(one)).collect();
+    let (cliques, warnings) = cliques::decide(facts, wanted, &peers)?;
+    notes.extend(warnings);
+    let one = |((one, p2p), clique): ((&Wanted<'_>, bool), Option<u8>)| {
+        let host = one.host?;
+        let node = guest_node(spec, host);
+        Some(PassedPlan { function: host.address, group: host.iommu_group, node, clique, p2p })
+    };
+    let functions = wanted.iter().zip(peers).zip(cliques).map(one).collect();
+    let pinned =
+        backings.iter().filter(|backing| !is_invisible(backing, facts)).map(|backing| backing.size).sum();
+    let passthrough = PassthroughPlan { interface, why, groups: groups(&hosts), pinned };
+    Ok(Decided { functions, passthrough: Some(passthrough), notes })
+}
+
+fn wants_p2p(one: &Wanted<'_>) -> bool {
+    matches!(one.device.kind, DeviceKind::Vfio { p2p: true, .. })
+}
+
+/// Why the host would not hand `host` over as it is now.
+fn unusable(facts: &Facts, host: &HostFunction) -> Option<String> {
+    let error = topology::usable(&facts.functions, host.address).err()?;
+    Some(format!("{error}; {}", error.help()))
+}
+
+/// Whether a backing has no struct pages, so that nothing is pinned and only type 1 maps it.
+fn is_invisible(backing: &BackingPlan, facts: &Facts) -> bool {
+    let region = facts
+        .regions
+        .iter()
+        .map(|host| &host.region)
+        .find(|region| backing.region.as_ref() == Some(&region.name));
+    region.is_some_and(|region| matches!(region.kind, RegionKind::Egm { .. } | RegionKind::Reserved { .. }))
+}
+
+/// NVIDIA's kernels carry a patch with which iommufd maps memory without struct pages.
+fn maps_invisible(facts: &Facts) -> bool {
+    facts.kernel.contains("nvidia")
+}
+
+fn lends_bars(interface: Interface, facts: &Facts) -> bool {
+    interface == Interface::Legacy || release(&facts.kernel) >= IOMMUFD_BARS
+}
+
+/// `6.12.0-1-amd64` is (6, 12); what is no release is (0, 0).
+fn release(kernel: &str) -> (u32, u32) {
+    let mut numbers = kernel.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+/// The interface for all functions, and why.
+fn interface(
+    spec: &Spec,
+    facts: &Facts,
+    hosts: &[&HostFunction],
+    backings: &[BackingPlan],
+) -> Result<(Interface, String), PlanError> {
+    let asked = |device: &Device| match device.kind {
+        DeviceKind::Vfio { backend: VfioBackend::Legacy, .. } => Some((device.id.clone(), Interface::Legacy)),
+        DeviceKind::Vfio { backend: VfioBackend::Iommufd, .. } => {
+            Some((device.id.clone(), Interface::Iommufd))
+        }
+        _ => None,
+    };
+    let asked: Vec<(String, Interface)> = spec.devices.iter().filter_map(asked).collect();
+    let invisible = backings.iter().find(|backing| is_invisible(backing, facts));
+    if let Some((first, interface)) = asked.first() {
+        if let Some((second, _)) = asked.iter().find(|(_, other)| other != interface) {
+            return Err(PlanError::Interfaces { first: first.clone(), second: second.clone() });
+        }
+        if *interface == Interface::Iommufd
+            && let Some(backing) = invisible
+            && !maps_invisible(facts)
+        {
+            let region = backing.region.clone().unwrap_or_default();
+            return Err(PlanError::IommufdMemory {
+                device: first.clone(),
+                backing: backing.id.clone(),
+                region,
+            });
+        }
+        return Ok((*interface, format!("device \"{first}\" asks for it")));
+    }
+    let legacy = |why: String| Ok((Interface::Legacy, why));
+    if let Some(backing) = invisible {
+        let region = backing.region.as_deref().unwrap_or_default();
+        let id = &backing.id;
+        return legacy(format!(
+            "{id} is of {region}, memory without struct pages, which iommufd of stock kernels does not map"
+        ));
+    }
+    if !facts.iommu.present().is_some_and(|iommu| iommu.iommufd) {
+        return legacy("the host has no /dev/iommu".to_owned());
+    }
+    if let Some(without) = hosts.iter().find(|host| host.place.cdev.is_none()) {
+        return legacy(format!("{} has no file in /dev/vfio/devices", without.address));
+    }
+    if hosts.len() > 1 && !lends_bars(Interface::Iommufd, facts) {
+        return legacy(format!(
+            "functions reach each other's BARs, for which iommufd needs Linux 6.19: this is {}",
+            facts.kernel
+        ));
+    }
+    Ok((Interface::Iommufd, "the host has it, and it maps all of the machine's memory".to_owned()))
+}
+
+fn groups(hosts: &[&HostFunction]) -> Vec<GroupPlan> {
+    let mut groups: Vec<GroupPlan> = Vec::new();
+    for (id, function) in hosts.iter().filter_map(|host| Some((host.iommu_group?, host.address))) {
+        match groups.iter_mut().find(|group| group.id == id) {
+            Some(group) => group.functions.push(function),
+            None => groups.push(GroupPlan { id, functions: vec![function] }),
+        }
+    }
+    groups.iter_mut().for_each(|group| group.functions.sort_unstable());
+    groups.sort_by_key(|group| group.id);
+    groups
+}
+
+/// The guest node whose memory comes from the function's host node alone; the only node of a machine is near everything.
+fn guest_node(spec: &Spec, host: &HostFunction) -> Option<u32> {
+    if let [only] = spec.memory.nodes.as_slice() {
+        return Some(only.id);
+    }
+    let near = |nodes: &CpuSet| nodes.len() == 1 && host.numa_node.is_some_and(|node| nodes.contains(node));
+    spec.memory.nodes.iter().find(|node| node.host_nodes.as_ref().is_some_and(near)).map(|node| node.id)
+}
