@@ -30,4 +30,4 @@ pub use backing::{Anonymous, AnonymousError, Backing, BackingError, HugePage};
 pub use lease::Lease;
 pub use ledger::Ledger;
 pub use mapping::{Mapping, MappingError};
-pub use prefault::{PrefaultError, prefault, workers_for};
+pub use prefault::{PrefaultError, pin, prefault, workers_for};

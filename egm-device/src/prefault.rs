@@ -85,8 +85,8 @@ fn fill(
     Ok(())
 }
 
-/// A worker that may not be pinned still fills, only from further away.
-pub(crate) fn pin(near: Option<&CpuSet>) {
+/// Lets this thread run on the processors `near` only. One that may not be pinned goes on, only from further away.
+pub fn pin(near: Option<&CpuSet>) {
     if let Some(near) = near.filter(|near| !near.is_empty()) {
         let mut affinity = Affinity::new();
         for cpu in

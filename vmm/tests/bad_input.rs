@@ -394,17 +394,17 @@ fn a_console_in_a_folder_that_does_not_exist() {
 }
 
 #[test]
-fn devices_that_are_planned_but_not_started() {
-    for (id, device) in [
-        ("vfio0", json!({ "type": "vfio", "function": "0009:01:00.0" })),
-        ("user0", json!({ "type": "vfio-user", "socket": "/run/none.sock" })),
-    ] {
-        let said = Machine::new().with("devices", json!([device])).run();
-        said.refuses(
-            HOST,
-            &[&format!("device \"{id}\""), "planned but not started", "help: remove the device"],
-        );
-    }
+fn a_device_that_is_planned_but_not_started() {
+    let device = json!({ "type": "vfio-user", "socket": "/run/none.sock" });
+    let said = Machine::new().with("devices", json!([device])).run();
+    said.refuses(HOST, &["device \"user0\"", "planned but not started", "help: remove the device"]);
+}
+
+#[test]
+fn a_host_function_that_does_not_exist() {
+    let device = json!({ "type": "vfio", "function": "0009:01:00.0" });
+    let said = Machine::new().with("devices", json!([device])).run();
+    said.refuses(HOST, &["device \"vfio0\"", "0009:01:00.0", "help: record facts"]);
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod error;
 mod machine_check;
 mod routes;
 mod slots;
+mod vfio;
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -17,14 +18,12 @@ use std::sync::Arc;
 
 use egm_address::Gpa;
 pub use error::KvmError;
-use kvm_bindings::{
-    CpuId, KVM_MAX_CPUID_ENTRIES, kvm_create_device, kvm_device_type_KVM_DEV_TYPE_VFIO,
-    kvm_run__bindgen_ty_1__bindgen_ty_4 as PortAccess,
-};
-use kvm_ioctls::{Cap, DeviceFd, IoEventAddress, Kvm, NoDatamatch, VcpuExit, VcpuFd, VmFd};
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_run__bindgen_ty_1__bindgen_ty_4 as PortAccess};
+use kvm_ioctls::{Cap, IoEventAddress, Kvm, NoDatamatch, VcpuExit, VcpuFd, VmFd};
 pub use machine_check::{machine_check, setup_machine_checks};
 pub use routes::Routes;
 pub use slots::{Slot, SlotTable, Slots};
+pub use vfio::LevelLine;
 use vmm_sys_util::eventfd::EventFd;
 
 /// What the hypervisor must offer; each with the reason that is shown when it does not.
@@ -111,16 +110,6 @@ impl Vm {
     /// What puts memory into guest address space. RAM comes before [`Vm::create_interrupt_controller`]: see [`SlotTable::add`].
     pub fn slots(&self) -> &Arc<Slots> {
         &self.slots
-    }
-
-    /// The kernel's device that is told of VFIO's files: with it, KVM knows that devices write to guest memory, and VFIO
-    /// which machine a function belongs to (`Documentation/virt/kvm/devices/vfio.rst`).
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn create_vfio_device(&self) -> Result<DeviceFd, KvmError> {
-        let mut device = kvm_create_device { type_: kvm_device_type_KVM_DEV_TYPE_VFIO, ..Default::default() };
-        self.fd.create_device(&mut device).map_err(|error| KvmError::call("KVM_CREATE_DEVICE", error))
     }
 
     /// Makes the interrupt controllers; every vCPU made afterwards has a local one.

@@ -74,6 +74,7 @@ impl Report for BuildError {
             Self::Boot { source, .. } => source.blame(),
             Self::Firmware(error) => error.blame(),
             Self::Descriptor(_) | Self::Tree(TreeError::Device { .. }) => Blame::Host,
+            Self::Tree(TreeError::Passed { source, .. }) => source.blame(),
             Self::Tree(_) | Self::Overlap(_) | Self::Missing(_) => Blame::Internal,
         }
     }
@@ -86,6 +87,7 @@ impl Report for BuildError {
             Self::Descriptor(_) | Self::Tree(TreeError::Device { .. }) => {
                 Some("raise the limit of open files: ulimit -n 65536".to_owned())
             }
+            Self::Tree(TreeError::Passed { source, .. }) => source.help(),
             Self::Tree(_) | Self::Overlap(_) | Self::Missing(_) => None,
         }
     }
@@ -96,7 +98,7 @@ impl Report for BuildError {
 /// # Errors
 /// [`BuildError`]; everything is given back.
 pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
-    let Resources { hypervisor, vm, ram, mut boot, console, devices, leases } = resources;
+    let Resources { hypervisor, vm, ram, mut boot, console, devices, spaces, leases } = resources;
     let exit = ExitLatch::new()?;
     lend_memory(&vm, &ram)?;
     vm.reserve_tss(Gpa::new(KVM_TSS))?;
@@ -112,7 +114,7 @@ pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
         serial,
     )?;
 
-    let tree = tree::build(plan, devices, &Connections::new(&vm, ram.memory.clone()))?;
+    let tree = tree::build(plan, devices, &Connections::new(&vm, ram.memory.clone(), &spaces))?;
     subscribers.extend(tree.subscribers);
     let root = Arc::new(tree.root);
     add_port(&mut ports, CONFIG_PORT, CONFIG_PORTS, Arc::new(ConfigPorts::new(Arc::clone(&root))))?;
@@ -134,7 +136,17 @@ pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
     subscribers.push(Arc::new(Mutex::new(Wake(Arc::clone(&exit)))));
     subscribers.push(Arc::new(Mutex::new(Signals::new(Arc::clone(&exit))?))); // until here they end the process
     let shared = Arc::new(Shared { ports, memory, exit, checks });
-    Ok(Machine { events, vcpus, shared, devices: tree.devices, poison, subscribers, _vm: vm, ram })
+    Ok(Machine {
+        events,
+        vcpus,
+        shared,
+        devices: tree.devices,
+        passed: tree.passed,
+        poison,
+        subscribers,
+        _vm: vm,
+        ram,
+    })
 }
 
 fn lend_memory(vm: &Vm, ram: &GuestRam) -> Result<(), BuildError> {

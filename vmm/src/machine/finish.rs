@@ -9,6 +9,7 @@ use super::Subscriber;
 use super::exit::ExitLatch;
 use crate::error::{Blame, Report};
 use crate::lock::lock;
+use crate::passthrough::PassedFunction;
 use crate::virtio::{VirtioDevice, VirtioPci};
 
 /// How long storage has. Longer than a flush takes that works at all, shorter than what supervisors give a service.
@@ -26,13 +27,17 @@ pub(super) struct Kept {
     pub(super) function: Arc<VirtioPci>,
 }
 
+/// A host function and its id in the configuration.
+pub(super) struct KeptFunction {
+    pub(super) id: String,
+    pub(super) function: Arc<PassedFunction>,
+}
+
 /// What was counted of the devices, but for zeroes: one line, for the operator, which ends after [`MOST_COUNTERS`].
-pub(super) fn counted(devices: &[Kept]) -> Option<String> {
-    let of_device = |kept: &Kept| {
-        let (id, counters) = (kept.id.clone(), kept.function.counters());
-        counters.into_iter().filter(|(_, number)| *number > 0).map(move |counter| (id.clone(), counter))
-    };
-    let counters: Vec<_> = devices.iter().flat_map(of_device).collect();
+pub(super) fn counted(devices: &[Kept], passed: &[KeptFunction]) -> Option<String> {
+    let own = devices.iter().flat_map(|kept| kept.function.counters().into_iter().map(|c| (&kept.id, c)));
+    let passed = passed.iter().flat_map(|kept| kept.function.counters().into_iter().map(|c| (&kept.id, c)));
+    let counters: Vec<_> = own.chain(passed).filter(|(_, (_, number))| *number > 0).collect();
     let shown: Vec<_> = counters
         .iter()
         .take(MOST_COUNTERS)

@@ -43,6 +43,7 @@ pub struct Machine {
     vcpus: Vec<vcpu::Vcpu>,
     shared: Arc<vcpu::Shared>,
     devices: Vec<finish::Kept>,
+    passed: Vec<finish::KeptFunction>,
     poison: Arc<Mutex<poison::Poison>>,
     subscribers: Vec<Subscriber>,
     _vm: Vm,
@@ -78,9 +79,11 @@ impl Machine {
         program::forget_start(); // not earlier: the guest's first instruction does not wait for it
         exit.set(started.err().unwrap_or_else(|| serve(&mut self.events, &self.shared, &running)));
         running.into_iter().for_each(vcpu::RunningVcpu::stop);
+        // Before anything else ends: they write to memory by themselves.
+        self.passed.iter().for_each(|passed| passed.function.end());
         lock(&self.poison).hear();
         let unfinished = finish::finish(&self.devices, &mut self.events, &exit);
-        let counted = finish::counted(&self.devices);
+        let counted = finish::counted(&self.devices, &self.passed);
         if !unfinished.is_empty() {
             // Storage that answers later still writes to guest memory, which must be there until the process is not.
             std::mem::forget((self.devices, self.ram));

@@ -1,19 +1,25 @@
 //! The plan's PCI tree, with a device in front of each opened descriptor.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex};
 
+use egm_address::PciAddress;
+use egm_vfio::backend::Backend;
+use egm_vfio::variant::clique::Clique;
 use event_manager::MutEventSubscriber;
 use vm_memory::GuestMemoryMmap;
 
 use super::Subscriber;
-use super::finish::Kept;
+use super::finish::{Kept, KeptFunction};
 use crate::config::{Device, DeviceKind};
-use crate::kvm::Vm;
+use crate::error::Chain;
+use crate::kvm::{SlotTable, Vm};
+use crate::passthrough::{self, Events, PassedFunction, PassthroughError, Peers};
 use crate::pci::msix::{MsiRouter, Msix};
-use crate::pci::{HostBridge, PciFunction, RootComplex, RootPort, RootPortConfig};
-use crate::plan::{FunctionPlan, FunctionRole, Plan};
-use crate::resources::OpenDevice;
+use crate::pci::{Bus, HostBridge, PciFunction, Port, PortConfig, PortKind, RootComplex};
+use crate::plan::{BridgePlan, FunctionPlan, FunctionRole, Plan};
+use crate::resources::{AddressSpaces, OpenDevice};
 use crate::virtio::blk::Block;
 use crate::virtio::net::Net;
 use crate::virtio::rng::Rng;
@@ -31,6 +37,15 @@ pub enum TreeError {
         #[source]
         source: io::Error,
     },
+    /// A host function.
+    #[error("cannot pass device \"{id}\"")]
+    Passed {
+        /// Which.
+        id: String,
+        /// The reason.
+        #[source]
+        source: PassthroughError,
+    },
     /// Plan and device disagree.
     #[error(transparent)]
     Transport(#[from] TransportError),
@@ -46,19 +61,24 @@ pub enum TreeError {
 pub(super) struct Tree {
     pub(super) root: RootComplex,
     pub(super) devices: Vec<Kept>,
+    pub(super) passed: Vec<KeptFunction>,
     pub(super) subscribers: Vec<Subscriber>,
 }
 
 /// What every device is connected to.
-pub(super) struct Connections {
+pub(super) struct Connections<'a> {
+    vm: &'a Vm,
     router: Arc<dyn MsiRouter>,
     bell: Arc<dyn DoorBell>,
     memory: GuestMemoryMmap,
+    peers: Arc<Peers>,
 }
 
-impl Connections {
-    pub(super) fn new(vm: &Vm, memory: GuestMemoryMmap) -> Self {
-        Self { router: Arc::new(vm.routes()), bell: Arc::new(vm.doorbells()), memory }
+impl<'a> Connections<'a> {
+    /// `spaces` are where the DMA of host functions goes.
+    pub(super) fn new(vm: &'a Vm, memory: GuestMemoryMmap, spaces: &AddressSpaces) -> Self {
+        let peers = Arc::new(Peers::new(spaces.domains()));
+        Self { vm, router: Arc::new(vm.routes()), bell: Arc::new(vm.doorbells()), memory, peers }
     }
 
     fn transport(
@@ -83,46 +103,60 @@ impl Connections {
 pub(super) fn build(
     plan: &Plan,
     opened: Vec<(Device, OpenDevice)>,
-    connections: &Connections,
+    connections: &Connections<'_>,
 ) -> Result<Tree, TreeError> {
-    let mut tree = Tree { root: RootComplex::default(), devices: Vec::new(), subscribers: Vec::new() };
+    let root = RootComplex::default();
+    let mut tree = Tree { root, devices: Vec::new(), passed: Vec::new(), subscribers: Vec::new() };
     let mut opened = opened.into_iter();
-    let mut endpoints = Vec::new();
+    let mut endpoints = BTreeMap::new();
     for function in &plan.pci {
         if let FunctionRole::Endpoint { device, .. } = &function.role {
             let found = opened.next().filter(|(of, _)| of.id == device.id);
             let (device, resource) = found.ok_or_else(|| TreeError::Missing { id: device.id.clone() })?;
-            endpoints.push((function.address, tree.endpoint(function, &device, resource, connections)?));
+            endpoints.insert(function.address, tree.endpoint(function, &device, resource, connections)?);
         }
     }
-    for function in &plan.pci {
+    tree.root = RootComplex::new(bus(plan, 0, &endpoints));
+    Ok(tree)
+}
+
+/// Bus `number` of the plan with what is behind its ports.
+fn bus(plan: &Plan, number: u8, endpoints: &BTreeMap<PciAddress, Arc<dyn PciFunction>>) -> Bus {
+    let mut bus = Bus::default();
+    for function in plan.pci.iter().filter(|function| function.address.bus() == number) {
         let devfn = function.address.devfn();
-        let on_bus = |bus: u8| {
-            let here = endpoints.iter().filter(move |(address, _)| address.bus() == bus);
-            here.map(|(address, endpoint)| (address.devfn(), Arc::clone(endpoint)))
+        let mut port = |kind, slot, bridge: &BridgePlan| {
+            // A plan numbers buses downwards; one that does not has nothing behind such a port.
+            let behind = if bridge.secondary > number {
+                self::bus(plan, bridge.secondary, endpoints)
+            } else {
+                Bus::default()
+            };
+            let config = PortConfig {
+                kind,
+                slot,
+                primary: number,
+                secondary: bridge.secondary,
+                subordinate: bridge.subordinate,
+                window32: bridge.window32,
+                window64: bridge.window64,
+                occupied: !behind.is_empty(),
+            };
+            bus.add_port(devfn, Arc::new(Port::new(&config)), behind);
         };
         match &function.role {
-            FunctionRole::HostBridge => tree.root.add(devfn, Arc::new(HostBridge::default())),
-            FunctionRole::RootPort { slot, bridge } => {
-                let behind: Vec<_> = on_bus(bridge.secondary).collect();
-                let port = RootPortConfig {
-                    slot: *slot,
-                    secondary: bridge.secondary,
-                    window32: bridge.window32,
-                    window64: bridge.window64,
-                    occupied: !behind.is_empty(),
-                };
-                tree.root.add_port(devfn, Arc::new(RootPort::new(&port)), behind);
+            FunctionRole::RootPort { slot, bridge } => port(PortKind::Root, *slot, bridge),
+            FunctionRole::SwitchUpstream { bridge } => port(PortKind::Upstream, 0, bridge),
+            FunctionRole::SwitchDownstream { slot, bridge } => port(PortKind::Downstream, *slot, bridge),
+            FunctionRole::HostBridge => bus.add(devfn, Arc::new(HostBridge::default())),
+            FunctionRole::Endpoint { .. } => {
+                if let Some(endpoint) = endpoints.get(&function.address) {
+                    bus.add(devfn, Arc::clone(endpoint));
+                }
             }
-            FunctionRole::SwitchUpstream { .. } | FunctionRole::SwitchDownstream { .. } => {}
-            FunctionRole::Endpoint { .. } => {}
         }
     }
-    for (address, endpoint) in endpoints.into_iter().filter(|(address, _)| address.bus() == 0) {
-        tree.root.add(address.devfn(), endpoint);
-    }
-    tree.root.update();
-    Ok(tree)
+    bus
 }
 
 impl Tree {
@@ -131,7 +165,7 @@ impl Tree {
         plan: &FunctionPlan,
         device: &Device,
         resource: OpenDevice,
-        connections: &Connections,
+        connections: &Connections<'_>,
     ) -> Result<Arc<dyn PciFunction>, TreeError> {
         let id = device.id.as_str();
         let error = |source| TreeError::Device { id: id.to_owned(), source };
@@ -142,6 +176,7 @@ impl Tree {
             }
             (OpenDevice::Vsock(vsock), _) => self.subscribe(*vsock),
             (OpenDevice::Rng, _) => self.subscribe(Rng::new().map_err(error)?),
+            (OpenDevice::Passed(backend), _) => return self.passed(plan, id, backend, connections),
             (OpenDevice::Net { .. }, _) => return Err(TreeError::Missing { id: id.to_owned() }),
         };
         let function = connections.transport(plan, id, Arc::clone(&virtio))?;
@@ -151,6 +186,39 @@ impl Tree {
             device: virtio,
             function: Arc::clone(&function),
         });
+        Ok(function)
+    }
+
+    /// A host function, reset, with its BARs where the other functions find them.
+    fn passed(
+        &mut self,
+        plan: &FunctionPlan,
+        id: &str,
+        backend: Arc<dyn Backend>,
+        connections: &Connections<'_>,
+    ) -> Result<Arc<dyn PciFunction>, TreeError> {
+        let passed = match &plan.role {
+            FunctionRole::Endpoint { passed, .. } => passed.as_ref(),
+            _ => None,
+        };
+        let clique = passed.and_then(|passed| Clique::new(passed.clique?));
+        let to = passthrough::Connections {
+            router: Arc::clone(&connections.router),
+            line: None,
+            slots: Arc::clone(connections.vm.slots()) as Arc<dyn SlotTable>,
+            peers: Arc::clone(&connections.peers),
+            reachable: passed.is_none_or(|passed| passed.p2p),
+        };
+        let added = clique.map(Clique::capability).into_iter().collect();
+        let function = PassedFunction::new(Arc::clone(&backend), &plan.bars, added, to)
+            .map_err(|source| TreeError::Passed { id: id.to_owned(), source })?;
+        if let Err(error) = function.lend(&plan.bars) {
+            eprintln!("note: device \"{id}\": {}", Chain(&error));
+        }
+        let events = Events::new(id, backend);
+        let events = events.map_err(|source| TreeError::Device { id: id.to_owned(), source })?;
+        self.subscribers.push(Arc::new(Mutex::new(events)));
+        self.passed.push(KeptFunction { id: id.to_owned(), function: Arc::clone(&function) });
         Ok(function)
     }
 

@@ -166,17 +166,11 @@ struct Extent {
 }
 
 impl GuestRam {
-    /// Opens, maps and, where the plan says so, touches all guest memory; slices of regions come from `leases`. `near` gives the host CPUs of a
-    /// backing's nodes; `progress` hears of what is touched.
+    /// Opens and maps all guest memory; slices of regions come from `leases`.
     ///
     /// # Errors
     /// [`MemoryError`]; everything is given back.
-    pub fn open(
-        plan: &Plan,
-        leases: &Leases,
-        near: impl Fn(&BackingPlan) -> Option<CpuSet>,
-        progress: Progress<'_>,
-    ) -> Result<Self, MemoryError> {
+    pub fn open(plan: &Plan, leases: &Leases) -> Result<Self, MemoryError> {
         let backings = plan.backings.iter().map(|backing| open_backing(backing, leases));
         let backings = backings.collect::<Result<Vec<_>, _>>()?;
         let mut pieces = Vec::new();
@@ -191,14 +185,18 @@ impl GuestRam {
             pieces.push(Piece { gpa: Gpa::new(extent.gpa), mapping, lent, backing, offset });
         }
         let memory = GuestMemoryMmap::from_regions(regions).map_err(|e| wrong(0, &e.to_string()))?;
-        let ram = Self { memory, pieces, backings };
-        ram.prefault(plan, near, progress)?;
-        Ok(ram)
+        Ok(Self { memory, pieces, backings })
     }
 
-    fn prefault(
+    /// Touches memory: what the plan says, or `all`. `near` gives the host CPUs of a backing's nodes; `progress` hears of
+    /// what is touched.
+    ///
+    /// # Errors
+    /// [`MemoryError::Prefault`].
+    pub fn prefault(
         &self,
         plan: &Plan,
+        all: bool,
         near: impl Fn(&BackingPlan) -> Option<CpuSet>,
         progress: Progress<'_>,
     ) -> Result<(), MemoryError> {
@@ -206,7 +204,7 @@ impl GuestRam {
             .pieces
             .iter()
             .filter_map(|piece| plan.backings.get(piece.backing).map(|backing| (piece, backing)))
-            .filter(|(_, backing)| backing.prefault)
+            .filter(|(_, backing)| all || backing.prefault)
             // Memory without struct pages is complete from the start, and the kernel refuses to touch it for us.
             .filter(|(piece, _)| self.backings.get(piece.backing).is_some_and(|b| !b.is_invisible()))
             .collect();

@@ -68,6 +68,17 @@ pub enum PassthroughError {
         /// Bytes that sysfs, or the recorded facts, said.
         planned: u64,
     },
+    /// Devices cannot reach a BAR: the machine does without.
+    #[error("other devices do not reach BAR {bar} of {function}: what they exchange goes through memory")]
+    Unreachable {
+        /// Which.
+        function: String,
+        /// Register number.
+        bar: u8,
+        /// The reason.
+        #[source]
+        source: DmaError,
+    },
     /// Descriptors ran out.
     #[error("cannot make an event descriptor")]
     Descriptor(#[from] io::Error),
@@ -85,6 +96,7 @@ impl Report for PassthroughError {
             }
             Self::Descriptor(_) => Some("raise the limit of open files: ulimit -n 65536".to_owned()),
             Self::Backend(_) => Some("look for its errors: dmesg, lspci -vv".to_owned()),
+            Self::Unreachable { source, .. } => source.remedy(),
             Self::Config { .. } => None,
         }
     }
@@ -150,10 +162,14 @@ impl PassedFunction {
     /// Lets other functions reach its BARs where the plan has them.
     ///
     /// # Errors
-    /// The first refusal, and the register that it is about. The function works all the same.
-    pub fn lend(&self, bars: &[BarPlan]) -> Result<(), (u8, DmaError)> {
+    /// [`PassthroughError::Unreachable`] with the first that is refused. The function works all the same.
+    pub fn lend(&self, bars: &[BarPlan]) -> Result<(), PassthroughError> {
         let places: Vec<_> = bars.iter().map(|bar| (bar.index, bar.span)).collect();
-        self.windows.lend(&places)
+        self.windows.lend(&places).map_err(|(bar, source)| PassthroughError::Unreachable {
+            function: self.name().to_owned(),
+            bar,
+            source,
+        })
     }
 
     /// Takes it from the guest, whose vCPUs have stopped or do not see it any more: quiet, reset, nowhere mapped.

@@ -14,7 +14,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::*;
 use crate::kvm::{KvmError, Slot, SlotTable};
 use crate::pci::msix::{MsiMessage, MsiRouter};
-use crate::pci::{PciFunction, RootComplex};
+use crate::pci::{Bus, PciFunction, RootComplex};
 use crate::plan::{BarKind, BarPlan};
 
 const BAR: u64 = 0x80_0000_0000;
@@ -150,8 +150,9 @@ impl Machine {
         let backend = Arc::clone(&fake) as Arc<dyn Backend>;
         let function = PassedFunction::new(backend, &bars(), Vec::new(), connections).unwrap();
         function.lend(&bars()).unwrap();
-        let mut root = RootComplex::default();
-        root.add(8, Arc::clone(&function) as _);
+        let mut bus = Bus::default();
+        bus.add(8, Arc::clone(&function) as _);
+        let root = RootComplex::new(bus);
         Self { fake, function, root, slots, router, line, domain }
     }
 

@@ -103,14 +103,24 @@ impl BusDevice for PciMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pci::{HostBridge, RootPort, RootPortConfig};
+    use crate::pci::{Bus, HostBridge, Port, PortConfig, PortKind};
 
     fn root() -> Arc<RootComplex> {
-        let mut root = RootComplex::default();
+        let (mut root, mut behind) = (Bus::default(), Bus::default());
         root.add(0, Arc::new(HostBridge::default()));
-        let port = RootPortConfig { slot: 1, secondary: 1, window32: None, window64: None, occupied: true };
-        root.add_port(8, Arc::new(RootPort::new(&port)), vec![(0, Arc::new(HostBridge::default()))]);
-        Arc::new(root)
+        behind.add(0, Arc::new(HostBridge::default()));
+        let port = PortConfig {
+            kind: PortKind::Root,
+            slot: 1,
+            primary: 0,
+            secondary: 1,
+            subordinate: 1,
+            window32: None,
+            window64: None,
+            occupied: true,
+        };
+        root.add_port(8, Arc::new(Port::new(&port)), behind);
+        Arc::new(RootComplex::new(root))
     }
 
     #[test]
@@ -137,7 +147,7 @@ mod tests {
     fn renumbering_a_port_moves_what_is_behind_it() {
         let root = root();
         let mut data = [0; 2];
-        root.config_write(0, 8, 0x19, &[5]);
+        root.config_write(0, 8, 0x18, &[0, 5, 5, 0]);
         root.config_read(1, 0, 0, &mut data);
         assert_eq!(data, [0xff; 2]);
         root.config_read(5, 0, 0, &mut data);

@@ -4,15 +4,15 @@ mod access;
 mod config_space;
 mod host_bridge;
 pub mod msix;
+mod port;
 mod root;
-mod root_port;
 
 pub use access::{CONFIG_PORT, CONFIG_PORTS, ConfigPorts, Ecam, PciMemory};
 pub use config_space::*;
 use egm_address::{Guest, Span};
 pub use host_bridge::HostBridge;
-pub use root::RootComplex;
-pub use root_port::{RootPort, RootPortConfig};
+pub use port::{Port, PortConfig, PortKind};
+pub use root::{Bus, RootComplex};
 
 /// A PCI function behind the root complex. All methods run on vCPU threads, several at once.
 ///

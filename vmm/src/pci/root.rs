@@ -1,19 +1,80 @@
 //! The root complex: configuration accesses and memory accesses find their function.
 //!
-//! Both follow what the guest has programmed: a function behind a root port is reached through the port's current
-//! bus numbers and windows, so a guest that rewrites them gets what hardware would give it.
+//! Both follow what the guest has programmed: a function behind ports is reached through their current bus numbers and
+//! windows, so a guest that rewrites them gets what hardware would give it.
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use egm_address::{Gpa, Guest, Span};
 
-use super::{PciFunction, RootPort};
+use super::{PciFunction, Port};
 use crate::lock::lock;
 
-/// Something on bus 0.
+/// Something at a place of a bus.
 enum Slot {
     Function(Arc<dyn PciFunction>),
-    Port { port: Arc<RootPort>, behind: Vec<(u8, Arc<dyn PciFunction>)> },
+    Port { port: Arc<Port>, behind: Bus },
+}
+
+/// What is on one bus.
+#[derive(Default)]
+pub struct Bus {
+    /// By device and function number, ascending.
+    slots: Vec<(u8, Slot)>,
+}
+
+impl Bus {
+    /// Puts a function at `devfn`.
+    pub fn add(&mut self, devfn: u8, function: Arc<dyn PciFunction>) {
+        self.insert(devfn, Slot::Function(function));
+    }
+
+    /// Puts a port at `devfn`, with the bus behind it.
+    pub fn add_port(&mut self, devfn: u8, port: Arc<Port>, behind: Self) {
+        self.insert(devfn, Slot::Port { port, behind });
+    }
+
+    /// Whether nothing is on it.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    fn insert(&mut self, devfn: u8, slot: Slot) {
+        let at = self.slots.partition_point(|(taken, _)| *taken < devfn);
+        self.slots.insert(at, (devfn, slot));
+    }
+
+    /// What is at `devfn` of `bus`, where this is bus `number`: each port on the way must pass the access on.
+    fn find(&self, number: u8, bus: u8, devfn: u8) -> Option<Arc<dyn PciFunction>> {
+        if bus == number {
+            let at = self.slots.binary_search_by_key(&devfn, |(number, _)| *number).ok()?;
+            return self.slots.get(at).map(|(_, slot)| match slot {
+                Slot::Function(function) => Arc::clone(function),
+                Slot::Port { port, .. } => Arc::clone(port) as Arc<dyn PciFunction>,
+            });
+        }
+        self.slots.iter().find_map(|(_, slot)| match slot {
+            Slot::Port { port, behind } if port.forwards_bus(bus) => {
+                behind.find(port.secondary_bus(), bus, devfn)
+            }
+            _ => None,
+        })
+    }
+
+    /// Tells every function what of it is reached by way of `ports`, and collects that.
+    fn collect<'a>(&'a self, ports: &mut Vec<&'a Port>, all: &mut Vec<Window>) {
+        for (_, slot) in &self.slots {
+            match slot {
+                Slot::Function(function) => collect(function, ports, all),
+                Slot::Port { port, behind } => {
+                    collect(&(Arc::clone(port) as Arc<dyn PciFunction>), ports, all);
+                    ports.push(port);
+                    behind.collect(ports, all);
+                    ports.pop();
+                }
+            }
+        }
+    }
 }
 
 /// What answers at a span of memory.
@@ -27,8 +88,8 @@ struct Window {
 /// All PCI functions of a guest.
 #[derive(Default)]
 pub struct RootComplex {
-    /// By device and function number on bus 0, ascending.
-    slots: Vec<(u8, Slot)>,
+    /// Bus 0.
+    root: Bus,
     /// Taken while decoding is recomputed, so that two vCPUs do not interleave their moves.
     moving: Mutex<()>,
     /// Sorted by start. Where two overlap the lower start wins.
@@ -36,35 +97,11 @@ pub struct RootComplex {
 }
 
 impl RootComplex {
-    /// Puts a function on the root bus.
-    pub fn add(&mut self, devfn: u8, function: Arc<dyn PciFunction>) {
-        self.insert(devfn, Slot::Function(function));
-    }
-
-    /// Puts a root port on the root bus, with what is behind it by device and function number.
-    pub fn add_port(&mut self, devfn: u8, port: Arc<RootPort>, behind: Vec<(u8, Arc<dyn PciFunction>)>) {
-        self.insert(devfn, Slot::Port { port, behind });
-    }
-
-    fn insert(&mut self, devfn: u8, slot: Slot) {
-        let at = self.slots.partition_point(|(taken, _)| *taken < devfn);
-        self.slots.insert(at, (devfn, slot));
-    }
-
-    fn find(&self, bus: u8, devfn: u8) -> Option<Arc<dyn PciFunction>> {
-        if bus == 0 {
-            let at = self.slots.binary_search_by_key(&devfn, |(number, _)| *number).ok()?;
-            return self.slots.get(at).map(|(_, slot)| match slot {
-                Slot::Function(function) => Arc::clone(function),
-                Slot::Port { port, .. } => Arc::clone(port) as Arc<dyn PciFunction>,
-            });
-        }
-        self.slots.iter().find_map(|(_, slot)| match slot {
-            Slot::Port { port, behind } if port.secondary_bus() == bus => {
-                behind.iter().find(|(number, _)| *number == devfn).map(|(_, function)| Arc::clone(function))
-            }
-            _ => None,
-        })
+    /// The root complex with `root` as its bus 0.
+    pub fn new(root: Bus) -> Self {
+        let complex = Self { root, ..Self::default() };
+        complex.update();
+        complex
     }
 
     /// Reads configuration space; a function that is not there, and an access that is not 1, 2 or 4 aligned bytes,
@@ -72,7 +109,7 @@ impl RootComplex {
     pub fn config_read(&self, bus: u8, devfn: u8, offset: u16, data: &mut [u8]) {
         data.fill(0xff);
         if is_config_access(offset, data.len())
-            && let Some(function) = self.find(bus, devfn)
+            && let Some(function) = self.root.find(0, bus, devfn)
         {
             function.config_read(offset, data);
         }
@@ -81,7 +118,7 @@ impl RootComplex {
     /// Writes configuration space.
     pub fn config_write(&self, bus: u8, devfn: u8, offset: u16, data: &[u8]) {
         if is_config_access(offset, data.len())
-            && let Some(function) = self.find(bus, devfn)
+            && let Some(function) = self.root.find(0, bus, devfn)
             && function.config_write(offset, data)
         {
             self.update();
@@ -92,18 +129,7 @@ impl RootComplex {
     pub fn update(&self) {
         let _moving = lock(&self.moving);
         let mut all: Vec<Window> = Vec::new();
-        for (_, slot) in &self.slots {
-            match slot {
-                Slot::Function(function) => collect(function, |_| true, &mut all),
-                Slot::Port { port, behind } => {
-                    let port_function = Arc::clone(port) as Arc<dyn PciFunction>;
-                    collect(&port_function, |_| true, &mut all);
-                    for (_, function) in behind {
-                        collect(function, |span| port.forwards(span), &mut all);
-                    }
-                }
-            }
-        }
+        self.root.collect(&mut Vec::new(), &mut all);
         all.sort_by_key(|window| window.span);
         *self.decoded.write().unwrap_or_else(PoisonError::into_inner) = all;
     }
@@ -132,13 +158,102 @@ impl RootComplex {
     }
 }
 
-fn collect(function: &Arc<dyn PciFunction>, reaches: impl Fn(Span<Guest>) -> bool, all: &mut Vec<Window>) {
+fn collect(function: &Arc<dyn PciFunction>, ports: &[&Port], all: &mut Vec<Window>) {
     let mut bars = function.decoded();
-    bars.retain(|(_, span)| reaches(*span));
+    bars.retain(|(_, span)| ports.iter().all(|port| port.forwards(*span)));
     function.place(&bars);
     all.extend(bars.into_iter().map(|(bar, span)| Window { span, bar, function: Arc::clone(function) }));
 }
 
 fn is_config_access(offset: u16, length: usize) -> bool {
     matches!(length, 1 | 2 | 4) && usize::from(offset).is_multiple_of(length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pci::{COMMAND, HostBridge, PortConfig, PortKind};
+
+    /// Decodes one page, always.
+    struct Page(Span<Guest>);
+
+    impl PciFunction for Page {
+        fn config_read(&self, _offset: u16, data: &mut [u8]) {
+            data.fill(0x5a);
+        }
+        fn config_write(&self, _offset: u16, _data: &[u8]) -> bool {
+            false
+        }
+        fn decoded(&self) -> Vec<(u8, Span<Guest>)> {
+            vec![(0, self.0)]
+        }
+        fn bar_read(&self, _bar: u8, _offset: u64, data: &mut [u8]) {
+            data.fill(0x77);
+        }
+    }
+
+    const AT: Gpa = Gpa::new(0x80_0010_0000);
+
+    fn port(kind: PortKind, primary: u8, subordinate: u8) -> Arc<Port> {
+        let window64 = Span::new(Gpa::new(0x80_0000_0000), 2 << 20).ok();
+        let secondary = primary + 1;
+        let config = PortConfig {
+            kind,
+            slot: 1,
+            primary,
+            secondary,
+            subordinate,
+            window32: None,
+            window64,
+            occupied: true,
+        };
+        Arc::new(Port::new(&config))
+    }
+
+    /// 00:01.0 root port, 01:00.0 upstream port, 02:04.0 downstream port, 03:00.0 function.
+    fn behind_a_switch() -> RootComplex {
+        let mut buses = [Bus::default(), Bus::default(), Bus::default(), Bus::default()];
+        let [root, first, internal, slot] = &mut buses;
+        slot.add(0, Arc::new(Page(Span::new(AT, 0x1000).unwrap())));
+        internal.add_port(0x20, port(PortKind::Downstream, 2, 3), std::mem::take(slot));
+        first.add_port(0, port(PortKind::Upstream, 1, 3), std::mem::take(internal));
+        root.add(0, Arc::new(HostBridge::default()));
+        root.add_port(8, port(PortKind::Root, 0, 3), std::mem::take(first));
+        RootComplex::new(std::mem::take(root))
+    }
+
+    fn vendor(root: &RootComplex, bus: u8, devfn: u8) -> u16 {
+        let mut data = [0; 2];
+        root.config_read(bus, devfn, 0, &mut data);
+        u16::from_le_bytes(data)
+    }
+
+    #[test]
+    fn a_function_behind_a_switch_is_found_through_every_port_and_not_past_one_that_does_not_lead_there() {
+        let root = behind_a_switch();
+        assert_eq!(
+            [(1, 0), (2, 0x20), (3, 0)].map(|(bus, at)| vendor(&root, bus, at)),
+            [0x104c, 0x104c, 0x5a5a]
+        );
+        assert_eq!(vendor(&root, 3, 8), 0xffff);
+        root.config_write(1, 0, 0x1a, &[2]);
+        assert_eq!((vendor(&root, 2, 0x20), vendor(&root, 3, 0)), (0x104c, 0xffff));
+    }
+
+    #[test]
+    fn memory_behind_a_switch_is_reached_when_every_port_forwards_it() {
+        let root = behind_a_switch();
+        let read = || {
+            let mut data = [0];
+            root.memory_read(AT, &mut data);
+            data[0]
+        };
+        for (bus, devfn) in [(0, 8), (1, 0), (2, 0x20)] {
+            assert_eq!(read(), 0xff, "not before {bus}:{devfn:#x} forwards");
+            root.config_write(bus, devfn, COMMAND, &[2, 0]);
+        }
+        assert_eq!(read(), 0x77);
+        root.config_write(1, 0, 0x24, &[0xf0, 0xff]);
+        assert_eq!(read(), 0xff);
+    }
 }

@@ -3,7 +3,11 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use egm_vfio::kernel::OpenError;
+
+use super::passed::AddressSpaces;
 use crate::config::{Device, DeviceKind};
 use crate::error::{Blame, Report};
 use crate::plan::{FunctionRole, Plan};
@@ -28,6 +32,8 @@ pub enum OpenDevice {
     Vsock(Box<Vsock>),
     /// virtio-rng: needs nothing.
     Rng,
+    /// A host function.
+    Passed(Arc<dyn egm_vfio::backend::Backend>),
 }
 
 /// Why a device cannot have what it needs.
@@ -78,6 +84,9 @@ pub enum DeviceError {
         #[source]
         source: io::Error,
     },
+    /// A host function.
+    #[error(transparent)]
+    Passed(#[from] OpenError),
     /// This version plans the device but does not run it.
     #[error("{what} devices can be planned but not started by this version")]
     NotYet {
@@ -95,6 +104,7 @@ impl Report for DeviceError {
             Self::Vhost(error) => error.blame(),
             Self::Socket(error) => error.blame(),
             Self::Vsock(error) => error.blame(),
+            Self::Passed(error) => super::passed::blame(error),
             Self::VhostFile { .. } | Self::NotYet { .. } => Blame::Host,
         }
     }
@@ -123,6 +133,7 @@ impl Report for DeviceError {
                 VHOST_NET => "load it with modprobe vhost_net, or set \"vhost\": false".to_owned(),
                 _ => "load it with modprobe vhost_vsock, or set \"socket\" to a path".to_owned(),
             }),
+            Self::Passed(error) => error.remedy(),
             Self::NotYet { .. } => Some("remove the device, or look at it with egm-vmm plan".to_owned()),
         }
     }
@@ -132,14 +143,17 @@ const VHOST_NET: &str = "/dev/vhost-net";
 const VHOST_VSOCK: &str = "/dev/vhost-vsock";
 
 /// Opens what each device of `plan` needs, in the plan's order.
-pub(super) fn open(plan: &Plan) -> Result<Vec<(Device, OpenDevice)>, (String, DeviceError)> {
+pub(super) fn open(
+    plan: &Plan,
+    spaces: &AddressSpaces,
+) -> Result<Vec<(Device, OpenDevice)>, (String, DeviceError)> {
     let devices = plan.pci.iter().filter_map(|function| match &function.role {
         FunctionRole::Endpoint { device, .. } => Some(device),
         _ => None,
     });
     devices
         .map(|device| {
-            let opened = open_one(&device.kind).map_err(|error| (device.id.clone(), error))?;
+            let opened = open_one(&device.kind, spaces).map_err(|error| (device.id.clone(), error))?;
             Ok((device.clone(), opened))
         })
         .collect()
@@ -148,13 +162,12 @@ pub(super) fn open(plan: &Plan) -> Result<Vec<(Device, OpenDevice)>, (String, De
 /// Refuses what this version cannot start.
 pub(super) fn check_kind(kind: &DeviceKind) -> Result<(), DeviceError> {
     match kind {
-        DeviceKind::Vfio { .. } => Err(DeviceError::NotYet { what: "vfio" }),
         DeviceKind::VfioUser { .. } => Err(DeviceError::NotYet { what: "vfio-user" }),
         _ => Ok(()),
     }
 }
 
-fn open_one(kind: &DeviceKind) -> Result<OpenDevice, DeviceError> {
+fn open_one(kind: &DeviceKind, spaces: &AddressSpaces) -> Result<OpenDevice, DeviceError> {
     match kind {
         DeviceKind::VirtioBlk { path, read_only } => disk(path, *read_only).map(OpenDevice::Block),
         DeviceKind::VirtioNet { tap, queue_pairs, vhost, .. } => {
@@ -165,7 +178,7 @@ fn open_one(kind: &DeviceKind) -> Result<OpenDevice, DeviceError> {
         DeviceKind::VirtioVsock { cid, socket } => {
             Ok(OpenDevice::Vsock(Box::new(Vsock::new(*cid, vsock_backend(socket.as_deref())?)?)))
         }
-        DeviceKind::Vfio { .. } => Err(DeviceError::NotYet { what: "vfio" }),
+        DeviceKind::Vfio { function, .. } => Ok(OpenDevice::Passed(spaces.function(*function)?)),
         DeviceKind::VfioUser { .. } => Err(DeviceError::NotYet { what: "vfio-user" }),
     }
 }

@@ -5,6 +5,7 @@
 mod devices;
 mod leases;
 mod loans;
+mod passed;
 
 use std::fs::{File, FileType, OpenOptions};
 use std::io;
@@ -15,6 +16,7 @@ pub use self::devices::{DeviceError, OpenDevice};
 pub(crate) use self::leases::Taken;
 pub use self::leases::{LeaseError, Leases, SliceProgress};
 pub use self::loans::Broker;
+pub use self::passed::{AddressSpaces, PassedError};
 use crate::arch::x86_64::boot::BootFiles;
 use crate::config::{Boot, Device};
 use crate::console::{Console, ConsoleError};
@@ -38,6 +40,8 @@ pub struct Resources {
     pub console: Console,
     /// What each device needs, in the order of the plan's endpoints.
     pub devices: Vec<(Device, OpenDevice)>,
+    /// Where the DMA of host functions goes.
+    pub spaces: AddressSpaces,
     /// Slices, for what becomes of them while the guest runs.
     pub leases: Leases,
 }
@@ -65,6 +69,9 @@ pub enum ResourceError {
     /// The console.
     #[error("cannot provide the guest's console")]
     Console(#[from] ConsoleError),
+    /// What host functions need.
+    #[error("cannot pass host functions to the guest")]
+    Passed(#[from] PassedError),
     /// What a device needs.
     #[error("cannot provide device \"{id}\"")]
     Device {
@@ -83,6 +90,7 @@ impl Report for ResourceError {
             Self::Console(error) => error.blame(),
             Self::Kvm(error) => error.blame(),
             Self::Memory(error) => error.blame(),
+            Self::Passed(error) => error.blame(),
             Self::Device { source, .. } => source.blame(),
         }
     }
@@ -94,6 +102,7 @@ impl Report for ResourceError {
             }
             Self::Kvm(error) => error.help(),
             Self::Memory(error) => error.help(),
+            Self::Passed(error) => error.help(),
             Self::Device { source, .. } => source.help(),
             Self::Console(error) => error.help(),
         }
@@ -116,9 +125,18 @@ impl Resources {
         let hypervisor = Hypervisor::open()?;
         let vm = hypervisor.create_vm()?;
         let console = Console::open(&plan.console)?;
-        let devices = devices::open(plan).map_err(|(id, source)| ResourceError::Device { id, source })?;
-        let ram = GuestRam::open(plan, leases, |backing| near(facts, backing), progress)?;
-        Ok(Self { hypervisor, vm, ram, boot, console, devices, leases: leases.clone() })
+        let spaces = AddressSpaces::open(plan, &vm)?;
+        let devices =
+            devices::open(plan, &spaces).map_err(|(id, source)| ResourceError::Device { id, source })?;
+        let ram = GuestRam::open(plan, leases)?;
+        let pinned = !spaces.is_empty();
+        std::thread::scope(|scope| {
+            // What devices reach stays in place, so it is all made present, by many threads, while the IOMMU is told of it.
+            let told = scope.spawn(|| spaces.map(plan, &ram, facts));
+            ram.prefault(plan, pinned, |backing| near(facts, backing), progress)?;
+            told.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).map_err(ResourceError::from)
+        })?;
+        Ok(Self { hypervisor, vm, ram, boot, console, devices, spaces, leases: leases.clone() })
     }
 }
 

@@ -1,4 +1,4 @@
-//! A PCI Express root port: a bridge to one slot (PCI Express Base 6.0 §7.5.1.3, §7.5.3).
+//! A PCI Express port: a bridge of the root complex or of a switch (PCI Express Base 6.0 §7.5.1.3, §7.5.3).
 
 use std::sync::Mutex;
 
@@ -7,14 +7,12 @@ use egm_address::{Gpa, Guest, Span};
 use super::{COMMAND, COMMAND_MEMORY, ConfigSpace, Identity, PciFunction};
 use crate::lock::lock;
 
-/// Vendor and device of QEMU's generic root port, which guests know to be a plain one.
-const VENDOR: u16 = 0x1b36;
-const DEVICE: u16 = 0x000c;
 const CLASS_PCI_BRIDGE: [u8; 3] = [0x06, 0x04, 0x00];
 const HEADER_BRIDGE: u8 = 1;
 
 const PRIMARY_BUS: u16 = 0x18;
 const SECONDARY_BUS: u16 = 0x19;
+const SUBORDINATE_BUS: u16 = 0x1a;
 const MEMORY_BASE: u16 = 0x20;
 const PREFETCHABLE_BASE: u16 = 0x24;
 const PREFETCHABLE_BASE_UPPER: u16 = 0x28;
@@ -25,21 +23,63 @@ const PREFETCHABLE_64_BIT: u16 = 1;
 const GRANULE: u64 = 1 << 20;
 
 const CAPABILITY_EXPRESS: u8 = 0x10;
-/// Version 2, root port, slot implemented.
-const EXPRESS_FLAGS: u16 = 2 | 4 << 4 | 1 << 8;
+/// Capability version 2.
+const EXPRESS_VERSION: u16 = 2;
+const SLOT_IMPLEMENTED: u16 = 1 << 8;
 const DEVICE_ROLE_BASED_ERRORS: u32 = 1 << 15;
 /// 2.5 GT/s, one lane.
 const LINK_CAPABILITIES: u32 = 1 | 1 << 4;
 /// 2.5 GT/s, one lane, data link layer active.
 const LINK_STATUS: u16 = 1 | 1 << 4 | 1 << 13;
 
-/// Where a root port sits and what it forwards at the start.
+/// What a port is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PortKind {
+    /// A port of the root complex.
+    Root,
+    /// A switch's, to the root complex. Behind it is the switch's own bus.
+    Upstream,
+    /// A switch's, to a slot.
+    Downstream,
+}
+
+impl PortKind {
+    /// Vendor and device: QEMU's generic root port and a Texas Instruments switch, which guests know to be plain ones.
+    const fn ids(self) -> (u16, u16) {
+        match self {
+            Self::Root => (0x1b36, 0x000c),
+            Self::Upstream => (0x104c, 0x8232),
+            Self::Downstream => (0x104c, 0x8233),
+        }
+    }
+
+    /// Device/port type (§7.5.3.2).
+    const fn express(self) -> u16 {
+        match self {
+            Self::Root => 4,
+            Self::Upstream => 5,
+            Self::Downstream => 6,
+        }
+    }
+
+    const fn has_slot(self) -> bool {
+        !matches!(self, Self::Upstream)
+    }
+}
+
+/// What a port is and what it forwards at the start.
 #[derive(Debug, Clone, Copy)]
-pub struct RootPortConfig {
-    /// Physical slot number, 13 bits.
+pub struct PortConfig {
+    /// What it is.
+    pub kind: PortKind,
+    /// Physical slot number, 13 bits; an upstream port has none.
     pub slot: u16,
+    /// Bus that it is on.
+    pub primary: u8,
     /// Bus behind it.
     pub secondary: u8,
+    /// Highest bus behind it.
+    pub subordinate: u8,
     /// 32-bit memory window.
     pub window32: Option<Span<Guest>>,
     /// 64-bit prefetchable memory window.
@@ -48,17 +88,18 @@ pub struct RootPortConfig {
     pub occupied: bool,
 }
 
-/// A root port.
-pub struct RootPort {
+/// A port.
+pub struct Port {
     config: Mutex<ConfigSpace>,
 }
 
-impl RootPort {
-    /// A root port with the plan's numbers and windows already programmed.
-    pub fn new(port: &RootPortConfig) -> Self {
+impl Port {
+    /// A port with the plan's numbers and windows already programmed.
+    pub fn new(port: &PortConfig) -> Self {
+        let (vendor, device) = port.kind.ids();
         let identity = Identity {
-            vendor: VENDOR,
-            device: DEVICE,
+            vendor,
+            device,
             revision: 0,
             class: CLASS_PCI_BRIDGE,
             subsystem_vendor: 0,
@@ -66,7 +107,7 @@ impl RootPort {
             header_type: HEADER_BRIDGE,
         };
         let mut config = ConfigSpace::new(identity, &[]);
-        config.put(PRIMARY_BUS, &[0, port.secondary, port.secondary]);
+        config.put(PRIMARY_BUS, &[port.primary, port.secondary, port.subordinate]);
         config.allow(PRIMARY_BUS, &[0xff, 0xff, 0xff]);
         config.put(0x1c, &[0xf0, 0x00]); // I/O base above limit: no I/O window
         let (base, limit) = window_registers(port.window32);
@@ -91,6 +132,14 @@ impl RootPort {
         bus
     }
 
+    /// Whether configuration accesses to `bus` are passed on.
+    pub fn forwards_bus(&self, bus: u8) -> bool {
+        let config = lock(&self.config);
+        let [secondary, _] = config.u16(SECONDARY_BUS).to_le_bytes();
+        let [subordinate, _] = config.u16(SUBORDINATE_BUS).to_le_bytes();
+        (secondary..=subordinate).contains(&bus)
+    }
+
     /// Whether an access to all of `span` is passed on.
     pub fn forwards(&self, span: Span<Guest>) -> bool {
         let config = lock(&self.config);
@@ -106,7 +155,7 @@ impl RootPort {
     }
 }
 
-impl PciFunction for RootPort {
+impl PciFunction for Port {
     fn config_read(&self, offset: u16, data: &mut [u8]) {
         lock(&self.config).read(offset, data);
     }
@@ -138,7 +187,7 @@ fn window(base: u64, limit: u64) -> Option<Span<Guest>> {
 }
 
 /// The PCI Express capability's registers after its header (§7.5.3).
-fn express(port: &RootPortConfig) -> [u8; 58] {
+fn express(port: &PortConfig) -> [u8; 58] {
     let mut body = [0; 58];
     let mut put = |at: usize, data: &[u8]| {
         for (to, from) in body.iter_mut().skip(at).zip(data) {
@@ -146,12 +195,15 @@ fn express(port: &RootPortConfig) -> [u8; 58] {
         }
     };
     let link_status = if port.occupied { LINK_STATUS } else { 1 | 1 << 4 };
-    put(0x00, &EXPRESS_FLAGS.to_le_bytes());
+    let slot = if port.kind.has_slot() { SLOT_IMPLEMENTED } else { 0 };
+    put(0x00, &(EXPRESS_VERSION | port.kind.express() << 4 | slot).to_le_bytes());
     put(0x02, &DEVICE_ROLE_BASED_ERRORS.to_le_bytes());
     put(0x0a, &(LINK_CAPABILITIES | u32::from(port.slot & 0xff) << 24).to_le_bytes());
     put(0x10, &link_status.to_le_bytes());
-    put(0x12, &(u32::from(port.slot) << 19).to_le_bytes());
-    put(0x18, &(u16::from(port.occupied) << 6).to_le_bytes()); // presence detect state
+    if port.kind.has_slot() {
+        put(0x12, &(u32::from(port.slot) << 19).to_le_bytes());
+        put(0x18, &(u16::from(port.occupied) << 6).to_le_bytes()); // presence detect state
+    }
     put(0x2a, &(1u32 << 1).to_le_bytes()); // supported link speeds: 2.5 GT/s
     put(0x2e, &1u16.to_le_bytes()); // target link speed
     body
@@ -165,10 +217,13 @@ mod tests {
         Span::new(Gpa::new(start), size).unwrap()
     }
 
-    fn port() -> RootPort {
-        RootPort::new(&RootPortConfig {
+    fn port() -> Port {
+        Port::new(&PortConfig {
+            kind: PortKind::Root,
             slot: 1,
+            primary: 0,
             secondary: 3,
+            subordinate: 3,
             window32: None,
             window64: Some(span(0x80_0000_0000, 2 << 20)),
             occupied: true,
