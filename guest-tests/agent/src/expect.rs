@@ -72,6 +72,8 @@ pub(crate) struct Window {
 pub(crate) enum BarKind {
     /// 32-bit memory, not prefetchable.
     Memory32,
+    /// 64-bit memory, not prefetchable.
+    Memory64,
     /// 64-bit memory, prefetchable.
     Memory64Prefetchable,
 }

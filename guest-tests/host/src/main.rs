@@ -21,6 +21,7 @@ mod kernel;
 mod l1;
 mod lent;
 mod modules;
+mod passed;
 mod physical;
 mod process;
 mod progress;

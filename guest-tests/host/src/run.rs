@@ -16,6 +16,7 @@ use crate::host_parts::{GUEST, HOST, HostParts, PORT, Plan};
 use crate::initramfs;
 use crate::judge::{Collected, case, judge};
 use crate::lent;
+use crate::passed;
 use crate::process::{Limit, Reaction, watch};
 use crate::progress::Stage;
 use crate::qemu;
@@ -112,6 +113,9 @@ impl Runner {
             };
             return tell(self, scenario, region, &report);
         }
+        if !scenario.passed.is_empty() {
+            return passed::run(self, scenario, &report);
+        }
         let machine = self.machine(scenario, &report)?;
         let mut result = ScenarioResult {
             scenario: scenario.name.into(),
@@ -161,6 +165,10 @@ impl Runner {
         });
         if let Some(region) = scenario.region {
             json["egm"] = serde_json::json!([{ "region": region, "size": scenario.tale.slice(), "node": 1 }]);
+        }
+        if !scenario.passed.is_empty() {
+            let device = |function| serde_json::json!({ "type": "vfio", "function": function });
+            json["devices"] = scenario.passed.iter().map(device).collect();
         }
         fs::write(&config, json.to_string()).map_err(LabError::file("write", &config))?;
         let arguments = ["plan".as_ref(), config.as_os_str(), "--json".as_ref()];

@@ -69,7 +69,8 @@ impl Windows {
         for window in lock(&self.windows).iter() {
             let placed = window.peer.zip(window.part.place(bars));
             let placed = placed.map_or(Ok(()), |(peer, gpa)| self.peers.place(peer, gpa));
-            outcome = outcome.and(placed.map_err(|error| (window.part.bar, error)));
+            let placed = placed.map_err(|error| (window.part.bar, error));
+            outcome = outcome.and(placed);
         }
         outcome
     }

@@ -12,6 +12,7 @@ mod hmat;
 mod memory_map;
 mod msix;
 mod numa;
+mod nvme;
 mod pci;
 mod rng;
 mod virtio_blk;
@@ -87,6 +88,7 @@ pub(crate) static ALL: &[Check] = &[
         "disks keep what is written and flushed, discard, and refuse writes when read-only",
         virtio_blk::run,
     ),
+    check("nvme", "a passed NVMe drive keeps what is written, with interrupts by MSI-X", nvme::run),
     check("virtio_net", "UDP and TCP through the tap come back byte for byte", virtio_net::run),
     check("vsock", "256 KiB to the host's vsock port come back byte for byte", vsock::run),
     check("msix", "each virtio device has its MSI-X vectors and they fire", msix::run),

@@ -133,6 +133,7 @@ fn foreign(function: &Function) -> bool {
 fn kind(claim: &mut Claim, function: &Function, bar: &Bar, flags: u64) {
     let wanted = match bar.kind {
         BarKind::Memory32 => MEMORY,
+        BarKind::Memory64 => MEMORY | MEMORY_64,
         BarKind::Memory64Prefetchable => MEMORY | PREFETCH | MEMORY_64,
     };
     claim.holds(flags & (MEMORY | PREFETCH | MEMORY_64) == wanted, || {

@@ -94,12 +94,23 @@ fn disk(
         claim.seen(format!("{id} is mounted: only read"));
         return Ok(());
     }
+    keeps(claim, name, id, args)
+}
+
+/// Disk `name`, which is `id` in the configuration, keeps what is written, and carries the signature afterwards.
+pub(super) fn keeps(claim: &mut Claim, name: &str, id: &str, args: &Arguments) -> Result<(), Broken> {
+    let mut file = open(name, true)?;
+    let size =
+        file.seek(SeekFrom::End(0)).map_err(Broken::system(format!("cannot find the end of {name}")))?;
+    let mut buffer = Mapping::new(CHUNK).map_err(Broken::system("no memory for transfers"))?;
+    let bytes = buffer.bytes_mut();
+    let folder = Path::new("/sys/block").join(name);
     let discards = sysfs::number(folder.join("queue/discard_max_bytes"))? > 0;
-    if let Err(error) = write_and_read(claim, &open(name, true)?, id, size, discards, bytes) {
+    if let Err(error) = write_and_read(claim, &file, id, size, discards, bytes) {
         claim.untrue(format!("{id}: {error}"));
     }
     if let Some(text) = args.text("blk.signature") {
-        sign(&open(name, true)?, size, text, bytes).map_err(Broken::system(format!("cannot sign {id}")))?;
+        sign(&file, size, text, bytes).map_err(Broken::system(format!("cannot sign {id}")))?;
     }
     Ok(())
 }

@@ -11,6 +11,7 @@ mod reset;
 mod sigterm;
 mod slices;
 mod smp;
+mod vfio;
 
 use std::time::Duration;
 
@@ -37,6 +38,8 @@ pub(crate) struct Scenario {
     pub(crate) region: Option<&'static str>,
     /// Which of them.
     pub(crate) tale: Tale,
+    /// Functions of the host that its guest gets, for the story of those.
+    pub(crate) passed: &'static [&'static str],
     /// What must be on the first disk afterwards.
     pub(crate) disk: Option<Proof>,
     /// Whether a Debian root file system is on the first disk and reports, in place of the agent.
@@ -80,6 +83,7 @@ const PLAIN: Scenario = Scenario {
     terminate_on: None,
     region: None,
     tale: Tale::Owned,
+    passed: &[],
     disk: None,
     debian: false,
     boots: 1,
@@ -88,7 +92,7 @@ const PLAIN: Scenario = Scenario {
 };
 
 /// Every scenario, in the order in which they run.
-pub(crate) const ALL: [Scenario; 15] = [
+pub(crate) const ALL: [Scenario; 16] = [
     demo::SCENARIO,
     smp::SCENARIO,
     reset::SCENARIO,
@@ -102,6 +106,7 @@ pub(crate) const ALL: [Scenario; 15] = [
     broker::SCENARIO,
     poison::FOUND,
     poison::READ,
+    vfio::NVME,
     boots::SCENARIO,
     debian_root::SCENARIO,
 ];

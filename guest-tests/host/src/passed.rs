@@ -1,0 +1,95 @@
+//! The story of a host function: a guest drives it, what it wrote is where the device keeps it, a guest that resets itself
+//! leaves it usable, and afterwards nobody holds it. The host's IOMMU must have nothing to complain of.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use crate::disk::{self, Proof};
+use crate::error::LabError;
+use crate::judge::{Expected, judge};
+use crate::results::ScenarioResult;
+use crate::run::Runner;
+use crate::scenarios::Scenario;
+use crate::slices::{Fault, Step, timed};
+
+/// The image of the first NVMe drive, where the emulated host sees it.
+const IMAGE: &str = "/share/nvme0.img";
+
+/// The second guest checks all that there is to check of the function, and resets itself.
+const RESET: &str = "egm.checks=pci,nvme egm.exit=reset";
+
+/// Tells the story of the functions of `scenario`.
+pub(crate) fn run(runner: &Runner, scenario: &Scenario, report: &Path) -> Result<ScenarioResult, LabError> {
+    if let Some(function) = scenario.passed.iter().find(|function| group(function).is_none()) {
+        let why = format!("this host has no function {function} in an IOMMU group");
+        return Ok(ScenarioResult::skipped(scenario.name, &why));
+    }
+    let begun = Instant::now();
+    let faults = dmar_faults()?;
+    let machine = runner.machine(scenario, report)?;
+    let first = runner.boot(scenario, &machine, report)?;
+    let mut cases = judge(scenario.expected, &first.collected);
+    cases.push(timed("written", written));
+    let again = Scenario { words: RESET, expected: Expected { exit: 1, ..scenario.expected }, ..*scenario };
+    let machine = runner.machine(&again, report)?;
+    let second = runner.boot(&again, &machine, report)?;
+    let mut after = judge(again.expected, &second.collected);
+    after.iter_mut().for_each(|case| case.name = format!("{} again", case.name));
+    cases.append(&mut after);
+    cases.push(timed("free", || scenario.passed.iter().try_for_each(|function| free(function))));
+    cases.push(timed("no-dma-faults", || no_faults_since(faults)));
+    let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+    Ok(ScenarioResult { scenario: scenario.name.into(), cases, init_millis: first.init, millis })
+}
+
+/// The IOMMU group of a function of this host.
+fn group(function: &str) -> Option<String> {
+    let link = fs::read_link(format!("/sys/bus/pci/devices/{function}/iommu_group")).ok()?;
+    Some(link.file_name()?.to_string_lossy().into_owned())
+}
+
+/// The guest's signature is in the image.
+fn written() -> Step {
+    disk::fault(Proof::Signature, Path::new(IMAGE), None).map_or(Ok(()), |fault| Err(Fault::Untrue(fault)))
+}
+
+/// Who holds a group excludes others: it can be opened, so nobody does.
+fn free(function: &str) -> Step {
+    let group = group(function).ok_or("its group is gone")?;
+    File::options().read(true).write(true).open(format!("/dev/vfio/{group}"))?;
+    Ok(())
+}
+
+/// How many accesses the IOMMU has refused since this host started, by its kernel's log.
+fn dmar_faults() -> Result<usize, LabError> {
+    let output = Command::new("dmesg").output().map_err(LabError::file("run", "dmesg"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(text.lines().filter(|line| is_fault(line)).count())
+}
+
+/// Intel's driver: `DMAR: [DMA Read NO_PASID] Request device [01:00.0] fault addr 0x…`.
+fn is_fault(line: &str) -> bool {
+    line.contains("DMAR:") && line.contains("fault")
+}
+
+fn no_faults_since(before: usize) -> Step {
+    match dmar_faults()?.saturating_sub(before) {
+        0 => Ok(()),
+        new => Err(Fault::Untrue(format!("the IOMMU refused {new} accesses: see dmesg in l1.log"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_access_is_told_from_the_drivers_own_words() {
+        assert!(is_fault(
+            "[9.1] DMAR: [DMA Read NO_PASID] Request device [01:00.0] fault addr 0xfff [fault reason 0x06]"
+        ));
+        assert!(!is_fault("[0.2] DMAR: Host address width 39"));
+    }
+}
