@@ -39,14 +39,14 @@ pub(crate) fn built(cache: &Cache, refresh: bool) -> Result<PathBuf, LabError> {
 /// Debian's stable cloud kernel with the modules that a virtio guest needs.
 pub(crate) fn guest(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
     cache
-        .obtain(GUEST.prefix, "", refresh, |cache, held| fetch(&GUEST, cache, held))
+        .obtain(GUEST.prefix, &GUEST.suffix(), refresh, |cache, held| fetch(&GUEST, cache, held))
         .map(|directory| StockKernel { directory })
 }
 
 /// Debian's stable kernel with the modules that the emulated host needs.
 pub(crate) fn l1(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
     cache
-        .obtain(L1.prefix, "", refresh, |cache, held| fetch(&L1, cache, held))
+        .obtain(L1.prefix, &L1.suffix(), refresh, |cache, held| fetch(&L1, cache, held))
         .map(|directory| StockKernel { directory })
 }
 
@@ -62,6 +62,13 @@ struct Stock {
 
 const GUEST: Stock = Stock { prefix: "guest-", meta: "linux-image-cloud-amd64", modules: &modules::OF_GUEST };
 const L1: Stock = Stock { prefix: "host-", meta: "linux-image-amd64", modules: &modules::OF_L1 };
+
+impl Stock {
+    /// How its entry in the cache ends: it changes with the modules that are wanted.
+    fn suffix(&self) -> String {
+        format!("-{}", id(&self.modules.join(" ")))
+    }
+}
 
 impl StockKernel {
     /// The kernel image.
@@ -127,7 +134,12 @@ fn lost_options<'a>(fragment: &'a str, config: &str) -> Vec<&'a str> {
 
 /// Twelve digits that change whenever the fragment does.
 fn fragment_id() -> String {
-    Sha256::digest(FRAGMENT).iter().take(6).map(|byte| format!("{byte:02x}")).collect()
+    id(FRAGMENT)
+}
+
+/// Twelve digits that change whenever `text` does.
+fn id(text: &str) -> String {
+    Sha256::digest(text).iter().take(6).map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn fetch(stock: &Stock, cache: &Cache, held: &Lock) -> Result<PathBuf, LabError> {
@@ -138,7 +150,7 @@ fn fetch(stock: &Stock, cache: &Cache, held: &Lock) -> Result<PathBuf, LabError>
         .newest(stock.meta, |suite| suite == "trixie/main")
         .or_else(|_| archive.newest(stock.meta, |_| true))?;
     let image = archive.behind(&meta)?;
-    let name = format!("{}{}", stock.prefix, image.version);
+    let name = format!("{}{}{}", stock.prefix, image.version, stock.suffix());
     if cache.path(&name).exists() {
         return Ok(cache.touch(&name));
     }

@@ -35,6 +35,21 @@ if [ -e "$dax" ]; then
     echo namespace0.0 > $dax/namespace
     echo dax0.0 > /sys/bus/nd/drivers/dax_pmem/bind
 fi
+# The functions that guests get, by vendor and device (nvme, igb, e1000e, edu, ivshmem), go to vfio-pci.
+for function in /sys/bus/pci/devices/*; do
+    case $(cat "$function/vendor" "$function/device" | tr -d '\n') in
+    0x1b360x0010 | 0x80860x10c9 | 0x80860x10d3 | 0x12340x11e8 | 0x1af40x1110)
+        [ ! -e "$function/driver" ] || echo "${function##*/}" > "$function/driver/unbind"
+        echo vfio-pci > "$function/driver_override"
+        echo "${function##*/}" > /sys/bus/pci/drivers_probe
+        echo "${function##*/} is in group $(basename "$(readlink "$function/iommu_group")")," \
+            "its driver is $(basename "$(readlink "$function/driver")")"
+        ;;
+    esac
+done
+# The network card that is at one hub with those of the guests.
+ip address add 192.168.101.1/24 dev eth0
+ip link set eth0 up
 run() {
     # shellcheck disable=SC2046 # one argument a line, none with spaces
     /run/tools/egm-lab $(cat /share/arguments)

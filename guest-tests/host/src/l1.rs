@@ -23,8 +23,10 @@ use crate::tools::Tools;
 const OVERHEAD: Duration = Duration::from_secs(60);
 /// How often it may fall silent.
 const ATTEMPTS: u32 = 3;
-/// Size of the NVMe drive.
-const NVME: u64 = 64 << 20;
+/// The images of its NVMe drives, in the shared directory.
+const DRIVES: [&str; 2] = ["nvme0.img", "nvme1.img"];
+/// Size of each.
+const DRIVE: u64 = 64 << 20;
 /// What a run leaves in the shared directory.
 pub(crate) const RESULTS: &str = "results.json";
 /// The console of the emulated host.
@@ -75,19 +77,21 @@ pub(crate) fn boot(
     let (kernel, emulator) = (kernel::l1(cache, false)?, Emulator::of(cache)?);
     let stage = Stage::begin("starting the emulated host");
     let share = share.canonicalize().map_err(LabError::file("find", share))?;
-    let (image, nvme) = (share.join("l1-initramfs.cpio"), share.join("nvme.img"));
+    let (image, drives) = (share.join("l1-initramfs.cpio"), DRIVES.map(|name| share.join(name)));
     let write = |path: &Path, bytes: &[u8]| fs::write(path, bytes).map_err(LabError::file("write", path));
     remove(&share.join("exit"))?;
     write(&share.join("arguments"), arguments.join("\n").as_bytes())?;
     write(&image, &initramfs::l1(&kernel)?)?;
-    let file = fs::File::create(&nvme).map_err(LabError::file("make", &nvme))?;
-    file.set_len(NVME).map_err(LabError::file("size", &nvme))?;
+    for drive in &drives {
+        let file = fs::File::create(drive).map_err(LabError::file("make", drive))?;
+        file.set_len(DRIVE).map_err(LabError::file("size", drive))?;
+    }
     let mut command = emulator.command();
     command.args(qemu::l1(&L1 {
         kernel: &kernel.image(),
         initramfs: &image,
         share: &share,
-        nvme: &nvme,
+        drives: &drives,
         words: "",
     }));
     let ending =

@@ -15,8 +15,9 @@ pub(crate) const OF_GUEST: [&str; 9] = [
     "ext4",
 ];
 
-/// What the emulated host needs: its share, KVM on AMD, what gives guests their devices, and device-DAX.
-pub(crate) const OF_L1: [&str; 14] = [
+/// What the emulated host needs: its share, KVM on AMD, what gives guests their devices, VFIO, and device-DAX. It has no
+/// driver for the functions that guests get.
+pub(crate) const OF_L1: [&str; 16] = [
     "virtio_pci",
     "9pnet_virtio",
     "9p",
@@ -25,7 +26,9 @@ pub(crate) const OF_L1: [&str; 14] = [
     "vhost_net",
     "vhost_vsock",
     "vsock_loopback",
-    "nvme",
+    "virtio_net",
+    "vfio_iommu_type1",
+    "vfio_pci",
     "nd_e820",
     "libnvdimm",
     "nd_pmem",

@@ -1,7 +1,7 @@
 //! QEMU's command lines: the emulated host, and a reference machine to compare a guest with. Pure.
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::capability::L1_MEMORY_MIB;
 use crate::host_parts::{Part, Plan};
@@ -18,6 +18,35 @@ const PERIODIC: &str = "nohz=off highres=off";
 /// lab looks at memory behind the back of its driver, which `iomem=relaxed` permits.
 const SPLIT: &str = "mem=7G memmap=1G$7G memmap=1G!8G iomem=relaxed";
 
+/// Functions that guests get, each in an IOMMU group of its own but for the pair. edu is a DMA engine, and ivshmem's BAR 2
+/// memory that it can reach.
+///
+/// ```text
+///  10.0 port ─ 01:00.0 nvme (egm0)          11.0 port ─ 02:00.0 igb
+///  12.0 port ─ 03:00.0 switch ─ 04:00.0 port ─ 05:00.0 nvme (egm1)
+///                             └ 04:01.0 port ─ 06:00.0 e1000e
+///  13.0 port ─ 07:00.0 and 07:00.1, two e1000e in one group
+///  14.0 edu      15.0 ivshmem      16.0 the host's own network card, at one hub with the others
+/// ```
+///
+/// A hub holds packets back while nobody listens: the sink always does.
+const FUNCTIONS: &str = "\
+    -device pcie-root-port,id=port1,chassis=1,addr=10.0 -device nvme,serial=egm0,drive=drive0,bus=port1 \
+    -device pcie-root-port,id=port2,chassis=2,addr=11.0 \
+    -netdev hubport,id=igb,hubid=0 -device igb,netdev=igb,romfile=,mac=52:54:00:e9:00:02,bus=port2 \
+    -device pcie-root-port,id=port3,chassis=3,addr=12.0 -device x3130-upstream,id=switch,bus=port3 \
+    -device xio3130-downstream,id=down1,chassis=4,slot=1,bus=switch,addr=0.0 \
+    -device xio3130-downstream,id=down2,chassis=5,slot=2,bus=switch,addr=1.0 \
+    -device nvme,serial=egm1,drive=drive1,bus=down1 \
+    -netdev hubport,id=e1000e,hubid=0 -device e1000e,netdev=e1000e,romfile=,mac=52:54:00:e9:00:06,bus=down2 \
+    -device pcie-root-port,id=port4,chassis=6,addr=13.0 \
+    -device e1000e,romfile=,mac=52:54:00:e9:00:07,bus=port4,addr=0.0,multifunction=on \
+    -device e1000e,romfile=,mac=52:54:00:e9:00:08,bus=port4,addr=0.1 \
+    -device edu,dma_mask=0xffffffffffffffff,addr=14.0 \
+    -object memory-backend-ram,id=shm,size=16M,share=on -device ivshmem-plain,memdev=shm,addr=15.0 \
+    -netdev user,id=sink,restrict=on -netdev hubport,id=drain,hubid=0,netdev=sink \
+    -netdev hubport,id=host,hubid=0 -device virtio-net-pci,netdev=host,romfile=,mac=52:54:00:e9:00:01,addr=16.0";
+
 /// What the emulated host boots and shares.
 #[derive(Debug)]
 pub(crate) struct L1<'a> {
@@ -27,31 +56,38 @@ pub(crate) struct L1<'a> {
     pub(crate) initramfs: &'a Path,
     /// The directory that it mounts as `/share`.
     pub(crate) share: &'a Path,
-    /// The image of its NVMe drive, there to be passed through.
-    pub(crate) nvme: &'a Path,
+    /// The images of its two NVMe drives.
+    pub(crate) drives: &'a [PathBuf; 2],
     /// More words on its command line.
     pub(crate) words: &'a str,
 }
 
-/// The emulated host: AMD's virtualisation, because QEMU emulates that one, and Intel's IOMMU with remapping. It has one
+/// The emulated host: AMD's virtualisation, because QEMU emulates that one, and Intel's IOMMU with remapping, whose caching
+/// mode tells devices outside of QEMU what is mapped. It has one
 /// processor: with two, every second guest met page tables that read as zero right after a VMRUN and ended in a triple
 /// fault (QEMU 10.0 and 11.1); with one, none did.
 pub(crate) fn l1(machine: &L1<'_>) -> Vec<OsString> {
     let mut args = words(
         "-nodefaults -nographic -no-reboot -nic none -serial stdio -machine q35,kernel-irqchip=split \
-         -accel tcg -cpu max,+svm -smp 1 -device intel-iommu,intremap=on",
+         -accel tcg -cpu max,+svm -smp 1 -device intel-iommu,intremap=on,caching-mode=on",
     );
-    let append = format!("console=ttyS0 panic=-1 loglevel=4 iommu=pt {PERIODIC} {SPLIT} {}", machine.words);
+    let append = format!(
+        "console=ttyS0 panic=-1 loglevel=4 intel_iommu=on iommu=pt {PERIODIC} {SPLIT} {}",
+        machine.words
+    );
     args.extend([
         "-m".into(),
         format!("{L1_MEMORY_MIB}").into(),
-        "-drive".into(),
-        option("if=none,id=nvme,format=raw,file=", machine.nvme, ""),
-        "-device".into(),
-        "nvme,serial=egm0,drive=nvme,addr=05.0".into(),
         "-virtfs".into(),
         option("local,mount_tag=lab,security_model=none,multidevs=remap,path=", machine.share, ""),
     ]);
+    for (number, drive) in machine.drives.iter().enumerate() {
+        args.extend([
+            "-drive".into(),
+            option(&format!("if=none,id=drive{number},format=raw,file="), drive, ""),
+        ]);
+    }
+    args.extend(words(FUNCTIONS));
     args.extend(boot(machine.kernel, machine.initramfs, append.trim_end()));
     args
 }
@@ -111,11 +147,14 @@ mod tests {
     }
 
     #[test]
-    fn the_emulated_host_has_kvm_an_iommu_a_drive_and_the_share() {
+    fn the_emulated_host_has_kvm_an_iommu_drives_and_the_share() {
         let path = Path::new("/a,b/x");
-        let machine = L1 { kernel: path, initramfs: path, share: path, nvme: path, words: "quiet" };
+        let drives = ["/a,b/x".into(), "/a,b/y".into()];
+        let machine = L1 { kernel: path, initramfs: path, share: path, drives: &drives, words: "quiet" };
         let line = joined(&l1(&machine));
-        for part in ["+svm", "kernel-irqchip=split", "intel-iommu,intremap=on", "path=/a,,b/x", "addr=05.0"] {
+        for part in
+            ["+svm", "kernel-irqchip=split", "intel-iommu,intremap=on", "path=/a,,b/x", "file=/a,,b/y"]
+        {
             assert!(line.contains(part), "{part}");
         }
         assert!(line.ends_with("iomem=relaxed quiet") && line.contains("highres=off mem=7G memmap=1G$7G "));

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use egm_address::{Io, Iova, PciAddress, Span};
 use vfio_bindings::bindings::vfio;
 
-use super::error::{self, OpenError};
+use super::error::OpenError;
 use super::message::Message;
 use super::sys::{self, Request};
 use super::{Track, answer};
@@ -90,8 +90,8 @@ impl Container {
         let rule = "no driver of VFIO has a function of this IOMMU group";
         let file = open(&path).map_err(OpenError::file(&path, &function.to_string(), rule))?;
         if !is_viable(&file).map_err(OpenError::refused(format!("ask {} for its status", path.display())))? {
-            let members = error::used_by_host(Path::new("/"), number);
-            return Err(OpenError::NotViable { function, group: number, members });
+            let why = io::Error::other("the kernel says that somebody else uses it");
+            return Err(OpenError::refused(format!("take IOMMU group {number}"))(why));
         }
         sys::set_container(file.as_fd(), self.file.as_fd())
             .map_err(OpenError::refused(format!("put IOMMU group {number} into a container")))?;
@@ -219,6 +219,6 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        let _ = self.tell(false); // KVM forgets it anyway when the descriptor is closed
+        let _ = self.tell(false); // KVM holds the group's file too: without this the group would stay busy
     }
 }

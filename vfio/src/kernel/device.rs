@@ -19,7 +19,6 @@ use super::message::Message;
 use super::sys::{self, Request};
 use super::{Iommufd, KernelDomain};
 use crate::backend::{Backend, BackendError, InterruptKind, Interrupts, Region, RegionIndex};
-use crate::host;
 use crate::mapping::{MadeOf, Mapping};
 use crate::memory::HostMemory;
 
@@ -61,11 +60,7 @@ impl KernelFunction {
     /// [`OpenError`]; nothing is held then.
     pub fn open(address: PciAddress, domain: &KernelDomain) -> Result<Self, OpenError> {
         let root = Path::new("/");
-        let host = host::function(root, address)?;
-        if !host.driver.as_deref().is_some_and(error::is_vfio) {
-            return Err(OpenError::NotBound { function: address, driver: host.driver });
-        }
-        let group = host.iommu_group.ok_or(OpenError::NoIommu { function: address })?;
+        let group = error::group(root, address)?;
         let refused = |what: &str| OpenError::refused(format!("{what} {address}"));
         let (file, hold) = match domain {
             KernelDomain::Legacy(container) => {
@@ -75,7 +70,7 @@ impl KernelFunction {
             }
             KernelDomain::Iommufd(iommufd) => {
                 let file = open_cdev(root, address)?;
-                iommufd.attach(&file).map_err(|source| attach_error(root, address, group, source))?;
+                iommufd.attach(&file).map_err(|source| attach_error(root, address, source))?;
                 (file, Hold::Attached(Arc::clone(iommufd)))
             }
         };
@@ -152,13 +147,9 @@ fn open_cdev(root: &Path, address: PciAddress) -> Result<File, OpenError> {
     file.map_err(OpenError::file(&path, &address.to_string(), rule))
 }
 
-/// Why iommufd would not take a function: others of its group, another process, or what the kernel says.
-fn attach_error(root: &Path, function: PciAddress, group: u32, source: io::Error) -> OpenError {
-    let members = error::used_by_host(root, group);
+/// Why iommufd would not take a function.
+fn attach_error(root: &Path, function: PciAddress, source: io::Error) -> OpenError {
     match source.raw_os_error() {
-        Some(libc::EPERM | libc::EBUSY) if !members.is_empty() => {
-            OpenError::NotViable { function, group, members }
-        }
         Some(libc::EBUSY) => {
             OpenError::Busy { path: root.join("dev/vfio/devices"), function: function.to_string() }
         }
@@ -212,7 +203,7 @@ pub(super) fn malformed(what: &str) -> io::Error {
 impl Drop for KernelFunction {
     fn drop(&mut self) {
         if let Hold::Attached(iommufd) = &self.hold {
-            let _ = iommufd.tell(self.file.as_fd(), false); // KVM forgets it anyway when the descriptor is closed
+            let _ = iommufd.tell(self.file.as_fd(), false); // KVM holds the file too: it would stay open
         }
     }
 }

@@ -9,6 +9,7 @@ use egm_address::PciAddress;
 
 use crate::dma::DmaError;
 use crate::host::{self, HostError};
+use crate::topology::{self, GroupError};
 
 /// Who must act.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,30 +26,9 @@ pub enum OpenError {
     /// It does not exist, or sysfs is not as documented.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// No driver that lends it.
-    #[error("{function} is not bound to VFIO: {}", driver.as_ref().map_or_else(|| "it has no driver".to_owned(), |driver| format!("the host's driver {driver} has it")))]
-    NotBound {
-        /// The function.
-        function: PciAddress,
-        /// The driver that has it.
-        driver: Option<String>,
-    },
-    /// No IOMMU translates its DMA.
-    #[error("{function} has no IOMMU group: no IOMMU translates what it reads and writes")]
-    NoIommu {
-        /// The function.
-        function: PciAddress,
-    },
-    /// Others in its group belong to the host.
-    #[error("{function} cannot be lent: the host uses others of its IOMMU group {group}: {}", list(members))]
-    NotViable {
-        /// The function.
-        function: PciAddress,
-        /// Its group.
-        group: u32,
-        /// Members that a driver of the host has, and the driver.
-        members: Vec<(PciAddress, String)>,
-    },
+    /// Its driver, its group or the group's others.
+    #[error(transparent)]
+    Group(#[from] GroupError),
     /// A file of VFIO that does not exist.
     #[error("{} does not exist: {rule}", path.display())]
     NoFile {
@@ -89,31 +69,20 @@ pub enum OpenError {
     Dma(#[from] DmaError),
 }
 
-fn list(members: &[(PciAddress, String)]) -> String {
-    let words = members.iter().map(|(function, driver)| format!("{function} ({driver})"));
-    words.collect::<Vec<_>>().join(", ")
-}
-
-/// Members of IOMMU group `number` that a driver of the host has: those that make it not viable. Drivers of VFIO and
-/// pci-stub leave functions alone, as pcieport does its bridges.
-pub(super) fn used_by_host(root: &Path, number: u32) -> Vec<(PciAddress, String)> {
+/// The IOMMU group of the function at `address` of the host whose tree is at `root`, when it can be lent.
+pub(super) fn group(root: &Path, address: PciAddress) -> Result<u32, OpenError> {
+    let function = host::function(root, address)?;
+    let Some(number) = function.iommu_group else {
+        return Err(GroupError::NoGroup { function: address }.into());
+    };
     let folder = root.join(format!("sys/kernel/iommu_groups/{number}/devices"));
-    let names = fs::read_dir(folder)
-        .into_iter()
-        .flatten()
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let functions = names.filter_map(|name| host::function(root, name.parse().ok()?).ok());
-    let mut used: Vec<_> = functions
-        .filter_map(|function| Some((function.address, function.driver?)))
-        .filter(|(_, driver)| !is_vfio(driver) && driver != "pci-stub" && driver != "pcieport")
-        .collect();
-    used.sort();
-    used
-}
-
-/// Whether a driver of this name lends its functions: `vfio-pci`, `nvgrace_gpu_vfio_pci`, `mlx5_vfio_pci`.
-pub(super) fn is_vfio(driver: &str) -> bool {
-    driver.replace('_', "-").ends_with("vfio-pci")
+    let names = fs::read_dir(folder).into_iter().flatten();
+    let members = names.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let others = members.filter(|member| *member != address).map(|member| host::function(root, member));
+    let mut functions = others.collect::<Result<Vec<_>, _>>()?;
+    functions.push(function);
+    topology::usable(&functions, address)?;
+    Ok(number)
 }
 
 impl OpenError {
@@ -141,7 +110,9 @@ impl OpenError {
     /// Who must act.
     pub fn fault(&self) -> Fault {
         match self {
-            Self::Host(HostError::Missing { .. }) => Fault::Configuration,
+            Self::Host(HostError::Missing { .. }) | Self::Group(GroupError::Missing { .. }) => {
+                Fault::Configuration
+            }
             _ => Fault::Host,
         }
     }
@@ -149,16 +120,8 @@ impl OpenError {
     /// What to do about it.
     pub fn remedy(&self) -> Option<String> {
         Some(match self {
+            Self::Group(error) => error.help(),
             Self::Host(HostError::Missing { .. }) => "see: egm-vmm check".to_owned(),
-            Self::NotBound { function, .. } => format!("as root: scripts/bind {function}"),
-            Self::NoIommu { .. } => {
-                "switch the IOMMU on in the firmware, and on x86 boot with intel_iommu=on or amd_iommu=on"
-                    .to_owned()
-            }
-            Self::NotViable { members, .. } => {
-                let names: Vec<String> = members.iter().map(|(function, _)| function.to_string()).collect();
-                format!("as root: scripts/bind {}", names.join(" "))
-            }
             Self::NotPermitted { path, .. } => {
                 format!("as root: chown $USER {}, or a udev rule for the subsystem vfio", path.display())
             }
@@ -172,6 +135,7 @@ impl OpenError {
 #[cfg(test)]
 mod tests {
     use std::error::Error;
+    use std::os::unix::fs::symlink;
 
     use super::*;
 
@@ -179,20 +143,46 @@ mod tests {
         text.parse().unwrap()
     }
 
+    /// A host with two functions in group 7: `ours` and `other` are their drivers.
+    fn host(ours: &str, other: &str) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        let devices = root.path().join("sys/kernel/iommu_groups/7/devices");
+        fs::create_dir_all(&devices).unwrap();
+        fs::write(devices.with_file_name("reserved_regions"), "").unwrap();
+        for (address, driver) in [("0000:41:00.0", ours), ("0000:41:00.1", other)] {
+            let folder = root.path().join("sys/bus/pci/devices").join(address);
+            fs::create_dir_all(&folder).unwrap();
+            for (name, text) in [("vendor", "0x10de"), ("device", "0x2335"), ("class", "0x030200")] {
+                fs::write(folder.join(name), text).unwrap();
+            }
+            fs::write(folder.join("resource"), "").unwrap();
+            symlink("../../../../kernel/iommu_groups/7", folder.join("iommu_group")).unwrap();
+            symlink(format!("../drivers/{driver}"), folder.join("driver")).unwrap();
+            fs::write(devices.join(address), "").unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn a_function_of_vfio_alone_or_among_its_own_has_its_group() {
+        assert_eq!(group(host("vfio-pci", "vfio-pci").path(), address("0000:41:00.0")).unwrap(), 7);
+    }
+
     #[test]
     fn an_unbound_function_names_its_driver_and_the_command() {
-        let error = OpenError::NotBound { function: address("0000:41:00.0"), driver: Some("nvme".into()) };
-        assert_eq!(error.to_string(), "0000:41:00.0 is not bound to VFIO: the host's driver nvme has it");
-        assert_eq!(error.remedy().unwrap(), "as root: scripts/bind 0000:41:00.0");
-        assert_eq!(error.fault(), Fault::Host);
+        let error = group(host("nvme", "vfio-pci").path(), address("0000:41:00.0")).unwrap_err();
+        assert!(error.to_string().contains("0000:41:00.0 is bound to nvme"), "{error}");
+        assert_eq!(
+            (error.remedy().unwrap().as_str(), error.fault()),
+            ("scripts/bind 0000:41:00.0", Fault::Host)
+        );
     }
 
     #[test]
     fn a_group_that_is_not_viable_names_the_other_members() {
-        let members = vec![(address("0000:41:00.1"), "snd_hda_intel".into())];
-        let error = OpenError::NotViable { function: address("0000:41:00.0"), group: 7, members };
-        assert!(error.to_string().ends_with("IOMMU group 7: 0000:41:00.1 (snd_hda_intel)"), "{error}");
-        assert_eq!(error.remedy().unwrap(), "as root: scripts/bind 0000:41:00.1");
+        let error = group(host("vfio-pci", "snd_hda_intel").path(), address("0000:41:00.0")).unwrap_err();
+        assert!(error.to_string().ends_with("0000:41:00.1 by snd_hda_intel"), "{error}");
+        assert_eq!(error.remedy().unwrap(), "scripts/bind 0000:41:00.1");
     }
 
     #[test]

@@ -74,13 +74,21 @@ impl Iommufd {
         }))
     }
 
-    /// Takes a function, whose cdev was just opened: it reaches what is mapped from then on. Closing it undoes that.
+    /// Takes a function, whose cdev was just opened: it reaches what is mapped. Closing it undoes that.
     pub(super) fn attach(&self, function: &File) -> io::Result<()> {
+        self.tell(function.as_fd(), true)?;
+        let bound = self.bind(function);
+        if bound.is_err() {
+            let _ = self.tell(function.as_fd(), false);
+        }
+        bound
+    }
+
+    fn bind(&self, function: &File) -> io::Result<()> {
         type Bind = vfio::vfio_device_bind_iommufd;
         type Attach = vfio::vfio_device_attach_iommufd_pt;
-        self.tell(function.as_fd(), true)?;
         let iommufd = u32::try_from(self.file.as_raw_fd()).map_err(io::Error::other)?;
-        // Older kernels know the structure up to the device's number; newer ones take that too.
+        // Older kernels know the structures up to the function's number and without a PASID; newer ones take that too.
         let mut bind = Message::of::<Bind>(0)
             .resized(offset_of!(Bind, token_uuid_ptr))
             .with(offset_of!(Bind, iommufd), iommufd);

@@ -8,6 +8,7 @@ use egm_vfio::backend::Backend;
 use egm_vfio::dma::{Access, DmaError, Domain, Memlock, Piece, locked_bytes, map_all, order};
 use egm_vfio::kernel::{Container, Fault, Iommufd, KernelDomain, KernelFunction, OpenError, Track};
 use egm_vfio::memory::HostMemory;
+use egm_vfio::topology::GroupError;
 
 use crate::config::DeviceKind;
 use crate::error::{Blame, Report};
@@ -93,7 +94,7 @@ impl AddressSpaces {
     pub(super) fn function(&self, address: PciAddress) -> Result<Arc<dyn Backend>, OpenError> {
         match &self.kernel {
             Some(domain) => Ok(Arc::new(KernelFunction::open(address, domain)?)),
-            None => Err(OpenError::NoIommu { function: address }), // a plan that was not asked for it
+            None => Err(GroupError::NoGroup { function: address }.into()), // a plan that was not asked for it
         }
     }
 
