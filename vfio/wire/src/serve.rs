@@ -4,13 +4,19 @@
 //! descriptors. Accesses beyond a region's end behave as on a bus, where nobody answers: reads give ones, writes go
 //! nowhere. An error reply would be right too, but a client is in use that waits for ever for the data after one.
 
+mod vectors;
+mod windows;
+
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 
+pub use self::vectors::Vectors;
+pub use self::windows::{Place, Windows};
 use crate::frame::Header;
 use crate::message::{
-    Access, Capabilities, DeviceInfo, DmaMap, DmaUnmap, IrqInfo, Query, RegionInfo, Request, SetIrqs, Write,
+    Access, Call, Capabilities, DeviceInfo, DmaAccess, DmaMap, DmaUnmap, IrqInfo, Query, RegionInfo, Request,
+    SetIrqs, Write,
 };
 use crate::session::server::{Server as Session, Step};
 use crate::session::{Fault, Ticket};
@@ -65,6 +71,15 @@ pub trait Device {
     /// What the client is told.
     fn reset(&mut self) -> Result<(), Errno>;
 
+    /// What the device wants of the client's memory where it has no file to it. Asked after every message, unless the last
+    /// question has no answer yet; the client goes on with its own requests meanwhile.
+    fn call(&mut self) -> Option<Call<'_>> {
+        None
+    }
+
+    /// The answer: all bytes of a read, or nothing for a write; or why not.
+    fn answered(&mut self, _answer: Result<&[u8], Errno>) {}
+
     /// The client is gone: memory and eventfds have to be let go, the device's state stays.
     fn disconnected(&mut self);
 }
@@ -86,7 +101,7 @@ pub fn capabilities() -> Capabilities {
     Capabilities {
         max_msg_fds: Some(MOST_FDS as u64),
         max_data_xfer_size: Some(1 << 20),
-        max_dma_maps: Some(0xffff),
+        max_dma_maps: Some(windows::MOST_WINDOWS as u64),
         pgsizes: Some(0x1000),
         write_multiple: Some(true),
         ..Capabilities::default()
@@ -112,6 +127,9 @@ struct Server<'a> {
     session: Session,
     info: DeviceInfo,
     sizes: Vec<u64>,
+    /// What the client was asked for.
+    asked: DmaAccess,
+    wants_bytes: bool,
     out: Vec<u8>,
 }
 
@@ -124,7 +142,15 @@ impl<'a> Server<'a> {
         info.regions = info.regions.min(MOST_INDICES);
         info.irqs = info.irqs.min(MOST_INDICES);
         let sizes = (0..info.regions).map(|index| device.region(index).0.size).collect();
-        Self { device, session: Session::new(capabilities()), info, sizes, out: Vec::new() }
+        Self {
+            device,
+            session: Session::new(capabilities()),
+            info,
+            sizes,
+            asked: DmaAccess { address: 0, count: 0 },
+            wants_bytes: false,
+            out: Vec::new(),
+        }
     }
 
     fn run(&mut self, connection: &mut Connection) -> Result<(), Served> {
@@ -134,6 +160,7 @@ impl<'a> Server<'a> {
             match self.session.take(connection.frame(), fds.len())? {
                 Step::Reply(header, body) => send(connection, header, &body, &[])?,
                 Step::Nothing => {}
+                Step::Answer(outcome) => self.answer(connection.frame().body, outcome.err()),
                 Step::Serve(ticket, Request::RegionInfo(query)) => self.region(connection, ticket, query)?,
                 Step::Serve(ticket, request) => {
                     self.out.clear();
@@ -150,7 +177,40 @@ impl<'a> Server<'a> {
                     }
                 }
             }
+            self.ask(connection)?;
         }
+    }
+
+    /// Asks the client for what the device wants.
+    fn ask(&mut self, connection: &Connection) -> Result<(), Served> {
+        if !self.session.may_ask() {
+            return Ok(());
+        }
+        let Some(call) = self.device.call() else { return Ok(()) };
+        self.asked = call.access();
+        self.wants_bytes = matches!(call, Call::Read(_));
+        match self.session.ask(&call) {
+            Some(header) => {
+                self.out.clear();
+                self.asked.encode(&mut self.out);
+                Ok(connection.send(header, [&self.out, call.data()], &[], u32::MAX)?)
+            }
+            None => {
+                self.device.answered(Err(Errno::TOOBIG));
+                Ok(())
+            }
+        }
+    }
+
+    /// The client's answer has to be as long as what it was asked for.
+    fn answer(&mut self, body: &[u8], error: Option<u32>) {
+        let bytes = DmaAccess::split(body).ok().filter(|(access, _)| *access == self.asked);
+        let count =
+            if self.wants_bytes { usize::try_from(self.asked.count).unwrap_or(usize::MAX) } else { 0 };
+        let bytes = bytes.and_then(|(_, bytes)| bytes.get(..count));
+        // A write may be answered without repeating what was written.
+        let bytes = bytes.or_else(|| (!self.wants_bytes).then_some(&[]));
+        self.device.answered(bytes.filter(|_| error.is_none()).ok_or(Errno::IO));
     }
 
     /// The one reply that a descriptor goes with.

@@ -55,6 +55,7 @@ const ARCH_DOORS: &[(&str, &str)] = &[
 const ARROWS: &[(&str, &[&str])] = &[
     ("egm-address", &[]),
     ("egm-device", &["egm-address", "egm-vfio-wire"]),
+    ("egm-function", &["egm-vfio-wire"]),
     ("egm-guest", &["egm-address", "egm-report"]),
     ("egm-lab", &["egm-address", "egm-payload", "egm-report"]),
     ("egm-payload", &[]),

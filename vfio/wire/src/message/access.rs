@@ -1,6 +1,6 @@
 //! Reads and writes: of a region by the client, of the client's memory by the server.
 
-use super::Wrong;
+use super::{Command, Wrong};
 use crate::bytes::{Reader, put_u32, put_u64};
 
 /// Bytes of a region: the request to read them, and the head of every message that carries or acknowledges them.
@@ -163,5 +163,51 @@ impl DmaAccess {
     /// As a body.
     pub fn encode(&self, out: &mut Vec<u8>) {
         put_u64(out, [self.address, self.count]);
+    }
+}
+
+/// What a server asks of a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Call<'a> {
+    /// Bytes of memory.
+    Read(DmaAccess),
+    /// Bytes to memory, as many as the access says.
+    Write(DmaAccess, &'a [u8]),
+}
+
+impl<'a> Call<'a> {
+    /// What `command` with `body` asks for.
+    ///
+    /// # Errors
+    /// [`Wrong`], for any bytes that are not what the command calls for.
+    pub fn decode(command: u16, body: &'a [u8]) -> Result<Self, Wrong> {
+        let (access, rest) = DmaAccess::split(body)?;
+        match Command::try_from(command)? {
+            Command::DmaRead => Ok(Self::Read(access)),
+            Command::DmaWrite => {
+                let data = Reader::new("data of a write to memory", rest).bytes(access.count)?;
+                Ok(Self::Write(access, data))
+            }
+            _ => Err(Wrong::Command { command }),
+        }
+    }
+
+    /// The command that asks for it.
+    #[must_use]
+    pub fn command(&self) -> Command {
+        if let Self::Read(_) = self { Command::DmaRead } else { Command::DmaWrite }
+    }
+
+    /// Which memory.
+    #[must_use]
+    pub fn access(&self) -> DmaAccess {
+        let (Self::Read(access) | Self::Write(access, _)) = self;
+        *access
+    }
+
+    /// What follows the access in the message.
+    #[must_use]
+    pub fn data(&self) -> &'a [u8] {
+        if let Self::Write(_, data) = self { data } else { &[] }
     }
 }

@@ -12,7 +12,7 @@ mod irq;
 mod region;
 mod version;
 
-pub use access::{Access, DmaAccess, Write, Writes};
+pub use access::{Access, Call, DmaAccess, Write, Writes};
 pub use device::DeviceInfo;
 pub use dma::{DmaMap, DmaUnmap};
 pub use feature::{Feature, Migration};

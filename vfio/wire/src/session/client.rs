@@ -2,7 +2,7 @@
 
 use super::{EINVAL, Fault, MAJOR, MINOR, Ticket, agree, most};
 use crate::frame::{Frame, Header, Kind};
-use crate::message::{Capabilities, Command, DmaAccess, Limits, Request, Version};
+use crate::message::{Call, Capabilities, Command, Limits, Request, Version};
 
 /// Requests that wait for their replies at a time.
 const MOST_WAITING: usize = 256;
@@ -23,15 +23,6 @@ pub enum Heard<'a> {
     Asked(Ticket, Call<'a>),
     /// Send this refusal, or nothing.
     Refuse(Option<Header>),
-}
-
-/// What a server asks of a client.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Call<'a> {
-    /// Bytes of memory.
-    Read(DmaAccess),
-    /// Bytes to memory, as many as the access says.
-    Write(DmaAccess, &'a [u8]),
 }
 
 /// Why a request cannot be sent: our own mistake, or a limit of the server's.
@@ -186,15 +177,8 @@ impl Client {
     fn asked<'a>(&mut self, frame: Frame<'a>, fds: usize, no_reply: bool) -> Heard<'a> {
         let ticket = Ticket::new(frame.header, no_reply);
         let most = self.ours.limits().map_or(0, |limits| limits.data);
-        let access = DmaAccess::split(frame.body).ok().filter(|(access, _)| access.count <= most.into());
-        let call = match (Command::try_from(frame.header.command), access) {
-            (Ok(Command::DmaRead), Some((access, _))) if fds == 0 => Some(Call::Read(access)),
-            (Ok(Command::DmaWrite), Some((access, data))) if fds == 0 => {
-                let count = usize::try_from(access.count).unwrap_or(usize::MAX);
-                data.get(..count).map(|data| Call::Write(access, data))
-            }
-            _ => None,
-        };
+        let call = Call::decode(frame.header.command, frame.body).ok();
+        let call = call.filter(|call| fds == 0 && call.access().count <= most.into());
         match call {
             Some(call) => Heard::Asked(ticket, call),
             None => {

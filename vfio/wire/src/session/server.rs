@@ -2,7 +2,7 @@
 
 use super::{EINVAL, Fault, MINOR, Ticket, agree, most};
 use crate::frame::{Frame, Header, Kind};
-use crate::message::{Capabilities, Command, Limits, Request, Version, Wrong};
+use crate::message::{Call, Capabilities, Command, Limits, Request, Version, Wrong};
 
 /// What a server does with a message.
 #[derive(Debug, PartialEq, Eq)]
@@ -11,6 +11,8 @@ pub enum Step<'a> {
     Reply(Header, Vec<u8>),
     /// Carry it out and answer by the ticket.
     Serve(Ticket, Request<'a>),
+    /// The client's answer to what it was asked: the body, or its errno (0 when it gives none).
+    Answer(Result<&'a [u8], u32>),
     /// Nothing: it was refused, and its sender wants no reply.
     Nothing,
 }
@@ -21,6 +23,9 @@ pub enum Step<'a> {
 pub struct Server {
     ours: Capabilities,
     state: State,
+    /// What the client was asked: its message's id and command.
+    asked: Option<(u16, u16)>,
+    next: u16,
     refused: u64,
 }
 
@@ -35,7 +40,7 @@ impl Server {
     /// `ours` is what the server takes; names that the client does not propose are not answered.
     #[must_use]
     pub fn new(ours: Capabilities) -> Self {
-        Self { ours, state: State::Greeting, refused: 0 }
+        Self { ours, state: State::Greeting, asked: None, next: 0, refused: 0 }
     }
 
     /// Bytes of the largest message that may come.
@@ -56,6 +61,24 @@ impl Server {
         self.refused
     }
 
+    /// Whether the client may be asked for something now: it is asked for one thing at a time.
+    #[must_use]
+    pub fn may_ask(&self) -> bool {
+        self.asked.is_none() && self.limits().is_some()
+    }
+
+    /// The header of a question to the client; `None` when it may not be asked now, or not for so much.
+    #[must_use]
+    pub fn ask(&mut self, call: &Call<'_>) -> Option<Header> {
+        let most = self.limits().filter(|_| self.may_ask())?.data;
+        let (id, command) = (self.next, call.command().number());
+        (call.access().count <= most.into()).then(|| {
+            self.next = self.next.wrapping_add(1);
+            self.asked = Some((id, command));
+            Header { id, command, kind: Kind::Command { no_reply: false } }
+        })
+    }
+
     /// A message came with `fds` file descriptors.
     ///
     /// # Errors
@@ -70,7 +93,14 @@ impl Server {
 
     fn step<'a>(&mut self, frame: Frame<'a>, fds: usize) -> Result<Step<'a>, Fault> {
         let Header { id, command, kind } = frame.header;
-        let Kind::Command { no_reply } = kind else { return Err(Fault::Unasked { id, command }) };
+        let no_reply = match kind {
+            Kind::Command { no_reply } => no_reply,
+            Kind::Reply { error } if self.asked == Some((id, command)) && fds == 0 => {
+                self.asked = None;
+                return Ok(Step::Answer(error.map_or(Ok(frame.body), Err)));
+            }
+            Kind::Reply { .. } => return Err(Fault::Unasked { id, command }),
+        };
         let request = Request::decode(command, frame.body);
         match &self.state {
             State::Closed => Err(Fault::Closed),

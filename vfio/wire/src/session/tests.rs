@@ -1,10 +1,10 @@
 use proptest::prelude::*;
 
-use super::client::{Call, Client, Heard, Unsendable};
+use super::client::{Client, Heard, Unsendable};
 use super::server::{Server, Step};
 use super::*;
 use crate::frame::{Frame, split};
-use crate::message::{Access, Command, DmaAccess, DmaMap, Query, Request};
+use crate::message::{Access, Call, Command, DmaAccess, DmaMap, Query, Request};
 
 fn ours() -> Capabilities {
     Capabilities { max_msg_fds: Some(8), max_data_xfer_size: Some(4096), ..Capabilities::default() }
@@ -239,4 +239,29 @@ proptest! {
         }
         prop_assert!(rest.is_empty());
     }
+}
+
+#[test]
+fn a_server_asks_one_thing_at_a_time_and_believes_only_its_answer() {
+    let (_, mut server) = agreed();
+    let read = Call::Read(DmaAccess { address: 0x1000, count: 2 });
+    let asked = server.ask(&read).unwrap();
+    assert_eq!(server.ask(&read), None);
+    let reply = |id, command, body: &'static [u8]| Frame {
+        header: Header { id, command, kind: Kind::Reply { error: None } },
+        body,
+    };
+    let reset = Frame { header: command(Command::Reset, false), body: &[] };
+    assert!(matches!(server.take(reset, 0), Ok(Step::Serve(..))), "the client may go on meanwhile");
+    assert_eq!(server.take(reply(asked.id, 11, &[1]), 0), Ok(Step::Answer(Ok(&[1]))));
+    assert!(server.ask(&read).is_some());
+    assert!(matches!(server.take(reply(asked.id, 11, &[1]), 0), Err(Fault::Unasked { .. })), "an old answer");
+
+    let (_, mut server) = agreed();
+    assert_eq!(
+        server.ask(&Call::Read(DmaAccess { address: 0, count: 4097 })),
+        None,
+        "the client takes no more"
+    );
+    assert_eq!(Server::new(ours()).ask(&read), None);
 }

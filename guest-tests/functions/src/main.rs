@@ -1,0 +1,98 @@
+//! `egm-function`: serves the test function on a socket, to one client after the other.
+
+use std::io;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use egm_function::config::Identity;
+use egm_function::device::{Function, Setup};
+use egm_vfio_wire::serve::serve;
+use egm_vfio_wire::socket::{Connection, Patience};
+
+/// A PCI function for tests, behind vfio-user.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Where clients connect; made anew.
+    #[arg(long)]
+    socket: PathBuf,
+    /// Vendor and device: 10de:2342 is a GH200's GPU, 15b3:101e a ConnectX virtual function.
+    #[arg(long, default_value = "10de:2342", value_parser = id)]
+    id: (u16, u16),
+    /// Class, subclass and programming interface: 030200 is a 3D controller, 020000 Ethernet.
+    #[arg(long, default_value = "030200", value_parser = class)]
+    class: u32,
+    /// MiB of BAR 2, a power of two.
+    #[arg(long, default_value_t = 256, value_parser = mebibytes)]
+    bar: u64,
+    /// MiB of memory in it.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    memory: u64,
+    /// MSI-X vectors.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
+    vectors: u32,
+}
+
+fn id(text: &str) -> Result<(u16, u16), String> {
+    let (vendor, device) = text.split_once(':').ok_or("vendor:device in hex, as 10de:2342")?;
+    let number = |text| u16::from_str_radix(text, 16).map_err(|error| format!("{text}: {error}"));
+    Ok((number(vendor)?, number(device)?))
+}
+
+fn class(text: &str) -> Result<u32, String> {
+    let class = u32::from_str_radix(text, 16).map_err(|error| error.to_string())?;
+    if class < 1 << 24 { Ok(class) } else { Err("six hex digits, as 030200".to_owned()) }
+}
+
+fn mebibytes(text: &str) -> Result<u64, String> {
+    let size: u64 = text.parse().map_err(|error| format!("{error}"))?;
+    if size.is_power_of_two() && size <= 1 << 24 {
+        Ok(size)
+    } else {
+        Err("a power of two up to 16777216".to_owned())
+    }
+}
+
+/// How long a client may take over the rest of a message.
+const LIMIT: Duration = Duration::from_secs(5);
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(&arguments) {
+        Ok(never) => never,
+        Err(error) => {
+            eprintln!("error: cannot serve {}\n  caused by: {error}", arguments.socket.display());
+            ExitCode::from(3)
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> io::Result<ExitCode> {
+    if arguments.memory > arguments.bar {
+        eprintln!("error: --memory {} does not fit into --bar {}", arguments.memory, arguments.bar);
+        return Ok(ExitCode::from(2));
+    }
+    let (vendor, device) = arguments.id;
+    let mut function = Function::new(Setup {
+        identity: Identity { vendor, device, class: arguments.class },
+        bar: arguments.bar << 20,
+        memory: arguments.memory << 20,
+        vectors: arguments.vectors,
+    })?;
+    match std::fs::remove_file(&arguments.socket) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&arguments.socket)?;
+    println!("serving {vendor:04x}:{device:04x} on {}", arguments.socket.display());
+    loop {
+        let (socket, _) = listener.accept()?;
+        let mut connection = Connection::new(socket.into(), LIMIT, Patience::of(Duration::from_micros(50)))?;
+        if let Err(error) = serve(&mut connection, &mut function) {
+            let causes = std::iter::successors(std::error::Error::source(&error), |cause| cause.source());
+            eprintln!("{}", causes.fold(error.to_string(), |all, cause| format!("{all}: {cause}")));
+        }
+    }
+}

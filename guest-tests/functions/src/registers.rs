@@ -1,0 +1,95 @@
+//! Registers of BAR 0: 32 or 64 bits, aligned; anything else reads ones and writes nothing.
+//!
+//! | offset | bits | | |
+//! |---|---|---|---|
+//! | 0x00 | 32 | ro | magic, "EGMF" in memory order |
+//! | 0x04 | 32 | ro | version, 1 |
+//! | 0x08 | 64 | ro | bytes of memory behind BAR 2 |
+//! | 0x10 | 64 | rw | where to copy from: a DMA address, or with bit 63 an offset in the function's own memory |
+//! | 0x18 | 64 | rw | where to copy to, likewise |
+//! | 0x20 | 64 | rw | bytes to copy |
+//! | 0x28 | 32 | rw | vector to fire when it has ended; 0xffff_ffff for none |
+//! | 0x2c | 32 | wo | 1 begins a copy, unless one runs |
+//! | 0x30 | 32 | ro | 0 nothing done yet, 1 runs, 2 well done, 3 fault |
+//! | 0x34 | 32 | ro | copies that ended, well or not |
+//! | 0x38 | 64 | ro | first address that could not be reached, in the last copy that ended by a fault |
+//! | 0x40 | 32 | ro | windows of DMA addresses that the function knows |
+
+/// Set in an address: it is an offset in the function's own memory.
+pub const OWN: u64 = 1 << 63;
+/// No vector.
+pub const NO_VECTOR: u32 = u32::MAX;
+/// "EGMF".
+pub const MAGIC: u32 = u32::from_le_bytes(*b"EGMF");
+/// Where the MSI-X table begins.
+pub const TABLE: u32 = 0x2000;
+/// Where the pending bits begin.
+pub const PENDING: u32 = 0x3000;
+/// Bytes of BAR 0.
+pub const SIZE: u32 = 0x4000;
+
+/// A register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Register {
+    /// `MAGIC`.
+    Magic,
+    /// Of this table.
+    Version,
+    /// Bytes of memory.
+    Memory,
+    /// Source.
+    From,
+    /// Destination.
+    To,
+    /// Bytes.
+    Count,
+    /// Vector.
+    Vector,
+    /// Command.
+    Command,
+    /// Status.
+    Status,
+    /// Copies that ended.
+    Ended,
+    /// Where it went wrong.
+    Fault,
+    /// Windows.
+    Windows,
+}
+
+impl Register {
+    /// The register that an access of `length` bytes at `offset` is for.
+    #[must_use]
+    pub fn decode(offset: u64, length: usize) -> Option<Self> {
+        let (register, bytes) = match offset {
+            0x00 => (Self::Magic, 4),
+            0x04 => (Self::Version, 4),
+            0x08 => (Self::Memory, 8),
+            0x10 => (Self::From, 8),
+            0x18 => (Self::To, 8),
+            0x20 => (Self::Count, 8),
+            0x28 => (Self::Vector, 4),
+            0x2c => (Self::Command, 4),
+            0x30 => (Self::Status, 4),
+            0x34 => (Self::Ended, 4),
+            0x38 => (Self::Fault, 8),
+            0x40 => (Self::Windows, 4),
+            _ => return None,
+        };
+        (length == bytes).then_some(register)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_offset_and_length_is_a_register_or_nothing() {
+        let all = (0..0x2000).flat_map(|offset| [1, 2, 4, 8].map(|length| Register::decode(offset, length)));
+        assert_eq!(all.flatten().count(), 12);
+        assert_eq!(Register::decode(0x10, 8), Some(Register::From));
+        assert_eq!(Register::decode(0x10, 4), None);
+        assert_eq!(Register::decode(0x14, 4), None);
+    }
+}
