@@ -218,8 +218,8 @@ impl Device for Function {
     fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) {
         data.fill(0xff);
         match (region, Register::decode(offset, data.len())) {
-            (BAR0, Some(register)) => {
-                let value = self.register(register).to_le_bytes();
+            (BAR0, Some((register, bit))) => {
+                let value = (self.register(register) >> bit).to_le_bytes();
                 data.iter_mut().zip(value).for_each(|(to, from)| *to = from);
             }
             (BAR0, None) => {
@@ -236,9 +236,10 @@ impl Device for Function {
 
     fn write(&mut self, region: u32, offset: u64, data: &[u8]) {
         match (region, Register::decode(offset, data.len())) {
-            (BAR0, Some(register)) => {
-                let value = data.iter().rev().fold(0, |value: u64, byte| value << 8 | u64::from(*byte));
-                self.set(register, value);
+            (BAR0, Some((register, bit))) => {
+                let new = data.iter().rev().fold(0, |value: u64, byte| value << 8 | u64::from(*byte));
+                let mask = if data.len() == 8 { u64::MAX } else { 0xffff_ffff << bit };
+                self.set(register, self.register(register) & !mask | (new << bit) & mask);
             }
             (BAR0, None) => {
                 if let Some(bytes) = self.in_table(offset, data.len()) {

@@ -1,4 +1,4 @@
-//! Registers of BAR 0: 32 or 64 bits, aligned; anything else reads ones and writes nothing.
+//! Registers of BAR 0: 32 or 64 bits, those of 64 also in halves; anything else reads ones and writes nothing.
 //!
 //! | offset | bits | | |
 //! |---|---|---|---|
@@ -58,25 +58,32 @@ pub enum Register {
 }
 
 impl Register {
-    /// The register that an access of `length` bytes at `offset` is for.
+    /// The register that an access of `length` bytes at `offset` is for, and at which of its bits it begins.
     #[must_use]
-    pub fn decode(offset: u64, length: usize) -> Option<Self> {
+    pub fn decode(offset: u64, length: usize) -> Option<(Self, u32)> {
+        let half = u32::try_from(offset & 4).ok()? * 8;
+        let wide = |register| (register, 8);
         let (register, bytes) = match offset {
             0x00 => (Self::Magic, 4),
             0x04 => (Self::Version, 4),
-            0x08 => (Self::Memory, 8),
-            0x10 => (Self::From, 8),
-            0x18 => (Self::To, 8),
-            0x20 => (Self::Count, 8),
+            0x08 | 0x0c => wide(Self::Memory),
+            0x10 | 0x14 => wide(Self::From),
+            0x18 | 0x1c => wide(Self::To),
+            0x20 | 0x24 => wide(Self::Count),
             0x28 => (Self::Vector, 4),
             0x2c => (Self::Command, 4),
             0x30 => (Self::Status, 4),
             0x34 => (Self::Ended, 4),
-            0x38 => (Self::Fault, 8),
+            0x38 | 0x3c => wide(Self::Fault),
             0x40 => (Self::Windows, 4),
             _ => return None,
         };
-        (length == bytes).then_some(register)
+        match (bytes, length) {
+            (4, 4) => Some((register, 0)),
+            (8, 4) => Some((register, half)),
+            (8, 8) if half == 0 => Some((register, 0)),
+            _ => None,
+        }
     }
 }
 
@@ -85,11 +92,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_offset_and_length_is_a_register_or_nothing() {
+    fn every_offset_and_length_is_a_register_a_half_or_nothing() {
         let all = (0..0x2000).flat_map(|offset| [1, 2, 4, 8].map(|length| Register::decode(offset, length)));
-        assert_eq!(all.flatten().count(), 12);
-        assert_eq!(Register::decode(0x10, 8), Some(Register::From));
-        assert_eq!(Register::decode(0x10, 4), None);
-        assert_eq!(Register::decode(0x14, 4), None);
+        // Seven narrow ones, and five wide ones in two halves and as a whole.
+        assert_eq!(all.flatten().count(), 7 + 5 * 3);
+        assert_eq!(Register::decode(0x10, 8), Some((Register::From, 0)));
+        assert_eq!(Register::decode(0x14, 4), Some((Register::From, 32)));
+        assert_eq!(Register::decode(0x14, 8), None);
     }
 }

@@ -9,11 +9,11 @@ use std::time::Instant;
 
 use crate::message::{
     Access, Capabilities, Command, DeviceInfo, DmaMap, DmaUnmap, IrqData, IrqInfo, Limits, Query, RegionInfo,
-    RegionReply, Request, SetIrqs, Write, Wrong,
+    RegionReply, Request, SAID_FDS, SetIrqs, Write, Wrong,
 };
 use crate::session::Fault;
 use crate::session::client::{Client as Session, Heard, Unsendable};
-use crate::socket::{Broken, Connection, MOST_FDS};
+use crate::socket::{Broken, Connection};
 
 /// `EOPNOTSUPP`: a server that asks for memory it was given no descriptor for.
 const EOPNOTSUPP: u32 = 95;
@@ -83,7 +83,7 @@ pub struct Client {
 #[must_use]
 pub fn capabilities() -> Capabilities {
     Capabilities {
-        max_msg_fds: Some(MOST_FDS as u64),
+        max_msg_fds: Some(SAID_FDS),
         max_data_xfer_size: Some(1 << 20),
         write_multiple: Some(true),
         ..Capabilities::default()

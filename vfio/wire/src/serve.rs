@@ -16,11 +16,11 @@ pub use self::windows::{Place, Windows};
 use crate::frame::Header;
 use crate::message::{
     Access, Call, Capabilities, DeviceInfo, DmaAccess, DmaMap, DmaUnmap, IrqInfo, Query, RegionInfo, Request,
-    SetIrqs, Write,
+    SAID_FDS, SetIrqs, Write,
 };
 use crate::session::server::{Server as Session, Step};
 use crate::session::{Fault, Ticket};
-use crate::socket::{Broken, Connection, MOST_FDS};
+use crate::socket::{Broken, Connection};
 
 /// Most regions and kinds of interrupt of a device.
 const MOST_INDICES: u32 = 256;
@@ -99,7 +99,7 @@ pub enum Served {
 #[must_use]
 pub fn capabilities() -> Capabilities {
     Capabilities {
-        max_msg_fds: Some(MOST_FDS as u64),
+        max_msg_fds: Some(SAID_FDS),
         max_data_xfer_size: Some(1 << 20),
         max_dma_maps: Some(windows::MOST_WINDOWS as u64),
         pgsizes: Some(0x1000),

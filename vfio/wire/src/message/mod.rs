@@ -18,6 +18,7 @@ pub use dma::{DmaMap, DmaUnmap};
 pub use feature::{Feature, Migration};
 pub use irq::{IrqAction, IrqData, IrqInfo, MOST_VECTORS, SetIrqs};
 pub use region::{Area, MOST_AREAS, Query, RegionInfo, RegionReply};
+pub(crate) use version::SAID_FDS;
 pub use version::{Capabilities, Limits, MOST_VERSION_DATA, MigrationPages, TwinSocket, Version};
 
 use crate::bytes::Reader;

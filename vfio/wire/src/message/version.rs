@@ -16,6 +16,10 @@ const LEAST_DATA: u64 = 8;
 /// Most descriptors in one message that the kernel carries.
 const MOST_FDS: u64 = 253;
 
+/// Descriptors that we say we take in one message: QEMU and libvfio-user refuse a peer that says more. More are taken, as
+/// there is a client that does not ask.
+pub(crate) const SAID_FDS: u64 = 16;
+
 /// `VERSION`, request or reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Version {
