@@ -7,7 +7,7 @@
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::thread::{Builder, JoinHandle};
+use std::thread::{self, Builder, JoinHandle};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -17,6 +17,9 @@ use rustix::io::Errno;
 const CAPACITY: usize = 1 << 20;
 /// How long the end waits for a reader who takes nothing.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// After some output there is none for this long, and then all that came meanwhile. A guest writes a byte at a time; to
+/// wake a thread for each costs the guest more than the byte does, where the two share a processor.
+const GATHER: Duration = Duration::from_millis(1);
 const STACK: usize = 64 << 10;
 
 /// Where output goes in; dropping it waits for its reader, as long as he reads.
@@ -33,11 +36,16 @@ impl Relay {
     /// # Errors
     /// When the host has no descriptor or no thread left.
     pub(super) fn start(to: OwnedFd) -> io::Result<Self> {
+        Self::with_pause(to, || thread::sleep(GATHER))
+    }
+
+    /// The same, with `pause` between looks at what was written.
+    fn with_pause(to: OwnedFd, pause: impl Fn() + Send + 'static) -> io::Result<Self> {
         let (from, entry) = io::pipe()?;
         rustix::io::ioctl_fionbio(&entry, true)?;
         let _ = rustix::pipe::fcntl_setpipe_size(&entry, CAPACITY); // a refusal costs room, nothing else
         let (progress, moved) = sync_channel(1);
-        let carry = move || carry(from, &to, &progress);
+        let carry = move || carry(from, &to, &progress, pause);
         let thread = Builder::new().name("console".to_owned()).stack_size(STACK).spawn(carry)?;
         Ok(Self { entry: Some(entry), moved, thread: Some(thread) })
     }
@@ -64,13 +72,14 @@ impl Drop for Relay {
     }
 }
 
-/// Carries until nobody writes any longer. `progress` is told of every write.
-fn carry(mut from: PipeReader, to: &OwnedFd, progress: &SyncSender<()>) {
+/// Carries until nobody writes any longer. `progress` is told of every write; `pause` comes after what did not fill the
+/// buffer.
+fn carry(mut from: PipeReader, to: &OwnedFd, progress: &SyncSender<()>, pause: impl Fn()) {
     let mut buffer = [0; 4096];
     loop {
-        let mut rest = match from.read(&mut buffer) {
+        let (mut rest, full) = match from.read(&mut buffer) {
             Ok(0) => return,
-            Ok(count) => buffer.get(..count).unwrap_or_default(),
+            Ok(count) => (buffer.get(..count).unwrap_or_default(), count == buffer.len()),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(_) => return,
         };
@@ -85,11 +94,17 @@ fn carry(mut from: PipeReader, to: &OwnedFd, progress: &SyncSender<()>) {
             }
             let _ = progress.try_send(());
         }
+        if !full {
+            pause();
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixDatagram;
+    use std::sync::mpsc::channel;
+
     use super::*;
 
     /// Less than any pipe of ours has, and more than `narrow` has.
@@ -119,6 +134,30 @@ mod tests {
             end.join().unwrap();
             assert!(read == text());
         }
+    }
+
+    #[test]
+    fn a_first_byte_goes_at_once_and_those_that_come_in_the_pause_go_together() {
+        let (to, reader) = UnixDatagram::pair().unwrap();
+        let (end_pause, paused) = channel();
+        let mut relay = Relay::with_pause(to.into(), move || {
+            let _ = paused.recv();
+        })
+        .unwrap();
+        let heard = || {
+            let mut buffer = [0; 64];
+            let count = reader.recv(&mut buffer).unwrap(); // hangs when the relay waits
+            String::from_utf8_lossy(&buffer[..count]).into_owned()
+        };
+        relay.write(b"l");
+        assert_eq!(heard(), "l");
+        b"ogin: ".iter().for_each(|byte| relay.write(&[*byte]));
+        end_pause.send(()).unwrap();
+        assert_eq!(heard(), "ogin: ");
+        relay.write(b"root");
+        drop(end_pause);
+        drop(relay);
+        assert_eq!(heard(), "root");
     }
 
     #[test]
