@@ -23,9 +23,13 @@ const ROUNDS: usize = 3;
 const DEADLINE: Duration = Duration::from_secs(120);
 /// The emulated host says nothing while it measures.
 const L1_SILENCE: Duration = Duration::from_secs(900);
-/// The guest's console is quiet until its init says this.
+/// What the guest's init says first.
 const MARK: &str = "egm-bench: init";
-const CMDLINE: &str = "console=ttyS0 quiet panic=-1";
+/// A console that is quiet until then.
+const QUIET: &str = "console=ttyS0 quiet panic=-1";
+/// One with all 19 KB of the kernel's messages.
+const VERBOSE: &str = "console=ttyS0 panic=-1";
+const PEER: &str = "QEMU q35, KVM";
 /// KVM's counters that are shown, by file name.
 const EXITS: [(&str, &str); 6] = [
     ("exits", "VM exits until init, in the lab"),
@@ -81,53 +85,62 @@ fn copy_qemu(to: &Path) -> Result<(), LabError> {
 
 /// In the emulated host: measures with what [`run`] put into `tools`.
 pub(super) fn within(tools: &Path, logs: &Path) -> Result<Report, LabError> {
+    let mut report = Report::default();
+    let (ours, theirs) = boot_both(tools, logs, QUIET, &mut report)?;
+    let time = |name, ours: &Boots, theirs: &Boots| {
+        let row = Row::new(name, "s", Summary::of(&ours.seconds)?);
+        Some(row.beside(PEER, Summary::of(&theirs.seconds)))
+    };
+    let quiet = time("stock kernel until init, in the lab", &ours, &theirs);
+    report.rows.extend(quiet.map(|row| row.should(Target::AtMost(10.0))));
+    for ((_, name), (ours, theirs)) in EXITS.iter().zip(ours.exits.iter().zip(&theirs.exits)) {
+        let exits = Summary::of(ours).map(|exits| Row::new(*name, "", exits));
+        report.rows.extend(exits.map(|row| row.beside(PEER, Summary::of(theirs))));
+    }
+    let (ours, theirs) = boot_both(tools, logs, VERBOSE, &mut report)?;
+    report.rows.extend(time("the same with all its messages", &ours, &theirs));
+    Ok(report)
+}
+
+/// Boots a kernel with `words` on its command line under both VMMs, in turn; without QEMU under ours, and says so once.
+fn boot_both(
+    tools: &Path,
+    logs: &Path,
+    words: &str,
+    report: &mut Report,
+) -> Result<(Boots, Boots), LabError> {
     let config = tools.join("bench.json");
     let programs = Tools::copied(tools);
     let (kernel, initramfs) = (programs.kernel.image(), tools.join(INITRAMFS));
     let json = serde_json::json!({
         "memory": { "size": format!("{MIB}MiB") },
-        "boot": { "kernel": kernel, "initramfs": initramfs, "cmdline": CMDLINE },
+        "boot": { "kernel": kernel, "initramfs": initramfs, "cmdline": words },
         "console": "stdio",
     });
     fs::write(&config, json.to_string()).map_err(LabError::file("write", &config))?;
-    let egm = || {
-        let mut command = Command::new(&programs.vmm);
-        command.arg("run").arg(&config);
-        command
-    };
-    let qemu = || qemu(&tools.join(QEMU), &kernel, &initramfs);
     let (mut ours, mut theirs) = (Boots::default(), Boots::default());
-    let mut report = Report::default();
     for _ in 0..ROUNDS {
-        ours.boot(egm(), logs)?;
+        let mut egm = Command::new(&programs.vmm);
+        egm.arg("run").arg(&config);
+        ours.boot(egm, logs)?;
         if tools.join(QEMU).exists()
             && report.skipped.is_empty()
-            && let Err(error) = theirs.boot(qemu(), logs)
+            && let Err(error) = theirs.boot(qemu(&tools.join(QEMU), &kernel, &initramfs, words), logs)
         {
             report.skipped.push(format!("QEMU in the emulated host: {}", crate::run::chain(&error)));
         }
     }
-    let peer = "QEMU q35, KVM";
-    if let Some(seconds) = Summary::of(&ours.seconds) {
-        let row = Row::new("stock kernel until init, in the lab", "s", seconds);
-        report.rows.push(row.beside(peer, Summary::of(&theirs.seconds)).should(Target::AtMost(10.0)));
-    }
-    for ((_, name), (ours, theirs)) in EXITS.iter().zip(ours.exits.iter().zip(&theirs.exits)) {
-        if let Some(exits) = Summary::of(ours) {
-            report.rows.push(Row::new(*name, "", exits).beside(peer, Summary::of(theirs)));
-        }
-    }
-    Ok(report)
+    Ok((ours, theirs))
 }
 
-fn qemu(directory: &Path, kernel: &Path, initramfs: &Path) -> Command {
+fn qemu(directory: &Path, kernel: &Path, initramfs: &Path, cmdline: &str) -> Command {
     let mut command = Command::new(directory.join(LOADER));
     command.arg("--library-path").arg(directory).arg(directory.join("qemu-system-x86_64"));
     let words = format!(
         "-accel kvm -machine q35 -cpu max -smp 1 -m {MIB} -display none -nodefaults -no-reboot -serial stdio"
     );
     command.args(words.split_whitespace()).arg("-L").arg(directory);
-    command.arg("-kernel").arg(kernel).arg("-initrd").arg(initramfs).args(["-append", CMDLINE]);
+    command.arg("-kernel").arg(kernel).arg("-initrd").arg(initramfs).args(["-append", cmdline]);
     command
 }
 
