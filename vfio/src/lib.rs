@@ -4,6 +4,7 @@
 //! says how they become a guest's device.
 
 pub mod backend;
+pub mod bind;
 pub mod client;
 pub mod dma;
 #[cfg(any(test, feature = "fake"))]

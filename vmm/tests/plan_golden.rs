@@ -1,6 +1,7 @@
 //! Every configuration in `configs/` has a plan that somebody has read.
 //!
-//! The plan of each, on recorded or hand-made facts, is pinned under `tests/golden/` as JSON and as text. After a change
+//! The plan of each, on recorded or hand-made facts, is pinned under `tests/golden/` as JSON and as text, with NCCL's view of
+//! those that have host functions. After a change
 //! that is meant, write them anew and read the difference:
 //! ```text
 //! EGM_GOLDEN=write cargo test -p egm-vmm --test plan_golden && git diff vmm/tests/golden
@@ -13,7 +14,7 @@ mod tests {
     use std::path::{Path, PathBuf};
 
     use egm_vmm::config::{self, Architecture};
-    use egm_vmm::facts;
+    use egm_vmm::facts::{self, Facts};
     use egm_vmm::plan::{self, Colour, Plan};
 
     /// Relative to this package, where tests run: paths in the plans do not depend on the checkout.
@@ -32,8 +33,12 @@ mod tests {
         all
     }
 
-    /// The plan on the host that the configuration is for.
     fn plan_of(path: &Path) -> Plan {
+        plan_and_host(path).0
+    }
+
+    /// The plan on the host that the configuration is for.
+    fn plan_and_host(path: &Path) -> (Plan, Facts) {
         let spec = config::load(path).unwrap();
         let host = match spec.arch {
             Architecture::X86_64 => "x86-server.json".as_ref(),
@@ -43,7 +48,8 @@ mod tests {
         // A host that a configuration was made for has its name.
         let own = folder.join(path.file_name().unwrap());
         let facts = facts::load(&if own.exists() { own } else { folder.join::<&Path>(host) }).unwrap();
-        plan::plan(&spec, &facts).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+        let plan = plan::plan(&spec, &facts).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        (plan, facts)
     }
 
     #[test]
@@ -51,8 +57,12 @@ mod tests {
         let write = std::env::var_os("EGM_GOLDEN").is_some_and(|value| value == "write");
         let mut wrong = Vec::new();
         for (name, path) in configs() {
-            let plan = plan_of(&path);
-            for (kind, made) in [("json", plan::json(&plan)), ("txt", plan::text(&plan, Colour::Off))] {
+            let (plan, facts) = plan_and_host(&path);
+            let mut all = vec![("json", plan::json(&plan)), ("txt", plan::text(&plan, Colour::Off))];
+            if plan.passthrough.is_some() {
+                all.push(("xml", plan::nccl(&plan, &facts)));
+            }
+            for (kind, made) in all {
                 let golden = Path::new(GOLDEN).join(format!("{name}.{kind}"));
                 if write {
                     fs::write(&golden, &made).unwrap();

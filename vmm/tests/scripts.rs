@@ -74,7 +74,7 @@ fn a_test_run_without_failures_leaves_no_logs() {
 
 #[test]
 fn a_mistyped_argument_is_answered_at_once_with_the_usage() {
-    for script in ["bench", "check-host", "demo", "test"] {
+    for script in ["bench", "bind", "check-host", "demo", "test"] {
         let mut command = Command::new(format!("../scripts/{script}"));
         // Without a cargo nothing can be built.
         let (code, text) = said(command.arg("--hlep").env("PATH", "/usr/bin:/bin").output().unwrap());

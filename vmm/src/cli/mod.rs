@@ -1,5 +1,7 @@
 //! The command line: one file a subcommand, each with its `Args` and a `run` that returns the exit code.
 
+mod bind;
+mod check;
 mod facts;
 mod plan;
 mod run;
@@ -35,6 +37,8 @@ Exit codes: 0 the guest powered off; 1 the guest failed; 2 the configuration is 
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(run::Args),
+    Check(check::Args),
+    Bind(bind::Args),
     Facts(facts::Args),
     Plan(plan::Args),
     Schema(schema::Args),
@@ -47,6 +51,8 @@ pub fn main() -> ExitCode {
     end_on_panic();
     let outcome: Outcome = match &Cli::parse().command {
         Command::Run(args) => run::run(args),
+        Command::Check(args) => check::run(args),
+        Command::Bind(args) => bind::run(args),
         Command::Facts(args) => facts::run(args),
         Command::Plan(args) => plan::run(args),
         Command::Schema(args) => Ok(schema::run(args)),

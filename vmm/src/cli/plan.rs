@@ -26,14 +26,18 @@ pub(super) struct Args {
     /// Print a page for a browser
     #[arg(long)]
     html: bool,
+    /// Print NCCL's topology file for the guest, which NCCL_TOPO_FILE names there
+    #[arg(long, conflicts_with_all = ["json", "html"])]
+    nccl: bool,
 }
 
 const EXAMPLE: &str = "\
-Examples: this host; a Grace machine, from any host; the same as a page with the map drawn
+Examples: this host; a Grace machine, from any host; the same as a page with the map drawn; how NCCL should see GPUs and NICs
 
   egm-vmm plan configs/smoke.json
   egm-vmm plan configs/grace-1gpu-egm.json --facts configs/facts/grace.json
   egm-vmm plan configs/grace-1gpu-egm.json --facts configs/facts/grace.json --html > plan.html
+  egm-vmm plan configs/hgx-h200.json --facts configs/facts/hgx-h200.json --nccl > topology.xml
 
 Nothing is opened or started, and /dev/kvm is not needed. Record another host's facts there: egm-vmm facts > facts.json";
 
@@ -43,11 +47,14 @@ pub(super) fn run(args: &Args) -> Outcome {
         Some(path) => facts::load(path),
         None => facts::of_host(&Scope::of(&spec)),
     };
-    let plan = plan::plan(&spec, &facts?)?;
+    let facts = facts?;
+    let plan = plan::plan(&spec, &facts)?;
     print(if args.json {
         plan::json(&plan)
     } else if args.html {
         plan::html(&plan)
+    } else if args.nccl {
+        plan::nccl(&plan, &facts)
     } else {
         plan::text(&plan, Colour::of_stdout())
     });

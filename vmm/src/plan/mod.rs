@@ -23,6 +23,7 @@ mod cpus;
 mod error;
 mod host;
 mod memory;
+mod nccl;
 mod nodes;
 mod passed;
 mod pci;
@@ -36,6 +37,7 @@ mod types;
 
 pub use error::{PlaceRule, PlanError};
 pub(crate) use memory::huge_alignment;
+pub use nccl::nccl;
 pub use pci::VIRTIO_BAR_SIZE;
 pub use regions::NoPlace;
 pub(crate) use regions::lost;

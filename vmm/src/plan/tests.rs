@@ -11,6 +11,8 @@ use egm_vfio::topology::Place;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 
+mod passed;
+
 use super::*;
 use crate::config::{
     Architecture, BarPlaces, Boot, Clique, Console, Cpus, Device, DeviceKind, EgmForm, EgmSlice, Memory,

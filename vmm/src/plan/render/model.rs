@@ -253,9 +253,10 @@ pub(super) fn passthrough(plan: &Plan) -> Vec<(String, String)> {
     ];
     let group = |group: &GroupPlan| {
         let functions: Vec<String> = group.functions.iter().map(ToString::to_string).collect();
-        (format!("group {}", group.id), functions.join(", "))
+        (format!("IOMMU group {}", group.id), format!("given as a whole: {}", functions.join(", ")))
     };
-    rows.extend(passed.groups.iter().map(group));
+    // The others stand beside their functions.
+    rows.extend(passed.groups.iter().filter(|group| group.functions.len() > 1).map(group));
     rows
 }
 

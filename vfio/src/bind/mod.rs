@@ -1,0 +1,287 @@
+//! Which driver has a function: taking it from the host for a guest, and giving it back.
+//!
+//! By `driver_override` and `drivers_probe` (`Documentation/ABI/testing/sysfs-bus-pci`), which name one function, unlike
+//! `new_id`, which takes every function with the same ids. What a function had before is written down before anything
+//! changes, so a taking that was cut short can be undone.
+#![forbid(unsafe_code)]
+
+mod protect;
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use egm_address::PciAddress;
+
+use crate::host::{self, HostError, HostFunction};
+use crate::topology::{self, GroupError, is_vfio_driver};
+
+pub use protect::Use;
+
+/// Where former drivers are written down; gone after a reboot, as the bindings are.
+const STATE: &str = "run/egm-vmm/bind";
+
+/// Why a function keeps its driver.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// The host could not be read.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// A bridge: what is behind it would go with it.
+    #[error("host function {function} is a bridge, which guests are not given")]
+    Bridge {
+        /// Which.
+        function: PciAddress,
+    },
+    /// The host lives on it.
+    #[error("host function {function} is in use by this host: {what}")]
+    Needed {
+        /// Which.
+        function: PciAddress,
+        /// What for.
+        what: Use,
+    },
+    /// Others of its group would keep the host's drivers.
+    #[error(transparent)]
+    Group(GroupError),
+    /// No such driver.
+    #[error("the kernel has no PCI driver \"{driver}\": {} is missing", path.display())]
+    NoDriver {
+        /// Its name.
+        driver: String,
+        /// What was looked for.
+        path: PathBuf,
+    },
+    /// Not a name.
+    #[error("{driver:?} cannot name a driver: write letters, digits, \"-\" and \"_\"")]
+    Name {
+        /// What was written.
+        driver: String,
+    },
+    /// Nothing to undo.
+    #[error("host function {function} was not taken by egm-vmm: {} is missing", path.display())]
+    NotTaken {
+        /// Which.
+        function: PciAddress,
+        /// What was looked for.
+        path: PathBuf,
+    },
+    /// sysfs or the state file refused.
+    #[error("cannot write {text:?} to {}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What.
+        text: String,
+        /// The reason.
+        source: io::Error,
+    },
+    /// The driver did not want it.
+    #[error("host function {function} has {now} after it was offered to {driver}: the kernel's log says why")]
+    Refused {
+        /// Which.
+        function: PciAddress,
+        /// The driver.
+        driver: String,
+        /// What it has.
+        now: String,
+    },
+}
+
+impl BindError {
+    /// What to do about it.
+    pub fn help(&self) -> Option<String> {
+        match self {
+            Self::Group(error @ GroupError::InUse { .. }) => {
+                Some(format!("take them too with --group, or: {}", error.help()))
+            }
+            Self::Group(error) => Some(error.help()),
+            Self::NoDriver { driver, .. } => Some(format!("modprobe {driver}")),
+            Self::Write { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+                Some("run it as root".to_owned())
+            }
+            Self::Refused { .. } => Some("dmesg | tail".to_owned()),
+            Self::Needed { .. } => Some("choose another function, or move the host off it first".to_owned()),
+            _ => None,
+        }
+    }
+}
+
+/// What happened to a function.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// Which.
+    pub function: PciAddress,
+    /// Its driver before; `None` without one.
+    pub before: Option<String>,
+    /// Its driver now.
+    pub now: Option<String>,
+}
+
+/// A host whose functions change drivers.
+#[derive(Debug)]
+pub struct Binder {
+    root: PathBuf,
+    /// Whether a kernel acts on what is written; a copied tree only keeps it.
+    live: bool,
+}
+
+impl Binder {
+    /// The host whose tree is at `root`; `/` is this one.
+    pub fn new(root: &Path) -> Self {
+        Self { root: root.to_owned(), live: root == Path::new("/") }
+    }
+
+    /// Binds `functions` to `driver`, and with `group` the other members of their groups too, bridges left out. One that
+    /// has the driver is left as it is. All are checked before the first changes.
+    ///
+    /// # Errors
+    /// [`BindError`]; functions before the one named may have changed.
+    pub fn bind(
+        &self,
+        functions: &[PciAddress],
+        driver: &str,
+        group: bool,
+    ) -> Result<Vec<Change>, BindError> {
+        let wanted = self.checked(functions, driver, group)?;
+        wanted.iter().map(|function| self.give(function, driver)).collect()
+    }
+
+    /// Gives `functions` the drivers back that they had before [`Binder::bind`].
+    ///
+    /// # Errors
+    /// [`BindError`]; functions before the one named may have changed.
+    pub fn undo(&self, functions: &[PciAddress]) -> Result<Vec<Change>, BindError> {
+        functions.iter().map(|function| self.give_back(*function)).collect()
+    }
+
+    /// The functions to bind, none of which the host needs.
+    fn checked(
+        &self,
+        functions: &[PciAddress],
+        driver: &str,
+        group: bool,
+    ) -> Result<Vec<HostFunction>, BindError> {
+        let good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
+        if driver.is_empty() || !driver.bytes().all(good) {
+            return Err(BindError::Name { driver: driver.to_owned() });
+        }
+        for function in functions {
+            host::function(&self.root, *function)?; // a missing one is an error here
+        }
+        let path = self.root.join("sys/bus/pci/drivers").join(driver);
+        if !path.is_dir() {
+            return Err(BindError::NoDriver { driver: driver.to_owned(), path });
+        }
+        let mut all = host::around(&self.root, functions)?;
+        let groups: Vec<u32> =
+            all.iter().filter(|f| functions.contains(&f.address)).filter_map(|f| f.iommu_group).collect();
+        let member =
+            |f: &HostFunction| group && f.iommu_group.is_some_and(|of| groups.contains(&of)) && !is_bridge(f);
+        let wanted: Vec<HostFunction> =
+            all.iter().filter(|f| functions.contains(&f.address) || member(f)).cloned().collect();
+        for function in &wanted {
+            if is_bridge(function) {
+                return Err(BindError::Bridge { function: function.address });
+            }
+            if let Some(what) = protect::host_use(&self.root, function.address) {
+                return Err(BindError::Needed { function: function.address, what });
+            }
+        }
+        if is_vfio_driver(driver) {
+            // As it will be: then each group has to be free.
+            for function in all.iter_mut().filter(|f| wanted.iter().any(|w| w.address == f.address)) {
+                function.driver = Some(driver.to_owned());
+            }
+            for function in &wanted {
+                topology::usable(&all, function.address).map_err(BindError::Group)?;
+            }
+        }
+        Ok(wanted)
+    }
+
+    fn give(&self, function: &HostFunction, driver: &str) -> Result<Change, BindError> {
+        let (address, before) = (function.address, function.driver.clone());
+        if before.as_deref() != Some(driver) {
+            let state = self.state(address);
+            // The first taking counts: a second one must not write down vfio-pci as what was there before.
+            if !state.exists() {
+                let folder = state.parent().unwrap_or(&self.root);
+                fs::create_dir_all(folder).map_err(|source| BindError::Write {
+                    path: folder.to_owned(),
+                    text: String::new(),
+                    source,
+                })?;
+                write(&state, before.as_deref().unwrap_or_default())?;
+            }
+            self.rebind(address, before.as_deref(), driver)?;
+        }
+        Ok(Change { function: address, before, now: Some(driver.to_owned()) })
+    }
+
+    fn give_back(&self, address: PciAddress) -> Result<Change, BindError> {
+        let state = self.state(address);
+        let Ok(former) = fs::read_to_string(&state) else {
+            return Err(BindError::NotTaken { function: address, path: state });
+        };
+        let former = former.trim();
+        let before = host::function(&self.root, address)?.driver;
+        if former.is_empty() {
+            self.release(address, before.as_deref())?;
+        } else if before.as_deref() != Some(former) {
+            self.rebind(address, before.as_deref(), former)?;
+        }
+        // An empty override lets any driver have it again, as after a reboot.
+        write(&self.function(address).join("driver_override"), "\n")?;
+        fs::remove_file(&state).map_err(|source| BindError::Write {
+            path: state,
+            text: String::new(),
+            source,
+        })?;
+        let now = (!former.is_empty()).then(|| former.to_owned());
+        Ok(Change { function: address, before, now })
+    }
+
+    /// Takes a function from its driver and offers it to `driver` alone.
+    fn rebind(&self, address: PciAddress, from: Option<&str>, driver: &str) -> Result<(), BindError> {
+        write(&self.function(address).join("driver_override"), driver)?;
+        self.release(address, from)?;
+        write(&self.root.join("sys/bus/pci/drivers_probe"), &address.to_string())?;
+        let now =
+            if self.live { host::function(&self.root, address)?.driver } else { Some(driver.to_owned()) };
+        if now.as_deref() == Some(driver) {
+            return Ok(());
+        }
+        let now = now.unwrap_or_else(|| "no driver".to_owned());
+        Err(BindError::Refused { function: address, driver: driver.to_owned(), now })
+    }
+
+    fn release(&self, address: PciAddress, from: Option<&str>) -> Result<(), BindError> {
+        let Some(from) = from else { return Ok(()) };
+        write(&self.root.join("sys/bus/pci/drivers").join(from).join("unbind"), &address.to_string())
+    }
+
+    fn function(&self, address: PciAddress) -> PathBuf {
+        self.root.join("sys/bus/pci/devices").join(address.to_string())
+    }
+
+    fn state(&self, address: PciAddress) -> PathBuf {
+        self.root.join(STATE).join(address.to_string())
+    }
+}
+
+/// Anything with a bridge's class, host bridges included.
+const fn is_bridge(function: &HostFunction) -> bool {
+    function.class >> 16 == 0x06
+}
+
+fn write(path: &Path, text: &str) -> Result<(), BindError> {
+    fs::write(path, text).map_err(|source| BindError::Write {
+        path: path.to_owned(),
+        text: text.trim().to_owned(),
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests;

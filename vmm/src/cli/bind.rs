@@ -1,0 +1,81 @@
+//! `egm-vmm bind`: gives host functions to VFIO, and back.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use egm_address::PciAddress;
+use egm_device::show::{Colour, Side, Table, print};
+use egm_vfio::bind::{BindError, Binder, Change};
+use egm_vfio::host::HostError;
+
+use crate::cli::Outcome;
+use crate::error::{Blame, Report};
+
+/// Gives host functions to a VFIO driver, or back to the driver that they had
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLE)]
+pub(super) struct Args {
+    /// Host functions: "0000:41:00.0", or "41:00.0" in segment 0
+    #[arg(value_name = "FUNCTION", required = true)]
+    functions: Vec<PciAddress>,
+    /// The driver that gets them
+    #[arg(long, value_name = "NAME", default_value = "vfio-pci")]
+    driver: String,
+    /// Take the other members of their IOMMU groups too
+    #[arg(long)]
+    group: bool,
+    /// Give them back to the drivers that they had before
+    #[arg(long, conflicts_with_all = ["driver", "group"])]
+    undo: bool,
+    /// Write into a copy of a host's /sys in this folder instead, where nothing acts on it
+    #[arg(long, value_name = "FOLDER", default_value = "/")]
+    root: PathBuf,
+}
+
+const EXAMPLE: &str = "\
+Examples: a GPU for a guest; a NIC with the driver made for it; both back to the host
+
+  egm-vmm bind 0000:41:00.0
+  egm-vmm bind 0000:42:00.0 --driver mlx5_vfio_pci
+  egm-vmm bind 0000:41:00.0 0000:42:00.0 --undo
+
+Running it again changes nothing. Functions with a mounted disk or the default route behind them are refused. What each
+had is written to /run/egm-vmm/bind until --undo or a reboot.";
+
+/// A [`BindError`] as the command line ends with it.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+struct Refused(BindError);
+
+impl Report for Refused {
+    fn blame(&self) -> Blame {
+        match &self.0 {
+            BindError::Bridge { .. }
+            | BindError::Name { .. }
+            | BindError::Host(HostError::Missing { .. }) => Blame::Configuration,
+            _ => Blame::Host,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        self.0.help()
+    }
+}
+
+pub(super) fn run(args: &Args) -> Outcome {
+    let binder = Binder::new(Path::new(&args.root));
+    let changes = if args.undo {
+        binder.undo(&args.functions)
+    } else {
+        binder.bind(&args.functions, &args.driver, args.group)
+    };
+    let mut table = Table::new(&[Side::Left; 3], &["function", "had", "has"]);
+    for Change { function, before, now } in changes.map_err(Refused)? {
+        let name = |driver: Option<String>| driver.unwrap_or_else(|| "no driver".to_owned());
+        table.row(None, vec![function.to_string(), name(before), name(now)]);
+    }
+    let mut out = String::new();
+    table.write(&mut out, Colour::of_stdout());
+    print(out);
+    Ok(ExitCode::SUCCESS)
+}

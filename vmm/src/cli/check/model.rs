@@ -1,0 +1,177 @@
+//! What `egm-vmm check` found: JSON as it is, and what the text is made from.
+
+use egm_address::{PciAddress, PciAddressError};
+use egm_device::show::size;
+use egm_vfio::host::HostFunction;
+use egm_vfio::topology::{self, Express, Link};
+use rustix::process::{Resource, geteuid, getrlimit};
+use serde::Serialize;
+
+use crate::error::{Blame, Report};
+use crate::plan::PassthroughPlan;
+
+/// An argument that is neither a function nor, alone, a file.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub(super) struct NotOne(pub(super) PciAddressError);
+
+impl Report for NotOne {
+    fn blame(&self) -> Blame {
+        Blame::Configuration
+    }
+
+    fn help(&self) -> Option<String> {
+        Some("write one configuration file, or host functions only".to_owned())
+    }
+}
+
+/// Everything.
+#[derive(Debug, Serialize)]
+pub(super) struct Checked {
+    pub(super) functions: Vec<Function>,
+    /// Each ordered pair of different functions.
+    pub(super) peers: Vec<Peer>,
+    pub(super) advice: Vec<String>,
+    /// Bytes that the machine of a configuration pins.
+    pub(super) pinned: Option<u64>,
+    /// Bytes that this process may pin; `None` without a limit, or of another host.
+    pub(super) memlock: Option<u64>,
+    pub(super) problems: Vec<Problem>,
+}
+
+/// One host function.
+#[derive(Debug, Serialize)]
+pub(super) struct Function {
+    pub(super) address: PciAddress,
+    /// `10de:2335`.
+    pub(super) ids: String,
+    pub(super) class: &'static str,
+    pub(super) driver: Option<String>,
+    pub(super) group: Option<u32>,
+    /// Other members of the group but bridges, with their drivers.
+    pub(super) others: Vec<String>,
+    pub(super) node: Option<u32>,
+    pub(super) link: Option<String>,
+    pub(super) resets: Vec<String>,
+    pub(super) bars: Vec<u64>,
+    /// Whether it has address translation services; `None` when that could not be read.
+    pub(super) ats: Option<bool>,
+    /// ACS of each bridge above that has it, the root port first.
+    pub(super) acs: Vec<String>,
+}
+
+/// How requests of one function reach another.
+#[derive(Debug, Serialize)]
+pub(super) struct Peer {
+    pub(super) from: PciAddress,
+    pub(super) to: PciAddress,
+    /// `PIX`, `PXB`, `PHB`, `NODE`, `SYS`.
+    pub(super) relation: String,
+    /// `D`, `R`, `C` or `-`.
+    pub(super) route: char,
+    pub(super) reasons: Vec<String>,
+}
+
+/// Something that the host lacks.
+#[derive(Debug, Serialize)]
+pub(super) struct Problem {
+    pub(super) problem: String,
+    pub(super) help: String,
+}
+
+/// How much this process may pin.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Memlock {
+    /// Bytes; `None` without a limit.
+    limit: Option<u64>,
+}
+
+impl Memlock {
+    /// Root is not asked (`CAP_IPC_LOCK`); for others the hard limit counts, up to which a launch raises its own.
+    pub(super) fn of_process() -> Self {
+        let limit = if geteuid().is_root() { None } else { getrlimit(Resource::Memlock).maximum };
+        Self { limit }
+    }
+}
+
+impl Checked {
+    pub(super) fn new(
+        functions: &[HostFunction],
+        wanted: &[PciAddress],
+        passthrough: Option<&PassthroughPlan>,
+        memlock: Option<Memlock>,
+    ) -> Self {
+        let passed: Vec<&HostFunction> =
+            wanted.iter().filter_map(|address| topology::find(functions, *address)).collect();
+        let pairs = passed.iter().flat_map(|from| passed.iter().map(move |to| (*from, *to)));
+        let pairs = pairs.filter(|(from, to)| from.address != to.address);
+        let mut problems: Vec<Problem> = wanted
+            .iter()
+            .filter_map(|address| topology::usable(functions, *address).err())
+            .map(|error| Problem { problem: error.to_string(), help: error.help() })
+            .collect();
+        let pinned = passthrough.map(|plan| plan.pinned);
+        let memlock = memlock.and_then(|memlock| memlock.limit);
+        problems.extend(pinned.zip(memlock).and_then(|(pinned, limit)| too_small(pinned, limit)));
+        Self {
+            functions: passed.iter().map(|function| Function::new(functions, function)).collect(),
+            peers: pairs.map(|(from, to)| Peer::new(functions, from, to)).collect(),
+            advice: topology::advice(functions, &passed).iter().map(ToString::to_string).collect(),
+            pinned,
+            memlock,
+            problems,
+        }
+    }
+}
+
+fn too_small(pinned: u64, limit: u64) -> Option<Problem> {
+    let kib = pinned.div_ceil(1024);
+    (pinned > limit).then(|| Problem {
+        problem: format!(
+            "the machine pins {} of memory, and this user may lock {}",
+            size(pinned),
+            size(limit)
+        ),
+        help: format!("ulimit -l {kib} (KiB) as root before, or LimitMEMLOCK={pinned} in the service's unit"),
+    })
+}
+
+impl Function {
+    fn new(all: &[HostFunction], function: &HostFunction) -> Self {
+        let others = topology::members(all, function).filter(|other| other.class >> 16 != 0x06);
+        let other = |other: &HostFunction| {
+            format!("{} {}", other.address, other.driver.as_deref().unwrap_or("no driver"))
+        };
+        let acs = |bridge: &HostFunction| {
+            let Express { acs, .. } = bridge.place.express?;
+            Some(format!("{} {}", bridge.address, acs?))
+        };
+        Self {
+            address: function.address,
+            ids: format!("{:04x}:{:04x}", function.vendor, function.device),
+            class: topology::class_name(function.class),
+            driver: function.driver.clone(),
+            group: function.iommu_group,
+            others: others.map(other).collect(),
+            node: function.numa_node,
+            link: function.place.link.as_ref().map(Link::to_string),
+            resets: function.place.resets.clone(),
+            bars: function.bars.iter().map(|bar| bar.size).collect(),
+            ats: function.place.express.map(|express| express.ats.is_some()),
+            acs: topology::bridges(all, function).filter_map(acs).collect(),
+        }
+    }
+}
+
+impl Peer {
+    fn new(all: &[HostFunction], from: &HostFunction, to: &HostFunction) -> Self {
+        let found = topology::peer(all, from, to);
+        Self {
+            from: from.address,
+            to: to.address,
+            relation: found.relation.to_string(),
+            route: found.route.letter(),
+            reasons: found.reasons.iter().map(ToString::to_string).collect(),
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! NCCL's topology file for the guest: the host's tree under the guest's addresses.
+//!
+//! NCCL reads paths from sysfs, where a guest shows emulated ports with emulated link speeds. A file that
+//! `NCCL_TOPO_FILE` names (default `/var/run/nvidia-topologyd/virtualTopology.xml`) comes first; what it leaves out, CPU
+//! model and GPU details, NCCL fills in itself (`src/graph/xml.cc`, version 1).
+
+use std::fmt::Write;
+
+use egm_address::{CpuSet, PciAddress};
+use egm_vfio::host::HostFunction;
+use egm_vfio::topology::{self, Link};
+
+use crate::config::Architecture;
+use crate::facts::Facts;
+use crate::plan::{FunctionPlan, FunctionRole, PassedPlan, Plan};
+
+/// A host function and where the guest sees it.
+struct Passed<'a> {
+    guest: &'a FunctionPlan,
+    plan: &'a PassedPlan,
+    host: &'a HostFunction,
+}
+
+/// The file, a `cpu` for each node with host functions; those whose node is not known are near the first.
+pub fn nccl(plan: &Plan, facts: &Facts) -> String {
+    let passed = plan.pci.iter().filter_map(|guest| match &guest.role {
+        FunctionRole::Endpoint { passed: Some(plan), .. } => {
+            Some(Passed { guest, plan, host: topology::find(&facts.functions, plan.function)? })
+        }
+        _ => None,
+    });
+    let passed: Vec<Passed<'_>> = passed.collect();
+    let arch = match plan.arch {
+        Architecture::X86_64 => "x86_64",
+        Architecture::Aarch64 => "arm64",
+    };
+    let mut writer = Writer { plan, facts, out: "<system version=\"1\">\n".to_owned() };
+    for (position, node) in plan.nodes.iter().enumerate() {
+        let here = |one: &&Passed<'_>| one.plan.node.map_or(position == 0, |id| id == node.id);
+        let here: Vec<&Passed<'_>> = passed.iter().filter(here).collect();
+        if here.is_empty() {
+            continue;
+        }
+        let affinity = mask(&node.cpus);
+        let _ =
+            writeln!(writer.out, "  <cpu numaid=\"{}\" affinity=\"{affinity}\" arch=\"{arch}\">", node.id);
+        writer.below(&here, 0, 2);
+        writer.out.push_str("  </cpu>\n");
+    }
+    writer.out + "</system>\n"
+}
+
+struct Writer<'a> {
+    plan: &'a Plan,
+    facts: &'a Facts,
+    out: String,
+}
+
+impl Writer<'_> {
+    /// Functions below the switches passed so far: `depth` upstream ports of the host's.
+    fn below(&mut self, here: &[&Passed<'_>], depth: usize, indent: usize) {
+        let mut done: Vec<PciAddress> = Vec::new();
+        for one in here {
+            match upstream(one.host, depth) {
+                None => self.function(one, indent),
+                Some(switch) if done.contains(&switch) => {}
+                Some(switch) => {
+                    done.push(switch);
+                    let inside: Vec<&Passed<'_>> = here
+                        .iter()
+                        .copied()
+                        .filter(|other| upstream(other.host, depth) == Some(switch))
+                        .collect();
+                    self.switch(switch, &inside, depth, indent);
+                }
+            }
+        }
+    }
+
+    fn switch(&mut self, switch: PciAddress, inside: &[&Passed<'_>], depth: usize, indent: usize) {
+        let guest = inside.first().and_then(|one| self.mirrored(one, depth));
+        let link = topology::find(&self.facts.functions, switch).and_then(|host| self.link(host));
+        // Where the guest has no such switch, an address that no function of it has.
+        let address = guest.map_or_else(|| foreign(switch), |address| address.to_string());
+        self.open(&address, 0x06_0400, link, indent, ">");
+        self.below(inside, depth.saturating_add(1), indent.saturating_add(1));
+        let _ = writeln!(self.out, "{}</pci>", "  ".repeat(indent));
+    }
+
+    fn function(&mut self, one: &Passed<'_>, indent: usize) {
+        let link = self.link(one.host);
+        self.open(&one.guest.address.to_string(), one.host.class, link, indent, "/>");
+    }
+
+    fn open(&mut self, address: &str, class: u32, link: Option<(u32, u8)>, indent: usize, end: &str) {
+        let pad = "  ".repeat(indent);
+        // NCCL takes empty ones for what is usual.
+        let (speed, width) = link.map_or_else(Default::default, |(speed, width)| {
+            (format!("{}.{} GT/s PCIe", speed / 1000, speed % 1000 / 100), width.to_string())
+        });
+        let _ = writeln!(
+            self.out,
+            "{pad}<pci busid=\"{address}\" class=\"{class:#08x}\" link_speed=\"{speed}\" link_width=\"{width}\"{end}"
+        );
+    }
+
+    /// The guest's upstream port above a function, where it mirrors the host's topmost switch.
+    fn mirrored(&self, one: &Passed<'_>, depth: usize) -> Option<PciAddress> {
+        let above = |address: PciAddress| {
+            self.plan.pci.iter().find(|f| f.role.bridge().is_some_and(|b| b.secondary == address.bus()))
+        };
+        let port = above(one.guest.address).filter(|_| depth == 0)?;
+        let upstream = above(port.address)?;
+        matches!(upstream.role, FunctionRole::SwitchUpstream { .. }).then_some(upstream.address)
+    }
+
+    /// What both ends of a function's link can do.
+    fn link(&self, host: &HostFunction) -> Option<(u32, u8)> {
+        let Link { max_speed, max_width, .. } = host.place.link?;
+        let port = host.place.bridges.last().and_then(|port| topology::find(&self.facts.functions, *port));
+        let port = port.and_then(|port| port.place.link);
+        Some(port.map_or((max_speed, max_width), |port| {
+            (max_speed.min(port.max_speed), max_width.min(port.max_width))
+        }))
+    }
+}
+
+/// The upstream port of the host's switch number `depth` above a function, from the root: a switch is two bridges, and the
+/// first bridge is the root port.
+fn upstream(host: &HostFunction, depth: usize) -> Option<PciAddress> {
+    let at = depth.checked_mul(2)?.checked_add(1)?;
+    // A switch's downstream port is above the function too.
+    host.place.bridges.get(at.checked_add(1)?)?;
+    host.place.bridges.get(at).copied()
+}
+
+/// The host's address in a segment that the guest does not have.
+fn foreign(host: PciAddress) -> String {
+    let text = host.to_string();
+    format!("ffff{}", text.get(4..).unwrap_or_default())
+}
+
+/// As `/sys/devices/system/node/node0/cpumap`: groups of 32 bits, the highest first.
+fn mask(cpus: &CpuSet) -> String {
+    let words = cpus.iter().max().map_or(1, |last| last / 32 + 1);
+    let word = |index: u32| {
+        let bits = cpus.iter().filter(|cpu| cpu / 32 == index).map(|cpu| 1u32 << (cpu % 32));
+        format!("{:08x}", bits.fold(0, |mask, bit| mask | bit))
+    };
+    (0..words).rev().map(word).collect::<Vec<_>>().join(",")
+}

@@ -1,0 +1,113 @@
+//! `egm-vmm check` and `egm-vmm bind` as a person runs them.
+
+#![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+
+/// Exit code, standard output, standard error.
+fn egm_vmm(arguments: &[&str]) -> (i32, String, String) {
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_egm-vmm")).args(arguments).current_dir("..").output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+const HGX: [&str; 2] = ["--facts", "configs/facts/hgx-h200.json"];
+
+#[test]
+fn a_host_that_can_give_everything_is_shown_with_its_ways() {
+    let (code, out, _) = egm_vmm(&["check", "configs/hgx-h200.json", HGX[0], HGX[1]]);
+    assert_eq!(code, 0, "{out}");
+    for line in [
+        "  0000:18:00.0  10de:2335  3D controller          vfio-pci     45     0  32 GT/s x16  flr bus  16MiB 256GiB 32MiB",
+        "  0 0000:18:00.0   X       PIX R   NODE C",
+        "  1 0000:19:00.0   PIX D   X       NODE C",
+        "  0000:19:00.0 to 0000:18:00.0: ATS, and 0000:17:01.0 lets translated requests pass",
+        "  the machine pins 1.5 TiB",
+        "  ok all of them can be given to a guest",
+    ] {
+        assert!(out.contains(line), "no {line:?} in\n{out}");
+    }
+}
+
+#[test]
+fn a_host_that_lacks_something_is_told_what_and_ends_with_3() {
+    let facts = fs::read_to_string("../configs/facts/hgx-h200.json").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("facts.json");
+    let mut facts: serde_json::Value = serde_json::from_str(&facts).unwrap();
+    for function in facts["functions"].as_array_mut().unwrap() {
+        match function["address"].as_str().unwrap() {
+            "0000:18:00.0" => function["driver"] = "nvidia".into(),
+            "0000:19:00.0" => function["iommu_group"] = serde_json::Value::Null,
+            _ => {}
+        }
+    }
+    fs::write(&path, facts.to_string()).unwrap();
+    let path = path.to_str().unwrap();
+    let (code, out, _) = egm_vmm(&["check", "18:00.0", "19:00.0", "--facts", path]);
+    assert_eq!(code, 3, "{out}");
+    assert!(out.contains("lacks host function 0000:18:00.0 is bound to nvidia"), "{out}");
+    assert!(out.contains("help: scripts/bind 0000:18:00.0\n"), "{out}");
+    assert!(out.contains("lacks host function 0000:19:00.0 is in no IOMMU group"), "{out}");
+    let (code, out, _) = egm_vmm(&["check", "18:00.0", "19:00.0", "--facts", path, "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, json["problems"].as_array().unwrap().len()), (3, 2));
+    assert_eq!(json["peers"][0]["route"], "-");
+}
+
+#[test]
+fn what_is_neither_a_function_nor_a_file_is_a_mistake_of_the_command_line() {
+    let (code, _, error) = egm_vmm(&["check", "18:00.0", "gpu0", HGX[0], HGX[1]]);
+    assert_eq!(code, 2);
+    assert!(error.starts_with("error: \"gpu0\" is not a PCI address"), "{error}");
+}
+
+/// A host with one disk and the files that its kernel would have for writing.
+fn tree(root: &Path) {
+    let function = root.join("sys/bus/pci/devices/0000:21:00.0");
+    let group = root.join("sys/kernel/iommu_groups/5");
+    fs::create_dir_all(&function).unwrap();
+    fs::create_dir_all(group.join("devices")).unwrap();
+    for (file, text) in
+        [("vendor", "0x144d"), ("device", "0xa80a"), ("class", "0x010802"), ("resource", "0x0 0x0 0x0")]
+    {
+        fs::write(function.join(file), text).unwrap();
+    }
+    fs::write(group.join("reserved_regions"), "").unwrap();
+    symlink(&group, function.join("iommu_group")).unwrap();
+    symlink("/sys/bus/pci/drivers/nvme", function.join("driver")).unwrap();
+    for driver in ["nvme", "vfio-pci"] {
+        fs::create_dir_all(root.join("sys/bus/pci/drivers").join(driver)).unwrap();
+    }
+}
+
+#[test]
+fn bind_says_what_a_function_had_and_has() {
+    let folder = tempfile::tempdir().unwrap();
+    tree(folder.path());
+    let root = folder.path().to_str().unwrap();
+    let (code, out, error) = egm_vmm(&["bind", "21:00.0", "--root", root]);
+    assert_eq!((code, error.as_str()), (0, ""), "{out}");
+    assert_eq!(out, "  function      had   has\n  0000:21:00.0  nvme  vfio-pci\n");
+    let read = |path: &str| fs::read_to_string(folder.path().join(path)).unwrap();
+    assert_eq!(read("sys/bus/pci/devices/0000:21:00.0/driver_override"), "vfio-pci");
+    assert_eq!(read("run/egm-vmm/bind/0000:21:00.0"), "nvme");
+    let (code, out, _) = egm_vmm(&["bind", "21:00.0", "--undo", "--root", root]);
+    assert_eq!((code, out.contains("nvme  nvme")), (0, true), "{out}");
+}
+
+#[test]
+fn a_function_that_is_missing_is_the_caller_s_mistake_and_a_missing_driver_the_host_s() {
+    let folder = tempfile::tempdir().unwrap();
+    tree(folder.path());
+    let root = folder.path().to_str().unwrap();
+    let (code, _, error) = egm_vmm(&["bind", "22:00.0", "--root", root]);
+    assert_eq!(code, 2, "{error}");
+    let (code, _, error) = egm_vmm(&["bind", "21:00.0", "--driver", "mlx5_vfio_pci", "--root", root]);
+    assert_eq!((code, error.lines().last()), (3, Some("  help: modprobe mlx5_vfio_pci")), "{error}");
+}
