@@ -29,17 +29,18 @@ const SPLIT: &str = "mem=7G memmap=1G$7G memmap=1G!8G iomem=relaxed";
 ///  14.0 edu      15.0 ivshmem      16.0 the host's own network card, at one hub with the others
 /// ```
 ///
-/// A hub holds packets back while nobody listens: the sink always does.
+/// A hub holds packets back while nobody listens: the sink always does. Ports have 5 GT/s: above that Linux waits after a
+/// reset of the bus for a link whose state QEMU does not tell, and says that it cannot.
 const FUNCTIONS: &str = "\
-    -device pcie-root-port,id=port1,chassis=1,addr=10.0 -device nvme,serial=egm0,drive=drive0,bus=port1 \
-    -device pcie-root-port,id=port2,chassis=2,addr=11.0 \
+    -device pcie-root-port,id=port1,chassis=1,x-speed=5,addr=10.0 -device nvme,serial=egm0,drive=drive0,bus=port1 \
+    -device pcie-root-port,id=port2,chassis=2,x-speed=5,addr=11.0 \
     -netdev hubport,id=igb,hubid=0 -device igb,netdev=igb,romfile=,mac=52:54:00:e9:00:02,bus=port2 \
-    -device pcie-root-port,id=port3,chassis=3,addr=12.0 -device x3130-upstream,id=switch,bus=port3 \
+    -device pcie-root-port,id=port3,chassis=3,x-speed=5,addr=12.0 -device x3130-upstream,id=switch,bus=port3 \
     -device xio3130-downstream,id=down1,chassis=4,slot=1,bus=switch,addr=0.0 \
     -device xio3130-downstream,id=down2,chassis=5,slot=2,bus=switch,addr=1.0 \
     -device nvme,serial=egm1,drive=drive1,bus=down1 \
     -netdev hubport,id=e1000e,hubid=0 -device e1000e,netdev=e1000e,romfile=,mac=52:54:00:e9:00:06,bus=down2 \
-    -device pcie-root-port,id=port4,chassis=6,addr=13.0 \
+    -device pcie-root-port,id=port4,chassis=6,x-speed=5,addr=13.0 \
     -device e1000e,romfile=,mac=52:54:00:e9:00:07,bus=port4,addr=0.0,multifunction=on \
     -device e1000e,romfile=,mac=52:54:00:e9:00:08,bus=port4,addr=0.1 \
     -device edu,dma_mask=0xffffffffffffffff,addr=14.0 \

@@ -150,7 +150,8 @@ fn open_cdev(root: &Path, address: PciAddress) -> Result<File, OpenError> {
 /// Why iommufd would not take a function.
 fn attach_error(root: &Path, function: PciAddress, source: io::Error) -> OpenError {
     match source.raw_os_error() {
-        Some(libc::EBUSY) => {
+        // EINVAL is what the second descriptor of an open function gets.
+        Some(libc::EBUSY | libc::EPERM | libc::EINVAL) => {
             OpenError::Busy { path: root.join("dev/vfio/devices"), function: function.to_string() }
         }
         _ => OpenError::refused(format!("give {function} to iommufd"))(source),
@@ -265,7 +266,7 @@ impl Backend for KernelFunction {
         let interrupts = self.interrupts(kind);
         let left = interrupts.count.checked_sub(first).and_then(|left| usize::try_from(left).ok());
         if left.is_none_or(|left| left < triggers.len()) {
-            let what = format!("vectors {first}..{} of {kind:?}", triggers.len().saturating_add(1));
+            let what = format!("{} vectors of {kind:?} from {first} on", triggers.len());
             return Err(BackendError::Absent { function: self.name.clone(), what });
         }
         let mut connected = self.connected();

@@ -29,8 +29,7 @@ impl KernelFunction {
     /// # Errors
     /// [`BackendError`], also where neither bus nor slot can be reset.
     pub fn hot_reset_affects(&self) -> Result<Vec<Affected>, BackendError> {
-        let (dependents, by_device) =
-            self.dependents().map_err(self.refused("ask what a hot reset affects"))?;
+        let (dependents, by_device) = self.dependents()?;
         let numbers: BTreeSet<u32> = dependents.iter().map(|dependent| dependent.id).collect();
         let groups: BTreeSet<u32> = match &self.hold {
             Hold::Group(group) if !by_device => {
@@ -64,7 +63,7 @@ impl KernelFunction {
         let groups = match &self.hold {
             // The kernel asks for the descriptors of all groups that are affected, as proof.
             Hold::Group(group) => {
-                let (dependents, _) = self.dependents().map_err(self.refused("hot reset"))?;
+                let (dependents, _) = self.dependents()?;
                 group.held(&dependents.iter().map(|dependent| dependent.id).collect())
             }
             Hold::Attached(_) => Vec::new(), // iommufd knows by itself
@@ -75,7 +74,17 @@ impl KernelFunction {
             .map_err(self.refused("hot reset"))
     }
 
-    fn dependents(&self) -> io::Result<(Vec<Dependent>, bool)> {
+    fn dependents(&self) -> Result<(Vec<Dependent>, bool), BackendError> {
+        let asked = self.ask();
+        let refused = |error: io::Error| match error.raw_os_error() {
+            // On the root complex, for instance: no bridge above it could reset its bus.
+            Some(libc::ENODEV) => self.refused("hot reset")(io::ErrorKind::Unsupported.into()),
+            _ => self.refused("ask what a hot reset affects")(error),
+        };
+        asked.map_err(refused)
+    }
+
+    fn ask(&self) -> io::Result<(Vec<Dependent>, bool)> {
         type Info = vfio::vfio_pci_hot_reset_info;
         const ENTRY: usize = size_of::<vfio::vfio_pci_dependent_device>();
         let ask = |message: &mut Message| {
