@@ -188,7 +188,9 @@ fn a_version_s_text_ends_with_a_nul_and_is_a_json_object() {
         version(b"{\"capabilities\":{\"max_msg_fds\":8,\"twin_socket\":{\"supported\":true},\"new\":[1]}}\0");
     let twin_socket = Some(TwinSocket { supported: true, fd_index: None });
     assert_eq!(known, Ok(Capabilities { max_msg_fds: Some(8), twin_socket, ..Capabilities::default() }));
-    let wrong: [&[u8]; 7] = [
+    let wrong: [&[u8]; 9] = [
+        b"[]\0",
+        b"{\"capabilities\":[8]}\0",
         b"{}",
         b"\0",
         b"{}\0\0",

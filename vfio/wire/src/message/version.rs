@@ -1,5 +1,10 @@
 //! The handshake: versions, and what each side can take.
 
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
 use super::Wrong;
@@ -96,7 +101,35 @@ pub struct Limits {
 #[derive(Serialize, Deserialize, Default)]
 #[serde(default)]
 struct Text {
+    #[serde(deserialize_with = "object")]
     capabilities: Capabilities,
+}
+
+/// A JSON object only: left alone, serde takes an array for its values without their names.
+fn object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
+    struct Object<T>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Object<T> {
+        type Value = T;
+
+        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            formatter.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+            T::deserialize(MapAccessDeserializer::new(map))
+        }
+    }
+
+    deserializer.deserialize_map(Object(PhantomData))
+}
+
+impl Text {
+    fn parse(text: &[u8]) -> serde_json::Result<Self> {
+        let mut deserializer = serde_json::Deserializer::from_slice(text);
+        let text = object(&mut deserializer)?;
+        deserializer.end().map(|()| text)
+    }
 }
 
 impl Version {
@@ -112,7 +145,7 @@ impl Version {
         let text = match data.split_last() {
             None => Text::default(),
             Some((0, text)) if data.len() <= MOST_VERSION_DATA as usize => {
-                serde_json::from_slice(text).map_err(|_| Wrong::Version)?
+                Text::parse(text).map_err(|_| Wrong::Version)?
             }
             Some(_) => return Err(Wrong::Version),
         };

@@ -245,3 +245,71 @@ fn an_error_reply_without_an_errno_is_an_error_and_the_connection_stands() {
     let refused = client.reset().unwrap_err();
     assert!(matches!(refused, CallError::Refused { .. }) && refused.stands());
 }
+
+/// What servers in use fall over (their `VERSION` of 0 or 19 bytes, one without a NUL) or take for good.
+#[test]
+fn a_client_that_breaks_the_handshake_costs_its_own_connection_only() {
+    let version = |size: u32, body: &[u8]| {
+        let head = [&[1, 0, 1, 0], &size.to_le_bytes()[..], &[0; 8]].concat();
+        [&head, body].concat()
+    };
+    let broken = [
+        version(0, &[]),
+        version(15, &[]),
+        version(16, &[]),
+        version(19, &[0; 3]),
+        version(22, b"\0\0\x01\0{}"),
+        version(23, b"\0\0\x01\0[]\0"),
+        version(24, b"\x01\0\0\0{ }\0"),
+        version(u32::MAX, b"\0\0\x01\0{}\0"),
+        version(16 << 20, &[0; 64]),
+    ];
+    let mut toy = Toy::new();
+    for bytes in broken {
+        let (mut raw, theirs) = UnixStream::pair().unwrap();
+        raw.write_all(&bytes).unwrap();
+        raw.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut connection = Connection::new(theirs.into(), LIMIT, Patience::NONE).unwrap();
+        assert!(egm_vfio_wire::serve::serve(&mut connection, &mut toy).is_err(), "{bytes:?}");
+        drop(connection);
+        let mut replies = Vec::new();
+        let _ = raw.read_to_end(&mut replies);
+        assert!(replies.is_empty(), "{bytes:?}");
+    }
+    let (mut client, _server) = toy.serve(Patience::NONE);
+    client.reset().unwrap();
+}
+
+/// A client in use sends the eventfds of all vectors at once, whatever was said in the handshake.
+#[test]
+fn seventeen_descriptors_and_more_are_taken_though_sixteen_are_said() {
+    let (raw, theirs) = UnixStream::pair().unwrap();
+    let server = std::thread::spawn(move || {
+        let mut connection = Connection::new(theirs.into(), LIMIT, Patience::NONE).unwrap();
+        egm_vfio_wire::serve::serve(&mut connection, &mut Toy::new())
+    });
+    let mut raw = Connection::new(raw.into(), LIMIT, Patience::NONE).unwrap();
+    let command = |command: Command| Header {
+        id: 1,
+        command: command.number(),
+        kind: Kind::Command { no_reply: false },
+    };
+    raw.send(command(Command::Version), [&[0, 0, 1, 0], &[]], &[], 4096).unwrap();
+    raw.receive(4096, 0).unwrap();
+    let events: Vec<_> = (0..253).map(|_| event()).collect();
+    let fds: Vec<_> = events.iter().map(AsFd::as_fd).collect();
+    for count in [17, 253] {
+        let mut body = Vec::new();
+        Request::SetIrqs(SetIrqs { count, ..SET }).encode(&mut body);
+        let fds = &fds[..usize::try_from(count).unwrap()];
+        raw.send(command(Command::SetIrqs), [&body, &[]], fds, 4096).unwrap();
+        raw.receive(4096, 0).unwrap();
+        assert_eq!(raw.frame().header.kind, Kind::Reply { error: None });
+        // As many as it names, or none: others are not guessed at.
+        raw.send(command(Command::SetIrqs), [&body, &[]], &fds[1..], 4096).unwrap();
+        raw.receive(4096, 0).unwrap();
+        assert_eq!(raw.frame().header.kind, Kind::Reply { error: Some(22) });
+    }
+    drop(raw);
+    assert!(server.join().unwrap().is_ok());
+}
