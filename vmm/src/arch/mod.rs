@@ -8,7 +8,7 @@ pub mod x86_64;
 use egm_address::{Gpa, Guest, Span};
 
 use crate::config::{Architecture, Cpus};
-use crate::plan::WindowKind;
+use crate::plan::{IntxLines, WindowKind};
 
 /// What an architecture fixes of the guest's address space, interrupt lines and I/O ports.
 #[derive(Debug)]
@@ -32,6 +32,8 @@ pub struct Layout {
     pub fixed: &'static [FixedWindow],
     /// Interrupt lines: owner and global system interrupt.
     pub lines: &'static [(&'static str, u32)],
+    /// Lines for the pins of PCI functions; without, functions have none.
+    pub intx: Option<IntxLines>,
     /// I/O ports: owner, first port, number of ports.
     pub ports: &'static [(&'static str, u16, u16)],
     /// Identity of a vCPU, by index, as the interrupt controller knows it.

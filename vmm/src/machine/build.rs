@@ -114,7 +114,7 @@ pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
         serial,
     )?;
 
-    let tree = tree::build(plan, devices, &Connections::new(&vm, ram.memory.clone(), &spaces))?;
+    let tree = tree::build(plan, devices, &Connections::new(&vm, ram.memory.clone(), &spaces, plan))?;
     subscribers.extend(tree.subscribers);
     let root = Arc::new(tree.root);
     add_port(&mut ports, CONFIG_PORT, CONFIG_PORTS, Arc::new(ConfigPorts::new(Arc::clone(&root))))?;

@@ -15,7 +15,7 @@ use super::finish::{Kept, KeptFunction};
 use crate::config::{Device, DeviceKind};
 use crate::error::Chain;
 use crate::kvm::{SlotTable, Vm};
-use crate::passthrough::{self, Events, PassedFunction, PassthroughError, Peers};
+use crate::passthrough::{self, Events, Line, PassedFunction, PassthroughError, Peers};
 use crate::pci::msix::{MsiRouter, Msix};
 use crate::pci::{Bus, HostBridge, PciFunction, Port, PortConfig, PortKind, RootComplex};
 use crate::plan::{BridgePlan, FunctionPlan, FunctionRole, Plan};
@@ -72,13 +72,14 @@ pub(super) struct Connections<'a> {
     bell: Arc<dyn DoorBell>,
     memory: GuestMemoryMmap,
     peers: Arc<Peers>,
+    plan: &'a Plan,
 }
 
 impl<'a> Connections<'a> {
     /// `spaces` are where the DMA of host functions goes.
-    pub(super) fn new(vm: &'a Vm, memory: GuestMemoryMmap, spaces: &AddressSpaces) -> Self {
+    pub(super) fn new(vm: &'a Vm, memory: GuestMemoryMmap, spaces: &AddressSpaces, plan: &'a Plan) -> Self {
         let peers = Arc::new(Peers::new(spaces.domains()));
-        Self { vm, router: Arc::new(vm.routes()), bell: Arc::new(vm.doorbells()), memory, peers }
+        Self { vm, router: Arc::new(vm.routes()), bell: Arc::new(vm.doorbells()), memory, peers, plan }
     }
 
     fn transport(
@@ -197,6 +198,7 @@ impl Tree {
         backend: Arc<dyn Backend>,
         connections: &Connections<'_>,
     ) -> Result<Arc<dyn PciFunction>, TreeError> {
+        let gsi = connections.plan.intx(id);
         let passed = match &plan.role {
             FunctionRole::Endpoint { passed, .. } => passed.as_ref(),
             _ => None,
@@ -204,7 +206,7 @@ impl Tree {
         let clique = passed.and_then(|passed| Clique::new(passed.clique?));
         let to = passthrough::Connections {
             router: Arc::clone(&connections.router),
-            line: None,
+            line: gsi.map(|gsi| Box::new(connections.vm.level_line(gsi)) as Box<dyn Line>),
             slots: Arc::clone(connections.vm.slots()) as Arc<dyn SlotTable>,
             peers: Arc::clone(&connections.peers),
             reachable: passed.is_none_or(|passed| passed.p2p),

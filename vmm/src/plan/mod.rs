@@ -22,6 +22,7 @@ mod cliques;
 mod cpus;
 mod error;
 mod host;
+mod intx;
 mod memory;
 mod nccl;
 mod nodes;
@@ -36,6 +37,7 @@ mod tree;
 mod types;
 
 pub use error::{PlaceRule, PlanError};
+pub use intx::{IntxLines, RootPin};
 pub(crate) use memory::huge_alignment;
 pub use nccl::nccl;
 pub use pci::VIRTIO_BAR_SIZE;
@@ -71,6 +73,8 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
     let high = pci::place(&high, windows.memory64, &space)?;
     let decided = passed::decide(spec, facts, &wanted, &backings)?;
     let pci = tree::functions(&wanted, &slots, (&low, &high), &decided.functions)?;
+    let own = layout.lines.iter().map(|&(owner, gsi)| LinePlan { gsi, owner: owner.to_owned() });
+    let lines = own.chain(intx::lines(&pci, layout.intx)).collect();
     let lost = sources.into_iter().filter_map(|source| source.lost);
     Ok(Plan {
         version: PLAN_VERSION,
@@ -89,7 +93,7 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
         backings,
         memory,
         notes: lost.chain(decided.notes).collect(),
-        lines: layout.lines.iter().map(|&(owner, gsi)| LinePlan { gsi, owner: owner.to_owned() }).collect(),
+        lines,
         ports: layout
             .ports
             .iter()

@@ -331,7 +331,7 @@ pub struct NodePlan {
 pub struct LinePlan {
     /// Global system interrupt number.
     pub gsi: u32,
-    /// Who raises it: `serial`.
+    /// Who raises it: `serial`, or a host function: `gpu0 INTA`.
     pub owner: String,
 }
 
@@ -346,6 +346,11 @@ pub struct PortPlan {
     pub owner: String,
 }
 
+/// Who raises the line of a host function's pin; no id has a space.
+pub(super) fn intx_owner(id: &str) -> String {
+    format!("{id} INTA")
+}
+
 impl Plan {
     /// The first window of `kind`.
     pub fn window(&self, kind: WindowKind) -> Option<Span<Guest>> {
@@ -355,6 +360,11 @@ impl Plan {
     /// The interrupt line of `owner`.
     pub fn line(&self, owner: &str) -> Option<u32> {
         self.lines.iter().find(|l| l.owner == owner).map(|l| l.gsi)
+    }
+
+    /// The interrupt line of the pin of host function `id`.
+    pub fn intx(&self, id: &str) -> Option<u32> {
+        self.line(&intx_owner(id))
     }
 
     /// The first I/O port of `owner`.

@@ -67,6 +67,7 @@ pub const LAYOUT: Layout = Layout {
         FixedWindow { kind: WindowKind::Device, label: "serial", span: fixed(SERIAL, SERIAL + 4 * KIB) },
     ],
     lines: &[("serial", 33)], // SPI 1; ACPI's global system interrupts are GIC interrupt ids
+    intx: None,               // no machine of this architecture runs yet
     ports: &[],
     hardware_id: mpidr,
     max_hardware_id: u32::MAX,

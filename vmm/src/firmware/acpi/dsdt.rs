@@ -9,6 +9,8 @@
 //! \_SB.PEVT       panic notifier
 //! ```
 
+use std::collections::BTreeMap;
+
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, And, Arg, BufferData, CreateDWordField, Device, EISAName, Else,
     Equal, GreaterEqual, IO, If, Interrupt, Local, Memory32Fixed, Method, Name, NotEqual, ONE, Or, Package,
@@ -21,7 +23,7 @@ use super::mcfg::ecam;
 use super::table;
 use crate::firmware::{FirmwareError, ports};
 use crate::machine::SLEEP_TYPE_S5;
-use crate::plan::{FunctionRole, Plan, WindowKind};
+use crate::plan::{FunctionPlan, FunctionRole, Plan, RootPin, WindowKind};
 
 /// From revision 2 on integers have 64 bits.
 const REVISION: u8 = 2;
@@ -83,7 +85,7 @@ fn motherboard(sink: &mut dyn AmlSink, span: Span<Guest>) {
     .to_aml_bytes(sink);
 }
 
-/// The PCI Express host bridge (PCI Firmware 3.3, clause 4). No `_PRT`: interrupts are messages.
+/// The PCI Express host bridge (PCI Firmware 3.3, clause 4). `_PRT` is there for host functions; ours send messages.
 fn host_bridge(sink: &mut dyn AmlSink, plan: &Plan, last_bus: u8) {
     let buses = AddressSpace::new_bus_number(0u16, u16::from(last_bus));
     let windows: Vec<AddressSpace<u64>> = plan
@@ -118,6 +120,10 @@ fn host_bridge(sink: &mut dyn AmlSink, plan: &Plan, last_bus: u8) {
     let near = plan.nodes.first().map(|node| Name::new("_PXM".into(), &node.id));
     let mut children: Vec<&dyn Aml> = identity.iter().chain(&near).map(|n| -> &dyn Aml { n }).collect();
     children.extend([&crs as &dyn Aml, &OperatingSystemCapabilities, &PreserveConfiguration]);
+    let routing = PinRouting::of(plan);
+    if !routing.0.is_empty() {
+        children.push(&routing);
+    }
     children.extend(root_ports.iter().map(|p| -> &dyn Aml { p }));
     Device::new("PCI0".into(), children).to_aml_bytes(sink);
 }
@@ -135,6 +141,34 @@ impl Aml for RootPort {
         let name = format!("S{:02X}_", self.0.devfn());
         let address = u32::from(self.0.device()) << 16 | u32::from(self.0.function());
         Device::new(name.as_str().into(), vec![&Name::new("_ADR".into(), &address)]).to_aml_bytes(sink);
+    }
+}
+
+/// `_PRT` (clause 6.2.13): the line of each pin that a host function ends at. Linux takes such lines as level triggered.
+struct PinRouting(BTreeMap<RootPin, u32>);
+
+impl PinRouting {
+    fn of(plan: &Plan) -> Self {
+        let pin = |function: &FunctionPlan| {
+            let FunctionRole::Endpoint { device, passed: Some(_) } = &function.role else { return None };
+            Some((RootPin::of(&plan.pci, function.address)?, plan.intx(&device.id)?))
+        };
+        Self(plan.pci.iter().filter_map(pin).collect())
+    }
+}
+
+impl Aml for PinRouting {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        const ALL_FUNCTIONS: u32 = 0xffff;
+        let entries: Vec<_> = self
+            .0
+            .iter()
+            .map(|(root, gsi)| (u32::from(root.device) << 16 | ALL_FUNCTIONS, root.pin, *gsi))
+            .collect();
+        let packages: Vec<Package> =
+            entries.iter().map(|(address, pin, gsi)| Package::new(vec![address, pin, &ZERO, gsi])).collect();
+        let all = packages.iter().map(|package| -> &dyn Aml { package }).collect();
+        Name::new("_PRT".into(), &Package::new(all)).to_aml_bytes(sink);
     }
 }
 
