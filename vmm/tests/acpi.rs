@@ -398,17 +398,47 @@ fn iasl_is_missing() -> bool {
     missing
 }
 
+/// The DSDT of `plan` as `iasl` reads it, without comments and with single blanks.
+fn dsdt_text(plan: &Plan) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("t.dat"), table(plan, "DSDT")).unwrap();
+    iasl(folder.path(), &["-d", "t.dat"]);
+    let text = std::fs::read_to_string(folder.path().join("t.dsl")).unwrap();
+    let without_comments = text.lines().map(|line| line.split("//").next().unwrap_or_default());
+    without_comments.flat_map(str::split_whitespace).collect::<Vec<_>>().join(" ")
+}
+
+/// A pin is named by the place of bus 0 that it ends at, whatever lies in between.
+#[test]
+fn prt_has_the_line_of_each_host_function_and_is_missing_without_one() {
+    if iasl_is_missing() {
+        return;
+    }
+    let mut plan = sample_plan();
+    assert!(!dsdt_text(&plan).contains("_PRT"));
+    let role = serde_json::json!({
+        "role": "endpoint",
+        "device": { "id": "gpu0", "root_port": true, "kind": { "type": "vfio", "function": "0000:65:00.0", "p2p": true } },
+        "passed": { "function": "0000:65:00.0", "group": 7, "node": null, "clique": null, "p2p": true },
+    });
+    plan.pci.push(FunctionPlan {
+        address: PciAddress::new(0, 2, 0, 0).unwrap(),
+        role: serde_json::from_value(role).unwrap(),
+        bars: Vec::new(),
+        msix_vectors: 0,
+    });
+    plan.lines.push(LinePlan { gsi: 18, owner: "gpu0 INTA".to_owned() });
+    let expected = "Name (_PRT, Package (0x01) { Package (0x04) { 0x0002FFFF, Zero, Zero, 0x12 } })";
+    let text = dsdt_text(&plan);
+    assert!(text.contains(expected), "{expected} is not in {text}");
+}
+
 #[test]
 fn dsdt_names_the_windows_ports_and_root_ports_of_the_plan() {
     if iasl_is_missing() {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("t.dat"), table(&sample_plan(), "DSDT")).unwrap();
-    iasl(folder.path(), &["-d", "t.dat"]);
-    let text = std::fs::read_to_string(folder.path().join("t.dsl")).unwrap();
-    let without_comments = text.lines().map(|line| line.split("//").next().unwrap_or_default());
-    let text = without_comments.flat_map(str::split_whitespace).collect::<Vec<_>>().join(" ");
+    let text = dsdt_text(&sample_plan());
     let memory = |kind: &str, first: u64, last: u64, size: u64| {
         format!(
             "{kind}, ReadWrite, 0x{:016X}, 0x{first:016X}, 0x{last:016X}, 0x{:016X}, 0x{size:016X},",
