@@ -128,7 +128,7 @@ mod tests {
             rustix::io::ioctl_fionbio(&writer, nonblocking).unwrap();
             let mut relay = Relay::start(writer.into()).unwrap();
             text().iter().for_each(|byte| relay.write(&[*byte]));
-            let end = std::thread::spawn(move || drop(relay));
+            let end = thread::spawn(move || drop(relay));
             let mut read = Vec::new();
             reader.read_to_end(&mut read).unwrap();
             end.join().unwrap();
