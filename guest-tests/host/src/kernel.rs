@@ -22,18 +22,18 @@ const FRAGMENT: &str = include_str!("../../../scripts/lab/l1-x86_64.config");
 /// Lines that such a build prints, for the progress bar alone.
 const BUILD_LINES: u64 = 2_800;
 
-/// A kernel of Debian's: `vmlinuz`, `modules/*.ko` and `modules/order`.
+/// A kernel in the cache: `vmlinuz`, `modules/*.ko` and `modules/order`.
 #[derive(Debug, Clone)]
 pub(crate) struct StockKernel {
     /// The directory that holds them.
     pub(crate) directory: PathBuf,
 }
 
-/// A kernel of our own for the emulated host, built when the cache has none of this fragment or when a newer one is
-/// asked for.
-pub(crate) fn built(cache: &Cache, refresh: bool) -> Result<PathBuf, LabError> {
-    let suffix = format!("-{}.bzImage", fragment_id());
-    cache.obtain("l1-x86_64-", &suffix, refresh, build_l1)
+/// A kernel of our own for the emulated host, with all that it needs built in, built when the cache has none of this
+/// fragment or when a newer one is asked for.
+pub(crate) fn built(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
+    let suffix = format!("-{}", fragment_id());
+    cache.obtain("built-", &suffix, refresh, build_l1).map(|directory| StockKernel { directory })
 }
 
 /// Debian's stable cloud kernel with the modules that a virtio guest needs.
@@ -81,7 +81,7 @@ fn build_l1(cache: &Cache, held: &Lock) -> Result<PathBuf, LabError> {
     let stage = Stage::begin("looking up Debian's newest linux-source");
     let archive = Archive::open(cache, held)?;
     let source = archive.behind(&archive.newest("linux-source", |_| true)?)?;
-    let name = format!("l1-x86_64-{}-{}.bzImage", source.version, fragment_id());
+    let name = format!("built-{}-{}", source.version, fragment_id());
     stage.end();
     if cache.path(&name).exists() {
         return Ok(cache.touch(&name));
@@ -96,7 +96,13 @@ fn build_l1(cache: &Cache, held: &Lock) -> Result<PathBuf, LabError> {
     let jobs = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     make(&tree).args([format!("-j{jobs}"), "bzImage".into()]).lines(|_| stage.tick())?;
     stage.end();
-    cache.publish(&tree.join("arch/x86/boot/bzImage"), &name, held)
+    let made = scratch.path().join("made");
+    let order = made.join("modules/order");
+    fs::create_dir_all(made.join("modules")).map_err(LabError::file("make", &made))?;
+    fs::write(&order, "").map_err(LabError::file("write", &order))?;
+    let image = tree.join("arch/x86/boot/bzImage");
+    fs::rename(&image, made.join("vmlinuz")).map_err(LabError::file("take", &image))?;
+    cache.publish(&made, &name, held)
 }
 
 fn unpack_source(scratch: &Scratch, package: &str) -> Result<PathBuf, LabError> {

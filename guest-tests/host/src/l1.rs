@@ -1,4 +1,5 @@
-//! The emulated host: QEMU boots Debian's kernel, and in it this program runs the scenarios, all in one boot.
+//! The emulated host: QEMU boots Debian's kernel, or one of our own, and in it this program runs the scenarios, all of a
+//! kernel in one boot.
 //!
 //! The report directory is shared over 9p: tools go in, logs and results come out, whatever happens in between.
 
@@ -11,7 +12,7 @@ use crate::cache::Cache;
 use crate::emulator::Emulator;
 use crate::error::LabError;
 use crate::initramfs;
-use crate::kernel;
+use crate::kernel::{self, StockKernel};
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::progress::{PREFIX, Stage};
 use crate::qemu::{self, L1};
@@ -35,8 +36,7 @@ pub(crate) const LOG: &str = "l1.log";
 const ARGUMENTS: [&str; 9] =
     ["run", "--where", "kvm", "--tools", "/run/tools", "--work", "/run/work", "--report", "/share"];
 
-/// Runs `scenarios` in the emulated host; a scenario without a result there is broken, with the reason. A host that
-/// falls silent is an emulator's fault and not a guest's: what it left undone is run in a new one.
+/// Runs `scenarios` in the emulated host, in two of them when some ask for iommufd, which Debian's kernel lacks.
 pub(crate) fn run(
     scenarios: &[Scenario],
     tools: &Tools,
@@ -44,6 +44,26 @@ pub(crate) fn run(
     report: &Path,
 ) -> Result<Vec<ScenarioResult>, LabError> {
     tools.copy_to(&report.join("tools"))?;
+    let (own, stock): (Vec<Scenario>, Vec<Scenario>) = scenarios.iter().partition(|s| s.iommufd);
+    let mut results = Vec::new();
+    if !stock.is_empty() {
+        results.extend(run_under(&kernel::l1(cache, false)?, &stock, cache, report)?);
+    }
+    if !own.is_empty() {
+        results.extend(run_under(&kernel::built(cache, false)?, &own, cache, report)?);
+    }
+    results.sort_by_key(|result| scenarios.iter().position(|s| s.name == result.scenario));
+    Ok(results)
+}
+
+/// Runs `scenarios` under one kernel; a scenario without a result there is broken, with the reason. A host that falls
+/// silent is an emulator's fault and not a guest's: what it left undone is run in a new one.
+fn run_under(
+    kernel: &StockKernel,
+    scenarios: &[Scenario],
+    cache: &Cache,
+    report: &Path,
+) -> Result<Vec<ScenarioResult>, LabError> {
     let silence = scenarios.iter().map(|s| s.deadline).max().unwrap_or_default() + OVERHEAD;
     let mut results: Vec<ScenarioResult> = Vec::new();
     let mut ending = Ending::Exit(0);
@@ -57,7 +77,7 @@ pub(crate) fn run(
             Stage::note(&format!("the emulated host fell silent: attempt {attempt} for what it left undone"));
         }
         remove(&report.join(RESULTS))?;
-        ending = boot(cache, report, &arguments, silence)?;
+        ending = boot_under(kernel, cache, report, &arguments, silence)?;
         let json = fs::read(report.join(RESULTS)).ok();
         let done: Option<Vec<ScenarioResult>> = json.and_then(|json| serde_json::from_slice(&json).ok());
         results.extend(done.unwrap_or_default());
@@ -65,23 +85,34 @@ pub(crate) fn run(
     Ok(complete(scenarios, results, ending, &report.join(LOG)))
 }
 
-/// Boots the emulated host, which runs this program with `arguments`, each without spaces, and goes off. It has `share`
-/// as `/share`, a copy of `share/tools` in `/run/tools`, and leaves its console in `share` as [`LOG`]. It is killed
-/// when it says nothing for as long as `silence`.
+/// Boots the emulated host with Debian's kernel: see [`boot_under`].
 pub(crate) fn boot(
     cache: &Cache,
     share: &Path,
     arguments: &[&str],
     silence: Duration,
 ) -> Result<Ending, LabError> {
-    let (kernel, emulator) = (kernel::l1(cache, false)?, Emulator::of(cache)?);
+    boot_under(&kernel::l1(cache, false)?, cache, share, arguments, silence)
+}
+
+/// Boots the emulated host, which runs this program with `arguments`, each without spaces, and goes off. It has `share`
+/// as `/share`, a copy of `share/tools` in `/run/tools`, and leaves its console in `share` as [`LOG`]. It is killed
+/// when it says nothing for as long as `silence`.
+fn boot_under(
+    kernel: &StockKernel,
+    cache: &Cache,
+    share: &Path,
+    arguments: &[&str],
+    silence: Duration,
+) -> Result<Ending, LabError> {
+    let emulator = Emulator::of(cache)?;
     let stage = Stage::begin("starting the emulated host");
     let share = share.canonicalize().map_err(LabError::file("find", share))?;
     let (image, drives) = (share.join("l1-initramfs.cpio"), DRIVES.map(|name| share.join(name)));
     let write = |path: &Path, bytes: &[u8]| fs::write(path, bytes).map_err(LabError::file("write", path));
     remove(&share.join("exit"))?;
     write(&share.join("arguments"), arguments.join("\n").as_bytes())?;
-    write(&image, &initramfs::l1(&kernel)?)?;
+    write(&image, &initramfs::l1(kernel)?)?;
     for drive in &drives {
         let file = fs::File::create(drive).map_err(LabError::file("make", drive))?;
         file.set_len(DRIVE).map_err(LabError::file("size", drive))?;

@@ -125,7 +125,7 @@ fn run(verb: Verb) -> Result<ExitCode, LabError> {
             let cache = Cache::open()?;
             let path = match which {
                 Which::L1 => kernel::l1(&cache, refresh)?.directory,
-                Which::Built => kernel::built(&cache, refresh)?,
+                Which::Built => kernel::built(&cache, refresh)?.image(),
                 Which::Guest => kernel::guest(&cache, refresh)?.directory,
             };
             println!("{}", path.display());

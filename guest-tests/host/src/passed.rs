@@ -18,7 +18,7 @@ use crate::slices::{Fault, Step, timed};
 const IMAGE: &str = "/share/nvme0.img";
 
 /// The second guest checks all that there is to check of the function, and resets itself.
-const RESET: &str = "egm.checks=pci,nvme egm.exit=reset";
+const RESET: &str = "egm.checks=pci,nvme egm.exit=reset lapic=notscdeadline";
 
 /// Tells the story of the functions of `scenario`.
 pub(crate) fn run(runner: &Runner, scenario: &Scenario, report: &Path) -> Result<ScenarioResult, LabError> {

@@ -167,7 +167,9 @@ impl Runner {
             json["egm"] = serde_json::json!([{ "region": region, "size": scenario.tale.slice(), "node": 1 }]);
         }
         if !scenario.passed.is_empty() {
-            let device = |function| serde_json::json!({ "type": "vfio", "function": function });
+            let backend = if scenario.iommufd { "iommufd" } else { "auto" };
+            let device =
+                |function| serde_json::json!({ "type": "vfio", "function": function, "backend": backend });
             json["devices"] = scenario.passed.iter().map(device).collect();
         }
         fs::write(&config, json.to_string()).map_err(LabError::file("write", &config))?;

@@ -40,6 +40,8 @@ pub(crate) struct Scenario {
     pub(crate) tale: Tale,
     /// Functions of the host that its guest gets, for the story of those.
     pub(crate) passed: &'static [&'static str],
+    /// Whether they are opened through iommufd, in an emulated host that has it.
+    pub(crate) iommufd: bool,
     /// What must be on the first disk afterwards.
     pub(crate) disk: Option<Proof>,
     /// Whether a Debian root file system is on the first disk and reports, in place of the agent.
@@ -84,6 +86,7 @@ const PLAIN: Scenario = Scenario {
     region: None,
     tale: Tale::Owned,
     passed: &[],
+    iommufd: false,
     disk: None,
     debian: false,
     boots: 1,
@@ -92,7 +95,7 @@ const PLAIN: Scenario = Scenario {
 };
 
 /// Every scenario, in the order in which they run.
-pub(crate) const ALL: [Scenario; 16] = [
+pub(crate) const ALL: [Scenario; 17] = [
     demo::SCENARIO,
     smp::SCENARIO,
     reset::SCENARIO,
@@ -107,6 +110,7 @@ pub(crate) const ALL: [Scenario; 16] = [
     poison::FOUND,
     poison::READ,
     vfio::NVME,
+    vfio::IOMMUFD,
     boots::SCENARIO,
     debian_root::SCENARIO,
 ];

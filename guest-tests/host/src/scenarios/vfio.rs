@@ -15,3 +15,13 @@ pub(super) const NVME: Scenario = Scenario {
     deadline: Duration::from_secs(300),
     ..PLAIN
 };
+
+/// The same through iommufd. Under 7.3 as the emulated host an idle guest with the TSC-deadline timer sleeps for ever.
+pub(super) const IOMMUFD: Scenario = Scenario {
+    name: "vfio-nvme-iommufd",
+    story: "the same through iommufd: memory by file, BARs by dma-buf",
+    words: "egm.checks=pci,nvme egm.arg.nvme.serial=egm0 lapic=notscdeadline",
+    iommufd: true,
+    long: true,
+    ..NVME
+};
