@@ -8,8 +8,8 @@ use egm_vfio::variant::clique::{self, Path};
 
 use crate::config::{Clique, DeviceKind};
 use crate::facts::Facts;
-use crate::plan::PlanError;
 use crate::plan::pci::Wanted;
+use crate::plan::{PassedRule, PlanError};
 
 /// A GPU that may be in a clique.
 struct Gpu<'a> {
@@ -59,7 +59,9 @@ fn gpus<'a>(wanted: &[Wanted<'a>], lends: &[bool]) -> Result<Vec<Gpu<'a>>, PlanE
         let (DeviceKind::Vfio { clique, .. }, Some(host)) = (&one.device.kind, one.host) else { continue };
         let is_gpu = matches!(Variant::of(host), Variant::NvidiaDisplay | Variant::NvGrace);
         let number = match clique {
-            Clique::Number(_) if !is_gpu => return Err(PlanError::Clique { device: one.device.id.clone() }),
+            Clique::Number(_) if !is_gpu => {
+                return Err(PassedRule::Clique { device: one.device.id.clone() }.into());
+            }
             Clique::Number(number) => clique::Clique::new(*number),
             Clique::Auto if is_gpu => None,
             Clique::Auto | Clique::Off => continue,

@@ -7,7 +7,7 @@ use egm_device::show::{self, size};
 
 use crate::config::{PageSize, nearest};
 use crate::error::{Blame, Report};
-use crate::plan::NoPlace;
+use crate::plan::{NoPlace, PassedRule};
 
 /// Why a specification has no plan on a host.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -220,28 +220,6 @@ pub enum PlanError {
         /// The rule that it breaks.
         why: &'static str,
     },
-    /// A BAR that cannot be where the configuration wants it.
-    #[error("device \"{device}\": BAR {index} cannot have the address that \"bars\" gives it: {why}")]
-    FixedBar {
-        /// Id of the device.
-        device: String,
-        /// Register number.
-        index: u8,
-        /// The rule that it breaks.
-        why: &'static str,
-    },
-    /// A fixed place that something else has.
-    #[error("device \"{device}\": {what} cannot lie at {span}: {rule}")]
-    Place {
-        /// Id of the device.
-        device: String,
-        /// `BAR 2`.
-        what: String,
-        /// The place.
-        span: Span<Guest>,
-        /// The rule that it breaks.
-        rule: PlaceRule,
-    },
     /// More buses than configuration space has addresses for.
     #[error("{devices} devices need {buses} PCI buses, and configuration space has room for {max}")]
     Buses {
@@ -252,34 +230,9 @@ pub enum PlanError {
         /// Buses that there can be.
         max: u64,
     },
-    /// Two interfaces of the kernel in one machine.
-    #[error(
-        "devices \"{first}\" and \"{second}\" ask for different backends, and guest memory is mapped by one"
-    )]
-    Interfaces {
-        /// Id of a device.
-        first: String,
-        /// Id of the other.
-        second: String,
-    },
-    /// iommufd with memory that it does not map.
-    #[error(
-        "device \"{device}\" asks for iommufd, which on stock kernels does not map {backing}, memory of region {region} without struct pages"
-    )]
-    IommufdMemory {
-        /// Id of the device.
-        device: String,
-        /// The backing.
-        backing: String,
-        /// Its region.
-        region: String,
-    },
-    /// A clique for something else than an NVIDIA GPU.
-    #[error("device \"{device}\" has a \"clique\", and is no NVIDIA GPU")]
-    Clique {
-        /// Id of the device.
-        device: String,
-    },
+    /// A host function.
+    #[error(transparent)]
+    Passed(#[from] PassedRule),
     /// A BAR, or the BARs behind a root port, found no place.
     #[error("cannot place device \"{device}\" in the {window} PCI window {span}")]
     Window {
@@ -313,28 +266,6 @@ pub enum PlanError {
     /// The plan broke one of its own rules: our mistake.
     #[error("the plan contradicts itself: {0}")]
     Internal(&'static str),
-}
-
-/// Why a place that a configuration names is none.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum PlaceRule {
-    /// Memory comes first.
-    #[error("guest memory ends at {0}, and BARs come after it")]
-    Memory(Gpa),
-    /// No such addresses.
-    #[error("guest addresses end at {limit:#x} ({bits} bits)")]
-    Beyond {
-        /// One past the last.
-        limit: u64,
-        /// Address bits of the facts.
-        bits: u8,
-    },
-    /// Kept free.
-    #[error("the host's processor or IOMMU reserves {0}")]
-    Reserved(Span<Guest>),
-    /// Another device's BARs.
-    #[error("device \"{0}\" has BARs there")]
-    Shared(String),
 }
 
 impl Report for PlanError {
@@ -401,12 +332,7 @@ impl Report for PlanError {
             }
             Self::EgmDevice { .. } => "set the slice's \"as\" to \"memory\"".to_owned(),
             Self::Bus0 { .. } | Self::Buses { .. } => "remove devices".to_owned(),
-            Self::FixedBar { .. } | Self::Place { .. } => {
-                "leave it out of the device's \"bars\", or write another address there".to_owned()
-            }
-            Self::Interfaces { .. } => "give both the same \"backend\", or leave it out".to_owned(),
-            Self::IommufdMemory { .. } => "set \"backend\" to \"legacy\" or leave it out".to_owned(),
-            Self::Clique { .. } => "leave \"clique\" out".to_owned(),
+            Self::Passed(rule) => rule.help(),
             Self::UnknownFunction { function, .. } => {
                 format!(
                     "record facts on its host with \"egm-vmm facts\", which lists {function} when it exists there"

@@ -9,7 +9,8 @@
 //!         │   space     which guest physical addresses may be used at all
 //!         │   memory    RAM and EGM slices in that space, and the memory behind them
 //!         │   pci       what devices need of PCI, windows
-//!         │   blocks    BARs and devices as one range for a bridge
+//!         │   blocks    BARs, and devices, as one range for a bridge
+//!         │   place     those ranges in the windows
 //!         │   tree      root ports, switches, bus numbers
 //!         │   passed    host functions: fixed BARs, interface of the kernel, groups
 //!         │   cliques   which GPUs are told that they reach each other
@@ -27,7 +28,9 @@ mod memory;
 mod nccl;
 mod nodes;
 mod passed;
+mod passed_rule;
 mod pci;
+mod place;
 mod regions;
 mod render;
 mod space;
@@ -36,10 +39,11 @@ mod tests;
 mod tree;
 mod types;
 
-pub use error::{PlaceRule, PlanError};
+pub use error::PlanError;
 pub use intx::{IntxLines, RootPin};
 pub(crate) use memory::huge_alignment;
 pub use nccl::nccl;
+pub use passed_rule::{PassedRule, PlaceRule};
 pub use pci::VIRTIO_BAR_SIZE;
 pub use regions::NoPlace;
 pub(crate) use regions::lost;
@@ -67,10 +71,11 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
     host::check_backings(&backings, facts)?;
     host::find_small_pages(&mut backings, facts);
     let slots = tree::slots(spec, &wanted)?;
-    let (low, high) = (pci::Blocks::new(&wanted, &slots, false)?, pci::Blocks::new(&wanted, &slots, true)?);
+    let (low, high) =
+        (place::Blocks::new(&wanted, &slots, false)?, place::Blocks::new(&wanted, &slots, true)?);
     let windows = pci::windows(spec, &high, tree::buses(&slots), &mut space)?;
-    let low = pci::place(&low, Some(windows.memory32), &space)?;
-    let high = pci::place(&high, windows.memory64, &space)?;
+    let low = place::place(&low, Some(windows.memory32), &space)?;
+    let high = place::place(&high, windows.memory64, &space)?;
     let decided = passed::decide(spec, facts, &wanted, &backings)?;
     let pci = tree::functions(&wanted, &slots, (&low, &high), &decided.functions)?;
     let own = layout.lines.iter().map(|&(owner, gsi)| LinePlan { gsi, owner: owner.to_owned() });

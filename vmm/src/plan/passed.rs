@@ -11,7 +11,8 @@ use crate::facts::Facts;
 use crate::plan::pci::{PAGE, Wanted, WantedBar};
 use crate::plan::space::Space;
 use crate::plan::{
-    BackingPlan, BarKind, GroupPlan, Interface, PassedPlan, PassthroughPlan, PlaceRule, PlanError, cliques,
+    BackingPlan, BarKind, GroupPlan, Interface, PassedPlan, PassedRule, PassthroughPlan, PlaceRule,
+    PlanError, cliques,
 };
 
 /// First kernel whose iommufd takes BARs of other functions, as dma-bufs (71db84a092c3).
@@ -35,7 +36,7 @@ pub(super) fn fix(
         BarPlaces::Each(places) => places.clone(),
     };
     for FixedBar { index, place } in all {
-        let wrong = |why| PlanError::FixedBar { device: device.id.clone(), index, why };
+        let wrong = |why| PlanError::from(PassedRule::FixedBar { device: device.id.clone(), index, why });
         let bar = bars.iter_mut().find(|bar| bar.index == index);
         let bar = bar.ok_or_else(|| wrong("the function has no such memory BAR"))?;
         if !high(bar) {
@@ -62,11 +63,12 @@ pub(super) fn check_fixed(wanted: &[Wanted<'_>], space: &Space) -> Result<(), Pl
         let span = Span::<Guest>::new(at, bar.size.max(PAGE));
         let beyond = || PlaceRule::Beyond { limit: space.limit, bits: space.bits };
         let Ok(span) = span else {
-            return Err(PlanError::FixedBar {
+            return Err(PassedRule::FixedBar {
                 device: device.id.clone(),
                 index: bar.index,
                 why: "it runs past the end of the 64-bit address space",
-            });
+            }
+            .into());
         };
         let rule = match space.blocked().iter().find(|blocked| blocked.overlaps(span)) {
             _ if at < space.top => PlaceRule::Memory(space.top),
@@ -74,7 +76,7 @@ pub(super) fn check_fixed(wanted: &[Wanted<'_>], space: &Space) -> Result<(), Pl
             Some(blocked) => PlaceRule::Reserved(blocked),
             None => continue,
         };
-        return Err(PlanError::Place { device: device.id.clone(), what: what(bar), span, rule });
+        return Err(PassedRule::Place { device: device.id.clone(), what: what(bar), span, rule }.into());
     }
     Ok(())
 }
@@ -93,12 +95,13 @@ pub(super) fn shared(one: &Wanted<'_>, other: &str) -> PlanError {
     let first = fixed(std::slice::from_ref(one)).next();
     let span = first.and_then(|(_, bar, at)| Some((bar, Span::new(at, bar.size).ok()?)));
     match span {
-        Some((bar, span)) => PlanError::Place {
+        Some((bar, span)) => PassedRule::Place {
             device: one.device.id.clone(),
             what: what(bar),
             span,
             rule: PlaceRule::Shared(other.to_owned()),
-        },
+        }
+        .into(),
         None => PlanError::Internal("a device without fixed BARs overlaps another"),
     }
 }
@@ -200,18 +203,19 @@ fn interface(
     let invisible = backings.iter().find(|backing| is_invisible(backing, facts));
     if let Some((first, interface)) = asked.first() {
         if let Some((second, _)) = asked.iter().find(|(_, other)| other != interface) {
-            return Err(PlanError::Interfaces { first: first.clone(), second: second.clone() });
+            return Err(PassedRule::Interfaces { first: first.clone(), second: second.clone() }.into());
         }
         if *interface == Interface::Iommufd
             && let Some(backing) = invisible
             && !maps_invisible(facts)
         {
             let region = backing.region.clone().unwrap_or_default();
-            return Err(PlanError::IommufdMemory {
+            return Err(PassedRule::IommufdMemory {
                 device: first.clone(),
                 backing: backing.id.clone(),
                 region,
-            });
+            }
+            .into());
         }
         return Ok((*interface, format!("device \"{first}\" asks for it")));
     }

@@ -12,7 +12,8 @@ use egm_address::{PciAddress, Span};
 use egm_vfio::topology::shared_switch;
 
 use crate::config::{PciTopology, Spec};
-use crate::plan::pci::{Places, Wanted};
+use crate::plan::pci::Wanted;
+use crate::plan::place::Places;
 use crate::plan::{BridgePlan, FunctionPlan, FunctionRole, PassedPlan, PlanError};
 
 /// Places on a bus.

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use egm_address::PciAddress;
 use egm_device::show::{Colour, print};
+use egm_vfio::dma::Memlock;
 use egm_vfio::host::HostFunction;
 use egm_vfio::topology::is_vfio_driver;
 
@@ -95,7 +96,7 @@ fn read(args: &Args, scope: &Scope) -> Result<Facts, facts::FactsError> {
 fn judge(args: &Args, facts: &Facts, wanted: &[PciAddress], plan: Option<&Plan>) -> model::Checked {
     let here = args.facts.is_none() && args.root.is_none();
     let passthrough = plan.and_then(|plan| plan.passthrough.as_ref());
-    model::Checked::new(&facts.functions, wanted, passthrough, here.then(model::Memlock::of_process))
+    model::Checked::new(&facts.functions, wanted, passthrough, here.then(Memlock::of_process))
 }
 
 /// Somebody could want to pass it.

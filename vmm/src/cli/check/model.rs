@@ -1,10 +1,9 @@
 //! What `egm-vmm check` found: JSON as it is, and what the text is made from.
 
 use egm_address::{PciAddress, PciAddressError};
-use egm_device::show::size;
+use egm_vfio::dma::Memlock;
 use egm_vfio::host::HostFunction;
 use egm_vfio::topology::{self, Express, Link};
-use rustix::process::{Resource, geteuid, getrlimit};
 use serde::Serialize;
 
 use crate::error::{Blame, Report};
@@ -79,21 +78,6 @@ pub(super) struct Problem {
     pub(super) help: String,
 }
 
-/// How much this process may pin.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Memlock {
-    /// Bytes; `None` without a limit.
-    limit: Option<u64>,
-}
-
-impl Memlock {
-    /// Root is not asked (`CAP_IPC_LOCK`); for others the hard limit counts, up to which a launch raises its own.
-    pub(super) fn of_process() -> Self {
-        let limit = if geteuid().is_root() { None } else { getrlimit(Resource::Memlock).maximum };
-        Self { limit }
-    }
-}
-
 impl Checked {
     pub(super) fn new(
         functions: &[HostFunction],
@@ -111,29 +95,22 @@ impl Checked {
             .map(|error| Problem { problem: error.to_string(), help: error.help() })
             .collect();
         let pinned = passthrough.map(|plan| plan.pinned);
-        let memlock = memlock.and_then(|memlock| memlock.limit);
-        problems.extend(pinned.zip(memlock).and_then(|(pinned, limit)| too_small(pinned, limit)));
+        let too_small = pinned.zip(memlock).and_then(|(pinned, memlock)| memlock.check(pinned).err());
+        problems.extend(
+            too_small.map(|error| Problem {
+                problem: error.to_string(),
+                help: error.remedy().unwrap_or_default(),
+            }),
+        );
         Self {
             functions: passed.iter().map(|function| Function::new(functions, function)).collect(),
             peers: pairs.map(|(from, to)| Peer::new(functions, from, to)).collect(),
             advice: topology::advice(functions, &passed).iter().map(ToString::to_string).collect(),
             pinned,
-            memlock,
+            memlock: memlock.and_then(|memlock| memlock.limit),
             problems,
         }
     }
-}
-
-fn too_small(pinned: u64, limit: u64) -> Option<Problem> {
-    let kib = pinned.div_ceil(1024);
-    (pinned > limit).then(|| Problem {
-        problem: format!(
-            "the machine pins {} of memory, and this user may lock {}",
-            size(pinned),
-            size(limit)
-        ),
-        help: format!("ulimit -l {kib} (KiB) as root before, or LimitMEMLOCK={pinned} in the service's unit"),
-    })
 }
 
 impl Function {

@@ -1,0 +1,95 @@
+//! What can be wrong with what a configuration says of host functions.
+
+use egm_address::{Gpa, Guest, Span};
+
+/// A rule that the keys of a host function break.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PassedRule {
+    /// A BAR that cannot be where the configuration wants it.
+    #[error("device \"{device}\": BAR {index} cannot have the address that \"bars\" gives it: {why}")]
+    FixedBar {
+        /// Id of the device.
+        device: String,
+        /// Register number.
+        index: u8,
+        /// The rule that it breaks.
+        why: &'static str,
+    },
+    /// A fixed place that something else has.
+    #[error("device \"{device}\": {what} cannot lie at {span}: {rule}")]
+    Place {
+        /// Id of the device.
+        device: String,
+        /// `BAR 2`.
+        what: String,
+        /// The place.
+        span: Span<Guest>,
+        /// The rule that it breaks.
+        rule: PlaceRule,
+    },
+    /// Two interfaces of the kernel in one machine.
+    #[error(
+        "devices \"{first}\" and \"{second}\" ask for different backends, and guest memory is mapped by one"
+    )]
+    Interfaces {
+        /// Id of a device.
+        first: String,
+        /// Id of the other.
+        second: String,
+    },
+    /// iommufd with memory that it does not map.
+    #[error(
+        "device \"{device}\" asks for iommufd, which on stock kernels does not map {backing}, memory of region {region} without struct pages"
+    )]
+    IommufdMemory {
+        /// Id of the device.
+        device: String,
+        /// The backing.
+        backing: String,
+        /// Its region.
+        region: String,
+    },
+    /// A clique for something else than an NVIDIA GPU.
+    #[error("device \"{device}\" has a \"clique\", and is no NVIDIA GPU")]
+    Clique {
+        /// Id of the device.
+        device: String,
+    },
+}
+
+/// Why a place that a configuration names is none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PlaceRule {
+    /// Memory comes first.
+    #[error("guest memory ends at {0}, and BARs come after it")]
+    Memory(Gpa),
+    /// No such addresses.
+    #[error("guest addresses end at {limit:#x} ({bits} bits)")]
+    Beyond {
+        /// One past the last.
+        limit: u64,
+        /// Address bits of the facts.
+        bits: u8,
+    },
+    /// Kept free.
+    #[error("the host's processor or IOMMU reserves {0}")]
+    Reserved(Span<Guest>),
+    /// Another device's BARs.
+    #[error("device \"{0}\" has BARs there")]
+    Shared(String),
+}
+
+impl PassedRule {
+    /// What to change.
+    pub(super) fn help(&self) -> String {
+        match self {
+            Self::FixedBar { .. } | Self::Place { .. } => {
+                "leave it out of the device's \"bars\", or write another address there"
+            }
+            Self::Interfaces { .. } => "give both the same \"backend\", or leave it out",
+            Self::IommufdMemory { .. } => "set \"backend\" to \"legacy\" or leave it out",
+            Self::Clique { .. } => "leave \"clique\" out",
+        }
+        .to_owned()
+    }
+}
