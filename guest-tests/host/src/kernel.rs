@@ -138,9 +138,10 @@ fn lost_options<'a>(fragment: &'a str, config: &str) -> Vec<&'a str> {
     fragment.lines().filter(|line| line.starts_with("CONFIG_") && !have.contains(line)).collect()
 }
 
-/// Twelve digits that change whenever the fragment does.
+/// Twelve digits that change whenever an option of the fragment does.
 fn fragment_id() -> String {
-    id(FRAGMENT)
+    let options: Vec<_> = FRAGMENT.lines().filter(|line| line.contains("CONFIG_")).collect();
+    id(&options.join("\n"))
 }
 
 /// Twelve digits that change whenever `text` does.
