@@ -40,6 +40,9 @@ pub(crate) struct BenchArguments {
     /// In the emulated host: the directory with the programs.
     #[arg(long, hide = true)]
     within: Option<PathBuf>,
+    /// There: QEMU's turn.
+    #[arg(long, hide = true)]
+    peer: bool,
 }
 
 /// A part of the benchmark.
@@ -63,7 +66,7 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode, LabError> {
     fs::create_dir_all(directory).map_err(LabError::file("make", directory))?;
     let directory = directory.canonicalize().map_err(LabError::file("find", directory))?;
     if let Some(tools) = &arguments.within {
-        write(&directory.join(guest::RESULTS), &guest::within(tools, &directory)?)?;
+        write(&directory.join(guest::RESULTS), &guest::within(tools, &directory, arguments.peer)?)?;
         return Ok(ExitCode::SUCCESS);
     }
     let egm_vmm = crate::tools::beside("egm-vmm")?;
@@ -92,11 +95,11 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode, LabError> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn write(path: &Path, report: &Report) -> Result<(), LabError> {
+fn write(path: &Path, report: &impl serde::Serialize) -> Result<(), LabError> {
     fs::write(path, text(report)?).map_err(LabError::file("write", path))
 }
 
-fn text(report: &Report) -> Result<String, LabError> {
+fn text(report: &impl serde::Serialize) -> Result<String, LabError> {
     serde_json::to_string_pretty(report)
         .map_err(|error| LabError::Content { what: "figures".into(), problem: error.to_string() })
 }
