@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
+use egm_address::Gpa;
 use proptest::prelude::*;
 
 use super::*;
@@ -389,6 +390,7 @@ fn distances_and_access_figures_keep_their_rules() {
 fn devices_keep_their_rules() {
     let devices = |text: &str| machine(&format!(r#","devices":[{text}]"#));
     let net = |text: &str| devices(&format!(r#"{{"type":"virtio-net","tap":"t",{text}}}"#));
+    let vfio = |text: &str| devices(&format!(r#"{{"type":"vfio","function":"1:0.0",{text}}}"#));
     let long = "x".repeat(108);
     refused(&[
         (
@@ -438,7 +440,35 @@ fn devices_keep_their_rules() {
             "console.path: socket path of 108 bytes",
         ),
         (&machine(r#","pcie":{"window64":"100"}"#), "pcie.window64: 100 is not a multiple of 1MiB"),
+        (&machine(r#","pcie":{"topology":"mirrored"}"#), "pcie.topology: unknown name \"mirrored\""),
+        (&vfio(r#""backend":"vfio""#), "devices[0].backend: unknown name \"vfio\""),
+        (&vfio(r#""clique":16"#), "devices[0].clique: 16 is outside 0 to 15"),
+        (&vfio(r#""clique":"on""#), "devices[0].clique: unknown name \"on\""),
+        (
+            &vfio(r#""clique":[]"#),
+            "devices[0].clique: found an array, expected \"auto\", \"off\" or a number",
+        ),
+        (&vfio(r#""bars":"hots""#), "devices[0].bars: unknown name \"hots\""),
+        (&vfio(r#""bars":{"6":"host"}"#), "devices[0].bars.6: \"6\" is not the number of a BAR"),
+        (&vfio(r#""bars":{"2":"12"}"#), "devices[0].bars.2: \"12\" is not a place for a BAR"),
+        (&vfio(r#""bars":{"2":2}"#), "devices[0].bars.2: found 2, expected a string"),
     ]);
+    let wishes =
+        vfio(r#""backend":"iommufd","clique":3,"bars":{"2":"host","4":"0x200000000000"},"p2p":false"#);
+    let at = BarPlace::At(Gpa::new(0x2000_0000_0000));
+    assert_eq!(
+        spec(&wishes).devices[0].kind,
+        DeviceKind::Vfio {
+            function: "1:0.0".parse().unwrap(),
+            backend: VfioBackend::Iommufd,
+            clique: Clique::Number(3),
+            bars: BarPlaces::Each(vec![
+                FixedBar { index: 2, place: BarPlace::Host },
+                FixedBar { index: 4, place: at }
+            ]),
+            p2p: false,
+        }
+    );
     assert!(spec(&devices(r#"{"type":"vfio","function":"0009:01:00.0"}"#)).devices[0].root_port);
     assert!(
         !spec(&devices(r#"{"type":"vfio","function":"0009:01:00.0","root_port":false}"#)).devices[0]
