@@ -139,6 +139,36 @@ impl Registers {
         self.size
     }
 
+    /// Writes all 64 bits at `offset`, a multiple of 8; nothing past the end.
+    pub(crate) fn write(&self, offset: usize, value: u64) {
+        if let Some(register) = self.place::<u64>(offset) {
+            // SAFETY: `place` checked that the bytes lie inside the mapping; what they do is the device's business.
+            unsafe { register.write_volatile(value) };
+        }
+    }
+
+    /// Reads 64 bits at `offset`, a multiple of 8; all ones past the end.
+    pub(crate) fn read(&self, offset: usize) -> u64 {
+        // SAFETY: as in `write`.
+        self.place::<u64>(offset).map_or(u64::MAX, |register| unsafe { register.read_volatile() })
+    }
+
+    /// The first `count` 32-bit words, read one by one.
+    pub(crate) fn words(&self, count: usize) -> Vec<u8> {
+        let word = |index: usize| {
+            // SAFETY: as in `write`.
+            self.place::<u32>(index * 4).map_or(u32::MAX, |register| unsafe { register.read_volatile() })
+        };
+        (0..count).flat_map(|index| word(index).to_le_bytes()).collect()
+    }
+
+    /// Where a register is, if all of it lies inside and it is aligned.
+    fn place<T>(&self, offset: usize) -> Option<*mut T> {
+        let inside =
+            offset.checked_add(size_of::<T>())? <= self.size && offset.is_multiple_of(size_of::<T>());
+        inside.then(|| self.start.as_ptr().wrapping_add(offset).cast())
+    }
+
     /// Writes `value` and reads it back at `offset`, rounded down to a multiple of 4; `None` past the end.
     pub(crate) fn exchange(&mut self, offset: usize, value: u32) -> Option<u32> {
         let offset = offset & !3;

@@ -105,6 +105,9 @@ impl Runner {
     fn boots(&self, scenario: &Scenario) -> Result<ScenarioResult, LabError> {
         let report = self.report.join(scenario.name);
         fs::create_dir_all(&report).map_err(LabError::file("make", &report))?;
+        if !scenario.passed.is_empty() {
+            return passed::run(self, scenario, &report);
+        }
         if let Some(region) = scenario.region {
             let tell = match scenario.tale {
                 Tale::Owned => slices::run,
@@ -112,9 +115,6 @@ impl Runner {
                 Tale::Lent => lent::run,
             };
             return tell(self, scenario, region, &report);
-        }
-        if !scenario.passed.is_empty() {
-            return passed::run(self, scenario, &report);
         }
         let machine = self.machine(scenario, &report)?;
         let mut result = ScenarioResult {

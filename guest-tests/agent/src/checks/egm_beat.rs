@@ -56,7 +56,7 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
 }
 
 /// The guest physical address of the page, as `/proc/self/pagemap` tells root: bits 0 to 54 are the page's number.
-fn physical(page: &Mapping) -> Result<u64, Broken> {
+pub(super) fn physical(page: &Mapping) -> Result<u64, Broken> {
     const PATH: &str = "/proc/self/pagemap";
     let mut entry = [0; 8];
     let index = page.bytes().as_ptr().addr() / PAGE;

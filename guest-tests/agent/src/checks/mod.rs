@@ -4,6 +4,7 @@ mod acpi_tables;
 mod clock;
 mod cpus;
 mod disk_busy;
+mod edu;
 mod egm_bandwidth;
 mod egm_beat;
 mod egm_pattern;
@@ -89,6 +90,7 @@ pub(crate) static ALL: &[Check] = &[
         virtio_blk::run,
     ),
     check("nvme", "a passed NVMe drive keeps what is written, with interrupts by MSI-X", nvme::run),
+    check("edu", "a passed DMA engine reaches memory, the EGM node and another function's BAR", edu::run),
     check("virtio_net", "UDP and TCP through the tap come back byte for byte", virtio_net::run),
     check("vsock", "256 KiB to the host's vsock port come back byte for byte", vsock::run),
     check("msix", "each virtio device has its MSI-X vectors and they fire", msix::run),

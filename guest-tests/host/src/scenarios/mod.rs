@@ -95,7 +95,7 @@ const PLAIN: Scenario = Scenario {
 };
 
 /// Every scenario, in the order in which they run.
-pub(crate) const ALL: [Scenario; 17] = [
+pub(crate) const ALL: [Scenario; 20] = [
     demo::SCENARIO,
     smp::SCENARIO,
     reset::SCENARIO,
@@ -111,6 +111,9 @@ pub(crate) const ALL: [Scenario; 17] = [
     poison::READ,
     vfio::NVME,
     vfio::IOMMUFD,
+    vfio::INTX,
+    vfio::DMA,
+    vfio::SWITCH,
     boots::SCENARIO,
     debian_root::SCENARIO,
 ];

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{PLAIN, Scenario};
+use crate::disk::Proof;
 use crate::judge::Expected;
 
 /// The drive behind the first root port.
@@ -12,6 +13,7 @@ pub(super) const NVME: Scenario = Scenario {
     passed: &["0000:01:00.0"],
     words: "egm.checks=pci,nvme egm.arg.nvme.serial=egm0",
     expected: Expected { exit: 0, summary: true, checks: &["pci", "nvme"] },
+    disk: Some(Proof::Signature),
     deadline: Duration::from_secs(300),
     ..PLAIN
 };
@@ -23,5 +25,35 @@ pub(super) const IOMMUFD: Scenario = Scenario {
     words: "egm.checks=pci,nvme egm.arg.nvme.serial=egm0 lapic=notscdeadline",
     iommufd: true,
     long: true,
+    ..NVME
+};
+
+/// The same drive where the guest uses no messages.
+pub(super) const INTX: Scenario = Scenario {
+    name: "vfio-intx",
+    story: "a passed NVMe drive whose interrupts come by a line",
+    words: "pci=nomsi egm.checks=pci,nvme egm.arg.nvme.serial=egm0 egm.arg.nvme.intx=1",
+    ..NVME
+};
+
+/// The engine, a peer's memory, and hidden memory of the host.
+pub(super) const DMA: Scenario = Scenario {
+    name: "vfio-dma",
+    story: "a passed DMA engine writes memory, a slice that the host's kernel has no pages of, and a peer's BAR",
+    region: Some("mem"),
+    passed: &["0000:00:14.0", "0000:00:15.0"],
+    words: "egm.checks=pci,edu",
+    expected: Expected { exit: 0, summary: true, checks: &["pci", "edu"] },
+    disk: None,
+    ..NVME
+};
+
+/// Both functions behind the switch.
+pub(super) const SWITCH: Scenario = Scenario {
+    name: "vfio-switch",
+    story: "two functions behind one switch of the host are behind one switch of the guest",
+    passed: &["0000:05:00.0", "0000:06:00.0"],
+    words: "egm.checks=pci,nvme egm.arg.nvme.serial=egm1",
+    disk: None,
     ..NVME
 };
