@@ -73,13 +73,27 @@ pub(super) struct Connections<'a> {
     memory: GuestMemoryMmap,
     peers: Arc<Peers>,
     plan: &'a Plan,
+    /// Whether there is more than one host function.
+    has_peers: bool,
 }
 
 impl<'a> Connections<'a> {
     /// `spaces` are where the DMA of host functions goes.
     pub(super) fn new(vm: &'a Vm, memory: GuestMemoryMmap, spaces: &AddressSpaces, plan: &'a Plan) -> Self {
         let peers = Arc::new(Peers::new(spaces.domains()));
-        Self { vm, router: Arc::new(vm.routes()), bell: Arc::new(vm.doorbells()), memory, peers, plan }
+        let is_passed = |function: &&FunctionPlan| {
+            matches!(function.role, FunctionRole::Endpoint { passed: Some(_), .. })
+        };
+        let has_peers = plan.pci.iter().filter(is_passed).count() > 1;
+        Self {
+            vm,
+            router: Arc::new(vm.routes()),
+            bell: Arc::new(vm.doorbells()),
+            memory,
+            peers,
+            plan,
+            has_peers,
+        }
     }
 
     fn transport(
@@ -209,7 +223,7 @@ impl Tree {
             line: gsi.map(|gsi| Box::new(connections.vm.level_line(gsi)) as Box<dyn Line>),
             slots: Arc::clone(connections.vm.slots()) as Arc<dyn SlotTable>,
             peers: Arc::clone(&connections.peers),
-            reachable: passed.is_none_or(|passed| passed.p2p),
+            reachable: connections.has_peers && passed.is_none_or(|passed| passed.p2p),
         };
         let added = clique.map(Clique::capability).into_iter().collect();
         let function = PassedFunction::new(Arc::clone(&backend), &plan.bars, added, to)

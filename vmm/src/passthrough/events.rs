@@ -67,3 +67,36 @@ impl MutEventSubscriber for Events {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use egm_vfio::fake::FakeFunction;
+
+    use super::*;
+
+    #[test]
+    fn what_the_host_says_is_told_with_the_device_and_what_it_means() {
+        let fake = Arc::new(
+            FakeFunction::default()
+                .with_interrupts(InterruptKind::Error, 1)
+                .with_interrupts(InterruptKind::Request, 1),
+        );
+        let events = Events::new("gpu0", Arc::clone(&fake) as _).unwrap();
+        for (kind, words) in
+            [(InterruptKind::Error, "cannot correct"), (InterruptKind::Request, "wants fake function back")]
+        {
+            assert!(fake.fire(kind, 0));
+            let ready = events.heard.iter().find(|(_, event)| event.read().is_ok());
+            let line = events.meaning(ready.unwrap().1.as_raw_fd()).unwrap();
+            assert!(line.contains("\"gpu0\"") && line.contains(words), "{line}");
+        }
+        assert_eq!(events.meaning(-1), None);
+    }
+
+    #[test]
+    fn a_backend_that_has_nothing_to_say_is_not_asked() {
+        let fake = Arc::new(FakeFunction::default());
+        assert!(Events::new("gpu0", Arc::clone(&fake) as _).unwrap().heard.is_empty());
+        assert!(fake.take_calls().is_empty());
+    }
+}

@@ -122,7 +122,7 @@ pub struct PassedFunction {
 }
 
 impl PassedFunction {
-    /// `backend` with its BARs at `bars`, and `added` capabilities. It is reset first: a guest gets no other's state.
+    /// `backend` with its BARs at `bars`, and `added` capabilities. It was reset: a guest gets no other's state.
     ///
     /// # Errors
     /// [`PassthroughError`].
@@ -133,9 +133,6 @@ impl PassedFunction {
         connections: Connections,
     ) -> Result<Arc<Self>, PassthroughError> {
         let Connections { router, line, slots, peers, reachable } = connections;
-        if backend.can_reset() {
-            backend.reset()?;
-        }
         let line = line.filter(|_| backend.interrupts(egm_vfio::backend::InterruptKind::Intx).count > 0);
         let options = Options {
             bars: bars.iter().map(shadow_bar).collect(),

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use egm_vfio::backend::BackendError;
 use egm_vfio::kernel::OpenError;
 
 use super::passed::AddressSpaces;
@@ -87,6 +88,9 @@ pub enum DeviceError {
     /// A host function.
     #[error(transparent)]
     Passed(#[from] OpenError),
+    /// A host function that could not be reset: it would show the guest what its last user left.
+    #[error(transparent)]
+    Reset(#[from] BackendError),
     /// This version plans the device but does not run it.
     #[error("{what} devices can be planned but not started by this version")]
     NotYet {
@@ -105,7 +109,7 @@ impl Report for DeviceError {
             Self::Socket(error) => error.blame(),
             Self::Vsock(error) => error.blame(),
             Self::Passed(error) => super::passed::blame(error),
-            Self::VhostFile { .. } | Self::NotYet { .. } => Blame::Host,
+            Self::VhostFile { .. } | Self::Reset(_) | Self::NotYet { .. } => Blame::Host,
         }
     }
 
@@ -134,6 +138,7 @@ impl Report for DeviceError {
                 _ => "load it with modprobe vhost_vsock, or set \"socket\" to a path".to_owned(),
             }),
             Self::Passed(error) => error.remedy(),
+            Self::Reset(_) => Some("look for its errors: dmesg, lspci -vv".to_owned()),
             Self::NotYet { .. } => Some("remove the device, or look at it with egm-vmm plan".to_owned()),
         }
     }
@@ -157,6 +162,31 @@ pub(super) fn open(
             Ok((device.clone(), opened))
         })
         .collect()
+}
+
+/// Resets the host functions of `devices`, all at a time: each takes up to a second.
+pub(super) fn reset(devices: &[(Device, OpenDevice)]) -> Result<(), (String, DeviceError)> {
+    let passed = devices.iter().filter_map(|(device, opened)| match opened {
+        OpenDevice::Passed(backend) => Some((&device.id, backend)),
+        _ => None,
+    });
+    std::thread::scope(|scope| {
+        let resets: Vec<_> = passed
+            .map(|(id, backend)| {
+                scope.spawn(move || {
+                    if !backend.can_reset() {
+                        let name = backend.name();
+                        eprintln!(
+                            "note: device \"{id}\": {name} cannot be reset: the guest finds what its last user left"
+                        );
+                        return Ok(());
+                    }
+                    backend.reset().map_err(|error| (id.clone(), DeviceError::Reset(error)))
+                })
+            })
+            .collect();
+        resets.into_iter().try_for_each(super::joined)
+    })
 }
 
 /// Refuses what this version cannot start.

@@ -129,15 +129,22 @@ impl Resources {
         let devices =
             devices::open(plan, &spaces).map_err(|(id, source)| ResourceError::Device { id, source })?;
         let ram = GuestRam::open(plan, leases)?;
-        let pinned = !spaces.is_empty();
+        let (maps, pinned) = (spaces.maps(plan, &ram)?, !spaces.is_empty());
         std::thread::scope(|scope| {
-            // What devices reach stays in place, so it is all made present, by many threads, while the IOMMU is told of it.
-            let told = scope.spawn(|| spaces.map(plan, &ram, facts));
+            // What devices reach stays in place, so it is all made present, by many threads, while the IOMMU is told of it
+            // and the devices reset themselves.
+            let mapping = scope.spawn(|| maps.make(facts).map_err(ResourceError::from));
+            let resetting = scope.spawn(|| devices::reset(&devices));
             ram.prefault(plan, pinned, |backing| near(facts, backing), progress)?;
-            told.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).map_err(ResourceError::from)
+            joined(mapping)?;
+            joined(resetting).map_err(|(id, source)| ResourceError::Device { id, source })
         })?;
         Ok(Self { hypervisor, vm, ram, boot, console, devices, spaces, leases: leases.clone() })
     }
+}
+
+fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 fn open_file(key: &'static str, path: &Path) -> Result<File, ResourceError> {

@@ -98,20 +98,36 @@ impl AddressSpaces {
         }
     }
 
-    /// Lets the functions reach all RAM of `plan`, slices among it, where the guest has it.
+    /// How the functions come to reach all RAM of `plan`, slices among it, where the guest has it.
+    ///
+    /// # Errors
+    /// [`PassedError::Dma`] when that can be known not to work.
+    pub(super) fn maps(&self, plan: &Plan, ram: &GuestRam) -> Result<Maps, PassedError> {
+        let maps = self.domains().into_iter().map(|domain| {
+            let pieces = order(pieces(plan, ram), &domain.limits())?;
+            Memlock::of_process().check(locked_bytes(&pieces))?;
+            Ok((domain, pieces))
+        });
+        maps.collect::<Result<_, DmaError>>().map(Maps).map_err(PassedError::from)
+    }
+}
+
+/// What is to be mapped, and where.
+pub(super) struct Maps(Vec<(Arc<dyn Domain>, Vec<Piece>)>);
+
+impl Maps {
+    /// Maps it, each node's memory on a thread near it.
     ///
     /// # Errors
     /// [`PassedError::Dma`].
-    pub(super) fn map(&self, plan: &Plan, ram: &GuestRam, facts: &Facts) -> Result<(), PassedError> {
-        for domain in self.domains() {
-            let pieces = order(pieces(plan, ram), &domain.limits())?;
-            Memlock::of_process().check(locked_bytes(&pieces))?;
+    pub(super) fn make(self, facts: &Facts) -> Result<(), PassedError> {
+        self.0.into_iter().try_for_each(|(domain, pieces)| {
             map_all(domain.as_ref(), pieces, &|node| {
                 let node = facts.nodes.iter().find(|known| Some(known.id) == node);
                 egm_device::pin(node.map(|node| &node.cpus));
-            })?;
-        }
-        Ok(())
+            })
+            .map_err(PassedError::from)
+        })
     }
 }
 
