@@ -390,7 +390,6 @@ fn distances_and_access_figures_keep_their_rules() {
 fn devices_keep_their_rules() {
     let devices = |text: &str| machine(&format!(r#","devices":[{text}]"#));
     let net = |text: &str| devices(&format!(r#"{{"type":"virtio-net","tap":"t",{text}}}"#));
-    let vfio = |text: &str| devices(&format!(r#"{{"type":"vfio","function":"1:0.0",{text}}}"#));
     let long = "x".repeat(108);
     refused(&[
         (
@@ -441,6 +440,14 @@ fn devices_keep_their_rules() {
         ),
         (&machine(r#","pcie":{"window64":"100"}"#), "pcie.window64: 100 is not a multiple of 1MiB"),
         (&machine(r#","pcie":{"topology":"mirrored"}"#), "pcie.topology: unknown name \"mirrored\""),
+    ]);
+}
+
+#[test]
+fn host_functions_keep_their_rules() {
+    let devices = |text: &str| machine(&format!(r#","devices":[{text}]"#));
+    let vfio = |text: &str| devices(&format!(r#"{{"type":"vfio","function":"1:0.0",{text}}}"#));
+    refused(&[
         (&vfio(r#""backend":"vfio""#), "devices[0].backend: unknown name \"vfio\""),
         (&vfio(r#""clique":16"#), "devices[0].clique: 16 is outside 0 to 15"),
         (&vfio(r#""clique":"on""#), "devices[0].clique: unknown name \"on\""),
