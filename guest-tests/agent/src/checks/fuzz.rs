@@ -4,7 +4,8 @@
 //! For `fuzz.seconds` (default 60), deterministic by `fuzz.seed` (default 1); `fuzz.only` names targets out of
 //! `config,registers,windows,ports` to search for the one that did it. Drivers are unbound first; afterwards the devices are
 //! of no use. So that the guest lives to tell, bus mastering stays off and MSI-X messages go to the vector that means
-//! nothing; `fuzz.dma=1` lifts both, and then only the VMM is to be judged. Left alone are the planned ports (serial, power,
+//! nothing; `fuzz.dma=1` lifts both, and then only the VMM is to be judged. With `fuzz.passed=1` functions of the host are
+//! among the targets. Left alone are the planned ports (serial, power,
 //! reset, panic) and those of the interrupt controller and timers, which belong to KVM and which Linux needs.
 
 use std::fs::{self, File};
@@ -60,7 +61,8 @@ struct Targets {
 pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     let seconds = context.args.get("fuzz.seconds", 60)?;
     let mut random = Random::new(context.args.get("fuzz.seed", 1)?);
-    let mut targets = Targets::open(&context.plan, context.args.get("fuzz.dma", 0u8)? != 0)?;
+    let on = |key| context.args.get(key, 0u8).map(|value| value != 0);
+    let mut targets = Targets::open(&context.plan, on("fuzz.dma")?, on("fuzz.passed")?)?;
     if let Some(only) = context.args.text("fuzz.only") {
         targets.keep(only);
     }
@@ -80,19 +82,19 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     Ok(claim.finish().with_value(total as f64, "accesses"))
 }
 
-/// Functions that the VMM makes and the guest survives without: virtio devices and root ports.
-fn fuzzed(plan: &Plan) -> impl Iterator<Item = &Function> {
-    plan.pci.iter().filter(|function| match &function.role {
+/// Functions that the guest survives without: ports, virtio devices and, where they are `passed` too, the host's.
+fn fuzzed(plan: &Plan, passed: bool) -> impl Iterator<Item = &Function> {
+    plan.pci.iter().filter(move |function| match &function.role {
         Role::HostBridge => false,
         Role::RootPort { .. } => true,
-        Role::Endpoint { device } => device.kind != DeviceKind::Other,
+        Role::Endpoint { device } => passed || device.kind != DeviceKind::Other,
     })
 }
 
 impl Targets {
-    fn open(plan: &Plan, dma: bool) -> Result<Self, Broken> {
+    fn open(plan: &Plan, dma: bool, passed: bool) -> Result<Self, Broken> {
         let (mut configs, mut registers) = (Vec::new(), Vec::new());
-        for function in fuzzed(plan) {
+        for function in fuzzed(plan, passed) {
             let folder = sysfs::pci(function.address);
             // Fails where no driver is bound, which is as good.
             let _ = fs::write(folder.join("driver/unbind"), function.address.to_string());
@@ -272,13 +274,14 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_vmm_makes_is_fuzzed() {
+    fn only_what_the_vmm_makes_is_fuzzed_unless_asked() {
         let plan = q35();
-        let addresses: Vec<_> = fuzzed(&plan).map(|f| f.address.to_string()).collect();
+        let addresses: Vec<_> = fuzzed(&plan, false).map(|f| f.address.to_string()).collect();
         assert_eq!(
             addresses,
             ["0000:00:02.0", "0000:00:03.0", "0000:00:04.0", "0000:00:05.0", "0000:01:00.0"]
         );
+        assert!(fuzzed(&plan, true).count() > addresses.len());
     }
 
     #[test]

@@ -95,7 +95,7 @@ const PLAIN: Scenario = Scenario {
 };
 
 /// Every scenario, in the order in which they run.
-pub(crate) const ALL: [Scenario; 20] = [
+pub(crate) const ALL: [Scenario; 21] = [
     demo::SCENARIO,
     smp::SCENARIO,
     reset::SCENARIO,
@@ -114,6 +114,7 @@ pub(crate) const ALL: [Scenario; 20] = [
     vfio::INTX,
     vfio::DMA,
     vfio::SWITCH,
+    vfio::HOSTILE,
     boots::SCENARIO,
     debian_root::SCENARIO,
 ];

@@ -57,3 +57,15 @@ pub(super) const SWITCH: Scenario = Scenario {
     disk: None,
     ..NVME
 };
+
+/// A guest that means harm, with a drive, an engine and a memory of the host.
+pub(super) const HOSTILE: Scenario = Scenario {
+    name: "vfio-hostile",
+    story: "a minute of random writes to passed functions harms neither VMM nor guest nor host",
+    passed: &["0000:01:00.0", "0000:00:14.0", "0000:00:15.0"],
+    words: "egm.checks=fuzz egm.arg.fuzz.seconds=60 egm.arg.fuzz.passed=1",
+    expected: Expected { exit: 0, summary: true, checks: &["fuzz"] },
+    disk: None,
+    long: true,
+    ..NVME
+};
