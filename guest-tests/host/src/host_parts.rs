@@ -20,6 +20,8 @@ use crate::error::LabError;
 pub(crate) const HOST: Ipv4Addr = Ipv4Addr::new(192, 168, 100, 1);
 /// The guest's.
 pub(crate) const GUEST: Ipv4Addr = Ipv4Addr::new(192, 168, 100, 2);
+/// The emulated host's own network card, at one hub with those that guests get.
+pub(crate) const HUB: Ipv4Addr = Ipv4Addr::new(192, 168, 101, 1);
 /// Port of every echo: the echo protocol's (RFC 862).
 pub(crate) const PORT: u16 = 7;
 /// Size of a disk that is made here, in bytes.
@@ -208,7 +210,7 @@ impl HostParts {
         let address = format!("{HOST}/24");
         Tool::new("ip", "iproute2").args(["address", "add", &address, "dev", name]).bytes()?;
         Tool::new("ip", "iproute2").args(["link", "set", name, "up"]).bytes()?;
-        serve_network()
+        serve_network(HOST)
     }
 
     fn socket(&mut self, base: &Path) -> Result<(), LabError> {
@@ -261,12 +263,13 @@ fn echo(mut from: impl Read, mut to: impl Write) {
     }
 }
 
-/// Echoes on [`HOST`], started once: a listener outlives the address, and the threads end with the process.
-fn serve_network() -> Result<(), LabError> {
-    static SERVED: Mutex<bool> = Mutex::new(false);
-    once(&SERVED, || {
-        let address = (HOST, PORT);
-        let listen = |e| LabError::file("listen on", format!("{HOST}:{PORT}"))(e);
+/// Echoes on an address of this host, started once: a listener outlives the address, and the threads end with the process.
+pub(crate) fn serve_network(host: Ipv4Addr) -> Result<(), LabError> {
+    static SERVED: [Mutex<bool>; 2] = [Mutex::new(false), Mutex::new(false)];
+    let [on_taps, elsewhere] = &SERVED;
+    once(if host == HOST { on_taps } else { elsewhere }, || {
+        let address = (host, PORT);
+        let listen = |e| LabError::file("listen on", format!("{host}:{PORT}"))(e);
         let tcp = TcpListener::bind(address).map_err(listen)?;
         let udp = UdpSocket::bind(address).map_err(listen)?;
         std::thread::spawn(move || {

@@ -43,6 +43,13 @@ pub(crate) fn guest(cache: &Cache, refresh: bool) -> Result<StockKernel, LabErro
         .map(|directory| StockKernel { directory })
 }
 
+/// Debian's stable kernel for every machine, for guests that need drivers which the cloud kernel leaves out.
+pub(crate) fn generic(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
+    cache
+        .obtain(GENERIC.prefix, &GENERIC.suffix(), refresh, |cache, held| fetch(&GENERIC, cache, held))
+        .map(|directory| StockKernel { directory })
+}
+
 /// Debian's stable kernel with the modules that the emulated host needs.
 pub(crate) fn l1(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
     cache
@@ -61,6 +68,7 @@ struct Stock {
 }
 
 const GUEST: Stock = Stock { prefix: "guest-", meta: "linux-image-cloud-amd64", modules: &modules::OF_GUEST };
+const GENERIC: Stock = Stock { prefix: "generic-", meta: "linux-image-amd64", modules: &modules::OF_GENERIC };
 const L1: Stock = Stock { prefix: "host-", meta: "linux-image-amd64", modules: &modules::OF_L1 };
 
 impl Stock {

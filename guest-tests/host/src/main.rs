@@ -22,6 +22,7 @@ mod l1;
 mod lent;
 mod modules;
 mod passed;
+mod passed_net;
 mod physical;
 mod process;
 mod progress;

@@ -15,6 +15,10 @@ pub(crate) const OF_GUEST: [&str; 9] = [
     "ext4",
 ];
 
+/// What a guest with the kernel for every machine needs: most are modules there, and it has drivers of network cards.
+pub(crate) const OF_GENERIC: [&str; 7] =
+    ["virtio_pci", "virtio_blk", "nvme", "igb", "e1000e", "pvpanic_mmio", "pvpanic_pci"];
+
 /// What the emulated host needs: its share, KVM on AMD, what gives guests their devices, VFIO, and device-DAX. It has no
 /// driver for the functions that guests get.
 pub(crate) const OF_L1: [&str; 16] = [

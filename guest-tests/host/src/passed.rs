@@ -55,7 +55,7 @@ fn again(runner: &Runner, scenario: &Scenario, report: &Path) -> Result<Vec<Chec
 }
 
 /// The IOMMU group of a function of this host.
-fn group(function: &str) -> Option<String> {
+pub(crate) fn group(function: &str) -> Option<String> {
     let link = fs::read_link(format!("/sys/bus/pci/devices/{function}/iommu_group")).ok()?;
     Some(link.file_name()?.to_string_lossy().into_owned())
 }
@@ -66,14 +66,14 @@ fn written() -> Step {
 }
 
 /// Who holds a group excludes others: it can be opened, so nobody does.
-fn free(function: &str) -> Step {
+pub(crate) fn free(function: &str) -> Step {
     let group = group(function).ok_or("its group is gone")?;
     File::options().read(true).write(true).open(format!("/dev/vfio/{group}"))?;
     Ok(())
 }
 
 /// How many accesses the IOMMU has refused since this host started, by its kernel's log.
-fn dmar_faults() -> Result<usize, LabError> {
+pub(crate) fn dmar_faults() -> Result<usize, LabError> {
     let output = Command::new("dmesg").output().map_err(LabError::file("run", "dmesg"))?;
     let text = String::from_utf8_lossy(&output.stdout);
     Ok(text.lines().filter(|line| is_fault(line)).count())
@@ -84,7 +84,7 @@ fn is_fault(line: &str) -> bool {
     line.contains("DMAR:") && line.contains("fault")
 }
 
-fn no_faults_since(before: usize) -> Step {
+pub(crate) fn no_faults_since(before: usize) -> Step {
     match dmar_faults()?.saturating_sub(before) {
         0 => Ok(()),
         new => Err(Fault::Untrue(format!("the IOMMU refused {new} accesses: see dmesg in l1.log"))),

@@ -30,7 +30,8 @@ const SPLIT: &str = "mem=7G memmap=1G$7G memmap=1G!8G iomem=relaxed";
 ///  14.0 edu      15.0 ivshmem      16.0 the host's own network card, at one hub with the others
 /// ```
 ///
-/// A hub holds packets back while nobody listens: the sink always does. Ports have 5 GT/s: above that Linux waits after a
+/// A hub holds packets back while nobody listens: the sink always does, and answers no IPv4, where it would refuse others'
+/// connections. Ports have 5 GT/s: above that Linux waits after a
 /// reset of the bus for a link whose state QEMU does not tell, and says that it cannot.
 const FUNCTIONS: &str = "\
     -device pcie-root-port,id=port1,chassis=1,x-speed=5,addr=10.0 -device nvme,serial=egm0,drive=drive0,bus=port1 \
@@ -46,7 +47,7 @@ const FUNCTIONS: &str = "\
     -device e1000e,romfile=,mac=52:54:00:e9:00:08,bus=port4,addr=0.1 \
     -device edu,dma_mask=0xffffffffffffffff,addr=14.0 \
     -object memory-backend-ram,id=shm,size=16M,share=on -device ivshmem-plain,memdev=shm,addr=15.0 \
-    -netdev user,id=sink,restrict=on -netdev hubport,id=drain,hubid=0,netdev=sink \
+    -netdev user,id=sink,restrict=on,ipv4=off -netdev hubport,id=drain,hubid=0,netdev=sink \
     -netdev hubport,id=host,hubid=0 -device virtio-net-pci,netdev=host,romfile=,mac=52:54:00:e9:00:01,addr=16.0";
 
 /// What the emulated host boots and shares.

@@ -105,6 +105,9 @@ impl Runner {
     fn boots(&self, scenario: &Scenario) -> Result<ScenarioResult, LabError> {
         let report = self.report.join(scenario.name);
         fs::create_dir_all(&report).map_err(LabError::file("make", &report))?;
+        if let Some(tell) = scenario.tell {
+            return tell(self, scenario, &report);
+        }
         if !scenario.passed.is_empty() {
             return passed::run(self, scenario, &report);
         }
@@ -158,13 +161,17 @@ impl Runner {
             disk::SIGNATURE,
             scenario.words
         );
+        let kernel = self.tools.kernel(scenario.generic);
         let mut json = serde_json::json!({
             "name": scenario.name,
             "extends": self.tools.configs.join(scenario.config),
-            "boot": { "kernel": self.tools.kernel.image(), "initramfs": initramfs, "cmdline": cmdline.trim_end() },
+            "boot": { "kernel": kernel.image(), "initramfs": initramfs, "cmdline": cmdline.trim_end() },
         });
         if let Some(region) = scenario.region {
             json["egm"] = serde_json::json!([{ "region": region, "size": scenario.tale.slice(), "node": 1 }]);
+        }
+        if let Some(count) = scenario.vcpus {
+            json["cpus"] = serde_json::json!({ "count": count });
         }
         if !scenario.passed.is_empty() {
             let backend = if scenario.iommufd { "iommufd" } else { "auto" };
@@ -185,9 +192,9 @@ impl Runner {
             fs::write(&path, json).map_err(LabError::file("write", path))?;
         }
         let bytes = if scenario.debian {
-            initramfs::handover(&self.tools.kernel)?
+            initramfs::handover(kernel)?
         } else {
-            initramfs::guest(&self.tools.agent, plan.as_deref(), &self.tools.kernel)?
+            initramfs::guest(&self.tools.agent, plan.as_deref(), kernel)?
         };
         fs::write(&initramfs, bytes).map_err(LabError::file("write", &initramfs))?;
         let plan = plan.as_deref().map(Plan::read).transpose()?;

@@ -10,6 +10,7 @@ use clap::Args;
 use crate::cache::Cache;
 use crate::capability::{Host, Where};
 use crate::error::LabError;
+use crate::kernel;
 use crate::l1;
 use crate::results::{Count, ScenarioResult, junit, table};
 use crate::rootfs;
@@ -120,6 +121,9 @@ fn execute(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenario
             }
             Err(error) => return Err(error),
         }
+    }
+    if tools.generic.is_none() && chosen.iter().any(|s| s.generic) {
+        tools.generic = Some(kernel::generic(&cache()?, false)?);
     }
     // A reference machine needs no KVM.
     let place = match (arguments.place, arguments.vmm) {

@@ -8,6 +8,8 @@ use crate::kernel::{self, StockKernel};
 
 /// Name of the Debian root file system among copied tools.
 const ROOT: &str = "root.img";
+/// Name of the kernel for every machine there.
+const GENERIC: &str = "generic";
 
 /// What a scenario is run with.
 #[derive(Debug, Clone)]
@@ -24,6 +26,8 @@ pub(crate) struct Tools {
     pub(crate) configs: PathBuf,
     /// The guest's kernel.
     pub(crate) kernel: StockKernel,
+    /// The guest's kernel for every machine, when a scenario needs it.
+    pub(crate) generic: Option<StockKernel>,
     /// The Debian root file system, when a scenario needs it.
     pub(crate) root: Option<PathBuf>,
 }
@@ -36,7 +40,16 @@ impl Tools {
         let configs = PathBuf::from("configs");
         let configs =
             configs.canonicalize().map_err(|_| absent(&configs, "run it in the repository's root"))?;
-        Ok(Self { vmm, device, agent, configs, kernel: kernel::guest(cache, false)?, root: None, lab })
+        Ok(Self {
+            vmm,
+            device,
+            agent,
+            configs,
+            kernel: kernel::guest(cache, false)?,
+            generic: None,
+            root: None,
+            lab,
+        })
     }
 
     /// Those that [`Tools::copy_to`] put into `directory`.
@@ -49,6 +62,7 @@ impl Tools {
             agent: at("egm-guest"),
             configs: at("configs"),
             kernel: StockKernel { directory: at("guest") },
+            generic: Some(StockKernel { directory: at(GENERIC) }).filter(|kernel| kernel.image().exists()),
             root: Some(at(ROOT)).filter(|path| path.exists()),
         }
     }
@@ -63,18 +77,23 @@ impl Tools {
         }
         let target = Self::copied(directory);
         let hosts = target.configs.join("host");
-        for path in [&target.configs, &hosts, &target.kernel.directory.join("modules")] {
+        for path in [&target.configs, &hosts] {
             std::fs::create_dir_all(path).map_err(LabError::file("make", path))?;
         }
         copy(&self.lab, &target.lab)?;
         copy(&self.vmm, &target.vmm)?;
         copy(&self.device, &target.device)?;
         copy(&self.agent, &target.agent)?;
-        copy(&self.kernel.image(), &target.kernel.image())?;
         copy_files(&self.configs, &target.configs)?;
         copy_files(&self.configs.join("host"), &hosts)?;
         self.root.iter().try_for_each(|root| copy(root, &directory.join(ROOT)))?;
-        copy_files(&self.kernel.directory.join("modules"), &target.kernel.directory.join("modules"))
+        self.generic.iter().try_for_each(|kernel| copy_kernel(kernel, &directory.join(GENERIC)))?;
+        copy_kernel(&self.kernel, &target.kernel.directory)
+    }
+
+    /// The kernel for a guest that needs drivers of all kinds, or for one that does not.
+    pub(crate) fn kernel(&self, generic: bool) -> &StockKernel {
+        self.generic.as_ref().filter(|_| generic).unwrap_or(&self.kernel)
     }
 }
 
@@ -91,6 +110,13 @@ fn absent(path: &Path, remedy: &str) -> LabError {
 
 fn copy(from: &Path, to: &Path) -> Result<(), LabError> {
     std::fs::copy(from, to).map(drop).map_err(LabError::file("copy", from))
+}
+
+fn copy_kernel(kernel: &StockKernel, to: &Path) -> Result<(), LabError> {
+    let modules = to.join("modules");
+    std::fs::create_dir_all(&modules).map_err(LabError::file("make", &modules))?;
+    copy(&kernel.image(), &StockKernel { directory: to.to_owned() }.image())?;
+    copy_files(&kernel.directory.join("modules"), &modules)
 }
 
 fn copy_files(from: &Path, to: &Path) -> Result<(), LabError> {

@@ -14,6 +14,7 @@ mod memory_map;
 mod msix;
 mod numa;
 mod nvme;
+mod passed_net;
 mod pci;
 mod rng;
 mod virtio_blk;
@@ -91,6 +92,11 @@ pub(crate) static ALL: &[Check] = &[
     ),
     check("nvme", "a passed NVMe drive keeps what is written, with interrupts by MSI-X", nvme::run),
     check("edu", "a passed DMA engine reaches memory, the EGM node and another function's BAR", edu::run),
+    check(
+        "passed_net",
+        "bytes go through a passed network card and back, with interrupts by MSI-X",
+        passed_net::run,
+    ),
     check("virtio_net", "UDP and TCP through the tap come back byte for byte", virtio_net::run),
     check("vsock", "256 KiB to the host's vsock port come back byte for byte", vsock::run),
     check("msix", "each virtio device has its MSI-X vectors and they fire", msix::run),

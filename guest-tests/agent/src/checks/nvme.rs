@@ -45,23 +45,27 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     Ok(claim.finish().with_value(f64::from(drives), "drives"))
 }
 
-/// What `/proc/interrupts` says of a controller.
+/// What `/proc/interrupts` says of a device.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Interrupts {
-    vectors: u32,
+pub(super) struct Interrupts {
+    pub(super) vectors: u32,
     /// Of them, not by MSI-X.
-    other: u32,
+    pub(super) other: u32,
     /// How often they came, on all CPUs.
-    count: u64,
+    pub(super) count: u64,
 }
 
 /// The queues of `controller` (`nvme0`) are `nvme0q0`, `nvme0q1`, ….
 fn interrupts(text: &str, controller: &str) -> Interrupts {
+    interrupts_named(text, &format!("{controller}q"))
+}
+
+/// The interrupts whose names begin with `prefix`.
+pub(super) fn interrupts_named(text: &str, prefix: &str) -> Interrupts {
     let cpus = text.lines().next().map_or(0, |head| head.split_whitespace().count());
-    let prefix = format!("{controller}q");
     let mut found = Interrupts::default();
     for line in text.lines().skip(1) {
-        if !line.split_whitespace().last().is_some_and(|name| name.starts_with(&prefix)) {
+        if !line.split_whitespace().last().is_some_and(|name| name.starts_with(prefix)) {
             continue;
         }
         found.vectors += 1;

@@ -100,13 +100,18 @@ pub(super) fn datagram(peer: SocketAddrV4, size: usize, patience: Duration) -> R
 fn streams(peer: SocketAddrV4) -> Result<f64, String> {
     let mut rate = 0.0;
     for size in STREAMS {
-        let stream = TcpStream::connect_timeout(&peer.into(), PATIENCE)
-            .and_then(|s| s.set_read_timeout(Some(PATIENCE)).map(|()| s))
-            .and_then(|s| s.set_write_timeout(Some(PATIENCE)).map(|()| s))
-            .map_err(|e| format!("cannot connect to {peer}: {e}"))?;
-        rate = net::echo(&File::from(OwnedFd::from(stream)), size, u64::from(peer.port()))?;
+        rate = stream(peer, size)?;
     }
     Ok(rate)
+}
+
+/// Sends `size` bytes and gets them back; MiB/s.
+pub(super) fn stream(peer: SocketAddrV4, size: usize) -> Result<f64, String> {
+    let stream = TcpStream::connect_timeout(&peer.into(), PATIENCE)
+        .and_then(|s| s.set_read_timeout(Some(PATIENCE)).map(|()| s))
+        .and_then(|s| s.set_write_timeout(Some(PATIENCE)).map(|()| s))
+        .map_err(|e| format!("cannot connect to {peer}: {e}"))?;
+    net::echo(&File::from(OwnedFd::from(stream)), size, u64::from(peer.port()))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ mod debian_root;
 mod demo;
 mod hostile;
 mod panic;
+mod passed;
 mod poison;
 mod reset;
 mod sigterm;
@@ -13,11 +14,14 @@ mod slices;
 mod smp;
 mod vfio;
 
+use std::path::Path;
 use std::time::Duration;
 
 use crate::disk::Proof;
 use crate::error::LabError;
 use crate::judge::Expected;
+use crate::results::ScenarioResult;
+use crate::run::Runner;
 
 /// One machine, what its guest is asked, and how it should end.
 #[derive(Debug, Clone, Copy)]
@@ -38,6 +42,12 @@ pub(crate) struct Scenario {
     pub(crate) region: Option<&'static str>,
     /// Which of them.
     pub(crate) tale: Tale,
+    /// What tells its story, when that is more than boots of one machine.
+    pub(crate) tell: Option<Teller>,
+    /// Whether its guest's kernel is the one for every machine, which has drivers of network cards.
+    pub(crate) generic: bool,
+    /// Its vCPUs, when they are not its file's.
+    pub(crate) vcpus: Option<u32>,
     /// Functions of the host that its guest gets, for the story of those.
     pub(crate) passed: &'static [&'static str],
     /// Whether they are opened through iommufd, in an emulated host that has it.
@@ -53,6 +63,9 @@ pub(crate) struct Scenario {
     /// Whether it is run only when asked for by name or with `--full`.
     pub(crate) long: bool,
 }
+
+/// Tells a scenario's story; logs go to the directory.
+pub(crate) type Teller = fn(&Runner, &Scenario, &Path) -> Result<ScenarioResult, LabError>;
 
 /// What is told of a slice.
 #[derive(Debug, Clone, Copy)]
@@ -85,6 +98,9 @@ const PLAIN: Scenario = Scenario {
     terminate_on: None,
     region: None,
     tale: Tale::Owned,
+    tell: None,
+    generic: false,
+    vcpus: None,
     passed: &[],
     iommufd: false,
     disk: None,
@@ -95,7 +111,7 @@ const PLAIN: Scenario = Scenario {
 };
 
 /// Every scenario, in the order in which they run.
-pub(crate) const ALL: [Scenario; 21] = [
+pub(crate) const ALL: [Scenario; 22] = [
     demo::SCENARIO,
     smp::SCENARIO,
     reset::SCENARIO,
@@ -115,6 +131,7 @@ pub(crate) const ALL: [Scenario; 21] = [
     vfio::DMA,
     vfio::SWITCH,
     vfio::HOSTILE,
+    passed::NET,
     boots::SCENARIO,
     debian_root::SCENARIO,
 ];

@@ -1,0 +1,21 @@
+//! Functions of the emulated host in guests, with stories of their own.
+
+use std::time::Duration;
+
+use super::{PLAIN, Scenario};
+use crate::judge::Expected;
+use crate::passed_net;
+
+/// The network card behind the second root port.
+pub(super) const NET: Scenario = Scenario {
+    name: "vfio-net",
+    story: "a passed network card: bytes go to the host's own card and back, in two guests that reset themselves",
+    passed: &["0000:02:00.0"],
+    generic: true,
+    tell: Some(passed_net::run),
+    words: "egm.checks=pci,passed_net egm.arg.net.mac=52:54:00:e9:00:02 egm.arg.net.peer=192.168.101.1 \
+            egm.arg.net.addr=192.168.101.2/24 egm.exit=reset lapic=notscdeadline quiet",
+    expected: Expected { exit: 1, summary: true, checks: &["pci", "passed_net"] },
+    deadline: Duration::from_secs(420),
+    ..PLAIN
+};
