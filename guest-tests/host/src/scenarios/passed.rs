@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{PLAIN, Scenario};
 use crate::judge::Expected;
-use crate::passed_net;
+use crate::{passed_net, passed_rounds};
 
 /// The network card behind the second root port.
 pub(super) const NET: Scenario = Scenario {
@@ -17,5 +17,16 @@ pub(super) const NET: Scenario = Scenario {
             egm.arg.net.addr=192.168.101.2/24 egm.exit=reset lapic=notscdeadline quiet",
     expected: Expected { exit: 1, summary: true, checks: &["pci", "passed_net"] },
     deadline: Duration::from_secs(420),
+    ..PLAIN
+};
+
+/// A drive in many machines.
+pub(super) const ROUNDS: Scenario = Scenario {
+    name: "vfio-rounds",
+    story: "110 machines in a row with one passed function, powered off, terminated and killed in turn, leave nothing behind",
+    passed: &["0000:01:00.0"],
+    tell: Some(passed_rounds::run),
+    deadline: Duration::from_secs(120),
+    long: true,
     ..PLAIN
 };

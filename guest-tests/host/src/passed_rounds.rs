@@ -1,0 +1,193 @@
+//! The story of many machines with one function, which end in each way that there is: nothing of them stays on the host.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use egm_payload::{Entry, Payload, Ports};
+use egm_report::Check;
+
+use crate::error::LabError;
+use crate::judge::case;
+use crate::passed::{dmar_faults, free, group, no_faults_since};
+use crate::process::{Ending, Limit, Reaction, watch};
+use crate::progress::Stage;
+use crate::results::ScenarioResult;
+use crate::run::Runner;
+use crate::scenarios::Scenario;
+use crate::slices::{Fault, Step, timed};
+
+/// Rounds before the host is looked at for the first time: it fills caches.
+const FIRST: u32 = 10;
+/// Rounds after those.
+const ROUNDS: u32 = 100;
+/// What the host may have less of afterwards: far less than what a machine has, and than what its function maps.
+const SLACK: u64 = 24 << 20;
+/// A machine's memory.
+const MEMORY: &str = "64MiB";
+/// What the guest says when it runs.
+const READY: &str = "ready";
+
+/// How a round ends.
+#[derive(Debug, Clone, Copy)]
+enum End {
+    PowerOff,
+    Terminated,
+    Killed,
+}
+
+/// Tells the story of the function of `scenario`.
+pub(crate) fn run(runner: &Runner, scenario: &Scenario, report: &Path) -> Result<ScenarioResult, LabError> {
+    if let Some(function) = scenario.passed.iter().find(|function| group(function).is_none()) {
+        let why = format!("this host has no function {function} in an IOMMU group");
+        return Ok(ScenarioResult::skipped(scenario.name, &why));
+    }
+    let begun = Instant::now();
+    let faults = dmar_faults()?;
+    let story = Story::new(runner, scenario, report)?;
+    let mut wrong = story.rounds(FIRST)?;
+    let before = Host::now()?;
+    wrong.extend(story.rounds(ROUNDS)?);
+    let after = Host::now()?;
+    let mut cases: Vec<Check> = vec![case("rounds", wrong.into_iter().next(), 0)];
+    cases.push(timed("memory", || before.memory_is_back(&after)));
+    cases.push(timed("files", || before.files_are_back(&after)));
+    cases.push(timed("free", || scenario.passed.iter().try_for_each(|function| free(function))));
+    cases.push(timed("no-dma-faults", || no_faults_since(faults)));
+    let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+    Ok(ScenarioResult { scenario: scenario.name.into(), cases, init_millis: None, millis })
+}
+
+struct Story<'a> {
+    runner: &'a Runner,
+    scenario: &'a Scenario,
+    report: &'a Path,
+    /// Machines whose guests power off, and sleep.
+    ends: PathBuf,
+    sleeps: PathBuf,
+}
+
+impl<'a> Story<'a> {
+    fn new(runner: &'a Runner, scenario: &'a Scenario, report: &'a Path) -> Result<Self, LabError> {
+        let work = runner.work.join(scenario.name);
+        fs::create_dir_all(&work).map_err(LabError::file("make", &work))?;
+        let mut ends = Payload::new(Ports::USUAL);
+        ends.print(&format!("{READY}\n"));
+        ends.power_off();
+        let write = |name: &str, elf: Vec<u8>| {
+            let (kernel, config) = (work.join(format!("{name}.elf")), work.join(format!("{name}.json")));
+            let device = |function| serde_json::json!({ "type": "vfio", "function": function });
+            let json = serde_json::json!({
+                "name": scenario.name,
+                "extends": runner.tools.configs.join(scenario.config),
+                "memory": { "size": MEMORY },
+                "boot": { "kernel": kernel, "initramfs": null },
+                "devices": scenario.passed.iter().map(device).collect::<Vec<_>>(),
+            });
+            fs::write(&kernel, elf).map_err(LabError::file("write", &kernel))?;
+            fs::write(&config, json.to_string()).map_err(LabError::file("write", &config))?;
+            Ok::<_, LabError>(config)
+        };
+        let ends = write("ends", ends.finish(Entry::Pvh))?;
+        let sleeps = write("sleeps", egm_payload::halt(Ports::USUAL))?;
+        Ok(Self { runner, scenario, report, ends, sleeps })
+    }
+
+    /// What was wrong in so many machines, one after the other.
+    fn rounds(&self, count: u32) -> Result<Vec<String>, LabError> {
+        let mut wrong = Vec::new();
+        let ways = [End::PowerOff, End::Terminated, End::Killed].into_iter().cycle();
+        for (round, way) in (1..=count).zip(ways) {
+            if round % 20 == 0 {
+                Stage::note(&format!("round {round} of {count}"));
+            }
+            wrong.extend(self.round(way)?.map(|why| format!("round {round}, {way:?}: {why}")));
+        }
+        Ok(wrong)
+    }
+
+    fn round(&self, way: End) -> Result<Option<String>, LabError> {
+        let (config, reaction, expected) = match way {
+            End::PowerOff => (&self.ends, Reaction::Go, Ending::Exit(0)),
+            End::Terminated => (&self.sleeps, Reaction::Terminate, Ending::Exit(0)),
+            End::Killed => (&self.sleeps, Reaction::Kill, Ending::Signal(9)),
+        };
+        let mut command = Command::new(&self.runner.tools.vmm);
+        command.arg("run").arg(config);
+        let (console, said) = (self.report.join("console.log"), self.report.join("vmm.log"));
+        let mut ran = false;
+        let ending = watch(command, Limit::Total(self.scenario.deadline), &console, &said, |line| {
+            ran |= line.contains(READY);
+            if line.contains(READY) { reaction } else { Reaction::Go }
+        })?;
+        let held = self.scenario.passed.iter().find_map(|function| match free(function) {
+            Err(Fault::Untrue(why)) => Some(format!("{function} is held: {why}")),
+            _ => None,
+        });
+        if ran && ending == expected {
+            return Ok(held);
+        }
+        let said = fs::read_to_string(said).unwrap_or_default();
+        Ok(Some(format!("{ending:?}, expected {expected:?}; the guest ran: {ran}; {}", said.trim())))
+    }
+}
+
+/// What a host has of what leaks.
+#[derive(Debug)]
+struct Host {
+    /// Bytes available.
+    memory: u64,
+    /// Open files.
+    files: u64,
+}
+
+impl Host {
+    fn now() -> Result<Self, LabError> {
+        // What was only cached counts as had.
+        let caches = "/proc/sys/vm/drop_caches";
+        fs::write(caches, "3").map_err(LabError::file("write", caches))?;
+        let read = |path: &str| fs::read_to_string(path).map_err(LabError::file("read", path));
+        let (meminfo, files) = (read("/proc/meminfo")?, read("/proc/sys/fs/file-nr")?);
+        Self::read(&meminfo, &files)
+            .ok_or_else(|| LabError::Content { what: "/proc".into(), problem: "no MemAvailable".into() })
+    }
+
+    fn read(meminfo: &str, files: &str) -> Option<Self> {
+        let kib = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+        let kib: u64 = kib.split_whitespace().next()?.parse().ok()?;
+        Some(Self { memory: kib << 10, files: files.split_whitespace().next()?.parse().ok()? })
+    }
+
+    fn memory_is_back(&self, after: &Self) -> Step {
+        match self.memory.saturating_sub(after.memory) {
+            lost if lost <= SLACK => Ok(()),
+            lost => Err(Fault::Untrue(format!("the host has {lost:#x} bytes less after {ROUNDS} machines"))),
+        }
+    }
+
+    /// One file a machine would be as many as there were machines.
+    fn files_are_back(&self, after: &Self) -> Step {
+        match after.files.saturating_sub(self.files) {
+            more if more < u64::from(ROUNDS) => Ok(()),
+            more => Err(Fault::Untrue(format!("{more} more files are open after {ROUNDS} machines"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_that_lost_a_machines_memory_or_a_file_for_each_is_found() {
+        let host = |kib: u64, files: u64| {
+            Host::read(&format!("MemFree: 1 kB\nMemAvailable:  {kib} kB\n"), &format!("{files}\t0\t9"))
+        };
+        let before = host(1 << 20, 500).unwrap();
+        assert!(before.memory_is_back(&host((1 << 20) - 1024, 0).unwrap()).is_ok());
+        assert!(before.memory_is_back(&host((1 << 20) - (64 << 10), 0).unwrap()).is_err());
+        assert!(before.files_are_back(&host(0, 510).unwrap()).is_ok());
+        assert!(before.files_are_back(&host(0, 600).unwrap()).is_err());
+    }
+}
