@@ -23,6 +23,7 @@ mod lent;
 mod modules;
 mod passed;
 mod passed_net;
+mod passed_pair;
 mod passed_rounds;
 mod physical;
 mod process;

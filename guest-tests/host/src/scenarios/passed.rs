@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{PLAIN, Scenario};
 use crate::judge::Expected;
-use crate::{passed_net, passed_rounds};
+use crate::{passed_net, passed_pair, passed_rounds};
 
 /// The network card behind the second root port.
 pub(super) const NET: Scenario = Scenario {
@@ -28,5 +28,17 @@ pub(super) const ROUNDS: Scenario = Scenario {
     tell: Some(passed_rounds::run),
     deadline: Duration::from_secs(120),
     long: true,
+    ..PLAIN
+};
+
+/// The two that are in one group.
+pub(super) const PAIR: Scenario = Scenario {
+    name: "vfio-pair",
+    story: "two functions of one group: refused by name while the host uses one of them, then a guest has both",
+    passed: &["0000:07:00.0", "0000:07:00.1"],
+    tell: Some(passed_pair::run),
+    words: "egm.checks=pci",
+    expected: Expected { exit: 0, summary: true, checks: &["pci"] },
+    deadline: Duration::from_secs(300),
     ..PLAIN
 };
