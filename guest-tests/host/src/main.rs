@@ -22,6 +22,7 @@ mod l1;
 mod lent;
 mod modules;
 mod passed;
+mod passed_moves;
 mod passed_net;
 mod passed_pair;
 mod passed_rounds;

@@ -218,7 +218,7 @@ impl Targets {
 }
 
 /// Where in `bar` the MSI-X table is; empty when it is not there.
-fn messages(bar: &Bar, table: Option<MsixTable>) -> Range<usize> {
+pub(super) fn messages(bar: &Bar, table: Option<MsixTable>) -> Range<usize> {
     table.filter(|table| table.bar == bar.index).map_or(0..0, |table| {
         let start = usize::try_from(table.offset).unwrap_or(usize::MAX);
         start..start.saturating_add(16 * usize::from(table.entries))
@@ -227,7 +227,7 @@ fn messages(bar: &Bar, table: Option<MsixTable>) -> Range<usize> {
 
 /// A word of an MSI-X table whose message raises the spurious interrupt (vector ffh) of some processor and nothing else:
 /// another could be an INIT or, where messages are plain writes, hit RAM. The mask bit may be anything.
-fn harmless(offset: usize, value: u32) -> u32 {
+pub(super) fn harmless(offset: usize, value: u32) -> u32 {
     match offset % 16 / 4 {
         0 => 0xfee0_0000 | value & 0xf_f000,
         1 => 0,
@@ -237,7 +237,7 @@ fn harmless(offset: usize, value: u32) -> u32 {
 }
 
 /// Often a value on an edge, otherwise any.
-fn interesting(random: &mut Random) -> u32 {
+pub(super) fn interesting(random: &mut Random) -> u32 {
     match random.below(4) {
         0 => 1u32 << random.below(32),
         1 => [0, 1, 0xff, 0xffff, 0xffff_ffff, 0x8000_0000][random.below(6)],

@@ -14,6 +14,7 @@ mod memory_map;
 mod msix;
 mod numa;
 mod nvme;
+mod passed_fuzz;
 mod passed_net;
 mod pci;
 mod rng;
@@ -119,6 +120,11 @@ pub(crate) static ALL: &[Check] = &[
         "egm_beat",
         "a word on the EGM node counts, for the host to find it, until the machine ends",
         egm_beat::run,
+    )),
+    by_name(check(
+        "passed_fuzz",
+        "passed functions are reset and moved over memory; the VMM must live, and a drive that is left alone work",
+        passed_fuzz::run,
     )),
     by_name(check("fuzz", "random config space, port and MMIO writes; the VMM must live", fuzz::run)),
 ];

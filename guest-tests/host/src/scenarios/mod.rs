@@ -111,7 +111,7 @@ const PLAIN: Scenario = Scenario {
 };
 
 /// Every scenario, in the order in which they run.
-pub(crate) const ALL: [Scenario; 24] = [
+pub(crate) const ALL: [Scenario; 25] = [
     demo::SCENARIO,
     smp::SCENARIO,
     reset::SCENARIO,
@@ -132,6 +132,7 @@ pub(crate) const ALL: [Scenario; 24] = [
     vfio::SWITCH,
     vfio::HOSTILE,
     passed::NET,
+    passed::MOVES,
     passed::PAIR,
     passed::ROUNDS,
     boots::SCENARIO,

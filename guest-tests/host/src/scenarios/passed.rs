@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{PLAIN, Scenario};
 use crate::judge::Expected;
-use crate::{passed_net, passed_pair, passed_rounds};
+use crate::{passed_moves, passed_net, passed_pair, passed_rounds};
 
 /// The network card behind the second root port.
 pub(super) const NET: Scenario = Scenario {
@@ -41,4 +41,17 @@ pub(super) const PAIR: Scenario = Scenario {
     expected: Expected { exit: 0, summary: true, checks: &["pci"] },
     deadline: Duration::from_secs(300),
     ..PLAIN
+};
+
+/// A card and a drive that are maltreated, and the drive behind the switch that is left alone.
+pub(super) const MOVES: Scenario = Scenario {
+    name: "vfio-moves",
+    story: "a guest resets passed functions and moves their BARs over memory while a drive works, and the next drives them",
+    passed: &["0000:01:00.0", "0000:02:00.0", "0000:05:00.0"],
+    vcpus: Some(2),
+    tell: Some(passed_moves::run),
+    words: "egm.checks=passed_fuzz egm.arg.fuzz.seconds=30 egm.arg.fuzz.disk=egm1 lapic=notscdeadline quiet",
+    expected: Expected { exit: 0, summary: true, checks: &["passed_fuzz"] },
+    deadline: Duration::from_secs(540),
+    ..NET
 };
