@@ -111,7 +111,7 @@ const PLAIN: Scenario = Scenario {
 };
 
 /// Every scenario, in the order in which they run.
-pub(crate) const ALL: [Scenario; 25] = [
+pub(crate) const ALL: [Scenario; 26] = [
     demo::SCENARIO,
     smp::SCENARIO,
     reset::SCENARIO,
@@ -132,6 +132,7 @@ pub(crate) const ALL: [Scenario; 25] = [
     vfio::SWITCH,
     vfio::HOSTILE,
     passed::NET,
+    passed::SWITCHED,
     passed::MOVES,
     passed::PAIR,
     passed::ROUNDS,

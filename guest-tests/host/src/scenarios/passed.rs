@@ -43,6 +43,17 @@ pub(super) const PAIR: Scenario = Scenario {
     ..PLAIN
 };
 
+/// The other kind of card, behind the switch.
+pub(super) const SWITCHED: Scenario = Scenario {
+    name: "vfio-net-switch",
+    story: "the same with a card of another kind behind a switch",
+    passed: &["0000:06:00.0"],
+    words: "egm.checks=pci,passed_net egm.arg.net.mac=52:54:00:e9:00:06 egm.arg.net.peer=192.168.101.1 \
+            egm.arg.net.addr=192.168.101.3/24 egm.exit=reset lapic=notscdeadline quiet",
+    long: true,
+    ..NET
+};
+
 /// A card and a drive that are maltreated, and the drive behind the switch that is left alone.
 pub(super) const MOVES: Scenario = Scenario {
     name: "vfio-moves",
