@@ -39,10 +39,14 @@ pub fn map_all(
             let node = nodes.entry(piece.node).or_insert_with_key(|node| {
                 let (sender, pieces) = mpsc::channel();
                 let node = *node;
-                scope.spawn(move || {
+                let work = move || {
                     enter(node);
                     map_each(domain, &pieces, progress);
-                });
+                };
+                if let Err(source) = thread::Builder::new().spawn_scoped(scope, work) {
+                    let (iova, size, what) = (piece.iova.start(), piece.iova.size(), "start a thread for it");
+                    lock(progress).failed.get_or_insert(DmaError::Refused { iova, size, what, source });
+                }
                 sender
             });
             let _ = node.send(piece); // a thread that has stopped has failed, and says so

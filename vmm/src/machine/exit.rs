@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::error::Blame;
+use crate::resources::ThreadError;
 
 /// Why the machine ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,10 +70,7 @@ impl ExitReason {
     /// What to do about it, if anything is known to help.
     pub fn help(&self) -> Option<String> {
         match self {
-            Self::NoThread { .. } => Some(
-                "raise the limits of threads: ulimit -u 65536, and TasksMax= if a systemd unit starts it"
-                    .to_owned(),
-            ),
+            Self::NoThread { .. } => Some(ThreadError::HELP.to_owned()),
             Self::BadMemory { .. } => {
                 Some("look for the memory that fails: dmesg, egm-device ledger show".to_owned())
             }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use egm_vfio::backend::BackendError;
 use egm_vfio::kernel::OpenError;
 
+use super::ThreadError;
 use super::passed::AddressSpaces;
 use crate::config::{Device, DeviceKind};
 use crate::error::{Blame, Report};
@@ -91,6 +92,9 @@ pub enum DeviceError {
     /// A host function that could not be reset: it would show the guest what its last user left.
     #[error(transparent)]
     Reset(#[from] BackendError),
+    /// A thread for its reset.
+    #[error(transparent)]
+    Thread(ThreadError),
     /// This version plans the device but does not run it.
     #[error("{what} devices can be planned but not started by this version")]
     NotYet {
@@ -109,7 +113,7 @@ impl Report for DeviceError {
             Self::Socket(error) => error.blame(),
             Self::Vsock(error) => error.blame(),
             Self::Passed(error) => super::passed::blame(error),
-            Self::VhostFile { .. } | Self::Reset(_) | Self::NotYet { .. } => Blame::Host,
+            Self::VhostFile { .. } | Self::Reset(_) | Self::Thread(_) | Self::NotYet { .. } => Blame::Host,
         }
     }
 
@@ -138,6 +142,7 @@ impl Report for DeviceError {
                 _ => "load it with modprobe vhost_vsock, or set \"socket\" to a path".to_owned(),
             }),
             Self::Passed(error) => error.remedy(),
+            Self::Thread(_) => Some(ThreadError::HELP.to_owned()),
             Self::Reset(_) => Some("look for its errors: dmesg, lspci -vv".to_owned()),
             Self::NotYet { .. } => Some("remove the device, or look at it with egm-vmm plan".to_owned()),
         }
@@ -173,7 +178,7 @@ pub(super) fn reset(devices: &[(Device, OpenDevice)]) -> Result<(), (String, Dev
     std::thread::scope(|scope| {
         let resets: Vec<_> = passed
             .map(|(id, backend)| {
-                scope.spawn(move || {
+                let reset = move || {
                     if !backend.can_reset() {
                         let name = backend.name();
                         eprintln!(
@@ -182,9 +187,10 @@ pub(super) fn reset(devices: &[(Device, OpenDevice)]) -> Result<(), (String, Dev
                         return Ok(());
                     }
                     backend.reset().map_err(|error| (id.clone(), DeviceError::Reset(error)))
-                })
+                };
+                super::spawn(scope, reset).map_err(|error| (id.clone(), DeviceError::Thread(error)))
             })
-            .collect();
+            .collect::<Result<_, _>>()?;
         resets.into_iter().try_for_each(super::joined)
     })
 }

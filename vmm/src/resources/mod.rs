@@ -11,6 +11,7 @@ use std::fs::{File, FileType, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::thread::{self, Scope, ScopedJoinHandle};
 
 pub use self::devices::{DeviceError, OpenDevice};
 pub(crate) use self::leases::Taken;
@@ -72,6 +73,9 @@ pub enum ResourceError {
     /// What host functions need.
     #[error("cannot pass host functions to the guest")]
     Passed(#[from] PassedError),
+    /// A thread to prepare the machine.
+    #[error("cannot map the guest's memory for its devices")]
+    Thread(#[from] ThreadError),
     /// What a device needs.
     #[error("cannot provide device \"{id}\"")]
     Device {
@@ -83,6 +87,16 @@ pub enum ResourceError {
     },
 }
 
+/// The host gave no thread.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot start a thread")]
+pub struct ThreadError(#[from] io::Error);
+
+impl ThreadError {
+    pub(crate) const HELP: &str =
+        "raise the limits of threads: ulimit -u 65536, and TasksMax= if a systemd unit starts it";
+}
+
 impl Report for ResourceError {
     fn blame(&self) -> Blame {
         match self {
@@ -91,6 +105,7 @@ impl Report for ResourceError {
             Self::Kvm(error) => error.blame(),
             Self::Memory(error) => error.blame(),
             Self::Passed(error) => error.blame(),
+            Self::Thread(_) => Blame::Host,
             Self::Device { source, .. } => source.blame(),
         }
     }
@@ -103,6 +118,7 @@ impl Report for ResourceError {
             Self::Kvm(error) => error.help(),
             Self::Memory(error) => error.help(),
             Self::Passed(error) => error.help(),
+            Self::Thread(_) => Some(ThreadError::HELP.to_owned()),
             Self::Device { source, .. } => source.help(),
             Self::Console(error) => error.help(),
         }
@@ -130,20 +146,33 @@ impl Resources {
             devices::open(plan, &spaces).map_err(|(id, source)| ResourceError::Device { id, source })?;
         let ram = GuestRam::open(plan, leases)?;
         let (maps, pinned) = (spaces.maps(plan, &ram)?, !spaces.is_empty());
-        std::thread::scope(|scope| {
+        let prefault = || ram.prefault(plan, pinned, |backing| near(facts, backing), progress);
+        if pinned {
             // What devices reach stays in place, so it is all made present, by many threads, while the IOMMU is told of it
             // and the devices reset themselves.
-            let mapping = scope.spawn(|| maps.make(facts).map_err(ResourceError::from));
-            let resetting = scope.spawn(|| devices::reset(&devices));
-            ram.prefault(plan, pinned, |backing| near(facts, backing), progress)?;
-            joined(mapping)?;
-            joined(resetting).map_err(|(id, source)| ResourceError::Device { id, source })
-        })?;
+            thread::scope(|scope| {
+                let mapping = spawn(scope, || maps.make(facts).map_err(ResourceError::from))?;
+                let resetting = spawn(scope, || devices::reset(&devices))?;
+                prefault()?;
+                joined(mapping)?;
+                joined(resetting).map_err(|(id, source)| ResourceError::Device { id, source })
+            })?;
+        } else {
+            prefault()?;
+        }
         Ok(Self { hypervisor, vm, ram, boot, console, devices, spaces, leases: leases.clone() })
     }
 }
 
-fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
+/// A thread for work that the host takes its time for.
+fn spawn<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    work: impl FnOnce() -> T + Send + 'scope,
+) -> Result<ScopedJoinHandle<'scope, T>, ThreadError> {
+    Ok(thread::Builder::new().spawn_scoped(scope, work)?)
+}
+
+fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
