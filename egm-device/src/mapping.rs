@@ -38,6 +38,8 @@ pub struct Mapping {
     reserved: (NonNull<u8>, usize),
     /// The kernel mapped every page at once and knows no pages to bind or to populate (`VM_PFNMAP`).
     complete: bool,
+    /// Bytes in a page that the backing guarantees.
+    page: usize,
 }
 
 // SAFETY: a mapping is an address range, valid in every thread; the type gives no access to the bytes.
@@ -86,6 +88,7 @@ impl Mapping {
             size: length,
             reserved,
             complete: backing.is_invisible(),
+            page: usize::try_from(backing.page_size()).map_err(|_| invalid())?,
         };
         let (file, at) = (backing.file().as_fd(), backing.offset().saturating_add(offset));
         let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
@@ -109,6 +112,11 @@ impl Mapping {
     /// Bytes.
     pub fn size(&self) -> usize {
         self.size
+    }
+
+    /// Bytes in a page, as the backing guarantees; pages may turn out larger.
+    pub fn page_size(&self) -> usize {
+        self.page
     }
 
     /// Pages that are not there yet come from `nodes` of the host only. Invisible memory has its place already.

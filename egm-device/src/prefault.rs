@@ -12,8 +12,12 @@ use rustix::thread::{CpuSet as Affinity, sched_setaffinity};
 
 use crate::mapping::{Mapping, MappingError};
 
-/// A chunk: large enough that a huge page is never split, small enough that the last one does not decide.
-const CHUNK: usize = 64 << 20;
+/// What a worker makes present in one call, unless pages are larger: two workers in one page would wait for each other.
+/// The kernel holds the address space's lock meanwhile, for which the next worker's stack waits: with 64 MiB, 16 workers
+/// came one after the other and took 2.4 times as long.
+const CHUNK: usize = 2 << 20;
+/// Memory that is worth a worker.
+const SHARE: usize = 64 << 20;
 
 /// Memory that could not be made present.
 #[derive(Debug, thiserror::Error)]
@@ -28,7 +32,7 @@ pub struct PrefaultError {
 
 /// How many workers fill `bytes` of memory when the host lets this process use `processors`.
 pub fn workers_for(bytes: usize, processors: usize) -> usize {
-    processors.min(bytes.div_ceil(CHUNK)).max(1)
+    processors.min(bytes.div_ceil(SHARE)).max(1)
 }
 
 /// Makes every page of `mappings` present. Each has the host processors near it, if known. `progress` is
@@ -73,9 +77,10 @@ fn fill(
     stop: &AtomicBool,
     tell: &dyn Fn(usize),
 ) -> Result<(), MappingError> {
+    let chunk = CHUNK.max(mapping.page_size());
     while !stop.load(Ordering::Relaxed) {
-        let from = next.fetch_add(CHUNK, Ordering::Relaxed);
-        let size = CHUNK.min(mapping.size().saturating_sub(from));
+        let from = next.fetch_add(chunk, Ordering::Relaxed);
+        let size = chunk.min(mapping.size().saturating_sub(from));
         if size == 0 {
             break;
         }

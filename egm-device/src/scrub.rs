@@ -1,7 +1,7 @@
 //! Zeroing memory that keeps its bytes, before somebody else gets it.
 //!
-//! Each worker maps a chunk of its own, so that a bad page is replaced under nobody else's feet, makes it present in one
-//! go where the kernel has pages for it, and zeroes it piece by piece under guard. A chunk is done or it is not; what is
+//! Each worker maps a chunk of its own, so that a bad page is replaced under nobody else's feet, and piece by piece makes it
+//! present where the kernel has pages for it and zeroes it under guard. A chunk is done or it is not; what is
 //! done is reported with every outcome, so that a scrub goes on where the last one ended.
 
 use std::num::{NonZeroU64, NonZeroUsize};
@@ -18,7 +18,7 @@ use crate::prefault::{pin, workers_for};
 use crate::rate::Pace;
 use crate::{poison, sys};
 
-/// What one worker zeroes at a time: as [`crate::prefault()`] does.
+/// What one worker maps and zeroes at a time.
 const CHUNK: u64 = 64 << 20;
 /// What is zeroed under one guard: the memory that a bad page costs for a moment.
 const PIECE: usize = 2 << 20;
@@ -203,10 +203,11 @@ impl Job<'_> {
         let number = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
         let from = number(first.saturating_sub(start));
         let end = from.saturating_add(number(chunk.size()));
-        // In one go is faster than a fault for each page. What it cannot do, and why, the zeroing finds.
-        let _ = mapping.reach(0, mapping.size());
         for piece in (from..end).step_by(PIECE) {
             let size = PIECE.min(end.saturating_sub(piece));
+            // In one go is faster than a fault for each page; in a longer one the other workers, who map and unmap, would
+            // wait for the lock that it holds. What it cannot do, and why, the zeroing finds.
+            let _ = mapping.reach(piece, size);
             let mut outcome = Ok(());
             poison::guarded(&mapping, number(page), || outcome = mapping.zero(piece, size))
                 .map_err(Cause::Guard)?
