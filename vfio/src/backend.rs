@@ -45,6 +45,12 @@ pub struct Region {
     pub msix_mappable: bool,
 }
 
+impl Region {
+    /// One that the function does not have.
+    pub const NONE: &Self =
+        &Self { size: 0, readable: false, writable: false, mappable: Vec::new(), msix_mappable: false };
+}
+
 /// An interrupt mechanism; the numbers are those of VFIO (`VFIO_PCI_*_IRQ_INDEX`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum InterruptKind {

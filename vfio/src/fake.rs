@@ -161,9 +161,7 @@ impl Backend for FakeFunction {
     }
 
     fn region(&self, region: RegionIndex) -> &Region {
-        static NONE: Region =
-            Region { size: 0, readable: false, writable: false, mappable: Vec::new(), msix_mappable: false };
-        self.regions.get(&region).map_or(&NONE, |region| &region.region)
+        self.regions.get(&region).map_or(Region::NONE, |region| &region.region)
     }
 
     fn interrupts(&self, kind: InterruptKind) -> Interrupts {

@@ -22,10 +22,15 @@ const IMAGE: &str = "/share/nvme0.img";
 /// The second guest checks all that there is to check of the function, and resets itself.
 const RESET: &str = "egm.checks=pci,nvme egm.exit=reset lapic=notscdeadline";
 
+/// What `scenario` passes that is not to be had on this host, if anything.
+pub(crate) fn missing(scenario: &Scenario) -> Option<String> {
+    let function = scenario.passed.iter().find(|function| group(function).is_none())?;
+    Some(format!("this host has no function {function} in an IOMMU group"))
+}
+
 /// Tells the story of the functions of `scenario`.
 pub(crate) fn run(runner: &Runner, scenario: &Scenario, report: &Path) -> Result<ScenarioResult, LabError> {
-    if let Some(function) = scenario.passed.iter().find(|function| group(function).is_none()) {
-        let why = format!("this host has no function {function} in an IOMMU group");
+    if let Some(why) = missing(scenario) {
         return Ok(ScenarioResult::skipped(scenario.name, &why));
     }
     let begun = Instant::now();

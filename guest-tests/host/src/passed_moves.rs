@@ -8,7 +8,7 @@ use std::time::Instant;
 use crate::error::LabError;
 use crate::host_parts::{HUB, serve_network};
 use crate::judge::{Expected, judge};
-use crate::passed::{dmar_faults, free, group, no_faults_since};
+use crate::passed::{dmar_faults, free, missing, no_faults_since};
 use crate::results::ScenarioResult;
 use crate::run::Runner;
 use crate::scenarios::Scenario;
@@ -22,8 +22,7 @@ const WORDS: usize = 4096;
 
 /// Tells the story of the functions of `scenario`.
 pub(crate) fn run(runner: &Runner, scenario: &Scenario, report: &Path) -> Result<ScenarioResult, LabError> {
-    if let Some(function) = scenario.passed.iter().find(|function| group(function).is_none()) {
-        let why = format!("this host has no function {function} in an IOMMU group");
+    if let Some(why) = missing(scenario) {
         return Ok(ScenarioResult::skipped(scenario.name, &why));
     }
     let begun = Instant::now();

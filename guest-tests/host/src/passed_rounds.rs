@@ -10,7 +10,7 @@ use egm_report::Check;
 
 use crate::error::LabError;
 use crate::judge::case;
-use crate::passed::{dmar_faults, free, group, no_faults_since};
+use crate::passed::{dmar_faults, free, missing, no_faults_since};
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::progress::Stage;
 use crate::results::ScenarioResult;
@@ -39,8 +39,7 @@ enum End {
 
 /// Tells the story of the function of `scenario`.
 pub(crate) fn run(runner: &Runner, scenario: &Scenario, report: &Path) -> Result<ScenarioResult, LabError> {
-    if let Some(function) = scenario.passed.iter().find(|function| group(function).is_none()) {
-        let why = format!("this host has no function {function} in an IOMMU group");
+    if let Some(why) = missing(scenario) {
         return Ok(ScenarioResult::skipped(scenario.name, &why));
     }
     let begun = Instant::now();

@@ -150,9 +150,7 @@ impl Backend for UserFunction {
     }
 
     fn region(&self, region: RegionIndex) -> &Region {
-        static NONE: Region =
-            Region { size: 0, readable: false, writable: false, mappable: Vec::new(), msix_mappable: false };
-        self.described(region).map_or(&NONE, |described| &described.region)
+        self.described(region).map_or(Region::NONE, |described| &described.region)
     }
 
     fn interrupts(&self, kind: InterruptKind) -> Interrupts {

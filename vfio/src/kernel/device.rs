@@ -215,9 +215,7 @@ impl Backend for KernelFunction {
     }
 
     fn region(&self, region: RegionIndex) -> &Region {
-        static NONE: Region =
-            Region { size: 0, readable: false, writable: false, mappable: Vec::new(), msix_mappable: false };
-        self.placed(region).map_or(&NONE, |placed| &placed.region)
+        self.placed(region).map_or(Region::NONE, |placed| &placed.region)
     }
 
     fn interrupts(&self, kind: InterruptKind) -> Interrupts {

@@ -1,6 +1,5 @@
 //! Host functions and what their DMA reaches, opened.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use egm_address::{CpuSet, Iova, PciAddress, Span};
@@ -10,12 +9,11 @@ use egm_vfio::kernel::{Container, Fault, Iommufd, KernelDomain, KernelFunction, 
 use egm_vfio::memory::HostMemory;
 use egm_vfio::topology::GroupError;
 
-use crate::config::DeviceKind;
 use crate::error::{Blame, Report};
 use crate::facts::Facts;
 use crate::kvm::{KvmError, Vm};
 use crate::memory::GuestRam;
-use crate::plan::{FunctionRole, Interface, Plan};
+use crate::plan::{Interface, Plan};
 
 /// Why a machine's host functions cannot have their memory.
 #[derive(Debug, thiserror::Error)]
@@ -69,11 +67,9 @@ impl AddressSpaces {
     /// # Errors
     /// [`PassedError`].
     pub(super) fn open(plan: &Plan, vm: &Vm) -> Result<Self, PassedError> {
-        if !plan.pci.iter().any(|function| is_passed(&function.role)) {
-            return Ok(Self::default());
-        }
+        let Some(passthrough) = &plan.passthrough else { return Ok(Self::default()) };
         let track: Track = Arc::new(vm.vfio_files()?);
-        let kernel = match interface(plan) {
+        let kernel = match passthrough.interface {
             Interface::Legacy => KernelDomain::Legacy(Container::new(Some(track))?),
             Interface::Iommufd => KernelDomain::Iommufd(Iommufd::new(Some(track))?),
         };
@@ -129,18 +125,6 @@ impl Maps {
             .map_err(PassedError::from)
         })
     }
-}
-
-fn is_passed(role: &FunctionRole) -> bool {
-    matches!(role, FunctionRole::Endpoint { device, .. } if matches!(device.kind, DeviceKind::Vfio { .. }))
-}
-
-fn interface(plan: &Plan) -> Interface {
-    let legacy = || Path::new("/dev/vfio/vfio").exists();
-    plan.passthrough.as_ref().map_or_else(
-        || if legacy() { Interface::Legacy } else { Interface::Iommufd },
-        |passthrough| passthrough.interface,
-    )
 }
 
 /// The plan's RAM as devices are to find it: at guest addresses.
