@@ -42,7 +42,7 @@ fn node(id: u32, cpus: impl IntoIterator<Item = u32>, access: &[(u32, u32, u32)]
 }
 
 fn root_port(device: u8, secondary: u8) -> FunctionPlan {
-    let bridge = BridgePlan { secondary, subordinate: secondary, window32: None, window64: None };
+    let bridge = BridgePlan { secondary, subordinate: secondary, window32: None, window64: None, acs: None };
     let role = FunctionRole::RootPort { slot: secondary.into(), bridge };
     FunctionPlan {
         address: PciAddress::new(0, 0, device, 0).unwrap(),
@@ -88,6 +88,7 @@ fn sample_plan() -> Plan {
             window(WindowKind::PciMemory64, "PCI 64", 0x100_0000_0000, 0x100_0000_0000),
         ],
         pci: vec![host_bridge, root_port(1, 1), root_port(2, 2)],
+        expanders: Vec::new(),
         passthrough: None,
         nodes: vec![
             node(0, [0, 1], &[(0, 90, 204_800), (1, 140, 102_400)]),
@@ -408,7 +409,7 @@ fn dsdt_text(plan: &Plan) -> String {
     without_comments.flat_map(str::split_whitespace).collect::<Vec<_>>().join(" ")
 }
 
-/// A pin is named by the place of bus 0 that it ends at, whatever lies in between.
+/// A pin is named by the place on its host bridge's bus that it ends at, whatever lies in between.
 #[test]
 fn prt_has_the_line_of_each_host_function_and_is_missing_without_one() {
     if iasl_is_missing() {

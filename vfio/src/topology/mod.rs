@@ -26,7 +26,7 @@ pub use class::class_name;
 pub use group::{GroupError, Member, is_vfio_driver, members, remedy, usable};
 pub use peer::{Peer, Reason, Route, peer};
 pub use place::{Acs, Ats, Express, Link, Place, Port};
-pub use relation::{Relation, relation, shared_switch};
+pub use relation::{Relation, relation, upstream_port};
 
 use crate::host::HostFunction;
 

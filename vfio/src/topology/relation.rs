@@ -68,10 +68,13 @@ pub fn relation(a: &HostFunction, b: &HostFunction) -> Relation {
     }
 }
 
-/// The upstream port of the topmost switch that both functions are behind.
-pub fn shared_switch(a: &HostFunction, b: &HostFunction) -> Option<PciAddress> {
-    let switched = relation(a, b) <= Relation::Pxb && common(a, b) >= 2;
-    a.place.bridges.get(1).copied().filter(|_| switched)
+/// The upstream port of switch number `depth` above `function`, from the root, 0 the first: a switch is two bridges, and
+/// above the first is the root port.
+pub fn upstream_port(function: &HostFunction, depth: usize) -> Option<PciAddress> {
+    let at = depth.checked_mul(2)?.checked_add(1)?;
+    // A switch's downstream port is above the function too.
+    function.place.bridges.get(at.checked_add(1)?)?;
+    function.place.bridges.get(at).copied()
 }
 
 #[cfg(test)]
@@ -95,14 +98,15 @@ mod tests {
     }
 
     #[test]
-    fn functions_of_one_switch_know_it_and_others_have_none() {
+    fn the_switches_above_a_function_are_counted_from_the_root() {
         let host = Host::two_switches();
         let all = host.functions();
-        let find = |address| super::super::find(&all, address).unwrap();
-        let switch = |a, b| shared_switch(find(a), find(b)).map(|port| port.to_string());
-        assert_eq!(switch(host.gpu(0), host.nic(0)).as_deref(), Some("0000:16:00.0"));
-        assert_eq!(switch(host.gpu(0), host.deep()).as_deref(), Some("0000:16:00.0"));
-        assert_eq!(switch(host.gpu(0), host.disk()), None);
-        assert_eq!(switch(host.gpu(0), host.gpu(1)), None);
+        let switch = |of, depth| {
+            upstream_port(super::super::find(&all, of).unwrap(), depth).map(|port| port.to_string())
+        };
+        assert_eq!(switch(host.gpu(0), 0).as_deref(), Some("0000:16:00.0"));
+        assert_eq!([switch(host.gpu(0), 1), switch(host.disk(), 0)], [None, None]);
+        assert_eq!(switch(host.deep(), 1).as_deref(), Some("0000:1a:00.0"));
+        assert_eq!(switch(host.deep(), usize::MAX), None);
     }
 }

@@ -131,7 +131,9 @@ pub(super) fn build(
             endpoints.insert(function.address, tree.endpoint(function, &device, resource, connections)?);
         }
     }
-    tree.root = RootComplex::new(bus(plan, 0, &endpoints));
+    let expanders = plan.expanders.iter().map(|expander| expander.bridge.secondary);
+    let expanders = expanders.map(|number| (number, bus(plan, number, &endpoints))).collect();
+    tree.root = RootComplex::with_expanders(bus(plan, 0, &endpoints), expanders);
     Ok(tree)
 }
 
@@ -156,6 +158,7 @@ fn bus(plan: &Plan, number: u8, endpoints: &BTreeMap<PciAddress, Arc<dyn PciFunc
                 window32: bridge.window32,
                 window64: bridge.window64,
                 occupied: !behind.is_empty(),
+                acs: bridge.acs,
             };
             bus.add_port(devfn, Arc::new(Port::new(&config)), behind);
         };

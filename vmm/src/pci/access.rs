@@ -117,6 +117,7 @@ mod tests {
             subordinate: 1,
             window32: None,
             window64: None,
+            acs: None,
             occupied: true,
         };
         root.add_port(8, Arc::new(Port::new(&port)), behind);

@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 
 use egm_address::{Gpa, Guest, Span};
+use egm_vfio::topology::Acs;
 
 use super::{COMMAND, COMMAND_MEMORY, ConfigSpace, Identity, PciFunction};
 use crate::lock::lock;
@@ -23,6 +24,8 @@ const PREFETCHABLE_64_BIT: u16 = 1;
 const GRANULE: u64 = 1 << 20;
 
 const CAPABILITY_EXPRESS: u8 = 0x10;
+/// Where extended capabilities begin.
+const EXTENDED: u16 = 0x100;
 /// Capability version 2.
 const EXPRESS_VERSION: u16 = 2;
 const SLOT_IMPLEMENTED: u16 = 1 << 8;
@@ -86,6 +89,8 @@ pub struct PortConfig {
     pub window64: Option<Span<Guest>>,
     /// Whether a device is in the slot.
     pub occupied: bool,
+    /// What the host's port in its place keeps apart.
+    pub acs: Option<Acs>,
 }
 
 /// A port.
@@ -123,6 +128,9 @@ impl Port {
         config.allow(BRIDGE_CONTROL, &[0x03, 0x00]); // parity response, SERR: kept, without effect
         config.allow(COMMAND, &[0x46, 0x05]);
         config.add_capability(CAPABILITY_EXPRESS, &express(port));
+        if let Some(acs) = port.acs {
+            config.put(EXTENDED, &access_control(acs));
+        }
         Self { config: Mutex::new(config) }
     }
 
@@ -186,6 +194,14 @@ fn window(base: u64, limit: u64) -> Option<Span<Guest>> {
     Span::between(Gpa::new(aligned(base)), Gpa::new(aligned(limit).checked_add(GRANULE)?))
 }
 
+/// Access control services (§7.7.11) as the host has them, the only extended capability. The guest cannot change what the
+/// host's ports do, so it cannot write the bits; egress control needs a vector that is not there.
+fn access_control(acs: Acs) -> [u8; 8] {
+    const EGRESS_CONTROL: u8 = 1 << 5;
+    let [capability, control] = [acs.capability, acs.control].map(|bits| bits & !EGRESS_CONTROL);
+    [0x0d, 0, 1, 0, capability, 0, control & capability, 0]
+}
+
 /// The PCI Express capability's registers after its header (§7.5.3).
 fn express(port: &PortConfig) -> [u8; 58] {
     let mut body = [0; 58];
@@ -227,6 +243,7 @@ mod tests {
             window32: None,
             window64: Some(span(0x80_0000_0000, 2 << 20)),
             occupied: true,
+            acs: Some(Acs { capability: 0x7f, control: 0x3d }),
         })
     }
 
@@ -249,5 +266,14 @@ mod tests {
         assert!(!port.forwards(span(0x80_0000_0000, 0x1000)));
         assert!(port.config_write(SECONDARY_BUS, &[9]));
         assert_eq!(port.secondary_bus(), 9);
+    }
+
+    #[test]
+    fn the_guest_sees_what_the_host_keeps_apart_and_cannot_change_it() {
+        let port = port();
+        let _ = port.config_write(EXTENDED + 4, &[0xff; 4]);
+        let mut data = [0; 8];
+        port.config_read(EXTENDED, &mut data);
+        assert_eq!(data, [0x0d, 0, 1, 0, 0x5f, 0, 0x1d, 0], "all but egress control");
     }
 }

@@ -88,8 +88,8 @@ struct Window {
 /// All PCI functions of a guest.
 #[derive(Default)]
 pub struct RootComplex {
-    /// Bus 0.
-    root: Bus,
+    /// Buses of host bridges, bus 0 the first.
+    roots: Vec<(u8, Bus)>,
     /// Taken while decoding is recomputed, so that two vCPUs do not interleave their moves.
     moving: Mutex<()>,
     /// Sorted by start. Where two overlap the lower start wins.
@@ -99,7 +99,13 @@ pub struct RootComplex {
 impl RootComplex {
     /// The root complex with `root` as its bus 0.
     pub fn new(root: Bus) -> Self {
-        let complex = Self { root, ..Self::default() };
+        Self::with_expanders(root, Vec::new())
+    }
+
+    /// With the buses of further host bridges, by number.
+    pub fn with_expanders(root: Bus, expanders: Vec<(u8, Bus)>) -> Self {
+        let roots = std::iter::once((0, root)).chain(expanders).collect();
+        let complex = Self { roots, ..Self::default() };
         complex.update();
         complex
     }
@@ -109,7 +115,7 @@ impl RootComplex {
     pub fn config_read(&self, bus: u8, devfn: u8, offset: u16, data: &mut [u8]) {
         data.fill(0xff);
         if is_config_access(offset, data.len())
-            && let Some(function) = self.root.find(0, bus, devfn)
+            && let Some(function) = self.find(bus, devfn)
         {
             function.config_read(offset, data);
         }
@@ -118,18 +124,22 @@ impl RootComplex {
     /// Writes configuration space.
     pub fn config_write(&self, bus: u8, devfn: u8, offset: u16, data: &[u8]) {
         if is_config_access(offset, data.len())
-            && let Some(function) = self.root.find(0, bus, devfn)
+            && let Some(function) = self.find(bus, devfn)
             && function.config_write(offset, data)
         {
             self.update();
         }
     }
 
+    fn find(&self, bus: u8, devfn: u8) -> Option<Arc<dyn PciFunction>> {
+        self.roots.iter().find_map(|(number, root)| root.find(*number, bus, devfn))
+    }
+
     /// Recomputes what answers where, and tells the functions.
     pub fn update(&self) {
         let _moving = lock(&self.moving);
         let mut all: Vec<Window> = Vec::new();
-        self.root.collect(&mut Vec::new(), &mut all);
+        self.roots.iter().for_each(|(_, root)| root.collect(&mut Vec::new(), &mut all));
         all.sort_by_key(|window| window.span);
         *self.decoded.write().unwrap_or_else(PoisonError::into_inner) = all;
     }
@@ -206,6 +216,7 @@ mod tests {
             window32: None,
             window64,
             occupied: true,
+            acs: None,
         };
         Arc::new(Port::new(&config))
     }
@@ -255,5 +266,17 @@ mod tests {
         assert_eq!(read(), 0x77);
         root.config_write(1, 0, 0x24, &[0xf0, 0xff]);
         assert_eq!(read(), 0xff);
+    }
+
+    #[test]
+    fn functions_of_an_expander_are_found_on_its_own_bus() {
+        let (mut root, mut expander) = (Bus::default(), Bus::default());
+        root.add(0, Arc::new(HostBridge::default()));
+        expander.add(8, Arc::new(Page(Span::new(AT, 0x1000).unwrap())));
+        let complex = RootComplex::with_expanders(root, vec![(0x15, expander)]);
+        assert_eq!([vendor(&complex, 0x15, 8), vendor(&complex, 0, 8)], [0x5a5a, 0xffff]);
+        let mut data = [0];
+        complex.memory_read(AT, &mut data);
+        assert_eq!(data, [0x77]);
     }
 }

@@ -1,7 +1,7 @@
 //! Interrupt lines of PCI pins.
 //!
 //! A function has one pin here, INTA. A bridge turns the pins of what is behind it by their device numbers, so that they end
-//! at the four pins of each place of bus 0 (PCI Express Base 6.0 §2.2.8.1); the `_PRT` of the firmware gives these a line.
+//! at the four pins of each place of a host bridge's bus (PCI Express Base 6.0 §2.2.8.1); the `_PRT` of the firmware gives these a line.
 
 use egm_address::PciAddress;
 
@@ -17,29 +17,33 @@ pub struct IntxLines {
     pub count: u32,
 }
 
-/// A pin of a place of bus 0.
+/// A pin of a place on the bus of a host bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RootPin {
-    /// Device number on bus 0.
+    /// The bus.
+    pub bus: u8,
+    /// Device number on it.
     pub device: u8,
     /// 0 for INTA to 3 for INTD.
     pub pin: u8,
 }
 
 impl RootPin {
-    /// Where INTA of `function` ends; `None` when no bridge of `all` leads to it.
-    pub fn of(all: &[FunctionPlan], function: PciAddress) -> Option<Self> {
+    /// Where INTA of `function` ends: below bus 0, or that of an expander, to which no bridge leads.
+    pub fn of(all: &[FunctionPlan], function: PciAddress) -> Self {
         let (mut at, mut pin) = (function, 0u8);
-        // Each step goes to a lower bus, or ends.
-        while at.bus() != 0 {
-            let bus = at.bus();
-            pin = pin.wrapping_add(at.device()) % 4;
+        let above = |bus: u8| {
             let leads = |bridge: &&FunctionPlan| {
                 bridge.address.bus() < bus && bridge.role.bridge().is_some_and(|plan| plan.secondary == bus)
             };
-            at = all.iter().find(leads)?.address;
+            all.iter().find(leads)
+        };
+        // Each step goes to a lower bus, or ends.
+        while let Some(bridge) = above(at.bus()) {
+            pin = pin.wrapping_add(at.device()) % 4;
+            at = bridge.address;
         }
-        Some(Self { device: at.device(), pin })
+        Self { bus: at.bus(), device: at.device(), pin }
     }
 }
 
@@ -52,7 +56,7 @@ pub(super) fn lines(all: &[FunctionPlan], intx: Option<IntxLines>) -> impl Itera
         _ => None,
     });
     passed.filter_map(move |(address, owner)| {
-        let (intx, root) = (intx?, RootPin::of(all, address)?);
+        let (intx, root) = (intx?, RootPin::of(all, address));
         let number = u32::from(root.device).wrapping_add(root.pin.into()).checked_rem(intx.count)?;
         Some(LinePlan { gsi: intx.first.checked_add(number)?, owner })
     })
@@ -68,7 +72,7 @@ mod tests {
     }
 
     fn bridge(secondary: u8, subordinate: u8) -> BridgePlan {
-        BridgePlan { secondary, subordinate, window32: None, window64: None }
+        BridgePlan { secondary, subordinate, window32: None, window64: None, acs: None }
     }
 
     #[test]
@@ -80,9 +84,9 @@ mod tests {
             function("0000:02:01.0", FunctionRole::SwitchDownstream { slot: 2, bridge: bridge(4, 4) }),
         ];
         let of = |text: &str| RootPin::of(&all, text.parse().unwrap());
-        assert_eq!(of("0000:03:00.0"), Some(RootPin { device: 2, pin: 0 }));
-        assert_eq!(of("0000:04:00.0"), Some(RootPin { device: 2, pin: 1 }));
-        assert_eq!(of("0000:00:07.0"), Some(RootPin { device: 7, pin: 0 }));
-        assert_eq!(of("0000:09:00.0"), None);
+        assert_eq!(of("0000:03:00.0"), RootPin { bus: 0, device: 2, pin: 0 });
+        assert_eq!(of("0000:04:00.0"), RootPin { bus: 0, device: 2, pin: 1 });
+        assert_eq!(of("0000:00:07.0"), RootPin { bus: 0, device: 7, pin: 0 });
+        assert_eq!(of("0000:09:03.0"), RootPin { bus: 9, device: 3, pin: 0 }, "on the bus of an expander");
     }
 }

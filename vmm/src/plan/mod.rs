@@ -9,9 +9,10 @@
 //!         │   space     which guest physical addresses may be used at all
 //!         │   memory    RAM and EGM slices in that space, and the memory behind them
 //!         │   pci       what devices need of PCI, windows
+//!         │   near      guest nodes that host functions are near to
+//!         │   tree      expanders, root ports, switches, bus numbers
 //!         │   blocks    BARs, and devices, as one range for a bridge
 //!         │   place     those ranges in the windows
-//!         │   tree      root ports, switches, bus numbers
 //!         │   passed    host functions: fixed BARs, interface of the kernel, groups
 //!         │   cliques   which GPUs are told that they reach each other
 //!         │   nodes     NUMA nodes, distances
@@ -26,6 +27,7 @@ mod host;
 mod intx;
 mod memory;
 mod nccl;
+mod near;
 mod nodes;
 mod passed;
 mod passed_rule;
@@ -70,14 +72,14 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
     let (mut backings, memory) = memory::plan(spec, &sources, &mut space)?;
     host::check_backings(&backings, facts)?;
     host::find_small_pages(&mut backings, facts);
-    let slots = tree::slots(spec, &wanted)?;
-    let (low, high) =
-        (place::Blocks::new(&wanted, &slots, false)?, place::Blocks::new(&wanted, &slots, true)?);
-    let windows = pci::windows(spec, &high, tree::buses(&slots), &mut space)?;
+    let nodes = nodes::plan(spec, &memory);
+    let tree = tree::tree(spec, facts, &wanted, nodes.first().map_or(0, |first| first.id))?;
+    let (low, high) = (place::Blocks::new(&wanted, &tree, false)?, place::Blocks::new(&wanted, &tree, true)?);
+    let windows = pci::windows(spec, &high, tree.buses(), &mut space)?;
     let low = place::place(&low, Some(windows.memory32), &space)?;
     let high = place::place(&high, windows.memory64, &space)?;
     let decided = passed::decide(spec, facts, &wanted, &backings)?;
-    let pci = tree::functions(&wanted, &slots, (&low, &high), &decided.functions)?;
+    let (pci, expanders) = tree::functions(&wanted, &tree, (&low, &high), &decided.functions)?;
     let own = layout.lines.iter().map(|&(owner, gsi)| LinePlan { gsi, owner: owner.to_owned() });
     let lines = own.chain(intx::lines(&pci, layout.intx)).collect();
     let lost = sources.into_iter().filter_map(|source| source.lost);
@@ -92,8 +94,9 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
         vcpus,
         windows: space.windows(&windows),
         pci,
+        expanders,
         passthrough: decided.passthrough,
-        nodes: nodes::plan(spec, &memory),
+        nodes,
         distances: nodes::distances(spec),
         backings,
         memory,

@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 use egm_address::{CpuSet, PciAddress};
 use egm_vfio::host::HostFunction;
-use egm_vfio::topology::{self, Link};
+use egm_vfio::topology::{self, Link, upstream_port};
 
 use crate::config::Architecture;
 use crate::facts::Facts;
@@ -21,7 +21,7 @@ struct Passed<'a> {
     host: &'a HostFunction,
 }
 
-/// The file, a `cpu` for each node with host functions; those whose node is not known are near the first.
+/// The file, a `cpu` for each node with processors and host functions near it.
 pub fn nccl(plan: &Plan, facts: &Facts) -> String {
     let passed = plan.pci.iter().filter_map(|guest| match &guest.role {
         FunctionRole::Endpoint { passed: Some(plan), .. } => {
@@ -35,8 +35,8 @@ pub fn nccl(plan: &Plan, facts: &Facts) -> String {
         Architecture::Aarch64 => "arm64",
     };
     let mut writer = Writer { plan, facts, out: "<system version=\"1\">\n".to_owned() };
-    for (position, node) in plan.nodes.iter().enumerate() {
-        let here = |one: &&Passed<'_>| one.plan.node.map_or(position == 0, |id| id == node.id);
+    for node in plan.nodes.iter().filter(|node| !node.cpus.is_empty()) {
+        let here = |one: &&Passed<'_>| processors_near(plan, one.plan.node) == Some(node.id);
         let here: Vec<&Passed<'_>> = passed.iter().filter(here).collect();
         if here.is_empty() {
             continue;
@@ -50,6 +50,14 @@ pub fn nccl(plan: &Plan, facts: &Facts) -> String {
     writer.out + "</system>\n"
 }
 
+/// The node with processors nearest to `node`, the first for one that is not known: memory of a slice has none.
+fn processors_near(plan: &Plan, node: Option<u32>) -> Option<u32> {
+    let row = plan.nodes.iter().position(|known| Some(known.id) == node).unwrap_or(0);
+    let distances = plan.distances.get(row)?;
+    let near = plan.nodes.iter().zip(distances).filter(|(other, _)| !other.cpus.is_empty());
+    near.min_by_key(|(_, distance)| **distance).map(|(other, _)| other.id)
+}
+
 struct Writer<'a> {
     plan: &'a Plan,
     facts: &'a Facts,
@@ -61,7 +69,7 @@ impl Writer<'_> {
     fn below(&mut self, here: &[&Passed<'_>], depth: usize, indent: usize) {
         let mut done: Vec<PciAddress> = Vec::new();
         for one in here {
-            match upstream(one.host, depth) {
+            match upstream_port(one.host, depth) {
                 None => self.function(one, indent),
                 Some(switch) if done.contains(&switch) => {}
                 Some(switch) => {
@@ -69,7 +77,7 @@ impl Writer<'_> {
                     let inside: Vec<&Passed<'_>> = here
                         .iter()
                         .copied()
-                        .filter(|other| upstream(other.host, depth) == Some(switch))
+                        .filter(|other| upstream_port(other.host, depth) == Some(switch))
                         .collect();
                     self.switch(switch, &inside, depth, indent);
                 }
@@ -104,14 +112,25 @@ impl Writer<'_> {
         );
     }
 
-    /// The guest's upstream port above a function, where it mirrors the host's topmost switch.
+    /// The guest's upstream port above a function in the place of the host's switch number `depth`. The guest has no
+    /// switches that nothing else shares at the top, so they are counted from the function.
     fn mirrored(&self, one: &Passed<'_>, depth: usize) -> Option<PciAddress> {
-        let above = |address: PciAddress| {
-            self.plan.pci.iter().find(|f| f.role.bridge().is_some_and(|b| b.secondary == address.bus()))
+        let below = (depth..).take_while(|depth| upstream_port(one.host, *depth).is_some()).count();
+        self.upstream_ports(one.guest.address).nth(below.checked_sub(1)?)
+    }
+
+    /// Upstream ports above a function of the guest, the nearest first.
+    fn upstream_ports(&self, function: PciAddress) -> impl Iterator<Item = PciAddress> {
+        let above = |below: &FunctionPlan| {
+            let leads = |f: &&FunctionPlan| {
+                let behind = f.role.bridge().map(|bridge| bridge.secondary);
+                f.address.bus() < below.address.bus() && behind == Some(below.address.bus())
+            };
+            self.plan.pci.iter().find(leads)
         };
-        let port = above(one.guest.address).filter(|_| depth == 0)?;
-        let upstream = above(port.address)?;
-        matches!(upstream.role, FunctionRole::SwitchUpstream { .. }).then_some(upstream.address)
+        let start = self.plan.pci.iter().find(|f| f.address == function);
+        let chain = std::iter::successors(start, move |below| above(below));
+        chain.filter(|f| matches!(f.role, FunctionRole::SwitchUpstream { .. })).map(|f| f.address)
     }
 
     /// What both ends of a function's link can do.
@@ -123,15 +142,6 @@ impl Writer<'_> {
             (max_speed.min(port.max_speed), max_width.min(port.max_width))
         }))
     }
-}
-
-/// The upstream port of the host's switch number `depth` above a function, from the root: a switch is two bridges, and the
-/// first bridge is the root port.
-fn upstream(host: &HostFunction, depth: usize) -> Option<PciAddress> {
-    let at = depth.checked_mul(2)?.checked_add(1)?;
-    // A switch's downstream port is above the function too.
-    host.place.bridges.get(at.checked_add(1)?)?;
-    host.place.bridges.get(at).copied()
 }
 
 /// The host's address in a segment that the guest does not have.

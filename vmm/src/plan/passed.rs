@@ -1,7 +1,7 @@
 //! What the plan decides for host functions: where their fixed BARs lie, which interface of the kernel opens them, who
 //! reaches whom.
 
-use egm_address::{CpuSet, Gpa, Guest, Span};
+use egm_address::{Gpa, Guest, Span};
 use egm_device::region::RegionKind;
 use egm_vfio::host::{HostBar, HostFunction};
 use egm_vfio::topology;
@@ -140,7 +140,7 @@ pub(super) fn decide(
     notes.extend(warnings);
     let one = |((one, p2p), clique): ((&Wanted<'_>, bool), Option<u8>)| {
         let host = one.host?;
-        let node = guest_node(spec, host);
+        let node = one.node;
         Some(PassedPlan { function: host.address, group: host.iommu_group, node, clique, p2p })
     };
     let functions = wanted.iter().zip(peers).zip(cliques).map(one).collect();
@@ -253,13 +253,4 @@ fn groups(hosts: &[&HostFunction]) -> Vec<GroupPlan> {
     groups.iter_mut().for_each(|group| group.functions.sort_unstable());
     groups.sort_by_key(|group| group.id);
     groups
-}
-
-/// The guest node whose memory comes from the function's host node alone; the only node of a machine is near everything.
-fn guest_node(spec: &Spec, host: &HostFunction) -> Option<u32> {
-    if let [only] = spec.memory.nodes.as_slice() {
-        return Some(only.id);
-    }
-    let near = |nodes: &CpuSet| nodes.len() == 1 && host.numa_node.is_some_and(|node| nodes.contains(node));
-    spec.memory.nodes.iter().find(|node| node.host_nodes.as_ref().is_some_and(near)).map(|node| node.id)
 }

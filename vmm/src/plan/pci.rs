@@ -8,6 +8,7 @@ use egm_vfio::host::{HostBar, HostBarKind, HostFunction};
 
 use crate::config::{Device, DeviceKind, Spec};
 use crate::facts::Facts;
+use crate::plan::near::guest_node;
 use crate::plan::place::Blocks;
 use crate::plan::space::Space;
 use crate::plan::{BarKind, PlanError, passed};
@@ -43,6 +44,8 @@ pub(super) struct Wanted<'a> {
     pub(super) host: Option<&'a HostFunction>,
     pub(super) bars: Vec<WantedBar>,
     pub(super) msix_vectors: u16,
+    /// The guest node that a host function is near to.
+    pub(super) node: Option<u32>,
 }
 
 #[derive(Clone, Copy)]
@@ -77,10 +80,10 @@ pub(super) fn wanted<'a>(spec: &'a Spec, facts: &'a Facts) -> Result<Vec<Wanted<
         }
         passed.push((function, &device.id));
     }
-    spec.devices.iter().map(|device| wanted_by(device, facts)).collect()
+    spec.devices.iter().map(|device| wanted_by(device, spec, facts)).collect()
 }
 
-fn wanted_by<'a>(device: &'a Device, facts: &'a Facts) -> Result<Wanted<'a>, PlanError> {
+fn wanted_by<'a>(device: &'a Device, spec: &Spec, facts: &'a Facts) -> Result<Wanted<'a>, PlanError> {
     let virtio = |queues: u16| Wanted {
         device,
         host: None,
@@ -91,6 +94,7 @@ fn wanted_by<'a>(device: &'a Device, facts: &'a Facts) -> Result<Wanted<'a>, Pla
             at: None,
         }],
         msix_vectors: queues.saturating_add(1), // one for configuration changes
+        node: None,
     };
     match &device.kind {
         DeviceKind::VirtioBlk { .. } | DeviceKind::VirtioRng => Ok(virtio(1)),
@@ -104,14 +108,15 @@ fn wanted_by<'a>(device: &'a Device, facts: &'a Facts) -> Result<Wanted<'a>, Pla
             let host = host.ok_or_else(unknown)?;
             let mut bars = bars(device, &host.bars)?;
             passed::fix(device, places, &host.bars, &mut bars)?;
-            Ok(Wanted { device, host: Some(host), bars, msix_vectors: host.msix_vectors.unwrap_or(0) })
+            let (msix_vectors, node) = (host.msix_vectors.unwrap_or(0), guest_node(spec, facts, host));
+            Ok(Wanted { device, host: Some(host), bars, msix_vectors, node })
         }
         DeviceKind::VfioUser { socket } => {
             let server = facts.servers.iter().find(|server| server.socket == *socket);
             let unknown = || PlanError::UnknownServer { device: device.id.clone(), socket: socket.clone() };
             let server = server.ok_or_else(unknown)?;
             let bars = bars(device, &server.bars)?;
-            Ok(Wanted { device, host: None, bars, msix_vectors: server.msix_vectors })
+            Ok(Wanted { device, host: None, bars, msix_vectors: server.msix_vectors, node: None })
         }
     }
 }

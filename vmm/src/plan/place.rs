@@ -1,43 +1,56 @@
-//! Blocks of BARs in the windows: what each slot of bus 0 needs, and where it goes.
+//! Blocks of BARs in the windows: what each node of the tree needs, and where it goes.
 
 use egm_address::{ByteSize, Gpa, Guest, PlaceError, Placer, Request, Span, SpanSet};
 
 use crate::plan::blocks::{Block, Item, PackError, pack};
 use crate::plan::pci::{BRIDGE_UNIT, PAGE, Wanted, WantedBar, with_spare};
 use crate::plan::space::Space;
-use crate::plan::tree::Slot;
+use crate::plan::tree::{ROOT, Tree, What};
 use crate::plan::{BarPlan, PassedRule, PlaceRule, PlanError, passed};
 
-/// What one slot of bus 0 needs in one window: a block of devices, each a block of BARs by index.
-pub(super) struct SlotBlock {
-    block: Block,
-    devices: Vec<(usize, Block)>,
-}
-
-/// The blocks of all slots in one window; `None` for a slot without BARs there.
+/// The blocks of all nodes in one window, by node: a device's of its BARs, a bridge's of what is behind it. `None` for
+/// a node without BARs there, and for bus 0, which has the whole window.
 pub(super) struct Blocks<'a> {
     pub(super) wanted: &'a [Wanted<'a>],
+    tree: &'a Tree,
     high: bool,
-    slots: Vec<Option<SlotBlock>>,
+    blocks: Vec<Option<Block>>,
 }
 
 impl<'a> Blocks<'a> {
-    pub(super) fn new(wanted: &'a [Wanted<'a>], slots: &[Slot], high: bool) -> Result<Self, PlanError> {
-        let slots = slots.iter().map(|slot| slot_block(wanted, slot, high)).collect::<Result<_, _>>()?;
-        Ok(Self { wanted, high, slots })
+    pub(super) fn new(wanted: &'a [Wanted<'a>], tree: &'a Tree, high: bool) -> Result<Self, PlanError> {
+        let mut blocks: Vec<Option<Block>> = tree.nodes.iter().map(|_| None).collect();
+        // What is behind a node follows it, so it is packed before.
+        for number in (ROOT.saturating_add(1)..tree.nodes.len()).rev() {
+            let block = match tree.nodes.get(number).map(|node| (node.what, node.above)) {
+                Some((What::Device(device), above)) => device_block(wanted.get(device), above == ROOT, high)?,
+                _ => {
+                    let item = |below: usize| Some(blocks.get(below)?.as_ref()?.item(below));
+                    let items: Vec<Item> = tree.on(number).filter_map(item).collect();
+                    pack(&items, BRIDGE_UNIT).map_err(|error| bridge_error(wanted, tree, &error))?
+                }
+            };
+            if let Some(place) = blocks.get_mut(number) {
+                *place = block;
+            }
+        }
+        Ok(Self { wanted, tree, high, blocks })
+    }
+
+    fn block(&self, node: usize) -> Option<&Block> {
+        self.blocks.get(node)?.as_ref()
     }
 
     fn items(&self) -> impl Iterator<Item = Item> {
-        let blocks = self.slots.iter().enumerate();
-        blocks.filter_map(|(slot, block)| block.as_ref().map(|block| block.block.item(slot)))
+        self.tree.tops().filter_map(|node| self.block(node).map(|block| block.item(node)))
     }
 
-    /// Spans of slots that must be somewhere.
+    /// Spans of blocks that must be somewhere.
     pub(super) fn fixed(&self) -> Result<Vec<(usize, Span<Guest>)>, PlanError> {
         let span = |item: Item| Some((item.tag, Span::new(Gpa::new(item.at?), item.size)));
         let spans = self.items().filter_map(span);
         spans
-            .map(|(slot, span)| Ok((slot, span.map_err(|_| PlanError::Internal("a fixed block wraps"))?)))
+            .map(|(node, span)| Ok((node, span.map_err(|_| PlanError::Internal("a fixed block wraps"))?)))
             .collect()
     }
 
@@ -54,12 +67,10 @@ impl<'a> Blocks<'a> {
         Ok(placed.iter().map(|placement| placement.span.end().get()).max().unwrap_or(0))
     }
 
-    /// First device of a slot, for messages.
-    fn device(&self, slot: usize) -> String {
-        let block = self.slots.get(slot).and_then(Option::as_ref);
-        let first = block.and_then(|block| block.devices.first());
-        let wanted = first.and_then(|(device, _)| self.wanted.get(*device));
-        wanted.map_or_else(String::new, |wanted| wanted.device.id.clone())
+    /// First device of a block, for messages.
+    fn device(&self, node: usize) -> String {
+        let first = self.tree.devices(node).find_map(|device| self.wanted.get(device));
+        first.map_or_else(String::new, |wanted| wanted.device.id.clone())
     }
 
     fn no_place(
@@ -82,19 +93,10 @@ impl<'a> Blocks<'a> {
     }
 }
 
-fn slot_block(wanted: &[Wanted<'_>], slot: &Slot, high: bool) -> Result<Option<SlotBlock>, PlanError> {
-    let unit = if slot.is_behind_port() { BRIDGE_UNIT } else { PAGE };
-    let mut devices = Vec::new();
-    for &member in slot.members() {
-        let Some(one) = wanted.get(member) else { continue };
-        let bars: Vec<Item> =
-            one.bars.iter().filter(|bar| bar.kind.is_high() == high).map(bar_item).collect();
-        let block = pack(&bars, unit).map_err(|error| bar_error(one, &error))?;
-        devices.extend(block.map(|block| (member, block)));
-    }
-    let items: Vec<Item> = devices.iter().map(|(member, block)| block.item(*member)).collect();
-    let block = pack(&items, unit).map_err(|error| device_error(wanted, &error))?;
-    Ok(block.map(|block| SlotBlock { block, devices }))
+fn device_block(wanted: Option<&Wanted<'_>>, direct: bool, high: bool) -> Result<Option<Block>, PlanError> {
+    let wanted = wanted.ok_or(PlanError::Internal("the tree has a device that nobody wants"))?;
+    let bars: Vec<Item> = wanted.bars.iter().filter(|bar| bar.kind.is_high() == high).map(bar_item).collect();
+    pack(&bars, if direct { PAGE } else { BRIDGE_UNIT }).map_err(|error| bar_error(wanted, &error))
 }
 
 fn bar_item(bar: &WantedBar) -> Item {
@@ -114,33 +116,28 @@ fn bar_error(wanted: &Wanted<'_>, error: &PackError) -> PlanError {
     PlanError::Bar { device: wanted.device.id.clone(), index: bar.index, size: bar.size, why }
 }
 
-fn device_error(wanted: &[Wanted<'_>], error: &PackError) -> PlanError {
+/// Tags are nodes here; what collides, or is too large, is some device behind them.
+fn bridge_error(wanted: &[Wanted<'_>], tree: &Tree, error: &PackError) -> PlanError {
     let (PackError::TooLarge(tag) | PackError::Overlap(tag, _)) = *error;
+    let first = |node| tree.devices(node).find_map(|device| wanted.get(device));
     let other = match error {
         PackError::TooLarge(_) => None,
-        PackError::Overlap(_, other) => wanted.get(*other),
+        PackError::Overlap(_, other) => first(*other),
     };
-    match (wanted.get(tag), other) {
+    match (first(tag), other) {
         (Some(one), Some(other)) => passed::shared(one, &other.device.id),
         (Some(one), None) => bar_error(one, &PackError::TooLarge(0)),
         _ => PlanError::Internal("a block has a device that the machine lacks"),
     }
 }
 
-/// What a device, or all of a slot, got in one window.
-#[derive(Default, Clone)]
-pub(super) struct Placed {
-    pub(super) window: Option<Span<Guest>>,
-    pub(super) bars: Vec<BarPlan>,
-}
-
-/// What slots and devices got in one window, by index.
+/// What nodes and devices got in one window, by number.
 pub(super) struct Places {
-    pub(super) slots: Vec<Option<Span<Guest>>>,
-    pub(super) devices: Vec<Placed>,
+    pub(super) spans: Vec<Option<Span<Guest>>>,
+    pub(super) bars: Vec<Vec<BarPlan>>,
 }
 
-/// Places every slot's block.
+/// Places every block.
 pub(super) fn place(
     blocks: &Blocks<'_>,
     window: Option<Span<Guest>>,
@@ -148,9 +145,9 @@ pub(super) fn place(
 ) -> Result<Places, PlanError> {
     let window: SpanSet<Guest> = window.into_iter().collect();
     let suggested = if blocks.high { Some(ByteSize::new(with_spare(blocks.needed()?))) } else { None };
-    let mut spans = blocks.fixed()?;
-    spans.sort_by_key(|(_, span)| *span);
-    if let Some([a, b]) = spans.array_windows().find(|[a, b]| a.1.overlaps(b.1)) {
+    let mut tops = blocks.fixed()?;
+    tops.sort_by_key(|(_, span)| *span);
+    if let Some([a, b]) = tops.array_windows().find(|[a, b]| a.1.overlaps(b.1)) {
         return Err(PassedRule::Place {
             device: blocks.device(a.0),
             what: "its block of BARs".to_owned(),
@@ -159,52 +156,49 @@ pub(super) fn place(
         }
         .into());
     }
-    let taken = spans.iter().map(|(_, span)| *span).chain(space.blocked().iter()).collect();
+    let taken = tops.iter().map(|(_, span)| *span).chain(space.blocked().iter()).collect();
     let placed = Placer::new(&window, &taken).place_all(blocks.requests());
     let placed = placed.map_err(|error| blocks.no_place(error, &window, suggested))?;
-    spans.extend(placed.into_iter().map(|placement| (placement.tag, placement.span)));
-    let mut out = Places {
-        slots: vec![None; blocks.slots.len()],
-        devices: vec![Placed::default(); blocks.wanted.len()],
-    };
-    for (slot, span) in spans {
-        let Some((block, place)) =
-            blocks.slots.get(slot).and_then(Option::as_ref).zip(out.slots.get_mut(slot))
-        else {
-            return Err(PlanError::Internal("a placement is of no slot"));
-        };
-        *place = Some(span);
-        place_devices(blocks, block, span, &mut out.devices)?;
+    tops.extend(placed.into_iter().map(|placement| (placement.tag, placement.span)));
+    let mut out =
+        Places { spans: vec![None; blocks.tree.nodes.len()], bars: vec![Vec::new(); blocks.wanted.len()] };
+    for (node, span) in tops {
+        *out.spans.get_mut(node).ok_or(PlanError::Internal("a placement is of no node"))? = Some(span);
+    }
+    for node in 0..blocks.tree.nodes.len() {
+        place_inside(blocks, node, &mut out)?;
     }
     Ok(out)
 }
 
-/// Tells the devices of one slot, which lies at `span`.
-fn place_devices(
-    blocks: &Blocks<'_>,
-    slot: &SlotBlock,
-    span: Span<Guest>,
-    out: &mut [Placed],
-) -> Result<(), PlanError> {
-    let at = |base: Gpa, offset: u64, size: u64| {
-        let span = base.checked_add(offset).and_then(|start| Span::new(start, size).ok());
-        span.ok_or(PlanError::Internal("a BAR lies outside its block"))
+/// Places what is in the block of `node`, which has its place.
+fn place_inside(blocks: &Blocks<'_>, node: usize, out: &mut Places) -> Result<(), PlanError> {
+    let (Some(block), Some(span)) = (blocks.block(node), out.spans.get(node).copied().flatten()) else {
+        return Ok(());
     };
-    for (device, block) in &slot.devices {
-        let offset = slot.block.parts.iter().find(|(tag, _)| tag == device).map(|(_, offset)| *offset);
-        let (Some(offset), Some(wanted), Some(out)) =
-            (offset, blocks.wanted.get(*device), out.get_mut(*device))
-        else {
-            return Err(PlanError::Internal("a placement is of no device"));
-        };
-        let window = at(span.start(), offset, block.size)?;
-        out.window = Some(window);
+    let outside = PlanError::Internal("a part lies outside its block");
+    let at = |offset: u64, size: u64| {
+        let start = span.start().checked_add(offset)?;
+        Span::new(start, size).ok()
+    };
+    let device = blocks.tree.nodes.get(node).and_then(|node| match node.what {
+        What::Device(device) => Some((blocks.wanted.get(device)?, out.bars.get_mut(device)?)),
+        _ => None,
+    });
+    if let Some((wanted, bars)) = device {
         for (index, offset) in &block.parts {
             let bar = wanted.bars.iter().find(|bar| usize::from(bar.index) == *index);
-            let bar = bar.ok_or(PlanError::Internal("a placement is of no BAR"))?;
-            let span = at(window.start(), *offset, bar.size)?;
-            out.bars.push(BarPlan { index: bar.index, kind: bar.kind, span });
+            let bar = bar.and_then(|bar| {
+                Some(BarPlan { index: bar.index, kind: bar.kind, span: at(*offset, bar.size)? })
+            });
+            bars.push(bar.ok_or_else(|| outside.clone())?);
         }
+        return Ok(());
+    }
+    for (below, offset) in &block.parts {
+        let part = blocks.block(*below).and_then(|part| at(*offset, part.size));
+        *out.spans.get_mut(*below).ok_or_else(|| outside.clone())? =
+            Some(part.ok_or_else(|| outside.clone())?);
     }
     Ok(())
 }

@@ -4,168 +4,306 @@
 //!  00:00.0 host bridge
 //!  00:01.0 root port ── 01:00.0 first device that asks for a port
 //!  00:02.0 root port ── 02:00.0 switch ─ 03:00.0 port ── 04:00.0 host functions that share a switch there
-//!                                      └ 03:01.0 port ── 05:00.0
+//!                                      └ 03:01.0 port ── 05:00.0 switch ─ 06:00.0 port ── 07:00.0 and one further down
 //!  00:03.0 first device that does not ask, …
+//!  08:00.0 root port ── 09:00.0 host functions near another node: an expander, a host bridge of its own
 //! ```
+//!
+//! Buses are numbered as the list of nodes runs: everything behind a bridge follows it.
 
-use egm_address::{PciAddress, Span};
-use egm_vfio::topology::shared_switch;
+use egm_address::PciAddress;
+use egm_vfio::host::HostFunction;
+use egm_vfio::topology::{self, Acs, upstream_port};
 
 use crate::config::{PciTopology, Spec};
+use crate::facts::Facts;
 use crate::plan::pci::Wanted;
 use crate::plan::place::Places;
-use crate::plan::{BridgePlan, FunctionPlan, FunctionRole, PassedPlan, PlanError};
+use crate::plan::{BridgePlan, ExpanderPlan, FunctionPlan, FunctionRole, PassedPlan, PlanError};
 
 /// Places on a bus.
 const BUS_PLACES: usize = 32;
+/// Number of the node that is bus 0.
+pub(super) const ROOT: usize = 0;
 
-/// What one place of bus 0 has; devices are numbers into the list of wanted ones.
-pub(super) enum Slot {
-    /// A device.
-    Direct([usize; 1]),
-    /// A root port and a device.
-    Port([usize; 1]),
-    /// A root port, a switch and a device behind each of its ports.
-    Switch(Vec<usize>),
+/// What a node is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum What {
+    /// The bus of a host bridge, the first of which is bus 0; near a guest node.
+    Host { near: Option<u32> },
+    /// A port, with what its counterpart on the host keeps apart.
+    Port(Port, Option<Acs>),
+    /// The device with this number among the wanted ones.
+    Device(usize),
 }
 
-impl Slot {
-    pub(super) fn members(&self) -> &[usize] {
-        match self {
-            Self::Direct(one) | Self::Port(one) => one,
-            Self::Switch(members) => members,
-        }
+/// What a port is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Port {
+    Root,
+    Upstream,
+    Downstream,
+}
+
+/// A place of the tree.
+pub(super) struct Node {
+    pub(super) what: What,
+    /// Number of the node whose bus it is on; a host bridge is on its own.
+    pub(super) above: usize,
+    /// One past the number of the last node behind it.
+    end: usize,
+}
+
+/// All of them; each is followed by what is behind it.
+pub(super) struct Tree {
+    pub(super) nodes: Vec<Node>,
+}
+
+/// Devices that share a switch of the host, or a device alone.
+struct Group {
+    /// Upstream port of that switch.
+    switch: Option<PciAddress>,
+    members: Vec<usize>,
+}
+
+impl Tree {
+    /// Numbers of the nodes on the bus of node `number`.
+    pub(super) fn on(&self, number: usize) -> impl Iterator<Item = usize> {
+        let end = self.nodes.get(number).map_or(0, |node| node.end);
+        let below = number.saturating_add(1)..end;
+        below.filter(move |below| self.nodes.get(*below).is_some_and(|node| node.above == number))
     }
 
-    pub(super) const fn is_behind_port(&self) -> bool {
-        !matches!(self, Self::Direct(_))
+    /// The devices behind node `number`, or itself.
+    pub(super) fn devices(&self, number: usize) -> impl Iterator<Item = usize> {
+        let end = self.nodes.get(number).map_or(0, |node| node.end);
+        self.nodes.get(number..end).unwrap_or_default().iter().filter_map(|node| match node.what {
+            What::Device(device) => Some(device),
+            _ => None,
+        })
     }
 
-    /// Buses behind it.
-    const fn buses(&self) -> usize {
-        match self {
-            Self::Direct(_) => 0,
-            Self::Port(_) => 1,
-            Self::Switch(members) => members.len().saturating_add(2),
-        }
+    /// Nodes whose addresses nothing else of PCI encloses: what is on bus 0, and expanders.
+    pub(super) fn tops(&self) -> impl Iterator<Item = usize> {
+        self.on(ROOT).chain(self.expanders())
+    }
+
+    fn expanders(&self) -> impl Iterator<Item = usize> {
+        let host = |(number, node): (usize, &Node)| matches!(node.what, What::Host { .. }).then_some(number);
+        self.nodes.iter().enumerate().filter_map(host).filter(|number| *number != ROOT)
+    }
+
+    /// Number of buses.
+    pub(super) fn buses(&self) -> usize {
+        self.nodes.iter().filter(|node| !matches!(node.what, What::Device(_))).count()
     }
 }
 
-/// Number of buses, bus 0 included.
-pub(super) fn buses(slots: &[Slot]) -> usize {
-    slots.iter().map(Slot::buses).fold(1, usize::saturating_add)
-}
-
-/// The slots of bus 0: those with root ports in the order of their first devices, then the others.
-pub(super) fn slots(spec: &Spec, wanted: &[Wanted<'_>]) -> Result<Vec<Slot>, PlanError> {
-    let mirror = spec.pcie.topology == PciTopology::Mirror;
-    let mut slots = Vec::new();
-    let mut done: Vec<usize> = Vec::new();
-    for (index, one) in wanted.iter().enumerate().filter(|(_, one)| one.device.root_port) {
-        if done.contains(&index) {
-            continue;
-        }
-        let group = if mirror { on_its_switch(index, one, wanted) } else { Vec::new() };
-        if group.len() < 2 {
-            slots.push(Slot::Port([index]));
-        } else {
-            slots.extend(group.chunks(BUS_PLACES).map(|part| Slot::Switch(part.to_vec())));
-            done.extend(group);
-        }
-    }
-    let direct = wanted.iter().enumerate().filter(|(_, one)| !one.device.root_port);
-    slots.extend(direct.map(|(index, _)| Slot::Direct([index])));
-    if slots.len() >= BUS_PLACES {
-        return Err(PlanError::Bus0 { devices: slots.len(), max: BUS_PLACES - 1 });
-    }
-    Ok(slots)
-}
-
-/// The devices that share the host's topmost switch above `one`, itself included.
-fn on_its_switch(index: usize, one: &Wanted<'_>, wanted: &[Wanted<'_>]) -> Vec<usize> {
-    let Some(host) = one.host else { return Vec::new() };
-    let shares = |other: &Wanted<'_>| {
-        other.device.root_port && other.host.is_some_and(|other| shared_switch(host, other).is_some())
+/// The tree of `wanted`: functions near the first node and what is near none on bus 0, the others each on the bus of an
+/// expander for their node. `first` is the node of bus 0.
+pub(super) fn tree(spec: &Spec, facts: &Facts, wanted: &[Wanted<'_>], first: u32) -> Result<Tree, PlanError> {
+    let mut builder = Builder {
+        wanted,
+        facts,
+        mirror: spec.pcie.topology == PciTopology::Mirror,
+        tree: Tree { nodes: Vec::new() },
     };
-    wanted
-        .iter()
-        .enumerate()
-        .filter(|(other, candidate)| *other == index || shares(candidate))
-        .map(|(other, _)| other)
-        .collect()
+    let elsewhere = |one: &Wanted<'_>| one.node.filter(|node| *node != first && one.device.root_port);
+    let mut near: Vec<Option<u32>> = wanted.iter().map(elsewhere).collect();
+    near.push(None); // bus 0 is there without devices too
+    near.sort_unstable();
+    near.dedup();
+    for near in near {
+        let here = |(_, one): &(usize, &Wanted<'_>)| elsewhere(one) == near;
+        let here: Vec<usize> = wanted.iter().enumerate().filter(here).map(|(index, _)| index).collect();
+        builder.host(near, &here);
+    }
+    let devices = builder.tree.on(ROOT).count();
+    if devices >= BUS_PLACES {
+        return Err(PlanError::Bus0 { devices, max: BUS_PLACES - 1 });
+    }
+    Ok(builder.tree)
 }
 
-/// Numbers that the next bridge gets.
-struct Numbers {
-    bus: u8,
-    slot: u16,
+struct Builder<'a> {
+    wanted: &'a [Wanted<'a>],
+    facts: &'a Facts,
+    mirror: bool,
+    tree: Tree,
 }
 
-/// Every function, by address.
+impl Builder<'_> {
+    /// A host bridge with the devices `here`: those with root ports in the order of their first devices, then the others.
+    fn host(&mut self, near: Option<u32>, here: &[usize]) {
+        let host = self.tree.nodes.len();
+        self.open(host, What::Host { near });
+        let asks = |index: &&usize| self.wanted.get(**index).is_some_and(|one| one.device.root_port);
+        let (behind, direct): (Vec<&usize>, Vec<&usize>) = here.iter().partition(asks);
+        let behind: Vec<usize> = behind.into_iter().copied().collect();
+        let groups = self.groups(&behind, 0).into_iter().map(|group| self.without_lone_switches(group, 0));
+        for (group, depth) in groups.collect::<Vec<_>>() {
+            self.port(host, Port::Root, &group, depth);
+        }
+        for index in direct {
+            self.device(host, *index);
+        }
+        self.close(host);
+    }
+
+    /// A switch at the top with one branch says nothing of how near anything is: its place is that branch's.
+    fn without_lone_switches(&self, group: Group, depth: usize) -> (Group, usize) {
+        let mut inner = self.groups(&group.members, depth.saturating_add(1));
+        match inner.pop() {
+            Some(only) if group.switch.is_some() && inner.is_empty() => {
+                self.without_lone_switches(only, depth.saturating_add(1))
+            }
+            _ => (group, depth),
+        }
+    }
+
+    /// A port of the bus of node `above`, and behind it `group`, whose members share switch number `depth` of the host.
+    fn port(&mut self, above: usize, kind: Port, group: &Group, depth: usize) {
+        let acs = self.acs(kind, group, depth);
+        let [first, ..] = group.members.as_slice() else { return };
+        if group.switch.is_none() {
+            let port = self.open(above, What::Port(kind, acs));
+            self.device(port, *first);
+            return self.close(port);
+        }
+        let inside = depth.saturating_add(1);
+        for part in self.groups(&group.members, inside).chunks(BUS_PLACES) {
+            let port = self.open(above, What::Port(kind, acs));
+            let switch = self.open(port, What::Port(Port::Upstream, None));
+            for group in part {
+                self.port(switch, Port::Downstream, group, inside);
+            }
+            self.close(switch);
+            self.close(port);
+        }
+    }
+
+    /// `members` by the host's switch number `depth` above them, from the root.
+    fn groups(&self, members: &[usize], depth: usize) -> Vec<Group> {
+        let mut groups: Vec<Group> = Vec::new();
+        for &member in members {
+            let host = self.host_function(member).filter(|_| self.mirror);
+            let switch = host.and_then(|host| upstream_port(host, depth));
+            match groups.iter_mut().find(|group| group.switch.is_some() && group.switch == switch) {
+                Some(group) => group.members.push(member),
+                None => groups.push(Group { switch, members: vec![member] }),
+            }
+        }
+        groups
+    }
+
+    fn host_function(&self, device: usize) -> Option<&HostFunction> {
+        self.wanted.get(device)?.host
+    }
+
+    /// What the host's port in the same place keeps apart: a root port, or the port of the switch above number `depth`.
+    fn acs(&self, kind: Port, group: &Group, depth: usize) -> Option<Acs> {
+        let host = self.host_function(*group.members.first()?).filter(|_| self.mirror)?;
+        let place = match kind {
+            Port::Root => 0,
+            Port::Upstream => return None,
+            Port::Downstream => depth.saturating_mul(2),
+        };
+        let port = topology::find(&self.facts.functions, *host.place.bridges.get(place)?)?;
+        port.place.express?.acs
+    }
+
+    fn device(&mut self, above: usize, device: usize) {
+        let node = self.open(above, What::Device(device));
+        self.close(node);
+    }
+
+    fn open(&mut self, above: usize, what: What) -> usize {
+        let number = self.tree.nodes.len();
+        self.tree.nodes.push(Node { what, above, end: number });
+        number
+    }
+
+    fn close(&mut self, number: usize) {
+        let end = self.tree.nodes.len();
+        if let Some(node) = self.tree.nodes.get_mut(number) {
+            node.end = end;
+        }
+    }
+}
+
+/// Every function by address, and the expanders.
 pub(super) fn functions(
     wanted: &[Wanted<'_>],
-    slots: &[Slot],
+    tree: &Tree,
     (low, high): (&Places, &Places),
     passed: &[Option<PassedPlan>],
-) -> Result<Vec<FunctionPlan>, PlanError> {
-    let endpoint = |index: usize, bus: u8, place: u8| {
-        let (Some(wanted), Some(low), Some(high)) =
-            (wanted.get(index), low.devices.get(index), high.devices.get(index))
-        else {
-            return Err(PlanError::Internal("a device has no placement"));
-        };
-        let passed = passed.get(index).cloned().flatten();
-        let role = FunctionRole::Endpoint { device: wanted.device.clone(), passed };
-        let mut endpoint = function(bus, place, role)?;
-        endpoint.bars = low.bars.iter().chain(&high.bars).cloned().collect();
-        endpoint.bars.sort_by_key(|bar| bar.index);
-        endpoint.msix_vectors = wanted.msix_vectors;
-        Ok(endpoint)
-    };
-    let above = |index: usize| {
-        let window = |places: &Places| places.devices.get(index).and_then(|placed| placed.window);
-        (window(low), window(high))
-    };
-    let ports = slots.iter().filter(|slot| slot.is_behind_port()).count();
-    let mut next = Numbers { bus: 1, slot: u16::try_from(ports).unwrap_or(u16::MAX).saturating_add(1) };
+) -> Result<(Vec<FunctionPlan>, Vec<ExpanderPlan>), PlanError> {
     let mut all = vec![function(0, 0, FunctionRole::HostBridge)?];
-    for (place, (index, slot)) in (1u8..).zip(slots.iter().enumerate()) {
-        let windows = (low.slots.get(index).copied().flatten(), high.slots.get(index).copied().flatten());
-        match slot {
-            Slot::Direct([device]) => all.push(endpoint(*device, 0, place)?),
-            Slot::Port([device]) => {
-                let bridge = bridge(next.bus, next.bus, windows);
-                all.push(function(0, place, FunctionRole::RootPort { slot: place.into(), bridge })?);
-                all.push(endpoint(*device, next.bus, 0)?);
-                next.bus = next.bus.saturating_add(1);
+    let mut expanders = Vec::new();
+    let bridges = bridges(tree, low, high);
+    let ports = tree.nodes.iter().filter(|node| matches!(node.what, What::Port(Port::Root, _))).count();
+    let (mut root_slots, mut slots) = (1.., u16::try_from(ports).unwrap_or(u16::MAX).saturating_add(1)..);
+    for (number, node) in tree.nodes.iter().enumerate() {
+        let (Some(bridge), Some(above)) = (bridges.get(number).copied(), bridges.get(node.above)) else {
+            return Err(PlanError::Internal("a node has no bus"));
+        };
+        let place = tree.on(node.above).position(|other| other == number).unwrap_or(0);
+        // The host bridge is the first on bus 0.
+        let place = place.saturating_add(usize::from(node.above == ROOT));
+        let place = u8::try_from(place).unwrap_or(u8::MAX);
+        let role = match node.what {
+            What::Host { near } => {
+                expanders.extend(near.map(|node| ExpanderPlan { node, bridge }));
+                continue;
             }
-            Slot::Switch(members) => {
-                let (top, inner) = (next.bus, next.bus.saturating_add(1));
-                let count = u8::try_from(members.len()).unwrap_or(u8::MAX);
-                let last = inner.saturating_add(count);
-                let port = FunctionRole::RootPort { slot: place.into(), bridge: bridge(top, last, windows) };
-                all.push(function(0, place, port)?);
-                let upstream = FunctionRole::SwitchUpstream { bridge: bridge(inner, last, windows) };
-                all.push(function(top, 0, upstream)?);
-                for (device, (port, bus)) in members.iter().zip((0u8..).zip(inner.saturating_add(1)..)) {
-                    let bridge = bridge(bus, bus, above(*device));
-                    let downstream = FunctionRole::SwitchDownstream { slot: next.slot, bridge };
-                    next.slot = next.slot.saturating_add(1);
-                    all.push(function(inner, port, downstream)?);
-                    all.push(endpoint(*device, bus, 0)?);
-                }
-                next.bus = last.saturating_add(1);
+            What::Port(Port::Root, _) => {
+                FunctionRole::RootPort { slot: root_slots.next().unwrap_or(u16::MAX), bridge }
             }
+            What::Port(Port::Upstream, _) => FunctionRole::SwitchUpstream { bridge },
+            What::Port(Port::Downstream, _) => {
+                FunctionRole::SwitchDownstream { slot: slots.next().unwrap_or(u16::MAX), bridge }
+            }
+            What::Device(index) => {
+                let wanted = wanted.get(index).ok_or(PlanError::Internal("a device is not wanted"))?;
+                let passed = passed.get(index).cloned().flatten();
+                FunctionRole::Endpoint { device: wanted.device.clone(), passed }
+            }
+        };
+        let mut function = function(above.secondary, place, role)?;
+        if let What::Device(index) = node.what {
+            let bars = |places: &Places| places.bars.get(index).cloned().unwrap_or_default();
+            function.bars = [bars(low), bars(high)].concat();
+            function.bars.sort_by_key(|bar| bar.index);
+            function.msix_vectors = wanted.get(index).map_or(0, |one| one.msix_vectors);
         }
+        all.push(function);
     }
     all.sort_by_key(|function| function.address);
-    Ok(all)
+    Ok((all, expanders))
 }
 
-type Window = Option<Span<egm_address::Guest>>;
-
-const fn bridge(secondary: u8, subordinate: u8, (window32, window64): (Window, Window)) -> BridgePlan {
-    BridgePlan { secondary, subordinate, window32, window64 }
+/// Buses and windows by node; a device has its bridge's.
+fn bridges(tree: &Tree, low: &Places, high: &Places) -> Vec<BridgePlan> {
+    let has_bus = |node: &&Node| !matches!(node.what, What::Device(_));
+    let mut next = 0u8;
+    let bridge = |(number, node): (usize, &Node)| {
+        let behind = tree.nodes.get(number..node.end).unwrap_or_default().iter().filter(has_bus).count();
+        let secondary = next;
+        next = next.saturating_add(u8::from(has_bus(&node)));
+        let last = u8::try_from(behind.saturating_sub(1)).unwrap_or(u8::MAX);
+        let window = |places: &Places| places.spans.get(number).copied().flatten();
+        BridgePlan {
+            secondary,
+            subordinate: secondary.saturating_add(last),
+            window32: window(low),
+            window64: window(high),
+            acs: match node.what {
+                What::Port(_, acs) => acs,
+                _ => None,
+            },
+        }
+    };
+    tree.nodes.iter().enumerate().map(bridge).collect()
 }
 
 fn function(bus: u8, device: u8, role: FunctionRole) -> Result<FunctionPlan, PlanError> {

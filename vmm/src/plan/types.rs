@@ -1,6 +1,7 @@
 //! The plan: every address, number and node of a virtual machine, decided before anything is opened.
 
 use egm_address::{CpuSet, Gpa, Guest, Hpa, PciAddress, Span};
+use egm_vfio::topology::Acs;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Access, Architecture, Boot, Console, Device, PageSize};
@@ -38,6 +39,9 @@ pub struct Plan {
     pub windows: Vec<WindowPlan>,
     /// PCI functions by address.
     pub pci: Vec<FunctionPlan>,
+    /// Host bridges beside that of bus 0, by bus; their windows are pieces of the machine's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub expanders: Vec<ExpanderPlan>,
     /// How host functions are opened; `None` without any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passthrough: Option<PassthroughPlan>,
@@ -262,6 +266,19 @@ pub struct BridgePlan {
     pub window32: Option<Span<Guest>>,
     /// 64-bit prefetchable window that it forwards, if any.
     pub window64: Option<Span<Guest>>,
+    /// What the host's port in its place keeps apart, which the guest sees and cannot change.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub acs: Option<Acs>,
+}
+
+/// A host bridge for what is near another node than that of bus 0: a guest gives devices the node of their host bridge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExpanderPlan {
+    /// Guest NUMA node.
+    pub node: u32,
+    /// Its first bus, and what it forwards.
+    #[serde(flatten)]
+    pub bridge: BridgePlan,
 }
 
 /// What the plan decides for one host function.
@@ -271,7 +288,7 @@ pub struct PassedPlan {
     pub function: PciAddress,
     /// Its IOMMU group; `None` when the facts know none.
     pub group: Option<u32>,
-    /// Guest NUMA node that it is near to, when one guest node is of its host node.
+    /// Guest NUMA node that it is near to, where that is known.
     pub node: Option<u32>,
     /// Number for NVIDIA's peer-to-peer capability, 0 to 15; `None` leaves the capability out.
     pub clique: Option<u8>,

@@ -5,6 +5,7 @@
 //! \_SB.C000 …     processors
 //! \_SB.ECAM       keeps configuration space: Linux believes MCFG only when a motherboard device has it
 //! \_SB.PCI0       the host bridge; .S08 … its root ports, named by device and function
+//! \_SB.PC15 …     expanders, named by bus
 //! \_SB.COM1       serial console
 //! \_SB.PEVT       panic notifier
 //! ```
@@ -17,13 +18,13 @@ use acpi_tables::aml::{
     Path, ResourceTemplate, Return, Scope, Store, Uuid, ZERO,
 };
 use acpi_tables::{Aml, AmlSink};
-use egm_address::{Guest, PciAddress, Span};
+use egm_address::{Guest, PciAddress, Span, SpanSet};
 
 use super::mcfg::ecam;
 use super::table;
 use crate::firmware::{FirmwareError, ports};
 use crate::machine::SLEEP_TYPE_S5;
-use crate::plan::{FunctionPlan, FunctionRole, Plan, RootPin, WindowKind};
+use crate::plan::{BridgePlan, FunctionPlan, FunctionRole, Plan, RootPin, WindowKind};
 
 /// From revision 2 on integers have 64 bits.
 const REVISION: u8 = 2;
@@ -41,7 +42,7 @@ pub(super) fn dsdt(plan: &Plan) -> Result<Vec<u8>, FirmwareError> {
     }
     let (config_space, last_bus) = ecam(plan)?;
     motherboard(&mut devices, config_space);
-    host_bridge(&mut devices, plan, last_bus);
+    HostBridge::all(plan, last_bus).iter().for_each(|bridge| bridge.write(&mut devices, plan));
     if let Some(gsi) = plan.line("serial") {
         serial(&mut devices, ports(plan, "serial", SERIAL_PORTS)?, gsi);
     }
@@ -85,47 +86,87 @@ fn motherboard(sink: &mut dyn AmlSink, span: Span<Guest>) {
     .to_aml_bytes(sink);
 }
 
-/// The PCI Express host bridge (PCI Firmware 3.3, clause 4). `_PRT` is there for host functions; ours send messages.
-fn host_bridge(sink: &mut dyn AmlSink, plan: &Plan, last_bus: u8) {
-    let buses = AddressSpace::new_bus_number(0u16, u16::from(last_bus));
-    let windows: Vec<AddressSpace<u64>> = plan
-        .windows
-        .iter()
-        .filter_map(|w| match w.kind {
-            WindowKind::PciMemory32 => Some(memory(AddressSpaceCacheable::NotCacheable, w.span)),
-            WindowKind::PciMemory64 => Some(memory(AddressSpaceCacheable::PreFetchable, w.span)),
-            _ => None,
-        })
-        .collect();
-    let mut resources: Vec<&dyn Aml> = vec![&buses];
-    resources.extend(windows.iter().map(|w| -> &dyn Aml { w }));
-    let root_ports: Vec<RootPort> = plan
-        .pci
-        .iter()
-        .filter(|f| matches!(f.role, FunctionRole::RootPort { .. }) && f.address.bus() == 0)
-        .map(|f| RootPort(f.address))
-        .collect();
+/// What one host bridge has of the machine's buses and windows.
+struct HostBridge {
+    name: String,
+    buses: (u8, u8),
+    near: Option<u32>,
+    windows: Vec<(AddressSpaceCacheable, Span<Guest>)>,
+}
 
-    let identity: [Name; 6] = [
-        Name::new("_HID".into(), &EISAName::new("PNP0A08")),
-        Name::new("_CID".into(), &EISAName::new("PNP0A03")),
-        Name::new("_SEG".into(), &ZERO),
-        Name::new("_BBN".into(), &ZERO),
-        Name::new("_UID".into(), &ZERO),
-        Name::new("_CCA".into(), &ONE),
-    ];
-    let crs = Name::new("_CRS".into(), &ResourceTemplate::new(resources));
-    // Without it Linux says that performance will be reduced, and gives devices no node. Emulated ones have none; the
-    // first is as good as any.
-    let near = plan.nodes.first().map(|node| Name::new("_PXM".into(), &node.id));
-    let mut children: Vec<&dyn Aml> = identity.iter().chain(&near).map(|n| -> &dyn Aml { n }).collect();
-    children.extend([&crs as &dyn Aml, &OperatingSystemCapabilities, &PreserveConfiguration]);
-    let routing = PinRouting::of(plan);
-    if !routing.0.is_empty() {
-        children.push(&routing);
+impl HostBridge {
+    /// That of bus 0, then the expanders. The last has the buses that are left, the first what no expander has of the
+    /// windows. Devices get the node of their host bridge, and without one Linux says that performance will be reduced;
+    /// emulated devices have none, so the first is as good as any.
+    fn all(plan: &Plan, last_bus: u8) -> Vec<Self> {
+        let starts = plan.expanders.iter().map(|expander| expander.bridge.secondary);
+        let starts: Vec<u8> = std::iter::once(0).chain(starts).collect();
+        let end = |index: usize| starts.get(index).map_or(last_bus, |next| next.saturating_sub(1));
+        let taken: SpanSet<Guest> =
+            plan.expanders.iter().flat_map(|e| [e.bridge.window32, e.bridge.window64]).flatten().collect();
+        let cacheable = |kind| match kind {
+            WindowKind::PciMemory32 => Some(AddressSpaceCacheable::NotCacheable),
+            WindowKind::PciMemory64 => Some(AddressSpaceCacheable::PreFetchable),
+            _ => None,
+        };
+        let first = plan.windows.iter().filter_map(|w| Some((cacheable(w.kind)?, w.span)));
+        let left = |(cacheable, span): (AddressSpaceCacheable, Span<Guest>)| {
+            let left = SpanSet::from_iter([span]).minus(&taken);
+            left.iter().map(|span| (cacheable, span)).collect::<Vec<_>>()
+        };
+        let mut all = vec![Self {
+            name: "PCI0".to_owned(),
+            buses: (0, end(1)),
+            near: plan.nodes.first().map(|node| node.id),
+            windows: first.flat_map(left).collect(),
+        }];
+        all.extend(plan.expanders.iter().zip(2..).map(|(expander, next)| {
+            let BridgePlan { secondary, window32, window64, .. } = expander.bridge;
+            let low = window32.map(|span| (AddressSpaceCacheable::NotCacheable, span));
+            let high = window64.map(|span| (AddressSpaceCacheable::PreFetchable, span));
+            Self {
+                name: format!("PC{secondary:02X}"),
+                buses: (secondary, end(next)),
+                near: Some(expander.node),
+                windows: low.into_iter().chain(high).collect(),
+            }
+        }));
+        all
     }
-    children.extend(root_ports.iter().map(|p| -> &dyn Aml { p }));
-    Device::new("PCI0".into(), children).to_aml_bytes(sink);
+
+    /// A PCI Express host bridge (PCI Firmware 3.3, clause 4). `_PRT` is there for host functions; ours send messages.
+    fn write(&self, sink: &mut dyn AmlSink, plan: &Plan) {
+        let (first, last) = self.buses;
+        let buses = AddressSpace::new_bus_number(u16::from(first), u16::from(last));
+        let windows: Vec<AddressSpace<u64>> =
+            self.windows.iter().map(|(cacheable, span)| memory(*cacheable, *span)).collect();
+        let mut resources: Vec<&dyn Aml> = vec![&buses];
+        resources.extend(windows.iter().map(|w| -> &dyn Aml { w }));
+        let root_ports: Vec<RootPort> = plan
+            .pci
+            .iter()
+            .filter(|f| matches!(f.role, FunctionRole::RootPort { .. }) && f.address.bus() == first)
+            .map(|f| RootPort(f.address))
+            .collect();
+        let identity: [Name; 6] = [
+            Name::new("_HID".into(), &EISAName::new("PNP0A08")),
+            Name::new("_CID".into(), &EISAName::new("PNP0A03")),
+            Name::new("_SEG".into(), &ZERO),
+            Name::new("_BBN".into(), &first),
+            Name::new("_UID".into(), &first),
+            Name::new("_CCA".into(), &ONE),
+        ];
+        let crs = Name::new("_CRS".into(), &ResourceTemplate::new(resources));
+        let near = self.near.map(|node| Name::new("_PXM".into(), &node));
+        let mut children: Vec<&dyn Aml> = identity.iter().chain(&near).map(|n| -> &dyn Aml { n }).collect();
+        children.extend([&crs as &dyn Aml, &OperatingSystemCapabilities, &PreserveConfiguration]);
+        let routing = PinRouting::of(plan, first);
+        if !routing.0.is_empty() {
+            children.push(&routing);
+        }
+        children.extend(root_ports.iter().map(|p| -> &dyn Aml { p }));
+        Device::new(self.name.as_str().into(), children).to_aml_bytes(sink);
+    }
 }
 
 /// A memory range that a bridge forwards or a device has.
@@ -148,10 +189,12 @@ impl Aml for RootPort {
 struct PinRouting(BTreeMap<RootPin, u32>);
 
 impl PinRouting {
-    fn of(plan: &Plan) -> Self {
+    /// Those of the host bridge of `bus`.
+    fn of(plan: &Plan, bus: u8) -> Self {
         let pin = |function: &FunctionPlan| {
             let FunctionRole::Endpoint { device, passed: Some(_) } = &function.role else { return None };
-            Some((RootPin::of(&plan.pci, function.address)?, plan.intx(&device.id)?))
+            let root = RootPin::of(&plan.pci, function.address);
+            Some((root, plan.intx(&device.id)?)).filter(|_| root.bus == bus)
         };
         Self(plan.pci.iter().filter_map(pin).collect())
     }

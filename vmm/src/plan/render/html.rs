@@ -76,10 +76,13 @@ fn memory(plan: &Plan) -> String {
 }
 
 fn pci(plan: &Plan) -> String {
-    let mut out =
-        "<section>\n<h2>PCI</h2>\n<ul class=\"tree\"><li><code>0000:00:00.0</code> host bridge\n".to_owned();
-    branches(plan, &model::tree(plan), &mut out);
-    out.push_str("</li></ul>\n</section>\n");
+    let mut out = "<section>\n<h2>PCI</h2>\n<ul class=\"tree\">".to_owned();
+    for (address, words, tree) in model::trees(plan) {
+        let _ = writeln!(out, "<li><code>{address}</code> {words}");
+        branches(plan, &tree, &mut out);
+        out.push_str("</li>\n");
+    }
+    out.push_str("</ul>\n</section>\n");
     out
 }
 

@@ -2,11 +2,12 @@
 
 use egm_address::{Gpa, Guest, Span};
 use egm_device::show::{Style, size};
+use egm_vfio::topology::Acs;
 
 use crate::config::{DeviceKind, PageSize};
 use crate::plan::{
-    BackingPlan, BarKind, BarPlan, BridgePlan, FunctionPlan, FunctionRole, GroupPlan, Interface, MemoryKind,
-    PassedPlan, Plan, WindowKind,
+    BackingPlan, BarKind, BarPlan, BridgePlan, ExpanderPlan, FunctionPlan, FunctionRole, GroupPlan,
+    Interface, MemoryKind, PassedPlan, Plan, WindowKind,
 };
 
 /// What a range or a device is, which decides its colour.
@@ -179,6 +180,15 @@ fn buses(bridge: &BridgePlan) -> String {
     }
 }
 
+/// Names of what is switched on, as `lspci` has them.
+fn bits(acs: Acs) -> String {
+    const NAMES: [&str; 7] =
+        ["SrcValid", "TransBlk", "ReqRedir", "CmpltRedir", "UpstreamFwd", "EgressCtrl", "DirectTrans"];
+    let on = (0..).zip(NAMES).filter(|(bit, _)| acs.control & (1u8 << bit) != 0);
+    let on: Vec<&str> = on.map(|(_, name)| name).collect();
+    if on.is_empty() { "nothing kept apart".to_owned() } else { on.join(" ") }
+}
+
 fn kind(kind: &DeviceKind) -> String {
     match kind {
         DeviceKind::VirtioBlk { path, read_only } => {
@@ -197,9 +207,10 @@ fn kind(kind: &DeviceKind) -> String {
 /// What a function occupies: windows of a port, BARs and vectors of a device; a label, a place and a size each.
 pub(super) fn holdings(function: &FunctionPlan) -> Vec<(String, Option<Span<Guest>>)> {
     let mut all: Vec<(String, Option<Span<Guest>>)> = Vec::new();
-    if let Some(&BridgePlan { window32, window64, .. }) = function.role.bridge() {
+    if let Some(&BridgePlan { window32, window64, acs, .. }) = function.role.bridge() {
         all.extend(window32.map(|span| ("32-bit window".to_owned(), Some(span))));
         all.extend(window64.map(|span| ("64-bit window".to_owned(), Some(span))));
+        all.extend(acs.map(|acs| (format!("ACS as on the host: {}", bits(acs)), None)));
     }
     let bar = |bar: &BarPlan| {
         let kind = match bar.kind {
@@ -225,9 +236,15 @@ pub(super) struct Branch<'a> {
     pub(super) behind: Vec<Self>,
 }
 
-/// Functions on bus 0 but for the host bridge, each with what is behind it.
-pub(super) fn tree(plan: &Plan) -> Vec<Branch<'_>> {
-    on_bus(plan, 0)
+/// Each host bridge in words, and the functions on its bus with what is behind them.
+pub(super) fn trees(plan: &Plan) -> Vec<(String, String, Vec<Branch<'_>>)> {
+    let first = ("0000:00:00.0".to_owned(), "host bridge".to_owned(), on_bus(plan, 0));
+    let expander = |expander: &ExpanderPlan| {
+        let bus = expander.bridge.secondary;
+        let words = format!("host bridge near node {}, {}", expander.node, buses(&expander.bridge));
+        (format!("0000:{bus:02x}"), words, on_bus(plan, bus))
+    };
+    std::iter::once(first).chain(plan.expanders.iter().map(expander)).collect()
 }
 
 /// Buses behind a bridge are above its own, so this ends whatever a plan says.

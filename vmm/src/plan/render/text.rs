@@ -74,8 +74,10 @@ fn backings(plan: &Plan) -> Table<'static> {
 }
 
 fn pci(plan: &Plan, colour: Colour, out: &mut String) {
-    let _ = writeln!(out, "  0000:00:00.0 host bridge");
-    branches(plan, &model::tree(plan), "  ", colour, out);
+    for (address, words, tree) in model::trees(plan) {
+        let _ = writeln!(out, "  {address} {words}");
+        branches(plan, &tree, "  ", colour, out);
+    }
 }
 
 /// Functions of one bus and those behind them, each line after `indent`.
