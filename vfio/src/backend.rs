@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use egm_address::{InBar, Span};
+use egm_address::{InBar, PciAddress, Span};
 
 use crate::memory::HostMemory;
 
@@ -196,4 +196,11 @@ pub trait Backend: Send + Sync {
     /// # Errors
     /// [`BackendError`], also when the kernel has no way.
     fn reset(&self) -> Result<(), BackendError>;
+
+    /// Resets its bus or slot, and with it every function there, for one without a reset of its own. Only while none of
+    /// them is used. Says which were reset, this one among them.
+    ///
+    /// # Errors
+    /// [`BackendError`]; nothing is reset where one of them is not ours, or where there is no bus to reset.
+    fn reset_bus(&self) -> Result<Vec<PciAddress>, BackendError>;
 }

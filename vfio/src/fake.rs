@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use egm_address::{InBar, Io, Iova, Span};
+use egm_address::{InBar, Io, Iova, PciAddress, Span};
 
 use crate::backend::{Backend, BackendError, InterruptKind, Interrupts, Region, RegionIndex};
 use crate::dma::{Access, DmaError, Domain, Limits};
@@ -30,11 +30,27 @@ pub enum Call {
     Disable(InterruptKind),
     /// [`Backend::reset`].
     Reset,
+    /// [`Backend::reset_bus`].
+    ResetBus,
+}
+
+/// What a fake function can be reset by.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Resets {
+    /// A reset of its own.
+    #[default]
+    Own,
+    /// One of its bus, where these functions are.
+    Bus(Vec<PciAddress>),
+    /// Nothing.
+    Nothing,
 }
 
 /// A function whose regions are memory. Give it regions and interrupts, then hand an `Arc` of it out.
 #[derive(Default)]
 pub struct FakeFunction {
+    name: Option<String>,
+    resets: Resets,
     regions: BTreeMap<RegionIndex, FakeRegion>,
     interrupts: BTreeMap<InterruptKind, Interrupts>,
     state: Mutex<State>,
@@ -93,6 +109,13 @@ impl FakeFunction {
     #[must_use]
     pub fn with_fixed_interrupts(mut self, kind: InterruptKind, count: u32) -> Self {
         self.interrupts.insert(kind, Interrupts { count, dynamic: false });
+        self
+    }
+
+    /// Names it, and says what it can be reset by.
+    #[must_use]
+    pub fn with_resets(mut self, name: &str, resets: Resets) -> Self {
+        (self.name, self.resets) = (Some(name.to_owned()), resets);
         self
     }
 
@@ -156,8 +179,8 @@ impl State {
 }
 
 impl Backend for FakeFunction {
-    fn name(&self) -> &'static str {
-        "fake function"
+    fn name(&self) -> &str {
+        self.name.as_deref().unwrap_or("fake function")
     }
 
     fn region(&self, region: RegionIndex) -> &Region {
@@ -252,13 +275,21 @@ impl Backend for FakeFunction {
     }
 
     fn can_reset(&self) -> bool {
-        true
+        self.resets == Resets::Own
     }
 
     fn reset(&self) -> Result<(), BackendError> {
         let mut state = self.ask(Some(Call::Reset))?;
         state.asserted = false;
         Ok(())
+    }
+
+    fn reset_bus(&self) -> Result<Vec<PciAddress>, BackendError> {
+        let Resets::Bus(functions) = &self.resets else {
+            return Err(self.absent("bus that can be reset".to_owned()));
+        };
+        self.ask(Some(Call::ResetBus))?.asserted = false;
+        Ok(functions.clone())
     }
 }
 

@@ -1,9 +1,10 @@
 //! Registers, memory and interrupts of a vfio-user device.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use egm_address::{Address, InBar, Span};
+use egm_address::{Address, InBar, PciAddress, Span};
 use egm_vfio_wire::client::{CallError, Client};
 use egm_vfio_wire::message::{Area, IrqAction, IrqData, IrqInfo, RegionInfo, SetIrqs};
 use rustix::fs::{FileType, fstat};
@@ -254,5 +255,10 @@ impl Backend for UserFunction {
 
     fn reset(&self) -> Result<(), BackendError> {
         self.link.ask("reset", Client::reset)
+    }
+
+    fn reset_bus(&self) -> Result<Vec<PciAddress>, BackendError> {
+        let (function, what) = (self.name().to_owned(), "reset its bus: vfio-user has none".to_owned());
+        Err(BackendError::Refused { function, what, source: io::ErrorKind::Unsupported.into() })
     }
 }

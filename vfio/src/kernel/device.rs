@@ -292,4 +292,10 @@ impl Backend for KernelFunction {
     fn reset(&self) -> Result<(), BackendError> {
         sys::reset(self.file.as_fd()).map_err(self.refused("reset"))
     }
+
+    fn reset_bus(&self) -> Result<Vec<PciAddress>, BackendError> {
+        let all: Vec<_> = self.hot_reset_affects()?.iter().map(|affected| affected.function).collect();
+        self.hot_reset(&all)?;
+        Ok(all)
+    }
 }

@@ -12,7 +12,7 @@ use super::answer::{self, Dependent};
 use super::device::{Hold, KernelFunction, malformed};
 use super::message::Message;
 use super::sys::{self, Request};
-use crate::backend::BackendError;
+use crate::backend::{Backend, BackendError};
 
 /// A function that a hot reset of another resets too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,7 +78,10 @@ impl KernelFunction {
         let asked = self.ask();
         let refused = |error: io::Error| match error.raw_os_error() {
             // On the root complex, for instance: no bridge above it could reset its bus.
-            Some(libc::ENODEV) => self.refused("hot reset")(io::ErrorKind::Unsupported.into()),
+            Some(libc::ENODEV) => BackendError::Absent {
+                function: self.name().to_owned(),
+                what: "bus or slot that can be reset".to_owned(),
+            },
             _ => self.refused("ask what a hot reset affects")(error),
         };
         asked.map_err(refused)

@@ -169,32 +169,6 @@ pub(super) fn open(
         .collect()
 }
 
-/// Resets the host functions of `devices`, all at a time: each takes up to a second.
-pub(super) fn reset(devices: &[(Device, OpenDevice)]) -> Result<(), (String, DeviceError)> {
-    let passed = devices.iter().filter_map(|(device, opened)| match opened {
-        OpenDevice::Passed(backend) => Some((&device.id, backend)),
-        _ => None,
-    });
-    std::thread::scope(|scope| {
-        let resets: Vec<_> = passed
-            .map(|(id, backend)| {
-                let reset = move || {
-                    if !backend.can_reset() {
-                        let name = backend.name();
-                        eprintln!(
-                            "note: device \"{id}\": {name} cannot be reset: the guest finds what its last user left"
-                        );
-                        return Ok(());
-                    }
-                    backend.reset().map_err(|error| (id.clone(), DeviceError::Reset(error)))
-                };
-                super::spawn(scope, reset).map_err(|error| (id.clone(), DeviceError::Thread(error)))
-            })
-            .collect::<Result<_, _>>()?;
-        resets.into_iter().try_for_each(super::joined)
-    })
-}
-
 /// Refuses what this version cannot start.
 pub(super) fn check_kind(kind: &DeviceKind) -> Result<(), DeviceError> {
     match kind {

@@ -6,6 +6,7 @@ mod devices;
 mod leases;
 mod loans;
 mod passed;
+mod reset;
 
 use std::fs::{File, FileType, OpenOptions};
 use std::io;
@@ -152,7 +153,7 @@ impl Resources {
             // and the devices reset themselves.
             thread::scope(|scope| {
                 let mapping = spawn(scope, || maps.make(facts).map_err(ResourceError::from))?;
-                let resetting = spawn(scope, || devices::reset(&devices))?;
+                let resetting = spawn(scope, || reset::reset(&devices))?;
                 prefault()?;
                 joined(mapping)?;
                 joined(resetting).map_err(|(id, source)| ResourceError::Device { id, source })

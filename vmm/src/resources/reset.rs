@@ -1,0 +1,133 @@
+//! Host functions are reset before a guest gets them: it finds nothing of their last user.
+
+use std::collections::BTreeSet;
+use std::error::Error;
+use std::thread;
+
+use egm_vfio::backend::Backend;
+
+use super::devices::{DeviceError, OpenDevice};
+use crate::config::Device;
+
+/// A function that could not be reset, by its device, and why.
+type Refused = (String, DeviceError);
+
+/// Resets the host functions of `devices`; says what of them a guest may find all the same.
+///
+/// # Errors
+/// The first that has a reset of its own and fails at it.
+pub(super) fn reset(devices: &[(Device, OpenDevice)]) -> Result<(), Refused> {
+    let passed = devices.iter().filter_map(|(device, opened)| match opened {
+        OpenDevice::Passed(backend) => Some((device.id.as_str(), backend.as_ref())),
+        _ => None,
+    });
+    let notes = reset_all(&passed.collect::<Vec<_>>())?;
+    notes.iter().for_each(|note| eprintln!("note: {note}"));
+    Ok(())
+}
+
+/// Those with a reset of their own all at a time, as each takes up to a second; then the buses of the others.
+fn reset_all(functions: &[(&str, &dyn Backend)]) -> Result<Vec<String>, Refused> {
+    let (own, others): (Vec<_>, Vec<_>) = functions.iter().partition(|(_, backend)| backend.can_reset());
+    thread::scope(|scope| {
+        let resets: Vec<_> = own
+            .into_iter()
+            .map(|&(id, backend)| {
+                let reset =
+                    move || backend.reset().map_err(|error| (id.to_owned(), DeviceError::Reset(error)));
+                super::spawn(scope, reset).map_err(|error| (id.to_owned(), DeviceError::Thread(error)))
+            })
+            .collect::<Result<_, _>>()?;
+        resets.into_iter().try_for_each(super::joined)
+    })?;
+    let ours: BTreeSet<&str> = functions.iter().map(|(_, backend)| backend.name()).collect();
+    let mut reset = BTreeSet::new();
+    Ok(others.into_iter().filter_map(|&(id, backend)| by_bus(id, backend, &ours, &mut reset)).collect())
+}
+
+/// Resets the bus of a function that has no reset of its own, once for all that are there: no guest runs yet, so none
+/// misses its state. The result is what the operator should know.
+fn by_bus(
+    id: &str,
+    backend: &dyn Backend,
+    ours: &BTreeSet<&str>,
+    reset: &mut BTreeSet<String>,
+) -> Option<String> {
+    let name = backend.name();
+    if reset.contains(name) {
+        return None;
+    }
+    match backend.reset_bus() {
+        Ok(functions) => {
+            let names: Vec<String> = functions.iter().map(ToString::to_string).collect();
+            let others: Vec<&str> =
+                names.iter().map(String::as_str).filter(|name| !ours.contains(name)).collect();
+            let others = others.join(", ");
+            reset.extend(names);
+            (!others.is_empty())
+                .then(|| format!("device \"{id}\": {name} is reset with its bus, and so was {others}"))
+        }
+        Err(error) => Some(format!(
+            "device \"{id}\": {name} cannot be reset: the guest finds what its last user left in it; {}{}",
+            error,
+            error.source().map(|why| format!(": {why}")).unwrap_or_default()
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use egm_vfio::fake::{Call, FakeFunction, Resets};
+
+    use super::*;
+
+    const FIRST: &str = "0000:07:00.0";
+    const SECOND: &str = "0000:07:00.1";
+
+    fn on_one_bus(name: &str) -> FakeFunction {
+        let bus = [FIRST, SECOND].map(|name| name.parse().unwrap());
+        FakeFunction::default().with_resets(name, Resets::Bus(bus.to_vec()))
+    }
+
+    #[test]
+    fn a_function_with_a_reset_of_its_own_is_reset_alone() {
+        let function = FakeFunction::default();
+        assert_eq!(reset_all(&[("gpu0", &function)]).unwrap(), [""; 0]);
+        assert_eq!(function.take_calls(), [Call::Reset]);
+    }
+
+    #[test]
+    fn two_functions_of_a_bus_that_are_one_machines_are_reset_by_one_reset_of_the_bus() {
+        let (first, second) = (on_one_bus(FIRST), on_one_bus(SECOND));
+        assert_eq!(reset_all(&[("a", &first), ("b", &second)]).unwrap(), [""; 0]);
+        assert_eq!((first.take_calls(), second.take_calls()), (vec![Call::ResetBus], vec![]));
+    }
+
+    #[test]
+    fn who_is_reset_too_without_being_the_machines_is_told() {
+        let notes = reset_all(&[("a", &on_one_bus(FIRST))]).unwrap();
+        assert_eq!(notes, [format!("device \"a\": {FIRST} is reset with its bus, and so was {SECOND}")]);
+    }
+
+    #[test]
+    fn what_cannot_be_reset_is_told_with_what_it_means_and_why() {
+        let fixed = FakeFunction::default().with_resets(FIRST, Resets::Nothing);
+        let notes = reset_all(&[("a", &fixed)]).unwrap();
+        assert_eq!(
+            notes,
+            [format!(
+                "device \"a\": {FIRST} cannot be reset: the guest finds what its last user left in it; {FIRST} has no \
+                 bus that can be reset"
+            )]
+        );
+        assert_eq!(fixed.take_calls(), []);
+    }
+
+    #[test]
+    fn a_reset_that_fails_is_an_error_of_its_device() {
+        let gone = FakeFunction::default();
+        gone.remove();
+        let (id, error) = reset_all(&[("gpu0", &gone)]).unwrap_err();
+        assert!(id == "gpu0" && matches!(error, DeviceError::Reset(_)), "{error}");
+    }
+}
