@@ -80,6 +80,19 @@ pub enum HostBarKind {
     Memory64Prefetchable,
 }
 
+impl HostBarKind {
+    /// What the low bits of a register say (PCI Express Base 7.5.1.2.1).
+    pub const fn of_register(register: u32) -> Self {
+        match (register & 1, register & 6, register & 8) {
+            (1, ..) => Self::Ports,
+            (_, 4, 0) => Self::Memory64,
+            (_, 4, _) => Self::Memory64Prefetchable,
+            (_, _, 0) => Self::Memory32,
+            _ => Self::Memory32Prefetchable,
+        }
+    }
+}
+
 /// A range that an IOMMU group cannot map freely.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -6,6 +6,7 @@
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -394,10 +395,22 @@ fn a_console_in_a_folder_that_does_not_exist() {
 }
 
 #[test]
-fn a_device_that_is_planned_but_not_started() {
-    let device = json!({ "type": "vfio-user", "socket": "/run/none.sock" });
-    let said = Machine::new().with("devices", json!([device])).run();
-    said.refuses(HOST, &["device \"user0\"", "planned but not started", "help: remove the device"]);
+fn a_vfio_user_server_that_is_not_there_or_does_not_behave() {
+    let machine = |socket: &str| {
+        let device = json!({ "type": "vfio-user", "socket": socket });
+        Machine::new().with("devices", json!([device]))
+    };
+    let said = machine("none.sock").run();
+    said.refuses(HOST, &["device \"user0\"", "none.sock", "No such file", "help: start the server first"]);
+    let said = machine("file").zeros("file", 1).run();
+    said.refuses(CONFIGURATION, &["device \"user0\"", "file is not a socket", "help: set \"socket\""]);
+    // One that hangs up on who greets it.
+    let rude = machine("rude.sock");
+    let listener = UnixListener::bind(rude.folder.path().join("rude.sock")).unwrap();
+    let server = std::thread::spawn(move || drop(listener.accept().unwrap()));
+    rude.run()
+        .refuses(HOST, &["device \"user0\"", "rude.sock", "does not describe its device", "help: look at"]);
+    server.join().unwrap();
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use egm_payload::{Entry, Ports};
 use egm_vmm::facts::{Scope, of_host};
 use egm_vmm::machine::{BuildError, Ended, ExitReason, build};
-use egm_vmm::resources::{Leases, Resources};
+use egm_vmm::resources::{Leases, Resources, Servers};
 use egm_vmm::virtio::blk::{Block, Disk};
 use egm_vmm::virtio::rng::Rng;
 use egm_vmm::virtio::vsock::{Backend, HostSockets, Vsock};
@@ -63,7 +63,8 @@ fn run(folder: &Path, kernel: &[u8]) -> Result<Ended, BuildError> {
     let spec = config::load(&file).unwrap();
     let facts = of_host(&Scope::of(&spec)).unwrap();
     let plan = plan::plan(&spec, &facts).unwrap();
-    let resources = Resources::open(&plan, &facts, &Leases::default(), &|_, _| {}).unwrap();
+    let resources =
+        Resources::open(&plan, &facts, &Leases::default(), Servers::default(), &|_, _| {}).unwrap();
     build(&plan, resources).map(|machine| machine.run())
 }
 

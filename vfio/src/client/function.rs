@@ -11,6 +11,7 @@ use rustix::fs::{FileType, fstat};
 
 use super::{Link, OpenError};
 use crate::backend::{Backend, BackendError, InterruptKind, Interrupts, Region, RegionIndex};
+use crate::host::{HostBar, HostBarKind};
 use crate::mapping::{MadeOf, Mapping};
 use crate::memory::HostMemory;
 
@@ -118,6 +119,36 @@ fn pages(offset: u64, area: &Area) -> Option<Span<InBar>> {
 impl UserFunction {
     pub(super) fn new(link: Arc<Link>, parts: Parts) -> Self {
         Self { link, parts }
+    }
+
+    /// Its base address registers, as a plan needs them: their kinds by configuration space, their sizes by regions.
+    ///
+    /// # Errors
+    /// [`BackendError`] when configuration space cannot be read.
+    pub fn bars(&self) -> Result<Vec<HostBar>, BackendError> {
+        let mut bars = Vec::new();
+        let mut upper_half = false;
+        for index in 0..6 {
+            let size = self.region(RegionIndex::Bar(index)).size;
+            if std::mem::take(&mut upper_half) || size == 0 {
+                continue;
+            }
+            let mut register = [0; 4];
+            self.read(
+                RegionIndex::Config,
+                u64::from(index).saturating_mul(4).saturating_add(0x10),
+                &mut register,
+            )?;
+            let kind = HostBarKind::of_register(u32::from_le_bytes(register));
+            upper_half = matches!(kind, HostBarKind::Memory64 | HostBarKind::Memory64Prefetchable);
+            bars.push(HostBar { index, kind, size, start: 0 });
+        }
+        Ok(bars)
+    }
+
+    /// Its MSI-X vectors, as a plan needs them.
+    pub fn msix_vectors(&self) -> u16 {
+        u16::try_from(self.interrupts(InterruptKind::Msix).count).unwrap_or(u16::MAX)
     }
 
     fn described(&self, region: RegionIndex) -> Option<&Described> {

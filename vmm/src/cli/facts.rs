@@ -7,6 +7,7 @@ use egm_device::show::print;
 
 use crate::cli::Outcome;
 use crate::facts::{self, Scope};
+use crate::resources::Servers;
 
 /// Records what this host offers to virtual machines, as JSON
 #[derive(Debug, clap::Args)]
@@ -18,6 +19,9 @@ pub(super) struct Args {
     /// Which machine this is; the default names the host
     #[arg(long, value_name = "TEXT")]
     description: Option<String>,
+    /// Connect the vfio-user server at this socket, and record its BARs; a server that serves one client ends by it
+    #[arg(long = "server", value_name = "SOCKET", conflicts_with = "root")]
+    servers: Vec<PathBuf>,
 }
 
 const EXAMPLE: &str = "\
@@ -29,6 +33,9 @@ pub(super) fn run(args: &Args) -> Outcome {
     let read = |root: &PathBuf| facts::read(Path::new(root), &Scope::All);
     let facts = args.root.as_ref().map_or_else(|| facts::of_host(&Scope::All), read);
     let mut facts = facts?;
+    let mut servers = Servers::default();
+    args.servers.iter().try_for_each(|socket| servers.connect(socket))?;
+    facts.servers = servers.facts();
     if let Some(description) = &args.description {
         facts.description.clone_from(description);
     }

@@ -12,7 +12,7 @@ use crate::error::{Blame, Chain, Report};
 use crate::facts::{self, Facts, Scope};
 use crate::machine::{self, ExitReason};
 use crate::plan::Plan;
-use crate::resources::{self, Broker, Leases, Resources};
+use crate::resources::{self, Broker, Leases, Resources, Servers};
 
 /// Starts the virtual machine of a configuration file and waits for its end
 #[derive(Debug, clap::Args)]
@@ -96,13 +96,13 @@ pub(super) fn run(args: &Args) -> Outcome {
     };
     raise_open_files();
     let spec = config::load_with(&args.file, &overrides)?;
-    resources::check_devices(&spec.devices)?;
+    let servers = resources::connect_servers(&spec.devices)?;
     let scope = Scope::of(&spec);
     if let Scope::Only { regions: true, .. } = scope {
         resources::check_boot(&spec.boot)?; // before minutes of scrubbing; the others open it once, a moment later
     }
     let bars = Bars::default();
-    let look = || facts::of_host(&scope);
+    let look = || facts::of_host(&scope).map(|facts| Facts { servers: servers.facts(), ..facts });
     let (facts, plan, leases) = match &args.broker {
         None => Leases::take(&spec, look, &|slice, step| bars.told(slice, step))?,
         Some(socket) => {
@@ -112,7 +112,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     };
     drop(bars);
     plan.notes.iter().for_each(|note| eprintln!("note: {note}"));
-    let outcome = launch(&plan, &facts, &leases);
+    let outcome = launch(&plan, &facts, &leases, servers);
     let bars = Bars::default();
     let late = leases.give_back(&facts, &|slice, step| bars.told(slice, step));
     drop(bars);
@@ -121,9 +121,9 @@ pub(super) fn run(args: &Args) -> Outcome {
 }
 
 /// Runs the machine of `plan`; nothing of it is left afterwards.
-fn launch(plan: &Plan, facts: &Facts, leases: &Leases) -> Outcome {
+fn launch(plan: &Plan, facts: &Facts, leases: &Leases, servers: Servers) -> Outcome {
     let bar = Bar::new("memory present");
-    let resources = Resources::open(plan, facts, leases, &|done, total| bar.told(done, total))?;
+    let resources = Resources::open(plan, facts, leases, servers, &|done, total| bar.told(done, total))?;
     drop(bar);
     if let Some(name) = resources.console.pty_name() {
         eprintln!("console: {name}");

@@ -257,6 +257,13 @@ pub enum DeviceKind {
     },
 }
 
+impl DeviceKind {
+    /// Whether somebody else's function is passed to the guest: the host's, or a vfio-user server's.
+    pub const fn is_passed(&self) -> bool {
+        matches!(self, Self::Vfio { .. } | Self::VfioUser { .. })
+    }
+}
+
 /// Interface of the kernel that host functions are opened by.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]

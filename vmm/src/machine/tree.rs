@@ -81,9 +81,7 @@ impl<'a> Connections<'a> {
     /// `spaces` are where the DMA of host functions goes.
     pub(super) fn new(vm: &'a Vm, memory: GuestMemoryMmap, spaces: &AddressSpaces, plan: &'a Plan) -> Self {
         let peers = Arc::new(Peers::new(spaces.domains()));
-        let is_passed = |function: &&FunctionPlan| {
-            matches!(function.role, FunctionRole::Endpoint { passed: Some(_), .. })
-        };
+        let is_passed = |function: &&FunctionPlan| matches!(&function.role, FunctionRole::Endpoint { device, .. } if device.kind.is_passed());
         let has_peers = plan.pci.iter().filter(is_passed).count() > 1;
         Self {
             vm,
@@ -234,7 +232,8 @@ impl Tree {
         if let Err(error) = function.lend(&plan.bars) {
             eprintln!("note: device \"{id}\": {}", Chain(&error));
         }
-        let events = Events::new(id, backend);
+        let lost = Arc::clone(&function);
+        let events = Events::new(id, backend, move || lost.lose());
         let events = events.map_err(|source| TreeError::Device { id: id.to_owned(), source })?;
         self.subscribers.push(Arc::new(Mutex::new(events)));
         self.passed.push(KeptFunction { id: id.to_owned(), function: Arc::clone(&function) });

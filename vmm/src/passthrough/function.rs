@@ -2,7 +2,7 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use egm_address::{BarOffset, Guest, InBar, Span};
@@ -95,7 +95,9 @@ impl Report for PassthroughError {
                 Some("start again: its BARs were resized, or the facts are old (egm-vmm facts)".to_owned())
             }
             Self::Descriptor(_) => Some("raise the limit of open files: ulimit -n 65536".to_owned()),
-            Self::Backend(_) => Some("look for its errors: dmesg, lspci -vv".to_owned()),
+            Self::Backend(_) => {
+                Some("look for its errors: dmesg, lspci -vv, or what its server says".to_owned())
+            }
             Self::Unreachable { source, .. } => source.remedy(),
             Self::Config { .. } => None,
         }
@@ -119,6 +121,8 @@ pub struct PassedFunction {
     windows: Windows,
     /// Accesses that the function did not answer.
     failed: AtomicU64,
+    /// Pulled out, or its server died: it answers nothing any more, ever.
+    gone: AtomicBool,
 }
 
 impl PassedFunction {
@@ -150,6 +154,7 @@ impl PassedFunction {
             msix: shadow.msix(),
             shadow: Mutex::new(shadow),
             failed: AtomicU64::new(0),
+            gone: AtomicBool::new(false),
             backend,
         });
         function.start(&lock(&function.shadow));
@@ -173,6 +178,12 @@ impl PassedFunction {
     pub fn end(&self) {
         self.interrupts.stop();
         self.reset_device();
+        self.windows.withdraw();
+    }
+
+    /// It is gone: from now on the guest finds nothing where it was, and other functions nothing of its BARs.
+    pub fn lose(&self) {
+        self.gone.store(true, Ordering::Relaxed);
         self.windows.withdraw();
     }
 
@@ -213,7 +224,14 @@ impl PassedFunction {
         self.count(self.backend.write(RegionIndex::Config, write.offset.into(), &write.data));
     }
 
+    fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+
     fn count(&self, outcome: Result<(), BackendError>) {
+        if let Err(BackendError::Gone { .. }) = outcome {
+            self.gone.store(true, Ordering::Relaxed);
+        }
         self.failed.fetch_add(u64::from(outcome.is_err()), Ordering::Relaxed);
     }
 
@@ -238,6 +256,9 @@ impl PassedFunction {
 
 impl PciFunction for PassedFunction {
     fn config_read(&self, offset: u16, data: &mut [u8]) {
+        if self.is_gone() {
+            return data.fill(0xff); // what a bus reads where nobody answers
+        }
         let mut shadow = lock(&self.shadow);
         if shadow.msi().is_some_and(|msi| msi.mask != 0) {
             shadow.set_msi_pending(self.interrupts.msi_pending());
@@ -248,6 +269,9 @@ impl PciFunction for PassedFunction {
     }
 
     fn config_write(&self, offset: u16, data: &[u8]) -> bool {
+        if self.is_gone() {
+            return false;
+        }
         let mut shadow = lock(&self.shadow);
         let written = shadow.write(offset, data);
         written.forward.iter().for_each(|write| self.forward(write));
@@ -264,10 +288,15 @@ impl PciFunction for PassedFunction {
     }
 
     fn place(&self, bars: &[(u8, Span<Guest>)]) {
-        self.windows.place(bars);
+        if !self.is_gone() {
+            self.windows.place(bars);
+        }
     }
 
     fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) {
+        if self.is_gone() {
+            return data.fill(0xff);
+        }
         for (at, range) in natural(offset, data.len()) {
             let Some(piece) = data.get_mut(range) else { continue };
             match self.own(bar, at) {
@@ -282,6 +311,9 @@ impl PciFunction for PassedFunction {
     }
 
     fn bar_write(&self, bar: u8, offset: u64, data: &[u8]) {
+        if self.is_gone() {
+            return;
+        }
         for (at, range) in natural(offset, data.len()) {
             let Some(piece) = data.get(range) else { continue };
             match self.own(bar, at) {

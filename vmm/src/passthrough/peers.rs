@@ -2,7 +2,8 @@
 //!
 //! What the guest programs into one function is a guest address; behind it may be another function's BAR. So every BAR is
 //! in every I/O address space, at its guest address, as memory is. It follows the guest's moves; while the guest has
-//! decoding off it stays, because switching it off and on is how BARs are sized, and to map 256 GiB takes time.
+//! decoding off it stays, because switching it off and on is how BARs are sized, and to map 256 GiB takes time. An address
+//! space that cannot take a piece (a server is lent files, and a host function's BAR is none) goes without, the others have it.
 
 use std::sync::{Arc, Mutex};
 
@@ -18,7 +19,9 @@ pub(super) struct Peer(usize);
 
 struct Piece {
     memory: Arc<dyn HostMemory>,
-    mapped: Option<Span<Io>>,
+    at: Option<Span<Io>>,
+    /// The address spaces that have it there.
+    domains: Vec<Arc<dyn Domain>>,
 }
 
 /// The pieces of all functions' BARs, in the I/O address spaces of a machine.
@@ -37,53 +40,54 @@ impl Peers {
     /// A piece that is nowhere yet.
     pub(super) fn add(&self, memory: Arc<dyn HostMemory>) -> Peer {
         let mut pieces = lock(&self.pieces);
-        pieces.push(Piece { memory, mapped: None });
+        pieces.push(Piece { memory, at: None, domains: Vec::new() });
         Peer(pieces.len().saturating_sub(1))
     }
 
     /// Devices reach `peer` where the guest does, at `gpa`; a piece that was left there gives way.
     ///
     /// # Errors
-    /// [`DmaError`]; devices then reach it nowhere.
+    /// [`DmaError`], the first: devices of the address spaces that refuse it reach it nowhere.
     pub(super) fn place(&self, peer: Peer, gpa: Gpa) -> Result<(), DmaError> {
         let mut pieces = lock(&self.pieces);
         let Some(piece) = pieces.get(peer.0) else { return Ok(()) };
         let memory = Arc::clone(&piece.memory);
         let Ok(iova) = Span::new(Iova::new(gpa.get()), memory.size()) else { return Ok(()) };
-        if piece.mapped == Some(iova) {
+        if piece.at == Some(iova) {
             return Ok(());
         }
         for (number, piece) in pieces.iter_mut().enumerate() {
-            if number == peer.0 || piece.mapped.is_some_and(|mapped| mapped.overlaps(iova)) {
-                self.unmap(piece);
+            if number == peer.0 || piece.at.is_some_and(|at| at.overlaps(iova)) {
+                piece.unmap();
             }
         }
-        for (done, domain) in self.domains.iter().enumerate() {
+        let mut outcome = Ok(());
+        let mut have = Vec::new();
+        for domain in &self.domains {
             let mapped = domain.map(iova, &memory, 0, Access::ReadWrite);
-            mapped.inspect_err(|_| self.unmap_from(self.domains.iter().take(done), iova))?;
+            have.extend(mapped.is_ok().then(|| Arc::clone(domain)));
+            outcome = outcome.and(mapped);
         }
         if let Some(piece) = pieces.get_mut(peer.0) {
-            piece.mapped = Some(iova);
+            (piece.at, piece.domains) = (Some(iova), have);
         }
-        Ok(())
+        outcome
     }
 
     /// Devices no longer reach `peer`.
     pub(super) fn withdraw(&self, peer: Peer) {
         if let Some(piece) = lock(&self.pieces).get_mut(peer.0) {
-            self.unmap(piece);
+            piece.unmap();
         }
     }
+}
 
-    fn unmap(&self, piece: &mut Piece) {
-        if let Some(iova) = piece.mapped.take() {
-            self.unmap_from(self.domains.iter(), iova);
-        }
-    }
-
+impl Piece {
     /// What cannot be unmapped goes with the address space, and keeps its memory until then.
-    fn unmap_from<'a>(&self, domains: impl Iterator<Item = &'a Arc<dyn Domain>>, iova: Span<Io>) {
-        domains.for_each(|domain| drop(domain.unmap(iova)));
+    fn unmap(&mut self) {
+        if let Some(iova) = self.at.take() {
+            self.domains.drain(..).for_each(|domain| drop(domain.unmap(iova)));
+        }
     }
 }
 
@@ -119,12 +123,14 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_that_one_address_space_refuses_is_in_none() {
+    fn a_piece_that_one_address_space_refuses_is_in_the_others_and_leaves_them() {
         let without = FakeDomain::new(egm_vfio::dma::Limits::default(), &["pages"]);
         let (with, without) = (Arc::new(FakeDomain::default()), Arc::new(without));
         let peers = Peers::new(vec![Arc::clone(&with) as _, without]);
         let piece = peers.add(piece(0x1000));
         assert!(peers.place(piece, Gpa::new(0x1000)).is_err());
+        assert_eq!(starts(&with), [0x1000]);
+        peers.withdraw(piece);
         assert!(starts(&with).is_empty());
     }
 }

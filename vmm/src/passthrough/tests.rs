@@ -413,6 +413,24 @@ proptest! {
 }
 
 #[test]
+fn where_a_function_was_lost_the_guest_and_other_functions_find_nothing() {
+    let machine = Machine::new(fake());
+    machine.config(COMMAND, &[2, 0]);
+    assert!(!machine.slots.lent().is_empty() && !machine.domain.mapped().is_empty());
+    machine.fake.remove();
+    machine.function.lose();
+    assert_eq!((machine.slots.lent(), machine.domain.mapped()), (vec![], vec![]));
+    assert_eq!((machine.config_u32(0), machine.read::<4>(0)), (u32::MAX, [0xff; 4]));
+    // What the guest still programs there changes nothing.
+    for command in [0, 2] {
+        machine.config(COMMAND, &[command, 0]);
+    }
+    machine.write(0, &[1]);
+    assert_eq!(machine.slots.lent(), vec![]);
+    machine.function.end();
+}
+
+#[test]
 fn a_span_of_the_guest_is_where_the_bar_decodes() {
     let machine = Machine::new(fake());
     machine.config(COMMAND, &[2, 0]);

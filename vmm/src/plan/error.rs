@@ -1,7 +1,5 @@
 //! Why there is no plan: which thing, by how much, and what to change.
 
-use std::path::PathBuf;
-
 use egm_address::{ByteSize, CpuSet, Gpa, Guest, PciAddress, PlaceError, Span};
 use egm_device::show::{self, size};
 
@@ -200,14 +198,6 @@ pub enum PlanError {
         /// The function.
         function: PciAddress,
     },
-    /// A vfio-user server that the facts do not describe.
-    #[error("device \"{device}\": the facts do not describe the vfio-user server at {}", socket.display())]
-    UnknownServer {
-        /// Id of the device.
-        device: String,
-        /// Its socket.
-        socket: PathBuf,
-    },
     /// A BAR that cannot exist.
     #[error("device \"{device}\": BAR {index} of {} cannot be given to a guest: {why}", show::size(*size))]
     Bar {
@@ -280,7 +270,6 @@ impl Report for PlanError {
             | Self::Region { .. }
             | Self::NoPlace { .. }
             | Self::UnknownFunction { .. }
-            | Self::UnknownServer { .. }
             | Self::Reserved { .. } => Blame::Host,
             Self::Internal(_) => Blame::Internal,
             _ => Blame::Configuration,
@@ -338,7 +327,6 @@ impl Report for PlanError {
                     "record facts on its host with \"egm-vmm facts\", which lists {function} when it exists there"
                 )
             }
-            Self::UnknownServer { .. } => "add it under \"servers\" in the facts, with its BARs".to_owned(),
             Self::Window { suggested: Some(size), .. } => {
                 format!("set \"pcie\": {{\"window64\": \"{size}\"}}, or leave it out")
             }

@@ -47,10 +47,10 @@ impl RootPin {
     }
 }
 
-/// The lines of host functions. Functions that end at one pin share a line, as do some others.
+/// The lines of host functions and vfio-user devices. Functions that end at one pin share a line, as do some others.
 pub(super) fn lines(all: &[FunctionPlan], intx: Option<IntxLines>) -> impl Iterator<Item = LinePlan> {
     let passed = all.iter().filter_map(|function| match &function.role {
-        FunctionRole::Endpoint { device, passed: Some(_) } => {
+        FunctionRole::Endpoint { device, .. } if device.kind.is_passed() => {
             Some((function.address, intx_owner(&device.id)))
         }
         _ => None,

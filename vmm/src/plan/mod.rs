@@ -14,6 +14,7 @@
 //!         │   blocks    BARs, and devices, as one range for a bridge
 //!         │   place     those ranges in the windows
 //!         │   passed    host functions: fixed BARs, interface of the kernel, groups
+//!         │   served    vfio-user servers: what is known of them, memory that they are lent
 //!         │   cliques   which GPUs are told that they reach each other
 //!         │   nodes     NUMA nodes, distances
 //!         └─► host      does the host have what was planned
@@ -35,6 +36,7 @@ mod pci;
 mod place;
 mod regions;
 mod render;
+mod served;
 mod space;
 #[cfg(test)]
 mod tests;
@@ -72,6 +74,7 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
     let (mut backings, memory) = memory::plan(spec, &sources, &mut space)?;
     host::check_backings(&backings, facts)?;
     host::find_small_pages(&mut backings, facts);
+    served::check_memory(spec, facts, &backings)?;
     let nodes = nodes::plan(spec, &memory);
     let tree = tree::tree(spec, facts, &wanted, nodes.first().map_or(0, |first| first.id))?;
     let (low, high) = (place::Blocks::new(&wanted, &tree, false)?, place::Blocks::new(&wanted, &tree, true)?);
@@ -100,7 +103,7 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
         distances: nodes::distances(spec),
         backings,
         memory,
-        notes: lost.chain(decided.notes).collect(),
+        notes: lost.chain(decided.notes).chain(served::notes(spec, facts)).collect(),
         lines,
         ports: layout
             .ports

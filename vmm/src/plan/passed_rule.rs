@@ -49,6 +49,18 @@ pub enum PassedRule {
         /// Its region.
         region: String,
     },
+    /// A vfio-user server with memory that it cannot be lent.
+    #[error(
+        "device \"{device}\": a vfio-user server is lent memory as a file, and {backing} is of region {region}, whose file is all of it"
+    )]
+    ServerMemory {
+        /// Id of the device.
+        device: String,
+        /// The backing.
+        backing: String,
+        /// Its region.
+        region: String,
+    },
     /// A clique for something else than an NVIDIA GPU.
     #[error("device \"{device}\" has a \"clique\", and is no NVIDIA GPU")]
     Clique {
@@ -88,6 +100,7 @@ impl PassedRule {
             }
             Self::Interfaces { .. } => "give both the same \"backend\", or leave it out",
             Self::IommufdMemory { .. } => "set \"backend\" to \"legacy\" or leave it out",
+            Self::ServerMemory { .. } => "take the slice from \"memfd\" or \"hugetlb\", or remove the device",
             Self::Clique { .. } => "leave \"clique\" out",
         }
         .to_owned()

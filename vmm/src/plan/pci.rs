@@ -113,10 +113,9 @@ fn wanted_by<'a>(device: &'a Device, spec: &Spec, facts: &'a Facts) -> Result<Wa
         }
         DeviceKind::VfioUser { socket } => {
             let server = facts.servers.iter().find(|server| server.socket == *socket);
-            let unknown = || PlanError::UnknownServer { device: device.id.clone(), socket: socket.clone() };
-            let server = server.ok_or_else(unknown)?;
-            let bars = bars(device, &server.bars)?;
-            Ok(Wanted { device, host: None, bars, msix_vectors: server.msix_vectors, node: None })
+            let bars = server.map_or(Ok(Vec::new()), |server| bars(device, &server.bars))?;
+            let msix_vectors = server.map_or(0, |server| server.msix_vectors);
+            Ok(Wanted { device, host: None, bars, msix_vectors, node: None })
         }
     }
 }

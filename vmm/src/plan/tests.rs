@@ -12,6 +12,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 
 mod passed;
+mod served;
 
 use super::*;
 use crate::config::{

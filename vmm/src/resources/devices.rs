@@ -10,6 +10,7 @@ use egm_vfio::kernel::OpenError;
 
 use super::ThreadError;
 use super::passed::AddressSpaces;
+use super::servers::ServerError;
 use crate::config::{Device, DeviceKind};
 use crate::error::{Blame, Report};
 use crate::plan::{FunctionRole, Plan};
@@ -95,11 +96,14 @@ pub enum DeviceError {
     /// A thread for its reset.
     #[error(transparent)]
     Thread(ThreadError),
-    /// This version plans the device but does not run it.
-    #[error("{what} devices can be planned but not started by this version")]
-    NotYet {
-        /// Which kind.
-        what: &'static str,
+    /// A vfio-user server.
+    #[error(transparent)]
+    Server(#[from] ServerError),
+    /// The plan was made without its server.
+    #[error("nobody connected the vfio-user server {}", socket.display())]
+    NotConnected {
+        /// Its socket.
+        socket: PathBuf,
     },
 }
 
@@ -113,7 +117,9 @@ impl Report for DeviceError {
             Self::Socket(error) => error.blame(),
             Self::Vsock(error) => error.blame(),
             Self::Passed(error) => super::passed::blame(error),
-            Self::VhostFile { .. } | Self::Reset(_) | Self::Thread(_) | Self::NotYet { .. } => Blame::Host,
+            Self::Server(error) => error.blame(),
+            Self::VhostFile { .. } | Self::Reset(_) | Self::Thread(_) => Blame::Host,
+            Self::NotConnected { .. } => Blame::Internal,
         }
     }
 
@@ -143,8 +149,11 @@ impl Report for DeviceError {
             }),
             Self::Passed(error) => error.remedy(),
             Self::Thread(_) => Some(ThreadError::HELP.to_owned()),
-            Self::Reset(_) => Some("look for its errors: dmesg, lspci -vv".to_owned()),
-            Self::NotYet { .. } => Some("remove the device, or look at it with egm-vmm plan".to_owned()),
+            Self::Reset(_) => {
+                Some("look for its errors: dmesg, lspci -vv, or what its server says".to_owned())
+            }
+            Self::Server(error) => error.help(),
+            Self::NotConnected { .. } => None,
         }
     }
 }
@@ -169,14 +178,6 @@ pub(super) fn open(
         .collect()
 }
 
-/// Refuses what this version cannot start.
-pub(super) fn check_kind(kind: &DeviceKind) -> Result<(), DeviceError> {
-    match kind {
-        DeviceKind::VfioUser { .. } => Err(DeviceError::NotYet { what: "vfio-user" }),
-        _ => Ok(()),
-    }
-}
-
 fn open_one(kind: &DeviceKind, spaces: &AddressSpaces) -> Result<OpenDevice, DeviceError> {
     match kind {
         DeviceKind::VirtioBlk { path, read_only } => disk(path, *read_only).map(OpenDevice::Block),
@@ -189,7 +190,10 @@ fn open_one(kind: &DeviceKind, spaces: &AddressSpaces) -> Result<OpenDevice, Dev
             Ok(OpenDevice::Vsock(Box::new(Vsock::new(*cid, vsock_backend(socket.as_deref())?)?)))
         }
         DeviceKind::Vfio { function, .. } => Ok(OpenDevice::Passed(spaces.function(*function)?)),
-        DeviceKind::VfioUser { .. } => Err(DeviceError::NotYet { what: "vfio-user" }),
+        DeviceKind::VfioUser { socket } => {
+            let missing = || DeviceError::NotConnected { socket: socket.clone() };
+            spaces.served(socket).map(OpenDevice::Passed).ok_or_else(missing)
+        }
     }
 }
 

@@ -7,6 +7,7 @@ mod leases;
 mod loans;
 mod passed;
 mod reset;
+mod servers;
 
 use std::fs::{File, FileType, OpenOptions};
 use std::io;
@@ -19,8 +20,9 @@ pub(crate) use self::leases::Taken;
 pub use self::leases::{LeaseError, Leases, SliceProgress};
 pub use self::loans::Broker;
 pub use self::passed::{AddressSpaces, PassedError};
+pub use self::servers::{ServerError, Servers};
 use crate::arch::x86_64::boot::BootFiles;
-use crate::config::{Boot, Device};
+use crate::config::{Boot, Device, DeviceKind};
 use crate::console::{Console, ConsoleError};
 use crate::error::{Blame, Report};
 use crate::facts::Facts;
@@ -127,7 +129,8 @@ impl Report for ResourceError {
 }
 
 impl Resources {
-    /// Opens what `plan` names on the host that `facts` describe, with the slices that it names in `leases`; `progress` hears of prefaulted memory. Cheap things that are often wrong come first, so
+    /// Opens what `plan` names on the host that `facts` describe, with the slices that it names in `leases` and the vfio-user
+    /// servers that it names in `servers`; `progress` hears of prefaulted memory. Cheap things that are often wrong come first, so
     /// that a wrong path is told before a terabyte is touched.
     ///
     /// # Errors
@@ -136,19 +139,22 @@ impl Resources {
         plan: &Plan,
         facts: &Facts,
         leases: &Leases,
+        servers: Servers,
         progress: Progress<'_>,
     ) -> Result<Self, ResourceError> {
         let boot = open_boot(&plan.boot)?;
         let hypervisor = Hypervisor::open()?;
         let vm = hypervisor.create_vm()?;
         let console = Console::open(&plan.console)?;
-        let spaces = AddressSpaces::open(plan, &vm)?;
+        let spaces = AddressSpaces::open(plan, &vm, servers)?;
         let devices =
             devices::open(plan, &spaces).map_err(|(id, source)| ResourceError::Device { id, source })?;
         let ram = GuestRam::open(plan, leases)?;
-        let (maps, pinned) = (spaces.maps(plan, &ram)?, !spaces.is_empty());
-        let prefault = || ram.prefault(plan, pinned, |backing| near(facts, backing), progress);
-        if pinned {
+        let maps = spaces.maps(plan, &ram)?;
+        let prefault = || ram.prefault(plan, spaces.pin(), |backing| near(facts, backing), progress);
+        if spaces.is_empty() {
+            prefault()?;
+        } else {
             // What devices reach stays in place, so it is all made present, by many threads, while the IOMMU is told of it
             // and the devices reset themselves.
             thread::scope(|scope| {
@@ -158,8 +164,6 @@ impl Resources {
                 joined(mapping)?;
                 joined(resetting).map_err(|(id, source)| ResourceError::Device { id, source })
             })?;
-        } else {
-            prefault()?;
         }
         Ok(Self { hypervisor, vm, ram, boot, console, devices, spaces, leases: leases.clone() })
     }
@@ -214,15 +218,18 @@ fn open_boot(boot: &Boot) -> Result<BootFiles, ResourceError> {
     Ok(BootFiles { kernel, initramfs })
 }
 
-/// Refuses devices that can be planned but not started, before the plan asks for facts about them.
+/// Connects the vfio-user servers of `devices`, which the plan asks for facts.
 ///
 /// # Errors
-/// [`ResourceError::Device`] with the first such device.
-pub fn check_devices(devices: &[Device]) -> Result<(), ResourceError> {
-    devices.iter().try_for_each(|device| {
-        devices::check_kind(&device.kind)
-            .map_err(|source| ResourceError::Device { id: device.id.clone(), source })
-    })
+/// [`ResourceError::Device`] with the first that cannot be used.
+pub fn connect_servers(devices: &[Device]) -> Result<Servers, ResourceError> {
+    let mut servers = Servers::default();
+    for device in devices {
+        let DeviceKind::VfioUser { socket } = &device.kind else { continue };
+        let connected = servers.connect(socket).map_err(DeviceError::from);
+        connected.map_err(|source| ResourceError::Device { id: device.id.clone(), source })?;
+    }
+    Ok(servers)
 }
 
 /// Host CPUs on the nodes that a backing is bound to.

@@ -1,5 +1,6 @@
 //! Host functions and what their DMA reaches, opened.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use egm_address::{CpuSet, Iova, PciAddress, Span};
@@ -15,6 +16,8 @@ use crate::kvm::{KvmError, Vm};
 use crate::memory::GuestRam;
 use crate::plan::{Interface, Plan};
 
+use super::servers::Servers;
+
 /// Why a machine's host functions cannot have their memory.
 #[derive(Debug, thiserror::Error)]
 pub enum PassedError {
@@ -27,6 +30,15 @@ pub enum PassedError {
     /// Guest memory.
     #[error("guest memory cannot be reached by host functions")]
     Dma(#[from] DmaError),
+    /// Guest memory, for the device of a server.
+    #[error("guest memory cannot be lent to the vfio-user server {}", socket.display())]
+    Lend {
+        /// Its socket.
+        socket: PathBuf,
+        /// The reason.
+        #[source]
+        source: DmaError,
+    },
 }
 
 impl Report for PassedError {
@@ -34,7 +46,7 @@ impl Report for PassedError {
         match self {
             Self::Open(error) => blame(error),
             Self::Kvm(error) => error.blame(),
-            Self::Dma(_) => Blame::Host,
+            Self::Dma(_) | Self::Lend { .. } => Blame::Host,
         }
     }
 
@@ -43,6 +55,12 @@ impl Report for PassedError {
             Self::Open(error) => error.remedy(),
             Self::Kvm(_) => Some("load KVM's part of VFIO: modprobe vfio kvm".to_owned()),
             Self::Dma(error) => error.remedy(),
+            Self::Lend { source: DmaError::NoWay { .. }, .. } => Some(
+                "remove the device, or take the machine's memory from where it is a file: \"region\": \"memfd\" or \
+                 \"hugetlb\""
+                    .to_owned(),
+            ),
+            Self::Lend { .. } => Some("look at what the server says, and start it again".to_owned()),
         }
     }
 }
@@ -55,35 +73,48 @@ pub(super) fn blame(error: &OpenError) -> Blame {
     }
 }
 
-/// The I/O address spaces of a machine: one for all functions of the kernel, so that memory is pinned once.
+/// The I/O address spaces of a machine: one for all functions of the kernel, so that memory is pinned once, and one a
+/// vfio-user server.
 #[derive(Default)]
 pub struct AddressSpaces {
     kernel: Option<KernelDomain>,
+    servers: Servers,
 }
 
 impl AddressSpaces {
-    /// Those that the functions of `plan` need, empty. `vm` hears of what is opened in them.
+    /// Those that the functions of `plan` need, and those of `servers`, empty. `vm` hears of what is opened in them.
     ///
     /// # Errors
     /// [`PassedError`].
-    pub(super) fn open(plan: &Plan, vm: &Vm) -> Result<Self, PassedError> {
-        let Some(passthrough) = &plan.passthrough else { return Ok(Self::default()) };
+    pub(super) fn open(plan: &Plan, vm: &Vm, servers: Servers) -> Result<Self, PassedError> {
+        let Some(passthrough) = &plan.passthrough else { return Ok(Self { kernel: None, servers }) };
         let track: Track = Arc::new(vm.vfio_files()?);
         let kernel = match passthrough.interface {
             Interface::Legacy => KernelDomain::Legacy(Container::new(Some(track))?),
             Interface::Iommufd => KernelDomain::Iommufd(Iommufd::new(Some(track))?),
         };
-        Ok(Self { kernel: Some(kernel) })
+        Ok(Self { kernel: Some(kernel), servers })
     }
 
     /// Whether no function needs one.
     pub fn is_empty(&self) -> bool {
-        self.kernel.is_none()
+        self.kernel.is_none() && self.servers.is_empty()
+    }
+
+    /// Whether what they reach is pinned: all of it is made present then.
+    pub(super) fn pin(&self) -> bool {
+        self.kernel.is_some()
     }
 
     /// All of them.
     pub fn domains(&self) -> Vec<Arc<dyn Domain>> {
-        self.kernel.iter().map(KernelDomain::domain).collect()
+        let servers = self.servers.domains().map(|(_, domain)| domain);
+        self.kernel.iter().map(KernelDomain::domain).chain(servers).collect()
+    }
+
+    /// The device of the server at `socket`, if it is connected.
+    pub(super) fn served(&self, socket: &Path) -> Option<Arc<dyn Backend>> {
+        self.servers.function(socket)
     }
 
     /// Opens the function at `address` of the host.
@@ -97,32 +128,50 @@ impl AddressSpaces {
     /// How the functions come to reach all RAM of `plan`, slices among it, where the guest has it.
     ///
     /// # Errors
-    /// [`PassedError::Dma`] when that can be known not to work.
+    /// [`PassedError::Dma`] and [`PassedError::Lend`] when that can be known not to work.
     pub(super) fn maps(&self, plan: &Plan, ram: &GuestRam) -> Result<Maps, PassedError> {
-        let maps = self.domains().into_iter().map(|domain| {
-            let pieces = order(pieces(plan, ram), &domain.limits())?;
+        let all = |domain: &Arc<dyn Domain>| order(pieces(plan, ram), &domain.limits());
+        let kernel = self.kernel.iter().map(|kernel| {
+            let domain = kernel.domain();
+            let pieces = all(&domain)?;
             Memlock::of_process().check(locked_bytes(&pieces))?;
-            Ok((domain, pieces))
+            Ok(Map { socket: None, domain, pieces })
         });
-        maps.collect::<Result<_, DmaError>>().map(Maps).map_err(PassedError::from)
+        let servers = self.servers.domains().map(|(socket, domain)| {
+            let lend = |source| PassedError::Lend { socket: socket.to_owned(), source };
+            let pieces = all(&domain).map_err(lend)?;
+            Ok(Map { socket: Some(socket.to_owned()), domain, pieces })
+        });
+        kernel.chain(servers).collect::<Result<_, PassedError>>().map(Maps)
     }
 }
 
 /// What is to be mapped, and where.
-pub(super) struct Maps(Vec<(Arc<dyn Domain>, Vec<Piece>)>);
+pub(super) struct Maps(Vec<Map>);
+
+/// That of one address space.
+struct Map {
+    /// The server's whose it is.
+    socket: Option<PathBuf>,
+    domain: Arc<dyn Domain>,
+    pieces: Vec<Piece>,
+}
 
 impl Maps {
     /// Maps it, each node's memory on a thread near it.
     ///
     /// # Errors
-    /// [`PassedError::Dma`].
+    /// [`PassedError::Dma`] and [`PassedError::Lend`].
     pub(super) fn make(self, facts: &Facts) -> Result<(), PassedError> {
-        self.0.into_iter().try_for_each(|(domain, pieces)| {
-            map_all(domain.as_ref(), pieces, &|node| {
+        self.0.into_iter().try_for_each(|Map { socket, domain, pieces }| {
+            let mapped = map_all(domain.as_ref(), pieces, &|node| {
                 let node = facts.nodes.iter().find(|known| Some(known.id) == node);
                 egm_device::pin(node.map(|node| &node.cpus));
+            });
+            mapped.map_err(|source| match socket {
+                Some(socket) => PassedError::Lend { socket, source },
+                None => source.into(),
             })
-            .map_err(PassedError::from)
         })
     }
 }

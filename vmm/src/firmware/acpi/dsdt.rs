@@ -192,7 +192,7 @@ impl PinRouting {
     /// Those of the host bridge of `bus`.
     fn of(plan: &Plan, bus: u8) -> Self {
         let pin = |function: &FunctionPlan| {
-            let FunctionRole::Endpoint { device, passed: Some(_) } = &function.role else { return None };
+            let FunctionRole::Endpoint { device, .. } = &function.role else { return None };
             let root = RootPin::of(&plan.pci, function.address);
             Some((root, plan.intx(&device.id)?)).filter(|_| root.bus == bus)
         };

@@ -1,0 +1,51 @@
+//! What the plan says of vfio-user servers: only a running one knows its BARs, and none is lent memory without a file.
+
+use std::path::Path;
+
+use egm_device::region::RegionKind;
+
+use crate::config::{Device, DeviceKind, Spec};
+use crate::facts::Facts;
+use crate::plan::{BackingPlan, PassedRule, PlanError};
+
+/// Whether the servers of the machine can be lent all of its memory. A device file would lend them the whole region, other
+/// machines' slices with it.
+///
+/// # Errors
+/// [`PassedRule::ServerMemory`].
+pub(super) fn check_memory(spec: &Spec, facts: &Facts, backings: &[BackingPlan]) -> Result<(), PlanError> {
+    let Some((device, _)) = served(spec).next() else { return Ok(()) };
+    for backing in backings {
+        let host = facts.regions.iter().find(|host| backing.region.as_ref() == Some(&host.region.name));
+        let Some(host) = host else { continue };
+        if let RegionKind::Egm { .. } | RegionKind::Reserved { .. } | RegionKind::Devdax { .. } =
+            host.region.kind
+        {
+            let (device, backing, region) = (device.id.clone(), backing.id.clone(), host.region.name.clone());
+            return Err(PassedRule::ServerMemory { device, backing, region }.into());
+        }
+    }
+    Ok(())
+}
+
+/// What is not known of servers that the facts do not describe.
+pub(super) fn notes(spec: &Spec, facts: &Facts) -> Vec<String> {
+    let unknown =
+        served(spec).filter(|(_, socket)| facts.servers.iter().all(|server| server.socket != *socket));
+    let note = |(device, socket): (&Device, &Path)| {
+        format!(
+            "device \"{}\": its BARs are not in this plan, and move what is placed after them: only its server says how \
+             large they are; while it runs, record them with: egm-vmm facts --server {}",
+            device.id,
+            socket.display()
+        )
+    };
+    unknown.map(note).collect()
+}
+
+fn served(spec: &Spec) -> impl Iterator<Item = (&Device, &Path)> {
+    spec.devices.iter().filter_map(|device| match &device.kind {
+        DeviceKind::VfioUser { socket } => Some((device, socket.as_path())),
+        _ => None,
+    })
+}

@@ -1,0 +1,160 @@
+//! A machine with a device that a vfio-user server serves: what the server is told, and what remains of it.
+
+#![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use egm_function::config::Identity;
+use egm_function::device::{Function, Setup};
+use egm_payload::{Entry, Ports};
+use egm_vfio::host::HostBarKind;
+use egm_vfio_wire::message::{DeviceInfo, DmaMap, DmaUnmap, IrqInfo, RegionInfo, SetIrqs};
+use egm_vfio_wire::serve::{Device, serve};
+use egm_vfio_wire::socket::{Connection, Patience};
+use egm_vmm::facts::{Facts, Scope, of_host};
+use egm_vmm::machine::{ExitReason, build};
+use egm_vmm::plan::Plan;
+use egm_vmm::resources::{Leases, Resources, Servers, connect_servers};
+use egm_vmm::{config, plan};
+use rustix::io::Errno;
+use serde_json::json;
+
+const SETUP: Setup = Setup {
+    identity: Identity { vendor: 0x10de, device: 0x2342, class: 0x03_0200 },
+    bar: 1 << 30,
+    memory: 4 << 20,
+    vectors: 4,
+};
+
+/// What a server is asked, in short.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Asked {
+    /// Address, bytes, and whether a file came.
+    Map(u64, u64, bool),
+    Reset,
+    Left,
+}
+
+/// A function that writes down what it is asked.
+struct Recorder {
+    function: Function,
+    asked: Arc<Mutex<Vec<Asked>>>,
+}
+
+impl Recorder {
+    fn note(&self, asked: Asked) {
+        self.asked.lock().unwrap().push(asked);
+    }
+}
+
+impl Device for Recorder {
+    fn info(&self) -> DeviceInfo {
+        self.function.info()
+    }
+    fn region(&self, index: u32) -> (RegionInfo, Option<BorrowedFd<'_>>) {
+        self.function.region(index)
+    }
+    fn irq(&self, index: u32) -> IrqInfo {
+        self.function.irq(index)
+    }
+    fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) {
+        self.function.read(region, offset, data);
+    }
+    fn write(&mut self, region: u32, offset: u64, data: &[u8]) {
+        self.function.write(region, offset, data);
+    }
+    fn dma_map(&mut self, map: DmaMap, file: Option<OwnedFd>) -> Result<(), Errno> {
+        self.note(Asked::Map(map.address, map.size, file.is_some()));
+        self.function.dma_map(map, file)
+    }
+    fn dma_unmap(&mut self, unmap: DmaUnmap) -> Result<(), Errno> {
+        self.function.dma_unmap(unmap)
+    }
+    fn set_irqs(&mut self, set: SetIrqs<'_>, eventfds: Vec<OwnedFd>) -> Result<(), Errno> {
+        self.function.set_irqs(set, eventfds)
+    }
+    fn reset(&mut self) -> Result<(), Errno> {
+        self.note(Asked::Reset);
+        self.function.reset()
+    }
+    fn disconnected(&mut self) {
+        self.note(Asked::Left);
+        self.function.disconnected();
+    }
+}
+
+/// A server for one client, and what it was asked when that has left.
+fn server(socket: &Path) -> JoinHandle<Vec<Asked>> {
+    let listener = UnixListener::bind(socket).unwrap();
+    std::thread::spawn(move || {
+        let (client, _) = listener.accept().unwrap();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let mut device = Recorder { function: Function::new(SETUP).unwrap(), asked: Arc::clone(&asked) };
+        let mut connection = Connection::new(client.into(), Duration::from_secs(20), Patience::NONE).unwrap();
+        serve(&mut connection, &mut device).unwrap();
+        asked.lock().unwrap().clone()
+    })
+}
+
+/// A machine with the device of the server at `folder`'s `fn.sock`, up to its plan.
+fn planned(folder: &Path) -> (Plan, Facts, Servers) {
+    fs::write(folder.join("kernel"), egm_payload::hello(Ports::USUAL, Entry::Pvh)).unwrap();
+    let file = folder.join("vm.json");
+    let text = json!({
+        "memory": { "size": "64MiB" },
+        "egm": [{ "region": "local", "size": "32MiB", "node": 1 }],
+        "boot": { "kernel": "kernel" },
+        "console": "null",
+        "devices": [{ "type": "vfio-user", "socket": "fn.sock" }],
+    });
+    fs::write(&file, text.to_string()).unwrap();
+    let spec = config::load(&file).unwrap();
+    let servers = connect_servers(&spec.devices).unwrap();
+    let facts = Facts { servers: servers.facts(), ..of_host(&Scope::of(&spec)).unwrap() };
+    (plan::plan(&spec, &facts).unwrap(), facts, servers)
+}
+
+#[test]
+fn what_the_plan_knows_of_a_device_is_what_its_server_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = server(&folder.path().join("fn.sock"));
+    let (plan, facts, servers) = planned(folder.path());
+    let bars: Vec<_> = facts.servers[0].bars.iter().map(|bar| (bar.index, bar.kind, bar.size)).collect();
+    assert_eq!(bars, [(0, HostBarKind::Memory32, 0x4000), (2, HostBarKind::Memory64Prefetchable, SETUP.bar)]);
+    assert_eq!(plan.pci.iter().map(|function| function.msix_vectors).max(), Some(4));
+    drop(servers);
+    assert_eq!(server.join().unwrap(), [Asked::Left]);
+}
+
+#[test]
+fn a_server_is_lent_all_of_the_guests_memory_as_files_and_nothing_after_its_end() {
+    if let Err(error) = fs::File::options().read(true).write(true).open("/dev/kvm") {
+        return println!("skipped: /dev/kvm: {error}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let server = server(&folder.path().join("fn.sock"));
+    let (plan, facts, servers) = planned(folder.path());
+    let resources = Resources::open(&plan, &facts, &Leases::default(), servers, &|_, _| {}).unwrap();
+    let ended = build(&plan, resources).unwrap().run();
+    assert_eq!(ended.reason, ExitReason::PoweredOff);
+    drop(ended);
+    let asked = server.join().unwrap();
+    let lent = |(start, size): (u64, u64)| {
+        asked.iter().any(|asked| match asked {
+            Asked::Map(at, bytes, true) => *at <= start && start + size <= at + bytes,
+            _ => false,
+        })
+    };
+    assert!(plan.memory.iter().all(|memory| lent((memory.span.start().get(), memory.span.size()))));
+    assert!(asked.iter().all(|asked| !matches!(asked, Asked::Map(_, _, false))), "{asked:?}");
+    // Before the guest has it, and after.
+    assert_eq!(asked.iter().filter(|asked| **asked == Asked::Reset).count(), 2);
+    assert_eq!(asked.last(), Some(&Asked::Left));
+}
