@@ -13,7 +13,7 @@ use crate::ledger::record::{OnLine, Use};
 use crate::ledger::{self, GrantError, Ledger, LedgerError, Line, Memory, Watch, memory};
 use crate::owner::Owner;
 use crate::region::{Region, Slice};
-use crate::scrub::{Cause, ScrubError};
+use crate::scrub::{self, Scrubbed};
 
 /// A slice that is locked and recorded, not opened yet.
 #[derive(Debug)]
@@ -229,37 +229,13 @@ impl Taken {
     }
 }
 
-/// How a scrub ended.
-struct Scrubbed {
-    done: SpanSet<InRegion>,
-    bad: SpanSet<InRegion>,
-    end: Result<(), ScrubError>,
-}
-
 /// Makes `todo` zero; bad pages that it meets are left out and named.
 fn scrub(
     memory: &dyn Memory,
     backing: &dyn Backing,
     slice: &Slice,
-    mut todo: SpanSet<InRegion>,
+    todo: SpanSet<InRegion>,
     watch: &Watch<'_>,
 ) -> Scrubbed {
-    let (mut done, mut bad) = (Vec::new(), Vec::new());
-    let end = loop {
-        let error = match memory.zero(backing, Offset::new(slice.offset), &todo, watch) {
-            Ok(()) => {
-                done.extend(todo.iter());
-                break Ok(());
-            }
-            Err(error) => error,
-        };
-        done.extend(error.done.iter());
-        let Cause::Bad(page) = error.cause else { break Err(error) };
-        if todo.overlapping(page).is_none() {
-            break Err(error);
-        }
-        bad.push(page);
-        todo = todo.minus(&error.done).minus(&SpanSet::from_iter([page]));
-    };
-    Scrubbed { done: done.into_iter().collect(), bad: bad.into_iter().collect(), end }
+    scrub::around_bad(todo, |todo| memory.zero(backing, Offset::new(slice.offset), todo, watch))
 }

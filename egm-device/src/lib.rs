@@ -10,6 +10,7 @@ pub mod backing;
 pub mod broker;
 pub mod carve;
 pub mod cli;
+pub mod device;
 pub mod lease;
 pub mod ledger;
 mod mapping;

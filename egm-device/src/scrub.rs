@@ -121,6 +121,38 @@ pub fn zero(
     }
 }
 
+/// How a scrub went that goes around bad pages.
+pub(crate) struct Scrubbed {
+    pub(crate) done: SpanSet<InRegion>,
+    pub(crate) bad: SpanSet<InRegion>,
+    pub(crate) end: Result<(), ScrubError>,
+}
+
+/// Makes `todo` zero by `zero`; bad pages that it meets are left out and named.
+pub(crate) fn around_bad(
+    mut todo: SpanSet<InRegion>,
+    zero: impl Fn(&SpanSet<InRegion>) -> Result<(), ScrubError>,
+) -> Scrubbed {
+    let (mut done, mut bad) = (Vec::new(), Vec::new());
+    let end = loop {
+        let error = match zero(&todo) {
+            Ok(()) => {
+                done.extend(todo.iter());
+                break Ok(());
+            }
+            Err(error) => error,
+        };
+        done.extend(error.done.iter());
+        let Cause::Bad(page) = error.cause else { break Err(error) };
+        if todo.overlapping(page).is_none() {
+            break Err(error);
+        }
+        bad.push(page);
+        todo = todo.minus(&error.done).minus(&SpanSet::from_iter([page]));
+    };
+    Scrubbed { done: done.into_iter().collect(), bad: bad.into_iter().collect(), end }
+}
+
 fn lies_within(span: Span<InRegion>, at: Offset, size: u64) -> bool {
     at.checked_add(size).is_some_and(|end| at <= span.start() && span.end() <= end)
 }

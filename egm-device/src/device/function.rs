@@ -1,0 +1,307 @@
+//! The function: its state behind a lock, its bytes, its vectors.
+//!
+//! A [`Function`] is a handle: whoever has news of the slice has one, and each client gets a [`Connected`] with what goes
+//! when it leaves. No lock is held while a scrub runs; firing a vector never waits, so it may be.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use egm_address::{InBar, SpanSet};
+use egm_vfio_wire::message::{DeviceInfo, DmaMap, DmaUnmap, IrqInfo, RegionInfo, SetIrqs};
+use egm_vfio_wire::serve::{Device, Vectors, Windows};
+use rustix::io::Errno;
+
+use super::config::{Config, Id, LENGTH};
+use super::core::{Core, Effect, Facts};
+use super::memory::{Memory, areas};
+use super::registers::{SIZE, VECTORS};
+use crate::backing::Backing;
+
+const BAR0: u32 = 0;
+const BAR2: u32 = 2;
+const CONFIG: u32 = 7;
+const MSIX: u32 = 2;
+
+/// Who is told of bytes that turned out bad when they were touched here.
+pub type BadBytes = dyn Fn(&SpanSet<InBar>) + Send + Sync;
+
+/// How a function is made.
+pub struct Setup {
+    /// What it passes for.
+    pub id: Id,
+    /// What is so of the slice.
+    pub facts: Facts,
+    /// Bytes of it that nobody may use.
+    pub retired: SpanSet<InBar>,
+    /// Told of more such bytes.
+    pub bad: Box<BadBytes>,
+}
+
+/// A slice as a PCI function.
+#[derive(Clone)]
+pub struct Function(Arc<Shared>);
+
+struct Shared {
+    memory: Memory,
+    bar: u64,
+    bad: Box<BadBytes>,
+    state: Mutex<State>,
+    /// The guest has quiesced.
+    quiesced: Condvar,
+}
+
+struct State {
+    core: Core,
+    config: Config,
+    vectors: Vectors,
+    /// Ends the scrub that runs, if one does.
+    cancel: Arc<AtomicBool>,
+    /// The last scrub that the guest asked for.
+    scrub: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Function {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Function").field("core", &self.state().core).finish_non_exhaustive()
+    }
+}
+
+impl Function {
+    /// A function over `backing`, of which it keeps a descriptor.
+    ///
+    /// # Errors
+    /// The kernel's, for that descriptor.
+    pub fn new(setup: Setup, backing: &dyn Backing) -> io::Result<Self> {
+        let Setup { id, facts, retired, bad } = setup;
+        let config = Config::new(id, &facts);
+        let vectors = Vectors::new(VECTORS);
+        let core = Core::new(facts, retired);
+        let state = State { core, config, vectors, cancel: Arc::default(), scrub: None };
+        let memory = Memory::of(backing)?;
+        let (state, quiesced) = (Mutex::new(state), Condvar::new());
+        Ok(Self(Arc::new(Shared { memory, bar: facts.bar(), bad, state, quiesced })))
+    }
+
+    /// For one client, until it leaves.
+    #[must_use]
+    pub fn connect(&self) -> Connected {
+        Connected { function: self.clone(), windows: Windows::default() }
+    }
+
+    /// Bytes of the slice went bad: the guest is told of those it did not know.
+    pub fn retire(&self, bad: &SpanSet<InBar>) {
+        self.news(|core| core.retire(bad));
+    }
+
+    /// The owner wants the slice back: the guest is asked for it.
+    pub fn want(&self) {
+        self.news(Core::want);
+    }
+
+    /// Waits until the guest has quiesced or `patience` is over; whether it has.
+    #[must_use]
+    pub fn wait_quiesced(&self, patience: Duration) -> bool {
+        let end = Instant::now().checked_add(patience);
+        let mut state = self.state();
+        loop {
+            let left = end.and_then(|end| end.checked_duration_since(Instant::now()));
+            match left {
+                _ if state.core.is_quiesced() => return true,
+                Some(left) if !left.is_zero() => {
+                    let waited = self.0.quiesced.wait_timeout(state, left);
+                    state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+                _ => return false,
+            }
+        }
+    }
+
+    fn news(&self, step: impl FnOnce(&mut Core) -> Effect) {
+        let mut state = self.state();
+        let effect = step(&mut state.core);
+        self.carry_out(&mut state, effect);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn carry_out(&self, state: &mut State, effect: Effect) {
+        match effect {
+            Effect::Nothing => {}
+            Effect::Fire(event) => state.vectors.fire(event.vector()),
+            Effect::Quiesced => self.0.quiesced.notify_all(),
+            Effect::Scrub => self.begin_scrub(state),
+        }
+    }
+
+    /// Scrubs on a thread: the guest waits by looking at its registers, and goes on with other things.
+    fn begin_scrub(&self, state: &mut State) {
+        state.cancel = Arc::default();
+        let (function, cancel) = (self.clone(), state.cancel.clone());
+        let work = move || {
+            let _ = function.scrub(&cancel);
+        };
+        match thread::Builder::new().name("scrub".into()).spawn(work) {
+            // The one before has ended: that is why another may begin.
+            Ok(thread) => state.scrub = Some(thread),
+            Err(_) => state.core.scrub_ended(false),
+        }
+    }
+
+    /// Makes all usable bytes zero, and says so.
+    fn scrub(&self, cancel: &AtomicBool) -> Result<(), Errno> {
+        let usable = self.state().core.usable();
+        let progress = |bytes| self.state().core.scrubbed(bytes);
+        let (bad, well) = self.0.memory.scrub(&usable, &progress, cancel);
+        self.found_bad(&bad);
+        self.state().core.scrub_ended(well);
+        if well { Ok(()) } else { Err(Errno::IO) }
+    }
+
+    /// Ends a scrub that runs, whoever asked for it.
+    pub fn stop_scrub(&self) {
+        self.state().cancel.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends the scrub that the guest asked for, and waits for that.
+    fn end_scrub(&self) {
+        self.stop_scrub();
+        let scrub = self.state().scrub.take();
+        // It tells in its registers how it ended.
+        scrub.into_iter().for_each(|thread| drop(thread.join()));
+    }
+
+    /// Resets it; returns when all is done, a scrub too.
+    fn reset(&self) -> Result<(), Errno> {
+        self.end_scrub();
+        let mut state = self.state();
+        state.config.reset();
+        let effect = state.core.reset();
+        state.cancel = Arc::default();
+        let cancel = state.cancel.clone();
+        drop(state);
+        if effect == Effect::Scrub { self.scrub(&cancel) } else { Ok(()) }
+    }
+
+    fn found_bad(&self, bad: &SpanSet<InBar>) {
+        if !bad.is_empty() {
+            (self.0.bad)(bad);
+            self.retire(bad);
+        }
+    }
+
+    fn region(&self, index: u32) -> (RegionInfo, Option<BorrowedFd<'_>>) {
+        let some = RegionInfo { index, read: true, write: true, ..RegionInfo::default() };
+        match index {
+            BAR0 => (RegionInfo { size: SIZE.into(), ..some }, None),
+            BAR2 => {
+                let memory = &self.0.memory;
+                let areas = areas(&self.state().core.usable(), memory.page());
+                let (mmap, offset) = (!areas.is_empty(), memory.offset());
+                let info = RegionInfo { size: self.0.bar, offset, mmap, areas, ..some };
+                (info, mmap.then(|| memory.descriptor()))
+            }
+            CONFIG => (RegionInfo { size: LENGTH as u64, ..some }, None),
+            _ => (RegionInfo { index, ..RegionInfo::default() }, None),
+        }
+    }
+
+    fn read(&self, region: u32, offset: u64, data: &mut [u8]) {
+        data.fill(0xff);
+        match region {
+            BAR0 => self.state().core.read(offset, data),
+            BAR2 => {
+                let usable = self.state().core.usable();
+                let bad = self.0.memory.read(offset, data, &usable);
+                self.found_bad(&bad);
+            }
+            CONFIG => self.state().config.read(offset, data),
+            _ => {}
+        }
+    }
+
+    fn write(&self, region: u32, offset: u64, data: &[u8]) {
+        match region {
+            BAR0 => {
+                let mut state = self.state();
+                let effect = state.core.write(offset, data);
+                self.carry_out(&mut state, effect);
+            }
+            BAR2 => {
+                let usable = self.state().core.usable();
+                let bad = self.0.memory.write(offset, data, &usable);
+                self.found_bad(&bad);
+            }
+            CONFIG => {
+                let asks_for_reset = self.state().config.write(offset, data);
+                if asks_for_reset {
+                    let _ = self.reset();
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// A function and what one client of it has: windows on its memory, and eventfds.
+#[derive(Debug)]
+pub struct Connected {
+    function: Function,
+    windows: Windows,
+}
+
+impl Device for Connected {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo { resettable: true, regions: 9, irqs: 5 }
+    }
+
+    fn region(&self, index: u32) -> (RegionInfo, Option<BorrowedFd<'_>>) {
+        self.function.region(index)
+    }
+
+    fn irq(&self, index: u32) -> IrqInfo {
+        let count = if index == MSIX { VECTORS } else { 0 };
+        IrqInfo { index, count, eventfd: true, maskable: false, automasked: false, noresize: false }
+    }
+
+    fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) {
+        self.function.read(region, offset, data);
+    }
+
+    fn write(&mut self, region: u32, offset: u64, data: &[u8]) {
+        self.function.write(region, offset, data);
+    }
+
+    /// The function does no DMA: it remembers windows, as the protocol wants it, and lets the descriptor go at once.
+    fn dma_map(&mut self, map: DmaMap, _file: Option<OwnedFd>) -> Result<(), Errno> {
+        self.windows.map(map, None)
+    }
+
+    fn dma_unmap(&mut self, unmap: DmaUnmap) -> Result<(), Errno> {
+        self.windows.unmap(unmap)
+    }
+
+    fn set_irqs(&mut self, set: SetIrqs<'_>, eventfds: Vec<OwnedFd>) -> Result<(), Errno> {
+        // Switching off a kind that there is none of is no mistake.
+        if set.index != MSIX {
+            return Ok(());
+        }
+        self.function.state().vectors.set(set, eventfds)
+    }
+
+    fn reset(&mut self) -> Result<(), Errno> {
+        self.function.reset()
+    }
+
+    fn disconnected(&mut self) {
+        self.windows = Windows::default();
+        self.function.state().vectors.clear();
+        // The next guest's bytes must not meet this one's scrub.
+        self.function.end_scrub();
+    }
+}
