@@ -23,6 +23,7 @@ pub mod region;
 pub mod report;
 pub mod retired;
 pub mod scrub;
+pub mod serve;
 pub mod show;
 mod stream;
 mod sys;

@@ -8,6 +8,7 @@ mod html;
 mod ledger;
 pub mod progress;
 mod regions;
+mod serve;
 
 use std::process::ExitCode;
 
@@ -40,6 +41,7 @@ enum Command {
     Regions(regions::Args),
     Carve(carve::Args),
     Broker(broker::Args),
+    Serve(serve::Args),
     Ledger(ledger::Args),
     Completions(generate::Completions),
     Man(generate::Man),
@@ -54,6 +56,7 @@ pub fn main() -> ExitCode {
         Command::Regions(args) => regions::run(args),
         Command::Carve(args) => carve::run(args),
         Command::Broker(args) => broker::run(args),
+        Command::Serve(args) => serve::run(args),
         Command::Ledger(args) => ledger::run(args),
         Command::Completions(args) => Ok(generate::completions(args, Cli::command())),
         Command::Man(args) => generate::man(args, Cli::command()),

@@ -50,14 +50,16 @@ struct Shared {
     bar: u64,
     bad: Box<BadBytes>,
     state: Mutex<State>,
-    /// The guest has quiesced.
-    quiesced: Condvar,
+    /// The guest has quiesced, or its client has left.
+    unused: Condvar,
 }
 
 struct State {
     core: Core,
     config: Config,
     vectors: Vectors,
+    /// How many have it: none or one behind a socket.
+    clients: usize,
     /// Ends the scrub that runs, if one does.
     cancel: Arc<AtomicBool>,
     /// The last scrub that the guest asked for.
@@ -80,15 +82,18 @@ impl Function {
         let config = Config::new(id, &facts);
         let vectors = Vectors::new(VECTORS);
         let core = Core::new(facts, retired);
-        let state = State { core, config, vectors, cancel: Arc::default(), scrub: None };
+        let state = State { core, config, vectors, clients: 0, cancel: Arc::default(), scrub: None };
         let memory = Memory::of(backing)?;
-        let (state, quiesced) = (Mutex::new(state), Condvar::new());
-        Ok(Self(Arc::new(Shared { memory, bar: facts.bar(), bad, state, quiesced })))
+        let (state, unused) = (Mutex::new(state), Condvar::new());
+        Ok(Self(Arc::new(Shared { memory, bar: facts.bar(), bad, state, unused })))
     }
 
     /// For one client, until it leaves.
     #[must_use]
     pub fn connect(&self) -> Connected {
+        let mut state = self.state();
+        state.clients = state.clients.saturating_add(1);
+        drop(state);
         Connected { function: self.clone(), windows: Windows::default() }
     }
 
@@ -102,17 +107,17 @@ impl Function {
         self.news(Core::want);
     }
 
-    /// Waits until the guest has quiesced or `patience` is over; whether it has.
+    /// Waits until the guest has quiesced, no client is there, or `patience` is over; whether nobody uses the memory.
     #[must_use]
-    pub fn wait_quiesced(&self, patience: Duration) -> bool {
+    pub fn wait_unused(&self, patience: Duration) -> bool {
         let end = Instant::now().checked_add(patience);
         let mut state = self.state();
         loop {
             let left = end.and_then(|end| end.checked_duration_since(Instant::now()));
             match left {
-                _ if state.core.is_quiesced() => return true,
+                _ if state.clients == 0 || state.core.is_quiesced() => return true,
                 Some(left) if !left.is_zero() => {
-                    let waited = self.0.quiesced.wait_timeout(state, left);
+                    let waited = self.0.unused.wait_timeout(state, left);
                     state = waited.unwrap_or_else(PoisonError::into_inner).0;
                 }
                 _ => return false,
@@ -134,7 +139,7 @@ impl Function {
         match effect {
             Effect::Nothing => {}
             Effect::Fire(event) => state.vectors.fire(event.vector()),
-            Effect::Quiesced => self.0.quiesced.notify_all(),
+            Effect::Quiesced => self.0.unused.notify_all(),
             Effect::Scrub => self.begin_scrub(state),
         }
     }
@@ -303,5 +308,14 @@ impl Device for Connected {
         self.function.state().vectors.clear();
         // The next guest's bytes must not meet this one's scrub.
         self.function.end_scrub();
+    }
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        let mut state = self.function.state();
+        state.clients = state.clients.saturating_sub(1);
+        drop(state);
+        self.function.0.unused.notify_all();
     }
 }

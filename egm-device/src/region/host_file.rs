@@ -112,7 +112,7 @@ impl Report for HostFileError {
 }
 
 /// The key that was meant, where serde says ``unknown field `bse`, expected one of `name`, `base` …``.
-fn nearest(message: &str) -> Option<String> {
+pub(crate) fn nearest(message: &str) -> Option<String> {
     let mut keys = message.split('`').skip(1).step_by(2);
     let wrong = keys.next().filter(|_| message.starts_with("unknown field"))?;
     let right = keys.min_by_key(|key| strsim::damerau_levenshtein(wrong, key))?;

@@ -23,6 +23,7 @@ pub mod words;
 
 pub use discover::Survey;
 pub use facts::{HostFacts, Node, Pool};
+pub(crate) use host_file::nearest;
 pub use host_file::{HostFile, HostFileError, ReservedSpan};
 pub use refused::{Reason, Refused};
 pub use srat::Affinity;

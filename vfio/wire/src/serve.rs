@@ -8,19 +8,20 @@ mod vectors;
 mod windows;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::io::Errno;
 
 pub use self::vectors::Vectors;
 pub use self::windows::{Place, Windows};
-use crate::frame::Header;
+use crate::frame::{Header, Kind};
 use crate::message::{
     Access, Call, Capabilities, DeviceInfo, DmaAccess, DmaMap, DmaUnmap, IrqInfo, Query, RegionInfo, Request,
     SAID_FDS, SetIrqs, Write,
 };
 use crate::session::server::{Server as Session, Step};
 use crate::session::{Fault, Ticket};
-use crate::socket::{Broken, Connection};
+use crate::socket::{Broken, Connection, Patience};
 
 /// Most regions and kinds of interrupt of a device.
 const MOST_INDICES: u32 = 256;
@@ -120,6 +121,20 @@ pub fn serve(connection: &mut Connection, device: &mut dyn Device) -> Result<(),
         Err(Served::Broken(Broken::End)) => Ok(()),
         other => other,
     }
+}
+
+/// Tells a client that connects that it is not served, and why; it has `limit` to say its first word and hear ours.
+pub fn turn_away(socket: OwnedFd, why: Errno, limit: Duration) {
+    let told =
+        Connection::new(socket, limit, Patience::NONE).map_err(Broken::from).and_then(|mut connection| {
+            connection.limit_waits()?;
+            connection.receive(Session::new(capabilities()).most(), 0)?;
+            let error = Some(why.raw_os_error().unsigned_abs());
+            let header = Header { kind: Kind::Reply { error }, ..connection.frame().header };
+            connection.send(header, [&[], &[]], &[], u32::MAX)
+        });
+    // Whoever does not listen learns it from the end of the connection.
+    drop(told);
 }
 
 struct Server<'a> {

@@ -1,0 +1,283 @@
+//! `egm-device serve`: slices as PCI functions for VMMs that know vfio-user.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use egm_address::{ByteSize, SpanSet};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::Outcome;
+use super::host::Host;
+use super::ledger;
+use super::progress::with_bar;
+use crate::device::config::Id;
+use crate::device::core::Facts;
+use crate::device::{Function, Setup};
+use crate::ledger::Watch;
+use crate::mapping::Mapping;
+use crate::poison::{self, Event, Growth};
+use crate::region::RegionKind;
+use crate::report::{Blame, Report};
+use crate::serve::{self, FileError, Held, Offer, Post, SliceError, Socket, SocketError};
+
+/// How often an EGM device's list of retired pages is read; nothing tells us when it grows.
+const LOOK: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+
+/// Serves slices as PCI functions over vfio-user, for cloud-hypervisor, QEMU and egm-vmm
+///
+/// A guest sees the slice as a 64-bit BAR. It stays through reboots and clients that come and go. SIGTERM asks the guest for it,
+/// waits a little, and gives it back scrubbed.
+#[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("what").required(true).args(["config", "region"]))]
+pub(super) struct Args {
+    /// Devices, as JSON
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Only the device of the file with this name
+    #[arg(long, value_name = "NAME", requires = "config")]
+    slice: Option<String>,
+    /// One device: its region, by name or kind
+    #[arg(long, value_name = "REGION", requires = "size")]
+    region: Option<String>,
+    /// Its bytes, such as 64GiB
+    #[arg(long, value_name = "SIZE", requires = "region")]
+    size: Option<ByteSize>,
+    /// Where clients connect; without it systemd passes a socket
+    #[arg(long, value_name = "PATH", conflicts_with = "config")]
+    socket: Option<PathBuf>,
+    /// What operators call it, and systemd its socket
+    #[arg(long, value_name = "NAME", default_value = "slice", conflicts_with = "config")]
+    name: String,
+    /// Guest proximity domain that the guest is told
+    #[arg(long, value_name = "NODE", conflicts_with = "config")]
+    pxm: Option<u32>,
+    /// Scrub at every reset
+    #[arg(long, conflicts_with = "config")]
+    scrub_on_reset: bool,
+    /// PCI vendor and device, for those who have a vendor id of their own
+    #[arg(long, value_name = "ID", conflicts_with = "config")]
+    id: Option<Id>,
+    /// Take slices from the broker at this socket, as who is not root must
+    #[arg(long, value_name = "SOCKET")]
+    broker: Option<PathBuf>,
+    /// Seconds that a guest has to answer when its slice is wanted back
+    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
+    patience: u64,
+    #[command(flatten)]
+    host: Host,
+}
+
+/// What stops a server.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {what}")]
+struct Failed {
+    what: &'static str,
+    source: io::Error,
+}
+
+impl Report for Failed {
+    fn blame(&self) -> Blame {
+        Blame::Host
+    }
+}
+
+fn failed(what: &'static str) -> impl Fn(io::Error) -> Failed {
+    move |source| Failed { what, source }
+}
+
+/// One device with all that it has.
+struct Served {
+    held: Arc<Held>,
+    post: Arc<Post>,
+    /// Held to hear of its bad pages, where the kernel maps all of it at once.
+    mapping: Option<Mapping>,
+    growth: Option<Growth>,
+    thread: JoinHandle<()>,
+    /// Goes last: the path is free when nobody is there any more.
+    _socket: Socket,
+}
+
+pub(super) fn run(args: &Args) -> Outcome {
+    let offers = args.offers()?;
+    let mut passed = serve::passed()?;
+    let limit = getrlimit(Resource::Nofile);
+    // A device needs about ten descriptors, and every host allows more than a shell's 1024.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    let signals = signals().map_err(failed("hear of signals"))?;
+    let mut watch = poison::Watch::new().map_err(failed("hear of bad memory"))?;
+    let slices = args.take(&offers)?;
+    let mut devices = Vec::new();
+    for (offer, held) in offers.iter().zip(slices) {
+        let socket = Socket::open(&offer.name, offer.socket.as_deref(), &mut passed)?;
+        devices.push(Served::begin(offer, held, socket, &mut watch)?);
+    }
+    if !passed.is_empty() {
+        return Err(SocketError::Unused { names: passed.into_keys().collect() }.into());
+    }
+    for offer in &offers {
+        let at = offer
+            .socket
+            .as_ref()
+            .map_or_else(|| "systemd's socket".into(), |path| path.display().to_string());
+        println!("device {}: {} of {} at {at}", offer.name, offer.size, offer.region);
+    }
+    wait(&signals, &mut watch, &mut devices)?;
+    let patience = Duration::from_secs(args.patience);
+    let names = offers.iter().map(|offer| offer.name.as_str());
+    end(devices, names, patience, watch)
+}
+
+impl Args {
+    fn offers(&self) -> Result<Vec<Offer>, FileError> {
+        if let Some(path) = &self.config {
+            return serve::load(path, self.slice.as_deref());
+        }
+        let offer = Offer {
+            name: self.name.clone(),
+            region: self.region.clone().unwrap_or_default(),
+            size: self.size.unwrap_or(ByteSize::new(0)),
+            align: None,
+            socket: self.socket.clone(),
+            pxm: self.pxm,
+            scrub_on_reset: self.scrub_on_reset,
+            id: self.id.unwrap_or_default(),
+        };
+        serve::check(std::slice::from_ref(&offer)).map(|()| vec![offer])
+    }
+
+    /// A slice for each device, or none for any: what was taken before one failed goes with this process.
+    fn take(&self, offers: &[Offer]) -> Result<Vec<Held>, Box<dyn Report>> {
+        if let Some(socket) = &self.broker {
+            let held = offers.iter().map(|offer| Held::borrow(offer, socket));
+            return Ok(held.collect::<Result<_, _>>()?);
+        }
+        let (ledger, survey) = (ledger::open(&self.host)?, self.host.survey()?);
+        let grant = |offer: &Offer| {
+            with_bar(&offer.name, |progress| {
+                Held::grant(offer, &ledger, &survey, &Watch { progress, ..Watch::nobody() })
+            })
+        };
+        Ok(offers.iter().map(grant).collect::<Result<_, _>>()?)
+    }
+}
+
+impl Served {
+    fn begin(
+        offer: &Offer,
+        held: Held,
+        socket: Socket,
+        watch: &mut poison::Watch,
+    ) -> Result<Self, Box<dyn Report>> {
+        let error = |source| SliceError::Descriptor { device: offer.name.clone(), source };
+        let held = Arc::new(held);
+        let backing = held.backing();
+        let facts = Facts {
+            size: backing.size(),
+            base: held.slice().offset,
+            page: held.region().page_size.get(),
+            pxm: offer.pxm,
+            scrub_at_reset: offer.scrub_on_reset,
+        };
+        let whose = held.clone();
+        let bad = Box::new(move |bad: &SpanSet<_>| whose.retire(bad));
+        let setup = Setup { id: offer.id, facts, retired: held.retired(), bad };
+        let function = Function::new(setup, backing).map_err(error)?;
+        let listener = socket.listener.try_clone().map_err(error)?;
+        let post = Arc::new(Post::new(&offer.name, function, listener).map_err(error)?);
+        let mapping =
+            backing.is_invisible().then(|| Mapping::new(backing, 0, backing.size(), 0).ok()).flatten();
+        if let Some(mapping) = &mapping {
+            watch.add(&offer.name, egm_address::Offset::new(held.slice().offset), mapping);
+        }
+        let is_egm = matches!(held.region().kind, RegionKind::Egm { .. });
+        let growth = is_egm.then(|| Growth::new(held.region().clone()));
+        let clients = post.clone();
+        let thread =
+            thread::Builder::new().name(offer.name.clone()).spawn(move || clients.run()).map_err(error)?;
+        Ok(Self { held, post, mapping, growth, thread, _socket: socket })
+    }
+
+    /// Bad bytes of the region: kept from later owners, told to the guest.
+    fn bad(&self, event: &Event) {
+        let bad = self.held.in_slice(&SpanSet::from_iter([event.span]));
+        if !bad.is_empty() {
+            let (span, name) = (event.span, &self.held.region().name);
+            eprintln!("note: bad memory in {name}: {:#x} bytes at {:#x}", span.size(), span.start());
+            self.held.retire(&bad);
+            self.post.function().retire(&bad);
+        }
+    }
+
+    /// Reads an EGM device's list again. One that does not answer is asked the next time.
+    fn look(&mut self) {
+        let events = self.growth.as_mut().and_then(|growth| growth.look(self.held.backing().file()).ok());
+        events.into_iter().flatten().for_each(|event| self.bad(&event));
+    }
+}
+
+/// Readable after SIGTERM or SIGINT.
+fn signals() -> io::Result<UnixStream> {
+    let (read, write) = UnixStream::pair()?;
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::low_level::pipe::register(signal, write.try_clone()?)?;
+    }
+    Ok(read)
+}
+
+/// Hears of bad memory until a signal comes.
+fn wait(signals: &UnixStream, watch: &mut poison::Watch, devices: &mut [Served]) -> Result<(), Failed> {
+    loop {
+        let mut wanted = [PollFd::new(signals, PollFlags::IN), PollFd::new(&*watch, PollFlags::IN)];
+        match poll(&mut wanted, Some(&LOOK)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(failed("wait for signals")(errno.into())),
+        }
+        if !wanted[0].revents().is_empty() {
+            return Ok(());
+        }
+        let news = watch.news();
+        for event in &news.events {
+            devices
+                .iter()
+                .filter(|device| device.post.name() == event.memory)
+                .for_each(|device| device.bad(event));
+        }
+        devices.iter_mut().for_each(Served::look);
+    }
+}
+
+/// Asks the guests, ends the clients, and gives every slice back; the first that cannot be is the outcome.
+fn end<'a>(
+    devices: Vec<Served>,
+    names: impl Iterator<Item = &'a str>,
+    patience: Duration,
+    mut watch: poison::Watch,
+) -> Outcome {
+    devices.iter().for_each(|device| device.post.function().want());
+    let begun = std::time::Instant::now();
+    for device in &devices {
+        let _ = device.post.function().wait_unused(patience.saturating_sub(begun.elapsed()));
+        device.post.stop();
+    }
+    let mut outcome = Ok(ExitCode::SUCCESS);
+    for (device, name) in devices.into_iter().zip(names) {
+        let Served { held, post, mapping, thread, .. } = device;
+        // A panic of it was its own report.
+        let _ = thread.join();
+        mapping.iter().for_each(|mapping| watch.remove(mapping));
+        drop((mapping, post));
+        // The function is gone with its post, and so is who else had the slice.
+        let Some(held) = Arc::into_inner(held) else { continue };
+        let back = with_bar(name, |progress| held.give_back(name, &Watch { progress, ..Watch::nobody() }));
+        if let (Err(error), Ok(_)) = (back, &outcome) {
+            outcome = Err(error.into());
+        }
+    }
+    outcome
+}

@@ -1,0 +1,254 @@
+//! What is offered: the file of `egm-device serve --config`, JSON.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use egm_address::ByteSize;
+use serde::{Deserialize, Deserializer};
+
+use crate::device::config::Id;
+use crate::region::nearest;
+use crate::report::{Blame, Report};
+
+/// A device is a few lines; this is a book.
+const MAX_FILE: u64 = 1 << 20;
+/// Most devices of one process.
+const MAX_DEVICES: usize = 256;
+
+/// A device to be served.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Offer {
+    /// What operators call it: its slice's owner, and the name of a socket that systemd passes.
+    pub name: String,
+    /// The region, by name or kind.
+    pub region: String,
+    /// Bytes of the slice, whole pages of the region.
+    pub size: ByteSize,
+    /// Alignment of its host physical address; the least is the region's page.
+    pub align: Option<ByteSize>,
+    /// Where clients connect. Without it systemd has to pass a socket.
+    pub socket: Option<PathBuf>,
+    /// Guest proximity domain that the guest is told.
+    pub pxm: Option<u32>,
+    /// Whether every reset scrubs.
+    #[serde(default)]
+    pub scrub_on_reset: bool,
+    /// What the function passes for.
+    #[serde(default, deserialize_with = "id")]
+    pub id: Id,
+}
+
+fn id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Id, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+}
+
+/// The file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Offers {
+    /// For editors.
+    #[serde(rename = "$schema")]
+    _schema: Option<String>,
+    /// What these devices are for.
+    #[serde(rename = "description")]
+    _description: Option<String>,
+    devices: Vec<Offer>,
+}
+
+/// Why there is nothing to serve.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// It cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+    /// It is no page or two.
+    #[error("{} has more than {}", path.display(), ByteSize::new(MAX_FILE))]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It is not JSON, or says what nobody understands.
+    #[error("{}:{}:{}: not devices to serve", path.display(), source.line(), source.column())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: serde_json::Error,
+    },
+    /// None, or too many.
+    #[error("{count} devices: a process serves 1 to {MAX_DEVICES}")]
+    Count {
+        /// How many there are.
+        count: usize,
+    },
+    /// Two have the same.
+    #[error("two devices have the {what} {value:?}: each has its own")]
+    Twice {
+        /// Which word.
+        what: &'static str,
+        /// What they have.
+        value: String,
+    },
+    /// Not a name.
+    #[error("{0:?} is not a device's name: 1 to 64 of A-Z a-z 0-9 . _ -")]
+    Name(String),
+    /// Nothing there.
+    #[error("device {0:?} has a slice of 0 bytes: give it a size, as \"64GiB\"")]
+    Empty(String),
+    /// `--slice` names none of them.
+    #[error("there is no device {name:?}: there are {}", known.join(", "))]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: Vec<String>,
+    },
+}
+
+impl Report for FileError {
+    fn blame(&self) -> Blame {
+        Blame::Configuration
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Json { source, .. } => nearest(&source.to_string()),
+            Self::Unknown { name, known } => {
+                let near = known.iter().min_by_key(|known| strsim::damerau_levenshtein(name, known))?;
+                Some(format!("write \"{near}\" instead of \"{name}\""))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The devices of the file at `path`; only that one whose name is `slice`, where one is named.
+///
+/// # Errors
+/// [`FileError`].
+pub fn load(path: &Path, slice: Option<&str>) -> Result<Vec<Offer>, FileError> {
+    let read = |source| FileError::Read { path: path.to_owned(), source };
+    let mut text = Vec::new();
+    let file = File::open(path).map_err(read)?;
+    let length = file.take(MAX_FILE.saturating_add(1)).read_to_end(&mut text).map_err(read)?;
+    if length as u64 > MAX_FILE {
+        return Err(FileError::TooLarge { path: path.to_owned() });
+    }
+    let json = |source| FileError::Json { path: path.to_owned(), source };
+    let mut devices = serde_json::from_slice::<Offers>(&text).map_err(json)?.devices;
+    check(&devices)?;
+    if let Some(name) = slice {
+        let known = || devices.iter().map(|device| device.name.clone()).collect();
+        if !devices.iter().any(|device| device.name == name) {
+            return Err(FileError::Unknown { name: name.to_owned(), known: known() });
+        }
+        devices.retain(|device| device.name == name);
+    }
+    Ok(devices)
+}
+
+/// What of the devices of one process has to be so.
+///
+/// # Errors
+/// [`FileError`].
+pub(crate) fn check(devices: &[Offer]) -> Result<(), FileError> {
+    if !(1..=MAX_DEVICES).contains(&devices.len()) {
+        return Err(FileError::Count { count: devices.len() });
+    }
+    let (mut names, mut sockets) = (BTreeSet::new(), BTreeSet::new());
+    for device in devices {
+        let name = &device.name;
+        let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+        if !(1..=64).contains(&name.len()) || !name.bytes().all(fits) {
+            return Err(FileError::Name(name.clone()));
+        }
+        if device.size.get() == 0 {
+            return Err(FileError::Empty(name.clone()));
+        }
+        if !names.insert(name) {
+            return Err(FileError::Twice { what: "name", value: name.clone() });
+        }
+        if let Some(socket) = device.socket.as_ref().filter(|socket| !sockets.insert(*socket)) {
+            return Err(FileError::Twice { what: "socket", value: socket.display().to_string() });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Chain;
+
+    fn load_text(text: &str, slice: Option<&str>) -> Result<Vec<Offer>, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("serve.json");
+        std::fs::write(&path, text).unwrap();
+        load(&path, slice)
+            .map_err(|error| Chain(&error).to_string().replace(&path.display().to_string(), "serve.json"))
+    }
+
+    const TWO: &str = r#"{"devices": [
+        {"name": "vm1", "region": "egm4", "size": "64GiB", "socket": "/run/vm1.sock", "pxm": 1, "id": "1234:0001"},
+        {"name": "vm2", "region": "egm", "size": 4096, "scrub_on_reset": true}
+    ]}"#;
+
+    #[test]
+    fn a_device_has_a_name_a_region_and_a_size_and_the_rest_by_default() {
+        let offers = load_text(TWO, None).unwrap();
+        assert_eq!(
+            (offers[0].size.get(), offers[0].pxm, offers[0].id),
+            (64 << 30, Some(1), "1234:0001".parse().unwrap())
+        );
+        assert_eq!(
+            (offers[1].socket.as_ref(), offers[1].scrub_on_reset, offers[1].id),
+            (None, true, Id::default())
+        );
+        assert_eq!(load_text(TWO, Some("vm2")).unwrap(), offers[1..]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_its_place_and_what_was_meant() {
+        for (text, slice, expected) in [
+            (
+                "{\"devices\": [\n{\"name\": \"a\", \"regoin\": \"egm\"}]}",
+                None,
+                "serve.json:2:23: not devices to serve",
+            ),
+            (
+                "{\"devices\": [\n{\"name\": \"a\", \"regoin\": \"egm\"}]}",
+                None,
+                "write \"region\" instead of \"regoin\"",
+            ),
+            ("{\"devices\": []}", None, "error: 0 devices: a process serves 1 to 256"),
+            (&TWO.replace("vm2", "vm1"), None, "two devices have the name \"vm1\": each has its own"),
+            (
+                &TWO.replace("4096", "4096, \"socket\": \"/run/vm1.sock\""),
+                None,
+                "two devices have the socket",
+            ),
+            (&TWO.replace("vm2", "v m"), None, "\"v m\" is not a device's name"),
+            (&TWO.replace("4096", "0"), None, "device \"vm2\" has a slice of 0 bytes"),
+            (&TWO.replace("1234:0001", "1234"), None, "\"1234\" is not vendor:device in four hex digits"),
+            (TWO, Some("vm3"), "there is no device \"vm3\": there are vm1, vm2"),
+            (TWO, Some("wm2"), "help: write \"vm2\" instead of \"wm2\""),
+        ] {
+            let error = load_text(text, slice).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_sample_is_one() {
+        let sample = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/serve/grace.json");
+        assert_eq!(load(&sample, None).unwrap().len(), 2);
+    }
+}

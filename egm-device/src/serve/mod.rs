@@ -1,0 +1,21 @@
+//! Slices behind sockets: each device has a thread that takes one client after the other.
+//!
+//! ```text
+//!  file.rs     what was written ─► offers
+//!  slice.rs    an offer ─► its slice, by the ledger or a broker, and the way back
+//!  socket.rs   an offer ─► its socket, made here or passed by systemd
+//!  post.rs     a function, a socket: one client at a time
+//! ```
+//! `crate::cli`'s `serve` holds them together, hears of bad pages and of SIGTERM.
+#![forbid(unsafe_code)]
+
+mod file;
+mod post;
+mod slice;
+mod socket;
+
+pub(crate) use file::check;
+pub use file::{FileError, Offer, load};
+pub use post::Post;
+pub use slice::{Held, SliceError};
+pub use socket::{Socket, SocketError, passed};

@@ -1,0 +1,157 @@
+//! One device at its socket: one client at a time, each on a thread of its own, so that nobody waits for it.
+
+use std::error::Error;
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use egm_vfio_wire::serve::{Served, serve, turn_away};
+use egm_vfio_wire::socket::{Broken, Connection, Patience};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+
+use crate::device::Function;
+
+/// How long a client may take over the rest of a message.
+const LIMIT: Duration = Duration::from_secs(5);
+/// How long one that comes waits for one that goes, and how long a refused one may take to be told.
+const CHANGE: Duration = Duration::from_secs(1);
+/// After a connection that could not be taken: there are no descriptors, and there will not be at once.
+const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+/// How long to look for a request before sleeping for it.
+const LOOK: Duration = Duration::from_micros(50);
+
+/// A device, its socket, and who is there.
+pub struct Post {
+    name: String,
+    function: Function,
+    listener: UnixListener,
+    /// Readable when no more clients are to be taken.
+    stop: OwnedFd,
+    seat: Mutex<Seat>,
+    /// The seat is free.
+    left: Condvar,
+}
+
+#[derive(Default)]
+struct Seat {
+    client: Option<UnixStream>,
+    /// Clients that broke something.
+    broken: u64,
+}
+
+impl Post {
+    /// `function` at `listener`, called `name`.
+    ///
+    /// # Errors
+    /// The kernel's, for a descriptor.
+    pub fn new(name: &str, function: Function, listener: UnixListener) -> io::Result<Self> {
+        // A client that goes away between poll(2) and accept(2) must not stop us.
+        listener.set_nonblocking(true)?;
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let (seat, left) = (Mutex::default(), Condvar::new());
+        Ok(Self { name: name.to_owned(), function, listener, stop, seat, left })
+    }
+
+    /// What operators call the device.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The device.
+    #[must_use]
+    pub const fn function(&self) -> &Function {
+        &self.function
+    }
+
+    /// Takes clients until [`Post::stop`]; returns when the last has left.
+    pub fn run(&self) {
+        thread::scope(|scope| {
+            while self.wait(None) {
+                let Ok((socket, _)) = self.listener.accept() else {
+                    // Nobody any more, or no descriptors: then somebody waits, and goes on waiting for a while.
+                    self.wait(Some(&PAUSE));
+                    continue;
+                };
+                if !self.sit(&socket) {
+                    turn_away(socket.into(), Errno::BUSY, CHANGE);
+                    continue;
+                }
+                let client = move || self.leave(self.serve(socket));
+                if let Err(error) = thread::Builder::new().name(self.name.clone()).spawn_scoped(scope, client)
+                {
+                    self.leave(Err(Served::Broken(Broken::from(error))));
+                }
+            }
+            self.close();
+        });
+    }
+
+    fn serve(&self, socket: UnixStream) -> Result<(), Served> {
+        let mut connection =
+            Connection::new(socket.into(), LIMIT, Patience::of(LOOK)).map_err(Broken::from)?;
+        serve(&mut connection, &mut self.function.connect())
+    }
+
+    /// Waits for a client, or for `time` at most; false when it is time to stop.
+    fn wait(&self, time: Option<&Timespec>) -> bool {
+        let listener = PollFd::new(&self.listener, PollFlags::IN);
+        let mut all = [PollFd::new(&self.stop, PollFlags::IN), listener];
+        let wanted = if time.is_some() { &mut all[..1] } else { &mut all[..] };
+        // Interrupted, or out of memory: look again.
+        let _ = poll(wanted, time);
+        all[0].revents().is_empty()
+    }
+
+    /// Takes the seat, if its client leaves in time.
+    fn sit(&self, socket: &UnixStream) -> bool {
+        let seat = self.seat();
+        let waited = self.left.wait_timeout_while(seat, CHANGE, |seat| seat.client.is_some());
+        let mut seat = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let free = seat.client.is_none();
+        if free {
+            seat.client = socket.try_clone().ok();
+        }
+        free && seat.client.is_some()
+    }
+
+    fn leave(&self, outcome: Result<(), Served>) {
+        let mut seat = self.seat();
+        seat.client = None;
+        let told = outcome.err().and_then(|error| {
+            seat.broken = seat.broken.saturating_add(1);
+            // A client may come again and again: the log grows with the logarithm of that.
+            seat.broken.is_power_of_two().then_some((error, seat.broken))
+        });
+        drop(seat);
+        self.left.notify_all();
+        if let Some((error, count)) = told {
+            let causes = std::iter::successors(error.source(), |cause| <dyn Error>::source(*cause));
+            let text = causes.fold(error.to_string(), |all, cause| format!("{all}: {cause}"));
+            eprintln!("note: device {}: {text} ({count} clients so far that ended so)", self.name);
+        }
+    }
+
+    fn seat(&self) -> MutexGuard<'_, Seat> {
+        self.seat.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn close(&self) {
+        self.function.stop_scrub();
+        if let Some(client) = &self.seat().client {
+            // It may have been quicker.
+            let _ = client.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Takes no more clients, and ends the one that is there.
+    pub fn stop(&self) {
+        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+        self.close();
+    }
+}

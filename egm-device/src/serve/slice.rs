@@ -1,0 +1,208 @@
+//! The slice behind a device: from the ledger, or lent by a broker.
+
+use std::io;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use egm_address::{BarOffset, InBar, InRegion, Offset, Span, SpanSet};
+
+use super::file::Offer;
+use crate::backing::Backing;
+use crate::broker::{Client, ClientError, Loan, Take};
+use crate::carve::plan::Request;
+use crate::lease::Lease;
+use crate::ledger::{self, GrantError, Ledger, Watch};
+use crate::owner::Owner;
+use crate::region::{Region, Slice, Survey};
+use crate::report::{Blame, Report};
+
+/// Why a device has no slice.
+#[derive(Debug, thiserror::Error)]
+pub enum SliceError {
+    /// Nothing is called so.
+    #[error("device \"{device}\": no region of this host is called, or of kind, \"{region}\"")]
+    NoRegion {
+        /// The device.
+        device: String,
+        /// Its region.
+        region: String,
+    },
+    /// The ledger refuses.
+    #[error("device \"{device}\" has no slice")]
+    Grant {
+        /// The device.
+        device: String,
+        /// Why.
+        source: GrantError,
+    },
+    /// The broker refuses.
+    #[error("device \"{device}\" has no slice")]
+    Loan {
+        /// The device.
+        device: String,
+        /// Why.
+        source: ClientError,
+    },
+    /// No descriptor for it.
+    #[error("device \"{device}\" cannot be made")]
+    Descriptor {
+        /// The device.
+        device: String,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+}
+
+impl Report for SliceError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::NoRegion { .. } => Blame::Configuration,
+            Self::Grant { source, .. } => source.blame(),
+            Self::Loan { source, .. } => source.blame(),
+            Self::Descriptor { .. } => Blame::Host,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::NoRegion { .. } => Some("egm-device regions lists them".to_owned()),
+            Self::Grant { source, .. } => source.help(),
+            Self::Loan { source, .. } => source.help(),
+            Self::Descriptor { .. } => None,
+        }
+    }
+}
+
+/// A slice that this process has.
+pub enum Held {
+    /// By its own ledger.
+    Lease(Box<Lease>),
+    /// From a broker.
+    Loan(Box<Loan>, Box<dyn Backing>),
+}
+
+impl Held {
+    /// The slice of `offer`, scrubbed, by `ledger`; the first region of that name or kind that has room.
+    ///
+    /// # Errors
+    /// [`SliceError`].
+    pub fn grant(
+        offer: &Offer,
+        ledger: &Ledger,
+        survey: &Survey,
+        watch: &Watch<'_>,
+    ) -> Result<Self, SliceError> {
+        let align = offer.align.map_or(0, |align| align.get());
+        let request = Request { align, ..Request::new(offer.size.get(), Owner::this(&offer.name)) };
+        let is_meant = |region: &&Region| region.name == offer.region || region.kind.word() == offer.region;
+        let mut refused = None;
+        for region in survey.regions.iter().filter(is_meant) {
+            let near = survey.host.nodes.iter().find(|node| Some(node.id) == region.node);
+            let watch = Watch { near: near.map(|node| &node.cpus), ..*watch };
+            match ledger.grant(region, &request, &watch) {
+                Ok(lease) => return Ok(Self::Lease(Box::new(lease))),
+                Err(source) => refused = refused.or(Some(source)),
+            }
+        }
+        let device = offer.name.clone();
+        Err(match refused {
+            Some(source) => SliceError::Grant { device, source },
+            None => SliceError::NoRegion { device, region: offer.region.clone() },
+        })
+    }
+
+    /// The slice of `offer` from the broker at `socket`.
+    ///
+    /// # Errors
+    /// [`SliceError`].
+    pub fn borrow(offer: &Offer, socket: &Path) -> Result<Self, SliceError> {
+        let error = |source| SliceError::Loan { device: offer.name.clone(), source };
+        let take = Take {
+            name: offer.name.clone(),
+            regions: vec![offer.region.clone()],
+            size: offer.size.get(),
+            align: offer.align.map_or(0, |align| align.get()),
+            class: None,
+            wait: false,
+        };
+        let loan = Client::connect(socket).and_then(|client| client.take(&take, |_| {})).map_err(error)?;
+        let backing = loan.backing().map_err(error)?;
+        Ok(Self::Loan(Box::new(loan), backing))
+    }
+
+    /// The region, with its retired pages.
+    #[must_use]
+    pub fn region(&self) -> &Region {
+        match self {
+            Self::Lease(lease) => lease.region(),
+            Self::Loan(loan, _) => loan.region(),
+        }
+    }
+
+    /// The slice.
+    #[must_use]
+    pub fn slice(&self) -> &Slice {
+        match self {
+            Self::Lease(lease) => lease.slice(),
+            Self::Loan(loan, _) => loan.slice(),
+        }
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn backing(&self) -> &dyn Backing {
+        match self {
+            Self::Lease(lease) => lease.as_ref(),
+            Self::Loan(_, backing) => backing.as_ref(),
+        }
+    }
+
+    /// What nobody may use, counted in the slice.
+    #[must_use]
+    pub fn retired(&self) -> SpanSet<InBar> {
+        let holes = ledger::bytes_of(self.slice()).map(|bytes| self.region().retired.within(bytes));
+        self.in_slice(&holes.unwrap_or_default())
+    }
+
+    /// Bytes of the region, counted in the slice.
+    #[must_use]
+    pub fn in_slice(&self, spans: &SpanSet<InRegion>) -> SpanSet<InBar> {
+        let start = Offset::new(self.slice().offset);
+        let bytes = ledger::bytes_of(self.slice());
+        let moved = |span: Span<InRegion>| {
+            let span = span.intersection(bytes?)?;
+            Span::new(BarOffset::new(span.start().offset_from(start)?), span.size()).ok()
+        };
+        spans.iter().filter_map(moved).collect()
+    }
+
+    /// No later owner gets `bad` bytes of the slice. (Of what a broker lends, the device's own list or the next scrub tells.)
+    pub fn retire(&self, bad: &SpanSet<InBar>) {
+        let Self::Lease(lease) = self else { return };
+        let start = self.slice().offset;
+        let moved = |span: Span<InBar>| {
+            Span::new(Offset::new(start.checked_add(span.start().get())?), span.size()).ok()
+        };
+        if let Err(error) = lease.retire(&bad.iter().filter_map(moved).collect()) {
+            eprintln!("note: bad pages of region {} are not recorded: {error}", self.region().name);
+        }
+    }
+
+    /// Scrubs it and gives it back; nobody may map it any more.
+    ///
+    /// # Errors
+    /// [`SliceError`].
+    pub fn give_back(self, device: &str, watch: &Watch<'_>) -> Result<(), SliceError> {
+        static NEVER: AtomicBool = AtomicBool::new(false);
+        let device = device.to_owned();
+        match self {
+            Self::Lease(lease) => {
+                lease.give_back(watch).map_err(|source| SliceError::Grant { device, source })
+            }
+            Self::Loan(loan, backing) => {
+                drop(backing);
+                loan.give_back(&NEVER).map_err(|source| SliceError::Loan { device, source })
+            }
+        }
+    }
+}

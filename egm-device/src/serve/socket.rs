@@ -1,0 +1,175 @@
+//! Where clients connect: a socket of our own, or one that systemd passes (`sd_listen_fds(3)`).
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use listenfd::ListenFd;
+use rustix::fs::Mode;
+use rustix::process::umask;
+
+use crate::report::{Blame, Report};
+
+/// Why nobody could connect.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// Somebody is there already.
+    #[error("{} is in use: another program listens there", path.display())]
+    Taken {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// It cannot be made.
+    #[error("cannot listen at {}", path.display())]
+    Listen {
+        /// The socket.
+        path: PathBuf,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+    /// What systemd passed is something else.
+    #[error("descriptor {number} that systemd passed is not a listening Unix socket")]
+    Passed {
+        /// Counted from 0.
+        number: usize,
+        /// Why.
+        source: io::Error,
+    },
+    /// Neither a path nor a passed socket.
+    #[error(
+        "device \"{device}\" has no socket: name one (\"socket\", --socket), or have systemd pass one called \"{device}\""
+    )]
+    None {
+        /// The device.
+        device: String,
+    },
+    /// Passed and not used: somebody made a mistake.
+    #[error("systemd passed sockets that no device is called: {}", names.join(", "))]
+    Unused {
+        /// Their names.
+        names: Vec<String>,
+    },
+}
+
+impl Report for SocketError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::None { .. } | Self::Unused { .. } => Blame::Configuration,
+            _ => Blame::Host,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Unused { .. } => {
+                Some("write FileDescriptorName= of the .socket unit as the device's name".to_owned())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A listening socket; one of our own goes with this value.
+#[derive(Debug)]
+pub struct Socket {
+    /// It listens.
+    pub listener: UnixListener,
+    ours: Option<PathBuf>,
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if let Some(path) = &self.ours {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+impl Socket {
+    /// The one that was passed for `device`, else one at `path`, which only this user may connect to.
+    ///
+    /// # Errors
+    /// [`SocketError`].
+    pub fn open(
+        device: &str,
+        path: Option<&Path>,
+        passed: &mut BTreeMap<String, UnixListener>,
+    ) -> Result<Self, SocketError> {
+        if let Some(listener) = passed.remove(device) {
+            return Ok(Self { listener, ours: None });
+        }
+        let path = path.ok_or_else(|| SocketError::None { device: device.to_owned() })?;
+        let error = |source| SocketError::Listen { path: path.to_owned(), source };
+        // A file of another kind makes bind(2) fail; a socket where nobody answers was left behind.
+        if std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket()) {
+            if UnixStream::connect(path).is_ok() {
+                return Err(SocketError::Taken { path: path.to_owned() });
+            }
+            std::fs::remove_file(path).map_err(error)?;
+        }
+        let before = umask(Mode::from_raw_mode(0o177));
+        let listener = UnixListener::bind(path);
+        umask(before);
+        Ok(Self { listener: listener.map_err(error)?, ours: Some(path.to_owned()) })
+    }
+}
+
+/// The sockets that systemd passed, by their names; one without a name is called by its number.
+///
+/// # Errors
+/// [`SocketError::Passed`].
+pub fn passed() -> Result<BTreeMap<String, UnixListener>, SocketError> {
+    let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
+    let mut names = names.split(':').map(str::to_owned);
+    let mut all = ListenFd::from_env();
+    let mut passed = BTreeMap::new();
+    for number in 0..all.len() {
+        let name = names.next().filter(|name| !name.is_empty()).unwrap_or_else(|| number.to_string());
+        let listener = all.take_unix_listener(number);
+        let listener = listener.map_err(|source| SocketError::Passed { number, source })?;
+        passed.extend(listener.map(|listener| (name, listener)));
+    }
+    Ok(passed)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_socket_is_its_owner_s_alone_replaces_one_left_behind_and_goes_with_the_server() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        drop(UnixListener::bind(&path).unwrap());
+        let socket = Socket::open("vm", Some(&path), &mut BTreeMap::new()).unwrap();
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        let second = Socket::open("vm", Some(&path), &mut BTreeMap::new());
+        assert!(matches!(second, Err(SocketError::Taken { .. })));
+        drop(socket);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_is_no_socket_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("precious");
+        std::fs::write(&path, "bytes").unwrap();
+        let refused = Socket::open("vm", Some(&path), &mut BTreeMap::new());
+        assert!(matches!(refused, Err(SocketError::Listen { .. })));
+        assert_eq!(std::fs::read(&path).unwrap(), b"bytes");
+        assert!(matches!(Socket::open("vm", None, &mut BTreeMap::new()), Err(SocketError::None { .. })));
+    }
+
+    #[test]
+    fn a_passed_socket_comes_before_a_path_and_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let mut passed = BTreeMap::from([("vm".to_owned(), UnixListener::bind(&path).unwrap())]);
+        drop(Socket::open("vm", Some(Path::new("/nowhere/at/all")), &mut passed).unwrap());
+        assert!(passed.is_empty() && path.exists());
+    }
+}
