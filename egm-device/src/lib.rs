@@ -11,6 +11,7 @@ pub mod broker;
 pub mod carve;
 pub mod cli;
 pub mod device;
+pub mod export;
 pub mod lease;
 pub mod ledger;
 mod mapping;

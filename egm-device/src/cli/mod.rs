@@ -2,6 +2,7 @@
 
 mod broker;
 mod carve;
+mod export;
 pub mod generate;
 mod host;
 mod html;
@@ -43,6 +44,7 @@ enum Command {
     Broker(broker::Args),
     Serve(serve::Args),
     Ledger(ledger::Args),
+    Export(export::Args),
     Completions(generate::Completions),
     Man(generate::Man),
 }
@@ -58,6 +60,7 @@ pub fn main() -> ExitCode {
         Command::Broker(args) => broker::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Ledger(args) => ledger::run(args),
+        Command::Export(args) => export::run(args),
         Command::Completions(args) => Ok(generate::completions(args, Cli::command())),
         Command::Man(args) => generate::man(args, Cli::command()),
     };

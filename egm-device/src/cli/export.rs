@@ -1,0 +1,80 @@
+//! `egm-device export`: a machine's configuration in the words of another monitor.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+use crate::cli::host::Host;
+use crate::cli::{Outcome, print_json};
+use crate::export::{Guest, Machine, Monitor, Options, Output, export};
+use crate::show::print;
+
+/// Prints what another monitor needs to run a machine of egm-vmm
+///
+/// Nothing is started. What that monitor cannot be told, and what must be done before, is said beside, on standard error.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    /// Which monitor
+    #[arg(value_name = "MONITOR")]
+    monitor: Monitor,
+    /// Configuration of the machine, as for "egm-vmm run"
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Write for NVIDIA's builds of QEMU and libvirt, by which a GPU's driver finds its EGM
+    #[arg(long)]
+    nvidia: bool,
+    /// UEFI image of Arm guests; the default is Debian's
+    #[arg(long, value_name = "FILE")]
+    firmware: Option<String>,
+    /// Folder of the sockets at which "egm-device serve" shows slices that are devices
+    #[arg(long, value_name = "FOLDER", default_value = "/run/egm-device")]
+    sockets: String,
+    /// Print JSON: the words of the command, or the XML, and the notes
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    host: Host,
+}
+
+const EXAMPLES: &str = "\
+Examples: QEMU's command line for this host; a domain for another one, which recorded itself there
+
+  egm-device export qemu --config vm.json > vm.sh
+  egm-device export libvirt --config configs/grace-1gpu-egm.json --recorded host.json > domain.xml
+
+A command line is text that a shell reads back as the same words: sh vm.sh";
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Record<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    command: Option<Vec<&'a str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    xml: Option<&'a str>,
+    notes: &'a [String],
+}
+
+pub(super) fn run(args: &Args) -> Outcome {
+    let machine = Machine::load(&args.config)?;
+    let guest = Guest::new(machine, &args.host.survey()?, &args.sockets)?;
+    let options = Options { nvidia: args.nvidia, firmware: args.firmware.clone() };
+    let export = export(&guest, args.monitor, &options)?;
+    if args.json {
+        let (command, xml) = match &export.output {
+            Output::Command(command) => (Some(command.words().collect()), None),
+            Output::Xml(xml) => (None, Some(xml.as_str())),
+        };
+        print_json(&Record { command, xml, notes: &export.notes });
+        return Ok(ExitCode::SUCCESS);
+    }
+    for note in &export.notes {
+        eprintln!("note: {note}");
+    }
+    match &export.output {
+        Output::Command(command) => print(command.to_string()),
+        Output::Xml(xml) => print(xml),
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,149 @@
+//! A machine's configuration in the words of other monitors.
+//!
+//! ```text
+//!  vm.json ──read──► file ──rules──► Machine ──┐
+//!                                              ├─guest─► Guest ──┬─► qemu, cloud_hypervisor   a command line
+//!  this host, or a recorded one ──► Survey ────┘                 └─► libvirt                  XML
+//! ```
+//! Nothing is opened but the configuration. What a monitor cannot be told is a note, and never left out in silence.
+#![forbid(unsafe_code)]
+
+mod cloud_hypervisor;
+mod command;
+mod figures;
+mod file;
+mod guest;
+mod libvirt;
+mod machine;
+mod qemu;
+mod read;
+mod rules;
+
+pub use command::Command;
+pub use guest::{Guest, GuestError, Memory, NumaNode, Placed, Source};
+pub use machine::*;
+pub use read::ReadError;
+pub use rules::Rule;
+
+use std::collections::BTreeSet;
+
+use crate::report::{Blame, Report};
+
+/// The monitors that a machine can be written for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Monitor {
+    /// Its command line
+    CloudHypervisor,
+    /// Its command line
+    Qemu,
+    /// XML of a domain that QEMU runs
+    Libvirt,
+}
+
+/// What differs between builds and hosts of one monitor.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// QEMU and libvirt as NVIDIA builds them.
+    pub nvidia: bool,
+    /// UEFI image for guests that need one.
+    pub firmware: Option<String>,
+}
+
+/// A machine in a monitor's words.
+#[derive(Debug, Clone)]
+pub struct Export {
+    /// What the monitor reads.
+    pub output: Output,
+    /// What it is not told, and what has to be done first; a sentence each.
+    pub notes: Vec<String>,
+}
+
+/// What a monitor reads.
+#[derive(Debug, Clone)]
+pub enum Output {
+    /// A command line.
+    Command(Command),
+    /// A domain of libvirt.
+    Xml(String),
+}
+
+/// What a monitor has no words for and cannot do without.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    /// cloud-hypervisor's options have no escape for quotes.
+    #[error("{text:?} has a double quote, which no option of cloud-hypervisor can hold")]
+    Quote {
+        /// The path.
+        text: String,
+    },
+    /// cloud-hypervisor maps files from their start.
+    #[error("{id} begins at {offset:#x} of {path}: cloud-hypervisor maps a file from its start")]
+    Offset {
+        /// Which memory.
+        id: String,
+        /// Its file.
+        path: String,
+        /// Where it begins.
+        offset: u64,
+    },
+    /// QEMU counts nodes from 0 to the last.
+    #[error("there is no node {node}: QEMU's nodes have no gaps")]
+    Gap {
+        /// The first that is missing.
+        node: u32,
+    },
+    /// libvirt's cells have memory of its own making, and come first.
+    #[error("node {node} cannot be a cell of libvirt: those have memory, and numbers below all others")]
+    Cell {
+        /// Its number.
+        node: u32,
+    },
+    /// The XML library refuses it.
+    #[error("cannot write XML")]
+    Xml(#[from] std::io::Error),
+}
+
+impl Report for ExportError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::Quote { .. } | Self::Offset { .. } | Self::Gap { .. } | Self::Cell { .. } => {
+                Blame::Configuration
+            }
+            Self::Xml(_) => Blame::Internal,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Quote { .. } => Some("rename the file".to_owned()),
+            Self::Cell { .. } => Some(
+                "give nodes with processors memory, and slices of regions that are files the highest numbers".to_owned(),
+            ),
+            Self::Gap { .. } => Some("number the nodes of memory and slices from 0 on".to_owned()),
+            Self::Offset { .. } => Some(
+                "write \"as\": \"device\", which a server shows as a PCI device, or export to QEMU, which maps from any offset"
+                    .to_owned(),
+            ),
+            Self::Xml(_) => None,
+        }
+    }
+}
+
+/// `guest` in the words of `monitor`.
+///
+/// # Errors
+/// [`ExportError`], where the machine would be another one.
+pub fn export(guest: &Guest, monitor: Monitor, options: &Options) -> Result<Export, ExportError> {
+    let gap = (0_u32..).zip(&guest.nodes).find(|(number, node)| node.id != *number);
+    if let (Monitor::Qemu | Monitor::Libvirt, Some((node, _))) = (monitor, gap) {
+        return Err(ExportError::Gap { node });
+    }
+    let mut export = match monitor {
+        Monitor::CloudHypervisor => cloud_hypervisor::export(guest)?,
+        Monitor::Qemu => qemu::export(guest, options),
+        Monitor::Libvirt => libvirt::export(guest, options)?,
+    };
+    let mut said = BTreeSet::new();
+    export.notes.retain(|note| said.insert(note.clone()));
+    Ok(export)
+}
