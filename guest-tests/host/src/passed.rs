@@ -2,7 +2,7 @@
 //! leaves it usable, and afterwards nobody holds it. The host's IOMMU must have nothing to complain of.
 
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
@@ -14,10 +14,13 @@ use crate::judge::{Expected, judge};
 use crate::results::ScenarioResult;
 use crate::run::Runner;
 use crate::scenarios::Scenario;
-use crate::slices::{Fault, Step, timed};
+use crate::slices::{Fault, Step, output, timed};
 
 /// The image of the first NVMe drive, where the emulated host sees it.
 const IMAGE: &str = "/share/nvme0.img";
+
+/// Memory of a machine without Linux.
+pub(crate) const PAYLOAD_MEMORY: &str = "64MiB";
 
 /// The second guest checks all that there is to check of the function, and resets itself.
 const RESET: &str = "egm.checks=pci,nvme egm.exit=reset lapic=notscdeadline";
@@ -75,6 +78,62 @@ pub(crate) fn free(function: &str) -> Step {
     let group = group(function).ok_or("its group is gone")?;
     File::options().read(true).write(true).open(format!("/dev/vfio/{group}"))?;
     Ok(())
+}
+
+/// Gives `function` to `driver`, whoever has it now.
+pub(crate) fn bind(function: &str, driver: &str) -> Result<(), LabError> {
+    let folder = Path::new("/sys/bus/pci/devices").join(function);
+    unbind(function)?;
+    write(&folder.join("driver_override"), driver)?;
+    write(Path::new("/sys/bus/pci/drivers_probe"), function)
+}
+
+/// Takes `function` from its driver, if it has one.
+pub(crate) fn unbind(function: &str) -> Result<(), LabError> {
+    let driver = Path::new("/sys/bus/pci/devices").join(function).join("driver");
+    if driver.exists() { write(&driver.join("unbind"), function) } else { Ok(()) }
+}
+
+/// Writes `text` to a file of sysfs.
+pub(crate) fn write(path: &Path, text: &str) -> Result<(), LabError> {
+    fs::write(path, text).map_err(LabError::file("write", path))
+}
+
+/// A machine refuses to start: it ends with exit code `exit`, and says all of `words`.
+pub(crate) fn refused(machine: &mut Command, exit: i32, words: &[&str]) -> Step {
+    let output = output(machine)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    match words.iter().find(|word| !said.contains(**word)) {
+        None if output.status.code() == Some(exit) => Ok(()),
+        None => Err(Fault::Untrue(format!("{}, expected exit code {exit}: {said}", output.status))),
+        Some(word) => Err(Fault::Untrue(format!("{}, and no \"{word}\" in: {said}", output.status))),
+    }
+}
+
+/// The configuration of a machine without Linux, for the payload `elf`: it has `keys` beside, `devices` among them.
+pub(crate) fn payload(
+    runner: &Runner,
+    scenario: &Scenario,
+    name: &str,
+    elf: &[u8],
+    mut keys: serde_json::Value,
+) -> Result<PathBuf, LabError> {
+    let work = runner.work.join(scenario.name);
+    fs::create_dir_all(&work).map_err(LabError::file("make", &work))?;
+    let (kernel, config) = (work.join(format!("{name}.elf")), work.join(format!("{name}.json")));
+    keys["name"] = name.into();
+    keys["extends"] = runner.tools.configs.join(scenario.config).to_string_lossy().into();
+    keys["memory"] = serde_json::json!({ "size": PAYLOAD_MEMORY });
+    keys["boot"] = serde_json::json!({ "kernel": kernel, "initramfs": null });
+    fs::write(&kernel, elf).map_err(LabError::file("write", &kernel))?;
+    fs::write(&config, keys.to_string()).map_err(LabError::file("write", &config))?;
+    Ok(config)
+}
+
+/// The key `devices` with these functions.
+pub(crate) fn devices(functions: &[&str]) -> serde_json::Value {
+    let device = |function| serde_json::json!({ "type": "vfio", "function": function });
+    serde_json::json!({ "devices": functions.iter().map(device).collect::<Vec<_>>() })
 }
 
 /// How many accesses the IOMMU has refused since this host started, by its kernel's log.

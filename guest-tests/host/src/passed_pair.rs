@@ -1,18 +1,16 @@
 //! The story of a group of two functions: while the host uses one of them, the other is refused with its name; afterwards a
 //! guest gets both.
 
-use std::fs;
 use std::path::Path;
-use std::process::Command;
 use std::time::Instant;
 
 use crate::error::LabError;
 use crate::judge::judge;
-use crate::passed::{dmar_faults, free, group, no_faults_since};
+use crate::passed::{bind, dmar_faults, free, group, no_faults_since, refused};
 use crate::results::ScenarioResult;
 use crate::run::Runner;
 use crate::scenarios::Scenario;
-use crate::slices::{Fault, Step, output, timed};
+use crate::slices::timed;
 
 /// A driver of the host that takes whatever it is told to.
 const DRIVER: &str = "uio_pci_generic";
@@ -34,7 +32,8 @@ pub(crate) fn run(runner: &Runner, scenario: &Scenario, report: &Path) -> Result
     let alone = Scenario { passed: std::slice::from_ref(first), ..*scenario };
     let machine = runner.machine(&alone, report)?;
     bind(second, DRIVER)?;
-    let refusal = timed("refused", || refused(&mut runner.command(&machine), second));
+    let holder = format!("{second} by {DRIVER}");
+    let refusal = timed("refused", || refused(&mut runner.command(&machine), HOST_FORBIDS, &[&holder]));
     bind(second, VFIO)?;
     let machine = runner.machine(scenario, report)?;
     let boot = runner.boot(scenario, &machine, report)?;
@@ -44,24 +43,4 @@ pub(crate) fn run(runner: &Runner, scenario: &Scenario, report: &Path) -> Result
     cases.push(timed("no-dma-faults", || no_faults_since(faults)));
     let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
     Ok(ScenarioResult { scenario: scenario.name.into(), cases, init_millis: boot.init, millis })
-}
-
-/// Gives `function` to `driver`.
-fn bind(function: &str, driver: &str) -> Result<(), LabError> {
-    let folder = Path::new("/sys/bus/pci/devices").join(function);
-    let write = |path: &Path, text: &str| fs::write(path, text).map_err(LabError::file("write", path));
-    write(&folder.join("driver/unbind"), function)?;
-    write(&folder.join("driver_override"), driver)?;
-    write(Path::new("/sys/bus/pci/drivers_probe"), function)
-}
-
-/// The machine is told who has `member`.
-fn refused(machine: &mut Command, member: &str) -> Step {
-    let output = output(machine)?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    let holder = format!("{member} by {DRIVER}");
-    if output.status.code() == Some(HOST_FORBIDS) && said.contains(&holder) {
-        return Ok(());
-    }
-    Err(Fault::Untrue(format!("{}, and no \"{holder}\" in: {said}", output.status)))
 }

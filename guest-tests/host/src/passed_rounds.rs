@@ -10,7 +10,7 @@ use egm_report::Check;
 
 use crate::error::LabError;
 use crate::judge::case;
-use crate::passed::{dmar_faults, free, missing, no_faults_since};
+use crate::passed::{devices, dmar_faults, free, missing, no_faults_since, payload};
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::progress::Stage;
 use crate::results::ScenarioResult;
@@ -24,8 +24,6 @@ const FIRST: u32 = 10;
 const ROUNDS: u32 = 100;
 /// What the host may have less of afterwards: far less than what a machine has, and than what its function maps.
 const SLACK: u64 = 24 << 20;
-/// A machine's memory.
-const MEMORY: &str = "64MiB";
 /// What the guest says when it runs.
 const READY: &str = "ready";
 
@@ -69,27 +67,12 @@ struct Story<'a> {
 
 impl<'a> Story<'a> {
     fn new(runner: &'a Runner, scenario: &'a Scenario, report: &'a Path) -> Result<Self, LabError> {
-        let work = runner.work.join(scenario.name);
-        fs::create_dir_all(&work).map_err(LabError::file("make", &work))?;
         let mut ends = Payload::new(Ports::USUAL);
         ends.print(&format!("{READY}\n"));
         ends.power_off();
-        let write = |name: &str, elf: Vec<u8>| {
-            let (kernel, config) = (work.join(format!("{name}.elf")), work.join(format!("{name}.json")));
-            let device = |function| serde_json::json!({ "type": "vfio", "function": function });
-            let json = serde_json::json!({
-                "name": scenario.name,
-                "extends": runner.tools.configs.join(scenario.config),
-                "memory": { "size": MEMORY },
-                "boot": { "kernel": kernel, "initramfs": null },
-                "devices": scenario.passed.iter().map(device).collect::<Vec<_>>(),
-            });
-            fs::write(&kernel, elf).map_err(LabError::file("write", &kernel))?;
-            fs::write(&config, json.to_string()).map_err(LabError::file("write", &config))?;
-            Ok::<_, LabError>(config)
-        };
-        let ends = write("ends", ends.finish(Entry::Pvh))?;
-        let sleeps = write("sleeps", egm_payload::halt(Ports::USUAL))?;
+        let machine = |name, elf: &[u8]| payload(runner, scenario, name, elf, devices(scenario.passed));
+        let ends = machine("ends", &ends.finish(Entry::Pvh))?;
+        let sleeps = machine("sleeps", &egm_payload::halt(Ports::USUAL))?;
         Ok(Self { runner, scenario, report, ends, sleeps })
     }
 

@@ -14,32 +14,51 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 /// Bytes in a word.
 const WORD: usize = size_of::<u64>();
 
-/// A part of a file, mapped shared and only to be read.
+/// A part of a file, mapped shared.
 #[derive(Debug)]
 pub(crate) struct Physical {
     start: NonNull<c_void>,
     size: usize,
+    writable: bool,
 }
 
 impl Physical {
     /// `size` bytes of `file` from `offset`, both multiples of the file's pages.
     pub(crate) fn map(file: &File, offset: u64, size: u64) -> io::Result<Self> {
+        Self::with(file, offset, size, ProtFlags::READ)
+    }
+
+    /// The same, to be written too.
+    pub(crate) fn map_writable(file: &File, offset: u64, size: u64) -> io::Result<Self> {
+        Self::with(file, offset, size, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    fn with(file: &File, offset: u64, size: u64, allowed: ProtFlags) -> io::Result<Self> {
         let size = usize::try_from(size).map_err(io::Error::other)?;
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let start = unsafe { mmap(ptr::null_mut(), size, ProtFlags::READ, MapFlags::SHARED, file, offset) }?;
+        let start = unsafe { mmap(ptr::null_mut(), size, allowed, MapFlags::SHARED, file, offset) }?;
         let start = NonNull::new(start).ok_or_else(|| io::Error::other("mapped at 0"))?;
-        Ok(Self { start, size })
+        Ok(Self { start, size, writable: allowed.contains(ProtFlags::WRITE) })
+    }
+
+    /// Writes a word at `offset`, rounded down to a word's; `None` outside, and where only reading is allowed.
+    pub(crate) fn set_word(&self, offset: u64, value: u64) -> Option<()> {
+        let word = self.place(offset).filter(|_| self.writable)?;
+        // SAFETY: inside the mapping, which may be written, and aligned; others read it, hence volatile.
+        unsafe { ptr::write_volatile(word, value) };
+        Some(())
     }
 
     /// The word at `offset`, rounded down to a word's.
     pub(crate) fn word(&self, offset: u64) -> Option<u64> {
-        let index = usize::try_from(offset).ok()? / WORD;
-        if index >= self.size / WORD {
-            return None;
-        }
-        let word = self.start.cast::<u64>().as_ptr().wrapping_add(index);
+        let word = self.place(offset)?;
         // SAFETY: inside the mapping, aligned, and any bits are a word; others write to it, hence volatile.
         Some(unsafe { ptr::read_volatile(word) })
+    }
+
+    fn place(&self, offset: u64) -> Option<*mut u64> {
+        let index = usize::try_from(offset).ok()? / WORD;
+        (index < self.size / WORD).then(|| self.start.cast::<u64>().as_ptr().wrapping_add(index))
     }
 
     /// How many words are `word`.
@@ -75,5 +94,8 @@ mod tests {
         file.write_all_at(&7u64.to_le_bytes(), 4096 + 24).unwrap();
         assert_eq!((memory.word(24), memory.word(16), memory.word(8192)), (Some(7), Some(0), None));
         assert_eq!((memory.first_not_zero(), memory.count(7)), (Some(24), 1));
+        let writable = Physical::map_writable(&file, 4096, 8192).unwrap();
+        assert_eq!((writable.set_word(32, 9), writable.set_word(8192, 9)), (Some(()), None));
+        assert_eq!((memory.word(32), memory.set_word(32, 1)), (Some(9), None));
     }
 }

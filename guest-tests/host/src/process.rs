@@ -1,7 +1,7 @@
 //! A child that is watched: its console is read, its time is limited, and nothing of it is left behind.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{IsTerminal, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
@@ -66,6 +66,9 @@ pub(crate) fn watch(
     let mut command = bound_to_us(command);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr).process_group(0);
     let program = command.get_program().to_os_string();
+    if let Some(text) = announced(limit).filter(|_| !std::io::stderr().is_terminal()) {
+        eprintln!("{text}");
+    }
     let mut child = command.spawn().map_err(LabError::file("run", program))?;
     let pid = Pid::from_child(&child);
     // Bounded: a guest that writes faster than it is read waits.
@@ -75,6 +78,15 @@ pub(crate) fn watch(
     }
     spawn_waiter(child, sender);
     follow(&events, pid, limit, Console::new(log), line)
+}
+
+/// What is said before a child with a deadline of its own: who watches this machine by its silence counts from here, or
+/// two slow guests in a row would look like a machine that hangs.
+fn announced(limit: Limit) -> Option<String> {
+    match limit {
+        Limit::Total(most) => Some(format!("a machine starts, for {} s at most", most.as_secs())),
+        Limit::Silence(_) => None,
+    }
 }
 
 /// The same command, killed by the kernel when this process ends in whatever way, where util-linux is there to ask
@@ -198,6 +210,13 @@ mod tests {
         let talks = "for i in 1 2 3 4 5 6; do echo; sleep 0.5; done";
         assert_eq!(shell(talks, silence, |_| Reaction::Go), Ending::Exit(0));
         assert_eq!(shell(&format!("{talks}; sleep 1000"), silence, |_| Reaction::Go), Ending::Deadline);
+    }
+
+    #[test]
+    fn a_child_with_a_deadline_is_announced_to_who_watches_by_silence() {
+        let said = announced(Limit::Total(Duration::from_secs(300))).unwrap();
+        assert!(said.contains("300 s") && !said.starts_with(crate::progress::PREFIX), "{said}");
+        assert_eq!(announced(Limit::Silence(Duration::from_secs(300))), None);
     }
 
     #[test]

@@ -268,10 +268,10 @@ pub(crate) fn check_zeros() -> Result<bool, LabError> {
 }
 
 /// A hugetlb pool that is there while this lives.
-struct Pool;
+pub(crate) struct Pool;
 
 impl Pool {
-    fn fill() -> Result<Self, LabError> {
+    pub(crate) fn fill() -> Result<Self, LabError> {
         fs::write(POOL, HUGE_PAGES.to_string()).map_err(LabError::file("write", POOL))?;
         Ok(Self)
     }

@@ -5,7 +5,7 @@ use std::io;
 use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use egm_address::{InBar, PciAddress, Span};
@@ -69,8 +69,8 @@ impl KernelFunction {
                 (File::from(file), Hold::Group(group))
             }
             KernelDomain::Iommufd(iommufd) => {
-                let file = open_cdev(root, address)?;
-                iommufd.attach(&file).map_err(|source| attach_error(root, address, source))?;
+                let (path, file) = open_cdev(root, address)?;
+                iommufd.attach(&file).map_err(|source| attach_error(&path, address, source))?;
                 (file, Hold::Attached(Arc::clone(iommufd)))
             }
         };
@@ -134,7 +134,7 @@ impl KernelFunction {
 }
 
 /// The function's own character device: `vfio-dev/vfioN` in its folder names it.
-fn open_cdev(root: &Path, address: PciAddress) -> Result<File, OpenError> {
+fn open_cdev(root: &Path, address: PciAddress) -> Result<(PathBuf, File), OpenError> {
     let folder = root.join(format!("sys/bus/pci/devices/{address}/vfio-dev"));
     let rule =
         "the kernel has no character devices of VFIO (CONFIG_VFIO_DEVICE_CDEV); set \"backend\": \"legacy\"";
@@ -144,16 +144,15 @@ fn open_cdev(root: &Path, address: PciAddress) -> Result<File, OpenError> {
     let name = name.map_err(OpenError::file(&folder, &address.to_string(), rule))?;
     let path = root.join("dev/vfio/devices").join(name);
     let file = File::options().read(true).write(true).open(&path);
-    file.map_err(OpenError::file(&path, &address.to_string(), rule))
+    let file = file.map_err(OpenError::file(&path, &address.to_string(), rule))?;
+    Ok((path, file))
 }
 
-/// Why iommufd would not take a function.
-fn attach_error(root: &Path, function: PciAddress, source: io::Error) -> OpenError {
+/// Why iommufd would not take a function, whose file is at `path`.
+fn attach_error(path: &Path, function: PciAddress, source: io::Error) -> OpenError {
     match source.raw_os_error() {
         // EINVAL is what the second descriptor of an open function gets.
-        Some(libc::EBUSY | libc::EPERM | libc::EINVAL) => {
-            OpenError::Busy { path: root.join("dev/vfio/devices"), function: function.to_string() }
-        }
+        Some(libc::EBUSY | libc::EPERM | libc::EINVAL) => OpenError::busy(path, &function.to_string()),
         _ => OpenError::refused(format!("give {function} to iommufd"))(source),
     }
 }

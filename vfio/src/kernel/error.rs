@@ -1,5 +1,6 @@
 //! Why a host's function cannot be opened, whose turn it is, and what helps.
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -48,12 +49,17 @@ pub enum OpenError {
         group: u32,
     },
     /// Another process has it.
-    #[error("{} is in use: another process, a virtual machine perhaps, has {function}", path.display())]
+    #[error(
+        "{} is in use: {} has {function}", path.display(),
+        holder.as_ref().map_or_else(|| "another process, a virtual machine perhaps,".to_owned(), Holder::to_string)
+    )]
     Busy {
         /// The file.
         path: PathBuf,
         /// The function.
         function: String,
+        /// Who, where this user may see it.
+        holder: Option<Holder>,
     },
     /// Anything else.
     #[error("cannot {what}")]
@@ -67,6 +73,43 @@ pub enum OpenError {
     /// The address space's maps could not be made again for it.
     #[error(transparent)]
     Dma(#[from] DmaError),
+}
+
+/// A process that has a file open.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// Its number.
+    pub process: u32,
+    /// How it was started.
+    pub command: String,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {} ({})", self.process, self.command)
+    }
+}
+
+impl Holder {
+    /// Longest command that is told, characters.
+    const MOST: usize = 200;
+
+    /// The first process of `proc` (procfs), not `us`, that has `path` open. Root sees all of them, others their own.
+    fn of(proc: &Path, path: &Path, us: u32) -> Option<Self> {
+        let processes = fs::read_dir(proc).ok()?.flatten();
+        let mut processes =
+            processes.filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry)));
+        processes.find_map(|(process, entry)| {
+            if process == us {
+                return None;
+            }
+            let mut files = fs::read_dir(entry.path().join("fd")).ok()?.flatten();
+            files.find(|file| fs::read_link(file.path()).is_ok_and(|target| target == path))?;
+            let command = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let command = String::from_utf8_lossy(&command).replace('\0', " ");
+            Some(Self { process, command: command.trim_end().chars().take(Self::MOST).collect() })
+        })
+    }
 }
 
 /// The IOMMU group of the function at `address` of the host whose tree is at `root`, when it can be lent.
@@ -96,15 +139,19 @@ impl OpenError {
     pub(super) fn file(path: &Path, function: &str, rule: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| match source.kind() {
             io::ErrorKind::NotFound => Self::NoFile { path: path.to_owned(), rule },
-            io::ErrorKind::ResourceBusy => {
-                Self::Busy { path: path.to_owned(), function: function.to_owned() }
-            }
+            io::ErrorKind::ResourceBusy => Self::busy(path, function),
             io::ErrorKind::PermissionDenied => match fs::metadata(path) {
                 Ok(of) => Self::NotPermitted { path: path.to_owned(), owner: of.uid(), group: of.gid() },
                 Err(_) => Self::Refused { what: format!("open {}", path.display()), source },
             },
             _ => Self::Refused { what: format!("open {}", path.display()), source },
         }
+    }
+
+    /// `path`, which lends `function`, is open elsewhere.
+    pub(super) fn busy(path: &Path, function: &str) -> Self {
+        let holder = Holder::of(Path::new("/proc"), path, std::process::id());
+        Self::Busy { path: path.to_owned(), function: function.to_owned(), holder }
     }
 
     /// Who must act.
@@ -125,7 +172,10 @@ impl OpenError {
             Self::NotPermitted { path, .. } => {
                 format!("as root: chown $USER {}, or a udev rule for the subsystem vfio", path.display())
             }
-            Self::Busy { path, .. } => format!("see who: fuser -v {}", path.display()),
+            Self::Busy { holder: Some(_), .. } => {
+                "end it first, or give this machine another function".to_owned()
+            }
+            Self::Busy { path, .. } => format!("see who, as root: fuser -v {}", path.display()),
             Self::Dma(error) => return error.remedy(),
             Self::Host(_) | Self::NoFile { .. } | Self::Refused { .. } => return None,
         })
@@ -176,6 +226,33 @@ mod tests {
             (error.remedy().unwrap().as_str(), error.fault()),
             ("scripts/bind 0000:41:00.0", Fault::Host)
         );
+    }
+
+    #[test]
+    fn a_host_whose_iommu_is_off_is_told_how_it_is_switched_on() {
+        let host = host("vfio-pci", "vfio-pci");
+        fs::remove_file(host.path().join("sys/bus/pci/devices/0000:41:00.0/iommu_group")).unwrap();
+        let error = group(host.path(), address("0000:41:00.0")).unwrap_err();
+        assert!(error.to_string().starts_with("host function 0000:41:00.0 is in no IOMMU group"), "{error}");
+        assert!(error.remedy().unwrap().contains("intel_iommu=on") && error.fault() == Fault::Host);
+    }
+
+    #[test]
+    fn who_has_a_file_open_is_named_by_number_and_command() {
+        let proc = tempfile::tempdir().unwrap();
+        let path = Path::new("/dev/vfio/7");
+        for (process, target) in [("self", "/dev/vfio/7"), ("41", "/dev/vfio/8"), ("42", "/dev/vfio/7")] {
+            let files = proc.path().join(process).join("fd");
+            fs::create_dir_all(&files).unwrap();
+            symlink(target, files.join("9")).unwrap();
+            fs::write(proc.path().join(process).join("cmdline"), "egm-vmm\0run\0a.json\0").unwrap();
+        }
+        let holder = Holder::of(proc.path(), path, 41).unwrap();
+        assert_eq!(holder.to_string(), "process 42 (egm-vmm run a.json)");
+        assert_eq!(Holder::of(proc.path(), path, 42), None, "it is the one that asks");
+        assert_eq!(Holder::of(proc.path(), Path::new("/dev/vfio/9"), 1), None);
+        let error = OpenError::Busy { path: path.to_owned(), function: "f".to_owned(), holder: Some(holder) };
+        assert!(error.to_string().ends_with("in use: process 42 (egm-vmm run a.json) has f"), "{error}");
     }
 
     #[test]

@@ -29,7 +29,7 @@ use std::sync::Arc;
 
 pub use container::Container;
 pub use device::KernelFunction;
-pub use error::{Fault, OpenError};
+pub use error::{Fault, Holder, OpenError};
 pub use hot_reset::Affected;
 pub use iommufd::Iommufd;
 

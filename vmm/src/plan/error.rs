@@ -181,7 +181,9 @@ pub enum PlanError {
         max: usize,
     },
     /// A function that the facts do not describe.
-    #[error("device \"{device}\": the facts do not describe host function {function}")]
+    #[error(
+        "device \"{device}\": host function {function} does not exist, or the facts were recorded without it"
+    )]
     UnknownFunction {
         /// Id of the device.
         device: String,
@@ -269,7 +271,6 @@ impl Report for PlanError {
             | Self::Vcpus { .. }
             | Self::Region { .. }
             | Self::NoPlace { .. }
-            | Self::UnknownFunction { .. }
             | Self::Reserved { .. } => Blame::Host,
             Self::Internal(_) => Blame::Internal,
             _ => Blame::Configuration,
@@ -322,10 +323,9 @@ impl Report for PlanError {
             Self::EgmDevice { .. } => "set the slice's \"as\" to \"memory\"".to_owned(),
             Self::Bus0 { .. } | Self::Buses { .. } => "remove devices".to_owned(),
             Self::Passed(rule) => rule.help(),
-            Self::UnknownFunction { function, .. } => {
-                format!(
-                    "record facts on its host with \"egm-vmm facts\", which lists {function} when it exists there"
-                )
+            Self::UnknownFunction { .. } => {
+                "name one of those that \"egm-vmm check\" lists; on its host, \"egm-vmm facts\" records them"
+                    .to_owned()
             }
             Self::Window { suggested: Some(size), .. } => {
                 format!("set \"pcie\": {{\"window64\": \"{size}\"}}, or leave it out")

@@ -499,7 +499,9 @@ fn devices_that_do_not_fit_are_named() {
     let error = plan(&spec, &facts).unwrap_err();
     assert!(matches!(error, PlanError::Window { window: "32-bit", .. }), "{error}");
     facts.functions.clear();
-    assert!(matches!(plan(&spec, &facts), Err(PlanError::UnknownFunction { .. })));
+    let unknown = plan(&spec, &facts).unwrap_err();
+    assert!(matches!(unknown, PlanError::UnknownFunction { .. }));
+    assert_eq!(unknown.blame(), crate::error::Blame::Configuration);
     spec.devices = (0..32).map(|i| device(&format!("rng{i}"), i % 2 == 0, DeviceKind::VirtioRng)).collect();
     assert_eq!(plan(&spec, &facts), Err(PlanError::Bus0 { devices: 32, max: 31 }));
 }

@@ -111,7 +111,7 @@ const PLAIN: Scenario = Scenario {
 };
 
 /// Every scenario, in the order in which they run.
-pub(crate) const ALL: [Scenario; 26] = [
+pub(crate) const ALL: [Scenario; 30] = [
     demo::SCENARIO,
     smp::SCENARIO,
     reset::SCENARIO,
@@ -135,6 +135,10 @@ pub(crate) const ALL: [Scenario; 26] = [
     passed::SWITCHED,
     passed::MOVES,
     passed::PAIR,
+    passed::REFUSED,
+    passed::RESET,
+    passed::DMA_KINDS,
+    passed::DMA_IOMMUFD,
     passed::ROUNDS,
     boots::SCENARIO,
     debian_root::SCENARIO,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{PLAIN, Scenario};
 use crate::judge::Expected;
-use crate::{passed_moves, passed_net, passed_pair, passed_rounds};
+use crate::{passed_dma, passed_moves, passed_net, passed_pair, passed_refused, passed_reset, passed_rounds};
 
 /// The network card behind the second root port.
 pub(super) const NET: Scenario = Scenario {
@@ -17,6 +17,47 @@ pub(super) const NET: Scenario = Scenario {
             egm.arg.net.addr=192.168.101.2/24 egm.exit=reset lapic=notscdeadline quiet",
     expected: Expected { exit: 1, summary: true, checks: &["pci", "passed_net"] },
     deadline: Duration::from_secs(420),
+    ..PLAIN
+};
+
+/// The engine with slices of all kinds but the one of [`super::vfio::DMA`].
+pub(super) const DMA_KINDS: Scenario = Scenario {
+    name: "vfio-dma-kinds",
+    story: "a passed DMA engine writes slices of every kind of memory; outside of all it is refused, and that is seen",
+    passed: &["0000:00:14.0", "0000:00:15.0"],
+    tell: Some(passed_dma::run),
+    words: "egm.checks=pci,edu egm.arg.edu.places=3 lapic=notscdeadline",
+    expected: Expected { exit: 0, summary: true, checks: &["pci", "edu"] },
+    deadline: Duration::from_secs(300),
+    long: true,
+    ..PLAIN
+};
+
+/// The same where the kernel pins pages, and takes files and dma-bufs.
+pub(super) const DMA_IOMMUFD: Scenario = Scenario {
+    name: "vfio-dma-iommufd",
+    story: "the same through iommufd, for every kind of memory that has pages",
+    iommufd: true,
+    ..DMA_KINDS
+};
+
+/// A drive, and all that can be wrong with it.
+pub(super) const REFUSED: Scenario = Scenario {
+    name: "vfio-refused",
+    story: "what can be wrong with a function and its host is named with its remedy, and nothing is held afterwards",
+    passed: &["0000:01:00.0"],
+    tell: Some(passed_refused::run),
+    deadline: Duration::from_secs(120),
+    ..PLAIN
+};
+
+/// A card that is reset alone, two that need their bus, and a memory that cannot be reset.
+pub(super) const RESET: Scenario = Scenario {
+    name: "vfio-hot-reset",
+    story: "what was left in a function is gone when a guest gets it, by its own reset or its bus', or the VMM tells that it is not",
+    passed: &["0000:02:00.0", "0000:07:00.0", "0000:07:00.1", "0000:00:15.0"],
+    tell: Some(passed_reset::run),
+    deadline: Duration::from_secs(120),
     ..PLAIN
 };
 

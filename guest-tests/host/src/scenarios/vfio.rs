@@ -42,7 +42,7 @@ pub(super) const DMA: Scenario = Scenario {
     story: "a passed DMA engine writes memory, a slice that the host's kernel has no pages of, and a peer's BAR",
     region: Some("mem"),
     passed: &["0000:00:14.0", "0000:00:15.0"],
-    words: "egm.checks=pci,edu",
+    words: "egm.checks=pci,edu egm.arg.edu.places=3",
     expected: Expected { exit: 0, summary: true, checks: &["pci", "edu"] },
     disk: None,
     ..NVME

@@ -1,0 +1,276 @@
+//! The story of everything that can be wrong with a function and its host: what is wrong is named with its rule and what to do,
+//! by exit code 2 (the configuration) or 3 (the host), and nothing is held afterwards: the same machine then starts.
+
+use std::fs;
+use std::os::unix::fs::chown;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::Instant;
+
+use egm_payload::Ports;
+use egm_report::Check;
+use rustix::process::{Resource, Rlimit, setrlimit};
+use serde_json::{Value, json};
+
+use crate::error::LabError;
+use crate::judge::case;
+use crate::passed::{bind, devices, free, group, missing, payload, refused, unbind, write};
+use crate::process::{Ending, Limit, Reaction, watch};
+use crate::results::ScenarioResult;
+use crate::run::{Runner, chain};
+use crate::scenarios::Scenario;
+use crate::slices::{Fault, PATIENCE, Step, output, timed};
+
+/// Exit codes of the VMM.
+const CONFIGURATION: i32 = 2;
+const HOST: i32 = 3;
+/// A driver of the host that takes whatever it is told to.
+const DRIVER: &str = "uio_pci_generic";
+const VFIO: &str = "vfio-pci";
+/// Nobody's user.
+const NOBODY: u32 = 65534;
+/// Memory that a user without rights may lock, KiB: less than a machine has.
+const LITTLE: u32 = 1024;
+/// A peer's memory: its BAR 2 has 16 MiB and may lie anywhere above memory.
+const MEMORY: &str = "0000:00:15.0";
+/// What the guest says when it runs.
+const READY: &str = "ready";
+
+/// Tells the story of the function of `scenario`.
+pub(crate) fn run(runner: &Runner, scenario: &Scenario, report: &Path) -> Result<ScenarioResult, LabError> {
+    let [function] = scenario.passed else {
+        return Err(LabError::Usage(format!("{} needs one function", scenario.name)));
+    };
+    let Some(group) = missing(scenario).is_none().then(|| group(function)).flatten() else {
+        return Ok(ScenarioResult::skipped(scenario.name, &format!("this host has no function {function}")));
+    };
+    let begun = Instant::now();
+    let file = PathBuf::from(format!("/dev/vfio/{group}"));
+    let config = payload(runner, scenario, "good", &egm_payload::halt(Ports::USUAL), devices(&[function]))?;
+    let story = Story { runner, scenario, report, function, file, config };
+    let mut cases = story.written_wrong()?;
+    cases.extend(story.had_by_another_driver()?);
+    cases.extend(story.not_permitted()?);
+    cases.extend(story.in_use()?);
+    cases.extend(story.taken_back()?);
+    let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+    Ok(ScenarioResult { scenario: scenario.name.into(), cases, init_millis: None, millis })
+}
+
+struct Story<'a> {
+    runner: &'a Runner,
+    scenario: &'a Scenario,
+    report: &'a Path,
+    function: &'a str,
+    /// What lends its group.
+    file: PathBuf,
+    /// A machine with it that starts.
+    config: PathBuf,
+}
+
+impl Story<'_> {
+    /// Configurations that no host could satisfy, or not this one.
+    fn written_wrong(&self) -> Result<Vec<Check>, LabError> {
+        let bar = |place: &str| json!([{ "type": "vfio", "function": MEMORY, "bars": { "2": place } }]);
+        let by_iommufd = json!([{ "type": "vfio", "function": self.function, "backend": "iommufd" }]);
+        let slice = json!([{ "region": "mem", "size": "32MiB", "node": 1 }]);
+        let mut wrong: Vec<(&str, Value, i32, Vec<&str>)> = vec![
+            (
+                "no such function",
+                devices(&["0000:3f:00.0"]),
+                CONFIGURATION,
+                vec!["0000:3f:00.0 does not exist", "egm-vmm check"],
+            ),
+            (
+                "a BAR in memory",
+                json!({ "devices": bar("0x1000000") }),
+                CONFIGURATION,
+                vec!["BAR 2 cannot lie at 0x1000000", "\"bars\""],
+            ),
+            (
+                "a BAR beyond all addresses",
+                json!({ "devices": bar("0x10000000000000") }),
+                CONFIGURATION,
+                vec!["BAR 2 cannot lie at", "guest addresses end at"],
+            ),
+            (
+                "a BAR without room",
+                json!({ "devices": devices(&[MEMORY])["devices"], "pcie": { "window64": "8MiB" } }),
+                CONFIGURATION,
+                vec![
+                    "cannot place device \"vfio0\" in the 64-bit PCI window",
+                    "0x1000000 bytes",
+                    "\"window64\"",
+                ],
+            ),
+            (
+                "iommufd without pages",
+                json!({ "devices": by_iommufd, "egm": slice }),
+                CONFIGURATION,
+                vec!["iommufd", "region mem", "without struct pages", "\"legacy\""],
+            ),
+        ];
+        if !Path::new("/dev/iommu").exists() {
+            let words = vec!["/dev/iommu does not exist", "\"backend\": \"legacy\""];
+            wrong.push(("no iommufd", json!({ "devices": by_iommufd }), HOST, words));
+        }
+        let refusal = |(name, keys, exit, words): (&str, Value, i32, Vec<&str>)| {
+            let config =
+                payload(self.runner, self.scenario, "wrong", &egm_payload::halt(Ports::USUAL), keys)?;
+            Ok(timed(name, || refused(&mut self.machine(&config), exit, &words)))
+        };
+        wrong.into_iter().map(refusal).collect()
+    }
+
+    /// No driver has the function, or one of the host.
+    fn had_by_another_driver(&self) -> Result<Vec<Check>, LabError> {
+        let remedy = format!("scripts/bind {}", self.function);
+        unbind(self.function)?;
+        let none = self.refusal("unbound", &["no driver", &remedy]);
+        bind(self.function, DRIVER)?;
+        let host = self.refusal("bound to another driver", &[DRIVER, &remedy]);
+        bind(self.function, VFIO)?;
+        Ok(vec![none, host, self.starts("starts when bound", &mut self.machine(&self.config))])
+    }
+
+    /// A user who may not open the group, then one who may not lock the guest's memory, and then may.
+    fn not_permitted(&self) -> Result<Vec<Check>, LabError> {
+        let kvm = Path::new("/dev/kvm");
+        let own = |path: &Path, user| chown(path, Some(user), None).map_err(LabError::file("chown", path));
+        own(kvm, NOBODY)?;
+        let name = self.file.to_string_lossy();
+        let words = [&*name, "belongs to user 0", "chown"];
+        let denied = timed("not permitted", || refused(&mut self.as_nobody(LITTLE), HOST, &words));
+        own(&self.file, NOBODY)?;
+        // A user may lower his limit, and not raise it: he gets all of it.
+        let all = Rlimit { current: None, maximum: None };
+        setrlimit(Resource::Memlock, all)
+            .map_err(|error| LabError::file("raise", "the limit on memory")(error.into()))?;
+        let mut named = 0;
+        let short = timed("memlock", || {
+            let words = ["more bytes of locked memory", "may lock 0x100000", "LimitMEMLOCK="];
+            refused(&mut self.as_nobody(LITTLE), HOST, &words)?;
+            named = self.named_limit()?;
+            refused(&mut self.as_nobody(named.saturating_sub(1)), HOST, &words[..1])
+        });
+        let enough = self.starts("starts with the limit that was named", &mut self.as_nobody(named));
+        own(kvm, 0)?;
+        own(&self.file, 0)?;
+        Ok(vec![denied, short, enough])
+    }
+
+    /// The limit that the refusal says would do, KiB.
+    fn named_limit(&self) -> Result<u32, Fault> {
+        let said = output(&mut self.as_nobody(LITTLE))?;
+        let said = String::from_utf8_lossy(&said.stderr);
+        let digits = said.split("ulimit -l ").nth(1).and_then(|rest| rest.split(',').next());
+        Ok(digits.ok_or("it names no limit")?.parse()?)
+    }
+
+    /// A second machine wants what a first has, and is told who that is.
+    fn in_use(&self) -> Result<Vec<Check>, LabError> {
+        let mut cases = Vec::new();
+        let first = self.machine(&self.config);
+        let ending = self.run(first, || {
+            let holder = format!("(egm-vmm run {}) has {}", self.config.display(), self.function);
+            let holder = holder.replace("egm-vmm", &self.runner.tools.vmm.to_string_lossy());
+            let file = format!("{} is in use: process ", self.file.display());
+            cases.push(self.refusal("had by another machine", &[&file, &holder]));
+            Reaction::Terminate
+        })?;
+        cases.push(ended("the first goes on", ending));
+        cases.push(self.starts("starts when free", &mut self.machine(&self.config)));
+        Ok(cases)
+    }
+
+    /// The host takes the function back from a machine that runs: that is told, and ends nothing else. Found again, it is good.
+    fn taken_back(&self) -> Result<Vec<Check>, LabError> {
+        let folder = Path::new("/sys/bus/pci/devices").join(self.function);
+        let mut cases = Vec::new();
+        let ending = thread::scope(|scope| {
+            let mut removal = None;
+            let ending = self.run(self.machine(&self.config), || {
+                // It returns when the function is given back.
+                removal = Some(scope.spawn(|| write(&folder.join("remove"), "1")));
+                cases.push(timed("lost", || self.says(&format!("wants {} back", self.function))));
+                Reaction::Terminate
+            });
+            if let Some(Ok(Err(error))) = removal.map(thread::ScopedJoinHandle::join) {
+                cases.push(case("removed", Some(chain(&error)), 0));
+            }
+            ending
+        })?;
+        cases.push(ended("it goes on without", ending));
+        let left = folder.exists().then(|| format!("{} is still there", folder.display()));
+        cases.push(case("gone", left, 0));
+        write(Path::new("/sys/bus/pci/rescan"), "1")?;
+        bind(self.function, VFIO)?;
+        cases.push(self.starts("starts when found again", &mut self.machine(&self.config)));
+        Ok(cases)
+    }
+
+    /// The VMM of a machine that runs says `words`.
+    fn says(&self, words: &str) -> Step {
+        let begun = Instant::now();
+        loop {
+            let said = fs::read_to_string(self.report.join("vmm.log"))?;
+            if said.contains(words) {
+                return Ok(());
+            }
+            if begun.elapsed() > PATIENCE {
+                return Err(Fault::Untrue(format!("no \"{words}\" in: {said}")));
+            }
+            thread::yield_now();
+        }
+    }
+
+    /// The good machine, refused by what the host forbids.
+    fn refusal(&self, name: &str, words: &[&str]) -> Check {
+        timed(name, || refused(&mut self.machine(&self.config), HOST, words))
+    }
+
+    fn machine(&self, config: &Path) -> Command {
+        let mut command = Command::new(&self.runner.tools.vmm);
+        command.arg("run").arg(config);
+        command
+    }
+
+    /// The good machine of a user without rights, who may lock `kib` KiB.
+    fn as_nobody(&self, kib: u32) -> Command {
+        let mut command = Command::new("sh");
+        let script = format!("ulimit -l {kib} && exec \"$0\" run \"$1\"");
+        command.args(["-c", &script]).arg(&self.runner.tools.vmm).arg(&self.config).uid(NOBODY).gid(NOBODY);
+        command
+    }
+
+    /// The machine of `command` runs and ends well when told to, and nobody holds the function then.
+    fn starts(&self, name: &str, command: &mut Command) -> Check {
+        let command = std::mem::replace(command, Command::new("true"));
+        timed(name, || match self.run(command, || Reaction::Terminate).map_err(|error| chain(&error))? {
+            Some(Ending::Exit(0)) => free(self.function),
+            other => {
+                let said = fs::read_to_string(self.report.join("vmm.log")).unwrap_or_default();
+                Err(Fault::Untrue(format!("{other:?}: {said}")))
+            }
+        })
+    }
+
+    /// Runs a machine; `then` decides when its guest is there. Without an ending the guest never was.
+    fn run(&self, command: Command, mut then: impl FnMut() -> Reaction) -> Result<Option<Ending>, LabError> {
+        let (console, said) = (self.report.join("console.log"), self.report.join("vmm.log"));
+        let mut ran = false;
+        let ending = watch(command, Limit::Total(self.scenario.deadline), &console, &said, |line| {
+            ran |= line.contains(READY);
+            if line.contains(READY) { then() } else { Reaction::Go }
+        })?;
+        Ok(ran.then_some(ending))
+    }
+}
+
+/// A machine that ran and ended by itself when it was told to.
+fn ended(name: &str, ending: Option<Ending>) -> Check {
+    let fault = (ending != Some(Ending::Exit(0))).then(|| format!("{ending:?}, expected exit code 0"));
+    case(name, fault, 0)
+}

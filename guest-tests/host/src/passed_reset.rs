@@ -1,0 +1,178 @@
+//! The story of what one user of a function leaves in it for the next: nothing, be it reset by itself or with its bus. What
+//! cannot be reset keeps it, and then the VMM says so.
+//!
+//! The hand that writes into the function and looks there again is this host's, through its BARs in sysfs.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use egm_payload::Ports;
+use egm_report::Check;
+
+use crate::error::LabError;
+use crate::passed::{devices, free, missing, payload, write};
+use crate::physical::Physical;
+use crate::process::{Ending, Limit, Reaction, watch};
+use crate::results::ScenarioResult;
+use crate::run::{Runner, chain};
+use crate::scenarios::Scenario;
+use crate::slices::{Fault, Step, timed};
+
+/// What is left behind.
+const MARK: u64 = 0x5ca1_ab1e_0ddb_a115;
+/// What the guest says when it runs.
+const READY: &str = "ready";
+
+/// A place in a function that keeps what is written there until it is reset.
+#[derive(Debug, Clone, Copy)]
+struct Place<'a> {
+    function: &'a str,
+    bar: u8,
+    offset: u64,
+}
+
+/// Tells the story of the functions of `scenario`: a card, two of one bus, and a memory.
+pub(crate) fn run(runner: &Runner, scenario: &Scenario, report: &Path) -> Result<ScenarioResult, LabError> {
+    let [card, first, second, memory] = scenario.passed else {
+        return Err(LabError::Usage(format!("{} needs four functions", scenario.name)));
+    };
+    if let Some(why) = missing(scenario) {
+        return Ok(ScenarioResult::skipped(scenario.name, &why));
+    }
+    let begun = Instant::now();
+    let story = Story { runner, scenario, report };
+    // The multicast table of Intel's cards (82574 datasheet, 10.2.5.16).
+    let [card, first, second] =
+        [card, first, second].map(|function| Place { function, bar: 0, offset: 0x5200 });
+    let memory = Place { function: memory, bar: 2, offset: 0 };
+    let mut cases = vec![story.leaves_nothing("its own reset", &[card], &[card], "")];
+    let only_bus = [first, second].map(|place| OnlyBus::of(place.function));
+    let only_bus: Vec<OnlyBus> = only_bus.into_iter().collect::<Result<_, _>>()?;
+    let both = [first, second];
+    cases.push(story.leaves_nothing("one reset of the bus of both", &both, &both, ""));
+    let told = format!("{} is reset with its bus, and so was {}", first.function, second.function);
+    cases.push(story.leaves_nothing("the bus of one and another", &[first], &both, &told));
+    drop(only_bus);
+    cases.push(timed("no reset", || story.keeps(memory)));
+    cases.push(timed("free", || scenario.passed.iter().try_for_each(|function| free(function))));
+    let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+    Ok(ScenarioResult { scenario: scenario.name.into(), cases, init_millis: None, millis })
+}
+
+struct Story<'a> {
+    runner: &'a Runner,
+    scenario: &'a Scenario,
+    report: &'a Path,
+}
+
+impl Story<'_> {
+    /// A machine with the functions of `given` finds nothing of what the host left at `places`, and the next nothing of what
+    /// the first, which is killed, left there. The VMM says `told`.
+    fn leaves_nothing(&self, name: &str, given: &[Place<'_>], places: &[Place<'_>], told: &str) -> Check {
+        timed(name, || {
+            places.iter().try_for_each(Place::mark)?;
+            for _ in 0..2 {
+                self.with(given, told, || {
+                    places.iter().try_for_each(|place| place.has(0))?;
+                    places.iter().try_for_each(Place::mark)
+                })?;
+            }
+            Ok(())
+        })
+    }
+
+    /// A machine with `place` finds what was left there, and its operator is told.
+    fn keeps(&self, place: Place<'_>) -> Step {
+        let told = format!("{} cannot be reset: the guest finds what its last user left", place.function);
+        place.mark()?;
+        let kept = self.with(&[place], &told, || place.has(MARK));
+        place.set(0)?;
+        kept
+    }
+
+    /// Runs a machine with the functions of `given`, looks while its guest is there, kills it, and expects that it said `told`
+    /// and nothing of what cannot be reset beside.
+    fn with(&self, given: &[Place<'_>], told: &str, look: impl Fn() -> Step) -> Step {
+        let functions: Vec<&str> = given.iter().map(|place| place.function).collect();
+        let elf = egm_payload::halt(Ports::USUAL);
+        let config = payload(self.runner, self.scenario, "reset", &elf, devices(&functions));
+        let mut command = Command::new(&self.runner.tools.vmm);
+        command.arg("run").arg(config.map_err(|error| chain(&error))?);
+        let (console, log) = (self.report.join("console.log"), self.report.join("vmm.log"));
+        let mut seen = None;
+        let ending = watch(command, Limit::Total(self.scenario.deadline), &console, &log, |line| {
+            if !line.contains(READY) {
+                return Reaction::Go;
+            }
+            seen = Some(look());
+            Reaction::Kill
+        });
+        let ending = ending.map_err(|error| chain(&error))?;
+        let said = fs::read_to_string(log)?;
+        match seen {
+            Some(looked) => looked?,
+            None => return Err(Fault::Untrue(format!("the guest never ran, {ending:?}: {said}"))),
+        }
+        let silent = told.is_empty() && said.contains("reset");
+        if ending != Ending::Signal(9) || !said.contains(told) || silent {
+            return Err(Fault::Untrue(format!("{ending:?}, and \"{told}\" is not what it said: {said}")));
+        }
+        Ok(())
+    }
+}
+
+impl Place<'_> {
+    fn folder(&self) -> PathBuf {
+        Path::new("/sys/bus/pci/devices").join(self.function)
+    }
+
+    /// The page around it. The function is awake and decodes memory from now on, whether or not anybody has it open.
+    fn page(&self) -> Result<Physical, Fault> {
+        const COMMAND: u64 = 4;
+        const MEMORY: u8 = 2;
+        fs::write(self.folder().join("power/control"), "on")?;
+        let config = File::options().read(true).write(true).open(self.folder().join("config"))?;
+        let mut command = [0];
+        config.read_exact_at(&mut command, COMMAND)?;
+        config.write_all_at(&command.map(|low| low | MEMORY), COMMAND)?;
+        let bar = self.folder().join(format!("resource{}", self.bar));
+        let bar = File::options().read(true).write(true).open(bar)?;
+        Ok(Physical::map_writable(&bar, self.offset & !0xfff, 0x1000)?)
+    }
+
+    fn set(&self, value: u64) -> Step {
+        self.page()?.set_word(self.offset & 0xfff, value).ok_or("no such place")?;
+        self.has(value)
+    }
+
+    fn mark(&self) -> Step {
+        self.set(MARK)
+    }
+
+    fn has(&self, value: u64) -> Step {
+        match self.page()?.word(self.offset & 0xfff) {
+            Some(there) if there == value => Ok(()),
+            there => Err(Fault::Untrue(format!("{self:?} has {there:x?}, not {value:#x}"))),
+        }
+    }
+}
+
+/// A function that has lost every reset but that of its bus, while this lives.
+struct OnlyBus(PathBuf);
+
+impl OnlyBus {
+    fn of(function: &str) -> Result<Self, LabError> {
+        let methods = Path::new("/sys/bus/pci/devices").join(function).join("reset_method");
+        write(&methods, "\n")?; // none
+        Ok(Self(methods))
+    }
+}
+
+impl Drop for OnlyBus {
+    fn drop(&mut self) {
+        let _ = write(&self.0, "default");
+    }
+}
