@@ -123,7 +123,7 @@ fn boot_under(
         initramfs: &image,
         share: &share,
         drives: &drives,
-        words: "",
+        words: &clock(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
     }));
     let ending =
         watch(command, Limit::Silence(silence), &share.join(LOG), &share.join("qemu.log"), |line| {
@@ -134,6 +134,19 @@ fn boot_under(
         })?;
     stage.end();
     Ok(ending)
+}
+
+/// What the emulated host is told of its clock. Its TSC is this machine's, and it would measure how fast that is against a
+/// timer that QEMU emulates: on a machine that is busy it measured a fifth, and its time, and every deadline in it, ran five times
+/// too fast. Only a virtual machine knows the number, which is its `cpu MHz`; elsewhere that changes with the load.
+fn clock(cpuinfo: &str) -> String {
+    let value = |name: &str| {
+        let line = cpuinfo.lines().find(|line| line.starts_with(name))?;
+        Some(line.split_once(':')?.1.trim())
+    };
+    let is_virtual = value("flags").is_some_and(|flags| flags.split(' ').any(|flag| flag == "hypervisor"));
+    let khz = value("cpu MHz").filter(|_| is_virtual).map(|mhz| mhz.replace('.', ""));
+    khz.map(|khz| format!("tsc_early_khz={khz}")).unwrap_or_default()
 }
 
 /// Removes an earlier run's file, which must not pass for this one's.
@@ -171,6 +184,13 @@ fn complete(
 mod tests {
     use super::*;
     use crate::scenarios::ALL;
+
+    #[test]
+    fn a_virtual_machine_tells_the_emulated_host_how_fast_its_clock_is() {
+        let cpu = |flags: &str| format!("processor\t: 0\ncpu MHz\t\t: 2445.432\nflags\t\t: fpu {flags} lm\n");
+        assert_eq!(clock(&cpu("hypervisor")), "tsc_early_khz=2445432");
+        assert_eq!((clock(&cpu("svm")), clock("")), (String::new(), String::new()));
+    }
 
     #[test]
     fn a_scenario_that_the_emulated_host_did_not_finish_is_broken_and_not_lost() {
