@@ -1,30 +1,22 @@
 //! The story of what one user of a function leaves in it for the next: nothing, be it reset by itself or with its bus. What
 //! cannot be reset keeps it, and then the VMM says so.
-//!
-//! The hand that writes into the function and looks there again is this host's, through its BARs in sysfs.
 
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Instant;
 
-use egm_payload::Ports;
 use egm_report::Check;
 
 use crate::error::LabError;
-use crate::passed::{devices, free, missing, payload, write};
+use crate::hand::{self, DECODE};
+use crate::passed::{free, missing, write};
 use crate::physical::Physical;
-use crate::process::{Ending, Limit, Reaction, watch};
 use crate::results::ScenarioResult;
-use crate::run::{Runner, chain};
+use crate::run::Runner;
 use crate::scenarios::Scenario;
 use crate::slices::{Fault, Step, timed};
 
 /// What is left behind.
 const MARK: u64 = 0x5ca1_ab1e_0ddb_a115;
-/// What the guest says when it runs.
-const READY: &str = "ready";
 
 /// A place in a function that keeps what is written there until it is reset.
 #[derive(Debug, Clone, Copy)]
@@ -93,54 +85,20 @@ impl Story<'_> {
         kept
     }
 
-    /// Runs a machine with the functions of `given`, looks while its guest is there, kills it, and expects that it said `told`
-    /// and nothing of what cannot be reset beside.
+    /// As [`hand::with`]; the VMM says `told`, or without that no word of resets.
     fn with(&self, given: &[Place<'_>], told: &str, look: impl Fn() -> Step) -> Step {
         let functions: Vec<&str> = given.iter().map(|place| place.function).collect();
-        let elf = egm_payload::halt(Ports::USUAL);
-        let config = payload(self.runner, self.scenario, "reset", &elf, devices(&functions));
-        let mut command = Command::new(&self.runner.tools.vmm);
-        command.arg("run").arg(config.map_err(|error| chain(&error))?);
-        let (console, log) = (self.report.join("console.log"), self.report.join("vmm.log"));
-        let mut seen = None;
-        let ending = watch(command, Limit::Total(self.scenario.deadline), &console, &log, |line| {
-            if !line.contains(READY) {
-                return Reaction::Go;
-            }
-            seen = Some(look());
-            Reaction::Kill
-        });
-        let ending = ending.map_err(|error| chain(&error))?;
-        let said = fs::read_to_string(log)?;
-        match seen {
-            Some(looked) => looked?,
-            None => return Err(Fault::Untrue(format!("the guest never ran, {ending:?}: {said}"))),
+        let said = hand::with(self.runner, self.scenario, self.report, &functions, look)?;
+        if said.contains(told) && (!told.is_empty() || !said.contains("reset")) {
+            return Ok(());
         }
-        let silent = told.is_empty() && said.contains("reset");
-        if ending != Ending::Signal(9) || !said.contains(told) || silent {
-            return Err(Fault::Untrue(format!("{ending:?}, and \"{told}\" is not what it said: {said}")));
-        }
-        Ok(())
+        Err(Fault::Untrue(format!("not \"{told}\" is what it said, but: {said}")))
     }
 }
 
 impl Place<'_> {
-    fn folder(&self) -> PathBuf {
-        Path::new("/sys/bus/pci/devices").join(self.function)
-    }
-
-    /// The page around it. The function is awake and decodes memory from now on, whether or not anybody has it open.
     fn page(&self) -> Result<Physical, Fault> {
-        const COMMAND: u64 = 4;
-        const MEMORY: u8 = 2;
-        fs::write(self.folder().join("power/control"), "on")?;
-        let config = File::options().read(true).write(true).open(self.folder().join("config"))?;
-        let mut command = [0];
-        config.read_exact_at(&mut command, COMMAND)?;
-        config.write_all_at(&command.map(|low| low | MEMORY), COMMAND)?;
-        let bar = self.folder().join(format!("resource{}", self.bar));
-        let bar = File::options().read(true).write(true).open(bar)?;
-        Ok(Physical::map_writable(&bar, self.offset & !0xfff, 0x1000)?)
+        hand::page(self.function, self.bar, self.offset, DECODE)
     }
 
     fn set(&self, value: u64) -> Step {

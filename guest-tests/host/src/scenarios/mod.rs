@@ -111,7 +111,7 @@ const PLAIN: Scenario = Scenario {
 };
 
 /// Every scenario, in the order in which they run.
-pub(crate) const ALL: [Scenario; 30] = [
+pub(crate) const ALL: [Scenario; 31] = [
     demo::SCENARIO,
     smp::SCENARIO,
     reset::SCENARIO,
@@ -135,6 +135,7 @@ pub(crate) const ALL: [Scenario; 30] = [
     passed::SWITCHED,
     passed::MOVES,
     passed::PAIR,
+    passed::FAULT,
     passed::REFUSED,
     passed::RESET,
     passed::DMA_KINDS,

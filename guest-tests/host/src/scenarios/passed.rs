@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use super::{PLAIN, Scenario};
 use crate::judge::Expected;
-use crate::{passed_dma, passed_moves, passed_net, passed_pair, passed_refused, passed_reset, passed_rounds};
+use crate::{
+    passed_dma, passed_fault, passed_moves, passed_net, passed_pair, passed_refused, passed_reset,
+    passed_rounds,
+};
 
 /// The network card behind the second root port.
 pub(super) const NET: Scenario = Scenario {
@@ -23,7 +26,7 @@ pub(super) const NET: Scenario = Scenario {
 /// The engine with slices of all kinds but the one of [`super::vfio::DMA`].
 pub(super) const DMA_KINDS: Scenario = Scenario {
     name: "vfio-dma-kinds",
-    story: "a passed DMA engine writes slices of every kind of memory; outside of all it is refused, and that is seen",
+    story: "a passed DMA engine writes slices of every kind of memory, and a peer's BAR",
     passed: &["0000:00:14.0", "0000:00:15.0"],
     tell: Some(passed_dma::run),
     words: "egm.checks=pci,edu egm.arg.edu.places=3 lapic=notscdeadline",
@@ -39,6 +42,16 @@ pub(super) const DMA_IOMMUFD: Scenario = Scenario {
     story: "the same through iommufd, for every kind of memory that has pages",
     iommufd: true,
     ..DMA_KINDS
+};
+
+/// The engine, told to write where it may not.
+pub(super) const FAULT: Scenario = Scenario {
+    name: "vfio-fault",
+    story: "a device that writes outside of its guest is refused by the IOMMU, and the check for that sees it",
+    passed: &["0000:00:14.0"],
+    tell: Some(passed_fault::run),
+    deadline: Duration::from_secs(120),
+    ..PLAIN
 };
 
 /// A drive, and all that can be wrong with it.

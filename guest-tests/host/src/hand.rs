@@ -1,0 +1,66 @@
+//! This host's hand in functions that a machine has: a machine without Linux holds them, and their registers are written and
+//! looked at through their BARs in sysfs.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+
+use egm_payload::Ports;
+
+use crate::passed::{devices, payload};
+use crate::physical::Physical;
+use crate::process::{Ending, Limit, Reaction, watch};
+use crate::run::{Runner, chain};
+use crate::scenarios::Scenario;
+use crate::slices::{Fault, Step};
+
+/// What the guest says when it runs.
+const READY: &str = "ready";
+/// Bits of the command register (PCI Local Bus 3.0 §6.2.2): it decodes memory, it may reach memory by itself.
+pub(crate) const DECODE: u8 = 1 << 1;
+pub(crate) const MASTER: u8 = 1 << 2;
+
+/// The page with `offset` of a BAR of `function`, which is awake from now on and has the bits `command`, whether or not
+/// anybody has it open.
+pub(crate) fn page(function: &str, bar: u8, offset: u64, command: u8) -> Result<Physical, Fault> {
+    const COMMAND: u64 = 4;
+    let folder = Path::new("/sys/bus/pci/devices").join(function);
+    let both = |name: &str| File::options().read(true).write(true).open(folder.join(name));
+    fs::write(folder.join("power/control"), "on")?;
+    let config = both("config")?;
+    let mut low = [0];
+    config.read_exact_at(&mut low, COMMAND)?;
+    config.write_all_at(&low.map(|low| low | command), COMMAND)?;
+    Ok(Physical::map_writable(&both(&format!("resource{bar}"))?, offset & !0xfff, 0x1000)?)
+}
+
+/// Runs a machine with `functions`, looks while its guest is there, and kills it. What its VMM said comes back.
+pub(crate) fn with(
+    runner: &Runner,
+    scenario: &Scenario,
+    report: &Path,
+    functions: &[&str],
+    look: impl Fn() -> Step,
+) -> Result<String, Fault> {
+    let config = payload(runner, scenario, "held", &egm_payload::halt(Ports::USUAL), devices(functions));
+    let mut command = Command::new(&runner.tools.vmm);
+    command.arg("run").arg(config.map_err(|error| chain(&error))?);
+    let (console, log) = (report.join("console.log"), report.join("vmm.log"));
+    let mut seen = None;
+    let ending = watch(command, Limit::Total(scenario.deadline), &console, &log, |line| {
+        if !line.contains(READY) {
+            return Reaction::Go;
+        }
+        seen = Some(look());
+        Reaction::Kill
+    });
+    let ending = ending.map_err(|error| chain(&error))?;
+    let said = fs::read_to_string(log)?;
+    match (seen, ending) {
+        (Some(looked), Ending::Signal(9)) => looked.map(|()| said),
+        (seen, ending) => {
+            Err(Fault::Untrue(format!("{ending:?}, and the guest ran: {}; {said}", seen.is_some())))
+        }
+    }
+}

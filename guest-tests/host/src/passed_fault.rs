@@ -1,0 +1,71 @@
+//! The story of an access that no device may make: the host's IOMMU refuses it, and the check with which the stories of passed
+//! functions end sees that. A check that never sees a fault proves nothing.
+//!
+//! The engine is QEMU's edu (`docs/specs/edu.rst`).
+
+use std::path::Path;
+use std::time::Instant;
+
+use crate::error::LabError;
+use crate::hand::{self, DECODE, MASTER};
+use crate::passed::{dmar_faults, free, missing, no_faults_since};
+use crate::results::ScenarioResult;
+use crate::run::Runner;
+use crate::scenarios::Scenario;
+use crate::slices::{Fault, PATIENCE, Step, timed};
+
+const COMMAND: u64 = 0x98;
+const RUN: u64 = 1;
+const TO_MEMORY: u64 = 2;
+/// Source, destination, count and command of a transfer: a page of the engine's own buffer goes to where no guest of the lab
+/// has anything, below 2^39, where the IOMMU could map something.
+const TRANSFER: [(u64, u64); 4] =
+    [(0x80, 0x4_0000), (0x88, 0x20_0000_0000), (0x90, 0x1000), (COMMAND, RUN | TO_MEMORY)];
+
+/// Tells the story of the engine of `scenario`.
+pub(crate) fn run(runner: &Runner, scenario: &Scenario, report: &Path) -> Result<ScenarioResult, LabError> {
+    let [engine] = scenario.passed else {
+        return Err(LabError::Usage(format!("{} needs one function", scenario.name)));
+    };
+    if let Some(why) = missing(scenario) {
+        return Ok(ScenarioResult::skipped(scenario.name, &why));
+    }
+    let begun = Instant::now();
+    let before = dmar_faults()?;
+    let cases = vec![
+        timed("a fault is found", || {
+            hand::with(runner, scenario, report, &[engine], || {
+                transfer(engine)?;
+                found(before)
+            })
+            .map(drop)
+        }),
+        timed("free", || free(engine)),
+    ];
+    let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+    Ok(ScenarioResult { scenario: scenario.name.into(), cases, init_millis: None, millis })
+}
+
+/// The engine does its transfer to the end.
+fn transfer(engine: &str) -> Step {
+    let registers = hand::page(engine, 0, 0, DECODE | MASTER)?;
+    let begun = Instant::now();
+    for (register, value) in TRANSFER {
+        registers.set_word(register, value).ok_or("no such register")?;
+    }
+    while registers.word(COMMAND).is_some_and(|command| command & RUN != 0) {
+        if begun.elapsed() > PATIENCE {
+            return Err(Fault::Untrue("the engine does not end its transfer".to_owned()));
+        }
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+/// The check for faults sees one.
+fn found(before: usize) -> Step {
+    match no_faults_since(before) {
+        Err(Fault::Untrue(_)) => Ok(()),
+        _ => Err(Fault::Untrue("a device wrote where nothing is mapped, and nobody told".to_owned())),
+    }
+}
