@@ -77,7 +77,7 @@ fn run_under(
             Stage::note(&format!("the emulated host fell silent: attempt {attempt} for what it left undone"));
         }
         remove(&report.join(RESULTS))?;
-        ending = boot_under(kernel, cache, report, &arguments, silence)?;
+        ending = boot(kernel, cache, report, &arguments, silence)?;
         let json = fs::read(report.join(RESULTS)).ok();
         let done: Option<Vec<ScenarioResult>> = json.and_then(|json| serde_json::from_slice(&json).ok());
         results.extend(done.unwrap_or_default());
@@ -85,20 +85,10 @@ fn run_under(
     Ok(complete(scenarios, results, ending, &report.join(LOG)))
 }
 
-/// Boots the emulated host with Debian's kernel: see [`boot_under`].
-pub(crate) fn boot(
-    cache: &Cache,
-    share: &Path,
-    arguments: &[&str],
-    silence: Duration,
-) -> Result<Ending, LabError> {
-    boot_under(&kernel::l1(cache, false)?, cache, share, arguments, silence)
-}
-
-/// Boots the emulated host, which runs this program with `arguments`, each without spaces, and goes off. It has `share`
+/// Boots the emulated host with `kernel`; it runs this program with `arguments`, each without spaces, and goes off. It has `share`
 /// as `/share`, a copy of `share/tools` in `/run/tools`, and leaves its console in `share` as [`LOG`]. It is killed
 /// when it says nothing for as long as `silence`.
-fn boot_under(
+pub(crate) fn boot(
     kernel: &StockKernel,
     cache: &Cache,
     share: &Path,

@@ -135,6 +135,67 @@ pub fn halt(ports: Ports) -> Vec<u8> {
     payload.finish(Entry::Pvh)
 }
 
+/// A register that a guest reads, and what it has.
+#[derive(Debug, Clone, Copy)]
+pub struct Register {
+    /// Where it is.
+    pub place: Place,
+    /// What it has, where that is known: who reads something else measures something else.
+    pub value: Option<u32>,
+}
+
+/// Where a register is.
+#[derive(Debug, Clone, Copy)]
+pub enum Place {
+    /// At an address.
+    Memory(u32),
+    /// In configuration space, by the ports 0xcf8 and 0xcfc: what the former is written.
+    Config(u32),
+}
+
+/// Writes each of `setup` (place and value) to configuration space, reads each register `reads` times, and says [`TURN`]
+/// before, between and after.
+pub fn exits(ports: Ports, setup: &[(u32, u32)], registers: &[Register], reads: u32) -> Vec<u8> {
+    let mut payload = Payload::new(ports);
+    let select = |code: &mut Code, place: u32| {
+        code.port(0xcf8);
+        code.mov_eax(place);
+        code.output(Width::Long);
+        code.port(0xcfc);
+    };
+    for (place, value) in setup {
+        select(&mut payload.code, *place);
+        payload.code.mov_eax(*value);
+        payload.code.output(Width::Long);
+    }
+    for register in registers {
+        payload.print(&format!("{TURN}\n"));
+        match register.place {
+            Place::Memory(address) => payload.code.at(address.into()),
+            Place::Config(place) => select(&mut payload.code, place),
+        }
+        payload.code.mov_edi(reads);
+        let again = payload.code.here();
+        match register.place {
+            Place::Memory(_) => payload.code.load(Width::Long),
+            Place::Config(_) => payload.code.input(Width::Long),
+        }
+        payload.code.count_down(again);
+        if let Some(value) = register.value {
+            payload.code.compare(Width::Long, value);
+            payload.expect_equal(&format!("{:x?} is {value:#x}", register.place));
+        }
+    }
+    payload.print(&format!("{TURN}\n{OVER}\n"));
+    payload.power_off();
+    payload.finish(Entry::Pvh)
+}
+
+/// What [`exits`] says between registers.
+pub const TURN: &str = "turn";
+/// What it says in the end.
+pub const OVER: &str = "over";
+
 /// Says "zeros" when all of the `bytes` (a multiple of 8) from guest physical address `from` are zero, and sleeps; else it
 /// fails.
 pub fn zeros(ports: Ports, from: u64, bytes: u64) -> Vec<u8> {

@@ -100,7 +100,8 @@ pub fn map_bars(domain: &dyn Domain, bars: impl IntoIterator<Item = Piece>) -> V
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-    use std::sync::Arc;
+    use std::sync::{Arc, Condvar};
+    use std::time::Duration;
 
     use egm_address::Iova;
 
@@ -147,6 +148,38 @@ mod tests {
             drop(sender);
         });
         assert_eq!(domain.mapped().len(), 2);
+    }
+
+    /// An address space whose maps wait for each other: one alone fails.
+    #[derive(Default)]
+    struct Together {
+        inside: Mutex<usize>,
+        came: Condvar,
+    }
+
+    impl Domain for Together {
+        fn limits(&self) -> Limits {
+            Limits::default()
+        }
+
+        fn map(&self, iova: Span<Io>, _: &Arc<dyn HostMemory>, _: u64, _: Access) -> Result<(), DmaError> {
+            let mut inside = self.inside.lock().unwrap();
+            *inside += 1;
+            self.came.notify_all();
+            let waited = self.came.wait_timeout_while(inside, Duration::from_secs(60), |inside| *inside < 2);
+            let alone = waited.unwrap().1.timed_out();
+            let rule = "nobody else came";
+            if alone { Err(DmaError::NoWay { iova: iova.start(), size: iova.size(), rule }) } else { Ok(()) }
+        }
+
+        fn unmap(&self, _: Span<Io>) -> Result<(), DmaError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn pieces_of_two_nodes_are_mapped_at_the_same_time() {
+        map_all(&Together::default(), pieces(&[Some(0), Some(1)]), &|_| {}).unwrap();
     }
 
     #[test]

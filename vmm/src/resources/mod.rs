@@ -155,18 +155,26 @@ impl Resources {
         if spaces.is_empty() {
             prefault()?;
         } else {
-            // What devices reach stays in place, so it is all made present, by many threads, while the IOMMU is told of it
-            // and the devices reset themselves.
-            thread::scope(|scope| {
-                let mapping = spawn(scope, || maps.make(facts).map_err(ResourceError::from))?;
-                let resetting = spawn(scope, || reset::reset(&devices))?;
-                prefault()?;
-                joined(mapping)?;
-                joined(resetting).map_err(|(id, source)| ResourceError::Device { id, source })
-            })?;
+            at_once(|| maps.make(facts), || reset::reset(&devices), prefault)?;
         }
         Ok(Self { hypervisor, vm, ram, boot, console, devices, spaces, leases: leases.clone() })
     }
+}
+
+/// What devices reach stays in place, so all of it is made present, by many threads, while the IOMMU is told of it and the
+/// devices reset themselves.
+fn at_once(
+    map: impl FnOnce() -> Result<(), PassedError> + Send,
+    reset: impl FnOnce() -> Result<(), (String, DeviceError)> + Send,
+    prefault: impl FnOnce() -> Result<(), MemoryError>,
+) -> Result<(), ResourceError> {
+    thread::scope(|scope| {
+        let mapping = spawn(scope, map)?;
+        let resetting = spawn(scope, reset)?;
+        prefault()?;
+        joined(mapping)?;
+        joined(resetting).map_err(|(id, source)| ResourceError::Device { id, source })
+    })
 }
 
 /// A thread for work that the host takes its time for.
@@ -237,4 +245,28 @@ fn near(facts: &Facts, backing: &BackingPlan) -> Option<egm_address::CpuSet> {
     let nodes = backing.host_nodes.as_ref()?;
     let cpus = facts.nodes.iter().filter(|node| nodes.contains(node.id)).flat_map(|node| node.cpus.iter());
     Some(cpus.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn meet<E>(all: &Barrier) -> Result<(), E> {
+        all.wait();
+        Ok(())
+    }
+
+    #[test]
+    fn memory_is_filled_while_it_is_mapped_and_devices_reset() {
+        let (told, done) = mpsc::channel();
+        thread::spawn(move || {
+            let all = Barrier::new(3); // whoever waited for another's end would wait for ever
+            told.send(at_once(|| meet(&all), || meet(&all), || meet(&all)).is_ok()).unwrap();
+        });
+        assert_eq!(done.recv_timeout(Duration::from_secs(60)), Ok(true));
+    }
 }

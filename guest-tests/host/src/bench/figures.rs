@@ -43,6 +43,8 @@ pub(crate) enum Target {
     AtMost(f64),
     /// Our median divided by the peer's.
     RatioAtLeast(f64),
+    /// Likewise.
+    RatioAtMost(f64),
 }
 
 /// Who else was measured in the same run, and what came of it.
@@ -92,6 +94,7 @@ impl Row {
         self.met = match target {
             Target::AtMost(limit) => Some(self.ours.median <= limit),
             Target::RatioAtLeast(least) => self.ratio.map(|ratio| ratio >= least),
+            Target::RatioAtMost(most) => self.ratio.map(|ratio| ratio <= most),
         };
         self.target = Some(target);
         self
@@ -107,6 +110,7 @@ impl Row {
         let target = match self.target {
             Some(Target::AtMost(limit)) => format!("at most {} {}: {verdict}", number(limit), self.unit),
             Some(Target::RatioAtLeast(least)) => format!("ratio at least {}: {verdict}", number(least)),
+            Some(Target::RatioAtMost(most)) => format!("ratio at most {}: {verdict}", number(most)),
             None => String::new(),
         };
         let peer = self.peer.as_ref();
@@ -209,6 +213,7 @@ mod tests {
         };
         assert_eq!(row(Target::AtMost(4.0)).met, Some(false));
         assert_eq!(row(Target::RatioAtLeast(0.5)).met, Some(true));
+        assert_eq!(row(Target::RatioAtMost(0.4)).met, Some(false));
         let alone = Row::new("x", "GiB/s", Summary::of(&[5.0]).unwrap()).beside("QEMU", None);
         let alone = alone.should(Target::RatioAtLeast(0.9));
         assert_eq!(alone.met, None);

@@ -8,27 +8,19 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::Section;
+use super::emulated::{self, EmulatedHost};
 use super::figures::{Report, Row, Summary, Target};
 use super::launch::Launched;
-use crate::cache::Cache;
-use crate::command::Tool;
 use crate::error::LabError;
 use crate::initramfs;
-use crate::l1;
-use crate::progress::Stage;
+use crate::kernel;
 use crate::tools::Tools;
-
-/// What the emulated host leaves in the shared directory.
-pub(super) const RESULTS: &str = "guest.json";
 
 const MIB: u64 = 512;
 const ROUNDS: usize = 3;
-/// How often an emulated host may end without figures.
-const ATTEMPTS: usize = 3;
 /// Time for one boot, under emulation.
 const DEADLINE: Duration = Duration::from_secs(120);
-/// The emulated host says nothing while it measures.
-const L1_SILENCE: Duration = Duration::from_secs(900);
 /// What the guest's init says first.
 const MARK: &str = "egm-bench: init";
 /// A console that is quiet until then.
@@ -47,31 +39,20 @@ const EXITS: [(&str, &str); 6] = [
 ];
 /// The guest's initial root among the tools.
 const INITRAMFS: &str = "init.cpio";
-/// Where QEMU is among the tools, with the libraries and the firmware that it needs.
-const QEMU: &str = "qemu";
-const QEMU_PROGRAM: &str = "/usr/bin/qemu-system-x86_64";
-const LOADER: &str = "ld-linux-x86-64.so.2";
-const FIRMWARE: [&str; 3] =
-    ["/usr/share/seabios/bios-256k.bin", "/usr/share/qemu/linuxboot_dma.bin", "/usr/share/qemu/kvmvapic.bin"];
 
 /// Boots the emulated host, lets it measure, and takes its figures.
 pub(super) fn run(directory: &Path) -> Result<Report, LabError> {
-    let cache = Cache::open()?;
-    let share = directory.join("lab");
-    let tools = share.join("tools");
-    Tools::of_checkout(&cache)?.copy_to(&tools)?;
+    let host = EmulatedHost::new(directory)?;
+    let stock = kernel::l1(&host.cache, false)?;
     let init = format!("#!/bin/sh\necho '{MARK}'\nwhile :; do sleep 1000; done\n");
-    let path = tools.join(INITRAMFS);
+    let path = host.tools().join(INITRAMFS);
     fs::write(&path, initramfs::script(&init)?).map_err(LabError::file("write", path))?;
-    if super::qemu_is_here() {
-        copy_qemu(&tools.join(QEMU))?;
-    }
     let mut report = Report::default();
     let (mut ours, mut theirs) = (Boots::default(), Boots::default());
     for _ in 0..ROUNDS {
-        ours.add(boot_l1(&cache, &share, &[])?);
-        if tools.join(QEMU).exists() && report.skipped.is_empty() {
-            match boot_l1(&cache, &share, &["--peer"]) {
+        ours.add(host.measure(&stock, Section::Guest, &[])?);
+        if host.has_qemu() && report.skipped.is_empty() {
+            match host.measure(&stock, Section::Guest, &["--peer"]) {
                 Ok(boots) => theirs.add(boots),
                 Err(error) => {
                     report.skipped.push(format!("QEMU in the emulated host: {}", crate::run::chain(&error)));
@@ -81,23 +62,6 @@ pub(super) fn run(directory: &Path) -> Result<Report, LabError> {
     }
     report.rows = rows(&ours, &theirs);
     Ok(report)
-}
-
-/// Boots the emulated host, lets it measure one VMM, and takes what it found. One that stumbles is booted again.
-fn boot_l1(cache: &Cache, share: &Path, words: &[&str]) -> Result<Boots, LabError> {
-    let results = share.join(RESULTS);
-    let arguments = [&["bench", "--within", "/run/tools", "--report", "/share"], words].concat();
-    for attempt in 1..=ATTEMPTS {
-        l1::remove(&results)?;
-        l1::boot(cache, share, &arguments, L1_SILENCE)?;
-        if let Ok(json) = fs::read(&results) {
-            return serde_json::from_slice(&json)
-                .map_err(|error| LabError::Content { what: RESULTS.into(), problem: error.to_string() });
-        }
-        Stage::note(&format!("the emulated host left no figures: attempt {attempt} of {ATTEMPTS}"));
-    }
-    let problem = format!("it left no figures: see {}", share.join(l1::LOG).display());
-    Err(LabError::Content { what: "the emulated host".into(), problem })
 }
 
 fn rows(ours: &Boots, theirs: &Boots) -> Vec<Row> {
@@ -111,18 +75,6 @@ fn rows(ours: &Boots, theirs: &Boots) -> Vec<Row> {
     quiet.map(|row| row.should(Target::AtMost(10.0))).into_iter().chain(exits).chain(verbose).collect()
 }
 
-/// QEMU, its libraries, and the firmware of a q35 machine.
-fn copy_qemu(to: &Path) -> Result<(), LabError> {
-    let libraries = Tool::new("ldd", "libc-bin").args([QEMU_PROGRAM]).text()?;
-    let libraries = libraries.split_whitespace().filter(|word| word.starts_with('/'));
-    fs::create_dir_all(to).map_err(LabError::file("make", to))?;
-    for file in libraries.chain(FIRMWARE).chain([QEMU_PROGRAM]) {
-        let target = to.join(Path::new(file).file_name().unwrap_or_default());
-        fs::copy(file, &target).map_err(LabError::file("copy", file))?;
-    }
-    Ok(())
-}
-
 /// In the emulated host: boots with what [`run`] put into `tools`, under QEMU when `peer`, a quiet kernel and then a
 /// verbose one.
 pub(super) fn within(tools: &Path, logs: &Path, peer: bool) -> Result<Boots, LabError> {
@@ -131,7 +83,7 @@ pub(super) fn within(tools: &Path, logs: &Path, peer: bool) -> Result<Boots, Lab
     let (kernel, initramfs) = (programs.kernel.image(), tools.join(INITRAMFS));
     let command = |words: &str| {
         if peer {
-            return Ok(qemu(&tools.join(QEMU), &kernel, &initramfs, words));
+            return Ok(qemu(tools, &kernel, &initramfs, words));
         }
         let json = serde_json::json!({
             "memory": { "size": format!("{MIB}MiB") },
@@ -157,13 +109,12 @@ pub(super) fn within(tools: &Path, logs: &Path, peer: bool) -> Result<Boots, Lab
     Ok(boots)
 }
 
-fn qemu(directory: &Path, kernel: &Path, initramfs: &Path, cmdline: &str) -> Command {
-    let mut command = Command::new(directory.join(LOADER));
-    command.arg("--library-path").arg(directory).arg(directory.join("qemu-system-x86_64"));
+fn qemu(tools: &Path, kernel: &Path, initramfs: &Path, cmdline: &str) -> Command {
+    let mut command = emulated::qemu(tools);
     let words = format!(
         "-accel kvm -machine q35 -cpu max -smp 1 -m {MIB} -display none -nodefaults -no-reboot -serial stdio"
     );
-    command.args(words.split_whitespace()).arg("-L").arg(directory);
+    command.args(words.split_whitespace());
     command.arg("-kernel").arg(kernel).arg("-initrd").arg(initramfs).args(["-append", cmdline]);
     command
 }

@@ -2,9 +2,13 @@
 //!
 //! A missed target is said and is no failure: machines differ, and a figure is for a person to judge.
 
+mod dma;
+mod emulated;
+mod exits;
 mod figures;
 mod guest;
 mod launch;
+mod passed;
 mod payload;
 mod prefault;
 mod smaps;
@@ -58,6 +62,19 @@ enum Section {
     Scrub,
     /// A stock kernel in the emulated host: time and VM exits until init.
     Guest,
+    /// Memory mapped for a device, in the emulated host.
+    Dma,
+    /// Start with a function of the emulated host.
+    Passed,
+    /// What a register costs that the monitor answers, here and in the emulated host.
+    Exits,
+}
+
+impl Section {
+    /// As on the command line.
+    fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
+    }
 }
 
 /// Measures, shows, and writes bench.json.
@@ -65,8 +82,8 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode, LabError> {
     let directory = &arguments.report;
     fs::create_dir_all(directory).map_err(LabError::file("make", directory))?;
     let directory = directory.canonicalize().map_err(LabError::file("find", directory))?;
-    if let Some(tools) = &arguments.within {
-        write(&directory.join(guest::RESULTS), &guest::within(tools, &directory, arguments.peer)?)?;
+    if let (Some(tools), Some(section)) = (&arguments.within, arguments.sections.first()) {
+        within(*section, tools, &directory, arguments.peer)?;
         return Ok(ExitCode::SUCCESS);
     }
     let egm_vmm = crate::tools::beside("egm-vmm")?;
@@ -74,15 +91,18 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode, LabError> {
         Report { host: host(), elsewhere: ELSEWHERE.map(str::to_owned).to_vec(), ..Report::default() };
     let chosen = |s: &&Section| arguments.sections.is_empty() || arguments.sections.contains(s);
     for section in Section::value_variants().iter().filter(chosen) {
-        let stage = Stage::begin(&format!("measuring: {section:?}").to_lowercase());
+        let stage = Stage::begin(&format!("measuring: {}", section.name()));
         let outcome = match section {
             Section::Start => payload::start(&egm_vmm, &directory),
             Section::Memory => payload::memory(&egm_vmm, &directory),
             Section::Prefault => prefault::run(&egm_vmm, &directory),
             Section::Scrub => prefault::scrub(),
             Section::Guest => guest::run(&directory),
+            Section::Dma => dma::run(&directory),
+            Section::Passed => passed::run(&directory),
+            Section::Exits => exits::run(&egm_vmm, &directory),
         };
-        report.extend(&format!("{section:?}").to_lowercase(), outcome);
+        report.extend(&section.name(), outcome);
         stage.end();
     }
     let path = directory.join("bench.json");
@@ -93,6 +113,18 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode, LabError> {
         println!("{}\nas JSON: {}", report.table(), path.display());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// In the emulated host: measures its part of `section`, and leaves what it found.
+fn within(section: Section, tools: &Path, directory: &Path, peer: bool) -> Result<(), LabError> {
+    let path = directory.join(emulated::results(section));
+    match section {
+        Section::Guest => write(&path, &guest::within(tools, directory, peer)?),
+        Section::Dma => write(&path, &dma::within(tools)?),
+        Section::Passed => write(&path, &passed::within(tools, directory)?),
+        Section::Exits => write(&path, &exits::within(tools, directory)?),
+        other => Err(LabError::Usage(format!("{} is not measured in the emulated host", other.name()))),
+    }
 }
 
 fn write(path: &Path, report: &impl serde::Serialize) -> Result<(), LabError> {

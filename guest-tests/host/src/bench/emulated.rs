@@ -1,0 +1,149 @@
+//! Sections that are measured in the emulated host: what it is given, and how its figures come back.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::Section;
+use crate::cache::Cache;
+use crate::command::Tool;
+use crate::error::LabError;
+use crate::kernel::StockKernel;
+use crate::l1;
+use crate::progress::Stage;
+use crate::tools::Tools;
+
+/// How often an emulated host may end without figures.
+const ATTEMPTS: usize = 3;
+/// It says nothing while it measures.
+const SILENCE: Duration = Duration::from_secs(900);
+/// The NVMe drive behind the emulated host's first root port.
+pub(super) const FUNCTION: &str = "0000:01:00.0";
+/// Where QEMU is among the tools, with the libraries and the firmware that it needs.
+const QEMU: &str = "qemu";
+const QEMU_PROGRAM: &str = "/usr/bin/qemu-system-x86_64";
+const LOADER: &str = "ld-linux-x86-64.so.2";
+const FIRMWARE: [&str; 5] = [
+    "/usr/share/seabios/bios-256k.bin",
+    "/usr/share/qemu/linuxboot_dma.bin",
+    "/usr/share/qemu/pvh.bin",
+    "/usr/share/qemu/qboot.rom",
+    "/usr/share/qemu/kvmvapic.bin",
+];
+
+/// What cargo says of what it built.
+#[derive(Deserialize)]
+struct Built {
+    target: BuiltTarget,
+    executable: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct BuiltTarget {
+    name: String,
+}
+
+/// An emulated host that was not booted yet, and what it will find.
+pub(super) struct EmulatedHost {
+    /// The cache of kernels.
+    pub(super) cache: Cache,
+    share: PathBuf,
+}
+
+impl EmulatedHost {
+    /// Puts the programs, and QEMU where this host has it, into `directory`.
+    pub(super) fn new(directory: &Path) -> Result<Self, LabError> {
+        let cache = Cache::open()?;
+        let host = Self { cache, share: directory.join("lab") };
+        Tools::of_checkout(&host.cache)?.copy_to(&host.tools())?;
+        if super::qemu_is_here() {
+            copy_qemu(&host.tools().join(QEMU))?;
+        }
+        Ok(host)
+    }
+
+    /// What it will have as `/run/tools`.
+    pub(super) fn tools(&self) -> PathBuf {
+        self.share.join("tools")
+    }
+
+    /// Whether it will have QEMU.
+    pub(super) fn has_qemu(&self) -> bool {
+        has_qemu(&self.tools())
+    }
+
+    /// Adds the benchmark `bench` of `package` to its tools as `name`; where it is here.
+    pub(super) fn add_bench(&self, package: &str, bench: &str, name: &str) -> Result<PathBuf, LabError> {
+        let messages = Tool::new("cargo", "cargo")
+            .args(["bench", "--no-run", "--quiet", "--message-format", "json"])
+            .args(["--package", package, "--bench", bench])
+            .text()?;
+        let built = messages.lines().filter_map(|line| serde_json::from_str::<Built>(line).ok());
+        let built = built.filter(|built| built.target.name == bench).find_map(|built| built.executable);
+        let path = built.ok_or_else(|| LabError::Content {
+            what: format!("benchmark {bench} of {package}"),
+            problem: "cargo built none".into(),
+        })?;
+        fs::copy(&path, self.tools().join(name)).map_err(LabError::file("copy", &path))?;
+        Ok(path)
+    }
+
+    /// Boots it with `kernel`, lets it measure, and takes what it found. One that stumbles is booted again.
+    pub(super) fn measure<T: DeserializeOwned>(
+        &self,
+        kernel: &StockKernel,
+        section: Section,
+        words: &[&str],
+    ) -> Result<T, LabError> {
+        let name = section.name();
+        let file = results(section);
+        let path = self.share.join(&file);
+        let arguments = [&["bench", &name, "--within", "/run/tools", "--report", "/share"], words].concat();
+        for attempt in 1..=ATTEMPTS {
+            l1::remove(&path)?;
+            l1::boot(kernel, &self.cache, &self.share, &arguments, SILENCE)?;
+            if let Ok(json) = fs::read(&path) {
+                return serde_json::from_slice(&json)
+                    .map_err(|error| LabError::Content { what: file, problem: error.to_string() });
+            }
+            Stage::note(&format!("the emulated host left no figures: attempt {attempt} of {ATTEMPTS}"));
+        }
+        let problem = format!("it left no figures: see {}", self.share.join(l1::LOG).display());
+        Err(LabError::Content { what: "the emulated host".into(), problem })
+    }
+}
+
+/// The file in which the emulated host leaves the figures of `section`.
+pub(super) fn results(section: Section) -> String {
+    format!("{}.json", section.name())
+}
+
+/// QEMU, its libraries, and the firmware of its machines.
+fn copy_qemu(to: &Path) -> Result<(), LabError> {
+    let libraries = Tool::new("ldd", "libc-bin").args([QEMU_PROGRAM]).text()?;
+    let libraries = libraries.split_whitespace().filter(|word| word.starts_with('/'));
+    fs::create_dir_all(to).map_err(LabError::file("make", to))?;
+    for file in libraries.chain(FIRMWARE).chain([QEMU_PROGRAM]) {
+        let target = to.join(Path::new(file).file_name().unwrap_or_default());
+        fs::copy(file, &target).map_err(LabError::file("copy", file))?;
+    }
+    Ok(())
+}
+
+/// Whether QEMU is among `tools`.
+pub(super) fn has_qemu(tools: &Path) -> bool {
+    tools.join(QEMU).exists()
+}
+
+/// In the emulated host: QEMU among `tools`.
+pub(super) fn qemu(tools: &Path) -> Command {
+    let directory = tools.join(QEMU);
+    let mut command = Command::new(directory.join(LOADER));
+    command.arg("--library-path").arg(&directory).arg(directory.join("qemu-system-x86_64"));
+    command.arg("-L").arg(&directory);
+    command
+}
