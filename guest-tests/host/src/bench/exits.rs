@@ -119,7 +119,7 @@ struct Monitors<'a> {
 /// Here, and in the emulated host.
 pub(super) fn run(egm_vmm: &Path, directory: &Path) -> Result<Report, LabError> {
     let host = EmulatedHost::new(directory)?;
-    let floor = host.add_bench("egm-vmm", "exit", FLOOR)?;
+    let floor = host.add_bench("egm-payload", "exit", FLOOR)?;
     let qemu = || Command::new("qemu-system-x86_64");
     let qemu = super::qemu_is_here().then_some(&qemu as &dyn Fn() -> Command);
     let here = Monitors { egm_vmm: egm_vmm.into(), qemu, floor, work: directory };
@@ -193,7 +193,8 @@ fn add(all: &mut Vec<Vec<f64>>, round: Vec<f64>) {
 
 fn floor(program: &Path) -> Result<Vec<f64>, LabError> {
     let reads = READS.to_string();
-    let tool = Tool::new(&program.to_string_lossy(), "egm-vmm").args(["--reads", &reads, "--rounds", "1"]);
+    let tool =
+        Tool::new(&program.to_string_lossy(), "egm-payload").args(["--reads", &reads, "--rounds", "1"]);
     serde_json::from_str(tool.text()?.trim())
         .map_err(|error| LabError::Content { what: FLOOR.into(), problem: error.to_string() })
 }

@@ -1,22 +1,21 @@
 //! What an access that leaves the guest costs when nobody does anything about it: the least that any monitor can take.
 //!
 //! ```text
-//! cargo bench -p egm-vmm --bench exit -- --reads 20000 --rounds 5
+//! cargo bench -p egm-payload --bench exit -- --reads 20000 --rounds 5
 //! ```
 //! prints one line of JSON: seconds of each round. The guest is a loop of one load from where it has no memory, as in
 //! `egm_payload::exits`; the monitor's part is to enter it again.
+#![expect(unsafe_code, reason = "a memory slot lends this process's address space to the guest")]
 #![expect(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use egm_address::Gpa;
 use egm_payload::{Code, Width};
 use egm_vfio::mapping::Mapping;
 use egm_vfio::memory::HostMemory;
-use egm_vmm::kvm::{Hypervisor, SlotTable};
-use kvm_bindings::{kvm_regs, kvm_segment};
-use kvm_ioctls::VcpuExit;
+use kvm_bindings::{kvm_regs, kvm_segment, kvm_userspace_memory_region};
+use kvm_ioctls::{Kvm, VcpuExit};
 
 /// Where the code is, in the middle of memory that begins at 0.
 const BASE: u32 = 0x1000;
@@ -39,10 +38,16 @@ fn number(name: &str, default: u32) -> u32 {
 }
 
 fn round(reads: u32) -> f64 {
-    let vm = Hypervisor::open().unwrap().create_vm().unwrap();
     let memory: Arc<dyn HostMemory> = Arc::new(Mapping::pages(MEMORY, 0).unwrap());
     memory.write(BASE.into(), &code(reads)).unwrap();
-    vm.slots().add(Gpa::new(0), memory).unwrap();
+    let vm = Kvm::new().unwrap().create_vm().unwrap();
+    let region = kvm_userspace_memory_region {
+        memory_size: MEMORY,
+        userspace_addr: memory.address().as_ptr().expose_provenance().try_into().unwrap(),
+        ..Default::default()
+    };
+    // SAFETY: `memory` is mapped for longer than `vm` lives, and all of it is the guest's.
+    unsafe { vm.set_user_memory_region(region) }.unwrap();
     let mut vcpu = vm.create_vcpu(0).unwrap();
     let mut special = vcpu.get_sregs().unwrap();
     let flat = |selector, type_| kvm_segment {
