@@ -1,7 +1,6 @@
 //! Many maps: the nodes of the host in parallel, and all or nothing.
 
 use std::collections::BTreeMap;
-use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
@@ -17,40 +16,34 @@ struct Progress {
     failed: Option<DmaError>,
 }
 
-/// Maps every piece as soon as `ready` yields it, pieces of different nodes in parallel: each node has a thread, on which
-/// `enter` is called first (to run near the node). An iterator that waits, as that of a channel does, overlaps mapping
-/// with what makes the pieces ready.
+/// Maps every piece, pieces of different nodes in parallel: one node's on this thread, each other's on one of its own. `enter`
+/// is called first on each (to run near the node).
 ///
 /// # Errors
 /// The first failure; nothing is mapped then.
 pub fn map_all(
     domain: &dyn Domain,
-    ready: impl IntoIterator<Item = Piece>,
+    pieces: Vec<Piece>,
     enter: &(dyn Fn(Option<u32>) + Sync),
 ) -> Result<(), DmaError> {
+    let mut nodes: BTreeMap<Option<u32>, Vec<Piece>> = BTreeMap::new();
+    pieces.into_iter().for_each(|piece| nodes.entry(piece.node).or_default().push(piece));
     let progress = Mutex::new(Progress::default());
+    let map = |node, pieces: &[Piece]| {
+        enter(node);
+        map_each(domain, pieces, &progress);
+    };
+    let mut nodes = nodes.iter();
+    let here = nodes.next();
     thread::scope(|scope| {
-        let mut nodes: BTreeMap<Option<u32>, Sender<Piece>> = BTreeMap::new();
-        for piece in ready {
-            if lock(&progress).failed.is_some() {
-                break;
+        for (node, pieces) in nodes {
+            let spawned = thread::Builder::new().spawn_scoped(scope, || map(*node, pieces));
+            if let (Err(source), Some(Piece { iova, .. })) = (spawned, pieces.first()) {
+                let (iova, size, what) = (iova.start(), iova.size(), "start a thread for it");
+                lock(&progress).failed.get_or_insert(DmaError::Refused { iova, size, what, source });
             }
-            let progress = &progress;
-            let node = nodes.entry(piece.node).or_insert_with_key(|node| {
-                let (sender, pieces) = mpsc::channel();
-                let node = *node;
-                let work = move || {
-                    enter(node);
-                    map_each(domain, &pieces, progress);
-                };
-                if let Err(source) = thread::Builder::new().spawn_scoped(scope, work) {
-                    let (iova, size, what) = (piece.iova.start(), piece.iova.size(), "start a thread for it");
-                    lock(progress).failed.get_or_insert(DmaError::Refused { iova, size, what, source });
-                }
-                sender
-            });
-            let _ = node.send(piece); // a thread that has stopped has failed, and says so
         }
+        here.inspect(|(node, pieces)| map(**node, pieces));
     });
     let Progress { mapped, failed } = progress.into_inner().unwrap_or_else(PoisonError::into_inner);
     let Some(error) = failed else { return Ok(()) };
@@ -64,15 +57,15 @@ fn lock(progress: &Mutex<Progress>) -> std::sync::MutexGuard<'_, Progress> {
     progress.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn map_each(domain: &dyn Domain, pieces: &Receiver<Piece>, progress: &Mutex<Progress>) {
+fn map_each(domain: &dyn Domain, pieces: &[Piece], progress: &Mutex<Progress>) {
     for Piece { iova, memory, offset, access, .. } in pieces {
         if lock(progress).failed.is_some() {
             return;
         }
-        let mapped = domain.map(iova, &memory, offset, access);
+        let mapped = domain.map(*iova, memory, *offset, *access);
         let mut progress = lock(progress);
         match mapped {
-            Ok(()) => progress.mapped.push(iova),
+            Ok(()) => progress.mapped.push(*iova),
             Err(error) => {
                 progress.failed.get_or_insert(error);
             }
@@ -124,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn every_node_has_one_thread_and_every_piece_is_mapped() {
+    fn every_node_is_entered_once_and_every_piece_is_mapped() {
         let domain = FakeDomain::default();
         let entered = Mutex::new(Vec::new());
         let nodes = [Some(0), Some(1), None, Some(0)];
@@ -132,22 +125,6 @@ mod tests {
         assert_eq!(domain.mapped().len(), 4);
         let entered = entered.into_inner().unwrap();
         assert_eq!((entered.len(), entered.into_iter().collect::<BTreeSet<_>>()), (3, nodes.into()));
-    }
-
-    #[test]
-    fn a_piece_is_mapped_while_the_next_is_made_ready() {
-        let domain = FakeDomain::default();
-        let (sender, ready) = mpsc::channel();
-        let (told, mapped) = mpsc::channel();
-        thread::scope(|scope| {
-            scope.spawn(|| map_all(&domain, ready, &|_| told.send(()).unwrap()).unwrap());
-            let mut pieces = pieces(&[Some(0), Some(1)]).into_iter();
-            sender.send(pieces.next().unwrap()).unwrap();
-            mapped.recv().unwrap(); // the first one's thread runs before the second is ready
-            sender.send(pieces.next().unwrap()).unwrap();
-            drop(sender);
-        });
-        assert_eq!(domain.mapped().len(), 2);
     }
 
     /// An address space whose maps wait for each other: one alone fails.
