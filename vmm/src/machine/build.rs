@@ -22,10 +22,10 @@ use super::tree::{self, Connections, TreeError};
 use super::vcpu::{Shared, Vcpu};
 use super::{Machine, Subscriber, Wake};
 use crate::arch::x86_64::boot::{self, BootError, BootFiles, Entry};
-use crate::arch::x86_64::cpuid::{Topology, is_amd};
+use crate::arch::x86_64::cpuid::{Host, Topology, is_amd};
 use crate::arch::x86_64::layout::KVM_TSS;
 use crate::arch::x86_64::machine_check::{self, Reporter};
-use crate::arch::x86_64::vcpu::configure;
+use crate::arch::x86_64::vcpu::{configure, is_emulated};
 use crate::console::Console;
 use crate::error::{Blame, Report};
 use crate::firmware::{self, FirmwareError};
@@ -228,7 +228,8 @@ fn make_vcpus(
     vm: &Vm,
     entry: &Entry,
 ) -> Result<Vec<Vcpu>, BuildError> {
-    let topology = Topology::new(&plan.vcpus, plan.address_bits, hypervisor.has(Cap::TscDeadlineTimer));
+    let machine = Host { tsc_deadline: hypervisor.has(Cap::TscDeadlineTimer), emulated: is_emulated() };
+    let topology = Topology::new(&plan.vcpus, plan.address_bits, machine);
     plan.vcpus
         .iter()
         .map(|vcpu| {

@@ -35,15 +35,23 @@ pub struct Topology {
     cores: u32,
     /// Guest physical address bits.
     address_bits: u8,
+    host: Host,
+}
+
+/// What the host can do.
+#[derive(Debug, Clone, Copy)]
+pub struct Host {
     /// Whether the local APIC timer takes a TSC deadline.
-    tsc_deadline: bool,
+    pub tsc_deadline: bool,
+    /// Whether its processors are emulated by QEMU.
+    pub emulated: bool,
 }
 
 impl Topology {
     /// The topology of the plan's vCPUs.
-    pub fn new(vcpus: &[VcpuPlan], address_bits: u8, tsc_deadline: bool) -> Self {
+    pub fn new(vcpus: &[VcpuPlan], address_bits: u8, host: Host) -> Self {
         let most = |of: fn(&VcpuPlan) -> u32| vcpus.iter().map(of).max().unwrap_or(0).saturating_add(1);
-        Self { threads: most(|v| v.thread), cores: most(|v| v.core), address_bits, tsc_deadline }
+        Self { threads: most(|v| v.thread), cores: most(|v| v.core), address_bits, host }
     }
 
     fn per_socket(self) -> u32 {
@@ -58,6 +66,12 @@ const EDX1_HTT: u32 = 1 << 28;
 /// Without them a guest on AMD's processors takes every uncorrected error for its end: McaOverflowRecov and SUCCOR.
 /// KVM does not name them, and QEMU gives them too: it is we who inject errors.
 const EBX_80000007_RECOVERY: u32 = 0b11;
+/// `KVM_FEATURE_PV_EOI`: the guest ends an interrupt in memory, without an exit (Linux, Documentation/virt/kvm/x86/cpuid.rst).
+///
+/// Not on an emulated processor. QEMU's SVM (10.0 to 11.1: `helper_vmrun` leaves the vector in `exception_index`) may raise an injected
+/// interrupt again at any instruction until the next exit, masked or not. Where the end of an interrupt is an exit, that is before
+/// the handler has done anything; where it is none, a timer's handler is interrupted by itself, and the guest loses its timers.
+const EAX_40000001_PV_EOI: u32 = 1 << 6;
 const ECX_80000001_CMP_LEGACY: u32 = 1 << 1;
 const ECX_80000001_TOPOLOGY: u32 = 1 << 22;
 
@@ -87,7 +101,7 @@ fn adapt(mut leaf: kvm_cpuid_entry2, topology: Topology, vcpu: &VcpuPlan, amd: b
             let id = vcpu.hardware_id.min(0xff);
             leaf.ebx = leaf.ebx & 0x0000_ffff | id << 24 | per_socket.min(0xff) << 16;
             leaf.ecx |= ECX1_X2APIC | ECX1_HYPERVISOR;
-            leaf.ecx = set(leaf.ecx, ECX1_TSC_DEADLINE, topology.tsc_deadline);
+            leaf.ecx = set(leaf.ecx, ECX1_TSC_DEADLINE, topology.host.tsc_deadline);
             leaf.edx = set(leaf.edx, EDX1_HTT, per_socket > 1);
         }
         4 if leaf.eax & 0x1f != 0 => {
@@ -95,6 +109,7 @@ fn adapt(mut leaf: kvm_cpuid_entry2, topology: Topology, vcpu: &VcpuPlan, amd: b
             let field = |count: u32, most: u32| count.saturating_sub(1).min(most);
             leaf.eax = leaf.eax & 0x3fff | field(shared, 0xfff) << 14 | field(topology.cores, 0x3f) << 26;
         }
+        0x4000_0001 if topology.host.emulated => leaf.eax &= !EAX_40000001_PV_EOI,
         0x8000_0001 if amd => {
             leaf.ecx = set(leaf.ecx | ECX_80000001_TOPOLOGY, ECX_80000001_CMP_LEGACY, per_socket > 1);
         }
@@ -165,6 +180,8 @@ mod tests {
         ]
     }
 
+    const HOST: Host = Host { tsc_deadline: true, emulated: false };
+
     fn find(leaves: &[kvm_cpuid_entry2], function: u32, index: u32) -> kvm_cpuid_entry2 {
         *leaves.iter().find(|e| e.function == function && e.index == index).unwrap()
     }
@@ -172,7 +189,7 @@ mod tests {
     #[test]
     fn the_guest_sees_the_planned_topology_and_a_hypervisor() {
         let all = [vcpu(0, 0, 0, 0), vcpu(1, 0, 0, 1), vcpu(2, 0, 1, 0), vcpu(7, 1, 1, 1)];
-        let topology = Topology::new(&all, 40, true);
+        let topology = Topology::new(&all, 40, HOST);
         let out = leaves(&host(), topology, &all[3]);
         let one = find(&out, 1, 0);
         assert_eq!((one.ebx >> 24, one.ebx >> 16 & 0xff), (7, 4));
@@ -191,8 +208,19 @@ mod tests {
     #[test]
     fn a_guest_on_amd_may_recover_from_bad_memory() {
         let all = [vcpu(0, 0, 0, 0)];
-        let out = leaves(&host(), Topology::new(&all, 40, true), &all[0]);
+        let out = leaves(&host(), Topology::new(&all, 40, HOST), &all[0]);
         assert_eq!(find(&out, 0x8000_0007, 0).ebx, 3);
+    }
+
+    #[test]
+    fn a_guest_on_an_emulated_processor_exits_when_an_interrupt_ends() {
+        let all = [vcpu(0, 0, 0, 0)];
+        let host = [kvm_cpuid_entry2 { function: 0x4000_0001, eax: 0x41, ..Default::default() }];
+        let features = |emulated| {
+            let topology = Topology::new(&all, 40, Host { emulated, ..HOST });
+            find(&leaves(&host, topology, &all[0]), 0x4000_0001, 0).eax
+        };
+        assert_eq!((features(false), features(true)), (0x41, 1));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! A vCPU's registers at its first instruction.
 
+use std::arch::x86_64::__cpuid;
+
 use kvm_bindings::{CpuId, Msrs, kvm_fpu, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs};
 use kvm_ioctls::VcpuFd;
 
@@ -26,6 +28,13 @@ const MISC_ENABLE_FAST_STRING: u64 = 1;
 const MSR_MTRR_DEF_TYPE: u32 = 0x2ff;
 /// MTRRs on, everything write-back (Intel SDM 12.11.2.1): there is no firmware to set them up.
 const MTRR_ENABLE_WRITE_BACK: u64 = 1 << 11 | 6;
+
+/// Whether this host's processors are emulated by QEMU, as its hypervisor leaf says (`TCGTCGTCGTCG`).
+pub fn is_emulated() -> bool {
+    let leaf = __cpuid(0x4000_0000);
+    let name = [leaf.ebx, leaf.ecx, leaf.edx].map(u32::to_le_bytes);
+    name.as_flattened() == b"TCGTCGTCGTCG"
+}
 
 /// Gives `vcpu` its CPUID and, when it is the first, the state that `entry` asks for; the others wait for the guest
 /// to start them.
