@@ -102,7 +102,7 @@ impl Client {
     /// # Errors
     /// [`CallError`].
     pub fn new(mut connection: Connection) -> Result<Self, CallError> {
-        connection.limit_waits().map_err(Broken::from)?;
+        connection.limit_waits(true).map_err(Broken::from)?;
         let mut session = Session::new(capabilities());
         let (header, body) = session.greet();
         connection.send(header, [&body, &[]], &[], session.most())?;

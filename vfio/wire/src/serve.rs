@@ -127,7 +127,7 @@ pub fn serve(connection: &mut Connection, device: &mut dyn Device) -> Result<(),
 pub fn turn_away(socket: OwnedFd, why: Errno, limit: Duration) {
     let told =
         Connection::new(socket, limit, Patience::NONE).map_err(Broken::from).and_then(|mut connection| {
-            connection.limit_waits()?;
+            connection.limit_waits(true)?;
             connection.receive(Session::new(capabilities()).most(), 0)?;
             let error = Some(why.raw_os_error().unsigned_abs());
             let header = Header { kind: Kind::Reply { error }, ..connection.frame().header };
@@ -169,8 +169,15 @@ impl<'a> Server<'a> {
     }
 
     fn run(&mut self, connection: &mut Connection) -> Result<(), Served> {
+        // Whoever connects and says nothing would keep others away.
+        connection.limit_waits(true).map_err(Broken::from)?;
+        let mut greeted = false;
         loop {
             connection.receive(self.session.most(), READ_REQUEST)?;
+            if !greeted {
+                connection.limit_waits(false).map_err(Broken::from)?;
+                greeted = true;
+            }
             let fds = connection.take_fds();
             match self.session.take(connection.frame(), fds.len())? {
                 Step::Reply(header, body) => send(connection, header, &body, &[])?,

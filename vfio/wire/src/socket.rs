@@ -144,13 +144,13 @@ impl Connection {
         self.socket.try_clone().map(Closer)
     }
 
-    /// Gives up a wait for the first byte of a message after `limit` too, and not only for what follows it.
+    /// Whether to give up a wait for the first byte of a message after `limit` too, and not only for what follows it.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn limit_waits(&mut self) -> io::Result<()> {
-        set_socket_timeout(&self.socket, Timeout::Recv, Some(self.limit))?;
-        self.answers = true;
+    pub fn limit_waits(&mut self, limited: bool) -> io::Result<()> {
+        set_socket_timeout(&self.socket, Timeout::Recv, limited.then_some(self.limit))?;
+        self.answers = limited;
         Ok(())
     }
 

@@ -35,8 +35,6 @@ impl Vectors {
         let vectors = self.0.get_mut(start..).and_then(|from| from.get_mut(..count)).ok_or(Errno::INVAL)?;
         match set.data {
             IrqData::Eventfd => {
-                // A client could hand us a full pipe, and it must not block who fires.
-                eventfds.iter().try_for_each(|eventfd| rustix::io::ioctl_fionbio(eventfd, true))?;
                 let mut eventfds = eventfds.into_iter();
                 vectors.iter_mut().for_each(|vector| *vector = eventfds.next());
             }
@@ -65,7 +63,9 @@ impl Vectors {
 
 fn fire(vector: &Option<OwnedFd>) {
     if let Some(eventfd) = vector {
-        // A full or strange descriptor is the client's own loss.
+        // A client could hand us a full pipe, and it must not block who fires. The description is the client's too, which
+        // may have changed that since the last time. A full or strange descriptor is its own loss.
+        let _ = rustix::io::ioctl_fionbio(eventfd, true);
         let _ = rustix::io::write(eventfd, &1_u64.to_ne_bytes());
     }
 }
@@ -111,7 +111,8 @@ mod tests {
     fn a_full_pipe_does_not_block_who_fires() {
         let (_reader, writer) = rustix::pipe::pipe().unwrap();
         let mut vectors = Vectors::new(1);
-        vectors.set(SET, vec![writer]).unwrap();
+        vectors.set(SET, vec![writer.try_clone().unwrap()]).unwrap();
+        rustix::io::ioctl_fionbio(&writer, false).unwrap();
         (0..100_000).for_each(|_| vectors.fire(0));
     }
 

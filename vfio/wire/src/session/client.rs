@@ -169,6 +169,9 @@ impl Client {
         if asked != Command::Version {
             return Ok(Heard::Answer { id, outcome: error.map_or(Ok(frame.body), Err) });
         }
+        if let Some(errno) = error {
+            return Err(Fault::Refused { errno });
+        }
         let version = Version::decode(frame.body).map_err(Fault::Handshake)?;
         self.state = State::Ready(agree(&version, MINOR)?);
         Ok(Heard::Greeted(version))

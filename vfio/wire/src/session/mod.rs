@@ -33,6 +33,12 @@ pub enum Fault {
     /// The handshake.
     #[error("the handshake failed: {0}")]
     Handshake(Wrong),
+    /// The server does not want us: it has another client, as a rule (`EBUSY`).
+    #[error("the server answers the handshake with errno {errno}")]
+    Refused {
+        /// As the server wrote it.
+        errno: u32,
+    },
     /// It began with something else.
     #[error("command {command:#x} came before the handshake")]
     NotGreeted {

@@ -67,6 +67,14 @@ fn a_reply_names_only_what_was_proposed() {
 }
 
 #[test]
+fn a_server_that_turns_its_client_away_says_why() {
+    let mut client = Client::new(ours());
+    let (header, _) = client.greet();
+    let reply = Header { kind: Kind::Reply { error: Some(16) }, ..header };
+    assert_eq!(client.take(Frame { header: reply, body: &[] }, 0), Err(Fault::Refused { errno: 16 }));
+}
+
+#[test]
 fn nothing_comes_before_the_handshake_and_nothing_after_a_fault() {
     let mut server = Server::new(ours());
     let reset = Frame { header: command(Command::Reset, false), body: &[] };

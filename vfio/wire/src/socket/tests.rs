@@ -78,7 +78,7 @@ fn who_closes_or_stalls_within_a_message_is_given_up() {
 #[test]
 fn who_does_not_answer_is_given_up_when_answers_are_limited() {
     let (_peer, mut ours) = pair();
-    ours.limit_waits().unwrap();
+    ours.limit_waits(true).unwrap();
     assert!(matches!(ours.receive(MOST, 0), Err(Broken::Slow { what: "answer", .. })));
 }
 

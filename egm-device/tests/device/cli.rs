@@ -1,0 +1,246 @@
+//! `egm-device serve` as a process, on a host that is a folder.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use egm_device::device::registers::{MAGIC, Register};
+use egm_vfio_wire::client::Client;
+use egm_vfio_wire::message::{DmaMap, DmaUnmap};
+use egm_vfio_wire::socket::{Connection, Patience};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::world::{BAR0, BAR2, LIMIT, register, vectors};
+
+struct Host(TempDir);
+
+impl Host {
+    fn new() -> Self {
+        let host = Self(tempfile::tempdir().unwrap());
+        for (path, text) in [
+            ("proc/cmdline", ""),
+            ("proc/iomem", "00100000-3fffffff : System RAM\n"),
+            ("proc/sys/kernel/random/boot_id", "a boot\n"),
+            ("etc/machine-id", "a host\n"),
+            ("sys/devices/system/node/online", "0\n"),
+            ("sys/devices/system/node/node0/cpulist", "0\n"),
+            ("sys/devices/system/node/node0/meminfo", "Node 0 MemTotal: 65536 kB\n"),
+        ] {
+            let path = host.path(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        host
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.0.path().join(path)
+    }
+
+    fn command(&self, words: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_egm-device"));
+        command.args(words.split(' ')).arg("--root").arg(self.0.path()).current_dir(self.0.path());
+        command
+    }
+
+    /// Standard error of a command that must end with `code`.
+    #[track_caller]
+    fn refuses(&self, code: i32, words: &str) -> String {
+        let output = self.command(words).output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{error}");
+        error
+    }
+
+    /// A server that serves.
+    fn serve(&self, words: &str) -> Server {
+        Server::started(self.command(words))
+    }
+
+    fn ledger(&self) -> String {
+        String::from_utf8(self.command("ledger show --json").output().unwrap().stdout).unwrap()
+    }
+}
+
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Ended already, where the test went well.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Server {
+    /// Its first line says that its sockets are there.
+    fn started(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.starts_with("device "), "{line:?}");
+        Self(child)
+    }
+
+    /// Ends it as systemd does; its exit code.
+    fn end(mut self) -> Option<i32> {
+        kill_process(Pid::from_child(&self.0), Signal::TERM).unwrap();
+        self.0.wait().unwrap().code()
+    }
+
+    /// Descriptors, and KiB of memory in use.
+    fn costs(&self) -> (usize, u64) {
+        let process = PathBuf::from(format!("/proc/{}", self.0.id()));
+        let status = fs::read_to_string(process.join("status")).unwrap();
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        let resident = resident.trim().trim_end_matches(" kB").parse().unwrap();
+        (fs::read_dir(process.join("fd")).unwrap().count(), resident)
+    }
+}
+
+fn client(path: &Path) -> Client {
+    Client::new(Connection::connect(path, LIMIT, Patience::NONE).unwrap()).unwrap()
+}
+
+#[test]
+fn a_slice_is_served_until_sigterm_which_gives_it_back() {
+    let host = Host::new();
+    let server = host.serve("serve --region local --size 6MiB --socket vm.sock --name vm1 --pxm 2");
+    let mut vm = client(&host.path("vm.sock"));
+    let seen = [Register::Magic, Register::Size, Register::Pxm].map(|seen| register(&mut vm, seen));
+    assert_eq!(seen, [MAGIC.into(), 6 << 20, 2]);
+    assert_eq!(vm.region_info(BAR2).unwrap().0.size, 8 << 20);
+    assert!(host.ledger().contains("vm1"));
+    drop(vm);
+    assert_eq!(server.end(), Some(0));
+    assert!(!host.ledger().contains("vm1") && !host.path("vm.sock").exists());
+}
+
+#[test]
+fn sigterm_asks_the_guest_and_does_not_wait_for_ever() {
+    let host = Host::new();
+    let server = host.serve("serve --region local --size 2MiB --socket vm.sock --patience 600");
+    let mut vm = client(&host.path("vm.sock"));
+    let events = vectors(&mut vm);
+    kill_process(Pid::from_child(&server.0), Signal::TERM).unwrap();
+    let mut asked = [rustix::event::PollFd::new(&events[2], rustix::event::PollFlags::IN)];
+    assert_eq!(rustix::event::poll(&mut asked, None), Ok(1));
+    crate::world::set(&mut vm, Register::Doorbell, 2);
+    assert_eq!(server.end(), Some(0));
+    let server = host.serve("serve --region local --size 2MiB --socket vm.sock --patience 0");
+    let mut deaf = client(&host.path("vm.sock"));
+    assert_eq!(server.end(), Some(0));
+    assert!(deaf.reset().is_err(), "its connection is closed");
+}
+
+#[test]
+fn a_file_has_many_devices_and_a_word_picks_one() {
+    let host = Host::new();
+    let device = |name: &str| {
+        format!(r#"{{"name": "{name}", "region": "memfd", "size": "2MiB", "socket": "{name}.sock"}}"#)
+    };
+    let file = format!(r#"{{"devices": [{}, {}]}}"#, device("a"), device("b"));
+    fs::write(host.path("serve.json"), &file).unwrap();
+    let server = host.serve("serve --config serve.json");
+    let (mut a, mut b) = (client(&host.path("a.sock")), client(&host.path("b.sock")));
+    a.write(BAR2, 0, b"a").unwrap();
+    b.write(BAR2, 0, b"b").unwrap();
+    let mut data = [0];
+    a.read(BAR2, 0, &mut data).unwrap();
+    assert_eq!(&data, b"a");
+    drop((a, b));
+    assert_eq!(server.end(), Some(0));
+    let server = host.serve("serve --config serve.json --slice b");
+    assert!(!host.path("a.sock").exists() && host.path("b.sock").exists());
+    assert_eq!(server.end(), Some(0));
+}
+
+#[test]
+fn a_socket_of_systemd_s_is_used_by_its_name_and_stays() {
+    let host = Host::new();
+    let listener = UnixListener::bind(host.path("passed.sock")).unwrap();
+    let server = |name: &str| {
+        let mut command = Command::new("/bin/sh");
+        let exec = "exec 3<&0 0</dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$@\"";
+        let words = "serve --region local --size 2MiB --name vm1 --root";
+        command
+            .args(["-c", exec, "sh", env!("CARGO_BIN_EXE_egm-device")])
+            .args(words.split(' '))
+            .arg(host.0.path());
+        command.env("LISTEN_FDNAMES", name).stdin(OwnedFd::from(listener.try_clone().unwrap()));
+        command
+    };
+    let serving = Server::started(server("vm1"));
+    assert_eq!(register(&mut client(&host.path("passed.sock")), Register::Magic), u64::from(MAGIC));
+    assert_eq!(serving.end(), Some(0));
+    assert!(host.path("passed.sock").exists());
+    let output = server("another").output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("device \"vm1\" has no socket"), "{error}");
+}
+
+#[test]
+fn what_is_wrong_is_said_with_an_exit_code() {
+    let host = Host::new();
+    let error = host.refuses(2, "serve --region nowhere --size 2MiB --socket vm.sock");
+    assert!(error.contains("no region of this host is called, or of kind, \"nowhere\""), "{error}");
+    assert!(error.contains("help: egm-device regions lists them"), "{error}");
+    let error = host.refuses(2, "serve --region local --size 2MiB");
+    assert!(error.contains("device \"slice\" has no socket: name one"), "{error}");
+    let error = host.refuses(2, "serve --region local --size 0 --socket vm.sock");
+    assert!(error.contains("has a slice of 0 bytes"), "{error}");
+    let error = host.refuses(2, "serve --region local --size 1TiB --socket vm.sock");
+    assert!(
+        error.contains("device \"slice\" has no slice\n  caused by: region local cannot give"),
+        "{error}"
+    );
+    fs::write(host.path("serve.json"), "{\"devices\": [{\"nmae\": \"a\"}]}").unwrap();
+    let error = host.refuses(2, "serve --config serve.json");
+    assert!(error.ends_with("help: write \"name\" instead of \"nmae\"\n"), "{error}");
+    let _first = host.serve("serve --region local --size 2MiB --socket vm.sock");
+    let error = host.refuses(3, "serve --region local --size 2MiB --socket vm.sock");
+    assert!(error.contains("vm.sock is in use: another program listens there"), "{error}");
+}
+
+/// One client's life: memory mapped, vectors, a write, a reset.
+fn round(path: &Path, number: u64) {
+    let mut vm = client(path);
+    let (_, file) = vm.region_info(BAR2).unwrap();
+    let _events = vectors(&mut vm);
+    let map = DmaMap { read: true, write: true, offset: 0, address: 0, size: 0x1000 };
+    for window in 0..8 {
+        let map = DmaMap { address: window << 12, ..map };
+        vm.dma_map(map, file.as_ref().map(std::os::fd::AsFd::as_fd)).unwrap();
+    }
+    vm.dma_unmap(DmaUnmap::Window { address: 0, size: 0x1000 }).unwrap();
+    let mut before = [0; 8];
+    vm.read(BAR2, 0, &mut before).unwrap();
+    assert_eq!(u64::from_le_bytes(before), number, "the slice stays");
+    vm.write(BAR2, 0, &(number + 1).to_le_bytes()).unwrap();
+    vm.write(BAR0, Register::Doorbell.offset(), &[2, 0, 0, 0]).unwrap();
+    vm.reset().unwrap();
+}
+
+#[test]
+fn a_thousand_clients_leave_neither_descriptors_nor_memory_behind() {
+    let host = Host::new();
+    let server = host.serve("serve --region local --size 2MiB --socket vm.sock");
+    let path = host.path("vm.sock");
+    (0..100).for_each(|number| round(&path, number));
+    // One client at a time has a seat: while one is served, nothing of those before it is left.
+    let costs = || {
+        let _vm = client(&path);
+        server.costs()
+    };
+    let (descriptors, resident) = costs();
+    (100..1000).for_each(|number| round(&path, number));
+    let after = costs();
+    assert_eq!(after.0, descriptors);
+    assert!(after.1 <= resident + 512, "{resident} KiB became {}", after.1);
+    assert_eq!(server.end(), Some(0));
+}

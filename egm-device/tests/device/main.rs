@@ -1,0 +1,11 @@
+//! The EGM device: served to our client and to the `vfio_user` crate's, to peers that do strange things, for long.
+
+#![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod cli;
+mod clients;
+mod hostile;
+mod peers;
+mod talk;
+mod world;

@@ -1,0 +1,308 @@
+//! What real peers do (facts of the `vfio_user` crate, cloud-hypervisor and QEMU), and what hostile ones could.
+
+use std::io::{IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use egm_vfio_wire::client::{CallError, Client};
+use egm_vfio_wire::message::{DmaMap, Version};
+use egm_vfio_wire::session::Fault;
+use egm_vfio_wire::socket::{Connection, Patience};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+use crate::world::{BAR0, BAR2, CONFIG, LIMIT, SIZE, World, event};
+
+const COMMAND: u32 = 0;
+const NO_REPLY: u32 = 0x10;
+const MAP: u16 = 2;
+const READ: u16 = 9;
+const WRITE: u16 = 10;
+
+fn message(id: u16, command: u16, flags: u32, body: &[u8]) -> Vec<u8> {
+    let size = 16 + u32::try_from(body.len()).unwrap();
+    let head = [id, command].into_iter().flat_map(u16::to_le_bytes);
+    head.chain([size, flags, 0].into_iter().flat_map(u32::to_le_bytes)).chain(body.iter().copied()).collect()
+}
+
+fn access(offset: u64, region: u32, data: &[u8], count: usize) -> Vec<u8> {
+    let count = u32::try_from(count).unwrap();
+    let numbers = [region, count].into_iter().flat_map(u32::to_le_bytes);
+    offset.to_le_bytes().into_iter().chain(numbers).chain(data.iter().copied()).collect()
+}
+
+fn window(address: u64) -> Vec<u8> {
+    let head = [32_u32, 3].into_iter().flat_map(u32::to_le_bytes);
+    head.chain([0, address, 0x1000].into_iter().flat_map(u64::to_le_bytes)).collect()
+}
+
+/// A peer that says whatever it wants.
+struct Raw(UnixStream);
+
+impl Raw {
+    fn connect(world: &World) -> Self {
+        let socket = UnixStream::connect(&world.path).unwrap();
+        socket.set_read_timeout(Some(LIMIT)).unwrap();
+        Self(socket)
+    }
+
+    /// Past the handshake.
+    fn greeted(world: &World) -> (Self, Version) {
+        let mut raw = Self::connect(world);
+        let proposed = b"\0\0\0\0{\"capabilities\":{\"max_msg_fds\":8,\"pgsizes\":4096}}\0";
+        raw.say(&message(1, 1, COMMAND, proposed));
+        let (_, error, body) = raw.hear().unwrap();
+        assert_eq!(error, None);
+        (raw, Version::decode(&body).unwrap())
+    }
+
+    fn say(&mut self, bytes: &[u8]) {
+        // The server may have hung up already.
+        let _ = self.0.write_all(bytes);
+    }
+
+    fn say_with(&mut self, bytes: &[u8], fds: &[OwnedFd]) {
+        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).unwrap();
+    }
+
+    /// Id, error and body of the next reply; `None` at the end of the connection.
+    fn hear(&mut self) -> Option<(u16, Option<u32>, Vec<u8>)> {
+        let mut head = [0; 16];
+        self.0.read_exact(&mut head).ok()?;
+        let word = |at: usize| u32::from_le_bytes(*head[at..].first_chunk().unwrap());
+        let mut body = vec![0; word(4) as usize - 16];
+        self.0.read_exact(&mut body).unwrap();
+        let error = (word(8) & 0x20 != 0).then(|| word(12));
+        Some((u16::from_le_bytes([head[0], head[1]]), error, body))
+    }
+}
+
+/// The next client is served as if nothing had been.
+#[track_caller]
+fn still_serves(world: &World) {
+    let mut magic = [0; 4];
+    world.client().read(BAR0, 0, &mut magic).unwrap();
+    assert_eq!(&magic, b"EGMD");
+}
+
+#[test]
+fn a_version_of_no_size_or_19_bytes_or_without_nul_costs_the_connection_only() {
+    let world = World::new(&[]);
+    let mut short = message(1, 1, COMMAND, &[0, 0, 0]);
+    assert_eq!(short.len(), 19);
+    let mut none = message(1, 1, COMMAND, &[0; 4]);
+    none[4..8].fill(0);
+    let no_nul = message(1, 1, COMMAND, b"\0\0\0\0{}");
+    let text = message(1, 1, COMMAND, b"\0\0\0\0[[[[\0");
+    short.extend([0; 64]);
+    for bytes in [none, short, no_nul, text] {
+        let mut raw = Raw::connect(&world);
+        raw.say(&bytes);
+        assert!(raw.hear().is_none(), "it hangs up");
+        still_serves(&world);
+    }
+}
+
+#[test]
+fn seventeen_descriptors_with_one_window_are_refused_and_closed() {
+    let world = World::new(&[]);
+    let (mut raw, _) = Raw::greeted(&world);
+    let (reader, writer) = std::io::pipe().unwrap();
+    let seventeen: Vec<_> = (0..17).map(|_| OwnedFd::from(writer.try_clone().unwrap())).collect();
+    raw.say_with(&message(2, MAP, COMMAND, &window(0)), &seventeen);
+    assert_eq!(raw.hear(), Some((2, Some(22), vec![])));
+    drop((seventeen, writer));
+    // Nobody holds the pipe any more: it ends.
+    assert_eq!(rustix::io::read(&reader, &mut [0; 1]), Ok(0));
+    raw.say(&message(3, MAP, COMMAND, &window(0)));
+    assert_eq!(raw.hear().map(|(id, error, _)| (id, error)), Some((3, None)), "the connection stands");
+}
+
+#[test]
+fn what_is_said_in_the_handshake_pleases_qemu() {
+    let (_, version) = Raw::greeted(&World::new(&[]));
+    let says = version.capabilities;
+    assert!(says.max_msg_fds.is_some_and(|fds| (1..=16).contains(&fds)));
+    assert!(says.pgsizes.is_some_and(|sizes| sizes.is_multiple_of(4096)));
+    assert_eq!((version.major, says.migration), (0, None));
+}
+
+#[test]
+fn who_wants_no_reply_gets_none_and_requests_sent_ahead_are_answered_in_order() {
+    let world = World::new(&[]);
+    let (mut raw, _) = Raw::greeted(&world);
+    let all = [
+        message(7, MAP, NO_REPLY, &window(0)),
+        // Refused, and nobody is told.
+        message(8, MAP, NO_REPLY, &window(0)),
+        message(9, WRITE, NO_REPLY, &access(0x1000, BAR2, b"ahead", 5)),
+        message(10, READ, COMMAND, &access(0x1000, BAR2, &[], 5)),
+        message(11, READ, COMMAND, &access(0, BAR0, &[], 4)),
+    ];
+    raw.say(&all.concat());
+    let mut heard = || raw.hear().map(|(id, error, body)| (id, error, body[16..].to_vec()));
+    assert_eq!(heard(), Some((10, None, b"ahead".to_vec())));
+    assert_eq!(heard(), Some((11, None, b"EGMD".to_vec())));
+}
+
+#[test]
+fn dirty_pages_migration_and_features_are_refused_and_the_connection_stands() {
+    let world = World::new(&[]);
+    let (mut raw, _) = Raw::greeted(&world);
+    let feature = [[8_u32, 1 << 17].map(u32::to_le_bytes).concat(), vec![0; 8]].concat();
+    let state = [16_u32, 0, 0, 0].map(u32::to_le_bytes).concat();
+    for (id, command, body, errno) in [
+        (1, 14, vec![0; 8], 95),
+        (2, 16, feature, 25),
+        (3, 17, state.clone(), 95),
+        (4, 18, state, 95),
+        (5, 99, vec![], 22),
+    ] {
+        raw.say(&message(id, command, COMMAND, &body));
+        assert_eq!(raw.hear(), Some((id, Some(errno), vec![])), "command {command}");
+    }
+    raw.say(&message(6, READ, COMMAND, &access(0, BAR0, &[], 4)));
+    assert_eq!(raw.hear().unwrap().2[16..], *b"EGMD");
+}
+
+#[test]
+fn the_crate_s_client_never_waits_for_data_that_an_error_has_not() {
+    let world = World::new(&[]);
+    let mut client = vfio_user::Client::new(&world.path).unwrap();
+    // Beyond the end, across it, of a region that is not there: each read has its data.
+    for (region, offset) in [(BAR0, 0x4000), (BAR0, 0x3ffe), (BAR2, 1 << 40), (CONFIG, 4096), (5, 0), (8, 0)]
+    {
+        let mut data = [0; 4];
+        client.region_read(region, offset, &mut data).unwrap();
+        assert_eq!(data, [0xff; 4], "{region} {offset:#x}");
+        client.region_write(region, offset, &[0; 4]).unwrap();
+    }
+    assert!((0..9).all(|region| client.region(region).is_some()));
+    assert_eq!(
+        (0..5).map(|irq| client.get_irq_info(irq).unwrap().count).collect::<Vec<_>>(),
+        [0, 0, 3, 0, 0]
+    );
+}
+
+#[test]
+fn the_crate_s_client_gets_a_file_because_a_whole_slice_is_an_area_too() {
+    let world = World::new(&[]);
+    let client = vfio_user::Client::new(&world.path).unwrap();
+    let bar = client.region(BAR2).unwrap();
+    assert!(bar.file_offset.is_some());
+    assert_eq!(bar.sparse_areas.iter().map(|area| (area.offset, area.size)).collect::<Vec<_>>(), [(0, SIZE)]);
+    // An area ends inside its BAR, which is a power of two.
+    assert!(SIZE <= bar.size && bar.size.is_power_of_two());
+}
+
+#[test]
+fn the_crate_s_client_may_map_twice_reset_whatever_it_believes_and_come_again() {
+    let world = World::new(&[]);
+    for _ in 0..3 {
+        let mut client = vfio_user::Client::new(&world.path).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
+        // It passes over the refusal of the second, as its words for that are not read.
+        client.dma_map(0, 0, 0x1000, fd).unwrap();
+        let _ = client.dma_map(0, 0, 0x1000, fd);
+        client.reset().unwrap();
+        let mut magic = [0; 4];
+        client.region_read(BAR0, 0, &mut magic).unwrap();
+        assert_eq!(&magic, b"EGMD");
+    }
+}
+
+#[test]
+fn a_second_client_is_told_and_the_first_goes_on() {
+    let world = World::new(&[]);
+    let mut first = world.client();
+    let second = Client::new(Connection::connect(&world.path, LIMIT, Patience::NONE).unwrap());
+    assert!(matches!(second, Err(CallError::Fault(Fault::Refused { errno: 16 }))), "EBUSY: {second:?}");
+    assert!(vfio_user::Client::new(&world.path).is_err());
+    let mut magic = [0; 4];
+    first.read(BAR0, 0, &mut magic).unwrap();
+    drop(first);
+    still_serves(&world);
+}
+
+#[test]
+fn who_connects_and_says_nothing_is_given_up() {
+    let world = World::new(&[]);
+    let mut silent = [Raw::connect(&world), Raw::connect(&world)];
+    assert!(silent.each_mut().map(Raw::hear).iter().all(Option::is_none), "they are hung up on");
+    still_serves(&world);
+}
+
+#[test]
+fn half_a_message_and_a_stall_ends_that_connection_and_no_other() {
+    let world = World::new(&[]);
+    let other = World::new(&[]);
+    let (mut raw, _) = Raw::greeted(&world);
+    raw.say(&message(2, WRITE, COMMAND, &access(0, BAR2, &[7; 64], 64))[..40]);
+    still_serves(&other);
+    assert!(raw.hear().is_none(), "it is given up");
+    still_serves(&world);
+    let mut data = [0; 8];
+    world.client().read(BAR2, 0, &mut data).unwrap();
+    assert_eq!(data, [0; 8], "half a write is none");
+}
+
+#[test]
+fn a_client_that_goes_in_the_middle_of_anything_is_followed_by_the_next() {
+    let world = World::new(&[]);
+    let whole = message(2, WRITE, COMMAND, &access(0, BAR2, &[7; 64], 64));
+    for cut in [1, 15, 16, 17, 40, whole.len() - 1] {
+        let (mut raw, _) = Raw::greeted(&world);
+        raw.say(&whole[..cut]);
+        drop(raw);
+        still_serves(&world);
+    }
+    // And one that never reads what it asked for.
+    let (mut raw, _) = Raw::greeted(&world);
+    raw.0.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+    let read = message(3, READ, COMMAND, &access(0, BAR2, &[], 1 << 20));
+    (0..8).for_each(|_| raw.say(&read));
+    drop(raw);
+    still_serves(&world);
+}
+
+#[test]
+fn a_client_has_65535_windows_at_most_and_their_files_are_not_kept() {
+    let world = World::new(&[]);
+    let mut client = world.client();
+    let (reader, writer) = std::io::pipe().unwrap();
+    let map = DmaMap { read: true, write: true, offset: 0, address: 0, size: 0x1000 };
+    client.dma_map(map, Some(writer.as_fd())).unwrap();
+    drop(writer);
+    assert_eq!(rustix::io::read(&reader, &mut [0; 1]), Ok(0), "nobody has it");
+    let mapped =
+        (1..0x1_0100_u64).take_while(|n| client.dma_map(DmaMap { address: n << 12, ..map }, None).is_ok());
+    assert_eq!(mapped.count(), 65_534);
+    drop(client);
+    still_serves(&world);
+}
+
+#[test]
+fn vectors_that_are_no_eventfds_hold_up_nobody() {
+    let world = World::new(&[]);
+    let mut client = world.client();
+    let (_reader, writer) = std::io::pipe().unwrap();
+    let spare = event();
+    let set = crate::world::SET;
+    client.set_irqs(set, &[writer.as_fd(), spare.as_fd(), writer.as_fd()]).unwrap();
+    // The description is the client's too: it may say that writes wait.
+    rustix::io::ioctl_fionbio(&writer, false).unwrap();
+    (0..20_000).for_each(|_| world.function.want());
+    still_there(&mut client);
+}
+
+fn still_there(client: &mut Client) {
+    let mut magic = [0; 4];
+    client.read(BAR0, 0, &mut magic).unwrap();
+    assert_eq!(&magic, b"EGMD");
+}
