@@ -203,4 +203,12 @@ pub trait Backend: Send + Sync {
     /// # Errors
     /// [`BackendError`]; nothing is reset where one of them is not ours, or where there is no bus to reset.
     fn reset_bus(&self) -> Result<Vec<PciAddress>, BackendError>;
+
+    /// Resets the bus or slot that it is on, with the functions there, which `consent` names.
+    ///
+    /// # Errors
+    /// [`BackendError`]; nothing is reset without the consent of all.
+    fn reset_with(&self, _consent: &[PciAddress]) -> Result<(), BackendError> {
+        Err(BackendError::Absent { function: self.name().to_owned(), what: "bus to reset".to_owned() })
+    }
 }

@@ -12,6 +12,7 @@ pub mod console;
 pub mod error;
 pub mod facts;
 pub mod firmware;
+pub mod hotplug;
 pub mod kvm;
 mod listener;
 mod lock;

@@ -32,6 +32,7 @@ mod passed_refused;
 mod passed_reset;
 mod passed_rounds;
 mod physical;
+mod plugged;
 mod process;
 mod progress;
 mod qemu;

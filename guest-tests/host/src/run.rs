@@ -231,12 +231,24 @@ impl Runner {
         machine: &Machine,
         report: &Path,
     ) -> Result<Boot, LabError> {
+        self.boot_by(self.command(machine), scenario, machine, report, |_| {})
+    }
+
+    /// The same by `command`; `hear` gets every line of the guest's console.
+    pub(crate) fn boot_by(
+        &self,
+        command: Command,
+        scenario: &Scenario,
+        machine: &Machine,
+        report: &Path,
+        mut hear: impl FnMut(&str),
+    ) -> Result<Boot, LabError> {
         let image = self.tools.root.as_deref().filter(|_| scenario.debian);
         let _parts = HostParts::make(machine.plan.iter().flat_map(Plan::parts), image)?;
         let begun = Instant::now();
         let (mut lines, mut init, mut signalled, mut flushed) = (Vec::new(), None, false, None);
         let ending = watch(
-            self.command(machine),
+            command,
             Limit::Total(scenario.deadline),
             &report.join("console.log"),
             &report.join("vmm.log"),
@@ -245,6 +257,7 @@ impl Runner {
                     init = Some(millis(begun));
                 }
                 flushed = disk::announced(text).or(flushed);
+                hear(text);
                 lines.extend(Line::parse(text).filter(|_| lines.len() < MAX_LINES));
                 if scenario.terminate_on.is_some_and(|mark| text.contains(mark)) {
                     signalled = true;
@@ -259,6 +272,13 @@ impl Runner {
             None => Some("the plan has no disk".into()),
         });
         Ok(Boot { collected, init, signalled, disk, starts: 1 })
+    }
+
+    /// What starts `machine` with a socket at `socket`, at which functions are plugged in and out.
+    pub(crate) fn plugging(&self, machine: &Machine, socket: &Path) -> Command {
+        let mut command = Command::new(&self.tools.plug);
+        command.arg(&machine.config).arg(socket);
+        command
     }
 
     /// What starts `machine`.

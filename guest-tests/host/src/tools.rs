@@ -18,6 +18,8 @@ pub(crate) struct Tools {
     pub(crate) lab: PathBuf,
     /// The VMM.
     pub(crate) vmm: PathBuf,
+    /// A VMM that plugs functions in and out.
+    pub(crate) plug: PathBuf,
     /// What takes slices.
     pub(crate) device: PathBuf,
     /// The in-guest agent.
@@ -37,11 +39,13 @@ impl Tools {
     pub(crate) fn of_checkout(cache: &Cache) -> Result<Self, LabError> {
         let lab = std::env::current_exe().map_err(LabError::file("find", "egm-lab"))?;
         let (vmm, device, agent) = (beside("egm-vmm")?, beside("egm-device")?, beside("egm-guest")?);
+        let plug = beside("egm-plug")?;
         let configs = PathBuf::from("configs");
         let configs =
             configs.canonicalize().map_err(|_| absent(&configs, "run it in the repository's root"))?;
         Ok(Self {
             vmm,
+            plug,
             device,
             agent,
             configs,
@@ -58,6 +62,7 @@ impl Tools {
         Self {
             lab: at("egm-lab"),
             vmm: at("egm-vmm"),
+            plug: at("egm-plug"),
             device: at("egm-device"),
             agent: at("egm-guest"),
             configs: at("configs"),
@@ -82,6 +87,7 @@ impl Tools {
         }
         copy(&self.lab, &target.lab)?;
         copy(&self.vmm, &target.vmm)?;
+        copy(&self.plug, &target.plug)?;
         copy(&self.device, &target.device)?;
         copy(&self.agent, &target.agent)?;
         copy_files(&self.configs, &target.configs)?;

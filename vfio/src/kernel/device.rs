@@ -297,4 +297,8 @@ impl Backend for KernelFunction {
         self.hot_reset(&all)?;
         Ok(all)
     }
+
+    fn reset_with(&self, consent: &[PciAddress]) -> Result<(), BackendError> {
+        self.hot_reset(consent)
+    }
 }

@@ -288,6 +288,22 @@ pub(super) struct PcieFile {
     /// "mirror": host functions that share a PCI Express switch share one in the guest, which NCCL and drivers judge
     /// paths by. "flat": each has a root port of its own. Default: "mirror".
     pub(super) topology: Option<PciTopology>,
+    /// Root ports with nothing behind them, for functions that are plugged in while the guest runs. Default: none.
+    pub(super) spare: Option<SpareFile>,
+}
+
+/// Root ports with nothing behind them.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SpareFile {
+    /// How many, 1 to 30.
+    pub(super) ports: Option<u64>,
+    /// Addresses of each for 64-bit prefetchable BARs, a power of two of at least 1 MiB. Default: 1 GiB.
+    #[schemars(with = "Option<SizeText>")]
+    pub(super) window64: Option<ByteSize>,
+    /// Addresses of each for other BARs, a power of two of at least 1 MiB. Default: 16 MiB.
+    #[schemars(with = "Option<SizeText>")]
+    pub(super) window32: Option<ByteSize>,
 }
 
 impl DeviceFile {

@@ -28,6 +28,8 @@ pub(crate) const LOCAL: &str = "local";
 pub enum MemoryRule {
     #[error("{size} is not a multiple of {unit}: round it, for instance to {rounded}")]
     Multiple { size: ByteSize, unit: ByteSize, rounded: ByteSize },
+    #[error("{size} is not a power of two: write for instance {}", ByteSize::new(size.get().next_power_of_two()))]
+    PowerOfTwo { size: ByteSize },
     #[error("the size is 0: write for instance \"1GiB\"")]
     Empty,
     #[error("{size} is more than {} of address space", ByteSize::new(MAX_BYTES))]

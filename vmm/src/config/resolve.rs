@@ -2,15 +2,24 @@
 
 use std::path::{Path, PathBuf};
 
+use egm_address::ByteSize;
+
 use super::boot::{self, Overrides};
-use super::error::{ConfigError, Fault, Rule, name, no_control};
-use super::file::{File, PcieFile};
+use super::error::{ConfigError, Fault, Rule, in_range, name, no_control};
+use super::file::{File, PcieFile, SpareFile};
+use super::memory::MemoryRule;
 use super::source::Document;
-use super::spec::{Architecture, Pcie, Spec};
+use super::spec::{Architecture, Pcie, SparePorts, Spec};
 use super::{cpus, decode, devices, memory, numa};
 
 /// Window sizes are multiples of this: the granularity of a PCI bridge's memory window.
 const WINDOW_UNIT: u64 = 1 << 20;
+/// Bus 0 has 32 places, of which the host bridge has one and some device another.
+const MAX_SPARE: u64 = 30;
+/// Room for the BARs of any NIC; a GPU needs more, and is known to its owner.
+const SPARE_WINDOW64: u64 = 1 << 30;
+/// Room for a GPU's registers; thirty such windows take half of the 32-bit window.
+const SPARE_WINDOW32: u64 = 16 << 20;
 
 pub(super) fn resolve(document: &Document, overrides: &Overrides) -> Result<Spec, ConfigError> {
     decode::decode(document.root())
@@ -62,5 +71,24 @@ fn architecture(written: Option<Architecture>) -> Result<Architecture, Fault> {
 fn pcie(file: PcieFile) -> Result<Pcie, Fault> {
     let window64 = file.window64.map(|size| memory::sized(size, WINDOW_UNIT)).transpose();
     let window64 = window64.map_err(|rule| rule.at("pcie.window64"))?;
-    Ok(Pcie { window64, topology: file.topology.unwrap_or_default() })
+    let spare = file.spare.map(spare).transpose().map_err(|fault| fault.inside("pcie.spare"))?;
+    Ok(Pcie { window64, topology: file.topology.unwrap_or_default(), spare })
+}
+
+fn spare(file: SpareFile) -> Result<SparePorts, Fault> {
+    let ports = file.ports.ok_or_else(|| Rule::MissingKey { key: "ports" }.here())?;
+    let ports = in_range(ports, 1, MAX_SPARE).map_err(|rule| rule.at("ports"))?;
+    let window = |key: &str, size: Option<ByteSize>, default: u64| {
+        let size = memory::sized(size.unwrap_or(ByteSize::new(default)), WINDOW_UNIT);
+        let size = size.and_then(|size| match size.get().is_power_of_two() {
+            true => Ok(size),
+            false => Err(MemoryRule::PowerOfTwo { size }.into()),
+        });
+        size.map_err(|rule| rule.at(key.to_owned()))
+    };
+    Ok(SparePorts {
+        ports: u8::try_from(ports).unwrap_or(u8::MAX),
+        window64: window("window64", file.window64, SPARE_WINDOW64)?,
+        window32: window("window32", file.window32, SPARE_WINDOW32)?,
+    })
 }

@@ -364,4 +364,17 @@ pub struct Pcie {
     pub window64: Option<ByteSize>,
     /// Whether the guest sees the host's switches.
     pub topology: PciTopology,
+    /// Root ports for what is plugged in while the guest runs.
+    pub spare: Option<SparePorts>,
+}
+
+/// Root ports with nothing behind them; sizes are powers of two, 1 MiB at least.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct SparePorts {
+    /// How many, at least 1.
+    pub ports: u8,
+    /// Addresses of each for 64-bit prefetchable BARs.
+    pub window64: ByteSize,
+    /// Addresses of each for other BARs.
+    pub window32: ByteSize,
 }

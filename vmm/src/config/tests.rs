@@ -439,6 +439,12 @@ fn devices_keep_their_rules() {
             "console.path: socket path of 108 bytes",
         ),
         (&machine(r#","pcie":{"window64":"100"}"#), "pcie.window64: 100 is not a multiple of 1MiB"),
+        (&machine(r#","pcie":{"spare":{"ports":31}}"#), "pcie.spare.ports: 31 is outside 1 to 30"),
+        (&machine(r#","pcie":{"spare":{}}"#), "pcie.spare: key \"ports\" is missing"),
+        (
+            &machine(r#","pcie":{"spare":{"ports":1,"window64":"3GiB"}}"#),
+            "pcie.spare.window64: 3GiB is not a power of two: write for instance 4GiB",
+        ),
         (&machine(r#","pcie":{"topology":"mirrored"}"#), "pcie.topology: unknown name \"mirrored\""),
     ]);
 }

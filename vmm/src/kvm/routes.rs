@@ -21,13 +21,20 @@ const MAX_ROUTES: usize = 4096;
 /// The routes of one machine. The kernel takes the whole table at once, so this keeps a copy.
 pub struct Routes {
     fd: Arc<VmFd>,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
     /// Message of interrupt `LINES + index`.
-    messages: Mutex<Vec<MsiMessage>>,
+    messages: Vec<MsiMessage>,
+    /// Of them, those that nobody has.
+    free: Vec<usize>,
 }
 
 impl Routes {
     pub(super) fn new(fd: Arc<VmFd>) -> Self {
-        Self { fd, messages: Mutex::default() }
+        Self { fd, table: Mutex::default() }
     }
 
     fn upload(&self, messages: &[MsiMessage]) -> io::Result<()> {
@@ -42,9 +49,9 @@ impl Routes {
 
 impl MsiRouter for Routes {
     fn connect(&self, slot: &mut Option<u32>, message: MsiMessage, trigger: &EventFd) -> io::Result<()> {
-        let mut messages = lock(&self.messages);
-        let index =
-            slot.and_then(|gsi| usize::try_from(gsi.checked_sub(LINES)?).ok()).unwrap_or(messages.len());
+        let mut table = lock(&self.table);
+        let Table { messages, free } = &mut *table;
+        let index = slot.and_then(index_of).or_else(|| free.last().copied()).unwrap_or(messages.len());
         let gsi = u32::try_from(index).ok().and_then(|index| index.checked_add(LINES));
         let gsi = gsi
             .filter(|_| index < MAX_ROUTES)
@@ -55,7 +62,7 @@ impl MsiRouter for Routes {
                 // What was not uploaded must not be remembered: the next connection would find nothing to upload,
                 // and its interrupts would go where the old message says.
                 let before = std::mem::replace(old, message);
-                if let Err(error) = self.upload(&messages) {
+                if let Err(error) = self.upload(messages) {
                     if let Some(old) = messages.get_mut(index) {
                         *old = before;
                     }
@@ -64,9 +71,10 @@ impl MsiRouter for Routes {
             }
             None => {
                 messages.push(message);
-                self.upload(&messages).inspect_err(|_| messages.truncate(index))?;
+                self.upload(messages).inspect_err(|_| messages.truncate(index))?;
             }
         }
+        free.retain(|other| *other != index);
         *slot = Some(gsi);
         self.fd.register_irqfd(trigger, gsi).map_err(super::into_io)
     }
@@ -75,6 +83,14 @@ impl MsiRouter for Routes {
         // Fails only for a pair that is not connected.
         let _ = self.fd.unregister_irqfd(trigger, slot);
     }
+
+    fn release(&self, slot: u32) {
+        lock(&self.table).free.extend(index_of(slot));
+    }
+}
+
+fn index_of(gsi: u32) -> Option<usize> {
+    usize::try_from(gsi.checked_sub(LINES)?).ok()
 }
 
 fn line_entry(gsi: u32) -> kvm_irq_routing_entry {

@@ -29,11 +29,12 @@ use crate::arch::x86_64::vcpu::{configure, is_emulated};
 use crate::console::Console;
 use crate::error::{Blame, Report};
 use crate::firmware::{self, FirmwareError};
+use crate::hotplug::{Berth, Event, Keeper, Maker, Occupant, Running};
 use crate::kvm::{Hypervisor, KvmError, SlotTable, Vm, setup_machine_checks};
 use crate::memory::GuestRam;
 use crate::pci::{CONFIG_PORT, CONFIG_PORTS, ConfigPorts, Ecam, PciMemory, RootComplex};
 use crate::plan::{Plan, WindowKind};
-use crate::resources::Resources;
+use crate::resources::{Resources, ThreadError};
 
 /// Why a machine could not be built.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +57,9 @@ pub enum BuildError {
     /// Descriptors ran out.
     #[error("cannot make an event descriptor")]
     Descriptor(#[from] io::Error),
+    /// The thread that plugs functions in and out.
+    #[error("cannot take care of host functions")]
+    Thread(#[from] ThreadError),
     /// The PCI tree.
     #[error("cannot build the PCI tree")]
     Tree(#[from] TreeError),
@@ -73,7 +77,7 @@ impl Report for BuildError {
             Self::Kvm(error) => error.blame(),
             Self::Boot { source, .. } => source.blame(),
             Self::Firmware(error) => error.blame(),
-            Self::Descriptor(_) | Self::Tree(TreeError::Device { .. }) => Blame::Host,
+            Self::Descriptor(_) | Self::Thread(_) | Self::Tree(TreeError::Device { .. }) => Blame::Host,
             Self::Tree(TreeError::Passed { source, .. }) => source.blame(),
             Self::Tree(_) | Self::Overlap(_) | Self::Missing(_) => Blame::Internal,
         }
@@ -87,6 +91,7 @@ impl Report for BuildError {
             Self::Descriptor(_) | Self::Tree(TreeError::Device { .. }) => {
                 Some("raise the limit of open files: ulimit -n 65536".to_owned())
             }
+            Self::Thread(_) => Some(ThreadError::HELP.to_owned()),
             Self::Tree(TreeError::Passed { source, .. }) => source.help(),
             Self::Tree(_) | Self::Overlap(_) | Self::Missing(_) => None,
         }
@@ -114,9 +119,12 @@ pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
         serial,
     )?;
 
-    let tree = tree::build(plan, devices, &Connections::new(&vm, ram.memory.clone(), &spaces, plan))?;
+    let connections = Connections::new(&vm, ram.memory.clone(), &spaces, plan);
+    let tree = tree::build(plan, devices, &connections)?;
     subscribers.extend(tree.subscribers);
     let root = Arc::new(tree.root);
+    let maker = connections.passer.maker(spaces.kernel());
+    let hotplug = keep(&root, tree.berths, tree.fixed, maker)?;
     add_port(&mut ports, CONFIG_PORT, CONFIG_PORTS, Arc::new(ConfigPorts::new(Arc::clone(&root))))?;
     let memory = pci_windows(plan, &root)?;
 
@@ -141,12 +149,27 @@ pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
         vcpus,
         shared,
         devices: tree.devices,
-        passed: tree.passed,
+        hotplug,
         poison,
         subscribers,
         _vm: vm,
         ram,
     })
+}
+
+/// Starts the keeper of functions, where there are any, or can be.
+fn keep(
+    root: &Arc<RootComplex>,
+    berths: Vec<Berth>,
+    fixed: Vec<Occupant>,
+    maker: Maker,
+) -> Result<Option<Running>, BuildError> {
+    if berths.is_empty() && fixed.is_empty() {
+        return Ok(None);
+    }
+    let report = Box::new(|event: &Event| eprintln!("{event}"));
+    let keeper = Keeper::new(Arc::clone(root), berths, fixed, maker, report)?;
+    Ok(Some(keeper.start().map_err(ThreadError::from)?))
 }
 
 fn lend_memory(vm: &Vm, ram: &GuestRam) -> Result<(), BuildError> {

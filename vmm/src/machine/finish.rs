@@ -9,7 +9,6 @@ use super::Subscriber;
 use super::exit::ExitLatch;
 use crate::error::{Blame, Report};
 use crate::lock::lock;
-use crate::passthrough::PassedFunction;
 use crate::virtio::{VirtioDevice, VirtioPci};
 
 /// How long storage has. Longer than a flush takes that works at all, shorter than what supervisors give a service.
@@ -27,24 +26,18 @@ pub(super) struct Kept {
     pub(super) function: Arc<VirtioPci>,
 }
 
-/// A host function and its id in the configuration.
-pub(super) struct KeptFunction {
-    pub(super) id: String,
-    pub(super) function: Arc<PassedFunction>,
-}
-
-/// What was counted of the devices, but for zeroes: one line, for the operator, which ends after [`MOST_COUNTERS`].
-pub(super) fn counted(devices: &[Kept], passed: &[KeptFunction]) -> Option<String> {
+/// What was counted of the devices, but for zeroes, and of the functions of the host, as `passed` says it: one line, for the
+/// operator, which ends after [`MOST_COUNTERS`].
+pub(super) fn counted(devices: &[Kept], passed: Vec<String>) -> Option<String> {
     let own = devices.iter().flat_map(|kept| kept.function.counters().into_iter().map(|c| (&kept.id, c)));
-    let passed = passed.iter().flat_map(|kept| kept.function.counters().into_iter().map(|c| (&kept.id, c)));
-    let counters: Vec<_> = own.chain(passed).filter(|(_, (_, number))| *number > 0).collect();
-    let shown: Vec<_> = counters
-        .iter()
-        .take(MOST_COUNTERS)
-        .map(|(id, (what, number))| format!("{number} {what} at \"{id}\""))
-        .chain((counters.len() > MOST_COUNTERS).then(|| "and more".to_owned()))
-        .collect();
-    (!shown.is_empty()).then(|| shown.join(", "))
+    let own = own.filter(|(_, (_, number))| *number > 0);
+    let mut all: Vec<_> = own.map(|(id, (what, number))| format!("{number} {what} at \"{id}\"")).collect();
+    all.extend(passed);
+    if all.len() > MOST_COUNTERS {
+        all.truncate(MOST_COUNTERS);
+        all.push("and more".to_owned());
+    }
+    (!all.is_empty()).then(|| all.join(", "))
 }
 
 /// A device could not make durable what the guest wrote.

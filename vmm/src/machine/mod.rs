@@ -12,6 +12,7 @@ mod build;
 mod bus;
 mod exit;
 mod finish;
+mod passed;
 mod platform;
 mod poison;
 mod serial;
@@ -29,6 +30,7 @@ pub use finish::Unfinished;
 pub use platform::{RESET_VALUE, SLEEP_TYPE_S5};
 pub use tree::TreeError;
 
+use crate::hotplug;
 use crate::kvm::Vm;
 use crate::lock::lock;
 use crate::memory::GuestRam;
@@ -43,7 +45,7 @@ pub struct Machine {
     vcpus: Vec<vcpu::Vcpu>,
     shared: Arc<vcpu::Shared>,
     devices: Vec<finish::Kept>,
-    passed: Vec<finish::KeptFunction>,
+    hotplug: Option<hotplug::Running>,
     poison: Arc<Mutex<poison::Poison>>,
     subscribers: Vec<Subscriber>,
     _vm: Vm,
@@ -62,6 +64,11 @@ pub struct Ended {
 }
 
 impl Machine {
+    /// What plugs functions in and out; a machine without hot-plug ports has none.
+    pub fn hotplug(&self) -> Option<hotplug::Handle> {
+        self.hotplug.as_ref().map(|running| running.handle.clone())
+    }
+
     /// Runs the guest to its end. On every way out the vCPUs have stopped, and each device has made durable what
     /// it promised or is named.
     pub fn run(mut self) -> Ended {
@@ -80,10 +87,10 @@ impl Machine {
         exit.set(started.err().unwrap_or_else(|| serve(&mut self.events, &self.shared, &running)));
         running.into_iter().for_each(vcpu::RunningVcpu::stop);
         // Before anything else ends: they write to memory by themselves.
-        self.passed.iter().for_each(|passed| passed.function.end());
+        let passed = self.hotplug.as_mut().map(hotplug::Running::end).unwrap_or_default();
         lock(&self.poison).hear();
         let unfinished = finish::finish(&self.devices, &mut self.events, &exit);
-        let counted = finish::counted(&self.devices, &self.passed);
+        let counted = finish::counted(&self.devices, passed);
         if !unfinished.is_empty() {
             // Storage that answers later still writes to guest memory, which must be there until the process is not.
             std::mem::forget((self.devices, self.ram));

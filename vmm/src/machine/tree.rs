@@ -6,17 +6,17 @@ use std::sync::{Arc, Mutex};
 
 use egm_address::PciAddress;
 use egm_vfio::backend::Backend;
-use egm_vfio::variant::clique::Clique;
 use event_manager::MutEventSubscriber;
 use vm_memory::GuestMemoryMmap;
 
 use super::Subscriber;
-use super::finish::{Kept, KeptFunction};
+use super::finish::Kept;
+use super::passed::{Own, Passer};
 use crate::config::{Device, DeviceKind};
-use crate::error::Chain;
+use crate::hotplug::{Berth, Occupant};
 use crate::kvm::{SlotTable, Vm};
-use crate::passthrough::{self, Events, Line, PassedFunction, PassthroughError, Peers};
-use crate::pci::msix::{MsiRouter, Msix};
+use crate::passthrough::{Line, PassthroughError, Peers};
+use crate::pci::msix::Msix;
 use crate::pci::{Bus, HostBridge, PciFunction, Port, PortConfig, PortKind, RootComplex};
 use crate::plan::{BridgePlan, FunctionPlan, FunctionRole, Plan};
 use crate::resources::{AddressSpaces, OpenDevice};
@@ -61,37 +61,36 @@ pub enum TreeError {
 pub(super) struct Tree {
     pub(super) root: RootComplex,
     pub(super) devices: Vec<Kept>,
-    pub(super) passed: Vec<KeptFunction>,
     pub(super) subscribers: Vec<Subscriber>,
+    /// Hot-plug ports with what is in them.
+    pub(super) berths: Vec<Berth>,
+    /// Host functions behind no such port.
+    pub(super) fixed: Vec<Occupant>,
 }
 
 /// What every device is connected to.
 pub(super) struct Connections<'a> {
     vm: &'a Vm,
-    router: Arc<dyn MsiRouter>,
     bell: Arc<dyn DoorBell>,
     memory: GuestMemoryMmap,
-    peers: Arc<Peers>,
     plan: &'a Plan,
-    /// Whether there is more than one host function.
-    has_peers: bool,
+    pub(super) passer: Passer,
 }
 
 impl<'a> Connections<'a> {
     /// `spaces` are where the DMA of host functions goes.
     pub(super) fn new(vm: &'a Vm, memory: GuestMemoryMmap, spaces: &AddressSpaces, plan: &'a Plan) -> Self {
-        let peers = Arc::new(Peers::new(spaces.domains()));
-        let is_passed = |function: &&FunctionPlan| matches!(&function.role, FunctionRole::Endpoint { device, .. } if device.kind.is_passed());
-        let has_peers = plan.pci.iter().filter(is_passed).count() > 1;
-        Self {
-            vm,
+        let takes = |function: &&FunctionPlan| match &function.role {
+            FunctionRole::Endpoint { device, .. } => device.kind.is_passed(),
+            _ => is_spare(plan, function),
+        };
+        let passer = Passer {
             router: Arc::new(vm.routes()),
-            bell: Arc::new(vm.doorbells()),
-            memory,
-            peers,
-            plan,
-            has_peers,
-        }
+            slots: Arc::clone(vm.slots()) as Arc<dyn SlotTable>,
+            peers: Arc::new(Peers::new(spaces.domains())),
+            has_peers: plan.pci.iter().filter(takes).count() > 1,
+        };
+        Self { vm, bell: Arc::new(vm.doorbells()), memory, plan, passer }
     }
 
     fn transport(
@@ -100,7 +99,7 @@ impl<'a> Connections<'a> {
         id: &str,
         device: Arc<Mutex<dyn VirtioDevice>>,
     ) -> Result<Arc<VirtioPci>, TreeError> {
-        let msix = Msix::new(plan.msix_vectors, Arc::clone(&self.router))
+        let msix = Msix::new(plan.msix_vectors, Arc::clone(&self.passer.router))
             .map_err(|source| TreeError::Device { id: id.to_owned(), source })?;
         Ok(Arc::new(VirtioPci::new(
             device,
@@ -112,14 +111,27 @@ impl<'a> Connections<'a> {
     }
 }
 
+/// What is behind a port, or on bus 0.
+enum Endpoint {
+    Own(Arc<dyn PciFunction>),
+    Passed(Occupant),
+}
+
+type Endpoints = BTreeMap<PciAddress, Endpoint>;
+
 /// Builds the tree. `opened` is in the order of the plan's endpoints.
 pub(super) fn build(
     plan: &Plan,
     opened: Vec<(Device, OpenDevice)>,
     connections: &Connections<'_>,
 ) -> Result<Tree, TreeError> {
-    let root = RootComplex::default();
-    let mut tree = Tree { root, devices: Vec::new(), passed: Vec::new(), subscribers: Vec::new() };
+    let mut tree = Tree {
+        root: RootComplex::default(),
+        devices: Vec::new(),
+        subscribers: Vec::new(),
+        berths: Vec::new(),
+        fixed: Vec::new(),
+    };
     let mut opened = opened.into_iter();
     let mut endpoints = BTreeMap::new();
     for function in &plan.pci {
@@ -129,23 +141,66 @@ pub(super) fn build(
             endpoints.insert(function.address, tree.endpoint(function, &device, resource, connections)?);
         }
     }
+    let root = tree.bus(0, &mut endpoints, connections)?;
     let expanders = plan.expanders.iter().map(|expander| expander.bridge.secondary);
-    let expanders = expanders.map(|number| (number, bus(plan, number, &endpoints))).collect();
-    tree.root = RootComplex::with_expanders(bus(plan, 0, &endpoints), expanders);
+    let expanders =
+        expanders.map(|number| Ok((number, tree.bus(number, &mut endpoints, connections)?)));
+    let expanders = expanders.collect::<Result<_, TreeError>>()?;
+    tree.root = RootComplex::with_expanders(root, expanders);
     Ok(tree)
 }
 
-/// Bus `number` of the plan with what is behind its ports.
-fn bus(plan: &Plan, number: u8, endpoints: &BTreeMap<PciAddress, Arc<dyn PciFunction>>) -> Bus {
-    let mut bus = Bus::default();
-    for function in plan.pci.iter().filter(|function| function.address.bus() == number) {
-        let devfn = function.address.devfn();
-        let mut port = |kind, slot, bridge: &BridgePlan| {
-            // A plan numbers buses downwards; one that does not has nothing behind such a port.
-            let behind = if bridge.secondary > number {
-                self::bus(plan, bridge.secondary, endpoints)
-            } else {
-                Bus::default()
+/// Whether `port` is a hot-plug port: one with a host function directly behind it, which is what it has at the start, or with
+/// nothing.
+fn hot(plan: &Plan, port: &FunctionPlan, endpoints: &mut Endpoints) -> Option<Option<Occupant>> {
+    let bus = port.role.bridge()?.secondary;
+    let behind = PciAddress::new(0, bus, 0, 0).ok()?;
+    match endpoints.remove(&behind) {
+        Some(Endpoint::Passed(occupant)) => Some(Some(occupant)),
+        Some(own) => {
+            endpoints.insert(behind, own);
+            None
+        }
+        None => is_spare(plan, port).then_some(None),
+    }
+}
+
+/// Whether nothing is behind a port.
+fn is_spare(plan: &Plan, port: &FunctionPlan) -> bool {
+    let bus = port.role.bridge().map(|bridge| bridge.secondary);
+    bus.is_some_and(|bus| plan.pci.iter().all(|function| function.address.bus() != bus))
+}
+
+impl Tree {
+    /// Bus `number` of the plan with what is behind its ports.
+    fn bus(
+        &mut self,
+        number: u8,
+        endpoints: &mut Endpoints,
+        connections: &Connections<'_>,
+    ) -> Result<Bus, TreeError> {
+        let mut bus = Bus::default();
+        for function in connections.plan.pci.iter().filter(|function| function.address.bus() == number) {
+            let (address, devfn) = (function.address, function.address.devfn());
+            let (kind, slot, bridge) = match &function.role {
+                FunctionRole::RootPort { slot, bridge } => (PortKind::Root, *slot, bridge),
+                FunctionRole::SwitchUpstream { bridge } => (PortKind::Upstream, 0, bridge),
+                FunctionRole::SwitchDownstream { slot, bridge } => (PortKind::Downstream, *slot, bridge),
+                FunctionRole::HostBridge => {
+                    bus.add(devfn, Arc::new(HostBridge::default()));
+                    continue;
+                }
+                FunctionRole::Endpoint { .. } => {
+                    match endpoints.remove(&address) {
+                        Some(Endpoint::Own(own)) => bus.add(devfn, own),
+                        Some(Endpoint::Passed(passed)) => {
+                            bus.add(devfn, Arc::clone(&passed.new.function) as Arc<dyn PciFunction>);
+                            self.fixed.push(passed);
+                        }
+                        None => {}
+                    }
+                    continue;
+                }
             };
             let config = PortConfig {
                 kind,
@@ -155,34 +210,47 @@ fn bus(plan: &Plan, number: u8, endpoints: &BTreeMap<PciAddress, Arc<dyn PciFunc
                 subordinate: bridge.subordinate,
                 window32: bridge.window32,
                 window64: bridge.window64,
-                occupied: !behind.is_empty(),
+                occupied: true,
                 acs: bridge.acs,
             };
-            bus.add_port(devfn, Arc::new(Port::new(&config)), behind);
-        };
-        match &function.role {
-            FunctionRole::RootPort { slot, bridge } => port(PortKind::Root, *slot, bridge),
-            FunctionRole::SwitchUpstream { bridge } => port(PortKind::Upstream, 0, bridge),
-            FunctionRole::SwitchDownstream { slot, bridge } => port(PortKind::Downstream, *slot, bridge),
-            FunctionRole::HostBridge => bus.add(devfn, Arc::new(HostBridge::default())),
-            FunctionRole::Endpoint { .. } => {
-                if let Some(endpoint) = endpoints.get(&function.address) {
-                    bus.add(devfn, Arc::clone(endpoint));
-                }
+            if let Some(occupant) = hot(connections.plan, function, endpoints) {
+                let port = self.hot_port(&config, bridge, occupant, connections)?;
+                bus.add_port(devfn, port, Bus::default());
+                continue;
             }
+            // A plan numbers buses downwards; one that does not has nothing behind such a port.
+            let down = bridge.secondary > number;
+            let behind =
+                if down { self.bus(bridge.secondary, endpoints, connections)? } else { Bus::default() };
+            let port = Port::new(&config).above(behind.ports());
+            bus.add_port(devfn, Arc::new(port), behind);
         }
+        Ok(bus)
     }
-    bus
-}
 
-impl Tree {
+    /// A hot-plug port with `occupant` in its slot.
+    fn hot_port(
+        &mut self,
+        config: &PortConfig,
+        bridge: &BridgePlan,
+        occupant: Option<Occupant>,
+        connections: &Connections<'_>,
+    ) -> Result<Arc<Port>, TreeError> {
+        let function = occupant.as_ref().map(|occupant| Arc::clone(&occupant.new.function));
+        let port = Port::hot(config, function, Arc::clone(&connections.passer.router));
+        let id = || format!("slot {}", config.slot);
+        let port = Arc::new(port.map_err(|source| TreeError::Device { id: id(), source })?);
+        self.berths.push(Berth { port: Arc::clone(&port), slot: config.slot, bridge: *bridge, occupant });
+        Ok(port)
+    }
+
     fn endpoint(
         &mut self,
         plan: &FunctionPlan,
         device: &Device,
         resource: OpenDevice,
         connections: &Connections<'_>,
-    ) -> Result<Arc<dyn PciFunction>, TreeError> {
+    ) -> Result<Endpoint, TreeError> {
         let id = device.id.as_str();
         let error = |source| TreeError::Device { id: id.to_owned(), source };
         let virtio = match (resource, &device.kind) {
@@ -192,7 +260,7 @@ impl Tree {
             }
             (OpenDevice::Vsock(vsock), _) => self.subscribe(*vsock),
             (OpenDevice::Rng, _) => self.subscribe(Rng::new().map_err(error)?),
-            (OpenDevice::Passed(backend), _) => return self.passed(plan, id, backend, connections),
+            (OpenDevice::Passed(backend), _) => return passed(plan, id, backend, connections),
             (OpenDevice::Net { .. }, _) => return Err(TreeError::Missing { id: id.to_owned() }),
         };
         let function = connections.transport(plan, id, Arc::clone(&virtio))?;
@@ -202,42 +270,7 @@ impl Tree {
             device: virtio,
             function: Arc::clone(&function),
         });
-        Ok(function)
-    }
-
-    /// A host function, reset, with its BARs where the other functions find them.
-    fn passed(
-        &mut self,
-        plan: &FunctionPlan,
-        id: &str,
-        backend: Arc<dyn Backend>,
-        connections: &Connections<'_>,
-    ) -> Result<Arc<dyn PciFunction>, TreeError> {
-        let gsi = connections.plan.intx(id);
-        let passed = match &plan.role {
-            FunctionRole::Endpoint { passed, .. } => passed.as_ref(),
-            _ => None,
-        };
-        let clique = passed.and_then(|passed| Clique::new(passed.clique?));
-        let to = passthrough::Connections {
-            router: Arc::clone(&connections.router),
-            line: gsi.map(|gsi| Box::new(connections.vm.level_line(gsi)) as Box<dyn Line>),
-            slots: Arc::clone(connections.vm.slots()) as Arc<dyn SlotTable>,
-            peers: Arc::clone(&connections.peers),
-            reachable: connections.has_peers && passed.is_none_or(|passed| passed.p2p),
-        };
-        let added = clique.map(Clique::capability).into_iter().collect();
-        let function = PassedFunction::new(Arc::clone(&backend), &plan.bars, added, to)
-            .map_err(|source| TreeError::Passed { id: id.to_owned(), source })?;
-        if let Err(error) = function.lend(&plan.bars) {
-            eprintln!("note: device \"{id}\": {}", Chain(&error));
-        }
-        let lost = Arc::clone(&function);
-        let events = Events::new(id, backend, move || lost.lose());
-        let events = events.map_err(|source| TreeError::Device { id: id.to_owned(), source })?;
-        self.subscribers.push(Arc::new(Mutex::new(events)));
-        self.passed.push(KeptFunction { id: id.to_owned(), function: Arc::clone(&function) });
-        Ok(function)
+        Ok(Endpoint::Own(function))
     }
 
     /// One device, known to the event loop.
@@ -249,6 +282,28 @@ impl Tree {
         self.subscribers.push(Arc::clone(&device) as Subscriber);
         device
     }
+}
+
+/// A host function, reset, with its BARs where the other functions find them.
+fn passed(
+    plan: &FunctionPlan,
+    id: &str,
+    backend: Arc<dyn Backend>,
+    connections: &Connections<'_>,
+) -> Result<Endpoint, TreeError> {
+    let decided = match &plan.role {
+        FunctionRole::Endpoint { passed, .. } => passed.as_ref(),
+        _ => None,
+    };
+    let gsi = connections.plan.intx(id);
+    let own = Own {
+        line: gsi.map(|gsi| Box::new(connections.vm.level_line(gsi)) as Box<dyn Line>),
+        clique: decided.and_then(|passed| passed.clique),
+        alone: decided.is_some_and(|passed| !passed.p2p),
+    };
+    let new = connections.passer.pass(id, backend, &plan.bars, own);
+    let new = new.map_err(|source| TreeError::Passed { id: id.to_owned(), source })?;
+    Ok(Endpoint::Passed(Occupant::new(id, new)))
 }
 
 /// What an operator knows the device by.

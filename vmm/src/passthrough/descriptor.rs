@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use vmm_sys_util::eventfd::EventFd;
 
 /// The descriptor of `event`.
-pub(super) fn borrowed(event: &EventFd) -> BorrowedFd<'_> {
+pub(crate) fn borrowed(event: &EventFd) -> BorrowedFd<'_> {
     // SAFETY: `event` owns the descriptor, keeps it open as long as it lives, and the result borrows `event`.
     unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }

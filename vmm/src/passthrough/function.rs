@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use egm_address::{BarOffset, Guest, InBar, Span};
 use egm_vfio::backend::{Backend, BackendError, RegionIndex};
@@ -21,7 +21,7 @@ use crate::error::{Blame, Report};
 use crate::kvm::SlotTable;
 use crate::lock::lock;
 use crate::pci::msix::{MsiRouter, Msix};
-use crate::pci::{CONFIG_SIZE, PciFunction};
+use crate::pci::{CONFIG_SIZE, PciFunction, Plugged};
 use crate::plan::{BarKind, BarPlan};
 
 /// INTA: the only pin that a function gets, since each is alone in its slot.
@@ -123,6 +123,10 @@ pub struct PassedFunction {
     failed: AtomicU64,
     /// Pulled out, or its server died: it answers nothing any more, ever.
     gone: AtomicBool,
+    /// Who is told of that.
+    tell: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    /// The guest has it no more. Written while the shadow is locked.
+    ended: AtomicBool,
 }
 
 impl PassedFunction {
@@ -155,6 +159,8 @@ impl PassedFunction {
             shadow: Mutex::new(shadow),
             failed: AtomicU64::new(0),
             gone: AtomicBool::new(false),
+            tell: OnceLock::new(),
+            ended: AtomicBool::new(false),
             backend,
         });
         function.start(&lock(&function.shadow));
@@ -174,35 +180,8 @@ impl PassedFunction {
         })
     }
 
-    /// Takes it from the guest, whose vCPUs have stopped or do not see it any more: quiet, reset, nowhere mapped.
-    pub fn end(&self) {
-        self.interrupts.stop();
-        self.reset_device();
-        self.windows.withdraw();
-    }
-
-    /// It is gone: from now on the guest finds nothing where it was, and other functions nothing of its BARs.
-    pub fn lose(&self) {
-        self.gone.store(true, Ordering::Relaxed);
-        self.windows.withdraw();
-    }
-
-    /// The host's name of it.
-    pub fn name(&self) -> &str {
-        self.backend.name()
-    }
-
-    /// What went wrong, for the operator.
-    pub fn counters(&self) -> [(&'static str, u64); 3] {
-        [
-            ("unanswered accesses", self.failed.load(Ordering::Relaxed)),
-            ("interrupts not connected", self.interrupts.refused()),
-            ("BAR moves refused", self.windows.refused()),
-        ]
-    }
-
     /// The guest asked for a function-level reset.
-    fn reset(&self, shadow: &mut Shadow) {
+    fn reset_itself(&self, shadow: &mut Shadow) {
         self.interrupts.stop();
         self.reset_device();
         shadow.reset();
@@ -212,6 +191,16 @@ impl PassedFunction {
     fn reset_device(&self) {
         if self.backend.can_reset() {
             self.count(self.backend.reset());
+        }
+    }
+
+    /// A reset that may have to take other functions with it: their host names are `together`.
+    fn reset_together(&self, together: &[&str]) {
+        if self.backend.can_reset() {
+            self.reset_device();
+        } else {
+            let consent: Vec<_> = together.iter().filter_map(|name| name.parse().ok()).collect();
+            self.count(self.backend.reset_with(&consent));
         }
     }
 
@@ -229,10 +218,11 @@ impl PassedFunction {
     }
 
     fn count(&self, outcome: Result<(), BackendError>) {
-        if let Err(BackendError::Gone { .. }) = outcome {
-            self.gone.store(true, Ordering::Relaxed);
-        }
         self.failed.fetch_add(u64::from(outcome.is_err()), Ordering::Relaxed);
+        let gone = matches!(outcome, Err(BackendError::Gone { .. }));
+        if gone && !self.gone.swap(true, Ordering::Relaxed) {
+            self.tell.get().iter().for_each(|tell| tell());
+        }
     }
 
     /// The structure of ours that answers at `offset` of `bar`, and how far inside.
@@ -273,10 +263,13 @@ impl PciFunction for PassedFunction {
             return false;
         }
         let mut shadow = lock(&self.shadow);
+        if self.ended.load(Ordering::Relaxed) {
+            return false; // found just before it went: what it would connect now would stay
+        }
         let written = shadow.write(offset, data);
         written.forward.iter().for_each(|write| self.forward(write));
         if written.effects.reset {
-            self.reset(&mut shadow);
+            self.reset_itself(&mut shadow);
             return true;
         }
         self.interrupts.apply(&written.effects);
@@ -325,6 +318,54 @@ impl PciFunction for PassedFunction {
                 None => {}
             }
         }
+    }
+}
+
+impl Plugged for PassedFunction {
+    fn reset(&self, together: &[&str]) {
+        self.windows.withdraw();
+        let mut shadow = lock(&self.shadow);
+        self.interrupts.stop();
+        self.reset_together(together);
+        shadow.reset();
+        self.start(&shadow);
+    }
+
+    fn end(&self) {
+        let shadow = lock(&self.shadow);
+        self.ended.store(true, Ordering::Relaxed);
+        self.interrupts.stop();
+        drop(shadow);
+        self.reset_device();
+        self.windows.end();
+    }
+
+    fn name(&self) -> &str {
+        self.backend.name()
+    }
+
+    fn is_lost(&self, ask: bool) -> bool {
+        if ask {
+            self.count(self.backend.read(RegionIndex::Config, 0, &mut [0; 2]));
+        }
+        self.is_gone()
+    }
+
+    fn lose(&self) {
+        self.gone.store(true, Ordering::Relaxed);
+        self.windows.withdraw();
+    }
+
+    fn on_lost(&self, tell: Box<dyn Fn() + Send + Sync>) {
+        let _ = self.tell.set(tell);
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        vec![
+            ("unanswered accesses", self.failed.load(Ordering::Relaxed)),
+            ("interrupts not connected", self.interrupts.refused()),
+            ("BAR moves refused", self.windows.refused()),
+        ]
     }
 }
 

@@ -6,13 +6,13 @@
 //!        ── BAR moved ─────► windows  ─► memory slots; peers ─► Domain of every function
 //!        ◄─ MSI-X, MSI ───── vectors  ── connected when the guest opens them ─────────► Backend
 //!        ◄─ INTx ─────────── intx     ── a level with resampling ─────────────────────► Backend
-//!  operator ◄─ a line ────── events   ◄─ errors, requests to give it back
+//!  hotplug  ◄─────────────── ears     ◄─ errors, requests to give it back
 //! ```
 //! Lock order: a function's shadow, then its interrupts. `windows` and `peers` have their own, and no access of the guest
 //! waits for these: memory slots and I/O page tables change slowly.
 
 mod descriptor;
-mod events;
+mod ears;
 mod function;
 mod interrupts;
 mod intx;
@@ -20,7 +20,8 @@ mod peers;
 mod vectors;
 mod windows;
 
-pub use events::Events;
+pub(crate) use descriptor::borrowed;
+pub use ears::Ears;
 pub use function::{Connections, PassedFunction, PassthroughError};
 pub use intx::Line;
 pub use peers::Peers;

@@ -28,7 +28,8 @@ struct Piece {
 #[derive(Default)]
 pub struct Peers {
     domains: Vec<Arc<dyn Domain>>,
-    pieces: Mutex<Vec<Piece>>,
+    /// By number; those that have gone leave their numbers to others.
+    pieces: Mutex<Vec<Option<Piece>>>,
 }
 
 impl Peers {
@@ -40,8 +41,13 @@ impl Peers {
     /// A piece that is nowhere yet.
     pub(super) fn add(&self, memory: Arc<dyn HostMemory>) -> Peer {
         let mut pieces = lock(&self.pieces);
-        pieces.push(Piece { memory, at: None, domains: Vec::new() });
-        Peer(pieces.len().saturating_sub(1))
+        let free = pieces.iter().position(Option::is_none).unwrap_or(pieces.len());
+        let piece = Some(Piece { memory, at: None, domains: Vec::new() });
+        match pieces.get_mut(free) {
+            Some(place) => *place = piece,
+            None => pieces.push(piece),
+        }
+        Peer(free)
     }
 
     /// Devices reach `peer` where the guest does, at `gpa`; a piece that was left there gives way.
@@ -50,13 +56,14 @@ impl Peers {
     /// [`DmaError`], the first: devices of the address spaces that refuse it reach it nowhere.
     pub(super) fn place(&self, peer: Peer, gpa: Gpa) -> Result<(), DmaError> {
         let mut pieces = lock(&self.pieces);
-        let Some(piece) = pieces.get(peer.0) else { return Ok(()) };
+        let Some(Some(piece)) = pieces.get(peer.0) else { return Ok(()) };
         let memory = Arc::clone(&piece.memory);
         let Ok(iova) = Span::new(Iova::new(gpa.get()), memory.size()) else { return Ok(()) };
         if piece.at == Some(iova) {
             return Ok(());
         }
         for (number, piece) in pieces.iter_mut().enumerate() {
+            let Some(piece) = piece else { continue };
             if number == peer.0 || piece.at.is_some_and(|at| at.overlaps(iova)) {
                 piece.unmap();
             }
@@ -68,7 +75,7 @@ impl Peers {
             have.extend(mapped.is_ok().then(|| Arc::clone(domain)));
             outcome = outcome.and(mapped);
         }
-        if let Some(piece) = pieces.get_mut(peer.0) {
+        if let Some(Some(piece)) = pieces.get_mut(peer.0) {
             (piece.at, piece.domains) = (Some(iova), have);
         }
         outcome
@@ -76,8 +83,16 @@ impl Peers {
 
     /// Devices no longer reach `peer`.
     pub(super) fn withdraw(&self, peer: Peer) {
-        if let Some(piece) = lock(&self.pieces).get_mut(peer.0) {
+        if let Some(Some(piece)) = lock(&self.pieces).get_mut(peer.0) {
             piece.unmap();
+        }
+    }
+
+    /// `peer` has gone, and its memory is let go; the number is no longer its.
+    pub(super) fn remove(&self, peer: Peer) {
+        self.withdraw(peer);
+        if let Some(piece) = lock(&self.pieces).get_mut(peer.0) {
+            *piece = None;
         }
     }
 }

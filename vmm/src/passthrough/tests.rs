@@ -14,7 +14,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::*;
 use crate::kvm::{KvmError, Slot, SlotTable};
 use crate::pci::msix::{MsiMessage, MsiRouter};
-use crate::pci::{Bus, PciFunction, RootComplex};
+use crate::pci::{Bus, PciFunction, Plugged, RootComplex};
 use crate::plan::{BarKind, BarPlan};
 
 const BAR: u64 = 0x80_0000_0000;
@@ -351,6 +351,62 @@ fn at_the_end_it_is_quiet_reset_and_nowhere() {
     assert!(at(&Call::Disable(InterruptKind::Msix)) < at(&Call::Reset));
     assert_eq!(calls.last(), Some(&Call::Reset));
     assert_eq!((machine.slots.lent(), machine.domain.mapped()), (vec![], vec![]));
+}
+
+#[test]
+fn what_the_guest_writes_to_a_function_that_has_just_gone_brings_nothing_back() {
+    let machine = Machine::new(fake());
+    machine.vector(0, 0x40, false);
+    machine.function.end();
+    machine.config(COMMAND, &[6, 0]);
+    machine.config(MSIX + 2, &[7, 0x80]);
+    machine.vector(0, 0x40, false);
+    machine.root.update();
+    assert_eq!((machine.slots.lent(), machine.domain.mapped()), (vec![], vec![]));
+    assert!(machine.router.data().is_empty());
+}
+
+#[test]
+fn a_function_that_ended_is_closed_with_its_last_reference() {
+    let machine = Machine::new(fake());
+    machine.config(COMMAND, &[6, 0]);
+    machine.config(MSIX + 2, &[7, 0x80]);
+    machine.vector(0, 0x40, false);
+    let Machine { fake, function, root, .. } = machine;
+    function.end();
+    drop((function, root));
+    assert_eq!(Arc::strong_count(&fake), 1);
+}
+
+#[test]
+fn a_reset_from_above_leaves_it_as_at_the_start() {
+    let machine = Machine::new(fake());
+    machine.config(COMMAND, &[6, 4]);
+    machine.config(MSIX + 2, &[7, 0x80]);
+    machine.vector(0, 0x40, false);
+    machine.fake.take_calls();
+    machine.function.reset(&["0000:01:00.0"]);
+    assert!(machine.fake.take_calls().contains(&Call::Reset));
+    machine.root.update();
+    assert_eq!((machine.slots.lent(), machine.domain.mapped()), (vec![], vec![]));
+    assert!(machine.router.data().is_empty() && *machine.line.0.lock().unwrap());
+}
+
+#[test]
+fn that_it_is_gone_is_told_once() {
+    let machine = Machine::new(fake());
+    let told = Arc::new(AtomicU32::new(0));
+    let tell = Arc::clone(&told);
+    machine.function.on_lost(Box::new(move || {
+        tell.fetch_add(1, Ordering::Relaxed);
+    }));
+    machine.config(COMMAND, &[2, 0]);
+    assert!(!machine.function.is_lost(false));
+    machine.fake.remove();
+    machine.config(COMMAND, &[0, 0]);
+    machine.config(COMMAND, &[2, 0]);
+    assert!(machine.function.is_lost(false));
+    assert_eq!(told.load(Ordering::Relaxed), 1);
 }
 
 #[test]

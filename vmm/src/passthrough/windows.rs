@@ -104,6 +104,13 @@ impl Windows {
         lock(&self.windows).iter().filter_map(|window| window.peer).for_each(|p| self.peers.withdraw(p));
     }
 
+    /// The same for good: the parts are let go, and nothing is placed any more.
+    pub(super) fn end(&self) {
+        self.place(&[]);
+        let windows = std::mem::take(&mut *lock(&self.windows));
+        windows.iter().filter_map(|window| window.peer).for_each(|p| self.peers.remove(p));
+    }
+
     /// Changes that the kernel refused.
     pub(super) fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)

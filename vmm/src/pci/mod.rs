@@ -11,14 +11,14 @@ pub use access::{CONFIG_PORT, CONFIG_PORTS, ConfigPorts, Ecam, PciMemory};
 pub use config_space::*;
 use egm_address::{Guest, Span};
 pub use host_bridge::HostBridge;
-pub use port::{Port, PortConfig, PortKind};
+pub use port::{Duty, Plugged, Port, PortConfig, PortKind};
 pub use root::{Bus, RootComplex};
 
 /// A PCI function behind the root complex. All methods run on vCPU threads, several at once.
 ///
 /// The defaults are those of a function without base address registers.
 ///
-/// Kept out: interrupts (a function owns its [`msix::Msix`]), hot-plug, and where the function sits in the tree.
+/// Kept out: interrupts (a function owns its [`msix::Msix`]), hot-plug ([`Plugged`]), and where the function sits in the tree.
 pub trait PciFunction: Send + Sync {
     /// Reads 1, 2 or 4 bytes of configuration space; never crosses a doubleword.
     fn config_read(&self, offset: u16, data: &mut [u8]);

@@ -41,6 +41,9 @@ pub trait MsiRouter: Send + Sync {
 
     /// From now on writes to `trigger` are kept in its counter.
     fn disconnect(&self, slot: u32, trigger: &EventFd);
+
+    /// `slot`, which is disconnected, may be another's: its function has gone.
+    fn release(&self, _slot: u32) {}
 }
 
 /// A device that signals vectors and has to be told which.
@@ -292,6 +295,15 @@ impl Msix {
             Some(trigger) if !connected => trigger.read().is_ok_and(|count| trigger.write(count).is_ok()),
             _ => false, // KVM consumes the counter as it is written
         }
+    }
+}
+
+impl Drop for Msix {
+    fn drop(&mut self) {
+        self.reset();
+        lock(&self.state).vectors.iter().filter_map(|vector| vector.slot).for_each(|slot| {
+            self.router.release(slot);
+        });
     }
 }
 

@@ -34,6 +34,15 @@ impl Bus {
         self.insert(devfn, Slot::Port { port, behind });
     }
 
+    /// The ports on it.
+    pub fn ports(&self) -> Vec<Arc<Port>> {
+        let port = |(_, slot): &(u8, Slot)| match slot {
+            Slot::Port { port, .. } => Some(Arc::clone(port)),
+            Slot::Function(_) => None,
+        };
+        self.slots.iter().filter_map(port).collect()
+    }
+
     /// Whether nothing is on it.
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
@@ -54,9 +63,13 @@ impl Bus {
             });
         }
         self.slots.iter().find_map(|(_, slot)| match slot {
-            Slot::Port { port, behind } if port.forwards_bus(bus) => {
-                behind.find(port.secondary_bus(), bus, devfn)
-            }
+            Slot::Port { port, behind } if port.forwards_bus(bus) => match port.seated() {
+                Some((function, up)) => {
+                    let here = up && bus == port.secondary_bus() && devfn == 0;
+                    here.then_some(function as Arc<dyn PciFunction>)
+                }
+                None => behind.find(port.secondary_bus(), bus, devfn),
+            },
             _ => None,
         })
     }
@@ -69,6 +82,11 @@ impl Bus {
                 Slot::Port { port, behind } => {
                     collect(&(Arc::clone(port) as Arc<dyn PciFunction>), ports, all);
                     ports.push(port);
+                    match port.seated() {
+                        Some((function, true)) => collect(&(function as Arc<dyn PciFunction>), ports, all),
+                        Some((function, false)) => function.place(&[]),
+                        None => {}
+                    }
                     behind.collect(ports, all);
                     ports.pop();
                 }

@@ -239,6 +239,18 @@ pub enum PlanError {
         /// Size of the 64-bit window that would hold all of them.
         suggested: Option<ByteSize>,
     },
+    /// The BARs of a function do not fit into the windows of the spare port that it is to be plugged into.
+    #[error("cannot place \"{device}\" in {span}, the {window}-bit window of a spare port")]
+    SpareWindow {
+        /// Id that it would have.
+        device: String,
+        /// 32 or 64.
+        window: u8,
+        /// The window.
+        span: Span<Guest>,
+        /// How much is missing.
+        source: PlaceError<()>,
+    },
     /// The 64-bit window found no place.
     #[error(
         "the 64-bit PCI window of {size} does not fit between the end of memory {from:#x} and {limit:#x}, the end of {bits} guest physical address bits"
@@ -330,6 +342,10 @@ impl Report for PlanError {
             Self::Window { suggested: Some(size), .. } => {
                 format!("set \"pcie\": {{\"window64\": \"{size}\"}}, or leave it out")
             }
+            Self::SpareWindow { window, source, .. } => format!(
+                "give spare ports \"window{window}\": \"{}\" in \"pcie\": {{\"spare\": …}}",
+                ByteSize::new(source.size.next_power_of_two())
+            ),
             Self::Window64 { configured: true, .. } => {
                 "lower \"pcie\": {\"window64\": …} or memory".to_owned()
             }

@@ -13,6 +13,7 @@
 //!         │   tree      expanders, root ports, switches, bus numbers
 //!         │   blocks    BARs, and devices, as one range for a bridge
 //!         │   place     those ranges in the windows
+//!         │   plug      BARs of what is plugged in later
 //!         │   passed    host functions: fixed BARs, interface of the kernel, groups
 //!         │   served    vfio-user servers: what is known of them, memory that they are lent
 //!         │   cliques   which GPUs are told that they reach each other
@@ -34,6 +35,7 @@ mod passed;
 mod passed_rule;
 mod pci;
 mod place;
+mod plug;
 mod regions;
 mod render;
 mod served;
@@ -49,6 +51,7 @@ pub(crate) use memory::huge_alignment;
 pub use nccl::nccl;
 pub use passed_rule::{PassedRule, PlaceRule};
 pub use pci::VIRTIO_BAR_SIZE;
+pub use plug::plug;
 pub use regions::NoPlace;
 pub(crate) use regions::lost;
 pub use render::{Colour, html, json, text};

@@ -122,7 +122,7 @@ pub(super) fn decide(
     backings: &[BackingPlan],
 ) -> Result<Decided, PlanError> {
     let hosts: Vec<&HostFunction> = wanted.iter().filter_map(|one| one.host).collect();
-    if hosts.is_empty() {
+    if hosts.is_empty() && !takes_functions(spec, facts) {
         return Ok(Decided { functions: Vec::new(), passthrough: None, notes: Vec::new() });
     }
     let (interface, why) = interface(spec, facts, &hosts, backings)?;
@@ -148,6 +148,11 @@ pub(super) fn decide(
         backings.iter().filter(|backing| !is_invisible(backing, facts)).map(|backing| backing.size).sum();
     let passthrough = PassthroughPlan { interface, why, groups: groups(&hosts), pinned };
     Ok(Decided { functions, passthrough: Some(passthrough), notes })
+}
+
+/// Whether functions of the host can be plugged into the machine's spare ports.
+fn takes_functions(spec: &Spec, facts: &Facts) -> bool {
+    spec.pcie.spare.is_some() && facts.iommu.present().is_some()
 }
 
 fn wants_p2p(one: &Wanted<'_>) -> bool {
@@ -233,7 +238,8 @@ fn interface(
     if let Some(without) = hosts.iter().find(|host| host.place.cdev.is_none()) {
         return legacy(format!("{} has no file in /dev/vfio/devices", without.address));
     }
-    if hosts.len() > 1 && !lends_bars(Interface::Iommufd, facts) {
+    let more = spec.pcie.spare.map_or(0, |spare| usize::from(spare.ports));
+    if hosts.len().saturating_add(more) > 1 && !lends_bars(Interface::Iommufd, facts) {
         return legacy(format!(
             "functions reach each other's BARs, for which iommufd needs Linux 6.19: this is {}",
             facts.kernel

@@ -122,7 +122,7 @@ fn wanted_by<'a>(device: &'a Device, spec: &Spec, facts: &'a Facts) -> Result<Wa
 
 /// The memory BARs of a host function as a guest sees them. Port BARs are left out: drivers of PCI Express devices must
 /// do without (PCI Express Base 7.5.1.2.1).
-fn bars(device: &Device, host: &[HostBar]) -> Result<Vec<WantedBar>, PlanError> {
+pub(super) fn bars(device: &Device, host: &[HostBar]) -> Result<Vec<WantedBar>, PlanError> {
     let mut registers = [false; 6];
     let mut out = Vec::new();
     for bar in host {

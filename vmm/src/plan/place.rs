@@ -24,6 +24,10 @@ impl<'a> Blocks<'a> {
         for number in (ROOT.saturating_add(1)..tree.nodes.len()).rev() {
             let block = match tree.nodes.get(number).map(|node| (node.what, node.above)) {
                 Some((What::Device(device), above)) => device_block(wanted.get(device), above == ROOT, high)?,
+                Some((What::Spare(spare), _)) => {
+                    let size = if high { spare.window64 } else { spare.window32 }.get();
+                    Some(Block { parts: Vec::new(), size, align: size, at: None })
+                }
                 _ => {
                     let item = |below: usize| Some(blocks.get(below)?.as_ref()?.item(below));
                     let items: Vec<Item> = tree.on(number).filter_map(item).collect();
@@ -70,7 +74,7 @@ impl<'a> Blocks<'a> {
     /// First device of a block, for messages.
     fn device(&self, node: usize) -> String {
         let first = self.tree.devices(node).find_map(|device| self.wanted.get(device));
-        first.map_or_else(String::new, |wanted| wanted.device.id.clone())
+        first.map_or_else(|| "pcie.spare".to_owned(), |wanted| wanted.device.id.clone())
     }
 
     fn no_place(
@@ -99,7 +103,7 @@ fn device_block(wanted: Option<&Wanted<'_>>, direct: bool, high: bool) -> Result
     pack(&bars, if direct { PAGE } else { BRIDGE_UNIT }).map_err(|error| bar_error(wanted, &error))
 }
 
-fn bar_item(bar: &WantedBar) -> Item {
+pub(super) fn bar_item(bar: &WantedBar) -> Item {
     let size = bar.size.max(PAGE);
     Item { tag: bar.index.into(), size, align: size, at: bar.at.map(Gpa::get) }
 }

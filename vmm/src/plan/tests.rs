@@ -85,7 +85,7 @@ fn spec(nodes: Vec<Node>) -> Spec {
         egm: Vec::new(),
         devices: Vec::new(),
         console: Console::Null,
-        pcie: Pcie { window64: None, topology: PciTopology::Mirror },
+        pcie: Pcie { window64: None, topology: PciTopology::Mirror, spare: None },
     }
 }
 

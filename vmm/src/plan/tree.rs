@@ -5,7 +5,8 @@
 //!  00:01.0 root port ── 01:00.0 first device that asks for a port
 //!  00:02.0 root port ── 02:00.0 switch ─ 03:00.0 port ── 04:00.0 host functions that share a switch there
 //!                                      └ 03:01.0 port ── 05:00.0 switch ─ 06:00.0 port ── 07:00.0 and one further down
-//!  00:03.0 first device that does not ask, …
+//!  00:03.0 root port ── spare
+//!  00:04.0 first device that does not ask, …
 //!  08:00.0 root port ── 09:00.0 host functions near another node: an expander, a host bridge of its own
 //! ```
 //!
@@ -15,7 +16,7 @@ use egm_address::PciAddress;
 use egm_vfio::host::HostFunction;
 use egm_vfio::topology::{self, Acs, upstream_port};
 
-use crate::config::{PciTopology, Spec};
+use crate::config::{PciTopology, SparePorts, Spec};
 use crate::facts::Facts;
 use crate::plan::pci::Wanted;
 use crate::plan::place::Places;
@@ -33,6 +34,8 @@ pub(super) enum What {
     Host { near: Option<u32> },
     /// A port, with what its counterpart on the host keeps apart.
     Port(Port, Option<Acs>),
+    /// A root port with nothing behind it.
+    Spare(SparePorts),
     /// The device with this number among the wanted ones.
     Device(usize),
 }
@@ -106,6 +109,7 @@ pub(super) fn tree(spec: &Spec, facts: &Facts, wanted: &[Wanted<'_>], first: u32
         wanted,
         facts,
         mirror: spec.pcie.topology == PciTopology::Mirror,
+        spare: spec.pcie.spare,
         tree: Tree { nodes: Vec::new() },
     };
     let elsewhere = |one: &Wanted<'_>| one.node.filter(|node| *node != first && one.device.root_port);
@@ -129,11 +133,13 @@ struct Builder<'a> {
     wanted: &'a [Wanted<'a>],
     facts: &'a Facts,
     mirror: bool,
+    spare: Option<SparePorts>,
     tree: Tree,
 }
 
 impl Builder<'_> {
-    /// A host bridge with the devices `here`: those with root ports in the order of their first devices, then the others.
+    /// A host bridge with the devices `here`: those with root ports in the order of their first devices, spare ports on
+    /// bus 0, then the others.
     fn host(&mut self, near: Option<u32>, here: &[usize]) {
         let host = self.tree.nodes.len();
         self.open(host, What::Host { near });
@@ -143,6 +149,12 @@ impl Builder<'_> {
         let groups = self.groups(&behind, 0).into_iter().map(|group| self.without_lone_switches(group, 0));
         for (group, depth) in groups.collect::<Vec<_>>() {
             self.port(host, Port::Root, &group, depth);
+        }
+        if let Some(spare) = self.spare.filter(|_| host == ROOT) {
+            for _ in 0..spare.ports {
+                let port = self.open(host, What::Spare(spare));
+                self.close(port);
+            }
         }
         for index in direct {
             self.device(host, *index);
@@ -241,7 +253,8 @@ pub(super) fn functions(
     let mut all = vec![function(0, 0, FunctionRole::HostBridge)?];
     let mut expanders = Vec::new();
     let bridges = bridges(tree, low, high);
-    let ports = tree.nodes.iter().filter(|node| matches!(node.what, What::Port(Port::Root, _))).count();
+    let is_root = |node: &&Node| matches!(node.what, What::Port(Port::Root, _) | What::Spare(_));
+    let ports = tree.nodes.iter().filter(is_root).count();
     let (mut root_slots, mut slots) = (1.., u16::try_from(ports).unwrap_or(u16::MAX).saturating_add(1)..);
     for (number, node) in tree.nodes.iter().enumerate() {
         let (Some(bridge), Some(above)) = (bridges.get(number).copied(), bridges.get(node.above)) else {
@@ -256,7 +269,7 @@ pub(super) fn functions(
                 expanders.extend(near.map(|node| ExpanderPlan { node, bridge }));
                 continue;
             }
-            What::Port(Port::Root, _) => {
+            What::Port(Port::Root, _) | What::Spare(_) => {
                 FunctionRole::RootPort { slot: root_slots.next().unwrap_or(u16::MAX), bridge }
             }
             What::Port(Port::Upstream, _) => FunctionRole::SwitchUpstream { bridge },

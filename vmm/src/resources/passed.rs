@@ -106,6 +106,11 @@ impl AddressSpaces {
         self.kernel.is_some()
     }
 
+    /// Where functions of the host are opened, if they can be.
+    pub(crate) fn kernel(&self) -> Option<KernelDomain> {
+        self.kernel.clone()
+    }
+
     /// All of them.
     pub fn domains(&self) -> Vec<Arc<dyn Domain>> {
         let servers = self.servers.domains().map(|(_, domain)| domain);

@@ -7,6 +7,7 @@ mod demo;
 mod hostile;
 mod panic;
 mod passed;
+mod plugged;
 mod poison;
 mod reset;
 mod sigterm;
@@ -111,7 +112,7 @@ const PLAIN: Scenario = Scenario {
 };
 
 /// Every scenario, in the order in which they run.
-pub(crate) const ALL: [Scenario; 31] = [
+pub(crate) const ALL: [Scenario; 33] = [
     demo::SCENARIO,
     smp::SCENARIO,
     reset::SCENARIO,
@@ -141,6 +142,8 @@ pub(crate) const ALL: [Scenario; 31] = [
     passed::DMA_KINDS,
     passed::DMA_IOMMUFD,
     passed::ROUNDS,
+    plugged::HOTPLUG,
+    plugged::REQUEST,
     boots::SCENARIO,
     debian_root::SCENARIO,
 ];

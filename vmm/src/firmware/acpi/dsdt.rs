@@ -30,9 +30,9 @@ use crate::plan::{BridgePlan, FunctionPlan, FunctionRole, Plan, RootPin, WindowK
 const REVISION: u8 = 2;
 /// Registers of a 16550.
 const SERIAL_PORTS: u8 = 8;
-/// `_OSC` control bits that the OS gets when it asks: native hot plug, PME, AER, capability structure
-/// (PCI Firmware 3.3, table 4-6). Not SHPC, which no port has, nor LTR.
-const OSC_GRANTED: u32 = 1 << 0 | 1 << 2 | 1 << 3 | 1 << 4;
+/// `_OSC` control bits that the OS gets when it asks: native hot plug, PME, capability structure
+/// (PCI Firmware 3.3, table 4-6). Not SHPC, AER and LTR, which no port has.
+const OSC_GRANTED: u32 = 1 << 0 | 1 << 2 | 1 << 4;
 
 /// The table.
 pub(super) fn dsdt(plan: &Plan) -> Result<Vec<u8>, FirmwareError> {

@@ -4,7 +4,8 @@ use egm_address::Gpa;
 use egm_vfio::topology::{Express, Link, Port};
 
 use super::*;
-use crate::config::{BarPlace, FixedBar};
+use crate::config::{BarPlace, FixedBar, SparePorts};
+use crate::error::Blame;
 use crate::facts::Iommu;
 
 const TIB: u64 = 1 << 40;
@@ -141,7 +142,7 @@ fn a_fixed_place_that_cannot_be_is_named_with_its_rule() {
         facts.cpu_vendor = "AuthenticAMD".to_owned();
         *wishes(&mut spec, 0).2 = BarPlaces::Each(vec![FixedBar { index, place }]);
         let error = plan(&spec, &facts).unwrap_err();
-        assert!(error.help().is_some() && error.blame() == crate::error::Blame::Configuration, "{error}");
+        assert!(error.help().is_some() && error.blame() == Blame::Configuration, "{error}");
         error.to_string()
     };
     let at = |address| BarPlace::At(Gpa::new(address));
@@ -299,4 +300,49 @@ fn nccl_is_told_the_host_s_tree_under_the_guest_s_addresses() {
     );
     spec.pcie.topology = PciTopology::Flat;
     assert!(xml(&spec).contains("<pci busid=\"ffff:11:00.0\" class=\"0x060400\""), "{}", xml(&spec));
+}
+
+/// A machine with a network device and two spare ports.
+fn with_spare(facts: &Facts) -> (Spec, Plan) {
+    let mut spec = spec(vec![node(0, 4 * GIB, "0-3")]);
+    spec.devices.push(device("rng0", false, DeviceKind::VirtioRng));
+    let (window64, window32) = (ByteSize::new(512 * GIB), ByteSize::new(16 * MIB));
+    spec.pcie.spare = Some(SparePorts { ports: 2, window64, window32 });
+    let planned = plan(&spec, facts).unwrap();
+    check(&spec, facts, &planned);
+    (spec, planned)
+}
+
+#[test]
+fn a_spare_port_has_a_bus_and_windows_and_memory_is_ready_for_what_comes() {
+    let present = Facts { iommu: Probe::Present(Iommu { groups: 9, iommufd: true }), ..facts() };
+    let (_, planned) = with_spare(&present);
+    let ports: Vec<_> = planned.pci.iter().filter_map(|function| function.role.bridge()).collect();
+    assert_eq!(ports.iter().map(|port| port.secondary).collect::<Vec<_>>(), [1, 2]);
+    for port in ports {
+        assert_eq!((port.window64.unwrap().size(), port.window32.unwrap().size()), (512 * GIB, 16 * MIB));
+        assert!(port.window64.unwrap().start().is_aligned(512 * GIB), "a BAR of that size has a place");
+    }
+    let passthrough = planned.passthrough.unwrap();
+    assert_eq!((passthrough.interface, passthrough.groups.len()), (Interface::Legacy, 0));
+    let without = Facts { iommu: Probe::Absent("no IOMMU".to_owned()), ..facts() };
+    assert_eq!(with_spare(&without).1.passthrough, None);
+}
+
+#[test]
+fn a_function_is_placed_in_the_windows_of_a_spare_port_or_refused_with_the_size_it_needs() {
+    let (_, planned) = with_spare(&facts());
+    let port = planned.pci.iter().find_map(|function| function.role.bridge()).unwrap();
+    let gpu = big_gpu(9);
+    let new = device("gpu0", true, passed(&gpu));
+    let bars = plug(&new, &gpu, port).unwrap();
+    assert_eq!(bars.iter().map(|bar| bar.index).collect::<Vec<_>>(), [0, 2, 4]);
+    for bar in &bars {
+        assert!(port.window64.unwrap().covers(bar.span) && bar.span.start().is_aligned(bar.span.size()));
+    }
+    let small = BridgePlan { window64: Some(Span::new(port.window64.unwrap().start(), GIB).unwrap()), ..*port };
+    let refused = plug(&new, &gpu, &small).unwrap_err();
+    assert_eq!(refused.blame(), Blame::Configuration);
+    let help = refused.help().unwrap();
+    assert!(help.contains("\"window64\": \"512GiB\""), "{help}");
 }

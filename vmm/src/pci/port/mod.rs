@@ -1,9 +1,19 @@
 //! A PCI Express port: a bridge of the root complex or of a switch (PCI Express Base 6.0 §7.5.1.3, §7.5.3).
+//!
+//! A hot-plug port has a [`Slot`] and what is in it; others have what is behind them for good.
 
-use std::sync::Mutex;
+mod express;
+mod hot;
+mod slot;
+
+use std::sync::{Arc, Mutex};
 
 use egm_address::{Gpa, Guest, Span};
 use egm_vfio::topology::Acs;
+pub use hot::Plugged;
+use hot::Hot;
+pub use slot::Duty;
+use slot::Slot;
 
 use super::{COMMAND, COMMAND_MEMORY, ConfigSpace, Identity, PciFunction};
 use crate::lock::lock;
@@ -19,21 +29,13 @@ const PREFETCHABLE_BASE: u16 = 0x24;
 const PREFETCHABLE_BASE_UPPER: u16 = 0x28;
 const PREFETCHABLE_LIMIT_UPPER: u16 = 0x2c;
 const BRIDGE_CONTROL: u16 = 0x3e;
+const SECONDARY_BUS_RESET: u16 = 1 << 6;
 const PREFETCHABLE_64_BIT: u16 = 1;
 /// Bridge windows are in units of 1 MiB.
 const GRANULE: u64 = 1 << 20;
 
-const CAPABILITY_EXPRESS: u8 = 0x10;
 /// Where extended capabilities begin.
 const EXTENDED: u16 = 0x100;
-/// Capability version 2.
-const EXPRESS_VERSION: u16 = 2;
-const SLOT_IMPLEMENTED: u16 = 1 << 8;
-const DEVICE_ROLE_BASED_ERRORS: u32 = 1 << 15;
-/// 2.5 GT/s, one lane.
-const LINK_CAPABILITIES: u32 = 1 | 1 << 4;
-/// 2.5 GT/s, one lane, data link layer active.
-const LINK_STATUS: u16 = 1 | 1 << 4 | 1 << 13;
 
 /// What a port is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,12 +97,34 @@ pub struct PortConfig {
 
 /// A port.
 pub struct Port {
-    config: Mutex<ConfigSpace>,
+    registers: Mutex<Registers>,
+    hot: Option<Hot>,
+    /// Ports that a reset of the bus behind this one reaches.
+    below: Vec<Arc<Self>>,
+}
+
+/// What the guest reads and writes.
+struct Registers {
+    config: ConfigSpace,
+    /// A hot-plug port's.
+    slot: Option<Slot>,
+    /// Where the PCI Express capability is.
+    express: u16,
 }
 
 impl Port {
     /// A port with the plan's numbers and windows already programmed.
     pub fn new(port: &PortConfig) -> Self {
+        Self::with(port, None)
+    }
+
+    /// The same with `below` behind it.
+    #[must_use]
+    pub fn above(self, below: Vec<Arc<Self>>) -> Self {
+        Self { below, ..self }
+    }
+
+    fn with(port: &PortConfig, slot: Option<Slot>) -> Self {
         let (vendor, device) = port.kind.ids();
         let identity = Identity {
             vendor,
@@ -114,7 +138,7 @@ impl Port {
         let mut config = ConfigSpace::new(identity, &[]);
         config.put(PRIMARY_BUS, &[port.primary, port.secondary, port.subordinate]);
         config.allow(PRIMARY_BUS, &[0xff, 0xff, 0xff]);
-        config.put(0x1c, &[0xf0, 0x00]); // I/O base above limit: no I/O window
+        // I/O base and limit are read-only zeros: no I/O window (PCI-to-PCI Bridge 1.2 §3.2.5.6).
         let (base, limit) = window_registers(port.window32);
         config.put(MEMORY_BASE, &register_pair(base, limit, 0));
         config.allow(MEMORY_BASE, &[0xf0, 0xff, 0xf0, 0xff]);
@@ -125,24 +149,25 @@ impl Port {
             config.put(register, value.to_le_bytes().get(4..).unwrap_or_default());
             config.allow(register, &[0xff; 4]);
         }
-        config.allow(BRIDGE_CONTROL, &[0x03, 0x00]); // parity response, SERR: kept, without effect
+        // Parity response and SERR are kept, without effect.
+        config.allow(BRIDGE_CONTROL, &(0x03 | SECONDARY_BUS_RESET).to_le_bytes());
         config.allow(COMMAND, &[0x46, 0x05]);
-        config.add_capability(CAPABILITY_EXPRESS, &express(port));
+        let express = express::add(&mut config, port, slot.as_ref());
         if let Some(acs) = port.acs {
             config.put(EXTENDED, &access_control(acs));
         }
-        Self { config: Mutex::new(config) }
+        Self { registers: Mutex::new(Registers { config, slot, express }), hot: None, below: Vec::new() }
     }
 
     /// The bus behind it, as programmed.
     pub fn secondary_bus(&self) -> u8 {
-        let [bus, _] = lock(&self.config).u16(SECONDARY_BUS).to_le_bytes();
+        let [bus, _] = lock(&self.registers).config.u16(SECONDARY_BUS).to_le_bytes();
         bus
     }
 
     /// Whether configuration accesses to `bus` are passed on.
     pub fn forwards_bus(&self, bus: u8) -> bool {
-        let config = lock(&self.config);
+        let config = &lock(&self.registers).config;
         let [secondary, _] = config.u16(SECONDARY_BUS).to_le_bytes();
         let [subordinate, _] = config.u16(SUBORDINATE_BUS).to_le_bytes();
         (secondary..=subordinate).contains(&bus)
@@ -150,7 +175,7 @@ impl Port {
 
     /// Whether an access to all of `span` is passed on.
     pub fn forwards(&self, span: Span<Guest>) -> bool {
-        let config = lock(&self.config);
+        let config = &lock(&self.registers).config;
         let open = config.u16(COMMAND) & COMMAND_MEMORY != 0;
         let window32 =
             window(u64::from(config.u16(MEMORY_BASE)) << 16, u64::from(config.u16(MEMORY_BASE + 2)) << 16);
@@ -163,15 +188,30 @@ impl Port {
     }
 }
 
+impl Registers {
+    /// Whether the bus behind is held in reset.
+    fn resets(&self) -> bool {
+        self.config.u16(BRIDGE_CONTROL) & SECONDARY_BUS_RESET != 0
+    }
+}
+
 impl PciFunction for Port {
     fn config_read(&self, offset: u16, data: &mut [u8]) {
-        lock(&self.config).read(offset, data);
+        lock(&self.registers).config.read(offset, data);
     }
 
     fn config_write(&self, offset: u16, data: &[u8]) -> bool {
+        let mut registers = lock(&self.registers);
+        let resetting = registers.resets();
+        let touched = registers.config.write(offset, data);
+        let link = self.hot_write(&mut registers, offset, data);
+        let resets = registers.resets();
+        drop(registers);
+        if resets != resetting {
+            self.hold(resets);
+        }
         // A bridge has its windows where an endpoint has base address registers, and more of them.
-        let touched = lock(&self.config).write(offset, data);
-        touched || (0x18..0x30).contains(&offset)
+        touched || link || (0x18..0x30).contains(&offset) || (0x3c..0x40).contains(&offset)
     }
 }
 
@@ -200,29 +240,6 @@ fn access_control(acs: Acs) -> [u8; 8] {
     const EGRESS_CONTROL: u8 = 1 << 5;
     let [capability, control] = [acs.capability, acs.control].map(|bits| bits & !EGRESS_CONTROL);
     [0x0d, 0, 1, 0, capability, 0, control & capability, 0]
-}
-
-/// The PCI Express capability's registers after its header (§7.5.3).
-fn express(port: &PortConfig) -> [u8; 58] {
-    let mut body = [0; 58];
-    let mut put = |at: usize, data: &[u8]| {
-        for (to, from) in body.iter_mut().skip(at).zip(data) {
-            *to = *from;
-        }
-    };
-    let link_status = if port.occupied { LINK_STATUS } else { 1 | 1 << 4 };
-    let slot = if port.kind.has_slot() { SLOT_IMPLEMENTED } else { 0 };
-    put(0x00, &(EXPRESS_VERSION | port.kind.express() << 4 | slot).to_le_bytes());
-    put(0x02, &DEVICE_ROLE_BASED_ERRORS.to_le_bytes());
-    put(0x0a, &(LINK_CAPABILITIES | u32::from(port.slot & 0xff) << 24).to_le_bytes());
-    put(0x10, &link_status.to_le_bytes());
-    if port.kind.has_slot() {
-        put(0x12, &(u32::from(port.slot) << 19).to_le_bytes());
-        put(0x18, &(u16::from(port.occupied) << 6).to_le_bytes()); // presence detect state
-    }
-    put(0x2a, &(1u32 << 1).to_le_bytes()); // supported link speeds: 2.5 GT/s
-    put(0x2e, &1u16.to_le_bytes()); // target link speed
-    body
 }
 
 #[cfg(test)]

@@ -1,0 +1,66 @@
+//! Claim: a drive that comes while the guest runs is driven, and goes without harm when it is wanted back.
+//!
+//! The guest says `egm-hotplug plug N` and waits for a drive, which it writes and reads; then it says `egm-hotplug unplug N` and
+//! waits for it to go. So `hotplug.rounds` times (default 1). Whoever reads the console plugs it in and out.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{Context, virtio_blk};
+use crate::error::Broken;
+use crate::finding::{Claim, Finding};
+use crate::sysfs;
+
+/// A drive comes within seconds, and goes within the ten that Linux waits for second thoughts; an emulated guest is slower.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How often it is looked for.
+const LOOK: Duration = Duration::from_millis(100);
+
+pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
+    let mut claim = Claim::default();
+    let rounds: u32 = context.args.get("hotplug.rounds", 1)?;
+    for round in 1..=rounds {
+        say(&format!("plug {round}"));
+        let Some((controller, address)) = wait(drive) else {
+            claim.untrue(format!("no drive came in round {round}"));
+            break;
+        };
+        virtio_blk::keeps(&mut claim, &format!("{controller}n1"), &controller, &context.args)?;
+        say(&format!("unplug {round}"));
+        let gone = || (!Path::new("/sys/bus/pci/devices").join(&address).exists()).then_some(());
+        claim.holds(wait(gone).is_some(), || format!("{address} did not go in round {round}"));
+        claim.seen(format!("{controller} at {address} came and went"));
+    }
+    Ok(claim.finish().with_value(f64::from(rounds), "drives"))
+}
+
+/// Standard error is the console; standard output is the report.
+fn say(what: &str) {
+    let _ = std::io::stderr().write_all(format!("egm-hotplug {what}\n").as_bytes());
+}
+
+/// A drive with a name space, and where it is.
+fn drive() -> Option<(String, String)> {
+    let class = Path::new("/sys/class/nvme");
+    sysfs::names(class).into_iter().find_map(|name| {
+        let device = fs::read_link(class.join(&name).join("device")).ok()?;
+        let address = device.file_name()?.to_string_lossy().into_owned();
+        let ready = Path::new("/dev").join(format!("{name}n1")).exists();
+        ready.then_some((name, address))
+    })
+}
+
+/// What `look` finds, in time.
+fn wait<T>(look: impl Fn() -> Option<T>) -> Option<T> {
+    let begun = Instant::now();
+    loop {
+        let found = look();
+        if found.is_some() || begun.elapsed() > PATIENCE {
+            return found;
+        }
+        thread::sleep(LOOK);
+    }
+}

@@ -1,0 +1,30 @@
+//! Functions that come and go: see [`crate::plugged`].
+
+use std::time::Duration;
+
+use super::{PLAIN, Scenario};
+use crate::judge::Expected;
+use crate::plugged;
+
+/// A drive in a spare port.
+pub(super) const HOTPLUG: Scenario = Scenario {
+    name: "vfio-hotplug",
+    story: "a drive is plugged into a spare port of a running guest, used, unplugged, free for others, and plugged in again",
+    config: "hotplug.json",
+    passed: &["0000:01:00.0"],
+    tell: Some(plugged::run),
+    words: "egm.checks=hotplug egm.arg.hotplug.rounds=2 lapic=notscdeadline",
+    expected: Expected { exit: 0, summary: true, checks: &["hotplug"] },
+    deadline: Duration::from_secs(480),
+    ..PLAIN
+};
+
+/// A drive that the host takes back.
+pub(super) const REQUEST: Scenario = Scenario {
+    name: "vfio-request",
+    story: "the host unbinds a passed drive: the guest lets it go and runs on, the host has it",
+    config: "smoke.json",
+    tell: Some(plugged::requested),
+    words: "egm.checks=hotplug lapic=notscdeadline",
+    ..HOTPLUG
+};

@@ -1,0 +1,93 @@
+//! `egm-plug`: a machine as `egm-vmm run` starts it, with a socket at which functions of the host are plugged in and out, for
+//! tests. A connection is a question of one line and an answer of one line:
+//!
+//! ```text
+//! plug ID FUNCTION      ok 1 (the slot)
+//! unplug ID             ok Orderly | ok Surprise
+//! …                     error WHY
+//! ```
+
+use std::error::Error;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::thread;
+
+use clap::Parser;
+use egm_vmm::config::{self, Overrides};
+use egm_vmm::error::{Chain, Report};
+use egm_vmm::facts::{self, Scope};
+use egm_vmm::hotplug::{Handle, HotplugError, PATIENCE, Source};
+use egm_vmm::machine;
+use egm_vmm::resources::{Leases, Resources, connect_servers};
+
+/// A machine whose functions are plugged in and out by a word on a socket, for tests.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// The machine's configuration.
+    config: PathBuf,
+    /// Where questions are asked; made anew.
+    socket: PathBuf,
+}
+
+/// Longest question.
+const MAX_LINE: u64 = 256;
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {}", Chain(error.as_ref()));
+            ExitCode::from(3)
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
+    let spec = config::load_with(&arguments.config, &Overrides::default())?;
+    let scope = Scope::of(&spec);
+    let (facts, plan, leases) = Leases::take(&spec, || facts::of_host(&scope), &|_, _| {})?;
+    let servers = connect_servers(&[])?; // of vfio-user: none
+    let resources = Resources::open(&plan, &facts, &leases, servers, &|_, _| {})?;
+    let machine = machine::build(&plan, resources)?;
+    let handle = machine.hotplug().ok_or("the machine has no hot-plug port")?;
+    match std::fs::remove_file(&arguments.socket) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&arguments.socket)?;
+    thread::spawn(move || listener.incoming().flatten().try_for_each(|client| serve(client, &handle)));
+    let ended = machine.run();
+    eprintln!("{}", ended.reason);
+    Ok(ended.reason.blame().map_or(ExitCode::SUCCESS, |blame| ExitCode::from(blame as u8)))
+}
+
+/// One question. A client that does not listen is no reason to end.
+fn serve(client: UnixStream, handle: &Handle) -> io::Result<()> {
+    let mut line = String::new();
+    if BufReader::new(&client).take(MAX_LINE).read_line(&mut line).is_ok() {
+        let answer = match answer(line.trim(), handle) {
+            Ok(answer) => format!("ok {answer}"),
+            Err(why) => format!("error {why}"),
+        };
+        let _ = writeln!(&client, "{answer}");
+    }
+    Ok(())
+}
+
+fn answer(line: &str, handle: &Handle) -> Result<String, String> {
+    match line.split_whitespace().collect::<Vec<_>>().as_slice() {
+        ["plug", id, function] => {
+            let function = function.parse().map_err(|error| format!("{function}: {error}"))?;
+            let slot = handle.plug(id, Source::Host(function));
+            let why = |error: HotplugError| format!("{}; {}", Chain(&error), error.help().unwrap_or_default());
+            slot.map(|slot| slot.to_string()).map_err(why)
+        }
+        ["unplug", id] => {
+            let left = handle.unplug(id, PATIENCE).map_err(|error| Chain(&error).to_string())?;
+            Ok(format!("{left:?}"))
+        }
+        _ => Err(format!("no such question: {line}")),
+    }
+}

@@ -1,0 +1,93 @@
+//! Why a function is not plugged in or out.
+
+use egm_vfio::backend::BackendError;
+use egm_vfio::host::HostError;
+use egm_vfio::kernel::{Fault, OpenError};
+
+use crate::error::{Blame, Report};
+use crate::passthrough::PassthroughError;
+use crate::plan::PlanError;
+
+/// Why a function is not plugged in or out; the machine is as before.
+#[derive(Debug, thiserror::Error)]
+pub enum HotplugError {
+    /// All slots are taken.
+    #[error("no slot is free for \"{id}\"")]
+    NoSlot {
+        /// Id that it would have had.
+        id: String,
+    },
+    /// Another function has the id.
+    #[error("the machine has a device \"{id}\" already")]
+    Taken {
+        /// Which.
+        id: String,
+    },
+    /// No function has the id.
+    #[error("the machine has no function \"{id}\" in a slot")]
+    Unknown {
+        /// Which.
+        id: String,
+    },
+    /// It is leaving already.
+    #[error("\"{id}\" is leaving already")]
+    Leaving {
+        /// Which.
+        id: String,
+    },
+    /// The machine was not prepared for functions of the host.
+    #[error("the machine takes no functions of the host: it was started without an IOMMU")]
+    Unprepared,
+    /// The machine has ended.
+    #[error("the machine has ended")]
+    Ended,
+    /// sysfs.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// Its BARs.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The kernel's interface.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// It could not be reset: it would show the guest what its last user left.
+    #[error(transparent)]
+    Reset(#[from] BackendError),
+    /// It cannot be a guest's.
+    #[error(transparent)]
+    Passed(#[from] PassthroughError),
+}
+
+impl Report for HotplugError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::NoSlot { .. }
+            | Self::Taken { .. }
+            | Self::Unknown { .. }
+            | Self::Leaving { .. }
+            | Self::Ended => Blame::Configuration,
+            Self::Unprepared | Self::Host(_) | Self::Reset(_) => Blame::Host,
+            Self::Plan(error) => error.blame(),
+            Self::Open(error) => match error.fault() {
+                Fault::Configuration => Blame::Configuration,
+                Fault::Host => Blame::Host,
+            },
+            Self::Passed(error) => error.blame(),
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::NoSlot { .. } => {
+                Some("give the machine more: \"pcie\": {\"spare\": {\"ports\": …}}".to_owned())
+            }
+            Self::Taken { .. } => Some("choose another id".to_owned()),
+            Self::Unknown { .. } | Self::Leaving { .. } | Self::Ended | Self::Host(_) => None,
+            Self::Unprepared => Some("switch the IOMMU on: intel_iommu=on, or in the firmware".to_owned()),
+            Self::Plan(error) => error.help(),
+            Self::Open(error) => error.remedy(),
+            Self::Reset(_) => Some("look for its errors: dmesg, lspci -vv".to_owned()),
+            Self::Passed(error) => error.help(),
+        }
+    }
+}

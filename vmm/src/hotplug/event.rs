@@ -1,0 +1,89 @@
+//! What becomes of functions while the guest runs, for the operator.
+
+use std::fmt;
+use std::time::Duration;
+
+/// How a function left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// The guest let it go.
+    Orderly,
+    /// The guest was not asked, or did not answer in time.
+    Surprise,
+}
+
+/// Something happened to a function.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// Its id in the machine.
+    pub id: String,
+    /// The host's name of it.
+    pub function: String,
+    /// What.
+    pub what: What,
+}
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum What {
+    /// It was plugged into the slot of this number.
+    Plugged(u16),
+    /// The host wants it back; the guest is asked to let it go within this time.
+    Wanted(Duration),
+    /// The host wants it back, and the guest cannot let it go: it is behind no hot-plug port.
+    WantedFixed,
+    /// It reported an error that it cannot correct.
+    Failed,
+    /// The same, of one that cannot be taken away.
+    FailedFixed,
+    /// It is gone: the host, or its server, says so.
+    Lost,
+    /// The same, of one that cannot be taken away.
+    LostFixed,
+    /// It left the guest, and the host has it back.
+    Removed(Left),
+    /// What was counted of it until then: never zero.
+    Counted(&'static str, u64),
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { id, function, what } = self;
+        write!(f, "device \"{id}\": ")?;
+        match what {
+            What::Plugged(slot) => write!(f, "{function} is plugged into slot {slot}"),
+            What::Wanted(patience) => write!(
+                f,
+                "the host wants {function} back, because its driver is being unbound or it is being removed: the guest \
+                 is asked to let it go, and loses it after {} s",
+                patience.as_secs()
+            ),
+            What::WantedFixed => write!(
+                f,
+                "the host wants {function} back, because its driver is being unbound or it is being removed: it waits \
+                 until this machine ends"
+            ),
+            What::Failed => write!(
+                f,
+                "{function} reported an error that it cannot correct: it is taken from the guest; dmesg on the host \
+                 says more"
+            ),
+            What::FailedFixed => write!(
+                f,
+                "{function} reported an error that it cannot correct: what the guest does with it may fail until it is \
+                 reset; dmesg on the host says more"
+            ),
+            What::LostFixed => write!(
+                f,
+                "{function} is gone: the guest reads ones there and runs on; the device is back in the next start of this \
+                 machine"
+            ),
+            What::Lost => write!(f, "{function} is gone: it is taken from the guest"),
+            What::Removed(Left::Orderly) => write!(f, "the guest let {function} go: the host has it back"),
+            What::Removed(Left::Surprise) => {
+                write!(f, "{function} was taken from the guest: the host has it back")
+            }
+            What::Counted(what, number) => write!(f, "counted: {number} {what} at {function}"),
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! A keeper without its thread, with cards that write down what becomes of them.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::pci::msix::{MsiMessage, MsiRouter};
+use crate::pci::{Bus, PciFunction, PortConfig, PortKind};
+
+struct NoRouter;
+
+impl MsiRouter for NoRouter {
+    fn connect(&self, _slot: &mut Option<u32>, _message: MsiMessage, _trigger: &EventFd) -> io::Result<()> {
+        Ok(())
+    }
+    fn disconnect(&self, _slot: u32, _trigger: &EventFd) {}
+}
+
+#[derive(Default)]
+struct Card {
+    name: String,
+    done: Mutex<Vec<String>>,
+    lost: AtomicBool,
+}
+
+impl Card {
+    fn new(name: &str) -> Arc<Self> {
+        Arc::new(Self { name: name.to_owned(), ..Self::default() })
+    }
+
+    fn done(&self) -> Vec<String> {
+        std::mem::take(&mut self.done.lock().unwrap())
+    }
+}
+
+impl PciFunction for Card {
+    fn config_read(&self, _offset: u16, data: &mut [u8]) {
+        data.fill(0x5a);
+    }
+    fn config_write(&self, _offset: u16, _data: &[u8]) -> bool {
+        false
+    }
+}
+
+impl Plugged for Card {
+    fn reset(&self, together: &[&str]) {
+        self.done.lock().unwrap().push(format!("reset with {}", together.join(" ")));
+    }
+    fn end(&self) {
+        self.done.lock().unwrap().push("end".to_owned());
+    }
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn is_lost(&self, _ask: bool) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+}
+
+const CONTROL: u16 = 0x58;
+const ON: u16 = 0x1731 & !POWER_OFF;
+const POWER_OFF: u16 = 1 << 10;
+const BRIDGE_CONTROL: u16 = 0x3e;
+
+/// Two hot-plug ports at 00:01.0 and 00:02.0, buses 1 and 2.
+struct Machine {
+    keeper: Keeper,
+    start: Instant,
+    said: Arc<Mutex<Vec<What>>>,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let (mut bus, mut berths) = (Bus::default(), Vec::new());
+        for number in 1..=2u8 {
+            let config = PortConfig {
+                kind: PortKind::Root,
+                slot: number.into(),
+                primary: 0,
+                secondary: number,
+                subordinate: number,
+                window32: None,
+                window64: None,
+                occupied: false,
+                acs: None,
+            };
+            let port = Arc::new(Port::hot(&config, None, Arc::new(NoRouter)).unwrap());
+            let (window32, window64, acs) = (None, None, None);
+            let bridge = BridgePlan { secondary: number, subordinate: number, window32, window64, acs };
+            berths.push(Berth { port: Arc::clone(&port), slot: number.into(), bridge, occupant: None });
+            bus.add_port(number << 3, port, Bus::default());
+        }
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let hears = Arc::clone(&said);
+        let report = Box::new(move |event: &Event| hears.lock().unwrap().push(event.what.clone()));
+        let maker: Maker = Box::new(|_, _, _| Err(HotplugError::Unprepared));
+        let root = Arc::new(RootComplex::new(bus));
+        let keeper = Keeper::new(root, berths, Vec::new(), maker, report).unwrap();
+        Self { keeper, start: Instant::now(), said }
+    }
+
+    fn plug(&mut self, id: &str, card: &Arc<Card>) -> Result<u16, HotplugError> {
+        self.keeper.plug(id, Source::Function(Arc::clone(card) as _))
+    }
+
+    /// The end of an unplugging, when it comes.
+    fn unplug(&mut self, id: &str, patience: u64) -> Receiver<Result<Left, HotplugError>> {
+        let (answer, answered) = channel();
+        self.keeper.unplug(id, self.start, Duration::from_secs(patience), answer);
+        answered
+    }
+
+    fn turn(&mut self, seconds: u64) -> Option<Instant> {
+        self.keeper.turn(self.start + Duration::from_secs(seconds))
+    }
+
+    fn control(&self, port: u8, value: u16) {
+        self.keeper.root.config_write(0, port << 3, CONTROL, &value.to_le_bytes());
+    }
+
+    fn answers(&self, port: u8) -> bool {
+        let mut data = [0; 2];
+        self.keeper.root.config_read(port, 0, 0, &mut data);
+        data == [0x5a; 2]
+    }
+}
+
+#[test]
+fn a_function_answers_once_its_slot_has_power_and_leaves_when_the_guest_lets_it_go() {
+    let (mut machine, card) = (Machine::new(), Card::new("card"));
+    assert_eq!(machine.plug("one", &card).unwrap(), 1);
+    assert!(!machine.answers(1), "the guest has not given power");
+    machine.control(1, ON);
+    assert!(machine.answers(1) && !machine.answers(2));
+    let answered = machine.unplug("one", 60);
+    assert_eq!(machine.turn(1), Some(machine.start + Duration::from_secs(60)));
+    assert!(answered.try_recv().is_err() && machine.answers(1));
+    machine.control(1, ON | POWER_OFF);
+    assert!(!machine.answers(1));
+    assert_eq!(machine.turn(2), None);
+    assert_eq!(answered.try_recv().unwrap().unwrap(), Left::Orderly);
+    assert_eq!(card.done(), ["end"]);
+    assert_eq!(Arc::strong_count(&card), 1, "nobody holds it any more");
+    assert_eq!(*machine.said.lock().unwrap(), [What::Plugged(1), What::Removed(Left::Orderly)]);
+    assert_eq!(machine.plug("one", &card).unwrap(), 1, "it can come again");
+}
+
+#[test]
+fn a_guest_that_does_not_let_it_go_in_time_loses_it() {
+    let (mut machine, card) = (Machine::new(), Card::new("card"));
+    machine.plug("one", &card).unwrap();
+    machine.control(1, ON);
+    let answered = machine.unplug("one", 60);
+    assert!(machine.turn(59).is_some() && machine.answers(1));
+    assert!(machine.turn(60).is_none() && !machine.answers(1));
+    assert_eq!(answered.try_recv().unwrap().unwrap(), Left::Surprise);
+    assert_eq!((card.done(), Arc::strong_count(&card)), (vec!["end".to_owned()], 1));
+}
+
+#[test]
+fn a_function_that_is_gone_is_taken_and_the_other_stays() {
+    let (mut machine, cards) = (Machine::new(), [Card::new("a"), Card::new("b")]);
+    for (id, card) in ["one", "two"].iter().zip(&cards) {
+        machine.plug(id, card).unwrap();
+    }
+    machine.control(1, ON);
+    machine.control(2, ON);
+    cards[0].lost.store(true, Ordering::Relaxed);
+    machine.turn(0);
+    assert!(!machine.answers(1) && machine.answers(2));
+    assert_eq!(machine.said.lock().unwrap()[2..], [What::Lost, What::Removed(Left::Surprise)]);
+}
+
+#[test]
+fn functions_that_are_reset_at_once_hear_of_each_other() {
+    let (mut machine, cards) = (Machine::new(), [Card::new("a"), Card::new("b")]);
+    for (id, card) in ["one", "two"].iter().zip(&cards) {
+        machine.plug(id, card).unwrap();
+    }
+    for port in [1, 2] {
+        machine.control(port, ON);
+        machine.keeper.root.config_write(0, port << 3, BRIDGE_CONTROL, &[0x40]);
+    }
+    machine.turn(0);
+    assert!(cards.iter().all(|card| card.done() == ["reset with a b"]));
+    assert!(!machine.answers(1), "the bit is still set");
+    machine.keeper.root.config_write(0, 8, BRIDGE_CONTROL, &[0]);
+    assert!(machine.answers(1) && !machine.answers(2));
+}
+
+#[test]
+fn what_cannot_be_done_is_refused_and_changes_nothing() {
+    let (mut machine, card) = (Machine::new(), Card::new("card"));
+    machine.plug("one", &card).unwrap();
+    assert!(matches!(machine.plug("one", &card), Err(HotplugError::Taken { .. })));
+    machine.plug("two", &Card::new("b")).unwrap();
+    assert!(matches!(machine.plug("three", &Card::new("c")), Err(HotplugError::NoSlot { .. })));
+    let host = Source::Host(PciAddress::new(0, 1, 0, 0).unwrap());
+    assert!(machine.keeper.plug("three", host).is_err());
+    let refused = machine.unplug("three", 1).try_recv().unwrap();
+    assert!(matches!(refused, Err(HotplugError::Unknown { .. })));
+    let _first = machine.unplug("one", 1);
+    let refused = machine.unplug("one", 1).try_recv().unwrap();
+    assert!(matches!(refused, Err(HotplugError::Leaving { .. })));
+}
+
+#[test]
+fn at_the_end_of_the_machine_everything_ends() {
+    let (mut machine, card) = (Machine::new(), Card::new("card"));
+    machine.plug("one", &card).unwrap();
+    let mut running = machine.keeper.start().unwrap();
+    let handle = running.handle.clone();
+    assert!(running.end().is_empty());
+    assert_eq!(card.done(), ["end"]);
+    assert!(matches!(handle.unplug("one", PATIENCE), Err(HotplugError::Ended)));
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Write(u8, u16, Vec<u8>),
+    Plug(bool),
+    Unplug(bool),
+    Lose(bool),
+    Turn(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let offset = prop_oneof![4 => CONTROL..CONTROL + 4, 1 => Just(BRIDGE_CONTROL), 1 => 0..0x100u16];
+    let data = prop_oneof![Just(1), Just(2), Just(4)].prop_flat_map(|n| prop::collection::vec(any::<u8>(), n));
+    prop_oneof![
+        6 => (1..=2u8, offset, data).prop_map(|(port, offset, data)| Step::Write(port, offset, data)),
+        2 => any::<bool>().prop_map(Step::Plug),
+        2 => any::<bool>().prop_map(Step::Unplug),
+        1 => any::<bool>().prop_map(Step::Lose),
+        3 => (0..100u64).prop_map(Step::Turn),
+    ]
+}
+
+proptest! {
+    /// Whatever the guest writes and the host wants, a function is in the machine, or it was ended and nobody holds it.
+    #[test]
+    fn no_function_is_left_half_plugged(steps in prop::collection::vec(step(), 0..48)) {
+        let mut machine = Machine::new();
+        let mut cards = [Card::new("a"), Card::new("b")];
+        let mut answers = Vec::new();
+        let id = |second: bool| if second { "two" } else { "one" };
+        for step in steps {
+            match step {
+                Step::Write(port, offset, data) => {
+                    machine.keeper.root.config_write(0, port << 3, offset, &data);
+                }
+                Step::Plug(second) => {
+                    let card = &mut cards[usize::from(second)];
+                    if Arc::strong_count(card) == 1 {
+                        *card = Card::new(id(second));
+                        prop_assert!(machine.plug(id(second), card).is_ok());
+                    }
+                }
+                Step::Unplug(second) => answers.push(machine.unplug(id(second), 30)),
+                Step::Lose(second) => cards[usize::from(second)].lost.store(true, Ordering::Relaxed),
+                Step::Turn(seconds) => drop(machine.turn(seconds)),
+            }
+        }
+        machine.turn(1000);
+        for answer in answers {
+            prop_assert!(answer.try_recv().is_ok(), "who asked for one was answered");
+        }
+        for (card, name) in cards.iter().zip(["one", "two"]) {
+            let inside = machine.keeper.occupants().any(|occupant| occupant.id == name);
+            let ended = card.done().contains(&"end".to_owned());
+            prop_assert_eq!(inside, Arc::strong_count(card) > 1);
+            prop_assert!(!(inside && ended));
+        }
+        for berth in &machine.keeper.berths {
+            prop_assert_eq!(berth.port.seated().is_some(), berth.occupant.is_some());
+            prop_assert_eq!(berth.port.duty(), None);
+        }
+    }
+}

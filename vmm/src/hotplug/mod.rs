@@ -1,0 +1,101 @@
+//! Functions that come and go while the guest runs.
+//!
+//! ```text
+//!  Handle ── plug, unplug, remove ─────────┐
+//!  host   ── wants it back, error, gone ───┤► Keeper (one thread) ─► Port: insert, press, pull, fresh
+//!  guest  ── power off, bus reset ─► Port ─┘                      └► Plugged: reset, end
+//! ```
+//! Everything slow happens on the keeper's thread, one thing after the other, so that no two of them meet: opening, resetting and
+//! unmapping take up to seconds, and no vCPU waits for them.
+
+mod error;
+mod event;
+mod keeper;
+
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use egm_address::PciAddress;
+use vmm_sys_util::eventfd::EventFd;
+
+pub use error::HotplugError;
+pub use event::{Event, Left, What};
+pub(crate) use keeper::{Berth, Keeper, Maker, New, Occupant};
+
+use crate::pci::Plugged;
+
+/// How long a guest has to let a function go that the host wants back. Linux takes 6 s of its own time.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What is plugged in.
+pub enum Source {
+    /// A function of the host, bound to VFIO.
+    Host(PciAddress),
+    /// A function of this process, as it is after its reset.
+    Function(Arc<dyn Plugged>),
+}
+
+/// What the keeper is asked.
+pub(crate) enum Request {
+    Plug { id: String, source: Source, answer: Sender<Result<u16, HotplugError>> },
+    Unplug { id: String, patience: Duration, answer: Sender<Result<Left, HotplugError>> },
+    End,
+}
+
+/// Plugs functions in and out, from any thread.
+#[derive(Clone)]
+pub struct Handle {
+    requests: Sender<Request>,
+    wake: Arc<EventFd>,
+}
+
+impl Handle {
+    /// Puts `source` into the first free slot that its BARs fit into, where the guest finds it as `id`. Returns the slot's
+    /// number once it is there; the guest then takes its time.
+    ///
+    /// # Errors
+    /// [`HotplugError`].
+    pub fn plug(&self, id: &str, source: Source) -> Result<u16, HotplugError> {
+        let (answer, answered) = channel();
+        self.ask(Request::Plug { id: id.to_owned(), source, answer })?;
+        answered.recv().map_err(|_| HotplugError::Ended)?
+    }
+
+    /// Asks the guest to let `id` go, and takes it after `patience` (at once when that is zero). Returns when the host has it back.
+    ///
+    /// # Errors
+    /// [`HotplugError`].
+    pub fn unplug(&self, id: &str, patience: Duration) -> Result<Left, HotplugError> {
+        let (answer, answered) = channel();
+        self.ask(Request::Unplug { id: id.to_owned(), patience, answer })?;
+        answered.recv().map_err(|_| HotplugError::Ended)?
+    }
+
+    fn ask(&self, request: Request) -> Result<(), HotplugError> {
+        self.requests.send(request).map_err(|_| HotplugError::Ended)?;
+        let _ = self.wake.write(1); // a full counter has woken it already
+        Ok(())
+    }
+}
+
+/// The keeper's thread.
+pub(crate) struct Running {
+    pub(crate) handle: Handle,
+    thread: Option<JoinHandle<Vec<String>>>,
+}
+
+impl Running {
+    /// Ends every function: quiet, reset, nowhere mapped. The vCPUs have stopped. What was counted of each, in words.
+    pub(crate) fn end(&mut self) -> Vec<String> {
+        let _ = self.handle.ask(Request::End);
+        self.thread.take().and_then(|thread| thread.join().ok()).unwrap_or_default()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

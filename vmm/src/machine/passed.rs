@@ -1,0 +1,100 @@
+//! How a host function becomes the guest's: at the start, and when it is plugged in.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use egm_address::PciAddress;
+use egm_vfio::backend::Backend;
+use egm_vfio::host;
+use egm_vfio::kernel::{KernelDomain, KernelFunction};
+use egm_vfio::variant::clique::Clique;
+
+use crate::config::{BarPlaces, Device, DeviceKind, VfioBackend};
+use crate::error::Chain;
+use crate::hotplug::{HotplugError, Maker, New};
+use crate::kvm::SlotTable;
+use crate::passthrough::{Connections, Ears, Line, PassedFunction, PassthroughError, Peers};
+use crate::pci::msix::MsiRouter;
+use crate::plan::{self, BarPlan, BridgePlan};
+
+/// What every host function is connected to.
+#[derive(Clone)]
+pub(super) struct Passer {
+    pub(super) router: Arc<dyn MsiRouter>,
+    pub(super) slots: Arc<dyn SlotTable>,
+    pub(super) peers: Arc<Peers>,
+    /// Whether there is, or can be, more than one.
+    pub(super) has_peers: bool,
+}
+
+/// What one of them has of its own.
+#[derive(Default)]
+pub(super) struct Own {
+    pub(super) line: Option<Box<dyn Line>>,
+    pub(super) clique: Option<u8>,
+    /// Others do not reach its BARs.
+    pub(super) alone: bool,
+}
+
+impl Passer {
+    /// `backend`, which was reset, as device `id` with its BARs at `bars`, where the other functions find them.
+    pub(super) fn pass(
+        &self,
+        id: &str,
+        backend: Arc<dyn Backend>,
+        bars: &[BarPlan],
+        own: Own,
+    ) -> Result<New, PassthroughError> {
+        let to = Connections {
+            router: Arc::clone(&self.router),
+            line: own.line,
+            slots: Arc::clone(&self.slots),
+            peers: Arc::clone(&self.peers),
+            reachable: self.has_peers && !own.alone,
+        };
+        let added = own.clique.and_then(Clique::new).map(Clique::capability).into_iter().collect();
+        let function = PassedFunction::new(Arc::clone(&backend), bars, added, to)?;
+        if let Err(error) = function.lend(bars) {
+            eprintln!("note: device \"{id}\": {}", Chain(&error));
+        }
+        Ok(New { function, ears: Some(Ears::new(backend.as_ref())?) })
+    }
+
+    /// What makes functions of the host to be plugged in, which are opened in `domain`.
+    pub(super) fn maker(self, domain: Option<KernelDomain>) -> Maker {
+        Box::new(move |id, address, bridges| {
+            let domain = domain.as_ref().ok_or(HotplugError::Unprepared)?;
+            self.make(domain, id, address, bridges)
+        })
+    }
+
+    fn make(
+        &self,
+        domain: &KernelDomain,
+        id: &str,
+        address: PciAddress,
+        bridges: &[BridgePlan],
+    ) -> Result<(usize, New), HotplugError> {
+        let host = host::function(Path::new("/"), address)?;
+        let device = device(id, address);
+        let mut refused = HotplugError::NoSlot { id: id.to_owned() };
+        let mut fits = bridges.iter().enumerate().filter_map(|(index, bridge)| {
+            let bars = plan::plug(&device, &host, bridge);
+            bars.map_err(|error| refused = error.into()).ok().map(|bars| (index, bars))
+        });
+        let found = fits.next();
+        drop(fits);
+        let Some((chosen, bars)) = found else { return Err(refused) };
+        let backend: Arc<dyn Backend> = Arc::new(KernelFunction::open(address, domain)?);
+        if backend.can_reset() {
+            backend.reset()?;
+        }
+        Ok((chosen, self.pass(id, backend, &bars, Own::default())?))
+    }
+}
+
+fn device(id: &str, function: PciAddress) -> Device {
+    let (backend, clique, bars) = (VfioBackend::Auto, crate::config::Clique::Auto, BarPlaces::Guest);
+    let kind = DeviceKind::Vfio { function, backend, clique, bars, p2p: true };
+    Device { id: id.to_owned(), root_port: true, kind }
+}

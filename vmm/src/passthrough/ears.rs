@@ -1,0 +1,68 @@
+//! What the host says of a passed function while the guest has it.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use egm_vfio::backend::{Backend, InterruptKind};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::descriptor::borrowed;
+
+/// Listens to one function. Each of its two events is heard once: a device that reports errors does so many times, and the
+/// kernel asks for a function every few seconds.
+pub struct Ears(Vec<(InterruptKind, EventFd)>);
+
+impl Ears {
+    /// Listens to `backend`; some have nothing to say.
+    ///
+    /// # Errors
+    /// Descriptors ran out, or the backend refused.
+    pub fn new(backend: &dyn Backend) -> io::Result<Self> {
+        let mut ears = Vec::new();
+        for kind in [InterruptKind::Error, InterruptKind::Request] {
+            if backend.interrupts(kind).count > 0 {
+                let event = EventFd::new(EFD_NONBLOCK)?;
+                backend.connect(kind, 0, &[Some(borrowed(&event))]).map_err(io::Error::other)?;
+                ears.push((kind, event));
+            }
+        }
+        Ok(Self(ears))
+    }
+
+    /// What becomes readable when there is something to hear.
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.0.iter().map(|(_, event)| borrowed(event))
+    }
+
+    /// What was said since the last call of this.
+    pub fn hear(&mut self) -> Vec<InterruptKind> {
+        self.0.extract_if(.., |(_, event)| event.read().is_ok()).map(|(kind, _)| kind).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use egm_vfio::fake::FakeFunction;
+
+    use super::*;
+
+    #[test]
+    fn each_thing_that_the_host_says_is_heard_once() {
+        let fake = FakeFunction::default()
+            .with_interrupts(InterruptKind::Error, 1)
+            .with_interrupts(InterruptKind::Request, 1);
+        let mut ears = Ears::new(&fake).unwrap();
+        assert!(ears.hear().is_empty());
+        assert!(fake.fire(InterruptKind::Request, 0));
+        assert_eq!(ears.hear(), [InterruptKind::Request]);
+        assert!(fake.fire(InterruptKind::Request, 0) && fake.fire(InterruptKind::Error, 0));
+        assert_eq!((ears.hear(), ears.descriptors().count()), (vec![InterruptKind::Error], 0));
+    }
+
+    #[test]
+    fn a_backend_that_has_nothing_to_say_is_not_asked() {
+        let fake = FakeFunction::default();
+        assert_eq!(Ears::new(&fake).unwrap().descriptors().count(), 0);
+        assert!(fake.take_calls().is_empty());
+    }
+}

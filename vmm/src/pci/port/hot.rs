@@ -1,0 +1,379 @@
+//! What makes a port a hot-plug port: its slot with what is in it, and its interrupt.
+
+use std::io;
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+
+use super::express::{self, SLOT_CONTROL};
+use super::slot::{Change, Duty, Effects, Slot};
+use super::{Port, PortConfig, Registers};
+use crate::lock::lock;
+use crate::pci::msix::{MsiMessage, MsiRouter, Msix};
+use crate::pci::{COMMAND, COMMAND_BUS_MASTER, ConfigSpace, PciFunction};
+
+const CAPABILITY_MSI: u8 = 0x05;
+/// Message Control: a 64-bit address, one vector (§7.7.1.2).
+const MSI_64_BIT: u16 = 1 << 7;
+const MSI_ENABLE: u16 = 1;
+
+/// A function that can be brought and taken while the guest runs.
+pub trait Plugged: PciFunction {
+    /// As after power-on: quiet, reset, BARs nowhere. Others that are reset at the same time are `together`, by their
+    /// [`Plugged::name`]s. The guest does not reach it meanwhile.
+    fn reset(&self, together: &[&str]);
+
+    /// It leaves the guest for good, which does not reach it any more: quiet, reset, nowhere mapped. What holds it is let go when
+    /// the last reference is dropped.
+    fn end(&self);
+
+    /// For messages, and to tell it from others.
+    fn name(&self) -> &str;
+
+    /// Whether the device behind it is gone, as far as is known; with `ask` it is asked.
+    fn is_lost(&self, _ask: bool) -> bool {
+        false
+    }
+
+    /// The device is gone, and the guest cannot be told: it finds nothing where it was.
+    fn lose(&self) {}
+
+    /// From now on `tell` hears, once and from any thread, that the device is gone. Only the first is heard.
+    fn on_lost(&self, _tell: Box<dyn Fn() + Send + Sync>) {}
+
+    /// What went wrong, for the operator.
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+}
+
+/// The part of a port that others do not have.
+pub(super) struct Hot {
+    /// Of its capabilities.
+    msi: u16,
+    interrupt: Msix,
+    seat: RwLock<Option<Arc<dyn Plugged>>>,
+    /// Who is told that there is a duty.
+    keeper: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+impl Hot {
+    pub(super) fn new(
+        config: &mut ConfigSpace,
+        function: Option<Arc<dyn Plugged>>,
+        router: Arc<dyn MsiRouter>,
+    ) -> io::Result<Self> {
+        let mut body = [0; 12];
+        let [low, high] = MSI_64_BIT.to_le_bytes();
+        (body[0], body[1]) = (low, high);
+        let msi = config.add_capability(CAPABILITY_MSI, &body).unwrap_or_default(); // the second: there is room
+        config.allow(msi.saturating_add(2), &MSI_ENABLE.to_le_bytes());
+        config.allow(msi.saturating_add(4), &[0xfc, 0xff, 0xff, 0xff]);
+        config.allow(msi.saturating_add(8), &[0xff; 6]);
+        let interrupt = Msix::new(1, router)?;
+        Ok(Self { msi, interrupt, seat: RwLock::new(function), keeper: OnceLock::new() })
+    }
+
+    /// The message that the guest has programmed.
+    fn program(&self, config: &ConfigSpace) {
+        let at = |offset: u16| self.msi.saturating_add(offset);
+        let address = u64::from(config.u32(at(4))) | u64::from(config.u32(at(8))) << 32;
+        let message = MsiMessage { address, data: config.u16(at(12)).into() };
+        let enabled =
+            config.u16(at(2)) & MSI_ENABLE != 0 && config.u16(COMMAND) & COMMAND_BUS_MASTER != 0;
+        self.interrupt.program(0, message, false);
+        self.interrupt.set_control(enabled, false);
+    }
+
+    fn seated(&self) -> Option<Arc<dyn Plugged>> {
+        self.seat.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn seat(&self, function: Option<Arc<dyn Plugged>>) -> Option<Arc<dyn Plugged>> {
+        std::mem::replace(&mut *self.seat.write().unwrap_or_else(PoisonError::into_inner), function)
+    }
+}
+
+impl Port {
+    /// A hot-plug port with `function` in its slot. Interrupts go by way of `router`.
+    ///
+    /// # Errors
+    /// When descriptors run out.
+    pub fn hot(
+        port: &PortConfig,
+        function: Option<Arc<dyn Plugged>>,
+        router: Arc<dyn MsiRouter>,
+    ) -> io::Result<Self> {
+        let slot = Slot::new(function.is_some());
+        let mut made = Self::with(&PortConfig { occupied: function.is_some(), ..*port }, Some(slot));
+        let registers = made.registers.get_mut().unwrap_or_else(PoisonError::into_inner);
+        made.hot = Some(Hot::new(&mut registers.config, function, router)?);
+        Ok(made)
+    }
+
+    /// Whether functions come and go behind it.
+    pub fn is_hot(&self) -> bool {
+        self.hot.is_some()
+    }
+
+    /// Has `keeper` told, from any thread, that there is a [`Port::duty`]. Only the first is heard.
+    pub fn on_duty(&self, keeper: impl Fn() + Send + Sync + 'static) {
+        if let Some(hot) = &self.hot {
+            let _ = hot.keeper.set(Box::new(keeper));
+        }
+    }
+
+    /// What is in the slot, and whether it answers.
+    pub fn seated(&self) -> Option<(Arc<dyn Plugged>, bool)> {
+        let function = self.hot.as_ref()?.seated()?;
+        let up = lock(&self.registers).slot.as_ref().is_some_and(Slot::is_up);
+        Some((function, up))
+    }
+
+    /// What is to be done with what is in the slot.
+    pub fn duty(&self) -> Option<Duty> {
+        lock(&self.registers).slot.as_ref().and_then(Slot::duty)
+    }
+
+    /// Asks the guest to let it go.
+    pub fn press(&self) {
+        self.slot_changes(Change::Press);
+    }
+
+    /// Puts `function` into the slot, just reset; false when something is in it.
+    pub fn insert(&self, function: Arc<dyn Plugged>) -> bool {
+        let Some(hot) = self.hot.as_ref().filter(|hot| hot.seated().is_none()) else { return false };
+        hot.seat(Some(function));
+        self.slot_changes(Change::Insert);
+        true
+    }
+
+    /// Takes out what is in it, with or without the guest's leave.
+    pub fn pull(&self) -> Option<Arc<dyn Plugged>> {
+        self.slot_changes(Change::Pull);
+        self.hot.as_ref()?.seat(None)
+    }
+
+    /// What is in the slot was reset, as [`Duty::Reset`] of this number asked.
+    pub fn fresh(&self, times: u32) {
+        self.slot_changes(Change::Fresh(times));
+    }
+
+    /// Begins or ends a secondary bus reset for what is behind this port.
+    pub(super) fn hold(&self, begins: bool) {
+        self.slot_changes(if begins { Change::Hold } else { Change::Release });
+        self.below.iter().for_each(|port| port.hold(begins));
+    }
+
+    fn slot_changes(&self, change: Change) {
+        if let Some(hot) = &self.hot {
+            let mut registers = lock(&self.registers);
+            let effects = registers.change(change);
+            drop(registers);
+            hot.follow(effects);
+        }
+    }
+
+    /// What a write that the configuration space has taken means for slot and interrupt; whether the link changed.
+    pub(super) fn hot_write(&self, registers: &mut Registers, offset: u16, data: &[u8]) -> bool {
+        let Some(hot) = &self.hot else { return false };
+        hot.program(&registers.config);
+        let at = registers.express.saturating_add(SLOT_CONTROL);
+        let slot = registers.slot.as_ref().map_or(0, Slot::control);
+        let inside = i32::from(offset).saturating_sub(at.into());
+        let Some(write) = SlotWrite::of(inside, data, slot) else { return false };
+        let cleared = registers.change(Change::Clear(write.status));
+        let commanded = write.control.map(|control| registers.change(Change::Control(control)));
+        let commanded = commanded.unwrap_or_default();
+        hot.follow(Effects {
+            interrupt: cleared.interrupt || commanded.interrupt,
+            link: commanded.link,
+            duty: commanded.duty,
+        });
+        commanded.link
+    }
+}
+
+impl Hot {
+    fn follow(&self, effects: Effects) {
+        if effects.interrupt {
+            self.interrupt.signal(0);
+        }
+        if let (true, Some(keeper)) = (effects.duty, self.keeper.get()) {
+            keeper();
+        }
+    }
+}
+
+impl Registers {
+    fn change(&mut self, change: Change) -> Effects {
+        let Some(slot) = &mut self.slot else { return Effects::default() };
+        let effects = slot.change(change);
+        express::show(&mut self.config, self.express, slot);
+        effects
+    }
+}
+
+/// A write that touches Slot Control, Slot Status or both.
+#[derive(Debug, PartialEq, Eq)]
+struct SlotWrite {
+    /// The new value; bytes that were not written keep theirs.
+    control: Option<u16>,
+    /// Ones that were written.
+    status: u16,
+}
+
+impl SlotWrite {
+    /// `data` written at `inside`, counted from Slot Control, which is `control`.
+    fn of(inside: i32, data: &[u8], control: u16) -> Option<Self> {
+        let mut bytes = control.to_le_bytes().map(Some).to_vec();
+        bytes.resize(4, None);
+        let (mut commands, mut touched) = (false, false);
+        for (at, byte) in (inside..).zip(data) {
+            if let Some(place) = usize::try_from(at).ok().and_then(|at| bytes.get_mut(at)) {
+                *place = Some(*byte);
+                (commands, touched) = (commands || at < 2, true);
+            }
+        }
+        let half = |at: usize| {
+            let byte = |at: usize| bytes.get(at).copied().flatten().unwrap_or(0);
+            u16::from_le_bytes([byte(at), byte(at.saturating_add(1))])
+        };
+        touched.then(|| Self { control: commands.then(|| half(0)), status: half(2) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use vmm_sys_util::eventfd::EventFd;
+
+    use super::*;
+    use crate::pci::PortKind;
+
+    #[test]
+    fn a_write_to_half_of_the_slot_registers_leaves_the_other_half() {
+        let of = |inside, data: &[u8]| SlotWrite::of(inside, data, 0x1234);
+        assert_eq!(of(0, &[0xff, 0x00]), Some(SlotWrite { control: Some(0xff), status: 0 }));
+        assert_eq!(of(1, &[0x56]), Some(SlotWrite { control: Some(0x5634), status: 0 }));
+        assert_eq!(of(2, &[0x10, 0x01]), Some(SlotWrite { control: None, status: 0x110 }));
+        assert_eq!(of(0, &[1, 2, 3, 4]), Some(SlotWrite { control: Some(0x201), status: 0x403 }));
+        assert_eq!(of(4, &[1]), None);
+        assert_eq!(of(-2, &[1, 2]), None, "the register before it");
+    }
+
+    #[derive(Default)]
+    struct Router(Mutex<Vec<MsiMessage>>);
+
+    impl MsiRouter for Router {
+        fn connect(&self, _slot: &mut Option<u32>, message: MsiMessage, trigger: &EventFd) -> io::Result<()> {
+            if trigger.read().is_ok() {
+                self.0.lock().unwrap().push(message);
+            }
+            Ok(())
+        }
+        fn disconnect(&self, _slot: u32, _trigger: &EventFd) {}
+    }
+
+    struct Card;
+
+    impl PciFunction for Card {
+        fn config_read(&self, _offset: u16, data: &mut [u8]) {
+            data.fill(0x5a);
+        }
+        fn config_write(&self, _offset: u16, _data: &[u8]) -> bool {
+            false
+        }
+    }
+
+    impl Plugged for Card {
+        fn reset(&self, _together: &[&str]) {}
+        fn end(&self) {}
+        fn name(&self) -> &'static str {
+            "card"
+        }
+    }
+
+    fn port(function: Option<Arc<dyn Plugged>>, router: &Arc<Router>) -> Port {
+        let config = PortConfig {
+            kind: PortKind::Root,
+            slot: 1,
+            primary: 0,
+            secondary: 1,
+            subordinate: 1,
+            window32: None,
+            window64: None,
+            occupied: false,
+            acs: None,
+        };
+        Port::hot(&config, function, Arc::clone(router) as _).unwrap()
+    }
+
+    fn u16_at(port: &Port, offset: u16) -> u16 {
+        let mut data = [0; 2];
+        port.config_read(offset, &mut data);
+        u16::from_le_bytes(data)
+    }
+
+    const EXPRESS: u16 = 0x40;
+    const MSI: u16 = 0x7c;
+    const CONTROL: u16 = EXPRESS + 0x18;
+    const STATUS: u16 = EXPRESS + 0x1a;
+    const LINK: u16 = EXPRESS + 0x12;
+
+    #[test]
+    fn the_ports_message_tells_of_a_function_that_came() {
+        let router = Arc::new(Router::default());
+        let port = port(None, &router);
+        assert_eq!((u16_at(&port, MSI) & 0xff, u16_at(&port, STATUS)), (5, 0));
+        assert!(port.insert(Arc::new(Card)) && !port.insert(Arc::new(Card)));
+        let _ = port.config_write(MSI + 4, &0xfee0_0000_u32.to_le_bytes());
+        let _ = port.config_write(MSI + 12, &[0x31, 0]);
+        let _ = port.config_write(MSI + 2, &[1, 0]);
+        let _ = port.config_write(CONTROL, &0x1728_u16.to_le_bytes());
+        assert!(router.0.lock().unwrap().is_empty(), "a port that is no bus master sends nothing");
+        let _ = port.config_write(COMMAND, &4_u16.to_le_bytes());
+        assert_eq!(*router.0.lock().unwrap(), [MsiMessage { address: 0xfee0_0000, data: 0x31 }]);
+    }
+
+    #[test]
+    fn power_and_the_reset_bit_decide_whether_what_is_in_the_slot_answers() {
+        let port = port(Some(Arc::new(Card)), &Arc::new(Router::default()));
+        let up = |port: &Port| (port.seated().unwrap().1, u16_at(port, LINK) & 1 << 13 != 0);
+        assert_eq!(up(&port), (true, true));
+        assert!(port.config_write(CONTROL, &0x700_u16.to_le_bytes()));
+        assert_eq!(up(&port), (false, false));
+        assert!(!port.config_write(CONTROL, &0x100_u16.to_le_bytes()), "not before it is reset");
+        let Some(Duty::Reset(times)) = port.duty() else { panic!() };
+        port.fresh(times);
+        assert_eq!(up(&port), (true, true));
+        assert!(port.config_write(0x3e, &[0x40]));
+        assert!(!up(&port).0);
+        assert!(port.config_write(0x3e, &[0]));
+        let Some(Duty::Reset(times)) = port.duty() else { panic!() };
+        port.fresh(times);
+        assert!(up(&port).0);
+    }
+
+    #[test]
+    fn a_bus_reset_of_the_port_above_reaches_every_port_below() {
+        let below = Arc::new(port(Some(Arc::new(Card)), &Arc::new(Router::default())));
+        let above = Port::new(&PortConfig {
+            kind: PortKind::Upstream,
+            slot: 0,
+            primary: 0,
+            secondary: 1,
+            subordinate: 2,
+            window32: None,
+            window64: None,
+            occupied: true,
+            acs: None,
+        })
+        .above(vec![Arc::clone(&below)]);
+        assert!(above.config_write(0x3e, &[0x40]) && below.duty().is_some());
+        assert!(above.config_write(0x3e, &[0x40]), "set already: no second reset");
+        assert!(above.config_write(0x3e, &[0]));
+        let Some(Duty::Reset(times)) = below.duty() else { panic!() };
+        below.fresh(times);
+        assert!(below.seated().unwrap().1);
+    }
+}
