@@ -34,7 +34,8 @@ pub(super) enum Change {
     Clear(u16),
     /// The host wants what is in it back: the attention button.
     Press,
-    /// A function comes, as it is after its reset.
+    /// A function comes, as it is after its reset. Who brings it presses the button too: Linux has no interrupt of presence
+    /// where there is one.
     Insert,
     /// The function goes.
     Pull,
@@ -151,7 +152,10 @@ impl Slot {
                 self.wanted = true;
                 self.events |= BUTTON_PRESSED;
             }
-            Change::Insert if !self.present => self.set_present(true),
+            Change::Insert if !self.present => {
+                self.set_present(true);
+                self.events |= BUTTON_PRESSED;
+            }
             Change::Pull if self.present => self.set_present(false),
             Change::Hold => self.held = self.held.wrapping_add(1),
             Change::Release => self.held = self.held.wrapping_sub(1),
@@ -210,7 +214,7 @@ mod tests {
         slot.change(Change::Clear(EVENTS));
         let inserted = slot.change(Change::Insert);
         assert_eq!(inserted, Effects { interrupt: true, link: false, duty: false });
-        assert_eq!(slot.status(), PRESENT | PRESENCE_CHANGED);
+        assert_eq!(slot.status(), PRESENT | PRESENCE_CHANGED | BUTTON_PRESSED);
         slot.change(Change::Clear(EVENTS));
         assert_eq!(slot.change(Change::Control(ON)), Effects { interrupt: true, link: true, duty: false });
         assert_eq!(slot.status(), PRESENT | LINK_CHANGED | COMMAND_COMPLETED);
