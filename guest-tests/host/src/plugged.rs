@@ -28,18 +28,25 @@ const ID: &str = "drive";
 pub(crate) fn run(runner: &Runner, scenario: &Scenario, report: &Path) -> Result<ScenarioResult, LabError> {
     let socket = runner.work.join(scenario.name).join("plug.sock");
     let without = Scenario { passed: &[], ..*scenario };
-    tell(runner, scenario, report, |machine| runner.plugging(machine, &socket), &without, |line, function| {
-        if let Some(round) = line.split(PLUG).nth(1) {
-            let plug = || ask(&socket, &format!("plug {ID} {function}"), "ok 1");
-            return Some(timed(&format!("plugged {round}"), plug));
-        }
-        let round = line.split(UNPLUG).nth(1)?;
-        let unplug = || {
-            ask(&socket, &format!("unplug {ID}"), "ok Orderly")?;
-            free(function)
-        };
-        Some(timed(&format!("given back {round}"), unplug))
-    })
+    tell(
+        runner,
+        scenario,
+        report,
+        |machine| runner.plugging(machine, &socket),
+        &without,
+        |line, function| {
+            if let Some(round) = line.split(PLUG).nth(1) {
+                let plug = || ask(&socket, &format!("plug {ID} {function}"), "ok 1");
+                return Some(timed(&format!("plugged {round}"), plug));
+            }
+            let round = line.split(UNPLUG).nth(1)?;
+            let unplug = || {
+                ask(&socket, &format!("unplug {ID}"), "ok Orderly")?;
+                free(function)
+            };
+            Some(timed(&format!("given back {round}"), unplug))
+        },
+    )
 }
 
 /// Tells the story of a function whose driver the host unbinds while a guest has it.
@@ -48,9 +55,14 @@ pub(crate) fn requested(
     scenario: &Scenario,
     report: &Path,
 ) -> Result<ScenarioResult, LabError> {
-    let mut result = tell(runner, scenario, report, |machine| runner.command(machine), scenario, |line, function| {
-        line.contains(UNPLUG).then(|| timed("unbound", || unbind(function)))
-    })?;
+    let mut result = tell(
+        runner,
+        scenario,
+        report,
+        |machine| runner.command(machine),
+        scenario,
+        |line, function| line.contains(UNPLUG).then(|| timed("unbound", || unbind(function))),
+    )?;
     if result.cases.len() > 1 {
         let said = fs::read_to_string(report.join("vmm.log")).unwrap_or_default();
         result.cases.push(timed("told", || told(&said)));

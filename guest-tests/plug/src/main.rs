@@ -38,7 +38,8 @@ fn main() -> ExitCode {
     match run(&Arguments::parse()) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {}", Chain(error.as_ref()));
+            let causes = std::iter::successors(error.source(), |cause| (**cause).source());
+            eprintln!("error: {}", causes.fold(error.to_string(), |all, cause| format!("{all}: {cause}")));
             ExitCode::from(3)
         }
     }
@@ -81,7 +82,8 @@ fn answer(line: &str, handle: &Handle) -> Result<String, String> {
         ["plug", id, function] => {
             let function = function.parse().map_err(|error| format!("{function}: {error}"))?;
             let slot = handle.plug(id, Source::Host(function));
-            let why = |error: HotplugError| format!("{}; {}", Chain(&error), error.help().unwrap_or_default());
+            let why =
+                |error: HotplugError| format!("{}; {}", Chain(&error), error.help().unwrap_or_default());
             slot.map(|slot| slot.to_string()).map_err(why)
         }
         ["unplug", id] => {

@@ -79,7 +79,7 @@ fn spare(file: SpareFile) -> Result<SparePorts, Fault> {
     let ports = file.ports.ok_or_else(|| Rule::MissingKey { key: "ports" }.here())?;
     let ports = in_range(ports, 1, MAX_SPARE).map_err(|rule| rule.at("ports"))?;
     let window = |key: &str, size: Option<ByteSize>, default: u64| {
-        let size = memory::sized(size.unwrap_or(ByteSize::new(default)), WINDOW_UNIT);
+        let size = memory::sized(size.unwrap_or_else(|| ByteSize::new(default)), WINDOW_UNIT);
         let size = size.and_then(|size| match size.get().is_power_of_two() {
             true => Ok(size),
             false => Err(MemoryRule::PowerOfTwo { size }.into()),

@@ -144,17 +144,7 @@ pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
     subscribers.push(Arc::new(Mutex::new(Wake(Arc::clone(&exit)))));
     subscribers.push(Arc::new(Mutex::new(Signals::new(Arc::clone(&exit))?))); // until here they end the process
     let shared = Arc::new(Shared { ports, memory, exit, checks });
-    Ok(Machine {
-        events,
-        vcpus,
-        shared,
-        devices: tree.devices,
-        hotplug,
-        poison,
-        subscribers,
-        _vm: vm,
-        ram,
-    })
+    Ok(Machine { events, vcpus, shared, devices: tree.devices, hotplug, poison, subscribers, _vm: vm, ram })
 }
 
 /// Starts the keeper of functions, where there are any, or can be.

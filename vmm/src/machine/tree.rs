@@ -143,8 +143,7 @@ pub(super) fn build(
     }
     let root = tree.bus(0, &mut endpoints, connections)?;
     let expanders = plan.expanders.iter().map(|expander| expander.bridge.secondary);
-    let expanders =
-        expanders.map(|number| Ok((number, tree.bus(number, &mut endpoints, connections)?)));
+    let expanders = expanders.map(|number| Ok((number, tree.bus(number, &mut endpoints, connections)?)));
     let expanders = expanders.collect::<Result<_, TreeError>>()?;
     tree.root = RootComplex::with_expanders(root, expanders);
     Ok(tree)

@@ -127,7 +127,11 @@ pub(crate) static ALL: &[Check] = &[
         "passed functions are reset and moved over memory; the VMM must live, and a drive that is left alone work",
         passed_fuzz::run,
     )),
-    by_name(check("hotplug", "a drive that is plugged in works, and goes when it is wanted back", hotplug::run)),
+    by_name(check(
+        "hotplug",
+        "a drive that is plugged in works, and goes when it is wanted back",
+        hotplug::run,
+    )),
     by_name(check("fuzz", "random config space, port and MMIO writes; the VMM must live", fuzz::run)),
 ];
 

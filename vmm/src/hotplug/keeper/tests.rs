@@ -228,7 +228,8 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     let offset = prop_oneof![4 => CONTROL..CONTROL + 4, 1 => Just(BRIDGE_CONTROL), 1 => 0..0x100u16];
-    let data = prop_oneof![Just(1), Just(2), Just(4)].prop_flat_map(|n| prop::collection::vec(any::<u8>(), n));
+    let data =
+        prop_oneof![Just(1), Just(2), Just(4)].prop_flat_map(|n| prop::collection::vec(any::<u8>(), n));
     prop_oneof![
         6 => (1..=2u8, offset, data).prop_map(|(port, offset, data)| Step::Write(port, offset, data)),
         2 => any::<bool>().prop_map(Step::Plug),

@@ -77,8 +77,7 @@ impl Hot {
         let at = |offset: u16| self.msi.saturating_add(offset);
         let address = u64::from(config.u32(at(4))) | u64::from(config.u32(at(8))) << 32;
         let message = MsiMessage { address, data: config.u16(at(12)).into() };
-        let enabled =
-            config.u16(at(2)) & MSI_ENABLE != 0 && config.u16(COMMAND) & COMMAND_BUS_MASTER != 0;
+        let enabled = config.u16(at(2)) & MSI_ENABLE != 0 && config.u16(COMMAND) & COMMAND_BUS_MASTER != 0;
         self.interrupt.program(0, message, false);
         self.interrupt.set_control(enabled, false);
     }

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 
 use egm_address::{Gpa, Guest, Span};
 use egm_vfio::topology::Acs;
-pub use hot::Plugged;
 use hot::Hot;
+pub use hot::Plugged;
 pub use slot::Duty;
 use slot::Slot;
 

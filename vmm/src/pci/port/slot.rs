@@ -226,7 +226,11 @@ mod tests {
         slot.change(Change::Control(ON));
         slot.change(Change::Clear(EVENTS));
         assert!(slot.change(Change::Press).interrupt);
-        assert_eq!(slot.change(Change::Press), Effects::default(), "a second press would take the first back");
+        assert_eq!(
+            slot.change(Change::Press),
+            Effects::default(),
+            "a second press would take the first back"
+        );
         assert_eq!((slot.status(), slot.duty()), (PRESENT | BUTTON_PRESSED, None));
         let off = slot.change(Change::Control(OFF));
         assert!(off.link && off.duty);

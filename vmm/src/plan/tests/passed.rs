@@ -340,7 +340,8 @@ fn a_function_is_placed_in_the_windows_of_a_spare_port_or_refused_with_the_size_
     for bar in &bars {
         assert!(port.window64.unwrap().covers(bar.span) && bar.span.start().is_aligned(bar.span.size()));
     }
-    let small = BridgePlan { window64: Some(Span::new(port.window64.unwrap().start(), GIB).unwrap()), ..*port };
+    let small =
+        BridgePlan { window64: Some(Span::new(port.window64.unwrap().start(), GIB).unwrap()), ..*port };
     let refused = plug(&new, &gpu, &small).unwrap_err();
     assert_eq!(refused.blame(), Blame::Configuration);
     let help = refused.help().unwrap();
