@@ -29,7 +29,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     firmware: Option<String>,
     /// Folder of the sockets at which "egm-device serve" shows slices that are devices
-    #[arg(long, value_name = "FOLDER", default_value = "/run/egm-device")]
+    #[arg(long, value_name = "FOLDER", default_value = "/run/egm-serve")]
     sockets: String,
     /// Print JSON: the words of the command, or the XML, and the notes
     #[arg(long)]

@@ -22,7 +22,7 @@ impl Libvirt<'_> {
                     let after = near.saturating_sub(bridges).saturating_sub(1);
                     bridges = bridges.saturating_add(1);
                     let bus = LAST_BUS.saturating_sub(after.saturating_mul(2));
-                    Some(expander(xml, node, bus, bridges)?)
+                    Some(self.expander(xml, node, bus, bridges)?)
                 }
                 None => None,
             };
@@ -151,11 +151,8 @@ impl Libvirt<'_> {
                 [("type", "pci"), ("domain", "0x0000"), ("bus", &bus), ("slot", "0x00"), ("function", "0x0")];
             empty(xml, "address", &at)
         })?;
-        if clique.is_some() {
-            self.notes.push(format!(
-                "{}: \"clique\" is left out; qemu:override sets x-nv-gpudirect-clique",
-                device.id
-            ));
+        if let Some(clique) = clique {
+            self.overrides.push((alias.to_owned(), "x-nv-gpudirect-clique", clique.into()));
         }
         if backend == Backend::Iommufd && !self.options.nvidia {
             self.notes.push(format!(
@@ -225,6 +222,36 @@ impl Libvirt<'_> {
         Ok(())
     }
 
+    /// A host bridge of `node` at bus `bus`, the `count`th, and a root port; the index of the latter.
+    fn expander(&mut self, xml: &mut Xml, node: u32, bus: usize, count: usize) -> io::Result<usize> {
+        // Bridges of libvirt belong to cells only.
+        let is_cell = self.guest.nodes.iter().any(|other| other.id == node && self.is_cell(other));
+        let index = count.saturating_mul(2).saturating_sub(1);
+        let port = index.saturating_add(1);
+        let [index_text, port_text, bus] = [index, port, bus].map(|n| n.to_string());
+        let bridge = [("type", "pci"), ("index", index_text.as_str()), ("model", "pcie-expander-bus")];
+        xml.create_element("controller").with_attributes(bridge).write_inner_content(|xml| {
+            let target = xml.create_element("target").with_attribute(("busNr", bus.as_str()));
+            if is_cell {
+                target.write_inner_content(|xml| text(xml, "node", &[], &node.to_string()))?;
+            } else {
+                target.write_empty()?;
+            }
+            Ok(())
+        })?;
+        if !is_cell {
+            self.overrides.push((format!("pci.{index}"), "numa_node", node));
+        }
+        let root = [("type", "pci"), ("index", port_text.as_str()), ("model", "pcie-root-port")];
+        xml.create_element("controller").with_attributes(root).write_inner_content(|xml| {
+            let bus = format!("{index:#04x}");
+            let at =
+                [("type", "pci"), ("domain", "0x0000"), ("bus", &bus), ("slot", "0x00"), ("function", "0x0")];
+            empty(xml, "address", &at)
+        })?;
+        Ok(port)
+    }
+
     fn console(&mut self, xml: &mut Xml) -> io::Result<()> {
         let (kind, source): (_, Vec<(&str, &str)>) = match &self.guest.machine.console {
             Console::Pty => ("pty", Vec::new()),
@@ -245,27 +272,6 @@ impl Libvirt<'_> {
         })?;
         Ok(())
     }
-}
-
-/// A host bridge of `node` at bus `bus`, the `count`th, and a root port; the index of the latter.
-fn expander(xml: &mut Xml, node: u32, bus: usize, count: usize) -> io::Result<usize> {
-    let index = count.saturating_mul(2).saturating_sub(1);
-    let port = index.saturating_add(1);
-    let [index_text, port_text, bus] = [index, port, bus].map(|n| n.to_string());
-    let bridge = [("type", "pci"), ("index", index_text.as_str()), ("model", "pcie-expander-bus")];
-    xml.create_element("controller").with_attributes(bridge).write_inner_content(|xml| {
-        let target = xml.create_element("target").with_attribute(("busNr", bus.as_str()));
-        target.write_inner_content(|xml| text(xml, "node", &[], &node.to_string()))?;
-        Ok(())
-    })?;
-    let root = [("type", "pci"), ("index", port_text.as_str()), ("model", "pcie-root-port")];
-    xml.create_element("controller").with_attributes(root).write_inner_content(|xml| {
-        let bus = format!("{index:#04x}");
-        let at =
-            [("type", "pci"), ("domain", "0x0000"), ("bus", &bus), ("slot", "0x00"), ("function", "0x0")];
-        empty(xml, "address", &at)
-    })?;
-    Ok(port)
 }
 
 /// The letters at the end of a target's name only have to differ.

@@ -24,7 +24,8 @@ type Xml = Writer<Vec<u8>>;
 
 /// The domain that libvirt defines.
 pub(super) fn export(guest: &Guest, options: &Options) -> Result<Export, ExportError> {
-    let mut libvirt = Libvirt { guest, options, arguments: Vec::new(), notes: guest.notes.clone() };
+    let mut libvirt =
+        Libvirt { guest, options, arguments: Vec::new(), overrides: Vec::new(), notes: guest.notes.clone() };
     let mut others = guest.nodes.iter().skip_while(|node| libvirt.is_cell(node));
     if let Some(node) = others.find(|node| libvirt.is_cell(node) || !node.cpus.is_empty()) {
         return Err(ExportError::Cell { node: node.id });
@@ -43,6 +44,8 @@ struct Libvirt<'a> {
     options: &'a Options,
     /// What libvirt has no element for.
     arguments: Vec<String>,
+    /// Properties of devices that libvirt has no word for: alias, name, unsigned value.
+    overrides: Vec<(String, &'static str, u32)>,
     notes: Vec<String>,
 }
 
@@ -77,10 +80,21 @@ impl Libvirt<'_> {
         cpu.write_inner_content(|xml| self.cpu(xml))?;
         self.other_nodes();
         xml.create_element("devices").write_inner_content(|xml| self.devices(xml))?;
+        self.beyond(xml)
+    }
+
+    /// What is QEMU's and not libvirt's.
+    fn beyond(&mut self, xml: &mut Xml) -> io::Result<()> {
         if !self.arguments.is_empty() {
             let arguments = std::mem::take(&mut self.arguments);
             xml.create_element("qemu:commandline").write_inner_content(|xml| {
                 arguments.iter().try_for_each(|argument| empty(xml, "qemu:arg", &[("value", argument)]))
+            })?;
+        }
+        if !self.overrides.is_empty() {
+            let overrides = std::mem::take(&mut self.overrides);
+            xml.create_element("qemu:override").write_inner_content(|xml| {
+                overrides.iter().try_for_each(|property| overridden(xml, property))
             })?;
         }
         Ok(())
@@ -277,6 +291,18 @@ impl Libvirt<'_> {
         })?;
         Ok(())
     }
+}
+
+fn overridden(xml: &mut Xml, (alias, name, value): &(String, &str, u32)) -> io::Result<()> {
+    let device = xml.create_element("qemu:device").with_attribute(("alias", alias.as_str()));
+    device.write_inner_content(|xml| {
+        let value = value.to_string();
+        let property = [("name", *name), ("type", "unsigned"), ("value", &value)];
+        let frontend = xml.create_element("qemu:frontend");
+        frontend.write_inner_content(|xml| empty(xml, "qemu:property", &property))?;
+        Ok(())
+    })?;
+    Ok(())
 }
 
 fn siblings<'a>(xml: &mut Xml, mut to: impl Iterator<Item = (&'a NumaNode, &'a u8)>) -> io::Result<()> {

@@ -103,14 +103,14 @@ impl Qemu<'_> {
             Console::Pty => "pty".to_owned(),
             Console::Null => "null".to_owned(),
             Console::File(path) => {
-                self.command.option("-chardev", format!("file,id=serial0,append=on,path={}", value(path)));
-                "chardev:serial0".to_owned()
+                self.command.option("-chardev", format!("file,id=console,append=on,path={}", value(path)));
+                "chardev:console".to_owned()
             }
             Console::Socket(path) => {
                 let path = value(path);
-                let chardev = format!("socket,id=serial0,server=on,wait=off,path={path}");
+                let chardev = format!("socket,id=console,server=on,wait=off,path={path}");
                 self.command.option("-chardev", chardev);
-                "chardev:serial0".to_owned()
+                "chardev:console".to_owned()
             }
         };
         self.command.option("-serial", serial);

@@ -1,28 +1,19 @@
 //! A machine on a host: where each piece of memory comes from, and the nodes with what NVIDIA's driver needs of them.
 
+mod distances;
+mod place;
+
 use std::collections::BTreeMap;
 
-use egm_address::{CpuSet, Offset, PciAddress, Span, SpanSet};
+use egm_address::{CpuSet, PciAddress};
 
 use super::machine::{Access, Backend, Device, DeviceKind, EgmSlice, Form, Machine, PageSize};
-use super::rules::pool_page;
-use crate::carve::plan::{Request, Short, place};
-use crate::owner::Owner;
+use crate::carve::plan::Short;
 use crate::region::{Region, RegionKind, Slice, Survey};
 use crate::report::{Blame, Report};
 
 /// Nodes that the driver of one coherent GPU brings its memory up in: one for each possible instance of MIG.
 const INITIATORS: u32 = 8;
-/// A node's distance to itself, and the one that is assumed where none is written (ACPI 6.5, 5.2.17).
-const LOCAL: u8 = 10;
-const REMOTE: u8 = 20;
-/// Published distances of a Grace guest: between a GPU's nodes, to another GPU's, and from memory and processors to a
-/// GPU of the same and of another socket.
-const SAME_GPU: u8 = 11;
-const OTHER_GPU: u8 = 40;
-const NEAR_GPU: u8 = 80;
-const FAR_GPU: u8 = 120;
-
 /// A machine on a host.
 #[derive(Debug, Clone)]
 pub struct Guest {
@@ -209,10 +200,10 @@ impl Guest {
                 self.serve(slice, &id, sockets);
                 continue;
             }
-            let (source, region) = source(index, slice, survey, &mut taken)?;
+            let (source, region) = place::source(index, slice, survey, &mut taken)?;
             if let (Source::File { .. }, Some(region)) = (&source, region) {
                 homes.entry(region.name.clone()).or_insert(slice.node);
-                self.notes.extend(retired(&id, region, &source, slice.size.get()));
+                self.notes.extend(place::retired(&id, region, &source, slice.size.get()));
             }
             self.memory.push(Memory { id, node: slice.node, size: slice.size.get(), source });
         }
@@ -223,9 +214,12 @@ impl Guest {
     fn serve(&mut self, slice: &EgmSlice, id: &str, sockets: &str) {
         let socket = format!("{sockets}/{}-{id}.sock", self.machine.name);
         self.notes.push(format!(
-            "{id} is a device: \"egm-device serve\" gives {} of {} at {socket} before the machine starts",
+            "{id} is a device, served before the machine starts: egm-device serve --region {} --size {} --pxm {} --name \
+             {}-{id} --socket {socket}",
+            slice.regions.first().map_or("REGION", String::as_str),
             slice.size,
-            slice.regions.join(" or ")
+            slice.node,
+            self.machine.name
         ));
         let kind = DeviceKind::VfioUser { socket };
         let near = self.machine.nodes.iter().any(|node| node.id == slice.node).then_some(slice.node);
@@ -291,45 +285,6 @@ impl Guest {
         self.nodes = nodes;
         if next > 256 { Err(GuestError::Nodes { nodes: next }) } else { Ok(()) }
     }
-
-    fn measure(&self) -> Option<Vec<Vec<u8>>> {
-        let mut written = BTreeMap::new();
-        let nodes = self.machine.nodes.iter().map(|node| (node.id, &node.distances));
-        for (from, distances) in nodes.chain(self.machine.slices.iter().map(|s| (s.node, &s.distances))) {
-            written.extend(distances.iter().map(|(&to, &distance)| ((from, to), distance)));
-        }
-        if written.is_empty() && self.nodes.iter().all(|node| node.initiator.is_none()) {
-            return None;
-        }
-        let plain = |from: u32, to: u32| {
-            let there = written.get(&(from, to)).or_else(|| written.get(&(to, from)));
-            if from == to { LOCAL } else { there.copied().unwrap_or(REMOTE) }
-        };
-        let distance = |from: &NumaNode, to: &NumaNode| match (from.initiator, to.initiator) {
-            (None, None) => plain(from.id, to.id),
-            _ if from.id == to.id => LOCAL,
-            (Some(a), Some(b)) => {
-                if a == b {
-                    SAME_GPU
-                } else {
-                    OTHER_GPU
-                }
-            }
-            (None, Some(gpu)) | (Some(gpu), None) => {
-                let other = if from.initiator.is_none() { from } else { to };
-                if self.is_near(other, gpu, &plain) { NEAR_GPU } else { FAR_GPU }
-            }
-        };
-        Some(self.nodes.iter().map(|from| self.nodes.iter().map(|to| distance(from, to)).collect()).collect())
-    }
-
-    /// Whether `node` is of the GPU's socket: it is the GPU's EGM, or no processors are nearer to that.
-    fn is_near(&self, node: &NumaNode, gpu: usize, distance: &impl Fn(u32, u32) -> u8) -> bool {
-        let Some(home) = self.devices.get(gpu).and_then(|placed| placed.near) else { return true };
-        let processors = self.nodes.iter().filter(|node| !node.cpus.is_empty());
-        let nearest = processors.map(|node| distance(node.id, home)).min().unwrap_or(LOCAL);
-        distance(node.id, home) <= nearest
-    }
 }
 
 /// The host function that a device is.
@@ -353,90 +308,6 @@ fn ordinary(machine: &Machine) -> Vec<Memory> {
         },
     });
     memory.collect()
-}
-
-/// The first of a slice's wishes that the host can give, and the region that it comes from.
-fn source<'s>(
-    index: usize,
-    slice: &EgmSlice,
-    survey: &'s Survey,
-    taken: &mut BTreeMap<String, Vec<Slice>>,
-) -> Result<(Source, Option<&'s Region>), GuestError> {
-    let own = |page_size, host_nodes| Source::Own { page_size, host_nodes, prefault: false };
-    let mut short = None;
-    for wanted in &slice.regions {
-        if wanted == "local" || wanted == "memfd" {
-            return Ok((own(slice.page_size, slice.host_nodes.clone()), None));
-        }
-        let called = |region: &&Region| region.name == *wanted || region.kind.word() == wanted;
-        for region in survey.regions.iter().filter(called) {
-            match &region.kind {
-                RegionKind::Hugetlb => {
-                    let nodes = region.node.map(|node| [node].into_iter().collect());
-                    return Ok((own(pool_page(region.page_size.get()), nodes), Some(region)));
-                }
-                RegionKind::Memfd => return Ok((own(slice.page_size, slice.host_nodes.clone()), None)),
-                RegionKind::GuestMemfd => {}
-                RegionKind::Egm { device }
-                | RegionKind::Reserved { device }
-                | RegionKind::Devdax { device } => {
-                    let path = device.to_str().map(str::to_owned);
-                    let path = path.ok_or_else(|| GuestError::Device { region: region.name.clone() })?;
-                    match find(region, slice, taken) {
-                        Ok(offset) => {
-                            let offset = file_offset(region, offset);
-                            let page = region.page_size.get();
-                            return Ok((Source::File { path, offset, page }, Some(region)));
-                        }
-                        Err(error) => short = short.or(Some(error)),
-                    }
-                }
-            }
-        }
-    }
-    Err(match short {
-        Some(source) => GuestError::NoPlace { index, source: Box::new(source) },
-        None => GuestError::NoRegion { index, regions: slice.regions.clone() },
-    })
-}
-
-/// Offsets of `/dev/mem` are host physical addresses.
-fn file_offset(region: &Region, offset: u64) -> u64 {
-    let base = match (&region.kind, region.base) {
-        (RegionKind::Reserved { .. }, Some(base)) => base.get(),
-        _ => 0,
-    };
-    base.saturating_add(offset)
-}
-
-/// The offset in its region of a slice, past those that this machine has of it already.
-fn find(region: &Region, slice: &EgmSlice, taken: &mut BTreeMap<String, Vec<Slice>>) -> Result<u64, Short> {
-    let ours = taken.entry(region.name.clone()).or_default();
-    let busy = ours.iter().filter_map(|s| Span::new(Offset::new(s.offset), s.size.get()).ok()).collect();
-    // Whose it is does not change where it goes.
-    let owner = Owner { name: String::new(), uid: 0, pid: 0, started: 0 };
-    let request = Request::new(slice.size.get(), owner);
-    let huge = Request { align: 1 << 30, ..request.clone() };
-    let found = place(region, &busy, &SpanSet::EMPTY, &huge)
-        .or_else(|_| place(region, &busy, &SpanSet::EMPTY, &request))?;
-    let offset = found.offset;
-    ours.push(found);
-    Ok(offset)
-}
-
-/// Bad pages of a slice, which only egm-vmm and a device leave out of what the guest has.
-fn retired(id: &str, region: &Region, source: &Source, size: u64) -> Option<String> {
-    let Source::File { offset, .. } = source else { return None };
-    let first = offset.saturating_sub(file_offset(region, 0));
-    let slice: SpanSet<_> = Span::new(Offset::new(first), size).into_iter().collect();
-    let left = slice.minus(region.retired.spans());
-    let bad = slice.size().saturating_sub(left.size());
-    (bad > 0).then(|| {
-        format!(
-            "{id}: {bad:#x} bytes of it are retired, and this monitor cannot leave holes: the guest may touch bad \
-             memory; write \"as\": \"device\", or run the machine with egm-vmm"
-        )
-    })
 }
 
 /// What the configuration says and no monitor here is told.

@@ -1,0 +1,96 @@
+//! Where a slice's bytes lie in its region, and what a monitor cannot do about that place.
+
+use std::collections::BTreeMap;
+
+use egm_address::{Offset, Span, SpanSet};
+
+use super::{GuestError, Source};
+use crate::carve::plan::{Request, Short, place};
+use crate::export::machine::EgmSlice;
+use crate::export::rules::pool_page;
+use crate::owner::Owner;
+use crate::region::{Region, RegionKind, Slice, Survey};
+
+/// The first of a slice's wishes that the host can give, and the region that it comes from.
+pub(super) fn source<'s>(
+    index: usize,
+    slice: &EgmSlice,
+    survey: &'s Survey,
+    taken: &mut BTreeMap<String, Vec<Slice>>,
+) -> Result<(Source, Option<&'s Region>), GuestError> {
+    let own = |page_size, host_nodes| Source::Own { page_size, host_nodes, prefault: false };
+    let mut short = None;
+    for wanted in &slice.regions {
+        if wanted == "local" || wanted == "memfd" {
+            return Ok((own(slice.page_size, slice.host_nodes.clone()), None));
+        }
+        let called = |region: &&Region| region.name == *wanted || region.kind.word() == wanted;
+        for region in survey.regions.iter().filter(called) {
+            match &region.kind {
+                RegionKind::Hugetlb => {
+                    let nodes = region.node.map(|node| [node].into_iter().collect());
+                    return Ok((own(pool_page(region.page_size.get()), nodes), Some(region)));
+                }
+                RegionKind::Memfd => return Ok((own(slice.page_size, slice.host_nodes.clone()), None)),
+                RegionKind::GuestMemfd => {}
+                RegionKind::Egm { device }
+                | RegionKind::Reserved { device }
+                | RegionKind::Devdax { device } => {
+                    let path = device.to_str().map(str::to_owned);
+                    let path = path.ok_or_else(|| GuestError::Device { region: region.name.clone() })?;
+                    match find(region, slice, taken) {
+                        Ok(offset) => {
+                            let offset = file_offset(region, offset);
+                            let page = region.page_size.get();
+                            return Ok((Source::File { path, offset, page }, Some(region)));
+                        }
+                        Err(error) => short = short.or(Some(error)),
+                    }
+                }
+            }
+        }
+    }
+    Err(match short {
+        Some(source) => GuestError::NoPlace { index, source: Box::new(source) },
+        None => GuestError::NoRegion { index, regions: slice.regions.clone() },
+    })
+}
+
+/// Offsets of `/dev/mem` are host physical addresses.
+fn file_offset(region: &Region, offset: u64) -> u64 {
+    let base = match (&region.kind, region.base) {
+        (RegionKind::Reserved { .. }, Some(base)) => base.get(),
+        _ => 0,
+    };
+    base.saturating_add(offset)
+}
+
+/// The offset in its region of a slice, past those that this machine has of it already.
+fn find(region: &Region, slice: &EgmSlice, taken: &mut BTreeMap<String, Vec<Slice>>) -> Result<u64, Short> {
+    let ours = taken.entry(region.name.clone()).or_default();
+    let busy = ours.iter().filter_map(|s| Span::new(Offset::new(s.offset), s.size.get()).ok()).collect();
+    // Whose it is does not change where it goes.
+    let owner = Owner { name: String::new(), uid: 0, pid: 0, started: 0 };
+    let request = Request::new(slice.size.get(), owner);
+    let huge = Request { align: 1 << 30, ..request.clone() };
+    let found = place(region, &busy, &SpanSet::EMPTY, &huge)
+        .or_else(|_| place(region, &busy, &SpanSet::EMPTY, &request))?;
+    let offset = found.offset;
+    ours.push(found);
+    Ok(offset)
+}
+
+/// Bad pages of a slice, which only egm-vmm and a device leave out of what the guest has.
+pub(super) fn retired(id: &str, region: &Region, source: &Source, size: u64) -> Option<String> {
+    let Source::File { offset, .. } = source else { return None };
+    let first = offset.saturating_sub(file_offset(region, 0));
+    let slice: SpanSet<_> = Span::new(Offset::new(first), size).into_iter().collect();
+    let left = slice.minus(region.retired.spans());
+    let bad = slice.size().saturating_sub(left.size());
+    (bad > 0).then(|| {
+        format!(
+            "{id}: {bad:#x} bytes of it are retired, and this monitor cannot leave holes: the guest may touch bad \
+             memory; write \"as\": \"device\", or run the machine with egm-vmm"
+        )
+    })
+}

@@ -1,0 +1,164 @@
+//! Machines in the words of other monitors, and those monitors' own opinion of them where this host has them.
+//!
+//! What is written for two published topologies of EGM is in `tests/golden/export/`, and was read by somebody. After a change
+//! that is meant, write it anew and read the difference:
+//! ```text
+//! EGM_GOLDEN=write cargo test -p egm-device --test export && git diff egm-device/tests/golden
+//! ```
+
+#![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "export/grammar.rs"]
+mod grammar;
+#[path = "export/monitors.rs"]
+mod monitors;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_egm-device");
+const GOLDEN: &str = "tests/golden/export";
+/// Machines that have a host of their own.
+const TOPOLOGIES: [&str; 2] = ["gb200-4gpu", "gh200-4socket"];
+/// Monitor, options, and the end of the golden file's name.
+const FORMS: [(&str, &[&str], &str); 5] = [
+    ("qemu", &[], "qemu.txt"),
+    ("qemu", &["--nvidia"], "qemu-nvidia.txt"),
+    ("cloud-hypervisor", &[], "cloud-hypervisor.txt"),
+    ("libvirt", &[], "libvirt.txt"),
+    ("libvirt", &["--nvidia"], "libvirt-nvidia.txt"),
+];
+
+fn file(name: &str) -> PathBuf {
+    Path::new("tests/export").join(name)
+}
+
+fn export(monitor: &str, config: &Path, host: &Path, options: &[&str]) -> Output {
+    let mut command = Command::new(PROGRAM);
+    command.args(["export", monitor, "--config"]).arg(config).arg("--recorded").arg(host).args(options);
+    command.output().unwrap()
+}
+
+/// What `--json` says of a machine of ours on the host that it is for.
+fn json(monitor: &str, name: &str, options: &[&str]) -> Value {
+    let options = [options, &["--json"]].concat();
+    let host = file(&format!("{name}.host.json"));
+    let output = export(monitor, &file(&format!("{name}.json")), &host, &options);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// The words of a command line.
+fn words(json: &Value) -> Vec<String> {
+    json["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap().to_owned()).collect()
+}
+
+/// The awkward machine in a folder of its own, which its paths are relative to.
+fn awkward(folder: &Path) -> PathBuf {
+    let config = folder.join("awkward.json");
+    fs::copy(file("awkward.json"), &config).unwrap();
+    config
+}
+
+#[test]
+fn the_published_topologies_are_written_as_they_were_read() {
+    let write = std::env::var_os("EGM_GOLDEN").is_some_and(|value| value == "write");
+    let mut wrong = Vec::new();
+    for name in TOPOLOGIES {
+        for (monitor, options, end) in FORMS {
+            let host = file(&format!("{name}.host.json"));
+            let output = export(monitor, &file(&format!("{name}.json")), &host, options);
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            let said = [output.stdout, b"\n".to_vec(), output.stderr].concat();
+            let golden = Path::new(GOLDEN).join(format!("{name}.{end}"));
+            if write {
+                fs::write(&golden, said).unwrap();
+            } else if fs::read(&golden).ok().as_deref() != Some(&said) {
+                wrong.push(golden.display().to_string());
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "missing or different: {}; see the top of this file", wrong.join(", "));
+}
+
+#[test]
+fn the_readme_shows_what_is_written() {
+    let readme = fs::read_to_string("../README.md").unwrap();
+    let (_, block) = readme.split_once("$ egm-device export").unwrap();
+    let (arguments, shown) = block.split_once("\n```").unwrap().0.split_once('\n').unwrap();
+    let mut command = Command::new(PROGRAM);
+    let output = command.arg("export").args(arguments.split_whitespace()).current_dir("..").output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    let mut lines = said.lines();
+    for line in shown.lines().filter(|line| *line != "…") {
+        assert!(lines.any(|said| said == line), "no {line:?} in\n{said}");
+    }
+}
+
+#[test]
+fn what_a_shell_reads_is_what_programs_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = awkward(folder.path());
+    let host = file("x86.host.json");
+    let text = String::from_utf8(export("qemu", &config, &host, &[]).stdout).unwrap();
+    // The shell runs a function in the place of QEMU, which says what it was given.
+    let script = text.replacen("qemu-system-x86_64", "printf '%s\\0' qemu-system-x86_64", 1);
+    let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    let told = words(&serde_json::from_slice(&export("qemu", &config, &host, &["--json"]).stdout).unwrap());
+    assert_eq!(said.split_terminator('\0').collect::<Vec<_>>(), told);
+    assert!(told.iter().any(|word| word.contains("`id` \\ *")), "{told:?}");
+}
+
+#[track_caller]
+fn refused(monitor: &str, config: &str, parts: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("vm.json");
+    fs::write(&path, config).unwrap();
+    let output = export(monitor, &path, &file("gb200-4gpu.host.json"), &[]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(matches!(output.status.code(), Some(2 | 3)) && output.stdout.is_empty(), "{said}");
+    for part in parts.iter().chain(&["\n  help: "]) {
+        assert!(said.contains(part), "no {part:?} in\n{said}");
+    }
+}
+
+/// A machine with `memory` and other keys.
+fn machine(memory: &str, rest: &str) -> String {
+    format!(r#"{{"boot": {{"kernel": "/k"}}, "memory": {memory}{rest}}}"#)
+}
+
+#[test]
+fn what_a_monitor_has_no_words_for_is_refused() {
+    let size = r#"{"size": "1GiB"}"#;
+    let twice = r#", "egm": [{"region": "egm4", "size": "1GiB", "node": 1}, {"region": "egm4", "size": "1GiB", "node": 2}]"#;
+    refused("cloud-hypervisor", &machine(size, twice), &["egm1 begins at 0x40000000 of /dev/egm4"]);
+    let gap = r#", "egm": [{"region": "local", "size": "1GiB", "node": 4}]"#;
+    refused("qemu", &machine(size, gap), &["there is no node 1"]);
+    let nodes = r#"{"nodes": [{"id": 0, "size": "1GiB", "cpus": "0"}, {"id": 2, "size": "1GiB"}]}"#;
+    let between = r#", "egm": [{"region": "egm4", "size": "1GiB", "node": 1}]"#;
+    refused("libvirt", &machine(nodes, between), &["node 2 cannot be a cell"]);
+    let quote = r#", "devices": [{"type": "virtio-blk", "path": "/a\"b"}]"#;
+    refused("cloud-hypervisor", &machine(size, quote), &["double quote"]);
+}
+
+#[test]
+fn a_file_that_is_no_machine_or_a_host_without_its_region_is_refused() {
+    let size = r#"{"size": "1GiB"}"#;
+    refused("qemu", "{", &["vm.json:1:1: not JSON"]);
+    refused("qemu", &machine(size, r#", "devcies": []"#), &["is not a machine", "unknown field `devcies`"]);
+    refused("qemu", &machine(size, r#", "name": "a b""#), &["name: \"a b\" cannot be a name"]);
+    refused("qemu", &machine(r#"{"size": "1"}"#, ""), &["memory: 1 is not a multiple"]);
+    refused("qemu", &machine(size, r#", "cpus": {"count": 999}"#), &["999 vCPUs"]);
+    let far = r#"{"nodes": [{"id": 0, "size": "1GiB", "cpus": "0", "distances": {"7": 20}}]}"#;
+    refused("qemu", &machine(far, ""), &["memory.nodes.distances: node 7 is not there"]);
+    let region = r#", "egm": [{"region": "egm9", "size": "1GiB", "node": 1}]"#;
+    refused("qemu", &machine(size, region), &["egm[0]: this host has none of egm9", "--recorded"]);
+    let large = r#", "egm": [{"region": "egm4", "size": "1TiB", "node": 1}]"#;
+    refused("qemu", &machine(size, large), &["egm[0]: no place", "region egm4 cannot give"]);
+    refused("qemu", r#"{"extends": "vm.json"}"#, &["extends more than"]);
+}
