@@ -29,7 +29,7 @@ pub mod show;
 mod stream;
 mod sys;
 
-pub use backing::{Anonymous, AnonymousError, Backing, BackingError, HugePage};
+pub use backing::{Anonymous, AnonymousError, Backing, BackingError, GuestMemfdError, HugePage};
 pub use lease::Lease;
 pub use ledger::Ledger;
 pub use mapping::{Mapping, MappingError};

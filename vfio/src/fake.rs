@@ -309,10 +309,11 @@ struct Mapped {
     access: Access,
 }
 
-/// The kind of memory in one word: `file`, `invisible`, `bar` or `pages`.
+/// The kind of memory in one word: `file`, `guest_memfd`, `invisible`, `bar` or `pages`.
 pub fn kind(behind: &Behind<'_>) -> &'static str {
     match behind {
         Behind::File { .. } => "file",
+        Behind::GuestMemfd { .. } => "guest_memfd",
         Behind::Invisible => "invisible",
         Behind::Bar { .. } => "bar",
         Behind::Pages => "pages",

@@ -162,6 +162,7 @@ unsafe impl HostMemory for Part {
         let further = |offset: u64| offset.saturating_add(self.offset);
         match self.whole.behind() {
             Behind::File { file, offset } => Behind::File { file, offset: further(offset) },
+            Behind::GuestMemfd { file, offset } => Behind::GuestMemfd { file, offset: further(offset) },
             Behind::Bar { dma_buf } => {
                 Behind::Bar { dma_buf: dma_buf.map(|(file, offset)| (file, further(offset))) }
             }

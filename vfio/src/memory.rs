@@ -15,6 +15,14 @@ pub enum Behind<'a> {
         /// Offset of the memory's first byte in it.
         offset: u64,
     },
+    /// Memory of one VM (guest_memfd) from `offset`: its pages can be pinned, so by address. `IOMMU_IOAS_MAP_FILE` takes
+    /// memfd and hugetlb only; another process maps it as any file.
+    GuestMemfd {
+        /// The file.
+        file: BorrowedFd<'a>,
+        /// Offset of the memory's first byte in it.
+        offset: u64,
+    },
     /// Memory without struct pages (`VM_PFNMAP`: EGM character device, `/dev/mem`): legacy type1 by address only.
     Invisible,
     /// A BAR of a function: legacy type1 by address, iommufd by dma-buf (Linux 6.19).

@@ -109,7 +109,7 @@ fn planned(folder: &Path) -> (Plan, Facts, Servers) {
     let file = folder.join("vm.json");
     let text = json!({
         "memory": { "size": "64MiB" },
-        "egm": [{ "region": "local", "size": "32MiB", "node": 1 }],
+        "egm": [{ "region": ["guest-memfd", "local"], "size": "32MiB", "node": 1 }],
         "boot": { "kernel": "kernel" },
         "console": "null",
         "devices": [{ "type": "vfio-user", "socket": "fn.sock" }],

@@ -6,13 +6,22 @@ use std::os::fd::BorrowedFd;
 use super::anonymous::{Anonymous, base_page};
 use crate::sys;
 
+/// `GUEST_MEMFD_FLAG_MMAP`: the host may map it. `GUEST_MEMFD_FLAG_INIT_SHARED`: its pages begin as shared; without it, who
+/// touches one from the host gets a SIGBUS until the guest shares it, which no guest here does.
+const FLAGS: u64 = 1 << 0 | 1 << 1;
+
+/// Whether `has`, an answer to `KVM_CAP_GUEST_MEMFD_FLAGS`, is enough.
+pub(crate) const fn can_be_mapped(has: u64) -> bool {
+    has & FLAGS == FLAGS
+}
+
 /// Why a VM has no such memory.
 #[derive(Debug, thiserror::Error)]
 pub enum GuestMemfdError {
-    /// KVM is too old, or this kind of VM has none.
+    /// KVM is too old, or this VM is of a kind with private memory: there x86 has no pages that begin as shared.
     #[error(
         "memory \"{id}\": KVM lacks guest_memfd flags {wanted:#x} for this VM and has {has:#x} \
-         (KVM_CAP_GUEST_MEMFD_MMAP, Linux 6.18): choose hugetlb or memfd memory"
+         (KVM_CAP_GUEST_MEMFD_FLAGS, Linux 6.18): choose hugetlb or memfd memory"
     )]
     Unsupported {
         /// Whose memory.
@@ -37,24 +46,18 @@ pub enum GuestMemfdError {
 
 /// Memory of one VM that this process maps too: as all anonymous memory once it is made.
 impl Anonymous {
-    /// `GUEST_MEMFD_FLAG_MMAP`: the host may map it. Always asked for.
-    pub const GUEST_MEMFD_MMAP: u64 = 1 << 0;
-    /// `GUEST_MEMFD_FLAG_INIT_SHARED`: its pages begin as shared; without it, touching one from the host is a SIGBUS
-    /// until the guest shares it.
-    pub const GUEST_MEMFD_INIT_SHARED: u64 = 1 << 1;
-
-    /// `size` bytes for `id`, which belong to the VM with the descriptor `vm`.
+    /// `size` bytes for `id`, which belong to the VM with the descriptor `vm`: zero, in base pages, for no other VM, and
+    /// gone with the last descriptor and mapping, which keep the VM.
     ///
     /// # Errors
     /// [`GuestMemfdError`].
-    pub fn of_vm(id: &str, vm: BorrowedFd<'_>, size: u64, flags: u64) -> Result<Self, GuestMemfdError> {
-        let wanted = flags | Self::GUEST_MEMFD_MMAP;
+    pub fn of_vm(id: &str, vm: BorrowedFd<'_>, size: u64) -> Result<Self, GuestMemfdError> {
         let create = |source| GuestMemfdError::Create { id: id.to_owned(), size, source };
         let has = sys::guest_memfd_flags(vm).map_err(create)?;
-        if has & wanted != wanted {
-            return Err(GuestMemfdError::Unsupported { id: id.to_owned(), wanted, has });
+        if !can_be_mapped(has) {
+            return Err(GuestMemfdError::Unsupported { id: id.to_owned(), wanted: FLAGS, has });
         }
-        let file = sys::create_guest_memfd(vm, size, wanted).map_err(create)?.into();
+        let file = sys::create_guest_memfd(vm, size, FLAGS).map_err(create)?.into();
         Ok(Self { file, size, page_size: base_page() })
     }
 }
@@ -65,12 +68,18 @@ mod tests {
     use std::os::fd::AsFd;
 
     use super::*;
+    use crate::backing::Backing;
     use crate::mapping::Mapping;
+
+    #[test]
+    fn memory_that_may_be_mapped_but_begins_as_private_is_of_no_use() {
+        assert_eq!([0, 1, 2, 3, 7].map(can_be_mapped), [false, false, false, true, true]);
+    }
 
     #[test]
     fn a_descriptor_that_is_no_vm_is_refused() {
         let null = File::open("/dev/null").unwrap();
-        let refused = Anonymous::of_vm("test", null.as_fd(), 0x1000, 0);
+        let refused = Anonymous::of_vm("test", null.as_fd(), 0x1000);
         assert!(matches!(refused, Err(GuestMemfdError::Create { .. })), "{refused:?}");
     }
 
@@ -80,11 +89,12 @@ mod tests {
             println!("skipped: this host has no /dev/kvm that this user may open");
             return;
         };
-        match Anonymous::of_vm("test", vm.as_fd(), 4 << 20, Anonymous::GUEST_MEMFD_INIT_SHARED) {
+        match Anonymous::of_vm("test", vm.as_fd(), 4 << 20) {
             Ok(memory) => {
                 let mapping = Mapping::new(&memory, 0, 4 << 20, 0).unwrap();
                 mapping.populate(0, 4 << 20).unwrap();
                 mapping.zero(0, 4 << 20).unwrap();
+                assert!(memory.file().set_len(0).is_err(), "a holder of the descriptor could shrink it");
             }
             Err(error) => assert!(matches!(error, GuestMemfdError::Unsupported { .. }), "{error:?}"),
         }

@@ -22,6 +22,7 @@ use crate::region::{Region, RegionKind, Slice};
 pub use anonymous::{Anonymous, AnonymousError, HugePage};
 pub use error::{BackingError, Holder};
 pub use guest_memfd::GuestMemfdError;
+pub(crate) use guest_memfd::can_be_mapped;
 pub use retired_list::{RetiredListError, RetiredPages, retired_pages};
 
 /// Memory that can be mapped by this process, by KVM and by devices: `size` bytes of `file` from `offset`.

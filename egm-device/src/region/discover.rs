@@ -87,3 +87,20 @@ fn pool(kind: RegionKind, size: u64, page: u64) -> Region {
         retired: Retired::default(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_machines_is_a_region_where_kvm_has_it_and_memory_of_processes_is_one_everywhere() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = |guest_memfd| {
+            let host = HostFacts { guest_memfd, ..HostFacts::read(folder.path()) };
+            pools(&host).map(|region| (region.name, region.page_size.get())).collect::<Vec<_>>()
+        };
+        let local = ("local".to_owned(), 2 << 20);
+        assert_eq!(names(false), std::slice::from_ref(&local));
+        assert_eq!(names(true), [("guest-memfd".to_owned(), 4096), local]);
+    }
+}

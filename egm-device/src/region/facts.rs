@@ -9,6 +9,7 @@ use std::path::Path;
 use egm_address::{ByteSize, CpuSet, Host, Hpa, Span, SpanSet};
 use serde::{Deserialize, Serialize};
 
+use crate::backing::can_be_mapped;
 use crate::region::iomem::{self, Resource};
 use crate::region::read::{bytes, names, number, text};
 use crate::region::srat::{self, Affinity};
@@ -32,7 +33,7 @@ pub struct HostFacts {
     pub affinity: Vec<Affinity>,
     /// The kernel's nodes, by number.
     pub nodes: Vec<Node>,
-    /// Whether its KVM has guest memory that the host can map (`KVM_CAP_GUEST_MEMFD_MMAP`).
+    /// Whether its KVM has guest memory that the host can map (`KVM_CAP_GUEST_MEMFD_FLAGS`).
     #[serde(default)]
     pub guest_memfd: bool,
 }
@@ -107,7 +108,7 @@ impl HostFacts {
 fn guest_memfd(kvm: &Path) -> io::Result<bool> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let kvm = OpenOptions::new().read(true).custom_flags(flags).open(kvm)?;
-    Ok(sys::guest_memfd_flags(kvm.as_fd())? > 0)
+    Ok(can_be_mapped(sys::guest_memfd_flags(kvm.as_fd())?))
 }
 
 /// What the firmware calls RAM: on x86 in `/sys/firmware/memmap`, with a device tree in its memory nodes.

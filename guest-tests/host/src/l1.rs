@@ -36,7 +36,7 @@ pub(crate) const LOG: &str = "l1.log";
 const ARGUMENTS: [&str; 9] =
     ["run", "--where", "kvm", "--tools", "/run/tools", "--work", "/run/work", "--report", "/share"];
 
-/// Runs `scenarios` in the emulated host, in two of them when some ask for iommufd, which Debian's kernel lacks.
+/// Runs `scenarios` in the emulated host, in two of them when some ask for a kernel of our own, with what Debian's lacks.
 pub(crate) fn run(
     scenarios: &[Scenario],
     tools: &Tools,
@@ -44,7 +44,8 @@ pub(crate) fn run(
     report: &Path,
 ) -> Result<Vec<ScenarioResult>, LabError> {
     tools.copy_to(&report.join("tools"))?;
-    let (own, stock): (Vec<Scenario>, Vec<Scenario>) = scenarios.iter().partition(|s| s.iommufd);
+    let (own, stock): (Vec<Scenario>, Vec<Scenario>) =
+        scenarios.iter().partition(|s| s.iommufd || s.own_kernel);
     let mut results = Vec::new();
     if !stock.is_empty() {
         results.extend(run_under(&kernel::l1(cache, false)?, &stock, cache, report)?);

@@ -22,6 +22,7 @@ mod kernel;
 mod l1;
 mod lent;
 mod modules;
+mod own_memory;
 mod passed;
 mod passed_dma;
 mod passed_fault;

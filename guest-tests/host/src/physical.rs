@@ -49,6 +49,11 @@ impl Physical {
         Some(())
     }
 
+    /// Where this process has it.
+    pub(crate) fn address(&self) -> u64 {
+        u64::try_from(self.start.as_ptr().addr()).unwrap_or(u64::MAX)
+    }
+
     /// The word at `offset`, rounded down to a word's.
     pub(crate) fn word(&self, offset: u64) -> Option<u64> {
         let word = self.place(offset)?;

@@ -16,6 +16,7 @@ use crate::host_parts::{GUEST, HOST, HostParts, PORT, Plan};
 use crate::initramfs;
 use crate::judge::{Collected, case, judge};
 use crate::lent;
+use crate::own_memory;
 use crate::passed;
 use crate::process::{Limit, Reaction, watch};
 use crate::progress::Stage;
@@ -116,6 +117,7 @@ impl Runner {
                 Tale::Owned => slices::run,
                 Tale::BadPage => bad_page::run,
                 Tale::Lent => lent::run,
+                Tale::Own => own_memory::run,
             };
             return tell(self, scenario, region, &report);
         }

@@ -41,7 +41,7 @@ pub(crate) fn run(
         return Ok(ScenarioResult::skipped(scenario.name, &why));
     }
     let begun = Instant::now();
-    let total = memory_total()?;
+    let total = meminfo("MemTotal")?;
     let mut cases = Vec::new();
     let beat = Scenario { words: "egm.checks=egm_beat egm.arg.beat.seconds=0", ..*scenario };
     let machine = runner.machine(&beat, report)?;
@@ -215,7 +215,7 @@ fn invisible(slice: Option<(u64, u64)>, before: u64) -> Step {
         return Err(Fault::Untrue(format!("the kernel has it as RAM: {}", line.0)));
     }
     let all: u64 = ram(&iomem).map(|(_, from, to)| to - from).sum();
-    let total = memory_total()?;
+    let total = meminfo("MemTotal")?;
     if total != before || total > all {
         return Err(Fault::Untrue(format!("MemTotal is {total}, it was {before}; RAM of the kernel: {all}")));
     }
@@ -223,7 +223,7 @@ fn invisible(slice: Option<(u64, u64)>, before: u64) -> Step {
 }
 
 /// The lines of `/proc/iomem` that are RAM of the kernel, with first byte and end.
-fn ram(iomem: &str) -> impl Iterator<Item = (&str, u64, u64)> {
+pub(crate) fn ram(iomem: &str) -> impl Iterator<Item = (&str, u64, u64)> {
     iomem.lines().filter(|line| line.trim_start() == *line && line.contains("System RAM")).filter_map(
         |line| {
             let (from, to) = line.split_once(" : ")?.0.split_once('-')?;
@@ -233,16 +233,14 @@ fn ram(iomem: &str) -> impl Iterator<Item = (&str, u64, u64)> {
     )
 }
 
-/// MemTotal in bytes.
-fn memory_total() -> Result<u64, LabError> {
+/// What `/proc/meminfo` says of `what`, in bytes.
+pub(crate) fn meminfo(what: &str) -> Result<u64, LabError> {
     let path = Path::new("/proc/meminfo");
     let text = fs::read_to_string(path).map_err(LabError::file("read", path))?;
-    let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib = text.lines().find_map(|line| line.strip_prefix(what)?.strip_prefix(':'));
     let kib = kib.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-    kib.map(|kib| kib << 10).ok_or_else(|| LabError::Content {
-        what: path.display().to_string(),
-        problem: "no MemTotal".to_owned(),
-    })
+    kib.map(|kib| kib << 10)
+        .ok_or_else(|| LabError::Content { what: path.display().to_string(), problem: format!("no {what}") })
 }
 
 pub(crate) fn output(command: &mut Command) -> Result<Output, LabError> {

@@ -45,7 +45,7 @@ impl UserDomain {
 /// The file of `memory` from `offset` on.
 fn file(memory: &dyn HostMemory, offset: u64) -> Option<(BorrowedFd<'_>, u64)> {
     let (file, first) = match memory.behind() {
-        Behind::File { file, offset } => (file, offset),
+        Behind::File { file, offset } | Behind::GuestMemfd { file, offset } => (file, offset),
         Behind::Bar { dma_buf } => dma_buf?,
         Behind::Invisible | Behind::Pages => return None,
     };

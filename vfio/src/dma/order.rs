@@ -77,7 +77,9 @@ fn inside(span: Span<Io>, ranges: &[Span<Io>]) -> Result<(), DmaError> {
 
 /// Bytes of `pieces` that count as locked memory: those with struct pages. BARs and invisible memory are not pinned.
 pub fn locked_bytes(pieces: &[Piece]) -> u64 {
-    let pinned = |piece: &&Piece| matches!(piece.memory.behind(), Behind::File { .. } | Behind::Pages);
+    let pinned = |piece: &&Piece| {
+        matches!(piece.memory.behind(), Behind::File { .. } | Behind::GuestMemfd { .. } | Behind::Pages)
+    };
     pieces.iter().filter(pinned).fold(0, |sum, piece| sum.saturating_add(piece.iova.size()))
 }
 

@@ -178,17 +178,16 @@ impl Domain for Iommufd {
     ) -> Result<(), DmaError> {
         let no_way = |rule| DmaError::NoWay { iova: iova.start(), size: iova.size(), rule };
         sys::address(memory.as_ref(), offset, iova.size()).map_err(|e| DmaError::refused_map(iova, e))?;
-        let mapped = match memory.behind() {
-            Behind::Invisible => return Err(no_way(NO_PAGES)),
-            Behind::Bar { dma_buf: None } => return Err(no_way(NO_DMA_BUF)),
-            Behind::Bar { dma_buf: Some((file, start)) } => {
+        let by_address = || self.by_address(iova, memory.as_ref(), offset, access);
+        let mapped = match way(memory.behind()).map_err(no_way)? {
+            Way::DmaBuf(file, start) => {
                 let mapped = self.by_file(iova, file, start.saturating_add(offset), access);
                 mapped.ok_or_else(|| no_way(NO_DMA_BUF))?
             }
-            Behind::File { file, offset: start } => self
-                .by_file(iova, file, start.saturating_add(offset), access)
-                .unwrap_or_else(|| self.by_address(iova, memory.as_ref(), offset, access)),
-            Behind::Pages => self.by_address(iova, memory.as_ref(), offset, access),
+            Way::File(file, start) => {
+                self.by_file(iova, file, start.saturating_add(offset), access).unwrap_or_else(by_address)
+            }
+            Way::Address => by_address(),
         };
         mapped.map_err(|source| DmaError::refused_map(iova, source))?;
         self.maps().insert(iova.start(), (iova, Arc::clone(memory)));
@@ -207,7 +206,51 @@ impl Domain for Iommufd {
     }
 }
 
+/// How iommufd is told of memory.
+enum Way<'a> {
+    /// As part of a dma-buf, from there on.
+    DmaBuf(BorrowedFd<'a>, u64),
+    /// As part of a file, from there on; by address where the kernel cannot.
+    File(BorrowedFd<'a>, u64),
+    /// By this process's address: the kernel pins what is mapped there.
+    Address,
+}
+
+/// The way to a kind of memory, or why there is none.
+const fn way(behind: Behind<'_>) -> Result<Way<'_>, &'static str> {
+    match behind {
+        Behind::File { file, offset } => Ok(Way::File(file, offset)),
+        Behind::Bar { dma_buf: Some((file, offset)) } => Ok(Way::DmaBuf(file, offset)),
+        // IOMMU_IOAS_MAP_FILE takes memfd and hugetlb (memfd_pin_folios), and says EINVAL of any other file.
+        Behind::GuestMemfd { .. } | Behind::Pages => Ok(Way::Address),
+        Behind::Invisible => Err(NO_PAGES),
+        Behind::Bar { dma_buf: None } => Err(NO_DMA_BUF),
+    }
+}
+
 const NO_PAGES: &str = "iommufd pins pages, and this memory has none (an EGM device, /dev/mem): set \"backend\": \"legacy\" \
     on the functions that shall reach it";
 const NO_DMA_BUF: &str = "iommufd maps a BAR as a dma-buf, which takes Linux 6.19 and a driver that exports it: without, \
     functions cannot reach each other (peer-to-peer); \"backend\": \"legacy\" can";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guest_memfd_is_a_file_that_only_its_pages_addresses_lead_to() {
+        let null = File::open("/dev/null").unwrap();
+        let (file, offset) = (null.as_fd(), 0x1000);
+        assert!(matches!(way(Behind::GuestMemfd { file, offset }), Ok(Way::Address)));
+        assert!(matches!(way(Behind::File { file, offset }), Ok(Way::File(_, 0x1000))));
+        assert!(matches!(way(Behind::Bar { dma_buf: Some((file, offset)) }), Ok(Way::DmaBuf(_, 0x1000))));
+        assert!(matches!(way(Behind::Pages), Ok(Way::Address)));
+    }
+
+    #[test]
+    fn memory_that_cannot_be_pinned_is_refused_with_what_would_help() {
+        for behind in [Behind::Invisible, Behind::Bar { dma_buf: None }] {
+            assert!(way(behind).is_err_and(|rule| rule.contains("\"legacy\"")), "{behind:?}");
+        }
+    }
+}

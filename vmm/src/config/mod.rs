@@ -21,8 +21,8 @@ pub use cpus::CpuRule;
 pub use devices::DeviceRule;
 pub(crate) use error::nearest;
 pub use error::{ConfigError, Place, Rule};
-pub(crate) use memory::LOCAL;
 pub use memory::MemoryRule;
+pub(crate) use memory::{GUEST_MEMFD, LOCAL};
 pub use numa::NumaRule;
 pub use spec::*;
 

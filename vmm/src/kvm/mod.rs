@@ -1,10 +1,10 @@
 //! The kernel's virtual machine. This is an unsafe room.
 //!
-//! Why it exists: what a vCPU shares with the kernel is a union.
+//! Why it exists: what a vCPU shares with the kernel is a union, and `kvm-ioctls` gives a VM's descriptor as a number.
 //! What callers may rely on: nothing here changes what the guest can reach; [`Slots`] does.
 //! What they must do: drop [`Vm`] after its vCPUs, whose descriptors keep the kernel's object, and with it the slots,
 //! alive. `Machine` does so by the order of its fields.
-#![expect(unsafe_code, reason = "a vCPU's page is a union")]
+#![expect(unsafe_code, reason = "a vCPU's page is a union, a VM's descriptor a number")]
 
 mod error;
 mod machine_check;
@@ -13,6 +13,7 @@ mod slots;
 mod vfio;
 
 use std::fs;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
@@ -104,6 +105,14 @@ pub struct Vm {
     fd: Arc<VmFd>,
     /// Dropped after `fd`, as what it keeps.
     slots: Arc<Slots>,
+}
+
+/// For memory that only this machine can have: guest_memfd is made of the VM.
+impl AsFd for Vm {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: `self.fd` keeps the descriptor open as long as the borrow lasts.
+        unsafe { BorrowedFd::borrow_raw(self.fd.as_raw_fd()) }
+    }
 }
 
 impl Vm {

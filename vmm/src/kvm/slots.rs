@@ -1,15 +1,17 @@
 //! Memory slots: what of this process the guest sees as memory. This is an unsafe room.
 //!
-//! Why it exists: `KVM_SET_USER_MEMORY_REGION` gives the guest a piece of this process's address space.
+//! Why it exists: `KVM_SET_USER_MEMORY_REGION` gives the guest a piece of this process's address space, and
+//! `KVM_SET_USER_MEMORY_REGION2` one of the machine's own file (guest_memfd), which this process maps too.
 //! What callers may rely on: memory that was lent is kept until the kernel has let go of it.
 //! What they must do: drop [`Slots`] after the vCPUs, which run in the memory that it keeps.
 #![expect(unsafe_code, reason = "memory slots lend this process's address space to the guest")]
 
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
 
 use egm_address::Gpa;
-use egm_vfio::memory::HostMemory;
-use kvm_bindings::kvm_userspace_memory_region;
+use egm_vfio::memory::{Behind, HostMemory};
+use kvm_bindings::{KVM_MEM_GUEST_MEMFD, kvm_userspace_memory_region, kvm_userspace_memory_region2};
 use kvm_ioctls::VmFd;
 
 use super::KvmError;
@@ -62,10 +64,26 @@ impl Slots {
         let address = memory.address().as_ptr().expose_provenance();
         let number = u32::try_from(slot).ok().zip(u64::try_from(address).ok());
         let (slot, userspace_addr) = number.ok_or_else(|| error(kvm_ioctls::Error::new(libc::ENOSPC)))?;
+        let guest_phys_addr = gpa.get();
+        if let Behind::GuestMemfd { file, offset } = memory.behind() {
+            let region = kvm_userspace_memory_region2 {
+                slot,
+                flags: KVM_MEM_GUEST_MEMFD,
+                guest_phys_addr,
+                memory_size: size,
+                userspace_addr,
+                guest_memfd_offset: offset,
+                guest_memfd: u32::try_from(file.as_raw_fd())
+                    .map_err(|_| error(kvm_ioctls::Error::new(libc::EBADF)))?,
+                ..Default::default()
+            };
+            // SAFETY: as below. The guest's page tables point into the file, and the kernel's own accesses go by the address.
+            return unsafe { self.fd.set_user_memory_region2(region) }.map_err(error);
+        }
         let region = kvm_userspace_memory_region {
             slot,
             flags: 0,
-            guest_phys_addr: gpa.get(),
+            guest_phys_addr,
             memory_size: size,
             userspace_addr,
         };
@@ -98,5 +116,69 @@ impl SlotTable for Slots {
         }
         *place = None;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::ptr::NonNull;
+
+    use egm_device::{Anonymous, Backing, GuestMemfdError, Mapping};
+
+    use super::*;
+    use crate::kvm::{Hypervisor, Vm};
+
+    const SIZE: u64 = 2 << 20;
+
+    /// Memory of a VM, mapped here.
+    struct Own(Anonymous, Mapping);
+
+    // SAFETY: the mapping is readable, writable and shared, and stays where it is as long as the value.
+    unsafe impl HostMemory for Own {
+        fn address(&self) -> NonNull<u8> {
+            self.1.start()
+        }
+        fn size(&self) -> u64 {
+            SIZE
+        }
+        fn behind(&self) -> Behind<'_> {
+            Behind::GuestMemfd { file: self.0.file().as_fd(), offset: 0 }
+        }
+    }
+
+    /// A VM and memory of it; says so where the host has neither.
+    fn machine() -> Option<(Vm, Arc<dyn HostMemory>)> {
+        let Ok(hypervisor) = Hypervisor::open() else {
+            println!("skipped: this host has no /dev/kvm that this user may open");
+            return None;
+        };
+        let vm = hypervisor.create_vm().unwrap();
+        match Anonymous::of_vm("own", vm.as_fd(), SIZE) {
+            Ok(file) => {
+                let mapping = Mapping::new(&file, 0, SIZE, 0).unwrap();
+                Some((vm, Arc::new(Own(file, mapping))))
+            }
+            Err(GuestMemfdError::Unsupported { has, .. }) => {
+                println!("skipped: KVM has flags {has:#x} of guest_memfd");
+                None
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn memory_of_a_machine_goes_into_its_own_slots_once_and_into_no_other_machines() {
+        let (Some((vm, memory)), Some((other, _))) = (machine(), machine()) else { return };
+        let add = |vm: &Vm, gpa| vm.slots().add(Gpa::new(gpa), Arc::clone(&memory));
+        let refused = |result: Result<Slot, KvmError>| match result {
+            Err(KvmError::Memory { source, .. }) => assert_eq!(source.errno(), libc::EINVAL),
+            other => panic!("{other:?}"),
+        };
+        refused(add(&other, SIZE));
+        let slot = add(&vm, SIZE).unwrap();
+        refused(add(&vm, 2 * SIZE));
+        vm.slots().remove(slot).unwrap();
+        add(&vm, 2 * SIZE).unwrap();
     }
 }

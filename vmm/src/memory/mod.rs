@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 use egm_address::{CpuSet, Gpa, Span};
 use egm_device::{
-    Anonymous, AnonymousError, Backing, HugePage, Mapping, MappingError, PrefaultError, prefault,
+    Anonymous, AnonymousError, Backing, GuestMemfdError, HugePage, Mapping, MappingError, PrefaultError,
+    prefault,
 };
 use egm_vfio::memory::{Behind, HostMemory};
 use vm_memory::mmap::MmapRegionBuilder;
@@ -20,6 +21,7 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
 use crate::config::PageSize;
 use crate::error::{Blame, Report};
+use crate::kvm::Vm;
 use crate::plan::{BackingPlan, Plan};
 use crate::resources::Leases;
 
@@ -29,6 +31,9 @@ pub enum MemoryError {
     /// A backing could not be made.
     #[error("cannot get guest memory")]
     Backing(#[from] AnonymousError),
+    /// The machine has no memory of its own.
+    #[error("cannot get memory that is the machine's own")]
+    GuestMemfd(#[from] GuestMemfdError),
     /// A backing could not be mapped.
     #[error("cannot map guest memory \"{id}\"")]
     Mapping {
@@ -81,6 +86,7 @@ impl Report for MemoryError {
                  \"memory\": {{ \"page_size\": \"auto\" }}",
                 page >> 10
             )),
+            Self::GuestMemfd(_) => Some("give \"region\" a list that ends in \"memfd\"".to_owned()),
             Self::Mapping { .. } | Self::Prefault { .. } => {
                 Some("lower \"memory\".\"size\", or free memory on the host (free -h)".to_owned())
             }
@@ -113,18 +119,38 @@ pub struct Lent {
     backing: Arc<dyn Backing>,
     /// Offset of its first byte in the backing's file.
     offset: u64,
-    /// Whether that file is one of pages, not a device.
-    is_file: bool,
+    made_of: MadeOf,
+}
+
+/// What a backing's file is.
+#[derive(Debug, Clone, Copy)]
+enum MadeOf {
+    /// Pages, as any process can have them: memfd, hugetlb.
+    Pages,
+    /// Pages of this VM.
+    GuestMemfd,
+    /// A device.
+    Device,
 }
 
 impl Lent {
-    fn new(mapping: &Arc<Mapping>, backing: &Arc<dyn Backing>, extent: Extent) -> Result<Self, MemoryError> {
+    fn new(
+        mapping: &Arc<Mapping>,
+        backing: &Arc<dyn Backing>,
+        extent: Extent,
+        of_vm: bool,
+    ) -> Result<Self, MemoryError> {
         let descriptor = |source| MemoryError::Descriptor { at: Gpa::new(extent.gpa), source };
+        let made_of = match (of_vm, backing.file().metadata().map_err(descriptor)?.is_file()) {
+            (true, _) => MadeOf::GuestMemfd,
+            (false, true) => MadeOf::Pages,
+            (false, false) => MadeOf::Device,
+        };
         Ok(Self {
             mapping: Arc::clone(mapping),
             backing: Arc::clone(backing),
             offset: backing.offset().saturating_add(extent.offset),
-            is_file: backing.file().metadata().map_err(descriptor)?.is_file(),
+            made_of,
         })
     }
 }
@@ -139,10 +165,12 @@ unsafe impl HostMemory for Lent {
         u64::try_from(self.mapping.size()).unwrap_or(u64::MAX)
     }
     fn behind(&self) -> Behind<'_> {
-        match (self.backing.is_invisible(), self.is_file) {
-            (true, _) => Behind::Invisible,
-            (false, true) => Behind::File { file: self.backing.file().as_fd(), offset: self.offset },
-            (false, false) => Behind::Pages,
+        let (file, offset) = (self.backing.file().as_fd(), self.offset);
+        match self.made_of {
+            _ if self.backing.is_invisible() => Behind::Invisible,
+            MadeOf::Pages => Behind::File { file, offset },
+            MadeOf::GuestMemfd => Behind::GuestMemfd { file, offset },
+            MadeOf::Device => Behind::Pages,
         }
     }
 }
@@ -166,12 +194,12 @@ struct Extent {
 }
 
 impl GuestRam {
-    /// Opens and maps all guest memory; slices of regions come from `leases`.
+    /// Opens and maps all guest memory; slices of regions come from `leases`, and guest_memfd from `vm`.
     ///
     /// # Errors
     /// [`MemoryError`]; everything is given back.
-    pub fn open(plan: &Plan, leases: &Leases) -> Result<Self, MemoryError> {
-        let backings = plan.backings.iter().map(|backing| open_backing(backing, leases));
+    pub fn open(plan: &Plan, leases: &Leases, vm: &Vm) -> Result<Self, MemoryError> {
+        let backings = plan.backings.iter().map(|backing| open_backing(backing, leases, vm));
         let backings = backings.collect::<Result<Vec<_>, _>>()?;
         let mut pieces = Vec::new();
         let mut regions = Vec::new();
@@ -180,7 +208,7 @@ impl GuestRam {
             let (backing_plan, backing) = described.ok_or_else(|| wrong(extent.gpa, "no such backing"))?;
             let mapping = map(backing.as_ref(), backing_plan, extent)?;
             regions.push(region(backing.as_ref(), &mapping, extent)?);
-            let lent = Arc::new(Lent::new(&mapping, backing, extent)?);
+            let lent = Arc::new(Lent::new(&mapping, backing, extent, backing_plan.guest_memfd)?);
             let Extent { backing, offset, .. } = extent;
             pieces.push(Piece { gpa: Gpa::new(extent.gpa), mapping, lent, backing, offset });
         }
@@ -250,10 +278,13 @@ fn extents(plan: &Plan) -> Vec<Extent> {
     merged
 }
 
-fn open_backing(plan: &BackingPlan, leases: &Leases) -> Result<Arc<dyn Backing>, MemoryError> {
+fn open_backing(plan: &BackingPlan, leases: &Leases, vm: &Vm) -> Result<Arc<dyn Backing>, MemoryError> {
     if plan.region.is_some() {
         let lease = leases.get(&plan.id).ok_or_else(|| wrong(0, "a slice was not taken"))?;
         return Ok(Arc::clone(lease) as Arc<dyn Backing>);
+    }
+    if plan.guest_memfd {
+        return Ok(Arc::new(Anonymous::of_vm(&plan.id, vm.as_fd(), plan.size)?));
     }
     let huge = match plan.page_size {
         PageSize::Size2M => Some(HugePage::Size2M),

@@ -126,6 +126,7 @@ fn node_backing(spec: &Spec, node: &Node) -> BackingPlan {
     BackingPlan {
         id: format!("node{}", node.id),
         region: None,
+        guest_memfd: false,
         offset: 0,
         hpa: None,
         size: align_up(node.size.get(), page_size.bytes()).unwrap_or(u64::MAX),
@@ -183,6 +184,7 @@ fn slice_backing(spec: &Spec, index: usize, slice: &EgmSlice, source: &Source) -
     BackingPlan {
         id: format!("egm{index}"),
         region: source.region.clone(),
+        guest_memfd: source.guest_memfd,
         offset: source.offset,
         hpa: source.hpa,
         size: align_up(slice.size.get(), source.page_size.bytes()).unwrap_or(u64::MAX),

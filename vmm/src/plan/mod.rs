@@ -21,6 +21,7 @@
 //!         └─► host      does the host have what was planned
 //! ```
 
+mod backing;
 mod blocks;
 mod cliques;
 mod cpus;
@@ -45,6 +46,7 @@ mod tests;
 mod tree;
 mod types;
 
+pub use backing::{BackingPlan, MemoryKind, MemoryPlan};
 pub use error::PlanError;
 pub use intx::{IntxLines, RootPin};
 pub(crate) use memory::huge_alignment;

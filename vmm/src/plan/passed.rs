@@ -135,6 +135,9 @@ pub(super) fn decide(
             facts.kernel
         ));
     }
+    notes.extend(
+        backings.iter().filter(|backing| backing.guest_memfd).map(|backing| by_address(backing, interface)),
+    );
     let peers: Vec<bool> = wanted.iter().map(|one| lends && wants_p2p(one)).collect();
     let (cliques, warnings) = cliques::decide(facts, wanted, &peers)?;
     notes.extend(warnings);
@@ -246,6 +249,17 @@ fn interface(
         ));
     }
     Ok((Interface::Iommufd, "the host has it, and it maps all of the machine's memory".to_owned()))
+}
+
+/// How devices come to reach guest_memfd: both interfaces pin what the machine's process has mapped.
+fn by_address(backing: &BackingPlan, interface: Interface) -> String {
+    let id = &backing.id;
+    match interface {
+        Interface::Legacy => format!("{id} is guest_memfd: type 1 pins its pages by address"),
+        Interface::Iommufd => format!(
+            "{id} is guest_memfd: iommufd pins its pages by address, since it maps only memfd and hugetlb by file"
+        ),
+    }
 }
 
 fn groups(hosts: &[&HostFunction]) -> Vec<GroupPlan> {

@@ -11,7 +11,7 @@ use egm_device::owner::Owner;
 use egm_device::region::{Region, RegionKind};
 use egm_device::show::first_of;
 
-use crate::config::{EgmSlice, LOCAL, PageSize, Spec};
+use crate::config::{EgmSlice, GUEST_MEMFD, LOCAL, PageSize, Spec};
 use crate::facts::{Facts, HeldSpan, HostRegion};
 use crate::plan::memory::HUGE_PAGE;
 use crate::plan::{PlanError, huge_alignment};
@@ -22,9 +22,18 @@ pub enum NoPlace {
     /// The host has no such region.
     #[error("the host has none")]
     Unknown,
-    /// Guest memory of KVM, which this version does not make.
-    #[error("its memory would be the machine's own (guest_memfd), which this version does not make")]
-    OfTheMachine,
+    /// KVM has no guest_memfd, or nobody could ask it.
+    #[error(
+        "no guest_memfd that the host can map: KVM lacks it (KVM_CAP_GUEST_MEMFD_FLAGS, Linux 6.18), or this user may not \
+         open /dev/kvm"
+    )]
+    NoGuestMemfd,
+    /// guest_memfd has base pages of any node.
+    #[error("its pages are small and of any node, and the slice chooses \"{key}\"")]
+    NoChoice {
+        /// What the slice chooses.
+        key: &'static str,
+    },
     /// It has no place for the slice.
     #[error("{short}{}", held_by(held))]
     Short {
@@ -49,6 +58,8 @@ fn held_by(held: &[HeldSpan]) -> String {
 pub(super) struct Source {
     /// The region, or `None` for memory of this process.
     pub(super) region: Option<String>,
+    /// Whether it is memory of the machine itself.
+    pub(super) guest_memfd: bool,
     /// Offset of its first byte in the region.
     pub(super) offset: u64,
     /// Host physical address of its first byte, where the region's is known.
@@ -92,20 +103,10 @@ fn one(index: usize, slice: &EgmSlice, owner: &str, hosts: &mut [HostRegion]) ->
 /// mappings survive in, then any.
 fn source(wanted: &str, slice: &EgmSlice, owner: &str, hosts: &mut [HostRegion]) -> Result<Source, NoPlace> {
     if wanted == LOCAL || wanted == "memfd" {
-        let page_size = slice.page_size;
-        return Ok(Source {
-            region: None,
-            offset: 0,
-            hpa: None,
-            holes: SpanSet::EMPTY,
-            page_size,
-            lost: None,
-        });
+        return Ok(Source::own(false, slice.page_size));
     }
-    let named = || hosts.iter().find(|host| host.region.name == wanted);
-    // Whether the host has it, which only who may open /dev/kvm knows, makes no difference.
-    if wanted == "guest-memfd" || named().is_some_and(|host| host.region.kind == RegionKind::GuestMemfd) {
-        return Err(NoPlace::OfTheMachine);
+    if wanted == GUEST_MEMFD {
+        return guest_memfd(slice, hosts);
     }
     // Whose it is does not change where it goes; the launch asks with its own number.
     let request =
@@ -124,6 +125,7 @@ fn source(wanted: &str, slice: &EgmSlice, owner: &str, hosts: &mut [HostRegion])
                 host.held.extend(span.map(held));
                 return Ok(Source {
                     region: Some(host.region.name.clone()),
+                    guest_memfd: false,
                     offset: place.offset,
                     hpa: host.region.base.and_then(|base| base.checked_add(place.offset)),
                     holes: host.region.retired.spans().clone(),
@@ -137,6 +139,25 @@ fn source(wanted: &str, slice: &EgmSlice, owner: &str, hosts: &mut [HostRegion])
         }
     }
     Err(first.unwrap_or(NoPlace::Unknown))
+}
+
+impl Source {
+    /// Memory that is made for the machine, as a file that nobody else has.
+    const fn own(guest_memfd: bool, page_size: PageSize) -> Self {
+        Self { region: None, guest_memfd, offset: 0, hpa: None, holes: SpanSet::EMPTY, page_size, lost: None }
+    }
+}
+
+/// Memory of the machine's own VM. No ledger has it: nobody else could ever take it, and it ends with the VM.
+fn guest_memfd(slice: &EgmSlice, hosts: &[HostRegion]) -> Result<Source, NoPlace> {
+    let chosen = [(slice.page_size.is_hugetlb(), "page_size"), (slice.host_nodes.is_some(), "host_nodes")];
+    if let Some((_, key)) = chosen.into_iter().find(|(chosen, _)| *chosen) {
+        return Err(NoPlace::NoChoice { key });
+    }
+    if !hosts.iter().any(|host| host.region.kind == RegionKind::GuestMemfd) {
+        return Err(NoPlace::NoGuestMemfd);
+    }
+    Ok(Source::own(true, PageSize::Size4K))
 }
 
 /// Whether `host` is of the kind `wanted`, and of the pages and the nodes that the slice asks for.
@@ -182,6 +203,10 @@ fn lacks(kind: &str) -> &'static str {
         "reserved" => "no GPU reaches it at link speed",
         "devdax" => "no GPU reaches it at link speed, and the host kernel has struct pages for it",
         "hugetlb" => "no GPU reaches it at link speed, and the host kernel sees it",
+        GUEST_MEMFD => {
+            "no GPU reaches it at link speed, the host kernel sees it, its pages are small, and one that goes bad ends the \
+             machine"
+        }
         _ => "no GPU reaches it at link speed, the host kernel sees it, and its pages may be small",
     }
 }

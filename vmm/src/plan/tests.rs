@@ -438,15 +438,60 @@ fn a_slice_falls_back_along_its_list_and_the_plan_says_what_is_lost() {
     assert!(text.contains("\"hugetlb\": the host has none"), "{text}");
 }
 
-#[test]
-fn memory_that_only_the_machine_itself_could_make_is_passed_over() {
+/// One slice that is wanted of the machine's own VM, on a host whose KVM has such memory.
+fn of_the_machine(then: &[&str]) -> (Spec, Facts) {
     let (mut spec, mut facts) = (spec(vec![node(0, GIB, "0")]), facts());
     spec.egm = vec![slice(1, GIB)];
-    spec.egm[0].regions = ["guest-memfd", "memfd"].map(str::to_owned).to_vec();
+    spec.egm[0].regions = ["guest-memfd"].iter().chain(then).map(|&region| region.to_owned()).collect();
     facts.regions[0].region.kind = RegionKind::GuestMemfd;
-    let plan = plan(&spec, &facts).unwrap();
-    assert_eq!(plan.backings[1].region, None);
-    assert!(plan.notes[0].contains("does not make"), "{:?}", plan.notes);
+    (spec, facts)
+}
+
+#[test]
+fn memory_of_the_machine_itself_has_no_region_and_is_taken_from_the_hosts_ordinary_memory() {
+    let (mut spec, mut facts) = of_the_machine(&["memfd"]);
+    let made = plan(&spec, &facts).unwrap();
+    let egm = &made.backings[1];
+    assert_eq!((egm.guest_memfd, &egm.region, egm.page_size, egm.hpa), (true, &None, PageSize::Size4K, None));
+    assert!(text(&made, Colour::Off).contains("guest_memfd of the machine itself, 4 KiB pages"));
+    assert_eq!((made.backings[0].guest_memfd, made.notes.len()), (false, 0));
+    facts.memory.total = ByteSize::new(GIB + MIB);
+    assert!(matches!(plan(&spec, &facts), Err(PlanError::HostMemory { .. })));
+    facts.memory.total = ByteSize::new(64 * GIB);
+    spec.egm[0].regions = ["hugetlb", "guest-memfd"].map(str::to_owned).to_vec();
+    let notes = plan(&spec, &facts).unwrap().notes;
+    assert!(notes[0].contains("its pages are small, and one that goes bad ends the machine"), "{notes:?}");
+}
+
+#[test]
+fn a_host_without_memory_of_machines_is_named_as_what_lacks_it() {
+    let (mut spec, mut facts) = of_the_machine(&["memfd"]);
+    facts.regions.remove(0);
+    let other = plan(&spec, &facts).unwrap();
+    assert!(
+        !other.backings[1].guest_memfd && other.notes[0].contains("KVM_CAP_GUEST_MEMFD_FLAGS"),
+        "{:?}",
+        other.notes
+    );
+    spec.egm[0].regions.pop();
+    let error = plan(&spec, &facts).unwrap_err();
+    assert!(
+        error.to_string().contains("Linux 6.18") && error.blame() == crate::error::Blame::Host,
+        "{error}"
+    );
+}
+
+#[test]
+fn who_chooses_pages_or_nodes_does_not_get_memory_that_has_no_choice() {
+    for key in ["page_size", "host_nodes"] {
+        let (mut spec, facts) = of_the_machine(&[]);
+        match key {
+            "page_size" => spec.egm[0].page_size = PageSize::Size2M,
+            _ => spec.egm[0].host_nodes = Some("0".parse().unwrap()),
+        }
+        let text = plan(&spec, &facts).unwrap_err().to_string();
+        assert!(text.contains(&format!("the slice chooses \"{key}\"")), "{text}");
+    }
 }
 
 #[test]

@@ -5,10 +5,10 @@ use std::sync::atomic::AtomicBool;
 
 use egm_address::{Offset, Span, SpanSet};
 use egm_device::broker::{Client, ClientError, Loan, Take};
-use egm_device::region::Region;
+use egm_device::region::{Region, RegionKind};
 
 use super::leases::LeaseError;
-use crate::config::{EgmSlice, LOCAL, Spec};
+use crate::config::{EgmSlice, GUEST_MEMFD, LOCAL, Spec};
 use crate::facts::{Facts, HeldSpan, HostRegion};
 use crate::plan::{huge_alignment, lost};
 
@@ -46,7 +46,7 @@ impl Broker {
         spec: &Spec,
         waiting: &dyn Fn(&str, &str),
     ) -> Result<Vec<(usize, Source)>, LeaseError> {
-        let asked = spec.egm.iter().enumerate().filter(|(_, slice)| !before_local(slice).is_empty());
+        let asked = spec.egm.iter().enumerate().filter(|(_, slice)| !before_own(slice).is_empty());
         let mut order: Vec<(usize, &EgmSlice)> = asked.collect();
         let mut lent: Vec<(usize, Source)> = Vec::new();
         'again: loop {
@@ -58,7 +58,7 @@ impl Broker {
                 let client = Client::connect(&self.socket).map_err(error)?;
                 match client.take(&take, |why| waiting(&id, why)) {
                     Ok(loan) => lent.push((index, Source::Loan(Box::new(loan)))),
-                    Err(ClientError::Refused { why, .. }) if slice.regions.iter().any(|r| r == LOCAL) => {
+                    Err(ClientError::Refused { why, .. }) if slice.regions.iter().any(is_own) => {
                         lent.push((index, Source::Local(why)));
                     }
                     Err(ClientError::Refused { why, .. }) if self.wait && at > 0 => {
@@ -79,7 +79,7 @@ impl Broker {
         let size = slice.size.get();
         Take {
             name: spec.name.clone(),
-            regions: before_local(slice).to_vec(),
+            regions: before_own(slice).to_vec(),
             size,
             align: huge_alignment(size),
             class: self.class.clone(),
@@ -88,9 +88,14 @@ impl Broker {
     }
 }
 
-/// The regions that a slice would rather have than memory of this process.
-fn before_local(slice: &EgmSlice) -> &[String] {
-    slice.regions.split(|region| region == LOCAL).next().unwrap_or_default()
+/// Whether a machine makes the memory itself.
+fn is_own(region: &String) -> bool {
+    region == LOCAL || region == GUEST_MEMFD
+}
+
+/// The regions that a slice would rather have than memory that the machine makes itself.
+fn before_own(slice: &EgmSlice) -> &[String] {
+    slice.regions.split(is_own).next().unwrap_or_default()
 }
 
 /// Gives back what can go back while this process lives, and returns the rest: the broker has a pool's slice on our account
@@ -112,7 +117,7 @@ fn give_back(lent: Vec<(usize, Source)>) -> Result<Vec<(usize, Source)>, LeaseEr
 /// choices.
 pub(super) fn pin(spec: &mut Spec, facts: &mut Facts, lent: &[(usize, Source)]) -> Vec<String> {
     let mut notes = Vec::new();
-    facts.regions.clear();
+    facts.regions.retain(|host| host.region.kind == RegionKind::GuestMemfd);
     for (index, lent) in lent {
         let Some(wanted) = spec.egm.get_mut(*index) else { continue };
         let first = wanted.regions.first().cloned().unwrap_or_default();
@@ -125,8 +130,9 @@ pub(super) fn pin(spec: &mut Spec, facts: &mut Facts, lent: &[(usize, Source)]) 
                 (region.name.as_str(), region.kind.word(), "the broker had no room there")
             }
             Source::Local(why) => {
-                wanted.regions = vec![LOCAL.to_owned()];
-                (LOCAL, LOCAL, why.as_str())
+                wanted.regions.retain(is_own);
+                let own = wanted.regions.first().map_or(LOCAL, String::as_str);
+                (own, own, why.as_str())
             }
         };
         if first != from && first != kind {
@@ -146,11 +152,33 @@ fn only(region: Region, offset: u64, size: u64) -> HostRegion {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use egm_address::ByteSize;
-    use egm_device::region::RegionKind;
     use egm_device::retired::Retired;
 
     use super::*;
+    use crate::config::{EgmForm, PageSize};
+
+    #[test]
+    fn a_broker_is_asked_for_what_comes_before_memory_that_the_machine_makes_itself() {
+        let asked = |regions: &[&str]| {
+            let slice = EgmSlice {
+                regions: regions.iter().map(|&region| region.to_owned()).collect(),
+                size: ByteSize::new(2 << 20),
+                node: 1,
+                form: EgmForm::Memory,
+                page_size: PageSize::Auto,
+                host_nodes: None,
+                distances: BTreeMap::new(),
+                access: Vec::new(),
+            };
+            before_own(&slice).to_vec()
+        };
+        assert_eq!(asked(&["egm", "guest-memfd", "hugetlb"]), ["egm"]);
+        assert_eq!(asked(&["hugetlb", "local"]), ["hugetlb"]);
+        assert!(asked(&["guest-memfd"]).is_empty());
+    }
 
     #[test]
     fn a_loan_leaves_one_place_in_its_region() {

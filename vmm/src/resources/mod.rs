@@ -149,7 +149,7 @@ impl Resources {
         let spaces = AddressSpaces::open(plan, &vm, servers)?;
         let devices =
             devices::open(plan, &spaces).map_err(|(id, source)| ResourceError::Device { id, source })?;
-        let ram = GuestRam::open(plan, leases)?;
+        let ram = GuestRam::open(plan, leases, &vm)?;
         let maps = spaces.maps(plan, &ram)?;
         let prefault = || ram.prefault(plan, spaces.pin(), |backing| near(facts, backing), progress);
         if spaces.is_empty() {

@@ -10,6 +10,7 @@ use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use egm_device::region::HostFacts;
 use egm_payload::{Entry, Ports};
 use egm_vmm::config;
 use egm_vmm::facts::{Scope, of_host};
@@ -183,6 +184,32 @@ fn every_edge_of_an_egm_slice_above_4_gib_is_where_the_plan_says() {
             },
         ));
     }
+}
+
+/// The edges again, where the memory is a file of the VM.
+#[test]
+fn a_slice_of_guest_memfd_is_where_the_plan_says_and_begins_as_zeros() {
+    if !kvm() {
+        return;
+    }
+    if !HostFacts::read(Path::new("/")).guest_memfd {
+        return println!("skipped: this host's KVM has no guest_memfd that the host can map");
+    }
+    let slice = json!([{ "region": "guest-memfd", "size": "6MiB", "node": 1 }]);
+    let config = json!({ "memory": { "size": "16MiB" }, "egm": slice, "console": "stdio" });
+    assert_ok(&run_in(config.clone(), |_| (), programs::memory));
+    let mut guest = Guest::start(
+        config,
+        |_| (),
+        |plan| {
+            assert!(plan.backings[1].guest_memfd);
+            let slice = plan.memory.iter().find(|piece| piece.backing == 1).unwrap().span;
+            egm_payload::zeros(Ports::USUAL, slice.start().get(), slice.size())
+        },
+    );
+    assert_eq!(line(guest.child.stdout.as_mut().unwrap()).trim_end(), "zeros");
+    guest.terminate();
+    assert_eq!(guest.end().code, Some(0));
 }
 
 #[test]

@@ -53,6 +53,8 @@ pub(crate) struct Scenario {
     pub(crate) passed: &'static [&'static str],
     /// Whether they are opened through iommufd, in an emulated host that has it.
     pub(crate) iommufd: bool,
+    /// Whether its emulated host has a kernel of our own, as it has for iommufd, for something else that Debian's lacks.
+    pub(crate) own_kernel: bool,
     /// What must be on the first disk afterwards.
     pub(crate) disk: Option<Proof>,
     /// Whether a Debian root file system is on the first disk and reports, in place of the agent.
@@ -77,6 +79,8 @@ pub(crate) enum Tale {
     BadPage,
     /// A broker lends it and its neighbour.
     Lent,
+    /// It is the machine's own: nobody lends it.
+    Own,
 }
 
 impl Tale {
@@ -85,6 +89,8 @@ impl Tale {
         match self {
             Self::Owned | Self::BadPage => "528MiB",
             Self::Lent => "342MiB",
+            // Base pages, each a nested page fault of its own under emulation.
+            Self::Own => "128MiB",
         }
     }
 }
@@ -104,6 +110,7 @@ const PLAIN: Scenario = Scenario {
     vcpus: None,
     passed: &[],
     iommufd: false,
+    own_kernel: false,
     disk: None,
     debian: false,
     boots: 1,
@@ -112,7 +119,7 @@ const PLAIN: Scenario = Scenario {
 };
 
 /// Every scenario, in the order in which they run.
-pub(crate) const ALL: [Scenario; 33] = [
+pub(crate) const ALL: [Scenario; 35] = [
     demo::SCENARIO,
     smp::SCENARIO,
     reset::SCENARIO,
@@ -123,6 +130,7 @@ pub(crate) const ALL: [Scenario; 33] = [
     slices::MEMMAP,
     slices::DEVDAX,
     slices::HUGETLB,
+    slices::GUEST_MEMFD,
     broker::SCENARIO,
     poison::FOUND,
     poison::READ,
@@ -130,6 +138,7 @@ pub(crate) const ALL: [Scenario; 33] = [
     vfio::IOMMUFD,
     vfio::INTX,
     vfio::DMA,
+    vfio::DMA_OWN,
     vfio::SWITCH,
     vfio::HOSTILE,
     passed::NET,

@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use super::{PLAIN, Scenario};
+use super::{PLAIN, Scenario, Tale};
 
 /// Every byte of a slice is written and read twice, under emulation.
 const DEADLINE: Duration = Duration::from_secs(400);
+
+/// As long for a boot where each base page is a fault of its own.
+pub(super) const SMALL_PAGES: Duration = Duration::from_secs(600);
 
 /// Memory above what `mem=` leaves the kernel.
 pub(super) const MEM: Scenario = Scenario {
@@ -40,5 +43,17 @@ pub(super) const HUGETLB: Scenario = Scenario {
     story: "a slice of a pool of huge pages: used, exclusive, scrubbed, returned",
     region: Some("hugetlb"),
     deadline: DEADLINE,
+    ..PLAIN
+};
+
+/// Memory of the machine's own VM: see [`crate::own_memory`].
+pub(super) const GUEST_MEMFD: Scenario = Scenario {
+    name: "slice-guest-memfd",
+    story: "a slice of KVM's guest_memfd: the machine's own, zero for each, gone with it, memory of the host's kernel",
+    region: Some("guest-memfd"),
+    tale: Tale::Own,
+    own_kernel: true,
+    long: true,
+    deadline: SMALL_PAGES,
     ..PLAIN
 };

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::{PLAIN, Scenario};
+use super::slices::SMALL_PAGES;
+use super::{PLAIN, Scenario, Tale};
 use crate::disk::Proof;
 use crate::judge::Expected;
 
@@ -46,6 +47,20 @@ pub(super) const DMA: Scenario = Scenario {
     expected: Expected { exit: 0, summary: true, checks: &["pci", "edu"] },
     disk: None,
     ..NVME
+};
+
+/// The engine and a slice that is a file of the machine's own VM, which iommufd maps by address.
+pub(super) const DMA_OWN: Scenario = Scenario {
+    name: "vfio-dma-guest-memfd",
+    story: "the same engine through iommufd writes a slice of guest_memfd",
+    region: Some("guest-memfd"),
+    tale: Tale::Own,
+    passed: &["0000:00:14.0"],
+    words: "egm.checks=pci,edu lapic=notscdeadline",
+    iommufd: true,
+    long: true,
+    deadline: SMALL_PAGES,
+    ..DMA
 };
 
 /// Both functions behind the switch.

@@ -141,6 +141,7 @@ pub(super) fn summary(plan: &Plan) -> Vec<String> {
 /// Where a backing's memory comes from.
 pub(super) fn backing(backing: &BackingPlan) -> String {
     let source = match (&backing.region, backing.page_size) {
+        _ if backing.guest_memfd => "guest_memfd of the machine itself, 4 KiB pages".to_owned(),
         (Some(region), _) => match backing.hpa {
             Some(hpa) => format!("host region {region} at {hpa}"),
             None => format!("host region {region} from {:#x}", backing.offset),

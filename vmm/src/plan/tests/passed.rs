@@ -242,6 +242,26 @@ fn gpus_behind_one_switch_are_a_clique_and_a_lie_is_noted() {
 }
 
 #[test]
+fn functions_reach_memory_of_the_machine_itself_by_address_whichever_interface_it_is() {
+    let (mut spec, mut facts) = three_gpus();
+    spec.egm = vec![slice(7, GIB)];
+    spec.egm[0].regions = vec!["guest-memfd".to_owned()];
+    facts.regions[0].region.kind = RegionKind::GuestMemfd;
+    for (backend, said) in [
+        (VfioBackend::Legacy, "type 1 pins its pages by address"),
+        (VfioBackend::Iommufd, "memfd and hugetlb by file"),
+    ] {
+        for index in 0..3 {
+            *wishes(&mut spec, index).0 = backend;
+        }
+        let plan = made(&spec, &facts);
+        let all: u64 = plan.backings.iter().map(|backing| backing.size).sum();
+        assert_eq!(plan.passthrough.unwrap().pinned, all);
+        assert!(plan.notes.iter().any(|note| note.contains(said)), "{:?}", plan.notes);
+    }
+}
+
+#[test]
 fn a_clique_is_for_nvidia_gpus() {
     let (mut spec, mut facts) = three_gpus();
     facts.functions[0].vendor = 0x1002;

@@ -1,0 +1,181 @@
+//! The story of memory that is a machine's own: KVM makes it of the machine's VM (guest_memfd), so no ledger has it and no plan
+//! names its addresses.
+//!
+//! The guest's word is looked for in the file itself, a duplicate of which the kernel gives to root, and from there at the
+//! host physical address where the page turns out to lie. A second machine that runs meanwhile reads zeros. What a killed
+//! machine had is free memory of the host again.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use egm_payload::Ports;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+
+use crate::error::LabError;
+use crate::host_parts::Plan;
+use crate::judge::{Expected, case, judge};
+use crate::physical::Physical;
+use crate::process::{Ending, Limit, Reaction, watch};
+use crate::results::ScenarioResult;
+use crate::run::{Machine, Runner};
+use crate::scenarios::Scenario;
+use crate::slices::{Fault, PATIENCE, Step, beats, meminfo, missing, physical, ram, timed};
+
+const PAGE: u64 = 4096;
+/// Marked pages of the first guest: of so many bytes that they show among all that the host's kernel cannot evict.
+const MARKED_BYTES: u64 = 8192 * PAGE;
+/// The first guest. (An idle one with the TSC-deadline timer sleeps for ever where this kernel is the emulated host's.)
+const BEAT: &str = "lapic=notscdeadline egm.checks=egm_beat egm.arg.beat.seconds=0 egm.arg.beat.pages=8192";
+/// The last.
+const USE: &str = "lapic=notscdeadline egm.checks=numa,egm_pattern";
+/// What the agent's check `egm_beat` writes behind its counter.
+const MARK: u64 = 0x6d67_652d_7461_6562;
+/// As the kernel calls such a file.
+const NAME: &str = "[kvm-gmem]";
+
+/// Tells it of a slice of `region`.
+pub(crate) fn run(
+    runner: &Runner,
+    scenario: &Scenario,
+    region: &str,
+    report: &Path,
+) -> Result<ScenarioResult, LabError> {
+    if let Some(why) = missing(runner, region)? {
+        return Ok(ScenarioResult::skipped(scenario.name, &why));
+    }
+    let begun = Instant::now();
+    let (total, before) = (meminfo("MemTotal")?, meminfo("Unevictable")?);
+    let machine = runner.machine(&Scenario { words: BEAT, ..*scenario }, report)?;
+    let mut cases = Vec::new();
+    let (console, said) = (report.join("beat-console.log"), report.join("beat-vmm.log"));
+    let ending = watch(runner.command(&machine), Limit::Total(scenario.deadline), &console, &said, |line| {
+        let Some(address) = line.split("egm-beat 0x").nth(1) else { return Reaction::Go };
+        let gpa = u64::from_str_radix(address.trim(), 16).ok();
+        cases.push(timed("seen", || seen(machine.plan.as_ref(), gpa)));
+        cases.push(timed("counted", || counted(before)));
+        cases.push(timed("zero-for-another", || zero_for_another(runner, scenario, &machine, report)));
+        Reaction::Kill
+    })?;
+    let fault = (ending != Ending::Signal(9)).then(|| format!("{ending:?}, not killed"));
+    cases.push(case("killed", fault, 0));
+    cases.push(timed("freed", || freed(before)));
+    let used = Scenario { words: USE, ..*scenario };
+    let machine = runner.machine(&used, report)?;
+    let boot = runner.boot(&used, &machine, report)?;
+    let expected = Expected { exit: 0, summary: true, checks: &["numa", "egm_pattern"] };
+    cases.extend(judge(expected, &boot.collected));
+    cases.push(timed("visible", || match meminfo("MemTotal")? {
+        now if now == total => Ok(()),
+        now => Err(Fault::Untrue(format!("MemTotal is {now}, it was {total}"))),
+    }));
+    let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+    Ok(ScenarioResult { scenario: scenario.name.into(), cases, init_millis: boot.init, millis })
+}
+
+/// The guest's word counts in the machine's file, and at the host physical address of the file's page, which is RAM of the
+/// host's kernel. The machine's own page map has no address of it: the guest's page tables come by the file.
+fn seen(plan: Option<&Plan>, gpa: Option<u64>) -> Step {
+    let gpa = gpa.ok_or("the guest did not say where its word beats")?;
+    let inside = plan.and_then(|plan| plan.offset_in_slice(gpa)).ok_or("the word is not in the slice")?;
+    let (process, file) = own_file()?;
+    if let Some(address) = address(&process, mapping(&process)? + inside)? {
+        return Err(Fault::Untrue(format!(
+            "the machine itself has mapped the guest's page, at {address:#x}"
+        )));
+    }
+    let page = Physical::map(&file, inside, PAGE)?;
+    if page.word(8) != Some(MARK) {
+        return Err(Fault::Untrue(format!("{inside:#x} bytes behind its start the file has no mark")));
+    }
+    beats(&page, inside)?;
+    let address =
+        address(Path::new("/proc/self"), page.address())?.ok_or("a page that is read has no address")?;
+    let iomem = fs::read_to_string("/proc/iomem")?;
+    if !ram(&iomem).any(|(_, from, to)| (from..to).contains(&address)) {
+        return Err(Fault::Untrue(format!("{address:#x} is no RAM of the host's kernel")));
+    }
+    beats(&physical(address, PAGE)?, address)
+}
+
+/// What the guest touched is memory that the host's kernel cannot evict.
+fn counted(before: u64) -> Step {
+    match meminfo("Unevictable")?.saturating_sub(before) {
+        more if more >= MARKED_BYTES => Ok(()),
+        more => {
+            Err(Fault::Untrue(format!("{more} more bytes are unevictable, and {MARKED_BYTES} were written")))
+        }
+    }
+}
+
+/// What a machine that was killed had is free.
+fn freed(before: u64) -> Step {
+    let begun = Instant::now();
+    loop {
+        let more = meminfo("Unevictable")?.saturating_sub(before);
+        if more < MARKED_BYTES / 8 {
+            return Ok(());
+        }
+        if begun.elapsed() > PATIENCE {
+            return Err(Fault::Untrue(format!("{more} bytes stay unevictable")));
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// A second machine beside the first has such a slice too, without a byte of anybody's.
+fn zero_for_another(runner: &Runner, scenario: &Scenario, machine: &Machine, report: &Path) -> Step {
+    let (from, bytes) = machine.plan.as_ref().and_then(Plan::slice_in_guest).ok_or("there is no slice")?;
+    let kernel = report.join("zeros.elf");
+    fs::write(&kernel, egm_payload::zeros(Ports::USUAL, from, bytes))?;
+    let mut command = runner.command(machine);
+    command.arg("--kernel").arg(&kernel);
+    let (console, said) = (report.join("zeros-console.log"), report.join("zeros-vmm.log"));
+    let mut zeros = false;
+    let ending = watch(command, Limit::Total(scenario.deadline), &console, &said, |line| {
+        zeros |= line.trim_end() == "zeros";
+        if zeros { Reaction::Terminate } else { Reaction::Go }
+    })?;
+    match (zeros, ending) {
+        (true, Ending::Exit(0)) => Ok(()),
+        other => Err(Fault::Untrue(format!("zeros, and its end: {other:?}"))),
+    }
+}
+
+/// The process of the machine that runs, and a duplicate of its file.
+fn own_file() -> Result<(PathBuf, File), Fault> {
+    for process in fs::read_dir("/proc")?.flatten().map(|entry| entry.path()) {
+        if !fs::read_to_string(process.join("comm")).is_ok_and(|name| name.trim() == "egm-vmm") {
+            continue;
+        }
+        let number = |path: &Path| path.file_name()?.to_str()?.parse::<i32>().ok();
+        for link in fs::read_dir(process.join("fd"))?.flatten().map(|entry| entry.path()) {
+            if !fs::read_link(&link).is_ok_and(|target| target.to_string_lossy().contains(NAME)) {
+                continue;
+            }
+            let pid = number(&process).and_then(Pid::from_raw).ok_or("a process without a number")?;
+            let descriptor = number(&link).ok_or("a descriptor without a number")?;
+            let pid = pidfd_open(pid, PidfdFlags::empty())?;
+            return Ok((process, pidfd_getfd(pid, descriptor, PidfdGetfdFlags::empty())?.into()));
+        }
+    }
+    Err(Fault::Untrue("no machine has a guest_memfd".to_owned()))
+}
+
+/// Where `process` has mapped its file.
+fn mapping(process: &Path) -> Result<u64, Fault> {
+    let maps = fs::read_to_string(process.join("maps"))?;
+    let start = maps.lines().find(|line| line.contains(NAME)).and_then(|line| line.split('-').next());
+    let start = start.ok_or("the machine has not mapped its guest_memfd")?;
+    Ok(u64::from_str_radix(start, 16)?)
+}
+
+/// The host physical address of what `process` has mapped at `at`, if it has a page there: bit 63 of an entry says so, and
+/// bits 0 to 54 are the page's number.
+fn address(process: &Path, at: u64) -> Result<Option<u64>, Fault> {
+    let mut entry = [0; 8];
+    File::open(process.join("pagemap"))?.read_exact_at(&mut entry, at / PAGE * 8)?;
+    let entry = u64::from_le_bytes(entry);
+    Ok((entry >> 63 == 1).then_some((entry & ((1 << 55) - 1)) * PAGE))
+}

@@ -1,0 +1,70 @@
+//! Guest RAM in the plan, and the memory of the host behind it.
+
+use egm_address::{CpuSet, Guest, Hpa, Span};
+use serde::{Deserialize, Serialize};
+
+use crate::config::PageSize;
+
+/// Memory that will be allocated as one file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BackingPlan {
+    /// For messages: `node0`, `egm0`.
+    pub id: String,
+    /// Host EGM region, or `None` for ordinary memory of this process.
+    pub region: Option<String>,
+    /// Whether it is memory of the machine itself, which no other process can have (guest_memfd); `region` is `None` then.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub guest_memfd: bool,
+    /// Offset of its first byte in the region.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub offset: u64,
+    /// Host physical address of its first byte, where the region's is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hpa: Option<Hpa>,
+    /// Bytes.
+    pub size: u64,
+    /// Host pages.
+    pub page_size: PageSize,
+    /// Whether the host makes no huge pages of memory that may have them.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub small_pages: bool,
+    /// Host nodes that pages come from; `None` leaves it to the host.
+    pub host_nodes: Option<CpuSet>,
+    /// Whether every page is touched before the guest starts.
+    pub prefault: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_false(flag: &bool) -> bool {
+    !*flag
+}
+
+/// What a piece of guest RAM is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MemoryKind {
+    /// Ordinary memory.
+    Ram,
+    /// An EGM slice.
+    Egm,
+}
+
+/// A piece of guest RAM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryPlan {
+    /// Where the guest sees it.
+    pub span: Span<Guest>,
+    /// What it is.
+    pub kind: MemoryKind,
+    /// Its NUMA node.
+    pub node: u32,
+    /// Index into [`Plan::backings`](crate::plan::Plan::backings).
+    pub backing: usize,
+    /// Offset of its first byte in the backing.
+    pub offset: u64,
+}
