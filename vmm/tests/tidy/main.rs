@@ -59,6 +59,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("egm-guest", &["egm-address", "egm-report"]),
     ("egm-lab", &["egm-address", "egm-payload", "egm-report"]),
     ("egm-payload", &[]),
+    ("egm-plug", &["egm-vmm"]),
     ("egm-report", &[]),
     ("egm-vfio", &["egm-address", "egm-vfio-wire"]),
     ("egm-vfio-wire", &[]),
