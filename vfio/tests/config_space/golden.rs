@@ -97,6 +97,43 @@ fn a_connectx_looks_as_reviewed() {
     agrees("connectx5", &view(&shadow, &device));
 }
 
+/// The whole 4 KiB of an older card of the family.
+#[test]
+fn the_extended_list_of_a_connectx_looks_as_reviewed() {
+    let device = recorded("connectx3", 4096);
+    let kind = BarKind::Memory32;
+    let bars = vec![bar(0, kind, 0xc010_0000, 1 << 20), bar(2, kind, 0xbe00_0000, 32 << 20)];
+    let options = Options { bars, msi: true, msix: true, ..Options::default() };
+    let shadow = Shadow::new(&device, &options).unwrap();
+    assert_eq!(shadow.msix().map(|msix| msix.vectors), Some(256));
+    agrees("connectx3", &view(&shadow, &device));
+}
+
+#[test]
+fn a_function_that_has_virtual_ones_looks_as_reviewed() {
+    let device = recorded("igb", 4096);
+    let kind = BarKind::Memory32;
+    let bars = vec![
+        bar(0, kind, 0xe080_0000, 128 << 10),
+        bar(1, kind, 0xe000_0000, 4 << 20),
+        bar(3, kind, 0xe084_0000, 16 << 10),
+    ];
+    let options = Options { bars, pin: Some(1), msi: true, msix: true, ..Options::default() };
+    let shadow = Shadow::new(&device, &options).unwrap();
+    assert_eq!(read::<4>(&shadow, &device, 0x160)[..2], [0, 0], "no guest makes virtual functions");
+    agrees("igb", &view(&shadow, &device));
+}
+
+#[test]
+fn a_cxl_device_looks_as_reviewed() {
+    let device = recorded("cxl", 4096);
+    let kind = BarKind::Memory64Prefetchable;
+    let bars = vec![bar(0, kind, 0x80_0000_0000, 1 << 20), bar(2, kind, 0x80_0010_0000, 1 << 20)];
+    let options = Options { bars, msi: true, msix: true, ..Options::default() };
+    let shadow = Shadow::new(&device, &options).unwrap();
+    agrees("cxl", &view(&shadow, &device));
+}
+
 /// The tables themselves: every rule has a reason that a person has read.
 #[test]
 fn the_rules_are_as_reviewed() {
