@@ -14,6 +14,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::pci::capability;
 use crate::topology::Place;
+use crate::variant::data_direct::Card;
+
+mod cards;
 
 /// A PCI function of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +42,16 @@ pub struct HostFunction {
     pub msix_vectors: Option<u16>,
     /// I/O virtual addresses that its group cannot map.
     pub reserved: Vec<ReservedRegion>,
+    /// Bits of I/O virtual addresses that its IOMMU translates, where it says so (Intel).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub iova_bits: Option<u8>,
+    /// Regions that its driver makes of memory; the hardware's registers there are others ([`crate::variant::nvgrace`]). To
+    /// know them somebody has to open the function, which [`function`] does not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memory: Vec<DeviceMemory>,
+    /// What tells its partner, of a function that may have one ([`crate::variant::data_direct`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub card: Option<Card>,
     /// Where it sits among the others.
     #[serde(default, skip_serializing_if = "Place::is_empty")]
     pub place: Place,
@@ -62,6 +75,32 @@ pub struct HostBar {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 const fn is_zero(number: &u64) -> bool {
     *number == 0
+}
+
+/// A region that is memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceMemory {
+    /// Number of the register that a guest finds it by.
+    pub bar: u8,
+    /// Bytes of the region, of which fewer may be memory.
+    pub size: u64,
+}
+
+impl HostFunction {
+    /// Its registers as its driver shows them: those of memory in place of the hardware's.
+    pub fn shown_bars(&self) -> Vec<HostBar> {
+        let is_memory = |bar: &&HostBar| !self.memory.iter().any(|memory| memory.bar == bar.index);
+        let memory = self.memory.iter().map(|&DeviceMemory { bar, size }| HostBar {
+            index: bar,
+            kind: HostBarKind::Memory64Prefetchable,
+            size,
+            start: 0,
+        });
+        let mut bars: Vec<HostBar> = self.bars.iter().filter(is_memory).copied().chain(memory).collect();
+        bars.sort_by_key(|bar| bar.index);
+        bars
+    }
 }
 
 /// Type and width of a host's base address register (PCI Express Base 7.5.1.2.1).
@@ -162,7 +201,10 @@ pub fn functions(root: &Path) -> Result<Vec<HostFunction>, HostError> {
     let mut addresses: Vec<PciAddress> =
         entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
     addresses.sort_unstable();
-    addresses.into_iter().map(|address| function(root, address)).collect()
+    let mut all =
+        addresses.into_iter().map(|address| function(root, address)).collect::<Result<Vec<_>, _>>()?;
+    cards::read(root, &mut all);
+    Ok(all)
 }
 
 /// Those of `wanted` that exist, the bridges above them and the other members of their IOMMU groups, ascending: what a
@@ -186,7 +228,9 @@ pub fn around(root: &Path, wanted: &[PciAddress]) -> Result<Vec<HostFunction>, H
             entry.insert(function(root, address)?);
         }
     }
-    Ok(found.into_values().collect())
+    let mut found: Vec<HostFunction> = found.into_values().collect();
+    cards::add_partners(root, &mut found)?;
+    Ok(found)
 }
 
 /// The function addresses among the names in a folder.
@@ -217,10 +261,11 @@ pub fn function(root: &Path, address: PciAddress) -> Result<HostFunction, HostEr
     // Who is not root reads 64 bytes of it.
     let config = fs::read(folder.join("config")).unwrap_or_default();
     let iommu_group = link_name(&folder.join("iommu_group")).and_then(|name| name.parse().ok());
+    let (vendor, device) = (id("vendor")?, id("device")?);
     Ok(HostFunction {
         address,
-        vendor: id("vendor")?,
-        device: id("device")?,
+        vendor,
+        device,
         class: hex("class")?,
         driver: link_name(&folder.join("driver")),
         // -1 where the firmware does not say.
@@ -231,6 +276,9 @@ pub fn function(root: &Path, address: PciAddress) -> Result<HostFunction, HostEr
         bars: bars(&folder.join("resource"))?,
         msix_vectors: msix_vectors(&config),
         place: Place::read(root, &folder, &config),
+        iova_bits: iova_bits(root, &folder),
+        memory: Vec::new(),
+        card: None,
         reserved: match iommu_group {
             Some(group) => reserved(&root.join(format!("sys/kernel/iommu_groups/{group}/reserved_regions")))?,
             None => Vec::new(),
@@ -308,6 +356,16 @@ fn reserved(path: &Path) -> Result<Vec<ReservedRegion>, HostError> {
         .lines()
         .map(|line| region(line).ok_or_else(|| content(path, line, "\"start last kind\" of a region")))
         .collect()
+}
+
+/// The width of an Intel IOMMU's page tables (VT-d 11.4.2, capability register: MGAW, SAGAW).
+fn iova_bits(root: &Path, folder: &Path) -> Option<u8> {
+    let iommu = root.join("sys/class/iommu").join(link_name(&folder.join("iommu"))?);
+    let text = fs::read_to_string(iommu.join("intel-iommu/cap")).ok()?;
+    let capability = u64::from_str_radix(text.trim(), 16).ok()?;
+    let most = u8::try_from(capability >> 16 & 0x3f).ok()?.checked_add(1)?;
+    let tables = [(3, 57), (2, 48), (1, 39)].into_iter().find(|(bit, _)| capability >> (8 + bit) & 1 != 0)?;
+    Some(most.min(tables.1))
 }
 
 /// Vectors of the MSI-X capability (PCI Express Base 7.7.2); 0 without one, `None` when `config` ends too early to
@@ -432,5 +490,26 @@ mod tests {
         let error = function(root.path(), "0000:42:00.0".parse().unwrap()).unwrap_err().to_string();
         assert!(error.starts_with("PCI function 0000:42:00.0 does not exist"), "{error}");
         assert!(functions(Path::new("/nonexistent")).unwrap().is_empty());
+    }
+
+    #[test]
+    fn an_intel_iommu_says_how_many_bits_it_translates() {
+        let (root, address) =
+            tree("0x0 0x0 0x0\n0x0 0x0 0x0\n0x0 0x0 0x0\n0x0 0x0 0x0\n0x0 0x0 0x0\n0x0 0x0 0x0\n", &[0; 256]);
+        let bits = || function(root.path(), address).unwrap().iova_bits;
+        assert_eq!(bits(), None);
+        let iommu = root.path().join("sys/class/iommu/dmar0/intel-iommu");
+        fs::create_dir_all(&iommu).unwrap();
+        let device = root.path().join("sys/bus/pci/devices").join(address.to_string());
+        symlink("../../../../class/iommu/dmar0", device.join("iommu")).unwrap();
+        // QEMU's, with 39 and with 48 bits; a Xeon's; one with wider tables than addresses.
+        for (text, expected) in
+            [("d2008c22260206\n", 39), ("d2008c222f0606\n", 48), ("8d2078c106f0466\n", 48), ("260400\n", 39)]
+        {
+            fs::write(iommu.join("cap"), text).unwrap();
+            assert_eq!(bits(), Some(expected), "{text}");
+        }
+        fs::write(iommu.join("cap"), "no number\n").unwrap();
+        assert_eq!(bits(), None);
     }
 }

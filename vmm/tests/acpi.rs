@@ -38,7 +38,7 @@ fn node(id: u32, cpus: impl IntoIterator<Item = u32>, access: &[(u32, u32, u32)]
     let cpus: CpuSet = cpus.into_iter().collect();
     let access =
         access.iter().map(|&(from, latency_ns, bandwidth_mbps)| Access { from, latency_ns, bandwidth_mbps });
-    NodePlan { id, egm: cpus.is_empty(), cpus, memory: 1 << 30, access: access.collect() }
+    NodePlan { id, egm: cpus.is_empty(), cpus, memory: 1 << 30, access: access.collect(), initiator: None }
 }
 
 fn root_port(device: u8, secondary: u8) -> FunctionPlan {
@@ -432,6 +432,67 @@ fn prt_has_the_line_of_each_host_function_and_is_missing_without_one() {
     let expected = "Name (_PRT, Package (0x01) { Package (0x04) { 0x0002FFFF, Zero, Zero, 0x12 } })";
     let text = dsdt_text(&plan);
     assert!(text.contains(expected), "{expected} is not in {text}");
+}
+
+#[test]
+fn an_expander_is_a_host_bridge_with_its_own_buses_windows_and_node() {
+    if iasl_is_missing() {
+        return;
+    }
+    let plans = reviewed_plans();
+    let plan = plans.iter().find(|plan| plan.name == "cascaded-switches").unwrap();
+    let (text, expander) = (dsdt_text(plan), plan.expanders[0].bridge);
+    let (first, second) = text.split_once(&format!("Device (PC{:02X})", expander.secondary)).unwrap();
+    assert!(first.contains("Name (_BBN, Zero)") && first.contains("Name (_PXM, Zero)"));
+    assert!(second.contains(&format!("Name (_BBN, 0x{:02X})", expander.secondary)), "{second}");
+    assert!(
+        second.contains("Name (_PXM, One)") && second.contains("Method (_OSC") && second.contains("_PRT")
+    );
+    let window = expander.window64.unwrap();
+    let range = format!("0x{:016X}, 0x{:016X}", window.start().get(), window.last().get());
+    assert!(second.contains(&range) && !first.contains(&range), "{range} in {text}");
+    // What it has is no other's: Linux drops a host bridge's window that overlaps another's.
+    let all = plan.window(WindowKind::PciMemory64).unwrap();
+    assert!(!first.contains(&format!("0x{:016X}, 0x{:016X}", all.start().get(), all.last().get())));
+}
+
+/// NVIDIA's driver looks for the properties at the GPU's own device.
+#[test]
+fn a_gpu_near_a_slice_has_the_slice_in_its_properties() {
+    if iasl_is_missing() {
+        return;
+    }
+    let mut plan = sample_plan();
+    plan.memory.last_mut().unwrap().kind = MemoryKind::Egm;
+    let role = |node: u32| {
+        serde_json::json!({
+            "role": "endpoint",
+            "device": { "id": "gpu0", "root_port": true, "kind": { "type": "vfio", "function": "0009:01:00.0", "p2p": true } },
+            "passed": { "function": "0009:01:00.0", "group": 7, "node": node, "clique": null, "p2p": true,
+                        "memory": { "bars": [4], "first_node": 6 } },
+        })
+    };
+    let address = PciAddress::new(0, 2, 0, 0).unwrap();
+    let gpu = |node| FunctionPlan {
+        address,
+        role: serde_json::from_value(role(node)).unwrap(),
+        bars: Vec::new(),
+        msix_vectors: 0,
+    };
+    plan.pci.push(gpu(0));
+    assert!(!dsdt_text(&plan).contains("nvidia,egm"), "its node is no slice");
+    *plan.pci.last_mut().unwrap() = gpu(5);
+    let text = dsdt_text(&plan);
+    let at = text.find("Device (S10)").unwrap();
+    assert!(text[at..].contains("Device (S00) { Name (_ADR, Zero)"), "{text}");
+    for part in [
+        "daffd814-6eba-4d8c-8a91-bc9bbf4aa301",
+        "Package (0x02) { \"nvidia,egm-base-pa\", 0x0000000140000000 }",
+        "Package (0x02) { \"nvidia,egm-size\", 0x40000000 }",
+        "Package (0x02) { \"nvidia,egm-pxm\", 0x05 }",
+    ] {
+        assert!(text[at..].contains(part), "{part} is not in {text}");
+    }
 }
 
 #[test]

@@ -27,6 +27,10 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use egm_address::PciAddress;
+
+use crate::backend::{Backend, RegionIndex};
+
 pub use container::Container;
 pub use device::KernelFunction;
 pub use error::{Fault, Holder, OpenError};
@@ -44,6 +48,21 @@ pub enum KernelDomain {
     Legacy(Arc<Container>),
     /// iommufd.
     Iommufd(Arc<Iommufd>),
+}
+
+/// Number and size of each BAR region of the function at `address`, as its driver shows it, which no file tells. It is opened
+/// and closed again.
+///
+/// # Errors
+/// [`OpenError`]; somebody may use it.
+pub fn region_sizes(address: PciAddress) -> Result<Vec<(u8, u64)>, OpenError> {
+    let domain = match Container::new(None) {
+        Ok(container) => KernelDomain::Legacy(container),
+        Err(_) => KernelDomain::Iommufd(Iommufd::new(None)?),
+    };
+    let function = KernelFunction::open(address, &domain)?;
+    let size = |bar| (bar, function.region(RegionIndex::Bar(bar)).size);
+    Ok((0..6).map(size).filter(|(_, size)| *size > 0).collect())
 }
 
 impl KernelDomain {

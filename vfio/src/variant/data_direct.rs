@@ -6,6 +6,7 @@
 //! the same in both, as rdma-core's `rdma_topo` does.
 
 use egm_address::{Gpa, PciAddress};
+use serde::{Deserialize, Serialize};
 
 use crate::host::{HostBar, HostBarKind};
 
@@ -81,15 +82,42 @@ fn offset(whole: &[u8], tail: &[u8]) -> usize {
     (tail.as_ptr() as usize).saturating_sub(whole.as_ptr() as usize)
 }
 
-/// A function and its vital product data, as the host's file `vpd` has them.
+/// What vital product data say of a function's card.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Card {
+    /// `V3`: the card, the same in all of its functions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub number: Option<String>,
+    /// `VU`: what the guest's driver compares.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unique: Option<String>,
+    /// Why more could not be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
+impl Card {
+    /// What is in `vpd`, as the host's file of that name has it.
+    pub fn of(vpd: &[u8]) -> Self {
+        let text = |value: &[u8]| value.escape_ascii().to_string();
+        let field = |name| keyword(vpd, name).map(|value| value.map(text));
+        match field(b"V3").and_then(|number| Ok((number, field(b"VU")?))) {
+            Ok((number, unique)) => Self { number, unique, problem: None },
+            Err(error) => Self { problem: Some(error.to_string()), ..Self::default() },
+        }
+    }
+}
+
+/// A function that may be of a pair.
 #[derive(Debug, Clone, Copy)]
 pub struct Candidate<'a> {
     /// Where it is on the host.
     pub address: PciAddress,
     /// Whether it is a Data Direct function rather than a network function.
     pub is_data_direct: bool,
-    /// Its vital product data.
-    pub vpd: &'a [u8],
+    /// Its card; `None` when its vital product data cannot be read.
+    pub card: Option<&'a Card>,
 }
 
 /// What a Data Direct function belongs to.
@@ -104,11 +132,11 @@ pub struct Pairing {
 }
 
 /// Why a Data Direct function is of no use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PairingProblem {
-    /// Its data make no sense.
-    #[error("{0}; update the card's firmware")]
-    Vpd(#[from] VpdError),
+    /// Its data cannot be read, or make no sense.
+    #[error("its vital product data cannot be read ({0}): update the card's firmware")]
+    Vpd(String),
     /// A keyword is missing.
     #[error("its vital product data have no keyword {}: update the card's firmware", name.escape_ascii())]
     NoKeyword {
@@ -134,11 +162,14 @@ pub fn pair(functions: &[Candidate<'_>]) -> Vec<Pairing> {
 }
 
 fn network(partner: &Candidate<'_>, functions: &[Candidate<'_>]) -> Result<Vec<PciAddress>, PairingProblem> {
-    let required = |name: [u8; 2]| keyword(partner.vpd, &name)?.ok_or(PairingProblem::NoKeyword { name });
-    required(*b"VU")?;
-    let card = required(*b"V3")?;
+    let card = partner.card.ok_or_else(|| PairingProblem::Vpd("no vpd file".to_owned()))?;
+    if let Some(problem) = &card.problem {
+        return Err(PairingProblem::Vpd(problem.clone()));
+    }
+    card.unique.as_ref().ok_or(PairingProblem::NoKeyword { name: *b"VU" })?;
+    let number = card.number.as_ref().ok_or(PairingProblem::NoKeyword { name: *b"V3" })?;
     let same = |function: &&Candidate<'_>| {
-        !function.is_data_direct && keyword(function.vpd, b"V3") == Ok(Some(card))
+        !function.is_data_direct && function.card.is_some_and(|card| card.number.as_ref() == Some(number))
     };
     let network: Vec<PciAddress> = functions.iter().filter(same).map(|function| function.address).collect();
     if network.is_empty() { Err(PairingProblem::Alone) } else { Ok(network) }
@@ -206,11 +237,15 @@ mod tests {
 
     #[test]
     fn functions_of_one_card_are_a_pair() {
-        let (one, other) = (vpd(&[("V3", "one"), ("VU", "u")]), vpd(&[("V3", "other")]));
-        let candidate =
-            |address, is_data_direct, vpd| Candidate { address: at(address), is_data_direct, vpd };
+        let (one, other) =
+            (Card::of(&vpd(&[("V3", "one"), ("VU", "u")])), Card::of(&vpd(&[("V3", "other")])));
+        let candidate = |address, is_data_direct, card| Candidate {
+            address: at(address),
+            is_data_direct,
+            card: Some(card),
+        };
         let functions = [
-            candidate("0000:03:00.0", false, one.as_slice()),
+            candidate("0000:03:00.0", false, &one),
             candidate("0000:03:00.1", false, &one),
             candidate("0002:03:00.0", false, &other),
             candidate("0009:02:00.0", true, &one),
@@ -225,13 +260,16 @@ mod tests {
 
     #[test]
     fn a_partner_that_the_driver_would_not_find_says_why() {
-        let vpd = vpd(&[("V3", "one")]);
-        let functions = [Candidate { address: at("0009:02:00.0"), is_data_direct: true, vpd: &vpd }];
-        let problem = pair(&functions)[0].problem.unwrap();
+        let problem = |vpd: &[u8]| {
+            let card = Card::of(vpd);
+            let alone = Candidate { address: at("0009:02:00.0"), is_data_direct: true, card: Some(&card) };
+            pair(&[alone])[0].problem.clone().unwrap().to_string()
+        };
         assert_eq!(
-            problem.to_string(),
+            problem(&vpd(&[("V3", "one")])),
             "its vital product data have no keyword VU: update the card's firmware"
         );
+        assert!(problem(&[0xff; 64]).contains("the resource at 0x0 ends behind the 0x40 bytes"));
     }
 
     #[test]

@@ -6,7 +6,7 @@ pub mod clique;
 pub mod data_direct;
 pub mod nvgrace;
 
-use crate::host::{HostBar, HostFunction};
+use crate::host::{DeviceMemory, HostBar, HostFunction};
 
 /// What kind of function it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +45,15 @@ impl Variant {
     /// Whether an NVIDIA driver in the guest would look for a clique.
     pub fn takes_clique(self) -> bool {
         matches!(self, Self::NvidiaDisplay | Self::NvGrace)
+    }
+
+    /// The regions of `function` that are memory, among those of these numbers and sizes that its driver shows.
+    pub fn memory(function: &HostFunction, regions: &[(u8, u64)]) -> Vec<DeviceMemory> {
+        let variant = Self::of(function);
+        let is_memory =
+            |&(bar, size): &(u8, u64)| variant.region(&function.bars, bar, size).dma == DmaSource::Memory;
+        let memory = regions.iter().copied().filter(is_memory);
+        memory.map(|(bar, size)| DeviceMemory { bar, size }).collect()
     }
 
     /// What region `bar` of `size` bytes is, as VFIO shows it, of a function whose own BARs are `bars`.

@@ -7,6 +7,8 @@ use std::path::Path;
 use egm_address::PciAddress;
 use egm_device::show::size;
 use egm_vfio::host;
+use egm_vfio::kernel::region_sizes;
+use egm_vfio::variant::Variant;
 
 use crate::config::{Architecture, DeviceKind, LOCAL, Spec};
 use crate::facts::kvm::{self, Probed};
@@ -50,7 +52,13 @@ impl Scope {
 /// [`FactsError`] when `/proc` or `/sys` is not there or not as documented. That there is no KVM or no IOMMU is a
 /// fact, not an error.
 pub fn of_host(scope: &Scope) -> Result<Facts, FactsError> {
-    gather(Path::new("/"), scope, kvm::probe())
+    let mut facts = gather(Path::new("/"), scope, kvm::probe())?;
+    for function in facts.functions.iter_mut().filter(|function| Variant::of(function) == Variant::NvGrace) {
+        // Somebody else may have it: who wants it then hears of that when it is opened.
+        let regions = region_sizes(function.address).unwrap_or_default();
+        function.memory = Variant::memory(function, &regions);
+    }
+    Ok(facts)
 }
 
 /// A host whose `/proc` and `/sys` were copied to `root`; its KVM cannot be asked.

@@ -51,6 +51,9 @@ pub trait SlotTable: Send + Sync {
     /// # Errors
     /// When the kernel refuses; the memory is then kept to the machine's end.
     fn remove(&self, slot: Slot) -> Result<(), KvmError>;
+
+    /// Whether this machine's slots can be of what KVM capability number `capability` is about.
+    fn supports(&self, capability: u32) -> bool;
 }
 
 impl Slots {
@@ -106,6 +109,10 @@ impl SlotTable for Slots {
             *place = Some(Lent { gpa, memory });
         }
         Ok(Slot(slot))
+    }
+
+    fn supports(&self, capability: u32) -> bool {
+        self.fd.check_extension_raw(capability.into()) > 0
     }
 
     fn remove(&self, slot: Slot) -> Result<(), KvmError> {

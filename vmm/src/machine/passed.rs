@@ -34,6 +34,8 @@ pub(super) struct Own {
     pub(super) clique: Option<u8>,
     /// Others do not reach its BARs.
     pub(super) alone: bool,
+    /// BARs that are memory.
+    pub(super) memory: Vec<u8>,
 }
 
 impl Passer {
@@ -51,11 +53,15 @@ impl Passer {
             slots: Arc::clone(&self.slots),
             peers: Arc::clone(&self.peers),
             reachable: self.has_peers && !own.alone,
+            memory: own.memory,
         };
         let added = own.clique.and_then(Clique::new).map(Clique::capability).into_iter().collect();
         let function = PassedFunction::new(Arc::clone(&backend), bars, added, to)?;
-        if let Err(error) = function.lend(bars) {
-            eprintln!("note: device \"{id}\": {}", Chain(&error));
+        match function.lend(bars) {
+            Err(error @ PassthroughError::Unreachable { .. }) => {
+                eprintln!("note: device \"{id}\": {}", Chain(&error));
+            }
+            lent => lent?,
         }
         Ok(New { function, ears: Some(Ears::new(backend.as_ref())?) })
     }

@@ -299,6 +299,7 @@ fn passed(
         line: gsi.map(|gsi| Box::new(connections.vm.level_line(gsi)) as Box<dyn Line>),
         clique: decided.and_then(|passed| passed.clique),
         alone: decided.is_some_and(|passed| !passed.p2p),
+        memory: decided.and_then(|passed| passed.memory.as_ref()).map_or_else(Vec::new, |m| m.bars.clone()),
     };
     let new = connections.passer.pass(id, backend, &plan.bars, own);
     let new = new.map_err(|source| TreeError::Passed { id: id.to_owned(), source })?;

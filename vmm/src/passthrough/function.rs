@@ -1,23 +1,24 @@
 //! A host function as the guest's PCI function.
 
-use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::thread;
+use std::time::Instant;
 
 use egm_address::{BarOffset, Guest, InBar, Span};
 use egm_vfio::backend::{Backend, BackendError, RegionIndex};
-use egm_vfio::dma::DmaError;
 use egm_vfio::pci::bars::{Piece, cut};
 use egm_vfio::pci::shadow::{
-    AddedCapability, Bar, BarKind as ShadowKind, BarPlace, ConfigError, Forward, MsixLayout, Options, Shadow,
+    AddedCapability, Bar, BarKind as ShadowKind, BarPlace, Forward, MsixLayout, Options, Shadow,
 };
 
+use super::coherent;
+use super::error::PassthroughError;
 use super::interrupts::Interrupts;
 use super::intx::Line;
 use super::peers::Peers;
 use super::windows::{MappedPart, Windows};
-use crate::error::{Blame, Report};
 use crate::kvm::SlotTable;
 use crate::lock::lock;
 use crate::pci::msix::{MsiRouter, Msix};
@@ -39,69 +40,8 @@ pub struct Connections {
     pub peers: Arc<Peers>,
     /// Whether other functions reach its BARs.
     pub reachable: bool,
-}
-
-/// Why a host function cannot become a guest's.
-#[derive(Debug, thiserror::Error)]
-pub enum PassthroughError {
-    /// Its configuration space.
-    #[error("{function} cannot be shown to a guest")]
-    Config {
-        /// Which.
-        function: String,
-        /// The reason.
-        #[source]
-        source: ConfigError,
-    },
-    /// It refused something.
-    #[error(transparent)]
-    Backend(#[from] BackendError),
-    /// It is larger than the plan knew.
-    #[error("BAR {bar} of {function} has {real:#x} bytes, more than the {planned:#x} of the plan")]
-    Grown {
-        /// Which.
-        function: String,
-        /// Register number.
-        bar: u8,
-        /// Bytes that the device has.
-        real: u64,
-        /// Bytes that sysfs, or the recorded facts, said.
-        planned: u64,
-    },
-    /// Devices cannot reach a BAR: the machine does without.
-    #[error("other devices do not reach BAR {bar} of {function}: what they exchange goes through memory")]
-    Unreachable {
-        /// Which.
-        function: String,
-        /// Register number.
-        bar: u8,
-        /// The reason.
-        #[source]
-        source: DmaError,
-    },
-    /// Descriptors ran out.
-    #[error("cannot make an event descriptor")]
-    Descriptor(#[from] io::Error),
-}
-
-impl Report for PassthroughError {
-    fn blame(&self) -> Blame {
-        Blame::Host
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::Grown { .. } => {
-                Some("start again: its BARs were resized, or the facts are old (egm-vmm facts)".to_owned())
-            }
-            Self::Descriptor(_) => Some("raise the limit of open files: ulimit -n 65536".to_owned()),
-            Self::Backend(_) => {
-                Some("look for its errors: dmesg, lspci -vv, or what its server says".to_owned())
-            }
-            Self::Unreachable { source, .. } => source.remedy(),
-            Self::Config { .. } => None,
-        }
-    }
+    /// BARs that are memory, as the plan has them.
+    pub memory: Vec<u8>,
 }
 
 /// What the VMM answers itself in a BAR.
@@ -119,6 +59,8 @@ pub struct PassedFunction {
     /// Where MSI-X structures answer.
     msix: Option<MsixLayout>,
     windows: Windows,
+    /// BARs that are memory.
+    memory: Vec<u8>,
     /// Accesses that the function did not answer.
     failed: AtomicU64,
     /// Pulled out, or its server died: it answers nothing any more, ever.
@@ -140,7 +82,9 @@ impl PassedFunction {
         added: Vec<AddedCapability>,
         connections: Connections,
     ) -> Result<Arc<Self>, PassthroughError> {
-        let Connections { router, line, slots, peers, reachable } = connections;
+        let Connections { router, line, slots, peers, reachable, memory } = connections;
+        let supports = |capability| slots.supports(capability);
+        coherent::check(backend.as_ref(), &memory, supports)?;
         let line = line.filter(|_| backend.interrupts(egm_vfio::backend::InterruptKind::Intx).count > 0);
         let options = Options {
             bars: bars.iter().map(shadow_bar).collect(),
@@ -154,7 +98,8 @@ impl PassedFunction {
         let parts = mapped_parts(backend.as_ref(), bars, shadow.msix())?;
         let function = Arc::new(Self {
             interrupts: Interrupts::new(&backend, &shadow, &router, line)?,
-            windows: Windows::new(parts, slots, peers, reachable),
+            windows: Windows::new(parts, slots, peers, |bar| reachable || memory.contains(&bar)),
+            memory,
             msix: shadow.msix(),
             shadow: Mutex::new(shadow),
             failed: AtomicU64::new(0),
@@ -164,20 +109,26 @@ impl PassedFunction {
             backend,
         });
         function.start(&lock(&function.shadow));
+        if !function.memory.is_empty() {
+            coherent::wait(function.backend.as_ref(), Instant::now, thread::sleep)?;
+        }
         Ok(function)
     }
 
     /// Lets other functions reach its BARs where the plan has them.
     ///
     /// # Errors
-    /// [`PassthroughError::Unreachable`] with the first that is refused. The function works all the same.
+    /// [`PassthroughError::MemoryUnreachable`], or else [`PassthroughError::Unreachable`] with the first that is refused;
+    /// the function works all the same then.
     pub fn lend(&self, bars: &[BarPlan]) -> Result<(), PassthroughError> {
-        let places: Vec<_> = bars.iter().map(|bar| (bar.index, bar.span)).collect();
-        self.windows.lend(&places).map_err(|(bar, source)| PassthroughError::Unreachable {
-            function: self.name().to_owned(),
-            bar,
-            source,
-        })
+        let function = self.name().to_owned();
+        let (memory, registers): (Vec<_>, Vec<_>) =
+            bars.iter().map(|bar| (bar.index, bar.span)).partition(|(index, _)| self.memory.contains(index));
+        if let Err((bar, source)) = self.windows.lend(&memory) {
+            return Err(PassthroughError::MemoryUnreachable { function, bar, source });
+        }
+        let lent = self.windows.lend(&registers);
+        lent.map_err(|(bar, source)| PassthroughError::Unreachable { function, bar, source })
     }
 
     /// The guest asked for a function-level reset.

@@ -11,8 +11,10 @@
 //! Lock order: a function's shadow, then its interrupts. `windows` and `peers` have their own, and no access of the guest
 //! waits for these: memory slots and I/O page tables change slowly.
 
+mod coherent;
 mod descriptor;
 mod ears;
+mod error;
 mod function;
 mod interrupts;
 mod intx;
@@ -22,9 +24,12 @@ mod windows;
 
 pub(crate) use descriptor::borrowed;
 pub use ears::Ears;
-pub use function::{Connections, PassedFunction, PassthroughError};
+pub use error::PassthroughError;
+pub use function::{Connections, PassedFunction};
 pub use intx::Line;
 pub use peers::Peers;
 
+#[cfg(test)]
+mod grace_tests;
 #[cfg(test)]
 mod tests;

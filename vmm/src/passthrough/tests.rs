@@ -56,11 +56,19 @@ fn fake() -> FakeFunction {
 
 /// Slots by number: place and bytes.
 #[derive(Default)]
-struct FakeSlots(Mutex<Vec<Option<(u64, u64)>>>);
+pub(super) struct FakeSlots {
+    slots: Mutex<Vec<Option<(u64, u64)>>>,
+    /// What this KVM is capable of.
+    capabilities: Vec<u32>,
+}
 
 impl FakeSlots {
-    fn lent(&self) -> Vec<(u64, u64)> {
-        let mut lent: Vec<_> = self.0.lock().unwrap().iter().flatten().copied().collect();
+    pub(super) fn of(capabilities: Vec<u32>) -> Self {
+        Self { capabilities, ..Self::default() }
+    }
+
+    pub(super) fn lent(&self) -> Vec<(u64, u64)> {
+        let mut lent: Vec<_> = self.slots.lock().unwrap().iter().flatten().copied().collect();
         lent.sort_unstable();
         lent
     }
@@ -68,22 +76,25 @@ impl FakeSlots {
 
 impl SlotTable for FakeSlots {
     fn add(&self, gpa: Gpa, memory: Arc<dyn HostMemory>) -> Result<Slot, KvmError> {
-        let (mut slots, (start, size)) = (self.0.lock().unwrap(), (gpa.get(), memory.size()));
+        let (mut slots, (start, size)) = (self.slots.lock().unwrap(), (gpa.get(), memory.size()));
         if slots.iter().flatten().any(|(at, bytes)| start < at + bytes && *at < start + size) {
             return Err(KvmError::Memory { gpa, size, source: kvm_ioctls::Error::new(libc::EEXIST) });
         }
         slots.push(Some((start, size)));
         Ok(Slot(slots.len() - 1))
     }
+    fn supports(&self, capability: u32) -> bool {
+        self.capabilities.contains(&capability)
+    }
     fn remove(&self, slot: Slot) -> Result<(), KvmError> {
-        self.0.lock().unwrap()[slot.0] = None;
+        self.slots.lock().unwrap()[slot.0] = None;
         Ok(())
     }
 }
 
 /// What is connected, by route.
 #[derive(Default)]
-struct FakeRouter {
+pub(super) struct FakeRouter {
     next: AtomicU32,
     connected: Mutex<Vec<(u32, MsiMessage)>>,
 }
@@ -146,6 +157,7 @@ impl Machine {
             slots: Arc::clone(&slots) as _,
             peers: Arc::new(Peers::new(vec![Arc::clone(&domain) as _])),
             reachable: true,
+            memory: Vec::new(),
         };
         let backend = Arc::clone(&fake) as Arc<dyn Backend>;
         let function = PassedFunction::new(backend, &bars(), Vec::new(), connections).unwrap();

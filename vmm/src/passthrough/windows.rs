@@ -48,14 +48,14 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    /// `parts`, not in the guest yet. With `reachable` other functions reach them too.
+    /// `parts`, not in the guest yet. Devices reach them too where their BAR is `reachable`.
     pub(super) fn new(
         parts: Vec<MappedPart>,
         slots: Arc<dyn SlotTable>,
         peers: Arc<Peers>,
-        reachable: bool,
+        reachable: impl Fn(u8) -> bool,
     ) -> Self {
-        let peer = |part: &MappedPart| reachable.then(|| peers.add(Arc::clone(&part.memory)));
+        let peer = |part: &MappedPart| reachable(part.bar).then(|| peers.add(Arc::clone(&part.memory)));
         let windows = parts.into_iter().map(|part| Window { peer: peer(&part), part, slot: None }).collect();
         Self { slots, peers, windows: Mutex::new(windows), refused: AtomicU64::new(0) }
     }

@@ -5,7 +5,7 @@ use egm_device::show::{self, size};
 
 use crate::config::{PageSize, nearest};
 use crate::error::{Blame, Report};
-use crate::plan::{NoPlace, PassedRule};
+use crate::plan::{AddressBits, NoPlace, PassedRule};
 
 /// Why a specification has no plan on a host.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -26,7 +26,7 @@ pub enum PlanError {
     },
     /// Guest memory beyond the address bits.
     #[error(
-        "{what} does not fit below {limit:#x}, the end of {bits} guest physical address bits: {} too many",
+        "{what} does not fit below {limit:#x}, the end of {bits}: {} too many",
         size(*short_by)
     )]
     AddressSpace {
@@ -34,8 +34,8 @@ pub enum PlanError {
         what: String,
         /// End of the guest's addresses.
         limit: u64,
-        /// Address bits of the facts.
-        bits: u8,
+        /// Whose end that is.
+        bits: AddressBits,
         /// Bytes that found no place.
         short_by: u64,
         /// Configuration key to lower.
@@ -253,7 +253,7 @@ pub enum PlanError {
     },
     /// The 64-bit window found no place.
     #[error(
-        "the 64-bit PCI window of {size} does not fit between the end of memory {from:#x} and {limit:#x}, the end of {bits} guest physical address bits"
+        "the 64-bit PCI window of {size} does not fit between the end of memory {from:#x} and {limit:#x}, the end of {bits}"
     )]
     Window64 {
         /// Size of the window, the least when the configuration leaves it to the plan.
@@ -262,8 +262,8 @@ pub enum PlanError {
         from: Gpa,
         /// End of the guest's addresses.
         limit: u64,
-        /// Address bits of the facts.
-        bits: u8,
+        /// Whose end that is.
+        bits: AddressBits,
         /// Whether the configuration set it.
         configured: bool,
     },

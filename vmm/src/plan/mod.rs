@@ -9,6 +9,7 @@
 //!         │   space     which guest physical addresses may be used at all
 //!         │   memory    RAM and EGM slices in that space, and the memory behind them
 //!         │   pci       what devices need of PCI, windows
+//!         │   data_direct   pairs of functions, and GPU BARs that they address
 //!         │   near      guest nodes that host functions are near to
 //!         │   tree      expanders, root ports, switches, bus numbers
 //!         │   blocks    BARs, and devices, as one range for a bridge
@@ -25,6 +26,7 @@ mod backing;
 mod blocks;
 mod cliques;
 mod cpus;
+mod data_direct;
 mod error;
 mod host;
 mod intx;
@@ -33,6 +35,7 @@ mod nccl;
 mod near;
 mod nodes;
 mod passed;
+mod passed_plan;
 mod passed_rule;
 mod pci;
 mod place;
@@ -51,12 +54,14 @@ pub use error::PlanError;
 pub use intx::{IntxLines, RootPin};
 pub(crate) use memory::huge_alignment;
 pub use nccl::nccl;
+pub use passed_plan::*;
 pub use passed_rule::{PassedRule, PlaceRule};
 pub use pci::VIRTIO_BAR_SIZE;
 pub use plug::plug;
 pub use regions::NoPlace;
 pub(crate) use regions::lost;
 pub use render::{Colour, html, json, text};
+pub use space::AddressBits;
 pub use types::*;
 
 use crate::arch::layout_of;
@@ -73,14 +78,15 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
     host::check_target(spec, facts)?;
     let vcpus = cpus::plan(spec, layout)?;
     host::check_cpus(&vcpus, facts)?;
-    let wanted = pci::wanted(spec, facts)?;
+    let mut wanted = pci::wanted(spec, facts)?;
+    let alone = data_direct::decide(facts, &mut wanted)?;
     let mut space = space::Space::new(spec, facts, layout)?;
     let sources = regions::choose(spec, facts)?;
     let (mut backings, memory) = memory::plan(spec, &sources, &mut space)?;
     host::check_backings(&backings, facts)?;
     host::find_small_pages(&mut backings, facts);
     served::check_memory(spec, facts, &backings)?;
-    let nodes = nodes::plan(spec, &memory);
+    let (mut nodes, mut distances) = (nodes::plan(spec, &memory), nodes::distances(spec));
     let tree = tree::tree(spec, facts, &wanted, nodes.first().map_or(0, |first| first.id))?;
     let (low, high) = (place::Blocks::new(&wanted, &tree, false)?, place::Blocks::new(&wanted, &tree, true)?);
     let windows = pci::windows(spec, &high, tree.buses(), &mut space)?;
@@ -88,6 +94,7 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
     let high = place::place(&high, windows.memory64, &space)?;
     let decided = passed::decide(spec, facts, &wanted, &backings)?;
     let (pci, expanders) = tree::functions(&wanted, &tree, (&low, &high), &decided.functions)?;
+    nodes::add_gpus(&mut nodes, &mut distances, &pci);
     let own = layout.lines.iter().map(|&(owner, gsi)| LinePlan { gsi, owner: owner.to_owned() });
     let lines = own.chain(intx::lines(&pci, layout.intx)).collect();
     let lost = sources.into_iter().filter_map(|source| source.lost);
@@ -105,10 +112,10 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
         expanders,
         passthrough: decided.passthrough,
         nodes,
-        distances: nodes::distances(spec),
+        distances,
         backings,
         memory,
-        notes: lost.chain(decided.notes).chain(served::notes(spec, facts)).collect(),
+        notes: lost.chain(alone).chain(decided.notes).chain(served::notes(spec, facts)).collect(),
         lines,
         ports: layout
             .ports

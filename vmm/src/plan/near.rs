@@ -2,8 +2,9 @@
 
 use egm_address::CpuSet;
 use egm_vfio::host::HostFunction;
+use egm_vfio::topology::{self, upstream_port};
 
-use crate::config::Spec;
+use crate::config::{DeviceKind, Spec};
 use crate::facts::Facts;
 
 /// ACPI 6.5, 5.2.17: the distance of a node to itself.
@@ -18,7 +19,20 @@ pub(super) fn guest_node(spec: &Spec, facts: &Facts, host: &HostFunction) -> Opt
     })
 }
 
+/// What shares a switch with such a function stays with it: a switch is behind one host bridge.
 fn egm_node(spec: &Spec, facts: &Facts, host: &HostFunction) -> Option<u32> {
+    let switch = upstream_port(host, 0);
+    let shares = |other: &&HostFunction| {
+        other.address == host.address || switch.is_some() && upstream_port(other, 0) == switch
+    };
+    let passed = spec.devices.iter().filter_map(|device| match device.kind {
+        DeviceKind::Vfio { function, .. } => topology::find(&facts.functions, function).filter(shares),
+        _ => None,
+    });
+    passed.filter_map(|function| own_slice(spec, facts, function)).next()
+}
+
+fn own_slice(spec: &Spec, facts: &Facts, host: &HostFunction) -> Option<u32> {
     let serves = |name: &String| {
         let region = facts.regions.iter().map(|known| &known.region).find(|region| region.name == *name);
         region.is_some_and(|region| region.functions.contains(&host.address))

@@ -2,15 +2,22 @@
 
 use std::collections::BTreeMap;
 
-use egm_address::CpuSet;
+use egm_address::{CpuSet, PciAddress};
 
 use crate::config::{Access, Spec};
-use crate::plan::{MemoryPlan, NodePlan};
+use crate::plan::{FunctionPlan, FunctionRole, GPU_NODES, MemoryPlan, NodePlan, PassedPlan};
 
 /// ACPI 6.5, 5.2.17: the distance of a node to itself.
 const LOCAL_DISTANCE: u8 = 10;
 /// What Linux assumes between nodes that nobody gave a distance (`REMOTE_DISTANCE`).
 const REMOTE_DISTANCE: u8 = 20;
+
+/// Distances of GPU memory as the firmware of a GB200 gives them: other parts of the GPU, other GPUs, processors of its
+/// socket, other processors.
+const SAME_GPU: u8 = 11;
+const OTHER_GPU: u8 = 40;
+const LOCAL_GPU: u8 = 80;
+const REMOTE_GPU: u8 = 120;
 
 /// One node of the specification, whichever list it comes from.
 struct Node<'a> {
@@ -46,6 +53,7 @@ fn ordered(spec: &Spec) -> Vec<Node<'_>> {
 pub(super) fn plan(spec: &Spec, memory: &[MemoryPlan]) -> Vec<NodePlan> {
     let bytes = |id: u32| memory.iter().filter(|m| m.node == id).map(|m| m.span.size()).sum();
     let node = |node: Node<'_>| NodePlan {
+        initiator: None,
         id: node.id,
         cpus: node.cpus,
         memory: bytes(node.id),
@@ -53,6 +61,76 @@ pub(super) fn plan(spec: &Spec, memory: &[MemoryPlan]) -> Vec<NodePlan> {
         access: node.access.to_vec(),
     };
     ordered(spec).into_iter().map(node).collect()
+}
+
+/// Adds the nodes of GPU memory, behind those with processors: so do vendors' machines, and Linux numbers nodes in that
+/// order (ACPI 6.5, 5.2.16: processors, generic initiators, memory).
+pub(super) fn add_gpus(nodes: &mut Vec<NodePlan>, distances: &mut Vec<Vec<u8>>, pci: &[FunctionPlan]) {
+    let gpu = |function: &FunctionPlan| match &function.role {
+        FunctionRole::Endpoint { passed: Some(PassedPlan { node, memory: Some(memory), .. }), .. } => {
+            Some(Gpu { address: function.address, near: *node, first: memory.first_node })
+        }
+        _ => None,
+    };
+    let gpus: Vec<Gpu> = pci.iter().filter_map(gpu).collect();
+    let at = nodes.iter().position(|node| node.cpus.is_empty()).unwrap_or(nodes.len());
+    let others = nodes.clone();
+    let local: Vec<Vec<bool>> = gpus
+        .iter()
+        .map(|gpu| others.iter().map(|node| gpu.is_local(node, &others, distances)).collect())
+        .collect();
+    let new: Vec<(usize, NodePlan)> = (0..)
+        .zip(&gpus)
+        .flat_map(|(number, gpu)| (0..GPU_NODES).map(move |part| (number, gpu.node(part))))
+        .collect();
+    let far = |gpu: usize, node: usize| {
+        let local = local.get(gpu).and_then(|row| row.get(node)).copied().unwrap_or(false);
+        if local { LOCAL_GPU } else { REMOTE_GPU }
+    };
+    for (row, line) in distances.iter_mut().enumerate() {
+        line.splice(at..at, new.iter().map(|(gpu, _)| far(*gpu, row)));
+    }
+    let line = |gpu: usize, id: u32| {
+        let mut line: Vec<u8> = (0..others.len()).map(|node| far(gpu, node)).collect();
+        let to = |(other, node): &(usize, NodePlan)| match *other == gpu {
+            true if node.id == id => LOCAL_DISTANCE,
+            true => SAME_GPU,
+            false => OTHER_GPU,
+        };
+        line.splice(at..at, new.iter().map(to));
+        line
+    };
+    let lines: Vec<Vec<u8>> = new.iter().map(|(gpu, node)| line(*gpu, node.id)).collect();
+    distances.splice(at..at, lines);
+    nodes.splice(at..at, new.into_iter().map(|(_, node)| node));
+}
+
+struct Gpu {
+    address: PciAddress,
+    near: Option<u32>,
+    first: u32,
+}
+
+impl Gpu {
+    fn node(&self, part: u32) -> NodePlan {
+        NodePlan {
+            id: self.first.saturating_add(part),
+            cpus: CpuSet::default(),
+            memory: 0,
+            egm: false,
+            access: Vec::new(),
+            initiator: Some(self.address),
+        }
+    }
+
+    /// Whether `node` is of the GPU's socket: the node that it is near to, or, where that has no processors, the nearest
+    /// with some.
+    fn is_local(&self, node: &NodePlan, nodes: &[NodePlan], distances: &[Vec<u8>]) -> bool {
+        let row = nodes.iter().position(|other| Some(other.id) == self.near).and_then(|at| distances.get(at));
+        let with = nodes.iter().zip(row.into_iter().flatten()).filter(|(other, _)| !other.cpus.is_empty());
+        let nearest = with.min_by_key(|(_, distance)| **distance).map(|(other, _)| other.id);
+        Some(node.id) == self.near || Some(node.id) == nearest
+    }
 }
 
 /// Distances in the order of the nodes; one that was given in one direction only holds in both.

@@ -5,14 +5,15 @@ use egm_address::{Gpa, Guest, Span};
 use egm_device::region::RegionKind;
 use egm_vfio::host::{HostBar, HostFunction};
 use egm_vfio::topology;
+use egm_vfio::variant::Variant;
 
 use crate::config::{BarPlace, BarPlaces, Device, DeviceKind, FixedBar, Spec, VfioBackend};
 use crate::facts::Facts;
 use crate::plan::pci::{PAGE, Wanted, WantedBar};
 use crate::plan::space::Space;
 use crate::plan::{
-    BackingPlan, BarKind, GroupPlan, Interface, PassedPlan, PassedRule, PassthroughPlan, PlaceRule,
-    PlanError, cliques,
+    BackingPlan, BarKind, GPU_NODES, GpuMemoryPlan, GroupPlan, Interface, PassedPlan, PassedRule,
+    PassthroughPlan, PlaceRule, PlanError, cliques,
 };
 
 /// First kernel whose iommufd takes BARs of other functions, as dma-bufs (71db84a092c3).
@@ -76,7 +77,8 @@ pub(super) fn check_fixed(wanted: &[Wanted<'_>], space: &Space) -> Result<(), Pl
             Some(blocked) => PlaceRule::Reserved(blocked),
             None => continue,
         };
-        return Err(PassedRule::Place { device: device.id.clone(), what: what(bar), span, rule }.into());
+        let (device, data_direct) = (device.id.clone(), bar.data_direct);
+        return Err(PassedRule::Place { device, what: what(bar), span, rule, data_direct }.into());
     }
     Ok(())
 }
@@ -100,6 +102,7 @@ pub(super) fn shared(one: &Wanted<'_>, other: &str) -> PlanError {
             what: what(bar),
             span,
             rule: PlaceRule::Shared(other.to_owned()),
+            data_direct: bar.data_direct,
         }
         .into(),
         None => PlanError::Internal("a device without fixed BARs overlaps another"),
@@ -141,10 +144,18 @@ pub(super) fn decide(
     let peers: Vec<bool> = wanted.iter().map(|one| lends && wants_p2p(one)).collect();
     let (cliques, warnings) = cliques::decide(facts, wanted, &peers)?;
     notes.extend(warnings);
+    let taken = spec.memory.nodes.iter().map(|node| node.id).chain(spec.egm.iter().map(|slice| slice.node));
+    let mut next_node = taken.max().map_or(0, |last| last.saturating_add(1));
     let one = |((one, p2p), clique): ((&Wanted<'_>, bool), Option<u8>)| {
         let host = one.host?;
-        let node = one.node;
-        Some(PassedPlan { function: host.address, group: host.iommu_group, node, clique, p2p })
+        let memory = gpu_memory(host).map(|bars| {
+            let first_node = next_node;
+            next_node = next_node.saturating_add(GPU_NODES);
+            GpuMemoryPlan { bars, first_node }
+        });
+        let (function, group, node) = (host.address, host.iommu_group, one.node);
+        let partner = one.partner;
+        Some(PassedPlan { function, group, node, clique, p2p, memory, partner })
     };
     let functions = wanted.iter().zip(peers).zip(cliques).map(one).collect();
     let pinned =
@@ -156,6 +167,13 @@ pub(super) fn decide(
 /// Whether functions of the host can be plugged into the machine's spare ports.
 fn takes_functions(spec: &Spec, facts: &Facts) -> bool {
     spec.pcie.spare.is_some() && facts.iommu.present().is_some()
+}
+
+/// The BARs of `host` that are memory; `None` without any.
+fn gpu_memory(host: &HostFunction) -> Option<Vec<u8>> {
+    let shown: Vec<(u8, u64)> = host.memory.iter().map(|memory| (memory.bar, memory.size)).collect();
+    let bars: Vec<u8> = Variant::memory(host, &shown).iter().map(|memory| memory.bar).collect();
+    (!bars.is_empty()).then_some(bars)
 }
 
 fn wants_p2p(one: &Wanted<'_>) -> bool {

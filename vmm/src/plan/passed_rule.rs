@@ -1,6 +1,9 @@
 //! What can be wrong with what a configuration says of host functions.
 
-use egm_address::{Gpa, Guest, Span};
+use egm_address::{Gpa, Guest, PciAddress, Span};
+use egm_vfio::variant::data_direct::PairingProblem;
+
+use crate::plan::AddressBits;
 
 /// A rule that the keys of a host function break.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -26,6 +29,41 @@ pub enum PassedRule {
         span: Span<Guest>,
         /// The rule that it breaks.
         rule: PlaceRule,
+        /// Whether Data Direct wants that place.
+        data_direct: bool,
+    },
+    /// A function of a pair that its driver in the guest would not find the other for.
+    #[error("device \"{device}\": Data Direct function {function} is of no use: {why}")]
+    DataDirect {
+        /// Id of the device.
+        device: String,
+        /// It.
+        function: PciAddress,
+        /// The reason.
+        why: PairingProblem,
+        /// What is missing, where the facts know it.
+        partner: Option<PciAddress>,
+    },
+    /// The other function of the pair is missing.
+    #[error(
+        "device \"{device}\" reaches the machine's GPUs by Data Direct, and {partner}, the function of its card that does so, \
+         is not given to this guest"
+    )]
+    NoDataDirect {
+        /// Id of the device.
+        device: String,
+        /// What is missing.
+        partner: PciAddress,
+    },
+    /// A GPU's BAR that cannot have its host's address.
+    #[error("device \"{device}\": Data Direct uses the host's address of BAR {index}, and {why}")]
+    DataDirectBar {
+        /// Id of the device.
+        device: String,
+        /// Register number.
+        index: u8,
+        /// The reason.
+        why: &'static str,
     },
     /// Two interfaces of the kernel in one machine.
     #[error(
@@ -76,12 +114,12 @@ pub enum PlaceRule {
     #[error("guest memory ends at {0}, and BARs come after it")]
     Memory(Gpa),
     /// No such addresses.
-    #[error("guest addresses end at {limit:#x} ({bits} bits)")]
+    #[error("guest addresses end at {limit:#x}, the end of {bits}")]
     Beyond {
         /// One past the last.
         limit: u64,
-        /// Address bits of the facts.
-        bits: u8,
+        /// Whose end that is.
+        bits: AddressBits,
     },
     /// Kept free.
     #[error("the host's processor or IOMMU reserves {0}")]
@@ -95,6 +133,28 @@ impl PassedRule {
     /// What to change.
     pub(super) fn help(&self) -> String {
         match self {
+            Self::Place { data_direct: true, rule, .. } => {
+                let free = match rule {
+                    PlaceRule::Memory(_) => "give the guest less memory",
+                    PlaceRule::Beyond { .. } => "let the guest have the host's address bits",
+                    PlaceRule::Reserved(_) => "let the host's firmware move that BAR",
+                    PlaceRule::Shared(_) => "move the other device's BAR",
+                };
+                return format!(
+                    "{free}, or leave the Data Direct functions (15b3:2100) out: they use the host's address of a GPU's \
+                     second BAR"
+                );
+            }
+            Self::DataDirect { partner: Some(partner), .. } | Self::NoDataDirect { partner, .. } => {
+                return format!(
+                    "add {{ \"type\": \"vfio\", \"function\": \"{partner}\" }} to \"devices\", bound to vfio-pci as \
+                     scripts/bind {partner} does"
+                );
+            }
+            Self::DataDirect { .. } => "leave it out of \"devices\"",
+            Self::DataDirectBar { .. } => {
+                "leave the BAR out of the device's \"bars\", or the Data Direct functions (15b3:2100) out of \"devices\""
+            }
             Self::FixedBar { .. } | Self::Place { .. } => {
                 "leave it out of the device's \"bars\", or write another address there"
             }

@@ -46,6 +46,8 @@ pub(super) struct Wanted<'a> {
     pub(super) msix_vectors: u16,
     /// The guest node that a host function is near to.
     pub(super) node: Option<u32>,
+    /// The other host function of a Data Direct pair.
+    pub(super) partner: Option<PciAddress>,
 }
 
 #[derive(Clone, Copy)]
@@ -53,8 +55,10 @@ pub(super) struct WantedBar {
     pub(super) index: u8,
     pub(super) kind: BarKind,
     pub(super) size: u64,
-    /// Where the configuration wants it.
+    /// Where it must be.
     pub(super) at: Option<Gpa>,
+    /// Whether that is for Data Direct, not for the configuration.
+    pub(super) data_direct: bool,
 }
 
 impl BarKind {
@@ -92,9 +96,11 @@ fn wanted_by<'a>(device: &'a Device, spec: &Spec, facts: &'a Facts) -> Result<Wa
             kind: BarKind::Memory64Prefetchable,
             size: VIRTIO_BAR_SIZE,
             at: None,
+            data_direct: false,
         }],
         msix_vectors: queues.saturating_add(1), // one for configuration changes
         node: None,
+        partner: None,
     };
     match &device.kind {
         DeviceKind::VirtioBlk { .. } | DeviceKind::VirtioRng => Ok(virtio(1)),
@@ -106,16 +112,16 @@ fn wanted_by<'a>(device: &'a Device, spec: &Spec, facts: &'a Facts) -> Result<Wa
             let host = facts.functions.iter().find(|host| host.address == *function);
             let unknown = || PlanError::UnknownFunction { device: device.id.clone(), function: *function };
             let host = host.ok_or_else(unknown)?;
-            let mut bars = bars(device, &host.bars)?;
+            let mut bars = bars(device, &host.shown_bars())?;
             passed::fix(device, places, &host.bars, &mut bars)?;
             let (msix_vectors, node) = (host.msix_vectors.unwrap_or(0), guest_node(spec, facts, host));
-            Ok(Wanted { device, host: Some(host), bars, msix_vectors, node })
+            Ok(Wanted { device, host: Some(host), bars, msix_vectors, node, partner: None })
         }
         DeviceKind::VfioUser { socket } => {
             let server = facts.servers.iter().find(|server| server.socket == *socket);
             let bars = server.map_or(Ok(Vec::new()), |server| bars(device, &server.bars))?;
             let msix_vectors = server.map_or(0, |server| server.msix_vectors);
-            Ok(Wanted { device, host: None, bars, msix_vectors, node: None })
+            Ok(Wanted { device, host: None, bars, msix_vectors, node: None, partner: None })
         }
     }
 }
@@ -143,7 +149,7 @@ pub(super) fn bars(device: &Device, host: &[HostBar]) -> Result<Vec<WantedBar>, 
         taken.fill(true);
         let power = size.max(LEAST_BAR).checked_next_power_of_two();
         let size = power.ok_or_else(|| wrong("it has no next power of two in 64 bits"))?;
-        out.push(WantedBar { index, kind, size, at: None });
+        out.push(WantedBar { index, kind, size, at: None, data_direct: false });
     }
     Ok(out)
 }

@@ -77,6 +77,11 @@ impl<'a> Blocks<'a> {
         first.map_or_else(|| "pcie.spare".to_owned(), |wanted| wanted.device.id.clone())
     }
 
+    fn is_for_data_direct(&self, node: usize) -> bool {
+        let mut devices = self.tree.devices(node).filter_map(|device| self.wanted.get(device));
+        devices.any(|wanted| wanted.bars.iter().any(|bar| bar.data_direct))
+    }
+
     fn no_place(
         &self,
         error: PlaceError<usize>,
@@ -157,6 +162,7 @@ pub(super) fn place(
             what: "its block of BARs".to_owned(),
             span: a.1,
             rule: PlaceRule::Shared(blocks.device(b.0)),
+            data_direct: blocks.is_for_data_direct(a.0) || blocks.is_for_data_direct(b.0),
         }
         .into());
     }

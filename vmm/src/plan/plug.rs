@@ -15,7 +15,7 @@ use crate::plan::{BarPlan, BridgePlan, PlanError};
 /// # Errors
 /// [`PlanError::Window`] when the port's windows are too small, [`PlanError::Bar`] for BARs that no function has.
 pub fn plug(device: &Device, host: &HostFunction, bridge: &BridgePlan) -> Result<Vec<BarPlan>, PlanError> {
-    let wanted = bars(device, &host.bars)?;
+    let wanted = bars(device, &host.shown_bars())?;
     let mut placed = inside(device, &wanted, false, bridge.window32)?;
     placed.extend(inside(device, &wanted, true, bridge.window64)?);
     placed.sort_by_key(|bar| bar.index);

@@ -1,7 +1,9 @@
 //! Which guest physical addresses may be used at all.
 
+use std::fmt;
+
 use egm_address::{Gpa, Guest, Placer, Request, Span, SpanSet};
-use egm_vfio::host::ReservedKind;
+use egm_vfio::host::{HostFunction, ReservedKind};
 
 use crate::arch::Layout;
 use crate::config::{DeviceKind, Spec};
@@ -15,10 +17,43 @@ const AMD_HYPERTRANSPORT: (u64, u64) = (0xfd_0000_0000, 0x100_0000_0000);
 /// Processors with fewer address bits end below that range.
 const AMD_HYPERTRANSPORT_BITS: u8 = 40;
 
+/// How many bits addresses have, and why not more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AddressBits {
+    /// The guest's processors have as many.
+    Guest(u8),
+    /// An IOMMU above the machine's host functions translates as many, and guest addresses are their devices' too.
+    Translated(u8),
+}
+
+impl AddressBits {
+    const fn number(self) -> u8 {
+        let (Self::Guest(bits) | Self::Translated(bits)) = self;
+        bits
+    }
+}
+
+impl fmt::Display for AddressBits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Guest(bits) => write!(f, "{bits} guest physical address bits"),
+            Self::Translated(bits) => write!(f, "the {bits} bits that the host's IOMMU translates"),
+        }
+    }
+}
+
+/// The host functions of the machine that the facts know.
+fn passed<'a>(spec: &'a Spec, facts: &'a Facts) -> impl Iterator<Item = &'a HostFunction> {
+    spec.devices.iter().filter_map(|device| match device.kind {
+        DeviceKind::Vfio { function, .. } => facts.functions.iter().find(|host| host.address == function),
+        _ => None,
+    })
+}
+
 /// The guest physical address space and what is still free in it above RAM.
 pub(super) struct Space {
     pub(super) layout: &'static Layout,
-    pub(super) bits: u8,
+    pub(super) bits: AddressBits,
     /// One past the last usable address.
     pub(super) limit: u64,
     /// Ranges that nothing may use, with what a person should read.
@@ -33,8 +68,14 @@ impl Space {
         if !(32..=52).contains(&bits) {
             return Err(PlanError::AddressBits { bits });
         }
-        let mut space = Self { layout, bits, limit: 1 << bits, reserved: Vec::new(), top: Gpa::new(0) };
-        if facts.cpu_vendor == "AuthenticAMD" && bits >= AMD_HYPERTRANSPORT_BITS {
+        let translated = passed(spec, facts).filter_map(|host| host.iova_bits).min();
+        let bits = match translated.filter(|translated| (32..bits).contains(translated)) {
+            Some(translated) => AddressBits::Translated(translated),
+            None => AddressBits::Guest(bits),
+        };
+        let (limit, top) = (1 << bits.number(), Gpa::new(0));
+        let mut space = Self { layout, bits, limit, reserved: Vec::new(), top };
+        if facts.cpu_vendor == "AuthenticAMD" && bits.number() >= AMD_HYPERTRANSPORT_BITS {
             let (start, end) = AMD_HYPERTRANSPORT;
             let span = Span::between(Gpa::new(start), Gpa::new(end));
             space.reserved.extend(span.map(|span| ("AMD HyperTransport".to_owned(), span)));
@@ -49,9 +90,8 @@ impl Space {
         let first_ram = self.layout.ram.first().map_or(0, |ram| ram.start().get());
         let tables = Span::new(Gpa::new(first_ram), self.layout.min_memory)
             .map_err(|_| PlanError::Internal("the layout has no least memory"))?;
-        for device in &spec.devices {
-            let DeviceKind::Vfio { function, .. } = device.kind else { continue };
-            let Some(host) = facts.functions.iter().find(|host| host.address == function) else { continue };
+        for host in passed(spec, facts) {
+            let function = host.address;
             for region in host.reserved.iter().filter(|r| r.kind != ReservedKind::DirectRelaxable) {
                 let end = Gpa::new(region.span.end().get().min(self.limit));
                 let Some(span) = Span::between(Gpa::new(region.span.start().get()), end) else { continue };

@@ -11,8 +11,10 @@ use egm_vfio::topology::Place;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 
+mod data_direct;
 mod passed;
 mod served;
+mod topology;
 
 use super::*;
 use crate::config::{
@@ -135,6 +137,9 @@ fn gpu(bus: u8, bars: &[(u8, HostBarKind, u64)]) -> HostFunction {
             kind: ReservedKind::Msi,
         }],
         place: Place::default(),
+        iova_bits: None,
+        memory: Vec::new(),
+        card: None,
     }
 }
 
@@ -327,7 +332,10 @@ fn memory_over_the_address_bits_says_by_how_much() {
     let mut facts = facts();
     facts.address_bits = 36;
     let error = plan(&spec(vec![node(0, 64 * GIB, "0")]), &facts).unwrap_err();
-    assert!(matches!(error, PlanError::AddressSpace { short_by: GIB, bits: 36, .. }), "{error}");
+    assert!(
+        matches!(error, PlanError::AddressSpace { short_by: GIB, bits: AddressBits::Guest(36), .. }),
+        "{error}"
+    );
     // A smaller one leaves room for a window, but not for the 64 GiB that it would like to have.
     let small = spec(vec![node(0, 4 * GIB, "0")]);
     let window = plan(&small, &facts).unwrap().window(WindowKind::PciMemory64).unwrap();

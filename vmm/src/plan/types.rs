@@ -4,8 +4,8 @@ use egm_address::{CpuSet, Gpa, Guest, PciAddress, Span};
 use egm_vfio::topology::Acs;
 use serde::{Deserialize, Serialize};
 
-use super::{BackingPlan, MemoryPlan};
 use crate::config::{Access, Architecture, Boot, Console, Device};
+use crate::plan::{BackingPlan, MemoryPlan, PassedPlan, PassthroughPlan};
 
 /// Version of the JSON form of [`Plan`]; a reader refuses others.
 pub const PLAN_VERSION: u32 = 1;
@@ -221,53 +221,6 @@ pub struct ExpanderPlan {
     pub bridge: BridgePlan,
 }
 
-/// What the plan decides for one host function.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PassedPlan {
-    /// The host function.
-    pub function: PciAddress,
-    /// Its IOMMU group; `None` when the facts know none.
-    pub group: Option<u32>,
-    /// Guest NUMA node that it is near to, where that is known.
-    pub node: Option<u32>,
-    /// Number for NVIDIA's peer-to-peer capability, 0 to 15; `None` leaves the capability out.
-    pub clique: Option<u8>,
-    /// Whether the machine's other passed functions reach its BARs.
-    pub p2p: bool,
-}
-
-/// How host functions are opened, all of a machine in one way: guest memory is then pinned once.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PassthroughPlan {
-    /// The interface.
-    pub interface: Interface,
-    /// Why this one, for a person.
-    pub why: String,
-    /// IOMMU groups by ascending number.
-    pub groups: Vec<GroupPlan>,
-    /// Bytes of guest memory that the kernel pins and counts against the memlock limit.
-    pub pinned: u64,
-}
-
-/// Interface of the kernel to host functions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Interface {
-    /// `/dev/vfio/GROUP` in a container with a type 1 IOMMU.
-    Legacy,
-    /// `/dev/vfio/devices/vfioN` and `/dev/iommu`.
-    Iommufd,
-}
-
-/// An IOMMU group that the machine needs as a whole.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GroupPlan {
-    /// Its number.
-    pub id: u32,
-    /// The host functions in it that are passed, ascending.
-    pub functions: Vec<PciAddress>,
-}
-
 /// A NUMA node of the guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodePlan {
@@ -281,6 +234,9 @@ pub struct NodePlan {
     pub egm: bool,
     /// HMAT figures of its memory, by looking node.
     pub access: Vec<Access>,
+    /// The GPU whose driver brings the node's memory: ACPI's generic initiator.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initiator: Option<PciAddress>,
 }
 
 /// An interrupt line.

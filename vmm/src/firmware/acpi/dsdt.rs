@@ -18,13 +18,13 @@ use acpi_tables::aml::{
     Path, ResourceTemplate, Return, Scope, Store, Uuid, ZERO,
 };
 use acpi_tables::{Aml, AmlSink};
-use egm_address::{Guest, PciAddress, Span, SpanSet};
+use egm_address::{Guest, Span, SpanSet};
 
 use super::mcfg::ecam;
 use super::table;
 use crate::firmware::{FirmwareError, ports};
 use crate::machine::SLEEP_TYPE_S5;
-use crate::plan::{BridgePlan, FunctionPlan, FunctionRole, Plan, RootPin, WindowKind};
+use crate::plan::{BridgePlan, FunctionPlan, FunctionRole, MemoryKind, Plan, RootPin, WindowKind};
 
 /// From revision 2 on integers have 64 bits.
 const REVISION: u8 = 2;
@@ -142,12 +142,13 @@ impl HostBridge {
             self.windows.iter().map(|(cacheable, span)| memory(*cacheable, *span)).collect();
         let mut resources: Vec<&dyn Aml> = vec![&buses];
         resources.extend(windows.iter().map(|w| -> &dyn Aml { w }));
-        let root_ports: Vec<RootPort> = plan
+        let root_ports: Vec<&FunctionPlan> = plan
             .pci
             .iter()
             .filter(|f| matches!(f.role, FunctionRole::RootPort { .. }) && f.address.bus() == first)
-            .map(|f| RootPort(f.address))
             .collect();
+        let root_ports: Vec<Place<'_>> =
+            root_ports.into_iter().map(|function| Place { plan, function }).collect();
         let identity: [Name; 6] = [
             Name::new("_HID".into(), &EISAName::new("PNP0A08")),
             Name::new("_CID".into(), &EISAName::new("PNP0A03")),
@@ -174,14 +175,66 @@ fn memory(cacheable: AddressSpaceCacheable, span: Span<Guest>) -> AddressSpace<u
     AddressSpace::new_memory(cacheable, true, span.start().get(), span.last().get(), None)
 }
 
-/// `_ADR` ties a root port to its function (clause 6.1.1).
-struct RootPort(PciAddress);
+/// A port, tied to its function by `_ADR` (clause 6.1.1), with what is behind it that ACPI has something to say of; or such
+/// a function.
+struct Place<'a> {
+    plan: &'a Plan,
+    function: &'a FunctionPlan,
+}
 
-impl Aml for RootPort {
+impl<'a> Place<'a> {
+    /// The slice that the function's driver is to use, of a GPU near a node of such memory.
+    fn slice(&self) -> Option<Slice> {
+        let FunctionRole::Endpoint { passed: Some(passed), .. } = &self.function.role else { return None };
+        let node = passed.memory.as_ref().and(passed.node)?;
+        let memory = self.plan.memory.iter().find(|m| m.node == node && m.kind == MemoryKind::Egm)?;
+        Some(Slice { node, span: memory.span })
+    }
+
+    /// Buses behind a bridge are above its own, so this ends whatever a plan says.
+    fn behind(&self) -> impl Iterator<Item = Place<'a>> {
+        let own = self.function.address.bus();
+        let bus = self.function.role.bridge().map(|bridge| bridge.secondary).filter(|bus| *bus > own);
+        let plan = self.plan;
+        let here = plan.pci.iter().filter(move |f| Some(f.address.bus()) == bus);
+        here.map(move |function| Place { plan, function }).filter(Self::says_something)
+    }
+
+    fn says_something(&self) -> bool {
+        self.slice().is_some() || self.behind().next().is_some()
+    }
+}
+
+impl Aml for Place<'_> {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
-        let name = format!("S{:02X}_", self.0.devfn());
-        let address = u32::from(self.0.device()) << 16 | u32::from(self.0.function());
-        Device::new(name.as_str().into(), vec![&Name::new("_ADR".into(), &address)]).to_aml_bytes(sink);
+        let at = self.function.address;
+        let name = format!("S{:02X}_", at.devfn());
+        let address = Name::new("_ADR".into(), &(u32::from(at.device()) << 16 | u32::from(at.function())));
+        let (slice, behind): (_, Vec<Place<'_>>) = (self.slice(), self.behind().collect());
+        let mut children: Vec<&dyn Aml> = vec![&address];
+        children.extend(slice.iter().map(|slice| -> &dyn Aml { slice }));
+        children.extend(behind.iter().map(|place| -> &dyn Aml { place }));
+        Device::new(name.as_str().into(), children).to_aml_bytes(sink);
+    }
+}
+
+/// `_DSD` of a GPU with Extended GPU Memory: NVIDIA's driver wants all three properties, and the node to be the GPU's own
+/// (open-gpu-kernel-modules, `nv_get_egm_info`). It counts from the base, so the slice is one span.
+struct Slice {
+    node: u32,
+    span: Span<Guest>,
+}
+
+impl Aml for Slice {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        let (base, size, node) = (self.span.start().get(), self.span.size(), u64::from(self.node));
+        let properties: [(&str, &u64); 3] =
+            [("nvidia,egm-base-pa", &base), ("nvidia,egm-size", &size), ("nvidia,egm-pxm", &node)];
+        let pairs: Vec<Package> =
+            properties.iter().map(|(name, value)| Package::new(vec![name, *value])).collect();
+        let pairs = Package::new(pairs.iter().map(|pair| -> &dyn Aml { pair }).collect());
+        let properties = Uuid::new("DAFFD814-6EBA-4D8C-8A91-BC9BBF4AA301");
+        Name::new("_DSD".into(), &Package::new(vec![&properties, &pairs])).to_aml_bytes(sink);
     }
 }
 

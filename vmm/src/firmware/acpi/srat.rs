@@ -1,11 +1,11 @@
 //! SRAT: which proximity domain every processor and byte of memory is in (ACPI 6.5, clause 5.2.16).
 //!
 //! Linux numbers its nodes in the order in which domains appear here, so the order is part of what the guest sees:
-//! processors, then generic initiators (none yet), then memory.
+//! processors, then generic initiators, then memory.
 
 use acpi_tables::AmlSink;
 use acpi_tables::srat::MemoryAffinity;
-use egm_address::{Guest, Span};
+use egm_address::{Guest, PciAddress, Span};
 
 use super::madt::short_ids;
 use super::{bytes, reserved, table};
@@ -21,6 +21,8 @@ pub(super) fn srat(plan: &Plan) -> Vec<u8> {
     body.dword(1); // clause 5.2.16: "reserved to be 1 for backward compatibility"
     reserved(&mut body, 8);
     plan.vcpus.iter().for_each(|vcpu| processor(&mut body, vcpu));
+    let initiators = plan.nodes.iter().filter_map(|node| Some((node.id, node.initiator?)));
+    initiators.for_each(|(node, gpu)| generic_initiator(&mut body, node, gpu));
     for (node, span) in merged(&plan.memory) {
         let affinity = MemoryAffinity::new(node, span.start().get(), span.size()).enabled();
         body.extend(bytes(&affinity));
@@ -50,6 +52,18 @@ fn processor(sink: &mut dyn AmlSink, vcpu: &VcpuPlan) {
             reserved(sink, 4);
         }
     }
+}
+
+/// Generic initiator affinity with a PCI handle (clause 5.2.16.6): the node that a GPU's driver brings memory to.
+fn generic_initiator(sink: &mut dyn AmlSink, node: u32, gpu: PciAddress) {
+    const PCI_HANDLE: u8 = 1;
+    sink.vec(&[5, 32, 0, PCI_HANDLE]);
+    sink.dword(node);
+    sink.word(gpu.segment());
+    sink.vec(&[gpu.bus(), gpu.devfn()]);
+    reserved(sink, 12);
+    sink.dword(ENABLED);
+    reserved(sink, 4);
 }
 
 /// RAM with touching spans of one node joined: the guest need not know where one backing ends.

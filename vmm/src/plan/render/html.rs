@@ -119,6 +119,7 @@ fn pci_function(plan: &Plan, function: &FunctionPlan, out: &mut String) {
 fn nodes(plan: &Plan) -> String {
     let row = |node: &crate::plan::NodePlan| {
         let kind = match (node.egm, node.memory) {
+            _ if node.initiator.is_some() => "GPU memory",
             (true, _) => "EGM",
             (false, 0) => "no memory",
             (false, _) => "RAM",

@@ -6,8 +6,8 @@ use egm_vfio::topology::Acs;
 
 use crate::config::{DeviceKind, PageSize};
 use crate::plan::{
-    BackingPlan, BarKind, BarPlan, BridgePlan, ExpanderPlan, FunctionPlan, FunctionRole, GroupPlan,
-    Interface, MemoryKind, PassedPlan, Plan, WindowKind,
+    BackingPlan, BarKind, BarPlan, BridgePlan, ExpanderPlan, FunctionPlan, FunctionRole, GPU_NODES,
+    GroupPlan, Interface, MemoryKind, PassedPlan, Plan, WindowKind,
 };
 
 /// What a range or a device is, which decides its colour.
@@ -283,9 +283,15 @@ fn decided(passed: &PassedPlan) -> String {
     let node = passed.node.map(|node| format!("near node {node}"));
     let clique = passed.clique.map(|clique| format!("P2P clique {clique}"));
     let p2p = (!passed.p2p).then(|| "BARs not reached by others".to_owned());
+    let partner = passed.partner.map(|partner| format!("Data Direct pair with {partner}"));
+    let memory = passed.memory.as_ref().map(|memory| {
+        let (first, bars) = (memory.first_node, memory.bars.iter().map(u8::to_string).collect::<Vec<_>>());
+        let last = first.saturating_add(GPU_NODES.saturating_sub(1));
+        format!("memory in BAR {}, of nodes {first} to {last}", bars.join(" and "))
+    });
     let group =
         passed.group.map_or_else(|| "no IOMMU group".to_owned(), |group| format!("IOMMU group {group}"));
-    [Some(group), node, clique, p2p].into_iter().flatten().collect::<Vec<_>>().join(", ")
+    [Some(group), node, clique, p2p, partner, memory].into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
 /// Pinned vCPUs, neighbours with the same host CPUs together: `0-3`, `8-11`.

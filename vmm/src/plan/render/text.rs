@@ -118,6 +118,7 @@ fn nodes(plan: &Plan) -> Table<'static> {
     let mut table = Table::new(&[Right, Left, Right, Left], &["node", "vCPUs", "memory", "kind"]);
     for node in &plan.nodes {
         let (tone, kind) = match (node.egm, node.memory) {
+            _ if node.initiator.is_some() => (None, "GPU memory"),
             (true, _) => (Some(Style::Green), "EGM"),
             (false, 0) => (None, "no memory"),
             (false, _) => (None, "RAM"),

@@ -150,7 +150,10 @@ fn a_fixed_place_that_cannot_be_is_named_with_its_rule() {
     assert!(said(2, BarPlace::Host).ends_with("the host gave it no address"));
     assert!(said(2, at(8 * TIB + MIB)).ends_with("its address is not a multiple of its size"));
     assert!(said(0, at(GIB)).ends_with("guest memory ends at 0x140000000, and BARs come after it"));
-    assert!(said(2, at(64 * TIB)).ends_with("guest addresses end at 0x400000000000 (46 bits)"));
+    assert!(
+        said(2, at(64 * TIB))
+            .ends_with("guest addresses end at 0x400000000000, the end of 46 guest physical address bits")
+    );
     assert!(said(0, at(0xfd_0000_0000)).ends_with("reserves 0xfd00000000..0x10000000000"));
 }
 

@@ -1,0 +1,88 @@
+//! Why a host function cannot become a guest's.
+
+use std::io;
+
+use egm_vfio::backend::BackendError;
+use egm_vfio::dma::DmaError;
+use egm_vfio::pci::shadow::ConfigError;
+
+use super::coherent::MemoryFault;
+use crate::error::{Blame, Report};
+
+/// Why a host function cannot become a guest's.
+#[derive(Debug, thiserror::Error)]
+pub enum PassthroughError {
+    /// Its configuration space.
+    #[error("{function} cannot be shown to a guest")]
+    Config {
+        /// Which.
+        function: String,
+        /// The reason.
+        #[source]
+        source: ConfigError,
+    },
+    /// It refused something.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// It is larger than the plan knew.
+    #[error("BAR {bar} of {function} has {real:#x} bytes, more than the {planned:#x} of the plan")]
+    Grown {
+        /// Which.
+        function: String,
+        /// Register number.
+        bar: u8,
+        /// Bytes that the device has.
+        real: u64,
+        /// Bytes that sysfs, or the recorded facts, said.
+        planned: u64,
+    },
+    /// Devices cannot reach a BAR: the machine does without.
+    #[error("other devices do not reach BAR {bar} of {function}: what they exchange goes through memory")]
+    Unreachable {
+        /// Which.
+        function: String,
+        /// Register number.
+        bar: u8,
+        /// The reason.
+        #[source]
+        source: DmaError,
+    },
+    /// Devices cannot reach a BAR that is memory, and they must.
+    #[error("devices do not reach the memory in BAR {bar} of {function}")]
+    MemoryUnreachable {
+        /// Which.
+        function: String,
+        /// Register number.
+        bar: u8,
+        /// The reason.
+        #[source]
+        source: DmaError,
+    },
+    /// Its memory.
+    #[error(transparent)]
+    Memory(#[from] MemoryFault),
+    /// Descriptors ran out.
+    #[error("cannot make an event descriptor")]
+    Descriptor(#[from] io::Error),
+}
+
+impl Report for PassthroughError {
+    fn blame(&self) -> Blame {
+        Blame::Host
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Grown { .. } => {
+                Some("start again: its BARs were resized, or the facts are old (egm-vmm facts)".to_owned())
+            }
+            Self::Descriptor(_) => Some("raise the limit of open files: ulimit -n 65536".to_owned()),
+            Self::Backend(_) => {
+                Some("look for its errors: dmesg, lspci -vv, or what its server says".to_owned())
+            }
+            Self::Unreachable { source, .. } | Self::MemoryUnreachable { source, .. } => source.remedy(),
+            Self::Memory(fault) => Some(fault.remedy().to_owned()),
+            Self::Config { .. } => None,
+        }
+    }
+}
