@@ -1,5 +1,6 @@
 //! The story of a DMA engine: it writes to memory, to a slice of each kind that the host has, and to a peer's BAR.
 
+use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
@@ -49,8 +50,10 @@ fn reaches(
         return Ok(vec![Check { outcome: Outcome::Waived, reason: why, ..case(region, None, 0) }]);
     }
     let one = Scenario { region: Some(region), ..*scenario };
-    let machine = runner.machine(&one, report)?;
-    let boot = runner.boot(&one, &machine, report)?;
+    let folder = report.join(region);
+    fs::create_dir_all(&folder).map_err(LabError::file("make", &folder))?;
+    let machine = runner.machine(&one, &folder)?;
+    let boot = runner.boot(&one, &machine, &folder)?;
     let mut cases = judge(one.expected, &boot.collected);
     cases.iter_mut().for_each(|case| case.name = format!("{} of {region}", case.name));
     Ok(cases)

@@ -31,7 +31,7 @@ pub(super) const DMA_KINDS: Scenario = Scenario {
     tell: Some(passed_dma::run),
     words: "egm.checks=pci,edu egm.arg.edu.places=3 lapic=notscdeadline",
     expected: Expected { exit: 0, summary: true, checks: &["pci", "edu"] },
-    deadline: Duration::from_secs(300),
+    deadline: Duration::from_secs(600),
     long: true,
     ..PLAIN
 };
