@@ -8,7 +8,7 @@ use std::fmt::Write;
 use std::fs;
 
 use egm_address::{Gpa, Span};
-use egm_vfio::pci::capability;
+use egm_vfio::pci::capability::{self, CapabilityId};
 use egm_vfio::pci::shadow::{BarKind, Options, Shadow, rules};
 use egm_vfio::variant::clique::Clique;
 
@@ -122,6 +122,21 @@ fn a_function_that_has_virtual_ones_looks_as_reviewed() {
     let shadow = Shadow::new(&device, &options).unwrap();
     assert_eq!(read::<4>(&shadow, &device, 0x160)[..2], [0, 0], "no guest makes virtual functions");
     agrees("igb", &view(&shadow, &device));
+}
+
+#[test]
+fn a_function_that_asks_for_translations_looks_as_reviewed() {
+    let device = recorded("dsa", 4096);
+    let kind = BarKind::Memory64Prefetchable;
+    let bars = vec![bar(0, kind, 0x80_0000_0000, 64 << 10), bar(2, kind, 0x80_0002_0000, 128 << 10)];
+    let options = Options { bars, msi: true, msix: true, ..Options::default() };
+    let shadow = Shadow::new(&device, &options).unwrap();
+    let shown = shadow.capabilities();
+    for id in [0x000f, 0x0013, 0x001b] {
+        let hidden = shown.iter().find(|shown| shown.capability.id == CapabilityId::Extended(id)).unwrap();
+        assert_eq!(read::<2>(&shadow, &device, hidden.capability.offset), [0, 0], "{}", hidden.name);
+    }
+    agrees("dsa", &view(&shadow, &device));
 }
 
 #[test]

@@ -195,6 +195,22 @@ fn memory_that_devices_cannot_reach_is_refused() {
 }
 
 #[test]
+fn a_gpu_that_tells_by_cxl_is_left_to_the_driver() {
+    let mut space = vec![0; 0x1000];
+    for line in std::fs::read_to_string("../vfio/tests/data/cxl.txt").unwrap().lines() {
+        let Some((offset, bytes)) = line.split_once(": ").filter(|_| !line.starts_with('#')) else {
+            continue;
+        };
+        let at = usize::from_str_radix(offset, 16).unwrap();
+        for (to, byte) in space[at..].iter_mut().zip(bytes.split(' ')) {
+            *to = u8::from_str_radix(byte, 16).unwrap();
+        }
+    }
+    let fake = FakeFunction::default().with_region(RegionIndex::Config, 0x1000, &space, &[]).unwrap();
+    wait(&fake, Instant::now, |_| panic!("it was waited for")).unwrap();
+}
+
+#[test]
 fn a_gpu_that_does_not_become_ready_is_waited_for_so_long_and_no_longer() {
     let fake = fake();
     let registers = fake.memory(RegionIndex::Bar(0)).unwrap();
