@@ -25,6 +25,7 @@ use crate::poison::{self, Event, Growth};
 use crate::region::RegionKind;
 use crate::report::{Blame, Report};
 use crate::serve::{self, FileError, Held, Offer, Post, SliceError, Socket, SocketError};
+use crate::show::{note, print};
 
 /// How often an EGM device's list of retired pages is read; nothing tells us when it grows.
 const LOOK: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
@@ -125,7 +126,7 @@ pub(super) fn run(args: &Args) -> Outcome {
             .socket
             .as_ref()
             .map_or_else(|| "systemd's socket".into(), |path| path.display().to_string());
-        println!("device {}: {} of {} at {at}", offer.name, offer.size, offer.region);
+        print(format!("device {}: {} of {} at {at}\n", offer.name, offer.size, offer.region));
     }
     wait(&signals, &mut watch, &mut devices)?;
     let patience = Duration::from_secs(args.patience);
@@ -208,7 +209,7 @@ impl Served {
         let bad = self.held.in_slice(&SpanSet::from_iter([event.span]));
         if !bad.is_empty() {
             let (span, name) = (event.span, &self.held.region().name);
-            eprintln!("note: bad memory in {name}: {:#x} bytes at {:#x}", span.size(), span.start());
+            note(format_args!("bad memory in {name}: {:#x} bytes at {:#x}", span.size(), span.start()));
             self.held.retire(&bad);
             self.post.function().retire(&bad);
         }

@@ -221,7 +221,7 @@ mod tests {
             (
                 "{\"devices\": [\n{\"name\": \"a\", \"regoin\": \"egm\"}]}",
                 None,
-                "serve.json:2:23: not devices to serve",
+                "serve.json:2:22: not devices to serve",
             ),
             (
                 "{\"devices\": [\n{\"name\": \"a\", \"regoin\": \"egm\"}]}",

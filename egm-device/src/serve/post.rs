@@ -15,6 +15,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
 use crate::device::Function;
+use crate::show::note;
 
 /// How long a client may take over the rest of a message.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -133,7 +134,7 @@ impl Post {
         if let Some((error, count)) = told {
             let causes = std::iter::successors(error.source(), |cause| <dyn Error>::source(*cause));
             let text = causes.fold(error.to_string(), |all, cause| format!("{all}: {cause}"));
-            eprintln!("note: device {}: {text} ({count} clients so far that ended so)", self.name);
+            note(format_args!("device {}: {text} ({count} clients so far that ended so)", self.name));
         }
     }
 

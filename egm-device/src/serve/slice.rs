@@ -15,6 +15,7 @@ use crate::ledger::{self, GrantError, Ledger, Watch};
 use crate::owner::Owner;
 use crate::region::{Region, Slice, Survey};
 use crate::report::{Blame, Report};
+use crate::show::note;
 
 /// Why a device has no slice.
 #[derive(Debug, thiserror::Error)]
@@ -184,7 +185,7 @@ impl Held {
             Span::new(Offset::new(start.checked_add(span.start().get())?), span.size()).ok()
         };
         if let Err(error) = lease.retire(&bad.iter().filter_map(moved).collect()) {
-            eprintln!("note: bad pages of region {} are not recorded: {error}", self.region().name);
+            note(format_args!("bad pages of region {} are not recorded: {error}", self.region().name));
         }
     }
 

@@ -3,7 +3,7 @@
 mod out;
 pub mod page;
 
-pub use out::{Unwritten, print, written};
+pub use out::{Unwritten, note, print, written};
 
 use std::fmt::Write;
 use std::io::IsTerminal;

@@ -1,5 +1,6 @@
 //! Standard output, which may be a full disk.
 
+use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::sync::{Mutex, PoisonError};
 
@@ -32,6 +33,11 @@ pub fn print(bytes: impl AsRef<[u8]>) {
             FAILURE.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
         }
     }
+}
+
+/// Tells the operator something, on standard error; nothing is lost but the words where nobody hears them.
+pub fn note(text: impl Display) {
+    let _ = writeln!(io::stderr(), "note: {text}");
 }
 
 /// Whether all that was [printed](print()) arrived.

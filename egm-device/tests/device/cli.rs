@@ -1,9 +1,9 @@
 //! `egm-device serve` as a process, on a host that is a folder.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -156,6 +156,24 @@ fn a_file_has_many_devices_and_a_word_picks_one() {
     assert_eq!(server.end(), Some(0));
     let server = host.serve("serve --config serve.json --slice b");
     assert!(!host.path("a.sock").exists() && host.path("b.sock").exists());
+    assert_eq!(server.end(), Some(0));
+}
+
+#[test]
+fn a_server_whose_words_nobody_reads_serves_on() {
+    let host = Host::new();
+    let mut command = host.command("serve --region local --size 2MiB --socket vm.sock");
+    let (reader, writer) = std::io::pipe().unwrap();
+    command.stderr(writer);
+    let server = Server::started(command);
+    drop(reader);
+    for _ in 0..3 {
+        // It breaks the protocol, of which a note is made.
+        let mut strange = UnixStream::connect(host.path("vm.sock")).unwrap();
+        strange.write_all(&[0xff; 64]).unwrap();
+        let _ = strange.read(&mut [0; 1]);
+    }
+    assert_eq!(register(&mut client(&host.path("vm.sock")), Register::Magic), u64::from(MAGIC));
     assert_eq!(server.end(), Some(0));
 }
 

@@ -1,0 +1,45 @@
+//! Both sides of a connection, without sockets, hear any messages: each reply is to what was asked, once.
+#![no_main]
+
+use egm_vfio_wire::frame::split;
+use egm_vfio_wire::message::{Access, Capabilities, Request};
+use egm_vfio_wire::session::client::{Client, Heard};
+use egm_vfio_wire::session::server::{Server, Step};
+use libfuzzer_sys::fuzz_target;
+
+fn ours() -> Capabilities {
+    Capabilities { max_msg_fds: Some(8), max_data_xfer_size: Some(4096), ..Capabilities::default() }
+}
+
+fuzz_target!(|input: (u8, &[u8])| {
+    let (fds, bytes) = (usize::from(input.0 % 20), input.1);
+    let (mut client, mut server) = (Client::new(ours()), Server::new(ours()));
+    let (greeting, _) = client.greet();
+    let mut waiting = vec![greeting.id];
+    let mut rest = bytes;
+    while let Ok(Some((frame, after))) = split(rest, server.most()) {
+        rest = after;
+        match server.take(frame, fds) {
+            Ok(Step::Serve(ticket, request)) => {
+                assert!(request.takes(fds), "descriptors that the request has no use for");
+                let done = ticket.done();
+                assert!(done.is_none_or(|reply| (reply.id, reply.command) == (frame.header.id, frame.header.command)));
+            }
+            Ok(Step::Reply(reply, _)) => assert_eq!(reply.id, frame.header.id),
+            Ok(Step::Answer(_)) => panic!("nothing was asked"),
+            Ok(Step::Nothing) | Err(_) => {}
+        }
+        match client.take(frame, fds) {
+            Ok(Heard::Greeted(_)) => {
+                waiting.clear();
+                let read = Request::RegionRead(Access { offset: 0, region: 0, count: 4 });
+                waiting.extend((0..3).filter_map(|_| client.ask(&read, 0, false).ok()).map(|header| header.id));
+            }
+            Ok(Heard::Answer { id, .. }) => {
+                let found = waiting.iter().position(|asked| *asked == id).expect("an answer to nothing");
+                waiting.swap_remove(found);
+            }
+            Ok(_) | Err(_) => {}
+        }
+    }
+});
