@@ -3,8 +3,9 @@
 //! ```text
 //! cargo bench -p egm-vfio --bench dma -- --function 0000:01:00.0 --interface legacy --mib 1024 --page 4K --rounds 5
 //! ```
-//! prints one line of JSON: seconds of each round of `ours` and of `raw`, which take turns in going first. The memory is
-//! present before, and both have an address space of their own with the function in it, opened before the clock starts.
+//! prints one line of JSON: seconds of each round of `ours` and of `raw`, which take turns in going first, and of what a start
+//! asks once `before`, whatever the size. The memory is present, and both have an address space of their own with the
+//! function in it, opened before the clock starts.
 //! Needs a function that VFIO's driver has, and for `--page 2M` a pool of such pages.
 #![expect(unsafe_code, reason = "the ioctls that we are compared with")]
 #![expect(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
@@ -45,15 +46,24 @@ fn main() {
     let memory = memory(mib << 20, argument("--page").as_deref() == Some("2M"));
     let ours = || ours(function.parse().unwrap(), legacy, &memory);
     let raw = || if legacy { raw_legacy(&function, &memory) } else { raw_iommufd(&function, &memory) };
-    let mut seconds = [Vec::new(), Vec::new()];
+    let (mut seconds, mut before) = ([Vec::new(), Vec::new()], Vec::new());
     for round in 0..rounds {
-        let mut sample = |way: usize| seconds[way].push(if way == 0 { ours() } else { raw() }.to_string());
+        let mut sample = |way: usize| {
+            let taken = if way == 0 {
+                let (asked, mapped) = ours();
+                before.push(asked.to_string());
+                mapped
+            } else {
+                raw()
+            };
+            seconds[way].push(taken.to_string());
+        };
         let first = usize::from(!round.is_multiple_of(2));
         sample(first);
         sample(1 - first);
     }
     let [ours, raw] = seconds.map(|seconds| seconds.join(","));
-    println!("{{\"ours\":[{ours}],\"raw\":[{raw}]}}");
+    println!("{{\"before\":[{}],\"ours\":[{ours}],\"raw\":[{raw}]}}", before.join(","));
 }
 
 /// The word after `name`; `cargo bench` adds words of its own.
@@ -72,7 +82,8 @@ fn memory(size: u64, huge: bool) -> Arc<dyn HostMemory> {
     memory
 }
 
-fn ours(function: PciAddress, legacy: bool, memory: &Arc<dyn HostMemory>) -> f64 {
+/// Seconds of what is asked once, and of the map.
+fn ours(function: PciAddress, legacy: bool, memory: &Arc<dyn HostMemory>) -> (f64, f64) {
     let space = if legacy {
         KernelDomain::Legacy(Container::new(None).unwrap())
     } else {
@@ -90,8 +101,9 @@ fn ours(function: PciAddress, legacy: bool, memory: &Arc<dyn HostMemory>) -> f64
     let begun = Instant::now();
     let pieces = order(vec![piece], &domain.limits()).unwrap();
     Memlock::of_process().check(locked_bytes(&pieces)).unwrap();
+    let asked = begun.elapsed();
     map_all(domain.as_ref(), pieces, &|_| {}).unwrap();
-    begun.elapsed().as_secs_f64()
+    (asked.as_secs_f64(), (begun.elapsed() - asked).as_secs_f64())
 }
 
 fn raw_legacy(function: &str, memory: &Arc<dyn HostMemory>) -> f64 {
