@@ -22,7 +22,7 @@ const SLOW_STARTS: usize = 3;
 /// Looks at each VMM's memory.
 const LOOKS: usize = 3;
 /// Time for one start.
-const DEADLINE: Duration = Duration::from_secs(90);
+const DEADLINE: Duration = Duration::from_secs(300);
 /// The first byte of the payload that ends, and a word of the one that does not.
 const FIRST: &str = "!";
 const READY: &str = "ready";
