@@ -117,7 +117,17 @@ pub(crate) enum Role {
     Endpoint {
         /// Which.
         device: Device,
+        /// What a host function has beside.
+        #[serde(default)]
+        passed: Option<Passed>,
     },
+}
+
+/// What is planned of a host function.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Passed {
+    /// The number by which an NVIDIA GPU knows others that it reaches.
+    pub(crate) clique: Option<u8>,
 }
 
 /// A device of the configuration.
@@ -213,10 +223,18 @@ impl Plan {
         self.nodes.iter().filter(|node| node.egm && self.memory.iter().any(|m| m.node == node.id))
     }
 
+    /// The clique that `function` is told.
+    pub(crate) fn clique(function: &Function) -> Option<u8> {
+        match &function.role {
+            Role::Endpoint { passed, .. } => passed.as_ref()?.clique,
+            _ => None,
+        }
+    }
+
     /// Devices and where each is.
     pub(crate) fn devices(&self) -> impl Iterator<Item = (&Function, &Device)> {
         self.pci.iter().filter_map(|function| match &function.role {
-            Role::Endpoint { device } => Some((function, device)),
+            Role::Endpoint { device, .. } => Some((function, device)),
             _ => None,
         })
     }

@@ -147,6 +147,14 @@ impl Registers {
         }
     }
 
+    /// Writes 32 bits at `offset`, a multiple of 4; nothing past the end.
+    pub(crate) fn write_word(&self, offset: usize, value: u32) {
+        if let Some(register) = self.place::<u32>(offset) {
+            // SAFETY: as in `write`.
+            unsafe { register.write_volatile(value) };
+        }
+    }
+
     /// Reads 64 bits at `offset`, a multiple of 8; all ones past the end.
     pub(crate) fn read(&self, offset: usize) -> u64 {
         // SAFETY: as in `write`.

@@ -35,10 +35,11 @@ if [ -e "$dax" ]; then
     echo namespace0.0 > $dax/namespace
     echo dax0.0 > /sys/bus/nd/drivers/dax_pmem/bind
 fi
-# The functions that guests get, by vendor and device (nvme, igb, e1000e, edu, ivshmem), go to vfio-pci.
+# The functions that guests get, by vendor and device (nvme, igb, e1000e, edu, ivshmem, and the lab's own GPUs and network
+# card), go to vfio-pci.
 for function in /sys/bus/pci/devices/*; do
     case $(cat "$function/vendor" "$function/device" | tr -d '\n') in
-    0x1b360x0010 | 0x80860x10c9 | 0x80860x10d3 | 0x12340x11e8 | 0x1af40x1110)
+    0x1b360x0010 | 0x80860x10c9 | 0x80860x10d3 | 0x12340x11e8 | 0x1af40x1110 | 0x10de0x2335 | 0x15b30x1021)
         [ ! -e "$function/driver" ] || echo "${function##*/}" > "$function/driver/unbind"
         echo vfio-pci > "$function/driver_override"
         echo "${function##*/}" > /sys/bus/pci/drivers_probe

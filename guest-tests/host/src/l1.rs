@@ -18,7 +18,8 @@ use crate::progress::{PREFIX, Stage};
 use crate::qemu::{self, L1};
 use crate::results::ScenarioResult;
 use crate::scenarios::Scenario;
-use crate::tools::Tools;
+use crate::served;
+use crate::tools::{Tools, beside};
 
 /// Silence of the emulated host itself, beside the scenarios' own deadlines: on a busy machine its kernel boots for minutes.
 const OVERHEAD: Duration = Duration::from_secs(240);
@@ -66,6 +67,7 @@ fn run_under(
     report: &Path,
 ) -> Result<Vec<ScenarioResult>, LabError> {
     let silence = scenarios.iter().map(|s| s.deadline).max().unwrap_or_default() + OVERHEAD;
+    let plugged = scenarios.iter().any(|s| s.plugged);
     let mut results: Vec<ScenarioResult> = Vec::new();
     let mut ending = Ending::Exit(0);
     for attempt in 1..=ATTEMPTS {
@@ -78,7 +80,7 @@ fn run_under(
             Stage::note(&format!("the emulated host fell silent: attempt {attempt} for what it left undone"));
         }
         remove(&report.join(RESULTS))?;
-        ending = boot(kernel, cache, report, &arguments, silence)?;
+        ending = boot_under(&Host { kernel, cache, plugged }, report, &arguments, silence)?;
         let json = fs::read(report.join(RESULTS)).ok();
         let done: Option<Vec<ScenarioResult>> = json.and_then(|json| serde_json::from_slice(&json).ok());
         results.extend(done.unwrap_or_default());
@@ -86,12 +88,30 @@ fn run_under(
     Ok(complete(scenarios, results, ending, &report.join(LOG)))
 }
 
-/// Boots the emulated host with `kernel`; it runs this program with `arguments`, each without spaces, and goes off. It has `share`
-/// as `/share`, a copy of `share/tools` in `/run/tools`, and leaves its console in `share` as [`LOG`]. It is killed
-/// when it says nothing for as long as `silence`.
+/// Boots the emulated host with `kernel` and no cards of the lab's own: see [`boot_under`].
 pub(crate) fn boot(
     kernel: &StockKernel,
     cache: &Cache,
+    share: &Path,
+    arguments: &[&str],
+    silence: Duration,
+) -> Result<Ending, LabError> {
+    boot_under(&Host { kernel, cache, plugged: false }, share, arguments, silence)
+}
+
+/// An emulated host.
+struct Host<'a> {
+    kernel: &'a StockKernel,
+    cache: &'a Cache,
+    /// Whether it has cards of the lab's own.
+    plugged: bool,
+}
+
+/// Boots the emulated host, which runs this program with `arguments`, each without spaces, and goes off. It has `share`
+/// as `/share`, a copy of `share/tools` in `/run/tools`, and leaves its console in `share` as [`LOG`]. It is killed
+/// when it says nothing for as long as `silence`.
+fn boot_under(
+    &Host { kernel, cache, plugged }: &Host<'_>,
     share: &Path,
     arguments: &[&str],
     silence: Duration,
@@ -108,12 +128,15 @@ pub(crate) fn boot(
         let file = fs::File::create(drive).map_err(LabError::file("make", drive))?;
         file.set_len(DRIVE).map_err(LabError::file("size", drive))?;
     }
+    let cards = plugged.then(|| served::plug(&beside("egm-function")?, &share)).transpose()?;
+    let sockets = cards.as_ref().map_or(&[][..], |(_, sockets)| sockets);
     let mut command = emulator.command();
     command.args(qemu::l1(&L1 {
         kernel: &kernel.image(),
         initramfs: &image,
         share: &share,
         drives: &drives,
+        cards: sockets,
         words: &clock(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
     }));
     let ending =

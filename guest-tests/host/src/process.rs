@@ -91,7 +91,7 @@ fn announced(limit: Limit) -> Option<String> {
 
 /// The same command, killed by the kernel when this process ends in whatever way, where util-linux is there to ask
 /// for it. (In the emulated host it is not, but there the machine goes off with us.)
-fn bound_to_us(command: Command) -> Command {
+pub(crate) fn bound_to_us(command: Command) -> Command {
     const SETPRIV: &str = "/usr/bin/setpriv";
     if !Path::new(SETPRIV).exists() {
         return command;

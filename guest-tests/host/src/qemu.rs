@@ -50,6 +50,15 @@ const FUNCTIONS: &str = "\
     -netdev user,id=sink,restrict=on,ipv4=off -netdev hubport,id=drain,hubid=0,netdev=sink \
     -netdev hubport,id=host,hubid=0 -device virtio-net-pci,netdev=host,romfile=,mac=52:54:00:e9:00:01,addr=16.0";
 
+/// The switch of the lab's own cards, whose buses come after the others, and room for BARs that two GPUs have.
+///
+/// ```text
+///  17.0 port ─ 08:00.0 switch ─ 09:00.0 port ─ 0a:00.0      09:01.0 port ─ 0b:00.0      …
+/// ```
+const SWITCH: &str = "\
+    -machine memory-backend=ram -global q35-pcihost.pci-hole64-size=512G \
+    -device pcie-root-port,id=port7,chassis=7,x-speed=5,addr=17.0 -device x3130-upstream,id=cards,bus=port7";
+
 /// What the emulated host boots and shares.
 #[derive(Debug)]
 pub(crate) struct L1<'a> {
@@ -61,6 +70,8 @@ pub(crate) struct L1<'a> {
     pub(crate) share: &'a Path,
     /// The images of its two NVMe drives.
     pub(crate) drives: &'a [PathBuf; 2],
+    /// The sockets of cards of the lab's own, the first at 0a:00.0.
+    pub(crate) cards: &'a [PathBuf],
     /// More words on its command line.
     pub(crate) words: &'a str,
 }
@@ -91,7 +102,26 @@ pub(crate) fn l1(machine: &L1<'_>) -> Vec<OsString> {
         ]);
     }
     args.extend(words(FUNCTIONS));
+    args.extend(cards(machine.cards));
     args.extend(boot(machine.kernel, machine.initramfs, append.trim_end()));
+    args
+}
+
+/// The lab's own cards, each at a port of a second switch, and memory that their servers can be lent: a file.
+fn cards(sockets: &[PathBuf]) -> Vec<OsString> {
+    if sockets.is_empty() {
+        return Vec::new();
+    }
+    let mut args =
+        words(&format!("{SWITCH} -object memory-backend-memfd,id=ram,size={L1_MEMORY_MIB}M,share=on"));
+    for (number, socket) in sockets.iter().enumerate() {
+        let port = format!(
+            "xio3130-downstream,id=card{number},chassis=2{number},slot={number},bus=cards,addr={number}.0"
+        );
+        let socket = serde_json::json!({ "type": "unix", "path": socket });
+        let card = serde_json::json!({ "driver": "vfio-user-pci", "bus": format!("card{number}"), "socket": socket });
+        args.extend(["-device".into(), port.into(), "-device".into(), card.to_string().into()]);
+    }
     args
 }
 
@@ -153,7 +183,8 @@ mod tests {
     fn the_emulated_host_has_kvm_an_iommu_drives_and_the_share() {
         let path = Path::new("/a,b/x");
         let drives = ["/a,b/x".into(), "/a,b/y".into()];
-        let machine = L1 { kernel: path, initramfs: path, share: path, drives: &drives, words: "quiet" };
+        let machine =
+            L1 { kernel: path, initramfs: path, share: path, drives: &drives, cards: &[], words: "quiet" };
         let line = joined(&l1(&machine));
         for part in
             ["+svm", "kernel-irqchip=split", "intel-iommu,intremap=on", "path=/a,,b/x", "file=/a,,b/y"]

@@ -179,10 +179,14 @@ impl Runner {
             let backend = if scenario.iommufd { "iommufd" } else { "auto" };
             let device =
                 |function| serde_json::json!({ "type": "vfio", "function": function, "backend": backend });
-            json["devices"] = scenario.passed.iter().map(device).collect();
+            let server = |socket| serde_json::json!({ "type": "vfio-user", "socket": socket });
+            json["devices"] =
+                scenario.passed.iter().map(device).chain(scenario.servers.iter().map(server)).collect();
         }
         fs::write(&config, json.to_string()).map_err(LabError::file("write", &config))?;
-        let arguments = ["plan".as_ref(), config.as_os_str(), "--json".as_ref()];
+        let facts = self.facts(scenario, report)?;
+        let mut arguments = vec!["plan".as_ref(), config.as_os_str(), "--json".as_ref()];
+        arguments.extend(facts.iter().flat_map(|facts| ["--facts".as_ref(), facts.as_os_str()]));
         let planned = Tool::new(&self.tools.vmm.to_string_lossy(), "egm-vmm").args(arguments).bytes();
         let plan = match (planned, self.vmm) {
             (Ok(json), _) => Some(json),
@@ -201,6 +205,20 @@ impl Runner {
         fs::write(&initramfs, bytes).map_err(LabError::file("write", &initramfs))?;
         let plan = plan.as_deref().map(Plan::read).transpose()?;
         Ok(Machine { config, initramfs, cmdline, plan })
+    }
+
+    /// This host's facts with those of the scenario's servers, which a plan does not ask.
+    fn facts(&self, scenario: &Scenario, report: &Path) -> Result<Option<PathBuf>, LabError> {
+        if scenario.servers.is_empty() {
+            return Ok(None);
+        }
+        let path = report.join("facts.json");
+        let asked = scenario.servers.iter().flat_map(|socket| ["--server", socket]);
+        let facts = Tool::new(&self.tools.vmm.to_string_lossy(), "egm-vmm")
+            .args(std::iter::once("facts").chain(asked))
+            .bytes()?;
+        fs::write(&path, facts).map_err(LabError::file("write", &path))?;
+        Ok(Some(path))
     }
 
     /// Boots, and under emulation boots again when the guest never reached its init. With two or more emulated

@@ -24,6 +24,8 @@ pub(crate) struct Tools {
     pub(crate) device: PathBuf,
     /// The in-guest agent.
     pub(crate) agent: PathBuf,
+    /// A function behind vfio-user, which few scenarios need.
+    pub(crate) function: PathBuf,
     /// The directory configs/.
     pub(crate) configs: PathBuf,
     /// The guest's kernel.
@@ -48,6 +50,7 @@ impl Tools {
             plug,
             device,
             agent,
+            function: lab.with_file_name("egm-function"),
             configs,
             kernel: kernel::guest(cache, false)?,
             generic: None,
@@ -65,6 +68,7 @@ impl Tools {
             plug: at("egm-plug"),
             device: at("egm-device"),
             agent: at("egm-guest"),
+            function: at("egm-function"),
             configs: at("configs"),
             kernel: StockKernel { directory: at("guest") },
             generic: Some(StockKernel { directory: at(GENERIC) }).filter(|kernel| kernel.image().exists()),
@@ -90,6 +94,9 @@ impl Tools {
         copy(&self.plug, &target.plug)?;
         copy(&self.device, &target.device)?;
         copy(&self.agent, &target.agent)?;
+        if self.function.exists() {
+            copy(&self.function, &target.function)?;
+        }
         copy_files(&self.configs, &target.configs)?;
         copy_files(&self.configs.join("host"), &hosts)?;
         self.root.iter().try_for_each(|root| copy(root, &directory.join(ROOT)))?;

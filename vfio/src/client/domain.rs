@@ -11,6 +11,7 @@ use egm_vfio_wire::message::{DmaMap, DmaUnmap, Limits as WireLimits};
 
 use super::Link;
 use crate::dma::{Access, DmaError, Domain, Limits};
+use crate::mapping::{MadeOf, Mapping};
 use crate::memory::{Behind, HostMemory};
 
 /// The address space of one vfio-user device. Memory is lent as a file; what has none cannot be lent.
@@ -85,6 +86,13 @@ impl Domain for UserDomain {
         }
         let (file, offset) = file(memory.as_ref(), offset)
             .ok_or_else(|| no_way("a vfio-user server is lent memory as a file, and this has none"))?;
+        if let Behind::Bar { .. } = memory.behind()
+            && Mapping::of(file, offset, self.page(), 0, MadeOf::Bar(None)).is_err()
+        {
+            return Err(no_way(
+                "a vfio-user server maps what it is lent, and this kernel's dma-bufs cannot be mapped",
+            ));
+        }
         let mut lent = self.lent();
         let before = lent.range(..=iova.last()).next_back();
         if before.is_some_and(|(_, lent)| lent.span.overlaps(iova)) {

@@ -37,7 +37,7 @@ pub enum PassthroughError {
         planned: u64,
     },
     /// Devices cannot reach a BAR: the machine does without.
-    #[error("other devices do not reach BAR {bar} of {function}: what they exchange goes through memory")]
+    #[error("some devices do not reach BAR {bar} of {function}: what they exchange goes through memory")]
     Unreachable {
         /// Which.
         function: String,

@@ -1,5 +1,8 @@
 //! A fake function in a guest's root complex.
 
+mod hostile;
+mod served;
+
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};

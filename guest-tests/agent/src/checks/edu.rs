@@ -19,8 +19,8 @@ use crate::sys::{Mapping, Registers};
 use crate::{pattern, sysfs};
 
 /// Vendor and device of both.
-const EDU: (u64, u64) = (0x1234, 0x11e8);
-const IVSHMEM: (u64, u64) = (0x1af4, 0x1110);
+pub(super) const EDU: (u64, u64) = (0x1234, 0x11e8);
+pub(super) const IVSHMEM: (u64, u64) = (0x1af4, 0x1110);
 /// The BAR that is ivshmem's memory.
 const MEMORY_BAR: u8 = 2;
 
@@ -33,7 +33,7 @@ const TO_MEMORY: u64 = 2;
 /// The engine's address of its own buffer, which is a page.
 const BUFFER: u64 = 0x4_0000;
 const REGISTERS: usize = 0x1000;
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 /// A transfer takes 100 ms of the device's own clock; under emulation clocks differ.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -49,8 +49,8 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     let mut places = 0u32;
     let mut check = |what: &str, to: u64, look: &dyn Fn() -> Vec<u8>| -> Result<(), Broken> {
         places += 1;
-        engine.copy(physical(&source)?, BUFFER, RUN)?;
-        engine.copy(BUFFER, to, RUN | TO_MEMORY)?;
+        engine.read(physical(&source)?)?;
+        engine.write(to)?;
         let same = look() == source.bytes();
         claim.holds(same, || format!("what the device wrote to {what} at {to:#x} is not there"));
         claim.seen(format!("{what} at {to:#x}"));
@@ -76,7 +76,7 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
 }
 
 /// The passed function with these ids.
-fn find(plan: &Plan, (vendor, device): (u64, u64)) -> Result<Option<&Function>, Broken> {
+pub(super) fn find(plan: &Plan, (vendor, device): (u64, u64)) -> Result<Option<&Function>, Broken> {
     for (function, _) in plan.devices() {
         let folder = sysfs::pci(function.address);
         if (sysfs::number(folder.join("vendor"))?, sysfs::number(folder.join("device"))?) == (vendor, device)
@@ -88,17 +88,17 @@ fn find(plan: &Plan, (vendor, device): (u64, u64)) -> Result<Option<&Function>, 
 }
 
 /// A page that is there, which it is after the first write.
-fn touched(mut page: Mapping) -> Mapping {
+pub(super) fn touched(mut page: Mapping) -> Mapping {
     page.bytes_mut().fill(0xa5);
     page
 }
 
 /// What is in a page now; the device wrote it behind the compiler's back.
-fn seen(page: &Mapping) -> Vec<u8> {
+pub(super) fn seen(page: &Mapping) -> Vec<u8> {
     std::hint::black_box(page).bytes().to_vec()
 }
 
-fn map(function: &Function, bar: u8, size: usize) -> Result<Registers, Broken> {
+pub(super) fn map(function: &Function, bar: u8, size: usize) -> Result<Registers, Broken> {
     let folder = sysfs::pci(function.address);
     let _ = fs::write(folder.join("enable"), "1");
     let path = folder.join(format!("resource{bar}"));
@@ -106,14 +106,24 @@ fn map(function: &Function, bar: u8, size: usize) -> Result<Registers, Broken> {
     Registers::map(&file, size).map_err(Broken::file("map", path))
 }
 
-struct Engine(Registers);
+pub(super) struct Engine(Registers);
 
 impl Engine {
     /// The engine, which may write memory from now on.
-    fn open(function: &Function) -> Result<Self, Broken> {
+    pub(super) fn open(function: &Function) -> Result<Self, Broken> {
         let registers = map(function, 0, REGISTERS)?;
         master(&sysfs::pci(function.address))?;
         Ok(Self(registers))
+    }
+
+    /// A page at `from` into its buffer.
+    pub(super) fn read(&self, from: u64) -> Result<(), Broken> {
+        self.copy(from, BUFFER, RUN)
+    }
+
+    /// A page of its buffer to `to`.
+    pub(super) fn write(&self, to: u64) -> Result<(), Broken> {
+        self.copy(BUFFER, to, RUN | TO_MEMORY)
     }
 
     fn copy(&self, from: u64, to: u64, command: u64) -> Result<(), Broken> {
@@ -133,7 +143,7 @@ impl Engine {
 }
 
 /// Sets the bus master bit.
-fn master(folder: &Path) -> Result<(), Broken> {
+pub(super) fn master(folder: &Path) -> Result<(), Broken> {
     const COMMAND_REGISTER: u64 = 4;
     let path = folder.join("config");
     let file = File::options().read(true).write(true).open(&path).map_err(Broken::file("open", &path))?;

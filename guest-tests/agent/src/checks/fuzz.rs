@@ -87,7 +87,7 @@ fn fuzzed(plan: &Plan, passed: bool) -> impl Iterator<Item = &Function> {
     plan.pci.iter().filter(move |function| match &function.role {
         Role::HostBridge => false,
         Role::RootPort { .. } => true,
-        Role::Endpoint { device } => passed || device.kind != DeviceKind::Other,
+        Role::Endpoint { device, .. } => passed || device.kind != DeviceKind::Other,
     })
 }
 

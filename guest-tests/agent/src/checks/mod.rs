@@ -8,6 +8,7 @@ mod edu;
 mod egm_bandwidth;
 mod egm_beat;
 mod egm_pattern;
+mod functions;
 mod fuzz;
 mod hmat;
 mod hotplug;
@@ -95,6 +96,11 @@ pub(crate) static ALL: &[Check] = &[
     check("nvme", "a passed NVMe drive keeps what is written, with interrupts by MSI-X", nvme::run),
     check("edu", "a passed DMA engine reaches memory, the EGM node and another function's BAR", edu::run),
     check(
+        "functions",
+        "passed functions with copy engines reach memory, the EGM node and each other's BARs",
+        functions::run,
+    ),
+    check(
         "passed_net",
         "bytes go through a passed network card and back, with interrupts by MSI-X",
         passed_net::run,
@@ -131,6 +137,11 @@ pub(crate) static ALL: &[Check] = &[
         "hotplug",
         "a drive that is plugged in works, and goes when it is wanted back",
         hotplug::run,
+    )),
+    by_name(check(
+        "function_lost",
+        "a passed function that its host takes away reads ones, and the guest goes on",
+        functions::lost,
     )),
     by_name(check("fuzz", "random config space, port and MMIO writes; the VMM must live", fuzz::run)),
 ];

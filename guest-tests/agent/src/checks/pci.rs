@@ -61,7 +61,7 @@ fn function_is_as_planned(claim: &mut Claim, function: &Function) -> Result<(), 
             }
             windows(claim, function, &resources, [*window32, *window64]);
         }
-        Role::Endpoint { device } => {
+        Role::Endpoint { device, .. } => {
             identity(claim, function, device, class, number("vendor")?, number("device")?)
         }
     }
@@ -127,7 +127,7 @@ fn bars(claim: &mut Claim, function: &Function, resources: &[Resource]) {
 }
 
 fn foreign(function: &Function) -> bool {
-    matches!(&function.role, Role::Endpoint { device } if device.kind == DeviceKind::Other)
+    matches!(&function.role, Role::Endpoint { device, .. } if device.kind == DeviceKind::Other)
 }
 
 fn kind(claim: &mut Claim, function: &Function, bar: &Bar, flags: u64) {

@@ -13,6 +13,7 @@ mod reset;
 mod sigterm;
 mod slices;
 mod smp;
+mod user;
 mod vfio;
 
 use std::path::Path;
@@ -51,6 +52,10 @@ pub(crate) struct Scenario {
     pub(crate) vcpus: Option<u32>,
     /// Functions of the host that its guest gets, for the story of those.
     pub(crate) passed: &'static [&'static str],
+    /// Sockets of vfio-user servers, whose functions its guest gets beside.
+    pub(crate) servers: &'static [&'static str],
+    /// Whether the emulated host has GPUs and a network card of the lab's own.
+    pub(crate) plugged: bool,
     /// Whether they are opened through iommufd, in an emulated host that has it.
     pub(crate) iommufd: bool,
     /// Whether its emulated host has a kernel of our own, as it has for iommufd, for something else that Debian's lacks.
@@ -109,6 +114,8 @@ const PLAIN: Scenario = Scenario {
     generic: false,
     vcpus: None,
     passed: &[],
+    servers: &[],
+    plugged: false,
     iommufd: false,
     own_kernel: false,
     disk: None,
@@ -119,7 +126,7 @@ const PLAIN: Scenario = Scenario {
 };
 
 /// Every scenario, in the order in which they run.
-pub(crate) const ALL: [Scenario; 35] = [
+pub(crate) const ALL: [Scenario; 37] = [
     demo::SCENARIO,
     smp::SCENARIO,
     reset::SCENARIO,
@@ -153,6 +160,8 @@ pub(crate) const ALL: [Scenario; 35] = [
     passed::ROUNDS,
     plugged::HOTPLUG,
     plugged::REQUEST,
+    user::SERVED,
+    user::PLUGGED,
     boots::SCENARIO,
     debian_root::SCENARIO,
 ];

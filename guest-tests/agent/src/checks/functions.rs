@@ -1,0 +1,227 @@
+//! Claim: a passed function with a copy engine (`guest-tests/functions`) reaches memory where the guest has it: ordinary
+//! memory, the EGM node, other functions' BARs; and other engines reach its BAR.
+//!
+//! By name only, for a function that its host takes away: it reads ones from then on, and the guest goes on.
+
+use std::io::Write;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::Context;
+use super::edu::{self, Engine, PAGE, find, map, master, seen, touched};
+use super::egm_beat::physical;
+use crate::config_space::capability;
+use crate::error::Broken;
+use crate::expect::{self, Plan};
+use crate::finding::{Claim, Finding};
+use crate::sys::{Mapping, Registers};
+use crate::{pattern, sysfs};
+
+/// "EGMF", the first register.
+const MAGIC: &[u8] = b"EGMF";
+const FROM: usize = 0x10;
+const TO: usize = 0x18;
+const COUNT: usize = 0x20;
+const COMMAND: usize = 0x2c;
+/// As one of the 32-bit words from the first register on.
+const STATUS: usize = 0x30 / 4;
+const RUNS: u32 = 1;
+const DONE: u32 = 2;
+/// Bytes of BAR 0, by which the function is known before it is asked.
+const REGISTERS: usize = 0x4000;
+/// The BAR that is its memory, and the address bit that means that memory.
+const MEMORY_BAR: u8 = 2;
+const OWN: u64 = 1 << 63;
+/// Id of a capability whose vendor says what it is.
+const VENDOR_SPECIFIC: u8 = 0x09;
+/// A copy through a host that answers each piece takes a while under emulation.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Function<'a> {
+    planned: &'a expect::Function,
+    registers: Registers,
+    memory: Registers,
+}
+
+pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
+    let functions = all(&context.plan)?;
+    if functions.is_empty() {
+        return Ok(Finding::waived("the guest has no function with a copy engine"));
+    }
+    // A server is lent files: it reaches a host function's BAR only where the kernel gives one for that.
+    let asked = context.args.get("functions.host_bar", 0u8)?;
+    let mut claim = Claim::default();
+    let mut places = Places {
+        claim: &mut claim,
+        count: 0,
+        source: Mapping::new(PAGE).map_err(Broken::system("no page"))?,
+    };
+    for function in &functions {
+        let config = sysfs::bytes(sysfs::pci(function.planned.address).join("config"))?;
+        let told = Plan::clique(function.planned);
+        places.claim.equal(format!("the clique of {}", function.planned.address), &clique(&config), &told);
+        places.memory(function, "memory", Mapping::new(PAGE).map_err(Broken::system("no page"))?)?;
+        for node in context.plan.egm_nodes().filter_map(|node| context.plan.linux_node(node.id)) {
+            let page = Mapping::on_node(PAGE, node).map_err(Broken::system("no page of the EGM node"))?;
+            places.memory(function, "EGM", page)?;
+        }
+        for peer in functions.iter().filter(|peer| peer.planned.address != function.planned.address) {
+            places.peer(function, "another function's BAR", peer.bar()?, &peer.memory)?;
+        }
+        if let (1, Some(peer)) = (asked, find(&context.plan, edu::IVSHMEM)?) {
+            let memory = map(peer, MEMORY_BAR, PAGE)?;
+            places.peer(function, "a host function's BAR", start_of(peer)?, &memory)?;
+        }
+    }
+    if let Some(engine) = find(&context.plan, edu::EDU)? {
+        let engine = Engine::open(engine)?;
+        for function in &functions {
+            places.by_engine(&engine, function)?;
+        }
+    }
+    let count = places.count;
+    Ok(claim.finish().with_value(f64::from(count), "places"))
+}
+
+/// Says that it waits, and waits until the function is gone.
+pub(super) fn lost(context: &Context) -> Result<Finding, Broken> {
+    let functions = all(&context.plan)?;
+    let Some(function) = functions.first() else {
+        return Ok(Finding::waived("the guest has no function with a copy engine"));
+    };
+    let mut claim = Claim::default();
+    // Standard error is the console; standard output is the report.
+    let _ = std::io::stderr().write_all(b"egm-lost waits\n");
+    let begun = Instant::now();
+    while function.registers.words(1) == MAGIC && begun.elapsed() < PATIENCE {
+        thread::sleep(Duration::from_millis(10));
+    }
+    let ones = [0xff; 4];
+    claim.holds(function.registers.words(1) == ones, || "its registers do not read ones");
+    // Its memory goes a moment later: the VMM hears of the end by itself.
+    while function.memory.words(1) != ones && begun.elapsed() < PATIENCE {
+        thread::sleep(Duration::from_millis(10));
+    }
+    claim.holds(function.memory.words(1) == ones, || "its memory does not read ones");
+    let config = sysfs::bytes(sysfs::pci(function.planned.address).join("config"))?;
+    claim.holds(config.starts_with(&ones), || "its configuration space does not read ones");
+    Ok(claim.finish())
+}
+
+/// The functions of the plan that have the engine, which may write memory from now on.
+fn all(plan: &Plan) -> Result<Vec<Function<'_>>, Broken> {
+    let mut functions = Vec::new();
+    for (planned, _) in plan.devices() {
+        let bar = |index| planned.bars.iter().find(|bar| bar.index == index);
+        let (Some(registers), Some(_)) = (bar(0), bar(MEMORY_BAR)) else { continue };
+        if registers.span.size() != REGISTERS as u64 {
+            continue;
+        }
+        let registers = map(planned, 0, REGISTERS)?;
+        if registers.words(1) == MAGIC {
+            master(&sysfs::pci(planned.address))?;
+            functions.push(Function { planned, registers, memory: map(planned, MEMORY_BAR, PAGE)? });
+        }
+    }
+    Ok(functions)
+}
+
+/// The clique in a GPU's vendor-specific capability ("P2P", then the number above three bits).
+fn clique(config: &[u8]) -> Option<u8> {
+    let at = capability(config, VENDOR_SPECIFIC)?;
+    let body = config.get(at + 3..at + 7)?;
+    body.strip_prefix(b"P2P").and_then(|number| Some(number.first()? >> 3))
+}
+
+/// Where the guest has the memory BAR of a function.
+fn start_of(function: &expect::Function) -> Result<u64, Broken> {
+    let bar = function.bars.iter().find(|bar| bar.index == MEMORY_BAR);
+    bar.map(|bar| bar.span.start().get())
+        .ok_or_else(|| Broken::Argument(function.address.to_string(), "has no BAR 2"))
+}
+
+impl Function<'_> {
+    fn bar(&self) -> Result<u64, Broken> {
+        start_of(self.planned)
+    }
+
+    /// Copies a page; whether the engine could.
+    fn copy(&self, from: u64, to: u64) -> Result<bool, Broken> {
+        for (register, value) in [(FROM, from), (TO, to), (COUNT, PAGE as u64)] {
+            self.registers.write(register, value);
+        }
+        self.registers.write_word(COMMAND, 1);
+        let begun = Instant::now();
+        loop {
+            match self.status() {
+                RUNS if begun.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(10)),
+                RUNS => {
+                    return Err(Broken::Argument(self.planned.address.to_string(), "does not end its copy"));
+                }
+                status => return Ok(status == DONE),
+            }
+        }
+    }
+
+    fn status(&self) -> u32 {
+        let words = self.registers.words(STATUS + 1);
+        words.last_chunk().map_or(u32::MAX, |word| u32::from_le_bytes(*word))
+    }
+}
+
+/// Copies, each of a pattern of its own.
+struct Places<'a> {
+    claim: &'a mut Claim,
+    count: u32,
+    source: Mapping,
+}
+
+impl Places<'_> {
+    fn next(&mut self) -> Result<u64, Broken> {
+        self.count += 1;
+        pattern::fill(self.source.bytes_mut(), self.count.into(), 0, 0);
+        physical(&self.source)
+    }
+
+    fn judge(&mut self, what: &str, at: u64, could: bool, is: &[u8]) {
+        let same = is == self.source.bytes();
+        self.claim.holds(could, || format!("the device cannot reach {what} at {at:#x}"));
+        self.claim
+            .holds(same || !could, || format!("what the device wrote to {what} at {at:#x} is not there"));
+        self.claim.seen(format!("{what} at {at:#x}"));
+    }
+
+    /// From memory into the device, and from there into `page`.
+    fn memory(&mut self, function: &Function<'_>, what: &str, page: Mapping) -> Result<(), Broken> {
+        let (from, page) = (self.next()?, touched(page));
+        let read = function.copy(from, OWN)?;
+        self.judge("its own memory", OWN, read, &function.memory.words(PAGE / 4));
+        let to = physical(&page)?;
+        let written = function.copy(OWN, to)?;
+        self.judge(what, to, written, &seen(&page));
+        Ok(())
+    }
+
+    /// From memory into the device, and from there into a BAR, which `memory` is the first page of.
+    fn peer(
+        &mut self,
+        function: &Function<'_>,
+        what: &str,
+        to: u64,
+        memory: &Registers,
+    ) -> Result<(), Broken> {
+        let from = self.next()?;
+        let could = function.copy(from, OWN)? && function.copy(OWN, to)?;
+        self.judge(what, to, could, &memory.words(PAGE / 4));
+        Ok(())
+    }
+
+    /// From memory into another engine, and from there into the function's BAR.
+    fn by_engine(&mut self, engine: &Engine, function: &Function<'_>) -> Result<(), Broken> {
+        let (from, to) = (self.next()?, function.bar()?);
+        engine.read(from)?;
+        engine.write(to)?;
+        self.judge("its BAR, by a host function", to, true, &function.memory.words(PAGE / 4));
+        Ok(())
+    }
+}

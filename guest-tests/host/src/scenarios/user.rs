@@ -1,0 +1,36 @@
+//! Functions behind vfio-user in guests: see [`crate::passed_user`] for what is shown of them.
+
+use std::time::Duration;
+
+use super::{PLAIN, Scenario};
+use crate::judge::Expected;
+use crate::passed_user;
+
+/// A server's function, beside the host's engine and memory.
+pub(super) const SERVED: Scenario = Scenario {
+    name: "vfio-user",
+    story: "a vfio-user function reaches memory, a slice and a host function's BAR, and is reached; then its server dies",
+    region: Some("local"),
+    passed: &["0000:00:14.0", "0000:00:15.0"],
+    servers: &["/run/gpu.sock"],
+    tell: Some(passed_user::run),
+    words: "egm.checks=pci,functions quiet",
+    expected: Expected { exit: 0, summary: true, checks: &["pci", "functions"] },
+    deadline: Duration::from_secs(300),
+    ..PLAIN
+};
+
+/// GPUs and a network card behind one switch of the emulated host, which QEMU plugs in.
+pub(super) const PLUGGED: Scenario = Scenario {
+    name: "vfio-gpus",
+    story: "two GPUs and a network card behind one switch: a clique, peer-to-peer each way, into a slice too",
+    region: Some("local"),
+    passed: &["0000:0a:00.0", "0000:0b:00.0", "0000:0c:00.0"],
+    plugged: true,
+    tell: Some(passed_user::plugged),
+    words: "egm.checks=pci,functions quiet",
+    expected: Expected { exit: 0, summary: true, checks: &["pci", "functions"] },
+    deadline: Duration::from_secs(900),
+    long: true,
+    ..PLAIN
+};

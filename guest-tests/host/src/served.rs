@@ -1,0 +1,68 @@
+//! Functions behind vfio-user servers of the lab (`guest-tests/functions`): GPUs and a network card, for a guest or for the
+//! emulated host.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use crate::error::LabError;
+use crate::process::bound_to_us;
+
+/// What a function passes for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Card {
+    /// Vendor and device.
+    pub(crate) id: &'static str,
+    /// Class.
+    pub(crate) class: &'static str,
+    /// MiB of its memory BAR.
+    pub(crate) bar: u64,
+    /// MiB of memory in it.
+    pub(crate) memory: u64,
+}
+
+/// An H200 with a small BAR: before Linux 6.15 type 1 maps BARs for others in pages of 4 KiB, of which 64 GiB have too many for
+/// an emulated processor (it was not done after five minutes).
+pub(crate) const GPU: Card = Card { id: "10de:2335", class: "030200", bar: 256, memory: 64 };
+/// A ConnectX-7.
+pub(crate) const NIC: Card = Card { id: "15b3:1021", class: "020000", bar: 32, memory: 32 };
+/// The cards of an emulated host that has some, by the names of their sockets.
+pub(crate) const PLUGGED: [(&str, Card); 3] = [("gpu0.sock", GPU), ("gpu1.sock", GPU), ("nic.sock", NIC)];
+
+/// A server, which ends with this value.
+#[derive(Debug)]
+pub(crate) struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Fails for one that has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts `function` as `card`; it serves at `socket` when this returns.
+pub(crate) fn start(function: &Path, card: Card, socket: &Path) -> Result<Server, LabError> {
+    let mut command = Command::new(function);
+    let (bar, memory) = (card.bar.to_string(), card.memory.to_string());
+    command.args(["--id", card.id, "--class", card.class, "--bar", &bar, "--memory", &memory, "--socket"]);
+    command.arg(socket);
+    let mut command = bound_to_us(command);
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+    let mut server = Server(child.map_err(LabError::file("run", function))?);
+    let mut line = String::new();
+    match server.0.stdout.take().map(|out| BufReader::new(out).read_line(&mut line)) {
+        Some(Ok(1..)) => Ok(server),
+        _ => Err(LabError::Content {
+            what: format!("{} at {}", function.display(), socket.display()),
+            problem: "it does not serve: run it by hand".into(),
+        }),
+    }
+}
+
+/// Starts the cards of an emulated host, with their sockets in `folder`.
+pub(crate) fn plug(function: &Path, folder: &Path) -> Result<(Vec<Server>, Vec<PathBuf>), LabError> {
+    let sockets: Vec<PathBuf> = PLUGGED.iter().map(|(name, _)| folder.join(name)).collect();
+    let start = |((_, card), socket): (&(&str, Card), &PathBuf)| start(function, *card, socket);
+    Ok((PLUGGED.iter().zip(&sockets).map(start).collect::<Result<_, _>>()?, sockets))
+}
