@@ -240,14 +240,12 @@ pub enum PlanError {
         suggested: Option<ByteSize>,
     },
     /// The BARs of a function do not fit into the windows of the spare port that it is to be plugged into.
-    #[error("cannot place \"{device}\" in {span}, the {window}-bit window of a spare port")]
+    #[error("cannot place \"{device}\" in the {window}-bit window of a free slot")]
     SpareWindow {
         /// Id that it would have.
         device: String,
         /// 32 or 64.
         window: u8,
-        /// The window.
-        span: Span<Guest>,
         /// How much is missing.
         source: PlaceError<()>,
     },

@@ -31,14 +31,13 @@ fn inside(
     let items: Vec<Item> = wanted.iter().filter(|bar| bar.kind.is_high() == high).map(bar_item).collect();
     let fault = |_| PlanError::Internal("a function's BARs exceed 64 bits");
     let Some(block) = pack(&items, BRIDGE_UNIT).map_err(fault)? else { return Ok(Vec::new()) };
-    let window = window.ok_or(PlanError::Internal("a spare port has no window"))?;
-    if block.size > window.size() {
-        let (size, largest) = (block.size, window.size());
+    let (size, largest) = (block.size, window.map_or(0, |window| window.size()));
+    let Some(window) = window.filter(|_| size <= largest) else {
         let source =
             PlaceError { tag: (), size, align: block.align, largest, short_by: size.saturating_sub(largest) };
         let (device, bits) = (device.id.clone(), if high { 64 } else { 32 });
-        return Err(PlanError::SpareWindow { device, window: bits, span: window, source });
-    }
+        return Err(PlanError::SpareWindow { device, window: bits, source });
+    };
     let place = |(index, offset): (usize, u64)| {
         let bar = wanted.iter().find(|bar| usize::from(bar.index) == index)?;
         let span = Span::new(window.start().checked_add(offset)?, bar.size).ok()?;

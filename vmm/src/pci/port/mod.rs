@@ -142,12 +142,8 @@ impl Port {
         let (base, limit) = window_registers(port.window32);
         config.put(MEMORY_BASE, &register_pair(base, limit, 0));
         config.allow(MEMORY_BASE, &[0xf0, 0xff, 0xf0, 0xff]);
-        let (base, limit) = window_registers(port.window64);
-        config.put(PREFETCHABLE_BASE, &register_pair(base, limit, PREFETCHABLE_64_BIT));
-        config.allow(PREFETCHABLE_BASE, &[0xf0, 0xff, 0xf0, 0xff]);
-        for (register, value) in [(PREFETCHABLE_BASE_UPPER, base), (PREFETCHABLE_LIMIT_UPPER, limit)] {
-            config.put(register, value.to_le_bytes().get(4..).unwrap_or_default());
-            config.allow(register, &[0xff; 4]);
+        if let Some(window) = port.window64 {
+            add_prefetchable(&mut config, window);
         }
         // Parity response and SERR are kept, without effect.
         config.allow(BRIDGE_CONTROL, &(0x03 | SECONDARY_BUS_RESET).to_le_bytes());
@@ -184,6 +180,7 @@ impl Port {
             half(PREFETCHABLE_BASE, PREFETCHABLE_BASE_UPPER),
             half(PREFETCHABLE_BASE + 2, PREFETCHABLE_LIMIT_UPPER),
         );
+        let window64 = window64.filter(|_| config.u16(PREFETCHABLE_BASE) & PREFETCHABLE_64_BIT != 0);
         open && [window32, window64].into_iter().flatten().any(|window| window.covers(span))
     }
 }
@@ -212,6 +209,18 @@ impl PciFunction for Port {
         }
         // A bridge has its windows where an endpoint has base address registers, and more of them.
         touched || link || (0x18..0x30).contains(&offset) || (0x3c..0x40).contains(&offset)
+    }
+}
+
+/// The prefetchable window. Without one its registers are read-only zeros (PCI-to-PCI Bridge 1.2 §3.2.5.9): Linux gives every
+/// hot-plug port one that can have it.
+fn add_prefetchable(config: &mut ConfigSpace, window: Span<Guest>) {
+    let (base, limit) = window_registers(Some(window));
+    config.put(PREFETCHABLE_BASE, &register_pair(base, limit, PREFETCHABLE_64_BIT));
+    config.allow(PREFETCHABLE_BASE, &[0xf0, 0xff, 0xf0, 0xff]);
+    for (register, value) in [(PREFETCHABLE_BASE_UPPER, base), (PREFETCHABLE_LIMIT_UPPER, limit)] {
+        config.put(register, value.to_le_bytes().get(4..).unwrap_or_default());
+        config.allow(register, &[0xff; 4]);
     }
 }
 
@@ -250,8 +259,8 @@ mod tests {
         Span::new(Gpa::new(start), size).unwrap()
     }
 
-    fn port() -> Port {
-        Port::new(&PortConfig {
+    fn config() -> PortConfig {
+        PortConfig {
             kind: PortKind::Root,
             slot: 1,
             primary: 0,
@@ -261,7 +270,11 @@ mod tests {
             window64: Some(span(0x80_0000_0000, 2 << 20)),
             occupied: true,
             acs: Some(Acs { capability: 0x7f, control: 0x3d }),
-        })
+        }
+    }
+
+    fn port() -> Port {
+        Port::new(&config())
     }
 
     #[test]
@@ -273,6 +286,17 @@ mod tests {
         assert!(!port.forwards(span(0x80_001f_ffff, 2)));
         assert!(!port.forwards(span(0, 0x1000)), "an absent window forwards nothing");
         assert_eq!(port.secondary_bus(), 3);
+    }
+
+    #[test]
+    fn a_window_that_was_not_planned_cannot_be_made() {
+        let port = Port::new(&PortConfig { window64: None, ..config() });
+        let _ = port.config_write(COMMAND, &2u16.to_le_bytes());
+        let _ = port.config_write(PREFETCHABLE_BASE, &0xfff0_fff0u32.to_le_bytes());
+        let mut data = [0xff; 12];
+        port.config_read(PREFETCHABLE_BASE, &mut data);
+        assert_eq!(data, [0; 12]);
+        assert!(!port.forwards(span(0, 0x1000)));
     }
 
     #[test]
