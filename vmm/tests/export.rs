@@ -46,7 +46,7 @@ const ALL: &str = r#"{
     { "type": "vfio-user", "socket": "user" }
   ],
   "console": { "type": "file", "path": "log" },
-  "pcie": { "window64": "1GiB", "topology": "flat" }
+  "pcie": { "window64": "1GiB", "topology": "flat", "spare": { "ports": 2, "window32": "16MiB" } }
 }"#;
 const BASE: &str =
     r#"{ "arch": "aarch64", "boot": { "kernel": "k", "initramfs": "i", "cmdline": "c" }, "console": "pty" }"#;
@@ -84,6 +84,7 @@ fn agree(file: &Path) {
     assert_eq!(machine.boot.initramfs, spec.boot.initramfs.as_deref().map(path));
     assert_eq!(machine.boot.cmdline, spec.boot.cmdline);
     same(machine.window64, spec.pcie.window64);
+    assert_eq!(machine.spare_ports, spec.pcie.spare.map_or(0, |spare| spare.ports));
     for (ours, theirs) in machine.devices.iter().zip(&spec.devices) {
         assert_eq!((&ours.id, ours.root_port), (&theirs.id, theirs.root_port));
         device(&ours.kind, &theirs.kind);

@@ -119,6 +119,11 @@ impl Core {
         self.state.status & QUIESCED != 0
     }
 
+    /// Its client has left: what that guest said of its use of the memory is no word of the next one's.
+    pub fn left(&mut self) {
+        self.state.status &= !QUIESCED;
+    }
+
     /// Fills `data` from BAR 0; what makes no sense is counted and reads ones.
     pub fn read(&mut self, offset: u64, data: &mut [u8]) {
         data.fill(0xff);

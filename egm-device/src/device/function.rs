@@ -26,6 +26,9 @@ const BAR2: u32 = 2;
 const CONFIG: u32 = 7;
 const MSIX: u32 = 2;
 
+/// Longer than any machine runs, and short enough to be added to a clock.
+const LONGEST: Duration = Duration::from_secs(u32::MAX as u64);
+
 /// Who is told of bytes that turned out bad when they were touched here.
 pub type BadBytes = dyn Fn(&SpanSet<InBar>) + Send + Sync;
 
@@ -60,10 +63,20 @@ struct State {
     vectors: Vectors,
     /// How many have it: none or one behind a socket.
     clients: usize,
+    /// It is served no more: no scrub begins.
+    closed: bool,
     /// Ends the scrub that runs, if one does.
     cancel: Arc<AtomicBool>,
     /// The last scrub that the guest asked for.
     scrub: Option<JoinHandle<()>>,
+}
+
+impl State {
+    /// What ends the next scrub; it has ended already where the function is closed.
+    fn may_scrub(&mut self) -> Arc<AtomicBool> {
+        self.cancel = Arc::new(AtomicBool::new(self.closed));
+        self.cancel.clone()
+    }
 }
 
 impl std::fmt::Debug for Function {
@@ -82,7 +95,8 @@ impl Function {
         let config = Config::new(id, &facts);
         let vectors = Vectors::new(VECTORS);
         let core = Core::new(facts, retired);
-        let state = State { core, config, vectors, clients: 0, cancel: Arc::default(), scrub: None };
+        let state =
+            State { core, config, vectors, clients: 0, closed: false, cancel: Arc::default(), scrub: None };
         let memory = Memory::of(backing)?;
         let (state, unused) = (Mutex::new(state), Condvar::new());
         Ok(Self(Arc::new(Shared { memory, bar: facts.bar(), bad, state, unused })))
@@ -110,7 +124,7 @@ impl Function {
     /// Waits until the guest has quiesced, no client is there, or `patience` is over; whether nobody uses the memory.
     #[must_use]
     pub fn wait_unused(&self, patience: Duration) -> bool {
-        let end = Instant::now().checked_add(patience);
+        let end = Instant::now().checked_add(patience.min(LONGEST));
         let mut state = self.state();
         loop {
             let left = end.and_then(|end| end.checked_duration_since(Instant::now()));
@@ -146,8 +160,7 @@ impl Function {
 
     /// Scrubs on a thread: the guest waits by looking at its registers, and goes on with other things.
     fn begin_scrub(&self, state: &mut State) {
-        state.cancel = Arc::default();
-        let (function, cancel) = (self.clone(), state.cancel.clone());
+        let (function, cancel) = (self.clone(), state.may_scrub());
         let work = move || {
             let _ = function.scrub(&cancel);
         };
@@ -168,15 +181,20 @@ impl Function {
         if well { Ok(()) } else { Err(Errno::IO) }
     }
 
-    /// Ends a scrub that runs, whoever asked for it.
-    pub fn stop_scrub(&self) {
-        self.state().cancel.store(true, Ordering::Relaxed);
+    /// Ends a scrub that runs, whoever asked for it, and lets none begin: what a client sent before it was cut off may ask for
+    /// thousands. The owner scrubs what the slice's ledger calls dirty.
+    pub fn close(&self) {
+        let mut state = self.state();
+        state.closed = true;
+        state.cancel.store(true, Ordering::Relaxed);
     }
 
     /// Ends the scrub that the guest asked for, and waits for that.
     fn end_scrub(&self) {
-        self.stop_scrub();
-        let scrub = self.state().scrub.take();
+        let mut state = self.state();
+        state.cancel.store(true, Ordering::Relaxed);
+        let scrub = state.scrub.take();
+        drop(state);
         // It tells in its registers how it ended.
         scrub.into_iter().for_each(|thread| drop(thread.join()));
     }
@@ -187,8 +205,7 @@ impl Function {
         let mut state = self.state();
         state.config.reset();
         let effect = state.core.reset();
-        state.cancel = Arc::default();
-        let cancel = state.cancel.clone();
+        let cancel = state.may_scrub();
         drop(state);
         if effect == Effect::Scrub { self.scrub(&cancel) } else { Ok(()) }
     }
@@ -305,7 +322,10 @@ impl Device for Connected {
 
     fn disconnected(&mut self) {
         self.windows = Windows::default();
-        self.function.state().vectors.clear();
+        let mut state = self.function.state();
+        state.vectors.clear();
+        state.core.left();
+        drop(state);
         // The next guest's bytes must not meet this one's scrub.
         self.function.end_scrub();
     }

@@ -216,6 +216,18 @@ pub(super) struct PcieFile {
     pub(super) window64: Option<ByteSize>,
     #[serde(default)]
     pub(super) topology: Topology,
+    pub(super) spare: Option<SpareFile>,
+}
+
+/// Root ports with nothing behind them. The sizes of their windows are checked; other monitors choose their own.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SpareFile {
+    pub(super) ports: u8,
+    #[serde(rename = "window64")]
+    _window64: Option<ByteSize>,
+    #[serde(rename = "window32")]
+    _window32: Option<ByteSize>,
 }
 
 /// Whether the guest sees the host's switches: other monitors are given one root port for each device.

@@ -42,6 +42,8 @@ pub struct Machine {
     pub console: Console,
     /// Bytes of the window for 64-bit BARs; `None` leaves it to the monitor.
     pub window64: Option<ByteSize>,
+    /// Root ports for what is plugged in while the guest runs.
+    pub spare_ports: u8,
     /// Whether host functions shall share switches as on the host.
     pub mirror: bool,
 }

@@ -82,6 +82,7 @@ pub(super) fn resolve(file: File, stem: &str) -> Result<Machine, Broken> {
         },
         console: console(file.console).map_err(at("console"))?,
         window64: file.pcie.window64,
+        spare_ports: file.pcie.spare.map_or(0, |spare| spare.ports),
         mirror: file.pcie.topology == Topology::Mirror,
         cpus,
         nodes,

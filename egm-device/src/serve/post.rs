@@ -143,7 +143,7 @@ impl Post {
     }
 
     fn close(&self) {
-        self.function.stop_scrub();
+        self.function.close();
         if let Some(client) = &self.seat().client {
             // It may have been quicker.
             let _ = client.shutdown(Shutdown::Both);

@@ -138,6 +138,31 @@ fn a_reset_scrubs_when_control_or_the_operator_asks_and_answers_when_all_is_zero
 }
 
 #[test]
+fn what_is_closed_scrubs_no_more_whatever_its_client_had_sent() {
+    let world = World::with(&[], true);
+    let mut client = world.client();
+    client.write(BAR2, 0, b"kept").unwrap();
+    world.function.close();
+    assert!(client.reset().is_err());
+    let mut data = [0; 4];
+    client.read(BAR2, 0, &mut data).unwrap();
+    assert_eq!(&data, b"kept");
+}
+
+#[test]
+fn what_one_client_let_go_of_the_next_one_uses() {
+    let world = World::new(&[]);
+    let mut client = world.client();
+    set(&mut client, Register::Doorbell, 2);
+    assert!(world.function.wait_unused(Duration::ZERO));
+    drop(client);
+    let client = world.client();
+    assert!(!world.function.wait_unused(Duration::ZERO));
+    drop(client);
+    assert!(world.function.wait_unused(Duration::MAX));
+}
+
+#[test]
 fn the_doorbell_scrubs_while_the_guest_looks_at_the_status() {
     let world = World::new(&[]);
     let mut client = world.client();

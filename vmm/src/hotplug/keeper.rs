@@ -16,6 +16,9 @@ use crate::passthrough::{Ears, borrowed};
 use crate::pci::{Duty, Plugged, Port, RootComplex};
 use crate::plan::BridgePlan;
 
+/// Longer than any machine runs, and short enough to be added to a clock.
+const LONGEST: Duration = Duration::from_secs(u32::MAX as u64);
+
 /// A function and what is heard of it.
 pub(crate) struct New {
     pub(crate) function: Arc<dyn Plugged>,
@@ -304,7 +307,7 @@ impl Keeper {
     ) {
         let Some(berth) = self.berths.get_mut(index) else { return };
         if let Some(occupant) = &mut berth.occupant {
-            let until = now.checked_add(patience).unwrap_or(now);
+            let until = now.checked_add(patience.min(LONGEST)).unwrap_or(now);
             occupant.leaving = Some(Leaving { until, answer });
             berth.port.press();
         }

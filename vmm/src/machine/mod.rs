@@ -64,7 +64,7 @@ pub struct Ended {
 }
 
 impl Machine {
-    /// What plugs functions in and out; a machine without hot-plug ports has none.
+    /// What plugs functions in and out; a machine with neither hot-plug ports nor host functions has none.
     pub fn hotplug(&self) -> Option<hotplug::Handle> {
         self.hotplug.as_ref().map(|running| running.handle.clone())
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use egm_address::PciAddress;
-use egm_vfio::backend::Backend;
+use egm_vfio::backend::{Backend, BackendError};
 use egm_vfio::host;
 use egm_vfio::kernel::{KernelDomain, KernelFunction};
 use egm_vfio::variant::clique::Clique;
@@ -16,6 +16,7 @@ use crate::kvm::SlotTable;
 use crate::passthrough::{Connections, Ears, Line, PassedFunction, PassthroughError, Peers};
 use crate::pci::msix::MsiRouter;
 use crate::plan::{self, BarPlan, BridgePlan};
+use crate::resources::left_behind;
 
 /// What every host function is connected to.
 #[derive(Clone)]
@@ -56,14 +57,16 @@ impl Passer {
             memory: own.memory,
         };
         let added = own.clique.and_then(Clique::new).map(Clique::capability).into_iter().collect();
-        let function = PassedFunction::new(Arc::clone(&backend), bars, added, to)?;
+        // Before others reach its BARs: what fails later leaves those behind.
+        let ears = Some(Ears::new(backend.as_ref())?);
+        let function = PassedFunction::new(backend, bars, added, to)?;
         match function.lend(bars) {
             Err(error @ PassthroughError::Unreachable { .. }) => {
                 eprintln!("note: device \"{id}\": {}", Chain(&error));
             }
             lent => lent?,
         }
-        Ok(New { function, ears: Some(Ears::new(backend.as_ref())?) })
+        Ok(New { function, ears })
     }
 
     /// What makes functions of the host to be plugged in, which are opened in `domain`.
@@ -92,11 +95,20 @@ impl Passer {
         drop(fits);
         let Some((chosen, bars)) = found else { return Err(refused) };
         let backend: Arc<dyn Backend> = Arc::new(KernelFunction::open(address, domain)?);
-        if backend.can_reset() {
-            backend.reset()?;
-        }
+        fresh(id, address, backend.as_ref())?;
         Ok((chosen, self.pass(id, backend, &bars, Own::default())?))
     }
+}
+
+/// Resets a function that nobody uses: by itself, or with its bus where it is alone there.
+fn fresh(id: &str, address: PciAddress, backend: &dyn Backend) -> Result<(), BackendError> {
+    if backend.can_reset() {
+        return backend.reset();
+    }
+    if let Err(error) = backend.reset_with(&[address]) {
+        eprintln!("note: {}", left_behind(id, backend.name(), &error));
+    }
+    Ok(())
 }
 
 fn device(id: &str, function: PciAddress) -> Device {

@@ -234,6 +234,10 @@ impl PciFunction for PassedFunction {
     fn place(&self, bars: &[(u8, Span<Guest>)]) {
         if !self.is_gone() {
             self.windows.place(bars);
+            // It may have gone meanwhile, and nobody would take them away again.
+            if self.is_gone() {
+                self.windows.withdraw();
+            }
         }
     }
 
@@ -287,8 +291,9 @@ impl Plugged for PassedFunction {
         self.ended.store(true, Ordering::Relaxed);
         self.interrupts.stop();
         drop(shadow);
-        self.reset_device();
+        // Nobody writes to it between its reset and its next user.
         self.windows.end();
+        self.reset_device();
     }
 
     fn name(&self) -> &str {

@@ -12,7 +12,7 @@ pub struct BackingPlan {
     pub id: String,
     /// Host EGM region, or `None` for ordinary memory of this process.
     pub region: Option<String>,
-    /// Whether it is memory of the machine itself, which no other process can have (guest_memfd); `region` is `None` then.
+    /// Whether it is memory of the machine itself, which no other machine can have (guest_memfd); `region` is `None` then.
     #[serde(default, skip_serializing_if = "is_false")]
     pub guest_memfd: bool,
     /// Offset of its first byte in the region.

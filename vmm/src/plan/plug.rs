@@ -13,7 +13,7 @@ use crate::plan::{BarPlan, BridgePlan, PlanError};
 /// The BARs of `host`, which becomes `device`, behind `bridge`.
 ///
 /// # Errors
-/// [`PlanError::Window`] when the port's windows are too small, [`PlanError::Bar`] for BARs that no function has.
+/// [`PlanError::SpareWindow`] when the port's windows are too small, [`PlanError::Bar`] for BARs that no function has.
 pub fn plug(device: &Device, host: &HostFunction, bridge: &BridgePlan) -> Result<Vec<BarPlan>, PlanError> {
     let wanted = bars(device, &host.shown_bars())?;
     let mut placed = inside(device, &wanted, false, bridge.window32)?;

@@ -20,6 +20,7 @@ pub(crate) use self::leases::Taken;
 pub use self::leases::{LeaseError, Leases, SliceProgress};
 pub use self::loans::Broker;
 pub use self::passed::{AddressSpaces, PassedError};
+pub(crate) use self::reset::left_behind;
 pub use self::servers::{ServerError, Servers};
 use crate::arch::x86_64::boot::BootFiles;
 use crate::config::{Boot, Device, DeviceKind};
@@ -244,7 +245,7 @@ pub fn connect_servers(devices: &[Device]) -> Result<Servers, ResourceError> {
 fn near(facts: &Facts, backing: &BackingPlan) -> Option<egm_address::CpuSet> {
     let nodes = backing.host_nodes.as_ref()?;
     let cpus = facts.nodes.iter().filter(|node| nodes.contains(node.id)).flat_map(|node| node.cpus.iter());
-    Some(cpus.collect())
+    Some(cpus.collect()).filter(|cpus: &egm_address::CpuSet| !cpus.is_empty())
 }
 
 #[cfg(test)]

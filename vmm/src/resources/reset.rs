@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::error::Error;
 use std::thread;
 
-use egm_vfio::backend::Backend;
+use egm_vfio::backend::{Backend, BackendError};
 
 use super::devices::{DeviceError, OpenDevice};
 use crate::config::Device;
@@ -67,12 +67,16 @@ fn by_bus(
             (!others.is_empty())
                 .then(|| format!("device \"{id}\": {name} is reset with its bus, and so was {others}"))
         }
-        Err(error) => Some(format!(
-            "device \"{id}\": {name} cannot be reset: the guest finds what its last user left in it; {}{}",
-            error,
-            error.source().map(|why| format!(": {why}")).unwrap_or_default()
-        )),
+        Err(error) => Some(left_behind(id, name, &error)),
     }
+}
+
+/// What the operator should know of a function that nothing resets.
+pub(crate) fn left_behind(id: &str, name: &str, error: &BackendError) -> String {
+    let why = error.source().map(|why| format!(": {why}")).unwrap_or_default();
+    format!(
+        "device \"{id}\": {name} cannot be reset: the guest finds what its last user left in it; {error}{why}"
+    )
 }
 
 #[cfg(test)]

@@ -320,6 +320,12 @@ fn unsaid(machine: &Machine) -> Vec<String> {
                 .to_owned(),
         );
     }
+    if machine.spare_ports > 0 {
+        notes.push(
+            "pcie.spare is left out: give the monitor ports or slots of its own for what is plugged in"
+                .to_owned(),
+        );
+    }
     for device in &machine.devices {
         let DeviceKind::Vfio { bars_placed, p2p, .. } = device.kind else { continue };
         if bars_placed {
