@@ -151,8 +151,8 @@ fn boot_under(
 }
 
 /// What the emulated host is told of its clock. Its TSC is this machine's, and it would measure how fast that is against a
-/// timer that QEMU emulates: on a machine that is busy it measured a fifth, and its time, and every deadline in it, ran five times
-/// too fast. Only a virtual machine knows the number, which is its `cpu MHz`; elsewhere that changes with the load.
+/// timer that QEMU emulates. On a busy machine its time, and every deadline in it, once ran four times too fast, most likely for
+/// that. Only a virtual machine knows the number, which is its `cpu MHz`; elsewhere that changes with the load.
 fn clock(cpuinfo: &str) -> String {
     let value = |name: &str| {
         let line = cpuinfo.lines().find(|line| line.starts_with(name))?;
