@@ -18,7 +18,7 @@ pub(crate) struct Tools {
     pub(crate) lab: PathBuf,
     /// The VMM.
     pub(crate) vmm: PathBuf,
-    /// A VMM that plugs functions in and out.
+    /// A VMM that plugs functions in and out, which few scenarios need.
     pub(crate) plug: PathBuf,
     /// What takes slices.
     pub(crate) device: PathBuf,
@@ -41,13 +41,12 @@ impl Tools {
     pub(crate) fn of_checkout(cache: &Cache) -> Result<Self, LabError> {
         let lab = std::env::current_exe().map_err(LabError::file("find", "egm-lab"))?;
         let (vmm, device, agent) = (beside("egm-vmm")?, beside("egm-device")?, beside("egm-guest")?);
-        let plug = beside("egm-plug")?;
         let configs = PathBuf::from("configs");
         let configs =
             configs.canonicalize().map_err(|_| absent(&configs, "run it in the repository's root"))?;
         Ok(Self {
             vmm,
-            plug,
+            plug: lab.with_file_name("egm-plug"),
             device,
             agent,
             function: lab.with_file_name("egm-function"),
@@ -91,11 +90,12 @@ impl Tools {
         }
         copy(&self.lab, &target.lab)?;
         copy(&self.vmm, &target.vmm)?;
-        copy(&self.plug, &target.plug)?;
         copy(&self.device, &target.device)?;
         copy(&self.agent, &target.agent)?;
-        if self.function.exists() {
-            copy(&self.function, &target.function)?;
+        for (seldom, to) in [(&self.function, &target.function), (&self.plug, &target.plug)] {
+            if seldom.exists() {
+                copy(seldom, to)?;
+            }
         }
         copy_files(&self.configs, &target.configs)?;
         copy_files(&self.configs.join("host"), &hosts)?;
