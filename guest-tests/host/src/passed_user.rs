@@ -23,7 +23,7 @@ const LOST: &str = "egm.checks=function_lost quiet";
 /// What it says when the server may die.
 const MARK: &[u8] = b"egm-lost waits";
 /// What the VMM says of it.
-const WORDS: &str = "the guest reads ones there and runs on";
+const WORDS: &str = "is gone: it is taken from the guest";
 
 /// Tells the story of the servers of `scenario`.
 pub(crate) fn run(runner: &Runner, scenario: &Scenario, report: &Path) -> Result<ScenarioResult, LabError> {

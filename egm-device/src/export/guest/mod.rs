@@ -38,7 +38,7 @@ pub struct Placed {
     pub device: Device,
     /// The node that its host bridge belongs to.
     pub near: Option<u32>,
-    /// First of its [`INITIATORS`] nodes, of a coherent GPU.
+    /// First of its `INITIATORS` nodes, of a coherent GPU.
     pub initiators: Option<u32>,
 }
 

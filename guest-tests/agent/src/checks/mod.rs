@@ -140,7 +140,7 @@ pub(crate) static ALL: &[Check] = &[
     )),
     by_name(check(
         "function_lost",
-        "a passed function that its host takes away reads ones, and the guest goes on",
+        "a passed function that its host takes away leaves the guest, which goes on",
         functions::lost,
     )),
     by_name(check("fuzz", "random config space, port and MMIO writes; the VMM must live", fuzz::run)),
