@@ -155,7 +155,7 @@ pub(super) fn within(tools: &Path, logs: &Path) -> Result<Samples, LabError> {
 
 fn measure(subject: &Subject, here: &Monitors<'_>) -> Result<Samples, LabError> {
     let [ours, theirs, config] =
-        ["exits.elf", "exits-qemu.elf", "exits.json"].map(|name| here.work.join(name));
+        ["exits.elf", "exits-qemu.elf", "machine.json"].map(|name| here.work.join(name));
     for (path, qemu) in [(&ours, false), (&theirs, true)] {
         fs::write(path, subject.payload(qemu)).map_err(LabError::file("write", path))?;
     }
