@@ -1,0 +1,61 @@
+//! Why there is no memory.
+
+use std::io;
+use std::path::PathBuf;
+
+use egm_address::PciAddress;
+
+/// Why a function's memory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// sysfs.
+    #[error("cannot {action} {}", path.display())]
+    File {
+        /// `read`, `open`, `map`.
+        action: &'static str,
+        /// Which file.
+        path: PathBuf,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
+    /// sysfs says what nobody understands.
+    #[error("{} is not what Linux writes there", path.display())]
+    Form {
+        /// Which file.
+        path: PathBuf,
+    },
+    /// The bytes do not fit into the BAR.
+    #[error("BAR {bar} of {address} has {has:#x} bytes, and {wanted:#x} were expected")]
+    Short {
+        /// The function.
+        address: PciAddress,
+        /// Register number.
+        bar: u8,
+        /// Its bytes.
+        has: u64,
+        /// Bytes that should be there.
+        wanted: u64,
+    },
+    /// The registers do not answer as they should.
+    #[error(
+        "the registers of {address} begin with {found:#x}: it was reset, unplugged, or is another device"
+    )]
+    Silent {
+        /// The function.
+        address: PciAddress,
+        /// What was read where the magic should be.
+        found: u32,
+    },
+}
+
+impl MemoryError {
+    /// For `map_err` on a file operation.
+    pub(crate) fn file<E: Into<io::Error>>(
+        action: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(E) -> Self {
+        let path = path.into();
+        move |source| Self::File { action, path, source: source.into() }
+    }
+}

@@ -1,0 +1,33 @@
+//! EGM memory that a guest has as a PCI function (`egm-device/DESIGN.md`, "The device").
+//!
+//! ```text
+//!  find() ─► Function ─► map() ─► Memory      its bytes: an address and a file, for CUDA, RDMA and programs of one's own
+//!            facts    └► registers() ─► Registers    retired bytes, events, scrub
+//! ```
+//! A function is found by its vendor capability or, where the kernel does not show that to this user, by the magic of its
+//! registers. It needs no driver: Linux gives BARs as files in sysfs. The memory may hold retired bytes, which read ones:
+//! [`Registers::retired`] lists them.
+//!
+//! ```no_run
+//! let functions = egm_memory::find()?;
+//! let function = functions.first().ok_or("no EGM memory")?;
+//! let memory = function.map()?;
+//! println!("{} bytes at {:p}", memory.size(), memory.address());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//! C programs use `include/egm_memory.h` and `libegm_memory.a`.
+
+pub mod c;
+mod capability;
+mod error;
+mod function;
+mod mapping;
+mod registers;
+#[cfg(test)]
+mod testing;
+
+pub use capability::Facts;
+pub use error::MemoryError;
+pub use function::{Function, find, find_in};
+pub use mapping::Memory;
+pub use registers::{Registers, Retired};

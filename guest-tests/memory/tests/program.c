@@ -1,0 +1,20 @@
+/* What a program sees of the library on a machine without EGM memory; tests/c.rs compiles and runs it. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "egm_memory.h"
+
+int main(void)
+{
+    struct egm_memory memory;
+    int none, wrong;
+
+    memset(&memory, 0, sizeof memory);
+    none = egm_memory_open("ffff:ff:1f.7", &memory);
+    wrong = egm_memory_open("gpu0", &memory);
+    egm_memory_close(&memory);
+    egm_memory_close(NULL);
+    printf("%s, %s, %zu bytes\n", none == -ENODEV ? "ENODEV" : "?", wrong == -EINVAL ? "EINVAL" : "?", sizeof memory);
+    return 0;
+}
