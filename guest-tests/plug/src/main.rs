@@ -16,9 +16,9 @@ use std::thread;
 
 use clap::Parser;
 use egm_vmm::config::{self, Overrides};
-use egm_vmm::error::{Chain, Report};
+use egm_vmm::error::Chain;
 use egm_vmm::facts::{self, Scope};
-use egm_vmm::hotplug::{Handle, HotplugError, PATIENCE, Source};
+use egm_vmm::hotplug::{Handle, HotplugError, Source, UNPLUG_TIMEOUT};
 use egm_vmm::machine;
 use egm_vmm::resources::{Leases, Resources, connect_servers};
 
@@ -82,14 +82,23 @@ fn answer(line: &str, handle: &Handle) -> Result<String, String> {
         ["plug", id, function] => {
             let function = function.parse().map_err(|error| format!("{function}: {error}"))?;
             let slot = handle.plug(id, Source::Host(function));
-            let why =
-                |error: HotplugError| format!("{}; {}", Chain(&error), error.help().unwrap_or_default());
-            slot.map(|slot| slot.to_string()).map_err(why)
+            slot.map(|slot| slot.to_string()).map_err(|error| one_line(&error))
         }
         ["unplug", id] => {
-            let left = handle.unplug(id, PATIENCE).map_err(|error| Chain(&error).to_string())?;
-            Ok(format!("{left:?}"))
+            let removal = handle.unplug(id, UNPLUG_TIMEOUT).map_err(|error| one_line(&error))?;
+            Ok(format!("{removal:?}"))
         }
         _ => Err(format!("no such question: {line}")),
     }
+}
+
+/// An answer has one line.
+fn one_line(error: &HotplugError) -> String {
+    Chain(error)
+        .to_string()
+        .trim_start_matches("error: ")
+        .lines()
+        .map(str::trim)
+        .collect::<Vec<_>>()
+        .join("; ")
 }

@@ -12,10 +12,12 @@ use crate::plan::PlanError;
 #[derive(Debug, thiserror::Error)]
 pub enum HotplugError {
     /// All slots are taken.
-    #[error("no slot is free for \"{id}\"")]
+    #[error("no slot is free for \"{id}\": all {slots} hot-plug ports of the machine are occupied")]
     NoSlot {
         /// Id that it would have had.
         id: String,
+        /// Hot-plug ports of the machine.
+        slots: usize,
     },
     /// Another function has the id.
     #[error("the machine has a device \"{id}\" already")]
@@ -82,7 +84,11 @@ impl Report for HotplugError {
                 Some("give the machine more: \"pcie\": {\"spare\": {\"ports\": …}}".to_owned())
             }
             Self::Taken { .. } => Some("choose another id".to_owned()),
-            Self::Unknown { .. } | Self::Leaving { .. } | Self::Ended | Self::Host(_) => None,
+            Self::Unknown { .. } => {
+                Some("name one that was plugged in, or that a hot-plug port had at the start".to_owned())
+            }
+            Self::Leaving { .. } => Some("wait until it is gone".to_owned()),
+            Self::Ended | Self::Host(_) => None,
             Self::Unprepared => Some("switch the IOMMU on: intel_iommu=on, or in the firmware".to_owned()),
             Self::Plan(error) => error.help(),
             Self::Open(error) => error.remedy(),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// How a function left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Left {
+pub enum Removal {
     /// The guest let it go.
     Orderly,
     /// The guest was not asked, or did not answer in time.
@@ -20,12 +20,12 @@ pub struct Event {
     /// The host's name of it.
     pub function: String,
     /// What.
-    pub what: What,
+    pub what: EventKind,
 }
 
 /// What happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum What {
+pub enum EventKind {
     /// It was plugged into the slot of this number.
     Plugged(u16),
     /// The host wants it back; the guest is asked to let it go within this time.
@@ -41,7 +41,7 @@ pub enum What {
     /// The same, of one that cannot be taken away.
     LostFixed,
     /// It left the guest, and the host has it back.
-    Removed(Left),
+    Removed(Removal),
     /// What was counted of it until then: never zero.
     Counted(&'static str, u64),
 }
@@ -51,39 +51,41 @@ impl fmt::Display for Event {
         let Self { id, function, what } = self;
         write!(f, "device \"{id}\": ")?;
         match what {
-            What::Plugged(slot) => write!(f, "{function} is plugged into slot {slot}"),
-            What::Wanted(patience) => write!(
+            EventKind::Plugged(slot) => write!(f, "{function} is plugged into slot {slot}"),
+            EventKind::Wanted(timeout) => write!(
                 f,
                 "the host wants {function} back, because its driver is being unbound or it is being removed: the guest \
                  is asked to let it go, and loses it after {} s",
-                patience.as_secs()
+                timeout.as_secs()
             ),
-            What::WantedFixed => write!(
+            EventKind::WantedFixed => write!(
                 f,
                 "the host wants {function} back, because its driver is being unbound or it is being removed: it waits \
                  until this machine ends"
             ),
-            What::Failed => write!(
+            EventKind::Failed => write!(
                 f,
                 "{function} reported an error that it cannot correct: it is taken from the guest; dmesg on the host \
                  says more"
             ),
-            What::FailedFixed => write!(
+            EventKind::FailedFixed => write!(
                 f,
                 "{function} reported an error that it cannot correct: what the guest does with it may fail until it is \
                  reset; dmesg on the host says more"
             ),
-            What::LostFixed => write!(
+            EventKind::LostFixed => write!(
                 f,
                 "{function} is gone: the guest reads ones there and runs on; the device is back in the next start of this \
                  machine"
             ),
-            What::Lost => write!(f, "{function} is gone: it is taken from the guest"),
-            What::Removed(Left::Orderly) => write!(f, "the guest let {function} go: the host has it back"),
-            What::Removed(Left::Surprise) => {
+            EventKind::Lost => write!(f, "{function} is gone: it is taken from the guest"),
+            EventKind::Removed(Removal::Orderly) => {
+                write!(f, "the guest let {function} go: the host has it back")
+            }
+            EventKind::Removed(Removal::Surprise) => {
                 write!(f, "{function} was taken from the guest: the host has it back")
             }
-            What::Counted(what, number) => write!(f, "counted: {number} {what} at {function}"),
+            EventKind::Counted(what, number) => write!(f, "counted: {number} {what} at {function}"),
         }
     }
 }

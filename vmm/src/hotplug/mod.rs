@@ -2,15 +2,15 @@
 //!
 //! ```text
 //!  Handle ── plug, unplug, remove ─────────┐
-//!  host   ── wants it back, error, gone ───┤► Keeper (one thread) ─► Port: insert, press, pull, fresh
-//!  guest  ── power off, bus reset ─► Port ─┘                      └► Plugged: reset, end
+//!  host   ── wants it back, error, gone ───┤► Controller (one thread) ─► Port: insert, press, pull, fresh
+//!  guest  ── power off, bus reset ─► Port ─┘                          └► Plugged: reset, end
 //! ```
-//! Everything slow happens on the keeper's thread, one thing after the other, so that no two of them meet: opening, resetting and
+//! Everything slow happens on the controller's thread, one thing after the other, so that no two of them meet: opening, resetting and
 //! unmapping take up to seconds, and no vCPU waits for them.
 
+mod controller;
 mod error;
 mod event;
-mod keeper;
 
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -20,14 +20,14 @@ use std::time::Duration;
 use egm_address::PciAddress;
 use vmm_sys_util::eventfd::EventFd;
 
+pub(crate) use controller::{Controller, Maker, New, Occupant, Slot};
 pub use error::HotplugError;
-pub use event::{Event, Left, What};
-pub(crate) use keeper::{Berth, Keeper, Maker, New, Occupant};
+pub use event::{Event, EventKind, Removal};
 
 use crate::pci::Plugged;
 
 /// How long a guest has to let a function go that the host wants back. Linux takes 6 s of its own time.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const UNPLUG_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What is plugged in.
 pub enum Source {
@@ -37,10 +37,10 @@ pub enum Source {
     Function(Arc<dyn Plugged>),
 }
 
-/// What the keeper is asked.
+/// What the controller is asked.
 pub(crate) enum Request {
     Plug { id: String, source: Source, answer: Sender<Result<u16, HotplugError>> },
-    Unplug { id: String, patience: Duration, answer: Sender<Result<Left, HotplugError>> },
+    Unplug { id: String, timeout: Duration, answer: Sender<Result<Removal, HotplugError>> },
     End,
 }
 
@@ -63,13 +63,13 @@ impl Handle {
         answered.recv().map_err(|_| HotplugError::Ended)?
     }
 
-    /// Asks the guest to let `id` go, and takes it after `patience` (at once when that is zero). Returns when the host has it back.
+    /// Asks the guest to let `id` go, and takes it after `timeout` (at once when that is zero). Returns when the host has it back.
     ///
     /// # Errors
     /// [`HotplugError`].
-    pub fn unplug(&self, id: &str, patience: Duration) -> Result<Left, HotplugError> {
+    pub fn unplug(&self, id: &str, timeout: Duration) -> Result<Removal, HotplugError> {
         let (answer, answered) = channel();
-        self.ask(Request::Unplug { id: id.to_owned(), patience, answer })?;
+        self.ask(Request::Unplug { id: id.to_owned(), timeout, answer })?;
         answered.recv().map_err(|_| HotplugError::Ended)?
     }
 
@@ -80,7 +80,7 @@ impl Handle {
     }
 }
 
-/// The keeper's thread.
+/// The controller's thread.
 pub(crate) struct Running {
     pub(crate) handle: Handle,
     thread: Option<JoinHandle<Vec<String>>>,

@@ -29,7 +29,7 @@ use crate::arch::x86_64::vcpu::{configure, is_emulated};
 use crate::console::Console;
 use crate::error::{Blame, Report};
 use crate::firmware::{self, FirmwareError};
-use crate::hotplug::{Berth, Event, Keeper, Maker, Occupant, Running};
+use crate::hotplug::{Controller, Event, Maker, Occupant, Running, Slot};
 use crate::kvm::{Hypervisor, KvmError, SlotTable, Vm, setup_machine_checks};
 use crate::memory::GuestRam;
 use crate::pci::{CONFIG_PORT, CONFIG_PORTS, ConfigPorts, Ecam, PciMemory, RootComplex};
@@ -124,7 +124,7 @@ pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
     subscribers.extend(tree.subscribers);
     let root = Arc::new(tree.root);
     let maker = connections.passer.maker(spaces.kernel());
-    let hotplug = keep(&root, tree.berths, tree.fixed, maker)?;
+    let hotplug = keep(&root, tree.hotplug_slots, tree.fixed, maker)?;
     add_port(&mut ports, CONFIG_PORT, CONFIG_PORTS, Arc::new(ConfigPorts::new(Arc::clone(&root))))?;
     let memory = pci_windows(plan, &root)?;
 
@@ -147,19 +147,19 @@ pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
     Ok(Machine { events, vcpus, shared, devices: tree.devices, hotplug, poison, subscribers, _vm: vm, ram })
 }
 
-/// Starts the keeper of functions, where there are any, or can be.
+/// Starts the controller of functions, where there are any, or can be.
 fn keep(
     root: &Arc<RootComplex>,
-    berths: Vec<Berth>,
+    slots: Vec<Slot>,
     fixed: Vec<Occupant>,
     maker: Maker,
 ) -> Result<Option<Running>, BuildError> {
-    if berths.is_empty() && fixed.is_empty() {
+    if slots.is_empty() && fixed.is_empty() {
         return Ok(None);
     }
     let report = Box::new(|event: &Event| eprintln!("{event}"));
-    let keeper = Keeper::new(Arc::clone(root), berths, fixed, maker, report)?;
-    Ok(Some(keeper.start().map_err(ThreadError::from)?))
+    let controller = Controller::new(Arc::clone(root), slots, fixed, maker, report)?;
+    Ok(Some(controller.start().map_err(ThreadError::from)?))
 }
 
 fn lend_memory(vm: &Vm, ram: &GuestRam) -> Result<(), BuildError> {

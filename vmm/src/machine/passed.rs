@@ -13,7 +13,7 @@ use crate::config::{BarPlaces, Device, DeviceKind, VfioBackend};
 use crate::error::Chain;
 use crate::hotplug::{HotplugError, Maker, New};
 use crate::kvm::SlotTable;
-use crate::passthrough::{Connections, Ears, Line, PassedFunction, PassthroughError, Peers};
+use crate::passthrough::{Connections, HostEvents, Line, PassedFunction, PassthroughError, Peers};
 use crate::pci::msix::MsiRouter;
 use crate::plan::{self, BarPlan, BridgePlan};
 use crate::resources::left_behind;
@@ -58,7 +58,7 @@ impl Passer {
         };
         let added = own.clique.and_then(Clique::new).map(Clique::capability).into_iter().collect();
         // Before others reach its BARs: what fails later leaves those behind.
-        let ears = Some(Ears::new(backend.as_ref())?);
+        let host_events = Some(HostEvents::new(backend.as_ref())?);
         let function = PassedFunction::new(backend, bars, added, to)?;
         match function.lend(bars) {
             Err(error @ PassthroughError::Unreachable { .. }) => {
@@ -66,7 +66,7 @@ impl Passer {
             }
             lent => lent?,
         }
-        Ok(New { function, ears })
+        Ok(New { function, host_events })
     }
 
     /// What makes functions of the host to be plugged in, which are opened in `domain`.
@@ -86,7 +86,7 @@ impl Passer {
     ) -> Result<(usize, New), HotplugError> {
         let host = host::function(Path::new("/"), address)?;
         let device = device(id, address);
-        let mut refused = HotplugError::NoSlot { id: id.to_owned() };
+        let mut refused = HotplugError::NoSlot { id: id.to_owned(), slots: bridges.len() };
         let mut fits = bridges.iter().enumerate().filter_map(|(index, bridge)| {
             let bars = plan::plug(&device, &host, bridge);
             bars.map_err(|error| refused = error.into()).ok().map(|bars| (index, bars))

@@ -13,7 +13,7 @@ use super::Subscriber;
 use super::finish::Kept;
 use super::passed::{Own, Passer};
 use crate::config::{Device, DeviceKind};
-use crate::hotplug::{Berth, Occupant};
+use crate::hotplug::{Occupant, Slot};
 use crate::kvm::{SlotTable, Vm};
 use crate::passthrough::{Line, PassthroughError, Peers};
 use crate::pci::msix::Msix;
@@ -63,7 +63,7 @@ pub(super) struct Tree {
     pub(super) devices: Vec<Kept>,
     pub(super) subscribers: Vec<Subscriber>,
     /// Hot-plug ports with what is in them.
-    pub(super) berths: Vec<Berth>,
+    pub(super) hotplug_slots: Vec<Slot>,
     /// Host functions behind no such port.
     pub(super) fixed: Vec<Occupant>,
 }
@@ -129,7 +129,7 @@ pub(super) fn build(
         root: RootComplex::default(),
         devices: Vec::new(),
         subscribers: Vec::new(),
-        berths: Vec::new(),
+        hotplug_slots: Vec::new(),
         fixed: Vec::new(),
     };
     let mut opened = opened.into_iter();
@@ -239,7 +239,12 @@ impl Tree {
         let port = Port::hot(config, function, Arc::clone(&connections.passer.router));
         let id = || format!("slot {}", config.slot);
         let port = Arc::new(port.map_err(|source| TreeError::Device { id: id(), source })?);
-        self.berths.push(Berth { port: Arc::clone(&port), slot: config.slot, bridge: *bridge, occupant });
+        self.hotplug_slots.push(Slot {
+            port: Arc::clone(&port),
+            number: config.slot,
+            bridge: *bridge,
+            occupant,
+        });
         Ok(port)
     }
 

@@ -6,16 +6,16 @@
 //!        ── BAR moved ─────► windows  ─► memory slots; peers ─► Domain of every function
 //!        ◄─ MSI-X, MSI ───── vectors  ── connected when the guest opens them ─────────► Backend
 //!        ◄─ INTx ─────────── intx     ── a level with resampling ─────────────────────► Backend
-//!  hotplug  ◄─────────────── ears     ◄─ errors, requests to give it back
+//!  hotplug  ◄─────────────── events   ◄─ errors, requests to give it back
 //! ```
 //! Lock order: a function's shadow, then its interrupts. `windows` and `peers` have their own, and no access of the guest
 //! waits for these: memory slots and I/O page tables change slowly.
 
 mod coherent;
 mod descriptor;
-mod ears;
 mod error;
 mod function;
+mod host_events;
 mod interrupts;
 mod intx;
 mod peers;
@@ -23,9 +23,9 @@ mod vectors;
 mod windows;
 
 pub(crate) use descriptor::borrowed;
-pub use ears::Ears;
 pub use error::PassthroughError;
 pub use function::{Connections, PassedFunction};
+pub use host_events::HostEvents;
 pub use intx::Line;
 pub use peers::Peers;
 

@@ -52,7 +52,7 @@ pub(super) struct Hot {
     interrupt: Msix,
     seat: RwLock<Option<Arc<dyn Plugged>>>,
     /// Who is told that there is a duty.
-    keeper: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    controller: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Hot {
@@ -69,7 +69,7 @@ impl Hot {
         config.allow(msi.saturating_add(4), &[0xfc, 0xff, 0xff, 0xff]);
         config.allow(msi.saturating_add(8), &[0xff; 6]);
         let interrupt = Msix::new(1, router)?;
-        Ok(Self { msi, interrupt, seat: RwLock::new(function), keeper: OnceLock::new() })
+        Ok(Self { msi, interrupt, seat: RwLock::new(function), controller: OnceLock::new() })
     }
 
     /// The message that the guest has programmed.
@@ -113,10 +113,10 @@ impl Port {
         self.hot.is_some()
     }
 
-    /// Has `keeper` told, from any thread, that there is a [`Port::duty`]. Only the first is heard.
-    pub fn on_duty(&self, keeper: impl Fn() + Send + Sync + 'static) {
+    /// Has `controller` told, from any thread, that there is a [`Port::duty`]. Only the first is heard.
+    pub fn on_duty(&self, controller: impl Fn() + Send + Sync + 'static) {
         if let Some(hot) = &self.hot {
-            let _ = hot.keeper.set(Box::new(keeper));
+            let _ = hot.controller.set(Box::new(controller));
         }
     }
 
@@ -196,8 +196,8 @@ impl Hot {
         if effects.interrupt {
             self.interrupt.signal(0);
         }
-        if let (true, Some(keeper)) = (effects.duty, self.keeper.get()) {
-            keeper();
+        if let (true, Some(controller)) = (effects.duty, self.controller.get()) {
+            controller();
         }
     }
 }
@@ -368,10 +368,11 @@ mod tests {
             acs: None,
         })
         .above(vec![Arc::clone(&below)]);
-        assert!(above.config_write(0x3e, &[0x40]) && below.duty().is_some());
-        assert!(above.config_write(0x3e, &[0x40]), "set already: no second reset");
-        assert!(above.config_write(0x3e, &[0]));
+        assert!(above.config_write(0x3e, &[0x40]));
         let Some(Duty::Reset(times)) = below.duty() else { panic!() };
+        assert!(above.config_write(0x3e, &[0x40]));
+        assert_eq!(below.duty(), Some(Duty::Reset(times)), "set already: no second reset");
+        assert!(above.config_write(0x3e, &[0]));
         below.fresh(times);
         assert!(below.seated().unwrap().1);
     }

@@ -10,23 +10,23 @@ use super::descriptor::borrowed;
 
 /// Listens to one function. Each of its two events is heard once: a device that reports errors does so many times, and the
 /// kernel asks for a function every few seconds.
-pub struct Ears(Vec<(InterruptKind, EventFd)>);
+pub struct HostEvents(Vec<(InterruptKind, EventFd)>);
 
-impl Ears {
+impl HostEvents {
     /// Listens to `backend`; some have nothing to say.
     ///
     /// # Errors
     /// Descriptors ran out, or the backend refused.
     pub fn new(backend: &dyn Backend) -> io::Result<Self> {
-        let mut ears = Vec::new();
+        let mut host_events = Vec::new();
         for kind in [InterruptKind::Error, InterruptKind::Request] {
             if backend.interrupts(kind).count > 0 {
                 let event = EventFd::new(EFD_NONBLOCK)?;
                 backend.connect(kind, 0, &[Some(borrowed(&event))]).map_err(io::Error::other)?;
-                ears.push((kind, event));
+                host_events.push((kind, event));
             }
         }
-        Ok(Self(ears))
+        Ok(Self(host_events))
     }
 
     /// What becomes readable when there is something to hear.
@@ -51,18 +51,18 @@ mod tests {
         let fake = FakeFunction::default()
             .with_interrupts(InterruptKind::Error, 1)
             .with_interrupts(InterruptKind::Request, 1);
-        let mut ears = Ears::new(&fake).unwrap();
-        assert!(ears.hear().is_empty());
+        let mut host_events = HostEvents::new(&fake).unwrap();
+        assert!(host_events.hear().is_empty());
         assert!(fake.fire(InterruptKind::Request, 0));
-        assert_eq!(ears.hear(), [InterruptKind::Request]);
+        assert_eq!(host_events.hear(), [InterruptKind::Request]);
         assert!(fake.fire(InterruptKind::Request, 0) && fake.fire(InterruptKind::Error, 0));
-        assert_eq!((ears.hear(), ears.descriptors().count()), (vec![InterruptKind::Error], 0));
+        assert_eq!((host_events.hear(), host_events.descriptors().count()), (vec![InterruptKind::Error], 0));
     }
 
     #[test]
     fn a_backend_that_has_nothing_to_say_is_not_asked() {
         let fake = FakeFunction::default();
-        assert_eq!(Ears::new(&fake).unwrap().descriptors().count(), 0);
+        assert_eq!(HostEvents::new(&fake).unwrap().descriptors().count(), 0);
         assert!(fake.take_calls().is_empty());
     }
 }

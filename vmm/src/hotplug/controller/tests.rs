@@ -1,4 +1,4 @@
-//! A keeper without its thread, with cards that write down what becomes of them.
+//! A controller without its thread, with cards that write down what becomes of them.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -66,14 +66,14 @@ const BRIDGE_CONTROL: u16 = 0x3e;
 
 /// Two hot-plug ports at 00:01.0 and 00:02.0, buses 1 and 2.
 struct Machine {
-    keeper: Keeper,
+    controller: Controller,
     start: Instant,
-    said: Arc<Mutex<Vec<What>>>,
+    said: Arc<Mutex<Vec<EventKind>>>,
 }
 
 impl Machine {
     fn new() -> Self {
-        let (mut bus, mut berths) = (Bus::default(), Vec::new());
+        let (mut bus, mut slots) = (Bus::default(), Vec::new());
         for number in 1..=2u8 {
             let config = PortConfig {
                 kind: PortKind::Root,
@@ -89,7 +89,7 @@ impl Machine {
             let port = Arc::new(Port::hot(&config, None, Arc::new(NoRouter)).unwrap());
             let (window32, window64, acs) = (None, None, None);
             let bridge = BridgePlan { secondary: number, subordinate: number, window32, window64, acs };
-            berths.push(Berth { port: Arc::clone(&port), slot: number.into(), bridge, occupant: None });
+            slots.push(Slot { port: Arc::clone(&port), number: number.into(), bridge, occupant: None });
             bus.add_port(number << 3, port, Bus::default());
         }
         let said = Arc::new(Mutex::new(Vec::new()));
@@ -97,32 +97,32 @@ impl Machine {
         let report = Box::new(move |event: &Event| hears.lock().unwrap().push(event.what.clone()));
         let maker: Maker = Box::new(|_, _, _| Err(HotplugError::Unprepared));
         let root = Arc::new(RootComplex::new(bus));
-        let keeper = Keeper::new(root, berths, Vec::new(), maker, report).unwrap();
-        Self { keeper, start: Instant::now(), said }
+        let controller = Controller::new(root, slots, Vec::new(), maker, report).unwrap();
+        Self { controller, start: Instant::now(), said }
     }
 
     fn plug(&mut self, id: &str, card: &Arc<Card>) -> Result<u16, HotplugError> {
-        self.keeper.plug(id, Source::Function(Arc::clone(card) as _))
+        self.controller.plug(id, Source::Function(Arc::clone(card) as _))
     }
 
     /// The end of an unplugging, when it comes.
-    fn unplug(&mut self, id: &str, patience: u64) -> Receiver<Result<Left, HotplugError>> {
+    fn unplug(&mut self, id: &str, timeout: u64) -> Receiver<Result<Removal, HotplugError>> {
         let (answer, answered) = channel();
-        self.keeper.unplug(id, self.start, Duration::from_secs(patience), answer);
+        self.controller.unplug(id, self.start, Duration::from_secs(timeout), answer);
         answered
     }
 
     fn turn(&mut self, seconds: u64) -> Option<Instant> {
-        self.keeper.turn(self.start + Duration::from_secs(seconds))
+        self.controller.turn(self.start + Duration::from_secs(seconds))
     }
 
     fn control(&self, port: u8, value: u16) {
-        self.keeper.root.config_write(0, port << 3, CONTROL, &value.to_le_bytes());
+        self.controller.root.config_write(0, port << 3, CONTROL, &value.to_le_bytes());
     }
 
     fn answers(&self, port: u8) -> bool {
         let mut data = [0; 2];
-        self.keeper.root.config_read(port, 0, 0, &mut data);
+        self.controller.root.config_read(port, 0, 0, &mut data);
         data == [0x5a; 2]
     }
 }
@@ -140,10 +140,10 @@ fn a_function_answers_once_its_slot_has_power_and_leaves_when_the_guest_lets_it_
     machine.control(1, ON | POWER_OFF);
     assert!(!machine.answers(1));
     assert_eq!(machine.turn(2), None);
-    assert_eq!(answered.try_recv().unwrap().unwrap(), Left::Orderly);
+    assert_eq!(answered.try_recv().unwrap().unwrap(), Removal::Orderly);
     assert_eq!(card.done(), ["end"]);
     assert_eq!(Arc::strong_count(&card), 1, "nobody holds it any more");
-    assert_eq!(*machine.said.lock().unwrap(), [What::Plugged(1), What::Removed(Left::Orderly)]);
+    assert_eq!(*machine.said.lock().unwrap(), [EventKind::Plugged(1), EventKind::Removed(Removal::Orderly)]);
     assert_eq!(machine.plug("one", &card).unwrap(), 1, "it can come again");
 }
 
@@ -155,7 +155,7 @@ fn a_guest_that_does_not_let_it_go_in_time_loses_it() {
     let answered = machine.unplug("one", 60);
     assert!(machine.turn(59).is_some() && machine.answers(1));
     assert!(machine.turn(60).is_none() && !machine.answers(1));
-    assert_eq!(answered.try_recv().unwrap().unwrap(), Left::Surprise);
+    assert_eq!(answered.try_recv().unwrap().unwrap(), Removal::Surprise);
     assert_eq!((card.done(), Arc::strong_count(&card)), (vec!["end".to_owned()], 1));
 }
 
@@ -170,7 +170,7 @@ fn a_function_that_is_gone_is_taken_and_the_other_stays() {
     cards[0].lost.store(true, Ordering::Relaxed);
     machine.turn(0);
     assert!(!machine.answers(1) && machine.answers(2));
-    assert_eq!(machine.said.lock().unwrap()[2..], [What::Lost, What::Removed(Left::Surprise)]);
+    assert_eq!(machine.said.lock().unwrap()[2..], [EventKind::Lost, EventKind::Removed(Removal::Surprise)]);
 }
 
 #[test]
@@ -181,12 +181,12 @@ fn functions_that_are_reset_at_once_hear_of_each_other() {
     }
     for port in [1, 2] {
         machine.control(port, ON);
-        machine.keeper.root.config_write(0, port << 3, BRIDGE_CONTROL, &[0x40]);
+        machine.controller.root.config_write(0, port << 3, BRIDGE_CONTROL, &[0x40]);
     }
     machine.turn(0);
     assert!(cards.iter().all(|card| card.done() == ["reset with a b"]));
     assert!(!machine.answers(1), "the bit is still set");
-    machine.keeper.root.config_write(0, 8, BRIDGE_CONTROL, &[0]);
+    machine.controller.root.config_write(0, 8, BRIDGE_CONTROL, &[0]);
     assert!(machine.answers(1) && !machine.answers(2));
 }
 
@@ -195,10 +195,10 @@ fn what_cannot_be_done_is_refused_and_changes_nothing() {
     let (mut machine, card) = (Machine::new(), Card::new("card"));
     machine.plug("one", &card).unwrap();
     assert!(matches!(machine.plug("one", &card), Err(HotplugError::Taken { .. })));
-    machine.plug("two", &Card::new("b")).unwrap();
-    assert!(matches!(machine.plug("three", &Card::new("c")), Err(HotplugError::NoSlot { .. })));
     let host = Source::Host(PciAddress::new(0, 1, 0, 0).unwrap());
-    assert!(machine.keeper.plug("three", host).is_err());
+    assert!(matches!(machine.controller.plug("two", host), Err(HotplugError::Unprepared)));
+    machine.plug("two", &Card::new("b")).unwrap();
+    assert!(matches!(machine.plug("three", &Card::new("c")), Err(HotplugError::NoSlot { slots: 2, .. })));
     let refused = machine.unplug("three", 1).try_recv().unwrap();
     assert!(matches!(refused, Err(HotplugError::Unknown { .. })));
     let _first = machine.unplug("one", 1);
@@ -210,11 +210,11 @@ fn what_cannot_be_done_is_refused_and_changes_nothing() {
 fn at_the_end_of_the_machine_everything_ends() {
     let (mut machine, card) = (Machine::new(), Card::new("card"));
     machine.plug("one", &card).unwrap();
-    let mut running = machine.keeper.start().unwrap();
+    let mut running = machine.controller.start().unwrap();
     let handle = running.handle.clone();
     assert!(running.end().is_empty());
     assert_eq!(card.done(), ["end"]);
-    assert!(matches!(handle.unplug("one", PATIENCE), Err(HotplugError::Ended)));
+    assert!(matches!(handle.unplug("one", UNPLUG_TIMEOUT), Err(HotplugError::Ended)));
 }
 
 #[derive(Debug, Clone)]
@@ -250,7 +250,7 @@ proptest! {
         for step in steps {
             match step {
                 Step::Write(port, offset, data) => {
-                    machine.keeper.root.config_write(0, port << 3, offset, &data);
+                    machine.controller.root.config_write(0, port << 3, offset, &data);
                 }
                 Step::Plug(second) => {
                     let card = &mut cards[usize::from(second)];
@@ -269,14 +269,14 @@ proptest! {
             prop_assert!(answer.try_recv().is_ok(), "who asked for one was answered");
         }
         for (card, name) in cards.iter().zip(["one", "two"]) {
-            let inside = machine.keeper.occupants().any(|occupant| occupant.id == name);
+            let inside = machine.controller.occupants().any(|occupant| occupant.id == name);
             let ended = card.done().contains(&"end".to_owned());
             prop_assert_eq!(inside, Arc::strong_count(card) > 1);
             prop_assert!(!(inside && ended));
         }
-        for berth in &machine.keeper.berths {
-            prop_assert_eq!(berth.port.seated().is_some(), berth.occupant.is_some());
-            prop_assert_eq!(berth.port.duty(), None);
+        for slot in &machine.controller.slots {
+            prop_assert_eq!(slot.port.seated().is_some(), slot.occupant.is_some());
+            prop_assert_eq!(slot.port.duty(), None);
         }
     }
 }

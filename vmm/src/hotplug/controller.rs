@@ -11,8 +11,8 @@ use egm_vfio::backend::InterruptKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::{Event, Handle, HotplugError, Left, PATIENCE, Request, Running, Source, What};
-use crate::passthrough::{Ears, borrowed};
+use super::{Event, EventKind, Handle, HotplugError, Removal, Request, Running, Source, UNPLUG_TIMEOUT};
+use crate::passthrough::{HostEvents, borrowed};
 use crate::pci::{Duty, Plugged, Port, RootComplex};
 use crate::plan::BridgePlan;
 
@@ -22,7 +22,7 @@ const LONGEST: Duration = Duration::from_secs(u32::MAX as u64);
 /// A function and what is heard of it.
 pub(crate) struct New {
     pub(crate) function: Arc<dyn Plugged>,
-    pub(crate) ears: Option<Ears>,
+    pub(crate) host_events: Option<HostEvents>,
 }
 
 /// Makes a guest's function of the host's: its id, where it is, and the bridges of the free slots, of which it chooses one by
@@ -31,10 +31,10 @@ pub(crate) type Maker =
     Box<dyn Fn(&str, PciAddress, &[BridgePlan]) -> Result<(usize, New), HotplugError> + Send>;
 
 /// A hot-plug port.
-pub(crate) struct Berth {
+pub(crate) struct Slot {
     pub(crate) port: Arc<Port>,
     /// Physical number of its slot.
-    pub(crate) slot: u16,
+    pub(crate) number: u16,
     pub(crate) bridge: BridgePlan,
     pub(crate) occupant: Option<Occupant>,
 }
@@ -50,7 +50,7 @@ pub(crate) struct Occupant {
 /// When it goes without the guest's leave, and who waits for it to be gone.
 pub(crate) struct Leaving {
     until: Instant,
-    answer: Option<Sender<Result<Left, HotplugError>>>,
+    answer: Option<Sender<Result<Removal, HotplugError>>>,
 }
 
 impl Occupant {
@@ -58,19 +58,19 @@ impl Occupant {
         Self { id: id.to_owned(), new, leaving: None }
     }
 
-    fn event(&self, what: What) -> Event {
+    fn event(&self, what: EventKind) -> Event {
         Event { id: self.id.clone(), function: self.new.function.name().to_owned(), what }
     }
 
     fn heard(&mut self) -> Vec<InterruptKind> {
-        self.new.ears.as_mut().map(Ears::hear).unwrap_or_default()
+        self.new.host_events.as_mut().map(HostEvents::hear).unwrap_or_default()
     }
 }
 
 /// The functions of a machine.
-pub(crate) struct Keeper {
+pub(crate) struct Controller {
     root: Arc<RootComplex>,
-    berths: Vec<Berth>,
+    slots: Vec<Slot>,
     /// Those behind no hot-plug port: they stay.
     fixed: Vec<Occupant>,
     maker: Maker,
@@ -80,28 +80,28 @@ pub(crate) struct Keeper {
     ended: bool,
 }
 
-impl Keeper {
-    /// Keeps what is in `berths` and what is `fixed`; `report` hears of what happens.
+impl Controller {
+    /// Keeps what is in `slots` and what is `fixed`; `report` hears of what happens.
     ///
     /// # Errors
     /// When descriptors run out.
     pub(crate) fn new(
         root: Arc<RootComplex>,
-        berths: Vec<Berth>,
+        slots: Vec<Slot>,
         fixed: Vec<Occupant>,
         maker: Maker,
         report: Box<dyn Fn(&Event) + Send>,
     ) -> io::Result<Self> {
         let (sender, requests) = channel();
         let wake = Arc::new(EventFd::new(EFD_NONBLOCK)?);
-        for berth in &berths {
+        for slot in &slots {
             let wake = Arc::clone(&wake);
-            berth.port.on_duty(move || drop(wake.write(1)));
+            slot.port.on_duty(move || drop(wake.write(1)));
         }
         let handle = Handle { requests: sender, wake };
-        let keeper = Self { root, berths, fixed, maker, report, handle, requests, ended: false };
-        keeper.occupants().for_each(|occupant| keeper.listen(occupant));
-        Ok(keeper)
+        let controller = Self { root, slots, fixed, maker, report, handle, requests, ended: false };
+        controller.occupants().for_each(|occupant| controller.listen(occupant));
+        Ok(controller)
     }
 
     /// Starts the thread.
@@ -115,10 +115,10 @@ impl Keeper {
     }
 
     fn occupants(&self) -> impl Iterator<Item = &Occupant> {
-        self.berths.iter().filter_map(|berth| berth.occupant.as_ref()).chain(&self.fixed)
+        self.slots.iter().filter_map(|slot| slot.occupant.as_ref()).chain(&self.fixed)
     }
 
-    /// A function that finds out that it is gone wakes the keeper.
+    /// A function that finds out that it is gone wakes the controller.
     fn listen(&self, occupant: &Occupant) {
         let wake = Arc::clone(&self.handle.wake);
         occupant.new.function.on_lost(Box::new(move || drop(wake.write(1))));
@@ -136,8 +136,9 @@ impl Keeper {
 
     fn wait(&self, limit: Option<Duration>) {
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
-        let ears = self.occupants().filter_map(|occupant| occupant.new.ears.as_ref());
-        let fds = std::iter::once(borrowed(&self.handle.wake)).chain(ears.flat_map(Ears::descriptors));
+        let host_events = self.occupants().filter_map(|occupant| occupant.new.host_events.as_ref());
+        let fds =
+            std::iter::once(borrowed(&self.handle.wake)).chain(host_events.flat_map(HostEvents::descriptors));
         let mut fds: Vec<PollFd<'_>> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         // Whatever it says, the next turn looks at everything.
         let _ = poll(&mut fds, limit.as_ref());
@@ -149,14 +150,14 @@ impl Keeper {
         while let Ok(request) = self.requests.try_recv() {
             match request {
                 Request::Plug { id, source, answer } => drop(answer.send(self.plug(&id, source))),
-                Request::Unplug { id, patience, answer } => self.unplug(&id, now, patience, answer),
+                Request::Unplug { id, timeout, answer } => self.unplug(&id, now, timeout, answer),
                 Request::End => self.ended = true,
             }
         }
         self.hear(now);
         self.reset();
-        for berth in 0..self.berths.len() {
-            self.let_go(berth, now);
+        for slot in 0..self.slots.len() {
+            self.let_go(slot, now);
         }
         let leaving = self.occupants().filter_map(|occupant| occupant.leaving.as_ref());
         leaving.map(|leaving| leaving.until).min()
@@ -169,41 +170,41 @@ impl Keeper {
                 let what = match kind {
                     InterruptKind::Error if occupant.new.function.is_lost(true) => {
                         occupant.new.function.lose();
-                        What::LostFixed
+                        EventKind::LostFixed
                     }
-                    InterruptKind::Error => What::FailedFixed,
-                    _ => What::WantedFixed,
+                    InterruptKind::Error => EventKind::FailedFixed,
+                    _ => EventKind::WantedFixed,
                 };
                 (self.report)(&occupant.event(what));
             }
         }
-        for index in 0..self.berths.len() {
-            let Some(occupant) = self.berths.get_mut(index).and_then(|berth| berth.occupant.as_mut()) else {
+        for index in 0..self.slots.len() {
+            let Some(occupant) = self.slots.get_mut(index).and_then(|slot| slot.occupant.as_mut()) else {
                 continue;
             };
             let heard = occupant.heard();
             let failed = heard.contains(&InterruptKind::Error);
             let lost = occupant.new.function.is_lost(failed);
             if lost || failed {
-                let what = if lost { What::Lost } else { What::Failed };
+                let what = if lost { EventKind::Lost } else { EventKind::Failed };
                 (self.report)(&occupant.event(what));
-                self.take(index, Left::Surprise);
+                self.take(index, Removal::Surprise);
             } else if heard.contains(&InterruptKind::Request) && occupant.leaving.is_none() {
-                (self.report)(&occupant.event(What::Wanted(PATIENCE)));
-                self.ask_guest(index, now, PATIENCE, None);
+                (self.report)(&occupant.event(EventKind::Wanted(UNPLUG_TIMEOUT)));
+                self.ask_guest(index, now, UNPLUG_TIMEOUT, None);
             }
         }
     }
 
     /// Resets what the guest has cut off; at the same time, as far as that matters to them.
     fn reset(&self) {
-        let due = |berth: &Berth| match (berth.port.duty(), &berth.occupant) {
+        let due = |slot: &Slot| match (slot.port.duty(), &slot.occupant) {
             (Some(Duty::Reset(times)), Some(occupant)) => {
-                Some((Arc::clone(&berth.port), times, Arc::clone(&occupant.new.function)))
+                Some((Arc::clone(&slot.port), times, Arc::clone(&occupant.new.function)))
             }
             _ => None,
         };
-        let due: Vec<_> = self.berths.iter().filter_map(due).collect();
+        let due: Vec<_> = self.slots.iter().filter_map(due).collect();
         let names: Vec<&str> = due.iter().map(|(_, _, function)| function.name()).collect();
         for (port, times, function) in &due {
             function.reset(&names);
@@ -216,34 +217,34 @@ impl Keeper {
 
     /// A function that the guest has let go, or not in time, goes.
     fn let_go(&mut self, index: usize, now: Instant) {
-        let Some(berth) = self.berths.get(index) else { return };
-        let late = berth.occupant.as_ref().and_then(|occupant| occupant.leaving.as_ref());
-        if berth.port.duty() == Some(Duty::Pull) {
-            self.take(index, Left::Orderly);
+        let Some(slot) = self.slots.get(index) else { return };
+        let late = slot.occupant.as_ref().and_then(|occupant| occupant.leaving.as_ref());
+        if slot.port.duty() == Some(Duty::Pull) {
+            self.take(index, Removal::Orderly);
         } else if late.is_some_and(|leaving| leaving.until <= now) {
-            self.take(index, Left::Surprise);
+            self.take(index, Removal::Surprise);
         }
     }
 
-    /// Takes out what is in a berth; the guest is told, the host gets it back.
-    fn take(&mut self, index: usize, left: Left) {
-        let Some(berth) = self.berths.get_mut(index) else { return };
-        let Some(occupant) = berth.occupant.take() else { return };
+    /// Takes out what is in a slot; the guest is told, the host gets it back.
+    fn take(&mut self, index: usize, left: Removal) {
+        let Some(slot) = self.slots.get_mut(index) else { return };
+        let Some(occupant) = slot.occupant.take() else { return };
         // A guest that let it go is told when it is gone, the other at once.
-        if left == Left::Surprise {
-            berth.port.pull();
+        if left == Removal::Surprise {
+            slot.port.pull();
             self.root.update();
         }
         occupant.new.function.end();
-        berth.port.pull();
+        slot.port.pull();
         self.root.update();
         for (what, number) in occupant.new.function.counters() {
             if number > 0 {
-                (self.report)(&occupant.event(What::Counted(what, number)));
+                (self.report)(&occupant.event(EventKind::Counted(what, number)));
             }
         }
         let (gone, answer) =
-            (occupant.event(What::Removed(left)), occupant.leaving.and_then(|leaving| leaving.answer));
+            (occupant.event(EventKind::Removed(left)), occupant.leaving.and_then(|leaving| leaving.answer));
         drop(occupant.new); // closes it
         (self.report)(&gone);
         if let Some(answer) = answer {
@@ -256,13 +257,13 @@ impl Keeper {
         if self.occupants().any(|occupant| occupant.id == id) {
             return Err(HotplugError::Taken { id: named() });
         }
-        let free = self.berths.iter().enumerate().filter(|(_, berth)| berth.occupant.is_none());
-        let free: Vec<(usize, BridgePlan)> = free.map(|(index, berth)| (index, berth.bridge)).collect();
+        let free = self.slots.iter().enumerate().filter(|(_, slot)| slot.occupant.is_none());
+        let free: Vec<(usize, BridgePlan)> = free.map(|(index, slot)| (index, slot.bridge)).collect();
         if free.is_empty() {
-            return Err(HotplugError::NoSlot { id: named() });
+            return Err(HotplugError::NoSlot { id: named(), slots: self.slots.len() });
         }
         let (chosen, new) = match source {
-            Source::Function(function) => (0, New { function, ears: None }),
+            Source::Function(function) => (0, New { function, host_events: None }),
             Source::Host(address) => {
                 let bridges: Vec<_> = free.iter().map(|(_, bridge)| *bridge).collect();
                 (self.maker)(id, address, &bridges)?
@@ -270,28 +271,29 @@ impl Keeper {
         };
         let occupant = Occupant::new(id, new);
         self.listen(&occupant);
-        let berth = free.get(chosen).and_then(|(index, _)| self.berths.get_mut(*index));
-        let berth = berth.ok_or_else(|| HotplugError::NoSlot { id: named() })?;
-        berth.port.insert(Arc::clone(&occupant.new.function));
-        (self.report)(&occupant.event(What::Plugged(berth.slot)));
-        berth.occupant = Some(occupant);
-        let slot = berth.slot;
+        let slots = self.slots.len();
+        let slot = free.get(chosen).and_then(|(index, _)| self.slots.get_mut(*index));
+        let slot = slot.ok_or_else(|| HotplugError::NoSlot { id: named(), slots })?;
+        slot.port.insert(Arc::clone(&occupant.new.function));
+        (self.report)(&occupant.event(EventKind::Plugged(slot.number)));
+        slot.occupant = Some(occupant);
+        let number = slot.number;
         self.root.update();
-        Ok(slot)
+        Ok(number)
     }
 
     fn unplug(
         &mut self,
         id: &str,
         now: Instant,
-        patience: Duration,
-        answer: Sender<Result<Left, HotplugError>>,
+        timeout: Duration,
+        answer: Sender<Result<Removal, HotplugError>>,
     ) {
-        let occupied = |berth: &Berth| berth.occupant.as_ref().is_some_and(|occupant| occupant.id == id);
-        let index = self.berths.iter().position(occupied);
-        let leaving = index.and_then(|index| self.berths.get(index)?.occupant.as_ref()?.leaving.as_ref());
+        let occupied = |slot: &Slot| slot.occupant.as_ref().is_some_and(|occupant| occupant.id == id);
+        let index = self.slots.iter().position(occupied);
+        let leaving = index.and_then(|index| self.slots.get(index)?.occupant.as_ref()?.leaving.as_ref());
         let error = match (index, leaving) {
-            (Some(index), None) => return self.ask_guest(index, now, patience, Some(answer)),
+            (Some(index), None) => return self.ask_guest(index, now, timeout, Some(answer)),
             (Some(_), Some(_)) => HotplugError::Leaving { id: id.to_owned() },
             (None, _) => HotplugError::Unknown { id: id.to_owned() },
         };
@@ -302,14 +304,14 @@ impl Keeper {
         &mut self,
         index: usize,
         now: Instant,
-        patience: Duration,
-        answer: Option<Sender<Result<Left, HotplugError>>>,
+        timeout: Duration,
+        answer: Option<Sender<Result<Removal, HotplugError>>>,
     ) {
-        let Some(berth) = self.berths.get_mut(index) else { return };
-        if let Some(occupant) = &mut berth.occupant {
-            let until = now.checked_add(patience.min(LONGEST)).unwrap_or(now);
+        let Some(slot) = self.slots.get_mut(index) else { return };
+        if let Some(occupant) = &mut slot.occupant {
+            let until = now.checked_add(timeout.min(LONGEST)).unwrap_or(now);
             occupant.leaving = Some(Leaving { until, answer });
-            berth.port.press();
+            slot.port.press();
         }
     }
 
