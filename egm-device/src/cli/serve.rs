@@ -1,6 +1,7 @@
 //! `egm-device serve`: slices as PCI functions for VMMs that know vfio-user.
 
-use std::io;
+use std::ffi::c_int;
+use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,6 +12,7 @@ use std::time::Duration;
 use egm_address::{ByteSize, SpanSet};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 
 use super::Outcome;
 use super::host::Host;
@@ -32,8 +34,8 @@ const LOOK: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
 /// Serves slices as PCI functions over vfio-user, for cloud-hypervisor, QEMU and egm-vmm
 ///
-/// A guest sees the slice as a 64-bit BAR. It stays through reboots and clients that come and go. SIGTERM asks the guest for it,
-/// waits a little, and gives it back scrubbed.
+/// A guest sees the slice as a 64-bit BAR. It stays through reboots and clients that come and go. SIGUSR1 asks guests and VMMs for
+/// their slices; SIGTERM does too, waits a little, and gives them back scrubbed.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["config", "region"]))]
 pub(super) struct Args {
@@ -110,7 +112,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     let limit = getrlimit(Resource::Nofile);
     // A device needs about ten descriptors, and every host allows more than a shell's 1024.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-    let signals = signals().map_err(failed("hear of signals"))?;
+    let mut signals = Signals::new().map_err(failed("hear of signals"))?;
     let mut watch = poison::Watch::new().map_err(failed("hear of bad memory"))?;
     let slices = args.take(&offers)?;
     let mut devices = Vec::new();
@@ -128,7 +130,7 @@ pub(super) fn run(args: &Args) -> Outcome {
             .map_or_else(|| "systemd's socket".into(), |path| path.display().to_string());
         print(format!("device {}: {} of {} at {at}\n", offer.name, offer.size, offer.region));
     }
-    wait(&signals, &mut watch, &mut devices)?;
+    wait(&mut signals, &mut watch, &mut devices)?;
     let patience = Duration::from_secs(args.patience);
     let names = offers.iter().map(|offer| offer.name.as_str());
     end(devices, names, patience, watch)
@@ -222,25 +224,51 @@ impl Served {
     }
 }
 
-/// Readable after SIGTERM or SIGINT.
-fn signals() -> io::Result<UnixStream> {
-    let (read, write) = UnixStream::pair()?;
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::low_level::pipe::register(signal, write.try_clone()?)?;
-    }
-    Ok(read)
+/// What operators tell this process by signals: each is readable after one.
+struct Signals {
+    /// SIGTERM, SIGINT.
+    end: UnixStream,
+    /// SIGUSR1: slices are wanted back, and who has them may take his time.
+    ask: UnixStream,
 }
 
-/// Hears of bad memory until a signal comes.
-fn wait(signals: &UnixStream, watch: &mut poison::Watch, devices: &mut [Served]) -> Result<(), Failed> {
+impl Signals {
+    fn new() -> io::Result<Self> {
+        let pipe = |signals: &[c_int]| {
+            let (read, write) = UnixStream::pair()?;
+            for signal in signals {
+                signal_hook::low_level::pipe::register(*signal, write.try_clone()?)?;
+            }
+            read.set_nonblocking(true)?;
+            Ok::<_, io::Error>(read)
+        };
+        Ok(Self { end: pipe(&[SIGINT, SIGTERM])?, ask: pipe(&[SIGUSR1])? })
+    }
+
+    /// Whether SIGUSR1 came since the last time.
+    fn is_asked(&mut self) -> bool {
+        self.ask.read(&mut [0; 64]).is_ok_and(|signals| signals > 0)
+    }
+}
+
+/// Hears of bad memory and asks guests for their slices, until a signal ends it.
+fn wait(signals: &mut Signals, watch: &mut poison::Watch, devices: &mut [Served]) -> Result<(), Failed> {
     loop {
-        let mut wanted = [PollFd::new(signals, PollFlags::IN), PollFd::new(&*watch, PollFlags::IN)];
+        let mut wanted = [
+            PollFd::new(&signals.end, PollFlags::IN),
+            PollFd::new(&signals.ask, PollFlags::IN),
+            PollFd::new(&*watch, PollFlags::IN),
+        ];
         match poll(&mut wanted, Some(&LOOK)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(failed("wait for signals")(errno.into())),
         }
         if !wanted[0].revents().is_empty() {
             return Ok(());
+        }
+        if signals.is_asked() {
+            devices.iter().for_each(|device| device.post.function().want());
+            note("the guests were asked for their slices");
         }
         let news = watch.news();
         for event in &news.events {

@@ -40,8 +40,8 @@ impl Facts {
 pub enum Effect {
     /// Nothing.
     Nothing,
-    /// The event's vector is to be fired.
-    Fire(Event),
+    /// The vectors of these events are to be fired.
+    Fire(&'static [Event]),
     /// All real bytes are to be made zero; [`Core::scrubbed`] and [`Core::scrub_ended`] hear of it.
     Scrub,
     /// The guest has stopped to use the memory.
@@ -117,6 +117,12 @@ impl Core {
     #[must_use]
     pub const fn is_quiesced(&self) -> bool {
         self.state.status & QUIESCED != 0
+    }
+
+    /// Whether the owner has asked for the slice.
+    #[must_use]
+    pub const fn is_wanted(&self) -> bool {
+        self.wanted
     }
 
     /// Its client has left: what that guest said of its use of the memory is no word of the next one's.
@@ -225,10 +231,12 @@ impl Core {
         self.state.scrubbed = 0;
     }
 
-    fn tell(&mut self, event: Event) -> Effect {
-        self.events = self.events.wrapping_add(1);
-        self.state.pending |= event.bit();
-        Effect::Fire(event)
+    fn tell(&mut self, events: &'static [Event]) -> Effect {
+        for event in events {
+            self.events = self.events.wrapping_add(1);
+            self.state.pending |= event.bit();
+        }
+        Effect::Fire(events)
     }
 
     /// `bad` went bad: what of it lies in the slice and was not known is told to the guest.
@@ -240,13 +248,13 @@ impl Core {
         }
         self.retired = self.retired.iter().chain(new.iter()).collect();
         self.generation = self.generation.wrapping_add(1);
-        self.tell(Event::Retired)
+        self.tell(&[Event::Retired, Event::Resized])
     }
 
     /// The owner wants the slice back.
     pub fn want(&mut self) -> Effect {
         self.wanted = true;
-        self.tell(Event::Wanted)
+        self.tell(&[Event::Wanted])
     }
 
     /// As many bytes are zero so far.

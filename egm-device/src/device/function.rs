@@ -12,19 +12,20 @@ use std::time::{Duration, Instant};
 
 use egm_address::{InBar, SpanSet};
 use egm_vfio_wire::message::{DeviceInfo, DmaMap, DmaUnmap, IrqInfo, RegionInfo, SetIrqs};
-use egm_vfio_wire::serve::{Device, Vectors, Windows};
+use egm_vfio_wire::serve::{Device, Windows};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::config::{Config, Id, LENGTH};
 use super::core::{Core, Effect, Facts};
+use super::interrupts::Interrupts;
 use super::memory::{Memory, areas};
-use super::registers::{SIZE, VECTORS};
+use super::registers::SIZE;
 use crate::backing::Backing;
 
 const BAR0: u32 = 0;
 const BAR2: u32 = 2;
 const CONFIG: u32 = 7;
-const MSIX: u32 = 2;
 
 /// Longer than any machine runs, and short enough to be added to a clock.
 const LONGEST: Duration = Duration::from_secs(u32::MAX as u64);
@@ -60,7 +61,7 @@ struct Shared {
 struct State {
     core: Core,
     config: Config,
-    vectors: Vectors,
+    interrupts: Interrupts,
     /// How many have it: none or one behind a socket.
     clients: usize,
     /// It is served no more: no scrub begins.
@@ -93,10 +94,9 @@ impl Function {
     pub fn new(setup: Setup, backing: &dyn Backing) -> io::Result<Self> {
         let Setup { id, facts, retired, bad } = setup;
         let config = Config::new(id, &facts);
-        let vectors = Vectors::new(VECTORS);
         let core = Core::new(facts, retired);
-        let state =
-            State { core, config, vectors, clients: 0, closed: false, cancel: Arc::default(), scrub: None };
+        let (interrupts, cancel) = (Interrupts::default(), Arc::default());
+        let state = State { core, config, interrupts, clients: 0, closed: false, cancel, scrub: None };
         let memory = Memory::of(backing)?;
         let (state, unused) = (Mutex::new(state), Condvar::new());
         Ok(Self(Arc::new(Shared { memory, bar: facts.bar(), bad, state, unused })))
@@ -108,7 +108,7 @@ impl Function {
         let mut state = self.state();
         state.clients = state.clients.saturating_add(1);
         drop(state);
-        Connected { function: self.clone(), windows: Windows::default() }
+        Connected { function: self.clone(), windows: Windows::default(), socket: None, owes_reset: false }
     }
 
     /// Bytes of the slice went bad: the guest is told of those it did not know.
@@ -116,7 +116,7 @@ impl Function {
         self.news(|core| core.retire(bad));
     }
 
-    /// The owner wants the slice back: the guest is asked for it.
+    /// The owner wants the slice back: the guest is asked for it, and its VMM.
     pub fn want(&self) {
         self.news(Core::want);
     }
@@ -152,7 +152,7 @@ impl Function {
     fn carry_out(&self, state: &mut State, effect: Effect) {
         match effect {
             Effect::Nothing => {}
-            Effect::Fire(event) => state.vectors.fire(event.vector()),
+            Effect::Fire(events) => events.iter().for_each(|event| state.interrupts.fire(*event)),
             Effect::Quiesced => self.0.unused.notify_all(),
             Effect::Scrub => self.begin_scrub(state),
         }
@@ -182,9 +182,13 @@ impl Function {
     }
 
     /// Ends a scrub that runs, whoever asked for it, and lets none begin: what a client sent before it was cut off may ask for
-    /// thousands. The owner scrubs what the slice's ledger calls dirty.
+    /// thousands. The owner scrubs what the slice's ledger calls dirty. A client whose guest has not quiesced hears that it has
+    /// lost the device.
     pub fn close(&self) {
         let mut state = self.state();
+        if !state.closed && !state.core.is_quiesced() {
+            state.interrupts.fail();
+        }
         state.closed = true;
         state.cancel.store(true, Ordering::Relaxed);
     }
@@ -247,7 +251,9 @@ impl Function {
         }
     }
 
-    fn write(&self, region: u32, offset: u64, data: &[u8]) {
+    /// True when it asks for a reset.
+    #[must_use]
+    fn write(&self, region: u32, offset: u64, data: &[u8]) -> bool {
         match region {
             BAR0 => {
                 let mut state = self.state();
@@ -259,14 +265,10 @@ impl Function {
                 let bad = self.0.memory.write(offset, data, &usable);
                 self.found_bad(&bad);
             }
-            CONFIG => {
-                let asks_for_reset = self.state().config.write(offset, data);
-                if asks_for_reset {
-                    let _ = self.reset();
-                }
-            }
+            CONFIG => return self.state().config.write(offset, data),
             _ => {}
         }
+        false
     }
 }
 
@@ -275,6 +277,28 @@ impl Function {
 pub struct Connected {
     function: Function,
     windows: Windows,
+    /// The connection, where there is one.
+    socket: Option<OwnedFd>,
+    /// It asked for resets and did not wait for them.
+    owes_reset: bool,
+}
+
+impl Connected {
+    /// The client is at the other end of `socket`. What it sent before it hung up may be thousands of resets, each with a scrub:
+    /// nobody waits for their end, so one is done for all of them.
+    #[must_use]
+    pub fn over(mut self, socket: OwnedFd) -> Self {
+        self.socket = Some(socket);
+        self
+    }
+
+    fn has_hung_up(&self) -> bool {
+        self.socket.as_ref().is_some_and(|socket| {
+            let mut ended = [PollFd::new(socket, PollFlags::empty())];
+            let looked = poll(&mut ended, Some(&Timespec::default()));
+            looked.is_ok() && ended[0].revents().contains(PollFlags::HUP)
+        })
+    }
 }
 
 impl Device for Connected {
@@ -287,8 +311,7 @@ impl Device for Connected {
     }
 
     fn irq(&self, index: u32) -> IrqInfo {
-        let count = if index == MSIX { VECTORS } else { 0 };
-        IrqInfo { index, count, eventfd: true, maskable: false, automasked: false, noresize: false }
+        Interrupts::info(index)
     }
 
     fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) {
@@ -296,7 +319,9 @@ impl Device for Connected {
     }
 
     fn write(&mut self, region: u32, offset: u64, data: &[u8]) {
-        self.function.write(region, offset, data);
+        if self.function.write(region, offset, data) {
+            let _ = self.reset();
+        }
     }
 
     /// The function does no DMA: it remembers windows, as the protocol wants it, and lets the descriptor go at once.
@@ -309,25 +334,27 @@ impl Device for Connected {
     }
 
     fn set_irqs(&mut self, set: SetIrqs<'_>, eventfds: Vec<OwnedFd>) -> Result<(), Errno> {
-        // Switching off a kind that there is none of is no mistake.
-        if set.index != MSIX {
-            return Ok(());
-        }
-        self.function.state().vectors.set(set, eventfds)
+        let mut state = self.function.state();
+        let wanted = state.core.is_wanted();
+        state.interrupts.set(set, eventfds, wanted)
     }
 
     fn reset(&mut self) -> Result<(), Errno> {
-        self.function.reset()
+        self.owes_reset = self.has_hung_up();
+        if self.owes_reset { Ok(()) } else { self.function.reset() }
     }
 
     fn disconnected(&mut self) {
         self.windows = Windows::default();
         let mut state = self.function.state();
-        state.vectors.clear();
+        state.interrupts.clear();
         state.core.left();
         drop(state);
         // The next guest's bytes must not meet this one's scrub.
         self.function.end_scrub();
+        if std::mem::take(&mut self.owes_reset) {
+            let _ = self.function.reset();
+        }
     }
 }
 

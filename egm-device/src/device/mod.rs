@@ -12,6 +12,7 @@
 pub mod config;
 pub mod core;
 mod function;
+mod interrupts;
 mod memory;
 pub mod registers;
 

@@ -23,7 +23,7 @@ pub const VECTORS: u32 = 3;
 pub enum Event {
     /// Pages were retired.
     Retired = 0,
-    /// The slice has another size.
+    /// The bytes that can be used are fewer than before: [`Register::Size`] less [`Register::RetiredBytes`].
     Resized = 1,
     /// The owner wants it back.
     Wanted = 2,

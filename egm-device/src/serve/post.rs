@@ -94,9 +94,10 @@ impl Post {
     }
 
     fn serve(&self, socket: UnixStream) -> Result<(), Served> {
+        let mut device = self.function.connect().over(socket.try_clone().map_err(Broken::from)?.into());
         let mut connection =
             Connection::new(socket.into(), LIMIT, Patience::of(LOOK)).map_err(Broken::from)?;
-        serve(&mut connection, &mut self.function.connect())
+        serve(&mut connection, &mut device)
     }
 
     /// Waits for a client, or for `time` at most; false when it is time to stop.

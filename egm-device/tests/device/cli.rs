@@ -2,19 +2,20 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use egm_device::device::registers::{MAGIC, Register};
+use egm_device::device::registers::{Event, MAGIC, Register};
 use egm_vfio_wire::client::Client;
-use egm_vfio_wire::message::{DmaMap, DmaUnmap};
+use egm_vfio_wire::message::{DmaMap, DmaUnmap, IrqData, SetIrqs};
 use egm_vfio_wire::socket::{Connection, Patience};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::world::{BAR0, BAR2, LIMIT, register, vectors};
+use crate::world::{BAR0, BAR2, LIMIT, REQUEST, SET, event, fired, register, vectors};
 
 struct Host(TempDir);
 
@@ -127,8 +128,7 @@ fn sigterm_asks_the_guest_and_does_not_wait_for_ever() {
     let mut vm = client(&host.path("vm.sock"));
     let events = vectors(&mut vm);
     kill_process(Pid::from_child(&server.0), Signal::TERM).unwrap();
-    let mut asked = [rustix::event::PollFd::new(&events[2], rustix::event::PollFlags::IN)];
-    assert_eq!(rustix::event::poll(&mut asked, None), Ok(1));
+    assert_eq!(poll(&mut [PollFd::new(&events[2], PollFlags::IN)], None), Ok(1));
     // Its answer may be lost: the server waits for nothing more.
     let _ = vm.write(0, Register::Doorbell.offset(), &2_u32.to_le_bytes());
     assert_eq!(server.end(), Some(0));
@@ -136,6 +136,23 @@ fn sigterm_asks_the_guest_and_does_not_wait_for_ever() {
     let mut deaf = client(&host.path("vm.sock"));
     assert_eq!(server.end(), Some(0));
     assert!(deaf.reset().is_err(), "its connection is closed");
+}
+
+#[test]
+fn sigusr1_asks_guest_and_vmm_and_serves_on() {
+    let host = Host::new();
+    let server = host.serve("serve --region local --size 2MiB --socket vm.sock");
+    let mut vm = client(&host.path("vm.sock"));
+    let ([_, _, guest], vmm) = (vectors(&mut vm), event());
+    vm.set_irqs(SetIrqs { index: REQUEST, count: 1, ..SET }, &[vmm.as_fd()]).unwrap();
+    kill_process(Pid::from_child(&server.0), Signal::USR1).unwrap();
+    for asked in [&guest, &vmm] {
+        assert_eq!(poll(&mut [PollFd::new(asked, PollFlags::IN)], None), Ok(1));
+    }
+    assert_eq!(register(&mut vm, Register::Pending), u64::from(Event::Wanted.bit()));
+    drop(vm);
+    assert_eq!(register(&mut client(&host.path("vm.sock")), Register::Magic), u64::from(MAGIC));
+    assert_eq!(server.end(), Some(0));
 }
 
 #[test]
@@ -226,15 +243,17 @@ fn what_is_wrong_is_said_with_an_exit_code() {
     assert!(error.contains("vm.sock is in use: another program listens there"), "{error}");
 }
 
-/// One client's life: memory mapped, vectors, a write, a reset.
+/// One client's life: memory mapped, vectors that fire, a write, a reset.
 fn round(path: &Path, number: u64) {
     let mut vm = client(path);
     let (_, file) = vm.region_info(BAR2).unwrap();
-    let _events = vectors(&mut vm);
+    let events = vectors(&mut vm);
+    vm.set_irqs(SetIrqs { data: IrqData::Bool(&[0, 1, 0]), ..SET }, &[]).unwrap();
+    assert_eq!(events.each_ref().map(fired), [false, true, false]);
     let map = DmaMap { read: true, write: true, offset: 0, address: 0, size: 0x1000 };
     for window in 0..8 {
         let map = DmaMap { address: window << 12, ..map };
-        vm.dma_map(map, file.as_ref().map(std::os::fd::AsFd::as_fd)).unwrap();
+        vm.dma_map(map, file.as_ref().map(AsFd::as_fd)).unwrap();
     }
     vm.dma_unmap(DmaUnmap::Window { address: 0, size: 0x1000 }).unwrap();
     let mut before = [0; 8];

@@ -1,16 +1,22 @@
 //! What a client of the device sees: ours and the `vfio_user` crate's.
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use egm_device::device::Connected;
 use egm_device::device::registers::{Event, MAGIC, Register, SCRUBS};
-use egm_vfio_wire::client::CallError;
+use egm_vfio_wire::client::{CallError, Client};
 use egm_vfio_wire::message::{Area, DeviceInfo, DmaMap, DmaUnmap, IrqData, SetIrqs};
+use egm_vfio_wire::serve::Device;
 
-use crate::world::{BAR0, BAR2, BASE, CONFIG, MSIX, SET, SIZE, World, fired, register, set, spans, vectors};
+use crate::world::{
+    BAR0, BAR2, BASE, CONFIG, ERROR, MSIX, REQUEST, SET, SIZE, World, event, fired, register, set, spans,
+    vectors,
+};
 
 const HOLE: (u64, u64) = (0x8000, 0x3000);
 
@@ -57,16 +63,16 @@ fn retired_pages_and_the_tail_read_ones_and_forget_writes() {
 }
 
 #[test]
-fn a_page_that_goes_bad_is_an_interrupt_a_span_of_the_list_and_ones_from_then_on() {
+fn a_page_that_goes_bad_is_two_interrupts_a_span_of_the_list_and_ones_from_then_on() {
     let world = World::new(&[]);
     let mut client = world.client();
     let events = vectors(&mut client);
     client.write(BAR2, 0x5000, &[7; 4]).unwrap();
     world.function.retire(&spans(&[(0x5000, 0x1000)]));
-    assert_eq!(events.each_ref().map(fired), [true, false, false]);
+    assert_eq!(events.each_ref().map(fired), [true, true, false], "retired, and fewer that can be used");
     let seen =
         [Register::Pending, Register::Events, Register::Generation, Register::Spans, Register::RetiredBytes];
-    assert_eq!(seen.map(|seen| register(&mut client, seen)), [1, 1, 1, 1, 0x1000]);
+    assert_eq!(seen.map(|seen| register(&mut client, seen)), [3, 2, 1, 1, 0x1000]);
     let mut list = [0; 32];
     client.read(BAR0, 0x1000, &mut list[..8]).unwrap();
     client.read(BAR0, 0x1008, &mut list[8..16]).unwrap();
@@ -97,6 +103,60 @@ fn the_owner_asks_and_the_guest_answers_by_quiescing() {
     waiter.join().unwrap().unwrap();
     set(&mut client, Register::Doorbell, 3);
     assert!(!world.function.wait_unused(Duration::ZERO), "it uses the memory again");
+}
+
+#[test]
+fn the_vmm_is_asked_too_before_and_after_it_listens_and_told_when_the_device_is_taken() {
+    let world = World::new(&[]);
+    let mut client = world.client();
+    let kinds = [ERROR, REQUEST].map(|index| client.irq_info(index).unwrap());
+    assert!(kinds.iter().all(|kind| (kind.count, kind.eventfd, kind.noresize) == (1, true, true)));
+    let (early, late, error) = (event(), event(), event());
+    let connect = |client: &mut Client, index, event: &OwnedFd| {
+        client.set_irqs(SetIrqs { index, count: 1, ..SET }, &[event.as_fd()]).unwrap();
+    };
+    connect(&mut client, ERROR, &error);
+    connect(&mut client, REQUEST, &early);
+    assert_eq!((fired(&early), fired(&error)), (false, false));
+    world.function.want();
+    assert_eq!((fired(&early), fired(&error)), (true, false));
+    connect(&mut client, REQUEST, &late);
+    assert!(fired(&late), "the owner still asks");
+    world.function.close();
+    assert_eq!((fired(&late), fired(&error)), (false, true));
+}
+
+#[test]
+fn a_guest_that_has_quiesced_loses_nothing_when_the_device_is_taken() {
+    let world = World::new(&[]);
+    let mut client = world.client();
+    let error = event();
+    client.set_irqs(SetIrqs { index: ERROR, count: 1, ..SET }, &[error.as_fd()]).unwrap();
+    set(&mut client, Register::Doorbell, 2);
+    world.function.close();
+    assert!(!fired(&error));
+}
+
+#[test]
+fn resets_of_a_client_that_has_hung_up_are_done_once_when_it_leaves() {
+    let world = World::with(&[], true);
+    let (socket, client) = UnixStream::pair().unwrap();
+    let mut device = world.function.connect().over(socket.into());
+    device.write(BAR2, 0, b"old");
+    assert!(device.reset().is_ok());
+    let read = |device: &mut Connected| {
+        let mut data = [1; 3];
+        device.read(BAR2, 0, &mut data);
+        data
+    };
+    assert_eq!(read(&mut device), [0; 3], "it waits for the answer");
+    device.write(BAR2, 0, b"old");
+    drop(client);
+    assert!(device.reset().is_ok());
+    device.write(CONFIG, 0x58, &[0, 0x80]);
+    assert_eq!(&read(&mut device), b"old", "nobody waits");
+    device.disconnected();
+    assert_eq!(read(&mut device), [0; 3], "the next client finds what a reset leaves");
 }
 
 #[test]
@@ -223,7 +283,7 @@ fn windows_come_with_a_file_and_without_and_none_over_another() {
     let mut client = world.client();
     let file = File::from(client.region_info(BAR2).unwrap().1.unwrap());
     let map = DmaMap { read: true, write: true, offset: 0, address: 0x1000, size: 0x1000 };
-    client.dma_map(map, Some(std::os::fd::AsFd::as_fd(&file))).unwrap();
+    client.dma_map(map, Some(file.as_fd())).unwrap();
     client.dma_map(DmaMap { address: 0x4000, ..map }, None).unwrap();
     let over = client.dma_map(DmaMap { address: 0x4800, ..map }, None);
     assert!(matches!(over, Err(CallError::Refused { .. })));
@@ -256,7 +316,7 @@ fn the_vfio_user_crate_s_client_drives_the_device() {
     client.region_read(CONFIG, 0x18, &mut sized).unwrap();
     assert_eq!(u32::from_le_bytes(sized), 0xffc0_000c);
     assert_eq!(client.get_irq_info(MSIX).unwrap().count, 3);
-    let event = crate::world::event();
+    let event = event();
     client.set_irqs(MSIX, 0x24, 0, 1, &[event.as_raw_fd()]).unwrap();
     world.function.retire(&spans(&[(0, 0x1000)]));
     assert!(fired(&event));

@@ -24,6 +24,8 @@ pub(crate) const BAR0: u32 = 0;
 pub(crate) const BAR2: u32 = 2;
 pub(crate) const CONFIG: u32 = 7;
 pub(crate) const MSIX: u32 = 2;
+pub(crate) const ERROR: u32 = 3;
+pub(crate) const REQUEST: u32 = 4;
 /// Bytes of the slice: no power of two.
 pub(crate) const SIZE: u64 = 0x30_0000;
 /// Bytes in front of the slice in its file.
