@@ -9,6 +9,7 @@ mod acpi;
 mod checks;
 mod cmdline;
 mod config_space;
+mod egm_function;
 mod error;
 mod expect;
 mod finding;

@@ -4,7 +4,7 @@
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The word at `index` of the pattern `seed`.
-const fn word(seed: u64, index: u64) -> u64 {
+pub(crate) const fn word(seed: u64, index: u64) -> u64 {
     seed.wrapping_add(index.wrapping_mul(STEP))
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use egm_report::{Check, Line, MAX_LINE, Outcome, SUMMARY};
 
 use crate::With;
-use crate::checks;
+use crate::checks::{self, Decide};
 use crate::cmdline::Arguments;
 use crate::error::Broken;
 use crate::finding::Finding;
@@ -20,11 +20,12 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// Runs one check in this process: the line goes to standard output.
 pub(crate) fn in_this_process(name: &str, with: &With) -> ExitCode {
-    let finding = match (checks::find(name), with.context()) {
-        (None, _) => no_such_check(name),
-        (_, Err(broken)) => broken.into(),
-        (Some(check), Ok(context)) => (check.run)(&context).unwrap_or_else(Finding::from),
+    let decide = |decide| match decide {
+        Decide::Planned(run) => run(&with.context()?),
+        Decide::Alone(run) => run(&Arguments::from_pairs(&with.args)?),
     };
+    let finding = checks::find(name)
+        .map_or_else(|| no_such_check(name), |check| decide(check.run).unwrap_or_else(Finding::from));
     print_line(&finding.into_check(name, 0));
     ExitCode::SUCCESS
 }
@@ -33,7 +34,7 @@ pub(crate) fn in_this_process(name: &str, with: &With) -> ExitCode {
 pub(crate) fn all(names: &[String], with: &With, mut each: impl FnMut(&Check)) -> Check {
     let mut good = true;
     let mut count = 0u32;
-    for name in checks::expand(names) {
+    for name in checks::expand(names, with.plan.exists()) {
         let check = one(&name, with);
         good &= matches!(check.outcome, Outcome::Passed | Outcome::Waived);
         count += 1;

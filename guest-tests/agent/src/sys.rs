@@ -161,13 +161,15 @@ impl Registers {
         self.place::<u64>(offset).map_or(u64::MAX, |register| unsafe { register.read_volatile() })
     }
 
+    /// Reads 32 bits at `offset`, a multiple of 4; all ones past the end.
+    pub(crate) fn read_word(&self, offset: usize) -> u32 {
+        // SAFETY: as in `write`.
+        self.place::<u32>(offset).map_or(u32::MAX, |register| unsafe { register.read_volatile() })
+    }
+
     /// The first `count` 32-bit words, read one by one.
     pub(crate) fn words(&self, count: usize) -> Vec<u8> {
-        let word = |index: usize| {
-            // SAFETY: as in `write`.
-            self.place::<u32>(index * 4).map_or(u32::MAX, |register| unsafe { register.read_volatile() })
-        };
-        (0..count).flat_map(|index| word(index).to_le_bytes()).collect()
+        (0..count).flat_map(|index| self.read_word(index * 4).to_le_bytes()).collect()
     }
 
     /// Where a register is, if all of it lies inside and it is aligned.

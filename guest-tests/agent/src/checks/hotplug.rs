@@ -54,7 +54,7 @@ fn drive() -> Option<(String, String)> {
 }
 
 /// What `look` finds, in time.
-fn wait<T>(look: impl Fn() -> Option<T>) -> Option<T> {
+pub(super) fn wait<T>(look: impl Fn() -> Option<T>) -> Option<T> {
     let begun = Instant::now();
     loop {
         let found = look();

@@ -7,6 +7,8 @@ mod disk_busy;
 mod edu;
 mod egm_bandwidth;
 mod egm_beat;
+mod egm_device;
+mod egm_events;
 mod egm_pattern;
 mod functions;
 mod fuzz;
@@ -49,7 +51,16 @@ pub(crate) struct Check {
     /// Whether `all` leaves it out.
     pub(crate) by_name_only: bool,
     /// Decides the claim.
-    pub(crate) run: fn(&Context) -> Result<Finding, Broken>,
+    pub(crate) run: Decide,
+}
+
+/// What decides a claim.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Decide {
+    /// It compares the guest with its plan.
+    Planned(fn(&Context) -> Result<Finding, Broken>),
+    /// It needs no plan: the monitor may be another one.
+    Alone(fn(&Arguments) -> Result<Finding, Broken>),
 }
 
 /// Bytes that NUMA node `number` (Linux's number) has free.
@@ -66,7 +77,15 @@ const fn check(
     claim: &'static str,
     run: fn(&Context) -> Result<Finding, Broken>,
 ) -> Check {
-    Check { name, claim, by_name_only: false, run }
+    Check { name, claim, by_name_only: false, run: Decide::Planned(run) }
+}
+
+const fn alone(
+    name: &'static str,
+    claim: &'static str,
+    run: fn(&Arguments) -> Result<Finding, Broken>,
+) -> Check {
+    Check { name, claim, by_name_only: false, run: Decide::Alone(run) }
 }
 
 /// Not part of `all`: it disturbs the guest or has no end of its own.
@@ -118,6 +137,21 @@ pub(crate) static ALL: &[Check] = &[
         "EGM memory is as fast as ordinary memory (a figure, not a verdict)",
         egm_bandwidth::run,
     ),
+    alone(
+        "egm_device",
+        "a slice behind a PCI function is what its capability says, keeps its bytes, and answers doorbells",
+        egm_device::run,
+    ),
+    by_name(alone(
+        "egm_plugged",
+        "a slice behind a PCI function that is plugged in passes egm_device, and goes when it is wanted back",
+        egm_events::plugged,
+    )),
+    by_name(alone(
+        "egm_wanted",
+        "the owner of a slice behind a PCI function asks for it: an interrupt comes, and the guest gives it",
+        egm_events::wanted,
+    )),
     by_name(check(
         "disk_busy",
         "writes and flushes until the machine ends, saying `egm-busy N`",
@@ -151,9 +185,11 @@ pub(crate) fn find(name: &str) -> Option<&'static Check> {
     ALL.iter().find(|check| check.name == name)
 }
 
-/// Names in the order given, with `all` in place of every check that is not by name only.
-pub(crate) fn expand(names: &[String]) -> Vec<String> {
-    let all = || ALL.iter().filter(|c| !c.by_name_only).map(|c| c.name.to_owned()).collect();
+/// Names in the order given, with `all` in place of every check that is not by name only; of those that need a plan only when
+/// there is one.
+pub(crate) fn expand(names: &[String], planned: bool) -> Vec<String> {
+    let applies = |check: &&Check| !check.by_name_only && (planned || matches!(check.run, Decide::Alone(_)));
+    let all = || ALL.iter().filter(applies).map(|check| check.name.to_owned()).collect();
     names.iter().flat_map(|name| if name == "all" { all() } else { vec![name.clone()] }).collect()
 }
 
@@ -163,11 +199,17 @@ mod tests {
 
     #[test]
     fn all_leaves_out_what_runs_by_name_only() {
-        let names = expand(&["x".into(), "all".into()]);
+        let names = expand(&["x".into(), "all".into()], true);
         assert_eq!(names[0], "x");
         for check in ALL {
             assert_eq!(names.iter().any(|n| n == check.name), !check.by_name_only, "{}", check.name);
             assert!(std::ptr::eq(find(check.name).unwrap(), check), "{} is there twice", check.name);
         }
+    }
+
+    #[test]
+    fn without_a_plan_all_is_what_needs_none() {
+        assert_eq!(expand(&["all".into()], false), ["egm_device"]);
+        assert_eq!(expand(&["numa".into()], false), ["numa"], "who names it is told what is missing");
     }
 }

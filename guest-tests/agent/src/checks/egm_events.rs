@@ -1,0 +1,134 @@
+//! Claims about a slice behind a PCI function that something happens to while the guest runs. The guest says on its console what it
+//! waits for; whoever reads that makes it happen.
+//!
+//! No driver has the function, so its vector is aimed at an interrupt that Linux counts and does nothing else about: the one by
+//! which a processor is told of posted interrupts, `PIN` in `/proc/interrupts`. Nothing else raises it in a guest that runs
+//! no guests.
+
+use std::fs;
+use std::io::Write;
+
+use super::egm_device::{QUIESCE, check};
+use super::hotplug::wait;
+use crate::cmdline::Arguments;
+use crate::egm_function::{self, Found, Function, narrow};
+use crate::error::Broken;
+use crate::finding::{Claim, Finding};
+use crate::{config_space, sysfs};
+
+/// The vector that says that the owner wants the slice back, and its bit.
+const WANTED: usize = 2;
+const WANTED_BIT: u32 = 1 << WANTED;
+/// MSI to the processor with APIC id 0, fixed, edge (Intel SDM volume 3, 11.11).
+const TO_FIRST: u32 = 0xfee0_0000;
+/// Linux's `POSTED_INTR_VECTOR`.
+const POSTED: u32 = 0xf2;
+/// In the MSI-X message control (PCI 3.0, 6.8.2.3).
+const ENABLED: u16 = 1 << 15;
+const MASKED: u16 = 1 << 14;
+/// The command register, and its bits: it decodes memory, it may send interrupts.
+const COMMAND: usize = 4;
+const DECODES_AND_SENDS: u16 = 1 << 1 | 1 << 2;
+
+/// A function that is plugged in passes the check of one that was there, and goes when the guest has given it back.
+pub(super) fn plugged(_: &Arguments) -> Result<Finding, Broken> {
+    let mut claim = Claim::default();
+    // The others' configuration is left alone: the monitor may have to ask a server for each word of it.
+    let before = egm_function::addresses();
+    say("plug");
+    let new = || {
+        let mut addresses = egm_function::addresses().into_iter().filter(|address| !before.contains(address));
+        addresses.find_map(Found::at)
+    };
+    let Some(found) = wait(new) else {
+        claim.untrue("no function came");
+        return Ok(claim.finish());
+    };
+    if wait(|| found.is_ready().then_some(())).is_none() {
+        claim.untrue(format!("{} has no place for its BARs", found.address));
+        return Ok(claim.finish());
+    }
+    check(&mut claim, &found)?;
+    say("unplug");
+    let gone = wait(|| (!found.folder().exists()).then_some(()));
+    claim.holds(gone.is_some(), || format!("{} did not go", found.address));
+    Ok(claim.finish())
+}
+
+/// The owner's request interrupts the guest and stays pending until the guest has seen it; the guest quiesces.
+pub(super) fn wanted(_: &Arguments) -> Result<Finding, Broken> {
+    let Some(found) = egm_function::all().into_iter().next() else {
+        return Ok(Finding::waived("the guest has no slice behind a PCI function"));
+    };
+    let Some(before) = posted()? else {
+        return Ok(Finding::waived("this kernel does not count posted interrupts"));
+    };
+    let mut claim = Claim::default();
+    let function = found.open()?;
+    aim(&found, &function)?;
+    let word = |at| function.registers.read_word(at);
+    let events = word(narrow::EVENTS);
+    claim.equal("what is pending before", &(word(narrow::PENDING) & WANTED_BIT), &0);
+    say("want");
+    // The interrupt, not the register: that it comes is the claim.
+    let came = wait(|| posted().ok().flatten().filter(|count| *count > before));
+    claim.equal("the interrupts", &came.map(|count| count - before), &Some(1));
+    claim.equal("what is pending", &(word(narrow::PENDING) & WANTED_BIT), &WANTED_BIT);
+    claim.equal("the events", &word(narrow::EVENTS), &events.wrapping_add(1));
+    function.registers.write_word(narrow::PENDING, WANTED_BIT);
+    claim.equal("what is pending, confirmed", &(word(narrow::PENDING) & WANTED_BIT), &0);
+    function.registers.write_word(narrow::DOORBELL, QUIESCE);
+    say("given");
+    // Nobody answers any more: registers read ones, and so does their magic.
+    let gone = wait(|| (word(narrow::MAGIC) == u32::MAX).then_some(()));
+    claim.holds(gone.is_some(), || "its registers are still there");
+    claim.seen(format!("{}: wanted and given", found.address));
+    Ok(claim.finish())
+}
+
+/// Aims the vector at the first processor's interrupt for posted interrupts, and unmasks it alone.
+fn aim(found: &Found, function: &Function) -> Result<(), Broken> {
+    let unfit = |what| Broken::Argument(found.address.clone(), what);
+    let table = found.vectors()?.ok_or_else(|| unfit("has no MSI-X table with its registers"))?;
+    if usize::from(table.entries) <= WANTED {
+        return Err(unfit("has no vector for a wish of its owner"));
+    }
+    let offset = usize::try_from(table.offset).map_err(|_| unfit("has a table far away"))?;
+    let entry = offset + 16 * WANTED;
+    function.registers.write_word(entry, TO_FIRST);
+    function.registers.write_word(entry + 4, 0);
+    function.registers.write_word(entry + 8, POSTED);
+    function.registers.write_word(entry + 12, 0);
+    found.change(COMMAND, DECODES_AND_SENDS, 0)?;
+    let config = sysfs::bytes(found.folder().join("config"))?;
+    let control = config_space::capability(&config, config_space::MSIX);
+    found.change(control.ok_or_else(|| unfit("has no MSI-X"))? + 2, ENABLED, MASKED)
+}
+
+/// Interrupts for posted interrupts so far, on all processors; `None` where the kernel does not count them.
+fn posted() -> Result<Option<u64>, Broken> {
+    const PATH: &str = "/proc/interrupts";
+    Ok(count(&fs::read_to_string(PATH).map_err(Broken::file("read", PATH))?))
+}
+
+fn count(interrupts: &str) -> Option<u64> {
+    let line = sysfs::field(interrupts, "PIN")?;
+    Some(line.split_whitespace().map_while(|word| word.parse::<u64>().ok()).sum())
+}
+
+/// Standard error is the console; standard output is the report.
+fn say(what: &str) {
+    let _ = std::io::stderr().write_all(format!("egm-device {what}\n").as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn posted_interrupts_are_counted_on_all_processors() {
+        let text = "            CPU0       CPU1\n  0:   21   0  IO-APIC\nPIN:    1    2   Posted-interrupt notification event\n";
+        assert_eq!(count(text), Some(3));
+        assert_eq!(count("NMI: 0 0 Non-maskable interrupts\n"), None);
+    }
+}
