@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use crate::error::LabError;
+use crate::frame::{Fault, Frame, Step};
 use crate::host_parts::Plan;
-use crate::judge::{Expected, case, judge};
+use crate::judge::{Expected, case};
 use crate::process::{Ending, Limit, Reaction, watch};
-use crate::results::ScenarioResult;
 use crate::run::{Machine, Runner};
 use crate::scenarios::Scenario;
-use crate::slices::{Fault, PATIENCE, Step, host_address, missing, regions, timed};
+use crate::slices::{PATIENCE, host_address, regions};
 
 /// Takes the page with the physical address that is written to it out of service, as broken memory would be.
 const OFFLINE: &str = "/sys/devices/system/memory/hard_offline_page";
@@ -29,20 +29,12 @@ const PAGE: u64 = 4096;
 const LOCAL: &str = "local";
 
 /// Tells the story of a bad page in a slice of `region`.
-pub(crate) fn run(
-    runner: &Runner,
-    scenario: &Scenario,
-    region: &str,
-    report: &Path,
-) -> Result<ScenarioResult, LabError> {
-    if let Some(why) = missing(runner, region)? {
-        return Ok(ScenarioResult::skipped(scenario.name, &why));
-    }
+pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
+    let Frame { runner, scenario, region, report, .. } = *frame;
     if !Path::new(OFFLINE).exists() {
-        return Ok(ScenarioResult::skipped(scenario.name, "this host's kernel has no CONFIG_MEMORY_FAILURE"));
+        frame.skip("this host's kernel has no CONFIG_MEMORY_FAILURE");
+        return Ok(());
     }
-    let begun = Instant::now();
-    let mut cases = Vec::new();
     let beat = Scenario { words: "egm.checks=egm_beat egm.arg.beat.seconds=0", ..*scenario };
     let machine = runner.machine(&beat, report)?;
     let (console, said) = (report.join("beat-console.log"), report.join("beat-vmm.log"));
@@ -51,29 +43,27 @@ pub(crate) fn run(
     let ending = watch(runner.command(&machine), Limit::Total(scenario.deadline), &console, &said, |line| {
         let Some(address) = line.split("egm-beat 0x").nth(1) else { return Reaction::Go };
         let gpa = u64::from_str_radix(address.trim(), 16).ok();
-        cases.push(timed("told", || {
+        frame.step("told", || {
             let address = if reads { mapped(&machine, gpa)? } else { host_address(&machine, gpa)? };
             bad = Some(address);
             fs::write(OFFLINE, format!("{address:#x}"))?;
             told(&said, reads)
-        }));
+        });
         if reads { Reaction::Go } else { Reaction::Terminate }
     })?;
     let fault = (ending != Ending::Exit(0)).then(|| format!("{ending:?}, and not in good order"));
-    cases.push(case("lives", fault, 0));
+    frame.cases.push(case("lives", fault, 0));
     if reads {
-        cases.push(timed("machine-check", || checked(&console)));
-        let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-        return Ok(ScenarioResult { scenario: scenario.name.into(), cases, init_millis: None, millis });
+        frame.step("machine-check", || checked(&console));
+        return Ok(());
     }
-    cases.push(timed("retired", || retired(runner, region, machine.plan.as_ref(), bad)));
+    frame.step("retired", || retired(runner, region, machine.plan.as_ref(), bad));
     let next = Scenario { words: "egm.checks=numa", ..*scenario };
     let machine = runner.machine(&next, report)?;
-    cases.push(timed("hole", || hole(machine.plan.as_ref(), bad)));
+    frame.step("hole", || hole(machine.plan.as_ref(), bad));
     let boot = runner.boot(&next, &machine, report)?;
-    cases.extend(judge(Expected { exit: 0, summary: true, checks: &["numa"] }, &boot.collected));
-    let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Ok(ScenarioResult { scenario: scenario.name.into(), cases, init_millis: boot.init, millis })
+    frame.judge(Expected { exit: 0, summary: true, checks: &["numa"] }, &boot, "");
+    Ok(())
 }
 
 const NO_BEAT: &str = "the guest did not say where its word beats";

@@ -8,12 +8,12 @@ use std::process::Command;
 
 use egm_payload::Ports;
 
+use crate::frame::{Fault, Step};
 use crate::passed::{devices, payload};
 use crate::physical::Physical;
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::run::{Runner, chain};
 use crate::scenarios::Scenario;
-use crate::slices::{Fault, Step};
 
 /// What the guest says when it runs.
 const READY: &str = "ready";

@@ -16,12 +16,12 @@ use egm_report::{Check, Line};
 use serde::Deserialize;
 
 use crate::error::LabError;
+use crate::frame::{Fault, Frame, Step, timed};
 use crate::judge::case;
 use crate::process::{Ending, Limit, Reaction, watch};
-use crate::results::ScenarioResult;
 use crate::run::{Machine, Runner, chain};
 use crate::scenarios::Scenario;
-use crate::slices::{Fault, PATIENCE, Step, beats, missing, output, physical, regions, timed, zeros};
+use crate::slices::{PATIENCE, beats, output, physical, regions, zeros};
 
 /// Pages that each guest fills: 64 MiB.
 const PAGES: usize = 16384;
@@ -51,36 +51,26 @@ const SECOND: Guest = Guest {
 const THIRD: Guest = Guest { name: "third", words: "", mark: 0 };
 
 /// Tells the story of slices that a broker lends from `region`.
-pub(crate) fn run(
-    runner: &Runner,
-    scenario: &Scenario,
-    region: &str,
-    report: &Path,
-) -> Result<ScenarioResult, LabError> {
-    if let Some(why) = missing(runner, region)? {
-        return Ok(ScenarioResult::skipped(scenario.name, &why));
-    }
-    let begun = Instant::now();
+pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
+    let Frame { runner, scenario, region, report, .. } = *frame;
     let story = Story { runner, scenario, region, socket: runner.work.join("broker.sock"), report };
     // Planned while the region is free: later nobody but the broker has room in it.
     let [first, second, third] = [FIRST, SECOND, THIRD].map(|guest| story.tenant(guest));
     let (first, second, third) = (first?, second?, third?);
     let _broker = Broker::start(&story)?;
-    let mut cases = Vec::new();
     let end = story.boot(&first, &[], BEAT, |address| {
         let mut first = At::new(&first, address);
-        cases.push(timed("lent", || {
+        frame.step("lent", || {
             first.place = story.held(&[FIRST.name])?.pop();
             Ok(())
-        }));
-        cases.extend(story.beside(&first, &second, &third));
-        cases.push(timed("goes on", || story.shows(&first, &[SECOND.mark])));
+        });
+        frame.cases.extend(story.beside(&first, &second, &third));
+        frame.step("goes on", || story.shows(&first, &[SECOND.mark]));
         Reaction::Terminate
     })?;
-    cases.extend(end.cases(FIRST.name, Ending::Exit(0)));
-    cases.push(timed("returned", || story.held(&[]).map(drop)));
-    let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Ok(ScenarioResult { scenario: scenario.name.into(), cases, init_millis: None, millis })
+    frame.cases.extend(end.cases(FIRST.name, Ending::Exit(0)));
+    frame.step("returned", || story.held(&[]).map(drop));
+    Ok(())
 }
 
 struct Story<'a> {

@@ -14,6 +14,7 @@ mod debian;
 mod disk;
 mod emulator;
 mod error;
+mod frame;
 mod hand;
 mod host_parts;
 mod initramfs;

@@ -14,14 +14,14 @@ use egm_payload::Ports;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::error::LabError;
+use crate::frame::{Fault, Frame, Step};
 use crate::host_parts::Plan;
-use crate::judge::{Expected, case, judge};
+use crate::judge::{Expected, case};
 use crate::physical::Physical;
 use crate::process::{Ending, Limit, Reaction, watch};
-use crate::results::ScenarioResult;
 use crate::run::{Machine, Runner};
 use crate::scenarios::Scenario;
-use crate::slices::{Fault, PATIENCE, Step, beats, meminfo, missing, physical, ram, timed};
+use crate::slices::{PATIENCE, beats, meminfo, physical, ram};
 
 const PAGE: u64 = 4096;
 /// Marked pages of the first guest: of so many bytes that they show among all that the host's kernel cannot evict.
@@ -36,42 +36,32 @@ const MARK: u64 = 0x6d67_652d_7461_6562;
 const NAME: &str = "[kvm-gmem]";
 
 /// Tells it of a slice of `region`.
-pub(crate) fn run(
-    runner: &Runner,
-    scenario: &Scenario,
-    region: &str,
-    report: &Path,
-) -> Result<ScenarioResult, LabError> {
-    if let Some(why) = missing(runner, region)? {
-        return Ok(ScenarioResult::skipped(scenario.name, &why));
-    }
-    let begun = Instant::now();
+pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
+    let Frame { runner, scenario, report, .. } = *frame;
     let (total, before) = (meminfo("MemTotal")?, meminfo("Unevictable")?);
     let machine = runner.machine(&Scenario { words: BEAT, ..*scenario }, report)?;
-    let mut cases = Vec::new();
     let (console, said) = (report.join("beat-console.log"), report.join("beat-vmm.log"));
     let ending = watch(runner.command(&machine), Limit::Total(scenario.deadline), &console, &said, |line| {
         let Some(address) = line.split("egm-beat 0x").nth(1) else { return Reaction::Go };
         let gpa = u64::from_str_radix(address.trim(), 16).ok();
-        cases.push(timed("seen", || seen(machine.plan.as_ref(), gpa)));
-        cases.push(timed("counted", || counted(before)));
-        cases.push(timed("zero-for-another", || zero_for_another(runner, scenario, &machine, report)));
+        frame.step("seen", || seen(machine.plan.as_ref(), gpa));
+        frame.step("counted", || counted(before));
+        frame.step("zero-for-another", || zero_for_another(runner, scenario, &machine, report));
         Reaction::Kill
     })?;
     let fault = (ending != Ending::Signal(9)).then(|| format!("{ending:?}, not killed"));
-    cases.push(case("killed", fault, 0));
-    cases.push(timed("freed", || freed(before)));
+    frame.cases.push(case("killed", fault, 0));
+    frame.step("freed", || freed(before));
     let used = Scenario { words: USE, ..*scenario };
     let machine = runner.machine(&used, report)?;
     let boot = runner.boot(&used, &machine, report)?;
     let expected = Expected { exit: 0, summary: true, checks: &["numa", "egm_pattern"] };
-    cases.extend(judge(expected, &boot.collected));
-    cases.push(timed("visible", || match meminfo("MemTotal")? {
+    frame.judge(expected, &boot, "");
+    frame.step("visible", || match meminfo("MemTotal")? {
         now if now == total => Ok(()),
         now => Err(Fault::Untrue(format!("MemTotal is {now}, it was {total}"))),
-    }));
-    let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Ok(ScenarioResult { scenario: scenario.name.into(), cases, init_millis: boot.init, millis })
+    });
+    Ok(())
 }
 
 /// The guest's word counts in the machine's file, and at the host physical address of the file's page, which is RAM of the

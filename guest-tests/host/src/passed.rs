@@ -4,17 +4,14 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
-
-use egm_report::Check;
 
 use crate::disk::{self, Proof};
 use crate::error::LabError;
-use crate::judge::{Expected, judge};
-use crate::results::ScenarioResult;
+use crate::frame::{Fault, Frame, Step};
+use crate::judge::Expected;
 use crate::run::Runner;
 use crate::scenarios::Scenario;
-use crate::slices::{Fault, Step, output, timed};
+use crate::slices::output;
 
 /// The image of the first NVMe drive, where the emulated host sees it.
 const IMAGE: &str = "/share/nvme0.img";
@@ -32,34 +29,29 @@ pub(crate) fn missing(scenario: &Scenario) -> Option<String> {
 }
 
 /// Tells the story of the functions of `scenario`.
-pub(crate) fn run(runner: &Runner, scenario: &Scenario, report: &Path) -> Result<ScenarioResult, LabError> {
-    if let Some(why) = missing(scenario) {
-        return Ok(ScenarioResult::skipped(scenario.name, &why));
-    }
-    let begun = Instant::now();
-    let faults = dmar_faults()?;
+pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
+    let Frame { runner, scenario, report, .. } = *frame;
     let machine = runner.machine(scenario, report)?;
     let first = runner.boot(scenario, &machine, report)?;
-    let mut cases = judge(scenario.expected, &first.collected);
+    frame.judge(scenario.expected, &first, "");
     if scenario.disk.is_some() {
-        cases.push(timed("written", written));
-        cases.extend(again(runner, scenario, report)?);
+        frame.step("written", written);
+        again(frame)?;
     }
-    cases.push(timed("free", || scenario.passed.iter().try_for_each(|function| free(function))));
-    cases.push(timed("no-dma-faults", || no_faults_since(faults)));
-    let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Ok(ScenarioResult { scenario: scenario.name.into(), cases, init_millis: first.init, millis })
+    frame.free();
+    frame.no_faults("no-dma-faults");
+    Ok(())
 }
 
 /// The drive in a second guest, which resets itself.
-fn again(runner: &Runner, scenario: &Scenario, report: &Path) -> Result<Vec<Check>, LabError> {
+fn again(frame: &mut Frame<'_>) -> Result<(), LabError> {
+    let Frame { runner, scenario, report, .. } = *frame;
     let expected = Expected { exit: 1, summary: true, checks: &["pci", "nvme"] };
     let again = Scenario { words: RESET, expected, ..*scenario };
     let machine = runner.machine(&again, report)?;
     let boot = runner.boot(&again, &machine, report)?;
-    let mut cases = judge(again.expected, &boot.collected);
-    cases.iter_mut().for_each(|case| case.name = format!("{} again", case.name));
-    Ok(cases)
+    frame.judge(again.expected, &boot, " again");
+    Ok(())
 }
 
 /// The IOMMU group of a function of this host.

@@ -3,16 +3,13 @@
 //!
 //! The engine is QEMU's edu (`docs/specs/edu.rst`).
 
-use std::path::Path;
 use std::time::Instant;
 
 use crate::error::LabError;
+use crate::frame::{Fault, Frame, Step};
 use crate::hand::{self, DECODE, MASTER};
-use crate::passed::{dmar_faults, free, missing, no_faults_since};
-use crate::results::ScenarioResult;
-use crate::run::Runner;
-use crate::scenarios::Scenario;
-use crate::slices::{Fault, PATIENCE, Step, timed};
+use crate::passed::{dmar_faults, no_faults_since};
+use crate::slices::PATIENCE;
 
 const COMMAND: u64 = 0x98;
 const RUN: u64 = 1;
@@ -23,27 +20,21 @@ const TRANSFER: [(u64, u64); 4] =
     [(0x80, 0x4_0000), (0x88, 0x20_0000_0000), (0x90, 0x1000), (COMMAND, RUN | TO_MEMORY)];
 
 /// Tells the story of the engine of `scenario`.
-pub(crate) fn run(runner: &Runner, scenario: &Scenario, report: &Path) -> Result<ScenarioResult, LabError> {
+pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
+    let Frame { runner, scenario, report, .. } = *frame;
     let [engine] = scenario.passed else {
         return Err(LabError::Usage(format!("{} needs one function", scenario.name)));
     };
-    if let Some(why) = missing(scenario) {
-        return Ok(ScenarioResult::skipped(scenario.name, &why));
-    }
-    let begun = Instant::now();
     let before = dmar_faults()?;
-    let cases = vec![
-        timed("a fault is found", || {
-            hand::with(runner, scenario, report, &[engine], || {
-                transfer(engine)?;
-                found(before)
-            })
-            .map(drop)
-        }),
-        timed("free", || free(engine)),
-    ];
-    let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Ok(ScenarioResult { scenario: scenario.name.into(), cases, init_millis: None, millis })
+    frame.step("a fault is found", || {
+        hand::with(runner, scenario, report, &[engine], || {
+            transfer(engine)?;
+            found(before)
+        })
+        .map(drop)
+    });
+    frame.free();
+    Ok(())
 }
 
 /// The engine does its transfer to the end.

@@ -3,16 +3,12 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::Instant;
 
 use crate::error::LabError;
+use crate::frame::{Fault, Frame, Step};
 use crate::host_parts::{HUB, serve_network};
-use crate::judge::{Expected, judge};
-use crate::passed::{dmar_faults, free, missing, no_faults_since};
-use crate::results::ScenarioResult;
-use crate::run::Runner;
+use crate::judge::Expected;
 use crate::scenarios::Scenario;
-use crate::slices::{Fault, Step, timed};
 
 /// The next guest uses all of them.
 const NEXT: &str = "egm.checks=pci,nvme,passed_net egm.arg.net.mac=52:54:00:e9:00:02 egm.arg.net.peer=192.168.101.1 \
@@ -21,31 +17,23 @@ const NEXT: &str = "egm.checks=pci,nvme,passed_net egm.arg.net.mac=52:54:00:e9:0
 const WORDS: usize = 4096;
 
 /// Tells the story of the functions of `scenario`.
-pub(crate) fn run(runner: &Runner, scenario: &Scenario, report: &Path) -> Result<ScenarioResult, LabError> {
-    if let Some(why) = missing(scenario) {
-        return Ok(ScenarioResult::skipped(scenario.name, &why));
-    }
-    let begun = Instant::now();
-    let faults = dmar_faults()?;
+pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
+    let Frame { runner, scenario, report, .. } = *frame;
     let machine = runner.machine(scenario, report)?;
     let first = runner.boot(scenario, &machine, report)?;
-    let mut cases = judge(scenario.expected, &first.collected);
-    cases.push(timed("no-dma-faults", || no_faults_since(faults)));
-    cases.push(timed("few-words", || few_words(report)));
-    cases.push(timed("free", || scenario.passed.iter().try_for_each(|function| free(function))));
+    frame.judge(scenario.expected, &first, "");
+    frame.no_faults("no-dma-faults");
+    frame.step("few-words", || few_words(report));
+    frame.free();
     serve_network(HUB)?;
     let expected = Expected { checks: &["pci", "nvme", "passed_net"], ..scenario.expected };
     let next = Scenario { words: NEXT, expected, ..*scenario };
-    let folder = report.join("next");
-    fs::create_dir_all(&folder).map_err(LabError::file("make", &folder))?;
+    let folder = frame.folder("next")?;
     let machine = runner.machine(&next, &folder)?;
     let second = runner.boot(&next, &machine, &folder)?;
-    let mut after = judge(expected, &second.collected);
-    after.iter_mut().for_each(|case| case.name = format!("{} next", case.name));
-    cases.append(&mut after);
-    cases.push(timed("no-dma-faults next", || no_faults_since(faults)));
-    let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Ok(ScenarioResult { scenario: scenario.name.into(), cases, init_millis: first.init, millis })
+    frame.judge(expected, &second, " next");
+    frame.no_faults("no-dma-faults next");
+    Ok(())
 }
 
 fn few_words(report: &Path) -> Step {

@@ -15,13 +15,13 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use serde_json::{Value, json};
 
 use crate::error::LabError;
+use crate::frame::{Fault, Frame, Step, timed};
 use crate::judge::case;
-use crate::passed::{bind, devices, free, group, missing, payload, refused, unbind, write};
+use crate::passed::{bind, devices, free, group, payload, refused, unbind, write};
 use crate::process::{Ending, Limit, Reaction, watch};
-use crate::results::ScenarioResult;
 use crate::run::{Runner, chain};
 use crate::scenarios::Scenario;
-use crate::slices::{Fault, PATIENCE, Step, output, timed};
+use crate::slices::{PATIENCE, output};
 
 /// Exit codes of the VMM.
 const CONFIGURATION: i32 = 2;
@@ -39,24 +39,24 @@ const MEMORY: &str = "0000:00:15.0";
 const READY: &str = "ready";
 
 /// Tells the story of the function of `scenario`.
-pub(crate) fn run(runner: &Runner, scenario: &Scenario, report: &Path) -> Result<ScenarioResult, LabError> {
+pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
+    let Frame { runner, scenario, report, .. } = *frame;
     let [function] = scenario.passed else {
         return Err(LabError::Usage(format!("{} needs one function", scenario.name)));
     };
-    let Some(group) = missing(scenario).is_none().then(|| group(function)).flatten() else {
-        return Ok(ScenarioResult::skipped(scenario.name, &format!("this host has no function {function}")));
+    let Some(group) = group(function) else {
+        frame.skip(&format!("this host has no function {function}"));
+        return Ok(());
     };
-    let begun = Instant::now();
     let file = PathBuf::from(format!("/dev/vfio/{group}"));
     let config = payload(runner, scenario, "good", &egm_payload::halt(Ports::USUAL), devices(&[function]))?;
     let story = Story { runner, scenario, report, function, file, config };
-    let mut cases = story.written_wrong()?;
-    cases.extend(story.had_by_another_driver()?);
-    cases.extend(story.not_permitted()?);
-    cases.extend(story.in_use()?);
-    cases.extend(story.taken_back()?);
-    let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Ok(ScenarioResult { scenario: scenario.name.into(), cases, init_millis: None, millis })
+    frame.cases.extend(story.written_wrong()?);
+    frame.cases.extend(story.had_by_another_driver()?);
+    frame.cases.extend(story.not_permitted()?);
+    frame.cases.extend(story.in_use()?);
+    frame.cases.extend(story.taken_back()?);
+    Ok(())
 }
 
 struct Story<'a> {

@@ -2,18 +2,16 @@
 //! cannot be reset keeps it, and then the VMM says so.
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use egm_report::Check;
 
 use crate::error::LabError;
+use crate::frame::{Fault, Frame, Step, timed};
 use crate::hand::{self, DECODE};
-use crate::passed::{free, missing, write};
+use crate::passed::write;
 use crate::physical::Physical;
-use crate::results::ScenarioResult;
 use crate::run::Runner;
 use crate::scenarios::Scenario;
-use crate::slices::{Fault, Step, timed};
 
 /// What is left behind.
 const MARK: u64 = 0x5ca1_ab1e_0ddb_a115;
@@ -27,31 +25,27 @@ struct Place<'a> {
 }
 
 /// Tells the story of the functions of `scenario`: a card, two of one bus, and a memory.
-pub(crate) fn run(runner: &Runner, scenario: &Scenario, report: &Path) -> Result<ScenarioResult, LabError> {
+pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
+    let Frame { runner, scenario, report, .. } = *frame;
     let [card, first, second, memory] = scenario.passed else {
         return Err(LabError::Usage(format!("{} needs four functions", scenario.name)));
     };
-    if let Some(why) = missing(scenario) {
-        return Ok(ScenarioResult::skipped(scenario.name, &why));
-    }
-    let begun = Instant::now();
     let story = Story { runner, scenario, report };
     // The multicast table of Intel's cards (82574 datasheet, 10.2.5.16).
     let [card, first, second] =
         [card, first, second].map(|function| Place { function, bar: 0, offset: 0x5200 });
     let memory = Place { function: memory, bar: 2, offset: 0 };
-    let mut cases = vec![story.leaves_nothing("its own reset", &[card], &[card], "")];
+    frame.cases.push(story.leaves_nothing("its own reset", &[card], &[card], ""));
     let only_bus = [first, second].map(|place| OnlyBus::of(place.function));
     let only_bus: Vec<OnlyBus> = only_bus.into_iter().collect::<Result<_, _>>()?;
     let both = [first, second];
-    cases.push(story.leaves_nothing("one reset of the bus of both", &both, &both, ""));
+    frame.cases.push(story.leaves_nothing("one reset of the bus of both", &both, &both, ""));
     let told = format!("{} is reset with its bus, and so was {}", first.function, second.function);
-    cases.push(story.leaves_nothing("the bus of one and another", &[first], &both, &told));
+    frame.cases.push(story.leaves_nothing("the bus of one and another", &[first], &both, &told));
     drop(only_bus);
-    cases.push(timed("no reset", || story.keeps(memory)));
-    cases.push(timed("free", || scenario.passed.iter().try_for_each(|function| free(function))));
-    let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Ok(ScenarioResult { scenario: scenario.name.into(), cases, init_millis: None, millis })
+    frame.step("no reset", || story.keeps(memory));
+    frame.free();
+    Ok(())
 }
 
 struct Story<'a> {

@@ -3,20 +3,17 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
 
 use egm_payload::{Entry, Payload, Ports};
-use egm_report::Check;
 
 use crate::error::LabError;
+use crate::frame::{Fault, Frame, Step};
 use crate::judge::case;
-use crate::passed::{devices, dmar_faults, free, missing, no_faults_since, payload};
+use crate::passed::{devices, free, payload};
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::progress::Stage;
-use crate::results::ScenarioResult;
 use crate::run::Runner;
 use crate::scenarios::Scenario;
-use crate::slices::{Fault, Step, timed};
 
 /// Rounds before the host is looked at for the first time: it fills caches.
 const FIRST: u32 = 10;
@@ -36,24 +33,19 @@ enum End {
 }
 
 /// Tells the story of the function of `scenario`.
-pub(crate) fn run(runner: &Runner, scenario: &Scenario, report: &Path) -> Result<ScenarioResult, LabError> {
-    if let Some(why) = missing(scenario) {
-        return Ok(ScenarioResult::skipped(scenario.name, &why));
-    }
-    let begun = Instant::now();
-    let faults = dmar_faults()?;
+pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
+    let Frame { runner, scenario, report, .. } = *frame;
     let story = Story::new(runner, scenario, report)?;
     let mut wrong = story.rounds(FIRST)?;
     let before = Host::now()?;
     wrong.extend(story.rounds(ROUNDS)?);
     let after = Host::now()?;
-    let mut cases: Vec<Check> = vec![case("rounds", wrong.into_iter().next(), 0)];
-    cases.push(timed("memory", || before.memory_is_back(&after)));
-    cases.push(timed("files", || before.files_are_back(&after)));
-    cases.push(timed("free", || scenario.passed.iter().try_for_each(|function| free(function))));
-    cases.push(timed("no-dma-faults", || no_faults_since(faults)));
-    let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Ok(ScenarioResult { scenario: scenario.name.into(), cases, init_millis: None, millis })
+    frame.cases.push(case("rounds", wrong.into_iter().next(), 0));
+    frame.step("memory", || before.memory_is_back(&after));
+    frame.step("files", || before.files_are_back(&after));
+    frame.free();
+    frame.no_faults("no-dma-faults");
+    Ok(())
 }
 
 struct Story<'a> {

@@ -5,16 +5,14 @@ use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::error::LabError;
-use crate::judge::{Expected, judge};
-use crate::passed::{self, dmar_faults, free, missing, no_faults_since};
-use crate::results::ScenarioResult;
+use crate::frame::{Fault, Frame, Step};
+use crate::judge::Expected;
 use crate::run::Runner;
 use crate::scenarios::Scenario;
 use crate::served::{Card, GPU, Server, start};
-use crate::slices::{Fault, Step, timed};
 
 /// A GPU in a host that is small itself.
 const SMALL: Card = Card { bar: 1 << 10, memory: 16, ..GPU };
@@ -26,37 +24,22 @@ const MARK: &[u8] = b"egm-lost waits";
 const WORDS: &str = "is gone: it is taken from the guest";
 
 /// Tells the story of the servers of `scenario`.
-pub(crate) fn run(runner: &Runner, scenario: &Scenario, report: &Path) -> Result<ScenarioResult, LabError> {
-    if let Some(why) = missing(scenario) {
-        return Ok(ScenarioResult::skipped(scenario.name, &why));
-    }
-    let begun = Instant::now();
-    let faults = dmar_faults()?;
+pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
+    let Frame { runner, scenario, report, .. } = *frame;
     let servers = serve(runner, scenario)?;
     let machine = runner.machine(scenario, report)?;
     let boot = runner.boot(scenario, &machine, report)?;
-    let mut cases = judge(scenario.expected, &boot.collected);
+    frame.judge(scenario.expected, &boot, "");
     let expected = Expected { checks: &["function_lost"], ..scenario.expected };
     let next = Scenario { words: LOST, expected, ..*scenario };
-    let folder = report.join("lost");
-    fs::create_dir_all(&folder).map_err(LabError::file("make", &folder))?;
+    let folder = frame.folder("lost")?;
     let machine = runner.machine(&next, &folder)?;
     let second = end_when(&folder.join("console.log"), servers, || runner.boot(&next, &machine, &folder))?;
-    cases.extend(judge(expected, &second.collected));
-    cases.push(timed("told", || told(&folder)));
-    cases.push(timed("free", || scenario.passed.iter().try_for_each(|function| free(function))));
-    cases.push(timed("no-dma-faults", || no_faults_since(faults)));
-    let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Ok(ScenarioResult { scenario: scenario.name.into(), cases, init_millis: boot.init, millis })
-}
-
-/// Tells the story of the emulated host's cards, which are functions like any other here.
-pub(crate) fn plugged(
-    runner: &Runner,
-    scenario: &Scenario,
-    report: &Path,
-) -> Result<ScenarioResult, LabError> {
-    passed::run(runner, scenario, report)
+    frame.judge(expected, &second, "");
+    frame.step("told", || told(&folder));
+    frame.free();
+    frame.no_faults("no-dma-faults");
+    Ok(())
 }
 
 /// A GPU at each socket.

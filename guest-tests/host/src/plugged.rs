@@ -4,17 +4,16 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
 use egm_report::Check;
 
 use crate::error::LabError;
-use crate::judge::judge;
-use crate::passed::{dmar_faults, free, missing, no_faults_since};
-use crate::results::ScenarioResult;
-use crate::run::Runner;
+use crate::frame::{Fault, Frame, Step, timed};
+use crate::passed::free;
+use crate::run::Machine;
 use crate::scenarios::Scenario;
-use crate::slices::{Fault, Step, timed};
 
 /// What the guest says when it waits for a drive, and when it waits for it to go.
 const PLUG: &str = "egm-hotplug plug ";
@@ -25,13 +24,12 @@ const PATIENCE: Duration = Duration::from_secs(150);
 const ID: &str = "drive";
 
 /// Tells the story of a function that is plugged into a machine with spare ports, unplugged, and plugged in again.
-pub(crate) fn run(runner: &Runner, scenario: &Scenario, report: &Path) -> Result<ScenarioResult, LabError> {
+pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
+    let Frame { runner, scenario, report: _, .. } = *frame;
     let socket = runner.work.join(scenario.name).join("plug.sock");
     let without = Scenario { passed: &[], ..*scenario };
     tell(
-        runner,
-        scenario,
-        report,
+        frame,
         |machine| runner.plugging(machine, &socket),
         &without,
         |line, function| {
@@ -50,54 +48,40 @@ pub(crate) fn run(runner: &Runner, scenario: &Scenario, report: &Path) -> Result
 }
 
 /// Tells the story of a function whose driver the host unbinds while a guest has it.
-pub(crate) fn requested(
-    runner: &Runner,
-    scenario: &Scenario,
-    report: &Path,
-) -> Result<ScenarioResult, LabError> {
-    let mut result = tell(
-        runner,
-        scenario,
-        report,
+pub(crate) fn requested(frame: &mut Frame<'_>) -> Result<(), LabError> {
+    let Frame { runner, scenario, report, .. } = *frame;
+    tell(
+        frame,
         |machine| runner.command(machine),
         scenario,
         |line, function| line.contains(UNPLUG).then(|| timed("unbound", || unbind(function))),
     )?;
-    if result.cases.len() > 1 {
-        let said = fs::read_to_string(report.join("vmm.log")).unwrap_or_default();
-        result.cases.push(timed("told", || told(&said)));
-    }
-    Ok(result)
+    let said = fs::read_to_string(report.join("vmm.log")).unwrap_or_default();
+    frame.step("told", || told(&said));
+    Ok(())
 }
 
 fn tell(
-    runner: &Runner,
-    scenario: &Scenario,
-    report: &Path,
-    command: impl Fn(&crate::run::Machine) -> std::process::Command,
+    frame: &mut Frame<'_>,
+    command: impl Fn(&Machine) -> Command,
     configured: &Scenario,
     mut react: impl FnMut(&str, &str) -> Option<Check>,
-) -> Result<ScenarioResult, LabError> {
-    if let Some(why) = missing(scenario) {
-        return Ok(ScenarioResult::skipped(scenario.name, &why));
-    }
+) -> Result<(), LabError> {
+    let Frame { runner, scenario, report, .. } = *frame;
     let [function, ..] = scenario.passed else {
         return Err(LabError::Usage(format!("{} needs a function", scenario.name)));
     };
-    let begun = Instant::now();
-    let faults = dmar_faults()?;
     let machine = runner.machine(configured, report)?;
     let mut done = Vec::new();
     let boot = runner.boot_by(command(&machine), scenario, &machine, report, |line| {
         done.extend(react(line, function));
     })?;
-    let mut cases = judge(scenario.expected, &boot.collected);
-    cases.extend(done);
+    frame.judge(scenario.expected, &boot, "");
+    frame.cases.extend(done);
     bind(function)?;
-    cases.push(timed("free", || free(function)));
-    cases.push(timed("no-dma-faults", || no_faults_since(faults)));
-    let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Ok(ScenarioResult { scenario: scenario.name.into(), cases, init_millis: boot.init, millis })
+    frame.free();
+    frame.no_faults("no-dma-faults");
+    Ok(())
 }
 
 /// Asks the machine, and expects this answer.

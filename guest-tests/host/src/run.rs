@@ -12,6 +12,7 @@ use crate::bad_page;
 use crate::command::Tool;
 use crate::disk;
 use crate::error::LabError;
+use crate::frame::{self, Teller};
 use crate::host_parts::{GUEST, HOST, HostParts, PORT, Plan};
 use crate::initramfs;
 use crate::judge::{Collected, case, judge};
@@ -90,6 +91,13 @@ pub(crate) struct Boot {
     starts: u32,
 }
 
+impl Boot {
+    /// One start that came to this.
+    pub(crate) fn of(collected: Collected, init: Option<u64>) -> Self {
+        Self { collected, init, signalled: false, disk: None, starts: 1 }
+    }
+}
+
 impl Runner {
     /// Runs a scenario; whatever goes wrong is a result.
     pub(crate) fn scenario(&self, scenario: &Scenario) -> ScenarioResult {
@@ -106,20 +114,8 @@ impl Runner {
     fn boots(&self, scenario: &Scenario) -> Result<ScenarioResult, LabError> {
         let report = self.report.join(scenario.name);
         fs::create_dir_all(&report).map_err(LabError::file("make", &report))?;
-        if let Some(tell) = scenario.tell {
-            return tell(self, scenario, &report);
-        }
-        if !scenario.passed.is_empty() {
-            return passed::run(self, scenario, &report);
-        }
-        if let Some(region) = scenario.region {
-            let tell = match scenario.tale {
-                Tale::Owned => slices::run,
-                Tale::BadPage => bad_page::run,
-                Tale::Lent => lent::run,
-                Tale::Own => own_memory::run,
-            };
-            return tell(self, scenario, region, &report);
+        if let Some(steps) = steps(scenario) {
+            return frame::tell(self, scenario, &report, steps);
         }
         let machine = self.machine(scenario, &report)?;
         let mut result = ScenarioResult {
@@ -291,7 +287,7 @@ impl Runner {
             Some(path) => disk::fault(proof, path, flushed),
             None => Some("the plan has no disk".into()),
         });
-        Ok(Boot { collected, init, signalled, disk, starts: 1 })
+        Ok(Boot { signalled, disk, ..Boot::of(collected, init) })
     }
 
     /// What starts `machine` with a socket at `socket`, at which functions are plugged in and out.
@@ -320,6 +316,18 @@ impl Runner {
     }
 }
 
+/// The steps of a story that is more than boots of one machine.
+fn steps(scenario: &Scenario) -> Option<Teller> {
+    let of_slices = match scenario.tale {
+        Tale::Owned => slices::run,
+        Tale::BadPage => bad_page::run,
+        Tale::Lent => lent::run,
+        Tale::Own => own_memory::run,
+    };
+    let of_functions: Option<Teller> = (!scenario.passed.is_empty()).then_some(passed::run);
+    scenario.tell.or(of_functions).or_else(|| scenario.region.map(|_| of_slices as Teller))
+}
+
 /// A figure, not a claim: how long the guest's kernel took, and how often it was started for that.
 fn init_case(millis: u64, starts: u32) -> Check {
     #[expect(clippy::cast_precision_loss, reason = "a deadline of hours in milliseconds is far below 2^52")]
@@ -333,7 +341,7 @@ fn init_case(millis: u64, starts: u32) -> Check {
 }
 
 /// Milliseconds since `begun`.
-fn millis(begun: Instant) -> u64 {
+pub(crate) fn millis(begun: Instant) -> u64 {
     u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 

@@ -8,14 +8,12 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use egm_report::{Check, Outcome};
-
 use crate::error::LabError;
+use crate::frame::{Fault, Frame, Step};
 use crate::host_parts::Plan;
-use crate::judge::{Expected, case, judge};
+use crate::judge::{Expected, case};
 use crate::physical::Physical;
 use crate::process::{Ending, Limit, Reaction, watch};
-use crate::results::ScenarioResult;
 use crate::run::{Machine, Runner};
 use crate::scenarios::{Scenario, Tale};
 
@@ -30,19 +28,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 const HOST_LACKS: i32 = 3;
 
 /// Tells the story of a slice of `region`.
-pub(crate) fn run(
-    runner: &Runner,
-    scenario: &Scenario,
-    region: &str,
-    report: &Path,
-) -> Result<ScenarioResult, LabError> {
-    let _pool = (region == "hugetlb").then(Pool::fill).transpose()?;
-    if let Some(why) = missing(runner, region)? {
-        return Ok(ScenarioResult::skipped(scenario.name, &why));
-    }
-    let begun = Instant::now();
+pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
+    let Frame { runner, scenario, region, report, .. } = *frame;
     let total = meminfo("MemTotal")?;
-    let mut cases = Vec::new();
     let beat = Scenario { words: "egm.checks=egm_beat egm.arg.beat.seconds=0", ..*scenario };
     let machine = runner.machine(&beat, report)?;
     let host = machine.plan.as_ref().and_then(Plan::slice);
@@ -55,58 +43,30 @@ pub(crate) fn run(
         |line| {
             let Some(address) = line.split("egm-beat 0x").nth(1) else { return Reaction::Go };
             beating = u64::from_str_radix(address.trim(), 16).ok();
-            cases.push(timed("seen", || seen(&machine, beating)));
-            cases.push(timed("refused", || refused(runner, scenario, &machine)));
+            frame.step("seen", || seen(&machine, beating));
+            frame.step("refused", || refused(runner, scenario, &machine));
             Reaction::Kill
         },
     )?;
     let fault = (beating.is_none()).then(|| "the guest did not say where its word beats".to_owned());
-    cases.push(case("beat", fault, 0));
+    frame.cases.push(case("beat", fault, 0));
     let fault = (ending != Ending::Signal(9)).then(|| format!("{ending:?}, not killed"));
-    cases.push(case("killed", fault, 0));
-    cases.push(timed("dirty", || dirty(&machine, beating)));
-    cases.push(timed("scrubbed", || scrubbed(runner, region)));
+    frame.cases.push(case("killed", fault, 0));
+    frame.step("dirty", || dirty(&machine, beating));
+    frame.step("scrubbed", || scrubbed(runner, region));
     let used = Scenario { words: "egm.checks=numa,egm_pattern", ..*scenario };
     let machine = runner.machine(&used, report)?;
     let boot = runner.boot(&used, &machine, report)?;
     let expected = Expected { exit: 0, summary: true, checks: &["numa", "egm_pattern"] };
-    cases.extend(judge(expected, &boot.collected));
-    cases.push(timed("returned", || zeros(host)));
-    cases.push(timed("invisible", || invisible(host, total)));
-    let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Ok(ScenarioResult { scenario: scenario.name.into(), cases, init_millis: boot.init, millis })
-}
-
-/// What a step came to: nothing wrong, a fault, or why it cannot be decided.
-pub(crate) type Step = Result<(), Fault>;
-
-pub(crate) enum Fault {
-    Untrue(String),
-    Undecided(&'static str),
-}
-
-impl<E: std::fmt::Display> From<E> for Fault {
-    fn from(error: E) -> Self {
-        Self::Untrue(error.to_string())
-    }
+    frame.judge(expected, &boot, "");
+    frame.step("returned", || zeros(host));
+    frame.step("invisible", || invisible(host, total));
+    Ok(())
 }
 
 /// No plan names the addresses of pool pages: the kernel picks them as they are touched.
 const POOLED: Fault =
     Fault::Undecided("the kernel chooses the pages of a pool, no plan names their addresses");
-
-pub(crate) fn timed(name: &str, step: impl FnOnce() -> Step) -> Check {
-    let begun = Instant::now();
-    let step = step();
-    let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-    match step {
-        Ok(()) => case(name, None, millis),
-        Err(Fault::Untrue(fault)) => case(name, Some(fault), millis),
-        Err(Fault::Undecided(why)) => {
-            Check { outcome: Outcome::Waived, reason: why.to_owned(), ..case(name, None, millis) }
-        }
-    }
-}
 
 /// Why `region` is not to be had on this host, if it is not.
 pub(crate) fn missing(runner: &Runner, region: &str) -> Result<Option<String>, LabError> {

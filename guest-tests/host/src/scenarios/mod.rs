@@ -16,14 +16,12 @@ mod smp;
 mod user;
 mod vfio;
 
-use std::path::Path;
 use std::time::Duration;
 
 use crate::disk::Proof;
 use crate::error::LabError;
+use crate::frame::Teller;
 use crate::judge::Expected;
-use crate::results::ScenarioResult;
-use crate::run::Runner;
 
 /// One machine, what its guest is asked, and how it should end.
 #[derive(Debug, Clone, Copy)]
@@ -71,9 +69,6 @@ pub(crate) struct Scenario {
     /// Whether it is run only when asked for by name or with `--full`.
     pub(crate) long: bool,
 }
-
-/// Tells a scenario's story; logs go to the directory.
-pub(crate) type Teller = fn(&Runner, &Scenario, &Path) -> Result<ScenarioResult, LabError>;
 
 /// What is told of a slice.
 #[derive(Debug, Clone, Copy)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{PLAIN, Scenario};
 use crate::judge::Expected;
-use crate::passed_user;
+use crate::{passed, passed_user};
 
 /// A server's function, beside the host's engine and memory.
 pub(super) const SERVED: Scenario = Scenario {
@@ -27,7 +27,7 @@ pub(super) const PLUGGED: Scenario = Scenario {
     region: Some("local"),
     passed: &["0000:0a:00.0", "0000:0b:00.0", "0000:0c:00.0"],
     plugged: true,
-    tell: Some(passed_user::plugged),
+    tell: Some(passed::run),
     words: "egm.checks=pci,functions quiet",
     expected: Expected { exit: 0, summary: true, checks: &["pci", "functions"] },
     deadline: Duration::from_secs(900),

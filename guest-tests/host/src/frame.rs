@@ -1,0 +1,222 @@
+//! The frame of every story: it is skipped where the host lacks what it is about, its cases are kept in order, and its
+//! functions are free again at the end, without an access that the IOMMU refused. A story itself is only its steps.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use egm_report::{Check, Outcome};
+
+use crate::error::LabError;
+use crate::judge::{Expected, case, judge};
+use crate::passed::{self, dmar_faults, no_faults_since};
+use crate::results::ScenarioResult;
+use crate::run::{Boot, Runner, chain, millis};
+use crate::scenarios::Scenario;
+use crate::slices::{self, Pool};
+
+/// The steps of a story.
+pub(crate) type Teller = fn(&mut Frame<'_>) -> Result<(), LabError>;
+
+/// A story that is being told.
+pub(crate) struct Frame<'a> {
+    /// What runs its machines.
+    pub(crate) runner: &'a Runner,
+    /// What it is about.
+    pub(crate) scenario: &'a Scenario,
+    /// Where its slice comes from, or nothing.
+    pub(crate) region: &'a str,
+    /// Where its logs go.
+    pub(crate) report: &'a Path,
+    /// What was shown so far, in order.
+    pub(crate) cases: Vec<Check>,
+    /// Milliseconds until init, of the first boot that was judged.
+    init: Option<u64>,
+    /// Accesses that the IOMMU had refused before.
+    faults: usize,
+}
+
+/// Tells a story by `steps`; logs go to `report`.
+pub(crate) fn tell(
+    runner: &Runner,
+    scenario: &Scenario,
+    report: &Path,
+    steps: Teller,
+) -> Result<ScenarioResult, LabError> {
+    let _pool = (scenario.region == Some("hugetlb")).then(Pool::fill).transpose()?;
+    let region = scenario.region.unwrap_or_default();
+    let mut frame = Frame { runner, scenario, region, report, cases: Vec::new(), init: None, faults: 0 };
+    match frame.missing()? {
+        Some(why) => frame.skip(&why),
+        None => {
+            if !scenario.passed.is_empty() {
+                frame.faults = dmar_faults()?;
+            }
+            if let Err(error) = steps(&mut frame) {
+                // What was shown before stays shown.
+                frame.cases.extend(ScenarioResult::broken(scenario.name, &chain(&error)).cases);
+            }
+        }
+    }
+    Ok(ScenarioResult {
+        scenario: scenario.name.into(),
+        cases: frame.cases,
+        init_millis: frame.init,
+        millis: 0,
+    })
+}
+
+impl Frame<'_> {
+    /// What the story is about that is not to be had on this host, if anything.
+    fn missing(&self) -> Result<Option<String>, LabError> {
+        let function = passed::missing(self.scenario);
+        if function.is_some() || self.region.is_empty() {
+            return Ok(function);
+        }
+        slices::missing(self.runner, self.region)
+    }
+
+    /// The story cannot be told, because of this.
+    pub(crate) fn skip(&mut self, why: &str) {
+        self.cases = ScenarioResult::skipped(self.scenario.name, why).cases;
+    }
+
+    /// Takes a step.
+    pub(crate) fn step(&mut self, name: &str, step: impl FnOnce() -> Step) {
+        self.cases.push(timed(name, step));
+    }
+
+    /// Judges a boot; `mark` follows the names of its cases.
+    pub(crate) fn judge(&mut self, expected: Expected, boot: &Boot, mark: &str) {
+        self.init = self.init.or(boot.init);
+        let mut cases = judge(expected, &boot.collected);
+        cases.iter_mut().for_each(|case| case.name.push_str(mark));
+        self.cases.append(&mut cases);
+    }
+
+    /// Nobody holds the functions.
+    pub(crate) fn free(&mut self) {
+        let passed = self.scenario.passed;
+        self.step("free", || passed.iter().try_for_each(|function| passed::free(function)));
+    }
+
+    /// The IOMMU has refused nothing since the story began.
+    pub(crate) fn no_faults(&mut self, name: &str) {
+        let before = self.faults;
+        self.step(name, || no_faults_since(before));
+    }
+
+    /// A folder for the logs of one of several machines.
+    pub(crate) fn folder(&self, name: &str) -> Result<PathBuf, LabError> {
+        let folder = self.report.join(name);
+        fs::create_dir_all(&folder).map_err(LabError::file("make", &folder))?;
+        Ok(folder)
+    }
+}
+
+/// What a step came to: nothing wrong, a fault, or why it cannot be decided.
+pub(crate) type Step = Result<(), Fault>;
+
+/// Why a step did not pass.
+pub(crate) enum Fault {
+    /// What is untrue.
+    Untrue(String),
+    /// Why it cannot be decided.
+    Undecided(&'static str),
+}
+
+impl<E: std::fmt::Display> From<E> for Fault {
+    fn from(error: E) -> Self {
+        Self::Untrue(error.to_string())
+    }
+}
+
+/// The case of a step, with its time.
+pub(crate) fn timed(name: &str, step: impl FnOnce() -> Step) -> Check {
+    let begun = Instant::now();
+    let step = step();
+    let millis = millis(begun);
+    match step {
+        Ok(()) => case(name, None, millis),
+        Err(Fault::Untrue(fault)) => case(name, Some(fault), millis),
+        Err(Fault::Undecided(why)) => {
+            Check { outcome: Outcome::Waived, reason: why.to_owned(), ..case(name, None, millis) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::judge::Collected;
+    use crate::kernel::StockKernel;
+    use crate::process::Ending;
+    use crate::run::Vmm;
+    use crate::scenarios::select;
+    use crate::tools::Tools;
+
+    /// Names and outcomes of the story of `passed` by `steps`, and its first init.
+    fn told(passed: &'static [&'static str], steps: Teller) -> (Vec<(String, Outcome)>, Option<u64>) {
+        let nowhere = || PathBuf::from("/nonexistent");
+        let (lab, vmm, plug, device) = (nowhere(), nowhere(), nowhere(), nowhere());
+        let (agent, function, configs) = (nowhere(), nowhere(), nowhere());
+        let kernel = StockKernel { directory: nowhere() };
+        let tools =
+            Tools { lab, vmm, plug, device, agent, function, configs, kernel, generic: None, root: None };
+        let runner = Runner { tools, vmm: Vmm::Egm, work: nowhere(), report: nowhere() };
+        let scenario =
+            Scenario { passed, region: None, ..select(&["demo".into()], false).unwrap().remove(0) };
+        let result = tell(&runner, &scenario, Path::new("/nonexistent"), steps).unwrap();
+        let cases = result.cases.into_iter().map(|case| (case.name, case.outcome));
+        (cases.collect(), result.init_millis)
+    }
+
+    fn names(cases: &[(&str, Outcome)]) -> Vec<(String, Outcome)> {
+        cases.iter().map(|(name, outcome)| ((*name).to_owned(), *outcome)).collect()
+    }
+
+    #[test]
+    fn a_story_of_a_function_that_the_host_lacks_is_skipped_before_its_first_step() {
+        let (cases, _) = told(&["ffff:1f:1f.7"], |_| panic!("a step was taken"));
+        assert_eq!(cases, names(&[("run", Outcome::Waived)]));
+    }
+
+    #[test]
+    fn cases_stay_in_order_with_marks_and_the_first_init() {
+        let (cases, init) = told(&[], |frame| {
+            let expected = Expected { exit: 0, summary: false, checks: &[] };
+            let ended = || Collected { lines: Vec::new(), ending: Ending::Exit(0), millis: 1 };
+            frame.step("shown", || Ok(()));
+            frame.judge(expected, &Boot::of(ended(), Some(7)), "");
+            frame.judge(expected, &Boot::of(ended(), Some(8)), " again");
+            frame.step("untrue", || Err(Fault::Untrue(String::new())));
+            frame.step("undecided", || Err(Fault::Undecided("")));
+            frame.free();
+            Ok(())
+        });
+        let passed = Outcome::Passed;
+        let judged =
+            [("report", passed), ("ending", passed), ("report again", passed), ("ending again", passed)];
+        let ends = [("untrue", Outcome::Failed), ("undecided", Outcome::Waived), ("free", passed)];
+        assert_eq!(cases, names(&[&[("shown", passed)], &judged[..], &ends].concat()));
+        assert_eq!(init, Some(7));
+    }
+
+    #[test]
+    fn what_was_shown_before_the_lab_broke_stays_shown() {
+        let (cases, _) = told(&[], |frame| {
+            frame.step("shown", || Ok(()));
+            Err(LabError::Usage("broken".into()))
+        });
+        assert_eq!(cases, names(&[("shown", Outcome::Passed), ("run", Outcome::Error)]));
+    }
+
+    #[test]
+    fn a_story_that_says_why_it_is_not_told_has_nothing_else() {
+        let (cases, _) = told(&[], |frame| {
+            frame.skip("no reason");
+            Ok(())
+        });
+        assert_eq!(cases, names(&[("run", Outcome::Waived)]));
+    }
+}
