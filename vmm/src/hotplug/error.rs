@@ -2,9 +2,9 @@
 
 use egm_vfio::backend::BackendError;
 use egm_vfio::host::HostError;
-use egm_vfio::kernel::{Fault, OpenError};
+use egm_vfio::kernel::OpenError;
 
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Report, opening};
 use crate::passthrough::PassthroughError;
 use crate::plan::PlanError;
 
@@ -70,10 +70,7 @@ impl Report for HotplugError {
             | Self::Ended => Blame::Configuration,
             Self::Unprepared | Self::Host(_) | Self::Reset(_) => Blame::Host,
             Self::Plan(error) => error.blame(),
-            Self::Open(error) => match error.fault() {
-                Fault::Configuration => Blame::Configuration,
-                Fault::Host => Blame::Host,
-            },
+            Self::Open(error) => opening(error),
             Self::Passed(error) => error.blame(),
         }
     }

@@ -12,7 +12,7 @@ use super::ThreadError;
 use super::passed::AddressSpaces;
 use super::servers::ServerError;
 use crate::config::{Device, DeviceKind};
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Report, opening};
 use crate::plan::{FunctionRole, Plan};
 use crate::virtio::blk::{Disk, DiskError};
 use crate::virtio::net::Backend;
@@ -116,7 +116,7 @@ impl Report for DeviceError {
             Self::Vhost(error) => error.blame(),
             Self::Socket(error) => error.blame(),
             Self::Vsock(error) => error.blame(),
-            Self::Passed(error) => super::passed::blame(error),
+            Self::Passed(error) => opening(error),
             Self::Server(error) => error.blame(),
             Self::VhostFile { .. } | Self::Reset(_) | Self::Thread(_) => Blame::Host,
             Self::NotConnected { .. } => Blame::Internal,

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use egm_address::{CpuSet, Iova, PciAddress, Span};
 use egm_vfio::backend::Backend;
 use egm_vfio::dma::{Access, DmaError, Domain, Memlock, Piece, locked_bytes, map_all, order};
-use egm_vfio::kernel::{Container, Fault, Iommufd, KernelDomain, KernelFunction, OpenError, Track};
+use egm_vfio::kernel::{Container, Iommufd, KernelDomain, KernelFunction, OpenError, Track};
 use egm_vfio::memory::HostMemory;
 use egm_vfio::topology::GroupError;
 
-use crate::error::{Blame, Report};
+use crate::error::{Blame, Report, opening};
 use crate::facts::Facts;
 use crate::kvm::{KvmError, Vm};
 use crate::memory::GuestRam;
@@ -44,7 +44,7 @@ pub enum PassedError {
 impl Report for PassedError {
     fn blame(&self) -> Blame {
         match self {
-            Self::Open(error) => blame(error),
+            Self::Open(error) => opening(error),
             Self::Kvm(error) => error.blame(),
             Self::Dma(_) | Self::Lend { .. } => Blame::Host,
         }
@@ -62,14 +62,6 @@ impl Report for PassedError {
             ),
             Self::Lend { .. } => Some("look at what the server says, and start it again".to_owned()),
         }
-    }
-}
-
-/// Whose turn it is.
-pub(super) fn blame(error: &OpenError) -> Blame {
-    match error.fault() {
-        Fault::Configuration => Blame::Configuration,
-        Fault::Host => Blame::Host,
     }
 }
 
