@@ -90,6 +90,7 @@ impl Frame<'_> {
     pub(crate) fn judge(&mut self, expected: Expected, boot: &Boot, mark: &str) {
         self.init = self.init.or(boot.init);
         let mut cases = judge(expected, &boot.collected);
+        cases.extend(boot.emulator_case());
         cases.iter_mut().for_each(|case| case.name.push_str(mark));
         self.cases.append(&mut cases);
     }

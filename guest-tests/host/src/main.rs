@@ -22,6 +22,7 @@ mod judge;
 mod kernel;
 mod l1;
 mod lent;
+mod logs;
 mod modules;
 mod own_memory;
 mod passed;

@@ -108,7 +108,7 @@ fn short(value: f64) -> String {
 }
 
 /// A guest wrote it: no control characters reach a terminal.
-fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 

@@ -12,6 +12,7 @@ use crate::capability::{Host, Where};
 use crate::error::LabError;
 use crate::kernel;
 use crate::l1;
+use crate::logs;
 use crate::results::{Count, ScenarioResult, junit, table};
 use crate::rootfs;
 use crate::run::{Runner, Vmm};
@@ -77,7 +78,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<ExitCode, LabError> {
     } else {
         print!("{}", table(&results, colour()));
     }
-    Ok(conclude(&results, &arguments.report))
+    Ok(conclude(&results, &arguments.report, arguments.json))
 }
 
 /// Runs the demo and shows the guest's memory nodes.
@@ -99,7 +100,7 @@ pub(crate) fn demo() -> Result<ExitCode, LabError> {
     print!("{}", table(&results, colour()));
     let nodes = results.iter().flat_map(|result| &result.cases).find(|case| case.name == "numa");
     println!("\nthe guest's memory nodes: {}\n", nodes.map_or("not reported", |case| &case.reason));
-    Ok(conclude(&results, &report))
+    Ok(conclude(&results, &report, false))
 }
 
 fn execute(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<ScenarioResult>, LabError> {
@@ -177,12 +178,18 @@ fn colour() -> bool {
     std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// The closing line, and where to look when something failed.
-fn conclude(results: &[ScenarioResult], report: &Path) -> ExitCode {
+/// The closing line, after the ends of the logs of what failed; not among the JSON of a program that reads that.
+fn conclude(results: &[ScenarioResult], report: &Path, json: bool) -> ExitCode {
     let count = Count::of(results);
-    for result in results.iter().filter(|r| Count::of(std::slice::from_ref(*r)).failed > 0) {
-        println!("logs of {}: {}", result.scenario, report.join(&result.scenario).display());
+    let failed = results.iter().filter(|r| Count::of(std::slice::from_ref(*r)).failed > 0);
+    let logs = failed.map(|result| (&result.scenario, report.join(&result.scenario)));
+    let told: String = logs
+        .map(|(scenario, logs)| format!("{}logs of {scenario}: {}\n", logs::ends(&logs), logs.display()))
+        .collect();
+    if json {
+        eprintln!("{told}{count}");
+    } else {
+        println!("{told}{count}");
     }
-    println!("{count}");
     ExitCode::from(u8::from(count.failed > 0))
 }

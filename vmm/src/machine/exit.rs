@@ -159,6 +159,8 @@ mod tests {
         latch.set(ExitReason::Panicked);
         latch.set(ExitReason::PoweredOff);
         assert_eq!((latch.is_set(), latch.reason()), (true, Some(&ExitReason::Panicked)));
+        // The lab looks for these words.
+        assert_eq!(ExitReason::Panicked.to_string(), "the guest's kernel panicked");
         assert!(latch.wake().read().is_ok());
     }
 
