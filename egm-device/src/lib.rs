@@ -10,6 +10,7 @@ pub mod backing;
 pub mod broker;
 pub mod carve;
 pub mod cli;
+mod crew;
 pub mod device;
 pub mod export;
 pub mod lease;

@@ -10,6 +10,7 @@ use std::thread;
 use egm_address::CpuSet;
 use rustix::thread::{CpuSet as Affinity, sched_setaffinity};
 
+use crate::crew::{self, Job};
 use crate::mapping::{Mapping, MappingError};
 
 /// What a worker makes present in one call, unless pages are larger: two workers in one page would wait for each other.
@@ -46,29 +47,22 @@ pub fn prefault(
 ) -> Result<(), PrefaultError> {
     let (done, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
     let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    thread::scope(|scope| {
-        let mut workers = Vec::new();
-        for (index, (mapping, near)) in mappings.iter().enumerate() {
-            let next = std::sync::Arc::new(AtomicUsize::new(0));
-            let count = workers_for(mapping.size(), near.as_ref().map_or(processors, |n| n.len().max(1)));
-            for _ in 0..count {
-                let (next, done, stop) = (std::sync::Arc::clone(&next), &done, &stop);
-                workers.push(scope.spawn(move || {
-                    pin(near.as_ref());
-                    let result = fill(mapping, &next, stop, &|bytes| {
-                        let before = done.fetch_add(bytes, Ordering::Relaxed);
-                        progress(before.saturating_add(bytes));
-                    });
-                    stop.fetch_or(result.is_err(), Ordering::Relaxed);
-                    result.map_err(|source| PrefaultError { index, source })
-                }));
-            }
-        }
-        workers.into_iter().try_for_each(|worker| match worker.join() {
-            Ok(result) => result,
-            Err(panic) => std::panic::resume_unwind(panic),
-        })
-    })
+    let tell = |bytes| {
+        let before = done.fetch_add(bytes, Ordering::Relaxed);
+        progress(before.saturating_add(bytes));
+    };
+    let (stop, tell) = (&stop, &tell);
+    let jobs = mappings.iter().enumerate().map(|(index, (mapping, near))| {
+        let next = AtomicUsize::new(0);
+        let work = move || {
+            let result = fill(mapping, &next, stop, tell);
+            stop.fetch_or(result.is_err(), Ordering::Relaxed);
+            result.map_err(|source| PrefaultError { index, source })
+        };
+        let threads = workers_for(mapping.size(), near.as_ref().map_or(processors, |n| n.len().max(1)));
+        Job { threads, near: near.as_ref(), idle: false, work: Box::new(work) }
+    });
+    crew::run(&jobs.collect::<Vec<_>>()).into_iter().collect()
 }
 
 fn fill(

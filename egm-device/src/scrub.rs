@@ -14,9 +14,9 @@ use egm_address::{CpuSet, InRegion, Offset, Span, SpanSet, align_down, align_up}
 
 use crate::backing::Backing;
 use crate::mapping::{Mapping, MappingError};
-use crate::prefault::{pin, workers_for};
+use crate::prefault::workers_for;
 use crate::rate::Pace;
-use crate::{poison, sys};
+use crate::{crew, poison};
 
 /// What one worker maps and zeroes at a time.
 const CHUNK: u64 = 64 << 20;
@@ -31,7 +31,8 @@ pub struct Work<'a> {
     pub near: Option<&'a CpuSet>,
     /// Threads; `None` for as many as there are processors near.
     pub workers: Option<NonZeroUsize>,
-    /// In the background: bytes a second at most, and only on processors that have nothing else to do.
+    /// In the background: bytes a second at most, and only on processors that have nothing else to do (where the host gives
+    /// no thread for it, the calling one does the work as it is).
     pub pace: Option<NonZeroU64>,
     /// Called by any worker with the bytes done so far.
     pub progress: &'a (dyn Fn(u64) + Sync),
@@ -107,13 +108,8 @@ pub fn zero(
     let processors = processors.or_else(|| thread::available_parallelism().ok().map(NonZeroUsize::get));
     let bytes = usize::try_from(spans.size()).unwrap_or(usize::MAX);
     let workers = work.workers.map_or_else(|| workers_for(bytes, processors.unwrap_or(1)), NonZeroUsize::get);
-    let outcomes: Vec<_> = thread::scope(|scope| {
-        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(|| job.run())).collect();
-        workers
-            .into_iter()
-            .map(|w| w.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect()
-    });
+    let (threads, near, idle) = (workers, work.near, work.pace.is_some());
+    let outcomes = crew::run(&[crew::Job { threads, near, idle, work: Box::new(|| job.run()) }]);
     let (done, causes): (Vec<_>, Vec<_>) = outcomes.into_iter().unzip();
     match causes.into_iter().flatten().next() {
         None => Ok(()),
@@ -184,10 +180,6 @@ struct Job<'a> {
 impl Job<'_> {
     /// One worker: what it did and why it ended before the chunks did.
     fn run(&self) -> (Vec<Span<InRegion>>, Option<Cause>) {
-        pin(self.work.near);
-        if self.pace.is_some() {
-            sys::run_when_idle();
-        }
         let mut done = Vec::new();
         while let Some(chunk) = self.chunks.get(self.next.fetch_add(1, Ordering::Relaxed)) {
             if self.stop.load(Ordering::Relaxed) {

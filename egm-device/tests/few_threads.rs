@@ -1,0 +1,108 @@
+//! A host that gives no more threads: memory is made present and scrubbed all the same.
+//!
+//! The limit holds for users without privilege, so each test runs itself once more as one that nobody else is.
+
+#![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::HashSet;
+use std::fs;
+use std::num::NonZeroUsize;
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::thread::{self, ThreadId};
+
+use egm_address::{Offset, Span};
+use egm_device::scrub::{Work, zero};
+use egm_device::{Anonymous, Backing, Mapping, prefault};
+use rustix::process::{Resource, Rlimit, getuid, setrlimit};
+
+const SIZE: u64 = 1 << 20;
+/// How many more threads the child may have.
+const MORE: &str = "EGM_TEST_MORE_THREADS";
+/// A user for each process that asks.
+const USERS: u32 = 0x4000_0000;
+
+/// Runs test `name` again as a user who may have `more` more threads.
+fn again(name: &str, more: u64) {
+    let mut child = Command::new("/proc/self/exe");
+    child.args(["--exact", name, "--nocapture"]).env(MORE, more.to_string());
+    if getuid().is_root() {
+        child.uid(USERS + std::process::id()).gid(USERS);
+    }
+    let output = child.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{more} more threads: {output:?}");
+}
+
+/// Whether this is the child, which has its limit then, and how many threads it may still start.
+fn limited() -> Option<u64> {
+    let more = std::env::var(MORE).ok()?.parse().unwrap();
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let threads = status.lines().find_map(|line| line.strip_prefix("Threads:")).unwrap();
+    let most = threads.trim().parse::<u64>().unwrap() + more;
+    setrlimit(Resource::Nproc, Rlimit { current: Some(most), maximum: Some(most) }).unwrap();
+    if more == 0 {
+        assert!(thread::Builder::new().spawn(|| ()).is_err(), "the limit does not hold: nothing is tested");
+    }
+    Some(more)
+}
+
+/// Who did something.
+#[derive(Default)]
+struct Workers(Mutex<HashSet<ThreadId>>);
+
+impl Workers {
+    fn note(&self) {
+        self.0.lock().unwrap().insert(thread::current().id());
+    }
+
+    /// Whether the calling thread worked.
+    fn caller(&self) -> bool {
+        self.0.lock().unwrap().contains(&thread::current().id())
+    }
+}
+
+#[test]
+fn a_scrub_goes_on_with_the_threads_that_it_gets() {
+    let Some(more) = limited() else {
+        return [0, 1]
+            .into_iter()
+            .for_each(|more| again("a_scrub_goes_on_with_the_threads_that_it_gets", more));
+    };
+    let memory = Anonymous::new("test", SIZE, None).unwrap();
+    memory.file().write_all_at(&vec![0x5a; usize::try_from(SIZE).unwrap()], 0).unwrap();
+    let (workers, cancel) = (Workers::default(), AtomicBool::new(false));
+    let progress = |_| workers.note();
+    let work =
+        Work { near: None, workers: NonZeroUsize::new(4), pace: None, progress: &progress, cancel: &cancel };
+    zero(&memory, Offset::new(0), &[Span::new(Offset::new(0), SIZE).unwrap()].into_iter().collect(), &work)
+        .unwrap();
+    let mut bytes = vec![1; usize::try_from(SIZE).unwrap()];
+    memory.file().read_exact_at(&mut bytes, 0).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 0));
+    if more == 0 {
+        assert!(workers.caller());
+    }
+}
+
+#[test]
+fn memory_is_made_present_by_the_threads_that_there_are() {
+    let Some(more) = limited() else {
+        let name = "memory_is_made_present_by_the_threads_that_there_are";
+        return [0, 1].into_iter().for_each(|more| again(name, more));
+    };
+    let two = [(); 2].map(|()| Anonymous::new("test", SIZE, None).unwrap());
+    let mappings = two.each_ref().map(|memory| Mapping::new(memory, 0, SIZE, 0).unwrap());
+    let workers = Workers::default();
+    prefault(&mappings.each_ref().map(|mapping| (mapping, None)), &|_| workers.note()).unwrap();
+    for memory in two {
+        let blocks = std::os::unix::fs::MetadataExt::blocks(&memory.file().metadata().unwrap());
+        assert_eq!(blocks * 512, SIZE);
+    }
+    // One thread is for the first, and nobody but the caller is left for the second.
+    assert!(workers.caller(), "{more} more threads");
+}
