@@ -129,6 +129,12 @@ pub trait Domain: Send + Sync {
     /// What it can take.
     fn limits(&self) -> Limits;
 
+    /// Whether `memory` may be mapped while other threads make its pages present; if not, only after that.
+    fn takes_unfilled(&self, memory: &dyn HostMemory) -> bool {
+        let _ = memory;
+        true
+    }
+
     /// Devices reach `size` bytes of `memory` from `offset` on at `iova`; the memory is kept until [`Domain::unmap`] of
     /// the same span, or the end of the address space.
     ///

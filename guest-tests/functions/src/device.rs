@@ -78,6 +78,14 @@ impl Function {
     /// # Errors
     /// The kernel's, for its memory.
     pub fn new(setup: Setup) -> io::Result<Self> {
+        Self::with(setup, Config::new(setup.identity, setup.bar, setup.vectors))
+    }
+
+    /// The same with a configuration space of `setup`'s BAR and vectors, whose ids count.
+    ///
+    /// # Errors
+    /// As [`Function::new`].
+    pub fn with(setup: Setup, config: Config) -> io::Result<Self> {
         let memory = File::from(rustix::fs::memfd_create(c"function", MemfdFlags::CLOEXEC)?);
         memory.set_len(setup.memory)?;
         let reach = Reach {
@@ -88,7 +96,7 @@ impl Function {
         };
         Ok(Self {
             setup,
-            config: Config::new(setup.identity, setup.bar, setup.vectors),
+            config,
             table: vec![0; (SIZE - TABLE) as usize],
             memory,
             reach,

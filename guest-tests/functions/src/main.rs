@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use egm_function::config::Identity;
+use egm_function::config::{Config, Identity, rows};
 use egm_function::device::{Function, Setup};
 use egm_vfio_wire::serve::serve;
 use egm_vfio_wire::socket::{Connection, Patience};
@@ -24,6 +24,9 @@ struct Arguments {
     /// Class, subclass and programming interface: 030200 is a 3D controller, 020000 Ethernet.
     #[arg(long, default_value = "030200", value_parser = class)]
     class: u32,
+    /// A text of its configuration space (rows as `010: 0c 00 …`): it has its ids, class and capabilities.
+    #[arg(long, conflicts_with_all = ["id", "class"])]
+    recorded: Option<PathBuf>,
     /// MiB of BAR 2, a power of two.
     #[arg(long, default_value_t = 256, value_parser = mebibytes)]
     bar: u64,
@@ -75,18 +78,27 @@ fn run(arguments: &Arguments) -> io::Result<ExitCode> {
         return Ok(ExitCode::from(2));
     }
     let (vendor, device) = arguments.id;
-    let mut function = Function::new(Setup {
+    let setup = Setup {
         identity: Identity { vendor, device, class: arguments.class },
         bar: arguments.bar << 20,
         memory: arguments.memory << 20,
         vectors: arguments.vectors,
-    })?;
+    };
+    let mut function = match &arguments.recorded {
+        None => Function::new(setup)?,
+        Some(path) => {
+            let bytes = rows(&std::fs::read_to_string(path)?);
+            let config = bytes.and_then(|bytes| Config::recorded(bytes, setup.bar, setup.vectors));
+            let wrong = || format!("{}: rows of bytes with PCI Express, FLR and MSI-X", path.display());
+            Function::with(setup, config.ok_or_else(|| io::Error::other(wrong()))?)?
+        }
+    };
     match std::fs::remove_file(&arguments.socket) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
     let listener = UnixListener::bind(&arguments.socket)?;
-    println!("serving {vendor:04x}:{device:04x} on {}", arguments.socket.display());
+    println!("serving on {}", arguments.socket.display());
     loop {
         let (socket, _) = listener.accept()?;
         let mut connection = Connection::new(socket.into(), LIMIT, Patience::of(Duration::from_micros(50)))?;

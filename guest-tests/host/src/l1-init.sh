@@ -39,7 +39,7 @@ fi
 # card), go to vfio-pci.
 for function in /sys/bus/pci/devices/*; do
     case $(cat "$function/vendor" "$function/device" | tr -d '\n') in
-    0x1b360x0010 | 0x80860x10c9 | 0x80860x10d3 | 0x12340x11e8 | 0x1af40x1110 | 0x10de0x2335 | 0x15b30x1021)
+    0x1b360x0010 | 0x80860x10c9 | 0x80860x10d3 | 0x12340x11e8 | 0x1af40x1110 | 0x10de0x2335 | 0x15b30x1019)
         [ ! -e "$function/driver" ] || echo "${function##*/}" > "$function/driver/unbind"
         echo vfio-pci > "$function/driver_override"
         echo "${function##*/}" > /sys/bus/pci/drivers_probe

@@ -169,6 +169,10 @@ impl Domain for Iommufd {
         )
     }
 
+    fn takes_unfilled(&self, memory: &dyn HostMemory) -> bool {
+        !matches!(way(memory.behind()), Ok(Way::File(file, _)) if is_pooled(file))
+    }
+
     fn map(
         &self,
         iova: Span<Io>,
@@ -216,6 +220,13 @@ enum Way<'a> {
     Address,
 }
 
+/// Whether the file's pages are of a hugetlb pool. Where `IOMMU_IOAS_MAP_FILE` does not find such a page it makes one: on the
+/// node of the thread, whatever the file's policy says; and when a fault of another thread is faster, it fails with ENOMEM,
+/// because it expects a reservation that the fault has used (`memfd_alloc_folio`, seen with Linux 7.3).
+fn is_pooled(file: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|system| system.f_type == libc::HUGETLBFS_MAGIC)
+}
+
 /// The way to a kind of memory, or why there is none.
 const fn way(behind: Behind<'_>) -> Result<Way<'_>, &'static str> {
     match behind {
@@ -245,6 +256,15 @@ mod tests {
         assert!(matches!(way(Behind::File { file, offset }), Ok(Way::File(_, 0x1000))));
         assert!(matches!(way(Behind::Bar { dma_buf: Some((file, offset)) }), Ok(Way::DmaBuf(_, 0x1000))));
         assert!(matches!(way(Behind::Pages), Ok(Way::Address)));
+    }
+
+    #[test]
+    fn only_a_pools_file_is_told_from_others() {
+        use rustix::fs::{MemfdFlags, memfd_create};
+        let pooled = |flags| is_pooled(memfd_create(c"test", flags).unwrap().as_fd());
+        assert!(pooled(MemfdFlags::HUGETLB));
+        assert!(!pooled(MemfdFlags::empty()));
+        assert!(!is_pooled(File::open("/dev/null").unwrap().as_fd()));
     }
 
     #[test]

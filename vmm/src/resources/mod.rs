@@ -151,12 +151,13 @@ impl Resources {
         let devices =
             devices::open(plan, &spaces).map_err(|(id, source)| ResourceError::Device { id, source })?;
         let ram = GuestRam::open(plan, leases, &vm)?;
-        let maps = spaces.maps(plan, &ram)?;
+        let (early, late) = spaces.maps(plan, &ram)?.around_prefault();
         let prefault = || ram.prefault(plan, spaces.pin(), |backing| near(facts, backing), progress);
         if spaces.is_empty() {
             prefault()?;
         } else {
-            at_once(|| maps.make(facts), || reset::reset(&devices), prefault)?;
+            at_once(|| early.make(facts), || reset::reset(&devices), prefault)?;
+            late.make(facts)?;
         }
         Ok(Self { hypervisor, vm, ram, boot, console, devices, spaces, leases: leases.clone() })
     }

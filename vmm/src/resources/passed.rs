@@ -155,6 +155,18 @@ struct Map {
 }
 
 impl Maps {
+    /// Those that can be made while their memory is filled, and those that wait until it is.
+    pub(super) fn around_prefault(self) -> (Self, Self) {
+        let split = |Map { socket, domain, pieces }| {
+            let (early, late) =
+                pieces.into_iter().partition(|piece: &Piece| domain.takes_unfilled(piece.memory.as_ref()));
+            let late = Map { socket: socket.clone(), domain: Arc::clone(&domain), pieces: late };
+            (Map { socket, domain, pieces: early }, late)
+        };
+        let (early, late) = self.0.into_iter().map(split).unzip();
+        (Self(early), Self(late))
+    }
+
     /// Maps it, each node's memory on a thread near it.
     ///
     /// # Errors
@@ -193,4 +205,57 @@ fn pieces(plan: &Plan, ram: &GuestRam) -> Vec<Piece> {
 /// The node, where there is one.
 fn only(nodes: &CpuSet) -> Option<u32> {
     nodes.iter().next().filter(|_| nodes.len() == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use egm_address::Io;
+    use egm_vfio::dma::Limits;
+    use egm_vfio::mapping::{MadeOf, Mapping};
+    use egm_vfio::memory::Behind;
+
+    use super::*;
+
+    /// Takes files when they are filled, and all else at once.
+    struct FilledFiles;
+
+    impl Domain for FilledFiles {
+        fn limits(&self) -> Limits {
+            Limits::default()
+        }
+        fn takes_unfilled(&self, memory: &dyn HostMemory) -> bool {
+            !matches!(memory.behind(), Behind::File { .. })
+        }
+        fn map(&self, _: Span<Io>, _: &Arc<dyn HostMemory>, _: u64, _: Access) -> Result<(), DmaError> {
+            Ok(())
+        }
+        fn unmap(&self, _: Span<Io>) -> Result<(), DmaError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_an_address_space_takes_only_when_it_is_filled_waits_for_that_and_nothing_else_does() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(0x1000).unwrap();
+        let of_file = Mapping::of(file.as_fd(), 0, 0x1000, 0, MadeOf::File(file.try_clone().unwrap().into(), 0));
+        let memories: [Arc<dyn HostMemory>; 2] =
+            [Arc::new(of_file.unwrap()), Arc::new(Mapping::pages(0x1000, 0).unwrap())];
+        let piece = |(start, memory): (u64, Arc<dyn HostMemory>)| Piece {
+            iova: Span::new(Iova::new(start * 0x1000), 0x1000).unwrap(),
+            memory,
+            offset: 0,
+            access: Access::ReadWrite,
+            node: None,
+        };
+        let pieces = (0..).zip(memories).map(piece).collect();
+        let maps = Maps(vec![Map { socket: None, domain: Arc::new(FilledFiles), pieces }]);
+        let (early, late) = maps.around_prefault();
+        let starts = |maps: &Maps| -> Vec<u64> {
+            maps.0.iter().flat_map(|map| &map.pieces).map(|piece| piece.iova.start().get()).collect()
+        };
+        assert_eq!((starts(&early), starts(&late)), (vec![0x1000], vec![0]));
+    }
 }
