@@ -240,7 +240,8 @@ mod tests {
     fn what_an_address_space_takes_only_when_it_is_filled_waits_for_that_and_nothing_else_does() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(0x1000).unwrap();
-        let of_file = Mapping::of(file.as_fd(), 0, 0x1000, 0, MadeOf::File(file.try_clone().unwrap().into(), 0));
+        let of_file =
+            Mapping::of(file.as_fd(), 0, 0x1000, 0, MadeOf::File(file.try_clone().unwrap().into(), 0));
         let memories: [Arc<dyn HostMemory>; 2] =
             [Arc::new(of_file.unwrap()), Arc::new(Mapping::pages(0x1000, 0).unwrap())];
         let piece = |(start, memory): (u64, Arc<dyn HostMemory>)| Piece {
