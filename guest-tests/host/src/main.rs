@@ -27,6 +27,7 @@ mod modules;
 mod own_memory;
 mod passed;
 mod passed_dma;
+mod passed_error;
 mod passed_fault;
 mod passed_moves;
 mod passed_net;

@@ -19,9 +19,9 @@ pub(crate) const OF_GUEST: [&str; 9] = [
 pub(crate) const OF_GENERIC: [&str; 7] =
     ["virtio_pci", "virtio_blk", "nvme", "igb", "e1000e", "pvpanic_mmio", "pvpanic_pci"];
 
-/// What the emulated host needs: its share, KVM on AMD, what gives guests their devices, VFIO, and device-DAX. It has no
+/// What the emulated host needs: its share, KVM on AMD, what gives guests their devices, VFIO, errors of functions, and device-DAX. It has no
 /// driver for the functions that guests get, but one that takes what it is told to.
-pub(crate) const OF_L1: [&str; 17] = [
+pub(crate) const OF_L1: [&str; 18] = [
     "virtio_pci",
     "9pnet_virtio",
     "9p",
@@ -34,6 +34,7 @@ pub(crate) const OF_L1: [&str; 17] = [
     "vfio_iommu_type1",
     "vfio_pci",
     "uio_pci_generic",
+    "aer_inject",
     "nd_e820",
     "libnvdimm",
     "nd_pmem",

@@ -121,7 +121,7 @@ const PLAIN: Scenario = Scenario {
 };
 
 /// Every scenario, in the order in which they run.
-pub(crate) const ALL: [Scenario; 37] = [
+pub(crate) const ALL: [Scenario; 38] = [
     demo::SCENARIO,
     smp::SCENARIO,
     reset::SCENARIO,
@@ -148,6 +148,7 @@ pub(crate) const ALL: [Scenario; 37] = [
     passed::MOVES,
     passed::PAIR,
     passed::FAULT,
+    passed::ERROR,
     passed::REFUSED,
     passed::RESET,
     passed::DMA_KINDS,

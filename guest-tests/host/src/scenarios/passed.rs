@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::{PLAIN, Scenario};
 use crate::judge::Expected;
 use crate::{
-    passed_dma, passed_fault, passed_moves, passed_net, passed_pair, passed_refused, passed_reset,
-    passed_rounds,
+    passed_dma, passed_error, passed_fault, passed_moves, passed_net, passed_pair, passed_refused,
+    passed_reset, passed_rounds,
 };
 
 /// The network card behind the second root port.
@@ -50,6 +50,16 @@ pub(super) const FAULT: Scenario = Scenario {
     story: "a device that writes outside of its guest is refused by the IOMMU, and the check for that sees it",
     passed: &["0000:00:14.0"],
     tell: Some(passed_fault::run),
+    deadline: Duration::from_secs(120),
+    ..PLAIN
+};
+
+/// A card of which the host's kernel is told that it reported an error.
+pub(super) const ERROR: Scenario = Scenario {
+    name: "vfio-error",
+    story: "a function reports an error that it cannot correct: the operator is told, and the next machine has it",
+    passed: &["0000:02:00.0"],
+    tell: Some(passed_error::run),
     deadline: Duration::from_secs(120),
     ..PLAIN
 };

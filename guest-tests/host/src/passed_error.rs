@@ -1,0 +1,98 @@
+//! The story of a function that reports an error which it cannot correct: this host's kernel is told of one as by hardware
+//! (`aer_inject`), the VMM tells its operator once and runs on, and the next machine has the function.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::error::LabError;
+use crate::frame::{Fault, Frame, Step};
+use crate::hand;
+
+/// Where the kernel is told of errors (`drivers/pci/pcie/aer_inject.c`).
+const INJECT: &str = "/dev/aer_inject";
+/// A completion that did not come, among uncorrectable errors (PCI Express base specification 6.0, 7.8.4.2).
+const COMPLETION_TIMEOUT: u32 = 1 << 14;
+/// What the VMM says of it.
+const WORDS: &str = "reported an error that it cannot correct";
+/// How long it may take for it, under emulation.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Tells the story of the function of `scenario`.
+pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
+    let Frame { runner, scenario, report, .. } = *frame;
+    let [function] = scenario.passed else {
+        return Err(LabError::Usage(format!("{} needs one function", scenario.name)));
+    };
+    if !Path::new(INJECT).exists() {
+        frame.skip("this host's kernel has no aer_inject");
+        return Ok(());
+    }
+    let folder = frame.folder("failed")?;
+    frame.step("told", || {
+        let look = || inject(function).and_then(|()| heard(&folder.join("vmm.log")));
+        times(&hand::with(runner, scenario, &folder, &[function], look)?, 1)
+    });
+    frame.step("next", || times(&hand::with(runner, scenario, report, &[function], || Ok(()))?, 0));
+    frame.free();
+    frame.no_faults("no-dma-faults");
+    Ok(())
+}
+
+/// The function reports the error.
+fn inject(function: &str) -> Step {
+    let report = report(function, COMPLETION_TIMEOUT).ok_or("not the address of a function")?;
+    Ok(fs::write(INJECT, report)?)
+}
+
+/// The kernel's `struct aer_error_inj`: the function, its uncorrectable errors, correctable ones, four words of a header, and
+/// its domain.
+fn report(function: &str, errors: u32) -> Option<Vec<u8>> {
+    let hex = |text| u32::from_str_radix(text, 16).ok();
+    let (domain, rest) = function.split_once(':')?;
+    let (bus, rest) = rest.split_once(':')?;
+    let (device, number) = rest.split_once('.')?;
+    let place = [bus, device, number].map(|text| hex(text).and_then(|number| u8::try_from(number).ok()));
+    let mut bytes = place.into_iter().collect::<Option<Vec<u8>>>()?;
+    bytes.push(0);
+    [errors, 0, 0, 0, 0, 0, hex(domain)?].iter().for_each(|word| bytes.extend(word.to_ne_bytes()));
+    Some(bytes)
+}
+
+/// The VMM says it in `log`, within [`PATIENCE`].
+fn heard(log: &Path) -> Step {
+    let begun = Instant::now();
+    while !fs::read_to_string(log)?.contains(WORDS) {
+        if begun.elapsed() > PATIENCE {
+            return Err(Fault::Untrue("the VMM says nothing of the error".to_owned()));
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// The VMM said it so often.
+fn times(said: &str, wanted: usize) -> Step {
+    match said.matches(WORDS).count() {
+        count if count == wanted => Ok(()),
+        count => Err(Fault::Untrue(format!("the VMM says {count} times that a function {WORDS}: {said}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_the_kernels_structure() {
+        let bytes = report("0001:a2:1f.3", COMPLETION_TIMEOUT).unwrap();
+        assert_eq!(bytes.len(), 32);
+        assert_eq!(bytes[..4], [0xa2, 0x1f, 3, 0]);
+        assert_eq!(
+            (bytes[4..8].to_vec(), bytes[28..].to_vec()),
+            (0x4000_u32.to_ne_bytes().into(), 1_u32.to_ne_bytes().into())
+        );
+        assert!(report("a2:1f.3", 0).is_none() && report("0000:100:00.0", 0).is_none());
+    }
+}
