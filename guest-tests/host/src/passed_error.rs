@@ -1,10 +1,8 @@
 //! The story of a function that reports an error which it cannot correct: this host's kernel is told of one as by hardware
-//! (`aer_inject`), the VMM tells its operator once and runs on, and the next machine has the function.
+//! (`aer_inject`), a guest loses the function and goes on, the operator is told once, and the next machine has the function.
 
 use std::fs;
 use std::path::Path;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use crate::error::LabError;
 use crate::frame::{Fault, Frame, Step};
@@ -16,8 +14,8 @@ const INJECT: &str = "/dev/aer_inject";
 const COMPLETION_TIMEOUT: u32 = 1 << 14;
 /// What the VMM says of it.
 const WORDS: &str = "reported an error that it cannot correct";
-/// How long it may take for it, under emulation.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// What the guest says when it waits for the end of its function.
+const MARK: &str = "egm-lost waits";
 
 /// Tells the story of the function of `scenario`.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
@@ -29,12 +27,18 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
         frame.skip("this host's kernel has no aer_inject");
         return Ok(());
     }
-    let folder = frame.folder("failed")?;
-    frame.step("told", || {
-        let look = || inject(function).and_then(|()| heard(&folder.join("vmm.log")));
-        times(&hand::with(runner, scenario, &folder, &[function], look)?, 1)
-    });
-    frame.step("next", || times(&hand::with(runner, scenario, report, &[function], || Ok(()))?, 0));
+    let machine = runner.machine(scenario, report)?;
+    let mut reported = Err(Fault::Undecided("the guest did not come to wait for it"));
+    let boot = runner.boot_by(runner.command(&machine), scenario, &machine, report, |line| {
+        if line.contains(MARK) {
+            reported = inject(function);
+        }
+    })?;
+    frame.judge(scenario.expected, &boot, "");
+    frame.step("reported", || reported);
+    frame.step("told", || times(&fs::read_to_string(report.join("vmm.log"))?, 1));
+    let folder = frame.folder("next")?;
+    frame.step("next", || times(&hand::with(runner, scenario, &folder, &[function], || Ok(()))?, 0));
     frame.free();
     frame.no_faults("no-dma-faults");
     Ok(())
@@ -58,18 +62,6 @@ fn report(function: &str, errors: u32) -> Option<Vec<u8>> {
     bytes.push(0);
     [errors, 0, 0, 0, 0, 0, hex(domain)?].iter().for_each(|word| bytes.extend(word.to_ne_bytes()));
     Some(bytes)
-}
-
-/// The VMM says it in `log`, within [`PATIENCE`].
-fn heard(log: &Path) -> Step {
-    let begun = Instant::now();
-    while !fs::read_to_string(log)?.contains(WORDS) {
-        if begun.elapsed() > PATIENCE {
-            return Err(Fault::Untrue("the VMM says nothing of the error".to_owned()));
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
 }
 
 /// The VMM said it so often.

@@ -12,7 +12,7 @@ use super::edu::{self, Engine, PAGE, find, map, master, seen, touched};
 use super::egm_beat::physical;
 use crate::config_space::{VENDOR_SPECIFIC, capability};
 use crate::error::Broken;
-use crate::expect::{self, Plan};
+use crate::expect::{self, DeviceKind, Plan};
 use crate::finding::{Claim, Finding};
 use crate::sys::{Mapping, Registers};
 use crate::{pattern, sysfs};
@@ -81,17 +81,19 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     Ok(claim.finish().with_value(f64::from(count), "places"))
 }
 
-/// Says that it waits, and waits until the function is gone.
+/// Says that it waits, and waits until the function is gone: one with the engine, or else the first that was passed.
 pub(super) fn lost(context: &Context) -> Result<Finding, Broken> {
-    let functions = all(&context.plan)?;
-    let Some(function) = functions.first() else {
-        return Ok(Finding::waived("the guest has no function with a copy engine"));
+    let engines = all(&context.plan)?;
+    let passed = context.plan.devices().find(|(_, device)| device.kind == DeviceKind::Other);
+    let engine = engines.first().map(|function| function.planned);
+    let Some(function) = engine.or_else(|| passed.map(|(function, _)| function)) else {
+        return Ok(Finding::waived("the guest has no function of its host or of a server"));
     };
     let mut claim = Claim::default();
     // Standard error is the console; standard output is the report.
     let _ = std::io::stderr().write_all(b"egm-lost waits\n");
     // Not its registers: the kernel takes mappings away with the function.
-    let (begun, folder) = (Instant::now(), sysfs::pci(function.planned.address));
+    let (begun, folder) = (Instant::now(), sysfs::pci(function.address));
     while folder.exists() && begun.elapsed() < PATIENCE {
         thread::sleep(Duration::from_millis(10));
     }

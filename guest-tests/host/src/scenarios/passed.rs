@@ -57,10 +57,12 @@ pub(super) const FAULT: Scenario = Scenario {
 /// A card of which the host's kernel is told that it reported an error.
 pub(super) const ERROR: Scenario = Scenario {
     name: "vfio-error",
-    story: "a function reports an error that it cannot correct: the operator is told, and the next machine has it",
+    story: "a function reports an error that it cannot correct: the guest loses it and goes on, the next machine has it",
     passed: &["0000:02:00.0"],
     tell: Some(passed_error::run),
-    deadline: Duration::from_secs(120),
+    words: "egm.checks=pci,function_lost quiet",
+    expected: Expected { exit: 0, summary: true, checks: &["pci", "function_lost"] },
+    deadline: Duration::from_secs(300),
     ..PLAIN
 };
 
