@@ -22,8 +22,12 @@ pub enum MadeOf {
     Pages,
     /// A memory file, from the offset on.
     File(OwnedFd, u64),
+    /// Memory of one VM, from the offset on.
+    GuestMemfd(OwnedFd, u64),
     /// A BAR, and the dma-buf whose first byte is the mapping's, where the kernel gave one.
     Bar(Option<OwnedFd>),
+    /// A device whose memory has no struct pages.
+    Invisible,
 }
 
 /// Mapped shared memory; unmapped on drop.
@@ -126,7 +130,9 @@ unsafe impl HostMemory for Mapping {
     fn behind(&self) -> Behind<'_> {
         match &self.made_of {
             MadeOf::Pages => Behind::Pages,
+            MadeOf::Invisible => Behind::Invisible,
             MadeOf::File(file, offset) => Behind::File { file: file.as_fd(), offset: *offset },
+            MadeOf::GuestMemfd(file, offset) => Behind::GuestMemfd { file: file.as_fd(), offset: *offset },
             MadeOf::Bar(dma_buf) => Behind::Bar { dma_buf: dma_buf.as_ref().map(|file| (file.as_fd(), 0)) },
         }
     }

@@ -14,6 +14,8 @@ pub mod core;
 mod function;
 mod interrupts;
 mod memory;
+mod places;
 pub mod registers;
 
 pub use function::{BadBytes, Connected, Function, Setup};
+pub use places::{in_region, in_slice};

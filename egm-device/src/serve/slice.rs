@@ -4,14 +4,15 @@ use std::io;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use egm_address::{BarOffset, InBar, InRegion, Offset, Span, SpanSet};
+use egm_address::{InBar, InRegion, SpanSet};
 
 use super::file::Offer;
 use crate::backing::Backing;
 use crate::broker::{Client, ClientError, Loan, Take};
 use crate::carve::plan::Request;
+use crate::device::{in_region, in_slice};
 use crate::lease::Lease;
-use crate::ledger::{self, GrantError, Ledger, Watch};
+use crate::ledger::{GrantError, Ledger, Watch};
 use crate::owner::Owner;
 use crate::region::{Region, Slice, Survey};
 use crate::report::{Blame, Report};
@@ -161,30 +162,19 @@ impl Held {
     /// What nobody may use, counted in the slice.
     #[must_use]
     pub fn retired(&self) -> SpanSet<InBar> {
-        let holes = ledger::bytes_of(self.slice()).map(|bytes| self.region().retired.within(bytes));
-        self.in_slice(&holes.unwrap_or_default())
+        self.in_slice(self.region().retired.spans())
     }
 
     /// Bytes of the region, counted in the slice.
     #[must_use]
     pub fn in_slice(&self, spans: &SpanSet<InRegion>) -> SpanSet<InBar> {
-        let start = Offset::new(self.slice().offset);
-        let bytes = ledger::bytes_of(self.slice());
-        let moved = |span: Span<InRegion>| {
-            let span = span.intersection(bytes?)?;
-            Span::new(BarOffset::new(span.start().offset_from(start)?), span.size()).ok()
-        };
-        spans.iter().filter_map(moved).collect()
+        in_slice(self.slice(), spans)
     }
 
     /// No later owner gets `bad` bytes of the slice. (Of what a broker lends, the device's own list or the next scrub tells.)
     pub fn retire(&self, bad: &SpanSet<InBar>) {
         let Self::Lease(lease) = self else { return };
-        let start = self.slice().offset;
-        let moved = |span: Span<InBar>| {
-            Span::new(Offset::new(start.checked_add(span.start().get())?), span.size()).ok()
-        };
-        if let Err(error) = lease.retire(&bad.iter().filter_map(moved).collect()) {
+        if let Err(error) = lease.retire(&in_region(self.slice(), bad)) {
             note(format_args!("bad pages of region {} are not recorded: {error}", self.region().name));
         }
     }

@@ -1,4 +1,4 @@
-//! A function behind a vfio-user server, driven through the traits that the VMM drives it by.
+//! A function behind a vfio-user server, or in this process, driven through the traits that the VMM drives it by.
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -16,6 +16,7 @@ use egm_address::{Address, InBar, Io, Span};
 use egm_vfio::backend::{Backend, BackendError, InterruptKind, RegionIndex};
 use egm_vfio::client::{OpenError, UserDomain, UserFunction, over};
 use egm_vfio::dma::{Access, DmaError, Domain};
+use egm_vfio::local::LocalFunction;
 use egm_vfio::mapping::{MadeOf, Mapping};
 use egm_vfio::memory::{Behind, HostMemory};
 use egm_vfio_wire::client::CallError;
@@ -46,6 +47,13 @@ fn function() -> (UserFunction, UserDomain, Closer) {
     let (opened, closer) = open(Copier::new(MEMORY));
     let (function, domain) = opened.unwrap();
     (function, domain, closer)
+}
+
+/// The same device behind a socket, and in this process.
+fn each(judge: impl Fn(&dyn Backend)) {
+    let (function, _domain, _closer) = function();
+    judge(&function);
+    judge(&LocalFunction::new("here".to_owned(), Copier::new(MEMORY), MadeOf::File).unwrap());
 }
 
 fn event() -> OwnedFd {
@@ -81,66 +89,88 @@ fn memory() -> (Arc<dyn HostMemory>, File) {
 
 #[test]
 fn regions_are_as_the_server_says_and_registers_answer() {
-    let (function, _domain, _closer) = function();
-    assert_eq!(function.region(REGISTERS).size, 0x1000);
-    assert!(function.region(REGISTERS).mappable.is_empty());
-    assert_eq!(function.region(BAR).mappable, [bar(0x1000, MEMORY - 0x1000)]);
-    assert_eq!(function.region(RegionIndex::Rom).size, 0);
-    assert_eq!(function.interrupts(InterruptKind::Msix).count, VECTORS);
-    assert_eq!(function.interrupts(InterruptKind::Msi).count, 0);
-    assert!(function.can_reset());
+    each(|function| {
+        assert_eq!(function.region(REGISTERS).size, 0x1000);
+        assert!(function.region(REGISTERS).mappable.is_empty());
+        assert_eq!(function.region(BAR).mappable, [bar(0x1000, MEMORY - 0x1000)]);
+        assert_eq!(function.region(RegionIndex::Rom).size, 0);
+        assert_eq!(function.interrupts(InterruptKind::Msix).count, VECTORS);
+        assert_eq!(function.interrupts(InterruptKind::Msi).count, 0);
+        assert!(function.can_reset());
 
-    function.write(REGISTERS, 0x40, &[1, 2, 3, 4]).unwrap();
-    let mut data = [0; 4];
-    function.read(REGISTERS, 0x40, &mut data).unwrap();
-    assert_eq!(data, [1, 2, 3, 4]);
-    function.reset().unwrap();
-    function.read(REGISTERS, 0x40, &mut data).unwrap();
-    assert_eq!(data, [0; 4]);
-    for (region, offset) in [(REGISTERS, 0xffd), (RegionIndex::Rom, 0), (REGISTERS, u64::MAX)] {
-        data = [0; 4];
-        let absent = function.read(region, offset, &mut data);
-        assert!(
-            matches!(absent, Err(BackendError::Absent { .. })) && data == [0xff; 4],
-            "{region:?} {offset:#x}"
-        );
-    }
+        function.write(REGISTERS, 0x40, &[1, 2, 3, 4]).unwrap();
+        let mut data = [0; 4];
+        function.read(REGISTERS, 0x40, &mut data).unwrap();
+        assert_eq!(data, [1, 2, 3, 4]);
+        function.reset().unwrap();
+        function.read(REGISTERS, 0x40, &mut data).unwrap();
+        assert_eq!(data, [0; 4]);
+        for (region, offset) in [(REGISTERS, 0xffd), (RegionIndex::Rom, 0), (REGISTERS, u64::MAX)] {
+            data = [0; 4];
+            let absent = function.read(region, offset, &mut data);
+            assert!(
+                matches!(absent, Err(BackendError::Absent { .. })) && data == [0xff; 4],
+                "{region:?} {offset:#x}"
+            );
+        }
+    });
 }
 
 #[test]
 fn a_bar_is_the_server_s_memory_and_can_be_lent_on_as_a_file() {
-    let (function, _domain, _closer) = function();
-    let memory = function.map(BAR, bar(0x2000, 0x1000), 0x1_0000_2000).unwrap();
-    memory.write(8, b"through the mapping").unwrap();
-    let mut data = [0; 19];
-    function.read(BAR, 0x2008, &mut data).unwrap();
-    assert_eq!(&data, b"through the mapping");
-    let Behind::File { file, offset } = memory.behind() else { panic!("not a file") };
-    File::from(file.try_clone_to_owned().unwrap()).read_exact_at(&mut data, offset + 8).unwrap();
-    assert_eq!(&data, b"through the mapping");
-    for part in [bar(0, 0x1000), bar(MEMORY - 0x1000, 0x2000)] {
-        assert!(matches!(function.map(BAR, part, 0), Err(BackendError::Absent { .. })), "{part}");
-    }
+    each(|function| {
+        let memory = function.map(BAR, bar(0x2000, 0x1000), 0x1_0000_2000).unwrap();
+        memory.write(8, b"through the mapping").unwrap();
+        let mut data = [0; 19];
+        function.read(BAR, 0x2008, &mut data).unwrap();
+        assert_eq!(&data, b"through the mapping");
+        let Behind::File { file, offset } = memory.behind() else { panic!("not a file") };
+        File::from(file.try_clone_to_owned().unwrap()).read_exact_at(&mut data, offset + 8).unwrap();
+        assert_eq!(&data, b"through the mapping");
+        for part in [bar(0, 0x1000), bar(MEMORY - 0x1000, 0x2000)] {
+            assert!(matches!(function.map(BAR, part, 0), Err(BackendError::Absent { .. })), "{part}");
+        }
+    });
+}
+
+#[test]
+fn a_device_of_this_process_says_what_its_memory_is_and_refuses_what_it_lacks() {
+    let function =
+        LocalFunction::new("here".to_owned(), Copier::new(MEMORY), |_, _| MadeOf::Invisible).unwrap();
+    let memory = function.map(BAR, bar(0x1000, 0x1000), 0).unwrap();
+    assert!(matches!(memory.behind(), Behind::Invisible), "as its maker said");
+    let event = event();
+    function.connect(InterruptKind::Msix, 0, &[Some(event.as_fd())]).unwrap();
+    let others = function.connect(InterruptKind::Msix, VECTORS, &[None]);
+    assert!(matches!(others, Err(BackendError::Absent { .. })));
+    assert!(function.reset_bus().is_err() && function.mask_intx(true).is_err());
+    assert!(function.connect_resample(event.as_fd()).is_err());
+    drop(function);
+    memory.write(0, b"still mapped").unwrap();
 }
 
 #[test]
 fn vectors_fire_where_they_are_connected() {
-    let (function, _domain, _closer) = function();
-    let events = [event(), event(), event()];
-    let [a, b, c] = events.each_ref().map(|event| Some(event.as_fd()));
-    let fire = |vector: u32| {
-        function.write(REGISTERS, copier::FIRE, &vector.to_le_bytes()).unwrap();
-        events.each_ref().map(fired)
-    };
-    function.connect(InterruptKind::Msix, 0, &[a, None, b, c]).unwrap();
-    assert_eq!((fire(0), fire(1), fire(3)), ([true, false, false], [false; 3], [false, false, true]));
-    function.connect(InterruptKind::Msix, 0, &[None, a]).unwrap();
-    assert_eq!((fire(0), fire(1), fire(2)), ([false; 3], [true, false, false], [false, true, false]));
-    function.disable(InterruptKind::Msix).unwrap();
-    assert_eq!((fire(1), fire(2)), ([false; 3], [false; 3]));
-    assert!(matches!(function.connect(InterruptKind::Msix, 3, &[a, b]), Err(BackendError::Absent { .. })));
-    assert!(matches!(function.connect(InterruptKind::Msi, 0, &[a]), Err(BackendError::Absent { .. })));
-    function.disable(InterruptKind::Msi).unwrap();
+    each(|function| {
+        let events = [event(), event(), event()];
+        let [a, b, c] = events.each_ref().map(|event| Some(event.as_fd()));
+        let fire = |vector: u32| {
+            function.write(REGISTERS, copier::FIRE, &vector.to_le_bytes()).unwrap();
+            events.each_ref().map(fired)
+        };
+        function.connect(InterruptKind::Msix, 0, &[a, None, b, c]).unwrap();
+        assert_eq!((fire(0), fire(1), fire(3)), ([true, false, false], [false; 3], [false, false, true]));
+        function.connect(InterruptKind::Msix, 0, &[None, a]).unwrap();
+        assert_eq!((fire(0), fire(1), fire(2)), ([false; 3], [true, false, false], [false, true, false]));
+        function.disable(InterruptKind::Msix).unwrap();
+        assert_eq!((fire(1), fire(2)), ([false; 3], [false; 3]));
+        assert!(matches!(
+            function.connect(InterruptKind::Msix, 3, &[a, b]),
+            Err(BackendError::Absent { .. })
+        ));
+        assert!(matches!(function.connect(InterruptKind::Msi, 0, &[a]), Err(BackendError::Absent { .. })));
+        function.disable(InterruptKind::Msi).unwrap();
+    });
 }
 
 #[test]

@@ -7,7 +7,7 @@ use egm_address::Gpa;
 
 use super::error::{Fault, Rule, at_most, in_range, name};
 use super::file::{BarsFile, CliqueFile, ConsoleFile, DeviceFile};
-use super::spec::{BarPlace, BarPlaces, Clique, Console, Device, DeviceKind, FixedBar};
+use super::spec::{BarPlace, BarPlaces, Clique, Console, Device, DeviceKind, EgmForm, EgmSlice, FixedBar};
 
 /// A PCI segment has 256 buses; the devices of one machine fit in one.
 const MAX_DEVICES: usize = 255;
@@ -78,6 +78,24 @@ pub(super) fn resolve(
         }
         devices.push(Device { id, root_port: root_port.unwrap_or(behind), kind });
     }
+    Ok(devices)
+}
+
+/// The slices that are devices, after those of `devices`.
+pub(super) fn slices(egm: &[EgmSlice], mut devices: Vec<Device>) -> Result<Vec<Device>, Fault> {
+    for (index, slice) in (0..).zip(egm).filter(|(_, slice)| slice.form == EgmForm::Device) {
+        let id = format!("egm{index}");
+        if let Some(first) = devices.iter().position(|device| device.id == id) {
+            let first = format!("devices[{first}]");
+            return Err(Rule::from(DeviceRule::DuplicateId { id, first }).at(format!("egm[{index}]")));
+        }
+        devices.push(Device {
+            id,
+            root_port: true,
+            kind: DeviceKind::Egm { slice: index, node: slice.node },
+        });
+    }
+    at_most(devices.len(), MAX_DEVICES).map_err(|rule| rule.at("devices"))?;
     Ok(devices)
 }
 
@@ -213,7 +231,9 @@ fn exclusive(kind: &DeviceKind) -> Vec<(&'static str, String)> {
         }
         DeviceKind::Vfio { function, .. } => vec![("function", format!("function {function}"))],
         DeviceKind::VfioUser { socket: path } => vec![socket(path)],
-        DeviceKind::VirtioBlk { read_only: true, .. } | DeviceKind::VirtioRng => Vec::new(),
+        DeviceKind::VirtioBlk { read_only: true, .. } | DeviceKind::VirtioRng | DeviceKind::Egm { .. } => {
+            Vec::new()
+        }
     }
 }
 
@@ -223,7 +243,10 @@ fn host_path(kind: &DeviceKind) -> Option<(&'static str, &Path)> {
         DeviceKind::VirtioBlk { path, .. } => Some(("path", path)),
         DeviceKind::VfioUser { socket } => Some(("socket", socket)),
         DeviceKind::VirtioVsock { socket, .. } => socket.as_deref().map(|path| ("socket", path)),
-        DeviceKind::VirtioNet { .. } | DeviceKind::VirtioRng | DeviceKind::Vfio { .. } => None,
+        DeviceKind::VirtioNet { .. }
+        | DeviceKind::VirtioRng
+        | DeviceKind::Vfio { .. }
+        | DeviceKind::Egm { .. } => None,
     }
 }
 

@@ -50,6 +50,11 @@ pub(super) fn link(
     for domain in &domains {
         check_access(domain, &domains)?;
     }
+    for (index, slice) in egm.iter().enumerate() {
+        if domains.iter().all(|domain| domain.id != slice.node) {
+            return Err(no_such_node(slice.node, &domains).at(format!("egm[{index}].node")));
+        }
+    }
     let row = |from: u32| {
         let distance = |to: u32| match (from == to, written.get(&(from, to)), written.get(&(to, from))) {
             (true, _, _) => LOCAL_DISTANCE,

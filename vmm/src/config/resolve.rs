@@ -37,6 +37,7 @@ fn spec(file: File, document: &Document, overrides: &Overrides) -> Result<Spec, 
     let mut egm = memory::resolve_egm(&egm_files, &memory)?;
     numa::link((&memory_file, &mut memory), (&egm_files, &mut egm))?;
     let devices = devices::resolve(file.devices.unwrap_or_default(), &name, join)?;
+    let devices = devices::slices(&egm, devices)?;
     let description = file.description.unwrap_or_default();
     no_control(&description).map_err(|rule| rule.at("description"))?;
     Ok(Spec {

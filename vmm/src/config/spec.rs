@@ -255,12 +255,19 @@ pub enum DeviceKind {
         /// Its Unix socket.
         socket: PathBuf,
     },
+    /// An EGM slice as a PCI function of this process.
+    Egm {
+        /// Index of the slice.
+        slice: u32,
+        /// Guest NUMA node that it is near to.
+        node: u32,
+    },
 }
 
 impl DeviceKind {
-    /// Whether somebody else's function is passed to the guest: the host's, or a vfio-user server's.
+    /// Whether it is a function behind [`egm_vfio::backend::Backend`]: the host's, a vfio-user server's, or a slice.
     pub const fn is_passed(&self) -> bool {
-        matches!(self, Self::Vfio { .. } | Self::VfioUser { .. })
+        matches!(self, Self::Vfio { .. } | Self::VfioUser { .. } | Self::Egm { .. })
     }
 }
 

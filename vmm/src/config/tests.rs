@@ -327,6 +327,14 @@ fn egm_slices_keep_their_rules() {
             "egm[0].distances: the slice is a device",
         ),
         (&egm(r#""size":"1GiB","node":0,"as":"devcie""#), "did you mean \"device\"?"),
+        (&egm(r#""size":"1GiB","node":4,"as":"device""#), "egm[0].node: there is no node \"4\""),
+        (
+            &machine(
+                r#","egm":[{"region":"local","size":"1GiB","node":0,"as":"device"}],
+                "devices":[{"type":"virtio-rng","id":"egm0"}]"#,
+            ),
+            "egm[0]: id \"egm0\" is that of devices[0] already",
+        ),
         (
             &machine(r#","egm":[{"region":"egm4","size":"1GiB","node":1,"page_size":"1G"}]"#),
             "egm[0].page_size: only a \"local\" slice chooses this",
@@ -334,6 +342,8 @@ fn egm_slices_keep_their_rules() {
     ]);
     let near = spec(&egm(r#""size":"1GiB","node":0,"as":"device""#));
     assert_eq!((near.egm[0].form, near.egm[0].node), (EgmForm::Device, 0));
+    let [device] = near.devices.as_slice() else { panic!("{:?}", near.devices) };
+    assert_eq!((device.id.as_str(), &device.kind), ("egm0", &DeviceKind::Egm { slice: 0, node: 0 }));
 }
 
 #[test]

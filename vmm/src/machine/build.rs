@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use egm_address::Gpa;
+use egm_device::device::Function;
 use egm_vfio::memory::HostMemory;
 use event_manager::EventManager;
 use kvm_bindings::CpuId;
@@ -26,6 +27,7 @@ use crate::arch::x86_64::cpuid::{Host, Topology, is_amd};
 use crate::arch::x86_64::layout::KVM_TSS;
 use crate::arch::x86_64::machine_check::{self, Reporter};
 use crate::arch::x86_64::vcpu::{configure, is_emulated};
+use crate::config::Device;
 use crate::console::Console;
 use crate::error::{Blame, Report};
 use crate::firmware::{self, FirmwareError};
@@ -34,7 +36,7 @@ use crate::kvm::{Hypervisor, KvmError, SlotTable, Vm, setup_machine_checks};
 use crate::memory::GuestRam;
 use crate::pci::{CONFIG_PORT, CONFIG_PORTS, ConfigPorts, Ecam, PciMemory, RootComplex};
 use crate::plan::{Plan, WindowKind};
-use crate::resources::{Resources, ThreadError};
+use crate::resources::{OpenDevice, Resources, ThreadError};
 
 /// Why a machine could not be built.
 #[derive(Debug, thiserror::Error)]
@@ -119,6 +121,7 @@ pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
         serial,
     )?;
 
+    let slices: Vec<_> = devices.iter().filter_map(slice).collect();
     let connections = Connections::new(&vm, ram.memory.clone(), &spaces, plan);
     let tree = tree::build(plan, devices, &connections)?;
     subscribers.extend(tree.subscribers);
@@ -136,7 +139,7 @@ pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
         capability.map_or(Ok(()), |capability| setup_machine_checks(&vcpu.fd, capability))?;
     }
     let reporter = capability.map(|_| Reporter { amd: is_amd(host.as_slice()) });
-    let poison = Poison::new(plan, &ram, &leases, reporter)?;
+    let poison = Poison::new(plan, &ram, &leases, &slices, reporter)?;
     let checks = poison.checks();
     let poison = Arc::new(Mutex::new(poison));
     subscribers.push(Arc::clone(&poison) as Subscriber);
@@ -145,6 +148,14 @@ pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
     subscribers.push(Arc::new(Mutex::new(Signals::new(Arc::clone(&exit))?))); // until here they end the process
     let shared = Arc::new(Shared { ports, memory, exit, checks });
     Ok(Machine { events, vcpus, shared, devices: tree.devices, hotplug, poison, subscribers, _vm: vm, ram })
+}
+
+/// A slice that is a device, and its function.
+fn slice((device, opened): &(Device, OpenDevice)) -> Option<(String, Function)> {
+    match opened {
+        OpenDevice::Slice(slice) => Some((device.id.clone(), slice.function.clone())),
+        _ => None,
+    }
 }
 
 /// Starts the controller of functions, where there are any, or can be.

@@ -265,6 +265,7 @@ impl Tree {
             (OpenDevice::Vsock(vsock), _) => self.subscribe(*vsock),
             (OpenDevice::Rng, _) => self.subscribe(Rng::new().map_err(error)?),
             (OpenDevice::Passed(backend), _) => return passed(plan, id, backend, connections),
+            (OpenDevice::Slice(slice), _) => return passed(plan, id, slice.backend, connections),
             (OpenDevice::Net { .. }, _) => return Err(TreeError::Missing { id: id.to_owned() }),
         };
         let function = connections.transport(plan, id, Arc::clone(&virtio))?;

@@ -181,7 +181,8 @@ pub struct GuestRam {
     pub memory: GuestMemoryMmap,
     /// For KVM, ascending.
     pub pieces: Vec<Piece>,
-    backings: Vec<Arc<dyn Backing>>,
+    /// In the order of the plan's; those of devices are theirs.
+    backings: Vec<Option<Arc<dyn Backing>>>,
 }
 
 /// What is mapped: guest address, bytes, backing, offset in it.
@@ -199,12 +200,16 @@ impl GuestRam {
     /// # Errors
     /// [`MemoryError`]; everything is given back.
     pub fn open(plan: &Plan, leases: &Leases, vm: &Vm) -> Result<Self, MemoryError> {
-        let backings = plan.backings.iter().map(|backing| open_backing(backing, leases, vm));
+        let backings = plan.backings.iter().map(|backing| match backing.device {
+            true => Ok(None),
+            false => open_backing(backing, leases, vm).map(Some),
+        });
         let backings = backings.collect::<Result<Vec<_>, _>>()?;
         let mut pieces = Vec::new();
         let mut regions = Vec::new();
         for extent in extents(plan) {
             let described = plan.backings.get(extent.backing).zip(backings.get(extent.backing));
+            let described = described.and_then(|(plan, backing)| Some((plan, backing.as_ref()?)));
             let (backing_plan, backing) = described.ok_or_else(|| wrong(extent.gpa, "no such backing"))?;
             let mapping = map(backing.as_ref(), backing_plan, extent)?;
             regions.push(region(backing.as_ref(), &mapping, extent)?);
@@ -234,7 +239,9 @@ impl GuestRam {
             .filter_map(|piece| plan.backings.get(piece.backing).map(|backing| (piece, backing)))
             .filter(|(_, backing)| all || backing.prefault)
             // Memory without struct pages is complete from the start, and the kernel refuses to touch it for us.
-            .filter(|(piece, _)| self.backings.get(piece.backing).is_some_and(|b| !b.is_invisible()))
+            .filter(|(piece, _)| {
+                self.backings.get(piece.backing).and_then(Option::as_ref).is_some_and(|b| !b.is_invisible())
+            })
             .collect();
         if wanted.is_empty() {
             return Ok(());
@@ -276,6 +283,26 @@ fn extents(plan: &Plan) -> Vec<Extent> {
         }
     }
     merged
+}
+
+/// The memory of a slice that is a device: on its nodes and, where the plan says so, present, by the processors `near` it.
+/// Both stay when what this process maps for it goes.
+///
+/// # Errors
+/// [`MemoryError`].
+pub fn bytes(
+    plan: &BackingPlan,
+    leases: &Leases,
+    vm: &Vm,
+    near: Option<CpuSet>,
+) -> Result<Arc<dyn Backing>, MemoryError> {
+    let backing = open_backing(plan, leases, vm)?;
+    let mapping = map(backing.as_ref(), plan, Extent { gpa: 0, size: plan.size, backing: 0, offset: 0 })?;
+    if plan.prefault && !backing.is_invisible() {
+        let prefaulted = prefault(&[(mapping.as_ref(), near)], &|_| {});
+        prefaulted.map_err(|source| MemoryError::Prefault { id: plan.id.clone(), source })?;
+    }
+    Ok(backing)
 }
 
 fn open_backing(plan: &BackingPlan, leases: &Leases, vm: &Vm) -> Result<Arc<dyn Backing>, MemoryError> {

@@ -2,6 +2,7 @@
 
 mod hostile;
 mod served;
+mod slices;
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -15,6 +15,9 @@ pub struct BackingPlan {
     /// Whether it is memory of the machine itself, which no other machine can have (guest_memfd); `region` is `None` then.
     #[serde(default, skip_serializing_if = "is_false")]
     pub guest_memfd: bool,
+    /// Whether a function of the machine has it behind a BAR; it is no RAM then.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub device: bool,
     /// Offset of its first byte in the region.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub offset: u64,

@@ -166,12 +166,6 @@ pub enum PlanError {
         /// Each region, and why it cannot.
         tried: Vec<(String, NoPlace)>,
     },
-    /// An EGM slice as a device.
-    #[error("EGM slice {slice} is to be a device, which this version does not offer")]
-    EgmDevice {
-        /// Index of the slice.
-        slice: usize,
-    },
     /// More functions than the root bus has places.
     #[error("{devices} root ports and devices on bus 0 are more than its {max} places after the host bridge")]
     Bus0 {
@@ -330,7 +324,6 @@ impl Report for PlanError {
             Self::NoPlace { .. } => {
                 "lower the slice's \"size\", or give \"region\" a list that ends in \"memfd\"".to_owned()
             }
-            Self::EgmDevice { .. } => "set the slice's \"as\" to \"memory\"".to_owned(),
             Self::Bus0 { .. } | Self::Buses { .. } => "remove devices".to_owned(),
             Self::Passed(rule) => rule.help(),
             Self::UnknownFunction { .. } => {

@@ -5,6 +5,7 @@
 
 use egm_address::PciAddress;
 
+use crate::config::{Device, DeviceKind};
 use crate::plan::types::intx_owner;
 use crate::plan::{FunctionPlan, FunctionRole, LinePlan};
 
@@ -47,9 +48,10 @@ impl RootPin {
     }
 }
 
-/// The lines of host functions and vfio-user devices. Functions that end at one pin share a line, as do some others.
+/// The lines of host functions and vfio-user devices; slices have no pins. Functions that end at one pin share a line, as do some others.
 pub(super) fn lines(all: &[FunctionPlan], intx: Option<IntxLines>) -> impl Iterator<Item = LinePlan> {
     let passed = all.iter().filter_map(|function| match &function.role {
+        FunctionRole::Endpoint { device: Device { kind: DeviceKind::Egm { .. }, .. }, .. } => None,
         FunctionRole::Endpoint { device, .. } if device.kind.is_passed() => {
             Some((function.address, intx_owner(&device.id)))
         }

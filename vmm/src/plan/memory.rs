@@ -46,8 +46,10 @@ pub(super) fn plan(
     let high = space.layout.ram.last().map_or(Gpa::new(0), |ram| ram.start());
     space.top = memory.last().map_or(high, |m| m.span.end().max(high));
     for (index, (slice, source)) in spec.egm.iter().zip(sources).enumerate() {
-        let span = place_slice(index, slice, space)?;
-        memory.extend(without_retired(span, source, slice.node, backings.len()));
+        if slice.form == EgmForm::Memory {
+            let span = place_slice(index, slice, space)?;
+            memory.extend(without_retired(span, source, slice.node, backings.len()));
+        }
         backings.push(slice_backing(spec, index, slice, source));
     }
     memory.sort_by_key(|m| m.span);
@@ -127,6 +129,7 @@ fn node_backing(spec: &Spec, node: &Node) -> BackingPlan {
         id: format!("node{}", node.id),
         region: None,
         guest_memfd: false,
+        device: false,
         offset: 0,
         hpa: None,
         size: align_up(node.size.get(), page_size.bytes()).unwrap_or(u64::MAX),
@@ -144,9 +147,6 @@ pub(crate) const fn huge_alignment(size: u64) -> u64 {
 
 /// A slice is one span, because a GPU finds a byte of EGM by its distance from the slice's start.
 fn place_slice(index: usize, slice: &EgmSlice, space: &mut Space) -> Result<Span<Guest>, PlanError> {
-    if slice.form == EgmForm::Device {
-        return Err(PlanError::EgmDevice { slice: index });
-    }
     let size = slice.size.get();
     let align = huge_alignment(size).max(LARGE_PAGE);
     space.place_at_top(size, align).ok_or_else(|| {
@@ -185,6 +185,7 @@ fn slice_backing(spec: &Spec, index: usize, slice: &EgmSlice, source: &Source) -
         id: format!("egm{index}"),
         region: source.region.clone(),
         guest_memfd: source.guest_memfd,
+        device: slice.form == EgmForm::Device,
         offset: source.offset,
         hpa: source.hpa,
         size: align_up(slice.size.get(), source.page_size.bytes()).unwrap_or(u64::MAX),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use egm_address::{CpuSet, PciAddress};
 
-use crate::config::{Access, Spec};
+use crate::config::{Access, EgmForm, Spec};
 use crate::plan::{FunctionPlan, FunctionRole, GPU_NODES, MemoryPlan, NodePlan, PassedPlan};
 
 /// ACPI 6.5, 5.2.17: the distance of a node to itself.
@@ -38,7 +38,8 @@ fn ordered(spec: &Spec) -> Vec<Node<'_>> {
         distances: &node.distances,
         access: &node.access,
     });
-    let egm = spec.egm.iter().map(|slice| Node {
+    let memory = spec.egm.iter().filter(|slice| slice.form == EgmForm::Memory);
+    let egm = memory.map(|slice| Node {
         id: slice.node,
         cpus: CpuSet::default(),
         egm: true,

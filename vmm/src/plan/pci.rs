@@ -6,6 +6,8 @@
 use egm_address::{ByteSize, Gpa, Guest, PciAddress, Placer, Span, SpanSet, align_down, align_up};
 use egm_vfio::host::{HostBar, HostBarKind, HostFunction};
 
+use egm_device::device::registers;
+
 use crate::config::{Device, DeviceKind, Spec};
 use crate::facts::Facts;
 use crate::plan::near::guest_node;
@@ -122,6 +124,20 @@ fn wanted_by<'a>(device: &'a Device, spec: &Spec, facts: &'a Facts) -> Result<Wa
             let bars = server.map_or(Ok(Vec::new()), |server| bars(device, &server.bars))?;
             let msix_vectors = server.map_or(0, |server| server.msix_vectors);
             Ok(Wanted { device, host: None, bars, msix_vectors, node: None, partner: None })
+        }
+        DeviceKind::Egm { slice, node } => {
+            let slice = usize::try_from(*slice).ok().and_then(|slice| spec.egm.get(slice));
+            let slice = slice.ok_or(PlanError::Internal("a device is of no slice"))?;
+            let bar = |index, kind, size| HostBar { index, kind, size, start: 0 };
+            let bars = bars(
+                device,
+                &[
+                    bar(0, HostBarKind::Memory32, registers::SIZE.into()),
+                    bar(2, HostBarKind::Memory64Prefetchable, slice.size.get()),
+                ],
+            )?;
+            let msix_vectors = u16::try_from(registers::VECTORS).unwrap_or(u16::MAX);
+            Ok(Wanted { device, host: None, bars, msix_vectors, node: Some(*node), partner: None })
         }
     }
 }

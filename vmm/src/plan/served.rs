@@ -15,7 +15,8 @@ use crate::plan::{BackingPlan, PassedRule, PlanError};
 /// [`PassedRule::ServerMemory`].
 pub(super) fn check_memory(spec: &Spec, facts: &Facts, backings: &[BackingPlan]) -> Result<(), PlanError> {
     let Some((device, _)) = served(spec).next() else { return Ok(()) };
-    for backing in backings {
+    // A device's memory is a BAR: servers go without, and a note says so.
+    for backing in backings.iter().filter(|backing| !backing.device) {
         let host = facts.regions.iter().find(|host| backing.region.as_ref() == Some(&host.region.name));
         let Some(host) = host else { continue };
         if let RegionKind::Egm { .. } | RegionKind::Reserved { .. } | RegionKind::Devdax { .. } =

@@ -14,6 +14,7 @@ use proptest::strategy::ValueTree;
 mod data_direct;
 mod passed;
 mod served;
+mod slices;
 mod topology;
 
 use super::*;
@@ -180,7 +181,8 @@ fn check(spec: &Spec, facts: &Facts, plan: &Plan) {
     check_bars(plan);
     let bytes: u64 = plan.nodes.iter().map(|node| node.memory).sum();
     assert_eq!(bytes, plan.memory.iter().map(|m| m.span.size()).sum::<u64>());
-    assert_eq!(plan.nodes.len(), spec.memory.nodes.len() + spec.egm.len());
+    let slices = spec.egm.iter().filter(|slice| slice.form == EgmForm::Memory);
+    assert_eq!(plan.nodes.len(), spec.memory.nodes.len() + slices.count());
     for (i, row) in plan.distances.iter().enumerate() {
         assert_eq!((row.len(), row[i]), (plan.nodes.len(), 10));
     }
@@ -195,6 +197,7 @@ fn check_backings(spec: &Spec, plan: &Plan) {
         assert!(pieces.windows(2).all(|pair| pair[0].offset + pair[0].span.size() <= pair[1].offset));
         let used: u64 = pieces.iter().map(|m| m.span.size()).sum();
         let lost = if index == 0 { hole } else { 0 };
+        let lost = if backing.device { backing.size } else { lost };
         assert_eq!(used + lost, backing.size, "{}", backing.id);
         let unit = backing.page_size.bytes().max(2 * MIB);
         let base = layout_of(plan.arch).ram[0].start().get();
@@ -210,7 +213,8 @@ fn check_backings(spec: &Spec, plan: &Plan) {
         }));
         assert!(offset + window.size() <= size);
     }
-    assert_eq!(plan.memory.iter().filter(|m| m.kind == MemoryKind::Egm).count(), spec.egm.len());
+    let slices = spec.egm.iter().filter(|slice| slice.form == EgmForm::Memory);
+    assert_eq!(plan.memory.iter().filter(|m| m.kind == MemoryKind::Egm).count(), slices.count());
 }
 
 fn check_reserved(spec: &Spec, facts: &Facts, plan: &Plan) {

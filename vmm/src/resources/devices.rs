@@ -11,6 +11,7 @@ use egm_vfio::kernel::OpenError;
 use super::ThreadError;
 use super::passed::AddressSpaces;
 use super::servers::ServerError;
+use super::slices::{OpenSlice, SliceError, Slices};
 use crate::config::{Device, DeviceKind};
 use crate::error::{Blame, Report, opening};
 use crate::plan::{FunctionRole, Plan};
@@ -37,6 +38,8 @@ pub enum OpenDevice {
     Rng,
     /// A host function.
     Passed(Arc<dyn egm_vfio::backend::Backend>),
+    /// A slice.
+    Slice(OpenSlice),
 }
 
 /// Why a device cannot have what it needs.
@@ -99,6 +102,9 @@ pub enum DeviceError {
     /// A vfio-user server.
     #[error(transparent)]
     Server(#[from] ServerError),
+    /// A slice.
+    #[error(transparent)]
+    Slice(#[from] SliceError),
     /// The plan was made without its server.
     #[error("nobody connected the vfio-user server {}", socket.display())]
     NotConnected {
@@ -119,6 +125,7 @@ impl Report for DeviceError {
             Self::Passed(error) => opening(error),
             Self::Server(error) => error.blame(),
             Self::VhostFile { .. } | Self::Reset(_) | Self::Thread(_) => Blame::Host,
+            Self::Slice(error) => error.blame(),
             Self::NotConnected { .. } => Blame::Internal,
         }
     }
@@ -153,6 +160,7 @@ impl Report for DeviceError {
                 Some("look for its errors: dmesg, lspci -vv, or what its server says".to_owned())
             }
             Self::Server(error) => error.help(),
+            Self::Slice(error) => error.help(),
             Self::NotConnected { .. } => None,
         }
     }
@@ -165,6 +173,7 @@ const VHOST_VSOCK: &str = "/dev/vhost-vsock";
 pub(super) fn open(
     plan: &Plan,
     spaces: &AddressSpaces,
+    slices: &Slices<'_>,
 ) -> Result<Vec<(Device, OpenDevice)>, (String, DeviceError)> {
     let devices = plan.pci.iter().filter_map(|function| match &function.role {
         FunctionRole::Endpoint { device, .. } => Some(device),
@@ -172,14 +181,14 @@ pub(super) fn open(
     });
     devices
         .map(|device| {
-            let opened = open_one(&device.kind, spaces).map_err(|error| (device.id.clone(), error))?;
+            let opened = open_one(device, spaces, slices).map_err(|error| (device.id.clone(), error))?;
             Ok((device.clone(), opened))
         })
         .collect()
 }
 
-fn open_one(kind: &DeviceKind, spaces: &AddressSpaces) -> Result<OpenDevice, DeviceError> {
-    match kind {
+fn open_one(device: &Device, spaces: &AddressSpaces, slices: &Slices<'_>) -> Result<OpenDevice, DeviceError> {
+    match &device.kind {
         DeviceKind::VirtioBlk { path, read_only } => disk(path, *read_only).map(OpenDevice::Block),
         DeviceKind::VirtioNet { tap, queue_pairs, vhost, .. } => {
             let taps = tap::open(tap, *queue_pairs)?;
@@ -194,6 +203,7 @@ fn open_one(kind: &DeviceKind, spaces: &AddressSpaces) -> Result<OpenDevice, Dev
             let missing = || DeviceError::NotConnected { socket: socket.clone() };
             spaces.served(socket).map(OpenDevice::Passed).ok_or_else(missing)
         }
+        DeviceKind::Egm { node, .. } => Ok(OpenDevice::Slice(slices.open(&device.id, *node)?)),
     }
 }
 

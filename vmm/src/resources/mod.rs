@@ -8,6 +8,7 @@ mod loans;
 mod passed;
 mod reset;
 mod servers;
+mod slices;
 
 use std::fs::{File, FileType, OpenOptions};
 use std::io;
@@ -22,6 +23,8 @@ pub use self::loans::Broker;
 pub use self::passed::{AddressSpaces, PassedError};
 pub(crate) use self::reset::left_behind;
 pub use self::servers::{ServerError, Servers};
+use self::slices::Slices;
+pub use self::slices::{OpenSlice, SliceError};
 use crate::arch::x86_64::boot::BootFiles;
 use crate::config::{Boot, Device, DeviceKind};
 use crate::console::{Console, ConsoleError};
@@ -148,8 +151,9 @@ impl Resources {
         let vm = hypervisor.create_vm()?;
         let console = Console::open(&plan.console)?;
         let spaces = AddressSpaces::open(plan, &vm, servers)?;
-        let devices =
-            devices::open(plan, &spaces).map_err(|(id, source)| ResourceError::Device { id, source })?;
+        let slices = Slices { plan, host: facts, leases, vm: &vm };
+        let devices = devices::open(plan, &spaces, &slices)
+            .map_err(|(id, source)| ResourceError::Device { id, source })?;
         let ram = GuestRam::open(plan, leases, &vm)?;
         let (early, late) = spaces.maps(plan, &ram)?.around_prefault();
         let prefault = || ram.prefault(plan, spaces.pin(), |backing| near(facts, backing), progress);

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use egm_address::{InRegion, Offset, Span, SpanSet};
 use egm_device::Backing as _;
+use egm_device::device::{Function, in_slice};
 use egm_device::poison::{Cause, Event, Growth, News, Watch};
 use egm_device::region::RegionKind;
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
@@ -27,7 +28,7 @@ use self::places::{Place, Places};
 use crate::arch::x86_64::machine_check::Reporter;
 use crate::error::Chain;
 use crate::memory::GuestRam;
-use crate::plan::Plan;
+use crate::plan::{BackingPlan, Plan};
 use crate::resources::{Leases, Taken};
 
 /// How often an EGM device's list of retired pages is read; nothing tells us when it grows.
@@ -40,6 +41,8 @@ struct Memory {
     /// What [`Watch`] and [`Growth`] call it: the region, or for ordinary memory a name that no region can have.
     name: String,
     slice: Option<Arc<Taken>>,
+    /// The function that it is behind a BAR of.
+    device: Option<Function>,
     /// The device's list, where there is one that still answers.
     growth: Option<Growth>,
     /// What is known to be bad.
@@ -55,11 +58,12 @@ pub(super) struct Poison {
 }
 
 impl Memory {
-    fn new(id: &str, slice: Option<&Arc<Taken>>) -> Self {
+    fn new(id: &str, slice: Option<&Arc<Taken>>, device: Option<&Function>) -> Self {
         let name = slice.map_or_else(|| format!("memory {id}"), |slice| slice.region().name.clone());
         let egm = slice.filter(|slice| matches!(slice.region().kind, RegionKind::Egm { .. }));
         let growth = egm.map(|slice| Growth::new(slice.region().clone()));
-        Self { id: id.to_owned(), name, slice: slice.cloned(), growth, bad: SpanSet::default() }
+        let (slice, device) = (slice.cloned(), device.cloned());
+        Self { id: id.to_owned(), name, slice, device, growth, bad: SpanSet::default() }
     }
 
     /// Where its first byte lies in the region.
@@ -69,7 +73,7 @@ impl Memory {
 }
 
 impl Poison {
-    /// Watches the memory of `plan`; on the thread of the event loop, which gets the signals, before vCPUs have theirs.
+    /// Watches the memory of `plan`, of which `devices` are behind BARs, by backing; on the thread of the event loop, which gets the signals, before vCPUs have theirs.
     ///
     /// # Errors
     /// The kernel's.
@@ -77,11 +81,15 @@ impl Poison {
         plan: &Plan,
         ram: &GuestRam,
         leases: &Leases,
+        devices: &[(String, Function)],
         reporter: Option<Reporter>,
     ) -> io::Result<Self> {
         let mut watch = Watch::new()?;
-        let memories: Vec<_> =
-            plan.backings.iter().map(|backing| Memory::new(&backing.id, leases.get(&backing.id))).collect();
+        let memory = |backing: &BackingPlan| {
+            let device = devices.iter().find(|(id, _)| *id == backing.id).map(|(_, device)| device);
+            Memory::new(&backing.id, leases.get(&backing.id), device)
+        };
+        let memories: Vec<_> = plan.backings.iter().map(memory).collect();
         let mut places = Vec::new();
         for piece in &ram.pieces {
             let Some(memory) = memories.get(piece.backing) else { continue };
@@ -168,6 +176,10 @@ impl Memory {
         for guest in checks.places.of_bytes(number, bad) {
             line.push_str(&format!(", guest address {:#x}", guest.start()));
             told |= cause != Cause::Consumed && checks.found(guest);
+        }
+        if let (Some(device), Some(slice)) = (&self.device, &self.slice) {
+            device.retire(&in_slice(slice.slice(), &SpanSet::from_iter([bad])));
+            told = true;
         }
         line.push_str(match cause {
             Cause::Consumed => "; the guest read it",

@@ -116,7 +116,9 @@ pub(super) fn count(number: usize, thing: &str) -> String {
 /// The machine in a few words, each a fact of its own.
 pub(super) fn summary(plan: &Plan) -> Vec<String> {
     let bytes = |kind| plan.memory.iter().filter(move |m| m.kind == kind).map(|m| m.span.size()).sum::<u64>();
-    let egm = bytes(MemoryKind::Egm);
+    let devices: u64 =
+        plan.backings.iter().filter(|backing| backing.device).map(|backing| backing.size).sum();
+    let egm = bytes(MemoryKind::Egm).saturating_add(devices);
     let most = |field: fn(&crate::plan::VcpuPlan) -> u32| {
         plan.vcpus.iter().map(field).max().map_or(0, |most| most.saturating_add(1))
     };
@@ -156,7 +158,8 @@ pub(super) fn backing(backing: &BackingPlan) -> String {
     };
     let node = backing.host_nodes.as_ref().map(|nodes| format!("host node {nodes}"));
     let touched = backing.prefault.then(|| "touched at start".to_owned());
-    [Some(source), node, touched].into_iter().flatten().collect::<Vec<_>>().join(", ")
+    let device = backing.device.then(|| "behind a BAR".to_owned());
+    [Some(source), node, touched, device].into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
 /// A function in words, without its address.
@@ -202,6 +205,7 @@ fn kind(kind: &DeviceKind) -> String {
         DeviceKind::VirtioRng => "virtio-rng".to_owned(),
         DeviceKind::Vfio { function, .. } => format!("host function {function}"),
         DeviceKind::VfioUser { socket } => format!("vfio-user {}", socket.display()),
+        DeviceKind::Egm { slice, .. } => format!("EGM slice egm{slice}"),
     }
 }
 

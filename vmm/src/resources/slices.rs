@@ -1,0 +1,116 @@
+//! Slices that are PCI functions: the device of `egm-device serve`, in this process.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use egm_device::Backing;
+use egm_device::device::config::Id;
+use egm_device::device::core::Facts;
+use egm_device::device::{BadBytes, Function, Setup, in_region, in_slice};
+use egm_vfio::backend::Backend;
+use egm_vfio::local::{LocalFunction, MadeBy};
+use egm_vfio::mapping::MadeOf;
+
+use super::leases::{Leases, Taken};
+use super::near;
+use crate::error::{Blame, Chain, Report};
+use crate::facts::Facts as Host;
+use crate::kvm::Vm;
+use crate::memory::{MemoryError, bytes};
+use crate::plan::{BackingPlan, Plan};
+
+/// A slice as a function.
+pub struct OpenSlice {
+    /// For who has news of its memory.
+    pub function: Function,
+    /// For the guest.
+    pub backend: Arc<dyn Backend>,
+}
+
+/// Why a slice is no device.
+#[derive(Debug, thiserror::Error)]
+pub enum SliceError {
+    /// Its memory.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// Descriptors ran out.
+    #[error("cannot make a descriptor")]
+    Descriptor(#[from] io::Error),
+    /// The plan has none.
+    #[error("the plan has no memory for it")]
+    Missing,
+}
+
+impl Report for SliceError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::Memory(error) => error.blame(),
+            Self::Descriptor(_) => Blame::Host,
+            Self::Missing => Blame::Internal,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Memory(error) => error.help(),
+            Self::Descriptor(_) => Some("raise the limit of open files: ulimit -n 65536".to_owned()),
+            Self::Missing => None,
+        }
+    }
+}
+
+/// Where slices' memory comes from.
+pub(super) struct Slices<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) host: &'a Host,
+    pub(super) leases: &'a Leases,
+    pub(super) vm: &'a Vm,
+}
+
+impl Slices<'_> {
+    /// The function of device `id`, which is called as its backing; `node` is the guest's that it is near to.
+    ///
+    /// # Errors
+    /// [`SliceError`].
+    pub(super) fn open(&self, id: &str, node: u32) -> Result<OpenSlice, SliceError> {
+        let plan = self.plan.backings.iter().find(|backing| backing.id == id).ok_or(SliceError::Missing)?;
+        let backing = bytes(plan, self.leases, self.vm, near(self.host, plan))?;
+        let lease = self.leases.get(id);
+        let facts = Facts {
+            size: backing.size(),
+            base: plan.offset,
+            page: lease.map_or_else(|| backing.page_size(), |taken| taken.region().page_size.get()),
+            pxm: Some(node),
+            scrub_at_reset: false,
+        };
+        let retired = lease.map(|taken| in_slice(taken.slice(), taken.region().retired.spans()));
+        let setup =
+            Setup { id: Id::default(), facts, retired: retired.unwrap_or_default(), bad: bad(id, lease) };
+        let function = Function::new(setup, backing.as_ref())?;
+        let name = format!("EGM slice {id}");
+        let local = LocalFunction::new(name, function.connect(), made_by(plan, backing.as_ref())?)?;
+        Ok(OpenSlice { function, backend: Arc::new(local) })
+    }
+}
+
+/// Keeps bytes that were found bad from later owners.
+fn bad(id: &str, lease: Option<&Arc<Taken>>) -> Box<BadBytes> {
+    let (id, lease) = (id.to_owned(), lease.map(Arc::clone));
+    Box::new(move |bad| {
+        let taken = lease.as_ref().and_then(|taken| taken.retire(&in_region(taken.slice(), bad)));
+        if let Some(Err(error)) = taken {
+            eprintln!("warning: bad pages of \"{id}\" are not kept from later owners: {}", Chain(&error));
+        }
+    })
+}
+
+/// What the mapped BAR is to other devices.
+fn made_by(plan: &BackingPlan, backing: &dyn Backing) -> io::Result<MadeBy> {
+    Ok(match backing.file().metadata()?.is_file() {
+        _ if backing.is_invisible() => |_: OwnedFd, _: u64| MadeOf::Invisible,
+        _ if plan.guest_memfd => MadeOf::GuestMemfd,
+        true => MadeOf::File,
+        false => |_: OwnedFd, _: u64| MadeOf::Pages,
+    })
+}
