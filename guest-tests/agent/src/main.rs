@@ -14,6 +14,7 @@ mod error;
 mod expect;
 mod finding;
 mod init;
+mod memory;
 mod net;
 mod pattern;
 mod ports;
@@ -25,6 +26,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
+use egm_address::PciAddress;
 
 use crate::error::Broken;
 
@@ -41,8 +43,22 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Lists EGM memory that this machine has as a PCI function.
+    List {
+        /// JSON instead of a table.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Overwrites all of that memory, reads it back, and says how fast that was.
+    Test {
+        /// PCI functions; all without one.
+        functions: Vec<PciAddress>,
+        /// Says that what is in the memory may be lost.
+        #[arg(long, required = true)]
+        overwrite: bool,
+    },
     /// Lists the checks and what each claims.
-    List,
+    Checks,
     /// Runs checks, all without a name, and prints a table.
     Run {
         /// Names of checks; `all` for every one that is not run by name only.
@@ -86,7 +102,9 @@ fn main() -> ExitCode {
         init::main();
     }
     match Cli::parse().command {
-        Command::List => {
+        Command::List { json } => memory::list(json),
+        Command::Test { functions, overwrite: _ } => memory::test(&functions),
+        Command::Checks => {
             for check in checks::ALL {
                 let note = if check.by_name_only { " (only by name)" } else { "" };
                 println!("{:<14} {}{note}", check.name, check.claim);

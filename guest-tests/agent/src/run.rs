@@ -81,7 +81,7 @@ fn print_row(check: &Check) {
 }
 
 fn no_such_check(name: &str) -> Finding {
-    Finding::error(format!("there is no check {name:?}: `egm-guest list` names them"))
+    Finding::error(format!("there is no check {name:?}: `egm-guest checks` names them"))
 }
 
 /// Runs one check in a process of its own.

@@ -47,6 +47,7 @@ mod run;
 mod scenarios;
 mod served;
 mod session;
+mod slice_device;
 mod slices;
 mod tools;
 

@@ -24,6 +24,7 @@ use crate::progress::Stage;
 use crate::qemu;
 use crate::results::{Count, ScenarioResult};
 use crate::scenarios::{Scenario, Tale};
+use crate::slice_device;
 use crate::slices;
 use crate::tools::Tools;
 
@@ -182,12 +183,17 @@ impl Runner {
             "boot": { "kernel": kernel.image(), "initramfs": initramfs, "cmdline": cmdline.trim_end() },
         });
         if let Some(region) = scenario.region {
-            json["egm"] = serde_json::json!([{ "region": region, "size": scenario.tale.slice(), "node": 1 }]);
+            let (form, node) = match scenario.tale {
+                Tale::Device => ("device", 0),
+                _ => ("memory", 1),
+            };
+            let size = scenario.tale.slice();
+            json["egm"] = serde_json::json!([{ "region": region, "size": size, "node": node, "as": form }]);
         }
         if let Some(count) = scenario.vcpus {
             json["cpus"] = serde_json::json!({ "count": count });
         }
-        if !scenario.passed.is_empty() {
+        if !scenario.passed.is_empty() || !scenario.servers.is_empty() {
             let backend = if scenario.iommufd { "iommufd" } else { "auto" };
             let device =
                 |function| serde_json::json!({ "type": "vfio", "function": function, "backend": backend });
@@ -347,6 +353,7 @@ fn steps(scenario: &Scenario) -> Option<Teller> {
         Tale::BadPage => bad_page::run,
         Tale::Lent => lent::run,
         Tale::Own => own_memory::run,
+        Tale::Device => slice_device::run,
     };
     let of_functions: Option<Teller> = (!scenario.passed.is_empty()).then_some(passed::run);
     scenario.tell.or(of_functions).or_else(|| scenario.region.map(|_| of_slices as Teller))

@@ -48,14 +48,19 @@ pub(crate) fn start(function: &Path, card: Card, socket: &Path) -> Result<Server
     let mut command = Command::new(function);
     command.args(["--bar", &card.bar.to_string(), "--memory", &card.memory.to_string(), "--recorded"]);
     command.arg(recorded).arg("--socket").arg(socket);
+    serve(command, function, socket)
+}
+
+/// Starts `command`, which runs `program`; it serves at `socket` when this returns, and says so in a line.
+pub(crate) fn serve(command: Command, program: &Path, socket: &Path) -> Result<Server, LabError> {
     let mut command = bound_to_us(command);
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
-    let mut server = Server(child.map_err(LabError::file("run", function))?);
+    let mut server = Server(child.map_err(LabError::file("run", program))?);
     let mut line = String::new();
     match server.0.stdout.take().map(|out| BufReader::new(out).read_line(&mut line)) {
         Some(Ok(1..)) => Ok(server),
         _ => Err(LabError::Content {
-            what: format!("{} at {}", function.display(), socket.display()),
+            what: format!("{} at {}", program.display(), socket.display()),
             problem: "it does not serve: run it by hand".into(),
         }),
     }

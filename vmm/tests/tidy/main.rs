@@ -58,7 +58,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("egm-address", &[]),
     ("egm-device", &["egm-address", "egm-vfio-wire"]),
     ("egm-function", &["egm-vfio-wire"]),
-    ("egm-guest", &["egm-address", "egm-report"]),
+    ("egm-guest", &["egm-address", "egm-memory", "egm-report"]),
     ("egm-lab", &["egm-address", "egm-payload", "egm-report"]),
     ("egm-memory", &["egm-address"]),
     ("egm-payload", &[]),

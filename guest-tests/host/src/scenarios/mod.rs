@@ -81,6 +81,8 @@ pub(crate) enum Tale {
     Lent,
     /// It is the machine's own: nobody lends it.
     Own,
+    /// It is a PCI function.
+    Device,
 }
 
 impl Tale {
@@ -91,6 +93,7 @@ impl Tale {
             Self::Lent => "342MiB",
             // Base pages, each a nested page fault of its own under emulation.
             Self::Own => "128MiB",
+            Self::Device => "24MiB",
         }
     }
 }
@@ -121,7 +124,7 @@ const PLAIN: Scenario = Scenario {
 };
 
 /// Every scenario, in the order in which they run.
-pub(crate) const ALL: [Scenario; 38] = [
+pub(crate) const ALL: [Scenario; 39] = [
     demo::SCENARIO,
     smp::SCENARIO,
     reset::SCENARIO,
@@ -133,6 +136,7 @@ pub(crate) const ALL: [Scenario; 38] = [
     slices::DEVDAX,
     slices::HUGETLB,
     slices::GUEST_MEMFD,
+    slices::DEVICE,
     broker::SCENARIO,
     poison::FOUND,
     poison::READ,

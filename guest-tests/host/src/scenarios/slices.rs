@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{PLAIN, Scenario, Tale};
+use crate::judge::Expected;
 
 /// Every byte of a slice is written and read twice, under emulation.
 const DEADLINE: Duration = Duration::from_secs(400);
@@ -55,5 +56,17 @@ pub(super) const GUEST_MEMFD: Scenario = Scenario {
     own_kernel: true,
     long: true,
     deadline: SMALL_PAGES,
+    ..PLAIN
+};
+
+/// Its function is the monitor's own in one guest, and a server's in another.
+pub(super) const DEVICE: Scenario = Scenario {
+    name: "egm-device",
+    story: "a slice as a PCI function: the monitor's own and that of egm-device serve are one and the same to guests",
+    region: Some("local"),
+    tale: Tale::Device,
+    words: "egm.checks=memory_map,numa,pci,egm_device quiet",
+    expected: Expected { exit: 0, summary: true, checks: &["memory_map", "numa", "pci", "egm_device"] },
+    deadline: Duration::from_secs(300),
     ..PLAIN
 };
