@@ -64,6 +64,25 @@ fn what_was_not_written_is_no_success() {
 }
 
 #[test]
+fn each_manual_page_says_of_which_program_it_is_and_its_folder_is_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let pages = folder.path().join("share/man1");
+    let run = |arguments: &[&str]| Command::new(PROGRAM).arg("man").args(arguments).output().unwrap();
+    check(run(&["--into", pages.to_str().unwrap()]), 0, &[]);
+    let source = format!("\"egm-device {}\"", env!("CARGO_PKG_VERSION"));
+    for (arguments, file) in [
+        (&[][..], "egm-device.1"),
+        (&["carve", "grant"], "egm-device-carve-grant.1"),
+        (&["man"], "egm-device-man.1"),
+    ] {
+        let page = fs::read_to_string(pages.join(file)).unwrap();
+        let title = page.lines().find(|line| line.starts_with(".TH")).unwrap();
+        assert!(title.contains(&source), "{file}: {title}");
+        assert_eq!(String::from_utf8(run(arguments).stdout).unwrap(), page, "{file}");
+    }
+}
+
+#[test]
 fn who_may_not_open_kvm_is_told_what_is_not_known() {
     let closed = fs::metadata("/dev/kvm").is_ok_and(|kvm| kvm.permissions().mode() & 0o006 == 0);
     if !closed || !rustix::process::geteuid().is_root() {

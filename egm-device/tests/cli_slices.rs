@@ -128,6 +128,23 @@ fn a_plan_shows_places_and_takes_none() {
 }
 
 #[test]
+fn a_region_is_named_as_for_a_grant_or_as_a_word_of_its_own() {
+    let host = Host::new();
+    for command in ["carve plan {} --size 2MiB", "carve scrub {}", "carve return {} --at 0 --size 2MiB"] {
+        let says = |region| host.says(&command.replace("{}", region));
+        assert_eq!(says("local"), says("--region local"), "{command}");
+        host.refuses(2, &command.replace(" {}", ""));
+        host.refuses(2, &command.replace("{}", "local --region local"));
+    }
+}
+
+#[test]
+fn who_asks_for_the_firmware_of_another_machine_hears_of_every_other_way() {
+    let error = Host::new().refuses(3, "carve advise --hypervisor 1GiB --how firmware");
+    assert!(["mem", "hugetlb", "memmap", "dax"].iter().all(|way| error.contains(way)), "{error}");
+}
+
+#[test]
 fn a_plan_goes_around_what_others_have_unless_it_is_to_be_empty() {
     let host = Host::new();
     let lease = host.lease("vm1", 8 * MIB);

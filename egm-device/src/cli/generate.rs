@@ -1,7 +1,8 @@
 //! The subcommands `completions` and `man` of our programs: made from a command line's own description.
 
+use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Command;
@@ -24,7 +25,7 @@ pub struct Man {
     /// Of this subcommand, for instance "carve advise"; the default is the program
     #[arg(value_name = "COMMAND")]
     command: Vec<String>,
-    /// Write the pages of all commands into this folder instead
+    /// Write the pages of all commands into this folder instead, which is made if it is not there
     #[arg(long, value_name = "FOLDER", conflicts_with = "command")]
     into: Option<PathBuf>,
 }
@@ -58,12 +59,10 @@ pub fn completions(args: &Completions, mut program: Command) -> ExitCode {
 /// A folder that cannot be written to.
 pub fn man(args: &Man, program: Command) -> Outcome {
     if let Some(folder) = &args.into {
-        clap_mangen::generate_to(program, folder)
-            .map_err(|source| ManError { folder: folder.clone(), source })?;
+        pages(&program, folder).map_err(|source| ManError { folder: folder.clone(), source })?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut command = program.clone();
-    command.build();
+    let mut command = built(&program);
     for name in args.command.iter().flat_map(|words| words.split_whitespace()) {
         match command.find_subcommand(name) {
             Some(found) => command = found.clone(),
@@ -75,7 +74,31 @@ pub fn man(args: &Man, program: Command) -> Outcome {
     }
     let mut text = Vec::new();
     // Writing to memory does not fail.
-    let _ = clap_mangen::Man::new(command).render(&mut text);
+    let _ = page(command, &program).render(&mut text);
     print(text);
     Ok(ExitCode::SUCCESS)
+}
+
+/// `program` with the names that its subcommands have as pages, `PROGRAM-COMMAND`.
+fn built(program: &Command) -> Command {
+    let mut command = program.clone().disable_help_subcommand(true);
+    command.build();
+    command
+}
+
+/// The page of `command`, which says of which version of `program` it is.
+fn page(command: Command, program: &Command) -> clap_mangen::Man {
+    let version = program.get_version().unwrap_or_default();
+    clap_mangen::Man::new(command).source(format!("{} {version}", program.get_name()))
+}
+
+/// Writes the pages of `program` and all of its commands into `folder`, which is made.
+fn pages(program: &Command, folder: &Path) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    let mut left = vec![built(program)];
+    while let Some(command) = left.pop() {
+        left.extend(command.get_subcommands().filter(|sub| !sub.is_hide_set()).cloned());
+        page(command, program).generate_to(folder)?;
+    }
+    Ok(())
 }

@@ -6,8 +6,7 @@
 //! machine check, ends the program that read, and lives.
 
 use std::fs;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 use crate::error::LabError;
@@ -15,16 +14,13 @@ use crate::frame::{Fault, Frame, Step};
 use crate::host_parts::Plan;
 use crate::judge::{Expected, case};
 use crate::process::{Ending, Limit, Reaction, watch};
-use crate::run::{Machine, Runner};
+use crate::run::Runner;
 use crate::scenarios::Scenario;
 use crate::slices::{PATIENCE, host_address, regions};
 
 /// Takes the page with the physical address that is written to it out of service, as broken memory would be.
 const OFFLINE: &str = "/sys/devices/system/memory/hard_offline_page";
 
-/// Bytes of the slice, as `Tale` has it.
-const SLICE_BYTES: u64 = 528 << 20;
-const PAGE: u64 = 4096;
 /// Memory of the machine's own process.
 const LOCAL: &str = "local";
 
@@ -44,7 +40,7 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
         let Some(address) = line.split("egm-beat 0x").nth(1) else { return Reaction::Go };
         let gpa = u64::from_str_radix(address.trim(), 16).ok();
         frame.step("told", || {
-            let address = if reads { mapped(&machine, gpa)? } else { host_address(&machine, gpa)? };
+            let address = host_address(&machine, gpa)?;
             bad = Some(address);
             fs::write(OFFLINE, format!("{address:#x}"))?;
             told(&said, reads)
@@ -98,45 +94,6 @@ fn checked(console: &Path) -> Step {
     }
 }
 
-/// The host physical address of guest physical address `gpa` of a slice of ordinary memory, as the machine's page map tells root: bits
-/// 0 to 54 of an entry are the page's number.
-fn mapped(machine: &Machine, gpa: Option<u64>) -> Result<u64, Fault> {
-    let plan = machine.plan.as_ref().ok_or("there is no plan")?;
-    let gpa = gpa.ok_or(NO_BEAT)?;
-    let inside = plan.offset_in_slice(gpa).ok_or_else(|| format!("{gpa:#x} is not in the slice"))?;
-    let (process, start) = slice_mapping()?;
-    let mut entry = [0; 8];
-    let at = (start + inside) / PAGE * 8;
-    fs::File::open(process.join("pagemap"))?.read_exact_at(&mut entry, at)?;
-    match u64::from_le_bytes(entry) & ((1 << 55) - 1) {
-        0 => {
-            Err(Fault::Untrue(format!("the machine has no page {inside:#x} bytes behind its slice's start")))
-        }
-        number => Ok(number * PAGE),
-    }
-}
-
-/// The process of the machine that runs, and where it has mapped its slice, which is known by its size.
-fn slice_mapping() -> Result<(PathBuf, u64), Fault> {
-    for process in fs::read_dir("/proc")?.flatten().map(|entry| entry.path()) {
-        if fs::read_to_string(process.join("comm")).is_ok_and(|name| name.trim() == "egm-vmm") {
-            let maps = fs::read_to_string(process.join("maps"))?;
-            if let Some(start) = maps.lines().find_map(slice_start) {
-                return Ok((process, start));
-            }
-        }
-    }
-    Err(Fault::Untrue("no machine has mapped a slice".to_owned()))
-}
-
-/// The first address of a line of `/proc/PID/maps`, if it is of a slice.
-fn slice_start(line: &str) -> Option<u64> {
-    let (from, to) = line.split_whitespace().next()?.split_once('-')?;
-    let number = |text| u64::from_str_radix(text, 16).ok();
-    let (from, to) = (number(from)?, number(to)?);
-    (line.contains("memfd:egm-vmm") && to - from == SLICE_BYTES).then_some(from)
-}
-
 /// The ledger calls the page retired.
 fn retired(runner: &Runner, region: &str, plan: Option<&Plan>, bad: Option<u64>) -> Step {
     let bad = bad.ok_or(NO_BEAT)?;
@@ -162,22 +119,5 @@ fn hole(plan: Option<&Plan>, bad: Option<u64>) -> Step {
         Some(false) => Ok(()),
         Some(true) => Err(Fault::Untrue(format!("host address {bad:#x} is the next guest's RAM"))),
         None => Err(Fault::Undecided("the next slice lies elsewhere")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::scenarios::Tale;
-
-    #[test]
-    fn a_slice_is_told_from_other_memory_of_the_machine() {
-        let line = |size: u64| {
-            format!("7f0000000000-{:x} rw-s 0 00:0f 9 /memfd:egm-vmm (deleted)", 0x7f00_0000_0000 + size)
-        };
-        assert_eq!(slice_start(&line(SLICE_BYTES)), Some(0x7f00_0000_0000));
-        assert_eq!(slice_start(&line(256 << 20)), None);
-        assert_eq!(slice_start("7f0000000000-7f0021000000 rw-p 0 00:00 0"), None);
-        assert_eq!(format!("{}MiB", SLICE_BYTES >> 20), Tale::BadPage.slice());
     }
 }

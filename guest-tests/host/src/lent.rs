@@ -240,7 +240,8 @@ impl Story<'_> {
         let inside =
             guest.gpa.and_then(|gpa| plan.offset_in_slice(gpa)).ok_or("the guest's word is elsewhere")?;
         let start = self.base()? + place.start().get();
-        beats(&physical(start + inside, 4096)?, start + inside)?;
+        let page = physical(start + inside, 4096)?;
+        beats(|| page.word(0), start + inside)?;
         let slice = physical(start, place.size())?;
         let (own, all) = (slice.count(mark), PAGES * WORDS_OF_A_PAGE - 1);
         if own < all {

@@ -1,12 +1,13 @@
-//! The story of memory that is a machine's own: KVM makes it of the machine's VM (guest_memfd), so no ledger has it and no plan
-//! names its addresses.
+//! The story of memory that is a machine's own: its process makes it (memfd) or KVM does, of its VM (guest_memfd), so no ledger
+//! has it and no plan names its addresses. Nobody else can ask for the same bytes, so nobody is refused; a second machine that
+//! runs meanwhile has other pages, which are zero. What a killed machine had is free memory of the host again, where nothing stays
+//! in its place; so a third machine reads zeros, too.
 //!
-//! The guest's word is looked for in the file itself, a duplicate of which the kernel gives to root, and from there at the
-//! host physical address where the page turns out to lie. A second machine that runs meanwhile reads zeros. What a killed
-//! machine had is free memory of the host again.
+//! The addresses of a memfd's pages are in the page map of its machine. Of guest_memfd the guest's word is looked for in the file
+//! itself, a duplicate of which the kernel gives to root, and from there at the host physical address where the page turns
+//! out to lie.
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -17,13 +18,15 @@ use crate::error::LabError;
 use crate::frame::{Fault, Frame, Step};
 use crate::host_parts::Plan;
 use crate::judge::{Expected, case};
+use crate::pagemap::{self, PAGE, address};
 use crate::physical::Physical;
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::run::{Machine, Runner};
 use crate::scenarios::Scenario;
-use crate::slices::{PATIENCE, beats, meminfo, physical, ram};
+use crate::slices::{self, PATIENCE, beats, host_address, meminfo, ram};
 
-const PAGE: u64 = 4096;
+/// Memory of the machine's own process.
+const LOCAL: &str = "local";
 /// Marked pages of the first guest: of so many bytes that they show among all that the host's kernel cannot evict.
 const MARKED_BYTES: u64 = 8192 * PAGE;
 /// The first guest. (An idle one with the TSC-deadline timer sleeps for ever where this kernel is the emulated host's.)
@@ -37,21 +40,26 @@ const NAME: &str = "[kvm-gmem]";
 
 /// Tells it of a slice of `region`.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, report, .. } = *frame;
-    let (total, before) = (meminfo("MemTotal")?, meminfo("Unevictable")?);
+    let Frame { runner, scenario, region, report, .. } = *frame;
+    let own = region == LOCAL;
+    // What the kernel counts such pages as.
+    let meter = if own { "Shmem" } else { "Unevictable" };
     let machine = runner.machine(&Scenario { words: BEAT, ..*scenario }, report)?;
+    let (total, before) = (meminfo("MemTotal")?, meminfo(meter)?);
     let (console, said) = (report.join("beat-console.log"), report.join("beat-vmm.log"));
     let ending = watch(runner.command(&machine), Limit::Total(scenario.deadline), &console, &said, |line| {
         let Some(address) = line.split("egm-beat 0x").nth(1) else { return Reaction::Go };
         let gpa = u64::from_str_radix(address.trim(), 16).ok();
-        frame.step("seen", || seen(machine.plan.as_ref(), gpa));
-        frame.step("counted", || counted(before));
-        frame.step("zero-for-another", || zero_for_another(runner, scenario, &machine, report));
+        frame.step("seen", || if own { mapped(&machine, gpa) } else { seen(machine.plan.as_ref(), gpa) });
+        frame.step("counted", || counted(meter, before));
+        let beside = if own { apart } else { |_| Ok(()) };
+        frame.step("zero-for-another", || zeros(runner, scenario, &machine, report, beside));
         Reaction::Kill
     })?;
     let fault = (ending != Ending::Signal(9)).then(|| format!("{ending:?}, not killed"));
     frame.cases.push(case("killed", fault, 0));
-    frame.step("freed", || freed(before));
+    frame.step("freed", || freed(meter, before));
+    frame.step("zero-for-the-next", || zeros(runner, scenario, &machine, report, |_| Ok(())));
     let used = Scenario { words: USE, ..*scenario };
     let machine = runner.machine(&used, report)?;
     let boot = runner.boot(&used, &machine, report)?;
@@ -79,54 +87,87 @@ fn seen(plan: Option<&Plan>, gpa: Option<u64>) -> Step {
     if page.word(8) != Some(MARK) {
         return Err(Fault::Untrue(format!("{inside:#x} bytes behind its start the file has no mark")));
     }
-    beats(&page, inside)?;
+    beats(|| page.word(0), inside)?;
     let address =
         address(Path::new("/proc/self"), page.address())?.ok_or("a page that is read has no address")?;
+    of_kernel(address)
+}
+
+/// The guest's word counts at the host physical address that the machine's page map has, which is RAM of the host's kernel.
+fn mapped(machine: &Machine, gpa: Option<u64>) -> Step {
+    of_kernel(host_address(machine, gpa)?)
+}
+
+fn of_kernel(address: u64) -> Step {
     let iomem = fs::read_to_string("/proc/iomem")?;
     if !ram(&iomem).any(|(_, from, to)| (from..to).contains(&address)) {
         return Err(Fault::Untrue(format!("{address:#x} is no RAM of the host's kernel")));
     }
-    beats(&physical(address, PAGE)?, address)
+    slices::seen(address)
 }
 
-/// What the guest touched is memory that the host's kernel cannot evict.
-fn counted(before: u64) -> Step {
-    match meminfo("Unevictable")?.saturating_sub(before) {
+/// The two machines that run have pages, and none of them is both's. `size` bytes are a slice.
+fn apart(size: u64) -> Step {
+    let all = pagemap::slices(size)?;
+    let [one, other] = all.as_slice() else {
+        return Err(Fault::Untrue(format!("{} machines have mapped a slice, not two", all.len())));
+    };
+    let pages = |(process, start): &(PathBuf, u64)| pagemap::addresses(process, *start, size);
+    let (one, other) = (pages(one)?, pages(other)?);
+    match one.intersection(&other).next() {
+        None if one.is_empty() || other.is_empty() => Err("a machine has no page of its slice".into()),
+        None => Ok(()),
+        Some(page) => Err(Fault::Untrue(format!("both machines have the page at {page:#x}"))),
+    }
+}
+
+/// What the guest touched is memory that the host's kernel counts.
+fn counted(meter: &str, before: u64) -> Step {
+    match meminfo(meter)?.saturating_sub(before) {
         more if more >= MARKED_BYTES => Ok(()),
-        more => {
-            Err(Fault::Untrue(format!("{more} more bytes are unevictable, and {MARKED_BYTES} were written")))
-        }
+        more => Err(Fault::Untrue(format!("{meter} is {more} bytes more, and {MARKED_BYTES} were written"))),
     }
 }
 
 /// What a machine that was killed had is free.
-fn freed(before: u64) -> Step {
+fn freed(meter: &str, before: u64) -> Step {
     let begun = Instant::now();
     loop {
-        let more = meminfo("Unevictable")?.saturating_sub(before);
+        let more = meminfo(meter)?.saturating_sub(before);
         if more < MARKED_BYTES / 8 {
             return Ok(());
         }
         if begun.elapsed() > PATIENCE {
-            return Err(Fault::Untrue(format!("{more} bytes stay unevictable")));
+            return Err(Fault::Untrue(format!("{meter} stays {more} bytes more")));
         }
         std::thread::yield_now();
     }
 }
 
-/// A second machine beside the first has such a slice too, without a byte of anybody's.
-fn zero_for_another(runner: &Runner, scenario: &Scenario, machine: &Machine, report: &Path) -> Step {
+/// Another machine has such a slice too, without a byte of anybody's; `look` is told its size when that is known.
+fn zeros(
+    runner: &Runner,
+    scenario: &Scenario,
+    machine: &Machine,
+    report: &Path,
+    look: impl Fn(u64) -> Step,
+) -> Step {
     let (from, bytes) = machine.plan.as_ref().and_then(Plan::slice_in_guest).ok_or("there is no slice")?;
     let kernel = report.join("zeros.elf");
     fs::write(&kernel, egm_payload::zeros(Ports::USUAL, from, bytes))?;
     let mut command = runner.command(machine);
     command.arg("--kernel").arg(&kernel);
     let (console, said) = (report.join("zeros-console.log"), report.join("zeros-vmm.log"));
-    let mut zeros = false;
+    let (mut zeros, mut looked) = (false, Ok(()));
     let ending = watch(command, Limit::Total(scenario.deadline), &console, &said, |line| {
-        zeros |= line.trim_end() == "zeros";
-        if zeros { Reaction::Terminate } else { Reaction::Go }
+        if line.trim_end() != "zeros" {
+            return Reaction::Go;
+        }
+        zeros = true;
+        looked = look(bytes);
+        Reaction::Terminate
     })?;
+    looked?;
     match (zeros, ending) {
         (true, Ending::Exit(0)) => Ok(()),
         other => Err(Fault::Untrue(format!("zeros, and its end: {other:?}"))),
@@ -159,13 +200,4 @@ fn mapping(process: &Path) -> Result<u64, Fault> {
     let start = maps.lines().find(|line| line.contains(NAME)).and_then(|line| line.split('-').next());
     let start = start.ok_or("the machine has not mapped its guest_memfd")?;
     Ok(u64::from_str_radix(start, 16)?)
-}
-
-/// The host physical address of what `process` has mapped at `at`, if it has a page there: bit 63 of an entry says so, and
-/// bits 0 to 54 are the page's number.
-fn address(process: &Path, at: u64) -> Result<Option<u64>, Fault> {
-    let mut entry = [0; 8];
-    File::open(process.join("pagemap"))?.read_exact_at(&mut entry, at / PAGE * 8)?;
-    let entry = u64::from_le_bytes(entry);
-    Ok((entry >> 63 == 1).then_some((entry & ((1 << 55) - 1)) * PAGE))
 }

@@ -12,6 +12,8 @@ use crate::error::LabError;
 use crate::frame::{Fault, Frame, Step};
 use crate::host_parts::Plan;
 use crate::judge::{Expected, case};
+use crate::kcore::Ram;
+use crate::pagemap;
 use crate::physical::Physical;
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::run::{Machine, Runner};
@@ -34,7 +36,7 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let beat = Scenario { words: "egm.checks=egm_beat egm.arg.beat.seconds=0", ..*scenario };
     let machine = runner.machine(&beat, report)?;
     let host = machine.plan.as_ref().and_then(Plan::slice);
-    let mut beating = None;
+    let (mut beating, mut at) = (None, None);
     let ending = watch(
         runner.command(&machine),
         Limit::Total(scenario.deadline),
@@ -43,30 +45,37 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
         |line| {
             let Some(address) = line.split("egm-beat 0x").nth(1) else { return Reaction::Go };
             beating = u64::from_str_radix(address.trim(), 16).ok();
-            frame.step("seen", || seen(&machine, beating));
+            frame.step("seen", || {
+                let address = host_address(&machine, beating)?;
+                at = Some(address);
+                seen(address)
+            });
             frame.step("refused", || refused(runner, scenario, &machine));
             Reaction::Kill
         },
     )?;
-    let fault = (beating.is_none()).then(|| "the guest did not say where its word beats".to_owned());
+    let fault = beating.is_none().then(|| NO_BEAT.to_owned());
     frame.cases.push(case("beat", fault, 0));
     let fault = (ending != Ending::Signal(9)).then(|| format!("{ending:?}, not killed"));
     frame.cases.push(case("killed", fault, 0));
-    frame.step("dirty", || dirty(&machine, beating));
-    frame.step("scrubbed", || scrubbed(runner, region));
+    frame.step("dirty", || dirty(at));
+    frame.step("scrubbed", || scrubbed(runner, region, at));
     let used = Scenario { words: "egm.checks=numa,egm_pattern", ..*scenario };
     let machine = runner.machine(&used, report)?;
     let boot = runner.boot(&used, &machine, report)?;
     let expected = Expected { exit: 0, summary: true, checks: &["numa", "egm_pattern"] };
     frame.judge(expected, &boot, "");
-    frame.step("returned", || zeros(host));
-    frame.step("invisible", || invisible(host, total));
+    if host.is_some() {
+        frame.step("returned", || zeros(host));
+        frame.step("invisible", || invisible(host, total));
+    } else {
+        frame.step("returned", pool_is_whole);
+        frame.step("visible", || visible(at, total));
+    }
     Ok(())
 }
 
-/// No plan names the addresses of pool pages: the kernel picks them as they are touched.
-const POOLED: Fault =
-    Fault::Undecided("the kernel chooses the pages of a pool, no plan names their addresses");
+const NO_BEAT: &str = "the guest did not say where its word beats";
 
 /// Why `region` is not to be had on this host, if it is not.
 pub(crate) fn missing(runner: &Runner, region: &str) -> Result<Option<String>, LabError> {
@@ -90,23 +99,51 @@ pub(crate) fn physical(address: u64, size: u64) -> std::io::Result<Physical> {
     Physical::map(&File::open("/dev/mem")?, address, size)
 }
 
-/// The guest's word counts at the host physical address that the plan gives it.
-fn seen(machine: &Machine, gpa: Option<u64>) -> Step {
-    let address = host_address(machine, gpa)?;
-    let page = physical(address, 4096)?;
+/// Memory of the host at a physical address.
+pub(crate) enum HostWords {
+    /// Through `/dev/mem`.
+    Mapped(Physical),
+    /// Of the kernel's own RAM, where that is refused there.
+    OfKernel(Ram, u64),
+}
+
+impl HostWords {
+    /// What lies in the page at `address`.
+    pub(crate) fn at(address: u64) -> Result<Self, Fault> {
+        let iomem = fs::read_to_string("/proc/iomem")?;
+        match Ram::open() {
+            Ok(all) if ram(&iomem).any(|(_, from, to)| (from..to).contains(&address)) => {
+                Ok(Self::OfKernel(all, address))
+            }
+            _ => Ok(Self::Mapped(physical(address, 4096)?)),
+        }
+    }
+
+    /// The word at `offset`, now.
+    pub(crate) fn word(&self, offset: u64) -> Option<u64> {
+        match self {
+            Self::Mapped(page) => page.word(offset),
+            Self::OfKernel(ram, address) => ram.word(address + offset).ok(),
+        }
+    }
+}
+
+/// The guest's word counts at this host physical address.
+pub(crate) fn seen(address: u64) -> Step {
+    let page = HostWords::at(address)?;
     match page.word(8) {
-        Some(MARK) => beats(&page, address),
+        Some(MARK) => beats(|| page.word(0), address),
         mark => Err(Fault::Untrue(format!(
             "at host address {address:#x} lies {mark:x?} and no mark of the guest"
         ))),
     }
 }
 
-/// The first word of `page`, which lies at host physical address `address`, counts.
-pub(crate) fn beats(page: &Physical, address: u64) -> Step {
-    let first = page.word(0);
+/// The `word` that lies at host physical address `address` counts.
+pub(crate) fn beats(word: impl Fn() -> Option<u64>, address: u64) -> Step {
+    let first = word();
     let begun = Instant::now();
-    while page.word(0) == first {
+    while word() == first {
         if begun.elapsed() > PATIENCE {
             return Err(Fault::Untrue(format!(
                 "the word at host address {address:#x} stands still at {first:x?}"
@@ -117,13 +154,17 @@ pub(crate) fn beats(page: &Physical, address: u64) -> Step {
     Ok(())
 }
 
-/// The host physical address of guest physical address `gpa`.
+/// The host physical address of guest physical address `gpa`, as the plan has it; of pages that the kernel chooses, as the page
+/// map of the machine that runs does.
 pub(crate) fn host_address(machine: &Machine, gpa: Option<u64>) -> Result<u64, Fault> {
     let plan = machine.plan.as_ref().ok_or("there is no plan")?;
-    let (start, _) = plan.slice().ok_or(POOLED)?;
-    let gpa = gpa.ok_or("the guest did not say where its word beats")?;
+    let gpa = gpa.ok_or(NO_BEAT)?;
     let inside = plan.offset_in_slice(gpa).ok_or_else(|| format!("{gpa:#x} is not in the slice"))?;
-    Ok(start + inside)
+    match (plan.slice(), plan.slice_in_guest()) {
+        (Some((start, _)), _) => Ok(start + inside),
+        (None, Some((_, size))) => pagemap::of_slice(size, inside),
+        (None, None) => Err("the plan has no slice".into()),
+    }
 }
 
 /// A second machine that wants the slice is told who has it.
@@ -137,30 +178,53 @@ fn refused(runner: &Runner, scenario: &Scenario, machine: &Machine) -> Step {
     Err(Fault::Untrue(format!("{}, and no \"{owner}\" in: {said}", output.status)))
 }
 
-/// The killed machine's bytes still lie there.
-fn dirty(machine: &Machine, gpa: Option<u64>) -> Step {
-    let address = host_address(machine, gpa)?;
-    match physical(address, 4096)?.word(8) {
+/// The killed machine's bytes still lie at `address`.
+fn dirty(address: Option<u64>) -> Step {
+    let address = address.ok_or(NO_BEAT)?;
+    match HostWords::at(address)?.word(8) {
         Some(MARK) => Ok(()),
         other => Err(Fault::Untrue(format!("at {address:#x} lies {other:x?}: nothing is left to scrub"))),
     }
 }
 
-/// The next owner, a program that is no machine, finds zeros from end to end.
-fn scrubbed(runner: &Runner, region: &str) -> Step {
+/// The next owner, a program that is no machine, finds zeros from end to end, and zero is what lies at `address` then.
+fn scrubbed(runner: &Runner, region: &str, address: Option<u64>) -> Step {
     let mut command = Command::new(&runner.tools.device);
     command.args(["carve", "grant", "--region", region, "--size", Tale::Owned.slice(), "--"]);
     let output = output(command.arg(&runner.tools.lab).arg("zeros"))?;
-    if output.status.success() {
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(Fault::Untrue(format!("{}: {said}", output.status)));
+    }
+    let address = address.ok_or(NO_BEAT)?;
+    match HostWords::at(address)?.word(8) {
+        Some(0) => Ok(()),
+        other => Err(Fault::Untrue(format!("at {address:#x} lies {other:x?}, and the next owner had zeros"))),
+    }
+}
+
+/// All pages of the pool are free: the kernel zeroes them when somebody touches them next.
+fn pool_is_whole() -> Step {
+    let free = fs::read_to_string(Path::new(POOL).with_file_name("free_hugepages"))?;
+    if free.trim() == HUGE_PAGES.to_string() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    Err(Fault::Untrue(format!("{}: {said}", output.status)))
+    Err(Fault::Untrue(format!("{} pages of {HUGE_PAGES} are free", free.trim())))
+}
+
+/// What lies at `address` is RAM of the host's kernel, which counts it before and after.
+fn visible(address: Option<u64>, before: u64) -> Step {
+    let address = address.ok_or(NO_BEAT)?;
+    let (iomem, total) = (fs::read_to_string("/proc/iomem")?, meminfo("MemTotal")?);
+    if total == before && ram(&iomem).any(|(_, from, to)| (from..to).contains(&address)) {
+        return Ok(());
+    }
+    Err(Fault::Untrue(format!("MemTotal is {total}, it was {before}; {address:#x} is RAM or not: {iomem}")))
 }
 
 /// What was given back is zero.
 pub(crate) fn zeros(slice: Option<(u64, u64)>) -> Step {
-    let (start, size) = slice.ok_or(POOLED)?;
+    let (start, size) = slice.ok_or("the plan names no address")?;
     match physical(start, size)?.first_not_zero() {
         None => Ok(()),
         Some(offset) => Err(Fault::Untrue(format!("host address {:#x} is not zero", start + offset))),
@@ -169,7 +233,7 @@ pub(crate) fn zeros(slice: Option<(u64, u64)>) -> Step {
 
 /// The slice is no memory of the host's kernel, and did not become any.
 fn invisible(slice: Option<(u64, u64)>, before: u64) -> Step {
-    let (start, size) = slice.ok_or(POOLED)?;
+    let (start, size) = slice.ok_or("the plan names no address")?;
     let iomem = fs::read_to_string("/proc/iomem")?;
     if let Some(line) = ram(&iomem).find(|(_, from, to)| *from < start + size && start < *to) {
         return Err(Fault::Untrue(format!("the kernel has it as RAM: {}", line.0)));

@@ -220,7 +220,9 @@ impl Report for AdviseError {
             Self::Short { .. } => "ask for less with --how, or keep less with --hypervisor",
             Self::Parts(_) => "write for instance --how memmap=1GiB,mem",
             Self::OneLimit { .. } => "use --how memmap, or leave --per-node out",
-            Self::Unsupported { how: "firmware", .. } => "use --how memmap, mem or hugetlb",
+            Self::Unsupported { how: "firmware", .. } => {
+                "use --how mem or --how hugetlb, on x86 also memmap or dax"
+            }
             Self::Unsupported { .. } => "use --how mem or --how hugetlb",
         };
         Some(text.to_owned())

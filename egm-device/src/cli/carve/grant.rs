@@ -35,7 +35,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "SIZE")]
     size: ByteSize,
     /// Alignment of its host physical address; at least the region's page
-    #[arg(long, value_name = "SIZE", default_value = "0")]
+    #[arg(long, value_name = "SIZE", default_value = "0", hide_default_value = true)]
     align: ByteSize,
     /// What operators call its owner
     #[arg(long, value_name = "NAME", default_value = "carve-grant")]

@@ -16,11 +16,30 @@ use crate::region::{Region, Slice};
 use crate::report::{Blame, Report};
 use crate::show::{Colour, Side, Table, size};
 
+/// Which region, as a word of its own or in the way of "carve grant"
+#[derive(Debug, clap::Args)]
+#[group(required = true, multiple = false)]
+struct Which {
+    /// Name of the region
+    #[arg(value_name = "REGION")]
+    word: Option<String>,
+    /// The same, as "carve grant" wants it
+    #[arg(long, value_name = "REGION")]
+    region: Option<String>,
+}
+
+impl Which {
+    fn name(&self) -> &str {
+        // One of them is there: the group is required.
+        self.word.as_ref().or(self.region.as_ref()).map_or("", String::as_str)
+    }
+}
+
 /// Which slice
 #[derive(Debug, clap::Args)]
 struct Wanted {
-    /// Name of the region
-    region: String,
+    #[command(flatten)]
+    region: Which,
     /// Bytes, retired pages inside included: 4GiB
     #[arg(long)]
     size: ByteSize,
@@ -57,8 +76,8 @@ pub(super) struct Plan {
 /// Scrubs what an owner left behind; tells who it is while there is one
 #[derive(Debug, clap::Args)]
 pub(super) struct Return {
-    /// Name of the region
-    region: String,
+    #[command(flatten)]
+    region: Which,
     /// Offset of the slice in the region
     #[arg(long, value_name = "OFFSET")]
     at: ByteSize,
@@ -72,8 +91,8 @@ pub(super) struct Return {
 /// Scrubs what is free and dirty, so that the next grants need not wait
 #[derive(Debug, clap::Args)]
 pub(super) struct Scrub {
-    /// Name of the region
-    region: String,
+    #[command(flatten)]
+    region: Which,
     /// Bytes a second at most, on processors that have nothing else to do: 1GiB
     #[arg(long, value_name = "BYTES")]
     rate: Option<ByteSize>,
@@ -108,7 +127,7 @@ impl Shown {
 
 pub(super) fn plan(args: &Plan) -> Outcome {
     let survey = args.common.host.survey()?;
-    let mut region = find(&survey, &args.wanted.region)?.clone();
+    let mut region = find(&survey, args.wanted.region.name())?.clone();
     let (mut busy, mut clean) = (SpanSet::default(), SpanSet::default());
     // A recorded host is not this one, whose ledger it would be.
     if !args.empty && !args.common.host.is_recorded() {
@@ -168,7 +187,7 @@ impl Report for InUse {
 
 pub(super) fn give_back(args: &Return) -> Outcome {
     let survey = args.common.host.survey()?;
-    let region = find(&survey, &args.region)?;
+    let region = find(&survey, args.region.name())?;
     let ledger = open(&args.common.host)?;
     let request = Request { at: Some(args.at.get()), ..Request::new(args.size.get(), Owner::this("return")) };
     let nothing = SpanSet::default();
@@ -194,7 +213,7 @@ pub(super) fn give_back(args: &Return) -> Outcome {
 
 pub(super) fn scrub(args: &Scrub) -> Outcome {
     let survey = args.common.host.survey()?;
-    let region = find(&survey, &args.region)?;
+    let region = find(&survey, args.region.name())?;
     let ledger = open(&args.common.host)?;
     let cancel = cancelled_by_signals();
     let (near, pace) = (near(&survey, region), args.rate.and_then(|rate| NonZeroU64::new(rate.get())));

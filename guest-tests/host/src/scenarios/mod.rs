@@ -79,7 +79,7 @@ pub(crate) enum Tale {
     BadPage,
     /// A broker lends it and its neighbour.
     Lent,
-    /// It is the machine's own: nobody lends it.
+    /// It is the machine's own, a memfd or a guest_memfd: nobody lends it.
     Own,
     /// It is a PCI function.
     Device,
@@ -135,6 +135,7 @@ pub(crate) const ALL: [Scenario; 39] = [
     slices::MEMMAP,
     slices::DEVDAX,
     slices::HUGETLB,
+    slices::MEMFD,
     slices::GUEST_MEMFD,
     slices::DEVICE,
     broker::SCENARIO,

@@ -47,6 +47,16 @@ pub(super) const HUGETLB: Scenario = Scenario {
     ..PLAIN
 };
 
+/// Memory of the machine's own process: see [`crate::own_memory`].
+pub(super) const MEMFD: Scenario = Scenario {
+    name: "slice-memfd",
+    story: "a slice of the machine's own memfd: seen where its page map says, apart from another's, zero for each, gone with it",
+    region: Some("local"),
+    tale: Tale::Own,
+    deadline: DEADLINE,
+    ..PLAIN
+};
+
 /// Memory of the machine's own VM: see [`crate::own_memory`].
 pub(super) const GUEST_MEMFD: Scenario = Scenario {
     name: "slice-guest-memfd",
