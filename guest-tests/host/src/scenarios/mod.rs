@@ -124,7 +124,7 @@ const PLAIN: Scenario = Scenario {
 };
 
 /// Every scenario, in the order in which they run.
-pub(crate) const ALL: [Scenario; 39] = [
+pub(crate) const ALL: [Scenario; 40] = [
     demo::SCENARIO,
     smp::SCENARIO,
     reset::SCENARIO,
