@@ -14,6 +14,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::AtomicBool;
 
 use broker_world::{Broker, G, Kept, take};
+use egm_address::{Offset, Span};
 use egm_device::broker::{Client, ClientError, MAX_PACKET, Server, ServerError, Take};
 use egm_device::policy::{Names, Policy, parse};
 use rustix::net::{
@@ -260,6 +261,27 @@ fn one_connection_has_one_slice_and_returns_it_once() {
     assert_eq!(hear(&socket), "\"returned\"");
     say(&socket, wanted);
     assert!(hear(&socket).starts_with("{\"granted\":"), "and may take again");
+}
+
+/// What a client found is its broker's when the slice comes back: by word, or by the process's end.
+#[test]
+fn what_a_client_found_bad_in_its_slice_is_heard_of_before_the_next_has_it() {
+    let broker = Broker::start(Policy::root_only(), 4 * G);
+    let _first = broker.client().take(&take("egm4", G), |_| ()).unwrap();
+    let loan = broker.client().take(&take("egm4", G), |_| ()).unwrap();
+    let page = |at: u64| Span::new(Offset::new(at), 0x1000).unwrap();
+    // More than a packet names, and one that is another's.
+    let mut bad: Vec<_> = (0..200).map(|n| page(loan.offset() + n * 0x2000)).collect();
+    loan.retire(&bad.iter().copied().chain([page(0)]).collect()).unwrap();
+    loan.give_back(&NEVER).unwrap();
+    let mut heard = broker.source.bad();
+    heard.sort_by_key(|span| span.start());
+    bad.sort_by_key(|span| span.start());
+    assert_eq!(heard, bad);
+    let socket = raw(&broker.path);
+    say(&socket, br#"{"bad":[[0,4096]]}"#);
+    assert!(hear(&socket).contains("no slice that could go bad"));
+    serves(&broker);
 }
 
 /// A connection may be lost while somebody still maps the slice: only the end of the process frees it.

@@ -7,10 +7,11 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
+use egm_address::{InRegion, SpanSet};
 use rustix::net::SocketFlags;
 
 use super::packet;
-use super::wire::{self, MAX_REPLY, Refused, Reply, Request, Take};
+use super::wire::{self, MAX_REPLY, MAX_SPANS, Refused, Reply, Request, Take};
 use crate::backing::{self, Backing, BackingError};
 use crate::region::{Region, Slice};
 use crate::report::{Blame, Report};
@@ -204,6 +205,15 @@ impl Loan {
     pub fn backing(&self) -> Result<Box<dyn Backing>, ClientError> {
         let file = self.file.try_clone().map_err(ClientError::Gone)?;
         backing::adopt(&self.region, &self.slice, file).map_err(ClientError::Backing)
+    }
+
+    /// Tells the broker that `bad` bytes of the slice (offsets in the region) went bad: no later owner gets them. It does not answer.
+    ///
+    /// # Errors
+    /// [`ClientError::Gone`].
+    pub fn retire(&self, bad: &SpanSet<InRegion>) -> Result<(), ClientError> {
+        let spans: Vec<_> = bad.iter().map(|span| (span.start().get(), span.size())).collect();
+        spans.chunks(MAX_SPANS).try_for_each(|part| self.client.say(&Request::Bad(part.to_vec())))
     }
 
     /// The connection: a process that inherits it keeps the loan, even when this one has ended.

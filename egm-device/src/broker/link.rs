@@ -6,12 +6,17 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use egm_address::{InRegion, Offset, Span, SpanSet};
 use rustix::event::epoll;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use super::session::Key;
 use super::source::{Held, StillUsed};
 use super::wire;
+use crate::ledger::bytes_of;
+
+/// Bad spans that a client can name of one slice.
+const MAX_BAD: usize = 4096;
 
 /// What belongs to a session, outside the state machine.
 pub(super) struct Link {
@@ -20,6 +25,8 @@ pub(super) struct Link {
     /// `None` once the process has ended.
     pub(super) process: Option<OwnedFd>,
     pub(super) lease: Option<Lent>,
+    /// Bytes of the slice that its client found bad.
+    bad: SpanSet<InRegion>,
     /// Set when nobody wants the slice that is being made.
     pub(super) cancel: Arc<AtomicBool>,
 }
@@ -31,7 +38,41 @@ pub(super) enum Lent {
     Used(StillUsed),
 }
 
+impl Lent {
+    /// Back to the source, which hears of `bad` bytes first.
+    pub(super) fn give_back(self, bad: &SpanSet<InRegion>) -> Result<(), StillUsed> {
+        match self {
+            Self::Slice(lease) => lease.give_back(bad),
+            Self::Used(used) => used.again(),
+        }
+    }
+}
+
 impl Link {
+    /// A client that has connected.
+    pub(super) fn new(socket: OwnedFd, process: OwnedFd) -> Self {
+        let (socket, process) = (Some(socket), Some(process));
+        Self { socket, process, lease: None, bad: SpanSet::default(), cancel: Arc::default() }
+    }
+
+    /// Remembers what of `spans` lies in the slice. (Who has more bad spans than that has no use for the rest.)
+    pub(super) fn heard_bad(&mut self, spans: &[(u64, u64)]) {
+        let Some(Lent::Slice(lease)) = &self.lease else { return };
+        let Some(slice) = bytes_of(lease.slice()) else { return };
+        let inside = spans.iter().filter_map(|(start, size)| {
+            Span::new(Offset::new(*start), *size).ok().and_then(|span| span.intersection(slice))
+        });
+        let all: SpanSet<_> = self.bad.iter().chain(inside).collect();
+        if all.iter().count() <= MAX_BAD {
+            self.bad = all;
+        }
+    }
+
+    /// What is to be given back, and the bad bytes of it.
+    pub(super) fn take_lease(&mut self) -> Option<(Lent, SpanSet<InRegion>)> {
+        Some((self.lease.take()?, std::mem::take(&mut self.bad)))
+    }
+
     /// Waits for the connection and its process too.
     pub(super) fn watch(&self, epoll: &OwnedFd, key: Key) -> io::Result<()> {
         if let Some(process) = &self.process {

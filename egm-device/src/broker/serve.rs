@@ -168,12 +168,7 @@ impl Server {
         let begun = started(identity.pid).unwrap_or(0);
         match self.sessions.connected(identity.peer, identity.pid, begun) {
             Ok(key) => {
-                let link = Link {
-                    socket: Some(socket),
-                    process: Some(identity.process),
-                    lease: None,
-                    cancel: Arc::default(),
-                };
+                let link = Link::new(socket, identity.process);
                 let watched = link.watch(&self.epoll, key);
                 self.links.insert(key, link);
                 if watched.is_err() {
@@ -205,8 +200,8 @@ impl Server {
             Ok(Packet::End) | Err(_) => return self.close(key),
         };
         match parsed {
-            Ok(Request::Return) => {
-                let effects = self.sessions.request(key, Request::Return, self.begun.elapsed(), &[]);
+            Ok(request @ (Request::Return | Request::Bad(_))) => {
+                let effects = self.sessions.request(key, request, self.begun.elapsed(), &[]);
                 self.apply(effects);
             }
             // Nothing more is read from it until it has its answer.
@@ -329,6 +324,11 @@ impl Server {
                 }
                 Effect::Make(key, job) => self.make(key, job),
                 Effect::GiveBack(key) => self.give_back(key),
+                Effect::Bad(key, spans) => {
+                    if let Some(link) = self.links.get_mut(&key) {
+                        link.heard_bad(&spans);
+                    }
+                }
                 Effect::Forget(key) => drop(self.links.remove(&key)),
             }
         }
@@ -379,13 +379,8 @@ impl Server {
     }
 
     fn give_back(&mut self, key: Key) {
-        let Some(lent) = self.links.get_mut(&key).and_then(|link| link.lease.take()) else { return };
-        let give_back = move || {
-            Done::Returned(match lent {
-                Lent::Slice(lease) => lease.give_back(),
-                Lent::Used(used) => used.again(),
-            })
-        };
+        let Some((lent, bad)) = self.links.get_mut(&key).and_then(Link::take_lease) else { return };
+        let give_back = move || Done::Returned(lent.give_back(&bad));
         // Without a thread the slice is dropped: unlocked, and dirty.
         self.threads.start(key, give_back, |_| Done::Returned(Ok(())));
     }

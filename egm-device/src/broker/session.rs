@@ -40,6 +40,8 @@ pub(super) enum Effect {
     Make(Key, Job),
     /// The slice is given back, on a thread; [`Sessions::returned`] ends it.
     GiveBack(Key),
+    /// Its client found bytes of the slice bad: they are recorded before it is given back.
+    Bad(Key, Vec<(u64, u64)>),
     /// Nothing is left of it.
     Forget(Key),
 }
@@ -162,6 +164,8 @@ impl Sessions {
                 vec![Effect::GiveBack(key)]
             }
             (Request::Return, _) => early("this connection has no slice to return"),
+            (Request::Bad(spans), Stage::Holding(..)) => vec![Effect::Bad(key, spans)],
+            (Request::Bad(_), _) => early("this connection has no slice that could go bad"),
         }
     }
 

@@ -16,6 +16,7 @@ use crate::owner::Owner;
 use crate::policy::Supply;
 use crate::region::{Node, Region, RegionKind, Slice};
 use crate::report::{Chain, Report};
+use crate::show::note;
 
 /// Whom the ledger names as the owner of what [`Ledger::scrub`] has in hand.
 const SCRUB: &str = "scrub";
@@ -58,11 +59,12 @@ pub trait Held: Send {
     /// Its bytes.
     fn backing(&self) -> &dyn Backing;
 
-    /// Cleans it for the next owner, as far as that succeeds; nobody has it afterwards.
+    /// Cleans it for the next owner, as far as that succeeds; nobody has it afterwards. Its client found `bad` bytes of it,
+    /// which no later owner gets.
     ///
     /// # Errors
     /// [`StillUsed`], which keeps it from others.
-    fn give_back(self: Box<Self>) -> Result<(), StillUsed>;
+    fn give_back(self: Box<Self>, bad: &SpanSet<InRegion>) -> Result<(), StillUsed>;
 }
 
 /// A return that was none: another process has the memory.
@@ -102,8 +104,11 @@ impl Held for Leased {
     }
 
     /// What was not scrubbed is dirty by the ledger's account, and scrubbed for its next owner.
-    fn give_back(self: Box<Self>) -> Result<(), StillUsed> {
+    fn give_back(self: Box<Self>, bad: &SpanSet<InRegion>) -> Result<(), StillUsed> {
         let Self { lease, memory, near } = *self;
+        if let Err(error) = lease.retire(bad) {
+            note(format_args!("bad pages of region {} are not recorded: {error}", lease.region().name));
+        }
         // A duplicate of the lock, for a return that is none drops the lease's own.
         let claim = lease.claim().try_clone();
         let (region, slice) = (lease.region().clone(), lease.slice().clone());
@@ -292,12 +297,25 @@ mod tests {
         let source = source(&folder, 4);
         let lent = source.grant("r", &request(1), &NEVER).unwrap_or_else(|error| panic!("{error}"));
         let peer = lent.backing().file().try_clone().unwrap();
-        let Err(used) = lent.give_back() else { panic!("it was taken for free") };
+        let Err(used) = lent.give_back(&SpanSet::default()) else { panic!("it was taken for free") };
         assert_eq!(source.supplies()[0].free, 3 * PAGE);
         let Err(used) = used.again() else { panic!("it was taken for free") };
         drop(peer);
         assert!(used.again().is_ok());
         assert_eq!(source.supplies()[0].free, 4 * PAGE);
+    }
+
+    #[test]
+    fn bytes_that_a_client_found_bad_are_no_later_owner_s() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = source(&folder, 4);
+        let lent = source.grant("r", &request(2), &NEVER).unwrap_or_else(|error| panic!("{error}"));
+        // One in the slice, the other not the client's to judge.
+        let bad = [1, 3].map(|page| Span::new(Offset::new(page * PAGE), PAGE).unwrap());
+        assert!(lent.give_back(&bad.into_iter().collect()).is_ok());
+        let next = source.grant("r", &request(4), &NEVER).unwrap_or_else(|error| panic!("{error}"));
+        let retired: Vec<_> = next.region().retired.spans().iter().collect();
+        assert_eq!(retired, [bad[0]]);
     }
 
     #[test]

@@ -15,6 +15,9 @@ pub(super) const MAX_REPLY: usize = 2 * MAX_PACKET;
 /// Regions in a request at most.
 const MAX_REGIONS: usize = 16;
 
+/// Spans in a packet about bad bytes at most.
+pub(super) const MAX_SPANS: usize = 64;
+
 /// Bytes of the regions' names in an answer at most; an operator with more asks `egm-device regions`.
 const MAX_NAMES: usize = 48;
 
@@ -43,6 +46,8 @@ pub(super) enum Request {
     Take(Take),
     /// The memory of this connection's slice is unmapped everywhere.
     Return,
+    /// Bytes of this connection's slice went bad: where in the region, and how many. It has no answer.
+    Bad(Vec<(u64, u64)>),
     /// What could be had?
     Free,
 }
@@ -122,6 +127,11 @@ pub(super) fn parse(packet: &[u8]) -> Result<Request, String> {
             return Err(format!("an alignment is a power of two, and {:#x} is none", take.align));
         }
     }
+    if let Request::Bad(spans) = &request
+        && spans.len() > MAX_SPANS
+    {
+        return Err(format!("{} spans are bad: name {MAX_SPANS} at a time", spans.len()));
+    }
     Ok(request)
 }
 
@@ -162,6 +172,8 @@ pub(crate) mod tests {
         };
         let packet = encode(&Request::Take(most));
         assert!(packet.len() < MAX_PACKET / 2 && parse(&packet).is_ok());
+        let bad = encode(&Request::Bad(vec![(u64::MAX, u64::MAX); MAX_SPANS]));
+        assert!(bad.len() < MAX_PACKET && parse(&bad).is_ok());
         let region = "r".repeat(32);
         let why = Why::NoClass { uid: u32::MAX, class: long.clone(), region: region.clone() };
         let free = Free { total: u64::MAX, largest: u64::MAX, regions: vec![(region, u64::MAX); 1000] };
@@ -182,6 +194,7 @@ pub(crate) mod tests {
             with(|t| t.name = "\u{1b}[2J".into()),
             "\"\\u{1b}[2J\" is no name: write 1 to 64 of A-Z a-z 0-9 . _ -"
         );
+        assert!(parse(&encode(&Request::Bad(vec![(0, 1); MAX_SPANS + 1]))).is_err());
         assert!(parse(b"{\"take\":{}}").is_err() && parse(b"").is_err() && parse(&[b' '; 5000]).is_err());
     }
 

@@ -171,10 +171,14 @@ impl Held {
         in_slice(self.slice(), spans)
     }
 
-    /// No later owner gets `bad` bytes of the slice. (Of what a broker lends, the device's own list or the next scrub tells.)
+    /// No later owner gets `bad` bytes of the slice.
     pub fn retire(&self, bad: &SpanSet<InBar>) {
-        let Self::Lease(lease) = self else { return };
-        if let Err(error) = lease.retire(&in_region(self.slice(), bad)) {
+        let bad = in_region(self.slice(), bad);
+        let told: Result<(), Box<dyn std::error::Error>> = match self {
+            Self::Lease(lease) => lease.retire(&bad).map_err(Into::into),
+            Self::Loan(loan, _) => loan.retire(&bad).map_err(Into::into),
+        };
+        if let Err(error) = told {
             note(format_args!("bad pages of region {} are not recorded: {error}", self.region().name));
         }
     }

@@ -61,6 +61,7 @@ pub(crate) struct Kept {
 struct State {
     busy: Vec<Span<InRegion>>,
     scrubbed: Vec<Span<InRegion>>,
+    bad: Vec<Span<InRegion>>,
 }
 
 impl Kept {
@@ -108,6 +109,11 @@ impl Kept {
     pub(crate) fn was_scrubbed(&self, offset: u64, size: u64) -> bool {
         let span = Span::new(Offset::new(offset), size).unwrap();
         self.state.lock().unwrap().scrubbed.contains(&span)
+    }
+
+    /// What clients found bad, as the source heard of it.
+    pub(crate) fn bad(&self) -> Vec<Span<InRegion>> {
+        self.state.lock().unwrap().bad.clone()
     }
 
     fn busy(&self) -> SpanSet<InRegion> {
@@ -171,8 +177,9 @@ impl Held for Part {
     fn backing(&self) -> &dyn Backing {
         self
     }
-    fn give_back(self: Box<Self>) -> Result<(), StillUsed> {
+    fn give_back(self: Box<Self>, bad: &SpanSet<InRegion>) -> Result<(), StillUsed> {
         let mut state = self.state.lock().unwrap();
+        state.bad.extend(bad.iter());
         state.busy.retain(|span| *span != self.span);
         state.scrubbed.push(self.span);
         Ok(())

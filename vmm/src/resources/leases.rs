@@ -69,12 +69,11 @@ impl Taken {
         }
     }
 
-    /// Keeps `bad` (bytes of the region) from later owners. `None` for a loan: its ledger is the broker's, whose scrub finds
-    /// the bytes.
-    pub(crate) fn retire(&self, bad: &SpanSet<InRegion>) -> Option<Result<(), LedgerError>> {
+    /// Keeps `bad` (bytes of the region) from later owners. Of a loan the broker is told, which records it when the slice is back.
+    pub(crate) fn retire(&self, bad: &SpanSet<InRegion>) -> Result<(), Box<dyn Report>> {
         match self {
-            Self::Own(lease) => Some(lease.retire(bad)),
-            Self::Lent(..) => None,
+            Self::Own(lease) => Ok(lease.retire(bad)?),
+            Self::Lent(loan, _) => Ok(loan.retire(bad)?),
         }
     }
 }

@@ -61,6 +61,7 @@ impl World {
                     assert!(nobody || undelivered || self.said_return.remove(&key), "{key} may still map it");
                     assert!(self.returning.insert(key));
                 }
+                Effect::Bad(key, _) => assert!(self.given.contains_key(&key)),
                 Effect::Forget(key) => {
                     assert!(!self.open.contains(&key) && !self.given.contains_key(&key));
                 }

@@ -167,7 +167,7 @@ impl Poison {
 impl Memory {
     /// Records `bad`, which are bytes of memory `number` that are news, and says so to all whom it concerns.
     fn tell(&self, number: usize, bad: Span<InRegion>, cause: Cause, checks: &MachineChecks) {
-        let recorded = self.slice.as_ref().and_then(|slice| slice.retire(&SpanSet::from_iter([bad])));
+        let recorded = self.slice.as_ref().map(|slice| slice.retire(&SpanSet::from_iter([bad])));
         let mut line = format!("bad memory: \"{}\", {:#x} bytes at {:#x}", self.id, bad.size(), bad.start());
         if let Some(slice) = &self.slice {
             line.push_str(&format!(" of region \"{}\"", slice.region().name));
@@ -188,7 +188,7 @@ impl Memory {
         });
         match recorded {
             Some(Ok(())) => line.push_str(", no later owner gets it"),
-            Some(Err(error)) => line.push_str(&format!(", later owners are not: {}", Chain(&error))),
+            Some(Err(error)) => line.push_str(&format!(", later owners are not: {}", Chain(error.as_ref()))),
             None => {}
         }
         eprintln!("{line}");
