@@ -3,10 +3,14 @@
 
 use egm_vfio_wire::frame::split;
 use egm_vfio_wire::message::{Request, RegionInfo, RegionReply};
-use libfuzzer_sys::fuzz_target;
+use libfuzzer_sys::{fuzz_mutator, fuzz_target};
+
+mod messages;
+
+fuzz_mutator!(|data: &mut [u8], size: usize, most: usize, seed: u32| { messages::mutate(data, size, most, seed) });
 
 fuzz_target!(|bytes: &[u8]| {
-    let mut rest = bytes;
+    let (mut rest, mut count) = (bytes, 0);
     while let Ok(Some((frame, after))) = split(rest, 0x10_0000) {
         let whole = frame.encode(0x10_0000).expect("what was read can be written");
         let again = split(&whole, 0x10_0000).expect("a frame").expect("all of it");
@@ -23,6 +27,7 @@ fuzz_target!(|bytes: &[u8]| {
             info.encode(u32::MAX, &mut body);
             assert_eq!(RegionInfo::decode(&body, u32::MAX), Ok(RegionReply::Whole(info)));
         }
-        rest = after;
+        (rest, count) = (after, count + 1);
     }
+    messages::count(count);
 });

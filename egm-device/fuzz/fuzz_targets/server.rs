@@ -1,6 +1,7 @@
 //! The device over a socket: any bytes from a client, each reply judged, and the device is there for the next.
 #![no_main]
 
+mod messages;
 #[path = "../../tests/device/talk.rs"]
 mod talk;
 
@@ -10,9 +11,10 @@ use egm_device::device::config::Id;
 use egm_device::device::core::Facts;
 use egm_device::device::{Function, Setup};
 use egm_device::Anonymous;
-use libfuzzer_sys::fuzz_target;
+use libfuzzer_sys::{fuzz_mutator, fuzz_target};
 
-const SIZE: u64 = 0x30_0000;
+/// Little, as each scrub makes all of it zero.
+const SIZE: u64 = 0x3_0000;
 
 static FUNCTION: LazyLock<Function> = LazyLock::new(|| {
     let memory = Anonymous::new("fuzz", SIZE, None).expect("memory");
@@ -22,6 +24,8 @@ static FUNCTION: LazyLock<Function> = LazyLock::new(|| {
     Function::new(setup, &memory).expect("a function")
 });
 
+fuzz_mutator!(|data: &mut [u8], size: usize, most: usize, seed: u32| { messages::mutate(data, size, most, seed) });
+
 fuzz_target!(|bytes: &[u8]| {
-    talk::talk(&FUNCTION, bytes);
+    messages::count(talk::talk(&FUNCTION, bytes));
 });

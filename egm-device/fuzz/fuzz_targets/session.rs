@@ -5,7 +5,17 @@ use egm_vfio_wire::frame::split;
 use egm_vfio_wire::message::{Access, Capabilities, Request};
 use egm_vfio_wire::session::client::{Client, Heard};
 use egm_vfio_wire::session::server::{Server, Step};
-use libfuzzer_sys::fuzz_target;
+use libfuzzer_sys::{fuzz_mutator, fuzz_target};
+
+mod messages;
+
+// The first byte is no message's: so many descriptors come with each.
+fuzz_mutator!(|data: &mut [u8], size: usize, most: usize, seed: u32| {
+    match data.split_first_mut() {
+        Some((_, data)) if seed % 64 != 0 => 1 + messages::mutate(data, size.saturating_sub(1), most - 1, seed),
+        _ => libfuzzer_sys::fuzzer_mutate(data, size, most),
+    }
+});
 
 fn ours() -> Capabilities {
     Capabilities { max_msg_fds: Some(8), max_data_xfer_size: Some(4096), ..Capabilities::default() }
@@ -16,10 +26,12 @@ fuzz_target!(|input: (u8, &[u8])| {
     let (mut client, mut server) = (Client::new(ours()), Server::new(ours()));
     let (greeting, _) = client.greet();
     let mut waiting = vec![greeting.id];
-    let mut rest = bytes;
+    let (mut rest, mut count) = (bytes, 0);
     while let Ok(Some((frame, after))) = split(rest, server.most()) {
         rest = after;
-        match server.take(frame, fds) {
+        let heard = server.take(frame, fds);
+        count += usize::from(heard.is_ok());
+        match heard {
             Ok(Step::Serve(ticket, request)) => {
                 assert!(request.takes(fds), "descriptors that the request has no use for");
                 let done = ticket.done();
@@ -42,4 +54,5 @@ fuzz_target!(|input: (u8, &[u8])| {
             Ok(_) | Err(_) => {}
         }
     }
+    messages::count(count);
 });
