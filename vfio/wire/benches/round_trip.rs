@@ -4,8 +4,9 @@
 //! ```text
 //! cargo bench -p egm-vfio-wire -- --rounds 2000
 //! ```
-//! The four take turns, so that what else runs on the machine hits all of them. The last line is the processor time that
-//! a connection costs on which nobody says anything.
+//! prints one line of JSON: microseconds of each read of `ping`, `asleep`, `looking` and `crate`, which take turns, so that what
+//! else runs on the machine hits all of them. `quiet` is the share of a processor that a connection costs on which nobody says
+//! anything.
 #![expect(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
 use std::io::{Read, Write};
@@ -40,19 +41,16 @@ fn main() {
         turn(&mut times[2], || awake.read(0, 8, &mut data).unwrap());
         turn(&mut times[3], || theirs.region_read(0, 8, &mut data).unwrap());
     }
-    let [ping, asleep_, awake_, crate_] = times.map(median);
-    println!("a region read of 8 bytes, median of {rounds}");
-    println!("plain ping-pong       {ping:8.1} us");
-    println!("ours, asleep          {asleep_:8.1} us  {:5.2} of the ping-pong", asleep_ / ping);
-    println!("ours, looking         {awake_:8.1} us  {:5.2} of the ping-pong", awake_ / ping);
-    println!("the vfio_user crate   {crate_:8.1} us  {:5.2} of the ping-pong", crate_ / ping);
     let quiet = Duration::from_millis(200);
     let before = processor();
     // Nothing comes: the time passes.
     let limit = quiet.try_into().unwrap();
     assert_eq!(poll(&mut [PollFd::new(&awake, PollFlags::IN)], Some(&limit)), Ok(0));
-    let used = (processor() - before).as_secs_f64() * 1e6;
-    println!("processor time while quiet {used:.0} us in {} ms", quiet.as_millis());
+    let used = (processor() - before).as_secs_f64() / quiet.as_secs_f64();
+    let text = |times: &Vec<f64>| times.iter().map(f64::to_string).collect::<Vec<_>>().join(",");
+    let ways = ["ping", "asleep", "looking", "crate"].iter().zip(&times);
+    let ways = ways.map(|(name, times)| format!("\"{name}\":[{}]", text(times))).collect::<Vec<_>>();
+    println!("{{{},\"quiet\":[{used}]}}", ways.join(","));
 }
 
 fn turn(times: &mut Vec<f64>, mut read: impl FnMut()) {
@@ -63,11 +61,6 @@ fn turn(times: &mut Vec<f64>, mut read: impl FnMut()) {
         read();
         times.push(begun.elapsed().as_secs_f64() * 1e6);
     }
-}
-
-fn median(mut times: Vec<f64>) -> f64 {
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
 }
 
 fn processor() -> Duration {

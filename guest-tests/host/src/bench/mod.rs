@@ -11,6 +11,7 @@ mod launch;
 mod passed;
 mod payload;
 mod prefault;
+mod served;
 mod smaps;
 
 use std::fs;
@@ -66,6 +67,8 @@ enum Section {
     Dma,
     /// Start with a function of the emulated host.
     Passed,
+    /// A slice behind vfio-user: a register's round trip, its memory as a client maps it.
+    Served,
     /// What a register costs that the monitor answers, here and in the emulated host.
     Exits,
 }
@@ -100,6 +103,7 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode, LabError> {
             Section::Guest => guest::run(&directory),
             Section::Dma => dma::run(&directory),
             Section::Passed => passed::run(&directory),
+            Section::Served => served::run(),
             Section::Exits => exits::run(&egm_vmm, &directory),
         };
         report.extend(&section.name(), outcome);
