@@ -7,6 +7,7 @@
 //! [`backing::open`] gives the bytes of a [`region::Slice`].
 
 pub mod backing;
+mod bounded;
 pub mod broker;
 pub mod carve;
 pub mod cli;

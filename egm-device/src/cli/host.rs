@@ -1,15 +1,15 @@
 //! Which host a command is about: every command that reads one takes these arguments.
 
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use crate::bounded;
 use crate::ledger::{Identity, Ledger, Paths};
 use crate::region::{HostFacts, HostFile, Region, Survey};
 use crate::report::{Blame, Report};
-use crate::show::size;
 
 /// Which host
 #[derive(Debug, clap::Args)]
@@ -178,14 +178,8 @@ pub(super) fn load<T: DeserializeOwned>(
     what: &'static str,
     made_by: &'static str,
 ) -> Result<T, RecordError> {
-    let mut bytes = Vec::new();
-    std::fs::File::open(path)
-        .and_then(|file| file.take(MAX_RECORD.saturating_add(1)).read_to_end(&mut bytes))
-        .and_then(|length| match u64::try_from(length) {
-            Ok(..=MAX_RECORD) => Ok(()),
-            _ => Err(io::Error::other(format!("it is larger than {}", size(MAX_RECORD)))),
-        })
-        .map_err(|source| RecordError::Read { path: path.to_owned(), made_by, source })?;
+    let read = |source| RecordError::Read { path: path.to_owned(), made_by, source };
+    let bytes = std::fs::File::open(path).and_then(|file| bounded::read(file, MAX_RECORD)).map_err(read)?;
     let json = |source| RecordError::Json { path: path.to_owned(), what, made_by, source };
     serde_json::from_slice(&bytes).map_err(json)
 }

@@ -1,14 +1,14 @@
 //! A configuration and what it extends, from disk to a tree whose paths are absolute.
 
-use std::fs;
-use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use serde_json::Value;
 
 use super::file::File;
 use super::machine::Machine;
 use super::rules::{Rule, resolve};
+use crate::bounded;
 use crate::report::{Blame, Report};
 
 /// Largest file.
@@ -115,14 +115,8 @@ fn tree(first: &Path) -> Result<Value, ReadError> {
 }
 
 fn parse(path: &Path) -> Result<Value, ReadError> {
-    let mut bytes = Vec::new();
-    fs::File::open(path)
-        .and_then(|file| file.take(MAX_FILE.saturating_add(1)).read_to_end(&mut bytes))
-        .and_then(|length| match u64::try_from(length) {
-            Ok(..=MAX_FILE) => Ok(()),
-            _ => Err(io::Error::other("it is larger than 1 MiB")),
-        })
-        .map_err(|source| ReadError::Read { path: path.to_owned(), source })?;
+    let read = |source| ReadError::Read { path: path.to_owned(), source };
+    let bytes = fs::File::open(path).and_then(|file| bounded::read(file, MAX_FILE)).map_err(read)?;
     serde_json::from_slice(&bytes).map_err(|source| ReadError::Json { path: path.to_owned(), source })
 }
 

@@ -1,10 +1,11 @@
 //! Reading files that somebody else wrote: a limit on every length, and nothing that a file can do stops us.
 
 use std::fs::{self, OpenOptions};
-use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::str;
+use std::{io, str};
+
+use crate::bounded;
 
 /// No text that we read is longer: `/proc/iomem` of a large host has some 100 KiB.
 const LIMIT: u64 = 4 << 20;
@@ -18,13 +19,7 @@ const ENTRIES: usize = 1 << 16;
 /// The kernel's, or `InvalidData` for a longer file.
 pub(super) fn bytes(path: &Path) -> io::Result<Vec<u8>> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-    let mut bytes = Vec::new();
-    file.take(LIMIT.saturating_add(1)).read_to_end(&mut bytes)?;
-    if u64::try_from(bytes.len()).is_ok_and(|length| length > LIMIT) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "longer than 4 MiB"));
-    }
-    Ok(bytes)
+    bounded::read(OpenOptions::new().read(true).custom_flags(flags).open(path)?, LIMIT)
 }
 
 /// The text of a file, without white space around it.

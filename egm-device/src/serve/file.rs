@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use egm_address::ByteSize;
 use serde::{Deserialize, Deserializer};
 
+use crate::bounded;
 use crate::device::config::Id;
 use crate::region::nearest;
 use crate::report::{Blame, Report};
@@ -66,14 +67,8 @@ pub enum FileError {
     Read {
         /// The file.
         path: PathBuf,
-        /// The kernel's reason.
+        /// The kernel's reason, or that it is too large.
         source: io::Error,
-    },
-    /// It is no page or two.
-    #[error("{} has more than {}", path.display(), ByteSize::new(MAX_FILE))]
-    TooLarge {
-        /// The file.
-        path: PathBuf,
     },
     /// It is not JSON, or says what nobody understands.
     #[error("{}:{}:{}: not devices to serve", path.display(), source.line(), source.column())]
@@ -136,12 +131,7 @@ impl Report for FileError {
 /// [`FileError`].
 pub fn load(path: &Path, slice: Option<&str>) -> Result<Vec<Offer>, FileError> {
     let read = |source| FileError::Read { path: path.to_owned(), source };
-    let mut text = Vec::new();
-    let file = File::open(path).map_err(read)?;
-    let length = file.take(MAX_FILE.saturating_add(1)).read_to_end(&mut text).map_err(read)?;
-    if length as u64 > MAX_FILE {
-        return Err(FileError::TooLarge { path: path.to_owned() });
-    }
+    let text = File::open(path).and_then(|file| bounded::read(file, MAX_FILE)).map_err(read)?;
     let json = |source| FileError::Json { path: path.to_owned(), source };
     let mut devices = serde_json::from_slice::<Offers>(&text).map_err(json)?.devices;
     check(&devices)?;
