@@ -181,7 +181,8 @@ impl Backing for Anonymous {
     }
 }
 
-pub(super) fn base_page() -> u64 {
+/// Bytes in a page of the host's processors.
+pub(crate) fn base_page() -> u64 {
     u64::try_from(rustix::param::page_size()).unwrap_or(4096)
 }
 

@@ -21,9 +21,9 @@ const TICK: Duration = Duration::from_millis(200);
 /// Holders that an error names at most.
 const MAX_HOLDERS: usize = 4;
 
-/// The slice of a region that is a device file.
+/// Bytes of a file: the slice of a region that is a device file, or another's backing once more.
 #[derive(Debug)]
-pub(super) struct Window {
+pub(crate) struct Window {
     file: File,
     offset: u64,
     size: u64,
@@ -45,6 +45,15 @@ impl Window {
         };
         let (size, page_size) = (slice.size.get(), region.page_size.get());
         Ok(Self { file, offset, size, page_size, invisible: region.kind.is_invisible() })
+    }
+
+    /// The bytes of `backing` by a descriptor of our own, in pages of `page_size`.
+    ///
+    /// # Errors
+    /// The kernel's, for the descriptor.
+    pub(crate) fn again(backing: &dyn Backing, page_size: u64) -> io::Result<Self> {
+        let (file, invisible) = (backing.file().try_clone()?, backing.is_invisible());
+        Ok(Self { file, offset: backing.offset(), size: backing.size(), page_size, invisible })
     }
 }
 

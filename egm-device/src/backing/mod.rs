@@ -19,7 +19,9 @@ use std::time::Duration;
 
 use crate::region::{Region, RegionKind, Slice};
 
+pub(crate) use anonymous::base_page;
 pub use anonymous::{Anonymous, AnonymousError, HugePage};
+pub(crate) use device::Window;
 pub use error::{BackingError, Holder};
 pub use guest_memfd::GuestMemfdError;
 pub(crate) use guest_memfd::can_be_mapped;
@@ -106,7 +108,7 @@ fn boxed(backing: impl Backing + 'static) -> Box<dyn Backing> {
 }
 
 fn window(region: &Region, slice: &Slice, file: File) -> Result<Box<dyn Backing>, BackingError> {
-    device::Window::new(region, slice, file).map(boxed)
+    Window::new(region, slice, file).map(boxed)
 }
 
 fn anonymous(

@@ -1,6 +1,5 @@
 //! The bytes behind BAR 2: which of them a client may map, and the accesses to the rest.
 
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::AtomicBool;
@@ -8,57 +7,31 @@ use std::sync::atomic::AtomicBool;
 use egm_address::{BarOffset, InBar, InRegion, Offset, Span, SpanSet, align_down, align_up};
 use egm_vfio_wire::message::{Area, MOST_AREAS};
 
-use crate::backing::Backing;
+use crate::backing::{Backing, Window, base_page};
 use crate::mapping::Mapping;
 use crate::poison;
 use crate::scrub::{self, Scrubbed, Work};
 
 /// A slice's bytes by a descriptor of our own, so that whoever has the slice can give it back when this is dropped.
 #[derive(Debug)]
-pub(super) struct Memory {
-    file: File,
-    offset: u64,
-    size: u64,
-    page: u64,
-    invisible: bool,
-}
-
-impl Backing for Memory {
-    fn file(&self) -> &File {
-        &self.file
-    }
-    fn offset(&self) -> u64 {
-        self.offset
-    }
-    fn size(&self) -> u64 {
-        self.size
-    }
-    fn page_size(&self) -> u64 {
-        self.page
-    }
-    fn is_invisible(&self) -> bool {
-        self.invisible
-    }
-}
+pub(super) struct Memory(Window);
 
 impl Memory {
     pub(super) fn of(backing: &dyn Backing) -> io::Result<Self> {
-        Ok(Self {
-            file: backing.file().try_clone()?,
-            offset: backing.offset(),
-            size: backing.size(),
-            page: granule(backing),
-            invisible: backing.is_invisible(),
-        })
+        Window::again(backing, granule(backing)).map(Self)
+    }
+
+    pub(super) fn offset(&self) -> u64 {
+        self.0.offset()
     }
 
     /// Bytes that mappings keep to.
     pub(super) fn page(&self) -> u64 {
-        self.page
+        self.0.page_size()
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+        self.0.file().as_fd()
     }
 
     /// Reads `data` at `offset`, of which `usable` may be touched; the rest is ones. Returns what was found bad.
@@ -90,13 +63,13 @@ impl Memory {
     /// Does `work` with the pages around `length` bytes at `at`, mapped for so long, and the place of `at` in them. (A page
     /// that turns out bad is replaced under `work`, so the mapping may be nobody else's.)
     fn with(&self, at: u64, length: usize, work: impl FnOnce(&Mapping, usize)) -> Option<Span<InBar>> {
-        let start = align_down(at, self.page);
+        let start = align_down(at, self.page());
         let end = at.checked_add(u64::try_from(length).ok()?)?;
-        let end = align_up(end, self.page)?.min(self.size);
-        let congruent_to = self.offset.checked_add(start)?;
-        let mapping = Mapping::new(self, start, end.checked_sub(start)?, congruent_to).ok()?;
+        let end = align_up(end, self.page())?.min(self.0.size());
+        let congruent_to = self.offset().checked_add(start)?;
+        let mapping = Mapping::new(&self.0, start, end.checked_sub(start)?, congruent_to).ok()?;
         let inside = usize::try_from(at.checked_sub(start)?).ok()?;
-        let page = usize::try_from(self.page).ok()?;
+        let page = usize::try_from(self.page()).ok()?;
         let bad = poison::guarded(&mapping, page, || work(&mapping, inside)).ok()?.err()?;
         let first = start.checked_add(u64::try_from(bad.offset).ok()?)?;
         Span::new(BarOffset::new(first), u64::try_from(bad.size).ok()?).ok()
@@ -112,14 +85,14 @@ impl Memory {
         let work = Work { near: None, workers: None, pace: None, progress, cancel };
         let todo = usable.iter().filter_map(moved::<_, InRegion>).collect();
         let Scrubbed { bad, end, .. } =
-            scrub::around_bad(todo, |todo| scrub::zero(self, Offset::new(0), todo, &work));
+            scrub::around_bad(todo, |todo| scrub::zero(&self.0, Offset::new(0), todo, &work));
         (bad.iter().filter_map(moved).collect(), end.is_ok())
     }
 }
 
 /// Bytes that mappings of it keep to: invisible memory is mapped by host pages, whatever its region's slices keep to.
 fn granule(backing: &dyn Backing) -> u64 {
-    let host = u64::try_from(rustix::param::page_size()).unwrap_or(0x1000);
+    let host = base_page();
     if backing.is_invisible() { host } else { backing.page_size().max(host) }
 }
 

@@ -37,6 +37,7 @@ pub use upkeep::Repair;
 
 pub(crate) use line::Line;
 
+use crate::backing::base_page;
 use crate::carve::plan::{Request, Short, place};
 use crate::lease::{Lease, Taken};
 use crate::region::{Region, Slice};
@@ -145,9 +146,8 @@ impl Ledger {
     /// [`LedgerError`].
     pub fn retire(&self, region: &Region, pages: &SpanSet<InRegion>) -> Result<(), LedgerError> {
         let line = line_of(region)?;
-        let page = u64::try_from(rustix::param::page_size()).unwrap_or(4096);
         let entries = pages.iter().map(|span| (span.start().get(), span.size()));
-        let retired = Retired::new(entries, region.size.get(), page);
+        let retired = Retired::new(entries, region.size.get(), base_page());
         self.change(|record| {
             record.add_retired(&line.name, &line.places(retired.spans()));
             Ok(())
