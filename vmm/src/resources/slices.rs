@@ -98,9 +98,9 @@ impl Slices<'_> {
 fn bad(id: &str, lease: Option<&Arc<Taken>>) -> Box<BadBytes> {
     let (id, lease) = (id.to_owned(), lease.map(Arc::clone));
     Box::new(move |bad| {
-        let taken = lease.as_ref().and_then(|taken| taken.retire(&in_region(taken.slice(), bad)));
+        let taken = lease.as_ref().map(|taken| taken.retire(&in_region(taken.slice(), bad)));
         if let Some(Err(error)) = taken {
-            eprintln!("warning: bad pages of \"{id}\" are not kept from later owners: {}", Chain(&error));
+            eprintln!("warning: bad pages of \"{id}\" are not kept from later owners: {}", Chain(error.as_ref()));
         }
     })
 }
