@@ -6,17 +6,27 @@ use libfuzzer_sys::fuzzer_mutate;
 
 /// Bytes of a message's head; its size is in bytes 4 to 8.
 const HEAD: usize = 16;
+/// Bytes of a message whose size is wrong: little is lost of what follows.
+const SHORT: usize = 32;
+/// A version, without which nothing is heard.
+const GREETING: &[u8; 20] = b"\x01\0\x01\0\x14\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 /// How often the count is told.
 const STEP: u64 = 100_000;
 
-/// Any change of `data`, of which `size` bytes are an input. Seven times of eight its messages are made whole again: a wrong
-/// size ends a conversation, and the rest of the input would be for nothing.
+/// Any change of `data`, of which `size` bytes are an input. Mostly its messages are made whole again, and the first one a
+/// greeting: what is wrong there ends a conversation, and the rest of the input would be for nothing.
 pub fn mutate(data: &mut [u8], size: usize, most: usize, seed: u32) -> usize {
     let size = fuzzer_mutate(data, size, most);
     let mut rest = &mut data[..size];
+    if seed % 8 > 1 && let Some(head) = rest.get_mut(..GREETING.len()) {
+        head.copy_from_slice(GREETING);
+    }
     while seed % 8 != 0 && rest.len() >= HEAD {
         let said = u32::from_le_bytes(rest[4..8].try_into().expect("four bytes"));
-        let whole = usize::try_from(said).expect("64 bits").clamp(HEAD, rest.len());
+        let fits = usize::try_from(said).ok().filter(|said| (HEAD..=rest.len()).contains(said));
+        let whole = fits.unwrap_or_else(|| rest.len().min(SHORT));
+        // An answer to nothing ends a conversation too.
+        rest[8] &= if seed % 8 == 1 { 0xff } else { 0x10 };
         rest[4..8].copy_from_slice(&u32::try_from(whole).expect("an input is small").to_le_bytes());
         rest = &mut rest[whole..];
     }
