@@ -100,7 +100,10 @@ fn bad(id: &str, lease: Option<&Arc<Taken>>) -> Box<BadBytes> {
     Box::new(move |bad| {
         let taken = lease.as_ref().map(|taken| taken.retire(&in_region(taken.slice(), bad)));
         if let Some(Err(error)) = taken {
-            eprintln!("warning: bad pages of \"{id}\" are not kept from later owners: {}", Chain(error.as_ref()));
+            eprintln!(
+                "warning: bad pages of \"{id}\" are not kept from later owners: {}",
+                Chain(error.as_ref())
+            );
         }
     })
 }
