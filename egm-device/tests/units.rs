@@ -87,6 +87,20 @@ fn users_and_folders_are_made() {
 }
 
 #[test]
+fn the_sample_of_devices_has_its_sockets_where_the_units_have_them() {
+    let unit = fs::read_to_string("../configs/systemd/egm-serve@.socket").unwrap();
+    let pattern = unit.lines().find_map(|line| line.strip_prefix("ListenStream=")).unwrap();
+    let sample = fs::read_to_string("../configs/serve/grace.json").unwrap();
+    let sample: serde_json::Value = serde_json::from_str(&sample).unwrap();
+    let devices = sample["devices"].as_array().unwrap();
+    assert!(!devices.is_empty());
+    for device in devices {
+        let socket = pattern.replace("%i", device["name"].as_str().unwrap());
+        assert_eq!(device["socket"].as_str(), Some(&*socket));
+    }
+}
+
+#[test]
 fn udev_takes_the_rules() {
     if !is_there("udevadm") {
         return;

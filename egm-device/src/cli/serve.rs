@@ -63,6 +63,9 @@ pub(super) struct Args {
     /// Scrub at every reset
     #[arg(long, conflicts_with = "config")]
     scrub_on_reset: bool,
+    /// No MSI-X: QEMU up to 11.1 at least aborts when a vfio-user function that has it is unplugged
+    #[arg(long, conflicts_with = "config")]
+    no_msix: bool,
     /// PCI vendor and device, for those who have a vendor id of their own
     #[arg(long, value_name = "ID", conflicts_with = "config")]
     id: Option<Id>,
@@ -149,6 +152,7 @@ impl Args {
             socket: self.socket.clone(),
             pxm: self.pxm,
             scrub_on_reset: self.scrub_on_reset,
+            msix: !self.no_msix,
             id: self.id.unwrap_or_default(),
         };
         serve::check(std::slice::from_ref(&offer)).map(|()| vec![offer])
@@ -186,6 +190,7 @@ impl Served {
             page: held.region().page_size.get(),
             pxm: offer.pxm,
             scrub_at_reset: offer.scrub_on_reset,
+            msix: offer.msix,
         };
         let whose = held.clone();
         let bad = Box::new(move |bad: &SpanSet<_>| whose.retire(bad));

@@ -86,23 +86,30 @@ impl Config {
         config.put(BAR2.saturating_add(4), 0, high);
         config.put(0x2c, ids, 0);
         config.put(0x34, POWER.into(), 0);
-        config.standard();
+        config.standard(facts.msix);
         config.vendor(facts);
         config.fresh = config.bytes.clone();
         config
     }
 
-    fn standard(&mut self) {
+    fn standard(&mut self, msix: bool) {
         // Power management, version 3: D0 and D3hot, which keeps its state.
         self.put_at(POWER, 0, 0x0003_0001 | u32::from(EXPRESS) << 8, 0);
         self.put_at(POWER, 4, 0x8, 0x3);
         // An endpoint, version 2, with function-level reset; its link is nobody's: one lane of 2.5 GT/s.
-        self.put_at(EXPRESS, 0, 0x0002_0010 | u32::from(MSIX) << 8, 0);
+        let next = if msix { MSIX } else { VENDOR };
+        self.put_at(EXPRESS, 0, 0x0002_0010 | u32::from(next) << 8, 0);
         self.put_at(EXPRESS, 4, 0x1000_8000, 0);
         self.put_at(EXPRESS, 8, 0, 0x7fff);
         self.put_at(EXPRESS, 0xc, 0x11, 0);
         self.put_at(EXPRESS, 0x10, 0x0011_0000, 0x3);
         self.put_at(EXPRESS, 0x2c, 0x2, 0);
+        if msix {
+            self.vectors();
+        }
+    }
+
+    fn vectors(&mut self) {
         let vectors = VECTORS.saturating_sub(1) << 16;
         self.put_at(MSIX, 0, vectors | u32::from(VENDOR) << 8 | 0x11, 0xc000_0000);
         self.put_at(MSIX, 4, TABLE, 0);
@@ -166,7 +173,14 @@ mod tests {
     use super::*;
 
     fn facts() -> Facts {
-        Facts { size: 0x1_8000_0000, base: 0x40_0000, page: 0x1_0000, pxm: Some(4), scrub_at_reset: false }
+        Facts {
+            size: 0x1_8000_0000,
+            base: 0x40_0000,
+            page: 0x1_0000,
+            pxm: Some(4),
+            scrub_at_reset: false,
+            msix: true,
+        }
     }
 
     fn word(config: &Config, at: u64) -> u32 {
@@ -175,15 +189,26 @@ mod tests {
         u32::from_le_bytes(bytes)
     }
 
+    fn capabilities(config: &Config) -> Vec<u32> {
+        let list = std::iter::successors(Some(u64::from(word(config, 0x34)) & 0xff), |at| {
+            Some(u64::from(word(config, *at)) >> 8 & 0xff).filter(|next| *next != 0)
+        });
+        list.map(|at| word(config, at) & 0xff).collect()
+    }
+
     #[test]
     fn the_function_is_memory_with_an_id_that_is_nobodys_and_four_capabilities() {
         let config = Config::new(Id::default(), &facts());
         assert_eq!((word(&config, 0), word(&config, 8)), (0x0001_e60d, 0x0500_0001));
-        let list = std::iter::successors(Some(u64::from(word(&config, 0x34)) & 0xff), |at| {
-            Some(u64::from(word(&config, *at)) >> 8 & 0xff).filter(|next| *next != 0)
-        });
-        let ids = list.map(|at| word(&config, at) & 0xff);
-        assert_eq!(ids.collect::<Vec<_>>(), [0x01, 0x10, 0x11, 0x09]);
+        assert_eq!(capabilities(&config), [0x01, 0x10, 0x11, 0x09]);
+    }
+
+    #[test]
+    fn without_msi_x_there_is_neither_its_capability_nor_a_bit_of_it_to_write() {
+        let mut config = Config::new(Id::default(), &Facts { msix: false, ..facts() });
+        assert_eq!(capabilities(&config), [0x01, 0x10, 0x09]);
+        assert!(!config.write(MSIX.into(), &[0xff; 12]));
+        assert_eq!([0, 4, 8].map(|at| word(&config, u64::from(MSIX) + at)), [0; 3]);
     }
 
     #[test]

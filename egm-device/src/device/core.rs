@@ -20,6 +20,8 @@ pub struct Facts {
     pub pxm: Option<u32>,
     /// Whether every reset scrubs.
     pub scrub_at_reset: bool,
+    /// Whether it has MSI-X; without it a guest looks at the registers now and then.
+    pub msix: bool,
 }
 
 impl Facts {

@@ -311,7 +311,7 @@ impl Device for Connected {
     }
 
     fn irq(&self, index: u32) -> IrqInfo {
-        Interrupts::info(index)
+        Interrupts::info(index, self.function.state().core.facts().msix)
     }
 
     fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) {

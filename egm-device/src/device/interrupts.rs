@@ -30,10 +30,10 @@ impl Default for Interrupts {
 }
 
 impl Interrupts {
-    /// A kind of them. Who has no vector of a kind is told so by a count of 0.
-    pub(super) const fn info(index: u32) -> IrqInfo {
+    /// A kind of them, of a function with MSI-X or without. Who has no vector of a kind is told so by a count of 0.
+    pub(super) const fn info(index: u32, msix: bool) -> IrqInfo {
         let (count, noresize) = match index {
-            MSIX => (VECTORS, false),
+            MSIX if msix => (VECTORS, false),
             ERROR | REQUEST => (1, true),
             _ => (0, false),
         };

@@ -37,9 +37,16 @@ pub struct Offer {
     /// Whether every reset scrubs.
     #[serde(default)]
     pub scrub_on_reset: bool,
+    /// Whether it has MSI-X. QEMU up to 11.1 at least aborts when a vfio-user function that has it is unplugged.
+    #[serde(default = "yes")]
+    pub msix: bool,
     /// What the function passes for.
     #[serde(default, deserialize_with = "id")]
     pub id: Id,
+}
+
+const fn yes() -> bool {
+    true
 }
 
 fn id<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Id, D::Error> {
@@ -188,7 +195,7 @@ mod tests {
 
     const TWO: &str = r#"{"devices": [
         {"name": "vm1", "region": "egm4", "size": "64GiB", "socket": "/run/vm1.sock", "pxm": 1, "id": "1234:0001"},
-        {"name": "vm2", "region": "egm", "size": 4096, "scrub_on_reset": true}
+        {"name": "vm2", "region": "egm", "size": 4096, "scrub_on_reset": true, "msix": false}
     ]}"#;
 
     #[test]

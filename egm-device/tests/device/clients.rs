@@ -14,11 +14,31 @@ use egm_vfio_wire::message::{Area, DeviceInfo, DmaMap, DmaUnmap, IrqData, SetIrq
 use egm_vfio_wire::serve::Device;
 
 use crate::world::{
-    BAR0, BAR2, BASE, CONFIG, ERROR, MSIX, REQUEST, SET, SIZE, World, event, fired, register, set, spans,
-    vectors,
+    BAR0, BAR2, BASE, CONFIG, ERROR, LIMIT, MSIX, REQUEST, SET, SIZE, World, event, fired, register, set,
+    spans, vectors,
 };
 
 const HOLE: (u64, u64) = (0x8000, 0x3000);
+
+/// QEMU waits 5 s for an answer that does not come, and aborts where its socket ends with an error.
+#[test]
+fn the_word_by_which_a_guest_gives_its_slice_back_is_answered_before_the_server_leaves() {
+    const QUIESCE: u32 = 2;
+    for _ in 0..200 {
+        let world = World::new(&[]);
+        let mut client = world.client();
+        let (function, post) = (world.function.clone(), world.post.clone());
+        let owner = std::thread::spawn(move || {
+            function.want();
+            assert!(function.wait_unused(LIMIT), "the guest did not answer");
+            post.stop();
+        });
+        let given = client.write(BAR0, Register::Doorbell.offset(), &QUIESCE.to_le_bytes());
+        drop(client);
+        owner.join().unwrap();
+        given.unwrap();
+    }
+}
 
 #[test]
 fn our_client_finds_the_slice_and_maps_what_is_real_of_it() {

@@ -93,7 +93,7 @@ impl World {
 
     pub(crate) fn with(retired: &[(u64, u64)], scrub_at_reset: bool) -> Self {
         let memory = Window(Anonymous::new("test", BASE + SIZE, None).unwrap());
-        let facts = Facts { size: SIZE, base: BASE, page: 0x1000, pxm: Some(1), scrub_at_reset };
+        let facts = Facts { size: SIZE, base: BASE, page: 0x1000, pxm: Some(1), scrub_at_reset, msix: true };
         let setup = Setup { id: Id::default(), facts, retired: spans(retired), bad: Box::new(|_| {}) };
         let function = Function::new(setup, &memory).unwrap();
         let folder = tempfile::tempdir().unwrap();

@@ -11,7 +11,7 @@ use super::*;
 /// The keys of cloud-hypervisor's options that are lists of keys and values (its `vmm/src/config.rs`, ae44c2971).
 const KEYS: &[(&str, &[&str])] = &[
     ("--cpus", &["boot", "topology", "affinity"]),
-    ("--memory", &["size"]),
+    ("--memory", &["size", "shared"]),
     (
         "--memory-zone",
         &["id", "size", "file", "shared", "hugepages", "hugepage_size", "host_numa_node", "prefault"],
@@ -61,18 +61,41 @@ fn options(words: &[String]) -> Vec<(&str, &str)> {
     all
 }
 
+/// Every option and key of `words` is one that cloud-hypervisor has.
+#[track_caller]
+fn only_known(words: &[String]) {
+    for (option, value) in options(words) {
+        let Some((_, keys)) = KEYS.iter().find(|(known, _)| *known == option) else {
+            assert!(["--kernel", "--initramfs", "--cmdline"].contains(&option), "{option}");
+            continue;
+        };
+        let split = split(value).unwrap_or_else(|| panic!("{option} {value}"));
+        assert!(split.keys().all(|key| keys.contains(&key.as_str())), "{option} {value}");
+    }
+}
+
+#[test]
+fn the_sample_starts_cloud_hypervisor_with_options_that_it_has() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("cloud-hypervisor");
+    fs::write(&program, "#!/bin/sh\nprintf '%s\\n' \"$0\" \"$@\"\n").unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut sample = Command::new("/bin/sh");
+    sample.args(["../configs/serve/cloud-hypervisor.sh", "a kernel", "an initrd"]);
+    let said = sample.env("PATH", folder.path()).output().unwrap();
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    let words: Vec<String> = String::from_utf8(said.stdout).unwrap().lines().map(str::to_owned).collect();
+    only_known(&words);
+    assert!(options(&words).contains(&("--kernel", "a kernel")), "{words:?}");
+    assert!(options(&words).iter().any(|(option, _)| *option == "--user-device"), "{words:?}");
+}
+
 #[test]
 fn cloud_hypervisor_is_told_only_keys_that_it_has() {
     for name in TOPOLOGIES {
         let words = words(&json("cloud-hypervisor", name, &[]));
-        for (option, value) in options(&words) {
-            let Some((_, keys)) = KEYS.iter().find(|(known, _)| *known == option) else {
-                assert!(["--kernel", "--initramfs", "--cmdline"].contains(&option), "{option}");
-                continue;
-            };
-            let split = split(value).unwrap_or_else(|| panic!("{option} {value}"));
-            assert!(split.keys().all(|key| keys.contains(&key.as_str())), "{option} {value}");
-        }
+        only_known(&words);
         let zones = options(&words).into_iter().filter(|(option, _)| *option == "--memory-zone");
         let egm = zones.filter(|(_, zone)| zone.contains(",shared=on,file=/dev/egm")).count();
         assert_eq!(egm, words.iter().filter(|word| word.contains("memory_zones=[egm")).count());

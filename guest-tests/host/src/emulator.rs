@@ -26,7 +26,7 @@ const FIRMWARE: [&str; 2] = ["usr/share/qemu", "usr/share/seabios"];
 const WASTE: [&str; 4] = ["usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info"];
 
 /// QEMU in the cache.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Emulator {
     root: PathBuf,
 }

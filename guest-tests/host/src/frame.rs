@@ -162,8 +162,9 @@ mod tests {
         let (lab, vmm, plug, device) = (nowhere(), nowhere(), nowhere(), nowhere());
         let (agent, function, configs) = (nowhere(), nowhere(), nowhere());
         let kernel = StockKernel { directory: nowhere() };
+        let (generic, root, emulator) = (None, None, None);
         let tools =
-            Tools { lab, vmm, plug, device, agent, function, configs, kernel, generic: None, root: None };
+            Tools { lab, vmm, plug, device, agent, function, configs, kernel, generic, root, emulator };
         let runner = Runner { tools, vmm: Vmm::Egm, work: nowhere(), report: nowhere() };
         let scenario =
             Scenario { passed, region: None, ..select(&["demo".into()], false).unwrap().remove(0) };

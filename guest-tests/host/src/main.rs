@@ -38,11 +38,14 @@ mod passed_refused;
 mod passed_reset;
 mod passed_rounds;
 mod passed_user;
+mod peer;
+mod peer_parts;
 mod physical;
 mod plugged;
 mod process;
 mod progress;
 mod qemu;
+mod qmp;
 mod results;
 mod rootfs;
 mod run;
@@ -54,6 +57,8 @@ mod slices;
 mod tools;
 
 use std::error::Error;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -62,6 +67,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use crate::bench::BenchArguments;
 use crate::cache::Cache;
 use crate::capability::{Host, Where};
+use crate::emulator::Emulator;
 use crate::error::LabError;
 use crate::session::RunArguments;
 
@@ -98,6 +104,12 @@ enum Verb {
     /// Whether the slice that `egm-device carve grant` passes is zero; exit code 1 when it is not.
     #[command(hide = true)]
     Zeros,
+    /// Runs Debian's newest QEMU for x86_64, from the cache.
+    Qemu {
+        /// Its arguments.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
     /// Writes a guest's initial root: the agent, the kernel's modules and the plan.
     Initramfs {
         /// What `egm-vmm plan --json` printed.
@@ -154,6 +166,11 @@ fn run(verb: Verb) -> Result<ExitCode, LabError> {
         Verb::Bench(arguments) => bench::run(&arguments),
         Verb::Zeros => Ok(ExitCode::from(u8::from(!slices::check_zeros()?))),
         Verb::Demo => session::demo(),
+        Verb::Qemu { arguments } => {
+            // Nothing comes back from what takes this program's place.
+            let error = Emulator::of(&Cache::open()?)?.command().args(arguments).exec();
+            Err(LabError::file("run", "QEMU")(error))
+        }
         Verb::Initramfs { plan, agent, out } => {
             let plan =
                 plan.map(|path| std::fs::read(&path).map_err(LabError::file("read", path))).transpose()?;

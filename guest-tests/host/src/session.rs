@@ -9,6 +9,7 @@ use clap::Args;
 
 use crate::cache::Cache;
 use crate::capability::{Host, Where};
+use crate::emulator::Emulator;
 use crate::error::LabError;
 use crate::kernel;
 use crate::l1;
@@ -132,20 +133,19 @@ fn execute(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenario
         (None, Vmm::Qemu) => Where::Kvm,
         (None, Vmm::Egm) => decide(&cache()?)?,
     };
-    let mut results = match place {
-        Where::Lab => l1::run(&chosen, &tools, &cache()?, report)?,
-        Where::Kvm => {
-            let work = arguments.work.clone().unwrap_or_else(|| report.join("work"));
-            let runner = Runner { tools, vmm: arguments.vmm, work: absolute(&work)?, report: report.clone() };
-            let mut results = Vec::new();
-            for scenario in &chosen {
-                results.push(runner.scenario(scenario));
-                // What is done stays known if this machine, an emulated host perhaps, does not live to the end.
-                keep(&results, report)?;
-            }
-            results
-        }
-    };
+    if chosen.iter().any(|s| s.outside) {
+        // Without one they are skipped, and say so.
+        tools.emulator = Emulator::of(&cache()?).ok();
+    }
+    let (here, there): (Vec<_>, Vec<_>) = chosen.into_iter().partition(|s| s.outside || place == Where::Kvm);
+    let mut results = if there.is_empty() { Vec::new() } else { l1::run(&there, &tools, &cache()?, report)? };
+    let work = arguments.work.clone().unwrap_or_else(|| report.join("work"));
+    let runner = Runner { tools, vmm: arguments.vmm, work: absolute(&work)?, report: report.clone() };
+    for scenario in &here {
+        results.push(runner.scenario(scenario));
+        // What is done stays known if this machine, an emulated host perhaps, does not live to the end.
+        keep(&results, report)?;
+    }
     results.extend(skipped);
     Ok(results)
 }

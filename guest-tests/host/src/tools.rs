@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::cache::Cache;
+use crate::emulator::Emulator;
 use crate::error::LabError;
 use crate::kernel::{self, StockKernel};
 
@@ -34,6 +35,8 @@ pub(crate) struct Tools {
     pub(crate) generic: Option<StockKernel>,
     /// The Debian root file system, when a scenario needs it.
     pub(crate) root: Option<PathBuf>,
+    /// An emulator, when a scenario runs its guests in one.
+    pub(crate) emulator: Option<Emulator>,
 }
 
 impl Tools {
@@ -54,6 +57,7 @@ impl Tools {
             kernel: kernel::guest(cache, false)?,
             generic: None,
             root: None,
+            emulator: None,
             lab,
         })
     }
@@ -72,6 +76,7 @@ impl Tools {
             kernel: StockKernel { directory: at("guest") },
             generic: Some(StockKernel { directory: at(GENERIC) }).filter(|kernel| kernel.image().exists()),
             root: Some(at(ROOT)).filter(|path| path.exists()),
+            emulator: None,
         }
     }
 

@@ -83,6 +83,7 @@ impl Slices<'_> {
             page: lease.map_or_else(|| backing.page_size(), |taken| taken.region().page_size.get()),
             pxm: Some(node),
             scrub_at_reset: false,
+            msix: true,
         };
         let retired = lease.map(|taken| in_slice(taken.slice(), taken.region().retired.spans()));
         let setup =

@@ -4,8 +4,14 @@ use proptest::prelude::*;
 use super::*;
 use crate::device::registers::{SIZE, SPANS, TABLE, WINDOW};
 
-const FACTS: Facts =
-    Facts { size: 0x60_0000, base: 0x4000_0000, page: 0x1_0000, pxm: Some(4), scrub_at_reset: false };
+const FACTS: Facts = Facts {
+    size: 0x60_0000,
+    base: 0x4000_0000,
+    page: 0x1_0000,
+    pxm: Some(4),
+    scrub_at_reset: false,
+    msix: true,
+};
 
 fn spans(spans: &[(u64, u64)]) -> SpanSet<InBar> {
     spans.iter().map(|(start, size)| Span::new(BarOffset::new(*start), *size).unwrap()).collect()

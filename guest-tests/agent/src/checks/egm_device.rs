@@ -8,10 +8,10 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use egm_address::{BarOffset, InBar, SpanSet};
+use egm_address::{InBar, SpanSet};
 
 use crate::cmdline::Arguments;
-use crate::egm_function::{self, Found, Function, MAGIC, VERSION, narrow, wide};
+use crate::egm_function::{self, Function, MAGIC, VERSION, narrow, wide};
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::pattern;
@@ -32,14 +32,15 @@ const NONSENSE: u32 = 99;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(super) fn run(args: &Arguments) -> Result<Finding, Broken> {
-    let found = egm_function::all();
+    let found = egm_function::all()?;
     let Some(first) = found.first() else {
         return Ok(Finding::waived("the guest has no slice behind a PCI function"));
     };
     let mut claim = Claim::default();
     claim.equal("the number of functions", &found.len(), &args.get("egm_device.functions", found.len())?);
     claim.equal("the slice", &first.facts.size, &args.get("egm_device.size", first.facts.size)?);
-    claim.equal("the proximity domain", &first.facts.pxm, &args.get("egm_device.pxm", first.facts.pxm)?);
+    let pxm = first.facts.pxm.unwrap_or(u32::MAX);
+    claim.equal("the proximity domain", &pxm, &args.get("egm_device.pxm", pxm)?);
     let mut before = None;
     for function in &found {
         let checks = check(&mut claim, function)?;
@@ -50,15 +51,13 @@ pub(super) fn run(args: &Arguments) -> Result<Finding, Broken> {
 }
 
 /// Checks one function, and returns how many checks its memory has seen before.
-pub(super) fn check(claim: &mut Claim, found: &Found) -> Result<u64, Broken> {
-    let function = found.open()?;
-    registers(claim, &function);
-    let Some(usable) = function.usable() else {
-        claim.untrue(format!("{}: its retired list holds what is no span", found.address));
-        return Ok(0);
-    };
+pub(super) fn check(claim: &mut Claim, found: &egm_memory::Function) -> Result<u64, Broken> {
+    let function = Function::open(found)?;
+    let retired = function.retired()?;
+    registers(claim, &function, &retired);
+    let usable = function.usable()?;
     let before = kept(claim, &function, &usable);
-    unreal(claim, &function, &usable);
+    unreal(claim, &function, &retired);
     doorbells(claim, &function, &usable)?;
     written(claim, &function, &usable, before + 1);
     let bytes = usable.size();
@@ -67,7 +66,7 @@ pub(super) fn check(claim: &mut Claim, found: &Found) -> Result<u64, Broken> {
 }
 
 /// Registers and capability agree, and nothing changes what can only be read.
-fn registers(claim: &mut Claim, function: &Function) {
+fn registers(claim: &mut Claim, function: &Function, retired: &SpanSet<InBar>) {
     let (registers, facts, name) = (&function.registers, function.found.facts, &function.found.address);
     let word = |at| registers.read_word(at);
     registers.write_word(narrow::MAGIC, 0);
@@ -82,10 +81,9 @@ fn registers(claim: &mut Claim, function: &Function) {
         let halves = u64::from(word(at)) | u64::from(word(at + 4)) << 32;
         claim.equal(format!("{name}: the {what} in halves"), &halves, &fact);
     }
-    claim.equal(format!("{name}: the proximity domain"), &word(narrow::PXM), &facts.pxm);
+    claim.equal(format!("{name}: the proximity domain"), &word(narrow::PXM), &facts.pxm.unwrap_or(u32::MAX));
     let generation = word(narrow::GENERATION);
-    let retired = function.retired().map(|spans| spans.size());
-    claim.equal(format!("{name}: the retired bytes"), &Some(registers.read(wide::RETIRED)), &retired);
+    claim.equal(format!("{name}: the retired bytes"), &registers.read(wide::RETIRED), &retired.size());
     claim.equal(format!("{name}: the generation"), &word(narrow::GENERATION), &generation);
     registers.write_word(narrow::CONTROL, u32::MAX);
     claim.equal(format!("{name}: the control bits"), &word(narrow::CONTROL), &1);
@@ -103,19 +101,17 @@ fn kept(claim: &mut Claim, function: &Function, usable: &SpanSet<InBar>) -> u64 
 }
 
 /// What is beyond the slice or retired reads ones, whatever is written there.
-fn unreal(claim: &mut Claim, function: &Function, usable: &SpanSet<InBar>) {
+fn unreal(claim: &mut Claim, function: &Function, retired: &SpanSet<InBar>) {
     let (name, size) = (&function.found.address, function.memory.size());
     claim.holds(size.is_power_of_two() && size as u64 >= function.found.facts.size, || {
         format!("{name}: its memory BAR has {size:#x} bytes")
     });
     let slice = usize::try_from(function.found.facts.size).unwrap_or(usize::MAX);
     let beyond = [slice, slice + (size.saturating_sub(slice) / 16 * 8), size.saturating_sub(8)];
-    let retired = function.retired().unwrap_or_default();
     let ends = retired.iter().flat_map(|span| [span.start().get(), span.last().get() & !7]);
     let places =
         ends.filter_map(|at| usize::try_from(at).ok()).chain(beyond.into_iter().filter(|at| *at >= slice));
-    let is_usable = |at: usize| usable.iter().any(|span| span.contains(BarOffset::new(at as u64)));
-    for at in places.filter(|at| *at < size && !is_usable(*at)) {
+    for at in places.filter(|at| *at < size) {
         function.memory.write(at, 0);
         let is = function.memory.read(at);
         claim.holds(is == u64::MAX, || format!("{name}: {at:#x} is not real and reads {is:#x}"));
@@ -142,7 +138,7 @@ fn doorbells(claim: &mut Claim, function: &Function, usable: &SpanSet<InBar>) ->
     let begun = Instant::now();
     while status() & SCRUBS != 0 {
         if begun.elapsed() > PATIENCE {
-            return Err(Broken::Argument(name.clone(), "does not end its scrub"));
+            return Err(Broken::Argument(name.to_string(), "does not end its scrub"));
         }
         thread::sleep(Duration::from_millis(10));
     }

@@ -7,16 +7,17 @@
 
 use std::fs;
 use std::io::Write;
+use std::path::Path;
 
 use super::egm_device::{QUIESCE, check};
 use super::hotplug::wait;
 use crate::cmdline::Arguments;
-use crate::egm_function::{self, Found, Function, narrow};
+use crate::egm_function::{self, Function, narrow};
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::{config_space, sysfs};
 
-/// The vector that says that the owner wants the slice back, and its bit.
+/// The vector by which the owner asks for the slice, and its bit.
 const WANTED: usize = 2;
 const WANTED_BIT: u32 = 1 << WANTED;
 /// MSI to the processor with APIC id 0, fixed, edge (Intel SDM volume 3, 11.11).
@@ -33,39 +34,35 @@ const DECODES_AND_SENDS: u16 = 1 << 1 | 1 << 2;
 /// A function that is plugged in passes the check of one that was there, and goes when the guest has given it back.
 pub(super) fn plugged(_: &Arguments) -> Result<Finding, Broken> {
     let mut claim = Claim::default();
-    // The others' configuration is left alone: the monitor may have to ask a server for each word of it.
-    let before = egm_function::addresses();
+    let before = addresses();
     say("plug");
-    let new = || {
-        let mut addresses = egm_function::addresses().into_iter().filter(|address| !before.contains(address));
-        addresses.find_map(Found::at)
-    };
-    let Some(found) = wait(new) else {
+    let Some(address) = came(&before) else {
         claim.untrue("no function came");
         return Ok(claim.finish());
     };
-    if wait(|| found.is_ready().then_some(())).is_none() {
-        claim.untrue(format!("{} has no place for its BARs", found.address));
+    // The kernel shows a function before its BARs have their places and their files.
+    let ready = Path::new("/sys/bus/pci/devices").join(&address).join("resource2");
+    let is_it = |found: &egm_memory::Function| found.address.to_string() == address;
+    let found = wait(|| ready.exists().then(egm_function::all)?.ok()?.into_iter().find(is_it));
+    let Some(found) = found else {
+        claim.untrue(format!("{address} has no place for its BARs, or is another function"));
         return Ok(claim.finish());
-    }
+    };
     check(&mut claim, &found)?;
     say("unplug");
-    let gone = wait(|| (!found.folder().exists()).then_some(()));
-    claim.holds(gone.is_some(), || format!("{} did not go", found.address));
+    let folder = sysfs::pci(found.address);
+    claim.holds(wait(|| (!folder.exists()).then_some(())).is_some(), || format!("{address} did not go"));
     Ok(claim.finish())
 }
 
 /// The owner's request interrupts the guest and stays pending until the guest has seen it; the guest quiesces.
 pub(super) fn wanted(_: &Arguments) -> Result<Finding, Broken> {
-    let Some(found) = egm_function::all().into_iter().next() else {
-        return Ok(Finding::waived("the guest has no slice behind a PCI function"));
-    };
+    let Some(function) = first()? else { return Ok(none()) };
     let Some(before) = posted()? else {
         return Ok(Finding::waived("this kernel does not count posted interrupts"));
     };
     let mut claim = Claim::default();
-    let function = found.open()?;
-    aim(&found, &function)?;
+    aim(&function)?;
     let word = |at| function.registers.read_word(at);
     let events = word(narrow::EVENTS);
     claim.equal("what is pending before", &(word(narrow::PENDING) & WANTED_BIT), &0);
@@ -78,31 +75,61 @@ pub(super) fn wanted(_: &Arguments) -> Result<Finding, Broken> {
     function.registers.write_word(narrow::PENDING, WANTED_BIT);
     claim.equal("what is pending, confirmed", &(word(narrow::PENDING) & WANTED_BIT), &0);
     function.registers.write_word(narrow::DOORBELL, QUIESCE);
-    say("given");
-    // Nobody answers any more: registers read ones, and so does their magic.
-    let gone = wait(|| (word(narrow::MAGIC) == u32::MAX).then_some(()));
-    claim.holds(gone.is_some(), || "its registers are still there");
-    claim.seen(format!("{}: wanted and given", found.address));
+    claim.holds(silent(&function), || "its registers still answer");
     Ok(claim.finish())
 }
 
+/// A function whose server dies reads ones, but for memory that the monitor has mapped. The guest leaves it alone until another
+/// function is plugged in, which says that it happened: QEMU (11.1.3) aborts when a server dies that it is asking.
+pub(super) fn lost(_: &Arguments) -> Result<Finding, Broken> {
+    let Some(function) = first()? else { return Ok(none()) };
+    let mut claim = Claim::default();
+    let (word, before) = (function.memory.read(0), addresses());
+    say("lost");
+    claim.holds(came(&before).is_some(), || "no function came, so nobody has said that the server is dead");
+    claim.holds(silent(&function), || "its registers still answer");
+    claim.equal("the first word", &function.memory.read(0), &word);
+    Ok(claim.finish())
+}
+
+fn addresses() -> Vec<String> {
+    sysfs::names("/sys/bus/pci/devices")
+}
+
+/// The function that is plugged in. Others' configuration is left alone: their monitor may have to ask a server for each word.
+fn came(before: &[String]) -> Option<String> {
+    wait(|| addresses().into_iter().find(|address| !before.contains(address)))
+}
+
+fn first() -> Result<Option<Function>, Broken> {
+    egm_function::all()?.first().map(Function::open).transpose()
+}
+
+fn none() -> Finding {
+    Finding::waived("the guest has no slice behind a PCI function")
+}
+
+/// Whether the registers come to read ones.
+fn silent(function: &Function) -> bool {
+    wait(|| (function.registers.read_word(narrow::MAGIC) == u32::MAX).then_some(())).is_some()
+}
+
 /// Aims the vector at the first processor's interrupt for posted interrupts, and unmasks it alone.
-fn aim(found: &Found, function: &Function) -> Result<(), Broken> {
-    let unfit = |what| Broken::Argument(found.address.clone(), what);
-    let table = found.vectors()?.ok_or_else(|| unfit("has no MSI-X table with its registers"))?;
+fn aim(function: &Function) -> Result<(), Broken> {
+    let unfit = |what| Broken::Argument(function.found.address.to_string(), what);
+    let table = function.vectors()?.ok_or_else(|| unfit("has no MSI-X table with its registers"))?;
     if usize::from(table.entries) <= WANTED {
-        return Err(unfit("has no vector for a wish of its owner"));
+        return Err(unfit("has no vector for a request of its owner"));
     }
     let offset = usize::try_from(table.offset).map_err(|_| unfit("has a table far away"))?;
     let entry = offset + 16 * WANTED;
-    function.registers.write_word(entry, TO_FIRST);
-    function.registers.write_word(entry + 4, 0);
-    function.registers.write_word(entry + 8, POSTED);
-    function.registers.write_word(entry + 12, 0);
-    found.change(COMMAND, DECODES_AND_SENDS, 0)?;
-    let config = sysfs::bytes(found.folder().join("config"))?;
+    for (at, word) in [(0, TO_FIRST), (4, 0), (8, POSTED), (12, 0)] {
+        function.registers.write_word(entry + at, word);
+    }
+    function.change(COMMAND, DECODES_AND_SENDS, 0)?;
+    let config = sysfs::bytes(sysfs::pci(function.found.address).join("config"))?;
     let control = config_space::capability(&config, config_space::MSIX);
-    found.change(control.ok_or_else(|| unfit("has no MSI-X"))? + 2, ENABLED, MASKED)
+    function.change(control.ok_or_else(|| unfit("has no MSI-X"))? + 2, ENABLED, MASKED)
 }
 
 /// Interrupts for posted interrupts so far, on all processors; `None` where the kernel does not count them.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::Context;
 use super::edu::{self, Engine, PAGE, find, map, master, seen, touched};
 use super::egm_beat::physical;
-use crate::config_space::{VENDOR_SPECIFIC, capability};
+use crate::config_space::capability;
 use crate::error::Broken;
 use crate::expect::{self, DeviceKind, Plan};
 use crate::finding::{Claim, Finding};
@@ -32,6 +32,8 @@ const REGISTERS: usize = 0x4000;
 /// The BAR that is its memory, and the address bit that means that memory.
 const MEMORY_BAR: u8 = 2;
 const OWN: u64 = 1 << 63;
+/// Id of a capability whose vendor says what it is.
+const VENDOR_SPECIFIC: u8 = 0x09;
 /// A copy through a host that answers each piece takes a while under emulation.
 const PATIENCE: Duration = Duration::from_secs(60);
 

@@ -152,6 +152,11 @@ pub(crate) static ALL: &[Check] = &[
         "the owner of a slice behind a PCI function asks for it: an interrupt comes, and the guest gives it",
         egm_events::wanted,
     )),
+    by_name(alone(
+        "egm_lost",
+        "a slice behind a PCI function whose server dies reads ones, but for memory that the monitor has mapped",
+        egm_events::lost,
+    )),
     by_name(check(
         "disk_busy",
         "writes and flushes until the machine ends, saying `egm-busy N`",

@@ -7,6 +7,7 @@ mod demo;
 mod hostile;
 mod panic;
 mod passed;
+mod peer;
 mod plugged;
 mod poison;
 mod reset;
@@ -66,6 +67,8 @@ pub(crate) struct Scenario {
     pub(crate) boots: u32,
     /// Time for one boot, under emulation on two slow cores.
     pub(crate) deadline: Duration,
+    /// Whether its guests run on this machine where others run in the emulated host: in an emulator, without privilege.
+    pub(crate) outside: bool,
     /// Whether it is run only when asked for by name or with `--full`.
     pub(crate) long: bool,
 }
@@ -120,11 +123,12 @@ const PLAIN: Scenario = Scenario {
     debian: false,
     boots: 1,
     deadline: Duration::from_secs(180),
+    outside: false,
     long: false,
 };
 
 /// Every scenario, in the order in which they run.
-pub(crate) const ALL: [Scenario; 40] = [
+pub(crate) const ALL: [Scenario; 41] = [
     demo::SCENARIO,
     smp::SCENARIO,
     reset::SCENARIO,
@@ -163,6 +167,7 @@ pub(crate) const ALL: [Scenario; 40] = [
     plugged::REQUEST,
     user::SERVED,
     user::PLUGGED,
+    peer::QEMU,
     boots::SCENARIO,
     debian_root::SCENARIO,
 ];
