@@ -197,16 +197,18 @@ fn fail(error: &MemoryError) -> ExitCode {
 mod tests {
     use super::*;
 
+    /// What is left of 0x100 bytes.
+    fn left(retired: &[(u64, u64)]) -> Vec<(u64, u64)> {
+        let retired: Vec<_> = retired.iter().map(|&(start, end)| start..end).collect();
+        without(0x100, &retired).into_iter().map(|span| (span.start, span.end)).collect()
+    }
+
     #[test]
     fn retired_spans_are_left_out_wherever_they_lie() {
-        assert_eq!(without(0x100, &[]), [0..0x100]);
-        assert_eq!(without(0x100, &[0..0x10, 0x20..0x30, 0xf0..0x100]), [0x10..0x20, 0x30..0xf0]);
-        assert_eq!(
-            without(0x100, &[0..0x80, 0x40..0x60, 0xf0..0x200]),
-            [0x80..0xf0],
-            "of a device that lies"
-        );
-        assert_eq!(without(0x100, &[0..0x100]), []);
+        assert_eq!(left(&[]), [(0, 0x100)]);
+        assert_eq!(left(&[(0, 0x10), (0x20, 0x30), (0xf0, 0x100)]), [(0x10, 0x20), (0x30, 0xf0)]);
+        assert_eq!(left(&[(0, 0x80), (0x40, 0x60), (0xf0, 0x200)]), [(0x80, 0xf0)], "of a device that lies");
+        assert_eq!(left(&[(0, 0x100)]), []);
     }
 
     #[test]
