@@ -150,22 +150,13 @@ pub(crate) fn timed(name: &str, step: impl FnOnce() -> Step) -> Check {
 mod tests {
     use super::*;
     use crate::judge::Collected;
-    use crate::kernel::StockKernel;
     use crate::process::Ending;
-    use crate::run::Vmm;
+    use crate::run::tests::nowhere;
     use crate::scenarios::select;
-    use crate::tools::Tools;
 
     /// Names and outcomes of the story of `passed` by `steps`, and its first init.
     fn told(passed: &'static [&'static str], steps: Teller) -> (Vec<(String, Outcome)>, Option<u64>) {
-        let nowhere = || PathBuf::from("/nonexistent");
-        let (lab, vmm, plug, device) = (nowhere(), nowhere(), nowhere(), nowhere());
-        let (agent, function, configs) = (nowhere(), nowhere(), nowhere());
-        let kernel = StockKernel { directory: nowhere() };
-        let (generic, root, emulator) = (None, None, None);
-        let tools =
-            Tools { lab, vmm, plug, device, agent, function, configs, kernel, generic, root, emulator };
-        let runner = Runner { tools, vmm: Vmm::Egm, work: nowhere(), report: nowhere() };
+        let runner = nowhere();
         let scenario =
             Scenario { passed, region: None, ..select(&["demo".into()], false).unwrap().remove(0) };
         let result = tell(&runner, &scenario, Path::new("/nonexistent"), steps).unwrap();

@@ -104,6 +104,11 @@ impl Boot {
         Self { collected, init, signalled: false, disk: None, starts: 1, silent_panic: false }
     }
 
+    /// What the emulator is known to do, where it did.
+    fn panic_without_word(&self) -> Option<&'static str> {
+        self.silent_panic.then_some("a panic without a word")
+    }
+
     /// That the emulator got in the way before, where it did: not decided by those starts, and not hidden.
     pub(crate) fn emulator_case(&self) -> Option<Check> {
         let before = self.starts.saturating_sub(1);
@@ -239,45 +244,52 @@ impl Runner {
         Ok(Some(path))
     }
 
-    /// Boots, and under emulation boots again when the guest never reached its init. With two or more emulated
-    /// processors QEMU's SVM sometimes reads a guest's page tables as zeros right after VMRUN: a page fault, a double
-    /// fault, a shutdown. With one, which the lab has, that was never seen; each time is noted, and a guest that
-    /// never gets there fails all the same.
+    /// Boots, and under emulation boots again when the guest never reached its init, or as [`Runner::boot`] does. With two or
+    /// more emulated processors QEMU's SVM sometimes reads a guest's page tables as zeros right after VMRUN: a page fault, a
+    /// double fault, a shutdown. With one, which the lab has, that was never seen; a guest that never gets there fails all
+    /// the same.
     fn boot_until_init(
         &self,
         scenario: &Scenario,
         machine: &Machine,
         report: &Path,
     ) -> Result<Boot, LabError> {
-        let most = attempts(scenario, is_emulated());
-        let mut starts = 0_u32;
-        loop {
-            let boot = self.boot(scenario, machine, report)?;
-            starts = starts.saturating_add(boot.starts);
-            if boot.init.is_some() || starts >= most {
-                return Ok(Boot { starts, ..boot });
-            }
-            Stage::note(&format!("{}: no init under emulation, start {starts}: booted again", scenario.name));
-        }
+        let spoilt =
+            |boot: &Boot| boot.panic_without_word().or_else(|| boot.init.is_none().then_some("no init"));
+        self.boot_again(scenario, machine, report, spoilt)
     }
 
     /// Boots, and under emulation boots again when the guest's kernel panicked without a word: QEMU's SVM raises an interrupt twice,
     /// and where that hits the first instruction of a handler in user mode's stead, the kernel ends in a double fault, whose
-    /// messages wait for a context that never comes. A panic with words is a result. Each time is noted, and a case of its own.
+    /// messages wait for a context that never comes. A panic with words is a result.
     pub(crate) fn boot(
         &self,
         scenario: &Scenario,
         machine: &Machine,
         report: &Path,
     ) -> Result<Boot, LabError> {
+        self.boot_again(scenario, machine, report, Boot::panic_without_word)
+    }
+
+    /// Boots until `spoilt` says nothing, or often enough. Each start that was spoilt is noted, and all are a case of their own.
+    fn boot_again(
+        &self,
+        scenario: &Scenario,
+        machine: &Machine,
+        report: &Path,
+        spoilt: impl Fn(&Boot) -> Option<&'static str>,
+    ) -> Result<Boot, LabError> {
         let most = attempts(scenario, is_emulated());
         let mut starts = 1;
         loop {
             let boot = self.boot_by(self.command(machine), scenario, machine, report, |_| {})?;
-            if !boot.silent_panic || starts >= most {
-                return Ok(Boot { starts, ..boot });
+            match spoilt(&boot) {
+                Some(what) if starts < most => Stage::note(&format!(
+                    "{}: {what} under emulation, start {starts}: booted again",
+                    scenario.name
+                )),
+                _ => return Ok(Boot { starts, ..boot }),
             }
-            Stage::note(&format!("{}: a panic without a word, start {starts}: booted again", scenario.name));
             starts = starts.saturating_add(1);
         }
     }
@@ -389,7 +401,7 @@ pub(crate) fn chain(error: &LabError) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::results;
     use crate::scenarios::select;
@@ -409,18 +421,24 @@ mod tests {
         assert_eq!((attempts("demo", true), attempts("demo", false)), (EMULATED_ATTEMPTS, 1));
     }
 
-    /// A start of a machine whose VMM says on its standard error and its console what `script` writes.
-    fn start(script: &str) -> Boot {
-        let report = tempfile::tempdir().unwrap();
-        let nowhere = || PathBuf::from("/nonexistent");
-        let (lab, vmm, plug, device) = (nowhere(), nowhere(), nowhere(), nowhere());
-        let (agent, function, configs) = (nowhere(), nowhere(), nowhere());
-        let kernel = crate::kernel::StockKernel { directory: nowhere() };
+    /// A runner that has nothing.
+    pub(crate) fn nowhere() -> Runner {
+        let path = || PathBuf::from("/nonexistent");
+        let (lab, vmm, plug, device) = (path(), path(), path(), path());
+        let (agent, function, configs) = (path(), path(), path());
+        let kernel = crate::kernel::StockKernel { directory: path() };
         let (generic, root, emulator) = (None, None, None);
         let tools =
             Tools { lab, vmm, plug, device, agent, function, configs, kernel, generic, root, emulator };
-        let runner = Runner { tools, vmm: Vmm::Egm, work: nowhere(), report: nowhere() };
-        let machine = Machine { config: nowhere(), initramfs: nowhere(), cmdline: String::new(), plan: None };
+        Runner { tools, vmm: Vmm::Egm, work: path(), report: path() }
+    }
+
+    /// A start of a machine whose VMM says on its standard error and its console what `script` writes.
+    fn start(script: &str) -> Boot {
+        let report = tempfile::tempdir().unwrap();
+        let runner = nowhere();
+        let path = || PathBuf::from("/nonexistent");
+        let machine = Machine { config: path(), initramfs: path(), cmdline: String::new(), plan: None };
         let scenario = select(&["panic".into()], false).unwrap().remove(0);
         let mut command = Command::new("sh");
         command.args(["-c", script]);

@@ -14,6 +14,7 @@ mod prefault;
 mod served;
 mod smaps;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,6 +22,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use figures::Report;
 
+use crate::command::Tool;
 use crate::error::LabError;
 use crate::progress::Stage;
 
@@ -78,6 +80,21 @@ impl Section {
     fn name(self) -> String {
         format!("{self:?}").to_lowercase()
     }
+}
+
+/// What the packages' own benchmarks print: a way, and what each round of it took.
+type Rounds = BTreeMap<String, Vec<f64>>;
+
+/// What the benchmark `bench` of `package` finds, in this machine.
+fn measured(package: &'static str, bench: &str, words: &[&str]) -> Result<Rounds, LabError> {
+    let line = Tool::new("cargo", "cargo")
+        .args(["bench", "--quiet", "--package", package, "--bench", bench, "--"])
+        .args(words)
+        .text()?;
+    serde_json::from_str(line.trim()).map_err(|error| LabError::Content {
+        what: format!("benchmark of {package}"),
+        problem: error.to_string(),
+    })
 }
 
 /// Measures, shows, and writes bench.json.

@@ -1,6 +1,5 @@
 //! How fast guest memory becomes present, and zero again: beside a memset in one process, and beside QEMU as a launch.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -8,8 +7,8 @@ use std::time::Duration;
 
 use super::figures::{Report, Row, Summary, Target};
 use super::launch::Launched;
+use super::measured;
 use super::payload::{qemu_memory, seconds_to_first_byte, write_config, write_hello};
-use crate::command::Tool;
 use crate::error::LabError;
 
 /// Memory that is made present, when a third of what is available is not less.
@@ -20,9 +19,6 @@ const ROUNDS: usize = 5;
 const DEADLINE: Duration = Duration::from_secs(120);
 /// The pool of 2 MiB pages.
 const POOL: &str = "/proc/sys/vm/nr_hugepages";
-
-/// What egm-device's benchmark prints: a way, and seconds of each round.
-type Seconds = BTreeMap<String, Vec<f64>>;
 
 /// All that is said about prefault.
 pub(super) fn run(egm_vmm: &Path, work: &Path) -> Result<Report, LabError> {
@@ -55,14 +51,8 @@ fn speed(mib: u64) -> impl Fn(f64) -> f64 {
 
 fn in_process(what: &str, mib: u64, page: &str) -> Result<Report, LabError> {
     let (size, rounds) = (mib.to_string(), ROUNDS.to_string());
-    let line = Tool::new("cargo", "cargo")
-        .args(["bench", "--quiet", "--package", "egm-device", "--bench", "memory", "--"])
-        .args(["--of", what, "--mib", &size, "--page", page, "--rounds", &rounds])
-        .text()?;
-    let seconds: Seconds = serde_json::from_str(line.trim()).map_err(|error| LabError::Content {
-        what: "benchmark of egm-device".into(),
-        problem: error.to_string(),
-    })?;
+    let words = ["--of", what, "--mib", &size, "--page", page, "--rounds", &rounds];
+    let seconds = measured("egm-device", "memory", &words)?;
     let speeds = |way: &str| seconds.get(way).and_then(|s| Summary::of(s)).map(|s| s.map(speed(mib)));
     let mut report = Report::default();
     if let Some(ours) = speeds(what) {

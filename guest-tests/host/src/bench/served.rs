@@ -1,17 +1,12 @@
 //! A slice behind vfio-user: what a register costs over the socket, and its memory as a client maps it. By benchmarks of the two
 //! packages, in this process tree.
 
-use std::collections::BTreeMap;
-
 use super::figures::{Report, Row, Summary, Target};
-use crate::command::Tool;
+use super::measured;
 use crate::error::LabError;
 
 /// Memory that is mapped: far more than caches hold.
 const MIB: u64 = 256;
-
-/// What the benchmarks print: a way, and what each round of it took.
-type Rounds = BTreeMap<String, Vec<f64>>;
 
 /// Both.
 pub(super) fn run() -> Result<Report, LabError> {
@@ -19,17 +14,6 @@ pub(super) fn run() -> Result<Report, LabError> {
     report.extend("round trips", round_trips());
     report.extend("mapped BAR", mapped());
     Ok(report)
-}
-
-fn measured(package: &'static str, bench: &str, words: &[&str]) -> Result<Rounds, LabError> {
-    let line = Tool::new("cargo", "cargo")
-        .args(["bench", "--quiet", "--package", package, "--bench", bench, "--"])
-        .args(words)
-        .text()?;
-    serde_json::from_str(line.trim()).map_err(|error| LabError::Content {
-        what: format!("benchmark of {package}"),
-        problem: error.to_string(),
-    })
 }
 
 fn round_trips() -> Result<Report, LabError> {
