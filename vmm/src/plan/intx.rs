@@ -9,7 +9,7 @@ use crate::config::{Device, DeviceKind};
 use crate::plan::types::intx_owner;
 use crate::plan::{FunctionPlan, FunctionRole, LinePlan};
 
-/// Lines of an I/O APIC that belong to PCI: those above the sixteen of ISA.
+/// Interrupt lines that belong to PCI; on x86 those of an I/O APIC above the sixteen of ISA.
 #[derive(Debug, Clone, Copy)]
 pub struct IntxLines {
     /// First global system interrupt.

@@ -91,7 +91,7 @@ pub enum WindowKind {
     Ecam,
     /// Interrupt controllers.
     Interrupts,
-    /// Registers of a platform device; the label is its name (aarch64: `serial`).
+    /// Registers of a platform device; the label is its name (aarch64: `serial`, `clock`, `pvpanic`).
     Device,
     /// Kept free: the CPU, KVM or the host's IOMMU reserves it.
     Reserved,

@@ -6,11 +6,13 @@
 //!  0x0808_0000 │ GIC translation (ITS)        │ 128 KiB
 //!  0x0810_0000 │ GIC redistributors           │ 128 KiB a vCPU, 256 of them
 //!  0x0b00_0000 │ PL011 serial port            │ 4 KiB
+//!  0x0b01_0000 │ PL031 clock                  │ 4 KiB
+//!  0x0b02_0000 │ pvpanic                      │ 4 KiB, of which the first byte counts
 //!  0x1000_0000 ├──────────────────────────────┤
 //!              │ 32-bit PCI window            │ 768 MiB
 //!  0x4000_0000 ├──────────────────────────────┤
-//!              │ firmware: stub device tree,  │ 2 MiB, mapped, reserved
-//!              │ EFI, ACPI, SMBIOS tables     │
+//!              │ firmware: EFI, ACPI, SMBIOS  │ 2 MiB, mapped, reserved
+//!  0x401c_0000 │ device tree                  │ its last 256 KiB
 //!  0x4020_0000 ├──────────────────────────────┤
 //!              │ RAM                          │ in node order
 //!              ├──────────────────────────────┤
@@ -21,10 +23,16 @@
 //!              │ 64-bit PCI window            │ naturally aligned; at least 64 GiB where the address bits allow
 //!              └──────────────────────────────┘ 1 << address bits
 //! ```
+//!
+//! Interrupt numbers are those of the GIC (INTID), which ACPI calls global system interrupts: private ones below 32, a
+//! message's from 8192, and 32 shared ones between. Power off and reset are PSCI calls, so that there are no registers for
+//! them.
+
+use egm_address::{Guest, Span};
 
 use crate::arch::{FixedWindow, Layout, fixed};
 use crate::config::Cpus;
-use crate::plan::WindowKind;
+use crate::plan::{IntxLines, WindowKind};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -33,15 +41,31 @@ const GIB: u64 = 1 << 30;
 const DISTRIBUTOR: u64 = 128 * MIB;
 const ITS: u64 = DISTRIBUTOR + 512 * KIB;
 const REDISTRIBUTORS: u64 = DISTRIBUTOR + MIB;
-/// Two 64 KiB frames for each vCPU (GICv3 12.10).
-const REDISTRIBUTORS_END: u64 = REDISTRIBUTORS + 256 * 128 * KIB;
+const REDISTRIBUTORS_END: u64 = REDISTRIBUTORS + 256 * REDISTRIBUTOR;
 const SERIAL: u64 = 176 * MIB;
+const CLOCK: u64 = SERIAL + 64 * KIB;
+const PVPANIC: u64 = CLOCK + 64 * KIB;
 const PCI32_START: u64 = 256 * MIB;
 const RAM: u64 = GIB;
 /// Kernels want to start on a 2 MiB boundary (Documentation/arch/arm64/booting.rst), and every table in 64 KiB units.
 const FIRMWARE_END: u64 = RAM + 2 * MIB;
 /// Most intermediate physical address bits that the architecture defines.
 const END: u64 = 1 << 52;
+
+/// Where the device tree is, at the end of the firmware window: on an 8-byte boundary, and in one piece of 2 MiB.
+pub const TREE: Span<Guest> = fixed(FIRMWARE_END - 256 * KIB, FIRMWARE_END);
+/// Two frames of 64 KiB for each vCPU (GICv3 12.10), in their order, from the start of the redistributors' window.
+pub const REDISTRIBUTOR: u64 = 128 * KIB;
+/// Private interrupt of the virtual timer, as KVM has it unless told otherwise.
+pub const VIRTUAL_TIMER: u32 = 27;
+/// Private interrupt of the (non-secure) physical timer, as KVM has it unless told otherwise.
+pub const PHYSICAL_TIMER: u32 = 30;
+/// Private interrupts that the architecture recommends for timers that a guest here has not (SBSA 3.8): secure, hypervisor.
+pub const OTHER_TIMERS: [u32; 2] = [29, 26];
+/// Private interrupt of the performance counters, where the vCPUs have them.
+pub const PERFORMANCE: u32 = 23;
+/// Shared interrupts, from number 32: as few as a GIC can have.
+pub const SHARED_INTERRUPTS: u32 = 32;
 
 /// The layout.
 pub const LAYOUT: Layout = Layout {
@@ -65,9 +89,11 @@ pub const LAYOUT: Layout = Layout {
             span: fixed(REDISTRIBUTORS, REDISTRIBUTORS_END),
         },
         FixedWindow { kind: WindowKind::Device, label: "serial", span: fixed(SERIAL, SERIAL + 4 * KIB) },
+        FixedWindow { kind: WindowKind::Device, label: "clock", span: fixed(CLOCK, CLOCK + 4 * KIB) },
+        FixedWindow { kind: WindowKind::Device, label: "pvpanic", span: fixed(PVPANIC, PVPANIC + 4 * KIB) },
     ],
-    lines: &[("serial", 33)], // SPI 1; ACPI's global system interrupts are GIC interrupt ids
-    intx: None,               // no machine of this architecture runs yet
+    lines: &[("serial", 33)],
+    intx: Some(IntxLines { first: 40, count: 8 }),
     ports: &[],
     hardware_id: mpidr,
     max_hardware_id: u32::MAX,
