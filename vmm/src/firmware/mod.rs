@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod acpi;
+pub mod tree;
 
 use egm_address::{Gpa, Guest, Span};
 
@@ -27,6 +28,17 @@ pub struct Image {
     pub rsdp: Gpa,
     /// The tables, ascending by address, the pointer itself not counted.
     pub tables: Vec<Table>,
+    /// What a kernel expects from EFI firmware, of an aarch64 guest.
+    pub efi: Option<Efi>,
+}
+
+/// EFI's structures inside an [`Image`], which lead to everything else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Efi {
+    /// The system table (UEFI 2.10, 4.3).
+    pub system_table: Gpa,
+    /// The memory map: entries of [`tree::DESCRIPTOR_SIZE`] bytes.
+    pub memory_map: Span<Guest>,
 }
 
 /// One table inside an [`Image`].
@@ -41,7 +53,7 @@ pub struct Table {
 /// Why a plan cannot be told to a guest.
 ///
 /// The first three come from the configuration; the others are plans that planning does not make.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FirmwareError {
     /// No tables are written for this instruction set.
     #[error("no firmware tables are written for {0:?} guests")]
@@ -56,6 +68,12 @@ pub enum FirmwareError {
         /// The window.
         window: Span<Guest>,
     },
+    /// A device tree that the format has no place for.
+    #[error("the device tree: {0}")]
+    Tree(#[from] vm_fdt::Error),
+    /// A stub tree for tables that no EFI structure leads to.
+    #[error("the tables have no EFI system table: only those of an aarch64 plan have")]
+    NoEfi,
     /// Access figures of a node that has no processors to look from.
     #[error("node {node} has access figures from node {from}, which has no vCPUs to look from")]
     NoInitiator {
