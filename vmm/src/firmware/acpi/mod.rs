@@ -134,6 +134,12 @@ impl Room {
             Some(Table { signature: t.signature, span })
         };
         let tables = self.tables.iter().filter_map(placed).collect();
-        Ok(Image { base: self.window.start(), rsdp: self.window.start(), bytes: self.bytes, tables, efi: None })
+        Ok(Image {
+            base: self.window.start(),
+            rsdp: self.window.start(),
+            bytes: self.bytes,
+            tables,
+            efi: None,
+        })
     }
 }
