@@ -10,6 +10,8 @@ use serde::Serialize;
 
 use crate::pattern;
 
+const NONE: &str = "no PCI function of this machine has EGM memory";
+
 /// One function in `egm-guest list --json`.
 #[derive(Debug, Serialize)]
 struct Row {
@@ -61,7 +63,7 @@ pub(crate) fn list(json: bool) -> ExitCode {
 
 fn table(rows: &[Row]) {
     if rows.is_empty() {
-        return println!("no PCI function of this machine has EGM memory");
+        return println!("{NONE}");
     }
     println!(
         "{:<14}{:>12}{:>12}  {:<20}{:>5}{:>9}{:>9}",
@@ -95,8 +97,12 @@ pub(crate) fn test(wanted: &[PciAddress]) -> ExitCode {
         eprintln!("error: {address} has no EGM memory\n  help: egm-guest list shows what has");
         return ExitCode::FAILURE;
     }
+    if functions.is_empty() {
+        eprintln!("error: {NONE}");
+        return ExitCode::FAILURE;
+    }
     let chosen = |function: &&Function| wanted.is_empty() || wanted.contains(&function.address);
-    let mut good = !functions.is_empty();
+    let mut good = true;
     for function in functions.iter().filter(chosen) {
         match one(function) {
             Ok(said) => println!("{}: {said}", function.address),

@@ -5,7 +5,7 @@
 //!  server 1 ── QEMU 1   a guest checks the slice, is reset, checks it again; a second slice is plugged in and out
 //!           └─ QEMU 2   finds the bytes of the first; the owner asks, the guest gives, the server ends well
 //!  server 2 ── QEMU 3   finds zeros; the server is killed, the guest goes on
-//!  server 3 ── QEMU 4   finds zeros, at the socket that the dead one left
+//!  server 3 ── QEMU 4   finds zeros, at the socket that the dead one left; then `egm-guest list` and `test`
 //! ```
 //! The guest counts the checks that its slice has seen in the slice itself, and the host reads them there.
 
@@ -44,7 +44,7 @@ struct Machine {
 const FIRST: Machine = Machine { name: "first", checks: &[CHECK, "egm_plugged"], before: 1 };
 const WANTED: Machine = Machine { name: "wanted", checks: &[CHECK, "egm_wanted"], before: 2 };
 const LOST: Machine = Machine { name: "lost", checks: &[CHECK, "egm_lost"], before: 0 };
-const BACK: Machine = Machine { name: "back", checks: &[CHECK], before: 0 };
+const BACK: Machine = Machine { name: "back", checks: &[CHECK, "egm_commands"], before: 0 };
 
 /// Tells it.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {

@@ -7,6 +7,7 @@ mod disk_busy;
 mod edu;
 mod egm_bandwidth;
 mod egm_beat;
+mod egm_commands;
 mod egm_device;
 mod egm_events;
 mod egm_pattern;
@@ -142,6 +143,11 @@ pub(crate) static ALL: &[Check] = &[
         "a slice behind a PCI function is what its capability says, keeps its bytes, and answers doorbells",
         egm_device::run,
     ),
+    by_name(alone(
+        "egm_commands",
+        "egm-guest list and test say what slices behind PCI functions are, and end as documented; their bytes are lost",
+        egm_commands::run,
+    )),
     by_name(alone(
         "egm_plugged",
         "a slice behind a PCI function that is plugged in passes egm_device, and goes when it is wanted back",

@@ -75,8 +75,12 @@ pub(super) const DEVICE: Scenario = Scenario {
     story: "a slice as a PCI function: the monitor's own and that of egm-device serve are one and the same to guests",
     region: Some("local"),
     tale: Tale::Device,
-    words: "egm.checks=memory_map,numa,pci,egm_device quiet",
-    expected: Expected { exit: 0, summary: true, checks: &["memory_map", "numa", "pci", "egm_device"] },
+    words: "egm.checks=memory_map,numa,pci,egm_device,egm_commands quiet",
+    expected: Expected {
+        exit: 0,
+        summary: true,
+        checks: &["memory_map", "numa", "pci", "egm_device", "egm_commands"],
+    },
     deadline: Duration::from_secs(300),
     ..PLAIN
 };
