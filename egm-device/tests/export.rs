@@ -122,7 +122,7 @@ fn refused(monitor: &str, config: &str, parts: &[&str]) {
     let output = export(monitor, &path, &file("gb200-4gpu.host.json"), &[]);
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(matches!(output.status.code(), Some(2 | 3)) && output.stdout.is_empty(), "{said}");
-    for part in parts.iter().chain(&["\n  help: "]) {
+    for part in parts {
         assert!(said.contains(part), "no {part:?} in\n{said}");
     }
 }
@@ -150,15 +150,19 @@ fn what_a_monitor_has_no_words_for_is_refused() {
 fn a_file_that_is_no_machine_or_a_host_without_its_region_is_refused() {
     let size = r#"{"size": "1GiB"}"#;
     refused("qemu", "{", &["vm.json:1:1: not JSON"]);
-    refused("qemu", &machine(size, r#", "devcies": []"#), &["is not a machine", "unknown field `devcies`"]);
-    refused("qemu", &machine(size, r#", "name": "a b""#), &["name: \"a b\" cannot be a name"]);
-    refused("qemu", &machine(r#"{"size": "1"}"#, ""), &["memory: 1 is not a multiple"]);
-    refused("qemu", &machine(size, r#", "cpus": {"count": 999}"#), &["999 vCPUs"]);
+    refused(
+        "qemu",
+        &machine(size, r#", "devcies": []"#),
+        &["vm.json:1:56: unknown key \"devcies\"", "did you mean \"devices\"?"],
+    );
+    refused("qemu", &machine(size, r#", "name": "a b""#), &["name: \"a b\" is not a name"]);
+    refused("qemu", &machine(r#"{"size": "1"}"#, ""), &["memory.size: 1 is not a multiple"]);
+    refused("qemu", &machine(size, r#", "cpus": {"count": 999}"#), &["cpus.count: 999 is outside 1 to 254"]);
     let far = r#"{"nodes": [{"id": 0, "size": "1GiB", "cpus": "0", "distances": {"7": 20}}]}"#;
-    refused("qemu", &machine(far, ""), &["memory.nodes.distances: node 7 is not there"]);
+    refused("qemu", &machine(far, ""), &["memory.nodes[0].distances.7: there is no node \"7\""]);
     let region = r#", "egm": [{"region": "egm9", "size": "1GiB", "node": 1}]"#;
     refused("qemu", &machine(size, region), &["egm[0]: this host has none of egm9", "--recorded"]);
     let large = r#", "egm": [{"region": "egm4", "size": "1TiB", "node": 1}]"#;
     refused("qemu", &machine(size, large), &["egm[0]: no place", "region egm4 cannot give"]);
-    refused("qemu", r#"{"extends": "vm.json"}"#, &["extends more than"]);
+    refused("qemu", r#"{"extends": "vm.json"}"#, &["extend each other in a circle"]);
 }

@@ -7,7 +7,6 @@
 
 pub mod arch;
 pub mod cli;
-pub mod config;
 pub mod console;
 pub mod error;
 pub mod facts;
@@ -24,3 +23,5 @@ pub mod plan;
 mod program;
 pub mod resources;
 pub mod virtio;
+
+pub use egm_config as config;

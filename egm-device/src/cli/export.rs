@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::cli::host::Host;
 use crate::cli::{Outcome, print_json};
-use crate::export::{Guest, Machine, Monitor, Options, Output, export};
+use crate::export::{Guest, Monitor, Options, Output, export, load};
 use crate::show::print;
 
 /// Prints what another monitor needs to run a machine of egm-vmm
@@ -57,7 +57,7 @@ struct Record<'a> {
 }
 
 pub(super) fn run(args: &Args) -> Outcome {
-    let machine = Machine::load(&args.config)?;
+    let machine = load(&args.config)?;
     let guest = Guest::new(machine, &args.host.survey()?, &args.sockets)?;
     let options = Options { nvidia: args.nvidia, firmware: args.firmware.clone() };
     let export = export(&guest, args.monitor, &options)?;

@@ -3,10 +3,11 @@
 //! A value is in double quotes where it has a comma, a bracket or a space, and a double quote has no escape.
 
 use egm_address::CpuSet;
+use egm_config::{Architecture, Console, DeviceKind};
 
 use super::command::Command;
 use super::guest::{Guest, Memory, NumaNode, Placed, Source};
-use super::machine::{Architecture, Console, DeviceKind, mac_text};
+use super::words::{self, text};
 use super::{Export, ExportError, Output};
 
 /// What cloud-hypervisor is started with.
@@ -45,9 +46,9 @@ impl Exporter<'_> {
     fn boot(&mut self) -> Result<(), ExportError> {
         let machine = &self.guest.machine;
         // These are whole arguments, not lists.
-        self.command.option("--kernel", &machine.boot.kernel);
+        self.command.option("--kernel", text(&machine.boot.kernel));
         if let Some(initramfs) = &machine.boot.initramfs {
-            self.command.option("--initramfs", initramfs);
+            self.command.option("--initramfs", text(initramfs));
         }
         if !machine.boot.cmdline.is_empty() {
             self.command.option("--cmdline", &machine.boot.cmdline);
@@ -56,8 +57,8 @@ impl Exporter<'_> {
             Console::Stdio => "tty".to_owned(),
             Console::Pty => "pty".to_owned(),
             Console::Null => "null".to_owned(),
-            Console::File(path) => format!("file={}", value(path)?),
-            Console::Socket(path) => format!("socket={}", value(path)?),
+            Console::File { path } => format!("file={}", value(text(path))?),
+            Console::Socket { path } => format!("socket={}", value(text(path))?),
         };
         self.command.option("--serial", serial);
         self.command.option("--console", "off");
@@ -100,7 +101,7 @@ impl Exporter<'_> {
         let Memory { id, size, source, .. } = memory;
         let zone = match source {
             Source::Own { page_size, host_nodes, prefault } => {
-                let pages = page_size.hugetlb();
+                let pages = words::hugetlb(*page_size);
                 let pages =
                     pages.map_or_else(String::new, |page| format!(",hugepages=on,hugepage_size={page}"));
                 let node = host_nodes.as_ref().filter(|nodes| nodes.len() == 1);
@@ -138,7 +139,7 @@ impl Exporter<'_> {
 
     fn node(&self, node: &NumaNode) -> String {
         if let Some(placed) = node.initiator.and_then(|index| self.guest.devices.get(index)) {
-            return format!(",device_id={}", placed.device.id);
+            return format!(",device_id={}", placed.id);
         }
         let cpus = if node.cpus.is_empty() { String::new() } else { format!(",cpus={}", list(&node.cpus)) };
         let zone = node.memory.and_then(|index| self.guest.memory.get(index));
@@ -186,24 +187,24 @@ impl Exporter<'_> {
     }
 
     fn device(&mut self, placed: &Placed) -> Result<(), ExportError> {
-        let id = &placed.device.id;
+        let id = &placed.id;
         let segment = self.segment(placed.near);
         let at = segment.map_or_else(String::new, |segment| format!(",pci_segment={segment}"));
-        match &placed.device.kind {
+        match &placed.kind {
             DeviceKind::VirtioBlk { path, read_only } => {
                 let read_only = if *read_only { ",readonly=on" } else { "" };
-                let disk = format!("path={},id={id},image_type=raw{read_only}", value(path)?);
+                let disk = format!("path={},id={id},image_type=raw{read_only}", value(text(path))?);
                 self.command.option("--disk", disk);
             }
             DeviceKind::VirtioNet { tap, mac, queue_pairs, .. } => {
-                let mac = mac_text(*mac);
+                let mac = words::mac(*mac);
                 // A queue for each direction.
                 let queues = u32::from(*queue_pairs).saturating_mul(2);
                 let net = format!("tap={},id={id},num_queues={queues},mac={mac}", value(tap)?);
                 self.command.option("--net", net);
             }
             DeviceKind::VirtioVsock { cid, socket: Some(socket) } => {
-                self.command.option("--vsock", format!("cid={cid},socket={},id={id}", value(socket)?));
+                self.command.option("--vsock", format!("cid={cid},socket={},id={id}", value(text(socket))?));
             }
             DeviceKind::VirtioVsock { socket: None, .. } => self.notes.push(format!(
                 "{id} is left out: cloud-hypervisor serves vsock by a Unix socket; write \"socket\""
@@ -213,15 +214,18 @@ impl Exporter<'_> {
                 self.command.option("--rng", format!("src=/dev/urandom,id={id}"));
             }
             DeviceKind::Vfio { function, clique, .. } => {
-                let clique = clique.map_or_else(String::new, |n| format!(",x_nv_gpudirect_clique={n}"));
+                let clique = words::clique(*clique)
+                    .map_or_else(String::new, |n| format!(",x_nv_gpudirect_clique={n}"));
                 let path = format!("/sys/bus/pci/devices/{function}/");
                 self.command.option("--device", format!("path={path},id={id}{at}{clique}"));
                 if placed.initiators.is_some() {
                     self.notes.push(no_egm(id));
                 }
             }
+            // Such slices have become functions of servers.
+            DeviceKind::Egm { .. } => {}
             DeviceKind::VfioUser { socket } => {
-                self.command.option("--user-device", format!("socket={},id={id}{at}", value(socket)?));
+                self.command.option("--user-device", format!("socket={},id={id}{at}", value(text(socket))?));
                 self.notes.push(format!(
                     "{id}: only the processors reach its memory, for cloud-hypervisor maps no BAR of a --user-device for \
                      the DMA of other devices"
@@ -233,11 +237,11 @@ impl Exporter<'_> {
 
     fn unsaid(&mut self) {
         let machine = &self.guest.machine;
-        if self.guest.devices.iter().any(|placed| placed.device.root_port) {
+        if self.guest.devices.iter().any(|placed| placed.root_port) {
             self.notes
                 .push("\"root_port\" is left out: cloud-hypervisor has one flat bus a segment".to_owned());
         }
-        if machine.window64.is_some() {
+        if machine.pcie.window64.is_some() {
             self.notes.push(
                 "pcie.window64 is left out: cloud-hypervisor gives BARs all of the address space above its memory"
                     .to_owned(),

@@ -1,7 +1,8 @@
 //! HMAT figures as QEMU takes them.
 
+use egm_config::Access;
+
 use super::guest::Guest;
-use super::machine::Access;
 
 /// QEMU counts bandwidth in this.
 const MIB: u64 = 1 << 20;

@@ -1,9 +1,9 @@
 //! A machine's configuration in the words of other monitors.
 //!
 //! ```text
-//!  vm.json ──read──► file ──rules──► Machine ──┐
-//!                                              ├─guest─► Guest ──┬─► qemu, cloud_hypervisor   a command line
-//!  this host, or a recorded one ──► Survey ────┘                 └─► libvirt                  XML
+//!  vm.json ──egm-config──► Spec ────────────┐
+//!                                           ├─guest─► Guest ──┬─► qemu, cloud_hypervisor   a command line
+//!  this host, or a recorded one ──► Survey ─┘                 └─► libvirt                  XML
 //! ```
 //! Nothing is opened but the configuration. What a monitor cannot be told is a note, and never left out in silence.
 #![forbid(unsafe_code)]
@@ -11,19 +11,14 @@
 mod cloud_hypervisor;
 mod command;
 mod figures;
-mod file;
 mod guest;
 mod libvirt;
-mod machine;
 mod qemu;
-mod read;
-mod rules;
+mod words;
 
 pub use command::Command;
 pub use guest::{Guest, GuestError, Memory, NumaNode, Placed, Source};
-pub use machine::*;
-pub use read::ReadError;
-pub use rules::Rule;
+pub use words::{LoadError, load};
 
 use std::collections::BTreeSet;
 

@@ -72,7 +72,7 @@ impl RegionKind {
             Self::Devdax { .. } => "devdax",
             Self::Hugetlb => "hugetlb",
             Self::Memfd => "memfd",
-            Self::GuestMemfd => "guest-memfd",
+            Self::GuestMemfd => egm_config::GUEST_MEMFD,
         }
     }
 

@@ -56,7 +56,8 @@ const ARCH_DOORS: &[(&str, &str)] = &[
 /// Our packages and which of ours each may be built on.
 const ARROWS: &[(&str, &[&str])] = &[
     ("egm-address", &[]),
-    ("egm-device", &["egm-address", "egm-vfio-wire"]),
+    ("egm-config", &["egm-address"]),
+    ("egm-device", &["egm-address", "egm-config", "egm-vfio-wire"]),
     ("egm-function", &["egm-vfio-wire"]),
     ("egm-guest", &["egm-address", "egm-memory", "egm-report"]),
     ("egm-lab", &["egm-address", "egm-payload", "egm-report"]),
@@ -66,7 +67,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("egm-report", &[]),
     ("egm-vfio", &["egm-address", "egm-vfio-wire"]),
     ("egm-vfio-wire", &[]),
-    ("egm-vmm", &["egm-address", "egm-device", "egm-vfio"]),
+    ("egm-vmm", &["egm-address", "egm-config", "egm-device", "egm-vfio"]),
 ];
 
 /// Every Rust file with its facts, and whether all of it is test code.

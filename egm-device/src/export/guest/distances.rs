@@ -1,4 +1,4 @@
-//! Distances between nodes: those written, and between the nodes of GPUs and all others.
+//! Distances between nodes: the configuration's, and between the nodes of GPUs and all others.
 
 use std::collections::BTreeMap;
 
@@ -17,17 +17,18 @@ const FAR_GPU: u8 = 120;
 impl Guest {
     pub(super) fn measure(&self) -> Option<Vec<Vec<u8>>> {
         let mut written = BTreeMap::new();
-        let nodes = self.machine.nodes.iter().map(|node| (node.id, &node.distances));
-        for (from, distances) in nodes.chain(self.machine.slices.iter().map(|s| (s.node, &s.distances))) {
+        let nodes = self.machine.memory.nodes.iter().map(|node| (node.id, &node.distances));
+        for (from, distances) in nodes.chain(self.machine.egm.iter().map(|s| (s.node, &s.distances))) {
             written.extend(distances.iter().map(|(&to, &distance)| ((from, to), distance)));
         }
-        if written.is_empty() && self.nodes.iter().all(|node| node.initiator.is_none()) {
+        let plain = |from: u32, to: u32| {
+            let assumed = if from == to { LOCAL } else { REMOTE };
+            written.get(&(from, to)).copied().unwrap_or(assumed)
+        };
+        let usual = written.iter().all(|(&(from, to), &is)| is == if from == to { LOCAL } else { REMOTE });
+        if usual && self.nodes.iter().all(|node| node.initiator.is_none()) {
             return None;
         }
-        let plain = |from: u32, to: u32| {
-            let there = written.get(&(from, to)).or_else(|| written.get(&(to, from)));
-            if from == to { LOCAL } else { there.copied().unwrap_or(REMOTE) }
-        };
         let distance = |from: &NumaNode, to: &NumaNode| match (from.initiator, to.initiator) {
             (None, None) => plain(from.id, to.id),
             _ if from.id == to.id => LOCAL,

@@ -6,8 +6,10 @@ mod place;
 use std::collections::BTreeMap;
 
 use egm_address::{CpuSet, PciAddress};
+use egm_config::{
+    Access, BarPlaces, DeviceKind, EgmForm, EgmSlice, PageSize, PciTopology, Spec, VfioBackend,
+};
 
-use super::machine::{Access, Backend, Device, DeviceKind, EgmSlice, Form, Machine, PageSize};
 use crate::carve::plan::Short;
 use crate::region::{Region, RegionKind, Slice, Survey};
 use crate::report::{Blame, Report};
@@ -18,7 +20,7 @@ const INITIATORS: u32 = 8;
 #[derive(Debug, Clone)]
 pub struct Guest {
     /// What was written.
-    pub machine: Machine,
+    pub machine: Spec,
     /// Its devices, and those that its slices become.
     pub devices: Vec<Placed>,
     /// Memory, ordinary nodes first.
@@ -34,8 +36,12 @@ pub struct Guest {
 /// A device and its place among the nodes.
 #[derive(Debug, Clone)]
 pub struct Placed {
-    /// The device.
-    pub device: Device,
+    /// Unique.
+    pub id: String,
+    /// Whether it sits behind a root port of its own.
+    pub root_port: bool,
+    /// What it is.
+    pub kind: DeviceKind,
     /// The node that its host bridge belongs to.
     pub near: Option<u32>,
     /// First of its `INITIATORS` nodes, of a coherent GPU.
@@ -149,11 +155,11 @@ impl Report for GuestError {
 }
 
 impl Guest {
-    /// `machine` on the host of `survey`; slices that become devices are served in the folder `sockets`.
+    /// `machine`, as [`load`](super::load) gives it, on the host of `survey`; slices that become devices are served in the folder `sockets`.
     ///
     /// # Errors
     /// [`GuestError`] says which slice the host has no place for.
-    pub fn new(machine: Machine, survey: &Survey, sockets: &str) -> Result<Self, GuestError> {
+    pub fn new(machine: Spec, survey: &Survey, sockets: &str) -> Result<Self, GuestError> {
         let mut guest = Self {
             memory: ordinary(&machine),
             devices: Vec::new(),
@@ -172,15 +178,14 @@ impl Guest {
     /// Whether a server behind a socket maps the guest's memory.
     #[must_use]
     pub fn shares_memory(&self) -> bool {
-        self.devices.iter().any(|placed| matches!(placed.device.kind, DeviceKind::VfioUser { .. }))
+        self.devices.iter().any(|placed| matches!(placed.kind, DeviceKind::VfioUser { .. }))
     }
 
     /// Whether host functions are opened by iommufd.
     #[must_use]
     pub fn iommufd(&self) -> bool {
-        let wants = |placed: &Placed| {
-            matches!(placed.device.kind, DeviceKind::Vfio { backend: Backend::Iommufd, .. })
-        };
+        let wants =
+            |placed: &Placed| matches!(placed.kind, DeviceKind::Vfio { backend: VfioBackend::Iommufd, .. });
         self.devices.iter().any(wants)
     }
 
@@ -194,9 +199,9 @@ impl Guest {
     fn place_slices(&mut self, survey: &Survey, sockets: &str) -> Result<BTreeMap<String, u32>, GuestError> {
         let mut homes = BTreeMap::new();
         let mut taken: BTreeMap<String, Vec<Slice>> = BTreeMap::new();
-        for (index, slice) in self.machine.slices.clone().iter().enumerate() {
+        for (index, slice) in self.machine.egm.clone().iter().enumerate() {
             let id = format!("egm{index}");
-            if slice.form == Form::Device {
+            if slice.form == EgmForm::Device {
                 self.serve(slice, &id, sockets);
                 continue;
             }
@@ -221,27 +226,30 @@ impl Guest {
             slice.node,
             self.machine.name
         ));
-        let kind = DeviceKind::VfioUser { socket };
-        let near = self.machine.nodes.iter().any(|node| node.id == slice.node).then_some(slice.node);
-        let device = Device { id: id.to_owned(), root_port: true, kind };
-        self.devices.push(Placed { device, near, initiators: None });
+        let kind = DeviceKind::VfioUser { socket: socket.into() };
+        let near = self.machine.memory.nodes.iter().any(|node| node.id == slice.node).then_some(slice.node);
+        self.devices.push(Placed { id: id.to_owned(), root_port: true, kind, near, initiators: None });
     }
 
     /// A function that a region of EGM names is a GPU on it: its bridge belongs to the node that the region became.
     fn place_devices(&mut self, homes: &BTreeMap<String, u32>, survey: &Survey) {
         let mut devices = Vec::with_capacity(self.machine.devices.len());
-        for device in &self.machine.devices {
-            let region = function(device).and_then(|function| {
+        // Slices have become devices already, whose sockets the configuration does not know.
+        let written = |device: &&egm_config::Device| !matches!(device.kind, DeviceKind::Egm { .. });
+        for device in self.machine.devices.iter().filter(written) {
+            let region = function(&device.kind).and_then(|function| {
                 let egm = |region: &&Region| matches!(region.kind, RegionKind::Egm { .. });
                 survey.regions.iter().filter(egm).find(|region| region.functions.contains(&function))
             });
             let near = region.and_then(|region| homes.get(&region.name)).copied();
             // Numbered when all nodes that were written are known.
             let initiators = region.map(|_| 0);
-            devices.push(Placed { device: device.clone(), near, initiators });
+            let (id, kind) = (device.id.clone(), device.kind.clone());
+            devices.push(Placed { id, root_port: device.root_port, kind, near, initiators });
         }
         for region in survey.regions.iter().filter(|region| homes.contains_key(&region.name)) {
-            let ours = |function| self.machine.devices.iter().any(|d| self::function(d) == Some(function));
+            let ours =
+                |function| self.machine.devices.iter().any(|d| self::function(&d.kind) == Some(function));
             let missing: Vec<String> =
                 region.functions.iter().filter(|f| !ours(**f)).map(ToString::to_string).collect();
             if !missing.is_empty() {
@@ -260,11 +268,11 @@ impl Guest {
     fn number_nodes(&mut self) -> Result<(), GuestError> {
         let at = |id: u32| self.memory.iter().position(|memory| memory.node == id);
         let mut nodes: Vec<NumaNode> = Vec::new();
-        for node in &self.machine.nodes {
+        for node in &self.machine.memory.nodes {
             let (cpus, access) = (node.cpus.clone(), node.access.clone());
             nodes.push(NumaNode { id: node.id, cpus, memory: at(node.id), initiator: None, access });
         }
-        for slice in self.machine.slices.iter().filter(|slice| slice.form == Form::Memory) {
+        for slice in self.machine.egm.iter().filter(|slice| slice.form == EgmForm::Memory) {
             let (cpus, access) = (CpuSet::default(), slice.access.clone());
             nodes.push(NumaNode { id: slice.node, cpus, memory: at(slice.node), initiator: None, access });
         }
@@ -288,47 +296,47 @@ impl Guest {
 }
 
 /// The host function that a device is.
-fn function(device: &Device) -> Option<PciAddress> {
-    match device.kind {
-        DeviceKind::Vfio { function, .. } => Some(function),
+const fn function(kind: &DeviceKind) -> Option<PciAddress> {
+    match kind {
+        DeviceKind::Vfio { function, .. } => Some(*function),
         _ => None,
     }
 }
 
-fn ordinary(machine: &Machine) -> Vec<Memory> {
-    let nodes = machine.nodes.iter().filter(|node| node.size.get() > 0);
+fn ordinary(machine: &Spec) -> Vec<Memory> {
+    let nodes = machine.memory.nodes.iter().filter(|node| node.size.get() > 0);
     let memory = nodes.map(|node| Memory {
         id: format!("node{}", node.id),
         node: node.id,
         size: node.size.get(),
         source: Source::Own {
-            page_size: machine.page_size,
+            page_size: machine.memory.page_size,
             host_nodes: node.host_nodes.clone(),
-            prefault: machine.prefault,
+            prefault: machine.memory.prefault,
         },
     });
     memory.collect()
 }
 
 /// What the configuration says and no monitor here is told.
-fn unsaid(machine: &Machine) -> Vec<String> {
-    let passed = |device: &&Device| matches!(device.kind, DeviceKind::Vfio { .. });
+fn unsaid(machine: &Spec) -> Vec<String> {
+    let passed = |device: &&egm_config::Device| matches!(device.kind, DeviceKind::Vfio { .. });
     let mut notes = Vec::new();
-    if machine.mirror && machine.devices.iter().filter(passed).count() > 1 {
+    if machine.pcie.topology == PciTopology::Mirror && machine.devices.iter().filter(passed).count() > 1 {
         notes.push(
             "the host's PCI Express switches are not shown: each function has a root port or slot of its own"
                 .to_owned(),
         );
     }
-    if machine.spare_ports > 0 {
+    if machine.pcie.spare.is_some() {
         notes.push(
             "pcie.spare is left out: give the monitor ports or slots of its own for what is plugged in"
                 .to_owned(),
         );
     }
     for device in &machine.devices {
-        let DeviceKind::Vfio { bars_placed, p2p, .. } = device.kind else { continue };
-        if bars_placed {
+        let DeviceKind::Vfio { bars, p2p, .. } = &device.kind else { continue };
+        if *bars != BarPlaces::Guest {
             notes.push(format!("{}: \"bars\" is left out, the guest's firmware places them", device.id));
         }
         if !p2p {

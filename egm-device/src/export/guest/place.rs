@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use egm_address::{Offset, Span, SpanSet};
+use egm_config::EgmSlice;
 
 use super::{GuestError, Source};
 use crate::carve::plan::{Request, Short, place};
-use crate::export::machine::EgmSlice;
-use crate::export::rules::pool_page;
+use crate::export::words::pool_page;
 use crate::owner::Owner;
 use crate::region::{Region, RegionKind, Slice, Survey};
 

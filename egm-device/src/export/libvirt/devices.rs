@@ -1,10 +1,13 @@
 //! The devices of a domain: its PCI tree, and what is behind it.
 
 use std::io;
+use std::path::Path;
+
+use egm_config::{Architecture, Console, DeviceKind, VfioBackend};
 
 use super::{Libvirt, Xml, empty, text};
 use crate::export::guest::{Memory, Placed, Source};
-use crate::export::machine::{Architecture, Backend, Console, Device, DeviceKind, mac_text};
+use crate::export::words;
 
 const MIB: u64 = 1 << 20;
 /// As in QEMU's own tree: expander bridges are counted down from here.
@@ -26,7 +29,7 @@ impl Libvirt<'_> {
                 }
                 None => None,
             };
-            self.device(xml, index, &placed.device, port)?;
+            self.device(xml, index, placed, port)?;
             self.initiators(placed, index);
         }
         for memory in guest.memory.iter().filter(|memory| self.is_egm(memory)) {
@@ -39,7 +42,7 @@ impl Libvirt<'_> {
     /// Stock libvirt tells only machines of x86 how large their window is.
     fn window(&mut self, xml: &mut Xml) -> io::Result<()> {
         let machine = &self.guest.machine;
-        let Some(window) = machine.window64 else { return Ok(()) };
+        let Some(window) = machine.pcie.window64 else { return Ok(()) };
         if machine.arch == Architecture::Aarch64 && !self.options.nvidia {
             self.argument("-machine", format!("highmem-mmio-size={}", window.get()));
             return Ok(());
@@ -56,7 +59,7 @@ impl Libvirt<'_> {
         &mut self,
         xml: &mut Xml,
         index: usize,
-        device: &Device,
+        device: &Placed,
         port: Option<usize>,
     ) -> io::Result<()> {
         let alias = format!("ua-{}", device.id);
@@ -65,7 +68,7 @@ impl Libvirt<'_> {
             DeviceKind::VirtioNet { tap, mac, queue_pairs, vhost } => {
                 let interface = xml.create_element("interface").with_attribute(("type", "ethernet"));
                 interface.write_inner_content(|xml| {
-                    empty(xml, "mac", &[("address", &mac_text(*mac))])?;
+                    empty(xml, "mac", &[("address", &words::mac(*mac))])?;
                     empty(xml, "target", &[("dev", tap), ("managed", "no")])?;
                     empty(xml, "model", &[("type", "virtio")])?;
                     let driver = if vhost.unwrap_or(false) { "vhost" } else { "qemu" };
@@ -96,16 +99,19 @@ impl Libvirt<'_> {
                 Ok(())
             }
             DeviceKind::Vfio { .. } => self.function(xml, device, &alias, port),
+            // Such slices have become functions of servers.
+            DeviceKind::Egm { .. } => Ok(()),
             DeviceKind::VfioUser { socket } => {
                 let json = serde_json::json!({
                     "driver": "vfio-user-pci", "id": alias,
-                    "socket": { "type": "unix", "path": socket },
+                    "socket": { "type": "unix", "path": words::text(socket) },
                 });
                 self.argument("-device", json.to_string());
                 self.notes.push(format!(
                     "{}: libvirt has no element for vfio-user; QEMU has it in 10.1 and later, and the user of QEMU connects \
-                     to {socket}",
-                    device.id
+                     to {}",
+                    device.id,
+                    words::text(socket)
                 ));
                 Ok(())
             }
@@ -115,7 +121,7 @@ impl Libvirt<'_> {
     fn function(
         &mut self,
         xml: &mut Xml,
-        device: &Device,
+        device: &Placed,
         alias: &str,
         port: Option<usize>,
     ) -> io::Result<()> {
@@ -134,7 +140,7 @@ impl Libvirt<'_> {
             ("managed", "no"),
         ]);
         hostdev.write_inner_content(|xml| {
-            if backend == Backend::Iommufd && self.options.nvidia {
+            if backend == VfioBackend::Iommufd && self.options.nvidia {
                 empty(xml, "driver", &[("iommufd", "yes")])?;
             } else {
                 empty(xml, "driver", &[("name", "vfio")])?;
@@ -151,10 +157,10 @@ impl Libvirt<'_> {
                 [("type", "pci"), ("domain", "0x0000"), ("bus", &bus), ("slot", "0x00"), ("function", "0x0")];
             empty(xml, "address", &at)
         })?;
-        if let Some(clique) = clique {
+        if let Some(clique) = words::clique(clique) {
             self.overrides.push((alias.to_owned(), "x-nv-gpudirect-clique", clique.into()));
         }
-        if backend == Backend::Iommufd && !self.options.nvidia {
+        if backend == VfioBackend::Iommufd && !self.options.nvidia {
             self.notes.push(format!(
                 "{}: iommufd is left out, the schema of libvirt 11 has no word for it",
                 device.id
@@ -164,8 +170,8 @@ impl Libvirt<'_> {
     }
 
     /// `2-9`: the nodes of a coherent GPU.
-    fn nodeset(&self, device: &Device) -> Option<String> {
-        let index = self.guest.devices.iter().position(|placed| placed.device.id == device.id);
+    fn nodeset(&self, device: &Placed) -> Option<String> {
+        let index = self.guest.devices.iter().position(|placed| placed.id == device.id);
         let nodes =
             self.guest.nodes.iter().filter(|node| node.initiator.is_some() && node.initiator == index);
         let nodes: egm_address::CpuSet = nodes.map(|node| node.id).collect();
@@ -177,7 +183,7 @@ impl Libvirt<'_> {
         if self.options.nvidia {
             return;
         }
-        let alias = format!("ua-{}", placed.device.id);
+        let alias = format!("ua-{}", placed.id);
         let nodes = self.guest.nodes.iter().filter(|node| node.initiator == Some(index));
         for (count, node) in nodes.enumerate() {
             let node = node.id;
@@ -187,7 +193,7 @@ impl Libvirt<'_> {
         if let (Some(_), Some(node)) = (placed.initiators, placed.near) {
             self.notes.push(format!(
                 "{}: its driver does not learn that node {node} is EGM; --nvidia is for NVIDIA's builds of libvirt and QEMU",
-                placed.device.id
+                placed.id
             ));
         }
     }
@@ -214,7 +220,7 @@ impl Libvirt<'_> {
                 target.write_inner_content(|xml| {
                     text(xml, "size", &[("unit", "MiB")], &share.saturating_add(rest).to_string())?;
                     text(xml, "node", &[], &memory.node.to_string())?;
-                    text(xml, "pciDev", &[], &format!("ua-{}", placed.device.id))
+                    text(xml, "pciDev", &[], &format!("ua-{}", placed.id))
                 })?;
                 Ok(())
             })?;
@@ -260,8 +266,8 @@ impl Libvirt<'_> {
                 ("pty", Vec::new())
             }
             Console::Null => ("null", Vec::new()),
-            Console::File(path) => ("file", vec![("path", path.as_str()), ("append", "on")]),
-            Console::Socket(path) => ("unix", vec![("mode", "bind"), ("path", path)]),
+            Console::File { path } => ("file", vec![("path", words::text(path)), ("append", "on")]),
+            Console::Socket { path } => ("unix", vec![("mode", "bind"), ("path", words::text(path))]),
         };
         let serial = xml.create_element("serial").with_attribute(("type", kind));
         serial.write_inner_content(|xml| {
@@ -275,7 +281,8 @@ impl Libvirt<'_> {
 }
 
 /// The letters at the end of a target's name only have to differ.
-fn disk(xml: &mut Xml, (index, alias): (usize, &str), path: &str, read_only: bool) -> io::Result<()> {
+fn disk(xml: &mut Xml, (index, alias): (usize, &str), path: &Path, read_only: bool) -> io::Result<()> {
+    let path = words::text(path);
     let (kind, source) = if path.starts_with("/dev/") { ("block", "dev") } else { ("file", "file") };
     let disk = xml.create_element("disk").with_attributes([("type", kind), ("device", "disk")]);
     disk.write_inner_content(|xml| {

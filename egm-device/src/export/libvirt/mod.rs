@@ -7,13 +7,13 @@ mod devices;
 
 use std::io;
 
+use egm_config::{Architecture, PageSize};
 use quick_xml::Writer;
 use quick_xml::events::BytesText;
 
 use super::figures::figures;
 use super::guest::{Guest, Memory, NumaNode, Source};
-use super::machine::{Architecture, PageSize};
-use super::{Export, ExportError, Options, Output, qemu};
+use super::{Export, ExportError, Options, Output, qemu, words};
 
 const MIB: u64 = 1 << 20;
 const NAMESPACE: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
@@ -183,7 +183,7 @@ impl Libvirt<'_> {
     fn backing(&self, xml: &mut Xml) -> io::Result<()> {
         let guest = self.guest;
         let pages = |memory: &Memory| match &memory.source {
-            Source::Own { page_size, .. } => page_size.hugetlb().map(|_| (*page_size, memory.node)),
+            Source::Own { page_size, .. } => words::hugetlb(*page_size).map(|_| (*page_size, memory.node)),
             Source::File { .. } => None,
         };
         let pages: Vec<(PageSize, u32)> = guest.memory.iter().filter_map(pages).collect();
@@ -198,7 +198,7 @@ impl Libvirt<'_> {
         let egm = guest.memory.iter().any(|memory| self.is_egm(memory));
         empty(xml, "source", &[("type", if egm { "file" } else { "memfd" })])?;
         empty(xml, "access", &[("mode", "shared")])?;
-        let immediate = egm || guest.machine.prefault;
+        let immediate = egm || guest.machine.memory.prefault;
         if immediate { empty(xml, "allocation", &[("mode", "immediate")]) } else { Ok(()) }
     }
 
@@ -237,9 +237,9 @@ impl Libvirt<'_> {
             text(xml, "loader", &[("readonly", "yes"), ("type", "pflash"), ("stateless", "yes")], firmware)?;
         }
         let boot = &self.guest.machine.boot;
-        text(xml, "kernel", &[], &boot.kernel)?;
+        text(xml, "kernel", &[], words::text(&boot.kernel))?;
         if let Some(initramfs) = &boot.initramfs {
-            text(xml, "initrd", &[], initramfs)?;
+            text(xml, "initrd", &[], words::text(initramfs))?;
         }
         if boot.cmdline.is_empty() { Ok(()) } else { text(xml, "cmdline", &[], &boot.cmdline) }
     }

@@ -1,8 +1,10 @@
 //! The PCI tree: root ports, expander bridges for devices of a node, and what is behind them.
 
+use egm_config::{Architecture, DeviceKind};
+
 use super::{NVIDIA_BUILD, Qemu, id, value};
 use crate::export::guest::Placed;
-use crate::export::machine::{Architecture, Device, DeviceKind, mac_text};
+use crate::export::words::{self, text};
 
 /// Buses are counted down from here for expander bridges, two for each: its own and the one behind its root port.
 /// The firmware counts up from 0 for everything else.
@@ -26,16 +28,16 @@ impl Qemu<'_> {
                     let after = near.saturating_sub(bridges).saturating_sub(1);
                     bridges = bridges.saturating_add(1);
                     let bus = LAST_BUS.saturating_sub(after.saturating_mul(2));
-                    self.expander(&placed.device.id, node, bus)
+                    self.expander(&placed.id, node, bus)
                 }
                 None => "pcie.0".to_owned(),
             };
-            let bus = if placed.device.root_port || placed.near.is_some() {
-                self.root_port(&placed.device.id, &bus, index.saturating_add(1))
+            let bus = if placed.root_port || placed.near.is_some() {
+                self.root_port(&placed.id, &bus, index.saturating_add(1))
             } else {
                 bus
             };
-            self.device(&placed.device, &bus);
+            self.device(placed, &bus);
             self.initiators(placed);
         }
     }
@@ -55,13 +57,13 @@ impl Qemu<'_> {
         name
     }
 
-    fn device(&mut self, device: &Device, bus: &str) {
+    fn device(&mut self, device: &Placed, bus: &str) {
         let id = &id(&device.id);
         let at = format!("id={id},bus={bus}");
-        let text = match &device.kind {
+        let option = match &device.kind {
             DeviceKind::VirtioBlk { path, read_only } => {
                 let read_only = if *read_only { ",readonly=on" } else { "" };
-                let drive = format!("if=none,id=drive-{id},format=raw,file={}{read_only}", value(path));
+                let drive = format!("if=none,id=drive-{id},format=raw,file={}{read_only}", value(text(path)));
                 self.command.option("-drive", drive);
                 format!("virtio-blk-pci,{at},drive=drive-{id}")
             }
@@ -71,7 +73,7 @@ impl Qemu<'_> {
                 let netdev =
                     format!("tap,id=net-{id},ifname={},script=no,downscript=no{queues}{vhost}", value(tap));
                 self.command.option("-netdev", netdev);
-                let mac = mac_text(*mac);
+                let mac = words::mac(*mac);
                 let vectors = u32::from(*queue_pairs).saturating_mul(2).saturating_add(2);
                 let many = if *queue_pairs > 1 { format!(",mq=on,vectors={vectors}") } else { String::new() };
                 format!("virtio-net-pci,{at},netdev=net-{id},mac={mac}{many}")
@@ -85,29 +87,31 @@ impl Qemu<'_> {
             }
             DeviceKind::VirtioRng => format!("virtio-rng-pci,{at}"),
             DeviceKind::Vfio { function, clique, .. } => {
-                let clique = clique.map_or_else(String::new, |n| format!(",x-nv-gpudirect-clique={n}"));
+                let clique = words::clique(*clique)
+                    .map_or_else(String::new, |n| format!(",x-nv-gpudirect-clique={n}"));
                 let iommufd = if self.guest.iommufd() { ",iommufd=iommufd0" } else { "" };
                 format!("vfio-pci,host={function},{at},rombar=0{clique}{iommufd}")
             }
+            // Such slices have become functions of servers.
+            DeviceKind::Egm { .. } => return,
             DeviceKind::VfioUser { socket } => {
                 self.notes.push(format!("{id}: vfio-user-pci is in QEMU 10.1 and later"));
                 serde_json::json!({
                     "driver": "vfio-user-pci", "id": id, "bus": bus,
-                    "socket": { "type": "unix", "path": socket },
+                    "socket": { "type": "unix", "path": text(socket) },
                 })
                 .to_string()
             }
         };
-        self.command.option("-device", text);
+        self.command.option("-device", option);
     }
 
     /// The nodes in which a coherent GPU's driver brings up its memory, and the words by which it finds its EGM.
     fn initiators(&mut self, placed: &Placed) {
-        let Some(index) = self.guest.devices.iter().position(|other| other.device.id == placed.device.id)
-        else {
+        let Some(index) = self.guest.devices.iter().position(|other| other.id == placed.id) else {
             return;
         };
-        let id = &id(&placed.device.id);
+        let id = &id(&placed.id);
         let nodes = self.guest.nodes.iter().filter(|node| node.initiator == Some(index));
         for (count, node) in nodes.enumerate() {
             let node = node.id;

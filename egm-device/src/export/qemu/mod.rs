@@ -8,9 +8,11 @@ mod memory;
 
 pub(super) use memory::{backend, distances, figure_options};
 
+use egm_config::{Architecture, Console};
+
 use super::command::Command;
 use super::guest::Guest;
-use super::machine::{Architecture, Console};
+use super::words::text;
 use super::{Export, Options, Output};
 
 /// Debian's UEFI for Arm guests, which alone gives them ACPI (package qemu-efi-aarch64).
@@ -60,7 +62,7 @@ impl Qemu<'_> {
         let hmat = if self.guest.nodes.iter().any(|node| !node.access.is_empty()) { ",hmat=on" } else { "" };
         self.command.option("-name", value(&machine.name));
         self.command.flag("-nodefaults");
-        let window = machine.window64.map(|size| size.get());
+        let window = machine.pcie.window64.map(|size| size.get());
         match machine.arch {
             Architecture::X86_64 => {
                 self.command.option("-machine", format!("q35,accel=kvm{hmat}"));
@@ -87,9 +89,9 @@ impl Qemu<'_> {
 
     fn boot(&mut self) {
         let boot = &self.guest.machine.boot;
-        self.command.option("-kernel", &boot.kernel);
+        self.command.option("-kernel", text(&boot.kernel));
         if let Some(initramfs) = &boot.initramfs {
-            self.command.option("-initrd", initramfs);
+            self.command.option("-initrd", text(initramfs));
         }
         if !boot.cmdline.is_empty() {
             self.command.option("-append", &boot.cmdline);
@@ -102,12 +104,13 @@ impl Qemu<'_> {
             Console::Stdio => "stdio".to_owned(),
             Console::Pty => "pty".to_owned(),
             Console::Null => "null".to_owned(),
-            Console::File(path) => {
-                self.command.option("-chardev", format!("file,id=console,append=on,path={}", value(path)));
+            Console::File { path } => {
+                self.command
+                    .option("-chardev", format!("file,id=console,append=on,path={}", value(text(path))));
                 "chardev:console".to_owned()
             }
-            Console::Socket(path) => {
-                let path = value(path);
+            Console::Socket { path } => {
+                let path = value(text(path));
                 let chardev = format!("socket,id=console,server=on,wait=off,path={path}");
                 self.command.option("-chardev", chardev);
                 "chardev:console".to_owned()

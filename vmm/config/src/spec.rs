@@ -1,8 +1,7 @@
 //! What the user meant: the checked form of a configuration.
 //!
-//! Fields are readable everywhere, but only this package can build these types (`#[non_exhaustive]`), and it
-//! does so in one place, `config::load`. Whoever holds a [`Spec`] need not check it again. It was
-//! not compared with any host: that is the plan's work.
+//! Outside of tests a [`Spec`] is made in one place, [`load`](crate::load), and what it says of its fields was checked there:
+//! whoever holds one need not check it again. It was not compared with any host: that is the plan's work.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -29,7 +28,6 @@ pub enum Architecture {
 
 /// A whole virtual machine.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[non_exhaustive]
 pub struct Spec {
     /// Shown in logs, process names and SMBIOS; 1 to 64 of `[A-Za-z0-9._-]`.
     pub name: String,
@@ -55,7 +53,6 @@ pub struct Spec {
 
 /// Virtual processors: `count == sockets * cores * threads`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[non_exhaustive]
 pub struct Cpus {
     /// 1 to [`MAX_VCPUS`].
     pub count: u32,
@@ -104,7 +101,6 @@ impl PageSize {
 
 /// Ordinary guest memory; `nodes` is never empty and their sizes add up to `size`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[non_exhaustive]
 pub struct Memory {
     /// All ordinary memory, EGM not counted; a multiple of `page_size`.
     pub size: ByteSize,
@@ -118,7 +114,6 @@ pub struct Memory {
 
 /// A NUMA node with processors, memory or both.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[non_exhaustive]
 pub struct Node {
     /// Node number, below [`MAX_NODES`]; it is the ACPI proximity domain as well.
     pub id: u32,
@@ -158,7 +153,6 @@ pub enum EgmForm {
 
 /// A piece of a host EGM region that this VM owns.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[non_exhaustive]
 pub struct EgmSlice {
     /// Host regions by name or kind, the most wanted first, at least one; `local` is memory of this process (memfd or
     /// hugetlb), which exists on every host.
@@ -181,7 +175,6 @@ pub struct EgmSlice {
 
 /// What is booted. Paths are absolute or relative to the configuration file that named them, already joined.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
 pub struct Boot {
     /// bzImage, or an ELF vmlinux with a 64-bit or PVH entry.
     pub kernel: PathBuf,
@@ -193,7 +186,6 @@ pub struct Boot {
 
 /// A PCI device of the guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
 pub struct Device {
     /// Unique name, for messages.
     pub id: String,
@@ -265,7 +257,7 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
-    /// Whether it is a function behind [`egm_vfio::backend::Backend`]: the host's, a vfio-user server's, or a slice.
+    /// Whether it is a function that is passed to the guest: the host's, a vfio-user server's, or a slice.
     pub const fn is_passed(&self) -> bool {
         matches!(self, Self::Vfio { .. } | Self::VfioUser { .. } | Self::Egm { .. })
     }
@@ -365,7 +357,6 @@ pub enum Console {
 
 /// PCIe address windows and tree; `None` leaves the size to the plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
 pub struct Pcie {
     /// Size of the window for 64-bit BARs.
     pub window64: Option<ByteSize>,

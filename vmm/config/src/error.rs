@@ -6,11 +6,9 @@ use std::path::PathBuf;
 
 use egm_address::{ByteSize, CpuSet};
 
-use crate::error::{Blame, Report};
-
 /// A rule that a configuration breaks, and where.
 ///
-/// `Display` is one line: place, key, rule. [`Report::help`] is for the line below.
+/// `Display` is one line: place, key, rule. [`ConfigError::help`] is for the line below.
 #[derive(Debug)]
 pub struct ConfigError {
     /// Where the key was written, or the nearest one above it; `None` when the file could not be read.
@@ -56,12 +54,10 @@ impl std::error::Error for ConfigError {
     }
 }
 
-impl Report for ConfigError {
-    fn blame(&self) -> Blame {
-        Blame::Configuration
-    }
-
-    fn help(&self) -> Option<String> {
+impl ConfigError {
+    /// What to do about it, where the rule does not say that itself.
+    #[must_use]
+    pub fn help(&self) -> Option<String> {
         self.rule.help()
     }
 }
@@ -213,7 +209,7 @@ fn suggest(wrong: &str, known: &[&'static str], list: &str) -> String {
 }
 
 /// The one of `known` that somebody meant who wrote `wrong`.
-pub(crate) fn nearest<'a>(wrong: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(wrong: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let near = known
         .filter(|_| wrong.len() <= MAX_NAME)
         .map(|name| (strsim::damerau_levenshtein(wrong, name), name))

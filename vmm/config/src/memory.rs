@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use egm_address::{ByteSize, CpuSet};
-use egm_device::region::RegionKind;
 
 use super::error::{Fault, Rule, at_most, in_range, name, not_empty};
 use super::file::{EgmFile, MemoryFile, NodeFile, OneOrMore};
@@ -21,9 +20,9 @@ const MAX_REGIONS: usize = 16;
 const POOLS: [&str; 3] = [LOCAL, "memfd", "hugetlb"];
 const ZERO: ByteSize = ByteSize::new(0);
 /// The region that is memory of the process itself.
-pub(crate) const LOCAL: &str = "local";
+pub const LOCAL: &str = "local";
 /// The region, and kind, that is memory of the machine's own VM.
-pub(crate) const GUEST_MEMFD: &str = RegionKind::GuestMemfd.word();
+pub const GUEST_MEMFD: &str = "guest-memfd";
 
 /// What can be wrong with memory.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

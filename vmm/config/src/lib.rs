@@ -1,4 +1,11 @@
 //! From a JSON file to a checked specification.
+//!
+//! ```text
+//!  vm.json ──source──► text with places ──tree, decode──► file ──cpus, memory, numa, devices, boot──► Spec
+//! ```
+//! [`load`] reads the file and those that it extends, and nothing else: whether a host can give what a [`Spec`] asks for is for
+//! `egm-vmm plan` to say, and how another monitor is told of it for `egm-device export`.
+#![forbid(unsafe_code)]
 
 mod boot;
 mod cpus;
@@ -19,10 +26,8 @@ use std::path::Path;
 pub use boot::{BootRule, Overrides};
 pub use cpus::CpuRule;
 pub use devices::DeviceRule;
-pub(crate) use error::nearest;
-pub use error::{ConfigError, Place, Rule};
-pub use memory::MemoryRule;
-pub(crate) use memory::{GUEST_MEMFD, LOCAL};
+pub use error::{ConfigError, Place, Rule, nearest};
+pub use memory::{GUEST_MEMFD, LOCAL, MemoryRule};
 pub use numa::NumaRule;
 pub use spec::*;
 
