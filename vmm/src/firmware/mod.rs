@@ -1,4 +1,4 @@
-//! Tables that the guest reads instead of firmware's: the plan in ACPI's words.
+//! Tables that the guest reads instead of firmware's: the plan in the words of ACPI, and on Arm of EFI, SMBIOS and device trees.
 //!
 //! Pure: a plan goes in, bytes with their guest addresses come out. Nothing here decides anything; what a table says
 //! was said by the plan.
@@ -6,13 +6,20 @@
 #![forbid(unsafe_code)]
 
 mod acpi;
+mod bridges;
+mod efi;
+mod room;
+mod smbios;
 pub mod tree;
 
 use egm_address::{Gpa, Guest, Span};
 
+use room::Room;
+
+use crate::arch::aarch64::layout::{REDISTRIBUTOR, TREE};
 use crate::config::{Architecture, MAX_NODES, MAX_VCPUS};
 use crate::error::{Blame, Report};
-use crate::plan::{Plan, WindowKind};
+use crate::plan::{MemoryPlan, Plan, WindowKind};
 
 /// Bytes at the end of the firmware window that no table uses: on x86 the BIOS's reset vector is there.
 pub const RESET_VECTOR_SIZE: u64 = 16;
@@ -52,12 +59,9 @@ pub struct Table {
 
 /// Why a plan cannot be told to a guest.
 ///
-/// The first three come from the configuration; the others are plans that planning does not make.
+/// The first of all and figures without an initiator come from the configuration; the others are plans that planning does not make.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FirmwareError {
-    /// No tables are written for this instruction set.
-    #[error("no firmware tables are written for {0:?} guests")]
-    Architecture(Architecture),
     /// The tables do not fit.
     #[error("firmware tables need {need:#x} bytes, {over:#x} more than the window {window} holds")]
     TooLarge {
@@ -68,6 +72,15 @@ pub enum FirmwareError {
         /// The window.
         window: Span<Guest>,
     },
+    /// More pieces of RAM than a kernel keeps.
+    #[error("guest memory is in {regions} pieces, and a kernel keeps {} at most", efi::MOST_REGIONS)]
+    MemoryMap {
+        /// How many.
+        regions: usize,
+    },
+    /// Memory that the pages of a guest do not divide.
+    #[error("guest memory {0} does not begin and end on 64 KiB boundaries")]
+    Memory(Span<Guest>),
     /// A device tree that the format has no place for.
     #[error("the device tree: {0}")]
     Tree(#[from] vm_fdt::Error),
@@ -119,14 +132,13 @@ pub enum FirmwareError {
 impl Report for FirmwareError {
     fn blame(&self) -> Blame {
         match self {
-            Self::Architecture(_) | Self::TooLarge { .. } | Self::NoInitiator { .. } => Blame::Configuration,
+            Self::TooLarge { .. } | Self::NoInitiator { .. } => Blame::Configuration,
             _ => Blame::Internal,
         }
     }
 
     fn help(&self) -> Option<String> {
         match self {
-            Self::Architecture(_) => Some("boot an x86_64 guest".to_owned()),
             Self::TooLarge { .. } => {
                 Some("use fewer vCPUs, NUMA nodes or root ports, or smaller node ids".to_owned())
             }
@@ -143,9 +155,52 @@ impl Report for FirmwareError {
 /// # Errors
 /// [`FirmwareError`] says what of the plan has no form in the tables.
 pub fn build(plan: &Plan) -> Result<Image, FirmwareError> {
-    match plan.arch {
-        Architecture::X86_64 => acpi::build(plan),
-        Architecture::Aarch64 => Err(FirmwareError::Architecture(plan.arch)),
+    let (rule, align, kept) = match plan.arch {
+        Architecture::X86_64 => ("it has to exist and to start on a 16-byte boundary", 16, RESET_VECTOR_SIZE),
+        Architecture::Aarch64 => {
+            ("it has to exist and to start on a 64 KiB boundary", efi::PAGE, TREE.size())
+        }
+    };
+    let fits = |s: Span<Guest>| s.start().is_aligned(align) && s.size() > kept;
+    let window = window(plan, WindowKind::Firmware, "firmware", rule, fits)?;
+    let mut room = Room::new(window);
+    let rsdp = acpi::place(plan, &mut room)?;
+    let efi = match plan.arch {
+        Architecture::X86_64 => None,
+        Architecture::Aarch64 => {
+            let smbios = smbios::place(plan, &mut room);
+            Some(efi::place(plan, &mut room, window, efi::Tables { rsdp, smbios })?)
+        }
+    };
+    let (bytes, tables) = room.finish(kept)?;
+    Ok(Image { base: window.start(), bytes, rsdp, tables, efi })
+}
+
+/// The parts of the interrupt controller of an Arm guest.
+struct Gic {
+    distributor: Span<Guest>,
+    its: Span<Guest>,
+    /// Those of all vCPUs, in their order.
+    redistributors: Span<Guest>,
+}
+
+impl Gic {
+    fn of(plan: &Plan) -> Result<Self, FirmwareError> {
+        let part = |label| {
+            let found = labelled(plan, WindowKind::Interrupts, label);
+            found.ok_or_else(|| window_error(None, label, "an Arm guest needs it"))
+        };
+        let all = part("GIC redistributors")?;
+        let vcpus = u64::try_from(plan.vcpus.len()).unwrap_or(u64::MAX);
+        let redistributors = Span::new(all.start(), vcpus.saturating_mul(REDISTRIBUTOR));
+        let redistributors = redistributors.ok().filter(|span| all.covers(*span));
+        let too_few =
+            || window_error(Some(all), "GIC redistributors", "it has to have 128 KiB for each vCPU");
+        Ok(Self {
+            distributor: part("GIC distributor")?,
+            its: part("GIC ITS")?,
+            redistributors: redistributors.ok_or_else(too_few)?,
+        })
     }
 }
 
@@ -159,6 +214,23 @@ fn window(
 ) -> Result<Span<Guest>, FirmwareError> {
     let found = plan.window(kind);
     found.filter(|span| fits(*span)).ok_or_else(|| window_error(found, what, rule))
+}
+
+fn labelled(plan: &Plan, kind: WindowKind, label: &str) -> Option<Span<Guest>> {
+    plan.windows.iter().find(|w| w.kind == kind && w.label == label).map(|w| w.span)
+}
+
+/// What of the firmware window and of RAM is in which node: the window is in that of the RAM above it.
+fn memory_of_nodes(plan: &Plan) -> impl Iterator<Item = MemoryPlan> {
+    let window = plan.window(WindowKind::Firmware).zip(plan.memory.first());
+    let window = window.map(|(span, first)| MemoryPlan { span, ..first.clone() });
+    window.into_iter().chain(plan.memory.iter().cloned())
+}
+
+/// The registers of a platform device.
+fn device(plan: &Plan, label: &'static str) -> Result<Span<Guest>, FirmwareError> {
+    let found = labelled(plan, WindowKind::Device, label);
+    found.ok_or_else(|| window_error(None, label, "a device needs registers"))
 }
 
 fn window_error(found: Option<Span<Guest>>, what: &'static str, rule: &'static str) -> FirmwareError {

@@ -1,57 +1,57 @@
-//! ACPI 6.5 tables of an x86 guest.
+//! ACPI 6.5 tables of a guest.
 //!
 //! ```text
 //! window start ─► RSDP ──► XSDT ─┬─► FADT ──► DSDT     fixed registers; devices and methods
 //!                                ├─► MADT              interrupt controllers, processors
 //!                                ├─► MCFG              PCI Express configuration space
 //!                                ├─► SRAT, SLIT        what is near to what, and how near
-//!                                └─► HMAT              nanoseconds and megabytes a second, when the plan has some
+//!                                ├─► HMAT              nanoseconds and megabytes a second, when the plan has some
+//!                                └─► GTDT, SPCR, IORT, PPTT   Arm: timers, console, ways of messages, topology
 //! ```
 //!
-//! The pointer is first so that a kernel that is told nothing finds it too: it searches 0xe0000..0x100000 on
-//! 16-byte boundaries (clause 5.2.5.1). Tables that the `acpi_tables` crate gives a revision in which Linux reads
+//! The pointer is first so that an x86 kernel that is told nothing finds it too: it searches 0xe0000..0x100000 on
+//! 16-byte boundaries (clause 5.2.5.1). One builder a table; what differs between architectures is data, or a `match` in it. Tables that the `acpi_tables` crate gives a revision in which Linux reads
 //! fewer fields (SRAT 1, HMAT 1), or cannot express (asymmetric SLIT, HMAT that is not square), are laid out here.
 
 mod dsdt;
 mod fadt;
+mod gtdt;
 mod hmat;
+mod iort;
 mod madt;
 mod mcfg;
+mod pptt;
 mod slit;
+mod spcr;
 mod srat;
 
 use acpi_tables::rsdp::Rsdp;
 use acpi_tables::sdt::Sdt;
 use acpi_tables::xsdt::XSDT;
 use acpi_tables::{Aml, AmlSink};
-use egm_address::{Gpa, Guest, Span};
+use egm_address::Gpa;
 
-use super::{FirmwareError, Image, Table, window};
-use crate::config::{MAX_NODES, MAX_VCPUS};
-use crate::plan::{Plan, WindowKind};
+use super::FirmwareError;
+use super::room::Room;
+use crate::config::{Architecture, MAX_NODES, MAX_VCPUS};
+use crate::plan::Plan;
 
 const OEM_ID: [u8; 6] = *b"EGMVMM";
 const OEM_TABLE_ID: [u8; 8] = *b"EGMVMM  ";
 const OEM_REVISION: u32 = 1;
 
-/// Tables start on a cache line; the pointer needs 16 bytes only.
-const ALIGN: usize = 64;
-
-/// All tables of an x86 plan.
-pub(super) fn build(plan: &Plan) -> Result<Image, FirmwareError> {
+/// Puts the tables of a plan into an empty room and says where the root pointer is: at its start.
+pub(super) fn place(plan: &Plan, room: &mut Room) -> Result<Gpa, FirmwareError> {
     if usize::try_from(MAX_VCPUS).is_ok_and(|most| plan.vcpus.len() > most) {
         return Err(FirmwareError::Vcpus(plan.vcpus.len()));
     }
     if let Some(node) = plan.nodes.iter().find(|n| n.id >= MAX_NODES) {
         return Err(FirmwareError::Node(node.id));
     }
-    let rule = "it has to exist and to start on a 16-byte boundary";
-    let span = window(plan, WindowKind::Firmware, "firmware", rule, |s| s.start().is_aligned(16))?;
-    let mut room = Room::new(span);
-
-    let dsdt = room.place(dsdt::dsdt(plan)?);
+    let rsdp = room.place(&vec![0; Rsdp::len()]);
+    let dsdt = room.table(&dsdt::dsdt(plan)?);
     let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
-    let described = [
+    let common = [
         Some(fadt::fadt(plan, dsdt)?),
         Some(madt::madt(plan)?),
         Some(mcfg::mcfg(plan)?),
@@ -59,11 +59,18 @@ pub(super) fn build(plan: &Plan) -> Result<Image, FirmwareError> {
         (!plan.nodes.is_empty()).then(|| slit::slit(plan)).transpose()?,
         hmat::hmat(plan)?,
     ];
-    for table in described.into_iter().flatten() {
-        xsdt.add_entry(room.place(table).get());
+    let own = match plan.arch {
+        Architecture::X86_64 => Vec::new(),
+        Architecture::Aarch64 => {
+            vec![Some(gtdt::gtdt()), spcr::spcr(plan)?, Some(iort::iort()), Some(pptt::pptt(plan))]
+        }
+    };
+    for table in common.into_iter().chain(own).flatten() {
+        xsdt.add_entry(room.table(&table).get());
     }
-    let xsdt = room.place(bytes(&xsdt));
-    room.finish(&Rsdp::new(OEM_ID, xsdt.get()))
+    let xsdt = room.table(&bytes(&xsdt));
+    room.begin_with(&bytes(&Rsdp::new(OEM_ID, xsdt.get())));
+    Ok(rsdp)
 }
 
 /// The bytes of `aml`.
@@ -83,63 +90,4 @@ fn table(signature: [u8; 4], revision: u8, body: &[u8]) -> Vec<u8> {
 /// `count` zero bytes: reserved fields.
 fn reserved(sink: &mut dyn AmlSink, count: usize) {
     (0..count).for_each(|_| sink.byte(0));
-}
-
-/// The window being filled. It may grow past the window: then [`Room::finish`] says by how much.
-struct Room {
-    window: Span<Guest>,
-    bytes: Vec<u8>,
-    tables: Vec<Placed>,
-}
-
-/// A table inside [`Room::bytes`].
-struct Placed {
-    signature: [u8; 4],
-    start: usize,
-    size: usize,
-}
-
-impl Room {
-    /// An empty window, but for the root pointer's place at its start.
-    fn new(window: Span<Guest>) -> Self {
-        Self { window, bytes: vec![0; Rsdp::len()], tables: Vec::new() }
-    }
-
-    /// Puts a table behind the others and says where the guest sees it.
-    fn place(&mut self, table: Vec<u8>) -> Gpa {
-        let start = self.bytes.len().next_multiple_of(ALIGN);
-        let signature = table.first_chunk().copied().unwrap_or_default();
-        self.tables.push(Placed { signature, start, size: table.len() });
-        self.bytes.resize(start, 0);
-        self.bytes.extend(table);
-        self.address(start)
-    }
-
-    /// The guest address of a byte; beyond the window it means nothing, and [`Room::finish`] fails.
-    fn address(&self, offset: usize) -> Gpa {
-        let start = self.window.start();
-        u64::try_from(offset).ok().and_then(|offset| start.checked_add(offset)).unwrap_or(start)
-    }
-
-    fn finish(mut self, rsdp: &Rsdp) -> Result<Image, FirmwareError> {
-        let need = u64::try_from(self.bytes.len()).unwrap_or(u64::MAX);
-        let room = self.window.size().saturating_sub(crate::firmware::RESET_VECTOR_SIZE);
-        let over = need.saturating_sub(room);
-        if over > 0 {
-            return Err(FirmwareError::TooLarge { need, over, window: self.window });
-        }
-        self.bytes.splice(..Rsdp::len(), bytes(rsdp));
-        let placed = |t: &Placed| {
-            let span = Span::between(self.address(t.start), self.address(t.start.saturating_add(t.size)))?;
-            Some(Table { signature: t.signature, span })
-        };
-        let tables = self.tables.iter().filter_map(placed).collect();
-        Ok(Image {
-            base: self.window.start(),
-            rsdp: self.window.start(),
-            bytes: self.bytes,
-            tables,
-            efi: None,
-        })
-    }
 }

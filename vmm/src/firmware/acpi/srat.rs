@@ -9,7 +9,9 @@ use egm_address::{Guest, PciAddress, Span};
 
 use super::madt::short_ids;
 use super::{bytes, reserved, table};
-use crate::plan::{MemoryPlan, Plan, VcpuPlan};
+use crate::config::Architecture;
+use crate::firmware::memory_of_nodes;
+use crate::plan::{MemoryKind, MemoryPlan, Plan, VcpuPlan};
 
 /// From revision 2 on domains have 32 bits; 3 has all structures of ACPI 6.5.
 const REVISION: u8 = 3;
@@ -20,17 +22,21 @@ pub(super) fn srat(plan: &Plan) -> Vec<u8> {
     let mut body = Vec::new();
     body.dword(1); // clause 5.2.16: "reserved to be 1 for backward compatibility"
     reserved(&mut body, 8);
+    let processor = match plan.arch {
+        Architecture::X86_64 => apic,
+        Architecture::Aarch64 => gicc,
+    };
     plan.vcpus.iter().for_each(|vcpu| processor(&mut body, vcpu));
     let initiators = plan.nodes.iter().filter_map(|node| Some((node.id, node.initiator?)));
     initiators.for_each(|(node, gpu)| generic_initiator(&mut body, node, gpu));
-    for (node, span) in merged(&plan.memory) {
+    for (node, span) in merged(plan) {
         let affinity = MemoryAffinity::new(node, span.start().get(), span.size()).enabled();
         body.extend(bytes(&affinity));
     }
     table(*b"SRAT", REVISION, &body)
 }
 
-fn processor(sink: &mut dyn AmlSink, vcpu: &VcpuPlan) {
+fn apic(sink: &mut Vec<u8>, vcpu: &VcpuPlan) {
     let [low, high @ ..] = vcpu.node.to_le_bytes();
     match short_ids(vcpu) {
         // Processor local APIC affinity, clause 5.2.16.1.
@@ -54,6 +60,15 @@ fn processor(sink: &mut dyn AmlSink, vcpu: &VcpuPlan) {
     }
 }
 
+/// GICC affinity, clause 5.2.16.4.
+fn gicc(sink: &mut Vec<u8>, vcpu: &VcpuPlan) {
+    sink.vec(&[3, 18]);
+    sink.dword(vcpu.node);
+    sink.dword(vcpu.index);
+    sink.dword(ENABLED);
+    sink.dword(0); // clock domain
+}
+
 /// Generic initiator affinity with a PCI handle (clause 5.2.16.6): the node that a GPU's driver brings memory to.
 fn generic_initiator(sink: &mut dyn AmlSink, node: u32, gpu: PciAddress) {
     const PCI_HANDLE: u8 = 1;
@@ -66,18 +81,26 @@ fn generic_initiator(sink: &mut dyn AmlSink, node: u32, gpu: PciAddress) {
     reserved(sink, 4);
 }
 
-/// RAM with touching spans of one node joined: the guest need not know where one backing ends.
-fn merged(memory: &[MemoryPlan]) -> Vec<(u32, Span<Guest>)> {
-    let mut spans: Vec<(u32, Span<Guest>)> = Vec::with_capacity(memory.len());
-    for piece in memory {
-        let joined = spans
-            .last()
-            .filter(|(node, last)| *node == piece.node && last.end() == piece.span.start())
-            .and_then(|(_, last)| Span::between(last.start(), piece.span.end()));
-        match (spans.last_mut(), joined) {
-            (Some(last), Some(span)) => last.1 = span,
-            _ => spans.push((piece.node, piece.span)),
+/// Memory with touching spans of one node joined: the guest need not know where one backing ends. On Arm every byte of
+/// the memory map has to be in a node, or Linux ignores them all: that is the firmware's memory too. A slice is one span
+/// with its retired pages, which the memory map does not have.
+fn merged(plan: &Plan) -> Vec<(u32, Span<Guest>)> {
+    let all: Vec<MemoryPlan> = match plan.arch {
+        Architecture::X86_64 => plan.memory.clone(),
+        Architecture::Aarch64 => memory_of_nodes(plan).collect(),
+    };
+    let mut spans: Vec<(MemoryPlan, Span<Guest>)> = Vec::with_capacity(all.len());
+    for piece in all {
+        let joins = |last: &MemoryPlan, span: Span<Guest>| {
+            let slice = piece.kind == MemoryKind::Egm && piece.backing == last.backing;
+            last.node == piece.node && (slice || span.end() == piece.span.start())
+        };
+        match spans.last_mut() {
+            Some((last, span)) if joins(last, *span) => {
+                *span = Span::between(span.start(), piece.span.end()).unwrap_or(*span);
+            }
+            _ => spans.push((piece.clone(), piece.span)),
         }
     }
-    spans
+    spans.into_iter().map(|(first, span)| (first.node, span)).collect()
 }

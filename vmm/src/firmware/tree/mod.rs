@@ -4,6 +4,8 @@
 //! stub would say it. Any other node, and Linux does not look for ACPI. [`full`] describes the machine itself, for kernels
 //! without ACPI.
 
+mod machine;
+
 use egm_address::{Guest, Span};
 use vm_fdt::FdtWriter;
 
@@ -40,26 +42,36 @@ pub fn stub(image: &Image, chosen: &Chosen<'_>) -> Result<Vec<u8>, FirmwareError
     let root = tree.begin_node("")?;
     tree.property_u32("#address-cells", 2)?;
     tree.property_u32("#size-cells", 2)?;
-    write_chosen(&mut tree, chosen, Some(efi))?;
+    write_chosen(&mut tree, chosen, Told::Efi(efi))?;
     tree.end_node(root)?;
     Ok(tree.finish()?)
 }
 
 /// The tree of a guest without ACPI tables; it goes to an 8-byte boundary.
 ///
+/// It has no generic initiators and no figures of memory, for which device trees have no words.
+///
 /// # Errors
 /// [`FirmwareError::Window`] for a plan without a window that the machine needs, [`FirmwareError::Tree`] for a command line
 /// with a NUL.
 pub fn full(plan: &Plan, chosen: &Chosen<'_>) -> Result<Vec<u8>, FirmwareError> {
-    let _ = plan;
     let mut tree = FdtWriter::new()?;
     let root = tree.begin_node("")?;
-    write_chosen(&mut tree, chosen, None)?;
+    tree.property_u32("#address-cells", 2)?;
+    tree.property_u32("#size-cells", 2)?;
+    machine::write(&mut tree, plan)?;
+    write_chosen(&mut tree, chosen, Told::Machine { console: machine::console(plan) })?;
     tree.end_node(root)?;
     Ok(tree.finish()?)
 }
 
-fn write_chosen(tree: &mut FdtWriter, chosen: &Chosen<'_>, efi: Option<&Efi>) -> Result<(), FirmwareError> {
+/// What `/chosen` leads to.
+enum Told<'a> {
+    Efi(&'a Efi),
+    Machine { console: Option<String> },
+}
+
+fn write_chosen(tree: &mut FdtWriter, chosen: &Chosen<'_>, told: Told<'_>) -> Result<(), FirmwareError> {
     let node = tree.begin_node("chosen")?;
     tree.property_string("bootargs", chosen.command_line)?;
     if let Some(initrd) = chosen.initrd {
@@ -68,14 +80,22 @@ fn write_chosen(tree: &mut FdtWriter, chosen: &Chosen<'_>, efi: Option<&Efi>) ->
     }
     tree.property_u64("kaslr-seed", chosen.kaslr_seed)?;
     tree.property("rng-seed", &chosen.rng_seed)?;
-    if let Some(efi) = efi {
-        let map_size = u32::try_from(efi.memory_map.size()).unwrap_or(u32::MAX);
-        tree.property_u64("linux,uefi-system-table", efi.system_table.get())?;
-        tree.property_u64("linux,uefi-mmap-start", efi.memory_map.start().get())?;
-        tree.property_u32("linux,uefi-mmap-size", map_size)?;
-        tree.property_u32("linux,uefi-mmap-desc-size", DESCRIPTOR_SIZE)?;
-        tree.property_u32("linux,uefi-mmap-desc-ver", DESCRIPTOR_VERSION)?;
-        tree.property_u32("linux,uefi-secure-boot", SECURE_BOOT_DISABLED)?;
+    match told {
+        Told::Efi(efi) => {
+            let map_size = u32::try_from(efi.memory_map.size()).unwrap_or(u32::MAX);
+            tree.property_u64("linux,uefi-system-table", efi.system_table.get())?;
+            tree.property_u64("linux,uefi-mmap-start", efi.memory_map.start().get())?;
+            tree.property_u32("linux,uefi-mmap-size", map_size)?;
+            tree.property_u32("linux,uefi-mmap-desc-size", DESCRIPTOR_SIZE)?;
+            tree.property_u32("linux,uefi-mmap-desc-ver", DESCRIPTOR_VERSION)?;
+            tree.property_u32("linux,uefi-secure-boot", SECURE_BOOT_DISABLED)?;
+        }
+        Told::Machine { console } => {
+            if let Some(console) = console {
+                tree.property_string("stdout-path", &console)?;
+            }
+            tree.property_u32("linux,pci-probe-only", 1)?; // BARs stay where the plan put them
+        }
     }
     tree.end_node(node)?;
     Ok(())

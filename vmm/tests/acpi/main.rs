@@ -3,6 +3,10 @@
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod arm;
+mod efi;
+mod tree;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
@@ -366,7 +370,6 @@ fn a_plan_without_what_a_table_needs_is_refused_by_name() {
     assert!(without(&|p| p.windows[0].span = span(0xe_0008, 0x1000)).contains("16-byte"));
     assert!(without(&|p| p.nodes[2].id = 256).contains("node 256"));
     assert!(without(&|p| p.distances[1].truncate(2)).contains("from node 1 to node 5"));
-    assert!(without(&|p| p.arch = Architecture::Aarch64).contains("Aarch64"));
 }
 
 #[test]
@@ -532,8 +535,7 @@ fn iasl_reads_and_writes_every_table_as_we_do() {
     }
     let mut far = large_plan(MAX_VCPUS, 8);
     far.windows[2].span = span(0x80_0000_0000, 0x1000_0000);
-    let reviewed = reviewed_plans().into_iter().filter(|p| p.arch == Architecture::X86_64);
-    for plan in reviewed.chain([sample_plan(), far]) {
+    for plan in reviewed_plans().into_iter().chain([sample_plan(), far, arm::sample_plan()]) {
         for (name, bytes) in read(&build(&plan).unwrap()) {
             let folder = tempfile::tempdir().unwrap();
             std::fs::write(folder.path().join("t.dat"), &bytes).unwrap();
@@ -544,7 +546,9 @@ fn iasl_reads_and_writes_every_table_as_we_do() {
                 assert!(clean, "{name}: {text}");
             }
             let back = std::fs::read(folder.path().join("back.aml")).unwrap();
-            assert_eq!(back.get(36..), bytes.get(36..), "{name}");
+            let same = back.get(36..) == bytes.get(36..)
+                || name == "APIC" && back.get(36..) == arm::without_trace_buffer(&bytes).get(36..);
+            assert!(same, "{name} of {}: {bytes:x?} became {back:x?}", plan.name);
         }
     }
 }
