@@ -16,6 +16,7 @@ pub mod device;
 pub mod export;
 pub mod lease;
 pub mod ledger;
+mod mapped;
 mod mapping;
 pub mod owner;
 pub mod poison;

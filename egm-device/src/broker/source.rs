@@ -125,11 +125,13 @@ impl Held for Leased {
     }
 }
 
-/// Whether another description of the memory can be locked: nobody has, or maps, the old one.
+/// Whether another description of the memory can be locked: nobody has, or maps, the old one. Where there is no other, whether
+/// nobody maps it.
 fn is_free(memory: &dyn Memory, region: &Region, slice: &Slice) -> bool {
     let Ok(backing) = memory.open(region, slice, &Watch::nobody()) else { return false };
     let locked = memory::lock(region, backing.as_ref(), slice).is_ok_and(|others| others.is_none());
-    locked && memory::unlock(region, backing.as_ref(), slice).is_ok()
+    let ours = locked && !memory.is_mapped(region, backing.as_ref());
+    ours && memory::unlock(region, backing.as_ref(), slice).is_ok()
 }
 
 /// The host's regions and their ledger.
@@ -234,9 +236,11 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::backing::BackingError;
     use crate::backing::tests::region;
+    use crate::backing::{BackingError, RetiredListError};
     use crate::ledger::{Identity, Paths};
+    use crate::mapping::Mapping;
+    use crate::retired::Retired;
 
     const PAGE: u64 = 4096;
     static NEVER: AtomicBool = AtomicBool::new(false);
@@ -271,6 +275,18 @@ mod tests {
         }
     }
 
+    /// A plain file in the place of an EGM device, which its process opens once.
+    struct Once(std::fs::File);
+
+    impl Memory for Once {
+        fn open(&self, _: &Region, slice: &Slice, _: &Watch<'_>) -> Result<Box<dyn Backing>, BackingError> {
+            Ok(Box::new(Window(self.0.try_clone().unwrap(), slice.offset, slice.size.get())))
+        }
+        fn retired(&self, _: &Region, _: &dyn Backing) -> Result<Retired, RetiredListError> {
+            Ok(Retired::default())
+        }
+    }
+
     /// A region of some pages in `folder`, called `r`.
     fn source(folder: &tempfile::TempDir, pages: u64) -> LedgerSource {
         let identity = Identity { machine: Some("host".into()), boot: "boot".into() };
@@ -301,6 +317,31 @@ mod tests {
         assert_eq!(source.supplies()[0].free, 3 * PAGE);
         let Err(used) = used.again() else { panic!("it was taken for free") };
         drop(peer);
+        assert!(used.again().is_ok());
+        assert_eq!(source.supplies()[0].free, 4 * PAGE);
+    }
+
+    #[test]
+    fn a_slice_of_a_file_that_opens_once_is_lent_as_long_as_anybody_maps_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut source = source(&folder, 4);
+        let path = folder.path().join("memory");
+        source.memory = Arc::new(Once(std::fs::File::options().read(true).write(true).open(&path).unwrap()));
+        source.regions[0].kind = RegionKind::Egm { device: path };
+        let [first, second] = [1, 2].map(|pages| {
+            source.grant("r", &request(pages), &NEVER).unwrap_or_else(|error| panic!("{error}"))
+        });
+        // The VMM of a server that has ended.
+        let [one, other] = [&first, &second].map(|lent| {
+            let backing = lent.backing();
+            Mapping::new(backing, 0, backing.size(), 0).unwrap()
+        });
+        let Err(used) = first.give_back(&SpanSet::default()) else { panic!("it was taken for free") };
+        drop(other);
+        assert!(second.give_back(&SpanSet::default()).is_ok(), "nobody maps that one");
+        assert_eq!(source.supplies()[0].free, 3 * PAGE);
+        let Err(used) = used.again() else { panic!("it was taken for free") };
+        drop(one);
         assert!(used.again().is_ok());
         assert_eq!(source.supplies()[0].free, 4 * PAGE);
     }

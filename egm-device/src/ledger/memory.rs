@@ -10,6 +10,7 @@ use egm_address::{Address, CpuSet, InRegion, Offset, Span, SpanSet};
 use super::record::OnLine;
 use super::{LedgerError, claim};
 use crate::backing::{self, Backing, BackingError, Patience, RetiredListError};
+use crate::mapped;
 use crate::region::{Region, RegionKind, Slice};
 use crate::retired::Retired;
 use crate::scrub::{self, ScrubError, Work};
@@ -71,6 +72,14 @@ pub trait Memory: Send + Sync {
             RegionKind::Egm { .. } => backing::retired_pages(backing.file(), region),
             _ => Ok(Retired::default()),
         }
+    }
+
+    /// Whether any process maps `backing`, bytes of `region`, so far as no lock can tell that: an EGM device that opens once is
+    /// one description to all who got it. What cannot be found out counts as mapped.
+    fn is_mapped(&self, region: &Region, backing: &dyn Backing) -> bool {
+        let bytes = backing.offset()..backing.offset().saturating_add(backing.size());
+        let is_egm = matches!(region.kind, RegionKind::Egm { .. });
+        is_egm && mapped::by(backing.file(), &bytes).map_or(true, |process| process.is_some())
     }
 
     /// Makes `spans` (offsets in the region) of a slice that begins at `at` zero.
