@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::error::{Fault, Rule, no_control};
 use super::file::BootFile;
-use super::spec::Boot;
+use super::spec::{Architecture, Boot, BootTables};
 
 /// Longest kernel command line in bytes: x86's `COMMAND_LINE_SIZE` less the closing NUL, and Arm's the same.
 const MAX_CMDLINE: usize = 2047;
@@ -19,6 +19,8 @@ pub enum BootRule {
     Long { length: usize },
     #[error("the path is empty: name a file")]
     Path,
+    #[error("kernels for x86_64 are not started with a device tree: leave \"tables\" out")]
+    Tree,
 }
 
 /// What a command line says instead of the file.
@@ -42,6 +44,7 @@ pub(super) fn path(path: PathBuf) -> Result<PathBuf, Rule> {
 pub(super) fn resolve(
     file: BootFile,
     overrides: &Overrides,
+    arch: Architecture,
     join: impl Fn(&str, &Path) -> Result<PathBuf, Rule>,
 ) -> Result<Boot, Fault> {
     let chosen = |over: &Option<PathBuf>, written: Option<PathBuf>, key: &str| {
@@ -60,5 +63,9 @@ pub(super) fn resolve(
         return Err(Rule::from(BootRule::Long { length: cmdline.len() }).at("boot.cmdline"));
     }
     no_control(&cmdline).map_err(|rule| rule.at("boot.cmdline"))?;
-    Ok(Boot { kernel, initramfs, cmdline })
+    let tables = file.tables.unwrap_or_default();
+    if (arch, tables) == (Architecture::X86_64, BootTables::DeviceTree) {
+        return Err(Rule::from(BootRule::Tree).at("boot.tables"));
+    }
+    Ok(Boot { kernel, initramfs, cmdline, tables })
 }

@@ -13,7 +13,7 @@ use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 
 use super::schema::{BarPlaceText, BarsText, CliqueText, CpuListText, PciText, SizeText, name_alone_too};
-use super::spec::{Access, Architecture, EgmForm, PageSize, PciTopology, VfioBackend};
+use super::spec::{Access, Architecture, BootTables, EgmForm, PageSize, PciTopology, VfioBackend};
 
 /// A virtual machine for egm-vmm. Paths are relative to the file that names them.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -123,12 +123,14 @@ pub(super) struct NodeFile {
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BootFile {
-    /// Kernel: a bzImage, or an ELF vmlinux with a 64-bit or PVH entry.
+    /// Kernel. x86_64: a bzImage, or an ELF vmlinux with a 64-bit or PVH entry; aarch64: an uncompressed Image.
     pub(super) kernel: Option<PathBuf>,
     /// Initial RAM disk. Default: none.
     pub(super) initramfs: Option<PathBuf>,
     /// Kernel command line, at most 2047 bytes.
     pub(super) cmdline: Option<String>,
+    /// How the kernel learns what machine it runs on; "device-tree" on aarch64 only. Default: "acpi".
+    pub(super) tables: Option<BootTables>,
 }
 
 /// A word or a list of words.

@@ -30,6 +30,7 @@ pub(super) fn resolve(document: &Document, overrides: &Overrides) -> Result<Spec
 fn spec(file: File, document: &Document, overrides: &Overrides) -> Result<Spec, Fault> {
     let join = |key: &str, path: &Path| boot::path(path.to_owned()).map(|path| document.join(key, &path));
     let name = machine_name(file.name, document.path())?;
+    let arch = architecture(file.arch)?;
     let cpus = cpus::resolve(file.cpus.unwrap_or_default()).map_err(|fault| fault.inside("cpus"))?;
     let memory_file = file.memory.ok_or_else(|| Rule::MissingKey { key: "memory" }.here())?;
     let mut memory = memory::resolve(&memory_file, cpus.count).map_err(|fault| fault.inside("memory"))?;
@@ -42,8 +43,8 @@ fn spec(file: File, document: &Document, overrides: &Overrides) -> Result<Spec, 
     no_control(&description).map_err(|rule| rule.at("description"))?;
     Ok(Spec {
         description,
-        arch: architecture(file.arch)?,
-        boot: boot::resolve(file.boot.unwrap_or_default(), overrides, join)?,
+        arch,
+        boot: boot::resolve(file.boot.unwrap_or_default(), overrides, arch, join)?,
         console: devices::console(file.console, &devices, join)?,
         devices,
         pcie: pcie(file.pcie.unwrap_or_default())?,

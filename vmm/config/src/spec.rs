@@ -176,12 +176,34 @@ pub struct EgmSlice {
 /// What is booted. Paths are absolute or relative to the configuration file that named them, already joined.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Boot {
-    /// bzImage, or an ELF vmlinux with a 64-bit or PVH entry.
+    /// x86_64: bzImage, or an ELF vmlinux with a 64-bit or PVH entry. aarch64: Image.
     pub kernel: PathBuf,
     /// Initial RAM disk.
     pub initramfs: Option<PathBuf>,
     /// Kernel command line, at most 2047 bytes, without NUL or newline.
     pub cmdline: String,
+    /// How the kernel learns what machine it runs on.
+    #[serde(default, skip_serializing_if = "BootTables::is_acpi")]
+    pub tables: BootTables,
+}
+
+/// How a kernel learns what machine it runs on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum BootTables {
+    /// ACPI's tables.
+    #[default]
+    Acpi,
+    /// A device tree: aarch64 only.
+    DeviceTree,
+}
+
+impl BootTables {
+    /// Whether it is the default.
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde calls is given a reference")]
+    pub(crate) fn is_acpi(&self) -> bool {
+        *self == Self::Acpi
+    }
 }
 
 /// A PCI device of the guest.

@@ -552,6 +552,13 @@ fn the_kernel_command_line_keeps_its_rules() {
         (&boot(r"a\nb"), "contains the control character '\\n'"),
     ]);
     assert_eq!(spec(&boot(&"x".repeat(2047))).boot.cmdline.len(), 2047);
+    let tree = |arch: &str| {
+        let boot = r#"{"kernel":"k","tables":"device-tree"}"#;
+        format!(r#"{{"arch":"{arch}","memory":{{"size":"1G"}},"boot":{boot}}}"#)
+    };
+    assert_eq!(spec(&tree("aarch64")).boot.tables, BootTables::DeviceTree);
+    let x86 = tree("x86_64");
+    refused(&[(&x86, "boot.tables: kernels for x86_64 are not started with a device tree")]);
 }
 
 #[test]

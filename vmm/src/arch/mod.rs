@@ -1,12 +1,25 @@
 //! The one door to what differs between guest architectures.
 //!
-//! Layouts are data, so both are always compiled: a plan for either architecture can be made on any machine.
+//! Layouts are data, so both are always compiled: a plan for either architecture can be made on any machine. What drives
+//! KVM is that of the host, [`native`], whose modules have the same names and functions on both sides:
+//!
+//! | module | what it has |
+//! |---|---|
+//! | `boot` | kernel and what it is told, into guest memory |
+//! | `vcpu` | the VM, its vCPUs and interrupt controllers; registers at the first instruction |
+//! | `interrupts` | numbers of lines and messages |
+//! | `machine_check` | how a vCPU hears of bad memory |
 
 pub mod aarch64;
+pub mod boot;
 pub mod x86_64;
 
 use egm_address::{Gpa, Guest, Span};
 
+#[cfg(target_arch = "aarch64")]
+pub use self::aarch64 as native;
+#[cfg(target_arch = "x86_64")]
+pub use self::x86_64 as native;
 use crate::config::{Architecture, Cpus};
 use crate::plan::{IntxLines, WindowKind};
 

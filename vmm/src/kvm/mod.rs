@@ -7,7 +7,6 @@
 #![expect(unsafe_code, reason = "a vCPU's page is a union, a VM's descriptor a number")]
 
 mod error;
-mod machine_check;
 mod routes;
 mod slots;
 mod vfio;
@@ -17,15 +16,15 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use egm_address::Gpa;
 pub use error::KvmError;
-use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_run__bindgen_ty_1__bindgen_ty_4 as PortAccess};
+use kvm_bindings::kvm_run__bindgen_ty_1__bindgen_ty_4 as PortAccess;
 use kvm_ioctls::{Cap, IoEventAddress, Kvm, NoDatamatch, VcpuExit, VcpuFd, VmFd};
-pub use machine_check::{machine_check, setup_machine_checks};
-pub use routes::Routes;
+pub use routes::{FunctionRoutes, Routes};
 pub use slots::{Slot, SlotTable, Slots};
 pub use vfio::LevelLine;
 use vmm_sys_util::eventfd::EventFd;
+
+use crate::arch::native;
 
 /// What the hypervisor must offer; each with the reason that is shown when it does not.
 const REQUIRED: [(Cap, &str); 6] = [
@@ -63,16 +62,6 @@ impl Hypervisor {
         }
     }
 
-    /// The CPU features that the kernel can give to a guest.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn supported_cpuid(&self) -> Result<CpuId, KvmError> {
-        self.kvm
-            .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
-            .map_err(|error| KvmError::call("KVM_GET_SUPPORTED_CPUID", error))
-    }
-
     /// Whether `cap` is offered.
     pub fn has(&self, cap: Cap) -> bool {
         self.kvm.check_extension(cap)
@@ -83,13 +72,18 @@ impl Hypervisor {
         self.kvm.get_max_vcpus()
     }
 
-    /// Makes an empty virtual machine.
+    /// For what one architecture only asks of it.
+    pub(crate) const fn kvm(&self) -> &Kvm {
+        &self.kvm
+    }
+
+    /// Makes an empty virtual machine with `address_bits` guest physical address bits.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn create_vm(&self) -> Result<Vm, KvmError> {
+    pub fn create_vm(&self, address_bits: u8) -> Result<Vm, KvmError> {
         let fd = loop {
-            match self.kvm.create_vm() {
+            match native::vcpu::create_vm(&self.kvm, address_bits) {
                 Err(error) if error.errno() == libc::EINTR => {} // a signal came in between; it is not ours to judge
                 result => break result.map_err(|error| KvmError::call("KVM_CREATE_VM", error))?,
             }
@@ -116,34 +110,22 @@ impl AsFd for Vm {
 }
 
 impl Vm {
-    /// What puts memory into guest address space. RAM comes before [`Vm::create_interrupt_controller`]: see [`SlotTable::add`].
+    /// For what one architecture only asks of it.
+    pub(crate) fn fd(&self) -> &VmFd {
+        &self.fd
+    }
+
+    /// What puts memory into guest address space. RAM comes before interrupt controllers: see [`SlotTable::add`].
     pub fn slots(&self) -> &Arc<Slots> {
         &self.slots
     }
 
-    /// Makes the interrupt controllers; every vCPU made afterwards has a local one.
+    /// Makes the vCPU that the kernel calls `id`: x86's x2APIC id, Arm's position.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn create_interrupt_controller(&self) -> Result<(), KvmError> {
-        self.fd.create_irq_chip().map_err(|error| KvmError::call("KVM_CREATE_IRQCHIP", error))
-    }
-
-    /// Tells Intel hosts where three pages are that no guest uses.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn reserve_tss(&self, gpa: Gpa) -> Result<(), KvmError> {
-        let gpa = usize::try_from(gpa.get()).unwrap_or(usize::MAX);
-        self.fd.set_tss_address(gpa).map_err(|error| KvmError::call("KVM_SET_TSS_ADDR", error))
-    }
-
-    /// Makes the vCPU that interrupts reach by `hardware_id` (an x2APIC id).
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn create_vcpu(&self, hardware_id: u32) -> Result<VcpuFd, KvmError> {
-        self.fd.create_vcpu(u64::from(hardware_id)).map_err(|error| KvmError::call("KVM_CREATE_VCPU", error))
+    pub fn create_vcpu(&self, id: u32) -> Result<VcpuFd, KvmError> {
+        self.fd.create_vcpu(u64::from(id)).map_err(|error| KvmError::call("KVM_CREATE_VCPU", error))
     }
 
     /// A write to `trigger` raises interrupt line `gsi` once.
@@ -154,14 +136,38 @@ impl Vm {
         self.fd.register_irqfd(trigger, gsi).map_err(|error| KvmError::call("KVM_IRQFD", error))
     }
 
-    /// The message interrupts of this machine.
-    pub fn routes(&self) -> Routes {
+    /// Interrupt line `gsi`, for a device that raises and lowers it.
+    pub fn line(&self, gsi: u32) -> WiredLine {
+        WiredLine { fd: Arc::clone(&self.fd), gsi }
+    }
+
+    /// The interrupts of this machine, once it has interrupt controllers.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn routes(&self) -> Result<Arc<Routes>, KvmError> {
         Routes::new(Arc::clone(&self.fd))
     }
 
     /// What puts doorbells into guest address space.
     pub fn doorbells(&self) -> Doorbells {
         Doorbells { fd: Arc::clone(&self.fd) }
+    }
+}
+
+/// An interrupt line as a wire has it: it interrupts as long as it is high.
+pub struct WiredLine {
+    fd: Arc<VmFd>,
+    gsi: u32,
+}
+
+impl WiredLine {
+    /// Raises or lowers it.
+    ///
+    /// # Errors
+    /// The kernel's, for a number that no controller has.
+    pub fn set(&self, high: bool) -> std::io::Result<()> {
+        self.fd.set_irq_line(native::interrupts::wire(self.gsi), high).map_err(into_io)
     }
 }
 

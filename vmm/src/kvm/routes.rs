@@ -3,20 +3,31 @@
 use std::io;
 use std::sync::{Arc, Mutex};
 
+use egm_address::PciAddress;
 use kvm_bindings::{
-    KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_IOAPIC, KvmIrqRouting, kvm_irq_routing_entry,
-    kvm_irq_routing_irqchip, kvm_irq_routing_msi,
+    KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQ_ROUTING_MSI, KVM_MSI_VALID_DEVID, KvmIrqRouting, kvm_irq_routing_entry,
+    kvm_irq_routing_msi,
 };
 use kvm_ioctls::VmFd;
 use vmm_sys_util::eventfd::EventFd;
 
+use super::KvmError;
+use crate::arch::native::interrupts::{LINES, NEEDS_SENDER, pin};
 use crate::lock::lock;
 use crate::pci::msix::{MsiMessage, MsiRouter};
 
-/// Pins of the I/O APIC; message interrupts have the numbers above.
-const LINES: u32 = 24;
+/// Number of the first message interrupt: those below are lines.
+const FIRST: u32 = LINES.end;
 /// Numbers of the kernel's table (KVM_MAX_IRQ_ROUTES).
 const MAX_ROUTES: usize = 4096;
+
+/// A message, and who sends it: an ITS has a table for each sender.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Sent {
+    message: MsiMessage,
+    /// As on the bus: bus, device and function number.
+    sender: u16,
+}
 
 /// The routes of one machine. The kernel takes the whole table at once, so this keeps a copy.
 pub struct Routes {
@@ -26,33 +37,67 @@ pub struct Routes {
 
 #[derive(Default)]
 struct Table {
-    /// Message of interrupt `LINES + index`.
-    messages: Vec<MsiMessage>,
+    /// Message of interrupt `FIRST + index`.
+    messages: Vec<Sent>,
     /// Of them, those that nobody has.
     free: Vec<usize>,
 }
 
 impl Routes {
-    pub(super) fn new(fd: Arc<VmFd>) -> Self {
-        Self { fd, table: Mutex::default() }
+    /// With the lines, which have the numbers of the plan.
+    pub(super) fn new(fd: Arc<VmFd>) -> Result<Arc<Self>, KvmError> {
+        let routes = Self { fd, table: Mutex::default() };
+        if !LINES.contains(&0) {
+            // The kernel's own table begins with 0 on every architecture.
+            let refused = |error: io::Error| kvm_ioctls::Error::new(error.raw_os_error().unwrap_or(0));
+            routes.upload(&[]).map_err(|e| KvmError::call("KVM_SET_GSI_ROUTING", refused(e)))?;
+        }
+        Ok(Arc::new(routes))
     }
 
-    fn upload(&self, messages: &[MsiMessage]) -> io::Result<()> {
-        let lines = (0..LINES).map(line_entry);
+    /// Those of the messages that `function` sends.
+    pub fn of(self: &Arc<Self>, function: PciAddress) -> Arc<dyn MsiRouter> {
+        let sender = u16::from_be_bytes([function.bus(), function.devfn()]);
+        Arc::new(FunctionRoutes { routes: Arc::clone(self), sender })
+    }
+
+    fn upload(&self, messages: &[Sent]) -> io::Result<()> {
+        let lines = LINES.map(line_entry);
         let entries: Vec<_> =
-            lines.chain((LINES..).zip(messages).map(|(gsi, m)| message_entry(gsi, *m))).collect();
+            lines.chain((FIRST..).zip(messages).map(|(gsi, m)| message_entry(gsi, *m))).collect();
         let table = KvmIrqRouting::from_entries(&entries)
             .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
         self.fd.set_gsi_routing(&table).map_err(super::into_io)
     }
 }
 
-impl MsiRouter for Routes {
+/// The routes of one function's messages.
+pub struct FunctionRoutes {
+    routes: Arc<Routes>,
+    sender: u16,
+}
+
+impl MsiRouter for FunctionRoutes {
     fn connect(&self, slot: &mut Option<u32>, message: MsiMessage, trigger: &EventFd) -> io::Result<()> {
+        self.routes.connect(slot, Sent { message, sender: self.sender }, trigger)
+    }
+
+    fn disconnect(&self, slot: u32, trigger: &EventFd) {
+        // Fails only for a pair that is not connected.
+        let _ = self.routes.fd.unregister_irqfd(trigger, slot);
+    }
+
+    fn release(&self, slot: u32) {
+        lock(&self.routes.table).free.extend(index_of(slot));
+    }
+}
+
+impl Routes {
+    fn connect(&self, slot: &mut Option<u32>, message: Sent, trigger: &EventFd) -> io::Result<()> {
         let mut table = lock(&self.table);
         let Table { messages, free } = &mut *table;
         let index = slot.and_then(index_of).or_else(|| free.last().copied()).unwrap_or(messages.len());
-        let gsi = u32::try_from(index).ok().and_then(|index| index.checked_add(LINES));
+        let gsi = u32::try_from(index).ok().and_then(|index| index.checked_add(FIRST));
         let gsi = gsi
             .filter(|_| index < MAX_ROUTES)
             .ok_or_else(|| io::Error::from(io::ErrorKind::QuotaExceeded))?;
@@ -78,28 +123,19 @@ impl MsiRouter for Routes {
         *slot = Some(gsi);
         self.fd.register_irqfd(trigger, gsi).map_err(super::into_io)
     }
-
-    fn disconnect(&self, slot: u32, trigger: &EventFd) {
-        // Fails only for a pair that is not connected.
-        let _ = self.fd.unregister_irqfd(trigger, slot);
-    }
-
-    fn release(&self, slot: u32) {
-        lock(&self.table).free.extend(index_of(slot));
-    }
 }
 
 fn index_of(gsi: u32) -> Option<usize> {
-    usize::try_from(gsi.checked_sub(LINES)?).ok()
+    usize::try_from(gsi.checked_sub(FIRST)?).ok()
 }
 
 fn line_entry(gsi: u32) -> kvm_irq_routing_entry {
     let mut entry = kvm_irq_routing_entry { gsi, type_: KVM_IRQ_ROUTING_IRQCHIP, ..Default::default() };
-    entry.u.irqchip = kvm_irq_routing_irqchip { irqchip: KVM_IRQCHIP_IOAPIC, pin: gsi };
+    entry.u.irqchip = pin(gsi);
     entry
 }
 
-fn message_entry(gsi: u32, message: MsiMessage) -> kvm_irq_routing_entry {
+fn message_entry(gsi: u32, Sent { message, sender }: Sent) -> kvm_irq_routing_entry {
     let mut entry = kvm_irq_routing_entry { gsi, type_: KVM_IRQ_ROUTING_MSI, ..Default::default() };
     let [low, high] = [message.address & 0xffff_ffff, message.address >> 32].map(|half| {
         // The mask and the shift leave 32 bits.
@@ -107,5 +143,9 @@ fn message_entry(gsi: u32, message: MsiMessage) -> kvm_irq_routing_entry {
     });
     entry.u.msi =
         kvm_irq_routing_msi { address_lo: low, address_hi: high, data: message.data, ..Default::default() };
+    if NEEDS_SENDER {
+        entry.flags = KVM_MSI_VALID_DEVID;
+        entry.u.msi.__bindgen_anon_1.devid = sender.into();
+    }
     entry
 }

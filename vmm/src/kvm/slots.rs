@@ -39,7 +39,7 @@ pub struct Slot(pub(crate) usize);
 pub trait SlotTable: Send + Sync {
     /// The guest sees `memory` at `gpa`, until [`SlotTable::remove`] or the machine's end.
     ///
-    /// A slot that comes after [`super::Vm::create_interrupt_controller`] waits for readers of the in-kernel devices (an
+    /// A slot that comes after interrupt controllers waits for readers of the in-kernel devices (an
     /// SRCU grace period: 6 ms instead of 0.1 ms, measured).
     ///
     /// # Errors
@@ -160,7 +160,7 @@ mod tests {
             println!("skipped: this host has no /dev/kvm that this user may open");
             return None;
         };
-        let vm = hypervisor.create_vm().unwrap();
+        let vm = hypervisor.create_vm(48).unwrap();
         match Anonymous::of_vm("own", vm.as_fd(), SIZE) {
             Ok(file) => {
                 let mapping = Mapping::new(&file, 0, SIZE, 0).unwrap();

@@ -8,11 +8,13 @@
 //!                                                             I/O after)    durable, or named)
 //! ```
 
+mod board;
 mod build;
 mod bus;
 mod exit;
 mod finish;
 mod passed;
+mod pl011;
 mod platform;
 mod poison;
 mod serial;

@@ -12,16 +12,15 @@ use egm_vfio::variant::clique::Clique;
 use crate::config::{BarPlaces, Device, DeviceKind, VfioBackend};
 use crate::error::Chain;
 use crate::hotplug::{HotplugError, Maker, New};
-use crate::kvm::SlotTable;
+use crate::kvm::{Routes, SlotTable};
 use crate::passthrough::{Connections, HostEvents, Line, PassedFunction, PassthroughError, Peers};
-use crate::pci::msix::MsiRouter;
 use crate::plan::{self, BarPlan, BridgePlan};
 use crate::resources::left_behind;
 
 /// What every host function is connected to.
 #[derive(Clone)]
 pub(super) struct Passer {
-    pub(super) router: Arc<dyn MsiRouter>,
+    pub(super) routes: Arc<Routes>,
     pub(super) slots: Arc<dyn SlotTable>,
     pub(super) peers: Arc<Peers>,
     /// Whether there is, or can be, more than one.
@@ -39,17 +38,25 @@ pub(super) struct Own {
     pub(super) memory: Vec<u8>,
 }
 
+/// A function's name, and where the guest finds it.
+#[derive(Clone, Copy)]
+pub(super) struct Seat<'a> {
+    pub(super) id: &'a str,
+    pub(super) address: PciAddress,
+    pub(super) bars: &'a [BarPlan],
+}
+
 impl Passer {
-    /// `backend`, which was reset, as device `id` with its BARs at `bars`, where the other functions find them.
+    /// `backend`, which was reset, as the device of `seat`, where the other functions find its BARs.
     pub(super) fn pass(
         &self,
-        id: &str,
+        seat: Seat<'_>,
         backend: Arc<dyn Backend>,
-        bars: &[BarPlan],
         own: Own,
     ) -> Result<New, PassthroughError> {
+        let Seat { id, address, bars } = seat;
         let to = Connections {
-            router: Arc::clone(&self.router),
+            router: self.routes.of(address),
             line: own.line,
             slots: Arc::clone(&self.slots),
             peers: Arc::clone(&self.peers),
@@ -94,9 +101,11 @@ impl Passer {
         let found = fits.next();
         drop(fits);
         let Some((chosen, bars)) = found else { return Err(refused) };
+        let bus = bridges.get(chosen).map_or(0, |bridge| bridge.secondary);
+        let seat = Seat { id, address: PciAddress::new(0, bus, 0, 0).unwrap_or(address), bars: &bars };
         let backend: Arc<dyn Backend> = Arc::new(KernelFunction::open(address, domain)?);
         fresh(id, address, backend.as_ref())?;
-        Ok((chosen, self.pass(id, backend, &bars, Own::default())?))
+        Ok((chosen, self.pass(seat, backend, Own::default())?))
     }
 }
 

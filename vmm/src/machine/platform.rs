@@ -1,9 +1,13 @@
-//! The small devices that end or start a machine: power, reset, panic.
+//! The small devices: power, reset, panic, clock.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+
+use vm_superio::Rtc;
+use vm_superio::rtc_pl031::NoEvents;
 
 use super::bus::BusDevice;
 use super::exit::{ExitLatch, ExitReason};
+use crate::lock::lock;
 
 /// ACPI sleep control register (ACPI 6.5 §4.8.3.7): SLP_TYP in bits 4..2, SLP_EN in bit 5; and the status register
 /// behind it, which reads zero.
@@ -64,9 +68,46 @@ impl BusDevice for Pvpanic {
     }
 }
 
+/// A PL031 clock: the host's time (Arm DDI 0224C). It has no alarm, so no interrupt either.
+pub(super) struct Clock(Mutex<Rtc<NoEvents>>);
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self(Mutex::new(Rtc::new()))
+    }
+}
+
+impl BusDevice for Clock {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        if let (Ok(register), Ok(word)) = (u16::try_from(offset), data.try_into()) {
+            lock(&self.0).read(register, word);
+        }
+    }
+    fn write(&self, offset: u64, data: &[u8]) {
+        if let (Ok(register), Ok(word)) = (u16::try_from(offset), data.try_into()) {
+            lock(&self.0).write(register, word);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::time::{SystemTime, UNIX_EPOCH};
+
     use super::*;
+
+    #[test]
+    fn the_clock_has_the_hosts_time_and_is_read_by_words_only() {
+        let clock = Clock::default();
+        let host = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+        let (before, mut word) = (host(), [0; 4]);
+        clock.read(0, &mut word);
+        assert!((before..=host()).contains(&u32::from_le_bytes(word).into()));
+        let mut half = [7; 2];
+        clock.read(0, &mut half);
+        assert_eq!(half, [0; 2]);
+    }
 
     fn after(make: impl Fn(Arc<ExitLatch>) -> Box<dyn BusDevice>, value: u8) -> Option<ExitReason> {
         let latch = ExitLatch::new().unwrap();

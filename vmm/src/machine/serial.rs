@@ -1,4 +1,4 @@
-//! The 16550 serial port and the console behind it.
+//! The serial ports, a 16550 on x86 and a PL011 on Arm, and the console behind them.
 
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, RawFd};
@@ -10,7 +10,9 @@ use vm_superio::{Serial, Trigger};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::bus::BusDevice;
+use super::pl011::{Effect, Pl011};
 use crate::console::Console;
+use crate::kvm::WiredLine;
 use crate::lock::lock;
 
 /// Raises the serial line.
@@ -56,9 +58,6 @@ pub(super) struct SerialPort {
     drained: Arc<EventFd>,
 }
 
-/// Number of ports.
-pub(super) const SERIAL_PORTS: u16 = 8;
-
 impl SerialPort {
     /// A port that raises `line` and writes to `console`.
     ///
@@ -68,15 +67,6 @@ impl SerialPort {
         let drained = Arc::new(EventFd::new(EFD_NONBLOCK)?);
         let uart = Serial::with_events(line, Drained(Arc::clone(&drained)), Output(console));
         Ok(Arc::new(Self { uart: Mutex::new(uart), drained }))
-    }
-
-    /// Bytes that the receive buffer takes now.
-    fn room(&self) -> usize {
-        lock(&self.uart).fifo_capacity()
-    }
-
-    fn receive(&self, data: &[u8]) {
-        let _ = lock(&self.uart).enqueue_raw_bytes(data); // what does not fit was not asked for: see `room`
     }
 }
 
@@ -94,17 +84,104 @@ impl BusDevice for SerialPort {
     }
 }
 
+/// A PL011 as a device on the memory bus.
+pub(super) struct ArmSerialPort {
+    uart: Mutex<Pl011>,
+    line: WiredLine,
+    console: Arc<Mutex<Console>>,
+    drained: Arc<EventFd>,
+}
+
+impl ArmSerialPort {
+    /// A port that holds `line` as long as it interrupts, and writes to `console`.
+    ///
+    /// # Errors
+    /// When an eventfd cannot be made.
+    pub(super) fn new(line: WiredLine, console: Arc<Mutex<Console>>) -> io::Result<Arc<Self>> {
+        let drained = Arc::new(EventFd::new(EFD_NONBLOCK)?);
+        Ok(Arc::new(Self { uart: Mutex::default(), line, console, drained }))
+    }
+
+    /// Changes the registers, and the line by what they say then: others do so too, one after the other.
+    fn with<T>(&self, change: impl FnOnce(&mut Pl011) -> T) -> T {
+        let mut uart = lock(&self.uart);
+        let before = uart.interrupts();
+        let result = change(&mut uart);
+        if before != uart.interrupts() {
+            let _ = self.line.set(!before); // the plan has given it a number that there is
+        }
+        result
+    }
+}
+
+impl BusDevice for ArmSerialPort {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        let (value, effect) = self.with(|uart| uart.read(offset));
+        data.fill(0);
+        data.iter_mut().zip(value.to_le_bytes()).for_each(|(byte, value)| *byte = value);
+        if effect == Effect::Drained {
+            let _ = self.drained.write(1);
+        }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        let mut value = [0; 4];
+        value.iter_mut().zip(data).for_each(|(byte, written)| *byte = *written);
+        if let Effect::Send(byte) = self.with(|uart| uart.write(offset, u32::from_le_bytes(value))) {
+            lock(&self.console).write(&[byte]);
+        }
+    }
+}
+
+/// What takes what is typed.
+pub(super) trait Port: Send + Sync {
+    /// Bytes that it takes now.
+    fn room(&self) -> usize;
+    /// Takes them; there is room.
+    fn receive(&self, data: &[u8]);
+    /// Written when the guest has taken all.
+    fn drained(&self) -> &EventFd;
+}
+
+impl Port for SerialPort {
+    fn room(&self) -> usize {
+        lock(&self.uart).fifo_capacity()
+    }
+
+    fn receive(&self, data: &[u8]) {
+        let _ = lock(&self.uart).enqueue_raw_bytes(data); // what does not fit was not asked for
+    }
+
+    fn drained(&self) -> &EventFd {
+        &self.drained
+    }
+}
+
+impl Port for ArmSerialPort {
+    fn room(&self) -> usize {
+        lock(&self.uart).room()
+    }
+
+    fn receive(&self, data: &[u8]) {
+        self.with(|uart| uart.receive(data));
+    }
+
+    fn drained(&self) -> &EventFd {
+        &self.drained
+    }
+}
+
 /// Carries what is typed from the console to the port. While the guest does not read, nothing is taken from the
 /// console: the terminal's own flow control holds the typist, and no loop spins.
 pub(super) struct ConsoleInput {
-    port: Arc<SerialPort>,
+    port: Arc<dyn Port>,
     console: Arc<Mutex<Console>>,
     waiting_for: Vec<RawFd>,
 }
 
 impl ConsoleInput {
     /// From `console` to `port`.
-    pub(super) fn new(port: Arc<SerialPort>, console: Arc<Mutex<Console>>) -> Self {
+    pub(super) fn new(port: Arc<dyn Port>, console: Arc<Mutex<Console>>) -> Self {
         Self { port, console, waiting_for: Vec::new() }
     }
 
@@ -128,8 +205,8 @@ impl MutEventSubscriber for ConsoleInput {
     fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
         self.wait_for_nothing(ops);
         let mut buffer = [0u8; 64];
-        if events.fd() == self.port.drained.as_raw_fd() {
-            let _ = self.port.drained.read();
+        if events.fd() == self.port.drained().as_raw_fd() {
+            let _ = self.port.drained().read();
         } else if let Some(room @ [_, ..]) = buffer.get_mut(..self.port.room()) {
             // A guest in loopback mode fills the port itself, so that there may be no room.
             let count = lock(&self.console).read(room);
@@ -142,7 +219,7 @@ impl MutEventSubscriber for ConsoleInput {
 
     fn init(&mut self, ops: &mut EventOps<'_>) {
         lock(&self.console).take_terminal(); // signals are caught by now, so that it is given back
-        let _ = ops.add(Events::new(self.port.drained.as_ref(), EventSet::IN));
+        let _ = ops.add(Events::new(self.port.drained(), EventSet::IN));
         self.wait(ops);
     }
 }
@@ -180,7 +257,7 @@ mod tests {
             let line = Line(EventFd::new(EFD_NONBLOCK).unwrap());
             let port = SerialPort::new(line, Arc::clone(&console)).unwrap();
             let mut events = EventManager::new().unwrap();
-            events.add_subscriber(ConsoleInput::new(Arc::clone(&port), console));
+            events.add_subscriber(ConsoleInput::new(Arc::clone(&port) as Arc<dyn Port>, console));
             Self { port, events, folder }
         }
 

@@ -11,12 +11,12 @@ use vm_memory::GuestMemoryMmap;
 
 use super::Subscriber;
 use super::finish::Kept;
-use super::passed::{Own, Passer};
+use super::passed::{Own, Passer, Seat};
 use crate::config::{Device, DeviceKind};
 use crate::hotplug::{Occupant, Slot};
-use crate::kvm::{SlotTable, Vm};
+use crate::kvm::{KvmError, SlotTable, Vm};
 use crate::passthrough::{Line, PassthroughError, Peers};
-use crate::pci::msix::Msix;
+use crate::pci::msix::{MsiRouter, Msix};
 use crate::pci::{Bus, HostBridge, PciFunction, Port, PortConfig, PortKind, RootComplex};
 use crate::plan::{BridgePlan, FunctionPlan, FunctionRole, Plan};
 use crate::resources::{AddressSpaces, OpenDevice};
@@ -79,18 +79,26 @@ pub(super) struct Connections<'a> {
 
 impl<'a> Connections<'a> {
     /// `spaces` are where the DMA of host functions goes.
-    pub(super) fn new(vm: &'a Vm, memory: GuestMemoryMmap, spaces: &AddressSpaces, plan: &'a Plan) -> Self {
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(super) fn new(
+        vm: &'a Vm,
+        memory: GuestMemoryMmap,
+        spaces: &AddressSpaces,
+        plan: &'a Plan,
+    ) -> Result<Self, KvmError> {
         let takes = |function: &&FunctionPlan| match &function.role {
             FunctionRole::Endpoint { device, .. } => device.kind.is_passed(),
             _ => is_spare(plan, function),
         };
         let passer = Passer {
-            router: Arc::new(vm.routes()),
+            routes: vm.routes()?,
             slots: Arc::clone(vm.slots()) as Arc<dyn SlotTable>,
             peers: Arc::new(Peers::new(spaces.domains())),
             has_peers: plan.pci.iter().filter(takes).count() > 1,
         };
-        Self { vm, bell: Arc::new(vm.doorbells()), memory, plan, passer }
+        Ok(Self { vm, bell: Arc::new(vm.doorbells()), memory, plan, passer })
     }
 
     fn transport(
@@ -99,7 +107,7 @@ impl<'a> Connections<'a> {
         id: &str,
         device: Arc<Mutex<dyn VirtioDevice>>,
     ) -> Result<Arc<VirtioPci>, TreeError> {
-        let msix = Msix::new(plan.msix_vectors, Arc::clone(&self.passer.router))
+        let msix = Msix::new(plan.msix_vectors, self.passer.routes.of(plan.address))
             .map_err(|source| TreeError::Device { id: id.to_owned(), source })?;
         Ok(Arc::new(VirtioPci::new(
             device,
@@ -213,7 +221,8 @@ impl Tree {
                 acs: bridge.acs,
             };
             if let Some(occupant) = hot(connections.plan, function, endpoints) {
-                let port = self.hot_port(&config, bridge, occupant, connections)?;
+                let router = connections.passer.routes.of(address);
+                let port = self.hot_port(&config, bridge, occupant, router)?;
                 bus.add_port(devfn, port, Bus::default());
                 continue;
             }
@@ -233,10 +242,10 @@ impl Tree {
         config: &PortConfig,
         bridge: &BridgePlan,
         occupant: Option<Occupant>,
-        connections: &Connections<'_>,
+        router: Arc<dyn MsiRouter>,
     ) -> Result<Arc<Port>, TreeError> {
         let function = occupant.as_ref().map(|occupant| Arc::clone(&occupant.new.function));
-        let port = Port::hot(config, function, Arc::clone(&connections.passer.router));
+        let port = Port::hot(config, function, router);
         let id = || format!("slot {}", config.slot);
         let port = Arc::new(port.map_err(|source| TreeError::Device { id: id(), source })?);
         self.hotplug_slots.push(Slot {
@@ -307,7 +316,8 @@ fn passed(
         alone: decided.is_some_and(|passed| !passed.p2p),
         memory: decided.and_then(|passed| passed.memory.as_ref()).map_or_else(Vec::new, |m| m.bars.clone()),
     };
-    let new = connections.passer.pass(id, backend, &plan.bars, own);
+    let seat = Seat { id, address: plan.address, bars: &plan.bars };
+    let new = connections.passer.pass(seat, backend, own);
     let new = new.map_err(|source| TreeError::Passed { id: id.to_owned(), source })?;
     Ok(Endpoint::Passed(Occupant::new(id, new)))
 }

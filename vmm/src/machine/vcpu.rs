@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use egm_address::CpuSet;
 use egm_device::poison::in_guest;
+use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use rustix::thread::{CpuSet as Affinity, sched_setaffinity};
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
@@ -14,6 +15,7 @@ use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 use super::bus::Bus;
 use super::exit::{ExitLatch, ExitReason};
 use super::poison::MachineChecks;
+use crate::arch::native::vcpu::program_counter;
 use crate::kvm::internal_suberror;
 
 /// A vCPU's stack: its deepest path is a PCI configuration write that moves a BAR.
@@ -104,6 +106,9 @@ impl Vcpu {
             Ok((VcpuExit::MmioRead(address, data), _)) => shared.memory.read(address, data),
             Ok((VcpuExit::MmioWrite(address, data), _)) => shared.memory.write(address, data),
             Ok((VcpuExit::Shutdown, _)) => reason = Some(ExitReason::TripleFault { vcpu }),
+            Ok((VcpuExit::SystemEvent(event, _), _)) => {
+                reason = asked(event).or_else(|| hypervisor(format!("unknown system event {event}")));
+            }
             Ok((VcpuExit::FailEntry(code, _), _)) => {
                 reason = hypervisor(format!("entry failed with {code:#x}"));
             }
@@ -121,6 +126,16 @@ impl Vcpu {
     }
 }
 
+/// What a guest asks for by a call of its firmware's, on Arm PSCI (KVM api.rst §5, `KVM_EXIT_SYSTEM_EVENT`).
+fn asked(event: u32) -> Option<ExitReason> {
+    match event {
+        KVM_SYSTEM_EVENT_SHUTDOWN => Some(ExitReason::PoweredOff),
+        KVM_SYSTEM_EVENT_RESET => Some(ExitReason::Reset),
+        KVM_SYSTEM_EVENT_CRASH => Some(ExitReason::Panicked),
+        _ => None,
+    }
+}
+
 /// Names of KVM_INTERNAL_ERROR_*'s suberrors.
 const SUBERRORS: [(u32, &str); 4] = [
     (
@@ -133,11 +148,11 @@ const SUBERRORS: [(u32, &str); 4] = [
 ];
 
 fn internal_error(fd: &mut VcpuFd) -> String {
-    let rip = fd.get_regs().map(|regs| regs.rip).unwrap_or(0);
+    let at = program_counter(fd).unwrap_or(0);
     let suberror = internal_suberror(fd.get_kvm_run());
     let name =
         SUBERRORS.iter().find(|(number, _)| *number == suberror).map_or("no name for it", |(_, name)| name);
-    format!("internal error {suberror} at guest address {rip:#x}: {name}")
+    format!("internal error {suberror} at guest address {at:#x}: {name}")
 }
 
 fn pin(host_cpus: Option<&CpuSet>) {

@@ -19,8 +19,8 @@ mod topology;
 
 use super::*;
 use crate::config::{
-    Architecture, BarPlaces, Boot, Clique, Console, Cpus, Device, DeviceKind, EgmForm, EgmSlice, Memory,
-    Node, PageSize, PciTopology, Pcie, VfioBackend,
+    Architecture, BarPlaces, Boot, BootTables, Clique, Console, Cpus, Device, DeviceKind, EgmForm, EgmSlice,
+    Memory, Node, PageSize, PciTopology, Pcie, VfioBackend,
 };
 use crate::error::Report;
 use crate::facts::{FACTS_VERSION, HeldSpan, HostMemory, HostNode, HostRegion, Kvm, Pool, Probe};
@@ -84,7 +84,12 @@ fn spec(nodes: Vec<Node>) -> Spec {
             prefault: false,
             nodes,
         },
-        boot: Boot { kernel: "vmlinuz".into(), initramfs: None, cmdline: String::new() },
+        boot: Boot {
+            kernel: "vmlinuz".into(),
+            initramfs: None,
+            cmdline: String::new(),
+            tables: BootTables::Acpi,
+        },
         egm: Vec::new(),
         devices: Vec::new(),
         console: Console::Null,

@@ -280,6 +280,11 @@ impl Plan {
         self.line(&intx_owner(id))
     }
 
+    /// Where the registers of the platform device `name` are.
+    pub fn device(&self, name: &str) -> Option<Span<Guest>> {
+        self.windows.iter().find(|w| w.kind == WindowKind::Device && w.label == name).map(|w| w.span)
+    }
+
     /// The first I/O port of `owner`.
     pub fn port(&self, owner: &str) -> Option<u16> {
         self.ports.iter().find(|p| p.owner == owner).map(|p| p.first)

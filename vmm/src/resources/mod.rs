@@ -25,7 +25,7 @@ pub(crate) use self::reset::left_behind;
 pub use self::servers::{ServerError, Servers};
 use self::slices::Slices;
 pub use self::slices::{OpenSlice, SliceError};
-use crate::arch::x86_64::boot::BootFiles;
+use crate::arch::boot::BootFiles;
 use crate::config::{Boot, Device, DeviceKind};
 use crate::console::{Console, ConsoleError};
 use crate::error::{Blame, Report};
@@ -148,7 +148,7 @@ impl Resources {
     ) -> Result<Self, ResourceError> {
         let boot = open_boot(&plan.boot)?;
         let hypervisor = Hypervisor::open()?;
-        let vm = hypervisor.create_vm()?;
+        let vm = hypervisor.create_vm(plan.address_bits)?;
         let console = Console::open(&plan.console)?;
         let spaces = AddressSpaces::open(plan, &vm, servers)?;
         let slices = Slices { plan, host: facts, leases, vm: &vm };

@@ -34,7 +34,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("vfio/src/kernel/sys.rs", "ioctls of VFIO and iommufd"),
     ("vfio/src/mapping.rs", "mmap of BARs and of a server's memory"),
     ("vfio/src/memory.rs", "the promise that memory lent to devices stays"),
-    ("vmm/src/kvm/machine_check.rs", "ioctls of machine checks"),
+    ("vmm/src/arch/x86_64/machine_check/ioctls.rs", "ioctls of machine checks"),
     ("vmm/src/kvm/mod.rs", "a vCPU's page, a VM's descriptor"),
     ("vmm/src/kvm/slots.rs", "memory slots of the guest"),
     ("vmm/src/memory/mod.rs", "our mappings as vm-memory's regions, and lent to devices"),

@@ -38,9 +38,12 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-const DISTRIBUTOR: u64 = 128 * MIB;
-const ITS: u64 = DISTRIBUTOR + 512 * KIB;
-const REDISTRIBUTORS: u64 = DISTRIBUTOR + MIB;
+/// Where the GIC's distributor is.
+pub const DISTRIBUTOR: u64 = 128 * MIB;
+/// Where its translation service is.
+pub const ITS: u64 = DISTRIBUTOR + 512 * KIB;
+/// Where its redistributors are.
+pub const REDISTRIBUTORS: u64 = DISTRIBUTOR + MIB;
 const REDISTRIBUTORS_END: u64 = REDISTRIBUTORS + 256 * REDISTRIBUTOR;
 const SERIAL: u64 = 176 * MIB;
 const CLOCK: u64 = SERIAL + 64 * KIB;
@@ -64,7 +67,9 @@ pub const PHYSICAL_TIMER: u32 = 30;
 pub const OTHER_TIMERS: [u32; 2] = [29, 26];
 /// Private interrupt of the performance counters, where the vCPUs have them.
 pub const PERFORMANCE: u32 = 23;
-/// Shared interrupts, from number 32: as few as a GIC can have.
+/// Number of the first shared interrupt.
+pub const FIRST_SHARED: u32 = 32;
+/// Shared interrupts: as few as a GIC can have.
 pub const SHARED_INTERRUPTS: u32 = 32;
 
 /// The layout.

@@ -14,17 +14,17 @@
 //! ```
 
 use std::fs::File;
-use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::io::{Read, Seek, SeekFrom};
 
 use egm_address::{Gpa, Guest, Span, align_down};
-use egm_device::show;
 use linux_loader::cmdline::Cmdline;
 use linux_loader::loader::elf::PvhBootCapability;
 use linux_loader::loader::{BzImage, Elf, KernelLoader, KernelLoaderResult, bootparam, load_cmdline};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::boot_tables;
-use crate::error::{Blame, Report};
+use crate::arch::boot::{BootError, BootFiles, Initramfs};
+use crate::firmware::Image;
 use crate::machine::RESET_VALUE;
 use crate::plan::{Plan, WindowKind};
 
@@ -37,6 +37,10 @@ pub(super) const COMMAND_LINE: Gpa = Gpa::new(0x2_0000);
 const KERNEL: Gpa = Gpa::new(0x10_0000);
 /// Longest command line that x86 Linux takes, terminating NUL included.
 const COMMAND_LINE_SIZE: usize = 2048;
+/// What a file is not that cannot be booted, and what it should be.
+pub const NO_KERNEL: &str = "neither a bzImage nor an x86-64 ELF file";
+/// As above.
+pub const KERNELS: &str = "a whole 64-bit bzImage or vmlinux, for instance Debian's";
 /// An ELF header; what is shorter is no kernel of either kind.
 const SMALLEST_KERNEL: u64 = 64;
 
@@ -59,143 +63,7 @@ pub enum Entry {
     },
 }
 
-/// Why a kernel or its initramfs cannot be put into memory.
-#[derive(Debug, thiserror::Error)]
-pub enum BootError {
-    /// Neither format, or damaged.
-    #[error("the kernel is neither a bzImage nor an x86-64 ELF file (its first bytes are {magic:02x?})")]
-    NotAKernel {
-        /// The first four bytes.
-        magic: [u8; 4],
-    },
-    /// The loader refused it.
-    #[error("the kernel is damaged or does not fit into guest memory: {0}")]
-    Load(linux_loader::loader::Error), // no source: its text holds that of its sources
-    /// Nothing, or only the beginning of a kernel.
-    #[error("the kernel is empty or cut short: the file has {} of at least {}", show::size(*has), show::size(*needs))]
-    Truncated {
-        /// Bytes of the file.
-        has: u64,
-        /// Bytes that its header speaks of.
-        needs: u64,
-    },
-    /// The kernel's file could not be read.
-    #[error("the kernel could not be read")]
-    ReadKernel(#[source] std::io::Error),
-    /// The initramfs's file could not be read, or became shorter meanwhile.
-    #[error("the initramfs could not be read to its end at {}", show::size(*size))]
-    ReadInitramfs {
-        /// Its bytes.
-        size: u64,
-        /// The reason.
-        #[source]
-        source: std::io::Error,
-    },
-    /// A bzImage without a 64-bit entry.
-    #[error(
-        "the kernel has no 64-bit entry point (boot protocol {version:#x}): only 64-bit kernels run here"
-    )]
-    Not64Bit {
-        /// Boot protocol version.
-        version: u16,
-    },
-    /// The kernel unpacks itself beyond the RAM below 4 GiB.
-    #[error("the kernel needs {} of memory below 4 GiB, and the guest has {} there", show::size(*needed), show::size(*end))]
-    TooLarge {
-        /// End of what it needs.
-        needed: u64,
-        /// End of the RAM.
-        end: u64,
-    },
-    /// The initramfs does not fit between kernel and end of RAM.
-    #[error(
-        "the initramfs of {} does not fit between the kernel's end at {from:#x} and {end:#x}: {} too few",
-        show::size(*size), show::size(*short_by)
-    )]
-    Initramfs {
-        /// Its bytes.
-        size: u64,
-        /// Lowest address it may have.
-        from: u64,
-        /// Highest address it may end at.
-        end: u64,
-        /// Bytes missing.
-        short_by: u64,
-    },
-    /// An initramfs without content.
-    #[error("the initramfs is empty")]
-    EmptyInitramfs,
-    /// The command line is too long or has bytes that it must not have.
-    #[error("the kernel command line is longer than {COMMAND_LINE_SIZE} bytes or not ASCII")]
-    CommandLine,
-    /// The boot parameters have no room for so many pieces of memory.
-    #[error("the guest's memory map has {pieces} entries; a bzImage is told of {most} at most")]
-    Pieces {
-        /// Entries.
-        pieces: usize,
-        /// Entries of the boot parameters.
-        most: usize,
-    },
-    /// Guest memory is not where the boot protocol needs it: our own bug.
-    #[error("guest memory at {at:#x} cannot be written")]
-    Memory {
-        /// Where.
-        at: u64,
-    },
-}
-
-impl BootError {
-    /// Whether it is about the initramfs, and not about the kernel.
-    pub fn is_about_initramfs(&self) -> bool {
-        matches!(self, Self::Initramfs { .. } | Self::EmptyInitramfs | Self::ReadInitramfs { .. })
-    }
-}
-
-impl Report for BootError {
-    fn blame(&self) -> Blame {
-        match self {
-            Self::Memory { .. } => Blame::Internal,
-            _ => Blame::Configuration,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        let help = match self {
-            Self::Initramfs { .. } => "raise \"memory\".\"size\", or use a smaller initramfs",
-            Self::EmptyInitramfs | Self::ReadInitramfs { .. } => {
-                "set \"boot\".\"initramfs\" to a cpio archive, or leave it out"
-            }
-            Self::TooLarge { .. } => "raise \"memory\".\"size\"",
-            Self::CommandLine => "shorten \"boot\".\"cmdline\", and write ASCII only",
-            Self::Pieces { .. } => {
-                "set \"boot\".\"kernel\" to a vmlinux with a PVH entry, or use fewer \"egm\" slices"
-            }
-            Self::Load(_) => {
-                "set \"boot\".\"kernel\" to a whole 64-bit bzImage or vmlinux, for instance Debian's, or raise \
-                 \"memory\".\"size\""
-            }
-            Self::NotAKernel { .. }
-            | Self::Truncated { .. }
-            | Self::ReadKernel(_)
-            | Self::Not64Bit { .. } => {
-                "set \"boot\".\"kernel\" to a whole 64-bit bzImage or vmlinux, for instance Debian's"
-            }
-            Self::Memory { .. } => return None,
-        };
-        Some(help.to_owned())
-    }
-}
-
-/// The files that are booted, opened.
-#[derive(Debug)]
-pub struct BootFiles {
-    /// The kernel.
-    pub kernel: File,
-    /// The initramfs.
-    pub initramfs: Option<File>,
-}
-
-/// Loads kernel, initramfs, command line and boot tables as the plan says; `rsdp` is where the ACPI tables start.
+/// Loads kernel, initramfs, command line and boot tables as the plan says; `tables` are in memory already.
 ///
 /// # Errors
 /// [`BootError`]; guest memory is then in no useful state.
@@ -203,21 +71,21 @@ pub fn load(
     plan: &Plan,
     memory: &GuestMemoryMmap,
     files: &mut BootFiles,
-    rsdp: Gpa,
+    tables: &Image,
 ) -> Result<Entry, BootError> {
     let low = low_ram(plan).ok_or(BootError::Memory { at: KERNEL.get() })?;
     let kernel = load_kernel(memory, &mut files.kernel, low.end())?;
     let needed = kernel_needs(&kernel);
     if needed > low.end().get() {
-        return Err(BootError::TooLarge { needed, end: low.end().get() });
+        return Err(BootError::TooLarge { needed, has: low.end().get() });
     }
-    let initramfs = match &mut files.initramfs {
-        Some(file) => Some(load_initramfs(memory, file, needed, low.end().get())?),
-        None => None,
-    };
+    let end = low.end().get();
+    let place = |size| Some(align_down(end.checked_sub(size)?, 4096));
+    let initramfs = files.initramfs.as_mut().map(Initramfs::new).transpose()?;
+    let initramfs = initramfs.map(|file| file.load(memory, needed, end, place)).transpose()?;
     load_reset_vector(plan, memory)?;
     let command_line_size = load_command_line(memory, &plan.boot.cmdline)?;
-    let tables = boot_tables::Tables { plan, memory, rsdp, initramfs, command_line_size };
+    let tables = boot_tables::Tables { plan, memory, rsdp: tables.rsdp, initramfs, command_line_size };
     match (kernel.pvh_boot_cap, kernel.setup_header) {
         (PvhBootCapability::PvhEntryPresent(address), _) => {
             tables.pvh()?;
@@ -255,7 +123,7 @@ fn load_kernel(memory: &GuestMemoryMmap, file: &mut File, end: Gpa) -> Result<Ke
         }
         // The loader read a header that is good, and had no room for the rest.
         Err(_) if KERNEL.get().saturating_add(size) > end.get() => {
-            return Err(BootError::TooLarge { needed: KERNEL.get().saturating_add(size), end: end.get() });
+            return Err(BootError::TooLarge { needed: KERNEL.get().saturating_add(size), has: end.get() });
         }
         Err(error) => return Err(BootError::Load(error)),
     };
@@ -285,34 +153,6 @@ fn kernel_needs(kernel: &KernelLoaderResult) -> u64 {
         preferred.max(KERNEL.get()).saturating_add(size)
     });
     kernel.kernel_end.max(unpacked)
-}
-
-fn load_initramfs(
-    memory: &GuestMemoryMmap,
-    file: &mut File,
-    from: u64,
-    end: u64,
-) -> Result<Span<Guest>, BootError> {
-    let unread = |size| move |source| BootError::ReadInitramfs { size, source };
-    let size = file.seek(SeekFrom::End(0)).map_err(unread(0))?;
-    file.seek(SeekFrom::Start(0)).map_err(unread(size))?;
-    if size == 0 {
-        return Err(BootError::EmptyInitramfs);
-    }
-    let short =
-        || BootError::Initramfs { size, from, end, short_by: size.saturating_sub(end.saturating_sub(from)) };
-    let start = align_down(end.checked_sub(size).ok_or_else(short)?, 4096);
-    if start < from {
-        return Err(short());
-    }
-    let span = Span::new(Gpa::new(start), size).map_err(|_| short())?;
-    let length = usize::try_from(size).map_err(|_| short())?;
-    memory.read_exact_volatile_from(GuestAddress(start), file, length).map_err(|error| match error {
-        GuestMemoryError::IOError(source) => unread(size)(source),
-        GuestMemoryError::PartialBuffer { .. } => unread(size)(ErrorKind::UnexpectedEof.into()),
-        _ => BootError::Memory { at: start },
-    })?;
-    Ok(span)
 }
 
 /// Where real mode jumps to when software asks a BIOS for a reset (F000:FFF0).

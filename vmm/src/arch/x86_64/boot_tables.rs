@@ -5,8 +5,9 @@ use linux_loader::loader::bootparam::{boot_e820_entry, boot_params, setup_header
 use linux_loader::loader::start_info::{hvm_memmap_table_entry, hvm_modlist_entry, hvm_start_info};
 use vm_memory::{ByteValued, Bytes, GuestAddress, GuestMemoryMmap};
 
-use super::boot::{BootError, COMMAND_LINE, GDT, PAGE_TABLES, START_INFO, ZERO_PAGE, memory_map};
+use super::boot::{COMMAND_LINE, GDT, PAGE_TABLES, START_INFO, ZERO_PAGE, memory_map};
 use super::vcpu::{GDT_TABLE, GDT_TABLE_PVH};
+use crate::arch::boot::BootError;
 use crate::plan::Plan;
 
 /// Boot loaders without a registered number (boot.rst, `type_of_loader`).

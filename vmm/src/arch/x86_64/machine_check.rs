@@ -3,11 +3,17 @@
 //! Pure but for [`takes_exceptions`]. What is said is what QEMU says, since guests know it: Intel SDM volume 3B, 17.9
 //! (recoverable errors, which need `MCG_SER_P`); AMD APM volume 2, 9.3 (poison, deferred errors).
 
+mod ioctls;
+
 use egm_address::{Guest, Span};
 use kvm_bindings::{Msrs, kvm_msr_entry, kvm_x86_mce};
 use kvm_ioctls::VcpuFd;
 
+pub use self::ioctls::{give, setup, supported};
 use crate::kvm::KvmError;
+
+/// What is said: a machine check.
+pub type Check = kvm_x86_mce;
 
 /// MCG_CAP: banks, their control register, recoverable errors.
 const BANKS: u64 = 10;
@@ -53,6 +59,10 @@ pub struct Reporter {
 }
 
 impl Reporter {
+    /// Of every kind.
+    #[cfg(test)]
+    pub const ALL: &[Self] = &[Self { amd: false }, Self { amd: true }];
+
     /// The vCPU read bad memory: it gets an exception, and the program that read ends.
     pub fn consumed(self, bad: Span<Guest>) -> kvm_x86_mce {
         let kind = if self.amd { AMD_POISON } else { SIGNALLED | ACTION_REQUIRED | DATA_READ };
@@ -61,11 +71,11 @@ impl Reporter {
 
     /// Bad memory that nobody has read: an exception after which everything goes on. AMD's way is a note in the bank, which
     /// the guest finds when it looks (Linux: within five minutes).
-    pub fn found(self, bad: Span<Guest>) -> kvm_x86_mce {
+    pub fn found(self, bad: Span<Guest>) -> Option<kvm_x86_mce> {
         if self.amd {
-            return Self::memory(FOUND_BANK, bad, AMD_DEFERRED | AMD_POISON, 0);
+            return Some(Self::memory(FOUND_BANK, bad, AMD_DEFERRED | AMD_POISON, 0));
         }
-        Self::memory(FOUND_BANK, bad, SIGNALLED | UNCORRECTED | SCRUB, MCG_MCIP | MCG_RIPV)
+        Some(Self::memory(FOUND_BANK, bad, SIGNALLED | UNCORRECTED | SCRUB, MCG_MCIP | MCG_RIPV))
     }
 
     /// What all other vCPUs get when one gets an exception: Intel's processors tell everybody, and a guest waits for all.
@@ -114,7 +124,7 @@ mod tests {
     #[test]
     fn an_intel_guest_hears_what_its_handbook_calls_action_required_and_action_optional() {
         let reporter = Reporter { amd: false };
-        let (consumed, found) = (reporter.consumed(page(0x1000)), reporter.found(page(0x1000)));
+        let (consumed, found) = (reporter.consumed(page(0x1000)), reporter.found(page(0x1000)).unwrap());
         assert_eq!((consumed.status, consumed.mcg_status), (0xbd80_0000_0000_0134, 7));
         assert_eq!((found.status, found.mcg_status), (0xbd00_0000_0000_00c0, 5));
         assert_eq!((consumed.addr, consumed.misc), (0x1_2345_6000, 0x8c));
@@ -126,7 +136,7 @@ mod tests {
     #[test]
     fn an_amd_guest_hears_of_poison_and_deferred_errors_and_no_other_processor_does() {
         let reporter = Reporter { amd: true };
-        let (consumed, found) = (reporter.consumed(page(0x20_0000)), reporter.found(page(0x1000)));
+        let (consumed, found) = (reporter.consumed(page(0x20_0000)), reporter.found(page(0x1000)).unwrap());
         assert_eq!((consumed.status, consumed.mcg_status, consumed.misc), (0xbc00_0800_0000_0000, 7, 0x95));
         assert_eq!((found.status, found.mcg_status), (0x9c00_1800_0000_0000, 0));
         assert!(is_exception(&consumed) && !is_exception(&found));

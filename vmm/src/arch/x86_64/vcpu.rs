@@ -1,14 +1,18 @@
-//! A vCPU's registers at its first instruction.
+//! The VM, its vCPUs and interrupt controllers, and a vCPU's registers at its first instruction.
 
 use std::arch::x86_64::__cpuid;
 
-use kvm_bindings::{CpuId, Msrs, kvm_fpu, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs};
-use kvm_ioctls::VcpuFd;
+use kvm_bindings::{
+    CpuId, KVM_MAX_CPUID_ENTRIES, Msrs, kvm_fpu, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs,
+};
+use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 
 use super::boot::Entry;
-use super::cpuid::{Topology, leaves};
-use crate::kvm::KvmError;
-use crate::plan::VcpuPlan;
+use super::cpuid::{Host, Topology, is_amd, leaves};
+use super::layout::KVM_TSS;
+use super::machine_check::{self, Reporter};
+use crate::kvm::{Hypervisor, KvmError, Vm};
+use crate::plan::{Plan, VcpuPlan};
 
 /// Segment descriptors that the boot protocols ask for, as they lie in guest memory at [`super::boot::GDT`].
 /// Linux 64-bit (boot.rst, "64-bit boot protocol"): __BOOT_CS at 0x10, __BOOT_DS at 0x18, flat.
@@ -29,8 +33,63 @@ const MSR_MTRR_DEF_TYPE: u32 = 0x2ff;
 /// MTRRs on, everything write-back (Intel SDM 12.11.2.1): there is no firmware to set them up.
 const MTRR_ENABLE_WRITE_BACK: u64 = 1 << 11 | 6;
 
+/// What KVM knows of BARs and slices that the kernel has no pages of: it maps them as the host does.
+pub const CACHED_PFNMAP: Option<u32> = None;
+
+/// Makes a VM; how many address bits it has is what its vCPUs are told.
+///
+/// # Errors
+/// The kernel's.
+pub fn create_vm(kvm: &Kvm, _address_bits: u8) -> Result<VmFd, kvm_ioctls::Error> {
+    kvm.create_vm()
+}
+
+/// Makes the interrupt controllers and the vCPUs of `plan`, in its order.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn create(_: &Hypervisor, vm: &Vm, plan: &Plan) -> Result<Vec<VcpuFd>, KvmError> {
+    let tss = usize::try_from(KVM_TSS).unwrap_or(usize::MAX);
+    vm.fd().set_tss_address(tss).map_err(|error| KvmError::call("KVM_SET_TSS_ADDR", error))?;
+    create_interrupt_controller(vm)?;
+    plan.vcpus.iter().map(|vcpu| vm.create_vcpu(vcpu.hardware_id)).collect()
+}
+
+/// Every vCPU made afterwards has a local one.
+pub(super) fn create_interrupt_controller(vm: &Vm) -> Result<(), KvmError> {
+    vm.fd().create_irq_chip().map_err(|error| KvmError::call("KVM_CREATE_IRQCHIP", error))
+}
+
+/// Gives the vCPUs of `plan` what they are told and their registers, that the first begins at `entry`. The result is how they
+/// hear of bad memory, when they do.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn configure(
+    hypervisor: &Hypervisor,
+    plan: &Plan,
+    vcpus: &[VcpuFd],
+    entry: &Entry,
+) -> Result<Option<Reporter>, KvmError> {
+    let machine = Host { tsc_deadline: hypervisor.has(Cap::TscDeadlineTimer), emulated: is_emulated() };
+    let topology = Topology::new(&plan.vcpus, plan.address_bits, machine);
+    let host = hypervisor.kvm().get_supported_cpuid(KVM_MAX_CPUID_ENTRIES);
+    let host = host.map_err(|error| KvmError::call("KVM_GET_SUPPORTED_CPUID", error))?;
+    let checks = machine_check::capability(machine_check::supported(hypervisor)?);
+    for (fd, vcpu) in vcpus.iter().zip(&plan.vcpus) {
+        set_registers(fd, &host, topology, vcpu, entry)?;
+        checks.map_or(Ok(()), |checks| machine_check::setup(fd, checks))?;
+    }
+    Ok(checks.map(|_| Reporter { amd: is_amd(host.as_slice()) }))
+}
+
+/// Where a vCPU is in the guest's code, for a message about its end.
+pub fn program_counter(vcpu: &VcpuFd) -> Option<u64> {
+    vcpu.get_regs().ok().map(|regs| regs.rip)
+}
+
 /// Whether this host's processors are emulated by QEMU, as its hypervisor leaf says (`TCGTCGTCGTCG`).
-pub fn is_emulated() -> bool {
+fn is_emulated() -> bool {
     let leaf = __cpuid(0x4000_0000);
     let name = [leaf.ebx, leaf.ecx, leaf.edx].map(u32::to_le_bytes);
     name.as_flattened() == b"TCGTCGTCGTCG"
@@ -38,10 +97,7 @@ pub fn is_emulated() -> bool {
 
 /// Gives `vcpu` its CPUID and, when it is the first, the state that `entry` asks for; the others wait for the guest
 /// to start them.
-///
-/// # Errors
-/// When the kernel refuses.
-pub fn configure(
+fn set_registers(
     fd: &VcpuFd,
     host: &CpuId,
     topology: Topology,

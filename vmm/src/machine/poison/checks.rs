@@ -8,14 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use egm_address::{Guest, Span};
 use egm_device::poison::Met;
-use kvm_bindings::kvm_x86_mce;
 use kvm_ioctls::VcpuFd;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::places::Places;
-use crate::arch::x86_64::machine_check::{Reporter, is_exception, takes_exceptions};
+use crate::arch::native::machine_check::{Check, Reporter, give, is_exception, takes_exceptions};
 use crate::error::Chain;
-use crate::kvm::{KvmError, machine_check};
+use crate::kvm::KvmError;
 use crate::lock::lock;
 use crate::machine::exit::ExitReason;
 
@@ -34,16 +33,16 @@ pub(in crate::machine) struct MachineChecks {
 struct Inbox {
     /// Spares a vCPU the lock on every exit.
     waiting: AtomicBool,
-    checks: Mutex<Vec<kvm_x86_mce>>,
+    checks: Mutex<Vec<Check>>,
 }
 
 impl Inbox {
-    fn put(&self, check: kvm_x86_mce) {
+    fn put(&self, check: Check) {
         lock(&self.checks).push(check);
         self.waiting.store(true, Ordering::Release);
     }
 
-    fn take(&self) -> Vec<kvm_x86_mce> {
+    fn take(&self) -> Vec<Check> {
         let mut checks = lock(&self.checks);
         self.waiting.store(false, Ordering::Release);
         std::mem::take(&mut *checks)
@@ -64,7 +63,7 @@ impl MachineChecks {
     /// Tells the guest of bad memory that nobody has read. Whether there is a way.
     pub(super) fn found(&self, bad: Span<Guest>) -> bool {
         let (Some(reporter), Some(first)) = (self.reporter, self.boxes.first()) else { return false };
-        let check = reporter.found(bad);
+        let Some(check) = reporter.found(bad) else { return false };
         first.put(check);
         if is_exception(&check) {
             self.tell_others(reporter, 0);
@@ -84,7 +83,7 @@ impl MachineChecks {
                 "guest address {at:#x}; this host's KVM has no machine checks to tell the guest"
             ));
         };
-        if let Err(error) = machine_check(vcpu, &reporter.consumed(bad)) {
+        if let Err(error) = give(vcpu, &reporter.consumed(bad)) {
             return end(format!("guest address {at:#x}; the guest cannot be told: {}", Chain(&error)));
         }
         self.tell_others(reporter, index);
@@ -97,11 +96,11 @@ impl MachineChecks {
         if !self.wait_for(index) {
             return None;
         }
-        let deliver = |check: &kvm_x86_mce| -> Result<(), KvmError> {
+        let deliver = |check: &Check| -> Result<(), KvmError> {
             if is_exception(check) && !takes_exceptions(vcpu)? {
                 return Ok(());
             }
-            machine_check(vcpu, check)
+            give(vcpu, check)
         };
         let told = self.inbox(index)?.take().iter().try_for_each(deliver);
         told.err().map(|error| ExitReason::BadMemory { vcpu: index, what: Chain(&error).to_string() })
@@ -126,19 +125,18 @@ mod tests {
 
     use super::*;
 
-    fn found(amd: bool) -> Vec<Vec<u8>> {
-        let checks = MachineChecks::new(Places::default(), Some(Reporter { amd }), 3).unwrap();
-        assert!(checks.found(Span::new(Gpa::new(0x1000), 0x1000).unwrap()));
-        let banks = checks.boxes.iter().map(|inbox| inbox.take().iter().map(|check| check.bank).collect());
-        let banks = banks.collect();
-        assert!((0..3).all(|index| !checks.wait_for(index)));
-        banks
-    }
-
     #[test]
-    fn what_is_found_is_told_to_the_first_vcpu_and_on_intel_the_others_hear_that_there_is_something() {
-        assert_eq!(found(false), [vec![8], vec![1], vec![1]]);
-        assert_eq!(found(true), [vec![8], vec![], vec![]]);
+    fn what_is_found_is_told_to_the_first_vcpu_and_the_others_hear_that_there_is_something_where_they_must() {
+        let bad = Span::new(Gpa::new(0x1000), 0x1000).unwrap();
+        for reporter in Reporter::ALL {
+            let checks = MachineChecks::new(Places::default(), Some(*reporter), 3).unwrap();
+            assert_eq!(checks.found(bad), reporter.found(bad).is_some());
+            let told: Vec<_> = checks.boxes.iter().map(Inbox::take).collect();
+            let others: Vec<_> = reporter.found(bad).and_then(|_| reporter.of_others()).into_iter().collect();
+            let first: Vec<_> = reporter.found(bad).into_iter().collect();
+            assert_eq!(told, [first, others.clone(), others], "{reporter:?}");
+            assert!((0..3).all(|index| !checks.wait_for(index)));
+        }
     }
 
     #[test]

@@ -25,7 +25,7 @@ use vmm_sys_util::timerfd::TimerFd;
 
 pub(super) use self::checks::MachineChecks;
 use self::places::{Place, Places};
-use crate::arch::x86_64::machine_check::Reporter;
+use crate::arch::native::machine_check::Reporter;
 use crate::error::Chain;
 use crate::memory::GuestRam;
 use crate::plan::{BackingPlan, Plan};

@@ -9,34 +9,32 @@ use kvm_ioctls::{Cap, VcpuFd};
 use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref};
 use vmm_sys_util::{ioctl_ior_nr, ioctl_iow_nr};
 
-use super::{Hypervisor, KvmError};
+use crate::kvm::{Hypervisor, KvmError};
 
 ioctl_iow_nr!(KVM_X86_SETUP_MCE, KVMIO, 0x9c, u64);
 ioctl_ior_nr!(KVM_X86_GET_MCE_CAP_SUPPORTED, KVMIO, 0x9d, u64);
 ioctl_iow_nr!(KVM_X86_SET_MCE, KVMIO, 0x9e, kvm_x86_mce);
 
-impl Hypervisor {
-    /// The bits of MCG_CAP that a vCPU may have; none where KVM gives guests no machine checks.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn machine_check_bits(&self) -> Result<u64, KvmError> {
-        let mut bits = 0;
-        if !self.has(Cap::Mce) {
-            return Ok(bits);
-        }
-        // SAFETY: the kernel writes a u64, which `bits` is.
-        let result = unsafe { ioctl_with_mut_ref(&self.kvm, KVM_X86_GET_MCE_CAP_SUPPORTED(), &mut bits) };
-        check("KVM_X86_GET_MCE_CAP_SUPPORTED", result)?;
-        Ok(bits)
+/// The bits of MCG_CAP that a vCPU may have; none where KVM gives guests no machine checks.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn supported(hypervisor: &Hypervisor) -> Result<u64, KvmError> {
+    let mut bits = 0;
+    if !hypervisor.has(Cap::Mce) {
+        return Ok(bits);
     }
+    // SAFETY: the kernel writes a u64, which `bits` is.
+    let result = unsafe { ioctl_with_mut_ref(hypervisor.kvm(), KVM_X86_GET_MCE_CAP_SUPPORTED(), &mut bits) };
+    check("KVM_X86_GET_MCE_CAP_SUPPORTED", result)?;
+    Ok(bits)
 }
 
 /// Gives `vcpu` machine check banks, as `capability` (MCG_CAP) says; before it runs.
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn setup_machine_checks(vcpu: &VcpuFd, capability: u64) -> Result<(), KvmError> {
+pub fn setup(vcpu: &VcpuFd, capability: u64) -> Result<(), KvmError> {
     // SAFETY: the kernel reads a u64, which `capability` is.
     let result = unsafe { ioctl_with_ref(vcpu, KVM_X86_SETUP_MCE(), &capability) };
     check("KVM_X86_SETUP_MCE", result)
@@ -46,7 +44,7 @@ pub fn setup_machine_checks(vcpu: &VcpuFd, capability: u64) -> Result<(), KvmErr
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn machine_check(vcpu: &VcpuFd, what: &kvm_x86_mce) -> Result<(), KvmError> {
+pub fn give(vcpu: &VcpuFd, what: &kvm_x86_mce) -> Result<(), KvmError> {
     // SAFETY: the kernel reads a kvm_x86_mce.
     let result = unsafe { ioctl_with_ref(vcpu, KVM_X86_SET_MCE(), what) };
     check("KVM_X86_SET_MCE", result)
@@ -63,6 +61,7 @@ mod tests {
 
     use super::*;
     use crate::arch::x86_64::machine_check::{Reporter, capability, takes_exceptions};
+    use crate::arch::x86_64::vcpu::create_interrupt_controller;
 
     /// IA32_MC8_STATUS (0x400 + 4 × bank + 1), then address and the rest.
     const MC8_STATUS: u32 = 0x421;
@@ -70,15 +69,15 @@ mod tests {
     #[test]
     fn kvm_puts_what_is_told_into_the_bank_that_the_guest_reads() {
         let Ok(hypervisor) = Hypervisor::open() else { return println!("skipped: no KVM") };
-        let Some(capability) = capability(hypervisor.machine_check_bits().unwrap()) else {
+        let Some(capability) = capability(supported(&hypervisor).unwrap()) else {
             return println!("skipped: this KVM has no machine checks");
         };
-        let vm = hypervisor.create_vm().unwrap();
-        vm.create_interrupt_controller().unwrap();
+        let vm = hypervisor.create_vm(48).unwrap();
+        create_interrupt_controller(&vm).unwrap();
         let vcpu = vm.create_vcpu(0).unwrap();
-        setup_machine_checks(&vcpu, capability).unwrap();
-        let told = Reporter { amd: true }.found(Span::new(Gpa::new(0x4000), 0x1000).unwrap());
-        machine_check(&vcpu, &told).unwrap();
+        setup(&vcpu, capability).unwrap();
+        let told = Reporter { amd: true }.found(Span::new(Gpa::new(0x4000), 0x1000).unwrap()).unwrap();
+        give(&vcpu, &told).unwrap();
         let entry = |index| kvm_msr_entry { index, ..Default::default() };
         let mut msrs = Msrs::from_entries(&[MC8_STATUS, MC8_STATUS + 1, MC8_STATUS + 2].map(entry)).unwrap();
         vcpu.get_msrs(&mut msrs).unwrap();
@@ -86,6 +85,6 @@ mod tests {
         assert_eq!(values, [told.status, 0x4000, told.misc]);
         assert!(!takes_exceptions(&vcpu).unwrap()); // it has not switched them on
         let wrong = kvm_x86_mce { bank: 200, ..told };
-        assert!(machine_check(&vcpu, &wrong).is_err());
+        assert!(give(&vcpu, &wrong).is_err());
     }
 }

@@ -1,0 +1,108 @@
+//! Putting a kernel into guest memory: an arm64 `Image`, behind the firmware window, its initramfs behind it, and the device
+//! tree that it is told of at the window's end.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+
+use egm_address::{Gpa, Guest, Span, align_up};
+use linux_loader::loader::KernelLoader;
+use linux_loader::loader::pe::PE;
+use rustix::rand::{GetRandomFlags, getrandom};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use super::image::{self, Header};
+use super::layout::{LAYOUT, TREE};
+use crate::arch::boot::{BootError, BootFiles, Initramfs};
+use crate::config::BootTables;
+use crate::firmware::Image;
+use crate::firmware::tree::{self, Chosen};
+use crate::plan::Plan;
+
+/// What a file is not that cannot be booted, and what it should be.
+pub const NO_KERNEL: &str = "not an arm64 Image";
+/// As above.
+pub const KERNELS: &str = "an uncompressed arm64 Image, for instance Debian's vmlinuz";
+/// The largest pages that a kernel has.
+const PAGE: u64 = 64 << 10;
+/// An initramfs lies in one aligned piece of this size with its kernel (booting.rst).
+const REACH: u64 = 32 << 30;
+
+/// Where the first vCPU starts, and what it is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// First instruction.
+    pub address: Gpa,
+    /// Device tree.
+    pub tree: Gpa,
+}
+
+/// Loads kernel, initramfs and device tree as the plan says; `tables` are in memory already.
+///
+/// # Errors
+/// [`BootError`]; guest memory is then in no useful state.
+pub fn load(
+    plan: &Plan,
+    memory: &GuestMemoryMmap,
+    files: &mut BootFiles,
+    tables: &Image,
+) -> Result<Entry, BootError> {
+    let start = LAYOUT.firmware.end();
+    let missing = BootError::Memory { at: start.get() };
+    let ram = plan.memory.iter().map(|m| m.span).find(|span| span.contains(start)).ok_or(missing)?;
+    let kernel = load_kernel(memory, &mut files.kernel, ram)?;
+    let from = align_up(kernel.end().get(), PAGE).unwrap_or(u64::MAX);
+    let end = ram.end().get().min(LAYOUT.firmware.start().get().saturating_add(REACH));
+    let initramfs = files.initramfs.as_mut().map(Initramfs::new).transpose()?;
+    let initrd = initramfs.map(|file| file.load(memory, from, end, |_| Some(from))).transpose()?;
+    let chosen = Chosen {
+        command_line: &plan.boot.cmdline,
+        initrd,
+        kaslr_seed: u64::from_ne_bytes(random()?),
+        rng_seed: random()?,
+    };
+    let tree = match plan.boot.tables {
+        BootTables::Acpi => tree::stub(tables, &chosen)?,
+        BootTables::DeviceTree => tree::full(plan, &chosen)?,
+    };
+    let size = u64::try_from(tree.len()).unwrap_or(u64::MAX);
+    if size > TREE.size() {
+        return Err(BootError::Tree { size, room: TREE.size() });
+    }
+    let at = TREE.start();
+    memory.write_slice(&tree, GuestAddress(at.get())).map_err(|_| BootError::Memory { at: at.get() })?;
+    Ok(Entry { address: kernel.start(), tree: at })
+}
+
+/// Loads the kernel to the start of `ram`, and says what of it the kernel uses.
+fn load_kernel(
+    memory: &GuestMemoryMmap,
+    file: &mut File,
+    ram: Span<Guest>,
+) -> Result<Span<Guest>, BootError> {
+    let has = file.seek(SeekFrom::End(0)).map_err(BootError::ReadKernel)?;
+    let needs = u64::try_from(image::SIZE).unwrap_or(u64::MAX);
+    if has < needs {
+        return Err(BootError::Truncated { has, needs });
+    }
+    let mut header = [0; image::SIZE];
+    file.seek(SeekFrom::Start(0)).map_err(BootError::ReadKernel)?;
+    file.read_exact(&mut header).map_err(BootError::ReadKernel)?;
+    let Header { text_offset, size } = image::parse(&header)?;
+    let needed = text_offset.saturating_add(size.max(has));
+    if needed > ram.size() {
+        return Err(BootError::TooLarge { needed, has: ram.size() });
+    }
+    let base = ram.start();
+    let loaded = PE::load(memory, Some(GuestAddress(base.get())), file, None).map_err(BootError::Load)?;
+    let (start, end) = (Gpa::new(loaded.kernel_load.0), base.get().saturating_add(needed));
+    Span::between(start, Gpa::new(end)).ok_or(BootError::Memory { at: start.get() })
+}
+
+fn random<const SIZE: usize>() -> Result<[u8; SIZE], BootError> {
+    let mut bytes = [0; SIZE];
+    match getrandom(&mut bytes, GetRandomFlags::empty()) {
+        Ok(got) if got == SIZE => Ok(bytes),
+        Ok(_) => Err(BootError::Random(io::ErrorKind::UnexpectedEof.into())),
+        Err(error) => Err(BootError::Random(error.into())),
+    }
+}

@@ -1,0 +1,117 @@
+//! The VM, its vCPUs and interrupt controllers, and a vCPU's registers at its first instruction.
+
+use kvm_bindings::{
+    KVM_ARM_VCPU_PMU_V3, KVM_ARM_VCPU_PMU_V3_CTRL, KVM_ARM_VCPU_PMU_V3_INIT, KVM_ARM_VCPU_PMU_V3_IRQ,
+    KVM_ARM_VCPU_POWER_OFF, KVM_ARM_VCPU_PSCI_0_2, KVM_ARM_VCPU_PTRAUTH_ADDRESS,
+    KVM_ARM_VCPU_PTRAUTH_GENERIC, KVM_ARM_VCPU_SVE, KVM_CAP_ARM_INJECT_EXT_DABT, KVM_REG_ARM_CORE,
+    KVM_REG_ARM64, KVM_REG_SIZE_U64, kvm_vcpu_init,
+};
+use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
+
+use super::boot::Entry;
+use super::interrupts::{self, attribute};
+use super::layout::PERFORMANCE;
+use super::machine_check::Reporter;
+use crate::kvm::{Hypervisor, KvmError, Vm};
+use crate::plan::Plan;
+
+/// What KVM has to know to map, as cached, BARs and slices that the kernel has no pages of: `KVM_CAP_ARM_CACHEABLE_PFNMAP_SUPPORTED`.
+pub const CACHED_PFNMAP: Option<u32> = Some(243);
+
+/// Features of a vCPU that it has where the host has them, each with what KVM says them by.
+const OPTIONAL: [(Cap, &[u32]); 3] = [
+    (Cap::ArmPmuV3, &[KVM_ARM_VCPU_PMU_V3]),
+    (Cap::ArmSve, &[KVM_ARM_VCPU_SVE]),
+    // One without the other is refused.
+    (Cap::ArmPtrAuthAddress, &[KVM_ARM_VCPU_PTRAUTH_ADDRESS, KVM_ARM_VCPU_PTRAUTH_GENERIC]),
+];
+
+/// Makes a VM with `address_bits` intermediate physical address bits.
+///
+/// # Errors
+/// The kernel's.
+pub fn create_vm(kvm: &Kvm, address_bits: u8) -> Result<VmFd, kvm_ioctls::Error> {
+    kvm.create_vm_with_ipa_size(address_bits.into())
+}
+
+/// Makes the vCPUs of `plan`, in its order, and then the interrupt controllers, which have a part for each. All vCPUs but the
+/// first wait for the guest to start them (PSCI 0.2, `CPU_ON`).
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn create(hypervisor: &Hypervisor, vm: &Vm, plan: &Plan) -> Result<Vec<VcpuFd>, KvmError> {
+    let vcpus: Vec<_> = plan.vcpus.iter().map(|vcpu| vm.create_vcpu(vcpu.index)).collect::<Result<_, _>>()?;
+    let mut init = kvm_vcpu_init::default();
+    let refused = |error| KvmError::call("KVM_ARM_PREFERRED_TARGET", error);
+    vm.fd().get_preferred_target(&mut init).map_err(refused)?;
+    let optional = OPTIONAL.into_iter().filter(|(cap, _)| hypervisor.has(*cap));
+    let features = optional.flat_map(|(_, features)| features).chain(&[KVM_ARM_VCPU_PSCI_0_2]);
+    let [first, ..] = &mut init.features;
+    *first = features.fold(0, |all, feature| all | 1 << feature);
+    for (index, vcpu) in vcpus.iter().enumerate() {
+        initialize(vcpu, &init, index > 0)?;
+    }
+    interrupts::create(vm, vcpus.len())?;
+    if hypervisor.has(Cap::ArmPmuV3) {
+        vcpus.iter().try_for_each(count_events)?;
+    }
+    Ok(vcpus)
+}
+
+fn initialize(vcpu: &VcpuFd, init: &kvm_vcpu_init, waits: bool) -> Result<(), KvmError> {
+    let mut init = *init;
+    let [features, ..] = &mut init.features;
+    *features |= u32::from(waits) << KVM_ARM_VCPU_POWER_OFF;
+    let has_sve = *features & 1 << KVM_ARM_VCPU_SVE != 0;
+    vcpu.vcpu_init(&init).map_err(|error| KvmError::call("KVM_ARM_VCPU_INIT", error))?;
+    if has_sve {
+        let feature = KVM_ARM_VCPU_SVE.cast_signed();
+        vcpu.vcpu_finalize(&feature).map_err(|error| KvmError::call("KVM_ARM_VCPU_FINALIZE", error))?;
+    }
+    Ok(())
+}
+
+/// Gives the vCPU's counters their interrupt (KVM devices/vcpu.rst, 1).
+fn count_events(vcpu: &VcpuFd) -> Result<(), KvmError> {
+    let refused = |error| KvmError::call("KVM_SET_DEVICE_ATTR of the performance counters", error);
+    let number = PERFORMANCE.cast_signed();
+    let interrupt = attribute(KVM_ARM_VCPU_PMU_V3_CTRL, KVM_ARM_VCPU_PMU_V3_IRQ, &number);
+    vcpu.set_device_attr(&interrupt).map_err(refused)?;
+    let start = attribute(KVM_ARM_VCPU_PMU_V3_CTRL, KVM_ARM_VCPU_PMU_V3_INIT, &());
+    vcpu.set_device_attr(&start).map_err(refused)
+}
+
+/// Number of a general register for `KVM_SET_ONE_REG`: `word` counts the 32-bit words of `struct kvm_regs` before it.
+const fn register(word: u64) -> u64 {
+    KVM_REG_ARM64 | KVM_REG_SIZE_U64 | KVM_REG_ARM_CORE as u64 | word
+}
+
+const X0: u64 = register(0);
+const PROGRAM_COUNTER: u64 = register(64);
+
+/// Has the first vCPU begin at `entry`, with the device tree's address in x0, the others being 0 (Linux
+/// Documentation/arch/arm64/booting.rst). The result is how vCPUs hear of bad memory, when they do.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn configure(
+    hypervisor: &Hypervisor,
+    _plan: &Plan,
+    vcpus: &[VcpuFd],
+    entry: &Entry,
+) -> Result<Option<Reporter>, KvmError> {
+    if let Some(first) = vcpus.first() {
+        for (register, value) in [(X0, entry.tree), (PROGRAM_COUNTER, entry.address)] {
+            let written = first.set_one_reg(register, &value.get().to_le_bytes());
+            written.map_err(|error| KvmError::call("KVM_SET_ONE_REG", error))?;
+        }
+    }
+    let aborts = hypervisor.kvm().check_extension_raw(KVM_CAP_ARM_INJECT_EXT_DABT.into()) > 0;
+    Ok(aborts.then_some(Reporter))
+}
+
+/// Where a vCPU is in the guest's code, for a message about its end.
+pub fn program_counter(vcpu: &VcpuFd) -> Option<u64> {
+    let mut value = [0; 8];
+    vcpu.get_one_reg(PROGRAM_COUNTER, &mut value).ok().map(|_| u64::from_le_bytes(value))
+}

@@ -1,0 +1,213 @@
+//! What booting has in common on all architectures: the files, the initramfs, what can be wrong.
+
+use std::fs::File;
+use std::io::{ErrorKind, Seek, SeekFrom};
+
+use egm_address::{Gpa, Guest, Span};
+use egm_device::show;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
+
+use super::native::boot::{KERNELS, NO_KERNEL};
+use crate::error::{Blame, Report};
+use crate::firmware::FirmwareError;
+
+/// The files that are booted, opened.
+#[derive(Debug)]
+pub struct BootFiles {
+    /// The kernel.
+    pub kernel: File,
+    /// The initramfs.
+    pub initramfs: Option<File>,
+}
+
+/// Why a kernel or its initramfs cannot be put into memory.
+#[derive(Debug, thiserror::Error)]
+pub enum BootError {
+    /// No format of this architecture, or damaged.
+    #[error("the kernel is {NO_KERNEL} (its first bytes are {magic:02x?})")]
+    NotAKernel {
+        /// The first four bytes.
+        magic: [u8; 4],
+    },
+    /// A kernel that something has to unpack first.
+    #[error("the kernel is compressed ({how}), and nothing on this architecture unpacks it")]
+    Compressed {
+        /// By what.
+        how: &'static str,
+        /// The command that unpacks it.
+        command: String,
+    },
+    /// The loader refused it.
+    #[error("the kernel is damaged or does not fit into guest memory: {0}")]
+    Load(linux_loader::loader::Error), // no source: its text holds that of its sources
+    /// Nothing, or only the beginning of a kernel.
+    #[error("the kernel is empty or cut short: the file has {} of at least {}", show::size(*has), show::size(*needs))]
+    Truncated {
+        /// Bytes of the file.
+        has: u64,
+        /// Bytes that its header speaks of.
+        needs: u64,
+    },
+    /// The kernel's file could not be read.
+    #[error("the kernel could not be read")]
+    ReadKernel(#[source] std::io::Error),
+    /// The initramfs's file could not be read, or became shorter meanwhile.
+    #[error("the initramfs could not be read to its end at {}", show::size(*size))]
+    ReadInitramfs {
+        /// Its bytes.
+        size: u64,
+        /// The reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A bzImage without a 64-bit entry.
+    #[error(
+        "the kernel has no 64-bit entry point (boot protocol {version:#x}): only 64-bit kernels run here"
+    )]
+    Not64Bit {
+        /// Boot protocol version.
+        version: u16,
+    },
+    /// The kernel unpacks itself, or has its data, beyond the RAM that it is put into: on x86 that below 4 GiB.
+    #[error("the kernel needs {} of memory where it starts, and the guest has {} there", show::size(*needed), show::size(*has))]
+    TooLarge {
+        /// Bytes that it needs.
+        needed: u64,
+        /// Bytes of the RAM.
+        has: u64,
+    },
+    /// The initramfs does not fit between kernel and end of RAM.
+    #[error(
+        "the initramfs of {} does not fit between the kernel's end at {from:#x} and {end:#x}: {} too few",
+        show::size(*size), show::size(*short_by)
+    )]
+    Initramfs {
+        /// Its bytes.
+        size: u64,
+        /// Lowest address it may have.
+        from: u64,
+        /// Highest address it may end at.
+        end: u64,
+        /// Bytes missing.
+        short_by: u64,
+    },
+    /// An initramfs without content.
+    #[error("the initramfs is empty")]
+    EmptyInitramfs,
+    /// The command line is too long or has bytes that it must not have.
+    #[error("the kernel command line is longer than 2047 bytes or not ASCII")]
+    CommandLine,
+    /// The boot parameters have no room for so many pieces of memory.
+    #[error("the guest's memory map has {pieces} entries; a bzImage is told of {most} at most")]
+    Pieces {
+        /// Entries.
+        pieces: usize,
+        /// Entries of the boot parameters.
+        most: usize,
+    },
+    /// A tree that describes the whole machine may be too large.
+    #[error("the device tree has {size:#x} bytes, more than the {room:#x} of its place")]
+    Tree {
+        /// Its bytes.
+        size: u64,
+        /// Those of its place.
+        room: u64,
+    },
+    /// What the kernel is told could not be written.
+    #[error("cannot describe the machine to the kernel")]
+    Firmware(#[from] FirmwareError),
+    /// The host gave no seed for the guest's random numbers.
+    #[error("cannot get random numbers for the guest")]
+    Random(#[source] std::io::Error),
+    /// Guest memory is not where the boot protocol needs it: our own bug.
+    #[error("guest memory at {at:#x} cannot be written")]
+    Memory {
+        /// Where.
+        at: u64,
+    },
+}
+
+impl BootError {
+    /// Whether it is about the initramfs, and not about the kernel.
+    pub fn is_about_initramfs(&self) -> bool {
+        matches!(self, Self::Initramfs { .. } | Self::EmptyInitramfs | Self::ReadInitramfs { .. })
+    }
+}
+
+impl Report for BootError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::Memory { .. } => Blame::Internal,
+            Self::Random(_) => Blame::Host,
+            Self::Firmware(error) => error.blame(),
+            _ => Blame::Configuration,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        let help = match self {
+            Self::Initramfs { .. } => "raise \"memory\".\"size\", or use a smaller initramfs",
+            Self::EmptyInitramfs | Self::ReadInitramfs { .. } => {
+                "set \"boot\".\"initramfs\" to a cpio archive, or leave it out"
+            }
+            Self::TooLarge { .. } => "raise \"memory\".\"size\"",
+            Self::CommandLine => "shorten \"boot\".\"cmdline\", and write ASCII only",
+            Self::Pieces { .. } => {
+                "set \"boot\".\"kernel\" to a vmlinux with a PVH entry, or use fewer \"egm\" slices"
+            }
+            Self::Tree { .. } => "use fewer vCPUs or \"egm\" slices, or set \"boot\".\"tables\" to \"acpi\"",
+            Self::Compressed { command, .. } => {
+                return Some(format!("unpack it, and set \"boot\".\"kernel\" to the result: {command}"));
+            }
+            Self::Load(_) => {
+                return Some(format!("set \"boot\".\"kernel\" to {KERNELS}, or raise \"memory\".\"size\""));
+            }
+            Self::NotAKernel { .. }
+            | Self::Truncated { .. }
+            | Self::ReadKernel(_)
+            | Self::Not64Bit { .. } => return Some(format!("set \"boot\".\"kernel\" to {KERNELS}")),
+            Self::Firmware(error) => return error.help(),
+            Self::Memory { .. } | Self::Random(_) => return None,
+        };
+        Some(help.to_owned())
+    }
+}
+
+/// An initramfs that is not read yet.
+pub(super) struct Initramfs<'a> {
+    file: &'a mut File,
+    size: u64,
+}
+
+impl<'a> Initramfs<'a> {
+    pub(super) fn new(file: &'a mut File) -> Result<Self, BootError> {
+        let unread = |source| BootError::ReadInitramfs { size: 0, source };
+        let size = file.seek(SeekFrom::End(0)).map_err(unread)?;
+        file.seek(SeekFrom::Start(0)).map_err(unread)?;
+        if size == 0 { Err(BootError::EmptyInitramfs) } else { Ok(Self { file, size }) }
+    }
+
+    /// Reads it into memory between `from` and `end`, at what `place` makes of its size.
+    pub(super) fn load(
+        self,
+        memory: &GuestMemoryMmap,
+        from: u64,
+        end: u64,
+        place: impl Fn(u64) -> Option<u64>,
+    ) -> Result<Span<Guest>, BootError> {
+        let Self { file, size } = self;
+        let short_by = size.saturating_sub(end.saturating_sub(from));
+        let short = || BootError::Initramfs { size, from, end, short_by };
+        let span = place(size).and_then(|start| Span::new(Gpa::new(start), size).ok());
+        let fits = |span: &Span<Guest>| span.start().get() >= from && span.end().get() <= end;
+        let span = span.filter(fits).ok_or_else(short)?;
+        let length = usize::try_from(size).map_err(|_| short())?;
+        let (at, unread) = (span.start().get(), |source| BootError::ReadInitramfs { size, source });
+        memory.read_exact_volatile_from(GuestAddress(at), file, length).map_err(|error| match error {
+            GuestMemoryError::IOError(source) => unread(source),
+            GuestMemoryError::PartialBuffer { .. } => unread(ErrorKind::UnexpectedEof.into()),
+            _ => BootError::Memory { at },
+        })?;
+        Ok(span)
+    }
+}

@@ -1,0 +1,107 @@
+//! What is soldered on: the plan's platform devices and windows, each with the device that answers there. A plan for x86 has
+//! platform devices at I/O ports, one for Arm in windows.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::Subscriber;
+use super::build::BuildError;
+use super::bus::{Bus, BusDevice, Overlap};
+use super::exit::ExitLatch;
+use super::platform::{Clock, Pvpanic, ResetRegister, SleepControl};
+use super::serial::{ArmSerialPort, ConsoleInput, Line, Port, SerialPort};
+use crate::console::Console;
+use crate::kvm::Vm;
+use crate::pci::{CONFIG_PORT, CONFIG_PORTS, ConfigPorts, Ecam, PciMemory, RootComplex};
+use crate::plan::{Plan, WindowKind};
+
+const SERIAL: &str = "serial";
+
+/// The machine's buses.
+pub(super) struct Board<'a> {
+    plan: &'a Plan,
+    vm: &'a Vm,
+    /// I/O ports.
+    pub(super) ports: Bus,
+    /// Memory that is not RAM.
+    pub(super) memory: Bus,
+}
+
+/// The addresses of `count` I/O ports from `first`.
+fn range(first: u16, count: u16) -> Range<u64> {
+    let first = u64::from(first);
+    first..first.saturating_add(count.into())
+}
+
+impl<'a> Board<'a> {
+    /// With the devices that need nothing but `exit`.
+    pub(super) fn new(plan: &'a Plan, vm: &'a Vm, exit: &Arc<ExitLatch>) -> Result<Self, BuildError> {
+        let mut board = Self { plan, vm, ports: Bus::default(), memory: Bus::default() };
+        let device = |name: &str| -> Option<Arc<dyn BusDevice>> {
+            Some(match name {
+                "sleep" => Arc::new(SleepControl(Arc::clone(exit))),
+                "reset" => Arc::new(ResetRegister(Arc::clone(exit))),
+                "pvpanic" => Arc::new(Pvpanic(Arc::clone(exit))),
+                "clock" => Arc::new(Clock::default()),
+                _ => return None,
+            })
+        };
+        for planned in &plan.ports {
+            if let Some(device) = device(&planned.owner) {
+                board.ports.add(range(planned.first, planned.count), device)?;
+            }
+        }
+        for window in plan.windows.iter().filter(|window| window.kind == WindowKind::Device) {
+            if let Some(device) = device(&window.label) {
+                board.memory.add(window.span.start().get()..window.span.end().get(), device)?;
+            }
+        }
+        Ok(board)
+    }
+
+    /// The serial port, and what carries to it what is typed.
+    pub(super) fn serial(&mut self, console: Console) -> Result<Subscriber, BuildError> {
+        let gsi = self.plan.line(SERIAL).ok_or(BuildError::Missing("serial interrupt"))?;
+        let console = Arc::new(Mutex::new(console));
+        let port: Arc<dyn Port> = if let Some(span) = self.plan.device(SERIAL) {
+            let port = ArmSerialPort::new(self.vm.line(gsi), Arc::clone(&console))?;
+            self.memory.add(span.start().get()..span.end().get(), Arc::clone(&port) as Arc<dyn BusDevice>)?;
+            port
+        } else {
+            let planned = self.plan.ports.iter().find(|port| port.owner == SERIAL);
+            let planned = planned.ok_or(BuildError::Missing("serial port"))?;
+            let line = EventFd::new(EFD_NONBLOCK)?;
+            self.vm.connect_line(gsi, &line)?;
+            let port = SerialPort::new(Line(line), Arc::clone(&console))?;
+            let device = Arc::clone(&port) as Arc<dyn BusDevice>;
+            self.ports.add(range(planned.first, planned.count), device)?;
+            port
+        };
+        Ok(Arc::new(Mutex::new(ConsoleInput::new(port, console))))
+    }
+
+    /// The windows of PCI, and where there are I/O ports those of its configuration space.
+    pub(super) fn pci(&mut self, root: &Arc<RootComplex>) -> Result<(), Overlap> {
+        if !self.plan.ports.is_empty() {
+            let ports = Arc::new(ConfigPorts::new(Arc::clone(root)));
+            self.ports.add(range(CONFIG_PORT, CONFIG_PORTS), ports)?;
+        }
+        for window in &self.plan.windows {
+            let device: Arc<dyn BusDevice> = match window.kind {
+                WindowKind::Ecam => Arc::new(Ecam(Arc::clone(root))),
+                WindowKind::PciMemory32 | WindowKind::PciMemory64 => {
+                    Arc::new(PciMemory::new(Arc::clone(root), window.span))
+                }
+                WindowKind::Firmware
+                | WindowKind::OptionRoms
+                | WindowKind::Interrupts
+                | WindowKind::Device
+                | WindowKind::Reserved => continue,
+            };
+            self.memory.add(window.span.start().get()..window.span.end().get(), device)?;
+        }
+        Ok(())
+    }
+}
