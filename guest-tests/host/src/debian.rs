@@ -20,10 +20,38 @@ const CURRENT: [&str; 4] = ["trixie-backports", "trixie", "trixie-updates", "boo
 /// What an older keyring can verify.
 const OLDER: [&str; 3] = ["bookworm-backports", "bookworm", "bookworm-updates"];
 
-/// Debian's archive for amd64.
+/// Whose packages are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Architecture {
+    /// x86-64: what this program mostly runs on, and its guests.
+    Amd64,
+    /// 64-bit Arm: the emulated Grace host and its guests.
+    Arm64,
+}
+
+impl Architecture {
+    /// Debian's name, and the kernel's.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Amd64 => "amd64",
+            Self::Arm64 => "arm64",
+        }
+    }
+
+    /// Where the lists are, in the cache.
+    const fn folder(self) -> &'static str {
+        match self {
+            Self::Amd64 => "apt",
+            Self::Arm64 => "apt-arm64",
+        }
+    }
+}
+
+/// Debian's archive for one architecture.
 #[derive(Debug)]
 pub(crate) struct Archive {
     root: PathBuf,
+    architecture: Architecture,
 }
 
 /// A version of a package and the suite that has it, `trixie/main`.
@@ -38,14 +66,19 @@ pub(crate) struct Version {
 }
 
 impl Archive {
-    /// Opens the archive and brings the package lists up to date.
+    /// Opens the archive for x86-64 and brings the package lists up to date.
     pub(crate) fn open(cache: &Cache, held: &Lock) -> Result<Self, LabError> {
-        let root = cache.path("apt");
+        Self::of(Architecture::Amd64, cache, held)
+    }
+
+    /// The same for `architecture`.
+    pub(crate) fn of(architecture: Architecture, cache: &Cache, held: &Lock) -> Result<Self, LabError> {
+        let root = cache.path(architecture.folder());
         for directory in ["lists/partial", "archives/partial"] {
             let path = root.join(directory);
             fs::create_dir_all(&path).map_err(LabError::file("make", &path))?;
         }
-        let archive = Self { root };
+        let archive = Self { root, architecture };
         if !Path::new(HOST_KEYRING).exists() {
             return Err(LabError::Host {
                 what: "Debian's archive keyring is missing".into(),
@@ -78,15 +111,22 @@ impl Archive {
         })
     }
 
-    /// The first package that `meta` depends on, in the same version: what a metapackage stands for.
-    pub(crate) fn behind(&self, meta: &Version) -> Result<Version, LabError> {
-        let name = format!("{}={}", meta.package, meta.version);
+    /// The first package called `prefix…` that `meta` depends on, in the same version: what a metapackage stands for.
+    pub(crate) fn behind(&self, meta: &Version, prefix: &str) -> Result<Version, LabError> {
+        let found = self.needed(meta, &[prefix])?;
+        found.into_iter().next().ok_or_else(|| LabError::Content {
+            what: format!("Debian's package {}={}", meta.package, meta.version),
+            problem: format!("it depends on no {prefix}…"),
+        })
+    }
+
+    /// The packages called like one of `prefixes` that `package` depends on, in the same version.
+    pub(crate) fn needed(&self, package: &Version, prefixes: &[&str]) -> Result<Vec<Version>, LabError> {
+        let name = format!("{}={}", package.package, package.version);
         let record = self.apt("apt-cache").args(["show", &name]).text()?;
-        let package = first_dependency(&record).ok_or_else(|| LabError::Content {
-            what: format!("Debian's package {name}"),
-            problem: "it depends on nothing".into(),
-        })?;
-        Ok(Version { package, ..meta.clone() })
+        let wanted = |name: &str| prefixes.iter().any(|prefix| name.starts_with(prefix));
+        let found = dependencies(&record).into_iter().filter(|name| wanted(name));
+        Ok(found.map(|found| Version { package: found.to_owned(), ..package.clone() }).collect())
     }
 
     /// Downloads a package and unpacks its files into `directory`; nothing is installed and no script runs.
@@ -137,8 +177,8 @@ impl Archive {
             "Dir::Etc::Preferences=/dev/null".into(),
             "Dir::Etc::PreferencesParts=/dev/null".into(),
             "Dir::State::status=/dev/null".into(),
-            "APT::Architecture=amd64".into(),
-            "APT::Architectures=amd64".into(),
+            format!("APT::Architecture={}", self.architecture.name()),
+            format!("APT::Architectures={}", self.architecture.name()),
             "APT::Sandbox::User=".into(),
             "Acquire::Languages=none".into(),
         ];
@@ -191,10 +231,10 @@ fn versions(listing: &str) -> Vec<Version> {
     listing.lines().filter_map(version).collect()
 }
 
-/// The name of the first dependency in a package record.
-fn first_dependency(record: &str) -> Option<String> {
-    let depends = record.lines().find_map(|line| line.strip_prefix("Depends: "))?;
-    depends.split([' ', ',']).next().filter(|name| !name.is_empty()).map(str::to_owned)
+/// The names of the dependencies in a package record, of alternatives the first.
+fn dependencies(record: &str) -> Vec<&str> {
+    let depends = record.lines().find_map(|line| line.strip_prefix("Depends: ")).unwrap_or_default();
+    depends.split(',').filter_map(|one| one.split_whitespace().next()).collect()
 }
 
 #[cfg(test)]
@@ -220,9 +260,9 @@ linux-source | 6.12.107-1 | http://mirror/debian trixie/main amd64 Packages
     }
 
     #[test]
-    fn a_metapackage_stands_for_its_first_dependency() {
-        let record = "Package: linux-source\nDepends: linux-source-7.3 (= 7.3.4-1~bpo13+1), x\n";
-        assert_eq!(first_dependency(record).as_deref(), Some("linux-source-7.3"));
-        assert_eq!(first_dependency("Package: x\n"), None);
+    fn dependencies_are_names_without_versions_and_alternatives() {
+        let record = "Package: linux-image\nDepends: linux-base-7.3 (= 7.3.4-1~bpo13+1), dracut | tools (>= 1), x\n";
+        assert_eq!(dependencies(record), ["linux-base-7.3", "dracut", "x"]);
+        assert_eq!(dependencies("Package: x\n"), Vec::<&str>::new());
     }
 }

@@ -14,10 +14,21 @@ use crate::debian::Archive;
 use crate::error::LabError;
 use crate::progress::Stage;
 
-/// How its entry in the cache begins.
-pub(crate) const PREFIX: &str = "qemu-";
-const PACKAGE: &str = "qemu-system-x86";
-const PROGRAM: &str = "usr/bin/qemu-system-x86_64";
+/// How the entry of that for x86-64 in the cache begins.
+pub(crate) const PREFIX: &str = X86.prefix;
+
+/// What is emulated.
+#[derive(Debug, Clone, Copy)]
+struct Kind {
+    /// How its entry in the cache begins.
+    prefix: &'static str,
+    package: &'static str,
+    program: &'static str,
+}
+
+const X86: Kind = Kind { prefix: "qemu-", package: "qemu-system-x86", program: "usr/bin/qemu-system-x86_64" };
+const ARM: Kind =
+    Kind { prefix: "arm-qemu-", package: "qemu-system-arm", program: "usr/bin/qemu-system-aarch64" };
 /// The loader that belongs to the libraries; the host's may be older than they are.
 const LOADER: &str = "usr/lib64/ld-linux-x86-64.so.2";
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
@@ -29,18 +40,26 @@ const WASTE: [&str; 4] = ["usr/share/doc", "usr/share/man", "usr/share/locale", 
 #[derive(Debug, Clone)]
 pub(crate) struct Emulator {
     root: PathBuf,
+    program: &'static str,
 }
 
 impl Emulator {
     /// That of the cache, fetched when there is none or the one there has become old.
     pub(crate) fn of(cache: &Cache) -> Result<Self, LabError> {
-        cache.obtain(PREFIX, "", false, fetch).map(|root| Self { root })
+        let root = cache.obtain(X86.prefix, "", false, |cache, held| fetch(X86, cache, held))?;
+        Ok(Self { root, program: X86.program })
+    }
+
+    /// The same for 64-bit Arm.
+    pub(crate) fn arm(cache: &Cache) -> Result<Self, LabError> {
+        let root = cache.obtain(ARM.prefix, "", false, |cache, held| fetch(ARM, cache, held))?;
+        Ok(Self { root, program: ARM.program })
     }
 
     /// Its command, without options for the machine.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(self.root.join(LOADER));
-        command.arg("--library-path").arg(self.root.join(LIBRARIES)).arg(self.root.join(PROGRAM));
+        command.arg("--library-path").arg(self.root.join(LIBRARIES)).arg(self.root.join(self.program));
         for firmware in FIRMWARE {
             command.arg("-L").arg(self.root.join(firmware));
         }
@@ -48,13 +67,13 @@ impl Emulator {
     }
 }
 
-fn fetch(cache: &Cache, held: &Lock) -> Result<PathBuf, LabError> {
+fn fetch(kind: Kind, cache: &Cache, held: &Lock) -> Result<PathBuf, LabError> {
     let stage = Stage::begin("fetching Debian's newest QEMU");
     let archive = Archive::open(cache, held)?;
-    let package = archive.newest(PACKAGE, |_| true)?;
+    let package = archive.newest(kind.package, |_| true)?;
     // A library path has no way to quote the colon of Debian's epoch.
     let version = package.version.rsplit(':').next().unwrap_or_default();
-    let name = format!("{PREFIX}{version}");
+    let name = format!("{}{version}", kind.prefix);
     if cache.path(&name).exists() {
         return Ok(cache.touch(&name));
     }
@@ -63,11 +82,11 @@ fn fetch(cache: &Cache, held: &Lock) -> Result<PathBuf, LabError> {
     for waste in WASTE {
         remove(&scratch.path().join(waste))?;
     }
-    let emulator = Emulator { root: scratch.path().to_owned() };
+    let emulator = Emulator { root: scratch.path().to_owned(), program: kind.program };
     let started = emulator.command().arg("--version").output();
     if !started.is_ok_and(|output| output.status.success()) {
         return Err(LabError::Content {
-            what: format!("Debian's {PACKAGE} {}", package.version),
+            what: format!("Debian's {} {}", kind.package, package.version),
             problem: "it does not start with the libraries of its own dependencies".into(),
         });
     }
@@ -85,12 +104,12 @@ mod tests {
 
     #[test]
     fn it_runs_with_its_own_loader_libraries_and_firmware() {
-        let command = Emulator { root: "/cache/qemu-11".into() }.command();
+        let command = Emulator { root: "/cache/qemu-11".into(), program: X86.program }.command();
         let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
         assert_eq!(command.get_program(), "/cache/qemu-11/usr/lib64/ld-linux-x86-64.so.2");
         assert_eq!(
             words[..3].join(" "),
-            format!("--library-path /cache/qemu-11/{LIBRARIES} /cache/qemu-11/{PROGRAM}")
+            format!("--library-path /cache/qemu-11/{LIBRARIES} /cache/qemu-11/{}", X86.program)
         );
         assert_eq!(
             words[3..].join(" "),

@@ -2,9 +2,11 @@
 //! whose root is on its disk.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use crate::cpio::{Archive, CpioError};
+use crate::cache::Cache;
+use crate::cpio::{self, CpioError};
+use crate::debian::{Architecture, Archive};
 use crate::error::LabError;
 use crate::kernel::StockKernel;
 
@@ -33,28 +35,47 @@ pub(crate) fn guest(agent: &Path, plan: Option<&[u8]>, kernel: &StockKernel) -> 
 
 /// An initial root that hands over to the one on the guest's first disk.
 pub(crate) fn handover(kernel: &StockKernel) -> Result<Vec<u8>, LabError> {
-    busybox(ROOT_INIT, &["egm", "egm/modules", "root"], &modules(kernel)?)
+    busybox(None, ROOT_INIT, &["egm", "egm/modules", "root"], &modules(kernel)?)
 }
 
-/// The emulated host's initial root.
-pub(crate) fn l1(kernel: &StockKernel) -> Result<Vec<u8>, LabError> {
-    busybox(L1_INIT, &["egm", "egm/modules", "run", "share"], &modules(kernel)?)
+/// The emulated host's initial root, with busybox for another processor if that is said.
+pub(crate) fn l1(kernel: &StockKernel, other: Option<&Path>) -> Result<Vec<u8>, LabError> {
+    busybox(other, L1_INIT, &["egm", "egm/modules", "run", "share"], &modules(kernel)?)
+}
+
+/// Debian's static busybox for arm64, from the cache.
+pub(crate) fn arm64_busybox(cache: &Cache) -> Result<PathBuf, LabError> {
+    cache.obtain("arm64-busybox-", "", false, |cache, held| {
+        let archive = Archive::of(Architecture::Arm64, cache, held)?;
+        let package = archive.newest("busybox-static", |_| true)?;
+        let scratch = cache.scratch(held)?;
+        archive.unpack(&package, scratch.path())?;
+        let program = ["usr/bin/busybox", "bin/busybox"].map(|path| scratch.path().join(path));
+        let [merged, older] = &program;
+        let made = if merged.exists() { merged } else { older };
+        cache.publish(made, &format!("arm64-busybox-{}", package.version.replace(':', "-")), held)
+    })
 }
 
 /// An initial root whose init is a script of busybox.
 pub(crate) fn script(init: &str) -> Result<Vec<u8>, LabError> {
-    busybox(init, &[], &[])
+    busybox(None, init, &[], &[])
 }
 
-/// An initial root with busybox under every name that it answers to.
-fn busybox(init: &str, directories: &[&str], files: &[(String, Vec<u8>)]) -> Result<Vec<u8>, LabError> {
+/// An initial root with busybox, this machine's or `other`, under every name that this machine's answers to.
+fn busybox(
+    other: Option<&Path>,
+    init: &str,
+    directories: &[&str],
+    files: &[(String, Vec<u8>)],
+) -> Result<Vec<u8>, LabError> {
     if !Path::new(BUSYBOX).exists() {
         return Err(LabError::Host {
             what: format!("{BUSYBOX} is missing"),
             remedy: "install the Debian package busybox-static".into(),
         });
     }
-    let program = read(Path::new(BUSYBOX))?;
+    let program = read(other.unwrap_or(Path::new(BUSYBOX)))?;
     let applets = crate::command::Tool::new(BUSYBOX, "busybox-static").args(["--list"]).text()?;
     let build = || {
         let mut archive = skeleton(directories)?;
@@ -85,8 +106,8 @@ fn modules(kernel: &StockKernel) -> Result<Vec<(String, Vec<u8>)>, LabError> {
 }
 
 /// Mount points, a console for init's first words, and `directories`.
-fn skeleton(directories: &[&str]) -> Result<Archive, CpioError> {
-    let mut archive = Archive::default();
+fn skeleton(directories: &[&str]) -> Result<cpio::Archive, CpioError> {
+    let mut archive = cpio::Archive::default();
     for name in ["dev", "proc", "sys", "tmp"].iter().chain(directories) {
         archive.directory(name)?;
     }

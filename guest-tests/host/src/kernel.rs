@@ -12,15 +12,50 @@ use sha2::{Digest, Sha256};
 
 use crate::cache::{Cache, Lock, Scratch};
 use crate::command::Tool;
-use crate::debian::Archive;
+use crate::debian::{Architecture, Archive, Version};
 use crate::error::LabError;
 use crate::modules;
 use crate::progress::Stage;
 
-/// What the emulated host's kernel has over `tinyconfig`.
-const FRAGMENT: &str = include_str!("../../../scripts/lab/l1-x86_64.config");
-/// Lines that such a build prints, for the progress bar alone.
-const BUILD_LINES: u64 = 2_800;
+/// A kernel of our own.
+struct Built {
+    /// How its entry in the cache begins.
+    prefix: &'static str,
+    /// What it has over `tinyconfig`.
+    fragment: &'static str,
+    /// Drivers of the lab's that are built into it, as name and text of the files of a folder.
+    drivers: &'static [(&'static str, &'static str)],
+    /// What make is told of the processor it is for.
+    make: &'static [&'static str],
+    /// What is made, and where it is then.
+    image: (&'static str, &'static str),
+    /// Lines that such a build prints, for the progress bar alone.
+    lines: u64,
+}
+
+const X86: Built = Built {
+    prefix: "built-",
+    fragment: include_str!("../../../scripts/lab/l1-x86_64.config"),
+    drivers: &[],
+    make: &[],
+    image: ("bzImage", "arch/x86/boot/bzImage"),
+    lines: 2_800,
+};
+
+const GRACE: Built = Built {
+    prefix: "arm64-built-",
+    fragment: include_str!("../../../scripts/lab/l1-arm64.config"),
+    drivers: &[
+        ("Makefile", include_str!("../../../scripts/lab/nvgrace-egm/Makefile")),
+        ("nvgrace-egm.c", include_str!("../../../scripts/lab/nvgrace-egm/nvgrace-egm.c")),
+    ],
+    make: &["ARCH=arm64", "CROSS_COMPILE=aarch64-linux-gnu-"],
+    image: ("Image", "arch/arm64/boot/Image"),
+    lines: 3_300,
+};
+
+/// Where the lab's drivers are put, and the line that has them built.
+const DRIVERS: (&str, &str) = ("drivers/misc/egm-lab", "\nobj-y += egm-lab/\n");
 
 /// A kernel in the cache: `vmlinuz`, `modules/*.ko` and `modules/order`.
 #[derive(Debug, Clone)]
@@ -32,46 +67,92 @@ pub(crate) struct StockKernel {
 /// A kernel of our own for the emulated host, with all that it needs built in, built when the cache has none of this
 /// fragment or when a newer one is asked for.
 pub(crate) fn built(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
-    let suffix = format!("-{}", fragment_id());
-    cache.obtain("built-", &suffix, refresh, build_l1).map(|directory| StockKernel { directory })
+    X86.obtain(cache, refresh, |cache, held| build(&X86, cache, held))
+}
+
+/// The emulated Grace host's, with NVIDIA's VFIO driver and the lab's double of its EGM driver.
+pub(crate) fn grace(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
+    GRACE.obtain(cache, refresh, |cache, held| build(&GRACE, cache, held))
+}
+
+/// Debian's newest kernel for arm64, as guest of the emulated Grace host.
+pub(crate) fn arm64(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
+    ARM64.obtain(cache, refresh, |cache, held| fetch(&ARM64, cache, held))
+}
+
+/// Debian's stable kernel for arm64.
+pub(crate) fn arm64_stable(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
+    ARM64_STABLE.obtain(cache, refresh, |cache, held| fetch(&ARM64_STABLE, cache, held))
+}
+
+/// Debian's newest kernel for arm64 as an emulated host's, without what makes it a Grace one.
+pub(crate) fn arm64_host(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
+    ARM64_HOST.obtain(cache, refresh, |cache, held| fetch(&ARM64_HOST, cache, held))
 }
 
 /// Debian's stable cloud kernel with the modules that a virtio guest needs.
 pub(crate) fn guest(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
-    cache
-        .obtain(GUEST.prefix, &GUEST.suffix(), refresh, |cache, held| fetch(&GUEST, cache, held))
-        .map(|directory| StockKernel { directory })
+    GUEST.obtain(cache, refresh, |cache, held| fetch(&GUEST, cache, held))
 }
 
 /// Debian's stable kernel for every machine, for guests that need drivers which the cloud kernel leaves out.
 pub(crate) fn generic(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
-    cache
-        .obtain(GENERIC.prefix, &GENERIC.suffix(), refresh, |cache, held| fetch(&GENERIC, cache, held))
-        .map(|directory| StockKernel { directory })
+    GENERIC.obtain(cache, refresh, |cache, held| fetch(&GENERIC, cache, held))
 }
 
 /// Debian's stable kernel with the modules that the emulated host needs.
 pub(crate) fn l1(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
-    cache
-        .obtain(L1.prefix, &L1.suffix(), refresh, |cache, held| fetch(&L1, cache, held))
-        .map(|directory| StockKernel { directory })
+    L1.obtain(cache, refresh, |cache, held| fetch(&L1, cache, held))
 }
 
 /// One of Debian's kernels.
 struct Stock {
     /// How its entry in the cache begins.
     prefix: &'static str,
+    /// Whose.
+    architecture: Architecture,
     /// The package that depends on the newest.
     meta: &'static str,
+    /// The suite that it is taken from where that has it; the newest of all otherwise.
+    suite: &'static str,
     /// Modules that are wanted.
     modules: &'static [&'static str],
 }
 
-const GUEST: Stock = Stock { prefix: "guest-", meta: "linux-image-cloud-amd64", modules: &modules::OF_GUEST };
-const GENERIC: Stock = Stock { prefix: "generic-", meta: "linux-image-amd64", modules: &modules::OF_GENERIC };
-const L1: Stock = Stock { prefix: "host-", meta: "linux-image-amd64", modules: &modules::OF_L1 };
+/// The stable release's kernel is what most guests run.
+const STABLE: &str = "trixie/main";
+
+const GUEST: Stock = Stock {
+    prefix: "guest-",
+    architecture: Architecture::Amd64,
+    meta: "linux-image-cloud-amd64",
+    suite: STABLE,
+    modules: &modules::OF_GUEST,
+};
+const GENERIC: Stock =
+    Stock { prefix: "generic-", meta: "linux-image-amd64", modules: &modules::OF_GENERIC, ..GUEST };
+const L1: Stock = Stock { prefix: "host-", meta: "linux-image-amd64", modules: &modules::OF_L1, ..GUEST };
+const ARM64: Stock = Stock {
+    prefix: "arm64-newest-",
+    architecture: Architecture::Arm64,
+    meta: "linux-image-arm64",
+    suite: "trixie-backports/main",
+    modules: &modules::OF_GENERIC,
+};
+const ARM64_HOST: Stock = Stock { prefix: "arm64-host-", modules: &modules::OF_L1, ..ARM64 };
+const ARM64_STABLE: Stock = Stock { prefix: "arm64-stable-", suite: STABLE, ..ARM64 };
 
 impl Stock {
+    fn obtain(
+        &self,
+        cache: &Cache,
+        refresh: bool,
+        fetch: fn(&Cache, &Lock) -> Result<PathBuf, LabError>,
+    ) -> Result<StockKernel, LabError> {
+        let suffix = self.suffix();
+        cache.obtain(self.prefix, &suffix, refresh, fetch).map(|directory| StockKernel { directory })
+    }
+
     /// How its entry in the cache ends: it changes with the modules that are wanted.
     fn suffix(&self) -> String {
         format!("-{}", id(&self.modules.join(" ")))
@@ -85,11 +166,66 @@ impl StockKernel {
     }
 }
 
-fn build_l1(cache: &Cache, held: &Lock) -> Result<PathBuf, LabError> {
+impl Built {
+    fn obtain(
+        &self,
+        cache: &Cache,
+        refresh: bool,
+        make: fn(&Cache, &Lock) -> Result<PathBuf, LabError>,
+    ) -> Result<StockKernel, LabError> {
+        let suffix = format!("-{}", self.id());
+        cache.obtain(self.prefix, &suffix, refresh, make).map(|directory| StockKernel { directory })
+    }
+
+    /// Twelve digits that change whenever an option of the fragment or a driver does.
+    fn id(&self) -> String {
+        let options = self.fragment.lines().filter(|line| line.contains("CONFIG_"));
+        let drivers = self.drivers.iter().map(|(_, text)| *text);
+        id(&options.chain(drivers).collect::<Vec<_>>().join("\n"))
+    }
+
+    fn make(&self, tree: &Path) -> Tool {
+        Tool::new("make", "make").args(["-C".as_ref(), tree.as_os_str()]).args(self.make)
+    }
+
+    /// Puts the lab's drivers into the source.
+    fn add_drivers(&self, tree: &Path) -> Result<(), LabError> {
+        if self.drivers.is_empty() {
+            return Ok(());
+        }
+        let folder = tree.join(DRIVERS.0);
+        fs::create_dir_all(&folder).map_err(LabError::file("make", &folder))?;
+        for (name, text) in self.drivers {
+            let path = folder.join(name);
+            fs::write(&path, text).map_err(LabError::file("write", &path))?;
+        }
+        let parent = folder.with_file_name("Makefile");
+        let text = fs::read_to_string(&parent).map_err(LabError::file("read", &parent))?;
+        fs::write(&parent, text + DRIVERS.1).map_err(LabError::file("write", &parent))
+    }
+
+    /// `tinyconfig` and the fragment; an option that this kernel no longer has is told, not silently lost.
+    fn configure(&self, tree: &Path) -> Result<(), LabError> {
+        self.make(tree).args(["-s", "tinyconfig"]).bytes()?;
+        let path = tree.join(".config");
+        let tiny = fs::read_to_string(&path).map_err(LabError::file("read", &path))?;
+        // The last of two lines about one option counts.
+        fs::write(&path, format!("{tiny}\n{}", self.fragment)).map_err(LabError::file("write", &path))?;
+        self.make(tree).args(["-s", "olddefconfig"]).bytes()?;
+        let made = fs::read_to_string(&path).map_err(LabError::file("read", &path))?;
+        let lost: Vec<_> = lost_options(self.fragment, &made);
+        if !lost.is_empty() {
+            Stage::note(&format!("this kernel does not take {}", lost.join(" ")));
+        }
+        Ok(())
+    }
+}
+
+fn build(built: &Built, cache: &Cache, held: &Lock) -> Result<PathBuf, LabError> {
     let stage = Stage::begin("looking up Debian's newest linux-source");
     let archive = Archive::open(cache, held)?;
-    let source = archive.behind(&archive.newest("linux-source", |_| true)?)?;
-    let name = format!("built-{}-{}", source.version, fragment_id());
+    let source = archive.behind(&archive.newest("linux-source", |_| true)?, "linux-source")?;
+    let name = format!("{}{}-{}", built.prefix, source.version, built.id());
     stage.end();
     if cache.path(&name).exists() {
         return Ok(cache.touch(&name));
@@ -99,16 +235,18 @@ fn build_l1(cache: &Cache, held: &Lock) -> Result<PathBuf, LabError> {
     archive.unpack(&source, scratch.path())?;
     let tree = unpack_source(&scratch, &source.package)?;
     stage.end();
-    configure(&tree)?;
-    let stage = Stage::counted("building the lab's host kernel", BUILD_LINES);
+    built.add_drivers(&tree)?;
+    built.configure(&tree)?;
+    let stage = Stage::counted("building the lab's host kernel", built.lines);
     let jobs = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    make(&tree).args([format!("-j{jobs}"), "bzImage".into()]).lines(|_| stage.tick())?;
+    let (target, image) = built.image;
+    built.make(&tree).args([format!("-j{jobs}"), target.into()]).lines(|_| stage.tick())?;
     stage.end();
     let made = scratch.path().join("made");
     let order = made.join("modules/order");
     fs::create_dir_all(made.join("modules")).map_err(LabError::file("make", &made))?;
     fs::write(&order, "").map_err(LabError::file("write", &order))?;
-    let image = tree.join("arch/x86/boot/bzImage");
+    let image = tree.join(image);
     fs::rename(&image, made.join("vmlinuz")).map_err(LabError::file("take", &image))?;
     cache.publish(&made, &name, held)
 }
@@ -120,36 +258,10 @@ fn unpack_source(scratch: &Scratch, package: &str) -> Result<PathBuf, LabError> 
     Ok(scratch.path().join(package))
 }
 
-/// `tinyconfig` and the fragment; an option that this kernel no longer has is told, not silently lost.
-fn configure(tree: &Path) -> Result<(), LabError> {
-    make(tree).args(["-s", "tinyconfig"]).bytes()?;
-    let path = tree.join(".config");
-    let tiny = fs::read_to_string(&path).map_err(LabError::file("read", &path))?;
-    // The last of two lines about one option counts.
-    fs::write(&path, format!("{tiny}\n{FRAGMENT}")).map_err(LabError::file("write", &path))?;
-    make(tree).args(["-s", "olddefconfig"]).bytes()?;
-    let made = fs::read_to_string(&path).map_err(LabError::file("read", &path))?;
-    let lost: Vec<_> = lost_options(FRAGMENT, &made);
-    if !lost.is_empty() {
-        Stage::note(&format!("this kernel does not take {}", lost.join(" ")));
-    }
-    Ok(())
-}
-
-fn make(tree: &Path) -> Tool {
-    Tool::new("make", "make").args(["-C".as_ref(), tree.as_os_str()])
-}
-
 /// Options that `fragment` sets and `config` does not have.
 fn lost_options<'a>(fragment: &'a str, config: &str) -> Vec<&'a str> {
     let have: std::collections::BTreeSet<_> = config.lines().collect();
     fragment.lines().filter(|line| line.starts_with("CONFIG_") && !have.contains(line)).collect()
-}
-
-/// Twelve digits that change whenever an option of the fragment does.
-fn fragment_id() -> String {
-    let options: Vec<_> = FRAGMENT.lines().filter(|line| line.contains("CONFIG_")).collect();
-    id(&options.join("\n"))
 }
 
 /// Twelve digits that change whenever `text` does.
@@ -159,25 +271,39 @@ fn id(text: &str) -> String {
 
 fn fetch(stock: &Stock, cache: &Cache, held: &Lock) -> Result<PathBuf, LabError> {
     let stage = Stage::begin(&format!("fetching Debian's {}", stock.meta));
-    let archive = Archive::open(cache, held)?;
-    // The stable release's kernel is what most guests run; later ones are split into other packages as well.
+    let archive = Archive::of(stock.architecture, cache, held)?;
     let meta = archive
-        .newest(stock.meta, |suite| suite == "trixie/main")
+        .newest(stock.meta, |suite| suite == stock.suite)
         .or_else(|_| archive.newest(stock.meta, |_| true))?;
-    let image = archive.behind(&meta)?;
+    let image = archive.behind(&meta, "linux-image-")?;
     let name = format!("{}{}{}", stock.prefix, image.version, stock.suffix());
     if cache.path(&name).exists() {
         return Ok(cache.touch(&name));
     }
     let scratch = cache.scratch(held)?;
-    archive.unpack(&image, scratch.path())?;
     let release = image.package.trim_start_matches("linux-image-");
+    for package in parts(&archive, &image)? {
+        archive.unpack(&package, scratch.path())?;
+    }
     let made = scratch.path().join("made");
     gather_modules(scratch.path(), release, stock.modules, &made.join("modules"))?;
-    let vmlinuz = scratch.path().join(format!("boot/vmlinuz-{release}"));
-    fs::rename(&vmlinuz, made.join("vmlinuz")).map_err(LabError::file("take", &vmlinuz))?;
+    let places = [format!("boot/vmlinuz-{release}"), format!("usr/lib/modules/{release}/vmlinuz")];
+    let places = places.map(|place| scratch.path().join(place));
+    let [boot, modules] = &places;
+    let vmlinuz = if boot.exists() { boot } else { modules };
+    fs::rename(vmlinuz, made.join("vmlinuz")).map_err(LabError::file("take", vmlinuz))?;
     stage.end();
     cache.publish(&made, &name, held)
+}
+
+/// The packages that a kernel is in: later ones have the image and the modules in packages of their own.
+fn parts(archive: &Archive, image: &Version) -> Result<Vec<Version>, LabError> {
+    let parts = archive.needed(image, &["linux-binary-", "linux-modules-", "linux-base-"])?;
+    Ok(if parts.iter().any(|part| part.package.starts_with("linux-binary-")) {
+        parts
+    } else {
+        vec![image.clone()]
+    })
 }
 
 /// Decompresses `wanted` modules and what they need into `target`, with their `order`.
@@ -221,7 +347,15 @@ mod tests {
         for option in
             ["KVM_AMD", "NET_9P_VIRTIO", "9P_FS", "TUN", "IOMMUFD", "VFIO_PCI", "VHOST_VSOCK", "VSOCKETS"]
         {
-            assert!(FRAGMENT.contains(&format!("CONFIG_{option}=y\n")), "{option}");
+            assert!(X86.fragment.contains(&format!("CONFIG_{option}=y\n")), "{option}");
         }
+    }
+    #[test]
+    fn the_grace_host_has_what_the_lab_stands_on_and_another_kernel_for_another_driver() {
+        for option in ["KVM", "NET_9P_VIRTIO", "9P_FS", "IOMMUFD", "ARM_SMMU_V3", "NVGRACE_GPU_VFIO_PCI"] {
+            assert!(GRACE.fragment.contains(&format!("CONFIG_{option}=y\n")), "{option}");
+        }
+        let other = Built { drivers: &[("Makefile", "")], ..GRACE };
+        assert_ne!(other.id(), GRACE.id());
     }
 }

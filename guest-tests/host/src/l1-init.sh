@@ -1,7 +1,7 @@
 #!/bin/sh
 # Init of the lab's emulated host (L1), run by busybox: makes the machine usable, lets the runner run the scenarios
 # that the shared directory asks for, and powers off. Logs and results stay in the shared directory.
-export PATH=/bin HOME=/root
+export PATH=/bin:/run/tools HOME=/root
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 while read -r module; do
@@ -25,7 +25,7 @@ cp -r /share/tools/. /run/tools
 echo "egm-lab: the emulated host is up after $(cut -d' ' -f1 /proc/uptime) s"
 # Its split, and the part that is persistent memory as a device-DAX device: what "ndctl create-namespace -m devdax" does.
 mkdir -p /etc/egm-device/host
-cp /run/tools/configs/host/lab-x86_64.json /etc/egm-device/host/
+cp "/run/tools/configs/host/lab-$(uname -m).json" /etc/egm-device/host/ 2> /dev/null
 dax=/sys/bus/nd/devices/dax0.0
 if [ -e "$dax" ]; then
     echo namespace0.0 > /sys/bus/nd/drivers/nd_pmem/unbind
@@ -35,6 +35,24 @@ if [ -e "$dax" ]; then
     echo namespace0.0 > $dax/namespace
     echo dax0.0 > /sys/bus/nd/drivers/dax_pmem/bind
 fi
+# What a Grace host's firmware says of a function, or has done to it: its socket, and that its GPU is ready (link and memory
+# trained), which QEMU's display, memory all of its BAR 0, says when that is written there.
+for function in /sys/bus/pci/devices/*; do
+    if [ -e "$function/of_node/numa-node-id" ]; then
+        printf '%d\n' "0x$(od -An -tx1 "$function/of_node/numa-node-id" | tr -d ' ')" > "$function/numa_node"
+    fi
+    if [ -e "$function/of_node/nvidia,gpu-mem-size" ]; then
+        echo 1 > "$function/enable"
+        bar0=$(head -n 1 "$function/resource" | cut -d' ' -f1)
+        for ready in 0x1498 0x200bc; do
+            devmem $((bar0 + ready)) 32 0xff
+        done
+        [ ! -e "$function/driver" ] || echo "${function##*/}" > "$function/driver/unbind"
+        echo nvgrace_gpu_vfio_pci > "$function/driver_override"
+        echo "${function##*/}" > /sys/bus/pci/drivers_probe
+        echo "${function##*/} is a Grace GPU, its driver is $(basename "$(readlink "$function/driver")")"
+    fi
+done
 # The functions that guests get, by vendor and device (nvme, igb, e1000e, edu, ivshmem, and the lab's own GPUs and network
 # card), go to vfio-pci.
 for function in /sys/bus/pci/devices/*; do
@@ -52,9 +70,18 @@ done
 ip address add 192.168.101.1/24 dev eth0
 ip link set eth0 up
 run() {
-    # shellcheck disable=SC2046 # one argument a line, none with spaces
-    /run/tools/egm-lab $(cat /share/arguments)
+    if [ -e /share/command ]; then
+        sh /share/command
+    else
+        # shellcheck disable=SC2046 # one argument a line, none with spaces
+        /run/tools/egm-lab $(cat /share/arguments)
+    fi
     echo $? > /share/exit
 }
-# Through a pipe: on a terminal the runner would draw.
-run 2>&1 | cat
+cd /root || exit
+if grep -qw lab.shell /proc/cmdline; then
+    setsid cttyhack sh -l
+else
+    # Through a pipe: on a terminal the runner would draw.
+    run 2>&1 | cat
+fi

@@ -6,11 +6,13 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use crate::cache::Cache;
 use crate::emulator::Emulator;
 use crate::error::LabError;
+use crate::grace;
 use crate::initramfs;
 use crate::kernel::{self, StockKernel};
 use crate::process::{Ending, Limit, Reaction, watch};
@@ -18,7 +20,7 @@ use crate::progress::{PREFIX, Stage};
 use crate::qemu::{self, L1};
 use crate::results::ScenarioResult;
 use crate::scenarios::Scenario;
-use crate::served;
+use crate::served::{self, Server};
 use crate::tools::{Tools, beside};
 
 /// Silence of the emulated host itself, beside the scenarios' own deadlines: on a busy machine its kernel boots for minutes.
@@ -44,15 +46,25 @@ pub(crate) fn run(
     cache: &Cache,
     report: &Path,
 ) -> Result<Vec<ScenarioResult>, LabError> {
-    tools.copy_to(&report.join("tools"))?;
+    let (on_grace, others): (Vec<Scenario>, Vec<Scenario>) = scenarios.iter().partition(|s| s.grace);
     let (own, stock): (Vec<Scenario>, Vec<Scenario>) =
-        scenarios.iter().partition(|s| s.iommufd || s.own_kernel);
+        others.iter().partition(|s| s.iommufd || s.own_kernel);
     let mut results = Vec::new();
+    let mut run = |tools: &Tools, kernel: &StockKernel, scenarios: &[Scenario]| {
+        tools.copy_to(&report.join("tools"))?;
+        let plugged = scenarios.iter().any(|s| s.plugged);
+        let grace = scenarios.iter().any(|s| s.grace);
+        results.extend(run_under(&Host { kernel, cache, plugged, grace }, scenarios, report)?);
+        Ok::<_, LabError>(())
+    };
     if !stock.is_empty() {
-        results.extend(run_under(&kernel::l1(cache, false)?, &stock, cache, report)?);
+        run(tools, &kernel::l1(cache, false)?, &stock)?;
     }
     if !own.is_empty() {
-        results.extend(run_under(&kernel::built(cache, false)?, &own, cache, report)?);
+        run(tools, &kernel::built(cache, false)?, &own)?;
+    }
+    if !on_grace.is_empty() {
+        run(&Tools::of_grace(cache)?, &kernel::grace(cache, false)?, &on_grace)?;
     }
     results.sort_by_key(|result| scenarios.iter().position(|s| s.name == result.scenario));
     Ok(results)
@@ -61,13 +73,11 @@ pub(crate) fn run(
 /// Runs `scenarios` under one kernel; a scenario without a result there is broken, with the reason. A host that falls
 /// silent is an emulator's fault and not a guest's: what it left undone is run in a new one.
 fn run_under(
-    kernel: &StockKernel,
+    host: &Host<'_>,
     scenarios: &[Scenario],
-    cache: &Cache,
     report: &Path,
 ) -> Result<Vec<ScenarioResult>, LabError> {
     let silence = scenarios.iter().map(|s| s.deadline).max().unwrap_or_default() + OVERHEAD;
-    let plugged = scenarios.iter().any(|s| s.plugged);
     let mut results: Vec<ScenarioResult> = Vec::new();
     let mut ending = Ending::Exit(0);
     for attempt in 1..=ATTEMPTS {
@@ -80,7 +90,7 @@ fn run_under(
             Stage::note(&format!("the emulated host fell silent: attempt {attempt} for what it left undone"));
         }
         remove(&report.join(RESULTS))?;
-        ending = boot_under(&Host { kernel, cache, plugged }, report, &arguments, silence)?;
+        ending = boot_under(host, report, &arguments, silence)?;
         let json = fs::read(report.join(RESULTS)).ok();
         let done: Option<Vec<ScenarioResult>> = json.and_then(|json| serde_json::from_slice(&json).ok());
         results.extend(done.unwrap_or_default());
@@ -96,49 +106,38 @@ pub(crate) fn boot(
     arguments: &[&str],
     silence: Duration,
 ) -> Result<Ending, LabError> {
-    boot_under(&Host { kernel, cache, plugged: false }, share, arguments, silence)
+    boot_under(&Host { kernel, cache, plugged: false, grace: false }, share, arguments, silence)
 }
 
 /// An emulated host.
-struct Host<'a> {
-    kernel: &'a StockKernel,
-    cache: &'a Cache,
+#[derive(Clone, Copy)]
+pub(crate) struct Host<'a> {
+    /// Its kernel.
+    pub(crate) kernel: &'a StockKernel,
+    /// Where emulators are.
+    pub(crate) cache: &'a Cache,
     /// Whether it has cards of the lab's own.
-    plugged: bool,
+    pub(crate) plugged: bool,
+    /// Whether it is a Grace host, or else a PC.
+    pub(crate) grace: bool,
 }
 
 /// Boots the emulated host, which runs this program with `arguments`, each without spaces, and goes off. It has `share`
 /// as `/share`, a copy of `share/tools` in `/run/tools`, and leaves its console in `share` as [`LOG`]. It is killed
 /// when it says nothing for as long as `silence`.
 fn boot_under(
-    &Host { kernel, cache, plugged }: &Host<'_>,
+    host: &Host<'_>,
     share: &Path,
     arguments: &[&str],
     silence: Duration,
 ) -> Result<Ending, LabError> {
-    let emulator = Emulator::of(cache)?;
     let stage = Stage::begin("starting the emulated host");
-    let share = share.canonicalize().map_err(LabError::file("find", share))?;
-    let (image, drives) = (share.join("l1-initramfs.cpio"), DRIVES.map(|name| share.join(name)));
-    let write = |path: &Path, bytes: &[u8]| fs::write(path, bytes).map_err(LabError::file("write", path));
-    remove(&share.join("exit"))?;
-    write(&share.join("arguments"), arguments.join("\n").as_bytes())?;
-    write(&image, &initramfs::l1(kernel)?)?;
-    for drive in &drives {
-        let file = fs::File::create(drive).map_err(LabError::file("make", drive))?;
-        file.set_len(DRIVE).map_err(LabError::file("size", drive))?;
+    for old in ["exit", "command"] {
+        remove(&share.join(old))?;
     }
-    let cards = plugged.then(|| served::plug(&beside("egm-function")?, &share)).transpose()?;
-    let sockets = cards.as_ref().map_or(&[][..], |(_, sockets)| sockets);
-    let mut command = emulator.command();
-    command.args(qemu::l1(&L1 {
-        kernel: &kernel.image(),
-        initramfs: &image,
-        share: &share,
-        drives: &drives,
-        cards: sockets,
-        words: &clock(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
-    }));
+    let path = share.join("arguments");
+    fs::write(&path, arguments.join("\n")).map_err(LabError::file("write", path))?;
+    let (command, _cards) = emulate(host, share, "")?;
     let ending =
         watch(command, Limit::Silence(silence), &share.join(LOG), &share.join("qemu.log"), |line| {
             if let Some(text) = line.strip_prefix(PREFIX) {
@@ -148,6 +147,44 @@ fn boot_under(
         })?;
     stage.end();
     Ok(ending)
+}
+
+/// What emulates `host`, with `words` more on its command line, and the servers of its cards, which must outlive it.
+pub(crate) fn emulate(
+    &Host { kernel, cache, plugged, grace }: &Host<'_>,
+    share: &Path,
+    words: &str,
+) -> Result<(Command, Vec<Server>), LabError> {
+    let share = share.canonicalize().map_err(LabError::file("find", share))?;
+    let (image, drives) = (share.join("l1-initramfs.cpio"), DRIVES.map(|name| share.join(name)));
+    let arm = grace.then(|| initramfs::arm64_busybox(cache)).transpose()?;
+    let bytes = initramfs::l1(kernel, arm.as_deref())?;
+    fs::write(&image, bytes).map_err(LabError::file("write", &image))?;
+    for drive in &drives {
+        let file = fs::File::create(drive).map_err(LabError::file("make", drive))?;
+        file.set_len(DRIVE).map_err(LabError::file("size", drive))?;
+    }
+    let cards = plugged.then(|| served::plug(&beside("egm-function")?, &share)).transpose()?;
+    let (servers, sockets) = cards.unwrap_or_default();
+    let clock = clock(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default());
+    let machine = L1 {
+        kernel: &kernel.image(),
+        initramfs: &image,
+        share: &share,
+        drives: &drives,
+        cards: &sockets,
+        words: if grace { words } else { &clock },
+    };
+    let (emulator, arguments) = if grace {
+        let emulator = Emulator::arm(cache)?;
+        let tree = grace::tree(&emulator, &share)?;
+        (emulator, grace::l1(&machine, &tree))
+    } else {
+        (Emulator::of(cache)?, qemu::l1(&machine))
+    };
+    let mut command = emulator.command();
+    command.args(arguments);
+    Ok((command, servers))
 }
 
 /// What the emulated host is told of its clock. Its TSC is this machine's, and it would measure how fast that is against a

@@ -15,6 +15,7 @@ mod disk;
 mod emulator;
 mod error;
 mod frame;
+mod grace;
 mod hand;
 mod host_parts;
 mod initramfs;
@@ -69,6 +70,7 @@ use crate::cache::Cache;
 use crate::capability::{Host, Where};
 use crate::emulator::Emulator;
 use crate::error::LabError;
+use crate::grace::GraceArguments;
 use crate::session::RunArguments;
 
 /// Boots virtual machines, collects what their guests report, and judges it.
@@ -104,6 +106,8 @@ enum Verb {
     /// Whether the slice that `egm-device carve grant` passes is zero; exit code 1 when it is not.
     #[command(hide = true)]
     Zeros,
+    /// The emulated Grace host (arm64): a shell or a command in it.
+    Grace(GraceArguments),
     /// Runs Debian's newest QEMU for x86_64, from the cache.
     Qemu {
         /// Its arguments.
@@ -132,6 +136,12 @@ enum Which {
     Built,
     /// The guest's: Debian's stable cloud kernel and the modules that a virtio guest needs.
     Guest,
+    /// The emulated Grace host's (arm64), built from the same source: KVM, SMMUv3, nvgrace-gpu, the double of nvgrace-egm.
+    Grace,
+    /// Its guest's: Debian's newest for arm64.
+    Arm64,
+    /// Debian's stable one for arm64.
+    Arm64Stable,
 }
 
 fn main() -> ExitCode {
@@ -158,6 +168,9 @@ fn run(verb: Verb) -> Result<ExitCode, LabError> {
                 Which::L1 => kernel::l1(&cache, refresh)?.directory,
                 Which::Built => kernel::built(&cache, refresh)?.image(),
                 Which::Guest => kernel::guest(&cache, refresh)?.directory,
+                Which::Grace => kernel::grace(&cache, refresh)?.image(),
+                Which::Arm64 => kernel::arm64(&cache, refresh)?.directory,
+                Which::Arm64Stable => kernel::arm64_stable(&cache, refresh)?.directory,
             };
             println!("{}", path.display());
             Ok(ExitCode::SUCCESS)
@@ -166,6 +179,7 @@ fn run(verb: Verb) -> Result<ExitCode, LabError> {
         Verb::Bench(arguments) => bench::run(&arguments),
         Verb::Zeros => Ok(ExitCode::from(u8::from(!slices::check_zeros()?))),
         Verb::Demo => session::demo(),
+        Verb::Grace(arguments) => grace::run(&arguments),
         Verb::Qemu { arguments } => {
             // Nothing comes back from what takes this program's place.
             let error = Emulator::of(&Cache::open()?)?.command().args(arguments).exec();

@@ -89,21 +89,22 @@ pub(crate) fn l1(machine: &L1<'_>) -> Vec<OsString> {
         "console=ttyS0 panic=-1 loglevel=4 intel_iommu=on iommu=pt {PERIODIC} {SPLIT} {}",
         machine.words
     );
-    args.extend([
-        "-m".into(),
-        format!("{L1_MEMORY_MIB}").into(),
-        "-virtfs".into(),
-        option("local,mount_tag=lab,security_model=none,multidevs=remap,path=", machine.share, ""),
-    ]);
-    for (number, drive) in machine.drives.iter().enumerate() {
-        args.extend([
-            "-drive".into(),
-            option(&format!("if=none,id=drive{number},format=raw,file="), drive, ""),
-        ]);
-    }
-    args.extend(words(FUNCTIONS));
+    args.extend(["-m".into(), format!("{L1_MEMORY_MIB}").into()]);
+    args.extend(shared(machine));
     args.extend(cards(machine.cards));
     args.extend(boot(machine.kernel, machine.initramfs, append.trim_end()));
+    args
+}
+
+/// What every emulated host has: the share, and functions for guests.
+pub(crate) fn shared(machine: &L1<'_>) -> Vec<OsString> {
+    let share = option("local,mount_tag=lab,security_model=none,multidevs=remap,path=", machine.share, "");
+    let mut args = vec!["-virtfs".into(), share];
+    for (number, drive) in machine.drives.iter().enumerate() {
+        let drive = option(&format!("if=none,id=drive{number},format=raw,file="), drive, "");
+        args.extend(["-drive".into(), drive]);
+    }
+    args.extend(words(FUNCTIONS));
     args
 }
 
@@ -158,16 +159,18 @@ pub(crate) fn reference(
     args
 }
 
-fn boot(kernel: &Path, initramfs: &Path, append: &str) -> [OsString; 6] {
+/// What it boots, and the words for it.
+pub(crate) fn boot(kernel: &Path, initramfs: &Path, append: &str) -> [OsString; 6] {
     ["-kernel".into(), kernel.into(), "-initrd".into(), initramfs.into(), "-append".into(), append.into()]
 }
 
-fn words(text: &str) -> Vec<OsString> {
+/// Words of an option each.
+pub(crate) fn words(text: &str) -> Vec<OsString> {
     text.split_whitespace().map(Into::into).collect()
 }
 
 /// An option with a path in it; QEMU wants a comma doubled.
-fn option(before: &str, path: &Path, after: &str) -> OsString {
+pub(crate) fn option(before: &str, path: &Path, after: &str) -> OsString {
     format!("{before}{}{after}", path.to_string_lossy().replace(',', ",,")).into()
 }
 

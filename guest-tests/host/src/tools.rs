@@ -12,6 +12,9 @@ const ROOT: &str = "root.img";
 /// Name of the kernel for every machine there.
 const GENERIC: &str = "generic";
 
+/// What the programs for the emulated Grace host are built for.
+pub(crate) const ARM64_TARGET: &str = "aarch64-unknown-linux-gnu";
+
 /// What a scenario is run with.
 #[derive(Debug, Clone)]
 pub(crate) struct Tools {
@@ -62,6 +65,31 @@ impl Tools {
         })
     }
 
+    /// Those of the emulated Grace host: programs for aarch64 and Debian's newest kernel for arm64.
+    pub(crate) fn of_grace(cache: &Cache) -> Result<Self, LabError> {
+        let lab = std::env::current_exe().map_err(LabError::file("find", "egm-lab"))?;
+        let profile = lab.parent().and_then(Path::file_name).unwrap_or_default();
+        let target = lab.ancestors().nth(3).unwrap_or(Path::new("target"));
+        let folder = target.join(ARM64_TARGET).join(profile);
+        let at = |name: &str| folder.join(name);
+        let configs = PathBuf::from("configs");
+        let configs =
+            configs.canonicalize().map_err(|_| absent(&configs, "run it in the repository's root"))?;
+        Ok(Self {
+            lab: at("egm-lab"),
+            vmm: at("egm-vmm"),
+            plug: at("egm-plug"),
+            device: at("egm-device"),
+            agent: at("egm-guest"),
+            function: at("egm-function"),
+            configs,
+            kernel: kernel::arm64(cache, false)?,
+            generic: None,
+            root: None,
+            emulator: None,
+        })
+    }
+
     /// Those that [`Tools::copy_to`] put into `directory`.
     pub(crate) fn copied(directory: &Path) -> Self {
         let at = |name: &str| directory.join(name);
@@ -93,14 +121,17 @@ impl Tools {
         for path in [&target.configs, &hosts] {
             std::fs::create_dir_all(path).map_err(LabError::file("make", path))?;
         }
-        copy(&self.lab, &target.lab)?;
-        copy(&self.vmm, &target.vmm)?;
-        copy(&self.device, &target.device)?;
-        copy(&self.agent, &target.agent)?;
-        for (seldom, to) in [(&self.function, &target.function), (&self.plug, &target.plug)] {
-            if seldom.exists() {
-                copy(seldom, to)?;
-            }
+        let programs = [
+            (&self.lab, &target.lab),
+            (&self.vmm, &target.vmm),
+            (&self.device, &target.device),
+            (&self.agent, &target.agent),
+            (&self.function, &target.function),
+            (&self.plug, &target.plug),
+        ];
+        // Which of them must be there who made this has said.
+        for (program, to) in programs.into_iter().filter(|(program, _)| program.exists()) {
+            copy(program, to)?;
         }
         copy_files(&self.configs, &target.configs)?;
         copy_files(&self.configs.join("host"), &hosts)?;

@@ -59,6 +59,8 @@ pub(crate) struct Scenario {
     pub(crate) iommufd: bool,
     /// Whether its emulated host has a kernel of our own, as it has for iommufd, for something else that Debian's lacks.
     pub(crate) own_kernel: bool,
+    /// Whether its host is a Grace one, emulated or not.
+    pub(crate) grace: bool,
     /// What must be on the first disk afterwards.
     pub(crate) disk: Option<Proof>,
     /// Whether a Debian root file system is on the first disk and reports, in place of the agent.
@@ -119,6 +121,7 @@ const PLAIN: Scenario = Scenario {
     plugged: false,
     iommufd: false,
     own_kernel: false,
+    grace: false,
     disk: None,
     debian: false,
     boots: 1,

@@ -1,0 +1,133 @@
+//! `egm-lab grace`: the emulated Grace host, for people and for scenarios.
+
+mod machine;
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+use crate::cache::Cache;
+use crate::command::Tool;
+use crate::emulator::Emulator;
+use crate::error::LabError;
+use crate::initramfs;
+use crate::kernel::{self, StockKernel};
+use crate::l1::{self, Host};
+use crate::tools::Tools;
+
+pub(crate) use machine::l1;
+
+/// Where it keeps its files unless the user says otherwise.
+const FOLDER: &str = ".lab/grace";
+/// On its command line: a shell is wanted.
+const SHELL: &str = "lab.shell";
+/// In its folder: what it is to run in place of the runner.
+const COMMAND: &str = "command";
+/// Among its tools: a guest's initial root, with the agent as init.
+const INITRAMFS: &str = "guest.cpio";
+
+/// The emulated Grace host: what is started in it, and from which folder.
+#[derive(Debug, Args)]
+pub(crate) struct GraceArguments {
+    #[command(subcommand)]
+    verb: Verb,
+    /// Its folder, which it has as /share.
+    #[arg(long, global = true, value_name = "DIR", default_value = FOLDER)]
+    share: PathBuf,
+    /// Its kernel, in place of the one that is built and cached.
+    #[arg(long, global = true, value_name = "FILE", conflicts_with = "stock")]
+    kernel: Option<PathBuf>,
+    /// With Debian's kernel: nothing is built, but it has no nvgrace-gpu, no EGM and no iommufd.
+    #[arg(long, global = true)]
+    stock: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Starts a shell in it; Ctrl-D or exit ends the machine, and so does Ctrl-A X.
+    Shell,
+    /// Runs a command in it by its shell; the exit code is the command's.
+    Run {
+        /// The command's words.
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<String>,
+    },
+}
+
+/// Does what was asked.
+pub(crate) fn run(arguments: &GraceArguments) -> Result<ExitCode, LabError> {
+    let cache = Cache::open()?;
+    let share = &arguments.share;
+    fs::create_dir_all(share).map_err(LabError::file("make", share))?;
+    let tools = share.join("tools");
+    let guest = Tools::of_grace(&cache)?;
+    guest.copy_to(&tools)?;
+    let image = tools.join(INITRAMFS);
+    if guest.agent.exists() {
+        let bytes = initramfs::guest(&guest.agent, None, &guest.kernel)?;
+        fs::write(&image, bytes).map_err(LabError::file("write", &image))?;
+    }
+    let kernel = match &arguments.kernel {
+        Some(path) => kernel_of(path, share)?,
+        None if arguments.stock => kernel::arm64_host(&cache, false)?,
+        None => kernel::grace(&cache, false)?,
+    };
+    let host = Host { kernel: &kernel, cache: &cache, plugged: false, grace: true };
+    match &arguments.verb {
+        Verb::Shell => {
+            l1::remove(&share.join(COMMAND))?;
+            // Nothing comes back from what takes this program's place.
+            let error = l1::emulate(&host, share, SHELL)?.0.exec();
+            Err(LabError::file("run", "QEMU")(error))
+        }
+        Verb::Run { words } => {
+            let path = share.join(COMMAND);
+            fs::write(&path, words.join(" ")).map_err(LabError::file("write", &path))?;
+            l1::remove(&share.join("exit"))?;
+            let status = l1::emulate(&host, share, "")?.0.status();
+            status.map_err(LabError::file("run", "QEMU"))?;
+            let code = fs::read_to_string(share.join("exit")).ok().and_then(|text| text.trim().parse::<u8>().ok());
+            code.map(ExitCode::from).ok_or_else(|| LabError::Content {
+                what: "the emulated Grace host".into(),
+                problem: "it ended before the command did".into(),
+            })
+        }
+    }
+}
+
+/// A kernel of the user's, without modules.
+fn kernel_of(image: &Path, share: &Path) -> Result<StockKernel, LabError> {
+    let kernel = StockKernel { directory: share.join("kernel") };
+    let modules = kernel.directory.join("modules");
+    fs::create_dir_all(&modules).map_err(LabError::file("make", &modules))?;
+    let order = modules.join("order");
+    fs::write(&order, "").map_err(LabError::file("write", &order))?;
+    fs::copy(image, kernel.image()).map_err(LabError::file("copy", image))?;
+    Ok(kernel)
+}
+
+/// Makes the device tree of the emulated host in `share`: QEMU's own, and what firmware says of GPUs.
+pub(crate) fn tree(emulator: &Emulator, share: &Path) -> Result<PathBuf, LabError> {
+    let path = share.join("grace.dtb");
+    let dump = format!(",dumpdtb={}", path.to_string_lossy().replace(',', ",,"));
+    let output = emulator.command().args(machine::board()).args(machine::kind(&dump)).output();
+    let output = output.map_err(LabError::file("run", "QEMU"))?;
+    if !output.status.success() {
+        return Err(LabError::Content {
+            what: "QEMU's device tree".into(),
+            problem: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+        });
+    }
+    let fdtput = |words: Vec<OsString>| Tool::new("fdtput", "device-tree-compiler").args(words).bytes();
+    for property in machine::properties() {
+        fdtput(vec!["-p".into(), "-c".into(), path.clone().into(), property.node.clone().into()])?;
+        let head = ["-t".into(), "x".into(), path.clone().into(), property.node.into(), property.name.into()];
+        let cells = property.cells.iter().map(|cell| format!("{cell:x}").into());
+        fdtput(head.into_iter().chain(cells).collect())?;
+    }
+    Ok(path)
+}
