@@ -261,7 +261,8 @@ linux-source | 6.12.107-1 | http://mirror/debian trixie/main amd64 Packages
 
     #[test]
     fn dependencies_are_names_without_versions_and_alternatives() {
-        let record = "Package: linux-image\nDepends: linux-base-7.3 (= 7.3.4-1~bpo13+1), dracut | tools (>= 1), x\n";
+        let record =
+            "Package: linux-image\nDepends: linux-base-7.3 (= 7.3.4-1~bpo13+1), dracut | tools (>= 1), x\n";
         assert_eq!(dependencies(record), ["linux-base-7.3", "dracut", "x"]);
         assert_eq!(dependencies("Package: x\n"), Vec::<&str>::new());
     }

@@ -75,7 +75,7 @@ fn busybox(
             remedy: "install the Debian package busybox-static".into(),
         });
     }
-    let program = read(other.unwrap_or(Path::new(BUSYBOX)))?;
+    let program = read(other.unwrap_or_else(|| Path::new(BUSYBOX)))?;
     let applets = crate::command::Tool::new(BUSYBOX, "busybox-static").args(["--list"]).text()?;
     let build = || {
         let mut archive = skeleton(directories)?;

@@ -47,8 +47,7 @@ pub(crate) fn run(
     report: &Path,
 ) -> Result<Vec<ScenarioResult>, LabError> {
     let (on_grace, others): (Vec<Scenario>, Vec<Scenario>) = scenarios.iter().partition(|s| s.grace);
-    let (own, stock): (Vec<Scenario>, Vec<Scenario>) =
-        others.iter().partition(|s| s.iommufd || s.own_kernel);
+    let (own, stock): (Vec<Scenario>, Vec<Scenario>) = others.iter().partition(|s| s.iommufd || s.own_kernel);
     let mut results = Vec::new();
     let mut run = |tools: &Tools, kernel: &StockKernel, scenarios: &[Scenario]| {
         tools.copy_to(&report.join("tools"))?;

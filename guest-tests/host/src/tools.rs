@@ -12,8 +12,8 @@ const ROOT: &str = "root.img";
 /// Name of the kernel for every machine there.
 const GENERIC: &str = "generic";
 
-/// What the programs for the emulated Grace host are built for.
-pub(crate) const ARM64_TARGET: &str = "aarch64-unknown-linux-gnu";
+/// Where `scripts/lab/arm64` leaves the programs for the emulated Grace host, in the folder of what is built.
+const ARM64_FOLDER: &str = "aarch64-unknown-linux-gnu/lab";
 
 /// What a scenario is run with.
 #[derive(Debug, Clone)]
@@ -68,9 +68,8 @@ impl Tools {
     /// Those of the emulated Grace host: programs for aarch64 and Debian's newest kernel for arm64.
     pub(crate) fn of_grace(cache: &Cache) -> Result<Self, LabError> {
         let lab = std::env::current_exe().map_err(LabError::file("find", "egm-lab"))?;
-        let profile = lab.parent().and_then(Path::file_name).unwrap_or_default();
-        let target = lab.ancestors().nth(3).unwrap_or(Path::new("target"));
-        let folder = target.join(ARM64_TARGET).join(profile);
+        let target = lab.ancestors().nth(3).unwrap_or_else(|| Path::new("target"));
+        let folder = target.join(ARM64_FOLDER);
         let at = |name: &str| folder.join(name);
         let configs = PathBuf::from("configs");
         let configs =

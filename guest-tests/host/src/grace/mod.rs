@@ -90,7 +90,8 @@ pub(crate) fn run(arguments: &GraceArguments) -> Result<ExitCode, LabError> {
             l1::remove(&share.join("exit"))?;
             let status = l1::emulate(&host, share, "")?.0.status();
             status.map_err(LabError::file("run", "QEMU"))?;
-            let code = fs::read_to_string(share.join("exit")).ok().and_then(|text| text.trim().parse::<u8>().ok());
+            let code =
+                fs::read_to_string(share.join("exit")).ok().and_then(|text| text.trim().parse::<u8>().ok());
             code.map(ExitCode::from).ok_or_else(|| LabError::Content {
                 what: "the emulated Grace host".into(),
                 problem: "it ended before the command did".into(),
