@@ -35,6 +35,10 @@ pub struct Layout {
     pub ram_hole: Span<Guest>,
     /// The part of `ram_hole` that is mapped all the same: tables that the VMM writes for the guest.
     pub firmware: Span<Guest>,
+    /// Largest base page of a guest: memory, and holes in it, begin and end at multiples of it.
+    pub page: u64,
+    /// Most pieces of memory that a guest's kernel keeps.
+    pub most_regions: usize,
     /// Least size of the first node that has memory, in bytes.
     pub min_memory: u64,
     /// 32-bit PCI memory window.

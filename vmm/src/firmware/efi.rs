@@ -15,15 +15,13 @@ use egm_address::{Gpa, Guest, Span, SpanSet};
 use super::room::Room;
 use super::tree::DESCRIPTOR_SIZE;
 use super::{Efi, FirmwareError};
+use crate::arch::aarch64::layout::{LAYOUT, MOST_REGIONS};
 use crate::plan::Plan;
 
 /// Largest page of a guest: it rounds the edges of the memory map outwards to its own, so they are multiples of this.
-pub(super) const PAGE: u64 = 64 << 10;
+pub(super) const PAGE: u64 = LAYOUT.page;
 /// Unit of the memory map (7.2.3).
 const EFI_PAGE: u64 = 4 << 10;
-/// Linux keeps 1024 regions of memory before it can allocate (`INIT_MEMBLOCK_MEMORY_REGIONS`), some of them for itself.
-pub(crate) const MOST_REGIONS: usize = 900;
-
 const SYSTEM_TABLE: &[u8; 8] = b"IBI SYST";
 /// Linux prints it as v2.7.
 const REVISION: u32 = 2 << 16 | 70;

@@ -16,7 +16,7 @@ use egm_address::{Gpa, Guest, Span};
 
 use room::Room;
 
-use crate::arch::aarch64::layout::{REDISTRIBUTOR, TREE};
+use crate::arch::aarch64::layout::{MOST_REGIONS, REDISTRIBUTOR, TREE};
 use crate::config::{Architecture, MAX_NODES, MAX_VCPUS};
 use crate::error::{Blame, Report};
 use crate::plan::{MemoryPlan, Plan, WindowKind};
@@ -73,7 +73,7 @@ pub enum FirmwareError {
         window: Span<Guest>,
     },
     /// More pieces of RAM than a kernel keeps.
-    #[error("guest memory is in {regions} pieces, and a kernel keeps {} at most", efi::MOST_REGIONS)]
+    #[error("guest memory is in {regions} pieces, and a kernel keeps {MOST_REGIONS} at most")]
     MemoryMap {
         /// How many.
         regions: usize,

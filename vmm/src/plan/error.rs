@@ -54,6 +54,17 @@ pub enum PlanError {
         /// Least bytes.
         least: u64,
     },
+    /// Memory that the largest pages of a guest do not divide.
+    #[error("node {node} has {}, which is no multiple of {}, the largest page of such a guest: change its size",
+        show::size(*size), show::size(*page))]
+    NodeSize {
+        /// Guest node.
+        node: u32,
+        /// Its memory in bytes.
+        size: u64,
+        /// The page in bytes.
+        page: u64,
+    },
     /// A range that the host's IOMMU cannot map where the guest must have memory.
     #[error(
         "function {function} cannot reach {reserved} (reserved by the host's IOMMU), where the guest must have {what} at {span}"
@@ -344,6 +355,7 @@ impl Report for PlanError {
             Self::Window { suggested: None, .. } => "remove devices with large 32-bit BARs".to_owned(),
             Self::AddressBits { .. }
             | Self::Bar { .. }
+            | Self::NodeSize { .. }
             | Self::FunctionTwice { .. }
             | Self::Reserved { .. }
             | Self::Internal(_) => {

@@ -4,24 +4,23 @@
 //! that the host reserves) goes on after it, at an address whose offset in the node's memory is congruent to it modulo
 //! the page size, at least 2 MiB: a huge page of the host is then a huge page of the guest.
 
-use egm_address::{Gpa, Guest, InRegion, Offset, Span, SpanSet, align_down, align_up};
+use egm_address::{Gpa, Guest, Span, SpanSet, align_down, align_up};
 
 use crate::config::{EgmForm, EgmSlice, Node, Spec};
 use crate::plan::regions::Source;
+use crate::plan::retired::{Slice, without_retired};
 use crate::plan::space::Space;
 use crate::plan::{BackingPlan, MemoryKind, MemoryPlan, PlanError};
 
-const SMALL_PAGE: u64 = 4 << 10;
 const LARGE_PAGE: u64 = 2 << 20;
 /// A GPU and a hypervisor both map memory best in pieces of this size.
 pub(super) const HUGE_PAGE: u64 = 1 << 30;
 
+/// Backings, memory, and what a person should know of it.
+pub(super) type Planned = (Vec<BackingPlan>, Vec<MemoryPlan>, Vec<String>);
+
 /// The memory of the machine; `space.top` is above it afterwards.
-pub(super) fn plan(
-    spec: &Spec,
-    sources: &[Source],
-    space: &mut Space,
-) -> Result<(Vec<BackingPlan>, Vec<MemoryPlan>), PlanError> {
+pub(super) fn plan(spec: &Spec, sources: &[Source], space: &mut Space) -> Result<Planned, PlanError> {
     let mut backings = Vec::new();
     let mut memory = Vec::new();
     let mut ram = Ram::new(space);
@@ -31,7 +30,11 @@ pub(super) fn plan(
     if size < least {
         return Err(PlanError::FirstNode { node, size, least });
     }
+    let page = space.layout.page;
     for node in with_memory() {
+        if !node.size.get().is_multiple_of(page) {
+            return Err(PlanError::NodeSize { node: node.id, size: node.size.get(), page });
+        }
         let unit = spec.memory.page_size.bytes().max(LARGE_PAGE);
         let pieces = ram.take(node.size.get(), unit).map_err(|short_by| PlanError::AddressSpace {
             what: format!("memory of node {}", node.id),
@@ -45,20 +48,24 @@ pub(super) fn plan(
     }
     let high = space.layout.ram.last().map_or(Gpa::new(0), |ram| ram.start());
     space.top = memory.last().map_or(high, |m| m.span.end().max(high));
+    let mut slices = Vec::new();
     for (index, (slice, source)) in spec.egm.iter().zip(sources).enumerate() {
         if slice.form == EgmForm::Memory {
             let span = place_slice(index, slice, space)?;
-            memory.extend(without_retired(span, source, slice.node, backings.len()));
+            slices.push(Slice { span, source, node: slice.node, backing: backings.len() });
         }
         backings.push(slice_backing(spec, index, slice, source));
     }
+    let (pieces, notes) = without_retired(&slices, memory.len(), space.layout);
+    memory.extend(pieces);
     memory.sort_by_key(|m| m.span);
-    Ok((backings, memory))
+    Ok((backings, memory, notes))
 }
 
 /// Free RAM addresses, lowest first.
 struct Ram {
     free: Vec<Span<Guest>>, // descending: the next one is the last
+    page: u64,
 }
 
 impl Ram {
@@ -72,7 +79,7 @@ impl Ram {
             .collect();
         let mut free: Vec<_> = all.minus(&space.blocked()).iter().collect();
         free.reverse();
-        Self { free }
+        Self { free, page: space.layout.page }
     }
 
     /// Spans for `size` bytes, with the offset of each; `start - offset` is a multiple of `unit` for all of them.
@@ -91,7 +98,7 @@ impl Ram {
             let Some(usable) = start.and_then(|start| Span::between(Gpa::new(start), gap.end())) else {
                 continue;
             };
-            let bytes = if usable.size() < left { align_down(usable.size(), SMALL_PAGE) } else { left };
+            let bytes = if usable.size() < left { align_down(usable.size(), self.page) } else { left };
             let Ok(span) = Span::new(usable.start(), bytes) else { continue };
             pieces.push((span, offset));
             offset += bytes;
@@ -159,25 +166,6 @@ fn place_slice(index: usize, slice: &EgmSlice, space: &mut Space) -> Result<Span
             key: "egm.size",
         }
     })
-}
-
-/// A slice less its retired pages, which are holes of the guest's memory map: offset in the guest's span and offset in
-/// the slice stay the same.
-fn without_retired(span: Span<Guest>, source: &Source, node: u32, backing: usize) -> Vec<MemoryPlan> {
-    let whole: SpanSet<InRegion> = Span::new(Offset::new(source.offset), span.size()).into_iter().collect();
-    let kept = whole.minus(&source.holes);
-    let piece = |kept: Span<InRegion>| {
-        let offset = kept.start().get().saturating_sub(source.offset);
-        let start = Gpa::new(span.start().get().saturating_add(offset));
-        Span::new(start, kept.size()).ok().map(|span| MemoryPlan {
-            span,
-            kind: MemoryKind::Egm,
-            node,
-            backing,
-            offset,
-        })
-    };
-    kept.iter().filter_map(piece).collect()
 }
 
 fn slice_backing(spec: &Spec, index: usize, slice: &EgmSlice, source: &Source) -> BackingPlan {

@@ -8,6 +8,7 @@
 //!  Facts ─┤   regions   which region of the host an EGM slice comes from, and where in it
 //!         │   space     which guest physical addresses may be used at all
 //!         │   memory    RAM and EGM slices in that space, and the memory behind them
+//!         │   retired   slices without retired pages
 //!         │   pci       what devices need of PCI, windows
 //!         │   data_direct   pairs of functions, and GPU BARs that they address
 //!         │   near      guest nodes that host functions are near to
@@ -42,6 +43,7 @@ mod place;
 mod plug;
 mod regions;
 mod render;
+mod retired;
 mod served;
 mod space;
 #[cfg(test)]
@@ -82,7 +84,7 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
     let alone = data_direct::decide(facts, &mut wanted)?;
     let mut space = space::Space::new(spec, facts, layout)?;
     let sources = regions::choose(spec, facts)?;
-    let (mut backings, memory) = memory::plan(spec, &sources, &mut space)?;
+    let (mut backings, memory, coarse) = memory::plan(spec, &sources, &mut space)?;
     host::check_backings(&backings, facts)?;
     host::find_small_pages(&mut backings, facts);
     served::check_memory(spec, facts, &backings)?;
@@ -115,7 +117,12 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
         distances,
         backings,
         memory,
-        notes: lost.chain(alone).chain(decided.notes).chain(served::notes(spec, facts)).collect(),
+        notes: lost
+            .chain(coarse)
+            .chain(alone)
+            .chain(decided.notes)
+            .chain(served::notes(spec, facts))
+            .collect(),
         lines,
         ports: layout
             .ports

@@ -144,15 +144,11 @@ pub(super) fn decide(
     let peers: Vec<bool> = wanted.iter().map(|one| lends && wants_p2p(one)).collect();
     let (cliques, warnings) = cliques::decide(facts, wanted, &peers)?;
     notes.extend(warnings);
-    let taken = spec.memory.nodes.iter().map(|node| node.id).chain(spec.egm.iter().map(|slice| slice.node));
-    let mut next_node = taken.max().map_or(0, |last| last.saturating_add(1));
+    let mut nodes = free_nodes(spec);
     let one = |((one, p2p), clique): ((&Wanted<'_>, bool), Option<u8>)| {
         let host = one.host?;
-        let memory = gpu_memory(host).map(|bars| {
-            let first_node = next_node;
-            next_node = next_node.saturating_add(GPU_NODES);
-            GpuMemoryPlan { bars, first_node }
-        });
+        let memory =
+            gpu_memory(host).map(|bars| GpuMemoryPlan { bars, first_node: nodes.next().unwrap_or(u32::MAX) });
         let (function, group, node) = (host.address, host.iommu_group, one.node);
         let partner = one.partner;
         Some(PassedPlan { function, group, node, clique, p2p, memory, partner })
@@ -162,6 +158,25 @@ pub(super) fn decide(
         backings.iter().filter(|backing| !is_invisible(backing, facts)).map(|backing| backing.size).sum();
     let passthrough = PassthroughPlan { interface, why, groups: groups(&hosts), pinned };
     Ok(Decided { functions, passthrough: Some(passthrough), notes })
+}
+
+/// First numbers of as many free ones as a GPU has nodes, above the ordinary ones. Linux counts memory of slices
+/// behind GPUs, so a configuration that leaves numbers for them below its slices has the same numbers in the guest.
+fn free_nodes(spec: &Spec) -> impl Iterator<Item = u32> {
+    let ordinary = spec.memory.nodes.iter().map(|node| node.id);
+    let mut first = ordinary.max().map_or(0, |last| last.saturating_add(1));
+    let mut taken: Vec<u32> = spec.egm.iter().map(|slice| slice.node).collect();
+    taken.sort_unstable();
+    std::iter::from_fn(move || {
+        for node in &taken {
+            if (first..first.saturating_add(GPU_NODES)).contains(node) {
+                first = node.saturating_add(1);
+            }
+        }
+        let found = first;
+        first = first.saturating_add(GPU_NODES);
+        Some(found)
+    })
 }
 
 /// Whether functions of the host can be plugged into the machine's spare ports.

@@ -11,6 +11,7 @@ use egm_vfio::topology::Place;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 
+mod arm;
 mod data_direct;
 mod passed;
 mod served;

@@ -72,12 +72,17 @@ pub const FIRST_SHARED: u32 = 32;
 /// Shared interrupts: as few as a GIC can have.
 pub const SHARED_INTERRUPTS: u32 = 32;
 
+/// Pieces of memory: Linux keeps 1024 before it can allocate (`INIT_MEMBLOCK_MEMORY_REGIONS`), some of them for itself.
+pub const MOST_REGIONS: usize = 900;
+
 /// The layout.
 pub const LAYOUT: Layout = Layout {
     name: "aarch64",
     ram: &[fixed(RAM, END)],
     ram_hole: fixed(RAM, FIRMWARE_END),
     firmware: fixed(RAM, FIRMWARE_END),
+    page: 64 * KIB,
+    most_regions: MOST_REGIONS,
     min_memory: 4 * MIB,
     pci32: fixed(PCI32_START, RAM),
     ecam: None,

@@ -73,6 +73,8 @@ pub const LAYOUT: Layout = Layout {
     ram: &[fixed(0, PCI32_START), fixed(HIGH_RAM, END)],
     ram_hole: fixed(LOW_RAM_END, MIB),
     firmware: FIRMWARE,
+    page: 4 * KIB,
+    most_regions: usize::MAX,
     min_memory: 2 * MIB,
     pci32: fixed(PCI32_START, PCI32_END),
     ecam: Some(fixed(PCI32_END, ECAM_END)),
