@@ -57,7 +57,11 @@ fn memory_that_large_pages_do_not_divide_is_refused() {
     (spec.arch, facts.arch) = (Architecture::Aarch64, Architecture::Aarch64);
     let error = plan(&spec, &facts).unwrap_err();
     assert_eq!(error, PlanError::NodeSize { node: 0, size: GIB + 4 * KIB, page: 64 * KIB });
-    assert!(error.to_string().contains("no multiple of 64 KiB, the largest page of such a guest: change its size"));
+    assert!(
+        error
+            .to_string()
+            .contains("no multiple of 64 KiB, the largest page of such a guest: change its size")
+    );
 }
 
 proptest! {
