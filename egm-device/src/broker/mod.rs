@@ -8,7 +8,7 @@
 //! One connection is one request and at most one slice. A slice is lent until its connection is closed *and* the process
 //! that made the connection has ended, or until the client says that it has unmapped it: a connection that is merely lost
 //! never frees memory that somebody maps. Nor does the client's word where the kernel contradicts it: memory that others
-//! still have, or map, stays lent. Of a pool's slice, a file of its own, that would be the client's to undo: there the word frees nothing.
+//! still have, or map, stays lent. A pool's slice, a file of its own that a client may pass on, is not freed by its word.
 //!
 //! What this module refuses to do: wait for a client, keep more than a few packets for it, believe what it says of itself.
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
