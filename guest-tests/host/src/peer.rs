@@ -5,7 +5,8 @@
 //!  server 1 ── QEMU 1   a guest checks the slice, is reset, checks it again; a second slice is plugged in and out
 //!           └─ QEMU 2   finds the bytes of the first; the owner asks, the guest gives, the server ends well
 //!  server 2 ── QEMU 3   finds zeros; the server is killed, the guest goes on
-//!  server 3 ── QEMU 4   finds zeros, at the socket that the dead one left; then `egm-guest list` and `test`
+//!  server 3 ── QEMU 4   finds zeros; the owner takes the slice, which the guest does not give: QEMU stops the guest
+//!  server 4 ── QEMU 5   finds zeros, at the socket that the dead one left; then `egm-guest list` and `test`
 //! ```
 //! The guest counts the checks that its slice has seen in the slice itself, and the host reads them there.
 
@@ -39,12 +40,25 @@ struct Machine {
     checks: &'static [&'static str],
     /// How many checks its slice has seen.
     before: u32,
+    /// Which of them it comes to say, and whether it ends by itself.
+    expected: Expected,
 }
 
-const FIRST: Machine = Machine { name: "first", checks: &[CHECK, "egm_plugged"], before: 1 };
-const WANTED: Machine = Machine { name: "wanted", checks: &[CHECK, "egm_wanted"], before: 2 };
-const LOST: Machine = Machine { name: "lost", checks: &[CHECK, "egm_lost"], before: 0 };
-const BACK: Machine = Machine { name: "back", checks: &[CHECK, "egm_commands"], before: 0 };
+impl Machine {
+    /// One that does all it is asked.
+    const fn whole(name: &'static str, checks: &'static [&'static str], before: u32) -> Self {
+        Self { name, checks, before, expected: Expected { exit: 0, summary: true, checks } }
+    }
+}
+
+const FIRST: Machine = Machine::whole("first", &[CHECK, "egm_plugged"], 1);
+const WANTED: Machine = Machine::whole("wanted", &[CHECK, "egm_wanted"], 2);
+const LOST: Machine = Machine::whole("lost", &[CHECK, "egm_lost"], 0);
+const TAKEN: Machine = Machine {
+    expected: Expected { exit: 0, summary: false, checks: &[CHECK] },
+    ..Machine::whole("taken", LOST.checks, 0)
+};
+const BACK: Machine = Machine::whole("back", &[CHECK, "egm_commands"], 0);
 
 /// Tells it.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
@@ -74,6 +88,7 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
         let device = json!({ "driver": "virtio-rng-pci", "bus": "spare" });
         vec![timed("the server is killed", || Ok(ask(&parts)?.execute("device_add", device)?))]
     })?;
+    taken(frame, &parts)?;
     let mut server = parts.serve()?;
     boot(frame, &parts, &BACK, |_, _| Vec::new())?;
     frame.step("the last server ends well", || {
@@ -108,6 +123,25 @@ fn first(frame: &mut Frame<'_>, parts: &Parts<'_>) -> Result<(), LabError> {
     })
 }
 
+/// A guest that does not give its slice when the owner asks loses it: the server signals the function's error interrupt before it
+/// hangs up, and QEMU stops a guest whose function fails so. (A request interrupt, at which it would unplug the function, it has
+/// for functions of the host only.)
+fn taken(frame: &mut Frame<'_>, parts: &Parts<'_>) -> Result<(), LabError> {
+    let mut server = parts.serve_for(1)?;
+    boot(frame, parts, &TAKEN, |said, _| {
+        if said != "lost" {
+            return Vec::new();
+        }
+        let stopped = timed("QEMU stops a guest whose slice is taken", || {
+            let mut monitor = ask(parts)?;
+            server.ask()?;
+            monitor.wait("STOP")?;
+            Ok(monitor.execute("quit", json!({}))?)
+        });
+        vec![stopped, timed("the server that took it ends well", || ended(server.wait()?))]
+    })
+}
+
 fn ask(parts: &Parts<'_>) -> std::io::Result<Monitor> {
     Monitor::connect(&parts.monitor())
 }
@@ -119,7 +153,7 @@ fn boot(
     machine: &Machine,
     mut hear: impl FnMut(&str, &mut Vec<Line>) -> Vec<Check>,
 ) -> Result<(), LabError> {
-    let Machine { name, checks, before } = *machine;
+    let Machine { name, checks, before, expected } = *machine;
     let words = format!(
         "quiet egm.checks={} egm.arg.egm_device.size={SIZE} egm.arg.egm_device.functions=1",
         checks.join(",")
@@ -140,7 +174,6 @@ fn boot(
     )?;
     frame.cases.append(&mut done);
     frame.step(&format!("bytes, {name}"), || seen_before(&lines, before));
-    let expected = Expected { exit: 0, summary: true, checks };
     let boot = Boot::of(Collected { lines, ending, millis: millis(begun) }, None);
     frame.judge(expected, &boot, &format!(", {name}"));
     Ok(())

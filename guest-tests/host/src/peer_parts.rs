@@ -2,24 +2,22 @@
 //! as `egm-device export qemu` writes it.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 
 use crate::command::Tool;
 use crate::emulator::Emulator;
 use crate::error::LabError;
 use crate::initramfs;
-use crate::process::bound_to_us;
 use crate::run::Runner;
+use crate::served::{Server, serve};
 
 /// Bytes of the slice in a machine from its start: no power of two, so that its BAR has more.
 pub(crate) const SIZE: u64 = 6 << 20;
-/// A server waits so long for its guest to give the slice back.
-const PATIENCE: &str = "60";
+/// Seconds that a server waits for its guest to give the slice back.
+const PATIENCE: u32 = 60;
 /// The folder is a host with one node, whose ledger nobody else has; no part of it needs root.
 const HOST: [(&str, &str); 7] = [
     ("proc/cmdline", ""),
@@ -125,37 +123,33 @@ impl<'a> Parts<'a> {
         Ok(command)
     }
 
-    /// Serves the machine's slice, by the command that the export names.
+    /// Serves the machine's slice.
     pub(crate) fn serve(&self) -> Result<Server, LabError> {
+        self.serve_for(PATIENCE)
+    }
+
+    /// The same with another patience, by the command that the export names.
+    pub(crate) fn serve_for(&self, patience: u32) -> Result<Server, LabError> {
         const COMMAND: &str = "egm-device serve ";
         let notes = self.export("")?.notes;
         let command =
             notes.iter().find_map(|note| note.split_once(COMMAND)).map(|(_, words)| words.to_owned());
         let words = command.ok_or_else(|| strange("it does not say how the slice is served"))?;
-        self.start(words.split(' '))
+        self.start(words.split(' '), patience)
     }
 
     /// Serves the spare slice: without MSI-X, because QEMU (11.1.3) aborts when a vfio-user function that has it is unplugged.
     pub(crate) fn serve_spare(&self) -> Result<Server, LabError> {
         let socket = self.spare();
         let words = ["--region", "local", "--size", "4MiB", "--name", "spare", "--no-msix", "--socket"];
-        self.start(words.into_iter().chain([&*socket.to_string_lossy()]))
+        self.start(words.into_iter().chain([&*socket.to_string_lossy()]), PATIENCE)
     }
 
-    fn start<'w>(&self, words: impl Iterator<Item = &'w str>) -> Result<Server, LabError> {
+    fn start<'w>(&self, words: impl Iterator<Item = &'w str>, patience: u32) -> Result<Server, LabError> {
         let mut command = Command::new(&self.runner.tools.device);
-        command.arg("serve").args(words).args(["--patience", PATIENCE, "--root"]).arg(self.host());
-        let mut command = bound_to_us(command);
-        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
-        let mut server = Server(child.map_err(LabError::file("run", &self.runner.tools.device))?);
-        let mut line = String::new();
-        match server.0.stdout.take().map(|out| BufReader::new(out).read_line(&mut line)) {
-            Some(Ok(1..)) => Ok(server),
-            _ => Err(LabError::Content {
-                what: "egm-device serve".into(),
-                problem: "it does not serve".into(),
-            }),
-        }
+        let patience = patience.to_string();
+        command.arg("serve").args(words).args(["--patience", &patience, "--root"]).arg(self.host());
+        serve(command, Stdio::inherit())
     }
 
     /// How many slices the ledger has given out.
@@ -165,43 +159,6 @@ impl<'a> Parts<'a> {
             .args(["--root".as_ref(), self.host().as_os_str()])
             .text()?;
         Ok(shown.matches("\"owner\"").count())
-    }
-}
-
-/// A server of a slice, which is killed with this value.
-#[derive(Debug)]
-pub(crate) struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // Fails for one that has ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Server {
-    /// Asks it to end; its guest is asked for the slice.
-    pub(crate) fn ask(&self) -> std::io::Result<()> {
-        Ok(kill_process(Pid::from_child(&self.0), Signal::TERM)?)
-    }
-
-    /// Its exit code, once it has ended.
-    pub(crate) fn wait(&mut self) -> std::io::Result<Option<i32>> {
-        Ok(self.0.wait()?.code())
-    }
-
-    /// What is in its memory of `size` bytes: a file that has no name.
-    pub(crate) fn memory(&self, size: u64) -> std::io::Result<Vec<u8>> {
-        for entry in fs::read_dir(format!("/proc/{}/fd", self.0.id()))? {
-            let path = entry?.path();
-            let is_memory =
-                fs::read_link(&path).is_ok_and(|link| link.to_string_lossy().starts_with("/memfd:"));
-            if is_memory && fs::metadata(&path)?.len() == size {
-                return fs::read(path);
-            }
-        }
-        Err(std::io::Error::other("the server has no memory of the slice's size"))
     }
 }
 

@@ -1,9 +1,12 @@
-//! Functions behind vfio-user servers of the lab (`guest-tests/functions`): GPUs and a network card, for a guest or for the
-//! emulated host.
+//! vfio-user servers: of slices (`egm-device serve`), and of the lab's own functions (`guest-tests/functions`), which are GPUs
+//! and a network card for a guest or for the emulated host.
 
-use std::io::{BufRead, BufReader};
+use std::fs;
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::error::LabError;
 use crate::process::bound_to_us;
@@ -29,7 +32,7 @@ pub(crate) const NIC: Card =
 /// The cards of an emulated host that has some, by the names of their sockets.
 pub(crate) const PLUGGED: [(&str, Card); 3] = [("gpu0.sock", GPU), ("gpu1.sock", GPU), ("nic.sock", NIC)];
 
-/// A server, which ends with this value.
+/// A server, which is killed with this value.
 #[derive(Debug)]
 pub(crate) struct Server(Child);
 
@@ -41,26 +44,52 @@ impl Drop for Server {
     }
 }
 
+impl Server {
+    /// Asks it to end; a slice's guest is asked for it.
+    pub(crate) fn ask(&self) -> io::Result<()> {
+        Ok(kill_process(Pid::from_child(&self.0), Signal::TERM)?)
+    }
+
+    /// Its exit code, once it has ended.
+    pub(crate) fn wait(&mut self) -> io::Result<Option<i32>> {
+        Ok(self.0.wait()?.code())
+    }
+
+    /// What is in its memory of `size` bytes: a file that has no name.
+    pub(crate) fn memory(&self, size: u64) -> io::Result<Vec<u8>> {
+        for entry in fs::read_dir(format!("/proc/{}/fd", self.0.id()))? {
+            let path = entry?.path();
+            let is_memory =
+                fs::read_link(&path).is_ok_and(|link| link.to_string_lossy().starts_with("/memfd:"));
+            if is_memory && fs::metadata(&path)?.len() == size {
+                return fs::read(path);
+            }
+        }
+        Err(io::Error::other("the server has no memory of the slice's size"))
+    }
+}
+
 /// Starts `function` as `card`; it serves at `socket` when this returns.
 pub(crate) fn start(function: &Path, card: Card, socket: &Path) -> Result<Server, LabError> {
     let recorded = socket.with_extension("txt");
-    std::fs::write(&recorded, card.recorded).map_err(LabError::file("write", &recorded))?;
+    fs::write(&recorded, card.recorded).map_err(LabError::file("write", &recorded))?;
     let mut command = Command::new(function);
     command.args(["--bar", &card.bar.to_string(), "--memory", &card.memory.to_string(), "--recorded"]);
     command.arg(recorded).arg("--socket").arg(socket);
-    serve(command, function, socket)
+    serve(command, Stdio::null())
 }
 
-/// Starts `command`, which runs `program`; it serves at `socket` when this returns, and says so in a line.
-pub(crate) fn serve(command: Command, program: &Path, socket: &Path) -> Result<Server, LabError> {
+/// Starts `command`; it serves when this returns, and says so in a line. What it says of its clients goes to `stderr`.
+pub(crate) fn serve(command: Command, stderr: Stdio) -> Result<Server, LabError> {
     let mut command = bound_to_us(command);
-    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr).spawn();
+    let program = Path::new(command.get_program());
     let mut server = Server(child.map_err(LabError::file("run", program))?);
     let mut line = String::new();
     match server.0.stdout.take().map(|out| BufReader::new(out).read_line(&mut line)) {
         Some(Ok(1..)) => Ok(server),
         _ => Err(LabError::Content {
-            what: format!("{} at {}", program.display(), socket.display()),
+            what: format!("{command:?}"),
             problem: "it does not serve: run it by hand".into(),
         }),
     }

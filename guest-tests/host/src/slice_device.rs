@@ -1,36 +1,102 @@
-//! The story of a slice as a PCI function: a guest of a monitor that has it itself, and one of a monitor that has it from
-//! `egm-device serve`, report the same.
+//! Stories of a slice as a PCI function. A guest of a monitor that has it itself, and one of a monitor that has it from
+//! `egm-device serve`, report the same; and it may be of any kind of memory.
 
-use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use egm_report::{Check, Line};
 
 use crate::error::LabError;
 use crate::frame::{Fault, Frame, Step};
-use crate::run::Boot;
+use crate::host_parts::Plan;
+use crate::run::{Boot, Runner};
 use crate::scenarios::Scenario;
-use crate::served::serve;
+use crate::served::{Server, serve};
+use crate::slices::{self, Pool};
 
 /// Where the server is.
 const SOCKET: &str = "/run/egm-slice.sock";
+/// Memory that `mem=` and `memmap=` hide (`/dev/mem`), device-DAX, huge pages, and KVM's own.
+const KINDS: [&str; 5] = ["mem", "memmap", "dax0.0", "hugetlb", "guest-memfd"];
+/// The region of which a server has a slice by the ledger.
+const LEASED: &str = "mem";
 
 /// Boots a guest for each of the two.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, report, .. } = *frame;
     let own = runner.boot(scenario, &runner.machine(scenario, report)?, report)?;
     frame.judge(scenario.expected, &own, "");
-    let program = &runner.tools.device;
-    let mut command = Command::new(program);
-    command.args(["serve", "--region", "memfd", "--pxm", "0", "--socket", SOCKET, "--size"]);
-    command.arg(scenario.tale.slice());
-    let _server = serve(command, program, Path::new(SOCKET))?;
+    let _server = serve_slice(runner, "memfd", scenario)?;
     let folder = frame.folder("served")?;
     let next = Scenario { region: None, servers: &[SOCKET], ..*scenario };
     let served = runner.boot(&next, &runner.machine(&next, &folder)?, &folder)?;
     frame.judge(scenario.expected, &served, " of a server");
     frame.step("same", || same(&own, &served));
     Ok(())
+}
+
+/// A slice of each kind of memory as the monitor's own function, then one that a server has from the host's ledger.
+pub(crate) fn kinds(frame: &mut Frame<'_>) -> Result<(), LabError> {
+    let Frame { runner, scenario, .. } = *frame;
+    for region in KINDS {
+        // A pool without pages is no region.
+        let _pool = (region == "hugetlb").then(Pool::fill).transpose()?;
+        if slices::missing(runner, region)?.is_some() {
+            frame.step(region, || Err(Fault::Undecided("this host has no such region")));
+            continue;
+        }
+        let next = Scenario { region: Some(region), ..*scenario };
+        let folder = frame.folder(region)?;
+        let machine = runner.machine(&next, &folder)?;
+        let boot = runner.boot(&next, &machine, &folder)?;
+        frame.judge(scenario.expected, &boot, &format!(", {region}"));
+        if machine.plan.as_ref().and_then(Plan::slice).is_some() {
+            frame.step(&format!("zero for the next, {region}"), || {
+                slices::next_finds_zeros(runner, region, scenario.tale.slice())
+            });
+        }
+    }
+    leased(frame)
+}
+
+/// A server of a slice that the ledger keeps: nobody else gets it meanwhile, and its next owner finds zeros.
+fn leased(frame: &mut Frame<'_>) -> Result<(), LabError> {
+    let Frame { runner, scenario, .. } = *frame;
+    if slices::missing(runner, LEASED)?.is_some() {
+        frame.step("leased", || Err(Fault::Undecided("this host has no such region")));
+        return Ok(());
+    }
+    let mut server = serve_slice(runner, LEASED, scenario)?;
+    let folder = frame.folder("leased")?;
+    let next = Scenario { servers: &[SOCKET], ..*scenario };
+    let boot = runner.boot(&next, &runner.machine(&next, &folder)?, &folder)?;
+    frame.judge(scenario.expected, &boot, ", leased");
+    frame.step("nobody else has it", || {
+        let output = slices::grant(runner, LEASED, "1GiB")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        if !output.status.success() && said.contains("held by ") {
+            return Ok(());
+        }
+        Err(Fault::Untrue(format!("all of the region is asked for: {}, {said}", output.status)))
+    });
+    frame.step("the server ends well", || {
+        server.ask()?;
+        match server.wait()? {
+            Some(0) => Ok(()),
+            code => Err(Fault::Untrue(format!("its exit code is {code:?}"))),
+        }
+    });
+    frame.step("zero for the next, leased", || {
+        slices::next_finds_zeros(runner, LEASED, scenario.tale.slice())
+    });
+    Ok(())
+}
+
+/// `egm-device serve` of a slice of `region` at [`SOCKET`].
+fn serve_slice(runner: &Runner, region: &str, scenario: &Scenario) -> Result<Server, LabError> {
+    let mut command = Command::new(&runner.tools.device);
+    command.args(["serve", "--region", region, "--pxm", "0", "--socket", SOCKET, "--size"]);
+    command.arg(scenario.tale.slice());
+    serve(command, Stdio::null())
 }
 
 /// Both guests said the same, but for the time that it took.

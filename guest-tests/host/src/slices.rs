@@ -187,20 +187,31 @@ fn dirty(address: Option<u64>) -> Step {
     }
 }
 
-/// The next owner, a program that is no machine, finds zeros from end to end, and zero is what lies at `address` then.
+/// The next owner finds zeros from end to end, and zero is what lies at `address` then.
 fn scrubbed(runner: &Runner, region: &str, address: Option<u64>) -> Step {
-    let mut command = Command::new(&runner.tools.device);
-    command.args(["carve", "grant", "--region", region, "--size", Tale::Owned.slice(), "--"]);
-    let output = output(command.arg(&runner.tools.lab).arg("zeros"))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        return Err(Fault::Untrue(format!("{}: {said}", output.status)));
-    }
+    next_finds_zeros(runner, region, Tale::Owned.slice())?;
     let address = address.ok_or(NO_BEAT)?;
     match HostWords::at(address)?.word(8) {
         Some(0) => Ok(()),
         other => Err(Fault::Untrue(format!("at {address:#x} lies {other:x?}, and the next owner had zeros"))),
     }
+}
+
+/// The next owner of `size` bytes of `region`, a program that is no machine, finds zeros.
+pub(crate) fn next_finds_zeros(runner: &Runner, region: &str, size: &str) -> Step {
+    let output = grant(runner, region, size)?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(Fault::Untrue(format!("{}: {said}", output.status)))
+}
+
+/// What comes of a look for zeros in `size` bytes of `region`.
+pub(crate) fn grant(runner: &Runner, region: &str, size: &str) -> Result<Output, LabError> {
+    let mut command = Command::new(&runner.tools.device);
+    command.args(["carve", "grant", "--region", region, "--size", size, "--"]);
+    output(command.arg(&runner.tools.lab).arg("zeros"))
 }
 
 /// All pages of the pool are free: the kernel zeroes them when somebody touches them next.

@@ -131,7 +131,7 @@ const PLAIN: Scenario = Scenario {
 };
 
 /// Every scenario, in the order in which they run.
-pub(crate) const ALL: [Scenario; 41] = [
+pub(crate) const ALL: [Scenario; 42] = [
     demo::SCENARIO,
     smp::SCENARIO,
     reset::SCENARIO,
@@ -145,6 +145,7 @@ pub(crate) const ALL: [Scenario; 41] = [
     slices::MEMFD,
     slices::GUEST_MEMFD,
     slices::DEVICE,
+    slices::DEVICE_KINDS,
     broker::SCENARIO,
     poison::FOUND,
     poison::READ,

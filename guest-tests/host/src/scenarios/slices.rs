@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{PLAIN, Scenario, Tale};
 use crate::judge::Expected;
+use crate::slice_device;
 
 /// Every byte of a slice is written and read twice, under emulation.
 const DEADLINE: Duration = Duration::from_secs(400);
@@ -83,4 +84,17 @@ pub(super) const DEVICE: Scenario = Scenario {
     },
     deadline: Duration::from_secs(300),
     ..PLAIN
+};
+
+/// The same function over every kind of memory, in an emulated host that has guest_memfd.
+pub(super) const DEVICE_KINDS: Scenario = Scenario {
+    name: "egm-device-kinds",
+    story: "a slice as a PCI function of hidden RAM, device-DAX, huge pages, guest_memfd, and of a lease that a server has",
+    region: None,
+    tell: Some(slice_device::kinds),
+    own_kernel: true,
+    long: true,
+    words: "egm.checks=pci,egm_device quiet",
+    expected: Expected { exit: 0, summary: true, checks: &["pci", "egm_device"] },
+    ..DEVICE
 };
