@@ -2,9 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use super::error::{Fault, Rule, no_control};
 use super::file::BootFile;
-use super::spec::{Architecture, Boot, BootTables};
+use super::spec::{Architecture, Boot};
 
 /// Longest kernel command line in bytes: x86's `COMMAND_LINE_SIZE` less the closing NUL, and Arm's the same.
 const MAX_CMDLINE: usize = 2047;
@@ -21,6 +24,25 @@ pub enum BootRule {
     Path,
     #[error("kernels for x86_64 are not started with a device tree: leave \"tables\" out")]
     Tree,
+}
+
+/// How a kernel learns what machine it runs on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum BootTables {
+    /// ACPI's tables.
+    #[default]
+    Acpi,
+    /// A device tree: aarch64 only.
+    DeviceTree,
+}
+
+impl BootTables {
+    /// Whether it is the default.
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde calls is given a reference")]
+    pub(crate) fn is_acpi(&self) -> bool {
+        *self == Self::Acpi
+    }
 }
 
 /// What a command line says instead of the file.

@@ -23,7 +23,7 @@ mod tree;
 
 use std::path::Path;
 
-pub use boot::{BootRule, Overrides};
+pub use boot::{BootRule, BootTables, Overrides};
 pub use cpus::CpuRule;
 pub use devices::DeviceRule;
 pub use error::{ConfigError, Place, Rule, nearest};

@@ -10,6 +10,8 @@ use egm_address::{ByteSize, CpuSet, Gpa, PciAddress};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::boot::BootTables;
+
 /// Largest number of vCPUs; x2APIC ids above 254 would need interrupt remapping in the guest.
 pub const MAX_VCPUS: u32 = 254;
 /// NUMA node ids are below this: SLIT is a square, and Linux's usual `NODES_SHIFT` for Arm servers is 6 to 10.
@@ -185,25 +187,6 @@ pub struct Boot {
     /// How the kernel learns what machine it runs on.
     #[serde(default, skip_serializing_if = "BootTables::is_acpi")]
     pub tables: BootTables,
-}
-
-/// How a kernel learns what machine it runs on.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum BootTables {
-    /// ACPI's tables.
-    #[default]
-    Acpi,
-    /// A device tree: aarch64 only.
-    DeviceTree,
-}
-
-impl BootTables {
-    /// Whether it is the default.
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde calls is given a reference")]
-    pub(crate) fn is_acpi(&self) -> bool {
-        *self == Self::Acpi
-    }
 }
 
 /// A PCI device of the guest.

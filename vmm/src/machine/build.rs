@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use egm_address::Gpa;
 use egm_device::device::Function;
+use egm_device::region::RegionKind;
 use egm_vfio::memory::HostMemory;
 use event_manager::EventManager;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
@@ -20,13 +21,14 @@ use super::vcpu::{Shared, Vcpu};
 use super::{Machine, Subscriber, Wake};
 use crate::arch::boot::{BootError, BootFiles};
 use crate::arch::native::boot::{self, Entry};
-use crate::arch::native::vcpu::{configure, create};
+use crate::arch::native::vcpu::{CACHED_PFNMAP, configure, create};
 use crate::config::Device;
 use crate::error::{Blame, Report};
 use crate::firmware::{self, FirmwareError};
 use crate::hotplug::{Controller, Event, Maker, Occupant, Running, Slot};
 use crate::kvm::{KvmError, SlotTable, Vm};
 use crate::memory::GuestRam;
+use crate::passthrough::NEEDS_CACHING;
 use crate::pci::RootComplex;
 use crate::plan::Plan;
 use crate::resources::{OpenDevice, Resources, ThreadError};
@@ -37,6 +39,16 @@ pub enum BuildError {
     /// The hypervisor refused.
     #[error("cannot build the virtual machine")]
     Kvm(#[from] KvmError),
+    /// KVM would refuse the slice.
+    #[error(
+        "KVM of this host does not map the memory of \"{backing}\" as cached: it lacks capability {capability}"
+    )]
+    NotCacheable {
+        /// Which.
+        backing: String,
+        /// Number of the capability.
+        capability: u32,
+    },
     /// Kernel or initramfs.
     #[error("cannot boot {}", file.display())]
     Boot {
@@ -72,6 +84,7 @@ impl Report for BuildError {
             Self::Kvm(error) => error.blame(),
             Self::Boot { source, .. } => source.blame(),
             Self::Firmware(error) => error.blame(),
+            Self::NotCacheable { .. } => Blame::Host,
             Self::Descriptor(_) | Self::Thread(_) | Self::Tree(TreeError::Device { .. }) => Blame::Host,
             Self::Tree(TreeError::Passed { source, .. }) => source.blame(),
             Self::Tree(_) | Self::Overlap(_) | Self::Missing(_) => Blame::Internal,
@@ -81,6 +94,7 @@ impl Report for BuildError {
     fn help(&self) -> Option<String> {
         match self {
             Self::Kvm(error) => error.help(),
+            Self::NotCacheable { .. } => Some(NEEDS_CACHING.to_owned()),
             Self::Firmware(error) => error.help(),
             Self::Boot { source, .. } => source.help(),
             Self::Descriptor(_) | Self::Tree(TreeError::Device { .. }) => {
@@ -100,6 +114,10 @@ impl Report for BuildError {
 pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
     let Resources { hypervisor, vm, ram, mut boot, console, devices, spaces, leases } = resources;
     let exit = ExitLatch::new()?;
+    let kinds = plan.backings.iter().filter_map(|backing| {
+        leases.get(&backing.id).map(|taken| (backing.id.as_str(), &taken.region().kind))
+    });
+    check_caching(kinds, CACHED_PFNMAP.filter(|capability| !vm.slots().supports(*capability)))?;
     lend_memory(&vm, &ram)?;
     let vcpus = create(&hypervisor, &vm, plan)?;
 
@@ -155,6 +173,21 @@ fn keep(
     Ok(Some(controller.start().map_err(ThreadError::from)?))
 }
 
+/// Whether KVM maps `slices` as the processor's own memory, when it lacks the capability `lacks`: the kernel has no pages of
+/// an EGM device's.
+fn check_caching<'a>(
+    mut slices: impl Iterator<Item = (&'a str, &'a RegionKind)>,
+    lacks: Option<u32>,
+) -> Result<(), BuildError> {
+    let egm = slices.find(|(_, kind)| matches!(kind, RegionKind::Egm { .. }));
+    match (egm, lacks) {
+        (Some((backing, _)), Some(capability)) => {
+            Err(BuildError::NotCacheable { backing: backing.to_owned(), capability })
+        }
+        _ => Ok(()),
+    }
+}
+
 fn lend_memory(vm: &Vm, ram: &GuestRam) -> Result<(), BuildError> {
     for piece in &ram.pieces {
         vm.slots().add(piece.gpa, Arc::clone(&piece.lent) as Arc<dyn HostMemory>)?;
@@ -173,4 +206,20 @@ fn load_guest(plan: &Plan, memory: &GuestMemoryMmap, files: &mut BootFiles) -> R
         .write_slice(&image.bytes, at(image.base))
         .map_err(|_| error(BootError::Memory { at: image.base.get() }))?;
     boot::load(plan, memory, files, &image).map_err(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_slice_of_an_egm_device_needs_kvm_to_cache_memory_without_pages() {
+        let egm = RegionKind::Egm { device: "/dev/egm4".into() };
+        let slices = [("egm0", &RegionKind::Hugetlb), ("egm1", &egm)];
+        assert!(check_caching(slices.into_iter(), None).is_ok());
+        assert!(check_caching(slices.into_iter().take(1), Some(243)).is_ok());
+        let error = check_caching(slices.into_iter(), Some(243)).unwrap_err();
+        assert!(error.to_string().contains("\"egm1\" as cached: it lacks capability 243"), "{error}");
+        assert_eq!(error.blame(), Blame::Host);
+    }
 }

@@ -120,6 +120,12 @@ impl Vcpu {
             Ok((VcpuExit::Hlt | VcpuExit::Intr | VcpuExit::IrqWindowOpen | VcpuExit::SetTpr, _)) => {}
             Ok((other, _)) => reason = hypervisor(format!("unexpected exit {other:?}")),
             Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {}
+            // Arm: the processor says what an access is for simple ones only, and KVM has no decoder.
+            Err(error) if error.errno() == libc::ENOSYS => {
+                let at = program_counter(&self.fd).unwrap_or(0);
+                reason =
+                    hypervisor(format!("no decoder for the access to a device at guest address {at:#x}"));
+            }
             Err(error) => reason = hypervisor(format!("KVM_RUN: {error}")),
         }
         reason.or_else(|| shared.checks.consumed(vcpu, &self.fd, met?))

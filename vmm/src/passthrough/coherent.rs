@@ -41,12 +41,14 @@ pub enum MemoryFault {
     },
 }
 
+/// What helps where KVM does not map memory without pages as cached.
+pub(crate) const NEEDS_CACHING: &str =
+    "run Linux 6.17 or later on a processor with FEAT_S2FWB and CTR_EL0.DIC (Grace has both)";
+
 impl MemoryFault {
     pub(super) const fn remedy(&self) -> &'static str {
         match self {
-            Self::NotCacheable { .. } => {
-                "run Linux 6.17 or later on a processor with FEAT_S2FWB and CTR_EL0.DIC (Grace has both)"
-            }
+            Self::NotCacheable { .. } => NEEDS_CACHING,
             Self::NotReady { .. } => {
                 "look for the driver's errors: dmesg | grep nvgrace; reset the GPU, or the host when that does not help"
             }

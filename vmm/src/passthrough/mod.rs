@@ -22,6 +22,7 @@ mod peers;
 mod vectors;
 mod windows;
 
+pub(crate) use coherent::NEEDS_CACHING;
 pub(crate) use descriptor::borrowed;
 pub use error::PassthroughError;
 pub use function::{Connections, PassedFunction};

@@ -1,5 +1,6 @@
 //! The VM, its vCPUs and interrupt controllers, and a vCPU's registers at its first instruction.
 
+use egm_vfio::variant::nvgrace::KVM_CACHEABLE_PFNMAP;
 use kvm_bindings::{
     KVM_ARM_VCPU_PMU_V3, KVM_ARM_VCPU_PMU_V3_CTRL, KVM_ARM_VCPU_PMU_V3_INIT, KVM_ARM_VCPU_PMU_V3_IRQ,
     KVM_ARM_VCPU_POWER_OFF, KVM_ARM_VCPU_PSCI_0_2, KVM_ARM_VCPU_PTRAUTH_ADDRESS,
@@ -15,8 +16,8 @@ use super::machine_check::Reporter;
 use crate::kvm::{Hypervisor, KvmError, Vm};
 use crate::plan::Plan;
 
-/// What KVM has to know to map, as cached, BARs and slices that the kernel has no pages of: `KVM_CAP_ARM_CACHEABLE_PFNMAP_SUPPORTED`.
-pub const CACHED_PFNMAP: Option<u32> = Some(243);
+/// The capability that KVM needs to map, as cached, memory that the kernel has no pages of.
+pub const CACHED_PFNMAP: Option<u32> = Some(KVM_CACHEABLE_PFNMAP);
 
 /// Features of a vCPU that it has where the host has them, each with what KVM says them by.
 const OPTIONAL: [(Cap, &[u32]); 3] = [

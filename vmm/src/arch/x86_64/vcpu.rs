@@ -33,7 +33,7 @@ const MSR_MTRR_DEF_TYPE: u32 = 0x2ff;
 /// MTRRs on, everything write-back (Intel SDM 12.11.2.1): there is no firmware to set them up.
 const MTRR_ENABLE_WRITE_BACK: u64 = 1 << 11 | 6;
 
-/// What KVM knows of BARs and slices that the kernel has no pages of: it maps them as the host does.
+/// The capability that KVM needs to map, as cached, memory that the kernel has no pages of: it always can.
 pub const CACHED_PFNMAP: Option<u32> = None;
 
 /// Makes a VM; how many address bits it has is what its vCPUs are told.
