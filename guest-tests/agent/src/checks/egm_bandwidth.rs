@@ -56,7 +56,7 @@ fn fill_and_sum(bytes: &mut [u8]) -> f64 {
     2.0 * bytes.len() as f64 / nanoseconds as f64
 }
 
-fn median(mut figures: Vec<f64>) -> f64 {
+pub(super) fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
     figures.get(figures.len() / 2).copied().unwrap_or(0.0)
 }

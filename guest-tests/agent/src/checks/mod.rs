@@ -6,6 +6,7 @@ mod cpus;
 mod disk_busy;
 mod edu;
 mod egm_bandwidth;
+mod egm_bar;
 mod egm_beat;
 mod egm_commands;
 mod egm_device;
@@ -143,6 +144,11 @@ pub(crate) static ALL: &[Check] = &[
         "a slice behind a PCI function is what its capability says, keeps its bytes, and answers doorbells",
         egm_device::run,
     ),
+    by_name(check(
+        "egm_bar",
+        "a slice behind a BAR is as fast as one that is memory (figures of each round, not a verdict)",
+        egm_bar::run,
+    )),
     by_name(alone(
         "egm_commands",
         "egm-guest list and test say what slices behind PCI functions are, and end as documented; their bytes are lost",

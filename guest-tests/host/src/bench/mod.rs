@@ -69,7 +69,7 @@ enum Section {
     Dma,
     /// Start with a function of the emulated host.
     Passed,
-    /// A slice behind vfio-user: a register's round trip, its memory as a client maps it.
+    /// A slice as a PCI function: a register's round trip, its memory as a client maps it and as a guest does.
     Served,
     /// What a register costs that the monitor answers, here and in the emulated host.
     Exits,
@@ -120,7 +120,7 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode, LabError> {
             Section::Guest => guest::run(&directory),
             Section::Dma => dma::run(&directory),
             Section::Passed => passed::run(&directory),
-            Section::Served => served::run(),
+            Section::Served => served::run(&directory),
             Section::Exits => exits::run(&egm_vmm, &directory),
         };
         report.extend(&section.name(), outcome);
@@ -143,6 +143,7 @@ fn within(section: Section, tools: &Path, directory: &Path, peer: bool) -> Resul
         Section::Guest => write(&path, &guest::within(tools, directory, peer)?),
         Section::Dma => write(&path, &dma::within(tools)?),
         Section::Passed => write(&path, &passed::within(tools, directory)?),
+        Section::Served => write(&path, &served::within(tools, directory)?),
         Section::Exits => write(&path, &exits::within(tools, directory)?),
         other => Err(LabError::Usage(format!("{} is not measured in the emulated host", other.name()))),
     }

@@ -1,18 +1,37 @@
-//! A slice behind vfio-user: what a register costs over the socket, and its memory as a client maps it. By benchmarks of the two
-//! packages, in this process tree.
+//! A slice as a PCI function: what a register costs over the socket and its memory as a client maps it, by benchmarks of the two
+//! packages in this process tree; and its memory as a guest's processors reach it, in the emulated host.
 
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use egm_report::Line;
+
+use super::emulated::EmulatedHost;
 use super::figures::{Report, Row, Summary, Target};
-use super::measured;
+use super::{Rounds, Section, measured};
+use crate::command::Tool;
 use crate::error::LabError;
+use crate::initramfs;
+use crate::kernel;
+use crate::process::{Limit, Reaction, watch};
+use crate::tools::Tools;
 
 /// Memory that is mapped: far more than caches hold.
 const MIB: u64 = 256;
 
-/// Both.
-pub(super) fn run() -> Result<Report, LabError> {
+/// The guest's check that measures.
+const CHECK: &str = "egm_bar";
+/// Time for it, under emulation.
+const DEADLINE: Duration = Duration::from_secs(600);
+
+/// All of it.
+pub(super) fn run(directory: &Path) -> Result<Report, LabError> {
     let mut report = Report::default();
     report.extend("round trips", round_trips());
     report.extend("mapped BAR", mapped());
+    report.extend("BAR in a guest", guest(directory));
     Ok(report)
 }
 
@@ -52,4 +71,74 @@ fn mapped() -> Result<Report, LabError> {
         )
     };
     Ok(Report { rows: ["write", "read"].into_iter().filter_map(row).collect(), ..Report::default() })
+}
+
+fn guest(directory: &Path) -> Result<Report, LabError> {
+    let host = EmulatedHost::new(directory)?;
+    let stock = kernel::l1(&host.cache, false)?;
+    let speeds: Rounds = host.measure(&stock, Section::Served, &[])?;
+    let of = |way: String| speeds.get(&way).and_then(|speeds| Summary::of(speeds));
+    let row = |what: &str| {
+        let row = Row::new(
+            format!("a slice as a BAR in a guest, {what}, in the lab"),
+            "MB/s",
+            of(format!("bar-{what}"))?,
+        );
+        let memory = of(format!("memory-{what}"));
+        Some(row.beside("a slice as memory of that guest", memory).should(Target::RatioAtLeast(0.98)))
+    };
+    Ok(Report { rows: ["write", "read"].into_iter().filter_map(row).collect(), ..Report::default() })
+}
+
+/// In the emulated host: a guest with two slices of one kind, one of them a function.
+pub(super) fn within(tools: &Path, logs: &Path) -> Result<Rounds, LabError> {
+    let (config, initramfs) = (tools.join("bar.json"), tools.join("bar.cpio"));
+    let programs = Tools::copied(tools);
+    let slice =
+        |node, form| serde_json::json!({ "region": "local", "size": "96MiB", "node": node, "as": form });
+    let json = serde_json::json!({
+        "memory": { "size": "256MiB" },
+        "egm": [slice(1, "memory"), slice(0, "device")],
+        "boot": {
+            "kernel": programs.kernel.image(),
+            "initramfs": initramfs,
+            "cmdline": format!("console=ttyS0 panic=-1 nokaslr quiet egm.checks={CHECK}"),
+        },
+    });
+    fs::write(&config, json.to_string()).map_err(LabError::file("write", &config))?;
+    let plan = Tool::new(&programs.vmm.to_string_lossy(), "egm-vmm")
+        .args(["plan".as_ref(), config.as_os_str(), "--json".as_ref()])
+        .bytes()?;
+    let root = initramfs::guest(&programs.agent, Some(&plan), &programs.kernel)?;
+    fs::write(&initramfs, root).map_err(LabError::file("write", &initramfs))?;
+    let mut command = Command::new(&programs.vmm);
+    command.arg("run").arg(&config);
+    let mut said = String::new();
+    let [console, vmm] = ["bar-console.log", "bar-vmm.log"].map(|name| logs.join(name));
+    watch(command, Limit::Total(DEADLINE), &console, &vmm, |text| {
+        if let Some(Line::Check(check)) = Line::parse(text).filter(|_| said.is_empty()) {
+            said = check.reason;
+        }
+        Reaction::Go
+    })?;
+    Ok(rounds(&said))
+}
+
+/// `bar-write 1.0 2.0; bar-read 3.0`: what the check says of each way.
+fn rounds(said: &str) -> Rounds {
+    let ways = said.split(';').filter_map(|way| way.trim().split_once(' '));
+    let figures = |text: &str| text.split(' ').filter_map(|figure| figure.parse().ok()).collect();
+    ways.map(|(way, text)| (way.to_owned(), figures(text))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_guest_says_of_each_way_is_its_rounds() {
+        let rounds = rounds("bar-write 1.0 2.5; bar-read 3.0; memory-write 4.0");
+        assert_eq!(rounds["bar-write"], [1.0, 2.5]);
+        assert_eq!((rounds["bar-read"].len(), rounds["memory-write"][0]), (1, 4.0));
+    }
 }
