@@ -24,6 +24,7 @@ pub(crate) struct Plan {
     pub(crate) pci: Vec<Function>,
     pub(crate) nodes: Vec<Node>,
     pub(crate) distances: Vec<Vec<u8>>,
+    pub(crate) lines: Vec<Line>,
     pub(crate) ports: Vec<Port>,
 }
 
@@ -54,7 +55,9 @@ pub(crate) enum WindowKind {
     PciMemory64,
     /// PCI Express configuration space.
     Ecam,
-    /// Firmware, interrupt controllers, reserved.
+    /// The VMM's own tables.
+    Firmware,
+    /// Interrupt controllers, devices, reserved.
     #[serde(other)]
     Other,
 }
@@ -63,6 +66,7 @@ pub(crate) enum WindowKind {
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Window {
     pub(crate) kind: WindowKind,
+    pub(crate) label: String,
     pub(crate) span: Span<Guest>,
 }
 
@@ -170,6 +174,9 @@ pub(crate) struct Node {
     pub(crate) cpus: CpuSet,
     pub(crate) egm: bool,
     pub(crate) access: Vec<Access>,
+    /// The GPU that brings its memory.
+    #[serde(default)]
+    pub(crate) initiator: Option<PciAddress>,
 }
 
 /// HMAT figures of a node's memory.
@@ -178,6 +185,13 @@ pub(crate) struct Access {
     pub(crate) from: u32,
     pub(crate) latency_ns: u32,
     pub(crate) bandwidth_mbps: u32,
+}
+
+/// An interrupt line.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Line {
+    pub(crate) gsi: u32,
+    pub(crate) owner: String,
 }
 
 /// A range of I/O ports.
@@ -193,15 +207,32 @@ impl Plan {
         let text = std::fs::read_to_string(path).map_err(Broken::file("read", path))?;
         let plan: Self =
             serde_json::from_str(&text).map_err(|source| Broken::Plan { path: path.to_owned(), source })?;
-        if plan.version == VERSION { Ok(plan) } else { Err(Broken::PlanVersion(plan.version)) }
+        if plan.version == VERSION {
+            Ok(plan.counted_as_linux_does())
+        } else {
+            Err(Broken::PlanVersion(plan.version))
+        }
+    }
+
+    /// On Arm the memory of the VMM's tables is RAM that the kernel keeps, of the node of the RAM above it (EFI type 9).
+    pub(crate) fn counted_as_linux_does(mut self) -> Self {
+        let tables = self.windows.iter().position(|window| window.kind == WindowKind::Firmware);
+        if let Some((at, first)) = tables.zip(self.memory.first().cloned()).filter(|_| self.arch == "aarch64")
+        {
+            let span = self.windows.remove(at).span;
+            self.memory.insert(0, Memory { span, ..first });
+        }
+        self
     }
 
     /// Linux's number of the node `id`, `None` for a node without processors and memory.
     ///
-    /// Linux numbers proximity domains as it meets them in the SRAT: those of processors, then those of memory
-    /// (`acpi_numa_init`). Without gaps in the ids this is the id.
+    /// Linux numbers proximity domains as it meets them in the SRAT: those of processors, then those of generic
+    /// initiators, then those of memory (`acpi_numa_init`). Without gaps in the ids this is the id.
     pub(crate) fn linux_node(&self, id: u32) -> Option<u32> {
-        let met = self.vcpus.iter().map(|v| v.node).chain(self.memory.iter().map(|m| m.node));
+        let initiators = self.nodes.iter().filter(|node| node.initiator.is_some()).map(|node| node.id);
+        let met =
+            self.vcpus.iter().map(|v| v.node).chain(initiators).chain(self.memory.iter().map(|m| m.node));
         let mut order: Vec<u32> = Vec::new();
         for node in met {
             if !order.contains(&node) {
@@ -252,6 +283,24 @@ pub(crate) mod tests {
     /// The plan of the machine whose `/proc` and `/sys` are the fixtures.
     pub(crate) fn q35() -> Plan {
         serde_json::from_str(include_str!("../fixtures/q35/plan.json")).unwrap()
+    }
+
+    /// The plan of a Grace machine with two sockets and four GPUs.
+    pub(crate) fn grace() -> Plan {
+        let text = include_str!("../../../vmm/tests/golden/gb200-nvl4-egm.json");
+        serde_json::from_str::<Plan>(text).unwrap().counted_as_linux_does()
+    }
+
+    #[test]
+    fn linux_numbers_nodes_of_gpus_before_those_of_memory_alone() {
+        let plan = grace();
+        assert!((0..36).all(|node| plan.linux_node(node) == Some(node)));
+    }
+
+    #[test]
+    fn memory_of_the_tables_is_ram_on_arm() {
+        let start = |plan: &Plan| plan.usable(Some(0)).iter().next().unwrap().start();
+        assert_eq!(start(&grace()), Gpa::new(0x4000_0000));
     }
 
     #[test]

@@ -112,6 +112,7 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
         windows: space.windows(&windows),
         pci,
         expanders,
+        smmus: Vec::new(),
         passthrough: decided.passthrough,
         nodes,
         distances,

@@ -43,6 +43,9 @@ pub struct Plan {
     /// Host bridges beside that of bus 0, by bus; their windows are pieces of the machine's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expanders: Vec<ExpanderPlan>,
+    /// SMMUs in front of buses. Planning makes none: no device of this machine is one yet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub smmus: Vec<SmmuPlan>,
     /// How host functions are opened; `None` without any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passthrough: Option<PassthroughPlan>,
@@ -219,6 +222,17 @@ pub struct ExpanderPlan {
     /// Its first bus, and what it forwards.
     #[serde(flatten)]
     pub bridge: BridgePlan,
+}
+
+/// An SMMUv3 of an Arm guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SmmuPlan {
+    /// Its registers: two pages of 64 KiB.
+    pub span: Span<Guest>,
+    /// First and last bus whose functions are behind it; no bus has two.
+    pub buses: (u8, u8),
+    /// Interrupt lines of events, page requests, errors and finished commands.
+    pub lines: [u32; 4],
 }
 
 /// A NUMA node of the guest.

@@ -1,7 +1,8 @@
 //! Claim: SRAT, SLIT and HMAT, read as bytes, give every vCPU, every byte of memory, every distance and every figure the
-//! planned value. No kernel stands between, so this is never waived.
+//! planned value; on Arm the others say the planned controllers, processors, console and ways of messages. No kernel
+//! stands between, so this is never waived.
 
-use egm_address::{Guest, SpanSet};
+use egm_address::{Guest, Span, SpanSet};
 
 use super::Context;
 use crate::acpi::{self, Figure, Hmat, Processor, Srat};
@@ -18,6 +19,9 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     distances(&mut claim, plan, &acpi::slit(&table("SLIT")?)?);
     if plan.nodes.iter().any(|node| !node.access.is_empty()) {
         figures(&mut claim, plan, &acpi::hmat(&table("HMAT")?)?);
+    }
+    if plan.arch == "aarch64" {
+        super::arm_tables::judge(&mut claim, plan, table)?;
     }
     claim.seen(format!("{} nodes", plan.nodes.len()));
     Ok(claim.finish())
@@ -37,12 +41,15 @@ fn affinities(claim: &mut Claim, plan: &Plan, srat: &Srat) {
             &Some(&vcpu.node),
         );
     }
+    let planned: Vec<_> = plan.nodes.iter().filter_map(|node| Some((node.initiator?, node.id))).collect();
+    claim.equal("generic initiators of the SRAT", &srat.initiators, &planned);
     let windows: SpanSet<Guest> = plan.windows.iter().map(|w| w.span).collect();
     for node in &plan.nodes {
         let of = |memory: &mut dyn Iterator<Item = _>| -> SpanSet<Guest> { memory.collect() };
         let said =
             of(&mut srat.memory.iter().filter(|(_, domain)| *domain == node.id).map(|(span, _)| *span));
         let planned = of(&mut plan.memory.iter().filter(|m| m.node == node.id).map(|m| m.span));
+        let planned = if node.egm { hull(&planned) } else { planned };
         for (what, spans) in [
             ("lacks", plan.usable(Some(node.id)).minus(&first_mebibyte()).minus(&said)),
             ("has unplanned", said.minus(&planned).minus(&windows)),
@@ -52,6 +59,12 @@ fn affinities(claim: &mut Claim, plan: &Plan, srat: &Srat) {
             }
         }
     }
+}
+
+/// A slice is one range, with the retired pages that the memory map does not have.
+fn hull(slice: &SpanSet<Guest>) -> SpanSet<Guest> {
+    let ends = slice.iter().next().zip(slice.iter().last());
+    ends.and_then(|(first, last)| Span::between(first.start(), last.end())).into_iter().collect()
 }
 
 fn distances(claim: &mut Claim, plan: &Plan, slit: &[Vec<u8>]) {
@@ -92,7 +105,7 @@ fn figures(claim: &mut Claim, plan: &Plan, hmat: &Hmat) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::expect::tests::q35;
+    use crate::expect::tests::{grace, q35};
 
     fn judged(plan: &Plan) -> String {
         let mut claim = Claim::default();
@@ -105,6 +118,19 @@ mod tests {
     #[test]
     fn recorded_tables_are_as_planned() {
         assert_eq!(judged(&q35()), "");
+    }
+
+    #[test]
+    fn tables_of_a_machine_with_gpus_and_slices_are_as_planned() {
+        let (mut plan, mut claim) = (grace(), Claim::default());
+        let srat = acpi::srat(include_bytes!("../../fixtures/grace/SRAT")).unwrap();
+        affinities(&mut claim, &plan, &srat);
+        distances(&mut claim, &plan, &acpi::slit(include_bytes!("../../fixtures/grace/SLIT")).unwrap());
+        assert_eq!(claim.finish().reason, "");
+        plan.nodes[2].initiator = Some("0000:09:00.0".parse().unwrap());
+        let mut claim = Claim::default();
+        affinities(&mut claim, &plan, &srat);
+        assert!(claim.finish().reason.starts_with("generic initiators of the SRAT"));
     }
 
     #[test]

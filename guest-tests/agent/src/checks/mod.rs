@@ -1,6 +1,7 @@
 //! The checks: one file a claim.
 
 mod acpi_tables;
+mod arm_tables;
 mod clock;
 mod cpus;
 mod disk_busy;

@@ -1,66 +1,111 @@
 //! IORT: whom a function's messages and memory accesses go through (Arm DEN 0049).
 //!
 //! ```text
-//! root complex of segment 0 ── requester ids 0 to 0xffff ──► ITS group ── the ITS
+//! root complex of segment 0 ─┬─ requester ids behind an SMMU ──► SMMUv3 ──┬─► ITS group ── the ITS
+//!                            └─ all others ───────────────────────────────┘
 //! ```
 //! The specification has one root complex a segment, and Linux takes the first, so host bridges of one segment share
-//! theirs. A function's id at the ITS is its requester id: bus, device, function. An SMMU would stand between the two, for
-//! the requester ids behind it: a node of type 4 whose own mappings lead to the group.
+//! theirs. A function's id, at an SMMU and at the ITS, is its requester id: bus, device, function.
 
 use acpi_tables::AmlSink;
 
 use super::madt::ITS;
 use super::{reserved, table};
+use crate::plan::{Plan, SmmuPlan};
 
 /// Of the specification's revision D: what later ones add speaks of PASIDs and reserved memory, which nothing here has.
 const REVISION: u8 = 0;
-/// Bytes before the first node.
-const HEADER: u32 = 48;
-const ITS_GROUP: u8 = 0;
-const ROOT_COMPLEX: u8 = 2;
+/// Bytes before the first node, which is the ITS group.
+const HEADER: u16 = 48;
 const ITS_GROUP_SIZE: u16 = 24;
-/// Its fields, and one mapping.
-const ROOT_COMPLEX_SIZE: u16 = MAPPINGS + 20;
-/// Offset of a root complex's mappings.
-const MAPPINGS: u16 = 36;
+/// Fields of a root complex and of an SMMUv3 before their mappings.
+const ROOT_COMPLEX_FIELDS: u16 = 36;
+const SMMU_FIELDS: u16 = 68;
+const MAPPING_SIZE: u16 = 20;
 /// Memory access properties: accesses are coherent, by a coherent path and as cacheable memory.
 const COHERENT: u32 = 1;
 const COHERENT_PATH: u8 = 1 << 0 | 1 << 1;
+/// The SMMU's own accesses are coherent, whatever its registers say.
+const COHERENT_SMMU: u32 = 1 << 0;
 /// Address bits that the root complex's functions have.
 const ADDRESS_BITS: u8 = 64;
-/// Requester ids less one, which is how a mapping counts.
-const ALL_REQUESTERS: u32 = 0xffff;
+const ALL_REQUESTERS: (u32, u32) = (0, 0xffff);
+
+/// Ids, first and last, that keep their numbers at the node at offset `to`.
+struct Mapping {
+    ids: (u32, u32),
+    to: u16,
+}
 
 /// The table.
-pub(super) fn iort() -> Vec<u8> {
+pub(super) fn iort(plan: &Plan) -> Vec<u8> {
     let mut body = Vec::new();
-    body.dword(2); // nodes
-    body.dword(HEADER);
+    body.dword(u32::try_from(plan.smmus.len()).unwrap_or(u32::MAX).saturating_add(2)); // nodes
+    body.dword(HEADER.into());
     reserved(&mut body, 4);
 
-    node(&mut body, ITS_GROUP, ITS_GROUP_SIZE, 0);
-    body.dword(0); // no mappings
-    body.dword(0);
+    node(&mut body, (0, 0), ITS_GROUP_SIZE, &[]);
     body.dword(1); // one ITS
     body.dword(ITS);
 
-    node(&mut body, ROOT_COMPLEX, ROOT_COMPLEX_SIZE, 1);
-    body.dword(1); // one mapping
-    body.dword(MAPPINGS.into());
+    let mut at = HEADER + ITS_GROUP_SIZE;
+    let mut ways = Vec::new();
+    let mut next = 0;
+    for smmu in &plan.smmus {
+        write_smmu(&mut body, smmu);
+        let (first, last) = (u32::from(smmu.buses.0) << 8, u32::from(smmu.buses.1) << 8 | 0xff);
+        ways.extend(
+            first
+                .checked_sub(1)
+                .filter(|end| *end >= next)
+                .map(|end| Mapping { ids: (next, end), to: HEADER }),
+        );
+        ways.push(Mapping { ids: (first, last), to: at });
+        next = last.saturating_add(1);
+        at = at.saturating_add(SMMU_FIELDS + MAPPING_SIZE);
+    }
+    let (_, end) = ALL_REQUESTERS;
+    ways.extend((next <= end).then_some(Mapping { ids: (next, end), to: HEADER }));
+    node(&mut body, (2, 1), ROOT_COMPLEX_FIELDS, &ways);
     body.dword(COHERENT);
     body.vec(&[0, 0, 0, COHERENT_PATH]); // allocation hints, reserved, flags
-    body.dword(0); // no ATS: nothing translates
+    body.dword(0); // no ATS
     body.dword(0); // segment
     body.vec(&[ADDRESS_BITS, 0, 0, 0]);
-    // Input base, ids less one, output base, where to, flags.
-    [0, ALL_REQUESTERS, 0, HEADER, 0].into_iter().for_each(|value| body.dword(value));
+    ways.iter().for_each(|way| way.write(&mut body));
     table(*b"IORT", REVISION, &body)
 }
 
-/// The first fields of a node: type, length, revision, reserved.
-fn node(body: &mut Vec<u8>, kind: u8, size: u16, revision: u8) {
+fn write_smmu(body: &mut Vec<u8>, smmu: &SmmuPlan) {
+    let ways = [Mapping { ids: ALL_REQUESTERS, to: HEADER }];
+    node(body, (4, 1), SMMU_FIELDS, &ways);
+    body.qword(smmu.span.start().get());
+    body.dword(COHERENT_SMMU);
+    reserved(body, 4);
+    body.qword(0); // no VATOS page
+    body.dword(0); // model: a plain SMMUv3
+    smmu.lines.into_iter().for_each(|line| body.dword(line));
+    reserved(body, 8); // no node of its own, no messages of its own
+    ways.iter().for_each(|way| way.write(body));
+}
+
+/// The first fields of a node, of this type and revision, whose mappings follow `fields` bytes.
+fn node(body: &mut Vec<u8>, (kind, revision): (u8, u8), fields: u16, mappings: &[Mapping]) {
+    let count = u16::try_from(mappings.len()).unwrap_or(u16::MAX);
     body.byte(kind);
-    body.word(size);
+    body.word(fields.saturating_add(count.saturating_mul(MAPPING_SIZE)));
     body.byte(revision);
     reserved(body, 4);
+    body.dword(count.into());
+    body.dword(if count == 0 { 0 } else { fields.into() });
+}
+
+impl Mapping {
+    fn write(&self, body: &mut Vec<u8>) {
+        let (first, last) = self.ids;
+        // Input base, ids less one, output base, where to, flags.
+        [first, last.saturating_sub(first), first, self.to.into(), 0]
+            .into_iter()
+            .for_each(|value| body.dword(value));
+    }
 }

@@ -62,7 +62,7 @@ pub(super) fn place(plan: &Plan, room: &mut Room) -> Result<Gpa, FirmwareError> 
     let own = match plan.arch {
         Architecture::X86_64 => Vec::new(),
         Architecture::Aarch64 => {
-            vec![Some(gtdt::gtdt()), spcr::spcr(plan)?, Some(iort::iort()), Some(pptt::pptt(plan))]
+            vec![Some(gtdt::gtdt()), spcr::spcr(plan)?, Some(iort::iort(plan)), Some(pptt::pptt(plan))]
         }
     };
     for table in common.into_iter().chain(own).flatten() {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! \_S5            power off (x86): SLP_TYP 5 into the sleep control register
-//! \_SB.C000 …     processors
+//! \_SB.C000 …     processors; on Arm \_SB.P000 … their sockets
 //! \_SB.ECAM       keeps configuration space: Linux believes MCFG only when a motherboard device has it
 //! \_SB.PCI0       the host bridge; .S08 … its root ports, named by device and function
 //! \_SB.PC15 …     expanders, named by bus
@@ -15,6 +15,8 @@ mod bridge;
 mod clock;
 mod platform;
 
+use std::collections::BTreeSet;
+
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, Device, EISAName, Memory32Fixed, Name, Package, ResourceTemplate,
     Scope, ZERO,
@@ -23,6 +25,7 @@ use acpi_tables::{Aml, AmlSink};
 use egm_address::{Guest, Span};
 
 use super::table;
+use crate::config::Architecture;
 use crate::firmware::FirmwareError;
 use crate::firmware::bridges::{HostBridge, ecam};
 use crate::machine::SLEEP_TYPE_S5;
@@ -36,6 +39,10 @@ pub(super) fn dsdt(plan: &Plan) -> Result<Vec<u8>, FirmwareError> {
     let mut devices = Vec::new();
     for (position, vcpu) in plan.vcpus.iter().enumerate() {
         processor(&mut devices, position, vcpu.index);
+    }
+    if plan.arch == Architecture::Aarch64 {
+        let sockets: BTreeSet<u32> = plan.vcpus.iter().map(|vcpu| vcpu.socket).collect();
+        sockets.into_iter().for_each(|socket| package(&mut devices, socket));
     }
     let (config_space, last_bus) = ecam(plan)?;
     motherboard(&mut devices, config_space);
@@ -57,6 +64,16 @@ fn processor(sink: &mut dyn AmlSink, position: usize, uid: u32) {
     Device::new(
         name.as_str().into(),
         vec![&Name::new("_HID".into(), &"ACPI0007"), &Name::new("_UID".into(), &uid)],
+    )
+    .to_aml_bytes(sink);
+}
+
+/// A processor container (clause 8.4.2.1), tied to PPTT by its UID.
+fn package(sink: &mut dyn AmlSink, socket: u32) {
+    let name = format!("P{socket:03X}");
+    Device::new(
+        name.as_str().into(),
+        vec![&Name::new("_HID".into(), &"ACPI0010"), &Name::new("_UID".into(), &socket)],
     )
     .to_aml_bytes(sink);
 }

@@ -1,11 +1,13 @@
-//! The firmware's NUMA tables as bytes: SRAT, SLIT and HMAT, read without the kernel's help.
+//! The firmware's tables as bytes, read without the kernel's help: SRAT, SLIT and HMAT, and those of [`arm`].
 //!
 //! What Linux shows of them is filtered and renumbered; here the VMM's own words are read. Every length is checked
 //! before use, so a wrong table is an error and never a panic. ACPI 6.5: SRAT 5.2.16, SLIT 5.2.17, HMAT 5.2.28.
 
+pub(crate) mod arm;
+
 use std::collections::BTreeMap;
 
-use egm_address::{Gpa, Guest, Span};
+use egm_address::{Gpa, Guest, PciAddress, Span};
 
 /// Bytes of the header that all tables have (ACPI 6.5, 5.2.6).
 const HEADER: usize = 36;
@@ -98,6 +100,8 @@ pub(crate) enum Processor {
 pub(crate) struct Srat {
     /// Proximity domain by processor.
     pub(crate) processors: BTreeMap<Processor, u32>,
+    /// PCI functions that are generic initiators, and the domains of each, in table order.
+    pub(crate) initiators: Vec<(PciAddress, u32)>,
     /// Memory and its proximity domain, in table order.
     pub(crate) memory: Vec<(Span<Guest>, u32)>,
 }
@@ -105,6 +109,7 @@ pub(crate) struct Srat {
 /// Reads a System Resource Affinity Table.
 pub(crate) fn srat(bytes: &[u8]) -> Result<Srat, AcpiError> {
     const WHAT: &str = "affinity structure";
+    const PCI_HANDLE: u8 = 1;
     let table = table(bytes, "SRAT")?;
     let mut srat = Srat::default();
     let mut offset = HEADER + 12;
@@ -128,6 +133,12 @@ pub(crate) fn srat(bytes: &[u8]) -> Result<Srat, AcpiError> {
             }
             3 if enabled(10)? => {
                 srat.processors.insert(Processor::Uid(entry.u32(6, WHAT)?), entry.u32(2, WHAT)?);
+            }
+            5 if enabled(24)? && entry.u8(3, WHAT)? == PCI_HANDLE => {
+                let (segment, [bus, devfn]) = (entry.u16(8, WHAT)?, entry.array(10, WHAT)?);
+                let address = PciAddress::new(segment, bus, devfn >> 3, devfn & 7);
+                let address = address.map_err(|_| entry.outside(10, "PCI function"))?;
+                srat.initiators.push((address, entry.u32(4, WHAT)?));
             }
             _ => {}
         }
@@ -218,17 +229,17 @@ fn locality(entry: Bytes<'_>, figures: &mut Hmat) -> Result<(), AcpiError> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
-    const SRAT: &[u8] = include_bytes!("../fixtures/q35/SRAT");
-    const SLIT: &[u8] = include_bytes!("../fixtures/q35/SLIT");
-    const HMAT: &[u8] = include_bytes!("../fixtures/q35/HMAT");
+    const SRAT: &[u8] = include_bytes!("../../fixtures/q35/SRAT");
+    const SLIT: &[u8] = include_bytes!("../../fixtures/q35/SLIT");
+    const HMAT: &[u8] = include_bytes!("../../fixtures/q35/HMAT");
 
     /// `bytes` with a right checksum.
-    fn summed(mut bytes: Vec<u8>) -> Vec<u8> {
+    pub(crate) fn summed(mut bytes: Vec<u8>) -> Vec<u8> {
         if bytes.len() > 9 {
             bytes[9] = 0;
             bytes[9] = bytes.iter().fold(0u8, |sum, byte| sum.wrapping_sub(*byte));
