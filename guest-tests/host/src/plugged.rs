@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
@@ -20,12 +21,17 @@ const PLUG: &str = "egm-hotplug plug ";
 const UNPLUG: &str = "egm-hotplug unplug ";
 /// Longer than the VMM waits for its guest.
 const PATIENCE: Duration = Duration::from_secs(150);
+/// Slot Control: power off, both indicators off (PCI Express base specification 6.0, 7.5.3.10).
+const POWER_OFF: u16 = 1 << 10 | 3 << 8 | 3 << 6;
+/// Where a configuration space says where its capabilities begin, and the PCI Express one.
+const CAPABILITIES: u8 = 0x34;
+const EXPRESS: u8 = 0x10;
 /// The function's name in the machine.
 const ID: &str = "drive";
 
 /// Tells the story of a function that is plugged into a machine with spare ports, unplugged, and plugged in again.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let Frame { runner, scenario, report: _, .. } = *frame;
+    let Frame { runner, scenario, report, .. } = *frame;
     let socket = runner.work.join(scenario.name).join("plug.sock");
     let without = Scenario { passed: &[], ..*scenario };
     tell(
@@ -44,7 +50,9 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
             };
             Some(timed(&format!("given back {round}"), unplug))
         },
-    )
+    )?;
+    frame.step("reset by its bus", || said(report, &["resets of its bus"]));
+    Ok(())
 }
 
 /// Tells the story of a function whose driver the host unbinds while a guest has it.
@@ -56,9 +64,54 @@ pub(crate) fn requested(frame: &mut Frame<'_>) -> Result<(), LabError> {
         scenario,
         |line, function| line.contains(UNPLUG).then(|| timed("unbound", || unbind(function))),
     )?;
-    let said = fs::read_to_string(report.join("vmm.log")).unwrap_or_default();
-    frame.step("told", || told(&said));
+    frame.step("told", || said(report, &["the host wants", "the host has it back"]));
     Ok(())
+}
+
+/// Tells the story of a function that is pulled out of the host while a guest has it: its slot's power goes behind the kernel's
+/// back, which the emulator takes for that. The function stays away.
+pub(crate) fn pulled(frame: &mut Frame<'_>) -> Result<(), LabError> {
+    let Frame { runner, scenario, report, .. } = *frame;
+    let [function] = scenario.passed else {
+        return Err(LabError::Usage(format!("{} needs one function", scenario.name)));
+    };
+    let machine = runner.machine(scenario, report)?;
+    let mut done = None;
+    let boot = runner.boot_by(runner.command(&machine), scenario, &machine, report, |line| {
+        if line.contains(UNPLUG) {
+            done = Some(timed("pulled", || pull(function)));
+        }
+    })?;
+    frame.judge(scenario.expected, &boot, "");
+    frame.cases.extend(done);
+    frame.step("told", || said(report, &["is gone: it is taken from the guest"]));
+    frame.no_faults("no-dma-faults");
+    Ok(())
+}
+
+/// Cuts the power of the slot of `function`.
+fn pull(function: &str) -> Step {
+    let device = Path::new("/sys/bus/pci/devices").join(function).canonicalize()?;
+    let port = device.parent().ok_or("behind no port")?.join("config");
+    let port = fs::OpenOptions::new().read(true).write(true).open(port)?;
+    let mut config = [0; 256];
+    port.read_exact_at(&mut config, 0)?;
+    let control = slot_control(&config).ok_or("its port has no PCI Express capability")?;
+    Ok(port.write_all_at(&POWER_OFF.to_le_bytes(), control)?)
+}
+
+/// Where Slot Control of a port with this configuration space is (PCI Express base specification 6.0, 7.5.3.10).
+fn slot_control(config: &[u8; 256]) -> Option<u64> {
+    let byte = |at: u8| config.get(usize::from(at)).copied();
+    let mut at = byte(CAPABILITIES)? & !3;
+    // As many as fit beside the header.
+    for _ in 0..48 {
+        if byte(at)? == EXPRESS {
+            return Some(u64::from(at) + 0x18);
+        }
+        at = byte(at.checked_add(1)?)? & !3;
+    }
+    None
 }
 
 fn tell(
@@ -114,9 +167,9 @@ fn bind(function: &str) -> Result<(), LabError> {
 }
 
 /// The operator reads what happened.
-fn told(said: &str) -> Step {
-    let missing = ["the host wants", "the host has it back"].into_iter().find(|words| !said.contains(words));
-    match missing {
+fn said(report: &Path, wanted: &[&str]) -> Step {
+    let said = fs::read_to_string(report.join("vmm.log"))?;
+    match wanted.iter().find(|words| !said.contains(**words)) {
         None => Ok(()),
         Some(words) => Err(Fault::Untrue(format!("the VMM did not say \"{words}\": {said}"))),
     }
@@ -127,8 +180,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_halves_of_the_story_have_to_be_told() {
-        assert!(told("the host wants 0000:01:00.0 back\nthe guest let it go: the host has it back").is_ok());
-        assert!(told("the host wants 0000:01:00.0 back").is_err());
+    fn all_of_the_story_has_to_be_told() {
+        let report = tempfile::tempdir().unwrap();
+        let told = || said(report.path(), &["the host wants", "the host has it back"]);
+        fs::write(report.path().join("vmm.log"), "the host wants 0000:01:00.0 back\n").unwrap();
+        assert!(told().is_err());
+        fs::write(report.path().join("vmm.log"), "the host wants it back\ngone: the host has it back")
+            .unwrap();
+        assert!(told().is_ok());
+    }
+
+    #[test]
+    fn a_slot_is_found_behind_other_capabilities_and_not_in_a_ring() {
+        let mut config = [0; 256];
+        (config[0x34], config[0x40], config[0x41]) = (0x40, 5, 0x80);
+        (config[0x80], config[0x81]) = (EXPRESS, 0x40);
+        assert_eq!(slot_control(&config), Some(0x98));
+        config[0x80] = 9;
+        assert_eq!(slot_control(&config), None);
     }
 }

@@ -168,7 +168,7 @@ impl Controller {
         for occupant in &mut self.fixed {
             for kind in occupant.heard() {
                 let what = match kind {
-                    InterruptKind::Error if occupant.new.function.is_lost(true) => {
+                    _ if occupant.new.function.is_lost(true) => {
                         occupant.new.function.lose();
                         EventKind::LostFixed
                     }
@@ -184,7 +184,8 @@ impl Controller {
             };
             let heard = occupant.heard();
             let failed = heard.contains(&InterruptKind::Error);
-            let lost = occupant.new.function.is_lost(failed);
+            // The kernel wants back what was pulled out, too.
+            let lost = occupant.new.function.is_lost(!heard.is_empty());
             if lost || failed {
                 let what = if lost { EventKind::Lost } else { EventKind::Failed };
                 (self.report)(&occupant.event(what));

@@ -28,6 +28,10 @@ use crate::plan::{BarKind, BarPlan};
 /// INTA: the only pin that a function gets, since each is alone in its slot.
 const PIN: u8 = 1;
 
+/// Revision and class code, which a host's kernel reads from the function whenever it is asked; all ones are no class
+/// (PCI Express base specification 6.0, 7.5.1.1).
+const REVISION_AND_CLASS: u64 = 8;
+
 /// What a passed function is connected to.
 pub struct Connections {
     /// Message interrupts.
@@ -63,6 +67,8 @@ pub struct PassedFunction {
     memory: Vec<u8>,
     /// Accesses that the function did not answer.
     failed: AtomicU64,
+    /// How often its bus was reset for the guest.
+    resets: AtomicU64,
     /// Pulled out, or its server died: it answers nothing any more, ever.
     gone: AtomicBool,
     /// Who is told of that.
@@ -103,6 +109,7 @@ impl PassedFunction {
             msix: shadow.msix(),
             shadow: Mutex::new(shadow),
             failed: AtomicU64::new(0),
+            resets: AtomicU64::new(0),
             gone: AtomicBool::new(false),
             tell: OnceLock::new(),
             ended: AtomicBool::new(false),
@@ -170,8 +177,14 @@ impl PassedFunction {
 
     fn count(&self, outcome: Result<(), BackendError>) {
         self.failed.fetch_add(u64::from(outcome.is_err()), Ordering::Relaxed);
-        let gone = matches!(outcome, Err(BackendError::Gone { .. }));
-        if gone && !self.gone.swap(true, Ordering::Relaxed) {
+        if matches!(outcome, Err(BackendError::Gone { .. })) {
+            self.leave();
+        }
+    }
+
+    /// It answers no more, which is told once.
+    fn leave(&self) {
+        if !self.gone.swap(true, Ordering::Relaxed) {
             self.tell.get().iter().for_each(|tell| tell());
         }
     }
@@ -279,6 +292,7 @@ impl PciFunction for PassedFunction {
 impl Plugged for PassedFunction {
     fn reset(&self, together: &[&str]) {
         self.windows.withdraw();
+        self.resets.fetch_add(1, Ordering::Relaxed);
         let mut shadow = lock(&self.shadow);
         self.interrupts.stop();
         self.reset_together(together);
@@ -302,7 +316,11 @@ impl Plugged for PassedFunction {
 
     fn is_lost(&self, ask: bool) -> bool {
         if ask {
-            self.count(self.backend.read(RegionIndex::Config, 0, &mut [0; 2]));
+            let mut class = [0; 4];
+            self.count(self.backend.read(RegionIndex::Config, REVISION_AND_CLASS, &mut class));
+            if class == [0xff; 4] {
+                self.leave();
+            }
         }
         self.is_gone()
     }
@@ -321,6 +339,7 @@ impl Plugged for PassedFunction {
             ("unanswered accesses", self.failed.load(Ordering::Relaxed)),
             ("interrupts not connected", self.interrupts.refused()),
             ("BAR moves refused", self.windows.refused()),
+            ("resets of its bus", self.resets.load(Ordering::Relaxed)),
         ]
     }
 }

@@ -426,6 +426,16 @@ fn that_it_is_gone_is_told_once() {
 }
 
 #[test]
+fn a_function_that_was_pulled_out_is_lost_when_it_is_asked() {
+    let machine = Machine::new(fake());
+    assert!(!machine.function.is_lost(true));
+    // What nobody drives reads as all ones, without an error; the kernel makes up the vendor's id.
+    machine.fake.memory(RegionIndex::Config).unwrap().write(8, &[0xff; 4]).unwrap();
+    assert!(!machine.function.is_lost(false));
+    assert!(machine.function.is_lost(true) && machine.function.is_lost(false));
+}
+
+#[test]
 fn a_function_that_is_gone_reads_all_ones_and_is_counted() {
     let machine = Machine::new(fake());
     machine.config(COMMAND, &[2, 0]);

@@ -1,10 +1,11 @@
 //! Claim: a drive that comes while the guest runs is driven, and goes without harm when it is wanted back.
 //!
-//! The guest says `egm-hotplug plug N` and waits for a drive, which it writes and reads; then it says `egm-hotplug unplug N` and
-//! waits for it to go. So `hotplug.rounds` times (default 1). Whoever reads the console plugs it in and out.
+//! The guest says `egm-hotplug plug N` and waits for a drive, which it writes and reads; it resets the drive's bus and does so
+//! again; then it says `egm-hotplug unplug N` and waits for it to go. So `hotplug.rounds` times (default 1). Whoever reads the
+//! console plugs it in and out.
 
 use std::fs;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,7 +29,13 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
             claim.untrue(format!("no drive came in round {round}"));
             break;
         };
-        virtio_blk::keeps(&mut claim, &format!("{controller}n1"), &controller, &context.args)?;
+        let keeps = |claim: &mut Claim| {
+            virtio_blk::keeps(claim, &format!("{controller}n1"), &controller, &context.args)
+        };
+        keeps(&mut claim)?;
+        let reset = reset_bus(&Path::new("/sys/bus/pci/devices").join(&address));
+        claim.holds(reset.is_ok(), || format!("the bus of {address} cannot be reset: {reset:?}"));
+        keeps(&mut claim)?;
         say(&format!("unplug {round}"));
         let gone = || (!Path::new("/sys/bus/pci/devices").join(&address).exists()).then_some(());
         claim.holds(wait(gone).is_some(), || format!("{address} did not go in round {round}"));
@@ -37,9 +44,15 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     Ok(claim.finish().with_value(f64::from(rounds), "drives"))
 }
 
+/// Secondary Bus Reset of the port above (PCI Express base specification 6.0, 7.5.1.3.13), as the kernel does it for a function.
+fn reset_bus(device: &Path) -> io::Result<()> {
+    fs::write(device.join("reset_method"), "bus")?;
+    fs::write(device.join("reset"), "1")
+}
+
 /// Standard error is the console; standard output is the report.
 fn say(what: &str) {
-    let _ = std::io::stderr().write_all(format!("egm-hotplug {what}\n").as_bytes());
+    let _ = io::stderr().write_all(format!("egm-hotplug {what}\n").as_bytes());
 }
 
 /// A drive with a name space, and where it is.

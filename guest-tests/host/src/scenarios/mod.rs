@@ -131,7 +131,7 @@ const PLAIN: Scenario = Scenario {
 };
 
 /// Every scenario, in the order in which they run.
-pub(crate) const ALL: [Scenario; 42] = [
+pub(crate) const ALL: &[Scenario] = &[
     demo::SCENARIO,
     smp::SCENARIO,
     reset::SCENARIO,
@@ -174,18 +174,19 @@ pub(crate) const ALL: [Scenario; 42] = [
     peer::QEMU,
     boots::SCENARIO,
     debian_root::SCENARIO,
+    plugged::PULLED,
 ];
 
 /// The scenarios called `names`, or without names all those that are run by default.
 pub(crate) fn select(names: &[String], full: bool) -> Result<Vec<Scenario>, LabError> {
     if names.is_empty() {
-        return Ok(ALL.into_iter().filter(|s| full || !s.long).collect());
+        return Ok(ALL.iter().copied().filter(|s| full || !s.long).collect());
     }
     names.iter().map(|name| find(name)).collect()
 }
 
 fn find(name: &str) -> Result<Scenario, LabError> {
-    ALL.into_iter().find(|s| s.name == name).ok_or_else(|| {
+    ALL.iter().copied().find(|s| s.name == name).ok_or_else(|| {
         let known: Vec<_> = ALL.iter().map(|s| s.name).collect();
         LabError::Usage(format!("no scenario \"{name}\": there are {}", known.join(", ")))
     })

@@ -28,3 +28,11 @@ pub(super) const REQUEST: Scenario = Scenario {
     words: "egm.checks=hotplug lapic=notscdeadline",
     ..HOTPLUG
 };
+
+/// A drive that somebody pulls out. Last of those who have it: it stays away.
+pub(super) const PULLED: Scenario = Scenario {
+    name: "vfio-surprise",
+    story: "a passed drive is pulled out of the host: the operator is told, the guest loses it and runs on",
+    tell: Some(plugged::pulled),
+    ..REQUEST
+};
