@@ -69,7 +69,8 @@ pub(crate) fn requested(frame: &mut Frame<'_>) -> Result<(), LabError> {
 }
 
 /// Tells the story of a function that is pulled out of the host while a guest has it: its slot's power goes behind the kernel's
-/// back, which the emulator takes for that. The function stays away.
+/// back, which the emulator takes for that, and then the kernel is told that the function is gone, as by its hot-plug driver.
+/// The function stays away.
 pub(crate) fn pulled(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, report, .. } = *frame;
     let [function] = scenario.passed else {
@@ -89,7 +90,7 @@ pub(crate) fn pulled(frame: &mut Frame<'_>) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Cuts the power of the slot of `function`.
+/// Cuts the power of the slot of `function`, and has the kernel forget it, which returns when its user has closed it.
 fn pull(function: &str) -> Step {
     let device = Path::new("/sys/bus/pci/devices").join(function).canonicalize()?;
     let port = device.parent().ok_or("behind no port")?.join("config");
@@ -97,7 +98,8 @@ fn pull(function: &str) -> Step {
     let mut config = [0; 256];
     port.read_exact_at(&mut config, 0)?;
     let control = slot_control(&config).ok_or("its port has no PCI Express capability")?;
-    Ok(port.write_all_at(&POWER_OFF.to_le_bytes(), control)?)
+    port.write_all_at(&POWER_OFF.to_le_bytes(), control)?;
+    Ok(fs::write(device.join("remove"), "1")?)
 }
 
 /// Where Slot Control of a port with this configuration space is (PCI Express base specification 6.0, 7.5.3.10).

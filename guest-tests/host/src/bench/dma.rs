@@ -22,7 +22,7 @@ const MIB: u64 = 1024;
 const POOL: &str = "/proc/sys/vm/nr_hugepages";
 /// Interface, pages and rounds of each row: what takes milliseconds is measured more often.
 const ROWS: [(&str, &str, usize); 4] =
-    [("legacy", "4K", 11), ("legacy", "2M", 41), ("iommufd", "4K", 11), ("iommufd", "2M", 41)];
+    [("legacy", "4K", 15), ("legacy", "2M", 101), ("iommufd", "4K", 21), ("iommufd", "2M", 201)];
 
 /// What the benchmark prints.
 #[derive(Debug, Serialize, Deserialize)]
