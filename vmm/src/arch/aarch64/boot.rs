@@ -95,7 +95,7 @@ fn load_kernel(
     let base = ram.start();
     let loaded = PE::load(memory, Some(GuestAddress(base.get())), file, None).map_err(BootError::Load)?;
     let (start, end) = (Gpa::new(loaded.kernel_load.0), base.get().saturating_add(needed));
-    Span::between(start, Gpa::new(end)).ok_or(BootError::Memory { at: start.get() })
+    Span::between(start, Gpa::new(end)).ok_or_else(|| BootError::Memory { at: start.get() })
 }
 
 fn random<const SIZE: usize>() -> Result<[u8; SIZE], BootError> {
