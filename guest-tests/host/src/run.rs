@@ -175,8 +175,9 @@ impl Runner {
         let work = self.work.join(scenario.name);
         fs::create_dir_all(&work).map_err(LabError::file("make", &work))?;
         let (config, initramfs) = (work.join("config.json"), work.join("initramfs.cpio"));
+        let console = if scenario.grace { "ttyAMA0" } else { "ttyS0" };
         let cmdline = format!(
-            "console=ttyS0 panic=-1 nokaslr egm.arg.net.peer={HOST} egm.arg.net.port={PORT} egm.arg.net.addr={GUEST}/24 \
+            "console={console} panic=-1 nokaslr egm.arg.net.peer={HOST} egm.arg.net.port={PORT} egm.arg.net.addr={GUEST}/24 \
              egm.arg.vsock.port={PORT} egm.arg.blk.signature={} {}",
             disk::SIGNATURE,
             scenario.words

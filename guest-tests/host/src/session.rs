@@ -11,6 +11,7 @@ use crate::cache::Cache;
 use crate::capability::{Host, Where};
 use crate::emulator::Emulator;
 use crate::error::LabError;
+use crate::grace;
 use crate::kernel;
 use crate::l1;
 use crate::logs;
@@ -112,14 +113,23 @@ fn execute(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenario
         Some(directory) => Tools::copied(directory),
         None => Tools::of_checkout(&cache()?)?,
     };
-    let (mut chosen, mut skipped) = (chosen.to_vec(), Vec::new());
+    let mut skipped = Vec::new();
+    let mut chosen: Vec<Scenario> = chosen.to_vec();
+    chosen.retain(|scenario| match grace::missing(scenario) {
+        None => true,
+        Some(why) => {
+            skipped.push(ScenarioResult::skipped(scenario.name, &why));
+            false
+        }
+    });
     if tools.root.is_none() && chosen.iter().any(|s| s.debian) {
         match rootfs::debian(&cache()?) {
             Ok(image) => tools.root = Some(image),
             Err(error @ LabError::Host { .. }) => {
                 let (without, with): (Vec<_>, Vec<_>) = chosen.into_iter().partition(|s| !s.debian);
                 chosen = without;
-                skipped = with.iter().map(|s| ScenarioResult::skipped(s.name, &error.to_string())).collect();
+                let why = error.to_string();
+                skipped.extend(with.iter().map(|s| ScenarioResult::skipped(s.name, &why)));
             }
             Err(error) => return Err(error),
         }
@@ -137,7 +147,9 @@ fn execute(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenario
         // Without one they are skipped, and say so.
         tools.emulator = Emulator::of(&cache()?).ok();
     }
-    let (here, there): (Vec<_>, Vec<_>) = chosen.into_iter().partition(|s| s.outside || place == Where::Kvm);
+    // This machine's KVM runs no guests of another processor.
+    let is_here = |s: &Scenario| s.outside || place == Where::Kvm && s.grace == grace::is_arm();
+    let (here, there): (Vec<_>, Vec<_>) = chosen.into_iter().partition(is_here);
     let mut results = if there.is_empty() { Vec::new() } else { l1::run(&there, &tools, &cache()?, report)? };
     let work = arguments.work.clone().unwrap_or_else(|| report.join("work"));
     let runner = Runner { tools, vmm: arguments.vmm, work: absolute(&work)?, report: report.clone() };

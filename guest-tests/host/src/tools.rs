@@ -67,9 +67,7 @@ impl Tools {
 
     /// Those of the emulated Grace host: programs for aarch64 and Debian's newest kernel for arm64.
     pub(crate) fn of_grace(cache: &Cache) -> Result<Self, LabError> {
-        let lab = std::env::current_exe().map_err(LabError::file("find", "egm-lab"))?;
-        let target = lab.ancestors().nth(3).unwrap_or_else(|| Path::new("target"));
-        let folder = target.join(ARM64_FOLDER);
+        let folder = arm64_folder();
         let at = |name: &str| folder.join(name);
         let configs = PathBuf::from("configs");
         let configs =
@@ -87,6 +85,14 @@ impl Tools {
             root: None,
             emulator: None,
         })
+    }
+
+    /// Which of the programs that scenarios need in the emulated Grace host is not built, if any.
+    pub(crate) fn missing_for_grace() -> Option<String> {
+        let folder = arm64_folder();
+        let programs = ["egm-lab", "egm-vmm", "egm-device", "egm-guest"].map(|name| folder.join(name));
+        let absent = programs.iter().find(|program| !program.exists())?;
+        Some(format!("{} is missing: scripts/lab/arm64 builds it", absent.display()))
     }
 
     /// Those that [`Tools::copy_to`] put into `directory`.
@@ -143,6 +149,12 @@ impl Tools {
     pub(crate) fn kernel(&self, generic: bool) -> &StockKernel {
         self.generic.as_ref().filter(|_| generic).unwrap_or(&self.kernel)
     }
+}
+
+/// Where the programs for the emulated Grace host are: among what this one was built with.
+fn arm64_folder() -> PathBuf {
+    let lab = std::env::current_exe().unwrap_or_default();
+    lab.ancestors().nth(3).unwrap_or_else(|| Path::new("target")).join(ARM64_FOLDER)
 }
 
 /// The program `name` that was built with this one.

@@ -17,6 +17,7 @@ use crate::error::LabError;
 use crate::initramfs;
 use crate::kernel::{self, StockKernel};
 use crate::l1::{self, Host};
+use crate::scenarios::Scenario;
 use crate::tools::Tools;
 
 pub(crate) use machine::l1;
@@ -97,6 +98,20 @@ pub(crate) fn run(arguments: &GraceArguments) -> Result<ExitCode, LabError> {
                 problem: "it ended before the command did".into(),
             })
         }
+    }
+}
+
+/// Whether this machine has the processors of a Grace host.
+pub(crate) fn is_arm() -> bool {
+    std::env::consts::ARCH == "aarch64"
+}
+
+/// What keeps `scenario` from a host of its processor, if anything.
+pub(crate) fn missing(scenario: &Scenario) -> Option<String> {
+    match (scenario.grace, is_arm()) {
+        (false, true) => Some("its guest is one for x86-64, and this machine is none".into()),
+        (true, false) => Tools::missing_for_grace(),
+        _ => None,
     }
 }
 

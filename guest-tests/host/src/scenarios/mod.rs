@@ -4,6 +4,7 @@ mod boots;
 mod broker;
 mod debian_root;
 mod demo;
+mod grace;
 mod hostile;
 mod panic;
 mod passed;
@@ -132,6 +133,7 @@ const PLAIN: Scenario = Scenario {
 
 /// Every scenario, in the order in which they run.
 pub(crate) const ALL: &[Scenario] = &[
+pub(crate) const ALL: [Scenario; 46] = [
     demo::SCENARIO,
     smp::SCENARIO,
     reset::SCENARIO,
@@ -172,6 +174,9 @@ pub(crate) const ALL: &[Scenario] = &[
     user::SERVED,
     user::PLUGGED,
     peer::QEMU,
+    grace::DEMO,
+    grace::EGM,
+    grace::NVME,
     boots::SCENARIO,
     debian_root::SCENARIO,
     plugged::PULLED,

@@ -1,0 +1,43 @@
+//! Guests of a Grace host, which is emulated where this machine is none: see [`crate::grace`].
+
+use std::time::Duration;
+
+use super::{PLAIN, Scenario, Tale};
+use crate::disk::Proof;
+use crate::judge::Expected;
+
+/// One boot of an emulated guest in an emulated host.
+const DEADLINE: Duration = Duration::from_secs(400);
+
+/// What all have in common.
+const GRACE: Scenario =
+    Scenario { config: "grace-lab-smoke.json", grace: true, deadline: DEADLINE, ..PLAIN };
+
+/// The smallest that shows a guest with EGM.
+pub(super) const DEMO: Scenario = Scenario {
+    name: "grace-demo",
+    story: "an arm64 guest of Debian's newest kernel, by ACPI, with EGM of /dev/egm4, a disk and a network",
+    config: "grace-lab-demo.json",
+    disk: Some(Proof::Signature),
+    ..GRACE
+};
+
+/// EGM from the driver's device to the guest and back.
+pub(super) const EGM: Scenario = Scenario {
+    name: "grace-egm",
+    story: "a slice of /dev/egm4: used, exclusive, scrubbed, returned, its retired pages neither seen nor touched",
+    region: Some("egm4"),
+    tale: Tale::Owned,
+    ..GRACE
+};
+
+/// The drive behind the first root port, behind an SMMUv3.
+pub(super) const NVME: Scenario = Scenario {
+    name: "grace-nvme",
+    story: "a passed NVMe drive: written, found in its image, survives the guest's reset, free afterwards",
+    passed: &["0000:01:00.0"],
+    words: "egm.checks=pci,nvme egm.arg.nvme.serial=egm0",
+    expected: Expected { exit: 0, summary: true, checks: &["pci", "nvme"] },
+    disk: Some(Proof::Signature),
+    ..GRACE
+};
