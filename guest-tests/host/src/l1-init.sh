@@ -23,6 +23,10 @@ echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled
 mkdir -p /run/tools
 cp -r /share/tools/. /run/tools
 echo "egm-lab: the emulated host is up after $(cut -d' ' -f1 /proc/uptime) s"
+# An EGM device names its retired pages to who opens it: from then on the ledger knows them, and so does every plan.
+for region in /sys/class/egm/*; do
+    [ ! -e "$region" ] || egm-device carve grant --region "${region##*/}" --size 2MiB -- true
+done
 # Its split, and the part that is persistent memory as a device-DAX device: what "ndctl create-namespace -m devdax" does.
 mkdir -p /etc/egm-device/host
 cp "/run/tools/configs/host/lab-$(uname -m).json" /etc/egm-device/host/ 2> /dev/null

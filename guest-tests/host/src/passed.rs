@@ -135,9 +135,10 @@ pub(crate) fn dmar_faults() -> Result<usize, LabError> {
     Ok(text.lines().filter(|line| is_fault(line)).count())
 }
 
-/// Intel's driver: `DMAR: [DMA Read NO_PASID] Request device [01:00.0] fault addr 0x…`.
+/// Intel's driver: `DMAR: [DMA Read NO_PASID] Request device [01:00.0] fault addr 0x…`; Arm's: `arm-smmu-v3
+/// 9050000.smmuv3: event: F_TRANSLATION client: 0000:01:00.0 …`.
 fn is_fault(line: &str) -> bool {
-    line.contains("DMAR:") && line.contains("fault")
+    line.contains("DMAR:") && line.contains("fault") || line.contains("arm-smmu-v3") && line.contains("event")
 }
 
 pub(crate) fn no_faults_since(before: usize) -> Step {
@@ -157,5 +158,7 @@ mod tests {
             "[9.1] DMAR: [DMA Read NO_PASID] Request device [01:00.0] fault addr 0xfff [fault reason 0x06]"
         ));
         assert!(!is_fault("[0.2] DMAR: Host address width 39"));
+        assert!(is_fault("[9.1] arm-smmu-v3 9050000.smmuv3: event 0x10 received:"));
+        assert!(!is_fault("[8.0] arm-smmu-v3 9050000.smmuv3: allocated 32768 entries for evtq"));
     }
 }

@@ -36,7 +36,7 @@ const PANICKED: &str = "the guest's kernel panicked";
 const PANIC: &str = "Kernel panic";
 
 /// What the kernel says when it starts init; where it is quiet, the init that hands over says it.
-const INIT: &str = " as init process";
+pub(crate) const INIT: &str = " as init process";
 
 /// How often a guest of `scenario` may start. Where boots are counted, each has one start: a second would hide the
 /// failure that the count is for.

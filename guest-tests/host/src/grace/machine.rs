@@ -19,8 +19,10 @@ const GPU_MEMORY: u64 = 1664;
 const GPUS: [Gpu; 2] =
     [Gpu { slot: 3, socket: 0, memory: 2, egm: 4 }, Gpu { slot: 4, socket: 1, memory: 3, egm: 5 }];
 
-/// Blocks of 64 KiB that firmware found to be bad: PXM and offset.
-const RETIRED: &str = "4:0x1000000,4:0x2110000,5:0x3000000";
+/// Blocks that firmware found to be bad: node and offset.
+const RETIRED: [(usize, u64); 3] = [(4, 0x100_0000), (4, 0x211_0000), (5, 0x300_0000)];
+/// Bytes of such a block.
+pub(super) const BLOCK: u64 = 64 << 10;
 
 /// An emulated GPU: QEMU's bochs-display, whose BAR 0 is memory, so that it can be made to look ready.
 struct Gpu {
@@ -71,8 +73,9 @@ pub(crate) fn l1(machine: &L1<'_>, tree: &Path) -> Vec<OsString> {
     for gpu in &GPUS {
         args.extend(words(&format!("-device bochs-display,vgamem=16M,addr={:x}.0", gpu.slot)));
     }
+    let retired = RETIRED.map(|(node, offset)| format!("{node}:{offset:#x}")).join(",");
     let append = format!(
-        "console=ttyAMA0 panic=-1 loglevel=4 mem={LINUX}M nvgrace_egm.retired={RETIRED} {}",
+        "console=ttyAMA0 panic=-1 loglevel=4 mem={LINUX}M nvgrace_egm.retired={retired} {}",
         machine.words
     );
     args.extend(boot(machine.kernel, machine.initramfs, append.trim_end()));
@@ -97,6 +100,13 @@ fn properties_of(gpu: &Gpu) -> Vec<Property> {
         long("nvidia,egm-base-pa", base(gpu.egm)),
         long("nvidia,egm-size", NODES.get(gpu.egm).copied().unwrap_or_default() << 20),
     ]
+}
+
+/// Where the retired blocks in `slice`, an address and bytes, begin.
+pub(super) fn retired_in(slice: Option<(u64, u64)>) -> Vec<u64> {
+    let (start, size) = slice.unwrap_or_default();
+    let all = RETIRED.iter().map(|(node, offset)| base(*node) + offset);
+    all.filter(|block| *block >= start && *block - start < size).collect()
 }
 
 /// Where the memory of `node` begins.

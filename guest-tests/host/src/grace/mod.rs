@@ -1,5 +1,6 @@
 //! `egm-lab grace`: the emulated Grace host, for people and for scenarios.
 
+mod egm;
 mod machine;
 
 use std::ffi::OsString;
@@ -20,6 +21,7 @@ use crate::l1::{self, Host};
 use crate::scenarios::Scenario;
 use crate::tools::Tools;
 
+pub(crate) use egm::run as tell_egm;
 pub(crate) use machine::l1;
 
 /// Where it keeps its files unless the user says otherwise.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{PLAIN, Scenario, Tale};
 use crate::disk::Proof;
+use crate::grace;
 use crate::judge::Expected;
 
 /// One boot of an emulated guest in an emulated host.
@@ -28,6 +29,7 @@ pub(super) const EGM: Scenario = Scenario {
     story: "a slice of /dev/egm4: used, exclusive, scrubbed, returned, its retired pages neither seen nor touched",
     region: Some("egm4"),
     tale: Tale::Owned,
+    tell: Some(grace::tell_egm),
     ..GRACE
 };
 

@@ -1,0 +1,78 @@
+//! The story of EGM of a driver's device: that of every slice, and what such a device has beside: pages that firmware retired.
+
+use std::fs::File;
+
+use crate::error::LabError;
+use crate::frame::{Fault, Frame, Step};
+use crate::host_parts::Plan;
+use crate::judge::Expected;
+use crate::physical::Physical;
+use crate::run::INIT;
+use crate::scenarios::Scenario;
+use crate::slices;
+
+use super::machine::{BLOCK, retired_in};
+
+/// What is left in a retired block, at its beginning and its end, while a guest has the slice around it.
+const MARK: u64 = 0x6465_7269_7465_7221;
+
+/// Tells the story of a slice of an EGM device.
+pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
+    slices::run(frame)?;
+    let Frame { runner, scenario, report, .. } = *frame;
+    let whole = Scenario { words: "egm.checks=memory_map,egm_pattern", ..*scenario };
+    let machine = runner.machine(&whole, report)?;
+    let blocks = retired_in(machine.plan.as_ref().and_then(Plan::slice));
+    frame.step("holes", || holes(machine.plan.as_ref(), &blocks));
+    let mut marked = None;
+    let boot = runner.boot_by(runner.command(&machine), &whole, &machine, report, |line| {
+        // The device is open by now, and will not be zeroed again.
+        if marked.is_none() && line.contains(INIT) {
+            marked = Some(mark(&blocks));
+        }
+    })?;
+    let expected = Expected { exit: 0, summary: true, checks: &["memory_map", "egm_pattern"] };
+    frame.judge(expected, &boot, " around");
+    frame.step("marked", || marked.unwrap_or_else(|| Err("the guest did not start its init".into())));
+    frame.step("untouched", || untouched(&blocks));
+    Ok(())
+}
+
+/// The guest has no memory where blocks are retired, and there are some.
+fn holes(plan: Option<&Plan>, blocks: &[u64]) -> Step {
+    let plan = plan.ok_or("there is no plan")?;
+    if blocks.is_empty() {
+        return Err(Fault::Untrue("the slice has no retired block: nothing is shown".into()));
+    }
+    let ends = blocks.iter().flat_map(|block| [*block, block + BLOCK - 1]);
+    match ends.map(|address| (address, plan.has_ram_at(address))).find(|(_, has)| *has != Some(false)) {
+        None => Ok(()),
+        Some((address, _)) => Err(Fault::Untrue(format!("the guest has RAM at retired {address:#x}"))),
+    }
+}
+
+/// The first and the last word of each block, and which.
+fn words(blocks: &[u64]) -> impl Iterator<Item = (u64, u64)> {
+    blocks.iter().flat_map(|block| [(*block, 0), (*block, BLOCK - 8)])
+}
+
+fn mark(blocks: &[u64]) -> Step {
+    let memory = File::options().read(true).write(true).open("/dev/mem")?;
+    for (block, offset) in words(blocks) {
+        let mapped = Physical::map_writable(&memory, block, BLOCK)?;
+        mapped.set_word(offset, MARK).ok_or("a word outside of its block")?;
+    }
+    Ok(())
+}
+
+/// Neither the guest nor the scrub after it wrote to the blocks.
+fn untouched(blocks: &[u64]) -> Step {
+    let memory = File::open("/dev/mem")?;
+    for (block, offset) in words(blocks) {
+        let found = Physical::map(&memory, block, BLOCK)?.word(offset);
+        if found != Some(MARK) {
+            return Err(Fault::Untrue(format!("at retired {:#x} lies {found:x?}", block + offset)));
+        }
+    }
+    Ok(())
+}
