@@ -137,7 +137,7 @@ const ARM64: Stock = Stock {
     architecture: Architecture::Arm64,
     meta: "linux-image-arm64",
     suite: "trixie-backports/main",
-    modules: &modules::OF_GENERIC,
+    modules: &modules::OF_ARM64,
 };
 const ARM64_HOST: Stock = Stock { prefix: "arm64-host-", modules: &modules::OF_L1, ..ARM64 };
 const ARM64_STABLE: Stock = Stock { prefix: "arm64-stable-", suite: STABLE, ..ARM64 };

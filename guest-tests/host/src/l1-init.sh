@@ -25,7 +25,7 @@ cp -r /share/tools/. /run/tools
 echo "egm-lab: the emulated host is up after $(cut -d' ' -f1 /proc/uptime) s"
 # An EGM device names its retired pages to who opens it: from then on the ledger knows them, and so does every plan.
 for region in /sys/class/egm/*; do
-    [ ! -e "$region" ] || egm-device carve grant --region "${region##*/}" --size 2MiB -- true
+    [ ! -e "$region" ] || egm-device carve grant --region "${region##*/}" --size 2MiB -- true 2>&1 | cat
 done
 # Its split, and the part that is persistent memory as a device-DAX device: what "ndctl create-namespace -m devdax" does.
 mkdir -p /etc/egm-device/host
@@ -71,8 +71,9 @@ for function in /sys/bus/pci/devices/*; do
     esac
 done
 # The network card that is at one hub with those of the guests.
-ip address add 192.168.101.1/24 dev eth0
-ip link set eth0 up
+hub=$(grep -l 52:54:00:e9:00:01 /sys/class/net/*/address | cut -d/ -f5)
+ip address add 192.168.101.1/24 dev "$hub"
+ip link set "$hub" up
 run() {
     if [ -e /share/command ]; then
         sh /share/command

@@ -19,6 +19,20 @@ pub(crate) const OF_GUEST: [&str; 9] = [
 pub(crate) const OF_GENERIC: [&str; 7] =
     ["virtio_pci", "virtio_blk", "nvme", "igb", "e1000e", "pvpanic_mmio", "pvpanic_pci"];
 
+/// What a guest of the emulated Grace host needs: the same, where it has devices of ours beside.
+pub(crate) const OF_ARM64: [&str; 10] = [
+    "virtio_pci",
+    "virtio_blk",
+    "virtio_net",
+    "vmw_vsock_virtio_transport",
+    "virtio_rng",
+    "nvme",
+    "igb",
+    "e1000e",
+    "pvpanic_mmio",
+    "pvpanic_pci",
+];
+
 /// What the emulated host needs: its share, KVM on AMD, what gives guests their devices, VFIO, errors of functions, and device-DAX. It has no
 /// driver for the functions that guests get, but one that takes what it is told to.
 pub(crate) const OF_L1: [&str; 18] = [

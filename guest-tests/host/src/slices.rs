@@ -8,6 +8,8 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+
 use crate::error::LabError;
 use crate::frame::{Fault, Frame, Step};
 use crate::host_parts::Plan;
@@ -289,8 +291,9 @@ pub(crate) fn check_zeros() -> Result<bool, LabError> {
         let text = std::env::var(name).unwrap_or_default();
         text.parse::<u64>().map_err(|_| LabError::Usage(format!("{name} is \"{text}\", not a number")))
     };
-    let path = format!("/proc/self/fd/{}", number("EGM_SLICE_FD")?);
-    let file = File::open(&path).map_err(LabError::file("open", &path))?;
+    let descriptor = number("EGM_SLICE_FD")?;
+    let path = format!("/proc/self/fd/{descriptor}");
+    let file = inherited(descriptor).map_err(LabError::file("take", &path))?;
     let (offset, size) = (number("EGM_SLICE_OFFSET")?, number("EGM_SLICE_SIZE")?);
     let memory = Physical::map(&file, offset, size).map_err(LabError::file("map", &path))?;
     let first = memory.first_not_zero();
@@ -298,6 +301,13 @@ pub(crate) fn check_zeros() -> Result<bool, LabError> {
         eprintln!("byte {offset:#x} of the slice is not zero");
     }
     Ok(first.is_none())
+}
+
+/// A descriptor that this process was started with; opening its path anew would not do, because EGM devices open once.
+fn inherited(descriptor: u64) -> std::io::Result<File> {
+    let descriptor = i32::try_from(descriptor).map_err(std::io::Error::other)?;
+    let this = pidfd_open(getpid(), PidfdFlags::empty())?;
+    Ok(pidfd_getfd(this, descriptor, PidfdGetfdFlags::empty())?.into())
 }
 
 /// A hugetlb pool that is there while this lives.

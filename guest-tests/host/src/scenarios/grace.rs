@@ -11,8 +11,7 @@ use crate::judge::Expected;
 const DEADLINE: Duration = Duration::from_secs(400);
 
 /// What all have in common.
-const GRACE: Scenario =
-    Scenario { config: "grace-lab-smoke.json", grace: true, deadline: DEADLINE, ..PLAIN };
+const GRACE: Scenario = Scenario { config: "grace-lab-smoke.json", grace: true, deadline: DEADLINE, ..PLAIN };
 
 /// The smallest that shows a guest with EGM.
 pub(super) const DEMO: Scenario = Scenario {

@@ -133,7 +133,6 @@ const PLAIN: Scenario = Scenario {
 
 /// Every scenario, in the order in which they run.
 pub(crate) const ALL: &[Scenario] = &[
-pub(crate) const ALL: [Scenario; 46] = [
     demo::SCENARIO,
     smp::SCENARIO,
     reset::SCENARIO,
