@@ -1,5 +1,6 @@
 //! What can go wrong in the lab itself; a guest that fails is a result, not an error.
 
+use std::error::Error;
 use std::io;
 use std::path::PathBuf;
 
@@ -72,4 +73,16 @@ impl LabError {
             Self::File { .. } | Self::Command { .. } | Self::Content { .. } => 4,
         }
     }
+}
+
+/// An error and its causes in one line.
+pub(crate) fn chain(error: &LabError) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
 }

@@ -8,11 +8,12 @@ use std::process::Command;
 
 use egm_payload::Ports;
 
+use crate::error::chain;
 use crate::frame::{Fault, Step};
 use crate::passed::{devices, payload};
 use crate::physical::Physical;
 use crate::process::{Ending, Limit, Reaction, watch};
-use crate::run::{Runner, chain};
+use crate::run::Runner;
 use crate::scenarios::Scenario;
 
 /// What the guest says when it runs.

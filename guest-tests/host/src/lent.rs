@@ -15,11 +15,11 @@ use egm_payload::Ports;
 use egm_report::{Check, Line};
 use serde::Deserialize;
 
-use crate::error::LabError;
+use crate::error::{LabError, chain};
 use crate::frame::{Fault, Frame, Step, timed};
 use crate::judge::case;
 use crate::process::{Ending, Limit, Reaction, watch};
-use crate::run::{Machine, Runner, chain};
+use crate::run::{Machine, Runner};
 use crate::scenarios::Scenario;
 use crate::slices::{PATIENCE, beats, output, physical, regions, zeros};
 

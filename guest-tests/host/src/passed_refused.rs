@@ -14,12 +14,12 @@ use egm_report::Check;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde_json::{Value, json};
 
-use crate::error::LabError;
+use crate::error::{LabError, chain};
 use crate::frame::{Fault, Frame, Step, timed};
 use crate::judge::case;
 use crate::passed::{bind, devices, free, group, payload, refused, unbind, write};
 use crate::process::{Ending, Limit, Reaction, watch};
-use crate::run::{Runner, chain};
+use crate::run::Runner;
 use crate::scenarios::Scenario;
 use crate::slices::{PATIENCE, output};
 

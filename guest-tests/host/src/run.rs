@@ -1,6 +1,5 @@
 //! Runs scenarios on this machine, be it real or emulated.
 
-use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +10,7 @@ use egm_report::{Check, Line, MAX_LINES, Outcome};
 use crate::bad_page;
 use crate::command::Tool;
 use crate::disk;
-use crate::error::LabError;
+use crate::error::{LabError, chain};
 use crate::frame::{self, Teller};
 use crate::host_parts::{GUEST, HOST, HostParts, PORT, Plan};
 use crate::initramfs;
@@ -387,18 +386,6 @@ fn init_case(millis: u64, starts: u32) -> Check {
 /// Milliseconds since `begun`.
 pub(crate) fn millis(begun: Instant) -> u64 {
     u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX)
-}
-
-/// An error and its causes in one line.
-pub(crate) fn chain(error: &LabError) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -147,7 +147,7 @@ impl Report {
                 self.rows.extend(other.rows);
                 self.skipped.extend(other.skipped);
             }
-            Err(error) => self.skipped.push(format!("{section}: {}", crate::run::chain(&error))),
+            Err(error) => self.skipped.push(format!("{section}: {}", crate::error::chain(&error))),
         }
     }
 

@@ -55,7 +55,9 @@ pub(super) fn run(directory: &Path) -> Result<Report, LabError> {
             match host.measure(&stock, Section::Guest, &["--peer"]) {
                 Ok(boots) => theirs.add(boots),
                 Err(error) => {
-                    report.skipped.push(format!("QEMU in the emulated host: {}", crate::run::chain(&error)));
+                    report
+                        .skipped
+                        .push(format!("QEMU in the emulated host: {}", crate::error::chain(&error)));
                 }
             }
         }
