@@ -2,12 +2,13 @@
 
 use std::fs::File;
 
+use egm_report::Line;
+
 use crate::error::LabError;
 use crate::frame::{Fault, Frame, Step};
 use crate::host_parts::Plan;
 use crate::judge::Expected;
 use crate::physical::Physical;
-use crate::run::INIT;
 use crate::scenarios::Scenario;
 use crate::slices;
 
@@ -26,14 +27,14 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     frame.step("holes", || holes(machine.plan.as_ref(), &blocks));
     let mut marked = None;
     let boot = runner.boot_by(runner.command(&machine), &whole, &machine, report, |line| {
-        // The device is open by now, and will not be zeroed again.
-        if marked.is_none() && line.contains(INIT) {
+        // The guest reports: the device is open by now, and will not be zeroed again.
+        if marked.is_none() && Line::parse(line).is_some() {
             marked = Some(mark(&blocks));
         }
     })?;
     let expected = Expected { exit: 0, summary: true, checks: &["memory_map", "egm_pattern"] };
     frame.judge(expected, &boot, " around");
-    frame.step("marked", || marked.unwrap_or_else(|| Err("the guest did not start its init".into())));
+    frame.step("marked", || marked.unwrap_or_else(|| Err("the guest did not report".into())));
     frame.step("untouched", || untouched(&blocks));
     Ok(())
 }

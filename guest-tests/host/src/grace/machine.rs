@@ -19,8 +19,9 @@ const GPU_MEMORY: u64 = 1664;
 const GPUS: [Gpu; 2] =
     [Gpu { slot: 3, socket: 0, memory: 2, egm: 4 }, Gpu { slot: 4, socket: 1, memory: 3, egm: 5 }];
 
-/// Blocks that firmware found to be bad: node and offset.
-const RETIRED: [(usize, u64); 3] = [(4, 0x100_0000), (4, 0x211_0000), (5, 0x300_0000)];
+/// Blocks that firmware found to be bad: node and offset. The first is in the middle, so that a slice of more than half of its
+/// region has it.
+const RETIRED: [(usize, u64); 3] = [(4, 0x2000_0000), (4, 0x100_0000), (5, 0x300_0000)];
 /// Bytes of such a block.
 pub(super) const BLOCK: u64 = 64 << 10;
 
@@ -130,6 +131,15 @@ mod tests {
         assert!(spans.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0), "{spans:x?}");
         let end = spans.last().map(|(base, size)| base + size).unwrap();
         assert!(end <= (RAM + NODES.iter().sum::<u64>()) << 20);
+    }
+
+    #[test]
+    fn a_slice_of_more_than_half_of_the_first_region_has_a_retired_block_wherever_it_lies() {
+        let (region, size) = (base(4), 528 << 20);
+        for start in [region, region + (NODES[4] << 20) - size] {
+            assert!(!retired_in(Some((start, size))).is_empty(), "{start:#x}");
+        }
+        assert_eq!(retired_in(None), [] as [u64; 0]);
     }
 
     #[test]
