@@ -10,6 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::fs::{major, minor};
+use rustix::io::Errno;
 
 /// A file as `/proc/PID/maps` names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +26,7 @@ struct Name {
 /// who holds only a descriptor.
 ///
 /// # Errors
-/// The kernel's, where `/proc` cannot be read at all.
+/// The kernel's, where `/proc` or a process in it cannot be read for another reason, and no process is found.
 pub(crate) fn by(file: &File, bytes: &Range<u64>) -> io::Result<Option<u32>> {
     let metadata = file.metadata()?;
     let device = metadata.dev();
@@ -34,23 +35,55 @@ pub(crate) fn by(file: &File, bytes: &Range<u64>) -> io::Result<Option<u32>> {
 }
 
 fn below(proc: &Path, name: Name, bytes: &Range<u64>) -> io::Result<Option<u32>> {
+    let mut unknown = None;
     for entry in fs::read_dir(proc)? {
         let entry = entry?;
         let Some(pid) = entry.file_name().to_str().and_then(|pid| pid.parse::<u32>().ok()) else { continue };
-        // It has ended, or is not ours to look at.
-        let Ok(maps) = File::open(entry.path().join("maps")) else { continue };
-        // Bytes, since names of files are not Unicode.
-        let lines = BufReader::new(maps).split(b'\n').map_while(Result::ok);
-        let ours = |line: Vec<u8>| {
-            mapping(&String::from_utf8_lossy(&line)).is_some_and(|(of, mapped)| {
-                of == name && mapped.start < bytes.end && bytes.start < mapped.end
-            })
-        };
-        if lines.into_iter().any(ours) {
-            return Ok(Some(pid));
+        match process_maps_any(&entry.path(), name, bytes) {
+            Ok(true) => return Ok(Some(pid)),
+            Ok(false) => {}
+            Err(error) if is_out_of_sight(&error) => {}
+            Err(error) => unknown = Some(error),
         }
     }
-    Ok(None)
+    unknown.map_or(Ok(None), Err)
+}
+
+/// Whether a process maps any of `bytes` of the file. Where its first thread has ended it says so only of the others.
+fn process_maps_any(process: &Path, name: Name, bytes: &Range<u64>) -> io::Result<bool> {
+    if let Some(found) = maps_any(File::open(process.join("maps"))?, name, bytes)? {
+        return Ok(found);
+    }
+    for thread in fs::read_dir(process.join("task")).into_iter().flatten() {
+        let maps = File::open(thread?.path().join("maps")).and_then(|maps| maps_any(maps, name, bytes));
+        match maps {
+            Ok(Some(found)) => return Ok(found),
+            Ok(None) => {}
+            Err(error) if is_out_of_sight(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(false)
+}
+
+/// Whether who has these `maps` maps any of `bytes` of the file. `None`: it maps nothing at all.
+fn maps_any(maps: File, name: Name, bytes: &Range<u64>) -> io::Result<Option<bool>> {
+    let mut found = None;
+    // Bytes, since names of files are not Unicode.
+    for line in BufReader::new(maps).split(b'\n') {
+        let mapping = mapping(&String::from_utf8_lossy(&line?));
+        if mapping.is_some_and(|(of, at)| of == name && at.start < bytes.end && bytes.start < at.end) {
+            return Ok(Some(true));
+        }
+        found = Some(false);
+    }
+    Ok(found)
+}
+
+/// That the process has ended since its name was read, or is not ours to look at.
+fn is_out_of_sight(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied)
+        || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
 }
 
 /// File and bytes of a line such as `7f0000000000-7f0000200000 rw-s 00400000 00:06 1234 /dev/egm4`.
@@ -112,6 +145,15 @@ mod tests {
         assert_eq!(found(Name { inode: 1235, ..EGM }, 0..u64::MAX), None);
         assert_eq!(found(Name { minor: 7, ..EGM }, 0..u64::MAX), None);
         assert!(below(&proc.path().join("nothing"), EGM, &(0..1)).is_err());
+        // The first thread of a process has ended, and others have not.
+        process("50", b"");
+        fs::create_dir_all(proc.path().join("50/task/51")).unwrap();
+        fs::write(proc.path().join("50/task/51/maps"), b"0-1000 rw-s 0 00:06 77 /dev/egm5\n").unwrap();
+        assert_eq!(found(Name { inode: 77, ..EGM }, 0..0x1000), Some(50));
+        // What cannot be read is not known to map nothing; who is found to is enough.
+        fs::create_dir_all(proc.path().join("4/maps")).unwrap();
+        assert!(below(proc.path(), Name { inode: 1235, ..EGM }, &(0..u64::MAX)).is_err());
+        assert_eq!(found(EGM, 0x40_1000..0x40_2000), Some(30));
     }
 
     #[test]

@@ -344,6 +344,13 @@ mod tests {
         drop(one);
         assert!(used.again().is_ok());
         assert_eq!(source.supplies()[0].free, 4 * PAGE);
+        // Nor is one granted whose owner has just gone, without a word.
+        let lent = source.grant("r", &request(4), &NEVER).unwrap_or_else(|error| panic!("{error}"));
+        let left = Mapping::new(lent.backing(), 0, PAGE, 0).unwrap();
+        drop(lent);
+        assert!(source.grant("r", &request(4), &NEVER).is_err(), "a page of it is mapped");
+        drop(left);
+        assert!(source.grant("r", &request(4), &NEVER).is_ok());
     }
 
     #[test]

@@ -42,7 +42,7 @@ const EXAMPLES: &str = "\
 Examples: QEMU's command line for this host; a domain for another one, which recorded itself there
 
   egm-device export qemu --config vm.json > vm.sh
-  egm-device export libvirt --config configs/grace-1gpu-egm.json --recorded host.json > domain.xml
+  egm-device export libvirt --config configs/gh200.json --recorded host.json > domain.xml
 
 A command line is text that a shell reads back as the same words: sh vm.sh";
 

@@ -119,6 +119,10 @@ impl Ledger {
             let taken = self.take(region, &line, request, &mapped)?;
             let backing = memory.open(&taken.region, &taken.slice, watch)?;
             match memory::lock(&taken.region, backing.as_ref(), &taken.slice)? {
+                // One description to all: the lock of who maps it still is ours as well.
+                None if memory.is_mapped(&taken.region, backing.as_ref()) => {
+                    mapped = mapped.iter().chain(bytes_of(&taken.slice)).collect();
+                }
                 None => return Lease::begin(taken, backing, memory.clone(), watch),
                 // An owner is gone, but a process that got the memory from it is not.
                 Some(others) => mapped = mapped.iter().chain(others.iter()).collect(),

@@ -45,6 +45,8 @@ pub(crate) struct Occupant {
     pub(crate) new: New,
     /// The guest was asked to let it go.
     pub(crate) leaving: Option<Leaving>,
+    /// It is gone, stays, and that was told.
+    is_lost: bool,
 }
 
 /// When it goes without the guest's leave, and who waits for it to be gone.
@@ -55,7 +57,7 @@ pub(crate) struct Leaving {
 
 impl Occupant {
     pub(crate) fn new(id: &str, new: New) -> Self {
-        Self { id: id.to_owned(), new, leaving: None }
+        Self { id: id.to_owned(), new, leaving: None, is_lost: false }
     }
 
     fn event(&self, what: EventKind) -> Event {
@@ -166,15 +168,17 @@ impl Controller {
     /// What the host says.
     fn hear(&mut self, now: Instant) {
         for occupant in &mut self.fixed {
-            for kind in occupant.heard() {
-                let what = match kind {
-                    _ if occupant.new.function.is_lost(true) => {
-                        occupant.new.function.lose();
-                        EventKind::LostFixed
-                    }
-                    InterruptKind::Error => EventKind::FailedFixed,
-                    _ => EventKind::WantedFixed,
-                };
+            let heard = occupant.heard();
+            if occupant.new.function.is_lost(!heard.is_empty()) {
+                if !std::mem::replace(&mut occupant.is_lost, true) {
+                    occupant.new.function.lose();
+                    (self.report)(&occupant.event(EventKind::LostFixed));
+                }
+                continue;
+            }
+            for kind in heard {
+                let failed = kind == InterruptKind::Error;
+                let what = if failed { EventKind::FailedFixed } else { EventKind::WantedFixed };
                 (self.report)(&occupant.event(what));
             }
         }

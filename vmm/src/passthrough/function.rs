@@ -1,6 +1,5 @@
 //! A host function as the guest's PCI function.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
@@ -13,6 +12,7 @@ use egm_vfio::pci::shadow::{
     AddedCapability, Bar, BarKind as ShadowKind, BarPlace, Forward, MsixLayout, Options, Shadow,
 };
 
+use super::access::natural;
 use super::coherent;
 use super::error::PassthroughError;
 use super::interrupts::Interrupts;
@@ -28,8 +28,8 @@ use crate::plan::{BarKind, BarPlan};
 /// INTA: the only pin that a function gets, since each is alone in its slot.
 const PIN: u8 = 1;
 
-/// Revision and class code, which a host's kernel reads from the function whenever it is asked; all ones are no class
-/// (PCI Express base specification 6.0, 7.5.1.1).
+/// Revision and class code: all ones is what a read of an absent function gives. Not the vendor's id, which vfio-pci answers
+/// by itself.
 const REVISION_AND_CLASS: u64 = 8;
 
 /// What a passed function is connected to.
@@ -307,7 +307,10 @@ impl Plugged for PassedFunction {
         drop(shadow);
         // Nobody writes to it between its reset and its next user.
         self.windows.end();
-        self.reset_device();
+        // The kernel would wait a minute for the answer of one that is gone.
+        if !self.is_gone() {
+            self.reset_device();
+        }
     }
 
     fn name(&self) -> &str {
@@ -317,10 +320,12 @@ impl Plugged for PassedFunction {
     fn is_lost(&self, ask: bool) -> bool {
         if ask {
             let mut class = [0; 4];
-            self.count(self.backend.read(RegionIndex::Config, REVISION_AND_CLASS, &mut class));
-            if class == [0xff; 4] {
+            let read = self.backend.read(RegionIndex::Config, REVISION_AND_CLASS, &mut class);
+            // What is refused reads as all ones, too, and is no sign of anything.
+            if read.is_ok() && class == [0xff; 4] {
                 self.leave();
             }
+            self.count(read);
         }
         self.is_gone()
     }
@@ -342,18 +347,6 @@ impl Plugged for PassedFunction {
             ("resets of its bus", self.resets.load(Ordering::Relaxed)),
         ]
     }
-}
-
-/// An access as its naturally aligned pieces of 1, 2, 4 or 8 bytes: what devices define.
-fn natural(offset: u64, length: usize) -> impl Iterator<Item = (u64, Range<usize>)> {
-    let mut from = 0;
-    std::iter::from_fn(move || {
-        let left = length.checked_sub(from).filter(|left| *left > 0)?;
-        let at = offset.checked_add(u64::try_from(from).ok()?)?;
-        let fits = |size: &usize| *size <= left && u64::try_from(*size).is_ok_and(|n| at.is_multiple_of(n));
-        let to = from.checked_add([8, 4, 2, 1].into_iter().find(fits)?)?;
-        Some((at, std::mem::replace(&mut from, to)..to))
-    })
 }
 
 fn shadow_bar(bar: &BarPlan) -> Bar {

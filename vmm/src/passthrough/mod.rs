@@ -11,6 +11,7 @@
 //! Lock order: a function's shadow, then its interrupts. `windows` and `peers` have their own, and no access of the guest
 //! waits for these: memory slots and I/O page tables change slowly.
 
+mod access;
 mod coherent;
 mod descriptor;
 mod error;

@@ -18,8 +18,8 @@ use crate::progress::Stage;
 /// The benchmark among the tools.
 const PROGRAM: &str = "bench-dma";
 const POOL: &str = "/proc/sys/vm/nr_hugepages";
-/// Interface, pages, MiB and rounds of each row. Of large pages, a GiB of which takes a millisecond, there are more, so that
-/// the time of a call without any does not show.
+/// Interface, pages, MiB and rounds of each row. Of large pages, a GiB of which takes milliseconds or one, there are more, so
+/// that the time of a call without any does not show.
 const ROWS: [(&str, &str, u64, usize); 4] = [
     ("legacy", "4K", 1024, 11),
     ("legacy", "2M", 3072, 61),

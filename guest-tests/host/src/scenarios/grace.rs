@@ -10,8 +10,9 @@ use crate::judge::Expected;
 /// One boot of an emulated guest in an emulated host.
 const DEADLINE: Duration = Duration::from_secs(400);
 
-/// What all have in common.
-const GRACE: Scenario = Scenario { config: "grace-lab-smoke.json", grace: true, deadline: DEADLINE, ..PLAIN };
+/// What all have in common. Each takes minutes, and their host's kernel is built first.
+const GRACE: Scenario =
+    Scenario { config: "grace-lab-smoke.json", grace: true, long: true, deadline: DEADLINE, ..PLAIN };
 
 /// The smallest that shows a guest with EGM.
 pub(super) const DEMO: Scenario = Scenario {

@@ -174,6 +174,19 @@ fn a_function_that_is_gone_is_taken_and_the_other_stays() {
 }
 
 #[test]
+fn that_a_function_which_stays_is_gone_is_told_once() {
+    let (mut machine, card) = (Machine::new(), Card::new("a"));
+    let new = New { function: Arc::clone(&card) as _, host_events: None };
+    machine.controller.fixed.push(Occupant::new("one", new));
+    machine.turn(0);
+    assert!(machine.said.lock().unwrap().is_empty());
+    card.lost.store(true, Ordering::Relaxed);
+    machine.turn(1);
+    machine.turn(2);
+    assert_eq!(*machine.said.lock().unwrap(), [EventKind::LostFixed]);
+}
+
+#[test]
 fn functions_that_are_reset_at_once_hear_of_each_other() {
     let (mut machine, cards) = (Machine::new(), [Card::new("a"), Card::new("b")]);
     for (id, card) in ["one", "two"].iter().zip(&cards) {
