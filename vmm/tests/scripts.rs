@@ -24,6 +24,7 @@ fn test_with(cargo: &str, folder: &Path) -> (i32, String) {
     program(&bin, "cargo", cargo);
     program(&bin, "git", "printf 'scripts/test\\0'");
     program(&bin, "shellcheck", "exit 0");
+    program(&folder.join("scripts/lab"), "arm64", "echo no compiler; exit 3");
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
     let mut command = Command::new(folder.join("scripts/test"));
     said(command.arg("--without-lab").env("PATH", path).output().unwrap())
@@ -50,6 +51,7 @@ fn a_test_run_goes_on_after_a_step_that_failed_and_ends_with_it() {
         "== lints",
         "ran the documentation",
         "== skipped",
+        "lints for aarch64: no compiler",
         "guests: --without-lab",
         "== closing lines",
         "1 passed",
