@@ -58,13 +58,13 @@ pub enum BindError {
         /// What was written.
         driver: String,
     },
-    /// Nothing to undo.
-    #[error("host function {function} was not taken by egm-vmm: {} is missing", path.display())]
-    NotTaken {
-        /// Which.
-        function: PciAddress,
-        /// What was looked for.
+    /// What the function had before cannot be known.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The state file.
         path: PathBuf,
+        /// Why.
+        source: io::Error,
     },
     /// sysfs or the state file refused.
     #[error("cannot write {text:?} to {}", path.display())]
@@ -147,7 +147,7 @@ impl Binder {
         wanted.iter().map(|function| self.give(function, driver)).collect()
     }
 
-    /// Gives `functions` the drivers back that they had before [`Binder::bind`].
+    /// Gives `functions` the drivers back that they had before [`Binder::bind`]. One that was not taken, or is back, stays as it is.
     ///
     /// # Errors
     /// [`BindError`]; functions before the one named may have changed.
@@ -221,11 +221,15 @@ impl Binder {
 
     fn give_back(&self, address: PciAddress) -> Result<Change, BindError> {
         let state = self.state(address);
-        let Ok(former) = fs::read_to_string(&state) else {
-            return Err(BindError::NotTaken { function: address, path: state });
+        let before = host::function(&self.root, address)?.driver;
+        let former = match fs::read_to_string(&state) {
+            Ok(former) => former,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(Change { function: address, now: before.clone(), before });
+            }
+            Err(source) => return Err(BindError::Read { path: state, source }),
         };
         let former = former.trim();
-        let before = host::function(&self.root, address)?.driver;
         if former.is_empty() {
             self.release(address, before.as_deref())?;
         } else if before.as_deref() != Some(former) {

@@ -19,7 +19,7 @@ use super::{Track, answer};
 use crate::dma::{Access, DmaError, Domain, Limits};
 use crate::memory::HostMemory;
 
-const CONTAINER: &str = "/dev/vfio/vfio";
+pub(super) const CONTAINER: &str = "/dev/vfio/vfio";
 const TYPE1V2: u32 = vfio::VFIO_TYPE1v2_IOMMU;
 
 type Unmap = vfio::vfio_iommu_type1_dma_unmap;
@@ -67,10 +67,11 @@ impl Container {
     /// [`OpenError`] where the host has no VFIO, or we may not use it.
     pub fn new(track: Option<Track>) -> Result<Arc<Self>, OpenError> {
         let path = Path::new(CONTAINER);
-        let rule = "the kernel has no VFIO, or its module vfio_iommu_type1 is not loaded";
+        let rule = "the kernel has no VFIO, or its module is not loaded";
         let file = open(path).map_err(OpenError::file(path, CONTAINER, rule))?;
         if !sys::has_iommu(file.as_fd(), TYPE1V2).map_err(OpenError::refused("ask VFIO for type1"))? {
-            return Err(OpenError::NoFile { path: path.to_owned(), rule });
+            let why = io::Error::other("VFIO has none: modprobe vfio_iommu_type1");
+            return Err(OpenError::refused("use a type 1 IOMMU of version 2")(why));
         }
         Ok(Arc::new(Self { file, track, groups: RwLock::default(), maps: Mutex::default() }))
     }

@@ -54,6 +54,14 @@ pub struct KernelFunction {
 }
 
 impl KernelFunction {
+    /// Whether the function at `address` of this host can be lent, as far as its tree tells.
+    ///
+    /// # Errors
+    /// [`OpenError`], what is in the way.
+    pub fn check(address: PciAddress) -> Result<(), OpenError> {
+        error::group(Path::new("/"), address).map(drop)
+    }
+
     /// Opens the function at `address` of this host and lets it reach what `domain` has.
     ///
     /// # Errors

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use egm_address::PciAddress;
 
+use super::container::CONTAINER;
 use crate::dma::DmaError;
 use crate::host::{self, HostError};
 use crate::topology::{self, GroupError};
@@ -177,6 +178,9 @@ impl OpenError {
             }
             Self::Busy { path, .. } => format!("see who, as root: fuser -v {}", path.display()),
             Self::Dma(error) => return error.remedy(),
+            Self::NoFile { path, .. } if path == Path::new(CONTAINER) => {
+                "modprobe vfio_iommu_type1".to_owned()
+            }
             Self::Host(_) | Self::NoFile { .. } | Self::Refused { .. } => return None,
         })
     }

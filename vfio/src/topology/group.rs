@@ -61,10 +61,7 @@ impl GroupError {
     pub fn help(&self) -> String {
         match self {
             Self::Missing { .. } => "lspci -D lists the host's functions".to_owned(),
-            Self::NoGroup { .. } => {
-                "enable the IOMMU in the firmware and in the kernel (intel_iommu=on, or amd_iommu=on)"
-                    .to_owned()
-            }
+            Self::NoGroup { .. } => IOMMU_REMEDY.to_owned(),
             Self::Driver { function, .. } => remedy(&[*function]),
             Self::InUse { members, .. } => {
                 remedy(&members.iter().map(|member| member.address).collect::<Vec<_>>())
@@ -72,6 +69,9 @@ impl GroupError {
         }
     }
 }
+
+/// What makes a host isolate its functions.
+pub const IOMMU_REMEDY: &str = "enable the IOMMU in the firmware (VT-d, AMD-Vi, SMMU), and on Intel hosts in the kernel (intel_iommu=on)";
 
 /// The command that gives `functions` to VFIO.
 pub fn remedy(functions: &[PciAddress]) -> String {

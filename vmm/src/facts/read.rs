@@ -8,6 +8,7 @@ use egm_address::PciAddress;
 use egm_device::show::size;
 use egm_vfio::host;
 use egm_vfio::kernel::region_sizes;
+use egm_vfio::topology::IOMMU_REMEDY;
 use egm_vfio::variant::Variant;
 
 use crate::config::{Architecture, DeviceKind, LOCAL, Spec};
@@ -175,11 +176,7 @@ fn iommu(root: &Path) -> Probe<Iommu> {
             let iommufd = root.join("sys/class/misc/iommu").exists();
             Probe::Present(Iommu { groups, iommufd })
         }
-        _ => Probe::Absent(
-            "/sys/kernel/iommu_groups is empty: enable the IOMMU in the firmware and in the kernel \
-             (intel_iommu=on, or amd_iommu=on)"
-                .to_owned(),
-        ),
+        _ => Probe::Absent(format!("/sys/kernel/iommu_groups is empty: {IOMMU_REMEDY}")),
     }
 }
 

@@ -14,7 +14,7 @@ use crate::error::{Blame, Report, opening};
 use crate::facts::Facts;
 use crate::kvm::{KvmError, Vm};
 use crate::memory::GuestRam;
-use crate::plan::{Interface, Plan};
+use crate::plan::{FunctionRole, Interface, Plan};
 
 use super::servers::Servers;
 
@@ -80,6 +80,12 @@ impl AddressSpaces {
     /// [`PassedError`].
     pub(super) fn open(plan: &Plan, vm: &Vm, servers: Servers) -> Result<Self, PassedError> {
         let Some(passthrough) = &plan.passthrough else { return Ok(Self { kernel: None, servers }) };
+        // What is wrong with a function is the cause of what is then wrong with all of VFIO.
+        for function in &plan.pci {
+            if let FunctionRole::Endpoint { passed: Some(passed), .. } = &function.role {
+                KernelFunction::check(passed.function)?;
+            }
+        }
         let track: Track = Arc::new(vm.vfio_files()?);
         let kernel = match passthrough.interface {
             Interface::Legacy => KernelDomain::Legacy(Container::new(Some(track))?),
