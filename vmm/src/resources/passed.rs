@@ -65,6 +65,14 @@ impl Report for PassedError {
     }
 }
 
+/// The host functions of `plan`.
+fn passed(plan: &Plan) -> impl Iterator<Item = PciAddress> {
+    plan.pci.iter().filter_map(|function| match &function.role {
+        FunctionRole::Endpoint { passed: Some(passed), .. } => Some(passed.function),
+        _ => None,
+    })
+}
+
 /// The I/O address spaces of a machine: one for all functions of the kernel, so that memory is pinned once, and one a
 /// vfio-user server.
 #[derive(Default)]
@@ -80,17 +88,16 @@ impl AddressSpaces {
     /// [`PassedError`].
     pub(super) fn open(plan: &Plan, vm: &Vm, servers: Servers) -> Result<Self, PassedError> {
         let Some(passthrough) = &plan.passthrough else { return Ok(Self { kernel: None, servers }) };
-        // What is wrong with a function is the cause of what is then wrong with all of VFIO.
-        for function in &plan.pci {
-            if let FunctionRole::Endpoint { passed: Some(passed), .. } = &function.role {
-                KernelFunction::check(passed.function)?;
-            }
-        }
         let track: Track = Arc::new(vm.vfio_files()?);
         let kernel = match passthrough.interface {
-            Interface::Legacy => KernelDomain::Legacy(Container::new(Some(track))?),
-            Interface::Iommufd => KernelDomain::Iommufd(Iommufd::new(Some(track))?),
+            Interface::Legacy => Container::new(Some(track)).map(KernelDomain::Legacy),
+            Interface::Iommufd => Iommufd::new(Some(track)).map(KernelDomain::Iommufd),
         };
+        let kernel = kernel.or_else(|error| {
+            // What is wrong with a function is the cause of what is then wrong with all of VFIO.
+            passed(plan).try_for_each(KernelFunction::check)?;
+            Err(error)
+        })?;
         Ok(Self { kernel: Some(kernel), servers })
     }
 
