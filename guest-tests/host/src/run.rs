@@ -414,12 +414,8 @@ pub(crate) mod tests {
     /// A runner that has nothing.
     pub(crate) fn nowhere() -> Runner {
         let path = || PathBuf::from("/nonexistent");
-        let (lab, vmm, plug, device) = (path(), path(), path(), path());
-        let (agent, function, configs) = (path(), path(), path());
         let kernel = crate::kernel::StockKernel { directory: path() };
-        let (generic, root, emulator) = (None, None, None);
-        let tools =
-            Tools { lab, vmm, plug, device, agent, function, configs, kernel, generic, root, emulator };
+        let tools = Tools::within(&path(), path(), kernel);
         Runner { tools, vmm: Vmm::Egm, work: path(), report: path() }
     }
 

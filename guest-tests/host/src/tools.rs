@@ -47,16 +47,13 @@ impl Tools {
     pub(crate) fn of_checkout(cache: &Cache) -> Result<Self, LabError> {
         let lab = std::env::current_exe().map_err(LabError::file("find", "egm-lab"))?;
         let (vmm, device, agent) = (beside("egm-vmm")?, beside("egm-device")?, beside("egm-guest")?);
-        let configs = PathBuf::from("configs");
-        let configs =
-            configs.canonicalize().map_err(|_| absent(&configs, "run it in the repository's root"))?;
         Ok(Self {
             vmm,
             plug: lab.with_file_name("egm-plug"),
             device,
             agent,
             function: lab.with_file_name("egm-function"),
-            configs,
+            configs: configs()?,
             kernel: kernel::guest(cache, false)?,
             generic: None,
             root: None,
@@ -67,12 +64,13 @@ impl Tools {
 
     /// Those of the emulated Grace host: programs for aarch64 and Debian's newest kernel for arm64.
     pub(crate) fn of_grace(cache: &Cache) -> Result<Self, LabError> {
-        let folder = arm64_folder();
+        Ok(Self::within(&arm64_folder(), configs()?, kernel::arm64(cache, false)?))
+    }
+
+    /// Programs in `folder`, with these and no more.
+    pub(crate) fn within(folder: &Path, configs: PathBuf, kernel: StockKernel) -> Self {
         let at = |name: &str| folder.join(name);
-        let configs = PathBuf::from("configs");
-        let configs =
-            configs.canonicalize().map_err(|_| absent(&configs, "run it in the repository's root"))?;
-        Ok(Self {
+        Self {
             lab: at("egm-lab"),
             vmm: at("egm-vmm"),
             plug: at("egm-plug"),
@@ -80,11 +78,11 @@ impl Tools {
             agent: at("egm-guest"),
             function: at("egm-function"),
             configs,
-            kernel: kernel::arm64(cache, false)?,
+            kernel,
             generic: None,
             root: None,
             emulator: None,
-        })
+        }
     }
 
     /// Which of the programs that scenarios need in the emulated Grace host is not built, if any.
@@ -99,17 +97,9 @@ impl Tools {
     pub(crate) fn copied(directory: &Path) -> Self {
         let at = |name: &str| directory.join(name);
         Self {
-            lab: at("egm-lab"),
-            vmm: at("egm-vmm"),
-            plug: at("egm-plug"),
-            device: at("egm-device"),
-            agent: at("egm-guest"),
-            function: at("egm-function"),
-            configs: at("configs"),
-            kernel: StockKernel { directory: at("guest") },
             generic: Some(StockKernel { directory: at(GENERIC) }).filter(|kernel| kernel.image().exists()),
             root: Some(at(ROOT)).filter(|path| path.exists()),
-            emulator: None,
+            ..Self::within(directory, at("configs"), StockKernel { directory: at("guest") })
         }
     }
 
@@ -149,6 +139,12 @@ impl Tools {
     pub(crate) fn kernel(&self, generic: bool) -> &StockKernel {
         self.generic.as_ref().filter(|_| generic).unwrap_or(&self.kernel)
     }
+}
+
+/// The directory configs/ of a checkout in which this program runs.
+fn configs() -> Result<PathBuf, LabError> {
+    let configs = PathBuf::from("configs");
+    configs.canonicalize().map_err(|_| absent(&configs, "run it in the repository's root"))
 }
 
 /// Where the programs for the emulated Grace host are: among what this one was built with.
