@@ -413,14 +413,8 @@ fn dsdt_text(plan: &Plan) -> String {
     without_comments.flat_map(str::split_whitespace).collect::<Vec<_>>().join(" ")
 }
 
-/// A pin is named by the place on its host bridge's bus that it ends at, whatever lies in between.
-#[test]
-fn prt_has_the_line_of_each_host_function_and_is_missing_without_one() {
-    if iasl_is_missing() {
-        return;
-    }
-    let mut plan = sample_plan();
-    assert!(!dsdt_text(&plan).contains("_PRT"));
+/// Gives `plan` a passed function at 02:00.0 whose pin has line `gsi`.
+fn add_pin(plan: &mut Plan, gsi: u32) {
     let role = serde_json::json!({
         "role": "endpoint",
         "device": { "id": "gpu0", "root_port": true, "kind": { "type": "vfio", "function": "0000:65:00.0", "p2p": true } },
@@ -432,7 +426,18 @@ fn prt_has_the_line_of_each_host_function_and_is_missing_without_one() {
         bars: Vec::new(),
         msix_vectors: 0,
     });
-    plan.lines.push(LinePlan { gsi: 18, owner: "gpu0 INTA".to_owned() });
+    plan.lines.push(LinePlan { gsi, owner: "gpu0 INTA".to_owned() });
+}
+
+/// A pin is named by the place on its host bridge's bus that it ends at, whatever lies in between.
+#[test]
+fn prt_has_the_line_of_each_host_function_and_is_missing_without_one() {
+    if iasl_is_missing() {
+        return;
+    }
+    let mut plan = sample_plan();
+    assert!(!dsdt_text(&plan).contains("_PRT"));
+    add_pin(&mut plan, 18);
     let expected = "Name (_PRT, Package (0x01) { Package (0x04) { 0x0002FFFF, Zero, Zero, 0x12 } })";
     let text = dsdt_text(&plan);
     assert!(text.contains(expected), "{expected} is not in {text}");

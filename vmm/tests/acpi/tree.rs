@@ -78,18 +78,7 @@ fn a_full_tree_describes_the_machine_of_every_arm_configuration() {
 #[test]
 fn a_full_tree_has_memory_by_node_interrupts_and_windows() {
     let mut plan = arm::sample_plan();
-    let role = serde_json::json!({
-        "role": "endpoint",
-        "device": { "id": "gpu0", "root_port": true, "kind": { "type": "vfio", "function": "0000:65:00.0", "p2p": true } },
-        "passed": { "function": "0000:65:00.0", "group": 7, "node": null, "clique": null, "p2p": true },
-    });
-    plan.pci.push(FunctionPlan {
-        address: PciAddress::new(0, 2, 0, 0).unwrap(),
-        role: serde_json::from_value(role).unwrap(),
-        bars: Vec::new(),
-        msix_vectors: 0,
-    });
-    plan.lines.push(LinePlan { gsi: 42, owner: "gpu0 INTA".to_owned() });
+    add_pin(&mut plan, 42);
     let Some(text) = text(&full(&plan, &chosen()).unwrap()) else { return };
     for part in [
         "memory@40000000 { device_type = \"memory\"; numa-node-id = <0x00>; reg = <0x00 0x40000000 0x00 0x200000>; }",
