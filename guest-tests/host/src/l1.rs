@@ -53,7 +53,11 @@ pub(crate) fn run(
         tools.copy_to(&report.join("tools"))?;
         let plugged = scenarios.iter().any(|s| s.plugged);
         let grace = scenarios.iter().any(|s| s.grace);
-        results.extend(run_under(&Host { kernel, cache, plugged, grace }, scenarios, report)?);
+        results.extend(run_under(
+            &Host { kernel, cache, plugged, grace, clock: Clock::Real },
+            scenarios,
+            report,
+        )?);
         Ok::<_, LabError>(())
     };
     if !stock.is_empty() {
@@ -101,11 +105,12 @@ fn run_under(
 pub(crate) fn boot(
     kernel: &StockKernel,
     cache: &Cache,
+    clock: Clock,
     share: &Path,
     arguments: &[&str],
     silence: Duration,
 ) -> Result<Ending, LabError> {
-    boot_under(&Host { kernel, cache, plugged: false, grace: false }, share, arguments, silence)
+    boot_under(&Host { kernel, cache, plugged: false, grace: false, clock }, share, arguments, silence)
 }
 
 /// An emulated host.
@@ -119,6 +124,18 @@ pub(crate) struct Host<'a> {
     pub(crate) plugged: bool,
     /// Whether it is a Grace host, or else a PC.
     pub(crate) grace: bool,
+    /// What its time is.
+    pub(crate) clock: Clock,
+}
+
+/// The time of an emulated host, which is a PC's or a Grace host's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Clock {
+    /// This machine's.
+    Real,
+    /// A nanosecond an instruction (QEMU's `-icount`): what else this machine does, and how well instructions are emulated, does
+    /// not show in it. Caches do not, either.
+    Instructions,
 }
 
 /// Boots the emulated host, which runs this program with `arguments`, each without spaces, and goes off. It has `share`
@@ -150,7 +167,7 @@ fn boot_under(
 
 /// What emulates `host`, with `words` more on its command line, and the servers of its cards, which must outlive it.
 pub(crate) fn emulate(
-    &Host { kernel, cache, plugged, grace }: &Host<'_>,
+    &Host { kernel, cache, plugged, grace, clock }: &Host<'_>,
     share: &Path,
     words: &str,
 ) -> Result<(Command, Vec<Server>), LabError> {
@@ -165,14 +182,18 @@ pub(crate) fn emulate(
     }
     let cards = plugged.then(|| served::plug(&beside("egm-function")?, &share)).transpose()?;
     let (servers, sockets) = cards.unwrap_or_default();
-    let clock = clock(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default());
+    let frequency = match clock {
+        Clock::Real => frequency(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
+        Clock::Instructions => "tsc_early_khz=1000000".to_owned(),
+    };
     let machine = L1 {
         kernel: &kernel.image(),
         initramfs: &image,
         share: &share,
         drives: &drives,
         cards: &sockets,
-        words: if grace { words } else { &clock },
+        clock,
+        words: if grace { words } else { &frequency },
     };
     let (emulator, arguments) = if grace {
         let emulator = Emulator::arm(cache)?;
@@ -189,7 +210,7 @@ pub(crate) fn emulate(
 /// What the emulated host is told of its clock. Its TSC is this machine's, and it would measure how fast that is against a
 /// timer that QEMU emulates. On a busy machine its time, and every deadline in it, once ran four times too fast, most likely for
 /// that. Only a virtual machine knows the number, which is its `cpu MHz`; elsewhere that changes with the load.
-fn clock(cpuinfo: &str) -> String {
+fn frequency(cpuinfo: &str) -> String {
     let value = |name: &str| {
         let line = cpuinfo.lines().find(|line| line.starts_with(name))?;
         Some(line.split_once(':')?.1.trim())
@@ -238,8 +259,8 @@ mod tests {
     #[test]
     fn a_virtual_machine_tells_the_emulated_host_how_fast_its_clock_is() {
         let cpu = |flags: &str| format!("processor\t: 0\ncpu MHz\t\t: 2445.432\nflags\t\t: fpu {flags} lm\n");
-        assert_eq!(clock(&cpu("hypervisor")), "tsc_early_khz=2445432");
-        assert_eq!((clock(&cpu("svm")), clock("")), (String::new(), String::new()));
+        assert_eq!(frequency(&cpu("hypervisor")), "tsc_early_khz=2445432");
+        assert_eq!((frequency(&cpu("svm")), frequency("")), (String::new(), String::new()));
     }
 
     #[test]

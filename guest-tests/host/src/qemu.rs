@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::capability::L1_MEMORY_MIB;
 use crate::host_parts::{Part, Plan};
+use crate::l1::Clock;
 
 /// Memory of the reference machine without a plan.
 const REFERENCE_MIB: u64 = 1024;
@@ -72,6 +73,8 @@ pub(crate) struct L1<'a> {
     pub(crate) drives: &'a [PathBuf; 2],
     /// The sockets of cards of the lab's own, the first at 0a:00.0.
     pub(crate) cards: &'a [PathBuf],
+    /// What its time is.
+    pub(crate) clock: Clock,
     /// More words on its command line.
     pub(crate) words: &'a str,
 }
@@ -90,6 +93,9 @@ pub(crate) fn l1(machine: &L1<'_>) -> Vec<OsString> {
         machine.words
     );
     args.extend(["-m".into(), format!("{L1_MEMORY_MIB}").into()]);
+    if machine.clock == Clock::Instructions {
+        args.extend(words("-icount shift=0,sleep=off"));
+    }
     args.extend(shared(machine));
     args.extend(cards(machine.cards));
     args.extend(boot(machine.kernel, machine.initramfs, append.trim_end()));
@@ -186,9 +192,18 @@ mod tests {
     fn the_emulated_host_has_kvm_an_iommu_drives_and_the_share() {
         let path = Path::new("/a,b/x");
         let drives = ["/a,b/x".into(), "/a,b/y".into()];
-        let machine =
-            L1 { kernel: path, initramfs: path, share: path, drives: &drives, cards: &[], words: "quiet" };
-        let line = joined(&l1(&machine));
+        let machine = |clock| L1 {
+            kernel: path,
+            initramfs: path,
+            share: path,
+            drives: &drives,
+            cards: &[],
+            clock,
+            words: "quiet",
+        };
+        let line = joined(&l1(&machine(Clock::Real)));
+        assert!(!line.contains("-icount"), "{line}");
+        assert!(joined(&l1(&machine(Clock::Instructions))).contains(" -icount "));
         for part in
             ["+svm", "kernel-irqchip=split", "intel-iommu,intremap=on", "path=/a,,b/x", "file=/a,,b/y"]
         {

@@ -48,7 +48,10 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     for round in 0..=ROUNDS {
         let mut pieces = ways.each_ref().map(|_| [Vec::new(), Vec::new()]);
         for start in (0..size).step_by(PIECE) {
-            for ((_, memory), [writes, reads]) in ways.iter().zip(&mut pieces) {
+            // Each begins every other time.
+            let first = start / PIECE % 2;
+            for way in [first, 1 - first] {
+                let ((_, memory), [writes, reads]) = (&ways[way], &mut pieces[way]);
                 let (write, read) = turn(memory, start..start + PIECE);
                 writes.push(write);
                 reads.push(read);

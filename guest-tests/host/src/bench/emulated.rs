@@ -105,7 +105,7 @@ impl EmulatedHost {
         let arguments = [&["bench", &name, "--within", "/run/tools", "--report", "/share"], words].concat();
         for attempt in 1..=ATTEMPTS {
             l1::remove(&path)?;
-            l1::boot(kernel, &self.cache, &self.share, &arguments, SILENCE)?;
+            l1::boot(kernel, &self.cache, section.clock(), &self.share, &arguments, SILENCE)?;
             if let Ok(json) = fs::read(&path) {
                 return serde_json::from_slice(&json)
                     .map_err(|error| LabError::Content { what: file, problem: error.to_string() });

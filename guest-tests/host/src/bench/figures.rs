@@ -41,7 +41,7 @@ impl Summary {
 pub(crate) enum Target {
     /// Our median, in the figure's unit.
     AtMost(f64),
-    /// Our median divided by the peer's.
+    /// The row's ratio.
     RatioAtLeast(f64),
     /// Likewise.
     RatioAtMost(f64),
@@ -67,7 +67,7 @@ pub(crate) struct Row {
     pub(crate) ours: Summary,
     /// Somebody else's.
     pub(crate) peer: Option<Peer>,
-    /// Our median divided by the peer's.
+    /// Our median divided by the peer's; or, where both took turns, the median of each round's ratio.
     pub(crate) ratio: Option<f64>,
     /// What it should be.
     pub(crate) target: Option<Target>,
@@ -87,6 +87,20 @@ impl Row {
         self.ratio = figures.map(|figures| self.ours.median / figures.median).filter(|r| r.is_finite());
         self.peer = figures.map(|figures| Peer { name: name.to_owned(), figures });
         self
+    }
+
+    /// Of rounds in which both took turns: what slows a round down slows both, and does not show in the ratio.
+    pub(crate) fn in_turns(
+        name: String,
+        unit: &str,
+        ours: &[f64],
+        peer: &str,
+        theirs: &[f64],
+    ) -> Option<Self> {
+        let row = Self::new(name, unit, Summary::of(ours)?).beside(peer, Summary::of(theirs));
+        let ratios: Vec<f64> = ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect();
+        let ratio = Summary::of(&ratios).map(|ratios| ratios.median).filter(|ratio| ratio.is_finite());
+        Some(Self { ratio, ..row })
     }
 
     /// Held against `target`; last, after the peer is known.
@@ -203,6 +217,15 @@ mod tests {
     fn seconds_become_speed_with_the_slowest_as_the_least() {
         let speed = Summary::of(&[1.0, 2.0, 4.0]).unwrap().map(|seconds| 8.0 / seconds);
         assert_eq!((speed.median, speed.min, speed.max), (4.0, 2.0, 8.0));
+    }
+
+    #[test]
+    fn of_rounds_in_turns_the_ratio_is_the_median_of_each_rounds() {
+        // The machine was busy in the second and third round.
+        let row = Row::in_turns("x".into(), "ms", &[1.0, 40.0, 8.0], "QEMU", &[1.0, 20.0, 8.0]).unwrap();
+        assert_eq!((row.ratio, row.ours.median), (Some(1.0), 8.0));
+        assert!(Row::in_turns("x".into(), "ms", &[], "QEMU", &[1.0]).is_none());
+        assert_eq!(Row::in_turns("x".into(), "ms", &[1.0], "QEMU", &[]).unwrap().ratio, None);
     }
 
     #[test]

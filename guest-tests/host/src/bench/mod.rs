@@ -24,6 +24,7 @@ use figures::Report;
 
 use crate::command::Tool;
 use crate::error::LabError;
+use crate::l1::Clock;
 use crate::progress::Stage;
 
 /// What was measured with the same payload on another day and is not measured here.
@@ -79,6 +80,11 @@ impl Section {
     /// As on the command line.
     fn name(self) -> String {
         format!("{self:?}").to_lowercase()
+    }
+
+    /// What an emulated host's time is for it. The kernel's work for a map is the same each time, and an emulator's speed is not.
+    fn clock(self) -> Clock {
+        if self == Self::Dma { Clock::Instructions } else { Clock::Real }
     }
 }
 

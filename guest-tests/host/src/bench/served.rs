@@ -58,17 +58,15 @@ fn round_trips() -> Result<Report, LabError> {
 }
 
 fn mapped() -> Result<Report, LabError> {
-    let seconds = measured("egm-device", "bar", &["--mib", &MIB.to_string(), "--rounds", "21"])?;
+    let seconds = measured("egm-device", "bar", &["--mib", &MIB.to_string(), "--rounds", "101"])?;
     #[expect(clippy::cast_precision_loss, reason = "some MiB are far below 2^52")]
     let gib = MIB as f64 / 1024.0;
-    let speed = |way: String| seconds.get(&way).and_then(|s| Summary::of(s)).map(|s| s.map(|s| gib / s));
+    let speeds = |way: String| Some(seconds.get(&way)?.iter().map(|s| gib / s).collect::<Vec<_>>());
     let row = |what: &str| {
-        let ours = speed(format!("bar-{what}"))?;
-        let row = Row::new(format!("BAR 2 as a client maps it, {what}"), "GiB/s", ours);
-        Some(
-            row.beside("the same pages as memory", speed(format!("memory-{what}")))
-                .should(Target::RatioAtLeast(0.98)),
-        )
+        let (bar, memory) = (speeds(format!("bar-{what}"))?, speeds(format!("memory-{what}"))?);
+        let name = format!("BAR 2 as a client maps it, {what}");
+        let row = Row::in_turns(name, "GiB/s", &bar, "the same pages as memory", &memory)?;
+        Some(row.should(Target::RatioAtLeast(0.98)))
     };
     Ok(Report { rows: ["write", "read"].into_iter().filter_map(row).collect(), ..Report::default() })
 }
@@ -77,15 +75,11 @@ fn guest(directory: &Path) -> Result<Report, LabError> {
     let host = EmulatedHost::new(directory)?;
     let stock = kernel::l1(&host.cache, false)?;
     let speeds: Rounds = host.measure(&stock, Section::Served, &[])?;
-    let of = |way: String| speeds.get(&way).and_then(|speeds| Summary::of(speeds));
     let row = |what: &str| {
-        let row = Row::new(
-            format!("a slice as a BAR in a guest, {what}, in the lab"),
-            "MB/s",
-            of(format!("bar-{what}"))?,
-        );
-        let memory = of(format!("memory-{what}"));
-        Some(row.beside("a slice as memory of that guest", memory).should(Target::RatioAtLeast(0.98)))
+        let [bar, memory] = ["bar", "memory"].map(|way| speeds.get(&format!("{way}-{what}")));
+        let name = format!("a slice as a BAR in a guest, {what}, in the lab");
+        let row = Row::in_turns(name, "MB/s", bar?, "a slice as memory of that guest", memory?)?;
+        Some(row.should(Target::RatioAtLeast(0.98)))
     };
     Ok(Report { rows: ["write", "read"].into_iter().filter_map(row).collect(), ..Report::default() })
 }

@@ -17,7 +17,7 @@ use crate::emulator::Emulator;
 use crate::error::LabError;
 use crate::initramfs;
 use crate::kernel::{self, StockKernel};
-use crate::l1::{self, Host};
+use crate::l1::{self, Clock, Host};
 use crate::scenarios::Scenario;
 use crate::tools::Tools;
 
@@ -79,7 +79,7 @@ pub(crate) fn run(arguments: &GraceArguments) -> Result<ExitCode, LabError> {
         None if arguments.stock => kernel::arm64_host(&cache, false)?,
         None => kernel::grace(&cache, false)?,
     };
-    let host = Host { kernel: &kernel, cache: &cache, plugged: false, grace: true };
+    let host = Host { kernel: &kernel, cache: &cache, plugged: false, grace: true, clock: Clock::Real };
     match &arguments.verb {
         Verb::Shell => {
             l1::remove(&share.join(COMMAND))?;
