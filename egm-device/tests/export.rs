@@ -114,6 +114,61 @@ fn what_a_shell_reads_is_what_programs_are_told() {
     assert!(told.iter().any(|word| word.contains("`id` \\ *")), "{told:?}");
 }
 
+/// What is said beside an export of the awkward machine, with `options`.
+fn awkward_notes(monitor: &str, options: &[&str]) -> Vec<String> {
+    let folder = tempfile::tempdir().unwrap();
+    let options = [options, &["--json"]].concat();
+    let output = export(monitor, &awkward(folder.path()), &file("x86.host.json"), &options);
+    notes(&serde_json::from_slice(&output.stdout).unwrap())
+}
+
+fn notes(json: &Value) -> Vec<String> {
+    json["notes"].as_array().unwrap().iter().map(|note| note.as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn functions_are_bound_and_slices_served_before_a_monitor_starts() {
+    let here = std::env::current_dir().unwrap();
+    let socket = format!(" --socket '{}/a b/awkward-egm1.sock'", here.display());
+    let gpus =
+        "egm-vmm bind 0008:01:00.0 0009:01:00.0 0018:01:00.0 0019:01:00.0 --driver nvgrace_gpu_vfio_pci";
+    let said = |notes: &[String], end: &str| {
+        assert!(notes.iter().any(|note| note.ends_with(end)), "no {end:?} in {notes:#?}");
+    };
+    // No option of cloud-hypervisor can hold the awkward machine's paths.
+    for monitor in ["qemu", "libvirt"] {
+        let awkward = awkward_notes(monitor, &["--sockets", "a b"]);
+        said(&awkward, ": egm-vmm bind 0000:18:00.0 0000:19:00.0");
+        said(&awkward, &socket);
+    }
+    for monitor in ["qemu", "cloud-hypervisor", "libvirt"] {
+        said(&notes(&json(monitor, "gb200-4gpu", &[])), gpus);
+    }
+}
+
+#[test]
+fn a_folder_of_sockets_that_no_argument_can_hold_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = ["--sockets", "a\nb"];
+    let output = export("qemu", &awkward(folder.path()), &file("x86.host.json"), &options);
+    let said = String::from_utf8(output.stderr).unwrap();
+    let named = said.contains("--sockets") && said.contains("control character");
+    assert!(output.status.code() == Some(2) && named, "{said}");
+}
+
+#[test]
+fn numbers_of_cliques_that_only_egm_vmm_finds_are_asked_for() {
+    let asked = |notes: Vec<String>| -> Vec<String> {
+        notes.into_iter().filter(|note| note.contains("\"clique\"")).collect()
+    };
+    // Of the awkward machine's two functions one has its number.
+    assert_eq!(asked(awkward_notes("qemu", &[])), Vec::<String>::new());
+    for monitor in ["qemu", "cloud-hypervisor", "libvirt"] {
+        let topology = asked(notes(&json(monitor, "gb200-4gpu", &[])));
+        assert!(topology.len() == 1 && topology[0].starts_with("gpu0, gpu1, gpu2, gpu3: "), "{topology:?}");
+    }
+}
+
 #[track_caller]
 fn refused(monitor: &str, config: &str, parts: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
@@ -138,7 +193,10 @@ fn what_a_monitor_has_no_words_for_is_refused() {
     let twice = r#", "egm": [{"region": "egm4", "size": "1GiB", "node": 1}, {"region": "egm4", "size": "1GiB", "node": 2}]"#;
     refused("cloud-hypervisor", &machine(size, twice), &["egm1 begins at 0x40000000 of /dev/egm4"]);
     let gap = r#", "egm": [{"region": "local", "size": "1GiB", "node": 4}]"#;
-    refused("qemu", &machine(size, gap), &["there is no node 1"]);
+    for monitor in ["qemu", "libvirt"] {
+        let remedy = "make node 4 node 1 in \"memory\".\"nodes\" and \"egm\"";
+        refused(monitor, &machine(size, gap), &["there is a node 4 and no node 1", remedy]);
+    }
     let nodes = r#"{"nodes": [{"id": 0, "size": "1GiB", "cpus": "0"}, {"id": 2, "size": "1GiB"}]}"#;
     let between = r#", "egm": [{"region": "egm4", "size": "1GiB", "node": 1}]"#;
     refused("libvirt", &machine(nodes, between), &["node 2 cannot be a cell"]);

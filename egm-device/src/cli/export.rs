@@ -30,7 +30,7 @@ pub(super) struct Args {
     firmware: Option<String>,
     /// Folder of the sockets at which "egm-device serve" shows slices that are devices
     #[arg(long, value_name = "FOLDER", default_value = "/run/egm-serve")]
-    sockets: String,
+    sockets: PathBuf,
     /// Print JSON: the words of the command, or the XML, and the notes
     #[arg(long)]
     json: bool,
@@ -58,7 +58,7 @@ struct Record<'a> {
 
 pub(super) fn run(args: &Args) -> Outcome {
     let machine = load(&args.config)?;
-    let guest = Guest::new(machine, &args.host.survey()?, &args.sockets)?;
+    let guest = Guest::new(machine, &args.host.survey()?, args.sockets.clone())?;
     let options = Options { nvidia: args.nvidia, firmware: args.firmware.clone() };
     let export = export(&guest, args.monitor, &options)?;
     if args.json {

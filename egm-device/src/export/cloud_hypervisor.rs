@@ -2,6 +2,8 @@
 //!
 //! A value is in double quotes where it has a comma, a bracket or a space, and a double quote has no escape.
 
+use std::path::Path;
+
 use egm_address::CpuSet;
 use egm_config::{Architecture, Console, DeviceKind};
 
@@ -101,7 +103,7 @@ impl Exporter<'_> {
         let Memory { id, size, source, .. } = memory;
         let zone = match source {
             Source::Own { page_size, host_nodes, prefault } => {
-                let pages = words::hugetlb(*page_size);
+                let pages = page_size.hugetlb();
                 let pages =
                     pages.map_or_else(String::new, |page| format!(",hugepages=on,hugepage_size={page}"));
                 let node = host_nodes.as_ref().filter(|nodes| nodes.len() == 1);
@@ -222,16 +224,19 @@ impl Exporter<'_> {
                     self.notes.push(no_egm(id));
                 }
             }
-            // Such slices have become functions of servers.
-            DeviceKind::Egm { .. } => {}
-            DeviceKind::VfioUser { socket } => {
-                self.command.option("--user-device", format!("socket={},id={id}{at}", value(text(socket))?));
-                self.notes.push(format!(
-                    "{id}: only the processors reach its memory, for cloud-hypervisor maps no BAR of a --user-device for \
-                     the DMA of other devices"
-                ));
-            }
+            DeviceKind::Egm { .. } => self.server(id, &at, &self.guest.socket(id))?,
+            DeviceKind::VfioUser { socket } => self.server(id, &at, socket)?,
         }
+        Ok(())
+    }
+
+    /// A device of the server at `socket`.
+    fn server(&mut self, id: &str, at: &str, socket: &Path) -> Result<(), ExportError> {
+        self.command.option("--user-device", format!("socket={},id={id}{at}", value(text(socket))?));
+        self.notes.push(format!(
+            "{id}: only the processors reach its memory, for cloud-hypervisor maps no BAR of a --user-device for the DMA of \
+             other devices"
+        ));
         Ok(())
     }
 

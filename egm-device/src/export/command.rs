@@ -54,7 +54,7 @@ impl fmt::Display for Command {
 }
 
 /// `word` as a shell reads it back (POSIX XCU 2.2.2): bare where nothing in it has a meaning, else in single quotes.
-fn quoted(word: &str) -> String {
+pub(super) fn quoted(word: &str) -> String {
     let bare = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
     if !word.is_empty() && word.chars().all(bare) {
         return word.to_owned();

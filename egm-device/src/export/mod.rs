@@ -13,12 +13,13 @@ mod command;
 mod figures;
 mod guest;
 mod libvirt;
+mod load;
 mod qemu;
 mod words;
 
 pub use command::Command;
 pub use guest::{Guest, GuestError, Memory, NumaNode, Placed, Source};
-pub use words::{LoadError, load};
+pub use load::{LoadError, load};
 
 use std::collections::BTreeSet;
 
@@ -82,10 +83,12 @@ pub enum ExportError {
         offset: u64,
     },
     /// QEMU counts nodes from 0 to the last.
-    #[error("there is no node {node}: QEMU's nodes have no gaps")]
+    #[error("there is a node {next} and no node {node}: QEMU's nodes, and libvirt's, have no gaps")]
     Gap {
         /// The first that is missing.
         node: u32,
+        /// The one after it.
+        next: u32,
     },
     /// libvirt's cells have memory of its own making, and come first.
     #[error("node {node} cannot be a cell of libvirt: those have memory, and numbers below all others")]
@@ -114,7 +117,9 @@ impl Report for ExportError {
             Self::Cell { .. } => Some(
                 "give nodes with processors memory, and slices of regions that are files the highest numbers".to_owned(),
             ),
-            Self::Gap { .. } => Some("number the nodes of memory and slices from 0 on".to_owned()),
+            Self::Gap { node, next } => Some(format!(
+                "make node {next} node {node} in \"memory\".\"nodes\" and \"egm\", and close up those after it"
+            )),
             Self::Offset { .. } => Some(
                 "write \"as\": \"device\", which a server shows as a PCI device, or export to QEMU, which maps from any offset"
                     .to_owned(),
@@ -130,8 +135,8 @@ impl Report for ExportError {
 /// [`ExportError`], where the machine would be another one.
 pub fn export(guest: &Guest, monitor: Monitor, options: &Options) -> Result<Export, ExportError> {
     let gap = (0_u32..).zip(&guest.nodes).find(|(number, node)| node.id != *number);
-    if let (Monitor::Qemu | Monitor::Libvirt, Some((node, _))) = (monitor, gap) {
-        return Err(ExportError::Gap { node });
+    if let (Monitor::Qemu | Monitor::Libvirt, Some((node, next))) = (monitor, gap) {
+        return Err(ExportError::Gap { node, next: next.id });
     }
     let mut export = match monitor {
         Monitor::CloudHypervisor => cloud_hypervisor::export(guest)?,

@@ -11,6 +11,7 @@ mod boot;
 mod cpus;
 mod decode;
 mod devices;
+pub mod distance;
 mod error;
 mod file;
 mod memory;

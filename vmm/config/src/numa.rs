@@ -2,14 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use super::distance::{self, LOCAL};
 use super::error::{Fault, Rule, in_range};
 use super::file::{EgmFile, MemoryFile};
 use super::spec::{Access, EgmForm, EgmSlice, Memory};
 
-/// Distance of a node to itself (ACPI 6.5, 5.2.17).
-const LOCAL_DISTANCE: u8 = 10;
-/// Distance that is assumed where none is written, as Linux does.
-const REMOTE_DISTANCE: u8 = 20;
 /// Largest distance; 255 says "unreachable".
 const MAX_DISTANCE: u8 = 254;
 /// HMAT entries are 16 bits, of which 0 and 0xffff are taken (ACPI 6.5, 5.2.27.4).
@@ -23,7 +20,7 @@ const MAX_BANDWIDTH: u32 = MAX_ENTRY * 1000;
 pub enum NumaRule {
     #[error("there is no node {node:?}: nodes are {known:?}")]
     NoSuchNode { node: String, known: Vec<u32> },
-    #[error("the distance of a node to itself is {LOCAL_DISTANCE}, not {distance}: leave it out")]
+    #[error("the distance of a node to itself is {LOCAL}, not {distance}: leave it out")]
     ToItself { distance: u8 },
     #[error("node {node} has no vCPUs that could look: name a node that has")]
     NoProcessor { node: u32 },
@@ -56,11 +53,9 @@ pub(super) fn link(
         }
     }
     let row = |from: u32| {
-        let distance = |to: u32| match (from == to, written.get(&(from, to)), written.get(&(to, from))) {
-            (true, _, _) => LOCAL_DISTANCE,
-            (_, Some(&there), _) => there,
-            (_, None, Some(&back)) => back,
-            _ => REMOTE_DISTANCE,
+        let distance = |to: u32| {
+            let there = written.get(&(from, to)).or_else(|| written.get(&(to, from)));
+            there.copied().unwrap_or_else(|| distance::assumed(from, to))
         };
         domains.iter().map(|to| (to.id, distance(to.id))).collect::<BTreeMap<u32, u8>>()
     };
@@ -118,11 +113,11 @@ fn written_distances(domains: &[Domain<'_>]) -> Result<BTreeMap<(u32, u32), u8>,
             let key = || format!("{}.distances.{text}", domain.key);
             let id = text.parse::<u32>().ok().filter(|id| domains.iter().any(|other| other.id == *id));
             let to = id.ok_or_else(|| no_such_node(text, domains).at(key()))?;
-            if to == domain.id && distance != LOCAL_DISTANCE {
+            if to == domain.id && distance != LOCAL {
                 return Err(Rule::from(NumaRule::ToItself { distance }).at(key()));
             }
             if to != domain.id {
-                in_range(distance, LOCAL_DISTANCE + 1, MAX_DISTANCE).map_err(|rule| rule.at(key()))?;
+                in_range(distance, LOCAL + 1, MAX_DISTANCE).map_err(|rule| rule.at(key()))?;
             }
             written.insert((domain.id, to), distance);
         }

@@ -97,7 +97,21 @@ impl PageSize {
 
     /// Whether the memory comes from a hugetlb pool.
     pub const fn is_hugetlb(self) -> bool {
-        matches!(self, Self::Size2M | Self::Size1G)
+        self.hugetlb().is_some()
+    }
+
+    /// The size of hugetlb pages, as configurations, other monitors and the kernel write it; `None` for others.
+    pub const fn hugetlb(self) -> Option<&'static str> {
+        match self {
+            Self::Auto | Self::Size4K => None,
+            Self::Size2M => Some("2M"),
+            Self::Size1G => Some("1G"),
+        }
+    }
+
+    /// Pages of a hugetlb pool, which have `bytes`; `None` for sizes that no configuration has a word for.
+    pub fn of_pool(bytes: u64) -> Option<Self> {
+        [Self::Size2M, Self::Size1G].into_iter().find(|page| page.bytes() == bytes)
     }
 }
 

@@ -4,11 +4,9 @@ use egm_address::CpuSet;
 use egm_vfio::host::HostFunction;
 use egm_vfio::topology::{self, upstream_port};
 
+use crate::config::distance::LOCAL;
 use crate::config::{DeviceKind, Spec};
 use crate::facts::Facts;
-
-/// ACPI 6.5, 5.2.17: the distance of a node to itself.
-const LOCAL_DISTANCE: u8 = 10;
 
 /// In this order: the EGM node of the function's own slice, which its driver looks for; the only node; the node whose memory
 /// is nearest to the function's host node. Memory that may come from anywhere is near nothing.
@@ -43,12 +41,12 @@ fn own_slice(spec: &Spec, facts: &Facts, host: &HostFunction) -> Option<u32> {
 fn nearest(spec: &Spec, facts: &Facts, from: u32) -> Option<u32> {
     let row = &facts.nodes.iter().find(|node| node.id == from)?.distances;
     let distance = |to: u32| match facts.nodes.iter().position(|node| node.id == to) {
-        _ if to == from => LOCAL_DISTANCE,
+        _ if to == from => LOCAL,
         position => position.and_then(|at| row.get(at).copied()).unwrap_or(u8::MAX),
     };
     let farthest = |nodes: &CpuSet| nodes.iter().map(distance).max();
     let bound = spec.memory.nodes.iter().map(|node| (node.host_nodes.as_ref().and_then(farthest), node.id));
     let all_bound = bound.clone().all(|(distance, _)| distance.is_some());
     let near = bound.filter_map(|(distance, id)| Some((distance?, id))).min();
-    near.filter(|(distance, _)| all_bound || *distance == LOCAL_DISTANCE).map(|(_, id)| id)
+    near.filter(|(distance, _)| all_bound || *distance == LOCAL).map(|(_, id)| id)
 }

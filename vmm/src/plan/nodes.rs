@@ -4,20 +4,9 @@ use std::collections::BTreeMap;
 
 use egm_address::{CpuSet, PciAddress};
 
+use crate::config::distance::{self, FAR_GPU, LOCAL, NEAR_GPU, OTHER_GPU, SAME_GPU};
 use crate::config::{Access, EgmForm, Spec};
 use crate::plan::{FunctionPlan, FunctionRole, GPU_NODES, MemoryPlan, NodePlan, PassedPlan};
-
-/// ACPI 6.5, 5.2.17: the distance of a node to itself.
-const LOCAL_DISTANCE: u8 = 10;
-/// What Linux assumes between nodes that nobody gave a distance (`REMOTE_DISTANCE`).
-const REMOTE_DISTANCE: u8 = 20;
-
-/// Distances of GPU memory as the firmware of a GB200 gives them: other parts of the GPU, other GPUs, processors of its
-/// socket, other processors.
-const SAME_GPU: u8 = 11;
-const OTHER_GPU: u8 = 40;
-const LOCAL_GPU: u8 = 80;
-const REMOTE_GPU: u8 = 120;
 
 /// One node of the specification, whichever list it comes from.
 struct Node<'a> {
@@ -86,7 +75,7 @@ pub(super) fn add_gpus(nodes: &mut Vec<NodePlan>, distances: &mut Vec<Vec<u8>>, 
         .collect();
     let far = |gpu: usize, node: usize| {
         let local = local.get(gpu).and_then(|row| row.get(node)).copied().unwrap_or(false);
-        if local { LOCAL_GPU } else { REMOTE_GPU }
+        if local { NEAR_GPU } else { FAR_GPU }
     };
     for (row, line) in distances.iter_mut().enumerate() {
         line.splice(at..at, new.iter().map(|(gpu, _)| far(*gpu, row)));
@@ -94,7 +83,7 @@ pub(super) fn add_gpus(nodes: &mut Vec<NodePlan>, distances: &mut Vec<Vec<u8>>, 
     let line = |gpu: usize, id: u32| {
         let mut line: Vec<u8> = (0..others.len()).map(|node| far(gpu, node)).collect();
         let to = |(other, node): &(usize, NodePlan)| match *other == gpu {
-            true if node.id == id => LOCAL_DISTANCE,
+            true if node.id == id => LOCAL,
             true => SAME_GPU,
             false => OTHER_GPU,
         };
@@ -138,11 +127,8 @@ impl Gpu {
 pub(super) fn distances(spec: &Spec) -> Vec<Vec<u8>> {
     let nodes = ordered(spec);
     let distance = |from: &Node<'_>, to: &Node<'_>| {
-        if from.id == to.id {
-            return LOCAL_DISTANCE;
-        }
         let given = from.distances.get(&to.id).or_else(|| to.distances.get(&from.id));
-        given.copied().unwrap_or(REMOTE_DISTANCE)
+        given.copied().unwrap_or_else(|| distance::assumed(from.id, to.id))
     };
     nodes.iter().map(|from| nodes.iter().map(|to| distance(from, to)).collect()).collect()
 }

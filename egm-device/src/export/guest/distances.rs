@@ -2,17 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{Guest, NumaNode};
+use egm_config::distance::{FAR_GPU, LOCAL, NEAR_GPU, OTHER_GPU, SAME_GPU, assumed};
 
-/// A node's distance to itself, and the one that is assumed where none is written (ACPI 6.5, 5.2.17).
-const LOCAL: u8 = 10;
-const REMOTE: u8 = 20;
-/// Published distances of a Grace guest: between a GPU's nodes, to another GPU's, and from memory and processors to a
-/// GPU of the same and of another socket.
-const SAME_GPU: u8 = 11;
-const OTHER_GPU: u8 = 40;
-const NEAR_GPU: u8 = 80;
-const FAR_GPU: u8 = 120;
+use super::{Guest, NumaNode};
 
 impl Guest {
     pub(super) fn measure(&self) -> Option<Vec<Vec<u8>>> {
@@ -21,11 +13,9 @@ impl Guest {
         for (from, distances) in nodes.chain(self.machine.egm.iter().map(|s| (s.node, &s.distances))) {
             written.extend(distances.iter().map(|(&to, &distance)| ((from, to), distance)));
         }
-        let plain = |from: u32, to: u32| {
-            let assumed = if from == to { LOCAL } else { REMOTE };
-            written.get(&(from, to)).copied().unwrap_or(assumed)
-        };
-        let usual = written.iter().all(|(&(from, to), &is)| is == if from == to { LOCAL } else { REMOTE });
+        let plain =
+            |from: u32, to: u32| written.get(&(from, to)).copied().unwrap_or_else(|| assumed(from, to));
+        let usual = written.iter().all(|(&(from, to), &is)| is == assumed(from, to));
         if usual && self.nodes.iter().all(|node| node.initiator.is_none()) {
             return None;
         }

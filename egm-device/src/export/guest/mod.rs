@@ -1,16 +1,17 @@
 //! A machine on a host: where each piece of memory comes from, and the nodes with what NVIDIA's driver needs of them.
 
 mod distances;
+mod notes;
 mod place;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use egm_address::{CpuSet, PciAddress};
-use egm_config::{
-    Access, BarPlaces, DeviceKind, EgmForm, EgmSlice, PageSize, PciTopology, Spec, VfioBackend,
-};
+use egm_config::{Access, DeviceKind, EgmForm, PageSize, Spec, VfioBackend};
 
 use crate::carve::plan::Short;
+use crate::export::load::{LoadError, plain};
 use crate::region::{Region, RegionKind, Slice, Survey};
 use crate::report::{Blame, Report};
 
@@ -21,7 +22,7 @@ const INITIATORS: u32 = 8;
 pub struct Guest {
     /// What was written.
     pub machine: Spec,
-    /// Its devices, and those that its slices become.
+    /// Its devices; slices that are devices are the last.
     pub devices: Vec<Placed>,
     /// Memory, ordinary nodes first.
     pub memory: Vec<Memory>,
@@ -31,6 +32,8 @@ pub struct Guest {
     pub distances: Option<Vec<Vec<u8>>>,
     /// What no monitor is told, or what has to be done first.
     pub notes: Vec<String>,
+    /// Where "egm-device serve" shows slices that are devices.
+    sockets: PathBuf,
 }
 
 /// A device and its place among the nodes.
@@ -124,6 +127,9 @@ pub enum GuestError {
         /// How many.
         nodes: u32,
     },
+    /// The folder of servers' sockets cannot be an argument.
+    #[error("--sockets")]
+    Sockets(#[source] LoadError),
     /// A path is no Unicode.
     #[error("region {region}: its device has no name that an argument can hold")]
     Device {
@@ -135,7 +141,7 @@ pub enum GuestError {
 impl Report for GuestError {
     fn blame(&self) -> Blame {
         match self {
-            Self::Nodes { .. } => Blame::Configuration,
+            Self::Nodes { .. } | Self::Sockets(_) => Blame::Configuration,
             Self::NoRegion { .. } | Self::NoPlace { .. } | Self::Device { .. } => Blame::Host,
         }
     }
@@ -149,36 +155,40 @@ impl Report for GuestError {
             }
             Self::NoPlace { .. } => "ask for less, or for a list of regions".to_owned(),
             Self::Nodes { .. } => "pass fewer GPUs".to_owned(),
+            Self::Sockets(error) => return error.help(),
             Self::Device { .. } => "rename the device".to_owned(),
         })
     }
 }
 
 impl Guest {
-    /// `machine`, as [`load`](super::load) gives it, on the host of `survey`; slices that become devices are served in the folder `sockets`.
+    /// `machine`, as [`load`](super::load) gives it, on the host of `survey`; slices that
+    /// are devices are served in the folder `sockets`.
     ///
     /// # Errors
     /// [`GuestError`] says which slice the host has no place for.
-    pub fn new(machine: Spec, survey: &Survey, sockets: &str) -> Result<Self, GuestError> {
+    pub fn new(machine: Spec, survey: &Survey, mut sockets: PathBuf) -> Result<Self, GuestError> {
+        plain(&mut sockets).map_err(GuestError::Sockets)?;
         let mut guest = Self {
             memory: ordinary(&machine),
             devices: Vec::new(),
             nodes: Vec::new(),
             distances: None,
             notes: Vec::new(),
+            sockets,
             machine,
         };
-        let homes = guest.place_slices(survey, sockets)?;
+        let homes = guest.place_slices(survey)?;
         guest.place_devices(&homes, survey);
         guest.number_nodes()?;
         guest.distances = guest.measure();
         Ok(guest)
     }
 
-    /// Whether a server behind a socket maps the guest's memory.
+    /// Where a server shows the slice that is the device called `id`.
     #[must_use]
-    pub fn shares_memory(&self) -> bool {
-        self.devices.iter().any(|placed| matches!(placed.kind, DeviceKind::VfioUser { .. }))
+    pub fn socket(&self, id: &str) -> PathBuf {
+        self.sockets.join(format!("{}-{id}.sock", self.machine.name))
     }
 
     /// Whether host functions are opened by iommufd.
@@ -196,13 +206,13 @@ impl Guest {
     }
 
     /// Gives each slice its memory or its device; returns the node of each region that became memory.
-    fn place_slices(&mut self, survey: &Survey, sockets: &str) -> Result<BTreeMap<String, u32>, GuestError> {
+    fn place_slices(&mut self, survey: &Survey) -> Result<BTreeMap<String, u32>, GuestError> {
         let mut homes = BTreeMap::new();
         let mut taken: BTreeMap<String, Vec<Slice>> = BTreeMap::new();
         for (index, slice) in self.machine.egm.clone().iter().enumerate() {
             let id = format!("egm{index}");
             if slice.form == EgmForm::Device {
-                self.serve(slice, &id, sockets);
+                self.notes.push(self.serve(slice, &id));
                 continue;
             }
             let (source, region) = place::source(index, slice, survey, &mut taken)?;
@@ -215,37 +225,23 @@ impl Guest {
         Ok(homes)
     }
 
-    /// A slice that a server shows as a device.
-    fn serve(&mut self, slice: &EgmSlice, id: &str, sockets: &str) {
-        let socket = format!("{sockets}/{}-{id}.sock", self.machine.name);
-        self.notes.push(format!(
-            "{id} is a device, served before the machine starts: egm-device serve --region {} --size {} --pxm {} --name \
-             {}-{id} --socket {socket}",
-            slice.regions.first().map_or("REGION", String::as_str),
-            slice.size,
-            slice.node,
-            self.machine.name
-        ));
-        let kind = DeviceKind::VfioUser { socket: socket.into() };
-        let near = self.machine.memory.nodes.iter().any(|node| node.id == slice.node).then_some(slice.node);
-        self.devices.push(Placed { id: id.to_owned(), root_port: true, kind, near, initiators: None });
-    }
-
     /// A function that a region of EGM names is a GPU on it: its bridge belongs to the node that the region became.
     fn place_devices(&mut self, homes: &BTreeMap<String, u32>, survey: &Survey) {
-        let mut devices = Vec::with_capacity(self.machine.devices.len());
-        // Slices have become devices already, whose sockets the configuration does not know.
-        let written = |device: &&egm_config::Device| !matches!(device.kind, DeviceKind::Egm { .. });
-        for device in self.machine.devices.iter().filter(written) {
+        for device in &self.machine.devices {
             let region = function(&device.kind).and_then(|function| {
                 let egm = |region: &&Region| matches!(region.kind, RegionKind::Egm { .. });
                 survey.regions.iter().filter(egm).find(|region| region.functions.contains(&function))
             });
-            let near = region.and_then(|region| homes.get(&region.name)).copied();
+            let near = match device.kind {
+                DeviceKind::Egm { node, .. } => {
+                    self.machine.memory.nodes.iter().map(|ordinary| ordinary.id).find(|id| *id == node)
+                }
+                _ => region.and_then(|region| homes.get(&region.name)).copied(),
+            };
             // Numbered when all nodes that were written are known.
             let initiators = region.map(|_| 0);
             let (id, kind) = (device.id.clone(), device.kind.clone());
-            devices.push(Placed { id, root_port: device.root_port, kind, near, initiators });
+            self.devices.push(Placed { id, root_port: device.root_port, kind, near, initiators });
         }
         for region in survey.regions.iter().filter(|region| homes.contains_key(&region.name)) {
             let ours =
@@ -260,9 +256,8 @@ impl Guest {
                 ));
             }
         }
-        self.notes.extend(unsaid(&self.machine));
-        devices.append(&mut self.devices);
-        self.devices = devices;
+        self.notes.extend(self.bind());
+        self.notes.extend(notes::unsaid(&self.machine));
     }
 
     fn number_nodes(&mut self) -> Result<(), GuestError> {
@@ -316,35 +311,4 @@ fn ordinary(machine: &Spec) -> Vec<Memory> {
         },
     });
     memory.collect()
-}
-
-/// What the configuration says and no monitor here is told.
-fn unsaid(machine: &Spec) -> Vec<String> {
-    let passed = |device: &&egm_config::Device| matches!(device.kind, DeviceKind::Vfio { .. });
-    let mut notes = Vec::new();
-    if machine.pcie.topology == PciTopology::Mirror && machine.devices.iter().filter(passed).count() > 1 {
-        notes.push(
-            "the host's PCI Express switches are not shown: each function has a root port or slot of its own"
-                .to_owned(),
-        );
-    }
-    if machine.pcie.spare.is_some() {
-        notes.push(
-            "pcie.spare is left out: give the monitor ports or slots of its own for what is plugged in"
-                .to_owned(),
-        );
-    }
-    for device in &machine.devices {
-        let DeviceKind::Vfio { bars, p2p, .. } = &device.kind else { continue };
-        if *bars != BarPlaces::Guest {
-            notes.push(format!("{}: \"bars\" is left out, the guest's firmware places them", device.id));
-        }
-        if !p2p {
-            notes.push(format!(
-                "{}: \"p2p\" is left out, other functions of the machine reach its BARs",
-                device.id
-            ));
-        }
-    }
-    notes
 }

@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 
 use egm_address::{Offset, Span, SpanSet};
-use egm_config::EgmSlice;
+use egm_config::{EgmSlice, PageSize};
 
 use super::{GuestError, Source};
 use crate::carve::plan::{Request, Short, place};
-use crate::export::words::pool_page;
 use crate::owner::Owner;
 use crate::region::{Region, RegionKind, Slice, Survey};
 
@@ -28,8 +27,10 @@ pub(super) fn source<'s>(
         for region in survey.regions.iter().filter(called) {
             match &region.kind {
                 RegionKind::Hugetlb => {
+                    // Arm kernels have pools of sizes that no configuration names: not for a machine.
+                    let Some(page) = PageSize::of_pool(region.page_size.get()) else { continue };
                     let nodes = region.node.map(|node| [node].into_iter().collect());
-                    return Ok((own(pool_page(region.page_size.get()), nodes), Some(region)));
+                    return Ok((own(page, nodes), Some(region)));
                 }
                 RegionKind::Memfd => return Ok((own(slice.page_size, slice.host_nodes.clone()), None)),
                 RegionKind::GuestMemfd => {}

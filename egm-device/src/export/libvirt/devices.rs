@@ -99,23 +99,28 @@ impl Libvirt<'_> {
                 Ok(())
             }
             DeviceKind::Vfio { .. } => self.function(xml, device, &alias, port),
-            // Such slices have become functions of servers.
-            DeviceKind::Egm { .. } => Ok(()),
+            DeviceKind::Egm { .. } => {
+                self.server(device, &alias, &self.guest.socket(&device.id));
+                Ok(())
+            }
             DeviceKind::VfioUser { socket } => {
-                let json = serde_json::json!({
-                    "driver": "vfio-user-pci", "id": alias,
-                    "socket": { "type": "unix", "path": words::text(socket) },
-                });
-                self.argument("-device", json.to_string());
-                self.notes.push(format!(
-                    "{}: libvirt has no element for vfio-user; QEMU has it in 10.1 and later, and the user of QEMU connects \
-                     to {}",
-                    device.id,
-                    words::text(socket)
-                ));
+                self.server(device, &alias, socket);
                 Ok(())
             }
         }
+    }
+
+    /// A device of the server at `socket`.
+    fn server(&mut self, device: &Placed, alias: &str, socket: &Path) {
+        let socket = words::text(socket);
+        let json = serde_json::json!({
+            "driver": "vfio-user-pci", "id": alias, "socket": { "type": "unix", "path": socket },
+        });
+        self.argument("-device", json.to_string());
+        self.notes.push(format!(
+            "{}: libvirt has no element for vfio-user; QEMU has it in 10.1 and later, and the user of QEMU connects to {socket}",
+            device.id
+        ));
     }
 
     fn function(

@@ -183,7 +183,7 @@ impl Libvirt<'_> {
     fn backing(&self, xml: &mut Xml) -> io::Result<()> {
         let guest = self.guest;
         let pages = |memory: &Memory| match &memory.source {
-            Source::Own { page_size, .. } => words::hugetlb(*page_size).map(|_| (*page_size, memory.node)),
+            Source::Own { page_size, .. } => page_size.hugetlb().map(|_| (*page_size, memory.node)),
             Source::File { .. } => None,
         };
         let pages: Vec<(PageSize, u32)> = guest.memory.iter().filter_map(pages).collect();

@@ -1,5 +1,7 @@
 //! The PCI tree: root ports, expander bridges for devices of a node, and what is behind them.
 
+use std::path::Path;
+
 use egm_config::{Architecture, DeviceKind};
 
 use super::{NVIDIA_BUILD, Qemu, id, value};
@@ -92,18 +94,20 @@ impl Qemu<'_> {
                 let iommufd = if self.guest.iommufd() { ",iommufd=iommufd0" } else { "" };
                 format!("vfio-pci,host={function},{at},rombar=0{clique}{iommufd}")
             }
-            // Such slices have become functions of servers.
-            DeviceKind::Egm { .. } => return,
-            DeviceKind::VfioUser { socket } => {
-                self.notes.push(format!("{id}: vfio-user-pci is in QEMU 10.1 and later"));
-                serde_json::json!({
-                    "driver": "vfio-user-pci", "id": id, "bus": bus,
-                    "socket": { "type": "unix", "path": text(socket) },
-                })
-                .to_string()
-            }
+            DeviceKind::Egm { .. } => self.server(id, bus, &self.guest.socket(&device.id)),
+            DeviceKind::VfioUser { socket } => self.server(id, bus, socket),
         };
         self.command.option("-device", option);
+    }
+
+    /// A device of the server at `socket`.
+    fn server(&mut self, id: &str, bus: &str, socket: &Path) -> String {
+        self.notes.push(format!("{id}: vfio-user-pci is in QEMU 10.1 and later"));
+        serde_json::json!({
+            "driver": "vfio-user-pci", "id": id, "bus": bus,
+            "socket": { "type": "unix", "path": text(socket) },
+        })
+        .to_string()
     }
 
     /// The nodes in which a coherent GPU's driver brings up its memory, and the words by which it finds its EGM.

@@ -5,7 +5,6 @@ use egm_address::CpuSet;
 use super::{Qemu, value};
 use crate::export::figures::{Figure, figures};
 use crate::export::guest::{Guest, Memory, NumaNode, Source};
-use crate::export::words;
 
 const MIB: u64 = 1 << 20;
 
@@ -14,7 +13,8 @@ pub(in crate::export) fn backend(memory: &Memory) -> String {
     let Memory { id, size, source, .. } = memory;
     match source {
         Source::Own { page_size, host_nodes, prefault } => {
-            let pages = words::hugetlb(*page_size)
+            let pages = page_size
+                .hugetlb()
                 .map_or_else(String::new, |page| format!(",hugetlb=on,hugetlbsize={page}"));
             let mut nodes: String =
                 host_nodes.iter().flat_map(ranges).map(|range| format!(",host-nodes={range}")).collect();

@@ -7,11 +7,11 @@
 use acpi_tables::AmlSink;
 
 use super::table;
+use crate::config::distance::LOCAL;
 use crate::firmware::FirmwareError;
 use crate::plan::Plan;
 
 const REVISION: u8 = 1;
-const LOCAL: u8 = 10;
 const UNREACHABLE: u8 = 255;
 
 /// The table, of a plan whose node ids are all below [`crate::config::MAX_NODES`].

@@ -1,0 +1,73 @@
+//! A configuration whose paths another monitor can be told: absolute, and of Unicode.
+
+use std::io;
+use std::path::{Path, PathBuf, absolute};
+
+use egm_config::{ConfigError, Console, DeviceKind, Spec};
+
+use crate::report::{Blame, Report};
+
+/// Why a file is no machine that another monitor can be told of.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// It is not a configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// It has a path that is relative to nowhere.
+    #[error("cannot find the folder of {}", path.display())]
+    Folder {
+        /// The path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It has a path that no argument can hold.
+    #[error("{path:?} has a control character, or is no Unicode")]
+    Path {
+        /// The path.
+        path: PathBuf,
+    },
+}
+
+impl Report for LoadError {
+    fn blame(&self) -> Blame {
+        Blame::Configuration
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Config(error) => error.help(),
+            Self::Folder { .. } => Some("name it by its whole path".to_owned()),
+            Self::Path { .. } => Some("rename the file, or its folder".to_owned()),
+        }
+    }
+}
+
+/// The machine in the configuration file `path`, with paths that are absolute and of Unicode.
+///
+/// # Errors
+/// [`LoadError`].
+pub fn load(path: &Path) -> Result<Spec, LoadError> {
+    let mut spec = egm_config::load(path)?;
+    plain(&mut spec.boot.kernel)?;
+    spec.boot.initramfs.as_mut().map(plain).transpose()?;
+    if let Console::File { path } | Console::Socket { path } = &mut spec.console {
+        plain(path)?;
+    }
+    for device in &mut spec.devices {
+        match &mut device.kind {
+            DeviceKind::VirtioBlk { path, .. }
+            | DeviceKind::VirtioVsock { socket: Some(path), .. }
+            | DeviceKind::VfioUser { socket: path } => plain(path)?,
+            _ => {}
+        }
+    }
+    Ok(spec)
+}
+
+/// Makes `path` one that does not depend on where the monitor is started.
+pub(super) fn plain(path: &mut PathBuf) -> Result<(), LoadError> {
+    *path = absolute(&*path).map_err(|source| LoadError::Folder { path: path.clone(), source })?;
+    let good = path.to_str().is_some_and(|text| !text.contains(char::is_control));
+    if good { Ok(()) } else { Err(LoadError::Path { path: path.clone() }) }
+}
