@@ -3,81 +3,149 @@
 //! For memory whose file opens once: its descriptions are one, so no lock tells the mapping of a slice from that of another, and
 //! a process that was handed the descriptor can map a slice still when its owner has ended.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::fs::{major, minor};
 use rustix::io::Errno;
 
+/// Of this process: who asks for one slice shares the scan with who asks for another.
+static SCANS: LazyLock<Scans> = LazyLock::new(|| Scans::new(|asked| scan(Path::new("/proc"), asked)));
+
 /// A file as `/proc/PID/maps` names it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Name {
     major: u32,
     minor: u32,
     inode: u64,
 }
 
-/// A process that maps any of `bytes` of `file`, the calling one included.
+/// Bytes of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Bytes {
+    of: Name,
+    start: u64,
+    end: u64,
+}
+
+/// What a scan came to.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Found {
+    /// What was asked for and is mapped, in part at least.
+    mapped: BTreeSet<Bytes>,
+    /// Something could not be read: what is not found may be mapped all the same.
+    is_partial: bool,
+}
+
+/// Whether any process maps any of `bytes` of `file`, the calling one included. What cannot be found out counts as mapped.
 ///
 /// Processes that this one may not look at (`CAP_SYS_PTRACE`), or cannot see (of an outer PID namespace), are left out, and so is
 /// who holds only a descriptor.
-///
-/// # Errors
-/// The kernel's, where `/proc` or a process in it cannot be read for another reason, and no process is found.
-pub(crate) fn by(file: &File, bytes: &Range<u64>) -> io::Result<Option<u32>> {
-    let metadata = file.metadata()?;
+pub(crate) fn is_mapped(file: &File, bytes: &Range<u64>) -> bool {
+    let Ok(metadata) = file.metadata() else { return true };
     let device = metadata.dev();
-    let name = Name { major: major(device), minor: minor(device), inode: metadata.ino() };
-    below(Path::new("/proc"), name, bytes)
+    let of = Name { major: major(device), minor: minor(device), inode: metadata.ino() };
+    SCANS.is_mapped(Bytes { of, start: bytes.start, end: bytes.end })
 }
 
-fn below(proc: &Path, name: Name, bytes: &Range<u64>) -> io::Result<Option<u32>> {
-    let mut unknown = None;
-    for entry in fs::read_dir(proc)? {
-        let entry = entry?;
-        let Some(pid) = entry.file_name().to_str().and_then(|pid| pid.parse::<u32>().ok()) else { continue };
-        match process_maps_any(&entry.path(), name, bytes) {
-            Ok(true) => return Ok(Some(pid)),
-            Ok(false) => {}
-            Err(error) if is_out_of_sight(&error) => {}
-            Err(error) => unknown = Some(error),
+/// One scan at a time, for all that was asked before it began: nobody makes this process read `/proc` more by asking more often.
+struct Scans {
+    scan: Box<dyn Fn(&BTreeSet<Bytes>) -> Found + Send + Sync>,
+    state: Mutex<State>,
+    over: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    runs: bool,
+    /// For the next scan. (One that runs may have passed whoever maps this since.)
+    asked: BTreeSet<Bytes>,
+    /// What the next scan will have found.
+    next: Arc<OnceLock<Found>>,
+}
+
+impl Scans {
+    fn new(scan: impl Fn(&BTreeSet<Bytes>) -> Found + Send + Sync + 'static) -> Self {
+        Self { scan: Box::new(scan), state: Mutex::default(), over: Condvar::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_mapped(&self, bytes: Bytes) -> bool {
+        let mut state = self.state();
+        state.asked.insert(bytes);
+        let next = Arc::clone(&state.next);
+        loop {
+            if let Some(found) = next.get() {
+                return found.is_partial || found.mapped.contains(&bytes);
+            }
+            if state.runs {
+                state = self.over.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let asked = std::mem::take(&mut state.asked);
+            (state.runs, state.next) = (true, Arc::default());
+            drop(state);
+            let _ = next.set((self.scan)(&asked)); // nobody else had it to do
+            state = self.state();
+            state.runs = false;
+            self.over.notify_all();
         }
     }
-    unknown.map_or(Ok(None), Err)
 }
 
-/// Whether a process maps any of `bytes` of the file. Where its first thread has ended it says so only of the others.
-fn process_maps_any(process: &Path, name: Name, bytes: &Range<u64>) -> io::Result<bool> {
-    if let Some(found) = maps_any(File::open(process.join("maps"))?, name, bytes)? {
-        return Ok(found);
+/// Looks for all that is `asked` in all processes.
+fn scan(proc: &Path, asked: &BTreeSet<Bytes>) -> Found {
+    let mut found = Found::default();
+    let Ok(entries) = fs::read_dir(proc) else { return Found { is_partial: true, ..found } };
+    for entry in entries {
+        let Ok(entry) = entry else {
+            found.is_partial = true;
+            continue;
+        };
+        let is_process = entry.file_name().to_str().is_some_and(|name| name.parse::<u32>().is_ok());
+        let looked = if is_process { scan_process(&entry.path(), asked, &mut found.mapped) } else { Ok(()) };
+        found.is_partial |= looked.is_err_and(|error| !is_out_of_sight(&error));
+    }
+    found
+}
+
+/// Adds what a process maps. Where its first thread has ended, only the others say so.
+fn scan_process(process: &Path, asked: &BTreeSet<Bytes>, mapped: &mut BTreeSet<Bytes>) -> io::Result<()> {
+    if scan_maps(File::open(process.join("maps"))?, asked, mapped)? {
+        return Ok(());
     }
     for thread in fs::read_dir(process.join("task")).into_iter().flatten() {
-        let maps = File::open(thread?.path().join("maps")).and_then(|maps| maps_any(maps, name, bytes));
+        let maps = File::open(thread?.path().join("maps")).and_then(|maps| scan_maps(maps, asked, mapped));
         match maps {
-            Ok(Some(found)) => return Ok(found),
-            Ok(None) => {}
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
             Err(error) if is_out_of_sight(&error) => {}
             Err(error) => return Err(error),
         }
     }
-    Ok(false)
+    Ok(())
 }
 
-/// Whether who has these `maps` maps any of `bytes` of the file. `None`: it maps nothing at all.
-fn maps_any(maps: File, name: Name, bytes: &Range<u64>) -> io::Result<Option<bool>> {
-    let mut found = None;
+/// Adds what who has these `maps` maps of what is `asked`. False: it maps nothing at all.
+fn scan_maps(maps: File, asked: &BTreeSet<Bytes>, mapped: &mut BTreeSet<Bytes>) -> io::Result<bool> {
+    let mut any = false;
     // Bytes, since names of files are not Unicode.
     for line in BufReader::new(maps).split(b'\n') {
-        let mapping = mapping(&String::from_utf8_lossy(&line?));
-        if mapping.is_some_and(|(of, at)| of == name && at.start < bytes.end && bytes.start < at.end) {
-            return Ok(Some(true));
-        }
-        found = Some(false);
+        any = true;
+        let Some((of, at)) = mapping(&String::from_utf8_lossy(&line?)) else { continue };
+        // What begins behind the mapping is no part of it.
+        let near = Bytes { of, start: 0, end: 0 }..Bytes { of, start: at.end, end: 0 };
+        mapped.extend(asked.range(near).filter(|bytes| at.start < bytes.end));
     }
-    Ok(found)
+    Ok(any)
 }
 
 /// That the process has ended since its name was read, or is not ours to look at.
@@ -102,6 +170,8 @@ fn mapping(line: &str) -> Option<(Name, Range<u64>)> {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicBool;
+    use std::sync::mpsc;
+    use std::thread;
 
     use super::*;
     use crate::backing::tests::{region, slice};
@@ -110,6 +180,10 @@ mod tests {
     use crate::region::RegionKind;
 
     const EGM: Name = Name { major: 0, minor: 6, inode: 1234 };
+
+    fn bytes(of: Name, range: Range<u64>) -> Bytes {
+        Bytes { of, start: range.start, end: range.end }
+    }
 
     #[test]
     fn a_line_names_a_file_and_its_bytes() {
@@ -137,23 +211,57 @@ mod tests {
         process("self", b"0-1000 rw-s 00400000 00:06 1234 /dev/egm4\n");
         fs::create_dir(proc.path().join("2")).unwrap();
         process("30", b"0-1000 rw-p 0 00:00 0 \xff\n1000-3000 rw-s 00400000 00:06 1234 /dev/egm4\n");
-        let found = |name: Name, bytes: Range<u64>| below(proc.path(), name, &bytes).unwrap();
-        assert_eq!(found(EGM, 0x40_1000..0x40_2000), Some(30));
-        assert_eq!(found(EGM, 0x30_0000..0x40_0001), Some(30));
-        assert_eq!(found(EGM, 0..0x40_0000), None, "the slice before");
-        assert_eq!(found(EGM, 0x40_2000..0x50_0000), None, "the slice behind");
-        assert_eq!(found(Name { inode: 1235, ..EGM }, 0..u64::MAX), None);
-        assert_eq!(found(Name { minor: 7, ..EGM }, 0..u64::MAX), None);
-        assert!(below(&proc.path().join("nothing"), EGM, &(0..1)).is_err());
+        let found = |asked: &[Bytes]| {
+            let found = scan(proc.path(), &asked.iter().copied().collect());
+            assert!(!found.is_partial);
+            found.mapped.into_iter().collect::<Vec<_>>()
+        };
+        let [inside, across] = [bytes(EGM, 0x40_1000..0x40_2000), bytes(EGM, 0x30_0000..0x40_0001)];
+        assert_eq!(found(&[inside]), [inside]);
+        let [before, behind] = [bytes(EGM, 0..0x40_0000), bytes(EGM, 0x40_2000..0x50_0000)];
+        let other_file = bytes(Name { inode: 1235, ..EGM }, 0..u64::MAX);
+        let other_device = bytes(Name { minor: 7, ..EGM }, 0..u64::MAX);
+        assert_eq!(found(&[before, inside, across, behind, other_file, other_device]), [across, inside]);
+        assert!(scan(&proc.path().join("nothing"), &[inside].into()).is_partial);
         // The first thread of a process has ended, and others have not.
         process("50", b"");
         fs::create_dir_all(proc.path().join("50/task/51")).unwrap();
         fs::write(proc.path().join("50/task/51/maps"), b"0-1000 rw-s 0 00:06 77 /dev/egm5\n").unwrap();
-        assert_eq!(found(Name { inode: 77, ..EGM }, 0..0x1000), Some(50));
-        // What cannot be read is not known to map nothing; who is found to is enough.
+        let of_thread = bytes(Name { inode: 77, ..EGM }, 0..0x1000);
+        assert_eq!(found(&[of_thread]), [of_thread]);
+        // What cannot be read is not known to map nothing.
         fs::create_dir_all(proc.path().join("4/maps")).unwrap();
-        assert!(below(proc.path(), Name { inode: 1235, ..EGM }, &(0..u64::MAX)).is_err());
-        assert_eq!(found(EGM, 0x40_1000..0x40_2000), Some(30));
+        assert!(scan(proc.path(), &[other_file].into()).is_partial);
+    }
+
+    /// A user has 64 connections, and may return what is mapped still on all of them.
+    #[test]
+    fn one_scan_serves_all_who_asked_before_it_began_and_none_who_asked_after() {
+        let (begins, begun) = mpsc::channel();
+        let (go, wait) = mpsc::channel();
+        let wait = Mutex::new(wait);
+        let scans = Scans::new(move |asked| {
+            begins.send(asked.len()).unwrap();
+            wait.lock().unwrap().recv().unwrap()
+        });
+        let (scans, of) = (&scans, |slice: u64| bytes(EGM, slice..slice + 1));
+        thread::scope(|scope| {
+            let first = scope.spawn(|| scans.is_mapped(of(0)));
+            assert_eq!(begun.recv(), Ok(1));
+            let more: Vec<_> = (0..64).map(|n| scope.spawn(move || (n, scans.is_mapped(of(n))))).collect();
+            while scans.state().asked.len() < 64 {
+                thread::yield_now();
+            }
+            go.send(Found::default()).unwrap();
+            assert!(!first.join().unwrap());
+            assert_eq!(begun.recv(), Ok(64), "the first one's asked again: it was asked for since");
+            go.send(Found { mapped: [of(0), of(7)].into(), is_partial: false }).unwrap();
+            for asked in more {
+                let (n, mapped) = asked.join().unwrap();
+                assert_eq!(mapped, [0, 7].contains(&n), "{n}");
+            }
+        });
+        assert!(begun.try_recv().is_err(), "two scans");
     }
 
     #[test]
@@ -162,9 +270,9 @@ mod tests {
         let patience = Patience { progress: &|_| {}, cancel: &AtomicBool::new(false) };
         let memory = backing::open(&region, &slice(0, 0x4000), &patience).unwrap();
         let mapping = Mapping::new(memory.as_ref(), 0x1000, 0x2000, 0).unwrap();
-        assert_eq!(by(memory.file(), &(0x2000..0x4000)).unwrap(), Some(std::process::id()));
-        assert_eq!(by(memory.file(), &(0..0x1000)).unwrap(), None);
+        assert!(is_mapped(memory.file(), &(0x2000..0x4000)));
+        assert!(!is_mapped(memory.file(), &(0..0x1000)));
         drop(mapping);
-        assert_eq!(by(memory.file(), &(0..0x4000)).unwrap(), None);
+        assert!(!is_mapped(memory.file(), &(0..0x4000)));
     }
 }

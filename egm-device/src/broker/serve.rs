@@ -131,7 +131,7 @@ impl Server {
             self.ticked = Instant::now();
             self.hear()?;
             self.looks.serve(self.sessions.is_waiting());
-            let effects = self.sessions.retry();
+            let effects = self.sessions.tick();
             self.apply(effects);
         }
         for event in &events {

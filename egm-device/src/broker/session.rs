@@ -71,6 +71,8 @@ struct Session {
     open: bool,
     /// Whether the process lives.
     alive: bool,
+    /// What was said to a return of what others still have, until [`Sessions::tick`]: to find that out takes long.
+    answered: Option<Refused>,
     stage: Stage,
 }
 
@@ -134,7 +136,8 @@ impl Sessions {
         let owner = Owner { name: String::new(), uid, pid, started };
         let key = self.next;
         self.next = self.next.saturating_add(1);
-        self.sessions.insert(key, Session { peer, owner, open: true, alive: true, stage: Stage::Idle });
+        let (answered, stage) = (None, Stage::Idle);
+        self.sessions.insert(key, Session { peer, owner, open: true, alive: true, answered, stage });
         Ok(key)
     }
 
@@ -160,6 +163,9 @@ impl Sessions {
                 vec![Effect::Send(key, Reply::Returned)]
             }
             (Request::Return, Stage::Holding(pick, made)) => {
+                if let Some(refused) = &session.answered {
+                    return vec![Effect::Send(key, Reply::Refused(refused.clone()))];
+                }
                 session.stage = Stage::Returning(pick.clone(), *made);
                 vec![Effect::GiveBack(key)]
             }
@@ -285,8 +291,10 @@ impl Sessions {
         if let Err(why) = outcome {
             session.stage = Stage::Holding(pick.clone(), *made);
             let refused = Refused::because(for_peer(&session.peer, &why, STILL_USED));
+            session.answered = Some(refused.clone());
             return vec![Effect::Send(key, Reply::Refused(refused))];
         }
+        session.answered = None;
         self.queue.give_back(now, pick.tenant, &pick.region, pick.size);
         session.stage = Stage::Idle;
         let mut effects = vec![Effect::Send(key, Reply::Returned)];
@@ -299,8 +307,9 @@ impl Sessions {
         self.sessions.values().any(Session::is_owed)
     }
 
-    /// Tries again to give back what [`Sessions::is_owed`].
-    pub(super) fn retry(&mut self) -> Vec<Effect> {
+    /// Time has passed, about a second: returns are looked at anew, and what [`Sessions::is_owed`] is given back, perhaps.
+    pub(super) fn tick(&mut self) -> Vec<Effect> {
+        self.sessions.values_mut().for_each(|session| session.answered = None);
         let owed: Vec<Key> = self.sessions.iter().filter(|(_, s)| s.is_owed()).map(|(key, _)| *key).collect();
         owed.into_iter().flat_map(|key| self.gone(key)).collect()
     }

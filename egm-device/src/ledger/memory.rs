@@ -79,7 +79,7 @@ pub trait Memory: Send + Sync {
     fn is_mapped(&self, region: &Region, backing: &dyn Backing) -> bool {
         let bytes = backing.offset()..backing.offset().saturating_add(backing.size());
         let is_egm = matches!(region.kind, RegionKind::Egm { .. });
-        is_egm && mapped::by(backing.file(), &bytes).map_or(true, |process| process.is_some())
+        is_egm && mapped::is_mapped(backing.file(), &bytes)
     }
 
     /// Makes `spans` (offsets in the region) of a slice that begins at `at` zero.

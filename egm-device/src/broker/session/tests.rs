@@ -92,6 +92,7 @@ impl World {
             self.said_return.insert(key);
         }
         self.say(key, Request::Return);
+        self.said_return.remove(&key); // what was not begun is not asked for later
     }
 
     fn close(&mut self, key: Key) {
@@ -135,8 +136,8 @@ impl World {
         }
     }
 
-    fn retry(&mut self) {
-        let effects = self.sessions.retry();
+    fn tick(&mut self) {
+        let effects = self.sessions.tick();
         self.apply(effects);
     }
 
@@ -207,16 +208,39 @@ fn a_return_of_what_others_still_have_frees_nothing_until_all_are_gone() {
     let (_, Reply::Refused(refused)) = world.answers.last().unwrap() else { panic!() };
     assert_eq!((refused.why.as_str(), world.held()), ("still used", SIZE));
     world.close(key);
-    world.retry();
+    world.tick();
     assert!(world.returning.is_empty());
     world.end(key);
     world.scrub(key, true); // a child of that process has it
     assert_eq!(world.held(), SIZE);
     assert!(world.sessions.is_owed());
-    world.retry();
+    world.tick();
     world.scrub(key, false);
     assert_eq!(world.held(), 0);
     assert!(world.sessions.sessions.is_empty());
+}
+
+/// To find out who maps it takes a look at every process of the host.
+#[test]
+fn a_return_of_what_others_still_have_is_looked_at_once_a_tick() {
+    let mut world = World::new();
+    let key = world.connect();
+    world.take(key, SIZE, false);
+    world.make(key, Ok(()));
+    for _ in 0..3 {
+        let before = world.answers.len();
+        for said in 0..100 {
+            world.give_back(key);
+            assert_eq!(world.returning.contains(&key), said == 0);
+            world.scrub(key, true);
+        }
+        assert_eq!(world.answers.len() - before, 100);
+        assert!(world.answers.iter().all(|(_, reply)| matches!(reply, Reply::Refused(r) if r.why == "still used")));
+        world.tick();
+    }
+    world.give_back(key);
+    world.scrub(key, false);
+    assert_eq!((world.answers.last().unwrap(), world.held()), (&(key, Reply::Returned), 0));
 }
 
 /// Nobody can see who maps a file of its own: only the end of those who could is believed.
@@ -279,7 +303,7 @@ enum Step {
     End(usize),
     Make(usize, Result<(), NotMade>),
     Scrub(usize, bool),
-    Retry,
+    Tick,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -294,7 +318,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => who.clone().prop_map(Step::End),
         4 => (who.clone(), outcome).prop_map(|(who, outcome)| Step::Make(who, outcome)),
         3 => (who, prop::bool::weighted(0.2)).prop_map(|(who, still)| Step::Scrub(who, still)),
-        1 => Just(Step::Retry),
+        1 => Just(Step::Tick),
     ]
 }
 
@@ -329,7 +353,7 @@ proptest! {
                     of(who).into_iter().for_each(|key| world.make(key, outcome.clone()));
                 }
                 Step::Scrub(who, still) => of(who).into_iter().for_each(|key| world.scrub(key, still)),
-                Step::Retry => world.retry(),
+                Step::Tick => world.tick(),
             }
         }
         for key in &keys {
@@ -340,7 +364,7 @@ proptest! {
             world.make(*key, Ok(()));
             world.scrub(*key, false);
         }
-        world.retry();
+        world.tick();
         for key in &keys {
             world.scrub(*key, false);
         }
