@@ -53,9 +53,11 @@ pub(crate) fn is_mapped(file: &File, bytes: &Range<u64>) -> bool {
     SCANS.is_mapped(Bytes { of, start: bytes.start, end: bytes.end })
 }
 
+type Scan = dyn Fn(&BTreeSet<Bytes>) -> Found + Send + Sync;
+
 /// One scan at a time, for all that was asked before it began: nobody makes this process read `/proc` more by asking more often.
 struct Scans {
-    scan: Box<dyn Fn(&BTreeSet<Bytes>) -> Found + Send + Sync>,
+    scan: Box<Scan>,
     state: Mutex<State>,
     over: Condvar,
 }

@@ -1,9 +1,13 @@
-//! A host that gives no more threads: memory is made present and scrubbed all the same.
+//! A host that gives no more threads: memory is made present and scrubbed all the same, and
+//! what cannot be done is said.
 //!
 //! The limit holds for users without privilege, so each test runs itself once more as one that nobody else is.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[expect(dead_code, reason = "the tests of its sockets use all of it")]
+mod broker_world;
 
 use std::collections::HashSet;
 use std::fs;
@@ -15,10 +19,14 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::thread::{self, ThreadId};
 
+use broker_world::{Broker, G, take};
 use egm_address::{Offset, Span};
+use egm_device::broker::ClientError;
+use egm_device::policy::{Names, parse};
 use egm_device::scrub::{Work, zero};
 use egm_device::{Anonymous, Backing, Mapping, prefault};
-use rustix::process::{Resource, Rlimit, getuid, setrlimit};
+use rustix::net::{RecvFlags, SendFlags};
+use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
 
 const SIZE: u64 = 1 << 20;
 /// How many more threads the child may have.
@@ -105,4 +113,28 @@ fn memory_is_made_present_by_the_threads_that_there_are() {
     }
     // One thread is for the first, and nobody but the caller is left for the second.
     assert!(workers.caller(), "{more} more threads");
+}
+
+/// A slice whose way back has no thread is lent still, and who returned it hears so.
+#[test]
+fn a_return_that_no_thread_can_work_at_is_refused_and_frees_nothing() {
+    let Some(more) = limited() else {
+        return again("a_return_that_no_thread_can_work_at_is_refused_and_frees_nothing", 16);
+    };
+    let user = getuid().as_raw();
+    let rule = format!(r#"{{"rules": [{{"name": "all", "user": {user}, "regions": ["egm4"]}}]}}"#);
+    let broker = Broker::start(parse(&rule, &Names::default()).unwrap(), G);
+    let loan = broker.client().take(&take("egm4", G), |_| ()).unwrap();
+    let connection = loan.connection().try_clone_to_owned().unwrap();
+    let most = getrlimit(Resource::Nproc);
+    setrlimit(Resource::Nproc, Rlimit { current: Some(0), ..most }).unwrap();
+    let Err(ClientError::Refused { why, .. }) = loan.give_back(&AtomicBool::new(false)) else { panic!() };
+    assert_eq!(why, "the host cannot take the slice back now: it is lent to you still, return it again");
+    assert!(!broker.source.was_scrubbed(0, G), "with {more} more threads");
+    setrlimit(Resource::Nproc, most).unwrap();
+    rustix::net::send(&connection, b"\"return\"", SendFlags::NOSIGNAL).unwrap();
+    let mut answer = [0; 64];
+    let (_, length) = rustix::net::recv(&connection, &mut answer, RecvFlags::empty()).unwrap();
+    assert_eq!(answer[..length], *b"\"returned\"");
+    assert!(broker.source.was_scrubbed(0, G));
 }

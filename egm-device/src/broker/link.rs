@@ -10,6 +10,7 @@ use egm_address::{InRegion, Offset, Span, SpanSet};
 use rustix::event::epoll;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
+use super::refusal::NotBack;
 use super::session::Key;
 use super::source::{Held, StillUsed};
 use super::wire;
@@ -38,13 +39,29 @@ pub(super) enum Lent {
     Used(StillUsed),
 }
 
+/// What stays lent although it was to go back.
+pub(super) struct Kept {
+    lent: Lent,
+    bad: SpanSet<InRegion>,
+    why: NotBack,
+}
+
 impl Lent {
     /// Back to the source, which hears of `bad` bytes first.
-    pub(super) fn give_back(self, bad: &SpanSet<InRegion>) -> Result<(), StillUsed> {
-        match self {
+    pub(super) fn give_back(self, bad: &SpanSet<InRegion>) -> Result<(), Kept> {
+        let given = match self {
             Self::Slice(lease) => lease.give_back(bad),
             Self::Used(used) => used.again(),
-        }
+        };
+        given.map_err(|used| {
+            let (why, bad) = (NotBack::Used(used.why.clone()), SpanSet::default());
+            Kept { lent: Self::Used(used), bad, why }
+        })
+    }
+
+    /// There is no thread that could give it back.
+    pub(super) fn kept(self, bad: SpanSet<InRegion>, error: &io::Error) -> Kept {
+        Kept { lent: self, bad, why: NotBack::NoThread(error.to_string()) }
     }
 }
 
@@ -71,6 +88,12 @@ impl Link {
     /// What is to be given back, and the bad bytes of it.
     pub(super) fn take_lease(&mut self) -> Option<(Lent, SpanSet<InRegion>)> {
         Some((self.lease.take()?, std::mem::take(&mut self.bad)))
+    }
+
+    /// Undoes [`Link::take_lease`]; returns why.
+    pub(super) fn keep_lease(&mut self, kept: Kept) -> NotBack {
+        (self.lease, self.bad) = (Some(kept.lent), kept.bad);
+        kept.why
     }
 
     /// Waits for the connection and its process too.

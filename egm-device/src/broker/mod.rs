@@ -21,6 +21,7 @@ mod listen;
 mod looks;
 mod packet;
 mod peer;
+mod refusal;
 mod serve;
 mod session;
 mod source;

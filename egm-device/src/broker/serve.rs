@@ -17,13 +17,13 @@ use rustix::event::epoll;
 use rustix::fs::Timespec;
 use rustix::net::SocketFlags;
 
-use super::link::{Lent, Link, describe, watch};
+use super::link::{Kept, Lent, Link, describe, watch};
 use super::listen::{ServerError, listen, lock};
 use super::looks::{Ask, Looks};
 use super::packet::{self, Packet};
 use super::peer;
 use super::session::{Effect, Job, Key, Made, Sessions};
-use super::source::{Held, NotMade, Source, StillUsed};
+use super::source::{Held, NotMade, Source};
 use super::threads::{Done, Threads};
 use super::wire::{self, MAX_PACKET, Refused, Reply, Request};
 use crate::carve::plan;
@@ -287,14 +287,9 @@ impl Server {
         self.sessions.made(key, outcome, self.begun.elapsed(), &[])
     }
 
-    fn returned(&mut self, key: Key, returned: Result<(), StillUsed>) -> Vec<Effect> {
-        let outcome = returned.map_err(|used| {
-            let why = used.why.clone();
-            if let Some(link) = self.links.get_mut(&key) {
-                link.lease = Some(Lent::Used(used));
-            }
-            why
-        });
+    fn returned(&mut self, key: Key, returned: Result<(), Kept>) -> Vec<Effect> {
+        let Some(link) = self.links.get_mut(&key) else { return Vec::new() };
+        let outcome = returned.map_err(|kept| link.keep_lease(kept));
         self.sessions.returned(key, outcome, self.begun.elapsed())
     }
 
@@ -380,9 +375,9 @@ impl Server {
 
     fn give_back(&mut self, key: Key) {
         let Some((lent, bad)) = self.links.get_mut(&key).and_then(Link::take_lease) else { return };
-        let give_back = move || Done::Returned(lent.give_back(&bad));
-        // Without a thread the slice is dropped: unlocked, and dirty.
-        self.threads.start(key, give_back, |_| Done::Returned(Ok(())));
+        let give_back = |(lent, bad): (Lent, _)| Done::Returned(lent.give_back(&bad));
+        let kept = |(lent, bad): (Lent, _), error| Done::Returned(Err(lent.kept(bad, &error)));
+        self.threads.start_with(key, (lent, bad), give_back, kept);
     }
 }
 

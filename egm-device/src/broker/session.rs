@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::judge::judge;
+use super::refusal::{self, NotBack};
 use super::source::NotMade;
 use super::wire::{Refused, Reply, Request, Take};
 use crate::owner::Owner;
@@ -268,7 +269,7 @@ impl Sessions {
             Err(error) => {
                 self.queue.give_back(now, pick.tenant, &pick.region, pick.size);
                 session.stage = Stage::Idle;
-                let refused = Refused::because(for_peer(&session.peer, &error.to_string(), FAILED));
+                let refused = refusal::not_made(&session.peer, &error);
                 let mut effects = vec![Effect::Send(key, Reply::Refused(refused))];
                 effects.extend(self.forget(key));
                 effects
@@ -284,14 +285,14 @@ impl Sessions {
         Refusal { rule, why, free: self.queue.policy().free_for(peer, self.queue.accounts(), supplies) }
     }
 
-    /// A slice is back, or somebody still has it: then it stays lent. Whoever waits is to be served afterwards.
-    pub(super) fn returned(&mut self, key: Key, outcome: Result<(), String>, now: Duration) -> Vec<Effect> {
+    /// A slice is back, or stays lent. Whoever waits is to be served afterwards.
+    pub(super) fn returned(&mut self, key: Key, outcome: Result<(), NotBack>, now: Duration) -> Vec<Effect> {
         let Some(session) = self.sessions.get_mut(&key) else { return Vec::new() };
         let Stage::Returning(pick, made) = &session.stage else { return Vec::new() };
         if let Err(why) = outcome {
             session.stage = Stage::Holding(pick.clone(), *made);
-            let refused = Refused::because(for_peer(&session.peer, &why, STILL_USED));
-            session.answered = Some(refused.clone());
+            let refused = why.refused(&session.peer);
+            session.answered = matches!(why, NotBack::Used(_)).then(|| refused.clone());
             return vec![Effect::Send(key, Reply::Refused(refused))];
         }
         session.answered = None;
@@ -361,18 +362,6 @@ impl Session {
     const fn is_owed(&self) -> bool {
         !self.open && !self.alive && matches!(self.stage, Stage::Holding(..))
     }
-}
-
-const FAILED: &str = "the host could not make the slice: ask an operator, or for another region";
-const STILL_USED: &str = "another process still has the memory: the slice is on your account until none has";
-
-/// What `peer` hears of an error, whose text names owners and devices: that is for operators.
-fn for_peer(peer: &Peer, error: &str, ordinary: &str) -> String {
-    let why = match peer.uid {
-        0 => error.lines().map(str::trim).collect::<Vec<_>>().join("; "),
-        _ => ordinary.to_owned(),
-    };
-    why.chars().take(1024).collect()
 }
 
 fn take_off(supplies: &mut [Supply], pick: &Pick) {

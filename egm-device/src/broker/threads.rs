@@ -7,14 +7,15 @@ use std::thread;
 
 use rustix::event::{EventfdFlags, eventfd};
 
+use super::link::Kept;
 use super::session::Key;
-use super::source::{Held, NotMade, StillUsed};
+use super::source::{Held, NotMade};
 use crate::policy::Supply;
 
 /// What a thread did.
 pub(super) enum Done {
     Made(Result<Box<dyn Held>, NotMade>),
-    Returned(Result<(), StillUsed>),
+    Returned(Result<(), Kept>),
     Looked(Vec<Supply>),
     Tidied,
 }
@@ -52,14 +53,27 @@ impl Threads {
         work: impl FnOnce() -> Done + Send + 'static,
         failed: impl FnOnce(io::Error) -> Done,
     ) {
+        self.start_with(key, (), |()| work(), |(), error| failed(error));
+    }
+
+    /// The same with something that either of them gets: a thread that is none would drop it.
+    pub(super) fn start_with<T: Send + 'static>(
+        &self,
+        key: Key,
+        what: T,
+        work: impl FnOnce(T) -> Done + Send + 'static,
+        failed: impl FnOnce(T, io::Error) -> Done,
+    ) {
         let tell = move |tell: &mpsc::Sender<_>, wake: &OwnedFd, done| {
             let _ = tell.send((key, done)); // the loop is gone: nobody needs to know
             let _ = rustix::io::write(wake, &1u64.to_ne_bytes()); // full means that it is told already
         };
         let (sender, wake) = (self.tell.clone(), self.wake.clone());
-        let thread = thread::Builder::new().name("broker-slice".into());
-        if let Err(error) = thread.spawn(move || tell(&sender, &wake, work())) {
-            tell(&self.tell, &self.wake, failed(error));
+        let (give, take) = mpsc::sync_channel(1);
+        let run = move || take.recv().map_or((), |what| tell(&sender, &wake, work(what)));
+        match thread::Builder::new().name("broker-slice".into()).spawn(run) {
+            Ok(_) => drop(give.send(what)), // there is room for one, and the thread waits for it
+            Err(error) => tell(&self.tell, &self.wake, failed(what, error)),
         }
     }
 }

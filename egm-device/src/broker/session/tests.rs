@@ -126,7 +126,7 @@ impl World {
     /// A thread has given the slice of `key` back, or somebody `still` has it.
     fn scrub(&mut self, key: Key, still: bool) {
         if self.returning.remove(&key) {
-            let outcome = if still { Err("still used".to_owned()) } else { Ok(()) };
+            let outcome = if still { Err(NotBack::Used("still used".to_owned())) } else { Ok(()) };
             if !still {
                 self.given.remove(&key);
             }
@@ -235,7 +235,12 @@ fn a_return_of_what_others_still_have_is_looked_at_once_a_tick() {
             world.scrub(key, true);
         }
         assert_eq!(world.answers.len() - before, 100);
-        assert!(world.answers.iter().all(|(_, reply)| matches!(reply, Reply::Refused(r) if r.why == "still used")));
+        assert!(
+            world
+                .answers
+                .iter()
+                .all(|(_, reply)| matches!(reply, Reply::Refused(r) if r.why == "still used"))
+        );
         world.tick();
     }
     world.give_back(key);

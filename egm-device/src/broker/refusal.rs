@@ -1,0 +1,45 @@
+//! What clients hear of what the host could not do. The whole text names owners and devices: that is for operators.
+
+use super::source::NotMade;
+use super::wire::Refused;
+use crate::policy::Peer;
+
+/// Why a slice stays lent that was to come back.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NotBack {
+    /// Somebody still has it.
+    #[error("{0}")]
+    Used(String),
+    /// Nobody could be asked to take it: the kernel's reason.
+    #[error("the slice stays lent: the broker gets no thread that scrubs it ({0}): raise its limit of tasks")]
+    NoThread(String),
+}
+
+impl NotBack {
+    /// What `peer` hears of it.
+    pub(super) fn refused(&self, peer: &Peer) -> Refused {
+        let ordinary = match self {
+            Self::Used(_) => {
+                "another process still has the memory: the slice is on your account until none has"
+            }
+            Self::NoThread(_) => {
+                "the host cannot take the slice back now: it is lent to you still, return it again"
+            }
+        };
+        refused(peer, &self.to_string(), ordinary)
+    }
+}
+
+/// What `peer` hears of a slice that could not be made.
+pub(super) fn not_made(peer: &Peer, why: &NotMade) -> Refused {
+    let ordinary = "the host could not make the slice: ask an operator, or for another region";
+    refused(peer, &why.to_string(), ordinary)
+}
+
+fn refused(peer: &Peer, error: &str, ordinary: &str) -> Refused {
+    let why = match peer.uid {
+        0 => error.lines().map(str::trim).collect::<Vec<_>>().join("; "),
+        _ => ordinary.to_owned(),
+    };
+    Refused::because(why.chars().take(1024).collect::<String>())
+}
