@@ -6,6 +6,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::Quoted;
+
 /// A set of processor numbers, each below [`CpuSet::LIMIT`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CpuSet(BTreeSet<u32>);
@@ -14,7 +16,11 @@ pub struct CpuSet(BTreeSet<u32>);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CpuSetError {
     /// An element is neither `N` nor `N-M`.
-    #[error("\"{element}\" in CPU list \"{text}\" is not a number or a range: write for instance \"0-3,8\"")]
+    #[error(
+        "{} in CPU list {} is not a number or a range: write for instance \"0-3,8\"",
+        Quoted(element),
+        Quoted(text)
+    )]
     Element {
         /// The whole text.
         text: String,
@@ -22,7 +28,7 @@ pub enum CpuSetError {
         element: String,
     },
     /// A range runs backwards.
-    #[error("range {first}-{last} in CPU list \"{text}\" runs backwards: put the smaller number first")]
+    #[error("range {first}-{last} in CPU list {} runs backwards: put the smaller number first", Quoted(text))]
     Backwards {
         /// The whole text.
         text: String,
@@ -32,7 +38,7 @@ pub enum CpuSetError {
         last: u32,
     },
     /// A number at or above the limit.
-    #[error("CPU {cpu} in CPU list \"{text}\" is not below {}: no host has that many", CpuSet::LIMIT)]
+    #[error("CPU {cpu} in CPU list {} is not below {}: no host has that many", Quoted(text), CpuSet::LIMIT)]
     TooLarge {
         /// The whole text.
         text: String,

@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::Quoted;
+
 /// Segment, bus, device and function of a PCI function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PciAddress {
@@ -19,7 +21,8 @@ pub struct PciAddress {
 pub enum PciAddressError {
     /// Not of the form `SSSS:BB:DD.F`.
     #[error(
-        "\"{0}\" is not a PCI address: write segment:bus:device.function in hexadecimal, for instance \"0009:01:00.0\""
+        "{} is not a PCI address: write segment:bus:device.function in hexadecimal, for instance \"0009:01:00.0\"",
+        Quoted(.0)
     )]
     Form(String),
     /// Device above 31 or function above 7 (PCI Express Base 2.2.6.2).

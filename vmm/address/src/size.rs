@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::Quoted;
+
 /// `value` rounded up to a multiple of `align`, or `None` on overflow; an `align` of 0 changes nothing.
 pub const fn align_up(value: u64, align: u64) -> Option<u64> {
     if align == 0 { Some(value) } else { value.checked_next_multiple_of(align) }
@@ -27,11 +29,13 @@ pub struct ByteSize(u64);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
     /// No digits at the start.
-    #[error("size \"{0}\" does not start with a number: write for instance \"64GiB\"")]
+    #[error("size {} does not start with a number: write for instance \"64GiB\"", Quoted(.0))]
     NoNumber(String),
     /// A unit that is not one of ours; SI units are refused because nobody means 10^9 bytes of RAM.
     #[error(
-        "size \"{text}\" has unknown unit \"{unit}\": use KiB, MiB, GiB or TiB (powers of 1024), or no unit for bytes"
+        "size {} has unknown unit {}: use KiB, MiB, GiB or TiB (powers of 1024), or no unit for bytes",
+        Quoted(text),
+        Quoted(unit)
     )]
     UnknownUnit {
         /// The whole text.
@@ -40,7 +44,7 @@ pub enum SizeError {
         unit: String,
     },
     /// Does not fit in 64 bits.
-    #[error("size \"{0}\" does not fit in 64 bits")]
+    #[error("size {} does not fit in 64 bits", Quoted(.0))]
     TooLarge(String),
 }
 

@@ -12,6 +12,9 @@ use super::spec::{Architecture, Boot};
 /// Longest kernel command line in bytes: x86's `COMMAND_LINE_SIZE` less the closing NUL, and Arm's the same.
 const MAX_CMDLINE: usize = 2047;
 
+/// Longest path in bytes: Linux's `PATH_MAX` less the closing NUL.
+const MAX_PATH: usize = 4095;
+
 /// What can be wrong with what is booted.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the message beside each field is its documentation")]
@@ -20,6 +23,8 @@ pub enum BootRule {
     NoKernel,
     #[error("the kernel command line has {length} bytes: Linux reads {MAX_CMDLINE} at most, shorten it")]
     Long { length: usize },
+    #[error("the path has {length} bytes: the kernel takes {MAX_PATH} at most, choose a shorter one")]
+    LongPath { length: usize },
     #[error("the path is empty: name a file")]
     Path,
     #[error("kernels for x86_64 are not started with a device tree: leave \"tables\" out")]
@@ -59,7 +64,11 @@ pub struct Overrides {
 /// `path`, when a file can have it and a terminal can show it.
 pub(super) fn path(path: PathBuf) -> Result<PathBuf, Rule> {
     no_control(&path.to_string_lossy())?;
-    if path.as_os_str().is_empty() { Err(BootRule::Path.into()) } else { Ok(path) }
+    match path.as_os_str().len() {
+        0 => Err(BootRule::Path.into()),
+        1..=MAX_PATH => Ok(path),
+        length => Err(BootRule::LongPath { length }.into()),
+    }
 }
 
 /// `join` makes a path of a key relative to the file that wrote it.

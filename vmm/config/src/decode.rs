@@ -7,6 +7,7 @@
 use std::collections::btree_map;
 use std::fmt::{self, Display};
 
+use egm_address::Quoted;
 use serde::de::value::StrDeserializer;
 use serde::de::{
     self, Deserialize, DeserializeSeed, Deserializer, EnumAccess, Expected, IntoDeserializer, MapAccess,
@@ -56,7 +57,7 @@ fn in_json_words(found: Unexpected<'_>) -> String {
         Unexpected::Unsigned(value) => value.to_string(),
         Unexpected::Signed(value) => value.to_string(),
         Unexpected::Float(value) => value.to_string(),
-        Unexpected::Str(text) => format!("{text:?}"),
+        Unexpected::Str(text) => Quoted(text).to_string(),
         other => other.to_string(),
     }
 }

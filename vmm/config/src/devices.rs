@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use egm_address::Gpa;
+use egm_address::{Gpa, Quoted};
 
 use super::error::{Fault, Rule, at_most, in_range, name};
 use super::file::{BarsFile, CliqueFile, ConsoleFile, DeviceFile};
@@ -31,19 +31,24 @@ pub enum DeviceRule {
     #[error("{what} belongs to {first} already: they cannot share it, choose another")]
     Shared { what: String, first: String },
     #[error(
-        "{tap:?} cannot name a network interface: write 1 to {MAX_TAP} bytes without space, control character, \"/\" or \":\""
+        "{} cannot name a network interface: write 1 to {MAX_TAP} bytes without space, control character, \"/\" or \":\"",
+        Quoted(tap)
     )]
     Tap { tap: String },
-    #[error("{mac:?} is not a hardware address: write six bytes in hexadecimal, \"52:54:00:12:34:56\"")]
+    #[error(
+        "{} is not a hardware address: write six bytes in hexadecimal, \"52:54:00:12:34:56\"",
+        Quoted(mac)
+    )]
     Mac { mac: String },
     #[error("{mac} is a multicast address or all zero: make the first byte even, for instance 52")]
     Multicast { mac: String },
     #[error("socket path of {length} bytes: the kernel takes {MAX_SOCKET} at most, choose a shorter one")]
     Socket { length: usize },
-    #[error("{index:?} is not the number of a BAR: write \"0\" to \"5\"")]
+    #[error("{} is not the number of a BAR: write \"0\" to \"5\"", Quoted(index))]
     BarIndex { index: String },
     #[error(
-        "{place:?} is not a place for a BAR: write \"host\", or an address as hexadecimal digits after 0x, for instance \"0x200000000000\""
+        "{} is not a place for a BAR: write \"host\", or an address as hexadecimal digits after 0x, for instance \"0x200000000000\"",
+        Quoted(place)
     )]
     BarPlace { place: String },
     #[error("a guest has one virtio-vsock, which {first} names already: remove one")]

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-use egm_address::{ByteSize, CpuSet};
+use egm_address::{ByteSize, CpuSet, Quoted, Shown};
 
 /// A rule that a configuration breaks, and where.
 ///
@@ -42,7 +42,7 @@ impl fmt::Display for ConfigError {
         let key = match *self.rule {
             Rule::UnknownKey { .. } | Rule::DuplicateKey { .. } => String::new(), // the rule says it
             _ if self.key.is_empty() => String::new(),
-            _ => format!("{}: ", self.key),
+            _ => format!("{}: ", Shown(&self.key)),
         };
         write!(f, "{place}{key}{}", self.rule)
     }
@@ -83,9 +83,9 @@ pub enum Rule {
     ExtendsDepth { limit: usize, files: Vec<PathBuf> },
 
     // The shape.
-    #[error("unknown key {key:?}")]
+    #[error("unknown key {}", Quoted(key))]
     UnknownKey { key: String, known: Vec<&'static str> },
-    #[error("key {key:?} is written twice: remove one")]
+    #[error("key {} is written twice: remove one", Quoted(key))]
     DuplicateKey { key: String },
     #[error("key \"{key}\" is missing")]
     MissingKey { key: &'static str },
@@ -93,7 +93,7 @@ pub enum Rule {
     MissingType { known: Vec<&'static str> },
     #[error("found {found}, expected {wanted}")]
     WrongType { found: String, wanted: String },
-    #[error("unknown name {name:?}")]
+    #[error("unknown name {}", Quoted(name))]
     UnknownName { name: String, known: Vec<&'static str> },
     #[error("{reason}")]
     Value { reason: String },
@@ -101,7 +101,7 @@ pub enum Rule {
     // The meaning.
     #[error("{value} is outside {least} to {most}: write a number in that range")]
     Range { value: u64, least: u64, most: u64 },
-    #[error("{name:?} is not a name: write 1 to {MAX_NAME} of A-Z a-z 0-9 . _ -")]
+    #[error("{} is not a name: write 1 to {MAX_NAME} of A-Z a-z 0-9 . _ -", Quoted(name))]
     Name { name: String },
     #[error("this machine's architecture is {0}, no guest's: write \"x86_64\" or \"aarch64\"")]
     Architecture(String),
@@ -125,7 +125,7 @@ pub enum Rule {
 
 /// A broken rule on its way from the key where it was seen to the top of the file.
 #[derive(Debug, thiserror::Error)]
-#[error("{key}: {rule}")]
+#[error("{}: {rule}", Shown(key))]
 pub(super) struct Fault {
     pub(super) key: String,
     pub(super) rule: Box<Rule>,

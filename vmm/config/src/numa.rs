@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use egm_address::Quoted;
+
 use super::distance::{self, LOCAL};
 use super::error::{Fault, Rule, in_range};
 use super::file::{EgmFile, MemoryFile};
@@ -18,7 +20,7 @@ const MAX_BANDWIDTH: u32 = MAX_ENTRY * 1000;
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum NumaRule {
-    #[error("there is no node {node:?}: nodes are {known:?}")]
+    #[error("there is no node {}: nodes are {known:?}", Quoted(node))]
     NoSuchNode { node: String, known: Vec<u32> },
     #[error("the distance of a node to itself is {LOCAL}, not {distance}: leave it out")]
     ToItself { distance: u8 },

@@ -1,8 +1,10 @@
 //! The files of a configuration: one, and those that it extends.
 
-use std::fs;
-use std::io::Read;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
 
 use super::boot;
 use super::decode::decode;
@@ -93,11 +95,23 @@ fn error_at(sources: &[Source], mark: Mark, fault: Fault) -> ConfigError {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Rule> {
+    let error = |source| Rule::Unreadable { path: path.to_owned(), source };
     let mut bytes = Vec::new();
-    fs::File::open(path)
-        .and_then(|file| file.take(MAX_FILE.saturating_add(1)).read_to_end(&mut bytes))
-        .map_err(|source| Rule::Unreadable { path: path.to_owned(), source })?;
+    let file = open(path).map_err(error)?;
+    file.take(MAX_FILE.saturating_add(1)).read_to_end(&mut bytes).map_err(error)?;
     Ok(bytes)
+}
+
+/// Opens a file that is one: a pipe would be waited for until somebody writes to it, perhaps for ever.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let kind = file.metadata()?.file_type();
+    match (kind.is_file(), kind.is_dir()) {
+        (true, _) => Ok(file),
+        (_, true) => Err(io::ErrorKind::IsADirectory.into()),
+        _ => Err(io::Error::other("not a regular file")),
+    }
 }
 
 fn text(path: &Path, bytes: Vec<u8>) -> Result<String, ConfigError> {

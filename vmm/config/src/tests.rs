@@ -226,6 +226,63 @@ fn text_that_is_not_a_configuration_is_refused_at_its_place() {
     assert!(matches!(*read(" ".repeat(1 << 20) + "{}").unwrap_err().rule, Rule::FileTooLarge { .. }));
 }
 
+/// What a file says is shown in messages, and nobody who wrote it fills a terminal, or commands it.
+#[test]
+fn a_message_quotes_little_of_a_file_and_nothing_that_a_terminal_obeys() {
+    let places = [
+        r#"{"@":1}"#,
+        r#"{"name":1,"@":1,"@":2}"#,
+        r#"{"name":"@"}"#,
+        r#"{"arch":"@"}"#,
+        r#"{"extends":"@"}"#,
+        r#"{"cpus":"@"}"#,
+        r#"{"cpus":{"count":"@"}}"#,
+        r#"{"cpus":{"affinity":"@"}}"#,
+        r#"{"memory":{"size":"@"}}"#,
+        r#"{"memory":{"size":"1GiB","@":1}}"#,
+        r#"{"memory":{"nodes":[{"id":0,"size":"1GiB","distances":{"@":10}}]}}"#,
+        r#"{"boot":{"kernel":"@"},"memory":{"size":"1GiB"}}"#,
+        r#"{"boot":{"kernel":"k","cmdline":"@"},"memory":{"size":"1GiB"}}"#,
+    ];
+    let devices = [
+        r#"{"type":"@"}"#,
+        r#"{"type":"vfio","function":"@"}"#,
+        r#"{"type":"vfio","function":"01:00.0","bars":{"@":"host"}}"#,
+        r#"{"type":"vfio","function":"01:00.0","bars":{"0":"@"}}"#,
+        r#"{"type":"virtio-rng","id":"@"}"#,
+        r#"{"type":"virtio-blk","path":"@"}"#,
+        r#"{"type":"virtio-net","tap":"@"}"#,
+        r#"{"type":"virtio-net","tap":"t","mac":"@"}"#,
+        r#"{"type":"vfio-user","socket":"@"}"#,
+    ];
+    let of_device = |device: &&str| machine(&format!(r#","devices":[{device}]"#));
+    for place in places.iter().map(ToString::to_string).chain(devices.iter().map(of_device)) {
+        for text in ["x ".repeat(450_000), "x".repeat(900_000), "\\u001b[2J".repeat(100)] {
+            let said = complaint(&place.replace('@', &text));
+            assert!(said.chars().count() < 600, "{place}: {said}");
+            assert!(said.chars().all(|c| c == '\n' || !c.is_control()), "{place}: {said:?}");
+        }
+    }
+}
+
+/// To open a pipe waits for its writer.
+#[test]
+fn what_is_no_regular_file_is_refused_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let [pipe, path] = ["pipe", "vm.json"].map(|name| folder.path().join(name));
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
+    fs::write(&path, r#"{"extends": "pipe"}"#).unwrap();
+    let refused = |path: &Path| shown(&load(path).unwrap_err());
+    let wanted = format!(
+        "{}:1:2: extends: cannot read {}\n  caused by: not a regular file",
+        path.display(),
+        pipe.display()
+    );
+    assert!(refused(&path).contains(&wanted), "{}", refused(&path));
+    assert!(refused(&pipe).contains("caused by: not a regular file"));
+    assert!(refused(folder.path()).contains("caused by: is a directory"));
+}
+
 #[test]
 fn a_machine_needs_a_name_memory_and_a_kernel() {
     refused(&[
