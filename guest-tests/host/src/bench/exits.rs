@@ -63,7 +63,7 @@ impl Subject {
     /// QEMU's NVMe drive: 65 vectors.
     fn drive() -> Self {
         Self {
-            name: "a passed NVMe drive, in the lab",
+            name: "a passed NVMe drive, in the lab, 1 ns an instruction",
             ours: serde_json::json!({ "type": "vfio", "function": FUNCTION, "root_port": false }),
             qemu: format!("vfio-pci,host={FUNCTION},rombar=0"),
             ids: 0x0010_1b36,

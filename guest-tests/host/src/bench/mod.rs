@@ -82,9 +82,10 @@ impl Section {
         format!("{self:?}").to_lowercase()
     }
 
-    /// What an emulated host's time is for it. The kernel's work for a map is the same each time, and an emulator's speed is not.
+    /// What an emulated host's time is for it. The kernel's work for a map or
+    /// an exit is the same each time, and an emulator's speed is not.
     fn clock(self) -> Clock {
-        if self == Self::Dma { Clock::Instructions } else { Clock::Real }
+        if matches!(self, Self::Dma | Self::Exits) { Clock::Instructions } else { Clock::Real }
     }
 }
 
