@@ -86,6 +86,23 @@ fn the_published_topologies_are_written_as_they_were_read() {
 }
 
 #[test]
+fn a_slice_that_is_the_memory_of_processors_is_that_of_their_node() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("vm.json");
+    let memory = r#"{"nodes": [{"id": 0, "cpus": "0"}]}"#;
+    fs::write(&path, machine(memory, r#", "egm": [{"region": "egm4", "size": "4GiB", "node": 0}]"#)).unwrap();
+    for (monitor, node) in [
+        ("qemu", "node,nodeid=0,cpus=0,memdev=egm0"),
+        ("cloud-hypervisor", "guest_numa_id=0,cpus=[0],memory_zones=[egm0]"),
+    ] {
+        let output = export(monitor, &path, &file("gb200-4gpu.host.json"), &["--json"]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let words = words(&serde_json::from_slice(&output.stdout).unwrap());
+        assert_eq!(words.iter().filter(|word| word.starts_with(node)).count(), 1, "{words:?}");
+    }
+}
+
+#[test]
 fn the_readme_shows_what_is_written() {
     let readme = fs::read_to_string("../README.md").unwrap();
     let (_, block) = readme.split_once("$ egm-device export").unwrap();

@@ -104,7 +104,7 @@ pub(super) struct MemoryFile {
 pub(super) struct NodeFile {
     /// Node number, 0 to 255; node 0 exists and has vCPU 0.
     pub(super) id: u32,
-    /// Memory. Default: none.
+    /// Ordinary memory. Default: none, for processors alone or beside a slice.
     #[schemars(with = "Option<SizeText>")]
     pub(super) size: Option<ByteSize>,
     /// vCPUs, for instance "0-3,8"; each vCPU is in one node. Default: none.
@@ -155,7 +155,8 @@ pub(super) struct EgmFile {
     /// Bytes: a multiple of its page size and of 2 MiB.
     #[schemars(with = "SizeText")]
     pub(super) size: ByteSize,
-    /// Guest NUMA node that the slice becomes, one of its own; for a device, the node that it is near to.
+    /// Guest NUMA node that the slice becomes: one of its own, or one of "memory"."nodes" without "size", whose memory it
+    /// then is, distances and access written there; for a device, the node that it is near to.
     pub(super) node: u32,
     /// "memory": RAM of a NUMA node. "device": a PCI function whose BAR is the slice. Default: "memory".
     #[serde(rename = "as")]

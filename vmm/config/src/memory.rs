@@ -61,6 +61,12 @@ pub enum MemoryRule {
     RegionList,
     #[error("the slice is a device, it has no NUMA node of its own: leave the key out")]
     NotMemory,
+    #[error(
+        "node {id} has ordinary memory, and a slice is all memory of its node: leave out that node's \"size\" and \"host_nodes\", or choose another number"
+    )]
+    OrdinaryMemory { id: u32 },
+    #[error("node {id} is described in \"memory\".\"nodes\": write the key there")]
+    DescribedElsewhere { id: u32 },
 }
 
 /// A size that is not 0, not absurd, and a multiple of `unit`.
@@ -104,7 +110,10 @@ pub(super) fn resolve(file: &MemoryFile, vcpus: u32) -> Result<Memory, Fault> {
         nodes.push(node);
     }
     let sum = ByteSize::new(sum);
-    let size = sized(file.size.unwrap_or(sum), unit).map_err(|rule| rule.at("size"))?;
+    let size = match file.size.unwrap_or(sum) {
+        ZERO if sum == ZERO => ZERO, // slices may be the memory of all nodes
+        size => sized(size, unit).map_err(|rule| rule.at("size"))?,
+    };
     if sum != size {
         return Err(Rule::from(MemoryRule::Sum { sum, size }).at("size"));
     }
@@ -157,12 +166,12 @@ fn place_vcpus(nodes: &[Node], count: u32) -> Result<(), Fault> {
 /// The slices; distances and access figures follow when all nodes are known.
 pub(super) fn resolve_egm(files: &[EgmFile], memory: &Memory) -> Result<Vec<EgmSlice>, Fault> {
     at_most(files.len(), MAX_SLICES).map_err(|rule| rule.at("egm"))?;
-    let mut owners: BTreeMap<u32, String> =
-        memory.nodes.iter().map(|node| (node.id, "memory".to_owned())).collect();
+    let mut owners: BTreeMap<u32, String> = BTreeMap::new();
     let mut slices = Vec::with_capacity(files.len());
     for (index, file) in files.iter().enumerate() {
         let here = format!("egm[{index}]");
-        let slice = slice(file).map_err(|fault| fault.inside(&here))?;
+        let slice = slice(file).and_then(|slice| beside(slice, file, memory));
+        let slice = slice.map_err(|fault| fault.inside(&here))?;
         if slice.form == EgmForm::Memory
             && let Some(first) = owners.insert(slice.node, here.clone())
         {
@@ -171,7 +180,25 @@ pub(super) fn resolve_egm(files: &[EgmFile], memory: &Memory) -> Result<Vec<EgmS
         }
         slices.push(slice);
     }
+    if memory.size == ZERO && memory.nodes.iter().all(|node| !owners.contains_key(&node.id)) {
+        return Err(Rule::from(MemoryRule::Empty).at("memory.size"));
+    }
     Ok(slices)
+}
+
+/// `slice` beside the nodes of `memory`: of one without memory it is the memory, and that node says how far it is.
+fn beside(slice: EgmSlice, file: &EgmFile, memory: &Memory) -> Result<EgmSlice, Fault> {
+    let id = slice.node;
+    let of_node = |node: &&Node| slice.form == EgmForm::Memory && node.id == id;
+    let Some(node) = memory.nodes.iter().find(of_node) else { return Ok(slice) };
+    if node.size != ZERO || node.host_nodes.is_some() {
+        return Err(Rule::from(MemoryRule::OrdinaryMemory { id }).at("node"));
+    }
+    let wrong = [(file.distances.is_some(), "distances"), (file.access.is_some(), "access")];
+    match wrong.iter().find(|(broken, _)| *broken) {
+        Some((_, key)) => Err(Rule::from(MemoryRule::DescribedElsewhere { id }).at(*key)),
+        None => Ok(slice),
+    }
 }
 
 fn regions(file: &OneOrMore) -> Result<Vec<String>, Fault> {

@@ -79,7 +79,7 @@ fn domains<'f>(
 ) -> Vec<Domain<'f>> {
     let Some(nodes) = &memory_file.nodes else {
         let only = Domain { key: "memory".to_owned(), id: 0, has_cpus: true, distances: None, access: &[] };
-        return std::iter::once(only).chain(slices(egm_files, egm)).collect();
+        return std::iter::once(only).chain(slices(memory, egm_files, egm)).collect();
     };
     let ordinary = nodes.iter().enumerate().map(|(index, file)| Domain {
         key: format!("memory.nodes[{index}]"),
@@ -88,11 +88,15 @@ fn domains<'f>(
         distances: file.distances.as_ref(),
         access: file.access.as_deref().unwrap_or_default(),
     });
-    ordinary.chain(slices(egm_files, egm)).collect()
+    ordinary.chain(slices(memory, egm_files, egm)).collect()
 }
 
-fn slices<'f>(files: &'f [EgmFile], egm: &[EgmSlice]) -> impl Iterator<Item = Domain<'f>> {
-    files.iter().zip(egm).enumerate().filter(|(_, (_, slice))| slice.form == EgmForm::Memory).map(
+/// Slices with nodes of their own; others are described with their nodes.
+fn slices<'f>(memory: &Memory, files: &'f [EgmFile], egm: &[EgmSlice]) -> impl Iterator<Item = Domain<'f>> {
+    let own = |slice: &EgmSlice| {
+        slice.form == EgmForm::Memory && memory.nodes.iter().all(|node| node.id != slice.node)
+    };
+    files.iter().zip(egm).enumerate().filter(move |(_, (_, slice))| own(slice)).map(
         |(index, (file, slice))| Domain {
             key: format!("egm[{index}]"),
             id: slice.node,

@@ -53,6 +53,20 @@ pub struct Spec {
     pub pcie: Pcie,
 }
 
+impl Spec {
+    /// The slice that is all memory of node `id`, and its index.
+    pub fn slice_of(&self, id: u32) -> Option<(usize, &EgmSlice)> {
+        let memory = |slice: &EgmSlice| slice.form == EgmForm::Memory && slice.node == id;
+        self.egm.iter().enumerate().find(|(_, slice)| memory(slice))
+    }
+
+    /// The slices that are memory of nodes of their own, not of [`Memory::nodes`].
+    pub fn nodes_of_slices(&self) -> impl Iterator<Item = &EgmSlice> {
+        let own = |slice: &&EgmSlice| self.memory.nodes.iter().all(|node| node.id != slice.node);
+        self.egm.iter().filter(|slice| slice.form == EgmForm::Memory).filter(own)
+    }
+}
+
 /// Virtual processors: `count == sockets * cores * threads`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Cpus {
@@ -115,7 +129,7 @@ impl PageSize {
     }
 }
 
-/// Ordinary guest memory; `nodes` is never empty and their sizes add up to `size`.
+/// Ordinary guest memory; `nodes` is never empty and their sizes add up to `size`, 0 where slices are their memory.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Memory {
     /// All ordinary memory, EGM not counted; a multiple of `page_size`.
@@ -133,7 +147,7 @@ pub struct Memory {
 pub struct Node {
     /// Node number, below [`MAX_NODES`]; it is the ACPI proximity domain as well.
     pub id: u32,
-    /// Memory; 0 for a node of processors only.
+    /// Ordinary memory; 0 for a node of processors only, and for one whose memory is a slice ([`Spec::slice_of`]).
     pub size: ByteSize,
     /// vCPU numbers; every vCPU is in exactly one node.
     pub cpus: CpuSet,
@@ -175,7 +189,8 @@ pub struct EgmSlice {
     pub regions: Vec<String>,
     /// Bytes; a multiple of its page size and of 2 MiB.
     pub size: ByteSize,
-    /// Guest NUMA node that it becomes (unique, not one of `memory.nodes`), or that the device is near to.
+    /// Guest NUMA node that it becomes, one of `memory.nodes` without memory or none of them, and no other slice's; or that the
+    /// device is near to.
     pub node: u32,
     /// Memory or device.
     pub form: EgmForm,

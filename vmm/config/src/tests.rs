@@ -380,7 +380,10 @@ fn egm_slices_keep_their_rules() {
     let egm = |text: &str| machine(&format!(r#","egm":[{{"region":"local",{text}}}]"#));
     refused(&[
         (&egm(r#""size":"1MiB","node":1"#), "egm[0].size: 1MiB is not a multiple of 2MiB"),
-        (&egm(r#""size":"1GiB","node":0"#), "egm[0].node: node 0 exists already, in memory"),
+        (
+            &egm(r#""size":"1GiB","node":0"#),
+            "egm[0].node: node 0 has ordinary memory, and a slice is all memory of its node",
+        ),
         (
             &egm(r#""size":"1GiB","node":1},{"region":"local","size":"1GiB","node":1"#),
             "egm[1].node: node 1 exists already, in egm[0]",
@@ -407,6 +410,40 @@ fn egm_slices_keep_their_rules() {
     assert_eq!((near.egm[0].form, near.egm[0].node), (EgmForm::Device, 0));
     let [device] = near.devices.as_slice() else { panic!("{:?}", near.devices) };
     assert_eq!((device.id.as_str(), &device.kind), ("egm0", &DeviceKind::Egm { slice: 0, node: 0 }));
+}
+
+#[test]
+fn a_slice_may_be_the_memory_of_a_node_with_processors() {
+    let with = |nodes: &str, egm: &str| {
+        format!(r#"{{"boot":{{"kernel":"k"}},"memory":{{"nodes":[{nodes}]}},"egm":[{egm}]}}"#)
+    };
+    let nodes = r#"{"id":0,"cpus":"0","distances":{"1":40},"access":[{"from":0,"latency_ns":90,"bandwidth_mbps":7}]},{"id":1,"size":"1GiB"}"#;
+    let slice = r#"{"region":"local","size":"2GiB","node":0}"#;
+    let both = spec(&with(nodes, slice));
+    assert_eq!(both.memory.size.get(), 1 << 30, "EGM is not counted");
+    assert_eq!(both.slice_of(0).map(|(index, slice)| (index, slice.size.get())), Some((0, 2 << 30)));
+    assert_eq!((both.slice_of(1), both.nodes_of_slices().count()), (None, 0));
+    assert_eq!(both.memory.nodes[0].distances, [(0, 10), (1, 40)].into());
+    assert_eq!(both.egm[0].access, both.memory.nodes[0].access);
+    let only = spec(&with(r#"{"id":0,"cpus":"0"}"#, slice));
+    assert_eq!(only.memory.size.get(), 0);
+    let slice = |more: &str| format!(r#"{{"region":"local","size":"2GiB",{more}}}"#);
+    let bare = r#"{"id":0,"cpus":"0"}"#;
+    refused(&[
+        (&with(bare, ""), "memory.size: the size is 0"),
+        (&with(bare, &slice(r#""node":1"#)), "memory.size: the size is 0"),
+        (&with(bare, &slice(r#""node":0,"as":"device""#)), "memory.size: the size is 0"),
+        (&with(bare, &slice(r#""node":0,"distances":{}"#)), "egm[0].distances: node 0 is described in"),
+        (&with(bare, &slice(r#""node":0,"access":[]"#)), "egm[0].access: node 0 is described in"),
+        (
+            &with(r#"{"id":0,"cpus":"0","host_nodes":"0"}"#, &slice(r#""node":0"#)),
+            "egm[0].node: node 0 has ordinary memory",
+        ),
+        (
+            &with(bare, &format!("{0},{0}", slice(r#""node":0"#))),
+            "egm[1].node: node 0 exists already, in egm[0]",
+        ),
+    ]);
 }
 
 #[test]

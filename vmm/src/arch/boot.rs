@@ -173,6 +173,13 @@ impl Report for BootError {
     }
 }
 
+/// Where an initramfs may lie, and where it begins if it fits.
+pub(super) struct Place {
+    pub(super) from: u64,
+    pub(super) end: u64,
+    pub(super) at: Option<u64>,
+}
+
 /// An initramfs that is not read yet.
 pub(super) struct Initramfs<'a> {
     file: &'a mut File,
@@ -187,18 +194,17 @@ impl<'a> Initramfs<'a> {
         if size == 0 { Err(BootError::EmptyInitramfs) } else { Ok(Self { file, size }) }
     }
 
-    /// Reads it into memory between `from` and `end`, at what `place` makes of its size.
+    /// Reads it into memory at what `place` makes of its size.
     pub(super) fn load(
         self,
         memory: &GuestMemoryMmap,
-        from: u64,
-        end: u64,
-        place: impl Fn(u64) -> Option<u64>,
+        place: impl FnOnce(u64) -> Place,
     ) -> Result<Span<Guest>, BootError> {
         let Self { file, size } = self;
+        let Place { from, end, at } = place(size);
         let short_by = size.saturating_sub(end.saturating_sub(from));
         let short = || BootError::Initramfs { size, from, end, short_by };
-        let span = place(size).and_then(|start| Span::new(Gpa::new(start), size).ok());
+        let span = at.and_then(|start| Span::new(Gpa::new(start), size).ok());
         let fits = |span: &Span<Guest>| span.start().get() >= from && span.end().get() <= end;
         let span = span.filter(fits).ok_or_else(short)?;
         let length = usize::try_from(size).map_err(|_| short())?;

@@ -54,6 +54,28 @@ pub enum PlanError {
         /// Least bytes.
         least: u64,
     },
+    /// A slice that is the guest's first memory and too large to begin where that begins.
+    #[error("EGM slice {slice}, {} in one piece, is the guest's first memory, and does not fit at {at:#x}, where that begins", show::size(*size))]
+    FirstSlice {
+        /// Index of the slice.
+        slice: usize,
+        /// Its bytes.
+        size: u64,
+        /// Where memory begins.
+        at: Gpa,
+    },
+    /// Bad pages where the guest's tables are to be, in a slice that is its first memory.
+    #[error(
+        "EGM slice {slice} is the guest's first memory, and {region} has a retired page at {offset:#x}, where the guest's tables would be"
+    )]
+    RetiredTables {
+        /// Index of the slice.
+        slice: usize,
+        /// Its region.
+        region: String,
+        /// Of the page, in the region.
+        offset: u64,
+    },
     /// Memory that the largest pages of a guest do not divide.
     #[error("node {node} has {}, which is no multiple of {}, the largest page of such a guest: change its size",
         show::size(*size), show::size(*page))]
@@ -286,6 +308,7 @@ impl Report for PlanError {
             | Self::Vcpus { .. }
             | Self::Region { .. }
             | Self::NoPlace { .. }
+            | Self::RetiredTables { .. }
             | Self::Reserved { .. } => Blame::Host,
             Self::Internal(_) => Blame::Internal,
             _ => Blame::Configuration,
@@ -303,6 +326,7 @@ impl Report for PlanError {
             Self::FirstNode { node, least, .. } => {
                 format!("give node {node} at least {} in \"memory\"", ByteSize::new(*least))
             }
+            Self::FirstSlice { slice, .. } | Self::RetiredTables { slice, .. } => own_node(*slice),
             Self::HostMemory { keys, elsewhere: false, .. } => format!("lower {keys}"),
             Self::HostMemory { keys, elsewhere: true, .. } => {
                 format!("lower {keys}, or bind it to other host nodes with \"host_nodes\"")
@@ -367,4 +391,8 @@ impl Report for PlanError {
 
 fn list(names: &[String]) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
+fn own_node(slice: usize) -> String {
+    format!("give node 0 a \"size\" in \"memory\".\"nodes\", and egm[{slice}] a node of its own")
 }

@@ -2,10 +2,12 @@
 //!
 //! Nodes take RAM in node order from the lowest free address. A node that meets a hole (the one below 4 GiB, a range
 //! that the host reserves) goes on after it, at an address whose offset in the node's memory is congruent to it modulo
-//! the page size, at least 2 MiB: a huge page of the host is then a huge page of the guest.
+//! the page size, at least 2 MiB: a huge page of the host is then a huge page of the guest. A slice that is the memory of a
+//! node with processors is taken in that order too, in one piece; other slices are above all.
 
 use egm_address::{Gpa, Guest, Span, SpanSet, align_down, align_up};
 
+use crate::arch::Layout;
 use crate::config::{EgmForm, EgmSlice, Node, Spec};
 use crate::plan::regions::Source;
 use crate::plan::retired::{Slice, without_retired};
@@ -21,45 +23,79 @@ pub(super) type Planned = (Vec<BackingPlan>, Vec<MemoryPlan>, Vec<String>);
 
 /// The memory of the machine; `space.top` is above it afterwards.
 pub(super) fn plan(spec: &Spec, sources: &[Source], space: &mut Space) -> Result<Planned, PlanError> {
+    check_first(spec, space.layout)?;
     let mut backings = Vec::new();
     let mut memory = Vec::new();
+    let mut slices = Vec::new();
     let mut ram = Ram::new(space);
-    let least = space.layout.min_memory;
-    let with_memory = || spec.memory.nodes.iter().filter(|node| node.size.get() > 0);
-    let (node, size) = with_memory().next().map_or((0, 0), |first| (first.id, first.size.get()));
-    if size < least {
-        return Err(PlanError::FirstNode { node, size, least });
-    }
-    let page = space.layout.page;
-    for node in with_memory() {
-        if !node.size.get().is_multiple_of(page) {
-            return Err(PlanError::NodeSize { node: node.id, size: node.size.get(), page });
+    let first_slice = spec.memory.nodes.iter().filter(|node| node.size.get() > 0).count();
+    for node in &spec.memory.nodes {
+        if let Some((index, slice)) = spec.slice_of(node.id) {
+            let span = ram.whole(slice.size.get()).ok_or_else(|| ram.no_place(index, slice, space))?;
+            slices.push((index, span));
         }
-        let unit = spec.memory.page_size.bytes().max(LARGE_PAGE);
-        let pieces = ram.take(node.size.get(), unit).map_err(|short_by| PlanError::AddressSpace {
-            what: format!("memory of node {}", node.id),
-            limit: space.limit,
-            bits: space.bits,
-            short_by,
-            key: "memory.size",
-        })?;
-        memory.extend(without_hole(&pieces, space.layout.ram_hole, node.id, backings.len()));
-        backings.push(node_backing(spec, node));
+        if node.size.get() > 0 {
+            memory.extend(ram.node(spec, node, backings.len(), space)?);
+            backings.push(node_backing(spec, node));
+        }
     }
     let high = space.layout.ram.last().map_or(Gpa::new(0), |ram| ram.start());
-    space.top = memory.last().map_or(high, |m| m.span.end().max(high));
-    let mut slices = Vec::new();
+    let ends = memory.iter().map(|m| m.span.end()).chain(slices.iter().map(|(_, span)| span.end()));
+    space.top = ends.fold(high, Ord::max);
     for (index, (slice, source)) in spec.egm.iter().zip(sources).enumerate() {
-        if slice.form == EgmForm::Memory {
-            let span = place_slice(index, slice, space)?;
-            slices.push(Slice { span, source, node: slice.node, backing: backings.len() });
+        let of_node = slices.iter().any(|(placed, _)| *placed == index);
+        if slice.form == EgmForm::Memory && !of_node {
+            slices.push((index, place_slice(index, slice, space)?));
         }
         backings.push(slice_backing(spec, index, slice, source));
     }
+    let slice = |(index, span): &(usize, Span<Guest>)| {
+        let (slice, source) = spec.egm.get(*index).zip(sources.get(*index))?;
+        Some(Slice { span: *span, source, node: slice.node, backing: first_slice.saturating_add(*index) })
+    };
+    let slices: Vec<Slice<'_>> = slices.iter().filter_map(slice).collect();
+    check_tables(&memory, &slices, first_slice, space.layout)?;
     let (pieces, notes) = without_retired(&slices, memory.len(), space.layout);
     memory.extend(pieces);
     memory.sort_by_key(|m| m.span);
-    Ok((backings, memory, notes))
+    Ok((backings, without_hole(memory, space.layout.ram_hole), notes))
+}
+
+/// The first node with memory has room for the guest's tables.
+fn check_first(spec: &Spec, layout: &Layout) -> Result<(), PlanError> {
+    let slice = |node: &Node| spec.slice_of(node.id).map_or(0, |(_, slice)| slice.size.get());
+    let sizes = spec.memory.nodes.iter().map(|node| (node.id, node.size.get().max(slice(node))));
+    let (node, size) = sizes.clone().find(|(_, size)| *size > 0).unwrap_or_default();
+    let least = layout.min_memory;
+    if size < least { Err(PlanError::FirstNode { node, size, least }) } else { Ok(()) }
+}
+
+/// The guest's tables have memory, and where that is a slice, good pages.
+fn check_tables(
+    ram: &[MemoryPlan],
+    slices: &[Slice<'_>],
+    first_slice: usize,
+    layout: &Layout,
+) -> Result<(), PlanError> {
+    let start = layout.ram.first().map(|ram| ram.start());
+    let tables = start.and_then(|start| Span::between(start, layout.firmware.end()));
+    let tables = tables.ok_or(PlanError::Internal("the layout has no place for tables"))?;
+    let index = |slice: &Slice<'_>| slice.backing.saturating_sub(first_slice);
+    if ram.iter().any(|piece| piece.span.overlaps(tables)) {
+        return Ok(());
+    }
+    let Some(slice) = slices.iter().find(|slice| slice.span.overlaps(tables)) else {
+        let first = slices.first().ok_or(PlanError::Internal("the guest has no memory for tables"))?;
+        let (slice, size) = (index(first), first.span.size());
+        return Err(PlanError::FirstSlice { slice, size, at: tables.start() });
+    };
+    match slice.retired(tables) {
+        Some(offset) => {
+            let region = slice.source.region.clone().unwrap_or_default();
+            Err(PlanError::RetiredTables { slice: index(slice), region, offset })
+        }
+        None => Ok(()),
+    }
 }
 
 /// Free RAM addresses, lowest first.
@@ -80,6 +116,49 @@ impl Ram {
         let mut free: Vec<_> = all.minus(&space.blocked()).iter().collect();
         free.reverse();
         Self { free, page: space.layout.page }
+    }
+
+    /// The memory of `node`, which is backing `backing`.
+    fn node(
+        &mut self,
+        spec: &Spec,
+        node: &Node,
+        backing: usize,
+        space: &Space,
+    ) -> Result<Vec<MemoryPlan>, PlanError> {
+        let (size, page) = (node.size.get(), space.layout.page);
+        if !size.is_multiple_of(page) {
+            return Err(PlanError::NodeSize { node: node.id, size, page });
+        }
+        let unit = spec.memory.page_size.bytes().max(LARGE_PAGE);
+        let pieces = self.take(size, unit).map_err(|short_by| PlanError::AddressSpace {
+            what: format!("memory of node {}", node.id),
+            limit: space.limit,
+            bits: space.bits,
+            short_by,
+            key: "memory.size",
+        })?;
+        let ram = |(span, offset)| MemoryPlan { span, kind: MemoryKind::Ram, node: node.id, backing, offset };
+        Ok(pieces.into_iter().map(ram).collect())
+    }
+
+    /// The lowest span for a slice of `size` bytes.
+    fn whole(&mut self, size: u64) -> Option<Span<Guest>> {
+        let align = huge_alignment(size).max(LARGE_PAGE);
+        let fits = |gap: &Span<Guest>| {
+            let start = Gpa::new(align_up(gap.start().get(), align)?);
+            Span::new(start, size).ok().filter(|span| gap.covers(*span))
+        };
+        let (at, span) = self.free.iter().enumerate().rev().find_map(|(at, gap)| Some((at, fits(gap)?)))?;
+        let gap = self.free.remove(at);
+        let left = [Span::between(span.end(), gap.end()), Span::between(gap.start(), span.start())];
+        self.free.splice(at..at, left.into_iter().flatten());
+        Some(span)
+    }
+
+    fn no_place(&self, index: usize, slice: &EgmSlice, space: &Space) -> PlanError {
+        let largest = self.free.iter().map(|gap| gap.size()).max().unwrap_or(0);
+        no_place(index, slice, largest, space)
     }
 
     /// Spans for `size` bytes, with the offset of each; `start - offset` is a multiple of `unit` for all of them.
@@ -108,26 +187,17 @@ impl Ram {
     }
 }
 
-/// What is left of `pieces` as RAM outside `hole`.
-fn without_hole(
-    pieces: &[(Span<Guest>, u64)],
-    hole: Span<Guest>,
-    node: u32,
-    backing: usize,
-) -> Vec<MemoryPlan> {
+/// What is left of `memory` outside `hole`.
+fn without_hole(memory: Vec<MemoryPlan>, hole: Span<Guest>) -> Vec<MemoryPlan> {
     let hole = SpanSet::from_iter([hole]);
-    let ram = |(piece, offset): &(Span<Guest>, u64)| {
-        let (piece, offset) = (*piece, *offset);
-        let parts: Vec<_> = SpanSet::from_iter([piece]).minus(&hole).iter().collect();
-        parts.into_iter().map(move |span| MemoryPlan {
-            span,
-            kind: MemoryKind::Ram,
-            node,
-            backing,
-            offset: offset + span.start().offset_from(piece.start()).unwrap_or(0),
+    let left = |piece: MemoryPlan| {
+        let parts: Vec<_> = SpanSet::from_iter([piece.span]).minus(&hole).iter().collect();
+        parts.into_iter().map(move |span| {
+            let cut = span.start().offset_from(piece.span.start()).unwrap_or(0);
+            MemoryPlan { span, offset: piece.offset.saturating_add(cut), ..piece }
         })
     };
-    pieces.iter().flat_map(ram).collect()
+    memory.into_iter().flat_map(left).collect()
 }
 
 fn node_backing(spec: &Spec, node: &Node) -> BackingPlan {
@@ -158,14 +228,20 @@ fn place_slice(index: usize, slice: &EgmSlice, space: &mut Space) -> Result<Span
     let align = huge_alignment(size).max(LARGE_PAGE);
     space.place_at_top(size, align).ok_or_else(|| {
         let largest = space.placer_at_top().free().iter().map(Span::size).max().unwrap_or(0);
-        PlanError::AddressSpace {
-            what: format!("EGM slice {index}"),
-            limit: space.limit,
-            bits: space.bits,
-            short_by: size.saturating_sub(align_down(largest, align)),
-            key: "egm.size",
-        }
+        no_place(index, slice, largest, space)
     })
+}
+
+fn no_place(index: usize, slice: &EgmSlice, largest: u64, space: &Space) -> PlanError {
+    let size = slice.size.get();
+    let align = huge_alignment(size).max(LARGE_PAGE);
+    PlanError::AddressSpace {
+        what: format!("EGM slice {index}"),
+        limit: space.limit,
+        bits: space.bits,
+        short_by: size.saturating_sub(align_down(largest, align)),
+        key: "egm.size",
+    }
 }
 
 fn slice_backing(spec: &Spec, index: usize, slice: &EgmSlice, source: &Source) -> BackingPlan {

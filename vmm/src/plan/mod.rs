@@ -47,7 +47,7 @@ mod retired;
 mod served;
 mod space;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod tree;
 mod types;
 

@@ -5,7 +5,7 @@ use egm_vfio::host::HostFunction;
 use egm_vfio::topology::{self, upstream_port};
 
 use crate::config::distance::LOCAL;
-use crate::config::{DeviceKind, Spec};
+use crate::config::{DeviceKind, Node, Spec};
 use crate::facts::Facts;
 
 /// In this order: the EGM node of the function's own slice, which its driver looks for; the only node; the node whose memory
@@ -45,7 +45,16 @@ fn nearest(spec: &Spec, facts: &Facts, from: u32) -> Option<u32> {
         position => position.and_then(|at| row.get(at).copied()).unwrap_or(u8::MAX),
     };
     let farthest = |nodes: &CpuSet| nodes.iter().map(distance).max();
-    let bound = spec.memory.nodes.iter().map(|node| (node.host_nodes.as_ref().and_then(farthest), node.id));
+    let of_slice = |id: u32| {
+        let (_, slice) = spec.slice_of(id)?;
+        let known = facts.regions.iter().map(|host| &host.region);
+        known.filter(|region| slice.regions.contains(&region.name)).find_map(|region| region.node)
+    };
+    let host_distance = |node: &Node| match &node.host_nodes {
+        Some(nodes) => farthest(nodes),
+        None => of_slice(node.id).map(distance),
+    };
+    let bound = spec.memory.nodes.iter().map(|node| (host_distance(node), node.id));
     let all_bound = bound.clone().all(|(distance, _)| distance.is_some());
     let near = bound.filter_map(|(distance, id)| Some((distance?, id))).min();
     near.filter(|(distance, _)| all_bound || *distance == LOCAL).map(|(_, id)| id)

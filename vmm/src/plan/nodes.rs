@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use egm_address::{CpuSet, PciAddress};
 
 use crate::config::distance::{self, FAR_GPU, LOCAL, NEAR_GPU, OTHER_GPU, SAME_GPU};
-use crate::config::{Access, EgmForm, Spec};
+use crate::config::{Access, Spec};
 use crate::plan::{FunctionPlan, FunctionRole, GPU_NODES, MemoryPlan, NodePlan, PassedPlan};
 
 /// One node of the specification, whichever list it comes from.
@@ -23,12 +23,11 @@ fn ordered(spec: &Spec) -> Vec<Node<'_>> {
     let ordinary = spec.memory.nodes.iter().map(|node| Node {
         id: node.id,
         cpus: node.cpus.clone(),
-        egm: false,
+        egm: spec.slice_of(node.id).is_some(),
         distances: &node.distances,
         access: &node.access,
     });
-    let memory = spec.egm.iter().filter(|slice| slice.form == EgmForm::Memory);
-    let egm = memory.map(|slice| Node {
+    let egm = spec.nodes_of_slices().map(|slice| Node {
         id: slice.node,
         cpus: CpuSet::default(),
         egm: true,

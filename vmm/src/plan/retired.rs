@@ -67,6 +67,15 @@ impl Slice<'_> {
         SpanSet::from_iter([self.span]).minus(&holes).iter().map(piece).collect()
     }
 
+    /// Where in its region a retired page is that lies in `within` of the guest.
+    pub(super) fn retired(&self, within: Span<Guest>) -> Option<u64> {
+        let offset = |at: Gpa| at.offset_from(self.span.start()).unwrap_or(0);
+        let from = egm_address::Offset::new(self.source.offset.saturating_add(offset(within.start())));
+        let asked: SpanSet<InRegion> = Span::new(from, within.size()).into_iter().collect();
+        let good = asked.minus(&self.source.holes);
+        asked.minus(&good).iter().next().map(|span| span.start().get())
+    }
+
     /// What a person should know when good memory is left out beside bad.
     fn note(&self, unit: u64, layout: &Layout) -> Option<String> {
         let kept: u64 = self.pieces(unit).iter().map(|piece| piece.span.size()).sum();

@@ -18,6 +18,8 @@ mod served;
 mod slices;
 mod topology;
 
+pub(crate) use arm::egm_first;
+
 use super::*;
 use crate::config::{
     Architecture, BarPlaces, Boot, BootTables, Clique, Console, Cpus, Device, DeviceKind, EgmForm, EgmSlice,

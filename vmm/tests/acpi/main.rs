@@ -472,7 +472,17 @@ fn a_gpu_near_a_slice_has_the_slice_in_its_properties() {
         return;
     }
     let mut plan = sample_plan();
-    plan.memory.last_mut().unwrap().kind = MemoryKind::Egm;
+    // Retired at its beginning and in its middle: the driver counts from where the slice begins.
+    let backing = serde_json::json!({ "id": "egm0", "region": "egm4", "size": 0x4000_0000, "page_size": "auto",
+                                      "host_nodes": null, "prefault": false });
+    plan.backings = vec![serde_json::from_value(backing).unwrap()];
+    let piece = |offset, size| MemoryPlan {
+        kind: MemoryKind::Egm,
+        offset,
+        ..memory(0x1_4000_0000 + offset, size, 5)
+    };
+    plan.memory.pop();
+    plan.memory.extend([piece(0x1_0000, 0x1000_0000), piece(0x2000_0000, 0x2000_0000)]);
     let role = |node: u32| {
         serde_json::json!({
             "role": "endpoint",

@@ -6,9 +6,6 @@ use serde_json::{Value, json};
 
 use crate::args::{Reference, bytes};
 
-/// Memory of processors' nodes where the reference has nothing but EGM there.
-const SMALL: u64 = 1 << 30;
-
 /// Nodes with processors: number, processors, bytes, region of EGM.
 pub(crate) fn sockets(reference: &Reference) -> Vec<(u32, String, u64, Option<String>)> {
     let nodes = reference.nodes.iter().filter_map(|node| Some((node, node.cpus.clone()?)));
@@ -20,37 +17,29 @@ pub(crate) fn sockets(reference: &Reference) -> Vec<(u32, String, u64, Option<St
         .collect()
 }
 
-/// The number of the EGM node of socket `socket`, behind those of the GPUs.
-pub(crate) fn egm_node(reference: &Reference, socket: u32) -> u32 {
-    u32::try_from(reference.nodes.len()).unwrap() + socket
-}
-
 pub(crate) fn spec(reference: &Reference) -> Spec {
     let sockets = sockets(reference);
-    let far = |own: u32, near: u32| -> Value {
-        let all = sockets.iter().map(|(id, ..)| (id.to_string(), json!(if *id == own { near } else { 40 })));
-        Value::Object(all.filter(|(_, distance)| *distance != json!(10)).collect())
+    let far = |own: u32| -> Value {
+        let others = sockets.iter().filter(|(id, ..)| *id != own);
+        Value::Object(others.map(|(id, ..)| (id.to_string(), json!(40))).collect())
     };
-    let ordinary = |size: u64, region: &Option<String>| if region.is_some() { SMALL } else { size };
-    let node = |(id, cpus, size, region): &(u32, String, u64, Option<String>)| {
-        json!({ "id": id, "cpus": cpus, "size": ordinary(*size, region), "host_nodes": id.to_string(),
-                "distances": far(*id, 10) })
+    let node = |(id, cpus, size, region): &(u32, String, u64, Option<String>)| match region {
+        None => {
+            json!({ "id": id, "cpus": cpus, "size": size, "host_nodes": id.to_string(), "distances": far(*id) })
+        }
+        Some(_) => json!({ "id": id, "cpus": cpus, "distances": far(*id) }),
     };
     let slice = |(id, _, size, region): &(u32, String, u64, Option<String>)| {
-        let node = egm_node(reference, *id);
-        region
-            .as_ref()
-            .map(|region| json!({ "region": region, "size": size, "node": node, "distances": far(*id, 11) }))
+        region.as_ref().map(|region| json!({ "region": region, "size": size, "node": id }))
     };
     let device =
         |(id, (host, _)): (&String, &(String, String))| json!({ "type": "vfio", "id": id, "function": host });
-    let total: u64 = sockets.iter().map(|(_, _, size, region)| ordinary(*size, region)).sum();
     let count: usize =
         sockets.iter().map(|(_, cpus, ..)| cpus.parse::<egm_address::CpuSet>().unwrap().len()).sum();
     let text = json!({
         "name": "reference", "arch": "aarch64", "boot": { "kernel": "/vmlinuz" }, "console": "null",
         "cpus": { "count": count },
-        "memory": { "size": total, "nodes": sockets.iter().map(node).collect::<Vec<_>>() },
+        "memory": { "nodes": sockets.iter().map(node).collect::<Vec<_>>() },
         "egm": sockets.iter().filter_map(slice).collect::<Vec<_>>(),
         "devices": reference.functions.iter().map(device).collect::<Vec<_>>(),
         "pcie": { "window64": bytes(&reference.machine["highmem-mmio-size"]) },

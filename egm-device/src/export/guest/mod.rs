@@ -267,7 +267,7 @@ impl Guest {
             let (cpus, access) = (node.cpus.clone(), node.access.clone());
             nodes.push(NumaNode { id: node.id, cpus, memory: at(node.id), initiator: None, access });
         }
-        for slice in self.machine.egm.iter().filter(|slice| slice.form == EgmForm::Memory) {
+        for slice in self.machine.nodes_of_slices() {
             let (cpus, access) = (CpuSet::default(), slice.access.clone());
             nodes.push(NumaNode { id: slice.node, cpus, memory: at(slice.node), initiator: None, access });
         }

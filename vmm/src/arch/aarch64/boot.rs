@@ -1,18 +1,19 @@
-//! Putting a kernel into guest memory: an arm64 `Image`, behind the firmware window, its initramfs behind it, and the device
-//! tree that it is told of at the window's end.
+//! Putting a kernel into guest memory: an arm64 `Image` behind the firmware window and its initramfs behind it, where nothing
+//! is retired, and the device tree that it is told of at the window's end.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 
-use egm_address::{Gpa, Guest, Span, align_up};
+use egm_address::{Gpa, Guest, Span};
 use linux_loader::loader::KernelLoader;
 use linux_loader::loader::pe::PE;
 use rustix::rand::{GetRandomFlags, getrandom};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::image::{self, Header};
-use super::layout::{LAYOUT, TREE};
-use crate::arch::boot::{BootError, BootFiles, Initramfs};
+use super::layout::TREE;
+use super::rooms;
+use crate::arch::boot::{BootError, BootFiles, Initramfs, Place};
 use crate::config::BootTables;
 use crate::firmware::Image;
 use crate::firmware::tree::{self, Chosen};
@@ -22,10 +23,6 @@ use crate::plan::Plan;
 pub const NO_KERNEL: &str = "not an arm64 Image";
 /// As above.
 pub const KERNELS: &str = "an uncompressed arm64 Image, for instance Debian's vmlinuz";
-/// The largest pages that a kernel has.
-const PAGE: u64 = 64 << 10;
-/// An initramfs lies in one aligned piece of this size with its kernel (booting.rst).
-const REACH: u64 = 32 << 30;
 
 /// Where the first vCPU starts, and what it is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,14 +43,14 @@ pub fn load(
     files: &mut BootFiles,
     tables: &Image,
 ) -> Result<Entry, BootError> {
-    let start = LAYOUT.firmware.end();
-    let missing = BootError::Memory { at: start.get() };
-    let ram = plan.memory.iter().map(|m| m.span).find(|span| span.contains(start)).ok_or(missing)?;
-    let kernel = load_kernel(memory, &mut files.kernel, ram)?;
-    let from = align_up(kernel.end().get(), PAGE).unwrap_or(u64::MAX);
-    let end = ram.end().get().min(LAYOUT.firmware.start().get().saturating_add(REACH));
+    let kernel = load_kernel(plan, memory, &mut files.kernel)?;
     let initramfs = files.initramfs.as_mut().map(Initramfs::new).transpose()?;
-    let initrd = initramfs.map(|file| file.load(memory, from, end, |_| Some(from))).transpose()?;
+    let place = |size| {
+        let room = rooms::initramfs(plan, kernel, size).unwrap_or(kernel);
+        let from = room.start().get();
+        Place { from, end: room.end().get(), at: Some(from) }
+    };
+    let initrd = initramfs.map(|file| file.load(memory, place)).transpose()?;
     let chosen = Chosen {
         command_line: &plan.boot.cmdline,
         initrd,
@@ -73,12 +70,8 @@ pub fn load(
     Ok(Entry { address: kernel.start(), tree: at })
 }
 
-/// Loads the kernel to the start of `ram`, and says what of it the kernel uses.
-fn load_kernel(
-    memory: &GuestMemoryMmap,
-    file: &mut File,
-    ram: Span<Guest>,
-) -> Result<Span<Guest>, BootError> {
+/// Loads the kernel, and says what memory it uses.
+fn load_kernel(plan: &Plan, memory: &GuestMemoryMmap, file: &mut File) -> Result<Span<Guest>, BootError> {
     let has = file.seek(SeekFrom::End(0)).map_err(BootError::ReadKernel)?;
     let needs = u64::try_from(image::SIZE).unwrap_or(u64::MAX);
     if has < needs {
@@ -89,10 +82,11 @@ fn load_kernel(
     file.read_exact(&mut header).map_err(BootError::ReadKernel)?;
     let Header { text_offset, size } = image::parse(&header)?;
     let needed = text_offset.saturating_add(size.max(has));
-    if needed > ram.size() {
-        return Err(BootError::TooLarge { needed, has: ram.size() });
-    }
-    let base = ram.start();
+    let room = rooms::kernel(plan, needed);
+    let has = room.map_or(0, |room| room.size());
+    let Some(base) = room.filter(|_| needed <= has).map(|room| room.start()) else {
+        return Err(BootError::TooLarge { needed, has });
+    };
     let loaded = PE::load(memory, Some(GuestAddress(base.get())), file, None).map_err(BootError::Load)?;
     let (start, end) = (Gpa::new(loaded.kernel_load.0), base.get().saturating_add(needed));
     Span::between(start, Gpa::new(end)).ok_or_else(|| BootError::Memory { at: start.get() })

@@ -8,5 +8,6 @@ pub mod interrupts;
 pub mod layout;
 #[cfg(target_arch = "aarch64")]
 pub mod machine_check;
+pub mod rooms;
 #[cfg(target_arch = "aarch64")]
 pub mod vcpu;

@@ -23,7 +23,7 @@ use linux_loader::loader::{BzImage, Elf, KernelLoader, KernelLoaderResult, bootp
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::boot_tables;
-use crate::arch::boot::{BootError, BootFiles, Initramfs};
+use crate::arch::boot::{BootError, BootFiles, Initramfs, Place};
 use crate::firmware::Image;
 use crate::machine::RESET_VALUE;
 use crate::plan::{Plan, WindowKind};
@@ -80,9 +80,10 @@ pub fn load(
         return Err(BootError::TooLarge { needed, has: low.end().get() });
     }
     let end = low.end().get();
-    let place = |size| Some(align_down(end.checked_sub(size)?, 4096));
+    let at = |size| Some(align_down(end.checked_sub(size)?, 4096));
+    let place = |size| Place { from: needed, end, at: at(size) };
     let initramfs = files.initramfs.as_mut().map(Initramfs::new).transpose()?;
-    let initramfs = initramfs.map(|file| file.load(memory, needed, end, place)).transpose()?;
+    let initramfs = initramfs.map(|file| file.load(memory, place)).transpose()?;
     load_reset_vector(plan, memory)?;
     let command_line_size = load_command_line(memory, &plan.boot.cmdline)?;
     let tables = boot_tables::Tables { plan, memory, rsdp: tables.rsdp, initramfs, command_line_size };

@@ -1,5 +1,6 @@
 //! What is particular to Arm: large pages, few pieces of memory, numbers of nodes.
 
+use egm_address::Gpa;
 use egm_device::retired::Retired;
 use proptest::prelude::*;
 
@@ -62,6 +63,68 @@ fn memory_that_large_pages_do_not_divide_is_refused() {
             .to_string()
             .contains("no multiple of 64 KiB, the largest page of such a guest: change its size")
     );
+}
+
+/// An Arm machine whose first node has a whole region of 64 GiB as its memory, of which these pages of 64 KiB are retired.
+fn egm_only(retired: &[u64]) -> Result<Plan, PlanError> {
+    let (mut spec, mut facts) = (spec(vec![node(0, 0, "0"), node(1, GIB, "1")]), facts());
+    (spec.arch, facts.arch) = (Architecture::Aarch64, Architecture::Aarch64);
+    spec.memory.size = ByteSize::new(GIB);
+    spec.egm = vec![slice(0, 64 * GIB)];
+    spec.egm[0].regions = vec!["egm4".to_owned()];
+    let region = &mut facts.regions[1].region;
+    region.retired = Retired::new(retired.iter().map(|page| (*page, 64 * KIB)), 64 * GIB, 64 * KIB);
+    plan(&spec, &facts)
+}
+
+/// The same as a plan, for tests of others.
+pub(crate) fn egm_first(retired: &[u64]) -> Plan {
+    egm_only(retired).unwrap()
+}
+
+#[test]
+fn a_slice_is_the_memory_of_a_node_with_processors_and_the_guest_starts_in_it() {
+    let plan = egm_only(&[]).unwrap();
+    let node = &plan.nodes[0];
+    assert_eq!(
+        (node.id, node.egm, node.cpus.to_string(), node.memory),
+        (0, true, "0".into(), 64 * GIB - 2 * MIB)
+    );
+    assert!(plan.nodes.len() == 2 && !plan.nodes[1].egm);
+    // The tables lie in the slice, so that it is one span from its first byte on, whichever part of it is RAM.
+    assert_eq!(pieces(&plan), [(2 * MIB, 64 * GIB - 2 * MIB)]);
+    let first = &plan.memory[0];
+    assert_eq!(plan.backings[first.backing].id, "egm0");
+    assert_eq!(
+        plan.window_memory().collect::<Vec<_>>(),
+        [(plan.window(WindowKind::Firmware).unwrap(), first.backing, 0)]
+    );
+    assert_eq!((plan.memory[1].node, plan.memory[1].span.start()), (1, Gpa::new(65 * GIB)));
+}
+
+#[test]
+fn a_slice_without_good_pages_for_the_tables_is_no_first_memory() {
+    assert_eq!(
+        pieces(&egm_only(&[4 * MIB]).unwrap()),
+        [(2 * MIB, 2 * MIB), (4 * MIB + 64 * KIB, 64 * GIB - 4 * MIB - 64 * KIB)]
+    );
+    let error = egm_only(&[MIB]).unwrap_err();
+    let text = "EGM slice 0 is the guest's first memory, and egm4 has a retired page at 0x100000, where the guest's tables would be";
+    assert_eq!(error.to_string(), text);
+    assert!(error.help().unwrap().contains("egm[0] a node of its own"));
+}
+
+#[test]
+fn a_slice_that_does_not_fit_where_a_pc_starts_is_no_first_memory() {
+    let mut spec = spec(vec![node(0, 0, "0")]);
+    spec.egm = vec![slice(0, 8 * GIB)];
+    spec.memory.size = ByteSize::new(0);
+    let error = plan(&spec, &facts()).unwrap_err();
+    assert_eq!(error, PlanError::FirstSlice { slice: 0, size: 8 * GIB, at: Gpa::new(0) });
+    spec.egm[0].size = ByteSize::new(2 * GIB);
+    let plan = plan(&spec, &facts()).unwrap();
+    assert_eq!(plan.memory[0].span.start(), Gpa::new(0));
+    assert_eq!(plan.memory.len(), 2, "the hole below 1 MiB is none of it");
 }
 
 proptest! {

@@ -2,17 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use super::memory;
+use crate::firmware::bridges::{BridgeWindow, HostBridge};
+use crate::plan::{FunctionPlan, FunctionRole, MemoryKind, Plan, RootPin};
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, And, Arg, BufferData, CreateDWordField, Device, EISAName, Else,
     Equal, GreaterEqual, If, Local, Method, Name, NotEqual, ONE, Or, Package, Path, ResourceTemplate, Return,
     Store, Uuid, ZERO,
 };
 use acpi_tables::{Aml, AmlSink};
-use egm_address::{Guest, Span};
-
-use super::memory;
-use crate::firmware::bridges::{BridgeWindow, HostBridge};
-use crate::plan::{FunctionPlan, FunctionRole, MemoryKind, Plan, RootPin};
 
 /// `_OSC` control bits that the OS gets when it asks: native hot plug, PME, capability structure
 /// (PCI Firmware 3.3, table 4-6). Not SHPC, AER and LTR, which no port has.
@@ -70,7 +68,9 @@ impl<'a> Place<'a> {
         let FunctionRole::Endpoint { passed: Some(passed), .. } = &self.function.role else { return None };
         let node = passed.memory.as_ref().and(passed.node)?;
         let memory = self.plan.memory.iter().find(|m| m.node == node && m.kind == MemoryKind::Egm)?;
-        Some(Slice { node, span: memory.span })
+        // What lies before and between pieces is retired or has the guest's tables, and counts all the same.
+        let base = memory.span.start().get().checked_sub(memory.offset)?;
+        Some(Slice { node, base, size: self.plan.backings.get(memory.backing)?.size })
     }
 
     /// Buses behind a bridge are above its own, so this ends whatever a plan says.
@@ -104,14 +104,15 @@ impl Aml for Place<'_> {
 /// (open-gpu-kernel-modules, `nv_get_egm_info`). It counts from the base, so the slice is one span.
 struct Slice {
     node: u32,
-    span: Span<Guest>,
+    base: u64,
+    size: u64,
 }
 
 impl Aml for Slice {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
-        let (base, size, node) = (self.span.start().get(), self.span.size(), u64::from(self.node));
+        let node = u64::from(self.node);
         let properties: [(&str, &u64); 3] =
-            [("nvidia,egm-base-pa", &base), ("nvidia,egm-size", &size), ("nvidia,egm-pxm", &node)];
+            [("nvidia,egm-base-pa", &self.base), ("nvidia,egm-size", &self.size), ("nvidia,egm-pxm", &node)];
         let pairs: Vec<Package> =
             properties.iter().map(|(name, value)| Package::new(vec![name, *value])).collect();
         let pairs = Package::new(pairs.iter().map(|pair| -> &dyn Aml { pair }).collect());
