@@ -72,10 +72,7 @@ pub fn man(args: &Man, program: Command) -> Outcome {
                 .exit(),
         }
     }
-    let mut text = Vec::new();
-    // Writing to memory does not fail.
-    let _ = page(command, &program).render(&mut text);
-    print(text);
+    print(text(&page(command, &program)));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -98,7 +95,60 @@ fn pages(program: &Command, folder: &Path) -> io::Result<()> {
     let mut left = vec![built(program)];
     while let Some(command) = left.pop() {
         left.extend(command.get_subcommands().filter(|sub| !sub.is_hide_set()).cloned());
-        page(command, program).generate_to(folder)?;
+        let page = page(command, program);
+        fs::write(folder.join(page.get_filename()), text(&page))?;
     }
     Ok(())
+}
+
+/// The text of `page`. What follows the options is filled like a paragraph, but its examples, which are indented, are lines.
+fn text(page: &clap_mangen::Man) -> String {
+    let mut rendered = Vec::new();
+    // Writing to memory does not fail.
+    let _ = page.render(&mut rendered);
+    let (mut out, mut after, mut verbatim) = (String::new(), false, false);
+    for line in String::from_utf8_lossy(&rendered).lines() {
+        if line.starts_with(".SH") {
+            after = line == ".SH EXTRA";
+        }
+        let example = after && line.starts_with(' ');
+        if example != verbatim {
+            out.push_str(if example { ".nf\n" } else { ".fi\n" });
+            verbatim = example;
+        }
+        out.push_str(if line == ".SH EXTRA" { ".SH NOTES" } else { line });
+        out.push('\n');
+    }
+    if verbatim { out + ".fi\n" } else { out }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HELP: &str = "\
+Example: two lines
+of a paragraph
+
+  program --flag 'a  b'
+  program
+
+The end.
+
+  last";
+
+    #[test]
+    fn examples_are_lines_and_paragraphs_are_filled() {
+        let text =
+            text(&page(Command::new("program").version("1").after_help(HELP), &Command::new("program")));
+        let notes = text.split_once(".SH NOTES\n").unwrap().1.split_once(".SH VERSION").unwrap().0;
+        let expected = [
+            "Example: two lines\nof a paragraph\n\n",
+            ".nf\n  program \\-\\-flag \\*(Aqa  b\\*(Aq\n  program\n.fi\n",
+            "\nThe end.\n\n",
+            ".nf\n  last\n.fi\n",
+        ];
+        assert_eq!(notes, expected.concat());
+        assert!(!text.contains("EXTRA"), "{text}");
+    }
 }

@@ -37,7 +37,7 @@ const LOOK: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 /// A guest sees the slice as a 64-bit BAR. It stays through reboots and clients that come and go. SIGUSR1 asks guests and VMMs for
 /// their slices; SIGTERM does too, waits a little, and gives them back scrubbed.
 #[derive(Debug, clap::Args)]
-#[command(group = clap::ArgGroup::new("what").required(true).args(["config", "region"]))]
+#[command(after_help = EXAMPLES, group = clap::ArgGroup::new("what").required(true).args(["config", "region"]))]
 pub(super) struct Args {
     /// Devices, as JSON
     #[arg(long, value_name = "FILE")]
@@ -78,6 +78,17 @@ pub(super) struct Args {
     #[command(flatten)]
     host: Host,
 }
+
+const EXAMPLES: &str = "\
+Examples: one slice for one guest; those of a file, from the broker; cloud-hypervisor and QEMU as clients
+
+  egm-device serve --region egm0 --size 64GiB --pxm 1 --socket /run/egm-serve/vm1.sock
+  egm-device serve --config configs/serve/grace.json --broker /run/egm-broker.sock
+  cloud-hypervisor … --memory size=4G,shared=on --user-device socket=/run/egm-serve/vm1.sock
+  qemu-system-x86_64 … -device '{\"driver\":\"vfio-user-pci\",\"socket\":{\"type\":\"unix\",\"path\":\"/run/egm-serve/vm1.sock\"}}'
+
+Exit codes: 0 ended by a signal, the slices given back; 2 the command line or a file is wrong; 3 the host lacks something
+or forbids it; 4 a bug in egm-device";
 
 /// What stops a server.
 #[derive(Debug, thiserror::Error)]
