@@ -129,9 +129,9 @@ impl Held for Leased {
 /// nobody maps it.
 fn is_free(memory: &dyn Memory, region: &Region, slice: &Slice) -> bool {
     let Ok(backing) = memory.open(region, slice, &Watch::nobody()) else { return false };
-    let locked = memory::lock(region, backing.as_ref(), slice).is_ok_and(|others| others.is_none());
-    let ours = locked && !memory.is_mapped(region, backing.as_ref());
-    ours && memory::unlock(region, backing.as_ref(), slice).is_ok()
+    let backing = backing.as_ref();
+    let nobody_has_it_open = memory::lock(region, backing, slice).is_ok_and(|others| others.is_none());
+    nobody_has_it_open && !memory.is_mapped(region, backing) && memory::unlock(region, backing, slice).is_ok()
 }
 
 /// The host's regions and their ledger.
@@ -191,8 +191,8 @@ impl LedgerSource {
 
 /// What others hold: what this process scrubs is had as soon as it is asked for.
 fn busy(states: &States) -> SpanSet<InRegion> {
-    let ours = Owner::this(SCRUB);
-    let others = states.held.iter().filter(|held| held.owner.as_ref() != Some(&ours));
+    let scrubbing = Owner::this(SCRUB);
+    let others = states.held.iter().filter(|held| held.owner.as_ref() != Some(&scrubbing));
     others.map(|held| held.span).collect()
 }
 

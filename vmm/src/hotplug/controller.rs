@@ -67,6 +67,12 @@ impl Occupant {
     fn heard(&mut self) -> Vec<InterruptKind> {
         self.new.host_events.as_mut().map(HostEvents::hear).unwrap_or_default()
     }
+
+    /// Whether its device is gone, which is looked at where the host has `heard` something of it.
+    fn is_gone(&self, heard: &[InterruptKind]) -> bool {
+        let function = &self.new.function;
+        if heard.is_empty() { function.is_lost() } else { function.look_if_lost() }
+    }
 }
 
 /// The functions of a machine.
@@ -169,7 +175,7 @@ impl Controller {
     fn hear(&mut self, now: Instant) {
         for occupant in &mut self.fixed {
             let heard = occupant.heard();
-            if occupant.new.function.is_lost(!heard.is_empty()) {
+            if occupant.is_gone(&heard) {
                 if !std::mem::replace(&mut occupant.is_lost, true) {
                     occupant.new.function.lose();
                     (self.report)(&occupant.event(EventKind::LostFixed));
@@ -189,7 +195,7 @@ impl Controller {
             let heard = occupant.heard();
             let failed = heard.contains(&InterruptKind::Error);
             // The kernel wants back what was pulled out, too.
-            let lost = occupant.new.function.is_lost(!heard.is_empty());
+            let lost = occupant.is_gone(&heard);
             if lost || failed {
                 let what = if lost { EventKind::Lost } else { EventKind::Failed };
                 (self.report)(&occupant.event(what));

@@ -317,16 +317,18 @@ impl Plugged for PassedFunction {
         self.backend.name()
     }
 
-    fn is_lost(&self, ask: bool) -> bool {
-        if ask {
-            let mut class = [0; 4];
-            let read = self.backend.read(RegionIndex::Config, REVISION_AND_CLASS, &mut class);
-            // What is refused reads as all ones, too, and is no sign of anything.
-            if read.is_ok() && class == [0xff; 4] {
-                self.leave();
-            }
-            self.count(read);
+    fn is_lost(&self) -> bool {
+        self.is_gone()
+    }
+
+    fn look_if_lost(&self) -> bool {
+        let mut class = [0; 4];
+        let read = self.backend.read(RegionIndex::Config, REVISION_AND_CLASS, &mut class);
+        // What is refused reads as all ones, too, and is no sign of anything.
+        if read.is_ok() && class == [0xff; 4] {
+            self.leave();
         }
+        self.count(read);
         self.is_gone()
     }
 

@@ -417,22 +417,22 @@ fn that_it_is_gone_is_told_once() {
         tell.fetch_add(1, Ordering::Relaxed);
     }));
     machine.config(COMMAND, &[2, 0]);
-    assert!(!machine.function.is_lost(false));
+    assert!(!machine.function.is_lost());
     machine.fake.remove();
     machine.config(COMMAND, &[0, 0]);
     machine.config(COMMAND, &[2, 0]);
-    assert!(machine.function.is_lost(false));
+    assert!(machine.function.is_lost());
     assert_eq!(told.load(Ordering::Relaxed), 1);
 }
 
 #[test]
 fn a_function_that_was_pulled_out_is_lost_when_it_is_asked() {
     let machine = Machine::new(fake());
-    assert!(!machine.function.is_lost(true));
+    assert!(!machine.function.look_if_lost());
     // What nobody drives reads as all ones, without an error; the kernel makes up the vendor's id.
     machine.fake.memory(RegionIndex::Config).unwrap().write(8, &[0xff; 4]).unwrap();
-    assert!(!machine.function.is_lost(false));
-    assert!(machine.function.is_lost(true) && machine.function.is_lost(false));
+    assert!(!machine.function.is_lost());
+    assert!(machine.function.look_if_lost() && machine.function.is_lost());
 }
 
 #[test]

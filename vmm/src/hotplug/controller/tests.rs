@@ -54,7 +54,7 @@ impl Plugged for Card {
     fn name(&self) -> &str {
         &self.name
     }
-    fn is_lost(&self, _ask: bool) -> bool {
+    fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
     }
 }

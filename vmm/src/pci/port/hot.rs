@@ -28,9 +28,14 @@ pub trait Plugged: PciFunction {
     /// For messages, and to tell it from others.
     fn name(&self) -> &str;
 
-    /// Whether the device behind it is gone, as far as is known; with `ask` it is asked.
-    fn is_lost(&self, _ask: bool) -> bool {
+    /// Whether the device behind it is gone, as far as is known.
+    fn is_lost(&self) -> bool {
         false
+    }
+
+    /// Whether it is gone, after a look at the device.
+    fn look_if_lost(&self) -> bool {
+        self.is_lost()
     }
 
     /// The device is gone, and the guest cannot be told: it finds nothing where it was.
