@@ -156,16 +156,18 @@ pub enum ReservedKind {
     Msi,
 }
 
+/// What to do about a function that does not exist.
+pub const MISSING_REMEDY: &str =
+    "\"egm-vmm check\" lists the functions of this host that could be passed, \"lspci -D\" all of them";
+
 /// Why a function could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// No such function.
-    #[error("PCI function {address} does not exist on this host: {} is missing", path.display())]
+    #[error("host function {address} does not exist")]
     Missing {
         /// The function.
         address: PciAddress,
-        /// What was looked for.
-        path: PathBuf,
     },
     /// A file that cannot be read.
     #[error("cannot read {}", path.display())]
@@ -246,7 +248,7 @@ fn addresses(folder: &Path) -> Vec<PciAddress> {
 pub fn function(root: &Path, address: PciAddress) -> Result<HostFunction, HostError> {
     let folder = root.join("sys/bus/pci/devices").join(address.to_string());
     if !folder.is_dir() {
-        return Err(HostError::Missing { address, path: folder });
+        return Err(HostError::Missing { address });
     }
     let hex = |name: &str| -> Result<u32, HostError> {
         let path = folder.join(name);
@@ -488,7 +490,7 @@ mod tests {
         let error = function(root.path(), address).unwrap_err().to_string();
         assert!(error.contains("resource holds \"garbage\""), "{error}");
         let error = function(root.path(), "0000:42:00.0".parse().unwrap()).unwrap_err().to_string();
-        assert!(error.starts_with("PCI function 0000:42:00.0 does not exist"), "{error}");
+        assert!(error.starts_with("host function 0000:42:00.0 does not exist"), "{error}");
         assert!(functions(Path::new("/nonexistent")).unwrap().is_empty());
     }
 

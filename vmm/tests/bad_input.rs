@@ -412,10 +412,7 @@ fn a_vfio_user_server_that_is_not_there_or_does_not_behave() {
 fn a_host_function_that_does_not_exist() {
     let device = json!({ "type": "vfio", "function": "0009:01:00.0" });
     let said = Machine::new().with("devices", json!([device])).run();
-    said.refuses(
-        CONFIGURATION,
-        &["device \"vfio0\"", "0009:01:00.0 does not exist", "help: name one of those"],
-    );
+    said.refuses(HOST, &["device \"vfio0\"", "0009:01:00.0 does not exist", "help: \"egm-vmm check\" lists"]);
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn a_host_that_lacks_something_is_told_what_and_ends_with_3() {
     let (code, out, _) = egm_vmm(&["check", "18:00.0", "19:00.0", "--facts", path]);
     assert_eq!(code, 3, "{out}");
     assert!(out.contains("lacks host function 0000:18:00.0 is bound to nvidia"), "{out}");
-    assert!(out.contains("help: scripts/bind 0000:18:00.0\n"), "{out}");
+    assert!(out.contains("help: egm-vmm bind 0000:18:00.0\n"), "{out}");
     assert!(out.contains("lacks host function 0000:19:00.0 is in no IOMMU group"), "{out}");
     let (code, out, _) = egm_vmm(&["check", "18:00.0", "19:00.0", "--facts", path, "--json"]);
     let json: serde_json::Value = serde_json::from_str(&out).unwrap();
@@ -65,6 +65,12 @@ fn what_is_neither_a_function_nor_a_file_is_a_mistake_of_the_command_line() {
     let (code, _, error) = egm_vmm(&["check", "18:00.0", "gpu0", HGX[0], HGX[1]]);
     assert_eq!(code, 2);
     assert!(error.starts_with("error: \"gpu0\" is not a PCI address"), "{error}");
+    let (code, _, alone) = egm_vmm(&["check", "gpu0"]);
+    assert_eq!((code, alone), (2, error), "alone as among functions");
+    let (code, _, error) = egm_vmm(&["check", "18:20.0"]);
+    assert!(code == 2 && error.contains("the device is at most 1f"), "{error}");
+    let (code, _, error) = egm_vmm(&["check", "gpu0.json"]);
+    assert!(code == 2 && error.contains("gpu0.json") && !error.contains("PCI address"), "{error}");
 }
 
 /// A host with one disk and the files that its kernel would have for writing.
@@ -102,12 +108,50 @@ fn bind_says_what_a_function_had_and_has() {
 }
 
 #[test]
-fn a_function_that_is_missing_is_the_caller_s_mistake_and_a_missing_driver_the_host_s() {
+fn a_function_that_does_not_exist_is_said_alike_by_every_command() {
     let folder = tempfile::tempdir().unwrap();
     tree(folder.path());
     let root = folder.path().to_str().unwrap();
-    let (code, _, error) = egm_vmm(&["bind", "22:00.0", "--root", root]);
-    assert_eq!(code, 2, "{error}");
+    let config = folder.path().join("vm.json");
+    let text = r#"{"boot": {"kernel": "/k"}, "memory": {"size": "1GiB"}, "devices": [{"type": "vfio", "function": "22:00.0"}]}"#;
+    fs::write(&config, text).unwrap();
+    let config = config.to_str().unwrap();
+    for arguments in [
+        vec!["bind", "22:00.0", "--root", root],
+        vec!["bind", "22:00.0", "--undo", "--root", root],
+        vec!["check", "22:00.0", HGX[0], HGX[1]],
+        vec!["check", config, HGX[0], HGX[1]],
+        vec!["plan", config, HGX[0], HGX[1]],
+    ] {
+        let (code, out, error) = egm_vmm(&arguments);
+        let said = out + &error;
+        assert!(said.contains("host function 0000:22:00.0 does not exist\n"), "{arguments:?}: {said}");
+        assert!(
+            said.contains("help: \"egm-vmm check\" lists the functions of this host"),
+            "{arguments:?}: {said}"
+        );
+        assert_eq!(code, 3, "{arguments:?}: {said}");
+    }
+}
+
+#[test]
+fn a_bridge_is_not_advised_to_be_bound_and_not_bound() {
+    let folder = tempfile::tempdir().unwrap();
+    tree(folder.path());
+    fs::write(folder.path().join("sys/bus/pci/devices/0000:21:00.0/class"), "0x060400").unwrap();
+    let root = folder.path().to_str().unwrap();
+    let refusal = "is a bridge, which guests are not given\n";
+    let (code, _, error) = egm_vmm(&["bind", "21:00.0", "--root", root]);
+    assert!(code == 2 && error.contains(refusal), "{error}");
+    let (code, out, _) = egm_vmm(&["check", "15:01.0", HGX[0], HGX[1]]);
+    assert!(code == 3 && out.contains(refusal) && !out.contains("egm-vmm bind"), "{out}");
+}
+
+#[test]
+fn a_driver_that_the_host_lacks_is_named_with_its_module() {
+    let folder = tempfile::tempdir().unwrap();
+    tree(folder.path());
+    let root = folder.path().to_str().unwrap();
     let (code, _, error) = egm_vmm(&["bind", "21:00.0", "--driver", "mlx5_vfio_pci", "--root", root]);
     assert_eq!((code, error.lines().last()), (3, Some("  help: modprobe mlx5_vfio_pci")), "{error}");
 }

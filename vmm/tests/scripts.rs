@@ -76,11 +76,24 @@ fn a_test_run_without_failures_leaves_no_logs() {
 
 #[test]
 fn a_mistyped_argument_is_answered_at_once_with_the_usage() {
-    for script in ["bench", "bind", "check-host", "demo", "test"] {
+    for script in ["bench", "check-host", "demo", "test"] {
         let mut command = Command::new(format!("../scripts/{script}"));
         // Without a cargo nothing can be built.
         let (code, text) = said(command.arg("--hlep").env("PATH", "/usr/bin:/bin").output().unwrap());
         let usage = format!("error: scripts/{script} knows no \"--hlep\"\nusage: scripts/{script} ");
         assert!(code == 2 && text.starts_with(&usage), "{code}: {text}");
     }
+}
+
+#[test]
+fn bind_hands_its_words_to_the_installed_program_from_where_it_is_called() {
+    let folder = tempfile::tempdir().unwrap();
+    program(&folder.path().join("bin"), "egm-vmm", "pwd; printf '%s|' \"$@\"");
+    let script = Path::new("../scripts/bind").canonicalize().unwrap();
+    let mut command = Command::new(script);
+    let path = format!("{}:/usr/bin:/bin", folder.path().join("bin").display());
+    let output =
+        command.args(["--hlep", "a b"]).env("PATH", path).current_dir(folder.path()).output().unwrap();
+    let here = folder.path().canonicalize().unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), format!("{}\nbind|--hlep|a b|", here.display()));
 }

@@ -80,7 +80,7 @@ impl Story<'_> {
             (
                 "no such function",
                 devices(&["0000:3f:00.0"]),
-                CONFIGURATION,
+                HOST,
                 vec!["0000:3f:00.0 does not exist", "egm-vmm check"],
             ),
             (
@@ -126,7 +126,7 @@ impl Story<'_> {
 
     /// No driver has the function, or one of the host.
     fn had_by_another_driver(&self) -> Result<Vec<Check>, LabError> {
-        let remedy = format!("scripts/bind {}", self.function);
+        let remedy = format!("egm-vmm bind {}", self.function);
         unbind(self.function)?;
         let none = self.refusal("unbound", &["no driver", &remedy]);
         bind(self.function, DRIVER)?;

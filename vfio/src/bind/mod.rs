@@ -10,11 +10,12 @@ mod protect;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use egm_address::PciAddress;
 
-use crate::host::{self, HostError, HostFunction};
-use crate::topology::{self, GroupError, is_vfio_driver};
+use crate::host::{self, HostError, HostFunction, MISSING_REMEDY};
+use crate::topology::{self, GroupError, is_bridge, is_vfio_driver};
 
 pub use protect::Use;
 
@@ -27,12 +28,6 @@ pub enum BindError {
     /// The host could not be read.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// A bridge: what is behind it would go with it.
-    #[error("host function {function} is a bridge, which guests are not given")]
-    Bridge {
-        /// Which.
-        function: PciAddress,
-    },
     /// The host lives on it.
     #[error("host function {function} is in use by this host: {what}")]
     Needed {
@@ -41,7 +36,7 @@ pub enum BindError {
         /// What for.
         what: Use,
     },
-    /// Others of its group would keep the host's drivers.
+    /// No guest could have it: it is a bridge, in no group, or others of its group would keep the host's drivers.
     #[error(transparent)]
     Group(GroupError),
     /// No such driver.
@@ -92,7 +87,10 @@ impl BindError {
     /// What to do about it.
     pub fn help(&self) -> Option<String> {
         match self {
-            Self::Group(error @ GroupError::InUse { .. }) => {
+            Self::Host(HostError::Missing { .. }) => Some(MISSING_REMEDY.to_owned()),
+            Self::Group(error @ GroupError::InUse { members, .. })
+                if members.iter().all(|member| !member.bridge) =>
+            {
                 Some(format!("take them too with --group, or: {}", error.help()))
             }
             Self::Group(error) => Some(error.help()),
@@ -133,7 +131,7 @@ impl Binder {
     }
 
     /// Binds `functions` to `driver`, and with `group` the other members of their groups too, bridges left out. One that
-    /// has the driver is left as it is. All are checked before the first changes.
+    /// has the driver is left as it is. All are checked before the driver's module is loaded and the first changes.
     ///
     /// # Errors
     /// [`BindError`]; functions before the one named may have changed.
@@ -169,10 +167,6 @@ impl Binder {
         for function in functions {
             host::function(&self.root, *function)?; // a missing one is an error here
         }
-        let path = self.root.join("sys/bus/pci/drivers").join(driver);
-        if !path.is_dir() {
-            return Err(BindError::NoDriver { driver: driver.to_owned(), path });
-        }
         let mut all = host::around(&self.root, functions)?;
         let groups: Vec<u32> =
             all.iter().filter(|f| functions.contains(&f.address)).filter_map(|f| f.iommu_group).collect();
@@ -182,7 +176,7 @@ impl Binder {
             all.iter().filter(|f| functions.contains(&f.address) || member(f)).cloned().collect();
         for function in &wanted {
             if is_bridge(function) {
-                return Err(BindError::Bridge { function: function.address });
+                return Err(BindError::Group(GroupError::Bridge { function: function.address }));
             }
             if let Some(what) = protect::host_use(&self.root, function.address) {
                 return Err(BindError::Needed { function: function.address, what });
@@ -197,7 +191,18 @@ impl Binder {
                 topology::usable(&all, function.address).map_err(BindError::Group)?;
             }
         }
+        self.load(driver)?;
         Ok(wanted)
+    }
+
+    /// Makes sure that the kernel has `driver`: its module is loaded where it is not.
+    fn load(&self, driver: &str) -> Result<(), BindError> {
+        let path = self.root.join("sys/bus/pci/drivers").join(driver);
+        if self.live && !path.is_dir() {
+            // What it says of a module that is not there is better than what could be said here.
+            let _ = Command::new("modprobe").arg("--").arg(driver).status();
+        }
+        if path.is_dir() { Ok(()) } else { Err(BindError::NoDriver { driver: driver.to_owned(), path }) }
     }
 
     fn give(&self, function: &HostFunction, driver: &str) -> Result<Change, BindError> {
@@ -272,11 +277,6 @@ impl Binder {
     fn state(&self, address: PciAddress) -> PathBuf {
         self.root.join(STATE).join(address.to_string())
     }
-}
-
-/// Anything with a bridge's class, host bridges included.
-const fn is_bridge(function: &HostFunction) -> bool {
-    function.class >> 16 == 0x06
 }
 
 fn write(path: &Path, text: &str) -> Result<(), BindError> {

@@ -89,7 +89,7 @@ fn a_group_in_use_is_refused_and_taken_as_a_whole_on_request() {
     let binder = Binder::new(host.root());
     let error = binder.bind(&[host.disk()], "vfio-pci", false).unwrap_err();
     assert!(error.to_string().ends_with("is in use by the host: 0000:1c:00.0 by nvme"), "{error}");
-    assert_eq!(error.help().unwrap(), "take them too with --group, or: scripts/bind 0000:1c:00.0");
+    assert_eq!(error.help().unwrap(), "take them too with --group, or: egm-vmm bind 0000:1c:00.0");
     assert_eq!(wrote(&host, "sys/bus/pci/drivers_probe"), None, "nothing has changed");
     let changes = binder.bind(&[host.disk()], "vfio-pci", true).unwrap();
     assert_eq!(changes.iter().map(|c| c.function).collect::<Vec<_>>(), [host.deep(), host.disk()]);
@@ -159,8 +159,14 @@ fn bridges_unknown_drivers_and_missing_functions_are_refused() {
     let host = host();
     let binder = Binder::new(host.root());
     let bind = |function: &str, driver| binder.bind(&[function.parse().unwrap()], driver, false).unwrap_err();
-    assert!(matches!(bind("0000:16:00.0", "vfio-pci"), BindError::Bridge { .. }));
+    for driver in ["vfio-pci", "nvme"] {
+        assert!(matches!(bind("0000:16:00.0", driver), BindError::Group(GroupError::Bridge { .. })));
+    }
     assert_eq!(bind(DISK, "xe-vfio-pci").help().unwrap(), "modprobe xe-vfio-pci");
+    let group = host.root().join("sys/bus/pci/devices/0000:21:00.0/iommu_group");
+    fs::remove_file(group).unwrap();
+    let error = bind(DISK, "xe-vfio-pci");
+    assert!(matches!(error, BindError::Group(GroupError::NoGroup { .. })), "before its driver: {error}");
     assert!(matches!(bind(DISK, "../../x"), BindError::Name { .. }));
     assert!(matches!(bind("0000:ff:00.0", "vfio-pci"), BindError::Host(HostError::Missing { .. })));
 }

@@ -10,7 +10,7 @@ use egm_address::PciAddress;
 
 use super::container::CONTAINER;
 use crate::dma::DmaError;
-use crate::host::{self, HostError};
+use crate::host::{self, HostError, MISSING_REMEDY};
 use crate::topology::{self, GroupError};
 
 /// Who must act.
@@ -158,9 +158,7 @@ impl OpenError {
     /// Who must act.
     pub fn fault(&self) -> Fault {
         match self {
-            Self::Host(HostError::Missing { .. }) | Self::Group(GroupError::Missing { .. }) => {
-                Fault::Configuration
-            }
+            Self::Group(GroupError::Bridge { .. }) => Fault::Configuration,
             _ => Fault::Host,
         }
     }
@@ -169,7 +167,7 @@ impl OpenError {
     pub fn remedy(&self) -> Option<String> {
         Some(match self {
             Self::Group(error) => error.help(),
-            Self::Host(HostError::Missing { .. }) => "see: egm-vmm check".to_owned(),
+            Self::Host(HostError::Missing { .. }) => MISSING_REMEDY.to_owned(),
             Self::NotPermitted { path, .. } => {
                 format!("as root: chown $USER {}, or a udev rule for the subsystem vfio", path.display())
             }
@@ -228,7 +226,7 @@ mod tests {
         assert!(error.to_string().contains("0000:41:00.0 is bound to nvme"), "{error}");
         assert_eq!(
             (error.remedy().unwrap().as_str(), error.fault()),
-            ("scripts/bind 0000:41:00.0", Fault::Host)
+            ("egm-vmm bind 0000:41:00.0", Fault::Host)
         );
     }
 
@@ -263,7 +261,7 @@ mod tests {
     fn a_group_that_is_not_viable_names_the_other_members() {
         let error = group(host("vfio-pci", "snd_hda_intel").path(), address("0000:41:00.0")).unwrap_err();
         assert!(error.to_string().ends_with("0000:41:00.1 by snd_hda_intel"), "{error}");
-        assert_eq!(error.remedy().unwrap(), "scripts/bind 0000:41:00.1");
+        assert_eq!(error.remedy().unwrap(), "egm-vmm bind 0000:41:00.1");
     }
 
     #[test]
@@ -278,7 +276,9 @@ mod tests {
         let busy = error(io::ErrorKind::ResourceBusy);
         assert!(busy.to_string().contains("another process, a virtual machine perhaps, has 0000:41:00.0"));
         assert!(busy.source().is_none());
-        let missing = HostError::Missing { address: address("0000:41:00.0"), path };
-        assert_eq!(OpenError::from(missing).fault(), Fault::Configuration);
+        let missing = HostError::Missing { address: address("0000:41:00.0") };
+        assert_eq!(OpenError::from(missing).fault(), Fault::Host);
+        let bridge = GroupError::Bridge { function: address("0000:41:00.0") };
+        assert_eq!(OpenError::from(bridge).fault(), Fault::Configuration);
     }
 }

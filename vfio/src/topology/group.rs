@@ -5,7 +5,7 @@
 
 use egm_address::PciAddress;
 
-use crate::host::HostFunction;
+use crate::host::{HostFunction, MISSING_REMEDY};
 
 /// A function of a group and who has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,6 +14,8 @@ pub struct Member {
     pub address: PciAddress,
     /// Its driver, in words when there is none.
     pub driver: String,
+    /// Whether it is a bridge, which has no other driver.
+    pub bridge: bool,
 }
 
 /// Why a function cannot be given to a guest as the host is.
@@ -25,6 +27,12 @@ pub enum GroupError {
         /// Which.
         function: PciAddress,
     },
+    /// What is behind it would go with it.
+    #[error("host function {function} is a bridge, which guests are not given")]
+    Bridge {
+        /// Which.
+        function: PciAddress,
+    },
     /// No IOMMU in front of it.
     #[error("host function {function} is in no IOMMU group: nothing would keep its accesses in the guest")]
     NoGroup {
@@ -32,9 +40,7 @@ pub enum GroupError {
         function: PciAddress,
     },
     /// Another driver, or none.
-    #[error(
-        "host function {function} is bound to {driver}, and VFIO has it only with vfio-pci or a driver made from it"
-    )]
+    #[error("host function {function} is bound to {driver}, and not to vfio-pci or a VFIO variant driver")]
     Driver {
         /// Which.
         function: PciAddress,
@@ -60,9 +66,14 @@ impl GroupError {
     /// What to do about it.
     pub fn help(&self) -> String {
         match self {
-            Self::Missing { .. } => "lspci -D lists the host's functions".to_owned(),
+            Self::Missing { .. } => MISSING_REMEDY.to_owned(),
+            Self::Bridge { .. } => "name the functions behind it".to_owned(),
             Self::NoGroup { .. } => IOMMU_REMEDY.to_owned(),
             Self::Driver { function, .. } => remedy(&[*function]),
+            Self::InUse { members, .. } if members.iter().any(|member| member.bridge) => {
+                "bridges stay with the host: choose a function of another group, or put it into another slot"
+                    .to_owned()
+            }
             Self::InUse { members, .. } => {
                 remedy(&members.iter().map(|member| member.address).collect::<Vec<_>>())
             }
@@ -76,10 +87,16 @@ pub const IOMMU_REMEDY: &str = "enable the IOMMU in the firmware (VT-d, AMD-Vi, 
 /// The command that gives `functions` to VFIO.
 pub fn remedy(functions: &[PciAddress]) -> String {
     let names: Vec<String> = functions.iter().map(ToString::to_string).collect();
-    format!("scripts/bind {}", names.join(" "))
+    format!("egm-vmm bind {}", names.join(" "))
 }
 
-/// Whether a driver of this name is VFIO's: `vfio-pci`, or made from it (`mlx5_vfio_pci`, `nvgrace_gpu_vfio_pci`).
+/// Whether it is a bridge of the host, host bridges included. "Other bridges" (class 0680) are endpoints: NVSwitches are,
+/// and go to guests that manage them.
+pub const fn is_bridge(function: &HostFunction) -> bool {
+    function.class >> 16 == 0x06 && function.class >> 8 != 0x0680
+}
+
+/// Whether a driver of this name is VFIO's: `vfio-pci`, or a variant of it (`mlx5_vfio_pci`, `nvgrace_gpu_vfio_pci`).
 pub fn is_vfio_driver(driver: &str) -> bool {
     driver.replace('_', "-").ends_with("vfio-pci")
 }
@@ -105,9 +122,12 @@ pub fn members<'a>(
 /// Whether the function at `address` can be given to a guest now.
 ///
 /// # Errors
-/// The first [`GroupError`]: that it is missing, then its group, its driver, the others' drivers.
+/// The first [`GroupError`]: that it is missing, that it is a bridge, its group, its driver, the others' drivers.
 pub fn usable(functions: &[HostFunction], address: PciAddress) -> Result<(), GroupError> {
     let function = super::find(functions, address).ok_or(GroupError::Missing { function: address })?;
+    if is_bridge(function) {
+        return Err(GroupError::Bridge { function: address });
+    }
     let group = function.iommu_group.ok_or(GroupError::NoGroup { function: address })?;
     if !function.driver.as_deref().is_some_and(is_vfio_driver) {
         let driver = function.driver.clone().unwrap_or_else(|| "no driver".to_owned());
@@ -115,7 +135,11 @@ pub fn usable(functions: &[HostFunction], address: PciAddress) -> Result<(), Gro
     }
     let busy: Vec<Member> = members(functions, function)
         .filter(|other| !is_harmless(other))
-        .map(|other| Member { address: other.address, driver: other.driver.clone().unwrap_or_default() })
+        .map(|other| Member {
+            address: other.address,
+            driver: other.driver.clone().unwrap_or_default(),
+            bridge: is_bridge(other),
+        })
         .collect();
     if busy.is_empty() { Ok(()) } else { Err(GroupError::InUse { function: address, group, members: busy }) }
 }
@@ -146,9 +170,29 @@ mod tests {
             error.to_string(),
             "IOMMU group 90 of host function 0000:18:00.0 is in use by the host: 0000:21:00.0 by nvme"
         );
-        assert_eq!(error.help(), "scripts/bind 0000:21:00.0");
+        assert_eq!(error.help(), "egm-vmm bind 0000:21:00.0");
         all.iter_mut().find(|f| f.address == disk).unwrap().driver = Some("pci-stub".to_owned());
         assert_eq!(usable(&all, host.gpu(0)), Ok(()));
+    }
+
+    #[test]
+    fn no_bridge_is_advised_to_be_bound_and_an_nvswitch_is_none() {
+        let host = Host::two_switches();
+        let mut all = host.functions();
+        let disk = host.disk();
+        for function in &mut all {
+            if [host.gpu(0), disk].contains(&function.address) {
+                function.iommu_group = Some(90);
+            }
+        }
+        let neighbour = all.iter_mut().find(|f| f.address == disk).unwrap();
+        (neighbour.class, neighbour.driver) = (0x06_0100, Some("lpc_ich".to_owned()));
+        let error = usable(&all, host.gpu(0)).unwrap_err();
+        assert!(error.to_string().ends_with("0000:21:00.0 by lpc_ich"), "{error}");
+        assert!(error.help().contains("another group") && !error.help().contains("bind"), "{}", error.help());
+        let neighbour = all.iter_mut().find(|f| f.address == disk).unwrap();
+        (neighbour.class, neighbour.driver) = (0x06_8000, Some("vfio-pci".to_owned()));
+        assert_eq!((usable(&all, disk), usable(&all, host.gpu(0))), (Ok(()), Ok(())));
     }
 
     #[test]
@@ -157,9 +201,12 @@ mod tests {
         let mut all = host.functions();
         let error = usable(&all, host.disk()).unwrap_err();
         assert!(matches!(&error, GroupError::Driver { driver, .. } if driver == "nvme"), "{error}");
-        assert_eq!(error.help(), "scripts/bind 0000:21:00.0");
-        all[0].iommu_group = None;
-        assert!(matches!(usable(&all, all[0].address), Err(GroupError::NoGroup { .. })));
+        assert_eq!(error.help(), "egm-vmm bind 0000:21:00.0");
+        let gpu = host.gpu(0);
+        all.iter_mut().find(|f| f.address == gpu).unwrap().iommu_group = None;
+        assert_eq!(usable(&all, gpu), Err(GroupError::NoGroup { function: gpu }));
+        let port = all.iter().find(|f| f.class >> 8 == 0x0604).unwrap().address;
+        assert_eq!(usable(&all, port), Err(GroupError::Bridge { function: port }));
         let nowhere = "0000:ff:00.0".parse().unwrap();
         assert!(matches!(usable(&all, nowhere), Err(GroupError::Missing { .. })));
     }

@@ -23,7 +23,7 @@ use egm_address::PciAddress;
 
 pub use advice::{Advice, advice};
 pub use class::class_name;
-pub use group::{GroupError, IOMMU_REMEDY, Member, is_vfio_driver, members, remedy, usable};
+pub use group::{GroupError, IOMMU_REMEDY, Member, is_bridge, is_vfio_driver, members, remedy, usable};
 pub use peer::{Peer, Reason, Route, peer};
 pub use place::{Acs, Ats, Express, Link, Place, Port};
 pub use relation::{Relation, relation, upstream_port};

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use egm_address::PciAddress;
 use egm_device::show::{Colour, Side, Table, print};
 use egm_vfio::bind::{BindError, Binder, Change};
-use egm_vfio::host::HostError;
+use egm_vfio::topology::GroupError;
 
 use crate::cli::Outcome;
 use crate::error::{Blame, Report};
@@ -39,8 +39,11 @@ Examples: a GPU for a guest; a NIC with the driver made for it; both back to the
   egm-vmm bind 0000:42:00.0 --driver mlx5_vfio_pci
   egm-vmm bind 0000:41:00.0 0000:42:00.0 --undo
 
-Running it again changes nothing. Functions with a mounted disk or the default route behind them are refused. What each
-had is written to /run/egm-vmm/bind until --undo or a reboot.";
+Needs root. The driver's module is loaded (modprobe). Running it again changes nothing. Functions with a mounted disk or
+the default route behind them are refused. What each had is written to /run/egm-vmm/bind until --undo or a reboot.
+
+Exit codes: 0 all of them have the driver, or what they had; 2 a bridge, or a mistake of the command line; 3 the host
+lacks something";
 
 /// A [`BindError`] as the command line ends with it.
 #[derive(Debug, thiserror::Error)]
@@ -50,9 +53,7 @@ struct Refused(BindError);
 impl Report for Refused {
     fn blame(&self) -> Blame {
         match &self.0 {
-            BindError::Bridge { .. }
-            | BindError::Name { .. }
-            | BindError::Host(HostError::Missing { .. }) => Blame::Configuration,
+            BindError::Group(GroupError::Bridge { .. }) | BindError::Name { .. } => Blame::Configuration,
             _ => Blame::Host,
         }
     }

@@ -2,6 +2,7 @@
 
 use egm_address::{ByteSize, CpuSet, Gpa, Guest, PciAddress, PlaceError, Span};
 use egm_device::show::{self, size};
+use egm_vfio::host::MISSING_REMEDY;
 
 use crate::config::{PageSize, nearest};
 use crate::error::{Blame, Report};
@@ -208,9 +209,7 @@ pub enum PlanError {
         max: usize,
     },
     /// A function that the facts do not describe.
-    #[error(
-        "device \"{device}\": host function {function} does not exist, or the facts were recorded without it"
-    )]
+    #[error("device \"{device}\": host function {function} does not exist")]
     UnknownFunction {
         /// Id of the device.
         device: String,
@@ -306,6 +305,7 @@ impl Report for PlanError {
             | Self::HostNode { .. }
             | Self::HostCpu { .. }
             | Self::Vcpus { .. }
+            | Self::UnknownFunction { .. }
             | Self::Region { .. }
             | Self::NoPlace { .. }
             | Self::RetiredTables { .. }
@@ -362,8 +362,7 @@ impl Report for PlanError {
             Self::Bus0 { .. } | Self::Buses { .. } => "remove devices".to_owned(),
             Self::Passed(rule) => rule.help(),
             Self::UnknownFunction { .. } => {
-                "name one of those that \"egm-vmm check\" lists; on its host, \"egm-vmm facts\" records them"
-                    .to_owned()
+                format!("{MISSING_REMEDY}; facts of another host are recorded there, by \"egm-vmm facts\"")
             }
             Self::Window { suggested: Some(size), .. } => {
                 format!("set \"pcie\": {{\"window64\": \"{size}\"}}, or leave it out")

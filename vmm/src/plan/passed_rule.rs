@@ -148,7 +148,7 @@ impl PassedRule {
             Self::DataDirect { partner: Some(partner), .. } | Self::NoDataDirect { partner, .. } => {
                 return format!(
                     "add {{ \"type\": \"vfio\", \"function\": \"{partner}\" }} to \"devices\", bound to vfio-pci as \
-                     scripts/bind {partner} does"
+                     \"egm-vmm bind {partner}\" does"
                 );
             }
             Self::DataDirect { .. } => "leave it out of \"devices\"",

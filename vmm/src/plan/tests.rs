@@ -566,7 +566,7 @@ fn devices_that_do_not_fit_are_named() {
     facts.functions.clear();
     let unknown = plan(&spec, &facts).unwrap_err();
     assert!(matches!(unknown, PlanError::UnknownFunction { .. }));
-    assert_eq!(unknown.blame(), crate::error::Blame::Configuration);
+    assert_eq!(unknown.blame(), crate::error::Blame::Host);
     spec.devices = (0..32).map(|i| device(&format!("rng{i}"), i % 2 == 0, DeviceKind::VirtioRng)).collect();
     assert_eq!(plan(&spec, &facts), Err(PlanError::Bus0 { devices: 32, max: 31 }));
 }

@@ -48,7 +48,7 @@ host lacks something, which the last lines name with its remedy.";
 pub(super) fn run(args: &Args) -> Outcome {
     let addresses: Vec<PciAddress> = args.what.iter().filter_map(|text| text.parse().ok()).collect();
     let checked = match args.what.as_slice() {
-        [file] if addresses.is_empty() => {
+        [file] if addresses.is_empty() && is_path(file) => {
             let spec = config::load(Path::new(file))?;
             let facts = read(args, &Scope::of(&spec))?;
             let plan = plan::plan(&spec, &facts)?;
@@ -82,6 +82,12 @@ pub(super) fn run(args: &Args) -> Outcome {
         text::text(&checked, Colour::of_stdout())
     });
     Ok(if usable { ExitCode::SUCCESS } else { ExitCode::from(3) })
+}
+
+/// Whether a word that is no function is meant as a file.
+fn is_path(word: &str) -> bool {
+    let path = Path::new(word);
+    path.exists() || path.components().count() > 1 || path.extension().is_some_and(|end| end == "json")
 }
 
 fn read(args: &Args, scope: &Scope) -> Result<Facts, facts::FactsError> {

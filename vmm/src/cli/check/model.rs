@@ -20,7 +20,7 @@ impl Report for NotOne {
     }
 
     fn help(&self) -> Option<String> {
-        Some("write one configuration file, or host functions only".to_owned())
+        Some("write host functions, or one configuration file that exists".to_owned())
     }
 }
 
@@ -115,7 +115,7 @@ impl Checked {
 
 impl Function {
     fn new(all: &[HostFunction], function: &HostFunction) -> Self {
-        let others = topology::members(all, function).filter(|other| other.class >> 16 != 0x06);
+        let others = topology::members(all, function).filter(|other| !topology::is_bridge(other));
         let other = |other: &HostFunction| {
             format!("{} {}", other.address, other.driver.as_deref().unwrap_or("no driver"))
         };

@@ -284,7 +284,7 @@ fn functions_that_share_a_group_are_listed_and_busy_neighbours_noted() {
     let groups = plan.passthrough.unwrap().groups;
     assert_eq!(groups[0].functions, [facts.functions[0].address, facts.functions[1].address]);
     assert!(
-        plan.notes[0].ends_with("0000:30:00.0 by snd_hda_intel; scripts/bind 0000:30:00.0"),
+        plan.notes[0].ends_with("0000:30:00.0 by snd_hda_intel; egm-vmm bind 0000:30:00.0"),
         "{:?}",
         plan.notes
     );
