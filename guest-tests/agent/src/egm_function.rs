@@ -42,9 +42,10 @@ pub(crate) mod narrow {
     pub(crate) const MISTAKES: usize = 0x54;
 }
 
-/// All functions of this machine that have EGM memory, by address.
+/// All functions of this machine that have EGM memory, by address; an error where any of them is broken.
 pub(crate) fn all() -> Result<Vec<egm_memory::Function>, Broken> {
-    Ok(egm_memory::find()?)
+    let found = egm_memory::find()?;
+    found.broken.into_iter().next().map_or(Ok(found.functions), |(_, error)| Err(error.into()))
 }
 
 /// A function whose BARs are mapped.

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use egm_address::{ByteSize, PciAddress};
-use egm_memory::{Function, Memory, MemoryError, find};
+use egm_memory::{Found, Function, Memory, MemoryError, find};
 use serde::Serialize;
 
 use crate::pattern;
@@ -45,26 +45,30 @@ impl Row {
     }
 }
 
-/// Lists the functions.
+/// Lists the functions, and what is wrong with those that are broken.
 pub(crate) fn list(json: bool) -> ExitCode {
-    let rows = find().and_then(|functions| functions.iter().map(Row::of).collect::<Result<Vec<_>, _>>());
-    match rows {
-        Err(error) => fail(&error),
-        Ok(rows) if json => {
-            println!("{}", serde_json::json!(rows));
-            ExitCode::SUCCESS
-        }
-        Ok(rows) => {
-            table(&rows);
-            ExitCode::SUCCESS
+    let Found { functions, broken } = match find() {
+        Ok(found) => found,
+        Err(error) => return fail(&error),
+    };
+    let mut errors: Vec<MemoryError> = broken.into_iter().map(|(_, error)| error).collect();
+    let mut rows = Vec::new();
+    for function in &functions {
+        match Row::of(function) {
+            Ok(row) => rows.push(row),
+            Err(error) => errors.push(error),
         }
     }
+    match (json, rows.is_empty(), errors.is_empty()) {
+        (true, _, _) => println!("{}", serde_json::json!(rows)),
+        (false, true, true) => println!("{NONE}"),
+        (false, true, false) => {} // the errors say it
+        (false, false, _) => table(&rows),
+    }
+    errors.iter().fold(ExitCode::SUCCESS, |_, error| fail(error))
 }
 
 fn table(rows: &[Row]) {
-    if rows.is_empty() {
-        return println!("{NONE}");
-    }
     println!(
         "{:<14}{:>12}{:>12}  {:<20}{:>5}{:>9}{:>9}",
         "function", "size", "retired", "at", "node", "domain", "events"
@@ -87,23 +91,28 @@ fn table(rows: &[Row]) {
 
 /// Writes all bytes of `wanted`, or of every function, reads them back, and says how fast that was.
 pub(crate) fn test(wanted: &[PciAddress]) -> ExitCode {
-    let functions = match find() {
-        Ok(functions) => functions,
+    let Found { functions, broken } = match find() {
+        Ok(found) => found,
         Err(error) => return fail(&error),
     };
-    let missing =
-        wanted.iter().find(|address| functions.iter().all(|function| function.address != **address));
+    let good = functions.iter().map(|function| function.address);
+    let known: Vec<PciAddress> = good.chain(broken.iter().map(|(address, _)| *address)).collect();
+    let missing = wanted.iter().find(|address| !known.contains(address));
     if let Some(address) = missing {
         eprintln!("error: {address} has no EGM memory\n  help: egm-guest list shows what has");
         return ExitCode::FAILURE;
     }
-    if functions.is_empty() {
+    if known.is_empty() {
         eprintln!("error: {NONE}");
         return ExitCode::FAILURE;
     }
-    let chosen = |function: &&Function| wanted.is_empty() || wanted.contains(&function.address);
+    let chosen = |address: PciAddress| wanted.is_empty() || wanted.contains(&address);
     let mut good = true;
-    for function in functions.iter().filter(chosen) {
+    for (_, error) in broken.iter().filter(|(address, _)| chosen(*address)) {
+        good = false;
+        fail(error);
+    }
+    for function in functions.iter().filter(|function| chosen(function.address)) {
         match one(function) {
             Ok(said) => println!("{}: {said}", function.address),
             Err(Wrong::Memory(error)) => {

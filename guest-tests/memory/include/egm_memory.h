@@ -20,9 +20,11 @@ struct egm_memory {
     void *handle;   /* the library's */
 };
 
-/* Maps the memory of PCI function "0000:01:00.0", or of the first that has any where function is NULL.
+/* Maps the memory of PCI function "0000:01:00.0", or of the first that has any and is not broken
+ * where function is NULL.
  * Returns 0, or a negative error number and leaves *memory alone: -ENODEV where there is none, -EACCES where this user may
- * not open it, -EINVAL for what is no PCI address, -EIO where the device does not answer. */
+ * not open it, -EINVAL for what is no PCI address, -EIO where the device does not answer, or says
+ * of itself what cannot be. */
 int egm_memory_open(const char *function, struct egm_memory *memory);
 
 /* Unmaps it, and closes its file. Nothing may use its addresses any more. */

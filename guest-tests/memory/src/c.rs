@@ -7,8 +7,11 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::AsRawFd;
 use std::ptr;
 
+use egm_address::PciAddress;
+use rustix::io::Errno;
+
 use crate::MemoryError;
-use crate::function::{Function, find};
+use crate::function::{Found, find};
 use crate::mapping::Memory;
 
 /// `struct egm_memory`.
@@ -31,10 +34,10 @@ pub struct CMemory {
 pub unsafe extern "C" fn egm_memory_open(function: *const c_char, memory: *mut CMemory) -> c_int {
     // SAFETY: the caller's promise.
     let name = (!function.is_null()).then(|| unsafe { CStr::from_ptr(function) });
-    let opened = find().map_err(number).and_then(|functions| open(&functions, name));
+    let opened = find().map_err(|error| number(&error)).and_then(|found| open(&found, name));
     match (opened, memory.is_null()) {
         (Err(error), _) => -error,
-        (_, true) => -rustix::io::Errno::INVAL.raw_os_error(),
+        (_, true) => -Errno::INVAL.raw_os_error(),
         (Ok(opened), false) => {
             // SAFETY: the caller's promise.
             unsafe { memory.write(opened) };
@@ -58,19 +61,17 @@ pub unsafe extern "C" fn egm_memory_close(memory: *mut CMemory) {
     }
 }
 
-/// The function called `name`, or the first; mapped.
-fn open(functions: &[Function], name: Option<&CStr>) -> Result<CMemory, c_int> {
-    let none = || rustix::io::Errno::NODEV.raw_os_error();
-    let function = match name {
-        None => functions.first(),
-        Some(name) => {
-            let address = name.to_str().ok().and_then(|name| name.parse().ok());
-            let address = address.ok_or_else(|| rustix::io::Errno::INVAL.raw_os_error())?;
-            functions.iter().find(|function| function.address == address)
-        }
-    };
-    let function = function.ok_or_else(none)?;
-    let memory = Box::new(function.map().map_err(number)?);
+/// The function called `name`, or the first that is not broken; mapped.
+fn open(found: &Found, name: Option<&CStr>) -> Result<CMemory, c_int> {
+    let parsed = |name: &CStr| name.to_str().ok().and_then(|name| name.parse::<PciAddress>().ok());
+    let wanted = name.map(|name| parsed(name).ok_or_else(|| Errno::INVAL.raw_os_error())).transpose()?;
+    let is_wanted = |address: PciAddress| wanted.is_none_or(|wanted| wanted == address);
+    let function = found.functions.iter().find(|function| is_wanted(function.address));
+    let function = function.ok_or_else(|| {
+        let broken = found.broken.iter().find(|(address, _)| is_wanted(*address));
+        broken.map_or_else(|| Errno::NODEV.raw_os_error(), |(_, error)| number(error))
+    })?;
+    let memory = Box::new(function.map().map_err(|error| number(&error))?);
     Ok(CMemory {
         address: memory.address().as_ptr().cast(),
         size: memory.size(),
@@ -81,12 +82,12 @@ fn open(functions: &[Function], name: Option<&CStr>) -> Result<CMemory, c_int> {
     })
 }
 
-fn number(error: MemoryError) -> c_int {
+fn number(error: &MemoryError) -> c_int {
     let source = match error {
         MemoryError::File { source, .. } => source.raw_os_error(),
         MemoryError::Form { .. } | MemoryError::Short { .. } | MemoryError::Silent { .. } => None,
     };
-    source.unwrap_or(rustix::io::Errno::IO.raw_os_error())
+    source.unwrap_or(Errno::IO.raw_os_error())
 }
 
 #[cfg(test)]
@@ -102,8 +103,8 @@ mod tests {
     fn a_program_gets_address_size_page_domain_and_file_until_it_closes() {
         let root = tempfile::tempdir().unwrap();
         testing::function(root.path(), "0000:01:00.0", &FACTS, 0x80_0000_0000, 0x20_0000);
-        let functions = find_in(root.path()).unwrap();
-        let mut memory = open(&functions, Some(c"0000:01:00.0")).unwrap();
+        let found = find_in(root.path()).unwrap();
+        let mut memory = open(&found, Some(c"0000:01:00.0")).unwrap();
         assert_eq!((memory.size, memory.page, memory.pxm), (0x20_0000, 0x1000, 4));
         assert!(memory.file >= 0 && memory.address.addr().is_multiple_of(0x20_0000));
         for _ in 0..2 {
@@ -115,8 +116,24 @@ mod tests {
 
     #[test]
     fn what_is_not_there_or_no_address_is_a_number() {
-        assert_eq!(open(&[], None).unwrap_err(), 19, "ENODEV");
-        assert_eq!(open(&[], Some(c"0000:01:00.0")).unwrap_err(), 19);
-        assert_eq!(open(&[], Some(c"gpu")).unwrap_err(), 22, "EINVAL");
+        let none = Found::default();
+        assert_eq!(open(&none, None).unwrap_err(), 19, "ENODEV");
+        assert_eq!(open(&none, Some(c"0000:01:00.0")).unwrap_err(), 19);
+        assert_eq!(open(&none, Some(c"gpu")).unwrap_err(), 22, "EINVAL");
+    }
+
+    #[test]
+    fn a_broken_function_is_an_error_to_who_names_it_or_has_no_other() {
+        let root = tempfile::tempdir().unwrap();
+        testing::function(root.path(), "0000:01:00.0", &FACTS, 0x80_0000_0000, 0x10_0000);
+        let broken = find_in(root.path()).unwrap();
+        assert_eq!(open(&broken, None).unwrap_err(), 5, "EIO");
+        testing::function(root.path(), "0000:02:00.0", &FACTS, 0x80_0000_0000, 0x20_0000);
+        let found = find_in(root.path()).unwrap();
+        assert_eq!(open(&found, Some(c"0000:01:00.0")).unwrap_err(), 5);
+        let mut memory = open(&found, None).unwrap();
+        assert_eq!(memory.size, 0x20_0000);
+        // SAFETY: `open` filled it.
+        unsafe { egm_memory_close(&raw mut memory) };
     }
 }

@@ -32,24 +32,33 @@ pub struct Function {
     folder: PathBuf,
 }
 
-/// The functions of this machine that have EGM memory, by address.
+/// What a machine has.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// The functions with EGM memory, by address.
+    pub functions: Vec<Function>,
+    /// Functions that may have some and cannot be used, by address, and why. The others are none the worse.
+    pub broken: Vec<(PciAddress, MemoryError)>,
+}
+
+/// The functions of this machine that have EGM memory.
 ///
 /// # Errors
-/// [`MemoryError`]; a machine without PCI has none.
-pub fn find() -> Result<Vec<Function>, MemoryError> {
+/// [`MemoryError`], where functions cannot be listed at all; a machine without PCI has none.
+pub fn find() -> Result<Found, MemoryError> {
     find_in(Path::new("/sys/bus/pci/devices"))
 }
 
 /// The same, of a folder like `/sys/bus/pci/devices`.
 ///
 /// # Errors
-/// [`MemoryError`].
-pub fn find_in(root: &Path) -> Result<Vec<Function>, MemoryError> {
+/// As [`find`].
+pub fn find_in(root: &Path) -> Result<Found, MemoryError> {
     let entries = match fs::read_dir(root) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::default()),
         other => other.map_err(MemoryError::file("read", root))?,
     };
-    let mut functions = Vec::new();
+    let mut found = Found::default();
     for entry in entries {
         let folder = entry.map_err(MemoryError::file("read", root))?.path();
         let name = folder.file_name().and_then(|name| name.to_str());
@@ -57,11 +66,13 @@ pub fn find_in(root: &Path) -> Result<Vec<Function>, MemoryError> {
         match one(address, &folder) {
             // It was unplugged while we looked.
             Err(MemoryError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
-            found => functions.extend(found?),
+            Err(error) => found.broken.push((address, error)),
+            Ok(function) => found.functions.extend(function),
         }
     }
-    functions.sort_by_key(|function| function.address);
-    Ok(functions)
+    found.functions.sort_by_key(|function| function.address);
+    found.broken.sort_by_key(|(address, _)| *address);
+    Ok(found)
 }
 
 fn one(address: PciAddress, folder: &Path) -> Result<Option<Function>, MemoryError> {
@@ -170,6 +181,13 @@ mod tests {
         root
     }
 
+    /// All that are found, none of which is broken.
+    fn functions(root: &tempfile::TempDir) -> Vec<Function> {
+        let Found { functions, broken } = find_in(root.path()).unwrap();
+        assert!(broken.is_empty(), "{broken:?}");
+        functions
+    }
+
     fn write(root: &tempfile::TempDir, name: &str, bytes: &[u8]) {
         fs::write(root.path().join("0000:02:00.0").join(name), bytes).unwrap();
     }
@@ -177,31 +195,31 @@ mod tests {
     #[test]
     fn functions_with_the_capability_are_found_with_their_facts_by_address() {
         let root = machine();
-        let found = find_in(root.path()).unwrap();
+        let found = functions(&root);
         let addresses: Vec<String> = found.iter().map(|function| function.address.to_string()).collect();
         assert_eq!(addresses, ["0000:01:00.0", "0000:02:00.0"]);
         assert_eq!((found[1].facts, found[1].start, found[1].node), (FACTS, 0x80_0060_0000, Some(1)));
         write(&root, "config", &[0; 256]);
-        assert_eq!(find_in(root.path()).unwrap().len(), 1);
-        assert_eq!(find_in(&root.path().join("no-pci")).unwrap(), []);
+        assert_eq!(functions(&root).len(), 1);
+        assert!(find_in(&root.path().join("no-pci")).unwrap().functions.is_empty());
     }
 
     #[test]
     fn who_is_shown_half_of_configuration_space_finds_functions_by_their_registers() {
         let root = machine();
         write(&root, "config", &[0; 64]);
-        assert_eq!(find_in(root.path()).unwrap()[1].facts, FACTS);
+        assert_eq!(functions(&root)[1].facts, FACTS);
         write(&root, "resource0", &[0xff; 0x4000]);
-        assert_eq!(find_in(root.path()).unwrap().len(), 1);
+        assert_eq!(functions(&root).len(), 1);
         write(&root, "resource0", &testing::registers(&FACTS, &[]));
         write(&root, "class", b"0x030000\n");
-        assert_eq!(find_in(root.path()).unwrap().len(), 1, "a display's first BAR is not touched");
+        assert_eq!(functions(&root).len(), 1, "a display's first BAR is not touched");
     }
 
     #[test]
     fn memory_is_mapped_at_an_address_that_large_pages_fit() {
         let root = machine();
-        let function = &find_in(root.path()).unwrap()[1];
+        let function = &functions(&root)[1];
         let memory = function.map().unwrap();
         assert_eq!(memory.size(), FACTS.size);
         assert_eq!(memory.address().addr().get() % (4 << 20), 0x20_0000, "0x80_0060_0000 modulo 4 MiB");
@@ -216,18 +234,27 @@ mod tests {
     fn a_function_that_nobody_enabled_is_enabled_first() {
         let root = machine();
         write(&root, "enable", b"0\n");
-        find_in(root.path()).unwrap()[1].map().unwrap();
+        functions(&root)[1].map().unwrap();
         assert_eq!(fs::read(root.path().join("0000:02:00.0/enable")).unwrap(), b"1");
     }
 
     #[test]
-    fn a_bar_that_is_too_small_for_the_slice_is_an_error() {
+    fn a_broken_function_is_named_beside_the_good_ones() {
         let root = machine();
         testing::function(root.path(), "0000:02:00.0", &FACTS, 0x80_0000_0000, 0x40_0000);
-        let error = find_in(root.path()).unwrap_err();
-        assert!(
-            matches!(error, MemoryError::Short { bar: 2, has: 0x40_0000, wanted: 0x60_0000, .. }),
-            "{error}"
-        );
+        testing::function(root.path(), "0000:03:00.0", &FACTS, 0x82_0000_0000, 0x80_0000);
+        testing::function(root.path(), "0000:04:00.0", &FACTS, 0x83_0000_0000, 0x80_0000);
+        fs::write(root.path().join("0000:04:00.0/resource"), "nonsense").unwrap();
+        let Found { functions, broken } = find_in(root.path()).unwrap();
+        let addresses: Vec<String> = functions.iter().map(|function| function.address.to_string()).collect();
+        assert_eq!(addresses, ["0000:01:00.0", "0000:03:00.0"]);
+        let [
+            (short, MemoryError::Short { bar: 2, has: 0x40_0000, wanted: 0x60_0000, .. }),
+            (form, MemoryError::Form { .. }),
+        ] = broken.as_slice()
+        else {
+            panic!("{broken:?}")
+        };
+        assert_eq!([short, form].map(ToString::to_string), ["0000:02:00.0", "0000:04:00.0"]);
     }
 }

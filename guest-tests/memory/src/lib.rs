@@ -9,8 +9,8 @@
 //! [`Registers::retired`] lists them.
 //!
 //! ```no_run
-//! let functions = egm_memory::find()?;
-//! let function = functions.first().ok_or("no EGM memory")?;
+//! let found = egm_memory::find()?;
+//! let function = found.functions.first().ok_or("no EGM memory")?;
 //! let memory = function.map()?;
 //! println!("{} bytes at {:p}", memory.size(), memory.address());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -28,6 +28,6 @@ mod testing;
 
 pub use capability::Facts;
 pub use error::MemoryError;
-pub use function::{Function, find, find_in};
+pub use function::{Found, Function, find, find_in};
 pub use mapping::Memory;
 pub use registers::{Registers, Retired};
