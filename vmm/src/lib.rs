@@ -19,6 +19,7 @@ pub mod machine;
 pub mod memory;
 pub mod passthrough;
 pub mod pci;
+mod places;
 pub mod plan;
 mod program;
 pub mod resources;

@@ -7,6 +7,8 @@
 //!                                                                      real size       power of two
 //! ```
 
+use std::collections::BTreeMap;
+
 use egm_address::{BarOffset, InBar, Span, SpanSet, align_down, align_up};
 
 use crate::backend::Region;
@@ -37,13 +39,14 @@ impl Piece {
 pub fn cut(size: u64, region: &Region, own: &[Span<InBar>], page: u64) -> Vec<Piece> {
     let Ok(bar) = Span::new(BarOffset::new(0), size) else { return Vec::new() };
     let real = Span::new(BarOffset::new(0), region.size.min(size)).ok();
-    let mut closed: Vec<Span<InBar>> = own.iter().filter_map(|span| pages_around(*span, page)).collect();
+    let mut taken = Taken::default();
+    for span in own.iter().filter_map(|span| pages_around(*span, page)) {
+        taken.take(span);
+    }
     let mut mapped = Vec::new();
     for area in &region.mappable {
-        let Some(area) = real.and_then(|real| pages_within(area.intersection(real)?, page)) else { continue };
-        let open = SpanSet::from_iter([area]).minus(&closed.iter().copied().collect());
-        mapped.extend(open.iter());
-        closed.push(area);
+        let area = real.and_then(|real| pages_within(area.intersection(real)?, page));
+        mapped.extend(area.into_iter().flat_map(|area| taken.take(area)));
     }
     mapped.sort_unstable();
     let trapped = SpanSet::from_iter([bar]).minus(&mapped.iter().copied().collect());
@@ -51,6 +54,27 @@ pub fn cut(size: u64, region: &Region, own: &[Span<InBar>], page: u64) -> Vec<Pi
     pieces.extend(trapped.iter().map(Piece::Trapped));
     pieces.sort_unstable_by_key(|piece| piece.span());
     pieces
+}
+
+/// What is somebody's: first bytes and ends of disjoint spans. A server may name thousands.
+#[derive(Default)]
+struct Taken(BTreeMap<BarOffset, BarOffset>);
+
+impl Taken {
+    /// Takes all of `span`; what of it was nobody's.
+    fn take(&mut self, span: Span<InBar>) -> Vec<Span<InBar>> {
+        let before = self.0.range(..=span.start()).next_back();
+        let start = span.start();
+        let mut from = before.map_or(start, |(_, end)| start.max(*end));
+        let mut free = Vec::new();
+        for (&start, &end) in self.0.range(span.start()..span.end()) {
+            free.extend(Span::between(from, start));
+            from = from.max(end);
+        }
+        free.extend(Span::between(from, span.end()));
+        self.0.extend(free.iter().map(|free| (free.start(), free.end())));
+        free
+    }
 }
 
 /// The smallest whole pages that cover `span`; up to the last page when there is no next.

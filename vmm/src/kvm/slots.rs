@@ -16,13 +16,14 @@ use kvm_ioctls::VmFd;
 
 use super::KvmError;
 use crate::lock::lock;
+use crate::places::Places;
 
 /// The memory slots of one machine.
 pub struct Slots {
     fd: Arc<VmFd>,
     /// Dropped after `fd`: the guest's page tables go before the memory that they point to. Locked while the kernel
     /// works, which it does for one change at a time anyway; nothing that answers the guest's accesses waits for it.
-    lent: Mutex<Vec<Option<Lent>>>,
+    lent: Mutex<Places<Lent>>,
 }
 
 /// What is in a slot.
@@ -99,15 +100,9 @@ impl Slots {
 impl SlotTable for Slots {
     fn add(&self, gpa: Gpa, memory: Arc<dyn HostMemory>) -> Result<Slot, KvmError> {
         let mut lent = lock(&self.lent);
-        let free = lent.iter().position(Option::is_none);
-        let slot = free.unwrap_or(lent.len());
+        let slot = lent.next();
         self.set(slot, gpa, memory.size(), memory.as_ref())?;
-        if free.is_none() {
-            lent.push(None);
-        }
-        if let Some(place) = lent.get_mut(slot) {
-            *place = Some(Lent { gpa, memory });
-        }
+        lent.fill(Lent { gpa, memory });
         Ok(Slot(slot))
     }
 
@@ -117,11 +112,10 @@ impl SlotTable for Slots {
 
     fn remove(&self, slot: Slot) -> Result<(), KvmError> {
         let mut lent = lock(&self.lent);
-        let Some(place) = lent.get_mut(slot.0) else { return Ok(()) };
-        if let Some(Lent { gpa, memory }) = place {
+        if let Some(Lent { gpa, memory }) = lent.get(slot.0) {
             self.set(slot.0, *gpa, 0, memory.as_ref())?;
         }
-        *place = None;
+        lent.empty(slot.0);
         Ok(())
     }
 }

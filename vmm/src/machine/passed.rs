@@ -67,6 +67,12 @@ impl Passer {
         // Before others reach its BARs: what fails later leaves those behind.
         let host_events = Some(HostEvents::new(backend.as_ref())?);
         let function = PassedFunction::new(backend, bars, added, to)?;
+        match function.trapped_parts() {
+            0 => {}
+            left_out => eprintln!(
+                "note: device \"{id}\": {left_out} parts of its BARs are reached by exits, which is slow: it has too many to map"
+            ),
+        }
         match function.lend(bars) {
             Err(error @ PassthroughError::Unreachable { .. }) => {
                 eprintln!("note: device \"{id}\": {}", Chain(&error));

@@ -5,9 +5,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::Instant;
 
-use egm_address::{BarOffset, Guest, InBar, Span};
+use egm_address::{BarOffset, Guest, Span};
 use egm_vfio::backend::{Backend, BackendError, RegionIndex};
-use egm_vfio::pci::bars::{Piece, cut};
 use egm_vfio::pci::shadow::{
     AddedCapability, Bar, BarKind as ShadowKind, BarPlace, Forward, MsixLayout, Options, Shadow,
 };
@@ -17,8 +16,9 @@ use super::coherent;
 use super::error::PassthroughError;
 use super::interrupts::Interrupts;
 use super::intx::Line;
+use super::parts;
 use super::peers::Peers;
-use super::windows::{MappedPart, Windows};
+use super::windows::Windows;
 use crate::kvm::SlotTable;
 use crate::lock::lock;
 use crate::pci::msix::{MsiRouter, Msix};
@@ -58,11 +58,16 @@ enum Own {
 /// A host function that a guest has.
 pub struct PassedFunction {
     backend: Arc<dyn Backend>,
+    /// Locked while the function answers, which a server may take seconds for.
     shadow: Mutex<Shadow>,
+    /// What the shadow decodes, as of the last write that the function has: who looks where others' BARs are does not wait for it.
+    decoded: Mutex<Vec<(u8, Span<Guest>)>>,
     interrupts: Interrupts,
     /// Where MSI-X structures answer.
     msix: Option<MsixLayout>,
     windows: Windows,
+    /// Parts of its BARs that could be mapped and are not, since there are too many.
+    trapped_parts: usize,
     /// BARs that are memory.
     memory: Vec<u8>,
     /// Accesses that the function did not answer.
@@ -101,12 +106,14 @@ impl PassedFunction {
             ..Options::default()
         };
         let shadow = shadow(backend.as_ref(), &options)?;
-        let parts = mapped_parts(backend.as_ref(), bars, shadow.msix())?;
+        let (parts, trapped_parts) = parts::mapped(backend.as_ref(), bars, shadow.msix())?;
         let function = Arc::new(Self {
             interrupts: Interrupts::new(&backend, &shadow, &router, line)?,
             windows: Windows::new(parts, slots, peers, |bar| reachable || memory.contains(&bar)),
+            trapped_parts,
             memory,
             msix: shadow.msix(),
+            decoded: Mutex::new(shadow.decoded()),
             shadow: Mutex::new(shadow),
             failed: AtomicU64::new(0),
             resets: AtomicU64::new(0),
@@ -138,12 +145,22 @@ impl PassedFunction {
         lent.map_err(|(bar, source)| PassthroughError::Unreachable { function, bar, source })
     }
 
+    /// What of its BARs could be mapped and is reached by exits, because other parts are larger and there are too many.
+    pub fn trapped_parts(&self) -> usize {
+        self.trapped_parts
+    }
+
     /// The guest asked for a function-level reset.
     fn reset_itself(&self, shadow: &mut Shadow) {
         self.interrupts.stop();
         self.reset_device();
         shadow.reset();
         self.start(shadow);
+        self.publish(shadow);
+    }
+
+    fn publish(&self, shadow: &Shadow) {
+        *lock(&self.decoded) = shadow.decoded();
     }
 
     fn reset_device(&self) {
@@ -237,11 +254,14 @@ impl PciFunction for PassedFunction {
             return true;
         }
         self.interrupts.apply(&written.effects);
+        if written.effects.decoding {
+            self.publish(&shadow);
+        }
         written.effects.decoding
     }
 
     fn decoded(&self) -> Vec<(u8, Span<Guest>)> {
-        lock(&self.shadow).decoded()
+        lock(&self.decoded).clone()
     }
 
     fn place(&self, bars: &[(u8, Span<Guest>)]) {
@@ -291,6 +311,7 @@ impl PciFunction for PassedFunction {
 
 impl Plugged for PassedFunction {
     fn reset(&self, together: &[&str]) {
+        lock(&self.decoded).clear();
         self.windows.withdraw();
         self.resets.fetch_add(1, Ordering::Relaxed);
         let mut shadow = lock(&self.shadow);
@@ -298,6 +319,7 @@ impl Plugged for PassedFunction {
         self.reset_together(together);
         shadow.reset();
         self.start(&shadow);
+        self.publish(&shadow);
     }
 
     fn end(&self) {
@@ -366,30 +388,4 @@ fn shadow(backend: &dyn Backend, options: &Options) -> Result<Shadow, Passthroug
     backend.read(RegionIndex::Config, 0, &mut space)?;
     Shadow::new(&space, options)
         .map_err(|source| PassthroughError::Config { function: backend.name().to_owned(), source })
-}
-
-/// Maps what of the BARs the guest may reach directly.
-fn mapped_parts(
-    backend: &dyn Backend,
-    bars: &[BarPlan],
-    msix: Option<MsixLayout>,
-) -> Result<Vec<MappedPart>, PassthroughError> {
-    let page = u64::try_from(rustix::param::page_size()).unwrap_or(4096);
-    let mut parts = Vec::new();
-    for bar in bars {
-        let (index, planned) = (RegionIndex::Bar(bar.index), bar.span.size());
-        let region = backend.region(index);
-        if region.size > planned {
-            let function = backend.name().to_owned();
-            return Err(PassthroughError::Grown { function, bar: bar.index, real: region.size, planned });
-        }
-        let own: Vec<Span<InBar>> = msix.iter().flat_map(|layout| layout.in_bar(bar.index)).collect();
-        for piece in cut(planned, region, &own, page) {
-            let Piece::Mapped(span) = piece else { continue };
-            let congruent_to = bar.span.start().get().saturating_add(span.start().get());
-            let memory = backend.map(index, span, congruent_to)?;
-            parts.push(MappedPart { bar: bar.index, span, memory });
-        }
-    }
-    Ok(parts)
 }

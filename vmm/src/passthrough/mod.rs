@@ -8,7 +8,7 @@
 //!        ◄─ INTx ─────────── intx     ── a level with resampling ─────────────────────► Backend
 //!  hotplug  ◄─────────────── events   ◄─ errors, requests to give it back
 //! ```
-//! Lock order: a function's shadow, then its interrupts. `windows` and `peers` have their own, and no access of the guest
+//! Lock order: a function's shadow, then its interrupts, or what it decodes, for which alone other functions' vCPUs look. `windows` and `peers` have their own, and no access of the guest
 //! waits for these: memory slots and I/O page tables change slowly.
 
 mod access;
@@ -19,6 +19,7 @@ mod function;
 mod host_events;
 mod interrupts;
 mod intx;
+mod parts;
 mod peers;
 mod vectors;
 mod windows;

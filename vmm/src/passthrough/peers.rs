@@ -12,6 +12,7 @@ use egm_vfio::dma::{Access, DmaError, Domain};
 use egm_vfio::memory::HostMemory;
 
 use crate::lock::lock;
+use crate::places::Places;
 
 /// A piece of a BAR in [`Peers`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,8 +29,7 @@ struct Piece {
 #[derive(Default)]
 pub struct Peers {
     domains: Vec<Arc<dyn Domain>>,
-    /// By number; those that have gone leave their numbers to others.
-    pieces: Mutex<Vec<Option<Piece>>>,
+    pieces: Mutex<Places<Piece>>,
 }
 
 impl Peers {
@@ -40,14 +40,7 @@ impl Peers {
 
     /// A piece that is nowhere yet.
     pub(super) fn add(&self, memory: Arc<dyn HostMemory>) -> Peer {
-        let mut pieces = lock(&self.pieces);
-        let free = pieces.iter().position(Option::is_none).unwrap_or(pieces.len());
-        let piece = Some(Piece { memory, at: None, domains: Vec::new() });
-        match pieces.get_mut(free) {
-            Some(place) => *place = piece,
-            None => pieces.push(piece),
-        }
-        Peer(free)
+        Peer(lock(&self.pieces).fill(Piece { memory, at: None, domains: Vec::new() }))
     }
 
     /// Devices reach `peer` where the guest does, at `gpa`; a piece that was left there gives way.
@@ -56,14 +49,13 @@ impl Peers {
     /// [`DmaError`], the first: devices of the address spaces that refuse it reach it nowhere.
     pub(super) fn place(&self, peer: Peer, gpa: Gpa) -> Result<(), DmaError> {
         let mut pieces = lock(&self.pieces);
-        let Some(Some(piece)) = pieces.get(peer.0) else { return Ok(()) };
+        let Some(piece) = pieces.get(peer.0) else { return Ok(()) };
         let memory = Arc::clone(&piece.memory);
         let Ok(iova) = Span::new(Iova::new(gpa.get()), memory.size()) else { return Ok(()) };
         if piece.at == Some(iova) {
             return Ok(());
         }
-        for (number, piece) in pieces.iter_mut().enumerate() {
-            let Some(piece) = piece else { continue };
+        for (number, piece) in pieces.iter_mut() {
             if number == peer.0 || piece.at.is_some_and(|at| at.overlaps(iova)) {
                 piece.unmap();
             }
@@ -75,7 +67,7 @@ impl Peers {
             have.extend(mapped.is_ok().then(|| Arc::clone(domain)));
             outcome = outcome.and(mapped);
         }
-        if let Some(Some(piece)) = pieces.get_mut(peer.0) {
+        if let Some(piece) = pieces.get_mut(peer.0) {
             (piece.at, piece.domains) = (Some(iova), have);
         }
         outcome
@@ -83,7 +75,7 @@ impl Peers {
 
     /// Devices no longer reach `peer`.
     pub(super) fn withdraw(&self, peer: Peer) {
-        if let Some(Some(piece)) = lock(&self.pieces).get_mut(peer.0) {
+        if let Some(piece) = lock(&self.pieces).get_mut(peer.0) {
             piece.unmap();
         }
     }
@@ -91,9 +83,7 @@ impl Peers {
     /// `peer` has gone, and its memory is let go; the number is no longer its.
     pub(super) fn remove(&self, peer: Peer) {
         self.withdraw(peer);
-        if let Some(piece) = lock(&self.pieces).get_mut(peer.0) {
-            *piece = None;
-        }
+        lock(&self.pieces).empty(peer.0);
     }
 }
 

@@ -6,31 +6,13 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use egm_address::{Gpa, Guest, InBar, Span};
+use egm_address::{Gpa, Guest, Span};
 use egm_vfio::dma::DmaError;
-use egm_vfio::memory::HostMemory;
 
+use super::parts::MappedPart;
 use super::peers::{Peer, Peers};
 use crate::kvm::{Slot, SlotTable};
 use crate::lock::lock;
-
-/// A part of a BAR that is mapped.
-pub(super) struct MappedPart {
-    /// Register number.
-    pub(super) bar: u8,
-    /// Which bytes of it.
-    pub(super) span: Span<InBar>,
-    /// The bytes.
-    pub(super) memory: Arc<dyn HostMemory>,
-}
-
-impl MappedPart {
-    /// Where it is when its BAR is at `bars`.
-    fn place(&self, bars: &[(u8, Span<Guest>)]) -> Option<Gpa> {
-        let (_, bar) = bars.iter().find(|(index, _)| *index == self.bar)?;
-        bar.start().checked_add(self.span.start().get())
-    }
-}
 
 /// A part and where it is.
 struct Window {

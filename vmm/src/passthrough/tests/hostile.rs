@@ -4,6 +4,8 @@
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use egm_vfio::client::{UserDomain, UserFunction, over};
@@ -104,7 +106,7 @@ fn script() -> impl Strategy<Value = Script> {
 /// A memory file, a short one, a folder, a pipe; a last number would be none.
 fn files() -> Vec<OwnedFd> {
     let long = tempfile::tempfile().unwrap();
-    long.set_len(1 << 21).unwrap();
+    long.set_len(1 << 24).unwrap();
     let short = tempfile::tempfile().unwrap();
     let (pipe, _) = rustix::pipe::pipe().unwrap();
     vec![long.into(), short.into(), File::open("/").unwrap().into(), pipe]
@@ -115,6 +117,13 @@ struct Hostile {
     files: Vec<OwnedFd>,
     closer: Closer,
     turn: usize,
+    slow: Option<Slow>,
+}
+
+/// A server that says when bus mastering is switched on, and answers that when it is told to.
+struct Slow {
+    asked: Sender<()>,
+    answer: Receiver<()>,
 }
 
 impl Hostile {
@@ -163,8 +172,14 @@ impl Device for Hostile {
             _ => data.fill(0x5a),
         }
     }
-    fn write(&mut self, _region: u32, _offset: u64, _data: &[u8]) {
+    fn write(&mut self, region: u32, offset: u64, data: &[u8]) {
         let _ = self.turn();
+        if let Some(slow) = &self.slow
+            && (region, offset, data[0] & 4) == (CONFIG, COMMAND.into(), 4)
+        {
+            slow.asked.send(()).unwrap();
+            slow.answer.recv().unwrap();
+        }
     }
     fn dma_map(&mut self, _map: DmaMap, _file: Option<OwnedFd>) -> Result<(), Errno> {
         self.turn()
@@ -181,17 +196,22 @@ impl Device for Hostile {
     fn disconnected(&mut self) {}
 }
 
-/// The guest of a server, as far as it came; how many BARs it had.
-fn drive(script: Script, accesses: Vec<Access>) -> usize {
+/// A server, and what is to be opened of it.
+fn served(script: Script, slow: Option<Slow>) -> (Option<(UserFunction, UserDomain)>, JoinHandle<()>) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let connection = |socket: UnixStream| Connection::new(socket.into(), LIMIT, Patience::NONE).unwrap();
     let (ours, mut theirs) = (connection(ours), connection(theirs));
     let closer = theirs.closer().unwrap();
-    let server = std::thread::spawn(move || {
-        let mut device = Hostile { script, files: files(), closer, turn: 0 };
+    let server = thread::spawn(move || {
+        let mut device = Hostile { script, files: files(), closer, turn: 0, slow };
         drop(serve(&mut theirs, &mut device));
     });
-    let opened = over("hostile.sock".to_owned(), ours).ok();
+    (over("hostile.sock".to_owned(), ours).ok(), server)
+}
+
+/// The guest of a server, as far as it came; how many BARs it had.
+fn drive(script: Script, accesses: Vec<Access>) -> usize {
+    let (opened, server) = served(script, None);
     let bars = opened.and_then(|(function, domain)| live(function, domain, accesses));
     server.join().unwrap();
     bars.unwrap_or(0)
@@ -211,8 +231,11 @@ fn placed(function: &UserFunction) -> Option<Vec<BarPlan>> {
     Some(bars)
 }
 
-fn live(function: UserFunction, domain: UserDomain, accesses: Vec<Access>) -> Option<usize> {
-    let bars = placed(&function)?;
+fn passed(
+    function: UserFunction,
+    domain: UserDomain,
+    bars: &[BarPlan],
+) -> Option<(Arc<PassedFunction>, RootComplex, Arc<FakeSlots>)> {
     let slots = Arc::new(FakeSlots::default());
     let connections = Connections {
         router: Arc::new(FakeRouter::default()),
@@ -222,12 +245,18 @@ fn live(function: UserFunction, domain: UserDomain, accesses: Vec<Access>) -> Op
         reachable: true,
         memory: Vec::new(),
     };
-    let function = PassedFunction::new(Arc::new(function), &bars, Vec::new(), connections).ok()?;
-    let _ = function.lend(&bars);
+    let function = PassedFunction::new(Arc::new(function), bars, Vec::new(), connections).ok()?;
+    let _ = function.lend(bars);
     let mut bus = Bus::default();
     bus.add(8, Arc::clone(&function) as _);
-    let root = RootComplex::new(bus);
+    Some((function, RootComplex::new(bus), slots))
+}
+
+fn live(function: UserFunction, domain: UserDomain, accesses: Vec<Access>) -> Option<usize> {
+    let bars = placed(&function)?;
+    let (function, root, slots) = passed(function, domain, &bars)?;
     root.config_write(0, 8, COMMAND, &[6, 0]);
+    assert!(slots.lent().len() <= parts::MOST);
     for access in accesses {
         match access {
             Access::Config(offset, data) => {
@@ -255,15 +284,50 @@ proptest! {
     }
 }
 
+/// One of which BARs 0 to 2 of 64 bits, as many as `bars`, have `areas` that can be mapped.
+fn honest(bars: usize, areas: &[(u64, u64)]) -> Script {
+    let none = Said { size: 0, offset: 0, mmap: true, areas: Vec::new(), file: 0 };
+    let mut said = vec![none; 9];
+    let mut config = space();
+    for bar in 0..bars {
+        (said[2 * bar].size, said[2 * bar].areas) = (1 << 24, areas.to_vec());
+        put(&mut config, 0x10 + 8 * u16::try_from(bar).unwrap(), &[0xc]);
+    }
+    let vectors = vec![(1, true, false); 5];
+    Script { regions: 9, irqs: 5, said, vectors, config, errors: vec![None], life: u32::MAX }
+}
+
 /// What the property tries comes through often enough to mean something.
 #[test]
 fn a_server_that_only_says_what_makes_sense_is_served() {
-    let some = Said { size: 0x10_0000, offset: 0, mmap: true, areas: vec![(0x1000, 0x3000)], file: 0 };
-    let none = Said { size: 0, areas: Vec::new(), ..some.clone() };
-    let mut config = space();
-    put(&mut config, 0x10, &[0xc]);
-    let said = [vec![some], vec![none; 8]].concat();
-    let vectors = vec![(1, true, false); 5];
-    let script = Script { regions: 9, irqs: 5, said, vectors, config, errors: vec![None], life: u32::MAX };
-    assert_eq!(drive(script, vec![Access::Bar(0x10, vec![1])]), 1);
+    assert_eq!(drive(honest(1, &[(0x1000, 0x3000)]), vec![Access::Bar(0x10, vec![1])]), 1);
+}
+
+/// Each switch of memory decoding changes every slot, and other vCPUs wait for that.
+#[test]
+fn a_server_with_thousands_of_mappable_areas_is_served_with_a_few_slots() {
+    let pages: Vec<_> = (0..4096).map(|page| (page << 12, 0x1000)).collect();
+    let accesses = vec![Access::Config(COMMAND, vec![0, 0]), Access::Bar(0xff_f000, vec![1])];
+    assert_eq!(drive(honest(3, &pages), accesses), 3);
+}
+
+/// What a vCPU does that moves another function's BARs.
+#[test]
+fn other_functions_do_not_wait_for_the_answer_of_a_server() {
+    let ((asked, asks), (answers, answer)) = (channel(), channel());
+    let (opened, server) = served(honest(1, &[(0, 0x4000)]), Some(Slow { asked, answer }));
+    let (function, domain) = opened.unwrap();
+    let bars = placed(&function).unwrap();
+    let (function, root, slots) = passed(function, domain, &bars).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| root.config_write(0, 8, COMMAND, &[6, 0]));
+        asks.recv().unwrap();
+        root.update();
+        assert!(slots.lent().is_empty() && !function.is_lost(), "it is still to answer, and not given up");
+        answers.send(()).unwrap();
+    });
+    assert_eq!(slots.lent().len(), 1);
+    function.end();
+    drop((function, root));
+    server.join().unwrap();
 }
