@@ -105,8 +105,15 @@ fn memory_is_made_present_by_the_threads_that_there_are() {
     };
     let two = [(); 2].map(|()| Anonymous::new("test", SIZE, None).unwrap());
     let mappings = two.each_ref().map(|memory| Mapping::new(memory, 0, SIZE, 0).unwrap());
-    let workers = Workers::default();
-    prefault(&mappings.each_ref().map(|mapping| (mapping, None)), &|_| workers.note()).unwrap();
+    let (workers, caller) = (Workers::default(), thread::current().id());
+    let progress = |_| {
+        workers.note();
+        // A thread that ended would leave its place to the next.
+        while thread::current().id() != caller && !workers.0.lock().unwrap().contains(&caller) {
+            thread::yield_now();
+        }
+    };
+    prefault(&mappings.each_ref().map(|mapping| (mapping, None)), &progress).unwrap();
     for memory in two {
         let blocks = std::os::unix::fs::MetadataExt::blocks(&memory.file().metadata().unwrap());
         assert_eq!(blocks * 512, SIZE);
