@@ -155,7 +155,7 @@ impl Lease {
         }
         // Another description of the file can be locked only if nobody is left who has, or maps, the old one.
         let is_locked = memory::lock(&taken.region, backing.as_ref(), &taken.slice)?.is_some();
-        if is_locked || memory.is_mapped(&taken.region, backing.as_ref()) {
+        if is_locked || memory.is_mapped(&taken.region, backing.as_ref(), Some(&taken.owner)) {
             let (region, owner) = (taken.region.name.clone(), taken.owner.name.clone());
             return Err(GrantError::StillUsed { region, offset: taken.slice.offset, owner });
         }

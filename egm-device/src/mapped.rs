@@ -38,19 +38,22 @@ struct Bytes {
 struct Found {
     /// What was asked for and is mapped, in part at least.
     mapped: BTreeSet<Bytes>,
+    /// Processes that this one may not look at.
+    hidden: BTreeSet<u32>,
     /// Something could not be read: what is not found may be mapped all the same.
     is_partial: bool,
 }
 
-/// Whether any process maps any of `bytes` of `file`, the calling one included. What cannot be found out counts as mapped.
+/// Whether any process maps any of `bytes` of `file`, the calling one included. What cannot be found out counts as mapped, and so
+/// does that process `holder`, who was given them, may not be looked at.
 ///
-/// Processes that this one may not look at (`CAP_SYS_PTRACE`), or cannot see (of an outer PID namespace), are left out, and so is
-/// who holds only a descriptor.
-pub(crate) fn is_mapped(file: &File, bytes: &Range<u64>) -> bool {
+/// Other processes that this one may not look at (`CAP_SYS_PTRACE`), or cannot see (of an outer PID namespace), are left out, and
+/// so is who holds only a descriptor.
+pub(crate) fn is_mapped(file: &File, bytes: &Range<u64>, holder: Option<u32>) -> bool {
     let Ok(metadata) = file.metadata() else { return true };
     let device = metadata.dev();
     let of = Name { major: major(device), minor: minor(device), inode: metadata.ino() };
-    SCANS.is_mapped(Bytes { of, start: bytes.start, end: bytes.end })
+    SCANS.is_mapped(Bytes { of, start: bytes.start, end: bytes.end }, holder)
 }
 
 type Scan = dyn Fn(&BTreeSet<Bytes>) -> Found + Send + Sync;
@@ -80,13 +83,14 @@ impl Scans {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn is_mapped(&self, bytes: Bytes) -> bool {
+    fn is_mapped(&self, bytes: Bytes, holder: Option<u32>) -> bool {
         let mut state = self.state();
         state.asked.insert(bytes);
         let next = Arc::clone(&state.next);
         loop {
             if let Some(found) = next.get() {
-                return found.is_partial || found.mapped.contains(&bytes);
+                let is_hidden = holder.is_some_and(|holder| found.hidden.contains(&holder));
+                return found.is_partial || is_hidden || found.mapped.contains(&bytes);
             }
             if state.runs {
                 state = self.over.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -112,9 +116,13 @@ fn scan(proc: &Path, asked: &BTreeSet<Bytes>) -> Found {
             found.is_partial = true;
             continue;
         };
-        let is_process = entry.file_name().to_str().is_some_and(|name| name.parse::<u32>().is_ok());
-        let looked = if is_process { scan_process(&entry.path(), asked, &mut found.mapped) } else { Ok(()) };
-        found.is_partial |= looked.is_err_and(|error| !is_out_of_sight(&error));
+        let Some(process) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        match scan_process(&entry.path(), asked, &mut found.mapped) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                found.hidden.insert(process);
+            }
+            looked => found.is_partial |= looked.is_err_and(|error| !has_ended(&error)),
+        }
     }
     found
 }
@@ -129,7 +137,7 @@ fn scan_process(process: &Path, asked: &BTreeSet<Bytes>, mapped: &mut BTreeSet<B
         match maps {
             Ok(true) => return Ok(()),
             Ok(false) => {}
-            Err(error) if is_out_of_sight(&error) => {}
+            Err(error) if has_ended(&error) => {}
             Err(error) => return Err(error),
         }
     }
@@ -150,10 +158,9 @@ fn scan_maps(maps: File, asked: &BTreeSet<Bytes>, mapped: &mut BTreeSet<Bytes>) 
     Ok(any)
 }
 
-/// That the process has ended since its name was read, or is not ours to look at.
-fn is_out_of_sight(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied)
-        || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
+/// That the process, or thread, has ended since its name was read.
+fn has_ended(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
 }
 
 /// File and bytes of a line such as `7f0000000000-7f0000200000 rw-s 00400000 00:06 1234 /dev/egm4`.
@@ -171,6 +178,7 @@ fn mapping(line: &str) -> Option<(Name, Range<u64>)> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::CommandExt;
     use std::sync::atomic::AtomicBool;
     use std::sync::mpsc;
     use std::thread;
@@ -248,16 +256,17 @@ mod tests {
         });
         let (scans, of) = (&scans, |slice: u64| bytes(EGM, slice..slice + 1));
         thread::scope(|scope| {
-            let first = scope.spawn(|| scans.is_mapped(of(0)));
+            let first = scope.spawn(|| scans.is_mapped(of(0), None));
             assert_eq!(begun.recv(), Ok(1));
-            let more: Vec<_> = (0..64).map(|n| scope.spawn(move || (n, scans.is_mapped(of(n))))).collect();
+            let more: Vec<_> =
+                (0..64).map(|n| scope.spawn(move || (n, scans.is_mapped(of(n), None)))).collect();
             while scans.state().asked.len() < 64 {
                 thread::yield_now();
             }
             go.send(Found::default()).unwrap();
             assert!(!first.join().unwrap());
             assert_eq!(begun.recv(), Ok(64), "the first one's asked again: it was asked for since");
-            go.send(Found { mapped: [of(0), of(7)].into(), is_partial: false }).unwrap();
+            go.send(Found { mapped: [of(0), of(7)].into(), ..Found::default() }).unwrap();
             for asked in more {
                 let (n, mapped) = asked.join().unwrap();
                 assert_eq!(mapped, [0, 7].contains(&n), "{n}");
@@ -267,14 +276,43 @@ mod tests {
     }
 
     #[test]
+    fn who_was_given_the_bytes_and_may_not_be_looked_at_is_not_known_to_have_let_go() {
+        let found = || Found { hidden: [7].into(), ..Found::default() };
+        let scans = Scans::new(move |_| found());
+        let mapped = |holder| scans.is_mapped(bytes(EGM, 0..1), holder);
+        assert_eq!([Some(7), Some(8), None].map(mapped), [true, false, false]);
+    }
+
+    /// (Root may look at everybody, so the test runs itself once more as somebody else.)
+    #[test]
+    fn a_process_of_another_user_is_hidden_from_who_has_no_right_to_look() {
+        if rustix::process::geteuid().is_root() {
+            let mut child = std::process::Command::new("/proc/self/exe");
+            child.args([
+                "--exact",
+                "mapped::tests::a_process_of_another_user_is_hidden_from_who_has_no_right_to_look",
+            ]);
+            let output = child.uid(0x4000_0000).gid(0x4000_0000).output().unwrap();
+            assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
+            return;
+        }
+        if fs::metadata("/proc/1").unwrap().uid() == rustix::process::geteuid().as_raw() {
+            println!("skipped: here the first process is this user's");
+            return;
+        }
+        let found = scan(Path::new("/proc"), &[bytes(EGM, 0..1)].into());
+        assert!(found.hidden.contains(&1) && !found.hidden.contains(&std::process::id()), "{found:?}");
+    }
+
+    #[test]
     fn the_kernel_names_a_mapping_like_that() {
         let region = region(RegionKind::Memfd, 0x4000, 0x1000);
         let patience = Patience { progress: &|_| {}, cancel: &AtomicBool::new(false) };
         let memory = backing::open(&region, &slice(0, 0x4000), &patience).unwrap();
         let mapping = Mapping::new(memory.as_ref(), 0x1000, 0x2000, 0).unwrap();
-        assert!(is_mapped(memory.file(), &(0x2000..0x4000)));
-        assert!(!is_mapped(memory.file(), &(0..0x1000)));
+        assert!(is_mapped(memory.file(), &(0x2000..0x4000), None));
+        assert!(!is_mapped(memory.file(), &(0..0x1000), None));
         drop(mapping);
-        assert!(!is_mapped(memory.file(), &(0..0x4000)));
+        assert!(!is_mapped(memory.file(), &(0..0x4000), None));
     }
 }

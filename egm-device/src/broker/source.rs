@@ -111,12 +111,12 @@ impl Held for Leased {
         }
         // A duplicate of the lock, for a return that is none drops the lease's own.
         let claim = lease.claim().try_clone();
-        let (region, slice) = (lease.region().clone(), lease.slice().clone());
+        let (region, slice, owner) = (lease.region().clone(), lease.slice().clone(), lease.owner().clone());
         match lease.give_back(&Watch { near: near.as_ref(), ..Watch::nobody() }) {
             Err(error @ GrantError::StillUsed { .. }) => {
                 let is_free = Box::new(move || {
                     let _claim = &claim;
-                    is_free(memory.as_ref(), &region, &slice)
+                    is_free(memory.as_ref(), &region, &slice, &owner)
                 });
                 Err(StillUsed { why: Chain(&error as &dyn Report).to_string(), is_free })
             }
@@ -126,12 +126,14 @@ impl Held for Leased {
 }
 
 /// Whether another description of the memory can be locked: nobody has, or maps, the old one. Where there is no other, whether
-/// nobody maps it.
-fn is_free(memory: &dyn Memory, region: &Region, slice: &Slice) -> bool {
+/// nobody maps it, as far as that can be seen.
+fn is_free(memory: &dyn Memory, region: &Region, slice: &Slice, owner: &Owner) -> bool {
     let Ok(backing) = memory.open(region, slice, &Watch::nobody()) else { return false };
     let backing = backing.as_ref();
     let nobody_has_it_open = memory::lock(region, backing, slice).is_ok_and(|others| others.is_none());
-    nobody_has_it_open && !memory.is_mapped(region, backing) && memory::unlock(region, backing, slice).is_ok()
+    nobody_has_it_open
+        && !memory.is_mapped(region, backing, Some(owner))
+        && memory::unlock(region, backing, slice).is_ok()
 }
 
 /// The host's regions and their ledger.

@@ -98,8 +98,8 @@ pub enum GrantError {
     },
     /// The slice's owner is gone, or gives it back, but another process has its memory.
     #[error(
-        "region \"{region}\": a process that got the memory at {offset:#x} from its last owner ({owner}) still has it: \
-         end that process"
+        "region \"{region}\": a process that got the memory at {offset:#x} from its last owner ({owner}) still has it, or that \
+         owner runs and may not be looked at: end that process"
     )]
     StillUsed {
         /// The region.

@@ -11,6 +11,7 @@ use super::record::OnLine;
 use super::{LedgerError, claim};
 use crate::backing::{self, Backing, BackingError, Patience, RetiredListError};
 use crate::mapped;
+use crate::owner::Owner;
 use crate::region::{Region, RegionKind, Slice};
 use crate::retired::Retired;
 use crate::scrub::{self, ScrubError, Work};
@@ -75,11 +76,13 @@ pub trait Memory: Send + Sync {
     }
 
     /// Whether any process maps `backing`, bytes of `region`, so far as no lock can tell that: an EGM device that opens once is
-    /// one description to all who got it. What cannot be found out counts as mapped.
-    fn is_mapped(&self, region: &Region, backing: &dyn Backing) -> bool {
+    /// one description to all who got it. What cannot be found out counts as mapped; of processes that may not be looked at, only
+    /// `holder`, who was given the bytes, does.
+    fn is_mapped(&self, region: &Region, backing: &dyn Backing, holder: Option<&Owner>) -> bool {
         let bytes = backing.offset()..backing.offset().saturating_add(backing.size());
         let is_egm = matches!(region.kind, RegionKind::Egm { .. });
-        is_egm && mapped::is_mapped(backing.file(), &bytes)
+        let holder = holder.filter(|owner| owner.is_alive()).map(|owner| owner.pid);
+        is_egm && mapped::is_mapped(backing.file(), &bytes, holder)
     }
 
     /// Makes `spans` (offsets in the region) of a slice that begins at `at` zero.

@@ -120,7 +120,7 @@ impl Ledger {
             let backing = memory.open(&taken.region, &taken.slice, watch)?;
             match memory::lock(&taken.region, backing.as_ref(), &taken.slice)? {
                 // One description to all: the lock of who maps it still is ours as well.
-                None if memory.is_mapped(&taken.region, backing.as_ref()) => {
+                None if memory.is_mapped(&taken.region, backing.as_ref(), None) => {
                     mapped = mapped.iter().chain(bytes_of(&taken.slice)).collect();
                 }
                 None => return Lease::begin(taken, backing, memory.clone(), watch),
