@@ -13,7 +13,7 @@ pub mod carve;
 pub mod cli;
 mod crew;
 pub mod device;
-pub mod export;
+mod export;
 pub mod lease;
 pub mod ledger;
 mod mapped;

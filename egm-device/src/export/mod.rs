@@ -17,9 +17,9 @@ mod load;
 mod qemu;
 mod words;
 
-pub use command::Command;
-pub use guest::{Guest, GuestError, Memory, NumaNode, Placed, Source};
-pub use load::{LoadError, load};
+pub(crate) use command::Command;
+pub(crate) use guest::{Guest, Placed};
+pub(crate) use load::load;
 
 use std::collections::BTreeSet;
 
@@ -27,7 +27,7 @@ use crate::report::{Blame, Report};
 
 /// The monitors that a machine can be written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Monitor {
+pub(crate) enum Monitor {
     /// Its command line
     CloudHypervisor,
     /// Its command line
@@ -38,7 +38,7 @@ pub enum Monitor {
 
 /// What differs between builds and hosts of one monitor.
 #[derive(Debug, Clone, Default)]
-pub struct Options {
+pub(crate) struct Options {
     /// QEMU and libvirt as NVIDIA builds them.
     pub nvidia: bool,
     /// UEFI image for guests that need one.
@@ -47,7 +47,7 @@ pub struct Options {
 
 /// A machine in a monitor's words.
 #[derive(Debug, Clone)]
-pub struct Export {
+pub(crate) struct Export {
     /// What the monitor reads.
     pub output: Output,
     /// What it is not told, and what has to be done first; a sentence each.
@@ -56,7 +56,7 @@ pub struct Export {
 
 /// What a monitor reads.
 #[derive(Debug, Clone)]
-pub enum Output {
+pub(crate) enum Output {
     /// A command line.
     Command(Command),
     /// A domain of libvirt.
@@ -65,7 +65,7 @@ pub enum Output {
 
 /// What a monitor has no words for and cannot do without.
 #[derive(Debug, thiserror::Error)]
-pub enum ExportError {
+pub(crate) enum ExportError {
     /// cloud-hypervisor's options have no escape for quotes.
     #[error("{text:?} has a double quote, which no option of cloud-hypervisor can hold")]
     Quote {
@@ -133,7 +133,7 @@ impl Report for ExportError {
 ///
 /// # Errors
 /// [`ExportError`], where the machine would be another one.
-pub fn export(guest: &Guest, monitor: Monitor, options: &Options) -> Result<Export, ExportError> {
+pub(crate) fn export(guest: &Guest, monitor: Monitor, options: &Options) -> Result<Export, ExportError> {
     let gap = (0_u32..).zip(&guest.nodes).find(|(number, node)| node.id != *number);
     if let (Monitor::Qemu | Monitor::Libvirt, Some((node, next))) = (monitor, gap) {
         return Err(ExportError::Gap { node, next: next.id });

@@ -19,7 +19,7 @@ use crate::report::{Blame, Report};
 const INITIATORS: u32 = 8;
 /// A machine on a host.
 #[derive(Debug, Clone)]
-pub struct Guest {
+pub(crate) struct Guest {
     /// What was written.
     pub machine: Spec,
     /// Its devices; slices that are devices are the last.
@@ -38,7 +38,7 @@ pub struct Guest {
 
 /// A device and its place among the nodes.
 #[derive(Debug, Clone)]
-pub struct Placed {
+pub(crate) struct Placed {
     /// Unique.
     pub id: String,
     /// Whether it sits behind a root port of its own.
@@ -53,7 +53,7 @@ pub struct Placed {
 
 /// A piece of guest memory, all of one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Memory {
+pub(crate) struct Memory {
     /// `node0`, `egm0`.
     pub id: String,
     /// Its node.
@@ -66,7 +66,7 @@ pub struct Memory {
 
 /// Where bytes come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub(crate) enum Source {
     /// Memory of the monitor's own.
     Own {
         /// Host pages.
@@ -89,7 +89,7 @@ pub enum Source {
 
 /// A NUMA node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NumaNode {
+pub(crate) struct NumaNode {
     /// Its number.
     pub id: u32,
     /// vCPUs.
@@ -104,7 +104,7 @@ pub struct NumaNode {
 
 /// Why a host cannot give a slice to a monitor that opens it by itself.
 #[derive(Debug, thiserror::Error)]
-pub enum GuestError {
+pub(crate) enum GuestError {
     /// The host has no such region.
     #[error("egm[{index}]: this host has none of {}", regions.join(", "))]
     NoRegion {
@@ -167,7 +167,7 @@ impl Guest {
     ///
     /// # Errors
     /// [`GuestError`] says which slice the host has no place for.
-    pub fn new(machine: Spec, survey: &Survey, mut sockets: PathBuf) -> Result<Self, GuestError> {
+    pub(crate) fn new(machine: Spec, survey: &Survey, mut sockets: PathBuf) -> Result<Self, GuestError> {
         plain(&mut sockets).map_err(GuestError::Sockets)?;
         let mut guest = Self {
             memory: ordinary(&machine),
@@ -187,13 +187,13 @@ impl Guest {
 
     /// Where a server shows the slice that is the device called `id`.
     #[must_use]
-    pub fn socket(&self, id: &str) -> PathBuf {
+    pub(crate) fn socket(&self, id: &str) -> PathBuf {
         self.sockets.join(format!("{}-{id}.sock", self.machine.name))
     }
 
     /// Whether host functions are opened by iommufd.
     #[must_use]
-    pub fn iommufd(&self) -> bool {
+    pub(crate) fn iommufd(&self) -> bool {
         let wants =
             |placed: &Placed| matches!(placed.kind, DeviceKind::Vfio { backend: VfioBackend::Iommufd, .. });
         self.devices.iter().any(wants)
@@ -201,7 +201,7 @@ impl Guest {
 
     /// Bytes of all memory.
     #[must_use]
-    pub fn size(&self) -> u64 {
+    pub(crate) fn size(&self) -> u64 {
         self.memory.iter().fold(0, |sum, memory| memory.size.saturating_add(sum))
     }
 
