@@ -132,6 +132,16 @@ pub(crate) enum Role {
 pub(crate) struct Passed {
     /// The number by which an NVIDIA GPU knows others that it reaches.
     pub(crate) clique: Option<u8>,
+    /// The memory of a GPU that processors share.
+    #[serde(default)]
+    pub(crate) memory: Option<GpuMemory>,
+}
+
+/// Where a GPU's memory is.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct GpuMemory {
+    /// Numbers of the BARs that are memory.
+    pub(crate) bars: Vec<u8>,
 }
 
 /// A device of the configuration.
@@ -262,6 +272,18 @@ impl Plan {
         }
     }
 
+    /// BARs of GPUs that are memory which processors share.
+    pub(crate) fn gpu_memory(&self) -> impl Iterator<Item = (&Function, &Bar)> {
+        self.pci.iter().flat_map(|function| {
+            let memory = match &function.role {
+                Role::Endpoint { passed: Some(passed), .. } => passed.memory.as_ref(),
+                _ => None,
+            };
+            let numbers = memory.map_or(&[][..], |memory| &memory.bars);
+            function.bars.iter().filter(|bar| numbers.contains(&bar.index)).map(move |bar| (function, bar))
+        })
+    }
+
     /// Devices and where each is.
     pub(crate) fn devices(&self) -> impl Iterator<Item = (&Function, &Device)> {
         self.pci.iter().filter_map(|function| match &function.role {
@@ -295,6 +317,16 @@ pub(crate) mod tests {
     fn linux_numbers_nodes_of_gpus_before_those_of_memory_alone() {
         let plan = grace();
         assert!((0..36).all(|node| plan.linux_node(node) == Some(node)));
+    }
+
+    #[test]
+    fn a_gpus_memory_is_in_the_bars_that_the_plan_names() {
+        let (plan, none) = (grace(), q35());
+        let bars: Vec<_> = plan.gpu_memory().map(|(function, bar)| (function.address, bar.index)).collect();
+        let functions: std::collections::BTreeSet<_> = bars.iter().map(|(address, _)| *address).collect();
+        assert_eq!(functions.len(), 4);
+        assert!(bars.iter().any(|(_, index)| *index == 4), "{bars:?}");
+        assert_eq!(none.gpu_memory().count(), 0);
     }
 
     #[test]

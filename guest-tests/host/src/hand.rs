@@ -28,7 +28,10 @@ pub(crate) fn page(function: &str, bar: u8, offset: u64, command: u8) -> Result<
     const COMMAND: u64 = 4;
     let folder = Path::new("/sys/bus/pci/devices").join(function);
     let both = |name: &str| File::options().read(true).write(true).open(folder.join(name));
-    fs::write(folder.join("power/control"), "on")?;
+    let power = folder.join("power/control"); // a kernel without power management has none, and all are awake
+    if power.exists() {
+        fs::write(power, "on")?;
+    }
     let config = both("config")?;
     let mut low = [0];
     config.read_exact_at(&mut low, COMMAND)?;

@@ -29,7 +29,7 @@ const MARK: u64 = 0x6d67_652d_7461_6562;
 /// How long a beating word may stand still, under emulation.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// The exit code of a VMM whose host lacks something.
-const HOST_LACKS: i32 = 3;
+pub(crate) const HOST_LACKS: i32 = 3;
 
 /// Tells the story of a slice of `region`.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {

@@ -31,10 +31,13 @@ const DISPLAY: u32 = 0x03;
 const NETWORK: u32 = 0x02;
 
 impl Variant {
-    /// The kind of `function`, by its ids and the driver that holds it.
+    /// The kind of `function`, by the driver that holds it and its ids. What nvgrace-gpu has is its device whatever the ids
+    /// are: new GPUs are given to it by name, and so are emulated ones.
     pub fn of(function: &HostFunction) -> Self {
+        if function.driver.as_deref() == Some(nvgrace::DRIVER) {
+            return Self::NvGrace;
+        }
         match (function.vendor, function.class >> 16) {
-            (NVIDIA, DISPLAY) if function.driver.as_deref() == Some(nvgrace::DRIVER) => Self::NvGrace,
             (NVIDIA, DISPLAY) => Self::NvidiaDisplay,
             (MELLANOX, _) if function.device == data_direct::DEVICE => Self::DataDirect,
             (MELLANOX, NETWORK) => Self::ConnectX,
@@ -99,4 +102,44 @@ pub enum DmaSource {
     Peer,
     /// As memory: a device that cannot reach it is broken, so failing to map it is an error.
     Memory,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::HostBarKind;
+    use crate::topology::Place;
+
+    #[test]
+    fn what_nvgrace_gpu_has_is_its_device_whatever_the_ids_are() {
+        let own = HostBar { index: 2, kind: HostBarKind::Memory32, size: 0x1000, start: 0 };
+        let function = |vendor: u16, driver: Option<&str>| HostFunction {
+            address: "0000:00:03.0".parse().unwrap(),
+            vendor,
+            device: 0x1111,
+            class: 0x03_8000,
+            driver: driver.map(str::to_owned),
+            numa_node: None,
+            iommu_group: Some(3),
+            bars: vec![own],
+            msix_vectors: None,
+            reserved: Vec::new(),
+            iova_bits: None,
+            memory: Vec::new(),
+            card: None,
+            place: Place::default(),
+        };
+        for vendor in [NVIDIA, 0x1234] {
+            assert_eq!(
+                Variant::of(&function(vendor, Some(nvgrace::DRIVER))),
+                Variant::NvGrace,
+                "{vendor:#x}"
+            );
+        }
+        assert_eq!(Variant::of(&function(NVIDIA, Some("vfio-pci"))), Variant::NvidiaDisplay);
+        assert_eq!(Variant::of(&function(0x1234, None)), Variant::Plain);
+        let shown =
+            Variant::memory(&function(0x1234, Some(nvgrace::DRIVER)), &[(2, 0x8000_0000), (4, 0x4000_0000)]);
+        assert_eq!(shown.iter().map(|memory| memory.bar).collect::<Vec<_>>(), [2, 4]);
+    }
 }

@@ -1,5 +1,5 @@
-//! Claim: a passed DMA engine reaches memory where the guest has it: ordinary memory, the EGM node, and another passed
-//! function's BAR (peer-to-peer).
+//! Claim: a passed DMA engine reaches memory where the guest has it: ordinary memory, the EGM node, another passed function's
+//! BAR (peer-to-peer), and a GPU's memory.
 //!
 //! The engine is QEMU's edu (`docs/specs/edu.rst`), the BAR that of its ivshmem. A pattern goes from memory into the engine's
 //! buffer and from there to each place, where it is looked at without the engine.
@@ -67,6 +67,11 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
         let bar = bar.ok_or_else(|| Broken::Argument("ivshmem".to_owned(), "has no BAR 2"))?;
         let memory = map(peer, MEMORY_BAR, PAGE)?;
         check("a peer's BAR", bar.span.start().get(), &|| memory.words(PAGE / 4))?;
+    }
+    for (gpu, bar) in context.plan.gpu_memory() {
+        let memory = map(gpu, bar.index, PAGE)?;
+        let what = format!("GPU memory, BAR {} of {},", bar.index, gpu.address);
+        check(&what, bar.span.start().get(), &|| memory.words(PAGE / 4))?;
     }
     let all = context.args.get("edu.places", places)?;
     claim.holds(places == all, || {

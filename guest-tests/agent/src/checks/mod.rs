@@ -15,6 +15,7 @@ mod egm_events;
 mod egm_pattern;
 mod functions;
 mod fuzz;
+mod gpu_memory;
 mod hmat;
 mod hotplug;
 mod memory_map;
@@ -116,7 +117,12 @@ pub(crate) static ALL: &[Check] = &[
         virtio_blk::run,
     ),
     check("nvme", "a passed NVMe drive keeps what is written, with interrupts by MSI-X", nvme::run),
-    check("edu", "a passed DMA engine reaches memory, the EGM node and another function's BAR", edu::run),
+    check("edu", "a passed DMA engine reaches memory, the EGM node and other functions' BARs", edu::run),
+    check(
+        "gpu_memory",
+        "memory of a passed GPU keeps its values, all that there is, and beyond it nothing does",
+        gpu_memory::run,
+    ),
     check(
         "functions",
         "passed functions with copy engines reach memory, the EGM node and each other's BARs",

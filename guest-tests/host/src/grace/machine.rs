@@ -14,6 +14,8 @@ const RAM: u64 = 1 << 10;
 const LINUX: u64 = NODES[0] + NODES[1];
 /// MiB of a GPU's memory: with 1664, as was measured, nvgrace-gpu shows 512 MiB of it cacheable and the rest not.
 const GPU_MEMORY: u64 = 1664;
+/// MiB of it that are cacheable, its first.
+const USEMEM: u64 = 512;
 
 /// The GPUs: the slot at the root bus, the socket, the node of its memory and that of its socket's EGM.
 const GPUS: [Gpu; 2] =
@@ -110,6 +112,13 @@ pub(super) fn retired_in(slice: Option<(u64, u64)>) -> Vec<u64> {
     all.filter(|block| *block >= start && *block - start < size).collect()
 }
 
+/// Host physical address and bytes of the memory of GPU `function`: what is cacheable, and the rest.
+pub(super) fn memory_of(function: &str) -> Option<[(u64, u64); 2]> {
+    let gpu = GPUS.iter().find(|gpu| function == format!("0000:00:{:02x}.0", gpu.slot))?;
+    let (start, cacheable) = (base(gpu.memory), USEMEM << 20);
+    Some([(start, cacheable), (start + cacheable, (GPU_MEMORY - USEMEM) << 20)])
+}
+
 /// Where the memory of `node` begins.
 fn base(node: usize) -> u64 {
     let below: u64 = NODES.iter().take(node).sum();
@@ -119,6 +128,7 @@ fn base(node: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scenarios::select;
 
     #[test]
     fn what_gpus_and_egm_have_is_hidden_from_linux_and_nobody_elses() {
@@ -140,6 +150,16 @@ mod tests {
             assert!(!retired_in(Some((start, size))).is_empty(), "{start:#x}");
         }
         assert_eq!(retired_in(None), [] as [u64; 0]);
+    }
+
+    #[test]
+    fn a_guest_is_told_how_much_of_each_bar_is_memory() {
+        let [cacheable, rest] = memory_of("0000:00:03.0").unwrap();
+        let words = select(&["grace-gpu".into()], true).unwrap().remove(0).words;
+        assert!(words.contains(&format!("egm.arg.gpu.bar4={}", cacheable.1)));
+        assert!(words.contains(&format!("egm.arg.gpu.bar2={}", rest.1)));
+        assert_eq!((rest.0, rest.0 + rest.1), (cacheable.0 + cacheable.1, base(2) + (GPU_MEMORY << 20)));
+        assert_eq!(memory_of("0000:00:05.0"), None);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `egm-lab grace`: the emulated Grace host, for people and for scenarios.
 
 mod egm;
+mod gpu;
 mod machine;
 
 use std::ffi::OsString;
@@ -22,6 +23,7 @@ use crate::scenarios::Scenario;
 use crate::tools::Tools;
 
 pub(crate) use egm::run as tell_egm;
+pub(crate) use gpu::run as tell_gpu;
 pub(crate) use machine::l1;
 
 /// Where it keeps its files unless the user says otherwise.

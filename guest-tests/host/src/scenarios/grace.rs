@@ -43,3 +43,20 @@ pub(super) const NVME: Scenario = Scenario {
     disk: Some(Proof::Signature),
     ..GRACE
 };
+
+/// The first socket's GPU, its EGM, and the DMA engine.
+pub(super) const GPU: Scenario = Scenario {
+    name: "grace-gpu",
+    story: "a GPU of nvgrace-gpu and a slice of /dev/egm4: its memory to the last byte, by the guest and by a DMA engine",
+    region: Some("egm4"),
+    passed: &["0000:00:03.0", "0000:00:14.0"],
+    tell: Some(grace::tell_gpu),
+    words: "egm.checks=pci,numa,acpi_tables,edu,gpu_memory egm.arg.edu.places=4 egm.arg.gpu.bar4=536870912 \
+            egm.arg.gpu.bar2=1207959552",
+    expected: Expected {
+        exit: 0,
+        summary: true,
+        checks: &["pci", "numa", "acpi_tables", "edu", "gpu_memory"],
+    },
+    ..GRACE
+};

@@ -176,6 +176,7 @@ pub(crate) const ALL: &[Scenario] = &[
     grace::DEMO,
     grace::EGM,
     grace::NVME,
+    grace::GPU,
     boots::SCENARIO,
     debian_root::SCENARIO,
     plugged::PULLED,
