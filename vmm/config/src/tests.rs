@@ -339,7 +339,7 @@ fn memory_keeps_its_rules() {
             &memory(r#"{"size":"1G","page_size":"64K"}"#),
             "memory.page_size: unknown name \"64K\"\n  help: did you mean \"4K\"?",
         ),
-        (&memory(r#"{"nodes":[]}"#), "memory.size: the size is 0"),
+        (&memory(r#"{"nodes":[]}"#), "memory.nodes: there is no node 0"),
         (
             &nodes("1GiB", r#"{"id":0,"size":"512MiB","cpus":"0-1"},{"id":1,"size":"256MiB"}"#),
             "memory.size: the nodes add up to 768MiB, 256MiB less than the size, 1GiB: change either",
