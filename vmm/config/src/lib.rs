@@ -16,6 +16,7 @@ mod error;
 mod file;
 mod memory;
 mod numa;
+mod pages;
 mod resolve;
 mod schema;
 mod source;
@@ -30,6 +31,7 @@ pub use devices::DeviceRule;
 pub use error::{ConfigError, Place, Rule, nearest};
 pub use memory::{GUEST_MEMFD, LOCAL, MemoryRule};
 pub use numa::NumaRule;
+pub use pages::PageSize;
 pub use spec::*;
 
 /// The configuration in the file `path`, together with the files that it extends.

@@ -6,7 +6,8 @@ use egm_address::{ByteSize, CpuSet};
 
 use super::error::{Fault, Rule, at_most, in_range, name, not_empty};
 use super::file::{EgmFile, MemoryFile, NodeFile, OneOrMore};
-use super::spec::{EgmForm, EgmSlice, MAX_NODES, Memory, Node, PageSize};
+use super::pages::PageSize;
+use super::spec::{EgmForm, EgmSlice, MAX_NODES, Memory, Node};
 
 /// Neither x86-64 nor Arm addresses more (52 bits).
 pub(super) const MAX_BYTES: u64 = 1 << 52;
