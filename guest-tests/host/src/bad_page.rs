@@ -1,16 +1,20 @@
 //! Stories of a page that goes bad while a guest uses it. The host's kernel takes the page out of service by its physical
-//! address, as it would after a machine check, so it must have a `struct page`.
+//! address, as it would after a machine check, so it must have a `struct page`; or the lab's double of an EGM driver does,
+//! whose memory has none.
 //!
 //! Of device-DAX the guest may go on reading, since nothing is really broken: the machine says so and lives, the page is
 //! retired, and the next machine's guest has a hole there. Ordinary memory's page is gone: the guest that reads it gets a
-//! machine check, ends the program that read, and lives.
+//! machine check (on Arm a synchronous external abort), ends the program that read, and lives. An Arm guest that is told of a
+//! page of EGM takes it out of service itself, and ends who used it.
 
 use std::fs;
-use std::path::Path;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use crate::error::LabError;
 use crate::frame::{Fault, Frame, Step};
+use crate::grace::is_arm;
 use crate::host_parts::Plan;
 use crate::judge::{Expected, case};
 use crate::process::{Ending, Limit, Reaction, watch};
@@ -21,20 +25,51 @@ use crate::slices::{PATIENCE, host_address, regions};
 /// Takes the page with the physical address that is written to it out of service, as broken memory would be.
 const OFFLINE: &str = "/sys/devices/system/memory/hard_offline_page";
 
+/// The folder of the lab's double of an EGM driver, and in a device's folder there the file that takes the offset of a page.
+const DOUBLE: &str = "/sys/kernel/debug/egm";
+const POISON: &str = "poison";
+
 /// Memory of the machine's own process.
 const LOCAL: &str = "local";
+
+/// What is said of a page of a kind of memory.
+struct Said {
+    /// By the machine.
+    machine: &'static [&'static str],
+    /// By the guest that goes on using it; nothing where it may.
+    guest: &'static [&'static str],
+}
+
+impl Said {
+    fn of(region: &str) -> Self {
+        const ALL: &[&str] = &["guest address", "the guest is told", "no later owner gets it"];
+        let (machine, guest): (_, &[&str]) = match region {
+            LOCAL if is_arm() => (&ALL[..1], &["synchronous external abort", "SIGBUS"]),
+            LOCAL => (&ALL[..1], &["[Hardware Error]: CPU 0: Machine Check", "SIGBUS"]),
+            _ if double(region).exists() => {
+                (ALL, &["Generic Hardware Error Source", "Memory failure", "SIGBUS"])
+            }
+            _ => (ALL, &[]),
+        };
+        Self { machine, guest }
+    }
+}
+
+fn double(region: &str) -> PathBuf {
+    Path::new(DOUBLE).join(region).join(POISON)
+}
 
 /// Tells the story of a bad page in a slice of `region`.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, region, report, .. } = *frame;
-    if !Path::new(OFFLINE).exists() {
+    if !Path::new(OFFLINE).exists() && !double(region).exists() {
         frame.skip("this host's kernel has no CONFIG_MEMORY_FAILURE");
         return Ok(());
     }
-    let beat = Scenario { words: "egm.checks=egm_beat egm.arg.beat.seconds=0", ..*scenario };
+    let beat = Scenario { words: BEAT, ..*scenario };
     let machine = runner.machine(&beat, report)?;
     let (console, said) = (report.join("beat-console.log"), report.join("beat-vmm.log"));
-    let reads = region == LOCAL;
+    let all = Said::of(region);
     let mut bad = None;
     let ending = watch(runner.command(&machine), Limit::Total(scenario.deadline), &console, &said, |line| {
         let Some(address) = line.split("egm-beat 0x").nth(1) else { return Reaction::Go };
@@ -42,15 +77,17 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
         frame.step("told", || {
             let address = host_address(&machine, gpa)?;
             bad = Some(address);
-            fs::write(OFFLINE, format!("{address:#x}"))?;
-            told(&said, reads)
+            spoil(region, machine.plan.as_ref(), address)?;
+            told(&said, all.machine)
         });
-        if reads { Reaction::Go } else { Reaction::Terminate }
+        if all.guest.is_empty() { Reaction::Terminate } else { Reaction::Go }
     })?;
     let fault = (ending != Ending::Exit(0)).then(|| format!("{ending:?}, and not in good order"));
     frame.cases.push(case("lives", fault, 0));
-    if reads {
-        frame.step("machine-check", || checked(&console));
+    if !all.guest.is_empty() {
+        frame.step("heard", || heard(&console, all.guest));
+    }
+    if region == LOCAL {
         return Ok(());
     }
     frame.step("retired", || retired(runner, region, machine.plan.as_ref(), bad));
@@ -62,16 +99,31 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     Ok(())
 }
 
+/// A word of the guest's counts for ever; its kernel says what it hears and what ends a program, although the agent wants it quiet.
+const BEAT: &str =
+    "egm.checks=egm_beat egm.arg.beat.seconds=0 sysctl.debug.exception-trace=1 ignore_loglevel";
+
 const NO_BEAT: &str = "the guest did not say where its word beats";
 
+/// The page at host physical address `address` goes bad.
+fn spoil(region: &str, plan: Option<&Plan>, address: u64) -> Step {
+    let double = double(region);
+    if double.exists() {
+        fs::write(double, in_region(plan, address)?.to_string())?;
+    } else {
+        let written = fs::write(OFFLINE, format!("{address:#x}"));
+        // "Busy" is a page that somebody still refers to: it was taken from all who had it mapped, which is what counts.
+        written.or_else(|error| if error.kind() == ErrorKind::ResourceBusy { Ok(()) } else { Err(error) })?;
+    }
+    Ok(())
+}
+
 /// The machine names the slice, and that its guest and later owners are taken care of.
-fn told(log: &Path, reads: bool) -> Step {
+fn told(log: &Path, all: &[&str]) -> Step {
     let begun = Instant::now();
     loop {
         let text = fs::read_to_string(log)?;
         if let Some(line) = text.lines().find(|line| line.starts_with("bad memory: \"egm0\"")) {
-            let slice = ["guest address", "the guest is told", "no later owner gets it"];
-            let all = if reads { slice.get(..1) } else { slice.get(..) }.unwrap_or_default();
             return match all.iter().find(|part| !line.contains(**part)) {
                 None => Ok(()),
                 Some(part) => Err(Fault::Untrue(format!("no \"{part}\" in: {line}"))),
@@ -84,21 +136,24 @@ fn told(log: &Path, reads: bool) -> Step {
     }
 }
 
-/// The guest's kernel heard of the page and ended who read it.
-fn checked(console: &Path) -> Step {
+/// The guest's kernel heard of the page and ended who used it.
+fn heard(console: &Path, all: &[&str]) -> Step {
     let text = fs::read_to_string(console)?;
-    match ["[Hardware Error]: CPU 0: Machine Check", "SIGBUS"].into_iter().find(|words| !text.contains(words))
-    {
+    match all.iter().find(|words| !text.contains(**words)) {
         None => Ok(()),
         Some(words) => Err(Fault::Untrue(format!("the guest's kernel says nothing of \"{words}\""))),
     }
 }
 
+/// Offset in its region of what lies at host physical address `address` of the slice.
+fn in_region(plan: Option<&Plan>, address: u64) -> Result<u64, Fault> {
+    let (base, offset) = plan.and_then(Plan::slice_in_region).ok_or("the plan has no slice")?;
+    Ok(address.checked_sub(base).ok_or("the page lies before the slice")? + offset)
+}
+
 /// The ledger calls the page retired.
 fn retired(runner: &Runner, region: &str, plan: Option<&Plan>, bad: Option<u64>) -> Step {
-    let bad = bad.ok_or(NO_BEAT)?;
-    let (base, offset) = plan.and_then(Plan::slice_in_region).ok_or("the plan has no slice")?;
-    let bad = bad.checked_sub(base).ok_or("the page lies before the slice")? + offset;
+    let bad = in_region(plan, bad.ok_or(NO_BEAT)?)?;
     let all = regions(runner)?;
     let one = all.iter().find(|one| one["name"] == region).ok_or("the region is gone")?;
     let spans = one["retired"].as_array().cloned().unwrap_or_default();

@@ -37,6 +37,8 @@ pub struct Image {
     pub tables: Vec<Table>,
     /// What a kernel expects from EFI firmware, of an aarch64 guest.
     pub efi: Option<Efi>,
+    /// Where a guest with a HEST looks for errors: a status block, which is clear.
+    pub errors: Option<Span<Guest>>,
 }
 
 /// EFI's structures inside an [`Image`], which lead to everything else.
@@ -164,7 +166,7 @@ pub fn build(plan: &Plan) -> Result<Image, FirmwareError> {
     let fits = |s: Span<Guest>| s.start().is_aligned(align) && s.size() > kept;
     let window = window(plan, WindowKind::Firmware, "firmware", rule, fits)?;
     let mut room = Room::new(window);
-    let rsdp = acpi::place(plan, &mut room)?;
+    let (rsdp, errors) = acpi::place(plan, &mut room)?;
     let efi = match plan.arch {
         Architecture::X86_64 => None,
         Architecture::Aarch64 => {
@@ -173,7 +175,7 @@ pub fn build(plan: &Plan) -> Result<Image, FirmwareError> {
         }
     };
     let (bytes, tables) = room.finish(kept)?;
-    Ok(Image { base: window.start(), bytes, rsdp, tables, efi })
+    Ok(Image { base: window.start(), bytes, rsdp, tables, efi, errors })
 }
 
 /// The parts of the interrupt controller of an Arm guest.

@@ -14,7 +14,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use super::board::Board;
 use super::bus::Overlap;
 use super::exit::ExitLatch;
-use super::poison::Poison;
+use super::poison::{ErrorBlock, Poison};
 use super::signals::Signals;
 use super::tree::{self, Connections, TreeError};
 use super::vcpu::{Shared, Vcpu};
@@ -22,7 +22,7 @@ use super::{Machine, Subscriber, Wake};
 use crate::arch::boot::{BootError, BootFiles};
 use crate::arch::native::boot::{self, Entry};
 use crate::arch::native::vcpu::{CACHED_PFNMAP, configure, create};
-use crate::config::Device;
+use crate::config::{BootTables, Device};
 use crate::error::{Blame, Report};
 use crate::firmware::{self, FirmwareError};
 use crate::hotplug::{Controller, Event, Maker, Occupant, Running, Slot};
@@ -30,7 +30,7 @@ use crate::kvm::{KvmError, SlotTable, Vm};
 use crate::memory::GuestRam;
 use crate::passthrough::NEEDS_CACHING;
 use crate::pci::RootComplex;
-use crate::plan::Plan;
+use crate::plan::{ERRORS, Plan};
 use crate::resources::{OpenDevice, Resources, ThreadError};
 
 /// Why a machine could not be built.
@@ -133,12 +133,12 @@ pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
     let hotplug = keep(&root, tree.hotplug_slots, tree.fixed, maker)?;
     board.pci(&root)?;
 
-    let entry = load_guest(plan, &ram.memory, &mut boot)?;
+    let (entry, errors) = load_guest(plan, &vm, &ram.memory, &mut boot)?;
     let reporter = configure(&hypervisor, plan, &vcpus, &entry)?;
     let planned = vcpus.into_iter().zip(&plan.vcpus);
     let vcpus =
         planned.map(|(fd, vcpu)| Vcpu { index: vcpu.index, fd, host_cpus: vcpu.host_cpus.clone() }).collect();
-    let poison = Poison::new(plan, &ram, &leases, &slices, reporter)?;
+    let poison = Poison::new(plan, &ram, &leases, &slices, (reporter, errors))?;
     let checks = poison.checks();
     let poison = Arc::new(Mutex::new(poison));
     subscribers.push(Arc::clone(&poison) as Subscriber);
@@ -195,7 +195,13 @@ fn lend_memory(vm: &Vm, ram: &GuestRam) -> Result<(), BuildError> {
     Ok(())
 }
 
-fn load_guest(plan: &Plan, memory: &GuestMemoryMmap, files: &mut BootFiles) -> Result<Entry, BuildError> {
+/// Puts tables and kernel into memory, and says where the guest hears of bad memory: only by ACPI's tables, if at all.
+fn load_guest(
+    plan: &Plan,
+    vm: &Vm,
+    memory: &GuestMemoryMmap,
+    files: &mut BootFiles,
+) -> Result<(Entry, Option<ErrorBlock>), BuildError> {
     let image = firmware::build(plan)?;
     let error = |source: BootError| {
         let initramfs = plan.boot.initramfs.as_ref().filter(|_| source.is_about_initramfs());
@@ -205,7 +211,14 @@ fn load_guest(plan: &Plan, memory: &GuestMemoryMmap, files: &mut BootFiles) -> R
     memory
         .write_slice(&image.bytes, at(image.base))
         .map_err(|_| error(BootError::Memory { at: image.base.get() }))?;
-    boot::load(plan, memory, files, &image).map_err(error)
+    let errors = image.errors.zip(plan.line(ERRORS)).filter(|_| plan.boot.tables == BootTables::Acpi);
+    let errors = errors.map(|(block, gsi)| {
+        let line = vm.line(gsi);
+        // An edge: the controller remembers it. A number that it has not is in no plan.
+        let pulse = move || [true, false].into_iter().for_each(|high| drop(line.set(high)));
+        ErrorBlock::new(memory.clone(), block.start(), Box::new(pulse))
+    });
+    Ok((boot::load(plan, memory, files, &image).map_err(error)?, errors))
 }
 
 #[cfg(test)]

@@ -10,6 +10,9 @@ use crate::plan::{BackingPlan, MemoryPlan, PassedPlan, PassthroughPlan};
 /// Version of the JSON form of [`Plan`]; a reader refuses others.
 pub const PLAN_VERSION: u32 = 1;
 
+/// Owner of the line by which a guest hears that its tables have news of bad memory.
+pub const ERRORS: &str = "errors";
+
 /// Everything that [`crate::resources`] opens and [`crate::machine`] builds, in guest terms.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {

@@ -46,7 +46,9 @@ pub(crate) fn sample_plan() -> Plan {
     plan.nodes.insert(2, gpu);
     plan.distances =
         vec![vec![10, 21, 80, 80], vec![22, 10, 120, 90], vec![80, 120, 10, 80], vec![80, 90, 80, 10]];
-    plan.lines = vec![LinePlan { gsi: 33, owner: "serial".to_owned() }];
+    plan.lines = [(33, "serial"), (34, "errors")]
+        .map(|(gsi, owner)| LinePlan { gsi, owner: owner.to_owned() })
+        .to_vec();
     plan.ports.clear();
     plan
 }
@@ -58,8 +60,10 @@ fn window_plan(kind: WindowKind, label: &str, span: Span<Guest>) -> WindowPlan {
 #[test]
 fn an_arm_guest_has_the_tables_that_its_kernel_needs() {
     let names: Vec<String> = read(&build(&sample_plan()).unwrap()).into_keys().collect();
-    let expected =
-        ["APIC", "DSDT", "FACP", "GTDT", "HMAT", "IORT", "MCFG", "PPTT", "SLIT", "SPCR", "SRAT", "XSDT"];
+    let expected = [
+        "APIC", "DSDT", "FACP", "GTDT", "HEST", "HMAT", "IORT", "MCFG", "PPTT", "SLIT", "SPCR", "SRAT",
+        "XSDT",
+    ];
     assert_eq!(names, expected);
 }
 
@@ -333,11 +337,47 @@ fn the_agents_recorded_tables_are_those_of_the_plan() {
     for (name, bytes) in read(&build(&plan).unwrap()) {
         let file = Path::new("../guest-tests/agent/fixtures/grace").join(&name);
         match name.as_str() {
-            "DSDT" | "XSDT" | "FACP" | "MCFG" => {}
+            "DSDT" | "XSDT" | "FACP" | "MCFG" | "HEST" => {} // it reads no such tables
             _ if std::env::var_os("EGM_GOLDEN").is_some_and(|value| value == "write") => {
                 std::fs::write(file, bytes).unwrap();
             }
             _ => assert!(std::fs::read(&file).unwrap() == bytes, "{} is not the plan's", file.display()),
         }
     }
+}
+
+#[test]
+fn hest_leads_to_a_clear_error_block_of_which_an_event_device_tells() {
+    let plan = sample_plan();
+    let image = build(&plan).unwrap();
+    let hest = table(&plan, "HEST");
+    assert_eq!((hest.len(), number(&hest, 36, 4), number(&hest, 40, 2)), (104, 1, 9), "one generic source");
+    assert_eq!((number(&hest, 44, 2), hest[47]), (0xffff, 1), "unrelated, enabled");
+    assert_eq!((&hest[60..64], hest[72], hest[73]), (&[0, 64, 0, 4][..], 7, 28), "a qword; by an event");
+    let block = image.errors.unwrap();
+    let address = seen(&image, number(&hest, 64, 8));
+    assert_eq!((number(address, 0, 8), number(&hest, 100, 4)), (block.start().get(), block.size()));
+    assert!(seen(&image, block.start().get())[..4096].iter().all(|byte| *byte == 0));
+    let window = plan.windows.iter().find(|window| window.kind == WindowKind::Firmware).unwrap();
+    assert!(window.span.covers(block), "memory that the kernel keeps");
+    if iasl_is_missing() {
+        return;
+    }
+    let text = dsdt_text(&plan);
+    for part in [
+        "EisaId (\"PNP0C33\")",
+        "\"ACPI0013\"",
+        "(ResourceConsumer, Edge, ActiveHigh, Exclusive",
+        "Notify (ERRD, 0x80)",
+    ] {
+        assert!(text.contains(part), "no {part} in {text}");
+    }
+}
+
+#[test]
+fn a_plan_without_a_line_for_errors_has_no_place_for_them() {
+    let mut plan = sample_plan();
+    plan.lines.retain(|line| line.owner != "errors");
+    let image = build(&plan).unwrap();
+    assert!(image.errors.is_none() && !read(&image).contains_key("HEST"));
 }

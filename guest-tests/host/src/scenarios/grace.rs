@@ -60,3 +60,21 @@ pub(super) const GPU: Scenario = Scenario {
     },
     ..GRACE
 };
+
+/// Last of the stories of this region: the page stays retired.
+pub(super) const POISON: Scenario = Scenario {
+    name: "grace-poison",
+    story: "a page of /dev/egm4 goes bad under a guest: told by ACPI's tables, taken out of service, a hole of the next guest",
+    region: Some("egm4"),
+    tale: Tale::BadPage,
+    ..GRACE
+};
+
+/// Ordinary memory, of which a kernel takes a page away.
+pub(super) const READ: Scenario = Scenario {
+    name: "grace-poison-read",
+    story: "a guest reads a page that went bad: it gets an external abort, ends who read, and lives",
+    region: Some("local"),
+    tale: Tale::BadPage,
+    ..GRACE
+};

@@ -177,6 +177,8 @@ pub(crate) const ALL: &[Scenario] = &[
     grace::EGM,
     grace::NVME,
     grace::GPU,
+    grace::POISON,
+    grace::READ,
     boots::SCENARIO,
     debian_root::SCENARIO,
     plugged::PULLED,

@@ -6,7 +6,8 @@
 //!                                ├─► MCFG              PCI Express configuration space
 //!                                ├─► SRAT, SLIT        what is near to what, and how near
 //!                                ├─► HMAT              nanoseconds and megabytes a second, when the plan has some
-//!                                └─► GTDT, SPCR, IORT, PPTT   Arm: timers, console, ways of messages, topology
+//!                                ├─► GTDT, SPCR, IORT, PPTT   Arm: timers, console, ways of messages, topology
+//!                                └─► HEST              Arm: where the guest is told of bad memory
 //! ```
 //!
 //! The pointer is first so that an x86 kernel that is told nothing finds it too: it searches 0xe0000..0x100000 on
@@ -16,6 +17,7 @@
 mod dsdt;
 mod fadt;
 mod gtdt;
+mod hest;
 mod hmat;
 mod iort;
 mod madt;
@@ -29,19 +31,19 @@ use acpi_tables::rsdp::Rsdp;
 use acpi_tables::sdt::Sdt;
 use acpi_tables::xsdt::XSDT;
 use acpi_tables::{Aml, AmlSink};
-use egm_address::Gpa;
+use egm_address::{Gpa, Guest, Span};
 
 use super::FirmwareError;
 use super::room::Room;
 use crate::config::{Architecture, MAX_NODES, MAX_VCPUS};
-use crate::plan::Plan;
+use crate::plan::{ERRORS, Plan};
 
 const OEM_ID: [u8; 6] = *b"EGMVMM";
 const OEM_TABLE_ID: [u8; 8] = *b"EGMVMM  ";
 const OEM_REVISION: u32 = 1;
 
-/// Puts the tables of a plan into an empty room and says where the root pointer is: at its start.
-pub(super) fn place(plan: &Plan, room: &mut Room) -> Result<Gpa, FirmwareError> {
+/// Puts the tables of a plan into an empty room and says where the root pointer is, at its start, and the error block.
+pub(super) fn place(plan: &Plan, room: &mut Room) -> Result<(Gpa, Option<Span<Guest>>), FirmwareError> {
     if usize::try_from(MAX_VCPUS).is_ok_and(|most| plan.vcpus.len() > most) {
         return Err(FirmwareError::Vcpus(plan.vcpus.len()));
     }
@@ -65,12 +67,13 @@ pub(super) fn place(plan: &Plan, room: &mut Room) -> Result<Gpa, FirmwareError> 
             vec![Some(gtdt::gtdt()), spcr::spcr(plan)?, Some(iort::iort(plan)), Some(pptt::pptt(plan))]
         }
     };
-    for table in common.into_iter().chain(own).flatten() {
+    let (hest, errors) = plan.line(ERRORS).map(|_| hest::place(room)).unzip();
+    for table in common.into_iter().chain(own).flatten().chain(hest) {
         xsdt.add_entry(room.table(&table).get());
     }
     let xsdt = room.table(&bytes(&xsdt));
     room.begin_with(&bytes(&Rsdp::new(OEM_ID, xsdt.get())));
-    Ok(rsdp)
+    Ok((rsdp, errors.flatten()))
 }
 
 /// The bytes of `aml`.

@@ -4,11 +4,14 @@
 //!  KVM_RUN meets it ──► the vCPU gives itself a machine check (checks.rs)
 //!        └────────────────────────┐
 //!  SIGBUS, found early ──► Watch ─┴─► Poison ─┬─► Lease::retire, one line on standard error
-//!  an EGM device's list ──► Growth ───────────┘└─► found, not read: a machine check for vCPU 0
+//!  an EGM device's list ──► Growth ───────────┘└─► found, not read: a machine check for vCPU 0,
+//!                                                  or where there are none a record in the tables (errors.rs)
 //! ```
 
 mod checks;
+mod errors;
 mod places;
+mod record;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -24,6 +27,7 @@ use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use vmm_sys_util::timerfd::TimerFd;
 
 pub(super) use self::checks::MachineChecks;
+pub(super) use self::errors::ErrorBlock;
 use self::places::{Place, Places};
 use crate::arch::native::machine_check::Reporter;
 use crate::error::Chain;
@@ -53,6 +57,8 @@ struct Memory {
 pub(super) struct Poison {
     watch: Watch,
     checks: Arc<MachineChecks>,
+    /// How the guest hears of what nobody has read, where it has no machine checks for that.
+    errors: Option<ErrorBlock>,
     memories: Vec<Memory>,
     timer: TimerFd,
 }
@@ -82,7 +88,7 @@ impl Poison {
         ram: &GuestRam,
         leases: &Leases,
         devices: &[(String, Function)],
-        reporter: Option<Reporter>,
+        (reporter, errors): (Option<Reporter>, Option<ErrorBlock>),
     ) -> io::Result<Self> {
         let mut watch = Watch::new()?;
         let memory = |backing: &BackingPlan| {
@@ -106,7 +112,7 @@ impl Poison {
         if memories.iter().any(|memory| memory.growth.is_some()) {
             timer.reset(LOOK, Some(LOOK)).map_err(io::Error::from)?;
         }
-        Ok(Self { watch, checks, memories, timer })
+        Ok(Self { watch, checks, errors, memories, timer })
     }
 
     /// What vCPUs and the event loop share.
@@ -119,6 +125,9 @@ impl Poison {
     pub(super) fn hear(&mut self) {
         let News { events, elsewhere, lost } = self.watch.news();
         events.into_iter().for_each(|event| self.event(&event));
+        if self.errors.as_ref().is_some_and(ErrorBlock::waits) {
+            let _ = self.timer.reset(LOOK, Some(LOOK)); // nothing tells us that the guest has read
+        }
         if elsewhere > 0 {
             eprintln!("warning: bad memory of the VMM itself, {elsewhere} pages: it ends when it reads them");
         }
@@ -158,7 +167,7 @@ impl Poison {
             let new = SpanSet::from_iter([span]).minus(&memory.bad);
             memory.bad = memory.bad.iter().chain([span]).collect();
             for bad in new.iter() {
-                memory.tell(number, bad, event.cause, &self.checks);
+                memory.tell(number, bad, event.cause, &self.checks, self.errors.as_mut());
             }
         }
     }
@@ -166,7 +175,14 @@ impl Poison {
 
 impl Memory {
     /// Records `bad`, which are bytes of memory `number` that are news, and says so to all whom it concerns.
-    fn tell(&self, number: usize, bad: Span<InRegion>, cause: Cause, checks: &MachineChecks) {
+    fn tell(
+        &self,
+        number: usize,
+        bad: Span<InRegion>,
+        cause: Cause,
+        checks: &MachineChecks,
+        mut errors: Option<&mut ErrorBlock>,
+    ) {
         let recorded = self.slice.as_ref().map(|slice| slice.retire(&SpanSet::from_iter([bad])));
         let mut line = format!("bad memory: \"{}\", {:#x} bytes at {:#x}", self.id, bad.size(), bad.start());
         if let Some(slice) = &self.slice {
@@ -175,7 +191,13 @@ impl Memory {
         let mut told = cause == Cause::Consumed;
         for guest in checks.places.of_bytes(number, bad) {
             line.push_str(&format!(", guest address {:#x}", guest.start()));
-            told |= cause != Cause::Consumed && checks.found(guest);
+            if cause != Cause::Consumed {
+                told |= checks.found(guest);
+                if let Some(block) = errors.as_mut() {
+                    block.tell(guest);
+                    told = true;
+                }
+            }
         }
         if let (Some(device), Some(slice)) = (&self.device, &self.slice) {
             device.retire(&in_slice(slice.slice(), &SpanSet::from_iter([bad])));
@@ -200,6 +222,7 @@ impl MutEventSubscriber for Poison {
         if events.fd() == self.timer.as_raw_fd() {
             let _ = self.timer.wait();
             self.look_at_lists();
+            self.errors.iter_mut().for_each(ErrorBlock::go_on);
         } else if events.fd() == self.checks.wake.as_raw_fd() {
             let _ = self.checks.wake.read(); // the event loop looks into the boxes after each turn
         } else {

@@ -9,10 +9,12 @@
 //! \_SB.COM1       serial console
 //! \_SB.PEVT       panic notifier
 //! \_SB.CLCK       clock (Arm)
+//! \_SB.ERRD       bad memory is announced by it, and by the event device \_SB.GED0 (Arm)
 //! ```
 
 mod bridge;
 mod clock;
+mod errors;
 mod platform;
 
 use std::collections::BTreeSet;

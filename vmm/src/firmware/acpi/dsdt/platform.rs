@@ -4,10 +4,10 @@ use acpi_tables::aml::{Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Res
 use acpi_tables::{Aml, AmlSink};
 use egm_address::{Guest, Span};
 
-use super::clock;
+use super::{clock, errors};
 use crate::config::Architecture;
 use crate::firmware::{FirmwareError, device, ports, window_error};
-use crate::plan::Plan;
+use crate::plan::{ERRORS, Plan};
 
 /// Registers of a 16550.
 const SERIAL_PORTS: u8 = 8;
@@ -24,6 +24,9 @@ pub(super) fn write(sink: &mut dyn AmlSink, plan: &Plan) -> Result<(), FirmwareE
     }
     if let Ok(span) = device(plan, "clock") {
         clock::write(sink, span);
+    }
+    if let Some(gsi) = plan.line(ERRORS) {
+        errors::write(sink, gsi);
     }
     Ok(())
 }

@@ -1,0 +1,116 @@
+//! Bad memory that nobody has read yet, on its way to a guest without machine checks: a record in the error block that its tables
+//! name, and an interrupt (ACPI 6.5, clause 18.3.2.7).
+//!
+//! The guest clears the status of the block when it has read it; what else is found waits until then.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+
+use egm_address::{Gpa, Guest, Span};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use super::record::{self, PAGE};
+
+/// Pages that may wait, 1 GiB of them; later ones are left out. The guest meets those when it reads them.
+const MOST_WAITING: usize = 1 << 18;
+/// Bytes of the status, the block's first field.
+const STATUS: usize = 4;
+
+/// What interrupts the guest.
+pub(in crate::machine) type Interrupt = Box<dyn Fn() + Send>;
+
+/// The guest's error block.
+pub(in crate::machine) struct ErrorBlock {
+    memory: GuestMemoryMmap,
+    at: Gpa,
+    interrupt: Interrupt,
+    waiting: VecDeque<Gpa>,
+}
+
+impl ErrorBlock {
+    /// The one at `at` of `memory`, where there is nothing yet.
+    pub(in crate::machine) const fn new(memory: GuestMemoryMmap, at: Gpa, interrupt: Interrupt) -> Self {
+        Self { memory, at, interrupt, waiting: VecDeque::new() }
+    }
+
+    /// Tells the guest of `bad`, now or when it has read what it was told before.
+    pub(super) fn tell(&mut self, bad: Span<Guest>) {
+        let first = bad.start().get() & !(PAGE - 1);
+        let pages = (first..bad.end().get()).step_by(usize::try_from(PAGE).unwrap_or(usize::MAX));
+        let room = MOST_WAITING.saturating_sub(self.waiting.len());
+        self.waiting.extend(pages.take(room).map(Gpa::new));
+        self.go_on();
+    }
+
+    /// Whether something waits for the guest.
+    pub(super) fn waits(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Writes the next record when the guest has read the last. A guest that writes to the block itself spoils its own news.
+    pub(super) fn go_on(&mut self) {
+        let status = GuestAddress(self.at.get());
+        let free = self.memory.load::<u32>(status, Ordering::Acquire).is_ok_and(|status| status == 0);
+        if !free || self.waiting.is_empty() {
+            return;
+        }
+        let next: Vec<Gpa> = self.waiting.drain(..self.waiting.len().min(record::MOST)).collect();
+        let block = record::block(&next);
+        let Some((first, rest)) = block.split_first_chunk::<STATUS>() else { return };
+        let behind = GuestAddress(self.at.get().saturating_add(STATUS as u64));
+        // The block is in the machine's own window of tables, which is always there.
+        let _ = self.memory.write_slice(rest, behind);
+        let _ = self.memory.store(u32::from_le_bytes(*first), status, Ordering::Release);
+        (self.interrupt)();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+
+    const AT: Gpa = Gpa::new(0x1000);
+
+    fn block() -> (ErrorBlock, Arc<AtomicU32>) {
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x4000)]).unwrap();
+        let count = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&count);
+        let interrupt = move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+        };
+        (ErrorBlock::new(memory, AT, Box::new(interrupt)), count)
+    }
+
+    fn status(block: &ErrorBlock) -> u32 {
+        block.memory.read_obj(GuestAddress(AT.get())).unwrap()
+    }
+
+    #[test]
+    fn what_is_found_while_the_guest_reads_waits_until_it_has() {
+        let (mut block, interrupts) = block();
+        let bad = |start, size| Span::new(Gpa::new(start), size).unwrap();
+        block.tell(bad(0x10_0000, 0x1000));
+        assert_eq!((status(&block) >> 4, interrupts.load(Ordering::Relaxed), block.waits()), (1, 1, false));
+        block.tell(bad(0x20_0800, 0x1000));
+        block.go_on();
+        assert_eq!((status(&block) >> 4, interrupts.load(Ordering::Relaxed), block.waits()), (1, 1, true));
+        block.memory.write_obj(0u32, GuestAddress(AT.get())).unwrap();
+        block.go_on();
+        assert_eq!((status(&block) >> 4, interrupts.load(Ordering::Relaxed), block.waits()), (2, 2, false));
+        let address: u64 = block.memory.read_obj(GuestAddress(AT.get() + 20 + 72 + 16)).unwrap();
+        assert_eq!(address, 0x20_0000);
+    }
+
+    #[test]
+    fn more_pages_than_a_record_has_sections_take_several_and_all_of_them_come() {
+        let (mut block, interrupts) = block();
+        block.tell(Span::new(Gpa::new(0), 30 * PAGE).unwrap());
+        assert_eq!(status(&block) >> 4, 26);
+        block.memory.write_obj(0u32, GuestAddress(AT.get())).unwrap();
+        block.go_on();
+        assert_eq!((status(&block) >> 4, interrupts.load(Ordering::Relaxed)), (4, 2));
+    }
+}
