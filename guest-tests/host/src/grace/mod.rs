@@ -1,5 +1,6 @@
 //! `egm-lab grace`: the emulated Grace host, for people and for scenarios.
 
+mod again;
 mod egm;
 mod gpu;
 mod machine;
@@ -22,6 +23,7 @@ use crate::l1::{self, Clock, Host};
 use crate::scenarios::Scenario;
 use crate::tools::Tools;
 
+pub(crate) use again::run as tell_again;
 pub(crate) use egm::run as tell_egm;
 pub(crate) use gpu::run as tell_gpu;
 pub(crate) use machine::l1;

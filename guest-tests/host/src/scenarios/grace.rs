@@ -61,6 +61,15 @@ pub(super) const GPU: Scenario = Scenario {
     ..GRACE
 };
 
+/// The same machine, started again after each way to end.
+pub(super) const AGAIN: Scenario = Scenario {
+    name: "grace-again",
+    story: "a machine with a slice of /dev/egm4: refused while another program has the device, started again after reset and kill",
+    region: Some("egm4"),
+    tell: Some(grace::tell_again),
+    ..GRACE
+};
+
 /// Last of the stories of this region: the page stays retired.
 pub(super) const POISON: Scenario = Scenario {
     name: "grace-poison",

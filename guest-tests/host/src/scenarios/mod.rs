@@ -177,6 +177,7 @@ pub(crate) const ALL: &[Scenario] = &[
     grace::EGM,
     grace::NVME,
     grace::GPU,
+    grace::AGAIN,
     grace::POISON,
     grace::READ,
     boots::SCENARIO,

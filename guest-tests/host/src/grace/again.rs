@@ -1,0 +1,56 @@
+//! The story of one machine with a slice of an EGM device that is started again and again: refused while another program has the
+//! device, after its guest reset itself, and after it was killed.
+
+use std::fs::File;
+
+use crate::error::LabError;
+use crate::frame::{Fault, Frame, Step};
+use crate::host_parts::Plan;
+use crate::judge::Expected;
+use crate::passed::refused;
+use crate::process::{Ending, Limit, Reaction, watch};
+use crate::run::{Machine, Runner};
+use crate::scenarios::Scenario;
+use crate::slices::{HOST_LACKS, zeros};
+
+/// What the guest that is killed says when it uses its slice.
+const BEAT: &str = "egm-beat 0x";
+
+/// Tells the story of a slice of an EGM device.
+pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
+    let Frame { runner, scenario, region, report, .. } = *frame;
+    let resets = Scenario { words: "egm.checks=egm_pattern egm.exit=reset", ..*scenario };
+    let machine = runner.machine(&resets, report)?;
+    frame.step("busy", || busy(runner, &machine, region));
+    let boot = runner.boot(&resets, &machine, report)?;
+    frame.judge(Expected { exit: 1, summary: true, checks: &["egm_pattern"] }, &boot, " of the first");
+
+    let beats = Scenario { words: "egm.checks=egm_beat egm.arg.beat.seconds=0", ..*scenario };
+    let machine = runner.machine(&beats, report)?;
+    let logs = [report.join("beat-console.log"), report.join("beat-vmm.log")];
+    let [console, said] = &logs;
+    let ending = watch(runner.command(&machine), Limit::Total(scenario.deadline), console, said, |line| {
+        if line.contains(BEAT) { Reaction::Kill } else { Reaction::Go }
+    })?;
+    frame.step("killed", || match ending {
+        Ending::Signal(9) => Ok(()),
+        other => Err(Fault::Untrue(format!("{other:?}, not killed while its guest used the slice"))),
+    });
+
+    let last = Scenario { words: "egm.checks=numa,egm_pattern", ..*scenario };
+    let machine = runner.machine(&last, report)?;
+    let boot = runner.boot(&last, &machine, report)?;
+    frame.judge(Expected { exit: 0, summary: true, checks: &["numa", "egm_pattern"] }, &boot, " of the last");
+    frame.step("returned", || zeros(machine.plan.as_ref().and_then(Plan::slice)));
+    Ok(())
+}
+
+/// While this process, which has asked no ledger, has the device of `region` open, a machine is refused and told who has it.
+fn busy(runner: &Runner, machine: &Machine, region: &str) -> Step {
+    let device = format!("/dev/{region}");
+    let held = File::options().read(true).write(true).open(&device)?;
+    let owner = format!("({})", std::process::id());
+    let step = refused(&mut runner.command(machine), HOST_LACKS, &[&device, &owner]);
+    drop(held);
+    step
+}
