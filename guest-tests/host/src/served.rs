@@ -76,7 +76,9 @@ pub(crate) fn start(function: &Path, card: Card, socket: &Path) -> Result<Server
     let mut command = Command::new(function);
     command.args(["--bar", &card.bar.to_string(), "--memory", &card.memory.to_string(), "--recorded"]);
     command.arg(recorded).arg("--socket").arg(socket);
-    serve(command, Stdio::null())
+    let log = socket.with_extension("log");
+    let said = fs::File::create(&log).map_err(LabError::file("write", &log))?;
+    serve(command, said.into())
 }
 
 /// Starts `command`; it serves when this returns, and says so in a line. What it says of its clients goes to `stderr`.

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
 use rustix::io::Errno;
 
 use crate::message::{DmaMap, DmaUnmap};
@@ -11,8 +13,17 @@ use crate::message::{DmaMap, DmaUnmap};
 pub(super) const MOST_WINDOWS: usize = 0xffff;
 
 /// What a client lends.
+///
+/// Behind an IOMMU a client has thousands of windows into one file and sends its descriptor with each: one is kept.
 #[derive(Debug, Default)]
-pub struct Windows(BTreeMap<u64, (DmaMap, Option<OwnedFd>)>);
+pub struct Windows {
+    by_address: BTreeMap<u64, (DmaMap, Option<Arc<OwnedFd>>)>,
+    /// The regular files behind them, in which a page is the same through every descriptor.
+    files: BTreeMap<Identity, Arc<OwnedFd>>,
+}
+
+/// Of a regular file, memory files among them: device, inode and what its descriptor may be used for.
+type Identity = (u64, u64, u32);
 
 /// Where DMA addresses lead.
 #[derive(Debug, Clone, Copy)]
@@ -29,49 +40,78 @@ impl Windows {
     /// # Errors
     /// `EEXIST` over another, `ENOSPC` when there are 65,535.
     pub fn map(&mut self, map: DmaMap, file: Option<OwnedFd>) -> Result<(), Errno> {
-        if self.0.len() >= MOST_WINDOWS {
+        if self.by_address.len() >= MOST_WINDOWS {
             return Err(Errno::NOSPC);
         }
         let last = last(map);
-        let before = self.0.range(..=last).next_back();
+        let before = self.by_address.range(..=last).next_back();
         if before.is_some_and(|(_, (known, _))| self::last(*known) >= map.address) {
             return Err(Errno::EXIST);
         }
-        self.0.insert(map.address, (map, file));
+        let file = file.map(|file| self.shared(file));
+        self.by_address.insert(map.address, (map, file));
         Ok(())
     }
 
-    /// Lets a window go, or all.
+    /// Lets the windows of a range go, or all. A range without any is no error, as with the kernel's type1v2
+    /// (`VFIO_IOMMU_UNMAP_DMA`): QEMU unmaps address spaces in ranges that are powers of two.
     ///
     /// # Errors
-    /// `ENOENT` when there is no such window.
+    /// `EINVAL` when the range would split a window: nothing is unmapped then.
     pub fn unmap(&mut self, unmap: DmaUnmap) -> Result<(), Errno> {
-        match unmap {
-            DmaUnmap::All => self.0.clear(),
-            DmaUnmap::Window { address, size } => {
-                let known = self.0.get(&address).is_some_and(|(map, _)| map.size == size);
-                known.then(|| self.0.remove(&address)).ok_or(Errno::NOENT)?;
-            }
+        let DmaUnmap::Window { address, size } = unmap else {
+            *self = Self::default();
+            return Ok(());
+        };
+        let Some(end) = size.checked_sub(1).map(|size| address.saturating_add(size)) else {
+            return Err(Errno::INVAL);
+        };
+        // They do not overlap: only the last before the range and the last in it can cross its edges.
+        let before = self.by_address.range(..address).next_back();
+        let inside: Vec<u64> = self.by_address.range(address..=end).map(|(at, _)| *at).collect();
+        let at_end = inside.last().and_then(|at| self.by_address.get(at));
+        if before.is_some_and(|(_, (map, _))| last(*map) >= address)
+            || at_end.is_some_and(|(map, _)| last(*map) > end)
+        {
+            return Err(Errno::INVAL);
         }
+        inside.iter().for_each(|at| drop(self.by_address.remove(at)));
+        self.files.retain(|_, file| Arc::strong_count(file) > 1);
         Ok(())
+    }
+
+    /// `file`, or the descriptor of the same file that is here.
+    fn shared(&mut self, file: OwnedFd) -> Arc<OwnedFd> {
+        match identity(&file) {
+            Some(identity) => Arc::clone(self.files.entry(identity).or_insert_with(|| Arc::new(file))),
+            None => Arc::new(file),
+        }
     }
 
     /// How many there are.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.0.len()
+        self.by_address.len()
     }
 
     /// Where `address` leads; `None` where the device may not read, or write.
     #[must_use]
     pub fn place(&self, address: u64, write: bool) -> Option<Place<'_>> {
-        let (_, (map, file)) = self.0.range(..=address).next_back()?;
+        let (_, (map, file)) = self.by_address.range(..=address).next_back()?;
         let inside = address.checked_sub(map.address)?;
         let left = map.size.checked_sub(inside).filter(|left| *left > 0)?;
         let allowed = if write { map.write } else { map.read };
         let offset = map.offset.checked_add(inside)?;
         allowed.then(|| Place { file: file.as_ref().map(|file| (file.as_fd(), offset)), left })
     }
+}
+
+/// What tells `file` from others; `None` for what is no regular file: all of a kind may have one inode.
+fn identity(file: &OwnedFd) -> Option<Identity> {
+    let stat =
+        fstat(file).ok().filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)?;
+    let mode = fcntl_getfl(file).ok()? & OFlags::RWMODE;
+    Some((stat.st_dev, stat.st_ino, mode.bits()))
 }
 
 /// A window's last address: it is never empty and ends in 64 bits.
@@ -81,7 +121,11 @@ fn last(map: DmaMap) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+
     use proptest::prelude::*;
+    use rustix::fs::{MemfdFlags, memfd_create};
 
     use super::*;
 
@@ -98,13 +142,41 @@ mod tests {
             assert_eq!(windows.map(wrong, None), Err(Errno::EXIST), "{wrong:x?}");
         }
         windows.map(map(0x2000, 1), None).unwrap();
-        for (address, size) in [(0x1000, 0xfff), (0x1001, 0x1000), (0, 1)] {
-            assert_eq!(windows.unmap(DmaUnmap::Window { address, size }), Err(Errno::NOENT));
+        let mut unmap = |address, size| (windows.unmap(DmaUnmap::Window { address, size }), windows.count());
+        for (address, size) in [(0x1000, 0xfff), (0x1001, 0x1000), (0, 0x1001), (0x1800, 1), (0x1000, 0)] {
+            assert_eq!(unmap(address, size), (Err(Errno::INVAL), 3), "{address:x} {size:x}");
         }
-        windows.unmap(DmaUnmap::Window { address: 0x1000, size: 0x1000 }).unwrap();
-        assert_eq!(windows.count(), 2);
+        assert_eq!(unmap(0x3000, 0x1000), (Ok(()), 3), "no window is there");
+        assert_eq!(unmap(0x1000, 0x1000), (Ok(()), 2));
+        assert_eq!(unmap(0, 0x10000), (Ok(()), 1), "a range takes all that it covers");
         windows.unmap(DmaUnmap::All).unwrap();
         assert_eq!(windows.count(), 0);
+    }
+
+    #[test]
+    fn windows_into_one_file_keep_one_descriptor_until_the_last_is_gone() {
+        let memory = |name| memfd_create(name, MemfdFlags::CLOEXEC).unwrap();
+        let (file, other) = (memory("one"), memory("other"));
+        let mut windows = Windows::default();
+        for index in 0..100 {
+            windows.map(map(index << 12, 0x1000), Some(file.try_clone().unwrap())).unwrap();
+        }
+        assert_eq!(windows.files.len(), 1);
+        windows.map(map(1 << 40, 0x1000), Some(other)).unwrap();
+        let reopened = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
+        windows.map(map(1 << 41, 0x1000), Some(reopened.into())).unwrap();
+        assert_eq!(windows.files.len(), 3, "one that may only be read is another");
+        let of =
+            |windows: &Windows, at| fstat(windows.place(at, false).unwrap().file.unwrap().0).unwrap().st_ino;
+        assert_eq!(
+            (of(&windows, 99 << 12), of(&windows, 0)),
+            (fstat(&file).unwrap().st_ino, of(&windows, 1))
+        );
+        assert_ne!(of(&windows, 1 << 40), of(&windows, 0));
+        windows.unmap(DmaUnmap::Window { address: 0, size: 99 << 12 }).unwrap();
+        assert_eq!(windows.files.len(), 3);
+        windows.unmap(DmaUnmap::Window { address: 99 << 12, size: 0x1000 }).unwrap();
+        assert_eq!(windows.files.len(), 2);
     }
 
     #[test]
