@@ -186,6 +186,8 @@ pub(crate) fn emulate(
         Clock::Real => frequency(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
         Clock::Instructions => "tsc_early_khz=1000000".to_owned(),
     };
+    // Cards are told of guest memory page by page, and take 65,535 pages: large ones are needed (from Linux 6.13).
+    let pc = format!("{frequency}{}", if plugged { " transparent_hugepage_shmem=always" } else { "" });
     let machine = L1 {
         kernel: &kernel.image(),
         initramfs: &image,
@@ -193,7 +195,7 @@ pub(crate) fn emulate(
         drives: &drives,
         cards: &sockets,
         clock,
-        words: if grace { words } else { &frequency },
+        words: if grace { words } else { &pc },
     };
     let (emulator, arguments) = if grace {
         let emulator = Emulator::arm(cache)?;

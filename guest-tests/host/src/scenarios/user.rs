@@ -23,8 +23,9 @@ pub(super) const SERVED: Scenario = Scenario {
 /// GPUs and a network card behind one switch of the emulated host, which QEMU plugs in.
 pub(super) const PLUGGED: Scenario = Scenario {
     name: "vfio-gpus",
+    own_kernel: true,
     story: "two GPUs and a network card behind one switch: a clique, peer-to-peer each way, into a slice too",
-    region: Some("local"),
+    region: Some("hugetlb"),
     passed: &["0000:0a:00.0", "0000:0b:00.0", "0000:0c:00.0"],
     plugged: true,
     tell: Some(passed::run),
