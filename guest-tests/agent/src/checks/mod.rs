@@ -1,5 +1,6 @@
 //! The checks: one file a claim.
 
+mod acpi_numa;
 mod acpi_tables;
 mod arm_tables;
 mod clock;
@@ -108,6 +109,7 @@ pub(crate) static ALL: &[Check] = &[
     ),
     check("numa", "nodes, their vCPUs, sizes and distances are as planned", numa::run),
     check("acpi_tables", "SRAT, SLIT and HMAT say what was planned, byte by byte", acpi_tables::run),
+    by_name(check("acpi_numa", "the kernel says that it took the planned nodes from ACPI", acpi_numa::run)),
     check("hmat", "Linux took the planned latencies and bandwidths from the HMAT", hmat::run),
     check("pci", "the PCI tree is the planned one: functions, BARs, buses, windows", pci::run),
     check("rng", "the hardware random number generator is virtio-rng and gives bytes", rng::run),

@@ -6,8 +6,8 @@ use std::path::Path;
 use crate::qemu::{self, L1, boot, words};
 
 /// Memory of each NUMA node, in MiB, one behind the other from [`RAM`] on. As on Grace nodes 0 and 1 are sockets, and 4 and 5 are
-/// their EGM, which Linux does not get; here it does not get 2 and 3 either, which are the memory of the GPUs.
-const NODES: [u64; 6] = [3 << 10, 1 << 10, 2 << 10, 2 << 10, 1 << 10, 1 << 10];
+/// their EGM, which Linux does not get; here it does not get 2, 3, 6 and 7 either, which are the memory of the GPUs.
+const NODES: [u64; 8] = [3 << 10, 1 << 10, 2 << 10, 2 << 10, 1 << 10, 1 << 10, 2 << 10, 2 << 10];
 /// Where the machine's memory begins, in MiB.
 const RAM: u64 = 1 << 10;
 /// MiB that Linux gets: nodes 0 and 1.
@@ -18,8 +18,12 @@ const GPU_MEMORY: u64 = 1664;
 const USEMEM: u64 = 512;
 
 /// The GPUs: the slot at the root bus, the socket, the node of its memory and that of its socket's EGM.
-const GPUS: [Gpu; 2] =
-    [Gpu { slot: 3, socket: 0, memory: 2, egm: 4 }, Gpu { slot: 4, socket: 1, memory: 3, egm: 5 }];
+const GPUS: [Gpu; 4] = [
+    Gpu { slot: 3, socket: 0, memory: 2, egm: 4 },
+    Gpu { slot: 4, socket: 1, memory: 3, egm: 5 },
+    Gpu { slot: 5, socket: 0, memory: 6, egm: 4 },
+    Gpu { slot: 6, socket: 1, memory: 7, egm: 5 },
+];
 
 /// Blocks that firmware found to be bad: node and offset. The first is in the middle, so that a slice of more than half of its
 /// region has it.
@@ -137,6 +141,7 @@ mod tests {
             .flat_map(|gpu| [(base(gpu.memory), GPU_MEMORY << 20), (base(gpu.egm), NODES[gpu.egm] << 20)])
             .collect();
         spans.sort_unstable();
+        spans.dedup(); // a socket's GPUs share its EGM
         assert!(spans[0].0 >= (RAM + LINUX) << 20);
         assert!(spans.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0), "{spans:x?}");
         let end = spans.last().map(|(base, size)| base + size).unwrap();

@@ -33,6 +33,21 @@ pub(super) const EGM: Scenario = Scenario {
     ..GRACE
 };
 
+/// What a whole tray is to its guest, in small.
+pub(super) const NODES: Scenario = Scenario {
+    name: "grace-nodes",
+    story: "two sockets whose memory is EGM, four GPUs: 34 nodes, their initiators and distances as planned",
+    config: "grace-lab-nodes.json",
+    passed: &["0000:00:03.0", "0000:00:05.0", "0000:00:04.0", "0000:00:06.0"],
+    words: "egm.checks=cpus,memory_map,numa,acpi_tables,acpi_numa,hmat,pci",
+    expected: Expected {
+        exit: 0,
+        summary: true,
+        checks: &["cpus", "memory_map", "numa", "acpi_tables", "acpi_numa", "hmat", "pci"],
+    },
+    ..GRACE
+};
+
 /// The drive behind the first root port, behind an SMMUv3.
 pub(super) const NVME: Scenario = Scenario {
     name: "grace-nvme",

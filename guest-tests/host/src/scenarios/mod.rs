@@ -180,6 +180,7 @@ pub(crate) const ALL: &[Scenario] = &[
     grace::AGAIN,
     grace::POISON,
     grace::READ,
+    grace::NODES,
     boots::SCENARIO,
     debian_root::SCENARIO,
     plugged::PULLED,
