@@ -11,7 +11,7 @@ use crate::error::{LabError, chain};
 use crate::judge::{Expected, case, judge};
 use crate::passed::{self, dmar_faults, no_faults_since};
 use crate::results::ScenarioResult;
-use crate::run::{Boot, Runner, millis};
+use crate::run::{Boot, Runner, init_case, millis};
 use crate::scenarios::Scenario;
 use crate::slices::{self, Pool};
 
@@ -88,9 +88,12 @@ impl Frame<'_> {
 
     /// Judges a boot; `mark` follows the names of its cases.
     pub(crate) fn judge(&mut self, expected: Expected, boot: &Boot, mark: &str) {
-        self.init = self.init.or(boot.init);
         let mut cases = judge(expected, &boot.collected);
         cases.extend(boot.emulator_case());
+        if self.init.is_none() {
+            self.init = boot.init;
+            cases.extend(boot.init.map(|millis| init_case(millis, boot.starts)));
+        }
         cases.iter_mut().for_each(|case| case.name.push_str(mark));
         self.cases.append(&mut cases);
     }
@@ -188,8 +191,7 @@ mod tests {
             Ok(())
         });
         let passed = Outcome::Passed;
-        let judged =
-            [("report", passed), ("ending", passed), ("report again", passed), ("ending again", passed)];
+        let judged = ["report", "ending", "start", "report again", "ending again"].map(|name| (name, passed));
         let ends = [("untrue", Outcome::Failed), ("undecided", Outcome::Waived), ("free", passed)];
         assert_eq!(cases, names(&[&[("shown", passed)], &judged[..], &ends].concat()));
         assert_eq!(init, Some(7));

@@ -374,7 +374,7 @@ fn steps(scenario: &Scenario) -> Option<Teller> {
 }
 
 /// A figure, not a claim: how long the guest's kernel took, and how often it was started for that.
-fn init_case(millis: u64, starts: u32) -> Check {
+pub(crate) fn init_case(millis: u64, starts: u32) -> Check {
     #[expect(clippy::cast_precision_loss, reason = "a deadline of hours in milliseconds is far below 2^52")]
     let seconds = millis as f64 / 1000.0;
     Check {

@@ -1,6 +1,7 @@
 //! Claim: the kernel says in its log that it took the planned nodes from ACPI: each processor's, each range of memory's; and
 //! it shows which nodes have processors, memory, and a device that is to bring memory (a generic initiator).
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -22,8 +23,12 @@ const RECORD: usize = 8 << 10;
 const MOST_RECORDS: usize = 1 << 16;
 const NODES: &str = "/sys/devices/system/node";
 
+/// What a kernel says that was built for fewer nodes (`CONFIG_NODES_SHIFT`) than the SRAT has; it keeps those that it met
+/// first. Debian's for arm64 has room for 16.
+const FULL: &str = "SRAT: Too many proximity domains";
+
 pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
-    let plan = &context.plan;
+    let plan = &kept(&context.plan)?;
     let mut claim = Claim::default();
     let log = log()?;
     for line in planned_lines(plan) {
@@ -37,7 +42,39 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     }
     let initiators = plan.nodes.iter().filter(|node| node.initiator.is_some()).count();
     claim.seen(format!("{} nodes by ACPI, {initiators} of them generic initiators", plan.nodes.len()));
+    if plan.nodes.len() < context.plan.nodes.len() {
+        claim.seen(format!("this kernel has no room for the {} of the plan", context.plan.nodes.len()));
+    }
     Ok(claim.finish())
+}
+
+/// The plan with the nodes that the kernel has room for: all, unless it says that it has not.
+pub(super) fn kept(plan: &Plan) -> Result<Cow<'_, Plan>, Broken> {
+    let online = sysfs::list(format!("{NODES}/online"))?.len();
+    if online >= plan.nodes.len() || !log()?.iter().any(|said| said.contains(FULL)) {
+        return Ok(Cow::Borrowed(plan));
+    }
+    Ok(Cow::Owned(cut(plan, online)))
+}
+
+/// `plan` with the nodes that a kernel with `room` for so many meets first; a kernel's room is a power of two.
+fn cut(plan: &Plan, room: usize) -> Plan {
+    let meets = |id: u32| plan.linux_node(id).and_then(|number| usize::try_from(number).ok());
+    let stays = |id: u32| !room.is_power_of_two() || meets(id).is_some_and(|number| number < room);
+    let all: Vec<bool> = plan.nodes.iter().map(|node| stays(node.id)).collect();
+    let kept = |index: usize| all.get(index).copied().unwrap_or(false);
+    let mut cut = plan.clone();
+    let rows = cut.distances.into_iter().enumerate().filter(|(row, _)| kept(*row));
+    let columns = |row: Vec<u8>| {
+        row.into_iter()
+            .enumerate()
+            .filter(|(column, _)| kept(*column))
+            .map(|(_, distance)| distance)
+            .collect()
+    };
+    cut.distances = rows.map(|(_, row)| columns(row)).collect();
+    cut.nodes.retain(|node| stays(node.id));
+    cut
 }
 
 /// What the kernel has said so far, a message each.
@@ -50,8 +87,8 @@ fn log() -> Result<Vec<String>, Broken> {
     for _ in 0..MOST_RECORDS {
         match file.read(&mut record) {
             Ok(size) => {
-                let text = String::from_utf8_lossy(record.get(..size).unwrap_or_default()).into_owned();
-                said.push(text.split_once(';').map_or(text.clone(), |(_, message)| message.to_owned()));
+                let text = String::from_utf8_lossy(record.get(..size).unwrap_or_default());
+                said.push(text.split_once(';').map_or(&*text, |(_, message)| message).to_owned());
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => break,
             // A record that was overwritten meanwhile: the next one follows.
@@ -104,6 +141,17 @@ mod tests {
         assert_eq!(lines[7], "ACPI: NUMA: SRAT: PXM 1 -> MPIDR 0x7 -> Node 1");
         assert_eq!(lines[8], "SRAT: Node 0 PXM 0 [mem 0x40000000-");
         assert!(lines[11].starts_with("SRAT: Node 35 PXM 35 [mem 0x"), "{lines:?}");
+    }
+
+    #[test]
+    fn a_kernel_with_room_for_fewer_nodes_keeps_those_that_it_meets_first() {
+        let cut = cut(&grace(), 16);
+        assert!(cut.nodes.iter().map(|node| node.id).eq(0..16));
+        assert!(cut.distances.len() == 16 && cut.distances.iter().all(|row| row.len() == 16));
+        assert_eq!((cut.distances[2][9], cut.distances[2][10]), (11, 40));
+        let [(_, online), .., (_, initiators)] = planned_sets(&cut);
+        assert_eq!((online.to_string(), initiators.to_string()), ("0-15".into(), "2-15".into()));
+        assert_eq!(super::cut(&grace(), 33).nodes.len(), 36, "no kernel has such a room");
     }
 
     #[test]

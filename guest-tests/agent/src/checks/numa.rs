@@ -1,5 +1,5 @@
 //! Claim: the guest has the planned NUMA nodes with the planned vCPUs, memory and distances; an EGM node has exactly the
-//! pages of its slice.
+//! pages of its slice. Of a kernel that says that it has room for fewer nodes, the first ones are compared.
 //!
 //! Pages are compared by zoneinfo's `present`, which counts what the kernel was given; `MemTotal` is what is left after the
 //! kernel's own page descriptors (1.6 %), and must be at least 95 % of an EGM slice. A kernel that put itself into the slice
@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use egm_address::{CpuSet, SpanSet};
 
 use super::Context;
+use super::acpi_numa;
 use super::memory_map::{self, mebibytes};
 use crate::error::Broken;
 use crate::expect::{Node, Plan, first_mebibyte};
@@ -19,7 +20,7 @@ use crate::sysfs;
 const NODES: &str = "/sys/devices/system/node";
 
 pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
-    let plan = &context.plan;
+    let plan = &acpi_numa::kept(&context.plan)?;
     let mut claim = Claim::default();
     let online = sysfs::list(format!("{NODES}/online"))?;
     let planned: CpuSet = plan.nodes.iter().filter_map(|n| plan.linux_node(n.id)).collect();

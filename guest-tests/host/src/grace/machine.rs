@@ -164,7 +164,7 @@ mod tests {
         assert!(words.contains(&format!("egm.arg.gpu.bar4={}", cacheable.1)));
         assert!(words.contains(&format!("egm.arg.gpu.bar2={}", rest.1)));
         assert_eq!((rest.0, rest.0 + rest.1), (cacheable.0 + cacheable.1, base(2) + (GPU_MEMORY << 20)));
-        assert_eq!(memory_of("0000:00:05.0"), None);
+        assert_eq!(memory_of("0000:00:07.0"), None);
     }
 
     #[test]

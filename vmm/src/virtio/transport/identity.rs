@@ -157,6 +157,11 @@ impl Layout {
         offset < data.saturating_add(4) && offset.saturating_add(length) > data
     }
 
+    /// Whether the window stands for no access, as after a reset: a length of 0 (§4.1.4.9).
+    pub(super) fn is_idle(self, config: &ConfigSpace) -> bool {
+        config.u32(self.window.saturating_add(12)) == 0
+    }
+
     /// The access that the window stands for; `None` when the guest set it up wrongly.
     pub(super) fn window(self, config: &ConfigSpace) -> Option<WindowAccess> {
         let mut bar = [0];

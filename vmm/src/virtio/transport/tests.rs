@@ -322,6 +322,18 @@ fn messages_need_msix_enable_and_bus_master() {
 }
 
 #[test]
+fn who_reads_all_of_configuration_space_makes_no_mistake() {
+    let rig = rig(0);
+    for offset in (0..0x1000).step_by(4) {
+        rig.config::<4>(offset);
+    }
+    assert_eq!(rig.function.mistakes(), 0);
+    let _ = rig.function.config_write(rig.window() + 12, &3_u32.to_le_bytes());
+    rig.config::<4>(rig.window() + 16);
+    assert_eq!(rig.function.mistakes(), 1, "a length that no access has");
+}
+
+#[test]
 fn the_configuration_window_reads_and_writes_the_bar() {
     let rig = rig(0);
     let window = rig.window();
