@@ -23,6 +23,8 @@ use crate::plan::{MemoryPlan, Plan, WindowKind};
 
 /// Bytes at the end of the firmware window that no table uses: on x86 the BIOS's reset vector is there.
 pub const RESET_VECTOR_SIZE: u64 = 16;
+/// Sections of a record in the error block, at most: what HEST says and the machine keeps to.
+pub const ERROR_SECTIONS: u32 = 26;
 
 /// The bytes of all tables and where the guest finds them.
 #[derive(Debug, Clone, PartialEq, Eq)]

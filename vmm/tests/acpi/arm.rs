@@ -1,6 +1,7 @@
 //! What an Arm guest reads in place of an x86 one's, byte by byte at the offsets of the specifications.
 
 use egm_vmm::arch::aarch64::layout::LAYOUT;
+use egm_vmm::firmware::ERROR_SECTIONS;
 
 use super::*;
 
@@ -353,6 +354,8 @@ fn hest_leads_to_a_clear_error_block_of_which_an_event_device_tells() {
     let hest = table(&plan, "HEST");
     assert_eq!((hest.len(), number(&hest, 36, 4), number(&hest, 40, 2)), (104, 1, 9), "one generic source");
     assert_eq!((number(&hest, 44, 2), hest[47]), (0xffff, 1), "unrelated, enabled");
+    let limits = [48, 52, 56].map(|at| number(&hest, at, 4));
+    assert_eq!(limits, [1, ERROR_SECTIONS.into(), 0], "one record, its sections, nothing raw");
     assert_eq!((&hest[60..64], hest[72], hest[73]), (&[0, 64, 0, 4][..], 7, 28), "a qword; by an event");
     let block = image.errors.unwrap();
     let address = seen(&image, number(&hest, 64, 8));

@@ -46,9 +46,11 @@ pub fn load(
     let kernel = load_kernel(plan, memory, &mut files.kernel)?;
     let initramfs = files.initramfs.as_mut().map(Initramfs::new).transpose()?;
     let place = |size| {
-        let room = rooms::initramfs(plan, kernel, size).unwrap_or(kernel);
-        let from = room.start().get();
-        Place { from, end: room.end().get(), at: Some(from) }
+        let end = kernel.end().get();
+        rooms::initramfs(plan, kernel, size).map_or(Place { from: end, end, at: None }, |room| {
+            let from = room.start().get();
+            Place { from, end: room.end().get(), at: Some(from) }
+        })
     };
     let initrd = initramfs.map(|file| file.load(memory, place)).transpose()?;
     let chosen = Chosen {

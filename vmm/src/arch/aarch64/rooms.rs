@@ -66,4 +66,11 @@ mod tests {
         let end = initramfs(&plan, taken, 33 << 30).unwrap().end().get() - start;
         assert!(end <= REACH, "{end:#x}");
     }
+
+    #[test]
+    fn beside_a_kernel_that_takes_all_memory_there_is_no_room_for_an_initramfs() {
+        let plan = egm_first(&[]);
+        let all = Span::new(LAYOUT.firmware.start(), REACH).unwrap();
+        assert_eq!(initramfs(&plan, all, 1), None);
+    }
 }

@@ -10,6 +10,7 @@ use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
 use egm_address::{Gpa, Guest, Span};
 
 use super::{bytes, reserved, table};
+use crate::firmware::ERROR_SECTIONS;
 use crate::firmware::room::Room;
 
 const REVISION: u8 = 1;
@@ -39,7 +40,7 @@ fn hest(address: Gpa) -> Vec<u8> {
     body.word(UNRELATED);
     body.vec(&[0, 1]); // flags; enabled
     body.dword(1); // records that the guest keeps room for
-    body.dword(1); // sections in a record, at most
+    body.dword(ERROR_SECTIONS); // in a record, at most
     body.dword(0); // raw data
     body.vec(&bytes(&GAS::new(AddressSpace::SystemMemory, 64, 0, AccessSize::QwordAccess, address.get())));
     body.vec(&[BY_EVENT, NOTIFICATION_LENGTH]);

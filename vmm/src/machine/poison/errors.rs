@@ -1,7 +1,8 @@
 //! Bad memory that nobody has read yet, on its way to a guest without machine checks: a record in the error block that its tables
 //! name, and an interrupt (ACPI 6.5, clause 18.3.2.7).
 //!
-//! The guest clears the status of the block when it has read it; what else is found waits until then.
+//! The guest clears the status of the block when it has read it; what else is found waits until then, and the interrupt comes
+//! again at each look: one that is lost must not be the last.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -25,12 +26,14 @@ pub(in crate::machine) struct ErrorBlock {
     at: Gpa,
     interrupt: Interrupt,
     waiting: VecDeque<Gpa>,
+    /// There is a record in the block that the guest has not been seen to clear.
+    told: bool,
 }
 
 impl ErrorBlock {
     /// The one at `at` of `memory`, where there is nothing yet.
     pub(in crate::machine) const fn new(memory: GuestMemoryMmap, at: Gpa, interrupt: Interrupt) -> Self {
-        Self { memory, at, interrupt, waiting: VecDeque::new() }
+        Self { memory, at, interrupt, waiting: VecDeque::new(), told: false }
     }
 
     /// Tells the guest of `bad`, now or when it has read what it was told before.
@@ -39,21 +42,36 @@ impl ErrorBlock {
         let pages = (first..bad.end().get()).step_by(usize::try_from(PAGE).unwrap_or(usize::MAX));
         let room = MOST_WAITING.saturating_sub(self.waiting.len());
         self.waiting.extend(pages.take(room).map(Gpa::new));
-        self.go_on();
+        self.write();
     }
 
-    /// Whether something waits for the guest.
+    /// Whether the guest has something to read, or something waits until it has.
     pub(super) fn waits(&self) -> bool {
-        !self.waiting.is_empty()
+        self.told || !self.waiting.is_empty()
     }
 
-    /// Writes the next record when the guest has read the last. A guest that writes to the block itself spoils its own news.
+    /// Whether the block itself is in `bad`.
+    pub(super) fn is_on(&self, bad: Span<Guest>) -> bool {
+        Span::new(self.at, PAGE).is_ok_and(|block| block.overlaps(bad))
+    }
+
+    /// Writes the next record when the guest has read the last, and interrupts it again when it has not.
     pub(super) fn go_on(&mut self) {
-        let status = GuestAddress(self.at.get());
-        let free = self.memory.load::<u32>(status, Ordering::Acquire).is_ok_and(|status| status == 0);
-        if !free || self.waiting.is_empty() {
+        self.told &= !self.is_clear();
+        if self.told { (self.interrupt)() } else { self.write() }
+    }
+
+    fn is_clear(&self) -> bool {
+        let status = self.memory.load::<u32>(GuestAddress(self.at.get()), Ordering::Acquire);
+        status.is_ok_and(|status| status == 0)
+    }
+
+    /// Writes the next record into a clear block. A guest that writes to the block itself spoils its own news.
+    fn write(&mut self) {
+        if self.waiting.is_empty() || !self.is_clear() {
             return;
         }
+        let status = GuestAddress(self.at.get());
         let next: Vec<Gpa> = self.waiting.drain(..self.waiting.len().min(record::MOST)).collect();
         let block = record::block(&next);
         let Some((first, rest)) = block.split_first_chunk::<STATUS>() else { return };
@@ -61,6 +79,7 @@ impl ErrorBlock {
         // The block is in the machine's own window of tables, which is always there.
         let _ = self.memory.write_slice(rest, behind);
         let _ = self.memory.store(u32::from_le_bytes(*first), status, Ordering::Release);
+        self.told = true;
         (self.interrupt)();
     }
 }
@@ -93,15 +112,34 @@ mod tests {
         let (mut block, interrupts) = block();
         let bad = |start, size| Span::new(Gpa::new(start), size).unwrap();
         block.tell(bad(0x10_0000, 0x1000));
-        assert_eq!((status(&block) >> 4, interrupts.load(Ordering::Relaxed), block.waits()), (1, 1, false));
+        assert_eq!((status(&block) >> 4, interrupts.load(Ordering::Relaxed), block.waits()), (1, 1, true));
         block.tell(bad(0x20_0800, 0x1000));
-        block.go_on();
         assert_eq!((status(&block) >> 4, interrupts.load(Ordering::Relaxed), block.waits()), (1, 1, true));
         block.memory.write_obj(0u32, GuestAddress(AT.get())).unwrap();
         block.go_on();
-        assert_eq!((status(&block) >> 4, interrupts.load(Ordering::Relaxed), block.waits()), (2, 2, false));
+        assert_eq!((status(&block) >> 4, interrupts.load(Ordering::Relaxed), block.waits()), (2, 2, true));
         let address: u64 = block.memory.read_obj(GuestAddress(AT.get() + 20 + 72 + 16)).unwrap();
         assert_eq!(address, 0x20_0000);
+    }
+
+    #[test]
+    fn a_guest_that_has_not_read_is_interrupted_at_each_look_until_it_has() {
+        let (mut block, interrupts) = block();
+        block.tell(Span::new(Gpa::new(0x10_0000), PAGE).unwrap());
+        block.go_on();
+        block.go_on();
+        assert_eq!((status(&block) >> 4, interrupts.load(Ordering::Relaxed), block.waits()), (1, 3, true));
+        block.memory.write_obj(0u32, GuestAddress(AT.get())).unwrap();
+        block.go_on();
+        assert_eq!((status(&block), interrupts.load(Ordering::Relaxed), block.waits()), (0, 3, false));
+    }
+
+    #[test]
+    fn the_block_is_on_each_bad_span_that_has_a_byte_of_it() {
+        let (block, _) = block();
+        let on = |start, size| block.is_on(Span::new(Gpa::new(start), size).unwrap());
+        assert!(on(0x1000, PAGE) && on(0, 0x10_0000) && on(0x1fff, 1));
+        assert!(!on(0, PAGE) && !on(0x2000, PAGE));
     }
 
     #[test]

@@ -126,7 +126,7 @@ impl Poison {
         let News { events, elsewhere, lost } = self.watch.news();
         events.into_iter().for_each(|event| self.event(&event));
         if self.errors.as_ref().is_some_and(ErrorBlock::waits) {
-            let _ = self.timer.reset(LOOK, Some(LOOK)); // nothing tells us that the guest has read
+            self.look_again();
         }
         if elsewhere > 0 {
             eprintln!("warning: bad memory of the VMM itself, {elsewhere} pages: it ends when it reads them");
@@ -135,6 +135,14 @@ impl Poison {
             eprintln!(
                 "warning: {lost} bad pages came too fast to be noted: the slices' next scrub finds them"
             );
+        }
+    }
+
+    /// Starts the timer, once: nothing tells us that the guest has read. Starting it again would take back an expiration that
+    /// the event loop already knows of, and put off the next one as long as there is news.
+    fn look_again(&mut self) {
+        if !self.timer.is_armed().unwrap_or(false) {
+            let _ = self.timer.reset(LOOK, Some(LOOK));
         }
     }
 
@@ -166,6 +174,10 @@ impl Poison {
             let Some(span) = bytes.and_then(|bytes| bytes.intersection(event.span)) else { continue };
             let new = SpanSet::from_iter([span]).minus(&memory.bad);
             memory.bad = memory.bad.iter().chain([span]).collect();
+            let guest = |bad| self.checks.places.of_bytes(number, bad);
+            let block_is_bad =
+                |block: &mut ErrorBlock| new.iter().flat_map(guest).any(|bad| block.is_on(bad));
+            let _ = self.errors.take_if(block_is_bad); // else the VMM itself would read the bad page
             for bad in new.iter() {
                 memory.tell(number, bad, event.cause, &self.checks, self.errors.as_mut());
             }

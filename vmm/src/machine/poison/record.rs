@@ -3,10 +3,12 @@
 
 use egm_address::Gpa;
 
+use crate::firmware::ERROR_SECTIONS;
+
 /// Bytes that a section names.
 pub(super) const PAGE: u64 = 4096;
 /// Sections in a block of 4 KiB, at most.
-pub(super) const MOST: usize = 26;
+pub(super) const MOST: usize = ERROR_SECTIONS as usize;
 
 const HEADER: usize = 20;
 const ENTRY: usize = 72;
