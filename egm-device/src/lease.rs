@@ -120,6 +120,11 @@ impl Lease {
         self.taken.ledger.retire(&self.taken.region, &inside)
     }
 
+    /// Who granted it.
+    pub(crate) const fn ledger(&self) -> &Ledger {
+        &self.taken.ledger
+    }
+
     /// The lock's descriptor: whoever gets a duplicate keeps the slice in use, even when this process ends.
     #[must_use]
     pub const fn claim(&self) -> &File {

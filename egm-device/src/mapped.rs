@@ -10,12 +10,18 @@ use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{major, minor};
 use rustix::io::Errno;
 
 /// Of this process: who asks for one slice shares the scan with who asks for another.
-static SCANS: LazyLock<Scans> = LazyLock::new(|| Scans::new(|asked| scan(Path::new("/proc"), asked)));
+static SCANS: LazyLock<Arc<Scans>> =
+    LazyLock::new(|| Scans::new(PATIENCE, |asked| scan(Path::new("/proc"), asked)));
+/// How long who asks waits. A process can keep a reader of its mappings waiting for as long as it likes: by a file system of its own
+/// behind one of them.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A file as `/proc/PID/maps` names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,8 +64,10 @@ pub(crate) fn is_mapped(file: &File, bytes: &Range<u64>, holder: Option<u32>) ->
 
 type Scan = dyn Fn(&BTreeSet<Bytes>) -> Found + Send + Sync;
 
-/// One scan at a time, for all that was asked before it began: nobody makes this process read `/proc` more by asking more often.
+/// One scan at a time, for all that was asked before it began: nobody makes this process read `/proc` more by asking more often. It
+/// has a thread of its own, for nobody may wait for it for ever.
 struct Scans {
+    patience: Duration,
     scan: Box<Scan>,
     state: Mutex<State>,
     over: Condvar,
@@ -75,15 +83,19 @@ struct State {
 }
 
 impl Scans {
-    fn new(scan: impl Fn(&BTreeSet<Bytes>) -> Found + Send + Sync + 'static) -> Self {
-        Self { scan: Box::new(scan), state: Mutex::default(), over: Condvar::new() }
+    fn new(
+        patience: Duration,
+        scan: impl Fn(&BTreeSet<Bytes>) -> Found + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Arc::new(Self { patience, scan: Box::new(scan), state: Mutex::default(), over: Condvar::new() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn is_mapped(&self, bytes: Bytes, holder: Option<u32>) -> bool {
+    fn is_mapped(self: &Arc<Self>, bytes: Bytes, holder: Option<u32>) -> bool {
+        let begun = Instant::now();
         let mut state = self.state();
         state.asked.insert(bytes);
         let next = Arc::clone(&state.next);
@@ -92,18 +104,32 @@ impl Scans {
                 let is_hidden = holder.is_some_and(|holder| found.hidden.contains(&holder));
                 return found.is_partial || is_hidden || found.mapped.contains(&bytes);
             }
-            if state.runs {
-                state = self.over.wait(state).unwrap_or_else(PoisonError::into_inner);
+            if !state.runs {
+                let asked = std::mem::take(&mut state.asked);
+                (state.runs, state.next) = (true, Arc::default());
+                let (scans, found) = (Arc::clone(self), Arc::clone(&next));
+                let scan = move || scans.finish(&found, (scans.scan)(&asked));
+                drop(state);
+                if thread::Builder::new().name("mapped".to_owned()).spawn(scan).is_err() {
+                    self.finish(&next, Found { is_partial: true, ..Found::default() });
+                }
+                state = self.state();
                 continue;
             }
-            let asked = std::mem::take(&mut state.asked);
-            (state.runs, state.next) = (true, Arc::default());
-            drop(state);
-            let _ = next.set((self.scan)(&asked)); // nobody else had it to do
-            state = self.state();
-            state.runs = false;
-            self.over.notify_all();
+            let left = self.patience.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                return true;
+            }
+            (state, _) = self.over.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// A scan is over, and has come to `found`.
+    fn finish(&self, all: &OnceLock<Found>, found: Found) {
+        let mut state = self.state();
+        let _ = all.set(found); // nobody else had it to do
+        state.runs = false;
+        self.over.notify_all();
     }
 }
 
@@ -129,8 +155,11 @@ fn scan(proc: &Path, asked: &BTreeSet<Bytes>) -> Found {
 
 /// Adds what a process maps. Where its first thread has ended, only the others say so.
 fn scan_process(process: &Path, asked: &BTreeSet<Bytes>, mapped: &mut BTreeSet<Bytes>) -> io::Result<()> {
-    if scan_maps(File::open(process.join("maps"))?, asked, mapped)? {
-        return Ok(());
+    match File::open(process.join("maps")).and_then(|maps| scan_maps(maps, asked, mapped)) {
+        Ok(true) => return Ok(()),
+        // Linux 6.16 has no empty file for such a thread.
+        Err(error) if error.raw_os_error() != Some(Errno::SRCH.raw_os_error()) => return Err(error),
+        _ => {}
     }
     for thread in fs::read_dir(process.join("task")).into_iter().flatten() {
         let maps = File::open(thread?.path().join("maps")).and_then(|maps| scan_maps(maps, asked, mapped));
@@ -181,7 +210,6 @@ mod tests {
     use std::os::unix::process::CommandExt;
     use std::sync::atomic::AtomicBool;
     use std::sync::mpsc;
-    use std::thread;
 
     use super::*;
     use crate::backing::tests::{region, slice};
@@ -250,7 +278,7 @@ mod tests {
         let (begins, begun) = mpsc::channel();
         let (go, wait) = mpsc::channel();
         let wait = Mutex::new(wait);
-        let scans = Scans::new(move |asked| {
+        let scans = Scans::new(Duration::MAX, move |asked| {
             begins.send(asked.len()).unwrap();
             wait.lock().unwrap().recv().unwrap()
         });
@@ -276,9 +304,22 @@ mod tests {
     }
 
     #[test]
+    fn a_process_that_keeps_the_scan_waiting_keeps_nobody_else_and_counts_as_mapping_all() {
+        let (go, wait) = mpsc::channel::<()>();
+        let wait = Mutex::new(wait);
+        let scans = Scans::new(Duration::ZERO, move |_| {
+            let _ = wait.lock().unwrap().recv();
+            Found::default()
+        });
+        let asked = || scans.is_mapped(bytes(EGM, 0..1), None);
+        assert!(asked() && asked());
+        drop(go);
+    }
+
+    #[test]
     fn who_was_given_the_bytes_and_may_not_be_looked_at_is_not_known_to_have_let_go() {
         let found = || Found { hidden: [7].into(), ..Found::default() };
-        let scans = Scans::new(move |_| found());
+        let scans = Scans::new(Duration::MAX, move |_| found());
         let mapped = |holder| scans.is_mapped(bytes(EGM, 0..1), holder);
         assert_eq!([Some(7), Some(8), None].map(mapped), [true, false, false]);
     }

@@ -15,6 +15,7 @@ use super::session::Key;
 use super::source::{Held, StillUsed};
 use super::wire;
 use crate::ledger::bytes_of;
+use crate::region::Slice;
 
 /// Bad spans that a client can name of one slice.
 const MAX_BAD: usize = 4096;
@@ -49,14 +50,19 @@ pub(super) struct Kept {
 impl Lent {
     /// Back to the source, which hears of `bad` bytes first.
     pub(super) fn give_back(self, bad: &SpanSet<InRegion>) -> Result<(), Kept> {
-        let given = match self {
-            Self::Slice(lease) => lease.give_back(bad),
-            Self::Used(used) => used.again(),
+        let (given, left) = match self {
+            // Recorded, whatever comes of the return.
+            Self::Slice(lease) => (lease.give_back(bad), SpanSet::default()),
+            Self::Used(used) => (used.again(bad), bad.clone()),
         };
-        given.map_err(|used| {
-            let (why, bad) = (NotBack::Used(used.why.clone()), SpanSet::default());
-            Kept { lent: Self::Used(used), bad, why }
-        })
+        given.map_err(|used| Kept { why: NotBack::Used(used.why.clone()), lent: Self::Used(used), bad: left })
+    }
+
+    fn slice(&self) -> &Slice {
+        match self {
+            Self::Slice(lease) => lease.slice(),
+            Self::Used(used) => &used.slice,
+        }
     }
 
     /// There is no thread that could give it back.
@@ -74,8 +80,7 @@ impl Link {
 
     /// Remembers what of `spans` lies in the slice. (Who has more bad spans than that has no use for the rest.)
     pub(super) fn heard_bad(&mut self, spans: &[(u64, u64)]) {
-        let Some(Lent::Slice(lease)) = &self.lease else { return };
-        let Some(slice) = bytes_of(lease.slice()) else { return };
+        let Some(slice) = self.lease.as_ref().and_then(|lent| bytes_of(lent.slice())) else { return };
         let inside = spans.iter().filter_map(|(start, size)| {
             Span::new(Offset::new(*start), *size).ok().and_then(|span| span.intersection(slice))
         });
@@ -122,4 +127,32 @@ pub(super) fn describe(lease: &dyn Held) -> io::Result<File> {
 /// Waits for `descriptor`, which events then call `name`.
 pub(super) fn watch(epoll: &OwnedFd, descriptor: BorrowedFd<'_>, name: u64) -> io::Result<()> {
     Ok(epoll::add(epoll, descriptor, epoll::EventData::new_u64(name), epoll::EventFlags::IN)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::backing::tests::slice;
+
+    #[test]
+    fn what_is_found_bad_after_a_return_in_vain_is_told_with_the_next() {
+        let null = || OwnedFd::from(File::open("/dev/null").unwrap());
+        let mut link = Link::new(null(), null());
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let told = heard.clone();
+        let is_free = Box::new(move |bad: &SpanSet<InRegion>| {
+            told.lock().unwrap().push(bad.size());
+            told.lock().unwrap().len() > 1
+        });
+        link.lease = Some(Lent::Used(StillUsed { why: "mapped".into(), slice: slice(0, 0x4000), is_free }));
+        link.heard_bad(&[(0x1000, 0x1000), (0x8000, 0x1000)]);
+        let (lent, bad) = link.take_lease().unwrap();
+        link.keep_lease(lent.give_back(&bad).unwrap_err());
+        link.heard_bad(&[(0x2000, 0x1000)]);
+        let (lent, bad) = link.take_lease().unwrap();
+        assert!(lent.give_back(&bad).is_ok());
+        assert_eq!(*heard.lock().unwrap(), [0x1000, 0x2000]);
+    }
 }

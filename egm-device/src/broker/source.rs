@@ -11,7 +11,7 @@ use super::kept::KeptOpen;
 use crate::backing::Backing;
 use crate::carve::plan::{Request, place};
 use crate::lease::Lease;
-use crate::ledger::{GrantError, Ledger, Memory, States, Watch, memory};
+use crate::ledger::{GrantError, Ledger, LedgerError, Memory, States, Watch, memory};
 use crate::owner::Owner;
 use crate::policy::Supply;
 use crate::region::{Node, Region, RegionKind, Slice};
@@ -71,17 +71,20 @@ pub trait Held: Send {
 pub struct StillUsed {
     /// A text for operators.
     pub why: String,
-    /// Whether nobody has it by now. What this holds keeps the slice from others.
-    pub is_free: Box<dyn Fn() -> bool + Send>,
+    /// Its place in the region.
+    pub slice: Slice,
+    /// Whether nobody has it by now; if so, no later owner gets the bad bytes that it is told. What this holds keeps the slice
+    /// from others.
+    pub is_free: Box<dyn Fn(&SpanSet<InRegion>) -> bool + Send>,
 }
 
 impl StillUsed {
-    /// Looks again.
+    /// Looks again. Its client found `bad` bytes since.
     ///
     /// # Errors
-    /// The same once more.
-    pub fn again(self) -> Result<(), Self> {
-        if (self.is_free)() { Ok(()) } else { Err(self) }
+    /// The same once more; `bad` is not recorded then.
+    pub fn again(self, bad: &SpanSet<InRegion>) -> Result<(), Self> {
+        if (self.is_free)(bad) { Ok(()) } else { Err(self) }
     }
 }
 
@@ -106,22 +109,33 @@ impl Held for Leased {
     /// What was not scrubbed is dirty by the ledger's account, and scrubbed for its next owner.
     fn give_back(self: Box<Self>, bad: &SpanSet<InRegion>) -> Result<(), StillUsed> {
         let Self { lease, memory, near } = *self;
-        if let Err(error) = lease.retire(bad) {
-            note(format_args!("bad pages of region {} are not recorded: {error}", lease.region().name));
-        }
+        recorded(lease.retire(bad), lease.region());
         // A duplicate of the lock, for a return that is none drops the lease's own.
         let claim = lease.claim().try_clone();
         let (region, slice, owner) = (lease.region().clone(), lease.slice().clone(), lease.owner().clone());
+        let ledger = lease.ledger().clone();
         match lease.give_back(&Watch { near: near.as_ref(), ..Watch::nobody() }) {
             Err(error @ GrantError::StillUsed { .. }) => {
-                let is_free = Box::new(move || {
+                let place = slice.clone();
+                let is_free = Box::new(move |bad: &SpanSet<InRegion>| {
                     let _claim = &claim;
-                    is_free(memory.as_ref(), &region, &slice, &owner)
+                    let is_free = is_free(memory.as_ref(), &region, &slice, &owner);
+                    if is_free && !bad.is_empty() && region.kind.keeps_bytes() {
+                        recorded(ledger.retire(&region, bad), &region);
+                    }
+                    is_free
                 });
-                Err(StillUsed { why: Chain(&error as &dyn Report).to_string(), is_free })
+                Err(StillUsed { why: Chain(&error as &dyn Report).to_string(), slice: place, is_free })
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// Tells operators of bad pages of `region` that the ledger did not take.
+fn recorded(retired: Result<(), LedgerError>, region: &Region) {
+    if let Err(error) = retired {
+        note(format_args!("bad pages of region {} are not recorded: {error}", region.name));
     }
 }
 
@@ -317,9 +331,9 @@ mod tests {
         let peer = lent.backing().file().try_clone().unwrap();
         let Err(used) = lent.give_back(&SpanSet::default()) else { panic!("it was taken for free") };
         assert_eq!(source.supplies()[0].free, 3 * PAGE);
-        let Err(used) = used.again() else { panic!("it was taken for free") };
+        let Err(used) = used.again(&SpanSet::default()) else { panic!("it was taken for free") };
         drop(peer);
-        assert!(used.again().is_ok());
+        assert!(used.again(&SpanSet::default()).is_ok());
         assert_eq!(source.supplies()[0].free, 4 * PAGE);
     }
 
@@ -342,9 +356,9 @@ mod tests {
         drop(other);
         assert!(second.give_back(&SpanSet::default()).is_ok(), "nobody maps that one");
         assert_eq!(source.supplies()[0].free, 3 * PAGE);
-        let Err(used) = used.again() else { panic!("it was taken for free") };
+        let Err(used) = used.again(&SpanSet::default()) else { panic!("it was taken for free") };
         drop(one);
-        assert!(used.again().is_ok());
+        assert!(used.again(&SpanSet::default()).is_ok());
         assert_eq!(source.supplies()[0].free, 4 * PAGE);
         // Nor is one granted whose owner has just gone, without a word.
         let lent = source.grant("r", &request(4), &NEVER).unwrap_or_else(|error| panic!("{error}"));

@@ -96,6 +96,12 @@ pub enum GrantError {
         #[source]
         source: ScrubError,
     },
+    /// Nobody waits any more.
+    #[error("region \"{region}\": nobody waits for the slice any more")]
+    Cancelled {
+        /// The region.
+        region: String,
+    },
     /// The slice's owner is gone, or gives it back, but another process has its memory.
     #[error(
         "region \"{region}\": a process that got the memory at {offset:#x} from its last owner ({owner}) still has it, or that \
@@ -123,7 +129,11 @@ impl Report for GrantError {
                 _ => Blame::Host,
             },
             Self::Ledger(error) => error.blame(),
-            Self::Backing(_) | Self::Retired(_) | Self::Scrub { .. } | Self::StillUsed { .. } => Blame::Host,
+            Self::Backing(_)
+            | Self::Retired(_)
+            | Self::Scrub { .. }
+            | Self::Cancelled { .. }
+            | Self::StillUsed { .. } => Blame::Host,
         }
     }
 

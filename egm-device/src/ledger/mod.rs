@@ -23,6 +23,7 @@ use std::fs::{DirBuilder, File};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 use std::{fmt, io};
 
@@ -126,6 +127,10 @@ impl Ledger {
                 None => return Lease::begin(taken, backing, memory.clone(), watch),
                 // An owner is gone, but a process that got the memory from it is not.
                 Some(others) => mapped = mapped.iter().chain(others.iter()).collect(),
+            }
+            // Each such place may cost a look at all processes.
+            if watch.cancel.load(Ordering::Relaxed) {
+                return Err(GrantError::Cancelled { region: region.name.clone() });
             }
         }
     }

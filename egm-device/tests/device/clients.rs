@@ -308,8 +308,7 @@ fn windows_come_with_a_file_and_without_and_none_over_another() {
     let over = client.dma_map(DmaMap { address: 0x4800, ..map }, None);
     assert!(matches!(over, Err(CallError::Refused { .. })));
     client.dma_unmap(DmaUnmap::Window { address: 0x1000, size: 0x1000 }).unwrap();
-    let gone = client.dma_unmap(DmaUnmap::Window { address: 0x1000, size: 0x1000 });
-    assert!(matches!(gone, Err(CallError::Refused { .. })));
+    client.dma_unmap(DmaUnmap::Window { address: 0x1000, size: 0x1000 }).unwrap();
     client.dma_unmap(DmaUnmap::All).unwrap();
 }
 

@@ -90,10 +90,13 @@ pub fn remedy(functions: &[PciAddress]) -> String {
     format!("egm-vmm bind {}", names.join(" "))
 }
 
-/// Whether it is a bridge of the host, host bridges included. "Other bridges" (class 0680) are endpoints: NVSwitches are,
-/// and go to guests that manage them.
+const NVIDIA: u16 = 0x10de;
+
+/// Whether it is a bridge of the host, host bridges included. NVIDIA's "other bridges" (class 0680) are endpoints: NVSwitches,
+/// which go to guests that manage them.
 pub const fn is_bridge(function: &HostFunction) -> bool {
-    function.class >> 16 == 0x06 && function.class >> 8 != 0x0680
+    let is_nvswitch = function.class >> 8 == 0x0680 && function.vendor == NVIDIA;
+    function.class >> 16 == 0x06 && !is_nvswitch
 }
 
 /// Whether a driver of this name is VFIO's: `vfio-pci`, or a variant of it (`mlx5_vfio_pci`, `nvgrace_gpu_vfio_pci`).
@@ -192,6 +195,8 @@ mod tests {
         assert!(error.help().contains("another group") && !error.help().contains("bind"), "{}", error.help());
         let neighbour = all.iter_mut().find(|f| f.address == disk).unwrap();
         (neighbour.class, neighbour.driver) = (0x06_8000, Some("vfio-pci".to_owned()));
+        assert!(matches!(usable(&all, disk), Err(GroupError::Bridge { .. })), "a chipset function");
+        all.iter_mut().find(|f| f.address == disk).unwrap().vendor = NVIDIA;
         assert_eq!((usable(&all, disk), usable(&all, host.gpu(0))), (Ok(()), Ok(())));
     }
 

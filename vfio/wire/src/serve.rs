@@ -57,7 +57,7 @@ pub trait Device {
     /// The device may no longer reach it, and does not when this returns.
     ///
     /// # Errors
-    /// What the client is told: `ENOENT` for a window that there is not.
+    /// What the client is told: `EINVAL` for a range that would split a window.
     fn dma_unmap(&mut self, unmap: DmaUnmap) -> Result<(), Errno>;
 
     /// Sets up, masks or triggers interrupts that exist; with as many eventfds as vectors, or none.

@@ -88,9 +88,14 @@ impl Windows {
 
     /// The same for good: the parts are let go, and nothing is placed any more.
     pub(super) fn end(&self) {
-        self.place(&[]);
-        let windows = std::mem::take(&mut *lock(&self.windows));
-        windows.iter().filter_map(|window| window.peer).for_each(|p| self.peers.remove(p));
+        // Under one guard: a vCPU that waits here with places of before must find nothing to place.
+        let mut windows = lock(&self.windows);
+        for window in std::mem::take(&mut *windows) {
+            if let Some((_, slot)) = window.slot {
+                self.count(self.slots.remove(slot).is_err());
+            }
+            window.peer.into_iter().for_each(|peer| self.peers.remove(peer));
+        }
     }
 
     /// Changes that the kernel refused.

@@ -50,7 +50,7 @@ impl DmaMap {
 /// What a server has to let go. The reply repeats it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DmaUnmap {
-    /// A window exactly as it was mapped.
+    /// The windows of a range, of which none lies there in part.
     Window {
         /// First DMA address.
         address: u64,

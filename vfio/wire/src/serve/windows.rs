@@ -76,7 +76,9 @@ impl Windows {
             return Err(Errno::INVAL);
         }
         inside.iter().for_each(|at| drop(self.by_address.remove(at)));
-        self.files.retain(|_, file| Arc::strong_count(file) > 1);
+        if !inside.is_empty() {
+            self.files.retain(|_, file| Arc::strong_count(file) > 1);
+        }
         Ok(())
     }
 
