@@ -37,7 +37,7 @@ pub(super) struct Link {
 pub(super) enum Lent {
     Slice(Box<dyn Held>),
     /// Given back once, in vain.
-    Used(StillUsed),
+    Used(Box<StillUsed>),
 }
 
 /// What stays lent although it was to go back.
@@ -55,7 +55,11 @@ impl Lent {
             Self::Slice(lease) => (lease.give_back(bad), SpanSet::default()),
             Self::Used(used) => (used.again(bad), bad.clone()),
         };
-        given.map_err(|used| Kept { why: NotBack::Used(used.why.clone()), lent: Self::Used(used), bad: left })
+        given.map_err(|used| Kept {
+            why: NotBack::Used(used.why.clone()),
+            lent: Self::Used(Box::new(used)),
+            bad: left,
+        })
     }
 
     fn slice(&self) -> &Slice {
@@ -146,7 +150,8 @@ mod tests {
             told.lock().unwrap().push(bad.size());
             told.lock().unwrap().len() > 1
         });
-        link.lease = Some(Lent::Used(StillUsed { why: "mapped".into(), slice: slice(0, 0x4000), is_free }));
+        let used = StillUsed { why: "mapped".into(), slice: slice(0, 0x4000), is_free };
+        link.lease = Some(Lent::Used(Box::new(used)));
         link.heard_bad(&[(0x1000, 0x1000), (0x8000, 0x1000)]);
         let (lent, bad) = link.take_lease().unwrap();
         link.keep_lease(lent.give_back(&bad).unwrap_err());

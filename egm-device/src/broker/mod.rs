@@ -32,5 +32,5 @@ pub use client::{Client, ClientError, Loan};
 pub use listen::ServerError;
 pub use peer::refuse_descriptors;
 pub use serve::Server;
-pub use source::{Held, LedgerSource, NotMade, Source, StillUsed};
+pub use source::{Held, LedgerSource, Look, NotMade, Source, StillUsed};
 pub use wire::{MAX_PACKET, Take};

@@ -67,6 +67,9 @@ pub trait Held: Send {
     fn give_back(self: Box<Self>, bad: &SpanSet<InRegion>) -> Result<(), StillUsed>;
 }
 
+/// A look at who has a slice still, by somebody who was told of bad bytes of it.
+pub type Look = dyn Fn(&SpanSet<InRegion>) -> bool + Send;
+
 /// A return that was none: another process has the memory.
 pub struct StillUsed {
     /// A text for operators.
@@ -75,7 +78,7 @@ pub struct StillUsed {
     pub slice: Slice,
     /// Whether nobody has it by now; if so, no later owner gets the bad bytes that it is told. What this holds keeps the slice
     /// from others.
-    pub is_free: Box<dyn Fn(&SpanSet<InRegion>) -> bool + Send>,
+    pub is_free: Box<Look>,
 }
 
 impl StillUsed {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use egm_config::Clique;
 
-/// A path that [`load`](super::load) has looked at.
+/// A path that [`load`](super::load()) has looked at.
 pub(super) fn text(path: &Path) -> &str {
     path.to_str().unwrap_or_default()
 }

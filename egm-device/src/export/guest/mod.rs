@@ -162,7 +162,7 @@ impl Report for GuestError {
 }
 
 impl Guest {
-    /// `machine`, as [`load`](super::load) gives it, on the host of `survey`; slices that
+    /// `machine`, as [`load`](super::load()) gives it, on the host of `survey`; slices that
     /// are devices are served in the folder `sockets`.
     ///
     /// # Errors
