@@ -2,7 +2,7 @@
 
 use std::fmt::{Debug, Display};
 
-use egm_report::{Check, Outcome};
+use egm_report::{Check, Figure, Outcome, Verdict};
 
 use crate::error::Broken;
 
@@ -14,18 +14,19 @@ const SHOWN: usize = 6;
 pub(crate) struct Finding {
     pub(crate) outcome: Outcome,
     value: Option<(f64, &'static str)>,
+    figures: Vec<Figure>,
     pub(crate) reason: String,
 }
 
 impl Finding {
     /// This guest cannot decide the claim, for `reason`.
     pub(crate) fn waived(reason: impl Into<String>) -> Self {
-        Self { outcome: Outcome::Waived, value: None, reason: reason.into() }
+        Self { outcome: Outcome::Waived, value: None, figures: Vec::new(), reason: reason.into() }
     }
 
     /// The check broke, for `reason`.
     pub(crate) fn error(reason: impl Into<String>) -> Self {
-        Self { outcome: Outcome::Error, value: None, reason: reason.into() }
+        Self { outcome: Outcome::Error, value: None, figures: Vec::new(), reason: reason.into() }
     }
 
     /// Adds a measured figure.
@@ -35,9 +36,32 @@ impl Finding {
         self
     }
 
-    /// As a line of the report.
+    /// Adds measured figures, to those that are there.
+    #[must_use]
+    pub(crate) fn with_figures(mut self, figures: Vec<Figure>) -> Self {
+        self.figures.extend(figures);
+        self
+    }
+
+    /// As a verdict of a validation.
+    pub(crate) fn into_verdict(self, name: &str, claim: &str, seed: u64) -> Verdict {
+        let Self { outcome, value, figures, reason } = self;
+        Verdict {
+            name: name.to_owned(),
+            claim: claim.to_owned(),
+            outcome,
+            reason,
+            value: value.map(|(figure, _)| figure),
+            unit: value.map(|(_, unit)| unit.to_owned()),
+            figures,
+            seed,
+            millis: 0,
+        }
+    }
+
+    /// As a line of the report, which has no room for figures.
     pub(crate) fn into_check(self, name: &str, millis: u64) -> Check {
-        let Self { outcome, value, reason } = self;
+        let Self { outcome, value, figures: _, reason } = self;
         Check {
             name: name.to_owned(),
             outcome,
@@ -95,14 +119,19 @@ impl Claim {
     /// Passed when nothing was untrue.
     pub(crate) fn finish(self) -> Finding {
         if self.is_true() {
-            return Finding { outcome: Outcome::Passed, value: None, reason: self.seen.join("; ") };
+            return Finding {
+                outcome: Outcome::Passed,
+                value: None,
+                figures: Vec::new(),
+                reason: self.seen.join("; "),
+            };
         }
         let more = self.untrue.len().saturating_sub(SHOWN);
         let mut shown: Vec<String> = self.untrue.into_iter().take(SHOWN).collect();
         if more > 0 {
             shown.push(format!("and {more} more"));
         }
-        Finding { outcome: Outcome::Failed, value: None, reason: shown.join("; ") }
+        Finding { outcome: Outcome::Failed, value: None, figures: Vec::new(), reason: shown.join("; ") }
     }
 }
 

@@ -14,6 +14,7 @@ mod error;
 mod expect;
 mod finding;
 mod init;
+mod library;
 mod memory;
 mod net;
 mod pattern;
@@ -21,6 +22,7 @@ mod ports;
 mod run;
 mod sys;
 mod sysfs;
+mod validate;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -56,6 +58,20 @@ enum Command {
         /// Says that what is in the memory may be lost.
         #[arg(long, required = true)]
         overwrite: bool,
+    },
+    /// Shows what CUDA, RDMA and memory of this machine do, and how fast; needs no plan.
+    Validate(validate::Options),
+    /// Runs one validation in this process and prints its verdict.
+    #[command(hide = true)]
+    Validation(validate::Given),
+    /// Runs a process that a validation needs beside itself.
+    #[command(hide = true)]
+    Part {
+        /// Its name.
+        name: String,
+        /// What it is told.
+        #[arg(allow_hyphen_values = true)]
+        words: Vec<String>,
     },
     /// Lists the checks and what each claims.
     Checks,
@@ -104,6 +120,9 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::List { json } => memory::list(json),
         Command::Test { functions, overwrite: _ } => memory::test(&functions),
+        Command::Validate(options) => validate::main(&options),
+        Command::Validation(given) => validate::validation_in_this_process(&given),
+        Command::Part { name, words } => validate::part_in_this_process(&name, &words),
         Command::Checks => {
             for check in checks::ALL {
                 let note = if check.by_name_only { " (only by name)" } else { "" };

@@ -1,10 +1,17 @@
-//! One result line of a guest check, as the agent writes it and the host reads it.
+//! One result line of a guest check, as the agent writes it and the host reads it; and what `egm-guest validate`
+//! finds, with its figures ([`Verdict`], [`Figure`]).
 //!
 //! The line travels over a serial console that the guest's kernel writes to as well, and the guest may be hostile:
 //! [`Line::parse`] takes what is certainly ours and is silent about the rest. Nothing here does I/O.
 #![forbid(unsafe_code)]
 
+mod figure;
+mod verdict;
+
 use std::fmt;
+
+pub use figure::Figure;
+pub use verdict::{MAX_FIGURES, MAX_VERDICT, Verdict};
 
 use serde::{Deserialize, Serialize};
 

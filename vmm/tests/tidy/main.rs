@@ -26,6 +26,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("egm-device/src/poison/signal.rs", "a signal handler"),
     ("egm-device/src/sys.rs", "ioctls of EGM devices and KVM, a thread's scheduling class"),
     ("egm-device/src/stream.rs", "streaming stores"),
+    ("guest-tests/agent/src/library.rs", "loading a vendor's library in the guest"),
     ("guest-tests/agent/src/ports/x86.rs", "port instructions in the guest"),
     ("guest-tests/agent/src/sys.rs", "system calls and device registers in the guest"),
     ("guest-tests/memory/src/c.rs", "calls from C"),

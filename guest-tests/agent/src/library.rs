@@ -1,0 +1,51 @@
+//! The unsafe room: loading a vendor's library.
+//!
+//! Callers rely on this: what [`open`] returns was found by the system's loader under one of the names given, and a
+//! program that is linked statically never tries.
+#![expect(unsafe_code, reason = "a library's initialisers run when it is loaded")]
+
+use libloading::Library;
+
+use crate::finding::Finding;
+
+/// Why libraries cannot be loaded by this program at all, if so: it is linked statically, and then another libc would
+/// be loaded with each library.
+pub(crate) fn unloadable(name: &str) -> Option<Finding> {
+    cfg!(target_feature = "crt-static").then(|| {
+        Finding::waived(format!(
+            "this egm-guest is linked statically and cannot load {name}: build one with `cargo guest`"
+        ))
+    })
+}
+
+/// Loads the first of `names` that the system's loader finds; otherwise the waived finding that says what is missing.
+#[cfg_attr(not(test), expect(dead_code, reason = "for the validations that load one"))]
+pub(crate) fn open(names: &[&str]) -> Result<Library, Finding> {
+    if let Some(finding) = unloadable(names.first().copied().unwrap_or("libraries")) {
+        return Err(finding);
+    }
+    let mut last = String::new();
+    for name in names {
+        // SAFETY: the initialisers of a library that the system's administrator installed are trusted as this program is.
+        match unsafe { Library::new(*name) } {
+            Ok(library) => return Ok(library),
+            Err(error) => last = error.to_string(),
+        }
+    }
+    Err(Finding::waived(format!("no {} on this machine: {last}", names.join(" or "))))
+}
+
+#[cfg(test)]
+mod tests {
+    use egm_report::Outcome;
+
+    use super::*;
+
+    #[test]
+    fn a_library_that_is_not_there_waives_and_says_its_name() {
+        let finding = open(&["libegm-no-such.so.1", "libegm-no-such.so.0"]).unwrap_err();
+        assert_eq!(finding.outcome, Outcome::Waived);
+        assert!(finding.reason.contains("libegm-no-such.so.1"), "{}", finding.reason);
+        assert_eq!(finding.reason.contains("cargo guest"), unloadable("x").is_some());
+    }
+}

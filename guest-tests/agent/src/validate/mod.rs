@@ -1,0 +1,98 @@
+//! `egm-guest validate`: does this machine do what CUDA and RDMA need of it, and how fast. No plan is needed, so it
+//! runs in any guest and on bare metal.
+//!
+//! A validation is a claim with a name, `group.what`; each runs in a process of its own ([`process`]), because a
+//! vendor's library may end the process that it is loaded into. One file a group.
+
+mod cli;
+mod cuda;
+mod gdr;
+mod memory;
+mod numa;
+mod nvshmem;
+mod odp;
+mod p2p;
+mod pci;
+mod process;
+mod rdma;
+mod select;
+
+pub(crate) use cli::{Options, main};
+pub(crate) use process::{Given, part_in_this_process, validation_in_this_process};
+
+use crate::cmdline::Arguments;
+use crate::error::Broken;
+use crate::finding::Finding;
+
+/// A claim and what decides it.
+#[derive(Debug)]
+pub(crate) struct Validation {
+    /// `group.what`.
+    pub(crate) name: &'static str,
+    /// What it claims, in one line.
+    pub(crate) claim: &'static str,
+    /// Decides the claim.
+    pub(crate) run: fn(&Setting) -> Result<Finding, Broken>,
+}
+
+/// What a validation is given.
+#[derive(Debug)]
+pub(crate) struct Setting {
+    /// For whatever is random; of this validation alone, derived from the run's (`--seed`).
+    pub(crate) seed: u64,
+    /// The largest size, in bytes (`--size`).
+    pub(crate) most: u64,
+    /// `--arg KEY=VALUE`; `deadline` is the seconds that the validation may take.
+    pub(crate) args: Arguments,
+}
+
+/// A process that a validation starts beside itself: the other end of something. `egm-guest part NAME WORD…` runs it.
+#[derive(Debug)]
+pub(crate) struct Part {
+    /// `group.what`.
+    pub(crate) name: &'static str,
+    /// What it does with its words; its standard output is what it likes.
+    pub(crate) run: fn(&[String]) -> Result<(), Broken>,
+}
+
+/// The validations by group, in the order in which they run.
+static GROUPS: &[(&str, &[Validation])] = &[
+    ("memory", memory::ALL),
+    ("numa", numa::ALL),
+    ("pci", pci::ALL),
+    ("cuda", cuda::ALL),
+    ("p2p", p2p::ALL),
+    ("rdma", rdma::ALL),
+    ("gdr", gdr::ALL),
+    ("nvshmem", nvshmem::ALL),
+    ("odp", odp::ALL),
+];
+
+/// The parts of all groups.
+static PARTS: &[&[Part]] = &[cuda::PARTS, p2p::PARTS, rdma::PARTS, nvshmem::PARTS];
+
+/// All validations, in order.
+fn all() -> impl Iterator<Item = &'static Validation> {
+    GROUPS.iter().flat_map(|(_, validations)| *validations)
+}
+
+/// The validation called `name`.
+fn find(name: &str) -> Option<&'static Validation> {
+    all().find(|validation| validation.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_of_its_group_and_there_once() {
+        for (group, validations) in GROUPS {
+            for validation in *validations {
+                let what = validation.name.strip_prefix(group).and_then(|rest| rest.strip_prefix('.'));
+                assert!(what.is_some_and(|what| !what.is_empty()), "{} in {group}", validation.name);
+                assert!(std::ptr::eq(find(validation.name).unwrap(), validation), "{}", validation.name);
+            }
+        }
+    }
+}

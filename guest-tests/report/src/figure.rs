@@ -1,0 +1,77 @@
+//! A figure: what was measured, how often, and how far the rounds were apart.
+
+use serde::{Deserialize, Serialize};
+
+/// A measured figure; one with `bytes` is a point of its series' curve.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Figure {
+    /// What was measured: `write, node 1, 2 MiB pages`. Figures of one series differ in `bytes`.
+    pub series: String,
+    /// Size of the buffer or message, in bytes: the x axis.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// Median of the rounds, in `unit`.
+    pub value: f64,
+    /// `GB/s` (10^9 bytes a second), `ns`, `us`, or what a ratio is of.
+    pub unit: String,
+    /// How many rounds there were; 0 means that nothing was measured.
+    pub rounds: u32,
+    /// The least of the rounds, in `unit`.
+    pub least: f64,
+    /// The most of the rounds, in `unit`.
+    pub most: f64,
+}
+
+impl Figure {
+    /// A figure of its rounds, which are sorted here. Rounds that are not finite numbers are no rounds.
+    pub fn of(
+        series: impl Into<String>,
+        bytes: Option<u64>,
+        unit: impl Into<String>,
+        rounds: &mut [f64],
+    ) -> Self {
+        rounds.sort_by(f64::total_cmp);
+        let good: Vec<f64> = rounds.iter().copied().filter(|round| round.is_finite()).collect();
+        Self {
+            series: series.into(),
+            bytes,
+            value: median(&good),
+            unit: unit.into(),
+            rounds: u32::try_from(good.len()).unwrap_or(u32::MAX),
+            least: good.first().copied().unwrap_or(0.0),
+            most: good.last().copied().unwrap_or(0.0),
+        }
+    }
+}
+
+/// The middle of sorted numbers, of two the mean; 0 without any.
+fn median(sorted: &[f64]) -> f64 {
+    let half = sorted.len() / 2;
+    let at = |index: usize| sorted.get(index).copied().unwrap_or(0.0);
+    if sorted.len().is_multiple_of(2) {
+        f64::midpoint(at(half.saturating_sub(1)), at(half))
+    } else {
+        at(half)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_value_is_the_median_of_the_rounds() {
+        let odd = Figure::of("read", Some(4096), "GB/s", &mut [9.0, 1.0, 2.0]);
+        assert_eq!((odd.value, odd.rounds, odd.least, odd.most), (2.0, 3, 1.0, 9.0));
+        assert_eq!(Figure::of("read", None, "ns", &mut [4.0, 1.0, 2.0, 9.0]).value, 3.0);
+    }
+
+    #[test]
+    fn what_is_no_number_is_no_round() {
+        let figure = Figure::of("read", None, "ns", &mut [f64::NAN, 7.0, f64::INFINITY]);
+        assert_eq!((figure.value, figure.rounds, figure.least, figure.most), (7.0, 1, 7.0, 7.0));
+        let none = Figure::of("read", None, "ns", &mut []);
+        assert_eq!((none.value, none.rounds), (0.0, 0));
+    }
+}

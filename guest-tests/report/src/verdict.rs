@@ -1,0 +1,140 @@
+//! What became of one validation, as its process hands it to the one that started it, and as a run keeps it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Figure, Outcome};
+
+/// Longest document of one validation, in bytes.
+pub const MAX_VERDICT: usize = 4 << 20;
+/// Most figures that one validation has.
+pub const MAX_FIGURES: usize = 4096;
+/// Longest text of a verdict, in characters.
+const MAX_TEXT: usize = 4096;
+
+/// The result of one validation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Verdict {
+    /// `group.what`.
+    pub name: String,
+    /// What it claims.
+    pub claim: String,
+    /// What became of it.
+    pub outcome: Outcome,
+    /// Why it is not passed, or what was seen.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// Its one figure that matters most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<f64>,
+    /// Unit of that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unit: Option<String>,
+    /// All its figures.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub figures: Vec<Figure>,
+    /// The seed that it was given.
+    pub seed: u64,
+    /// Milliseconds that it took.
+    #[serde(default)]
+    pub millis: u64,
+}
+
+impl Verdict {
+    /// Reads the document of one validation.
+    ///
+    /// # Errors
+    /// It is longer than [`MAX_VERDICT`], is no verdict, or has more figures or longer texts than a verdict may have.
+    pub fn parse(text: &[u8]) -> Result<Self, String> {
+        if text.len() > MAX_VERDICT {
+            return Err(format!("a verdict of {} bytes, {MAX_VERDICT} at most", text.len()));
+        }
+        let verdict: Self = serde_json::from_slice(text).map_err(|error| format!("no verdict: {error}"))?;
+        verdict.check().map(|()| verdict)
+    }
+
+    /// That it keeps the bounds of a verdict.
+    ///
+    /// # Errors
+    /// Which bound it does not keep.
+    pub fn check(&self) -> Result<(), String> {
+        if self.figures.len() > MAX_FIGURES {
+            return Err(format!("a verdict with {} figures, {MAX_FIGURES} at most", self.figures.len()));
+        }
+        let own = [&self.name, &self.claim, &self.reason].into_iter().chain(&self.unit);
+        let texts = own.chain(self.figures.iter().flat_map(|figure| [&figure.series, &figure.unit]));
+        let longest = texts.map(|text| text.chars().count()).max().unwrap_or(0);
+        if longest > MAX_TEXT {
+            return Err(format!("a verdict with a text of {longest} characters, {MAX_TEXT} at most"));
+        }
+        Ok(())
+    }
+
+    /// Its document, with texts cut and figures left out that are too many.
+    pub fn to_json(&self) -> String {
+        let mut bounded = self.clone();
+        for text in [&mut bounded.name, &mut bounded.claim, &mut bounded.reason] {
+            cut(text);
+        }
+        bounded.figures.truncate(MAX_FIGURES);
+        for figure in &mut bounded.figures {
+            cut(&mut figure.series);
+            cut(&mut figure.unit);
+        }
+        serde_json::to_string(&bounded).unwrap_or_default()
+    }
+}
+
+/// Leaves the first characters of a long text.
+fn cut(text: &mut String) {
+    if let Some((end, _)) = text.char_indices().nth(MAX_TEXT) {
+        text.truncate(end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn verdict() -> Verdict {
+        Verdict {
+            name: "memory.pattern".into(),
+            claim: "memory keeps what is written".into(),
+            outcome: Outcome::Passed,
+            reason: "2 nodes".into(),
+            value: Some(1.5),
+            unit: Some("GB/s".into()),
+            figures: vec![Figure::of("read", Some(4096), "GB/s", &mut [1.0, 2.0])],
+            seed: u64::MAX,
+            millis: 3,
+        }
+    }
+
+    #[test]
+    fn a_verdict_is_read_back_as_it_was_written() {
+        assert_eq!(Verdict::parse(verdict().to_json().as_bytes()), Ok(verdict()));
+    }
+
+    #[test]
+    fn what_is_too_long_is_cut_when_written_and_refused_when_read() {
+        let mut long = verdict();
+        long.reason = "ü".repeat(MAX_TEXT + 1);
+        long.figures = vec![long.figures[0].clone(); MAX_FIGURES + 1];
+        let read = Verdict::parse(long.to_json().as_bytes()).unwrap();
+        assert_eq!((read.reason.chars().count(), read.figures.len()), (MAX_TEXT, MAX_FIGURES));
+        let raw = serde_json::to_vec(&long).unwrap();
+        assert!(Verdict::parse(&raw).unwrap_err().contains("figures"));
+        long.figures.clear();
+        assert!(Verdict::parse(&serde_json::to_vec(&long).unwrap()).unwrap_err().contains("characters"));
+        assert!(Verdict::parse(&vec![b' '; MAX_VERDICT + 1]).unwrap_err().contains("bytes"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_verdict_or_an_error(text in "\\PC{0,80}") {
+            let _ = Verdict::parse(text.as_bytes());
+        }
+    }
+}
