@@ -1,0 +1,353 @@
+//! Our kernels, loaded and launched. This is an unsafe room: arguments become pointers.
+//!
+//! What callers may rely on: each launch gives a kernel what its parameters in `kernels/egm.cu` are, and parts that are at least
+//! as long as it reaches.
+#![expect(unsafe_code, reason = "the driver's functions have no safe interface")]
+
+use std::ffi::{CString, c_uint, c_void};
+use std::ptr;
+
+use cudarc::driver::sys;
+use sys::CUjit_option as Option_;
+
+use crate::{Attribute, Context, CudaError, Part, Stream};
+
+/// `kernels/egm.cu`, compiled for every GPU from compute capability 7.5; its first line has the source's hash.
+pub const PTX: &str = include_str!("../kernels/egm.ptx");
+
+/// The names of the kernels, in the order in which they are launched by number.
+pub const ENTRIES: [&str; 9] = [
+    "egm_fill",
+    "egm_check",
+    "egm_add",
+    "egm_produce",
+    "egm_consume",
+    "egm_read",
+    "egm_write",
+    "egm_copy",
+    "egm_chase",
+];
+
+/// Words of a message: data, and at the end its number plus 1.
+pub const MESSAGE_WORDS: u64 = 16;
+/// Words that kernels tell of what is wrong in.
+const WRONG_WORDS: u64 = 4;
+/// Bytes that the driver may say of why kernels do not load.
+const LOG: usize = 4096;
+
+#[derive(Clone, Copy)]
+#[repr(usize)]
+enum Entry {
+    Fill,
+    Check,
+    Add,
+    Produce,
+    Consume,
+    Read,
+    Write,
+    Copy,
+    Chase,
+}
+
+/// How many threads a kernel has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Blocks.
+    pub blocks: u32,
+    /// Threads of a block, 1024 at most.
+    pub threads: u32,
+}
+
+impl Shape {
+    /// One thread.
+    pub const ONE: Self = Self { blocks: 1, threads: 1 };
+
+    /// What keeps the whole GPU busy with memory.
+    #[must_use]
+    pub fn whole(context: &Context) -> Self {
+        Self { blocks: 2 * processors(context), threads: 512 }
+    }
+
+    /// Half of that, so that two kernels run beside each other.
+    #[must_use]
+    pub fn half(context: &Context) -> Self {
+        Self { blocks: processors(context), threads: 512 }
+    }
+
+    /// Its threads.
+    #[must_use]
+    pub fn count(self) -> u64 {
+        u64::from(self.blocks) * u64::from(self.threads)
+    }
+}
+
+fn processors(context: &Context) -> u32 {
+    let number =
+        context.attributes().get(Attribute::PROCESSORS).and_then(|number| u32::try_from(number).ok());
+    number.unwrap_or(1).clamp(1, 4096)
+}
+
+/// Our kernels on a GPU.
+pub struct Kernels {
+    context: Context,
+    module: sys::CUmodule,
+    entries: [sys::CUfunction; ENTRIES.len()],
+}
+
+impl Kernels {
+    /// Has the driver compile them.
+    ///
+    /// # Errors
+    /// [`CudaError::Kernels`] with what the driver says.
+    pub fn new(context: &Context) -> Result<Self, CudaError> {
+        let functions = context.enter()?;
+        let image = CString::new(PTX).unwrap_or_default();
+        let (mut module, mut log) = (ptr::null_mut(), [0_u8; LOG]);
+        let mut options = [
+            Option_::CU_JIT_ERROR_LOG_BUFFER as c_uint,
+            Option_::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES as c_uint,
+        ];
+        // An option's value is a pointer, or a number in its place.
+        let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), ptr::without_provenance_mut(LOG - 1)];
+        let (text, options, values) = (image.as_ptr().cast(), options.as_mut_ptr(), values.as_mut_ptr());
+        // SAFETY: text that ends with 0, two options and two values; the log's buffer is as long as it says.
+        let loaded = unsafe { functions.cuModuleLoadDataEx(&raw mut module, text, 2, options, values) };
+        loaded.map_err(|source| {
+            let end = log.iter().position(|byte| *byte == 0).unwrap_or(LOG);
+            let log = String::from_utf8_lossy(log.get(..end).unwrap_or_default()).trim().to_owned();
+            CudaError::Kernels { source: Box::new(source), log }
+        })?;
+        let mut kernels =
+            Self { context: context.clone(), module, entries: [ptr::null_mut(); ENTRIES.len()] };
+        for (entry, name) in kernels.entries.iter_mut().zip(ENTRIES) {
+            let name = CString::new(name).unwrap_or_default();
+            // SAFETY: a field's address, a loaded module, a name that ends with 0.
+            unsafe { functions.cuModuleGetFunction(entry, module, name.as_ptr()) }?;
+        }
+        Ok(kernels)
+    }
+
+    /// Launches one with arguments of 64 bits, which are all that ours have.
+    fn launch<const N: usize>(
+        &self,
+        stream: &Stream,
+        entry: Entry,
+        shape: Shape,
+        mut arguments: [u64; N],
+    ) -> Result<(), CudaError> {
+        let function = self.entries[entry as usize];
+        let mut places = arguments.each_mut().map(|argument| (&raw mut *argument).cast::<c_void>());
+        let (functions, Shape { blocks, threads }) = (self.context.enter()?, shape);
+        // SAFETY: as many pointers as the kernel has parameters, to values of their size, which are copied before this
+        // returns; each public function below checks what the kernel reaches.
+        unsafe {
+            functions.cuLaunchKernel(
+                function,
+                blocks,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                0,
+                stream.raw(),
+                places.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        }
+    }
+
+    /// Writes the pattern of `seed` to all of `to`.
+    ///
+    /// # Errors
+    /// [`CudaError`].
+    pub fn fill(&self, stream: &Stream, shape: Shape, to: Part<'_>, seed: u64) -> Result<(), CudaError> {
+        self.launch(stream, Entry::Fill, shape, [to.address(), to.bytes() / 8, seed])
+    }
+
+    /// Compares all of `from` with the pattern of `seed`. `wrong` was zeroes: it gets how many words differ, and index and
+    /// value of one of them.
+    ///
+    /// # Errors
+    /// [`CudaError`].
+    pub fn check(
+        &self,
+        stream: &Stream,
+        shape: Shape,
+        from: Part<'_>,
+        seed: u64,
+        wrong: Part<'_>,
+    ) -> Result<(), CudaError> {
+        room(wrong, WRONG_WORDS)?;
+        self.launch(stream, Entry::Check, shape, [from.address(), from.bytes() / 8, seed, wrong.address()])
+    }
+
+    /// Every thread adds 1 to the first word of `counter`, `times` times, visible to the whole machine; the first word of
+    /// `started` becomes 1 before.
+    ///
+    /// # Errors
+    /// [`CudaError`].
+    pub fn add(
+        &self,
+        stream: &Stream,
+        shape: Shape,
+        counter: Part<'_>,
+        times: u64,
+        started: Part<'_>,
+    ) -> Result<(), CudaError> {
+        room(counter, 1)?;
+        room(started, 1)?;
+        self.launch(stream, Entry::Add, shape, [counter.address(), times, started.address()])
+    }
+
+    /// Writes as many messages as `slots` has room for, each complete before its number.
+    ///
+    /// # Errors
+    /// [`CudaError`].
+    pub fn produce(
+        &self,
+        stream: &Stream,
+        shape: Shape,
+        slots: Part<'_>,
+        seed: u64,
+    ) -> Result<(), CudaError> {
+        let messages = slots.bytes() / 8 / MESSAGE_WORDS;
+        self.launch(stream, Entry::Produce, shape, [slots.address(), messages, seed])
+    }
+
+    /// Waits for as many messages as `slots` has room for, `limit` looks each, and compares them. `wrong` is as in
+    /// [`Self::check`], its fourth word counts messages that did not come; `started` as in [`Self::add`].
+    ///
+    /// # Errors
+    /// [`CudaError`].
+    pub fn consume(
+        &self,
+        stream: &Stream,
+        shape: Shape,
+        slots: Part<'_>,
+        (seed, limit): (u64, u64),
+        (wrong, started): (Part<'_>, Part<'_>),
+    ) -> Result<(), CudaError> {
+        room(wrong, WRONG_WORDS)?;
+        room(started, 1)?;
+        let messages = slots.bytes() / 8 / MESSAGE_WORDS;
+        let arguments = [slots.address(), messages, seed, limit, wrong.address(), started.address()];
+        self.launch(stream, Entry::Consume, shape, arguments)
+    }
+
+    /// Reads all of `from`; each thread's sum goes to its word of `sums`.
+    ///
+    /// # Errors
+    /// [`CudaError`].
+    pub fn read(
+        &self,
+        stream: &Stream,
+        shape: Shape,
+        from: Part<'_>,
+        sums: Part<'_>,
+    ) -> Result<(), CudaError> {
+        room(sums, shape.count())?;
+        self.launch(stream, Entry::Read, shape, [from.address(), pairs(from)?, sums.address()])
+    }
+
+    /// Writes the pattern of `seed` to all of `to`, as fast as it goes.
+    ///
+    /// # Errors
+    /// [`CudaError`].
+    pub fn write(&self, stream: &Stream, shape: Shape, to: Part<'_>, seed: u64) -> Result<(), CudaError> {
+        self.launch(stream, Entry::Write, shape, [to.address(), pairs(to)?, seed])
+    }
+
+    /// Copies all of `from` to `to`, which is as long.
+    ///
+    /// # Errors
+    /// [`CudaError`].
+    pub fn copy(&self, stream: &Stream, shape: Shape, to: Part<'_>, from: Part<'_>) -> Result<(), CudaError> {
+        room(to, from.bytes() / 8)?;
+        pairs(to)?;
+        self.launch(stream, Entry::Copy, shape, [to.address(), from.address(), pairs(from)?])
+    }
+
+    /// One thread follows `chain` for `steps` steps from word `start`, and writes where it ended to the first word of `end`.
+    /// Each word of `chain` is smaller than their number: who fills it with something else gets an error of the GPU, which
+    /// ends this context, and harms nobody.
+    ///
+    /// # Errors
+    /// [`CudaError`].
+    pub fn chase(
+        &self,
+        stream: &Stream,
+        chain: Part<'_>,
+        (start, steps): (u64, u64),
+        end: Part<'_>,
+    ) -> Result<(), CudaError> {
+        room(end, 1)?;
+        let most = chain.bytes() / 8;
+        if start >= most {
+            return Err(CudaError::TooMuch { what: "the first word of a chain", is: start, most });
+        }
+        self.launch(stream, Entry::Chase, Shape::ONE, [chain.address(), start, steps, end.address()])
+    }
+}
+
+impl Drop for Kernels {
+    fn drop(&mut self) {
+        let _ = self.context.synchronize();
+        if let Ok(functions) = self.context.enter() {
+            // SAFETY: loaded once, by `new`, and nothing of it runs.
+            let _ = unsafe { functions.cuModuleUnload(self.module) };
+        }
+    }
+}
+
+/// Whether `part` has room for so many words.
+fn room(part: Part<'_>, words: u64) -> Result<(), CudaError> {
+    let most = part.bytes() / 8;
+    if words <= most { Ok(()) } else { Err(CudaError::TooMuch { what: "a result", is: words, most }) }
+}
+
+/// How many pieces of 16 bytes `part` has, of which it is made.
+fn pairs(part: Part<'_>) -> Result<u64, CudaError> {
+    let (offset, bytes) = (part.address(), part.bytes());
+    if offset.is_multiple_of(16) && bytes.is_multiple_of(16) {
+        return Ok(bytes / 16);
+    }
+    Err(CudaError::Part { offset, bytes, size: bytes, word: 16 })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use sha2::{Digest, Sha256};
+
+    use super::*;
+
+    #[test]
+    fn the_compiled_kernels_are_those_of_the_source() {
+        let hash = Sha256::digest(include_bytes!("../kernels/egm.cu"));
+        let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+        let first = PTX.lines().next().unwrap();
+        assert_eq!(first, format!("// egm.cu sha256 {hash}"), "cargo run -p egm-cuda --example ptx");
+    }
+
+    #[test]
+    fn the_compiled_kernels_have_every_entry_that_is_named_and_no_other() {
+        let entries = PTX.lines().filter_map(|line| line.strip_prefix(".visible .entry ")?.split('(').next());
+        assert_eq!(entries.collect::<BTreeSet<_>>(), ENTRIES.into_iter().collect());
+    }
+
+    #[test]
+    fn a_compiled_kernel_has_as_many_parameters_as_it_is_launched_with_all_of_64_bits() {
+        let parameters = ENTRIES.map(|name| {
+            let line = |line: &&str| line.contains(&format!("{name}_param_")) && line.contains(".param .u64");
+            PTX.lines().filter(|line| line.trim_start().starts_with(".param")).filter(line).count()
+        });
+        assert_eq!(parameters, [3, 4, 3, 3, 6, 3, 3, 3, 4]);
+    }
+
+    #[test]
+    fn any_gpu_from_compute_capability_7_5_and_any_driver_from_11_may_compile_them() {
+        assert!(PTX.contains("\n.target sm_75\n") && PTX.contains("\n.version 7.0\n"));
+    }
+}

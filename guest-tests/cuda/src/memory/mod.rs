@@ -1,0 +1,291 @@
+//! Memory of every kind that GPUs use. Where calls are made is in [`vmm`] and [`host`].
+
+mod host;
+mod vmm;
+
+use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+
+use crate::{Context, CudaError, Device, Words};
+
+/// Bytes of a fabric handle (`CU_IPC_HANDLE_SIZE`).
+pub const FABRIC_HANDLE: usize = 64;
+
+/// Where memory is and how it was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The GPU's own, by `cuMemCreate`.
+    Device,
+    /// Of a NUMA node of processors, by its Linux number, by `cuMemCreate`: extended GPU memory, where the platform has it.
+    HostNuma(i32),
+    /// Of a NUMA node, from a pool.
+    Pool(i32),
+    /// By `cuMemHostAlloc`, what `cudaMallocHost` is.
+    Pinned,
+    /// Ordinary memory that was registered.
+    Registered,
+    /// The BAR of an EGM device, registered.
+    EgmDevice,
+    /// By `cuMemAllocManaged`: it moves.
+    Managed,
+    /// Ordinary memory, as it is.
+    System,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Device => f.write_str("the GPU's memory"),
+            Self::HostNuma(node) => write!(f, "HOST_NUMA memory of node {node}"),
+            Self::Pool(node) => write!(f, "a pool on node {node}"),
+            Self::Pinned => f.write_str("pinned memory"),
+            Self::Registered => f.write_str("registered memory"),
+            Self::EgmDevice => f.write_str("the EGM device's memory"),
+            Self::Managed => f.write_str("managed memory"),
+            Self::System => f.write_str("system memory"),
+        }
+    }
+}
+
+/// What gives the memory back when it goes.
+#[expect(dead_code, reason = "held for what it does when it is dropped")]
+enum Owner {
+    Vmm(vmm::Mapped),
+    Pool(host::Pooled),
+    Pinned(host::Pinned),
+    Managed(host::Managed),
+    Registered(host::Registered, host::Mapping),
+    EgmDevice(host::Registered, egm_memory::Memory),
+    System(host::Mapping),
+}
+
+/// Some memory, mapped for a GPU and, but for the GPU's own, for processors.
+pub struct Memory {
+    context: Context,
+    kind: Kind,
+    bytes: u64,
+    address: u64,
+    host: Option<NonNull<u8>>,
+    owner: Owner,
+}
+
+impl Memory {
+    /// At least `bytes` bytes of `kind` for the GPU of `context`.
+    ///
+    /// # Errors
+    /// [`CudaError`].
+    pub fn new(context: &Context, kind: Kind, bytes: u64) -> Result<Self, CudaError> {
+        let of = |bytes, address, host, owner| Self {
+            context: context.clone(),
+            kind,
+            bytes,
+            address,
+            host,
+            owner,
+        };
+        Ok(match kind {
+            Kind::Device | Kind::HostNuma(_) => return Self::created(context, kind, bytes, &[]),
+            Kind::Pool(node) => {
+                let pooled = host::Pooled::new(context, node, bytes)?;
+                of(bytes, pooled.address(), pointer(pooled.address()), Owner::Pool(pooled))
+            }
+            Kind::Pinned => {
+                let pinned = host::Pinned::new(context, bytes)?;
+                of(bytes, pinned.address(), Some(pinned.host()), Owner::Pinned(pinned))
+            }
+            Kind::Managed => {
+                let managed = host::Managed::new(context, bytes)?;
+                of(bytes, managed.address(), pointer(managed.address()), Owner::Managed(managed))
+            }
+            Kind::Registered => {
+                let mapping = host::Mapping::new(bytes)?;
+                let registered = host::Registered::new(context, mapping.start(), bytes, false)?;
+                let (address, host) = (registered.address(), Some(mapping.start()));
+                of(bytes, address, host, Owner::Registered(registered, mapping))
+            }
+            Kind::System => {
+                let mapping = host::Mapping::new(bytes)?;
+                let start = mapping.start();
+                of(bytes, start.addr().get() as u64, Some(start), Owner::System(mapping))
+            }
+            Kind::EgmDevice => {
+                let found = egm_memory::find()?.functions;
+                let function = found.first().ok_or(CudaError::NoHostAddress(kind))?;
+                Self::of_egm_device(context, function.map()?)?
+            }
+        })
+    }
+
+    /// The GPU's own memory, also mapped for `peers`.
+    ///
+    /// # Errors
+    /// [`CudaError`].
+    pub fn for_peers(context: &Context, bytes: u64, peers: &[Device]) -> Result<Self, CudaError> {
+        Self::created(context, Kind::Device, bytes, peers)
+    }
+
+    /// The memory of an EGM device, all of it, registered.
+    ///
+    /// # Errors
+    /// [`CudaError`].
+    pub fn of_egm_device(context: &Context, memory: egm_memory::Memory) -> Result<Self, CudaError> {
+        let (start, bytes) = (memory.address(), memory.size());
+        let registered = host::Registered::new(context, start, bytes, true)?;
+        Ok(Self {
+            context: context.clone(),
+            kind: Kind::EgmDevice,
+            bytes,
+            address: registered.address(),
+            host: Some(start),
+            owner: Owner::EgmDevice(registered, memory),
+        })
+    }
+
+    fn created(context: &Context, kind: Kind, bytes: u64, peers: &[Device]) -> Result<Self, CudaError> {
+        let bytes = bytes.next_multiple_of(Self::granularity(context, kind)?);
+        let handle = vmm::Created::new(context, kind, bytes, vmm::POSIX_FD)?;
+        Self::mapped(context, kind, handle, peers)
+    }
+
+    fn mapped(
+        context: &Context,
+        kind: Kind,
+        handle: vmm::Created,
+        peers: &[Device],
+    ) -> Result<Self, CudaError> {
+        let bytes = handle.bytes();
+        let mapped = vmm::Mapped::new(context, kind, handle, peers)?;
+        let address = mapped.address();
+        let host = if kind == Kind::Device { None } else { pointer(address) };
+        Ok(Self { context: context.clone(), kind, bytes, address, host, owner: Owner::Vmm(mapped) })
+    }
+
+    /// What sizes of `kind` are multiples of, in bytes.
+    ///
+    /// # Errors
+    /// [`CudaError::Call`].
+    pub fn granularity(context: &Context, kind: Kind) -> Result<u64, CudaError> {
+        vmm::granularity(context, kind)
+    }
+
+    /// Memory that another process exported: `bytes` bytes of `kind`, as there.
+    ///
+    /// # Errors
+    /// [`CudaError::Call`].
+    pub fn import(context: &Context, kind: Kind, bytes: u64, from: &impl AsFd) -> Result<Self, CudaError> {
+        let handle = vmm::Created::import(context, bytes, from.as_fd())?;
+        Self::mapped(context, kind, handle, &[])
+    }
+
+    /// A descriptor by which another process gets this memory; only for [`Kind::Device`] and [`Kind::HostNuma`].
+    ///
+    /// # Errors
+    /// [`CudaError::Call`]; [`CudaError::NoHostAddress`] for other kinds, which have none.
+    pub fn export(&self) -> Result<OwnedFd, CudaError> {
+        match &self.owner {
+            Owner::Vmm(mapped) => mapped.export(),
+            _ => Err(CudaError::NoHostAddress(self.kind)),
+        }
+    }
+
+    /// A dma-buf of it, for devices of others.
+    ///
+    /// # Errors
+    /// [`CudaError::Call`]; today's drivers have none for memory of the host.
+    pub fn dma_buf(&self) -> Result<OwnedFd, CudaError> {
+        vmm::dma_buf(&self.context, self.address, self.bytes)
+    }
+
+    /// A handle by which other machines of an NVLink fabric would get such memory; the memory itself goes again.
+    ///
+    /// # Errors
+    /// [`CudaError::Call`]: not permitted or not supported where there is no fabric.
+    pub fn fabric_handle(context: &Context, kind: Kind) -> Result<[u8; FABRIC_HANDLE], CudaError> {
+        let bytes = Self::granularity(context, kind)?;
+        vmm::Created::new(context, kind, bytes, vmm::FABRIC)?.fabric_handle()
+    }
+
+    /// Its kind.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Bytes: what was asked for, or what that was rounded up to.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Address of the first byte for the GPU.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// All of it, for the GPU.
+    #[must_use]
+    pub fn whole(&self) -> Part<'_> {
+        Part { memory: self, offset: 0, bytes: self.bytes }
+    }
+
+    /// `bytes` bytes from `offset`, for the GPU; both multiples of 8.
+    ///
+    /// # Errors
+    /// [`CudaError::Part`].
+    pub fn part(&self, offset: u64, bytes: u64) -> Result<Part<'_>, CudaError> {
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
+        if inside && offset.is_multiple_of(8) && bytes.is_multiple_of(8) {
+            return Ok(Part { memory: self, offset, bytes });
+        }
+        Err(CudaError::Part { offset, bytes, size: self.bytes, word: 8 })
+    }
+
+    /// All of it, for processors.
+    ///
+    /// # Errors
+    /// [`CudaError::NoHostAddress`] of the GPU's own memory.
+    pub fn words(&self) -> Result<Words<'_>, CudaError> {
+        let start = self.host.ok_or(CudaError::NoHostAddress(self.kind))?;
+        Ok(Words::new(self, start, self.bytes / 8))
+    }
+}
+
+impl Drop for Memory {
+    /// The GPU may still be told to use it: it is waited for, before the owner gives the memory back.
+    fn drop(&mut self) {
+        let _ = self.context.synchronize();
+    }
+}
+
+fn pointer(address: u64) -> Option<NonNull<u8>> {
+    NonNull::new(std::ptr::with_exposed_provenance_mut(usize::try_from(address).ok()?))
+}
+
+/// A part of some memory, for a GPU.
+#[derive(Clone, Copy)]
+pub struct Part<'m> {
+    memory: &'m Memory,
+    offset: u64,
+    bytes: u64,
+}
+
+impl Part<'_> {
+    /// Address for the GPU.
+    #[must_use]
+    pub fn address(self) -> u64 {
+        self.memory.address + self.offset
+    }
+
+    /// How many bytes.
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) fn len(self) -> usize {
+        // Its memory was mapped in this address space.
+        usize::try_from(self.bytes).unwrap_or(usize::MAX)
+    }
+}
