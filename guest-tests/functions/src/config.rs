@@ -1,6 +1,6 @@
 //! Configuration space: a header, power management, PCI Express with function-level reset, MSI-X. Pure.
 
-use crate::registers::{PENDING, SIZE, TABLE};
+use crate::registers::{GRACE_SIZE, PENDING, SIZE, TABLE};
 
 /// Bytes of it: that of a PCI Express function.
 pub const LENGTH: usize = 4096;
@@ -11,6 +11,9 @@ const BAR2: usize = 0x18;
 const POWER: u8 = 0x40;
 const EXPRESS: u8 = 0x50;
 const MSIX: u8 = 0x90;
+/// Of a Grace GPU: advanced error reporting, and what NVIDIA's driver looks for behind it.
+const ERRORS: usize = 0x100;
+const DESIGNATED: usize = 0x148;
 /// Device control (PCI Express base specification 7.5.3.4) in its capability; bit 15 resets the function.
 const DEVICE_CONTROL: usize = 8;
 
@@ -45,7 +48,7 @@ impl Config {
         // Memory decode, bus mastering, interrupt disable; a list of capabilities.
         config.put(COMMAND, 0x0010_0000, 0x0406);
         config.put(0x08, class << 8 | 1, 0);
-        config.put_bars(bar);
+        config.put_bars(SIZE, bar);
         config.put(0x2c, u32::from(device) << 16 | u32::from(vendor), 0);
         config.put(0x34, POWER.into(), 0);
         // Power management, version 3: D0 and D3hot, which keeps its state.
@@ -63,6 +66,27 @@ impl Config {
         config
     }
 
+    /// That of a GPU whose memory a Grace processor shares: BAR 0 is as large as a real one's, errors are reported, and a
+    /// capability of NVIDIA's own tells Linux' nvgrace-gpu that none of the memory has to be kept uncached (as of Grace
+    /// Blackwell; without it the driver makes a BAR 2 of the memory's end, in place of the function's).
+    #[must_use]
+    pub fn grace(identity: Identity, bar: u64, vectors: u32) -> Self {
+        let mut config = Self::new(identity, bar, vectors);
+        config.put_bars(GRACE_SIZE, bar);
+        // Advanced error reporting, version 2 (PCI Express base specification 7.8.4): masks, severities, enables.
+        config.put(ERRORS, 0x0002_0001 | 0x148 << 20, 0);
+        config.put(ERRORS + 8, 0, 0x07ff_f030);
+        config.put(ERRORS + 0xc, 0x0046_2030, 0x07ff_f030);
+        config.put(ERRORS + 0x14, 0x2000, 0xf1c1);
+        config.put(ERRORS + 0x18, 0xa0, 0x140);
+        // Designated vendor-specific (7.9.6): NVIDIA's third, 12 bytes, bit 0 of its word.
+        config.put(DESIGNATED, 0x0001_0023, 0);
+        config.put(DESIGNATED + 4, 12 << 20 | 0x10de, 0);
+        config.put(DESIGNATED + 8, 1 << 16 | 3, 0);
+        config.fresh = config.bytes.clone();
+        config
+    }
+
     /// One that a real function was seen to have (its first bytes; what is missing is zero), but for what the function
     /// has of its own: BARs and MSI-X as in [`Config::new`], no MSI, no interrupt line, no expansion ROM. `None` when it lacks
     /// PCI Express with function-level reset, or MSI-X.
@@ -75,7 +99,7 @@ impl Config {
         let mut config = Self::over(bytes, express + DEVICE_CONTROL);
         (config.word(express + 4) & 1 << 28 != 0).then_some(())?;
         config.put(COMMAND, config.word(COMMAND) & 0xffff_0000, 0x0406);
-        config.put_bars(bar);
+        config.put_bars(SIZE, bar);
         [BAR2 + 8, BAR2 + 12, 0x30, 0x3c].into_iter().for_each(|unused| config.put(unused, 0, 0));
         if let Some(power) = power {
             config.put(power + 4, config.word(power + 4), 0x3);
@@ -96,9 +120,9 @@ impl Config {
         Self { bytes, writable: vec![0; LENGTH], fresh: Vec::new(), control }
     }
 
-    fn put_bars(&mut self, bar: u64) {
+    fn put_bars(&mut self, registers: u32, bar: u64) {
         let [low, high] = [0, 32].map(|shift| u32::try_from(!(bar - 1) >> shift & 0xffff_ffff).unwrap_or(0));
-        self.put(BAR0, 0, !(SIZE - 1));
+        self.put(BAR0, 0, !(registers - 1));
         self.put(BAR0 + 4, 0, 0);
         self.put(BAR2, 0xc, low);
         self.put(BAR2 + 4, 0, high);
@@ -212,6 +236,19 @@ mod tests {
         assert!(
             rows("ff8: 1 2 3 4 5 6 7 8 9").is_none() && rows("00: 1g").is_none() && rows("zeros").is_none()
         );
+    }
+
+    #[test]
+    fn a_grace_gpu_is_what_its_driver_looks_for() {
+        let mut config = Config::grace(GPU, 64 << 20, 8);
+        assert_eq!(config.bytes, rows(include_str!("../tests/grace.txt")).unwrap());
+        assert!(!config.write(BAR0, &[0xff; 4]));
+        assert_eq!(config.word(BAR0), !(GRACE_SIZE - 1));
+        // As nvgrace-gpu reads it: the list of extended capabilities, one of vendor 0x10de with number 3, its bit 0.
+        let next = |at: usize| Some(config.word(at) as usize >> 20).filter(|next| *next != 0);
+        let list: Vec<_> = std::iter::successors(Some(0x100), |at| next(*at)).collect();
+        assert_eq!(list.iter().map(|at| config.word(*at) & 0xffff).collect::<Vec<_>>(), [0x01, 0x23]);
+        assert_eq!((config.word(list[1] + 4), config.word(list[1] + 8)), (0x00c0_10de, 0x1_0003));
     }
 
     const GPU: Identity = Identity { vendor: 0x10de, device: 0x2342, class: 0x03_0200 };

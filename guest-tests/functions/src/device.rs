@@ -11,7 +11,8 @@ use rustix::io::Errno;
 
 use crate::config::{Config, Identity, LENGTH};
 use crate::engine::{Copy, Memory, Progress, Way};
-use crate::registers::{MAGIC, NO_VECTOR, OWN, Register, SIZE, TABLE};
+use crate::readiness::Readiness;
+use crate::registers::{GRACE_SIZE, MAGIC, NO_VECTOR, OWN, Register, SIZE, TABLE};
 
 const BAR0: u32 = 0;
 const BAR2: u32 = 2;
@@ -42,6 +43,8 @@ pub struct Function {
     reach: Reach,
     vectors: Vectors,
     state: State,
+    /// Of a Grace GPU alone.
+    readiness: Option<Readiness>,
 }
 
 /// What a reset forgets.
@@ -102,7 +105,22 @@ impl Function {
             reach,
             vectors: Vectors::new(setup.vectors),
             state: State::FRESH,
+            readiness: None,
         })
+    }
+
+    /// A Grace GPU that is ready after so many reads ([`Readiness::new`]).
+    ///
+    /// # Errors
+    /// As [`Function::new`].
+    pub fn grace(setup: Setup, reads: u32) -> io::Result<Self> {
+        let config = Config::grace(setup.identity, setup.bar, setup.vectors);
+        Ok(Self { readiness: Some(Readiness::new(reads)), ..Self::with(setup, config)? })
+    }
+
+    /// Bytes of BAR 0.
+    fn registers(&self) -> u32 {
+        if self.readiness.is_some() { GRACE_SIZE } else { SIZE }
     }
 
     fn register(&self, register: Register) -> u64 {
@@ -119,6 +137,8 @@ impl Function {
             Register::Ended => self.state.ended.into(),
             Register::Fault => self.state.fault,
             Register::Windows => self.reach.windows.count() as u64,
+            Register::Reads => self.readiness.as_ref().map_or(0, Readiness::reads).into(),
+            Register::Refused => self.readiness.as_ref().map_or(0, Readiness::refused).into(),
         }
     }
 
@@ -133,6 +153,11 @@ impl Function {
                 self.state.copy = Some(Copy::new(from, to, count));
                 self.state.status = 1;
                 self.run();
+            }
+            Register::Reads => {
+                if let Some(readiness) = &mut self.readiness {
+                    readiness.set_reads(u32::try_from(value).unwrap_or(u32::MAX));
+                }
             }
             _ => {}
         }
@@ -161,6 +186,19 @@ impl Function {
         self.reach.master = false;
         self.state = State::FRESH;
         self.table.fill(0);
+        if let Some(readiness) = &mut self.readiness {
+            readiness.reset();
+        }
+    }
+
+    /// A read of BAR 0 where no register is: a word of a Grace GPU, the table, or nothing.
+    fn read_beside(&mut self, offset: u64, data: &mut [u8]) {
+        let word = self.readiness.as_mut().filter(|_| data.len() == 4).and_then(|words| words.read(offset));
+        if let Some(word) = word {
+            data.copy_from_slice(&word.to_le_bytes());
+        } else if let Some(bytes) = self.in_table(offset, data.len()) {
+            data.copy_from_slice(bytes);
+        }
     }
 
     /// Where an access to BAR 0 is in the table.
@@ -207,7 +245,7 @@ impl Device for Function {
     fn region(&self, index: u32) -> (RegionInfo, Option<BorrowedFd<'_>>) {
         let some = RegionInfo { index, read: true, write: true, ..RegionInfo::default() };
         match index {
-            BAR0 => (RegionInfo { size: SIZE.into(), ..some }, None),
+            BAR0 => (RegionInfo { size: self.registers().into(), ..some }, None),
             BAR2 => {
                 let areas = vec![Area { offset: 0, size: self.setup.memory }];
                 let info = RegionInfo { size: self.setup.bar, mmap: true, areas, ..some };
@@ -230,11 +268,7 @@ impl Device for Function {
                 let value = (self.register(register) >> bit).to_le_bytes();
                 data.iter_mut().zip(value).for_each(|(to, from)| *to = from);
             }
-            (BAR0, None) => {
-                if let Some(bytes) = self.in_table(offset, data.len()) {
-                    data.copy_from_slice(bytes);
-                }
-            }
+            (BAR0, None) => self.read_beside(offset, data),
             // Short where the memory ends: what is behind it stays ones.
             (BAR2, _) => drop(rustix::io::pread(&self.memory, data, offset)),
             (CONFIG, _) => self.config.read(usize::try_from(offset).unwrap_or(usize::MAX), data),

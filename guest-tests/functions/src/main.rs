@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::Parser;
 use egm_function::config::{Config, Identity, rows};
 use egm_function::device::{Function, Setup};
+use egm_function::readiness::NEVER;
 use egm_vfio_wire::serve::serve;
 use egm_vfio_wire::socket::{Connection, Patience};
 
@@ -27,6 +28,12 @@ struct Arguments {
     /// A text of its configuration space (rows as `010: 0c 00 …`): it has its ids, class and capabilities.
     #[arg(long, conflicts_with_all = ["id", "class"])]
     recorded: Option<PathBuf>,
+    /// It is a Grace GPU: 16 MiB of BAR 0 with words that say when it is ready, and NVIDIA's own capability.
+    #[arg(long, conflicts_with = "recorded")]
+    grace: bool,
+    /// How many reads each of these words answers with "not yet" after a reset, or "never" to be ready.
+    #[arg(long, requires = "grace", default_value = "3", value_name = "READS", value_parser = reads)]
+    ready: u32,
     /// MiB of BAR 2, a power of two.
     #[arg(long, default_value_t = 256, value_parser = mebibytes)]
     bar: u64,
@@ -47,6 +54,13 @@ fn id(text: &str) -> Result<(u16, u16), String> {
 fn class(text: &str) -> Result<u32, String> {
     let class = u32::from_str_radix(text, 16).map_err(|error| error.to_string())?;
     if class < 1 << 24 { Ok(class) } else { Err("six hex digits, as 030200".to_owned()) }
+}
+
+fn reads(text: &str) -> Result<u32, String> {
+    match text {
+        "never" => Ok(NEVER),
+        number => number.parse().map_err(|error| format!("{error}; or never")),
+    }
 }
 
 fn mebibytes(text: &str) -> Result<u64, String> {
@@ -85,6 +99,7 @@ fn run(arguments: &Arguments) -> io::Result<ExitCode> {
         vectors: arguments.vectors,
     };
     let mut function = match &arguments.recorded {
+        None if arguments.grace => Function::grace(setup, arguments.ready)?,
         None => Function::new(setup)?,
         Some(path) => {
             let bytes = rows(&std::fs::read_to_string(path)?);

@@ -14,6 +14,12 @@
 //! | 0x34 | 32 | ro | copies that ended, well or not |
 //! | 0x38 | 64 | ro | first address that could not be reached, in the last copy that ended by a fault |
 //! | 0x40 | 32 | ro | windows of DMA addresses that the function knows |
+//! | 0x48 | 64 | rw | a Grace GPU: reads that each word below answers "not yet" after the next reset, 0xffff_ffff for all; kept by resets |
+//! | 0x50 | 64 | ro | a Grace GPU: reads that were answered so since it was switched on |
+//! | 0x1498 | 32 | ro | a Grace GPU: 0xff when its link to the processors is trained |
+//! | 0x200bc | 32 | ro | a Grace GPU: 0xff when its memory is |
+//!
+//! Functions that are none read 0 at 0x48 and 0x50, and have no such words.
 
 /// Set in an address: it is an offset in the function's own memory.
 pub const OWN: u64 = 1 << 63;
@@ -27,6 +33,12 @@ pub const TABLE: u32 = 0x2000;
 pub const PENDING: u32 = 0x3000;
 /// Bytes of BAR 0.
 pub const SIZE: u32 = 0x4000;
+/// Bytes of a Grace GPU's, as real ones have.
+pub const GRACE_SIZE: u32 = 16 << 20;
+/// Where a Grace GPU says that its link is trained.
+pub const LINK: u64 = 0x1498;
+/// Where it says that its memory is.
+pub const TRAINING: u64 = 0x200bc;
 
 /// A register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +67,10 @@ pub enum Register {
     Fault,
     /// Windows.
     Windows,
+    /// Reads until it is ready.
+    Reads,
+    /// Reads before it was.
+    Refused,
 }
 
 impl Register {
@@ -76,6 +92,8 @@ impl Register {
             0x34 => (Self::Ended, 4),
             0x38 | 0x3c => wide(Self::Fault),
             0x40 => (Self::Windows, 4),
+            0x48 | 0x4c => wide(Self::Reads),
+            0x50 | 0x54 => wide(Self::Refused),
             _ => return None,
         };
         match (bytes, length) {
@@ -94,8 +112,8 @@ mod tests {
     #[test]
     fn every_offset_and_length_is_a_register_a_half_or_nothing() {
         let all = (0..0x2000).flat_map(|offset| [1, 2, 4, 8].map(|length| Register::decode(offset, length)));
-        // Seven narrow ones, and five wide ones in two halves and as a whole.
-        assert_eq!(all.flatten().count(), 7 + 5 * 3);
+        // Seven narrow ones, and seven wide ones in two halves and as a whole.
+        assert_eq!(all.flatten().count(), 7 + 7 * 3);
         assert_eq!(Register::decode(0x10, 8), Some((Register::From, 0)));
         assert_eq!(Register::decode(0x14, 4), Some((Register::From, 32)));
         assert_eq!(Register::decode(0x14, 8), None);

@@ -32,9 +32,13 @@ const SETUP: Setup = Setup {
 
 /// A connection to a new function.
 fn served() -> Connection {
+    connected(|| Function::new(SETUP).unwrap())
+}
+
+fn connected(function: fn() -> Function) -> Connection {
     let (ours, theirs) = UnixStream::pair().unwrap();
     std::thread::spawn(move || {
-        let mut function = Function::new(SETUP).unwrap();
+        let mut function = function();
         serve(&mut Connection::new(theirs.into(), LIMIT, Patience::NONE).unwrap(), &mut function)
     });
     Connection::new(ours.into(), LIMIT, Patience::NONE).unwrap()
@@ -148,6 +152,52 @@ fn a_function_level_reset_forgets_all_but_the_memory() {
     let mut data = [0; 4];
     client.read(2, 0x100, &mut data).unwrap();
     assert_eq!(&data, b"kept");
+}
+
+const GRACE: Setup =
+    Setup { identity: Identity { vendor: 0x10de, device: 0x2342, class: 0x03_0200 }, ..SETUP };
+/// The words of a Grace GPU that its driver waits for, and what they read then.
+const WORDS: [u64; 2] = [0x1498, 0x200bc];
+const TRAINED: u32 = 0xff;
+
+/// Rounds of the driver, which reads the second word only when the first says yes; at most a hundred.
+fn rounds_until_ready(client: &mut Client) -> Option<usize> {
+    (0..100).find(|_| WORDS.iter().all(|word| get(client, *word) == TRAINED))
+}
+
+#[test]
+fn a_grace_gpu_is_ready_only_some_reads_after_each_reset() {
+    let mut client = Client::new(connected(|| Function::grace(GRACE, 3).unwrap())).unwrap();
+    let (bar, _) = client.region_info(0).unwrap();
+    assert_eq!((bar.size, get(&mut client, 0), get_64(&mut client, 0x48)), (16 << 20, 0x464d_4745, 3));
+    assert_eq!(rounds_until_ready(&mut client), Some(6));
+    client.write(7, 0x58, &[0, 0x80]).unwrap();
+    assert_eq!(rounds_until_ready(&mut client), Some(6), "after a function-level reset");
+    client.write(0, 0x48, &u64::from(u32::MAX).to_le_bytes()).unwrap();
+    assert_eq!(rounds_until_ready(&mut client), Some(0), "it is kept ready until it is reset");
+    client.reset().unwrap();
+    assert_eq!(rounds_until_ready(&mut client), None);
+    client.write(0, 0x48, &1_u64.to_le_bytes()).unwrap();
+    client.reset().unwrap();
+    assert_eq!(rounds_until_ready(&mut client), Some(2));
+    assert_eq!(get_64(&mut client, 0x50), 6 + 6 + 100 + 2);
+}
+
+#[test]
+fn a_grace_gpu_has_the_engine_and_what_is_none_has_no_such_words() {
+    let mut gpu = Client::new(connected(|| Function::grace(GRACE, 0).unwrap())).unwrap();
+    gpu.write(7, 4, &[6, 0]).unwrap();
+    gpu.write(2, 0, b"moved").unwrap();
+    assert_eq!(copy(&mut gpu, OWN, OWN | 0x100, 5), 2);
+    let mut data = [0; 5];
+    gpu.read(2, 0x100, &mut data).unwrap();
+    assert_eq!(&data, b"moved");
+    let mut other = client();
+    other.write(0, 0x48, &7_u64.to_le_bytes()).unwrap();
+    assert_eq!(
+        (get_64(&mut other, 0x48), get_64(&mut other, 0x50), get(&mut other, 0x1498)),
+        (0, 0, u32::MAX)
+    );
 }
 
 /// A window without a file is a BAR of another function, say: its bytes go through the client.

@@ -1,5 +1,6 @@
 //! Claim: a passed function with a copy engine (`guest-tests/functions`) reaches memory where the guest has it: ordinary
-//! memory, the EGM node, other functions' BARs; and other engines reach its BAR.
+//! memory, the EGM node, other functions' BARs, the memory of GPUs; and other engines reach its BAR. The argument
+//! `functions.places` says how many such places there are (default: those that were found).
 //!
 //! By name only, for a function that its host takes away: it reads ones from then on, and the guest goes on.
 
@@ -27,8 +28,10 @@ const COMMAND: usize = 0x2c;
 const STATUS: usize = 0x30 / 4;
 const RUNS: u32 = 1;
 const DONE: u32 = 2;
-/// Bytes of BAR 0, by which the function is known before it is asked.
-const REGISTERS: usize = 0x4000;
+/// Bytes of BAR 0, by which the function is known before it is asked: of any, and of one that is a Grace GPU.
+const REGISTERS: [u64; 2] = [0x4000, 16 << 20];
+/// Bytes of it that have registers.
+const MAPPED: usize = 0x1000;
 /// The BAR that is its memory, and the address bit that means that memory.
 const MEMORY_BAR: u8 = 2;
 const OWN: u64 = 1 << 63;
@@ -68,6 +71,10 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
         for peer in functions.iter().filter(|peer| peer.planned.address != function.planned.address) {
             places.peer(function, "another function's BAR", peer.bar()?, &peer.memory)?;
         }
+        for (gpu, bar) in context.plan.gpu_memory() {
+            let memory = map(gpu, bar.index, PAGE)?;
+            places.peer(function, "GPU memory", bar.span.start().get(), &memory)?;
+        }
         if let (1, Some(peer)) = (asked, find(&context.plan, edu::IVSHMEM)?) {
             let memory = map(peer, MEMORY_BAR, PAGE)?;
             places.peer(function, "a host function's BAR", start_of(peer)?, &memory)?;
@@ -80,6 +87,8 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
         }
     }
     let count = places.count;
+    let promised = context.args.get("functions.places", count)?;
+    claim.equal("the number of places", &count, &promised);
     Ok(claim.finish().with_value(f64::from(count), "places"))
 }
 
@@ -109,10 +118,10 @@ fn all(plan: &Plan) -> Result<Vec<Function<'_>>, Broken> {
     for (planned, _) in plan.devices() {
         let bar = |index| planned.bars.iter().find(|bar| bar.index == index);
         let (Some(registers), Some(_)) = (bar(0), bar(MEMORY_BAR)) else { continue };
-        if registers.span.size() != REGISTERS as u64 {
+        if !REGISTERS.contains(&registers.span.size()) {
             continue;
         }
-        let registers = map(planned, 0, REGISTERS)?;
+        let registers = map(planned, 0, MAPPED)?;
         if registers.words(1) == MAGIC {
             master(&sysfs::pci(planned.address))?;
             functions.push(Function { planned, registers, memory: map(planned, MEMORY_BAR, PAGE)? });
