@@ -26,6 +26,43 @@ pub(crate) fn capability(config: &[u8], id: u8) -> Option<usize> {
     None
 }
 
+/// Offsets of all capabilities `id`, in the order of the chain.
+pub(crate) fn capabilities(config: &[u8], id: u8) -> Vec<usize> {
+    let mut found = Vec::new();
+    let Some(first) = config.get(FIRST) else { return found };
+    let mut at = usize::from(*first & !3);
+    for _ in 0..MOST {
+        match config.get(at..at + 2) {
+            Some([is, next]) if at >= HEADER => {
+                if *is == id {
+                    found.push(at);
+                }
+                at = usize::from(*next & !3);
+            }
+            _ => break,
+        }
+    }
+    found
+}
+
+/// Offset of the first extended capability `id` (PCI Express 6.0, 7.6.3); `None` without it, or where only the first 256
+/// bytes can be read.
+pub(crate) fn extended(config: &[u8], id: u16) -> Option<usize> {
+    const FIRST_EXTENDED: usize = 0x100;
+    const MOST_EXTENDED: usize = 960; // of 4 bytes in 4096 behind the first 256
+    let mut at = FIRST_EXTENDED;
+    for _ in 0..MOST_EXTENDED {
+        let header = u32::from_le_bytes(config.get(at..at + 4)?.try_into().ok()?);
+        let (is, next) = (u16::try_from(header & 0xffff).ok()?, usize::try_from(header >> 20).ok()? & !3);
+        match (is, next) {
+            (is, _) if is == id && header != 0 => return Some(at),
+            (_, next) if next < FIRST_EXTENDED => return None,
+            (_, next) => at = next,
+        }
+    }
+    None
+}
+
 /// The MSI-X table: the BAR it lies in, its offset there and its entries of 16 bytes (PCI 3.0, 6.8.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MsixTable {
@@ -58,6 +95,30 @@ mod tests {
         assert_eq!(msix_table(&config), Some(MsixTable { bar: 4, offset: 0x2000, entries: 3 }));
         assert_eq!(msix_table(&config[..0x54]), None);
         assert_eq!(msix_table(&[0; 64]), None);
+    }
+
+    #[test]
+    fn all_capabilities_of_one_id_are_found_and_a_loop_ends() {
+        let mut config = [0u8; 256];
+        config[FIRST] = 0x40;
+        config[0x40..0x42].copy_from_slice(&[0x09, 0x50]);
+        config[0x50..0x52].copy_from_slice(&[MSIX, 0x60]);
+        config[0x60..0x62].copy_from_slice(&[0x09, 0]);
+        assert_eq!(capabilities(&config, 0x09), [0x40, 0x60]);
+        config[0x61] = 0x40;
+        assert!(capabilities(&config, 0x09).len() <= MOST);
+        assert!(capabilities(&config[..64], 0x09).is_empty() && capabilities(&[], 9).is_empty());
+    }
+
+    #[test]
+    fn an_extended_capability_is_found_and_a_loop_ends() {
+        let mut config = vec![0u8; 4096];
+        config[0x100..0x104].copy_from_slice(&0x1401_0001u32.to_le_bytes());
+        config[0x140..0x144].copy_from_slice(&0x2001_000fu32.to_le_bytes());
+        config[0x200..0x204].copy_from_slice(&0x1001_000du32.to_le_bytes());
+        assert_eq!((extended(&config, 0x0f), extended(&config, 0x0d)), (Some(0x140), Some(0x200)));
+        assert_eq!((extended(&config, 0x22), extended(&config[..256], 0x0f)), (None, None));
+        assert_eq!(extended(&[0; 4096], 0), None);
     }
 
     #[test]

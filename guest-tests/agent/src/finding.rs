@@ -19,6 +19,16 @@ pub(crate) struct Finding {
 }
 
 impl Finding {
+    /// The claim is true; `seen` is what was seen.
+    pub(crate) fn passed(seen: impl Into<String>) -> Self {
+        Self { outcome: Outcome::Passed, value: None, figures: Vec::new(), reason: seen.into() }
+    }
+
+    /// The claim is untrue, for `reason`.
+    pub(crate) fn failed(reason: impl Into<String>) -> Self {
+        Self { outcome: Outcome::Failed, value: None, figures: Vec::new(), reason: reason.into() }
+    }
+
     /// This guest cannot decide the claim, for `reason`.
     pub(crate) fn waived(reason: impl Into<String>) -> Self {
         Self { outcome: Outcome::Waived, value: None, figures: Vec::new(), reason: reason.into() }
@@ -131,7 +141,7 @@ impl Claim {
         if more > 0 {
             shown.push(format!("and {more} more"));
         }
-        Finding { outcome: Outcome::Failed, value: None, figures: Vec::new(), reason: shown.join("; ") }
+        Finding::failed(shown.join("; "))
     }
 }
 

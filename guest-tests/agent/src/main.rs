@@ -6,22 +6,29 @@
 //! memory costs its own result and no other.
 
 mod acpi;
+mod answer;
+mod calendar;
 mod checks;
 mod cmdline;
+mod compare;
 mod config_space;
+mod doctor;
 mod egm_function;
 mod error;
 mod expect;
 mod finding;
 mod init;
 mod library;
+mod machine;
 mod memory;
 mod net;
 mod pattern;
 mod ports;
 mod run;
+mod smbios;
 mod sys;
 mod sysfs;
+mod tree;
 mod validate;
 
 use std::path::PathBuf;
@@ -61,6 +68,16 @@ enum Command {
     },
     /// Shows what CUDA, RDMA and memory of this machine do, and how fast; needs no plan.
     Validate(validate::Options),
+    /// Puts two runs of validate side by side, with ratios.
+    Compare(compare::Options),
+    /// What this machine has and lacks for GPUDirect and EGM, and what to do about it.
+    Doctor(doctor::Options),
+    /// Asks a vendor's library, in this process.
+    #[command(hide = true)]
+    Probe {
+        /// Which.
+        probe: doctor::Probe,
+    },
     /// Runs one validation in this process and prints its verdict.
     #[command(hide = true)]
     Validation(validate::Given),
@@ -121,6 +138,9 @@ fn main() -> ExitCode {
         Command::List { json } => memory::list(json),
         Command::Test { functions, overwrite: _ } => memory::test(&functions),
         Command::Validate(options) => validate::main(&options),
+        Command::Compare(options) => compare::main(&options),
+        Command::Doctor(options) => doctor::main(&options),
+        Command::Probe { probe } => doctor::probe_in_this_process(probe),
         Command::Validation(given) => validate::validation_in_this_process(&given),
         Command::Part { name, words } => validate::part_in_this_process(&name, &words),
         Command::Checks => {

@@ -42,8 +42,29 @@ impl Mapping {
 
     /// As [`Mapping::new`], with every page from NUMA node `node` and no other.
     pub(crate) fn on_node(size: usize, node: u32) -> io::Result<Self> {
-        const MASK_BITS: usize = 1024;
         let mapping = Self::new(size)?;
+        mapping.bind(node)?;
+        Ok(mapping)
+    }
+
+    /// `size` bytes of the pool of huge pages of `1 << shift` bytes, a multiple of that, all on NUMA node `node`. The
+    /// node must have them free: a touch that finds none ends the process.
+    pub(crate) fn huge(size: usize, shift: u32, node: u32) -> io::Result<Self> {
+        let page = MapFlags::from_bits_retain(shift << 26); // MAP_HUGE_SHIFT
+        let flags = MapFlags::PRIVATE | MapFlags::HUGETLB | page;
+        // SAFETY: a new anonymous mapping at an address of the kernel's choice replaces nothing.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(ptr::null_mut(), size, ProtFlags::READ | ProtFlags::WRITE, flags)
+        }?;
+        let start = NonNull::new(start.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let mapping = Self { start, size };
+        mapping.bind(node)?;
+        Ok(mapping)
+    }
+
+    /// Every page from `node` and no other.
+    fn bind(&self, node: u32) -> io::Result<()> {
+        const MASK_BITS: usize = 1024;
         let mut mask = [0u64; MASK_BITS / 64];
         let node = usize::try_from(node).unwrap_or(usize::MAX);
         let word = mask.get_mut(node / 64).ok_or(io::ErrorKind::InvalidInput)?;
@@ -52,15 +73,34 @@ impl Mapping {
         let done = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
-                mapping.start.as_ptr(),
-                mapping.size,
+                self.start.as_ptr(),
+                self.size,
                 libc::MPOL_BIND,
                 mask.as_ptr(),
                 MASK_BITS + 1,
                 0,
             )
         };
-        if done == 0 { Ok(mapping) } else { Err(io::Error::last_os_error()) }
+        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// The NUMA node of the page at `offset`, which is touched for it, as the memory policy has it (`get_mempolicy`).
+    pub(crate) fn policy_node(&self, offset: usize) -> io::Result<i32> {
+        const F_NODE_OF_ADDRESS: libc::c_ulong = 1 | 2; // MPOL_F_NODE, MPOL_F_ADDR
+        let mut node: libc::c_int = -1;
+        let at = self.bytes().get(offset).map(ptr::from_ref).ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: the kernel writes one number; the address is inside the mapping, and is only looked up.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_get_mempolicy,
+                ptr::from_mut(&mut node),
+                ptr::null_mut::<libc::c_ulong>(),
+                0,
+                at,
+                F_NODE_OF_ADDRESS,
+            )
+        };
+        if done == 0 { Ok(node) } else { Err(io::Error::last_os_error()) }
     }
 
     /// The bytes.

@@ -5,12 +5,25 @@
 //! [`Line::parse`] takes what is certainly ours and is silent about the rest. Nothing here does I/O.
 #![forbid(unsafe_code)]
 
+mod chart;
+mod compare;
 mod figure;
+mod html;
+mod junit;
+mod plot;
+mod run;
+mod text;
 mod verdict;
 
 use std::fmt;
 
+pub use chart::{bars, comparison_bars};
+pub use compare::{Change, Comparison, Ratio};
 pub use figure::Figure;
+pub use html::html;
+pub use junit::junit;
+pub use run::{Gpu, MAX_RUN, Machine, Node, RUN_VERSION, Run, Totals};
+pub use text::visible;
 pub use verdict::{MAX_FIGURES, MAX_VERDICT, Verdict};
 
 use serde::{Deserialize, Serialize};

@@ -68,7 +68,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("egm-cuda", &["egm-address", "egm-memory"]),
     ("egm-device", &["egm-address", "egm-config", "egm-vfio-wire"]),
     ("egm-function", &["egm-vfio-wire"]),
-    ("egm-guest", &["egm-address", "egm-memory", "egm-report"]),
+    ("egm-guest", &["egm-address", "egm-cuda", "egm-memory", "egm-report"]),
     ("egm-lab", &["egm-address", "egm-payload", "egm-report"]),
     ("egm-memory", &["egm-address"]),
     ("egm-payload", &[]),

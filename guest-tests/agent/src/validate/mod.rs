@@ -12,12 +12,14 @@ mod numa;
 mod nvshmem;
 mod odp;
 mod p2p;
-mod pci;
+pub(crate) mod pci;
 mod process;
+mod progress;
 mod rdma;
 mod select;
+mod show;
 
-pub(crate) use cli::{Options, main};
+pub(crate) use cli::{Options, USAGE, main, read_run};
 pub(crate) use process::{Given, part_in_this_process, validation_in_this_process};
 
 use crate::cmdline::Arguments;

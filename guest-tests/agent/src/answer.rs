@@ -1,0 +1,165 @@
+//! A process of this program that answers with one document, on a pipe. What its libraries print is kept for the reason of
+//! one that dies, and past its deadline it is killed with all that it started.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+
+use crate::error::Broken;
+
+/// How long a process that has ended has until its pipes are closed.
+const GRACE: Duration = Duration::from_secs(5);
+/// How often a person sees that a process is still running.
+const REDRAW: Duration = Duration::from_millis(500);
+/// Bytes of a process' last words that are kept.
+const LAST_WORDS: usize = 2048;
+/// Lines of them that a reason quotes.
+const QUOTED: usize = 4;
+
+/// Writes what `document` gives to what was standard output, which then is standard error.
+pub(crate) fn answer(document: impl FnOnce() -> String) -> ExitCode {
+    match own_output() {
+        Ok(mut output) => {
+            // Whoever started this sees that nothing came.
+            let _ = output.write_all(document().as_bytes());
+            ExitCode::SUCCESS
+        }
+        Err(broken) => {
+            eprintln!("error: {broken}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The pipe to the one that started this process, which dies with that one. Libraries print where they like; on
+/// standard output they would be taken for the answer.
+fn own_output() -> Result<File, Broken> {
+    let system = |error| Broken::system("cannot keep standard output")(error);
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(system)?;
+    let output = rustix::io::fcntl_dupfd_cloexec(std::io::stdout().as_fd(), 3).map_err(system)?;
+    rustix::stdio::dup2_stdout(std::io::stderr().as_fd()).map_err(system)?;
+    Ok(File::from(output))
+}
+
+/// The answer of `command`, `most` bytes at most; `each` is told now and then how long it takes so far.
+///
+/// # Errors
+/// In words: it could not be started, did not end within `deadline`, ended without an answer, or said too much.
+pub(crate) fn answer_of(
+    mut command: Command,
+    deadline: Duration,
+    most: usize,
+    each: &mut dyn FnMut(Duration),
+) -> Result<Vec<u8>, String> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    let mut child = command.spawn().map_err(|error| format!("cannot be started: {error}"))?;
+    let output = child.stdout.take().map(|pipe| in_background(move || first(pipe, most.saturating_add(1))));
+    let words = child.stderr.take().map(|pipe| in_background(move || last(pipe, LAST_WORDS)));
+    let Some(text) = output.and_then(|output| wait(&output, deadline, each)) else {
+        kill(&mut child);
+        return Err(format!("did not end within {} s and was killed", deadline.as_secs()));
+    };
+    if text.len() > most {
+        kill(&mut child);
+        return Err(format!("its answer is longer than {most} bytes"));
+    }
+    if !text.is_empty() {
+        kill(&mut child);
+        return Ok(text);
+    }
+    // Its end closes the pipe; what it exits with is settled by then, so killing it changes no status.
+    let words = words.and_then(|words| words.recv_timeout(GRACE).ok()).unwrap_or_default();
+    let how = kill(&mut child).map_or_else(|| "nobody knows how".to_owned(), |status| status.to_string());
+    Err(format!("ended without an answer, {how}{}", quoted(&words)))
+}
+
+/// What comes before the deadline.
+fn wait<T>(output: &Receiver<T>, deadline: Duration, each: &mut dyn FnMut(Duration)) -> Option<T> {
+    let begun = Instant::now();
+    loop {
+        let since = begun.elapsed();
+        each(since);
+        let left = deadline.checked_sub(since)?;
+        match output.recv_timeout(left.min(REDRAW)) {
+            Ok(text) => return Some(text),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return None,
+        }
+    }
+}
+
+/// Ends what is left of a process and its group, and says how the process ended.
+fn kill(child: &mut Child) -> Option<ExitStatus> {
+    if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+        // The group is gone when all of it ended by itself.
+        let _ = rustix::process::kill_process_group(group, Signal::KILL);
+    }
+    child.wait().ok()
+}
+
+fn in_background<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+    let (send, receive) = mpsc::channel();
+    std::thread::spawn(move || {
+        let _ = send.send(work());
+    });
+    receive
+}
+
+/// The first bytes of a pipe.
+fn first(pipe: impl Read, most: usize) -> Vec<u8> {
+    let mut text = Vec::new();
+    let _ = pipe.take(most as u64).read_to_end(&mut text);
+    text
+}
+
+/// The last bytes of a pipe.
+fn last(mut pipe: impl Read, most: usize) -> Vec<u8> {
+    let mut kept = Vec::new();
+    let mut buffer = [0; 4096];
+    while let Ok(count @ 1..) = pipe.read(&mut buffer) {
+        kept.extend_from_slice(buffer.get(..count).unwrap_or_default());
+        kept.drain(..kept.len().saturating_sub(most));
+    }
+    kept
+}
+
+/// The last lines of what a process said, for a reason.
+fn quoted(words: &[u8]) -> String {
+    let text = String::from_utf8_lossy(words);
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let lines = lines.get(lines.len().saturating_sub(QUOTED)..).unwrap_or_default();
+    if lines.is_empty() { String::new() } else { format!("; its last words: {}", lines.join(" / ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_words_are_bounded_and_quoted_from_their_end() {
+        assert_eq!(last(&[b'x'; 10_000][..], 100).len(), 100);
+        assert_eq!(quoted(b"a\nb\n\nc\nd\ne\n"), "; its last words: b / c / d / e");
+        assert_eq!(quoted(b"\n \n"), "");
+    }
+
+    fn of(script: &str, deadline: u64, most: usize) -> Result<Vec<u8>, String> {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]);
+        answer_of(command, Duration::from_secs(deadline), most, &mut |_| {})
+    }
+
+    #[test]
+    fn an_answer_comes_whatever_the_process_becomes_and_a_death_is_told_with_its_words() {
+        assert_eq!(of("printf hello; exec >&-; exit 3", 60, 9).as_deref(), Ok(&b"hello"[..]));
+        let died = of("echo oh no >&2; kill -SEGV $$", 60, 9).unwrap_err();
+        assert!(died.contains("signal: 11") && died.ends_with("its last words: oh no"), "{died}");
+        assert!(of("printf 0123456789", 60, 9).unwrap_err().contains("longer than 9 bytes"));
+        assert!(of("exec cat /dev/zero >/dev/null", 0, 9).unwrap_err().contains("within 0 s"));
+    }
+}

@@ -1,0 +1,57 @@
+//! `egm-guest compare A B`: two runs side by side.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use egm_report::Comparison;
+
+use crate::validate::{USAGE, read_run};
+
+/// Which runs, and how.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// A run, written with `egm-guest validate --json`; the one that the other is measured against.
+    first: PathBuf,
+    /// Another run, or the same one with --rename.
+    second: PathBuf,
+    /// Takes only those series of the second run that have OLD in their name, and calls them NEW: `node 1=node 0` holds
+    /// memory of node 1 against that of node 0.
+    #[arg(long, value_name = "OLD=NEW")]
+    rename: Option<String>,
+    /// JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints what is different; a difference is no failure.
+pub(crate) fn main(options: &Options) -> ExitCode {
+    match compare(options) {
+        Ok(text) => {
+            print!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(wrong) => {
+            eprintln!("error: {wrong}");
+            ExitCode::from(USAGE)
+        }
+    }
+}
+
+fn compare(options: &Options) -> Result<String, String> {
+    let rename = match &options.rename {
+        None => None,
+        Some(text) => match text.split_once('=') {
+            Some((old, new)) if !old.is_empty() => Some((old, new)),
+            _ => return Err(format!("--rename {text:?} is not OLD=NEW, say `node 1=node 0`")),
+        },
+    };
+    let (first, second) = (read_run(&options.first)?, read_run(&options.second)?);
+    let comparison = Comparison::of(&first, &second, rename);
+    if options.json {
+        return serde_json::to_string_pretty(&comparison)
+            .map(|text| text + "\n")
+            .map_err(|error| format!("cannot write the comparison: {error}"));
+    }
+    Ok(format!("{}\n{}", comparison.to_text(), egm_report::comparison_bars(&comparison)))
+}

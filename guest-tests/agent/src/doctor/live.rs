@@ -1,0 +1,171 @@
+//! What files do not tell: limits of this process, the kernel's log, and what vendors' libraries say. A library is asked
+//! in a process of its own, because it may end the one that it is loaded into.
+
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use clap::ValueEnum;
+use rustix::process::{Resource, getrlimit};
+use serde::{Deserialize, Serialize};
+
+use crate::answer::{answer, answer_of};
+use crate::tree::Tree;
+
+/// How long a library may take to answer.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest answer, in bytes.
+const MAX_ANSWER: usize = 1 << 20;
+/// Most records of the kernel's log, and bytes of one.
+const MAX_RECORDS: usize = 65_536;
+const MAX_RECORD: usize = 8192;
+
+/// A library that is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Probe {
+    /// Attributes of each GPU, by libcuda.
+    Cuda,
+    /// Whether RDMA devices take dma-bufs, by libibverbs.
+    Dmabuf,
+}
+
+impl Probe {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Cuda => "cuda",
+            Self::Dmabuf => "dmabuf",
+        }
+    }
+}
+
+/// A GPU as libcuda has it: its address or name, and attributes by their numbers.
+pub(super) type Attributes = (String, BTreeMap<i32, i32>);
+
+/// What was asked of this machine while it runs.
+#[derive(Debug)]
+pub(super) struct Live {
+    /// Messages of the kernel's log, or why they cannot be read.
+    pub(super) log: Result<Vec<String>, String>,
+    /// Bytes that this process may lock, `None` without a limit; or why that is not known.
+    pub(super) memlock: Result<Option<u64>, String>,
+    /// GPUs by libcuda, or why there is no answer.
+    pub(super) cuda: Result<Vec<Attributes>, String>,
+    /// RDMA devices and whether each takes dma-bufs, or why there is no answer.
+    pub(super) dmabuf: Result<Vec<(String, bool)>, String>,
+}
+
+impl Live {
+    /// Of this machine.
+    pub(super) fn look() -> Self {
+        Self {
+            log: log(),
+            memlock: Ok(getrlimit(Resource::Memlock).current),
+            cuda: ask(Probe::Cuda),
+            dmabuf: ask(Probe::Dmabuf),
+        }
+    }
+
+    /// Of a recorded machine: its log is `/var/log/dmesg`, and nothing else is known.
+    pub(super) fn recorded(tree: &Tree) -> Self {
+        let not_here = || "not asked of a recorded machine".to_owned();
+        let lines = |text: String| text.lines().map(str::to_owned).collect();
+        Self {
+            log: tree.text("/var/log/dmesg").map(lines).ok_or_else(not_here),
+            memlock: Err(not_here()),
+            cuda: Err(not_here()),
+            dmabuf: Err(not_here()),
+        }
+    }
+}
+
+/// The messages that the kernel still has.
+fn log() -> Result<Vec<String>, String> {
+    let why = |error: std::io::Error| format!("/dev/kmsg cannot be read: {error}");
+    let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
+    let mut file = OpenOptions::new().read(true).custom_flags(nonblocking).open("/dev/kmsg").map_err(why)?;
+    let mut messages = Vec::new();
+    let mut record = vec![0; MAX_RECORD];
+    for _ in 0..MAX_RECORDS {
+        match file.read(&mut record) {
+            Ok(0) => break,
+            Ok(count) => {
+                let text = String::from_utf8_lossy(record.get(..count).unwrap_or_default()).into_owned();
+                messages.extend(message(&text));
+            }
+            // Overwritten while it was read: the next one is there.
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
+            Err(error) => return Err(why(error)),
+        }
+    }
+    Ok(messages)
+}
+
+/// The message of a record: `priority,number,time,flags;message`, then lines that begin with a blank.
+fn message(record: &str) -> Option<String> {
+    record.lines().next()?.split_once(';').map(|(_, message)| message.to_owned())
+}
+
+/// Asks a library in a process of its own.
+fn ask<T: for<'a> Deserialize<'a>>(probe: Probe) -> Result<T, String> {
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["probe", probe.word()]);
+    let text = answer_of(command, PATIENCE, MAX_ANSWER, &mut |_| {})?;
+    serde_json::from_slice::<Result<T, String>>(&text).map_err(|error| format!("no answer: {error}"))?
+}
+
+/// Answers on what was standard output.
+pub(crate) fn probe_in_this_process(probe: Probe) -> ExitCode {
+    answer(|| match probe {
+        Probe::Cuda => document(&cuda()),
+        Probe::Dmabuf => document(&dmabuf()),
+    })
+}
+
+fn document<T: Serialize>(answer: &Result<T, String>) -> String {
+    serde_json::to_string(answer).unwrap_or_default()
+}
+
+fn cuda() -> Result<Vec<Attributes>, String> {
+    if let Some(finding) = crate::library::unloadable("libcuda.so.1") {
+        return Err(finding.reason);
+    }
+    let driver = egm_cuda::Driver::open().map_err(|error| error.to_string())?;
+    let devices = driver.devices().map_err(|error| error.to_string())?;
+    let attributes = |device: egm_cuda::Device| {
+        let name = device.pci_address().map(|a| a.to_string()).or_else(|_| device.name());
+        let known = super::driver::ATTRIBUTES.iter();
+        let values = known.filter_map(|(number, ..)| Some((*number, device.attribute(*number).ok()?)));
+        (name.unwrap_or_else(|error| error.to_string()), values.collect())
+    };
+    Ok(devices.into_iter().map(attributes).collect())
+}
+
+/// The call that NCCL probes with too: a domain that takes dma-bufs refuses descriptor -1 as a bad one, others say that
+/// they know no such call.
+fn dmabuf() -> Result<Vec<(String, bool)>, String> {
+    Err("this egm-guest does not ask libibverbs yet".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_what_follows_the_semicolon_in_the_first_line() {
+        assert_eq!(message("6,1,2,-;NVRM: x; y\n SUBSYSTEM=pci\n").as_deref(), Some("NVRM: x; y"));
+        assert_eq!(message("no record"), None);
+    }
+
+    #[test]
+    fn answers_are_read_back() {
+        let answer: Result<Vec<Attributes>, String> = Ok(vec![("a".into(), BTreeMap::from([(124, 1)]))]);
+        assert_eq!(
+            serde_json::from_str::<Result<Vec<Attributes>, String>>(&document(&answer)).unwrap(),
+            answer
+        );
+    }
+}

@@ -1,0 +1,196 @@
+//! `egm-guest doctor`: what this machine has and lacks for GPUDirect and EGM, a line each, with the remedy.
+//!
+//! The judgements are pure: files of a [`Tree`] and what was [`Live`] go in, lines come out. So a recorded machine can be
+//! looked at anywhere (`--root`), and a machine without GPU or network card has lines, not errors.
+
+mod driver;
+mod live;
+mod path;
+mod rdma;
+mod system;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use egm_report::visible;
+use serde::Serialize;
+
+use crate::tree::{self, NVIDIA, Tree};
+
+use live::Live;
+pub(crate) use live::{Probe, probe_in_this_process};
+
+/// What a person asks for.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// JSON instead of lines.
+    #[arg(long)]
+    json: bool,
+    /// Looks at the files of a recorded machine below this folder; libraries and limits are then unknown.
+    #[arg(long, value_name = "FOLDER")]
+    root: Option<PathBuf>,
+}
+
+/// How it stands with one thing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum State {
+    /// There, and as it should be.
+    Ok,
+    /// Missing, or in the way.
+    Lacks,
+    /// Not to be seen from here.
+    Unknown,
+    /// Nothing here needs it.
+    NotApplicable,
+}
+
+impl State {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Lacks => "lacks",
+            Self::Unknown => "unknown",
+            Self::NotApplicable => "-",
+        }
+    }
+}
+
+/// What is said of one thing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct Line {
+    topic: String,
+    state: State,
+    /// What was seen, and where.
+    seen: String,
+    /// What to do about it; empty when nothing is to be done.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    remedy: String,
+}
+
+fn line(topic: &str, state: State, seen: impl Into<String>, remedy: &str) -> Line {
+    Line { topic: topic.to_owned(), state, seen: seen.into(), remedy: remedy.to_owned() }
+}
+
+fn ok(topic: &str, seen: impl Into<String>) -> Line {
+    line(topic, State::Ok, seen, "")
+}
+
+fn lacks(topic: &str, seen: impl Into<String>, remedy: &str) -> Line {
+    line(topic, State::Lacks, seen, remedy)
+}
+
+fn unknown(topic: &str, seen: impl Into<String>, remedy: &str) -> Line {
+    line(topic, State::Unknown, seen, remedy)
+}
+
+fn not_applicable(topic: &str, seen: impl Into<String>) -> Line {
+    line(topic, State::NotApplicable, seen, "")
+}
+
+/// Prints the lines. What a machine lacks is no failure of this program.
+pub(crate) fn main(options: &Options) -> ExitCode {
+    let (tree, live) = match &options.root {
+        None => (Tree::live(), Live::look()),
+        Some(root) if root.is_dir() => {
+            let tree = Tree::at(root);
+            let live = Live::recorded(&tree);
+            (tree, live)
+        }
+        Some(root) => {
+            eprintln!("error: --root {} is no folder", root.display());
+            return ExitCode::from(crate::validate::USAGE);
+        }
+    };
+    let lines = examine(&tree, &live);
+    if options.json {
+        println!("{}", serde_json::to_string_pretty(&lines).unwrap_or_default());
+    } else {
+        lines.iter().for_each(|line| print!("{}", text(line)));
+        println!("{}", sum(&lines));
+    }
+    ExitCode::SUCCESS
+}
+
+/// All lines.
+fn examine(tree: &Tree, live: &Live) -> Vec<Line> {
+    let parts = Parts::of(tree);
+    let mut lines = system::lines(tree, live);
+    lines.extend(driver::lines(tree, live, &parts));
+    lines.extend(path::lines(tree, &parts));
+    lines.extend(rdma::lines(tree, live, &parts));
+    lines
+}
+
+fn text(line: &Line) -> String {
+    let mut text = format!("{:<8} {:<22} {}\n", line.state.word(), visible(&line.topic), visible(&line.seen));
+    if !line.remedy.is_empty() {
+        text.push_str(&format!("{:<8} {:<22} => {}\n", "", "", visible(&line.remedy)));
+    }
+    text
+}
+
+fn sum(lines: &[Line]) -> String {
+    let count = |state| lines.iter().filter(|line| line.state == state).count();
+    let (good, missing) = (count(State::Ok), count(State::Lacks));
+    let (open, idle) = (count(State::Unknown), count(State::NotApplicable));
+    format!("{good} ok, {missing} lacking, {open} unknown, {idle} not applicable")
+}
+
+/// The functions that GPUDirect is about.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Parts {
+    /// PCI addresses of NVIDIA's GPUs.
+    gpus: Vec<String>,
+    /// RDMA devices, and the PCI address of each that has one.
+    nics: Vec<(String, Option<String>)>,
+}
+
+impl Parts {
+    fn of(tree: &Tree) -> Self {
+        let is_gpu = |function: &String| {
+            tree.is_of(function, NVIDIA) && tree.class(function).is_some_and(tree::is_display)
+        };
+        let address = |device: &str| tree.link(&format!("/sys/class/infiniband/{device}/device"));
+        let is_pci = |name: &String| tree.exists(&tree::pci(name, ""));
+        let nic = |device: String| (device.clone(), address(&device).filter(is_pci));
+        Self {
+            gpus: tree.functions().into_iter().filter(is_gpu).collect(),
+            nics: tree.names("/sys/class/infiniband").into_iter().map(nic).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::tests::recorded;
+
+    /// The state of a topic's line.
+    #[track_caller]
+    pub(super) fn find<'a>(lines: &'a [Line], topic: &str) -> &'a Line {
+        lines.iter().find(|line| line.topic == topic).unwrap_or_else(|| panic!("no {topic} in {lines:#?}"))
+    }
+
+    #[test]
+    fn a_machine_without_anything_has_lines_and_no_line_without_words() {
+        let (_folder, tree) = recorded("");
+        let lines = examine(&tree, &Live::recorded(&tree));
+        assert!(lines.len() > 15, "{}", lines.len());
+        for line in &lines {
+            assert!(!line.seen.is_empty(), "{line:?}");
+            assert!(line.state != State::Lacks || !line.remedy.is_empty(), "{line:?}");
+        }
+        for topic in ["NVIDIA driver", "GPU BAR1", "P2P clique", "GPU-NIC distance"] {
+            assert_eq!(find(&lines, topic).state, State::NotApplicable, "{topic}");
+        }
+    }
+
+    #[test]
+    fn what_is_printed_obeys_nobody() {
+        let hostile = lacks("topic", "\u{1b}[2Jname\n", "do\u{202e}this");
+        assert!(text(&hostile).chars().all(|c| c == '\n' || (!c.is_control() && c != '\u{202e}')));
+        assert_eq!(sum(&[hostile]), "0 ok, 1 lacking, 0 unknown, 0 not applicable");
+    }
+}

@@ -1,0 +1,271 @@
+//! RDMA: devices, ports, GIDs, dma-bufs, and what may be locked.
+
+use egm_address::ByteSize;
+
+use super::live::Live;
+use super::{Line, Parts, State, lacks, line, not_applicable, ok, unknown};
+use crate::machine;
+use crate::tree::Tree;
+
+const CLASS: &str = "/sys/class/infiniband";
+const NO_DEVICE: &str = "no RDMA device in /sys/class/infiniband";
+/// Most GIDs of a port that are looked at.
+const MOST_GIDS: usize = 512;
+
+pub(super) fn lines(tree: &Tree, live: &Live, parts: &Parts) -> Vec<Line> {
+    let mut lines = vec![devices(tree, parts), verbs(tree, parts)];
+    let names: Vec<&String> = parts.nics.iter().map(|(name, _)| name).collect();
+    for name in &names {
+        for port in tree.names(&format!("{CLASS}/{name}/ports")) {
+            lines.push(self::port(tree, name, &port));
+            lines.push(gids(tree, name, &port));
+        }
+        lines.push(mtu(tree, name));
+    }
+    if names.is_empty() {
+        lines.extend(["RDMA port", "GID table", "MTU"].map(|topic| not_applicable(topic, NO_DEVICE)));
+    }
+    lines.push(dmabuf(live, parts));
+    lines.push(memlock(tree, live));
+    lines
+}
+
+fn devices(tree: &Tree, parts: &Parts) -> Line {
+    const TOPIC: &str = "RDMA devices";
+    if parts.nics.is_empty() {
+        return line(
+            TOPIC,
+            State::NotApplicable,
+            NO_DEVICE,
+            "for RDMA give the guest a function of a NIC, and load its driver (mlx5_ib); over any network card: modprobe rdma_rxe, rdma link add rxe0 type rxe netdev eth0",
+        );
+    }
+    let said = |(name, address): &(String, Option<String>)| {
+        let driver = address.as_ref().and_then(|a| tree.link(&crate::tree::pci(a, "driver")));
+        format!(
+            "{name} ({}, {})",
+            address.as_deref().unwrap_or("no PCI function"),
+            driver.as_deref().unwrap_or("software")
+        )
+    };
+    ok(TOPIC, parts.nics.iter().map(said).collect::<Vec<_>>().join(", "))
+}
+
+fn verbs(tree: &Tree, parts: &Parts) -> Line {
+    const TOPIC: &str = "uverbs";
+    let nodes: Vec<String> =
+        tree.names("/dev/infiniband").into_iter().filter(|name| name.starts_with("uverbs")).collect();
+    match (parts.nics.is_empty(), nodes.as_slice()) {
+        (true, _) => not_applicable(TOPIC, NO_DEVICE),
+        (false, []) => lacks(
+            TOPIC,
+            "no /dev/infiniband/uverbs*",
+            "modprobe ib_uverbs; a container needs the device nodes",
+        ),
+        (false, nodes) => ok(TOPIC, format!("/dev/infiniband: {}", nodes.join(", "))),
+    }
+}
+
+fn port(tree: &Tree, name: &str, port: &str) -> Line {
+    const TOPIC: &str = "RDMA port";
+    let word = |file: &str| tree.word(&format!("{CLASS}/{name}/ports/{port}/{file}"));
+    let state = word("state").unwrap_or_else(|| "unknown".to_owned());
+    let seen = format!(
+        "{name} port {port}: {state}, {}, {}",
+        word("rate").unwrap_or_else(|| "rate unknown".to_owned()),
+        word("link_layer").unwrap_or_else(|| "link unknown".to_owned())
+    );
+    if state.contains("ACTIVE") {
+        ok(TOPIC, seen)
+    } else {
+        lacks(
+            TOPIC,
+            seen,
+            "bring its network device up (`ip link set DEV up`), see cable and switch; InfiniBand needs a subnet manager",
+        )
+    }
+}
+
+fn gids(tree: &Tree, name: &str, port: &str) -> Line {
+    const TOPIC: &str = "GID table";
+    let folder = format!("{CLASS}/{name}/ports/{port}");
+    let is_set = |gid: &String| gid.bytes().any(|byte| byte != b'0' && byte != b':');
+    let entry = |index: String| {
+        let gid = tree.word(&format!("{folder}/gids/{index}")).filter(is_set)?;
+        let kind = tree
+            .word(&format!("{folder}/gid_attrs/types/{index}"))
+            .unwrap_or_else(|| "type unknown".to_owned());
+        Some((index.parse::<u32>().ok()?, gid, kind))
+    };
+    let mut set: Vec<(u32, String, String)> =
+        tree.names(&format!("{folder}/gids")).into_iter().take(MOST_GIDS).filter_map(entry).collect();
+    set.sort_unstable();
+    // One that others on the network reach: RoCE v2 with an IPv4 address, or with one of IPv6 beyond the link.
+    let best = set.iter().find(|(_, gid, kind)| kind.contains("v2") && !gid.starts_with("fe80"));
+    match (best, set.first()) {
+        (Some((index, gid, kind)), _) | (None, Some((index, gid, kind))) => {
+            ok(TOPIC, format!("{name} port {port}: {} entries, {gid} ({kind}) at index {index}", set.len()))
+        }
+        (None, None) => lacks(
+            TOPIC,
+            format!("{name} port {port}: all entries are zero ({folder}/gids)"),
+            "give its network device an address",
+        ),
+    }
+}
+
+fn mtu(tree: &Tree, name: &str) -> Line {
+    const TOPIC: &str = "MTU";
+    let folder = format!("{CLASS}/{name}/device/net");
+    let mut devices = tree.names(&folder);
+    if let Some(parent) = tree.word(&format!("{CLASS}/{name}/parent")) {
+        devices.push(parent); // of rxe: the network device that it is on
+    }
+    let mtu = |device: &String| {
+        let path = if tree.exists(&format!("{folder}/{device}")) {
+            format!("{folder}/{device}/mtu")
+        } else {
+            format!("/sys/class/net/{device}/mtu")
+        };
+        Some((device.clone(), tree.number(&path)?))
+    };
+    let mtus: Vec<(String, u64)> = devices.iter().filter_map(mtu).collect();
+    let seen =
+        mtus.iter().map(|(device, mtu)| format!("{name} on {device}: {mtu}")).collect::<Vec<_>>().join(", ");
+    match mtus.iter().map(|(_, mtu)| *mtu).min() {
+        None => unknown(
+            TOPIC,
+            format!("{name} has no network device in /sys"),
+            "InfiniBand: ibv_devinfo says active_mtu",
+        ),
+        // RoCE's packets of 4096 bytes and their headers.
+        Some(mtu) if mtu < 4200 => lacks(
+            TOPIC,
+            seen,
+            "RoCE cuts into packets of 1024 or 2048 bytes: `ip link set DEV mtu 9000`, on both ends and all switches",
+        ),
+        Some(_) => ok(TOPIC, seen),
+    }
+}
+
+fn dmabuf(live: &Live, parts: &Parts) -> Line {
+    const TOPIC: &str = "RDMA dma-buf";
+    if parts.nics.is_empty() {
+        return not_applicable(TOPIC, NO_DEVICE);
+    }
+    let devices = match &live.dmabuf {
+        Err(why) => {
+            return unknown(TOPIC, why.clone(), "build `cargo guest` and run it where libibverbs.so.1 is");
+        }
+        Ok(devices) => devices,
+    };
+    let word = |takes: bool| if takes { "takes them" } else { "does not" };
+    let seen: Vec<String> = devices.iter().map(|(name, takes)| format!("{name} {}", word(*takes))).collect();
+    let seen = format!("ibv_reg_dmabuf_mr with descriptor -1: {}", seen.join(", "));
+    if !devices.is_empty() && devices.iter().all(|(_, takes)| *takes) {
+        ok(TOPIC, seen)
+    } else {
+        lacks(
+            TOPIC,
+            seen,
+            "GPU memory needs dma-bufs or nvidia-peermem: mlx5 has them from kernel 5.12 on, rdma_rxe has not; memory of the EGM node needs neither",
+        )
+    }
+}
+
+fn memlock(tree: &Tree, live: &Live) -> Line {
+    const TOPIC: &str = "locked memory";
+    const REMEDY: &str = "`ulimit -l unlimited`, or `* - memlock unlimited` in /etc/security/limits.conf, LimitMEMLOCK=infinity for a unit";
+    match &live.memlock {
+        Err(why) => unknown(TOPIC, why.clone(), "ulimit -l"),
+        Ok(None) => ok(TOPIC, "no limit (ulimit -l)"),
+        Ok(Some(limit)) if machine::meminfo(tree, "MemTotal").is_some_and(|total| *limit >= total) => {
+            ok(TOPIC, format!("{limit} bytes, all of memory (ulimit -l)"))
+        }
+        Ok(Some(limit)) => lacks(
+            TOPIC,
+            format!(
+                "{} (ulimit -l), which registered memory counts against but for root",
+                ByteSize::new(*limit)
+            ),
+            REMEDY,
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::tests::recorded;
+
+    const PORT: &str = "\
+== /sys/class/infiniband/rxe0/parent
+eth0
+== /sys/class/net/eth0/mtu
+1500
+== /sys/class/infiniband/rxe0/ports/1/state
+4: ACTIVE
+== /sys/class/infiniband/rxe0/ports/1/rate
+2.5 Gb/sec (1X SDR)
+== /sys/class/infiniband/rxe0/ports/1/link_layer
+Ethernet
+== /sys/class/infiniband/rxe0/ports/1/gids/0
+fe80:0000:0000:0000:5054:00ff:fe12:3456
+== /sys/class/infiniband/rxe0/ports/1/gid_attrs/types/0
+RoCE v2
+== /sys/class/infiniband/rxe0/ports/1/gids/1
+0000:0000:0000:0000:0000:ffff:c0a8:6402
+== /sys/class/infiniband/rxe0/ports/1/gid_attrs/types/1
+RoCE v2
+== /sys/class/infiniband/rxe0/ports/1/gids/2
+0000:0000:0000:0000:0000:0000:0000:0000
+";
+
+    #[test]
+    fn a_software_device_has_its_port_gid_and_mtu() {
+        let (_folder, tree) = recorded(PORT);
+        let parts = Parts::of(&tree);
+        assert_eq!(parts.nics, [("rxe0".to_owned(), None)]);
+        let lines = lines(&tree, &Live::recorded(&tree), &parts);
+        let line = |topic: &str| lines.iter().find(|line| line.topic == topic).unwrap();
+        assert_eq!(line("RDMA port").seen, "rxe0 port 1: 4: ACTIVE, 2.5 Gb/sec (1X SDR), Ethernet");
+        assert!(
+            line("GID table")
+                .seen
+                .contains("2 entries, 0000:0000:0000:0000:0000:ffff:c0a8:6402 (RoCE v2) at index 1")
+        );
+        assert_eq!((line("MTU").state, line("MTU").seen.as_str()), (State::Lacks, "rxe0 on eth0: 1500"));
+        assert_eq!(line("uverbs").state, State::Lacks);
+    }
+
+    #[test]
+    fn a_port_that_is_down_and_an_empty_table_are_lacks() {
+        let (_folder, tree) = recorded(
+            "== /sys/class/infiniband/a/ports/1/state\n1: DOWN\n== /sys/class/infiniband/a/ports/1/gids/0\n0000:0000\n",
+        );
+        assert_eq!((port(&tree, "a", "1").state, gids(&tree, "a", "1").state), (State::Lacks, State::Lacks));
+    }
+
+    #[test]
+    fn what_may_be_locked_is_held_against_all_memory() {
+        let (_folder, tree) = recorded("== /proc/meminfo\nMemTotal: 1024 kB\n");
+        let judged = |limit| {
+            let live = Live { memlock: Ok(limit), ..Live::recorded(&tree) };
+            memlock(&tree, &live).state
+        };
+        assert_eq!(
+            [judged(None), judged(Some(1 << 20)), judged(Some(65536))],
+            [State::Ok, State::Ok, State::Lacks]
+        );
+    }
+
+    #[test]
+    fn a_device_that_takes_no_dma_buf_is_named() {
+        let (_folder, tree) = recorded("");
+        let parts = Parts { gpus: Vec::new(), nics: vec![("rxe0".into(), None)] };
+        let live = |takes| Live { dmabuf: Ok(vec![("rxe0".into(), takes)]), ..Live::recorded(&tree) };
+        assert_eq!(dmabuf(&live(true), &parts).state, State::Ok);
+        let lacks = dmabuf(&live(false), &parts);
+        assert!(lacks.state == State::Lacks && lacks.seen.contains("rxe0 does not"), "{lacks:?}");
+    }
+}

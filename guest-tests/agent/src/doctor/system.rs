@@ -1,0 +1,299 @@
+//! The machine: whether it knows that it is virtual, its nodes and which is EGM, its kernel, and what that complained of.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+
+use super::live::Live;
+use super::{Line, State, lacks, line, not_applicable, ok, unknown};
+use crate::machine;
+use crate::tree::{self, NODES, Tree};
+
+/// Options of the kernel that matter here, and what for.
+const OPTIONS: [(&str, &str); 4] = [
+    ("CONFIG_DEVICE_PRIVATE", "GPU memory as pages of the kernel (HMM)"),
+    ("CONFIG_PCI_P2PDMA", "DMA between functions in the kernel"),
+    ("CONFIG_HMM_MIRROR", "address spaces that devices share"),
+    ("CONFIG_INFINIBAND_ON_DEMAND_PAGING", "RDMA without locked memory"),
+];
+/// Most bytes of a kernel's configuration, unpacked.
+const MAX_CONFIG: u64 = 4 << 20;
+/// Most messages that a line quotes.
+const QUOTED: usize = 3;
+
+pub(super) fn lines(tree: &Tree, live: &Live) -> Vec<Line> {
+    let mut lines = vec![hypervisor(tree), smbios(tree), nodes(tree), egm(tree, live), initiators(tree)];
+    lines.extend(kernel(tree));
+    lines.push(messages(live));
+    lines
+}
+
+fn hypervisor(tree: &Tree) -> Line {
+    const TOPIC: &str = "hypervisor seen";
+    let product = tree.word("/sys/class/dmi/id/sys_vendor").unwrap_or_default();
+    let is_virtual =
+        ["QEMU", "KVM", "Amazon EC2", "Google", "Xen", "VMware", "innotek", "Cloud Hypervisor", "egm-vmm"]
+            .iter()
+            .any(|name| product.contains(name));
+    match (machine::cpu_flag(tree), machine::hypervisor(tree)) {
+        (Some(true), _) => ok(TOPIC, "CPUID's hypervisor bit (/proc/cpuinfo)"),
+        (Some(false), None) if is_virtual => lacks(
+            TOPIC,
+            format!("{product} (DMI), but CPUID hides it"),
+            "NVIDIA's driver takes this for bare metal, and cliques do not count: let the VMM show the hypervisor (no kvm=off)",
+        ),
+        (_, Some(signs)) => ok(TOPIC, signs),
+        (_, None) => not_applicable(TOPIC, "nothing says that this is a virtual machine"),
+    }
+}
+
+fn smbios(tree: &Tree) -> Line {
+    const TOPIC: &str = "SMBIOS virtual bit";
+    const FILE: &str = "/sys/firmware/dmi/tables/DMI";
+    let arm_needs = "on Arm the driver knows by it alone that this is a virtual machine";
+    // Of other processors CPUID has said it.
+    let has_cpuid = machine::cpu_flag(tree).is_some();
+    match machine::virtual_machine_bit(tree) {
+        Some(true) => ok(TOPIC, format!("set ({FILE}, type 0, byte 0x13, bit 4)")),
+        Some(false) if has_cpuid => {
+            not_applicable(TOPIC, format!("clear ({FILE}); CPUID counts on this processor"))
+        }
+        Some(false) => lacks(
+            TOPIC,
+            format!("clear ({FILE})"),
+            &format!("{arm_needs}: a VMM sets it; bare metal has it clear"),
+        ),
+        None if !tree.exists("/sys/firmware/dmi") && has_cpuid => {
+            not_applicable(TOPIC, "no SMBIOS; CPUID counts on this processor")
+        }
+        None => unknown(TOPIC, format!("{FILE} cannot be read"), &format!("look as root; {arm_needs}")),
+    }
+}
+
+fn nodes(tree: &Tree) -> Line {
+    const TOPIC: &str = "NUMA nodes";
+    let nodes = machine::nodes(tree);
+    if nodes.is_empty() {
+        return lacks(TOPIC, format!("no {NODES}"), "a kernel with CONFIG_NUMA");
+    }
+    let said = |node: &egm_report::Node| {
+        let cpus = if node.cpus.is_empty() {
+            "no processors".to_owned()
+        } else {
+            format!("processors {}", node.cpus)
+        };
+        format!("{}: {} MiB, {cpus}", node.number, node.memory >> 20)
+    };
+    ok(TOPIC, nodes.iter().map(said).collect::<Vec<_>>().join("; "))
+}
+
+/// The address in the driver's message "EGM base PA: 0x…".
+fn egm_base(message: &str) -> Option<u64> {
+    let (_, rest) = message.split_once("EGM base PA")?;
+    let (_, digits) = rest.split_once("0x")?;
+    let end = digits.find(|c: char| !c.is_ascii_hexdigit()).unwrap_or(digits.len());
+    u64::from_str_radix(digits.get(..end)?, 16).ok()
+}
+
+/// The node whose memory blocks have an address.
+fn node_at(tree: &Tree, address: u64) -> Option<u32> {
+    let size = tree.word("/sys/devices/system/memory/block_size_bytes")?;
+    let size = u64::from_str_radix(&size, 16).ok().filter(|size| *size > 0)?;
+    let block = format!("memory{}", address / size);
+    let online = tree.list(&format!("{NODES}/online"))?;
+    online.iter().find(|node| tree.exists(&tree::node(*node, &block)))
+}
+
+fn egm(tree: &Tree, live: &Live) -> Line {
+    const TOPIC: &str = "EGM";
+    const REMEDY: &str =
+        "EGM comes from the VMM: a slice as a node, and egm-base-pa, egm-size and egm-pxm in _DSD of the GPU";
+    if let Ok(log) = &live.log
+        && let Some((message, base)) = log.iter().find_map(|message| Some((message, egm_base(message)?)))
+    {
+        return match node_at(tree, base) {
+            Some(node) => ok(TOPIC, format!("node {node} (dmesg: {message})")),
+            None => lacks(TOPIC, format!("no node has memory at {base:#x} (dmesg: {message})"), REMEDY),
+        };
+    }
+    let only_memory: Vec<String> = machine::nodes(tree)
+        .into_iter()
+        .filter(|node| node.cpus.is_empty() && node.memory > 0)
+        .map(|node| node.number.to_string())
+        .collect();
+    let log = live.log.as_ref().map_or_else(Clone::clone, |_| "dmesg has no \"EGM base PA\"".to_owned());
+    match only_memory.as_slice() {
+        [] => {
+            line(TOPIC, State::NotApplicable, format!("no node has memory and no processors; {log}"), REMEDY)
+        }
+        nodes => unknown(
+            TOPIC,
+            format!(
+                "node {} has memory and no processors: EGM, CXL, or a GPU's own; {log}",
+                nodes.join(", ")
+            ),
+            "the VMM's plan says which; NVIDIA's driver says it on a Grace GPU",
+        ),
+    }
+}
+
+fn initiators(tree: &Tree) -> Line {
+    const TOPIC: &str = "generic initiators";
+    let list = tree.list(&format!("{NODES}/has_generic_initiator")).unwrap_or_default();
+    if list.is_empty() {
+        return not_applicable(
+            TOPIC,
+            format!("no node in {NODES}/has_generic_initiator; a coherent GPU (Grace) needs eight"),
+        );
+    }
+    ok(TOPIC, format!("nodes {list} ({NODES}/has_generic_initiator)"))
+}
+
+/// The kernel's configuration: from itself, or as distributions keep it.
+fn config(tree: &Tree) -> Option<(String, BTreeMap<String, String>)> {
+    let release = tree.word("/proc/sys/kernel/osrelease").filter(|release| !release.contains('/'))?;
+    let parse = |text: &str| {
+        let option = |line: &str| line.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()));
+        text.lines().filter(|line| line.starts_with("CONFIG_")).filter_map(option).collect()
+    };
+    if let Some(packed) = tree.bytes("/proc/config.gz") {
+        let mut text = String::new();
+        let unpacked =
+            flate2::read::GzDecoder::new(packed.as_slice()).take(MAX_CONFIG).read_to_string(&mut text);
+        if unpacked.is_ok() {
+            return Some(("/proc/config.gz".to_owned(), parse(&text)));
+        }
+    }
+    let places = [format!("/boot/config-{release}"), format!("/lib/modules/{release}/config")];
+    places.into_iter().find_map(|path| {
+        let text = tree.text(&path)?;
+        Some((path, parse(&text)))
+    })
+}
+
+fn kernel(tree: &Tree) -> Vec<Line> {
+    let Some((path, config)) = config(tree) else {
+        return vec![unknown(
+            "kernel options",
+            "neither /proc/config.gz nor /boot/config-RELEASE can be read",
+            "look at the distribution's package of the kernel",
+        )];
+    };
+    let line = |(option, what): &(&str, &str)| match config.get(*option).map(String::as_str) {
+        Some(value @ ("y" | "m")) => ok(option, format!("{value} ({path}): {what}")),
+        _ => lacks(
+            option,
+            format!("not set ({path}): {what}"),
+            "another kernel, where this is needed; plain memory registration and nvidia.ko do without",
+        ),
+    };
+    OPTIONS.iter().map(line).collect()
+}
+
+fn messages(live: &Live) -> Line {
+    const TOPIC: &str = "GPU errors in dmesg";
+    let log = match &live.log {
+        Err(why) => return unknown(TOPIC, why.clone(), "look as root, or set kernel.dmesg_restrict=0"),
+        Ok(log) => log,
+    };
+    let is_error = |message: &&String| {
+        let lower = message.to_ascii_lowercase();
+        message.contains("NVRM: Xid")
+            || message.contains("NVRM:")
+                && ["error", "fail", "fallen off"].iter().any(|word| lower.contains(word))
+    };
+    let errors: Vec<&String> = log.iter().filter(is_error).collect();
+    if errors.is_empty() {
+        return ok(TOPIC, format!("none in {} messages", log.len()));
+    }
+    let last: Vec<&str> = errors.iter().rev().take(QUOTED).map(|message| message.as_str()).collect();
+    lacks(
+        TOPIC,
+        format!("{}, the last: {}", errors.len(), last.join(" | ")),
+        "NVIDIA's list of Xid errors says what each means; one that comes back after a reset is for the host's owner",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::tree::tests::recorded;
+
+    const EGM: &str = "\
+== /sys/devices/system/node/online
+0-1
+== /sys/devices/system/node/node0/cpulist
+0-3
+== /sys/devices/system/node/node1/meminfo
+Node 1 MemTotal: 4096 kB
+== /sys/devices/system/node/node1/memory32/state
+online
+== /sys/devices/system/memory/block_size_bytes
+8000000
+";
+
+    fn live(log: &[&str]) -> Live {
+        let (_folder, tree) = recorded("");
+        Live { log: Ok(log.iter().map(|line| (*line).to_owned()).collect()), ..Live::recorded(&tree) }
+    }
+
+    #[test]
+    fn the_drivers_word_on_egm_names_its_node() {
+        let (_folder, tree) = recorded(EGM);
+        let seen = egm(&tree, &live(&["NVRM: EGM base PA: 0x100000000, size: 0x1"]));
+        assert_eq!((seen.state, &seen.seen[..6]), (State::Ok, "node 1"));
+        assert_eq!(egm(&tree, &live(&["EGM base PA 0x900000000"])).state, State::Lacks);
+        let quiet = egm(&tree, &live(&[]));
+        assert!(
+            quiet.state == State::Unknown && quiet.seen.contains("node 1 has memory and no processors"),
+            "{quiet:?}"
+        );
+        assert_eq!(egm_base("EGM base PA 0xzz"), None);
+    }
+
+    #[test]
+    fn a_hidden_hypervisor_is_a_lack_and_bare_metal_is_none() {
+        let judged = |record: &str| {
+            let (_folder, tree) = recorded(record);
+            hypervisor(&tree).state
+        };
+        assert_eq!(judged("== /proc/cpuinfo\nflags : fpu hypervisor\n"), State::Ok);
+        assert_eq!(
+            judged("== /proc/cpuinfo\nflags : fpu\n== /sys/class/dmi/id/sys_vendor\nQEMU\n"),
+            State::Lacks
+        );
+        assert_eq!(
+            judged("== /proc/cpuinfo\nflags : fpu\n== /sys/class/dmi/id/sys_vendor\nDell Inc.\n"),
+            State::NotApplicable
+        );
+    }
+
+    #[test]
+    fn the_kernels_configuration_is_read_packed_and_plain() {
+        let text =
+            "CONFIG_HMM_MIRROR=y\n# CONFIG_DEVICE_PRIVATE is not set\nCONFIG_INFINIBAND_ON_DEMAND_PAGING=y\n";
+        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        packed.write_all(text.as_bytes()).unwrap();
+        let hex: String = packed.finish().unwrap().iter().map(|byte| format!("{byte:02x}")).collect();
+        let release = "== /proc/sys/kernel/osrelease\n6.12\n";
+        for place in [format!("## /proc/config.gz\n{hex}\n"), format!("== /boot/config-6.12\n{text}")] {
+            let (_folder, tree) = recorded(&format!("{release}{place}"));
+            let states: Vec<State> = kernel(&tree).iter().map(|line| line.state).collect();
+            assert_eq!(states, [State::Lacks, State::Lacks, State::Ok, State::Ok]);
+        }
+        let (_folder, broken) = recorded(&format!("{release}## /proc/config.gz\n1f8b00\n"));
+        assert_eq!(kernel(&broken)[0].state, State::Unknown);
+    }
+
+    #[test]
+    fn xids_are_counted_and_the_last_is_quoted() {
+        let line = messages(&live(&[
+            "NVRM: Xid (PCI:0000:01:00): 79, fallen off",
+            "usb 1-1: error",
+            "NVRM: loading",
+        ]));
+        assert!(line.state == State::Lacks && line.seen.starts_with("1, the last: NVRM: Xid"), "{line:?}");
+        assert_eq!(messages(&live(&["NVRM: loading"])).state, State::Ok);
+    }
+}

@@ -1,0 +1,151 @@
+//! Claims about huge pages: transparent ones come where a program asks for them, those set aside lie on their node; both
+//! keep what is written.
+
+use egm_report::Figure;
+
+use super::place::{self, Place};
+use crate::error::Broken;
+use crate::finding::{Claim, Finding};
+use crate::pattern::{difference, fill};
+use crate::sys::Mapping;
+use crate::sysfs;
+use crate::tree::{self, Tree};
+use crate::validate::Setting;
+
+const TRANSPARENT: &str = "/sys/kernel/mm/transparent_hugepage";
+
+pub(super) fn transparent(setting: &Setting) -> Result<Finding, Broken> {
+    let tree = Tree::live();
+    let Some(enabled) = tree.word(&format!("{TRANSPARENT}/enabled")) else {
+        return Ok(Finding::waived("the kernel has no transparent huge pages (CONFIG_TRANSPARENT_HUGEPAGE)"));
+    };
+    if chosen(&enabled) == Some("never") {
+        return Ok(Finding::waived(format!(
+            "transparent huge pages are off: write `madvise` to {TRANSPARENT}/enabled"
+        )));
+    }
+    let page = tree.number(&format!("{TRANSPARENT}/hpage_pmd_size")).unwrap_or(2 << 20).max(4096);
+    let (places, left_out) = place::places(&tree, setting)?;
+    let (mut claim, mut figures) = (Claim::default(), Vec::new());
+    for place in places.iter().filter(|place| place.size as u64 >= 2 * page) {
+        let before = anonymous_huge(&tree);
+        let mut memory = place.memory(place.size)?;
+        kept(&mut claim, &place.name(), &mut memory, setting.seed);
+        let (Some(before), Some(after)) = (before, anonymous_huge(&tree)) else {
+            return Ok(Finding::waived("/proc/self/smaps_rollup does not say how many pages are huge"));
+        };
+        let huge = after.saturating_sub(before);
+        // What does not fill a page at either end cannot be huge.
+        #[expect(clippy::cast_precision_loss, reason = "a figure")]
+        let part = huge as f64 / ((place.size as u64 / page).saturating_sub(1).max(1) * page) as f64;
+        claim.holds(huge > 0, || {
+            format!(
+                "none of {} bytes on {} is in a huge page: is its memory in pieces?",
+                place.size,
+                place.name()
+            )
+        });
+        claim.seen(format!("{}: {huge} of {} bytes", place.name(), place.size));
+        figures.push(Figure::of(
+            format!("in huge pages, {}", place.name()),
+            None,
+            "of what can be",
+            &mut [part.min(1.0)],
+        ));
+    }
+    if figures.is_empty() {
+        let size = 2 * page;
+        return Ok(Finding::waived(format!(
+            "--size and free memory allow less than two huge pages, {size} bytes; {}",
+            left_out.join("; ")
+        )));
+    }
+    Ok(claim.finish().with_figures(figures))
+}
+
+/// The word in brackets: `always [madvise] never`.
+fn chosen(text: &str) -> Option<&str> {
+    text.split_once('[')?.1.split_once(']').map(|(word, _)| word)
+}
+
+/// Bytes of this process that are in transparent huge pages.
+fn anonymous_huge(tree: &Tree) -> Option<u64> {
+    let text = tree.text("/proc/self/smaps_rollup")?;
+    sysfs::field(&text, "AnonHugePages")?.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+pub(super) fn hugetlb(setting: &Setting) -> Result<Finding, Broken> {
+    let tree = Tree::live();
+    let (places, _) = place::places(&tree, setting)?;
+    let mut claim = Claim::default();
+    let mut tried = false;
+    for (place, page, free) in places.iter().flat_map(|place| pools(&tree, place)) {
+        let Some(node) = place.node else { continue };
+        let count = free.min(setting.most / page).max(1);
+        let (Ok(size), true) = (usize::try_from(count.saturating_mul(page)), free > 0) else { continue };
+        tried = true;
+        let name = format!("{count} pages of {page} bytes on node {node}");
+        let mut memory = Mapping::huge(size, page.trailing_zeros(), node)
+            .map_err(Broken::system(format!("cannot map {name}, though {free} are free")))?;
+        kept(&mut claim, &name, &mut memory, setting.seed);
+        let step = usize::try_from(page).unwrap_or(size);
+        let nodes = memory.nodes(step).map_err(Broken::system("move_pages"))?;
+        let wanted = i32::try_from(node).unwrap_or(-1);
+        if let Some(other) = nodes.iter().find(|is| **is != wanted) {
+            claim.untrue(format!("of {name} one lies on node {other}"));
+        }
+        claim.seen(name);
+    }
+    if !tried {
+        return Ok(Finding::waived(
+            "no huge page is set aside and free: say `echo 64 > /proc/sys/vm/nr_hugepages`, or hugepages= for the kernel",
+        ));
+    }
+    Ok(claim.finish())
+}
+
+/// Sizes of huge pages, powers of two, and how many are free on a node.
+fn pools<'a>(tree: &Tree, place: &'a Place) -> Vec<(&'a Place, u64, u64)> {
+    let Some(node) = place.node else { return Vec::new() };
+    let folder = tree::node(node, "hugepages");
+    let pool = |name: String| {
+        let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+        let page = kib.checked_mul(1024).filter(|page| page.is_power_of_two())?;
+        Some((place, page, tree.number(&format!("{folder}/{name}/free_hugepages"))?))
+    };
+    tree.names(&folder).into_iter().filter_map(pool).collect()
+}
+
+fn kept(claim: &mut Claim, name: &str, memory: &mut Mapping, seed: u64) {
+    for flip in [0, u64::MAX] {
+        fill(memory.bytes_mut(), seed, 0, flip);
+        if let Some(at) = difference(memory.bytes(), seed, 0, flip) {
+            claim.untrue(format!("{name} did not keep the byte at {at:#x}"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::tests::recorded;
+
+    #[test]
+    fn the_choice_is_in_brackets() {
+        assert_eq!(chosen("always [madvise] never"), Some("madvise"));
+        assert_eq!(chosen("always madvise"), None);
+    }
+
+    #[test]
+    fn pools_are_read_from_their_node() {
+        let (_folder, tree) = recorded(
+            "== /sys/devices/system/node/node1/hugepages/hugepages-2048kB/free_hugepages\n3\n\
+             == /sys/devices/system/node/node1/hugepages/hugepages-1048576kB/free_hugepages\n0\n\
+             == /sys/devices/system/node/node1/hugepages/strange/free_hugepages\n9\n",
+        );
+        let place = Place { node: Some(1), size: 4096, cpus: "0".parse().unwrap(), has_cpus: true };
+        let found: Vec<(u64, u64)> =
+            pools(&tree, &place).into_iter().map(|(_, page, free)| (page, free)).collect();
+        assert_eq!(found, [(1 << 30, 0), (2 << 20, 3)]);
+    }
+}

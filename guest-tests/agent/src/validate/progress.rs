@@ -1,0 +1,63 @@
+//! A line on standard error that says how far a run is, for a person at a terminal; nothing when nobody looks.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
+
+const CELLS: usize = 24;
+
+/// The line.
+#[derive(Debug)]
+pub(super) struct Progress {
+    total: usize,
+    done: usize,
+    shown: bool,
+}
+
+impl Progress {
+    /// Of a run of `total` validations.
+    pub(super) fn new(total: usize) -> Self {
+        Self { total, done: 0, shown: io::stderr().is_terminal() }
+    }
+
+    /// The validation `name` runs since then.
+    pub(super) fn told(&self, name: &str, since: Duration) {
+        if self.shown {
+            // ANSI: to the line's begin, and erase to its end.
+            let _ = write!(io::stderr(), "\r{}\x1b[K", line(self.done, self.total, name, since));
+        }
+    }
+
+    /// A validation ended.
+    pub(super) const fn done(&mut self) {
+        self.done += 1;
+    }
+}
+
+/// What is printed next begins on a line of its own.
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.shown && self.total > 0 {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+fn line(done: usize, total: usize, name: &str, since: Duration) -> String {
+    let filled = (done * CELLS).checked_div(total).unwrap_or(0);
+    let bar: String = (0..CELLS).map(|cell| if cell < filled { '#' } else { '.' }).collect();
+    format!("[{bar}] {done} of {total}, {name}, {} s", since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_says_how_many_are_done_and_which_runs() {
+        assert_eq!(
+            line(3, 12, "memory.pattern", Duration::from_secs(5)),
+            "[######..................] 3 of 12, memory.pattern, 5 s"
+        );
+        assert!(line(0, 0, "x", Duration::ZERO).starts_with("[......"));
+    }
+}

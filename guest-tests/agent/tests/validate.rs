@@ -1,0 +1,192 @@
+//! `egm-guest validate`, `compare` and `doctor` as a person or a script runs them: exit codes, documents, files.
+
+#![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use egm_report::{Outcome, Run};
+use quick_xml::Reader;
+use quick_xml::events::Event;
+use serde_json::Value;
+
+/// Validations that this or any other machine decides quickly.
+const QUICK: [&str; 4] = ["--select", "memory.pattern,numa,pci", "--size", "256KiB"];
+
+fn egm_guest(words: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_egm-guest")).args(words).output().unwrap()
+}
+
+fn validate(words: &[&str]) -> Output {
+    egm_guest(&[&["validate"], words].concat())
+}
+
+#[track_caller]
+fn ends(output: &Output, code: i32) -> String {
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(code), "stdout: {out}\nstderr: {err}");
+    assert!(!out.contains('\u{1b}') && !err.contains('\u{1b}'), "escapes for nobody's terminal: {out}{err}");
+    out + &err
+}
+
+fn run_of(words: &[&str], file: &Path) -> Run {
+    ends(&validate(&[words, &["--json", "--out", file.to_str().unwrap()]].concat()), 0);
+    Run::parse(&fs::read(file).unwrap()).unwrap()
+}
+
+#[test]
+fn the_list_has_every_group_that_has_validations() {
+    let text = ends(&validate(&["--list"]), 0);
+    for group in ["memory.", "numa.", "pci."] {
+        assert!(text.lines().any(|line| line.starts_with(group)), "{group} in {text}");
+    }
+    let one = ends(&validate(&["--list", "--select", "*.pattern"]), 0);
+    assert_eq!(one.lines().count(), 1, "{one}");
+}
+
+#[test]
+fn a_command_line_that_is_not_understood_ends_with_2_before_anything_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let no_run = folder.path().join("no-run.json");
+    fs::write(&no_run, "{\"egm-run\": 9}").unwrap();
+    let no_run = no_run.to_str().unwrap();
+    for words in [
+        &["--select", "memroy"][..],
+        &["--size", "many"],
+        &["--seed", "-1"],
+        &["--least", "0.9"],
+        &["--json", "--junit"],
+        &["--arg", "novalue"],
+        &["--baseline", "/nowhere/run.json"],
+        &["--baseline", no_run],
+        &["--out", "/nowhere/out"],
+        &["--html", "/nowhere/out.html"],
+        &["--baseline", no_run, "--least", "NaN"],
+    ] {
+        let text = ends(&validate(&[&QUICK, words].concat()), 2);
+        assert!(text.starts_with("error: ") && !text.contains("passed"), "{words:?}: {text}");
+    }
+}
+
+#[test]
+fn a_run_is_a_document_with_machine_and_seeds_and_the_seed_repeats_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let words = [&QUICK[..], &["--seed", "5"]].concat();
+    let one = run_of(&words, &folder.path().join("one.json"));
+    let two = run_of(&words, &folder.path().join("two.json"));
+    assert_eq!((one.seed, one.most, one.version), (5, 256 << 10, 1));
+    assert!(one.machine.cpus > 0 && one.machine.memory > 0 && one.date.ends_with('Z'), "{:?}", one.machine);
+    let seeds = |run: &Run| run.verdicts.iter().map(|v| (v.name.clone(), v.seed)).collect::<Vec<_>>();
+    assert_eq!(seeds(&one), seeds(&two));
+    let alone =
+        run_of(&["--select", "numa.distances", "--size", "256KiB", "--seed", "5"], &folder.path().join("3"));
+    assert!(seeds(&one).contains(&seeds(&alone)[0]), "a seed is the same whatever else runs");
+    for verdict in &one.verdicts {
+        assert!(!verdict.reason.is_empty(), "{verdict:?}");
+    }
+}
+
+#[test]
+fn what_does_not_end_in_time_is_an_error_and_says_how_to_repeat_it() {
+    let text = ends(
+        &validate(&[&QUICK[..2], &["--arg", "deadline=0", "--seed", "3", "--size", "1MiB"]].concat()),
+        1,
+    );
+    assert!(text.contains("did not end within 0 s and was killed"), "{text}");
+    assert!(
+        text.contains("again: egm-guest validate --select memory.pattern --seed 3 --size 1048576"),
+        "{text}"
+    );
+    assert!(text.contains("0 passed, 0 failed, 0 waived"), "{text}");
+}
+
+#[test]
+fn an_argument_that_its_validation_cannot_read_is_an_error() {
+    let text =
+        ends(&validate(&["--select", "memory.bandwidth", "--arg", "memory.rounds=x", "--size", "64KiB"]), 1);
+    assert!(text.contains("memory.rounds=x") && text.contains("1 errors"), "{text}");
+}
+
+#[test]
+fn a_baseline_gives_ratios_and_fails_only_who_asks() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("before.json");
+    let quick = ["--select", "memory.bandwidth", "--size", "64KiB", "--arg", "memory.rounds=1"];
+    let mut before = run_of(&quick, &file);
+    assert_eq!(before.verdicts[0].outcome, Outcome::Passed);
+    before.verdicts[0].figures.iter_mut().for_each(|figure| figure.value *= 1e6);
+    fs::write(&file, before.to_json()).unwrap();
+    let baseline = ["--baseline", file.to_str().unwrap()];
+    let shown = ends(&validate(&[&quick[..], &baseline].concat()), 0);
+    assert!(shown.contains(" of before") && shown.contains("worst against before"), "{shown}");
+    let judged = ends(&validate(&[&quick[..], &baseline, &["--least", "0.5"]].concat()), 1);
+    assert!(judged.contains("baseline.least") && judged.contains("are below 0.5"), "{judged}");
+    ends(&validate(&[&quick[..], &baseline, &["--least", "1e-12"]].concat()), 0);
+}
+
+#[test]
+fn junit_is_well_formed_and_has_a_case_for_each() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("page.html");
+    let output = validate(&[&QUICK[..], &["--junit", "--html", page.to_str().unwrap()]].concat());
+    assert_eq!(output.status.code(), Some(0));
+    let xml = String::from_utf8(output.stdout).unwrap();
+    let (mut reader, mut cases) = (Reader::from_str(&xml), 0);
+    loop {
+        match reader.read_event().unwrap() {
+            Event::Start(start) if start.name().as_ref() == b"testcase" => cases += 1,
+            Event::Eof => break,
+            _ => {}
+        }
+    }
+    let listed = ends(&validate(&["--list", QUICK[0], QUICK[1]]), 0).lines().count();
+    assert_eq!(cases, listed);
+    let page = fs::read_to_string(page).unwrap();
+    assert!(
+        page.starts_with("<!doctype html>")
+            && page.ends_with("</html>\n")
+            && !page.contains("http:")
+            && !page.contains("https:")
+    );
+}
+
+#[test]
+fn two_runs_stand_side_by_side() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("run.json");
+    let path = file.to_str().unwrap();
+    run_of(&["--select", "memory.latency", "--size", "64KiB", "--arg", "memory.rounds=1"], &file);
+    let text = ends(&egm_guest(&["compare", path, path]), 0);
+    assert!(text.contains("memory.latency: step") && text.contains("1.000"), "{text}");
+    let json = ends(&egm_guest(&["compare", path, path, "--json"]), 0);
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert!(json["ratios"].as_array().is_some_and(|ratios| !ratios.is_empty()), "{json}");
+    ends(&egm_guest(&["compare", path, path, "--rename", "step=step"]), 0);
+    ends(&egm_guest(&["compare", path, path, "--rename", "nothing"]), 2);
+    ends(&egm_guest(&["compare", path, "/nowhere"]), 2);
+    ends(&egm_guest(&["compare", path]), 2);
+}
+
+#[test]
+fn the_doctor_has_lines_for_any_machine_and_a_recorded_one() {
+    let text = ends(&egm_guest(&["doctor"]), 0);
+    for topic in ["hypervisor seen", "NUMA nodes", "EGM", "locked memory", "kernel", "GPU errors in dmesg"] {
+        assert!(text.contains(topic), "{topic} in {text}");
+    }
+    let lines: Value = serde_json::from_slice(&egm_guest(&["doctor", "--json"]).stdout).unwrap();
+    assert!(lines.as_array().is_some_and(|lines| lines.len() > 15), "{lines}");
+    let folder = tempfile::tempdir().unwrap();
+    let recorded = ends(&egm_guest(&["doctor", "--root", folder.path().to_str().unwrap()]), 0);
+    assert!(recorded.contains("not asked of a recorded machine"), "{recorded}");
+    ends(&egm_guest(&["doctor", "--root", "/nowhere/at/all"]), 2);
+}
+
+#[test]
+fn a_process_that_is_asked_for_nothing_known_says_so() {
+    ends(&egm_guest(&["part", "no.such"]), 2);
+    ends(&egm_guest(&["validation", "no.such", "--seed", "1", "--most", "1"]), 0);
+    ends(&egm_guest(&["probe", "strange"]), 2);
+}

@@ -1,0 +1,261 @@
+//! A run of `egm-guest validate`: the machine, when, with which seed, and what became of each validation.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Outcome, Verdict};
+
+/// Version of the document; another one is refused.
+pub const RUN_VERSION: u32 = 1;
+/// Longest document of a run that is read, in bytes.
+pub const MAX_RUN: usize = 64 << 20;
+/// Most verdicts of a run.
+const MAX_VERDICTS: usize = 1024;
+/// Longest text about the machine, in characters.
+const MAX_TEXT: usize = 4096;
+/// Most nodes or GPUs of a machine.
+const MAX_PARTS: usize = 4096;
+
+/// A run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Run {
+    /// Version of the document, [`RUN_VERSION`].
+    #[serde(rename = "egm-run")]
+    pub version: u32,
+    /// When it began, UTC: `2026-11-22T13:00:00Z`.
+    pub date: String,
+    /// What ran it: name, version, how it is linked.
+    pub program: String,
+    /// The seed from which those of the validations are derived.
+    pub seed: u64,
+    /// The largest size, in bytes.
+    pub most: u64,
+    /// Where it ran.
+    pub machine: Machine,
+    /// What became of each validation, in the order in which they ran.
+    pub verdicts: Vec<Verdict>,
+}
+
+/// Where a run was made, as far as the machine says.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    /// Name, release and version of the kernel.
+    pub kernel: String,
+    /// The processor's architecture, as the kernel calls it.
+    pub architecture: String,
+    /// What says that this is a virtual machine; `None` when nothing does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hypervisor: Option<String>,
+    /// Vendor and product by SMBIOS.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub product: Option<String>,
+    /// The processor's name.
+    pub cpu: String,
+    /// Processors that are online.
+    pub cpus: u32,
+    /// Memory in bytes.
+    pub memory: u64,
+    /// NUMA nodes.
+    #[serde(default)]
+    pub nodes: Vec<Node>,
+    /// Display and 3D controllers.
+    #[serde(default)]
+    pub gpus: Vec<Gpu>,
+    /// The GPUs' driver.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
+}
+
+/// A NUMA node.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Node {
+    /// The kernel's number.
+    pub number: u32,
+    /// Its processors: `0-3`.
+    pub cpus: String,
+    /// Its memory in bytes.
+    pub memory: u64,
+    /// Whether it is Extended GPU Memory, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egm: Option<bool>,
+}
+
+/// A GPU.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gpu {
+    /// PCI address.
+    pub address: String,
+    /// PCI vendor and device: `10de:2335`.
+    pub id: String,
+    /// Its name, as its driver has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+/// How many validations came to what.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Passed.
+    pub passed: usize,
+    /// Failed.
+    pub failed: usize,
+    /// Waived.
+    pub waived: usize,
+    /// Broke.
+    pub errors: usize,
+}
+
+impl Totals {
+    /// Whether nothing failed and nothing broke.
+    pub const fn is_good(self) -> bool {
+        self.failed == 0 && self.errors == 0
+    }
+}
+
+impl Run {
+    /// Reads the document of a run.
+    ///
+    /// # Errors
+    /// It is longer than [`MAX_RUN`], no run, of another version, or has more parts or longer texts than a run has.
+    pub fn parse(text: &[u8]) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        struct Version {
+            #[serde(rename = "egm-run")]
+            version: u32,
+        }
+        if text.len() > MAX_RUN {
+            return Err(format!("a run of {} bytes, {MAX_RUN} at most", text.len()));
+        }
+        let Version { version } = serde_json::from_slice(text).map_err(|error| format!("no run: {error}"))?;
+        if version != RUN_VERSION {
+            return Err(format!("a run of version {version}; this program reads version {RUN_VERSION}"));
+        }
+        let run: Self = serde_json::from_slice(text).map_err(|error| format!("no run: {error}"))?;
+        run.check().map(|()| run)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.verdicts.len() > MAX_VERDICTS {
+            return Err(format!("a run of {} validations, {MAX_VERDICTS} at most", self.verdicts.len()));
+        }
+        let parts = self.machine.nodes.len().max(self.machine.gpus.len());
+        if parts > MAX_PARTS {
+            return Err(format!("a machine of {parts} nodes or GPUs, {MAX_PARTS} at most"));
+        }
+        let machine = &self.machine;
+        let own = [&self.date, &self.program, &machine.kernel, &machine.architecture, &machine.cpu];
+        let given = [&machine.hypervisor, &machine.product, &machine.driver].into_iter().flatten();
+        let gpus = machine.gpus.iter().flat_map(|gpu| [&gpu.address, &gpu.id].into_iter().chain(&gpu.name));
+        let texts =
+            own.into_iter().chain(given).chain(gpus).chain(machine.nodes.iter().map(|node| &node.cpus));
+        let longest = texts.map(|text| text.chars().count()).max().unwrap_or(0);
+        if longest > MAX_TEXT {
+            return Err(format!("a machine with a text of {longest} characters, {MAX_TEXT} at most"));
+        }
+        self.verdicts.iter().try_for_each(Verdict::check)
+    }
+
+    /// Its document, with a line break at the end.
+    pub fn to_json(&self) -> String {
+        let mut text = serde_json::to_string_pretty(self).unwrap_or_default();
+        text.push('\n');
+        text
+    }
+
+    /// How many validations came to what.
+    pub fn totals(&self) -> Totals {
+        let mut totals = Totals::default();
+        for verdict in &self.verdicts {
+            match verdict.outcome {
+                Outcome::Passed => totals.passed += 1,
+                Outcome::Failed => totals.failed += 1,
+                Outcome::Waived => totals.waived += 1,
+                Outcome::Error => totals.errors += 1,
+            }
+        }
+        totals
+    }
+}
+
+impl std::fmt::Display for Totals {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { passed, failed, waived, errors } = self;
+        write!(f, "{passed} passed, {failed} failed, {waived} waived, {errors} errors")
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::Figure;
+
+    /// A run with one verdict of each outcome and figures in the first.
+    pub(crate) fn run() -> Run {
+        let verdict = |name: &str, outcome| Verdict {
+            name: name.into(),
+            claim: format!("claim of {name}"),
+            outcome,
+            reason: format!("reason of {name}"),
+            value: None,
+            unit: None,
+            figures: Vec::new(),
+            seed: 7,
+            millis: 1500,
+        };
+        let mut passed = verdict("memory.bandwidth", Outcome::Passed);
+        for (bytes, speed) in [(4096u64, 10.0), (65536, 20.0), (1 << 20, 15.0)] {
+            for (series, factor) in [("read, node 0", 1.0), ("write, node 0", 0.5)] {
+                let mut rounds = [speed * factor, speed * factor * 1.1, speed * factor * 0.9];
+                passed.figures.push(Figure::of(series, Some(bytes), "GB/s", &mut rounds));
+            }
+        }
+        passed.figures.push(Figure::of("chase, node 0", Some(4096), "ns", &mut [1.5]));
+        passed.figures.push(Figure::of("huge pages", None, "of all", &mut [0.5]));
+        Run {
+            version: RUN_VERSION,
+            date: "2026-11-22T13:00:00Z".into(),
+            program: "egm-guest 0.1.0".into(),
+            seed: 42,
+            most: 1 << 20,
+            machine: Machine {
+                kernel: "Linux 6.12".into(),
+                architecture: "x86_64".into(),
+                cpu: "Some CPU".into(),
+                cpus: 2,
+                memory: 8 << 30,
+                nodes: vec![Node { number: 0, cpus: "0-1".into(), memory: 8 << 30, egm: None }],
+                gpus: vec![Gpu { address: "0000:01:00.0".into(), id: "10de:2335".into(), name: None }],
+                ..Machine::default()
+            },
+            verdicts: vec![
+                passed,
+                verdict("numa.nodes", Outcome::Failed),
+                verdict("cuda.host_numa", Outcome::Waived),
+                verdict("pci.links", Outcome::Error),
+            ],
+        }
+    }
+
+    #[test]
+    fn a_run_is_read_back_as_it_was_written() {
+        assert_eq!(Run::parse(run().to_json().as_bytes()), Ok(run()));
+        assert_eq!(run().totals(), Totals { passed: 1, failed: 1, waived: 1, errors: 1 });
+        assert!(!run().totals().is_good());
+    }
+
+    #[test]
+    fn another_version_and_what_is_too_long_are_refused() {
+        let newer = run().to_json().replace("\"egm-run\": 1", "\"egm-run\": 2, \"more\": 1");
+        assert!(Run::parse(newer.as_bytes()).unwrap_err().contains("version 2"));
+        let mut long = run();
+        long.machine.cpu = "x".repeat(MAX_TEXT + 1);
+        assert!(Run::parse(long.to_json().as_bytes()).unwrap_err().contains("characters"));
+        let mut many = run();
+        many.verdicts = vec![many.verdicts[1].clone(); MAX_VERDICTS + 1];
+        assert!(Run::parse(many.to_json().as_bytes()).unwrap_err().contains("validations"));
+        assert!(Run::parse(b"[]").unwrap_err().contains("no run"));
+    }
+}
