@@ -27,6 +27,7 @@ mod passed_fuzz;
 mod passed_net;
 mod pci;
 mod rng;
+mod validate;
 mod virtio_blk;
 mod virtio_net;
 mod vsock;
@@ -177,6 +178,11 @@ pub(crate) static ALL: &[Check] = &[
         "egm_lost",
         "a slice behind a PCI function whose server dies reads ones, but for memory that the monitor has mapped",
         egm_events::lost,
+    )),
+    by_name(alone(
+        "validate",
+        "egm-guest validate finds nothing wrong with this guest, and egm-guest doctor has something to say",
+        validate::run,
     )),
     by_name(check(
         "disk_busy",

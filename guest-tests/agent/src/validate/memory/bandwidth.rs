@@ -4,7 +4,7 @@
 
 use std::hint::black_box;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use egm_report::Figure;
 
@@ -16,8 +16,10 @@ use crate::pattern;
 use crate::tree::Tree;
 use crate::validate::Setting;
 
-/// Bytes that a round moves at least.
+/// Bytes that a round moves at most, where one pass is less.
 const ROUND: usize = 32 << 20;
+/// About how long a round takes at most, where one pass is shorter: on an emulated processor that is few bytes.
+const LONG: Duration = Duration::from_millis(20);
 /// What destinations hold before: no byte that is written.
 const POISON: u8 = 0xa5;
 const UNIT: &str = "GB/s";
@@ -77,19 +79,18 @@ pub(super) fn measure(
     rounds: u32,
 ) -> Speeds {
     let (mut read, mut write, mut copy) = (Vec::new(), Vec::new(), Vec::new());
-    let passes = (ROUND / from.len().max(1)).max(1);
     let expected = pattern_sum(seed, from.len() as u64 / 8);
     for round in 0..rounds {
         let mut is = 0;
-        read.push(speed(from.len(), passes, || is = sum(black_box(from))));
+        read.push(speed(from.len(), || is = sum(black_box(from))));
         claim.holds(is == expected, || {
             format!("{}: {} bytes read add up to {is:#x}, not {expected:#x}", place.name(), from.len())
         });
         let value = u8::try_from(round % 128).unwrap_or(0); // never the poison
-        write.push(speed(to.len(), passes, || black_box(&mut *to).fill(value)));
+        write.push(speed(to.len(), || black_box(&mut *to).fill(value)));
         wrong_fill(claim, place, to, value);
         to.fill(POISON);
-        copy.push(speed(to.len(), passes, || black_box(&mut *to).copy_from_slice(black_box(from))));
+        copy.push(speed(to.len(), || black_box(&mut *to).copy_from_slice(black_box(from))));
         wrong_copy(claim, place, to, seed);
         to.fill(POISON);
     }
@@ -150,8 +151,13 @@ fn together(claim: &mut Claim, place: &Place, from: &[u8], to: &mut [u8], seed: 
     vec![("read", read), ("write", write), ("copy", copy)]
 }
 
-/// GB/s of `passes` over `size` bytes.
-fn speed(size: usize, passes: usize, mut pass: impl FnMut()) -> f64 {
+/// GB/s of passes over `size` bytes: one that is not counted says how many fit in a round.
+fn speed(size: usize, mut pass: impl FnMut()) -> f64 {
+    let begun = Instant::now();
+    pass();
+    let fit = LONG.as_nanos() / begun.elapsed().as_nanos().max(1);
+    let most = (ROUND / size.max(1)).max(1);
+    let passes = usize::try_from(fit).unwrap_or(most).clamp(1, most);
     let begun = Instant::now();
     for _ in 0..passes {
         pass();
