@@ -1,0 +1,107 @@
+// A stand-in for libcuda.so.1: GPUs whose memory is the host's and whose kernels run on the host's processors.
+// It has the functions that egm-cuda calls and no others. What a call means is written in cuda.h; the numbers here
+// are that file's. Streams are threads, so that copies and kernels really run beside the processor.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "../fault.h"
+
+typedef unsigned long long u64;
+typedef int Result;
+typedef u64 Address;
+
+enum : Result {
+    OK = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    INVALID_DEVICE = 101,
+    INVALID_CONTEXT = 201,
+    INVALID_HANDLE = 400,
+    NOT_FOUND = 500,
+    NOT_READY = 600,
+    NOT_PERMITTED = 800,
+    NOT_SUPPORTED = 801,
+};
+
+#define API extern "C" __attribute__((visibility("default"))) Result
+
+// How many GPUs there are.
+inline int devices() {
+    static int count = (int)number("EGM_FAKE_GPUS", 1);
+    return count;
+}
+
+// Bytes of memory that each GPU says it has.
+inline u64 device_memory() {
+    return (u64)number("EGM_FAKE_MEMORY", 256 << 20);
+}
+
+// CUmemLocation, CUmemAllocationProp and CUmemAccessDesc.
+struct Location {
+    int type, id;
+};
+enum { DEVICE = 1, HOST = 2, HOST_NUMA = 3 };
+
+struct AllocationProp {
+    int type, handle_types;
+    Location location;
+    void *win32;
+    struct {
+        unsigned char compression, rdma;
+        unsigned short usage;
+        unsigned char reserved[4];
+    } flags;
+};
+static_assert(sizeof(AllocationProp) == 32, "CUmemAllocationProp");
+
+struct AccessDesc {
+    Location location;
+    int flags;
+};
+static_assert(sizeof(AccessDesc) == 12, "CUmemAccessDesc");
+
+struct Context {
+    int device;
+};
+// The calling thread's context.
+Context *current();
+
+// Memory that there is: its bytes are a file's, so that another process can have them too.
+struct Block {
+    int fd;
+    u64 bytes;
+    Location where;
+    int handle_types;
+    ~Block();
+};
+
+struct Mapping {
+    u64 bytes;
+    std::shared_ptr<Block> block; // none: reserved, or the host's own memory
+    Location where;
+    bool owned; // by cuMemFree, cuMemFreeHost or cuMemFreeAsync
+};
+
+// The mapping that an address lies in.
+bool mapping_of(Address address, Address *start, Mapping *mapping);
+
+struct Stream;
+// Queues work on a stream; none is the context's own.
+Result queue(Stream *stream, std::function<void()> work);
+
+// A kernel with its arguments, ready to run as one thread after the other.
+struct Launch {
+    unsigned grid, block;
+    std::function<void()> thread;
+};
+// The kernel of this name with a copy of these arguments.
+bool kernel(const char *name, void **arguments, std::function<void()> *thread);
+// Whether there is a kernel of this name.
+bool is_kernel(const char *name);
+// Runs all threads of a launch, the blocks of it beside each other.
+void run(const Launch &launch);

@@ -1,0 +1,295 @@
+// Contexts, streams, events, copies and launches.
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <thread>
+
+#include "fake.h"
+
+static thread_local Context *context_of_thread;
+
+Context *current() {
+    return context_of_thread;
+}
+
+struct Stream {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<std::function<void()>> work;
+    bool busy = false, ends = false;
+    std::thread worker{[this] { loop(); }};
+
+    void loop() {
+        std::unique_lock<std::mutex> lock(mutex);
+        for (;;) {
+            changed.wait(lock, [this] { return ends || !work.empty(); });
+            if (work.empty()) return;
+            auto next = std::move(work.front());
+            work.pop_front();
+            busy = true;
+            lock.unlock();
+            next();
+            lock.lock();
+            busy = false;
+            changed.notify_all();
+        }
+    }
+
+    void add(std::function<void()> item) {
+        std::lock_guard<std::mutex> lock(mutex);
+        work.push_back(std::move(item));
+        changed.notify_all();
+    }
+
+    void wait() {
+        std::unique_lock<std::mutex> lock(mutex);
+        changed.wait(lock, [this] { return work.empty() && !busy; });
+    }
+};
+
+struct Event {
+    std::mutex mutex;
+    std::condition_variable changed;
+    u64 recorded = 0, passed = 0;
+    double milliseconds = 0;
+};
+
+// All streams of a context; never destroyed, since threads use them to the process' end.
+struct Streams {
+    std::mutex mutex;
+    std::map<Context *, Stream *> own;
+    std::map<Stream *, Context *> all;
+};
+
+static Streams &streams() {
+    static Streams *all = new Streams;
+    return *all;
+}
+
+static Stream *stream_of(Stream *stream) {
+    Context *context = current();
+    std::lock_guard<std::mutex> lock(streams().mutex);
+    if (stream) return streams().all.count(stream) ? stream : nullptr;
+    if (!context) return nullptr;
+    Stream *&own = streams().own[context];
+    if (!own) {
+        own = new Stream;
+        streams().all[own] = context;
+    }
+    return own;
+}
+
+Result queue(Stream *stream, std::function<void()> work) {
+    Stream *to = stream_of(stream);
+    if (!to) return INVALID_HANDLE;
+    to->add(std::move(work));
+    return OK;
+}
+
+static Context *context_for(int device) {
+    static Context *all = [] {
+        Context *made = new Context[64];
+        for (int i = 0; i < 64; i++) made[i].device = i;
+        return made;
+    }();
+    return all + device;
+}
+
+API cuDevicePrimaryCtxRetain(Context **context, int device) {
+    if (device < 0 || device >= devices()) return INVALID_DEVICE;
+    *context = context_for(device);
+    return OK;
+}
+
+API cuDevicePrimaryCtxRelease_v2(int device) {
+    return device < devices() ? OK : INVALID_DEVICE;
+}
+
+API cuCtxSetCurrent(Context *context) {
+    context_of_thread = context;
+    return OK;
+}
+
+API cuCtxGetCurrent(Context **context) {
+    *context = context_of_thread;
+    return OK;
+}
+
+API cuCtxSynchronize() {
+    if (!current()) return INVALID_CONTEXT;
+    std::map<Stream *, Context *> all;
+    {
+        std::lock_guard<std::mutex> lock(streams().mutex);
+        all = streams().all;
+    }
+    for (auto &stream : all)
+        if (stream.second == current()) stream.first->wait();
+    return OK;
+}
+
+API cuStreamCreate(Stream **stream, unsigned) {
+    if (!current()) return INVALID_CONTEXT;
+    *stream = new Stream;
+    std::lock_guard<std::mutex> lock(streams().mutex);
+    streams().all[*stream] = current();
+    return OK;
+}
+
+API cuStreamDestroy_v2(Stream *stream) {
+    {
+        std::lock_guard<std::mutex> lock(streams().mutex);
+        if (!streams().all.erase(stream)) return INVALID_HANDLE;
+    }
+    stream->wait();
+    {
+        std::lock_guard<std::mutex> lock(stream->mutex);
+        stream->ends = true;
+        stream->changed.notify_all();
+    }
+    stream->worker.join();
+    delete stream;
+    return OK;
+}
+
+API cuStreamSynchronize(Stream *stream) {
+    Stream *which = stream_of(stream);
+    if (!which) return INVALID_HANDLE;
+    which->wait();
+    return OK;
+}
+
+API cuEventCreate(Event **event, unsigned) {
+    *event = new Event;
+    return OK;
+}
+
+API cuEventDestroy_v2(Event *event) {
+    delete event;
+    return OK;
+}
+
+static double now() {
+    using namespace std::chrono;
+    return duration<double, std::milli>(steady_clock::now().time_since_epoch()).count();
+}
+
+API cuEventRecord(Event *event, Stream *stream) {
+    u64 round;
+    {
+        std::lock_guard<std::mutex> lock(event->mutex);
+        round = ++event->recorded;
+    }
+    return queue(stream, [event, round] {
+        std::lock_guard<std::mutex> lock(event->mutex);
+        event->milliseconds = now();
+        event->passed = round;
+        event->changed.notify_all();
+    });
+}
+
+static void wait_for(Event *event, u64 round) {
+    std::unique_lock<std::mutex> lock(event->mutex);
+    event->changed.wait(lock, [&] { return event->passed >= round; });
+}
+
+API cuEventSynchronize(Event *event) {
+    u64 round;
+    {
+        std::lock_guard<std::mutex> lock(event->mutex);
+        round = event->recorded;
+    }
+    wait_for(event, round);
+    return OK;
+}
+
+API cuStreamWaitEvent(Stream *stream, Event *event, unsigned) {
+    u64 round;
+    {
+        std::lock_guard<std::mutex> lock(event->mutex);
+        round = event->recorded;
+    }
+    return queue(stream, [event, round] { wait_for(event, round); });
+}
+
+API cuEventElapsedTime(float *milliseconds, Event *from, Event *to) {
+    std::lock_guard<std::mutex> first(from->mutex);
+    std::lock_guard<std::mutex> second(to->mutex);
+    if (!from->recorded || !to->recorded) return INVALID_HANDLE;
+    if (from->passed < from->recorded || to->passed < to->recorded) return NOT_READY;
+    *milliseconds = (float)(to->milliseconds - from->milliseconds);
+    if (fault("time-zero")) *milliseconds = 0;
+    if (fault("time-negative")) *milliseconds = -*milliseconds;
+    if (fault("time-nonsense")) *milliseconds *= 1e-7f;
+    return OK;
+}
+API cuEventElapsedTime_v2(float *milliseconds, Event *from, Event *to) {
+    return cuEventElapsedTime(milliseconds, from, to);
+}
+
+API cuLaunchHostFunc(Stream *stream, void (*function)(void *), void *data) {
+    return queue(stream, [function, data] { function(data); });
+}
+
+// A byte in the middle is wrong, or the last ones do not arrive; only in copies that are worth it, so that the few
+// words in which results come back are right.
+static void copy(Address to, Address from, size_t bytes) {
+    size_t good = bytes;
+    if (bytes >= 4096 && fault("copy-tail")) good -= 8;
+    std::memmove((void *)to, (const void *)from, good);
+    if (bytes >= 4096 && fault("copy-byte")) ((unsigned char *)to)[bytes / 2] ^= 1;
+}
+
+static bool on_two_devices(Address to, Address from) {
+    Address start;
+    Mapping a, b;
+    return mapping_of(to, &start, &a) && mapping_of(from, &start, &b) && a.where.type == DEVICE &&
+           b.where.type == DEVICE && a.where.id != b.where.id;
+}
+
+API cuMemcpyAsync(Address to, Address from, size_t bytes, Stream *stream) {
+    if (!to || !from) return INVALID_VALUE;
+    bool loses = fault("p2p-copy-byte") && bytes >= 4096 && on_two_devices(to, from);
+    return queue(stream, [=] {
+        copy(to, from, bytes);
+        if (loses) ((unsigned char *)to)[bytes / 2] ^= 1;
+    });
+}
+
+API cuMemsetD8Async(Address to, unsigned char value, size_t bytes, Stream *stream) {
+    return queue(stream, [=] { std::memset((void *)to, value, bytes); });
+}
+
+struct Module {
+    int unused;
+};
+struct Function {
+    char name[64];
+};
+
+API cuModuleLoadDataEx(Module **module, const void *image, unsigned, int *, void **) {
+    if (!current()) return INVALID_CONTEXT;
+    if (!image) return INVALID_VALUE;
+    *module = new Module;
+    return OK;
+}
+
+API cuModuleUnload(Module *module) {
+    delete module;
+    return OK;
+}
+
+API cuModuleGetFunction(Function **function, Module *, const char *name) {
+    if (!is_kernel(name)) return NOT_FOUND;
+    *function = new Function; // lives as long as the process, as a module of it may
+    std::strncpy((*function)->name, name, sizeof (*function)->name - 1);
+    (*function)->name[sizeof (*function)->name - 1] = 0;
+    return OK;
+}
+
+API cuLaunchKernel(Function *function, unsigned grid, unsigned, unsigned, unsigned block, unsigned, unsigned,
+                   unsigned, Stream *stream, void **arguments, void **) {
+    if (!grid || !block || block > 1024) return INVALID_VALUE;
+    Launch launch{grid, block, nullptr};
+    if (!kernel(function->name, arguments, &launch.thread)) return INVALID_HANDLE;
+    return queue(stream, [launch] { run(launch); });
+}

@@ -1,0 +1,16 @@
+// What the stand-ins for vendors' libraries have in common: the one fault that is planted.
+#pragma once
+#include <cstdlib>
+#include <cstring>
+
+// Whether the environment plants this fault. A name is `place` or `place:detail`.
+inline bool fault(const char *name) {
+    static const char *planted = std::getenv("EGM_FAKE_FAULT");
+    return planted && std::strcmp(planted, name) == 0;
+}
+
+// A number of the environment, or what it is without one.
+inline long number(const char *name, long otherwise) {
+    const char *text = std::getenv(name);
+    return text ? std::strtol(text, nullptr, 10) : otherwise;
+}

@@ -1,0 +1,144 @@
+//! A dma-buf, mapped.
+//!
+//! A room for `unsafe`. What callers may rely on: there is no reference to the mapped bytes; each access is one volatile
+//! byte or aligned word inside the mapping, because a GPU changes them and a BAR knows no unaligned access on every
+//! processor.
+#![expect(unsafe_code, reason = "a mapping that a GPU writes to is no memory of Rust's")]
+
+use std::io;
+use std::os::fd::AsFd;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{Ordering, fence};
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::{GdrError, Window, inside};
+
+/// GPU memory by a mapping of its dma-buf.
+#[derive(Debug)]
+pub struct DmaBuf {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+impl DmaBuf {
+    /// Maps the first `bytes` of a dma-buf.
+    ///
+    /// # Errors
+    /// [`GdrError::NotMappable`], as drivers before CUDA 13.3 say.
+    pub fn map(dma_buf: impl AsFd, bytes: usize) -> Result<Self, GdrError> {
+        let (protection, shared) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a new mapping where the kernel likes, over nothing of ours.
+        let start = unsafe { rustix::mm::mmap(ptr::null_mut(), bytes, protection, shared, dma_buf, 0) };
+        let start = start.map_err(|error| GdrError::NotMappable(error.into()))?;
+        let start =
+            NonNull::new(start.cast()).ok_or_else(|| GdrError::NotMappable(io::ErrorKind::Other.into()))?;
+        Ok(Self { start, bytes })
+    }
+
+    /// Where `offset` lies, whether a word may be accessed there, and how much of `bytes` may be done at once.
+    fn step(&self, offset: usize, bytes: usize) -> (*mut u8, usize) {
+        let at = self.start.as_ptr().wrapping_add(offset);
+        (at, if at.addr().is_multiple_of(8) && bytes >= 8 { 8 } else { 1 })
+    }
+}
+
+impl Window for DmaBuf {
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn write(&self, offset: usize, from: &[u8]) -> Result<(), GdrError> {
+        inside(offset, from.len(), self.bytes)?;
+        let (mut offset, mut from) = (offset, from);
+        while let Some(byte) = from.first() {
+            let (at, step) = self.step(offset, from.len());
+            match from.first_chunk::<8>() {
+                // SAFETY: an aligned word inside the mapping.
+                Some(word) if step == 8 => unsafe {
+                    at.cast::<u64>().write_volatile(u64::from_ne_bytes(*word))
+                },
+                // SAFETY: a byte inside the mapping.
+                _ => unsafe { at.write_volatile(*byte) },
+            }
+            offset += step;
+            from = from.get(step..).unwrap_or_default();
+        }
+        // Combined writes leave the processor before whatever starts the GPU does.
+        fence(Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn read(&self, offset: usize, to: &mut [u8]) -> Result<(), GdrError> {
+        inside(offset, to.len(), self.bytes)?;
+        let (mut offset, mut to) = (offset, to);
+        while !to.is_empty() {
+            let (at, step) = self.step(offset, to.len());
+            let (now, rest) = to.split_at_mut(step);
+            if step == 8 {
+                // SAFETY: an aligned word inside the mapping.
+                now.copy_from_slice(&unsafe { at.cast::<u64>().read_volatile() }.to_ne_bytes());
+            } else {
+                // SAFETY: a byte inside the mapping.
+                now.fill(unsafe { at.read_volatile() });
+            }
+            offset += step;
+            to = rest;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for DmaBuf {
+    fn drop(&mut self) {
+        // SAFETY: our mapping, to which nothing refers any more.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Seek};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn bytes_go_where_they_should_at_any_alignment(
+            writes in prop::collection::vec((0usize..300, prop::collection::vec(any::<u8>(), 0..100)), 0..8),
+            read in (0usize..300, 0usize..100),
+        ) {
+            let mut file = tempfile::tempfile().unwrap();
+            file.set_len(256).unwrap();
+            let window = DmaBuf::map(&file, 256).unwrap();
+            let mut model = vec![0; 256];
+            for (offset, bytes) in &writes {
+                let end = offset + bytes.len();
+                prop_assert_eq!(window.write(*offset, bytes).is_ok(), end <= 256);
+                if end <= 256 {
+                    model[*offset..end].copy_from_slice(bytes);
+                }
+            }
+            let mut is = Vec::new();
+            file.rewind().unwrap();
+            file.read_to_end(&mut is).unwrap();
+            prop_assert_eq!(&is, &model);
+            let (offset, length) = read;
+            let mut seen = vec![0xa5; length];
+            let inside = offset + length <= 256;
+            prop_assert_eq!(window.read(offset, &mut seen).is_ok(), inside);
+            if inside {
+                prop_assert_eq!(&seen[..], &model[offset..offset + length]);
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_mapped_says_so() {
+        let pipe = io::pipe().unwrap();
+        let refused = DmaBuf::map(&pipe.0, 4096).unwrap_err();
+        assert!(matches!(refused, GdrError::NotMappable(_)), "{refused}");
+    }
+}

@@ -1,0 +1,44 @@
+//! GPU memory as processors see it through the GPU's BAR.
+//!
+//! ```text
+//!  a dma-buf of GPU memory ──mmap──► DmaBuf ┐
+//!                                           ├─► Window: write and read any bytes of it
+//!  libgdrapi.so.2 with gdrdrv ──────► Gdr ──┘
+//! ```
+//! The first way needs no module of its own but a driver that lets a dma-buf be mapped (CUDA 13.3 or newer); the second
+//! one needs GDRCopy. [`gdrcopy`] reads what GDRCopy's own test programs print.
+
+mod dma_buf;
+mod error;
+pub mod gdrcopy;
+mod library;
+
+pub use dma_buf::DmaBuf;
+pub use error::GdrError;
+pub use library::{Gdr, LIBRARY, Mapped, Version};
+
+/// GPU memory that is mapped for processors.
+pub trait Window {
+    /// Its length in bytes.
+    fn bytes(&self) -> usize;
+
+    /// Writes `from` at `offset`, at any alignment. The GPU sees it after the next thing that it is told.
+    ///
+    /// # Errors
+    /// [`GdrError::Outside`], and what a library says.
+    fn write(&self, offset: usize, from: &[u8]) -> Result<(), GdrError>;
+
+    /// Reads `to.len()` bytes at `offset`, at any alignment.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    fn read(&self, offset: usize, to: &mut [u8]) -> Result<(), GdrError>;
+}
+
+/// The end of a range inside `within` bytes.
+fn inside(offset: usize, bytes: usize, within: usize) -> Result<(), GdrError> {
+    match offset.checked_add(bytes) {
+        Some(end) if end <= within => Ok(()),
+        _ => Err(GdrError::Outside { offset, bytes, within }),
+    }
+}

@@ -1,0 +1,100 @@
+//! Why NVSHMEM cannot be used.
+
+use std::path::PathBuf;
+
+/// Why a call was not made, or what the library said to it.
+#[derive(Debug, thiserror::Error)]
+pub enum ShmemError {
+    /// The library lacks a function.
+    #[error("{} has no {symbol}: NVSHMEM 3.3 or newer is needed, the wheel nvidia-nvshmem-cu13 has it", path.display())]
+    Symbol {
+        /// Which library.
+        path: PathBuf,
+        /// Which function.
+        symbol: &'static str,
+        /// What the loader said.
+        source: libloading::Error,
+    },
+    /// A call failed.
+    #[error("{call} failed with {status} ({})", meaning(*status))]
+    Status {
+        /// Which call.
+        call: &'static str,
+        /// `nvshmemx_status`.
+        status: i32,
+    },
+    /// A call gave no address.
+    #[error("{call} of {bytes:#x} bytes gave no address")]
+    Null {
+        /// Which call.
+        call: &'static str,
+        /// Bytes that were asked for.
+        bytes: usize,
+    },
+    /// The library started another job than the one that was asked for.
+    #[error("started as PE {pe} of {pes}, asked for PE {asked_pe} of {asked_pes}")]
+    Started {
+        /// Its own number, as the library says.
+        pe: i32,
+        /// How many there are, as the library says.
+        pes: i32,
+        /// What was asked for.
+        asked_pe: i32,
+        /// What was asked for.
+        asked_pes: i32,
+    },
+    /// A range lies outside its memory.
+    #[error("{bytes:#x} bytes at {offset:#x} lie outside symmetric memory of {within:#x}")]
+    Range {
+        /// Offset of the range in bytes.
+        offset: usize,
+        /// Its length in bytes.
+        bytes: usize,
+        /// Length of the memory in bytes.
+        within: usize,
+    },
+    /// Two ranges of a transfer have different lengths, or a word is not aligned.
+    #[error("{what}: {bytes:#x} bytes do not go with {with:#x}")]
+    Length {
+        /// Which transfer.
+        what: &'static str,
+        /// One length in bytes.
+        bytes: usize,
+        /// The other.
+        with: usize,
+    },
+    /// There is no such PE.
+    #[error("there is no PE {pe} of {pes}")]
+    NoPe {
+        /// Which one.
+        pe: i32,
+        /// How many there are.
+        pes: i32,
+    },
+}
+
+/// `nvshmemx_status` in words (`nvshmemx_error.h`).
+fn meaning(status: i32) -> &'static str {
+    match status {
+        1 => "invalid value",
+        2 => "out of memory",
+        3 => "not supported",
+        4 => "PEs called with different values",
+        5 => "no GPU selected",
+        6 => "collective launch failed",
+        7 => "internal error; NVSHMEM_DEBUG=INFO says more",
+        _ => "not a known status",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_is_said_in_words() {
+        let error = ShmemError::Status { call: "nvshmemx_hostlib_init_attr", status: 5 };
+        assert_eq!(error.to_string(), "nvshmemx_hostlib_init_attr failed with 5 (no GPU selected)");
+        assert!(ShmemError::Status { call: "x", status: -9 }.to_string().ends_with("(not a known status)"));
+    }
+}

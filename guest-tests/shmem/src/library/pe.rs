@@ -1,0 +1,393 @@
+//! One processing element: this process, after it has started.
+//!
+//! Calls here are sound because every address that is handed over comes from the library itself ([`Memory`]) with
+//! the length that it has, every PE's number is below their count, and [`Pe`] exists only between start and end.
+
+use std::ffi::{c_int, c_void};
+use std::marker::PhantomData;
+
+use super::{Address, Library, Words};
+use crate::abi::{Compare, INIT_WITH_UNIQUE_ID, InitAttributes, SignalOp, TEAM_WORLD, UniqueId};
+use crate::error::ShmemError;
+use crate::memory::{Memory, Range};
+
+/// Makes an error of a status that is not zero.
+pub(in crate::library) fn checked(call: &'static str, status: c_int) -> Result<(), ShmemError> {
+    if status == 0 { Ok(()) } else { Err(ShmemError::Status { call, status }) }
+}
+
+/// A CUDA stream, for calls that only queue work on it.
+#[derive(Debug, Clone, Copy)]
+pub struct Stream<'a> {
+    raw: Address,
+    of: PhantomData<&'a ()>,
+}
+
+impl Stream<'_> {
+    /// The context's own stream (the null stream).
+    pub const DEFAULT: Stream<'static> = Stream { raw: std::ptr::null_mut(), of: PhantomData };
+
+    /// The stream `raw`, a `CUstream`.
+    ///
+    /// # Safety
+    /// `raw` is a stream of the context that is current when the PE starts, and lives as long as `'a`.
+    pub const unsafe fn from_raw(raw: *mut c_void) -> Self {
+        Self { raw, of: PhantomData }
+    }
+}
+
+/// This process as one PE of a job. It stays on the thread that started it, whose CUDA context it uses.
+#[derive(Debug)]
+pub struct Pe {
+    library: Library,
+    pe: i32,
+    pes: i32,
+    /// Neither `Send` nor `Sync`: the library is asked for one calling thread at a time.
+    stays: PhantomData<*const ()>,
+}
+
+impl Pe {
+    /// Starts as PE `pe` of `pes` of the job `id`; all PEs must, and wait for each other. The thread's current
+    /// CUDA context says which GPU is used.
+    ///
+    /// # Errors
+    /// [`ShmemError::Status`] as the library says it, [`ShmemError::Started`] when it started something else.
+    pub fn start(library: Library, id: &UniqueId, pe: i32, pes: i32) -> Result<Self, ShmemError> {
+        let mut attributes = InitAttributes::default();
+        // SAFETY: the id is only noted in the attributes and outlives them.
+        let status = unsafe { (library.functions.set_unique_id)(pe, pes, id, &raw mut attributes) };
+        checked("nvshmemx_set_attr_uniqueid_args", status)?;
+        // SAFETY: the attributes are complete, and the id that they point to lives until this call has returned.
+        let status = unsafe { (library.functions.init)(INIT_WITH_UNIQUE_ID, &raw mut attributes) };
+        checked("nvshmemx_hostlib_init_attr", status)?;
+        // SAFETY: the library has started.
+        let is_pe = unsafe { (library.functions.my_pe)() };
+        // SAFETY: the library has started.
+        let is_pes = unsafe { (library.functions.n_pes)() };
+        if (is_pe, is_pes) != (pe, pes) {
+            return Err(ShmemError::Started { pe: is_pe, pes: is_pes, asked_pe: pe, asked_pes: pes });
+        }
+        Ok(Self { library, pe, pes, stays: PhantomData })
+    }
+
+    /// Ends the job; all PEs must. Memory of the heap is gone afterwards.
+    pub fn end(self) {
+        // SAFETY: it has started, and `self` is used up.
+        unsafe { (self.library.functions.finalize)() }
+    }
+
+    /// Its number, from 0.
+    pub const fn number(&self) -> i32 {
+        self.pe
+    }
+
+    /// How many PEs the job has.
+    pub const fn count(&self) -> i32 {
+        self.pes
+    }
+
+    /// The library.
+    pub const fn library(&self) -> &Library {
+        &self.library
+    }
+
+    fn peer(&self, pe: i32) -> Result<i32, ShmemError> {
+        if (0..self.pes).contains(&pe) { Ok(pe) } else { Err(ShmemError::NoPe { pe, pes: self.pes }) }
+    }
+
+    /// Memory of the symmetric heap, on this PE's GPU. Collective: all PEs ask for the same length.
+    ///
+    /// # Errors
+    /// [`ShmemError::Null`] when the heap is full.
+    pub fn allocate(&self, bytes: usize) -> Result<Memory, ShmemError> {
+        // SAFETY: any length is allowed.
+        let address = unsafe { (self.library.functions.malloc)(bytes) };
+        self.memory("nvshmem_malloc", address, bytes)
+    }
+
+    fn memory(&self, call: &'static str, address: Address, bytes: usize) -> Result<Memory, ShmemError> {
+        if address.is_null() {
+            Err(ShmemError::Null { call, bytes })
+        } else {
+            Ok(Memory::new(address.addr(), bytes))
+        }
+    }
+
+    /// Gives memory of the heap back. Collective.
+    pub fn free(&self, memory: Memory) {
+        // SAFETY: the library gave this address, and `memory` is used up.
+        unsafe { (self.library.functions.free)(pointer(memory.address())) }
+    }
+
+    /// Makes `bytes` at `address`, which this PE allocated with `cuMemCreate` for its GPU or for a node of host
+    /// memory, symmetric: the same memory at a further address. Collective, with the same length everywhere. The
+    /// length is a multiple of `NVSHMEM_CUMEM_GRANULARITY` (512 MiB unless set) and the memory's handle type the
+    /// heap's, a file descriptor unless set. The library checks both and that it is memory of `cuMemCreate`.
+    ///
+    /// # Errors
+    /// [`ShmemError::Null`] when the library refuses it; it says why on standard error.
+    pub fn register(&self, address: usize, bytes: usize) -> Result<Memory, ShmemError> {
+        // SAFETY: the library looks the address up with the driver and refuses one that is not an allocation's.
+        let symmetric = unsafe { (self.library.functions.register)(pointer(address), bytes, 0) };
+        self.memory("nvshmemx_buffer_register_symmetric", symmetric, bytes)
+    }
+
+    /// Undoes [`register`](Self::register). Collective.
+    ///
+    /// # Errors
+    /// [`ShmemError::Status`] as the library says it.
+    pub fn unregister(&self, memory: Memory) -> Result<(), ShmemError> {
+        // SAFETY: the library gave this address for a buffer of this length, and `memory` is used up.
+        let status = unsafe { (self.library.functions.unregister)(pointer(memory.address()), memory.len()) };
+        checked("nvshmemx_buffer_unregister_symmetric", status)
+    }
+
+    /// Where `pe`'s memory of the same range lies for this PE's GPU; nothing when it cannot reach it directly.
+    ///
+    /// # Errors
+    /// [`ShmemError::NoPe`].
+    pub fn peer_address(&self, range: Range<'_>, pe: i32) -> Result<Option<usize>, ShmemError> {
+        let pe = self.peer(pe)?;
+        // SAFETY: an address in symmetric memory and a PE that is there.
+        let address = unsafe { (self.library.functions.pointer)(pointer(range.address()), pe) };
+        Ok((!address.is_null()).then(|| address.addr()))
+    }
+
+    fn transfer(
+        &self,
+        what: &'static str,
+        to: Range<'_>,
+        from: Range<'_>,
+        pe: i32,
+    ) -> Result<i32, ShmemError> {
+        if to.len() != from.len() {
+            return Err(ShmemError::Length { what, bytes: from.len(), with: to.len() });
+        }
+        self.peer(pe)
+    }
+
+    /// Copies this PE's `from` to `pe`'s `to` and waits until the source may be reused.
+    ///
+    /// # Errors
+    /// [`ShmemError::Length`], [`ShmemError::NoPe`]; when the transfer fails, the library ends the process.
+    pub fn put(&self, to: Range<'_>, from: Range<'_>, pe: i32) -> Result<(), ShmemError> {
+        let pe = self.transfer("put", to, from, pe)?;
+        // SAFETY: two ranges of symmetric memory of one length, a PE that is there.
+        unsafe { (self.library.functions.put)(pointer(to.address()), pointer(from.address()), to.len(), pe) };
+        Ok(())
+    }
+
+    /// Copies `pe`'s `from` to this PE's `to`, and waits.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    pub fn get(&self, to: Range<'_>, from: Range<'_>, pe: i32) -> Result<(), ShmemError> {
+        let pe = self.transfer("get", to, from, pe)?;
+        // SAFETY: as in `put`.
+        unsafe { (self.library.functions.get)(pointer(to.address()), pointer(from.address()), to.len(), pe) };
+        Ok(())
+    }
+
+    /// Queues [`put`](Self::put) on a stream.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    pub fn put_on(&self, to: Range<'_>, from: Range<'_>, pe: i32, on: Stream<'_>) -> Result<(), ShmemError> {
+        let pe = self.transfer("put", to, from, pe)?;
+        let (to, from, bytes) = (pointer(to.address()), pointer(from.address()), to.len());
+        // SAFETY: as in `put`, and a stream of this context.
+        unsafe { (self.library.functions.put_on)(to, from, bytes, pe, on.raw) };
+        Ok(())
+    }
+
+    /// Queues [`get`](Self::get) on a stream.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    pub fn get_on(&self, to: Range<'_>, from: Range<'_>, pe: i32, on: Stream<'_>) -> Result<(), ShmemError> {
+        let pe = self.transfer("get", to, from, pe)?;
+        let (to, from, bytes) = (pointer(to.address()), pointer(from.address()), to.len());
+        // SAFETY: as in `put`, and a stream of this context.
+        unsafe { (self.library.functions.get_on)(to, from, bytes, pe, on.raw) };
+        Ok(())
+    }
+
+    /// Queues a put that is followed by a signal: whoever sees `value` in `pe`'s word sees the data.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put); [`ShmemError::Length`] when `signal` is not one aligned word.
+    pub fn put_signal_on(
+        &self,
+        (to, from): (Range<'_>, Range<'_>),
+        signal: Range<'_>,
+        value: u64,
+        pe: i32,
+        on: Stream<'_>,
+    ) -> Result<(), ShmemError> {
+        let pe = self.transfer("put with signal", to, from, pe)?;
+        let (word, set) = (one_word(signal)?, SignalOp::Set as c_int);
+        let (to, from, bytes) = (pointer(to.address()), pointer(from.address()), to.len());
+        // SAFETY: as in `put_on`, and one aligned word of symmetric memory.
+        unsafe { (self.library.functions.put_signal_on)(to, from, bytes, word, value, set, pe, on.raw) };
+        Ok(())
+    }
+
+    /// Queues a signal to `pe`'s word.
+    ///
+    /// # Errors
+    /// [`ShmemError::NoPe`]; [`ShmemError::Length`] when `signal` is not one aligned word.
+    pub fn signal_on(
+        &self,
+        signal: Range<'_>,
+        value: u64,
+        what: SignalOp,
+        pe: i32,
+        on: Stream<'_>,
+    ) -> Result<(), ShmemError> {
+        let (word, pe) = (one_word(signal)?, self.peer(pe)?);
+        // SAFETY: one aligned word of symmetric memory, a PE that is there, a stream of this context.
+        unsafe { (self.library.functions.signal_on)(word, value, what as c_int, pe, on.raw) };
+        Ok(())
+    }
+
+    /// Queues a wait for this PE's own word.
+    ///
+    /// # Errors
+    /// [`ShmemError::Length`] when `signal` is not one aligned word.
+    pub fn wait_on(
+        &self,
+        signal: Range<'_>,
+        until: Compare,
+        value: u64,
+        on: Stream<'_>,
+    ) -> Result<(), ShmemError> {
+        let word = one_word(signal)?;
+        // SAFETY: one aligned word of symmetric memory, a stream of this context.
+        unsafe { (self.library.functions.wait_on)(word, until as c_int, value, on.raw) };
+        Ok(())
+    }
+
+    /// Queues a wait until everything that this PE queued has arrived.
+    pub fn quiet_on(&self, on: Stream<'_>) {
+        // SAFETY: a stream of this context.
+        unsafe { (self.library.functions.quiet_on)(on.raw) }
+    }
+
+    /// Waits until all PEs are here and all their transfers have arrived. Collective.
+    pub fn barrier(&self) {
+        // SAFETY: the library has started.
+        unsafe { (self.library.functions.barrier_all)() }
+    }
+
+    /// Queues [`barrier`](Self::barrier) on a stream. Collective.
+    pub fn barrier_on(&self, on: Stream<'_>) {
+        // SAFETY: a stream of this context.
+        unsafe { (self.library.functions.barrier_all_on)(on.raw) }
+    }
+
+    /// Queues the sum of each word of all PEs' `from`, into everybody's `to`. Collective.
+    ///
+    /// # Errors
+    /// [`ShmemError::Length`] when the ranges are not as many aligned words; [`ShmemError::Status`].
+    pub fn sum_on(&self, to: Range<'_>, from: Range<'_>, on: Stream<'_>) -> Result<(), ShmemError> {
+        let (words, to, from) = reduction(to, from)?;
+        // SAFETY: two ranges of as many aligned words of symmetric memory, a stream of this context.
+        checked("nvshmemx_uint64_sum_reduce_on_stream", unsafe {
+            (self.library.functions.sum_on)(TEAM_WORLD, to, from, words, on.raw)
+        })
+    }
+
+    /// Queues the greatest of each word of all PEs' `from`, into everybody's `to`. Collective.
+    ///
+    /// # Errors
+    /// As [`sum_on`](Self::sum_on).
+    pub fn max_on(&self, to: Range<'_>, from: Range<'_>, on: Stream<'_>) -> Result<(), ShmemError> {
+        let (words, to, from) = reduction(to, from)?;
+        // SAFETY: as in `sum_on`.
+        checked("nvshmemx_uint64_max_reduce_on_stream", unsafe {
+            (self.library.functions.max_on)(TEAM_WORLD, to, from, words, on.raw)
+        })
+    }
+
+    /// Queues a copy of `root`'s `from` into everybody's `to`. Collective.
+    ///
+    /// # Errors
+    /// [`ShmemError::Length`], [`ShmemError::NoPe`], [`ShmemError::Status`].
+    pub fn broadcast_on(
+        &self,
+        to: Range<'_>,
+        from: Range<'_>,
+        root: i32,
+        on: Stream<'_>,
+    ) -> Result<(), ShmemError> {
+        let root = self.transfer("broadcast", to, from, root)?;
+        let (to, from, bytes) = (pointer(to.address()), pointer(from.address()), to.len());
+        // SAFETY: as in `put_on`.
+        checked("nvshmemx_broadcastmem_on_stream", unsafe {
+            (self.library.functions.broadcast_on)(TEAM_WORLD, to, from, bytes, root, on.raw)
+        })
+    }
+
+    /// Queues a copy of everybody's `from`, one after the other by number, into everybody's `to`. Collective.
+    ///
+    /// # Errors
+    /// [`ShmemError::Length`] when `to` has not room for all; [`ShmemError::Status`].
+    pub fn collect_on(&self, to: Range<'_>, from: Range<'_>, on: Stream<'_>) -> Result<(), ShmemError> {
+        self.blocks("collect", to, from.len())?;
+        let (to, from, bytes) = (pointer(to.address()), pointer(from.address()), from.len());
+        // SAFETY: `to` has room for a block of `bytes` of each PE; a stream of this context.
+        checked("nvshmemx_fcollectmem_on_stream", unsafe {
+            (self.library.functions.collect_on)(TEAM_WORLD, to, from, bytes, on.raw)
+        })
+    }
+
+    /// Queues an exchange: block `i` of this PE's `from` becomes block number-of-this-PE of PE `i`'s `to`.
+    /// Collective; `block` is the length of a block in bytes.
+    ///
+    /// # Errors
+    /// [`ShmemError::Length`] when a range has not a block for each PE; [`ShmemError::Status`].
+    pub fn exchange_on(
+        &self,
+        to: Range<'_>,
+        from: Range<'_>,
+        block: usize,
+        on: Stream<'_>,
+    ) -> Result<(), ShmemError> {
+        self.blocks("exchange", to, block)?;
+        self.blocks("exchange", from, block)?;
+        let (to, from) = (pointer(to.address()), pointer(from.address()));
+        // SAFETY: both have a block of `block` bytes for each PE; a stream of this context.
+        checked("nvshmemx_alltoallmem_on_stream", unsafe {
+            (self.library.functions.exchange_on)(TEAM_WORLD, to, from, block, on.raw)
+        })
+    }
+
+    fn blocks(&self, what: &'static str, range: Range<'_>, block: usize) -> Result<(), ShmemError> {
+        let pes = usize::try_from(self.pes).unwrap_or(0);
+        if block.checked_mul(pes) == Some(range.len()) {
+            Ok(())
+        } else {
+            Err(ShmemError::Length { what, bytes: range.len(), with: block })
+        }
+    }
+}
+
+/// An address as the library takes it.
+const fn pointer(address: usize) -> Address {
+    std::ptr::without_provenance_mut(address)
+}
+
+fn one_word(signal: Range<'_>) -> Result<Words, ShmemError> {
+    match signal.words("signal")? {
+        1 => Ok(pointer(signal.address()).cast()),
+        _ => Err(ShmemError::Length { what: "signal", bytes: signal.len(), with: 8 }),
+    }
+}
+
+fn reduction(to: Range<'_>, from: Range<'_>) -> Result<(usize, Words, *const u64), ShmemError> {
+    let words = from.words("reduction")?;
+    if to.words("reduction")? != words {
+        return Err(ShmemError::Length { what: "reduction", bytes: from.len(), with: to.len() });
+    }
+    Ok((words, pointer(to.address()).cast(), pointer(from.address()).cast_const().cast()))
+}

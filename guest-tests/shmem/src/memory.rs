@@ -1,0 +1,113 @@
+//! Memory that every PE has at the same offset, and ranges in it.
+
+use crate::error::ShmemError;
+
+/// Symmetric memory of this PE: of the heap, or a buffer of its own that was registered.
+///
+/// It is given back by [`Pe::free`](crate::Pe::free) or [`Pe::unregister`](crate::Pe::unregister), which are
+/// collective; dropping it does nothing, the library gives all memory back when the PE ends.
+#[derive(Debug)]
+#[must_use = "memory is given back by a call that all PEs make"]
+pub struct Memory {
+    address: usize,
+    bytes: usize,
+}
+
+impl Memory {
+    pub(crate) const fn new(address: usize, bytes: usize) -> Self {
+        Self { address, bytes }
+    }
+
+    /// Where it lies for this PE's GPU.
+    pub const fn address(&self) -> usize {
+        self.address
+    }
+
+    /// Its length in bytes.
+    pub const fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether it has no bytes.
+    pub const fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// The `bytes` at `offset`.
+    ///
+    /// # Errors
+    /// [`ShmemError::Range`] when they do not all lie in this memory.
+    pub fn range(&self, offset: usize, bytes: usize) -> Result<Range<'_>, ShmemError> {
+        let end = offset.checked_add(bytes).filter(|end| *end <= self.bytes);
+        let address = end.and_then(|_| self.address.checked_add(offset));
+        let outside = ShmemError::Range { offset, bytes, within: self.bytes };
+        Ok(Range { address: address.ok_or(outside)?, bytes, of: std::marker::PhantomData })
+    }
+}
+
+/// A part of [`Memory`].
+#[derive(Debug, Clone, Copy)]
+pub struct Range<'a> {
+    address: usize,
+    bytes: usize,
+    of: std::marker::PhantomData<&'a Memory>,
+}
+
+impl Range<'_> {
+    /// Where it lies for this PE's GPU.
+    pub const fn address(&self) -> usize {
+        self.address
+    }
+
+    /// Its length in bytes.
+    pub const fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether it has no bytes.
+    pub const fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// How many words of 8 bytes it has.
+    ///
+    /// # Errors
+    /// [`ShmemError::Length`] when it is not made of aligned words.
+    pub(crate) fn words(&self, what: &'static str) -> Result<usize, ShmemError> {
+        if self.address.is_multiple_of(8) && self.bytes.is_multiple_of(8) {
+            Ok(self.bytes / 8)
+        } else {
+            Err(ShmemError::Length { what, bytes: self.bytes, with: 8 })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_range_lies_in_its_memory_or_is_refused(bytes in 0usize..64, offset: usize, length: usize) {
+            let memory = Memory::new(0x1000, bytes);
+            for (offset, length) in [(offset, length), (offset % 80, length % 80)] {
+                match memory.range(offset, length) {
+                    Ok(range) => {
+                        prop_assert!(range.address() >= 0x1000 && range.address() + range.len() <= 0x1000 + bytes);
+                    }
+                    Err(_) => prop_assert!(offset.checked_add(length).is_none_or(|end| end > bytes)),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn words_are_aligned() {
+        let memory = Memory::new(0x1000, 64);
+        assert_eq!(memory.range(8, 16).unwrap().words("sum").unwrap(), 2);
+        assert!(memory.range(4, 16).unwrap().words("sum").is_err());
+        assert!(memory.range(8, 12).unwrap().words("sum").is_err());
+    }
+}
