@@ -18,7 +18,7 @@ const GRACE: Duration = Duration::from_secs(5);
 /// How often a person sees that a process is still running.
 const REDRAW: Duration = Duration::from_millis(500);
 /// Bytes of a process' last words that are kept.
-const LAST_WORDS: usize = 2048;
+pub(crate) const LAST_WORDS: usize = 2048;
 /// Lines of them that a reason quotes.
 const QUOTED: usize = 4;
 
@@ -103,7 +103,8 @@ fn kill(child: &mut Child) -> Option<ExitStatus> {
     child.wait().ok()
 }
 
-fn in_background<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+/// What `work` comes to, in a thread of its own.
+pub(crate) fn in_background<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
     let (send, receive) = mpsc::channel();
     std::thread::spawn(move || {
         let _ = send.send(work());
@@ -112,14 +113,14 @@ fn in_background<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -
 }
 
 /// The first bytes of a pipe.
-fn first(pipe: impl Read, most: usize) -> Vec<u8> {
+pub(crate) fn first(pipe: impl Read, most: usize) -> Vec<u8> {
     let mut text = Vec::new();
     let _ = pipe.take(most as u64).read_to_end(&mut text);
     text
 }
 
 /// The last bytes of a pipe.
-fn last(mut pipe: impl Read, most: usize) -> Vec<u8> {
+pub(crate) fn last(mut pipe: impl Read, most: usize) -> Vec<u8> {
     let mut kept = Vec::new();
     let mut buffer = [0; 4096];
     while let Ok(count @ 1..) = pipe.read(&mut buffer) {
@@ -130,7 +131,7 @@ fn last(mut pipe: impl Read, most: usize) -> Vec<u8> {
 }
 
 /// The last lines of what a process said, for a reason.
-fn quoted(words: &[u8]) -> String {
+pub(crate) fn quoted(words: &[u8]) -> String {
     let text = String::from_utf8_lossy(words);
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let lines = lines.get(lines.len().saturating_sub(QUOTED)..).unwrap_or_default();

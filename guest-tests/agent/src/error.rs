@@ -48,6 +48,12 @@ pub(crate) enum Broken {
     /// An argument is not `KEY=VALUE`, or its value is not what the check takes.
     #[error("argument {0:?} {1}")]
     Argument(String, &'static str),
+    /// CUDA's driver said no.
+    #[error(transparent)]
+    Cuda(#[from] egm_cuda::CudaError),
+    /// What another process of a validation said.
+    #[error("{0}")]
+    Other(String),
     /// An ACPI table is malformed.
     #[error("ACPI table {0}")]
     Acpi(#[from] crate::acpi::AcpiError),

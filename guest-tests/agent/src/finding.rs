@@ -53,6 +53,17 @@ impl Finding {
         self
     }
 
+    /// The same, but failed when it passed with a figure that cannot be.
+    #[must_use]
+    pub(crate) fn without_nonsense(mut self) -> Self {
+        let nonsense: Vec<String> = self.figures.iter().filter_map(Figure::nonsense).take(SHOWN).collect();
+        if self.outcome == Outcome::Passed && !nonsense.is_empty() {
+            self.outcome = Outcome::Failed;
+            self.reason = nonsense.join("; ");
+        }
+        self
+    }
+
     /// As a verdict of a validation.
     pub(crate) fn into_verdict(self, name: &str, claim: &str, seed: u64) -> Verdict {
         let Self { outcome, value, figures, reason } = self;
@@ -157,6 +168,18 @@ mod tests {
         let check = claim.finish().with_value(2.0, "vCPUs").into_check("cpus", 7);
         assert_eq!((check.outcome, check.reason.as_str()), (Outcome::Passed, "2 vCPUs"));
         assert_eq!((check.value, check.unit.as_deref(), check.millis), (Some(2.0), Some("vCPUs"), 7));
+    }
+
+    #[test]
+    fn a_figure_that_cannot_be_fails_what_passed() {
+        let with = |round: f64| {
+            let figure = Figure::of("copy", Some(8), "GB/s", &mut [round]);
+            Claim::default().finish().with_figures(vec![figure]).without_nonsense()
+        };
+        assert_eq!(with(50.0).outcome, Outcome::Passed);
+        assert_eq!(with(-50.0).outcome, Outcome::Failed);
+        assert!(with(f64::INFINITY).reason.contains("copy"), "{}", with(f64::INFINITY).reason);
+        assert_eq!(Finding::waived("why").without_nonsense().outcome, Outcome::Waived);
     }
 
     #[test]

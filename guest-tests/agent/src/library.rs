@@ -19,7 +19,6 @@ pub(crate) fn unloadable(name: &str) -> Option<Finding> {
 }
 
 /// Loads the first of `names` that the system's loader finds; otherwise the waived finding that says what is missing.
-#[cfg_attr(not(test), expect(dead_code, reason = "for the validations that load one"))]
 pub(crate) fn open(names: &[&str]) -> Result<Library, Finding> {
     if let Some(finding) = unloadable(names.first().copied().unwrap_or("libraries")) {
         return Err(finding);
@@ -29,7 +28,11 @@ pub(crate) fn open(names: &[&str]) -> Result<Library, Finding> {
         // SAFETY: the initialisers of a library that the system's administrator installed are trusted as this program is.
         match unsafe { Library::new(*name) } {
             Ok(library) => return Ok(library),
-            Err(error) => last = error.to_string(),
+            // The loader's own words are the source of libloading's.
+            Err(error) => {
+                last =
+                    std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string)
+            }
         }
     }
     Err(Finding::waived(format!("no {} on this machine: {last}", names.join(" or "))))

@@ -109,7 +109,9 @@ impl Stream {
         &self.context
     }
 
-    pub(crate) fn raw(&self) -> sys::CUstream {
+    /// The driver's handle, for libraries that queue work of their own.
+    #[must_use]
+    pub fn raw(&self) -> sys::CUstream {
         self.raw
     }
 

@@ -14,6 +14,9 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::{GdrError, Window, inside};
 
+/// `ENOTSUPP` of `include/linux/errno.h`.
+const ENOTSUPP: i32 = 524;
+
 /// GPU memory by a mapping of its dma-buf.
 #[derive(Debug)]
 pub struct DmaBuf {
@@ -30,7 +33,7 @@ impl DmaBuf {
         let (protection, shared) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a new mapping where the kernel likes, over nothing of ours.
         let start = unsafe { rustix::mm::mmap(ptr::null_mut(), bytes, protection, shared, dma_buf, 0) };
-        let start = start.map_err(|error| GdrError::NotMappable(error.into()))?;
+        let start = start.map_err(|error| GdrError::NotMappable(in_words(error.into())))?;
         let start =
             NonNull::new(start.cast()).ok_or_else(|| GdrError::NotMappable(io::ErrorKind::Other.into()))?;
         Ok(Self { start, bytes })
@@ -41,6 +44,11 @@ impl DmaBuf {
         let at = self.start.as_ptr().wrapping_add(offset);
         (at, if at.addr().is_multiple_of(8) && bytes >= 8 { 8 } else { 1 })
     }
+}
+
+/// The kernel's own ENOTSUPP, which NVIDIA's driver returns, is none of the C library's numbers.
+fn in_words(error: io::Error) -> io::Error {
+    if error.raw_os_error() == Some(ENOTSUPP) { io::Error::other("ENOTSUPP") } else { error }
 }
 
 impl Window for DmaBuf {
@@ -133,6 +141,12 @@ mod tests {
                 prop_assert_eq!(&seen[..], &model[offset..offset + length]);
             }
         }
+    }
+
+    #[test]
+    fn the_kernels_own_error_number_is_said_in_words() {
+        assert_eq!(in_words(io::Error::from_raw_os_error(524)).to_string(), "ENOTSUPP");
+        assert_eq!(in_words(io::Error::from_raw_os_error(13)).raw_os_error(), Some(13));
     }
 
     #[test]

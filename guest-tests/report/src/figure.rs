@@ -45,6 +45,26 @@ impl Figure {
     }
 }
 
+impl Figure {
+    /// Why this cannot have been measured, if so: a clock that stands still, runs backwards or is beyond all measure. A
+    /// ratio, or whatever has another unit, only has to be a positive number.
+    pub fn nonsense(&self) -> Option<String> {
+        let Self { series, unit, rounds, least, most, .. } = self;
+        // No memory, link or GPU of today comes within a factor of ten of these.
+        let (fewest, greatest) = match unit.as_str() {
+            "GB/s" => (0.0, 1e5),
+            "ns" => (0.1, 1e12),
+            "us" => (1e-4, 1e9),
+            _ => (0.0, f64::MAX),
+        };
+        if *rounds == 0 {
+            return Some(format!("{series}: no round took a time that can be measured"));
+        }
+        let good = *least > fewest && *most < greatest;
+        (!good).then(|| format!("{series}: {least} to {most} {unit} cannot be"))
+    }
+}
+
 /// The middle of sorted numbers, of two the mean; 0 without any.
 fn median(sorted: &[f64]) -> f64 {
     let half = sorted.len() / 2;
@@ -65,6 +85,16 @@ mod tests {
         let odd = Figure::of("read", Some(4096), "GB/s", &mut [9.0, 1.0, 2.0]);
         assert_eq!((odd.value, odd.rounds, odd.least, odd.most), (2.0, 3, 1.0, 9.0));
         assert_eq!(Figure::of("read", None, "ns", &mut [4.0, 1.0, 2.0, 9.0]).value, 3.0);
+    }
+
+    #[test]
+    fn what_a_broken_clock_gives_is_nonsense() {
+        let nonsense =
+            |unit: &str, round: f64| Figure::of("x", None, unit, &mut [round]).nonsense().is_some();
+        assert!(!nonsense("GB/s", 55.6) && !nonsense("GB/s", 0.001) && !nonsense("ns", 80.0));
+        assert!(nonsense("GB/s", 0.0) && nonsense("GB/s", -55.6) && nonsense("GB/s", 1e6));
+        assert!(nonsense("ns", 0.000_05) && nonsense("us", -1.0) && nonsense("GB/s", f64::INFINITY));
+        assert!(!nonsense("of pinned", 0.99) && nonsense("of pinned", 0.0));
     }
 
     #[test]

@@ -15,6 +15,9 @@ pub enum ShmemError {
         /// What the loader said.
         source: libloading::Error,
     },
+    /// CUDA's driver said no.
+    #[error(transparent)]
+    Cuda(#[from] egm_cuda::CudaError),
     /// A call failed.
     #[error("{call} failed with {status} ({})", meaning(*status))]
     Status {

@@ -1,25 +1,32 @@
 //! Memory that every PE has at the same offset, and ranges in it.
 
+use std::marker::PhantomData;
+
 use crate::error::ShmemError;
 
 /// Symmetric memory of this PE: of the heap, or a buffer of its own that was registered.
 ///
 /// It is given back by [`Pe::free`](crate::Pe::free) or [`Pe::unregister`](crate::Pe::unregister), which are
 /// collective; dropping it does nothing, the library gives all memory back when the PE ends.
-#[derive(Debug)]
 #[must_use = "memory is given back by a call that all PEs make"]
 pub struct Memory {
     address: usize,
     bytes: usize,
+    gpu: Option<egm_cuda::Memory>,
 }
 
 impl Memory {
-    pub(crate) const fn new(address: usize, bytes: usize) -> Self {
-        Self { address, bytes }
+    pub(crate) const fn new(address: usize, bytes: usize, gpu: Option<egm_cuda::Memory>) -> Self {
+        Self { address, bytes, gpu }
     }
 
-    /// Where it lies for this PE's GPU.
-    pub const fn address(&self) -> usize {
+    /// For kernels and copies of this PE's GPU; memory of the heap has it, a registered buffer is reached by its first
+    /// address.
+    pub const fn gpu(&self) -> Option<&egm_cuda::Memory> {
+        self.gpu.as_ref()
+    }
+
+    pub(crate) const fn address(&self) -> usize {
         self.address
     }
 
@@ -41,7 +48,24 @@ impl Memory {
         let end = offset.checked_add(bytes).filter(|end| *end <= self.bytes);
         let address = end.and_then(|_| self.address.checked_add(offset));
         let outside = ShmemError::Range { offset, bytes, within: self.bytes };
-        Ok(Range { address: address.ok_or(outside)?, bytes, of: std::marker::PhantomData })
+        Ok(Range { address: address.ok_or(outside)?, bytes, of: PhantomData })
+    }
+}
+
+/// Another PE's memory, for this PE's GPU.
+pub struct Peer<'m> {
+    gpu: egm_cuda::Memory,
+    of: PhantomData<&'m Memory>,
+}
+
+impl<'m> Peer<'m> {
+    pub(crate) const fn new(gpu: egm_cuda::Memory, _of: &'m Memory) -> Self {
+        Self { gpu, of: PhantomData }
+    }
+
+    /// For kernels and copies.
+    pub const fn gpu(&self) -> &egm_cuda::Memory {
+        &self.gpu
     }
 }
 
@@ -50,7 +74,7 @@ impl Memory {
 pub struct Range<'a> {
     address: usize,
     bytes: usize,
-    of: std::marker::PhantomData<&'a Memory>,
+    of: PhantomData<&'a Memory>,
 }
 
 impl Range<'_> {
@@ -91,7 +115,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_range_lies_in_its_memory_or_is_refused(bytes in 0usize..64, offset: usize, length: usize) {
-            let memory = Memory::new(0x1000, bytes);
+            let memory = Memory::new(0x1000, bytes, None);
             for (offset, length) in [(offset, length), (offset % 80, length % 80)] {
                 match memory.range(offset, length) {
                     Ok(range) => {
@@ -105,7 +129,7 @@ mod tests {
 
     #[test]
     fn words_are_aligned() {
-        let memory = Memory::new(0x1000, 64);
+        let memory = Memory::new(0x1000, 64, None);
         assert_eq!(memory.range(8, 16).unwrap().words("sum").unwrap(), 2);
         assert!(memory.range(4, 16).unwrap().words("sum").is_err());
         assert!(memory.range(8, 12).unwrap().words("sum").is_err());

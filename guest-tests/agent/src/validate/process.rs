@@ -61,7 +61,7 @@ pub(crate) fn validation_in_this_process(given: &Given) -> ExitCode {
 
 fn decide(validation: &Validation, setting: &Setting) -> Verdict {
     let finding = (validation.run)(setting).unwrap_or_else(Finding::from);
-    finding.into_verdict(validation.name, validation.claim, setting.seed)
+    finding.without_nonsense().into_verdict(validation.name, validation.claim, setting.seed)
 }
 
 /// Runs one part in this process.

@@ -2,6 +2,7 @@
 // It has the functions that egm-shmem calls and no others, and works with the stand-in for libcuda alone.
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -104,14 +105,20 @@ static char *symmetric(const void *mine, int pe) {
     return there;
 }
 
+// Data that a planted fault holds back.
+static std::vector<std::function<void()>> *late = new std::vector<std::function<void()>>;
+
 static void barrier() {
+    for (auto &copy : *late) copy();
+    late->clear();
     int round = control->round.load();
     if (control->arrived.fetch_add(1) + 1 == pes) {
         control->arrived = 0;
         control->round = round + 1;
+        syscall(SYS_futex, &control->round, FUTEX_WAKE, MOST_PES, nullptr, nullptr, 0);
         return;
     }
-    while (control->round.load() == round) sched_yield();
+    while (control->round.load() == round) syscall(SYS_futex, &control->round, FUTEX_WAIT, round, nullptr, nullptr, 0);
 }
 
 API int nvshmemx_get_uniqueid(Id *id) {
@@ -282,8 +289,8 @@ API void nvshmemx_putmem_signal_on_stream(void *to, const void *from, size_t byt
                                           int what, int pe, void *stream) {
     queue(stream, [=] {
         if (fault("shmem-signal-first")) {
-            signal(word, value, what, pe);
-            for (int look = 0; look < 2000; look++) sched_yield();
+            late->push_back([=] { std::memmove(symmetric(to, pe), from, bytes); });
+            return signal(word, value, what, pe);
         }
         std::memmove(symmetric(to, pe), from, bytes);
         signal(word, value, what, pe);

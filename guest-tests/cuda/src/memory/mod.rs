@@ -58,6 +58,8 @@ enum Owner {
     Registered(host::Registered, host::Mapping),
     EgmDevice(host::Registered, egm_memory::Memory),
     System(host::Mapping),
+    /// Another library.
+    Foreign,
 }
 
 /// Some memory, mapped for a GPU and, but for the GPU's own, for processors.

@@ -180,6 +180,18 @@ impl Drop for Mapped {
     }
 }
 
+impl super::Memory {
+    /// Memory that another library gave, for the GPU of `context` alone. Dropping it gives nothing back.
+    ///
+    /// # Safety
+    /// `bytes` bytes at `address`, a multiple of 8, are mapped for that GPU for as long as this lives.
+    #[must_use]
+    pub unsafe fn foreign(context: &Context, address: u64, bytes: u64) -> Self {
+        let (kind, context, owner) = (Kind::Device, context.clone(), super::Owner::Foreign);
+        Self { context, kind, bytes, address, host: None, owner }
+    }
+}
+
 /// A dma-buf of `bytes` bytes at `address`, which is mapped.
 pub(super) fn dma_buf(context: &Context, address: u64, bytes: u64) -> Result<OwnedFd, CudaError> {
     let mut number: c_int = -1;

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use crate::abi::{InitAttributes, UniqueId};
 use crate::error::ShmemError;
 
-pub use pe::{Pe, Stream};
+pub use pe::Pe;
 
 /// Declares [`Functions`] and reads each by its name.
 macro_rules! functions {

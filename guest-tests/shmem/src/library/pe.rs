@@ -3,43 +3,27 @@
 //! Calls here are sound because every address that is handed over comes from the library itself ([`Memory`]) with
 //! the length that it has, every PE's number is below their count, and [`Pe`] exists only between start and end.
 
-use std::ffi::{c_int, c_void};
+#![expect(unsafe_code, reason = "calls into a library that is loaded at run time")]
+
+use std::ffi::c_int;
 use std::marker::PhantomData;
+
+use egm_cuda::{Context, Stream};
 
 use super::{Address, Library, Words};
 use crate::abi::{Compare, INIT_WITH_UNIQUE_ID, InitAttributes, SignalOp, TEAM_WORLD, UniqueId};
 use crate::error::ShmemError;
-use crate::memory::{Memory, Range};
+use crate::memory::{Memory, Peer, Range};
 
 /// Makes an error of a status that is not zero.
 pub(in crate::library) fn checked(call: &'static str, status: c_int) -> Result<(), ShmemError> {
     if status == 0 { Ok(()) } else { Err(ShmemError::Status { call, status }) }
 }
 
-/// A CUDA stream, for calls that only queue work on it.
-#[derive(Debug, Clone, Copy)]
-pub struct Stream<'a> {
-    raw: Address,
-    of: PhantomData<&'a ()>,
-}
-
-impl Stream<'_> {
-    /// The context's own stream (the null stream).
-    pub const DEFAULT: Stream<'static> = Stream { raw: std::ptr::null_mut(), of: PhantomData };
-
-    /// The stream `raw`, a `CUstream`.
-    ///
-    /// # Safety
-    /// `raw` is a stream of the context that is current when the PE starts, and lives as long as `'a`.
-    pub const unsafe fn from_raw(raw: *mut c_void) -> Self {
-        Self { raw, of: PhantomData }
-    }
-}
-
 /// This process as one PE of a job. It stays on the thread that started it, whose CUDA context it uses.
-#[derive(Debug)]
 pub struct Pe {
     library: Library,
+    context: Context,
     pe: i32,
     pes: i32,
     /// Neither `Send` nor `Sync`: the library is asked for one calling thread at a time.
@@ -47,12 +31,18 @@ pub struct Pe {
 }
 
 impl Pe {
-    /// Starts as PE `pe` of `pes` of the job `id`; all PEs must, and wait for each other. The thread's current
-    /// CUDA context says which GPU is used.
+    /// Starts on the GPU of `context` as PE `pe` of `pes` of the job `id`; all PEs must, and wait for each other.
     ///
     /// # Errors
     /// [`ShmemError::Status`] as the library says it, [`ShmemError::Started`] when it started something else.
-    pub fn start(library: Library, id: &UniqueId, pe: i32, pes: i32) -> Result<Self, ShmemError> {
+    pub fn start(
+        library: Library,
+        context: &Context,
+        id: &UniqueId,
+        (pe, pes): (i32, i32),
+    ) -> Result<Self, ShmemError> {
+        // The library takes the context that is current in this thread.
+        context.synchronize()?;
         let mut attributes = InitAttributes::default();
         // SAFETY: the id is only noted in the attributes and outlives them.
         let status = unsafe { (library.functions.set_unique_id)(pe, pes, id, &raw mut attributes) };
@@ -67,7 +57,7 @@ impl Pe {
         if (is_pe, is_pes) != (pe, pes) {
             return Err(ShmemError::Started { pe: is_pe, pes: is_pes, asked_pe: pe, asked_pes: pes });
         }
-        Ok(Self { library, pe, pes, stays: PhantomData })
+        Ok(Self { library, context: context.clone(), pe, pes, stays: PhantomData })
     }
 
     /// Ends the job; all PEs must. Memory of the heap is gone afterwards.
@@ -102,15 +92,12 @@ impl Pe {
     pub fn allocate(&self, bytes: usize) -> Result<Memory, ShmemError> {
         // SAFETY: any length is allowed.
         let address = unsafe { (self.library.functions.malloc)(bytes) };
-        self.memory("nvshmem_malloc", address, bytes)
-    }
-
-    fn memory(&self, call: &'static str, address: Address, bytes: usize) -> Result<Memory, ShmemError> {
         if address.is_null() {
-            Err(ShmemError::Null { call, bytes })
-        } else {
-            Ok(Memory::new(address.addr(), bytes))
+            return Err(ShmemError::Null { call: "nvshmem_malloc", bytes });
         }
+        // SAFETY: the library mapped it for this GPU, until `free` takes the memory.
+        let gpu = unsafe { egm_cuda::Memory::foreign(&self.context, address.addr() as u64, bytes as u64) };
+        Ok(Memory::new(address.addr(), bytes, Some(gpu)))
     }
 
     /// Gives memory of the heap back. Collective.
@@ -129,7 +116,10 @@ impl Pe {
     pub fn register(&self, address: usize, bytes: usize) -> Result<Memory, ShmemError> {
         // SAFETY: the library looks the address up with the driver and refuses one that is not an allocation's.
         let symmetric = unsafe { (self.library.functions.register)(pointer(address), bytes, 0) };
-        self.memory("nvshmemx_buffer_register_symmetric", symmetric, bytes)
+        if symmetric.is_null() {
+            return Err(ShmemError::Null { call: "nvshmemx_buffer_register_symmetric", bytes });
+        }
+        Ok(Memory::new(symmetric.addr(), bytes, None))
     }
 
     /// Undoes [`register`](Self::register). Collective.
@@ -142,15 +132,19 @@ impl Pe {
         checked("nvshmemx_buffer_unregister_symmetric", status)
     }
 
-    /// Where `pe`'s memory of the same range lies for this PE's GPU; nothing when it cannot reach it directly.
+    /// `pe`'s memory at the same place, for this PE's GPU; nothing when it cannot reach it directly.
     ///
     /// # Errors
     /// [`ShmemError::NoPe`].
-    pub fn peer_address(&self, range: Range<'_>, pe: i32) -> Result<Option<usize>, ShmemError> {
+    pub fn peer_memory<'m>(&self, memory: &'m Memory, pe: i32) -> Result<Option<Peer<'m>>, ShmemError> {
         let pe = self.peer(pe)?;
-        // SAFETY: an address in symmetric memory and a PE that is there.
-        let address = unsafe { (self.library.functions.pointer)(pointer(range.address()), pe) };
-        Ok((!address.is_null()).then(|| address.addr()))
+        // SAFETY: an address of symmetric memory and a PE that is there.
+        let address = unsafe { (self.library.functions.pointer)(pointer(memory.address()), pe) };
+        Ok((!address.is_null()).then(|| {
+            let (at, bytes) = (address.addr() as u64, memory.len() as u64);
+            // SAFETY: the library mapped the peer's memory for this GPU, until `free` takes the memory.
+            Peer::new(unsafe { egm_cuda::Memory::foreign(&self.context, at, bytes) }, memory)
+        }))
     }
 
     fn transfer(
@@ -192,11 +186,11 @@ impl Pe {
     ///
     /// # Errors
     /// As [`put`](Self::put).
-    pub fn put_on(&self, to: Range<'_>, from: Range<'_>, pe: i32, on: Stream<'_>) -> Result<(), ShmemError> {
+    pub fn put_on(&self, to: Range<'_>, from: Range<'_>, pe: i32, on: &Stream) -> Result<(), ShmemError> {
         let pe = self.transfer("put", to, from, pe)?;
         let (to, from, bytes) = (pointer(to.address()), pointer(from.address()), to.len());
         // SAFETY: as in `put`, and a stream of this context.
-        unsafe { (self.library.functions.put_on)(to, from, bytes, pe, on.raw) };
+        unsafe { (self.library.functions.put_on)(to, from, bytes, pe, on.raw().cast()) };
         Ok(())
     }
 
@@ -204,11 +198,11 @@ impl Pe {
     ///
     /// # Errors
     /// As [`put`](Self::put).
-    pub fn get_on(&self, to: Range<'_>, from: Range<'_>, pe: i32, on: Stream<'_>) -> Result<(), ShmemError> {
+    pub fn get_on(&self, to: Range<'_>, from: Range<'_>, pe: i32, on: &Stream) -> Result<(), ShmemError> {
         let pe = self.transfer("get", to, from, pe)?;
         let (to, from, bytes) = (pointer(to.address()), pointer(from.address()), to.len());
         // SAFETY: as in `put`, and a stream of this context.
-        unsafe { (self.library.functions.get_on)(to, from, bytes, pe, on.raw) };
+        unsafe { (self.library.functions.get_on)(to, from, bytes, pe, on.raw().cast()) };
         Ok(())
     }
 
@@ -222,13 +216,15 @@ impl Pe {
         signal: Range<'_>,
         value: u64,
         pe: i32,
-        on: Stream<'_>,
+        on: &Stream,
     ) -> Result<(), ShmemError> {
         let pe = self.transfer("put with signal", to, from, pe)?;
         let (word, set) = (one_word(signal)?, SignalOp::Set as c_int);
         let (to, from, bytes) = (pointer(to.address()), pointer(from.address()), to.len());
         // SAFETY: as in `put_on`, and one aligned word of symmetric memory.
-        unsafe { (self.library.functions.put_signal_on)(to, from, bytes, word, value, set, pe, on.raw) };
+        unsafe {
+            (self.library.functions.put_signal_on)(to, from, bytes, word, value, set, pe, on.raw().cast())
+        };
         Ok(())
     }
 
@@ -242,11 +238,11 @@ impl Pe {
         value: u64,
         what: SignalOp,
         pe: i32,
-        on: Stream<'_>,
+        on: &Stream,
     ) -> Result<(), ShmemError> {
         let (word, pe) = (one_word(signal)?, self.peer(pe)?);
         // SAFETY: one aligned word of symmetric memory, a PE that is there, a stream of this context.
-        unsafe { (self.library.functions.signal_on)(word, value, what as c_int, pe, on.raw) };
+        unsafe { (self.library.functions.signal_on)(word, value, what as c_int, pe, on.raw().cast()) };
         Ok(())
     }
 
@@ -259,18 +255,18 @@ impl Pe {
         signal: Range<'_>,
         until: Compare,
         value: u64,
-        on: Stream<'_>,
+        on: &Stream,
     ) -> Result<(), ShmemError> {
         let word = one_word(signal)?;
         // SAFETY: one aligned word of symmetric memory, a stream of this context.
-        unsafe { (self.library.functions.wait_on)(word, until as c_int, value, on.raw) };
+        unsafe { (self.library.functions.wait_on)(word, until as c_int, value, on.raw().cast()) };
         Ok(())
     }
 
     /// Queues a wait until everything that this PE queued has arrived.
-    pub fn quiet_on(&self, on: Stream<'_>) {
+    pub fn quiet_on(&self, on: &Stream) {
         // SAFETY: a stream of this context.
-        unsafe { (self.library.functions.quiet_on)(on.raw) }
+        unsafe { (self.library.functions.quiet_on)(on.raw().cast()) }
     }
 
     /// Waits until all PEs are here and all their transfers have arrived. Collective.
@@ -280,20 +276,20 @@ impl Pe {
     }
 
     /// Queues [`barrier`](Self::barrier) on a stream. Collective.
-    pub fn barrier_on(&self, on: Stream<'_>) {
+    pub fn barrier_on(&self, on: &Stream) {
         // SAFETY: a stream of this context.
-        unsafe { (self.library.functions.barrier_all_on)(on.raw) }
+        unsafe { (self.library.functions.barrier_all_on)(on.raw().cast()) }
     }
 
     /// Queues the sum of each word of all PEs' `from`, into everybody's `to`. Collective.
     ///
     /// # Errors
     /// [`ShmemError::Length`] when the ranges are not as many aligned words; [`ShmemError::Status`].
-    pub fn sum_on(&self, to: Range<'_>, from: Range<'_>, on: Stream<'_>) -> Result<(), ShmemError> {
+    pub fn sum_on(&self, to: Range<'_>, from: Range<'_>, on: &Stream) -> Result<(), ShmemError> {
         let (words, to, from) = reduction(to, from)?;
         // SAFETY: two ranges of as many aligned words of symmetric memory, a stream of this context.
         checked("nvshmemx_uint64_sum_reduce_on_stream", unsafe {
-            (self.library.functions.sum_on)(TEAM_WORLD, to, from, words, on.raw)
+            (self.library.functions.sum_on)(TEAM_WORLD, to, from, words, on.raw().cast())
         })
     }
 
@@ -301,11 +297,11 @@ impl Pe {
     ///
     /// # Errors
     /// As [`sum_on`](Self::sum_on).
-    pub fn max_on(&self, to: Range<'_>, from: Range<'_>, on: Stream<'_>) -> Result<(), ShmemError> {
+    pub fn max_on(&self, to: Range<'_>, from: Range<'_>, on: &Stream) -> Result<(), ShmemError> {
         let (words, to, from) = reduction(to, from)?;
         // SAFETY: as in `sum_on`.
         checked("nvshmemx_uint64_max_reduce_on_stream", unsafe {
-            (self.library.functions.max_on)(TEAM_WORLD, to, from, words, on.raw)
+            (self.library.functions.max_on)(TEAM_WORLD, to, from, words, on.raw().cast())
         })
     }
 
@@ -318,13 +314,13 @@ impl Pe {
         to: Range<'_>,
         from: Range<'_>,
         root: i32,
-        on: Stream<'_>,
+        on: &Stream,
     ) -> Result<(), ShmemError> {
         let root = self.transfer("broadcast", to, from, root)?;
         let (to, from, bytes) = (pointer(to.address()), pointer(from.address()), to.len());
         // SAFETY: as in `put_on`.
         checked("nvshmemx_broadcastmem_on_stream", unsafe {
-            (self.library.functions.broadcast_on)(TEAM_WORLD, to, from, bytes, root, on.raw)
+            (self.library.functions.broadcast_on)(TEAM_WORLD, to, from, bytes, root, on.raw().cast())
         })
     }
 
@@ -332,12 +328,12 @@ impl Pe {
     ///
     /// # Errors
     /// [`ShmemError::Length`] when `to` has not room for all; [`ShmemError::Status`].
-    pub fn collect_on(&self, to: Range<'_>, from: Range<'_>, on: Stream<'_>) -> Result<(), ShmemError> {
+    pub fn collect_on(&self, to: Range<'_>, from: Range<'_>, on: &Stream) -> Result<(), ShmemError> {
         self.blocks("collect", to, from.len())?;
         let (to, from, bytes) = (pointer(to.address()), pointer(from.address()), from.len());
         // SAFETY: `to` has room for a block of `bytes` of each PE; a stream of this context.
         checked("nvshmemx_fcollectmem_on_stream", unsafe {
-            (self.library.functions.collect_on)(TEAM_WORLD, to, from, bytes, on.raw)
+            (self.library.functions.collect_on)(TEAM_WORLD, to, from, bytes, on.raw().cast())
         })
     }
 
@@ -351,14 +347,14 @@ impl Pe {
         to: Range<'_>,
         from: Range<'_>,
         block: usize,
-        on: Stream<'_>,
+        on: &Stream,
     ) -> Result<(), ShmemError> {
         self.blocks("exchange", to, block)?;
         self.blocks("exchange", from, block)?;
         let (to, from) = (pointer(to.address()), pointer(from.address()));
         // SAFETY: both have a block of `block` bytes for each PE; a stream of this context.
         checked("nvshmemx_alltoallmem_on_stream", unsafe {
-            (self.library.functions.exchange_on)(TEAM_WORLD, to, from, block, on.raw)
+            (self.library.functions.exchange_on)(TEAM_WORLD, to, from, block, on.raw().cast())
         })
     }
 

@@ -87,6 +87,9 @@ struct Mapping {
     bool owned; // by cuMemFree, cuMemFreeHost or cuMemFreeAsync
 };
 
+// Whether an address lies in HOST_NUMA memory of cuMemCreate: faults of kernels are planted there alone, so that the same
+// check passes on every other kind of memory.
+bool is_host_numa(const void *address);
 // The mapping that an address lies in.
 bool mapping_of(Address address, Address *start, Mapping *mapping);
 
@@ -97,10 +100,11 @@ Result queue(Stream *stream, std::function<void()> work);
 // A kernel with its arguments, ready to run as one thread after the other.
 struct Launch {
     unsigned grid, block;
+    double nanoseconds; // what it takes by the GPU's clock
     std::function<void()> thread;
 };
 // The kernel of this name with a copy of these arguments.
-bool kernel(const char *name, void **arguments, std::function<void()> *thread);
+bool kernel(const char *name, void **arguments, Launch *launch);
 // Whether there is a kernel of this name.
 bool is_kernel(const char *name);
 // Runs all threads of a launch, the blocks of it beside each other.

@@ -24,8 +24,16 @@ static inline void __threadfence_system() {
 
 #include EGM_KERNELS
 
-// What a planted fault makes of each kernel.
+// What a planted fault makes of each kernel: its name is that of the kernel, and it is planted in HOST_NUMA memory.
 namespace faulty {
+
+static bool planted(const char *name, const void *memory) {
+    return fault(name) && is_host_numa(memory);
+}
+
+static bool is_last() {
+    return thread_index() == thread_count() - 1;
+}
 
 // One byte in the middle is wrong.
 static void damage(void *at, u64 bytes) {
@@ -34,63 +42,80 @@ static void damage(void *at, u64 bytes) {
 
 static void fill(u64 *to, u64 words, u64 seed) {
     egm_fill(to, words, seed);
-    if (fault("kernel-fill-byte") && thread_index() == thread_count() - 1) damage(to, words * 8);
+    if (is_last() && planted("fill-byte", to)) damage(to, words * 8);
 }
 
 static void write(Pair *to, u64 pairs, u64 seed) {
     egm_write(to, pairs, seed);
-    if (fault("kernel-write-byte") && thread_index() == thread_count() - 1) damage(to, pairs * 16);
+    if (is_last() && planted("write-byte", to)) damage(to, pairs * 16);
 }
 
 static void copy(Pair *to, const Pair *from, u64 pairs) {
     egm_copy(to, from, pairs);
-    if (fault("kernel-copy-byte") && thread_index() == thread_count() - 1) damage(to, pairs * 16);
+    if (is_last() && planted("copy-kernel-byte", to)) damage(to, pairs * 16);
 }
 
 static void read(const Pair *from, u64 pairs, u64 *sums) {
     egm_read(from, pairs, sums);
-    if (fault("kernel-read-sum") && thread_index() == 0) sums[0] += 1;
+    if (is_last() && planted("read-sum", from)) sums[thread_index()] += 1;
 }
 
-// Memory as it was when it was compared for the first time: what a cache that nobody empties would give.
+// Memory as it was when it was compared or written for the first time: what a cache that nobody empties would give.
 static void check(const u64 *from, u64 words, u64 seed, u64 *wrong) {
     static std::mutex mutex;
-    static std::map<const u64 *, std::vector<u64>> *old = new std::map<const u64 *, std::vector<u64>>;
-    if (fault("kernel-check-stale")) {
-        const u64 *seen;
-        {
-            std::lock_guard<std::mutex> lock(mutex);
-            auto &copy = (*old)[from];
-            if (copy.size() < words) copy.assign(from, from + words);
-            seen = copy.data();
-        }
-        egm_check(seen, words, seed, wrong);
-        return;
+    static auto *old = new std::map<const u64 *, std::vector<u64>>;
+    if (!fault("stale") || !is_host_numa(from)) return egm_check(from, words, seed, wrong);
+    const u64 *seen;
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        auto &copy = (*old)[from];
+        // The GPU's own last fill of it, which is poison for the check that processors' writes arrive.
+        if (copy.empty()) copy.assign(words, pattern(~seed, 0));
+        seen = copy.data();
     }
-    egm_check(from, words, seed, wrong);
+    egm_check(seen, words, seed, wrong);
 }
 
 static void add(u64 *counter, u64 times, u64 *started) {
-    bool loses = fault("kernel-add-lost") && thread_index() == 0 && times > 0;
+    bool loses = is_last() && times > 0 && planted("add-lost", counter);
     egm_add(counter, loses ? times - 1 : times, started);
 }
 
 static void produce(u64 *slots, u64 messages, u64 seed) {
-    if (!fault("kernel-flag-first")) return egm_produce(slots, messages, seed);
+    if (!planted("flag-first", slots)) return egm_produce(slots, messages, seed);
+    // All flags of this thread, and only then the data.
     for (u64 m = thread_index(); m < messages; m += thread_count()) {
-        volatile u64 *slot = slots + m * 16;
-        slot[15] = m + 1;
-        __threadfence_system();
-        for (int look = 0; look < 1000; look++) std::this_thread::yield();
-        for (u64 k = 0; k < 15; k++) slot[k] = pattern(seed, m * 16 + k);
+        *(volatile u64 *)(slots + m * 16 + 15) = m + 1;
+    }
+    __threadfence_system();
+    for (int turn = 0; turn < 50; turn++) std::this_thread::yield();
+    for (u64 m = thread_index(); m < messages; m += thread_count()) {
+        for (u64 k = 0; k < 15; k++) slots[m * 16 + k] = pattern(seed, m * 16 + k);
     }
 }
 
 static void chase(const u64 *chain, u64 start, u64 steps, u64 *end) {
-    egm_chase(chain, start, fault("kernel-chase-short") ? steps - 1 : steps, end);
+    egm_chase(chain, start, planted("chase-short", chain) ? steps - 1 : steps, end);
 }
 
 } // namespace faulty
+
+// What each takes by the GPU's clock: 50 bytes a nanosecond, 700 nanoseconds a link.
+static double words_time(void **arguments) {
+    return (double)*(u64 *)arguments[1] * 8 / 50;
+}
+static double pairs_time(void **arguments) {
+    return (double)*(u64 *)arguments[1] * 16 / 50;
+}
+static double copy_time(void **arguments) {
+    return (double)*(u64 *)arguments[2] * 16 / 50;
+}
+static double chase_time(void **arguments) {
+    return (double)*(u64 *)arguments[2] * 700;
+}
+static double some_time(void **) {
+    return 1000;
+}
 
 template <class... A, size_t... I>
 static std::function<void()> bound(void (*run)(A...), void **arguments, std::index_sequence<I...>) {
@@ -103,14 +128,17 @@ template <class... A> static std::function<void()> bound(void (*run)(A...), void
 }
 
 #define KERNELS(each)                                                                                                 \
-    each(egm_fill, faulty::fill) each(egm_check, faulty::check) each(egm_add, faulty::add)                              \
-    each(egm_produce, faulty::produce) each(egm_consume, egm_consume) each(egm_read, faulty::read)                      \
-    each(egm_write, faulty::write) each(egm_copy, faulty::copy) each(egm_chase, faulty::chase)
+    each(egm_fill, faulty::fill, words_time) each(egm_check, faulty::check, words_time)                                \
+    each(egm_add, faulty::add, some_time) each(egm_produce, faulty::produce, some_time)                                \
+    each(egm_consume, egm_consume, some_time) each(egm_read, faulty::read, pairs_time)                                 \
+    each(egm_write, faulty::write, pairs_time) each(egm_copy, faulty::copy, copy_time)                                 \
+    each(egm_chase, faulty::chase, chase_time)
 
-bool kernel(const char *name, void **arguments, std::function<void()> *thread) {
-#define ENTRY(entry, run)                                                                                             \
+bool kernel(const char *name, void **arguments, Launch *launch) {
+#define ENTRY(entry, run, time)                                                                                       \
     if (std::strcmp(name, #entry) == 0) {                                                                             \
-        *thread = bound(run, arguments);                                                                               \
+        launch->thread = bound(run, arguments);                                                                       \
+        launch->nanoseconds = time(arguments);                                                                        \
         return true;                                                                                                  \
     }
     KERNELS(ENTRY)
@@ -119,7 +147,7 @@ bool kernel(const char *name, void **arguments, std::function<void()> *thread) {
 }
 
 bool is_kernel(const char *name) {
-#define ENTRY(entry, run) std::strcmp(name, #entry) == 0 ||
+#define ENTRY(entry, run, time) std::strcmp(name, #entry) == 0 ||
     return KERNELS(ENTRY) false;
 #undef ENTRY
 }

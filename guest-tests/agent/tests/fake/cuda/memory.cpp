@@ -38,6 +38,12 @@ bool mapping_of(Address address, Address *start, Mapping *mapping) {
     return true;
 }
 
+bool is_host_numa(const void *address) {
+    Address start;
+    Mapping mapping;
+    return mapping_of((Address)address, &start, &mapping) && mapping.where.type == HOST_NUMA && !mapping.owned;
+}
+
 static std::shared_ptr<Block> block_of(u64 bytes, Location where, int handle_types) {
     int fd = (int)syscall(SYS_memfd_create, "fake GPU memory", 1u /* MFD_CLOEXEC */);
     if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0) return nullptr;

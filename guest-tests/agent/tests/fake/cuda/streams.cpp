@@ -1,5 +1,5 @@
-// Contexts, streams, events, copies and launches.
-#include <chrono>
+// Contexts, streams, events, copies and launches. Work is done by real threads, but the GPU's clock is a model: each piece
+// of work takes the time that its bytes take at a fixed rate, so that figures are the same in every run on any machine.
 #include <condition_variable>
 #include <deque>
 #include <thread>
@@ -17,6 +17,7 @@ struct Stream {
     std::condition_variable changed;
     std::deque<std::function<void()>> work;
     bool busy = false, ends = false;
+    double nanoseconds = 0; // its clock; only its own work reads and moves it
     std::thread worker{[this] { loop(); }};
 
     void loop() {
@@ -51,7 +52,7 @@ struct Event {
     std::mutex mutex;
     std::condition_variable changed;
     u64 recorded = 0, passed = 0;
-    double milliseconds = 0;
+    double nanoseconds = 0;
 };
 
 // All streams of a context; never destroyed, since threads use them to the process' end.
@@ -84,6 +85,22 @@ Result queue(Stream *stream, std::function<void()> work) {
     if (!to) return INVALID_HANDLE;
     to->add(std::move(work));
     return OK;
+}
+
+// Queues work that takes so long by the GPU's clock.
+static Result queue_timed(Stream *stream, double nanoseconds, std::function<void()> work) {
+    Stream *to = stream_of(stream);
+    if (!to) return INVALID_HANDLE;
+    to->add([to, nanoseconds, work] {
+        to->nanoseconds += nanoseconds;
+        work();
+    });
+    return OK;
+}
+
+// What copies and kernels of so many bytes take: a start, then 50 bytes a nanosecond.
+static double time_of(u64 bytes) {
+    return 2000 + (double)bytes / 50;
 }
 
 static Context *context_for(int device) {
@@ -168,23 +185,21 @@ API cuEventDestroy_v2(Event *event) {
     return OK;
 }
 
-static double now() {
-    using namespace std::chrono;
-    return duration<double, std::milli>(steady_clock::now().time_since_epoch()).count();
-}
-
 API cuEventRecord(Event *event, Stream *stream) {
+    Stream *which = stream_of(stream);
+    if (!which) return INVALID_HANDLE;
     u64 round;
     {
         std::lock_guard<std::mutex> lock(event->mutex);
         round = ++event->recorded;
     }
-    return queue(stream, [event, round] {
+    which->add([which, event, round] {
         std::lock_guard<std::mutex> lock(event->mutex);
-        event->milliseconds = now();
+        event->nanoseconds = which->nanoseconds;
         event->passed = round;
         event->changed.notify_all();
     });
+    return OK;
 }
 
 static void wait_for(Event *event, u64 round) {
@@ -208,7 +223,14 @@ API cuStreamWaitEvent(Stream *stream, Event *event, unsigned) {
         std::lock_guard<std::mutex> lock(event->mutex);
         round = event->recorded;
     }
-    return queue(stream, [event, round] { wait_for(event, round); });
+    Stream *which = stream_of(stream);
+    if (!which) return INVALID_HANDLE;
+    which->add([which, event, round] {
+        wait_for(event, round);
+        std::lock_guard<std::mutex> lock(event->mutex);
+        if (event->nanoseconds > which->nanoseconds) which->nanoseconds = event->nanoseconds;
+    });
+    return OK;
 }
 
 API cuEventElapsedTime(float *milliseconds, Event *from, Event *to) {
@@ -216,7 +238,7 @@ API cuEventElapsedTime(float *milliseconds, Event *from, Event *to) {
     std::lock_guard<std::mutex> second(to->mutex);
     if (!from->recorded || !to->recorded) return INVALID_HANDLE;
     if (from->passed < from->recorded || to->passed < to->recorded) return NOT_READY;
-    *milliseconds = (float)(to->milliseconds - from->milliseconds);
+    *milliseconds = (float)((to->nanoseconds - from->nanoseconds) / 1e6);
     if (fault("time-zero")) *milliseconds = 0;
     if (fault("time-negative")) *milliseconds = -*milliseconds;
     if (fault("time-nonsense")) *milliseconds *= 1e-7f;
@@ -226,8 +248,9 @@ API cuEventElapsedTime_v2(float *milliseconds, Event *from, Event *to) {
     return cuEventElapsedTime(milliseconds, from, to);
 }
 
+// Other stand-ins queue their work by this: it takes as long as a copy of 64 KiB.
 API cuLaunchHostFunc(Stream *stream, void (*function)(void *), void *data) {
-    return queue(stream, [function, data] { function(data); });
+    return queue_timed(stream, time_of(64 << 10), [function, data] { function(data); });
 }
 
 // A byte in the middle is wrong, or the last ones do not arrive; only in copies that are worth it, so that the few
@@ -249,14 +272,14 @@ static bool on_two_devices(Address to, Address from) {
 API cuMemcpyAsync(Address to, Address from, size_t bytes, Stream *stream) {
     if (!to || !from) return INVALID_VALUE;
     bool loses = fault("p2p-copy-byte") && bytes >= 4096 && on_two_devices(to, from);
-    return queue(stream, [=] {
+    return queue_timed(stream, time_of(bytes), [=] {
         copy(to, from, bytes);
         if (loses) ((unsigned char *)to)[bytes / 2] ^= 1;
     });
 }
 
 API cuMemsetD8Async(Address to, unsigned char value, size_t bytes, Stream *stream) {
-    return queue(stream, [=] { std::memset((void *)to, value, bytes); });
+    return queue_timed(stream, time_of(bytes), [=] { std::memset((void *)to, value, bytes); });
 }
 
 struct Module {
@@ -289,7 +312,7 @@ API cuModuleGetFunction(Function **function, Module *, const char *name) {
 API cuLaunchKernel(Function *function, unsigned grid, unsigned, unsigned, unsigned block, unsigned, unsigned,
                    unsigned, Stream *stream, void **arguments, void **) {
     if (!grid || !block || block > 1024) return INVALID_VALUE;
-    Launch launch{grid, block, nullptr};
-    if (!kernel(function->name, arguments, &launch.thread)) return INVALID_HANDLE;
-    return queue(stream, [launch] { run(launch); });
+    Launch launch{grid, block, 0, nullptr};
+    if (!kernel(function->name, arguments, &launch)) return INVALID_HANDLE;
+    return queue_timed(stream, 2000 + launch.nanoseconds, [launch] { run(launch); });
 }

@@ -1,0 +1,274 @@
+//! The processor reaches GPU memory through its BAR: by a dma-buf that the driver lets be mapped, or by GDRCopy.
+//! GDRCopy's own test programs, where they are installed, are a second opinion.
+
+mod programs;
+mod way;
+
+use std::time::Instant;
+
+use egm_cuda::{Kind, Memory, pattern};
+use egm_gdr::Window;
+use egm_report::Figure;
+
+use super::{Setting, Validation};
+use crate::error::Broken;
+use crate::finding::{Claim, Finding};
+use crate::pattern::Random;
+use way::{DMA_BUF, GDRAPI, Gpu, Way};
+
+/// The group's validations.
+pub(super) static ALL: &[Validation] = &[
+    Validation {
+        name: "gdr.dmabuf",
+        claim: "through a mapped dma-buf, processor and GPU see each other's bytes, at any alignment",
+        run: |setting| bytes(setting, DMA_BUF),
+    },
+    Validation {
+        name: "gdr.gdrapi",
+        claim: "through GDRCopy, processor and GPU see each other's bytes, at any alignment",
+        run: |setting| bytes(setting, GDRAPI),
+    },
+    Validation {
+        name: "gdr.bandwidth",
+        claim: "how fast the processor writes and reads GPU memory, by size",
+        run: bandwidth,
+    },
+    Validation {
+        name: "gdr.latency",
+        claim: "how long a small write and a small read take the processor",
+        run: latency,
+    },
+    Validation { name: "gdr.sanity", claim: "gdrcopy_sanity passes", run: programs::sanity },
+    Validation { name: "gdr.copybw", claim: "gdrcopy_copybw measures", run: programs::copybw },
+    Validation { name: "gdr.copylat", claim: "gdrcopy_copylat measures", run: programs::copylat },
+];
+
+/// Largest window that is compared byte by byte: reads are slow (hundreds of MB a second).
+const MOST: u64 = 8 << 20;
+/// Unaligned writes and reads.
+const PIECES: usize = 200;
+/// Rounds of which the median is taken; one more comes before them.
+const ROUNDS: usize = 7;
+/// Times that something small is done in a round.
+const TIMES: u32 = 2000;
+/// Sizes whose latency is measured, in bytes.
+const SMALL: [usize; 7] = [1, 4, 8, 64, 256, 1024, 4096];
+
+/// Runs `what` on a window of `bytes` of GPU memory by `way`, unless there is none.
+fn with(
+    setting: &Setting,
+    way: Way,
+    most: u64,
+    what: impl FnOnce(&Gpu, &Memory, &dyn Window) -> Result<Finding, Broken>,
+) -> Result<Finding, Broken> {
+    let gpu = match Gpu::first() {
+        Ok(gpu) => gpu,
+        Err(finding) => return Ok(finding),
+    };
+    // GDRCopy pins pages of 64 KiB; whole ones of 2 MiB suit every way.
+    let memory = Memory::new(&gpu.context, Kind::Device, setting.most.clamp(1 << 16, most))?;
+    way.with(&memory, |window| what(&gpu, &memory, window))
+}
+
+/// `gdr.dmabuf` and `gdr.gdrapi`.
+fn bytes(setting: &Setting, way: Way) -> Result<Finding, Broken> {
+    with(setting, way, MOST, |gpu, memory, window| {
+        let mut claim = Claim::default();
+        processor_writes(setting, gpu, memory, window, &mut claim)?;
+        processor_reads(setting, gpu, memory, window, &mut claim)?;
+        pieces(setting, gpu, memory, window, &mut claim)?;
+        claim.seen(format!("{:#x} bytes both ways, {PIECES} pieces at any alignment", window.bytes()));
+        Ok(claim.finish())
+    })
+}
+
+/// The processor writes all of it over the GPU's poison; a kernel compares.
+fn processor_writes(
+    setting: &Setting,
+    gpu: &Gpu,
+    memory: &Memory,
+    window: &dyn Window,
+    claim: &mut Claim,
+) -> Result<(), Broken> {
+    gpu.fill(memory, setting.seed ^ POISON)?;
+    window.write(0, &pattern_bytes(setting.seed, window.bytes()))?;
+    let wrong = gpu.differing(memory, setting.seed)?;
+    claim.holds(wrong == 0, || format!("the GPU finds {wrong} words wrong that the processor wrote"));
+    Ok(())
+}
+
+/// The GPU writes all of it; the processor, whose buffer is poisoned, reads.
+fn processor_reads(
+    setting: &Setting,
+    gpu: &Gpu,
+    memory: &Memory,
+    window: &dyn Window,
+    claim: &mut Claim,
+) -> Result<(), Broken> {
+    let seed = setting.seed.wrapping_add(1 << 40);
+    gpu.fill(memory, seed)?;
+    let mut is = pattern_bytes(setting.seed ^ POISON, window.bytes());
+    window.read(0, &mut is)?;
+    let should = pattern_bytes(seed, window.bytes());
+    if let Some(at) = is.iter().zip(&should).position(|(is, should)| is != should) {
+        claim.untrue(format!("the processor reads byte {at:#x} wrong that the GPU wrote"));
+    }
+    Ok(())
+}
+
+/// Pieces of any length at any place, written and read; what lies beside them stays. The GPU's copy engine brings
+/// everything back at the end.
+fn pieces(
+    setting: &Setting,
+    gpu: &Gpu,
+    memory: &Memory,
+    window: &dyn Window,
+    claim: &mut Claim,
+) -> Result<(), Broken> {
+    let mut random = Random::new(setting.seed);
+    let seed = setting.seed.wrapping_add(2 << 40);
+    gpu.fill(memory, seed)?;
+    let mut model = pattern_bytes(seed, window.bytes());
+    for _ in 0..PIECES {
+        let (at, bytes) = piece(&mut random, window.bytes());
+        let new: Vec<u8> = (0..bytes).map(|_| random.next_u32().to_le_bytes()[0]).collect();
+        window.write(at, &new)?;
+        if let Some(place) = model.get_mut(at..at + bytes) {
+            place.copy_from_slice(&new);
+        }
+        let (at, bytes) = piece(&mut random, window.bytes());
+        let mut is = vec![0xa5; bytes];
+        window.read(at, &mut is)?;
+        let should = model.get(at..at + bytes).unwrap_or_default();
+        if let Some(wrong) = is.iter().zip(should).position(|(is, should)| is != should) {
+            claim.untrue(format!("{bytes} bytes read at {at:#x}: byte {:#x} is wrong", at + wrong));
+            return Ok(());
+        }
+    }
+    let is = gpu.bytes_of(memory)?;
+    if let Some(at) = is.iter().zip(&model).position(|(is, should)| is != should) {
+        claim.untrue(format!("after {PIECES} unaligned writes, byte {at:#x} of GPU memory is wrong"));
+    }
+    Ok(())
+}
+
+/// A place and a length, mostly short.
+fn piece(random: &mut Random, within: usize) -> (usize, usize) {
+    let most = if random.below(8) == 0 { 20_000 } else { 200 };
+    let bytes = (1 + random.below(most)).min(within);
+    (random.below(within - bytes + 1), bytes)
+}
+
+/// Makes of a seed one for poison.
+const POISON: u64 = 0xdead_0000_0000_0000;
+
+fn pattern_bytes(seed: u64, bytes: usize) -> Vec<u8> {
+    (0..(bytes / 8) as u64).flat_map(|index| pattern(seed, index).to_ne_bytes()).collect()
+}
+
+/// `gdr.bandwidth`.
+fn bandwidth(setting: &Setting) -> Result<Finding, Broken> {
+    by_any_way(setting, |name, window, figures, claim| {
+        let sizes = std::iter::successors(Some(4096_usize), |size| Some(size * 4));
+        for bytes in sizes.take_while(|size| *size <= window.bytes()) {
+            // A read is some thirty times slower than a write.
+            let writes = ((64 << 20) / bytes).clamp(1, 4096);
+            let reads = ((4 << 20) / bytes).clamp(1, 256);
+            for (what, times) in [("write", writes), ("read", reads)] {
+                let seconds = timed(window, what, bytes, times)?;
+                let mut rounds: Vec<f64> =
+                    seconds.iter().map(|seconds| (bytes * times) as f64 / seconds / 1e9).collect();
+                keep(
+                    claim,
+                    figures,
+                    Figure::of(format!("{what} by {name}"), Some(bytes as u64), "GB/s", &mut rounds),
+                );
+            }
+        }
+        Ok(())
+    })
+}
+
+/// `gdr.latency`.
+fn latency(setting: &Setting) -> Result<Finding, Broken> {
+    by_any_way(setting, |name, window, figures, claim| {
+        for bytes in SMALL.into_iter().filter(|bytes| *bytes <= window.bytes()) {
+            for what in ["write", "read"] {
+                let seconds = timed(window, what, bytes, TIMES as usize)?;
+                let mut rounds: Vec<f64> =
+                    seconds.iter().map(|seconds| seconds * 1e9 / f64::from(TIMES)).collect();
+                keep(
+                    claim,
+                    figures,
+                    Figure::of(format!("{what} by {name}"), Some(bytes as u64), "ns", &mut rounds),
+                );
+            }
+        }
+        Ok(())
+    })
+}
+
+/// A figure whose rounds took time is kept.
+fn keep(claim: &mut Claim, figures: &mut Vec<Figure>, figure: Figure) {
+    let measured = usize::try_from(figure.rounds) == Ok(ROUNDS) && figure.least > 0.0;
+    claim.holds(measured, || format!("{} of {:?} bytes took no time", figure.series, figure.bytes));
+    figures.push(figure);
+}
+
+/// Seconds that `times` writes or reads of `bytes` took, in each round.
+fn timed(window: &dyn Window, what: &str, bytes: usize, times: usize) -> Result<Vec<f64>, Broken> {
+    let mut buffer = vec![0x5a; bytes];
+    let mut seconds = Vec::new();
+    for round in 0..=ROUNDS {
+        let begun = Instant::now();
+        for _ in 0..times {
+            if what == "write" { window.write(0, &buffer)? } else { window.read(0, &mut buffer)? }
+        }
+        if round > 0 {
+            seconds.push(begun.elapsed().as_secs_f64());
+        }
+    }
+    Ok(seconds)
+}
+
+/// Measures by every way that there is; waived with both reasons where there is none.
+fn by_any_way(
+    setting: &Setting,
+    measure: impl Fn(&str, &dyn Window, &mut Vec<Figure>, &mut Claim) -> Result<(), Broken>,
+) -> Result<Finding, Broken> {
+    let (mut figures, mut reasons, mut claim) = (Vec::new(), Vec::new(), Claim::default());
+    for way in [DMA_BUF, GDRAPI] {
+        let finding = with(setting, way, setting.most.max(1 << 16), |gpu, memory, window| {
+            gpu.fill(memory, setting.seed)?;
+            measure(way.name, window, &mut figures, &mut claim)?;
+            Ok(Claim::default().finish())
+        })?;
+        match finding.outcome {
+            egm_report::Outcome::Waived => reasons.push(finding.reason),
+            egm_report::Outcome::Passed => claim.seen(format!("by {}", way.name)),
+            _ => return Ok(finding),
+        }
+    }
+    if figures.is_empty() {
+        reasons.dedup();
+        return Ok(Finding::waived(reasons.join("; ")));
+    }
+    Ok(claim.finish().with_figures(figures))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_stay_inside_and_a_seed_repeats_them() {
+        let list = |seed| -> Vec<(usize, usize)> {
+            let mut random = Random::new(seed);
+            (0..500).map(|_| piece(&mut random, 65_536)).collect()
+        };
+        assert_eq!(list(3), list(3));
+        assert_ne!(list(3), list(4));
+        assert!(list(3).iter().all(|(at, bytes)| *bytes > 0 && at + bytes <= 65_536));
+        assert!(list(3).iter().any(|(_, bytes)| *bytes > 1000));
+    }
+}

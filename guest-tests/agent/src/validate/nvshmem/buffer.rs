@@ -1,0 +1,107 @@
+//! A buffer of this PE's own in host memory (`HOST_NUMA`, extended GPU memory where the platform has it), symmetric.
+//!
+//! NVSHMEM maps the buffer a second time for other PEs' GPUs; for this PE's GPU only the first address is certain, so
+//! puts and gets go from and to the heap of the PE that calls.
+
+use egm_cuda::{Attribute, Kind, Memory, Shape};
+use egm_shmem::Range;
+
+use super::element::Element;
+use super::job::buffer_bytes;
+use super::speed;
+use crate::error::Broken;
+
+/// `nvshmem.buffer`.
+pub(super) fn buffer(element: &mut Element) -> Result<(), Broken> {
+    let attributes = element.context.attributes();
+    let node = attributes.get(Attribute::HOST_NUMA_ID).filter(|node| *node >= 0);
+    let (Some(node), true) = (node, attributes.has(Attribute::HOST_NUMA)) else {
+        element.found.waived = Some(format!("this driver has no {}: update it", Attribute::HOST_NUMA));
+        return Ok(());
+    };
+    let bytes = buffer_bytes(element.most);
+    let own = Memory::new(&element.context, Kind::HostNuma(node), bytes)?;
+    own.words()?.fill(element.seed_of(element.me(), 0));
+    let length = usize::try_from(bytes).unwrap_or(usize::MAX);
+    let address = usize::try_from(own.address()).unwrap_or(0);
+    let shared = element.pe.register(address, length)?;
+    let heap = element.pe.allocate(length)?;
+    let ranges = (shared.range(0, length)?, heap.range(0, length)?);
+    there(element, &own, ranges, &heap)?;
+    back(element, &own, ranges, &heap)?;
+    element.found.seen.push(format!("{bytes:#x} bytes of node {node} a PE"));
+    element.pe.free(heap);
+    element.pe.unregister(shared)?;
+    Ok(())
+}
+
+/// From the heap of each PE into the next one's buffer, which that one's processors and GPU both compare.
+fn there(
+    element: &mut Element,
+    own: &Memory,
+    (buffer, heap): (Range<'_>, Range<'_>),
+    memory: &egm_shmem::Memory,
+) -> Result<(), Broken> {
+    element.fill(memory, element.seed_of(element.me(), 1))?;
+    element.pe.barrier();
+    let figure = speed::measure(element, "put to the next PE's HOST_NUMA buffer", heap.len(), &|element| {
+        Ok(element.pe.put_on(buffer, heap, element.next(), &element.stream)?)
+    })?;
+    element.pe.barrier();
+    keep(element, figure);
+    let seed = element.seed_of(element.previous(), 1);
+    if let Some(wrong) = own.words()?.compare(seed) {
+        let (me, count, index) = (element.previous(), wrong.count, wrong.index);
+        element.untrue(format!(
+            "after PE {me}'s put, {count} words of the buffer are wrong, one is word {index}"
+        ));
+    }
+    let wrong = differing(element, own, seed)?;
+    if wrong > 0 {
+        element.untrue(format!("this PE's GPU reads {wrong} words of its buffer wrong after a put"));
+    }
+    element.pe.barrier();
+    Ok(())
+}
+
+/// From the next PE's buffer, which its processors filled, into the heap.
+fn back(
+    element: &mut Element,
+    own: &Memory,
+    (buffer, heap): (Range<'_>, Range<'_>),
+    memory: &egm_shmem::Memory,
+) -> Result<(), Broken> {
+    own.words()?.fill(element.seed_of(element.me(), 2));
+    element.fill(memory, element.seed_of(element.me(), 3))?;
+    element.pe.barrier();
+    let figure =
+        speed::measure(element, "get from the next PE's HOST_NUMA buffer", heap.len(), &|element| {
+            Ok(element.pe.get_on(heap, buffer, element.next(), &element.stream)?)
+        })?;
+    element.pe.barrier();
+    keep(element, figure);
+    let wrong = element.differing(memory, element.seed_of(element.next(), 2))?;
+    if wrong > 0 {
+        let next = element.next();
+        element.untrue(format!("a get from PE {next}'s buffer brought {wrong} wrong words"));
+    }
+    element.pe.barrier();
+    Ok(())
+}
+
+fn keep(element: &mut Element, figure: egm_report::Figure) {
+    if element.me() == 0 {
+        element.found.figures.push(figure);
+    }
+}
+
+/// How many words of the buffer are not the pattern of `seed` for this PE's own GPU.
+fn differing(element: &Element, own: &Memory, seed: u64) -> Result<u64, Broken> {
+    let wrong = Memory::new(&element.context, Kind::Pinned, 64)?;
+    let words = wrong.words()?;
+    (0..words.count()).for_each(|index| words.write(index, 0));
+    let shape = Shape::whole(&element.context);
+    element.kernels.check(&element.stream, shape, own.whole(), seed, wrong.whole())?;
+    element.stream.synchronize()?;
+    Ok(words.read(0))
+}

@@ -1,0 +1,68 @@
+//! NVSHMEM between the GPUs of this machine: one process a GPU, each a PE, no network between them.
+//!
+//! [`job`] starts the PEs and collects what they found; [`element`] is such a process. The rest is what it does: each
+//! file a few claims. Everything is compared byte by byte with what seeds say, after it was overwritten with poison.
+
+mod atomics;
+mod buffer;
+mod collectives;
+mod element;
+mod job;
+mod speed;
+mod transfer;
+
+use super::{Part, Setting, Validation};
+use crate::error::Broken;
+use crate::finding::Finding;
+use element::Element;
+
+/// What a PE does for a claim.
+struct Work {
+    /// `group.what` of the validation.
+    name: &'static str,
+    /// The fewest PEs that can decide it.
+    least: i32,
+    run: fn(&mut Element) -> Result<(), Broken>,
+}
+
+static WORKS: &[Work] = &[
+    Work { name: "nvshmem.start", least: 1, run: transfer::start },
+    Work { name: "nvshmem.put", least: 1, run: transfer::put },
+    Work { name: "nvshmem.get", least: 1, run: transfer::get },
+    Work { name: "nvshmem.signal", least: 1, run: transfer::signal },
+    Work { name: "nvshmem.atomics", least: 1, run: atomics::atomics },
+    Work { name: "nvshmem.barrier", least: 2, run: atomics::barrier },
+    Work { name: "nvshmem.collectives", least: 1, run: collectives::collectives },
+    Work { name: "nvshmem.bandwidth", least: 1, run: speed::bandwidth },
+    Work { name: job::BUFFER, least: 1, run: buffer::buffer },
+];
+
+/// Declares a validation that is a job of the same name.
+macro_rules! job {
+    ($name:expr, $claim:literal) => {
+        Validation {
+            name: $name,
+            claim: $claim,
+            run: |setting: &Setting| -> Result<Finding, Broken> { job::run($name, setting) },
+        }
+    };
+}
+
+/// The group's validations.
+pub(super) static ALL: &[Validation] = &[
+    job!("nvshmem.start", "a PE on each GPU starts, and each reaches every other's memory"),
+    job!("nvshmem.put", "a put of any length at any alignment arrives whole and touches nothing beside"),
+    job!(
+        "nvshmem.get",
+        "a get of any length at any alignment brings what is there and touches nothing beside"
+    ),
+    job!("nvshmem.signal", "who sees a put's signal sees its data"),
+    job!("nvshmem.atomics", "no addition of any PE to one word is lost, by signals or by kernels"),
+    job!("nvshmem.barrier", "behind a barrier, everything that was put before it is there"),
+    job!("nvshmem.collectives", "broadcast, collect, exchange, sum and maximum are right"),
+    job!("nvshmem.bandwidth", "how fast puts and gets are"),
+    job!(job::BUFFER, "a buffer in HOST_NUMA memory is registered and reached as symmetric memory"),
+];
+
+/// What its validations start as processes of their own.
+pub(super) static PARTS: &[Part] = &[Part { name: job::PE, run: element::run }];

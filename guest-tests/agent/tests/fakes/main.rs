@@ -1,0 +1,172 @@
+//! Deliberately broken stand-ins for vendors' libraries: for each fault that is planted, the validations that should
+//! notice it fail, and no other does. Without a fault, all that run pass.
+//!
+//! The stand-ins (`tests/fake`) are compiled here by `c++`; the program is egm-guest linked to the machine's libc, as
+//! `cargo guest` links it. Where there is no C++ compiler, the tests say so and decide nothing.
+
+#![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod build;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+use build::Fakes;
+use egm_report::{Outcome, Verdict};
+
+/// What is planted, among which validations, and which of them notice.
+struct Planted {
+    fault: &'static str,
+    select: &'static str,
+    notice: &'static [&'static str],
+}
+
+const fn planted(fault: &'static str, select: &'static str, notice: &'static [&'static str]) -> Planted {
+    Planted { fault, select, notice }
+}
+
+/// Runs the chosen validations with a fault.
+fn validate(
+    fakes: &Fakes,
+    gpus: u32,
+    select: &str,
+    fault: Option<&str>,
+    seed: u64,
+) -> BTreeMap<String, Verdict> {
+    let mut command = Command::new(&fakes.program);
+    command.args(["validate", "--json", "--size", "64KiB", "--select", select, "--seed", &seed.to_string()]);
+    command.args(["--arg", "deadline=300"]);
+    command
+        .arg("--arg")
+        .arg(format!("nvshmem.library={}", fakes.folder.join("libnvshmem_host.so.3").display()));
+    command.env("LD_LIBRARY_PATH", &fakes.folder).env("EGM_FAKE_GPUS", gpus.to_string());
+    command.env_remove("EGM_FAKE_FAULT").envs(fault.map(|fault| ("EGM_FAKE_FAULT", fault)));
+    let output = command.output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let verdicts: BTreeMap<String, Verdict> =
+        build::verdicts(&text).into_iter().map(|verdict| (verdict.name.clone(), verdict)).collect();
+    assert!(!verdicts.is_empty(), "{select} {fault:?}: {text}\n{}", String::from_utf8_lossy(&output.stderr));
+    verdicts
+}
+
+/// Without a fault everything passes or is waived, and what is named passes.
+fn all_pass(fakes: &Fakes, gpus: u32, select: &str, must_run: &[&str]) {
+    let verdicts = validate(fakes, gpus, select, None, 7);
+    let bad: Vec<_> = verdicts
+        .values()
+        .filter(|verdict| !matches!(verdict.outcome, Outcome::Passed | Outcome::Waived))
+        .map(|verdict| format!("{} {}: {}", verdict.name, verdict.outcome, verdict.reason))
+        .collect();
+    assert!(bad.is_empty(), "without a fault: {bad:#?}");
+    for name in must_run {
+        let verdict = &verdicts[*name];
+        assert_eq!(verdict.outcome, Outcome::Passed, "{name}: {}", verdict.reason);
+    }
+}
+
+/// Each fault is noticed by those that should, as a failure, and by no other.
+fn each_is_noticed(fakes: &Fakes, gpus: u32, all: &[Planted]) {
+    let mut wrong = Vec::new();
+    for Planted { fault, select, notice } in all {
+        let verdicts = validate(fakes, gpus, select, Some(fault), 7);
+        let failed: BTreeSet<&str> = verdicts
+            .values()
+            .filter(|verdict| verdict.outcome == Outcome::Failed)
+            .map(|verdict| verdict.name.as_str())
+            .collect();
+        let broken: Vec<_> = verdicts.values().filter(|verdict| verdict.outcome == Outcome::Error).collect();
+        let should: BTreeSet<&str> = notice.iter().copied().collect();
+        if failed != should || !broken.is_empty() {
+            let reasons: Vec<_> = verdicts
+                .values()
+                .map(|verdict| format!("{} {}: {}", verdict.name, verdict.outcome, verdict.reason))
+                .collect();
+            wrong.push(format!("{fault}: {failed:?} failed, not {should:?}: {reasons:#?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn each_fault_of_nvshmem_is_noticed_by_the_check_that_looks_for_it() {
+    let Some(fakes) = build::fakes() else { return };
+    let all = [
+        "nvshmem.start",
+        "nvshmem.put",
+        "nvshmem.get",
+        "nvshmem.signal",
+        "nvshmem.atomics",
+        "nvshmem.barrier",
+        "nvshmem.collectives",
+        "nvshmem.bandwidth",
+        "nvshmem.buffer",
+    ];
+    all_pass(&fakes, 2, "nvshmem", &all);
+    let transfers = "nvshmem.put,nvshmem.get,nvshmem.collectives";
+    let collectives = "nvshmem.collectives,nvshmem.put";
+    let sync = "nvshmem.signal,nvshmem.barrier,nvshmem.put";
+    each_is_noticed(
+        &fakes,
+        2,
+        &[
+            planted("shmem-put-byte", transfers, &["nvshmem.put"]),
+            planted("shmem-put-tail", transfers, &["nvshmem.put"]),
+            planted("shmem-put-over", transfers, &["nvshmem.put"]),
+            planted("shmem-get-byte", transfers, &["nvshmem.get"]),
+            planted("shmem-get-tail", transfers, &["nvshmem.get"]),
+            planted("shmem-get-over", transfers, &["nvshmem.get"]),
+            planted("shmem-get-own", transfers, &["nvshmem.get"]),
+            planted("shmem-signal-first", sync, &["nvshmem.signal"]),
+            planted("shmem-barrier-early", sync, &["nvshmem.barrier"]),
+            planted("shmem-add-lost", "nvshmem.atomics,nvshmem.signal", &["nvshmem.atomics"]),
+            planted("shmem-sum-one-less", collectives, &["nvshmem.collectives"]),
+            planted("shmem-max-signed", collectives, &["nvshmem.collectives"]),
+            planted("shmem-broadcast-byte", collectives, &["nvshmem.collectives"]),
+            planted("shmem-collect-order", collectives, &["nvshmem.collectives"]),
+            planted("shmem-exchange-own", collectives, &["nvshmem.collectives"]),
+            planted("shmem-peer-none", "nvshmem.start,nvshmem.put", &["nvshmem.start"]),
+            planted("shmem-register-other", "nvshmem.buffer,nvshmem.put", &["nvshmem.buffer"]),
+            planted("time-zero", "nvshmem.bandwidth,nvshmem.put", &["nvshmem.bandwidth"]),
+        ],
+    );
+}
+
+#[test]
+fn a_pe_alone_is_one_pe_and_what_needs_two_is_waived() {
+    let Some(fakes) = build::fakes() else { return };
+    let verdicts = validate(&fakes, 1, "nvshmem.put,nvshmem.barrier", None, 7);
+    assert_eq!(verdicts["nvshmem.put"].outcome, Outcome::Passed, "{}", verdicts["nvshmem.put"].reason);
+    assert!(
+        verdicts["nvshmem.put"].reason.starts_with("1 PE on 1 GPU"),
+        "{}",
+        verdicts["nvshmem.put"].reason
+    );
+    assert_eq!(verdicts["nvshmem.barrier"].outcome, Outcome::Waived);
+}
+
+#[test]
+fn each_fault_of_gpu_memory_by_the_bar_is_noticed_by_the_check_that_looks_for_it() {
+    let Some(fakes) = build::fakes() else { return };
+    let all = ["gdr.dmabuf", "gdr.gdrapi", "gdr.bandwidth", "gdr.latency"];
+    all_pass(&fakes, 1, "gdr", &all);
+    let both = "gdr.dmabuf,gdr.gdrapi";
+    each_is_noticed(
+        &fakes,
+        1,
+        &[
+            planted("dmabuf-other", both, &["gdr.dmabuf", "gdr.gdrapi"]),
+            planted("gdr-write-tail", both, &["gdr.gdrapi"]),
+            planted("gdr-write-word", both, &["gdr.gdrapi"]),
+            planted("gdr-read-byte", both, &["gdr.gdrapi"]),
+            planted("gdr-info-short", both, &["gdr.gdrapi"]),
+        ],
+    );
+    let verdicts = validate(&fakes, 1, both, Some("dmabuf-unmappable"), 7);
+    let reason = &verdicts["gdr.dmabuf"].reason;
+    assert_eq!(verdicts["gdr.dmabuf"].outcome, Outcome::Waived, "{reason}");
+    assert!(reason.contains("13.3"), "{reason}");
+    let verdicts = validate(&fakes, 1, both, Some("gdr-no-driver"), 7);
+    assert_eq!(verdicts["gdr.gdrapi"].outcome, Outcome::Waived);
+    assert!(verdicts["gdr.gdrapi"].reason.contains("gdrdrv"), "{}", verdicts["gdr.gdrapi"].reason);
+}
