@@ -40,17 +40,19 @@ if [ -e "$dax" ]; then
     echo dax0.0 > /sys/bus/nd/drivers/dax_pmem/bind
 fi
 # What a Grace host's firmware says of a function, or has done to it: its socket, and that its GPU is ready (link and memory
-# trained), which QEMU's display, memory all of its BAR 0, says when that is written there.
+# trained), which QEMU's display, memory all of its BAR 0, says when that is written there. Others get ready by themselves.
 for function in /sys/bus/pci/devices/*; do
     if [ -e "$function/of_node/numa-node-id" ]; then
         printf '%d\n' "0x$(od -An -tx1 "$function/of_node/numa-node-id" | tr -d ' ')" > "$function/numa_node"
     fi
     if [ -e "$function/of_node/nvidia,gpu-mem-size" ]; then
-        echo 1 > "$function/enable"
-        bar0=$(head -n 1 "$function/resource" | cut -d' ' -f1)
-        for ready in 0x1498 0x200bc; do
-            devmem $((bar0 + ready)) 32 0xff
-        done
+        if [ "$(cat "$function/vendor")" = 0x1234 ]; then
+            echo 1 > "$function/enable"
+            bar0=$(head -n 1 "$function/resource" | cut -d' ' -f1)
+            for ready in 0x1498 0x200bc; do
+                devmem $((bar0 + ready)) 32 0xff
+            done
+        fi
         [ ! -e "$function/driver" ] || echo "${function##*/}" > "$function/driver/unbind"
         echo nvgrace_gpu_vfio_pci > "$function/driver_override"
         echo "${function##*/}" > /sys/bus/pci/drivers_probe

@@ -66,8 +66,10 @@ pub(crate) fn run(
     if !own.is_empty() {
         run(tools, &kernel::built(cache, false)?, &own)?;
     }
-    if !on_grace.is_empty() {
-        run(&Tools::of_grace(cache)?, &kernel::grace(cache, false)?, &on_grace)?;
+    // GPUs of other processes and an SMMUv3 are not to be had in one machine.
+    let (outside, inside): (Vec<Scenario>, Vec<Scenario>) = on_grace.iter().partition(|s| s.plugged);
+    for on_grace in [inside, outside].iter().filter(|scenarios| !scenarios.is_empty()) {
+        run(&Tools::of_grace(cache)?, &kernel::grace(cache, false)?, on_grace)?;
     }
     results.sort_by_key(|result| scenarios.iter().position(|s| s.name == result.scenario));
     Ok(results)
@@ -180,14 +182,16 @@ pub(crate) fn emulate(
         let file = fs::File::create(drive).map_err(LabError::file("make", drive))?;
         file.set_len(DRIVE).map_err(LabError::file("size", drive))?;
     }
-    let cards = plugged.then(|| served::plug(&beside("egm-function")?, &share)).transpose()?;
+    let kinds = if grace { served::PLUGGED_GRACE } else { served::PLUGGED };
+    let cards = plugged.then(|| served::plug(kinds, &beside("egm-function")?, &share)).transpose()?;
     let (servers, sockets) = cards.unwrap_or_default();
     let frequency = match clock {
         Clock::Real => frequency(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
         Clock::Instructions => "tsc_early_khz=1000000".to_owned(),
     };
     // Cards are told of guest memory page by page, and take 65,535 pages: large ones are needed (from Linux 6.13).
-    let pc = format!("{frequency}{}", if plugged { " transparent_hugepage_shmem=always" } else { "" });
+    let large = if plugged { "transparent_hugepage_shmem=always" } else { "" };
+    let append = if grace { format!("{large} {words}") } else { format!("{frequency} {large}") };
     let machine = L1 {
         kernel: &kernel.image(),
         initramfs: &image,
@@ -195,11 +199,12 @@ pub(crate) fn emulate(
         drives: &drives,
         cards: &sockets,
         clock,
-        words: if grace { words } else { &pc },
+        words: append.trim(),
     };
     let (emulator, arguments) = if grace {
         let emulator = Emulator::arm(cache)?;
-        let tree = grace::tree(&emulator, &share)?;
+        let profile = if plugged { grace::Profile::Outside } else { grace::Profile::Inside };
+        let tree = grace::tree(profile, &emulator, &share)?;
         (emulator, grace::l1(&machine, &tree))
     } else {
         (Emulator::of(cache)?, qemu::l1(&machine))

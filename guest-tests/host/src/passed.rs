@@ -136,9 +136,10 @@ pub(crate) fn dmar_faults() -> Result<usize, LabError> {
 }
 
 /// Intel's driver: `DMAR: [DMA Read NO_PASID] Request device [01:00.0] fault addr 0x…`; Arm's: `arm-smmu-v3
-/// 9050000.smmuv3: event: F_TRANSLATION client: 0000:01:00.0 …`.
+/// 9050000.smmuv3: event: F_TRANSLATION client: 0000:01:00.0 …`; virtio's: `virtio_iommu virtio0: page fault from EP 256 at 0x…`.
 fn is_fault(line: &str) -> bool {
-    line.contains("DMAR:") && line.contains("fault") || line.contains("arm-smmu-v3") && line.contains("event")
+    let (intel, arm) = (line.contains("DMAR:"), line.contains("arm-smmu-v3"));
+    intel && line.contains("fault") || arm && line.contains("event") || line.contains("fault from EP ")
 }
 
 pub(crate) fn no_faults_since(before: usize) -> Step {
@@ -160,5 +161,7 @@ mod tests {
         assert!(!is_fault("[0.2] DMAR: Host address width 39"));
         assert!(is_fault("[9.1] arm-smmu-v3 9050000.smmuv3: event 0x10 received:"));
         assert!(!is_fault("[8.0] arm-smmu-v3 9050000.smmuv3: allocated 32768 entries for evtq"));
+        assert!(is_fault("[9.1] virtio_iommu virtio0: page fault from EP 160 at 0x2000000000 [W]"));
+        assert!(!is_fault("[0.5] virtio_iommu virtio0: page mask: 0xfffffffffffff000"));
     }
 }

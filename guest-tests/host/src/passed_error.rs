@@ -15,7 +15,7 @@ const COMPLETION_TIMEOUT: u32 = 1 << 14;
 /// What the VMM says of it.
 const WORDS: &str = "reported an error that it cannot correct";
 /// What the guest says when it waits for the end of its function.
-const MARK: &str = "egm-lost waits";
+pub(crate) const MARK: &str = "egm-lost waits";
 
 /// Tells the story of the function of `scenario`.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
@@ -45,7 +45,7 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
 }
 
 /// The function reports the error.
-fn inject(function: &str) -> Step {
+pub(crate) fn inject(function: &str) -> Step {
     let report = report(function, COMPLETION_TIMEOUT).ok_or("not the address of a function")?;
     Ok(fs::write(INJECT, report)?)
 }
@@ -65,7 +65,7 @@ fn report(function: &str, errors: u32) -> Option<Vec<u8>> {
 }
 
 /// The VMM said it so often.
-fn times(said: &str, wanted: usize) -> Step {
+pub(crate) fn times(said: &str, wanted: usize) -> Step {
     match said.matches(WORDS).count() {
         count if count == wanted => Ok(()),
         count => Err(Fault::Untrue(format!("the VMM says {count} times that a function {WORDS}: {said}"))),

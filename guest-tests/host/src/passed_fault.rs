@@ -38,7 +38,7 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
 }
 
 /// The engine does its transfer to the end.
-fn transfer(engine: &str) -> Step {
+pub(crate) fn transfer(engine: &str) -> Step {
     let registers = hand::page(engine, 0, 0, DECODE | MASTER)?;
     let begun = Instant::now();
     for (register, value) in TRANSFER {
@@ -54,7 +54,7 @@ fn transfer(engine: &str) -> Step {
 }
 
 /// The check for faults sees one.
-fn found(before: usize) -> Step {
+pub(crate) fn found(before: usize) -> Step {
     match no_faults_since(before) {
         Err(Fault::Untrue(_)) => Ok(()),
         _ => Err(Fault::Untrue("a device wrote where nothing is mapped, and nobody told".to_owned())),

@@ -14,23 +14,42 @@ use crate::process::bound_to_us;
 /// A function that is served.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Card {
-    /// The configuration space of the real one.
-    pub(crate) recorded: &'static str,
+    /// What it is.
+    pub(crate) kind: Kind,
     /// MiB of its memory BAR.
     pub(crate) bar: u64,
     /// MiB of memory in it.
     pub(crate) memory: u64,
 }
 
+/// What a function that is served passes for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Kind {
+    /// The configuration space of a real one.
+    Recorded(&'static str),
+    /// A GPU for the emulated Grace host, whose memory is the host's own: ready some reads after each reset.
+    Grace,
+}
+
 /// An H200 with half of its BAR, for two of them and a guest are to fit into an emulated processor's 40 address bits. Before
 /// Linux 6.15 type 1 maps BARs for others in pages of 4 KiB, of which it has too many: this takes a newer kernel.
-pub(crate) const GPU: Card =
-    Card { recorded: include_str!("../../../vfio/tests/data/h200.txt"), bar: 64 << 10, memory: 2 << 10 };
+pub(crate) const GPU: Card = Card {
+    kind: Kind::Recorded(include_str!("../../../vfio/tests/data/h200.txt")),
+    bar: 64 << 10,
+    memory: 2 << 10,
+};
 /// A ConnectX-5, of which, unlike newer ones, there is a public record.
-pub(crate) const NIC: Card =
-    Card { recorded: include_str!("../../../vfio/tests/data/connectx5.txt"), bar: 32, memory: 32 };
-/// The cards of an emulated host that has some, by the names of their sockets.
-pub(crate) const PLUGGED: [(&str, Card); 3] = [("gpu0.sock", GPU), ("gpu1.sock", GPU), ("nic.sock", NIC)];
+pub(crate) const NIC: Card = Card {
+    kind: Kind::Recorded(include_str!("../../../vfio/tests/data/connectx5.txt")),
+    bar: 32,
+    memory: 32,
+};
+/// A Grace GPU, beside whose own memory BAR its driver shows the memory that processors share.
+const GRACE: Card = Card { kind: Kind::Grace, bar: 64, memory: 64 };
+/// The cards of an emulated PC that has some, by the names of their sockets.
+pub(crate) const PLUGGED: &[(&str, Card)] = &[("gpu0.sock", GPU), ("gpu1.sock", GPU), ("nic.sock", NIC)];
+/// Those of an emulated Grace host.
+pub(crate) const PLUGGED_GRACE: &[(&str, Card)] = &[("gpu0.sock", GRACE), ("gpu1.sock", GRACE)];
 
 /// A server, which is killed with this value.
 #[derive(Debug)]
@@ -71,11 +90,17 @@ impl Server {
 
 /// Starts `function` as `card`; it serves at `socket` when this returns.
 pub(crate) fn start(function: &Path, card: Card, socket: &Path) -> Result<Server, LabError> {
-    let recorded = socket.with_extension("txt");
-    fs::write(&recorded, card.recorded).map_err(LabError::file("write", &recorded))?;
     let mut command = Command::new(function);
-    command.args(["--bar", &card.bar.to_string(), "--memory", &card.memory.to_string(), "--recorded"]);
-    command.arg(recorded).arg("--socket").arg(socket);
+    command.args(["--bar", &card.bar.to_string(), "--memory", &card.memory.to_string()]);
+    match card.kind {
+        Kind::Grace => command.arg("--grace"),
+        Kind::Recorded(text) => {
+            let recorded = socket.with_extension("txt");
+            fs::write(&recorded, text).map_err(LabError::file("write", &recorded))?;
+            command.arg("--recorded").arg(recorded)
+        }
+    };
+    command.arg("--socket").arg(socket);
     let log = socket.with_extension("log");
     let said = fs::File::create(&log).map_err(LabError::file("write", &log))?;
     serve(command, said.into())
@@ -97,9 +122,13 @@ pub(crate) fn serve(command: Command, stderr: Stdio) -> Result<Server, LabError>
     }
 }
 
-/// Starts the cards of an emulated host, with their sockets in `folder`.
-pub(crate) fn plug(function: &Path, folder: &Path) -> Result<(Vec<Server>, Vec<PathBuf>), LabError> {
-    let sockets: Vec<PathBuf> = PLUGGED.iter().map(|(name, _)| folder.join(name)).collect();
+/// Starts `cards` of an emulated host, with their sockets in `folder`.
+pub(crate) fn plug(
+    cards: &[(&str, Card)],
+    function: &Path,
+    folder: &Path,
+) -> Result<(Vec<Server>, Vec<PathBuf>), LabError> {
+    let sockets: Vec<PathBuf> = cards.iter().map(|(name, _)| folder.join(name)).collect();
     let start = |((_, card), socket): (&(&str, Card), &PathBuf)| start(function, *card, socket);
-    Ok((PLUGGED.iter().zip(&sockets).map(start).collect::<Result<_, _>>()?, sockets))
+    Ok((cards.iter().zip(&sockets).map(start).collect::<Result<_, _>>()?, sockets))
 }

@@ -1,7 +1,7 @@
 //! QEMU's command line for the emulated Grace host, and what its device tree says beside. Pure.
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::qemu::{self, L1, boot, words};
 
@@ -17,12 +17,19 @@ const GPU_MEMORY: u64 = 1664;
 /// MiB of it that are cacheable, its first.
 const USEMEM: u64 = 512;
 
-/// The GPUs: the slot at the root bus, the socket, the node of its memory and that of its socket's EGM.
-const GPUS: [Gpu; 4] = [
-    Gpu { slot: 3, socket: 0, memory: 2, egm: 4 },
-    Gpu { slot: 4, socket: 1, memory: 3, egm: 5 },
-    Gpu { slot: 5, socket: 0, memory: 6, egm: 4 },
-    Gpu { slot: 6, socket: 1, memory: 7, egm: 5 },
+/// The GPUs that QEMU has: bochs-display, whose BAR 0 is memory, so that it can be made to look ready.
+const INSIDE: [Gpu; 4] = [
+    Gpu { slot: 3, bus: 0, cacheable: USEMEM, socket: 0, memory: 2, egm: 4 },
+    Gpu { slot: 4, bus: 0, cacheable: USEMEM, socket: 1, memory: 3, egm: 5 },
+    Gpu { slot: 5, bus: 0, cacheable: USEMEM, socket: 0, memory: 6, egm: 4 },
+    Gpu { slot: 6, bus: 0, cacheable: USEMEM, socket: 1, memory: 7, egm: 5 },
+];
+
+/// The GPUs that are served from outside (`guest-tests/functions`), behind ports of their own, as real ones are, and with NVIDIA's
+/// capability that none of their memory needs to be uncached.
+const OUTSIDE: [Gpu; 2] = [
+    Gpu { slot: 0x17, bus: 8, cacheable: GPU_MEMORY, socket: 0, memory: 2, egm: 4 },
+    Gpu { slot: 0x18, bus: 9, cacheable: GPU_MEMORY, socket: 1, memory: 3, egm: 5 },
 ];
 
 /// Blocks that firmware found to be bad: node and offset. The first is in the middle, so that a slice of more than half of its
@@ -31,12 +38,73 @@ const RETIRED: [(usize, u64); 3] = [(4, 0x2000_0000), (4, 0x100_0000), (5, 0x300
 /// Bytes of such a block.
 pub(super) const BLOCK: u64 = 64 << 10;
 
-/// An emulated GPU: QEMU's bochs-display, whose BAR 0 is memory, so that it can be made to look ready.
+/// An emulated GPU.
 struct Gpu {
+    /// The slot at the root bus, of itself or of its port.
     slot: u64,
+    /// The bus behind its port, which Linux numbers in the order of slots, or 0 where it has none.
+    bus: u64,
+    /// MiB of its memory that are cacheable, its first.
+    cacheable: u64,
     socket: u64,
+    /// The node of its memory, and that of its socket's EGM.
     memory: usize,
     egm: usize,
+}
+
+impl Gpu {
+    fn address(&self) -> String {
+        match self.bus {
+            0 => format!("0000:00:{:02x}.0", self.slot),
+            bus => format!("0000:{bus:02x}:00.0"),
+        }
+    }
+
+    /// Its node in the device tree, and those of its port and itself with their `reg` (IEEE 1275 PCI binding: bus and device).
+    fn nodes(&self) -> (String, Vec<Property>) {
+        let reg = |node: &str, bus, slot| Property {
+            node: node.to_owned(),
+            name: "reg",
+            cells: vec![bus << 16 | slot << 11, 0, 0, 0, 0],
+        };
+        let root = "/pcie@10000000";
+        match self.bus {
+            0 => {
+                let node = format!("{root}/gpu@{:x},0", self.slot);
+                let own = reg(&node, 0, self.slot);
+                (node, vec![own])
+            }
+            bus => {
+                let port = format!("{root}/pcie@{:x},0", self.slot);
+                let node = format!("{port}/gpu@0,0");
+                let both = vec![reg(&port, 0, self.slot), reg(&node, bus, 0)];
+                (node, both)
+            }
+        }
+    }
+}
+
+/// Which GPUs the machine has, and with them which IOMMU: QEMU does not tell functions of other processes what an SMMUv3 maps
+/// ("requires iommu MAP notifier"), and a virtio-iommu it does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Profile {
+    /// QEMU's, behind an SMMUv3.
+    Inside,
+    /// Those of other processes, behind a virtio-iommu.
+    Outside,
+}
+
+impl Profile {
+    fn of(cards: &[PathBuf]) -> Self {
+        if cards.is_empty() { Self::Inside } else { Self::Outside }
+    }
+
+    fn gpus(self) -> &'static [Gpu] {
+        match self {
+            Self::Inside => &INSIDE,
+            Self::Outside => &OUTSIDE,
+        }
+    }
 }
 
 /// A property of the device tree: the node, its name, and its cells.
@@ -50,35 +118,53 @@ pub(super) struct Property {
     pub(super) cells: Vec<u64>,
 }
 
-/// The machine without its functions: what its device tree is made for. SMMUv3 translates for all functions.
-pub(super) fn board() -> Vec<OsString> {
+/// The machine without its functions: what its device tree is made for.
+pub(super) fn board(profile: Profile) -> Vec<OsString> {
     let mut args = words(
         "-nodefaults -nographic -no-reboot -nic none -serial stdio -accel tcg,thread=multi -cpu max \
          -smp 2,sockets=2,cores=1,threads=1",
     );
     args.extend(["-m".into(), format!("{}M", NODES.iter().sum::<u64>()).into()]);
+    // Other processes are lent memory, so it is files.
+    let (backend, iommu) = match profile {
+        Profile::Inside => ("memory-backend-ram", ""),
+        Profile::Outside => ("memory-backend-memfd,share=on", "-device virtio-iommu-pci,addr=2.0"),
+    };
     for (node, mib) in NODES.iter().enumerate() {
         args.extend(words(&format!(
-            "-object memory-backend-ram,id=ram{node},size={mib}M -numa node,nodeid={node},memdev=ram{node}"
+            "-object {backend},id=ram{node},size={mib}M -numa node,nodeid={node},memdev=ram{node}"
         )));
     }
     args.extend(words("-numa cpu,node-id=0,socket-id=0 -numa cpu,node-id=1,socket-id=1"));
+    args.extend(words(iommu));
     args
 }
 
 /// The machine's kind, with `more` options.
-pub(super) fn kind(more: &str) -> [OsString; 2] {
-    ["-machine".into(), format!("virt,virtualization=on,gic-version=3,iommu=smmuv3{more}").into()]
+pub(super) fn kind(profile: Profile, more: &str) -> [OsString; 2] {
+    let iommu = match profile {
+        Profile::Inside => ",iommu=smmuv3",
+        Profile::Outside => "",
+    };
+    ["-machine".into(), format!("virt,virtualization=on,gic-version=3{iommu}{more}").into()]
 }
 
-/// The emulated Grace host with the device tree `tree`.
+/// The emulated Grace host with the device tree `tree`. It has the GPUs of other processes when it is given their sockets.
 pub(crate) fn l1(machine: &L1<'_>, tree: &Path) -> Vec<OsString> {
-    let mut args = board();
-    args.extend(kind(""));
+    let profile = Profile::of(machine.cards);
+    let mut args = board(profile);
+    args.extend(kind(profile, ""));
     args.extend(["-dtb".into(), tree.into()]);
     args.extend(qemu::shared(machine));
-    for gpu in &GPUS {
-        args.extend(words(&format!("-device bochs-display,vgamem=16M,addr={:x}.0", gpu.slot)));
+    match profile {
+        Profile::Inside => {
+            let display =
+                |gpu: &Gpu| words(&format!("-device bochs-display,vgamem=16M,addr={:x}.0", gpu.slot));
+            args.extend(INSIDE.iter().flat_map(display));
+        }
+        Profile::Outside => {
+            args.extend(OUTSIDE.iter().zip(machine.cards).flat_map(|(gpu, card)| plugged(gpu, card)))
+        }
     }
     let retired = RETIRED.map(|(node, offset)| format!("{node}:{offset:#x}")).join(",");
     let append = format!(
@@ -89,24 +175,36 @@ pub(crate) fn l1(machine: &L1<'_>, tree: &Path) -> Vec<OsString> {
     args
 }
 
+/// The function that is served at `socket` as `gpu`, behind its port.
+fn plugged(gpu: &Gpu, socket: &Path) -> Vec<OsString> {
+    let Gpu { slot, bus, .. } = gpu;
+    let mut args = words(&format!(
+        "-device pcie-root-port,id=gpu{bus},chassis=3{bus},x-speed=5,addr={slot:x}.0 -device"
+    ));
+    let socket = serde_json::json!({ "type": "unix", "path": socket });
+    let card = serde_json::json!({ "driver": "vfio-user-pci", "bus": format!("gpu{bus}"), "socket": socket });
+    args.push(card.to_string().into());
+    args
+}
+
 /// What Grace's firmware says of each GPU in ACPI; drivers read a device tree's the same way.
-pub(super) fn properties() -> Vec<Property> {
-    GPUS.iter().flat_map(properties_of).collect()
+pub(super) fn properties(profile: Profile) -> Vec<Property> {
+    profile.gpus().iter().flat_map(properties_of).collect()
 }
 
 fn properties_of(gpu: &Gpu) -> Vec<Property> {
-    let node = format!("/pcie@10000000/gpu@{:x},0", gpu.slot);
+    let (node, mut all) = gpu.nodes();
     let property = |name, cells| Property { node: node.clone(), name, cells };
     let long = |name, value: u64| property(name, vec![value >> 32, value & 0xffff_ffff]);
-    vec![
-        property("reg", vec![gpu.slot << 11, 0, 0, 0, 0]),
+    all.extend([
         property("numa-node-id", vec![gpu.socket]),
         long("nvidia,gpu-mem-base-pa", base(gpu.memory)),
         long("nvidia,gpu-mem-size", GPU_MEMORY << 20),
         long("nvidia,egm-pxm", gpu.egm as u64),
         long("nvidia,egm-base-pa", base(gpu.egm)),
         long("nvidia,egm-size", NODES.get(gpu.egm).copied().unwrap_or_default() << 20),
-    ]
+    ]);
+    all
 }
 
 /// Where the retired blocks in `slice`, an address and bytes, begin.
@@ -116,11 +214,13 @@ pub(super) fn retired_in(slice: Option<(u64, u64)>) -> Vec<u64> {
     all.filter(|block| *block >= start && *block - start < size).collect()
 }
 
-/// Host physical address and bytes of the memory of GPU `function`: what is cacheable, and the rest.
-pub(super) fn memory_of(function: &str) -> Option<[(u64, u64); 2]> {
-    let gpu = GPUS.iter().find(|gpu| function == format!("0000:00:{:02x}.0", gpu.slot))?;
-    let (start, cacheable) = (base(gpu.memory), USEMEM << 20);
-    Some([(start, cacheable), (start + cacheable, (GPU_MEMORY - USEMEM) << 20)])
+/// Host physical address and bytes of the parts of the memory of GPU `function`: what is cacheable, and the rest, where there is one.
+pub(super) fn memory_of(function: &str) -> Option<Vec<(u64, u64)>> {
+    let gpu = INSIDE.iter().chain(&OUTSIDE).find(|gpu| function == gpu.address())?;
+    let (start, cacheable) = (base(gpu.memory), gpu.cacheable << 20);
+    let mut parts = vec![(start, cacheable), (start + cacheable, (GPU_MEMORY << 20) - cacheable)];
+    parts.retain(|(_, size)| *size > 0);
+    Some(parts)
 }
 
 /// Where the memory of `node` begins.
@@ -132,20 +232,25 @@ fn base(node: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::l1::Clock;
     use crate::scenarios::select;
+
+    const BOTH: [Profile; 2] = [Profile::Inside, Profile::Outside];
 
     #[test]
     fn what_gpus_and_egm_have_is_hidden_from_linux_and_nobody_elses() {
-        let mut spans: Vec<_> = GPUS
-            .iter()
-            .flat_map(|gpu| [(base(gpu.memory), GPU_MEMORY << 20), (base(gpu.egm), NODES[gpu.egm] << 20)])
-            .collect();
-        spans.sort_unstable();
-        spans.dedup(); // a socket's GPUs share its EGM
-        assert!(spans[0].0 >= (RAM + LINUX) << 20);
-        assert!(spans.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0), "{spans:x?}");
-        let end = spans.last().map(|(base, size)| base + size).unwrap();
-        assert!(end <= (RAM + NODES.iter().sum::<u64>()) << 20);
+        for gpus in BOTH.map(Profile::gpus) {
+            let mut spans: Vec<_> = gpus
+                .iter()
+                .flat_map(|gpu| [(base(gpu.memory), GPU_MEMORY << 20), (base(gpu.egm), NODES[gpu.egm] << 20)])
+                .collect();
+            spans.sort_unstable();
+            spans.dedup(); // a socket's GPUs share its EGM
+            assert!(spans[0].0 >= (RAM + LINUX) << 20);
+            assert!(spans.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0), "{spans:x?}");
+            let end = spans.last().map(|(base, size)| base + size).unwrap();
+            assert!(end <= (RAM + NODES.iter().sum::<u64>()) << 20);
+        }
     }
 
     #[test]
@@ -159,24 +264,67 @@ mod tests {
 
     #[test]
     fn a_guest_is_told_how_much_of_each_bar_is_memory() {
-        let [cacheable, rest] = memory_of("0000:00:03.0").unwrap();
-        let words = select(&["grace-gpu".into()], true).unwrap().remove(0).words;
-        assert!(words.contains(&format!("egm.arg.gpu.bar4={}", cacheable.1)));
-        assert!(words.contains(&format!("egm.arg.gpu.bar2={}", rest.1)));
-        assert_eq!((rest.0, rest.0 + rest.1), (cacheable.0 + cacheable.1, base(2) + (GPU_MEMORY << 20)));
+        let words = |name: &str| select(&[name.into()], true).unwrap().remove(0).words;
+        let inside = memory_of("0000:00:03.0").unwrap();
+        assert_eq!((inside.len(), inside[0].0 + inside[0].1), (2, inside[1].0));
+        assert!(words("grace-gpu").contains(&format!("egm.arg.gpu.bar4={}", inside[0].1)));
+        assert!(words("grace-gpu").contains(&format!("egm.arg.gpu.bar2={}", inside[1].1)));
+        assert_eq!(inside[1].0 + inside[1].1, base(2) + (GPU_MEMORY << 20));
+        let outside = memory_of("0000:08:00.0").unwrap();
+        assert_eq!(outside, [(base(2), GPU_MEMORY << 20)]);
+        assert!(words("grace-outside").contains(&format!("egm.arg.gpu.bar4={}", outside[0].1)));
         assert_eq!(memory_of("0000:00:07.0"), None);
+    }
+
+    /// The cells of property `name` of `node`.
+    fn cells(profile: Profile, node: &str, name: &str) -> Vec<u64> {
+        let all = properties(profile);
+        all.iter().find(|p| p.node == node && p.name == name).unwrap().cells.clone()
     }
 
     #[test]
     fn a_gpu_is_described_as_the_drivers_read_it() {
-        let all = properties();
-        let find = |name| {
-            let property = all.iter().find(|p| p.node == "/pcie@10000000/gpu@3,0" && p.name == name);
-            property.unwrap().cells.clone()
-        };
+        let find = |name| cells(Profile::Inside, "/pcie@10000000/gpu@3,0", name);
         assert_eq!(find("reg"), [0x1800, 0, 0, 0, 0]);
         assert_eq!(find("nvidia,egm-pxm"), [0, 4]);
         assert_eq!(find("nvidia,egm-base-pa"), [2, 0x4000_0000]);
         assert_eq!(find("nvidia,gpu-mem-size"), [0, 0x6800_0000]);
+        let port = cells(Profile::Outside, "/pcie@10000000/pcie@17,0", "reg");
+        assert_eq!(port, [0xb800, 0, 0, 0, 0]);
+        let find = |name| cells(Profile::Outside, "/pcie@10000000/pcie@17,0/gpu@0,0", name);
+        assert_eq!((find("reg"), find("numa-node-id")), (vec![0x8_0000, 0, 0, 0, 0], vec![0]));
+        assert_eq!(find("nvidia,gpu-mem-base-pa"), [1, 0x4000_0000]);
+    }
+
+    #[test]
+    fn gpus_of_other_processes_are_lent_memory_and_told_what_the_iommu_maps() {
+        let path = Path::new("/k");
+        let drives = [path.to_owned(), path.to_owned()];
+        let line = |cards: &[PathBuf]| {
+            let machine = L1 {
+                kernel: path,
+                initramfs: path,
+                share: path,
+                drives: &drives,
+                cards,
+                clock: Clock::Real,
+                words: "",
+            };
+            let args = l1(&machine, path);
+            args.iter().map(|arg| arg.to_string_lossy()).collect::<Vec<_>>().join(" ")
+        };
+        let inside = line(&[]);
+        assert!(inside.contains("iommu=smmuv3") && inside.contains("bochs-display,vgamem=16M,addr=6.0"));
+        assert!(!inside.contains("memfd") && !inside.contains("virtio-iommu"));
+        let outside = line(&["/a".into(), "/b".into()]);
+        assert!(!outside.contains("smmuv3") && !outside.contains("bochs"), "{outside}");
+        for part in [
+            "-object memory-backend-memfd,share=on,id=ram7,size=2048M",
+            "-device virtio-iommu-pci,addr=2.0",
+            "pcie-root-port,id=gpu9,chassis=39,x-speed=5,addr=18.0 -device {\"bus\":\"gpu9\",",
+            "\"socket\":{\"path\":\"/b\",\"type\":\"unix\"}",
+        ] {
+            assert!(outside.contains(part), "{part} is not in {outside}");
+        }
     }
 }

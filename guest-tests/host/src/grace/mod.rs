@@ -4,6 +4,7 @@ mod again;
 mod egm;
 mod gpu;
 mod machine;
+mod outside;
 
 use std::ffi::OsString;
 use std::fs;
@@ -26,7 +27,8 @@ use crate::tools::Tools;
 pub(crate) use again::run as tell_again;
 pub(crate) use egm::run as tell_egm;
 pub(crate) use gpu::run as tell_gpu;
-pub(crate) use machine::l1;
+pub(crate) use machine::{Profile, l1};
+pub(crate) use outside::run as tell_outside;
 
 /// Where it keeps its files unless the user says otherwise.
 const FOLDER: &str = ".lab/grace";
@@ -51,6 +53,9 @@ pub(crate) struct GraceArguments {
     /// With Debian's kernel: nothing is built, but it has no nvgrace-gpu, no EGM and no iommufd.
     #[arg(long, global = true)]
     stock: bool,
+    /// With GPUs that have NVIDIA's id, a copy engine and a reset, behind a virtio-iommu in place of the SMMUv3.
+    #[arg(long, global = true)]
+    outside: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -83,20 +88,25 @@ pub(crate) fn run(arguments: &GraceArguments) -> Result<ExitCode, LabError> {
         None if arguments.stock => kernel::arm64_host(&cache, false)?,
         None => kernel::grace(&cache, false)?,
     };
-    let host = Host { kernel: &kernel, cache: &cache, plugged: false, grace: true, clock: Clock::Real };
+    let plugged = arguments.outside;
+    let host = Host { kernel: &kernel, cache: &cache, plugged, grace: true, clock: Clock::Real };
     match &arguments.verb {
         Verb::Shell => {
             l1::remove(&share.join(COMMAND))?;
-            // Nothing comes back from what takes this program's place.
-            let error = l1::emulate(&host, share, SHELL)?.0.exec();
-            Err(LabError::file("run", "QEMU")(error))
+            let (mut command, cards) = l1::emulate(&host, share, SHELL)?;
+            if cards.is_empty() {
+                // Nothing comes back from what takes this program's place.
+                return Err(LabError::file("run", "QEMU")(command.exec()));
+            }
+            command.status().map_err(LabError::file("run", "QEMU"))?;
+            Ok(ExitCode::SUCCESS)
         }
         Verb::Run { words } => {
             let path = share.join(COMMAND);
             fs::write(&path, words.join(" ")).map_err(LabError::file("write", &path))?;
             l1::remove(&share.join("exit"))?;
-            let status = l1::emulate(&host, share, "")?.0.status();
-            status.map_err(LabError::file("run", "QEMU"))?;
+            let (mut command, _cards) = l1::emulate(&host, share, "")?;
+            command.status().map_err(LabError::file("run", "QEMU"))?;
             let code =
                 fs::read_to_string(share.join("exit")).ok().and_then(|text| text.trim().parse::<u8>().ok());
             code.map(ExitCode::from).ok_or_else(|| LabError::Content {
@@ -133,10 +143,11 @@ fn kernel_of(image: &Path, share: &Path) -> Result<StockKernel, LabError> {
 }
 
 /// Makes the device tree of the emulated host in `share`: QEMU's own, and what firmware says of GPUs.
-pub(crate) fn tree(emulator: &Emulator, share: &Path) -> Result<PathBuf, LabError> {
+pub(crate) fn tree(profile: Profile, emulator: &Emulator, share: &Path) -> Result<PathBuf, LabError> {
     let path = share.join("grace.dtb");
     let dump = format!(",dumpdtb={}", path.to_string_lossy().replace(',', ",,"));
-    let output = emulator.command().args(machine::board()).args(machine::kind(&dump)).output();
+    let output =
+        emulator.command().args(machine::board(profile)).args(machine::kind(profile, &dump)).output();
     let output = output.map_err(LabError::file("run", "QEMU"))?;
     if !output.status.success() {
         return Err(LabError::Content {
@@ -145,7 +156,7 @@ pub(crate) fn tree(emulator: &Emulator, share: &Path) -> Result<PathBuf, LabErro
         });
     }
     let fdtput = |words: Vec<OsString>| Tool::new("fdtput", "device-tree-compiler").args(words).bytes();
-    for property in machine::properties() {
+    for property in machine::properties(profile) {
         fdtput(vec!["-p".into(), "-c".into(), path.clone().into(), property.node.clone().into()])?;
         let head = ["-t".into(), "x".into(), path.clone().into(), property.node.into(), property.name.into()];
         let cells = property.cells.iter().map(|cell| format!("{cell:x}").into());

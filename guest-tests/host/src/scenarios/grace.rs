@@ -76,6 +76,20 @@ pub(super) const GPU: Scenario = Scenario {
     ..GRACE
 };
 
+/// The first socket's GPU of those that are served from outside, its EGM, and QEMU's DMA engine.
+pub(super) const OUTSIDE: Scenario = Scenario {
+    name: "grace-outside",
+    story: "a GPU of NVIDIA's id behind a virtio-iommu: waited for after resets, its engine reaches all memory, it reports an error",
+    region: Some("egm4"),
+    passed: &["0000:08:00.0", "0000:00:14.0"],
+    plugged: true,
+    tell: Some(grace::tell_outside),
+    words: "egm.checks=pci,numa,functions,edu,gpu_memory egm.arg.functions.places=6 egm.arg.edu.places=3 \
+            egm.arg.gpu.bar4=1744830464",
+    expected: Expected { exit: 0, summary: true, checks: &["pci", "numa", "functions", "edu", "gpu_memory"] },
+    ..GRACE
+};
+
 /// The same machine, started again after each way to end.
 pub(super) const AGAIN: Scenario = Scenario {
     name: "grace-again",

@@ -54,7 +54,7 @@ pub(crate) struct Scenario {
     pub(crate) passed: &'static [&'static str],
     /// Sockets of vfio-user servers, whose functions its guest gets beside.
     pub(crate) servers: &'static [&'static str],
-    /// Whether the emulated host has GPUs and a network card of the lab's own.
+    /// Whether the emulated host has GPUs of the lab's own, and a PC a network card.
     pub(crate) plugged: bool,
     /// Whether they are opened through iommufd, in an emulated host that has it.
     pub(crate) iommufd: bool,
@@ -177,6 +177,7 @@ pub(crate) const ALL: &[Scenario] = &[
     grace::EGM,
     grace::NVME,
     grace::GPU,
+    grace::OUTSIDE,
     grace::NODES,
     grace::AGAIN,
     grace::POISON,
