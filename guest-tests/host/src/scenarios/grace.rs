@@ -84,9 +84,10 @@ pub(super) const OUTSIDE: Scenario = Scenario {
     passed: &["0000:08:00.0", "0000:00:14.0"],
     plugged: true,
     tell: Some(grace::tell_outside),
-    words: "egm.checks=pci,numa,functions,edu,gpu_memory egm.arg.functions.places=6 egm.arg.edu.places=3 \
+    words: "egm.checks=pci,numa,functions,edu,gpu_memory egm.arg.functions.places=4 egm.arg.edu.places=3 \
             egm.arg.gpu.bar4=1744830464",
     expected: Expected { exit: 0, summary: true, checks: &["pci", "numa", "functions", "edu", "gpu_memory"] },
+    deadline: Duration::from_secs(900),
     ..GRACE
 };
 
