@@ -170,3 +170,17 @@ fn each_fault_of_gpu_memory_by_the_bar_is_noticed_by_the_check_that_looks_for_it
     assert_eq!(verdicts["gdr.gdrapi"].outcome, Outcome::Waived);
     assert!(verdicts["gdr.gdrapi"].reason.contains("gdrdrv"), "{}", verdicts["gdr.gdrapi"].reason);
 }
+
+#[test]
+fn a_run_with_the_same_seed_tries_the_same_and_another_seed_something_else() {
+    let Some(fakes) = build::fakes() else { return };
+    // The messages of a fault say which lengths and places were tried, and which byte was wrong.
+    let said = |seed| {
+        let verdicts = validate(&fakes, 1, "nvshmem.put", Some("shmem-put-byte"), seed);
+        let verdict = &verdicts["nvshmem.put"];
+        assert_eq!(verdict.outcome, Outcome::Failed, "{}", verdict.reason);
+        (verdict.seed, verdict.reason.clone())
+    };
+    assert_eq!(said(41), said(41));
+    assert_ne!(said(41).1, said(42).1);
+}

@@ -61,9 +61,14 @@ pub(super) fn run(name: &'static str, setting: &Setting) -> Result<Finding, Brok
     if !(1..=MOST_PES).contains(&pes) {
         return Ok(Finding::error(format!("nvshmem.pes={pes} is not 1 to {MOST_PES}")));
     }
-    let least = WORKS.iter().find(|work| work.name == name).map_or(1, |work| work.least);
-    if pes < least {
-        return Ok(Finding::waived(format!("{gpus} GPU here, so 1 PE: this needs {least}")));
+    if let Some(work) = WORKS.iter().find(|work| work.name == name) {
+        if pes < work.least {
+            return Ok(Finding::waived(format!("a job of {pes} PE on {gpus} GPU: this needs {} PEs", work.least)));
+        }
+        if pes > gpus && !work.shared {
+            let why = "without MPS, NVSHMEM has neither waits on streams nor collectives then";
+            return Ok(Finding::waived(format!("{pes} PEs share {gpus} GPU: {why}")));
+        }
     }
     Job { name, setting, library, gpus, pes }.run()
 }

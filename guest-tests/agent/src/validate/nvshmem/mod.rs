@@ -22,19 +22,21 @@ struct Work {
     name: &'static str,
     /// The fewest PEs that can decide it.
     least: i32,
+    /// Whether PEs may share a GPU: without MPS, NVSHMEM then has neither waits on streams nor collectives.
+    shared: bool,
     run: fn(&mut Element) -> Result<(), Broken>,
 }
 
 static WORKS: &[Work] = &[
-    Work { name: "nvshmem.start", least: 1, run: transfer::start },
-    Work { name: "nvshmem.put", least: 1, run: transfer::put },
-    Work { name: "nvshmem.get", least: 1, run: transfer::get },
-    Work { name: "nvshmem.signal", least: 1, run: transfer::signal },
-    Work { name: "nvshmem.atomics", least: 1, run: atomics::atomics },
-    Work { name: "nvshmem.barrier", least: 2, run: atomics::barrier },
-    Work { name: "nvshmem.collectives", least: 1, run: collectives::collectives },
-    Work { name: "nvshmem.bandwidth", least: 1, run: speed::bandwidth },
-    Work { name: job::BUFFER, least: 1, run: buffer::buffer },
+    Work { name: "nvshmem.start", least: 1, shared: true, run: transfer::start },
+    Work { name: "nvshmem.put", least: 1, shared: true, run: transfer::put },
+    Work { name: "nvshmem.get", least: 1, shared: true, run: transfer::get },
+    Work { name: "nvshmem.signal", least: 1, shared: false, run: transfer::signal },
+    Work { name: "nvshmem.atomics", least: 1, shared: true, run: atomics::atomics },
+    Work { name: "nvshmem.barrier", least: 2, shared: false, run: atomics::barrier },
+    Work { name: "nvshmem.collectives", least: 1, shared: false, run: collectives::collectives },
+    Work { name: "nvshmem.bandwidth", least: 1, shared: true, run: speed::bandwidth },
+    Work { name: job::BUFFER, least: 1, shared: true, run: buffer::buffer },
 ];
 
 /// Declares a validation that is a job of the same name.
