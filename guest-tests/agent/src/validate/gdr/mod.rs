@@ -169,11 +169,12 @@ fn pattern_bytes(seed: u64, bytes: usize) -> Vec<u8> {
 /// `gdr.bandwidth`.
 fn bandwidth(setting: &Setting) -> Result<Finding, Broken> {
     by_any_way(setting, |name, window, figures, claim| {
+        let most = usize::try_from(setting.most).unwrap_or(usize::MAX).min(window.bytes());
         let sizes = std::iter::successors(Some(4096_usize), |size| Some(size * 4));
-        for bytes in sizes.take_while(|size| *size <= window.bytes()) {
+        for bytes in sizes.take_while(|size| *size <= most) {
             // A read is some thirty times slower than a write.
-            let writes = ((64 << 20) / bytes).clamp(1, 4096);
-            let reads = ((4 << 20) / bytes).clamp(1, 256);
+            let writes = (most.saturating_mul(16).min(64 << 20) / bytes).clamp(1, 4096);
+            let reads = (most.min(4 << 20) / bytes).clamp(1, 256);
             for (what, times) in [("write", writes), ("read", reads)] {
                 let seconds = timed(window, what, bytes, times)?;
                 let mut rounds: Vec<f64> =

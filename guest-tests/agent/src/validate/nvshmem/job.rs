@@ -63,7 +63,10 @@ pub(super) fn run(name: &'static str, setting: &Setting) -> Result<Finding, Brok
     }
     if let Some(work) = WORKS.iter().find(|work| work.name == name) {
         if pes < work.least {
-            return Ok(Finding::waived(format!("a job of {pes} PE on {gpus} GPU: this needs {} PEs", work.least)));
+            return Ok(Finding::waived(format!(
+                "a job of {pes} PE on {gpus} GPU: this needs {} PEs",
+                work.least
+            )));
         }
         if pes > gpus && !work.shared {
             let why = "without MPS, NVSHMEM has neither waits on streams nor collectives then";
