@@ -64,6 +64,11 @@ impl Finding {
         self
     }
 
+    /// The figures that it has.
+    pub(crate) fn figures(&self) -> &[Figure] {
+        &self.figures
+    }
+
     /// As a verdict of a validation.
     pub(crate) fn into_verdict(self, name: &str, claim: &str, seed: u64) -> Verdict {
         let Self { outcome, value, figures, reason } = self;

@@ -38,6 +38,7 @@ macro_rules! attributes {
 
 attributes! {
     PROCESSORS CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+    L2_BYTES CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
     MAJOR CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
     MINOR CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
     MANAGED CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY;
@@ -54,7 +55,10 @@ attributes! {
     RDMA_ORDER CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING;
     DMA_BUF CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED;
     FABRIC_HANDLE CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED;
+    NUMA_CONFIG CU_DEVICE_ATTRIBUTE_NUMA_CONFIG;
+    NUMA_ID CU_DEVICE_ATTRIBUTE_NUMA_ID;
     MULTICAST CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED;
+    HOST_ATOMICS_IN_PART CU_DEVICE_ATTRIBUTE_ONLY_PARTIAL_HOST_NATIVE_ATOMIC_SUPPORTED;
     HOST_NUMA_ID CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID;
     HOST_NUMA CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
     HOST_NUMA_POOLS CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED;
@@ -82,6 +86,12 @@ impl Attributes {
     #[must_use]
     pub fn has(&self, attribute: Attribute) -> bool {
         self.get(attribute).is_some_and(|value| value != 0)
+    }
+
+    /// The NUMA node that the GPU's own memory is to Linux, where it is one (`CU_DEVICE_NUMA_CONFIG_NUMA_NODE`).
+    #[must_use]
+    pub fn own_node(&self) -> Option<i32> {
+        self.get(Attribute::NUMA_ID).filter(|_| self.get(Attribute::NUMA_CONFIG) == Some(1))
     }
 
     /// Why this GPU has no memory of `kind`, if so: the attribute that says no.
@@ -166,6 +176,15 @@ mod tests {
         let left: Vec<Kind> = kinds().into_iter().filter(|kind| old.denied(*kind).is_none()).collect();
         assert_eq!(left, [Kind::Pinned]);
         assert_eq!(old.denied(Kind::HostNuma(0)), Some(Attribute::VMM));
+    }
+
+    #[test]
+    fn a_gpu_has_a_node_of_its_own_only_where_it_says_so() {
+        let mut grace = h200();
+        grace.0.extend([(130, 0), (131, 0)]);
+        assert_eq!((h200().own_node(), grace.own_node()), (None, None));
+        grace.0.extend([(130, 1), (131, 6)]);
+        assert_eq!(grace.own_node(), Some(6));
     }
 
     #[test]

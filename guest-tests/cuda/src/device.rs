@@ -110,6 +110,12 @@ impl Device {
         })
     }
 
+    /// The driver that it is of.
+    #[must_use]
+    pub fn driver(self) -> Driver {
+        self.driver
+    }
+
     /// Where it is.
     ///
     /// # Errors

@@ -58,10 +58,17 @@ pub enum CudaError {
     #[error("{0} has no address for processors")]
     NoHostAddress(crate::Kind),
     /// Linux gives no memory.
-    #[error("cannot map {bytes:#x} bytes")]
+    #[error("cannot map {bytes:#x} bytes: {source}")]
     Map {
         /// How many.
         bytes: u64,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Linux gives no second descriptor.
+    #[error("cannot copy a descriptor: {source}")]
+    Descriptor {
         /// Why.
         #[source]
         source: io::Error,

@@ -88,8 +88,10 @@ impl Created {
     /// What another process exported.
     pub(super) fn import(context: &Context, bytes: u64, from: BorrowedFd<'_>) -> Result<Self, CudaError> {
         let (functions, mut raw) = (context.enter()?, 0);
-        // For this kind of handle the pointer is the descriptor's number.
-        let number = ptr::without_provenance_mut(usize::try_from(from.as_raw_fd()).unwrap_or(usize::MAX));
+        // For this kind of handle the pointer is the descriptor's number, and the driver refuses 0 as no pointer; a copy of a
+        // descriptor is never one of the first three. The driver keeps what it needs.
+        let copy = from.try_clone_to_owned().map_err(|source| CudaError::Descriptor { source })?;
+        let number = ptr::without_provenance_mut(usize::try_from(copy.as_raw_fd()).unwrap_or(usize::MAX));
         // SAFETY: a local's address, and an open descriptor, which the driver checks.
         unsafe { functions.cuMemImportFromShareableHandle(&raw mut raw, number, POSIX_FD.0) }?;
         Ok(Self { functions, raw, bytes })

@@ -1,9 +1,104 @@
-//! CUDA on every kind of memory.
+//! CUDA on every kind of memory that this machine shares with its GPUs.
+//!
+//! One claim a kind and a property, in one table: who reads a report sees at once what pinned memory does and HOST_NUMA memory
+//! does not. Kinds that the GPU denies are waived, by the attribute that says so.
+
+mod atomics;
+mod attributes;
+mod bandwidth;
+mod bytes;
+mod capacity;
+pub(super) mod gpu;
+pub(super) mod latency;
+pub(super) mod measure;
+mod ordering;
+mod ratio;
+mod share;
+
+use gpu::Family;
 
 use super::{Part, Validation};
 
+const BYTES: &str = "every byte that GPU or processor writes is what the other one reads";
+const ATOMICS: &str = "what GPU and processors add to one word is not lost: at once where HOST_NATIVE_ATOMIC_SUPPORTED, else in turns";
+const ORDERING: &str = "who sees a flag sees what was written before it, both ways";
+const BANDWIDTH: &str = "copy engines and SMs move right bytes at every size, at these rates";
+const LATENCY: &str = "the GPU follows a chain of words to its end, at this time a word";
+
+/// Rows of the table: a property of a family.
+macro_rules! rows {
+    ($($name:literal $claim:ident $check:path, $family:ident;)*) => {
+        &[
+            Validation {
+                name: "cuda.attributes",
+                claim: "what the GPU's attributes promise can be done, and what they deny cannot",
+                run: attributes::check,
+            },
+            $(Validation { name: $name, claim: $claim, run: |setting| $check(setting, Family::$family) },)*
+            Validation {
+                name: "cuda.host_numa.of_pinned",
+                claim: "copies of HOST_NUMA memory reach 0.99 of those of pinned memory, in turns",
+                run: ratio::check,
+            },
+            Validation {
+                name: "cuda.host_numa.capacity",
+                claim: "one kernel streams through more HOST_NUMA memory than the GPU has of its own",
+                run: capacity::check,
+            },
+            Validation {
+                name: "cuda.host_numa.export",
+                claim: "another process gets HOST_NUMA memory by a descriptor, finds its bytes and changes them",
+                run: |setting| share::by_descriptor(setting, Family::HostNuma),
+            },
+            Validation {
+                name: "cuda.device.export",
+                claim: "another process gets the GPU's memory by a descriptor, finds its bytes and changes them",
+                run: |setting| share::by_descriptor(setting, Family::Device),
+            },
+            Validation {
+                name: "cuda.fabric",
+                claim: "memory has a handle for other machines of the NVLink fabric",
+                run: share::by_fabric,
+            },
+        ]
+    };
+}
+
 /// The group's validations.
-pub(super) static ALL: &[Validation] = &[];
+pub(super) static ALL: &[Validation] = rows! {
+    "cuda.device.bytes" BYTES bytes::check, Device;
+    "cuda.host_numa.bytes" BYTES bytes::check, HostNuma;
+    "cuda.pool.bytes" BYTES bytes::check, Pool;
+    "cuda.pinned.bytes" BYTES bytes::check, Pinned;
+    "cuda.registered.bytes" BYTES bytes::check, Registered;
+    "cuda.egm_device.bytes" BYTES bytes::check, EgmDevice;
+    "cuda.managed.bytes" BYTES bytes::check, Managed;
+    "cuda.system.bytes" BYTES bytes::check, System;
+    "cuda.host_numa.atomics" ATOMICS atomics::check, HostNuma;
+    "cuda.pool.atomics" ATOMICS atomics::check, Pool;
+    "cuda.pinned.atomics" ATOMICS atomics::check, Pinned;
+    "cuda.registered.atomics" ATOMICS atomics::check, Registered;
+    "cuda.managed.atomics" ATOMICS atomics::check, Managed;
+    "cuda.system.atomics" ATOMICS atomics::check, System;
+    "cuda.host_numa.ordering" ORDERING ordering::check, HostNuma;
+    "cuda.pool.ordering" ORDERING ordering::check, Pool;
+    "cuda.pinned.ordering" ORDERING ordering::check, Pinned;
+    "cuda.registered.ordering" ORDERING ordering::check, Registered;
+    "cuda.managed.ordering" ORDERING ordering::check, Managed;
+    "cuda.system.ordering" ORDERING ordering::check, System;
+    "cuda.device.bandwidth" BANDWIDTH bandwidth::check, Device;
+    "cuda.host_numa.bandwidth" BANDWIDTH bandwidth::check, HostNuma;
+    "cuda.pool.bandwidth" BANDWIDTH bandwidth::check, Pool;
+    "cuda.pinned.bandwidth" BANDWIDTH bandwidth::check, Pinned;
+    "cuda.registered.bandwidth" BANDWIDTH bandwidth::check, Registered;
+    "cuda.system.bandwidth" BANDWIDTH bandwidth::check, System;
+    "cuda.device.latency" LATENCY latency::check, Device;
+    "cuda.host_numa.latency" LATENCY latency::check, HostNuma;
+    "cuda.pool.latency" LATENCY latency::check, Pool;
+    "cuda.pinned.latency" LATENCY latency::check, Pinned;
+    "cuda.registered.latency" LATENCY latency::check, Registered;
+    "cuda.system.latency" LATENCY latency::check, System;
+};
 
 /// What its validations start as processes of their own.
-pub(super) static PARTS: &[Part] = &[];
+pub(super) static PARTS: &[Part] = &[share::IMPORT];

@@ -1,0 +1,112 @@
+//! Processors and the GPU add to one word, and nothing is lost.
+
+use std::time::{Duration, Instant};
+
+use egm_cuda::{Attribute, Kind, Memory, Shape, Words};
+
+use super::gpu::{Family, Gpu, on_family};
+use crate::error::Broken;
+use crate::finding::{Claim, Finding};
+use crate::validate::Setting;
+
+/// Threads of the GPU that add.
+const SHAPE: Shape = Shape { blocks: 8, threads: 128 };
+/// What each adds.
+const TIMES: u64 = 512;
+/// Processors' threads, and what each adds.
+const PROCESSORS: u64 = 2;
+const PROCESSOR_TIMES: u64 = 100_000;
+/// Index of the word that says that the kernel runs; not in the counter's cache line.
+const STARTED: u64 = 32;
+/// How long a kernel may take to start.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Bytes that are used.
+const BYTES: u64 = 4096;
+
+/// How often the GPU is given more to do until both were at work at once.
+const ATTEMPTS: u32 = 5;
+
+/// The sum is right: at once where the GPU's atomic operations reach processors, otherwise in turns. CUDA promises no more
+/// there ("Host Native Atomic" in the programming guide), so what is lost at once is said and fails nothing.
+pub(super) fn check(setting: &Setting, family: Family) -> Result<Finding, Broken> {
+    on_family(family, true, |gpu, kind, claim| {
+        let memory = Memory::new(&gpu.context, kind, BYTES)?;
+        in_turns(gpu, &memory, setting.seed, claim)?;
+        // Managed memory is one's own while one adds.
+        let strict = kind == Kind::Managed || gpu.context.attributes().has(Attribute::HOST_ATOMICS);
+        for attempt in 0..ATTEMPTS {
+            let times = TIMES << attempt;
+            let (sum, first) = additions(gpu, &memory, setting.seed, times)?;
+            let by_gpu = SHAPE.count() * times;
+            let right = by_gpu + PROCESSORS * PROCESSOR_TIMES;
+            let made = format!("{right} additions by both at once make {sum}");
+            claim.holds(!strict || sum == right, || format!("{kind}: {made}; {}", note(gpu)));
+            if first < by_gpu || attempt + 1 == ATTEMPTS {
+                let never = if first < by_gpu { "" } else { " (they never were at work at once)" };
+                let promised =
+                    if strict { String::new() } else { format!(", which is not promised: {}", note(gpu)) };
+                claim.seen(format!("{kind}: right in turns; {made}{never}{promised}"));
+                break;
+            }
+        }
+        Ok(Vec::new())
+    })
+}
+
+/// First the GPU adds, then processors do.
+fn in_turns(gpu: &Gpu, memory: &Memory, seed: u64, claim: &mut Claim) -> Result<(), Broken> {
+    let words = memory.words()?;
+    words.write(0, seed);
+    words.write(STARTED, 0);
+    let (counter, started) = (memory.part(0, 64)?, memory.part(STARTED * 8, 64)?);
+    let mut right = 0_u64;
+    for turn in 0..2_u64 {
+        gpu.kernels.add(&gpu.stream, SHAPE, counter, TIMES, started)?;
+        gpu.stream.synchronize()?;
+        right += SHAPE.count() * TIMES;
+        let sum = words.acquire(0).wrapping_sub(seed);
+        claim.holds(sum == right, || format!("turn {turn} of the GPU: {right} additions make {sum}"));
+        std::thread::scope(|scope| (0..PROCESSORS).for_each(|_| drop(scope.spawn(|| add(words)))));
+        right += PROCESSORS * PROCESSOR_TIMES;
+        let sum = words.acquire(0).wrapping_sub(seed);
+        claim.holds(sum == right, || format!("turn {turn} of processors: {right} additions make {sum}"));
+    }
+    Ok(())
+}
+
+/// What was added in all, and how much of that when processors began.
+fn additions(gpu: &Gpu, memory: &Memory, seed: u64, times: u64) -> Result<(u64, u64), Broken> {
+    let words = memory.words()?;
+    words.write(0, seed);
+    words.write(STARTED, 0);
+    let (counter, started) = (memory.part(0, 64)?, memory.part(STARTED * 8, 64)?);
+    let begun: Vec<u64> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..PROCESSORS).map(|_| scope.spawn(|| add(words))).collect();
+        let launched = gpu.kernels.add(&gpu.stream, SHAPE, counter, times, started);
+        let done = launched.and_then(|()| gpu.stream.synchronize());
+        let begun = threads.into_iter().filter_map(|thread| thread.join().ok()).collect();
+        done.map(|()| begun)
+    })?;
+    let first = begun.into_iter().map(|value| value.wrapping_sub(seed)).min().unwrap_or(u64::MAX);
+    Ok((words.acquire(0).wrapping_sub(seed), first))
+}
+
+/// Waits for the kernel, then adds; returns what the counter was then.
+fn add(words: Words<'_>) -> u64 {
+    let begun = Instant::now();
+    while words.acquire(STARTED) == 0 && begun.elapsed() < PATIENCE {
+        std::hint::spin_loop();
+    }
+    let was = words.acquire(0);
+    for _ in 0..PROCESSOR_TIMES {
+        words.increment(0);
+    }
+    was
+}
+
+/// What the driver says of it, for who looks for a fault.
+fn note(gpu: &Gpu) -> String {
+    let value = gpu.context.attributes().get(Attribute::HOST_ATOMICS);
+    let value = value.map_or_else(|| "unknown".to_owned(), |value| value.to_string());
+    format!("{} is {value}", Attribute::HOST_ATOMICS)
+}

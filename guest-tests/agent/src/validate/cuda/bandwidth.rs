@@ -1,0 +1,180 @@
+//! How fast copy engines and processors of the GPU move bytes, at every size.
+
+use egm_cuda::{CudaError, Kind, Memory, Part, Shape, Stream, sum};
+use egm_report::Figure;
+
+use super::gpu::{self, Family, Gpu, on_family};
+use super::measure::{Clock, bandwidth, repeats, rounds, sizes};
+use crate::error::Broken;
+use crate::finding::{Claim, Finding};
+use crate::validate::Setting;
+
+/// Two buffers here and two on the GPU, so that two directions share none.
+struct Buffers<'g> {
+    gpu: &'g Gpu,
+    side: Stream,
+    host: [Memory; 2],
+    device: [Memory; 2],
+    sums: Memory,
+    seed: u64,
+}
+
+/// Which way, and by what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    CopyTo,
+    CopyFrom,
+    CopyBoth,
+    Read,
+    Write,
+    KernelTo,
+    KernelFrom,
+    KernelBoth,
+}
+
+impl Way {
+    const ALL: [Self; 8] = [
+        Self::CopyTo,
+        Self::CopyFrom,
+        Self::CopyBoth,
+        Self::Read,
+        Self::Write,
+        Self::KernelTo,
+        Self::KernelFrom,
+        Self::KernelBoth,
+    ];
+
+    /// Those that there are for memory of `kind`: the GPU's own is on both ends.
+    fn of(kind: Kind) -> &'static [Self] {
+        match kind {
+            Kind::Device => &[Self::CopyTo, Self::Read, Self::Write, Self::KernelTo],
+            _ => &Self::ALL,
+        }
+    }
+
+    /// Its name in figures.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::CopyTo => "copy engine to GPU",
+            Self::CopyFrom => "copy engine from GPU",
+            Self::CopyBoth => "copy engine both ways",
+            Self::Read => "SM read",
+            Self::Write => "SM write",
+            Self::KernelTo => "SM copy to GPU",
+            Self::KernelFrom => "SM copy from GPU",
+            Self::KernelBoth => "SM copy both ways",
+        }
+    }
+
+    fn both(self) -> bool {
+        matches!(self, Self::CopyBoth | Self::KernelBoth)
+    }
+}
+
+/// Every way at every size.
+pub(super) fn check(setting: &Setting, family: Family) -> Result<Finding, Broken> {
+    on_family(family, false, |gpu, kind, claim| {
+        let buffers = Buffers::new(gpu, kind, setting)?;
+        let mut figures = Vec::new();
+        for size in sizes(setting.most) {
+            for way in Way::of(kind) {
+                let way = *way;
+                buffers.prepare(size)?;
+                figures.push(buffers.figure(kind, way, size)?);
+                buffers.verify(way, size, claim)?;
+            }
+        }
+        let ways = Way::of(kind);
+        let largest = figures.iter().skip(figures.len() - ways.len());
+        let said =
+            ways.iter().zip(largest).map(|(way, figure)| format!("{} {:.1}", way.name(), figure.value));
+        claim.seen(format!("{kind}, GB/s: {}", said.collect::<Vec<_>>().join(", ")));
+        Ok(figures)
+    })
+}
+
+impl<'g> Buffers<'g> {
+    fn new(gpu: &'g Gpu, kind: Kind, setting: &Setting) -> Result<Self, Broken> {
+        let bytes = (setting.most & !0xfff).max(4096);
+        let context = &gpu.context;
+        let both = |kind| -> Result<[Memory; 2], CudaError> {
+            Ok([Memory::new(context, kind, bytes)?, Memory::new(context, kind, bytes)?])
+        };
+        let sums = Memory::new(context, Kind::Device, Shape::whole(context).count() * 8)?;
+        let side = Stream::new(context)?;
+        Ok(Self { gpu, side, host: both(kind)?, device: both(Kind::Device)?, sums, seed: setting.seed })
+    }
+
+    /// Sources hold the pattern, what is written holds another one.
+    fn prepare(&self, size: u64) -> Result<(), Broken> {
+        let ([source, target], [from, to]) = (&self.host, &self.device);
+        self.gpu.fill(source, size, self.seed)?;
+        self.gpu.fill(from, size, self.seed)?;
+        self.gpu.fill(target, size, !self.seed)?;
+        self.gpu.fill(to, size, !self.seed)
+    }
+
+    /// Tells the GPU to do it once.
+    fn once(&self, way: Way, size: u64) -> Result<(), Broken> {
+        let ([source, target], [from, to]) = (&self.host, &self.device);
+        let (source, target) = (source.part(0, size)?, target.part(0, size)?);
+        let (from, to) = (from.part(0, size)?, to.part(0, size)?);
+        let (gpu, context) = (self.gpu, &self.gpu.context);
+        let (main, side, kernels) = (&gpu.stream, &self.side, &gpu.kernels);
+        let (whole, half) = (Shape::whole(context), Shape::half(context));
+        let kernel =
+            |stream: &Stream, shape, to: Part<'_>, from: Part<'_>| kernels.copy(stream, shape, to, from);
+        match way {
+            Way::CopyTo => main.copy(to, source)?,
+            Way::CopyFrom => main.copy(target, from)?,
+            Way::CopyBoth => {
+                main.copy(to, source)?;
+                side.copy(target, from)?;
+            }
+            Way::Read => kernels.read(main, whole, source, self.sums.whole())?,
+            Way::Write => kernels.write(main, whole, target, self.seed)?,
+            Way::KernelTo => kernel(main, whole, to, source)?,
+            Way::KernelFrom => kernel(main, whole, target, from)?,
+            Way::KernelBoth => {
+                kernel(main, half, to, source)?;
+                kernel(side, half, target, from)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn figure(&self, kind: Kind, way: Way, size: u64) -> Result<Figure, Broken> {
+        let side = way.both().then_some(&self.side);
+        let clock = Clock::new(&self.gpu.context, side.map(Stream::context))?;
+        let times = repeats(size);
+        let seconds = rounds(|| {
+            clock.seconds(&self.gpu.stream, side, || (0..times).try_for_each(|_| self.once(way, size)))
+        })?;
+        let moved = size * times * if way.both() { 2 } else { 1 };
+        Ok(bandwidth(format!("{kind}: {}", way.name()), size, moved, seconds))
+    }
+
+    /// What was written is right.
+    fn verify(&self, way: Way, size: u64, claim: &mut Claim) -> Result<(), Broken> {
+        let ([_, target], [_, to]) = (&self.host, &self.device);
+        let at = |what: &str| format!("{what}, {}, {size:#x} bytes", way.name());
+        if matches!(way, Way::CopyTo | Way::CopyBoth | Way::KernelTo | Way::KernelBoth) {
+            gpu::note(claim, &at("on the GPU"), self.gpu.compare(to, size, self.seed)?, self.seed);
+        }
+        if matches!(way, Way::CopyFrom | Way::CopyBoth | Way::Write | Way::KernelFrom | Way::KernelBoth) {
+            let wrong = match target.words() {
+                Ok(words) => gpu::compare(words.part(0, size / 8), self.seed),
+                Err(_) => self.gpu.compare(target, size, self.seed)?,
+            };
+            gpu::note(claim, &at("in the other memory"), wrong, self.seed);
+        }
+        if way == Way::Read {
+            let read = self.gpu.total(&self.sums, Shape::whole(&self.gpu.context).count())?;
+            let right = sum(self.seed, size / 8);
+            claim.holds(read == right, || {
+                format!("the GPU read words whose sum is {read:#x} instead of {right:#x} ({size:#x} bytes)")
+            });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,229 @@
+//! A GPU to validate with, or why there is none; and the kinds of memory that it shares with processors.
+
+use egm_cuda::{
+    Attribute, Context, CudaError, Device, Driver, Kernels, Kind, Memory, Shape, Stream, Words, Wrong,
+};
+
+use crate::error::Broken;
+use crate::finding::{Claim, Finding};
+use crate::{library, sysfs};
+
+/// `CUDA_ERROR_NO_DEVICE`.
+const NO_DEVICE: u32 = 100;
+/// The nodes that have memory.
+const NODES: &str = "/sys/devices/system/node/has_memory";
+/// Most threads that fill or compare.
+const THREADS: usize = 16;
+/// How often as much as the cache holds is written to empty it.
+const CACHES: u64 = 4;
+/// Words that are worth a thread.
+const WORTH: u64 = 1 << 20;
+
+/// A GPU, ready for work.
+pub(crate) struct Gpu {
+    pub(crate) context: Context,
+    pub(crate) kernels: Kernels,
+    pub(crate) stream: Stream,
+    /// What it and processors see, for results: [`Gpu::result`].
+    results: Memory,
+}
+
+/// Kinds of memory that are validated alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Family {
+    Device,
+    HostNuma,
+    Pool,
+    Pinned,
+    Registered,
+    EgmDevice,
+    Managed,
+    System,
+}
+
+/// The driver's GPUs, or the finding that says why there are none.
+pub(crate) fn devices() -> Result<Result<Vec<Device>, Finding>, Broken> {
+    if let Some(finding) = library::unloadable("libcuda.so.1") {
+        return Ok(Err(finding));
+    }
+    match Driver::open().and_then(Driver::devices) {
+        Ok(devices) if devices.is_empty() => Ok(Err(Finding::waived("the driver has no GPU"))),
+        Ok(devices) => Ok(Ok(devices)),
+        Err(error @ CudaError::NoLibrary) => Ok(Err(Finding::waived(error.to_string()))),
+        Err(error) if error.code() == Some(NO_DEVICE) => Ok(Err(Finding::waived(error.to_string()))),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Does `work` with the first GPU, or says why there is none.
+pub(crate) fn on_gpu(work: impl FnOnce(&Gpu) -> Result<Finding, Broken>) -> Result<Finding, Broken> {
+    match devices()? {
+        Ok(devices) => devices
+            .first()
+            .map_or_else(|| Ok(Finding::waived("the driver has no GPU")), |device| work(&Gpu::new(*device)?)),
+        Err(finding) => Ok(finding),
+    }
+}
+
+/// Does `work` with memory of each place of a family, as much as `bytes` says, and collects what is untrue; waived where
+/// the platform has no such memory.
+pub(crate) fn on_family(
+    family: Family,
+    at_once: bool,
+    work: impl Fn(&Gpu, Kind, &mut Claim) -> Result<Vec<egm_report::Figure>, Broken>,
+) -> Result<Finding, Broken> {
+    on_gpu(|gpu| {
+        let kinds = match gpu.kinds(family)? {
+            Ok(kinds) => kinds,
+            Err(finding) => return Ok(finding),
+        };
+        if kinds.is_empty() {
+            return Ok(Finding::waived(format!("{NODES} names no node with memory of processors")));
+        }
+        let attributes = gpu.context.attributes();
+        let denied =
+            |kind: &Kind| if at_once { attributes.denied_at_once(*kind) } else { attributes.denied(*kind) };
+        if let Some(attribute) = kinds.iter().find_map(denied) {
+            return Ok(Finding::waived(format!("this GPU says 0 for {attribute}")));
+        }
+        let (mut claim, mut figures) = (Claim::default(), Vec::new());
+        for kind in kinds {
+            figures.extend(work(gpu, kind, &mut claim)?);
+        }
+        Ok(claim.finish().with_figures(figures))
+    })
+}
+
+impl Gpu {
+    pub(crate) fn new(device: Device) -> Result<Self, Broken> {
+        let context = Context::new(device)?;
+        Ok(Self {
+            kernels: Kernels::new(&context)?,
+            stream: Stream::new(&context)?,
+            results: Memory::new(&context, Kind::Pinned, 4096)?,
+            context,
+        })
+    }
+
+    /// Which GPU it is.
+    pub(crate) fn device(&self) -> Device {
+        self.context.device()
+    }
+
+    /// The places of a family, or the finding that says why there are none.
+    fn kinds(&self, family: Family) -> Result<Result<Vec<Kind>, Finding>, Broken> {
+        let one = |kind| Ok(Ok(vec![kind]));
+        match family {
+            Family::Device => one(Kind::Device),
+            Family::HostNuma => Ok(Ok(self.nodes()?.into_iter().map(Kind::HostNuma).collect())),
+            Family::Pool => Ok(Ok(self.nodes()?.into_iter().map(Kind::Pool).collect())),
+            Family::Pinned => one(Kind::Pinned),
+            Family::Registered => one(Kind::Registered),
+            Family::EgmDevice => {
+                let found = egm_memory::find().map_err(CudaError::from)?;
+                match (found.functions.is_empty(), found.broken.first()) {
+                    (false, _) => one(Kind::EgmDevice),
+                    (true, Some((address, error))) => Ok(Err(Finding::error(format!("{address}: {error}")))),
+                    (true, None) => {
+                        Ok(Err(Finding::waived("this machine has no EGM device as a PCI function")))
+                    }
+                }
+            }
+            Family::Managed => one(Kind::Managed),
+            Family::System => one(Kind::System),
+        }
+    }
+
+    /// The NUMA nodes with memory of processors. A kernel without NUMA has one, which the driver names.
+    pub(crate) fn nodes(&self) -> Result<Vec<i32>, Broken> {
+        let near = self.context.attributes().get(Attribute::HOST_NUMA_ID).unwrap_or(0).max(0);
+        if !std::path::Path::new(NODES).exists() {
+            return Ok(vec![near]);
+        }
+        // Coherent GPU memory is a node too, but not one of processors.
+        let own = self.context.attributes().own_node();
+        let nodes = sysfs::list(NODES)?;
+        let nodes = nodes.iter().filter_map(|node| i32::try_from(node).ok());
+        Ok(nodes.filter(|node| Some(*node) != own).collect())
+    }
+
+    /// Zeroed words, for kernels to tell what is wrong in and for processors to read; `index` is 0 to 7.
+    pub(crate) fn result(&self, index: u64) -> Result<(egm_cuda::Part<'_>, Words<'_>), Broken> {
+        let words = self.results.words()?.part(index * 8, 8);
+        for word in 0..words.count() {
+            words.write(word, 0);
+        }
+        Ok((self.results.part(index * 64, 64)?, words))
+    }
+
+    /// Has the GPU write the pattern of `seed`, and waits for it.
+    pub(crate) fn fill(&self, memory: &Memory, bytes: u64, seed: u64) -> Result<(), Broken> {
+        let shape = Shape::whole(&self.context);
+        self.kernels.fill(&self.stream, shape, memory.part(0, bytes)?, seed)?;
+        Ok(self.stream.synchronize()?)
+    }
+
+    /// Writes so much to the GPU's memory that nothing else is left in its cache.
+    pub(crate) fn empty_cache(&self) -> Result<(), Broken> {
+        let cache =
+            self.context.attributes().get(Attribute::L2_BYTES).and_then(|bytes| u64::try_from(bytes).ok());
+        let bytes = CACHES * cache.unwrap_or(0).clamp(1 << 20, 1 << 30);
+        let memory = Memory::new(&self.context, Kind::Device, bytes)?;
+        self.fill(&memory, bytes & !7, 0)
+    }
+
+    /// The sum of the first `count` words of the GPU's own memory `sums`.
+    pub(crate) fn total(&self, sums: &Memory, count: u64) -> Result<u64, Broken> {
+        let host = Memory::new(&self.context, Kind::Pinned, count * 8)?;
+        self.stream.copy(host.whole(), sums.part(0, count * 8)?)?;
+        self.stream.synchronize()?;
+        Ok(host.words()?.sum())
+    }
+
+    /// Has the GPU compare with the pattern of `seed`.
+    pub(crate) fn compare(&self, memory: &Memory, bytes: u64, seed: u64) -> Result<Option<Wrong>, Broken> {
+        let (part, words) = self.result(0)?;
+        let shape = Shape::whole(&self.context);
+        self.kernels.check(&self.stream, shape, memory.part(0, bytes)?, seed, part)?;
+        self.stream.synchronize()?;
+        let [count, index, value] = [0, 1, 2].map(|word| words.read(word));
+        Ok((count > 0).then_some(Wrong { count, index, value }))
+    }
+}
+
+/// Has processors write the pattern of `seed`.
+pub(crate) fn fill(words: Words<'_>, seed: u64) {
+    in_pieces(words, |first, piece| piece.fill(seed.wrapping_add(first)));
+}
+
+/// Has processors compare with the pattern of `seed`.
+pub(crate) fn compare(words: Words<'_>, seed: u64) -> Option<Wrong> {
+    let found = in_pieces(words, |first, piece| {
+        piece.compare(seed.wrapping_add(first)).map(|wrong| Wrong { index: wrong.index + first, ..wrong })
+    });
+    found.into_iter().flatten().reduce(|first, next| Wrong { count: first.count + next.count, ..first })
+}
+
+/// Does `work` on pieces of `words`, each in a thread; it is given the index of its first word.
+fn in_pieces<T: Send>(words: Words<'_>, work: impl Fn(u64, Words<'_>) -> T + Sync) -> Vec<T> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS);
+    let piece = words.count().div_ceil(threads as u64).max(WORTH);
+    std::thread::scope(|scope| {
+        let firsts = (0..words.count()).step_by(usize::try_from(piece).unwrap_or(usize::MAX));
+        let work = &work;
+        let threads: Vec<_> =
+            firsts.map(|first| scope.spawn(move || work(first, words.part(first, piece)))).collect();
+        threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
+    })
+}
+
+/// Says what differs, if something does.
+pub(crate) fn note(claim: &mut Claim, what: &str, wrong: Option<Wrong>, seed: u64) {
+    if let Some(Wrong { count, index, value }) = wrong {
+        let right = egm_cuda::pattern(seed, index);
+        claim.untrue(format!(
+            "{what}: {count} words differ, for instance at byte {:#x} {value:#x} instead of {right:#x}",
+            index * 8
+        ));
+    }
+}

@@ -1,0 +1,136 @@
+//! How long the GPU waits for a word, by a chain in which each word names the next.
+
+use egm_cuda::{Kind, Memory};
+use egm_report::Figure;
+
+use super::gpu::{Family, Gpu, on_family};
+use super::measure::{Clock, ROUNDS};
+use crate::error::Broken;
+use crate::finding::{Claim, Finding};
+use crate::pattern::Random;
+use crate::validate::Setting;
+
+/// Bytes from link to link: no two in one line of any cache.
+const DISTANCE: u64 = 512;
+/// Words from link to link.
+const STRIDE: u64 = DISTANCE / 8;
+/// Most bytes of a chain: more than the GPU's caches hold, if it was not for every link being met once.
+const MOST: u64 = 256 << 20;
+/// Links that a round follows.
+const STEPS: u64 = 8192;
+/// Fewest links: no round meets one that another met.
+const FEWEST: u64 = STEPS * (ROUNDS as u64 + 2);
+
+/// A word of this memory takes so long.
+pub(super) fn check(setting: &Setting, family: Family) -> Result<Finding, Broken> {
+    on_family(family, false, |gpu, kind, claim| {
+        let chain = Chain::new(setting.most.min(MOST), setting.seed);
+        let memory = Memory::new(&gpu.context, kind, chain.bytes())?;
+        chain.put(gpu, &memory)?;
+        chain.follow(gpu, &memory, kind.to_string(), claim).map(|figure| vec![figure])
+    })
+}
+
+/// One circle through all links, in an order that looks random.
+pub(crate) struct Chain {
+    /// By link, the next one.
+    next: Vec<u32>,
+}
+
+impl Chain {
+    /// Of about `bytes` bytes, but of as many links as the rounds need.
+    pub(crate) fn new(bytes: u64, seed: u64) -> Self {
+        let links = usize::try_from((bytes / DISTANCE).max(FEWEST)).unwrap_or(usize::MAX);
+        let mut next: Vec<u32> = (0..u32::try_from(links).unwrap_or(u32::MAX)).collect();
+        let mut random = Random::new(seed);
+        // Sattolo's shuffle makes one circle of all.
+        for last in (1..next.len()).rev() {
+            next.swap(last, random.below(last));
+        }
+        Self { next }
+    }
+
+    /// Bytes that it takes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.next.len() as u64 * DISTANCE
+    }
+
+    /// Writes it to `memory`, by pinned memory where processors do not reach it.
+    pub(crate) fn put(&self, gpu: &Gpu, memory: &Memory) -> Result<(), Broken> {
+        let pinned;
+        let words = if let Ok(words) = memory.words() {
+            pinned = None;
+            words
+        } else {
+            pinned = Some(Memory::new(&gpu.context, Kind::Pinned, self.bytes())?);
+            pinned.as_ref().map_or_else(|| memory.words(), Memory::words)?
+        };
+        for (link, next) in (0_u64..).zip(&self.next) {
+            words.write(link * STRIDE, u64::from(*next) * STRIDE);
+        }
+        if let Some(pinned) = &pinned {
+            gpu.stream.copy(memory.part(0, self.bytes())?, pinned.part(0, self.bytes())?)?;
+            gpu.stream.synchronize()?;
+        }
+        Ok(())
+    }
+
+    /// Has the GPU follow it, and compares where that ends. Nothing of it is in a cache of the GPU when that begins; whoever
+    /// put it into another GPU's memory empties that one's.
+    pub(crate) fn follow(
+        &self,
+        gpu: &Gpu,
+        memory: &Memory,
+        what: String,
+        claim: &mut Claim,
+    ) -> Result<Figure, Broken> {
+        gpu.empty_cache()?;
+        let (end, found) = gpu.result(0)?;
+        let (clock, chain) = (Clock::new(&gpu.context, None)?, memory.part(0, self.bytes())?);
+        let (mut at, mut rounds) = (0, Vec::new());
+        for round in 0..=ROUNDS {
+            let start = (u64::from(at) * STRIDE, STEPS);
+            let seconds = clock
+                .seconds(&gpu.stream, None, || Ok(gpu.kernels.chase(&gpu.stream, chain, start, end)?))?;
+            at = self.after(at);
+            let (is, right) = (found.read(0), u64::from(at) * STRIDE);
+            claim.holds(is == right, || {
+                format!("{what}: a chain ended at word {is:#x} instead of {right:#x}")
+            });
+            if round > 0 {
+                #[expect(clippy::cast_precision_loss, reason = "8192")]
+                rounds.push(seconds * 1e9 / STEPS as f64);
+            }
+        }
+        let figure = Figure::of(format!("{what}: latency"), Some(self.bytes()), "ns", &mut rounds);
+        claim.seen(format!("{what}: {:.0} ns", figure.value));
+        Ok(figure)
+    }
+
+    /// The link that a round from link `at` ends at.
+    fn after(&self, at: u32) -> u32 {
+        (0..STEPS).fold(at, |at, _| self.next.get(at as usize).copied().unwrap_or(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chain_is_one_circle_and_no_round_meets_what_another_met() {
+        let chain = Chain::new(1 << 20, 7);
+        let links = chain.next.len();
+        let (mut at, mut steps) = (0_u32, 0);
+        loop {
+            at = chain.next[at as usize];
+            steps += 1;
+            if at == 0 {
+                break;
+            }
+        }
+        assert_eq!(steps, links);
+        assert!(links as u64 >= STEPS * (ROUNDS as u64 + 1));
+        assert_ne!(chain.next, Chain::new(1 << 20, 8).next);
+    }
+}

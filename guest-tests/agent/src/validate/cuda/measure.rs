@@ -1,0 +1,104 @@
+//! Times by the GPU's clock, and figures of rounds.
+
+use egm_cuda::{Context, Event, Stream};
+use egm_report::Figure;
+
+use crate::error::Broken;
+
+/// Rounds that count; one before them warms up.
+pub(crate) const ROUNDS: usize = 7;
+/// Bytes that a round moves at least, by repeating, so that small sizes take a time that can be measured.
+const ROUND: u64 = 256 << 20;
+/// Most repetitions of a round.
+const REPEATS: u64 = 64;
+/// The smallest size.
+const SMALLEST: u64 = 4096;
+
+/// Between two points of a stream, with a second stream in between where there is one.
+pub(crate) struct Clock {
+    start: Event,
+    end: Event,
+    joined: Option<Event>,
+}
+
+impl Clock {
+    /// For streams of these contexts.
+    pub(crate) fn new(main: &Context, side: Option<&Context>) -> Result<Self, Broken> {
+        let joined = side.map(Event::new).transpose()?;
+        Ok(Self { start: Event::new(main)?, end: Event::new(main)?, joined })
+    }
+
+    /// Seconds that the GPU takes for what `work` tells `main`, and `side`, which starts with it and is waited for.
+    pub(crate) fn seconds(
+        &self,
+        main: &Stream,
+        side: Option<&Stream>,
+        work: impl FnOnce() -> Result<(), Broken>,
+    ) -> Result<f64, Broken> {
+        main.record(&self.start)?;
+        if let Some(side) = side {
+            side.wait(&self.start)?;
+        }
+        work()?;
+        if let (Some(side), Some(joined)) = (side, &self.joined) {
+            side.record(joined)?;
+            main.wait(joined)?;
+        }
+        main.record(&self.end)?;
+        main.synchronize()?;
+        Ok(self.start.seconds_until(&self.end)?)
+    }
+}
+
+/// Sizes from 4 KiB to `most`, four times the one before, and `most` itself.
+pub(crate) fn sizes(most: u64) -> Vec<u64> {
+    let most = (most & !0xfff).max(SMALLEST);
+    let mut sizes: Vec<u64> = std::iter::successors(Some(SMALLEST), |size| size.checked_mul(4))
+        .take_while(|size| *size < most)
+        .collect();
+    sizes.push(most);
+    sizes
+}
+
+/// How often a round repeats a transfer of `bytes`.
+pub(crate) fn repeats(bytes: u64) -> u64 {
+    (ROUND / bytes.max(1)).clamp(1, REPEATS)
+}
+
+/// The figure of rounds that each move `bytes` once for each of `repeats`, by the seconds of each round.
+pub(crate) fn bandwidth(series: String, size: u64, moved: u64, seconds: Vec<f64>) -> Figure {
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+    let bytes = moved as f64;
+    let mut rounds: Vec<f64> = seconds.into_iter().map(|seconds| bytes / seconds / 1e9).collect();
+    Figure::of(series, Some(size), "GB/s", &mut rounds)
+}
+
+/// Seconds of [`ROUNDS`] rounds of `round`, after one that is not counted.
+pub(crate) fn rounds(mut round: impl FnMut() -> Result<f64, Broken>) -> Result<Vec<f64>, Broken> {
+    round()?;
+    (0..ROUNDS).map(|_| round()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_go_from_4_kib_to_the_largest() {
+        assert_eq!(sizes(64 << 10), [4096, 16384, 65536]);
+        assert_eq!(sizes(100_000), [4096, 16384, 65536, 98304]);
+        assert_eq!(sizes(0), [4096]);
+        assert_eq!(sizes(u64::MAX).len(), 27);
+    }
+
+    #[test]
+    fn small_transfers_are_repeated_and_large_ones_are_not() {
+        assert_eq!([4096, 16 << 20, 256 << 20, 1 << 30].map(repeats), [64, 16, 1, 1]);
+    }
+
+    #[test]
+    fn bandwidth_is_bytes_by_the_median_time() {
+        let figure = bandwidth("x".into(), 4096, 2_000_000_000, vec![1.0, 2.0, 0.5]);
+        assert_eq!((figure.value, figure.least, figure.most, figure.bytes), (2.0, 1.0, 4.0, Some(4096)));
+    }
+}

@@ -1,0 +1,102 @@
+//! HOST_NUMA memory is as fast as pinned memory, measured in turns.
+
+use egm_cuda::{Attribute, Kind, Memory, Shape};
+use egm_report::Figure;
+
+use super::gpu::{Family, Gpu, on_family};
+use super::measure::Clock;
+use crate::error::Broken;
+use crate::finding::{Claim, Finding};
+use crate::validate::Setting;
+
+/// What the median of the rounds' ratios must reach.
+const LEAST: f64 = 0.99;
+/// Rounds, in each of which both are measured, first the one and next time first the other.
+const TURNS: usize = 21;
+/// Most bytes of a copy.
+const MOST: u64 = 1 << 30;
+/// Bytes that a turn moves at least: less would measure how copies begin.
+const TURN: u64 = 256 << 20;
+/// Most copies of a turn.
+const MOST_REPEATS: u64 = 16;
+
+/// Compares every node with pinned memory.
+pub(super) fn check(setting: &Setting) -> Result<Finding, Broken> {
+    on_family(Family::HostNuma, false, |gpu, kind, claim| {
+        let near = gpu.context.attributes().get(Attribute::HOST_NUMA_ID);
+        let bytes = (setting.most.min(MOST) & !0xfff).max(4096);
+        let buffers = Buffers {
+            gpu,
+            bytes,
+            sums: Memory::new(&gpu.context, Kind::Device, Shape::whole(&gpu.context).count() * 8)?,
+            device: Memory::new(&gpu.context, Kind::Device, bytes)?,
+            pair: [Memory::new(&gpu.context, kind, bytes)?, Memory::new(&gpu.context, Kind::Pinned, bytes)?],
+        };
+        let mut figures = Vec::new();
+        for way in ["copy engine to GPU", "copy engine from GPU", "SM read", "SM write"] {
+            let figure = buffers.ratio(way, setting.seed, claim)?;
+            // Another node may be farther away; that is no fault of the memory.
+            let counts = way.starts_with("copy") && near.is_none_or(|near| kind == Kind::HostNuma(near));
+            claim.holds(!counts || figure.value >= LEAST, || {
+                format!("{kind}: {way}: {:.4} of pinned memory, {LEAST} needed", figure.value)
+            });
+            claim.seen(format!("{way} {:.4}", figure.value));
+            figures.push(Figure { series: format!("{kind} of pinned: {way}"), ..figure });
+        }
+        Ok(figures)
+    })
+    .map(|finding| {
+        let value = finding.figures().first().map(|figure| figure.value);
+        match value {
+            Some(value) => finding.with_value(value, "of pinned"),
+            None => finding,
+        }
+    })
+}
+
+struct Buffers<'g> {
+    gpu: &'g Gpu,
+    bytes: u64,
+    sums: Memory,
+    device: Memory,
+    /// HOST_NUMA and pinned.
+    pair: [Memory; 2],
+}
+
+impl Buffers<'_> {
+    /// The ratios of the turns: bandwidth of HOST_NUMA memory by that of pinned memory.
+    fn ratio(&self, way: &str, seed: u64, claim: &mut Claim) -> Result<Figure, Broken> {
+        let clock = Clock::new(&self.gpu.context, None)?;
+        let mut ratios = Vec::new();
+        for turn in 0..=TURNS {
+            let mut seconds = [0.0; 2];
+            for place in if turn.is_multiple_of(2) { [0, 1] } else { [1, 0] } {
+                let memory = &self.pair[place];
+                self.gpu.fill(memory, self.bytes, seed)?;
+                self.gpu.fill(&self.device, self.bytes, seed)?;
+                seconds[place] = clock.seconds(&self.gpu.stream, None, || {
+                    (0..TURN.div_ceil(self.bytes).min(MOST_REPEATS))
+                        .try_for_each(|_| self.once(way, memory, seed))
+                })?;
+                let wrong = self.gpu.compare(memory, self.bytes, seed)?;
+                super::gpu::note(claim, way, wrong, seed);
+            }
+            if turn > 0 {
+                ratios.push(seconds[1] / seconds[0]);
+            }
+        }
+        Ok(Figure::of(way, Some(self.bytes), "of pinned", &mut ratios))
+    }
+
+    fn once(&self, way: &str, memory: &Memory, seed: u64) -> Result<(), Broken> {
+        let (stream, kernels, shape) = (&self.gpu.stream, &self.gpu.kernels, Shape::whole(&self.gpu.context));
+        let (part, device) = (memory.part(0, self.bytes)?, self.device.part(0, self.bytes)?);
+        match way {
+            "copy engine to GPU" => stream.copy(device, part)?,
+            "copy engine from GPU" => stream.copy(part, device)?,
+            "SM read" => kernels.read(stream, shape, part, self.sums.whole())?,
+            _ => kernels.write(stream, shape, part, seed)?,
+        }
+        Ok(())
+    }
+}

@@ -1,9 +1,0 @@
-//! GPUs reach each other.
-
-use super::{Part, Validation};
-
-/// The group's validations.
-pub(super) static ALL: &[Validation] = &[];
-
-/// What its validations start as processes of their own.
-pub(super) static PARTS: &[Part] = &[];

@@ -1,0 +1,136 @@
+//! How fast GPUs move bytes to and from each other.
+
+use egm_cuda::{Memory, Part, Shape, Stream, sum};
+use egm_report::Figure;
+
+use super::{on_pairs, pair};
+use crate::error::Broken;
+use crate::finding::{Claim, Finding};
+use crate::validate::Setting;
+use crate::validate::cuda::gpu::{Gpu, note};
+use crate::validate::cuda::measure::{Clock, bandwidth, repeats, rounds, sizes};
+
+/// Which way, seen from the first GPU, and by what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    CopyTo,
+    CopyFrom,
+    CopyBoth,
+    Read,
+    Write,
+    KernelBoth,
+}
+
+const WAYS: [(Way, &str); 6] = [
+    (Way::CopyTo, "copy engine write"),
+    (Way::CopyFrom, "copy engine read"),
+    (Way::CopyBoth, "copy engine both ways"),
+    (Way::Read, "SM read"),
+    (Way::Write, "SM write"),
+    (Way::KernelBoth, "SM write both ways"),
+];
+
+/// Memory of both GPUs, mapped for both.
+struct Buffers<'g> {
+    from: &'g Gpu,
+    to: &'g Gpu,
+    near: [Memory; 2],
+    far: [Memory; 2],
+    sums: Memory,
+    seed: u64,
+}
+
+/// Every pair, way and size.
+pub(super) fn check(setting: &Setting) -> Result<Finding, Broken> {
+    on_pairs(|from, to, claim| {
+        let bytes = (setting.most & !0xfff).max(4096);
+        let of = |gpu: &Gpu, other: &Gpu| -> Result<[Memory; 2], Broken> {
+            let one = || Memory::for_peers(&gpu.context, bytes, &[other.device()]);
+            Ok([one()?, one()?])
+        };
+        let threads = Shape::whole(&from.context).count();
+        let sums = Memory::for_peers(&from.context, threads * 8, &[])?;
+        let buffers = Buffers { from, to, near: of(from, to)?, far: of(to, from)?, sums, seed: setting.seed };
+        let mut figures = Vec::new();
+        for size in sizes(setting.most) {
+            for (way, name) in WAYS {
+                buffers.prepare(size)?;
+                let series = format!("{}: {name}", pair(from, to));
+                let figure = buffers.figure(series, way, size)?;
+                if size == sizes(setting.most).into_iter().max().unwrap_or(0) {
+                    claim.seen(format!("{} {:.1} GB/s", figure.series, figure.value));
+                }
+                figures.push(figure);
+                buffers.verify(way, size, name, claim)?;
+            }
+        }
+        Ok(figures)
+    })
+}
+
+impl Buffers<'_> {
+    /// Sources hold the pattern, targets another one.
+    fn prepare(&self, size: u64) -> Result<(), Broken> {
+        self.from.fill(&self.near[0], size, self.seed)?;
+        self.from.fill(&self.near[1], size, !self.seed)?;
+        self.to.fill(&self.far[0], size, self.seed)?;
+        self.to.fill(&self.far[1], size, !self.seed)
+    }
+
+    fn figure(&self, series: String, way: Way, size: u64) -> Result<Figure, Broken> {
+        let both = matches!(way, Way::CopyBoth | Way::KernelBoth);
+        let side = both.then_some(&self.to.stream);
+        let clock = Clock::new(&self.from.context, side.map(Stream::context))?;
+        let times = repeats(size);
+        let seconds = rounds(|| {
+            clock.seconds(&self.from.stream, side, || (0..times).try_for_each(|_| self.once(way, size)))
+        })?;
+        Ok(bandwidth(series, size, size * times * if both { 2 } else { 1 }, seconds))
+    }
+
+    /// Tells the GPUs to do it once.
+    fn once(&self, way: Way, size: u64) -> Result<(), Broken> {
+        let [near, near_target] = [self.near[0].part(0, size)?, self.near[1].part(0, size)?];
+        let [far, far_target] = [self.far[0].part(0, size)?, self.far[1].part(0, size)?];
+        let write = |gpu: &Gpu, to: Part<'_>| {
+            gpu.kernels.write(&gpu.stream, Shape::whole(&gpu.context), to, self.seed)
+        };
+        match way {
+            Way::CopyTo => self.from.stream.copy(far_target, near)?,
+            Way::CopyFrom => self.from.stream.copy(near_target, far)?,
+            Way::CopyBoth => {
+                self.from.stream.copy(far_target, near)?;
+                self.to.stream.copy(near_target, far)?;
+            }
+            Way::Read => {
+                let shape = Shape::whole(&self.from.context);
+                self.from.kernels.read(&self.from.stream, shape, far, self.sums.whole())?;
+            }
+            Way::Write => write(self.from, far_target)?,
+            Way::KernelBoth => {
+                write(self.from, far_target)?;
+                write(self.to, near_target)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What was written is right, read by the GPU whose memory it is.
+    fn verify(&self, way: Way, size: u64, name: &str, claim: &mut Claim) -> Result<(), Broken> {
+        let at = |place: &str| format!("{}, {name}, {size:#x} bytes, {place}", pair(self.from, self.to));
+        if matches!(way, Way::CopyTo | Way::CopyBoth | Way::Write | Way::KernelBoth) {
+            note(claim, &at("there"), self.to.compare(&self.far[1], size, self.seed)?, self.seed);
+        }
+        if matches!(way, Way::CopyFrom | Way::CopyBoth | Way::KernelBoth) {
+            note(claim, &at("here"), self.from.compare(&self.near[1], size, self.seed)?, self.seed);
+        }
+        if way == Way::Read {
+            let read = self.from.total(&self.sums, Shape::whole(&self.from.context).count())?;
+            let right = sum(self.seed, size / 8);
+            claim.holds(read == right, || {
+                format!("{}: a sum of {read:#x} instead of {right:#x}", at("there"))
+            });
+        }
+        Ok(())
+    }
+}

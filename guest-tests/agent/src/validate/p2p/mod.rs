@@ -1,0 +1,169 @@
+//! GPUs reach each other's memory, as the machine's maker announced it.
+
+mod access;
+mod bandwidth;
+mod clique;
+
+use egm_cuda::{Context, Device, Kernels, Memory, Shape, Stream};
+
+use super::cuda::gpu::{Gpu, devices};
+use super::cuda::latency::Chain;
+use super::{Part, Setting, Validation};
+use crate::error::Broken;
+use crate::finding::{Claim, Finding};
+
+/// Most bytes of a chain.
+const MOST_CHAIN: u64 = 256 << 20;
+/// What each thread of a GPU adds.
+const TIMES: u64 = 256;
+/// Threads of a GPU that add.
+const SHAPE: Shape = Shape { blocks: 8, threads: 128 };
+
+/// The group's validations.
+pub(super) static ALL: &[Validation] = &[
+    Validation {
+        name: "p2p.access",
+        claim: "GPUs of a clique, or with a link, reach each other, and those that may not do not",
+        run: access::matrix,
+    },
+    Validation {
+        name: "p2p.bytes",
+        claim: "every byte that a GPU writes to another one's memory is what that one reads",
+        run: access::bytes,
+    },
+    Validation {
+        name: "p2p.atomics",
+        claim: "what all GPUs add to one word at once is not lost, in the memory of each",
+        run: atomics,
+    },
+    Validation {
+        name: "p2p.bandwidth",
+        claim: "copy engines and SMs move right bytes between GPUs at every size, at these rates",
+        run: bandwidth::check,
+    },
+    Validation {
+        name: "p2p.latency",
+        claim: "a GPU follows a chain in another one's memory to its end, at this time a word",
+        run: latency,
+    },
+];
+
+/// What its validations start as processes of their own.
+pub(super) static PARTS: &[Part] = &[];
+
+/// The GPUs, where there are two or more; otherwise the finding that says so.
+fn several() -> Result<Result<Vec<Device>, Finding>, Broken> {
+    Ok(devices()?.and_then(|devices| match devices.as_slice() {
+        [_] => Err(Finding::waived("this machine has one GPU: peer-to-peer needs two")),
+        _ => Ok(devices),
+    }))
+}
+
+/// Does `work` with every two GPUs, in both orders, where the first may reach the second.
+fn on_pairs(
+    work: impl Fn(&Gpu, &Gpu, &mut Claim) -> Result<Vec<egm_report::Figure>, Broken>,
+) -> Result<Finding, Broken> {
+    let devices = match several()? {
+        Ok(devices) => devices,
+        Err(finding) => return Ok(finding),
+    };
+    let (mut claim, mut figures, mut denied) = (Claim::default(), Vec::new(), Vec::new());
+    let gpus = devices.iter().map(|device| Gpu::new(*device)).collect::<Result<Vec<_>, _>>()?;
+    for (from, to) in pairs(&gpus) {
+        if from.device().can_access(to.device())? {
+            figures.extend(work(from, to, &mut claim)?);
+        } else {
+            denied.push(pair(from, to));
+        }
+    }
+    if denied.len() == gpus.len() * (gpus.len() - 1) {
+        return Ok(Finding::waived("no GPU may reach another one (p2p.access says why)"));
+    }
+    if !denied.is_empty() {
+        claim.seen(format!("not between {}", denied.join(", ")));
+    }
+    Ok(claim.finish().with_figures(figures))
+}
+
+/// Every two, in both orders.
+fn pairs<T>(all: &[T]) -> impl Iterator<Item = (&T, &T)> {
+    let at = |from: usize| all.iter().enumerate().filter(move |(to, _)| *to != from);
+    all.iter().enumerate().flat_map(move |(index, from)| at(index).map(move |(_, to)| (from, to)))
+}
+
+/// How a pair is called: `GPU 0 to GPU 1`.
+fn pair(from: &Gpu, to: &Gpu) -> String {
+    format!("GPU {} to GPU {}", from.device().ordinal, to.device().ordinal)
+}
+
+/// The sum of all additions is right.
+fn atomics(setting: &Setting) -> Result<Finding, Broken> {
+    let devices = match several()? {
+        Ok(devices) => devices,
+        Err(finding) => return Ok(finding),
+    };
+    let mut claim = Claim::default();
+    for home in &devices {
+        let mut peers = Vec::new();
+        for device in devices.iter().filter(|device| device.ordinal != home.ordinal) {
+            peers.extend(device.can_access(*home)?.then_some(*device));
+        }
+        if peers.is_empty() {
+            continue;
+        }
+        let sum = additions(*home, &peers, setting.seed)?;
+        let right = (1 + peers.len() as u64) * SHAPE.count() * TIMES;
+        claim.holds(sum == right, || {
+            format!("in memory of GPU {}: {right} additions make {sum}", home.ordinal)
+        });
+        claim.seen(format!("memory of GPU {}: {right} additions by {} GPUs", home.ordinal, peers.len() + 1));
+    }
+    let finding = claim.finish();
+    let none = finding.reason.is_empty();
+    Ok(if none { Finding::waived("no GPU may reach another one (p2p.access says why)") } else { finding })
+}
+
+/// What additions by a GPU and its peers at once make of a word of its memory.
+fn additions(home: Device, peers: &[Device], seed: u64) -> Result<u64, Broken> {
+    let gpu = Gpu::new(home)?;
+    let memory = Memory::for_peers(&gpu.context, 4096, peers)?;
+    let pinned = Memory::new(&gpu.context, egm_cuda::Kind::Pinned, 4096)?;
+    let (words, counter) = (pinned.words()?, memory.part(0, 64)?);
+    words.write(0, seed);
+    gpu.stream.copy(counter, pinned.part(0, 64)?)?;
+    gpu.stream.synchronize()?;
+    let mut at_work = Vec::new();
+    for device in std::iter::once(&home).chain(peers) {
+        let context = Context::new(*device)?;
+        let (kernels, stream) = (Kernels::new(&context)?, Stream::new(&context)?);
+        kernels.add(&stream, SHAPE, counter, TIMES, memory.part(256, 64)?)?;
+        at_work.push((kernels, stream));
+    }
+    at_work.iter().try_for_each(|(_, stream)| stream.synchronize())?;
+    gpu.stream.copy(pinned.part(0, 64)?, counter)?;
+    gpu.stream.synchronize()?;
+    Ok(words.read(0).wrapping_sub(seed))
+}
+
+/// A word of another GPU's memory takes so long.
+fn latency(setting: &Setting) -> Result<Finding, Broken> {
+    on_pairs(|from, to, claim| {
+        let chain = Chain::new(setting.most.min(MOST_CHAIN), setting.seed);
+        let memory = Memory::for_peers(&to.context, chain.bytes(), &[from.device()])?;
+        chain.put(to, &memory)?;
+        to.empty_cache()?;
+        chain.follow(from, &memory, pair(from, to), claim).map(|figure| vec![figure])
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_are_all_in_both_orders() {
+        let found: Vec<(i32, i32)> = pairs(&[1, 2, 3]).map(|(from, to)| (*from, *to)).collect();
+        assert_eq!(found, [(1, 2), (1, 3), (2, 1), (2, 3), (3, 1), (3, 2)]);
+        assert_eq!(pairs(&[1]).count(), 0);
+    }
+}
