@@ -88,6 +88,70 @@ fn each_is_noticed(fakes: &Fakes, gpus: u32, all: &[Planted]) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// Kinds of memory of which a fault is planted in the first.
+const BYTES: &str = "cuda.host_numa.bytes,cuda.pinned.bytes,cuda.managed.bytes";
+
+#[test]
+fn each_fault_of_a_gpu_is_noticed_by_the_check_that_looks_for_it() {
+    let Some(fakes) = build::fakes() else { return };
+    let run = [
+        "cuda.attributes",
+        "cuda.device.bytes",
+        "cuda.host_numa.bytes",
+        "cuda.pool.bytes",
+        "cuda.host_numa.atomics",
+        "cuda.host_numa.ordering",
+        "cuda.host_numa.bandwidth",
+        "cuda.host_numa.latency",
+        "cuda.host_numa.export",
+    ];
+    all_pass(&fakes, 1, "cuda", &run);
+    let atomics = "cuda.host_numa.atomics,cuda.pinned.atomics,cuda.pool.atomics";
+    let ordering = "cuda.host_numa.ordering,cuda.pinned.ordering";
+    let bandwidth = "cuda.host_numa.bandwidth,cuda.pinned.bandwidth,cuda.pinned.bytes";
+    let latency = "cuda.host_numa.latency,cuda.pinned.latency,cuda.pinned.bytes";
+    let export = "cuda.host_numa.export,cuda.device.export,cuda.host_numa.bytes";
+    each_is_noticed(
+        &fakes,
+        1,
+        &[
+            planted("fill-byte", BYTES, &["cuda.host_numa.bytes"]),
+            planted("stale", BYTES, &["cuda.host_numa.bytes"]),
+            planted("add-lost", atomics, &["cuda.host_numa.atomics"]),
+            planted("flag-first", ordering, &["cuda.host_numa.ordering"]),
+            planted("write-byte", bandwidth, &["cuda.host_numa.bandwidth"]),
+            planted("copy-kernel-byte", bandwidth, &["cuda.host_numa.bandwidth"]),
+            planted("read-sum", bandwidth, &["cuda.host_numa.bandwidth"]),
+            planted("chase-short", latency, &["cuda.host_numa.latency"]),
+            planted("copy-byte", "cuda.device.bytes,cuda.pinned.bytes", &["cuda.device.bytes"]),
+            planted("copy-tail", "cuda.device.bytes,cuda.pinned.bytes", &["cuda.device.bytes"]),
+            planted("import-other", export, &["cuda.host_numa.export", "cuda.device.export"]),
+            planted("host-numa-lie", "cuda.attributes,cuda.pinned.bytes", &["cuda.attributes"]),
+            planted("numa-node-wrong", "cuda.attributes,cuda.pinned.bytes", &["cuda.attributes"]),
+            planted("granularity-odd", "cuda.attributes,cuda.pinned.bytes", &["cuda.attributes"]),
+            planted("granularity-zero", "cuda.attributes,cuda.pinned.bytes", &["cuda.attributes"]),
+            planted("dmabuf-refused", "cuda.attributes,cuda.pinned.bytes", &["cuda.attributes"]),
+            planted("time-zero", latency, &["cuda.host_numa.latency", "cuda.pinned.latency"]),
+            planted("time-negative", bandwidth, &["cuda.host_numa.bandwidth", "cuda.pinned.bandwidth"]),
+            planted("time-nonsense", latency, &["cuda.host_numa.latency", "cuda.pinned.latency"]),
+        ],
+    );
+}
+
+#[test]
+fn each_fault_between_gpus_is_noticed_by_the_check_that_looks_for_it() {
+    let Some(fakes) = build::fakes() else { return };
+    all_pass(&fakes, 2, "p2p", &["p2p.access", "p2p.bytes", "p2p.atomics", "p2p.bandwidth", "p2p.latency"]);
+    each_is_noticed(
+        &fakes,
+        2,
+        &[
+            planted("p2p-refused", "p2p.access,cuda.pinned.bytes", &["p2p.access"]),
+            planted("p2p-copy-byte", "p2p.access,p2p.bytes,p2p.bandwidth", &["p2p.bandwidth"]),
+        ],
+    );
+}
+
 #[test]
 fn each_fault_of_nvshmem_is_noticed_by_the_check_that_looks_for_it() {
     let Some(fakes) = build::fakes() else { return };
@@ -183,4 +247,18 @@ fn a_run_with_the_same_seed_tries_the_same_and_another_seed_something_else() {
     };
     assert_eq!(said(41), said(41));
     assert_ne!(said(41).1, said(42).1);
+}
+
+#[test]
+fn a_seed_is_a_pattern_of_its_own_in_every_run() {
+    let Some(fakes) = build::fakes() else { return };
+    // The fault tells in its message what was there and what should have been: the pattern itself.
+    let said = |seed| {
+        let verdicts = validate(&fakes, 1, "cuda.host_numa.bytes", Some("fill-byte"), seed);
+        let verdict = &verdicts["cuda.host_numa.bytes"];
+        assert_eq!(verdict.outcome, Outcome::Failed, "{}", verdict.reason);
+        (verdict.seed, verdict.reason.clone())
+    };
+    assert_eq!(said(41), said(41));
+    assert_ne!(said(41), said(42));
 }

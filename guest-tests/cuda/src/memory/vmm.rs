@@ -66,7 +66,12 @@ pub(super) fn granularity(context: &Context, kind: Kind) -> Result<u64, CudaErro
     let functions = context.enter()?;
     // SAFETY: locals' addresses.
     unsafe { functions.cuMemGetAllocationGranularity(&raw mut bytes, &raw const wanted, recommended) }?;
-    Ok((bytes as u64).max(8).next_power_of_two())
+    // What would be rounded up by it: a driver that says something else is not believed.
+    if bytes.is_power_of_two() && bytes >= 4096 {
+        return Ok(bytes as u64);
+    }
+    let call = "cuMemGetAllocationGranularity";
+    Err(CudaError::Text { call, text: bytes.to_string(), form: "a power of two, a page or more" })
 }
 
 /// Memory that has no address yet.

@@ -23,7 +23,15 @@ pub(super) fn check(_: &Setting) -> Result<Finding, Broken> {
             version / 1000,
             version % 1000 / 10
         ));
-        let node = gpu.nodes()?.first().copied().unwrap_or(0);
+        let nodes = gpu.nodes()?;
+        let near = gpu.context.attributes().get(Attribute::HOST_NUMA_ID).filter(|near| *near >= 0);
+        if let Some(near) = near.filter(|near| !nodes.contains(near)) {
+            claim.untrue(format!(
+                "{} is {near}: no such node has memory, {nodes:?} have",
+                Attribute::HOST_NUMA_ID
+            ));
+        }
+        let node = nodes.first().copied().unwrap_or(0);
         let of = |kind| Memory::new(&gpu.context, kind, BYTES).map(drop);
         said(gpu, &mut claim, Attribute::VMM, of(Kind::Device));
         said(gpu, &mut claim, Attribute::HOST_NUMA, of(Kind::HostNuma(node)));
