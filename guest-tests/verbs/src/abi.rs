@@ -1,0 +1,436 @@
+//! The structures of `infiniband/verbs.h` that cross the boundary, as rdma-core 44 and later lay them out.
+//!
+//! Types only. What C has as an enum is `u32` here, because a library may answer with a number that no enum names.
+//! `tests/layout.rs` holds sizes and offsets against recorded ones, and those against C where the headers are installed.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use crate::library::{PollCq, PostRecv, PostSend, QueryDeviceEx, QueryPort};
+
+/// Bytes of a name in sysfs (`IBV_SYSFS_NAME_MAX`).
+pub const NAME_MAX: usize = 64;
+/// Bytes of a path in sysfs (`IBV_SYSFS_PATH_MAX`).
+pub const PATH_MAX: usize = 256;
+/// Ends `Context::abi_compat` of a library whose contexts lie in a [`VerbsContext`] (`__VERBS_ABI_IS_EXTENDED`).
+pub const EXTENDED: usize = usize::MAX;
+
+/// `struct ibv_device`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Device {
+    /// Two functions that nobody calls.
+    pub ops: [*mut c_void; 2],
+    /// `enum ibv_node_type`.
+    pub node_type: c_int,
+    /// `enum ibv_transport_type`.
+    pub transport_type: c_int,
+    /// Of the kernel's device, `mlx5_0`.
+    pub name: [c_char; NAME_MAX],
+    /// Of the character device, `uverbs0`.
+    pub dev_name: [c_char; NAME_MAX],
+    /// Of that in sysfs.
+    pub dev_path: [c_char; PATH_MAX],
+    /// Of the kernel's device in sysfs.
+    pub ibdev_path: [c_char; PATH_MAX],
+}
+
+/// `struct ibv_device_attr`, with its C names.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[expect(missing_docs, reason = "ibv_query_device(3) has a line for each")]
+pub struct DeviceAttr {
+    pub fw_ver: [c_char; 64],
+    pub node_guid: u64,
+    pub sys_image_guid: u64,
+    pub max_mr_size: u64,
+    pub page_size_cap: u64,
+    pub vendor_id: u32,
+    pub vendor_part_id: u32,
+    pub hw_ver: u32,
+    pub max_qp: c_int,
+    pub max_qp_wr: c_int,
+    pub device_cap_flags: u32,
+    pub max_sge: c_int,
+    pub max_sge_rd: c_int,
+    pub max_cq: c_int,
+    pub max_cqe: c_int,
+    pub max_mr: c_int,
+    pub max_pd: c_int,
+    pub max_qp_rd_atom: c_int,
+    pub max_ee_rd_atom: c_int,
+    pub max_res_rd_atom: c_int,
+    pub max_qp_init_rd_atom: c_int,
+    pub max_ee_init_rd_atom: c_int,
+    pub atomic_cap: u32,
+    pub max_ee: c_int,
+    pub max_rdd: c_int,
+    pub max_mw: c_int,
+    pub max_raw_ipv6_qp: c_int,
+    pub max_raw_ethy_qp: c_int,
+    pub max_mcast_grp: c_int,
+    pub max_mcast_qp_attach: c_int,
+    pub max_total_mcast_qp_attach: c_int,
+    pub max_ah: c_int,
+    pub max_fmr: c_int,
+    pub max_map_per_fmr: c_int,
+    pub max_srq: c_int,
+    pub max_srq_wr: c_int,
+    pub max_srq_sge: c_int,
+    pub max_pkeys: u16,
+    pub local_ca_ack_delay: u8,
+    pub phys_port_cnt: u8,
+}
+
+/// `struct ibv_odp_caps`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct OdpCaps {
+    /// `enum ibv_odp_general_caps`.
+    pub general: u64,
+    /// `enum ibv_odp_transport_cap_bits` of reliable connections.
+    pub rc: u32,
+    /// Of unreliable connections.
+    pub uc: u32,
+    /// Of datagrams.
+    pub ud: u32,
+}
+
+/// `struct ibv_device_attr_ex`; what lies behind the capabilities of on-demand paging is only room.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct DeviceAttrEx {
+    /// As without `_ex`.
+    pub orig: DeviceAttr,
+    /// Which later parts are there; nobody uses it.
+    pub comp_mask: u32,
+    /// Of on-demand paging.
+    pub odp: OdpCaps,
+    /// All other members.
+    pub rest: [u64; 17],
+}
+
+/// `struct ibv_port_attr`, with its C names.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[expect(missing_docs, reason = "ibv_query_port(3) has a line for each")]
+pub struct PortAttr {
+    pub state: u32,
+    pub max_mtu: u32,
+    pub active_mtu: u32,
+    pub gid_tbl_len: c_int,
+    pub port_cap_flags: u32,
+    pub max_msg_sz: u32,
+    pub bad_pkey_cntr: u32,
+    pub qkey_viol_cntr: u32,
+    pub pkey_tbl_len: u16,
+    pub lid: u16,
+    pub sm_lid: u16,
+    pub lmc: u8,
+    pub max_vl_num: u8,
+    pub sm_sl: u8,
+    pub subnet_timeout: u8,
+    pub init_type_reply: u8,
+    pub active_width: u8,
+    pub active_speed: u8,
+    pub phys_state: u8,
+    pub link_layer: u8,
+    pub flags: u8,
+    pub port_cap_flags2: u16,
+}
+
+/// `struct ibv_gid_entry`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct GidEntry {
+    /// The GID, in network order. (C aligns it to 8.)
+    pub gid: [u64; 2],
+    /// Its place in the port's table.
+    pub gid_index: u32,
+    /// The port, from 1.
+    pub port_num: u32,
+    /// `enum ibv_gid_type`.
+    pub gid_type: u32,
+    /// The network interface that it came from, 0 without one.
+    pub ndev_ifindex: u32,
+}
+
+/// `struct ibv_mr`.
+#[repr(C)]
+#[derive(Debug)]
+#[expect(missing_docs, reason = "ibv_reg_mr(3) has a line for each")]
+pub struct Mr {
+    pub context: *mut Context,
+    pub pd: *mut c_void,
+    pub addr: *mut c_void,
+    pub length: usize,
+    pub handle: u32,
+    pub lkey: u32,
+    pub rkey: u32,
+}
+
+/// `struct ibv_qp_cap`, with its C names.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+#[expect(missing_docs, reason = "ibv_create_qp(3) has a line for each")]
+pub struct QpCap {
+    pub max_send_wr: u32,
+    pub max_recv_wr: u32,
+    pub max_send_sge: u32,
+    pub max_recv_sge: u32,
+    pub max_inline_data: u32,
+}
+
+/// `struct ibv_qp_init_attr`, with its C names.
+#[repr(C)]
+#[derive(Debug)]
+#[expect(missing_docs, reason = "ibv_create_qp(3) has a line for each")]
+pub struct QpInitAttr {
+    pub qp_context: *mut c_void,
+    pub send_cq: *mut Cq,
+    pub recv_cq: *mut Cq,
+    pub srq: *mut c_void,
+    pub cap: QpCap,
+    pub qp_type: u32,
+    pub sq_sig_all: c_int,
+}
+
+/// `struct ibv_ah_attr` with the `struct ibv_global_route` that it begins with.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+#[expect(missing_docs, reason = "ibv_modify_qp(3) has a line for each")]
+pub struct AhAttr {
+    pub dgid: [u64; 2],
+    pub flow_label: u32,
+    pub sgid_index: u8,
+    pub hop_limit: u8,
+    pub traffic_class: u8,
+    /// What C leaves behind `traffic_class`.
+    pub padding: u8,
+    pub dlid: u16,
+    pub sl: u8,
+    pub src_path_bits: u8,
+    pub static_rate: u8,
+    pub is_global: u8,
+    pub port_num: u8,
+}
+
+/// `struct ibv_qp_attr`, with its C names.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+#[expect(missing_docs, reason = "ibv_modify_qp(3) has a line for each")]
+pub struct QpAttr {
+    pub qp_state: u32,
+    pub cur_qp_state: u32,
+    pub path_mtu: u32,
+    pub path_mig_state: u32,
+    pub qkey: u32,
+    pub rq_psn: u32,
+    pub sq_psn: u32,
+    pub dest_qp_num: u32,
+    pub qp_access_flags: u32,
+    pub cap: QpCap,
+    pub ah_attr: AhAttr,
+    pub alt_ah_attr: AhAttr,
+    pub pkey_index: u16,
+    pub alt_pkey_index: u16,
+    pub en_sqd_async_notify: u8,
+    pub sq_draining: u8,
+    pub max_rd_atomic: u8,
+    pub max_dest_rd_atomic: u8,
+    pub min_rnr_timer: u8,
+    pub port_num: u8,
+    pub timeout: u8,
+    pub retry_cnt: u8,
+    pub rnr_retry: u8,
+    pub alt_port_num: u8,
+    pub alt_timeout: u8,
+    pub rate_limit: u32,
+}
+
+/// `struct ibv_sge`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Sge {
+    /// Where.
+    pub addr: u64,
+    /// Bytes.
+    pub length: u32,
+    /// Key of the memory region.
+    pub lkey: u32,
+}
+
+/// `wr.rdma` of `struct ibv_send_wr`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Rdma {
+    /// Where, at the other side.
+    pub remote_addr: u64,
+    /// Key of its memory region.
+    pub rkey: u32,
+}
+
+/// `wr.atomic` of `struct ibv_send_wr`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Atomic {
+    /// Where, at the other side; a multiple of 8.
+    pub remote_addr: u64,
+    /// What is compared, or added.
+    pub compare_add: u64,
+    /// What is put there when the comparison holds.
+    pub swap: u64,
+    /// Key of the other side's memory region.
+    pub rkey: u32,
+}
+
+/// `wr` of `struct ibv_send_wr`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub union Target {
+    /// Of writes and reads.
+    pub rdma: Rdma,
+    /// Of atomics.
+    pub atomic: Atomic,
+}
+
+/// `struct ibv_send_wr`.
+#[repr(C)]
+pub struct SendWr {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// Null: one at a time.
+    pub next: *mut SendWr,
+    /// The piece of local memory.
+    pub sg_list: *mut Sge,
+    /// How many pieces.
+    pub num_sge: c_int,
+    /// `enum ibv_wr_opcode`.
+    pub opcode: u32,
+    /// `enum ibv_send_flags`.
+    pub send_flags: u32,
+    /// Immediate data; nobody sends any.
+    pub imm_data: u32,
+    /// The other side's memory.
+    pub wr: Target,
+    /// Of connections that share receivers.
+    pub remote_srqn: u32,
+    /// Memory windows, segmentation.
+    pub rest: [u64; 6],
+}
+
+/// `struct ibv_recv_wr`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct RecvWr {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// Null: one at a time.
+    pub next: *mut RecvWr,
+    /// The piece of local memory.
+    pub sg_list: *mut Sge,
+    /// How many pieces.
+    pub num_sge: c_int,
+}
+
+/// `struct ibv_wc`, with its C names.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+#[expect(missing_docs, reason = "ibv_poll_cq(3) has a line for each")]
+pub struct Wc {
+    pub wr_id: u64,
+    pub status: u32,
+    pub opcode: u32,
+    pub vendor_err: u32,
+    pub byte_len: u32,
+    pub imm_data: u32,
+    pub qp_num: u32,
+    pub src_qp: u32,
+    pub wc_flags: u32,
+    pub pkey_index: u16,
+    pub slid: u16,
+    pub sl: u8,
+    pub dlid_path_bits: u8,
+}
+
+/// The beginning of `struct ibv_qp`; only libraries make one.
+#[repr(C)]
+#[derive(Debug)]
+#[expect(missing_docs, reason = "the names are C's")]
+pub struct Qp {
+    pub context: *mut Context,
+    pub qp_context: *mut c_void,
+    pub pd: *mut c_void,
+    pub send_cq: *mut Cq,
+    pub recv_cq: *mut Cq,
+    pub srq: *mut c_void,
+    pub handle: u32,
+    pub qp_num: u32,
+}
+
+/// The beginning of `struct ibv_cq`; only libraries make one.
+#[repr(C)]
+#[derive(Debug)]
+#[expect(missing_docs, reason = "the names are C's")]
+pub struct Cq {
+    pub context: *mut Context,
+    pub channel: *mut c_void,
+    pub cq_context: *mut c_void,
+    pub handle: u32,
+    pub cqe: c_int,
+}
+
+/// `struct ibv_context_ops`: the functions that C calls inline, and room for the others.
+#[repr(C)]
+#[derive(Debug)]
+pub struct ContextOps {
+    /// `_compat_query_device` to `_compat_create_cq`.
+    pub before_poll: [*mut c_void; 11],
+    /// `ibv_poll_cq`.
+    pub poll_cq: Option<PollCq>,
+    /// `req_notify_cq` to `_compat_destroy_qp`.
+    pub before_send: [*mut c_void; 13],
+    /// `ibv_post_send`.
+    pub post_send: Option<PostSend>,
+    /// `ibv_post_recv`.
+    pub post_recv: Option<PostRecv>,
+    /// `_compat_create_ah` to `_compat_async_event`.
+    pub rest: [*mut c_void; 5],
+}
+
+/// `struct ibv_context`.
+#[repr(C)]
+pub struct Context {
+    /// What it is of.
+    pub device: *mut Device,
+    /// The inline functions.
+    pub ops: ContextOps,
+    /// Descriptor of the character device.
+    pub cmd_fd: c_int,
+    /// Descriptor of its events.
+    pub async_fd: c_int,
+    /// Interrupts of completion queues.
+    pub num_comp_vectors: c_int,
+    /// The library's.
+    pub mutex: libc::pthread_mutex_t,
+    /// [`EXTENDED`], or an older library's.
+    pub abi_compat: *mut c_void,
+}
+
+/// `struct verbs_context`, which grows at its beginning: an older library's begins later, and `sz` tells where.
+#[repr(C)]
+pub struct VerbsContext {
+    /// Newest member that is used here.
+    pub query_port: Option<QueryPort>,
+    /// `advise_mr` to `create_cq_ex`.
+    pub before_private: [*mut c_void; 25],
+    /// `priv`.
+    pub private: *mut c_void,
+    /// `ibv_query_device_ex`.
+    pub query_device_ex: Option<QueryDeviceEx>,
+    /// `ibv_destroy_flow` to `_ABI_placeholder3`.
+    pub before_size: [*mut c_void; 11],
+    /// Bytes of the library's structure, this one's end being its end.
+    pub sz: usize,
+    /// What everybody else holds a pointer to.
+    pub context: Context,
+}

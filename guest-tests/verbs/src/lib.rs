@@ -1,0 +1,27 @@
+//! The part of libibverbs that the guest checks need, loaded at run time.
+//!
+//! A guest without RDMA has no such library, and a program that were linked with it would not start there. Half of the
+//! interface is not in the library at all but inline in its header, through tables in the context, so the structures are
+//! here by hand ([`abi`]).
+//!
+//! ```text
+//! Verbs ─► Devices ─► Device ─► Context ─┬─► Domain ─┬─► Registered<M> ─► Piece (ours), Remote (theirs)
+//!                                        │           └─► QueuePair ─connect─► Connected ─► post(Work)
+//!                                        └─► CompletionQueue ─► Completion
+//! ```
+//! What lives in another borrows it, so nothing outlives what it is of; memory is owned by its registration.
+
+pub mod abi;
+mod device;
+mod error;
+mod library;
+mod memory;
+mod queue;
+mod told;
+
+pub use device::{Context, Device, Devices};
+pub use error::VerbsError;
+pub use library::Verbs;
+pub use memory::{Access, DmaBuf, Domain, Memory, Piece, Registered, Remote};
+pub use queue::{Completion, CompletionQueue, Connected, Endpoint, Place, QueuePair, Work};
+pub use told::{Abilities, Atomics, Gid, GidKind, Mtu, Odp, Port, best_gid};
