@@ -59,6 +59,8 @@ impl Arguments {
 pub(crate) struct Orders {
     /// `egm.checks=`: names in order; `None` means all.
     pub(crate) checks: Option<Vec<String>>,
+    /// `egm.validate=`: what `egm-guest validate --select` takes; nothing is validated without it.
+    pub(crate) validate: Vec<String>,
     /// `egm.arg.KEY=VALUE`.
     pub(crate) args: Arguments,
     /// `egm.exit=`.
@@ -81,6 +83,7 @@ impl Orders {
                     orders.checks =
                         Some(names.split(',').filter(|n| !n.is_empty()).map(str::to_owned).collect());
                 }
+                ("egm.validate", words) => orders.validate = words.split(',').map(str::to_owned).collect(),
                 ("egm.exit", "poweroff") => orders.end = End::PowerOff,
                 ("egm.exit", "reset") => orders.end = End::Reset,
                 ("egm.exit", "panic") => orders.end = End::Panic,

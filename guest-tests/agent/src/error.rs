@@ -54,6 +54,9 @@ pub(crate) enum Broken {
     /// What another process of a validation said.
     #[error("{0}")]
     Other(String),
+    /// RDMA does not do what it should be able to.
+    #[error("{0}")]
+    Rdma(#[from] egm_verbs::VerbsError),
     /// An ACPI table is malformed.
     #[error("ACPI table {0}")]
     Acpi(#[from] crate::acpi::AcpiError),

@@ -15,7 +15,7 @@ use rustix::system::RebootCommand;
 
 use crate::cmdline::{End, Orders};
 use crate::finding::Finding;
-use crate::{PLAN, With, run};
+use crate::{PLAN, With, run, validate};
 
 /// Kernel modules and the order to load them in.
 const MODULES: &str = "/egm/modules";
@@ -56,9 +56,14 @@ fn report(orders: &Orders, extra: &[Check]) {
         run::print_line(check);
         reap();
     });
-    let good = extra.is_empty() && summary.outcome == egm_report::Outcome::Passed;
-    let extra = u32::try_from(extra.len()).unwrap_or(u32::MAX);
-    let count = summary.value.unwrap_or(0.0) + f64::from(extra);
+    let mut good = extra.is_empty() && summary.outcome == egm_report::Outcome::Passed;
+    let validated = validate::on_console(&orders.validate, &orders.args, |check| {
+        good &= matches!(check.outcome, egm_report::Outcome::Passed | egm_report::Outcome::Waived);
+        run::print_line(check);
+        reap();
+    });
+    let more = u32::try_from(extra.len() + validated).unwrap_or(u32::MAX);
+    let count = summary.value.unwrap_or(0.0) + f64::from(more);
     run::print_line(&Check { value: Some(count), ..run::summary(0, good) });
 }
 

@@ -25,6 +25,7 @@ mod net;
 mod pattern;
 mod ports;
 mod run;
+mod rxe;
 mod smbios;
 mod sys;
 mod sysfs;

@@ -18,7 +18,7 @@ const RTM_NEWLINK: u16 = 16;
 const RTM_NEWADDR: u16 = 20;
 const NLMSG_ERROR: u16 = 2;
 /// `NLM_F_REQUEST | NLM_F_ACK`.
-const REQUEST: u16 = 1 | 4;
+pub(crate) const REQUEST: u16 = 1 | 4;
 /// `NLM_F_CREATE | NLM_F_REPLACE`.
 const CREATE: u16 = 0x400 | 0x100;
 
@@ -49,7 +49,7 @@ pub(crate) fn configure(interface: u32, address: Ipv4Addr, prefix: u8) -> io::Re
 }
 
 /// A netlink message: header and `body`, which is a multiple of 4 long.
-fn message(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
+pub(crate) fn message(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
     let length = u32::try_from(HEADER + body.len()).unwrap_or(u32::MAX);
     let mut bytes = length.to_ne_bytes().to_vec();
     bytes.extend(kind.to_ne_bytes());
@@ -81,7 +81,7 @@ fn link_up(interface: u32) -> Vec<u8> {
 }
 
 /// An acknowledgement is an error message with the number 0.
-fn acknowledged(answer: &[u8]) -> io::Result<()> {
+pub(crate) fn acknowledged(answer: &[u8]) -> io::Result<()> {
     let kind = answer.get(4..6).and_then(|b| b.try_into().ok()).map(u16::from_ne_bytes);
     let number = answer.get(HEADER..HEADER + 4).and_then(|b| b.try_into().ok()).map(i32::from_ne_bytes);
     match (kind, number) {

@@ -7,6 +7,8 @@
     reason = "NUMA policy, block discard, vsock addresses, device registers and I/O ports"
 )]
 
+pub(crate) mod pages;
+
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};

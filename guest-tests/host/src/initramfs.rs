@@ -1,6 +1,7 @@
 //! Initial roots: the guest's, with the agent as init, and those with busybox, for the emulated host and for a guest
 //! whose root is on its disk.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -9,6 +10,7 @@ use crate::cpio::{self, CpioError};
 use crate::debian::{Architecture, Archive};
 use crate::error::LabError;
 use crate::kernel::StockKernel;
+use crate::rdma_kit::Kit;
 
 /// Init of the emulated host.
 const L1_INIT: &str = include_str!("l1-init.sh");
@@ -19,7 +21,18 @@ const BUSYBOX: &str = "/bin/busybox";
 
 /// A guest's initial root, as guest-tests/DESIGN.md lays it out.
 pub(crate) fn guest(agent: &Path, plan: Option<&[u8]>, kernel: &StockKernel) -> Result<Vec<u8>, LabError> {
-    let agent = read(agent)?;
+    guest_with(agent, plan, kernel, None)
+}
+
+/// The same; with `kit`, the agent in it and the files that it loads.
+pub(crate) fn guest_with(
+    agent: &Path,
+    plan: Option<&[u8]>,
+    kernel: &StockKernel,
+    kit: Option<&Kit>,
+) -> Result<Vec<u8>, LabError> {
+    let agent = read(kit.map_or(agent, |kit| &kit.agent))?;
+    let programs = kit.map(Kit::files).transpose()?.unwrap_or_default();
     let mut files = modules(kernel)?;
     files.extend(plan.map(|plan| ("egm/plan.json".to_owned(), plan.to_vec())));
     let build = || {
@@ -28,9 +41,20 @@ pub(crate) fn guest(agent: &Path, plan: Option<&[u8]>, kernel: &StockKernel) -> 
         for (name, bytes) in &files {
             archive.file(name, 0o644, bytes)?;
         }
+        for folder in folders(programs.iter().map(|(name, _)| name.as_str())) {
+            archive.directory(folder)?;
+        }
+        for (name, bytes) in &programs {
+            archive.file(name, 0o755, bytes)?;
+        }
         Ok(archive.finish())
     };
     build().map_err(invalid)
+}
+
+/// The folders that these paths are in, each once and after the one that it is in.
+fn folders<'a>(paths: impl Iterator<Item = &'a str>) -> BTreeSet<&'a str> {
+    paths.flat_map(|path| path.match_indices('/').filter_map(|(at, _)| path.get(..at))).collect()
 }
 
 /// An initial root that hands over to the one on the guest's first disk.
@@ -122,4 +146,16 @@ fn read(path: &Path) -> Result<Vec<u8>, LabError> {
 
 fn invalid(error: CpioError) -> LabError {
     LabError::Content { what: "initramfs".into(), problem: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_comes_once_and_before_what_is_in_it() {
+        let found: Vec<_> =
+            folders(["usr/lib/a/x", "usr/bin/y", "lib64/z"].into_iter()).into_iter().collect();
+        assert_eq!(found, ["lib64", "usr", "usr/bin", "usr/lib", "usr/lib/a"]);
+    }
 }

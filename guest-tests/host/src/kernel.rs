@@ -100,6 +100,11 @@ pub(crate) fn generic(cache: &Cache, refresh: bool) -> Result<StockKernel, LabEr
     GENERIC.obtain(cache, refresh, |cache, held| fetch(&GENERIC, cache, held))
 }
 
+/// The same with RDMA over any network card.
+pub(crate) fn rdma(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
+    RDMA.obtain(cache, refresh, |cache, held| fetch(&RDMA, cache, held))
+}
+
 /// Debian's stable kernel with the modules that the emulated host needs.
 pub(crate) fn l1(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
     L1.obtain(cache, refresh, |cache, held| fetch(&L1, cache, held))
@@ -131,6 +136,7 @@ const GUEST: Stock = Stock {
 };
 const GENERIC: Stock =
     Stock { prefix: "generic-", meta: "linux-image-amd64", modules: &modules::OF_GENERIC, ..GUEST };
+const RDMA: Stock = Stock { prefix: "rdma-", modules: &modules::OF_RDMA, ..GENERIC };
 const L1: Stock = Stock { prefix: "host-", meta: "linux-image-amd64", modules: &modules::OF_L1, ..GUEST };
 const ARM64: Stock = Stock {
     prefix: "arm64-newest-",

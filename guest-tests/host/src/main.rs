@@ -47,6 +47,8 @@ mod process;
 mod progress;
 mod qemu;
 mod qmp;
+mod rdma;
+mod rdma_kit;
 mod results;
 mod rootfs;
 mod run;

@@ -19,6 +19,21 @@ pub(crate) const OF_GUEST: [&str; 9] = [
 pub(crate) const OF_GENERIC: [&str; 7] =
     ["virtio_pci", "virtio_blk", "nvme", "igb", "e1000e", "pvpanic_mmio", "pvpanic_pci"];
 
+/// What a guest with RDMA needs: the same, a network of ours beside, and RDMA over whatever card there is.
+pub(crate) const OF_RDMA: [&str; 11] = [
+    "virtio_pci",
+    "virtio_blk",
+    "virtio_net",
+    "virtio_rng",
+    "nvme",
+    "igb",
+    "e1000e",
+    "pvpanic_mmio",
+    "pvpanic_pci",
+    "rdma_rxe",
+    "ib_uverbs",
+];
+
 /// What a guest of the emulated Grace host needs: the same, where it has devices of ours beside.
 pub(crate) const OF_ARM64: [&str; 10] = [
     "virtio_pci",

@@ -181,7 +181,7 @@ impl Runner {
             disk::SIGNATURE,
             scenario.words
         );
-        let kernel = self.tools.kernel(scenario.generic);
+        let kernel = self.tools.kernel_for(scenario);
         let mut json = serde_json::json!({
             "name": scenario.name,
             "extends": self.tools.configs.join(scenario.config),
@@ -223,7 +223,8 @@ impl Runner {
         let bytes = if scenario.debian {
             initramfs::handover(kernel)?
         } else {
-            initramfs::guest(&self.tools.agent, plan.as_deref(), kernel)?
+            let kit = self.tools.kit(scenario);
+            initramfs::guest_with(&self.tools.agent, plan.as_deref(), kernel, kit)?
         };
         fs::write(&initramfs, bytes).map_err(LabError::file("write", &initramfs))?;
         let plan = plan.as_deref().map(Plan::read).transpose()?;

@@ -15,6 +15,7 @@ use crate::grace;
 use crate::kernel;
 use crate::l1;
 use crate::logs;
+use crate::rdma_kit::Kit;
 use crate::results::{Count, ScenarioResult, junit, table};
 use crate::rootfs;
 use crate::run::{Runner, Vmm};
@@ -130,6 +131,16 @@ fn execute(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenario
                 chosen = without;
                 let why = error.to_string();
                 skipped.extend(with.iter().map(|s| ScenarioResult::skipped(s.name, &why)));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    if tools.rdma.is_none() && chosen.iter().any(|s| s.rdma) {
+        match cache().and_then(|cache| Kit::of(&cache)) {
+            Ok(kit) => tools.rdma = Some(kit),
+            Err(error @ LabError::Host { .. }) => {
+                let without: Vec<_> = chosen.extract_if(.., |s| s.rdma).collect();
+                skipped.extend(without.iter().map(|s| ScenarioResult::skipped(s.name, &error.to_string())));
             }
             Err(error) => return Err(error),
         }

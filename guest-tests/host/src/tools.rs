@@ -6,11 +6,15 @@ use crate::cache::Cache;
 use crate::emulator::Emulator;
 use crate::error::LabError;
 use crate::kernel::{self, StockKernel};
+use crate::rdma_kit::Kit;
+use crate::scenarios::Scenario;
 
 /// Name of the Debian root file system among copied tools.
 const ROOT: &str = "root.img";
 /// Name of the kernel for every machine there.
 const GENERIC: &str = "generic";
+/// What a guest has for RDMA, its kernel among it.
+const RDMA: &str = "rdma";
 
 /// Where `scripts/lab/arm64` leaves the programs for the emulated Grace host, in the folder of what is built.
 const ARM64_FOLDER: &str = "aarch64-unknown-linux-gnu/lab";
@@ -36,6 +40,8 @@ pub(crate) struct Tools {
     pub(crate) kernel: StockKernel,
     /// The guest's kernel for every machine, when a scenario needs it.
     pub(crate) generic: Option<StockKernel>,
+    /// What a guest has for RDMA, when a scenario needs it.
+    pub(crate) rdma: Option<Kit>,
     /// The Debian root file system, when a scenario needs it.
     pub(crate) root: Option<PathBuf>,
     /// An emulator, when a scenario runs its guests in one.
@@ -56,6 +62,7 @@ impl Tools {
             configs: configs()?,
             kernel: kernel::guest(cache, false)?,
             generic: None,
+            rdma: None,
             root: None,
             emulator: None,
             lab,
@@ -80,6 +87,7 @@ impl Tools {
             configs,
             kernel,
             generic: None,
+            rdma: None,
             root: None,
             emulator: None,
         }
@@ -98,6 +106,7 @@ impl Tools {
         let at = |name: &str| directory.join(name);
         Self {
             generic: Some(StockKernel { directory: at(GENERIC) }).filter(|kernel| kernel.image().exists()),
+            rdma: Kit::copied(&at(RDMA)),
             root: Some(at(ROOT)).filter(|path| path.exists()),
             ..Self::within(directory, at("configs"), StockKernel { directory: at("guest") })
         }
@@ -132,12 +141,26 @@ impl Tools {
         copy_files(&self.configs.join("host"), &hosts)?;
         self.root.iter().try_for_each(|root| copy(root, &directory.join(ROOT)))?;
         self.generic.iter().try_for_each(|kernel| copy_kernel(kernel, &directory.join(GENERIC)))?;
+        if let Some(kit) = &self.rdma {
+            copy_kernel(&kit.kernel, &directory.join(RDMA))?;
+            kit.copy_to(&directory.join(RDMA))?;
+        }
         copy_kernel(&self.kernel, &target.kernel.directory)
     }
 
     /// The kernel for a guest that needs drivers of all kinds, or for one that does not.
     pub(crate) fn kernel(&self, generic: bool) -> &StockKernel {
         self.generic.as_ref().filter(|_| generic).unwrap_or(&self.kernel)
+    }
+
+    /// The kernel for the guest of `scenario`.
+    pub(crate) fn kernel_for(&self, scenario: &Scenario) -> &StockKernel {
+        self.kit(scenario).map_or_else(|| self.kernel(scenario.generic), |kit| &kit.kernel)
+    }
+
+    /// What the guest of `scenario` has for RDMA.
+    pub(crate) fn kit(&self, scenario: &Scenario) -> Option<&Kit> {
+        self.rdma.as_ref().filter(|_| scenario.rdma)
     }
 }
 

@@ -14,8 +14,8 @@ use crate::{Abilities, Gid, GidKind, Port, VerbsError};
 
 /// More devices than any machine has.
 const MOST_DEVICES: usize = 1024;
-/// More GIDs than any device has.
-const MOST_GIDS: usize = 4096;
+/// GIDs that are asked for: the kernel takes a table of less than 64 KiB (2047 entries), and answers `EINVAL` beyond.
+const MOST_GIDS: usize = 1024;
 
 impl Verbs {
     /// All RDMA devices of this machine.
@@ -168,7 +168,7 @@ impl Context<'_> {
             VerbsError::Bound {
                 what: "the number of GIDs",
                 value: u64::try_from(count).unwrap_or(u64::MAX),
-                rule: "4096 at most",
+                rule: "1024 at most",
             }
         })?;
         let gid = |entry: &abi::GidEntry| {

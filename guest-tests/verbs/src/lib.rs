@@ -17,11 +17,13 @@ mod error;
 mod library;
 mod memory;
 mod queue;
+mod steps;
 mod told;
 
 pub use device::{Context, Device, Devices};
 pub use error::VerbsError;
 pub use library::Verbs;
 pub use memory::{Access, DmaBuf, Domain, Memory, Piece, Registered, Remote};
-pub use queue::{Completion, CompletionQueue, Connected, Endpoint, Place, QueuePair, Work};
+pub use queue::{Completion, CompletionQueue, Connected, QueuePair, Work};
+pub use steps::{Endpoint, Place};
 pub use told::{Abilities, Atomics, Gid, GidKind, Mtu, Odp, Port, best_gid};

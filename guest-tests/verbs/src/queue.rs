@@ -9,12 +9,13 @@ use std::ffi::c_int;
 use std::ptr::{self, NonNull};
 use std::time::{Duration, Instant};
 
-use crate::abi::{self, AhAttr, QpAttr};
+use crate::VerbsError;
+use crate::abi::{self, QpAttr};
 use crate::device::{Context, check};
 use crate::error::{status_hint, status_name};
 use crate::library::{PollCq, PostRecv, PostSend};
-use crate::memory::{Access, Domain, Piece, Remote};
-use crate::{Gid, Mtu, Port, VerbsError};
+use crate::memory::{Domain, Piece, Remote};
+use crate::steps::{Endpoint, MASK_24, Place, init, ready_to_receive, ready_to_send};
 
 /// Completions that are taken at once.
 const AT_ONCE: usize = 32;
@@ -22,14 +23,6 @@ const AT_ONCE: usize = 32;
 const RELIABLE: u32 = 2;
 /// `IBV_SEND_SIGNALED`.
 const SIGNALED: u32 = 1 << 1;
-/// Numbers of queue pairs and of packets have 24 bits.
-const MASK_24: u32 = 0xff_ffff;
-/// 4.096 µs times two to this power, half a second: an emulated guest is slow.
-const TIMEOUT: u8 = 17;
-/// As often as there is; for a receiver that is not ready, for ever.
-const RETRIES: u8 = 7;
-/// 0.64 ms until a receiver is tried again.
-const NOT_READY: u8 = 12;
 
 /// Where completions arrive.
 #[derive(Debug)]
@@ -138,34 +131,6 @@ pub struct QueuePair<'q> {
     _of: (&'q Domain<'q>, &'q CompletionQueue<'q>),
 }
 
-/// The other end of a connection, as it tells about itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Endpoint {
-    /// Of its queue pair, 24 bits.
-    pub number: u32,
-    /// Its first packet's, 24 bits.
-    pub packet: u32,
-    /// Its port's; 0 on Ethernet.
-    pub lid: u16,
-    /// Its port's.
-    pub gid: [u8; 16],
-    /// Largest packet that its port takes.
-    pub mtu: Mtu,
-}
-
-/// Where this side of a connection is, and how much it may have under way.
-#[derive(Debug, Clone, Copy)]
-pub struct Place {
-    /// The port.
-    pub port: Port,
-    /// Its address.
-    pub gid: Gid,
-    /// Reads and atomics of the other side that are served at once.
-    pub reads_served: u8,
-    /// Reads and atomics of this side at once.
-    pub reads_made: u8,
-}
-
 impl<'d> Domain<'d> {
     /// Makes a queue pair for `requests` that are under way and as many receives.
     ///
@@ -256,53 +221,6 @@ impl<'q> QueuePair<'q> {
             _ => "ibv_modify_qp to ready to send",
         };
         check(step, done)
-    }
-}
-
-fn init(place: &Place) -> QpAttr {
-    QpAttr {
-        qp_state: 1,
-        port_num: place.port.number,
-        qp_access_flags: Access::ALL.number(),
-        ..QpAttr::default()
-    }
-}
-
-fn ready_to_receive(place: &Place, ours: &Endpoint, theirs: &Endpoint) -> QpAttr {
-    let mut words = [0; 2];
-    for (word, part) in words.iter_mut().zip(theirs.gid.as_chunks::<8>().0) {
-        *word = u64::from_ne_bytes(*part);
-    }
-    QpAttr {
-        qp_state: 2,
-        path_mtu: ours.mtu.min(theirs.mtu).number(),
-        dest_qp_num: theirs.number & MASK_24,
-        rq_psn: theirs.packet & MASK_24,
-        max_dest_rd_atomic: place.reads_served,
-        min_rnr_timer: NOT_READY,
-        ah_attr: AhAttr {
-            dgid: words,
-            sgid_index: place.gid.index,
-            hop_limit: 64,
-            dlid: theirs.lid,
-            // InfiniBand has a way by the subnet's numbers alone, which needs no router.
-            is_global: u8::from(place.port.ethernet || theirs.lid == 0),
-            port_num: place.port.number,
-            ..AhAttr::default()
-        },
-        ..QpAttr::default()
-    }
-}
-
-fn ready_to_send(place: &Place, ours: &Endpoint) -> QpAttr {
-    QpAttr {
-        qp_state: 3,
-        sq_psn: ours.packet & MASK_24,
-        max_rd_atomic: place.reads_made,
-        timeout: TIMEOUT,
-        retry_cnt: RETRIES,
-        rnr_retry: RETRIES,
-        ..QpAttr::default()
     }
 }
 
@@ -399,40 +317,5 @@ impl Connected<'_> {
         // SAFETY: as in `post`.
         let done = unsafe { (self.receive)(self.pair.pointer.as_ptr(), &raw mut request, &raw mut bad) };
         check("ibv_post_recv", done)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const PORT: Port =
-        Port { number: 1, active: true, mtu: Mtu::B1024, largest_message: 1 << 20, lid: 0, ethernet: true };
-
-    fn place() -> Place {
-        let kind = crate::GidKind::RoceV2;
-        let gid = Gid { bytes: [7; 16], index: 3, port: 1, kind, interface: 2 };
-        Place { port: PORT, gid, reads_served: 4, reads_made: 2 }
-    }
-
-    #[test]
-    fn the_smaller_packet_of_both_ends_is_used_and_hostile_numbers_are_cut_to_24_bits() {
-        let ours = Endpoint { number: 1, packet: 2, lid: 0, gid: [7; 16], mtu: Mtu::B1024 };
-        let theirs = Endpoint { number: u32::MAX, packet: u32::MAX, lid: 0, gid: [9; 16], mtu: Mtu::B256 };
-        let ready = ready_to_receive(&place(), &ours, &theirs);
-        assert_eq!(ready.path_mtu, Mtu::B256.number());
-        assert_eq!((ready.dest_qp_num, ready.rq_psn), (0xff_ffff, 0xff_ffff));
-        assert_eq!((ready.ah_attr.is_global, ready.ah_attr.sgid_index), (1, 3));
-        assert_eq!(ready.ah_attr.dgid, [u64::from_ne_bytes([9; 8]); 2]);
-        assert_eq!(ready_to_send(&place(), &ours).sq_psn, 2);
-        assert_eq!(init(&place()).qp_access_flags, 0b1111);
-    }
-
-    #[test]
-    fn infiniband_within_a_subnet_needs_no_global_address() {
-        let mut place = place();
-        place.port.ethernet = false;
-        let end = Endpoint { number: 1, packet: 2, lid: 5, gid: [7; 16], mtu: Mtu::B4096 };
-        assert_eq!(ready_to_receive(&place, &end, &end).ah_attr.is_global, 0);
     }
 }

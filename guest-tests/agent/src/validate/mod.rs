@@ -22,6 +22,8 @@ mod show;
 pub(crate) use cli::{Options, USAGE, main, read_run};
 pub(crate) use process::{Given, part_in_this_process, validation_in_this_process};
 
+use egm_report::Check;
+
 use crate::cmdline::Arguments;
 use crate::error::Broken;
 use crate::finding::Finding;
@@ -72,6 +74,38 @@ static GROUPS: &[(&str, &[Validation])] = &[
 
 /// The parts of all groups.
 static PARTS: &[&[Part]] = &[cuda::PARTS, p2p::PARTS, rdma::PARTS, nvshmem::PARTS];
+
+/// Runs what `words` select for [`crate::init`]: each result, without its figures, goes to `each`; how many there were.
+pub(crate) fn on_console(words: &[String], args: &Arguments, mut each: impl FnMut(&Check)) -> usize {
+    let names: Vec<&str> = all().map(|validation| validation.name).collect();
+    let chosen = if words.is_empty() { Ok(Vec::new()) } else { select::select(&names, words) };
+    let (most, seed) = (args.get("size", 1u64 << 20), args.get("seed", 1u64));
+    let (chosen, most, seed) = match (chosen, most, seed) {
+        (Ok(chosen), Ok(most), Ok(seed)) => (chosen, most, seed),
+        (Err(wrong), ..) => {
+            each(&Finding::error(wrong).into_check("validate", 0));
+            return 1;
+        }
+        (_, Err(wrong), _) | (_, _, Err(wrong)) => {
+            each(&Finding::from(wrong).into_check("validate", 0));
+            return 1;
+        }
+    };
+    for validation in chosen.iter().filter_map(|name| find(name)) {
+        let name = validation.name.to_owned();
+        let given = Given { name, seed, most, args: args.pairs().collect() };
+        let verdict = process::run(validation, &given, &mut |_| {});
+        each(&Check {
+            name: verdict.name,
+            outcome: verdict.outcome,
+            value: verdict.value,
+            unit: verdict.unit,
+            reason: verdict.reason,
+            millis: verdict.millis,
+        });
+    }
+    chosen.len()
+}
 
 /// All validations, in order.
 fn all() -> impl Iterator<Item = &'static Validation> {

@@ -8,6 +8,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod build;
+mod rdma;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;

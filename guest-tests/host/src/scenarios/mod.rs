@@ -11,6 +11,7 @@ mod passed;
 mod peer;
 mod plugged;
 mod poison;
+mod rdma;
 mod reset;
 mod sigterm;
 mod slices;
@@ -48,6 +49,8 @@ pub(crate) struct Scenario {
     pub(crate) tell: Option<Teller>,
     /// Whether its guest's kernel is the one for every machine, which has drivers of network cards.
     pub(crate) generic: bool,
+    /// Whether its guest's kernel has RDMA, and its agent is linked to a libc, with the libraries for that.
+    pub(crate) rdma: bool,
     /// Its vCPUs, when they are not its file's.
     pub(crate) vcpus: Option<u32>,
     /// Functions of the host that its guest gets, for the story of those.
@@ -116,6 +119,7 @@ const PLAIN: Scenario = Scenario {
     tale: Tale::Owned,
     tell: None,
     generic: false,
+    rdma: false,
     vcpus: None,
     passed: &[],
     servers: &[],
@@ -173,6 +177,8 @@ pub(crate) const ALL: &[Scenario] = &[
     user::SERVED,
     user::PLUGGED,
     peer::QEMU,
+    rdma::CARDS,
+    rdma::VIRTIO,
     grace::DEMO,
     grace::EGM,
     grace::NVME,

@@ -1,0 +1,89 @@
+//! The unsafe room of pages that are moved while somebody uses them, and the promise that a mapping stays where it is.
+//!
+//! Callers rely on this: moving a page changes neither its address nor its bytes, so it may be asked for of any range.
+#![expect(unsafe_code, reason = "mbind and madvise, and memory that an RDMA device writes")]
+
+use std::io;
+use std::ptr::{self, NonNull};
+
+use super::Mapping;
+
+/// `MADV_COLLAPSE`: the pages of a range become a large one, now.
+const COLLAPSE: libc::c_int = 25;
+/// `MPOL_MF_MOVE`: pages that are there already move.
+const MOVE: libc::c_int = 2;
+/// Nodes that a mask has room for.
+const MASK_BITS: usize = 1024;
+
+// SAFETY: a mapping stays at its address until it is dropped, and only its owner has access to it.
+unsafe impl egm_verbs::Memory for Mapping {
+    fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+}
+
+/// Moves the pages of `size` bytes from address `start`, a multiple of the page size, to `node`, those that stay behind
+/// for whatever reason excepted.
+pub(crate) fn move_to(start: u64, size: usize, node: u32) -> io::Result<()> {
+    let mut mask = [0u64; MASK_BITS / 64];
+    let node = usize::try_from(node).unwrap_or(usize::MAX);
+    *mask.get_mut(node / 64).ok_or(io::ErrorKind::InvalidInput)? |= 1 << (node % 64);
+    // SAFETY: the mask has MASK_BITS bits (the kernel reads one bit less than told); moving pages changes no byte.
+    let done = unsafe {
+        libc::syscall(libc::SYS_mbind, start, size, libc::MPOL_BIND, mask.as_ptr(), MASK_BITS + 1, MOVE)
+    };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Copies the pages of `size` bytes from address `start` into large ones, in the middle of whatever uses them.
+pub(crate) fn collapse(start: u64, size: usize) -> io::Result<()> {
+    advise(start, size, COLLAPSE)
+}
+
+/// Splits large pages of that range again, by asking for small ones; the next [`collapse`] then copies them.
+pub(crate) fn split(start: u64, size: usize) -> io::Result<()> {
+    advise(start, size, libc::MADV_NOHUGEPAGE)?;
+    advise(start, size, libc::MADV_HUGEPAGE)
+}
+
+fn advise(start: u64, size: usize, advice: libc::c_int) -> io::Result<()> {
+    let start = usize::try_from(start).unwrap_or(0);
+    // SAFETY: these pieces of advice change which pages back the range, and not its bytes.
+    let done = unsafe { libc::madvise(ptr::without_provenance_mut(start), size, advice) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The NUMA node of the page at `address`, negative (an error number) where there is none.
+pub(crate) fn node_of(address: u64) -> io::Result<i32> {
+    let pages = [address];
+    let mut node = [0i32];
+    // SAFETY: both arrays have one entry; without target nodes the call only reports.
+    let done = unsafe {
+        libc::syscall(libc::SYS_move_pages, 0, 1, pages.as_ptr(), ptr::null::<i32>(), node.as_mut_ptr(), 0)
+    };
+    if done == 0 { Ok(node[0]) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use egm_verbs::Memory;
+
+    use super::*;
+
+    #[test]
+    fn pages_that_are_moved_keep_their_bytes_and_their_node_is_told() {
+        let mut memory = Mapping::new(1 << 16).unwrap();
+        memory.bytes_mut().fill(7);
+        let start = memory.start().as_ptr().expose_provenance() as u64;
+        assert!(node_of(start).unwrap() >= 0);
+        move_to(start, 1 << 16, 0).unwrap();
+        assert!(memory.bytes().iter().all(|byte| *byte == 7));
+        assert!(move_to(start, 1 << 16, 5000).is_err());
+        split(start, 1 << 16).unwrap();
+        assert!(memory.bytes().iter().all(|byte| *byte == 7));
+    }
+}

@@ -1,0 +1,96 @@
+//! On-demand paging: memory that a device uses without holding its pages, so that they may move meanwhile, to another node
+//! or into a GPU. What a device cannot reach where it is comes back; the data must be right in every case.
+
+mod moving;
+mod support;
+
+use egm_verbs::Access;
+
+use super::rdma::{data, kinds, loopback, site};
+use super::{Setting, Validation};
+use crate::error::Broken;
+use crate::finding::{Claim, Finding};
+use site::Site;
+
+/// The group's validations.
+pub(super) static ALL: &[Validation] = &[
+    Validation {
+        name: "odp.support",
+        claim: "kernel and driver have what memory that migrates needs",
+        run: support::run,
+    },
+    Validation {
+        name: "odp.explicit",
+        claim: "regions without pinned pages: every byte right, pages touched first by the device among them",
+        run: |setting| site::with(setting, |site| explicit(site, setting)),
+    },
+    Validation {
+        name: "odp.implicit",
+        claim: "one region for all of the address space: every byte right",
+        run: |setting| site::with(setting, |site| implicit(site, setting)),
+    },
+    Validation {
+        name: "odp.moving",
+        claim: "data is right while its pages move, between nodes or into larger ones",
+        run: |setting| site::with(setting, |site| moving::run(site, setting)),
+    },
+    Validation {
+        name: "odp.gpu_moving",
+        claim: "data is right while its pages move into a GPU and back",
+        run: |setting| site::with(setting, gpu_moving),
+    },
+];
+
+/// Why on-demand paging cannot be tried, if so.
+fn lacking(site: &Site<'_>) -> Option<Finding> {
+    let missing = site.abilities.odp.missing();
+    (!missing.is_empty()).then(|| {
+        let name = &site.name;
+        Finding::waived(format!(
+            "{name} says that it lacks on-demand paging of {}; mlx5 has it, rxe since Linux 6.16",
+            missing.join(", ")
+        ))
+    })
+}
+
+fn explicit(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
+    if let Some(waived) = lacking(site) {
+        return Ok(waived);
+    }
+    let atomics = if site.abilities.odp.atomic { Access::REMOTE_ATOMIC } else { Access::NONE };
+    data::moves(site, setting, &kinds::ordinary(), Access::DATA | atomics | Access::ON_DEMAND)
+}
+
+fn implicit(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
+    if let Some(waived) = lacking(site) {
+        return Ok(waived);
+    }
+    if !site.abilities.odp.implicit {
+        return Ok(Finding::waived(format!("{} says that it has no implicit regions; mlx5 has", site.name)));
+    }
+    let size = usize::try_from(setting.most).unwrap_or(1 << 30).clamp(1 << 17, 1 << 30);
+    loopback::with(site, setting.seed, |wire| {
+        let mut claim = Claim::default();
+        let memory = |kind: &kinds::Kind| kind.memory(size + 2 * data::GUARD);
+        for kind in kinds::ordinary() {
+            let moved = wire.domain.register_implicit(memory(&kind)?).and_then(|mut near| {
+                let far = memory(&kind).map_err(|_| egm_verbs::VerbsError::Silent { seconds: 0 })?;
+                let mut far = wire.domain.register(far, Access::DATA)?;
+                data::whole(site, wire, (&mut near, &mut far), (size, setting.seed), &mut claim, &kind.name)
+            });
+            match moved {
+                Ok(()) => claim.seen(format!("{size} bytes written, read and sent by an implicit region")),
+                Err(error) => claim.untrue(format!("{}: {error}", kind.name)),
+            }
+        }
+        Ok(claim.finish())
+    })
+}
+
+fn gpu_moving(site: &Site<'_>) -> Result<Finding, Broken> {
+    Ok(lacking(site).unwrap_or_else(|| {
+        Finding::waived(
+            "no memory was moved into a GPU: that needs one whose driver migrates what programs allocate (HMM, or a coherent one)",
+        )
+    }))
+}

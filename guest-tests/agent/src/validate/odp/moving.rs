@@ -1,0 +1,108 @@
+//! Transfers while the pages under them move.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use egm_verbs::{Access, Memory, VerbsError};
+
+use super::super::Setting;
+use super::super::rdma::loopback::{self, Loopback};
+use super::super::rdma::site::Site;
+use super::super::rdma::{data, kinds};
+use crate::error::Broken;
+use crate::finding::{Claim, Finding};
+use crate::sys::pages;
+
+/// How long transfers go on, and at least this many.
+const WHILE: Duration = Duration::from_secs(3);
+const AT_LEAST: usize = 8;
+/// A large page, to which the range that is moved is aligned.
+const LARGE: usize = 2 << 20;
+
+/// How pages are made to move.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    /// Between these nodes.
+    Nodes(u32, u32),
+    /// Into large pages and out of them: the one way on a machine with one node.
+    Sizes,
+}
+
+pub(super) fn run(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
+    if let Some(waived) = super::lacking(site) {
+        return Ok(waived);
+    }
+    let nodes: Vec<u32> = crate::sysfs::list("/sys/devices/system/node/has_memory")?.iter().collect();
+    let way = match nodes.as_slice() {
+        [first, .., last] => Way::Nodes(*first, *last),
+        _ => Way::Sizes,
+    };
+    let size = usize::try_from(setting.most).unwrap_or(1 << 26).clamp(LARGE, 1 << 26);
+    loopback::with(site, setting.seed, |wire| with_pair(site, wire, setting, (size, way)))
+}
+
+fn with_pair(
+    site: &Site<'_>,
+    wire: &Loopback<'_>,
+    setting: &Setting,
+    (size, way): (usize, Way),
+) -> Result<Finding, Broken> {
+    let mut kinds = kinds::ordinary();
+    let kind = kinds.pop().ok_or_else(|| Broken::Argument("odp".to_owned(), "has no memory"))?;
+    let whole = size + 2 * data::GUARD + 2 * LARGE;
+    let (near, far) = (kind.memory(whole)?, kind.memory(whole)?);
+    let range = (aligned(&far), size);
+    let mut near = wire.domain.register(near, Access::DATA | Access::ON_DEMAND)?;
+    let mut far = wire.domain.register(far, Access::DATA | Access::ON_DEMAND)?;
+    let (stop, moved) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let mut claim = Claim::default();
+    let (mut rounds, begun) = (0usize, Instant::now());
+    let transferred: Result<(), VerbsError> = thread::scope(|scope| {
+        scope.spawn(|| keep_moving(way, range, &stop, &moved));
+        let mut one = || {
+            let seed = setting.seed.wrapping_add(rounds as u64);
+            rounds += 1;
+            data::whole(site, wire, (&mut near, &mut far), (size, seed), &mut claim, "pages that move")
+        };
+        let mut result = Ok(());
+        while result.is_ok() && (begun.elapsed() < WHILE || moved.load(Ordering::Relaxed) < AT_LEAST) {
+            result = one();
+            if begun.elapsed() > 10 * WHILE {
+                break;
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        result
+    });
+    transferred?;
+    let moved = moved.load(Ordering::Relaxed);
+    if moved == 0 {
+        return Ok(Finding::waived(format!("no page moved ({way:?}): this kernel does not move them here")));
+    }
+    claim.seen(format!("{rounds} rounds of {size} bytes written, read and sent while their pages moved {moved} times ({way:?})"));
+    Ok(claim.finish())
+}
+
+/// The first address in the memory that a large page may begin at.
+fn aligned(memory: &impl Memory) -> u64 {
+    (memory.start().as_ptr().expose_provenance() as u64).next_multiple_of(LARGE as u64)
+}
+
+/// Moves the pages to and fro until told to stop, and counts the moves that took place.
+fn keep_moving(way: Way, (start, size): (u64, usize), stop: &AtomicBool, moved: &AtomicUsize) {
+    let mut to_last = true;
+    while !stop.load(Ordering::Relaxed) {
+        let done = match way {
+            Way::Nodes(first, last) => {
+                let node = if to_last { last } else { first };
+                pages::move_to(start, size, node).is_ok()
+                    && pages::node_of(start).ok() == i32::try_from(node).ok()
+            }
+            Way::Sizes => pages::split(start, size).is_ok() && pages::collapse(start, size).is_ok(),
+        };
+        to_last = !to_last;
+        moved.fetch_add(usize::from(done), Ordering::Relaxed);
+        thread::yield_now();
+    }
+}

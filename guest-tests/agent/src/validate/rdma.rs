@@ -1,9 +1,0 @@
-//! RDMA into every kind of memory.
-
-use super::{Part, Validation};
-
-/// The group's validations.
-pub(super) static ALL: &[Validation] = &[];
-
-/// What its validations start as processes of their own.
-pub(super) static PARTS: &[Part] = &[];

@@ -1,0 +1,229 @@
+//! Whether data arrives as it was sent: every byte, and no byte beside it.
+
+use egm_verbs::{Access, Memory, Piece, Registered, Remote, VerbsError, Work};
+
+use super::super::Setting;
+use super::kinds::Kind;
+use super::loopback::{self, DEPTH, Loopback};
+use super::site::Site;
+use crate::error::Broken;
+use crate::finding::{Claim, Finding};
+use crate::pattern::{self, Random};
+use crate::sys::Mapping;
+
+/// Bytes that are written and compared at once.
+const CHUNK: usize = 1 << 16;
+/// Bytes around what is transferred that must stay as they are.
+pub(in crate::validate) const GUARD: usize = 4096;
+/// Largest request, in bytes.
+const LARGEST: usize = 1 << 30;
+/// Odd sizes, each at an odd place.
+const SIZES: [usize; 7] = [1, 3, 255, 1023, 4095, 4097, 65_537];
+
+/// Fills `size` bytes from `offset` with the pattern `seed`.
+pub(in crate::validate) fn put<M: Memory>(
+    region: &mut Registered<'_, M>,
+    offset: usize,
+    size: usize,
+    seed: u64,
+) {
+    each_chunk(size, seed, |at, bytes| region.store(offset + at, bytes));
+}
+
+/// The first byte of `size` from `offset` that is not of the pattern `seed`.
+pub(in crate::validate) fn difference<M: Memory>(
+    region: &Registered<'_, M>,
+    offset: usize,
+    size: usize,
+    seed: u64,
+) -> Option<usize> {
+    let mut seen = vec![0u8; CHUNK];
+    let mut wrong = None;
+    each_chunk(size, seed, |at, bytes| {
+        if wrong.is_none() {
+            let seen = &mut seen[..bytes.len()];
+            region.load(offset + at, seen);
+            wrong = seen.iter().zip(bytes).position(|(seen, meant)| seen != meant).map(|place| at + place);
+        }
+    });
+    wrong
+}
+
+/// Calls `each` with the pattern's bytes, piece by piece.
+fn each_chunk(size: usize, seed: u64, mut each: impl FnMut(usize, &[u8])) {
+    let mut chunk = vec![0u8; CHUNK.min(size.next_multiple_of(8))];
+    for at in (0..size).step_by(CHUNK) {
+        let length = CHUNK.min(size - at);
+        pattern::fill(&mut chunk, seed, (at / 8) as u64, 0);
+        each(at, &chunk[..length]);
+    }
+}
+
+/// Moves `size` bytes by as many requests as they need and waits for the last; each is of one kind.
+pub(in crate::validate) fn transfer<'m>(
+    site: &Site<'_>,
+    wire: &Loopback<'_>,
+    size: usize,
+    local: impl Fn(usize, usize) -> Result<(Piece<'m>, Work), VerbsError>,
+) -> Result<(), VerbsError> {
+    let largest = usize::try_from(site.place.port.largest_message).unwrap_or(LARGEST).min(LARGEST);
+    let depth = usize::try_from(DEPTH.min(site.abilities.requests)).unwrap_or(1);
+    let mut under_way = 0usize;
+    for (id, at) in (0..size).step_by(largest).enumerate() {
+        if under_way == depth {
+            under_way = under_way.saturating_sub(wire.completions.wait(1, site.patience)?.len());
+        }
+        let (piece, work) = local(at, largest.min(size - at))?;
+        wire.near.post(id as u64, piece, work)?;
+        under_way += 1;
+    }
+    wire.completions.wait(under_way, site.patience).map(drop)
+}
+
+/// Registers memory of each kind twice and moves data from one to the other and back.
+pub(in crate::validate) fn moves(
+    site: &Site<'_>,
+    setting: &Setting,
+    kinds: &[Kind],
+    access: Access,
+) -> Result<Finding, Broken> {
+    if kinds.is_empty() {
+        return Ok(Finding::waived("no pool of large pages has two free ones: write to nr_hugepages"));
+    }
+    let size = usize::try_from(setting.most).unwrap_or(LARGEST).clamp(1 << 17, LARGEST);
+    loopback::with(site, setting.seed, |wire| {
+        let mut claim = Claim::default();
+        for kind in kinds {
+            // A touch that finds no page of a pool ends the process.
+            let size = size.min(kind.most().saturating_sub(2 * GUARD));
+            let memories =
+                kind.memory(size + 2 * GUARD).and_then(|near| Ok((near, kind.memory(size + 2 * GUARD)?)));
+            match memories {
+                Ok((near, far)) => {
+                    one_kind(site, wire, &kind.name, (near, far), (size, access, setting.seed), &mut claim)
+                }
+                Err(broken) => claim.untrue(broken.to_string()),
+            }
+        }
+        Ok(claim.finish())
+    })
+}
+
+fn one_kind(
+    site: &Site<'_>,
+    wire: &Loopback<'_>,
+    name: &str,
+    (near, far): (Mapping, Mapping),
+    (size, access, seed): (usize, Access, u64),
+    claim: &mut Claim,
+) {
+    let registered =
+        wire.domain.register(near, access).and_then(|near| Ok((near, wire.domain.register(far, access)?)));
+    let moved = registered.and_then(|(mut near, mut far)| {
+        whole(site, wire, (&mut near, &mut far), (size, seed), claim, name)?;
+        pieces(site, wire, (&mut near, &mut far), seed, claim, name)
+    });
+    match moved {
+        Ok(()) => {
+            claim.seen(format!("{name}: {size} bytes written, read and sent, {} odd pieces", SIZES.len()))
+        }
+        Err(error) => claim.untrue(format!("{name}: {error}")),
+    }
+}
+
+/// All of it: a write, a read, a send.
+pub(in crate::validate) fn whole<N: Memory, F: Memory>(
+    site: &Site<'_>,
+    wire: &Loopback<'_>,
+    (near, far): (&mut Registered<'_, N>, &mut Registered<'_, F>),
+    (size, seed): (usize, u64),
+    claim: &mut Claim,
+    name: &str,
+) -> Result<(), VerbsError> {
+    let mut random = Random::new(seed);
+    let mut told = |what: &str, wrong: Option<usize>| {
+        if let Some(at) = wrong {
+            claim.untrue(format!("{name}: byte {at:#x} of a {what} of {size:#x} bytes is wrong"));
+        }
+    };
+    let (sent, poison) = (random.next(), random.next());
+    put(near, GUARD, size, sent);
+    put(far, 0, size + 2 * GUARD, poison);
+    let there = far.remote(GUARD, size)?;
+    transfer(site, wire, size, |at, length| {
+        Ok((near.piece(GUARD + at, length)?, Work::Write(there.plus(at as u64))))
+    })?;
+    told("write", difference(far, GUARD, size, sent));
+    told("write's surroundings before", difference(far, 0, GUARD, poison));
+    told("write's surroundings behind", after(far, GUARD, size, poison).then_some(size));
+
+    let (sent, poison) = (random.next(), random.next());
+    put(far, GUARD, size, sent);
+    put(near, 0, size + 2 * GUARD, poison);
+    transfer(site, wire, size, |at, length| {
+        Ok((near.piece(GUARD + at, length)?, Work::Read(there.plus(at as u64))))
+    })?;
+    told("read", difference(near, GUARD, size, sent));
+    told("read's surroundings before", difference(near, 0, GUARD, poison));
+    told("read's surroundings behind", after(near, GUARD, size, poison).then_some(size));
+
+    let (sent, poison) = (random.next(), random.next());
+    let size = size.min(1 << 20);
+    put(near, GUARD, size, sent);
+    put(far, GUARD, size, poison);
+    wire.far.post_receive(1, far.piece(GUARD, size)?)?;
+    wire.near.post(2, near.piece(GUARD, size)?, Work::Send)?;
+    let done = wire.completions.wait(2, site.patience)?;
+    told("send", difference(far, GUARD, size, sent));
+    let arrived = done.iter().find(|completion| completion.id == 1).map(|completion| completion.bytes);
+    if arrived != u32::try_from(size).ok() {
+        claim.untrue(format!("{name}: a send of {size:#x} bytes says that {arrived:?} arrived"));
+    }
+    Ok(())
+}
+
+/// Odd sizes at odd places: each byte of it and none beside it.
+fn pieces(
+    site: &Site<'_>,
+    wire: &Loopback<'_>,
+    (near, far): (&mut Registered<'_, Mapping>, &mut Registered<'_, Mapping>),
+    seed: u64,
+    claim: &mut Claim,
+    name: &str,
+) -> Result<(), VerbsError> {
+    let mut random = Random::new(!seed);
+    for size in SIZES {
+        let (sent, poison) = (random.next(), random.next());
+        let (from, to) = (random.below(GUARD), 8 + random.below(GUARD));
+        put(near, from, size, sent);
+        put(far, 0, to + size + 8, poison);
+        let there: Remote = far.remote(to, size)?;
+        wire.near.post(1, near.piece(from, size)?, Work::Write(there))?;
+        wire.completions.wait(1, site.patience)?;
+        if let Some(at) = difference(far, to, size, sent) {
+            claim.untrue(format!(
+                "{name}: byte {at:#x} of a write of {size:#x} bytes from {from:#x} to {to:#x} is wrong"
+            ));
+        }
+        if difference(far, 0, to, poison).is_some() || after(far, to, size, poison) {
+            claim.untrue(format!("{name}: a write of {size:#x} bytes to {to:#x} changed bytes beside it"));
+        }
+    }
+    Ok(())
+}
+
+/// Whether one of the 8 bytes behind a piece is no longer the poison.
+fn after<M: Memory>(far: &Registered<'_, M>, to: usize, size: usize, poison: u64) -> bool {
+    let mut wrong = false;
+    let mut seen = [0u8; 8];
+    far.load(to + size, &mut seen);
+    each_chunk(to + size + 8, poison, |at, bytes| {
+        for (place, byte) in seen.iter().enumerate() {
+            let place_there = to + size + place;
+            if let Some(meant) = place_there.checked_sub(at).and_then(|index| bytes.get(index)) {
+                wrong |= meant != byte;
+            }
+        }
+    });
+    wrong
+}

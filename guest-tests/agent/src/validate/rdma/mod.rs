@@ -1,0 +1,157 @@
+//! RDMA into every kind of memory: between two queue pairs of one device, and between two machines.
+//!
+//! Arguments: `rdma.device` (default the first with a port that is up), `rdma.gid` (index; default the one that reaches
+//! farthest), `rdma.rxe=ADDRESS/PREFIX` (make a device of the first network card, by `rdma_rxe`), `rdma.rounds`,
+//! `rdma.requests` (of `ib_write_bw`), `rdma.patience` (seconds), `rdma.listen` and `rdma.peer` (`ADDRESS:PORT`, for [`pair`]), `rdma.node` (whose memory the pair uses).
+
+mod atomics;
+pub(super) mod data;
+pub(super) mod kinds;
+pub(super) mod loopback;
+mod pair;
+mod perftest;
+pub(super) mod site;
+mod speed;
+mod words;
+
+use super::{Part, Setting, Validation};
+use crate::error::Broken;
+use crate::finding::{Claim, Finding};
+use egm_verbs::Access;
+use site::Site;
+
+/// The group's validations.
+pub(super) static ALL: &[Validation] = &[
+    Validation {
+        name: "rdma.device",
+        claim: "an RDMA device has a port that is up and an address",
+        run: |setting| site::with(setting, device),
+    },
+    Validation {
+        name: "rdma.memory",
+        claim: "writes, reads and sends between ordinary memory are right in every byte",
+        run: |setting| {
+            site::with(setting, |site| data::moves(site, setting, &kinds::ordinary(), Access::ALL))
+        },
+    },
+    Validation {
+        name: "rdma.nodes",
+        claim: "the same with memory of each NUMA node, EGM among them",
+        run: |setting| site::with(setting, |site| data::moves(site, setting, &kinds::nodes()?, Access::ALL)),
+    },
+    Validation {
+        name: "rdma.hugepages",
+        claim: "the same with pages of each pool that has free ones",
+        run: |setting| site::with(setting, |site| data::moves(site, setting, &kinds::pools()?, Access::ALL)),
+    },
+    Validation {
+        name: "rdma.relaxed",
+        claim: "the same with relaxed ordering",
+        run: |setting| site::with(setting, |site| relaxed(site, setting)),
+    },
+    Validation {
+        name: "rdma.gpu_dmabuf",
+        claim: "GPU memory can be registered as a dma-buf",
+        run: |setting| site::with(setting, gpu_dmabuf),
+    },
+    Validation {
+        name: "rdma.gpu_peermem",
+        claim: "GPU memory can be registered by its address (nvidia-peermem)",
+        run: |setting| site::with(setting, gpu_peermem),
+    },
+    Validation {
+        name: "rdma.data_direct",
+        claim: "GPU memory can be reached past the processor (Data Direct)",
+        run: |setting| site::with(setting, data_direct),
+    },
+    Validation {
+        name: "rdma.atomics",
+        claim: "no addition is lost and no comparison is wrong, from two queue pairs at once",
+        run: |setting| site::with(setting, |site| atomics::run(site, setting)),
+    },
+    Validation {
+        name: "rdma.bandwidth",
+        claim: "writes and reads by size, in GB/s",
+        run: |setting| site::with(setting, |site| speed::bandwidth(site, setting)),
+    },
+    Validation {
+        name: "rdma.latency",
+        claim: "small requests from their posting to their completion, in µs",
+        run: |setting| site::with(setting, |site| speed::latency(site, setting)),
+    },
+    Validation {
+        name: "rdma.perftest",
+        claim: "ib_write_bw measures what we measure",
+        run: |setting| site::with(setting, |site| perftest::run(site, setting)),
+    },
+    Validation {
+        name: "rdma.pair",
+        claim: "writes, reads, sends and atomics between two machines are right in every byte",
+        run: |setting| site::with(setting, |site| pair::run(site, setting)),
+    },
+];
+
+/// What its validations start as processes of their own.
+pub(super) static PARTS: &[Part] = &[];
+
+fn device(site: &Site<'_>) -> Result<Finding, Broken> {
+    let (port, can) = (site.place.port, &site.abilities);
+    let mut claim = Claim::default();
+    claim.seen(format!(
+        "{} port {} of {}, GID {} {} ({:?}), packets of {} bytes, firmware {:?}, {:?} atomics, dma-buf {}",
+        site.name,
+        port.number,
+        can.ports,
+        site.place.gid.index,
+        site.place.gid.address(),
+        site.place.gid.kind,
+        port.mtu.bytes(),
+        can.firmware,
+        can.atomics,
+        if site.context.domain()?.takes_dmabuf() { "taken" } else { "not taken" },
+    ));
+    if !site.others.is_empty() {
+        claim.seen(format!("not used: {}", site.others.join(", ")));
+    }
+    Ok(claim.finish())
+}
+
+fn relaxed(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
+    data::moves(site, setting, &kinds::ordinary(), Access::ALL | Access::RELAXED_ORDERING)
+}
+
+fn gpu_dmabuf(site: &Site<'_>) -> Result<Finding, Broken> {
+    if !site.context.domain()?.takes_dmabuf() {
+        return Ok(Finding::waived(format!("the driver of {} takes no dma-buf: mlx5 does", site.name)));
+    }
+    Ok(Finding::waived("no GPU memory was exported: that needs a GPU and its driver here"))
+}
+
+fn gpu_peermem(_site: &Site<'_>) -> Result<Finding, Broken> {
+    let module = ["nvidia_peermem", "nv_peer_mem"]
+        .into_iter()
+        .find(|name| std::path::Path::new("/sys/module").join(name).exists());
+    Ok(Finding::waived(match module {
+        Some(name) => format!("{name} is loaded, but no GPU memory was registered: that needs a GPU here"),
+        None => "neither nvidia_peermem nor nv_peer_mem is loaded; dma-buf is the newer way".to_owned(),
+    }))
+}
+
+fn data_direct(site: &Site<'_>) -> Result<Finding, Broken> {
+    const FUNCTION: (u64, u64) = (0x15b3, 0x2100);
+    let of = |function: &String| {
+        let file = |name: &str| crate::sysfs::number(format!("/sys/bus/pci/devices/{function}/{name}")).ok();
+        Some((file("vendor")?, file("device")?))
+    };
+    let functions = crate::sysfs::names("/sys/bus/pci/devices");
+    let found: Vec<&String> = functions.iter().filter(|name| of(name) == Some(FUNCTION)).collect();
+    Ok(Finding::waived(match (site.name.starts_with("mlx5"), found.first()) {
+        (false, _) => format!("{} is not of mlx5, whose ConnectX-8 has Data Direct", site.name),
+        (true, None) => {
+            "no function 15b3:2100 is in this guest: pass it beside the ConnectX-8, with its VPD".to_owned()
+        }
+        (true, Some(name)) => {
+            format!("{name} is here, but no GPU memory was registered through it: that needs a GPU here")
+        }
+    }))
+}

@@ -1,0 +1,165 @@
+//! A second opinion: `ib_write_bw` of perftest, on the same device, beside ours.
+
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use egm_report::Figure;
+
+use super::super::Setting;
+use super::site::Site;
+use super::speed;
+use crate::error::Broken;
+use crate::finding::{Claim, Finding};
+
+/// The program.
+const PROGRAM: &str = "ib_write_bw";
+/// Where its two ends find each other.
+const PORT: &str = "18515";
+/// Requests of each size unless `rdma.requests` says otherwise, which an emulator wants fewer of.
+const REQUESTS: u32 = 1000;
+/// How long one size may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Most that it prints, in bytes.
+const MOST: u64 = 1 << 20;
+
+pub(super) fn run(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
+    if Command::new(PROGRAM).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
+        return Ok(Finding::waived(format!("no {PROGRAM} here: install perftest for a second opinion")));
+    }
+    let (mut claim, mut figures) = (Claim::default(), Vec::new());
+    let requests = setting.args.get("rdma.requests", REQUESTS)?.clamp(5, 1_000_000);
+    for size in speed::sizes(setting) {
+        match one(site, size, requests)? {
+            Ok(result) => {
+                claim.equal("the size that it reports", &result.size, &(size as u64));
+                claim.holds(result.average > 0.0, || format!("{PROGRAM} measures nothing at {size} bytes"));
+                figures.push(Figure::of(PROGRAM, Some(size as u64), "GB/s", &mut [result.average / 8.0]));
+            }
+            Err(why) => claim.untrue(why),
+        }
+    }
+    claim.seen(format!("{requests} writes of each size by {PROGRAM}; ours are rdma.bandwidth's"));
+    let best = figures.iter().map(|figure| figure.value).fold(0.0, f64::max);
+    Ok(claim.finish().with_value(best, "GB/s").with_figures(figures))
+}
+
+/// What it says about one size.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Opinion {
+    /// Bytes of a request.
+    size: u64,
+    /// Gb/s.
+    average: f64,
+}
+
+fn one(site: &Site<'_>, size: usize, requests: u32) -> Result<Result<Opinion, String>, Broken> {
+    let file = std::env::temp_dir().join(format!("egm-perftest-{}.json", std::process::id()));
+    let start = |there: Option<&str>| {
+        let mut command = Command::new(PROGRAM);
+        command.args(["-d", &site.name, "-i", &site.place.port.number.to_string()]);
+        command.args([
+            "-x",
+            &site.place.gid.index.to_string(),
+            "-s",
+            &size.to_string(),
+            "-n",
+            &requests.to_string(),
+        ]);
+        command.args(["-p", PORT, "-F", "--report_gbits"]);
+        if let Some(there) = there {
+            command.args(["--out_json", "--out_json_file"]).arg(&file).arg(there);
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()
+    };
+    let failed = || Broken::system(format!("cannot start {PROGRAM}"));
+    let mut server = start(None).map_err(|error| failed()(error))?;
+    let begun = Instant::now();
+    // The server says nothing when it is ready; a client that comes too early ends at once.
+    let result = loop {
+        let mut client = start(Some("127.0.0.1")).map_err(|error| failed()(error))?;
+        match ended(&mut client) {
+            Ok(()) => break Ok(()),
+            Err(_) if begun.elapsed() < PATIENCE && matches!(server.try_wait(), Ok(None)) => {}
+            Err(why) => break Err(format!("{PROGRAM} of {size} bytes: {why}")),
+        }
+    };
+    let _ = server.kill();
+    let _ = server.wait();
+    let text = std::fs::read_to_string(&file).unwrap_or_default();
+    let _ = std::fs::remove_file(&file);
+    Ok(result.and_then(|()| {
+        parse(&text).ok_or_else(|| format!("{PROGRAM} of {size} bytes: no result in its report"))
+    }))
+}
+
+/// Waits for the client; what it says when it fails.
+fn ended(client: &mut Child) -> Result<(), String> {
+    let begun = Instant::now();
+    loop {
+        match client.try_wait() {
+            Ok(Some(status)) if status.success() => return Ok(()),
+            Ok(Some(status)) => {
+                let mut said = String::new();
+                if let Some(errors) = client.stderr.take() {
+                    let _ = errors.take(MOST).read_to_string(&mut said);
+                }
+                let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+                return Err(format!("{status}: {}", last.chars().take(200).collect::<String>()));
+            }
+            Ok(None) if begun.elapsed() > PATIENCE => {
+                let _ = client.kill();
+                let _ = client.wait();
+                return Err(format!("did not end within {} s", PATIENCE.as_secs()));
+            }
+            Ok(None) => std::thread::sleep(Duration::from_millis(20)),
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+}
+
+/// The last result of a report. It is not always JSON (versions differ in commas and quotes), so the keys are looked for.
+fn parse(text: &str) -> Option<Opinion> {
+    let number = |key: &str| {
+        let (_, rest) = text.rsplit_once(key)?;
+        let rest = rest.trim_start_matches(['"', ':', ' ', '\t']);
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+        rest.get(..end)?.parse::<f64>().ok().filter(|number| number.is_finite())
+    };
+    let size = number("MsgSize")?;
+    // A size is a whole number below 2^53.
+    let size = format!("{size:.0}").parse().ok()?;
+    Some(Opinion { size, average: number("BW_average")? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As version 25.01 writes it, and 4.5 with its comma behind the last.
+    const REPORTS: [&str; 2] = [
+        "{\n\"test_info\": {\n\"test\": \"RDMA_Write_BW_Test\",\n\"Device\": \"rxe0\",\n\"TX_depth\": 128,\n\"Mtu\": 1024\n},\n\"results\": {\n\
+         \"MsgSize\": 65536,\n\"n_iterations\": 200,\n\"BW_peak\": 2.103512,\n\"BW_average\": 1.998731,\n\"MsgRate\": 0.003812\n}\n}\n",
+        "{\n\"results\": {\nMsgSize: 65536,\nn_iterations: 200,\nBW_peak: 2.10,\nBW_average: 1.998731,\nMsgRate: 0.003812,\n},\n}\n",
+    ];
+
+    #[test]
+    fn a_report_tells_size_and_average() {
+        for report in REPORTS {
+            assert_eq!(parse(report), Some(Opinion { size: 65_536, average: 1.998_731 }));
+        }
+    }
+
+    #[test]
+    fn a_report_without_a_result_is_none() {
+        for report in [
+            "",
+            "{\"MsgSize\": ",
+            "{\"MsgSize\": 5}",
+            "BW_average MsgSize",
+            "\"BW_average\": nan, \"MsgSize\": 1",
+        ] {
+            assert_eq!(parse(report), None, "{report:?}");
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Which RDMA device is used, and by which of its addresses.
+
+use std::time::Duration;
+
+use egm_verbs::{Abilities, Context, Devices, Place, Port, Verbs, best_gid};
+
+use super::super::Setting;
+use crate::error::Broken;
+use crate::finding::Finding;
+use crate::{library, rxe};
+
+/// More ports than any device has.
+const MOST_PORTS: u8 = 16;
+
+/// A device that is open, and where on it connections are made.
+#[derive(Debug)]
+pub(in crate::validate) struct Site<'c> {
+    /// The kernel's name.
+    pub(in crate::validate) name: String,
+    /// The device.
+    pub(in crate::validate) context: &'c Context<'c>,
+    /// What it can.
+    pub(in crate::validate) abilities: Abilities,
+    /// Its port and address.
+    pub(in crate::validate) place: Place,
+    /// Devices that are there as well, and why not each of them was taken.
+    pub(in crate::validate) others: Vec<String>,
+    /// How long a completion may take.
+    pub(in crate::validate) patience: Duration,
+}
+
+/// Opens the device that the arguments name, or the first that has a port up, and runs `check` on it; where there is none
+/// the finding is waived and says why.
+pub(in crate::validate) fn with(
+    setting: &Setting,
+    check: impl FnOnce(&Site<'_>) -> Result<Finding, Broken>,
+) -> Result<Finding, Broken> {
+    let library = match library::open(&[Verbs::NAME]) {
+        Ok(library) => library,
+        Err(waived) => return Ok(waived),
+    };
+    if let Some(address) = setting.args.text("rdma.rxe") {
+        rxe::set_up(address)?;
+    }
+    let verbs = Verbs::new(library)?;
+    let devices = match verbs.devices() {
+        Ok(devices) => devices,
+        // A kernel without the character devices says so by a number; a number that cannot be is another matter.
+        Err(error) if error.number().is_some() => {
+            return Ok(Finding::waived(format!("no RDMA here: {error}; load ib_uverbs")));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let wanted = setting.args.text("rdma.device");
+    let mut others = Vec::new();
+    let Some((name, context, port)) = choose(&devices, wanted, &mut others) else {
+        let seen = if others.is_empty() { "none".to_owned() } else { others.join(", ") };
+        let what = wanted
+            .map_or_else(|| "no RDMA device has a port that is up".to_owned(), |name| format!("no {name}"));
+        return Ok(Finding::waived(format!("{what}; devices: {seen}")));
+    };
+    let gids = context.gids()?;
+    let gid = match setting.args.text("rdma.gid") {
+        None => best_gid(&gids, port.number),
+        Some(_) => {
+            let index = setting.args.get("rdma.gid", 0u8)?;
+            gids.iter().find(|gid| gid.port == port.number && gid.index == index).copied()
+        }
+    };
+    let gid = gid.ok_or(egm_verbs::VerbsError::NoGid { port: port.number })?;
+    let abilities = context.abilities()?;
+    let place = Place {
+        port,
+        gid,
+        reads_served: abilities.reads_served.min(16),
+        reads_made: abilities.reads_made.min(16),
+    };
+    let patience = Duration::from_secs(setting.args.get("rdma.patience", 60u64)?.clamp(1, 3600));
+    check(&Site { name, context: &context, abilities, place, others, patience })
+}
+
+/// The device and its first port that is up; what is passed over goes into `others`.
+fn choose<'v>(
+    devices: &Devices<'v>,
+    wanted: Option<&str>,
+    others: &mut Vec<String>,
+) -> Option<(String, Context<'v>, Port)> {
+    let mut found = None;
+    for device in devices.iter() {
+        let name = device.name();
+        if found.is_some() || wanted.is_some_and(|wanted| wanted != name) {
+            others.push(name);
+            continue;
+        }
+        match device.open().and_then(|context| Ok((active_port(&context)?, context))) {
+            Ok((Some(port), context)) => found = Some((name, context, port)),
+            Ok((None, _)) => others.push(format!("{name} (no port is up)")),
+            Err(error) => others.push(format!("{name} ({error})")),
+        }
+    }
+    found
+}
+
+fn active_port(context: &Context<'_>) -> Result<Option<Port>, egm_verbs::VerbsError> {
+    for number in 1..=context.abilities()?.ports.min(MOST_PORTS) {
+        let port = context.port(number)?;
+        if port.active {
+            return Ok(Some(port));
+        }
+    }
+    Ok(None)
+}

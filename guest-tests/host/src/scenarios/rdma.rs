@@ -1,0 +1,52 @@
+//! RDMA in guests: see [`crate::rdma`].
+
+use std::time::Duration;
+
+use super::{PLAIN, Scenario, Tale};
+use crate::judge::Expected;
+use crate::rdma;
+
+/// What one guest shows alone.
+const ALONE: &[&str] = &[
+    "rdma.device",
+    "rdma.memory",
+    "rdma.nodes",
+    "rdma.relaxed",
+    "rdma.atomics",
+    "rdma.bandwidth",
+    "rdma.latency",
+    "rdma.perftest",
+    "odp.support",
+    "odp.explicit",
+    "odp.moving",
+];
+
+/// Two passed cards and two slices.
+pub(super) const CARDS: Scenario = Scenario {
+    name: "rdma",
+    story: "RDMA over passed network cards into EGM nodes: every byte right, in one guest and between two",
+    passed: &["0000:02:00.0", "0000:06:00.0"],
+    region: Some("mem"),
+    tale: Tale::Lent,
+    rdma: true,
+    tell: Some(rdma::run),
+    words: "egm.checks=numa egm.validate=rdma,odp egm.arg.rdma.rxe=192.168.101.12/24 egm.arg.size=262144 \
+            egm.arg.rdma.requests=50 egm.arg.deadline=600 lapic=notscdeadline quiet",
+    expected: Expected { exit: 0, summary: true, checks: ALONE },
+    deadline: Duration::from_secs(1500),
+    long: true,
+    ..PLAIN
+};
+
+/// The same in one guest, over a tap.
+pub(super) const VIRTIO: Scenario = Scenario {
+    name: "rdma-virtio",
+    story: "RDMA over virtio-net in one guest, into every memory node: every byte right",
+    config: "demo.json",
+    passed: &[],
+    region: None,
+    tell: None,
+    words: "egm.checks=none egm.validate=rdma,odp egm.arg.rdma.rxe=192.168.100.2/24 egm.arg.size=262144 \
+            egm.arg.rdma.requests=50 egm.arg.deadline=600 quiet",
+    ..CARDS
+};
