@@ -78,7 +78,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("egm-device", &["egm-address", "egm-config", "egm-vfio-wire"]),
     ("egm-function", &["egm-vfio-wire"]),
     ("egm-gdr", &[]),
-    ("egm-guest", &["egm-address", "egm-cuda", "egm-gdr", "egm-memory", "egm-report", "egm-shmem", "egm-verbs"]),
+    (
+        "egm-guest",
+        &["egm-address", "egm-cuda", "egm-gdr", "egm-memory", "egm-report", "egm-shmem", "egm-verbs"],
+    ),
     ("egm-lab", &["egm-address", "egm-payload", "egm-report"]),
     ("egm-memory", &["egm-address"]),
     ("egm-payload", &[]),
