@@ -23,6 +23,8 @@ struct Built {
     prefix: &'static str,
     /// What it has over `tinyconfig`.
     fragment: &'static str,
+    /// Options over the fragment, in which it differs from another one.
+    more: &'static str,
     /// Drivers of the lab's that are built into it, as name and text of the files of a folder.
     drivers: &'static [(&'static str, &'static str)],
     /// What make is told of the processor it is for.
@@ -36,6 +38,7 @@ struct Built {
 const X86: Built = Built {
     prefix: "built-",
     fragment: include_str!("../../../scripts/lab/l1-x86_64.config"),
+    more: "",
     drivers: &[],
     make: &[],
     image: ("bzImage", "arch/x86/boot/bzImage"),
@@ -45,6 +48,7 @@ const X86: Built = Built {
 const GRACE: Built = Built {
     prefix: "arm64-built-",
     fragment: include_str!("../../../scripts/lab/l1-arm64.config"),
+    more: "",
     drivers: &[
         ("Makefile", include_str!("../../../scripts/lab/nvgrace-egm/Makefile")),
         ("nvgrace-egm.c", include_str!("../../../scripts/lab/nvgrace-egm/nvgrace-egm.c")),
@@ -52,6 +56,13 @@ const GRACE: Built = Built {
     make: &["ARCH=arm64", "CROSS_COMPILE=aarch64-linux-gnu-"],
     image: ("Image", "arch/arm64/boot/Image"),
     lines: 3_300,
+};
+
+/// What NVIDIA has its hosts run.
+const GRACE_64K: Built = Built {
+    prefix: "arm64-64k-built-",
+    more: "# CONFIG_ARM64_4K_PAGES is not set\nCONFIG_ARM64_64K_PAGES=y\n",
+    ..GRACE
 };
 
 /// Where the lab's drivers are put, and the line that has them built.
@@ -73,6 +84,11 @@ pub(crate) fn built(cache: &Cache, refresh: bool) -> Result<StockKernel, LabErro
 /// The emulated Grace host's, with NVIDIA's VFIO driver and the lab's double of its EGM driver.
 pub(crate) fn grace(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
     GRACE.obtain(cache, refresh, |cache, held| build(&GRACE, cache, held))
+}
+
+/// The same with pages of 64 KiB.
+pub(crate) fn grace_64k(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
+    GRACE_64K.obtain(cache, refresh, |cache, held| build(&GRACE_64K, cache, held))
 }
 
 /// Debian's newest kernel for arm64, as guest of the emulated Grace host.
@@ -185,9 +201,17 @@ impl Built {
 
     /// Twelve digits that change whenever an option of the fragment or a driver does.
     fn id(&self) -> String {
-        let options = self.fragment.lines().filter(|line| line.contains("CONFIG_"));
+        let options = self.options().filter(|line| line.contains("CONFIG_"));
         let drivers = self.drivers.iter().map(|(_, text)| *text);
         id(&options.chain(drivers).collect::<Vec<_>>().join("\n"))
+    }
+
+    /// Lines of the fragment without those about an option that is set over it, and what is.
+    fn options(&self) -> impl Iterator<Item = &'static str> {
+        let (fragment, more) = (self.fragment, self.more);
+        let is_said =
+            move |line: &str| option(line).is_some_and(|name| more.lines().any(|l| option(l) == Some(name)));
+        fragment.lines().filter(move |line| !is_said(line)).chain(more.lines())
     }
 
     fn make(&self, tree: &Path) -> Tool {
@@ -216,10 +240,11 @@ impl Built {
         let path = tree.join(".config");
         let tiny = fs::read_to_string(&path).map_err(LabError::file("read", &path))?;
         // The last of two lines about one option counts.
-        fs::write(&path, format!("{tiny}\n{}", self.fragment)).map_err(LabError::file("write", &path))?;
+        let fragment = self.options().collect::<Vec<_>>().join("\n");
+        fs::write(&path, format!("{tiny}\n{fragment}\n")).map_err(LabError::file("write", &path))?;
         self.make(tree).args(["-s", "olddefconfig"]).bytes()?;
         let made = fs::read_to_string(&path).map_err(LabError::file("read", &path))?;
-        let lost: Vec<_> = lost_options(self.fragment, &made);
+        let lost: Vec<_> = lost_options(&fragment, &made);
         if !lost.is_empty() {
             Stage::note(&format!("this kernel does not take {}", lost.join(" ")));
         }
@@ -262,6 +287,12 @@ fn unpack_source(scratch: &Scratch, package: &str) -> Result<PathBuf, LabError> 
     let tar = Tool::new("tar", "tar").within(scratch.path());
     tar.args(["-xf".as_ref(), tarball.as_os_str()]).bytes()?;
     Ok(scratch.path().join(package))
+}
+
+/// The option that a line of a configuration is about.
+fn option(line: &str) -> Option<&str> {
+    let name = line.trim_start_matches("# ").split([' ', '=']).next()?;
+    name.starts_with("CONFIG_").then_some(name)
 }
 
 /// Options that `fragment` sets and `config` does not have.
@@ -363,5 +394,16 @@ mod tests {
         }
         let other = Built { drivers: &[("Makefile", "")], ..GRACE };
         assert_ne!(other.id(), GRACE.id());
+    }
+
+    #[test]
+    fn what_is_over_the_fragment_replaces_its_lines() {
+        let pages = |built: &Built| -> Vec<_> {
+            built.options().filter(|line| line.contains("K_PAGES") || line.contains("CONFIG_KVM=")).collect()
+        };
+        assert_eq!(pages(&GRACE), ["CONFIG_ARM64_4K_PAGES=y", "CONFIG_KVM=y"]);
+        let large = ["CONFIG_KVM=y", "# CONFIG_ARM64_4K_PAGES is not set", "CONFIG_ARM64_64K_PAGES=y"];
+        assert_eq!(pages(&GRACE_64K), large);
+        assert_ne!(GRACE_64K.id(), GRACE.id());
     }
 }

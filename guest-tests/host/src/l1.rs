@@ -66,10 +66,13 @@ pub(crate) fn run(
     if !own.is_empty() {
         run(tools, &kernel::built(cache, false)?, &own)?;
     }
-    // GPUs of other processes and an SMMUv3 are not to be had in one machine.
+    // GPUs of other processes and an SMMUv3 are not to be had in one machine, nor pages of two sizes.
     let (outside, inside): (Vec<Scenario>, Vec<Scenario>) = on_grace.iter().partition(|s| s.plugged);
-    for on_grace in [inside, outside].iter().filter(|scenarios| !scenarios.is_empty()) {
-        run(&Tools::of_grace(cache)?, &kernel::grace(cache, false)?, on_grace)?;
+    let (large, small): (Vec<Scenario>, Vec<Scenario>) = inside.iter().partition(|s| s.large_pages);
+    for on_grace in [small, large, outside].iter().filter(|scenarios| !scenarios.is_empty()) {
+        let pages = on_grace.iter().any(|s| s.large_pages);
+        let kernel = if pages { kernel::grace_64k(cache, false)? } else { kernel::grace(cache, false)? };
+        run(&Tools::of_grace(cache)?, &kernel, on_grace)?;
     }
     results.sort_by_key(|result| scenarios.iter().position(|s| s.name == result.scenario));
     Ok(results)

@@ -140,6 +140,9 @@ enum Which {
     Guest,
     /// The emulated Grace host's (arm64), built from the same source: KVM, SMMUv3, nvgrace-gpu, the double of nvgrace-egm.
     Grace,
+    /// The same with pages of 64 KiB.
+    #[value(name = "grace-64k")]
+    Grace64k,
     /// Its guest's: Debian's newest for arm64.
     Arm64,
     /// Debian's stable one for arm64.
@@ -171,6 +174,7 @@ fn run(verb: Verb) -> Result<ExitCode, LabError> {
                 Which::Built => kernel::built(&cache, refresh)?.image(),
                 Which::Guest => kernel::guest(&cache, refresh)?.directory,
                 Which::Grace => kernel::grace(&cache, refresh)?.image(),
+                Which::Grace64k => kernel::grace_64k(&cache, refresh)?.image(),
                 Which::Arm64 => kernel::arm64(&cache, refresh)?.directory,
                 Which::Arm64Stable => kernel::arm64_stable(&cache, refresh)?.directory,
             };

@@ -96,7 +96,8 @@ impl Tools {
     /// Which of the programs that scenarios need in the emulated Grace host is not built, if any.
     pub(crate) fn missing_for_grace() -> Option<String> {
         let folder = arm64_folder();
-        let programs = ["egm-lab", "egm-vmm", "egm-device", "egm-guest"].map(|name| folder.join(name));
+        let names = ["egm-lab", "egm-vmm", "egm-device", "egm-guest", "egm-function"];
+        let programs = names.map(|name| folder.join(name));
         let absent = programs.iter().find(|program| !program.exists())?;
         Some(format!("{} is missing: scripts/lab/arm64 builds it", absent.display()))
     }

@@ -40,6 +40,9 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
         let is = sysfs::list(format!("{NODES}/{file}"))?;
         claim.equal(format!("nodes of {file}"), &is.to_string(), &planned.to_string());
     }
+    // How many this kernel has room for is known of it; without the argument it has room for all.
+    let room = context.args.get("numa.room", context.plan.nodes.len())?;
+    claim.equal("the number of nodes that the kernel keeps", &plan.nodes.len(), &room);
     let initiators = plan.nodes.iter().filter(|node| node.initiator.is_some()).count();
     claim.seen(format!("{} nodes by ACPI, {initiators} of them generic initiators", plan.nodes.len()));
     if plan.nodes.len() < context.plan.nodes.len() {

@@ -50,6 +50,9 @@ pub(crate) struct GraceArguments {
     /// Its kernel, in place of the one that is built and cached.
     #[arg(long, global = true, value_name = "FILE", conflicts_with = "stock")]
     kernel: Option<PathBuf>,
+    /// With a kernel whose pages have 64 KiB, built and cached like the other.
+    #[arg(long, global = true, conflicts_with_all = ["kernel", "stock"])]
+    large_pages: bool,
     /// With Debian's kernel: nothing is built, but it has no nvgrace-gpu, no EGM and no iommufd.
     #[arg(long, global = true)]
     stock: bool,
@@ -86,6 +89,7 @@ pub(crate) fn run(arguments: &GraceArguments) -> Result<ExitCode, LabError> {
     let kernel = match &arguments.kernel {
         Some(path) => kernel_of(path, share)?,
         None if arguments.stock => kernel::arm64_host(&cache, false)?,
+        None if arguments.large_pages => kernel::grace_64k(&cache, false)?,
         None => kernel::grace(&cache, false)?,
     };
     let plugged = arguments.outside;

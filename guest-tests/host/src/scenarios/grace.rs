@@ -6,6 +6,7 @@ use super::{PLAIN, Scenario, Tale};
 use crate::disk::Proof;
 use crate::grace;
 use crate::judge::Expected;
+use crate::passed_user;
 
 /// One boot of an emulated guest in an emulated host.
 const DEADLINE: Duration = Duration::from_secs(400);
@@ -39,7 +40,7 @@ pub(super) const NODES: Scenario = Scenario {
     story: "two sockets whose memory is EGM, four GPUs: 34 nodes, their initiators and distances as planned",
     config: "grace-lab-nodes.json",
     passed: &["0000:00:03.0", "0000:00:05.0", "0000:00:04.0", "0000:00:06.0"],
-    words: "egm.checks=cpus,memory_map,numa,acpi_tables,acpi_numa,hmat,pci",
+    words: "egm.checks=cpus,memory_map,numa,acpi_tables,acpi_numa,hmat,pci egm.arg.numa.room=16",
     expected: Expected {
         exit: 0,
         summary: true,
@@ -56,6 +57,27 @@ pub(super) const NVME: Scenario = Scenario {
     words: "egm.checks=pci,nvme egm.arg.nvme.serial=egm0",
     expected: Expected { exit: 0, summary: true, checks: &["pci", "nvme"] },
     disk: Some(Proof::Signature),
+    ..GRACE
+};
+
+/// The same drive where the guest uses no messages.
+pub(super) const INTX: Scenario = Scenario {
+    name: "grace-intx",
+    story: "a passed NVMe drive whose interrupts come by a line",
+    words: "pci=nomsi egm.checks=pci,nvme egm.arg.nvme.serial=egm0 egm.arg.nvme.intx=1",
+    ..NVME
+};
+
+/// A server's function, beside the host's engine and memory, with a slice that one program opens and others are lent.
+pub(super) const USER: Scenario = Scenario {
+    name: "grace-user",
+    story: "a vfio-user function reaches memory, a slice of /dev/egm4 and a host function's BAR, and is reached; then its server dies",
+    region: Some("egm4"),
+    passed: &["0000:00:14.0", "0000:00:15.0"],
+    servers: &["/run/gpu.sock"],
+    tell: Some(passed_user::run),
+    words: "egm.checks=pci,functions quiet",
+    expected: Expected { exit: 0, summary: true, checks: &["pci", "functions"] },
     ..GRACE
 };
 
@@ -89,6 +111,22 @@ pub(super) const OUTSIDE: Scenario = Scenario {
     expected: Expected { exit: 0, summary: true, checks: &["pci", "numa", "functions", "edu", "gpu_memory"] },
     deadline: Duration::from_secs(900),
     ..GRACE
+};
+
+/// The kernel that NVIDIA has its hosts run: every size and alignment is another.
+pub(super) const LARGE_PAGES: Scenario = Scenario {
+    name: "grace-large-pages",
+    story: "under a host with pages of 64 KiB: a GPU, a slice of /dev/egm4, a DMA engine and a drive",
+    large_pages: true,
+    passed: &["0000:00:03.0", "0000:00:14.0", "0000:01:00.0"],
+    words: "egm.checks=pci,numa,acpi_tables,egm_pattern,nvme,edu,gpu_memory egm.arg.nvme.serial=egm0 egm.arg.edu.places=4 \
+            egm.arg.gpu.bar4=536870912 egm.arg.gpu.bar2=1207959552",
+    expected: Expected {
+        exit: 0,
+        summary: true,
+        checks: &["pci", "numa", "acpi_tables", "egm_pattern", "nvme", "edu", "gpu_memory"],
+    },
+    ..GPU
 };
 
 /// The same machine, started again after each way to end.

@@ -65,6 +65,8 @@ pub(crate) struct Scenario {
     pub(crate) own_kernel: bool,
     /// Whether its host is a Grace one, emulated or not.
     pub(crate) grace: bool,
+    /// Whether the emulated one's kernel has pages of 64 KiB.
+    pub(crate) large_pages: bool,
     /// What must be on the first disk afterwards.
     pub(crate) disk: Option<Proof>,
     /// Whether a Debian root file system is on the first disk and reports, in place of the agent.
@@ -127,6 +129,7 @@ const PLAIN: Scenario = Scenario {
     iommufd: false,
     own_kernel: false,
     grace: false,
+    large_pages: false,
     disk: None,
     debian: false,
     boots: 1,
@@ -182,10 +185,13 @@ pub(crate) const ALL: &[Scenario] = &[
     grace::DEMO,
     grace::EGM,
     grace::NVME,
+    grace::INTX,
+    grace::USER,
     grace::GPU,
     grace::OUTSIDE,
     grace::NODES,
     grace::AGAIN,
+    grace::LARGE_PAGES,
     grace::POISON,
     grace::READ,
     boots::SCENARIO,
