@@ -105,19 +105,12 @@ impl Lease {
             .unwrap_or_default()
     }
 
-    /// Records that `bad` (bytes of the region) went bad while this lease lasts: no later owner gets them. Bytes outside
-    /// the slice are left out. A pool's bytes have no place that a later owner could meet: its kernel keeps bad pages.
+    /// Records that `bad` (bytes of the region) went bad while this lease lasts: [`Ledger::retire_of`].
     ///
     /// # Errors
     /// [`LedgerError`].
     pub fn retire(&self, bad: &SpanSet<InRegion>) -> Result<(), LedgerError> {
-        let outside =
-            ledger::bytes_of(&self.taken.slice).map(|slice| bad.minus(&SpanSet::from_iter([slice])));
-        let inside = outside.map(|outside| bad.minus(&outside)).unwrap_or_default();
-        if inside.is_empty() || !self.taken.region.kind.keeps_bytes() {
-            return Ok(());
-        }
-        self.taken.ledger.retire(&self.taken.region, &inside)
+        self.taken.ledger.retire_of(&self.taken.region, &self.taken.slice, bad)
     }
 
     /// Who granted it.

@@ -10,6 +10,7 @@ pub mod dma;
 #[cfg(any(test, feature = "fake"))]
 pub mod fake;
 pub mod host;
+mod ids;
 pub mod kernel;
 pub mod local;
 pub mod mapping;

@@ -123,8 +123,8 @@ impl Held for Leased {
                 let is_free = Box::new(move |bad: &SpanSet<InRegion>| {
                     let _claim = &claim;
                     let is_free = is_free(memory.as_ref(), &region, &slice, &owner);
-                    if is_free && !bad.is_empty() && region.kind.keeps_bytes() {
-                        recorded(ledger.retire(&region, bad), &region);
+                    if is_free {
+                        recorded(ledger.retire_of(&region, &slice, bad), &region);
                     }
                     is_free
                 });

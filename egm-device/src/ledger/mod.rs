@@ -149,6 +149,25 @@ impl Ledger {
         Ok(States::new(&region, held, &clean, doubt))
     }
 
+    /// [`Ledger::retire`] for `bad` bytes that the owner of `slice` of `region` found. Bytes outside the slice are left out: they are not its owner's to judge. A pool's bytes have no place that a later owner
+    /// could meet: its kernel keeps bad pages.
+    ///
+    /// # Errors
+    /// [`LedgerError`].
+    pub fn retire_of(
+        &self,
+        region: &Region,
+        slice: &Slice,
+        bad: &SpanSet<InRegion>,
+    ) -> Result<(), LedgerError> {
+        let outside = bytes_of(slice).map(|slice| bad.minus(&SpanSet::from_iter([slice])));
+        let inside = outside.map(|outside| bad.minus(&outside)).unwrap_or_default();
+        if inside.is_empty() || !region.kind.keeps_bytes() {
+            return Ok(());
+        }
+        self.retire(region, &inside)
+    }
+
     /// Nobody gets `pages` of `region` any more: they were found bad. Whole pages of the host are retired.
     ///
     /// # Errors

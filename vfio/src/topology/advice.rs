@@ -9,11 +9,7 @@ use egm_address::PciAddress;
 use super::place::Acs;
 use super::{Relation, find, relation};
 use crate::host::HostFunction;
-
-const NVIDIA: u16 = 0x10de;
-const MELLANOX: u16 = 0x15b3;
-/// The function of a ConnectX-8 that does the DMA of Data Direct.
-const DATA_DIRECT: u16 = 0x2100;
+use crate::ids::{DATA_DIRECT, MELLANOX, NVIDIA};
 
 /// What ACS control should be: bits 6 to 0, `x` for those that may be either, as the kernel's `pci=config_acs=` takes it.
 type Pattern = &'static str;

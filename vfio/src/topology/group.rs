@@ -6,6 +6,7 @@
 use egm_address::PciAddress;
 
 use crate::host::{HostFunction, MISSING_REMEDY};
+use crate::ids::NVIDIA;
 
 /// A function of a group and who has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,8 +90,6 @@ pub fn remedy(functions: &[PciAddress]) -> String {
     let names: Vec<String> = functions.iter().map(ToString::to_string).collect();
     format!("egm-vmm bind {}", names.join(" "))
 }
-
-const NVIDIA: u16 = 0x10de;
 
 /// Whether it is a bridge of the host, host bridges included. NVIDIA's "other bridges" (class 0680) are endpoints: NVSwitches,
 /// which go to guests that manage them.

@@ -10,9 +10,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::host::{HostBar, HostBarKind};
 
-/// Device id of the partner (vendor 0x15b3).
-pub(super) const DEVICE: u16 = 0x2100;
-
 /// Why vital product data cannot be read (PCI Local Bus 3.0 appendix I).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum VpdError {

@@ -7,6 +7,7 @@ pub mod data_direct;
 pub mod nvgrace;
 
 use crate::host::{DeviceMemory, HostBar, HostFunction};
+use crate::ids::{DATA_DIRECT, MELLANOX, NVIDIA};
 
 /// What kind of function it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,8 +24,6 @@ pub enum Variant {
     DataDirect,
 }
 
-const NVIDIA: u16 = 0x10de;
-const MELLANOX: u16 = 0x15b3;
 /// Base class of display controllers (PCI Code and ID Assignment §1.4).
 const DISPLAY: u32 = 0x03;
 /// Base class of network controllers; InfiniBand is one.
@@ -39,7 +38,7 @@ impl Variant {
         }
         match (function.vendor, function.class >> 16) {
             (NVIDIA, DISPLAY) => Self::NvidiaDisplay,
-            (MELLANOX, _) if function.device == data_direct::DEVICE => Self::DataDirect,
+            (MELLANOX, _) if function.device == DATA_DIRECT => Self::DataDirect,
             (MELLANOX, NETWORK) => Self::ConnectX,
             _ => Self::Plain,
         }
