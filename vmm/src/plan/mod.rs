@@ -80,10 +80,10 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
     host::check_target(spec, facts)?;
     let vcpus = cpus::plan(spec, layout)?;
     host::check_cpus(&vcpus, facts)?;
-    let mut wanted = pci::wanted(spec, facts)?;
+    let sources = regions::choose(spec, facts)?;
+    let mut wanted = pci::wanted(spec, facts, &sources)?;
     let alone = data_direct::decide(facts, &mut wanted)?;
     let mut space = space::Space::new(spec, facts, layout)?;
-    let sources = regions::choose(spec, facts)?;
     let (mut backings, memory, coarse) = memory::plan(spec, &sources, &mut space)?;
     host::check_backings(&backings, facts)?;
     host::find_small_pages(&mut backings, facts);

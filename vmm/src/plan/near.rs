@@ -1,24 +1,26 @@
 //! The guest node that a host function is near to.
 
 use egm_address::CpuSet;
+use egm_device::region::Region;
 use egm_vfio::host::HostFunction;
 use egm_vfio::topology::{self, upstream_port};
 
 use crate::config::distance::LOCAL;
 use crate::config::{DeviceKind, Node, Spec};
 use crate::facts::Facts;
+use crate::plan::regions::Source;
 
 /// In this order: the EGM node of the function's own slice, which its driver looks for; the only node; the node whose memory
 /// is nearest to the function's host node. Memory that may come from anywhere is near nothing.
-pub(super) fn guest_node(spec: &Spec, facts: &Facts, host: &HostFunction) -> Option<u32> {
-    egm_node(spec, facts, host).or_else(|| match spec.memory.nodes.as_slice() {
+pub(super) fn guest_node(spec: &Spec, facts: &Facts, sources: &[Source], host: &HostFunction) -> Option<u32> {
+    egm_node(spec, facts, sources, host).or_else(|| match spec.memory.nodes.as_slice() {
         [only] => Some(only.id),
-        _ => nearest(spec, facts, host.numa_node?),
+        _ => nearest(spec, facts, sources, host.numa_node?),
     })
 }
 
 /// What shares a switch with such a function stays with it: a switch is behind one host bridge.
-fn egm_node(spec: &Spec, facts: &Facts, host: &HostFunction) -> Option<u32> {
+fn egm_node(spec: &Spec, facts: &Facts, sources: &[Source], host: &HostFunction) -> Option<u32> {
     let switch = upstream_port(host, 0);
     let shares = |other: &&HostFunction| {
         other.address == host.address || switch.is_some() && upstream_port(other, 0) == switch
@@ -27,18 +29,23 @@ fn egm_node(spec: &Spec, facts: &Facts, host: &HostFunction) -> Option<u32> {
         DeviceKind::Vfio { function, .. } => topology::find(&facts.functions, function).filter(shares),
         _ => None,
     });
-    passed.filter_map(|function| own_slice(spec, facts, function)).next()
+    passed.filter_map(|function| own_slice(spec, facts, sources, function)).next()
 }
 
-fn own_slice(spec: &Spec, facts: &Facts, host: &HostFunction) -> Option<u32> {
-    let serves = |name: &String| {
-        let region = facts.regions.iter().map(|known| &known.region).find(|region| region.name == *name);
-        region.is_some_and(|region| region.functions.contains(&host.address))
+fn own_slice(spec: &Spec, facts: &Facts, sources: &[Source], host: &HostFunction) -> Option<u32> {
+    let serves = |source: &Source| {
+        region(facts, source).is_some_and(|region| region.functions.contains(&host.address))
     };
-    spec.egm.iter().find(|slice| slice.regions.iter().any(serves)).map(|slice| slice.node)
+    spec.egm.iter().zip(sources).find(|(_, source)| serves(source)).map(|(slice, _)| slice.node)
 }
 
-fn nearest(spec: &Spec, facts: &Facts, from: u32) -> Option<u32> {
+/// What a slice comes from, where that is a region of the host.
+fn region<'a>(facts: &'a Facts, source: &Source) -> Option<&'a Region> {
+    let name = source.region.as_ref()?;
+    facts.regions.iter().map(|host| &host.region).find(|region| region.name == *name)
+}
+
+fn nearest(spec: &Spec, facts: &Facts, sources: &[Source], from: u32) -> Option<u32> {
     let row = &facts.nodes.iter().find(|node| node.id == from)?.distances;
     let distance = |to: u32| match facts.nodes.iter().position(|node| node.id == to) {
         _ if to == from => LOCAL,
@@ -46,9 +53,8 @@ fn nearest(spec: &Spec, facts: &Facts, from: u32) -> Option<u32> {
     };
     let farthest = |nodes: &CpuSet| nodes.iter().map(distance).max();
     let of_slice = |id: u32| {
-        let (_, slice) = spec.slice_of(id)?;
-        let known = facts.regions.iter().map(|host| &host.region);
-        known.filter(|region| slice.regions.contains(&region.name)).find_map(|region| region.node)
+        let (index, _) = spec.slice_of(id)?;
+        region(facts, sources.get(index)?)?.node
     };
     let host_distance = |node: &Node| match &node.host_nodes {
         Some(nodes) => farthest(nodes),

@@ -12,6 +12,7 @@ use crate::config::{Device, DeviceKind, Spec};
 use crate::facts::Facts;
 use crate::plan::near::guest_node;
 use crate::plan::place::Blocks;
+use crate::plan::regions::Source;
 use crate::plan::space::Space;
 use crate::plan::{BarKind, PlanError, passed};
 
@@ -76,7 +77,11 @@ impl BarKind {
 }
 
 /// What each device needs, in the order of the configuration.
-pub(super) fn wanted<'a>(spec: &'a Spec, facts: &'a Facts) -> Result<Vec<Wanted<'a>>, PlanError> {
+pub(super) fn wanted<'a>(
+    spec: &'a Spec,
+    facts: &'a Facts,
+    sources: &[Source],
+) -> Result<Vec<Wanted<'a>>, PlanError> {
     let mut passed: Vec<(PciAddress, &str)> = Vec::new();
     for device in &spec.devices {
         let DeviceKind::Vfio { function, .. } = device.kind else { continue };
@@ -86,10 +91,15 @@ pub(super) fn wanted<'a>(spec: &'a Spec, facts: &'a Facts) -> Result<Vec<Wanted<
         }
         passed.push((function, &device.id));
     }
-    spec.devices.iter().map(|device| wanted_by(device, spec, facts)).collect()
+    spec.devices.iter().map(|device| wanted_by(device, spec, facts, sources)).collect()
 }
 
-fn wanted_by<'a>(device: &'a Device, spec: &Spec, facts: &'a Facts) -> Result<Wanted<'a>, PlanError> {
+fn wanted_by<'a>(
+    device: &'a Device,
+    spec: &Spec,
+    facts: &'a Facts,
+    sources: &[Source],
+) -> Result<Wanted<'a>, PlanError> {
     let virtio = |queues: u16| Wanted {
         device,
         host: None,
@@ -116,7 +126,8 @@ fn wanted_by<'a>(device: &'a Device, spec: &Spec, facts: &'a Facts) -> Result<Wa
             let host = host.ok_or_else(unknown)?;
             let mut bars = bars(device, &host.shown_bars())?;
             passed::fix(device, places, &host.bars, &mut bars)?;
-            let (msix_vectors, node) = (host.msix_vectors.unwrap_or(0), guest_node(spec, facts, host));
+            let (msix_vectors, node) =
+                (host.msix_vectors.unwrap_or(0), guest_node(spec, facts, sources, host));
             Ok(Wanted { device, host: Some(host), bars, msix_vectors, node, partner: None })
         }
         DeviceKind::VfioUser { socket } => {

@@ -302,6 +302,30 @@ fn a_function_is_near_the_guest_node_whose_memory_is_of_its_host_node() {
     assert_eq!(["vfio0", "vfio2"].map(|id| of(&plan, id).1.node), [None, Some(3)]);
 }
 
+/// The region that the slice really comes from counts: not the host's first that the configuration names, nor only what it
+/// names by name.
+#[test]
+fn a_function_is_near_the_node_whose_slice_comes_from_its_host_node() {
+    let (mut spec, mut facts) = three_gpus();
+    spec.memory.nodes.push(node(3, 4 * GIB, "4"));
+    spec.cpus.count = 5;
+    facts.nodes[1].distances = vec![21, 10];
+    facts.regions[1].region.node = Some(1);
+    facts.functions[2].numa_node = Some(1);
+    let near = |first: &[&str], second: &[&str]| {
+        let mut spec = spec.clone();
+        let regions = |names: &[&str]| names.iter().map(ToString::to_string).collect();
+        let slices = [(0, first), (3, second)];
+        spec.egm =
+            slices.map(|(id, names)| EgmSlice { regions: regions(names), ..slice(id, 4 * GIB) }).into();
+        let plan = made(&spec, &facts);
+        ["vfio0", "vfio2"].map(|id| of(&plan, id).1.node)
+    };
+    assert_eq!(near(&["dax0.0"], &["egm4"]), [Some(0), Some(3)]);
+    assert_eq!(near(&["egm4", "dax0.0"], &["dax0.0", "egm4"]), [Some(3), Some(0)]);
+    assert_eq!(near(&["devdax"], &["egm"]), [Some(0), Some(3)]);
+}
+
 #[test]
 fn nccl_is_told_the_host_s_tree_under_the_guest_s_addresses() {
     let (mut spec, facts) = three_gpus();
