@@ -2,7 +2,7 @@
 //! name, and an interrupt (ACPI 6.5, clause 18.3.2.7).
 //!
 //! The guest clears the status of the block when it has read it; what else is found waits until then, and the interrupt comes
-//! again at each look: one that is lost must not be the last.
+//! again at each look ([`super::again`]): one that is lost must not be the last.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -36,13 +36,14 @@ impl ErrorBlock {
         Self { memory, at, interrupt, waiting: VecDeque::new(), told: false }
     }
 
-    /// Tells the guest of `bad`, now or when it has read what it was told before.
-    pub(super) fn tell(&mut self, bad: Span<Guest>) {
+    /// Tells the guest of `bad`, now or when it has read what it was told before. Whether there was room for all of it.
+    pub(super) fn tell(&mut self, bad: Span<Guest>) -> bool {
         let first = bad.start().get() & !(PAGE - 1);
-        let pages = (first..bad.end().get()).step_by(usize::try_from(PAGE).unwrap_or(usize::MAX));
+        let mut pages = (first..bad.end().get()).step_by(usize::try_from(PAGE).unwrap_or(usize::MAX));
         let room = MOST_WAITING.saturating_sub(self.waiting.len());
-        self.waiting.extend(pages.take(room).map(Gpa::new));
+        self.waiting.extend(pages.by_ref().take(room).map(Gpa::new));
         self.write();
+        pages.next().is_none()
     }
 
     /// Whether the guest has something to read, or something waits until it has.
@@ -55,10 +56,16 @@ impl ErrorBlock {
         Span::new(self.at, PAGE).is_ok_and(|block| block.overlaps(bad))
     }
 
-    /// Writes the next record when the guest has read the last, and interrupts it again when it has not.
-    pub(super) fn go_on(&mut self) {
-        self.told &= !self.is_clear();
-        if self.told { (self.interrupt)() } else { self.write() }
+    /// Writes the next record when the guest has read the last, and interrupts it again when it has not. Whether it has.
+    pub(super) fn go_on(&mut self) -> bool {
+        let read = self.is_clear();
+        self.told &= !read;
+        if self.told {
+            (self.interrupt)()
+        } else {
+            self.write()
+        }
+        read
     }
 
     fn is_clear(&self) -> bool {
@@ -111,12 +118,12 @@ mod tests {
     fn what_is_found_while_the_guest_reads_waits_until_it_has() {
         let (mut block, interrupts) = block();
         let bad = |start, size| Span::new(Gpa::new(start), size).unwrap();
-        block.tell(bad(0x10_0000, 0x1000));
+        let _ = block.tell(bad(0x10_0000, 0x1000));
         assert_eq!((status(&block) >> 4, interrupts.load(Ordering::Relaxed), block.waits()), (1, 1, true));
-        block.tell(bad(0x20_0800, 0x1000));
+        let _ = block.tell(bad(0x20_0800, 0x1000));
         assert_eq!((status(&block) >> 4, interrupts.load(Ordering::Relaxed), block.waits()), (1, 1, true));
         block.memory.write_obj(0u32, GuestAddress(AT.get())).unwrap();
-        block.go_on();
+        let _ = block.go_on();
         assert_eq!((status(&block) >> 4, interrupts.load(Ordering::Relaxed), block.waits()), (2, 2, true));
         let address: u64 = block.memory.read_obj(GuestAddress(AT.get() + 20 + 72 + 16)).unwrap();
         assert_eq!(address, 0x20_0000);
@@ -125,12 +132,12 @@ mod tests {
     #[test]
     fn a_guest_that_has_not_read_is_interrupted_at_each_look_until_it_has() {
         let (mut block, interrupts) = block();
-        block.tell(Span::new(Gpa::new(0x10_0000), PAGE).unwrap());
-        block.go_on();
-        block.go_on();
+        let _ = block.tell(Span::new(Gpa::new(0x10_0000), PAGE).unwrap());
+        let _ = block.go_on();
+        let _ = block.go_on();
         assert_eq!((status(&block) >> 4, interrupts.load(Ordering::Relaxed), block.waits()), (1, 3, true));
         block.memory.write_obj(0u32, GuestAddress(AT.get())).unwrap();
-        block.go_on();
+        let _ = block.go_on();
         assert_eq!((status(&block), interrupts.load(Ordering::Relaxed), block.waits()), (0, 3, false));
     }
 
@@ -143,12 +150,20 @@ mod tests {
     }
 
     #[test]
+    fn what_there_is_no_room_for_is_not_told() {
+        let (mut block, _) = block();
+        let most = MOST_WAITING as u64 * PAGE;
+        assert!(block.tell(Span::new(Gpa::new(0), most).unwrap()), "a record's pages wait no more");
+        assert!(!block.tell(Span::new(Gpa::new(most), 27 * PAGE).unwrap()));
+    }
+
+    #[test]
     fn more_pages_than_a_record_has_sections_take_several_and_all_of_them_come() {
         let (mut block, interrupts) = block();
-        block.tell(Span::new(Gpa::new(0), 30 * PAGE).unwrap());
+        let _ = block.tell(Span::new(Gpa::new(0), 30 * PAGE).unwrap());
         assert_eq!(status(&block) >> 4, 26);
         block.memory.write_obj(0u32, GuestAddress(AT.get())).unwrap();
-        block.go_on();
+        let _ = block.go_on();
         assert_eq!((status(&block) >> 4, interrupts.load(Ordering::Relaxed)), (4, 2));
     }
 }

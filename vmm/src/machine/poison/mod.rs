@@ -8,6 +8,7 @@
 //!                                                  or where there are none a record in the tables (errors.rs)
 //! ```
 
+mod again;
 mod checks;
 mod errors;
 mod places;
@@ -26,6 +27,7 @@ use egm_device::region::RegionKind;
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use vmm_sys_util::timerfd::TimerFd;
 
+use self::again::Again;
 pub(super) use self::checks::MachineChecks;
 pub(super) use self::errors::ErrorBlock;
 use self::places::{Place, Places};
@@ -59,7 +61,9 @@ pub(super) struct Poison {
     checks: Arc<MachineChecks>,
     /// How the guest hears of what nobody has read, where it has no machine checks for that.
     errors: Option<ErrorBlock>,
+    again: Again,
     memories: Vec<Memory>,
+    /// Of the looks at the lists.
     timer: TimerFd,
 }
 
@@ -112,7 +116,7 @@ impl Poison {
         if memories.iter().any(|memory| memory.growth.is_some()) {
             timer.reset(LOOK, Some(LOOK)).map_err(io::Error::from)?;
         }
-        Ok(Self { watch, checks, errors, memories, timer })
+        Ok(Self { watch, checks, errors, again: Again::new()?, memories, timer })
     }
 
     /// What vCPUs and the event loop share.
@@ -125,9 +129,7 @@ impl Poison {
     pub(super) fn hear(&mut self) {
         let News { events, elsewhere, lost } = self.watch.news();
         events.into_iter().for_each(|event| self.event(&event));
-        if self.errors.as_ref().is_some_and(ErrorBlock::waits) {
-            self.look_again();
-        }
+        self.look_again();
         if elsewhere > 0 {
             eprintln!("warning: bad memory of the VMM itself, {elsewhere} pages: it ends when it reads them");
         }
@@ -138,11 +140,9 @@ impl Poison {
         }
     }
 
-    /// Starts the timer, once: nothing tells us that the guest has read. Starting it again would take back an expiration that
-    /// the event loop already knows of, and put off the next one as long as there is news.
     fn look_again(&mut self) {
-        if !self.timer.is_armed().unwrap_or(false) {
-            let _ = self.timer.reset(LOOK, Some(LOOK));
+        if self.errors.as_ref().is_some_and(ErrorBlock::waits) {
+            self.again.set();
         }
     }
 
@@ -200,15 +200,13 @@ impl Memory {
         if let Some(slice) = &self.slice {
             line.push_str(&format!(" of region \"{}\"", slice.region().name));
         }
-        let mut told = cause == Cause::Consumed;
+        let (mut told, mut untold) = (cause == Cause::Consumed, false);
         for guest in checks.places.of_bytes(number, bad) {
             line.push_str(&format!(", guest address {:#x}", guest.start()));
             if cause != Cause::Consumed {
-                told |= checks.found(guest);
-                if let Some(block) = errors.as_mut() {
-                    block.tell(guest);
-                    told = true;
-                }
+                let heard = checks.found(guest) || errors.as_mut().is_some_and(|block| block.tell(guest));
+                told |= heard;
+                untold |= !heard;
             }
         }
         if let (Some(device), Some(slice)) = (&self.device, &self.slice) {
@@ -217,6 +215,7 @@ impl Memory {
         }
         line.push_str(match cause {
             Cause::Consumed => "; the guest read it",
+            Cause::Found | Cause::Listed if told && untold => "; the guest is told of a part",
             Cause::Found | Cause::Listed if told => "; the guest is told",
             Cause::Found | Cause::Listed => "; the guest cannot be told",
         });
@@ -234,7 +233,11 @@ impl MutEventSubscriber for Poison {
         if events.fd() == self.timer.as_raw_fd() {
             let _ = self.timer.wait();
             self.look_at_lists();
-            self.errors.iter_mut().for_each(ErrorBlock::go_on);
+            self.look_again();
+        } else if events.fd() == self.again.as_raw_fd() {
+            self.again.take();
+            self.again.expired(self.errors.as_mut().is_none_or(ErrorBlock::go_on));
+            self.look_again();
         } else if events.fd() == self.checks.wake.as_raw_fd() {
             let _ = self.checks.wake.read(); // the event loop looks into the boxes after each turn
         } else {
@@ -246,5 +249,6 @@ impl MutEventSubscriber for Poison {
         let _ = ops.add(Events::new(&self.watch.as_fd(), EventSet::IN));
         let _ = ops.add(Events::new(&self.checks.wake, EventSet::IN));
         let _ = ops.add(Events::new(&self.timer, EventSet::IN));
+        let _ = ops.add(Events::new(&self.again, EventSet::IN));
     }
 }
