@@ -5,6 +5,9 @@ use kvm_ioctls::Cap;
 
 use crate::error::{Blame, Report};
 
+/// Mode of a device that its group may read and write.
+const GROUP_MAY: u32 = 0o060;
+
 /// Why KVM cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum KvmError {
@@ -17,6 +20,9 @@ pub enum KvmError {
         /// Name or number of the owning group.
         group: String,
     },
+    /// Not permitted, and no group is.
+    #[error("/dev/kvm: permission denied: its mode lets only its owner open it")]
+    OwnersOnly,
     /// An interface that nobody has shipped since 2007, or not KVM at all.
     #[error("/dev/kvm speaks version {version} of its interface: 12 is the only stable one")]
     Version {
@@ -57,6 +63,19 @@ impl KvmError {
     pub(crate) fn call(call: &'static str, source: kvm_ioctls::Error) -> Self {
         Self::Call { call, source }
     }
+
+    /// Why a user may not open a device of this group's number and mode, with the text of `/etc/group`.
+    pub(super) fn denied(device: Option<(u32, u32)>, groups: &str) -> Self {
+        let Some((gid, mode)) = device else { return Self::Permission { group: "kvm".to_owned() } };
+        if mode & GROUP_MAY != GROUP_MAY {
+            return Self::OwnersOnly;
+        }
+        let gid = gid.to_string();
+        let mut lines = groups.lines().map(|line| line.split(':').collect::<Vec<_>>());
+        let own = lines.find(|fields| fields.get(2) == Some(&gid.as_str()));
+        let name = own.and_then(|fields| fields.first().map(|name| (*name).to_owned()));
+        Self::Permission { group: name.unwrap_or(gid) }
+    }
 }
 
 impl Report for KvmError {
@@ -73,6 +92,10 @@ impl Report for KvmError {
             Self::Permission { group } => {
                 Some(format!("add yourself to the group and log in again: sudo usermod -aG {group} $USER"))
             }
+            Self::OwnersOnly => Some(
+                "run it as root, or have root give it to a group that you are in: chgrp kvm /dev/kvm; chmod 660 /dev/kvm"
+                    .to_owned(),
+            ),
             Self::Version { .. } | Self::Capability { .. } => {
                 Some("use a kernel from 2022 or later with its own KVM module".to_owned())
             }
@@ -93,5 +116,16 @@ mod tests {
         let error = |errno| KvmError::call("KVM_CREATE_VM", kvm_ioctls::Error::new(errno));
         assert!(error(libc::EMFILE).help().is_some_and(|help| help.contains("ulimit")));
         assert_eq!(error(libc::EINVAL).help(), None);
+    }
+
+    #[test]
+    fn a_group_is_named_that_may_open_the_device_and_no_other() {
+        let help =
+            |gid, mode| KvmError::denied(Some((gid, mode)), "root:x:0:\nkvm:x:104:me\n").help().unwrap();
+        assert!(help(104, 0o20660).ends_with("usermod -aG kvm $USER"));
+        assert!(help(7, 0o20660).ends_with("usermod -aG 7 $USER"));
+        for mode in [0o20600, 0o20640] {
+            assert!(help(0, mode).starts_with("run it as root") && help(0, mode).contains("chmod 660"));
+        }
     }
 }

@@ -49,7 +49,7 @@ impl Hypervisor {
     pub fn open() -> Result<Self, KvmError> {
         let kvm = Kvm::new().map_err(|error| match error.errno() {
             libc::ENOENT | libc::ENODEV | libc::ENXIO => KvmError::Missing,
-            libc::EACCES | libc::EPERM => KvmError::Permission { group: device_group() },
+            libc::EACCES | libc::EPERM => no_permission(),
             _ => KvmError::call("open /dev/kvm", error),
         })?;
         let version = kvm.get_api_version();
@@ -209,15 +209,8 @@ fn into_io(error: kvm_ioctls::Error) -> std::io::Error {
     std::io::Error::from_raw_os_error(error.errno())
 }
 
-/// Name of the group that owns `/dev/kvm`, or its number.
-fn device_group() -> String {
-    let Ok(gid) = fs::metadata("/dev/kvm").map(|m| m.gid().to_string()) else { return "kvm".to_owned() };
-    let groups = fs::read_to_string("/etc/group").unwrap_or_default();
-    let named = groups.lines().map(|line| line.split(':').collect::<Vec<_>>());
-    named
-        .into_iter()
-        .find_map(|fields| {
-            (fields.get(2) == Some(&gid.as_str())).then(|| fields.first().map(|n| (*n).to_owned()))?
-        })
-        .unwrap_or(gid)
+/// Why this user may not open `/dev/kvm`, by its group and mode.
+fn no_permission() -> KvmError {
+    let device = fs::metadata("/dev/kvm").map(|device| (device.gid(), device.mode()));
+    KvmError::denied(device.ok(), &fs::read_to_string("/etc/group").unwrap_or_default())
 }
