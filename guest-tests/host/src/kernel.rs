@@ -16,6 +16,7 @@ use crate::debian::{Architecture, Archive, Version};
 use crate::error::LabError;
 use crate::modules;
 use crate::progress::Stage;
+use crate::scenarios::GraceKernel;
 
 /// A kernel of our own.
 struct Built {
@@ -81,14 +82,17 @@ pub(crate) fn built(cache: &Cache, refresh: bool) -> Result<StockKernel, LabErro
     X86.obtain(cache, refresh, |cache, held| build(&X86, cache, held))
 }
 
-/// The emulated Grace host's, with NVIDIA's VFIO driver and the lab's double of its EGM driver.
-pub(crate) fn grace(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
-    GRACE.obtain(cache, refresh, |cache, held| build(&GRACE, cache, held))
-}
-
-/// The same with pages of 64 KiB.
-pub(crate) fn grace_64k(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
-    GRACE_64K.obtain(cache, refresh, |cache, held| build(&GRACE_64K, cache, held))
+/// The emulated Grace host's: ours have NVIDIA's VFIO driver and the lab's double of its EGM driver.
+pub(crate) fn grace(kind: GraceKernel, cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
+    match kind {
+        GraceKernel::Debian => {
+            ARM64_HOST.obtain(cache, refresh, |cache, held| fetch(&ARM64_HOST, cache, held))
+        }
+        GraceKernel::Own => GRACE.obtain(cache, refresh, |cache, held| build(&GRACE, cache, held)),
+        GraceKernel::LargePages => {
+            GRACE_64K.obtain(cache, refresh, |cache, held| build(&GRACE_64K, cache, held))
+        }
+    }
 }
 
 /// Debian's newest kernel for arm64, as guest of the emulated Grace host.
@@ -99,11 +103,6 @@ pub(crate) fn arm64(cache: &Cache, refresh: bool) -> Result<StockKernel, LabErro
 /// Debian's stable kernel for arm64.
 pub(crate) fn arm64_stable(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
     ARM64_STABLE.obtain(cache, refresh, |cache, held| fetch(&ARM64_STABLE, cache, held))
-}
-
-/// Debian's newest kernel for arm64 as an emulated host's, without what makes it a Grace one.
-pub(crate) fn arm64_host(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
-    ARM64_HOST.obtain(cache, refresh, |cache, held| fetch(&ARM64_HOST, cache, held))
 }
 
 /// Debian's stable cloud kernel with the modules that a virtio guest needs.

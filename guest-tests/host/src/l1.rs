@@ -19,7 +19,7 @@ use crate::process::{Ending, Limit, Reaction, watch};
 use crate::progress::{PREFIX, Stage};
 use crate::qemu::{self, L1};
 use crate::results::ScenarioResult;
-use crate::scenarios::Scenario;
+use crate::scenarios::{GraceKernel, Scenario};
 use crate::served::{self, Server};
 use crate::tools::{Tools, beside};
 
@@ -66,13 +66,15 @@ pub(crate) fn run(
     if !own.is_empty() {
         run(tools, &kernel::built(cache, false)?, &own)?;
     }
-    // GPUs of other processes and an SMMUv3 are not to be had in one machine, nor pages of two sizes.
+    // GPUs of other processes and an SMMUv3 are not to be had in one machine, nor two kernels.
     let (outside, inside): (Vec<Scenario>, Vec<Scenario>) = on_grace.iter().partition(|s| s.plugged);
-    let (large, small): (Vec<Scenario>, Vec<Scenario>) = inside.iter().partition(|s| s.large_pages);
-    for on_grace in [small, large, outside].iter().filter(|scenarios| !scenarios.is_empty()) {
-        let pages = on_grace.iter().any(|s| s.large_pages);
-        let kernel = if pages { kernel::grace_64k(cache, false)? } else { kernel::grace(cache, false)? };
-        run(&Tools::of_grace(cache)?, &kernel, on_grace)?;
+    for kernel in [GraceKernel::Debian, GraceKernel::Own, GraceKernel::LargePages] {
+        for on_grace in [&inside, &outside] {
+            let its: Vec<_> = on_grace.iter().copied().filter(|s| s.grace_kernel == kernel).collect();
+            if !its.is_empty() {
+                run(&Tools::of_grace(cache)?, &kernel::grace(kernel, cache, false)?, &its)?;
+            }
+        }
     }
     results.sort_by_key(|result| scenarios.iter().position(|s| s.name == result.scenario));
     Ok(results)

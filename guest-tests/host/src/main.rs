@@ -73,6 +73,7 @@ use crate::capability::{Host, Where};
 use crate::emulator::Emulator;
 use crate::error::LabError;
 use crate::grace::GraceArguments;
+use crate::scenarios::GraceKernel;
 use crate::session::RunArguments;
 
 /// Boots virtual machines, collects what their guests report, and judges it.
@@ -173,8 +174,8 @@ fn run(verb: Verb) -> Result<ExitCode, LabError> {
                 Which::L1 => kernel::l1(&cache, refresh)?.directory,
                 Which::Built => kernel::built(&cache, refresh)?.image(),
                 Which::Guest => kernel::guest(&cache, refresh)?.directory,
-                Which::Grace => kernel::grace(&cache, refresh)?.image(),
-                Which::Grace64k => kernel::grace_64k(&cache, refresh)?.image(),
+                Which::Grace => kernel::grace(GraceKernel::Own, &cache, refresh)?.image(),
+                Which::Grace64k => kernel::grace(GraceKernel::LargePages, &cache, refresh)?.image(),
                 Which::Arm64 => kernel::arm64(&cache, refresh)?.directory,
                 Which::Arm64Stable => kernel::arm64_stable(&cache, refresh)?.directory,
             };

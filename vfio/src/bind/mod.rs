@@ -5,6 +5,7 @@
 //! changes, so a taking that was cut short can be undone.
 #![forbid(unsafe_code)]
 
+mod made_for;
 mod protect;
 
 use std::fs;
@@ -130,19 +131,20 @@ impl Binder {
         Self { root: root.to_owned(), live: root == Path::new("/") }
     }
 
-    /// Binds `functions` to `driver`, and with `group` the other members of their groups too, bridges left out. One that
-    /// has the driver is left as it is. All are checked before the driver's module is loaded and the first changes.
+    /// Binds `functions` to `driver`, or each to the VFIO driver that the kernel has for it (`vfio-pci` where it has none that is
+    /// made for it), and with `group` the other members of their groups too, bridges left out. One that has the driver is left
+    /// as it is. All are checked before the first module is loaded and the first function changes.
     ///
     /// # Errors
     /// [`BindError`]; functions before the one named may have changed.
     pub fn bind(
         &self,
         functions: &[PciAddress],
-        driver: &str,
+        driver: Option<&str>,
         group: bool,
     ) -> Result<Vec<Change>, BindError> {
         let wanted = self.checked(functions, driver, group)?;
-        wanted.iter().map(|function| self.give(function, driver)).collect()
+        wanted.iter().map(|(function, driver)| self.give(function, driver)).collect()
     }
 
     /// Gives `functions` the drivers back that they had before [`Binder::bind`]. One that was not taken, or is back, stays as it is.
@@ -153,16 +155,15 @@ impl Binder {
         functions.iter().map(|function| self.give_back(*function)).collect()
     }
 
-    /// The functions to bind, none of which the host needs.
+    /// The functions to bind and their drivers; the host needs none of them.
     fn checked(
         &self,
         functions: &[PciAddress],
-        driver: &str,
+        driver: Option<&str>,
         group: bool,
-    ) -> Result<Vec<HostFunction>, BindError> {
-        let good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
-        if driver.is_empty() || !driver.bytes().all(good) {
-            return Err(BindError::Name { driver: driver.to_owned() });
+    ) -> Result<Vec<(HostFunction, String)>, BindError> {
+        if let Some(name) = driver.filter(|name| !is_name(name)) {
+            return Err(BindError::Name { driver: name.to_owned() });
         }
         for function in functions {
             host::function(&self.root, *function)?; // a missing one is an error here
@@ -172,26 +173,26 @@ impl Binder {
             all.iter().filter(|f| functions.contains(&f.address)).filter_map(|f| f.iommu_group).collect();
         let member =
             |f: &HostFunction| group && f.iommu_group.is_some_and(|of| groups.contains(&of)) && !is_bridge(f);
-        let wanted: Vec<HostFunction> =
-            all.iter().filter(|f| functions.contains(&f.address) || member(f)).cloned().collect();
-        for function in &wanted {
+        let mut wanted = Vec::new();
+        for function in all.iter().filter(|f| functions.contains(&f.address) || member(f)) {
             if is_bridge(function) {
                 return Err(BindError::Group(GroupError::Bridge { function: function.address }));
             }
             if let Some(what) = protect::host_use(&self.root, function.address) {
                 return Err(BindError::Needed { function: function.address, what });
             }
+            let its = driver.map_or_else(|| made_for::driver(&self.root, function.address), str::to_owned);
+            wanted.push((function.clone(), its));
         }
-        if is_vfio_driver(driver) {
+        for (function, driver) in wanted.iter().filter(|(_, driver)| is_vfio_driver(driver)) {
             // As it will be: then each group has to be free.
-            for function in all.iter_mut().filter(|f| wanted.iter().any(|w| w.address == f.address)) {
-                function.driver = Some(driver.to_owned());
-            }
-            for function in &wanted {
-                topology::usable(&all, function.address).map_err(BindError::Group)?;
-            }
+            let ours = all.iter_mut().find(|one| one.address == function.address);
+            ours.into_iter().for_each(|one| one.driver = Some(driver.clone()));
         }
-        self.load(driver)?;
+        for (function, _) in wanted.iter().filter(|(_, driver)| is_vfio_driver(driver)) {
+            topology::usable(&all, function.address).map_err(BindError::Group)?;
+        }
+        wanted.iter().try_for_each(|(_, driver)| self.load(driver))?;
         Ok(wanted)
     }
 
@@ -277,6 +278,10 @@ impl Binder {
     fn state(&self, address: PciAddress) -> PathBuf {
         self.root.join(STATE).join(address.to_string())
     }
+}
+
+fn is_name(driver: &str) -> bool {
+    !driver.is_empty() && driver.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'))
 }
 
 fn write(path: &Path, text: &str) -> Result<(), BindError> {

@@ -18,9 +18,9 @@ pub(super) struct Args {
     /// Host functions: "0000:41:00.0", or "41:00.0" in segment 0
     #[arg(value_name = "FUNCTION", required = true)]
     functions: Vec<PciAddress>,
-    /// The driver that gets them
-    #[arg(long, value_name = "NAME", default_value = "vfio-pci")]
-    driver: String,
+    /// The driver that gets them; without it each gets the VFIO driver that this kernel has for it, most vfio-pci
+    #[arg(long, value_name = "NAME")]
+    driver: Option<String>,
     /// Take the other members of their IOMMU groups too
     #[arg(long)]
     group: bool,
@@ -33,10 +33,10 @@ pub(super) struct Args {
 }
 
 const EXAMPLE: &str = "\
-Examples: a GPU for a guest; a NIC with the driver made for it; both back to the host
+Examples: a GPU for a guest; a NIC with the plain driver and not the one made for it; both back to the host
 
   egm-vmm bind 0000:41:00.0
-  egm-vmm bind 0000:42:00.0 --driver mlx5_vfio_pci
+  egm-vmm bind 0000:42:00.0 --driver vfio-pci
   egm-vmm bind 0000:41:00.0 0000:42:00.0 --undo
 
 Needs root. The driver's module is loaded (modprobe). Running it again changes nothing. Functions with a mounted disk or
@@ -68,7 +68,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     let changes = if args.undo {
         binder.undo(&args.functions)
     } else {
-        binder.bind(&args.functions, &args.driver, args.group)
+        binder.bind(&args.functions, args.driver.as_deref(), args.group)
     };
     let mut table = Table::new(&[Side::Left; 3], &["function", "had", "has"]);
     for Change { function, before, now } in changes.map_err(Refused)? {

@@ -21,7 +21,7 @@ use crate::error::LabError;
 use crate::initramfs;
 use crate::kernel::{self, StockKernel};
 use crate::l1::{self, Clock, Host};
-use crate::scenarios::Scenario;
+use crate::scenarios::{GraceKernel, Scenario};
 use crate::tools::Tools;
 
 pub(crate) use again::run as tell_again;
@@ -61,6 +61,16 @@ pub(crate) struct GraceArguments {
     outside: bool,
 }
 
+impl GraceArguments {
+    fn kind(&self) -> GraceKernel {
+        match (self.stock, self.large_pages) {
+            (true, _) => GraceKernel::Debian,
+            (_, true) => GraceKernel::LargePages,
+            _ => GraceKernel::Own,
+        }
+    }
+}
+
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Starts a shell in it; Ctrl-D or exit ends the machine, and so does Ctrl-A X.
@@ -88,9 +98,7 @@ pub(crate) fn run(arguments: &GraceArguments) -> Result<ExitCode, LabError> {
     }
     let kernel = match &arguments.kernel {
         Some(path) => kernel_of(path, share)?,
-        None if arguments.stock => kernel::arm64_host(&cache, false)?,
-        None if arguments.large_pages => kernel::grace_64k(&cache, false)?,
-        None => kernel::grace(&cache, false)?,
+        None => kernel::grace(arguments.kind(), &cache, false)?,
     };
     let plugged = arguments.outside;
     let host = Host { kernel: &kernel, cache: &cache, plugged, grace: true, clock: Clock::Real };

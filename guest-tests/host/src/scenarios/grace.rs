@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{PLAIN, Scenario, Tale};
+use super::{GraceKernel, PLAIN, Scenario, Tale};
 use crate::disk::Proof;
 use crate::grace;
 use crate::judge::Expected;
@@ -14,6 +14,22 @@ const DEADLINE: Duration = Duration::from_secs(400);
 /// What all have in common. Each takes minutes, and their host's kernel is built first.
 const GRACE: Scenario =
     Scenario { config: "grace-lab-smoke.json", grace: true, long: true, deadline: DEADLINE, ..PLAIN };
+
+/// What is left where nothing may be built: short enough for every run of the tests.
+pub(super) const STOCK: Scenario = Scenario {
+    name: "grace-stock",
+    story: "Debian's kernel as host, too: ACPI, a slice of host memory, a passed NVMe drive; twice",
+    grace_kernel: GraceKernel::Debian,
+    region: Some("local"),
+    words: "egm.checks=cpus,memory_map,numa,acpi_tables,acpi_numa,pci,nvme,egm_pattern egm.arg.nvme.serial=egm0",
+    expected: Expected {
+        exit: 0,
+        summary: true,
+        checks: &["cpus", "memory_map", "numa", "acpi_tables", "acpi_numa", "pci", "nvme", "egm_pattern"],
+    },
+    long: false,
+    ..NVME
+};
 
 /// The smallest that shows a guest with EGM.
 pub(super) const DEMO: Scenario = Scenario {
@@ -117,7 +133,7 @@ pub(super) const OUTSIDE: Scenario = Scenario {
 pub(super) const LARGE_PAGES: Scenario = Scenario {
     name: "grace-large-pages",
     story: "under a host with pages of 64 KiB: a GPU, a slice of /dev/egm4, a DMA engine and a drive",
-    large_pages: true,
+    grace_kernel: GraceKernel::LargePages,
     passed: &["0000:00:03.0", "0000:00:14.0", "0000:01:00.0"],
     words: "egm.checks=pci,numa,acpi_tables,egm_pattern,nvme,edu,gpu_memory egm.arg.nvme.serial=egm0 egm.arg.edu.places=4 \
             egm.arg.gpu.bar4=536870912 egm.arg.gpu.bar2=1207959552",

@@ -65,8 +65,8 @@ pub(crate) struct Scenario {
     pub(crate) own_kernel: bool,
     /// Whether its host is a Grace one, emulated or not.
     pub(crate) grace: bool,
-    /// Whether the emulated one's kernel has pages of 64 KiB.
-    pub(crate) large_pages: bool,
+    /// Which kernel the emulated one has.
+    pub(crate) grace_kernel: GraceKernel,
     /// What must be on the first disk afterwards.
     pub(crate) disk: Option<Proof>,
     /// Whether a Debian root file system is on the first disk and reports, in place of the agent.
@@ -79,6 +79,17 @@ pub(crate) struct Scenario {
     pub(crate) outside: bool,
     /// Whether it is run only when asked for by name or with `--full`.
     pub(crate) long: bool,
+}
+
+/// The kernel of an emulated Grace host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GraceKernel {
+    /// Debian's: nothing is built, and nothing is there that makes it a Grace host.
+    Debian,
+    /// Ours, with the drivers of GPUs and EGM.
+    Own,
+    /// The same with pages of 64 KiB.
+    LargePages,
 }
 
 /// What is told of a slice.
@@ -129,7 +140,7 @@ const PLAIN: Scenario = Scenario {
     iommufd: false,
     own_kernel: false,
     grace: false,
-    large_pages: false,
+    grace_kernel: GraceKernel::Own,
     disk: None,
     debian: false,
     boots: 1,
@@ -182,6 +193,7 @@ pub(crate) const ALL: &[Scenario] = &[
     peer::QEMU,
     rdma::CARDS,
     rdma::VIRTIO,
+    grace::STOCK,
     grace::DEMO,
     grace::EGM,
     grace::NVME,
