@@ -30,9 +30,10 @@ pub(crate) fn main() -> ! {
     );
     // Only emergencies from here on: a kernel message in the middle of a line of ours would spoil it.
     let _ = fs::write("/proc/sys/kernel/printk", "1");
+    // The kernel or a boot loader may have left a line open. A quiet kernel does not say that it has come this far.
+    println!("\negm-guest runs as init process");
     let modules = load_modules(Path::new(MODULES));
 
-    println!(); // the kernel or a boot loader may have left a line open
     let mut extra = Vec::new();
     if !problems.is_empty() {
         extra.push(Finding::error(problems.join("; ")).into_check("init", 0));

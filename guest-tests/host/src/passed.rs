@@ -20,7 +20,7 @@ const IMAGE: &str = "/share/nvme0.img";
 pub(crate) const PAYLOAD_MEMORY: &str = "64MiB";
 
 /// The second guest checks all that there is to check of the function, and resets itself.
-const RESET: &str = "egm.checks=pci,nvme egm.exit=reset lapic=notscdeadline";
+const RESET: &str = "egm.checks=pci,nvme egm.exit=reset lapic=notscdeadline quiet";
 
 /// What `scenario` passes that is not to be had on this host, if anything.
 pub(crate) fn missing(scenario: &Scenario) -> Option<String> {

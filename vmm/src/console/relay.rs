@@ -19,7 +19,7 @@ const CAPACITY: usize = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// After some output there is none for this long, and then all that came meanwhile. A guest writes a byte at a time; to
 /// wake a thread for each costs the guest more than the byte does, where the two share a processor.
-const GATHER: Duration = Duration::from_millis(1);
+const GATHER: Duration = Duration::from_millis(10);
 const STACK: usize = 64 << 10;
 
 /// Where output goes in; dropping it waits for its reader, as long as he reads.
