@@ -61,6 +61,8 @@ pub(crate) struct Orders {
     pub(crate) checks: Option<Vec<String>>,
     /// `egm.validate=`: what `egm-guest validate --select` takes; nothing is validated without it.
     pub(crate) validate: Vec<String>,
+    /// `egm.doctor`: what `egm-guest doctor` says is reported too.
+    pub(crate) doctor: bool,
     /// `egm.arg.KEY=VALUE`.
     pub(crate) args: Arguments,
     /// `egm.exit=`.
@@ -89,6 +91,7 @@ impl Orders {
                 ("egm.exit", "panic") => orders.end = End::Panic,
                 ("egm.exit", "hang") => orders.end = End::Hang,
                 ("egm.shell", _) => orders.shell = true,
+                ("egm.doctor", _) => orders.doctor = true,
                 _ => match key.strip_prefix("egm.arg.") {
                     Some(key) if !key.is_empty() => {
                         orders.args.0.insert(key.to_owned(), value.to_owned());
@@ -127,13 +130,13 @@ mod tests {
     fn the_orders_are_picked_from_the_kernels_own_words() {
         let orders = Orders::parse(
             "console=ttyS0 egm.checks=cpus,numa egm.arg.net.peer=10.0.0.1 \"egm.arg.blk.signature=two words\" \
-             egm.exit=reset egm.shell root=/dev/vda egm.chekcs=cpus egm.arg.x=\"a b\"\n",
+             egm.exit=reset egm.shell egm.doctor root=/dev/vda egm.chekcs=cpus egm.arg.x=\"a b\"\n",
         );
         assert_eq!(orders.checks.as_deref(), Some(&["cpus".to_owned(), "numa".to_owned()][..]));
         assert_eq!(orders.args.text("net.peer"), Some("10.0.0.1"));
         assert_eq!(orders.args.text("blk.signature"), Some("two words"));
         assert_eq!(orders.args.text("x"), Some("a b"));
-        assert_eq!((orders.end, orders.shell), (End::Reset, true));
+        assert_eq!((orders.end, orders.shell, orders.doctor), (End::Reset, true, true));
         assert_eq!(orders.unknown, ["egm.chekcs=cpus"]);
     }
 

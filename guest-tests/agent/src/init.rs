@@ -15,7 +15,7 @@ use rustix::system::RebootCommand;
 
 use crate::cmdline::{End, Orders};
 use crate::finding::Finding;
-use crate::{PLAN, With, run, validate};
+use crate::{PLAN, With, doctor, run, validate};
 
 /// Kernel modules and the order to load them in.
 const MODULES: &str = "/egm/modules";
@@ -63,7 +63,14 @@ fn report(orders: &Orders, extra: &[Check]) {
         run::print_line(check);
         reap();
     });
-    let more = u32::try_from(extra.len() + validated).unwrap_or(u32::MAX);
+    let mut told = 0;
+    if orders.doctor {
+        told = doctor::on_console(|check| {
+            good &= check.outcome != egm_report::Outcome::Failed;
+            run::print_line(check);
+        });
+    }
+    let more = u32::try_from(extra.len() + validated + told).unwrap_or(u32::MAX);
     let count = summary.value.unwrap_or(0.0) + f64::from(more);
     run::print_line(&Check { value: Some(count), ..run::summary(0, good) });
 }

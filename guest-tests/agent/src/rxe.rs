@@ -39,7 +39,9 @@ pub(crate) fn set_up(address: &str) -> Result<(), Broken> {
         net::configure(u32::try_from(index).unwrap_or(0), address, prefix)
             .map_err(Broken::system(format!("cannot give {name} the address {address}/{prefix}")))?;
     }
-    add(&card).map_err(Broken::system(format!("cannot make {NAME} of {card}: is rdma_rxe loaded?")))?;
+    // ENOENT is the checksum's.
+    let why = "are rdma_rxe and, before Linux 6.15, crc32_generic loaded?";
+    add(&card).map_err(Broken::system(format!("cannot make {NAME} of {card}: {why}")))?;
     until("/dev/infiniband has no uverbs0: is ib_uverbs loaded?", || {
         !sysfs::names("/dev/infiniband").is_empty()
     })?;

@@ -210,6 +210,14 @@ impl HostParts {
         let address = format!("{HOST}/24");
         Tool::new("ip", "iproute2").args(["address", "add", &address, "dev", name]).bytes()?;
         Tool::new("ip", "iproute2").args(["link", "set", name, "up"]).bytes()?;
+        // Guests at taps are in one network as far as they know: this host hands over what is for another one. All of it is
+        // the tap's own, and gone with it.
+        let guest = format!("{}/32", guest_at(name));
+        Tool::new("ip", "iproute2").args(["route", "add", &guest, "dev", name]).bytes()?;
+        for what in ["forwarding", "proxy_arp"] {
+            let path = format!("/proc/sys/net/ipv4/conf/{name}/{what}");
+            fs::write(&path, "1").map_err(LabError::file("write", &path))?;
+        }
         serve_network(HOST)
     }
 
@@ -239,6 +247,13 @@ impl Drop for HostParts {
             let _ = fs::remove_file(file);
         }
     }
+}
+
+/// The address of the guest at tap `name`: [`GUEST`] at one whose number is 0, then the following ones.
+fn guest_at(name: &str) -> Ipv4Addr {
+    let digits = name.trim_start_matches(|c: char| !c.is_ascii_digit());
+    let [a, b, c, first] = GUEST.octets();
+    Ipv4Addr::new(a, b, c, first.saturating_add(digits.parse().unwrap_or(0)))
 }
 
 fn remove_tap(name: &str) {
@@ -339,6 +354,13 @@ mod tests {
         let plan = Plan::read(json).unwrap();
         let has = [0x2_0000_0000, 0x2_0000_1000, 0x2_0000_2fff, 0x2_0000_3000].map(|at| plan.has_ram_at(at));
         assert_eq!(has, [Some(true), Some(false), Some(true), None]);
+    }
+
+    #[test]
+    fn a_guest_has_the_address_of_its_tap() {
+        assert_eq!(guest_at("egmtap0"), GUEST);
+        assert_eq!(guest_at("egmtap1"), Ipv4Addr::new(192, 168, 100, 3));
+        assert_eq!(guest_at("tap"), GUEST);
     }
 
     #[test]

@@ -20,7 +20,8 @@ pub(crate) const OF_GENERIC: [&str; 7] =
     ["virtio_pci", "virtio_blk", "nvme", "igb", "e1000e", "pvpanic_mmio", "pvpanic_pci"];
 
 /// What a guest with RDMA needs: the same, a network of ours beside, and RDMA over whatever card there is.
-pub(crate) const OF_RDMA: [&str; 11] = [
+/// The checksum of its packets is a module of its own, which older kernels (6.12) ask for by name.
+pub(crate) const OF_RDMA: [&str; 12] = [
     "virtio_pci",
     "virtio_blk",
     "virtio_net",
@@ -30,6 +31,7 @@ pub(crate) const OF_RDMA: [&str; 11] = [
     "e1000e",
     "pvpanic_mmio",
     "pvpanic_pci",
+    "crc32_generic",
     "rdma_rxe",
     "ib_uverbs",
 ];

@@ -1,10 +1,12 @@
 //! The story of RDMA: a guest with a passed network card moves data between two queue pairs of its own, in ordinary memory and
 //! in its EGM node; then two guests, each with a card and a slice, move data into each other's EGM node.
 
-use std::thread;
+use std::{fs, thread};
+
+use egm_report::{Check, Line, Outcome, Run};
 
 use crate::error::LabError;
-use crate::frame::Frame;
+use crate::frame::{Fault, Frame, Step};
 use crate::judge::Expected;
 use crate::run::{Boot, Machine};
 use crate::scenarios::Scenario;
@@ -14,27 +16,40 @@ macro_rules! pair {
     ($words:literal) => {
         concat!(
             "egm.checks=numa egm.validate=rdma.device,rdma.pair egm.arg.rdma.node=1 egm.arg.rdma.patience=600 ",
-            "egm.arg.deadline=1200 egm.arg.size=1048576 lapic=notscdeadline quiet ",
+            "egm.arg.deadline=1200 egm.arg.size=262144 lapic=notscdeadline quiet ",
             $words
         )
     };
 }
 
-/// The one that waits.
-const LISTENS: &str = pair!("egm.arg.rdma.rxe=192.168.101.12/24 egm.arg.rdma.listen=192.168.101.12:7471");
-/// The one that connects.
-const CONNECTS: &str = pair!("egm.arg.rdma.rxe=192.168.101.13/24 egm.arg.rdma.peer=192.168.101.12:7471");
+/// Words of one that waits and of one that connects, by their cards.
+type Words = [&'static str; 2];
+
+/// At the hub.
+const AT_HUB: Words = [
+    pair!("egm.arg.rdma.rxe=192.168.101.12/24 egm.arg.rdma.listen=192.168.101.12:7471"),
+    pair!("egm.arg.rdma.rxe=192.168.101.13/24 egm.arg.rdma.peer=192.168.101.12:7471"),
+];
+/// At taps.
+const AT_TAPS: Words = [
+    pair!("egm.arg.rdma.rxe=192.168.100.2/24 egm.arg.rdma.listen=192.168.100.2:7471"),
+    pair!("egm.arg.rdma.rxe=192.168.100.3/24 egm.arg.rdma.peer=192.168.100.2:7471"),
+];
 
 /// Tells the story of the two cards of `scenario`.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
-    let [first, second] = scenario_cards(frame)?;
-    let alone = Scenario { name: "alone", passed: first, ..*frame.scenario };
+    let ([first, second], [listens, connects]) = with_a_card_each(frame.scenario)?;
+    let alone = Scenario { name: "alone", ..first };
     let (machine, boot) = one(frame, &alone)?;
     drop(machine);
     frame.judge(alone.expected, &boot, "");
+    let lines = &boot.collected.lines;
+    frame.step("doctor", || doctor(lines));
+    let console = frame.folder(alone.name)?.join("console.log");
+    frame.step("document", || document(&fs::read_to_string(&console)?));
     let expected = Expected { exit: 0, summary: true, checks: &["numa", "rdma.device", "rdma.pair"] };
-    let guests = [("listens", first, LISTENS), ("connects", second, CONNECTS)]
-        .map(|(name, passed, words)| Scenario { name, passed, words, expected, ..*frame.scenario });
+    let guests = [("listens", first, listens), ("connects", second, connects)]
+        .map(|(name, guest, words)| Scenario { name, words, expected, ..guest });
     let [listens, connects] = &guests;
     // Planned one after the other: each takes what is free.
     let folders = [frame.folder(listens.name)?, frame.folder(connects.name)?];
@@ -48,15 +63,76 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     for (scenario, boot) in guests.iter().zip(boots) {
         frame.judge(scenario.expected, &boot?, &format!(" ({})", scenario.name));
     }
-    frame.free();
-    frame.no_faults("no-dma-faults");
+    if !frame.scenario.passed.is_empty() {
+        frame.free();
+        frame.no_faults("no-dma-faults");
+    }
     Ok(())
 }
 
-/// The cards of the scenario, each alone.
-fn scenario_cards(frame: &Frame<'_>) -> Result<[&'static [&'static str]; 2], LabError> {
-    match frame.scenario.passed.split_at_checked(1) {
-        Some((first, second)) if second.len() == 1 => Ok([first, second]),
+/// What `egm-guest doctor` says in a guest with RDMA by software and without a GPU: each thing as it is, and no line about a
+/// library that died.
+fn doctor(lines: &[Line]) -> Step {
+    const SAYS: [(&str, Outcome, &str); 8] = [
+        ("doctor.rdma_devices", Outcome::Passed, "rxe0 (no PCI function, software)"),
+        ("doctor.uverbs", Outcome::Passed, "uverbs0"),
+        ("doctor.rdma_port", Outcome::Passed, "ACTIVE"),
+        ("doctor.gid_table", Outcome::Passed, "(RoCE v2)"),
+        ("doctor.mtu", Outcome::Waived, "1500"),
+        ("doctor.rdma_dma-buf", Outcome::Waived, "rxe0 does not"),
+        ("doctor.nvidia_driver", Outcome::Waived, "not applicable"),
+        ("doctor.gpu_bar1", Outcome::Waived, "not applicable"),
+    ];
+    let said: Vec<&Check> = lines
+        .iter()
+        .filter_map(|line| match line {
+            Line::Check(check) if check.name.starts_with("doctor.") => Some(check),
+            _ => None,
+        })
+        .collect();
+    let says = |(name, outcome, words): &&(&str, Outcome, &str)| {
+        said.iter().any(|c| c.name == *name && c.outcome == *outcome && c.reason.contains(words))
+    };
+    let silent: Vec<&str> = SAYS.iter().filter(|wanted| !says(wanted)).map(|(name, ..)| *name).collect();
+    let died: Vec<&str> = said
+        .iter()
+        .filter(|check| check.reason.contains("ended without an answer") || check.outcome == Outcome::Error)
+        .map(|check| check.name.as_str())
+        .collect();
+    match (silent.is_empty(), died.is_empty()) {
+        (true, true) => Ok(()),
+        (false, _) => Err(Fault::Untrue(format!("not as expected: {}", silent.join(", ")))),
+        (_, false) => Err(Fault::Untrue(format!("asked in vain: {}", died.join(", ")))),
+    }
+}
+
+/// The document of the guest's run, as it wrote it on its console: it is one, and has our figure and that of `ib_write_bw` for
+/// each size.
+fn document(console: &str) -> Step {
+    let line = console.lines().find(|line| line.starts_with("{\"egm-run\":"));
+    let run = Run::parse(line.ok_or("the guest wrote no document")?.as_bytes())?;
+    let perftest = run.verdicts.iter().find(|verdict| verdict.name == "rdma.perftest");
+    let figures = perftest.map(|verdict| verdict.figures.as_slice()).unwrap_or_default();
+    let of = |series: &str| -> Vec<Option<u64>> {
+        figures.iter().filter(|f| f.series == series && f.value > 0.0).map(|figure| figure.bytes).collect()
+    };
+    let (theirs, ours) = (of("ib_write_bw"), of("rdma write, beside it"));
+    if theirs.is_empty() || theirs != ours {
+        return Err(Fault::Untrue(format!("ib_write_bw has figures for {theirs:?}, ours are for {ours:?}")));
+    }
+    Ok(())
+}
+
+/// The scenario with one card and with the other, and the words for their connection.
+fn with_a_card_each(scenario: &Scenario) -> Result<([Scenario; 2], Words), LabError> {
+    let (passed, taps) = (scenario.passed, scenario.taps);
+    match (passed.split_at_checked(1), taps.split_at_checked(1)) {
+        (Some((first, second)), None) if second.len() == 1 => {
+            Ok(([first, second].map(|passed| Scenario { passed, ..*scenario }), AT_HUB))
+        }
+        (None, Some((first, second))) if second.len() == 1 => {
+            Ok(([first, second].map(|taps| Scenario { taps, ..*scenario }), AT_TAPS))
+        }
         _ => Err(LabError::Usage("this story is of two cards".into())),
     }
 }
@@ -66,4 +142,78 @@ fn one(frame: &Frame<'_>, scenario: &Scenario) -> Result<(Machine, Boot), LabErr
     let machine = frame.runner.machine(scenario, &folder)?;
     let boot = frame.runner.boot(scenario, &machine, &folder)?;
     Ok((machine, boot))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(name: &str, outcome: Outcome, reason: &str) -> Line {
+        let reason = reason.to_owned();
+        Line::Check(Check { name: name.into(), outcome, value: None, unit: None, reason, millis: 1 })
+    }
+
+    fn healthy() -> Vec<Line> {
+        vec![
+            line("doctor.rdma_devices", Outcome::Passed, "rxe0 (no PCI function, software)"),
+            line("doctor.uverbs", Outcome::Passed, "/dev/infiniband: uverbs0"),
+            line("doctor.rdma_port", Outcome::Passed, "rxe0 port 1: 4: ACTIVE"),
+            line("doctor.gid_table", Outcome::Passed, "::ffff (RoCE v2) at index 1"),
+            line("doctor.mtu", Outcome::Waived, "lacks: rxe0 on eth0: 1500 => raise it"),
+            line("doctor.rdma_dma-buf", Outcome::Waived, "lacks: rxe0 does not => mlx5"),
+            line("doctor.nvidia_driver", Outcome::Waived, "not applicable: no GPU"),
+            line("doctor.gpu_bar1", Outcome::Waived, "not applicable: no GPU"),
+        ]
+    }
+
+    #[test]
+    fn each_line_of_doctor_is_wanted_and_none_of_a_library_that_died() {
+        assert!(doctor(&healthy()).is_ok());
+        for without in 0..healthy().len() {
+            let mut lines = healthy();
+            lines.remove(without);
+            assert!(doctor(&lines).is_err(), "{without}");
+        }
+        let mut lines = healthy();
+        lines.push(line(
+            "doctor.attributes",
+            Outcome::Waived,
+            "unknown: ended without an answer, signal: 11",
+        ));
+        assert!(doctor(&lines).is_err());
+    }
+
+    #[test]
+    fn a_document_has_both_figures_of_each_size() {
+        let figure =
+            |series: &str, value: f64| egm_report::Figure::of(series, Some(4096), "GB/s", &mut [value]);
+        let text = |figures| {
+            let verdict = egm_report::Verdict {
+                name: "rdma.perftest".into(),
+                claim: String::new(),
+                outcome: Outcome::Passed,
+                reason: String::new(),
+                value: None,
+                unit: None,
+                figures,
+                seed: 1,
+                millis: 1,
+            };
+            let run = Run {
+                version: egm_report::RUN_VERSION,
+                date: String::new(),
+                program: String::new(),
+                seed: 1,
+                most: 1,
+                machine: egm_report::Machine::default(),
+                verdicts: vec![verdict],
+            };
+            format!("noise\r\n{}\r\n", run.to_line())
+        };
+        let both = vec![figure("ib_write_bw", 0.1), figure("rdma write, beside it", 0.1)];
+        assert!(document(&text(both.clone())).is_ok());
+        assert!(document(&text(both[..1].to_vec())).is_err());
+        assert!(document(&text(Vec::new())).is_err());
+        assert!(document("nothing").is_err());
+    }
 }

@@ -38,8 +38,9 @@ const FOLDER: &str = "usr/lib/x86_64-linux-gnu";
 const LOADER: (&str, &str) = ("usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2", "lib64/ld-linux-x86-64.so.2");
 /// The rest.
 const OTHERS: [&str; 2] = ["usr/bin/ib_write_bw", "etc/libibverbs.d/rxe.driver"];
-/// Where `cargo guest` puts the agent, below what this program was built in.
-const AGENT: &str = "guest/x86_64-unknown-linux-gnu/release/egm-guest";
+/// Where `cargo guest-lab` and `cargo guest` put the agent, below what this program was built in.
+const AGENTS: [&str; 2] =
+    ["guest/x86_64-unknown-linux-gnu/lab/egm-guest", "guest/x86_64-unknown-linux-gnu/release/egm-guest"];
 
 /// A guest's kernel with RDMA, the agent for it, and the tree of files that it loads.
 #[derive(Debug, Clone)]
@@ -56,13 +57,7 @@ impl Kit {
     /// From the cache and this checkout.
     pub(crate) fn of(cache: &Cache) -> Result<Self, LabError> {
         let lab = std::env::current_exe().map_err(LabError::file("find", "egm-lab"))?;
-        let agent = lab.ancestors().nth(3).unwrap_or_else(|| Path::new("target")).join(AGENT);
-        if !agent.exists() {
-            return Err(LabError::Host {
-                what: format!("{} is missing", agent.display()),
-                remedy: "cargo guest".into(),
-            });
-        }
+        let agent = agent(lab.ancestors().nth(3).unwrap_or_else(|| Path::new("target")))?;
         let kernel = kernel::rdma(cache, false)?;
         let tree = cache.obtain(PREFIX, "", false, fetch)?;
         Ok(Self { kernel, agent, tree })
@@ -97,6 +92,17 @@ impl Kit {
         };
         paths.into_iter().map(read).collect()
     }
+}
+
+/// The newest agent below `target`: an old one beside it must not be what is tried.
+fn agent(target: &Path) -> Result<PathBuf, LabError> {
+    let paths = AGENTS.map(|path| target.join(path));
+    let made = |path: &PathBuf| fs::metadata(path).and_then(|file| file.modified()).ok();
+    let newest = paths.iter().filter(|path| made(path).is_some()).max_by_key(|path| made(path));
+    newest.cloned().ok_or_else(|| LabError::Host {
+        what: format!("{} is missing", paths.map(|path| path.display().to_string()).join(" or ")),
+        remedy: "cargo guest-lab".into(),
+    })
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), LabError> {
@@ -135,6 +141,25 @@ fn fetch(cache: &Cache, held: &Lock) -> Result<PathBuf, LabError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_newest_agent_is_taken_and_a_missing_one_is_told_with_its_command() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(agent(folder.path()).unwrap_err().to_string().contains("missing"));
+        let [lab, release] = AGENTS.map(|path| folder.path().join(path));
+        let age = |path: &Path, seconds| {
+            let at = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
+            fs::File::options().write(true).open(path).unwrap().set_modified(at).unwrap();
+        };
+        write(&release, b"release").unwrap();
+        assert_eq!(agent(folder.path()).unwrap(), release);
+        write(&lab, b"lab").unwrap();
+        for (lab_at, release_at, newest) in [(2, 1, &lab), (1, 2, &release)] {
+            age(&lab, lab_at);
+            age(&release, release_at);
+            assert_eq!(&agent(folder.path()).unwrap(), newest);
+        }
+    }
 
     #[test]
     fn what_is_copied_is_found_again_with_every_file() {

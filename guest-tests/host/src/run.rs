@@ -198,13 +198,14 @@ impl Runner {
         if let Some(count) = scenario.vcpus {
             json["cpus"] = serde_json::json!({ "count": count });
         }
-        if !scenario.passed.is_empty() || !scenario.servers.is_empty() {
+        if ![scenario.passed, scenario.servers, scenario.taps].concat().is_empty() {
             let backend = if scenario.iommufd { "iommufd" } else { "auto" };
             let device =
                 |function| serde_json::json!({ "type": "vfio", "function": function, "backend": backend });
             let server = |socket| serde_json::json!({ "type": "vfio-user", "socket": socket });
-            json["devices"] =
-                scenario.passed.iter().map(device).chain(scenario.servers.iter().map(server)).collect();
+            let card = |tap| serde_json::json!({ "type": "virtio-net", "tap": tap });
+            let given = scenario.passed.iter().map(device).chain(scenario.servers.iter().map(server));
+            json["devices"] = given.chain(scenario.taps.iter().map(card)).collect();
         }
         fs::write(&config, json.to_string()).map_err(LabError::file("write", &config))?;
         let facts = self.facts(scenario, report)?;

@@ -137,6 +137,11 @@ impl Run {
         run.check().map(|()| run)
     }
 
+    /// Its document in one line, for a console.
+    pub fn to_line(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
     fn check(&self) -> Result<(), String> {
         if self.verdicts.len() > MAX_VERDICTS {
             return Err(format!("a run of {} validations, {MAX_VERDICTS} at most", self.verdicts.len()));

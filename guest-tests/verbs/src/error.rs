@@ -6,7 +6,7 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 pub enum VerbsError {
     /// A library lacks a function.
-    #[error("{library} has no {symbol}: rdma-core 44 or later is needed")]
+    #[error("{library} has no {symbol}: a later rdma-core is needed (44 for all but Data Direct)")]
     Symbol {
         /// Its file name.
         library: &'static str,

@@ -9,11 +9,13 @@
 //!                                        │           └─► QueuePair ─connect─► Connected ─► post(Work)
 //!                                        └─► CompletionQueue ─► Completion
 //! ```
+//! Memory of CUDA is registered by its address or as a dma-buf, past the processor by [`Mlx5`].
 //! What lives in another borrows it, so nothing outlives what it is of; memory is owned by its registration.
 
 pub mod abi;
 mod device;
 mod error;
+mod gpu;
 mod library;
 mod memory;
 mod queue;
@@ -22,6 +24,7 @@ mod told;
 
 pub use device::{Context, Device, Devices};
 pub use error::VerbsError;
+pub use gpu::Mlx5;
 pub use library::Verbs;
 pub use memory::{Access, DmaBuf, Domain, Memory, Piece, Registered, Remote};
 pub use queue::{Completion, CompletionQueue, Connected, QueuePair, Work};

@@ -41,8 +41,8 @@ macro_rules! functions {
         impl Functions {
             fn of(library: &Library) -> Result<Self, VerbsError> {
                 Ok(Self {
-                    $($field: find(library, $symbol)?,)*
-                    reg_dmabuf_mr: find(library, "ibv_reg_dmabuf_mr").ok(),
+                    $($field: find(library, NAME, $symbol)?,)*
+                    reg_dmabuf_mr: find(library, NAME, "ibv_reg_dmabuf_mr").ok(),
                 })
             }
         }
@@ -95,8 +95,13 @@ impl Verbs {
     }
 }
 
-fn find<T: Copy>(library: &Library, symbol: &'static str) -> Result<T, VerbsError> {
-    // SAFETY: `T` is the function's type as the header of rdma-core 44 has it, which later ones keep.
+/// The function `symbol` of `library`, whose file is `name`.
+pub(crate) fn find<T: Copy>(
+    library: &Library,
+    name: &'static str,
+    symbol: &'static str,
+) -> Result<T, VerbsError> {
+    // SAFETY: `T` is the function's type as rdma-core's header has it, which later ones keep.
     let found = unsafe { library.get::<T>(symbol.as_bytes()) };
-    Ok(*found.map_err(|_| VerbsError::Symbol { library: NAME, symbol })?)
+    Ok(*found.map_err(|_| VerbsError::Symbol { library: name, symbol })?)
 }

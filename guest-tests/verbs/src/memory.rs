@@ -150,11 +150,24 @@ impl Domain<'_> {
 
     /// Whether the driver takes dma-bufs, asked as NCCL does: with a descriptor that is none, which only a driver that
     /// takes them gets far enough to find out.
-    #[must_use]
-    pub fn takes_dmabuf(&self) -> bool {
-        match self.register_dmabuf(-1, 0, 0, 0, Access::NONE) {
-            Ok(_) => true,
-            Err(error) => error.number() == Some(libc::EBADF),
+    ///
+    /// # Errors
+    ///
+    /// When the answer is neither, for instance that such a descriptor was registered.
+    pub fn takes_dmabuf(&self) -> Result<bool, VerbsError> {
+        let error = match self.register_dmabuf(-1, 0, 0, 0, Access::NONE) {
+            Ok(_) => {
+                let what = "the descriptor of a dma-buf that was registered";
+                return Err(VerbsError::Bound { what, value: u64::MAX, rule: "which is none" });
+            }
+            Err(error) => error,
+        };
+        match (&error, error.number()) {
+            (_, Some(libc::EBADF)) => Ok(true),
+            (VerbsError::NoCall { .. }, _) => Ok(false),
+            // No such call of the driver; no such call of the kernel; an emulation's answer to the same.
+            (_, Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::ENOSYS)) => Ok(false),
+            _ => Err(error),
         }
     }
 }
@@ -184,7 +197,7 @@ pub struct Registered<'d, M> {
 }
 
 impl<'d, M> Registered<'d, M> {
-    fn new(
+    pub(crate) fn new(
         domain: &'d Domain<'_>,
         call: &'static str,
         region: *mut abi::Mr,
@@ -198,6 +211,11 @@ impl<'d, M> Registered<'d, M> {
         // SAFETY: as above.
         let remote_key = unsafe { (*region.as_ptr()).rkey };
         Ok(Self { domain, region, start, size, local_key, remote_key, memory: Some(memory) })
+    }
+
+    /// The memory, while it is registered.
+    pub(crate) fn memory(&self) -> Option<&M> {
+        self.memory.as_ref()
     }
 
     /// Bytes.

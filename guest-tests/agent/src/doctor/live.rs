@@ -9,6 +9,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use clap::ValueEnum;
+use egm_verbs::Verbs;
 use rustix::process::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 
@@ -44,6 +45,9 @@ impl Probe {
 /// A GPU as libcuda has it: its address or name, and attributes by their numbers.
 pub(super) type Attributes = (String, BTreeMap<i32, i32>);
 
+/// An RDMA device and whether it takes dma-bufs, or why it did not say.
+pub(super) type Takes = (String, Result<bool, String>);
+
 /// What was asked of this machine while it runs.
 #[derive(Debug)]
 pub(super) struct Live {
@@ -54,7 +58,7 @@ pub(super) struct Live {
     /// GPUs by libcuda, or why there is no answer.
     pub(super) cuda: Result<Vec<Attributes>, String>,
     /// RDMA devices and whether each takes dma-bufs, or why there is no answer.
-    pub(super) dmabuf: Result<Vec<(String, bool)>, String>,
+    pub(super) dmabuf: Result<Vec<Takes>, String>,
 }
 
 impl Live {
@@ -146,8 +150,15 @@ fn cuda() -> Result<Vec<Attributes>, String> {
 
 /// The call that NCCL probes with too: a domain that takes dma-bufs refuses descriptor -1 as a bad one, others say that
 /// they know no such call.
-fn dmabuf() -> Result<Vec<(String, bool)>, String> {
-    Err("this egm-guest does not ask libibverbs yet".to_owned())
+fn dmabuf() -> Result<Vec<Takes>, String> {
+    let library = crate::library::open(&[Verbs::NAME]).map_err(|finding| finding.reason)?;
+    let verbs = Verbs::new(library).map_err(|error| error.to_string())?;
+    let devices = verbs.devices().map_err(|error| format!("{error}; load ib_uverbs"))?;
+    let takes = |device: egm_verbs::Device<'_, '_>| {
+        let asked = device.open().and_then(|context| context.domain()?.takes_dmabuf());
+        (device.name(), asked.map_err(|error| error.to_string()))
+    };
+    Ok(devices.iter().map(takes).collect())
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! The judgements are pure: files of a [`Tree`] and what was [`Live`] go in, lines come out. So a recorded machine can be
 //! looked at anywhere (`--root`), and a machine without GPU or network card has lines, not errors.
 
+mod console;
 mod driver;
 mod live;
 mod path;
@@ -18,6 +19,7 @@ use serde::Serialize;
 
 use crate::tree::{self, NVIDIA, Tree};
 
+pub(crate) use console::on_console;
 use live::Live;
 pub(crate) use live::{Probe, probe_in_this_process};
 

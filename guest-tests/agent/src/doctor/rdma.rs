@@ -159,11 +159,23 @@ fn dmabuf(live: &Live, parts: &Parts) -> Line {
         }
         Ok(devices) => devices,
     };
-    let word = |takes: bool| if takes { "takes them" } else { "does not" };
-    let seen: Vec<String> = devices.iter().map(|(name, takes)| format!("{name} {}", word(*takes))).collect();
+    let word = |takes: &Result<bool, String>| match takes {
+        Ok(true) => "takes them".to_owned(),
+        Ok(false) => "does not".to_owned(),
+        Err(why) => format!("does not say: {why}"),
+    };
+    let seen: Vec<String> = devices.iter().map(|(name, takes)| format!("{name} {}", word(takes))).collect();
     let seen = format!("ibv_reg_dmabuf_mr with descriptor -1: {}", seen.join(", "));
-    if !devices.is_empty() && devices.iter().all(|(_, takes)| *takes) {
+    if devices.is_empty() {
+        unknown(
+            TOPIC,
+            "libibverbs finds no device that it can use",
+            "the driver's part in user space comes with rdma-core (ibverbs-providers); modprobe ib_uverbs",
+        )
+    } else if devices.iter().all(|(_, takes)| *takes == Ok(true)) {
         ok(TOPIC, seen)
+    } else if devices.iter().all(|(_, takes)| takes.is_err()) {
+        unknown(TOPIC, seen, "see /dev/infiniband and the kernel's log; a container needs the device nodes")
     } else {
         lacks(
             TOPIC,
@@ -263,9 +275,18 @@ RoCE v2
     fn a_device_that_takes_no_dma_buf_is_named() {
         let (_folder, tree) = recorded("");
         let parts = Parts { gpus: Vec::new(), nics: vec![("rxe0".into(), None)] };
-        let live = |takes| Live { dmabuf: Ok(vec![("rxe0".into(), takes)]), ..Live::recorded(&tree) };
-        assert_eq!(dmabuf(&live(true), &parts).state, State::Ok);
-        let lacks = dmabuf(&live(false), &parts);
+        let live = |devices: &[super::super::live::Takes]| Live {
+            dmabuf: Ok(devices.to_vec()),
+            ..Live::recorded(&tree)
+        };
+        let of = |takes| dmabuf(&live(&[("rxe0".into(), takes)]), &parts);
+        assert_eq!(of(Ok(true)).state, State::Ok);
+        let lacks = of(Ok(false));
         assert!(lacks.state == State::Lacks && lacks.seen.contains("rxe0 does not"), "{lacks:?}");
+        let unclear = of(Err("ibv_open_device: EACCES".into()));
+        assert!(unclear.state == State::Unknown && unclear.seen.contains("EACCES"), "{unclear:?}");
+        assert_eq!(dmabuf(&live(&[]), &parts).state, State::Unknown);
+        let some = dmabuf(&live(&[("a".into(), Ok(true)), ("b".into(), Err("shut".into()))]), &parts);
+        assert!(some.state == State::Lacks && some.seen.contains("b does not say: shut"), "{some:?}");
     }
 }

@@ -26,6 +26,44 @@ unsafe impl egm_verbs::Memory for Mapping {
     }
 }
 
+/// A mapping from its first address on that is a multiple of something: what is moved can then be just what is used.
+#[derive(Debug)]
+pub(crate) struct Aligned {
+    mapping: Mapping,
+    skipped: usize,
+}
+
+impl Aligned {
+    /// What of `mapping` is behind a multiple of `to`, a power of two; nothing where no byte is.
+    pub(crate) fn new(mapping: Mapping, to: usize) -> Option<Self> {
+        let start = mapping.start.addr().get();
+        let skipped = start.checked_next_multiple_of(to)? - start;
+        (skipped < mapping.size).then_some(Self { mapping, skipped })
+    }
+
+    /// Its first address.
+    pub(crate) fn address(&self) -> u64 {
+        egm_verbs::Memory::start(self).as_ptr().expose_provenance() as u64
+    }
+}
+
+// SAFETY: a part of a mapping, which it owns, from an offset below its size to its end.
+unsafe impl egm_verbs::Memory for Aligned {
+    fn start(&self) -> NonNull<u8> {
+        let start = self.mapping.start.as_ptr().wrapping_add(self.skipped);
+        NonNull::new(start).unwrap_or(self.mapping.start)
+    }
+
+    fn size(&self) -> usize {
+        self.mapping.size - self.skipped
+    }
+}
+
+/// Bytes of a page.
+pub(crate) fn size() -> usize {
+    rustix::param::page_size()
+}
+
 /// Moves the pages of `size` bytes from address `start`, a multiple of the page size, to `node`, those that stay behind
 /// for whatever reason excepted.
 pub(crate) fn move_to(start: u64, size: usize, node: u32) -> io::Result<()> {
@@ -73,6 +111,19 @@ mod tests {
     use egm_verbs::Memory;
 
     use super::*;
+
+    #[test]
+    fn aligned_memory_begins_where_it_says_and_ends_with_its_mapping() {
+        let mapping = Mapping::new(3 << 20).unwrap();
+        let end = mapping.start.addr().get() + mapping.size;
+        let aligned = Aligned::new(mapping, 2 << 20).unwrap();
+        assert!(aligned.address().is_multiple_of(2 << 20));
+        assert_eq!(usize::try_from(aligned.address()).unwrap() + aligned.size(), end);
+        assert!(aligned.size() > 1 << 20);
+        let small = Mapping::new(4096).unwrap();
+        let next = small.start.addr().get().is_multiple_of(1 << 30);
+        assert_eq!(Aligned::new(small, 1 << 30).is_some(), next);
+    }
 
     #[test]
     fn pages_that_are_moved_keep_their_bytes_and_their_node_is_told() {

@@ -114,6 +114,12 @@ fn validate(options: &Options) -> Result<bool, String> {
     Ok(run.totals().is_good())
 }
 
+/// What [`super::on_console`] found, as a run.
+pub(super) fn document(seed: u64, most: u64, verdicts: Vec<Verdict>) -> Run {
+    let machine = machine::machine(&Tree::live());
+    Run { version: RUN_VERSION, date: calendar::now(), program: program(), seed, most, machine, verdicts }
+}
+
 fn run(options: &Options, chosen: &[&'static Validation]) -> Run {
     let tree = Tree::live();
     let seed = options.seed.unwrap_or_else(random_seed);

@@ -75,7 +75,8 @@ static GROUPS: &[(&str, &[Validation])] = &[
 /// The parts of all groups.
 static PARTS: &[&[Part]] = &[cuda::PARTS, p2p::PARTS, rdma::PARTS, nvshmem::PARTS];
 
-/// Runs what `words` select for [`crate::init`]: each result, without its figures, goes to `each`; how many there were.
+/// Runs what `words` select for [`crate::init`]: each result, without its figures, goes to `each`; how many there were. With the
+/// argument `json` the run's document, which has the figures, is printed too, in one line.
 pub(crate) fn on_console(words: &[String], args: &Arguments, mut each: impl FnMut(&Check)) -> usize {
     let names: Vec<&str> = all().map(|validation| validation.name).collect();
     let chosen = if words.is_empty() { Ok(Vec::new()) } else { select::select(&names, words) };
@@ -91,10 +92,12 @@ pub(crate) fn on_console(words: &[String], args: &Arguments, mut each: impl FnMu
             return 1;
         }
     };
+    let mut verdicts = Vec::new();
     for validation in chosen.iter().filter_map(|name| find(name)) {
         let name = validation.name.to_owned();
         let given = Given { name, seed, most, args: args.pairs().collect() };
         let verdict = process::run(validation, &given, &mut |_| {});
+        verdicts.push(verdict.clone());
         each(&Check {
             name: verdict.name,
             outcome: verdict.outcome,
@@ -103,6 +106,9 @@ pub(crate) fn on_console(words: &[String], args: &Arguments, mut each: impl FnMu
             reason: verdict.reason,
             millis: verdict.millis,
         });
+    }
+    if args.text("json").is_some() {
+        println!("{}", cli::document(seed, most, verdicts).to_line());
     }
     chosen.len()
 }

@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/types.h>
 
 #define MOST 256
@@ -49,7 +50,8 @@ struct init_attr { void *user; struct cq *send, *recv; void *srq; uint32_t cap[5
 
 static struct device device = { .node_type = 1, .name = "fake0", .dev_name = "uverbs0" };
 static struct device *devices[2] = { &device, 0 };
-static struct region { int used, access; char *start, *stale; size_t length; } regions[MOST];
+// `name` is how requests call the first byte; it is the address but for dma-bufs.
+static struct region { int used, access, foreign; char *start, *stale; uint64_t name; size_t length; } regions[MOST];
 static struct qp *pairs[MOST];
 static uint64_t additions;
 // A write that has been told as done and is not yet.
@@ -72,6 +74,8 @@ static void finish_late(void)
 
 struct device **ibv_get_device_list(int *count)
 {
+	if (fault("devices-abort"))
+		abort();
 	*count = fault("devices-many") ? 1 << 30 : 1;
 	return devices;
 }
@@ -155,9 +159,9 @@ struct mr *ibv_reg_mr_iova2(struct pd *pd, void *addr, size_t length, uint64_t i
 		struct region *region = &regions[key];
 		if (region->used)
 			continue;
-		*region = (struct region){ 1, access, addr, 0, length };
-		if (access & ON_DEMAND && addr && fault("odp-stale")) {
-			// Pages as they were: what moves away later is not followed.
+		*region = (struct region){ 1, access, 0, addr, 0, (uint64_t)addr, length };
+		if ((access & ON_DEMAND && addr && fault("odp-stale")) || fault("pages-old")) {
+			// Pages as they were: what moves away later is not followed, or was never looked up right.
 			region->stale = malloc(length);
 			memcpy(region->stale, addr, length);
 		}
@@ -171,14 +175,34 @@ struct mr *ibv_reg_mr_iova2(struct pd *pd, void *addr, size_t length, uint64_t i
 struct mr *ibv_reg_mr(struct pd *pd, void *addr, size_t length, int access) { return ibv_reg_mr_iova2(pd, addr, length, 0, access); }
 struct mr *ibv_reg_dmabuf_mr(struct pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access)
 {
-	(void)pd; (void)offset; (void)length; (void)iova; (void)fd; (void)access;
-	errno = fault("dmabuf-none") ? EOPNOTSUPP : EBADF;
-	return 0;
+	if (fault("dmabuf-none") || (fd >= 0 && fault("dmabuf-lie"))) {
+		errno = EOPNOTSUPP;
+		return 0;
+	}
+	if (fault("dmabuf-unclear")) {
+		errno = EINVAL;
+		return 0;
+	}
+	if (fd < 0) {
+		errno = EBADF;
+		return 0;
+	}
+	char *start = mmap(0, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)offset);
+	if (start == MAP_FAILED)
+		return 0;
+	struct mr *mr = ibv_reg_mr_iova2(pd, start, length, iova, (unsigned)access);
+	if (mr) {
+		regions[mr->lkey].foreign = 1;
+		regions[mr->lkey].name = iova;
+	}
+	return mr;
 }
 int ibv_dereg_mr(struct mr *mr)
 {
 	finish_late();
 	free(regions[mr->lkey].stale);
+	if (regions[mr->lkey].foreign)
+		munmap(regions[mr->lkey].start, regions[mr->lkey].length);
 	regions[mr->lkey] = (struct region){ 0 };
 	free(mr);
 	return 0;
@@ -226,7 +250,7 @@ static char *place(uint32_t key, uint64_t address, size_t length, int needed)
 	struct region *region = key < MOST ? &regions[key] : 0;
 	if (!region || !region->used || (needed & region->access) != needed)
 		return 0;
-	uint64_t offset = address - (uint64_t)region->start;
+	uint64_t offset = address - region->name;
 	if (offset > region->length || length > region->length - offset)
 		return 0;
 	return (region->stale ? region->stale : region->start) + offset;
@@ -248,7 +272,7 @@ static int poll_cq(void *queue, int most, struct wc *told)
 	return count;
 }
 
-static void write_bytes(char *to, const char *from, size_t length, int relaxed)
+static void write_bytes(char *to, const char *from, size_t length, int relaxed, int foreign)
 {
 	if (fault("write-tail"))
 		length -= length > 8 ? 8 : length > 1;
@@ -262,6 +286,25 @@ static void write_bytes(char *to, const char *from, size_t length, int relaxed)
 	memmove(to, from, length);
 	if (fault("write-beside"))
 		to[length] ^= 1;
+	if (foreign && fault("dmabuf-byte"))
+		to[length - 1] ^= 1;
+}
+// As rdma_rxe of Linux 7.3.4 copies to and from memory without pinned pages: packet by packet, each to its page's first byte,
+// and again the packet's beginning where it goes on in the next page.
+static void copy_without_place(char *memory, char *bytes, size_t length, int to_memory)
+{
+	for (size_t done = 0; done < length; done += 1024) {
+		size_t packet = length - done < 1024 ? length - done : 1024, offset = (uintptr_t)(memory + done) % 4096;
+		char *page = memory + done - offset;
+		for (size_t left = packet; left; page += 4096, offset = 0) {
+			size_t part = left < 4096 - offset ? left : 4096 - offset;
+			if (to_memory)
+				memcpy(page, bytes + done, part);
+			else
+				memcpy(bytes + done, page, part);
+			left -= part;
+		}
+	}
 }
 static uint32_t atomic(const struct send_wr *wr, char *answer)
 {
@@ -306,8 +349,11 @@ static int post_send(void *pair, struct send_wr *wr, struct send_wr **bad)
 	char *remote = wr->opcode == 0 ? place(wr->wr.rdma.key, wr->wr.rdma.addr, piece.length, 2)
 		: wr->opcode == 4 ? place(wr->wr.rdma.key, wr->wr.rdma.addr, piece.length, 4) : local;
 	uint32_t status = !other ? 12 : !local ? 4 : !remote ? 10 : 0;
-	if (!status && wr->opcode == 0)
-		write_bytes(remote, local, piece.length, regions[wr->wr.rdma.key].access & RELAXED);
+	int without_place = fault("odp-place") && !status && wr->opcode != 2 && regions[wr->wr.rdma.key].access & ON_DEMAND;
+	if (without_place && (wr->opcode == 0 || wr->opcode == 4))
+		copy_without_place(remote, local, piece.length, wr->opcode == 0);
+	else if (!status && wr->opcode == 0)
+		write_bytes(remote, local, piece.length, regions[wr->wr.rdma.key].access & RELAXED, regions[wr->wr.rdma.key].foreign);
 	else if (!status && wr->opcode == 4) {
 		memmove(local, remote, piece.length);
 		if (fault("read-flip"))

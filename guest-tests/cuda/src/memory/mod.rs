@@ -196,7 +196,15 @@ impl Memory {
     /// # Errors
     /// [`CudaError::Call`]; today's drivers have none for memory of the host.
     pub fn dma_buf(&self) -> Result<OwnedFd, CudaError> {
-        vmm::dma_buf(&self.context, self.address, self.bytes)
+        vmm::dma_buf(&self.context, self.address, self.bytes, 0)
+    }
+
+    /// The same, reached by PCI Express also where processors reach it by another way: what Data Direct takes.
+    ///
+    /// # Errors
+    /// [`CudaError::Call`]: not supported where the GPU has no such way, or the driver is older than CUDA 12.8.
+    pub fn dma_buf_over_pcie(&self) -> Result<OwnedFd, CudaError> {
+        vmm::dma_buf(&self.context, self.address, self.bytes, vmm::OVER_PCIE)
     }
 
     /// A handle by which other machines of an NVLink fabric would get such memory; the memory itself goes again.

@@ -20,6 +20,9 @@ pub(super) const POSIX_FD: Shared = Shared::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRI
 /// Handles that other machines of a fabric get.
 pub(super) const FABRIC: Shared = Shared::CU_MEM_HANDLE_TYPE_FABRIC;
 
+/// `CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE`.
+pub(super) const OVER_PCIE: u64 = 1;
+
 /// For `usize` arguments: nothing larger than an address space can be had anyway.
 pub(super) fn length(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
@@ -200,13 +203,13 @@ impl super::Memory {
 }
 
 /// A dma-buf of `bytes` bytes at `address`, which is mapped.
-pub(super) fn dma_buf(context: &Context, address: u64, bytes: u64) -> Result<OwnedFd, CudaError> {
+pub(super) fn dma_buf(context: &Context, address: u64, bytes: u64, flags: u64) -> Result<OwnedFd, CudaError> {
     let mut number: c_int = -1;
     let place = (&raw mut number).cast::<c_void>();
     let kind = sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD as c_uint;
     let functions = context.enter()?;
     // SAFETY: a local's address, of the type that this kind of handle has.
-    unsafe { functions.cuMemGetHandleForAddressRange(place, address, length(bytes), kind, 0) }?;
+    unsafe { functions.cuMemGetHandleForAddressRange(place, address, length(bytes), kind, flags) }?;
     owned("cuMemGetHandleForAddressRange", number)
 }
 

@@ -55,6 +55,8 @@ pub(crate) struct Scenario {
     pub(crate) vcpus: Option<u32>,
     /// Functions of the host that its guest gets, for the story of those.
     pub(crate) passed: &'static [&'static str],
+    /// Taps, of each of which its guest has a virtio network card, beside those of its file.
+    pub(crate) taps: &'static [&'static str],
     /// Sockets of vfio-user servers, whose functions its guest gets beside.
     pub(crate) servers: &'static [&'static str],
     /// Whether the emulated host has GPUs of the lab's own, and a PC a network card.
@@ -135,6 +137,7 @@ const PLAIN: Scenario = Scenario {
     rdma: false,
     vcpus: None,
     passed: &[],
+    taps: &[],
     servers: &[],
     plugged: false,
     iommufd: false,

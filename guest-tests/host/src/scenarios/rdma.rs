@@ -11,6 +11,7 @@ const ALONE: &[&str] = &[
     "rdma.device",
     "rdma.memory",
     "rdma.nodes",
+    "rdma.hugepages",
     "rdma.relaxed",
     "rdma.atomics",
     "rdma.bandwidth",
@@ -30,23 +31,23 @@ pub(super) const CARDS: Scenario = Scenario {
     tale: Tale::Lent,
     rdma: true,
     tell: Some(rdma::run),
-    words: "egm.checks=numa egm.validate=rdma,odp egm.arg.rdma.rxe=192.168.101.12/24 egm.arg.size=262144 \
-            egm.arg.rdma.requests=50 egm.arg.deadline=600 lapic=notscdeadline quiet",
+    words: "egm.checks=numa egm.validate=rdma,odp egm.doctor egm.arg.json=1 egm.arg.rdma.rxe=192.168.101.12/24 egm.arg.size=65536 \
+            egm.arg.rdma.requests=20 egm.arg.deadline=600 lapic=notscdeadline quiet \
+            hugepages=0:8,1:8",
     expected: Expected { exit: 0, summary: true, checks: ALONE },
     deadline: Duration::from_secs(1500),
     long: true,
     ..PLAIN
 };
 
-/// The same in one guest, over a tap.
+/// The same over taps.
 pub(super) const VIRTIO: Scenario = Scenario {
     name: "rdma-virtio",
-    story: "RDMA over virtio-net in one guest, into every memory node: every byte right",
-    config: "demo.json",
+    story: "the same over virtio-net: in one guest, and between two",
     passed: &[],
-    region: None,
-    tell: None,
-    words: "egm.checks=none egm.validate=rdma,odp egm.arg.rdma.rxe=192.168.100.2/24 egm.arg.size=262144 \
-            egm.arg.rdma.requests=50 egm.arg.deadline=600 quiet",
+    taps: &["egmtap0", "egmtap1"],
+    words: "egm.checks=numa egm.validate=rdma,odp egm.doctor egm.arg.json=1 egm.arg.rdma.rxe=192.168.100.2/24 egm.arg.size=65536 \
+            egm.arg.rdma.requests=20 egm.arg.deadline=600 quiet \
+            hugepages=0:8,1:8",
     ..CARDS
 };

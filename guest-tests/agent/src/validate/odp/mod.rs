@@ -2,6 +2,7 @@
 //! or into a GPU. What a device cannot reach where it is comes back; the data must be right in every case.
 
 mod moving;
+mod packet;
 mod support;
 
 use egm_verbs::Access;
@@ -30,9 +31,14 @@ pub(super) static ALL: &[Validation] = &[
         run: |setting| site::with(setting, |site| implicit(site, setting)),
     },
     Validation {
+        name: "odp.page_starts",
+        claim: "a packet a page, at its beginning: right also while the pages move",
+        run: |setting| site::with(setting, |site| moving::run(site, setting, moving::What::PageStarts)),
+    },
+    Validation {
         name: "odp.moving",
         claim: "data is right while its pages move, between nodes or into larger ones",
-        run: |setting| site::with(setting, |site| moving::run(site, setting)),
+        run: |setting| site::with(setting, |site| moving::run(site, setting, moving::What::Everything)),
     },
     Validation {
         name: "odp.gpu_moving",
@@ -58,7 +64,8 @@ fn explicit(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
         return Ok(waived);
     }
     let atomics = if site.abilities.odp.atomic { Access::REMOTE_ATOMIC } else { Access::NONE };
-    data::moves(site, setting, &kinds::ordinary(), Access::DATA | atomics | Access::ON_DEMAND)
+    let found = data::moves(site, setting, &kinds::ordinary(), Access::DATA | atomics | Access::ON_DEMAND)?;
+    packet::explained(site, setting.seed, found)
 }
 
 fn implicit(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {

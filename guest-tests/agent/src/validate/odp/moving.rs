@@ -1,18 +1,20 @@
-//! Transfers while the pages under them move.
+//! Transfers while the pages under them move: of everything, or of a packet a page. The second is less, but what a device
+//! gets right that loses its place within a page ([`super::packet`]).
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use egm_verbs::{Access, Memory, VerbsError};
+use egm_verbs::{Access, VerbsError};
 
 use super::super::Setting;
 use super::super::rdma::loopback::{self, Loopback};
 use super::super::rdma::site::Site;
 use super::super::rdma::{data, kinds};
+use super::packet;
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
-use crate::sys::pages;
+use crate::sys::pages::{self, Aligned};
 
 /// How long transfers go on, and at least this many.
 const WHILE: Duration = Duration::from_secs(3);
@@ -29,7 +31,16 @@ enum Way {
     Sizes,
 }
 
-pub(super) fn run(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
+/// What is transferred meanwhile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum What {
+    /// All bytes, by requests as large as they may be.
+    Everything,
+    /// The beginning of each page, by a request of one packet.
+    PageStarts,
+}
+
+pub(super) fn run(site: &Site<'_>, setting: &Setting, what: What) -> Result<Finding, Broken> {
     if let Some(waived) = super::lacking(site) {
         return Ok(waived);
     }
@@ -39,7 +50,8 @@ pub(super) fn run(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken>
         _ => Way::Sizes,
     };
     let size = usize::try_from(setting.most).unwrap_or(1 << 26).clamp(LARGE, 1 << 26);
-    loopback::with(site, setting.seed, |wire| with_pair(site, wire, setting, (size, way)))
+    let found = loopback::with(site, setting.seed, |wire| with_pair(site, wire, setting, (size, way), what))?;
+    packet::explained(site, setting.seed, found)
 }
 
 fn with_pair(
@@ -47,12 +59,18 @@ fn with_pair(
     wire: &Loopback<'_>,
     setting: &Setting,
     (size, way): (usize, Way),
+    what: What,
 ) -> Result<Finding, Broken> {
     let mut kinds = kinds::ordinary();
     let kind = kinds.pop().ok_or_else(|| Broken::Argument("odp".to_owned(), "has no memory"))?;
-    let whole = size + 2 * data::GUARD + 2 * LARGE;
-    let (near, far) = (kind.memory(whole)?, kind.memory(whole)?);
-    let range = (aligned(&far), size);
+    let whole = size + 2 * data::GUARD + LARGE;
+    let aligned = || {
+        let none = || Broken::Other("memory without a large page's beginning".to_owned());
+        Aligned::new(kind.memory(whole)?, LARGE).ok_or_else(none)
+    };
+    let (near, far) = (aligned()?, aligned()?);
+    // What is moved is what is used.
+    let range = (far.address(), size / LARGE * LARGE);
     let mut near = wire.domain.register(near, Access::DATA | Access::ON_DEMAND)?;
     let mut far = wire.domain.register(far, Access::DATA | Access::ON_DEMAND)?;
     let (stop, moved) = (AtomicBool::new(false), AtomicUsize::new(0));
@@ -63,7 +81,13 @@ fn with_pair(
         let mut one = || {
             let seed = setting.seed.wrapping_add(rounds as u64);
             rounds += 1;
-            data::whole(site, wire, (&mut near, &mut far), (size, seed), &mut claim, "pages that move")
+            let ends = (&mut near, &mut far);
+            match what {
+                What::Everything => {
+                    data::whole(site, wire, ends, (size, seed), &mut claim, "pages that move")
+                }
+                What::PageStarts => packet::each_page(site, wire, ends, (size, seed), &mut claim),
+            }
         };
         let mut result = Ok(());
         while result.is_ok() && (begun.elapsed() < WHILE || moved.load(Ordering::Relaxed) < AT_LEAST) {
@@ -80,13 +104,12 @@ fn with_pair(
     if moved == 0 {
         return Ok(Finding::waived(format!("no page moved ({way:?}): this kernel does not move them here")));
     }
-    claim.seen(format!("{rounds} rounds of {size} bytes written, read and sent while their pages moved {moved} times ({way:?})"));
+    let done = match what {
+        What::Everything => format!("{size} bytes written, read and sent"),
+        What::PageStarts => format!("the beginnings of {} pages written and read", size / pages::size()),
+    };
+    claim.seen(format!("{rounds} rounds of {done} while their pages moved {moved} times ({way:?})"));
     Ok(claim.finish())
-}
-
-/// The first address in the memory that a large page may begin at.
-fn aligned(memory: &impl Memory) -> u64 {
-    (memory.start().as_ptr().expose_provenance() as u64).next_multiple_of(LARGE as u64)
 }
 
 /// Moves the pages to and fro until told to stop, and counts the moves that took place.

@@ -3,6 +3,7 @@
 use egm_verbs::{Access, Atomics, Registered, VerbsError, Work};
 
 use super::super::Setting;
+use super::kinds;
 use super::loopback::{self, Loopback};
 use super::site::Site;
 use crate::error::Broken;
@@ -20,12 +21,20 @@ pub(super) fn run(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken>
         return Ok(Finding::waived(format!("{} says that it has no atomics", site.name)));
     }
     loopback::with(site, setting.seed, |wire| {
-        let memory = Mapping::new(SIZE).map_err(Broken::system("cannot have memory for atomics"))?;
-        let mut region = wire.domain.register(memory, Access::ALL)?;
         let mut claim = Claim::default();
-        additions(site, wire, &mut region, setting.seed, &mut claim)?;
-        comparisons(site, wire, &mut region, setting.seed, &mut claim)?;
-        claim.seen(format!("{} additions from two queue pairs, 3 comparisons", 2 * ADDITIONS));
+        let kinds = kinds::nodes()?;
+        for kind in &kinds {
+            let mut region = wire.domain.register(kind.memory(SIZE)?, Access::ALL)?;
+            let mut here = Claim::default();
+            additions(site, wire, &mut region, setting.seed, &mut here)?;
+            comparisons(site, wire, &mut region, setting.seed, &mut here)?;
+            if !here.is_true() {
+                claim.untrue(format!("{}: {}", kind.name, here.finish().reason));
+            }
+        }
+        let names: Vec<&str> = kinds.iter().map(|kind| kind.name.as_str()).collect();
+        let names = names.join(", ");
+        claim.seen(format!("{} additions from two queue pairs, 3 comparisons on {names}", 2 * ADDITIONS));
         Ok(claim.finish())
     })
 }

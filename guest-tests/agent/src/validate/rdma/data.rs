@@ -49,6 +49,24 @@ pub(in crate::validate) fn difference<M: Memory>(
     wrong
 }
 
+/// Whether, of the pattern `poison` that was put at `start`, one of the bytes from `from` to `to` is another now.
+pub(in crate::validate) fn changed<M: Memory>(
+    region: &Registered<'_, M>,
+    start: usize,
+    (from, to): (usize, usize),
+    poison: u64,
+) -> bool {
+    let mut seen = vec![0u8; CHUNK];
+    let mut changed = false;
+    each_chunk(to, poison, |at, bytes| {
+        let first = from.saturating_sub(at).min(bytes.len());
+        let seen = &mut seen[first..bytes.len()];
+        region.load(start + at + first, seen);
+        changed |= *seen != bytes[first..];
+    });
+    changed
+}
+
 /// Calls `each` with the pattern's bytes, piece by piece.
 fn each_chunk(size: usize, seed: u64, mut each: impl FnMut(usize, &[u8])) {
     let mut chunk = vec![0u8; CHUNK.min(size.next_multiple_of(8))];

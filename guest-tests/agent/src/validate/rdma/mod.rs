@@ -6,12 +6,14 @@
 
 mod atomics;
 pub(super) mod data;
+mod gpu;
 pub(super) mod kinds;
 pub(super) mod loopback;
 mod pair;
 mod perftest;
 pub(super) mod site;
 mod speed;
+mod trial;
 mod words;
 
 use super::{Part, Setting, Validation};
@@ -51,18 +53,23 @@ pub(super) static ALL: &[Validation] = &[
     },
     Validation {
         name: "rdma.gpu_dmabuf",
-        claim: "GPU memory can be registered as a dma-buf",
-        run: |setting| site::with(setting, gpu_dmabuf),
+        claim: "GPU memory can be registered as a dma-buf, and GPU and RDMA see the same bytes there",
+        run: |setting| site::with(setting, |site| gpu::dmabuf(site, setting)),
     },
     Validation {
         name: "rdma.gpu_peermem",
-        claim: "GPU memory can be registered by its address (nvidia-peermem)",
-        run: |setting| site::with(setting, gpu_peermem),
+        claim: "the same of GPU memory registered by its address (nvidia-peermem)",
+        run: |setting| site::with(setting, |site| gpu::peermem(site, setting)),
+    },
+    Validation {
+        name: "rdma.cuda_host_numa",
+        claim: "HOST_NUMA memory of CUDA, extended GPU memory, can be registered by its address",
+        run: |setting| site::with(setting, |site| gpu::host_numa(site, setting)),
     },
     Validation {
         name: "rdma.data_direct",
-        claim: "GPU memory can be reached past the processor (Data Direct)",
-        run: |setting| site::with(setting, data_direct),
+        claim: "the same of GPU memory that is reached past the processor (Data Direct)",
+        run: |setting| site::with(setting, |site| gpu::data_direct(site, setting)),
     },
     Validation {
         name: "rdma.atomics",
@@ -108,7 +115,11 @@ fn device(site: &Site<'_>) -> Result<Finding, Broken> {
         port.mtu.bytes(),
         can.firmware,
         can.atomics,
-        if site.context.domain()?.takes_dmabuf() { "taken" } else { "not taken" },
+        match site.context.domain()?.takes_dmabuf() {
+            Ok(true) => "taken".to_owned(),
+            Ok(false) => "not taken".to_owned(),
+            Err(error) => format!("not known ({error})"),
+        },
     ));
     if !site.others.is_empty() {
         claim.seen(format!("not used: {}", site.others.join(", ")));
@@ -118,40 +129,4 @@ fn device(site: &Site<'_>) -> Result<Finding, Broken> {
 
 fn relaxed(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
     data::moves(site, setting, &kinds::ordinary(), Access::ALL | Access::RELAXED_ORDERING)
-}
-
-fn gpu_dmabuf(site: &Site<'_>) -> Result<Finding, Broken> {
-    if !site.context.domain()?.takes_dmabuf() {
-        return Ok(Finding::waived(format!("the driver of {} takes no dma-buf: mlx5 does", site.name)));
-    }
-    Ok(Finding::waived("no GPU memory was exported: that needs a GPU and its driver here"))
-}
-
-fn gpu_peermem(_site: &Site<'_>) -> Result<Finding, Broken> {
-    let module = ["nvidia_peermem", "nv_peer_mem"]
-        .into_iter()
-        .find(|name| std::path::Path::new("/sys/module").join(name).exists());
-    Ok(Finding::waived(match module {
-        Some(name) => format!("{name} is loaded, but no GPU memory was registered: that needs a GPU here"),
-        None => "neither nvidia_peermem nor nv_peer_mem is loaded; dma-buf is the newer way".to_owned(),
-    }))
-}
-
-fn data_direct(site: &Site<'_>) -> Result<Finding, Broken> {
-    const FUNCTION: (u64, u64) = (0x15b3, 0x2100);
-    let of = |function: &String| {
-        let file = |name: &str| crate::sysfs::number(format!("/sys/bus/pci/devices/{function}/{name}")).ok();
-        Some((file("vendor")?, file("device")?))
-    };
-    let functions = crate::sysfs::names("/sys/bus/pci/devices");
-    let found: Vec<&String> = functions.iter().filter(|name| of(name) == Some(FUNCTION)).collect();
-    Ok(Finding::waived(match (site.name.starts_with("mlx5"), found.first()) {
-        (false, _) => format!("{} is not of mlx5, whose ConnectX-8 has Data Direct", site.name),
-        (true, None) => {
-            "no function 15b3:2100 is in this guest: pass it beside the ConnectX-8, with its VPD".to_owned()
-        }
-        (true, Some(name)) => {
-            format!("{name} is here, but no GPU memory was registered through it: that needs a GPU here")
-        }
-    }))
 }

@@ -64,6 +64,17 @@ pub(super) fn bandwidth(site: &Site<'_>, setting: &Setting) -> Result<Finding, B
     })
 }
 
+/// GB/s of writes of `size` bytes, one round.
+pub(super) fn write(site: &Site<'_>, setting: &Setting, size: usize) -> Result<f64, Broken> {
+    let mut speed = 0.0;
+    loopback::with(site, setting.seed, |wire| {
+        let (near, far) = memories(wire, size)?;
+        speed = stream(site, wire, &near, size, Work::Write(far.remote(0, size)?))?;
+        Ok(Finding::passed(""))
+    })?;
+    Ok(speed)
+}
+
 fn memories<'d>(
     wire: &'d Loopback<'_>,
     size: usize,

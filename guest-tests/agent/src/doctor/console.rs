@@ -1,0 +1,66 @@
+//! The lines of `egm-guest doctor` on the console of a guest whose init this program is.
+
+use egm_report::Check;
+
+use super::live::Live;
+use super::{Line, State, examine};
+use crate::finding::Finding;
+use crate::tree::Tree;
+
+/// Hands each line over as a check `doctor.topic`; how many there were.
+pub(crate) fn on_console(mut each: impl FnMut(&Check)) -> usize {
+    let lines = examine(&Tree::live(), &Live::look());
+    lines.iter().for_each(|line| each(&check(line)));
+    lines.len()
+}
+
+/// What is as it should be has passed. What a machine lacks is no failure; a line that says nothing, or that something is
+/// lacking and not what to do, is.
+fn check(line: &Line) -> Check {
+    let name = format!("doctor.{}", line.topic.to_lowercase().replace(' ', "_"));
+    let said = match (line.state, line.remedy.as_str()) {
+        (State::NotApplicable, _) => format!("not applicable: {}", line.seen),
+        (state, "") => format!("{}: {}", state.word(), line.seen),
+        (state, remedy) => format!("{}: {} => {remedy}", state.word(), line.seen),
+    };
+    let useless = line.seen.is_empty() || (line.state == State::Lacks && line.remedy.is_empty());
+    let finding = match line.state {
+        _ if useless => Finding::failed(format!("a line without use: {said}")),
+        State::Ok => Finding::passed(line.seen.clone()),
+        _ => Finding::waived(said),
+    };
+    finding.into_check(&name, 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use egm_report::Outcome;
+
+    use super::super::{lacks, not_applicable, ok, unknown};
+    use super::*;
+
+    #[test]
+    fn what_is_lacking_is_told_with_its_remedy_and_is_no_failure() {
+        let told = |line| {
+            let check = check(&line);
+            (check.name, check.outcome, check.reason)
+        };
+        assert_eq!(
+            told(ok("GID table", "2 entries")),
+            ("doctor.gid_table".into(), Outcome::Passed, "2 entries".into())
+        );
+        assert_eq!(
+            told(lacks("MTU", "1500", "raise it")),
+            ("doctor.mtu".into(), Outcome::Waived, "lacks: 1500 => raise it".into())
+        );
+        assert_eq!(told(not_applicable("GPU BAR1", "no GPU")).2, "not applicable: no GPU");
+        assert_eq!(told(unknown("memlock", "shut", "ulimit -l")).1, Outcome::Waived);
+    }
+
+    #[test]
+    fn a_line_that_helps_nobody_is_a_failure() {
+        for line in [lacks("MTU", "1500", ""), ok("MTU", "")] {
+            assert_eq!(check(&line).outcome, Outcome::Failed, "{line:?}");
+        }
+    }
+}
