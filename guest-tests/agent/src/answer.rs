@@ -1,14 +1,16 @@
 //! A process of this program that answers with one document, on a pipe. What its libraries print is kept for the reason of
-//! one that dies, and past its deadline it is killed with all that it started.
+//! one that dies, and past its deadline it is killed with all that it started. All of that ends too when the one that wants
+//! the answer ends before, by Ctrl-C or however: it holds the writing end of the process' standard input.
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use rustix::fs::FileType;
 use rustix::process::{Pid, Signal};
 
 use crate::error::Broken;
@@ -37,14 +39,45 @@ pub(crate) fn answer(document: impl FnOnce() -> String) -> ExitCode {
     }
 }
 
-/// The pipe to the one that started this process, which dies with that one. Libraries print where they like; on
-/// standard output they would be taken for the answer.
+/// The pipe to the one that started this process. Libraries print where they like; on standard output they would be
+/// taken for the answer.
 fn own_output() -> Result<File, Broken> {
     let system = |error| Broken::system("cannot keep standard output")(error);
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(system)?;
+    if let Some(line) = lifeline()? {
+        end_with(line)?;
+    }
     let output = rustix::io::fcntl_dupfd_cloexec(std::io::stdout().as_fd(), 3).map_err(system)?;
     rustix::stdio::dup2_stdout(std::io::stderr().as_fd()).map_err(system)?;
     Ok(File::from(output))
+}
+
+/// What was standard input, where it is the pipe of [`answer_of`]: that makes this process the first of its group. For a
+/// person or a script that calls this program it is something else.
+fn lifeline() -> Result<Option<OwnedFd>, Broken> {
+    let system = |error| Broken::system("cannot keep standard input")(error);
+    let input = std::io::stdin();
+    let is_pipe =
+        rustix::fs::fstat(&input).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo);
+    if !is_pipe || rustix::process::getpgrp() != rustix::process::getpid() {
+        return Ok(None);
+    }
+    let line = rustix::io::fcntl_dupfd_cloexec(input.as_fd(), 3).map_err(system)?;
+    // Libraries and programs that read standard input find its end.
+    let nothing = File::open("/dev/null").map_err(Broken::system("cannot open /dev/null"))?;
+    rustix::stdio::dup2_stdin(&nothing).map_err(system)?;
+    Ok(Some(line))
+}
+
+/// Ends this process and all of its group as soon as the other end of `line` is closed. A death signal of the kernel's
+/// would end this process alone, and leave what it started.
+fn end_with(line: OwnedFd) -> Result<(), Broken> {
+    let wait = move || {
+        // Nothing is ever written there.
+        let _ = std::io::copy(&mut File::from(line), &mut std::io::sink());
+        let _ = rustix::process::kill_current_process_group(Signal::KILL);
+    };
+    let thread = std::thread::Builder::new().name("lifeline".to_owned()).spawn(wait);
+    thread.map(drop).map_err(Broken::system("cannot start a thread"))
 }
 
 /// The answer of `command`, `most` bytes at most; `each` is told now and then how long it takes so far.
@@ -57,7 +90,8 @@ pub(crate) fn answer_of(
     most: usize,
     each: &mut dyn FnMut(Duration),
 ) -> Result<Vec<u8>, String> {
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    // Standard input closes with this process, however that ends.
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut child = command.spawn().map_err(|error| format!("cannot be started: {error}"))?;
     let output = child.stdout.take().map(|pipe| in_background(move || first(pipe, most.saturating_add(1))));
     let words = child.stderr.take().map(|pipe| in_background(move || last(pipe, LAST_WORDS)));

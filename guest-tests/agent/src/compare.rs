@@ -1,12 +1,14 @@
 //! `egm-guest compare A B`: two runs side by side.
 
+use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
 use egm_report::Comparison;
 
-use crate::validate::{USAGE, read_run};
+use crate::output::{self, Output};
+use crate::validate::read_run;
 
 /// Which runs, and how.
 #[derive(Debug, Args)]
@@ -22,23 +24,28 @@ pub(crate) struct Options {
     /// JSON instead of a table.
     #[arg(long)]
     json: bool,
+    /// Writes a page with plots of the second run, the first beside it.
+    #[arg(long, value_name = "FILE", conflicts_with = "rename")]
+    html: Option<PathBuf>,
 }
 
 /// Prints what is different; a difference is no failure.
 pub(crate) fn main(options: &Options) -> ExitCode {
-    match compare(options) {
-        Ok(text) => {
-            print!("{text}");
-            ExitCode::SUCCESS
-        }
-        Err(wrong) => {
-            eprintln!("error: {wrong}");
-            ExitCode::from(USAGE)
-        }
+    let compared = compare(options).and_then(|compared| {
+        let page = options.html.as_deref().map(Output::open).transpose()?;
+        Ok((compared, page))
+    });
+    match compared {
+        Err(wrong) => output::misused(&wrong),
+        Ok(((text, html), page)) => match page.map_or(Ok(()), |file| file.write(&html)) {
+            Err(wrong) => output::complain(&wrong, ExitCode::FAILURE),
+            Ok(()) => output::printed(&text),
+        },
     }
 }
 
-fn compare(options: &Options) -> Result<String, String> {
+/// The text and the page.
+fn compare(options: &Options) -> Result<(String, String), String> {
     let rename = match &options.rename {
         None => None,
         Some(text) => match text.split_once('=') {
@@ -48,10 +55,13 @@ fn compare(options: &Options) -> Result<String, String> {
     };
     let (first, second) = (read_run(&options.first)?, read_run(&options.second)?);
     let comparison = Comparison::of(&first, &second, rename);
-    if options.json {
-        return serde_json::to_string_pretty(&comparison)
+    let text = if options.json {
+        serde_json::to_string_pretty(&comparison)
             .map(|text| text + "\n")
-            .map_err(|error| format!("cannot write the comparison: {error}"));
-    }
-    Ok(format!("{}\n{}", comparison.to_text(), egm_report::comparison_bars(&comparison)))
+            .map_err(|error| format!("cannot write the comparison: {error}"))?
+    } else {
+        let columns = output::terminal(&io::stdout()).unwrap_or(output::COLUMNS);
+        format!("{}\n{}", comparison.to_text(columns), egm_report::comparison_bars(&comparison, columns))
+    };
+    Ok((text, egm_report::html(&second, Some(&comparison))))
 }

@@ -22,6 +22,7 @@ mod library;
 mod machine;
 mod memory;
 mod net;
+mod output;
 mod pattern;
 mod ports;
 mod run;
@@ -69,6 +70,8 @@ enum Command {
     },
     /// Shows what CUDA, RDMA and memory of this machine do, and how fast; needs no plan.
     Validate(validate::Options),
+    /// Shows a run of validate that was written with --json: as a table, JUnit XML or a page.
+    Report(validate::Again),
     /// Puts two runs of validate side by side, with ratios.
     Compare(compare::Options),
     /// What this machine has and lacks for GPUDirect and EGM, and what to do about it.
@@ -139,19 +142,53 @@ fn main() -> ExitCode {
         Command::List { json } => memory::list(json),
         Command::Test { functions, overwrite: _ } => memory::test(&functions),
         Command::Validate(options) => validate::main(&options),
+        Command::Report(again) => validate::again(&again),
         Command::Compare(options) => compare::main(&options),
         Command::Doctor(options) => doctor::main(&options),
         Command::Probe { probe } => doctor::probe_in_this_process(probe),
         Command::Validation(given) => validate::validation_in_this_process(&given),
         Command::Part { name, words } => validate::part_in_this_process(&name, &words),
         Command::Checks => {
-            for check in checks::ALL {
-                let note = if check.by_name_only { " (only by name)" } else { "" };
-                println!("{:<14} {}{note}", check.name, check.claim);
-            }
-            ExitCode::SUCCESS
+            let note = |check: &checks::Check| if check.by_name_only { " (only by name)" } else { "" };
+            let line = |check: &checks::Check| format!("{:<14} {}{}\n", check.name, check.claim, note(check));
+            output::printed(&checks::ALL.iter().map(line).collect::<String>())
         }
         Command::Run { names, json, with } => run::for_a_person(&names, &with, json),
         Command::Check { name, with } => run::in_this_process(&name, &with),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    /// The manual as it is read: without what is there for troff.
+    fn manual() -> String {
+        include_str!("../../man/egm-guest.1").replace("\\-", "-").replace("\\(aq", "'")
+    }
+
+    #[test]
+    fn the_manual_has_every_command_and_every_option() {
+        let manual = manual();
+        let program = Cli::command();
+        for command in program.get_subcommands().filter(|command| !command.is_hide_set()) {
+            let name = command.get_name();
+            assert!(manual.contains(&format!("egm-guest {name}")), "no synopsis of {name}");
+            for option in command.get_arguments().filter(|option| !option.is_hide_set()) {
+                if let Some(long) = option.get_long().filter(|long| *long != "help") {
+                    assert!(manual.contains(&format!("--{long}")), "{name} --{long}");
+                }
+            }
+        }
+        for argument in validate::ARGUMENTS {
+            assert!(manual.contains(argument), "--arg {argument}");
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
     }
 }

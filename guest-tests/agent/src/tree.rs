@@ -1,5 +1,5 @@
 //! The files in which a machine says what it is (`/proc`, `/sys`, `/boot`), below a root: the machine's own, or one that
-//! was recorded. Reads are bounded, and what is missing or unreadable is `None`.
+//! was recorded. Reads are bounded, and what is missing, unreadable or no file is `None`.
 
 use std::fs::File;
 use std::io::Read;
@@ -35,9 +35,12 @@ impl Tree {
 
     /// The first [`MAX_FILE`] bytes of a file.
     pub(crate) fn bytes(&self, path: &str) -> Option<Vec<u8>> {
+        let path = self.path(path);
+        // A pipe in place of a file would wait for its writer, and a device do something when it is opened.
+        std::fs::metadata(&path).ok().filter(std::fs::Metadata::is_file)?;
         let mut bytes = Vec::new();
         // A file of sysfs that its driver does not answer gives an error when read, not when opened.
-        File::open(self.path(path)).ok()?.take(MAX_FILE).read_to_end(&mut bytes).ok()?;
+        File::open(path).ok()?.take(MAX_FILE).read_to_end(&mut bytes).ok()?;
         Some(bytes)
     }
 
@@ -108,6 +111,17 @@ impl Tree {
     }
 }
 
+impl Tree {
+    /// Bytes that can be had on a NUMA node: those that are free, and half of what the kernel keeps there of files and can
+    /// drop, as `MemAvailable` counts it for the whole machine.
+    pub(crate) fn available_on(&self, number: u32) -> Option<u64> {
+        let text = self.text(&node(number, "meminfo"))?;
+        let bytes = |key: &str| sysfs::node_meminfo(&text, number, key);
+        let kept = ["Active(file)", "Inactive(file)", "SReclaimable"].map(|key| bytes(key).unwrap_or(0) / 2);
+        Some(kept.into_iter().fold(bytes("MemFree")?, u64::saturating_add))
+    }
+}
+
 /// The folder of PCI functions.
 pub(crate) const PCI: &str = "/sys/bus/pci/devices";
 /// The folder of NUMA nodes.
@@ -173,6 +187,19 @@ pub(crate) mod tests {
         }
         write(file);
         (folder, tree)
+    }
+
+    #[test]
+    fn what_is_no_file_is_none_and_nothing_waits_for_it() {
+        let (folder, tree) = recorded("-> /sys/loop loop\n-> /sys/zero /dev/zero\n== /sys/folder/x\n1\n");
+        let pipe = folder.path().join("sys/pipe");
+        let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, mode, 0).unwrap();
+        for path in ["/sys/loop", "/sys/zero", "/sys/folder", "/sys/pipe"] {
+            assert_eq!((tree.bytes(path), tree.real("/sys/loop")), (None, None), "{path}");
+        }
+        fs::write(folder.path().join("sys/large"), vec![b'7'; 5 << 20]).unwrap();
+        assert_eq!(tree.bytes("/sys/large").map(|bytes| bytes.len()), Some(4 << 20));
     }
 
     #[test]

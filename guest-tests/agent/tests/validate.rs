@@ -4,13 +4,20 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 use egm_report::{Outcome, Run};
 use quick_xml::Reader;
 use quick_xml::events::Event;
+use rustix::process::{Pid, Signal};
 use serde_json::Value;
+use tempfile::TempDir;
 
 /// Validations that this or any other machine decides quickly.
 const QUICK: [&str; 4] = ["--select", "memory.pattern,numa,pci", "--size", "256KiB"];
@@ -60,13 +67,21 @@ fn a_command_line_that_is_not_understood_ends_with_2_before_anything_runs() {
         &["--least", "0.9"],
         &["--json", "--junit"],
         &["--arg", "novalue"],
+        &["--arg", "memory.round=1"],
+        &["--arg", "deadline=soon"],
+        &["--select", ""],
+        &["--select", "memory,-memory"],
+        &["--size", "0"],
+        &["--out", "same", "--html", "same"],
         &["--baseline", "/nowhere/run.json"],
         &["--baseline", no_run],
         &["--out", "/nowhere/out"],
         &["--html", "/nowhere/out.html"],
         &["--baseline", no_run, "--least", "NaN"],
     ] {
-        let text = ends(&validate(&[&QUICK, words].concat()), 2);
+        // Clap takes an option once; the last of these words is what is wrong.
+        let quick = QUICK.chunks(2).filter(|quick| !words.contains(&quick[0])).flatten().copied();
+        let text = ends(&validate(&quick.chain(words.iter().copied()).collect::<Vec<_>>()), 2);
         assert!(text.starts_with("error: ") && !text.contains("passed"), "{words:?}: {text}");
     }
 }
@@ -168,6 +183,124 @@ fn two_runs_stand_side_by_side() {
     ends(&egm_guest(&["compare", path, path, "--rename", "nothing"]), 2);
     ends(&egm_guest(&["compare", path, "/nowhere"]), 2);
     ends(&egm_guest(&["compare", path]), 2);
+    let page = folder.path().join("page.html");
+    ends(&egm_guest(&["compare", path, path, "--html", page.to_str().unwrap()]), 0);
+    assert!(fs::read_to_string(&page).unwrap().contains("the run before"));
+    ends(&egm_guest(&["compare", path, path, "--html", "/nowhere/page.html"]), 2);
+}
+
+#[test]
+fn a_run_is_reported_again_in_any_form() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, page) = (folder.path().join("run.json"), folder.path().join("page.html"));
+    let (path, page_path) = (file.to_str().unwrap(), page.to_str().unwrap());
+    let quick = ["--select", "memory.latency", "--size", "64KiB", "--arg", "memory.rounds=1"];
+    let mut run = run_of(&quick, &file);
+    assert_eq!(run.args, ["memory.rounds=1"]);
+    let table = ends(&egm_guest(&["report", path, "--html", page_path]), 0);
+    assert!(table.contains("1 passed, 0 failed") && table.contains(&format!("seed {}", run.seed)), "{table}");
+    assert!(fs::read_to_string(&page).unwrap().contains("memory.latency"));
+    assert_eq!(ends(&egm_guest(&["report", path, "--json"]), 0), run.to_json());
+    assert!(ends(&egm_guest(&["report", path, "--junit"]), 0).contains("<testsuites"));
+    assert!(
+        ends(&egm_guest(&["report", path, "--baseline", path, "--least", "1"]), 0)
+            .contains("1.000 of before")
+    );
+    run.verdicts[0].outcome = Outcome::Failed;
+    fs::write(&file, run.to_json()).unwrap();
+    let failed = ends(&egm_guest(&["report", path]), 1);
+    assert!(failed.contains("--arg memory.rounds=1"), "{failed}");
+    ends(&egm_guest(&["report", "/nowhere"]), 2);
+    ends(&egm_guest(&["report", page_path]), 2);
+}
+
+/// The output of a program whose standard output is `out`.
+fn into(words: &[&str], out: impl Into<Stdio>) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_egm-guest"));
+    command
+        .args(words)
+        .stdin(Stdio::null())
+        .stdout(out)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+        .wait_with_output()
+        .unwrap()
+}
+
+#[test]
+fn a_reader_that_goes_is_no_error_and_a_full_disk_is_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("run.json");
+    let path = file.to_str().unwrap();
+    run_of(&["--select", "numa", "--size", "64KiB"], &file);
+    for words in [
+        &["validate", "--list"][..],
+        &["validate", "--select", "numa"],
+        &["doctor"],
+        &["doctor", "--json"],
+        &["checks"],
+        &["compare", path, path],
+        &["report", path],
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        assert_eq!(ends(&into(words, writer), 0), "", "{words:?}");
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let said = ends(&into(words, full), 1);
+        assert!(said.starts_with("error: cannot write standard output: No space left"), "{words:?}: {said}");
+    }
+    for option in ["--out", "--html"] {
+        let said = ends(&validate(&["--select", "numa", option, "/dev/full"]), 1);
+        assert!(said.contains("error: cannot write /dev/full: No space left"), "{said}");
+    }
+}
+
+/// A folder whose `gdrcopy_sanity` is a program that never ends; it says so on the pipe `alive`, which it keeps open.
+fn program_that_stays() -> (TempDir, std::path::PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("gdrcopy_sanity");
+    let alive = folder.path().join("alive");
+    let hold = folder.path().join("hold");
+    for pipe in [&alive, &hold] {
+        assert!(Command::new("mkfifo").arg(pipe).status().unwrap().success());
+    }
+    let (alive_path, hold) = (alive.display(), hold.display());
+    fs::write(&program, format!("#!/bin/sh\nexec 3>'{alive_path}'\necho $$ >&3\nread never <'{hold}'\n"))
+        .unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    (folder, alive)
+}
+
+#[test]
+fn what_a_validation_started_ends_with_the_run_however_that_ends() {
+    for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
+        let (folder, alive) = program_that_stays();
+        let out = folder.path().join("run.json");
+        fs::write(&out, "yesterday's").unwrap();
+        let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap_or_default());
+        let mut run = Command::new(env!("CARGO_BIN_EXE_egm-guest"))
+            .args(["validate", "--select", "gdr.sanity", "--json", "--out", out.to_str().unwrap()])
+            .env("PATH", path)
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut pipe = BufReader::new(fs::File::open(&alive).unwrap());
+        let mut number = String::new();
+        pipe.read_line(&mut number).unwrap();
+        let program = Pid::from_raw(number.trim().parse().unwrap()).unwrap();
+        rustix::process::kill_process(Pid::from_child(&run), signal).unwrap();
+        assert!(!run.wait().unwrap().success());
+        // The pipe ends when nobody has it open any more; the program has nothing else that would end it.
+        let (ended, end) = mpsc::channel();
+        thread::spawn(move || ended.send(pipe.read_to_end(&mut Vec::new())));
+        let end = end.recv_timeout(Duration::from_secs(60));
+        if end.is_err() {
+            let _ = rustix::process::kill_process(program, Signal::KILL);
+        }
+        assert!(end.is_ok_and(|end| end.is_ok()), "the program outlived {signal:?}");
+        assert_eq!(fs::read_to_string(&out).unwrap(), "yesterday's");
+    }
 }
 
 #[test]

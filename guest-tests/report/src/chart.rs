@@ -1,49 +1,76 @@
 //! Bars of figures for a terminal.
 
-use crate::text::{number, size};
+use crate::text::{number, shortened, size};
 use crate::{Comparison, Figure, Run, visible};
 
-/// Cells of the longest bar.
-const CELLS: f64 = 30.0;
-/// Longest label.
-const LABEL: usize = 36;
+/// Cells of the longest bar, at least and at most.
+const CELLS: (usize, usize) = (10, 30);
+/// Columns of a row beside its label and its bar: two blanks, a size, a value, and blanks between.
+const OTHERS: usize = 22;
+/// Columns of a ratio to a run before.
+const RATIO: usize = 16;
+
+/// A row before it is known how wide all are.
+struct Row {
+    label: String,
+    at: String,
+    part: f64,
+    value: String,
+}
 
 /// One bar a series, at its largest size; the bars of one validation and unit have one scale. With a comparison against
-/// a run before, each says its ratio.
-pub fn bars(run: &Run, before: Option<&Comparison>) -> String {
+/// a run before, each says its ratio. No line is longer than `columns`, from 52 on, or 68 with ratios.
+pub fn bars(run: &Run, before: Option<&Comparison>, columns: usize) -> String {
     let mut text = String::new();
     for verdict in &run.verdicts {
         for unit in units(&verdict.figures) {
             let shown = largest(&verdict.figures, unit);
             let most = shown.iter().map(|figure| figure.value).fold(0.0, f64::max);
             text.push_str(&format!("{} ({})\n", visible(&verdict.name), visible(unit)));
-            for figure in shown {
-                let at = figure.bytes.map(size).unwrap_or_default();
+            let row = |figure: &&Figure| {
                 let ratio = before.and_then(|before| ratio_of(before, &verdict.name, figure));
-                let ratio = ratio.map(|ratio| format!("  {ratio:.3} of before")).unwrap_or_default();
-                let value = number(figure.value);
-                text.push_str(&row(&figure.series, &at, figure.value / most, &format!("{value:>8}{ratio}")));
-            }
+                let ratio = ratio.map(|ratio| format!(" {ratio:.3} of before")).unwrap_or_default();
+                let value = format!("{:>8}{ratio}", number(figure.value));
+                let at = figure.bytes.map(size).unwrap_or_default();
+                Row { label: visible(&figure.series), at, part: figure.value / most, value }
+            };
+            let more = if before.is_some() { RATIO } else { 0 };
+            text.push_str(&lines(&shown.iter().map(row).collect::<Vec<_>>(), columns.saturating_sub(more)));
         }
     }
     text
 }
 
 /// One bar a ratio; a full bar is the best one, or 1.
-pub fn comparison_bars(comparison: &Comparison) -> String {
+pub fn comparison_bars(comparison: &Comparison, columns: usize) -> String {
     let most = comparison.ratios.iter().map(|ratio| ratio.ratio).fold(1.0, f64::max);
-    let line = |ratio: &crate::Ratio| {
-        let at = ratio.bytes.map(size).unwrap_or_default();
-        row(&ratio.series, &at, ratio.ratio / most, &format!("{:>8.3}", ratio.ratio))
+    let row = |ratio: &crate::Ratio| Row {
+        label: visible(&ratio.series),
+        at: ratio.bytes.map(size).unwrap_or_default(),
+        part: ratio.ratio / most,
+        value: format!("{:>8.3}", ratio.ratio),
     };
-    comparison.ratios.iter().map(line).collect()
+    lines(&comparison.ratios.iter().map(row).collect::<Vec<_>>(), columns)
 }
 
-fn row(label: &str, at: &str, part: f64, value: &str) -> String {
-    let filled = if part.is_finite() { (part.clamp(0.0, 1.0) * CELLS).round() } else { 0.0 };
-    let bar: String = (0..30u8).map(|cell| if f64::from(cell) < filled { '#' } else { '.' }).collect();
-    let label: String = visible(label).chars().take(LABEL).collect();
-    format!("  {label:<LABEL$} {at:>9} {bar} {value}\n")
+/// The rows under one another: labels as wide as the longest, unless that leaves too little for bars.
+fn lines(rows: &[Row], columns: usize) -> String {
+    let room = columns.saturating_sub(OTHERS);
+    let longest = rows.iter().map(|row| row.label.chars().count()).max().unwrap_or(0);
+    let label = longest.min(room.saturating_sub(CELLS.0)).max(10);
+    let cells = room.saturating_sub(label).clamp(CELLS.0, CELLS.1);
+    let line = |row: &Row| {
+        let bar = bar(row.part, cells);
+        format!("  {:<label$} {:>9} {bar} {}\n", shortened(&row.label, label), row.at, row.value)
+    };
+    rows.iter().map(line).collect()
+}
+
+/// A bar of `cells`, filled up to `part`, 0 to 1.
+fn bar(part: f64, cells: usize) -> String {
+    let whole = u32::try_from(cells).map_or(0.0, f64::from);
+    let filled = if part.is_finite() { (part.clamp(0.0, 1.0) * whole).round() } else { 0.0 };
+    (0u32..).take(cells).map(|cell| if f64::from(cell) < filled { '#' } else { '.' }).collect()
 }
 
 /// Units in the order in which they come.
@@ -87,7 +114,7 @@ mod tests {
 
     #[test]
     fn the_best_of_a_unit_has_a_full_bar_at_its_largest_size() {
-        let text = bars(&run(), None);
+        let text = bars(&run(), None, 80);
         let line =
             |start: &str| text.lines().find(|line| line.contains(start)).unwrap_or_default().to_owned();
         assert!(line("read, node 0").contains("1 MiB ############################## "), "{text}");
@@ -98,9 +125,35 @@ mod tests {
     #[test]
     fn ratios_to_a_run_before_are_said_and_bad_numbers_have_no_bar() {
         let comparison = Comparison::of(&run(), &run(), None);
-        assert!(bars(&run(), Some(&comparison)).contains("1.000 of before"));
-        assert!(comparison_bars(&comparison).lines().all(|line| line.contains("1.000")));
-        assert!(row("x", "", f64::NAN, "").contains(" .............................. "));
+        assert!(bars(&run(), Some(&comparison), 80).contains("1.000 of before"));
+        assert!(comparison_bars(&comparison, 80).lines().all(|line| line.contains("1.000")));
+        assert_eq!(bar(f64::NAN, 4), "....");
+    }
+
+    #[test]
+    fn no_line_is_longer_than_the_terminal_and_long_names_keep_both_ends() {
+        let mut long = run();
+        for figure in &mut long.verdicts[0].figures {
+            figure.series = format!("HOST_NUMA memory of node 0 of pinned: copy engine, {}", figure.series);
+        }
+        let comparison = Comparison::of(&run(), &run(), None);
+        let same = Comparison::of(&long, &long, None);
+        for columns in [68, 80, 132, 200] {
+            let texts = [
+                bars(&long, None, columns),
+                bars(&long, Some(&same), columns),
+                bars(&run(), Some(&comparison), columns),
+                comparison_bars(&same, columns),
+            ];
+            for line in texts.iter().flat_map(|text| text.lines()) {
+                assert!(line.chars().count() <= columns, "{columns}: {line}");
+            }
+        }
+        let narrow = bars(&long, None, 80);
+        assert!(
+            narrow.contains("HOST_NUMA") && narrow.contains("..") && narrow.contains("read, node 0 "),
+            "{narrow}"
+        );
     }
 
     #[test]
@@ -108,6 +161,6 @@ mod tests {
         let mut hostile = run();
         hostile.verdicts[0].figures[0].series = "\u{1b}]0;x\u{7}".into();
         hostile.verdicts[0].figures[0].bytes = Some(u64::MAX);
-        assert!(bars(&hostile, None).chars().all(|c| c == '\n' || !c.is_control()));
+        assert!(bars(&hostile, None, 80).chars().all(|c| c == '\n' || !c.is_control()));
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::text::{number, size};
+use crate::text::{amount, number, shortened, size};
 use crate::{Figure, Outcome, Run, visible};
 
 /// Two runs, the second measured against the first.
@@ -133,8 +133,12 @@ impl Comparison {
         below
     }
 
-    /// For a person, in lines.
-    pub fn to_text(&self) -> String {
+    /// For a person, in lines; those of figures are no longer than `columns`, from 60 on.
+    pub fn to_text(&self, columns: usize) -> String {
+        /// Columns beside the name of a figure.
+        const OTHERS: usize = 33;
+        let longest = self.ratios.iter().map(|ratio| ratio.what().chars().count()).max().unwrap_or(0);
+        let wide = longest.min(columns.saturating_sub(OTHERS)).max(20);
         let mut text = String::new();
         let mut line = |words: String| {
             text.push_str(&words);
@@ -153,12 +157,13 @@ impl Comparison {
         if self.ratios.is_empty() {
             line("no figure is in both".to_owned());
         } else {
-            line(format!("{:<60} {:>10} {:>10} {:<6} {:>7}", "figure", "first", "second", "unit", "ratio"));
+            line(format!("{:<wide$} {:>8} {:>8} {:<6} {:>7}", "figure", "first", "second", "unit", "ratio"));
         }
         for ratio in &self.ratios {
             let (first, second) = (number(ratio.first), number(ratio.second));
             let unit = visible(&ratio.unit);
-            line(format!("{:<60} {first:>10} {second:>10} {unit:<6} {:>7.3}", ratio.what(), ratio.ratio));
+            let what = shortened(&ratio.what(), wide);
+            line(format!("{what:<wide$} {first:>8} {second:>8} {unit:<6} {:>7.3}", ratio.ratio));
         }
         text
     }
@@ -170,7 +175,7 @@ fn machines(first: &Run, second: &Run) -> Vec<(String, String, String)> {
         let machine = &run.machine;
         let or = |text: &Option<String>| text.clone().unwrap_or_else(|| "none seen".to_owned());
         let nodes: Vec<String> =
-            machine.nodes.iter().map(|n| format!("{} ({})", n.number, size(n.memory))).collect();
+            machine.nodes.iter().map(|n| format!("{} ({})", n.number, amount(n.memory))).collect();
         let gpus: Vec<String> =
             machine.gpus.iter().map(|gpu| gpu.name.clone().unwrap_or_else(|| gpu.id.clone())).collect();
         [
@@ -238,7 +243,7 @@ mod tests {
         assert_eq!(comparison.only_first, ["memory.bandwidth: read, node 0, 4 KiB"]);
         assert_eq!(comparison.only_second, ["pci.links"]);
         assert_eq!((comparison.changed.len(), &*comparison.changed[0].name), (1, "numa.nodes"));
-        let text = comparison.to_text();
+        let text = comparison.to_text(80);
         for words in
             ["kernel: Linux 6.12 | Linux 7.2", "numa.nodes: was failed, is passed", "only in the second"]
         {
@@ -267,6 +272,6 @@ mod tests {
         second.verdicts[0].figures.iter_mut().for_each(|figure| figure.rounds = 0);
         let comparison = Comparison::of(&run(), &second, None);
         assert!(comparison.ratios.is_empty());
-        assert!(comparison.to_text().contains("no figure is in both"));
+        assert!(comparison.to_text(80).contains("no figure is in both"));
     }
 }

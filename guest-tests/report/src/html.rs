@@ -1,30 +1,52 @@
 //! A run as one page that needs nothing else: machine, plots, and a table of what became of each validation.
 
-use crate::plot::plot;
-use crate::text::{escaped, number, size};
-use crate::{Comparison, Outcome, Run, Verdict};
+use std::collections::BTreeMap;
+
+use crate::plot::{bars, plot};
+use crate::text::{amount, escaped, number, size};
+use crate::{Comparison, Figure, Outcome, Ratio, Run, Verdict};
 
 const STYLE: &str = include_str!("page.css");
 
-/// The page; with a comparison against a run before, its figures have a column of ratios.
+/// Most units of one validation that are drawn; the table has all.
+const MOST_UNITS: usize = 16;
+
+/// Ratios to a run before, by validation, series, size and unit.
+struct Before<'a>(BTreeMap<(&'a str, &'a str, Option<u64>, &'a str), &'a Ratio>);
+
+impl<'a> Before<'a> {
+    fn of(comparison: &'a Comparison) -> Self {
+        let key = |ratio: &'a Ratio| ((&*ratio.name, &*ratio.series, ratio.bytes, &*ratio.unit), ratio);
+        Self(comparison.ratios.iter().map(key).collect())
+    }
+
+    fn ratio(&self, name: &str, figure: &Figure) -> Option<&'a Ratio> {
+        self.0.get(&(name, figure.series.as_str(), figure.bytes, figure.unit.as_str())).copied()
+    }
+}
+
+/// The page; with a comparison against a run before, its figures stand beside those.
 pub fn html(run: &Run, before: Option<&Comparison>) -> String {
     let totals = run.totals();
     let (class, word) = if totals.is_good() { ("passed", "good") } else { ("failed", "not good") };
+    let args: String = run.args.iter().map(|arg| format!(", {arg}")).collect();
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
          <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\
          <title>egm-guest validate, {date}</title><style>\n{STYLE}</style></head><body>\
          <header><h1>egm-guest validate</h1><p><span class=\"{class}\">{word}</span> {totals}. {date}, seed {seed}, \
-         sizes to {most}.</p></header><main>",
+         sizes to {most}{args}.</p></header><main>",
         date = escaped(&run.date),
         seed = run.seed,
         most = size(run.most),
+        args = escaped(&args),
     );
     page.push_str(&machine(run));
     page.push_str(&verdicts(run));
+    let ratios = before.map(Before::of);
     for verdict in run.verdicts.iter().filter(|verdict| !verdict.figures.is_empty()) {
-        page.push_str(&figures(verdict, before));
+        page.push_str(&figures(verdict, ratios.as_ref()));
     }
     if let Some(before) = before {
         page.push_str(&baseline(before));
@@ -43,7 +65,7 @@ fn machine(run: &Run) -> String {
         ("hypervisor", machine.hypervisor.clone().unwrap_or_else(none)),
         ("product", machine.product.clone().unwrap_or_else(none)),
         ("processors", format!("{} × {}", machine.cpus, machine.cpu)),
-        ("memory", size(machine.memory)),
+        ("memory", amount(machine.memory)),
         ("GPU driver", machine.driver.clone().unwrap_or_else(none)),
     ];
     for node in &machine.nodes {
@@ -53,14 +75,14 @@ fn machine(run: &Run) -> String {
             format!("processors {}", node.cpus)
         };
         let egm = if node.egm == Some(true) { ", EGM" } else { "" };
-        facts.push(("node", format!("{}: {}, {cpus}{egm}", node.number, size(node.memory))));
+        facts.push(("node", format!("{}: {}, {cpus}{egm}", node.number, amount(node.memory))));
     }
     for gpu in &machine.gpus {
         facts.push(("GPU", format!("{} {} {}", gpu.address, gpu.id, gpu.name.clone().unwrap_or_default())));
     }
     let row = |(what, fact): &(&str, String)| format!("<tr><th>{what}</th><td>{}</td></tr>", escaped(fact));
     let rows: String = facts.iter().map(row).collect();
-    format!("<section><h2>Machine</h2><table>{rows}</table></section>")
+    format!("<section><h2>Machine</h2><table class=\"facts\">{rows}</table></section>")
 }
 
 const fn class(outcome: Outcome) -> &'static str {
@@ -78,15 +100,14 @@ fn verdicts(run: &Run) -> String {
             .value
             .map(|value| format!("{} {}", number(value), verdict.unit.as_deref().unwrap_or_default()));
         format!(
-            "<tr><td>{}</td><td><span class=\"{}\">{}</span></td><td class=\"number\">{}</td>\
-             <td class=\"text\">{}</td><td class=\"text\">{}</td><td class=\"number\">{}.{:03}</td>\
-             <td class=\"number\">{}</td></tr>",
-            escaped(&verdict.name),
+            "<tr><td><span class=\"{}\">{}</span></td><td class=\"name\">{}</td><td class=\"number\">{}</td>\
+             <td class=\"text\">{}<div class=\"soft\">{} ({}.{:03} s, seed {})</div></td></tr>",
             class(verdict.outcome),
             verdict.outcome,
+            escaped(&verdict.name),
             escaped(&value.unwrap_or_default()),
-            escaped(&verdict.claim),
             escaped(&verdict.reason),
+            escaped(&verdict.claim),
             verdict.millis / 1000,
             verdict.millis % 1000,
             verdict.seed
@@ -94,20 +115,24 @@ fn verdicts(run: &Run) -> String {
     };
     let rows: String = run.verdicts.iter().map(row).collect();
     format!(
-        "<section><h2>Validations</h2><div class=\"scroll\"><table><thead><tr><th>name</th><th>outcome</th><th>value</th>\
-         <th>claim</th><th>reason, or what was seen</th><th>seconds</th><th>seed</th></tr></thead><tbody>{rows}</tbody>\
-         </table></div></section>"
+        "<section><h2>Validations</h2><table class=\"verdicts\"><thead><tr><th>outcome</th><th>name</th><th>value</th>\
+         <th>reason, or what was seen; the claim</th></tr></thead><tbody>{rows}</tbody></table></section>"
     )
 }
 
-fn figures(verdict: &Verdict, before: Option<&Comparison>) -> String {
-    let mut units: Vec<&str> = verdict.figures.iter().map(|figure| figure.unit.as_str()).collect();
-    units.dedup();
-    let mut section = format!("<section><h2>{}</h2><div class=\"plots\">", escaped(&verdict.name));
-    for (index, unit) in units.iter().enumerate() {
-        if !units.iter().take(index).any(|other| other == unit) {
-            section.push_str(&plot(&verdict.name, &verdict.figures, unit).unwrap_or_default());
+fn figures(verdict: &Verdict, before: Option<&Before<'_>>) -> String {
+    let value =
+        |figure: &Figure| before.and_then(|b| b.ratio(&verdict.name, figure)).map(|ratio| ratio.first);
+    let mut units: Vec<&str> = Vec::new();
+    for figure in &verdict.figures {
+        if !units.contains(&&*figure.unit) && units.len() < MOST_UNITS {
+            units.push(&figure.unit);
         }
+    }
+    let mut section = format!("<section><h2>{}</h2><div class=\"plots\">", escaped(&verdict.name));
+    for unit in units {
+        section.push_str(&plot(&verdict.name, &verdict.figures, unit, &value).unwrap_or_default());
+        section.push_str(&bars(&verdict.name, &verdict.figures, unit, &value).unwrap_or_default());
     }
     section.push_str(
         "</div><details><summary>Figures</summary><div class=\"scroll\"><table><thead><tr><th>series</th>",
@@ -116,11 +141,7 @@ fn figures(verdict: &Verdict, before: Option<&Comparison>) -> String {
     section.push_str(if before.is_some() { "<th>of before</th></tr></thead>" } else { "</tr></thead>" });
     for figure in &verdict.figures {
         let ratio = before.map(|before| {
-            let is_it = |r: &&crate::Ratio| {
-                (&*r.name, &*r.series, r.bytes, &*r.unit)
-                    == (&*verdict.name, &*figure.series, figure.bytes, &*figure.unit)
-            };
-            let ratio = before.ratios.iter().find(is_it).map(|ratio| format!("{:.3}", ratio.ratio));
+            let ratio = before.ratio(&verdict.name, figure).map(|ratio| format!("{:.3}", ratio.ratio));
             format!("<td class=\"number\">{}</td>", ratio.unwrap_or_default())
         });
         section.push_str(&format!(
@@ -151,6 +172,7 @@ fn baseline(before: &Comparison) -> String {
         format!("<li>{}: {} before, {} now</li>", escaped(what), escaped(first), escaped(second))
     });
     let items: String = machines.chain(changed).chain(gone).chain(new).collect();
+    let items = if items.is_empty() { "<li>nothing else is different</li>".to_owned() } else { items };
     format!("<section><h2>Against the run before</h2><ul>{items}</ul></section>")
 }
 

@@ -23,7 +23,7 @@ pub use figure::Figure;
 pub use html::html;
 pub use junit::junit;
 pub use run::{Gpu, MAX_RUN, Machine, Node, RUN_VERSION, Run, Totals};
-pub use text::visible;
+pub use text::{visible, wrapped};
 pub use verdict::{MAX_FIGURES, MAX_VERDICT, Verdict};
 
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,7 @@
 //! A plot as SVG that stands in a page: curves by size, the sizes on a logarithmic axis.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use crate::Figure;
 use crate::text::{escaped, number, size};
 
@@ -10,12 +12,17 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = 16.0;
 const TOP: f64 = 14.0;
 const BOTTOM: f64 = 40.0;
+/// Most bars under one another; the table has the others.
+const MOST_BARS: usize = 64;
 /// Most series of one plot; more cannot be told apart.
 const MOST_SERIES: usize = 24;
-/// Colours that stay apart for who cannot tell red from green (Okabe and Ito).
-const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
+/// How many colours the page has, `c0` and so on.
+const COLOURS: usize = 6;
 /// How lines differ when the colours have been used.
 const DASHES: [&str; 4] = ["", "6 3", "2 3", "8 3 2 3"];
+
+/// The value that a figure had in a run before.
+pub(crate) type Before<'a> = dyn Fn(&Figure) -> Option<f64> + 'a;
 
 /// What a plot shows: the points of one unit, by series in the order in which they come.
 struct Curves<'a> {
@@ -26,8 +33,10 @@ struct Curves<'a> {
 impl<'a> Curves<'a> {
     fn of(figures: &'a [Figure], unit: &str) -> Self {
         let mut curves = Self { series: Vec::new(), left_out: 0 };
-        let drawn = |f: &&Figure| f.unit == unit && f.rounds > 0 && f.bytes.is_some_and(|bytes| bytes > 0);
-        for figure in figures.iter().filter(drawn) {
+        let in_curves = in_curves(figures, unit);
+        for figure in
+            figures.iter().filter(|figure| is_drawn(figure, unit) && in_curves.contains(&*figure.series))
+        {
             if let Some((_, points)) = curves.series.iter_mut().find(|(name, _)| *name == figure.series) {
                 points.push(figure);
             } else if curves.series.len() < MOST_SERIES {
@@ -45,6 +54,20 @@ impl<'a> Curves<'a> {
     }
 }
 
+/// Whether a figure can be a point of a curve.
+fn is_drawn(figure: &Figure, unit: &str) -> bool {
+    figure.unit == unit && figure.rounds > 0 && figure.bytes.is_some_and(|bytes| bytes > 0)
+}
+
+/// The series that have several sizes: one point is no curve.
+fn in_curves<'a>(figures: &'a [Figure], unit: &str) -> BTreeSet<&'a str> {
+    let mut sizes: BTreeMap<&str, BTreeSet<Option<u64>>> = BTreeMap::new();
+    for figure in figures.iter().filter(|figure| is_drawn(figure, unit)) {
+        sizes.entry(&figure.series).or_default().insert(figure.bytes);
+    }
+    sizes.into_iter().filter(|(_, sizes)| sizes.len() > 1).map(|(series, _)| series).collect()
+}
+
 /// Where values lie in the drawing.
 struct Axes {
     /// Exponents of two at the left and the right.
@@ -54,10 +77,11 @@ struct Axes {
 }
 
 impl Axes {
-    fn of(curves: &Curves<'_>) -> Self {
+    fn of(curves: &Curves<'_>, before: &Before<'_>) -> Self {
         let exponents = || curves.points().filter_map(|figure| figure.bytes).map(exponent);
         let (least, most) = (exponents().fold(f64::MAX, f64::min), exponents().fold(0.0, f64::max));
-        let highest = curves.points().map(|figure| figure.most.max(figure.value)).fold(0.0, f64::max);
+        let values = |figure: &Figure| [figure.most, figure.value, before(figure).unwrap_or(0.0)];
+        let highest = curves.points().flat_map(values).fold(0.0, f64::max);
         Self { x: (least, if most > least { most } else { least + 1.0 }), top: ceiling(highest) }
     }
 
@@ -85,22 +109,25 @@ fn ceiling(value: f64) -> f64 {
     [1.0, 2.0, 2.5, 5.0, 10.0].map(|step| step * power).into_iter().find(|top| *top >= value).unwrap_or(value)
 }
 
-/// The plot of all figures of `unit` that have sizes, with its legend; `None` without any.
-pub(crate) fn plot(title: &str, figures: &[Figure], unit: &str) -> Option<String> {
+/// The plot of the figures of `unit` whose series have several sizes, with its legend; `None` without any. Thin lines
+/// are those of a run before.
+pub(crate) fn plot(title: &str, figures: &[Figure], unit: &str, before: &Before<'_>) -> Option<String> {
     let curves = Curves::of(figures, unit);
     if curves.series.is_empty() {
         return None;
     }
-    let axes = Axes::of(&curves);
+    let axes = Axes::of(&curves, before);
     let label = escaped(&format!("{title}, {unit} by size"));
     let mut svg = format!(
-        "<figure><figcaption>{label}</figcaption><svg role=\"img\" aria-label=\"{label}\" viewBox=\"0 0 {WIDTH} {HEIGHT}\">"
+        "<figure><figcaption>{label}</figcaption><div class=\"scroll\"><svg role=\"img\" aria-label=\"{label}\" \
+         viewBox=\"0 0 {WIDTH} {HEIGHT}\">"
     );
     svg.push_str(&grid(&axes, unit));
     for (index, (name, points)) in curves.series.iter().enumerate() {
+        svg.push_str(&line_before(&axes, points, index, before));
         svg.push_str(&curve(&axes, name, points, unit, index));
     }
-    svg.push_str("</svg><ul class=\"legend\">");
+    svg.push_str("</svg></div><ul class=\"legend\">");
     for (index, (name, _)) in curves.series.iter().enumerate() {
         let line = format!(
             "<svg viewBox=\"0 0 28 8\"><line x1=\"0\" x2=\"28\" y1=\"4\" y2=\"4\" {}/></svg>",
@@ -108,11 +135,49 @@ pub(crate) fn plot(title: &str, figures: &[Figure], unit: &str) -> Option<String
         );
         svg.push_str(&format!("<li>{line}{}</li>", escaped(name)));
     }
+    if curves.points().any(|figure| before(figure).is_some()) {
+        svg.push_str("<li>thin: the run before</li>");
+    }
     if curves.left_out > 0 {
         svg.push_str(&format!("<li>{} points of more series are in the table only</li>", curves.left_out));
     }
     svg.push_str("</ul></figure>");
     Some(svg)
+}
+
+/// Bars of the figures of `unit` that are no curve, on one scale; `None` without any. A mark is the run before.
+pub(crate) fn bars(title: &str, figures: &[Figure], unit: &str, before: &Before<'_>) -> Option<String> {
+    let in_curves = in_curves(figures, unit);
+    let is_point = |figure: &Figure| is_drawn(figure, unit) && in_curves.contains(&*figure.series);
+    let is_bar = |figure: &&Figure| figure.unit == unit && figure.rounds > 0 && !is_point(figure);
+    let shown: Vec<&Figure> = figures.iter().filter(is_bar).take(MOST_BARS).collect();
+    if shown.is_empty() {
+        return None;
+    }
+    let values = |figure: &&Figure| [figure.value, before(figure).unwrap_or(0.0)];
+    let most = shown.iter().flat_map(values).fold(0.0, f64::max);
+    let part = |value: f64| {
+        let part = value / most * 100.0;
+        if part.is_finite() { part.clamp(0.0, 100.0) } else { 0.0 }
+    };
+    let mut list = format!(
+        "<figure><figcaption>{}</figcaption><ul class=\"bars\">",
+        escaped(&format!("{title}, {unit}"))
+    );
+    for figure in shown {
+        let at = figure.bytes.map_or_else(String::new, |bytes| format!(", {}", size(bytes)));
+        let mark = before(figure).map(|value| format!("<b style=\"left:{:.1}%\"></b>", part(value)));
+        list.push_str(&format!(
+            "<li><span>{}{at}</span><span class=\"bar\"><i style=\"width:{:.1}%\"></i>{}</span>\
+             <span class=\"number\">{}</span></li>",
+            escaped(&figure.series),
+            part(figure.value),
+            mark.unwrap_or_default(),
+            number(figure.value)
+        ));
+    }
+    list.push_str("</ul></figure>");
+    Some(list)
 }
 
 fn grid(axes: &Axes, unit: &str) -> String {
@@ -147,9 +212,25 @@ fn grid(axes: &Axes, unit: &str) -> String {
 }
 
 fn style(index: usize) -> String {
-    let colour = COLOURS.get(index % COLOURS.len()).copied().unwrap_or("#000");
-    let dash = DASHES.get(index / COLOURS.len() % DASHES.len()).copied().unwrap_or_default();
-    format!("stroke=\"{colour}\" fill=\"none\" stroke-width=\"2\" stroke-dasharray=\"{dash}\"")
+    let dash = DASHES.get(index / COLOURS % DASHES.len()).copied().unwrap_or_default();
+    format!("class=\"c{}\" fill=\"none\" stroke-width=\"2\" stroke-dasharray=\"{dash}\"", index % COLOURS)
+}
+
+/// A thin line through what the points were in a run before.
+fn line_before(axes: &Axes, points: &[&Figure], index: usize, before: &Before<'_>) -> String {
+    let place = |figure: &&Figure| {
+        let x = axes.x(exponent(figure.bytes.unwrap_or(1)));
+        before(figure).map(|value| format!("{x:.1},{:.1}", axes.y(value)))
+    };
+    let line: Vec<String> = points.iter().filter_map(place).collect();
+    if line.is_empty() {
+        return String::new();
+    }
+    let colour = index % COLOURS;
+    format!(
+        "<polyline class=\"c{colour}\" fill=\"none\" stroke-width=\"0.8\" points=\"{}\"/>",
+        line.join(" ")
+    )
 }
 
 /// A line through the medians; at each a whisker over its rounds, and the numbers for who points at it.
@@ -189,20 +270,32 @@ mod tests {
         Figure::of(series, Some(bytes), "GB/s", &mut [value])
     }
 
-    #[test]
-    fn a_curve_goes_from_left_to_right_and_higher_values_lie_higher() {
-        let figures = [figure("read", 1 << 20, 20.0), figure("read", 4096, 10.0)];
-        let svg = plot("memory", &figures, "GB/s").unwrap();
-        assert!(svg.contains("<polyline points=\"70.0,137.0 744.0,14.0\"/>"), "{svg}");
-        assert!(svg.contains("read, 1 MiB: 20.0 GB/s (20.0 to 20.0, 1 rounds)"), "{svg}");
-        assert!(svg.contains(">64 KiB</text>"), "{svg}");
+    fn drawn(figures: &[Figure], unit: &str) -> Option<String> {
+        plot("memory", figures, unit, &|_| None)
     }
 
     #[test]
-    fn nothing_to_draw_is_no_plot_and_one_point_is_one() {
-        assert_eq!(plot("memory", &[figure("read", 4096, 1.0)], "ns"), None);
-        assert_eq!(plot("memory", &[figure("read", 0, 1.0)], "GB/s"), None);
-        assert!(plot("memory", &[figure("read", 4096, 1.0)], "GB/s").is_some());
+    fn a_curve_goes_from_left_to_right_and_higher_values_lie_higher() {
+        let figures = [figure("read", 1 << 20, 20.0), figure("read", 4096, 10.0)];
+        let svg = drawn(&figures, "GB/s").unwrap();
+        assert!(svg.contains("<polyline points=\"70.0,137.0 744.0,14.0\"/>"), "{svg}");
+        assert!(svg.contains("read, 1 MiB: 20.0 GB/s (20.0 to 20.0, 1 rounds)"), "{svg}");
+        assert!(svg.contains(">64 KiB</text>") && !svg.contains("the run before"), "{svg}");
+        let both = plot("memory", &figures, "GB/s", &|figure| Some(figure.value * 2.0)).unwrap();
+        assert!(both.contains("points=\"70.0,161.6 744.0,63.2\"/>"), "{both}");
+        assert!(both.contains("thin: the run before") && both.matches("<polyline").count() == 2, "{both}");
+    }
+
+    #[test]
+    fn nothing_to_draw_is_no_plot_and_one_point_is_a_bar() {
+        let one = [figure("read", 4096, 1.0), figure("write", 4096, 4.0)];
+        assert_eq!((drawn(&one, "ns"), drawn(&one, "GB/s")), (None, None));
+        assert_eq!(bars("memory", &one, "ns", &|_| None), None);
+        let list = bars("memory", &one, "GB/s", &|_| Some(2.0)).unwrap();
+        assert!(list.contains("read, 4 KiB") && list.contains("width:25.0%"), "{list}");
+        assert!(list.contains("left:50.0%") && list.contains("width:100.0%"), "{list}");
+        let curve = [figure("read", 4096, 1.0), figure("read", 8192, 1.0)];
+        assert_eq!(bars("memory", &curve, "GB/s", &|_| None), None);
     }
 
     #[test]
@@ -215,8 +308,12 @@ mod tests {
         #[test]
         fn every_place_is_inside_the_drawing(bytes in prop::collection::vec(1u64.., 1..5), value in 0.0f64..1e300) {
             let figures: Vec<Figure> = bytes.iter().map(|bytes| figure("<x>", *bytes, value)).collect();
-            let svg = plot("t", &figures, "GB/s").unwrap();
-            prop_assert!(!svg.contains("NaN") && !svg.contains("inf") && !svg.contains("<x>"));
+            let svg = drawn(&figures, "GB/s").unwrap_or_default();
+            let list = bars("t", &figures, "GB/s", &|_| Some(f64::MAX)).unwrap_or_default();
+            prop_assert!(!svg.is_empty() || !list.is_empty());
+            for text in [svg, list] {
+                prop_assert!(!text.contains("NaN") && !text.contains("inf") && !text.contains("<x>"));
+            }
         }
     }
 }

@@ -10,8 +10,10 @@ pub const RUN_VERSION: u32 = 1;
 pub const MAX_RUN: usize = 64 << 20;
 /// Most verdicts of a run.
 const MAX_VERDICTS: usize = 1024;
-/// Longest text about the machine, in characters.
+/// Longest text about the machine, or argument, in characters.
 const MAX_TEXT: usize = 4096;
+/// Most arguments.
+const MAX_ARGS: usize = 1024;
 /// Most nodes or GPUs of a machine.
 const MAX_PARTS: usize = 4096;
 
@@ -30,6 +32,9 @@ pub struct Run {
     pub seed: u64,
     /// The largest size, in bytes.
     pub most: u64,
+    /// Arguments of validations, `KEY=VALUE`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub args: Vec<String>,
     /// Where it ran.
     pub machine: Machine,
     /// What became of each validation, in the order in which they ran.
@@ -146,6 +151,9 @@ impl Run {
         if self.verdicts.len() > MAX_VERDICTS {
             return Err(format!("a run of {} validations, {MAX_VERDICTS} at most", self.verdicts.len()));
         }
+        if self.args.len() > MAX_ARGS {
+            return Err(format!("a run with {} arguments, {MAX_ARGS} at most", self.args.len()));
+        }
         let parts = self.machine.nodes.len().max(self.machine.gpus.len());
         if parts > MAX_PARTS {
             return Err(format!("a machine of {parts} nodes or GPUs, {MAX_PARTS} at most"));
@@ -154,11 +162,17 @@ impl Run {
         let own = [&self.date, &self.program, &machine.kernel, &machine.architecture, &machine.cpu];
         let given = [&machine.hypervisor, &machine.product, &machine.driver].into_iter().flatten();
         let gpus = machine.gpus.iter().flat_map(|gpu| [&gpu.address, &gpu.id].into_iter().chain(&gpu.name));
-        let texts =
-            own.into_iter().chain(given).chain(gpus).chain(machine.nodes.iter().map(|node| &node.cpus));
+        let texts = own
+            .into_iter()
+            .chain(&self.args)
+            .chain(given)
+            .chain(gpus)
+            .chain(machine.nodes.iter().map(|node| &node.cpus));
         let longest = texts.map(|text| text.chars().count()).max().unwrap_or(0);
         if longest > MAX_TEXT {
-            return Err(format!("a machine with a text of {longest} characters, {MAX_TEXT} at most"));
+            return Err(format!(
+                "a machine or an argument with a text of {longest} characters, {MAX_TEXT} at most"
+            ));
         }
         self.verdicts.iter().try_for_each(Verdict::check)
     }
@@ -225,6 +239,7 @@ pub(crate) mod tests {
             program: "egm-guest 0.1.0".into(),
             seed: 42,
             most: 1 << 20,
+            args: Vec::new(),
             machine: Machine {
                 kernel: "Linux 6.12".into(),
                 architecture: "x86_64".into(),

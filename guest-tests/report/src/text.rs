@@ -12,6 +12,40 @@ fn shown(c: char) -> char {
     if c.is_control() || turns || is_none { char::REPLACEMENT_CHARACTER } else { c }
 }
 
+/// The text in lines of at most `columns` characters, each after `indent` blanks and with its line break; only a word that
+/// is longer than that stands out. Blanks between words are one.
+pub fn wrapped(text: &str, indent: usize, columns: usize) -> String {
+    let (mut lines, mut used) = (String::new(), 0);
+    for word in text.split(' ').filter(|word| !word.is_empty()) {
+        let length = word.chars().count();
+        if used > 0 && used + 1 + length <= columns {
+            lines.push(' ');
+            used += 1 + length;
+        } else {
+            lines.push_str(if used > 0 { "\n" } else { "" });
+            lines.extend(std::iter::repeat_n(' ', indent));
+            used = indent + length;
+        }
+        lines.push_str(word);
+    }
+    lines.push('\n');
+    lines
+}
+
+/// The text with its middle left out where it has more than `most` characters: what differs is at either end.
+pub(crate) fn shortened(text: &str, most: usize) -> String {
+    let length = text.chars().count();
+    if length <= most {
+        return text.to_owned();
+    }
+    let kept = most.saturating_sub(2);
+    let begin = kept / 2;
+    let mut short: String = text.chars().take(begin).collect();
+    short.push_str("..");
+    short.extend(text.chars().skip(length - (kept - begin)));
+    short
+}
+
 /// The text as content or as a quoted attribute of HTML.
 pub(crate) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -35,11 +69,21 @@ pub(crate) fn size(bytes: u64) -> String {
     unit.map_or_else(|| format!("{bytes} B"), |(name, shift)| format!("{} {name}", bytes >> shift))
 }
 
+/// An amount of memory, in the largest binary unit that leaves 1 or more: `23.5 GiB`.
+pub(crate) fn amount(bytes: u64) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "one digit behind the point is shown")]
+    let of = |shift: u32| bytes as f64 / (1u64 << shift) as f64;
+    let unit = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)]
+        .into_iter()
+        .find(|(_, shift)| bytes >> shift > 0);
+    unit.map_or_else(|| size(bytes), |(name, shift)| format!("{:.1} {name}", of(shift)))
+}
+
 /// A figure with three digits that count.
 pub(crate) fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),
-        size if !(0.001..1e9).contains(&size) => format!("{value:.2e}"),
+        size if !(0.001..1e8).contains(&size) => format!("{value:.2e}"),
         size if size >= 100.0 => format!("{value:.0}"),
         size if size >= 10.0 => format!("{value:.1}"),
         size if size >= 1.0 => format!("{value:.2}"),
@@ -58,12 +102,27 @@ mod tests {
     }
 
     #[test]
+    fn lines_are_no_longer_than_asked_but_for_a_word_that_is() {
+        assert_eq!(wrapped("one two  three", 2, 9), "  one two\n  three\n");
+        assert_eq!(wrapped("overlong a b", 0, 4), "overlong\na b\n");
+        assert_eq!(wrapped("", 4, 80), "\n");
+    }
+
+    #[test]
+    fn a_long_name_loses_its_middle() {
+        assert_eq!(shortened("copy engine", 11), "copy engine");
+        assert_eq!(shortened("copy engine to GPU", 10), "copy.. GPU");
+        assert_eq!(shortened("abc", 1), "..");
+    }
+
+    #[test]
     fn nothing_that_html_obeys_is_left() {
         assert_eq!(escaped("<a b='c'>\"&"), "&lt;a b=&#39;c&#39;&gt;&quot;&amp;");
     }
 
     #[test]
     fn sizes_and_numbers_are_short() {
+        assert_eq!([0, 1 << 30, 25_275_793_408].map(amount), ["0 B", "1.0 GiB", "23.5 GiB"]);
         assert_eq!([0, 1000, 65536, 1 << 30].map(size), ["0 B", "1000 B", "64 KiB", "1 GiB"]);
         assert_eq!(
             [0.0, 0.52, 5.25, 52.5, 525.0, 1e12].map(number),

@@ -78,6 +78,7 @@ mod tests {
             program,
             seed: 1,
             most: 1,
+            args: Vec::new(),
             machine: Machine::default(),
             verdicts,
         };

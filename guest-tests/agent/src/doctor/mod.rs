@@ -10,13 +10,15 @@ mod path;
 mod rdma;
 mod system;
 
+use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use egm_report::visible;
+use egm_report::{visible, wrapped};
 use serde::Serialize;
 
+use crate::output;
 use crate::tree::{self, NVIDIA, Tree};
 
 pub(crate) use console::on_console;
@@ -100,19 +102,16 @@ pub(crate) fn main(options: &Options) -> ExitCode {
             let live = Live::recorded(&tree);
             (tree, live)
         }
-        Some(root) => {
-            eprintln!("error: --root {} is no folder", root.display());
-            return ExitCode::from(crate::validate::USAGE);
-        }
+        Some(root) => return output::misused(&format!("--root {} is no folder", root.display())),
     };
     let lines = examine(&tree, &live);
-    if options.json {
-        println!("{}", serde_json::to_string_pretty(&lines).unwrap_or_default());
+    output::printed(&if options.json {
+        serde_json::to_string_pretty(&lines).unwrap_or_default() + "\n"
     } else {
-        lines.iter().for_each(|line| print!("{}", text(line)));
-        println!("{}", sum(&lines));
-    }
-    ExitCode::SUCCESS
+        let columns = output::terminal(&io::stdout());
+        let text: String = lines.iter().map(|line| text(line, columns)).collect();
+        format!("{text}{}\n", sum(&lines))
+    })
 }
 
 /// All lines.
@@ -125,10 +124,29 @@ fn examine(tree: &Tree, live: &Live) -> Vec<Line> {
     lines
 }
 
-fn text(line: &Line) -> String {
-    let mut text = format!("{:<8} {:<22} {}\n", line.state.word(), visible(&line.topic), visible(&line.seen));
-    if !line.remedy.is_empty() {
-        text.push_str(&format!("{:<8} {:<22} => {}\n", "", "", visible(&line.remedy)));
+/// Where what was seen begins.
+const SEEN: usize = 32;
+
+/// A line and its remedy; on a terminal with so many columns, in as many lines as it takes.
+fn text(line: &Line, columns: Option<usize>) -> String {
+    let (topic, seen, remedy) = (visible(&line.topic), visible(&line.seen), visible(&line.remedy));
+    let mut text = format!("{:<8} {topic:<22} ", line.state.word());
+    let fits = |text: &str, more: &str| {
+        columns.is_none_or(|columns| text.chars().count() + more.chars().count() <= columns)
+    };
+    if fits(&text, &seen) {
+        text.push_str(&seen);
+        text.push('\n');
+    } else {
+        let below = wrapped(&seen, SEEN, columns.unwrap_or(usize::MAX));
+        // Beside a topic that leaves room, below a longer one.
+        match below.get(SEEN..) {
+            Some(beside) if text.chars().count() <= SEEN => text.push_str(beside),
+            _ => text = format!("{}\n{below}", text.trim_end()),
+        }
+    }
+    if !remedy.is_empty() {
+        text.push_str(&wrapped(&format!("=> {remedy}"), SEEN, columns.unwrap_or(usize::MAX)));
     }
     text
 }
@@ -189,10 +207,85 @@ mod tests {
         }
     }
 
+    /// Files of a machine with a GPU and a network card.
+    const FILES: [&str; 24] = [
+        "proc/cpuinfo",
+        "proc/config.gz",
+        "proc/driver/nvidia/params",
+        "proc/driver/nvidia/version",
+        "proc/sys/kernel/osrelease",
+        "sys/bus/pci/devices/0000:01:00.0/class",
+        "sys/bus/pci/devices/0000:01:00.0/config",
+        "sys/bus/pci/devices/0000:01:00.0/current_link_speed",
+        "sys/bus/pci/devices/0000:01:00.0/numa_node",
+        "sys/bus/pci/devices/0000:01:00.0/resource",
+        "sys/bus/pci/devices/0000:01:00.0/vendor",
+        "sys/class/dmi/id/sys_vendor",
+        "sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/0",
+        "sys/class/infiniband/mlx5_0/ports/1/gids/0",
+        "sys/class/infiniband/mlx5_0/ports/1/state",
+        "sys/devices/system/memory/block_size_bytes",
+        "sys/devices/system/node/has_generic_initiator",
+        "sys/devices/system/node/node0/cpulist",
+        "sys/devices/system/node/node0/meminfo",
+        "sys/devices/system/node/online",
+        "sys/firmware/dmi/tables/DMI",
+        "sys/kernel/mm/memory_peers/nv_mem/version",
+        "sys/module/nvidia/version",
+        "var/log/dmesg",
+    ];
+
+    /// The file that makes a function NVIDIA's GPU has to say so, or the lines behind it are never reached.
+    fn written(folder: &std::path::Path, file: &str, bytes: &[u8]) {
+        let path = folder.join(file);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let bytes: &[u8] = match file.rsplit_once('/') {
+            Some((_, "class")) => b"0x030200",
+            Some((_, "vendor")) => b"0x10de",
+            _ => bytes,
+        };
+        std::fs::write(path, bytes).unwrap();
+    }
+
+    proptest::proptest! {
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(16))]
+        #[test]
+        fn rubbish_in_every_file_gives_lines_that_obey_nobody(
+            rubbish in proptest::collection::vec(proptest::collection::vec(proptest::num::u8::ANY, 0..300), FILES.len()),
+        ) {
+            let folder = tempfile::tempdir().unwrap();
+            FILES.iter().zip(&rubbish).for_each(|(file, bytes)| written(folder.path(), file, bytes));
+            let tree = Tree::at(folder.path());
+            for line in examine(&tree, &Live::recorded(&tree)) {
+                proptest::prop_assert!(!line.seen.is_empty());
+                proptest::prop_assert!(line.state != State::Lacks || !line.remedy.is_empty(), "{:?}", line);
+                for columns in [None, Some(40)] {
+                    proptest::prop_assert!(text(&line, columns).chars().all(|c| c == '\n' || !c.is_control()));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn on_a_terminal_a_line_is_as_wide_as_that() {
+        let long = lacks(
+            "CONFIG_INFINIBAND_ON_DEMAND_PAGING",
+            "not set: RDMA without locked memory",
+            "another kernel",
+        );
+        for line in
+            [long, ok("EGM", "node 1, as the driver said when it was loaded some time ago, in its own words")]
+        {
+            let shown = text(&line, Some(60));
+            assert!(shown.lines().all(|line| line.chars().count() <= 60), "{shown}");
+            assert!(shown.contains(&line.topic) && text(&line, None).lines().count() <= 2, "{shown}");
+        }
+    }
+
     #[test]
     fn what_is_printed_obeys_nobody() {
         let hostile = lacks("topic", "\u{1b}[2Jname\n", "do\u{202e}this");
-        assert!(text(&hostile).chars().all(|c| c == '\n' || (!c.is_control() && c != '\u{202e}')));
+        assert!(text(&hostile, None).chars().all(|c| c == '\n' || (!c.is_control() && c != '\u{202e}')));
         assert_eq!(sum(&[hostile]), "0 ok, 1 lacking, 0 unknown, 0 not applicable");
     }
 }

@@ -1,28 +1,46 @@
-//! The command line of `egm-guest validate`: what a person asks for, the run, and where it goes.
+//! The command line of `egm-guest validate`: what a person asks for, and the run.
 
 use std::fs::File;
-use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
+use std::io::Read;
 use std::process::ExitCode;
 
 use clap::Args;
 use egm_address::ByteSize;
-use egm_report::{Comparison, MAX_RUN, Outcome, RUN_VERSION, Run, Verdict};
+use egm_report::{Outcome, RUN_VERSION, Run, Verdict};
 
 use super::process::{self, Given};
 use super::progress::Progress;
-use super::{Validation, all, find, select, show};
+use super::report::{Form, Report};
+use super::{Validation, all, find, select};
 use crate::cmdline::Arguments;
-use crate::finding::Finding;
 use crate::tree::Tree;
-use crate::{calendar, machine};
+use crate::{calendar, machine, output};
 
-/// Exit code for a command line that is not understood.
-pub(crate) const USAGE: u8 = 2;
 /// Largest size that is chosen without `--size`, in bytes.
 const MOST: u64 = 256 << 20;
 /// Smallest one.
 const LEAST: u64 = 1 << 20;
+/// The smallest that can be asked for, in bytes: the largest page that a processor's kernel has.
+const LEAST_ASKED: u64 = 64 << 10;
+
+/// Arguments that validations take (`--arg`); another one would be a slip of the pen that nobody notices.
+pub(crate) const ARGUMENTS: [&str; 15] = [
+    "deadline",
+    "memory.nodes",
+    "memory.rounds",
+    "memory.threads",
+    "nvshmem.library",
+    "nvshmem.pes",
+    "rdma.device",
+    "rdma.gid",
+    "rdma.listen",
+    "rdma.node",
+    "rdma.patience",
+    "rdma.peer",
+    "rdma.requests",
+    "rdma.rounds",
+    "rdma.rxe",
+];
 
 /// What a person asks for.
 #[derive(Debug, Args)]
@@ -33,108 +51,82 @@ pub(crate) struct Options {
     /// Names the validations and what each claims.
     #[arg(long)]
     list: bool,
-    /// The largest buffer: `64MiB`. Without it a sixteenth of what is free, 1 MiB to 256 MiB.
-    #[arg(long, value_name = "BYTES")]
+    /// The largest buffer, from 64KiB on. Without it a sixteenth of what is free, 1MiB to 256MiB.
+    #[arg(long, value_name = "BYTES", value_parser = size)]
     size: Option<ByteSize>,
     /// Repeats what was random in another run.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// A run written before, with --json: its figures stand beside these.
-    #[arg(long, value_name = "FILE")]
-    baseline: Option<PathBuf>,
-    /// Fails the run when a figure is below this part of the baseline's: `0.95`.
-    #[arg(long, value_name = "RATIO", requires = "baseline", value_parser = ratio)]
-    least: Option<f64>,
-    /// A table, bars and reasons. The default.
-    #[arg(long, group = "format")]
-    table: bool,
-    /// One JSON document.
-    #[arg(long, group = "format")]
-    json: bool,
-    /// JUnit XML.
-    #[arg(long, group = "format")]
-    junit: bool,
-    /// Writes there, not to standard output.
-    #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
-    /// Writes a page with plots, too.
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
     /// An argument of validations; `deadline` is the seconds that each may take.
     #[arg(long = "arg", value_name = "KEY=VALUE")]
     args: Vec<String>,
+    #[command(flatten)]
+    form: Form,
 }
 
-fn ratio(text: &str) -> Result<f64, String> {
-    let ratio = text.parse::<f64>().ok().filter(|ratio| ratio.is_finite() && *ratio > 0.0);
-    ratio.ok_or_else(|| "not a number above 0".to_owned())
+fn size(text: &str) -> Result<ByteSize, String> {
+    let size: ByteSize = text.parse().map_err(|wrong: egm_address::SizeError| wrong.to_string())?;
+    if size.get() < LEAST_ASKED {
+        return Err(format!("a buffer has {} at least", ByteSize::new(LEAST_ASKED)));
+    }
+    Ok(size)
 }
 
 /// Validates, and says by the exit code whether nothing failed.
 pub(crate) fn main(options: &Options) -> ExitCode {
-    match validate(options) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(wrong) => {
-            eprintln!("error: {wrong}");
-            ExitCode::from(USAGE)
-        }
+    let asked = chosen(options).and_then(|chosen| {
+        // Everything that may be wrong with the command line is found before the first validation runs.
+        known(&options.args)?;
+        let report = if options.list { None } else { Some(options.form.open()?) };
+        Ok((chosen, report))
+    });
+    match asked {
+        Err(wrong) => output::misused(&wrong),
+        Ok((chosen, None)) => output::printed(&list(&chosen)),
+        Ok((chosen, Some(report))) => Report::write(report, run(options, &chosen)),
     }
 }
 
-/// Everything that may be wrong with the command line is found before the first validation runs.
-fn validate(options: &Options) -> Result<bool, String> {
+fn chosen(options: &Options) -> Result<Vec<&'static Validation>, String> {
     let names: Vec<&str> = all().map(|validation| validation.name).collect();
-    let chosen: Vec<&Validation> =
-        select::select(&names, &options.select)?.into_iter().filter_map(find).collect();
-    if options.list {
-        chosen.iter().for_each(|validation| println!("{:<28} {}", validation.name, validation.claim));
-        return Ok(true);
-    }
-    Arguments::from_pairs(&options.args).map_err(|broken| broken.to_string())?;
-    let before = options.baseline.as_deref().map(read_run).transpose()?;
-    let out = options.out.as_deref().map(create).transpose()?;
-    let html = options.html.as_deref().map(create).transpose()?;
-    let mut run = run(options, &chosen);
-    let comparison = before.map(|before| Comparison::of(&before, &run, None));
-    if let (Some(comparison), Some(least)) = (&comparison, options.least) {
-        run.verdicts.push(regressions(comparison, least, run.seed));
-    }
-    let text = if options.json {
-        run.to_json()
-    } else if options.junit {
-        egm_report::junit(&run)
-    } else {
-        show::table(&run, comparison.as_ref(), show::colours(out.is_some()))
-    };
-    write(out, &text)?;
-    if let Some(file) = html {
-        write(Some(file), &egm_report::html(&run, comparison.as_ref()))?;
-    }
-    Ok(run.totals().is_good())
+    Ok(select::select(&names, &options.select)?.into_iter().filter_map(find).collect())
 }
 
-/// What [`super::on_console`] found, as a run.
-pub(super) fn document(seed: u64, most: u64, verdicts: Vec<Verdict>) -> Run {
-    let machine = machine::machine(&Tree::live());
-    Run { version: RUN_VERSION, date: calendar::now(), program: program(), seed, most, machine, verdicts }
+/// That each argument is one that a validation takes, with a value that can be one.
+fn known(args: &[String]) -> Result<(), String> {
+    let arguments = Arguments::from_pairs(args).map_err(|broken| broken.to_string())?;
+    let keys = args.iter().filter_map(|arg| Some(arg.split_once('=')?.0));
+    if let Some(other) = keys.into_iter().find(|key| !ARGUMENTS.contains(key)) {
+        return Err(format!("--arg {other} is none that a validation takes: {}", ARGUMENTS.join(", ")));
+    }
+    process::deadline(&arguments).map(drop).map_err(|broken| broken.to_string())
 }
 
-fn run(options: &Options, chosen: &[&'static Validation]) -> Run {
-    let tree = Tree::live();
-    let seed = options.seed.unwrap_or_else(random_seed);
-    let most =
-        options.size.map_or_else(|| default_size(machine::meminfo(&tree, "MemAvailable")), ByteSize::get);
-    let mut run = Run {
+fn list(chosen: &[&Validation]) -> String {
+    chosen.iter().map(|validation| format!("{:<28} {}\n", validation.name, validation.claim)).collect()
+}
+
+/// The document of a run that begins now, as it is given, with what it has found.
+pub(super) fn document(given: &Given, verdicts: Vec<Verdict>) -> Run {
+    let key = |arg: &str| arg.split_once('=').is_some_and(|(key, _)| ARGUMENTS.contains(&key));
+    Run {
         version: RUN_VERSION,
         date: calendar::now(),
         program: program(),
-        seed,
-        most,
-        machine: machine::machine(&tree),
-        verdicts: Vec::new(),
-    };
+        seed: given.seed,
+        most: given.most,
+        args: given.args.iter().filter(|arg| key(arg)).cloned().collect(),
+        machine: machine::machine(&Tree::live()),
+        verdicts,
+    }
+}
+
+fn run(options: &Options, chosen: &[&'static Validation]) -> Run {
+    let seed = options.seed.unwrap_or_else(random_seed);
+    let available = || machine::meminfo(&Tree::live(), "MemAvailable");
+    let most = options.size.map_or_else(|| default_size(available()), ByteSize::get);
     let given = Given { name: String::new(), seed, most, args: options.args.clone() };
+    let mut run = document(&given, Vec::new());
     let mut progress = Progress::new(chosen.len());
     for validation in chosen {
         let verdict = process::run(validation, &given, &mut |since| progress.told(validation.name, since));
@@ -154,65 +146,6 @@ fn default_size(available: Option<u64>) -> u64 {
     let part = available.unwrap_or(0) / 16;
     let power = part.checked_ilog2().map_or(0, |power| 1u64 << power);
     power.clamp(LEAST, MOST)
-}
-
-/// The verdict on figures that are worse than a person allows.
-fn regressions(comparison: &Comparison, least: f64, seed: u64) -> Verdict {
-    const NAME: &str = "baseline.least";
-    const CLAIM: &str = "no figure is below --least of the baseline's";
-    let below = comparison.below(least);
-    let said: Vec<String> = below
-        .iter()
-        .take(6)
-        .map(|ratio| format!("{} is {:.3} of before", ratio.what(), ratio.ratio))
-        .collect();
-    let mut finding = match (comparison.ratios.is_empty(), below.is_empty()) {
-        (true, _) => Finding::waived(
-            "the baseline has none of this run's figures: take one of the same validations and sizes",
-        ),
-        (false, true) => Finding::passed(format!("{} figures, least {least}", comparison.ratios.len())),
-        (false, false) => Finding::failed(format!(
-            "{} of {} figures are below {least}: {}",
-            below.len(),
-            comparison.ratios.len(),
-            said.join("; ")
-        )),
-    };
-    if let Some(worst) = comparison.ratios.iter().map(|ratio| ratio.ratio).min_by(f64::total_cmp) {
-        finding = finding.with_value(worst, "of before");
-    }
-    finding.into_verdict(NAME, CLAIM, seed)
-}
-
-/// Reads a run that was written before.
-pub(crate) fn read_run(path: &Path) -> Result<Run, String> {
-    let file = File::open(path).map_err(|error| format!("cannot open {}: {error}", path.display()))?;
-    let mut text = Vec::new();
-    file.take(MAX_RUN as u64 + 1)
-        .read_to_end(&mut text)
-        .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-    Run::parse(&text).map_err(|why| {
-        format!("{} is {why}; write one with `egm-guest validate --json --out FILE`", path.display())
-    })
-}
-
-fn create(path: &Path) -> Result<(File, &Path), String> {
-    let file = File::create(path).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
-    Ok((file, path))
-}
-
-fn write(file: Option<(File, &Path)>, text: &str) -> Result<(), String> {
-    match file {
-        Some((mut file, path)) => file
-            .write_all(text.as_bytes())
-            .map_err(|error| format!("cannot write {}: {error}", path.display())),
-        None => {
-            // Nobody is left to tell when standard output is gone.
-            let mut out = std::io::stdout().lock();
-            let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-            Ok(())
-        }
-    }
 }
 
 /// A seed that nobody chose.
@@ -243,33 +176,55 @@ mod tests {
         assert_eq!(default_size(Some(u64::MAX)), MOST);
     }
 
-    #[test]
-    fn a_ratio_is_a_number_above_zero() {
-        assert_eq!(ratio("0.95"), Ok(0.95));
-        assert!(["0", "-1", "NaN", "inf", "x"].iter().all(|text| ratio(text).is_err()));
+    /// What follows `args.get("` and the like in the source of validations.
+    fn asked_for(folder: &std::path::Path, keys: &mut Vec<String>) {
+        for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            let path = entry.path();
+            if path.is_dir() {
+                asked_for(&path, keys);
+                continue;
+            }
+            let text = std::fs::read_to_string(path).unwrap();
+            for call in ["args.get", "args.text"].iter().flat_map(|call| text.split(call).skip(1)) {
+                let (before, rest) = call.split_once('"').unwrap();
+                let key = rest.split('"').next().unwrap();
+                // Not the words of this function.
+                let is_key = key.chars().all(|c| c.is_ascii_lowercase() || c == '.');
+                if is_key && before.ends_with('(') && before.len() < 40 {
+                    keys.push(key.to_owned());
+                }
+            }
+        }
     }
 
     #[test]
-    fn a_figure_below_the_least_fails_and_is_named() {
-        let ratio = |series: &str, ratio| egm_report::Ratio {
-            name: "memory.bandwidth".into(),
-            series: series.into(),
-            bytes: None,
-            unit: "GB/s".into(),
-            first: 1.0,
-            second: ratio,
-            ratio,
-        };
-        let both =
-            Comparison { ratios: vec![ratio("read", 0.98), ratio("write", 0.5)], ..Comparison::default() };
-        let failed = regressions(&both, 0.95, 1);
-        assert_eq!((failed.outcome, failed.value), (Outcome::Failed, Some(0.5)));
+    fn every_argument_that_a_validation_asks_for_is_known() {
+        let mut keys = Vec::new();
+        asked_for(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/validate"), &mut keys);
+        // What the kernel command line says of a run.
+        keys.retain(|key| !["json", "size", "seed"].contains(&key.as_str()));
+        assert!(keys.len() > 10, "{keys:?}");
+        for key in &keys {
+            assert!(ARGUMENTS.contains(&key.as_str()), "{key} is asked for, and not in ARGUMENTS");
+        }
+        for known in ARGUMENTS.iter().filter(|known| !keys.iter().any(|key| key == **known)) {
+            assert_eq!(*known, "deadline", "nothing asks for {known}");
+        }
+    }
+
+    #[test]
+    fn an_argument_that_nothing_takes_is_refused() {
+        let refused = |arg: &str| known(&[arg.to_owned()]).unwrap_err();
+        assert!(refused("memory.round=3").contains("memory.rounds"), "{}", refused("memory.round=3"));
         assert!(
-            failed.reason.contains("1 of 2") && failed.reason.contains("write is 0.500"),
-            "{}",
-            failed.reason
+            refused("deadline").contains("KEY=VALUE") && refused("deadline=soon").contains("deadline=soon")
         );
-        assert_eq!(regressions(&both, 0.5, 1).outcome, Outcome::Passed);
-        assert_eq!(regressions(&Comparison::default(), 0.5, 1).outcome, Outcome::Waived);
+        assert_eq!(known(&["deadline=5".into(), "memory.nodes=0,2".into()]), Ok(()));
+    }
+
+    #[test]
+    fn a_size_that_no_buffer_has_is_refused() {
+        assert_eq!(size("64KiB").map(ByteSize::get), Ok(64 << 10));
+        assert!(["0", "63KiB", "x"].iter().all(|text| size(text).is_err()));
     }
 }

@@ -16,11 +16,15 @@ pub(crate) mod pci;
 mod process;
 mod progress;
 mod rdma;
+mod report;
 mod select;
 mod show;
 
-pub(crate) use cli::{Options, USAGE, main, read_run};
+#[cfg(test)]
+pub(crate) use cli::ARGUMENTS;
+pub(crate) use cli::{Options, main};
 pub(crate) use process::{Given, part_in_this_process, validation_in_this_process};
+pub(crate) use report::{Again, again, read_run};
 
 use egm_report::Check;
 
@@ -108,7 +112,8 @@ pub(crate) fn on_console(words: &[String], args: &Arguments, mut each: impl FnMu
         });
     }
     if args.text("json").is_some() {
-        println!("{}", cli::document(seed, most, verdicts).to_line());
+        let given = Given { name: String::new(), seed, most, args: args.pairs().collect() };
+        println!("{}", cli::document(&given, verdicts).to_line());
     }
     chosen.len()
 }

@@ -89,8 +89,13 @@ pub(super) fn run(validation: &Validation, given: &Given, each: &mut dyn FnMut(D
     verdict
 }
 
+/// How long a validation may take.
+pub(super) fn deadline(args: &Arguments) -> Result<Duration, Broken> {
+    args.get("deadline", DEADLINE).map(Duration::from_secs)
+}
+
 fn child(validation: &Validation, given: &Given, each: &mut dyn FnMut(Duration)) -> Result<Verdict, Broken> {
-    let deadline = Duration::from_secs(Arguments::from_pairs(&given.args)?.get("deadline", DEADLINE)?);
+    let deadline = deadline(&Arguments::from_pairs(&given.args)?)?;
     let mut command = Command::new("/proc/self/exe");
     command.arg("validation").arg(validation.name);
     command.args(["--seed", &given.seed.to_string(), "--most", &given.most.to_string()]);

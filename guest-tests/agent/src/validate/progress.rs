@@ -1,7 +1,9 @@
 //! A line on standard error that says how far a run is, for a person at a terminal; nothing when nobody looks.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::time::Duration;
+
+use crate::output;
 
 const CELLS: usize = 24;
 
@@ -10,20 +12,23 @@ const CELLS: usize = 24;
 pub(super) struct Progress {
     total: usize,
     done: usize,
-    shown: bool,
+    /// Columns of the terminal, where there is one.
+    columns: Option<usize>,
 }
 
 impl Progress {
     /// Of a run of `total` validations.
     pub(super) fn new(total: usize) -> Self {
-        Self { total, done: 0, shown: io::stderr().is_terminal() }
+        Self { total, done: 0, columns: output::terminal(&io::stderr()) }
     }
 
     /// The validation `name` runs since then.
     pub(super) fn told(&self, name: &str, since: Duration) {
-        if self.shown {
+        if let Some(columns) = self.columns {
+            // A line that wraps could not be taken back.
+            let line: String = line(self.done, self.total, name, since).chars().take(columns - 1).collect();
             // ANSI: to the line's begin, and erase to its end.
-            let _ = write!(io::stderr(), "\r{}\x1b[K", line(self.done, self.total, name, since));
+            let _ = write!(io::stderr(), "\r{line}\x1b[K");
         }
     }
 
@@ -36,7 +41,7 @@ impl Progress {
 /// What is printed next begins on a line of its own.
 impl Drop for Progress {
     fn drop(&mut self) {
-        if self.shown && self.total > 0 {
+        if self.columns.is_some() && self.total > 0 {
             let _ = write!(io::stderr(), "\r\x1b[K");
         }
     }

@@ -5,10 +5,13 @@
 /// but such words starts from all.
 ///
 /// # Errors
-/// A word that selects nothing.
+/// A word that selects nothing, words of which none is left, or words that together leave nothing.
 pub(super) fn select<'a>(names: &[&'a str], wanted: &[String]) -> Result<Vec<&'a str>, String> {
     let words: Vec<&str> =
         wanted.iter().flat_map(|text| text.split(',')).map(str::trim).filter(|w| !w.is_empty()).collect();
+    if words.is_empty() && !wanted.is_empty() {
+        return Err("--select without a word: `egm-guest validate --list` names them".to_owned());
+    }
     let mut chosen = vec![words.iter().all(|word| word.starts_with('-')); names.len()];
     for word in words {
         let (pattern, take) = word.strip_prefix('-').map_or((word, true), |pattern| (pattern, false));
@@ -24,6 +27,9 @@ pub(super) fn select<'a>(names: &[&'a str], wanted: &[String]) -> Result<Vec<&'a
                 "--select {word:?} is no group, name or pattern of a validation: `egm-guest validate --list` names them"
             ));
         }
+    }
+    if !chosen.contains(&true) {
+        return Err(format!("--select {:?} leaves no validation", wanted.join(",")));
     }
     Ok(names.iter().zip(chosen).filter_map(|(name, chosen)| chosen.then_some(*name)).collect())
 }
@@ -92,6 +98,13 @@ mod tests {
     fn a_word_that_selects_nothing_is_an_error() {
         for word in ["memroy", "cuda.", "-x", "?"] {
             assert!(chosen(&[word]).unwrap_err().contains(word), "{word}");
+        }
+    }
+
+    #[test]
+    fn a_selection_that_leaves_nothing_is_an_error() {
+        for words in [&["*,-*"][..], &["-memory,-numa,-cuda"], &[""], &[",", " "]] {
+            assert!(chosen(words).is_err(), "{words:?}");
         }
     }
 

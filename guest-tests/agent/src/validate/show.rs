@@ -2,32 +2,43 @@
 
 use std::io::{self, IsTerminal};
 
-use egm_report::{Comparison, Outcome, Run, Verdict, visible};
+use egm_report::{Comparison, Outcome, Run, Verdict, visible, wrapped};
 
 use super::cli::is_good;
+use crate::output;
 
-/// Whether words may be coloured: standard output is a terminal that knows colours, and nobody minds (`NO_COLOR`).
-pub(super) fn colours(to_file: bool) -> bool {
-    let minds = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
-    !to_file && !minds && !is_dumb && io::stdout().is_terminal()
+/// Blanks before a reason that has lines of its own.
+const INDENT: usize = 4;
+
+/// What a table is shown on.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Screen {
+    /// Whether words may be coloured.
+    colours: bool,
+    /// Columns of the terminal; what is none gets a line each, however long, which other programs can search.
+    terminal: Option<usize>,
+}
+
+impl Screen {
+    /// Standard output, or a file. Colours are for a terminal that knows them, where nobody minds (`NO_COLOR`).
+    pub(super) fn of_output(to_file: bool) -> Self {
+        let terminal = if to_file { None } else { output::terminal(&io::stdout()) };
+        let minds = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
+        Self { colours: !minds && !is_dumb && !to_file && io::stdout().is_terminal(), terminal }
+    }
 }
 
 /// The table, bars of the figures, what is different from a run before, and the totals.
-pub(super) fn table(run: &Run, before: Option<&Comparison>, colours: bool) -> String {
+pub(super) fn table(run: &Run, before: Option<&Comparison>, screen: Screen) -> String {
     let mut text = String::new();
     for verdict in &run.verdicts {
-        text.push_str(&row(verdict, colours));
+        text.push_str(&row(verdict, screen));
         if !is_good(verdict.outcome) && verdict.name != "baseline.least" {
-            text.push_str(&format!(
-                "  again: egm-guest validate --select {} --seed {} --size {}\n",
-                visible(&verdict.name),
-                run.seed,
-                run.most
-            ));
+            text.push_str(&again(run, verdict));
         }
     }
-    let bars = egm_report::bars(run, before);
+    let bars = egm_report::bars(run, before, screen.terminal.unwrap_or(output::COLUMNS));
     if !bars.is_empty() {
         text.push('\n');
         text.push_str(&bars);
@@ -37,6 +48,22 @@ pub(super) fn table(run: &Run, before: Option<&Comparison>, colours: bool) -> St
     }
     text.push_str(&format!("\n{}; seed {}\n", run.totals(), run.seed));
     text
+}
+
+/// The words that repeat a validation, for a shell.
+fn again(run: &Run, verdict: &Verdict) -> String {
+    let args: String = run.args.iter().map(|arg| format!(" --arg {}", quoted(&visible(arg)))).collect();
+    let name = quoted(&visible(&verdict.name));
+    format!("  again: egm-guest validate --select {name} --seed {} --size {}{args}\n", run.seed, run.most)
+}
+
+/// A word as a shell takes it for one.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-=/:,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
 }
 
 /// Outcomes, and what is in one run only; ratios are beside the bars.
@@ -59,16 +86,25 @@ fn different(before: &Comparison) -> String {
     lines.join("\n")
 }
 
-fn row(verdict: &Verdict, colours: bool) -> String {
+fn row(verdict: &Verdict, screen: Screen) -> String {
     let value = verdict.value.map_or_else(String::new, |value| {
         format!("{value:.2} {}", visible(verdict.unit.as_deref().unwrap_or_default()))
     });
-    let outcome = format!("{:<7}", verdict.outcome);
+    let word = format!("{:<7}", verdict.outcome);
     let outcome =
-        if colours { format!("\x1b[{}m{outcome}\x1b[0m", colour(verdict.outcome)) } else { outcome };
+        if screen.colours { format!("\x1b[{}m{word}\x1b[0m", colour(verdict.outcome)) } else { word.clone() };
     let (name, reason) = (visible(&verdict.name), visible(&verdict.reason));
-    let row = format!("{name:<28} {outcome} {value:>14}  {reason}");
-    format!("{}\n", row.trim_end())
+    let length = format!("{name:<28} {word} {value:>14}  {reason}").chars().count();
+    match screen.terminal {
+        Some(columns) if length > columns => {
+            let row = format!("{name:<28} {outcome} {value:>14}");
+            format!("{}\n{}", row.trim_end(), wrapped(&reason, INDENT, columns))
+        }
+        _ => {
+            let row = format!("{name:<28} {outcome} {value:>14}  {reason}");
+            format!("{}\n", row.trim_end())
+        }
+    }
 }
 
 const fn colour(outcome: Outcome) -> u8 {
@@ -84,13 +120,45 @@ mod tests {
     use super::*;
     use crate::finding::Finding;
 
+    const FILE: Screen = Screen { colours: false, terminal: None };
+
     #[test]
     fn a_row_has_no_escapes_but_our_colours() {
         let verdict = Finding::error("a\u{1b}[2Jb").into_verdict("memory.pattern", "", 1);
         assert_eq!(
-            row(&verdict, false),
+            row(&verdict, FILE),
             "memory.pattern               error                   a\u{fffd}[2Jb\n"
         );
-        assert!(row(&verdict, true).contains("\u{1b}[31merror  \u{1b}[0m"));
+        assert!(row(&verdict, Screen { colours: true, ..FILE }).contains("\u{1b}[31merror  \u{1b}[0m"));
+    }
+
+    #[test]
+    fn a_reason_that_does_not_fit_the_terminal_has_lines_of_its_own() {
+        let verdict =
+            Finding::waived("no huge page is set aside and free: say so to the kernel, for this one is long");
+        let verdict = verdict.into_verdict("memory.hugetlb", "", 1);
+        let text = row(&verdict, Screen { colours: false, terminal: Some(60) });
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "memory.hugetlb               waived");
+        assert!(lines.len() == 3 && lines.iter().all(|line| line.chars().count() <= 60), "{text}");
+        assert_eq!(row(&verdict, FILE).lines().count(), 1);
+    }
+
+    #[test]
+    fn what_failed_is_repeated_with_its_arguments_as_one_shell_word_each() {
+        let run = Run {
+            version: egm_report::RUN_VERSION,
+            date: String::new(),
+            program: String::new(),
+            seed: 3,
+            most: 65536,
+            args: vec!["memory.rounds=2".into(), "nvshmem.library=/a b/it's.so".into()],
+            machine: egm_report::Machine::default(),
+            verdicts: vec![Finding::failed("x").into_verdict("memory.pattern", "", 1)],
+        };
+        let text = table(&run, None, FILE);
+        let again = "again: egm-guest validate --select memory.pattern --seed 3 --size 65536 --arg memory.rounds=2 \
+                     --arg 'nvshmem.library=/a b/it'\\''s.so'\n";
+        assert!(text.contains(again), "{text}");
     }
 }

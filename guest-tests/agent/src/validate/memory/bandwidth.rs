@@ -9,11 +9,10 @@ use std::time::{Duration, Instant};
 use egm_report::Figure;
 
 use super::place::{self, Place};
-use super::{ROUNDS, sizes};
+use super::sizes;
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::pattern;
-use crate::tree::Tree;
 use crate::validate::Setting;
 
 /// Bytes that a round moves at most, where one pass is less.
@@ -27,46 +26,41 @@ const UNIT: &str = "GB/s";
 const MOST_THREADS: usize = 256;
 
 pub(super) fn run(setting: &Setting) -> Result<Finding, Broken> {
-    let (places, left_out) = place::places(&Tree::live(), setting)?;
-    if places.is_empty() {
-        return Ok(Finding::waived(left_out.join("; ")));
-    }
-    let rounds = setting.args.get("memory.rounds", ROUNDS)?.clamp(1, 1000);
-    let (mut claim, mut figures) = (Claim::default(), Vec::new());
-    for place in &places {
-        place.run_near();
-        let (mut source, mut target) = (place.memory(place.size)?, place.memory(place.size)?);
-        pattern::fill(source.bytes_mut(), setting.seed, 0, 0);
-        target.bytes_mut().fill(POISON);
-        for size in sizes(place.size) {
-            let parts = (source.bytes().get(..size), target.bytes_mut().get_mut(..size));
-            let (Some(from), Some(to)) = parts else { continue };
-            for (operation, mut speeds) in measure(&mut claim, place, from, to, setting.seed, rounds) {
-                figures.push(Figure::of(
-                    format!("{operation}, {}", place.name()),
-                    Some(size as u64),
-                    UNIT,
-                    &mut speeds,
-                ));
-            }
-        }
-        let threads = threads(place);
-        if threads > 1 {
-            for (operation, mut speeds) in
-                together(&mut claim, place, source.bytes(), target.bytes_mut(), setting.seed, rounds)
-            {
-                let series = format!("{operation}, {}, {threads} threads", place.name());
-                figures.push(Figure::of(series, Some(place.size as u64), UNIT, &mut speeds));
-            }
-        }
-    }
-    claim.seen(places.iter().map(Place::name).collect::<Vec<_>>().join(", "));
-    left_out.into_iter().for_each(|left| claim.seen(left));
+    let finding = place::in_each(setting, |claim, place, rounds| of(claim, place, setting.seed, rounds))?;
     // Small buffers are in caches: what memory gives is at the largest size.
-    let largest = figures.iter().filter_map(|figure| figure.bytes).max();
-    let of_memory = figures.iter().filter(|figure| figure.bytes == largest);
-    let best = of_memory.map(|figure| figure.value).fold(0.0, f64::max);
-    Ok(claim.finish().with_value(best, UNIT).with_figures(figures))
+    let largest = finding.figures().iter().filter_map(|figure| figure.bytes).max();
+    let of_memory = finding.figures().iter().filter(|figure| figure.bytes == largest);
+    let best = of_memory.map(|figure| figure.value).max_by(f64::total_cmp);
+    Ok(match best {
+        Some(best) => finding.with_value(best, UNIT),
+        None => finding,
+    })
+}
+
+/// The figures of one place.
+fn of(claim: &mut Claim, place: &Place, seed: u64, rounds: u32) -> Result<Vec<Figure>, Broken> {
+    let mut figures = Vec::new();
+    let (mut source, mut target) = (place.memory(place.size)?, place.memory(place.size)?);
+    pattern::fill(source.bytes_mut(), seed, 0, 0);
+    target.bytes_mut().fill(POISON);
+    for size in sizes(place.size) {
+        let parts = (source.bytes().get(..size), target.bytes_mut().get_mut(..size));
+        let (Some(from), Some(to)) = parts else { continue };
+        for (operation, mut speeds) in measure(claim, place, from, to, seed, rounds) {
+            let series = format!("{operation}, {}", place.name());
+            figures.push(Figure::of(series, Some(size as u64), UNIT, &mut speeds));
+        }
+    }
+    let threads = threads(place);
+    if threads > 1 {
+        for (operation, mut speeds) in
+            together(claim, place, source.bytes(), target.bytes_mut(), seed, rounds)
+        {
+            let series = format!("{operation}, {}, {threads} threads", place.name());
+            figures.push(Figure::of(series, Some(place.size as u64), UNIT, &mut speeds));
+        }
+    }
+    Ok(figures)
 }
 
 /// Speeds of the rounds of each operation.

@@ -47,11 +47,9 @@ pub(super) fn transparent(setting: &Setting) -> Result<Finding, Broken> {
         ));
     }
     if figures.is_empty() {
-        let size = 2 * page;
-        return Ok(Finding::waived(format!(
-            "--size and free memory allow less than two huge pages, {size} bytes; {}",
-            left_out.join("; ")
-        )));
+        let short = format!("--size and free memory allow less than two huge pages, {} bytes", 2 * page);
+        let reasons: Vec<String> = std::iter::once(short).chain(left_out).collect();
+        return Ok(Finding::waived(reasons.join("; ")));
     }
     let none_came = figures.iter().all(|figure| figure.value == 0.0);
     let finding = claim.finish().with_figures(figures);

@@ -7,12 +7,10 @@ use std::time::Instant;
 
 use egm_report::Figure;
 
-use super::place::{self, Place};
-use super::{ROUNDS, sizes};
+use super::{place, sizes};
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::pattern::Random;
-use crate::tree::Tree;
 use crate::validate::Setting;
 
 /// Bytes between two places of the chain.
@@ -21,24 +19,16 @@ const LINE: usize = 64;
 const STEPS: usize = 1 << 17;
 
 pub(super) fn run(setting: &Setting) -> Result<Finding, Broken> {
-    let (places, left_out) = place::places(&Tree::live(), setting)?;
-    if places.is_empty() {
-        return Ok(Finding::waived(left_out.join("; ")));
-    }
-    let rounds = setting.args.get("memory.rounds", ROUNDS)?.clamp(1, 1000);
-    let (mut claim, mut figures) = (Claim::default(), Vec::new());
-    for place in &places {
-        place.run_near();
+    place::in_each(setting, |claim, place, rounds| {
         let mut memory = place.memory(place.size)?;
+        let mut figures = Vec::new();
         for size in sizes(place.size) {
             let Some(bytes) = memory.bytes_mut().get_mut(..size) else { continue };
-            let mut times = times(&mut claim, &place.name(), bytes, setting.seed, rounds);
+            let mut times = times(claim, &place.name(), bytes, setting.seed, rounds);
             figures.push(Figure::of(format!("step, {}", place.name()), Some(size as u64), "ns", &mut times));
         }
-    }
-    claim.seen(places.iter().map(Place::name).collect::<Vec<_>>().join(", "));
-    left_out.into_iter().for_each(|left| claim.seen(left));
-    Ok(claim.finish().with_figures(figures))
+        Ok(figures)
+    })
 }
 
 /// Nanoseconds of one step, in each round.

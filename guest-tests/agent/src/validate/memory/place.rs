@@ -1,11 +1,13 @@
 //! Where memory is tried: each node that has some, with the processors next to it.
 
 use egm_address::CpuSet;
+use egm_report::Figure;
 use rustix::thread::{CpuSet as Affinity, sched_setaffinity};
 
+use super::ROUNDS;
 use crate::error::Broken;
+use crate::finding::{Claim, Finding};
 use crate::sys::Mapping;
-use crate::sysfs;
 use crate::tree::{self, NODES, Tree};
 use crate::validate::Setting;
 
@@ -65,10 +67,7 @@ pub(super) fn places(tree: &Tree, setting: &Setting) -> Result<(Vec<Place>, Vec<
     };
     let (mut places, mut left_out) = (Vec::new(), Vec::new());
     for node in nodes.iter().filter(|node| asked.is_empty() || asked.contains(*node)) {
-        let free = tree
-            .text(&tree::node(node, "meminfo"))
-            .and_then(|text| sysfs::node_meminfo(&text, node, "MemFree"));
-        let free = free.unwrap_or(0);
+        let free = tree.available_on(node).unwrap_or(0);
         if free / 4 < LEAST {
             left_out.push(format!("node {node} has {free} bytes free, too little to try"));
             continue;
@@ -82,10 +81,37 @@ pub(super) fn places(tree: &Tree, setting: &Setting) -> Result<(Vec<Place>, Vec<
     Ok((places, left_out))
 }
 
-/// What may be taken of `free` bytes, whole pages: several buffers have room beside one another.
+/// What may be taken of `free` bytes, whole pages: several buffers have room beside one another. Where that is less than
+/// `most` it is a power of two, so that runs of different days have figures of the same sizes.
 fn share(free: u64, most: u64) -> usize {
-    let size = (free / 4).min(most).max(LEAST) & !(LEAST - 1);
+    let room = (free / 4).max(LEAST);
+    let size = if room < most { 1 << room.ilog2() } else { most.max(LEAST) & !(LEAST - 1) };
     usize::try_from(size).unwrap_or(usize::MAX / 2)
+}
+
+/// How often each thing is measured: the argument `memory.rounds`.
+pub(super) fn rounds(setting: &Setting) -> Result<u32, Broken> {
+    Ok(setting.args.get("memory.rounds", ROUNDS)?.clamp(1, 1000))
+}
+
+/// What `measure` finds in each place, near it and so many rounds; waived where there is no place.
+pub(super) fn in_each(
+    setting: &Setting,
+    mut measure: impl FnMut(&mut Claim, &Place, u32) -> Result<Vec<Figure>, Broken>,
+) -> Result<Finding, Broken> {
+    let (places, left_out) = places(&Tree::live(), setting)?;
+    if places.is_empty() {
+        return Ok(Finding::waived(left_out.join("; ")));
+    }
+    let rounds = rounds(setting)?;
+    let (mut claim, mut figures) = (Claim::default(), Vec::new());
+    for place in &places {
+        place.run_near();
+        figures.extend(measure(&mut claim, place, rounds)?);
+        claim.seen(place.name());
+    }
+    left_out.into_iter().for_each(|left| claim.seen(left));
+    Ok(claim.finish().with_figures(figures))
 }
 
 /// The processors of a node, or of the node with processors that is least far away.
@@ -128,7 +154,10 @@ Node 0 MemFree:   4096000 kB
 == /sys/devices/system/node/node1/meminfo
 Node 1 MemFree:   100 kB
 == /sys/devices/system/node/node2/meminfo
-Node 2 MemFree:   1024000 kB
+Node 2 MemFree:    824000 kB
+Node 2 Active(file):   200000 kB
+Node 2 Inactive(file): 100000 kB
+Node 2 SReclaimable:   100000 kB
 ";
 
     fn setting(args: &[&str]) -> Setting {
@@ -143,9 +172,16 @@ Node 2 MemFree:   1024000 kB
         let said: Vec<_> = places.iter().map(|p| (p.node, p.size, p.cpus.to_string(), p.has_cpus)).collect();
         assert_eq!(
             said,
-            [(Some(0), 256 << 20, "0-3".into(), true), (Some(2), 1_024_000 * 1024 / 4, "4-7".into(), false)]
+            [(Some(0), 256 << 20, "0-3".into(), true), (Some(2), 128 << 20, "4-7".into(), false)]
         );
         assert_eq!(left_out, ["node 1 has 102400 bytes free, too little to try"]);
+    }
+
+    #[test]
+    fn what_is_taken_is_what_was_asked_for_or_a_power_of_two() {
+        assert_eq!(share(1 << 40, 3_000_000), 2_949_120, "whole pages of 64 KiB");
+        assert_eq!(share(401 << 20, 256 << 20), 64 << 20);
+        assert_eq!((share(0, 1), share(0, u64::MAX)), (64 << 10, 64 << 10));
     }
 
     #[test]

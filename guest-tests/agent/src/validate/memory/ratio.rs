@@ -4,7 +4,7 @@
 use egm_report::Figure;
 
 use super::place::{self, Place};
-use super::{ROUNDS, bandwidth, latency};
+use super::{bandwidth, latency};
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::pattern;
@@ -15,7 +15,7 @@ const UNIT: &str = "of ordinary";
 
 pub(super) fn run(setting: &Setting) -> Result<Finding, Broken> {
     let (places, _) = place::places(&Tree::live(), setting)?;
-    let rounds = setting.args.get("memory.rounds", ROUNDS)?.clamp(1, 1000);
+    let rounds = place::rounds(setting)?;
     let (mut claim, mut figures) = (Claim::default(), Vec::new());
     let mut worst = f64::MAX;
     for far in places.iter().filter(|place| !place.has_cpus) {

@@ -1,0 +1,111 @@
+//! What this program says to its caller: on standard output and standard error, in files, and how wide a terminal is.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Exit code for a command line that is not understood.
+pub(crate) const USAGE: u8 = 2;
+/// Columns of what is no terminal, or one that does not say.
+pub(crate) const COLUMNS: usize = 80;
+/// The fewest and the most that a terminal is believed to have.
+const BELIEVED: std::ops::RangeInclusive<usize> = 40..=400;
+
+/// Prints on standard output. That whoever reads it has gone (`| head`) is no error: nobody is left to tell.
+///
+/// # Errors
+/// Standard output cannot be written: its disk is full, say.
+pub(crate) fn print(text: &str) -> Result<(), String> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(format!("cannot write standard output: {error}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The same as all that a command does: its exit code.
+pub(crate) fn printed(text: &str) -> ExitCode {
+    print(text).map_or_else(|wrong| complain(&wrong, ExitCode::FAILURE), |()| ExitCode::SUCCESS)
+}
+
+/// Says on standard error what is wrong; a program that cannot even do that ends as it would have.
+pub(crate) fn complain(wrong: &str, code: ExitCode) -> ExitCode {
+    let _ = writeln!(io::stderr(), "error: {wrong}");
+    code
+}
+
+/// Says that the command line is wrong.
+pub(crate) fn misused(wrong: &str) -> ExitCode {
+    complain(wrong, ExitCode::from(USAGE))
+}
+
+/// A file that is written at the end; what was in it stays until then, so a run that is broken off destroys nothing.
+#[derive(Debug)]
+pub(crate) struct Output {
+    file: File,
+    path: PathBuf,
+}
+
+impl Output {
+    /// Makes the file where there is none.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub(crate) fn open(path: &Path) -> Result<Self, String> {
+        let file = File::options().write(true).create(true).truncate(false).open(path);
+        let file = file.map_err(|error| wrong(path, &error))?;
+        Ok(Self { file, path: path.to_owned() })
+    }
+
+    /// Replaces what is in it.
+    ///
+    /// # Errors
+    /// It cannot be written: the disk is full, say.
+    pub(crate) fn write(mut self, text: &str) -> Result<(), String> {
+        let emptied = match self.file.metadata() {
+            Ok(metadata) if metadata.is_file() => self.file.set_len(0),
+            other => other.map(drop), // pipes and devices have nothing to take away
+        };
+        emptied.and_then(|()| self.file.write_all(text.as_bytes())).map_err(|error| wrong(&self.path, &error))
+    }
+}
+
+fn wrong(path: &Path, error: &io::Error) -> String {
+    format!("cannot write {}: {error}", path.display())
+}
+
+/// How many columns a terminal has; `None` for what is none, where lines are as long as they are.
+pub(crate) fn terminal<S: AsFd + IsTerminal>(stream: &S) -> Option<usize> {
+    let size = || rustix::termios::tcgetwinsize(stream).ok().map(|size| usize::from(size.ws_col));
+    stream.is_terminal().then(|| size().filter(|columns| BELIEVED.contains(columns)).unwrap_or(COLUMNS))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_file_keeps_what_it_has_until_it_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.json");
+        fs::write(&path, "a long run of yesterday").unwrap();
+        let output = Output::open(&path).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "a long run of yesterday");
+        output.write("today").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "today");
+        assert!(Output::open(folder.path()).unwrap_err().starts_with("cannot write "));
+    }
+
+    #[test]
+    fn a_device_is_written_and_a_full_one_is_an_error() {
+        Output::open(Path::new("/dev/null")).unwrap().write("x").unwrap();
+        let full = Output::open(Path::new("/dev/full")).unwrap().write("x").unwrap_err();
+        assert!(full.starts_with("cannot write /dev/full: "), "{full}");
+    }
+}

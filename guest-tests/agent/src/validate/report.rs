@@ -1,0 +1,197 @@
+//! How a run is reported: `validate` has just made it, `report` reads one that was written before.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+use egm_report::{Comparison, MAX_RUN, Run, Verdict};
+
+use super::show;
+use crate::finding::Finding;
+use crate::output::{self, Output};
+
+/// How, beside what, and where to.
+#[derive(Debug, Args)]
+pub(super) struct Form {
+    /// A run written before, with --json: its figures stand beside these.
+    #[arg(long, value_name = "FILE")]
+    baseline: Option<PathBuf>,
+    /// Fails the run when a figure is below this part of the baseline's: `0.95`.
+    #[arg(long, value_name = "RATIO", requires = "baseline", value_parser = ratio)]
+    least: Option<f64>,
+    /// A table, bars and reasons. The default.
+    #[arg(long, group = "format")]
+    table: bool,
+    /// One JSON document.
+    #[arg(long, group = "format")]
+    json: bool,
+    /// JUnit XML.
+    #[arg(long, group = "format")]
+    junit: bool,
+    /// Writes there, not to standard output.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Writes a page with plots, too.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+fn ratio(text: &str) -> Result<f64, String> {
+    let ratio = text.parse::<f64>().ok().filter(|ratio| ratio.is_finite() && *ratio > 0.0);
+    ratio.ok_or_else(|| "not a number above 0".to_owned())
+}
+
+/// A form whose files are open, so that one that cannot be used is known before a run begins.
+#[derive(Debug)]
+pub(super) struct Report<'f> {
+    form: &'f Form,
+    before: Option<Run>,
+    out: Option<Output>,
+    html: Option<Output>,
+}
+
+impl Form {
+    /// Reads the baseline and opens what will be written.
+    ///
+    /// # Errors
+    /// Which file cannot be used, and why.
+    pub(super) fn open(&self) -> Result<Report<'_>, String> {
+        if let (Some(out), Some(html)) = (&self.out, &self.html)
+            && out == html
+        {
+            return Err(format!(
+                "--out and --html are both {}: the page would replace the run",
+                out.display()
+            ));
+        }
+        let before = self.baseline.as_deref().map(read_run).transpose()?;
+        let out = self.out.as_deref().map(Output::open).transpose()?;
+        let html = self.html.as_deref().map(Output::open).transpose()?;
+        Ok(Report { form: self, before, out, html })
+    }
+}
+
+impl Report<'_> {
+    /// Writes a run, and says by the exit code whether nothing in it failed.
+    pub(super) fn write(self, mut run: Run) -> ExitCode {
+        let Self { form, before, out, html } = self;
+        let comparison = before.map(|before| Comparison::of(&before, &run, None));
+        if let (Some(comparison), Some(least)) = (&comparison, form.least) {
+            run.verdicts.push(regressions(comparison, least, run.seed));
+        }
+        let text = if form.json {
+            run.to_json()
+        } else if form.junit {
+            egm_report::junit(&run)
+        } else {
+            show::table(&run, comparison.as_ref(), show::Screen::of_output(out.is_some()))
+        };
+        let written = match out {
+            Some(file) => file.write(&text),
+            None => output::print(&text),
+        };
+        let page = html.map_or(Ok(()), |file| file.write(&egm_report::html(&run, comparison.as_ref())));
+        let mut code = if run.totals().is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        for wrong in [written, page].into_iter().filter_map(Result::err) {
+            code = output::complain(&wrong, ExitCode::FAILURE);
+        }
+        code
+    }
+}
+
+/// Which run is shown again, and how.
+#[derive(Debug, Args)]
+pub(crate) struct Again {
+    /// A run, written with `egm-guest validate --json`.
+    run: PathBuf,
+    #[command(flatten)]
+    form: Form,
+}
+
+/// Reports a run that was written before.
+pub(crate) fn again(options: &Again) -> ExitCode {
+    let opened = read_run(&options.run).and_then(|run| Ok((run, options.form.open()?)));
+    opened.map_or_else(|wrong| output::misused(&wrong), |(run, report)| report.write(run))
+}
+
+/// The verdict on figures that are worse than a person allows.
+fn regressions(comparison: &Comparison, least: f64, seed: u64) -> Verdict {
+    const NAME: &str = "baseline.least";
+    const CLAIM: &str = "no figure is below --least of the baseline's";
+    let below = comparison.below(least);
+    let said: Vec<String> = below
+        .iter()
+        .take(6)
+        .map(|ratio| format!("{} is {:.3} of before", ratio.what(), ratio.ratio))
+        .collect();
+    let mut finding = match (comparison.ratios.is_empty(), below.is_empty()) {
+        (true, _) => Finding::waived(
+            "the baseline has none of this run's figures: take one of the same validations and sizes",
+        ),
+        (false, true) => Finding::passed(format!("{} figures, least {least}", comparison.ratios.len())),
+        (false, false) => Finding::failed(format!(
+            "{} of {} figures are below {least}: {}",
+            below.len(),
+            comparison.ratios.len(),
+            said.join("; ")
+        )),
+    };
+    if let Some(worst) = comparison.ratios.iter().map(|ratio| ratio.ratio).min_by(f64::total_cmp) {
+        finding = finding.with_value(worst, "of before");
+    }
+    finding.into_verdict(NAME, CLAIM, seed)
+}
+
+/// Reads a run that was written before.
+pub(crate) fn read_run(path: &Path) -> Result<Run, String> {
+    let file = File::open(path).map_err(|error| format!("cannot open {}: {error}", path.display()))?;
+    let mut text = Vec::new();
+    file.take(MAX_RUN as u64 + 1)
+        .read_to_end(&mut text)
+        .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    if text.len() > MAX_RUN {
+        return Err(format!("{} is longer than a run, {} MiB at most", path.display(), MAX_RUN >> 20));
+    }
+    Run::parse(&text).map_err(|why| {
+        format!("{} is {why}; write one with `egm-guest validate --json --out FILE`", path.display())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use egm_report::Outcome;
+
+    use super::*;
+
+    #[test]
+    fn a_ratio_is_a_number_above_zero() {
+        assert_eq!(ratio("0.95"), Ok(0.95));
+        assert!(["0", "-1", "NaN", "inf", "x"].iter().all(|text| ratio(text).is_err()));
+    }
+
+    #[test]
+    fn a_figure_below_the_least_fails_and_is_named() {
+        let ratio = |series: &str, ratio| egm_report::Ratio {
+            name: "memory.bandwidth".into(),
+            series: series.into(),
+            bytes: None,
+            unit: "GB/s".into(),
+            first: 1.0,
+            second: ratio,
+            ratio,
+        };
+        let both =
+            Comparison { ratios: vec![ratio("read", 0.98), ratio("write", 0.5)], ..Comparison::default() };
+        let failed = regressions(&both, 0.95, 1);
+        assert_eq!((failed.outcome, failed.value), (Outcome::Failed, Some(0.5)));
+        assert!(
+            failed.reason.contains("1 of 2") && failed.reason.contains("write is 0.500"),
+            "{}",
+            failed.reason
+        );
+        assert_eq!(regressions(&both, 0.5, 1).outcome, Outcome::Passed);
+        assert_eq!(regressions(&Comparison::default(), 0.5, 1).outcome, Outcome::Waived);
+    }
+}
