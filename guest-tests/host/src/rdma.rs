@@ -16,7 +16,7 @@ macro_rules! pair {
     ($words:literal) => {
         concat!(
             "egm.checks=numa egm.validate=rdma.device,rdma.pair egm.arg.rdma.node=1 egm.arg.rdma.patience=600 ",
-            "egm.arg.deadline=1200 egm.arg.size=262144 lapic=notscdeadline quiet ",
+            "egm.arg.deadline=1200 egm.arg.size=65536 lapic=notscdeadline quiet ",
             $words
         )
     };
