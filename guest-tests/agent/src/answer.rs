@@ -10,8 +10,9 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FileType;
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::error::Broken;
 
@@ -96,8 +97,9 @@ pub(crate) fn answer_of(
     let output = child.stdout.take().map(|pipe| in_background(move || first(pipe, most.saturating_add(1))));
     let words = child.stderr.take().map(|pipe| in_background(move || last(pipe, LAST_WORDS)));
     let Some(text) = output.and_then(|output| wait(&output, deadline, each)) else {
-        kill(&mut child);
-        return Err(format!("did not end within {} s and was killed", deadline.as_secs()));
+        let is_gone = kill(&mut child).is_some();
+        let left = if is_gone { "" } else { ", and is still there: it waits in the kernel, see dmesg" };
+        return Err(format!("did not end within {} s and was killed{left}", deadline.as_secs()));
     };
     if text.len() > most {
         kill(&mut child);
@@ -128,13 +130,24 @@ fn wait<T>(output: &Receiver<T>, deadline: Duration, each: &mut dyn FnMut(Durati
     }
 }
 
-/// Ends what is left of a process and its group, and says how the process ended.
+/// Ends what is left of a process and its group, and says how the process ended; `None` when it has not, [`GRACE`] later:
+/// one that waits in the kernel for a device cannot be killed before that answers, and nothing waits with it.
 fn kill(child: &mut Child) -> Option<ExitStatus> {
     if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         // The group is gone when all of it ended by itself.
         let _ = rustix::process::kill_process_group(group, Signal::KILL);
     }
-    child.wait().ok()
+    ended(child, GRACE)
+}
+
+/// How a process ended, if it does within `grace`.
+fn ended(child: &mut Child, grace: Duration) -> Option<ExitStatus> {
+    let limit = Timespec { tv_sec: i64::try_from(grace.as_secs()).unwrap_or(i64::MAX), tv_nsec: 0 };
+    // A kernel before 5.3 has no such descriptors: then what has ended is all that is known.
+    if let Ok(process) = rustix::process::pidfd_open(Pid::from_child(child), PidfdFlags::empty()) {
+        let _ = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit));
+    }
+    child.try_wait().ok().flatten()
 }
 
 /// What `work` comes to, in a thread of its own.
@@ -181,6 +194,14 @@ mod tests {
         assert_eq!(last(&[b'x'; 10_000][..], 100).len(), 100);
         assert_eq!(quoted(b"a\nb\n\nc\nd\ne\n"), "; its last words: b / c / d / e");
         assert_eq!(quoted(b"\n \n"), "");
+    }
+
+    #[test]
+    fn who_waits_for_an_end_waits_no_longer_than_a_grace() {
+        let mut command = Command::new("/bin/cat");
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0).spawn().unwrap();
+        assert_eq!(ended(&mut child, Duration::ZERO), None, "its input is open");
+        assert!(kill(&mut child).is_some_and(|status| !status.success()));
     }
 
     fn of(script: &str, deadline: u64, most: usize) -> Result<Vec<u8>, String> {

@@ -32,9 +32,9 @@ pub(crate) fn printed(text: &str) -> ExitCode {
     print(text).map_or_else(|wrong| complain(&wrong, ExitCode::FAILURE), |()| ExitCode::SUCCESS)
 }
 
-/// Says on standard error what is wrong; a program that cannot even do that ends as it would have.
+/// Says on standard error what is wrong, which may quote a stranger's file; a program that cannot even do that ends as it would have.
 pub(crate) fn complain(wrong: &str, code: ExitCode) -> ExitCode {
-    let _ = writeln!(io::stderr(), "error: {wrong}");
+    let _ = writeln!(io::stderr(), "error: {}", egm_report::visible(wrong));
     code
 }
 

@@ -47,7 +47,7 @@ fn run_of(words: &[&str], file: &Path) -> Run {
 #[test]
 fn the_list_has_every_group_that_has_validations() {
     let text = ends(&validate(&["--list"]), 0);
-    for group in ["memory.", "numa.", "pci."] {
+    for group in ["memory.", "numa.", "pci.", "cuda.", "p2p.", "rdma.", "gdr.", "nvshmem.", "odp."] {
         assert!(text.lines().any(|line| line.starts_with(group)), "{group} in {text}");
     }
     let one = ends(&validate(&["--list", "--select", "*.pattern"]), 0);
@@ -140,6 +140,15 @@ fn a_baseline_gives_ratios_and_fails_only_who_asks() {
     let judged = ends(&validate(&[&quick[..], &baseline, &["--least", "0.5"]].concat()), 1);
     assert!(judged.contains("baseline.least") && judged.contains("are below 0.5"), "{judged}");
     ends(&validate(&[&quick[..], &baseline, &["--least", "1e-12"]].concat()), 0);
+    // What was fast and is gone fails, however good the rest is.
+    before.verdicts[0].figures[0].series = "read, node 99".into();
+    fs::write(&file, before.to_json()).unwrap();
+    let gone = ends(&validate(&[&quick[..], &baseline, &["--least", "1e-12"]].concat()), 1);
+    assert!(gone.contains("1 series of the baseline are gone: memory.bandwidth: read, node 99"), "{gone}");
+    let hostile = before.to_json().replacen("\"seed\"", "\"\\u001b[2J\": 1, \"seed\"", 1);
+    fs::write(&file, hostile).unwrap();
+    let refused = ends(&validate(&[&quick[..], &baseline].concat()), 2);
+    assert!(refused.contains("unknown field"), "{refused}");
 }
 
 #[test]

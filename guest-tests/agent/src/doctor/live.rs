@@ -170,13 +170,4 @@ mod tests {
         assert_eq!(message("6,1,2,-;NVRM: x; y\n SUBSYSTEM=pci\n").as_deref(), Some("NVRM: x; y"));
         assert_eq!(message("no record"), None);
     }
-
-    #[test]
-    fn answers_are_read_back() {
-        let answer: Result<Vec<Attributes>, String> = Ok(vec![("a".into(), BTreeMap::from([(124, 1)]))]);
-        assert_eq!(
-            serde_json::from_str::<Result<Vec<Attributes>, String>>(&document(&answer)).unwrap(),
-            answer
-        );
-    }
 }

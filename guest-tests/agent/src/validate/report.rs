@@ -1,12 +1,13 @@
 //! How a run is reported: `validate` has just made it, `report` reads one that was written before.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use egm_report::{Comparison, MAX_RUN, Run, Verdict};
+use egm_report::{Comparison, MAX_RUN, Run, Verdict, visible};
 
 use super::show;
 use crate::finding::Finding;
@@ -77,9 +78,10 @@ impl Report<'_> {
     /// Writes a run, and says by the exit code whether nothing in it failed.
     pub(super) fn write(self, mut run: Run) -> ExitCode {
         let Self { form, before, out, html } = self;
-        let comparison = before.map(|before| Comparison::of(&before, &run, None));
-        if let (Some(comparison), Some(least)) = (&comparison, form.least) {
-            run.verdicts.push(regressions(comparison, least, run.seed));
+        let comparison = before.as_ref().map(|before| Comparison::of(before, &run, None));
+        if let (Some(before), Some(comparison), Some(least)) = (&before, &comparison, form.least) {
+            let gone = gone(before, &run, comparison);
+            run.verdicts.push(regressions(comparison, &gone, least, run.seed));
         }
         let text = if form.json {
             run.to_json()
@@ -116,31 +118,60 @@ pub(crate) fn again(options: &Again) -> ExitCode {
     opened.map_or_else(|wrong| output::misused(&wrong), |(run, report)| report.write(run))
 }
 
-/// The verdict on figures that are worse than a person allows.
-fn regressions(comparison: &Comparison, least: f64, seed: u64) -> Verdict {
+/// Series of the run before that this one has at no size, though it has tried their validation: what was fast and is
+/// waived now, say.
+fn gone(before: &Run, run: &Run, comparison: &Comparison) -> BTreeSet<String> {
+    let ratios = comparison.ratios.iter();
+    let there: BTreeSet<_> = ratios.map(|ratio| (&*ratio.name, &*ratio.series, &*ratio.unit)).collect();
+    let tried: BTreeSet<&str> = run.verdicts.iter().map(|verdict| verdict.name.as_str()).collect();
+    let again = before.verdicts.iter().filter(|verdict| tried.contains(verdict.name.as_str()));
+    let figures = again.flat_map(|verdict| verdict.figures.iter().map(move |figure| (verdict, figure)));
+    figures
+        .filter(|(_, figure)| figure.rounds > 0)
+        .filter(|(verdict, figure)| !there.contains(&(&*verdict.name, &*figure.series, &*figure.unit)))
+        .map(|(verdict, figure)| visible(&format!("{}: {}", verdict.name, figure.series)))
+        .collect()
+}
+
+/// The verdict on figures that are worse than a person allows, or gone.
+fn regressions(comparison: &Comparison, gone: &BTreeSet<String>, least: f64, seed: u64) -> Verdict {
     const NAME: &str = "baseline.least";
-    const CLAIM: &str = "no figure is below --least of the baseline's";
-    let below = comparison.below(least);
-    let said: Vec<String> = below
-        .iter()
-        .take(6)
-        .map(|ratio| format!("{} is {:.3} of before", ratio.what(), ratio.ratio))
-        .collect();
-    let mut finding = match (comparison.ratios.is_empty(), below.is_empty()) {
-        (true, _) => Finding::waived(
-            "the baseline has none of this run's figures: take one of the same validations and sizes",
-        ),
-        (false, true) => Finding::passed(format!("{} figures, least {least}", comparison.ratios.len())),
-        (false, false) => Finding::failed(format!(
+    const CLAIM: &str = "no figure is below --least of the baseline's, and none is gone";
+    /// Most that a reason names.
+    const NAMED: usize = 6;
+    let (ratios, below) = (&comparison.ratios, comparison.below(least));
+    let mut wrong = Vec::new();
+    if ratios.is_empty() {
+        wrong.push(
+            "the baseline has none of this run's figures: take one of the same validations and sizes"
+                .to_owned(),
+        );
+    }
+    if !below.is_empty() {
+        let said =
+            below.iter().take(NAMED).map(|ratio| format!("{} is {:.3} of before", ratio.what(), ratio.ratio));
+        let said: Vec<String> = said.collect();
+        wrong.push(format!(
             "{} of {} figures are below {least}: {}",
             below.len(),
-            comparison.ratios.len(),
+            ratios.len(),
             said.join("; ")
-        )),
-    };
-    if let Some(worst) = comparison.ratios.iter().map(|ratio| ratio.ratio).min_by(f64::total_cmp) {
-        finding = finding.with_value(worst, "of before");
+        ));
     }
+    if !gone.is_empty() {
+        let named: Vec<&str> = gone.iter().take(NAMED).map(String::as_str).collect();
+        wrong.push(format!("{} series of the baseline are gone: {}", gone.len(), named.join("; ")));
+    }
+    let finding = if wrong.is_empty() {
+        Finding::passed(format!("{} figures, least {least}", ratios.len()))
+    } else {
+        Finding::failed(wrong.join("; "))
+    };
+    let worst = ratios.iter().map(|ratio| ratio.ratio).min_by(f64::total_cmp);
+    let finding = match worst {
+        Some(worst) => finding.with_value(worst, "of before"),
+        None => finding,
+    };
     finding.into_verdict(NAME, CLAIM, seed)
 }
 
@@ -184,14 +215,21 @@ mod tests {
         };
         let both =
             Comparison { ratios: vec![ratio("read", 0.98), ratio("write", 0.5)], ..Comparison::default() };
-        let failed = regressions(&both, 0.95, 1);
+        let none = BTreeSet::new();
+        let failed = regressions(&both, &none, 0.95, 1);
         assert_eq!((failed.outcome, failed.value), (Outcome::Failed, Some(0.5)));
         assert!(
             failed.reason.contains("1 of 2") && failed.reason.contains("write is 0.500"),
             "{}",
             failed.reason
         );
-        assert_eq!(regressions(&both, 0.5, 1).outcome, Outcome::Passed);
-        assert_eq!(regressions(&Comparison::default(), 0.5, 1).outcome, Outcome::Waived);
+        assert_eq!(regressions(&both, &none, 0.5, 1).outcome, Outcome::Passed);
+        assert_eq!(regressions(&Comparison::default(), &none, 0.5, 1).outcome, Outcome::Failed);
+        let gone = BTreeSet::from(["memory.latency: step".to_owned()]);
+        assert!(
+            regressions(&both, &gone, 0.5, 1)
+                .reason
+                .contains("1 series of the baseline are gone: memory.latency")
+        );
     }
 }

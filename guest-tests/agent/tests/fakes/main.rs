@@ -7,6 +7,7 @@
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod bare;
 mod build;
 mod rdma;
 

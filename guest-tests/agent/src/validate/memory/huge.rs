@@ -26,8 +26,9 @@ pub(super) fn transparent(setting: &Setting) -> Result<Finding, Broken> {
     }
     let page = tree.number(&format!("{TRANSPARENT}/hpage_pmd_size")).unwrap_or(2 << 20).max(4096);
     let (places, left_out) = place::places(&tree, setting)?;
-    let (mut claim, mut figures) = (Claim::default(), Vec::new());
+    let (mut claim, mut figures, mut tried) = (Claim::default(), Vec::new(), false);
     for place in places.iter().filter(|place| place.size as u64 >= 2 * page) {
+        tried = true;
         let before = anonymous_huge(&tree);
         let mut memory = place.memory(place.size)?;
         kept(&mut claim, &place.name(), &mut memory, setting.seed);
@@ -35,23 +36,15 @@ pub(super) fn transparent(setting: &Setting) -> Result<Finding, Broken> {
             return Ok(Finding::waived("/proc/self/smaps_rollup does not say how many pages are huge"));
         };
         let huge = after.saturating_sub(before);
-        // What does not fill a page at either end cannot be huge.
-        #[expect(clippy::cast_precision_loss, reason = "a figure")]
-        let part = huge as f64 / ((place.size as u64 / page).saturating_sub(1).max(1) * page) as f64;
         claim.seen(format!("{}: {huge} of {} bytes", place.name(), place.size));
-        figures.push(Figure::of(
-            format!("in huge pages, {}", place.name()),
-            None,
-            "of what can be",
-            &mut [part.min(1.0)],
-        ));
+        figures.extend(part(&place.name(), huge, place.size as u64, page));
     }
-    if figures.is_empty() {
+    if !tried {
         let short = format!("--size and free memory allow less than two huge pages, {} bytes", 2 * page);
         let reasons: Vec<String> = std::iter::once(short).chain(left_out).collect();
         return Ok(Finding::waived(reasons.join("; ")));
     }
-    let none_came = figures.iter().all(|figure| figure.value == 0.0);
+    let none_came = figures.is_empty();
     let finding = claim.finish().with_figures(figures);
     if none_came && finding.outcome == Outcome::Passed {
         return Ok(Finding::waived(format!(
@@ -61,6 +54,16 @@ pub(super) fn transparent(setting: &Setting) -> Result<Finding, Broken> {
         )));
     }
     Ok(finding)
+}
+
+/// How much of what can be is in huge pages; no figure where nothing is, which is seen, and is how a full node looks.
+fn part(name: &str, huge: u64, size: u64, page: u64) -> Option<Figure> {
+    // What does not fill a page at either end cannot be huge.
+    let most = (size / page).saturating_sub(1).max(1) * page;
+    #[expect(clippy::cast_precision_loss, reason = "a figure")]
+    let part = (huge as f64 / most as f64).min(1.0);
+    let series = format!("in huge pages, {name}");
+    (huge > 0).then(|| Figure::of(series, None, "of what can be", &mut [part]))
 }
 
 /// The word in brackets: `always [madvise] never`.
@@ -129,6 +132,17 @@ fn kept(claim: &mut Claim, name: &str, memory: &mut Mapping, seed: u64) {
 mod tests {
     use super::*;
     use crate::tree::tests::recorded;
+
+    #[test]
+    fn a_node_without_huge_pages_has_no_figure_and_fails_nothing() {
+        let page = 2 << 20;
+        assert_eq!(part("node 1", 0, 16 << 20, page), None);
+        let good = [part("node 0", page, 16 << 20, page), part("node 1", 0, 16 << 20, page)];
+        assert_eq!(good[0].as_ref().map(|figure| figure.value), Some(1.0 / 7.0));
+        let figures = good.into_iter().flatten().collect();
+        let finding = Claim::default().finish().with_figures(figures).without_nonsense();
+        assert_eq!(finding.outcome, Outcome::Passed);
+    }
 
     #[test]
     fn the_choice_is_in_brackets() {

@@ -34,6 +34,11 @@ pub(super) fn run(setting: &Setting) -> Result<Finding, Broken> {
 /// Nanoseconds of one step, in each round.
 pub(super) fn times(claim: &mut Claim, name: &str, bytes: &mut [u8], seed: u64, rounds: u32) -> Vec<f64> {
     let lines = write_chain(bytes, seed);
+    along(claim, name, bytes, lines, rounds)
+}
+
+/// The same over a chain that is there.
+fn along(claim: &mut Claim, name: &str, bytes: &[u8], lines: usize, rounds: u32) -> Vec<f64> {
     let once = follow(bytes, 0, lines);
     claim.holds(once == 0, || {
         format!("{name}: after {lines} steps the chain is at line {once}, not where it began")
@@ -91,17 +96,19 @@ mod tests {
         let (mut bytes, mut claim) = (vec![0; 1 << 14], Claim::default());
         assert_eq!(times(&mut claim, "node 1", &mut bytes, 3, 2).len(), 2);
         assert_eq!(claim.finish().outcome, Outcome::Passed);
-        assert_ne!(
-            follow(
-                &{
-                    bytes[64 * 100..64 * 100 + 8].fill(0);
-                    bytes
-                },
-                0,
-                256
-            ),
-            0
-        );
+        let lines = write_chain(&mut bytes, 3);
+        for line in [1, 100, 255] {
+            let (mut broken, mut claim) = (bytes.clone(), Claim::default());
+            broken[LINE * line] ^= 1;
+            along(&mut claim, "node 1", &broken, lines, 1);
+            let finding = claim.finish();
+            assert_eq!(finding.outcome, Outcome::Failed, "line {line}");
+            assert!(
+                finding.reason.contains("node 1: after 256 steps the chain is at line"),
+                "{}",
+                finding.reason
+            );
+        }
     }
 
     proptest! {
