@@ -1,8 +1,9 @@
 // What egm-guest's figures are held against: the same quantities by a plain program of CUDA's runtime interface, which has
 // no line in common with it. `beside` builds and runs it.
 //
-// Prints JSON: {"device": …, "figures": [{"series", "bytes", "value", "unit"}, …]}, each the median of nine rounds after
-// two that do not count. Names of series are egm-guest's.
+// Prints JSON: {"device": …, "figures": [{"series", "bytes", "value", "unit"}, …]}, each the median of as many rounds as
+// egm-guest's, after one that does not count. Names of series are egm-guest's, and so are kinds of memory: the GPU's own is
+// made by cuMemCreate here too. Series that end with "of cudaMalloc" say what the plain allocator's memory does instead.
 
 #include <algorithm>
 #include <cstdint>
@@ -17,6 +18,7 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 #include <dlfcn.h>
+#include <sys/mman.h>
 
 #define CHECK(call)                                                                                            \
     do {                                                                                                       \
@@ -30,6 +32,7 @@
 static const size_t SIZES[] = {size_t(64) << 20, size_t(256) << 20, size_t(1) << 30};
 static const size_t LARGEST = size_t(1) << 30;
 static const size_t CHAIN = size_t(256) << 20;
+static const size_t MANAGED = size_t(256) << 20;
 
 static bool first_figure = true;
 
@@ -40,28 +43,39 @@ static void figure(const std::string &series, size_t bytes, std::vector<double> 
     first_figure = false;
 }
 
+// Four loads are on their way at once: one at a time does not fill the GPU's own memory.
 __global__ void read_all(const uint4 *from, size_t count, unsigned *out) {
     unsigned mixed = 0;
-    size_t step = size_t(gridDim.x) * blockDim.x;
-#pragma unroll 4
-    for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
-        uint4 v = from[i];
-        mixed ^= v.x ^ v.y ^ v.z ^ v.w;
+    size_t step = size_t(gridDim.x) * blockDim.x, i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    for (; i + 3 * step < count; i += 4 * step) {
+        uint4 v = from[i], w = from[i + step], x = from[i + 2 * step], y = from[i + 3 * step];
+        mixed ^= v.x ^ v.y ^ v.z ^ v.w ^ w.x ^ w.y ^ w.z ^ w.w ^ x.x ^ x.y ^ x.z ^ x.w ^ y.x ^ y.y ^ y.z ^ y.w;
     }
+    for (; i < count; i += step)
+        mixed ^= from[i].x ^ from[i].y ^ from[i].z ^ from[i].w;
     if (mixed == 0x12345678) // the compiler must not know that nobody needs it
         *out = mixed;
 }
 
+// What is written looks random, as what egm-guest writes does.
 __global__ void write_all(uint4 *to, size_t count, unsigned value) {
     size_t step = size_t(gridDim.x) * blockDim.x;
-    for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step)
-        to[i] = make_uint4(value, value, value, unsigned(i));
+    for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
+        unsigned x = (unsigned(i) + value) * 2654435761u, y = x ^ x >> 15;
+        to[i] = make_uint4(x, y, x * 0x85ebca6bu, y * 0xc2b2ae35u);
+    }
 }
 
 __global__ void copy_all(uint4 *to, const uint4 *from, size_t count) {
-    size_t step = size_t(gridDim.x) * blockDim.x;
-#pragma unroll 4
-    for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step)
+    size_t step = size_t(gridDim.x) * blockDim.x, i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    for (; i + 3 * step < count; i += 4 * step) {
+        uint4 v = from[i], w = from[i + step], x = from[i + 2 * step], y = from[i + 3 * step];
+        to[i] = v;
+        to[i + step] = w;
+        to[i + 2 * step] = x;
+        to[i + 3 * step] = y;
+    }
+    for (; i < count; i += step)
         to[i] = from[i];
 }
 
@@ -80,7 +94,7 @@ static int blocks() {
     return properties.multiProcessorCount * 4;
 }
 
-// Seconds of nine rounds of `work` on `main` (and `side`, started with it), after two.
+// Seconds of seven rounds of `work` on `main`, or of 21 with `side`, started with it; after one.
 static std::vector<double> rounds(cudaStream_t main, cudaStream_t side, std::function<void()> work) {
     cudaEvent_t begin, end, joined;
     CHECK(cudaEventCreate(&begin));
@@ -94,7 +108,7 @@ static std::vector<double> rounds(cudaStream_t main, cudaStream_t side, std::fun
         CHECK(cudaSetDevice(device));
     }
     std::vector<double> seconds;
-    for (int round = 0; round < 11; round++) {
+    for (int round = 0; round < (side ? 22 : 8); round++) {
         CHECK(cudaEventRecord(begin, main));
         if (side)
             CHECK(cudaStreamWaitEvent(side, begin, 0));
@@ -107,7 +121,7 @@ static std::vector<double> rounds(cudaStream_t main, cudaStream_t side, std::fun
         CHECK(cudaEventSynchronize(end));
         float milliseconds;
         CHECK(cudaEventElapsedTime(&milliseconds, begin, end));
-        if (round >= 2)
+        if (round >= 1)
             seconds.push_back(milliseconds / 1e3);
     }
     return seconds;
@@ -137,6 +151,8 @@ static void latency(const std::string &series, void *memory, size_t bytes, void 
     unsigned *at;
     CHECK(cudaMalloc(&at, 4));
     CHECK(cudaMemset(at, 0, 4));
+    read_all<<<blocks(), 256>>>((const uint4 *)memory, bytes / sizeof(uint4), at); // where pages move, they are here now
+    CHECK(cudaMemset(at, 0, 4));
     CHECK(cudaMemset(scratch, 0, LARGEST));
     CHECK(cudaDeviceSynchronize());
     auto seconds = rounds(stream, nullptr, [&] { chase<<<1, 1, 0, stream>>>((const unsigned *)memory, steps, at); });
@@ -147,29 +163,62 @@ static void latency(const std::string &series, void *memory, size_t bytes, void 
     CHECK(cudaFree(at));
 }
 
-// Memory of a host's NUMA node by cuMemCreate, for the GPU and processors.
-static void *host_numa(size_t bytes, int node, int device) {
-    void *library = dlopen("libcuda.so.1", RTLD_NOW);
-    auto create = (decltype(&cuMemCreate))dlsym(library, "cuMemCreate");
-    auto reserve = (decltype(&cuMemAddressReserve))dlsym(library, "cuMemAddressReserve");
-    auto map = (decltype(&cuMemMap))dlsym(library, "cuMemMap");
-    auto access = (decltype(&cuMemSetAccess))dlsym(library, "cuMemSetAccess");
+// Memory by cuMemCreate, of a host's NUMA node (`node` >= 0), then for processors too, or of the first of `gpus`; for all
+// of `gpus`.
+static void *created(size_t bytes, int node, const std::vector<int> &gpus) {
+    static void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    static auto create = (decltype(&cuMemCreate))dlsym(library, "cuMemCreate");
+    static auto reserve = (decltype(&cuMemAddressReserve))dlsym(library, "cuMemAddressReserve");
+    static auto map = (decltype(&cuMemMap))dlsym(library, "cuMemMap");
+    static auto access = (decltype(&cuMemSetAccess))dlsym(library, "cuMemSetAccess");
     CUmemAllocationProp wanted = {};
     wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    wanted.location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA;
-    wanted.location.id = node;
+    wanted.location.type = node >= 0 ? CU_MEM_LOCATION_TYPE_HOST_NUMA : CU_MEM_LOCATION_TYPE_DEVICE;
+    wanted.location.id = node >= 0 ? node : gpus[0];
     CUmemGenericAllocationHandle handle;
     CUdeviceptr address;
     CHECK(create(&handle, bytes, &wanted, 0));
-    CHECK(reserve(&address, bytes, 0, 0, 0));
+    CHECK(reserve(&address, bytes, size_t(2) << 20, 0, 0));
     CHECK(map(address, bytes, 0, handle, 0));
-    CUmemAccessDesc who[2] = {};
-    who[0].location = wanted.location;
-    who[1].location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    who[1].location.id = device;
-    who[0].flags = who[1].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    CHECK(access(address, bytes, who, 2));
+    std::vector<CUmemAccessDesc> who(gpus.size());
+    for (size_t i = 0; i < gpus.size(); i++) {
+        who[i].location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+        who[i].location.id = gpus[i];
+    }
+    if (node >= 0) {
+        who.push_back({});
+        who.back().location = wanted.location;
+    }
+    for (auto &one : who)
+        one.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    CHECK(access(address, bytes, who.data(), who.size()));
     return (void *)address;
+}
+
+// Memory of a pool of the host's NUMA node.
+static void *pooled(size_t bytes, int node, int device) {
+    cudaMemPoolProps wanted = {};
+    wanted.allocType = cudaMemAllocationTypePinned;
+    wanted.location.type = cudaMemLocationTypeHostNuma;
+    wanted.location.id = node;
+    cudaMemPool_t pool;
+    CHECK(cudaMemPoolCreate(&pool, &wanted));
+    cudaMemAccessDesc who = {};
+    who.location.type = cudaMemLocationTypeDevice;
+    who.location.id = device;
+    who.flags = cudaMemAccessFlagsProtReadWrite;
+    CHECK(cudaMemPoolSetAccess(pool, &who, 1));
+    void *address;
+    CHECK(cudaMallocFromPoolAsync(&address, bytes, pool, 0));
+    CHECK(cudaDeviceSynchronize());
+    return address;
+}
+
+static void *registered(size_t bytes) {
+    void *address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(address == MAP_FAILED);
+    CHECK(cudaHostRegister(address, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped));
+    return address;
 }
 
 static void with_host(const std::string &kind, void *host, void *host2, void *device, void *device2) {
@@ -196,76 +245,160 @@ static void with_host(const std::string &kind, void *host, void *host2, void *de
                   [&] { copy_all<<<grid, 256, 0, main>>>((uint4 *)device, (uint4 *)host, count); });
         bandwidth(kind + ": SM copy from GPU", bytes, 1, main, nullptr,
                   [&] { copy_all<<<grid, 256, 0, main>>>((uint4 *)host2, (uint4 *)device2, count); });
+        bandwidth(kind + ": SM copy both ways", bytes, 2, main, side, [&] {
+            copy_all<<<grid / 2, 256, 0, main>>>((uint4 *)device, (uint4 *)host, count);
+            copy_all<<<grid / 2, 256, 0, side>>>((uint4 *)host2, (uint4 *)device2, count);
+        });
         CHECK(cudaGetLastError());
     }
     latency(kind, host, CHAIN, device2, main);
 }
 
-static void with_peer(void *device, void *device2) {
-    int can = 0;
-    CHECK(cudaDeviceCanAccessPeer(&can, 0, 1));
-    if (!can)
-        return;
-    CHECK(cudaDeviceEnablePeerAccess(1, 0));
-    CHECK(cudaSetDevice(1));
-    CHECK(cudaDeviceEnablePeerAccess(0, 0));
-    void *far, *far2;
-    CHECK(cudaMalloc(&far, LARGEST));
-    CHECK(cudaMalloc(&far2, LARGEST));
-    cudaStream_t main, there;
-    CHECK(cudaStreamCreateWithFlags(&there, cudaStreamNonBlocking));
-    CHECK(cudaSetDevice(0));
+static void with_itself(const std::string &kind, void *from, void *to) {
+    cudaStream_t main;
     CHECK(cudaStreamCreateWithFlags(&main, cudaStreamNonBlocking));
     unsigned *out;
     CHECK(cudaMalloc(&out, 4));
     int grid = blocks();
-    const std::string pair = "GPU 0 to GPU 1";
+    for (size_t bytes : SIZES) {
+        size_t count = bytes / sizeof(uint4);
+        bandwidth(kind + ": copy engine to GPU", bytes, 1, main, nullptr,
+                  [&] { CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, main)); });
+        bandwidth(kind + ": SM read", bytes, 1, main, nullptr,
+                  [&] { read_all<<<grid, 256, 0, main>>>((uint4 *)from, count, out); });
+        bandwidth(kind + ": SM write", bytes, 1, main, nullptr,
+                  [&] { write_all<<<grid, 256, 0, main>>>((uint4 *)to, count, 7); });
+        bandwidth(kind + ": SM copy to GPU", bytes, 1, main, nullptr,
+                  [&] { copy_all<<<grid, 256, 0, main>>>((uint4 *)to, (uint4 *)from, count); });
+        CHECK(cudaGetLastError());
+    }
+    latency(kind, from, CHAIN, to, main);
+}
+
+// Managed memory that the GPU touched: a quarter of the largest size, far below what is free.
+static void with_managed(const std::string &kind, void *scratch) {
+    cudaStream_t main;
+    CHECK(cudaStreamCreateWithFlags(&main, cudaStreamNonBlocking));
+    unsigned *out;
+    CHECK(cudaMalloc(&out, 4));
+    uint4 *memory;
+    CHECK(cudaMallocManaged(&memory, MANAGED));
+    int grid = blocks();
+    for (size_t bytes : SIZES) {
+        if (bytes > MANAGED)
+            continue;
+        size_t count = bytes / sizeof(uint4);
+        write_all<<<grid, 256, 0, main>>>(memory, count, 3);
+        bandwidth(kind + ": SM read", bytes, 1, main, nullptr,
+                  [&] { read_all<<<grid, 256, 0, main>>>(memory, count, out); });
+        bandwidth(kind + ": SM write", bytes, 1, main, nullptr,
+                  [&] { write_all<<<grid, 256, 0, main>>>(memory, count, 7); });
+        CHECK(cudaGetLastError());
+    }
+    latency(kind, memory, MANAGED, scratch, main);
+    CHECK(cudaFree(memory));
+}
+
+
+// What GPU `a` moves to and from memory of GPU `b`; `[2]` each, all of which both reach. `by` ends the names.
+static void with_peer(int a, int b, void **near, void **far, const std::string &by) {
+    CHECK(cudaSetDevice(b));
+    cudaStream_t main, there;
+    CHECK(cudaStreamCreateWithFlags(&there, cudaStreamNonBlocking));
+    CHECK(cudaSetDevice(a));
+    CHECK(cudaStreamCreateWithFlags(&main, cudaStreamNonBlocking));
+    unsigned *out;
+    CHECK(cudaMalloc(&out, 4));
+    int grid = blocks();
+    const std::string pair = "GPU " + std::to_string(a) + " to GPU " + std::to_string(b);
     for (size_t bytes : SIZES) {
         size_t count = bytes / sizeof(uint4);
         auto copy = [&](void *to, void *from, cudaStream_t stream) {
-            CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream));
+            CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream));
         };
-        bandwidth(pair + ": copy engine write", bytes, 1, main, nullptr, [&] { copy(far2, device, main); });
-        bandwidth(pair + ": copy engine read", bytes, 1, main, nullptr, [&] { copy(device2, far, main); });
-        bandwidth(pair + ": copy engine both ways", bytes, 2, main, there, [&] {
-            copy(far2, device, main);
-            copy(device2, far, there);
+        bandwidth(pair + ": copy engine write" + by, bytes, 1, main, nullptr, [&] { copy(far[1], near[0], main); });
+        bandwidth(pair + ": copy engine read" + by, bytes, 1, main, nullptr, [&] { copy(near[1], far[0], main); });
+        bandwidth(pair + ": copy engine both ways" + by, bytes, 2, main, there, [&] {
+            copy(far[1], near[0], main);
+            copy(near[1], far[0], there);
         });
+        if (!by.empty())
+            continue;
         bandwidth(pair + ": SM read", bytes, 1, main, nullptr,
-                  [&] { read_all<<<grid, 256, 0, main>>>((uint4 *)far, count, out); });
+                  [&] { read_all<<<grid, 256, 0, main>>>((uint4 *)far[0], count, out); });
         bandwidth(pair + ": SM write", bytes, 1, main, nullptr,
-                  [&] { write_all<<<grid, 256, 0, main>>>((uint4 *)far2, count, 7); });
+                  [&] { write_all<<<grid, 256, 0, main>>>((uint4 *)far[1], count, 7); });
+        bandwidth(pair + ": SM write both ways", bytes, 2, main, there, [&] {
+            write_all<<<grid, 256, 0, main>>>((uint4 *)far[1], count, 7);
+            CHECK(cudaSetDevice(b));
+            write_all<<<grid, 256, 0, there>>>((uint4 *)near[1], count, 7);
+            CHECK(cudaSetDevice(a));
+        });
         CHECK(cudaGetLastError());
     }
-    latency(pair, far, CHAIN, far2, main);
+    if (by.empty())
+        latency(pair, far[0], CHAIN, far[1], main);
+}
+
+// All that GPU `gpu` does alone; `own` is memory of it.
+static void alone(int gpu, void **own) {
+    const std::string name = "GPU " + std::to_string(gpu) + ", ";
+    int node = -1;
+    CHECK(cudaSetDevice(gpu));
+    CHECK(cudaFree(nullptr));
+    with_itself(name + "the GPU's memory", own[0], own[1]);
+    void *pinned[2];
+    for (void *&memory : pinned)
+        CHECK(cudaMallocHost(&memory, LARGEST));
+    with_host(name + "pinned memory", pinned[0], pinned[1], own[0], own[1]);
+    for (void *memory : pinned)
+        CHECK(cudaFreeHost(memory));
+    with_host(name + "registered memory", registered(LARGEST), registered(LARGEST), own[0], own[1]);
+    with_managed(name + "managed memory", own[1]);
+    CHECK(cudaDeviceGetAttribute(&node, cudaDevAttrHostNumaId, gpu));
+    if (node < 0)
+        return;
+    const std::string of = " node " + std::to_string(node);
+    with_host(name + "HOST_NUMA memory of" + of, created(LARGEST, node, {gpu}),
+              created(LARGEST, node, {gpu}), own[0], own[1]);
+    with_host(name + "a pool on" + of, pooled(LARGEST, node, gpu), pooled(LARGEST, node, gpu), own[0], own[1]);
 }
 
 int main() {
     cudaDeviceProp properties;
-    int count, node = -1;
+    int count, can = 1, back = 1;
     CHECK(cudaGetDeviceCount(&count));
     CHECK(cudaSetDevice(0));
     CHECK(cudaFree(nullptr));
     CHECK(cudaGetDeviceProperties(&properties, 0));
     printf("{\"device\": \"%s\", \"figures\": [", properties.name);
-    void *pinned, *pinned2, *device, *device2;
-    CHECK(cudaMallocHost(&pinned, LARGEST));
-    CHECK(cudaMallocHost(&pinned2, LARGEST));
-    CHECK(cudaMalloc(&device, LARGEST));
-    CHECK(cudaMalloc(&device2, LARGEST));
-    with_host("pinned memory", pinned, pinned2, device, device2);
-    CHECK(cudaDeviceGetAttribute(&node, cudaDevAttrHostNumaId, 0));
-    if (node >= 0) {
-        void *numa = host_numa(LARGEST, node, 0), *numa2 = host_numa(LARGEST, node, 0);
-        with_host("HOST_NUMA memory of node " + std::to_string(node), numa, numa2, device, device2);
+    count = std::min(count, 2);
+    if (count == 2) {
+        CHECK(cudaDeviceCanAccessPeer(&can, 0, 1));
+        CHECK(cudaDeviceCanAccessPeer(&back, 1, 0));
     }
-    cudaStream_t stream;
-    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    for (size_t bytes : SIZES)
-        bandwidth("the GPU's memory: copy engine to GPU", bytes, 1, stream, nullptr,
-                  [&] { CHECK(cudaMemcpyAsync(device2, device, bytes, cudaMemcpyDeviceToDevice, stream)); });
-    latency("the GPU's memory", device, CHAIN, device2, stream);
-    if (count > 1)
-        with_peer(device, device2);
+    bool peers = count == 2 && can && back;
+    void *own[2][2];
+    for (int gpu = 0; gpu < count; gpu++) {
+        CHECK(cudaSetDevice(gpu));
+        CHECK(cudaFree(nullptr));
+        for (void *&memory : own[gpu])
+            memory = created(LARGEST, -1, peers ? std::vector<int>{gpu, 1 - gpu} : std::vector<int>{gpu});
+    }
+    for (int gpu = 0; gpu < count; gpu++)
+        alone(gpu, own[gpu]);
+    if (peers) {
+        with_peer(0, 1, own[0], own[1], "");
+        with_peer(1, 0, own[1], own[0], "");
+        void *plain[2][2];
+        for (int gpu = 0; gpu < 2; gpu++) {
+            CHECK(cudaSetDevice(gpu));
+            CHECK(cudaDeviceEnablePeerAccess(1 - gpu, 0));
+            for (void *&memory : plain[gpu])
+                CHECK(cudaMalloc(&memory, LARGEST));
+        }
+        with_peer(0, 1, plain[0], plain[1], " of cudaMalloc");
+        with_peer(1, 0, plain[1], plain[0], " of cudaMalloc");
+    }
     printf("\n]}\n");
 }

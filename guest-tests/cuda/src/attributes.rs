@@ -102,7 +102,7 @@ impl Attributes {
             Kind::HostNuma(_) => &[Attribute::VMM, Attribute::HOST_NUMA],
             Kind::Pool(_) => &[Attribute::POOLS, Attribute::HOST_NUMA_POOLS],
             Kind::Pinned => &[],
-            Kind::Registered | Kind::EgmDevice => &[Attribute::HOST_REGISTER],
+            Kind::Registered | Kind::EgmDevice(_) => &[Attribute::HOST_REGISTER],
             Kind::Managed => &[Attribute::MANAGED],
             Kind::System => &[Attribute::PAGEABLE],
         };
@@ -152,7 +152,7 @@ mod tests {
             Kind::Pool(0),
             Kind::Pinned,
             Kind::Registered,
-            Kind::EgmDevice,
+            Kind::EgmDevice("0000:01:00.0".parse().unwrap()),
             Kind::Managed,
             Kind::System,
         ]

@@ -7,8 +7,12 @@ use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 
+use egm_address::PciAddress;
+
 use crate::{Context, CudaError, Device, Words};
 
+/// What is registered is made of: the largest page of processors that are known, in bytes.
+const PAGE: u64 = 64 << 10;
 /// Bytes of a fabric handle (`CU_IPC_HANDLE_SIZE`).
 pub const FABRIC_HANDLE: usize = 64;
 
@@ -25,8 +29,8 @@ pub enum Kind {
     Pinned,
     /// Ordinary memory that was registered.
     Registered,
-    /// The BAR of an EGM device, registered.
-    EgmDevice,
+    /// The BAR of the EGM device with this address, registered.
+    EgmDevice(PciAddress),
     /// By `cuMemAllocManaged`: it moves.
     Managed,
     /// Ordinary memory, as it is.
@@ -41,7 +45,7 @@ impl fmt::Display for Kind {
             Self::Pool(node) => write!(f, "a pool on node {node}"),
             Self::Pinned => f.write_str("pinned memory"),
             Self::Registered => f.write_str("registered memory"),
-            Self::EgmDevice => f.write_str("the EGM device's memory"),
+            Self::EgmDevice(address) => write!(f, "memory of the EGM device {address}"),
             Self::Managed => f.write_str("managed memory"),
             Self::System => f.write_str("system memory"),
         }
@@ -111,10 +115,11 @@ impl Memory {
                 let start = mapping.start();
                 of(bytes, start.addr().get() as u64, Some(start), Owner::System(mapping))
             }
-            Kind::EgmDevice => {
+            Kind::EgmDevice(address) => {
                 let found = egm_memory::find()?.functions;
-                let function = found.first().ok_or(CudaError::NoHostAddress(kind))?;
-                Self::of_egm_device(context, function.map()?)?
+                let function = found.iter().find(|function| function.address == address);
+                let function = function.ok_or(CudaError::NoHostAddress(kind))?;
+                Self::of_egm_device(context, address, function.map()?, 0, bytes.next_multiple_of(PAGE))?
             }
         })
     }
@@ -127,16 +132,30 @@ impl Memory {
         Self::created(context, Kind::Device, bytes, peers)
     }
 
-    /// The memory of an EGM device, all of it, registered.
+    /// `bytes` bytes from `offset` of the memory of the EGM device at `address`, registered.
     ///
     /// # Errors
-    /// [`CudaError`].
-    pub fn of_egm_device(context: &Context, memory: egm_memory::Memory) -> Result<Self, CudaError> {
-        let (start, bytes) = (memory.address(), memory.size());
+    /// [`CudaError::Part`] when they do not lie inside or are not made of pages; [`CudaError::Call`].
+    pub fn of_egm_device(
+        context: &Context,
+        address: PciAddress,
+        memory: egm_memory::Memory,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<Self, CudaError> {
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= memory.size());
+        let whole = offset.is_multiple_of(PAGE) && bytes.is_multiple_of(PAGE) && bytes > 0;
+        let start = usize::try_from(offset).ok().and_then(|offset| {
+            let address = memory.address().addr().checked_add(offset)?;
+            Some(memory.address().with_addr(address))
+        });
+        let (Some(start), true) = (start, inside && whole) else {
+            return Err(CudaError::Part { offset, bytes, size: memory.size(), word: PAGE });
+        };
         let registered = host::Registered::new(context, start, bytes, true)?;
         Ok(Self {
             context: context.clone(),
-            kind: Kind::EgmDevice,
+            kind: Kind::EgmDevice(address),
             bytes,
             address: registered.address(),
             host: Some(start),

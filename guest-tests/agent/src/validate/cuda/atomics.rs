@@ -29,8 +29,8 @@ const ATTEMPTS: u32 = 5;
 /// The sum is right: at once where the GPU's atomic operations reach processors, otherwise in turns. CUDA promises no more
 /// there ("Host Native Atomic" in the programming guide), so what is lost at once is said and fails nothing.
 pub(super) fn check(setting: &Setting, family: Family) -> Result<Finding, Broken> {
-    on_family(family, true, |gpu, kind, claim| {
-        let memory = Memory::new(&gpu.context, kind, BYTES)?;
+    on_family(setting, family, true, |gpu, kind, claim| {
+        let memory = gpu.memory(kind, BYTES)?;
         in_turns(gpu, &memory, setting.seed, claim)?;
         // Managed memory is one's own while one adds.
         let strict = kind == Kind::Managed || gpu.context.attributes().has(Attribute::HOST_ATOMICS);

@@ -2,7 +2,8 @@
 
 use egm_cuda::{Attribute, CudaError, Kind, Memory, NUMBERS};
 
-use super::gpu::{Gpu, on_gpu};
+use super::each::on_each_gpu;
+use super::gpu::Gpu;
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::validate::Setting;
@@ -12,7 +13,7 @@ const BYTES: u64 = 2 << 20;
 
 /// Tries each attribute that can be tried.
 pub(super) fn check(_: &Setting) -> Result<Finding, Broken> {
-    on_gpu(|gpu| {
+    on_each_gpu(|gpu| {
         let mut claim = Claim::default();
         let device = gpu.context.device();
         let version = device.driver().version()?;

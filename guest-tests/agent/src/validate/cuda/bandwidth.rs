@@ -1,10 +1,10 @@
 //! How fast copy engines and processors of the GPU move bytes, at every size.
 
-use egm_cuda::{CudaError, Kind, Memory, Part, Shape, Stream, sum};
+use egm_cuda::{Kind, Memory, Part, Shape, Stream, sum};
 use egm_report::Figure;
 
 use super::gpu::{self, Family, Gpu, on_family};
-use super::measure::{Clock, bandwidth, repeats, rounds, sizes};
+use super::measure::{Clock, ROUNDS, ROUNDS_BOTH, bandwidth, repeats, rounds, sizes};
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::validate::Setting;
@@ -73,7 +73,7 @@ impl Way {
 
 /// Every way at every size.
 pub(super) fn check(setting: &Setting, family: Family) -> Result<Finding, Broken> {
-    on_family(family, false, |gpu, kind, claim| {
+    on_family(setting, family, false, |gpu, kind, claim| {
         let buffers = Buffers::new(gpu, kind, setting)?;
         let mut figures = Vec::new();
         for size in sizes(setting.most) {
@@ -97,8 +97,8 @@ impl<'g> Buffers<'g> {
     fn new(gpu: &'g Gpu, kind: Kind, setting: &Setting) -> Result<Self, Broken> {
         let bytes = (setting.most & !0xfff).max(4096);
         let context = &gpu.context;
-        let both = |kind| -> Result<[Memory; 2], CudaError> {
-            Ok([Memory::new(context, kind, bytes)?, Memory::new(context, kind, bytes)?])
+        let both = |kind| -> Result<[Memory; 2], Broken> {
+            Ok([gpu.memory(kind, bytes)?, gpu.memory(kind, bytes)?])
         };
         let sums = Memory::new(context, Kind::Device, Shape::whole(context).count() * 8)?;
         let side = Stream::new(context)?;
@@ -147,7 +147,8 @@ impl<'g> Buffers<'g> {
         let side = way.both().then_some(&self.side);
         let clock = Clock::new(&self.gpu.context, side.map(Stream::context))?;
         let times = repeats(size);
-        let seconds = rounds(|| {
+        let count = if way.both() { ROUNDS_BOTH } else { ROUNDS };
+        let seconds = rounds(count, || {
             clock.seconds(&self.gpu.stream, side, || (0..times).try_for_each(|_| self.once(way, size)))
         })?;
         let moved = size * times * if way.both() { 2 } else { 1 };

@@ -4,18 +4,16 @@ use egm_cuda::{Kind, Memory};
 use egm_report::Figure;
 
 use super::gpu::{self, Family, Gpu, on_family};
+use super::managed;
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::validate::Setting;
 
-/// Most managed memory that is asked for: it must not be more than the GPU has free.
-const MOST_MANAGED: u64 = 256 << 20;
-
 /// GPU writes, processors read, and the reverse.
 pub(super) fn check(setting: &Setting, family: Family) -> Result<Finding, Broken> {
-    on_family(family, false, |gpu, kind, claim| {
-        let wanted = if kind == Kind::Managed { setting.most.min(MOST_MANAGED) } else { setting.most };
-        let memory = Memory::new(&gpu.context, kind, (wanted & !7).max(8))?;
+    on_family(setting, family, false, |gpu, kind, claim| {
+        let wanted = managed::bounded(gpu, kind, setting.most)?;
+        let memory = gpu.memory(kind, (wanted & !7).max(8))?;
         let bytes = memory.bytes().min((wanted & !7).max(8));
         if kind == Kind::Device {
             by_copies(gpu, &memory, bytes, setting.seed, claim)?;

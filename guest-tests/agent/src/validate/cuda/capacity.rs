@@ -3,7 +3,7 @@
 use egm_cuda::{Kind, Memory, Shape};
 use egm_report::Figure;
 
-use super::gpu::{self, Family, on_family};
+use super::gpu::{self, Family, Seen, on_family};
 use super::measure::Clock;
 use crate::error::Broken;
 use crate::finding::Finding;
@@ -16,24 +16,24 @@ const GIB: u64 = 1 << 30;
 
 /// One piece of HOST_NUMA memory, larger than the GPU's own, is written and read by one kernel each.
 pub(super) fn check(setting: &Setting) -> Result<Finding, Broken> {
-    on_family(Family::HostNuma, false, |gpu, kind, claim| {
+    on_family(setting, Family::HostNuma, false, |gpu, kind, claim| {
         let own = gpu.context.device().memory()?;
         let wanted = (own + GIB).next_multiple_of(GIB);
         let available = available(kind)?;
         if setting.most < wanted || available < wanted + LEFT {
-            claim.seen(format!(
-                "{}{kind}: the GPU has {own:#x} bytes, so {wanted:#x} are needed; --size allows {:#x} and {available:#x} are free",
-                WAIVED, setting.most
-            ));
-            return Ok(Vec::new());
+            return Ok(Seen::Not(format!(
+                "{kind}: the GPU has {own:#x} bytes, so {wanted:#x} are needed; --size allows {:#x} and {available:#x} are free",
+                setting.most
+            )));
         }
         let memory = Memory::new(&gpu.context, kind, wanted)?;
         let (words, clock) = (memory.words()?.part(0, wanted / 8), Clock::new(&gpu.context, None)?);
         let (shape, mut found) = (Shape::whole(&gpu.context), Vec::new());
         gpu.fill(&memory, wanted, !setting.seed)?;
         let part = memory.part(0, wanted)?;
-        let written = clock
-            .seconds(&gpu.stream, None, || Ok(gpu.kernels.write(&gpu.stream, shape, part, setting.seed)?))?;
+        let written = clock.seconds(&gpu.stream, None, || {
+            Ok(gpu.kernels.write(&gpu.stream, shape, part, setting.seed)?)
+        })?;
         gpu::note(claim, "the GPU wrote, processors read", gpu::compare(words, setting.seed), setting.seed);
         let (wrong, result) = gpu.result(0)?;
         let read = clock.seconds(&gpu.stream, None, || {
@@ -43,20 +43,17 @@ pub(super) fn check(setting: &Setting) -> Result<Finding, Broken> {
         for (way, seconds) in [("SM write", written), ("SM read and compare", read)] {
             #[expect(clippy::cast_precision_loss, reason = "a rate, for people")]
             let rate = wanted as f64 / seconds / 1e9;
-            found.push(Figure::of(format!("{kind}, beyond the GPU's: {way}"), Some(wanted), "GB/s", &mut [rate]));
+            found.push(Figure::of(
+                format!("{kind}, beyond the GPU's: {way}"),
+                Some(wanted),
+                "GB/s",
+                &mut [rate],
+            ));
         }
         claim.seen(format!("{kind}: {wanted:#x} bytes, the GPU has {own:#x}"));
-        Ok(found)
-    })
-    .map(|finding| match finding.reason.split_once(WAIVED) {
-        // What was checked on one node stays checked; all nodes too small is no check.
-        Some((before, reason)) if before.is_empty() && finding.figures().is_empty() => Finding::waived(reason),
-        _ => finding,
+        Ok(Seen::Figures(found))
     })
 }
-
-/// Marks what could not be checked.
-const WAIVED: &str = "not checked: ";
 
 /// Bytes that a node has free, or the machine where the kernel knows no nodes.
 fn available(kind: Kind) -> Result<u64, Broken> {

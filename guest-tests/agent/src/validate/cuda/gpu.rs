@@ -1,15 +1,17 @@
-//! A GPU to validate with, or why there is none; and the kinds of memory that it shares with processors.
+//! A GPU to validate with, and the kinds of memory that it shares with processors.
 
-use egm_cuda::{
-    Attribute, Context, CudaError, Device, Driver, Kernels, Kind, Memory, Shape, Stream, Words, Wrong,
-};
+use std::cell::OnceCell;
 
+use egm_cuda::{Attribute, Context, Device, Kernels, Kind, Memory, Shape, Stream, Words, Wrong};
+use egm_report::Figure;
+
+use super::each::on_each_gpu;
+use super::egm::Pieces;
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
-use crate::{library, sysfs};
+use crate::sysfs;
+use crate::validate::Setting;
 
-/// `CUDA_ERROR_NO_DEVICE`.
-const NO_DEVICE: u32 = 100;
 /// The nodes that have memory.
 const NODES: &str = "/sys/devices/system/node/has_memory";
 /// Most threads that fill or compare.
@@ -26,6 +28,8 @@ pub(crate) struct Gpu {
     pub(crate) stream: Stream,
     /// What it and processors see, for results: [`Gpu::result`].
     results: Memory,
+    /// EGM devices, once they were looked for.
+    egm: OnceCell<Pieces>,
 }
 
 /// Kinds of memory that are validated alike.
@@ -41,39 +45,30 @@ pub(crate) enum Family {
     System,
 }
 
-/// The driver's GPUs, or the finding that says why there are none.
-pub(crate) fn devices() -> Result<Result<Vec<Device>, Finding>, Broken> {
-    if let Some(finding) = library::unloadable("libcuda.so.1") {
-        return Ok(Err(finding));
-    }
-    match Driver::open().and_then(Driver::devices) {
-        Ok(devices) if devices.is_empty() => Ok(Err(Finding::waived("the driver has no GPU"))),
-        Ok(devices) => Ok(Ok(devices)),
-        Err(error @ CudaError::NoLibrary) => Ok(Err(Finding::waived(error.to_string()))),
-        Err(error) if error.code() == Some(NO_DEVICE) => Ok(Err(Finding::waived(error.to_string()))),
-        Err(error) => Err(error.into()),
+/// What came of a check with memory of one place.
+pub(crate) enum Seen {
+    /// It was decided, and this was measured.
+    Figures(Vec<Figure>),
+    /// It could not be decided, for this reason.
+    Not(String),
+}
+
+impl From<Vec<Figure>> for Seen {
+    fn from(figures: Vec<Figure>) -> Self {
+        Self::Figures(figures)
     }
 }
 
-/// Does `work` with the first GPU, or says why there is none.
-pub(crate) fn on_gpu(work: impl FnOnce(&Gpu) -> Result<Finding, Broken>) -> Result<Finding, Broken> {
-    match devices()? {
-        Ok(devices) => devices
-            .first()
-            .map_or_else(|| Ok(Finding::waived("the driver has no GPU")), |device| work(&Gpu::new(*device)?)),
-        Err(finding) => Ok(finding),
-    }
-}
-
-/// Does `work` with memory of each place of a family, as much as `bytes` says, and collects what is untrue; waived where
-/// the platform has no such memory.
-pub(crate) fn on_family(
+/// Does `work` with memory of each place of a family, by each GPU, and collects what is untrue; waived where the platform has
+/// no such memory. `at_once` says that GPU and processors use it at the same time.
+pub(crate) fn on_family<T: Into<Seen>>(
+    setting: &Setting,
     family: Family,
     at_once: bool,
-    work: impl Fn(&Gpu, Kind, &mut Claim) -> Result<Vec<egm_report::Figure>, Broken>,
+    work: impl Fn(&Gpu, Kind, &mut Claim) -> Result<T, Broken>,
 ) -> Result<Finding, Broken> {
-    on_gpu(|gpu| {
-        let kinds = match gpu.kinds(family)? {
+    on_each_gpu(|gpu| {
+        let kinds = match gpu.kinds(setting, family)? {
             Ok(kinds) => kinds,
             Err(finding) => return Ok(finding),
         };
@@ -86,10 +81,20 @@ pub(crate) fn on_family(
         if let Some(attribute) = kinds.iter().find_map(denied) {
             return Ok(Finding::waived(format!("this GPU says 0 for {attribute}")));
         }
-        let (mut claim, mut figures) = (Claim::default(), Vec::new());
+        let (mut claim, mut figures, mut not) = (Claim::default(), Vec::new(), Vec::new());
+        let places = kinds.len();
         for kind in kinds {
-            figures.extend(work(gpu, kind, &mut claim)?);
+            gpu.egm.get().into_iter().for_each(Pieces::again);
+            match work(gpu, kind, &mut claim)?.into() {
+                Seen::Figures(of_kind) => figures.extend(of_kind),
+                Seen::Not(reason) => not.push(reason),
+            }
         }
+        if not.len() == places && claim.is_true() {
+            return Ok(Finding::waived(not.join("; ")));
+        }
+        // What was decided of one place stays decided.
+        not.into_iter().for_each(|reason| claim.seen(format!("not checked: {reason}")));
         Ok(claim.finish().with_figures(figures))
     })
 }
@@ -101,8 +106,17 @@ impl Gpu {
             kernels: Kernels::new(&context)?,
             stream: Stream::new(&context)?,
             results: Memory::new(&context, Kind::Pinned, 4096)?,
+            egm: OnceCell::new(),
             context,
         })
+    }
+
+    /// At least `bytes` bytes of `kind` for this GPU, which no other memory has.
+    pub(crate) fn memory(&self, kind: Kind, bytes: u64) -> Result<Memory, Broken> {
+        match self.egm.get() {
+            Some(pieces) if matches!(kind, Kind::EgmDevice(_)) => pieces.piece(&self.context, kind, bytes),
+            _ => Ok(Memory::new(&self.context, kind, bytes)?),
+        }
     }
 
     /// Which GPU it is.
@@ -111,7 +125,7 @@ impl Gpu {
     }
 
     /// The places of a family, or the finding that says why there are none.
-    fn kinds(&self, family: Family) -> Result<Result<Vec<Kind>, Finding>, Broken> {
+    fn kinds(&self, setting: &Setting, family: Family) -> Result<Result<Vec<Kind>, Finding>, Broken> {
         let one = |kind| Ok(Ok(vec![kind]));
         match family {
             Family::Device => one(Kind::Device),
@@ -119,16 +133,11 @@ impl Gpu {
             Family::Pool => Ok(Ok(self.nodes()?.into_iter().map(Kind::Pool).collect())),
             Family::Pinned => one(Kind::Pinned),
             Family::Registered => one(Kind::Registered),
-            Family::EgmDevice => {
-                let found = egm_memory::find().map_err(CudaError::from)?;
-                match (found.functions.is_empty(), found.broken.first()) {
-                    (false, _) => one(Kind::EgmDevice),
-                    (true, Some((address, error))) => Ok(Err(Finding::error(format!("{address}: {error}")))),
-                    (true, None) => {
-                        Ok(Err(Finding::waived("this machine has no EGM device as a PCI function")))
-                    }
-                }
-            }
+            Family::EgmDevice => Ok(Pieces::find(setting)?.map(|pieces| {
+                let kinds = pieces.kinds();
+                let _ = self.egm.set(pieces); // they were found before: the same ones
+                kinds
+            })),
             Family::Managed => one(Kind::Managed),
             Family::System => one(Kind::System),
         }
@@ -160,6 +169,14 @@ impl Gpu {
     pub(crate) fn fill(&self, memory: &Memory, bytes: u64, seed: u64) -> Result<(), Broken> {
         let shape = Shape::whole(&self.context);
         self.kernels.fill(&self.stream, shape, memory.part(0, bytes)?, seed)?;
+        Ok(self.stream.synchronize()?)
+    }
+
+    /// Has the GPU read all of `memory` once.
+    pub(crate) fn read_through(&self, memory: &Memory) -> Result<(), Broken> {
+        let shape = Shape::whole(&self.context);
+        let sums = Memory::new(&self.context, Kind::Device, shape.count() * 8)?;
+        self.kernels.read(&self.stream, shape, memory.part(0, memory.bytes() & !15)?, sums.whole())?;
         Ok(self.stream.synchronize()?)
     }
 

@@ -4,7 +4,8 @@ use egm_cuda::{Kind, Memory};
 use egm_report::Figure;
 
 use super::gpu::{Family, Gpu, on_family};
-use super::measure::{Clock, ROUNDS};
+use super::managed;
+use super::measure::{Clock, ROUNDS, sizes};
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::pattern::Random;
@@ -14,21 +15,47 @@ use crate::validate::Setting;
 const DISTANCE: u64 = 512;
 /// Words from link to link.
 const STRIDE: u64 = DISTANCE / 8;
-/// Most bytes of a chain: more than the GPU's caches hold, if it was not for every link being met once.
-const MOST: u64 = 256 << 20;
+/// Most bytes of a chain.
+const MOST: u64 = 1 << 30;
 /// Links that a round follows.
 const STEPS: u64 = 8192;
-/// Fewest links: no round meets one that another met.
-const FEWEST: u64 = STEPS * (ROUNDS as u64 + 2);
+// From 36 MiB on no round meets a link that another met; a shorter chain shows what the GPU's caches do.
 
-/// A word of this memory takes so long.
+/// A word of this memory takes so long, at every size.
 pub(super) fn check(setting: &Setting, family: Family) -> Result<Finding, Broken> {
-    on_family(family, false, |gpu, kind, claim| {
-        let chain = Chain::new(setting.most.min(MOST), setting.seed);
-        let memory = Memory::new(&gpu.context, kind, chain.bytes())?;
-        chain.put(gpu, &memory)?;
-        chain.follow(gpu, &memory, kind.to_string(), claim).map(|figure| vec![figure])
+    on_family(setting, family, false, |gpu, kind, claim| {
+        let sizes = chains(managed::bounded(gpu, kind, setting.most)?);
+        let memory = gpu.memory(kind, sizes.iter().copied().max().unwrap_or(DISTANCE))?;
+        by_size(gpu, gpu, &memory, &sizes, (&kind.to_string(), setting.seed), claim)
     })
+}
+
+/// Bytes of the chains whose latency is measured where `most` bytes may be used.
+pub(crate) fn chains(most: u64) -> Vec<u64> {
+    sizes(most.min(MOST))
+}
+
+/// A figure of each size: a chain in `memory`, which is `home`'s, that `gpu` follows.
+pub(crate) fn by_size(
+    gpu: &Gpu,
+    home: &Gpu,
+    memory: &Memory,
+    sizes: &[u64],
+    (what, seed): (&str, u64),
+    claim: &mut Claim,
+) -> Result<Vec<Figure>, Broken> {
+    let mut figures = Vec::new();
+    for bytes in sizes {
+        let chain = Chain::new(*bytes, seed);
+        chain.put(home, memory)?;
+        home.empty_cache()?;
+        figures.push(chain.follow(gpu, memory, what, claim)?);
+    }
+    if let Some(last) = figures.last() {
+        let bytes = last.bytes.unwrap_or(0);
+        claim.seen(format!("{what}: {:.0} ns in {bytes:#x} bytes", last.value));
+    }
+    Ok(figures)
 }
 
 /// One circle through all links, in an order that looks random.
@@ -38,9 +65,9 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// Of about `bytes` bytes, but of as many links as the rounds need.
-    pub(crate) fn new(bytes: u64, seed: u64) -> Self {
-        let links = usize::try_from((bytes / DISTANCE).max(FEWEST)).unwrap_or(usize::MAX);
+    /// Of `bytes` bytes, two links at least.
+    fn new(bytes: u64, seed: u64) -> Self {
+        let links = usize::try_from((bytes / DISTANCE).max(2)).unwrap_or(usize::MAX);
         let mut next: Vec<u32> = (0..u32::try_from(links).unwrap_or(u32::MAX)).collect();
         let mut random = Random::new(seed);
         // Sattolo's shuffle makes one circle of all.
@@ -51,12 +78,12 @@ impl Chain {
     }
 
     /// Bytes that it takes.
-    pub(crate) fn bytes(&self) -> u64 {
+    fn bytes(&self) -> u64 {
         self.next.len() as u64 * DISTANCE
     }
 
     /// Writes it to `memory`, by pinned memory where processors do not reach it.
-    pub(crate) fn put(&self, gpu: &Gpu, memory: &Memory) -> Result<(), Broken> {
+    fn put(&self, gpu: &Gpu, memory: &Memory) -> Result<(), Broken> {
         let pinned;
         let words = if let Ok(words) = memory.words() {
             pinned = None;
@@ -77,13 +104,9 @@ impl Chain {
 
     /// Has the GPU follow it, and compares where that ends. Nothing of it is in a cache of the GPU when that begins; whoever
     /// put it into another GPU's memory empties that one's.
-    pub(crate) fn follow(
-        &self,
-        gpu: &Gpu,
-        memory: &Memory,
-        what: String,
-        claim: &mut Claim,
-    ) -> Result<Figure, Broken> {
+    fn follow(&self, gpu: &Gpu, memory: &Memory, what: &str, claim: &mut Claim) -> Result<Figure, Broken> {
+        // Addresses are translated, links awake, and pages that move are here.
+        gpu.read_through(memory)?;
         gpu.empty_cache()?;
         let (end, found) = gpu.result(0)?;
         let (clock, chain) = (Clock::new(&gpu.context, None)?, memory.part(0, self.bytes())?);
@@ -102,9 +125,7 @@ impl Chain {
                 rounds.push(seconds * 1e9 / STEPS as f64);
             }
         }
-        let figure = Figure::of(format!("{what}: latency"), Some(self.bytes()), "ns", &mut rounds);
-        claim.seen(format!("{what}: {:.0} ns", figure.value));
-        Ok(figure)
+        Ok(Figure::of(format!("{what}: latency"), Some(self.bytes()), "ns", &mut rounds))
     }
 
     /// The link that a round from link `at` ends at.
@@ -118,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chain_is_one_circle_and_no_round_meets_what_another_met() {
+    fn a_chain_is_one_circle_of_the_bytes_that_were_asked_for() {
         let chain = Chain::new(1 << 20, 7);
         let links = chain.next.len();
         let (mut at, mut steps) = (0_u32, 0);
@@ -130,7 +151,14 @@ mod tests {
             }
         }
         assert_eq!(steps, links);
-        assert!(links as u64 >= STEPS * (ROUNDS as u64 + 1));
+        assert_eq!(chain.bytes(), 1 << 20);
         assert_ne!(chain.next, Chain::new(1 << 20, 8).next);
+        assert_eq!(Chain::new(0, 7).next, [1, 0]);
+    }
+
+    #[test]
+    fn a_long_chain_is_met_for_the_first_time_in_every_round() {
+        let largest = chains(u64::MAX).into_iter().max().unwrap();
+        assert!(Chain::new(largest, 7).next.len() as u64 >= STEPS * (ROUNDS as u64 + 1));
     }
 }

@@ -7,6 +7,8 @@ use crate::error::Broken;
 
 /// Rounds that count; one before them warms up.
 pub(crate) const ROUNDS: usize = 7;
+/// The same for what goes both ways at once: how two copies share a bus differs by a tenth from round to round.
+pub(crate) const ROUNDS_BOTH: usize = 21;
 /// Bytes that a round moves at least, by repeating, so that small sizes take a time that can be measured.
 const ROUND: u64 = 256 << 20;
 /// Most repetitions of a round.
@@ -73,10 +75,13 @@ pub(crate) fn bandwidth(series: String, size: u64, moved: u64, seconds: Vec<f64>
     Figure::of(series, Some(size), "GB/s", &mut rounds)
 }
 
-/// Seconds of [`ROUNDS`] rounds of `round`, after one that is not counted.
-pub(crate) fn rounds(mut round: impl FnMut() -> Result<f64, Broken>) -> Result<Vec<f64>, Broken> {
+/// Seconds of `count` rounds of `round`, after one that is not counted.
+pub(crate) fn rounds(
+    count: usize,
+    mut round: impl FnMut() -> Result<f64, Broken>,
+) -> Result<Vec<f64>, Broken> {
     round()?;
-    (0..ROUNDS).map(|_| round()).collect()
+    (0..count).map(|_| round()).collect()
 }
 
 #[cfg(test)]

@@ -8,8 +8,11 @@ mod attributes;
 mod bandwidth;
 mod bytes;
 mod capacity;
+pub(super) mod each;
+mod egm;
 pub(super) mod gpu;
 pub(super) mod latency;
+mod managed;
 pub(super) mod measure;
 mod ordering;
 mod ratio;
@@ -23,7 +26,9 @@ const BYTES: &str = "every byte that GPU or processor writes is what the other o
 const ATOMICS: &str = "what GPU and processors add to one word is not lost: at once where HOST_NATIVE_ATOMIC_SUPPORTED, else in turns";
 const ORDERING: &str = "who sees a flag sees what was written before it, both ways";
 const BANDWIDTH: &str = "copy engines and SMs move right bytes at every size, at these rates";
-const LATENCY: &str = "the GPU follows a chain of words to its end, at this time a word";
+const MANAGED: &str =
+    "SMs read and write right bytes of pages that come to them and that are there, at these rates";
+const LATENCY: &str = "the GPU follows a chain of words to its end at every size, at this time a word";
 
 /// Rows of the table: a property of a family.
 macro_rules! rows {
@@ -78,12 +83,14 @@ pub(super) static ALL: &[Validation] = rows! {
     "cuda.pool.atomics" ATOMICS atomics::check, Pool;
     "cuda.pinned.atomics" ATOMICS atomics::check, Pinned;
     "cuda.registered.atomics" ATOMICS atomics::check, Registered;
+    "cuda.egm_device.atomics" ATOMICS atomics::check, EgmDevice;
     "cuda.managed.atomics" ATOMICS atomics::check, Managed;
     "cuda.system.atomics" ATOMICS atomics::check, System;
     "cuda.host_numa.ordering" ORDERING ordering::check, HostNuma;
     "cuda.pool.ordering" ORDERING ordering::check, Pool;
     "cuda.pinned.ordering" ORDERING ordering::check, Pinned;
     "cuda.registered.ordering" ORDERING ordering::check, Registered;
+    "cuda.egm_device.ordering" ORDERING ordering::check, EgmDevice;
     "cuda.managed.ordering" ORDERING ordering::check, Managed;
     "cuda.system.ordering" ORDERING ordering::check, System;
     "cuda.device.bandwidth" BANDWIDTH bandwidth::check, Device;
@@ -91,12 +98,16 @@ pub(super) static ALL: &[Validation] = rows! {
     "cuda.pool.bandwidth" BANDWIDTH bandwidth::check, Pool;
     "cuda.pinned.bandwidth" BANDWIDTH bandwidth::check, Pinned;
     "cuda.registered.bandwidth" BANDWIDTH bandwidth::check, Registered;
+    "cuda.egm_device.bandwidth" BANDWIDTH bandwidth::check, EgmDevice;
+    "cuda.managed.bandwidth" MANAGED managed::check, Managed;
     "cuda.system.bandwidth" BANDWIDTH bandwidth::check, System;
     "cuda.device.latency" LATENCY latency::check, Device;
     "cuda.host_numa.latency" LATENCY latency::check, HostNuma;
     "cuda.pool.latency" LATENCY latency::check, Pool;
     "cuda.pinned.latency" LATENCY latency::check, Pinned;
     "cuda.registered.latency" LATENCY latency::check, Registered;
+    "cuda.egm_device.latency" LATENCY latency::check, EgmDevice;
+    "cuda.managed.latency" LATENCY latency::check, Managed;
     "cuda.system.latency" LATENCY latency::check, System;
 };
 

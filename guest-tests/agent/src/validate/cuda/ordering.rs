@@ -21,9 +21,9 @@ const LOOKS: u64 = 1 << 28;
 
 /// Messages are whole.
 pub(super) fn check(setting: &Setting, family: Family) -> Result<Finding, Broken> {
-    on_family(family, true, |gpu, kind, claim| {
+    on_family(setting, family, true, |gpu, kind, claim| {
         let bytes = MESSAGES * MESSAGE_WORDS * 8;
-        let memory = Memory::new(&gpu.context, kind, bytes)?;
+        let memory = gpu.memory(kind, bytes)?;
         let words = memory.words()?.part(0, bytes / 8);
         clear(words, !setting.seed);
         gpu.kernels.produce(&gpu.stream, Shape::ONE, memory.part(0, bytes)?, setting.seed)?;

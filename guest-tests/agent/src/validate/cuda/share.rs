@@ -4,7 +4,8 @@ use std::process::{Command, Stdio};
 
 use egm_cuda::{Attribute, Kind, Memory};
 
-use super::gpu::{self, Family, Gpu, devices, on_family};
+use super::each::devices;
+use super::gpu::{self, Family, Gpu, Seen, on_family};
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::validate::{Part, Setting};
@@ -18,7 +19,7 @@ const CHANNELS: &str = "/dev/nvidia-caps-imex-channels";
 
 /// Another process finds the bytes and changes them.
 pub(super) fn by_descriptor(setting: &Setting, family: Family) -> Result<Finding, Broken> {
-    on_family(family, false, |gpu, kind, claim| {
+    on_family(setting, family, false, |gpu, kind, claim| {
         if !gpu.context.attributes().has(Attribute::POSIX_HANDLE) {
             claim.untrue(format!("this GPU says 0 for {}", Attribute::POSIX_HANDLE));
             return Ok(Vec::new());
@@ -27,7 +28,8 @@ pub(super) fn by_descriptor(setting: &Setting, family: Family) -> Result<Finding
         gpu.fill(&memory, memory.bytes(), setting.seed)?;
         let mut command = Command::new("/proc/self/exe");
         let node = if let Kind::HostNuma(node) = kind { node.to_string() } else { "device".to_owned() };
-        command.args(["part", IMPORT.name, &node, &memory.bytes().to_string(), &setting.seed.to_string()]);
+        command.args(["part", IMPORT.name, &gpu.device().ordinal.to_string(), &node]);
+        command.args([memory.bytes().to_string(), setting.seed.to_string()]);
         // The descriptor is the other process' standard input.
         let output = command.stdin(Stdio::from(memory.export()?)).stdout(Stdio::null()).output();
         let output = output.map_err(Broken::system("cannot start the other process"))?;
@@ -52,11 +54,13 @@ fn seen_by_both(gpu: &Gpu, memory: &Memory, seed: u64, who: &str, claim: &mut Cl
 
 /// The other process: its standard input is the memory; it compares it with the pattern and writes another one.
 fn import(words: &[String]) -> Result<(), Broken> {
-    let wrong = || Broken::Argument(words.join(" "), "is not NODE BYTES SEED");
-    let [node, bytes, seed] = words else { return Err(wrong()) };
+    let wrong = || Broken::Argument(words.join(" "), "is not GPU NODE BYTES SEED");
+    let [ordinal, node, bytes, seed] = words else { return Err(wrong()) };
     let (Ok(bytes), Ok(seed)) = (bytes.parse::<u64>(), seed.parse::<u64>()) else { return Err(wrong()) };
     let kind = node.parse().map_or(Kind::Device, Kind::HostNuma);
-    let device = devices()?.ok().and_then(|devices| devices.first().copied()).ok_or_else(wrong)?;
+    let devices = devices()?.map_err(|finding| Broken::Other(finding.reason))?;
+    let named = devices.iter().find(|device| device.ordinal.to_string() == *ordinal);
+    let device = *named.ok_or_else(wrong)?;
     let gpu = Gpu::new(device)?;
     let memory = Memory::import(&gpu.context, kind, bytes, &std::io::stdin())?;
     let mut claim = Claim::default();
@@ -67,33 +71,28 @@ fn import(words: &[String]) -> Result<(), Broken> {
 }
 
 /// Memory has a handle for other machines of the fabric.
-pub(super) fn by_fabric(_: &Setting) -> Result<Finding, Broken> {
-    on_family(Family::HostNuma, false, |gpu, kind, claim| {
+pub(super) fn by_fabric(setting: &Setting) -> Result<Finding, Broken> {
+    on_family(setting, Family::HostNuma, false, |gpu, kind, claim| {
         for kind in [Kind::Device, kind] {
             match Memory::fabric_handle(&gpu.context, kind) {
                 Ok(handle) => {
-                    claim.holds(handle.iter().any(|byte| *byte != 0), || format!("{kind}: a handle of zeroes"));
+                    claim.holds(handle.iter().any(|byte| *byte != 0), || {
+                        format!("{kind}: a handle of zeroes")
+                    });
                     claim.seen(format!("{kind}: a handle"));
                 }
                 Err(error) if error.is_unsupported() => {
                     let value = gpu.context.attributes().get(Attribute::FABRIC_HANDLE).unwrap_or(0);
                     let has = std::path::Path::new(CHANNELS).join("channel0").exists();
                     let channel = if has { "there" } else { "missing" };
-                    claim.seen(format!(
-                        "{WAIVED}{kind}: {error}; {} is {value}, {CHANNELS}/channel0 is {channel}: start nvidia-imex, or load the driver with NVreg_CreateImexChannel0=1",
+                    return Ok(Seen::Not(format!(
+                        "{kind}: {error}; {} is {value}, {CHANNELS}/channel0 is {channel}: start nvidia-imex, or load the driver with NVreg_CreateImexChannel0=1",
                         Attribute::FABRIC_HANDLE
-                    ));
+                    )));
                 }
                 Err(error) => claim.untrue(format!("{kind}: {error}")),
             }
         }
-        Ok(Vec::new())
-    })
-    .map(|finding| match finding.reason.strip_prefix(WAIVED) {
-        Some(reason) if finding.outcome == egm_report::Outcome::Passed => Finding::waived(reason),
-        _ => finding,
+        Ok(Seen::Figures(Vec::new()))
     })
 }
-
-/// Marks what could not be checked.
-const WAIVED: &str = "no handle: ";

@@ -14,7 +14,9 @@ use super::{Setting, Validation};
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::pattern::Random;
-use way::{DMA_BUF, GDRAPI, Gpu, Way};
+use crate::validate::cuda::each::on_each_gpu;
+use crate::validate::cuda::gpu::{Gpu, note};
+use way::{DMA_BUF, GDRAPI, Way, bytes_of, fill};
 
 /// The group's validations.
 pub(super) static ALL: &[Validation] = &[
@@ -54,31 +56,33 @@ const TIMES: u32 = 2000;
 /// Sizes whose latency is measured, in bytes.
 const SMALL: [usize; 7] = [1, 4, 8, 64, 256, 1024, 4096];
 
-/// Runs `what` on a window of `bytes` of GPU memory by `way`, unless there is none.
+/// Runs `what` on a window of `most` bytes of a GPU's memory at most by `way`, unless there is none.
 fn with(
+    gpu: &Gpu,
     setting: &Setting,
     way: Way,
     most: u64,
-    what: impl FnOnce(&Gpu, &Memory, &dyn Window) -> Result<Finding, Broken>,
+    what: impl FnOnce(&Memory, &dyn Window) -> Result<Finding, Broken>,
 ) -> Result<Finding, Broken> {
-    let gpu = match Gpu::first() {
-        Ok(gpu) => gpu,
-        Err(finding) => return Ok(finding),
-    };
+    if let Some(attribute) = gpu.context.attributes().denied(Kind::Device) {
+        return Ok(Finding::waived(format!("this GPU says 0 for {attribute}")));
+    }
     // GDRCopy pins pages of 64 KiB; whole ones of 2 MiB suit every way.
     let memory = Memory::new(&gpu.context, Kind::Device, setting.most.clamp(1 << 16, most))?;
-    way.with(&memory, |window| what(&gpu, &memory, window))
+    way.with(&memory, |window| what(&memory, window))
 }
 
 /// `gdr.dmabuf` and `gdr.gdrapi`.
 fn bytes(setting: &Setting, way: Way) -> Result<Finding, Broken> {
-    with(setting, way, MOST, |gpu, memory, window| {
-        let mut claim = Claim::default();
-        processor_writes(setting, gpu, memory, window, &mut claim)?;
-        processor_reads(setting, gpu, memory, window, &mut claim)?;
-        pieces(setting, gpu, memory, window, &mut claim)?;
-        claim.seen(format!("{:#x} bytes both ways, {PIECES} pieces at any alignment", window.bytes()));
-        Ok(claim.finish())
+    on_each_gpu(|gpu| {
+        with(gpu, setting, way, MOST, |memory, window| {
+            let mut claim = Claim::default();
+            processor_writes(setting, gpu, memory, window, &mut claim)?;
+            processor_reads(setting, gpu, memory, window, &mut claim)?;
+            pieces(setting, gpu, memory, window, &mut claim)?;
+            claim.seen(format!("{:#x} bytes both ways, {PIECES} pieces at any alignment", window.bytes()));
+            Ok(claim.finish())
+        })
     })
 }
 
@@ -90,10 +94,10 @@ fn processor_writes(
     window: &dyn Window,
     claim: &mut Claim,
 ) -> Result<(), Broken> {
-    gpu.fill(memory, setting.seed ^ POISON)?;
+    fill(gpu, memory, setting.seed ^ POISON)?;
     window.write(0, &pattern_bytes(setting.seed, window.bytes()))?;
-    let wrong = gpu.differing(memory, setting.seed)?;
-    claim.holds(wrong == 0, || format!("the GPU finds {wrong} words wrong that the processor wrote"));
+    let wrong = gpu.compare(memory, memory.bytes(), setting.seed)?;
+    note(claim, "the processor wrote, the GPU read", wrong, setting.seed);
     Ok(())
 }
 
@@ -106,7 +110,7 @@ fn processor_reads(
     claim: &mut Claim,
 ) -> Result<(), Broken> {
     let seed = setting.seed.wrapping_add(1 << 40);
-    gpu.fill(memory, seed)?;
+    fill(gpu, memory, seed)?;
     let mut is = pattern_bytes(setting.seed ^ POISON, window.bytes());
     window.read(0, &mut is)?;
     let should = pattern_bytes(seed, window.bytes());
@@ -127,7 +131,7 @@ fn pieces(
 ) -> Result<(), Broken> {
     let mut random = Random::new(setting.seed);
     let seed = setting.seed.wrapping_add(2 << 40);
-    gpu.fill(memory, seed)?;
+    fill(gpu, memory, seed)?;
     let mut model = pattern_bytes(seed, window.bytes());
     for _ in 0..PIECES {
         let (at, bytes) = piece(&mut random, window.bytes());
@@ -145,7 +149,7 @@ fn pieces(
             return Ok(());
         }
     }
-    let is = gpu.bytes_of(memory)?;
+    let is = bytes_of(gpu, memory)?;
     if let Some(at) = is.iter().zip(&model).position(|(is, should)| is != should) {
         claim.untrue(format!("after {PIECES} unaligned writes, byte {at:#x} of GPU memory is wrong"));
     }
@@ -232,29 +236,31 @@ fn timed(window: &dyn Window, what: &str, bytes: usize, times: usize) -> Result<
     Ok(seconds)
 }
 
-/// Measures by every way that there is; waived with both reasons where there is none.
+/// Measures each GPU by every way that there is; waived with both reasons where there is none.
 fn by_any_way(
     setting: &Setting,
     measure: impl Fn(&str, &dyn Window, &mut Vec<Figure>, &mut Claim) -> Result<(), Broken>,
 ) -> Result<Finding, Broken> {
-    let (mut figures, mut reasons, mut claim) = (Vec::new(), Vec::new(), Claim::default());
-    for way in [DMA_BUF, GDRAPI] {
-        let finding = with(setting, way, setting.most.max(1 << 16), |gpu, memory, window| {
-            gpu.fill(memory, setting.seed)?;
-            measure(way.name, window, &mut figures, &mut claim)?;
-            Ok(Claim::default().finish())
-        })?;
-        match finding.outcome {
-            egm_report::Outcome::Waived => reasons.push(finding.reason),
-            egm_report::Outcome::Passed => claim.seen(format!("by {}", way.name)),
-            _ => return Ok(finding),
+    on_each_gpu(|gpu| {
+        let (mut figures, mut reasons, mut claim) = (Vec::new(), Vec::new(), Claim::default());
+        for way in [DMA_BUF, GDRAPI] {
+            let finding = with(gpu, setting, way, setting.most.max(1 << 16), |memory, window| {
+                fill(gpu, memory, setting.seed)?;
+                measure(way.name, window, &mut figures, &mut claim)?;
+                Ok(Claim::default().finish())
+            })?;
+            match finding.outcome {
+                egm_report::Outcome::Waived => reasons.push(finding.reason),
+                egm_report::Outcome::Passed => claim.seen(format!("by {}", way.name)),
+                _ => return Ok(finding),
+            }
         }
-    }
-    if figures.is_empty() {
-        reasons.dedup();
-        return Ok(Finding::waived(reasons.join("; ")));
-    }
-    Ok(claim.finish().with_figures(figures))
+        if figures.is_empty() {
+            reasons.dedup();
+            return Ok(Finding::waived(reasons.join("; ")));
+        }
+        Ok(claim.finish().with_figures(figures))
+    })
 }
 
 #[cfg(test)]

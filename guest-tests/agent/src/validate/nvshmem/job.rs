@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Sender};
 
-use egm_cuda::{CudaError, Driver};
 use egm_report::Figure;
 use egm_shmem::Library;
 use serde::{Deserialize, Serialize};
@@ -17,6 +16,7 @@ use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::library;
 use crate::validate::Setting;
+use crate::validate::cuda::each::devices;
 
 /// The part that is a PE.
 pub(super) const PE: &str = "nvshmem.pe";
@@ -52,7 +52,7 @@ pub(super) struct Found {
 
 /// Runs the job `name` on the GPUs of this machine.
 pub(super) fn run(name: &'static str, setting: &Setting) -> Result<Finding, Broken> {
-    let ready = gpus().and_then(|gpus| Ok((gpus, find_library(setting)?)));
+    let ready = gpus()?.and_then(|gpus| Ok((gpus, find_library(setting)?)));
     let (gpus, library) = match ready {
         Ok(ready) => ready,
         Err(finding) => return Ok(finding),
@@ -77,16 +77,8 @@ pub(super) fn run(name: &'static str, setting: &Setting) -> Result<Finding, Brok
 }
 
 /// How many GPUs there are.
-fn gpus() -> Result<i32, Finding> {
-    if let Some(finding) = library::unloadable("libcuda.so.1 and libnvshmem_host.so.3") {
-        return Err(finding);
-    }
-    let devices = Driver::open().and_then(Driver::devices).map_err(|error| match error {
-        CudaError::NoLibrary | CudaError::NoFunction(_) => Finding::waived(error.to_string()),
-        error => Finding::error(error.to_string()),
-    })?;
-    let count = i32::try_from(devices.len()).unwrap_or(MOST_PES).min(MOST_PES);
-    if count == 0 { Err(Finding::waived("no GPU on this machine")) } else { Ok(count) }
+fn gpus() -> Result<Result<i32, Finding>, Broken> {
+    Ok(devices()?.map(|devices| i32::try_from(devices.len()).unwrap_or(MOST_PES).min(MOST_PES)))
 }
 
 /// Where the library is: it is loaded here once, so that what is missing is said before anything starts.

@@ -8,7 +8,7 @@ use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::validate::Setting;
 use crate::validate::cuda::gpu::{Gpu, note};
-use crate::validate::cuda::measure::{Clock, bandwidth, repeats, rounds, sizes};
+use crate::validate::cuda::measure::{Clock, ROUNDS, ROUNDS_BOTH, bandwidth, repeats, rounds, sizes};
 
 /// Which way, seen from the first GPU, and by what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,7 +82,7 @@ impl Buffers<'_> {
         let side = both.then_some(&self.to.stream);
         let clock = Clock::new(&self.from.context, side.map(Stream::context))?;
         let times = repeats(size);
-        let seconds = rounds(|| {
+        let seconds = rounds(if both { ROUNDS_BOTH } else { ROUNDS }, || {
             clock.seconds(&self.from.stream, side, || (0..times).try_for_each(|_| self.once(way, size)))
         })?;
         Ok(bandwidth(series, size, size * times * if both { 2 } else { 1 }, seconds))

@@ -6,14 +6,13 @@ mod clique;
 
 use egm_cuda::{Context, Device, Kernels, Memory, Shape, Stream};
 
-use super::cuda::gpu::{Gpu, devices};
-use super::cuda::latency::Chain;
+use super::cuda::each::devices;
+use super::cuda::gpu::Gpu;
+use super::cuda::latency::{by_size, chains};
 use super::{Part, Setting, Validation};
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 
-/// Most bytes of a chain.
-const MOST_CHAIN: u64 = 256 << 20;
 /// What each thread of a GPU adds.
 const TIMES: u64 = 256;
 /// Threads of a GPU that add.
@@ -43,7 +42,7 @@ pub(super) static ALL: &[Validation] = &[
     },
     Validation {
         name: "p2p.latency",
-        claim: "a GPU follows a chain in another one's memory to its end, at this time a word",
+        claim: "a GPU follows a chain in another one's memory to its end at every size, at this time a word",
         run: latency,
     },
 ];
@@ -148,11 +147,10 @@ fn additions(home: Device, peers: &[Device], seed: u64) -> Result<u64, Broken> {
 /// A word of another GPU's memory takes so long.
 fn latency(setting: &Setting) -> Result<Finding, Broken> {
     on_pairs(|from, to, claim| {
-        let chain = Chain::new(setting.most.min(MOST_CHAIN), setting.seed);
-        let memory = Memory::for_peers(&to.context, chain.bytes(), &[from.device()])?;
-        chain.put(to, &memory)?;
-        to.empty_cache()?;
-        chain.follow(from, &memory, pair(from, to), claim).map(|figure| vec![figure])
+        let sizes = chains(setting.most);
+        let most = sizes.iter().copied().max().unwrap_or(0);
+        let memory = Memory::for_peers(&to.context, most, &[from.device()])?;
+        by_size(from, to, &memory, &sizes, (&pair(from, to), setting.seed), claim)
     })
 }
 

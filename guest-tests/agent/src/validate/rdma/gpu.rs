@@ -7,7 +7,8 @@ use egm_cuda::{Attribute, CudaError, Kind, Memory};
 use egm_verbs::{Access, Mlx5, Registered, VerbsError};
 
 use super::super::Setting;
-use super::super::cuda::gpu::{self, Gpu};
+use super::super::cuda::each::on_gpu;
+use super::super::cuda::gpu::Gpu;
 use super::data::GUARD;
 use super::loopback::{self, Loopback};
 use super::site::Site;
@@ -73,7 +74,7 @@ fn refused(loaded: Option<&str>, device: &str, error: &VerbsError) -> Finding {
 
 /// `rdma.cuda_host_numa`: what extended GPU memory is to a program of CUDA's.
 pub(super) fn host_numa(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
-    gpu::on_gpu(|gpu| {
+    on_gpu(|gpu| {
         if let Some(attribute) = gpu.context.attributes().denied(Kind::HostNuma(0)) {
             return Ok(Finding::waived(format!("this GPU says 0 for {attribute}")));
         }
@@ -188,7 +189,7 @@ fn on_device_memory(
     setting: &Setting,
     work: impl FnOnce(&Gpu, &Memory) -> Result<Finding, Broken>,
 ) -> Result<Finding, Broken> {
-    gpu::on_gpu(|gpu| {
+    on_gpu(|gpu| {
         if let Some(attribute) = gpu.context.attributes().denied(Kind::Device) {
             return Ok(Finding::waived(format!("this GPU says 0 for {attribute}")));
         }

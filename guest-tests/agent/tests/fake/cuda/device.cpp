@@ -4,6 +4,7 @@
 #include "fake.h"
 
 API cuInit(unsigned) {
+    if (fault("init-broken")) return 999;
     return devices() > 0 ? OK : 100;
 }
 

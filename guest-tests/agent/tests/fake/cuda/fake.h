@@ -46,6 +46,8 @@ struct Location {
     int type, id;
 };
 enum { DEVICE = 1, HOST = 2, HOST_NUMA = 3 };
+// Places of HOST memory that faults are planted in.
+enum { ORDINARY = 0, MANAGED = 1, EGM_DEVICE = 2 };
 
 struct AllocationProp {
     int type, handle_types;
@@ -90,6 +92,8 @@ struct Mapping {
 // Whether an address lies in HOST_NUMA memory of cuMemCreate: faults of kernels are planted there alone, so that the same
 // check passes on every other kind of memory.
 bool is_host_numa(const void *address);
+// Whether it lies in HOST memory of this place.
+bool is_host(const void *address, int place);
 // The mapping that an address lies in.
 bool mapping_of(Address address, Address *start, Mapping *mapping);
 

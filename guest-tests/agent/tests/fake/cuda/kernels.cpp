@@ -24,7 +24,8 @@ static inline void __threadfence_system() {
 
 #include EGM_KERNELS
 
-// What a planted fault makes of each kernel: its name is that of the kernel, and it is planted in HOST_NUMA memory.
+// What a planted fault makes of each kernel: its name is that of the kernel, and it is planted in HOST_NUMA memory, or in that
+// which its name says.
 namespace faulty {
 
 static bool planted(const char *name, const void *memory) {
@@ -43,6 +44,7 @@ static void damage(void *at, u64 bytes) {
 static void fill(u64 *to, u64 words, u64 seed) {
     egm_fill(to, words, seed);
     if (is_last() && planted("fill-byte", to)) damage(to, words * 8);
+    if (is_last() && fault("egm-device-byte") && is_host(to, EGM_DEVICE)) damage(to, words * 8);
 }
 
 static void write(Pair *to, u64 pairs, u64 seed) {
@@ -57,7 +59,8 @@ static void copy(Pair *to, const Pair *from, u64 pairs) {
 
 static void read(const Pair *from, u64 pairs, u64 *sums) {
     egm_read(from, pairs, sums);
-    if (is_last() && planted("read-sum", from)) sums[thread_index()] += 1;
+    bool managed = fault("managed-read-sum") && is_host(from, MANAGED);
+    if (is_last() && (managed || planted("read-sum", from))) sums[thread_index()] += 1;
 }
 
 // Memory as it was when it was compared or written for the first time: what a cache that nobody empties would give.

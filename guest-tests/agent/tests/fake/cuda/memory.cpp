@@ -44,6 +44,12 @@ bool is_host_numa(const void *address) {
     return mapping_of((Address)address, &start, &mapping) && mapping.where.type == HOST_NUMA && !mapping.owned;
 }
 
+bool is_host(const void *address, int place) {
+    Address start;
+    Mapping mapping;
+    return mapping_of((Address)address, &start, &mapping) && mapping.where.type == HOST && mapping.where.id == place;
+}
+
 static std::shared_ptr<Block> block_of(u64 bytes, Location where, int handle_types) {
     int fd = (int)syscall(SYS_memfd_create, "fake GPU memory", 1u /* MFD_CLOEXEC */);
     if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0) return nullptr;
@@ -114,13 +120,16 @@ API cuMemFreeHost(void *address) {
 }
 
 API cuMemAllocManaged(Address *address, size_t bytes, unsigned) {
-    return allocate(address, bytes, Location{HOST, 0});
+    // A driver gives more than there is free and moves pages; whoever asks for that is stopped here.
+    if (!current() || bytes > device_memory() - known().used[current()->device]) return OUT_OF_MEMORY;
+    return allocate(address, bytes, Location{HOST, MANAGED});
 }
 
-API cuMemHostRegister_v2(void *address, size_t bytes, unsigned) {
+API cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags) {
     if (!address || !bytes) return INVALID_VALUE;
     std::lock_guard<std::mutex> lock(known().mutex);
-    known().mappings[(Address)address] = Mapping{bytes, nullptr, Location{HOST, 0}, false};
+    int place = flags & 4 /* CU_MEMHOSTREGISTER_IOMEMORY */ ? EGM_DEVICE : ORDINARY;
+    known().mappings[(Address)address] = Mapping{bytes, nullptr, Location{HOST, place}, false};
     return OK;
 }
 
@@ -255,7 +264,7 @@ API cuMemImportFromShareableHandle(u64 *handle, void *shared, int type) {
     return OK;
 }
 
-API cuMemGetHandleForAddressRange(void *handle, Address address, size_t bytes, int type, u64) {
+API cuMemGetHandleForAddressRange(void *handle, Address address, size_t bytes, int type, u64 flags) {
     Address start;
     Mapping mapping;
     if (type != 1 || !mapping_of(address, &start, &mapping)) return INVALID_VALUE;
@@ -263,7 +272,7 @@ API cuMemGetHandleForAddressRange(void *handle, Address address, size_t bytes, i
         return INVALID_VALUE;
     if (fault("dmabuf-refused")) return NOT_SUPPORTED;
     // A dma-buf that cannot be mapped, as those of drivers before CUDA 13.3.
-    if (fault("dmabuf-unmappable")) return *(int *)handle = open("/dev/null", O_WRONLY | O_CLOEXEC), OK;
+    if (fault("dmabuf-unmappable") || (fault("dmabuf-by-pcie") && !flags)) return *(int *)handle = open("/dev/null", O_WRONLY | O_CLOEXEC), OK;
     if (fault("dmabuf-other")) {
         auto other = block_of(mapping.bytes, mapping.where, 0);
         return *(int *)handle = fcntl(other->fd, F_DUPFD_CLOEXEC, 3), OK;

@@ -272,6 +272,7 @@ static bool on_two_devices(Address to, Address from) {
 API cuMemcpyAsync(Address to, Address from, size_t bytes, Stream *stream) {
     if (!to || !from) return INVALID_VALUE;
     bool loses = fault("p2p-copy-byte") && bytes >= 4096 && on_two_devices(to, from);
+    loses = loses || (fault("second-gpu-copy") && bytes >= 4096 && current() && current()->device == 1);
     return queue_timed(stream, time_of(bytes), [=] {
         copy(to, from, bytes);
         if (loses) ((unsigned char *)to)[bytes / 2] ^= 1;

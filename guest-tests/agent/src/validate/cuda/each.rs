@@ -1,0 +1,157 @@
+//! Which GPUs are validated, why there are none, and one finding of all of them.
+//!
+//! Here is the one rule for machines without GPUs that can be used: no library, no device, and a driver that is older than
+//! what is called are waived, by name, because they say nothing about the machine; whatever else the driver says is an error.
+
+use egm_cuda::{CudaError, Device, Driver};
+use egm_report::Outcome;
+
+use super::gpu::Gpu;
+use crate::error::Broken;
+use crate::finding::{Claim, Finding};
+use crate::library;
+
+/// `CUDA_ERROR_NO_DEVICE`.
+const NO_DEVICE: u32 = 100;
+
+/// The GPUs that the driver shows to this process (`CUDA_VISIBLE_DEVICES` selects them), or the finding that says why
+/// there are none.
+pub(crate) fn devices() -> Result<Result<Vec<Device>, Finding>, Broken> {
+    if let Some(finding) = library::unloadable("libcuda.so.1") {
+        return Ok(Err(finding));
+    }
+    match Driver::open().and_then(Driver::devices) {
+        Ok(devices) if devices.is_empty() => {
+            Ok(Err(Finding::waived("the driver has no GPU: see nvidia-smi, and CUDA_VISIBLE_DEVICES")))
+        }
+        Ok(devices) => Ok(Ok(devices)),
+        Err(error) => match why_waived(&error) {
+            Some(reason) => Ok(Err(Finding::waived(reason))),
+            None => Err(error.into()),
+        },
+    }
+}
+
+/// Why a machine whose driver says this has no GPU to validate, if so.
+fn why_waived(error: &CudaError) -> Option<String> {
+    match error {
+        CudaError::NoLibrary | CudaError::NoFunction(_) => Some(error.to_string()),
+        error => (error.code() == Some(NO_DEVICE)).then(|| error.to_string()),
+    }
+}
+
+/// Does `work` with the first GPU, where one is enough to decide a claim about something else; or says why there is none.
+pub(crate) fn on_gpu(work: impl FnOnce(&Gpu) -> Result<Finding, Broken>) -> Result<Finding, Broken> {
+    match devices()? {
+        Ok(devices) => match devices.first() {
+            Some(device) => work(&Gpu::new(*device)?),
+            None => Ok(Finding::waived("the driver has no GPU")),
+        },
+        Err(finding) => Ok(finding),
+    }
+}
+
+/// Does `work` with each GPU, one after the other, and makes one finding of what came of it; or says why there is none.
+pub(crate) fn on_each_gpu(mut work: impl FnMut(&Gpu) -> Result<Finding, Broken>) -> Result<Finding, Broken> {
+    let devices = match devices()? {
+        Ok(devices) => devices,
+        Err(finding) => return Ok(finding),
+    };
+    let mut of = |device: Device| -> Result<Finding, Broken> { work(&Gpu::new(device)?) };
+    let found = devices.iter().map(|device| (device.ordinal, of(*device).unwrap_or_else(Finding::from)));
+    Ok(joined(&found.collect::<Vec<_>>()))
+}
+
+/// One finding of several GPUs': failed where one failed, an error where one broke, else passed where one passed. Names of
+/// figures begin with the GPU that they are of.
+fn joined(found: &[(i32, Finding)]) -> Finding {
+    let outcome = [Outcome::Failed, Outcome::Error, Outcome::Passed]
+        .into_iter()
+        .find(|outcome| found.iter().any(|(_, finding)| finding.outcome == *outcome))
+        .unwrap_or(Outcome::Waived);
+    let reason = reason(found, outcome);
+    let figures = found.iter().flat_map(|(ordinal, finding)| {
+        let of_gpu = move |figure: &egm_report::Figure| egm_report::Figure {
+            series: format!("GPU {ordinal}, {}", figure.series),
+            ..figure.clone()
+        };
+        finding.figures().iter().map(of_gpu)
+    });
+    let figures = figures.collect();
+    let finding = match outcome {
+        Outcome::Failed => Finding::failed(reason),
+        Outcome::Error => Finding::error(reason),
+        Outcome::Waived => Finding::waived(reason),
+        Outcome::Passed => {
+            let mut claim = Claim::default();
+            claim.seen(reason);
+            claim.finish()
+        }
+    };
+    finding.with_figures(figures)
+}
+
+/// What each GPU's finding says; once, where all say the same.
+fn reason(found: &[(i32, Finding)], outcome: Outcome) -> String {
+    let all_say = |finding: &Finding| found.iter().all(|(_, other)| other.reason == finding.reason);
+    match found {
+        [(_, alone)] => alone.reason.clone(),
+        [(_, first), ..] if all_say(first) => format!("each of {} GPUs: {}", found.len(), first.reason),
+        _ => {
+            let of_gpu = |(ordinal, finding): &(i32, Finding)| {
+                let other = match finding.outcome {
+                    other if other == outcome => String::new(),
+                    other => format!(" {other}"),
+                };
+                format!("GPU {ordinal}{other}: {}", finding.reason)
+            };
+            // What is wrong comes first: reports show the beginning of a long reason.
+            let (wrong, rest): (Vec<_>, Vec<_>) =
+                found.iter().partition(|(_, finding)| finding.outcome == outcome);
+            wrong.into_iter().chain(rest).map(of_gpu).collect::<Vec<_>>().join("; ")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use egm_report::Figure;
+
+    use super::*;
+
+    fn passed(value: f64) -> Finding {
+        Finding::passed("right").with_figures(vec![Figure::of("copy", Some(8), "GB/s", &mut [value])])
+    }
+
+    #[test]
+    fn one_gpu_that_fails_is_not_hidden_by_another_that_passes() {
+        let finding = joined(&[(0, passed(1.0)), (1, Finding::failed("a wrong byte"))]);
+        assert_eq!(finding.outcome, Outcome::Failed);
+        assert_eq!(finding.reason, "GPU 1: a wrong byte; GPU 0 passed: right");
+        let finding = joined(&[(0, Finding::waived("no way")), (1, passed(1.0))]);
+        assert_eq!(finding.outcome, Outcome::Passed);
+        assert_eq!(finding.reason, "GPU 1: right; GPU 0 waived: no way");
+        let broken = joined(&[(0, passed(1.0)), (1, Finding::error("gone"))]);
+        assert_eq!(broken.outcome, Outcome::Error);
+    }
+
+    #[test]
+    fn figures_are_named_after_their_gpu() {
+        let finding = joined(&[(0, passed(1.0)), (1, passed(2.0))]);
+        let names: Vec<&str> = finding.figures().iter().map(|figure| figure.series.as_str()).collect();
+        assert_eq!(names, ["GPU 0, copy", "GPU 1, copy"]);
+        assert_eq!(finding.reason, "each of 2 GPUs: right");
+        assert_eq!(joined(&[(0, passed(1.0))]).reason, "right");
+    }
+
+    #[test]
+    fn what_is_missing_is_waived_and_what_is_broken_is_not() {
+        let call = |code| CudaError::Call { call: "cuInit", code };
+        for waived in [CudaError::NoLibrary, CudaError::NoFunction("cuMemCreate"), call(NO_DEVICE)] {
+            assert!(why_waived(&waived).is_some(), "{waived}");
+        }
+        for code in [1, 2, 3, 101, 802, 803, 999] {
+            assert!(why_waived(&call(code)).is_none(), "{code}");
+        }
+    }
+}
