@@ -24,8 +24,9 @@ const LEAST: u64 = 1 << 20;
 const LEAST_ASKED: u64 = 64 << 10;
 
 /// Arguments that validations take (`--arg`); another one would be a slip of the pen that nobody notices.
-pub(crate) const ARGUMENTS: [&str; 15] = [
+pub(crate) const ARGUMENTS: [&str; 16] = [
     "deadline",
+    "egm.functions",
     "memory.nodes",
     "memory.rounds",
     "memory.threads",

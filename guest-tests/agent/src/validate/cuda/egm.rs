@@ -12,8 +12,6 @@ use crate::validate::Setting;
 
 /// Where pieces begin, in bytes: at a large page.
 const PAGE: u64 = 2 << 20;
-/// The argument with a folder like `/sys/bus/pci/devices`, for machines that were written down.
-const FOLDER: &str = "egm.functions";
 
 /// The EGM devices of this machine.
 pub(crate) struct Pieces {
@@ -25,7 +23,8 @@ pub(crate) struct Pieces {
 impl Pieces {
     /// Those that there are, or the finding that says why there are none.
     pub(crate) fn find(setting: &Setting) -> Result<Result<Self, Finding>, Broken> {
-        let found = match setting.args.text(FOLDER) {
+        // A folder like `/sys/bus/pci/devices`, of a machine that was written down.
+        let found = match setting.args.text("egm.functions") {
             None => egm_memory::find(),
             Some(folder) => egm_memory::find_in(folder.as_ref()),
         };
