@@ -146,6 +146,9 @@ fn each_fault_of_what_a_gpu_moves_is_noticed_by_the_check_that_looks_for_it() {
             planted("managed-read-sum", "cuda.managed.*,cuda.pinned.bytes", &["cuda.managed.bandwidth"]),
             planted("copy-byte", "cuda.device.bytes,cuda.pinned.bytes", &["cuda.device.bytes"]),
             planted("copy-tail", "cuda.device.bytes,cuda.pinned.bytes", &["cuda.device.bytes"]),
+            planted("copy-byte", "cuda.host_numa.of_pinned", &["cuda.host_numa.of_pinned"]),
+            planted("read-sum", "cuda.host_numa.of_pinned", &["cuda.host_numa.of_pinned"]),
+            planted("write-byte", "cuda.host_numa.of_pinned", &["cuda.host_numa.of_pinned"]),
             planted("import-other", export, &["cuda.host_numa.export", "cuda.device.export"]),
         ],
     );

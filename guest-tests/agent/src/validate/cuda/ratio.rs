@@ -1,6 +1,6 @@
 //! HOST_NUMA memory is as fast as pinned memory, measured in turns.
 
-use egm_cuda::{Attribute, Kind, Memory, Shape};
+use egm_cuda::{Attribute, Kind, Memory, Shape, sum};
 use egm_report::Figure;
 
 use super::gpu::{Family, Gpu, on_family};
@@ -72,20 +72,36 @@ impl Buffers<'_> {
             let mut seconds = [0.0; 2];
             for place in if turn.is_multiple_of(2) { [0, 1] } else { [1, 0] } {
                 let memory = &self.pair[place];
-                self.gpu.fill(memory, self.bytes, seed)?;
-                self.gpu.fill(&self.device, self.bytes, seed)?;
+                let to_memory = way.ends_with("from GPU") || way == "SM write";
+                // What is written holds another pattern before.
+                self.gpu.fill(memory, self.bytes, if to_memory { !seed } else { seed })?;
+                self.gpu.fill(&self.device, self.bytes, if to_memory { seed } else { !seed })?;
                 seconds[place] = clock.seconds(&self.gpu.stream, None, || {
                     (0..TURN.div_ceil(self.bytes).min(MOST_REPEATS))
                         .try_for_each(|_| self.once(way, memory, seed))
                 })?;
-                let wrong = self.gpu.compare(memory, self.bytes, seed)?;
-                super::gpu::note(claim, way, wrong, seed);
+                self.verify(way, memory, seed, claim)?;
             }
             if turn > 0 {
                 ratios.push(seconds[1] / seconds[0]);
             }
         }
         Ok(Figure::of(way, Some(self.bytes), "of pinned", &mut ratios))
+    }
+
+    /// What the last turn wrote or read is right.
+    fn verify(&self, way: &str, memory: &Memory, seed: u64, claim: &mut Claim) -> Result<(), Broken> {
+        if way == "SM read" {
+            let read = self.gpu.total(&self.sums, Shape::whole(&self.gpu.context).count())?;
+            let right = sum(seed, self.bytes / 8);
+            claim.holds(read == right, || {
+                format!("{way}: words whose sum is {read:#x} instead of {right:#x}")
+            });
+            return Ok(());
+        }
+        let target = if way.ends_with("to GPU") { &self.device } else { memory };
+        super::gpu::note(claim, way, self.gpu.compare(target, self.bytes, seed)?, seed);
+        Ok(())
     }
 
     fn once(&self, way: &str, memory: &Memory, seed: u64) -> Result<(), Broken> {
