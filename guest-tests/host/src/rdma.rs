@@ -205,6 +205,7 @@ mod tests {
                 program: String::new(),
                 seed: 1,
                 most: 1,
+                args: Vec::new(),
                 machine: egm_report::Machine::default(),
                 verdicts: vec![verdict],
             };
