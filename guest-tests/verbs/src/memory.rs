@@ -276,15 +276,6 @@ impl<'d, M> Registered<'d, M> {
         std::mem::forget(memory);
         None
     }
-
-    /// Ends the registration and gives the memory back.
-    ///
-    /// # Errors
-    ///
-    /// When the device does not let it go; it is leaked then.
-    pub fn into_memory(mut self) -> Result<M, VerbsError> {
-        self.release().ok_or_else(|| VerbsError::last("ibv_dereg_mr"))
-    }
 }
 
 impl<M: Memory> Registered<'_, M> {

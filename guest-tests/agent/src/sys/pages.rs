@@ -12,6 +12,8 @@ use super::Mapping;
 const COLLAPSE: libc::c_int = 25;
 /// `MPOL_MF_MOVE`: pages that are there already move.
 const MOVE: libc::c_int = 2;
+/// A large page, in bytes.
+const LARGE: usize = 2 << 20;
 /// Nodes that a mask has room for.
 const MASK_BITS: usize = 1024;
 
@@ -77,15 +79,46 @@ pub(crate) fn move_to(start: u64, size: usize, node: u32) -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Copies the pages of `size` bytes from address `start` into large ones, in the middle of whatever uses them.
-pub(crate) fn collapse(start: u64, size: usize) -> io::Result<()> {
-    advise(start, size, COLLAPSE)
+/// Copies the pages of `size` bytes from address `start`, a multiple of a large page, into new large ones, in the middle of
+/// whatever uses them. Whether that took place is the kernel's word in smaps: fewer large pages, then more.
+pub(crate) fn renewed(start: u64, size: usize) -> bool {
+    let done = split(start, size).is_ok();
+    let before = large(start, size);
+    let done = done && advise(start, size, COLLAPSE).is_ok();
+    let after = large(start, size);
+    done && matches!((before, after), (Some(before), Some(after)) if before < after)
 }
 
-/// Splits large pages of that range again, by asking for small ones; the next [`collapse`] then copies them.
-pub(crate) fn split(start: u64, size: usize) -> io::Result<()> {
-    advise(start, size, libc::MADV_NOHUGEPAGE)?;
-    advise(start, size, libc::MADV_HUGEPAGE)
+/// Has large pages of that range mapped as small ones: a piece of one is told apart from the rest, which no large page can
+/// be, and then made the same again. Neither changes who may do what with it.
+fn split(start: u64, size: usize) -> io::Result<()> {
+    for from in (start..start.saturating_add(size as u64)).step_by(LARGE) {
+        advise(from.saturating_add(self::size() as u64), self::size(), libc::MADV_DONTFORK)?;
+    }
+    advise(start, size, libc::MADV_DOFORK)
+}
+
+/// Bytes of large pages in the mappings that that range is in.
+fn large(start: u64, size: usize) -> Option<u64> {
+    large_in(&std::fs::read_to_string("/proc/self/smaps").ok()?, start, start.checked_add(size as u64)?)
+}
+
+/// The same of a text: `7f00-7f20 rw-p …`, then lines of what there is of it, `AnonHugePages:  2048 kB` among them.
+fn large_in(smaps: &str, start: u64, end: u64) -> Option<u64> {
+    let (mut inside, mut bytes) = (false, 0u64);
+    for line in smaps.lines() {
+        let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+        let range = range.and_then(|(from, to)| {
+            Some((u64::from_str_radix(from, 16).ok()?, u64::from_str_radix(to, 16).ok()?))
+        });
+        if let Some((from, to)) = range {
+            inside = from < end && start < to;
+        } else if let Some(value) = line.strip_prefix("AnonHugePages:").filter(|_| inside) {
+            let kilobytes: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
+            bytes = bytes.checked_add(kilobytes.checked_mul(1024)?)?;
+        }
+    }
+    Some(bytes)
 }
 
 fn advise(start: u64, size: usize, advice: libc::c_int) -> io::Result<()> {
@@ -134,7 +167,33 @@ mod tests {
         move_to(start, 1 << 16, 0).unwrap();
         assert!(memory.bytes().iter().all(|byte| *byte == 7));
         assert!(move_to(start, 1 << 16, 5000).is_err());
-        split(start, 1 << 16).unwrap();
-        assert!(memory.bytes().iter().all(|byte| *byte == 7));
+    }
+
+    #[test]
+    fn large_pages_are_renewed_where_the_kernel_says_so_and_keep_their_bytes() {
+        let size = 2 * LARGE;
+        let mut mapping = Mapping::new(size + LARGE).unwrap();
+        mapping.bytes_mut().fill(7);
+        let memory = Aligned::new(mapping, LARGE).unwrap();
+        let before = large(memory.address(), size).unwrap();
+        // Without large pages there is nothing to be renewed, and it must not say so.
+        let renewed = renewed(memory.address(), size);
+        let after = large(memory.address(), size).unwrap();
+        assert!(!renewed || after >= LARGE as u64, "{before} {after}");
+        assert!(memory.mapping.bytes().iter().all(|byte| *byte == 7));
+        if renewed {
+            split(memory.address(), size).unwrap();
+            assert!(large(memory.address(), size).unwrap() < after, "nothing was split of {after}");
+        }
+    }
+
+    #[test]
+    fn large_pages_are_counted_in_the_mappings_of_a_range() {
+        let smaps = "1000-3000 rw-p 0 00:00 0\nSize: 8 kB\nAnonHugePages:      2048 kB\n\
+                     3000-5000 rw-p 0 00:00 0\nAnonHugePages:      4096 kB\n\
+                     9000-a000 rw-p 0 00:00 0 [heap]\nAnonHugePages: 64 kB\n";
+        let counted = |from, to| large_in(smaps, from, to).unwrap();
+        assert_eq!((counted(0x1000, 0x2000), counted(0x2fff, 0x3001)), (2 << 20, 6 << 20));
+        assert_eq!((counted(0x5000, 0x9000), counted(0, u64::MAX)), (0, (6 << 20) + (64 << 10)));
     }
 }

@@ -355,7 +355,8 @@ static int post_send(void *pair, struct send_wr *wr, struct send_wr **bad)
 	else if (!status && wr->opcode == 0)
 		write_bytes(remote, local, piece.length, regions[wr->wr.rdma.key].access & RELAXED, regions[wr->wr.rdma.key].foreign);
 	else if (!status && wr->opcode == 4) {
-		memmove(local, remote, piece.length);
+		if (!fault("read-none"))
+			memmove(local, remote, piece.length);
 		if (fault("read-flip"))
 			local[piece.length / 2] ^= 0x10;
 	} else if (!status && wr->opcode == 2)

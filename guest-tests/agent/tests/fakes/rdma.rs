@@ -8,10 +8,11 @@ use egm_report::{Outcome, Verdict};
 use super::build::{self, Fakes};
 
 /// What is wrong with the stand-in, who must find it, and what that says.
-const FAULTS: [(&str, &str, &str); 17] = [
+const FAULTS: [(&str, &str, &str); 18] = [
     ("write-tail", "rdma.memory", "of a write of"),
     ("write-beside", "rdma.memory", "surroundings behind"),
     ("read-flip", "rdma.memory", "of a read of"),
+    ("read-none", "rdma.bandwidth", "after a timed read"),
     ("send-short", "rdma.memory", "arrived"),
     ("early", "rdma.memory", "of a write of"),
     ("relaxed-late", "rdma.relaxed", "of a write of"),

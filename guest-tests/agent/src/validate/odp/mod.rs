@@ -80,8 +80,8 @@ fn implicit(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
         let mut claim = Claim::default();
         let memory = |kind: &kinds::Kind| kind.memory(size + 2 * data::GUARD);
         for kind in kinds::ordinary() {
-            let moved = wire.domain.register_implicit(memory(&kind)?).and_then(|mut near| {
-                let far = memory(&kind).map_err(|_| egm_verbs::VerbsError::Silent { seconds: 0 })?;
+            let (near, far) = (memory(&kind)?, memory(&kind)?);
+            let moved = wire.domain.register_implicit(near).and_then(|mut near| {
                 let mut far = wire.domain.register(far, Access::DATA)?;
                 data::whole(site, wire, (&mut near, &mut far), (size, setting.seed), &mut claim, &kind.name)
             });

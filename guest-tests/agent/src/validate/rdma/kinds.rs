@@ -1,10 +1,12 @@
 //! Kinds of memory that are registered.
 
 use std::io;
+use std::path::Path;
 
 use crate::error::Broken;
 use crate::sys::Mapping;
-use crate::sysfs;
+use crate::tree::Tree;
+use crate::{machine, sysfs};
 
 /// A kind of memory: what it is called, and how some of it is had.
 pub(in crate::validate) struct Kind {
@@ -41,24 +43,56 @@ impl Kind {
 
 /// What a program gets without asking.
 pub(in crate::validate) fn ordinary() -> Vec<Kind> {
-    vec![Kind::new("ordinary memory", 4096, Mapping::new)]
+    let there = machine::meminfo(&Tree::live(), "MemAvailable").map_or(usize::MAX, part);
+    vec![Kind { there, ..Kind::new("ordinary memory", 4096, Mapping::new) }]
 }
 
-/// Memory of each node that has some.
+/// How much of `free` bytes is taken at most, for both ends together: registered memory cannot be taken back.
+fn part(free: u64) -> usize {
+    usize::try_from(free / 2).unwrap_or(usize::MAX)
+}
+
+/// The nodes that have memory; none where the kernel has no NUMA.
+pub(in crate::validate) fn with_memory() -> Result<Vec<u32>, Broken> {
+    const NODES: &str = "/sys/devices/system/node/has_memory";
+    if !Path::new(NODES).exists() {
+        return Ok(Vec::new());
+    }
+    Ok(sysfs::list(NODES)?.iter().collect())
+}
+
+/// Bytes of `node` that are free: `Node 1 MemFree: 340952 kB`.
+fn free(node: u32) -> Option<u64> {
+    let text = sysfs::text(format!("/sys/devices/system/node/node{node}/meminfo")).ok()?;
+    free_in(&text)
+}
+
+fn free_in(text: &str) -> Option<u64> {
+    let line = text.lines().find(|line| line.contains(" MemFree:"))?;
+    let (_, value) = line.split_once(':')?;
+    value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// Memory of each node that has some; the machine's where the kernel has no NUMA.
 pub(in crate::validate) fn nodes() -> Result<Vec<Kind>, Broken> {
-    let with_memory = sysfs::list("/sys/devices/system/node/has_memory")?;
+    let with_memory = with_memory()?;
+    if with_memory.is_empty() {
+        return Ok(ordinary());
+    }
     let with_processors = sysfs::list("/sys/devices/system/node/has_cpu")?;
     let kind = |node: u32| {
         let alone = if with_processors.iter().any(|other| other == node) { "" } else { " (memory alone)" };
-        Kind::new(format!("node {node}{alone}"), 4096, move |size| Mapping::on_node(size, node))
+        let name = format!("node {node}{alone}");
+        let there = free(node).map_or(usize::MAX, part);
+        Kind { there, ..Kind::new(name, 4096, move |size| Mapping::on_node(size, node)) }
     };
-    Ok(with_memory.iter().map(kind).collect())
+    Ok(with_memory.into_iter().map(kind).collect())
 }
 
 /// Large pages of each pool that has free ones, node by node.
 pub(in crate::validate) fn pools() -> Result<Vec<Kind>, Broken> {
     let mut kinds = Vec::new();
-    for node in sysfs::list("/sys/devices/system/node/has_memory")?.iter() {
+    for node in with_memory()? {
         let pools = format!("/sys/devices/system/node/node{node}/hugepages");
         kinds.extend(sysfs::names(&pools).into_iter().filter_map(|folder| {
             let kilobytes: usize = folder.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
@@ -71,4 +105,19 @@ pub(in crate::validate) fn pools() -> Result<Vec<Kind>, Broken> {
         }));
     }
     Ok(kinds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_free_of_a_node_is_read_and_half_of_it_is_the_most() {
+        let text =
+            "Node 1 MemTotal:       349241344 kB\nNode 1 MemFree:        1024 kB\nNode 1 MemUsed: 1 kB\n";
+        assert_eq!(free_in(text), Some(1 << 20));
+        assert_eq!((free_in(""), free_in("Node 1 MemFree: x kB")), (None, None));
+        let kind = Kind { there: part(1 << 20), ..Kind::new("node 1", 4096, Mapping::new) };
+        assert_eq!(kind.most(), 1 << 18);
+    }
 }

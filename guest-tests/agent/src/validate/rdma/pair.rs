@@ -69,7 +69,8 @@ pub(super) fn run(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken>
         end.talk.ask(Ask::Turn)?;
         figures
     };
-    end.claim.seen(format!("memory of {size} bytes at each side"));
+    let (ours, theirs) = (end.memory.size(), end.theirs.size);
+    end.claim.seen(format!("{} bytes used, of {ours} here and {theirs} there", ours.min(theirs)));
     let value = figures.first().map_or(0.0, |figure| figure.value);
     Ok(end.claim.finish().with_value(value, "GB/s").with_figures(figures))
 }

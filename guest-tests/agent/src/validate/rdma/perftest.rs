@@ -1,6 +1,10 @@
 //! A second opinion: `ib_write_bw` of perftest, on the same device, beside ours.
 
-use std::io::Read;
+use std::fs::{DirBuilder, File};
+use std::hash::{BuildHasher, RandomState};
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -58,8 +62,34 @@ struct Opinion {
     average: f64,
 }
 
+/// A folder that nobody else has put anything into; it goes with this.
+struct Folder(PathBuf);
+
+impl Folder {
+    /// Made here and now: a folder or link that is there already is not taken.
+    fn new() -> Result<Self, Broken> {
+        let mut seed = std::process::id();
+        loop {
+            let random = RandomState::new().hash_one(seed);
+            let path = std::env::temp_dir().join(format!("egm-perftest-{random:016x}"));
+            match DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => return Ok(Self(path)),
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => seed = seed.wrapping_add(1),
+                Err(error) => return Err(Broken::file("make", path)(error)),
+            }
+        }
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
 fn one(site: &Site<'_>, size: usize, requests: u32) -> Result<Result<Opinion, String>, Broken> {
-    let file = std::env::temp_dir().join(format!("egm-perftest-{}.json", std::process::id()));
+    let folder = Folder::new()?;
+    let file = folder.0.join("result.json");
     let start = |there: Option<&str>| {
         let mut command = Command::new(PROGRAM);
         command.args(["-d", &site.name, "-i", &site.place.port.number.to_string()]);
@@ -91,8 +121,11 @@ fn one(site: &Site<'_>, size: usize, requests: u32) -> Result<Result<Opinion, St
     };
     let _ = server.kill();
     let _ = server.wait();
-    let text = std::fs::read_to_string(&file).unwrap_or_default();
-    let _ = std::fs::remove_file(&file);
+    let mut text = String::new();
+    if let Ok(report) = File::open(&file) {
+        // What is no text has no result in it.
+        let _ = report.take(MOST).read_to_string(&mut text);
+    }
     Ok(result.and_then(|()| {
         parse(&text).ok_or_else(|| format!("{PROGRAM} of {size} bytes: no result in its report"))
     }))
@@ -139,6 +172,8 @@ fn parse(text: &str) -> Option<Opinion> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     /// As version 25.01 writes it, and 4.5 with its comma behind the last.
@@ -147,6 +182,17 @@ mod tests {
          \"MsgSize\": 65536,\n\"n_iterations\": 200,\n\"BW_peak\": 2.103512,\n\"BW_average\": 1.998731,\n\"MsgRate\": 0.003812\n}\n}\n",
         "{\n\"results\": {\nMsgSize: 65536,\nn_iterations: 200,\nBW_peak: 2.10,\nBW_average: 1.998731,\nMsgRate: 0.003812,\n},\n}\n",
     ];
+
+    #[test]
+    fn a_folder_is_this_programs_alone_and_goes_with_it() {
+        let (one, other) = (Folder::new().unwrap(), Folder::new().unwrap());
+        assert_ne!(one.0, other.0);
+        assert_eq!(std::fs::metadata(&one.0).unwrap().permissions().mode() & 0o777, 0o700);
+        std::fs::write(one.0.join("result.json"), "{}").unwrap();
+        let path = one.0.clone();
+        drop(one);
+        assert!(!path.exists());
+    }
 
     #[test]
     fn a_report_tells_size_and_average() {

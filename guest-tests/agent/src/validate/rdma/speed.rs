@@ -42,8 +42,14 @@ pub(super) fn bandwidth(site: &Site<'_>, setting: &Setting) -> Result<Finding, B
         let (mut claim, mut figures, mut best) = (Claim::default(), Vec::new(), 0f64);
         for (series, work) in ALL {
             for size in sizes(setting) {
-                data::put(&mut near, 0, size, setting.seed);
-                data::put(&mut far, 0, size, if series == "write" { !setting.seed } else { setting.seed });
+                // Where the bytes come from has the pattern, where they go to another.
+                let (here, there) = if series == "write" {
+                    (setting.seed, !setting.seed)
+                } else {
+                    (!setting.seed, setting.seed)
+                };
+                data::put(&mut near, 0, size, here);
+                data::put(&mut far, 0, size, there);
                 let there = far.remote(0, size)?;
                 let mut speeds = Vec::new();
                 for _ in 0..rounds {
