@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::cache::Cache;
 use crate::emulator::Emulator;
-use crate::error::LabError;
+use crate::error::{LabError, chain};
 use crate::grace;
 use crate::initramfs;
 use crate::kernel::{self, StockKernel};
@@ -39,7 +39,8 @@ pub(crate) const LOG: &str = "l1.log";
 const ARGUMENTS: [&str; 9] =
     ["run", "--where", "kvm", "--tools", "/run/tools", "--work", "/run/work", "--report", "/share"];
 
-/// Runs `scenarios` in the emulated host, in two of them when some ask for a kernel of our own, with what Debian's lacks.
+/// Runs `scenarios`, those that want the same emulated host in one. Those of a host that cannot be had are broken, with the reason;
+/// where no host can be had, that is the error.
 pub(crate) fn run(
     scenarios: &[Scenario],
     tools: &Tools,
@@ -48,36 +49,49 @@ pub(crate) fn run(
 ) -> Result<Vec<ScenarioResult>, LabError> {
     let (on_grace, others): (Vec<Scenario>, Vec<Scenario>) = scenarios.iter().partition(|s| s.grace);
     let (own, stock): (Vec<Scenario>, Vec<Scenario>) = others.iter().partition(|s| s.iommufd || s.own_kernel);
-    let mut results = Vec::new();
-    let mut run = |tools: &Tools, kernel: &StockKernel, scenarios: &[Scenario]| {
-        tools.copy_to(&report.join("tools"))?;
-        let plugged = scenarios.iter().any(|s| s.plugged);
-        let grace = scenarios.iter().any(|s| s.grace);
-        results.extend(run_under(
-            &Host { kernel, cache, plugged, grace, clock: Clock::Real },
-            scenarios,
-            report,
-        )?);
-        Ok::<_, LabError>(())
-    };
-    if !stock.is_empty() {
-        run(tools, &kernel::l1(cache, false)?, &stock)?;
-    }
-    if !own.is_empty() {
-        run(tools, &kernel::built(cache, false)?, &own)?;
-    }
+    let mut hosts: Vec<(Vec<Scenario>, Option<GraceKernel>)> = vec![(stock, None), (own, None)];
     // GPUs of other processes and an SMMUv3 are not to be had in one machine, nor two kernels.
     let (outside, inside): (Vec<Scenario>, Vec<Scenario>) = on_grace.iter().partition(|s| s.plugged);
     for kernel in [GraceKernel::Debian, GraceKernel::Own, GraceKernel::LargePages] {
-        for on_grace in [&inside, &outside] {
-            let its: Vec<_> = on_grace.iter().copied().filter(|s| s.grace_kernel == kernel).collect();
-            if !its.is_empty() {
-                run(&Tools::of_grace(cache)?, &kernel::grace(kernel, cache, false)?, &its)?;
-            }
+        let its = |all: &[Scenario]| all.iter().copied().filter(|s| s.grace_kernel == kernel).collect();
+        hosts.extend([(its(&inside), Some(kernel)), (its(&outside), Some(kernel))]);
+    }
+    let (mut results, mut missing) = (Vec::new(), Vec::new());
+    for (scenarios, on_grace) in hosts.iter().filter(|(scenarios, _)| !scenarios.is_empty()) {
+        match run_in(scenarios, *on_grace, tools, cache, report) {
+            Ok(done) => results.extend(done),
+            Err(error) => missing.push((scenarios, error)),
         }
+    }
+    if results.is_empty() && !missing.is_empty() {
+        return Err(missing.swap_remove(0).1);
+    }
+    for (scenarios, error) in missing {
+        let why = chain(&error);
+        results.extend(scenarios.iter().map(|s| ScenarioResult::broken(s.name, &why)));
     }
     results.sort_by_key(|result| scenarios.iter().position(|s| s.name == result.scenario));
     Ok(results)
+}
+
+/// Runs `scenarios`, which want the same host: a Grace one with the kernel `on_grace`, or a PC.
+fn run_in(
+    scenarios: &[Scenario],
+    on_grace: Option<GraceKernel>,
+    tools: &Tools,
+    cache: &Cache,
+    report: &Path,
+) -> Result<Vec<ScenarioResult>, LabError> {
+    let of_grace = on_grace.map(|_| Tools::of_grace(cache)).transpose()?;
+    let kernel = match on_grace {
+        Some(kind) => kernel::grace(kind, cache, false)?,
+        None if scenarios.iter().any(|s| s.iommufd || s.own_kernel) => kernel::built(cache, false)?,
+        None => kernel::l1(cache, false)?,
+    };
+    of_grace.as_ref().unwrap_or(tools).copy_to(&report.join("tools"))?;
+    let plugged = scenarios.iter().any(|s| s.plugged);
+    let host = Host { kernel: &kernel, cache, plugged, grace: on_grace.is_some(), clock: Clock::Real };
+    run_under(&host, scenarios, report)
 }
 
 /// Runs `scenarios` under one kernel; a scenario without a result there is broken, with the reason. A host that falls

@@ -177,9 +177,10 @@ impl Runner {
         let console = if scenario.grace { "ttyAMA0" } else { "ttyS0" };
         let cmdline = format!(
             "console={console} panic=-1 nokaslr egm.arg.net.peer={HOST} egm.arg.net.port={PORT} egm.arg.net.addr={GUEST}/24 \
-             egm.arg.vsock.port={PORT} egm.arg.blk.signature={} {}",
+             egm.arg.vsock.port={PORT} egm.arg.blk.signature={} {} {}",
             disk::SIGNATURE,
-            scenario.words
+            scenario.words,
+            scenario.end
         );
         let kernel = self.tools.kernel_for(scenario);
         let mut json = serde_json::json!({

@@ -95,7 +95,9 @@ impl BindError {
                 Some(format!("take them too with --group, or: {}", error.help()))
             }
             Self::Group(error) => Some(error.help()),
-            Self::NoDriver { driver, .. } => Some(format!("modprobe {driver}")),
+            Self::NoDriver { driver, .. } => Some(format!(
+                "look why the module is not loaded: modprobe {driver}; or take another one: --driver vfio-pci"
+            )),
             Self::Write { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 Some("run it as root".to_owned())
             }
@@ -131,8 +133,8 @@ impl Binder {
         Self { root: root.to_owned(), live: root == Path::new("/") }
     }
 
-    /// Binds `functions` to `driver`, or each to the VFIO driver that the kernel has for it (`vfio-pci` where it has none that is
-    /// made for it), and with `group` the other members of their groups too, bridges left out. One that has the driver is left
+    /// Binds `functions` to `driver`, or each that has no driver of VFIO to the one that the kernel has for it (`vfio-pci` where it has
+    /// none that is made for it), and with `group` the other members of their groups too, bridges left out. One that has the driver is left
     /// as it is. All are checked before the first module is loaded and the first function changes.
     ///
     /// # Errors
@@ -181,7 +183,10 @@ impl Binder {
             if let Some(what) = protect::host_use(&self.root, function.address) {
                 return Err(BindError::Needed { function: function.address, what });
             }
-            let its = driver.map_or_else(|| made_for::driver(&self.root, function.address), str::to_owned);
+            // One that has a driver of VFIO may have a guest, too, and nobody has asked for another driver.
+            let has = function.driver.clone().filter(|name| is_vfio_driver(name));
+            let its = driver.map(str::to_owned).or(has);
+            let its = its.unwrap_or_else(|| made_for::driver(&self.root, function.address));
             wanted.push((function.clone(), its));
         }
         for (function, driver) in wanted.iter().filter(|(_, driver)| is_vfio_driver(driver)) {

@@ -49,23 +49,19 @@ pub struct ReadyRegister {
     pub name: &'static str,
 }
 
-/// All must read as ready.
-pub const READY: [ReadyRegister; 2] = [
+/// All must read [`DONE`]. A device that does not answer reads as all ones, which is not.
+const READY: [ReadyRegister; 2] = [
     ReadyRegister { offset: 0x1498, name: "C2C link" },
     ReadyRegister { offset: 0x200bc, name: "HBM training" },
 ];
 
-impl ReadyRegister {
-    /// Whether `value` means ready. A device that does not answer reads as all ones, which is not.
-    pub fn is_ready(self, value: u32) -> bool {
-        const DONE: u32 = 0xff;
-        value == DONE
-    }
-}
+/// What a register reads that is ready.
+const DONE: u32 = 0xff;
 
-/// The first register that is not ready.
-pub fn waits_for(mut read: impl FnMut(u64) -> u32) -> Option<ReadyRegister> {
-    READY.into_iter().find(|register| !register.is_ready(read(register.offset)))
+/// The first register that is not ready, and what it read.
+pub fn waits_for(mut read: impl FnMut(u64) -> u32) -> Option<(ReadyRegister, u32)> {
+    let mut all = READY.into_iter().map(|register| (register, read(register.offset)));
+    all.find(|(_, value)| *value != DONE)
 }
 
 #[cfg(test)]
@@ -104,7 +100,7 @@ mod tests {
     #[test]
     fn a_device_is_ready_when_link_and_memory_are() {
         let name = |c2c, hbm| {
-            waits_for(|offset| if offset == 0x1498 { c2c } else { hbm }).map(|register| register.name)
+            waits_for(|offset| if offset == 0x1498 { c2c } else { hbm }).map(|(register, _)| register.name)
         };
         assert_eq!(name(0xff, 0xff), None);
         assert_eq!(name(0xff, 0x7f), Some("HBM training"));

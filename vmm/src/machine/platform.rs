@@ -59,8 +59,8 @@ impl BusDevice for Pvpanic {
             *first = PANICKED | CRASH_LOADED;
         }
     }
-    fn write(&self, _offset: u64, data: &[u8]) {
-        match data.first() {
+    fn write(&self, offset: u64, data: &[u8]) {
+        match data.first().filter(|_| offset == 0) {
             Some(event) if event & PANICKED != 0 => self.0.set(ExitReason::Panicked),
             Some(event) if event & CRASH_LOADED != 0 => self.0.set(ExitReason::CrashLoaded),
             _ => {}

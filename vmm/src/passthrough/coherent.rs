@@ -91,10 +91,9 @@ pub(super) fn wait(
         u32::from_le_bytes(value)
     };
     let start = now();
-    while let Some(register) = nvgrace::waits_for(read) {
+    while let Some((register, value)) = nvgrace::waits_for(read) {
         if now().saturating_duration_since(start) >= READY_WITHIN {
             let (function, what) = (backend.name().to_owned(), register.name);
-            let value = read(register.offset);
             return Err(MemoryFault::NotReady { function, what, value, within: READY_WITHIN });
         }
         pause(EACH);

@@ -2,12 +2,12 @@
 //! reaches whom.
 
 use egm_address::{Gpa, Guest, Span};
-use egm_device::region::RegionKind;
+use egm_device::region::{Region, RegionKind};
 use egm_vfio::host::{HostBar, HostFunction};
 use egm_vfio::topology;
 use egm_vfio::variant::Variant;
 
-use crate::config::{BarPlace, BarPlaces, Device, DeviceKind, FixedBar, Spec, VfioBackend};
+use crate::config::{BarPlace, BarPlaces, Device, DeviceKind, FixedBar, MAX_NODES, Spec, VfioBackend};
 use crate::facts::Facts;
 use crate::plan::pci::{PAGE, Wanted, WantedBar};
 use crate::plan::space::Space;
@@ -147,13 +147,27 @@ pub(super) fn decide(
     let mut nodes = free_nodes(spec);
     let one = |((one, p2p), clique): ((&Wanted<'_>, bool), Option<u8>)| {
         let host = one.host?;
-        let memory =
-            gpu_memory(host).map(|bars| GpuMemoryPlan { bars, first_node: nodes.next().unwrap_or(u32::MAX) });
+        let memory = gpu_memory(host).map(|bars| {
+            let egm = own_egm(host, facts, backings).and_then(|own| match own {
+                (index, BackingPlan { offset: 0, .. }) => Some(index),
+                (_, backing) => {
+                    notes.push(no_egm(host, backing));
+                    None
+                }
+            });
+            GpuMemoryPlan { bars, first_node: nodes.next().unwrap_or(u32::MAX), egm }
+        });
         let (function, group, node) = (host.address, host.iommu_group, one.node);
         let partner = one.partner;
         Some(PassedPlan { function, group, node, clique, p2p, memory, partner })
     };
-    let functions = wanted.iter().zip(peers).zip(cliques).map(one).collect();
+    let functions: Vec<Option<PassedPlan>> = wanted.iter().zip(peers).zip(cliques).map(one).collect();
+    for (one, passed) in wanted.iter().zip(&functions) {
+        let first = passed.as_ref().and_then(|passed| passed.memory.as_ref()).map(|memory| memory.first_node);
+        if let Some(first) = first.filter(|first| first.saturating_add(GPU_NODES) > MAX_NODES) {
+            return Err(PassedRule::Nodes { device: one.device.id.clone(), first }.into());
+        }
+    }
     let pinned =
         backings.iter().filter(|backing| !is_invisible(backing, facts)).map(|backing| backing.size).sum();
     let passthrough = PassthroughPlan { interface, why, groups: groups(&hosts), pinned };
@@ -203,12 +217,39 @@ fn unusable(facts: &Facts, host: &HostFunction) -> Option<String> {
 
 /// Whether a backing has no struct pages, so that nothing is pinned and only type 1 maps it.
 fn is_invisible(backing: &BackingPlan, facts: &Facts) -> bool {
-    let region = facts
-        .regions
-        .iter()
-        .map(|host| &host.region)
-        .find(|region| backing.region.as_ref() == Some(&region.name));
-    region.is_some_and(|region| matches!(region.kind, RegionKind::Egm { .. } | RegionKind::Reserved { .. }))
+    region(backing, facts)
+        .is_some_and(|region| matches!(region.kind, RegionKind::Egm { .. } | RegionKind::Reserved { .. }))
+}
+
+/// The region that a backing is of, where it is of one.
+fn region<'a>(backing: &BackingPlan, facts: &'a Facts) -> Option<&'a Region> {
+    facts.regions.iter().map(|host| &host.region).find(|region| backing.region.as_ref() == Some(&region.name))
+}
+
+/// The first backing that is memory of the guest and of the EGM region of GPU `host`.
+fn own_egm<'a>(
+    host: &HostFunction,
+    facts: &Facts,
+    backings: &'a [BackingPlan],
+) -> Option<(usize, &'a BackingPlan)> {
+    backings.iter().enumerate().find(|(_, backing)| {
+        region(backing, facts).is_some_and(|region| {
+            let is_egm = matches!(region.kind, RegionKind::Egm { .. });
+            is_egm && region.functions.contains(&host.address) && !backing.device
+        })
+    })
+}
+
+/// The GPU would take other bytes of the region for those of the slice.
+fn no_egm(host: &HostFunction, backing: &BackingPlan) -> String {
+    format!(
+        "{} does not use {} as EGM: it counts from the beginning of {}, and the slice begins {:#x} behind that; let it be the \
+         region's first",
+        host.address,
+        backing.id,
+        backing.region.as_deref().unwrap_or_default(),
+        backing.offset
+    )
 }
 
 /// NVIDIA's kernels carry a patch with which iommufd maps memory without struct pages.

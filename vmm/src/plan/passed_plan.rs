@@ -31,6 +31,10 @@ pub struct GpuMemoryPlan {
     pub bars: Vec<u8>,
     /// First of its [`GPU_NODES`] guest NUMA nodes, which the guest's driver fills.
     pub first_node: u32,
+    /// Index of the backing that its driver may use as EGM, in [`Plan::backings`](crate::plan::Plan::backings): a slice of its own
+    /// region that begins where that does, because the GPU counts from there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egm: Option<usize>,
 }
 
 /// Nodes of a GPU's memory: one for each part that it can be divided into.

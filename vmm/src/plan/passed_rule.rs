@@ -3,7 +3,8 @@
 use egm_address::{Gpa, Guest, PciAddress, Span};
 use egm_vfio::variant::data_direct::PairingProblem;
 
-use crate::plan::AddressBits;
+use crate::config::MAX_NODES;
+use crate::plan::{AddressBits, GPU_NODES};
 
 /// A rule that the keys of a host function break.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -99,6 +100,17 @@ pub enum PassedRule {
         /// Its region.
         region: String,
     },
+    /// Nodes of a GPU's memory that have no numbers.
+    #[error(
+        "device \"{device}\": the nodes of its memory would be {first} to {}, and node ids are below {MAX_NODES}",
+        first.saturating_add(GPU_NODES - 1)
+    )]
+    Nodes {
+        /// Id of the device.
+        device: String,
+        /// The first of them.
+        first: u32,
+    },
     /// A clique for something else than an NVIDIA GPU.
     #[error("device \"{device}\" has a \"clique\", and is no NVIDIA GPU")]
     Clique {
@@ -161,6 +173,7 @@ impl PassedRule {
             Self::Interfaces { .. } => "give both the same \"backend\", or leave it out",
             Self::IommufdMemory { .. } => "set \"backend\" to \"legacy\" or leave it out",
             Self::ServerMemory { .. } => "take the slice from \"memfd\" or \"hugetlb\", or remove the device",
+            Self::Nodes { .. } => "give \"nodes\" of \"memory\" smaller ids: those of GPUs come after the last of them",
             Self::Clique { .. } => "leave \"clique\" out",
         }
         .to_owned()

@@ -11,7 +11,7 @@ use egm_device::owner::Owner;
 use egm_device::region::{Region, RegionKind};
 use egm_device::show::first_of;
 
-use crate::config::{EgmSlice, GUEST_MEMFD, LOCAL, PageSize, Spec};
+use crate::config::{DeviceKind, EgmSlice, GUEST_MEMFD, LOCAL, PageSize, Spec};
 use crate::facts::{Facts, HeldSpan, HostRegion};
 use crate::plan::memory::HUGE_PAGE;
 use crate::plan::{PlanError, huge_alignment};
@@ -75,13 +75,14 @@ pub(super) struct Source {
 /// One source for each slice of `spec`.
 pub(super) fn choose(spec: &Spec, facts: &Facts) -> Result<Vec<Source>, PlanError> {
     let mut hosts: Vec<HostRegion> = facts.regions.clone();
-    spec.egm.iter().enumerate().map(|(index, slice)| one(index, slice, &spec.name, &mut hosts)).collect()
+    let all = spec.egm.iter().enumerate();
+    all.map(|(index, slice)| one(index, slice, spec, &mut hosts)).collect()
 }
 
-fn one(index: usize, slice: &EgmSlice, owner: &str, hosts: &mut [HostRegion]) -> Result<Source, PlanError> {
+fn one(index: usize, slice: &EgmSlice, spec: &Spec, hosts: &mut [HostRegion]) -> Result<Source, PlanError> {
     let mut tried: Vec<(String, NoPlace)> = Vec::new();
     for wanted in &slice.regions {
-        match source(wanted, slice, owner, hosts) {
+        match source(wanted, slice, spec, hosts) {
             Ok(mut source) => {
                 source.lost =
                     tried.first().map(|(region, why)| lost(index, wanted, kind(wanted, hosts), region, why));
@@ -100,8 +101,8 @@ fn one(index: usize, slice: &EgmSlice, owner: &str, hosts: &mut [HostRegion]) ->
 }
 
 /// The lowest best place in the first region called `wanted`, or of that kind, that has one. At first one that huge
-/// mappings survive in, then any.
-fn source(wanted: &str, slice: &EgmSlice, owner: &str, hosts: &mut [HostRegion]) -> Result<Source, NoPlace> {
+/// mappings survive in, then any; and before these the beginning of what a GPU of the machine has for EGM, since it counts from there.
+fn source(wanted: &str, slice: &EgmSlice, spec: &Spec, hosts: &mut [HostRegion]) -> Result<Source, NoPlace> {
     if wanted == LOCAL || wanted == "memfd" {
         return Ok(Source::own(false, slice.page_size));
     }
@@ -110,14 +111,16 @@ fn source(wanted: &str, slice: &EgmSlice, owner: &str, hosts: &mut [HostRegion])
     }
     // Whose it is does not change where it goes; the launch asks with its own number.
     let request =
-        Request::new(slice.size.get(), Owner { name: owner.to_owned(), uid: 0, pid: 0, started: 0 });
+        Request::new(slice.size.get(), Owner { name: spec.name.clone(), uid: 0, pid: 0, started: 0 });
+    let beginning = Request { at: Some(0), ..request.clone() };
     let huge = Request { align: huge_alignment(request.size), ..request.clone() };
     let mut first = None;
     for host in hosts.iter_mut().filter(|host| host.region.name == wanted || offers(host, wanted, slice)) {
         let busy = host.held.iter().map(|held| held.span).collect();
         let clean = host.clean.iter().copied().collect();
-        let placed = place(&host.region, &busy, &clean, &huge)
-            .or_else(|_| place(&host.region, &busy, &clean, &request));
+        let wishes = is_of_gpu(&host.region, spec).then_some(&beginning).into_iter().chain([&huge, &request]);
+        let placed = wishes.map(|request| place(&host.region, &busy, &clean, request)).reduce(Result::or);
+        let Some(placed) = placed else { continue };
         match placed {
             Ok(place) => {
                 let span = Span::new(Offset::new(place.offset), place.size.get());
@@ -139,6 +142,16 @@ fn source(wanted: &str, slice: &EgmSlice, owner: &str, hosts: &mut [HostRegion])
         }
     }
     Err(first.unwrap_or(NoPlace::Unknown))
+}
+
+/// Whether a host function of the machine uses `region` as EGM.
+fn is_of_gpu(region: &Region, spec: &Spec) -> bool {
+    let mut passed = spec.devices.iter().filter_map(|device| match device.kind {
+        DeviceKind::Vfio { function, .. } => Some(function),
+        _ => None,
+    });
+    matches!(region.kind, RegionKind::Egm { .. })
+        && passed.any(|function| region.functions.contains(&function))
 }
 
 impl Source {

@@ -483,24 +483,26 @@ fn a_gpu_near_a_slice_has_the_slice_in_its_properties() {
     };
     plan.memory.pop();
     plan.memory.extend([piece(0x1_0000, 0x1000_0000), piece(0x2000_0000, 0x2000_0000)]);
-    let role = |node: u32| {
+    let role = |node: u32, egm: Option<usize>| {
         serde_json::json!({
             "role": "endpoint",
             "device": { "id": "gpu0", "root_port": true, "kind": { "type": "vfio", "function": "0009:01:00.0", "p2p": true } },
             "passed": { "function": "0009:01:00.0", "group": 7, "node": node, "clique": null, "p2p": true,
-                        "memory": { "bars": [4], "first_node": 6 } },
+                        "memory": { "bars": [4], "first_node": 6, "egm": egm } },
         })
     };
     let address = PciAddress::new(0, 2, 0, 0).unwrap();
-    let gpu = |node| FunctionPlan {
+    let gpu = |node, egm| FunctionPlan {
         address,
-        role: serde_json::from_value(role(node)).unwrap(),
+        role: serde_json::from_value(role(node, egm)).unwrap(),
         bars: Vec::new(),
         msix_vectors: 0,
     };
-    plan.pci.push(gpu(0));
+    plan.pci.push(gpu(0, Some(0)));
     assert!(!dsdt_text(&plan).contains("nvidia,egm"), "its node is no slice");
-    *plan.pci.last_mut().unwrap() = gpu(5);
+    *plan.pci.last_mut().unwrap() = gpu(5, None);
+    assert!(!dsdt_text(&plan).contains("nvidia,egm"), "its driver would count from elsewhere");
+    *plan.pci.last_mut().unwrap() = gpu(5, Some(0));
     let text = dsdt_text(&plan);
     let at = text.find("Device (S10)").unwrap();
     assert!(text[at..].contains("Device (S00) { Name (_ADR, Zero)"), "{text}");

@@ -37,6 +37,8 @@ pub(crate) struct Scenario {
     pub(crate) config: &'static str,
     /// More words on the kernel command line: the agent's checks, their arguments and the end of the guest.
     pub(crate) words: &'static str,
+    /// The word for how its guest ends, where that is not by power off.
+    pub(crate) end: &'static str,
     /// What it should come to.
     pub(crate) expected: Expected,
     /// The VMM gets SIGTERM when the guest writes a line that contains this.
@@ -128,6 +130,7 @@ const PLAIN: Scenario = Scenario {
     story: "",
     config: "smoke.json",
     words: "",
+    end: "",
     expected: Expected { exit: 0, summary: true, checks: &[] },
     terminate_on: None,
     region: None,

@@ -24,7 +24,7 @@ impl Reporter {
         Check
     }
 
-    /// Bad memory that nobody has read: the firmware tables name no way to tell the guest (ACPI APEI).
+    /// Bad memory that nobody has read: firmware tables tell of it (HEST), not the vCPU.
     pub const fn found(self, _bad: Span<Guest>) -> Option<Check> {
         None
     }

@@ -3,7 +3,7 @@
 use egm_address::{Guest, Span};
 use vm_fdt::FdtWriter;
 
-use crate::arch::aarch64::layout::{OTHER_TIMERS, PERFORMANCE, PHYSICAL_TIMER, VIRTUAL_TIMER};
+use crate::arch::aarch64::layout::{FIRST_SHARED, OTHER_TIMERS, PERFORMANCE, PHYSICAL_TIMER, VIRTUAL_TIMER};
 use crate::firmware::bridges::{BUS, HostBridge, ecam};
 use crate::firmware::{FirmwareError, Gic, device, memory_of_nodes};
 use crate::plan::{NodePlan, Plan};
@@ -16,8 +16,7 @@ const CLOCK: u32 = 3;
 const SHARED: u32 = 0;
 const PRIVATE: u32 = 1;
 const LEVEL_HIGH: u32 = 4;
-/// First numbers of those.
-const FIRST_SHARED: u32 = 32;
+/// First number of those that are private.
 const FIRST_PRIVATE: u32 = 16;
 /// Input of a PL011; nothing here depends on it.
 const CLOCK_HERTZ: u32 = 24_000_000;

@@ -144,3 +144,46 @@ proptest! {
         }
     }
 }
+
+/// Its tables have no numbers for them.
+#[test]
+fn nodes_of_a_gpu_beyond_the_last_are_refused_with_what_to_change() {
+    let configs = std::path::Path::new("../configs");
+    let mut spec = crate::config::load(&configs.join("grace-1gpu-egm.json")).unwrap();
+    let facts = crate::facts::load(&configs.join("facts/grace.json")).unwrap();
+    spec.egm[0].node = 1;
+    for (id, fits) in [(247, true), (248, false)] {
+        spec.memory.nodes[0].id = id;
+        spec.egm[0].distances.clear();
+        let error = plan(&spec, &facts).err().map(|error| error.to_string());
+        assert_eq!(error.is_none(), fits, "{error:?}");
+        assert!(error.is_none_or(|error| error.contains("would be 249 to 256")));
+    }
+}
+
+/// It would take other bytes of the region for those of the slice.
+#[test]
+fn a_slice_is_a_gpus_egm_only_at_the_beginning_of_its_region() {
+    let configs = std::path::Path::new("../configs");
+    let spec = crate::config::load(&configs.join("grace-1gpu-egm.json")).unwrap();
+    let mut facts = crate::facts::load(&configs.join("facts/grace.json")).unwrap();
+    let made = |facts: &Facts| {
+        let plan = plan(&spec, facts).unwrap();
+        let egm = plan.pci.iter().find_map(|function| match &function.role {
+            FunctionRole::Endpoint { passed: Some(passed), .. } => passed.memory.as_ref()?.egm,
+            _ => None,
+        });
+        let slice = plan.backings.iter().position(|backing| backing.id == "egm0").unwrap();
+        let notes: Vec<String> = plan.notes.into_iter().filter(|note| note.contains(" as EGM")).collect();
+        (egm.map(|index| index == slice), plan.backings[slice].offset, notes)
+    };
+    let span = |start, size| Span::new(Offset::new(start), size).unwrap();
+    let region = facts.regions.iter_mut().find(|host| host.region.name == "egm4").unwrap();
+    region.clean.push(span(256 * GIB, 128 * GIB)); // where another slice would go
+    assert_eq!(made(&facts), (Some(true), 0, Vec::new()));
+    let region = facts.regions.iter_mut().find(|host| host.region.name == "egm4").unwrap();
+    region.held.push(HeldSpan { span: span(0, GIB), owner: "another".to_owned() });
+    let (egm, offset, notes) = made(&facts);
+    assert_eq!((egm, notes.len()), (None, 1), "{notes:?}");
+    assert!(offset >= GIB && notes[0].contains("0009:01:00.0 does not use egm0 as EGM"), "{notes:?}");
+}

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::memory;
 use crate::firmware::bridges::{BridgeWindow, HostBridge};
-use crate::plan::{FunctionPlan, FunctionRole, MemoryKind, Plan, RootPin};
+use crate::plan::{FunctionPlan, FunctionRole, Plan, RootPin};
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, And, Arg, BufferData, CreateDWordField, Device, EISAName, Else,
     Equal, GreaterEqual, If, Local, Method, Name, NotEqual, ONE, Or, Package, Path, ResourceTemplate, Return,
@@ -63,11 +63,11 @@ struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    /// The slice that the function's driver is to use, of a GPU near a node of such memory.
+    /// The slice that the function's driver is to use, of a GPU whose node that is.
     fn slice(&self) -> Option<Slice> {
         let FunctionRole::Endpoint { passed: Some(passed), .. } = &self.function.role else { return None };
-        let node = passed.memory.as_ref().and(passed.node)?;
-        let memory = self.plan.memory.iter().find(|m| m.node == node && m.kind == MemoryKind::Egm)?;
+        let (egm, node) = (passed.memory.as_ref()?.egm?, passed.node?);
+        let memory = self.plan.memory.iter().find(|m| m.backing == egm && m.node == node)?;
         // What lies before and between pieces is retired or has the guest's tables, and counts all the same.
         let base = memory.span.start().get().checked_sub(memory.offset)?;
         Some(Slice { node, base, size: self.plan.backings.get(memory.backing)?.size })
