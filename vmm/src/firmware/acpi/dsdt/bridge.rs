@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::memory;
 use crate::firmware::bridges::{BridgeWindow, HostBridge};
-use crate::plan::{FunctionPlan, FunctionRole, Plan, RootPin};
+use crate::plan::{FunctionPlan, FunctionRole, MemoryKind, MemoryPlan, Plan, RootPin};
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, And, Arg, BufferData, CreateDWordField, Device, EISAName, Else,
     Equal, GreaterEqual, If, Local, Method, Name, NotEqual, ONE, Or, Package, Path, ResourceTemplate, Return,
@@ -67,7 +67,8 @@ impl<'a> Place<'a> {
     fn slice(&self) -> Option<Slice> {
         let FunctionRole::Endpoint { passed: Some(passed), .. } = &self.function.role else { return None };
         let (egm, node) = (passed.memory.as_ref()?.egm?, passed.node?);
-        let memory = self.plan.memory.iter().find(|m| m.backing == egm && m.node == node)?;
+        let is_it = |m: &&MemoryPlan| m.kind == MemoryKind::Egm && m.backing == egm && m.node == node;
+        let memory = self.plan.memory.iter().find(is_it)?;
         // What lies before and between pieces is retired or has the guest's tables, and counts all the same.
         let base = memory.span.start().get().checked_sub(memory.offset)?;
         Some(Slice { node, base, size: self.plan.backings.get(memory.backing)?.size })
