@@ -7,6 +7,8 @@ const HEADER: usize = 0x40;
 /// Most capabilities of 4 bytes that fit in 256 bytes behind the header: a longer chain is a loop.
 const MOST: usize = 48;
 
+/// Id of a capability whose vendor says what it is.
+pub(crate) const VENDOR_SPECIFIC: u8 = 0x09;
 /// Id of the PCI Express capability.
 pub(crate) const PCI_EXPRESS: u8 = 0x10;
 /// Id of the MSI-X capability.
@@ -43,6 +45,17 @@ pub(crate) fn capabilities(config: &[u8], id: u8) -> Vec<usize> {
         }
     }
     found
+}
+
+/// The clique of GPUs whose members may reach each other over PCI, as a VMM announces it (qemu-devel, "Specification for
+/// Turing and later GPU PCI config space", 2023-06): vendor specific, 8 bytes, "P2P", version 0, then the clique, 0 to 15.
+/// `None` without the capability, or when this user is not shown it.
+pub(crate) fn clique(config: &[u8]) -> Option<u8> {
+    let clique = |at: usize| match config.get(at..at.checked_add(8)?)? {
+        [VENDOR_SPECIFIC, _, 8, b'P', b'2', b'P', word, _] if word & 7 == 0 => Some(word >> 3 & 15),
+        _ => None,
+    };
+    capabilities(config, VENDOR_SPECIFIC).into_iter().find_map(clique)
 }
 
 /// Offset of the first extended capability `id` (PCI Express 6.0, 7.6.3); `None` without it, or where only the first 256
@@ -108,6 +121,30 @@ mod tests {
         config[0x61] = 0x40;
         assert!(capabilities(&config, 0x09).len() <= MOST);
         assert!(capabilities(&config[..64], 0x09).is_empty() && capabilities(&[], 9).is_empty());
+    }
+
+    fn with_clique(capability: [u8; 8]) -> Vec<u8> {
+        let mut config = vec![0; 256];
+        config[FIRST] = 0x40;
+        config[0x40..0x42].copy_from_slice(&[0x05, 0x60]);
+        config[0x60..0x63].copy_from_slice(&[VENDOR_SPECIFIC, 0xd4, 0x14]);
+        config[0xd4..0xdc].copy_from_slice(&capability);
+        config
+    }
+
+    #[test]
+    fn a_clique_is_found_behind_other_capabilities() {
+        assert_eq!(clique(&with_clique([9, 0, 8, b'P', b'2', b'P', 5 << 3, 0])), Some(5));
+        assert_eq!(clique(&with_clique([9, 0, 8, b'P', b'2', b'P', 0, 0])), Some(0));
+    }
+
+    #[test]
+    fn another_capability_version_or_a_loop_is_no_clique() {
+        assert_eq!(clique(&with_clique([9, 0, 8, b'P', b'2', b'P', 1, 0])), None, "version 1");
+        assert_eq!(clique(&with_clique([9, 0, 12, b'P', b'2', b'P', 8, 0])), None);
+        assert_eq!(clique(&with_clique([9, 0xd4, 8, b'B', b'T', b'S', 8, 0])), None, "a loop");
+        assert_eq!(clique(&with_clique([9, 0, 8, b'P', b'2', b'P', 8, 0])[..0xd8]), None, "cut off");
+        assert_eq!(clique(&[]), None);
     }
 
     #[test]

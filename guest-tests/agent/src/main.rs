@@ -18,6 +18,7 @@ mod error;
 mod expect;
 mod finding;
 mod init;
+mod kernel;
 mod library;
 mod machine;
 mod memory;

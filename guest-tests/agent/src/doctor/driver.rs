@@ -118,6 +118,9 @@ fn peer_memory(tree: &Tree, parts: &Parts) -> Line {
     if parts.gpus.is_empty() {
         return not_applicable(TOPIC, NO_GPU);
     }
+    if parts.nics.is_empty() {
+        return not_applicable(TOPIC, "no RDMA device in /sys/class/infiniband that would reach GPU memory");
+    }
     let version = |module: &str| {
         let folder = format!("/sys/module/{module}");
         tree.exists(&folder)
@@ -230,7 +233,8 @@ mod tests {
     fn two_modules_for_one_name_are_in_each_others_way() {
         let judged = |record: &str| {
             let (_folder, tree) = recorded(record);
-            peer_memory(&tree, &parts())
+            let nics = vec![("mlx5_0".to_owned(), None)];
+            peer_memory(&tree, &Parts { nics, ..parts() })
         };
         let ours = "== /sys/module/nvidia_peermem/version\n580.159\n";
         assert!(
@@ -242,6 +246,13 @@ mod tests {
         );
         assert!(judged(ours).seen.contains("no /sys/kernel/mm/memory_peers"));
         assert!(judged("").remedy.contains("dma-buf"));
+    }
+
+    #[test]
+    fn without_an_rdma_device_nobody_needs_peer_memory() {
+        let (_folder, tree) = recorded("");
+        let line = peer_memory(&tree, &parts());
+        assert!(line.state == State::NotApplicable && line.seen.contains("no RDMA device"), "{line:?}");
     }
 
     #[test]

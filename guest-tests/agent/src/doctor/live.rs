@@ -14,6 +14,7 @@ use rustix::process::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 
 use crate::answer::{answer, answer_of};
+use crate::sysfs;
 use crate::tree::Tree;
 
 /// How long a library may take to answer.
@@ -55,6 +56,8 @@ pub(super) struct Live {
     pub(super) log: Result<Vec<String>, String>,
     /// Bytes that this process may lock, `None` without a limit; or why that is not known.
     pub(super) memlock: Result<Option<u64>, String>,
+    /// Whether that limit does not count for this process, because it may lock all that it likes.
+    pub(super) locks_all: bool,
     /// GPUs by libcuda, or why there is no answer.
     pub(super) cuda: Result<Vec<Attributes>, String>,
     /// RDMA devices and whether each takes dma-bufs, or why there is no answer.
@@ -67,6 +70,7 @@ impl Live {
         Self {
             log: log(),
             memlock: Ok(getrlimit(Resource::Memlock).current),
+            locks_all: locks_all(&Tree::live()),
             cuda: ask(Probe::Cuda),
             dmabuf: ask(Probe::Dmabuf),
         }
@@ -79,10 +83,22 @@ impl Live {
         Self {
             log: tree.text("/var/log/dmesg").map(lines).ok_or_else(not_here),
             memlock: Err(not_here()),
+            locks_all: false,
             cuda: Err(not_here()),
             dmabuf: Err(not_here()),
         }
     }
+}
+
+/// Whether this process has `CAP_IPC_LOCK` where the kernel asks for it when memory is registered: in the first user
+/// namespace, which is the one whose users are all there and have their own numbers.
+fn locks_all(tree: &Tree) -> bool {
+    const IPC_LOCK: u64 = 1 << 14;
+    let status = tree.text("/proc/self/status").unwrap_or_default();
+    let effective = sysfs::field(&status, "CapEff").and_then(|word| u64::from_str_radix(word, 16).ok());
+    let users = tree.text("/proc/self/uid_map").unwrap_or_default();
+    effective.is_some_and(|capabilities| capabilities & IPC_LOCK != 0)
+        && users.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
 /// The messages that the kernel still has.
@@ -164,6 +180,23 @@ fn dmabuf() -> Result<Vec<Takes>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tree::tests::recorded;
+
+    #[test]
+    fn who_may_lock_all_has_the_capability_in_the_first_user_namespace() {
+        let judged = |capabilities: &str, users: &str| {
+            let (_folder, tree) = recorded(&format!(
+                "== /proc/self/status\nName:\tx\nCapEff:\t{capabilities}\n== /proc/self/uid_map\n{users}\n"
+            ));
+            locks_all(&tree)
+        };
+        let first = "         0          0 4294967295";
+        assert!(judged("000001ffffffffff", first) && judged("0000000000004000", first));
+        assert!(!judged("0000000000000000", first) && !judged("000001ffffffbfff", first));
+        assert!(!judged("000001ffffffffff", "         0     100000      65536"), "root of a container");
+        let (_folder, nothing) = recorded("");
+        assert!(!locks_all(&nothing));
+    }
 
     #[test]
     fn a_message_is_what_follows_the_semicolon_in_the_first_line() {

@@ -2,13 +2,12 @@
 
 use egm_address::ByteSize;
 
-use super::{Line, Parts, lacks, not_applicable, ok, unknown};
-use crate::config_space::{PCI_EXPRESS, capabilities, capability, extended};
+use super::{Line, Parts, State, lacks, line, not_applicable, ok, unknown};
+use crate::config_space::{self, PCI_EXPRESS, capability, extended};
 use crate::tree::{self, Tree};
 use crate::validate::pci::{link, memory_bars};
 
-/// Ids of capabilities: vendor-specific; of extended ones: ACS and ATS (PCI Express 6.0, 7.7.11 and 10.5.1).
-const VENDOR: u8 = 0x09;
+/// Ids of extended capabilities: ACS and ATS (PCI Express 6.0, 7.7.11 and 10.5.1).
 const ACS: u16 = 0x000d;
 const ATS: u16 = 0x000f;
 /// A BAR1 below this reaches a part of any GPU's memory.
@@ -154,20 +153,13 @@ fn bar1(tree: &Tree, parts: &Parts) -> Line {
     }
 }
 
-/// The number in NVIDIA's capability for peers in a guest: vendor-specific, 8 bytes, "P2P", version 0, clique 0 to 15.
-fn clique_of(config: &[u8]) -> Option<u8> {
-    let clique = |at: usize| match config.get(at..at.checked_add(8)?)? {
-        [VENDOR, _, 8, b'P', b'2', b'P', word, _] if word & 7 == 0 => Some(word >> 3 & 15),
-        _ => None,
-    };
-    capabilities(config, VENDOR).into_iter().find_map(clique)
-}
-
 fn clique(tree: &Tree, parts: &Parts) -> Line {
     const TOPIC: &str = "P2P clique";
     const REMEDY: &str = "GPUs that reach each other over PCIe need one number in the VMM's configuration: egm-vmm \"clique\", QEMU x-nv-gpudirect-clique, cloud-hypervisor x_nv_gpudirect_clique; NVLink needs none";
-    if parts.gpus.is_empty() {
-        return not_applicable(TOPIC, NO_GPU);
+    match parts.gpus.as_slice() {
+        [] => return not_applicable(TOPIC, NO_GPU),
+        [gpu] => return not_applicable(TOPIC, format!("{gpu} is the only GPU: it has no peer")),
+        _ => {}
     }
     if crate::machine::hypervisor(tree).is_none() {
         return not_applicable(
@@ -175,25 +167,31 @@ fn clique(tree: &Tree, parts: &Parts) -> Line {
             "nothing says that this is a virtual machine, and only there it counts",
         );
     }
-    let config = |gpu: &String| tree.bytes(&tree::pci(gpu, "config")).unwrap_or_default();
-    let cliques: Vec<(&String, usize, Option<u8>)> = parts
-        .gpus
-        .iter()
-        .map(|gpu| {
-            let config = config(gpu);
-            (gpu, config.len(), clique_of(&config))
-        })
-        .collect();
-    let said = |(gpu, _, clique): &(&String, usize, Option<u8>)| {
+    let clique = |gpu: &String| {
+        let config = tree.bytes(&tree::pci(gpu, "config")).unwrap_or_default();
+        (gpu.clone(), config.len(), config_space::clique(&config))
+    };
+    let cliques: Vec<(String, usize, Option<u8>)> = parts.gpus.iter().map(clique).collect();
+    let said = |(gpu, _, clique): &(String, usize, Option<u8>)| {
         format!("{gpu}: {}", clique.map_or_else(|| "none".to_owned(), |clique| clique.to_string()))
     };
     let seen = cliques.iter().map(said).collect::<Vec<_>>().join(", ");
+    let announced = cliques.iter().filter(|(_, _, clique)| clique.is_some()).count();
     if cliques.iter().any(|(_, size, clique)| clique.is_none() && *size < 256) {
         return unknown(TOPIC, format!("{seen}; configuration space cannot be read"), "look as root");
     }
-    match cliques.as_slice() {
-        [_] => not_applicable(TOPIC, format!("{seen}, and one GPU has no peer")),
-        _ if cliques.iter().all(|(_, _, clique)| clique.is_some()) => ok(TOPIC, seen),
+    match announced {
+        0 => line(
+            TOPIC,
+            State::NotApplicable,
+            format!(
+                "not announced in the configuration space of any of {} GPUs: that matters only between those that do not \
+                 reach each other otherwise (`egm-guest validate --select p2p` tries it)",
+                cliques.len()
+            ),
+            REMEDY,
+        ),
+        all if all == cliques.len() => ok(TOPIC, seen),
         _ => lacks(TOPIC, seen, REMEDY),
     }
 }
@@ -311,7 +309,6 @@ fn acs(tree: &Tree, parts: &Parts) -> Line {
 
 #[cfg(test)]
 mod tests {
-    use super::super::State;
     use super::*;
     use crate::tree::tests::recorded;
 
@@ -351,45 +348,46 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_clique_is_read_from_any_place_in_the_list() {
-        let mut config = vec![0u8; 256];
-        config[0x34] = 0x60;
-        config[0x60..0x63].copy_from_slice(&[VENDOR, 0xd4, 0x14]);
-        config[0xd4..0xdc].copy_from_slice(&[VENDOR, 0, 8, b'P', b'2', b'P', 5 << 3, 0]);
-        assert_eq!(clique_of(&config), Some(5));
-        config[0xda] |= 1;
-        assert_eq!(clique_of(&config), None, "another version");
-        assert_eq!(clique_of(&[]), None);
-    }
-
-    #[test]
-    fn two_gpus_of_a_guest_need_a_clique() {
-        let hex = |clique: bool| {
+    /// The clique's line for GPUs of a guest, each with or without a capability.
+    fn judged(gpus: &[(&str, bool)]) -> Line {
+        let mut text = "== /proc/cpuinfo\nflags : hypervisor\n".to_owned();
+        for (gpu, clique) in gpus {
             let mut config = vec![0u8; 256];
             config[0x34] = 0xc8;
+            let first = if *clique { b'P' } else { 0 };
             config[0xc8..0xd0].copy_from_slice(&[
-                VENDOR,
+                config_space::VENDOR_SPECIFIC,
                 0,
                 8,
-                if clique { b'P' } else { 0 },
+                first,
                 b'2',
                 b'P',
                 0,
                 0,
             ]);
-            config.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
-        };
-        let judged = |clique: bool| {
-            let (_folder, tree) = recorded(&format!(
-                "== /proc/cpuinfo\nflags : hypervisor\n## /sys/bus/pci/devices/{GPU}/config\n{}\n\
-                 ## /sys/bus/pci/devices/{NIC}/config\n{}\n",
-                hex(true),
-                hex(clique)
-            ));
-            super::clique(&tree, &Parts { gpus: vec![GPU.into(), NIC.into()], nics: Vec::new() })
-        };
-        assert_eq!((judged(true).state, judged(false).state), (State::Ok, State::Lacks));
+            let hex: String = config.iter().map(|byte| format!("{byte:02x}")).collect();
+            text.push_str(&format!("## /sys/bus/pci/devices/{gpu}/config\n{hex}\n"));
+        }
+        let (_folder, tree) = recorded(&text);
+        let gpus = gpus.iter().map(|(gpu, _)| (*gpu).to_owned()).collect();
+        clique(&tree, &Parts { gpus, nics: Vec::new() })
+    }
+
+    #[test]
+    fn two_gpus_of_a_guest_have_a_clique_both_or_neither() {
+        assert_eq!(judged(&[(GPU, true), (NIC, true)]).state, State::Ok);
+        assert_eq!(judged(&[(GPU, true), (NIC, false)]).state, State::Lacks);
+        let neither = judged(&[(GPU, false), (NIC, false)]);
+        assert_eq!(neither.state, State::NotApplicable, "they may have NVLink: {}", neither.seen);
+        assert!(neither.seen.contains("not announced") && !neither.remedy.is_empty(), "{neither:?}");
+    }
+
+    #[test]
+    fn one_gpu_needs_no_clique_whatever_can_be_read_of_it() {
+        assert_eq!(judged(&[(GPU, false)]).state, State::NotApplicable);
+        let (_folder, tree) = recorded("== /proc/cpuinfo\nflags : hypervisor\n");
+        let alone = clique(&tree, &Parts { gpus: vec![GPU.into()], nics: Vec::new() });
+        assert!(alone.state == State::NotApplicable && alone.seen.contains("no peer"), "{alone:?}");
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub(super) fn lines(tree: &Tree, live: &Live, parts: &Parts) -> Vec<Line> {
         lines.extend(["RDMA port", "GID table", "MTU"].map(|topic| not_applicable(topic, NO_DEVICE)));
     }
     lines.push(dmabuf(live, parts));
-    lines.push(memlock(tree, live));
+    lines.push(memlock(tree, live, parts));
     lines
 }
 
@@ -185,23 +185,26 @@ fn dmabuf(live: &Live, parts: &Parts) -> Line {
     }
 }
 
-fn memlock(tree: &Tree, live: &Live) -> Line {
+fn memlock(tree: &Tree, live: &Live, parts: &Parts) -> Line {
     const TOPIC: &str = "locked memory";
     const REMEDY: &str = "`ulimit -l unlimited`, or `* - memlock unlimited` in /etc/security/limits.conf, LimitMEMLOCK=infinity for a unit";
-    match &live.memlock {
-        Err(why) => unknown(TOPIC, why.clone(), "ulimit -l"),
-        Ok(None) => ok(TOPIC, "no limit (ulimit -l)"),
-        Ok(Some(limit)) if machine::meminfo(tree, "MemTotal").is_some_and(|total| *limit >= total) => {
-            ok(TOPIC, format!("{limit} bytes, all of memory (ulimit -l)"))
-        }
-        Ok(Some(limit)) => lacks(
-            TOPIC,
-            format!(
-                "{} (ulimit -l), which registered memory counts against but for root",
-                ByteSize::new(*limit)
-            ),
-            REMEDY,
-        ),
+    if parts.nics.is_empty() {
+        return not_applicable(TOPIC, format!("{NO_DEVICE} that would register memory"));
+    }
+    let limit = match &live.memlock {
+        Err(why) => return unknown(TOPIC, why.clone(), "ulimit -l"),
+        Ok(None) => return ok(TOPIC, "no limit (ulimit -l)"),
+        Ok(Some(limit)) => *limit,
+    };
+    let bytes = ByteSize::new(limit);
+    if machine::meminfo(tree, "MemTotal").is_some_and(|total| limit >= total) {
+        ok(TOPIC, format!("{bytes}, all of memory (ulimit -l)"))
+    } else if live.locks_all {
+        let seen =
+            format!("{bytes} (ulimit -l), which does not count for this user (CAP_IPC_LOCK), as for root");
+        line(TOPIC, State::NotApplicable, seen, &format!("for other users {REMEDY}"))
+    } else {
+        lacks(TOPIC, format!("{bytes} (ulimit -l), which registered memory counts against"), REMEDY)
     }
 }
 
@@ -259,16 +262,19 @@ RoCE v2
     }
 
     #[test]
-    fn what_may_be_locked_is_held_against_all_memory() {
+    fn what_may_be_locked_is_held_against_all_memory_where_it_counts() {
         let (_folder, tree) = recorded("== /proc/meminfo\nMemTotal: 1024 kB\n");
-        let judged = |limit| {
-            let live = Live { memlock: Ok(limit), ..Live::recorded(&tree) };
-            memlock(&tree, &live).state
+        let with = Parts { gpus: Vec::new(), nics: vec![("rxe0".into(), None)] };
+        let judged = |limit, locks_all, parts: &Parts| {
+            let live = Live { memlock: Ok(limit), locks_all, ..Live::recorded(&tree) };
+            memlock(&tree, &live, parts)
         };
-        assert_eq!(
-            [judged(None), judged(Some(1 << 20)), judged(Some(65536))],
-            [State::Ok, State::Ok, State::Lacks]
-        );
+        let states = [None, Some(1 << 20), Some(65536)].map(|limit| judged(limit, false, &with).state);
+        assert_eq!(states, [State::Ok, State::Ok, State::Lacks]);
+        let root = judged(Some(65536), true, &with);
+        assert!(root.state == State::NotApplicable && root.seen.contains("CAP_IPC_LOCK"), "{root:?}");
+        let none = judged(Some(65536), false, &Parts::default());
+        assert!(none.state == State::NotApplicable && none.seen.contains("no RDMA device"), "{none:?}");
     }
 
     #[test]

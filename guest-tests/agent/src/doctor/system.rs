@@ -1,22 +1,11 @@
 //! The machine: whether it knows that it is virtual, its nodes and which is EGM, its kernel, and what that complained of.
 
-use std::collections::BTreeMap;
-use std::io::Read;
-
 use super::live::Live;
 use super::{Line, State, lacks, line, not_applicable, ok, unknown};
+use crate::kernel::{Config, PARTS, Part};
 use crate::machine;
 use crate::tree::{self, NODES, Tree};
 
-/// Options of the kernel that matter here, and what for.
-const OPTIONS: [(&str, &str); 4] = [
-    ("CONFIG_DEVICE_PRIVATE", "GPU memory as pages of the kernel (HMM)"),
-    ("CONFIG_PCI_P2PDMA", "DMA between functions in the kernel"),
-    ("CONFIG_HMM_MIRROR", "address spaces that devices share"),
-    ("CONFIG_INFINIBAND_ON_DEMAND_PAGING", "RDMA without locked memory"),
-];
-/// Most bytes of a kernel's configuration, unpacked.
-const MAX_CONFIG: u64 = 4 << 20;
 /// Most messages that a line quotes.
 const QUOTED: usize = 3;
 
@@ -148,45 +137,24 @@ fn initiators(tree: &Tree) -> Line {
     ok(TOPIC, format!("nodes {list} ({NODES}/has_generic_initiator)"))
 }
 
-/// The kernel's configuration: from itself, or as distributions keep it.
-fn config(tree: &Tree) -> Option<(String, BTreeMap<String, String>)> {
-    let release = tree.word("/proc/sys/kernel/osrelease").filter(|release| !release.contains('/'))?;
-    let parse = |text: &str| {
-        let option = |line: &str| line.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()));
-        text.lines().filter(|line| line.starts_with("CONFIG_")).filter_map(option).collect()
-    };
-    if let Some(packed) = tree.bytes("/proc/config.gz") {
-        let mut text = String::new();
-        let unpacked =
-            flate2::read::GzDecoder::new(packed.as_slice()).take(MAX_CONFIG).read_to_string(&mut text);
-        if unpacked.is_ok() {
-            return Some(("/proc/config.gz".to_owned(), parse(&text)));
-        }
-    }
-    let places = [format!("/boot/config-{release}"), format!("/lib/modules/{release}/config")];
-    places.into_iter().find_map(|path| {
-        let text = tree.text(&path)?;
-        Some((path, parse(&text)))
-    })
-}
-
 fn kernel(tree: &Tree) -> Vec<Line> {
-    let Some((path, config)) = config(tree) else {
+    let Some(config) = Config::of(tree) else {
         return vec![unknown(
             "kernel options",
             "neither /proc/config.gz nor /boot/config-RELEASE can be read",
             "look at the distribution's package of the kernel",
         )];
     };
-    let line = |(option, what): &(&str, &str)| match config.get(*option).map(String::as_str) {
-        Some(value @ ("y" | "m")) => ok(option, format!("{value} ({path}): {what}")),
-        _ => lacks(
+    let path = &config.path;
+    let line = |Part { option, what, .. }: &Part| match config.value(option) {
+        Some(value) => ok(option, format!("{value} ({path}): {what}")),
+        None => lacks(
             option,
             format!("not set ({path}): {what}"),
             "another kernel, where this is needed; plain memory registration and nvidia.ko do without",
         ),
     };
-    OPTIONS.iter().map(line).collect()
+    PARTS.iter().map(line).collect()
 }
 
 fn messages(live: &Live) -> Line {
@@ -215,8 +183,6 @@ fn messages(live: &Live) -> Line {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-
     use super::*;
     use crate::tree::tests::recorded;
 
@@ -270,20 +236,14 @@ online
     }
 
     #[test]
-    fn the_kernels_configuration_is_read_packed_and_plain() {
-        let text =
-            "CONFIG_HMM_MIRROR=y\n# CONFIG_DEVICE_PRIVATE is not set\nCONFIG_INFINIBAND_ON_DEMAND_PAGING=y\n";
-        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-        packed.write_all(text.as_bytes()).unwrap();
-        let hex: String = packed.finish().unwrap().iter().map(|byte| format!("{byte:02x}")).collect();
+    fn an_option_that_is_not_set_is_a_lack_and_no_configuration_is_unknown() {
         let release = "== /proc/sys/kernel/osrelease\n6.12\n";
-        for place in [format!("## /proc/config.gz\n{hex}\n"), format!("== /boot/config-6.12\n{text}")] {
-            let (_folder, tree) = recorded(&format!("{release}{place}"));
-            let states: Vec<State> = kernel(&tree).iter().map(|line| line.state).collect();
-            assert_eq!(states, [State::Lacks, State::Lacks, State::Ok, State::Ok]);
-        }
-        let (_folder, broken) = recorded(&format!("{release}## /proc/config.gz\n1f8b00\n"));
-        assert_eq!(kernel(&broken)[0].state, State::Unknown);
+        let text = "CONFIG_HMM_MIRROR=y\n# CONFIG_DEVICE_PRIVATE is not set\nCONFIG_ZONE_DEVICE=y\n";
+        let (_folder, tree) = recorded(&format!("{release}== /boot/config-6.12\n{text}"));
+        let states: Vec<State> = kernel(&tree).iter().map(|line| line.state).collect();
+        assert_eq!(states, [State::Lacks, State::Lacks, State::Ok, State::Lacks, State::Ok]);
+        let (_folder, without) = recorded(release);
+        assert_eq!(kernel(&without)[0].state, State::Unknown);
     }
 
     #[test]

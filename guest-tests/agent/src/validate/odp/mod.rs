@@ -17,7 +17,7 @@ use site::Site;
 pub(super) static ALL: &[Validation] = &[
     Validation {
         name: "odp.support",
-        claim: "kernel and driver have what memory that migrates needs",
+        claim: "kernel and drivers are looked at for what memory that migrates needs, and each lack is named",
         run: support::run,
     },
     Validation {

@@ -2,7 +2,8 @@
 
 use egm_cuda::{Device, Memory, P2p};
 
-use super::{clique, on_pairs, pair, pairs, several};
+use super::{on_pairs, pair, pairs, several};
+use crate::config_space;
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::sysfs;
@@ -35,7 +36,7 @@ pub(super) fn matrix(setting: &Setting) -> Result<Finding, Broken> {
 fn clique(device: Device) -> Result<Option<u8>, Broken> {
     // A container may not be shown it.
     let config = sysfs::bytes(sysfs::pci(device.pci_address()?).join("config")).unwrap_or_default();
-    Ok(clique::of_config(&config))
+    Ok(config_space::clique(&config))
 }
 
 fn one(from: &Gpu, to: &Gpu, seed: u64, claim: &mut Claim) -> Result<(), Broken> {

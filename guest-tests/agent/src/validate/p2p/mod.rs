@@ -2,7 +2,6 @@
 
 mod access;
 mod bandwidth;
-mod clique;
 
 use egm_cuda::{Context, Device, Kernels, Memory, Shape, Stream};
 
