@@ -82,6 +82,22 @@ fn every_gpu_is_validated_and_a_fault_of_the_second_one_is_noticed() {
     assert_eq!(alone["cuda.device.bytes"].outcome, Outcome::Passed);
 }
 
+#[test]
+fn a_gpu_that_would_not_tell_of_a_difference_is_not_believed() {
+    let Some(fakes) = build::fakes() else { return };
+    let select = "cuda.host_numa.bytes,cuda.host_numa.of_pinned,cuda.pinned.bytes";
+    for fault in ["check-not-run", "reports-lost"] {
+        let verdicts = validate(&fakes, 1, select, Some(fault), 7);
+        for name in ["cuda.host_numa.bytes", "cuda.host_numa.of_pinned"] {
+            let verdict = &verdicts[name];
+            assert_eq!(verdict.outcome, Outcome::Error, "{fault}: {name}: {}", verdict.reason);
+            assert!(verdict.reason.contains("cannot be believed"), "{fault}: {name}: {}", verdict.reason);
+        }
+        let pinned = &verdicts["cuda.pinned.bytes"];
+        assert_eq!(pinned.outcome, Outcome::Passed, "{fault}: {}", pinned.reason);
+    }
+}
+
 /// A folder like `/sys/bus/pci/devices` with one EGM device, whose first bytes are retired.
 fn egm_device(folder: &Path) -> PathBuf {
     let device = folder.join("0000:01:00.0");

@@ -67,12 +67,7 @@ impl<M> Trial<'_, M> {
 
     /// Has the GPU compare them.
     fn differ(&self, offset: usize, size: usize, seed: u64) -> Result<Option<Wrong>, Broken> {
-        let (results, words) = self.gpu.result(0)?;
-        let part = self.memory.part(offset as u64, size as u64)?;
-        self.gpu.kernels.check(&self.gpu.stream, Shape::whole(&self.gpu.context), part, seed, results)?;
-        self.gpu.stream.synchronize()?;
-        let [count, index, value] = [0, 1, 2].map(|word| words.read(word));
-        Ok((count > 0).then_some(Wrong { count, index, value }))
+        self.gpu.compare_at(self.memory, (offset as u64, size as u64), seed)
     }
 
     /// Writes may still be on their way when they are told as done: a read behind them arrives after them, as NCCL does it.
