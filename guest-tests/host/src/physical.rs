@@ -18,12 +18,15 @@ const WORD: usize = size_of::<u64>();
 #[derive(Debug)]
 pub(crate) struct Physical {
     start: NonNull<c_void>,
-    size: usize,
+    /// Bytes of the mapping, which begins with a page.
+    mapped: usize,
+    /// Bytes of it before what was asked for.
+    skip: usize,
     writable: bool,
 }
 
 impl Physical {
-    /// `size` bytes of `file` from `offset`, both multiples of the file's pages.
+    /// `size` bytes of `file` from `offset`, a multiple of a word, on a host with pages of any size.
     pub(crate) fn map(file: &File, offset: u64, size: u64) -> io::Result<Self> {
         Self::with(file, offset, size, ProtFlags::READ)
     }
@@ -34,11 +37,16 @@ impl Physical {
     }
 
     fn with(file: &File, offset: u64, size: u64, allowed: ProtFlags) -> io::Result<Self> {
-        let size = usize::try_from(size).map_err(io::Error::other)?;
+        if !offset.is_multiple_of(WORD as u64) {
+            return Err(io::Error::other("not at a word's beginning"));
+        }
+        let skip = offset % rustix::param::page_size() as u64;
+        let (from, skip) = (offset.saturating_sub(skip), usize::try_from(skip).map_err(io::Error::other)?);
+        let mapped = usize::try_from(size).map_err(io::Error::other)?.saturating_add(skip);
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let start = unsafe { mmap(ptr::null_mut(), size, allowed, MapFlags::SHARED, file, offset) }?;
+        let start = unsafe { mmap(ptr::null_mut(), mapped, allowed, MapFlags::SHARED, file, from) }?;
         let start = NonNull::new(start).ok_or_else(|| io::Error::other("mapped at 0"))?;
-        Ok(Self { start, size, writable: allowed.contains(ProtFlags::WRITE) })
+        Ok(Self { start, mapped, skip, writable: allowed.contains(ProtFlags::WRITE) })
     }
 
     /// Writes a word at `offset`, rounded down to a word's; `None` outside, and where only reading is allowed.
@@ -51,7 +59,7 @@ impl Physical {
 
     /// Where this process has it.
     pub(crate) fn address(&self) -> u64 {
-        u64::try_from(self.start.as_ptr().addr()).unwrap_or(u64::MAX)
+        u64::try_from(self.start.as_ptr().addr().wrapping_add(self.skip)).unwrap_or(u64::MAX)
     }
 
     /// The word at `offset`, rounded down to a word's.
@@ -63,24 +71,30 @@ impl Physical {
 
     fn place(&self, offset: u64) -> Option<*mut u64> {
         let index = usize::try_from(offset).ok()? / WORD;
-        (index < self.size / WORD).then(|| self.start.cast::<u64>().as_ptr().wrapping_add(index))
+        let first = self.start.as_ptr().wrapping_byte_add(self.skip).cast::<u64>();
+        (index < self.size() / WORD).then(|| first.wrapping_add(index))
+    }
+
+    /// Bytes that were asked for.
+    const fn size(&self) -> usize {
+        self.mapped.saturating_sub(self.skip)
     }
 
     /// How many words are `word`.
     pub(crate) fn count(&self, word: u64) -> usize {
-        (0..self.size as u64).step_by(WORD).filter(|offset| self.word(*offset) == Some(word)).count()
+        (0..self.size() as u64).step_by(WORD).filter(|offset| self.word(*offset) == Some(word)).count()
     }
 
     /// Offset of the first word that is not zero.
     pub(crate) fn first_not_zero(&self) -> Option<u64> {
-        (0..self.size as u64).step_by(WORD).find(|offset| self.word(*offset) != Some(0))
+        (0..self.size() as u64).step_by(WORD).find(|offset| self.word(*offset) != Some(0))
     }
 }
 
 impl Drop for Physical {
     fn drop(&mut self) {
         // SAFETY: the range is this mapping, which nobody else has.
-        let _ = unsafe { munmap(self.start.as_ptr(), self.size) };
+        let _ = unsafe { munmap(self.start.as_ptr(), self.mapped) };
     }
 }
 
@@ -89,6 +103,17 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     use super::*;
+
+    #[test]
+    fn a_mapping_begins_at_any_word_whatever_the_hosts_pages_are() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(3 * 4096).unwrap();
+        file.write_all_at(&7u64.to_le_bytes(), 4096 + 24).unwrap();
+        let memory = Physical::map(&file, 4096 + 16, 24).unwrap();
+        assert_eq!((memory.word(8), memory.word(16), memory.word(24)), (Some(7), Some(0), None));
+        assert_eq!((memory.first_not_zero(), memory.address() % 4096), (Some(8), 16));
+        assert!(Physical::map(&file, 4, 8).is_err());
+    }
 
     #[test]
     fn a_word_that_is_written_is_seen_where_it_is_and_nowhere_else() {
