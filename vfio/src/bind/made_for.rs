@@ -4,7 +4,8 @@
 //! own `modalias` (`PCI_DRIVER_OVERRIDE_DEVICE_VFIO` in `include/linux/pci.h`), with `*` where anything goes. They are in
 //! `modules.alias`, and of drivers that are built into the kernel in `modules.builtin.modinfo`.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::path::Path;
 
 use egm_address::PciAddress;
@@ -30,8 +31,14 @@ fn variant(root: &Path, function: PciAddress) -> Option<String> {
     let release = fs::read_to_string(root.join("proc/sys/kernel/osrelease")).ok()?;
     let modules = root.join("lib/modules").join(release.trim());
     let read = |name: &str| {
-        let text = fs::read(modules.join(name)).ok().filter(|bytes| bytes.len() <= LIMIT);
-        String::from_utf8_lossy(&text.unwrap_or_default()).into_owned()
+        let mut text = Vec::new();
+        let file = File::open(modules.join(name)).ok();
+        let read = file.and_then(|file| file.take(LIMIT as u64 + 1).read_to_end(&mut text).ok());
+        if read.is_some_and(|count| count <= LIMIT) {
+            String::from_utf8_lossy(&text).into_owned()
+        } else {
+            String::new()
+        }
     };
     let (loadable, builtin) = (read("modules.alias"), read("modules.builtin.modinfo"));
     let all = loadable.lines().filter_map(of_line).chain(builtin.split('\0').filter_map(of_entry));

@@ -34,7 +34,7 @@ pub(super) fn dmabuf(site: &Site<'_>, setting: &Setting) -> Result<Finding, Brok
             let size = usize::try_from(memory.bytes()).unwrap_or(usize::MAX);
             let number = descriptor.as_raw_fd();
             match wire.domain.register_dmabuf(number, 0, size, memory.address(), Access::ALL) {
-                Ok(region) => tried(site, wire, setting, (gpu, memory), &region),
+                Ok(region) => tried(site, wire, setting, (gpu, &memory), &region),
                 Err(error) => Ok(Finding::failed(format!(
                     "{} takes dma-bufs, but not one of GPU memory: {error}; see the kernel's log of both drivers",
                     site.name
@@ -48,13 +48,9 @@ pub(super) fn dmabuf(site: &Site<'_>, setting: &Setting) -> Result<Finding, Brok
 pub(super) fn peermem(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
     let loaded = PEERMEM.into_iter().find(|name| Path::new("/sys/module").join(name).exists());
     on_device_memory(setting, |gpu, memory| {
-        loopback::with(site, setting.seed, |wire| {
-            // Registered memory is the region's own, and the caller's is looked at elsewhere.
-            let own = Memory::new(&gpu.context, Kind::Device, memory.bytes())?;
-            match wire.domain.register_cuda(own, Access::ALL) {
-                Ok(region) => by_address(site, wire, setting, gpu, &region),
-                Err(error) => Ok(refused(loaded, &site.name, &error)),
-            }
+        loopback::with(site, setting.seed, |wire| match wire.domain.register_cuda(memory, Access::ALL) {
+            Ok(region) => by_address(site, wire, setting, gpu, &region),
+            Err(error) => Ok(refused(loaded, &site.name, &error)),
         })
     })
 }
@@ -129,7 +125,7 @@ pub(super) fn data_direct(site: &Site<'_>, setting: &Setting) -> Result<Finding,
             let size = usize::try_from(memory.bytes()).unwrap_or(usize::MAX);
             let (number, name) = (descriptor.as_raw_fd(), memory.address());
             match wire.domain.register_data_direct(&mlx5, number, (0, size), name, Access::ALL) {
-                Ok(region) => tried(site, wire, setting, (gpu, memory), &region),
+                Ok(region) => tried(site, wire, setting, (gpu, &memory), &region),
                 Err(error) => Ok(Finding::failed(format!(
                     "{function} is there, but takes no GPU memory: {error}; its IOMMU group must be the GPU's, and BAR 1 of the GPU where the host has it"
                 ))),
@@ -187,14 +183,14 @@ fn bytes(setting: &Setting) -> u64 {
 /// Does `work` with memory of the first GPU.
 fn on_device_memory(
     setting: &Setting,
-    work: impl FnOnce(&Gpu, &Memory) -> Result<Finding, Broken>,
+    work: impl FnOnce(&Gpu, Memory) -> Result<Finding, Broken>,
 ) -> Result<Finding, Broken> {
     on_gpu(|gpu| {
         if let Some(attribute) = gpu.context.attributes().denied(Kind::Device) {
             return Ok(Finding::waived(format!("this GPU says 0 for {attribute}")));
         }
         let memory = Memory::new(&gpu.context, Kind::Device, bytes(setting))?;
-        work(gpu, &memory)
+        work(gpu, memory)
     })
 }
 
