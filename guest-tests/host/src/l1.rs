@@ -48,7 +48,7 @@ pub(crate) fn run(
     report: &Path,
 ) -> Result<Vec<ScenarioResult>, LabError> {
     let (on_grace, others): (Vec<Scenario>, Vec<Scenario>) = scenarios.iter().partition(|s| s.grace);
-    let (own, stock): (Vec<Scenario>, Vec<Scenario>) = others.iter().partition(|s| s.iommufd || s.own_kernel);
+    let (own, stock): (Vec<Scenario>, Vec<Scenario>) = others.iter().partition(|s| s.needs_own_kernel());
     let mut hosts: Vec<(Vec<Scenario>, Option<GraceKernel>)> = vec![(stock, None), (own, None)];
     // GPUs of other processes and an SMMUv3 are not to be had in one machine, nor two kernels.
     let (outside, inside): (Vec<Scenario>, Vec<Scenario>) = on_grace.iter().partition(|s| s.plugged);
@@ -85,7 +85,7 @@ fn run_in(
     let of_grace = on_grace.map(|_| Tools::of_grace(cache)).transpose()?;
     let kernel = match on_grace {
         Some(kind) => kernel::grace(kind, cache, false)?,
-        None if scenarios.iter().any(|s| s.iommufd || s.own_kernel) => kernel::built(cache, false)?,
+        None if scenarios.iter().any(Scenario::needs_own_kernel) => kernel::built(cache, false)?,
         None => kernel::l1(cache, false)?,
     };
     of_grace.as_ref().unwrap_or(tools).copy_to(&report.join("tools"))?;

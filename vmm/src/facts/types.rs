@@ -48,6 +48,13 @@ pub struct Facts {
     pub servers: Vec<Server>,
 }
 
+impl Facts {
+    /// The region called `name`, with who has what of it.
+    pub fn region(&self, name: &str) -> Option<&HostRegion> {
+        self.regions.iter().find(|host| host.region.name == name)
+    }
+}
+
 /// Something that a host has, or why it seems not to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -41,8 +41,7 @@ fn own_slice(spec: &Spec, facts: &Facts, sources: &[Source], host: &HostFunction
 
 /// What a slice comes from, where that is a region of the host.
 fn region<'a>(facts: &'a Facts, source: &Source) -> Option<&'a Region> {
-    let name = source.region.as_ref()?;
-    facts.regions.iter().map(|host| &host.region).find(|region| region.name == *name)
+    facts.region(source.region.as_ref()?).map(|host| &host.region)
 }
 
 fn nearest(spec: &Spec, facts: &Facts, sources: &[Source], from: u32) -> Option<u32> {

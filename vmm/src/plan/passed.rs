@@ -223,7 +223,7 @@ fn is_invisible(backing: &BackingPlan, facts: &Facts) -> bool {
 
 /// The region that a backing is of, where it is of one.
 fn region<'a>(backing: &BackingPlan, facts: &'a Facts) -> Option<&'a Region> {
-    facts.regions.iter().map(|host| &host.region).find(|region| backing.region.as_ref() == Some(&region.name))
+    facts.region(backing.region.as_ref()?).map(|host| &host.region)
 }
 
 /// The first backing that is memory of the guest and of the EGM region of GPU `host`.

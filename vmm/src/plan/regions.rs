@@ -118,9 +118,10 @@ fn source(wanted: &str, slice: &EgmSlice, spec: &Spec, hosts: &mut [HostRegion])
     for host in hosts.iter_mut().filter(|host| host.region.name == wanted || offers(host, wanted, slice)) {
         let busy = host.held.iter().map(|held| held.span).collect();
         let clean = host.clean.iter().copied().collect();
-        let wishes = is_of_gpu(&host.region, spec).then_some(&beginning).into_iter().chain([&huge, &request]);
-        let placed = wishes.map(|request| place(&host.region, &busy, &clean, request)).reduce(Result::or);
-        let Some(placed) = placed else { continue };
+        let at = |request| place(&host.region, &busy, &clean, request);
+        let anywhere = || at(&huge).or_else(|_| at(&request));
+        let placed =
+            if is_of_gpu(&host.region, spec) { at(&beginning).or_else(|_| anywhere()) } else { anywhere() };
         match placed {
             Ok(place) => {
                 let span = Span::new(Offset::new(place.offset), place.size.get());

@@ -17,8 +17,7 @@ pub(super) fn check_memory(spec: &Spec, facts: &Facts, backings: &[BackingPlan])
     let Some((device, _)) = served(spec).next() else { return Ok(()) };
     // A device's memory is a BAR: servers go without, and a note says so.
     for backing in backings.iter().filter(|backing| !backing.device) {
-        let host = facts.regions.iter().find(|host| backing.region.as_ref() == Some(&host.region.name));
-        let Some(host) = host else { continue };
+        let Some(host) = backing.region.as_ref().and_then(|name| facts.region(name)) else { continue };
         if let RegionKind::Egm { .. } | RegionKind::Reserved { .. } | RegionKind::Devdax { .. } =
             host.region.kind
         {

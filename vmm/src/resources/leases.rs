@@ -250,8 +250,7 @@ impl Leases {
             .backings
             .iter()
             .filter_map(|backing| {
-                let name = backing.region.as_ref()?;
-                let host = facts.regions.iter().find(|host| host.region.name == *name)?;
+                let host = facts.region(backing.region.as_ref()?)?;
                 Some((backing, &host.region))
             })
             .collect();

@@ -85,6 +85,13 @@ pub(crate) struct Scenario {
     pub(crate) long: bool,
 }
 
+impl Scenario {
+    /// Whether its emulated PC has a kernel of our own.
+    pub(crate) fn needs_own_kernel(&self) -> bool {
+        self.iommufd || self.own_kernel
+    }
+}
+
 /// The kernel of an emulated Grace host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GraceKernel {
