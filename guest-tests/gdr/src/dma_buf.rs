@@ -10,11 +10,12 @@ use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{Ordering, fence};
 
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::{GdrError, Window, inside};
 
-/// `ENOTSUPP` of `include/linux/errno.h`.
+/// `ENOTSUPP` of `include/linux/errno.h`, the kernel's own: none of the C library's numbers.
 const ENOTSUPP: i32 = 524;
 
 /// GPU memory by a mapping of its dma-buf.
@@ -28,14 +29,15 @@ impl DmaBuf {
     /// Maps the first `bytes` of a dma-buf.
     ///
     /// # Errors
-    /// [`GdrError::NotMappable`], as drivers before CUDA 13.3 say.
+    /// [`GdrError::NotMappable`] where the driver says that it maps none, as those before CUDA 13.3 do;
+    /// [`GdrError::Call`] for whatever else the kernel says.
     pub fn map(dma_buf: impl AsFd, bytes: usize) -> Result<Self, GdrError> {
         let (protection, shared) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a new mapping where the kernel likes, over nothing of ours.
         let start = unsafe { rustix::mm::mmap(ptr::null_mut(), bytes, protection, shared, dma_buf, 0) };
-        let start = start.map_err(|error| GdrError::NotMappable(in_words(error.into())))?;
-        let start =
-            NonNull::new(start.cast()).ok_or_else(|| GdrError::NotMappable(io::ErrorKind::Other.into()))?;
+        let start = start.map_err(refused)?;
+        let nowhere = || GdrError::Call { call: MMAP, source: io::Error::other("mapped at address 0") };
+        let start = NonNull::new(start.cast()).ok_or_else(nowhere)?;
         Ok(Self { start, bytes })
     }
 
@@ -46,9 +48,18 @@ impl DmaBuf {
     }
 }
 
-/// The kernel's own ENOTSUPP, which NVIDIA's driver returns, is none of the C library's numbers.
-fn in_words(error: io::Error) -> io::Error {
-    if error.raw_os_error() == Some(ENOTSUPP) { io::Error::other("ENOTSUPP") } else { error }
+/// What `mmap` is called in an error.
+const MMAP: &str = "mmap of a dma-buf";
+
+/// Drivers that map no dma-buf say it by one of a few numbers: NVIDIA's by ENOTSUPP, those without the function by ENODEV,
+/// the kernel's own check by EINVAL. Another number is an error of its own: permissions, limits, a lost GPU.
+fn refused(errno: Errno) -> GdrError {
+    let number = errno.raw_os_error();
+    match errno {
+        _ if number == ENOTSUPP => GdrError::NotMappable(io::Error::other("ENOTSUPP")),
+        Errno::OPNOTSUPP | Errno::NODEV | Errno::INVAL => GdrError::NotMappable(errno.into()),
+        _ => GdrError::Call { call: MMAP, source: errno.into() },
+    }
 }
 
 impl Window for DmaBuf {
@@ -144,15 +155,25 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_own_error_number_is_said_in_words() {
-        assert_eq!(in_words(io::Error::from_raw_os_error(524)).to_string(), "ENOTSUPP");
-        assert_eq!(in_words(io::Error::from_raw_os_error(13)).raw_os_error(), Some(13));
+    fn a_driver_that_maps_none_is_told_from_one_that_fails() {
+        for errno in [Errno::OPNOTSUPP, Errno::NODEV, Errno::INVAL, Errno::from_raw_os_error(ENOTSUPP)] {
+            assert!(matches!(refused(errno), GdrError::NotMappable(_)), "{errno}");
+        }
+        for errno in [Errno::ACCESS, Errno::PERM, Errno::NOMEM, Errno::IO, Errno::AGAIN] {
+            assert!(matches!(refused(errno), GdrError::Call { .. }), "{errno}");
+        }
+        // The kernel's own number is none of the C library's: it has no words there.
+        assert!(refused(Errno::from_raw_os_error(ENOTSUPP)).to_string().contains("(ENOTSUPP)"));
     }
 
     #[test]
     fn what_cannot_be_mapped_says_so() {
-        let pipe = io::pipe().unwrap();
-        let refused = DmaBuf::map(&pipe.0, 4096).unwrap_err();
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let refused = DmaBuf::map(&socket, 4096).unwrap_err();
         assert!(matches!(refused, GdrError::NotMappable(_)), "{refused}");
+        let shut = std::fs::File::options().write(true).open("/dev/zero").unwrap();
+        let failed = DmaBuf::map(&shut, 4096).unwrap_err();
+        assert!(matches!(failed, GdrError::Call { .. }), "{failed}");
+        assert!(failed.to_string().starts_with("mmap of a dma-buf: "), "{failed}");
     }
 }

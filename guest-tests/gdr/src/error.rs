@@ -21,7 +21,7 @@ pub enum GdrError {
     /// The library finds neither its kernel module nor a driver that does without.
     #[error("gdr_open found no way to the GPU ({0}): load the module gdrdrv")]
     NoDriver(io::Error),
-    /// A call of the library failed.
+    /// A call of the library or the kernel failed.
     #[error("{call}: {source}")]
     Call {
         /// Which one.

@@ -15,7 +15,7 @@ mod library;
 
 pub use dma_buf::DmaBuf;
 pub use error::GdrError;
-pub use library::{Gdr, LIBRARY, Mapped, Version};
+pub use library::{Gdr, LIBRARY, Mapped};
 
 /// GPU memory that is mapped for processors.
 pub trait Window {

@@ -6,7 +6,6 @@
 #![expect(unsafe_code, reason = "calls into a library that is loaded at run time")]
 
 use std::ffi::{c_int, c_ulong, c_void};
-use std::fmt;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
@@ -66,8 +65,6 @@ functions! {
     info = "gdr_get_info_v2": fn(Raw, Handle, *mut Info) -> c_int;
     write = "gdr_copy_to_mapping": fn(Handle, *mut c_void, *const c_void, usize) -> c_int;
     read = "gdr_copy_from_mapping": fn(Handle, *mut c_void, *const c_void, usize) -> c_int;
-    library_version = "gdr_runtime_get_version": fn(*mut c_int, *mut c_int);
-    driver_version = "gdr_driver_get_version": fn(Raw, *mut c_int, *mut c_int) -> c_int;
 }
 
 fn symbol<F: Copy>(library: &libloading::Library, name: &'static str) -> Result<F, GdrError> {
@@ -81,21 +78,6 @@ fn checked(call: &'static str, status: c_int) -> Result<(), GdrError> {
         Ok(())
     } else {
         Err(GdrError::Call { call, source: io::Error::from_raw_os_error(status.abs()) })
-    }
-}
-
-/// A version of the library or of its kernel module.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Version {
-    /// Major.
-    pub major: i32,
-    /// Minor.
-    pub minor: i32,
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)
     }
 }
 
@@ -121,22 +103,6 @@ impl Gdr {
             return Err(GdrError::NoDriver(io::Error::last_os_error()));
         }
         Ok(Self { functions, raw, _loaded: ManuallyDrop::new(loaded) })
-    }
-
-    /// The library's version.
-    pub fn library_version(&self) -> Version {
-        let (mut major, mut minor) = (0, 0);
-        // SAFETY: places for two integers.
-        unsafe { (self.functions.library_version)(&raw mut major, &raw mut minor) };
-        Version { major, minor }
-    }
-
-    /// The kernel module's version; none where the library does without one.
-    pub fn driver_version(&self) -> Option<Version> {
-        let (mut major, mut minor) = (0, 0);
-        // SAFETY: it is open; places for two integers.
-        let status = unsafe { (self.functions.driver_version)(self.raw, &raw mut major, &raw mut minor) };
-        (status == 0).then_some(Version { major, minor })
     }
 
     /// Pins and maps `bytes` of a GPU's own memory at `address`, which is a multiple of 64 KiB, as is `bytes`.
@@ -194,23 +160,6 @@ impl Mapped<'_> {
         inside(offset, bytes, self.bytes)?;
         let start = self.at.ok_or(GdrError::Outside { offset, bytes, within: 0 })?;
         Ok(start.as_ptr().wrapping_byte_add(offset))
-    }
-
-    /// How the processor sees it: `write-combining`, `cached`, `device`.
-    ///
-    /// # Errors
-    /// [`GdrError::Call`].
-    pub fn mapping(&self) -> Result<&'static str, GdrError> {
-        let mut info = Info::default();
-        // SAFETY: it is open, the handle is pinned, a place for what it says.
-        let status = unsafe { (self.gdr.functions.info)(self.gdr.raw, self.handle, &raw mut info) };
-        checked("gdr_get_info", status)?;
-        Ok(match info.mapping {
-            1 => "write-combining",
-            2 => "cached",
-            3 => "device",
-            _ => "of a kind that is not known",
-        })
     }
 }
 

@@ -7,17 +7,35 @@ use crate::error::ShmemError;
 /// Symmetric memory of this PE: of the heap, or a buffer of its own that was registered.
 ///
 /// It is given back by [`Pe::free`](crate::Pe::free) or [`Pe::unregister`](crate::Pe::unregister), which are
-/// collective; dropping it does nothing, the library gives all memory back when the PE ends.
+/// collective; dropping it does nothing, the library gives all memory back when the PE ends. It borrows its PE, so that the
+/// PE cannot end before:
+/// ```compile_fail,E0505
+/// fn late(pe: egm_shmem::Pe) -> Result<usize, Box<dyn std::error::Error>> {
+///     let memory = pe.allocate(64)?;
+///     pe.end()?;
+///     Ok(memory.len())
+/// }
+/// ```
+/// ```
+/// fn in_order(pe: egm_shmem::Pe) -> Result<(), Box<dyn std::error::Error>> {
+///     let memory = pe.allocate(64)?;
+///     pe.free(memory)?;
+///     Ok(pe.end()?)
+/// }
+/// ```
 #[must_use = "memory is given back by a call that all PEs make"]
-pub struct Memory {
+pub struct Memory<'p> {
     address: usize,
     bytes: usize,
     gpu: Option<egm_cuda::Memory>,
+    /// Of the PE, and of the buffer that was registered.
+    of: PhantomData<&'p ()>,
 }
 
-impl Memory {
+impl Memory<'_> {
+    /// The caller gives it the lifetime of what the library has it from.
     pub(crate) const fn new(address: usize, bytes: usize, gpu: Option<egm_cuda::Memory>) -> Self {
-        Self { address, bytes, gpu }
+        Self { address, bytes, gpu, of: PhantomData }
     }
 
     /// For kernels and copies of this PE's GPU; memory of the heap has it, a registered buffer is reached by its first
@@ -55,11 +73,11 @@ impl Memory {
 /// Another PE's memory, for this PE's GPU.
 pub struct Peer<'m> {
     gpu: egm_cuda::Memory,
-    of: PhantomData<&'m Memory>,
+    of: PhantomData<&'m Memory<'m>>,
 }
 
 impl<'m> Peer<'m> {
-    pub(crate) const fn new(gpu: egm_cuda::Memory, _of: &'m Memory) -> Self {
+    pub(crate) const fn new(gpu: egm_cuda::Memory, _of: &'m Memory<'_>) -> Self {
         Self { gpu, of: PhantomData }
     }
 
@@ -74,7 +92,7 @@ impl<'m> Peer<'m> {
 pub struct Range<'a> {
     address: usize,
     bytes: usize,
-    of: PhantomData<&'a Memory>,
+    of: PhantomData<&'a Memory<'a>>,
 }
 
 impl Range<'_> {

@@ -107,14 +107,3 @@ API int gdr_copy_from_mapping(Handle, void *to, const void *from, size_t bytes) 
     if (fault("gdr-read-byte") && bytes > 64) ((char *)to)[bytes / 3] ^= 0x80;
     return 0;
 }
-
-API void gdr_runtime_get_version(int *major, int *minor) {
-    *major = 2;
-    *minor = 6;
-}
-
-API int gdr_driver_get_version(Gdr *, int *major, int *minor) {
-    *major = 2;
-    *minor = 6;
-    return 0;
-}

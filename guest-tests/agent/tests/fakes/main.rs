@@ -255,6 +255,7 @@ fn each_fault_of_nvshmem_is_noticed_by_the_check_that_looks_for_it() {
             planted("shmem-broadcast-byte", collectives, &["nvshmem.collectives"]),
             planted("shmem-collect-order", collectives, &["nvshmem.collectives"]),
             planted("shmem-exchange-own", collectives, &["nvshmem.collectives"]),
+            planted("shmem-wrong-pe", "nvshmem.start", &["nvshmem.start"]),
             planted("shmem-peer-none", "nvshmem.start,nvshmem.put", &["nvshmem.start"]),
             planted("shmem-register-other", "nvshmem.buffer,nvshmem.put", &["nvshmem.buffer"]),
             planted("time-zero", "nvshmem.bandwidth,nvshmem.put", &["nvshmem.bandwidth"]),
@@ -298,6 +299,12 @@ fn each_fault_of_gpu_memory_by_the_bar_is_noticed_by_the_check_that_looks_for_it
     assert!(reason.contains("13.3") && reason.contains("behind PCI Express"), "{reason}");
     let verdicts = validate(&fakes, 1, both, Some("dmabuf-by-pcie"), 7);
     assert_eq!(verdicts["gdr.dmabuf"].outcome, Outcome::Passed, "{}", verdicts["gdr.dmabuf"].reason);
+    for (fault, word) in [("dmabuf-shut", "mmap of a dma-buf: "), ("dmabuf-broken", "CUDA_ERROR_UNKNOWN")] {
+        let verdicts = validate(&fakes, 1, "gdr.dmabuf", Some(fault), 7);
+        let reason = &verdicts["gdr.dmabuf"].reason;
+        assert_eq!(verdicts["gdr.dmabuf"].outcome, Outcome::Error, "{fault}: {reason}");
+        assert!(reason.contains(word), "{fault}: {reason}");
+    }
     let verdicts = validate(&fakes, 1, both, Some("gdr-no-driver"), 7);
     assert_eq!(verdicts["gdr.gdrapi"].outcome, Outcome::Waived);
     assert!(verdicts["gdr.gdrapi"].reason.contains("gdrdrv"), "{}", verdicts["gdr.gdrapi"].reason);

@@ -1,7 +1,8 @@
 //! One processing element: this process, after it has started.
 //!
 //! Calls here are sound because every address that is handed over comes from the library itself ([`Memory`]) with
-//! the length that it has, every PE's number is below their count, and [`Pe`] exists only between start and end.
+//! the length that it has, every PE's number is below their count, [`Pe`] exists only between start and end, memory borrows
+//! it, and before memory is given back or the PE ends, this GPU has done everything that was queued.
 
 #![expect(unsafe_code, reason = "calls into a library that is loaded at run time")]
 
@@ -61,9 +62,14 @@ impl Pe {
     }
 
     /// Ends the job; all PEs must. Memory of the heap is gone afterwards.
-    pub fn end(self) {
-        // SAFETY: it has started, and `self` is used up.
+    ///
+    /// # Errors
+    /// [`ShmemError::Cuda`] when what was queued failed; then the job has not ended, only the process can.
+    pub fn end(self) -> Result<(), ShmemError> {
+        self.context.synchronize()?;
+        // SAFETY: it has started, `self` is used up, no memory borrows it, and nothing that was queued still runs.
         unsafe { (self.library.functions.finalize)() }
+        Ok(())
     }
 
     /// Its number, from 0.
@@ -89,32 +95,38 @@ impl Pe {
     ///
     /// # Errors
     /// [`ShmemError::Null`] when the heap is full.
-    pub fn allocate(&self, bytes: usize) -> Result<Memory, ShmemError> {
+    pub fn allocate(&self, bytes: usize) -> Result<Memory<'_>, ShmemError> {
         // SAFETY: any length is allowed.
         let address = unsafe { (self.library.functions.malloc)(bytes) };
         if address.is_null() {
             return Err(ShmemError::Null { call: "nvshmem_malloc", bytes });
         }
-        // SAFETY: the library mapped it for this GPU, until `free` takes the memory.
+        // SAFETY: the library mapped it for this GPU, until `free` takes the memory or `end` the PE that it borrows.
         let gpu = unsafe { egm_cuda::Memory::foreign(&self.context, address.addr() as u64, bytes as u64) };
         Ok(Memory::new(address.addr(), bytes, Some(gpu)))
     }
 
-    /// Gives memory of the heap back. Collective.
-    pub fn free(&self, memory: Memory) {
-        // SAFETY: the library gave this address, and `memory` is used up.
+    /// Gives memory of the heap back, when this GPU has done what was queued. Collective.
+    ///
+    /// # Errors
+    /// [`ShmemError::Cuda`] when what was queued failed; the memory is then not given back.
+    pub fn free(&self, memory: Memory<'_>) -> Result<(), ShmemError> {
+        self.context.synchronize()?;
+        // SAFETY: the library gave this address, `memory` is used up, and nothing that was queued here still uses it.
         unsafe { (self.library.functions.free)(pointer(memory.address())) }
+        Ok(())
     }
 
-    /// Makes `bytes` at `address`, which this PE allocated with `cuMemCreate` for its GPU or for a node of host
-    /// memory, symmetric: the same memory at a further address. Collective, with the same length everywhere. The
-    /// length is a multiple of `NVSHMEM_CUMEM_GRANULARITY` (512 MiB unless set) and the memory's handle type the
+    /// Makes `own`, which this PE allocated with `cuMemCreate` for its GPU or for a node of host memory, symmetric: the
+    /// same memory at a further address. Collective, with the same length everywhere. The length is a multiple of `NVSHMEM_CUMEM_GRANULARITY` (512 MiB unless set) and the memory's handle type the
     /// heap's, a file descriptor unless set. The library checks both and that it is memory of `cuMemCreate`.
     ///
     /// # Errors
     /// [`ShmemError::Null`] when the library refuses it; it says why on standard error.
-    pub fn register(&self, address: usize, bytes: usize) -> Result<Memory, ShmemError> {
-        // SAFETY: the library looks the address up with the driver and refuses one that is not an allocation's.
+    pub fn register<'p>(&'p self, own: &'p egm_cuda::Memory) -> Result<Memory<'p>, ShmemError> {
+        let (address, bytes) = (whole(own.address()), whole(own.bytes()));
+        // SAFETY: an allocation of this length, which what is returned borrows; the library looks it up with the driver
+        // and refuses what is not memory of `cuMemCreate`.
         let symmetric = unsafe { (self.library.functions.register)(pointer(address), bytes, 0) };
         if symmetric.is_null() {
             return Err(ShmemError::Null { call: "nvshmemx_buffer_register_symmetric", bytes });
@@ -122,12 +134,14 @@ impl Pe {
         Ok(Memory::new(symmetric.addr(), bytes, None))
     }
 
-    /// Undoes [`register`](Self::register). Collective.
+    /// Undoes [`register`](Self::register), when this GPU has done what was queued. Collective.
     ///
     /// # Errors
-    /// [`ShmemError::Status`] as the library says it.
-    pub fn unregister(&self, memory: Memory) -> Result<(), ShmemError> {
-        // SAFETY: the library gave this address for a buffer of this length, and `memory` is used up.
+    /// [`ShmemError::Status`] as the library says it, [`ShmemError::Cuda`] when what was queued failed.
+    pub fn unregister(&self, memory: Memory<'_>) -> Result<(), ShmemError> {
+        self.context.synchronize()?;
+        // SAFETY: the library gave this address for a buffer of this length, `memory` is used up, and nothing that was
+        // queued here still uses it.
         let status = unsafe { (self.library.functions.unregister)(pointer(memory.address()), memory.len()) };
         checked("nvshmemx_buffer_unregister_symmetric", status)
     }
@@ -136,13 +150,13 @@ impl Pe {
     ///
     /// # Errors
     /// [`ShmemError::NoPe`].
-    pub fn peer_memory<'m>(&self, memory: &'m Memory, pe: i32) -> Result<Option<Peer<'m>>, ShmemError> {
+    pub fn peer_memory<'m>(&self, memory: &'m Memory<'_>, pe: i32) -> Result<Option<Peer<'m>>, ShmemError> {
         let pe = self.peer(pe)?;
         // SAFETY: an address of symmetric memory and a PE that is there.
         let address = unsafe { (self.library.functions.pointer)(pointer(memory.address()), pe) };
         Ok((!address.is_null()).then(|| {
             let (at, bytes) = (address.addr() as u64, memory.len() as u64);
-            // SAFETY: the library mapped the peer's memory for this GPU, until `free` takes the memory.
+            // SAFETY: the library mapped the peer's memory for this GPU, until `free` takes the memory that it borrows.
             Peer::new(unsafe { egm_cuda::Memory::foreign(&self.context, at, bytes) }, memory)
         }))
     }
@@ -366,6 +380,11 @@ impl Pe {
             Err(ShmemError::Length { what, bytes: range.len(), with: block })
         }
     }
+}
+
+/// A number of the driver's, which counts bytes of this address space.
+fn whole(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
 }
 
 /// An address as the library takes it.

@@ -46,8 +46,9 @@ impl Way {
         let bytes = usize::try_from(memory.bytes()).unwrap_or(usize::MAX);
         match self.by {
             By::DmaBuf => match mapped_dma_buf(memory, bytes) {
-                Ok(window) => what(&window),
-                Err(finding) => Ok(finding),
+                Ok(Ok(window)) => what(&window),
+                Ok(Err(waived)) => Ok(waived),
+                Err(broken) => Err(broken),
             },
             By::Library => {
                 let loaded = match library::open(&[LIBRARY]) {
@@ -78,26 +79,35 @@ impl Way {
     }
 }
 
-/// Why GPU memory that is a dma-buf cannot be mapped, with all that was tried.
-fn mapped_dma_buf(memory: &Memory, bytes: usize) -> Result<DmaBuf, Finding> {
+/// `CUDA_ERROR_INVALID_VALUE`: what drivers before CUDA 12.8 say to flags that they do not know.
+const INVALID_VALUE: u32 = 1;
+
+/// GPU memory as a dma-buf, mapped; or why the platform has no such thing, with all that was tried. What is no such
+/// answer is an error.
+fn mapped_dma_buf(memory: &Memory, bytes: usize) -> Result<Result<DmaBuf, Finding>, Broken> {
     let plain = match memory.dma_buf() {
         Ok(descriptor) => DmaBuf::map(&descriptor, bytes),
-        Err(error) => return Err(Finding::waived(format!("no dma-buf of GPU memory: {error}"))),
+        Err(error) if error.is_unsupported() => {
+            return Ok(Err(Finding::waived(format!("no dma-buf of GPU memory: {error}"))));
+        }
+        Err(error) => return Err(error.into()),
     };
     let refused = match plain {
-        Ok(window) => return Ok(window),
+        Ok(window) => return Ok(Ok(window)),
         Err(error @ GdrError::NotMappable(_)) => error,
-        Err(error) => return Err(Finding::error(error.to_string())),
+        Err(error) => return Err(error.into()),
     };
     // Where processors reach the GPU by another way than PCI Express, the plain one may be of that.
     let second = match memory.dma_buf_over_pcie() {
         Ok(descriptor) => match DmaBuf::map(&descriptor, bytes) {
-            Ok(window) => return Ok(window),
-            Err(error) => error.to_string(),
+            Ok(window) => return Ok(Ok(window)),
+            Err(error @ GdrError::NotMappable(_)) => error.to_string(),
+            Err(error) => return Err(error.into()),
         },
-        Err(error) => error.to_string(),
+        Err(error) if error.is_unsupported() || error.code() == Some(INVALID_VALUE) => error.to_string(),
+        Err(error) => return Err(error.into()),
     };
-    Err(Finding::waived(format!("{refused}; asked for one behind PCI Express: {second}")))
+    Ok(Err(Finding::waived(format!("{refused}; asked for one behind PCI Express: {second}"))))
 }
 
 /// Writes the pattern, all over the memory, and waits.

@@ -16,7 +16,7 @@ const ROUNDS: u64 = 32;
 const LATE: usize = 8 << 20;
 
 /// `nvshmem.atomics`: PE 0 has the words; a kernel's additions go over the address that the library gives for it.
-pub(super) fn atomics(element: &mut Element) -> Result<(), Broken> {
+pub(super) fn atomics(element: &mut Element<'_>) -> Result<(), Broken> {
     let memory = element.pe.allocate(64)?;
     element.write(&memory, &[0; 8])?;
     element.pe.barrier();
@@ -51,13 +51,13 @@ pub(super) fn atomics(element: &mut Element) -> Result<(), Broken> {
     }
     element.pe.barrier();
     drop(peer);
-    element.pe.free(memory);
+    element.pe.free(memory)?;
     Ok(())
 }
 
 /// `nvshmem.barrier`: in each round another PE is late. Who leaves the barrier before the late one has put its word
 /// finds the word of an earlier round.
-pub(super) fn barrier(element: &mut Element) -> Result<(), Broken> {
+pub(super) fn barrier(element: &mut Element<'_>) -> Result<(), Broken> {
     let pes = element.count();
     let (words, late) = (element.pe.allocate(pes * 8)?, element.pe.allocate(LATE)?);
     let rounds: Vec<u64> = (0..=ROUNDS).collect();
@@ -96,6 +96,6 @@ pub(super) fn barrier(element: &mut Element) -> Result<(), Broken> {
     }
     element.found.seen.push(format!("{ROUNDS} rounds, in each another PE late"));
     element.pe.barrier();
-    [words, late, source].into_iter().for_each(|memory| element.pe.free(memory));
+    [words, late, source].into_iter().try_for_each(|memory| element.pe.free(memory))?;
     Ok(())
 }

@@ -12,7 +12,7 @@ use super::speed;
 use crate::error::Broken;
 
 /// `nvshmem.buffer`.
-pub(super) fn buffer(element: &mut Element) -> Result<(), Broken> {
+pub(super) fn buffer(element: &mut Element<'_>) -> Result<(), Broken> {
     let attributes = element.context.attributes();
     let node = attributes.get(Attribute::HOST_NUMA_ID).filter(|node| *node >= 0);
     let (Some(node), true) = (node, attributes.has(Attribute::HOST_NUMA)) else {
@@ -22,25 +22,24 @@ pub(super) fn buffer(element: &mut Element) -> Result<(), Broken> {
     let bytes = buffer_bytes(element.most);
     let own = Memory::new(&element.context, Kind::HostNuma(node), bytes)?;
     own.words()?.fill(element.seed_of(element.me(), 0));
-    let length = usize::try_from(bytes).unwrap_or(usize::MAX);
-    let address = usize::try_from(own.address()).unwrap_or(0);
-    let shared = element.pe.register(address, length)?;
+    let shared = element.pe.register(&own)?;
+    let length = shared.len();
     let heap = element.pe.allocate(length)?;
     let ranges = (shared.range(0, length)?, heap.range(0, length)?);
     there(element, &own, ranges, &heap)?;
     back(element, &own, ranges, &heap)?;
     element.found.seen.push(format!("{bytes:#x} bytes of node {node} a PE"));
-    element.pe.free(heap);
+    element.pe.free(heap)?;
     element.pe.unregister(shared)?;
     Ok(())
 }
 
 /// From the heap of each PE into the next one's buffer, which that one's processors and GPU both compare.
 fn there(
-    element: &mut Element,
+    element: &mut Element<'_>,
     own: &Memory,
     (buffer, heap): (Range<'_>, Range<'_>),
-    memory: &egm_shmem::Memory,
+    memory: &egm_shmem::Memory<'_>,
 ) -> Result<(), Broken> {
     element.fill(memory, element.seed_of(element.me(), 1))?;
     element.pe.barrier();
@@ -66,10 +65,10 @@ fn there(
 
 /// From the next PE's buffer, which its processors filled, into the heap.
 fn back(
-    element: &mut Element,
+    element: &mut Element<'_>,
     own: &Memory,
     (buffer, heap): (Range<'_>, Range<'_>),
-    memory: &egm_shmem::Memory,
+    memory: &egm_shmem::Memory<'_>,
 ) -> Result<(), Broken> {
     own.words()?.fill(element.seed_of(element.me(), 2));
     element.fill(memory, element.seed_of(element.me(), 3))?;
@@ -89,14 +88,14 @@ fn back(
     Ok(())
 }
 
-fn keep(element: &mut Element, figure: egm_report::Figure) {
+fn keep(element: &mut Element<'_>, figure: egm_report::Figure) {
     if element.me() == 0 {
         element.found.figures.push(figure);
     }
 }
 
 /// How many words of the buffer are not the pattern of `seed` for this PE's own GPU.
-fn differing(element: &Element, own: &Memory, seed: u64) -> Result<u64, Broken> {
+fn differing(element: &Element<'_>, own: &Memory, seed: u64) -> Result<u64, Broken> {
     let wrong = Memory::new(&element.context, Kind::Pinned, 64)?;
     let words = wrong.words()?;
     (0..words.count()).for_each(|index| words.write(index, 0));

@@ -10,7 +10,7 @@ use crate::error::Broken;
 const BLOCKS: [usize; 2] = [256, 96 << 10];
 
 /// `nvshmem.collectives`.
-pub(super) fn collectives(element: &mut Element) -> Result<(), Broken> {
+pub(super) fn collectives(element: &mut Element<'_>) -> Result<(), Broken> {
     for (round, block) in (0..).zip(BLOCKS) {
         let memory = Buffers::new(element, block)?;
         broadcast(element, &memory, round * 64)?;
@@ -18,28 +18,28 @@ pub(super) fn collectives(element: &mut Element) -> Result<(), Broken> {
         exchange(element, &memory, round * 64 + 33)?;
         reduce(element, &memory, round * 64 + 34)?;
         element.pe.barrier();
-        memory.free(element);
+        memory.free(element)?;
     }
     element.found.seen.push(format!("blocks of {} and {} bytes", BLOCKS[0], BLOCKS[1]));
     Ok(())
 }
 
 /// Memory with a block for each PE, to read from and to write to.
-struct Buffers {
-    to: Memory,
-    from: Memory,
+struct Buffers<'p> {
+    to: Memory<'p>,
+    from: Memory<'p>,
     block: usize,
 }
 
-impl Buffers {
-    fn new(element: &Element, block: usize) -> Result<Self, Broken> {
+impl<'p> Buffers<'p> {
+    fn new(element: &Element<'p>, block: usize) -> Result<Self, Broken> {
         let bytes = block * element.count();
         Ok(Self { to: element.pe.allocate(bytes)?, from: element.pe.allocate(bytes)?, block })
     }
 
-    fn free(self, element: &Element) {
-        element.pe.free(self.to);
-        element.pe.free(self.from);
+    fn free(self, element: &Element<'_>) -> Result<(), Broken> {
+        element.pe.free(self.to)?;
+        Ok(element.pe.free(self.from)?)
     }
 
     fn words(&self) -> u64 {
@@ -47,7 +47,7 @@ impl Buffers {
     }
 
     /// Everybody's source is its pattern of `round`, everybody's destination poison.
-    fn prepare(&self, element: &Element, round: u64) -> Result<(), Broken> {
+    fn prepare(&self, element: &Element<'_>, round: u64) -> Result<(), Broken> {
         element.fill(&self.from, element.seed_of(element.me(), round))?;
         element.fill(&self.to, element.seed_of(element.me(), 1 << 30))?;
         element.pe.barrier();
@@ -55,13 +55,13 @@ impl Buffers {
     }
 
     /// Words `first` to `first + words` of what PE `of` has as its source.
-    fn source(element: &Element, of: i32, round: u64, (first, words): (u64, u64)) -> Vec<u64> {
+    fn source(element: &Element<'_>, of: i32, round: u64, (first, words): (u64, u64)) -> Vec<u64> {
         let seed = element.seed_of(of, round);
         (first..first + words).map(|index| pattern(seed, index)).collect()
     }
 
     /// Compares the destination's first words.
-    fn compare(&self, element: &mut Element, what: &str, should: &[u64]) -> Result<(), Broken> {
+    fn compare(&self, element: &mut Element<'_>, what: &str, should: &[u64]) -> Result<(), Broken> {
         element.stream.synchronize()?;
         let is = element.read(&self.to)?;
         if let Some(at) = first_difference(&is, should) {
@@ -73,7 +73,7 @@ impl Buffers {
 }
 
 /// From each PE in turn. What the root's own destination gets is not the same in all versions of OpenSHMEM.
-fn broadcast(element: &mut Element, memory: &Buffers, round: u64) -> Result<(), Broken> {
+fn broadcast(element: &mut Element<'_>, memory: &Buffers<'_>, round: u64) -> Result<(), Broken> {
     for root in 0..element.pe.count() {
         memory.prepare(element, round)?;
         let (to, from) = (memory.to.range(0, memory.block)?, memory.from.range(0, memory.block)?);
@@ -85,7 +85,7 @@ fn broadcast(element: &mut Element, memory: &Buffers, round: u64) -> Result<(), 
     Ok(())
 }
 
-fn collect(element: &mut Element, memory: &Buffers, round: u64) -> Result<(), Broken> {
+fn collect(element: &mut Element<'_>, memory: &Buffers<'_>, round: u64) -> Result<(), Broken> {
     memory.prepare(element, round)?;
     let (to, from) = (memory.to.range(0, memory.to.len())?, memory.from.range(0, memory.block)?);
     element.pe.collect_on(to, from, &element.stream)?;
@@ -95,7 +95,7 @@ fn collect(element: &mut Element, memory: &Buffers, round: u64) -> Result<(), Br
     memory.compare(element, "collect", &should)
 }
 
-fn exchange(element: &mut Element, memory: &Buffers, round: u64) -> Result<(), Broken> {
+fn exchange(element: &mut Element<'_>, memory: &Buffers<'_>, round: u64) -> Result<(), Broken> {
     memory.prepare(element, round)?;
     let (to, from) = (memory.to.range(0, memory.to.len())?, memory.from.range(0, memory.from.len())?);
     element.pe.exchange_on(to, from, memory.block, &element.stream)?;
@@ -105,9 +105,9 @@ fn exchange(element: &mut Element, memory: &Buffers, round: u64) -> Result<(), B
     memory.compare(element, "exchange", &should)
 }
 
-fn reduce(element: &mut Element, memory: &Buffers, round: u64) -> Result<(), Broken> {
+fn reduce(element: &mut Element<'_>, memory: &Buffers<'_>, round: u64) -> Result<(), Broken> {
     let (to, from) = (memory.to.range(0, memory.block)?, memory.from.range(0, memory.block)?);
-    let of_all = |element: &Element, fold: fn(u64, u64) -> u64| -> Vec<u64> {
+    let of_all = |element: &Element<'_>, fold: fn(u64, u64) -> u64| -> Vec<u64> {
         let all = (0..element.pe.count()).map(|pe| Buffers::source(element, pe, round, (0, memory.words())));
         all.reduce(|sums, words| sums.iter().zip(words).map(|(sum, word)| fold(*sum, word)).collect())
             .unwrap_or_default()

@@ -63,20 +63,28 @@ pub(super) fn run(words: &[String]) -> Result<(), Broken> {
     let loaded = loaded.map_err(|finding| Broken::Other(finding.reason))?;
     let library = Library::of(loaded, &words.library)?;
     let id = id(&library, words.pe)?;
-    let pe = Pe::start(library, &context, &id, (words.pe, words.pes))?;
+    let pe = match Pe::start(library, &context, &id, (words.pe, words.pes)) {
+        // Nothing that follows would mean what its words say.
+        Err(error @ ShmemError::Started { .. }) => {
+            let found = Found { untrue: vec![error.to_string()], is_another: true, ..Found::default() };
+            say(FOUND_LINE, serde_json::to_string(&found).unwrap_or_default());
+            return Ok(());
+        }
+        started => started?,
+    };
     let mut element = Element {
         kernels: Kernels::new(&context)?,
         stream: Stream::new(&context)?,
         context,
-        pe,
+        pe: &pe,
         seed: words.seed,
         most: words.most,
         found: Found::default(),
     };
     (words.work.run)(&mut element)?;
-    let Element { pe, found, kernels, stream, .. } = element;
+    let Element { found, kernels, stream, .. } = element;
     drop((kernels, stream));
-    pe.end();
+    pe.end()?;
     say(FOUND_LINE, serde_json::to_string(&found).unwrap_or_default());
     Ok(())
 }
@@ -102,8 +110,8 @@ fn id(library: &Library, pe: i32) -> Result<UniqueId, Broken> {
 }
 
 /// A PE at work.
-pub(super) struct Element {
-    pub(super) pe: Pe,
+pub(super) struct Element<'p> {
+    pub(super) pe: &'p Pe,
     pub(super) context: Context,
     pub(super) kernels: Kernels,
     pub(super) stream: Stream,
@@ -115,11 +123,11 @@ pub(super) struct Element {
 }
 
 /// Memory that the calls here are given has an address for this GPU.
-fn on_gpu(memory: &Memory) -> Result<&egm_cuda::Memory, Broken> {
+fn on_gpu<'m>(memory: &'m Memory<'_>) -> Result<&'m egm_cuda::Memory, Broken> {
     memory.gpu().ok_or_else(|| Broken::Other("symmetric memory that this GPU does not reach".to_owned()))
 }
 
-impl Element {
+impl Element<'_> {
     /// This PE's number.
     pub(super) const fn me(&self) -> i32 {
         self.pe.number()
@@ -153,14 +161,14 @@ impl Element {
     }
 
     /// Fills memory of the heap with the pattern of `seed`, and waits.
-    pub(super) fn fill(&self, memory: &Memory, seed: u64) -> Result<(), Broken> {
+    pub(super) fn fill(&self, memory: &Memory<'_>, seed: u64) -> Result<(), Broken> {
         let whole = on_gpu(memory)?.whole();
         self.kernels.fill(&self.stream, Shape::whole(&self.context), whole, seed)?;
         Ok(self.stream.synchronize()?)
     }
 
     /// Writes words to memory of the heap, from its first one on, and waits.
-    pub(super) fn write(&self, memory: &Memory, words: &[u64]) -> Result<(), Broken> {
+    pub(super) fn write(&self, memory: &Memory<'_>, words: &[u64]) -> Result<(), Broken> {
         let bytes = words.len() as u64 * 8;
         let staging = egm_cuda::Memory::new(&self.context, Kind::Pinned, bytes)?;
         let to = staging.words()?;
@@ -172,7 +180,7 @@ impl Element {
     }
 
     /// The words of memory of the heap, by a copy engine.
-    pub(super) fn read(&self, memory: &Memory) -> Result<Vec<u64>, Broken> {
+    pub(super) fn read(&self, memory: &Memory<'_>) -> Result<Vec<u64>, Broken> {
         self.words_of(on_gpu(memory)?)
     }
 
@@ -187,7 +195,7 @@ impl Element {
     }
 
     /// How many words of memory of the heap are not the pattern of `seed`, by a kernel.
-    pub(super) fn differing(&self, memory: &Memory, seed: u64) -> Result<u64, Broken> {
+    pub(super) fn differing(&self, memory: &Memory<'_>, seed: u64) -> Result<u64, Broken> {
         let wrong = egm_cuda::Memory::new(&self.context, Kind::Pinned, 64)?;
         let words = wrong.words()?;
         (0..words.count()).for_each(|index| words.write(index, 0));

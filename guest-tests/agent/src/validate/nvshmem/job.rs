@@ -48,6 +48,8 @@ pub(super) struct Found {
     pub(super) figures: Vec<Figure>,
     /// Why the claim cannot be decided here.
     pub(super) waived: Option<String>,
+    /// The library says that this PE is another one than it was started as: it did no work, and the others wait for it.
+    pub(super) is_another: bool,
 }
 
 /// Runs the job `name` on the GPUs of this machine.
@@ -172,7 +174,11 @@ impl Job<'_> {
                 Said::End(pe, output) => (pe, output),
             };
             let line = output.lines().rev().find_map(|line| line.strip_prefix(FOUND_LINE));
-            match line.and_then(|line| serde_json::from_str(line).ok()) {
+            match line.and_then(|line| serde_json::from_str::<Found>(line).ok()) {
+                Some(of_pe) if of_pe.is_another => {
+                    end(&mut children);
+                    return Ok(Finding::failed(format!("PE {pe}: {}", of_pe.untrue.join("; "))));
+                }
                 Some(of_pe) => found.insert(pe, of_pe),
                 None => return Ok(died(pe, &mut children, &mut words)),
             };
@@ -231,18 +237,19 @@ fn listen(pe: i32, output: impl Read, to: &Sender<Said>) {
     let _ = to.send(Said::End(pe, all));
 }
 
+/// Ends all PEs, and says how each did; one that has ended before is not hurt by this.
+fn end(children: &mut [Child]) -> Vec<String> {
+    let how = |child: &mut Child| {
+        let _ = child.kill();
+        child.wait().map_or_else(|error| error.to_string(), |status| status.to_string())
+    };
+    children.iter_mut().map(how).collect()
+}
+
 /// A PE ended without findings: the others would wait for it for ever.
 fn died(pe: i32, children: &mut [Child], words: &mut BTreeMap<i32, mpsc::Receiver<Vec<u8>>>) -> Finding {
-    let mut how = String::new();
-    for (number, child) in children.iter_mut().enumerate() {
-        // The one that died is not hurt by this.
-        let _ = child.kill();
-        if let Ok(status) = child.wait()
-            && usize::try_from(pe) == Ok(number)
-        {
-            how = status.to_string();
-        }
-    }
+    let ends = end(children);
+    let how = usize::try_from(pe).ok().and_then(|pe| ends.into_iter().nth(pe)).unwrap_or_default();
     let words = words.remove(&pe).and_then(|words| words.recv().ok()).unwrap_or_default();
     Finding::error(format!("PE {pe} ended without a result, {how}{}", quoted(&words)))
 }

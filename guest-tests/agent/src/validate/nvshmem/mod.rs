@@ -24,7 +24,7 @@ struct Work {
     least: i32,
     /// Whether PEs may share a GPU: without MPS, NVSHMEM then has neither waits on streams nor collectives.
     shared: bool,
-    run: fn(&mut Element) -> Result<(), Broken>,
+    run: fn(&mut Element<'_>) -> Result<(), Broken>,
 }
 
 static WORKS: &[Work] = &[

@@ -19,7 +19,7 @@ const MOST_TIMES: u64 = 512;
 const ROUNDS: usize = 7;
 
 /// Something to queue on the PE's stream, many times.
-pub(super) type Once<'a> = &'a dyn Fn(&Element) -> Result<(), Broken>;
+pub(super) type Once<'a> = &'a dyn Fn(&Element<'_>) -> Result<(), Broken>;
 
 /// Sizes from [`LEAST`] to `most`.
 fn sizes(most: u64) -> Vec<usize> {
@@ -30,7 +30,7 @@ fn sizes(most: u64) -> Vec<usize> {
 
 /// Measures what `once` moves, `bytes` a time. Nothing is said to be measured that the clock does not show.
 pub(super) fn measure(
-    element: &mut Element,
+    element: &mut Element<'_>,
     series: &str,
     bytes: usize,
     once: Once<'_>,
@@ -58,7 +58,7 @@ pub(super) fn measure(
 }
 
 /// `nvshmem.bandwidth`: PE 0 alone, then all at once, each with the next one.
-pub(super) fn bandwidth(element: &mut Element) -> Result<(), Broken> {
+pub(super) fn bandwidth(element: &mut Element<'_>) -> Result<(), Broken> {
     let sizes = sizes(element.most);
     let most = sizes.last().copied().unwrap_or(4096);
     let (to, from) = (element.pe.allocate(most)?, element.pe.allocate(most)?);
@@ -77,13 +77,13 @@ pub(super) fn bandwidth(element: &mut Element) -> Result<(), Broken> {
         }
         element.pe.barrier();
     }
-    element.pe.free(to);
-    element.pe.free(from);
+    element.pe.free(to)?;
+    element.pe.free(from)?;
     Ok(())
 }
 
 fn alone_and_at_once(
-    element: &mut Element,
+    element: &mut Element<'_>,
     is_put: bool,
     ranges: (Range<'_>, Range<'_>),
 ) -> Result<(), Broken> {
@@ -103,7 +103,7 @@ fn alone_and_at_once(
 
 /// Measures one size; the figures of PE 0 are kept.
 fn one(
-    element: &mut Element,
+    element: &mut Element<'_>,
     is_put: bool,
     (to, from): (Range<'_>, Range<'_>),
     series: &str,

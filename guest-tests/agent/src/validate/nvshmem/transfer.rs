@@ -63,7 +63,7 @@ fn expected(poison: u64, source: u64, step: Move) -> Vec<u64> {
 }
 
 /// `nvshmem.start`: the PEs are there and reach each other.
-pub(super) fn start(element: &mut Element) -> Result<(), Broken> {
+pub(super) fn start(element: &mut Element<'_>) -> Result<(), Broken> {
     let (major, minor, patch) = element.pe.library().version();
     element
         .found
@@ -83,12 +83,12 @@ pub(super) fn start(element: &mut Element) -> Result<(), Broken> {
         element.untrue(format!("{} PEs' memory has {} addresses", element.count(), addresses.len()));
     }
     element.pe.barrier();
-    element.pe.free(memory);
+    element.pe.free(memory)?;
     Ok(())
 }
 
 /// One move after the other, each into poison, each compared byte by byte by the one who has the bytes afterwards.
-fn try_moves(element: &mut Element, what: &str, is_put: bool) -> Result<(), Broken> {
+fn try_moves(element: &mut Element<'_>, what: &str, is_put: bool) -> Result<(), Broken> {
     let (to, from) = (element.pe.allocate(SMALL)?, element.pe.allocate(SMALL)?);
     let steps = moves(element.seed);
     for (round, step) in (0..).zip(&steps) {
@@ -109,15 +109,15 @@ fn try_moves(element: &mut Element, what: &str, is_put: bool) -> Result<(), Brok
         }
         element.pe.barrier();
     }
-    element.pe.free(to);
-    element.pe.free(from);
+    element.pe.free(to)?;
+    element.pe.free(from)?;
     element.found.seen.push(format!("{} lengths and alignments", steps.len()));
     Ok(())
 }
 
 /// Puts to the next PE or gets from it, at once or by the stream.
 fn go(
-    element: &Element,
+    element: &Element<'_>,
     is_put: bool,
     (to, from): (Range<'_>, Range<'_>),
     queued: bool,
@@ -137,7 +137,7 @@ fn go(
 }
 
 /// A move of as much as the run's largest size allows, compared by a kernel.
-fn try_whole(element: &mut Element, what: &str, is_put: bool) -> Result<(), Broken> {
+fn try_whole(element: &mut Element<'_>, what: &str, is_put: bool) -> Result<(), Broken> {
     let bytes = usize::try_from(element.most.min(MOST)).unwrap_or(SMALL) / 16 * 16;
     let (to, from) = (element.pe.allocate(bytes)?, element.pe.allocate(bytes)?);
     let (source, poison) = (1 << 20, (1 << 20) + 1);
@@ -153,25 +153,25 @@ fn try_whole(element: &mut Element, what: &str, is_put: bool) -> Result<(), Brok
     }
     element.found.seen.push(format!("{bytes:#x} bytes at once"));
     element.pe.barrier();
-    element.pe.free(to);
-    element.pe.free(from);
+    element.pe.free(to)?;
+    element.pe.free(from)?;
     Ok(())
 }
 
 /// `nvshmem.put`.
-pub(super) fn put(element: &mut Element) -> Result<(), Broken> {
+pub(super) fn put(element: &mut Element<'_>) -> Result<(), Broken> {
     try_moves(element, "put", true)?;
     try_whole(element, "put", true)
 }
 
 /// `nvshmem.get`.
-pub(super) fn get(element: &mut Element) -> Result<(), Broken> {
+pub(super) fn get(element: &mut Element<'_>) -> Result<(), Broken> {
     try_moves(element, "get", false)?;
     try_whole(element, "get", false)
 }
 
 /// `nvshmem.signal`: each message has a place of its own, so that a sender that is ahead spoils nothing.
-pub(super) fn signal(element: &mut Element) -> Result<(), Broken> {
+pub(super) fn signal(element: &mut Element<'_>) -> Result<(), Broken> {
     let bytes = MESSAGES * MESSAGE;
     let (to, from) = (element.pe.allocate(bytes)?, element.pe.allocate(bytes)?);
     let word = element.pe.allocate(8)?;
@@ -196,14 +196,14 @@ pub(super) fn signal(element: &mut Element) -> Result<(), Broken> {
     }
     element.found.seen.push(format!("{MESSAGES} messages of {MESSAGE:#x} bytes"));
     element.pe.barrier();
-    [to, from, word].into_iter().for_each(|memory| element.pe.free(memory));
+    [to, from, word].into_iter().try_for_each(|memory| element.pe.free(memory))?;
     Ok(())
 }
 
 /// Sends all messages to the next PE on one stream and takes those of the previous one on another.
 fn exchange(
-    element: &Element,
-    (to, from, word): (&Memory, &Memory, &Memory),
+    element: &Element<'_>,
+    (to, from, word): (&Memory<'_>, &Memory<'_>, &Memory<'_>),
     seen: &egm_cuda::Memory,
     receiver: &egm_cuda::Stream,
 ) -> Result<(), Broken> {

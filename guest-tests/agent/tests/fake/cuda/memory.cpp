@@ -272,7 +272,12 @@ API cuMemGetHandleForAddressRange(void *handle, Address address, size_t bytes, i
         return INVALID_VALUE;
     if (fault("dmabuf-refused")) return NOT_SUPPORTED;
     // A dma-buf that cannot be mapped, as those of drivers before CUDA 13.3.
-    if (fault("dmabuf-unmappable") || (fault("dmabuf-by-pcie") && !flags)) return *(int *)handle = open("/dev/null", O_WRONLY | O_CLOEXEC), OK;
+    if (fault("dmabuf-unmappable") || (fault("dmabuf-by-pcie") && !flags))
+        return *(int *)handle = (int)syscall(SYS_eventfd2, 0, O_CLOEXEC), OK;
+    // One that fails for another reason: mmap says EACCES.
+    if (fault("dmabuf-shut")) return *(int *)handle = open("/dev/zero", O_WRONLY | O_CLOEXEC), OK;
+    // No such answer of a driver that has no dma-bufs, but of one that is broken.
+    if (fault("dmabuf-broken")) return 999;
     if (fault("dmabuf-other")) {
         auto other = block_of(mapping.bytes, mapping.where, 0);
         return *(int *)handle = fcntl(other->fd, F_DUPFD_CLOEXEC, 3), OK;
