@@ -98,6 +98,30 @@ fn a_gpu_that_would_not_tell_of_a_difference_is_not_believed() {
     }
 }
 
+#[test]
+fn a_gpu_that_would_not_tell_of_a_difference_is_not_believed_by_a_pe_either() {
+    let Some(fakes) = build::fakes() else { return };
+    // Those whose data a kernel compares, then one that a processor compares.
+    let select = "nvshmem.put,nvshmem.get,nvshmem.bandwidth,nvshmem.buffer,nvshmem.collectives";
+    let heap = ["nvshmem.put", "nvshmem.get", "nvshmem.bandwidth", "nvshmem.buffer"];
+    for (fault, unbelieved) in [
+        ("check-not-run-elsewhere", &heap[..]),
+        ("reports-lost-elsewhere", &heap[..]),
+        ("check-not-run", &["nvshmem.buffer"]),
+        ("reports-lost", &["nvshmem.buffer"]),
+    ] {
+        for (name, verdict) in validate(&fakes, 2, select, Some(fault), 7) {
+            let reason = &verdict.reason;
+            if unbelieved.contains(&name.as_str()) {
+                assert_eq!(verdict.outcome, Outcome::Error, "{fault}: {name}: {reason}");
+                assert!(reason.contains("cannot be believed"), "{fault}: {name}: {reason}");
+            } else {
+                assert_eq!(verdict.outcome, Outcome::Passed, "{fault}: {name}: {reason}");
+            }
+        }
+    }
+}
+
 /// A folder like `/sys/bus/pci/devices` with one EGM device, whose first bytes are retired.
 fn egm_device(folder: &Path) -> PathBuf {
     let device = folder.join("0000:01:00.0");

@@ -5,6 +5,7 @@ use std::cell::OnceCell;
 use egm_cuda::{Attribute, Context, Device, Kernels, Kind, Memory, Shape, Stream, Words, Wrong};
 use egm_report::Figure;
 
+use super::compare::Comparer;
 use super::each::on_each_gpu;
 use super::egm::Pieces;
 use crate::error::Broken;
@@ -18,8 +19,6 @@ const NODES: &str = "/sys/devices/system/node/has_memory";
 const THREADS: usize = 16;
 /// How often as much as the cache holds is written to empty it.
 const CACHES: u64 = 4;
-/// What tells the seed of a difference that is made on purpose: no check fills or compares with such a seed.
-const CONTROL: u64 = 1 << 62;
 /// Words that are worth a thread.
 const WORTH: u64 = 1 << 20;
 
@@ -211,51 +210,16 @@ impl Gpu {
         (offset, bytes): (u64, u64),
         seed: u64,
     ) -> Result<Option<Wrong>, Broken> {
-        let found = self.differences(memory, (offset, bytes), seed)?;
-        if found.is_none() {
-            self.would_tell(memory, (offset, bytes), seed)?;
-        }
-        Ok(found)
+        self.comparer().compare(memory, (offset, bytes), seed)
     }
 
-    /// What the GPU tells of differences. It tells nothing when there is none, and when it cannot tell.
-    fn differences(
-        &self,
-        memory: &Memory,
-        (offset, bytes): (u64, u64),
-        seed: u64,
-    ) -> Result<Option<Wrong>, Broken> {
-        let (part, words) = self.result(0)?;
-        let shape = Shape::whole(&self.context);
-        self.kernels.check(&self.stream, shape, memory.part(offset, bytes)?, seed, part)?;
-        self.stream.synchronize()?;
-        let [count, index, value] = [0, 1, 2].map(|word| words.read(word));
-        Ok((count > 0).then_some(Wrong { count, index, value }))
+    /// The GPU found no difference: shows that it would have told of one.
+    pub(crate) fn would_tell(&self, memory: &Memory, part: (u64, u64), seed: u64) -> Result<(), Broken> {
+        self.comparer().would_tell(memory, part, seed)
     }
 
-    /// The GPU found no difference: shows that it would have told of one. The last word, which holds the pattern of `seed`,
-    /// is compared with another one; exactly that difference must be told, with what the word holds.
-    pub(crate) fn would_tell(
-        &self,
-        memory: &Memory,
-        (offset, bytes): (u64, u64),
-        seed: u64,
-    ) -> Result<(), Broken> {
-        let Some(last) = (bytes / 8).checked_sub(1) else { return Ok(()) };
-        let right = egm_cuda::pattern(seed, last);
-        let other = seed.wrapping_add(last) ^ CONTROL;
-        let told = self.differences(memory, (offset + last * 8, 8), other)?;
-        if told == Some(Wrong { count: 1, index: 0, value: right }) {
-            return Ok(());
-        }
-        let told = told.map_or_else(
-            || "told of none".to_owned(),
-            |Wrong { count, value, .. }| format!("told of {count}, the first with {value:#x}"),
-        );
-        Err(Broken::Other(format!(
-            "comparisons by GPU {} cannot be believed: it should have told of one difference that was made on purpose, with {right:#x}, and {told}",
-            self.device().ordinal
-        )))
+    fn comparer(&self) -> Comparer<'_> {
+        Comparer { context: &self.context, kernels: &self.kernels, stream: &self.stream, told: &self.results }
     }
 }
 

@@ -8,6 +8,7 @@ mod attributes;
 mod bandwidth;
 mod bytes;
 mod capacity;
+pub(super) mod compare;
 pub(super) mod each;
 mod egm;
 pub(super) mod gpu;

@@ -11,7 +11,7 @@ const SIGNALS: u64 = 200;
 /// Additions of each thread of a kernel.
 const TIMES: u64 = 64;
 /// Rounds of barriers.
-const ROUNDS: u64 = 32;
+const ROUNDS: u16 = 32;
 /// Bytes that the late PE of a round fills first.
 const LATE: usize = 8 << 20;
 
@@ -60,7 +60,7 @@ pub(super) fn atomics(element: &mut Element<'_>) -> Result<(), Broken> {
 pub(super) fn barrier(element: &mut Element<'_>) -> Result<(), Broken> {
     let pes = element.count();
     let (words, late) = (element.pe.allocate(pes * 8)?, element.pe.allocate(LATE)?);
-    let rounds: Vec<u64> = (0..=ROUNDS).collect();
+    let rounds: Vec<u64> = (0..=ROUNDS).map(u64::from).collect();
     let source = element.pe.allocate(rounds.len() * 8)?;
     element.write(&words, &vec![0; pes])?;
     element.write(&source, &rounds)?;
@@ -68,7 +68,7 @@ pub(super) fn barrier(element: &mut Element<'_>) -> Result<(), Broken> {
     let me = usize::try_from(element.me()).unwrap_or(0);
     let mut old = Vec::new();
     for round in 1..=ROUNDS {
-        let at = usize::try_from(round).unwrap_or(0);
+        let at = usize::from(round);
         if at % pes == me {
             element.fill(&late, element.seed_of(element.me(), round))?;
         }
@@ -85,7 +85,7 @@ pub(super) fn barrier(element: &mut Element<'_>) -> Result<(), Broken> {
         }
         // A PE that is ahead may have put its next word already.
         let is = element.read(&words)?;
-        let behind = is.iter().position(|word| *word < round);
+        let behind = is.iter().position(|word| *word < u64::from(round));
         old.extend(behind.map(|pe| (round, pe, if queued { "on the stream" } else { "of the host" })));
     }
     if let Some((round, pe, which)) = old.first() {

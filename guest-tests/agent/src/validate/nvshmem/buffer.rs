@@ -3,7 +3,7 @@
 //! NVSHMEM maps the buffer a second time for other PEs' GPUs; for this PE's GPU only the first address is certain, so
 //! puts and gets go from and to the heap of the PE that calls.
 
-use egm_cuda::{Attribute, Kind, Memory, Shape};
+use egm_cuda::{Attribute, Kind, Memory};
 use egm_shmem::Range;
 
 use super::element::Element;
@@ -55,7 +55,7 @@ fn there(
             "after PE {me}'s put, {count} words of the buffer are wrong, one is word {index}"
         ));
     }
-    let wrong = differing(element, own, seed)?;
+    let wrong = element.differing_of(own, seed)?;
     if wrong > 0 {
         element.untrue(format!("this PE's GPU reads {wrong} words of its buffer wrong after a put"));
     }
@@ -92,15 +92,4 @@ fn keep(element: &mut Element<'_>, figure: egm_report::Figure) {
     if element.me() == 0 {
         element.found.figures.push(figure);
     }
-}
-
-/// How many words of the buffer are not the pattern of `seed` for this PE's own GPU.
-fn differing(element: &Element<'_>, own: &Memory, seed: u64) -> Result<u64, Broken> {
-    let wrong = Memory::new(&element.context, Kind::Pinned, 64)?;
-    let words = wrong.words()?;
-    (0..words.count()).for_each(|index| words.write(index, 0));
-    let shape = Shape::whole(&element.context);
-    element.kernels.check(&element.stream, shape, own.whole(), seed, wrong.whole())?;
-    element.stream.synchronize()?;
-    Ok(words.read(0))
 }

@@ -3,7 +3,7 @@
 use egm_cuda::pattern;
 use egm_shmem::Memory;
 
-use super::element::{Element, first_difference};
+use super::element::{Element, POISON, first_difference};
 use crate::error::Broken;
 
 /// Bytes of one PE's block: one that fits into a message of the library, one that needs many.
@@ -47,15 +47,15 @@ impl<'p> Buffers<'p> {
     }
 
     /// Everybody's source is its pattern of `round`, everybody's destination poison.
-    fn prepare(&self, element: &Element<'_>, round: u64) -> Result<(), Broken> {
+    fn prepare(&self, element: &Element<'_>, round: u16) -> Result<(), Broken> {
         element.fill(&self.from, element.seed_of(element.me(), round))?;
-        element.fill(&self.to, element.seed_of(element.me(), 1 << 30))?;
+        element.fill(&self.to, element.seed_of(element.me(), POISON))?;
         element.pe.barrier();
         Ok(())
     }
 
     /// Words `first` to `first + words` of what PE `of` has as its source.
-    fn source(element: &Element<'_>, of: i32, round: u64, (first, words): (u64, u64)) -> Vec<u64> {
+    fn source(element: &Element<'_>, of: i32, round: u16, (first, words): (u64, u64)) -> Vec<u64> {
         let seed = element.seed_of(of, round);
         (first..first + words).map(|index| pattern(seed, index)).collect()
     }
@@ -73,7 +73,7 @@ impl<'p> Buffers<'p> {
 }
 
 /// From each PE in turn. What the root's own destination gets is not the same in all versions of OpenSHMEM.
-fn broadcast(element: &mut Element<'_>, memory: &Buffers<'_>, round: u64) -> Result<(), Broken> {
+fn broadcast(element: &mut Element<'_>, memory: &Buffers<'_>, round: u16) -> Result<(), Broken> {
     for root in 0..element.pe.count() {
         memory.prepare(element, round)?;
         let (to, from) = (memory.to.range(0, memory.block)?, memory.from.range(0, memory.block)?);
@@ -85,7 +85,7 @@ fn broadcast(element: &mut Element<'_>, memory: &Buffers<'_>, round: u64) -> Res
     Ok(())
 }
 
-fn collect(element: &mut Element<'_>, memory: &Buffers<'_>, round: u64) -> Result<(), Broken> {
+fn collect(element: &mut Element<'_>, memory: &Buffers<'_>, round: u16) -> Result<(), Broken> {
     memory.prepare(element, round)?;
     let (to, from) = (memory.to.range(0, memory.to.len())?, memory.from.range(0, memory.block)?);
     element.pe.collect_on(to, from, &element.stream)?;
@@ -95,7 +95,7 @@ fn collect(element: &mut Element<'_>, memory: &Buffers<'_>, round: u64) -> Resul
     memory.compare(element, "collect", &should)
 }
 
-fn exchange(element: &mut Element<'_>, memory: &Buffers<'_>, round: u64) -> Result<(), Broken> {
+fn exchange(element: &mut Element<'_>, memory: &Buffers<'_>, round: u16) -> Result<(), Broken> {
     memory.prepare(element, round)?;
     let (to, from) = (memory.to.range(0, memory.to.len())?, memory.from.range(0, memory.from.len())?);
     element.pe.exchange_on(to, from, memory.block, &element.stream)?;
@@ -105,7 +105,7 @@ fn exchange(element: &mut Element<'_>, memory: &Buffers<'_>, round: u64) -> Resu
     memory.compare(element, "exchange", &should)
 }
 
-fn reduce(element: &mut Element<'_>, memory: &Buffers<'_>, round: u64) -> Result<(), Broken> {
+fn reduce(element: &mut Element<'_>, memory: &Buffers<'_>, round: u16) -> Result<(), Broken> {
     let (to, from) = (memory.to.range(0, memory.block)?, memory.from.range(0, memory.block)?);
     let of_all = |element: &Element<'_>, fold: fn(u64, u64) -> u64| -> Vec<u64> {
         let all = (0..element.pe.count()).map(|pe| Buffers::source(element, pe, round, (0, memory.words())));

@@ -12,12 +12,18 @@ use super::WORKS;
 use super::job::{FOUND_LINE, Found, ID_LINE};
 use crate::error::Broken;
 use crate::library;
+use crate::validate::cuda::compare::Comparer;
 
 impl From<ShmemError> for Broken {
     fn from(error: ShmemError) -> Self {
         Self::Other(error.to_string())
     }
 }
+
+/// The round of what is poison in each round of collectives.
+pub(super) const POISON: u16 = 0xff00;
+/// The round of a transfer of all memory; the next one is its poison's.
+pub(super) const WHOLE: u16 = 0xff01;
 
 /// What the command line of a PE says.
 struct Words {
@@ -75,6 +81,7 @@ pub(super) fn run(words: &[String]) -> Result<(), Broken> {
     let mut element = Element {
         kernels: Kernels::new(&context)?,
         stream: Stream::new(&context)?,
+        told: egm_cuda::Memory::new(&context, Kind::Pinned, 64)?,
         context,
         pe: &pe,
         seed: words.seed,
@@ -82,8 +89,8 @@ pub(super) fn run(words: &[String]) -> Result<(), Broken> {
         found: Found::default(),
     };
     (words.work.run)(&mut element)?;
-    let Element { found, kernels, stream, .. } = element;
-    drop((kernels, stream));
+    let Element { found, kernels, stream, told, .. } = element;
+    drop((kernels, stream, told));
     pe.end()?;
     say(FOUND_LINE, serde_json::to_string(&found).unwrap_or_default());
     Ok(())
@@ -115,6 +122,8 @@ pub(super) struct Element<'p> {
     pub(super) context: Context,
     pub(super) kernels: Kernels,
     pub(super) stream: Stream,
+    /// What comparisons by the GPU tell.
+    told: egm_cuda::Memory,
     /// The validation's seed, the same for all PEs.
     pub(super) seed: u64,
     /// The largest size in bytes.
@@ -149,10 +158,8 @@ impl Element<'_> {
     }
 
     /// The seed of what PE `of` writes in `round`; no two are equal.
-    pub(super) fn seed_of(&self, of: i32, round: u64) -> u64 {
-        let of = u64::from(of.unsigned_abs());
-        // Patterns of neighbouring seeds overlap: these are 2^40 words apart.
-        self.seed.wrapping_add((round << 8 | of).wrapping_add(1) << 40)
+    pub(super) fn seed_of(&self, of: i32, round: u16) -> u64 {
+        seed_of(self.seed, of, round)
     }
 
     /// Notes what is untrue.
@@ -196,14 +203,21 @@ impl Element<'_> {
 
     /// How many words of memory of the heap are not the pattern of `seed`, by a kernel.
     pub(super) fn differing(&self, memory: &Memory<'_>, seed: u64) -> Result<u64, Broken> {
-        let wrong = egm_cuda::Memory::new(&self.context, Kind::Pinned, 64)?;
-        let words = wrong.words()?;
-        (0..words.count()).for_each(|index| words.write(index, 0));
-        let (shape, from) = (Shape::whole(&self.context), on_gpu(memory)?.whole());
-        self.kernels.check(&self.stream, shape, from, seed, wrong.whole())?;
-        self.stream.synchronize()?;
-        Ok(words.read(0))
+        self.differing_of(on_gpu(memory)?, seed)
     }
+
+    /// The same of any memory.
+    pub(super) fn differing_of(&self, memory: &egm_cuda::Memory, seed: u64) -> Result<u64, Broken> {
+        let Self { context, kernels, stream, told, .. } = self;
+        let found = Comparer { context, kernels, stream, told }.compare(memory, (0, memory.bytes()), seed)?;
+        Ok(found.map_or(0, |wrong| wrong.count))
+    }
+}
+
+/// The seed of what PE `of`, 254 at most, writes in `round`.
+fn seed_of(seed: u64, of: i32, round: u16) -> u64 {
+    // Patterns of neighbouring seeds overlap: these are 2^40 words apart.
+    seed.wrapping_add(((u64::from(round) << 8 | u64::from(of.unsigned_abs() & 0xff)) + 1) << 40)
 }
 
 /// The first byte at which two equally long lists of words differ.
@@ -215,6 +229,7 @@ pub(super) fn first_difference(is: &[u64], should: &[u64]) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::job::MOST_PES;
     use super::*;
 
     #[test]
@@ -225,6 +240,15 @@ mod tests {
         for bad in ["", "nvshmem.put", "no.such 1 2 1 7 4096 /x", "nvshmem.put x 2 1 7 4096 /x"] {
             assert!(Words::parse(&words(bad)).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn no_pe_writes_the_pattern_of_another_one_or_of_another_round() {
+        let rounds = [0, 1, 2, 64, 0x7fff, POISON, WHOLE, WHOLE + 1, u16::MAX];
+        let seeds = rounds.map(|round| (0..MOST_PES).map(move |pe| seed_of(7, pe, round)));
+        let mut seeds: Vec<u64> = seeds.into_iter().flatten().collect();
+        seeds.sort_unstable();
+        assert!(seeds.windows(2).all(|pair| pair[1] - pair[0] >= 1 << 40));
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub(super) const ID_LINE: &str = "egm-pe-id ";
 pub(super) const FOUND_LINE: &str = "egm-pe-found ";
 
 /// Most PEs of a job.
-const MOST_PES: i32 = 64;
+pub(super) const MOST_PES: i32 = 64;
 /// Longest output of a PE that is read, in bytes.
 const MOST_OUTPUT: u64 = 4 << 20;
 /// What NVSHMEM cuts memory into unless it is told otherwise (`NVSHMEM_CUMEM_GRANULARITY`), in bytes.

@@ -3,7 +3,7 @@
 use egm_cuda::{Kind, pattern};
 use egm_shmem::{Compare, Memory, Range};
 
-use super::element::{Element, first_difference};
+use super::element::{Element, WHOLE, first_difference};
 use crate::error::Broken;
 use crate::pattern::Random;
 
@@ -140,7 +140,7 @@ fn go(
 fn try_whole(element: &mut Element<'_>, what: &str, is_put: bool) -> Result<(), Broken> {
     let bytes = usize::try_from(element.most.min(MOST)).unwrap_or(SMALL) / 16 * 16;
     let (to, from) = (element.pe.allocate(bytes)?, element.pe.allocate(bytes)?);
-    let (source, poison) = (1 << 20, (1 << 20) + 1);
+    let (source, poison) = (WHOLE, WHOLE + 1);
     element.fill(&from, element.seed_of(element.me(), source))?;
     element.fill(&to, element.seed_of(element.me(), poison))?;
     element.pe.barrier();

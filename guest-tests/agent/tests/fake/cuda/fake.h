@@ -94,6 +94,8 @@ struct Mapping {
 bool is_host_numa(const void *address);
 // Whether it lies in HOST memory of this place.
 bool is_host(const void *address, int place);
+// Whether it is memory that this library did not give: the heap of the stand-in for NVSHMEM.
+bool is_elsewhere(const void *address);
 // The mapping that an address lies in.
 bool mapping_of(Address address, Address *start, Mapping *mapping);
 

@@ -68,9 +68,9 @@ static void check(const u64 *from, u64 words, u64 seed, u64 *wrong) {
     static std::mutex mutex;
     static auto *old = new std::map<const u64 *, std::vector<u64>>;
     // The kernel does not run, or what it tells never arrives.
-    if (planted("check-not-run", from)) return;
+    if (planted("check-not-run", from) || (fault("check-not-run-elsewhere") && is_elsewhere(from))) return;
     u64 lost[4] = {};
-    if (planted("reports-lost", from)) return egm_check(from, words, seed, lost);
+    if (planted("reports-lost", from) || (fault("reports-lost-elsewhere") && is_elsewhere(from))) return egm_check(from, words, seed, lost);
     if (!fault("stale") || !is_host_numa(from)) return egm_check(from, words, seed, wrong);
     const u64 *seen;
     {

@@ -50,6 +50,12 @@ bool is_host(const void *address, int place) {
     return mapping_of((Address)address, &start, &mapping) && mapping.where.type == HOST && mapping.where.id == place;
 }
 
+bool is_elsewhere(const void *address) {
+    Address start;
+    Mapping mapping;
+    return !mapping_of((Address)address, &start, &mapping);
+}
+
 static std::shared_ptr<Block> block_of(u64 bytes, Location where, int handle_types) {
     int fd = (int)syscall(SYS_memfd_create, "fake GPU memory", 1u /* MFD_CLOEXEC */);
     if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0) return nullptr;

@@ -1,0 +1,75 @@
+//! Comparisons by a GPU, each of which shows that it would have told of a difference.
+
+use egm_cuda::{Context, Kernels, Memory, Shape, Stream, Wrong};
+
+use crate::error::Broken;
+
+/// What tells the seed of a difference that is made on purpose: no check fills or compares with such a seed.
+const CONTROL: u64 = 1 << 62;
+
+/// A GPU that compares.
+#[derive(Clone, Copy)]
+pub(crate) struct Comparer<'g> {
+    pub(crate) context: &'g Context,
+    pub(crate) kernels: &'g Kernels,
+    pub(crate) stream: &'g Stream,
+    /// Memory that processors see, too; its first 64 bytes are for what is told.
+    pub(crate) told: &'g Memory,
+}
+
+impl Comparer<'_> {
+    /// Compares `bytes` bytes from `offset` with the pattern of `seed`, the first of which is the pattern's first.
+    pub(crate) fn compare(
+        self,
+        memory: &Memory,
+        (offset, bytes): (u64, u64),
+        seed: u64,
+    ) -> Result<Option<Wrong>, Broken> {
+        let found = self.differences(memory, (offset, bytes), seed)?;
+        if found.is_none() {
+            self.would_tell(memory, (offset, bytes), seed)?;
+        }
+        Ok(found)
+    }
+
+    /// What the GPU tells of differences. It tells nothing when there is none, and when it cannot tell.
+    fn differences(
+        self,
+        memory: &Memory,
+        (offset, bytes): (u64, u64),
+        seed: u64,
+    ) -> Result<Option<Wrong>, Broken> {
+        let (part, words) = (self.told.part(0, 64)?, self.told.words()?);
+        (0..8).for_each(|word| words.write(word, 0));
+        let shape = Shape::whole(self.context);
+        self.kernels.check(self.stream, shape, memory.part(offset, bytes)?, seed, part)?;
+        self.stream.synchronize()?;
+        let [count, index, value] = [0, 1, 2].map(|word| words.read(word));
+        Ok((count > 0).then_some(Wrong { count, index, value }))
+    }
+
+    /// The GPU found no difference: shows that it would have told of one. The last word, which holds the pattern of `seed`,
+    /// is compared with another one; exactly that difference must be told, with what the word holds.
+    pub(crate) fn would_tell(
+        self,
+        memory: &Memory,
+        (offset, bytes): (u64, u64),
+        seed: u64,
+    ) -> Result<(), Broken> {
+        let Some(last) = (bytes / 8).checked_sub(1) else { return Ok(()) };
+        let right = egm_cuda::pattern(seed, last);
+        let other = seed.wrapping_add(last) ^ CONTROL;
+        let told = self.differences(memory, (offset + last * 8, 8), other)?;
+        if told == Some(Wrong { count: 1, index: 0, value: right }) {
+            return Ok(());
+        }
+        let told = told.map_or_else(
+            || "told of none".to_owned(),
+            |Wrong { count, value, .. }| format!("told of {count}, the first with {value:#x}"),
+        );
+        Err(Broken::Other(format!(
+            "comparisons by GPU {} cannot be believed: it should have told of one difference that was made on purpose, with {right:#x}, and {told}",
+            self.context.device().ordinal
+        )))
+    }
+}
