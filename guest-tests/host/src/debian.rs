@@ -30,6 +30,14 @@ pub(crate) enum Architecture {
 }
 
 impl Architecture {
+    /// That of machines like this one, whose KVM runs guests of their own processor alone.
+    pub(crate) fn of_this_machine() -> Self {
+        match std::env::consts::ARCH {
+            "aarch64" => Self::Arm64,
+            _ => Self::Amd64,
+        }
+    }
+
     /// Debian's name, and the kernel's.
     pub(crate) const fn name(self) -> &'static str {
         match self {

@@ -115,9 +115,18 @@ pub(crate) fn generic(cache: &Cache, refresh: bool) -> Result<StockKernel, LabEr
     GENERIC.obtain(cache, refresh, |cache, held| fetch(&GENERIC, cache, held))
 }
 
-/// The same with RDMA over any network card.
-pub(crate) fn rdma(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
-    RDMA.obtain(cache, refresh, |cache, held| fetch(&RDMA, cache, held))
+/// The same with RDMA over any network card; for arm64 Debian's newest, which guests have there.
+pub(crate) fn rdma(
+    architecture: Architecture,
+    cache: &Cache,
+    refresh: bool,
+) -> Result<StockKernel, LabError> {
+    match architecture {
+        Architecture::Amd64 => RDMA.obtain(cache, refresh, |cache, held| fetch(&RDMA, cache, held)),
+        Architecture::Arm64 => {
+            ARM64_RDMA.obtain(cache, refresh, |cache, held| fetch(&ARM64_RDMA, cache, held))
+        }
+    }
 }
 
 /// Debian's stable kernel with the modules that the emulated host needs.
@@ -160,6 +169,7 @@ const ARM64: Stock = Stock {
     suite: "trixie-backports/main",
     modules: &modules::OF_ARM64,
 };
+const ARM64_RDMA: Stock = Stock { prefix: "arm64-rdma-", modules: &modules::OF_RDMA, ..ARM64 };
 const ARM64_HOST: Stock = Stock { prefix: "arm64-host-", modules: &modules::OF_L1, ..ARM64 };
 const ARM64_STABLE: Stock = Stock { prefix: "arm64-stable-", suite: STABLE, ..ARM64 };
 

@@ -10,6 +10,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::cache::Cache;
+use crate::debian::Architecture;
 use crate::emulator::Emulator;
 use crate::error::{LabError, chain};
 use crate::grace;
@@ -18,6 +19,7 @@ use crate::kernel::{self, StockKernel};
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::progress::{PREFIX, Stage};
 use crate::qemu::{self, L1};
+use crate::rdma_kit::Kit;
 use crate::results::ScenarioResult;
 use crate::scenarios::{GraceKernel, Scenario};
 use crate::served::{self, Server};
@@ -82,7 +84,10 @@ fn run_in(
     cache: &Cache,
     report: &Path,
 ) -> Result<Vec<ScenarioResult>, LabError> {
-    let of_grace = on_grace.map(|_| Tools::of_grace(cache)).transpose()?;
+    let mut of_grace = on_grace.map(|_| Tools::of_grace(cache)).transpose()?;
+    if let Some(tools) = of_grace.as_mut().filter(|_| scenarios.iter().any(|s| s.rdma)) {
+        tools.rdma = Some(Kit::of(Architecture::Arm64, cache)?);
+    }
     let kernel = match on_grace {
         Some(kind) => kernel::grace(kind, cache, false)?,
         None if scenarios.iter().any(Scenario::needs_own_kernel) => kernel::built(cache, false)?,

@@ -50,6 +50,7 @@ mod qmp;
 mod rdma;
 mod rdma_kit;
 mod results;
+mod roce;
 mod rootfs;
 mod run;
 mod scenarios;

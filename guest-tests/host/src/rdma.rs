@@ -1,6 +1,7 @@
 //! The story of RDMA: a guest with a passed network card moves data between two queue pairs of its own, in ordinary memory and
 //! in its EGM node; then two guests, each with a card and a slice, move data into each other's EGM node.
 
+use std::path::Path;
 use std::{fs, thread};
 
 use egm_report::{Check, Line, Outcome, Run};
@@ -11,29 +12,30 @@ use crate::judge::Expected;
 use crate::run::{Boot, Machine};
 use crate::scenarios::Scenario;
 
-/// What both guests of the pair are told: nothing but the connection, in memory of the EGM node, with time for the other to boot.
+/// What both guests of a pair are told: nothing but the connection, in memory of the EGM node, with time for the other to boot.
 macro_rules! pair {
     ($words:literal) => {
         concat!(
             "egm.checks=numa egm.validate=rdma.device,rdma.pair egm.arg.rdma.node=1 egm.arg.rdma.patience=600 ",
-            "egm.arg.deadline=1200 egm.arg.size=65536 lapic=notscdeadline quiet ",
+            "egm.arg.deadline=1200 egm.arg.size=65536 quiet ",
             $words
         )
     };
 }
+pub(crate) use pair;
 
 /// Words of one that waits and of one that connects, by their cards.
-type Words = [&'static str; 2];
+pub(crate) type Words = [&'static str; 2];
 
 /// At the hub.
 const AT_HUB: Words = [
-    pair!("egm.arg.rdma.rxe=192.168.101.12/24 egm.arg.rdma.listen=192.168.101.12:7471"),
-    pair!("egm.arg.rdma.rxe=192.168.101.13/24 egm.arg.rdma.peer=192.168.101.12:7471"),
+    pair!("egm.arg.rdma.rxe=192.168.101.12/24 egm.arg.rdma.listen=192.168.101.12:7471 lapic=notscdeadline"),
+    pair!("egm.arg.rdma.rxe=192.168.101.13/24 egm.arg.rdma.peer=192.168.101.12:7471 lapic=notscdeadline"),
 ];
 /// At taps.
 const AT_TAPS: Words = [
-    pair!("egm.arg.rdma.rxe=192.168.100.2/24 egm.arg.rdma.listen=192.168.100.2:7471"),
-    pair!("egm.arg.rdma.rxe=192.168.100.3/24 egm.arg.rdma.peer=192.168.100.2:7471"),
+    pair!("egm.arg.rdma.rxe=192.168.100.2/24 egm.arg.rdma.listen=192.168.100.2:7471 lapic=notscdeadline"),
+    pair!("egm.arg.rdma.rxe=192.168.100.3/24 egm.arg.rdma.peer=192.168.100.2:7471 lapic=notscdeadline"),
 ];
 
 /// Tells the story of the two cards of `scenario`.
@@ -50,24 +52,34 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let expected = Expected { exit: 0, summary: true, checks: &["numa", "rdma.device", "rdma.pair"] };
     let guests = [("listens", first, listens), ("connects", second, connects)]
         .map(|(name, guest, words)| Scenario { name, words, expected, ..guest });
-    let [listens, connects] = &guests;
-    // Planned one after the other: each takes what is free.
-    let folders = [frame.folder(listens.name)?, frame.folder(connects.name)?];
     let runner = frame.runner;
-    let machines = [runner.machine(listens, &folders[0])?, runner.machine(connects, &folders[1])?];
-    let boots = thread::scope(|scope| {
-        let other = scope.spawn(|| runner.boot(connects, &machines[1], &folders[1]));
-        let one = runner.boot(listens, &machines[0], &folders[0]);
-        [one, other.join().unwrap_or_else(|_| Err(LabError::Usage("a guest's thread panicked".into())))]
-    });
+    let boots = together(frame, &guests, |guest, machine, folder| runner.boot(guest, machine, folder))?;
     for (scenario, boot) in guests.iter().zip(boots) {
-        frame.judge(scenario.expected, &boot?, &format!(" ({})", scenario.name));
+        frame.judge(scenario.expected, &boot, &format!(" ({})", scenario.name));
     }
     if !frame.scenario.passed.is_empty() {
         frame.free();
         frame.no_faults("no-dma-faults");
     }
     Ok(())
+}
+
+/// What comes of `boot` for both `guests` at once, which are planned one after the other: each takes what is free.
+pub(crate) fn together<T: Send>(
+    frame: &Frame<'_>,
+    guests: &[Scenario; 2],
+    boot: impl Fn(&Scenario, &Machine, &Path) -> Result<T, LabError> + Sync,
+) -> Result<[T; 2], LabError> {
+    let [one, other] = guests;
+    let folders = [frame.folder(one.name)?, frame.folder(other.name)?];
+    let machines = [frame.runner.machine(one, &folders[0])?, frame.runner.machine(other, &folders[1])?];
+    thread::scope(|scope| {
+        let second = scope.spawn(|| boot(other, &machines[1], &folders[1]));
+        let first = boot(one, &machines[0], &folders[0]);
+        let second =
+            second.join().unwrap_or_else(|_| Err(LabError::Usage("a guest's thread panicked".into())));
+        Ok([first?, second?])
+    })
 }
 
 /// What `egm-guest doctor` says in a guest with RDMA by software and without a GPU: each thing as it is, and no line about a
@@ -124,7 +136,7 @@ fn document(console: &str) -> Step {
 }
 
 /// The scenario with one card and with the other, and the words for their connection.
-fn with_a_card_each(scenario: &Scenario) -> Result<([Scenario; 2], Words), LabError> {
+pub(crate) fn with_a_card_each(scenario: &Scenario) -> Result<([Scenario; 2], Words), LabError> {
     let (passed, taps) = (scenario.passed, scenario.taps);
     match (passed.split_at_checked(1), taps.split_at_checked(1)) {
         (Some((first, second)), None) if second.len() == 1 => {

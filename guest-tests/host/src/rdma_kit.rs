@@ -1,17 +1,15 @@
 //! What a guest needs for RDMA beside its kernel: `egm-guest` linked to a libc, that libc, libibverbs with the driver of
-//! `rdma_rxe`, and perftest; all but the first are Debian's.
+//! `rdma_rxe`, and perftest; all but the first are Debian's, for the guest's processor.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::cache::{Cache, Lock};
-use crate::debian::Archive;
+use crate::debian::{Architecture, Archive};
 use crate::error::LabError;
 use crate::kernel::{self, StockKernel};
 use crate::progress::Stage;
 
-/// How its entry in the cache begins.
-const PREFIX: &str = "libraries-rdma-";
 /// The package that all others come with.
 const PACKAGE: &str = "perftest";
 /// Libraries of its dependencies that are really loaded: those of `ib_write_bw` and of `egm-guest`.
@@ -32,15 +30,101 @@ const LIBRARIES: [&str; 15] = [
     "libcap.so.2",
     "libz.so.1",
 ];
-/// Where they are.
-const FOLDER: &str = "usr/lib/x86_64-linux-gnu";
-/// The loader, and where programs look for it.
-const LOADER: (&str, &str) = ("usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2", "lib64/ld-linux-x86-64.so.2");
 /// The rest.
 const OTHERS: [&str; 2] = ["usr/bin/ib_write_bw", "etc/libibverbs.d/rxe.driver"];
-/// Where `cargo guest-lab` and `cargo guest` put the agent, below what this program was built in.
-const AGENTS: [&str; 2] =
-    ["guest/x86_64-unknown-linux-gnu/lab/egm-guest", "guest/x86_64-unknown-linux-gnu/release/egm-guest"];
+
+/// What differs between processors.
+struct Kind {
+    architecture: Architecture,
+    /// How its entry in the cache begins, which is how no other's does.
+    prefix: &'static str,
+    /// Rust's name of the target, in whose folder the agent is built.
+    target: &'static str,
+    /// What builds the agent.
+    build: &'static str,
+    /// Debian's folder of libraries.
+    folder: &'static str,
+    /// The loader in that folder, and where programs look for it.
+    loader: (&'static str, &'static str),
+}
+
+const AMD64: Kind = Kind {
+    architecture: Architecture::Amd64,
+    prefix: "libraries-rdma-",
+    target: "x86_64-unknown-linux-gnu",
+    build: "cargo guest-lab",
+    folder: "usr/lib/x86_64-linux-gnu",
+    loader: ("ld-linux-x86-64.so.2", "lib64/ld-linux-x86-64.so.2"),
+};
+const ARM64: Kind = Kind {
+    architecture: Architecture::Arm64,
+    prefix: "arm64-libraries-rdma-",
+    target: "aarch64-unknown-linux-gnu",
+    build: "scripts/lab/arm64 guest-lab",
+    folder: "usr/lib/aarch64-linux-gnu",
+    loader: ("ld-linux-aarch64.so.1", "lib/ld-linux-aarch64.so.1"),
+};
+
+impl Kind {
+    const fn of(architecture: Architecture) -> &'static Self {
+        match architecture {
+            Architecture::Amd64 => &AMD64,
+            Architecture::Arm64 => &ARM64,
+        }
+    }
+
+    /// Where `cargo guest-lab` and `cargo guest` put the agent, below `target`.
+    fn agents(&self, target: &Path) -> [PathBuf; 2] {
+        ["lab", "release"]
+            .map(|profile| target.join("guest").join(self.target).join(profile).join("egm-guest"))
+    }
+
+    /// The newest agent below `target`: an old one beside it must not be what is tried.
+    fn agent(&self, target: &Path) -> Result<PathBuf, LabError> {
+        let paths = self.agents(target);
+        let made = |path: &PathBuf| fs::metadata(path).and_then(|file| file.modified()).ok();
+        let newest = paths.iter().filter(|path| made(path).is_some()).max_by_key(|path| made(path));
+        newest.cloned().ok_or_else(|| LabError::Host {
+            what: format!("{} is missing", paths.map(|path| path.display().to_string()).join(" or ")),
+            remedy: self.build.into(),
+        })
+    }
+
+    /// Each file: where it is in the packages, and where a guest has it.
+    fn files(&self) -> Vec<(String, String)> {
+        let libraries = LIBRARIES.iter().map(|name| format!("{}/{name}", self.folder));
+        let same = libraries.chain(OTHERS.iter().map(|path| (*path).to_owned()));
+        let (loader, place) = self.loader;
+        let loader = (format!("{}/{loader}", self.folder), place.to_owned());
+        same.map(|path| (path.clone(), path)).chain([loader]).collect()
+    }
+
+    fn fetch(&self, cache: &Cache, held: &Lock) -> Result<PathBuf, LabError> {
+        let stage =
+            Stage::begin(&format!("fetching Debian's RDMA libraries for {}", self.architecture.name()));
+        let archive = Archive::of(self.architecture, cache, held)?;
+        // That of the stable release, whose libc the agent may count on.
+        let package = archive
+            .newest(PACKAGE, |suite| suite == "trixie/main")
+            .or_else(|_| archive.newest(PACKAGE, |_| true))?;
+        let name = format!("{}{}", self.prefix, package.version);
+        if cache.path(&name).exists() {
+            return Ok(cache.touch(&name));
+        }
+        let scratch = cache.scratch(held)?;
+        let (all, made) = (scratch.path().join("all"), scratch.path().join("made"));
+        fs::create_dir_all(&all).map_err(LabError::file("make", &all))?;
+        archive.unpack_with_dependencies(&package, &all)?;
+        for (from, to) in self.files() {
+            // Through links: the guest has files only.
+            let file = all.join(&from);
+            let bytes = fs::read(&file).map_err(LabError::file("read", &file))?;
+            write(&made.join(to), &bytes)?;
+        }
+        stage.end();
+        cache.publish(&made, &name, held)
+    }
+}
 
 /// A guest's kernel with RDMA, the agent for it, and the tree of files that it loads.
 #[derive(Debug, Clone)]
@@ -54,13 +138,25 @@ pub(crate) struct Kit {
 }
 
 impl Kit {
-    /// From the cache and this checkout.
-    pub(crate) fn of(cache: &Cache) -> Result<Self, LabError> {
-        let lab = std::env::current_exe().map_err(LabError::file("find", "egm-lab"))?;
-        let agent = agent(lab.ancestors().nth(3).unwrap_or_else(|| Path::new("target")))?;
-        let kernel = kernel::rdma(cache, false)?;
-        let tree = cache.obtain(PREFIX, "", false, fetch)?;
+    /// For guests of `architecture`, from the cache and this checkout.
+    pub(crate) fn of(architecture: Architecture, cache: &Cache) -> Result<Self, LabError> {
+        let agent = Kind::of(architecture).agent(&target()?)?;
+        let kernel = kernel::rdma(architecture, cache, false)?;
+        let tree = match architecture {
+            Architecture::Amd64 => {
+                cache.obtain(AMD64.prefix, "", false, |cache, held| AMD64.fetch(cache, held))?
+            }
+            Architecture::Arm64 => {
+                cache.obtain(ARM64.prefix, "", false, |cache, held| ARM64.fetch(cache, held))?
+            }
+        };
         Ok(Self { kernel, agent, tree })
+    }
+
+    /// What keeps this checkout from having one for guests of `architecture`, if anything: nobody has built its agent.
+    pub(crate) fn missing(architecture: Architecture) -> Option<String> {
+        let agent = target().and_then(|target| Kind::of(architecture).agent(&target));
+        agent.err().map(|error| error.to_string())
     }
 
     /// The one that [`Kit::copy_to`] put into `directory`, if it did.
@@ -82,60 +178,38 @@ impl Kit {
 
     /// Path below the root and bytes of each file of the tree, in order.
     pub(crate) fn files(&self) -> Result<Vec<(String, Vec<u8>)>, LabError> {
-        let mut paths: Vec<String> = LIBRARIES.iter().map(|name| format!("{FOLDER}/{name}")).collect();
-        paths.extend(OTHERS.iter().map(|path| (*path).to_owned()));
-        paths.push(LOADER.1.to_owned());
-        let read = |path: String| {
-            let file = self.tree.join(&path);
-            let bytes = fs::read(&file).map_err(LabError::file("read", &file))?;
-            Ok((path, bytes))
-        };
-        paths.into_iter().map(read).collect()
+        let mut files = Vec::new();
+        gather(&self.tree, "", &mut files)?;
+        files.sort();
+        Ok(files)
     }
 }
 
-/// The newest agent below `target`: an old one beside it must not be what is tried.
-fn agent(target: &Path) -> Result<PathBuf, LabError> {
-    let paths = AGENTS.map(|path| target.join(path));
-    let made = |path: &PathBuf| fs::metadata(path).and_then(|file| file.modified()).ok();
-    let newest = paths.iter().filter(|path| made(path).is_some()).max_by_key(|path| made(path));
-    newest.cloned().ok_or_else(|| LabError::Host {
-        what: format!("{} is missing", paths.map(|path| path.display().to_string()).join(" or ")),
-        remedy: "cargo guest-lab".into(),
-    })
+/// Adds the files of `folder` and of those in it to `files`, with `before` in front of their paths.
+fn gather(folder: &Path, before: &str, files: &mut Vec<(String, Vec<u8>)>) -> Result<(), LabError> {
+    let entries = fs::read_dir(folder).map_err(LabError::file("read", folder))?;
+    for entry in entries {
+        let path = entry.map_err(LabError::file("read", folder))?.path();
+        let name = format!("{before}{}", path.file_name().unwrap_or_default().to_string_lossy());
+        if path.is_dir() {
+            gather(&path, &format!("{name}/"), files)?;
+        } else {
+            files.push((name, fs::read(&path).map_err(LabError::file("read", &path))?));
+        }
+    }
+    Ok(())
+}
+
+/// What this program was built in.
+fn target() -> Result<PathBuf, LabError> {
+    let lab = std::env::current_exe().map_err(LabError::file("find", "egm-lab"))?;
+    Ok(lab.ancestors().nth(3).unwrap_or_else(|| Path::new("target")).to_owned())
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), LabError> {
     let folder = path.parent().unwrap_or_else(|| Path::new("/"));
     fs::create_dir_all(folder).map_err(LabError::file("make", folder))?;
     fs::write(path, bytes).map_err(LabError::file("write", path))
-}
-
-fn fetch(cache: &Cache, held: &Lock) -> Result<PathBuf, LabError> {
-    let stage = Stage::begin("fetching Debian's RDMA libraries");
-    let archive = Archive::open(cache, held)?;
-    // That of the release whose kernel guests have.
-    let package = archive
-        .newest(PACKAGE, |suite| suite == "trixie/main")
-        .or_else(|_| archive.newest(PACKAGE, |_| true))?;
-    let name = format!("{PREFIX}{}", package.version);
-    if cache.path(&name).exists() {
-        return Ok(cache.touch(&name));
-    }
-    let scratch = cache.scratch(held)?;
-    let (all, made) = (scratch.path().join("all"), scratch.path().join("made"));
-    fs::create_dir_all(&all).map_err(LabError::file("make", &all))?;
-    archive.unpack_with_dependencies(&package, &all)?;
-    let libraries = LIBRARIES.iter().map(|name| format!("{FOLDER}/{name}"));
-    let same = libraries.chain(OTHERS.iter().map(|path| (*path).to_owned())).map(|path| (path.clone(), path));
-    for (from, to) in same.chain([(LOADER.0.to_owned(), LOADER.1.to_owned())]) {
-        // Through links: the guest has files only.
-        let file = all.join(&from);
-        let bytes = fs::read(&file).map_err(LabError::file("read", &file))?;
-        write(&made.join(to), &bytes)?;
-    }
-    stage.end();
-    cache.publish(&made, &name, held)
 }
 
 #[cfg(test)]
@@ -145,19 +219,44 @@ mod tests {
     #[test]
     fn the_newest_agent_is_taken_and_a_missing_one_is_told_with_its_command() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(agent(folder.path()).unwrap_err().to_string().contains("missing"));
-        let [lab, release] = AGENTS.map(|path| folder.path().join(path));
+        let agent = || AMD64.agent(folder.path());
+        let error = agent().unwrap_err().to_string();
+        assert!(error.contains("missing") && error.contains("cargo guest-lab"), "{error}");
+        let [lab, release] = AMD64.agents(folder.path());
         let age = |path: &Path, seconds| {
             let at = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
             fs::File::options().write(true).open(path).unwrap().set_modified(at).unwrap();
         };
         write(&release, b"release").unwrap();
-        assert_eq!(agent(folder.path()).unwrap(), release);
+        assert_eq!(agent().unwrap(), release);
         write(&lab, b"lab").unwrap();
         for (lab_at, release_at, newest) in [(2, 1, &lab), (1, 2, &release)] {
             age(&lab, lab_at);
             age(&release, release_at);
-            assert_eq!(&agent(folder.path()).unwrap(), newest);
+            assert_eq!(&agent().unwrap(), newest);
+        }
+    }
+
+    #[test]
+    fn what_was_built_for_one_processor_is_not_taken_for_another() {
+        let folder = tempfile::tempdir().unwrap();
+        for path in AMD64.agents(folder.path()) {
+            write(&path, b"amd64").unwrap();
+        }
+        let error = ARM64.agent(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("aarch64-unknown-linux-gnu") && error.contains("scripts/lab/arm64 guest-lab"));
+        // The cache finds an entry by how its name begins.
+        assert!(!AMD64.prefix.starts_with(ARM64.prefix) && !ARM64.prefix.starts_with(AMD64.prefix));
+    }
+
+    #[test]
+    fn a_guest_has_the_loader_where_its_programs_look_and_the_rest_where_debian_has_it() {
+        for (kind, loader) in [(&AMD64, "lib64/ld-linux-x86-64.so.2"), (&ARM64, "lib/ld-linux-aarch64.so.1")]
+        {
+            let files = kind.files();
+            assert_eq!(files.len(), LIBRARIES.len() + OTHERS.len() + 1);
+            let moved: Vec<_> = files.iter().filter(|(from, to)| from != to).collect();
+            assert_eq!(moved, [&(format!("{}/{}", kind.folder, kind.loader.0), loader.to_owned())]);
         }
     }
 
@@ -167,17 +266,15 @@ mod tests {
         let kernel = StockKernel { directory: folder.path().join("kernel") };
         let kit = Kit { kernel, agent: folder.path().join("agent"), tree: folder.path().join("libraries") };
         fs::write(&kit.agent, "agent").unwrap();
-        for path in LIBRARIES.iter().map(|name| format!("{FOLDER}/{name}")) {
-            write(&kit.tree.join(&path), path.as_bytes()).unwrap();
-        }
-        for path in OTHERS.into_iter().chain([LOADER.1]) {
-            write(&kit.tree.join(path), path.as_bytes()).unwrap();
+        let mut meant: Vec<_> =
+            ARM64.files().into_iter().map(|(_, to)| (to.clone(), to.into_bytes())).collect();
+        meant.sort();
+        for (path, bytes) in &meant {
+            write(&kit.tree.join(path), bytes).unwrap();
         }
         let there = folder.path().join("there");
         assert!(Kit::copied(&there).is_none());
         kit.copy_to(&there).unwrap();
-        let copied = Kit::copied(&there).unwrap();
-        assert_eq!(copied.files().unwrap(), kit.files().unwrap());
-        assert!(copied.files().unwrap().iter().any(|(path, _)| path == "lib64/ld-linux-x86-64.so.2"));
+        assert_eq!(Kit::copied(&there).unwrap().files().unwrap(), meant);
     }
 }

@@ -9,6 +9,7 @@ use clap::Args;
 
 use crate::cache::Cache;
 use crate::capability::{Host, Where};
+use crate::debian::Architecture;
 use crate::emulator::Emulator;
 use crate::error::LabError;
 use crate::grace;
@@ -135,11 +136,13 @@ fn execute(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenario
             Err(error) => return Err(error),
         }
     }
-    if tools.rdma.is_none() && chosen.iter().any(|s| s.rdma) {
-        match cache().and_then(|cache| Kit::of(&cache)) {
+    // Those of the other processor have one of their own, in their emulated host.
+    let has_kit = |s: &Scenario| s.rdma && s.grace == grace::is_arm();
+    if tools.rdma.is_none() && chosen.iter().any(has_kit) {
+        match cache().and_then(|cache| Kit::of(Architecture::of_this_machine(), &cache)) {
             Ok(kit) => tools.rdma = Some(kit),
             Err(error @ LabError::Host { .. }) => {
-                let without: Vec<_> = chosen.extract_if(.., |s| s.rdma).collect();
+                let without: Vec<_> = chosen.extract_if(.., |s| has_kit(s)).collect();
                 skipped.extend(without.iter().map(|s| ScenarioResult::skipped(s.name, &error.to_string())));
             }
             Err(error) => return Err(error),

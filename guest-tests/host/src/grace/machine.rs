@@ -149,6 +149,9 @@ pub(super) fn kind(profile: Profile, more: &str) -> [OsString; 2] {
     ["-machine".into(), format!("virt,virtualization=on,gic-version=3{iommu}{more}").into()]
 }
 
+/// In the share, what goes over the wire of the first network card (igb).
+pub(super) const WIRE: &str = "wire.pcap";
+
 /// The emulated Grace host with the device tree `tree`. It has the GPUs of other processes when it is given their sockets.
 pub(crate) fn l1(machine: &L1<'_>, tree: &Path) -> Vec<OsString> {
     let profile = Profile::of(machine.cards);
@@ -156,6 +159,8 @@ pub(crate) fn l1(machine: &L1<'_>, tree: &Path) -> Vec<OsString> {
     args.extend(kind(profile, ""));
     args.extend(["-dtb".into(), tree.into()]);
     args.extend(qemu::shared(machine));
+    let wire = qemu::option("filter-dump,id=wire,netdev=igb,file=", &machine.share.join(WIRE), "");
+    args.extend(["-object".into(), wire]);
     match profile {
         Profile::Inside => {
             let display =
@@ -315,6 +320,11 @@ mod tests {
         };
         let inside = line(&[]);
         assert!(inside.contains("iommu=smmuv3") && inside.contains("bochs-display,vgamem=16M,addr=6.0"));
+        assert!(inside.contains("-object filter-dump,id=wire,netdev=igb,file=/k/wire.pcap"));
+        assert!(
+            inside.contains("hubport,id=igb,hubid=0 -device igb,netdev=igb,romfile=,mac=52:54:00:e9:00:02")
+        );
+        assert!(inside.contains("-device e1000e,netdev=e1000e,romfile=,mac=52:54:00:e9:00:06"));
         assert!(!inside.contains("memfd") && !inside.contains("virtio-iommu"));
         let outside = line(&["/a".into(), "/b".into()]);
         assert!(!outside.contains("smmuv3") && !outside.contains("bochs"), "{outside}");

@@ -5,6 +5,7 @@ mod egm;
 mod gpu;
 mod machine;
 mod outside;
+mod rdma;
 
 use std::ffi::OsString;
 use std::fs;
@@ -16,11 +17,13 @@ use clap::{Args, Subcommand};
 
 use crate::cache::Cache;
 use crate::command::Tool;
+use crate::debian::Architecture;
 use crate::emulator::Emulator;
 use crate::error::LabError;
 use crate::initramfs;
 use crate::kernel::{self, StockKernel};
 use crate::l1::{self, Clock, Host};
+use crate::rdma_kit::Kit;
 use crate::scenarios::{GraceKernel, Scenario};
 use crate::tools::Tools;
 
@@ -29,6 +32,7 @@ pub(crate) use egm::run as tell_egm;
 pub(crate) use gpu::run as tell_gpu;
 pub(crate) use machine::{Profile, l1};
 pub(crate) use outside::run as tell_outside;
+pub(crate) use rdma::run as tell_rdma;
 
 /// Where it keeps its files unless the user says otherwise.
 const FOLDER: &str = ".lab/grace";
@@ -131,14 +135,16 @@ pub(crate) fn run(arguments: &GraceArguments) -> Result<ExitCode, LabError> {
 
 /// Whether this machine has the processors of a Grace host.
 pub(crate) fn is_arm() -> bool {
-    std::env::consts::ARCH == "aarch64"
+    Architecture::of_this_machine() == Architecture::Arm64
 }
 
 /// What keeps `scenario` from a host of its processor, if anything.
 pub(crate) fn missing(scenario: &Scenario) -> Option<String> {
     match (scenario.grace, is_arm()) {
         (false, true) => Some("its guest is one for x86-64, and this machine is none".into()),
-        (true, false) => Tools::missing_for_grace(),
+        (true, false) => {
+            Tools::missing_for_grace().or_else(|| Kit::missing(Architecture::Arm64).filter(|_| scenario.rdma))
+        }
         _ => None,
     }
 }

@@ -132,6 +132,20 @@ pub(super) const OUTSIDE: Scenario = Scenario {
     ..GRACE
 };
 
+/// A network card and a slice of EGM each, for two guests; the second's is of the other socket.
+pub(super) const RDMA: Scenario = Scenario {
+    name: "grace-rdma",
+    story: "RDMA between two guests over passed network cards, from the EGM of one socket into that of the other and back",
+    region: Some("egm4"),
+    tale: Tale::Lent,
+    passed: &["0000:02:00.0", "0000:06:00.0"],
+    rdma: true,
+    tell: Some(grace::tell_rdma),
+    expected: Expected { exit: 0, summary: true, checks: &["numa", "rdma.device", "rdma.pair"] },
+    deadline: Duration::from_secs(900),
+    ..GRACE
+};
+
 /// The kernel that NVIDIA has its hosts run: every size and alignment is another.
 pub(super) const LARGE_PAGES: Scenario = Scenario {
     name: "grace-large-pages",

@@ -214,6 +214,7 @@ pub(crate) const ALL: &[Scenario] = &[
     grace::USER,
     grace::GPU,
     grace::OUTSIDE,
+    grace::RDMA,
     grace::NODES,
     grace::AGAIN,
     grace::LARGE_PAGES,
