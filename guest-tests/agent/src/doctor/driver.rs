@@ -1,6 +1,6 @@
 //! The GPU's driver: flavour, parameters, peer memory, and what CUDA says that it can.
 
-use super::live::Live;
+use super::live::{Attributes, Live, Takes};
 use super::{Line, Parts, lacks, not_applicable, ok, unknown};
 use crate::sysfs;
 use crate::tree::Tree;
@@ -19,6 +19,8 @@ const INTERESTING: [&str; 6] = [
     "EnableUserNUMAManagement",
 ];
 
+/// `CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED`.
+const DMA_BUF: i32 = 124;
 /// CUDA's attributes: number, name, whether 0 is a lack, and the remedy.
 pub(super) const ATTRIBUTES: [(i32, &str, bool, &str); 10] = [
     (
@@ -31,7 +33,7 @@ pub(super) const ATTRIBUTES: [(i32, &str, bool, &str); 10] = [
     (117, "flush options", false, ""),
     (118, "writes ordering", false, ""),
     (
-        124,
+        DMA_BUF,
         "dma-buf",
         true,
         "needs the open modules, a kernel from 5.12 on with CONFIG_DMA_SHARED_BUFFER, CUDA from 11.7 on",
@@ -45,7 +47,7 @@ pub(super) const ATTRIBUTES: [(i32, &str, bool, &str); 10] = [
 
 pub(super) fn lines(tree: &Tree, live: &Live, parts: &Parts) -> Vec<Line> {
     let mut lines =
-        vec![driver(tree, parts), flavour(tree, parts), params(tree, parts), peer_memory(tree, parts)];
+        vec![driver(tree, parts), flavour(tree, parts), params(tree, parts), peer_memory(tree, live, parts)];
     lines.push(imex(tree, parts));
     lines.extend(attributes(live, parts));
     lines
@@ -112,7 +114,17 @@ fn params(tree: &Tree, parts: &Parts) -> Line {
     ok(TOPIC, seen)
 }
 
-fn peer_memory(tree: &Tree, parts: &Parts) -> Line {
+/// Whether every GPU gives dma-bufs and every RDMA device takes them. GPU memory is then registered so, by NCCL too, and nobody
+/// asks for peer memory.
+fn has_dma_buf_path(live: &Live) -> bool {
+    let gives =
+        |gpus: &Vec<Attributes>| gpus.iter().all(|(_, values)| values.get(&DMA_BUF).is_some_and(|v| *v != 0));
+    let takes = |devices: &Vec<Takes>| devices.iter().all(|(_, takes)| *takes == Ok(true));
+    live.cuda.as_ref().is_ok_and(|gpus| !gpus.is_empty() && gives(gpus))
+        && live.dmabuf.as_ref().is_ok_and(|devices| !devices.is_empty() && takes(devices))
+}
+
+fn peer_memory(tree: &Tree, live: &Live, parts: &Parts) -> Line {
     const TOPIC: &str = "peer memory";
     const PEERS: &str = "/sys/kernel/mm/memory_peers";
     if parts.gpus.is_empty() {
@@ -126,28 +138,37 @@ fn peer_memory(tree: &Tree, parts: &Parts) -> Line {
         tree.exists(&folder)
             .then(|| tree.word(&format!("{folder}/version")).unwrap_or_else(|| "loaded".to_owned()))
     };
-    let (ours, old) = (version("nvidia_peermem"), version("nv_peer_mem"));
-    let peers = tree.names(PEERS);
-    match (ours, old) {
-        (_, Some(old)) => lacks(
+    if let Some(old) = version("nv_peer_mem") {
+        return lacks(
             TOPIC,
             format!("nv_peer_mem {old} (/sys/module/nv_peer_mem)"),
             "it takes the name that nvidia-peermem registers: unload it, then `modprobe nvidia-peermem`",
-        ),
-        (Some(version), None) if !peers.is_empty() => {
-            ok(TOPIC, format!("nvidia-peermem {version}, registered as {} ({PEERS})", peers.join(", ")))
+        );
+    }
+    let peers = tree.names(PEERS);
+    let (seen, remedy) = match version("nvidia_peermem") {
+        Some(version) if !peers.is_empty() => {
+            let names = peers.join(", ");
+            return ok(TOPIC, format!("nvidia-peermem {version}, registered as {names} ({PEERS})"));
         }
-        (Some(version), None) => lacks(
-            TOPIC,
+        Some(version) if tree.exists(PEERS) => (
+            format!("nvidia-peermem {version}, but it has not registered itself in {PEERS}"),
+            "it was built without MOFED's or DOCA-OFED's ib_core: install that first, then the driver's modules again",
+        ),
+        Some(version) => (
             format!("nvidia-peermem {version}, but ib_core has no {PEERS}"),
             "only MOFED and DOCA-OFED have peer memory; the kernel's own RDMA takes dma-bufs",
         ),
-        (None, None) => lacks(
-            TOPIC,
-            "nvidia_peermem is not loaded (/sys/module)",
+        None => (
+            "nvidia_peermem is not loaded (/sys/module)".to_owned(),
             "none is needed where dma-buf works; otherwise `modprobe nvidia-peermem`, over MOFED or DOCA-OFED",
         ),
+    };
+    if has_dma_buf_path(live) {
+        let path = "not needed, because GPUs give dma-bufs and RDMA devices take them";
+        return not_applicable(TOPIC, format!("{seen}: {path}"));
     }
+    lacks(TOPIC, seen, remedy)
 }
 
 fn imex(tree: &Tree, parts: &Parts) -> Line {
@@ -234,7 +255,7 @@ mod tests {
         let judged = |record: &str| {
             let (_folder, tree) = recorded(record);
             let nics = vec![("mlx5_0".to_owned(), None)];
-            peer_memory(&tree, &Parts { nics, ..parts() })
+            peer_memory(&tree, &Live::recorded(&tree), &Parts { nics, ..parts() })
         };
         let ours = "== /sys/module/nvidia_peermem/version\n580.159\n";
         assert!(
@@ -245,13 +266,53 @@ mod tests {
             State::Ok
         );
         assert!(judged(ours).seen.contains("no /sys/kernel/mm/memory_peers"));
+        let (folder, tree) = recorded(ours);
+        std::fs::create_dir_all(folder.path().join("sys/kernel/mm/memory_peers")).unwrap();
+        let nics = vec![("mlx5_0".to_owned(), None)];
+        let unregistered = peer_memory(&tree, &Live::recorded(&tree), &Parts { nics, ..parts() });
+        assert!(unregistered.remedy.contains("built without"), "{unregistered:?}");
         assert!(judged("").remedy.contains("dma-buf"));
+    }
+
+    #[test]
+    fn peer_memory_is_not_needed_where_gpus_give_dma_bufs_and_rdma_devices_take_them() {
+        let judged = |record: &str, gives: &[i32], takes: &[Result<bool, String>]| {
+            let (_folder, tree) = recorded(record);
+            let gpu = |value: &i32| (String::new(), BTreeMap::from([(DMA_BUF, *value)]));
+            let cuda = Ok(gives.iter().map(gpu).collect());
+            let dmabuf = Ok(takes.iter().map(|takes| ("mlx5_0".to_owned(), takes.clone())).collect());
+            let live = Live { cuda, dmabuf, ..Live::recorded(&tree) };
+            peer_memory(&tree, &live, &Parts { nics: vec![("mlx5_0".to_owned(), None)], ..parts() })
+        };
+        let loaded = "== /sys/module/nvidia_peermem/version\n580.159\n";
+        for record in ["", loaded] {
+            let line = judged(record, &[1, 1], &[Ok(true)]);
+            assert!(line.state == State::NotApplicable && line.seen.contains("not needed"), "{line:?}");
+            for (gives, takes) in [
+                (&[1, 0][..], &[Ok(true)][..]),
+                (&[1], &[Ok(true), Ok(false)]),
+                (&[1], &[Err("shut".to_owned())]),
+                (&[], &[Ok(true)]),
+                (&[1], &[]),
+            ] {
+                let line = judged(record, gives, takes);
+                assert!(
+                    line.state == State::Lacks && !line.remedy.is_empty(),
+                    "{gives:?} {takes:?}: {line:?}"
+                );
+            }
+        }
+        // What is there stays there, and what is in the way stays in the way.
+        let there = format!("{loaded}== /sys/kernel/mm/memory_peers/nv_mem/version\n1\n");
+        assert_eq!(judged(&there, &[1], &[Ok(true)]).state, State::Ok);
+        let old = "== /sys/module/nv_peer_mem/version\n1.3\n";
+        assert_eq!(judged(old, &[1], &[Ok(true)]).state, State::Lacks);
     }
 
     #[test]
     fn without_an_rdma_device_nobody_needs_peer_memory() {
         let (_folder, tree) = recorded("");
-        let line = peer_memory(&tree, &parts());
+        let line = peer_memory(&tree, &Live::recorded(&tree), &parts());
         assert!(line.state == State::NotApplicable && line.seen.contains("no RDMA device"), "{line:?}");
     }
 

@@ -236,6 +236,36 @@ online
     }
 
     #[test]
+    fn the_bit_of_smbios_counts_where_there_is_no_cpuid() {
+        let judged = |processor: &str, characteristics: u8| {
+            // BIOS information (type 0), 0x18 bytes and two zeros; the bit is in byte 0x13.
+            let mut table = [0_u8; 0x1a];
+            (table[1], table[0x13]) = (0x18, characteristics);
+            let hex: String = table.iter().map(|byte| format!("{byte:02x}")).collect();
+            let (_folder, tree) =
+                recorded(&format!("== /proc/cpuinfo\n{processor}\n## /sys/firmware/dmi/tables/DMI\n{hex}\n"));
+            smbios(&tree)
+        };
+        let (arm, x86) = ("Features : fp asimd", "flags : fpu");
+        assert_eq!((judged(arm, 0x10).state, judged(x86, 0x10).state), (State::Ok, State::Ok));
+        let clear = judged(arm, 0x08);
+        assert!(clear.state == State::Lacks && clear.remedy.contains("a VMM sets it"), "{clear:?}");
+        assert_eq!(judged(x86, 0x08).state, State::NotApplicable);
+        let (_folder, nothing) = recorded("== /proc/cpuinfo\nFeatures : fp\n");
+        assert_eq!(smbios(&nothing).state, State::Unknown);
+    }
+
+    #[test]
+    fn nodes_are_listed_with_what_each_has() {
+        let (_folder, tree) = recorded(EGM);
+        let line = nodes(&tree);
+        assert_eq!(line.state, State::Ok);
+        assert_eq!(line.seen, "0: 0 MiB, processors 0-3; 1: 4 MiB, no processors");
+        let (_folder, nothing) = recorded("");
+        assert_eq!(nodes(&nothing).state, State::Lacks);
+    }
+
+    #[test]
     fn an_option_that_is_not_set_is_a_lack_and_no_configuration_is_unknown() {
         let release = "== /proc/sys/kernel/osrelease\n6.12\n";
         let text = "CONFIG_HMM_MIRROR=y\n# CONFIG_DEVICE_PRIVATE is not set\nCONFIG_ZONE_DEVICE=y\n";
