@@ -106,6 +106,9 @@ fn each_is_noticed(fakes: &Fakes, gpus: u32, all: &[Planted]) {
 /// Kinds of memory of which a fault is planted in the first.
 const BYTES: &str = "cuda.host_numa.bytes,cuda.pinned.bytes,cuda.managed.bytes";
 
+/// What compares rates, and another check of the same memory.
+const RATIO: &str = "cuda.host_numa.of_pinned,cuda.host_numa.bytes";
+
 #[test]
 fn a_gpu_without_a_fault_passes() {
     let Some(fakes) = build::fakes() else { return };
@@ -149,6 +152,9 @@ fn each_fault_of_what_a_gpu_moves_is_noticed_by_the_check_that_looks_for_it() {
             planted("copy-byte", "cuda.host_numa.of_pinned", &["cuda.host_numa.of_pinned"]),
             planted("read-sum", "cuda.host_numa.of_pinned", &["cuda.host_numa.of_pinned"]),
             planted("write-byte", "cuda.host_numa.of_pinned", &["cuda.host_numa.of_pinned"]),
+            planted("host-numa-slow:copy", RATIO, &["cuda.host_numa.of_pinned"]),
+            planted("host-numa-slow:kernel", RATIO, &["cuda.host_numa.of_pinned"]),
+            planted("host-numa-slow:little", RATIO, &[]),
             planted("import-other", export, &["cuda.host_numa.export", "cuda.device.export"]),
         ],
     );

@@ -43,7 +43,7 @@ macro_rules! rows {
             $(Validation { name: $name, claim: $claim, run: |setting| $check(setting, Family::$family) },)*
             Validation {
                 name: "cuda.host_numa.of_pinned",
-                claim: "copies of HOST_NUMA memory reach 0.99 of those of pinned memory, in turns",
+                claim: "copy engines and SMs reach 0.99 of pinned memory's rate with HOST_NUMA memory of the near node, in turns",
                 run: ratio::check,
             },
             Validation {

@@ -36,7 +36,7 @@ pub(super) fn check(setting: &Setting) -> Result<Finding, Broken> {
         for way in ["copy engine to GPU", "copy engine from GPU", "SM read", "SM write"] {
             let figure = buffers.ratio(way, setting.seed, claim)?;
             // Another node may be farther away; that is no fault of the memory.
-            let counts = way.starts_with("copy") && near.is_none_or(|near| kind == Kind::HostNuma(near));
+            let counts = near.is_none_or(|near| kind == Kind::HostNuma(near));
             claim.holds(!counts || figure.value >= LEAST, || {
                 format!("{kind}: {way}: {:.4} of pinned memory, {LEAST} needed", figure.value)
             });
@@ -45,12 +45,9 @@ pub(super) fn check(setting: &Setting) -> Result<Finding, Broken> {
         }
         Ok(figures)
     })
-    .map(|finding| {
-        let copies = finding.figures().iter().filter(|figure| figure.series.contains("copy engine"));
-        match copies.map(|figure| figure.value).min_by(f64::total_cmp) {
-            Some(value) => finding.with_value(value, "of pinned"),
-            None => finding,
-        }
+    .map(|finding| match finding.figures().iter().map(|figure| figure.value).min_by(f64::total_cmp) {
+        Some(value) => finding.with_value(value, "of pinned"),
+        None => finding,
     })
 }
 

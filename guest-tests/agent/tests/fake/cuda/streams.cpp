@@ -1,5 +1,6 @@
 // Contexts, streams, events, copies and launches. Work is done by real threads, but the GPU's clock is a model: each piece
 // of work takes the time that its bytes take at a fixed rate, so that figures are the same in every run on any machine.
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <thread>
@@ -101,6 +102,13 @@ static Result queue_timed(Stream *stream, double nanoseconds, std::function<void
 // What copies and kernels of so many bytes take: a start, then 50 bytes a nanosecond.
 static double time_of(u64 bytes) {
     return 2000 + (double)bytes / 50;
+}
+
+// How much longer that takes with HOST_NUMA memory, where a fault says so: `little` is within what is allowed.
+static double slowness(const char *by, const void *memory) {
+    if (!is_host_numa(memory)) return 1;
+    if (fault("host-numa-slow:little")) return 1.005;
+    return fault(by) ? 1.02 : 1;
 }
 
 static Context *context_for(int device) {
@@ -273,7 +281,8 @@ API cuMemcpyAsync(Address to, Address from, size_t bytes, Stream *stream) {
     if (!to || !from) return INVALID_VALUE;
     bool loses = fault("p2p-copy-byte") && bytes >= 4096 && on_two_devices(to, from);
     loses = loses || (fault("second-gpu-copy") && bytes >= 4096 && current() && current()->device == 1);
-    return queue_timed(stream, time_of(bytes), [=] {
+    double slow = std::max(slowness("host-numa-slow:copy", (void *)to), slowness("host-numa-slow:copy", (void *)from));
+    return queue_timed(stream, time_of(bytes) * slow, [=] {
         copy(to, from, bytes);
         if (loses) ((unsigned char *)to)[bytes / 2] ^= 1;
     });
@@ -315,5 +324,7 @@ API cuLaunchKernel(Function *function, unsigned grid, unsigned, unsigned, unsign
     if (!grid || !block || block > 1024) return INVALID_VALUE;
     Launch launch{grid, block, 0, nullptr};
     if (!kernel(function->name, arguments, &launch)) return INVALID_HANDLE;
-    return queue_timed(stream, 2000 + launch.nanoseconds, [launch] { run(launch); });
+    // The first argument of each kernel is the memory that it works on.
+    double slow = slowness("host-numa-slow:kernel", *(void **)arguments[0]);
+    return queue_timed(stream, (2000 + launch.nanoseconds) * slow, [launch] { run(launch); });
 }
