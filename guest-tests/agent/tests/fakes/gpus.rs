@@ -122,9 +122,9 @@ fn a_gpu_that_would_not_tell_of_a_difference_is_not_believed_by_a_pe_either() {
     }
 }
 
-/// A folder like `/sys/bus/pci/devices` with one EGM device, whose first bytes are retired.
-fn egm_device(folder: &Path) -> PathBuf {
-    let device = folder.join("0000:01:00.0");
+/// Adds an EGM device, whose first bytes are retired, to a folder like `/sys/bus/pci/devices`; returns its memory's file.
+fn egm_device(folder: &Path, address: &str) -> PathBuf {
+    let device = folder.join(address);
     fs::create_dir_all(&device).unwrap();
     let write = |name: &str, bytes: &[u8]| fs::write(device.join(name), bytes).unwrap();
     let mut config = vec![0; 256];
@@ -156,7 +156,7 @@ fn egm_device(folder: &Path) -> PathBuf {
 fn the_bar_of_an_egm_device_is_registered_and_validated_around_what_is_retired() {
     let Some(fakes) = build::fakes() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let memory = fs::File::open(egm_device(folder.path())).unwrap();
+    let memory = fs::File::open(egm_device(folder.path(), "0000:01:00.0")).unwrap();
     let argument = format!("egm.functions={}", folder.path().display());
     let more = ["--arg", argument.as_str()];
     let select = "cuda.egm_device.*,cuda.registered.bytes";
@@ -179,4 +179,29 @@ fn the_bar_of_an_egm_device_is_registered_and_validated_around_what_is_retired()
     // Without the folder the machine has none.
     let none = validate(&fakes, 1, "cuda.egm_device.bytes", None, 7);
     assert_eq!(none["cuda.egm_device.bytes"].outcome, Outcome::Waived);
+}
+
+#[test]
+fn an_egm_device_that_cannot_be_used_is_an_error_beside_a_good_one() {
+    let Some(fakes) = build::fakes() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let good = egm_device(folder.path(), "0000:01:00.0");
+    let bad = egm_device(folder.path(), "0000:02:00.0");
+    fs::write(bad.with_file_name("resource"), "nonsense").unwrap();
+    let argument = format!("egm.functions={}", folder.path().display());
+    let verdict = |fault| {
+        let more = ["--arg", argument.as_str()];
+        run(&fakes, &fakes.folder, (1, "cuda.egm_device.bytes", fault, 7), &more)
+            .remove("cuda.egm_device.bytes")
+            .unwrap()
+    };
+    let beside = verdict(None);
+    assert_eq!(beside.outcome, Outcome::Error, "{}", beside.reason);
+    assert!(beside.reason.contains("EGM device 0000:02:00.0: "), "{}", beside.reason);
+    assert!(beside.reason.contains("bytes of EGM device 0000:01:00.0, both ways"), "{}", beside.reason);
+    // The good one was validated, and what is wrong with it counts more.
+    assert!(fs::read(good).unwrap().iter().any(|byte| *byte != 0), "nothing was written");
+    let faulty = verdict(Some("egm-device-byte"));
+    assert_eq!(faulty.outcome, Outcome::Failed, "{}", faulty.reason);
+    assert!(faulty.reason.contains("EGM device 0000:02:00.0: "), "{}", faulty.reason);
 }

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use egm_cuda::{Context, CudaError, Kind, Memory};
 use egm_memory::{Found, Function};
+use egm_report::Outcome;
 
 use crate::error::Broken;
 use crate::finding::Finding;
@@ -16,6 +17,8 @@ const PAGE: u64 = 2 << 20;
 /// The EGM devices of this machine.
 pub(crate) struct Pieces {
     functions: Vec<Function>,
+    /// Those that cannot be used, and why.
+    broken: Vec<String>,
     /// Offset of the next piece.
     next: Cell<u64>,
 }
@@ -29,11 +32,28 @@ impl Pieces {
             Some(folder) => egm_memory::find_in(folder.as_ref()),
         };
         let Found { functions, broken } = found.map_err(CudaError::from)?;
-        Ok(match (functions.is_empty(), broken.first()) {
-            (false, _) => Ok(Self { functions, next: Cell::new(0) }),
-            (true, Some((address, error))) => Err(Finding::error(format!("{address}: {error}"))),
-            (true, None) => Err(Finding::waived("this machine has no EGM device as a PCI function")),
+        let broken: Vec<String> =
+            broken.into_iter().map(|(address, error)| format!("EGM device {address}: {error}")).collect();
+        Ok(match (functions.is_empty(), broken.is_empty()) {
+            (false, _) => Ok(Self { functions, broken, next: Cell::new(0) }),
+            (true, false) => Err(Finding::error(broken.join("; "))),
+            (true, true) => Err(Finding::waived("this machine has no EGM device as a PCI function")),
         })
+    }
+
+    /// What was found of those that can be used, with what is broken: that is an error where nothing failed.
+    pub(crate) fn with_broken(&self, mut found: Finding) -> Finding {
+        if self.broken.is_empty() {
+            return found;
+        }
+        let broken = self.broken.join("; ");
+        if found.outcome == Outcome::Failed {
+            found.reason = format!("{}; {broken}", found.reason);
+        } else {
+            found.reason = format!("{broken}; of others: {}", found.reason);
+            found.outcome = Outcome::Error;
+        }
+        found
     }
 
     /// Their kinds of memory.

@@ -91,12 +91,17 @@ pub(crate) fn on_family<T: Into<Seen>>(
                 Seen::Not(reason) => not.push(reason),
             }
         }
-        if not.len() == places && claim.is_true() {
-            return Ok(Finding::waived(not.join("; ")));
-        }
-        // What was decided of one place stays decided.
-        not.into_iter().for_each(|reason| claim.seen(format!("not checked: {reason}")));
-        Ok(claim.finish().with_figures(figures))
+        let found = if not.len() == places && claim.is_true() {
+            Finding::waived(not.join("; "))
+        } else {
+            // What was decided of one place stays decided.
+            not.into_iter().for_each(|reason| claim.seen(format!("not checked: {reason}")));
+            claim.finish().with_figures(figures)
+        };
+        Ok(match gpu.egm.get() {
+            Some(pieces) => pieces.with_broken(found),
+            None => found,
+        })
     })
 }
 
