@@ -145,7 +145,9 @@ fn each_fault_of_what_a_gpu_moves_is_noticed_by_the_check_that_looks_for_it() {
             planted("fill-byte", BYTES, &["cuda.host_numa.bytes"]),
             planted("stale", BYTES, &["cuda.host_numa.bytes"]),
             planted("add-lost", atomics, &["cuda.host_numa.atomics"]),
+            planted("add-start-lost", atomics, &["cuda.host_numa.atomics"]),
             planted("flag-first", ordering, &["cuda.host_numa.ordering"]),
+            planted("consume-not-run", ordering, &["cuda.host_numa.ordering"]),
             planted("managed-read-sum", "cuda.managed.*,cuda.pinned.bytes", &["cuda.managed.bandwidth"]),
             planted("copy-byte", "cuda.device.bytes,cuda.pinned.bytes", &["cuda.device.bytes"]),
             planted("copy-tail", "cuda.device.bytes,cuda.pinned.bytes", &["cuda.device.bytes"]),
@@ -158,6 +160,21 @@ fn each_fault_of_what_a_gpu_moves_is_noticed_by_the_check_that_looks_for_it() {
             planted("import-other", export, &["cuda.host_numa.export", "cuda.device.export"]),
         ],
     );
+}
+
+#[test]
+fn what_never_was_at_work_at_once_is_waived_and_not_passed() {
+    let Some(fakes) = build::fakes() else { return };
+    let both = [("add-start-late", "atomics"), ("produce-backwards", "ordering")];
+    for (fault, check) in both {
+        let select = format!("cuda.host_numa.{check},cuda.pinned.{check}");
+        let verdicts = validate(&fakes, 1, &select, Some(fault), 7);
+        let waived = &verdicts[&format!("cuda.host_numa.{check}")];
+        assert_eq!(waived.outcome, Outcome::Waived, "{fault}: {}", waived.reason);
+        assert!(waived.reason.contains("attempts"), "{fault}: {}", waived.reason);
+        let passed = &verdicts[&format!("cuda.pinned.{check}")];
+        assert_eq!(passed.outcome, Outcome::Passed, "{fault}: {}", passed.reason);
+    }
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! What was written before a flag is there when the flag is seen, in both directions.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use egm_cuda::{MESSAGE_WORDS, Memory, Shape, Words, pattern};
 
-use super::gpu::{self, Family, Gpu, on_family};
+use super::gpu::{self, Family, Gpu, Seen, on_family};
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::validate::Setting;
@@ -15,28 +16,68 @@ const MESSAGES: u64 = 1 << 16;
 const FLAG: u64 = MESSAGE_WORDS - 1;
 /// Threads of the GPU that receive: few, so that both sides are at work at once. One sends, which a processor keeps up with.
 const SHAPE: Shape = Shape { blocks: 1, threads: 32 };
-/// How long a message may take; a kernel looks so often, which takes a GPU minutes behind PCI.
+/// How long a message, and the start of a kernel, may take; a kernel looks so often, which takes a GPU minutes behind PCI.
 const PATIENCE: Duration = Duration::from_secs(20);
 const LOOKS: u64 = 1 << 28;
 
-/// Messages are whole.
+/// Attempts to have both sides at work at once, each way.
+const ATTEMPTS: u32 = 5;
+
+/// Messages are whole. Where both sides never were at work at once, nothing is decided.
 pub(super) fn check(setting: &Setting, family: Family) -> Result<Finding, Broken> {
     on_family(setting, family, true, |gpu, kind, claim| {
-        let bytes = MESSAGES * MESSAGE_WORDS * 8;
-        let memory = gpu.memory(kind, bytes)?;
-        let words = memory.words()?.part(0, bytes / 8);
-        clear(words, !setting.seed);
-        gpu.kernels.produce(&gpu.stream, Shape::ONE, memory.part(0, bytes)?, setting.seed)?;
-        let early = receive(words, setting.seed, claim);
-        gpu.stream.synchronize()?;
+        let memory = gpu.memory(kind, MESSAGES * MESSAGE_WORDS * 8)?;
+        let Some(Received { waited, beside }) =
+            until_at_once(claim, |claim| from_gpu(gpu, &memory, setting.seed, claim))?
+        else {
+            return Ok(Seen::Not(format!(
+                "{kind}: whole, but the GPU had sent its last message in each of {ATTEMPTS} attempts before the processor had looked at one"
+            )));
+        };
         let other = setting.seed ^ 1 << 63;
-        clear(words, !other);
-        let sent = to_gpu(gpu, &memory, words, other, claim)?;
+        if until_at_once(claim, |claim| to_gpu(gpu, &memory, other, claim))?.is_none() {
+            return Ok(Seen::Not(format!(
+                "{kind}: whole, but a kernel did not begin to wait for messages within {} s in each of {ATTEMPTS} attempts",
+                PATIENCE.as_secs()
+            )));
+        }
         claim.seen(format!(
-            "{kind}: {MESSAGES} messages each way, {early} were waited for by the processor; the GPU was at work when {sent} were sent"
+            "{kind}: {MESSAGES} messages each way; {beside} were received before the GPU had sent its last one, {waited} of all were waited for; the GPU was at work when all were sent to it"
         ));
-        Ok(Vec::new())
+        Ok(Seen::Figures(Vec::new()))
     })
+}
+
+/// Tries until both sides were at work at once or something is untrue.
+fn until_at_once<T>(
+    claim: &mut Claim,
+    mut attempt: impl FnMut(&mut Claim) -> Result<Option<T>, Broken>,
+) -> Result<Option<T>, Broken> {
+    for _ in 0..ATTEMPTS {
+        let seen = attempt(claim)?;
+        if seen.is_some() || !claim.is_true() {
+            return Ok(seen);
+        }
+    }
+    Ok(None)
+}
+
+/// How messages of the GPU were received.
+struct Received {
+    /// How many were not there yet when they were looked for.
+    waited: u64,
+    /// How many were received while the last one was not there.
+    beside: u64,
+}
+
+/// The GPU sends; nothing where it was done before the processor had received anything.
+fn from_gpu(gpu: &Gpu, memory: &Memory, seed: u64, claim: &mut Claim) -> Result<Option<Received>, Broken> {
+    let words = memory.words()?.part(0, MESSAGES * MESSAGE_WORDS);
+    clear(words, !seed);
+    gpu.kernels.produce(&gpu.stream, Shape::ONE, memory.part(0, words.count() * 8)?, seed)?;
+    let received = receive(words, seed, claim);
+    gpu.stream.synchronize()?;
+    Ok((received.beside > 0).then_some(received))
 }
 
 /// No flag is set, and the data is another.
@@ -47,39 +88,44 @@ fn clear(words: Words<'_>, poison: u64) {
     }
 }
 
-/// Reads each message as soon as its flag is there; returns for how many it had to wait.
-fn receive(words: Words<'_>, seed: u64, claim: &mut Claim) -> u64 {
-    let (mut waited, mut torn) = (0, 0);
+/// Reads each message as soon as its flag is there.
+fn receive(words: Words<'_>, seed: u64, claim: &mut Claim) -> Received {
+    let (mut received, mut torn) = (Received { waited: 0, beside: 0 }, 0);
+    let last = (MESSAGES - 1) * MESSAGE_WORDS + FLAG;
     for message in 0..MESSAGES {
         let (first, begun) = (message * MESSAGE_WORDS, Instant::now());
         let mut looks = 0_u32;
         while words.acquire(first + FLAG) != message + 1 {
-            looks += 1;
+            looks = looks.wrapping_add(1);
             if looks.is_multiple_of(1 << 16) && begun.elapsed() > PATIENCE {
                 claim.untrue(format!(
                     "message {message} from the GPU did not come within {} s",
                     PATIENCE.as_secs()
                 ));
-                return waited;
+                return received;
             }
         }
-        waited += u64::from(looks > 0);
+        received.waited += u64::from(looks > 0);
         torn += u64::from((first..first + FLAG).any(|index| words.read(index) != pattern(seed, index)));
+        received.beside += u64::from(words.acquire(last) != MESSAGES);
     }
     claim.holds(torn == 0, || {
         format!("{torn} of {MESSAGES} messages from the GPU had their flag before their data")
     });
-    waited
+    received
 }
 
-/// Sends messages to a kernel that waits for them; returns how many were sent while it did.
-fn to_gpu(gpu: &Gpu, memory: &Memory, words: Words<'_>, seed: u64, claim: &mut Claim) -> Result<u64, Broken> {
+/// Sends messages to a kernel that waits for them; nothing where it did not begin to in time.
+fn to_gpu(gpu: &Gpu, memory: &Memory, seed: u64, claim: &mut Claim) -> Result<Option<()>, Broken> {
+    let words = memory.words()?.part(0, MESSAGES * MESSAGE_WORDS);
+    clear(words, !seed);
     let ((wrong, found), (started, start)) = (gpu.result(0)?, gpu.result(1)?);
-    let slots = memory.part(0, words.count() * 8)?;
+    let (slots, ended) = (memory.part(0, words.count() * 8)?, AtomicBool::new(false));
     let in_time = std::thread::scope(|scope| {
+        let ended = &ended;
         let sender = scope.spawn(move || {
             let begun = Instant::now();
-            while start.acquire(0) == 0 && begun.elapsed() < PATIENCE {
+            while start.acquire(0) == 0 && !ended.load(Ordering::Acquire) && begun.elapsed() < PATIENCE {
                 std::hint::spin_loop();
             }
             let in_time = start.acquire(0) != 0;
@@ -88,15 +134,20 @@ fn to_gpu(gpu: &Gpu, memory: &Memory, words: Words<'_>, seed: u64, claim: &mut C
         });
         let launched = gpu.kernels.consume(&gpu.stream, SHAPE, slots, (seed, LOOKS), (wrong, started));
         let done = launched.and_then(|()| gpu.stream.synchronize());
+        ended.store(true, Ordering::Release);
         let in_time = sender.join().unwrap_or(false);
         done.map(|()| in_time)
     })?;
     let [count, index, value, missing] = [0, 1, 2, 3].map(|word| found.read(word));
+    claim.holds(
+        start.acquire(0) != 0,
+        || "a kernel that waits for messages ended, and the word that it wrote first is not there",
+    );
     claim.holds(count == 0, || {
         format!("{count} words of messages to the GPU came after their flag, for instance {value:#x} at word {index}")
     });
     claim.holds(missing == 0, || format!("{missing} messages to the GPU did not come"));
-    Ok(if in_time { MESSAGES } else { 0 })
+    Ok(in_time.then_some(()))
 }
 
 fn send(words: Words<'_>, seed: u64) {

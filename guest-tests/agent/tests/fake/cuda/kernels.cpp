@@ -85,10 +85,30 @@ static void check(const u64 *from, u64 words, u64 seed, u64 *wrong) {
 
 static void add(u64 *counter, u64 times, u64 *started) {
     bool loses = is_last() && times > 0 && planted("add-lost", counter);
-    egm_add(counter, loses ? times - 1 : times, started);
+    // The word that says that the kernel runs comes when all is added, or never.
+    u64 elsewhere = 0;
+    bool late = planted("add-start-late", counter);
+    bool kept = late || planted("add-start-lost", counter);
+    egm_add(counter, loses ? times - 1 : times, kept ? &elsewhere : started);
+    static std::atomic<u64> done;
+    if (late && ++done % thread_count() == 0) __atomic_store_n(started, 1, __ATOMIC_RELEASE);
+}
+
+static void consume(const u64 *slots, u64 messages, u64 seed, u64 limit, u64 *wrong, u64 *started) {
+    if (planted("consume-not-run", slots)) return;
+    egm_consume(slots, messages, seed, limit, wrong, started);
+}
+
+// Whole messages, but the first one last: nobody receives one while others are sent.
+static void produce_backwards(u64 *slots, u64 messages, u64 seed) {
+    for (u64 m = messages; m-- > 0;) {
+        for (u64 k = 0; k < 15; k++) slots[m * 16 + k] = pattern(seed, m * 16 + k);
+        __atomic_store_n(slots + m * 16 + 15, m + 1, __ATOMIC_RELEASE);
+    }
 }
 
 static void produce(u64 *slots, u64 messages, u64 seed) {
+    if (planted("produce-backwards", slots)) return produce_backwards(slots, messages, seed);
     if (!planted("flag-first", slots)) return egm_produce(slots, messages, seed);
     // All flags of this thread, and only then the data.
     for (u64 m = thread_index(); m < messages; m += thread_count()) {
@@ -137,7 +157,7 @@ template <class... A> static std::function<void()> bound(void (*run)(A...), void
 #define KERNELS(each)                                                                                                 \
     each(egm_fill, faulty::fill, words_time) each(egm_check, faulty::check, words_time)                                \
     each(egm_add, faulty::add, some_time) each(egm_produce, faulty::produce, some_time)                                \
-    each(egm_consume, egm_consume, some_time) each(egm_read, faulty::read, pairs_time)                                 \
+    each(egm_consume, faulty::consume, some_time) each(egm_read, faulty::read, pairs_time)                                 \
     each(egm_write, faulty::write, pairs_time) each(egm_copy, faulty::copy, copy_time)                                 \
     each(egm_chase, faulty::chase, chase_time)
 
