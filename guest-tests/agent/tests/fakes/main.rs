@@ -236,9 +236,19 @@ fn each_fault_between_gpus_is_noticed_by_the_check_that_looks_for_it() {
         2,
         &[
             planted("p2p-refused", "p2p.access,cuda.pinned.bytes", &["p2p.access"]),
+            planted("p2p-add-lost", "p2p.access,p2p.bytes,p2p.atomics", &["p2p.atomics"]),
             planted("p2p-copy-byte", "p2p.access,p2p.bytes,p2p.bandwidth", &["p2p.bandwidth"]),
         ],
     );
+}
+
+#[test]
+fn additions_of_gpus_one_after_the_other_are_waived_and_not_passed() {
+    let Some(fakes) = build::fakes() else { return };
+    let verdicts = validate(&fakes, 2, "p2p.atomics", Some("gpus-in-turns"), 7);
+    let verdict = &verdicts["p2p.atomics"];
+    assert_eq!(verdict.outcome, Outcome::Waived, "{}", verdict.reason);
+    assert!(verdict.reason.contains("never were at work at once"), "{}", verdict.reason);
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! GPUs reach each other's memory, as the machine's maker announced it.
 
 mod access;
+mod atomics;
 mod bandwidth;
 
-use egm_cuda::{Context, Device, Kernels, Memory, Shape, Stream};
+use egm_cuda::{Device, Memory};
 
 use super::cuda::each::devices;
 use super::cuda::gpu::Gpu;
@@ -11,11 +12,6 @@ use super::cuda::latency::{by_size, chains};
 use super::{Part, Setting, Validation};
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
-
-/// What each thread of a GPU adds.
-const TIMES: u64 = 256;
-/// Threads of a GPU that add.
-const SHAPE: Shape = Shape { blocks: 8, threads: 128 };
 
 /// The group's validations.
 pub(super) static ALL: &[Validation] = &[
@@ -32,7 +28,7 @@ pub(super) static ALL: &[Validation] = &[
     Validation {
         name: "p2p.atomics",
         claim: "what all GPUs add to one word at once is not lost, in the memory of each",
-        run: atomics,
+        run: atomics::check,
     },
     Validation {
         name: "p2p.bandwidth",
@@ -92,55 +88,6 @@ fn pairs<T>(all: &[T]) -> impl Iterator<Item = (&T, &T)> {
 /// How a pair is called: `GPU 0 to GPU 1`.
 fn pair(from: &Gpu, to: &Gpu) -> String {
     format!("GPU {} to GPU {}", from.device().ordinal, to.device().ordinal)
-}
-
-/// The sum of all additions is right.
-fn atomics(setting: &Setting) -> Result<Finding, Broken> {
-    let devices = match several()? {
-        Ok(devices) => devices,
-        Err(finding) => return Ok(finding),
-    };
-    let mut claim = Claim::default();
-    for home in &devices {
-        let mut peers = Vec::new();
-        for device in devices.iter().filter(|device| device.ordinal != home.ordinal) {
-            peers.extend(device.can_access(*home)?.then_some(*device));
-        }
-        if peers.is_empty() {
-            continue;
-        }
-        let sum = additions(*home, &peers, setting.seed)?;
-        let right = (1 + peers.len() as u64) * SHAPE.count() * TIMES;
-        claim.holds(sum == right, || {
-            format!("in memory of GPU {}: {right} additions make {sum}", home.ordinal)
-        });
-        claim.seen(format!("memory of GPU {}: {right} additions by {} GPUs", home.ordinal, peers.len() + 1));
-    }
-    let finding = claim.finish();
-    let none = finding.reason.is_empty();
-    Ok(if none { Finding::waived("no GPU may reach another one (p2p.access says why)") } else { finding })
-}
-
-/// What additions by a GPU and its peers at once make of a word of its memory.
-fn additions(home: Device, peers: &[Device], seed: u64) -> Result<u64, Broken> {
-    let gpu = Gpu::new(home)?;
-    let memory = Memory::for_peers(&gpu.context, 4096, peers)?;
-    let pinned = Memory::new(&gpu.context, egm_cuda::Kind::Pinned, 4096)?;
-    let (words, counter) = (pinned.words()?, memory.part(0, 64)?);
-    words.write(0, seed);
-    gpu.stream.copy(counter, pinned.part(0, 64)?)?;
-    gpu.stream.synchronize()?;
-    let mut at_work = Vec::new();
-    for device in std::iter::once(&home).chain(peers) {
-        let context = Context::new(*device)?;
-        let (kernels, stream) = (Kernels::new(&context)?, Stream::new(&context)?);
-        kernels.add(&stream, SHAPE, counter, TIMES, memory.part(256, 64)?)?;
-        at_work.push((kernels, stream));
-    }
-    at_work.iter().try_for_each(|(_, stream)| stream.synchronize())?;
-    gpu.stream.copy(pinned.part(0, 64)?, counter)?;
-    gpu.stream.synchronize()?;
-    Ok(words.read(0).wrapping_sub(seed))
 }
 
 /// A word of another GPU's memory takes so long.

@@ -92,6 +92,8 @@ struct Mapping {
 // Whether an address lies in HOST_NUMA memory of cuMemCreate: faults of kernels are planted there alone, so that the same
 // check passes on every other kind of memory.
 bool is_host_numa(const void *address);
+// Whether it lies in a GPU's memory.
+bool is_device(const void *address);
 // Whether it lies in HOST memory of this place.
 bool is_host(const void *address, int place);
 // Whether it is memory that this library did not give: the heap of the stand-in for NVSHMEM.

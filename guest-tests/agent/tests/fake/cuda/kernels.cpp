@@ -84,7 +84,7 @@ static void check(const u64 *from, u64 words, u64 seed, u64 *wrong) {
 }
 
 static void add(u64 *counter, u64 times, u64 *started) {
-    bool loses = is_last() && times > 0 && planted("add-lost", counter);
+    bool loses = is_last() && times > 0 && (planted("add-lost", counter) || (fault("p2p-add-lost") && is_device(counter)));
     // The word that says that the kernel runs comes when all is added, or never.
     u64 elsewhere = 0;
     bool late = planted("add-start-late", counter);
@@ -180,6 +180,10 @@ bool is_kernel(const char *name) {
 }
 
 void run(const Launch &launch) {
+    // GPUs that only one at a time works.
+    static std::mutex turn;
+    std::unique_lock<std::mutex> alone(turn, std::defer_lock);
+    if (fault("gpus-in-turns")) alone.lock();
     auto some = [&launch](unsigned first, unsigned step) {
         gridDim = {launch.grid, 1, 1};
         blockDim = {launch.block, 1, 1};

@@ -44,6 +44,12 @@ bool is_host_numa(const void *address) {
     return mapping_of((Address)address, &start, &mapping) && mapping.where.type == HOST_NUMA && !mapping.owned;
 }
 
+bool is_device(const void *address) {
+    Address start;
+    Mapping mapping;
+    return mapping_of((Address)address, &start, &mapping) && mapping.where.type == DEVICE;
+}
+
 bool is_host(const void *address, int place) {
     Address start;
     Mapping mapping;

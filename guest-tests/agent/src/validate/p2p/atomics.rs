@@ -1,0 +1,130 @@
+//! GPUs add to one word at once, and nothing is lost.
+
+use std::time::{Duration, Instant};
+
+use egm_cuda::{Device, Kind, Memory, Shape};
+
+use super::several;
+use crate::error::Broken;
+use crate::finding::{Claim, Finding};
+use crate::validate::Setting;
+use crate::validate::cuda::gpu::Gpu;
+
+/// Threads of a GPU that add.
+const SHAPE: Shape = Shape { blocks: 8, threads: 128 };
+/// What each adds at first; four times as much in each further attempt, until all GPUs were at work at once.
+const TIMES: u64 = 256;
+const ATTEMPTS: u32 = 5;
+/// How long kernels may take to start.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What came of additions by all.
+struct Sum {
+    /// What they made.
+    made: u64,
+    /// There was a moment at which every GPU was adding.
+    at_once: bool,
+}
+
+/// The sum of all additions is right, in the memory of each GPU. Where GPUs never were at work at once, nothing is decided.
+pub(super) fn check(setting: &Setting) -> Result<Finding, Broken> {
+    let devices = match several()? {
+        Ok(devices) => devices,
+        Err(finding) => return Ok(finding),
+    };
+    let (mut claim, mut not, mut decided) = (Claim::default(), Vec::new(), 0);
+    for home in &devices {
+        let mut peers = Vec::new();
+        for device in devices.iter().filter(|device| device.ordinal != home.ordinal) {
+            peers.extend(device.can_access(*home)?.then_some(*device));
+        }
+        if peers.is_empty() {
+            continue;
+        }
+        if at_home(*home, &peers, setting.seed, &mut claim)? {
+            decided += 1;
+        } else {
+            not.push(format!(
+                "memory of GPU {}: right, but the GPUs never were at work at once in {ATTEMPTS} attempts",
+                home.ordinal
+            ));
+        }
+    }
+    if claim.is_true() && decided == 0 {
+        return Ok(Finding::waived(if not.is_empty() {
+            "no GPU may reach another one (p2p.access says why)".to_owned()
+        } else {
+            not.join("; ")
+        }));
+    }
+    not.into_iter().for_each(|reason| claim.seen(format!("not checked: {reason}")));
+    Ok(claim.finish())
+}
+
+/// A GPU and its peers add to a word of its memory; whether they were seen to do so at once.
+fn at_home(home: Device, peers: &[Device], seed: u64, claim: &mut Claim) -> Result<bool, Broken> {
+    let gpu = Gpu::new(home)?;
+    let memory = Memory::for_peers(&gpu.context, 4096, peers)?;
+    // Whatever takes its time is made before anything is launched. Dropped, that is waited for, before the memory.
+    let all = std::iter::once(&home).chain(peers).map(|device| Gpu::new(*device));
+    let all = all.collect::<Result<Vec<_>, _>>()?;
+    for attempt in 0..ATTEMPTS {
+        let times = TIMES << (2 * attempt);
+        let Sum { made, at_once } = additions(&gpu, &memory, &all, (seed, times), claim)?;
+        let right = all.len() as u64 * SHAPE.count() * times;
+        claim.holds(made == right, || {
+            format!("in memory of GPU {}: {right} additions make {made}", home.ordinal)
+        });
+        if at_once {
+            claim.seen(format!(
+                "memory of GPU {}: {right} additions by {} GPUs at once",
+                home.ordinal,
+                all.len()
+            ));
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Additions by `all` to a word of `memory`, whose GPU `home` looks at it meanwhile.
+fn additions(
+    home: &Gpu,
+    memory: &Memory,
+    all: &[Gpu],
+    (seed, times): (u64, u64),
+    claim: &mut Claim,
+) -> Result<Sum, Broken> {
+    let pinned = Memory::new(&home.context, Kind::Pinned, 4096)?;
+    let (word, counter) = (pinned.words()?, memory.part(0, 64)?);
+    word.write(0, seed);
+    home.stream.copy(counter, pinned.part(0, 64)?)?;
+    home.stream.synchronize()?;
+    let sum = || -> Result<u64, Broken> {
+        home.stream.copy(pinned.part(0, 64)?, counter)?;
+        home.stream.synchronize()?;
+        Ok(word.read(0).wrapping_sub(seed))
+    };
+    // Where each says that it runs.
+    let runs = all.iter().map(|gpu| gpu.result(1)).collect::<Result<Vec<_>, _>>()?;
+    for (gpu, (started, _)) in all.iter().zip(&runs) {
+        gpu.kernels.add(&gpu.stream, SHAPE, counter, times, *started)?;
+    }
+    let begun = Instant::now();
+    let run = || runs.iter().all(|(_, started)| started.acquire(0) != 0);
+    while !run() && begun.elapsed() < PATIENCE {
+        std::hint::spin_loop();
+    }
+    // All run; and where the word has less than one GPU's part, none of them is done.
+    let at_once = run() && sum()? < SHAPE.count() * times;
+    all.iter().try_for_each(|gpu| gpu.stream.synchronize())?;
+    for (gpu, (_, started)) in all.iter().zip(&runs) {
+        claim.holds(started.acquire(0) != 0, || {
+            format!(
+                "GPU {}: a kernel ended, and the word that it wrote first is not there",
+                gpu.device().ordinal
+            )
+        });
+    }
+    Ok(Sum { made: sum()?, at_once })
+}
