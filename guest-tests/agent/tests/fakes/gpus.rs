@@ -198,7 +198,11 @@ fn an_egm_device_that_cannot_be_used_is_an_error_beside_a_good_one() {
     let beside = verdict(None);
     assert_eq!(beside.outcome, Outcome::Error, "{}", beside.reason);
     assert!(beside.reason.contains("EGM device 0000:02:00.0: "), "{}", beside.reason);
-    assert!(beside.reason.contains("bytes of EGM device 0000:01:00.0, both ways"), "{}", beside.reason);
+    assert!(
+        beside.reason.contains("bytes of memory of the EGM device 0000:01:00.0, both ways"),
+        "{}",
+        beside.reason
+    );
     // The good one was validated, and what is wrong with it counts more.
     assert!(fs::read(good).unwrap().iter().any(|byte| *byte != 0), "nothing was written");
     let faulty = verdict(Some("egm-device-byte"));

@@ -16,18 +16,18 @@ const MESSAGES: u64 = 1 << 16;
 const FLAG: u64 = MESSAGE_WORDS - 1;
 /// Threads of the GPU that receive: few, so that both sides are at work at once. One sends, which a processor keeps up with.
 const SHAPE: Shape = Shape { blocks: 1, threads: 32 };
-/// How long a message, and the start of a kernel, may take; a kernel looks so often, which takes a GPU minutes behind PCI.
+/// How long the start of a kernel may take; a kernel looks for a message so often, which takes a GPU minutes behind PCI.
 const PATIENCE: Duration = Duration::from_secs(20);
 const LOOKS: u64 = 1 << 28;
 
-/// Attempts to have both sides at work at once, each way.
-const ATTEMPTS: u32 = 5;
+/// Attempts to have both sides at work at once, each way. One is enough where both have a processor to themselves.
+const ATTEMPTS: u32 = 16;
 
 /// Messages are whole. Where both sides never were at work at once, nothing is decided.
 pub(super) fn check(setting: &Setting, family: Family) -> Result<Finding, Broken> {
     on_family(setting, family, true, |gpu, kind, claim| {
         let memory = gpu.memory(kind, MESSAGES * MESSAGE_WORDS * 8)?;
-        let Some(Received { waited, beside }) =
+        let Some(Received { waited, beside, .. }) =
             until_at_once(claim, |claim| from_gpu(gpu, &memory, setting.seed, claim))?
         else {
             return Ok(Seen::Not(format!(
@@ -63,20 +63,48 @@ fn until_at_once<T>(
 }
 
 /// How messages of the GPU were received.
+#[derive(Default)]
 struct Received {
     /// How many were not there yet when they were looked for.
     waited: u64,
     /// How many were received while the last one was not there.
     beside: u64,
+    /// How many had their flag before their data.
+    torn: u64,
+    /// The first that did not come.
+    missing: Option<u64>,
 }
 
-/// The GPU sends; nothing where it was done before the processor had received anything.
+/// The GPU sends; nothing where it was done before the processor had received anything. The processor looks for the first
+/// message before the GPU is told to send.
 fn from_gpu(gpu: &Gpu, memory: &Memory, seed: u64, claim: &mut Claim) -> Result<Option<Received>, Broken> {
     let words = memory.words()?.part(0, MESSAGES * MESSAGE_WORDS);
     clear(words, !seed);
-    gpu.kernels.produce(&gpu.stream, Shape::ONE, memory.part(0, words.count() * 8)?, seed)?;
-    let received = receive(words, seed, claim);
-    gpu.stream.synchronize()?;
+    let slots = memory.part(0, words.count() * 8)?;
+    let (looks, ended) = (AtomicBool::new(false), AtomicBool::new(false));
+    let received = std::thread::scope(|scope| {
+        let receiver = scope.spawn(|| {
+            looks.store(true, Ordering::Release);
+            receive(words, seed, &ended)
+        });
+        while !looks.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        let sent = gpu.kernels.produce(&gpu.stream, Shape::ONE, slots, seed);
+        let done = sent.and_then(|()| gpu.stream.synchronize());
+        ended.store(true, Ordering::Release);
+        let received = receiver.join();
+        done.map(|()| received)
+    })?;
+    let received =
+        received.map_err(|_| Broken::Other("the thread that receives messages panicked".into()))?;
+    if let Some(message) = received.missing {
+        claim.untrue(format!("message {message} from the GPU had not come when its kernel had ended"));
+    }
+    let torn = received.torn;
+    claim.holds(torn == 0, || {
+        format!("{torn} of {MESSAGES} messages from the GPU had their flag before their data")
+    });
     Ok((received.beside > 0).then_some(received))
 }
 
@@ -88,30 +116,28 @@ fn clear(words: Words<'_>, poison: u64) {
     }
 }
 
-/// Reads each message as soon as its flag is there.
-fn receive(words: Words<'_>, seed: u64, claim: &mut Claim) -> Received {
-    let (mut received, mut torn) = (Received { waited: 0, beside: 0 }, 0);
+/// Reads each message as soon as its flag is there; the first that is not there when the kernel has ended is missing.
+fn receive(words: Words<'_>, seed: u64, ended: &AtomicBool) -> Received {
+    let mut received = Received::default();
     let last = (MESSAGES - 1) * MESSAGE_WORDS + FLAG;
     for message in 0..MESSAGES {
-        let (first, begun) = (message * MESSAGE_WORDS, Instant::now());
-        let mut looks = 0_u32;
-        while words.acquire(first + FLAG) != message + 1 {
-            looks = looks.wrapping_add(1);
-            if looks.is_multiple_of(1 << 16) && begun.elapsed() > PATIENCE {
-                claim.untrue(format!(
-                    "message {message} from the GPU did not come within {} s",
-                    PATIENCE.as_secs()
-                ));
+        let first = message * MESSAGE_WORDS;
+        let there = || words.acquire(first + FLAG) == message + 1;
+        let mut waited = false;
+        while !there() {
+            waited = true;
+            // What it sent was sent before it ended.
+            if ended.load(Ordering::Acquire) && !there() {
+                received.missing = Some(message);
                 return received;
             }
+            std::hint::spin_loop();
         }
-        received.waited += u64::from(looks > 0);
-        torn += u64::from((first..first + FLAG).any(|index| words.read(index) != pattern(seed, index)));
+        received.waited += u64::from(waited);
+        let torn = (first..first + FLAG).any(|index| words.read(index) != pattern(seed, index));
+        received.torn += u64::from(torn);
         received.beside += u64::from(words.acquire(last) != MESSAGES);
     }
-    claim.holds(torn == 0, || {
-        format!("{torn} of {MESSAGES} messages from the GPU had their flag before their data")
-    });
     received
 }
 
