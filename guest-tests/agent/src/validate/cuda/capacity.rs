@@ -7,7 +7,8 @@ use super::gpu::{self, Family, Seen, on_family};
 use super::measure::Clock;
 use crate::error::Broken;
 use crate::finding::Finding;
-use crate::sysfs;
+use crate::machine;
+use crate::tree::Tree;
 use crate::validate::Setting;
 
 /// What is left for the rest of the machine.
@@ -18,9 +19,9 @@ const GIB: u64 = 1 << 30;
 pub(super) fn check(setting: &Setting) -> Result<Finding, Broken> {
     on_family(setting, Family::HostNuma, false, |gpu, kind, claim| {
         let own = gpu.context.device().memory()?;
-        let wanted = (own + GIB).next_multiple_of(GIB);
-        let available = available(kind)?;
-        if setting.most < wanted || available < wanted + LEFT {
+        let wanted = own.saturating_add(GIB).checked_next_multiple_of(GIB).unwrap_or(u64::MAX);
+        let available = available(&Tree::live(), kind);
+        if setting.most < wanted || available.saturating_sub(LEFT) < wanted {
             return Ok(Seen::Not(format!(
                 "{kind}: the GPU has {own:#x} bytes, so {wanted:#x} are needed; --size allows {:#x} and {available:#x} are free",
                 setting.most
@@ -59,16 +60,32 @@ pub(super) fn check(setting: &Setting) -> Result<Finding, Broken> {
     })
 }
 
-/// Bytes that a node has free, or the machine where the kernel knows no nodes.
-fn available(kind: Kind) -> Result<u64, Broken> {
-    if let Kind::HostNuma(node) | Kind::Pool(node) = kind
-        && let Ok(text) = sysfs::text(format!("/sys/devices/system/node/node{node}/meminfo"))
-        && let Ok(number) = u32::try_from(node)
-    {
-        let free = sysfs::node_meminfo(&text, number, "MemFree").unwrap_or(0);
-        return Ok(free + sysfs::node_meminfo(&text, number, "FilePages").unwrap_or(0));
+/// Bytes that can be had on a node of `kind`, or of the machine where the kernel knows no nodes.
+fn available(tree: &Tree, kind: Kind) -> u64 {
+    let node = match kind {
+        Kind::HostNuma(node) | Kind::Pool(node) => u32::try_from(node).ok(),
+        _ => None,
+    };
+    let on_node = node.and_then(|node| tree.available_on(node));
+    on_node.or_else(|| machine::meminfo(tree, "MemAvailable")).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::tests::recorded;
+
+    #[test]
+    fn what_the_kernel_cannot_drop_is_not_available() {
+        // 8 GiB free, and 100 GiB of a tmpfs, which are FilePages too.
+        let (_folder, tree) = recorded(
+            "== /proc/meminfo\nMemAvailable: 3145728 kB\n\
+             == /sys/devices/system/node/node1/meminfo\n\
+             Node 1 MemFree: 8388608 kB\nNode 1 FilePages: 104857600 kB\nNode 1 Shmem: 104857600 kB\n\
+             Node 1 Active(file): 2097152 kB\n",
+        );
+        assert_eq!(available(&tree, Kind::HostNuma(1)), 9 << 30);
+        assert_eq!(available(&tree, Kind::HostNuma(2)), 3 << 30);
+        assert_eq!(available(&tree, Kind::Pinned), 3 << 30);
     }
-    let text = sysfs::text("/proc/meminfo")?;
-    let kib = sysfs::field(&text, "MemAvailable").and_then(|value| value.strip_suffix("kB"));
-    Ok(kib.and_then(|kib| kib.trim().parse::<u64>().ok()).unwrap_or(0) * 1024)
 }
