@@ -56,6 +56,11 @@ impl Context {
         &self.0.attributes
     }
 
+    /// Whether this and `other` are the same to the driver.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        self.0.raw == other.0.raw
+    }
+
     /// The driver's functions, with this context current.
     pub(crate) fn enter(&self) -> Result<&'static Functions, CudaError> {
         let functions = self.0.device.driver.functions;
@@ -127,14 +132,16 @@ impl Stream {
     /// Has a copy engine copy `from` to `to`, which are as long as each other, later.
     ///
     /// # Errors
-    /// [`CudaError::TooMuch`] and [`CudaError::Call`].
+    /// [`CudaError::TooMuch`], [`CudaError::NotMapped`] and [`CudaError::Call`].
     pub fn copy(&self, to: Part<'_>, from: Part<'_>) -> Result<(), CudaError> {
         if to.bytes() != from.bytes() {
             return Err(CudaError::TooMuch { what: "the copy", is: from.bytes(), most: to.bytes() });
         }
+        let (target, source) = (to.within(&self.context)?, from.within(&self.context)?);
         let functions = self.context.enter()?;
-        // SAFETY: both parts lie in memory that is there until the GPU has ended what it was told (`Memory`'s drop waits).
-        unsafe { functions.cuMemcpyAsync(to.address(), from.address(), to.len(), self.raw) }
+        // SAFETY: both parts lie in memory that is mapped for this context's GPU until that has ended what it was told, because
+        // `Memory`'s drop waits for every context that `within` takes.
+        unsafe { functions.cuMemcpyAsync(target, source, to.len(), self.raw) }
     }
 
     /// Notes the time when what it was told so far is done.

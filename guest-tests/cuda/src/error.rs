@@ -54,6 +54,14 @@ pub enum CudaError {
         /// Largest one.
         most: u64,
     },
+    /// Memory that a GPU was not given: it would not be waited for before the memory goes.
+    #[error("{what} is not mapped for GPU {gpu}: name that one's context when the memory is made")]
+    NotMapped {
+        /// What kind of memory.
+        what: crate::Kind,
+        /// The GPU's number.
+        gpu: i32,
+    },
     /// Memory that processors cannot reach.
     #[error("{0} has no address for processors")]
     NoHostAddress(crate::Kind),

@@ -139,7 +139,7 @@ impl Kernels {
         let mut places = arguments.each_mut().map(|argument| (&raw mut *argument).cast::<c_void>());
         let (functions, Shape { blocks, threads }) = (self.context.enter()?, shape);
         // SAFETY: as many pointers as the kernel has parameters, to values of their size, which are copied before this
-        // returns; each public function below checks what the kernel reaches.
+        // returns; each public function below checks what the kernel reaches, and that it is mapped until it has ended.
         unsafe {
             functions.cuLaunchKernel(
                 function,
@@ -162,7 +162,7 @@ impl Kernels {
     /// # Errors
     /// [`CudaError`].
     pub fn fill(&self, stream: &Stream, shape: Shape, to: Part<'_>, seed: u64) -> Result<(), CudaError> {
-        self.launch(stream, Entry::Fill, shape, [to.address(), to.bytes() / 8, seed])
+        self.launch(stream, Entry::Fill, shape, [to.within(stream.context())?, to.bytes() / 8, seed])
     }
 
     /// Compares all of `from` with the pattern of `seed`. `wrong` was zeroes: it gets how many words differ, and index and
@@ -179,7 +179,12 @@ impl Kernels {
         wrong: Part<'_>,
     ) -> Result<(), CudaError> {
         room(wrong, WRONG_WORDS)?;
-        self.launch(stream, Entry::Check, shape, [from.address(), from.bytes() / 8, seed, wrong.address()])
+        self.launch(
+            stream,
+            Entry::Check,
+            shape,
+            [from.within(stream.context())?, from.bytes() / 8, seed, wrong.within(stream.context())?],
+        )
     }
 
     /// Every thread adds 1 to the first word of `counter`, `times` times, visible to the whole machine; the first word of
@@ -197,7 +202,12 @@ impl Kernels {
     ) -> Result<(), CudaError> {
         room(counter, 1)?;
         room(started, 1)?;
-        self.launch(stream, Entry::Add, shape, [counter.address(), times, started.address()])
+        self.launch(
+            stream,
+            Entry::Add,
+            shape,
+            [counter.within(stream.context())?, times, started.within(stream.context())?],
+        )
     }
 
     /// Writes as many messages as `slots` has room for, each complete before its number.
@@ -212,7 +222,7 @@ impl Kernels {
         seed: u64,
     ) -> Result<(), CudaError> {
         let messages = slots.bytes() / 8 / MESSAGE_WORDS;
-        self.launch(stream, Entry::Produce, shape, [slots.address(), messages, seed])
+        self.launch(stream, Entry::Produce, shape, [slots.within(stream.context())?, messages, seed])
     }
 
     /// Waits for as many messages as `slots` has room for, `limit` looks each, and compares them. `wrong` is as in
@@ -231,7 +241,14 @@ impl Kernels {
         room(wrong, WRONG_WORDS)?;
         room(started, 1)?;
         let messages = slots.bytes() / 8 / MESSAGE_WORDS;
-        let arguments = [slots.address(), messages, seed, limit, wrong.address(), started.address()];
+        let arguments = [
+            slots.within(stream.context())?,
+            messages,
+            seed,
+            limit,
+            wrong.within(stream.context())?,
+            started.within(stream.context())?,
+        ];
         self.launch(stream, Entry::Consume, shape, arguments)
     }
 
@@ -247,7 +264,12 @@ impl Kernels {
         sums: Part<'_>,
     ) -> Result<(), CudaError> {
         room(sums, shape.count())?;
-        self.launch(stream, Entry::Read, shape, [from.address(), pairs(from)?, sums.address()])
+        self.launch(
+            stream,
+            Entry::Read,
+            shape,
+            [from.within(stream.context())?, pairs(from)?, sums.within(stream.context())?],
+        )
     }
 
     /// Writes the pattern of `seed` to all of `to`, as fast as it goes.
@@ -255,7 +277,7 @@ impl Kernels {
     /// # Errors
     /// [`CudaError`].
     pub fn write(&self, stream: &Stream, shape: Shape, to: Part<'_>, seed: u64) -> Result<(), CudaError> {
-        self.launch(stream, Entry::Write, shape, [to.address(), pairs(to)?, seed])
+        self.launch(stream, Entry::Write, shape, [to.within(stream.context())?, pairs(to)?, seed])
     }
 
     /// Copies all of `from` to `to`, which is as long.
@@ -265,7 +287,12 @@ impl Kernels {
     pub fn copy(&self, stream: &Stream, shape: Shape, to: Part<'_>, from: Part<'_>) -> Result<(), CudaError> {
         room(to, from.bytes() / 8)?;
         pairs(to)?;
-        self.launch(stream, Entry::Copy, shape, [to.address(), from.address(), pairs(from)?])
+        self.launch(
+            stream,
+            Entry::Copy,
+            shape,
+            [to.within(stream.context())?, from.within(stream.context())?, pairs(from)?],
+        )
     }
 
     /// One thread follows `chain` for `steps` steps from word `start`, and writes where it ended to the first word of `end`.
@@ -286,7 +313,12 @@ impl Kernels {
         if start >= most {
             return Err(CudaError::TooMuch { what: "the first word of a chain", is: start, most });
         }
-        self.launch(stream, Entry::Chase, Shape::ONE, [chain.address(), start, steps, end.address()])
+        self.launch(
+            stream,
+            Entry::Chase,
+            Shape::ONE,
+            [chain.within(stream.context())?, start, steps, end.within(stream.context())?],
+        )
     }
 }
 

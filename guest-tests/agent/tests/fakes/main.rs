@@ -243,6 +243,17 @@ fn each_fault_between_gpus_is_noticed_by_the_check_that_looks_for_it() {
 }
 
 #[test]
+fn memory_goes_only_when_every_gpu_that_has_it_is_done_with_it() {
+    let Some(fakes) = build::fakes() else { return };
+    // The second GPU works only when it is waited for, and a call fails after it was told to write the first one's memory. The
+    // stand-in ends a process that unmaps memory which a GPU may still use.
+    let verdicts = validate(&fakes, 2, "p2p.bandwidth", Some("peer-event-refused"), 7);
+    let verdict = &verdicts["p2p.bandwidth"];
+    assert_eq!(verdict.outcome, Outcome::Error, "{}", verdict.reason);
+    assert!(verdict.reason.contains("cuEventRecord"), "{}", verdict.reason);
+}
+
+#[test]
 fn additions_of_gpus_one_after_the_other_are_waived_and_not_passed() {
     let Some(fakes) = build::fakes() else { return };
     let verdicts = validate(&fakes, 2, "p2p.atomics", Some("gpus-in-turns"), 7);

@@ -69,6 +69,8 @@ enum Owner {
 /// Some memory, mapped for a GPU and, but for the GPU's own, for processors.
 pub struct Memory {
     context: Context,
+    /// Of other GPUs that it is mapped for.
+    peers: Vec<Context>,
     kind: Kind,
     bytes: u64,
     address: u64,
@@ -84,6 +86,7 @@ impl Memory {
     pub fn new(context: &Context, kind: Kind, bytes: u64) -> Result<Self, CudaError> {
         let of = |bytes, address, host, owner| Self {
             context: context.clone(),
+            peers: Vec::new(),
             kind,
             bytes,
             address,
@@ -124,11 +127,12 @@ impl Memory {
         })
     }
 
-    /// The GPU's own memory, also mapped for `peers`.
+    /// The GPU's own memory, also mapped for the GPUs of `peers`. It keeps their contexts, because what they were told to do
+    /// with it is waited for before it goes.
     ///
     /// # Errors
     /// [`CudaError`].
-    pub fn for_peers(context: &Context, bytes: u64, peers: &[Device]) -> Result<Self, CudaError> {
+    pub fn for_peers(context: &Context, bytes: u64, peers: &[&Context]) -> Result<Self, CudaError> {
         Self::created(context, Kind::Device, bytes, peers)
     }
 
@@ -155,6 +159,7 @@ impl Memory {
         let registered = host::Registered::new(context, start, bytes, true)?;
         Ok(Self {
             context: context.clone(),
+            peers: Vec::new(),
             kind: Kind::EgmDevice(address),
             bytes,
             address: registered.address(),
@@ -163,7 +168,7 @@ impl Memory {
         })
     }
 
-    fn created(context: &Context, kind: Kind, bytes: u64, peers: &[Device]) -> Result<Self, CudaError> {
+    fn created(context: &Context, kind: Kind, bytes: u64, peers: &[&Context]) -> Result<Self, CudaError> {
         let bytes = bytes.next_multiple_of(Self::granularity(context, kind)?);
         let handle = vmm::Created::new(context, kind, bytes, vmm::POSIX_FD)?;
         Self::mapped(context, kind, handle, peers)
@@ -173,13 +178,15 @@ impl Memory {
         context: &Context,
         kind: Kind,
         handle: vmm::Created,
-        peers: &[Device],
+        peers: &[&Context],
     ) -> Result<Self, CudaError> {
         let bytes = handle.bytes();
-        let mapped = vmm::Mapped::new(context, kind, handle, peers)?;
+        let devices: Vec<Device> = peers.iter().map(|peer| peer.device()).collect();
+        let mapped = vmm::Mapped::new(context, kind, handle, &devices)?;
+        let peers = peers.iter().map(|peer| (*peer).clone()).collect();
         let address = mapped.address();
         let host = if kind == Kind::Device { None } else { pointer(address) };
-        Ok(Self { context: context.clone(), kind, bytes, address, host, owner: Owner::Vmm(mapped) })
+        Ok(Self { context: context.clone(), peers, kind, bytes, address, host, owner: Owner::Vmm(mapped) })
     }
 
     /// What sizes of `kind` are multiples of, in bytes.
@@ -282,9 +289,12 @@ impl Memory {
 }
 
 impl Drop for Memory {
-    /// The GPU may still be told to use it: it is waited for, before the owner gives the memory back.
+    /// GPUs may still be at what they were told to do with it: all that can be told are waited for, before the owner gives the
+    /// memory back.
     fn drop(&mut self) {
-        let _ = self.context.synchronize();
+        for context in std::iter::once(&self.context).chain(&self.peers) {
+            let _ = context.synchronize();
+        }
     }
 }
 
@@ -311,6 +321,14 @@ impl Part<'_> {
     #[must_use]
     pub fn bytes(self) -> u64 {
         self.bytes
+    }
+
+    /// The same, for work in `context`: that of a GPU that its memory is mapped for, and waits for before it goes.
+    pub(crate) fn within(self, context: &Context) -> Result<u64, CudaError> {
+        let memory = self.memory;
+        let mapped = std::iter::once(&memory.context).chain(&memory.peers).any(|of| of.is(context));
+        let (what, gpu) = (memory.kind, context.device().ordinal);
+        if mapped { Ok(self.address()) } else { Err(CudaError::NotMapped { what, gpu }) }
     }
 
     pub(crate) fn len(self) -> usize {

@@ -198,7 +198,7 @@ impl super::Memory {
     #[must_use]
     pub unsafe fn foreign(context: &Context, address: u64, bytes: u64) -> Self {
         let (kind, context, owner) = (Kind::Device, context.clone(), super::Owner::Foreign);
-        Self { context, kind, bytes, address, host: None, owner }
+        Self { context, peers: Vec::new(), kind, bytes, address, host: None, owner }
     }
 }
 

@@ -52,7 +52,7 @@ fn one(from: &Gpu, to: &Gpu, seed: u64, claim: &mut Claim) -> Result<(), Broken>
     claim.holds(!announced || can, || {
         format!("{name}: both are of one clique, but the driver sees no way: is the hypervisor hidden from the guest (kvm=off)?")
     });
-    let tried = Memory::for_peers(&to.context, TRIED, &[a]);
+    let tried = Memory::for_peers(&to.context, TRIED, &[&from.context]);
     match (can, tried) {
         (true, Ok(memory)) => {
             from.fill(&memory, TRIED, seed)?;
@@ -70,7 +70,7 @@ fn one(from: &Gpu, to: &Gpu, seed: u64, claim: &mut Claim) -> Result<(), Broken>
 pub(super) fn bytes(setting: &Setting) -> Result<Finding, Broken> {
     on_pairs(|from, to, claim| {
         let bytes = (setting.most & !7).max(8);
-        let memory = Memory::for_peers(&to.context, bytes, &[from.device()])?;
+        let memory = Memory::for_peers(&to.context, bytes, &[&from.context])?;
         to.fill(&memory, bytes, !setting.seed)?;
         from.fill(&memory, bytes, setting.seed)?;
         note(

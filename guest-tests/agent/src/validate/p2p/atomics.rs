@@ -64,10 +64,11 @@ pub(super) fn check(setting: &Setting) -> Result<Finding, Broken> {
 /// A GPU and its peers add to a word of its memory; whether they were seen to do so at once.
 fn at_home(home: Device, peers: &[Device], seed: u64, claim: &mut Claim) -> Result<bool, Broken> {
     let gpu = Gpu::new(home)?;
-    let memory = Memory::for_peers(&gpu.context, 4096, peers)?;
-    // Whatever takes its time is made before anything is launched. Dropped, that is waited for, before the memory.
+    // Whatever takes its time is made before anything is launched.
     let all = std::iter::once(&home).chain(peers).map(|device| Gpu::new(*device));
     let all = all.collect::<Result<Vec<_>, _>>()?;
+    let contexts: Vec<_> = all.iter().skip(1).map(|gpu| &gpu.context).collect();
+    let memory = Memory::for_peers(&gpu.context, 4096, &contexts)?;
     for attempt in 0..ATTEMPTS {
         let times = TIMES << (2 * attempt);
         let Sum { made, at_once } = additions(&gpu, &memory, &all, (seed, times), claim)?;

@@ -45,7 +45,7 @@ pub(super) fn check(setting: &Setting) -> Result<Finding, Broken> {
     on_pairs(|from, to, claim| {
         let bytes = (setting.most & !0xfff).max(4096);
         let of = |gpu: &Gpu, other: &Gpu| -> Result<[Memory; 2], Broken> {
-            let one = || Memory::for_peers(&gpu.context, bytes, &[other.device()]);
+            let one = || Memory::for_peers(&gpu.context, bytes, &[&other.context]);
             Ok([one()?, one()?])
         };
         let threads = Shape::whole(&from.context).count();
@@ -82,9 +82,8 @@ impl Buffers<'_> {
         let side = both.then_some(&self.to.stream);
         let clock = Clock::new(&self.from.context, side.map(Stream::context))?;
         let times = repeats(size);
-        let seconds = rounds(if both { ROUNDS_BOTH } else { ROUNDS }, || {
-            clock.seconds(&self.from.stream, side, || (0..times).try_for_each(|_| self.once(way, size)))
-        })?;
+        let count = if both { ROUNDS_BOTH } else { ROUNDS };
+        let seconds = rounds(count, || clock.round(&self.from.stream, side, times, || self.once(way, size)))?;
         Ok(bandwidth(series, size, size * times * if both { 2 } else { 1 }, seconds))
     }
 

@@ -95,7 +95,7 @@ fn latency(setting: &Setting) -> Result<Finding, Broken> {
     on_pairs(|from, to, claim| {
         let sizes = chains(setting.most);
         let most = sizes.iter().copied().max().unwrap_or(0);
-        let memory = Memory::for_peers(&to.context, most, &[from.device()])?;
+        let memory = Memory::for_peers(&to.context, most, &[&from.context])?;
         by_size(from, to, &memory, &sizes, (&pair(from, to), setting.seed), claim)
     })
 }

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "../fault.h"
 
@@ -87,6 +88,7 @@ struct Mapping {
     std::shared_ptr<Block> block; // none: reserved, or the host's own memory
     Location where;
     bool owned; // by cuMemFree, cuMemFreeHost or cuMemFreeAsync
+    std::vector<int> gpus = {}; // that may use it, where cuMemSetAccess said so
 };
 
 // Whether an address lies in HOST_NUMA memory of cuMemCreate: faults of kernels are planted there alone, so that the same
@@ -102,6 +104,8 @@ bool is_elsewhere(const void *address);
 bool mapping_of(Address address, Address *start, Mapping *mapping);
 
 struct Stream;
+// Whether a GPU has not done yet all that it was told.
+bool at_work(int device);
 // Queues work on a stream; none is the context's own.
 Result queue(Stream *stream, std::function<void()> work);
 

@@ -1,5 +1,6 @@
 // Memory of every kind, and what may reach it.
 #include <cerrno>
+#include <cstdio>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -213,6 +214,15 @@ API cuMemMap(Address address, size_t bytes, size_t offset, u64 handle, u64) {
 }
 
 API cuMemUnmap(Address address, size_t bytes) {
+    Address start;
+    Mapping mapping;
+    if (!mapping_of(address, &start, &mapping)) return INVALID_VALUE;
+    // A real GPU would write to whatever is there next.
+    for (int gpu : mapping.gpus) {
+        if (!at_work(gpu)) continue;
+        std::fprintf(stderr, "memory is unmapped, and GPU %d may still use it\n", gpu);
+        std::abort();
+    }
     std::lock_guard<std::mutex> lock(known().mutex);
     if (!known().mappings.erase(address)) return INVALID_VALUE;
     void *at = mmap((void *)address, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
@@ -227,6 +237,11 @@ API cuMemSetAccess(Address address, size_t bytes, const AccessDesc *who, size_t 
         bool peer = who[i].location.type == DEVICE && mapping.where.type == DEVICE &&
                     who[i].location.id != mapping.where.id;
         if (peer && fault("p2p-refused")) return INVALID_DEVICE;
+        if (who[i].location.type == DEVICE) mapping.gpus.push_back(who[i].location.id);
+    }
+    {
+        std::lock_guard<std::mutex> lock(known().mutex);
+        known().mappings[start].gpus = mapping.gpus;
     }
     return mprotect((void *)address, bytes, PROT_READ | PROT_WRITE) == 0 ? OK : INVALID_VALUE;
 }

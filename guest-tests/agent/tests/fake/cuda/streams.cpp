@@ -18,13 +18,17 @@ struct Stream {
     std::condition_variable changed;
     std::deque<std::function<void()>> work;
     bool busy = false, ends = false;
+    bool lazy; // works only while somebody waits for it
+    int waiting = 0;
     double nanoseconds = 0; // its clock; only its own work reads and moves it
-    std::thread worker{[this] { loop(); }};
+    std::thread worker;
+
+    explicit Stream(int device) : lazy(device == 1 && fault("peer-event-refused")), worker([this] { loop(); }) {}
 
     void loop() {
         std::unique_lock<std::mutex> lock(mutex);
         for (;;) {
-            changed.wait(lock, [this] { return ends || !work.empty(); });
+            changed.wait(lock, [this] { return ends || (!work.empty() && (!lazy || waiting)); });
             if (work.empty()) return;
             auto next = std::move(work.front());
             work.pop_front();
@@ -45,7 +49,15 @@ struct Stream {
 
     void wait() {
         std::unique_lock<std::mutex> lock(mutex);
+        waiting++;
+        changed.notify_all();
         changed.wait(lock, [this] { return work.empty() && !busy; });
+        waiting--;
+    }
+
+    bool at_work() {
+        std::lock_guard<std::mutex> lock(mutex);
+        return busy || !work.empty();
     }
 };
 
@@ -75,10 +87,17 @@ static Stream *stream_of(Stream *stream) {
     if (!context) return nullptr;
     Stream *&own = streams().own[context];
     if (!own) {
-        own = new Stream;
+        own = new Stream(context->device);
         streams().all[own] = context;
     }
     return own;
+}
+
+bool at_work(int device) {
+    std::lock_guard<std::mutex> lock(streams().mutex);
+    for (auto &stream : streams().all)
+        if (stream.second->device == device && stream.first->at_work()) return true;
+    return false;
 }
 
 Result queue(Stream *stream, std::function<void()> work) {
@@ -154,7 +173,7 @@ API cuCtxSynchronize() {
 
 API cuStreamCreate(Stream **stream, unsigned) {
     if (!current()) return INVALID_CONTEXT;
-    *stream = new Stream;
+    *stream = new Stream(current()->device);
     std::lock_guard<std::mutex> lock(streams().mutex);
     streams().all[*stream] = current();
     return OK;
@@ -189,13 +208,12 @@ API cuEventCreate(Event **event, unsigned) {
 }
 
 API cuEventDestroy_v2(Event *event) {
-    delete event;
-    return OK;
+    return event ? OK : INVALID_HANDLE; // it stays: a stream may still have to record it or wait for it
 }
 
 API cuEventRecord(Event *event, Stream *stream) {
     Stream *which = stream_of(stream);
-    if (!which) return INVALID_HANDLE;
+    if (!which || which->lazy) return INVALID_HANDLE;
     u64 round;
     {
         std::lock_guard<std::mutex> lock(event->mutex);
