@@ -1,8 +1,11 @@
 // What egm-guest's figures are held against: the same quantities by a plain program of CUDA's runtime interface, which has
 // no line in common with it. `beside` builds and runs it.
 //
-// Prints JSON: {"device": …, "figures": [{"series", "bytes", "value", "unit"}, …]}, each the median of as many rounds as
-// egm-guest's, after one that does not count. Names of series are egm-guest's, and so are kinds of memory: the GPU's own is
+//     bandwidth [PART…]
+//
+// PART is one of device, pinned, registered, managed, host_numa, pool and p2p; all without one. Prints JSON: {"device": …,
+// "figures": [{"series", "bytes", "value", "unit"}, …]}, each the median of as many rounds as egm-guest's, after one that does
+// not count. Names of series are egm-guest's, and so are kinds of memory: the GPU's own is
 // made by cuMemCreate here too. Series that end with "of cudaMalloc" say what the plain allocator's memory does instead.
 
 #include <algorithm>
@@ -33,6 +36,12 @@ static const size_t SIZES[] = {size_t(64) << 20, size_t(256) << 20, size_t(1) <<
 static const size_t LARGEST = size_t(1) << 30;
 static const size_t CHAIN = size_t(256) << 20;
 static const size_t MANAGED = size_t(256) << 20;
+
+static std::vector<std::string> parts; // what is measured
+
+static bool wanted(const char *part) {
+    return parts.empty() || std::find(parts.begin(), parts.end(), part) != parts.end();
+}
 
 static bool first_figure = true;
 
@@ -94,8 +103,10 @@ static int blocks() {
     return properties.multiProcessorCount * 4;
 }
 
-// Seconds of seven rounds of `work` on `main`, or of 21 with `side`, started with it; after one.
-static std::vector<double> rounds(cudaStream_t main, cudaStream_t side, std::function<void()> work) {
+// Seconds of seven rounds of `work` on `main`, or of 21 with `side`, started with it; after one. `lead` comes before the clock
+// starts.
+static std::vector<double> rounds(cudaStream_t main, cudaStream_t side, std::function<void()> work,
+                                  std::function<void()> lead = nullptr) {
     cudaEvent_t begin, end, joined;
     CHECK(cudaEventCreate(&begin));
     CHECK(cudaEventCreate(&end));
@@ -109,6 +120,8 @@ static std::vector<double> rounds(cudaStream_t main, cudaStream_t side, std::fun
     }
     std::vector<double> seconds;
     for (int round = 0; round < (side ? 22 : 8); round++) {
+        if (lead)
+            lead();
         CHECK(cudaEventRecord(begin, main));
         if (side)
             CHECK(cudaStreamWaitEvent(side, begin, 0));
@@ -130,10 +143,12 @@ static std::vector<double> rounds(cudaStream_t main, cudaStream_t side, std::fun
 static void bandwidth(const std::string &series, size_t bytes, int directions, cudaStream_t main, cudaStream_t side,
                       std::function<void()> work) {
     int repeats = int(std::max<size_t>(1, (size_t(256) << 20) / bytes));
-    auto seconds = rounds(main, side, [&] {
+    auto all = [&] {
         for (int i = 0; i < repeats; i++)
             work();
-    });
+    };
+    // As in egm-guest, one stream is at work already when the clock starts, while it is told the rest.
+    auto seconds = rounds(main, side, all, side ? nullptr : work);
     for (double &s : seconds)
         s = double(bytes) * repeats * directions / s / 1e9;
     figure(series, bytes, seconds, "GB/s");
@@ -346,25 +361,33 @@ static void alone(int gpu, void **own) {
     int node = -1;
     CHECK(cudaSetDevice(gpu));
     CHECK(cudaFree(nullptr));
-    with_itself(name + "the GPU's memory", own[0], own[1]);
-    void *pinned[2];
-    for (void *&memory : pinned)
-        CHECK(cudaMallocHost(&memory, LARGEST));
-    with_host(name + "pinned memory", pinned[0], pinned[1], own[0], own[1]);
-    for (void *memory : pinned)
-        CHECK(cudaFreeHost(memory));
-    with_host(name + "registered memory", registered(LARGEST), registered(LARGEST), own[0], own[1]);
-    with_managed(name + "managed memory", own[1]);
+    if (wanted("device"))
+        with_itself(name + "the GPU's memory", own[0], own[1]);
+    if (wanted("pinned")) {
+        void *pinned[2];
+        for (void *&memory : pinned)
+            CHECK(cudaMallocHost(&memory, LARGEST));
+        with_host(name + "pinned memory", pinned[0], pinned[1], own[0], own[1]);
+        for (void *memory : pinned)
+            CHECK(cudaFreeHost(memory));
+    }
+    if (wanted("registered"))
+        with_host(name + "registered memory", registered(LARGEST), registered(LARGEST), own[0], own[1]);
+    if (wanted("managed"))
+        with_managed(name + "managed memory", own[1]);
     CHECK(cudaDeviceGetAttribute(&node, cudaDevAttrHostNumaId, gpu));
     if (node < 0)
         return;
     const std::string of = " node " + std::to_string(node);
-    with_host(name + "HOST_NUMA memory of" + of, created(LARGEST, node, {gpu}),
-              created(LARGEST, node, {gpu}), own[0], own[1]);
-    with_host(name + "a pool on" + of, pooled(LARGEST, node, gpu), pooled(LARGEST, node, gpu), own[0], own[1]);
+    if (wanted("host_numa"))
+        with_host(name + "HOST_NUMA memory of" + of, created(LARGEST, node, {gpu}), created(LARGEST, node, {gpu}),
+                  own[0], own[1]);
+    if (wanted("pool"))
+        with_host(name + "a pool on" + of, pooled(LARGEST, node, gpu), pooled(LARGEST, node, gpu), own[0], own[1]);
 }
 
-int main() {
+int main(int argc, char **argv) {
+    parts.assign(argv + 1, argv + argc);
     cudaDeviceProp properties;
     int count, can = 1, back = 1;
     CHECK(cudaGetDeviceCount(&count));
@@ -387,7 +410,7 @@ int main() {
     }
     for (int gpu = 0; gpu < count; gpu++)
         alone(gpu, own[gpu]);
-    if (peers) {
+    if (peers && wanted("p2p")) {
         with_peer(0, 1, own[0], own[1], "");
         with_peer(1, 0, own[1], own[0], "");
         void *plain[2][2];

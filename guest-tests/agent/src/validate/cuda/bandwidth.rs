@@ -100,7 +100,7 @@ impl<'g> Buffers<'g> {
         let both = |kind| -> Result<[Memory; 2], Broken> {
             Ok([gpu.memory(kind, bytes)?, gpu.memory(kind, bytes)?])
         };
-        let sums = Memory::new(context, Kind::Device, Shape::whole(context).count() * 8)?;
+        let sums = gpu.sums()?;
         let side = Stream::new(context)?;
         Ok(Self { gpu, side, host: both(kind)?, device: both(Kind::Device)?, sums, seed: setting.seed })
     }
@@ -148,9 +148,7 @@ impl<'g> Buffers<'g> {
         let clock = Clock::new(&self.gpu.context, side.map(Stream::context))?;
         let times = repeats(size);
         let count = if way.both() { ROUNDS_BOTH } else { ROUNDS };
-        let seconds = rounds(count, || {
-            clock.seconds(&self.gpu.stream, side, || (0..times).try_for_each(|_| self.once(way, size)))
-        })?;
+        let seconds = rounds(count, || clock.round(&self.gpu.stream, side, times, || self.once(way, size)))?;
         let moved = size * times * if way.both() { 2 } else { 1 };
         Ok(bandwidth(format!("{kind}: {}", way.name()), size, moved, seconds))
     }

@@ -178,21 +178,29 @@ impl Gpu {
         Ok(self.stream.synchronize()?)
     }
 
-    /// Has the GPU read all of `memory` once.
-    pub(crate) fn read_through(&self, memory: &Memory) -> Result<(), Broken> {
+    /// Has the GPU read all of `memory` once; `sums` is for [`Kernels::read`].
+    pub(crate) fn read_through(&self, memory: &Memory, sums: &Memory) -> Result<(), Broken> {
         let shape = Shape::whole(&self.context);
-        let sums = Memory::new(&self.context, Kind::Device, shape.count() * 8)?;
         self.kernels.read(&self.stream, shape, memory.part(0, memory.bytes() & !15)?, sums.whole())?;
         Ok(self.stream.synchronize()?)
     }
 
-    /// Writes so much to the GPU's memory that nothing else is left in its cache.
-    pub(crate) fn empty_cache(&self) -> Result<(), Broken> {
+    /// Room for the sums that all of the GPU's threads read.
+    pub(crate) fn sums(&self) -> Result<Memory, Broken> {
+        Ok(Memory::new(&self.context, Kind::Device, Shape::whole(&self.context).count() * 8)?)
+    }
+
+    /// So much of the GPU's memory that nothing else is left in its cache once [`Self::fill`] filled it.
+    pub(crate) fn cache_filler(&self) -> Result<Memory, Broken> {
         let cache =
             self.context.attributes().get(Attribute::L2_BYTES).and_then(|bytes| u64::try_from(bytes).ok());
         let bytes = CACHES * cache.unwrap_or(0).clamp(1 << 20, 1 << 30);
-        let memory = Memory::new(&self.context, Kind::Device, bytes)?;
-        self.fill(&memory, bytes & !7, 0)
+        Ok(Memory::new(&self.context, Kind::Device, bytes)?)
+    }
+
+    /// Fills such memory.
+    pub(crate) fn empty_cache(&self, filler: &Memory) -> Result<(), Broken> {
+        self.fill(filler, filler.bytes() & !7, 0)
     }
 
     /// The sum of the first `count` words of the GPU's own memory `sums`.

@@ -48,7 +48,7 @@ pub(crate) fn by_size(
     for bytes in sizes {
         let chain = Chain::new(*bytes, seed);
         chain.put(home, memory)?;
-        home.empty_cache()?;
+        home.empty_cache(&home.cache_filler()?)?;
         figures.push(chain.follow(gpu, memory, what, claim)?);
     }
     if let Some(last) = figures.last() {
@@ -105,9 +105,11 @@ impl Chain {
     /// Has the GPU follow it, and compares where that ends. Nothing of it is in a cache of the GPU when that begins; whoever
     /// put it into another GPU's memory empties that one's.
     fn follow(&self, gpu: &Gpu, memory: &Memory, what: &str, claim: &mut Claim) -> Result<Figure, Broken> {
-        // Addresses are translated, links awake, and pages that move are here.
-        gpu.read_through(memory)?;
-        gpu.empty_cache()?;
+        // Addresses are translated, links awake, and pages that move are here. What this takes is kept until the end: memory that
+        // goes takes all translations with it.
+        let (sums, filler) = (gpu.sums()?, gpu.cache_filler()?);
+        gpu.read_through(memory, &sums)?;
+        gpu.empty_cache(&filler)?;
         let (end, found) = gpu.result(0)?;
         let (clock, chain) = (Clock::new(&gpu.context, None)?, memory.part(0, self.bytes())?);
         let (mut at, mut rounds) = (0, Vec::new());

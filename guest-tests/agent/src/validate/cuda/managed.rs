@@ -26,12 +26,8 @@ pub(super) fn bounded(gpu: &Gpu, kind: Kind, most: u64) -> Result<u64, Broken> {
 pub(super) fn check(setting: &Setting, family: Family) -> Result<Finding, Broken> {
     on_family(setting, family, false, |gpu, kind, claim| {
         let most = bounded(gpu, kind, setting.most)?;
-        let pages = Pages {
-            gpu,
-            memory: gpu.memory(kind, most & !0xfff)?,
-            sums: Memory::new(&gpu.context, Kind::Device, Shape::whole(&gpu.context).count() * 8)?,
-            seed: setting.seed,
-        };
+        let pages =
+            Pages { gpu, memory: gpu.memory(kind, most & !0xfff)?, sums: gpu.sums()?, seed: setting.seed };
         let mut figures = Vec::new();
         for size in sizes(most) {
             figures.push(pages.arriving(kind, size, claim)?);
@@ -73,15 +69,13 @@ impl Pages<'_> {
         let (gpu, clock) = (self.gpu, Clock::new(&self.gpu.context, None)?);
         let (times, shape) = (repeats(size), Shape::whole(&gpu.context));
         gpu.fill(&self.memory, size, self.seed)?;
-        let read = rounds(ROUNDS, || {
-            clock.seconds(&gpu.stream, None, || (0..times).try_for_each(|_| self.read(size)))
-        })?;
+        let read = rounds(ROUNDS, || clock.round(&gpu.stream, None, times, || self.read(size)))?;
         self.read_right(size, 0, claim)?;
         gpu.fill(&self.memory, size, !self.seed)?;
         let write = rounds(ROUNDS, || {
             let part = self.memory.part(0, size)?;
-            clock.seconds(&gpu.stream, None, || {
-                (0..times).try_for_each(|_| Ok(gpu.kernels.write(&gpu.stream, shape, part, self.seed)?))
+            clock.round(&gpu.stream, None, times, || {
+                Ok(gpu.kernels.write(&gpu.stream, shape, part, self.seed)?)
             })
         })?;
         let words = self.memory.words()?.part(0, size / 8);

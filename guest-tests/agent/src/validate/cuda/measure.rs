@@ -52,6 +52,24 @@ impl Clock {
     }
 }
 
+impl Clock {
+    /// The same for `once`, told `times` times. Where one stream works, it is told once more before the clock starts: the GPU is at
+    /// work then while it is told the rest. Otherwise the time until the first was told counts, too: some 3 µs, which are 4 % of
+    /// what 256 MiB of an H200's own memory take.
+    pub(crate) fn round(
+        &self,
+        main: &Stream,
+        side: Option<&Stream>,
+        times: u64,
+        once: impl Fn() -> Result<(), Broken>,
+    ) -> Result<f64, Broken> {
+        if side.is_none() {
+            once()?;
+        }
+        self.seconds(main, side, || (0..times).try_for_each(|_| once()))
+    }
+}
+
 /// Sizes from 4 KiB to `most`, four times the one before, and `most` itself.
 pub(crate) fn sizes(most: u64) -> Vec<u64> {
     let most = (most & !0xfff).max(SMALLEST);

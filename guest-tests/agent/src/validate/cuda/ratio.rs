@@ -28,7 +28,7 @@ pub(super) fn check(setting: &Setting) -> Result<Finding, Broken> {
         let buffers = Buffers {
             gpu,
             bytes,
-            sums: Memory::new(&gpu.context, Kind::Device, Shape::whole(&gpu.context).count() * 8)?,
+            sums: gpu.sums()?,
             device: Memory::new(&gpu.context, Kind::Device, bytes)?,
             pair: [Memory::new(&gpu.context, kind, bytes)?, Memory::new(&gpu.context, Kind::Pinned, bytes)?],
         };
