@@ -9,7 +9,7 @@ use egm_report::{Check, Line, Outcome, Run};
 use crate::error::LabError;
 use crate::frame::{Fault, Frame, Step};
 use crate::judge::Expected;
-use crate::run::{Boot, Machine};
+use crate::run::Machine;
 use crate::scenarios::Scenario;
 
 /// What both guests of a pair are told: nothing but the connection, in memory of the EGM node, with time for the other to boot.
@@ -41,14 +41,7 @@ const AT_TAPS: Words = [
 /// Tells the story of the two cards of `scenario`.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let ([first, second], [listens, connects]) = with_a_card_each(frame.scenario)?;
-    let alone = Scenario { name: "alone", ..first };
-    let (machine, boot) = one(frame, &alone)?;
-    drop(machine);
-    frame.judge(alone.expected, &boot, "");
-    let lines = &boot.collected.lines;
-    frame.step("doctor", || doctor(lines));
-    let console = frame.folder(alone.name)?.join("console.log");
-    frame.step("document", || document(&fs::read_to_string(&console)?));
+    alone(frame, first)?;
     let expected = Expected { exit: 0, summary: true, checks: &["numa", "rdma.device", "rdma.pair"] };
     let guests = [("listens", first, listens), ("connects", second, connects)]
         .map(|(name, guest, words)| Scenario { name, words, expected, ..guest });
@@ -61,6 +54,18 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
         frame.free();
         frame.no_faults("no-dma-faults");
     }
+    Ok(())
+}
+
+/// One guest by itself: what its scenario asks, what doctor says there, and its run's document.
+pub(crate) fn alone(frame: &mut Frame<'_>, guest: Scenario) -> Result<(), LabError> {
+    let guest = Scenario { name: "alone", ..guest };
+    let folder = frame.folder(guest.name)?;
+    let machine = frame.runner.machine(&guest, &folder)?;
+    let boot = frame.runner.boot(&guest, &machine, &folder)?;
+    frame.judge(guest.expected, &boot, "");
+    frame.step("doctor", || doctor(&boot.collected.lines));
+    frame.step("document", || document(&fs::read_to_string(folder.join("console.log"))?));
     Ok(())
 }
 
@@ -147,13 +152,6 @@ pub(crate) fn with_a_card_each(scenario: &Scenario) -> Result<([Scenario; 2], Wo
         }
         _ => Err(LabError::Usage("this story is of two cards".into())),
     }
-}
-
-fn one(frame: &Frame<'_>, scenario: &Scenario) -> Result<(Machine, Boot), LabError> {
-    let folder = frame.folder(scenario.name)?;
-    let machine = frame.runner.machine(scenario, &folder)?;
-    let boot = frame.runner.boot(scenario, &machine, &folder)?;
-    Ok((machine, boot))
 }
 
 #[cfg(test)]

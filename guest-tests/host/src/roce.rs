@@ -21,7 +21,7 @@ const BASE_HEADER: usize = 12;
 const CHECK_SUM: usize = 4;
 /// The UDP port of RoCE v2.
 const PORT: u16 = 4791;
-/// Pieces of writes that are kept of each direction: the last ones.
+/// Pieces of writes, and whole packets, that are kept of each direction: the last ones.
 const KEPT: usize = 32;
 
 /// What went one way.
@@ -37,6 +37,8 @@ pub(crate) struct Way {
     pub(crate) atomics: u64,
     /// The data of the last packets that were in the middle of a write, each once, oldest first.
     pub(crate) last: Vec<Vec<u8>>,
+    /// The last packets, from the first byte of Ethernet's header on.
+    pub(crate) packets: Vec<Vec<u8>>,
 }
 
 /// What went each way: from whom and to whom.
@@ -57,7 +59,9 @@ pub(crate) fn read(recording: &[u8]) -> Result<Ways, String> {
         let Some(packet) = recording.get(begin..end) else { break };
         at = end;
         if let Some((from, to, code, data)) = packet_of(packet) {
-            ways.entry((from, to)).or_default().count(code, data);
+            let way = ways.entry((from, to)).or_default();
+            way.count(code, data);
+            keep(&mut way.packets, packet);
         }
     }
     Ok(ways)
@@ -75,12 +79,17 @@ impl Way {
             _ => {}
         }
         if code == 0x07 && !self.last.iter().any(|kept| kept == data) {
-            if self.last.len() == KEPT {
-                self.last.remove(0);
-            }
-            self.last.push(data.to_vec());
+            keep(&mut self.last, data);
         }
     }
+}
+
+/// Adds `bytes` to the last ones.
+fn keep(kept: &mut Vec<Vec<u8>>, bytes: &[u8]) {
+    if kept.len() == KEPT {
+        kept.remove(0);
+    }
+    kept.push(bytes.to_vec());
 }
 
 /// Both ends, the operation code and the data of a packet of RoCE v2.
@@ -168,7 +177,10 @@ mod tests {
             packet(A, B, 0x13, 0, &[]),
             packet(B, A, 0x04, 0, &[5; 12]),
         ];
-        let ways = read(&recording(&packets)).unwrap();
+        let mut ways = read(&recording(&packets)).unwrap();
+        let kept: Vec<_> = ways.values_mut().map(|way| std::mem::take(&mut way.packets)).collect();
+        let (back, there): (Vec<_>, Vec<_>) = packets.into_iter().partition(|packet| packet[..6] == A);
+        assert_eq!(kept, [there, back]);
         let there = Way { written: 3 * 1024 + 5, atomics: 2, last: vec![vec![2; 1024]], ..Way::default() };
         assert_eq!(ways[&(A, B)], there);
         assert_eq!(ways[&(B, A)], Way { answered: 7, sent: 12, ..Way::default() });

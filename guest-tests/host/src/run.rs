@@ -191,10 +191,13 @@ impl Runner {
         if let Some(region) = scenario.region {
             let (form, node) = match scenario.tale {
                 Tale::Device => ("device", 0),
-                _ => ("memory", 1),
+                _ => ("memory", u32::from(!scenario.slice_alone)),
             };
             let size = scenario.tale.slice();
             json["egm"] = serde_json::json!([{ "region": region, "size": size, "node": node, "as": form }]);
+        }
+        if scenario.slice_alone {
+            json["memory"] = serde_json::json!({ "size": null, "nodes": [{ "id": 0, "cpus": "0" }] });
         }
         if let Some(count) = scenario.vcpus {
             json["cpus"] = serde_json::json!({ "count": count });

@@ -1,8 +1,9 @@
-//! The story of RDMA on a Grace host: two guests at once, each with a passed network card and a slice of its socket's EGM device,
-//! move data into each other's EGM. It is told three times: each guest compares every byte, the wire between the cards was
-//! recorded, and what was written last over that wire lies in both slices at the host's addresses.
+//! The story of RDMA on a Grace host: a guest moves data between memory of its nodes, EGM among them; then two guests at once, each
+//! with a passed network card and a slice of its socket's EGM device, move data into each other's EGM. One has its slice as a node beside ordinary memory, the other has no other memory. It is told
+//! four times: each guest compares every byte, the wire between the cards was recorded, what was written last over that wire lies
+//! in both slices at the host's addresses, and in the second so do whole packets, as its card's DMA left them.
 //!
-//! `rdma_rxe` is software: a card's DMA brings packets to the guest's kernel, which copies them to and from the registered memory.
+//! `rdma_rxe` is software: a card's DMA brings packets to the guest's kernel, which copies their data to the registered memory.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +14,8 @@ use egm_report::{Check, Line};
 use crate::error::LabError;
 use crate::frame::{Fault, Frame, timed};
 use crate::host_parts::Plan;
-use crate::rdma::{pair, together, with_a_card_each};
+use crate::judge::Expected;
+use crate::rdma::{alone, pair, together, with_a_card_each};
 use crate::roce::{self, Mac, Way, Ways};
 use crate::run::Machine;
 use crate::scenarios::Scenario;
@@ -25,10 +27,13 @@ use super::machine::WIRE;
 const OTHER: &str = "egm5";
 /// The cards' addresses (`qemu.rs`).
 const CARDS: [Mac; 2] = [[0x52, 0x54, 0, 0xe9, 0, 2], [0x52, 0x54, 0, 0xe9, 0, 6]];
-/// What one waits with and the other connects with. Their data differs by its seed.
+/// What one waits with and the other connects with. Their data differs by its seed. The first registers memory of its EGM node, the
+/// second has one node.
 const WORDS: [&str; 2] = [
     pair!("egm.arg.rdma.rxe=192.168.101.12/24 egm.arg.rdma.listen=192.168.101.12:7471"),
-    pair!("egm.arg.seed=2 egm.arg.rdma.rxe=192.168.101.13/24 egm.arg.rdma.peer=192.168.101.12:7471"),
+    pair!(
+        "egm.arg.seed=2 egm.arg.rdma.node=0 egm.arg.rdma.rxe=192.168.101.13/24 egm.arg.rdma.peer=192.168.101.12:7471"
+    ),
 ];
 /// A guest that has reported stays, so that its memory can be looked at, and is then stopped.
 const STAYS: &str = "egm.exit=hang";
@@ -39,21 +44,29 @@ const ADDITIONS: u64 = 200;
 /// Bytes of a packet's data where cards take 1500, and of a word.
 const PIECE: usize = 1024;
 const WORD: usize = 8;
+/// A driver's buffers for packets begin at a multiple of this (a line of an Arm processor's cache), and the packet, too.
+const BUFFER: usize = 64;
 
 /// Tells the story of the two cards of `scenario`.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, .. } = *frame;
-    let stays = Scenario { end: STAYS, terminate_on: Some(REPORTED), ..*scenario };
-    let ([first, second], _) = with_a_card_each(&stays)?;
+    let ([first, second], _) = with_a_card_each(scenario)?;
+    alone(frame, first)?;
+    let expected = Expected { exit: 0, summary: true, checks: &["numa", "rdma.device", "rdma.pair"] };
+    let [first, second] =
+        [first, second].map(|guest| Scenario { end: STAYS, terminate_on: Some(REPORTED), expected, ..guest });
     let guests = [
         Scenario { name: "listens", words: WORDS[0], ..first },
-        Scenario { name: "connects", words: WORDS[1], region: Some(OTHER), ..second },
+        Scenario { name: "connects", words: WORDS[1], region: Some(OTHER), slice_alone: true, ..second },
     ];
     let ended = together(frame, &guests, |guest, machine, folder| {
-        let mut seen = None;
+        let mut seen = Vec::new();
         let boot = runner.boot_by(runner.command(machine), guest, machine, folder, |line| {
             if matches!(Line::parse(line), Some(Line::Summary(_))) {
-                seen = Some(told("in-place", || in_place(machine)));
+                seen.push(told("in-place", || in_place(machine)));
+                if guest.slice_alone {
+                    seen.push(told("dma", || brought(machine)));
+                }
             }
         })?;
         Ok((boot, seen))
@@ -61,7 +74,7 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     for (guest, (boot, seen)) in guests.iter().zip(ended) {
         let mark = format!(" ({})", guest.name);
         frame.judge(guest.expected, &boot, &mark);
-        frame.cases.extend(seen.map(|case| Check { name: case.name.clone() + &mark, ..case }));
+        frame.cases.extend(seen.into_iter().map(|case| Check { name: case.name.clone() + &mark, ..case }));
     }
     frame.cases.push(told("wire", || carried(&recorded()?)));
     frame.free();
@@ -109,43 +122,73 @@ fn carried(ways: &Ways) -> Result<String, Fault> {
 /// While the guest of `machine` stays: what went over the wire last in the middle of writes lies in its slice, in host memory. One
 /// guest read it there to send it; into the other's nobody but RDMA put it.
 fn in_place(machine: &Machine) -> Result<String, Fault> {
-    let (start, size) = machine.plan.as_ref().and_then(Plan::slice).ok_or("the plan names no address")?;
-    let [one, other] = CARDS;
-    let ways = recorded()?;
-    // The one that waited made its requests last.
-    let way = ways.get(&(one, other)).ok_or("nothing was written over the wire")?;
-    let memory = physical(start, size)?;
-    let first = find(&way.last, size, |offset| memory.word(offset))?;
-    Ok(format!("{} pieces of {PIECE} bytes, one at host address {:#x}", way.last.len(), start + first))
+    let pieces = last_way()?.last;
+    // What is registered begins with a page, so a piece lies at a multiple of its size.
+    let found = in_slice(machine, &pieces, PIECE)?;
+    match found.last_key_value() {
+        Some((_, address)) if found.len() == pieces.len() => {
+            Ok(format!("{} pieces of {PIECE} bytes, the last at host address {address:#x}", pieces.len()))
+        }
+        _ => Err(Fault::Untrue(format!("{} of {} pieces lie in the slice", found.len(), pieces.len()))),
+    }
 }
 
-/// Where the last of `pieces` lies in memory of `size` bytes, in which all of them must be. What is registered begins with a page,
-/// so a piece lies at a multiple of its size.
-fn find(pieces: &[Vec<u8>], size: u64, word: impl Fn(u64) -> Option<u64>) -> Result<u64, Fault> {
-    let words = |piece: &[u8]| -> Vec<u64> {
-        piece.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect()
-    };
-    let wanted: Vec<Vec<u64>> = pieces.iter().map(|piece| words(piece)).collect();
-    if wanted.is_empty() || wanted.iter().any(|piece| piece.len() * WORD != PIECE) {
-        return Err(Fault::Untrue(format!(
-            "{} pieces went over the wire, not of {PIECE} bytes each",
-            pieces.len()
-        )));
-    }
-    let by_first: BTreeMap<u64, &[u64]> =
-        wanted.iter().filter_map(|piece| Some((*piece.first()?, piece.as_slice()))).collect();
-    let mut found = BTreeMap::new();
-    for offset in (0..size).step_by(PIECE) {
-        let Some(piece) = word(offset).and_then(|first| by_first.get(&first)) else { continue };
-        if (offset..).step_by(WORD).zip(*piece).all(|(at, meant)| word(at) == Some(*meant)) {
-            found.insert(piece.first(), offset);
+/// While the guest of `machine`, which has no memory but its slice, stays: packets lie there whole, as they were on the wire. A
+/// buffer that is used again has another packet, so not all of the last ones do.
+fn brought(machine: &Machine) -> Result<String, Fault> {
+    let packets = last_way()?.packets;
+    let found = in_slice(machine, &packets, BUFFER)?;
+    let (_, address) = found.last_key_value().ok_or("no packet of the wire lies in the slice")?;
+    Ok(format!("{} of the last {} packets, one at host address {address:#x}", found.len(), packets.len()))
+}
+
+/// What went to the guest that connected, from the one that waited, which made its requests last.
+fn last_way() -> Result<Way, Fault> {
+    let [one, other] = CARDS;
+    Ok(recorded()?.remove(&(one, other)).ok_or("nothing went over the wire")?)
+}
+
+/// Which of `pieces` lie in the slice of `machine`, and at which host address.
+fn in_slice(machine: &Machine, pieces: &[Vec<u8>], step: usize) -> Result<BTreeMap<usize, u64>, Fault> {
+    let (start, size) = machine.plan.as_ref().and_then(Plan::slice).ok_or("the plan names no address")?;
+    let memory = physical(start, size)?;
+    let mut found = find(pieces, step, size, |offset| memory.word(offset));
+    found.values_mut().for_each(|offset| *offset += start);
+    Ok(found)
+}
+
+/// Which of `pieces` lie in memory of `size` bytes, whole and at a multiple of `step`, and where the last of each does.
+fn find(
+    pieces: &[Vec<u8>],
+    step: usize,
+    size: u64,
+    word: impl Fn(u64) -> Option<u64>,
+) -> BTreeMap<usize, u64> {
+    let mut by_first: BTreeMap<[u8; WORD], Vec<usize>> = BTreeMap::new();
+    for (index, piece) in pieces.iter().enumerate() {
+        // One that is shorter than a word is no piece.
+        if let Some(first) = piece.first_chunk() {
+            by_first.entry(*first).or_default().push(index);
         }
     }
-    let last = wanted.last().and_then(|piece| found.get(&piece.first()));
-    match last {
-        Some(offset) if found.len() == by_first.len() => Ok(*offset),
-        _ => Err(Fault::Untrue(format!("{} of {} pieces lie in the slice", found.len(), by_first.len()))),
+    let bytes = |at: u64| word(at).map(u64::to_le_bytes);
+    let lies = |piece: &[u8], at: u64| {
+        let places = (at..).step_by(WORD);
+        piece
+            .chunks(WORD)
+            .zip(places)
+            .all(|(meant, at)| bytes(at).is_some_and(|found| found.starts_with(meant)))
+    };
+    let mut found = BTreeMap::new();
+    for offset in (0..size).step_by(step) {
+        let candidates = bytes(offset).and_then(|first| by_first.get(&first));
+        let here = candidates
+            .into_iter()
+            .flatten()
+            .filter(|index| pieces.get(**index).is_some_and(|piece| lies(piece, offset)));
+        found.extend(here.map(|index| (*index, offset)));
     }
+    found
 }
 
 #[cfg(test)]
@@ -158,35 +201,40 @@ mod tests {
         (0..(PIECE / WORD) as u64).flat_map(|word| (number << 32 | word).to_le_bytes()).collect()
     }
 
-    fn found(pieces: &[Vec<u8>], memory: &[u8]) -> Option<u64> {
+    fn found(pieces: &[Vec<u8>], step: usize, memory: &[u8]) -> Vec<(usize, u64)> {
         let word = |offset: u64| {
             let at = usize::try_from(offset).unwrap();
-            Some(u64::from_le_bytes(memory.get(at..at + 8)?.try_into().unwrap()))
+            Some(u64::from_le_bytes(memory.get(at..at + WORD)?.try_into().unwrap()))
         };
-        find(pieces, memory.len() as u64, word).ok()
+        find(pieces, step, memory.len() as u64, word).into_iter().collect()
     }
 
     #[test]
-    fn all_pieces_must_lie_in_memory_in_any_order_and_to_the_last_byte() {
+    fn a_piece_is_found_whole_and_nowhere_else() {
         let pieces = [piece(1), piece(2), piece(3)];
         let mut memory = [piece(9), piece(3), piece(1), piece(9), piece(2)].concat();
-        assert_eq!(found(&pieces, &memory), Some(PIECE as u64));
+        assert_eq!(found(&pieces, PIECE, &memory), [(0, 2048), (1, 4096), (2, 1024)]);
         *memory.last_mut().unwrap() ^= 1;
-        assert_eq!(found(&pieces, &memory), None);
-        assert_eq!(found(&pieces[..1], &memory), Some(2 * PIECE as u64));
+        assert_eq!(found(&pieces, PIECE, &memory), [(0, 2048), (2, 1024)]);
+        assert_eq!(found(&pieces, PIECE, &memory[8..]), []);
+        assert_eq!(found(&[], PIECE, &memory), []);
     }
 
     #[test]
-    fn nothing_on_the_wire_is_not_found_everywhere() {
-        assert_eq!(found(&[], &piece(1)), None);
-        assert_eq!(found(&[piece(1)[..512].to_vec()], &piece(1)), None);
+    fn packets_that_begin_alike_are_told_apart_to_their_last_byte_and_lie_where_buffers_begin() {
+        let packet = |last: u8| [&[7; 60][..], &[last]].concat();
+        let buffer = |last: u8| [&packet(last)[..], &[0; 3]].concat();
+        let memory = [buffer(1), buffer(2), vec![0; 8], buffer(3), vec![0; 56]].concat();
+        assert_eq!(found(&[1, 2, 3].map(packet), BUFFER, &memory), [(0, 0), (1, 64)]);
+        assert_eq!(found(&[packet(1)], BUFFER, &memory[..56]), []);
+        assert_eq!(found(&[vec![7; 7]], BUFFER, &memory), []);
     }
 
     #[test]
     fn every_kind_of_request_must_have_gone_both_ways() {
         let [one, other] = CARDS;
         let whole =
-            Way { written: SIZE, answered: SIZE, sent: SIZE, atomics: ADDITIONS + 1, last: Vec::new() };
+            Way { written: SIZE, answered: SIZE, sent: SIZE, atomics: ADDITIONS + 1, ..Way::default() };
         let ways = |back: Way| Ways::from([((one, other), whole.clone()), ((other, one), back)]);
         assert!(carried(&ways(whole.clone())).is_ok_and(|said| said.contains("back: 65536 bytes written")));
         for back in [

@@ -135,13 +135,20 @@ pub(super) const OUTSIDE: Scenario = Scenario {
 /// A network card and a slice of EGM each, for two guests; the second's is of the other socket.
 pub(super) const RDMA: Scenario = Scenario {
     name: "grace-rdma",
-    story: "RDMA between two guests over passed network cards, from the EGM of one socket into that of the other and back",
+    story: "RDMA over passed network cards from the EGM of one socket into that of the other, read off the wire, found in host memory",
     region: Some("egm4"),
     tale: Tale::Lent,
     passed: &["0000:02:00.0", "0000:06:00.0"],
     rdma: true,
     tell: Some(grace::tell_rdma),
-    expected: Expected { exit: 0, summary: true, checks: &["numa", "rdma.device", "rdma.pair"] },
+    words: "egm.checks=numa egm.validate=rdma.device,rdma.nodes,rdma.hugepages,rdma.atomics,rdma.perftest egm.doctor egm.arg.json=1 \
+            egm.arg.rdma.rxe=192.168.101.12/24 egm.arg.size=65536 egm.arg.rdma.requests=20 egm.arg.deadline=600 quiet \
+            hugepages=0:8,1:8",
+    expected: Expected {
+        exit: 0,
+        summary: true,
+        checks: &["numa", "rdma.device", "rdma.nodes", "rdma.hugepages", "rdma.atomics", "rdma.perftest"],
+    },
     deadline: Duration::from_secs(900),
     ..GRACE
 };

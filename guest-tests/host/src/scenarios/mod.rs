@@ -45,6 +45,8 @@ pub(crate) struct Scenario {
     pub(crate) terminate_on: Option<&'static str>,
     /// Where its EGM slice comes from, for the stories of slices, which have boots of their own.
     pub(crate) region: Option<&'static str>,
+    /// Whether its guest has no other memory: the slice is its node 0, with its processor.
+    pub(crate) slice_alone: bool,
     /// Which of them.
     pub(crate) tale: Tale,
     /// What tells its story, when that is more than boots of one machine.
@@ -141,6 +143,7 @@ const PLAIN: Scenario = Scenario {
     expected: Expected { exit: 0, summary: true, checks: &[] },
     terminate_on: None,
     region: None,
+    slice_alone: false,
     tale: Tale::Owned,
     tell: None,
     generic: false,
