@@ -160,7 +160,7 @@ struct mr *ibv_reg_mr_iova2(struct pd *pd, void *addr, size_t length, uint64_t i
 		if (region->used)
 			continue;
 		*region = (struct region){ 1, access, 0, addr, 0, (uint64_t)addr, length };
-		if ((access & ON_DEMAND && addr && fault("odp-stale")) || fault("pages-old")) {
+		if (addr && ((access & ON_DEMAND && fault("odp-stale")) || fault("pages-old"))) {
 			// Pages as they were: what moves away later is not followed, or was never looked up right.
 			region->stale = malloc(length);
 			memcpy(region->stale, addr, length);
@@ -349,8 +349,9 @@ static int post_send(void *pair, struct send_wr *wr, struct send_wr **bad)
 	char *remote = wr->opcode == 0 ? place(wr->wr.rdma.key, wr->wr.rdma.addr, piece.length, 2)
 		: wr->opcode == 4 ? place(wr->wr.rdma.key, wr->wr.rdma.addr, piece.length, 4) : local;
 	uint32_t status = !other ? 12 : !local ? 4 : !remote ? 10 : 0;
-	int without_place = fault("odp-place") && !status && wr->opcode != 2 && regions[wr->wr.rdma.key].access & ON_DEMAND;
-	if (without_place && (wr->opcode == 0 || wr->opcode == 4))
+	int without_place = fault("odp-place") && !status && (wr->opcode == 0 || wr->opcode == 4)
+		&& regions[wr->wr.rdma.key].access & ON_DEMAND;
+	if (without_place)
 		copy_without_place(remote, local, piece.length, wr->opcode == 0);
 	else if (!status && wr->opcode == 0)
 		write_bytes(remote, local, piece.length, regions[wr->wr.rdma.key].access & RELAXED, regions[wr->wr.rdma.key].foreign);

@@ -1,5 +1,5 @@
 //! Deliberately broken stand-ins for vendors' libraries: for each fault that is planted, the validations that should
-//! notice it fail, and no other does. Without a fault, all that run pass.
+//! notice it fail, and no other of those that are selected does. Without a fault, all that run pass.
 //!
 //! The stand-ins (`tests/fake`) are compiled here by `c++`; the program is egm-guest linked to the machine's libc, as
 //! `cargo guest` links it. Where there is no C++ compiler, the tests say so and decide nothing.

@@ -65,7 +65,7 @@ fn explicit(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
     }
     let atomics = if site.abilities.odp.atomic { Access::REMOTE_ATOMIC } else { Access::NONE };
     let found = data::moves(site, setting, &kinds::ordinary(), Access::DATA | atomics | Access::ON_DEMAND)?;
-    packet::explained(site, setting.seed, found)
+    Ok(packet::explained(site, setting.seed, found))
 }
 
 fn implicit(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {

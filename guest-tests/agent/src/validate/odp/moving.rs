@@ -51,7 +51,7 @@ pub(super) fn run(site: &Site<'_>, setting: &Setting, what: What) -> Result<Find
     };
     let size = usize::try_from(setting.most).unwrap_or(1 << 26).clamp(LARGE, 1 << 26);
     let found = loopback::with(site, setting.seed, |wire| with_pair(site, wire, setting, (size, way), what))?;
-    packet::explained(site, setting.seed, found)
+    Ok(packet::explained(site, setting.seed, found))
 }
 
 fn with_pair(
@@ -71,8 +71,14 @@ fn with_pair(
     let (near, far) = (aligned()?, aligned()?);
     // What is moved is what is used.
     let range = (far.address(), size / LARGE * LARGE);
-    let mut near = wire.domain.register(near, Access::DATA | Access::ON_DEMAND)?;
-    let mut far = wire.domain.register(far, Access::DATA | Access::ON_DEMAND)?;
+    let on_demand = |memory| wire.domain.register(memory, Access::DATA | Access::ON_DEMAND);
+    let (mut near, mut far) = match on_demand(near).and_then(|near| Ok((near, on_demand(far)?))) {
+        Ok(both) => both,
+        Err(error) => {
+            let name = &site.name;
+            return Ok(Finding::failed(format!("{name} says that it has on-demand paging, but: {error}")));
+        }
+    };
     let (stop, moved) = (AtomicBool::new(false), AtomicUsize::new(0));
     let mut claim = Claim::default();
     let (mut rounds, begun) = (0usize, Instant::now());

@@ -22,19 +22,23 @@ const LITTLE: usize = 64;
 const INSIDE: usize = 512;
 
 /// `found`, and if it failed, whether a packet that begins inside a page shows why.
-pub(super) fn explained(site: &Site<'_>, seed: u64, mut found: Finding) -> Result<Finding, Broken> {
+pub(super) fn explained(site: &Site<'_>, seed: u64, mut found: Finding) -> Finding {
     if found.outcome != egm_report::Outcome::Failed {
-        return Ok(found);
+        return found;
     }
     let mut lost = false;
-    loopback::with(site, seed, |wire| {
+    let looked = loopback::with(site, seed, |wire| {
         lost = loses_its_place(site, wire, seed)?;
         Ok(Finding::passed(""))
-    })?;
+    });
+    // What failed has failed, whether or not a packet gets through.
+    if let Err(broken) = looked {
+        found.reason = format!("{}; a single packet does not tell why: {broken}", found.reason);
+    }
     if lost {
         found.reason = format!("{}; {}", of(&site.name), found.reason);
     }
-    Ok(found)
+    found
 }
 
 /// What is wrong with such a device.
