@@ -151,10 +151,19 @@ static Segment share(char *mine, int fd, size_t bytes) {
     return segment;
 }
 
+// Whether the environment says so.
+static bool says(const char *name, const char *value) {
+    const char *is = std::getenv(name);
+    return is && std::strcmp(is, value) == 0;
+}
+
 API int nvshmemx_hostlib_init_attr(unsigned flags, Attributes *attributes) {
     void *context = nullptr;
     ((int (*)(void **))cuda("cuCtxGetCurrent"))(&context);
     if (!context) return 5; // no GPU selected
+    // What egm-guest always says: no network, the id by a socket, and nothing that can put a host's GPUs out of service.
+    if (!says("NVSHMEM_REMOTE_TRANSPORT", "none") || !says("NVSHMEM_BOOTSTRAP", "UID")) return 3;
+    if (!says("NVSHMEM_DISABLE_NVLS", "1")) return 3;
     const auto &job = attributes->args.unique_id;
     if (flags != 8 || attributes->version != (1 << 16) + 144 || job.ranks > MOST_PES) return 1;
     me = job.rank;

@@ -10,6 +10,7 @@
 mod bare;
 mod build;
 mod gpus;
+mod programs;
 mod rdma;
 
 use std::collections::{BTreeMap, BTreeSet};

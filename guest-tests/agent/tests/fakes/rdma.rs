@@ -130,7 +130,7 @@ const NONSENSE: [(&str, &str, &str); 3] = [
 const OF_GPUS: &str = "rdma.gpu_dmabuf,rdma.gpu_peermem,rdma.cuda_host_numa,rdma.data_direct";
 
 /// The folder of the stand-ins, which are C libraries.
-fn made(fakes: &Fakes) -> PathBuf {
+pub(super) fn made(fakes: &Fakes) -> PathBuf {
     let folder = fakes.folder.join(format!("verbs-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     for (name, source, with) in
@@ -155,6 +155,7 @@ fn verdicts(fakes: &Fakes, folder: &Path, select: &str, fault: &str) -> Vec<Verd
     let mut command = Command::new(&fakes.program);
     command.args(["validate", "--json", "--seed", "7", "--size", "128KiB", "--select", select]);
     command.env("LD_LIBRARY_PATH", folders(fakes, folder)).env("EGM_FAKE_FAULT", fault);
+    command.env("EGM_FAKE_PAGEABLE", "1");
     let output = command.output().unwrap();
     build::verdicts(&String::from_utf8(output.stdout).unwrap())
 }
@@ -260,6 +261,26 @@ fn what_a_gpu_needs_and_is_not_there_is_waived_with_its_reason() {
     let driver = Path::new("/proc/driver/nvidia/version").exists();
     let ended = |v: &Verdict| v.outcome == Outcome::Waived && v.reason.contains("libcuda.so.1");
     assert!(driver || found.iter().all(ended), "{found:#?}");
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn memory_that_a_gpu_may_move_is_tried_and_waived_where_no_page_of_it_moved() {
+    let Some(fakes) = build::fakes() else { return };
+    let folder = made(&fakes);
+    // The stand-in's GPU reaches all memory where it is, so nothing moves: what is wrong is wrong all the same.
+    for (fault, outcome, says) in [
+        ("", Outcome::Waived, "bytes written, read and sent, 32 odd pieces; a kernel compared"),
+        ("write-tail", Outcome::Failed, "a write, as the GPU sees it"),
+        ("read-flip", Outcome::Failed, "of a read of"),
+        ("odp-stale", Outcome::Failed, "a write, as the GPU sees it"),
+        ("odp-lie", Outcome::Failed, "says that it has on-demand paging, but: ibv_reg_mr"),
+    ] {
+        let found = verdicts(&fakes, &folder, "odp.gpu_moving", fault);
+        let [verdict] = found.as_slice() else { panic!("{fault}: {found:?}") };
+        assert_eq!(verdict.outcome, outcome, "{fault}: {verdict:#?}");
+        assert!(verdict.reason.contains(says), "{fault}: {verdict:#?}");
+    }
     std::fs::remove_dir_all(folder).unwrap();
 }
 

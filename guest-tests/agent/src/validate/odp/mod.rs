@@ -1,11 +1,12 @@
 //! On-demand paging: memory that a device uses without holding its pages, so that they may move meanwhile, to another node
 //! or into a GPU. What a device cannot reach where it is comes back; the data must be right in every case.
 
+mod gpu;
 mod moving;
 mod packet;
 mod support;
 
-use egm_verbs::Access;
+use egm_verbs::{Access, VerbsError};
 
 use super::rdma::{data, kinds, loopback, site};
 use super::{Setting, Validation};
@@ -43,7 +44,7 @@ pub(super) static ALL: &[Validation] = &[
     Validation {
         name: "odp.gpu_moving",
         claim: "data is right while its pages move into a GPU and back",
-        run: |setting| site::with(setting, gpu_moving),
+        run: |setting| site::with(setting, |site| gpu::moving(site, setting)),
     },
 ];
 
@@ -94,10 +95,7 @@ fn implicit(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
     })
 }
 
-fn gpu_moving(site: &Site<'_>) -> Result<Finding, Broken> {
-    Ok(lacking(site).unwrap_or_else(|| {
-        Finding::waived(
-            "no memory was moved into a GPU: that needs one whose driver migrates what programs allocate (HMM, or a coherent one)",
-        )
-    }))
+/// What it means that a device refuses memory without pinned pages, although it says that it takes such.
+fn refused(site: &Site<'_>, error: &VerbsError) -> Finding {
+    Finding::failed(format!("{} says that it has on-demand paging, but: {error}", site.name))
 }

@@ -74,10 +74,7 @@ fn with_pair(
     let on_demand = |memory| wire.domain.register(memory, Access::DATA | Access::ON_DEMAND);
     let (mut near, mut far) = match on_demand(near).and_then(|near| Ok((near, on_demand(far)?))) {
         Ok(both) => both,
-        Err(error) => {
-            let name = &site.name;
-            return Ok(Finding::failed(format!("{name} says that it has on-demand paging, but: {error}")));
-        }
+        Err(error) => return Ok(super::refused(site, &error)),
     };
     let (stop, moved) = (AtomicBool::new(false), AtomicUsize::new(0));
     let mut claim = Claim::default();

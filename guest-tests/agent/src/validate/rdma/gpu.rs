@@ -34,7 +34,7 @@ pub(super) fn dmabuf(site: &Site<'_>, setting: &Setting) -> Result<Finding, Brok
             let size = usize::try_from(memory.bytes()).unwrap_or(usize::MAX);
             let number = descriptor.as_raw_fd();
             match wire.domain.register_dmabuf(number, 0, size, memory.address(), Access::ALL) {
-                Ok(region) => tried(site, wire, setting, (gpu, &memory), &region),
+                Ok(region) => tried(site, wire, setting, (gpu, &memory), &region, true),
                 Err(error) => Ok(Finding::failed(format!(
                     "{} takes dma-bufs, but not one of GPU memory: {error}; see the kernel's log of both drivers",
                     site.name
@@ -125,7 +125,7 @@ pub(super) fn data_direct(site: &Site<'_>, setting: &Setting) -> Result<Finding,
             let size = usize::try_from(memory.bytes()).unwrap_or(usize::MAX);
             let (number, name) = (descriptor.as_raw_fd(), memory.address());
             match wire.domain.register_data_direct(&mlx5, number, (0, size), name, Access::ALL) {
-                Ok(region) => tried(site, wire, setting, (gpu, &memory), &region),
+                Ok(region) => tried(site, wire, setting, (gpu, &memory), &region, true),
                 Err(error) => Ok(Finding::failed(format!(
                     "{function} is there, but takes no GPU memory: {error}; its IOMMU group must be the GPU's, and BAR 1 of the GPU where the host has it"
                 ))),
@@ -175,7 +175,7 @@ fn not_exported(gpu: &Gpu, error: &CudaError) -> Finding {
 }
 
 /// Bytes of memory that is tried.
-fn bytes(setting: &Setting) -> u64 {
+pub(in crate::validate) fn bytes(setting: &Setting) -> u64 {
     let most = usize::try_from(setting.most).unwrap_or(LARGEST);
     (most.clamp(1 << 17, LARGEST) + 2 * GUARD).next_multiple_of(8) as u64
 }
@@ -203,7 +203,7 @@ fn by_address(
 ) -> Result<Finding, Broken> {
     let memory =
         region.cuda().ok_or_else(|| Broken::Other("a registration without its memory".to_owned()))?;
-    tried(site, wire, setting, (gpu, memory), region)
+    tried(site, wire, setting, (gpu, memory), region, true)
 }
 
 #[cfg(test)]

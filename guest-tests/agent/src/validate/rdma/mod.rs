@@ -6,14 +6,14 @@
 
 mod atomics;
 pub(super) mod data;
-mod gpu;
+pub(super) mod gpu;
 pub(super) mod kinds;
 pub(super) mod loopback;
 mod pair;
 mod perftest;
 pub(super) mod site;
 mod speed;
-mod trial;
+pub(super) mod trial;
 mod words;
 
 use super::{Part, Setting, Validation};

@@ -15,7 +15,7 @@ use crate::pattern::Random;
 use crate::sys::Mapping;
 
 /// Most bytes that are moved at once.
-pub(super) const LARGEST: usize = 64 << 20;
+pub(in crate::validate) const LARGEST: usize = 64 << 20;
 /// Odd pieces, each at a place of the seed's.
 const PIECES: usize = 32;
 /// The largest of them, in bytes.
@@ -23,13 +23,14 @@ const PIECE: usize = 8192;
 /// Additions to a word of the GPU's.
 const ADDITIONS: u64 = 100;
 
-/// Moves data into the GPU's memory and out of it.
-pub(super) fn tried<M>(
+/// Moves data into the GPU's memory and out of it; `has_atomics` says whether the region was registered for atomics.
+pub(in crate::validate) fn tried<M>(
     site: &Site<'_>,
     wire: &Loopback<'_>,
     setting: &Setting,
     (gpu, memory): (&Gpu, &Memory),
     region: &Registered<'_, M>,
+    has_atomics: bool,
 ) -> Result<Finding, Broken> {
     let size = (region.size() - 2 * GUARD).min(LARGEST) & !7;
     let near = Mapping::new(size).map_err(Broken::system(format!("cannot have {size} bytes")))?;
@@ -40,7 +41,11 @@ pub(super) fn tried<M>(
     trial.read(random.next(), random.next())?;
     trial.sent(random.next(), random.next())?;
     trial.pieces(&mut random)?;
-    trial.added(random.next(), random.next())?;
+    if has_atomics && site.abilities.atomics != Atomics::None {
+        trial.added(random.next(), random.next())?;
+    } else {
+        trial.claim.seen("no atomics");
+    }
     trial.claim.seen(format!("{size} bytes written, read and sent, {PIECES} odd pieces; a kernel compared"));
     Ok(trial.claim.finish())
 }
@@ -177,10 +182,6 @@ impl<M> Trial<'_, M> {
 
     /// Additions to a word of the GPU's, one after the other, each with its answer.
     fn added(&mut self, start: u64, step: u64) -> Result<(), Broken> {
-        if self.site.abilities.atomics == Atomics::None {
-            self.claim.seen("no atomics");
-            return Ok(());
-        }
         self.fill(GUARD, 8, start)?;
         let first = egm_cuda::pattern(start, 0);
         let there = self.region.remote(GUARD, 8)?;

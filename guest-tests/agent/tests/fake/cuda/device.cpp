@@ -56,6 +56,7 @@ API cuDeviceGetAttribute(int *value, int attribute, int device) {
     };
     auto found = says.find(attribute);
     *value = found == says.end() ? 0 : found->second;
+    if (attribute == 88) *value = (int)number("EGM_FAKE_PAGEABLE", 0);
     if (attribute == 134 && fault("numa-node-wrong")) *value = 7;
     return OK;
 }

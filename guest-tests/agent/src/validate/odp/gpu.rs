@@ -1,0 +1,118 @@
+//! Transfers into memory of programs that a GPU uses, too, and so has moved into itself: what a network card wants of it comes
+//! back first. The GPU has the last word on the bytes; the kernel says where the pages were.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use egm_cuda::{Kind, Memory};
+use egm_report::Outcome;
+use egm_verbs::Access;
+
+use super::super::Setting;
+use super::super::cuda::each::on_gpu;
+use super::super::cuda::gpu::Gpu;
+use super::super::rdma::gpu::bytes;
+use super::super::rdma::loopback;
+use super::super::rdma::site::Site;
+use super::super::rdma::trial::tried;
+use crate::error::Broken;
+use crate::finding::{Claim, Finding};
+use crate::sys::pages;
+
+/// What the kernel says of each page of this process, 8 bytes each.
+const PAGEMAP: &str = "/proc/self/pagemap";
+/// Of those, the bit that says that the page is in no memory of the kernel's: in a device, or swapped out (`PM_SWAP`).
+const ELSEWHERE: u64 = 1 << 62;
+
+/// `odp.gpu_moving`.
+pub(super) fn moving(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
+    if let Some(waived) = super::lacking(site) {
+        return Ok(waived);
+    }
+    on_gpu(|gpu| {
+        if let Some(attribute) = gpu.context.attributes().denied(Kind::System) {
+            return Ok(Finding::waived(format!(
+                "this GPU says 0 for {attribute}: its driver does not move what programs allocate (HMM, or a coherent GPU)"
+            )));
+        }
+        let memory = Memory::new(&gpu.context, Kind::System, bytes(setting))?;
+        loopback::with(site, setting.seed, |wire| {
+            let has_atomics = site.abilities.odp.atomic;
+            let atomics = if has_atomics { Access::REMOTE_ATOMIC } else { Access::NONE };
+            let region = wire.domain.register_cuda(memory, Access::DATA | atomics | Access::ON_DEMAND);
+            let region = match region {
+                Ok(region) => region,
+                Err(error) => return Ok(super::refused(site, &error)),
+            };
+            let none = || Broken::Other("a registration without its memory".to_owned());
+            let memory = region.cuda().ok_or_else(none)?;
+            gpu.fill(memory, memory.bytes(), setting.seed)?;
+            let moved = moved(gpu, memory)?;
+            let found = tried(site, wire, setting, (gpu, memory), &region, has_atomics)?;
+            Ok(judged(found, moved, memory.bytes() / pages::size() as u64))
+        })
+    })
+}
+
+/// What `found` means after `moved` of `all` pages were in a GPU.
+fn judged(found: Finding, moved: u64, all: u64) -> Finding {
+    match (found.outcome, moved) {
+        (Outcome::Passed, 0) => Finding::waived(format!(
+            "no page of {all} was in a GPU after it had written them, so none came back ({})",
+            found.reason
+        )),
+        (Outcome::Passed, _) => {
+            let mut claim = Claim::default();
+            claim.seen(format!("{moved} of {all} pages were in the GPU before; {}", found.reason));
+            claim.finish()
+        }
+        // What is wrong is wrong, wherever the pages were.
+        _ => found,
+    }
+}
+
+/// How many whole pages of `memory` are in a GPU: on the node that its memory is, or in no memory of the kernel's.
+fn moved(gpu: &Gpu, memory: &Memory) -> Result<u64, Broken> {
+    let page = pages::size() as u64;
+    let (first, count) = (memory.address().div_ceil(page), memory.bytes() / page);
+    if let Some(own) = gpu.context.attributes().own_node() {
+        let on_own = |index: &u64| pages::node_of((first + index) * page).is_ok_and(|node| node == own);
+        return Ok((0..count).filter(on_own).count() as u64);
+    }
+    let mut entries = vec![0; usize::try_from(count * 8).unwrap_or(0)];
+    let pagemap = File::open(PAGEMAP).map_err(Broken::file("open", PAGEMAP))?;
+    pagemap.read_exact_at(&mut entries, first * 8).map_err(Broken::file("read", PAGEMAP))?;
+    Ok(elsewhere(&entries))
+}
+
+/// How many of the pages that `entries` of the page map are about are in no memory of the kernel's.
+fn elsewhere(entries: &[u8]) -> u64 {
+    let (entries, _) = entries.as_chunks::<8>();
+    entries.iter().filter(|entry| u64::from_ne_bytes(**entry) & ELSEWHERE != 0).count() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_that_are_elsewhere_are_counted() {
+        // In memory; in none; never touched; in none and written since; and half an entry.
+        let entries: [u64; 4] = [0x8180_0000_0000_0000, 0x4000_0000_0000_001f, 0, 0x40c0_0000_0000_0000];
+        let mut bytes: Vec<u8> = entries.iter().flat_map(|entry| entry.to_ne_bytes()).collect();
+        bytes.extend([0xff; 4]);
+        assert_eq!(elsewhere(&bytes), 2);
+    }
+
+    #[test]
+    fn right_data_decides_only_when_pages_were_in_the_gpu_and_wrong_data_always() {
+        let passed = judged(Finding::passed("all right"), 5, 9);
+        assert_eq!(passed.outcome, Outcome::Passed);
+        assert!(passed.reason.contains("5 of 9 pages") && passed.reason.contains("all right"));
+        let none = judged(Finding::passed("all right"), 0, 9);
+        assert!(none.outcome == Outcome::Waived && none.reason.contains("no page of 9"), "{none:?}");
+        for moved in [0, 5] {
+            assert_eq!(judged(Finding::failed("byte 3"), moved, 9).outcome, Outcome::Failed);
+        }
+    }
+}
