@@ -336,6 +336,16 @@ fn each_fault_of_gpu_memory_by_the_bar_is_noticed_by_the_check_that_looks_for_it
             planted("gdr-write-word", both, &["gdr.gdrapi"]),
             planted("gdr-read-byte", both, &["gdr.gdrapi"]),
             planted("gdr-info-short", both, &["gdr.gdrapi"]),
+            planted(
+                "gdr-write-tail",
+                "gdr.bandwidth,gdr.latency,gdr.dmabuf",
+                &["gdr.bandwidth", "gdr.latency"],
+            ),
+            planted(
+                "gdr-read-byte",
+                "gdr.bandwidth,gdr.latency,gdr.dmabuf",
+                &["gdr.bandwidth", "gdr.latency"],
+            ),
         ],
     );
     let verdicts = validate(&fakes, 1, both, Some("dmabuf-unmappable"), 7);

@@ -60,9 +60,9 @@ const FAULTS: [Planted; 12] = [
     ),
     planted(
         "read-none",
-        "rdma.bandwidth",
-        &[MOVES, GPU, &["rdma.bandwidth"]],
-        &[("rdma.bandwidth", "after a timed read")],
+        "rdma.bandwidth,rdma.latency",
+        &[MOVES, GPU, &["rdma.bandwidth", "rdma.latency"]],
+        &[("rdma.bandwidth", "after a timed read"), ("rdma.latency", "after timed reads")],
     ),
     planted("send-short", "", &[MOVES, GPU], &[("rdma.memory", "arrived")]),
     // Into memory of CUDA a read goes behind every write, as it should on real devices: none is early there.
@@ -70,9 +70,13 @@ const FAULTS: [Planted; 12] = [
     planted("relaxed-late", "", &[&["rdma.relaxed"]], &[("rdma.relaxed", "of a write of")]),
     planted(
         "atomic-lost",
-        "",
-        &[&["rdma.atomics"], GPU],
-        &[("rdma.atomics", "are missing"), ("rdma.gpu_dmabuf", "the GPU's word after")],
+        "rdma.latency",
+        &[&["rdma.atomics", "rdma.latency"], GPU],
+        &[
+            ("rdma.atomics", "are missing"),
+            ("rdma.gpu_dmabuf", "the GPU's word after"),
+            ("rdma.latency", "after timed additions"),
+        ],
     ),
     planted("atomic-answer", "", &[&["rdma.atomics"], GPU], &[("rdma.atomics", "each sum once")]),
     planted("compare-always", "", &[&["rdma.atomics"]], &[("rdma.atomics", "the word after a comparison")]),

@@ -149,7 +149,7 @@ fn pieces(
             return Ok(());
         }
     }
-    let is = bytes_of(gpu, memory)?;
+    let is = bytes_of(gpu, memory, memory.bytes())?;
     if let Some(at) = is.iter().zip(&model).position(|(is, should)| is != should) {
         claim.untrue(format!("after {PIECES} unaligned writes, byte {at:#x} of GPU memory is wrong"));
     }
@@ -170,24 +170,25 @@ fn pattern_bytes(seed: u64, bytes: usize) -> Vec<u8> {
     (0..(bytes / 8) as u64).flat_map(|index| pattern(seed, index).to_ne_bytes()).collect()
 }
 
+/// The first `bytes` bytes of the pattern, which need not be whole words.
+fn head(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut head = pattern_bytes(seed, bytes.next_multiple_of(8));
+    head.truncate(bytes);
+    head
+}
+
 /// `gdr.bandwidth`.
 fn bandwidth(setting: &Setting) -> Result<Finding, Broken> {
-    by_any_way(setting, |name, window, figures, claim| {
-        let most = usize::try_from(setting.most).unwrap_or(usize::MAX).min(window.bytes());
+    by_any_way(setting, |timed, figures, claim| {
+        let most = usize::try_from(setting.most).unwrap_or(usize::MAX).min(timed.window.bytes());
         let sizes = std::iter::successors(Some(4096_usize), |size| Some(size * 4));
         for bytes in sizes.take_while(|size| *size <= most) {
             // A read is some thirty times slower than a write.
             let writes = (most.saturating_mul(16).min(64 << 20) / bytes).clamp(1, 4096);
             let reads = (most.min(4 << 20) / bytes).clamp(1, 256);
-            for (what, times) in [("write", writes), ("read", reads)] {
-                let seconds = timed(window, what, bytes, times)?;
-                let mut rounds: Vec<f64> =
-                    seconds.iter().map(|seconds| (bytes * times) as f64 / seconds / 1e9).collect();
-                keep(
-                    claim,
-                    figures,
-                    Figure::of(format!("{what} by {name}"), Some(bytes as u64), "GB/s", &mut rounds),
-                );
+            for (is_write, times) in [(true, writes), (false, reads)] {
+                let rate = |seconds: f64| (bytes * times) as f64 / seconds / 1e9;
+                timed.figure(is_write, (bytes, times), ("GB/s", &rate), figures, claim)?;
             }
         }
         Ok(())
@@ -196,57 +197,88 @@ fn bandwidth(setting: &Setting) -> Result<Finding, Broken> {
 
 /// `gdr.latency`.
 fn latency(setting: &Setting) -> Result<Finding, Broken> {
-    by_any_way(setting, |name, window, figures, claim| {
-        for bytes in SMALL.into_iter().filter(|bytes| *bytes <= window.bytes()) {
-            for what in ["write", "read"] {
-                let seconds = timed(window, what, bytes, TIMES as usize)?;
-                let mut rounds: Vec<f64> =
-                    seconds.iter().map(|seconds| seconds * 1e9 / f64::from(TIMES)).collect();
-                keep(
-                    claim,
-                    figures,
-                    Figure::of(format!("{what} by {name}"), Some(bytes as u64), "ns", &mut rounds),
-                );
+    by_any_way(setting, |timed, figures, claim| {
+        for bytes in SMALL.into_iter().filter(|bytes| *bytes <= timed.window.bytes()) {
+            for is_write in [true, false] {
+                let each = |seconds: f64| seconds * 1e9 / f64::from(TIMES);
+                timed.figure(is_write, (bytes, TIMES as usize), ("ns", &each), figures, claim)?;
             }
         }
         Ok(())
     })
 }
 
-/// A figure whose rounds took time is kept.
-fn keep(claim: &mut Claim, figures: &mut Vec<Figure>, figure: Figure) {
-    let measured = usize::try_from(figure.rounds) == Ok(ROUNDS) && figure.least > 0.0;
-    claim.holds(measured, || format!("{} of {:?} bytes took no time", figure.series, figure.bytes));
-    figures.push(figure);
+/// GPU memory that writes and reads of processors are timed in.
+struct Timed<'t> {
+    gpu: &'t Gpu,
+    memory: &'t Memory,
+    window: &'t dyn Window,
+    /// For series of figures.
+    name: &'static str,
+    seed: u64,
 }
 
-/// Seconds that `times` writes or reads of `bytes` took, in each round.
-fn timed(window: &dyn Window, what: &str, bytes: usize, times: usize) -> Result<Vec<f64>, Broken> {
-    let mut buffer = vec![0x5a; bytes];
-    let mut seconds = Vec::new();
-    for round in 0..=ROUNDS {
-        let begun = Instant::now();
-        for _ in 0..times {
-            if what == "write" { window.write(0, &buffer)? } else { window.read(0, &mut buffer)? }
+impl Timed<'_> {
+    /// Measures `times` writes or reads of `bytes` bytes, and keeps what `each` makes of a round's seconds; what was written or
+    /// read last is compared.
+    fn figure(
+        &self,
+        is_write: bool,
+        (bytes, times): (usize, usize),
+        (unit, each): (&str, &dyn Fn(f64) -> f64),
+        figures: &mut Vec<Figure>,
+        claim: &mut Claim,
+    ) -> Result<(), Broken> {
+        let series = format!("{} by {}", if is_write { "write" } else { "read" }, self.name);
+        fill(self.gpu, self.memory, if is_write { self.seed ^ POISON } else { self.seed })?;
+        let right = head(self.seed, bytes);
+        let mut buffer = if is_write { right.clone() } else { vec![0xa5; bytes] };
+        let mut rounds = Vec::new();
+        for round in 0..=ROUNDS {
+            let begun = Instant::now();
+            for _ in 0..times {
+                if is_write { self.window.write(0, &buffer)? } else { self.window.read(0, &mut buffer)? }
+            }
+            if round > 0 {
+                rounds.push(each(begun.elapsed().as_secs_f64()));
+            }
         }
-        if round > 0 {
-            seconds.push(begun.elapsed().as_secs_f64());
+        if is_write {
+            self.compare(bytes, &right, &series, claim)?;
+        } else {
+            claim.holds(buffer == right, || format!("{series}, {bytes} bytes: what was read last is wrong"));
         }
+        let figure = Figure::of(series, Some(bytes as u64), unit, &mut rounds);
+        let measured = usize::try_from(figure.rounds) == Ok(ROUNDS) && figure.least > 0.0;
+        claim.holds(measured, || format!("{} of {bytes} bytes took no time", figure.series));
+        figures.push(figure);
+        Ok(())
     }
-    Ok(seconds)
+
+    /// Has the GPU look at `bytes` bytes that were written last, which are `right`.
+    fn compare(&self, bytes: usize, right: &[u8], series: &str, claim: &mut Claim) -> Result<(), Broken> {
+        let what = format!("{series}, {bytes} bytes: what was written last");
+        if bytes.is_multiple_of(8) {
+            note(claim, &what, self.gpu.compare(self.memory, bytes as u64, self.seed)?, self.seed);
+            return Ok(());
+        }
+        let is = bytes_of(self.gpu, self.memory, bytes.next_multiple_of(8) as u64)?;
+        claim.holds(is.starts_with(right), || format!("{what} is wrong"));
+        Ok(())
+    }
 }
 
 /// Measures each GPU by every way that there is; waived with both reasons where there is none.
 fn by_any_way(
     setting: &Setting,
-    measure: impl Fn(&str, &dyn Window, &mut Vec<Figure>, &mut Claim) -> Result<(), Broken>,
+    measure: impl Fn(&Timed<'_>, &mut Vec<Figure>, &mut Claim) -> Result<(), Broken>,
 ) -> Result<Finding, Broken> {
     on_each_gpu(|gpu| {
         let (mut figures, mut reasons, mut claim) = (Vec::new(), Vec::new(), Claim::default());
         for way in [DMA_BUF, GDRAPI] {
             let finding = with(gpu, setting, way, setting.most.max(1 << 16), |memory, window| {
-                fill(gpu, memory, setting.seed)?;
-                measure(way.name, window, &mut figures, &mut claim)?;
+                let timed = Timed { gpu, memory, window, name: way.name, seed: setting.seed };
+                measure(&timed, &mut figures, &mut claim)?;
                 Ok(Claim::default().finish())
             })?;
             match finding.outcome {
@@ -277,5 +309,13 @@ mod tests {
         assert_ne!(list(3), list(4));
         assert!(list(3).iter().all(|(at, bytes)| *bytes > 0 && at + bytes <= 65_536));
         assert!(list(3).iter().any(|(_, bytes)| *bytes > 1000));
+    }
+
+    #[test]
+    fn the_patterns_head_may_end_within_a_word() {
+        let whole = pattern_bytes(5, 64);
+        for bytes in [1, 4, 8, 63, 64] {
+            assert_eq!(head(5, bytes), whole[..bytes]);
+        }
     }
 }

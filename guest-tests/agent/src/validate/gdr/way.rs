@@ -115,12 +115,12 @@ pub(super) fn fill(gpu: &Gpu, memory: &Memory, seed: u64) -> Result<(), Broken> 
     gpu.fill(memory, memory.bytes(), seed)
 }
 
-/// All bytes, by a copy engine.
-pub(super) fn bytes_of(gpu: &Gpu, memory: &Memory) -> Result<Vec<u8>, Broken> {
-    let staging = Memory::new(&gpu.context, Kind::Pinned, memory.bytes())?;
+/// The first `bytes` bytes, a multiple of 8, by a copy engine.
+pub(super) fn bytes_of(gpu: &Gpu, memory: &Memory, bytes: u64) -> Result<Vec<u8>, Broken> {
+    let staging = Memory::new(&gpu.context, Kind::Pinned, bytes)?;
     let words = staging.words()?;
     words.fill(!0);
-    gpu.stream.copy(staging.part(0, memory.bytes())?, memory.whole())?;
+    gpu.stream.copy(staging.part(0, bytes)?, memory.part(0, bytes)?)?;
     gpu.stream.synchronize()?;
-    Ok((0..memory.bytes() / 8).flat_map(|index| words.read(index).to_ne_bytes()).collect())
+    Ok((0..bytes / 8).flat_map(|index| words.read(index).to_ne_bytes()).collect())
 }

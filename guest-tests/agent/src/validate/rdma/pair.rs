@@ -182,7 +182,12 @@ impl End<'_> {
         u64::from_ne_bytes(bytes)
     }
 
+    /// Measures; what was moved last is compared by the side that has it.
     fn stream(&mut self, series: &str, size: usize, work: fn(Remote) -> Work) -> Result<Figure, Broken> {
+        let is_write = matches!(work(self.there()), Work::Write(_));
+        let (sent, poison) = (self.random.next(), self.random.next());
+        put(&mut self.memory, 0, size, if is_write { sent } else { poison });
+        self.talk.ask(Ask::Fill { size, seed: if is_write { poison } else { sent } })?;
         let depth = usize::try_from(DEPTH.min(self.site.abilities.requests)).unwrap_or(1);
         let mut speeds = Vec::new();
         for _ in 0..3 {
@@ -199,15 +204,29 @@ impl End<'_> {
             done += self.completions.wait(under_way, self.site.patience)?.len();
             speeds.push(done as f64 * size as f64 / begun.elapsed().as_nanos().max(1) as f64);
         }
+        let wrong = if is_write {
+            self.talk.ask(Ask::Compare { size, seed: sent })?.wrong
+        } else {
+            difference(&self.memory, 0, size, sent).map(|at| format!("byte {at:#x} is wrong"))
+        };
+        if let Some(wrong) = wrong {
+            self.claim.untrue(format!("after it was timed, {series} of {size:#x} bytes: {wrong}"));
+        }
         Ok(Figure::of(series, Some(size as u64), "GB/s", &mut speeds))
     }
 
     fn latency(&mut self) -> Result<Figure, Broken> {
+        let (sent, poison) = (self.random.next(), self.random.next());
+        put(&mut self.memory, 0, 8, sent);
+        self.talk.ask(Ask::Fill { size: 8, seed: poison })?;
         let mut times = Vec::new();
         for _ in 0..FEW {
             let begun = Instant::now();
             self.one(8, Work::Write(self.there()))?;
             times.push(begun.elapsed().as_nanos() as f64 / 1000.0);
+        }
+        if let Some(wrong) = self.talk.ask(Ask::Compare { size: 8, seed: sent })?.wrong {
+            self.claim.untrue(format!("after timed writes of 8 bytes: {wrong}"));
         }
         Ok(Figure::of("rdma write to the other machine, post to completion", Some(8), "us", &mut times))
     }

@@ -118,14 +118,29 @@ pub(super) fn latency(site: &Site<'_>, setting: &Setting) -> Result<Finding, Bro
         [("write", Work::Write), ("read", Work::Read), ("fetch and add", |there| Work::FetchAdd(there, 1))];
     let rounds = rounds(setting)?;
     loopback::with(site, setting.seed, |wire| {
-        let (near, far) = memories(wire, 4096)?;
+        let (mut near, mut far) = memories(wire, 4096)?;
         let there = far.remote(0, 8)?;
-        let mut figures = Vec::new();
+        let (mut claim, mut figures) = (Claim::default(), Vec::new());
         let without = usize::from(site.abilities.atomics == egm_verbs::Atomics::None);
         for (series, work) in ALL.into_iter().take(ALL.len() - without) {
-            let mut medians = Vec::new();
+            let is_write = series == "write";
+            data::put(&mut near, 0, 8, if is_write { setting.seed } else { !setting.seed });
+            data::put(&mut far, 0, 8, if is_write { !setting.seed } else { setting.seed });
+            let (start, mut medians, mut done) = (word(&far), Vec::new(), 0);
             for _ in 0..rounds {
-                medians.push(one_by_one(site, wire, &near, work(there))?);
+                let (median, requests) = one_by_one(site, wire, &near, work(there))?;
+                medians.push(median);
+                done += requests;
+            }
+            if series == "fetch and add" {
+                // The word is one more for each, and the last answer is what it was before that one.
+                let sum = start.wrapping_add(done);
+                claim.equal("the word after timed additions", &word(&far), &sum);
+                claim.equal("the answer of the last timed addition", &word(&near), &sum.wrapping_sub(1));
+            } else {
+                let target = if is_write { &far } else { &near };
+                let wrong = data::difference(target, 0, 8, setting.seed);
+                claim.holds(wrong.is_none(), || format!("8 bytes are wrong after timed {series}s"));
             }
             figures.push(Figure::of(
                 format!("rdma {series}, post to completion"),
@@ -135,19 +150,25 @@ pub(super) fn latency(site: &Site<'_>, setting: &Setting) -> Result<Finding, Bro
             ));
         }
         let value = figures.first().map_or(0.0, |figure| figure.value);
-        let mut claim = Claim::default();
         claim.seen("8 bytes, one request at a time, medians");
         Ok(claim.finish().with_value(value, "us").with_figures(figures))
     })
 }
 
-/// The median of requests that are made one after the other, in µs.
+/// The first word of some memory.
+fn word(region: &Registered<'_, Mapping>) -> u64 {
+    let mut bytes = [0; 8];
+    region.load(0, &mut bytes);
+    u64::from_ne_bytes(bytes)
+}
+
+/// The median of requests that are made one after the other, in µs, and how many they were.
 fn one_by_one(
     site: &Site<'_>,
     wire: &Loopback<'_>,
     near: &Registered<'_, Mapping>,
     work: Work,
-) -> Result<f64, VerbsError> {
+) -> Result<(f64, u64), VerbsError> {
     let (begun, mut times) = (Instant::now(), Vec::new());
     while times.len() < FEW || begun.elapsed() < ROUND {
         let one = Instant::now();
@@ -156,5 +177,5 @@ fn one_by_one(
         times.push(one.elapsed().as_nanos() as f64 / 1000.0);
     }
     times.sort_by(f64::total_cmp);
-    Ok(times[times.len() / 2])
+    Ok((times[times.len() / 2], times.len() as u64))
 }
