@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a guest of ours needs; those built into the kernel are passed over.
-pub(crate) const OF_GUEST: [&str; 9] = [
+pub(crate) const OF_GUEST: [&str; 11] = [
     "virtio_pci",
     "virtio_blk",
     "virtio_net",
@@ -12,6 +12,8 @@ pub(crate) const OF_GUEST: [&str; 9] = [
     "nvme",
     "pvpanic_mmio",
     "pvpanic_pci",
+    "button",
+    "evdev",
     "ext4",
 ];
 
@@ -37,7 +39,7 @@ pub(crate) const OF_RDMA: [&str; 12] = [
 ];
 
 /// What a guest of the emulated Grace host needs: the same, where it has devices of ours beside.
-pub(crate) const OF_ARM64: [&str; 10] = [
+pub(crate) const OF_ARM64: [&str; 12] = [
     "virtio_pci",
     "virtio_blk",
     "virtio_net",
@@ -48,6 +50,8 @@ pub(crate) const OF_ARM64: [&str; 10] = [
     "e1000e",
     "pvpanic_mmio",
     "pvpanic_pci",
+    "button",
+    "evdev",
 ];
 
 /// What the emulated host needs: its share, KVM on AMD, what gives guests their devices, VFIO, errors of functions, and device-DAX. It has no

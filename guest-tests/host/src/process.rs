@@ -40,6 +40,8 @@ pub(crate) enum Reaction {
     Go,
     /// The child, and not its descendants, gets SIGTERM.
     Terminate,
+    /// It gets SIGPWR.
+    Press,
     /// The child gets SIGKILL.
     Kill,
 }
@@ -146,6 +148,7 @@ fn react(reaction: Reaction, pid: Pid) {
     let signal = match reaction {
         Reaction::Go => return,
         Reaction::Terminate => Signal::TERM,
+        Reaction::Press => Signal::POWER,
         Reaction::Kill => Signal::KILL,
     };
     // It may have ended by itself just now.

@@ -327,6 +327,9 @@ impl Runner {
                     signalled = true;
                     return Reaction::Terminate;
                 }
+                if scenario.press_on.is_some_and(|mark| text.contains(mark)) {
+                    return Reaction::Press;
+                }
                 Reaction::Go
             })?;
         let collected = Collected { lines, ending, millis: millis(begun) };

@@ -58,6 +58,7 @@ Debian's initramfs gives a shell for the word \"break\"; /sys/devices/system/nod
 
 On a terminal every key goes to the guest, Ctrl-C too. SIGTERM, SIGINT and SIGHUP end the machine with its disks
 flushed: kill PID, from elsewhere. Storage that does not answer is waited for 30 s, or until a second signal.
+SIGPWR presses the guest's power button: kill -PWR PID asks it to shut down, and what runs in it decides.
 
 Exit codes: 0 the guest powered off or a signal ended it; 1 the guest failed: panic, reset, triple fault;
 2 the configuration is wrong; 3 the host lacks something; 4 a bug in egm-vmm";

@@ -14,7 +14,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use super::board::Board;
 use super::bus::Overlap;
 use super::exit::ExitLatch;
-use super::poison::{ErrorBlock, Poison};
+use super::poison::{ErrorBlock, Interrupt, Poison};
 use super::signals::Signals;
 use super::tree::{self, Connections, TreeError};
 use super::vcpu::{Shared, Vcpu};
@@ -30,7 +30,7 @@ use crate::kvm::{KvmError, SlotTable, Vm};
 use crate::memory::GuestRam;
 use crate::passthrough::NEEDS_CACHING;
 use crate::pci::RootComplex;
-use crate::plan::{ERRORS, Plan};
+use crate::plan::{ERRORS, POWER_BUTTON, Plan};
 use crate::resources::{OpenDevice, Resources, ThreadError};
 
 /// Why a machine could not be built.
@@ -144,7 +144,9 @@ pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
     subscribers.push(Arc::clone(&poison) as Subscriber);
     let events = EventManager::new().map_err(io::Error::other)?;
     subscribers.push(Arc::new(Mutex::new(Wake(Arc::clone(&exit)))));
-    subscribers.push(Arc::new(Mutex::new(Signals::new(Arc::clone(&exit))?))); // until here they end the process
+    let button = acpi_line(plan, POWER_BUTTON).map(|gsi| pulse(&vm, gsi));
+    // Until here signals end the process.
+    subscribers.push(Arc::new(Mutex::new(Signals::new(Arc::clone(&exit), button)?)));
     let Board { ports, memory, .. } = board;
     let shared = Arc::new(Shared { ports, memory, exit, checks });
     Ok(Machine { events, vcpus, shared, devices: tree.devices, hotplug, poison, subscribers, _vm: vm, ram })
@@ -211,14 +213,20 @@ fn load_guest(
     memory
         .write_slice(&image.bytes, at(image.base))
         .map_err(|_| error(BootError::Memory { at: image.base.get() }))?;
-    let errors = image.errors.zip(plan.line(ERRORS)).filter(|_| plan.boot.tables == BootTables::Acpi);
-    let errors = errors.map(|(block, gsi)| {
-        let line = vm.line(gsi);
-        // An edge: the controller remembers it. A number that it has not is in no plan.
-        let pulse = move || [true, false].into_iter().for_each(|high| drop(line.set(high)));
-        ErrorBlock::new(memory.clone(), block.start(), Box::new(pulse))
-    });
+    let errors = image.errors.zip(acpi_line(plan, ERRORS));
+    let errors = errors.map(|(block, gsi)| ErrorBlock::new(memory.clone(), block.start(), pulse(vm, gsi)));
     Ok((boot::load(plan, memory, files, &image).map_err(error)?, errors))
+}
+
+/// The line of `owner`, whom only ACPI's tables have.
+fn acpi_line(plan: &Plan, owner: &str) -> Option<u32> {
+    plan.line(owner).filter(|_| plan.boot.tables == BootTables::Acpi)
+}
+
+/// What makes an edge on line `gsi`, which the controller remembers. A number that it has not is in no plan.
+fn pulse(vm: &Vm, gsi: u32) -> Interrupt {
+    let line = vm.line(gsi);
+    Box::new(move || [true, false].into_iter().for_each(|high| drop(line.set(high))))
 }
 
 #[cfg(test)]

@@ -12,6 +12,8 @@ pub const PLAN_VERSION: u32 = 1;
 
 /// Owner of the line by which a guest hears that its tables have news of bad memory.
 pub const ERRORS: &str = "errors";
+/// Owner of the line by which a guest hears that its power button was pressed.
+pub const POWER_BUTTON: &str = "power-button";
 
 /// Everything that [`crate::resources`] opens and [`crate::machine`] builds, in guest terms.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

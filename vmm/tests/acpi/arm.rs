@@ -47,7 +47,7 @@ pub(crate) fn sample_plan() -> Plan {
     plan.nodes.insert(2, gpu);
     plan.distances =
         vec![vec![10, 21, 80, 80], vec![22, 10, 120, 90], vec![80, 120, 10, 80], vec![80, 90, 80, 10]];
-    plan.lines = [(33, "serial"), (34, "errors")]
+    plan.lines = [(33, "serial"), (34, "errors"), (35, "power-button")]
         .map(|(gsi, owner)| LinePlan { gsi, owner: owner.to_owned() })
         .to_vec();
     plan.ports.clear();
@@ -372,6 +372,8 @@ fn hest_leads_to_a_clear_error_block_of_which_an_event_device_tells() {
         "\"ACPI0013\"",
         "(ResourceConsumer, Edge, ActiveHigh, Exclusive",
         "Notify (ERRD, 0x80)",
+        "Device (PWRB) { Name (_HID, EisaId (\"PNP0C0C\") /* Power Button Device */)",
+        "If ((Arg0 == 0x23)) { Notify (PWRB, 0x80)",
     ] {
         assert!(text.contains(part), "no {part} in {text}");
     }

@@ -101,7 +101,9 @@ fn sample_plan() -> Plan {
             node(5, [], &[(0, 350, 450_000), (1, 600, 38_004)]),
         ],
         distances: vec![vec![10, 21, 80], vec![22, 10, 90], vec![80, 90, 10]],
-        lines: vec![LinePlan { gsi: 4, owner: "serial".to_owned() }],
+        lines: [(4, "serial"), (5, "power-button")]
+            .map(|(gsi, owner)| LinePlan { gsi, owner: owner.to_owned() })
+            .to_vec(),
         ports: vec![
             port(0x3f8, 8, "serial"),
             port(0x505, 1, "pvpanic"),
@@ -539,6 +541,8 @@ fn dsdt_names_the_windows_ports_and_root_ports_of_the_plan() {
         "IO (Decode16, 0x03F8, 0x03F8, 0x01, 0x08, ) Interrupt (ResourceConsumer, Edge, ActiveHigh, Exclusive, ,, ) \
          { 0x00000004, }",
         "IO (Decode16, 0x0505, 0x0505, 0x01, 0x01, )",
+        "Device (PWRB) { Name (_HID, EisaId (\"PNP0C0C\") /* Power Button Device */)",
+        "If ((Arg0 == 0x05)) { Notify (PWRB, 0x80)",
     ] {
         assert!(text.contains(part), "{part} is not in {text}");
     }

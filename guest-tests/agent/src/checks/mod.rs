@@ -26,6 +26,7 @@ mod nvme;
 mod passed_fuzz;
 mod passed_net;
 mod pci;
+mod power_button;
 mod rng;
 mod validate;
 mod virtio_blk;
@@ -183,6 +184,11 @@ pub(crate) static ALL: &[Check] = &[
         "validate",
         "egm-guest validate finds nothing wrong with this guest, and egm-guest doctor has something to say",
         validate::run,
+    )),
+    by_name(check(
+        "power_button",
+        "the guest hears its power button, which the host presses",
+        power_button::run,
     )),
     by_name(check(
         "disk_busy",

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{GraceKernel, PLAIN, Scenario, Tale};
+use super::{GraceKernel, PLAIN, Scenario, Tale, button};
 use crate::disk::Proof;
 use crate::grace;
 use crate::judge::Expected;
@@ -18,15 +18,26 @@ const GRACE: Scenario =
 /// What is left where nothing may be built: short enough for every run of the tests.
 pub(super) const STOCK: Scenario = Scenario {
     name: "grace-stock",
-    story: "Debian's kernel as host, too: ACPI, a slice of host memory, a passed NVMe drive; twice",
+    story: "Debian's kernel as host, too: ACPI, a slice of host memory, a passed NVMe drive, the power button; twice",
+    press_on: Some(button::LISTENS),
     grace_kernel: GraceKernel::Debian,
     region: Some("local"),
-    words: "egm.checks=cpus,memory_map,numa,acpi_tables,acpi_numa,pci,nvme,egm_pattern egm.arg.nvme.serial=egm0 \
+    words: "egm.checks=cpus,memory_map,numa,acpi_tables,acpi_numa,pci,power_button,nvme,egm_pattern egm.arg.nvme.serial=egm0 \
             quiet",
     expected: Expected {
         exit: 0,
         summary: true,
-        checks: &["cpus", "memory_map", "numa", "acpi_tables", "acpi_numa", "pci", "nvme", "egm_pattern"],
+        checks: &[
+            "cpus",
+            "memory_map",
+            "numa",
+            "acpi_tables",
+            "acpi_numa",
+            "pci",
+            "power_button",
+            "nvme",
+            "egm_pattern",
+        ],
     },
     long: false,
     ..NVME

@@ -2,6 +2,7 @@
 
 mod boots;
 mod broker;
+mod button;
 mod debian_root;
 mod demo;
 mod grace;
@@ -43,6 +44,8 @@ pub(crate) struct Scenario {
     pub(crate) expected: Expected,
     /// The VMM gets SIGTERM when the guest writes a line that contains this.
     pub(crate) terminate_on: Option<&'static str>,
+    /// The same with SIGPWR, which presses the guest's power button.
+    pub(crate) press_on: Option<&'static str>,
     /// Where its EGM slice comes from, for the stories of slices, which have boots of their own.
     pub(crate) region: Option<&'static str>,
     /// Whether its guest has no other memory: the slice is its node 0, with its processor.
@@ -142,6 +145,7 @@ const PLAIN: Scenario = Scenario {
     end: "",
     expected: Expected { exit: 0, summary: true, checks: &[] },
     terminate_on: None,
+    press_on: None,
     region: None,
     slice_alone: false,
     tale: Tale::Owned,
@@ -172,6 +176,7 @@ pub(crate) const ALL: &[Scenario] = &[
     reset::SCENARIO,
     panic::SCENARIO,
     sigterm::SCENARIO,
+    button::SCENARIO,
     hostile::SCENARIO,
     slices::MEM,
     slices::MEMMAP,

@@ -32,7 +32,7 @@ use egm_address::{Guest, Span};
 
 use crate::arch::{FixedWindow, Layout, fixed};
 use crate::config::Cpus;
-use crate::plan::{ERRORS, IntxLines, WindowKind};
+use crate::plan::{ERRORS, IntxLines, POWER_BUTTON, WindowKind};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -102,7 +102,7 @@ pub const LAYOUT: Layout = Layout {
         FixedWindow { kind: WindowKind::Device, label: "clock", span: fixed(CLOCK, CLOCK + 4 * KIB) },
         FixedWindow { kind: WindowKind::Device, label: "pvpanic", span: fixed(PVPANIC, PVPANIC + 4 * KIB) },
     ],
-    lines: &[("serial", 33), (ERRORS, 34)],
+    lines: &[("serial", 33), (ERRORS, 34), (POWER_BUTTON, 35)],
     intx: Some(IntxLines { first: 40, count: 8 }),
     ports: &[],
     hardware_id: mpidr,

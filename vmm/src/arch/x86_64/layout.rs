@@ -35,7 +35,7 @@ use egm_address::{Guest, Span};
 
 use crate::arch::{FixedWindow, Layout, fixed};
 use crate::config::Cpus;
-use crate::plan::{IntxLines, WindowKind};
+use crate::plan::{IntxLines, POWER_BUTTON, WindowKind};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -101,7 +101,7 @@ pub const LAYOUT: Layout = Layout {
             span: fixed(KVM_PAGES, KVM_TSS + 12 * KIB),
         },
     ],
-    lines: &[("serial", 4)],
+    lines: &[("serial", 4), (POWER_BUTTON, 5)],
     intx: Some(IntxLines { first: 16, count: 8 }),
     ports: &[("serial", 0x3f8, 8), ("pvpanic", 0x505, 1), ("sleep", 0x600, 2), ("reset", 0x604, 1)],
     hardware_id: x2apic_id,

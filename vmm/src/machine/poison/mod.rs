@@ -29,7 +29,7 @@ use vmm_sys_util::timerfd::TimerFd;
 
 use self::again::Again;
 pub(super) use self::checks::MachineChecks;
-pub(super) use self::errors::ErrorBlock;
+pub(super) use self::errors::{ErrorBlock, Interrupt};
 use self::places::{Place, Places};
 use crate::arch::native::machine_check::Reporter;
 use crate::error::Chain;

@@ -14,7 +14,7 @@
 
 mod bridge;
 mod clock;
-mod errors;
+mod events;
 mod platform;
 
 use std::collections::BTreeSet;

@@ -4,10 +4,10 @@ use acpi_tables::aml::{Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Res
 use acpi_tables::{Aml, AmlSink};
 use egm_address::{Guest, Span};
 
-use super::{clock, errors};
+use super::{clock, events};
 use crate::config::Architecture;
 use crate::firmware::{FirmwareError, device, ports, window_error};
-use crate::plan::{ERRORS, Plan};
+use crate::plan::Plan;
 
 /// Registers of a 16550.
 const SERIAL_PORTS: u8 = 8;
@@ -25,9 +25,7 @@ pub(super) fn write(sink: &mut dyn AmlSink, plan: &Plan) -> Result<(), FirmwareE
     if let Ok(span) = device(plan, "clock") {
         clock::write(sink, span);
     }
-    if let Some(gsi) = plan.line(ERRORS) {
-        errors::write(sink, gsi);
-    }
+    events::write(sink, plan);
     Ok(())
 }
 

@@ -1,0 +1,17 @@
+//! An operator who presses the power button.
+
+use super::{PLAIN, Scenario};
+use crate::judge::Expected;
+
+/// What the check says when it listens.
+pub(super) const LISTENS: &str = "egm-button";
+
+/// The guest hears the key, and goes on until its own end.
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "power-button",
+    story: "SIGPWR to the VMM is KEY_POWER for the guest, which decides itself when to power off",
+    words: "egm.checks=power_button,cpus",
+    expected: Expected { exit: 0, summary: true, checks: &["power_button", "cpus"] },
+    press_on: Some(LISTENS),
+    ..PLAIN
+};
