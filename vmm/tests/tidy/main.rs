@@ -43,6 +43,7 @@ const ROOMS: &[(&str, &str)] = &[
     ("guest-tests/memory/src/mapping.rs", "mmap of BARs in the guest"),
     ("guest-tests/shmem/src/library/mod.rs", "calls of NVSHMEM's library"),
     ("guest-tests/shmem/src/library/pe.rs", "calls of NVSHMEM's library"),
+    ("guest-tests/shmem/src/library/collective.rs", "collective calls of NVSHMEM's library"),
     ("guest-tests/verbs/src/device.rs", "calls of libibverbs about devices"),
     ("guest-tests/verbs/src/gpu.rs", "GPU memory that an RDMA device writes"),
     ("guest-tests/verbs/src/library.rs", "functions of libibverbs"),

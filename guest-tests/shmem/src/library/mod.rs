@@ -6,6 +6,7 @@
 
 #![expect(unsafe_code, reason = "calls into a library that is loaded at run time")]
 
+mod collective;
 mod pe;
 
 use std::ffi::{c_int, c_uint, c_void};

@@ -12,7 +12,7 @@ use std::marker::PhantomData;
 use egm_cuda::{Context, Stream};
 
 use super::{Address, Library, Words};
-use crate::abi::{Compare, INIT_WITH_UNIQUE_ID, InitAttributes, SignalOp, TEAM_WORLD, UniqueId};
+use crate::abi::{Compare, INIT_WITH_UNIQUE_ID, InitAttributes, SignalOp, UniqueId};
 use crate::error::ShmemError;
 use crate::memory::{Memory, Peer, Range};
 
@@ -23,10 +23,10 @@ pub(in crate::library) fn checked(call: &'static str, status: c_int) -> Result<(
 
 /// This process as one PE of a job. It stays on the thread that started it, whose CUDA context it uses.
 pub struct Pe {
-    library: Library,
+    pub(super) library: Library,
     context: Context,
     pe: i32,
-    pes: i32,
+    pub(super) pes: i32,
     /// Neither `Send` nor `Sync`: the library is asked for one calling thread at a time.
     stays: PhantomData<*const ()>,
 }
@@ -161,7 +161,7 @@ impl Pe {
         }))
     }
 
-    fn transfer(
+    pub(super) fn transfer(
         &self,
         what: &'static str,
         to: Range<'_>,
@@ -282,104 +282,6 @@ impl Pe {
         // SAFETY: a stream of this context.
         unsafe { (self.library.functions.quiet_on)(on.raw().cast()) }
     }
-
-    /// Waits until all PEs are here and all their transfers have arrived. Collective.
-    pub fn barrier(&self) {
-        // SAFETY: the library has started.
-        unsafe { (self.library.functions.barrier_all)() }
-    }
-
-    /// Queues [`barrier`](Self::barrier) on a stream. Collective.
-    pub fn barrier_on(&self, on: &Stream) {
-        // SAFETY: a stream of this context.
-        unsafe { (self.library.functions.barrier_all_on)(on.raw().cast()) }
-    }
-
-    /// Queues the sum of each word of all PEs' `from`, into everybody's `to`. Collective.
-    ///
-    /// # Errors
-    /// [`ShmemError::Length`] when the ranges are not as many aligned words; [`ShmemError::Status`].
-    pub fn sum_on(&self, to: Range<'_>, from: Range<'_>, on: &Stream) -> Result<(), ShmemError> {
-        let (words, to, from) = reduction(to, from)?;
-        // SAFETY: two ranges of as many aligned words of symmetric memory, a stream of this context.
-        checked("nvshmemx_uint64_sum_reduce_on_stream", unsafe {
-            (self.library.functions.sum_on)(TEAM_WORLD, to, from, words, on.raw().cast())
-        })
-    }
-
-    /// Queues the greatest of each word of all PEs' `from`, into everybody's `to`. Collective.
-    ///
-    /// # Errors
-    /// As [`sum_on`](Self::sum_on).
-    pub fn max_on(&self, to: Range<'_>, from: Range<'_>, on: &Stream) -> Result<(), ShmemError> {
-        let (words, to, from) = reduction(to, from)?;
-        // SAFETY: as in `sum_on`.
-        checked("nvshmemx_uint64_max_reduce_on_stream", unsafe {
-            (self.library.functions.max_on)(TEAM_WORLD, to, from, words, on.raw().cast())
-        })
-    }
-
-    /// Queues a copy of `root`'s `from` into everybody's `to`. Collective.
-    ///
-    /// # Errors
-    /// [`ShmemError::Length`], [`ShmemError::NoPe`], [`ShmemError::Status`].
-    pub fn broadcast_on(
-        &self,
-        to: Range<'_>,
-        from: Range<'_>,
-        root: i32,
-        on: &Stream,
-    ) -> Result<(), ShmemError> {
-        let root = self.transfer("broadcast", to, from, root)?;
-        let (to, from, bytes) = (pointer(to.address()), pointer(from.address()), to.len());
-        // SAFETY: as in `put_on`.
-        checked("nvshmemx_broadcastmem_on_stream", unsafe {
-            (self.library.functions.broadcast_on)(TEAM_WORLD, to, from, bytes, root, on.raw().cast())
-        })
-    }
-
-    /// Queues a copy of everybody's `from`, one after the other by number, into everybody's `to`. Collective.
-    ///
-    /// # Errors
-    /// [`ShmemError::Length`] when `to` has not room for all; [`ShmemError::Status`].
-    pub fn collect_on(&self, to: Range<'_>, from: Range<'_>, on: &Stream) -> Result<(), ShmemError> {
-        self.blocks("collect", to, from.len())?;
-        let (to, from, bytes) = (pointer(to.address()), pointer(from.address()), from.len());
-        // SAFETY: `to` has room for a block of `bytes` of each PE; a stream of this context.
-        checked("nvshmemx_fcollectmem_on_stream", unsafe {
-            (self.library.functions.collect_on)(TEAM_WORLD, to, from, bytes, on.raw().cast())
-        })
-    }
-
-    /// Queues an exchange: block `i` of this PE's `from` becomes block number-of-this-PE of PE `i`'s `to`.
-    /// Collective; `block` is the length of a block in bytes.
-    ///
-    /// # Errors
-    /// [`ShmemError::Length`] when a range has not a block for each PE; [`ShmemError::Status`].
-    pub fn exchange_on(
-        &self,
-        to: Range<'_>,
-        from: Range<'_>,
-        block: usize,
-        on: &Stream,
-    ) -> Result<(), ShmemError> {
-        self.blocks("exchange", to, block)?;
-        self.blocks("exchange", from, block)?;
-        let (to, from) = (pointer(to.address()), pointer(from.address()));
-        // SAFETY: both have a block of `block` bytes for each PE; a stream of this context.
-        checked("nvshmemx_alltoallmem_on_stream", unsafe {
-            (self.library.functions.exchange_on)(TEAM_WORLD, to, from, block, on.raw().cast())
-        })
-    }
-
-    fn blocks(&self, what: &'static str, range: Range<'_>, block: usize) -> Result<(), ShmemError> {
-        let pes = usize::try_from(self.pes).unwrap_or(0);
-        if block.checked_mul(pes) == Some(range.len()) {
-            Ok(())
-        } else {
-            Err(ShmemError::Length { what, bytes: range.len(), with: block })
-        }
-    }
 }
 
 /// A number of the driver's, which counts bytes of this address space.
@@ -388,7 +290,7 @@ fn whole(number: u64) -> usize {
 }
 
 /// An address as the library takes it.
-const fn pointer(address: usize) -> Address {
+pub(super) const fn pointer(address: usize) -> Address {
     std::ptr::without_provenance_mut(address)
 }
 
@@ -397,12 +299,4 @@ fn one_word(signal: Range<'_>) -> Result<Words, ShmemError> {
         1 => Ok(pointer(signal.address()).cast()),
         _ => Err(ShmemError::Length { what: "signal", bytes: signal.len(), with: 8 }),
     }
-}
-
-fn reduction(to: Range<'_>, from: Range<'_>) -> Result<(usize, Words, *const u64), ShmemError> {
-    let words = from.words("reduction")?;
-    if to.words("reduction")? != words {
-        return Err(ShmemError::Length { what: "reduction", bytes: from.len(), with: to.len() });
-    }
-    Ok((words, pointer(to.address()).cast(), pointer(from.address()).cast_const().cast()))
 }
