@@ -5,7 +5,7 @@
 //! here by hand ([`abi`]).
 //!
 //! ```text
-//! Verbs ─► Devices ─► Device ─► Context ─┬─► Domain ─┬─► Registered<M> ─► Piece (ours), Remote (theirs)
+//! Verbs ─► Devices ─► Device ─► Context ─┬─► Domain ─┬─► Registered<M> ─► Sge (ours), Remote (theirs)
 //!                                        │           └─► QueuePair ─connect─► Connected ─► post(Work)
 //!                                        └─► CompletionQueue ─► Completion
 //! ```
@@ -26,7 +26,7 @@ pub use device::{Context, Device, Devices};
 pub use error::VerbsError;
 pub use gpu::Mlx5;
 pub use library::Verbs;
-pub use memory::{Access, DmaBuf, Domain, Memory, Piece, Registered, Remote};
+pub use memory::{Access, DmaBuf, Domain, Memory, Registered, Remote, Sge};
 pub use queue::{Completion, CompletionQueue, Connected, QueuePair, Work};
 pub use steps::{Endpoint, Place};
 pub use told::{Abilities, Atomics, Gid, GidKind, Mtu, Odp, Port, best_gid};

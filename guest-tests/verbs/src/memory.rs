@@ -235,14 +235,14 @@ impl<'d, M> Registered<'d, M> {
     /// # Errors
     ///
     /// When it does not lie inside, or is larger than a request's 32 bits say.
-    pub fn piece(&self, offset: usize, size: usize) -> Result<Piece<'_>, VerbsError> {
+    pub fn sge(&self, offset: usize, size: usize) -> Result<Sge<'_>, VerbsError> {
         let address = self.inside(offset, size)?;
         let length = u32::try_from(size).map_err(|_| VerbsError::Bound {
             what: "a request's size",
             value: size as u64,
             rule: "0xffffffff at most",
         })?;
-        Ok(Piece { address, length, key: self.local_key, of: PhantomData })
+        Ok(Sge { address, length, lkey: self.local_key, of: PhantomData })
     }
 
     /// What the other side has to know to use `size` bytes from `offset`.
@@ -251,7 +251,7 @@ impl<'d, M> Registered<'d, M> {
     ///
     /// When they do not lie inside.
     pub fn remote(&self, offset: usize, size: usize) -> Result<Remote, VerbsError> {
-        Ok(Remote { address: self.inside(offset, size)?, key: self.remote_key })
+        Ok(Remote { address: self.inside(offset, size)?, rkey: self.remote_key })
     }
 
     /// The address of `size` bytes at `offset`, which lie inside.
@@ -341,19 +341,19 @@ impl<M> Drop for Registered<'_, M> {
     }
 }
 
-/// A piece of registered memory, for one request.
+/// A scatter/gather element: a piece of registered memory, for one request.
 #[derive(Debug, Clone, Copy)]
-pub struct Piece<'m> {
+pub struct Sge<'m> {
     address: u64,
     length: u32,
-    key: u32,
+    lkey: u32,
     of: PhantomData<&'m ()>,
 }
 
-impl Piece<'_> {
+impl Sge<'_> {
     /// As the library wants it.
     pub(crate) const fn entry(self) -> abi::Sge {
-        abi::Sge { addr: self.address, length: self.length, lkey: self.key }
+        abi::Sge { addr: self.address, length: self.length, lkey: self.lkey }
     }
 }
 
@@ -362,8 +362,8 @@ impl Piece<'_> {
 pub struct Remote {
     /// First byte.
     pub address: u64,
-    /// Key of its registration.
-    pub key: u32,
+    /// Key of its registration, for remote access.
+    pub rkey: u32,
 }
 
 impl Remote {

@@ -1,7 +1,7 @@
 //! The unsafe room of queues: completions, and reliable connections in their states.
 //!
 //! Callers rely on this: a queue pair borrows its domain and its completion queue, so it is gone before them; requests
-//! are posted only to one that is connected ([`Connected`]), each with one [`Piece`] of memory that is registered; what
+//! are posted only to one that is connected ([`Connected`]), each with one [`Sge`] of memory that is registered; what
 //! the library answers is bounded before it is believed.
 #![expect(unsafe_code, reason = "calls of libibverbs about queues")]
 
@@ -14,7 +14,7 @@ use crate::abi::{self, QpAttr};
 use crate::device::{Context, check};
 use crate::error::{status_hint, status_name};
 use crate::library::{PollCq, PostRecv, PostSend};
-use crate::memory::{Domain, Piece, Remote};
+use crate::memory::{Domain, Remote, Sge};
 use crate::steps::{Endpoint, MASK_24, Place, init, ready_to_receive, ready_to_send};
 
 /// Completions that are taken at once.
@@ -171,12 +171,12 @@ impl<'d> Domain<'d> {
 }
 
 impl<'q> QueuePair<'q> {
-    /// What the other end has to know, with `packet` as the first packet's number.
+    /// What the other end has to know, with `psn` as the first packet's number.
     #[must_use]
-    pub fn endpoint(&self, place: &Place, packet: u32) -> Endpoint {
+    pub fn endpoint(&self, place: &Place, psn: u32) -> Endpoint {
         Endpoint {
             number: self.number,
-            packet: packet & MASK_24,
+            psn: psn & MASK_24,
             lid: place.port.lid,
             gid: place.gid.bytes,
             mtu: place.port.mtu,
@@ -196,7 +196,7 @@ impl<'q> QueuePair<'q> {
     ) -> Result<Connected<'q>, VerbsError> {
         // State, partition key, port, access.
         self.modify(&mut init(place), 1 | 1 << 4 | 1 << 5 | 1 << 3)?;
-        // State, address, MTU, the other's number and packet, reads served, wait of the receiver.
+        // State, address, MTU, the other's number and packet sequence number, reads served, wait of the receiver.
         let steps = 1 | 1 << 7 | 1 << 8 | 1 << 20 | 1 << 12 | 1 << 17 | 1 << 15;
         self.modify(&mut ready_to_receive(place, ours, theirs), steps)?;
         // State, timeout, both retries, our packet, reads made.
@@ -250,7 +250,7 @@ impl Work {
     /// `enum ibv_wr_opcode` and what goes with it.
     const fn operation(self) -> (u32, abi::Target) {
         match self {
-            Self::Send => (2, rdma(Remote { address: 0, key: 0 })),
+            Self::Send => (2, rdma(Remote { address: 0, rkey: 0 })),
             Self::Write(remote) => (0, rdma(remote)),
             Self::Read(remote) => (4, rdma(remote)),
             Self::CompareSwap(remote, is, becomes) => (5, atomic(remote, is, becomes)),
@@ -260,11 +260,11 @@ impl Work {
 }
 
 const fn rdma(remote: Remote) -> abi::Target {
-    abi::Target { rdma: abi::Rdma { remote_addr: remote.address, rkey: remote.key } }
+    abi::Target { rdma: abi::Rdma { remote_addr: remote.address, rkey: remote.rkey } }
 }
 
 const fn atomic(remote: Remote, compare_add: u64, swap: u64) -> abi::Target {
-    abi::Target { atomic: abi::Atomic { remote_addr: remote.address, compare_add, swap, rkey: remote.key } }
+    abi::Target { atomic: abi::Atomic { remote_addr: remote.address, compare_add, swap, rkey: remote.rkey } }
 }
 
 /// An end of a reliable connection that is ready to send.
@@ -283,7 +283,7 @@ impl Connected<'_> {
     /// # Errors
     ///
     /// When the queue is full (`ENOMEM`) or the request malformed.
-    pub fn post(&self, id: u64, local: Piece<'_>, work: Work) -> Result<(), VerbsError> {
+    pub fn post(&self, id: u64, local: Sge<'_>, work: Work) -> Result<(), VerbsError> {
         let mut entry = local.entry();
         let (opcode, wr) = work.operation();
         let mut request = abi::SendWr {
@@ -309,7 +309,7 @@ impl Connected<'_> {
     /// # Errors
     ///
     /// As [`Connected::post`].
-    pub fn post_receive(&self, id: u64, local: Piece<'_>) -> Result<(), VerbsError> {
+    pub fn post_receive(&self, id: u64, local: Sge<'_>) -> Result<(), VerbsError> {
         let mut entry = local.entry();
         let mut request =
             abi::RecvWr { wr_id: id, next: ptr::null_mut(), sg_list: &raw mut entry, num_sge: 1 };

@@ -18,8 +18,8 @@ const NOT_READY: u8 = 12;
 pub struct Endpoint {
     /// Of its queue pair, 24 bits.
     pub number: u32,
-    /// Its first packet's, 24 bits.
-    pub packet: u32,
+    /// Sequence number of its first packet, 24 bits.
+    pub psn: u32,
     /// Its port's; 0 on Ethernet.
     pub lid: u16,
     /// Its port's.
@@ -36,9 +36,9 @@ pub struct Place {
     /// Its address.
     pub gid: Gid,
     /// Reads and atomics of the other side that are served at once.
-    pub reads_served: u8,
+    pub max_dest_rd_atomic: u8,
     /// Reads and atomics of this side at once.
-    pub reads_made: u8,
+    pub max_rd_atomic: u8,
 }
 
 pub(crate) fn init(place: &Place) -> QpAttr {
@@ -59,8 +59,8 @@ pub(crate) fn ready_to_receive(place: &Place, ours: &Endpoint, theirs: &Endpoint
         qp_state: 2,
         path_mtu: ours.mtu.min(theirs.mtu).number(),
         dest_qp_num: theirs.number & MASK_24,
-        rq_psn: theirs.packet & MASK_24,
-        max_dest_rd_atomic: place.reads_served,
+        rq_psn: theirs.psn & MASK_24,
+        max_dest_rd_atomic: place.max_dest_rd_atomic,
         min_rnr_timer: NOT_READY,
         ah_attr: AhAttr {
             dgid: words,
@@ -79,8 +79,8 @@ pub(crate) fn ready_to_receive(place: &Place, ours: &Endpoint, theirs: &Endpoint
 pub(crate) fn ready_to_send(place: &Place, ours: &Endpoint) -> QpAttr {
     QpAttr {
         qp_state: 3,
-        sq_psn: ours.packet & MASK_24,
-        max_rd_atomic: place.reads_made,
+        sq_psn: ours.psn & MASK_24,
+        max_rd_atomic: place.max_rd_atomic,
         timeout: TIMEOUT,
         retry_cnt: RETRIES,
         rnr_retry: RETRIES,
@@ -98,13 +98,13 @@ mod tests {
     fn place() -> Place {
         let kind = crate::GidKind::RoceV2;
         let gid = Gid { bytes: [7; 16], index: 3, port: 1, kind, interface: 2 };
-        Place { port: PORT, gid, reads_served: 4, reads_made: 2 }
+        Place { port: PORT, gid, max_dest_rd_atomic: 4, max_rd_atomic: 2 }
     }
 
     #[test]
     fn the_smaller_packet_of_both_ends_is_used_and_hostile_numbers_are_cut_to_24_bits() {
-        let ours = Endpoint { number: 1, packet: 2, lid: 0, gid: [7; 16], mtu: Mtu::B1024 };
-        let theirs = Endpoint { number: u32::MAX, packet: u32::MAX, lid: 0, gid: [9; 16], mtu: Mtu::B256 };
+        let ours = Endpoint { number: 1, psn: 2, lid: 0, gid: [7; 16], mtu: Mtu::B1024 };
+        let theirs = Endpoint { number: u32::MAX, psn: u32::MAX, lid: 0, gid: [9; 16], mtu: Mtu::B256 };
         let ready = ready_to_receive(&place(), &ours, &theirs);
         assert_eq!(ready.path_mtu, Mtu::B256.number());
         assert_eq!((ready.dest_qp_num, ready.rq_psn), (0xff_ffff, 0xff_ffff));
@@ -118,7 +118,7 @@ mod tests {
     fn infiniband_within_a_subnet_needs_no_global_address() {
         let mut place = place();
         place.port.ethernet = false;
-        let end = Endpoint { number: 1, packet: 2, lid: 5, gid: [7; 16], mtu: Mtu::B4096 };
+        let end = Endpoint { number: 1, psn: 2, lid: 5, gid: [7; 16], mtu: Mtu::B4096 };
         assert_eq!(ready_to_receive(&place, &end, &end).ah_attr.is_global, 0);
     }
 }

@@ -18,13 +18,13 @@ pub struct Abilities {
     /// Largest memory region in bytes.
     pub largest_region: u64,
     /// Requests that one queue holds, at least 1.
-    pub requests: u32,
+    pub max_qp_wr: u32,
     /// Completions that one queue holds, at least 1.
-    pub completions: u32,
+    pub max_cqe: u32,
     /// Reads and atomics that a queue pair serves at once, at least 1.
-    pub reads_served: u8,
+    pub max_dest_rd_atomic: u8,
     /// Reads and atomics that a queue pair has under way at once, at least 1.
-    pub reads_made: u8,
+    pub max_rd_atomic: u8,
     /// How far atomics are atomic.
     pub atomics: Atomics,
     /// On-demand paging.
@@ -89,10 +89,10 @@ impl Abilities {
             part: attr.vendor_part_id,
             ports: attr.phys_port_cnt,
             largest_region: attr.max_mr_size,
-            requests: positive(attr.max_qp_wr),
-            completions: positive(attr.max_cqe),
-            reads_served: few(attr.max_qp_rd_atom),
-            reads_made: few(attr.max_qp_init_rd_atom),
+            max_qp_wr: positive(attr.max_qp_wr),
+            max_cqe: positive(attr.max_cqe),
+            max_dest_rd_atomic: few(attr.max_qp_rd_atom),
+            max_rd_atomic: few(attr.max_qp_init_rd_atom),
             atomics: match attr.atomic_cap {
                 1 => Atomics::Device,
                 2 => Atomics::Global,
@@ -298,9 +298,9 @@ mod tests {
             told.orig.max_qp_init_rd_atom = words[3];
             told.orig.atomic_cap = words[4].cast_unsigned();
             let abilities = Abilities::from_told(String::new(), &told);
-            prop_assert!((1..=1 << 20).contains(&abilities.requests));
-            prop_assert!((1..=1 << 20).contains(&abilities.completions));
-            prop_assert!(abilities.reads_served >= 1 && abilities.reads_made >= 1);
+            prop_assert!((1..=1 << 20).contains(&abilities.max_qp_wr));
+            prop_assert!((1..=1 << 20).contains(&abilities.max_cqe));
+            prop_assert!(abilities.max_dest_rd_atomic >= 1 && abilities.max_rd_atomic >= 1);
         }
     }
 

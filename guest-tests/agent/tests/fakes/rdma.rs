@@ -75,11 +75,16 @@ const FAULTS: [Planted; 12] = [
         &[
             ("rdma.atomics", "are missing"),
             ("rdma.gpu_dmabuf", "the GPU's word after"),
-            ("rdma.latency", "after timed additions"),
+            ("rdma.latency", "after timed fetch-and-adds"),
         ],
     ),
     planted("atomic-answer", "", &[&["rdma.atomics"], GPU], &[("rdma.atomics", "each sum once")]),
-    planted("compare-always", "", &[&["rdma.atomics"]], &[("rdma.atomics", "the word after a comparison")]),
+    planted(
+        "compare-always",
+        "",
+        &[&["rdma.atomics"]],
+        &[("rdma.atomics", "the word after a compare-and-swap")],
+    ),
     planted(
         "pages-old",
         "",
@@ -274,7 +279,7 @@ fn memory_that_a_gpu_may_move_is_tried_and_waived_where_no_page_of_it_moved() {
     let folder = made(&fakes);
     // The stand-in's GPU reaches all memory where it is, so nothing moves: what is wrong is wrong all the same.
     for (fault, outcome, says) in [
-        ("", Outcome::Waived, "bytes written, read and sent, 32 odd pieces; a kernel compared"),
+        ("", Outcome::Waived, "bytes written, read and sent, 32 unaligned pieces; a kernel compared"),
         ("write-tail", Outcome::Failed, "a write, as the GPU sees it"),
         ("read-flip", Outcome::Failed, "of a read of"),
         ("odp-stale", Outcome::Failed, "a write, as the GPU sees it"),

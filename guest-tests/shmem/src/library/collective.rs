@@ -29,23 +29,23 @@ impl Pe {
     ///
     /// # Errors
     /// [`ShmemError::Length`] when the ranges are not as many aligned words; [`ShmemError::Status`].
-    pub fn sum_on(&self, to: Range<'_>, from: Range<'_>, on: &Stream) -> Result<(), ShmemError> {
+    pub fn sum_reduce_on(&self, to: Range<'_>, from: Range<'_>, on: &Stream) -> Result<(), ShmemError> {
         let (words, to, from) = reduction(to, from)?;
         // SAFETY: two ranges of as many aligned words of symmetric memory, a stream of this context.
         checked("nvshmemx_uint64_sum_reduce_on_stream", unsafe {
-            (self.library.functions.sum_on)(TEAM_WORLD, to, from, words, on.raw().cast())
+            (self.library.functions.sum_reduce_on)(TEAM_WORLD, to, from, words, on.raw().cast())
         })
     }
 
     /// Queues the greatest of each word of all PEs' `from`, into everybody's `to`. Collective.
     ///
     /// # Errors
-    /// As [`sum_on`](Self::sum_on).
-    pub fn max_on(&self, to: Range<'_>, from: Range<'_>, on: &Stream) -> Result<(), ShmemError> {
+    /// As [`sum_reduce_on`](Self::sum_reduce_on).
+    pub fn max_reduce_on(&self, to: Range<'_>, from: Range<'_>, on: &Stream) -> Result<(), ShmemError> {
         let (words, to, from) = reduction(to, from)?;
-        // SAFETY: as in `sum_on`.
+        // SAFETY: as in `sum_reduce_on`.
         checked("nvshmemx_uint64_max_reduce_on_stream", unsafe {
-            (self.library.functions.max_on)(TEAM_WORLD, to, from, words, on.raw().cast())
+            (self.library.functions.max_reduce_on)(TEAM_WORLD, to, from, words, on.raw().cast())
         })
     }
 
@@ -72,12 +72,12 @@ impl Pe {
     ///
     /// # Errors
     /// [`ShmemError::Length`] when `to` has not room for all; [`ShmemError::Status`].
-    pub fn collect_on(&self, to: Range<'_>, from: Range<'_>, on: &Stream) -> Result<(), ShmemError> {
-        self.blocks("collect", to, from.len())?;
+    pub fn fcollect_on(&self, to: Range<'_>, from: Range<'_>, on: &Stream) -> Result<(), ShmemError> {
+        self.blocks("fcollect", to, from.len())?;
         let (to, from, bytes) = (pointer(to.address()), pointer(from.address()), from.len());
         // SAFETY: `to` has room for a block of `bytes` of each PE; a stream of this context.
         checked("nvshmemx_fcollectmem_on_stream", unsafe {
-            (self.library.functions.collect_on)(TEAM_WORLD, to, from, bytes, on.raw().cast())
+            (self.library.functions.fcollect_on)(TEAM_WORLD, to, from, bytes, on.raw().cast())
         })
     }
 
@@ -86,19 +86,19 @@ impl Pe {
     ///
     /// # Errors
     /// [`ShmemError::Length`] when a range has not a block for each PE; [`ShmemError::Status`].
-    pub fn exchange_on(
+    pub fn alltoall_on(
         &self,
         to: Range<'_>,
         from: Range<'_>,
         block: usize,
         on: &Stream,
     ) -> Result<(), ShmemError> {
-        self.blocks("exchange", to, block)?;
-        self.blocks("exchange", from, block)?;
+        self.blocks("alltoall", to, block)?;
+        self.blocks("alltoall", from, block)?;
         let (to, from) = (pointer(to.address()), pointer(from.address()));
         // SAFETY: both have a block of `block` bytes for each PE; a stream of this context.
         checked("nvshmemx_alltoallmem_on_stream", unsafe {
-            (self.library.functions.exchange_on)(TEAM_WORLD, to, from, block, on.raw().cast())
+            (self.library.functions.alltoall_on)(TEAM_WORLD, to, from, block, on.raw().cast())
         })
     }
 

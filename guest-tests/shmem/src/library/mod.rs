@@ -53,17 +53,17 @@ functions! {
     get_on = "nvshmemx_getmem_on_stream": fn(Address, *const c_void, usize, c_int, Address);
     put_signal_on = "nvshmemx_putmem_signal_on_stream":
         fn(Address, *const c_void, usize, Words, u64, c_int, c_int, Address);
-    signal_on = "nvshmemx_signal_op_on_stream": fn(Words, u64, c_int, c_int, Address);
-    wait_on = "nvshmemx_signal_wait_until_on_stream": fn(Words, c_int, u64, Address);
+    signal_op_on = "nvshmemx_signal_op_on_stream": fn(Words, u64, c_int, c_int, Address);
+    signal_wait_until_on = "nvshmemx_signal_wait_until_on_stream": fn(Words, c_int, u64, Address);
     quiet_on = "nvshmemx_quiet_on_stream": fn(Address);
     barrier_all = "nvshmem_barrier_all": fn();
     barrier_all_on = "nvshmemx_barrier_all_on_stream": fn(Address);
-    sum_on = "nvshmemx_uint64_sum_reduce_on_stream": fn(i32, Words, *const u64, usize, Address) -> c_int;
-    max_on = "nvshmemx_uint64_max_reduce_on_stream": fn(i32, Words, *const u64, usize, Address) -> c_int;
+    sum_reduce_on = "nvshmemx_uint64_sum_reduce_on_stream": fn(i32, Words, *const u64, usize, Address) -> c_int;
+    max_reduce_on = "nvshmemx_uint64_max_reduce_on_stream": fn(i32, Words, *const u64, usize, Address) -> c_int;
     broadcast_on = "nvshmemx_broadcastmem_on_stream":
         fn(i32, Address, *const c_void, usize, c_int, Address) -> c_int;
-    collect_on = "nvshmemx_fcollectmem_on_stream": fn(i32, Address, *const c_void, usize, Address) -> c_int;
-    exchange_on = "nvshmemx_alltoallmem_on_stream": fn(i32, Address, *const c_void, usize, Address) -> c_int;
+    fcollect_on = "nvshmemx_fcollectmem_on_stream": fn(i32, Address, *const c_void, usize, Address) -> c_int;
+    alltoall_on = "nvshmemx_alltoallmem_on_stream": fn(i32, Address, *const c_void, usize, Address) -> c_int;
     register = "nvshmemx_buffer_register_symmetric": fn(Address, usize, c_int) -> Address;
     unregister = "nvshmemx_buffer_unregister_symmetric": fn(Address, usize) -> c_int;
 }

@@ -246,7 +246,7 @@ impl Pe {
     ///
     /// # Errors
     /// [`ShmemError::NoPe`]; [`ShmemError::Length`] when `signal` is not one aligned word.
-    pub fn signal_on(
+    pub fn signal_op_on(
         &self,
         signal: Range<'_>,
         value: u64,
@@ -256,7 +256,7 @@ impl Pe {
     ) -> Result<(), ShmemError> {
         let (word, pe) = (one_word(signal)?, self.peer(pe)?);
         // SAFETY: one aligned word of symmetric memory, a PE that is there, a stream of this context.
-        unsafe { (self.library.functions.signal_on)(word, value, what as c_int, pe, on.raw().cast()) };
+        unsafe { (self.library.functions.signal_op_on)(word, value, what as c_int, pe, on.raw().cast()) };
         Ok(())
     }
 
@@ -264,7 +264,7 @@ impl Pe {
     ///
     /// # Errors
     /// [`ShmemError::Length`] when `signal` is not one aligned word.
-    pub fn wait_on(
+    pub fn signal_wait_until_on(
         &self,
         signal: Range<'_>,
         until: Compare,
@@ -273,7 +273,9 @@ impl Pe {
     ) -> Result<(), ShmemError> {
         let word = one_word(signal)?;
         // SAFETY: one aligned word of symmetric memory, a stream of this context.
-        unsafe { (self.library.functions.wait_on)(word, until as c_int, value, on.raw().cast()) };
+        unsafe {
+            (self.library.functions.signal_wait_until_on)(word, until as c_int, value, on.raw().cast())
+        };
         Ok(())
     }
 

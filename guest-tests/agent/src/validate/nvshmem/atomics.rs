@@ -22,7 +22,7 @@ pub(super) fn atomics(element: &mut Element<'_>) -> Result<(), Broken> {
     element.pe.barrier();
     let word = memory.range(0, 8)?;
     for _ in 0..SIGNALS {
-        element.pe.signal_on(word, 3, SignalOp::Add, 0, &element.stream)?;
+        element.pe.signal_op_on(word, 3, SignalOp::Add, 0, &element.stream)?;
     }
     element.pe.quiet_on(&element.stream);
     element.stream.synchronize()?;

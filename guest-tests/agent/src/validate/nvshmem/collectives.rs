@@ -1,4 +1,4 @@
-//! Broadcast, collect, exchange and reductions, on the stream.
+//! Broadcast, fcollect, alltoall and reductions, on the stream.
 
 use egm_cuda::pattern;
 use egm_shmem::Memory;
@@ -14,8 +14,8 @@ pub(super) fn collectives(element: &mut Element<'_>) -> Result<(), Broken> {
     for (round, block) in (0..).zip(BLOCKS) {
         let memory = Buffers::new(element, block)?;
         broadcast(element, &memory, round * 64)?;
-        collect(element, &memory, round * 64 + 32)?;
-        exchange(element, &memory, round * 64 + 33)?;
+        fcollect(element, &memory, round * 64 + 32)?;
+        alltoall(element, &memory, round * 64 + 33)?;
         reduce(element, &memory, round * 64 + 34)?;
         element.pe.barrier();
         memory.free(element)?;
@@ -85,24 +85,24 @@ fn broadcast(element: &mut Element<'_>, memory: &Buffers<'_>, round: u16) -> Res
     Ok(())
 }
 
-fn collect(element: &mut Element<'_>, memory: &Buffers<'_>, round: u16) -> Result<(), Broken> {
+fn fcollect(element: &mut Element<'_>, memory: &Buffers<'_>, round: u16) -> Result<(), Broken> {
     memory.prepare(element, round)?;
     let (to, from) = (memory.to.range(0, memory.to.len())?, memory.from.range(0, memory.block)?);
-    element.pe.collect_on(to, from, &element.stream)?;
+    element.pe.fcollect_on(to, from, &element.stream)?;
     let blocks =
         (0..element.pe.count()).flat_map(|pe| Buffers::source(element, pe, round, (0, memory.words())));
     let should: Vec<u64> = blocks.collect();
-    memory.compare(element, "collect", &should)
+    memory.compare(element, "fcollect", &should)
 }
 
-fn exchange(element: &mut Element<'_>, memory: &Buffers<'_>, round: u16) -> Result<(), Broken> {
+fn alltoall(element: &mut Element<'_>, memory: &Buffers<'_>, round: u16) -> Result<(), Broken> {
     memory.prepare(element, round)?;
     let (to, from) = (memory.to.range(0, memory.to.len())?, memory.from.range(0, memory.from.len())?);
-    element.pe.exchange_on(to, from, memory.block, &element.stream)?;
+    element.pe.alltoall_on(to, from, memory.block, &element.stream)?;
     let (words, me) = (memory.words(), u64::from(element.me().unsigned_abs()));
     let block = |pe| Buffers::source(element, pe, round, (me * words, words));
     let should: Vec<u64> = (0..element.pe.count()).flat_map(block).collect();
-    memory.compare(element, "exchange", &should)
+    memory.compare(element, "alltoall", &should)
 }
 
 fn reduce(element: &mut Element<'_>, memory: &Buffers<'_>, round: u16) -> Result<(), Broken> {
@@ -113,11 +113,11 @@ fn reduce(element: &mut Element<'_>, memory: &Buffers<'_>, round: u16) -> Result
             .unwrap_or_default()
     };
     memory.prepare(element, round)?;
-    element.pe.sum_on(to, from, &element.stream)?;
+    element.pe.sum_reduce_on(to, from, &element.stream)?;
     let should = of_all(element, u64::wrapping_add);
-    memory.compare(element, "sum", &should)?;
+    memory.compare(element, "sum reduction", &should)?;
     memory.prepare(element, round)?;
-    element.pe.max_on(to, from, &element.stream)?;
+    element.pe.max_reduce_on(to, from, &element.stream)?;
     let should = of_all(element, u64::max);
-    memory.compare(element, "maximum", &should)
+    memory.compare(element, "max reduction", &should)
 }

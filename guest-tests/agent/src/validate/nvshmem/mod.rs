@@ -61,7 +61,7 @@ pub(super) static ALL: &[Validation] = &[
     job!("nvshmem.signal", "who sees a put's signal sees its data"),
     job!("nvshmem.atomics", "no addition of any PE to one word is lost, by signals or by kernels"),
     job!("nvshmem.barrier", "behind a barrier, everything that was put before it is there"),
-    job!("nvshmem.collectives", "broadcast, collect, exchange, sum and maximum are right"),
+    job!("nvshmem.collectives", "broadcast, fcollect, alltoall, sum and max reductions are right"),
     job!("nvshmem.bandwidth", "how fast puts and gets are"),
     job!(job::BUFFER, "a buffer in HOST_NUMA memory is registered and reached as symmetric memory"),
 ];

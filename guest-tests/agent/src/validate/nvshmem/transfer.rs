@@ -213,7 +213,7 @@ fn exchange(
         let at = message * MESSAGE;
         let (number, ranges) = (message as u64 + 1, (to.range(at, MESSAGE)?, from.range(at, MESSAGE)?));
         pe.put_signal_on(ranges, word, number, element.next(), &element.stream)?;
-        pe.wait_on(word, Compare::AtLeast, number, receiver)?;
+        pe.signal_wait_until_on(word, Compare::AtLeast, number, receiver)?;
         let (at, bytes) = (at as u64, MESSAGE as u64);
         receiver.copy(seen.part(at, bytes)?, arrived.part(at, bytes)?)?;
     }

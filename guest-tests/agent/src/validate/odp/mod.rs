@@ -23,12 +23,12 @@ pub(super) static ALL: &[Validation] = &[
     },
     Validation {
         name: "odp.explicit",
-        claim: "regions without pinned pages: every byte right, pages touched first by the device among them",
+        claim: "memory regions without pinned pages (explicit ODP): every byte right, pages touched first by the device among them",
         run: |setting| site::with(setting, |site| explicit(site, setting)),
     },
     Validation {
         name: "odp.implicit",
-        claim: "one region for all of the address space: every byte right",
+        claim: "one memory region for all of the address space (implicit ODP): every byte right",
         run: |setting| site::with(setting, |site| implicit(site, setting)),
     },
     Validation {
@@ -74,7 +74,10 @@ fn implicit(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
         return Ok(waived);
     }
     if !site.abilities.odp.implicit {
-        return Ok(Finding::waived(format!("{} says that it has no implicit regions; mlx5 has", site.name)));
+        return Ok(Finding::waived(format!(
+            "{} says that it has no implicit on-demand paging; mlx5 has",
+            site.name
+        )));
     }
     let size = usize::try_from(setting.most).unwrap_or(1 << 30).clamp(1 << 17, 1 << 30);
     loopback::with(site, setting.seed, |wire| {
@@ -87,7 +90,9 @@ fn implicit(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
                 data::whole(site, wire, (&mut near, &mut far), (size, setting.seed), &mut claim, &kind.name)
             });
             match moved {
-                Ok(()) => claim.seen(format!("{size} bytes written, read and sent by an implicit region")),
+                Ok(()) => {
+                    claim.seen(format!("{size} bytes written, read and sent by an implicit memory region"))
+                }
                 Err(error) => claim.untrue(format!("{}: {error}", kind.name)),
             }
         }

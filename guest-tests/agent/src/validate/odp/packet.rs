@@ -60,7 +60,7 @@ fn loses_its_place(site: &Site<'_>, wire: &Loopback<'_>, seed: u64) -> Result<bo
     let mut far = wire.domain.register(kind.memory(page)?, Access::DATA | Access::ON_DEMAND)?;
     data::put(&mut near, 0, LITTLE, sent);
     data::put(&mut far, 0, page, poison);
-    wire.near.post(1, near.piece(0, LITTLE)?, Work::Write(far.remote(INSIDE, LITTLE)?))?;
+    wire.requester.post(1, near.sge(0, LITTLE)?, Work::Write(far.remote(INSIDE, LITTLE)?))?;
     wire.completions.wait(1, site.patience)?;
     let is_there = |at| data::difference(&far, at, LITTLE, sent).is_none();
     Ok(is_there(0) && !is_there(INSIDE))
@@ -94,7 +94,7 @@ pub(super) fn each_page<N: Memory, F: Memory>(
         for at in starts() {
             let there = far.remote(at, packet)?;
             let work = if back { Work::Read(there) } else { Work::Write(there) };
-            wire.near.post(1, near.piece(at, packet)?, work)?;
+            wire.requester.post(1, near.sge(at, packet)?, work)?;
             wire.completions.wait(1, site.patience)?;
         }
         let name = if back { "read" } else { "write" };

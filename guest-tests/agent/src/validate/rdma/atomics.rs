@@ -34,7 +34,10 @@ pub(super) fn run(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken>
         }
         let names: Vec<&str> = kinds.iter().map(|kind| kind.name.as_str()).collect();
         let names = names.join(", ");
-        claim.seen(format!("{} additions from two queue pairs, 3 comparisons on {names}", 2 * ADDITIONS));
+        claim.seen(format!(
+            "{} fetch-and-adds from two queue pairs, 3 compare-and-swaps on {names}",
+            2 * ADDITIONS
+        ));
         Ok(claim.finish())
     })
 }
@@ -60,28 +63,28 @@ fn additions(
         region.store(8 * index, &0xbad_u64.to_ne_bytes());
     }
     let there = region.remote(0, 8)?;
-    let at_once = usize::from(site.place.reads_made.min(site.place.reads_served)).max(2);
+    let at_once = usize::from(site.place.max_rd_atomic.min(site.place.max_dest_rd_atomic)).max(2);
     let mut under_way = 0usize;
     for index in 1..=total {
         if under_way == at_once {
             under_way = under_way.saturating_sub(wire.completions.wait(1, site.patience)?.len());
         }
-        let end = if index % 2 == 0 { &wire.near } else { &wire.far };
-        end.post(index as u64, region.piece(8 * index, 8)?, Work::FetchAdd(there, step))?;
+        let end = if index % 2 == 0 { &wire.requester } else { &wire.responder };
+        end.post(index as u64, region.sge(8 * index, 8)?, Work::FetchAdd(there, step))?;
         under_way += 1;
     }
     wire.completions.wait(under_way, site.patience)?;
     let sum = start.wrapping_add(step.wrapping_mul(total as u64));
     if word(region, 0) != sum {
         let lost = sum.wrapping_sub(word(region, 0)).wrapping_mul(inverse(step));
-        claim.untrue(format!("after {total} additions {lost} are missing"));
+        claim.untrue(format!("after {total} fetch-and-adds {lost} are missing"));
     }
     let mut seen: Vec<u64> = (1..=total)
         .map(|index| word(region, index).wrapping_sub(start).wrapping_mul(inverse(step)))
         .collect();
     seen.sort_unstable();
     if seen.iter().zip(0u64..).any(|(seen, meant)| *seen != meant) {
-        claim.untrue("the answers of the additions are not each sum once");
+        claim.untrue("the answers of the fetch-and-adds are not each sum once");
     }
     Ok(())
 }
@@ -105,10 +108,10 @@ fn comparisons(
     // What is compared with, what is there afterwards, what the answer is.
     for (compared, after, before) in [(other, is, is), (is, becomes, is), (is, becomes, becomes)] {
         region.store(8, &(!before).to_ne_bytes());
-        wire.near.post(1, region.piece(8, 8)?, Work::CompareSwap(there, compared, becomes))?;
+        wire.requester.post(1, region.sge(8, 8)?, Work::CompareSwap(there, compared, becomes))?;
         wire.completions.wait(1, site.patience)?;
-        claim.equal("the answer of a comparison", &word(region, 1), &before);
-        claim.equal("the word after a comparison", &word(region, 0), &after);
+        claim.equal("the answer of a compare-and-swap", &word(region, 1), &before);
+        claim.equal("the word after a compare-and-swap", &word(region, 0), &after);
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Whether data arrives as it was sent: every byte, and no byte beside it.
 
-use egm_verbs::{Access, Memory, Piece, Registered, Remote, VerbsError, Work};
+use egm_verbs::{Access, Memory, Registered, Remote, Sge, VerbsError, Work};
 
 use super::super::Setting;
 use super::kinds::Kind;
@@ -82,17 +82,17 @@ pub(in crate::validate) fn transfer<'m>(
     site: &Site<'_>,
     wire: &Loopback<'_>,
     size: usize,
-    local: impl Fn(usize, usize) -> Result<(Piece<'m>, Work), VerbsError>,
+    local: impl Fn(usize, usize) -> Result<(Sge<'m>, Work), VerbsError>,
 ) -> Result<(), VerbsError> {
     let largest = usize::try_from(site.place.port.largest_message).unwrap_or(LARGEST).min(LARGEST);
-    let depth = usize::try_from(DEPTH.min(site.abilities.requests)).unwrap_or(1);
+    let depth = usize::try_from(DEPTH.min(site.abilities.max_qp_wr)).unwrap_or(1);
     let mut under_way = 0usize;
     for (id, at) in (0..size).step_by(largest).enumerate() {
         if under_way == depth {
             under_way = under_way.saturating_sub(wire.completions.wait(1, site.patience)?.len());
         }
         let (piece, work) = local(at, largest.min(size - at))?;
-        wire.near.post(id as u64, piece, work)?;
+        wire.requester.post(id as u64, piece, work)?;
         under_way += 1;
     }
     wire.completions.wait(under_way, site.patience).map(drop)
@@ -106,7 +106,7 @@ pub(in crate::validate) fn moves(
     access: Access,
 ) -> Result<Finding, Broken> {
     if kinds.is_empty() {
-        return Ok(Finding::waived("no pool of large pages has two free ones: write to nr_hugepages"));
+        return Ok(Finding::waived("no pool of huge pages has two free ones: write to nr_hugepages"));
     }
     let size = usize::try_from(setting.most).unwrap_or(LARGEST).clamp(1 << 17, LARGEST);
     loopback::with(site, setting.seed, |wire| {
@@ -146,9 +146,8 @@ fn one_kind(
         pieces(site, wire, (&mut near, &mut far), seed, claim, name)
     });
     match moved {
-        Ok(()) => {
-            claim.seen(format!("{name}: {size} bytes written, read and sent, {} odd pieces", SIZES.len()))
-        }
+        Ok(()) => claim
+            .seen(format!("{name}: {size} bytes written, read and sent, {} unaligned pieces", SIZES.len())),
         Err(error) => claim.untrue(format!("{name}: {error}")),
     }
 }
@@ -173,7 +172,7 @@ pub(in crate::validate) fn whole<N: Memory, F: Memory>(
     put(far, 0, size + 2 * GUARD, poison);
     let there = far.remote(GUARD, size)?;
     transfer(site, wire, size, |at, length| {
-        Ok((near.piece(GUARD + at, length)?, Work::Write(there.plus(at as u64))))
+        Ok((near.sge(GUARD + at, length)?, Work::Write(there.plus(at as u64))))
     })?;
     told("write", difference(far, GUARD, size, sent));
     told("write's surroundings before", difference(far, 0, GUARD, poison));
@@ -186,7 +185,7 @@ pub(in crate::validate) fn whole<N: Memory, F: Memory>(
     put(far, GUARD, size, sent);
     put(near, 0, size + 2 * GUARD, poison);
     transfer(site, wire, size, |at, length| {
-        Ok((near.piece(GUARD + at, length)?, Work::Read(there.plus(at as u64))))
+        Ok((near.sge(GUARD + at, length)?, Work::Read(there.plus(at as u64))))
     })?;
     told("read", difference(near, GUARD, size, sent));
     told("read's surroundings before", difference(near, 0, GUARD, poison));
@@ -199,8 +198,8 @@ pub(in crate::validate) fn whole<N: Memory, F: Memory>(
     let size = size.min(1 << 20);
     put(near, GUARD, size, sent);
     put(far, GUARD, size, poison);
-    wire.far.post_receive(1, far.piece(GUARD, size)?)?;
-    wire.near.post(2, near.piece(GUARD, size)?, Work::Send)?;
+    wire.responder.post_receive(1, far.sge(GUARD, size)?)?;
+    wire.requester.post(2, near.sge(GUARD, size)?, Work::Send)?;
     let done = wire.completions.wait(2, site.patience)?;
     told("send", difference(far, GUARD, size, sent));
     let arrived = done.iter().find(|completion| completion.id == 1).map(|completion| completion.bytes);
@@ -226,7 +225,7 @@ fn pieces(
         put(near, from, size, sent);
         put(far, 0, to + size + 8, poison);
         let there: Remote = far.remote(to, size)?;
-        wire.near.post(1, near.piece(from, size)?, Work::Write(there))?;
+        wire.requester.post(1, near.sge(from, size)?, Work::Write(there))?;
         wire.completions.wait(1, site.patience)?;
         if let Some(at) = difference(far, to, size, sent) {
             claim.untrue(format!(

@@ -10,7 +10,7 @@ use crate::{machine, sysfs};
 
 /// A kind of memory: what it is called, and how some of it is had.
 pub(in crate::validate) struct Kind {
-    /// `node 2`, `pages of 2048 kB`.
+    /// `node 2`, `huge pages of 2048 kB of node 0`.
     pub(in crate::validate) name: String,
     /// Makes some.
     make: Box<dyn Fn(usize) -> io::Result<Mapping>>,
@@ -99,7 +99,7 @@ pub(in crate::validate) fn pools() -> Result<Vec<Kind>, Broken> {
             let free = sysfs::number(format!("{pools}/{folder}/free_hugepages")).ok()?;
             let page = kilobytes.checked_mul(1024).filter(|page| page.is_power_of_two())?;
             let make = move |size| Mapping::huge(size, page.trailing_zeros(), node);
-            let kind = Kind::new(format!("pages of {kilobytes} kB of node {node}"), page, make);
+            let kind = Kind::new(format!("huge pages of {kilobytes} kB of node {node}"), page, make);
             let there = usize::try_from(free).ok()?.checked_mul(page)?;
             (free >= 2).then_some(Kind { there, ..kind })
         }));

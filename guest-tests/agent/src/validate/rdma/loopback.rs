@@ -18,9 +18,9 @@ pub(in crate::validate) struct Loopback<'l> {
     /// For completions of both ends.
     pub(in crate::validate) completions: &'l CompletionQueue<'l>,
     /// This end makes requests.
-    pub(in crate::validate) near: Connected<'l>,
+    pub(in crate::validate) requester: Connected<'l>,
     /// This end receives.
-    pub(in crate::validate) far: Connected<'l>,
+    pub(in crate::validate) responder: Connected<'l>,
 }
 
 /// Connects a pair and runs `check` with it.
@@ -30,13 +30,13 @@ pub(in crate::validate) fn with(
     check: impl FnOnce(&Loopback<'_>) -> Result<Finding, Broken>,
 ) -> Result<Finding, Broken> {
     let mut random = Random::new(seed);
-    let depth = DEPTH.min(site.abilities.requests);
+    let depth = DEPTH.min(site.abilities.max_qp_wr);
     let domain = site.context.domain()?;
-    let completions = site.context.completion_queue((4 * depth).min(site.abilities.completions))?;
+    let completions = site.context.completion_queue((4 * depth).min(site.abilities.max_cqe))?;
     let (near, far) = (domain.queue_pair(&completions, depth)?, domain.queue_pair(&completions, depth)?);
     let near_end = near.endpoint(&site.place, random.next_u32());
     let far_end = far.endpoint(&site.place, random.next_u32());
     let near = near.connect(&site.place, &near_end, &far_end)?;
     let far = far.connect(&site.place, &far_end, &near_end)?;
-    check(&Loopback { domain: &domain, completions: &completions, near, far })
+    check(&Loopback { domain: &domain, completions: &completions, requester: near, responder: far })
 }

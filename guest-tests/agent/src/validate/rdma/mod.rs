@@ -43,7 +43,7 @@ pub(super) static ALL: &[Validation] = &[
     },
     Validation {
         name: "rdma.hugepages",
-        claim: "the same with pages of each pool that has free ones",
+        claim: "the same with huge pages of each pool that has free ones",
         run: |setting| site::with(setting, |site| data::moves(site, setting, &kinds::pools()?, Access::ALL)),
     },
     Validation {
@@ -73,7 +73,7 @@ pub(super) static ALL: &[Validation] = &[
     },
     Validation {
         name: "rdma.atomics",
-        claim: "no addition is lost and no comparison is wrong, from two queue pairs at once",
+        claim: "no fetch-and-add is lost and no compare-and-swap is wrong, from two queue pairs at once",
         run: |setting| site::with(setting, |site| atomics::run(site, setting)),
     },
     Validation {
@@ -105,7 +105,7 @@ fn device(site: &Site<'_>) -> Result<Finding, Broken> {
     let (port, can) = (site.place.port, &site.abilities);
     let mut claim = Claim::default();
     claim.seen(format!(
-        "{} port {} of {}, GID {} {} ({:?}), packets of {} bytes, firmware {:?}, {:?} atomics, dma-buf {}",
+        "{} port {} of {}, GID {} {} ({:?}), active MTU {}, firmware {:?}, {:?} atomics, dma-buf {}",
         site.name,
         port.number,
         can.ports,

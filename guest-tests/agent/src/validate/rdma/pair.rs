@@ -45,14 +45,14 @@ pub(super) fn run(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken>
     let memory = memory.map_err(Broken::system(format!("cannot have {size} bytes of memory")))?;
     let mut random = Random::new(setting.seed);
     let domain = site.context.domain()?;
-    let completions = site.context.completion_queue((2 * DEPTH).min(site.abilities.completions))?;
-    let pair = domain.queue_pair(&completions, DEPTH.min(site.abilities.requests))?;
+    let completions = site.context.completion_queue((2 * DEPTH).min(site.abilities.max_cqe))?;
+    let pair = domain.queue_pair(&completions, DEPTH.min(site.abilities.max_qp_wr))?;
     let memory = domain.register(memory, Access::ALL)?;
     let ours = pair.endpoint(&site.place, random.next_u32());
-    let hello = Hello::new(&ours, memory.remote(0, size)?, size, site.place.reads_served);
+    let hello = Hello::new(&ours, memory.remote(0, size)?, size, site.place.max_dest_rd_atomic);
     let theirs = talk.greet(&hello)?;
-    let reads_made = site.place.reads_made.min(theirs.reads.max(1));
-    let pair = pair.connect(&Place { reads_made, ..site.place }, &ours, &theirs.endpoint())?;
+    let max_rd_atomic = site.place.max_rd_atomic.min(theirs.reads.max(1));
+    let pair = pair.connect(&Place { max_rd_atomic, ..site.place }, &ours, &theirs.endpoint())?;
     // The other side may post a request only when this one is ready to receive.
     talk.say(&Answer::default())?;
     talk.hear::<Answer>()?;
@@ -110,7 +110,7 @@ impl End<'_> {
     }
 
     fn one(&self, size: usize, work: Work) -> Result<(), Broken> {
-        self.pair.post(0, self.memory.piece(0, size)?, work)?;
+        self.pair.post(0, self.memory.sge(0, size)?, work)?;
         Ok(self.completions.wait(1, self.site.patience).map(drop)?)
     }
 
@@ -161,17 +161,17 @@ impl End<'_> {
         for index in 0..ADDITIONS {
             self.one(8, Work::FetchAdd(self.there(), step))?;
             let meant = start.wrapping_add(step.wrapping_mul(index));
-            self.claim.equal(format!("the answer of addition {index}"), &self.word(), &meant);
+            self.claim.equal(format!("the answer of fetch-and-add {index}"), &self.word(), &meant);
         }
         let sum = start.wrapping_add(step.wrapping_mul(ADDITIONS));
         self.claim.equal(
-            format!("the word after {ADDITIONS} additions"),
+            format!("the word after {ADDITIONS} fetch-and-adds"),
             &self.talk.ask(Ask::Tell)?.word,
             &sum,
         );
         self.one(8, Work::CompareSwap(self.there(), sum, start))?;
-        self.claim.equal("the answer of a comparison", &self.word(), &sum);
-        self.claim.equal("the word after a comparison", &self.talk.ask(Ask::Tell)?.word, &start);
+        self.claim.equal("the answer of a compare-and-swap", &self.word(), &sum);
+        self.claim.equal("the word after a compare-and-swap", &self.talk.ask(Ask::Tell)?.word, &start);
         Ok(())
     }
 
@@ -188,13 +188,13 @@ impl End<'_> {
         let (sent, poison) = (self.random.next(), self.random.next());
         put(&mut self.memory, 0, size, if is_write { sent } else { poison });
         self.talk.ask(Ask::Fill { size, seed: if is_write { poison } else { sent } })?;
-        let depth = usize::try_from(DEPTH.min(self.site.abilities.requests)).unwrap_or(1);
+        let depth = usize::try_from(DEPTH.min(self.site.abilities.max_qp_wr)).unwrap_or(1);
         let mut speeds = Vec::new();
         for _ in 0..3 {
             let (mut under_way, mut done, begun) = (0usize, 0usize, Instant::now());
             while begun.elapsed() < ROUND || done + under_way == 0 {
                 while under_way < depth {
-                    self.pair.post(0, self.memory.piece(0, size)?, work(self.there()))?;
+                    self.pair.post(0, self.memory.sge(0, size)?, work(self.there()))?;
                     under_way += 1;
                 }
                 let came = self.completions.wait(1, self.site.patience)?.len();
@@ -253,7 +253,7 @@ impl End<'_> {
                 let wrong = difference(&self.memory, 0, within(size), seed);
                 answer.wrong = wrong.map(|at| format!("byte {at:#x} is wrong at the other side"));
             }
-            Ask::Receive { size } => self.pair.post_receive(1, self.memory.piece(0, within(size))?)?,
+            Ask::Receive { size } => self.pair.post_receive(1, self.memory.sge(0, within(size))?)?,
             Ask::Arrived { size } => {
                 let came = self.completions.wait(1, self.site.patience)?;
                 let bytes = came.first().map(|completion| completion.bytes);

@@ -72,8 +72,8 @@ pub(in crate::validate) fn with(
     let place = Place {
         port,
         gid,
-        reads_served: abilities.reads_served.min(16),
-        reads_made: abilities.reads_made.min(16),
+        max_dest_rd_atomic: abilities.max_dest_rd_atomic.min(16),
+        max_rd_atomic: abilities.max_rd_atomic.min(16),
     };
     let patience = Duration::from_secs(setting.args.get("rdma.patience", 60u64)?.clamp(1, 3600));
     check(&Site { name, context: &context, abilities, place, others, patience })

@@ -64,8 +64,10 @@ pub(super) fn bandwidth(site: &Site<'_>, setting: &Setting) -> Result<Finding, B
                 figures.push(figure);
             }
         }
-        claim
-            .seen(format!("{DEPTH} requests under way, rounds of {} ms, {rounds} rounds", ROUND.as_millis()));
+        claim.seen(format!(
+            "{DEPTH} work requests outstanding, rounds of {} ms, {rounds} rounds",
+            ROUND.as_millis()
+        ));
         Ok(claim.finish().with_value(best, "GB/s").with_figures(figures))
     })
 }
@@ -97,12 +99,12 @@ fn stream(
     size: usize,
     work: Work,
 ) -> Result<f64, VerbsError> {
-    let depth = usize::try_from(DEPTH.min(site.abilities.requests)).unwrap_or(1);
+    let depth = usize::try_from(DEPTH.min(site.abilities.max_qp_wr)).unwrap_or(1);
     let (mut under_way, mut done) = (0, 0usize);
     let begun = Instant::now();
     while begun.elapsed() < ROUND || done + under_way == 0 {
         while under_way < depth {
-            wire.near.post(0, near.piece(0, size)?, work)?;
+            wire.requester.post(0, near.sge(0, size)?, work)?;
             under_way += 1;
         }
         let came = wire.completions.wait(1, site.patience)?.len();
@@ -135,8 +137,8 @@ pub(super) fn latency(site: &Site<'_>, setting: &Setting) -> Result<Finding, Bro
             if series == "fetch and add" {
                 // The word is one more for each, and the last answer is what it was before that one.
                 let sum = start.wrapping_add(done);
-                claim.equal("the word after timed additions", &word(&far), &sum);
-                claim.equal("the answer of the last timed addition", &word(&near), &sum.wrapping_sub(1));
+                claim.equal("the word after timed fetch-and-adds", &word(&far), &sum);
+                claim.equal("the answer of the last timed fetch-and-add", &word(&near), &sum.wrapping_sub(1));
             } else {
                 let target = if is_write { &far } else { &near };
                 let wrong = data::difference(target, 0, 8, setting.seed);
@@ -172,7 +174,7 @@ fn one_by_one(
     let (begun, mut times) = (Instant::now(), Vec::new());
     while times.len() < FEW || begun.elapsed() < ROUND {
         let one = Instant::now();
-        wire.near.post(0, near.piece(0, 8)?, work)?;
+        wire.requester.post(0, near.sge(0, 8)?, work)?;
         wire.completions.wait(1, site.patience)?;
         times.push(one.elapsed().as_nanos() as f64 / 1000.0);
     }

@@ -46,7 +46,9 @@ pub(in crate::validate) fn tried<M>(
     } else {
         trial.claim.seen("no atomics");
     }
-    trial.claim.seen(format!("{size} bytes written, read and sent, {PIECES} odd pieces; a kernel compared"));
+    trial
+        .claim
+        .seen(format!("{size} bytes written, read and sent, {PIECES} unaligned pieces; a kernel compared"));
     Ok(trial.claim.finish())
 }
 
@@ -82,7 +84,7 @@ impl<M> Trial<'_, M> {
     }
 
     fn one(&mut self, from: usize, size: usize, work: Work) -> Result<(), Broken> {
-        self.wire.near.post(1, self.near.piece(from, size)?, work)?;
+        self.wire.requester.post(1, self.near.sge(from, size)?, work)?;
         Ok(self.wire.completions.wait(1, self.site.patience).map(drop)?)
     }
 
@@ -90,7 +92,7 @@ impl<M> Trial<'_, M> {
     fn whole(&self, work: fn(Remote) -> Work) -> Result<(), Broken> {
         let there = self.region.remote(GUARD, self.size)?;
         Ok(data::transfer(self.site, self.wire, self.size, |at, length| {
-            Ok((self.near.piece(at, length)?, work(there.plus(at as u64))))
+            Ok((self.near.sge(at, length)?, work(there.plus(at as u64))))
         })?)
     }
 
@@ -125,8 +127,8 @@ impl<M> Trial<'_, M> {
         let size = self.size.min(1 << 20);
         self.fill(GUARD, size, poison)?;
         store(&mut self.near, size, sent);
-        self.wire.far.post_receive(2, self.region.piece(GUARD, size)?)?;
-        self.wire.near.post(1, self.near.piece(0, size)?, Work::Send)?;
+        self.wire.responder.post_receive(2, self.region.sge(GUARD, size)?)?;
+        self.wire.requester.post(1, self.near.sge(0, size)?, Work::Send)?;
         let done = self.wire.completions.wait(2, self.site.patience)?;
         let arrived = done.iter().find(|completion| completion.id == 2).map(|completion| completion.bytes);
         self.claim.equal("the size of what was sent", &arrived, &u32::try_from(size).ok());
@@ -164,7 +166,7 @@ impl<M> Trial<'_, M> {
         let seen = self.by_copy_engine(room)?;
         if let Some(at) = seen.iter().zip(&model).position(|(seen, meant)| seen != meant) {
             self.claim.untrue(format!(
-                "byte {at:#x} after {PIECES} odd pieces is {:#x} instead of {:#x}",
+                "byte {at:#x} after {PIECES} unaligned pieces is {:#x} instead of {:#x}",
                 seen[at], model[at]
             ));
         }
@@ -190,12 +192,16 @@ impl<M> Trial<'_, M> {
             let mut answer = [0; 8];
             self.near.load(0, &mut answer);
             let meant = first.wrapping_add(step.wrapping_mul(index));
-            self.claim.equal(format!("the answer of addition {index}"), &u64::from_ne_bytes(answer), &meant);
+            self.claim.equal(
+                format!("the answer of fetch-and-add {index}"),
+                &u64::from_ne_bytes(answer),
+                &meant,
+            );
         }
         self.flush()?;
         let seen = self.by_copy_engine(8)?.try_into().map_or(0, u64::from_ne_bytes);
         let meant = first.wrapping_add(step.wrapping_mul(ADDITIONS));
-        self.claim.equal(format!("the GPU's word after {ADDITIONS} additions"), &seen, &meant);
+        self.claim.equal(format!("the GPU's word after {ADDITIONS} fetch-and-adds"), &seen, &meant);
         Ok(())
     }
 }

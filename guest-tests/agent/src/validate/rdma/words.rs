@@ -15,7 +15,7 @@ const MAX_LINE: u64 = 4096;
 /// Most words of one machine in a run.
 const MAX_WORDS: u32 = 256;
 /// First word of both sides: what it is, and in which version.
-const HELLO: &str = "egm-guest rdma.pair 1";
+const HELLO: &str = "egm-guest rdma.pair 2";
 
 /// What each side says first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,12 +23,12 @@ const HELLO: &str = "egm-guest rdma.pair 1";
 pub(super) struct Hello {
     what: String,
     number: u32,
-    packet: u32,
+    psn: u32,
     lid: u16,
     gid: [u8; 16],
     mtu: u32,
     address: u64,
-    key: u32,
+    rkey: u32,
     /// Bytes of memory from `address` on.
     pub(super) size: usize,
     /// Reads and atomics that it serves at once.
@@ -40,12 +40,12 @@ impl Hello {
         Self {
             what: HELLO.to_owned(),
             number: end.number,
-            packet: end.packet,
+            psn: end.psn,
             lid: end.lid,
             gid: end.gid,
             mtu: end.mtu.number(),
             address: memory.address,
-            key: memory.key,
+            rkey: memory.rkey,
             size,
             reads,
         }
@@ -53,11 +53,11 @@ impl Hello {
 
     pub(super) fn endpoint(&self) -> Endpoint {
         let mtu = Mtu::from_number(self.mtu);
-        Endpoint { number: self.number, packet: self.packet, lid: self.lid, gid: self.gid, mtu }
+        Endpoint { number: self.number, psn: self.psn, lid: self.lid, gid: self.gid, mtu }
     }
 
     pub(super) fn memory(&self) -> Remote {
-        Remote { address: self.address, key: self.key }
+        Remote { address: self.address, rkey: self.rkey }
     }
 }
 
@@ -200,8 +200,8 @@ mod tests {
     }
 
     fn hello() -> Hello {
-        let end = Endpoint { number: 17, packet: 5, lid: 0, gid: [3; 16], mtu: Mtu::B1024 };
-        Hello::new(&end, Remote { address: 4096, key: 9 }, 8192, 4)
+        let end = Endpoint { number: 17, psn: 5, lid: 0, gid: [3; 16], mtu: Mtu::B1024 };
+        Hello::new(&end, Remote { address: 4096, rkey: 9 }, 8192, 4)
     }
 
     #[test]
