@@ -338,7 +338,7 @@ fn the_agents_recorded_tables_are_those_of_the_plan() {
     for (name, bytes) in read(&build(&plan).unwrap()) {
         let file = Path::new("../guest-tests/agent/fixtures/grace").join(&name);
         match name.as_str() {
-            "DSDT" | "XSDT" | "FACP" | "MCFG" | "HEST" => {} // it reads no such tables
+            "XSDT" => {} // Linux shows none
             _ if std::env::var_os("EGM_GOLDEN").is_some_and(|value| value == "write") => {
                 std::fs::write(file, bytes).unwrap();
             }

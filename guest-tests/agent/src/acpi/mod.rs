@@ -1,9 +1,10 @@
-//! The firmware's tables as bytes, read without the kernel's help: SRAT, SLIT and HMAT, and those of [`arm`].
+//! The firmware's tables as bytes, read without the kernel's help: SRAT, SLIT and HMAT, those of [`platform`] and of [`arm`].
 //!
 //! What Linux shows of them is filtered and renumbered; here the VMM's own words are read. Every length is checked
 //! before use, so a wrong table is an error and never a panic. ACPI 6.5: SRAT 5.2.16, SLIT 5.2.17, HMAT 5.2.28.
 
 pub(crate) mod arm;
+pub(crate) mod platform;
 
 use std::collections::BTreeMap;
 

@@ -1,15 +1,24 @@
 //! Claim: SRAT, SLIT and HMAT, read as bytes, give every vCPU, every byte of memory, every distance and every figure the
-//! planned value; on Arm the others say the planned controllers, processors, console and ways of messages. No kernel
-//! stands between, so this is never waived.
+//! planned value; FADT, MCFG and HEST say the planned machine, and the DSDT is whole; on Arm the others say the planned
+//! controllers, processors, console and ways of messages. No kernel stands between, so this is never waived.
 
-use egm_address::{Guest, Span, SpanSet};
+use egm_address::{Gpa, Guest, Span, SpanSet};
 
 use super::Context;
-use crate::acpi::{self, Figure, Hmat, Processor, Srat};
+use crate::acpi::platform::{Ecam, ErrorSource, Fadt};
+use crate::acpi::{self, Figure, Hmat, Processor, Srat, platform};
 use crate::error::Broken;
-use crate::expect::{Plan, first_mebibyte};
+use crate::expect::{Plan, WindowKind, first_mebibyte};
 use crate::finding::{Claim, Finding};
 use crate::sysfs;
+
+/// `ARM_BOOT_ARCH` of a machine whose firmware is called by HVC.
+const PSCI_BY_HVC: u16 = 0b11;
+/// Bytes of one bus in configuration space.
+const BUS: u64 = 1 << 20;
+/// An error block's bytes, and the notification by an event device.
+const BLOCK: u32 = 4096;
+const BY_EVENT: u8 = 7;
 
 pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     let plan = &context.plan;
@@ -20,11 +29,50 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     if plan.nodes.iter().any(|node| !node.access.is_empty()) {
         figures(&mut claim, plan, &acpi::hmat(&table("HMAT")?)?);
     }
+    fixed(&mut claim, plan, table)?;
     if plan.arch == "aarch64" {
         super::arm_tables::judge(&mut claim, plan, table)?;
     }
     claim.seen(format!("{} nodes", plan.nodes.len()));
     Ok(claim.finish())
+}
+
+/// Not of nodes: the machine itself, where its configuration space is, and how it tells of bad memory.
+fn fixed(
+    claim: &mut Claim,
+    plan: &Plan,
+    table: impl Fn(&'static str) -> Result<Vec<u8>, Broken>,
+) -> Result<(), Broken> {
+    let Fadt { reduced, arm_boot, dsdt } = platform::fadt(&table("FACP")?)?;
+    let psci = if plan.arch == "aarch64" { PSCI_BY_HVC } else { 0 };
+    claim.equal(
+        "no fixed registers, and PSCI by HVC on Arm, in the FADT",
+        &(reduced, arm_boot),
+        &(true, psci),
+    );
+    let window = |kind| plan.windows.iter().find(|window| window.kind == kind).map(|window| window.span);
+    // On Arm it is counted as memory, the first.
+    let firmware = window(WindowKind::Firmware).or_else(|| plan.memory.first().map(|memory| memory.span));
+    let ours = |address: u64, size: u64| {
+        let span = Span::<Guest>::new(Gpa::new(address), size).ok();
+        span.zip(firmware).is_some_and(|(span, window)| window.covers(span))
+    };
+    let size = platform::dsdt(&table("DSDT")?)?;
+    claim.holds(size > 0 && ours(dsdt, size as u64), || format!("the DSDT at {dsdt:#x} is no firmware's"));
+    let planned = window(WindowKind::Ecam).map(|span| {
+        let last = (span.size() / BUS).checked_sub(1).and_then(|last| u8::try_from(last).ok());
+        Ecam { base: span.start().get(), segment: 0, buses: (0, last.unwrap_or(u8::MAX)) }
+    });
+    let planned: Vec<Ecam> = planned.into_iter().collect();
+    claim.equal("configuration space in the MCFG", &platform::mcfg(&table("MCFG")?)?, &planned);
+    if plan.lines.iter().any(|line| line.owner == "errors") {
+        for source in platform::hest(&table("HEST")?)? {
+            let ErrorSource { enabled, address, notification, block } = source;
+            let right = (enabled, notification, block) == (true, BY_EVENT, BLOCK) && ours(address, 8);
+            claim.holds(right, || format!("the HEST has {source:?}"));
+        }
+    }
+    Ok(())
 }
 
 fn affinities(claim: &mut Claim, plan: &Plan, srat: &Srat) {
@@ -131,6 +179,36 @@ mod tests {
         let mut claim = Claim::default();
         affinities(&mut claim, &plan, &srat);
         assert!(claim.finish().reason.starts_with("generic initiators of the SRAT"));
+    }
+
+    fn fixed_of(plan: &Plan) -> String {
+        let table = |name: &str| {
+            let bytes: &[u8] = match name {
+                "FACP" => include_bytes!("../../fixtures/grace/FACP"),
+                "DSDT" => include_bytes!("../../fixtures/grace/DSDT"),
+                "MCFG" => include_bytes!("../../fixtures/grace/MCFG"),
+                _ => include_bytes!("../../fixtures/grace/HEST"),
+            };
+            Ok(bytes.to_vec())
+        };
+        let mut claim = Claim::default();
+        fixed(&mut claim, plan, table).unwrap();
+        claim.finish().reason
+    }
+
+    #[test]
+    fn the_machine_itself_is_as_planned_or_named() {
+        assert_eq!(fixed_of(&grace()), "");
+        let mut plan = grace();
+        plan.arch = "x86_64".into();
+        assert!(fixed_of(&plan).contains("in the FADT is (true, 3), planned (true, 0)"));
+        let mut plan = grace();
+        let elsewhere = Span::new(Gpa::new(0x7000_0000), 1 << 20).unwrap();
+        plan.windows.iter_mut().find(|window| window.kind == WindowKind::Ecam).unwrap().span = elsewhere;
+        plan.memory[0].span = elsewhere;
+        let text = fixed_of(&plan);
+        assert!(text.contains("configuration space in the MCFG"), "{text}");
+        assert!(text.contains("the DSDT at") && text.contains("the HEST has ErrorSource"), "{text}");
     }
 
     #[test]
