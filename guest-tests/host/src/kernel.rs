@@ -88,6 +88,9 @@ pub(crate) fn grace(kind: GraceKernel, cache: &Cache, refresh: bool) -> Result<S
         GraceKernel::Debian => {
             ARM64_HOST.obtain(cache, refresh, |cache, held| fetch(&ARM64_HOST, cache, held))
         }
+        GraceKernel::Debian16k => {
+            ARM64_HOST_16K.obtain(cache, refresh, |cache, held| fetch(&ARM64_HOST_16K, cache, held))
+        }
         GraceKernel::Own => GRACE.obtain(cache, refresh, |cache, held| build(&GRACE, cache, held)),
         GraceKernel::LargePages => {
             GRACE_64K.obtain(cache, refresh, |cache, held| build(&GRACE_64K, cache, held))
@@ -171,6 +174,8 @@ const ARM64: Stock = Stock {
 };
 const ARM64_RDMA: Stock = Stock { prefix: "arm64-rdma-", modules: &modules::OF_RDMA, ..ARM64 };
 const ARM64_HOST: Stock = Stock { prefix: "arm64-host-", modules: &modules::OF_L1, ..ARM64 };
+const ARM64_HOST_16K: Stock =
+    Stock { prefix: "arm64-16k-host-", meta: "linux-image-arm64-16k", ..ARM64_HOST };
 const ARM64_STABLE: Stock = Stock { prefix: "arm64-stable-", suite: STABLE, ..ARM64 };
 
 impl Stock {

@@ -54,7 +54,7 @@ pub(crate) fn run(
     let mut hosts: Vec<(Vec<Scenario>, Option<GraceKernel>)> = vec![(stock, None), (own, None)];
     // GPUs of other processes and an SMMUv3 are not to be had in one machine, nor two kernels.
     let (outside, inside): (Vec<Scenario>, Vec<Scenario>) = on_grace.iter().partition(|s| s.plugged);
-    for kernel in [GraceKernel::Debian, GraceKernel::Own, GraceKernel::LargePages] {
+    for kernel in [GraceKernel::Debian, GraceKernel::Debian16k, GraceKernel::Own, GraceKernel::LargePages] {
         let its = |all: &[Scenario]| all.iter().copied().filter(|s| s.grace_kernel == kernel).collect();
         hosts.extend([(its(&inside), Some(kernel)), (its(&outside), Some(kernel))]);
     }

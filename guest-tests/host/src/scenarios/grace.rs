@@ -43,6 +43,15 @@ pub(super) const STOCK: Scenario = Scenario {
     ..NVME
 };
 
+/// Pages of 16 KiB, which Debian has a kernel for: sizes and alignments are others again.
+pub(super) const MIDDLE_PAGES: Scenario = Scenario {
+    name: "grace-16k-pages",
+    story: "under Debian's kernel with pages of 16 KiB: ACPI, a slice of host memory, a passed NVMe drive; twice",
+    grace_kernel: GraceKernel::Debian16k,
+    long: true,
+    ..STOCK
+};
+
 /// The smallest that shows a guest with EGM.
 pub(super) const DEMO: Scenario = Scenario {
     name: "grace-demo",

@@ -102,6 +102,8 @@ impl Scenario {
 pub(crate) enum GraceKernel {
     /// Debian's: nothing is built, and nothing is there that makes it a Grace host.
     Debian,
+    /// Debian's with pages of 16 KiB.
+    Debian16k,
     /// Ours, with the drivers of GPUs and EGM.
     Own,
     /// The same with pages of 64 KiB.
@@ -225,6 +227,7 @@ pub(crate) const ALL: &[Scenario] = &[
     grace::RDMA,
     grace::NODES,
     grace::AGAIN,
+    grace::MIDDLE_PAGES,
     grace::LARGE_PAGES,
     grace::POISON,
     grace::READ,
