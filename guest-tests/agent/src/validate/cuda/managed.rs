@@ -85,13 +85,13 @@ impl Pages<'_> {
     }
 
     fn read(&self, size: u64) -> Result<(), Broken> {
-        let (gpu, shape) = (self.gpu, Shape::whole(&self.gpu.context));
-        Ok(gpu.kernels.read(&gpu.stream, shape, self.memory.part(0, size)?, self.sums.whole())?)
+        let gpu = self.gpu;
+        Ok(gpu.kernels.read(&gpu.stream, self.memory.part(0, size)?, self.sums.whole())?)
     }
 
     /// What the last kernel read was the pattern, of the seed so many later.
     fn read_right(&self, size: u64, later: u64, claim: &mut Claim) -> Result<(), Broken> {
-        let is = self.gpu.total(&self.sums, Shape::whole(&self.gpu.context).count())?;
+        let is = self.gpu.total(&self.sums)?;
         let right = sum(self.seed.wrapping_add(later), size / 8);
         claim.holds(is == right, || {
             format!("the GPU read words whose sum is {is:#x} instead of {right:#x} ({size:#x} bytes)")

@@ -48,8 +48,7 @@ pub(super) fn check(setting: &Setting) -> Result<Finding, Broken> {
             let one = || Memory::for_peers(&gpu.context, bytes, &[&other.context]);
             Ok([one()?, one()?])
         };
-        let threads = Shape::whole(&from.context).count();
-        let sums = Memory::for_peers(&from.context, threads * 8, &[])?;
+        let sums = from.sums()?;
         let buffers = Buffers { from, to, near: of(from, to)?, far: of(to, from)?, sums, seed: setting.seed };
         let mut figures = Vec::new();
         for size in sizes(setting.most) {
@@ -102,8 +101,7 @@ impl Buffers<'_> {
                 self.to.stream.copy(near_target, far)?;
             }
             Way::Read => {
-                let shape = Shape::whole(&self.from.context);
-                self.from.kernels.read(&self.from.stream, shape, far, self.sums.whole())?;
+                self.from.kernels.read(&self.from.stream, far, self.sums.whole())?;
             }
             Way::Write => write(self.from, far_target)?,
             Way::KernelBoth => {
@@ -124,7 +122,7 @@ impl Buffers<'_> {
             note(claim, &at("here"), self.from.compare(&self.near[1], size, self.seed)?, self.seed);
         }
         if way == Way::Read {
-            let read = self.from.total(&self.sums, Shape::whole(&self.from.context).count())?;
+            let read = self.from.total(&self.sums)?;
             let right = sum(self.seed, size / 8);
             claim.holds(read == right, || {
                 format!("{}: a sum of {read:#x} instead of {right:#x}", at("there"))

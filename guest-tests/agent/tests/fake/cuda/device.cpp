@@ -42,6 +42,7 @@ API cuDeviceTotalMem_v2(size_t *bytes, int) {
 API cuDeviceGetAttribute(int *value, int attribute, int device) {
     if (device < 0 || device >= devices()) return INVALID_DEVICE;
     static const std::map<int, int> says = {
+        {10, 1},  // threads of a warp
         {16, 2},  // multiprocessors
         {38, 1 << 20},  // L2 cache
         {41, 1},  // unified addressing

@@ -22,6 +22,13 @@ static inline void __threadfence_system() {
     std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
+// A thread is a warp of its own.
+#define WARP 1
+
+static inline u64 __shfl_xor_sync(unsigned, u64 value, int) {
+    return value;
+}
+
 #include EGM_KERNELS
 
 // What a planted fault makes of each kernel: its name is that of the kernel, and it is planted in HOST_NUMA memory, or in that
