@@ -178,9 +178,9 @@ impl Gpu {
         Ok(self.stream.synchronize()?)
     }
 
-    /// Has the GPU read all of `memory` once; `sums` is for [`Kernels::read`].
-    pub(crate) fn read_through(&self, memory: &Memory, sums: &Memory) -> Result<(), Broken> {
-        self.kernels.read(&self.stream, memory.part(0, memory.bytes() & !15)?, sums.whole())?;
+    /// Has the GPU read the first `bytes` bytes of `memory` once; `sums` is for [`Kernels::read`].
+    pub(crate) fn read_through(&self, memory: &Memory, bytes: u64, sums: &Memory) -> Result<(), Broken> {
+        self.kernels.read(&self.stream, memory.part(0, bytes & !15)?, sums.whole())?;
         Ok(self.stream.synchronize()?)
     }
 

@@ -105,10 +105,10 @@ impl Chain {
     /// Has the GPU follow it, and compares where that ends. Nothing of it is in a cache of the GPU when that begins; whoever
     /// put it into another GPU's memory empties that one's.
     fn follow(&self, gpu: &Gpu, memory: &Memory, what: &str, claim: &mut Claim) -> Result<Figure, Broken> {
-        // Addresses are translated, links awake, and pages that move are here. What this takes is kept until the end: memory that
-        // goes takes all translations with it.
+        // Addresses are translated, links awake, and pages that move are here: those of the chain alone, because others take the
+        // places of translations. What this takes is kept until the end: memory that goes takes all translations with it.
         let (sums, filler) = (gpu.sums()?, gpu.cache_filler()?);
-        gpu.read_through(memory, &sums)?;
+        gpu.read_through(memory, self.bytes(), &sums)?;
         gpu.empty_cache(&filler)?;
         let (end, found) = gpu.result(0)?;
         let (clock, chain) = (Clock::new(&gpu.context, None)?, memory.part(0, self.bytes())?);
