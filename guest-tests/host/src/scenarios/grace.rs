@@ -44,8 +44,8 @@ pub(super) const STOCK: Scenario = Scenario {
 };
 
 /// Pages of 16 KiB, which Debian has a kernel for: sizes and alignments are others again.
-pub(super) const MIDDLE_PAGES: Scenario = Scenario {
-    name: "grace-16k-pages",
+pub(super) const MEDIUM_PAGES: Scenario = Scenario {
+    name: "grace-medium-pages",
     story: "under Debian's kernel with pages of 16 KiB: ACPI, a slice of host memory, a passed NVMe drive; twice",
     grace_kernel: GraceKernel::Debian16k,
     long: true,

@@ -227,7 +227,7 @@ pub(crate) const ALL: &[Scenario] = &[
     grace::RDMA,
     grace::NODES,
     grace::AGAIN,
-    grace::MIDDLE_PAGES,
+    grace::MEDIUM_PAGES,
     grace::LARGE_PAGES,
     grace::POISON,
     grace::READ,
