@@ -161,13 +161,22 @@ pub(super) const RDMA: Scenario = Scenario {
     passed: &["0000:02:00.0", "0000:06:00.0"],
     rdma: true,
     tell: Some(grace::tell_rdma),
-    words: "egm.checks=numa egm.validate=rdma.device,rdma.nodes,rdma.hugepages,rdma.atomics,rdma.perftest egm.doctor egm.arg.json=1 \
-            egm.arg.rdma.rxe=192.168.101.12/24 egm.arg.size=65536 egm.arg.rdma.requests=20 egm.arg.deadline=600 quiet \
+    words: "egm.validate=rdma.device,rdma.nodes,rdma.hugepages,rdma.atomics,rdma.perftest,odp.support,odp.page_starts \
+            egm.checks=numa egm.doctor egm.arg.json=1 egm.arg.rdma.rxe=192.168.101.12/24 egm.arg.size=65536 egm.arg.rdma.requests=20 egm.arg.deadline=600 quiet \
             hugepages=0:8,1:8",
     expected: Expected {
         exit: 0,
         summary: true,
-        checks: &["numa", "rdma.device", "rdma.nodes", "rdma.hugepages", "rdma.atomics", "rdma.perftest"],
+        checks: &[
+            "numa",
+            "rdma.device",
+            "rdma.nodes",
+            "rdma.hugepages",
+            "rdma.atomics",
+            "rdma.perftest",
+            "odp.support",
+            "odp.page_starts",
+        ],
     },
     deadline: Duration::from_secs(900),
     ..GRACE
