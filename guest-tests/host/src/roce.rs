@@ -21,8 +21,11 @@ const BASE_HEADER: usize = 12;
 const CHECK_SUM: usize = 4;
 /// The UDP port of RoCE v2.
 const PORT: u16 = 4791;
-/// Pieces of writes, and whole packets, that are kept of each direction: the last ones.
+/// Pieces of data, and whole packets of each direction, that are kept: the last ones.
 const KEPT: usize = 32;
+
+/// Operation codes of packets with data in the middle of a write, and of an answer to a read.
+const MIDDLES: [u8; 2] = [0x07, 0x0e];
 
 /// What went one way.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -35,36 +38,43 @@ pub(crate) struct Way {
     pub(crate) sent: u64,
     /// Additions, and comparisons.
     pub(crate) atomics: u64,
-    /// The data of the last packets that were in the middle of a write, each once, oldest first.
-    pub(crate) last: Vec<Vec<u8>>,
     /// The last packets, from the first byte of Ethernet's header on.
     pub(crate) packets: Vec<Vec<u8>>,
 }
 
-/// What went each way: from whom and to whom.
-pub(crate) type Ways = BTreeMap<(Mac, Mac), Way>;
+/// What went over a wire.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Wire {
+    /// Each way: from whom and to whom.
+    pub(crate) ways: BTreeMap<(Mac, Mac), Way>,
+    /// The data of the last packets that were in the middle of a write or of an answer to a read, each once, oldest first.
+    pub(crate) pieces: Vec<Vec<u8>>,
+}
 
 /// Reads a recording; one that ends within a packet is one that still goes on.
-pub(crate) fn read(recording: &[u8]) -> Result<Ways, String> {
+pub(crate) fn read(recording: &[u8]) -> Result<Wire, String> {
     let (magic, link) = (little(recording, 0), little(recording, 20));
     if (magic, link) != (Some(MAGIC), Some(ETHERNET)) {
         return Err(format!(
             "no recording of Ethernet: it begins with {magic:x?}, and its link is {link:x?}"
         ));
     }
-    let (mut ways, mut at) = (Ways::new(), FILE_HEADER);
+    let (mut wire, mut at) = (Wire::default(), FILE_HEADER);
     while let Some(length) = little(recording, at.saturating_add(8)) {
         let begin = at.saturating_add(RECORD_HEADER);
         let end = begin.saturating_add(usize::try_from(length).unwrap_or(usize::MAX));
         let Some(packet) = recording.get(begin..end) else { break };
         at = end;
         if let Some((from, to, code, data)) = packet_of(packet) {
-            let way = ways.entry((from, to)).or_default();
+            let way = wire.ways.entry((from, to)).or_default();
             way.count(code, data);
             keep(&mut way.packets, packet);
+            if MIDDLES.contains(&code) && !wire.pieces.iter().any(|kept| kept == data) {
+                keep(&mut wire.pieces, data);
+            }
         }
     }
-    Ok(ways)
+    Ok(wire)
 }
 
 impl Way {
@@ -77,9 +87,6 @@ impl Way {
             0x0d..=0x10 => self.answered += bytes,
             0x13 | 0x14 => self.atomics += 1,
             _ => {}
-        }
-        if code == 0x07 && !self.last.iter().any(|kept| kept == data) {
-            keep(&mut self.last, data);
         }
     }
 }
@@ -172,18 +179,20 @@ mod tests {
             packet(B, A, 0x11, 0, &[]),
             packet(A, B, 0x0c, 0, &[]),
             packet(B, A, 0x10, 1, &[4; 7]),
+            packet(B, A, 0x0e, 0, &[6; 1024]),
             packet(A, B, 0x14, 0, &[]),
             packet(B, A, 0x12, 0, &[]),
             packet(A, B, 0x13, 0, &[]),
             packet(B, A, 0x04, 0, &[5; 12]),
         ];
-        let mut ways = read(&recording(&packets)).unwrap();
+        let Wire { mut ways, pieces } = read(&recording(&packets)).unwrap();
         let kept: Vec<_> = ways.values_mut().map(|way| std::mem::take(&mut way.packets)).collect();
         let (back, there): (Vec<_>, Vec<_>) = packets.into_iter().partition(|packet| packet[..6] == A);
         assert_eq!(kept, [there, back]);
-        let there = Way { written: 3 * 1024 + 5, atomics: 2, last: vec![vec![2; 1024]], ..Way::default() };
+        let there = Way { written: 3 * 1024 + 5, atomics: 2, ..Way::default() };
         assert_eq!(ways[&(A, B)], there);
-        assert_eq!(ways[&(B, A)], Way { answered: 7, sent: 12, ..Way::default() });
+        assert_eq!(ways[&(B, A)], Way { answered: 7 + 1024, sent: 12, ..Way::default() });
+        assert_eq!(pieces, [vec![2; 1024], vec![6; 1024]]);
     }
 
     #[test]
@@ -194,14 +203,14 @@ mod tests {
         arp[13] = 6;
         let mut other_port = packet(A, B, 0x04, 0, &[5; 1]);
         other_port[ETHERNET_HEADER + 20 + 3] ^= 1;
-        let ways = read(&recording(&[short, arp, other_port])).unwrap();
+        let ways = read(&recording(&[short, arp, other_port])).unwrap().ways;
         assert_eq!(ways[&(A, B)].sent, 1);
     }
 
     #[test]
-    fn the_last_pieces_of_writes_are_kept_and_no_more() {
+    fn the_last_pieces_are_kept_and_no_more() {
         let pieces: Vec<_> = (0..100u8).map(|number| packet(A, B, 0x07, 0, &[number; 1024])).collect();
-        let last = &read(&recording(&pieces)).unwrap()[&(A, B)].last;
+        let last = read(&recording(&pieces)).unwrap().pieces;
         let kept: Vec<_> = last.iter().map(|piece| usize::from(piece[0])).collect();
         assert_eq!(kept, (100 - KEPT..100).collect::<Vec<_>>());
     }
@@ -209,7 +218,7 @@ mod tests {
     #[test]
     fn a_recording_that_goes_on_is_read_as_far_as_it_is_whole_and_another_file_is_refused() {
         let whole = recording(&[packet(A, B, 0x0a, 0, &[1; 64]), packet(A, B, 0x0a, 0, &[1; 64])]);
-        let ways = read(&whole[..whole.len() - 1]).unwrap();
+        let ways = read(&whole[..whole.len() - 1]).unwrap().ways;
         assert_eq!(ways[&(A, B)].written, 64);
         assert!(read(b"").is_err() && read(&[0; 100]).unwrap_err().contains("no recording"));
     }

@@ -1,6 +1,6 @@
 //! The story of RDMA on a Grace host: a guest moves data between memory of its nodes, EGM among them; then two guests at once, each
 //! with a passed network card and a slice of its socket's EGM device, move data into each other's EGM. One has its slice as a node beside ordinary memory, the other has no other memory. It is told
-//! four times: each guest compares every byte, the wire between the cards was recorded, what was written last over that wire lies
+//! four times: each guest compares every byte, the wire between the cards was recorded, what requests moved last over that wire lies
 //! in both slices at the host's addresses, and in the second so do whole packets, as its card's DMA left them.
 //!
 //! `rdma_rxe` is software: a card's DMA brings packets to the guest's kernel, which copies their data to the registered memory.
@@ -16,7 +16,7 @@ use crate::frame::{Fault, Frame, timed};
 use crate::host_parts::Plan;
 use crate::judge::Expected;
 use crate::rdma::{alone, pair, together, with_a_card_each};
-use crate::roce::{self, Mac, Way, Ways};
+use crate::roce::{self, Mac, Way, Wire};
 use crate::run::Machine;
 use crate::scenarios::Scenario;
 use crate::slices::physical;
@@ -96,17 +96,17 @@ fn told(name: &str, step: impl FnOnce() -> Result<String, Fault>) -> Check {
 }
 
 /// What went over the wire between the cards so far.
-fn recorded() -> Result<Ways, Fault> {
+fn recorded() -> Result<Wire, Fault> {
     let recording = fs::read(Path::new("/share").join(WIRE))?;
     Ok(roce::read(&recording)?)
 }
 
 /// Both guests had every kind of request carried over the wire between their cards, with all of the data.
-fn carried(ways: &Ways) -> Result<String, Fault> {
+fn carried(wire: &Wire) -> Result<String, Fault> {
     let [one, other] = CARDS;
     let mut said = Vec::new();
     for (name, way) in [("there", (one, other)), ("back", (other, one))] {
-        let way = ways.get(&way).ok_or_else(|| format!("no packet went {name}"))?;
+        let way = wire.ways.get(&way).ok_or_else(|| format!("no packet went {name}"))?;
         let Way { written, answered, sent, atomics, .. } = way;
         let figures = format!(
             "{name}: {written} bytes written, {answered} read, {sent} sent, {atomics} atomic operations"
@@ -119,10 +119,10 @@ fn carried(ways: &Ways) -> Result<String, Fault> {
     Ok(said.join("; "))
 }
 
-/// While the guest of `machine` stays: what went over the wire last in the middle of writes lies in its slice, in host memory. One
-/// guest read it there to send it; into the other's nobody but RDMA put it.
+/// While the guest of `machine` stays: the data that went over the wire last lies in its slice, in host memory. One guest has it
+/// there to give it away; into the other's nobody but RDMA put it.
 fn in_place(machine: &Machine) -> Result<String, Fault> {
-    let pieces = last_way()?.last;
+    let pieces = recorded()?.pieces;
     // What is registered begins with a page, so a piece lies at a multiple of its size.
     let found = in_slice(machine, &pieces, PIECE)?;
     match found.last_key_value() {
@@ -136,16 +136,11 @@ fn in_place(machine: &Machine) -> Result<String, Fault> {
 /// While the guest of `machine`, which has no memory but its slice, stays: packets lie there whole, as they were on the wire. A
 /// buffer that is used again has another packet, so not all of the last ones do.
 fn brought(machine: &Machine) -> Result<String, Fault> {
-    let packets = last_way()?.packets;
+    let [one, other] = CARDS;
+    let packets = recorded()?.ways.remove(&(one, other)).ok_or("nothing went over the wire")?.packets;
     let found = in_slice(machine, &packets, BUFFER)?;
     let (_, address) = found.last_key_value().ok_or("no packet of the wire lies in the slice")?;
     Ok(format!("{} of the last {} packets, one at host address {address:#x}", found.len(), packets.len()))
-}
-
-/// What went to the guest that connected, from the one that waited, which made its requests last.
-fn last_way() -> Result<Way, Fault> {
-    let [one, other] = CARDS;
-    Ok(recorded()?.remove(&(one, other)).ok_or("nothing went over the wire")?)
 }
 
 /// Which of `pieces` lie in the slice of `machine`, and at which host address.
@@ -235,7 +230,9 @@ mod tests {
         let [one, other] = CARDS;
         let whole =
             Way { written: SIZE, answered: SIZE, sent: SIZE, atomics: ADDITIONS + 1, ..Way::default() };
-        let ways = |back: Way| Ways::from([((one, other), whole.clone()), ((other, one), back)]);
+        let wire =
+            |ways: &[((Mac, Mac), Way)]| Wire { ways: ways.iter().cloned().collect(), ..Wire::default() };
+        let ways = |back: Way| wire(&[((one, other), whole.clone()), ((other, one), back)]);
         assert!(carried(&ways(whole.clone())).is_ok_and(|said| said.contains("back: 65536 bytes written")));
         for back in [
             Way { written: SIZE - 1, ..whole.clone() },
@@ -245,7 +242,7 @@ mod tests {
         ] {
             assert!(carried(&ways(back)).is_err());
         }
-        assert!(carried(&Ways::from([((one, other), whole)])).is_err());
+        assert!(carried(&wire(&[((one, other), whole.clone())])).is_err());
     }
 
     #[test]
