@@ -1,5 +1,6 @@
 //! `egm-device broker`: lends slices to whom the policy lets.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -11,11 +12,14 @@ use super::Outcome;
 use super::host::Host;
 use super::ledger;
 use crate::broker::{LedgerSource, Server};
-use crate::policy::{self, Names, PolicyError};
+use crate::policy::{self, Names, Policy, PolicyError};
 use crate::report::{Blame, Report};
 
 /// Where clients find the broker. Not in the ledger's folder, which is root's alone.
 pub(super) const SOCKET: &str = "/run/egm-broker.sock";
+
+/// Who may take what, unless another file is named.
+const POLICY: &str = "/etc/egm-device/policy.json";
 
 /// Lends slices to other users' processes, as the policy says, and opens devices that open once
 ///
@@ -26,9 +30,9 @@ pub(super) struct Args {
     /// Where clients connect; anybody may, and the policy decides
     #[arg(long, value_name = "PATH", default_value = SOCKET)]
     socket: PathBuf,
-    /// Who may take what; without this file only root may
-    #[arg(long, value_name = "FILE", default_value = "/etc/egm-device/policy.json")]
-    policy: PathBuf,
+    /// Who may take what [default: /etc/egm-device/policy.json, and only root may when that does not exist]
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
     /// Bytes a second at most for scrubbing what nobody has, while nobody asks; 0 for not at all
     #[arg(long, value_name = "BYTES", default_value = "1GiB")]
     scrub_rate: ByteSize,
@@ -36,8 +40,19 @@ pub(super) struct Args {
     host: Host,
 }
 
+/// The policy that is named, which has to be there; or the usual one, which need not.
+fn policy(named: Option<&Path>) -> Result<Policy, PolicyError> {
+    let names = Names::of_host(Path::new("/"));
+    match (named, policy::load(named.unwrap_or_else(|| Path::new(POLICY)), &names)) {
+        (None, Err(PolicyError::Read { source, .. })) if source.kind() == io::ErrorKind::NotFound => {
+            Ok(Policy::root_only())
+        }
+        (_, loaded) => loaded,
+    }
+}
+
 pub(super) fn run(args: &Args) -> Outcome {
-    let policy = policy::load(&args.policy, &Names::of_host(Path::new("/")))?;
+    let policy = policy(args.policy.as_deref())?;
     let limit = getrlimit(Resource::Nofile);
     // A slice needs about five descriptors, and every host allows more than a shell's 1024.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
@@ -55,5 +70,25 @@ impl Report for PolicyError {
             Self::Read { .. } => Blame::Host,
             _ => Blame::Configuration,
         }
+    }
+
+    fn help(&self) -> Option<String> {
+        let unread = matches!(self, Self::Read { .. });
+        unread.then(|| {
+            format!("name a file that exists with --policy; without it and without {POLICY} only root may")
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_that_is_named_and_not_there_is_an_error_with_a_remedy() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = policy(Some(&folder.path().join("typo.json"))).unwrap_err();
+        assert!(error.to_string().contains("typo.json"), "{error}");
+        assert!(error.blame() == Blame::Host && error.help().unwrap().contains("--policy"));
     }
 }

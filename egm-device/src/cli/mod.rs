@@ -11,11 +11,12 @@ pub mod progress;
 mod regions;
 mod serve;
 
-use std::process::ExitCode;
+use std::panic;
+use std::process::{self, ExitCode};
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::report::{Chain, Report};
+use crate::report::{Blame, Chain, Report};
 use crate::show::{print, written};
 
 /// Carves host memory into regions and slices for virtual machines, and keeps who has what
@@ -54,6 +55,7 @@ pub type Outcome = Result<ExitCode, Box<dyn Report>>;
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
+    end_on_panic(|| ());
     let outcome: Outcome = match &Cli::parse().command {
         Command::Regions(args) => regions::run(args),
         Command::Carve(args) => carve::run(args),
@@ -65,6 +67,17 @@ pub fn main() -> ExitCode {
         Command::Man(args) => generate::man(args, Cli::command()),
     };
     end(outcome)
+}
+
+/// From now on a panic, on whichever thread, is a bug of ours that says so by its exit code, as other ends do. `first` is done
+/// before it is printed. Nothing is waited for.
+pub fn end_on_panic(first: impl Fn() + Send + Sync + 'static) {
+    let print = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        first();
+        print(info);
+        process::exit(Blame::Internal as i32);
+    }));
 }
 
 /// The exit code of one of our programs whose subcommand came to `outcome`; says what went wrong, with what it printed too.

@@ -130,16 +130,13 @@ impl Names {
     }
 }
 
-/// Reads the policy at `path`, or root's alone where there is no such file.
+/// Reads the policy at `path`.
 ///
 /// # Errors
 /// [`PolicyError`]: not readable, not root's own, or not a policy.
 pub fn load(path: &Path, names: &Names) -> Result<Policy, PolicyError> {
     let read = |source| PolicyError::Read { path: path.to_owned(), source };
-    let file = match File::open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Policy::root_only()),
-        file => file.map_err(read)?,
-    };
+    let file = File::open(path).map_err(read)?;
     let metadata = file.metadata().map_err(read)?; // of the open file: nobody can exchange it afterwards
     let (uid, mode) = (metadata.uid(), metadata.mode() & 0o7777);
     if uid != 0 || mode & 0o022 != 0 {

@@ -7,15 +7,13 @@ mod plan;
 mod run;
 mod schema;
 
-use std::panic;
-use std::process::{self, ExitCode};
+use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use egm_device::cli::generate::{self, Completions, Man};
-use egm_device::cli::{Outcome, end};
+use egm_device::cli::{Outcome, end, end_on_panic};
 
 use crate::console;
-use crate::error::Blame;
 
 /// Launches Linux virtual machines whose NUMA nodes can be Extended GPU Memory
 #[derive(Debug, Parser)]
@@ -31,8 +29,8 @@ One JSON file describes a machine. See where everything will be, then start it:
   egm-vmm plan configs/smoke.json
   egm-vmm run configs/smoke.json
 
-Exit codes: 0 the guest powered off; 1 the guest failed; 2 the configuration is wrong; 3 the host lacks something;
-4 a bug in egm-vmm";
+Exit codes: 0 the guest powered off, or a signal ended it; 1 the guest failed; 2 the configuration is wrong;
+3 the host lacks something; 4 a bug in egm-vmm";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -48,7 +46,8 @@ enum Command {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    end_on_panic();
+    // Disks are as after a loss of power: what was flushed is there.
+    end_on_panic(console::give_back_terminal);
     let outcome: Outcome = match &Cli::parse().command {
         Command::Run(args) => run::run(args),
         Command::Check(args) => check::run(args),
@@ -60,17 +59,6 @@ pub fn main() -> ExitCode {
         Command::Man(args) => generate::man(args, Cli::command()),
     };
     end(outcome)
-}
-
-/// A panic, on whichever thread, is a bug of ours: it says so by its exit code, as other ends do, and leaves no raw
-/// terminal. Disks are as after a loss of power: what was flushed is there. Nothing is waited for.
-fn end_on_panic() {
-    let print = panic::take_hook();
-    panic::set_hook(Box::new(move |info| {
-        console::give_back_terminal();
-        print(info);
-        process::exit(Blame::Internal as i32);
-    }));
 }
 
 #[cfg(test)]
@@ -117,7 +105,7 @@ mod tests {
     }
 
     fn panic_with_a_raw_terminal() {
-        end_on_panic();
+        end_on_panic(console::give_back_terminal);
         let mut console = console::Console::open(&config::Console::Stdio).unwrap();
         console.take_terminal();
         let raw = !tcgetattr(std::io::stdin()).unwrap().local_modes.contains(LocalModes::ICANON);

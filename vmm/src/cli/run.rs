@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use egm_device::cli::progress::{Bar, Bars};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -58,7 +59,8 @@ Debian's initramfs gives a shell for the word \"break\"; /sys/devices/system/nod
 
 On a terminal every key goes to the guest, Ctrl-C too. SIGTERM, SIGINT and SIGHUP end the machine with its disks
 flushed: kill PID, from elsewhere. Storage that does not answer is waited for 30 s, or until a second signal.
-SIGPWR presses the guest's power button: kill -PWR PID asks it to shut down, and what runs in it decides.
+SIGPWR presses the guest's power button: kill -PWR PID asks it to shut down, and what runs in it decides. Until the guest
+runs SIGPWR does nothing, and the others end the program at once.
 
 Exit codes: 0 the guest powered off or a signal ended it; 1 the guest failed: panic, reset, triple fault;
 2 the configuration is wrong; 3 the host lacks something; 4 a bug in egm-vmm";
@@ -96,6 +98,8 @@ pub(super) fn run(args: &Args) -> Outcome {
         append: args.append.clone(),
     };
     raise_open_files();
+    // Until there is a guest its button moves nothing; a signal that nobody hears would end this process.
+    let _ = signal_hook::flag::register(libc::SIGPWR, Arc::default());
     let spec = config::load_with(&args.file, &overrides)?;
     let servers = resources::connect_servers(&spec.devices)?;
     let scope = Scope::of(&spec);

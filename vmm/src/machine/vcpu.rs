@@ -146,7 +146,7 @@ fn asked(event: u32) -> Option<ExitReason> {
 const SUBERRORS: [(u32, &str); 4] = [
     (
         1,
-        "it cannot emulate the guest's instruction; kvm_pvm and old hosts emulate only simple code: use the lab",
+        "it cannot emulate the guest's instruction; kvm_pvm and old hosts emulate only simple code: scripts/demo and egm-lab run guests in an emulated host",
     ),
     (2, "two exceptions arrived at once"),
     (3, "an exit came while an event was being delivered"),

@@ -25,7 +25,8 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Outcome {
-    let split: Split = load(&args.split, "a split", "egm-device carve advise --json > split.json")?;
+    let split: Split =
+        load(&args.split, "a split", "egm-device carve advise --hypervisor SIZE --json > split.json")?;
     let checks = verify(&split, &args.host.survey()?);
     let took = checks.iter().all(|check| check.ok);
     if args.json {

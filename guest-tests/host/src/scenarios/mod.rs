@@ -264,6 +264,18 @@ mod tests {
         }
     }
 
+    /// A reader takes what has no such word for part of every run.
+    #[test]
+    fn the_readme_says_which_scenarios_run_only_when_asked_for() {
+        let readme = include_str!("../../../../README.md");
+        for scenario in ALL.iter().filter(|scenario| scenario.long) {
+            let name = format!("`{}`", scenario.name);
+            for line in readme.lines().filter(|line| line.contains("| scenario") && line.contains(&name)) {
+                assert!(line.contains("--full"), "{name} in {line}");
+            }
+        }
+    }
+
     #[test]
     fn a_scenario_that_does_not_exist_is_told_with_those_that_do() {
         let error = select(&["dmeo".into()], false).unwrap_err();
