@@ -316,7 +316,7 @@ fn lost_options<'a>(fragment: &'a str, config: &str) -> Vec<&'a str> {
 }
 
 /// Twelve digits that change whenever `text` does.
-fn id(text: &str) -> String {
+pub(crate) fn id(text: &str) -> String {
     Sha256::digest(text).iter().take(6).map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -85,8 +85,19 @@ fn run_in(
     report: &Path,
 ) -> Result<Vec<ScenarioResult>, LabError> {
     let mut of_grace = on_grace.map(|_| Tools::of_grace(cache)).transpose()?;
-    if let Some(tools) = of_grace.as_mut().filter(|_| scenarios.iter().any(|s| s.rdma)) {
-        tools.rdma = Some(Kit::of(Architecture::Arm64, cache)?);
+    if let Some(of_arm) = of_grace.as_mut().filter(|_| scenarios.iter().any(|s| s.rdma)) {
+        match Kit::of(Architecture::Arm64, cache) {
+            Ok(kit) => of_arm.rdma = Some(kit),
+            Err(error) if scenarios.iter().all(|s| s.rdma) => return Err(error),
+            Err(error) => {
+                // The other stories of this host need none.
+                let (broken, others): (Vec<Scenario>, Vec<Scenario>) = scenarios.iter().partition(|s| s.rdma);
+                let mut results = run_in(&others, on_grace, tools, cache, report)?;
+                let why = chain(&error);
+                results.extend(broken.iter().map(|s| ScenarioResult::broken(s.name, &why)));
+                return Ok(results);
+            }
+        }
     }
     let kernel = match on_grace {
         Some(kind) => kernel::grace(kind, cache, false)?,
@@ -95,7 +106,9 @@ fn run_in(
     };
     of_grace.as_ref().unwrap_or(tools).copy_to(&report.join("tools"))?;
     let plugged = scenarios.iter().any(|s| s.plugged);
-    let host = Host { kernel: &kernel, cache, plugged, grace: on_grace.is_some(), clock: Clock::Real };
+    let wire = scenarios.iter().any(|s| s.rdma);
+    let grace = on_grace.is_some();
+    let host = Host { kernel: &kernel, cache, plugged, grace, wire, clock: Clock::Real };
     run_under(&host, scenarios, report)
 }
 
@@ -136,7 +149,12 @@ pub(crate) fn boot(
     arguments: &[&str],
     silence: Duration,
 ) -> Result<Ending, LabError> {
-    boot_under(&Host { kernel, cache, plugged: false, grace: false, clock }, share, arguments, silence)
+    boot_under(
+        &Host { kernel, cache, plugged: false, grace: false, wire: false, clock },
+        share,
+        arguments,
+        silence,
+    )
 }
 
 /// An emulated host.
@@ -150,6 +168,8 @@ pub(crate) struct Host<'a> {
     pub(crate) plugged: bool,
     /// Whether it is a Grace host, or else a PC.
     pub(crate) grace: bool,
+    /// Whether what goes over the wire of its first network card is recorded, where it is a Grace host.
+    pub(crate) wire: bool,
     /// What its time is.
     pub(crate) clock: Clock,
 }
@@ -193,7 +213,7 @@ fn boot_under(
 
 /// What emulates `host`, with `words` more on its command line, and the servers of its cards, which must outlive it.
 pub(crate) fn emulate(
-    &Host { kernel, cache, plugged, grace, clock }: &Host<'_>,
+    &Host { kernel, cache, plugged, grace, wire, clock }: &Host<'_>,
     share: &Path,
     words: &str,
 ) -> Result<(Command, Vec<Server>), LabError> {
@@ -222,6 +242,7 @@ pub(crate) fn emulate(
         share: &share,
         drives: &drives,
         cards: &sockets,
+        wire,
         clock,
         words: append.trim(),
     };

@@ -73,6 +73,8 @@ pub(crate) struct L1<'a> {
     pub(crate) drives: &'a [PathBuf; 2],
     /// The sockets of cards of the lab's own, the first at 0a:00.0.
     pub(crate) cards: &'a [PathBuf],
+    /// Whether what goes over the wire of a Grace host's first network card is recorded.
+    pub(crate) wire: bool,
     /// What its time is.
     pub(crate) clock: Clock,
     /// More words on its command line.
@@ -198,6 +200,7 @@ mod tests {
             share: path,
             drives: &drives,
             cards: &[],
+            wire: false,
             clock,
             words: "quiet",
         };

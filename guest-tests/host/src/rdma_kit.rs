@@ -107,7 +107,7 @@ impl Kind {
         let package = archive
             .newest(PACKAGE, |suite| suite == "trixie/main")
             .or_else(|_| archive.newest(PACKAGE, |_| true))?;
-        let name = format!("{}{}", self.prefix, package.version);
+        let name = format!("{}{}{}", self.prefix, package.version, suffix());
         if cache.path(&name).exists() {
             return Ok(cache.touch(&name));
         }
@@ -124,6 +124,11 @@ impl Kind {
         stage.end();
         cache.publish(&made, &name, held)
     }
+}
+
+/// How an entry of the cache ends: it changes with the files that are wanted.
+fn suffix() -> String {
+    format!("-{}", kernel::id(&LIBRARIES.into_iter().chain(OTHERS).collect::<Vec<_>>().join(" ")))
 }
 
 /// A guest's kernel with RDMA, the agent for it, and the tree of files that it loads.
@@ -144,10 +149,10 @@ impl Kit {
         let kernel = kernel::rdma(architecture, cache, false)?;
         let tree = match architecture {
             Architecture::Amd64 => {
-                cache.obtain(AMD64.prefix, "", false, |cache, held| AMD64.fetch(cache, held))?
+                cache.obtain(AMD64.prefix, &suffix(), false, |cache, held| AMD64.fetch(cache, held))?
             }
             Architecture::Arm64 => {
-                cache.obtain(ARM64.prefix, "", false, |cache, held| ARM64.fetch(cache, held))?
+                cache.obtain(ARM64.prefix, &suffix(), false, |cache, held| ARM64.fetch(cache, held))?
             }
         };
         Ok(Self { kernel, agent, tree })

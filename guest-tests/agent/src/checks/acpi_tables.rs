@@ -57,8 +57,10 @@ fn fixed(
         let span = Span::<Guest>::new(Gpa::new(address), size).ok();
         span.zip(firmware).is_some_and(|(span, window)| window.covers(span))
     };
-    let size = platform::dsdt(&table("DSDT")?)?;
-    claim.holds(size > 0 && ours(dsdt, size as u64), || format!("the DSDT at {dsdt:#x} is no firmware's"));
+    let (size, header) = platform::dsdt(&table("DSDT")?)?;
+    claim.holds(size > header && ours(dsdt, size as u64), || {
+        format!("the DSDT at {dsdt:#x} is no firmware's")
+    });
     let planned = window(WindowKind::Ecam).map(|span| {
         let last = (span.size() / BUS).checked_sub(1).and_then(|last| u8::try_from(last).ok());
         Ecam { base: span.start().get(), segment: 0, buses: (0, last.unwrap_or(u8::MAX)) }
@@ -66,7 +68,9 @@ fn fixed(
     let planned: Vec<Ecam> = planned.into_iter().collect();
     claim.equal("configuration space in the MCFG", &platform::mcfg(&table("MCFG")?)?, &planned);
     if plan.lines.iter().any(|line| line.owner == "errors") {
-        for source in platform::hest(&table("HEST")?)? {
+        let sources = platform::hest(&table("HEST")?)?;
+        claim.equal("the number of error sources in the HEST", &sources.len(), &1);
+        for source in sources {
             let ErrorSource { enabled, address, notification, block } = source;
             let right = (enabled, notification, block) == (true, BY_EVENT, BLOCK) && ours(address, 8);
             claim.holds(right, || format!("the HEST has {source:?}"));
@@ -181,13 +185,13 @@ mod tests {
         assert!(claim.finish().reason.starts_with("generic initiators of the SRAT"));
     }
 
-    fn fixed_of(plan: &Plan) -> String {
+    fn fixed_with(plan: &Plan, hest: &[u8]) -> String {
         let table = |name: &str| {
             let bytes: &[u8] = match name {
                 "FACP" => include_bytes!("../../fixtures/grace/FACP"),
                 "DSDT" => include_bytes!("../../fixtures/grace/DSDT"),
                 "MCFG" => include_bytes!("../../fixtures/grace/MCFG"),
-                _ => include_bytes!("../../fixtures/grace/HEST"),
+                _ => hest,
             };
             Ok(bytes.to_vec())
         };
@@ -196,19 +200,30 @@ mod tests {
         claim.finish().reason
     }
 
+    const HEST: &[u8] = include_bytes!("../../fixtures/grace/HEST");
+
     #[test]
     fn the_machine_itself_is_as_planned_or_named() {
-        assert_eq!(fixed_of(&grace()), "");
+        assert_eq!(fixed_with(&grace(), HEST), "");
         let mut plan = grace();
         plan.arch = "x86_64".into();
-        assert!(fixed_of(&plan).contains("in the FADT is (true, 3), planned (true, 0)"));
+        assert!(fixed_with(&plan, HEST).contains("in the FADT is (true, 3), planned (true, 0)"));
         let mut plan = grace();
         let elsewhere = Span::new(Gpa::new(0x7000_0000), 1 << 20).unwrap();
         plan.windows.iter_mut().find(|window| window.kind == WindowKind::Ecam).unwrap().span = elsewhere;
         plan.memory[0].span = elsewhere;
-        let text = fixed_of(&plan);
+        let text = fixed_with(&plan, HEST);
         assert!(text.contains("configuration space in the MCFG"), "{text}");
         assert!(text.contains("the DSDT at") && text.contains("the HEST has ErrorSource"), "{text}");
+    }
+
+    #[test]
+    fn a_guest_that_would_never_hear_of_bad_memory_is_named() {
+        let mut none = HEST.to_vec();
+        let [sum, count] = [9, 36];
+        none[sum] = none[sum].wrapping_add(none[count]);
+        none[count] = 0;
+        assert_eq!(fixed_with(&grace(), &none), "the number of error sources in the HEST is 0, planned 1");
     }
 
     #[test]

@@ -26,7 +26,9 @@ const POWER_KEY: (u16, u16) = (1, 116);
 pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     let allowed = Duration::from_secs(context.args.get("button.seconds", 60)?);
     let Some(name) = button() else {
-        return Ok(Finding::failed(format!("Linux has no input device called \"{NAME}\" with events")));
+        return Ok(Finding::failed(format!(
+            "Linux has no input device called \"{NAME}\" with events: load the modules button and evdev, or look for it in dmesg"
+        )));
     };
     let path = Path::new("/dev/input").join(&name);
     let mut events = File::open(&path).map_err(Broken::file("open", &path))?;

@@ -159,8 +159,10 @@ pub(crate) fn l1(machine: &L1<'_>, tree: &Path) -> Vec<OsString> {
     args.extend(kind(profile, ""));
     args.extend(["-dtb".into(), tree.into()]);
     args.extend(qemu::shared(machine));
-    let wire = qemu::option("filter-dump,id=wire,netdev=igb,file=", &machine.share.join(WIRE), "");
-    args.extend(["-object".into(), wire]);
+    if machine.wire {
+        let wire = qemu::option("filter-dump,id=wire,netdev=igb,file=", &machine.share.join(WIRE), "");
+        args.extend(["-object".into(), wire]);
+    }
     match profile {
         Profile::Inside => {
             let display =
@@ -312,6 +314,7 @@ mod tests {
                 share: path,
                 drives: &drives,
                 cards,
+                wire: cards.is_empty(),
                 clock: Clock::Real,
                 words: "",
             };
@@ -327,6 +330,7 @@ mod tests {
         assert!(inside.contains("-device e1000e,netdev=e1000e,romfile=,mac=52:54:00:e9:00:06"));
         assert!(!inside.contains("memfd") && !inside.contains("virtio-iommu"));
         let outside = line(&["/a".into(), "/b".into()]);
+        assert!(!outside.contains("filter-dump"));
         assert!(!outside.contains("smmuv3") && !outside.contains("bochs"), "{outside}");
         for part in [
             "-object memory-backend-memfd,share=on,id=ram7,size=2048M",

@@ -110,6 +110,17 @@ pub(crate) enum GraceKernel {
     LargePages,
 }
 
+impl GraceKernel {
+    /// Bytes of its pages.
+    pub(crate) const fn page(self) -> usize {
+        match self {
+            Self::Debian | Self::Own => 4 << 10,
+            Self::Debian16k => 16 << 10,
+            Self::LargePages => 64 << 10,
+        }
+    }
+}
+
 /// What is told of a slice.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Tale {

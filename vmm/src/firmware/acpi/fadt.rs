@@ -24,6 +24,9 @@ pub(super) fn fadt(plan: &Plan, dsdt: Gpa) -> Result<Vec<u8>, FirmwareError> {
         .dsdt_64(dsdt.get())
         .preferred_pm_profile(PmProfile::EnterpriseServer)
         .flag(Flags::Headless)
+        // Set means "not a fixed register", which is so: there are none.
+        .flag(Flags::PwrButton)
+        .flag(Flags::SlpButton)
         .flag(Flags::HwReducedAcpi);
     match plan.arch {
         Architecture::X86_64 => table = registers(table, plan)?,
@@ -36,13 +39,7 @@ pub(super) fn fadt(plan: &Plan, dsdt: Gpa) -> Result<Vec<u8>, FirmwareError> {
 fn registers(table: FADTBuilder, plan: &Plan) -> Result<FADTBuilder, FirmwareError> {
     let reset = ports(plan, "reset", 1)?;
     let sleep = ports(plan, "sleep", 2)?;
-    let mut table = table
-        .flag(Flags::Wbinvd)
-        // Set means "not a fixed register", which is so: there are none.
-        .flag(Flags::PwrButton)
-        .flag(Flags::SlpButton)
-        .flag(Flags::FixRtc)
-        .flag(Flags::ResetRegSup);
+    let mut table = table.flag(Flags::Wbinvd).flag(Flags::FixRtc).flag(Flags::ResetRegSup);
     table.iapc_boot_arch = BOOT_ARCH.into();
     table.reset_reg = byte_port(reset);
     table.reset_value = RESET_VALUE;

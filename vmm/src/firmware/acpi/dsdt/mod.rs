@@ -9,7 +9,9 @@
 //! \_SB.COM1       serial console
 //! \_SB.PEVT       panic notifier
 //! \_SB.CLCK       clock (Arm)
-//! \_SB.ERRD       bad memory is announced by it, and by the event device \_SB.GED0 (Arm)
+//! \_SB.ERRD       bad memory is announced by it (Arm)
+//! \_SB.PWRB       power button
+//! \_SB.GED0       the event device that notifies both
 //! ```
 
 mod bridge;
