@@ -114,14 +114,17 @@ fn params(tree: &Tree, parts: &Parts) -> Line {
     ok(TOPIC, seen)
 }
 
-/// Whether every GPU gives dma-bufs and every RDMA device takes them. GPU memory is then registered so, by NCCL too, and nobody
-/// asks for peer memory.
-fn has_dma_buf_path(live: &Live) -> bool {
+/// Whether every GPU gives dma-bufs and every RDMA device takes them, those that did not answer among them. GPU memory is then
+/// registered so, by NCCL too, and nobody asks for peer memory.
+fn has_dma_buf_path(live: &Live, parts: &Parts) -> bool {
     let gives =
         |gpus: &Vec<Attributes>| gpus.iter().all(|(_, values)| values.get(&DMA_BUF).is_some_and(|v| *v != 0));
     let takes = |devices: &Vec<Takes>| devices.iter().all(|(_, takes)| *takes == Ok(true));
-    live.cuda.as_ref().is_ok_and(|gpus| !gpus.is_empty() && gives(gpus))
-        && live.dmabuf.as_ref().is_ok_and(|devices| !devices.is_empty() && takes(devices))
+    live.cuda.as_ref().is_ok_and(|gpus| gpus.len() >= parts.gpus.len().max(1) && gives(gpus))
+        && live
+            .dmabuf
+            .as_ref()
+            .is_ok_and(|devices| devices.len() >= parts.nics.len().max(1) && takes(devices))
 }
 
 fn peer_memory(tree: &Tree, live: &Live, parts: &Parts) -> Line {
@@ -164,7 +167,7 @@ fn peer_memory(tree: &Tree, live: &Live, parts: &Parts) -> Line {
             "none is needed where dma-buf works; otherwise `modprobe nvidia-peermem`, over MOFED or DOCA-OFED",
         ),
     };
-    if has_dma_buf_path(live) {
+    if has_dma_buf_path(live, parts) {
         let path = "not needed, because GPUs give dma-bufs and RDMA devices take them";
         return not_applicable(TOPIC, format!("{seen}: {path}"));
     }
@@ -307,6 +310,20 @@ mod tests {
         assert_eq!(judged(&there, &[1], &[Ok(true)]).state, State::Ok);
         let old = "== /sys/module/nv_peer_mem/version\n1.3\n";
         assert_eq!(judged(old, &[1], &[Ok(true)]).state, State::Lacks);
+    }
+
+    #[test]
+    fn peer_memory_may_be_needed_where_a_gpu_or_an_rdma_device_did_not_answer() {
+        let judged = |gpus: usize, nics: usize| {
+            let (_folder, tree) = recorded("");
+            let cuda = Ok(vec![(String::new(), BTreeMap::from([(DMA_BUF, 1)]))]);
+            let live = Live { cuda, dmabuf: Ok(vec![("mlx5_0".into(), Ok(true))]), ..Live::recorded(&tree) };
+            let gpus = (1..=gpus).map(|bus| format!("0000:{bus:02x}:00.0")).collect();
+            let nics = (0..nics).map(|index| (format!("mlx5_{index}"), None)).collect();
+            peer_memory(&tree, &live, &Parts { gpus, nics }).state
+        };
+        assert_eq!(judged(1, 1), State::NotApplicable);
+        assert_eq!((judged(1, 2), judged(2, 1)), (State::Lacks, State::Lacks));
     }
 
     #[test]

@@ -103,6 +103,10 @@ API int gdr_copy_to_mapping(Handle, void *to, const void *from, size_t bytes) {
 }
 
 API int gdr_copy_from_mapping(Handle, void *to, const void *from, size_t bytes) {
+    // A read that is as long as the one before brings nothing.
+    static size_t before;
+    if (fault("gdr-read-once") && bytes == before) return 0;
+    before = bytes;
     std::memcpy(to, from, bytes);
     if (fault("gdr-read-byte") && bytes > 64) ((char *)to)[bytes / 3] ^= 0x80;
     return 0;

@@ -156,6 +156,8 @@ fn each_fault_of_what_a_gpu_moves_is_noticed_by_the_check_that_looks_for_it() {
             planted("read-sum", "cuda.host_numa.of_pinned", &["cuda.host_numa.of_pinned"]),
             planted("write-byte", "cuda.host_numa.of_pinned", &["cuda.host_numa.of_pinned"]),
             planted("host-numa-slow:copy", RATIO, &["cuda.host_numa.of_pinned"]),
+            planted("host-numa-slow:copy,numa-node-none", RATIO, &["cuda.host_numa.of_pinned"]),
+            planted("read-once", RATIO, &["cuda.host_numa.of_pinned"]),
             planted("host-numa-slow:kernel", RATIO, &["cuda.host_numa.of_pinned"]),
             planted("host-numa-slow:little", RATIO, &[]),
             planted("import-other", export, &["cuda.host_numa.export", "cuda.device.export"]),
@@ -335,6 +337,7 @@ fn each_fault_of_gpu_memory_by_the_bar_is_noticed_by_the_check_that_looks_for_it
             planted("gdr-write-tail", both, &["gdr.gdrapi"]),
             planted("gdr-write-word", both, &["gdr.gdrapi"]),
             planted("gdr-read-byte", both, &["gdr.gdrapi"]),
+            planted("gdr-read-once", "gdr.bandwidth,gdr.latency", &["gdr.bandwidth", "gdr.latency"]),
             planted("gdr-info-short", both, &["gdr.gdrapi"]),
             planted(
                 "gdr-write-tail",

@@ -50,9 +50,7 @@ impl Clock {
         main.synchronize()?;
         Ok(self.start.seconds_until(&self.end)?)
     }
-}
 
-impl Clock {
     /// The same for `once`, told `times` times. Where one stream works, it is told once more before the clock starts: the GPU is at
     /// work then while it is told the rest. Otherwise the time until the first was told counts, too: some 3 µs, which are 4 % of
     /// what 256 MiB of an H200's own memory take.

@@ -28,14 +28,14 @@ pub(super) fn check(setting: &Setting, family: Family) -> Result<Finding, Broken
     on_family(setting, family, true, |gpu, kind, claim| {
         let memory = gpu.memory(kind, MESSAGES * MESSAGE_WORDS * 8)?;
         let Some(Received { waited, beside, .. }) =
-            until_at_once(claim, |claim| from_gpu(gpu, &memory, setting.seed, claim))?
+            until_at_once(claim, setting.seed, |claim, seed| from_gpu(gpu, &memory, seed, claim))?
         else {
             return Ok(Seen::Not(format!(
                 "{kind}: whole, but the GPU had sent its last message in each of {ATTEMPTS} attempts before the processor had looked at one"
             )));
         };
         let other = setting.seed ^ 1 << 63;
-        if until_at_once(claim, |claim| to_gpu(gpu, &memory, other, claim))?.is_none() {
+        if until_at_once(claim, other, |claim, seed| to_gpu(gpu, &memory, seed, claim))?.is_none() {
             return Ok(Seen::Not(format!(
                 "{kind}: whole, but a kernel did not begin to wait for messages within {} s in each of {ATTEMPTS} attempts",
                 PATIENCE.as_secs()
@@ -48,13 +48,14 @@ pub(super) fn check(setting: &Setting, family: Family) -> Result<Finding, Broken
     })
 }
 
-/// Tries until both sides were at work at once or something is untrue.
+/// Tries until both sides were at work at once or something is untrue, each time with a seed of its own.
 fn until_at_once<T>(
     claim: &mut Claim,
-    mut attempt: impl FnMut(&mut Claim) -> Result<Option<T>, Broken>,
+    seed: u64,
+    mut attempt: impl FnMut(&mut Claim, u64) -> Result<Option<T>, Broken>,
 ) -> Result<Option<T>, Broken> {
-    for _ in 0..ATTEMPTS {
-        let seen = attempt(claim)?;
+    for number in 0..ATTEMPTS {
+        let seen = attempt(claim, seed.wrapping_add(u64::from(number) << 32))?;
         if seen.is_some() || !claim.is_true() {
             return Ok(seen);
         }
@@ -183,5 +184,24 @@ fn send(words: Words<'_>, seed: u64) {
             words.write(index, pattern(seed, index));
         }
         words.release(first + FLAG, message + 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_attempt_has_a_seed_of_its_own_and_the_first_that_is_seen_ends_them() {
+        let mut seeds = Vec::new();
+        let none: Option<()> = until_at_once(&mut Claim::default(), u64::MAX, |_, seed| {
+            seeds.push(seed);
+            Ok(None)
+        })
+        .unwrap();
+        let distinct: std::collections::BTreeSet<_> = seeds.iter().collect();
+        assert!(none.is_none() && seeds.len() == 16 && distinct.len() == 16, "{seeds:x?}");
+        let third = until_at_once(&mut Claim::default(), 5, |_, seed| Ok((seed >> 32 == 2).then_some(seed)));
+        assert_eq!(third.unwrap(), Some(5 + (2 << 32)));
     }
 }

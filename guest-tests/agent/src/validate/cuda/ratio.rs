@@ -23,7 +23,8 @@ const MOST_REPEATS: u64 = 16;
 /// Compares every node with pinned memory.
 pub(super) fn check(setting: &Setting) -> Result<Finding, Broken> {
     on_family(setting, Family::HostNuma, false, |gpu, kind, claim| {
-        let near = gpu.context.attributes().get(Attribute::HOST_NUMA_ID);
+        // -1: no node is nearer than another, so all count.
+        let near = gpu.context.attributes().get(Attribute::HOST_NUMA_ID).filter(|near| *near >= 0);
         let bytes = (setting.most.min(MOST) & !0xfff).max(4096);
         let buffers = Buffers {
             gpu,
@@ -68,6 +69,8 @@ impl Buffers<'_> {
         for turn in 0..=TURNS {
             let mut seconds = [0.0; 2];
             for place in if turn.is_multiple_of(2) { [0, 1] } else { [1, 0] } {
+                // A pattern of its own: what the measurement before left is wrong.
+                let seed = seed.wrapping_add(((2 * turn + place) as u64) << 32);
                 let memory = &self.pair[place];
                 let to_memory = way.ends_with("from GPU") || way == "SM write";
                 // What is written holds another pattern before.

@@ -219,8 +219,8 @@ struct Timed<'t> {
 }
 
 impl Timed<'_> {
-    /// Measures `times` writes or reads of `bytes` bytes, and keeps what `each` makes of a round's seconds; what was written or
-    /// read last is compared.
+    /// Measures `times` writes or reads of `bytes` bytes, and keeps what `each` makes of a round's seconds; what is there after
+    /// the last round is compared.
     fn figure(
         &self,
         is_write: bool,
@@ -235,6 +235,10 @@ impl Timed<'_> {
         let mut buffer = if is_write { right.clone() } else { vec![0xa5; bytes] };
         let mut rounds = Vec::new();
         for round in 0..=ROUNDS {
+            if !is_write {
+                // What the round before read is right.
+                buffer.fill(0xa5);
+            }
             let begun = Instant::now();
             for _ in 0..times {
                 if is_write { self.window.write(0, &buffer)? } else { self.window.read(0, &mut buffer)? }

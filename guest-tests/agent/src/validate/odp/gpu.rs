@@ -2,6 +2,7 @@
 //! back first. The GPU has the last word on the bytes; the kernel says where the pages were.
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 
 use egm_cuda::{Kind, Memory};
@@ -18,11 +19,14 @@ use super::super::rdma::trial::tried;
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::sys::pages;
+use crate::sysfs;
 
 /// What the kernel says of each page of this process, 8 bytes each.
 const PAGEMAP: &str = "/proc/self/pagemap";
 /// Of those, the bit that says that the page is in no memory of the kernel's: in a device, or swapped out (`PM_SWAP`).
 const ELSEWHERE: u64 = 1 << 62;
+/// What the kernel says of this process: how much of it is swapped out, for one.
+const STATUS: &str = "/proc/self/status";
 
 /// `odp.gpu_moving`.
 pub(super) fn moving(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
@@ -71,18 +75,41 @@ fn judged(found: Finding, moved: u64, all: u64) -> Finding {
     }
 }
 
-/// How many whole pages of `memory` are in a GPU: on the node that its memory is, or in no memory of the kernel's.
+/// How many whole pages of `memory` are in a GPU: on the node that its memory is, or in no memory of the kernel's and not swapped
+/// out. As many as this process has swapped out might be these.
 fn moved(gpu: &Gpu, memory: &Memory) -> Result<u64, Broken> {
     let page = pages::size() as u64;
     let (first, count) = (memory.address().div_ceil(page), memory.bytes() / page);
     if let Some(own) = gpu.context.attributes().own_node() {
-        let on_own = |index: &u64| pages::node_of((first + index) * page).is_ok_and(|node| node == own);
-        return Ok((0..count).filter(on_own).count() as u64);
+        return on_node(own, count, |index| pages::node_of((first + index) * page));
     }
     let mut entries = vec![0; usize::try_from(count * 8).unwrap_or(0)];
     let pagemap = File::open(PAGEMAP).map_err(Broken::file("open", PAGEMAP))?;
     pagemap.read_exact_at(&mut entries, first * 8).map_err(Broken::file("read", PAGEMAP))?;
-    Ok(elsewhere(&entries))
+    // Read after the entries: what was swapped out by then counts.
+    let status = std::fs::read_to_string(STATUS).map_err(Broken::file("read", STATUS))?;
+    Ok(elsewhere(&entries).saturating_sub(swapped(&status, page)?))
+}
+
+/// How many of `count` pages are on node `own`, as `node_of` says of each.
+fn on_node(own: i32, count: u64, node_of: impl Fn(u64) -> io::Result<i32>) -> Result<u64, Broken> {
+    let mut pages = 0;
+    for index in 0..count {
+        let node = node_of(index).map_err(Broken::system(
+            "cannot ask where pages are (move_pages; a container needs CAP_SYS_NICE)",
+        ))?;
+        pages += u64::from(node == own);
+    }
+    Ok(pages)
+}
+
+/// How many pages of `page` bytes this process has swapped out; those in a GPU are none of them.
+fn swapped(status: &str, page: u64) -> Result<u64, Broken> {
+    let value = sysfs::field(status, "VmSwap").unwrap_or_default();
+    let kilobytes = value.strip_suffix("kB").and_then(|number| number.trim().parse::<u64>().ok());
+    let bytes = kilobytes.and_then(|kilobytes| kilobytes.checked_mul(1024));
+    let bytes = bytes.ok_or_else(|| Broken::text(format!("VmSwap of {STATUS}"), value, "a number and kB"))?;
+    Ok(bytes.div_ceil(page))
 }
 
 /// How many of the pages that `entries` of the page map are about are in no memory of the kernel's.
@@ -102,6 +129,28 @@ mod tests {
         let mut bytes: Vec<u8> = entries.iter().flat_map(|entry| entry.to_ne_bytes()).collect();
         bytes.extend([0xff; 4]);
         assert_eq!(elsewhere(&bytes), 2);
+    }
+
+    #[test]
+    fn pages_that_are_swapped_out_are_in_no_gpu() {
+        let counted = |line: &str, page| swapped(&format!("VmRSS:\t 9 kB\n{line}\n"), page);
+        assert_eq!(counted("VmSwap:\t       0 kB", 4096).unwrap(), 0);
+        assert_eq!(counted("VmSwap:\t      12 kB", 4096).unwrap(), 3);
+        assert_eq!(counted("VmSwap:\t      68 kB", 65536).unwrap(), 2);
+        for odd in ["", "VmSwap:", "VmSwap: 5", "VmSwap: -4 kB", "VmSwap: 18446744073709551615 kB"] {
+            let told = counted(odd, 4096).unwrap_err().to_string();
+            assert!(told.contains("VmSwap"), "{odd}: {told}");
+        }
+    }
+
+    #[test]
+    fn where_pages_are_is_counted_and_a_kernel_that_does_not_say_is_an_error() {
+        // On the GPU's node; on another; not there (ENOENT of that page).
+        let nodes = [2, 0, -2, 2];
+        let counted = on_node(2, 4, |index| Ok(nodes[usize::try_from(index).unwrap()])).unwrap();
+        assert_eq!(counted, 2);
+        let denied = on_node(2, 4, |_| Err(io::Error::from_raw_os_error(libc::EPERM))).unwrap_err();
+        assert!(denied.to_string().contains("CAP_SYS_NICE"), "{denied}");
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub(super) static ALL: &[Validation] = &[
     },
     Validation {
         name: "odp.gpu_moving",
-        claim: "data is right while its pages move into a GPU and back",
+        claim: "data is right in pages that a GPU had moved into itself",
         run: |setting| site::with(setting, |site| gpu::moving(site, setting)),
     },
 ];

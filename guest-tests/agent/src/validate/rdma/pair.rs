@@ -182,7 +182,7 @@ impl End<'_> {
         u64::from_ne_bytes(bytes)
     }
 
-    /// Measures; what was moved last is compared by the side that has it.
+    /// Measures; what is there after that is compared by the side that has it.
     fn stream(&mut self, series: &str, size: usize, work: fn(Remote) -> Work) -> Result<Figure, Broken> {
         let is_write = matches!(work(self.there()), Work::Write(_));
         let (sent, poison) = (self.random.next(), self.random.next());

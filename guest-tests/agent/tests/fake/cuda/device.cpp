@@ -59,6 +59,7 @@ API cuDeviceGetAttribute(int *value, int attribute, int device) {
     *value = found == says.end() ? 0 : found->second;
     if (attribute == 88) *value = (int)number("EGM_FAKE_PAGEABLE", 0);
     if (attribute == 134 && fault("numa-node-wrong")) *value = 7;
+    if (attribute == 134 && fault("numa-node-none")) *value = -1;
     return OK;
 }
 
