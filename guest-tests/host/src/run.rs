@@ -126,11 +126,7 @@ impl Runner {
         let mut result = self
             .boots(scenario)
             .unwrap_or_else(|error| ScenarioResult::broken(scenario.name, &chain(&error)));
-        if scenario.grace {
-            let (is, planned) = (rustix::param::page_size(), scenario.grace_kernel.page());
-            let fault = (is != planned).then(|| format!("the host's pages have {is} bytes, not {planned}"));
-            result.cases.push(case("page-size", fault, 0));
-        }
+        result.cases.extend(scenario.page_size().map(|fault| case("page-size", fault, 0)));
         result.millis = millis(begun);
         stage.result(&format!("{}: {}", scenario.name, Count::of(std::slice::from_ref(&result))));
         result

@@ -91,6 +91,13 @@ pub(crate) struct Scenario {
 }
 
 impl Scenario {
+    /// What is wrong with the pages of the host that this runs in, where it is a Grace host's story.
+    pub(crate) fn page_size(&self) -> Option<Option<String>> {
+        let (is, planned) = (rustix::param::page_size(), self.grace_kernel.page());
+        let fault = || (is != planned).then(|| format!("the host's pages have {is} bytes, not {planned}"));
+        self.grace.then(fault)
+    }
+
     /// Whether its emulated PC has a kernel of our own.
     pub(crate) fn needs_own_kernel(&self) -> bool {
         self.iommufd || self.own_kernel

@@ -18,8 +18,11 @@ static inline u64 atomicAdd_system(u64 *at, u64 value) {
     return __atomic_fetch_add(at, value, __ATOMIC_RELAXED);
 }
 
+// A GPU is at work beside the processor. A thread of a machine that has one processor to spare is so by turns only.
 static inline void __threadfence_system() {
+    static thread_local unsigned fences;
     std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (++fences % 2048 == 0) std::this_thread::yield();
 }
 
 // A thread is a warp of its own.
