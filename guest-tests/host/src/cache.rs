@@ -86,7 +86,7 @@ impl Cache {
         prefix: &str,
         suffix: &str,
         refresh: bool,
-        make: fn(&Self, &Lock) -> Result<PathBuf, LabError>,
+        make: impl FnOnce(&Self, &Lock) -> Result<PathBuf, LabError>,
     ) -> Result<PathBuf, LabError> {
         let fresh =
             || self.newest(prefix, suffix).filter(|(_, fresh)| *fresh && !refresh).map(|(path, _)| path);

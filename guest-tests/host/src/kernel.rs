@@ -79,43 +79,37 @@ pub(crate) struct StockKernel {
 /// A kernel of our own for the emulated host, with all that it needs built in, built when the cache has none of this
 /// fragment or when a newer one is asked for.
 pub(crate) fn built(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
-    X86.obtain(cache, refresh, |cache, held| build(&X86, cache, held))
+    X86.obtain(cache, refresh)
 }
 
 /// The emulated Grace host's: ours have NVIDIA's VFIO driver and the lab's double of its EGM driver.
 pub(crate) fn grace(kind: GraceKernel, cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
     match kind {
-        GraceKernel::Debian => {
-            ARM64_HOST.obtain(cache, refresh, |cache, held| fetch(&ARM64_HOST, cache, held))
-        }
-        GraceKernel::Debian16k => {
-            ARM64_HOST_16K.obtain(cache, refresh, |cache, held| fetch(&ARM64_HOST_16K, cache, held))
-        }
-        GraceKernel::Own => GRACE.obtain(cache, refresh, |cache, held| build(&GRACE, cache, held)),
-        GraceKernel::LargePages => {
-            GRACE_64K.obtain(cache, refresh, |cache, held| build(&GRACE_64K, cache, held))
-        }
+        GraceKernel::Debian => ARM64_HOST.obtain(cache, refresh),
+        GraceKernel::Debian16k => ARM64_HOST_16K.obtain(cache, refresh),
+        GraceKernel::Own => GRACE.obtain(cache, refresh),
+        GraceKernel::LargePages => GRACE_64K.obtain(cache, refresh),
     }
 }
 
 /// Debian's newest kernel for arm64, as guest of the emulated Grace host.
 pub(crate) fn arm64(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
-    ARM64.obtain(cache, refresh, |cache, held| fetch(&ARM64, cache, held))
+    ARM64.obtain(cache, refresh)
 }
 
 /// Debian's stable kernel for arm64.
 pub(crate) fn arm64_stable(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
-    ARM64_STABLE.obtain(cache, refresh, |cache, held| fetch(&ARM64_STABLE, cache, held))
+    ARM64_STABLE.obtain(cache, refresh)
 }
 
 /// Debian's stable cloud kernel with the modules that a virtio guest needs.
 pub(crate) fn guest(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
-    GUEST.obtain(cache, refresh, |cache, held| fetch(&GUEST, cache, held))
+    GUEST.obtain(cache, refresh)
 }
 
 /// Debian's stable kernel for every machine, for guests that need drivers which the cloud kernel leaves out.
 pub(crate) fn generic(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
-    GENERIC.obtain(cache, refresh, |cache, held| fetch(&GENERIC, cache, held))
+    GENERIC.obtain(cache, refresh)
 }
 
 /// The same with RDMA over any network card; for arm64 Debian's newest, which guests have there.
@@ -125,16 +119,14 @@ pub(crate) fn rdma(
     refresh: bool,
 ) -> Result<StockKernel, LabError> {
     match architecture {
-        Architecture::Amd64 => RDMA.obtain(cache, refresh, |cache, held| fetch(&RDMA, cache, held)),
-        Architecture::Arm64 => {
-            ARM64_RDMA.obtain(cache, refresh, |cache, held| fetch(&ARM64_RDMA, cache, held))
-        }
+        Architecture::Amd64 => RDMA.obtain(cache, refresh),
+        Architecture::Arm64 => ARM64_RDMA.obtain(cache, refresh),
     }
 }
 
 /// Debian's stable kernel with the modules that the emulated host needs.
 pub(crate) fn l1(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
-    L1.obtain(cache, refresh, |cache, held| fetch(&L1, cache, held))
+    L1.obtain(cache, refresh)
 }
 
 /// One of Debian's kernels.
@@ -179,14 +171,10 @@ const ARM64_HOST_16K: Stock =
 const ARM64_STABLE: Stock = Stock { prefix: "arm64-stable-", suite: STABLE, ..ARM64 };
 
 impl Stock {
-    fn obtain(
-        &self,
-        cache: &Cache,
-        refresh: bool,
-        fetch: fn(&Cache, &Lock) -> Result<PathBuf, LabError>,
-    ) -> Result<StockKernel, LabError> {
+    fn obtain(&self, cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
         let suffix = self.suffix();
-        cache.obtain(self.prefix, &suffix, refresh, fetch).map(|directory| StockKernel { directory })
+        let make = |cache: &Cache, held: &Lock| fetch(self, cache, held);
+        cache.obtain(self.prefix, &suffix, refresh, make).map(|directory| StockKernel { directory })
     }
 
     /// How its entry in the cache ends: it changes with the modules that are wanted.
@@ -203,13 +191,9 @@ impl StockKernel {
 }
 
 impl Built {
-    fn obtain(
-        &self,
-        cache: &Cache,
-        refresh: bool,
-        make: fn(&Cache, &Lock) -> Result<PathBuf, LabError>,
-    ) -> Result<StockKernel, LabError> {
+    fn obtain(&self, cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
         let suffix = format!("-{}", self.id());
+        let make = |cache: &Cache, held: &Lock| build(self, cache, held);
         cache.obtain(self.prefix, &suffix, refresh, make).map(|directory| StockKernel { directory })
     }
 

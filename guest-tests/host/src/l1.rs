@@ -52,11 +52,14 @@ pub(crate) fn run(
     let (on_grace, others): (Vec<Scenario>, Vec<Scenario>) = scenarios.iter().partition(|s| s.grace);
     let (own, stock): (Vec<Scenario>, Vec<Scenario>) = others.iter().partition(|s| s.needs_own_kernel());
     let mut hosts: Vec<(Vec<Scenario>, Option<GraceKernel>)> = vec![(stock, None), (own, None)];
-    // GPUs of other processes and an SMMUv3 are not to be had in one machine, nor two kernels.
-    let (outside, inside): (Vec<Scenario>, Vec<Scenario>) = on_grace.iter().partition(|s| s.plugged);
+    // GPUs of other processes and an SMMUv3 are not to be had in one machine, nor two kernels. RDMA has one of its own: what it needs
+    // beside is no other story's.
     for kernel in [GraceKernel::Debian, GraceKernel::Debian16k, GraceKernel::Own, GraceKernel::LargePages] {
-        let its = |all: &[Scenario]| all.iter().copied().filter(|s| s.grace_kernel == kernel).collect();
-        hosts.extend([(its(&inside), Some(kernel)), (its(&outside), Some(kernel))]);
+        let its = |plugged, rdma| {
+            let alike = |s: &Scenario| (s.grace_kernel, s.plugged, s.rdma) == (kernel, plugged, rdma);
+            (on_grace.iter().copied().filter(alike).collect(), Some(kernel))
+        };
+        hosts.extend([its(false, false), its(false, true), its(true, false), its(true, true)]);
     }
     let (mut results, mut missing) = (Vec::new(), Vec::new());
     for (scenarios, on_grace) in hosts.iter().filter(|(scenarios, _)| !scenarios.is_empty()) {
@@ -86,18 +89,7 @@ fn run_in(
 ) -> Result<Vec<ScenarioResult>, LabError> {
     let mut of_grace = on_grace.map(|_| Tools::of_grace(cache)).transpose()?;
     if let Some(of_arm) = of_grace.as_mut().filter(|_| scenarios.iter().any(|s| s.rdma)) {
-        match Kit::of(Architecture::Arm64, cache) {
-            Ok(kit) => of_arm.rdma = Some(kit),
-            Err(error) if scenarios.iter().all(|s| s.rdma) => return Err(error),
-            Err(error) => {
-                // The other stories of this host need none.
-                let (broken, others): (Vec<Scenario>, Vec<Scenario>) = scenarios.iter().partition(|s| s.rdma);
-                let mut results = run_in(&others, on_grace, tools, cache, report)?;
-                let why = chain(&error);
-                results.extend(broken.iter().map(|s| ScenarioResult::broken(s.name, &why)));
-                return Ok(results);
-            }
-        }
+        of_arm.rdma = Some(Kit::of(Architecture::Arm64, cache)?);
     }
     let kernel = match on_grace {
         Some(kind) => kernel::grace(kind, cache, false)?,

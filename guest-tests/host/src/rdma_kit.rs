@@ -145,16 +145,10 @@ pub(crate) struct Kit {
 impl Kit {
     /// For guests of `architecture`, from the cache and this checkout.
     pub(crate) fn of(architecture: Architecture, cache: &Cache) -> Result<Self, LabError> {
-        let agent = Kind::of(architecture).agent(&target()?)?;
+        let kind = Kind::of(architecture);
+        let agent = kind.agent(&target()?)?;
         let kernel = kernel::rdma(architecture, cache, false)?;
-        let tree = match architecture {
-            Architecture::Amd64 => {
-                cache.obtain(AMD64.prefix, &suffix(), false, |cache, held| AMD64.fetch(cache, held))?
-            }
-            Architecture::Arm64 => {
-                cache.obtain(ARM64.prefix, &suffix(), false, |cache, held| ARM64.fetch(cache, held))?
-            }
-        };
+        let tree = cache.obtain(kind.prefix, &suffix(), false, |cache, held| kind.fetch(cache, held))?;
         Ok(Self { kernel, agent, tree })
     }
 

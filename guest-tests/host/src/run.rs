@@ -126,7 +126,7 @@ impl Runner {
         let mut result = self
             .boots(scenario)
             .unwrap_or_else(|error| ScenarioResult::broken(scenario.name, &chain(&error)));
-        result.cases.extend(scenario.page_size().map(|fault| case("page-size", fault, 0)));
+        result.cases.extend(scenario.page_size());
         result.millis = millis(begun);
         stage.result(&format!("{}: {}", scenario.name, Count::of(std::slice::from_ref(&result))));
         result

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use egm_address::{Gpa, Guest, PciAddress, Span};
 
 /// Bytes of the header that all tables have (ACPI 6.5, 5.2.6).
-const HEADER: usize = 36;
+pub(crate) const HEADER: usize = 36;
 
 /// Why a table is malformed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

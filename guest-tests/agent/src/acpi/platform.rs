@@ -85,9 +85,9 @@ pub(crate) fn hest(bytes: &[u8]) -> Result<Vec<ErrorSource>, AcpiError> {
     (0..table.size(HEADER, "number of sources")?).map(read).collect()
 }
 
-/// Bytes of a Differentiated System Description Table, and of those its header.
-pub(crate) fn dsdt(bytes: &[u8]) -> Result<(usize, usize), AcpiError> {
-    table(bytes, "DSDT").map(|table| (table.0.len(), HEADER))
+/// Bytes of a Differentiated System Description Table.
+pub(crate) fn dsdt(bytes: &[u8]) -> Result<usize, AcpiError> {
+    table(bytes, "DSDT").map(|table| table.0.len())
 }
 
 #[cfg(test)]

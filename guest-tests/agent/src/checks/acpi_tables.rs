@@ -57,8 +57,8 @@ fn fixed(
         let span = Span::<Guest>::new(Gpa::new(address), size).ok();
         span.zip(firmware).is_some_and(|(span, window)| window.covers(span))
     };
-    let (size, header) = platform::dsdt(&table("DSDT")?)?;
-    claim.holds(size > header && ours(dsdt, size as u64), || {
+    let size = platform::dsdt(&table("DSDT")?)?;
+    claim.holds(size > acpi::HEADER && ours(dsdt, size as u64), || {
         format!("the DSDT at {dsdt:#x} is no firmware's")
     });
     let planned = window(WindowKind::Ecam).map(|span| {

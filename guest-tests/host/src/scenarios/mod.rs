@@ -22,10 +22,12 @@ mod vfio;
 
 use std::time::Duration;
 
+use egm_report::Check;
+
 use crate::disk::Proof;
 use crate::error::LabError;
 use crate::frame::Teller;
-use crate::judge::Expected;
+use crate::judge::{Expected, case};
 
 /// One machine, what its guest is asked, and how it should end.
 #[derive(Debug, Clone, Copy)]
@@ -91,11 +93,11 @@ pub(crate) struct Scenario {
 }
 
 impl Scenario {
-    /// What is wrong with the pages of the host that this runs in, where it is a Grace host's story.
-    pub(crate) fn page_size(&self) -> Option<Option<String>> {
+    /// Whether the pages of the host that this runs in are those of its kernel, where it is a Grace host's story.
+    pub(crate) fn page_size(&self) -> Option<Check> {
         let (is, planned) = (rustix::param::page_size(), self.grace_kernel.page());
-        let fault = || (is != planned).then(|| format!("the host's pages have {is} bytes, not {planned}"));
-        self.grace.then(fault)
+        let fault = (is != planned).then(|| format!("the host's pages have {is} bytes, not {planned}"));
+        self.grace.then(|| case("page-size", fault, 0))
     }
 
     /// Whether its emulated PC has a kernel of our own.
