@@ -48,16 +48,39 @@ pub enum ServerError {
     Wait(#[source] io::Error),
 }
 
+/// Bytes in the path of a Unix socket: `sun_path` less its last, which is 0 (unix(7)).
+const MAX_PATH: usize = 107;
+
+/// Who must act where no socket can be made at `path`, and how.
+pub(crate) fn no_place(path: &Path, why: &io::Error) -> (Blame, String) {
+    if path.as_os_str().len() > MAX_PATH {
+        return (Blame::Configuration, format!("name a path of {MAX_PATH} bytes at most"));
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let help = match (why.kind(), folder) {
+        (io::ErrorKind::NotFound, Some(folder)) => {
+            format!("make the folder {}, or name another path", folder.display())
+        }
+        (io::ErrorKind::AddrInUse, _) => "remove what is there and is no socket, or name another path".into(),
+        _ => "name a path in a folder that this user may write to".into(),
+    };
+    (Blame::Host, help)
+}
+
 impl Report for ServerError {
     fn blame(&self) -> Blame {
-        Blame::Host
+        match self {
+            Self::Listen { path, source } => no_place(path, source).0,
+            _ => Blame::Host,
+        }
     }
 
     fn help(&self) -> Option<String> {
         match self {
             Self::Taken { .. } => Some("use that one, or end it first".to_owned()),
             Self::NotOurs { .. } => Some("remove it once no broker runs, and look who made it".to_owned()),
-            _ => None,
+            Self::Listen { path, source } => Some(no_place(path, source).1),
+            Self::Wait(_) => None,
         }
     }
 }

@@ -30,6 +30,7 @@ mod wire;
 
 pub use client::{Client, ClientError, Loan};
 pub use listen::ServerError;
+pub(crate) use listen::no_place;
 pub use peer::refuse_descriptors;
 pub use serve::Server;
 pub use source::{Held, LedgerSource, Look, NotMade, Source, StillUsed};

@@ -4,11 +4,13 @@
 //! have no room for an answer. What takes long, opening and scrubbing, has threads of its own, one a slice. So has the
 //! look at what the regions have, for which the ledger's lock is waited for: what it decides waits in [`Looks`].
 
+mod leave;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -42,6 +44,7 @@ const RESTING: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 /// Names in the epoll set: a connection has `2 * key`, its process one more, and keys begin with 1.
 const LISTENER: u64 = 0;
 const WAKE: u64 = 1;
+const END: u64 = u64::MAX;
 
 /// A broker that listens.
 pub struct Server {
@@ -58,6 +61,10 @@ pub struct Server {
     idle: Idle,
     /// Slices to make once the scrub of idle memory has stopped for them.
     later: Vec<(Key, Job)>,
+    path: PathBuf,
+    /// Who tells this broker to end, and whether that happened.
+    end: Option<OwnedFd>,
+    is_over: bool,
     /// Held while this broker listens: whoever has it may replace the socket.
     _lock: File,
 }
@@ -98,19 +105,24 @@ impl Server {
             threads,
             idle: Idle::Rests(None),
             later: Vec::new(),
+            path: path.to_owned(),
+            end: None,
+            is_over: false,
             _lock: lock,
         })
     }
 
-    /// Serves until waiting itself fails. A broker that is killed loses nothing: its slices are dirty, and those whose
-    /// clients live stay in use by the kernel's account.
+    /// Serves until it is told to end ([`Server::end_at`]), or waiting itself fails. A broker that is killed loses nothing:
+    /// its slices are dirty, and those whose clients live stay in use by the kernel's account.
     ///
     /// # Errors
     /// [`ServerError::Wait`].
     pub fn run(&mut self) -> Result<(), ServerError> {
-        loop {
+        while !self.is_over {
             self.turn().map_err(ServerError::Wait)?;
         }
+        self.leave();
+        Ok(())
     }
 
     fn turn(&mut self) -> io::Result<()> {
@@ -138,6 +150,7 @@ impl Server {
             match event.data.u64() {
                 LISTENER => self.accept()?,
                 WAKE => self.threads_done(),
+                END => self.is_over = true,
                 name if name.is_multiple_of(2) => self.read(name / 2),
                 name => self.process_ended(name / 2),
             }

@@ -16,6 +16,7 @@ use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet, align_up};
 
 use crate::owner::Owner;
 use crate::region::{Region, Slice};
+use crate::show::exact;
 
 /// What somebody wants of a region.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,7 +42,7 @@ impl Request {
 
 /// A request that a region cannot meet.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("region {region} cannot give {size:#x} bytes aligned to {align:#x}: {cause}")]
+#[error("region {region} cannot give {} aligned to {}: {cause}", exact(*size), exact(*align))]
 pub struct Short {
     /// The region's name.
     pub region: String,
@@ -57,7 +58,7 @@ pub struct Short {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Cause {
     /// Not whole pages.
-    #[error("its pages have {page:#x} bytes: ask for {instead:#x}")]
+    #[error("its pages have {}: ask for {}", exact(*page), exact(*instead))]
     Size {
         /// Bytes in a page of the region.
         page: u64,
@@ -65,10 +66,10 @@ pub enum Cause {
         instead: u64,
     },
     /// Not an alignment.
-    #[error("an alignment is a power of two")]
+    #[error("an alignment is a power of two: write one, as 2MiB")]
     Align,
     /// The region is smaller.
-    #[error("it has {size:#x} bytes in all, {short_by:#x} too few")]
+    #[error("it has {} in all, {} too few: ask for less", exact(*size), exact(*short_by))]
     Region {
         /// Bytes of the region.
         size: u64,
@@ -77,7 +78,8 @@ pub enum Cause {
     },
     /// Others have too much of it.
     #[error(
-        "{granted:#x} bytes are granted, {free:#x} free, {short_by:#x} too few: wait until a slice is returned"
+        "{} are granted, {} free, {} too few: ask for less, or wait until a slice is returned",
+        exact(*granted), exact(*free), exact(*short_by)
     )]
     Granted {
         /// Bytes that others hold.
@@ -89,8 +91,8 @@ pub enum Cause {
     },
     /// Enough is free, but not in one piece.
     #[error(
-        "{free:#x} bytes are free, but the largest aligned piece has {largest:#x}, {short_by:#x} too few: \
-         ask for {largest:#x}, or return a slice that splits them"
+        "{} are free, but the largest aligned piece has {}, {} too few: ask for {}, or return a slice that splits them",
+        exact(*free), exact(*largest), exact(*short_by), exact(*largest)
     )]
     Fragmented {
         /// Bytes that nobody holds.
@@ -102,7 +104,8 @@ pub enum Cause {
     },
     /// Every free place of that size is bad memory from end to end.
     #[error(
-        "of {free:#x} free bytes {retired:#x} are retired, and no place has another byte: ask for a larger size"
+        "{} are free, {} of them retired, and no place has another byte: ask for a larger size",
+        exact(*free), exact(*retired)
     )]
     Retired {
         /// Bytes that nobody holds.
@@ -119,7 +122,7 @@ pub enum Cause {
         next: u64,
     },
     /// The wanted place runs over the region's end.
-    #[error("from offset {at:#x} on it has {short_by:#x} bytes too few")]
+    #[error("from offset {at:#x} on it has {} too few: ask for less, or for a lower offset", exact(*short_by))]
     End {
         /// Offset asked for.
         at: u64,
@@ -128,7 +131,7 @@ pub enum Cause {
     },
     /// Others have bytes of the wanted place.
     #[error(
-        "at offset {at:#x} {short_by:#x} bytes are granted, the first at {first}: choose another offset, or none"
+        "at offset {at:#x} {} are granted, from {first} on: choose another offset, or none", exact(*short_by)
     )]
     Taken {
         /// Offset asked for.

@@ -10,8 +10,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Outcome;
 use super::host::Host;
-use super::ledger;
-use crate::broker::{LedgerSource, Server};
+use super::{ledger, signals};
+use crate::broker::{LedgerSource, Server, ServerError};
 use crate::policy::{self, Names, Policy, PolicyError};
 use crate::report::{Blame, Report};
 
@@ -23,7 +23,7 @@ const POLICY: &str = "/etc/egm-device/policy.json";
 
 /// Lends slices to other users' processes, as the policy says, and opens devices that open once
 ///
-/// It runs until it is ended. A slice is lent until its client has closed the connection and ended, or says that it has
+/// It runs until SIGTERM or Ctrl-C, which it obeys at once. A slice is lent until its client has closed the connection and ended, or says that it has
 /// unmapped it; then it is scrubbed. A device that opens once stays with the broker until it ends.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -59,7 +59,9 @@ pub(super) fn run(args: &Args) -> Outcome {
     let survey = args.host.survey()?;
     let source = LedgerSource::new(ledger::open(&args.host)?, survey.regions);
     let source = source.on_nodes(&survey.host.nodes).scrubbing(args.scrub_rate.get());
+    let end = signals::pipe(&signals::END).map_err(ServerError::Wait)?;
     let mut server = Server::listen(&args.socket, policy, Arc::new(source))?;
+    server.end_at(end.into())?;
     server.run()?;
     Ok(ExitCode::SUCCESS)
 }
@@ -73,10 +75,17 @@ impl Report for PolicyError {
     }
 
     fn help(&self) -> Option<String> {
-        let unread = matches!(self, Self::Read { .. });
-        unread.then(|| {
-            format!("name a file that exists with --policy; without it and without {POLICY} only root may")
-        })
+        match self {
+            Self::Read { .. } => Some(format!(
+                "name a file that exists with --policy; without it and without {POLICY} only root may"
+            )),
+            Self::File { source, .. } => source.help(),
+            Self::Json(_) => Some(
+                r#"correct it there: {"rules": [{"name": …, "group": …, "regions": […], "quota": …}]}"#
+                    .to_owned(),
+            ),
+            _ => None, // each says in its own words what to write
+        }
     }
 }
 
@@ -90,5 +99,23 @@ mod tests {
         let error = policy(Some(&folder.path().join("typo.json"))).unwrap_err();
         assert!(error.to_string().contains("typo.json"), "{error}");
         assert!(error.blame() == Blame::Host && error.help().unwrap().contains("--policy"));
+    }
+
+    #[test]
+    fn a_policy_that_is_no_json_is_named_with_its_line_and_a_remedy() {
+        if !rustix::process::geteuid().is_root() {
+            return println!("skipped: a policy is root's, and this user is another");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("policy.json");
+        std::fs::write(&path, "{\"rules\":\n[}").unwrap();
+        let error = policy(Some(&path)).unwrap_err();
+        let text = crate::report::Chain(&error).to_string();
+        for part in
+            ["policy.json does not hold", "line 2, column 2: policy is not JSON", "help: correct it there"]
+        {
+            assert!(text.contains(part), "{text}");
+        }
+        assert_eq!(error.blame(), Blame::Configuration);
     }
 }

@@ -90,7 +90,7 @@ pub(super) struct NoRegion {
 
 impl Report for NoRegion {
     fn blame(&self) -> Blame {
-        Blame::Configuration
+        Blame::Host
     }
 
     fn help(&self) -> Option<String> {

@@ -10,6 +10,7 @@ mod ledger;
 pub mod progress;
 mod regions;
 mod serve;
+mod signals;
 
 use std::panic;
 use std::process::{self, ExitCode};
@@ -35,8 +36,8 @@ See what this host has, split it once, and give slices away all day:
   egm-device carve grant --region hidden --size 4GiB -- COMMAND
   egm-device ledger show
 
-Exit codes: 0 done; 2 the command line or a file is wrong; 3 the host lacks something or forbids it;
-4 a bug in egm-device";
+Exit codes: 0 done; 2 the command line or a file is wrong; 3 the host lacks something or forbids it, such as a
+region, or memory that is not there or not free; 4 a bug in egm-device";
 
 #[derive(Debug, Subcommand)]
 enum Command {

@@ -1,8 +1,8 @@
 //! `egm-device serve`: slices as PCI functions for VMMs that know vfio-user.
 
-use std::ffi::c_int;
+use std::collections::BTreeMap;
 use std::io::{self, Read};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use std::time::Duration;
 use egm_address::{ByteSize, SpanSet};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::SIGUSR1;
 
 use super::Outcome;
 use super::host::Host;
-use super::ledger;
 use super::progress::with_bar;
+use super::{ledger, signals};
 use crate::device::config::Id;
 use crate::device::core::Facts;
 use crate::device::{Function, Setup};
@@ -25,7 +25,7 @@ use crate::ledger::Watch;
 use crate::mapping::Mapping;
 use crate::poison::{self, Event, Growth};
 use crate::region::RegionKind;
-use crate::report::{Blame, Report};
+use crate::report::{Blame, Chain, Report};
 use crate::serve::{self, FileError, Held, Offer, Post, SliceError, Socket, SocketError};
 use crate::show::{note, print};
 
@@ -88,7 +88,7 @@ Examples: one slice for one guest; those of a file, from the broker; cloud-hyper
   qemu-system-x86_64 … -device '{\"driver\":\"vfio-user-pci\",\"socket\":{\"type\":\"unix\",\"path\":\"/run/egm-serve/vm1.sock\"}}'
 
 Exit codes: 0 ended by a signal, the slices given back; 2 the command line or a file is wrong; 3 the host lacks something
-or forbids it; 4 a bug in egm-device";
+or forbids it, such as a region, or memory that is not there or not free; 4 a bug in egm-device";
 
 /// What stops a server.
 #[derive(Debug, thiserror::Error)]
@@ -122,21 +122,14 @@ struct Served {
 
 pub(super) fn run(args: &Args) -> Outcome {
     let offers = args.offers()?;
-    let mut passed = serve::passed()?;
+    let passed = serve::passed()?;
     let limit = getrlimit(Resource::Nofile);
     // A device needs about ten descriptors, and every host allows more than a shell's 1024.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     let mut signals = Signals::new().map_err(failed("hear of signals"))?;
     let mut watch = poison::Watch::new().map_err(failed("hear of bad memory"))?;
     let slices = args.take(&offers)?;
-    let mut devices = Vec::new();
-    for (offer, held) in offers.iter().zip(slices) {
-        let socket = Socket::open(&offer.name, offer.socket.as_deref(), &mut passed)?;
-        devices.push(Served::begin(offer, held, socket, &mut watch)?);
-    }
-    if !passed.is_empty() {
-        return Err(SocketError::Unused { names: passed.into_keys().collect() }.into());
-    }
+    let mut devices = begin(&offers, slices, passed, &mut watch)?;
     for offer in &offers {
         let at = offer
             .socket
@@ -144,11 +137,69 @@ pub(super) fn run(args: &Args) -> Outcome {
             .map_or_else(|| "systemd's socket".into(), |path| path.display().to_string());
         print(format!("device {}: {} of {} at {at}\n", offer.name, offer.size, offer.region));
     }
-    wait(&mut signals, &mut watch, &mut devices)?;
-    let patience = Duration::from_secs(args.patience);
-    let names = offers.iter().map(|offer| offer.name.as_str());
-    end(devices, names, patience, watch)
+    let waited = wait(&mut signals, &mut watch, &mut devices);
+    let ended = end(devices, &offers, Duration::from_secs(args.patience), &mut watch);
+    waited?;
+    ended
 }
+
+/// A server for each slice of `offers`. Where one cannot be, all slices go back.
+fn begin(
+    offers: &[Offer],
+    slices: Vec<Held>,
+    passed: Passed,
+    watch: &mut poison::Watch,
+) -> Result<Vec<Served>, Box<dyn Report>> {
+    let sockets = match sockets(offers, passed) {
+        Ok(sockets) => sockets,
+        Err(error) => {
+            give_back(offers, slices);
+            return Err(error.into());
+        }
+    };
+    let mut devices = Vec::new();
+    let mut left = offers.iter().zip(slices).zip(sockets);
+    while let Some(((offer, held), socket)) = left.next() {
+        let held = Arc::new(held);
+        match Served::begin(offer, &held, socket, watch) {
+            Ok(served) => devices.push(served),
+            Err(error) => {
+                let rest = Arc::into_inner(held).into_iter().chain(left.map(|((_, held), _)| held));
+                give_back(offers.get(devices.len()..).unwrap_or_default(), rest.collect());
+                // Nobody had the time to connect, so nobody is waited for; what is wrong was the error before.
+                let _ = end(devices, offers, Duration::ZERO, watch);
+                return Err(error);
+            }
+        }
+    }
+    Ok(devices)
+}
+
+/// A socket for each of `offers`. They are made when the slices are there: who waits for the file waits for the device.
+fn sockets(offers: &[Offer], mut passed: Passed) -> Result<Vec<Socket>, SocketError> {
+    let open = |offer: &Offer| Socket::open(&offer.name, offer.socket.as_deref(), &mut passed);
+    let sockets = offers.iter().map(open).collect::<Result<_, _>>()?;
+    if !passed.is_empty() {
+        return Err(SocketError::Unused { names: passed.into_keys().collect() });
+    }
+    Ok(sockets)
+}
+
+/// Gives back slices that nobody was served, the first to the first of `offers`; says which cannot be, for the error is another.
+fn give_back(offers: &[Offer], slices: Vec<Held>) {
+    for (Offer { name, .. }, held) in offers.iter().zip(slices) {
+        if let Err(error) = back(name, held) {
+            note(Chain(&error));
+        }
+    }
+}
+
+fn back(name: &str, held: Held) -> Result<(), SliceError> {
+    with_bar(name, |progress| held.give_back(name, &Watch { progress, ..Watch::nobody() }))
+}
+
+/// Sockets that systemd passed, by name.
+type Passed = BTreeMap<String, UnixListener>;
 
 impl Args {
     fn offers(&self) -> Result<Vec<Offer>, FileError> {
@@ -169,11 +220,10 @@ impl Args {
         serve::check(std::slice::from_ref(&offer)).map(|()| vec![offer])
     }
 
-    /// A slice for each device, or none for any: what was taken before one failed goes with this process.
+    /// A slice for each device, or none for any: what was taken before one failed goes back.
     fn take(&self, offers: &[Offer]) -> Result<Vec<Held>, Box<dyn Report>> {
         if let Some(socket) = &self.broker {
-            let held = offers.iter().map(|offer| Held::borrow(offer, socket));
-            return Ok(held.collect::<Result<_, _>>()?);
+            return Ok(take_all(offers, |offer| Held::borrow(offer, socket))?);
         }
         let (ledger, survey) = (ledger::open(&self.host)?, self.host.survey()?);
         let grant = |offer: &Offer| {
@@ -181,19 +231,35 @@ impl Args {
                 Held::grant(offer, &ledger, &survey, &Watch { progress, ..Watch::nobody() })
             })
         };
-        Ok(offers.iter().map(grant).collect::<Result<_, _>>()?)
+        Ok(take_all(offers, grant)?)
     }
+}
+
+fn take_all(
+    offers: &[Offer],
+    take: impl Fn(&Offer) -> Result<Held, SliceError>,
+) -> Result<Vec<Held>, SliceError> {
+    let mut taken = Vec::new();
+    for offer in offers {
+        match take(offer) {
+            Ok(held) => taken.push(held),
+            Err(error) => {
+                give_back(offers, taken);
+                return Err(error);
+            }
+        }
+    }
+    Ok(taken)
 }
 
 impl Served {
     fn begin(
         offer: &Offer,
-        held: Held,
+        held: &Arc<Held>,
         socket: Socket,
         watch: &mut poison::Watch,
     ) -> Result<Self, Box<dyn Report>> {
         let error = |source| SliceError::Descriptor { device: offer.name.clone(), source };
-        let held = Arc::new(held);
         let backing = held.backing();
         let facts = Facts {
             size: backing.size(),
@@ -217,9 +283,12 @@ impl Served {
         let is_egm = matches!(held.region().kind, RegionKind::Egm { .. });
         let growth = is_egm.then(|| Growth::new(held.region().clone()));
         let clients = post.clone();
-        let thread =
-            thread::Builder::new().name(offer.name.clone()).spawn(move || clients.run()).map_err(error)?;
-        Ok(Self { held, post, mapping, growth, thread, _socket: socket })
+        let spawned = thread::Builder::new().name(offer.name.clone()).spawn(move || clients.run());
+        let thread = spawned.map_err(|source| {
+            mapping.iter().for_each(|mapping| watch.remove(mapping));
+            error(source)
+        })?;
+        Ok(Self { held: held.clone(), post, mapping, growth, thread, _socket: socket })
     }
 
     /// Bad bytes of the region: kept from later owners, told to the guest.
@@ -250,15 +319,7 @@ struct Signals {
 
 impl Signals {
     fn new() -> io::Result<Self> {
-        let pipe = |signals: &[c_int]| {
-            let (read, write) = UnixStream::pair()?;
-            for signal in signals {
-                signal_hook::low_level::pipe::register(*signal, write.try_clone()?)?;
-            }
-            read.set_nonblocking(true)?;
-            Ok::<_, io::Error>(read)
-        };
-        Ok(Self { end: pipe(&[SIGINT, SIGTERM])?, ask: pipe(&[SIGUSR1])? })
+        Ok(Self { end: signals::pipe(&signals::END)?, ask: signals::pipe(&[SIGUSR1])? })
     }
 
     /// Whether SIGUSR1 came since the last time.
@@ -298,12 +359,7 @@ fn wait(signals: &mut Signals, watch: &mut poison::Watch, devices: &mut [Served]
 }
 
 /// Asks the guests, ends the clients, and gives every slice back; the first that cannot be is the outcome.
-fn end<'a>(
-    devices: Vec<Served>,
-    names: impl Iterator<Item = &'a str>,
-    patience: Duration,
-    mut watch: poison::Watch,
-) -> Outcome {
+fn end(devices: Vec<Served>, offers: &[Offer], patience: Duration, watch: &mut poison::Watch) -> Outcome {
     devices.iter().for_each(|device| device.post.function().want());
     let begun = std::time::Instant::now();
     for device in &devices {
@@ -311,7 +367,7 @@ fn end<'a>(
         device.post.stop();
     }
     let mut outcome = Ok(ExitCode::SUCCESS);
-    for (device, name) in devices.into_iter().zip(names) {
+    for (device, offer) in devices.into_iter().zip(offers) {
         let Served { held, post, mapping, thread, .. } = device;
         // A panic of it was its own report.
         let _ = thread.join();
@@ -319,8 +375,7 @@ fn end<'a>(
         drop((mapping, post));
         // The function is gone with its post, and so is who else had the slice.
         let Some(held) = Arc::into_inner(held) else { continue };
-        let back = with_bar(name, |progress| held.give_back(name, &Watch { progress, ..Watch::nobody() }));
-        if let (Err(error), Ok(_)) = (back, &outcome) {
+        if let (Err(error), Ok(_)) = (back(&offer.name, held), &outcome) {
             outcome = Err(error.into());
         }
     }

@@ -7,7 +7,7 @@ use crate::backing::{BackingError, RetiredListError};
 use crate::carve::plan::{Cause, Short};
 use crate::report::{Blame, Report};
 use crate::scrub::ScrubError;
-use crate::show::first_of;
+use crate::show::{exact, first_of};
 
 use super::states::Held;
 
@@ -62,7 +62,10 @@ impl Report for LedgerError {
             io::ErrorKind::StorageFull => {
                 Some("free some space where the ledger is: /var/lib/egm-device".to_owned())
             }
-            _ => None,
+            _ => Some(
+                "see that this user may write below /run/egm-device and /var/lib/egm-device, and that neither is damaged"
+                    .to_owned(),
+            ),
         }
     }
 }
@@ -120,12 +123,9 @@ pub enum GrantError {
 impl Report for GrantError {
     fn blame(&self) -> Blame {
         match self {
+            // What would be refused of any host's memory is a mistake; what this host has not, or not free, it lacks.
             Self::Short { short, .. } => match short.cause {
-                Cause::Size { .. }
-                | Cause::Align
-                | Cause::Region { .. }
-                | Cause::Unaligned { .. }
-                | Cause::End { .. } => Blame::Configuration,
+                Cause::Size { .. } | Cause::Align | Cause::Unaligned { .. } => Blame::Configuration,
                 _ => Blame::Host,
             },
             Self::Ledger(error) => error.blame(),
@@ -145,11 +145,11 @@ impl Report for GrantError {
     }
 }
 
-/// `; held by vm1 (process 12, user 0) at 0x0 (0x1000 bytes)`.
+/// `; held by vm1 (process 12, user 0) at 0x0 (4KiB)`.
 fn held_by(holders: &[Held]) -> String {
     let name = |held: &Held| {
         let owner = held.owner.as_ref().map_or_else(|| "an unknown process".to_owned(), ToString::to_string);
-        format!("{owner} at {:#x} ({:#x} bytes)", held.span.start(), held.span.size())
+        format!("{owner} at {} ({})", held.span.start(), exact(held.span.size()))
     };
     if holders.is_empty() {
         String::new()

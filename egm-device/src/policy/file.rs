@@ -32,13 +32,15 @@ pub enum PolicyError {
     #[error("policy {} belongs to user {uid} with mode {mode:#o}: chown root and chmod go-w it, or it could be \
         anybody's", path.display())]
     NotRoots { path: PathBuf, uid: u32, mode: u32 },
-    #[error("policy is larger than {}", ByteSize::new(MAX_FILE))]
+    #[error("policy {} does not hold", path.display())]
+    File { path: PathBuf, source: Box<PolicyError> },
+    #[error("policy is larger than {}: write fewer rules, of groups for instance", ByteSize::new(MAX_FILE))]
     TooLarge,
-    #[error("policy is not JSON as its schema says")]
+    #[error("line {}, column {}: policy is not JSON as its schema says", .0.line(), .0.column())]
     Json(#[source] serde_json::Error),
     #[error("{place}: unknown key {key:?}{}", did_you_mean(key, known))]
     UnknownKey { place: String, key: String, known: &'static [&'static str] },
-    #[error("{count} rules: {MAX_RULES} at most")]
+    #[error("{count} rules: {MAX_RULES} at most; write rules of groups instead of users")]
     TooManyRules { count: usize },
     #[error("rule {rule:?}: {what}")]
     Rule { rule: String, what: String },
@@ -144,7 +146,7 @@ pub fn load(path: &Path, names: &Names) -> Result<Policy, PolicyError> {
     }
     let mut text = String::new();
     file.take(MAX_FILE.saturating_add(1)).read_to_string(&mut text).map_err(read)?;
-    parse(&text, names)
+    parse(&text, names).map_err(|error| PolicyError::File { path: path.to_owned(), source: Box::new(error) })
 }
 
 /// The policy that `text` writes, with `names` of users and groups.

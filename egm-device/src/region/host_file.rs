@@ -105,8 +105,10 @@ impl Report for HostFileError {
 
     fn help(&self) -> Option<String> {
         match self {
-            Self::Read { .. } => None,
-            Self::Json { source, .. } => nearest(&source.to_string()),
+            Self::Read { .. } => Some("let this user read it, or take it out of that folder".to_owned()),
+            Self::Json { source, .. } => nearest(&source.to_string()).or_else(|| {
+                Some("correct it there: a host file is as \"egm-device carve advise\" shows one".to_owned())
+            }),
         }
     }
 }

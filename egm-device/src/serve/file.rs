@@ -122,7 +122,12 @@ impl Report for FileError {
 
     fn help(&self) -> Option<String> {
         match self {
-            Self::Json { source, .. } => nearest(&source.to_string()),
+            Self::Read { .. } => Some("name a file that exists and that you may read".to_owned()),
+            Self::Json { source, .. } => nearest(&source.to_string()).or_else(|| {
+                let help =
+                    r#"correct it there: {"devices": [{"name": …, "region": …, "size": …, "socket": …}]}"#;
+                Some(help.to_owned())
+            }),
             Self::Unknown { name, known } => {
                 let near = known.iter().min_by_key(|known| strsim::damerau_levenshtein(name, known))?;
                 Some(format!("write \"{near}\" instead of \"{name}\""))

@@ -58,10 +58,9 @@ pub enum SliceError {
 impl Report for SliceError {
     fn blame(&self) -> Blame {
         match self {
-            Self::NoRegion { .. } => Blame::Configuration,
             Self::Grant { source, .. } => source.blame(),
             Self::Loan { source, .. } => source.blame(),
-            Self::Descriptor { .. } => Blame::Host,
+            Self::NoRegion { .. } | Self::Descriptor { .. } => Blame::Host,
         }
     }
 

@@ -10,6 +10,7 @@ use listenfd::ListenFd;
 use rustix::fs::Mode;
 use rustix::process::umask;
 
+use crate::broker::no_place;
 use crate::report::{Blame, Report};
 
 /// Why nobody could connect.
@@ -57,6 +58,7 @@ impl Report for SocketError {
     fn blame(&self) -> Blame {
         match self {
             Self::None { .. } | Self::Unused { .. } => Blame::Configuration,
+            Self::Listen { path, source } => no_place(path, source).0,
             _ => Blame::Host,
         }
     }
@@ -66,7 +68,12 @@ impl Report for SocketError {
             Self::Unused { .. } => {
                 Some("write FileDescriptorName= of the .socket unit as the device's name".to_owned())
             }
-            _ => None,
+            Self::Taken { .. } => Some("end that program, or name another path".to_owned()),
+            Self::Listen { path, source } => Some(no_place(path, source).1),
+            Self::Passed { .. } => {
+                Some("write only ListenStream= with the path of a socket in the .socket unit".to_owned())
+            }
+            Self::None { .. } => None,
         }
     }
 }

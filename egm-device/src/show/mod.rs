@@ -8,6 +8,8 @@ pub use out::{Unwritten, note, print, written};
 use std::fmt::Write;
 use std::io::IsTerminal;
 
+use egm_address::ByteSize;
+
 /// Whether escape sequences for colour are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Colour {
@@ -157,6 +159,13 @@ pub fn escape(text: &str) -> String {
     out
 }
 
+/// Exactly so many bytes, as a command line takes them: `64MiB`, and `4097B` where no unit divides them.
+#[must_use]
+pub fn exact(bytes: u64) -> String {
+    let text = ByteSize::new(bytes).to_string();
+    if text.ends_with('B') { text } else { text + "B" }
+}
+
 /// Names that [`first_of`] lists at most.
 const MAX_NAMES: usize = 4;
 
@@ -176,6 +185,16 @@ mod tests {
     fn of_many_names_the_first_are_told() {
         let names = |n: u32| first_of((0..n).map(|n| n.to_string()).collect::<Vec<_>>().into_iter());
         assert_eq!([names(1), names(4), names(6)], ["0", "0, 1, 2, 3", "0, 1, 2, 3 and 2 more"]);
+    }
+
+    #[test]
+    fn what_a_person_is_told_to_write_is_the_same_size_when_it_is_read() {
+        for (bytes, text) in
+            [(0, "0B"), (4097, "4097B"), (64 << 20, "64MiB"), (u64::MAX, "18446744073709551615B")]
+        {
+            assert_eq!(exact(bytes), text);
+            assert_eq!(text.parse(), Ok(ByteSize::new(bytes)));
+        }
     }
 
     #[test]

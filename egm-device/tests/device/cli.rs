@@ -62,6 +62,13 @@ impl Host {
         Server::started(self.command(words))
     }
 
+    /// No grant is left in the ledger's record, of which a holder would be missed.
+    #[track_caller]
+    fn owes_nothing(&self) {
+        let told = self.command("ledger repair").output().unwrap().stdout;
+        assert_eq!(String::from_utf8(told).unwrap(), "The record is sound.\n");
+    }
+
     fn ledger(&self) -> String {
         String::from_utf8(self.command("ledger show --json").output().unwrap().stdout).unwrap()
     }
@@ -221,16 +228,44 @@ fn a_socket_of_systemd_s_is_used_by_its_name_and_stays() {
 }
 
 #[test]
+fn what_was_granted_before_serving_fails_goes_back() {
+    let host = Host::new();
+    fs::write(host.path("precious"), "bytes").unwrap();
+    let long = "s".repeat(108);
+    for (code, socket, remedy) in [
+        (3, "nowhere/vm.sock", "make the folder nowhere"),
+        (3, "precious", "remove what is there and is no socket"),
+        (2, &long, "name a path of 107 bytes at most"),
+    ] {
+        let error =
+            host.refuses(code, &format!("serve --region local --size 2MiB --name vm1 --socket {socket}"));
+        assert!(error.contains(&format!("error: cannot listen at {socket}\n")), "{error}");
+        assert!(error.contains(&format!("help: {remedy}")), "{error}");
+        host.owes_nothing();
+    }
+    assert_eq!(fs::read(host.path("precious")).unwrap(), b"bytes");
+    let two = |second: &str| {
+        let first = r#"{"name": "a", "region": "local", "size": "2MiB", "socket": "a.sock"}"#;
+        fs::write(host.path("serve.json"), format!(r#"{{"devices": [{first}, {second}]}}"#)).unwrap();
+        host.refuses(3, "serve --config serve.json");
+        host.owes_nothing();
+        assert!(!host.path("a.sock").exists());
+    };
+    two(r#"{"name": "b", "region": "local", "size": "2MiB", "socket": "nowhere/b.sock"}"#);
+    two(r#"{"name": "b", "region": "local", "size": "64MiB", "socket": "b.sock"}"#);
+}
+
+#[test]
 fn what_is_wrong_is_said_with_an_exit_code() {
     let host = Host::new();
-    let error = host.refuses(2, "serve --region nowhere --size 2MiB --socket vm.sock");
+    let error = host.refuses(3, "serve --region nowhere --size 2MiB --socket vm.sock");
     assert!(error.contains("no region of this host is called, or of kind, \"nowhere\""), "{error}");
     assert!(error.contains("help: egm-device regions lists them"), "{error}");
     let error = host.refuses(2, "serve --region local --size 2MiB");
     assert!(error.contains("device \"slice\" has no socket: name one"), "{error}");
     let error = host.refuses(2, "serve --region local --size 0 --socket vm.sock");
     assert!(error.contains("has a slice of 0 bytes"), "{error}");
-    let error = host.refuses(2, "serve --region local --size 1TiB --socket vm.sock");
+    let error = host.refuses(3, "serve --region local --size 1TiB --socket vm.sock");
     assert!(
         error.contains("device \"slice\" has no slice\n  caused by: region local cannot give"),
         "{error}"
@@ -238,9 +273,15 @@ fn what_is_wrong_is_said_with_an_exit_code() {
     fs::write(host.path("serve.json"), "{\"devices\": [{\"nmae\": \"a\"}]}").unwrap();
     let error = host.refuses(2, "serve --config serve.json");
     assert!(error.ends_with("help: write \"name\" instead of \"nmae\"\n"), "{error}");
+    fs::write(host.path("serve.json"), "{\"devices\":\n[}").unwrap();
+    let error = host.refuses(2, "serve --config serve.json");
+    assert!(error.contains("serve.json:2:2: not devices to serve") && error.contains("help: "), "{error}");
+    let error = host.refuses(2, "serve --config typo.json");
+    assert!(error.contains("cannot read typo.json") && error.contains("help: "), "{error}");
     let _first = host.serve("serve --region local --size 2MiB --socket vm.sock");
     let error = host.refuses(3, "serve --region local --size 2MiB --socket vm.sock");
     assert!(error.contains("vm.sock is in use: another program listens there"), "{error}");
+    assert!(error.contains("help: end that program, or name another path"), "{error}");
 }
 
 /// One client's life: memory mapped, vectors that fire, a write, a reset.

@@ -86,7 +86,7 @@ fn memory_that_a_peer_still_has_is_in_use_although_its_owner_is_gone() {
     assert_eq!(next.slice().offset, 2 * PAGE);
     let wanted = Request { at: Some(0), ..request("c", 2) };
     let error = ledger.grant_from(&memory, &region, &wanted, &NOBODY).unwrap_err();
-    assert!(error.to_string().contains("held by an unknown process at 0x0 (0x2000 bytes)"), "{error}");
+    assert!(error.to_string().contains("held by an unknown process at 0x0 (8KiB)"), "{error}");
     drop(peer);
     assert!(is_zero(&ledger.grant_from(&memory, &region, &wanted, &NOBODY).unwrap()));
 }
@@ -107,7 +107,7 @@ fn slices_of_a_device_that_is_opened_once_are_given_back_one_by_one_and_outlive_
     assert_eq!(again.slice().offset, 0);
     let wanted = Request { at, ..request("d", 2) };
     let error = ledger.grant_from(&other, &region, &wanted, &NOBODY).unwrap_err();
-    assert!(error.to_string().contains("held by an unknown process at 0x2000 (0x2000 bytes)"), "{error}");
+    assert!(error.to_string().contains("held by an unknown process at 0x2000 (8KiB)"), "{error}");
     drop(client);
     assert!(is_zero(&ledger.grant_from(&other, &region, &wanted, &NOBODY).unwrap()));
 }

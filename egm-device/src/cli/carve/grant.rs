@@ -67,14 +67,15 @@ enum Error {
 
 impl Report for Error {
     fn blame(&self) -> Blame {
-        match self {
-            Self::NoRegion(_) => Blame::Configuration,
-            Self::Run { .. } => Blame::Host,
-        }
+        Blame::Host
     }
 
     fn help(&self) -> Option<String> {
-        matches!(self, Self::NoRegion(_)).then(|| "egm-device regions lists them".to_owned())
+        let help = match self {
+            Self::NoRegion(_) => "egm-device regions lists them",
+            Self::Run { .. } => "name a command that exists and that you may run",
+        };
+        Some(help.to_owned())
     }
 }
 

@@ -14,7 +14,7 @@ use crate::ledger::{GrantError, Watch};
 use crate::owner::Owner;
 use crate::region::{Region, Slice};
 use crate::report::{Blame, Report};
-use crate::show::{Colour, Side, Table, size};
+use crate::show::{Colour, Side, Table, exact, size};
 
 /// Which region, as a word of its own or in the way of "carve grant"
 #[derive(Debug, clap::Args)]
@@ -167,7 +167,7 @@ fn table(slices: &[Shown]) -> Table<'static> {
 
 /// Bytes that are to be returned have an owner.
 #[derive(Debug, thiserror::Error)]
-#[error("region \"{region}\": {owner} has {bytes:#x} bytes at {at}")]
+#[error("region \"{region}\": {owner} has {} at {at}", exact(*bytes))]
 struct InUse {
     region: String,
     owner: String,

@@ -1,0 +1,34 @@
+//! How a broker ends when it is told to.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+use super::{END, Idle, Server};
+use crate::broker::ServerError;
+use crate::broker::link::watch;
+
+impl Server {
+    /// From now on [`Server::run`] ends once `end` is readable, as the pipe of a signal is.
+    ///
+    /// # Errors
+    /// [`ServerError::Wait`].
+    pub fn end_at(&mut self, end: OwnedFd) -> Result<(), ServerError> {
+        watch(&self.epoll, end.as_fd(), END).map_err(ServerError::Wait)?;
+        self.end = Some(end);
+        Ok(())
+    }
+
+    /// Nobody finds the socket any more, clients are hung up on, threads are told to stop and not waited for. Of slices no more
+    /// is said than by a broker that is killed: to call one free takes proof that nobody maps it.
+    pub(super) fn leave(&mut self) {
+        // The lock beside it is still this broker's, so it is not the socket of the next one.
+        let _ = std::fs::remove_file(&self.path);
+        if let Idle::Scrubs(stop) = &self.idle {
+            stop.store(true, Ordering::Relaxed);
+        }
+        for link in self.links.values_mut() {
+            link.cancel.store(true, Ordering::Relaxed);
+            link.socket = None;
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! `egm-device broker` as a process that a signal ends.
+
+#![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command};
+
+use egm_device::broker::{Client, Take};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Ended with the test, where that does not go well.
+struct Broker(Child);
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A host that is a folder; its region `local` has 64 MiB.
+fn host(root: &Path) {
+    for (path, text) in [
+        ("proc/cmdline", ""),
+        ("proc/iomem", "00100000-3fffffff : System RAM\n"),
+        ("proc/sys/kernel/random/boot_id", "a boot\n"),
+        ("etc/machine-id", "a host\n"),
+        ("sys/devices/system/node/online", "0\n"),
+        ("sys/devices/system/node/node0/cpulist", "0\n"),
+        ("sys/devices/system/node/node0/meminfo", "Node 0 MemTotal: 65536 kB\n"),
+    ] {
+        let path = root.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+}
+
+fn command(root: &Path, words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_egm-device"));
+    command.args(words).arg("--root").arg(root).current_dir(root);
+    command
+}
+
+fn broker(root: &Path) -> Broker {
+    let mut broker = Broker(command(root, &["broker", "--socket", "broker.sock"]).spawn().unwrap());
+    while Client::connect(&root.join("broker.sock")).is_err() {
+        assert!(broker.0.try_wait().unwrap().is_none(), "the broker ended");
+        std::thread::yield_now();
+    }
+    broker
+}
+
+#[test]
+fn a_signal_ends_it_in_order_and_the_next_one_serves() {
+    if !rustix::process::geteuid().is_root() || Path::new("/etc/egm-device/policy.json").exists() {
+        return println!("skipped: this test takes slices as root, where the host has no policy of its own");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    host(root);
+    let take = Take {
+        name: "vm7".into(),
+        regions: vec!["local".into()],
+        size: 4 << 20,
+        align: 0,
+        class: None,
+        wait: false,
+    };
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut broker = broker(root);
+        let loan = Client::connect(&root.join("broker.sock")).unwrap().take(&take, |_| ()).unwrap();
+        let idle = Client::connect(&root.join("broker.sock")).unwrap();
+        kill_process(Pid::from_child(&broker.0), signal).unwrap();
+        assert_eq!(broker.0.wait().unwrap().code(), Some(0), "{signal:?}");
+        assert!(!root.join("broker.sock").exists());
+        assert_eq!(poll(&mut [PollFd::new(&loan.connection(), PollFlags::IN)], None), Ok(1));
+        assert!(idle.free().is_err(), "its connection is closed");
+        assert_eq!(loan.backing().unwrap().size(), 4 << 20, "who has memory keeps it");
+        // The broker had this grant, and is no more: the record says so until somebody asks.
+        let told = command(root, &["ledger", "repair"]).output().unwrap();
+        let told = String::from_utf8(told.stdout).unwrap();
+        assert!(told.contains("Forgotten: vm7 (process"), "{told}");
+    }
+}
+
+#[test]
+fn a_socket_that_cannot_be_made_has_a_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    host(root);
+    fs::write(root.join("precious"), "bytes").unwrap();
+    for (code, socket, remedy) in [
+        (3, "nowhere/broker.sock", "help: make the folder nowhere"),
+        (3, "precious", "help: remove what is there and is no socket"),
+        (2, &*"s".repeat(120), "help: name a path of 107 bytes at most"),
+    ] {
+        let output = command(root, &["broker", "--socket", socket]).output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{error}");
+        assert!(error.contains("error: cannot listen at ") && error.contains(remedy), "{error}");
+    }
+    assert_eq!(fs::read(root.join("precious")).unwrap(), b"bytes");
+}
