@@ -3,16 +3,19 @@
 //
 //     bandwidth [PART…]
 //
-// PART is one of device, pinned, registered, managed, host_numa, pool and p2p; all without one. Prints JSON: {"device": …,
-// "figures": [{"series", "bytes", "value", "unit"}, …]}, each the median of as many rounds as egm-guest's, after one that does
-// not count. Names of series are egm-guest's, and so are kinds of memory: the GPU's own is
-// made by cuMemCreate here too. Series that end with "of cudaMalloc" say what the plain allocator's memory does instead.
+// PART is one of device, pinned, registered, managed, host_numa, pool and p2p; all without one. Says "ready GPU" once it has its
+// memory, then reads lines with a series and bytes, a tab in between, and answers each: with the value of a round (GB/s, or
+// ns for latency) that comes after some milliseconds that do not count, or with "-" where it has no such figure. Names of
+// series are egm-guest's, and so are kinds of memory: the GPU's own is made by cuMemCreate here too. Series that end with
+// "of cudaMalloc" say what the plain allocator's memory does instead.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <iostream>
+#include <map>
 #include <numeric>
 #include <random>
 #include <string>
@@ -36,6 +39,10 @@ static const size_t SIZES[] = {size_t(64) << 20, size_t(256) << 20, size_t(1) <<
 static const size_t LARGEST = size_t(1) << 30;
 static const size_t CHAIN = size_t(256) << 20;
 static const size_t MANAGED = size_t(256) << 20;
+// Bytes that a round moves at least, with memory of the host and where nothing leaves GPUs.
+static const size_t ROUND = size_t(256) << 20, ROUND_OF_GPUS = size_t(2) << 30;
+// Seconds that a GPU works before a round counts.
+static const double WARM = 5e-3;
 
 static std::vector<std::string> parts; // what is measured
 
@@ -43,13 +50,22 @@ static bool wanted(const char *part) {
     return parts.empty() || std::find(parts.begin(), parts.end(), part) != parts.end();
 }
 
-static bool first_figure = true;
+// A figure: `prepare` comes before its first round after another figure's; both with `gpu` as the current one. A round's
+// seconds make its value.
+struct Figure {
+    int gpu;
+    std::function<void()> prepare;
+    std::function<double()> round;
+    std::function<double(double)> value;
+};
 
-static void figure(const std::string &series, size_t bytes, std::vector<double> rounds, const char *unit) {
-    std::sort(rounds.begin(), rounds.end());
-    printf("%s\n  {\"series\": \"%s\", \"bytes\": %zu, \"value\": %.6g, \"unit\": \"%s\"}", first_figure ? "" : ",",
-           series.c_str(), bytes, rounds[rounds.size() / 2], unit);
-    first_figure = false;
+static std::map<std::pair<std::string, size_t>, Figure> figures;
+
+static void figure(const std::string &series, size_t bytes, std::function<double()> round,
+                   std::function<double(double)> value, std::function<void()> prepare = [] {}) {
+    int gpu;
+    CHECK(cudaGetDevice(&gpu));
+    figures[{series, bytes}] = {gpu, prepare, round, value};
 }
 
 // Four loads are on their way at once: one at a time does not fill the GPU's own memory.
@@ -103,23 +119,21 @@ static int blocks() {
     return properties.multiProcessorCount * 4;
 }
 
-// Seconds of seven rounds of `work` on `main`, or of 21 with `side`, started with it; after one. `lead` comes before the clock
-// starts.
-static std::vector<double> rounds(cudaStream_t main, cudaStream_t side, std::function<void()> work,
-                                  std::function<void()> lead = nullptr) {
-    cudaEvent_t begin, end, joined;
+// Measures seconds of `work` on `main`, and on `side`, started with it. `lead` comes before the clock starts.
+static std::function<double()> clocked(cudaStream_t main, cudaStream_t side, std::function<void()> work,
+                                       std::function<void()> lead = nullptr) {
+    cudaEvent_t begin, end, joined = nullptr;
     CHECK(cudaEventCreate(&begin));
     CHECK(cudaEventCreate(&end));
-    int device = 0, other = 0;
-    CHECK(cudaGetDevice(&device));
     if (side) {
+        int device, other;
+        CHECK(cudaGetDevice(&device));
         CHECK(cudaStreamGetDevice(side, &other));
         CHECK(cudaSetDevice(other));
         CHECK(cudaEventCreateWithFlags(&joined, cudaEventDisableTiming));
         CHECK(cudaSetDevice(device));
     }
-    std::vector<double> seconds;
-    for (int round = 0; round < (side ? 22 : 8); round++) {
+    return [=] {
         if (lead)
             lead();
         CHECK(cudaEventRecord(begin, main));
@@ -132,50 +146,44 @@ static std::vector<double> rounds(cudaStream_t main, cudaStream_t side, std::fun
         }
         CHECK(cudaEventRecord(end, main));
         CHECK(cudaEventSynchronize(end));
+        CHECK(cudaGetLastError());
         float milliseconds;
         CHECK(cudaEventElapsedTime(&milliseconds, begin, end));
-        if (round >= 1)
-            seconds.push_back(milliseconds / 1e3);
-    }
-    return seconds;
+        return milliseconds / 1e3;
+    };
 }
 
-static void bandwidth(const std::string &series, size_t bytes, int directions, cudaStream_t main, cudaStream_t side,
-                      std::function<void()> work) {
-    int repeats = int(std::max<size_t>(1, (size_t(256) << 20) / bytes));
-    auto all = [&] {
+static void bandwidth(const std::string &series, size_t bytes, size_t round, int directions, cudaStream_t main,
+                      cudaStream_t side, std::function<void()> work) {
+    int repeats = int(std::max<size_t>(1, round / bytes));
+    auto all = [=] {
         for (int i = 0; i < repeats; i++)
             work();
     };
     // As in egm-guest, one stream is at work already when the clock starts, while it is told the rest.
-    auto seconds = rounds(main, side, all, side ? nullptr : work);
-    for (double &s : seconds)
-        s = double(bytes) * repeats * directions / s / 1e9;
-    figure(series, bytes, seconds, "GB/s");
+    auto seconds = clocked(main, side, all, side ? nullptr : work);
+    figure(series, bytes, seconds, [=](double took) { return double(bytes) * repeats * directions / took / 1e9; });
 }
 
 // `scratch` is of the memory's own GPU: writing it leaves nothing of the chain in that one's cache.
 static void latency(const std::string &series, void *memory, size_t bytes, void *scratch, cudaStream_t stream) {
     const size_t apart = 512, links = bytes / apart, steps = 8192;
-    std::vector<unsigned> order(links), chain(links * apart / 4);
-    std::iota(order.begin(), order.end(), 0u);
-    std::shuffle(order.begin(), order.end(), std::mt19937(42));
-    for (size_t i = 0; i < links; i++)
-        chain[order[i] * (apart / 4)] = unsigned(order[(i + 1) % links] * (apart / 4));
-    CHECK(cudaMemcpy(memory, chain.data(), links * apart, cudaMemcpyDefault));
     unsigned *at;
     CHECK(cudaMalloc(&at, 4));
-    CHECK(cudaMemset(at, 0, 4));
-    read_all<<<blocks(), 256>>>((const uint4 *)memory, bytes / sizeof(uint4), at); // where pages move, they are here now
-    CHECK(cudaMemset(at, 0, 4));
-    CHECK(cudaMemset(scratch, 0, LARGEST));
-    CHECK(cudaDeviceSynchronize());
-    auto seconds = rounds(stream, nullptr, [&] { chase<<<1, 1, 0, stream>>>((const unsigned *)memory, steps, at); });
-    CHECK(cudaGetLastError());
-    for (double &s : seconds)
-        s = s * 1e9 / steps;
-    figure(series + ": latency", bytes, seconds, "ns");
-    CHECK(cudaFree(at));
+    auto prepare = [=] {
+        std::vector<unsigned> order(links), chain(links * apart / 4);
+        std::iota(order.begin(), order.end(), 0u);
+        std::shuffle(order.begin(), order.end(), std::mt19937(42));
+        for (size_t i = 0; i < links; i++)
+            chain[order[i] * (apart / 4)] = unsigned(order[(i + 1) % links] * (apart / 4));
+        CHECK(cudaMemcpy(memory, chain.data(), links * apart, cudaMemcpyDefault));
+        read_all<<<blocks(), 256>>>((const uint4 *)memory, bytes / sizeof(uint4), at); // where pages move, they are here now
+        CHECK(cudaMemset(at, 0, 4));
+        CHECK(cudaMemset(scratch, 0, LARGEST));
+        CHECK(cudaDeviceSynchronize());
+    };
+    auto seconds = clocked(stream, nullptr, [=] { chase<<<1, 1, 0, stream>>>((const unsigned *)memory, steps, at); });
+    figure(series + ": latency", bytes, seconds, [=](double took) { return took * 1e9 / steps; }, prepare);
 }
 
 // Memory by cuMemCreate, of a host's NUMA node (`node` >= 0), then for processors too, or of the first of `gpus`; for all
@@ -245,26 +253,25 @@ static void with_host(const std::string &kind, void *host, void *host2, void *de
     int grid = blocks();
     for (size_t bytes : SIZES) {
         size_t count = bytes / sizeof(uint4);
-        auto to = [&] { CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, main)); };
-        auto from = [&](cudaStream_t stream) {
+        auto to = [=] { CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, main)); };
+        auto from = [=](cudaStream_t stream) {
             CHECK(cudaMemcpyAsync(host2, device2, bytes, cudaMemcpyDeviceToHost, stream));
         };
-        bandwidth(kind + ": copy engine to GPU", bytes, 1, main, nullptr, to);
-        bandwidth(kind + ": copy engine from GPU", bytes, 1, main, nullptr, [&] { from(main); });
-        bandwidth(kind + ": copy engine both ways", bytes, 2, main, side, [&] { to(); from(side); });
-        bandwidth(kind + ": SM read", bytes, 1, main, nullptr,
-                  [&] { read_all<<<grid, 256, 0, main>>>((uint4 *)host, count, out); });
-        bandwidth(kind + ": SM write", bytes, 1, main, nullptr,
-                  [&] { write_all<<<grid, 256, 0, main>>>((uint4 *)host2, count, 7); });
-        bandwidth(kind + ": SM copy to GPU", bytes, 1, main, nullptr,
-                  [&] { copy_all<<<grid, 256, 0, main>>>((uint4 *)device, (uint4 *)host, count); });
-        bandwidth(kind + ": SM copy from GPU", bytes, 1, main, nullptr,
-                  [&] { copy_all<<<grid, 256, 0, main>>>((uint4 *)host2, (uint4 *)device2, count); });
-        bandwidth(kind + ": SM copy both ways", bytes, 2, main, side, [&] {
+        bandwidth(kind + ": copy engine to GPU", bytes, ROUND, 1, main, nullptr, to);
+        bandwidth(kind + ": copy engine from GPU", bytes, ROUND, 1, main, nullptr, [=] { from(main); });
+        bandwidth(kind + ": copy engine both ways", bytes, ROUND, 2, main, side, [=] { to(); from(side); });
+        bandwidth(kind + ": SM read", bytes, ROUND, 1, main, nullptr,
+                  [=] { read_all<<<grid, 256, 0, main>>>((uint4 *)host, count, out); });
+        bandwidth(kind + ": SM write", bytes, ROUND, 1, main, nullptr,
+                  [=] { write_all<<<grid, 256, 0, main>>>((uint4 *)host2, count, 7); });
+        bandwidth(kind + ": SM copy to GPU", bytes, ROUND, 1, main, nullptr,
+                  [=] { copy_all<<<grid, 256, 0, main>>>((uint4 *)device, (uint4 *)host, count); });
+        bandwidth(kind + ": SM copy from GPU", bytes, ROUND, 1, main, nullptr,
+                  [=] { copy_all<<<grid, 256, 0, main>>>((uint4 *)host2, (uint4 *)device2, count); });
+        bandwidth(kind + ": SM copy both ways", bytes, ROUND, 2, main, side, [=] {
             copy_all<<<grid / 2, 256, 0, main>>>((uint4 *)device, (uint4 *)host, count);
             copy_all<<<grid / 2, 256, 0, side>>>((uint4 *)host2, (uint4 *)device2, count);
         });
-        CHECK(cudaGetLastError());
     }
     latency(kind, host, CHAIN, device2, main);
 }
@@ -277,15 +284,14 @@ static void with_itself(const std::string &kind, void *from, void *to) {
     int grid = blocks();
     for (size_t bytes : SIZES) {
         size_t count = bytes / sizeof(uint4);
-        bandwidth(kind + ": copy engine to GPU", bytes, 1, main, nullptr,
-                  [&] { CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, main)); });
-        bandwidth(kind + ": SM read", bytes, 1, main, nullptr,
-                  [&] { read_all<<<grid, 256, 0, main>>>((uint4 *)from, count, out); });
-        bandwidth(kind + ": SM write", bytes, 1, main, nullptr,
-                  [&] { write_all<<<grid, 256, 0, main>>>((uint4 *)to, count, 7); });
-        bandwidth(kind + ": SM copy to GPU", bytes, 1, main, nullptr,
-                  [&] { copy_all<<<grid, 256, 0, main>>>((uint4 *)to, (uint4 *)from, count); });
-        CHECK(cudaGetLastError());
+        bandwidth(kind + ": copy engine to GPU", bytes, ROUND_OF_GPUS, 1, main, nullptr,
+                  [=] { CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, main)); });
+        bandwidth(kind + ": SM read", bytes, ROUND_OF_GPUS, 1, main, nullptr,
+                  [=] { read_all<<<grid, 256, 0, main>>>((uint4 *)from, count, out); });
+        bandwidth(kind + ": SM write", bytes, ROUND_OF_GPUS, 1, main, nullptr,
+                  [=] { write_all<<<grid, 256, 0, main>>>((uint4 *)to, count, 7); });
+        bandwidth(kind + ": SM copy to GPU", bytes, ROUND_OF_GPUS, 1, main, nullptr,
+                  [=] { copy_all<<<grid, 256, 0, main>>>((uint4 *)to, (uint4 *)from, count); });
     }
     latency(kind, from, CHAIN, to, main);
 }
@@ -303,15 +309,12 @@ static void with_managed(const std::string &kind, void *scratch) {
         if (bytes > MANAGED)
             continue;
         size_t count = bytes / sizeof(uint4);
-        write_all<<<grid, 256, 0, main>>>(memory, count, 3);
-        bandwidth(kind + ": SM read", bytes, 1, main, nullptr,
-                  [&] { read_all<<<grid, 256, 0, main>>>(memory, count, out); });
-        bandwidth(kind + ": SM write", bytes, 1, main, nullptr,
-                  [&] { write_all<<<grid, 256, 0, main>>>(memory, count, 7); });
-        CHECK(cudaGetLastError());
+        bandwidth(kind + ": SM read", bytes, ROUND_OF_GPUS, 1, main, nullptr,
+                  [=] { read_all<<<grid, 256, 0, main>>>(memory, count, out); });
+        bandwidth(kind + ": SM write", bytes, ROUND_OF_GPUS, 1, main, nullptr,
+                  [=] { write_all<<<grid, 256, 0, main>>>(memory, count, 7); });
     }
     latency(kind, memory, MANAGED, scratch, main);
-    CHECK(cudaFree(memory));
 }
 
 
@@ -328,28 +331,27 @@ static void with_peer(int a, int b, void **near, void **far, const std::string &
     const std::string pair = "GPU " + std::to_string(a) + " to GPU " + std::to_string(b);
     for (size_t bytes : SIZES) {
         size_t count = bytes / sizeof(uint4);
-        auto copy = [&](void *to, void *from, cudaStream_t stream) {
+        auto copy = [=](void *to, void *from, cudaStream_t stream) {
             CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream));
         };
-        bandwidth(pair + ": copy engine write" + by, bytes, 1, main, nullptr, [&] { copy(far[1], near[0], main); });
-        bandwidth(pair + ": copy engine read" + by, bytes, 1, main, nullptr, [&] { copy(near[1], far[0], main); });
-        bandwidth(pair + ": copy engine both ways" + by, bytes, 2, main, there, [&] {
+        bandwidth(pair + ": copy engine write" + by, bytes, ROUND_OF_GPUS, 1, main, nullptr, [=] { copy(far[1], near[0], main); });
+        bandwidth(pair + ": copy engine read" + by, bytes, ROUND_OF_GPUS, 1, main, nullptr, [=] { copy(near[1], far[0], main); });
+        bandwidth(pair + ": copy engine both ways" + by, bytes, ROUND_OF_GPUS, 2, main, there, [=] {
             copy(far[1], near[0], main);
             copy(near[1], far[0], there);
         });
         if (!by.empty())
             continue;
-        bandwidth(pair + ": SM read", bytes, 1, main, nullptr,
-                  [&] { read_all<<<grid, 256, 0, main>>>((uint4 *)far[0], count, out); });
-        bandwidth(pair + ": SM write", bytes, 1, main, nullptr,
-                  [&] { write_all<<<grid, 256, 0, main>>>((uint4 *)far[1], count, 7); });
-        bandwidth(pair + ": SM write both ways", bytes, 2, main, there, [&] {
+        bandwidth(pair + ": SM read", bytes, ROUND_OF_GPUS, 1, main, nullptr,
+                  [=] { read_all<<<grid, 256, 0, main>>>((uint4 *)far[0], count, out); });
+        bandwidth(pair + ": SM write", bytes, ROUND_OF_GPUS, 1, main, nullptr,
+                  [=] { write_all<<<grid, 256, 0, main>>>((uint4 *)far[1], count, 7); });
+        bandwidth(pair + ": SM write both ways", bytes, ROUND_OF_GPUS, 2, main, there, [=] {
             write_all<<<grid, 256, 0, main>>>((uint4 *)far[1], count, 7);
             CHECK(cudaSetDevice(b));
             write_all<<<grid, 256, 0, there>>>((uint4 *)near[1], count, 7);
             CHECK(cudaSetDevice(a));
         });
-        CHECK(cudaGetLastError());
     }
     if (by.empty())
         latency(pair, far[0], CHAIN, far[1], main);
@@ -368,8 +370,6 @@ static void alone(int gpu, void **own) {
         for (void *&memory : pinned)
             CHECK(cudaMallocHost(&memory, LARGEST));
         with_host(name + "pinned memory", pinned[0], pinned[1], own[0], own[1]);
-        for (void *memory : pinned)
-            CHECK(cudaFreeHost(memory));
     }
     if (wanted("registered"))
         with_host(name + "registered memory", registered(LARGEST), registered(LARGEST), own[0], own[1]);
@@ -394,14 +394,13 @@ int main(int argc, char **argv) {
     CHECK(cudaSetDevice(0));
     CHECK(cudaFree(nullptr));
     CHECK(cudaGetDeviceProperties(&properties, 0));
-    printf("{\"device\": \"%s\", \"figures\": [", properties.name);
     count = std::min(count, 2);
     if (count == 2) {
         CHECK(cudaDeviceCanAccessPeer(&can, 0, 1));
         CHECK(cudaDeviceCanAccessPeer(&back, 1, 0));
     }
     bool peers = count == 2 && can && back;
-    void *own[2][2];
+    void *own[2][2], *plain[2][2]; // until the end: figures refer to them
     for (int gpu = 0; gpu < count; gpu++) {
         CHECK(cudaSetDevice(gpu));
         CHECK(cudaFree(nullptr));
@@ -413,7 +412,6 @@ int main(int argc, char **argv) {
     if (peers && wanted("p2p")) {
         with_peer(0, 1, own[0], own[1], "");
         with_peer(1, 0, own[1], own[0], "");
-        void *plain[2][2];
         for (int gpu = 0; gpu < 2; gpu++) {
             CHECK(cudaSetDevice(gpu));
             CHECK(cudaDeviceEnablePeerAccess(1 - gpu, 0));
@@ -423,5 +421,24 @@ int main(int argc, char **argv) {
         with_peer(0, 1, plain[0], plain[1], " of cudaMalloc");
         with_peer(1, 0, plain[1], plain[0], " of cudaMalloc");
     }
-    printf("\n]}\n");
+    std::cout << "ready " << properties.name << std::endl;
+    std::pair<std::string, size_t> last;
+    for (std::string line; std::getline(std::cin, line);) {
+        size_t tab = line.find('\t');
+        auto found = figures.end();
+        if (tab != std::string::npos)
+            found = figures.find({line.substr(0, tab), strtoull(line.c_str() + tab + 1, nullptr, 10)});
+        if (found == figures.end()) {
+            std::cout << "-" << std::endl;
+            continue;
+        }
+        auto &[gpu, prepare, round, value] = found->second;
+        CHECK(cudaSetDevice(gpu));
+        if (found->first != last)
+            prepare();
+        last = found->first;
+        for (double worked = 0; worked < WARM;)
+            worked += round();
+        std::cout << value(round()) << std::endl;
+    }
 }

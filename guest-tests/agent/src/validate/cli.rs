@@ -24,7 +24,7 @@ const LEAST: u64 = 1 << 20;
 const LEAST_ASKED: u64 = 64 << 10;
 
 /// Arguments that validations take (`--arg`); another one would be a slip of the pen that nobody notices.
-pub(crate) const ARGUMENTS: [&str; 16] = [
+pub(crate) const ARGUMENTS: [&str; 17] = [
     "deadline",
     "egm.functions",
     "memory.nodes",
@@ -41,6 +41,7 @@ pub(crate) const ARGUMENTS: [&str; 16] = [
     "rdma.requests",
     "rdma.rounds",
     "rdma.rxe",
+    "turns",
 ];
 
 /// What a person asks for.

@@ -12,6 +12,7 @@ mod build;
 mod gpus;
 mod programs;
 mod rdma;
+mod turns;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

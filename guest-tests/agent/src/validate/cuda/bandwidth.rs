@@ -3,8 +3,10 @@
 use egm_cuda::{Kind, Memory, Part, Shape, Stream, sum};
 use egm_report::Figure;
 
+use super::each::of_gpu_called;
 use super::gpu::{self, Family, Gpu, on_family};
-use super::measure::{Clock, ROUNDS, ROUNDS_BOTH, bandwidth, repeats, rounds, sizes};
+use super::measure::{Clock, ROUND, ROUND_OF_GPUS, ROUNDS, ROUNDS_BOTH, bandwidth, repeats, rounds, sizes};
+use super::turns::Turns;
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::validate::Setting;
@@ -16,6 +18,7 @@ struct Buffers<'g> {
     host: [Memory; 2],
     device: [Memory; 2],
     sums: Memory,
+    turns: Turns,
     seed: u64,
 }
 
@@ -102,7 +105,16 @@ impl<'g> Buffers<'g> {
         };
         let sums = gpu.sums()?;
         let side = Stream::new(context)?;
-        Ok(Self { gpu, side, host: both(kind)?, device: both(Kind::Device)?, sums, seed: setting.seed })
+        let turns = Turns::new(setting, of_gpu_called(gpu.device().ordinal))?;
+        Ok(Self {
+            gpu,
+            side,
+            host: both(kind)?,
+            device: both(Kind::Device)?,
+            sums,
+            turns,
+            seed: setting.seed,
+        })
     }
 
     /// Sources hold the pattern, what is written holds another one.
@@ -146,11 +158,14 @@ impl<'g> Buffers<'g> {
     fn figure(&self, kind: Kind, way: Way, size: u64) -> Result<Figure, Broken> {
         let side = way.both().then_some(&self.side);
         let clock = Clock::new(&self.gpu.context, side.map(Stream::context))?;
-        let times = repeats(size);
+        let times = repeats(size, if kind == Kind::Device { ROUND_OF_GPUS } else { ROUND });
         let count = if way.both() { ROUNDS_BOTH } else { ROUNDS };
-        let seconds = rounds(count, || clock.round(&self.gpu.stream, side, times, || self.once(way, size)))?;
+        let series = format!("{kind}: {}", way.name());
+        let seconds = rounds(&self.turns, (&series, size), count, || {
+            clock.round(&self.gpu.stream, side, times, || self.once(way, size))
+        })?;
         let moved = size * times * if way.both() { 2 } else { 1 };
-        Ok(bandwidth(format!("{kind}: {}", way.name()), size, moved, seconds))
+        Ok(bandwidth(series, size, moved, seconds))
     }
 
     /// What was written is right.

@@ -72,7 +72,7 @@ fn joined(found: &[(i32, Finding)]) -> Finding {
     let reason = reason(found, outcome);
     let figures = found.iter().flat_map(|(ordinal, finding)| {
         let of_gpu = move |figure: &egm_report::Figure| egm_report::Figure {
-            series: format!("GPU {ordinal}, {}", figure.series),
+            series: of_gpu_called(*ordinal) + &figure.series,
             ..figure.clone()
         };
         finding.figures().iter().map(of_gpu)
@@ -89,6 +89,11 @@ fn joined(found: &[(i32, Finding)]) -> Finding {
         }
     };
     finding.with_figures(figures)
+}
+
+/// How the name of a figure of this GPU begins: `GPU 0, `.
+pub(crate) fn of_gpu_called(ordinal: i32) -> String {
+    format!("GPU {ordinal}, ")
 }
 
 /// What each GPU's finding says; once, where all say the same.

@@ -3,9 +3,11 @@
 use egm_cuda::{Kind, Memory};
 use egm_report::Figure;
 
+use super::each::of_gpu_called;
 use super::gpu::{Family, Gpu, on_family};
 use super::managed;
-use super::measure::{Clock, ROUNDS, sizes};
+use super::measure::{Clock, ROUNDS, rounds, sizes};
+use super::turns::Turns;
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::pattern::Random;
@@ -26,7 +28,8 @@ pub(super) fn check(setting: &Setting, family: Family) -> Result<Finding, Broken
     on_family(setting, family, false, |gpu, kind, claim| {
         let sizes = chains(managed::bounded(gpu, kind, setting.most)?);
         let memory = gpu.memory(kind, sizes.iter().copied().max().unwrap_or(DISTANCE))?;
-        by_size(gpu, gpu, &memory, &sizes, (&kind.to_string(), setting.seed), claim)
+        let turns = Turns::new(setting, of_gpu_called(gpu.device().ordinal))?;
+        by_size([gpu, gpu], &memory, &sizes, (&kind.to_string(), setting.seed), &turns, claim)
     })
 }
 
@@ -37,11 +40,11 @@ pub(crate) fn chains(most: u64) -> Vec<u64> {
 
 /// A figure of each size: a chain in `memory`, which is `home`'s, that `gpu` follows.
 pub(crate) fn by_size(
-    gpu: &Gpu,
-    home: &Gpu,
+    [gpu, home]: [&Gpu; 2],
     memory: &Memory,
     sizes: &[u64],
     (what, seed): (&str, u64),
+    turns: &Turns,
     claim: &mut Claim,
 ) -> Result<Vec<Figure>, Broken> {
     let mut figures = Vec::new();
@@ -49,7 +52,7 @@ pub(crate) fn by_size(
         let chain = Chain::new(*bytes, seed);
         chain.put(home, memory)?;
         home.empty_cache(&home.cache_filler()?)?;
-        figures.push(chain.follow(gpu, memory, what, claim)?);
+        figures.push(chain.follow(gpu, memory, what, turns, claim)?);
     }
     if let Some(last) = figures.last() {
         let bytes = last.bytes.unwrap_or(0);
@@ -104,7 +107,14 @@ impl Chain {
 
     /// Has the GPU follow it, and compares where that ends. Nothing of it is in a cache of the GPU when that begins; whoever
     /// put it into another GPU's memory empties that one's.
-    fn follow(&self, gpu: &Gpu, memory: &Memory, what: &str, claim: &mut Claim) -> Result<Figure, Broken> {
+    fn follow(
+        &self,
+        gpu: &Gpu,
+        memory: &Memory,
+        what: &str,
+        turns: &Turns,
+        claim: &mut Claim,
+    ) -> Result<Figure, Broken> {
         // Addresses are translated, links awake, and pages that move are here: those of the chain alone, because others take the
         // places of translations. What this takes is kept until the end: memory that goes takes all translations with it.
         let (sums, filler) = (gpu.sums()?, gpu.cache_filler()?);
@@ -112,8 +122,8 @@ impl Chain {
         gpu.empty_cache(&filler)?;
         let (end, found) = gpu.result(0)?;
         let (clock, chain) = (Clock::new(&gpu.context, None)?, memory.part(0, self.bytes())?);
-        let (mut at, mut rounds) = (0, Vec::new());
-        for round in 0..=ROUNDS {
+        let (mut at, series) = (0, format!("{what}: latency"));
+        let seconds = rounds(turns, (&series, self.bytes()), ROUNDS, || {
             let start = (u64::from(at) * STRIDE, STEPS);
             let seconds = clock
                 .seconds(&gpu.stream, None, || Ok(gpu.kernels.chase(&gpu.stream, chain, start, end)?))?;
@@ -122,12 +132,11 @@ impl Chain {
             claim.holds(is == right, || {
                 format!("{what}: a chain ended at word {is:#x} instead of {right:#x}")
             });
-            if round > 0 {
-                #[expect(clippy::cast_precision_loss, reason = "8192")]
-                rounds.push(seconds * 1e9 / STEPS as f64);
-            }
-        }
-        Ok(Figure::of(format!("{what}: latency"), Some(self.bytes()), "ns", &mut rounds))
+            Ok(seconds)
+        })?;
+        #[expect(clippy::cast_precision_loss, reason = "8192")]
+        let mut words: Vec<f64> = seconds.iter().map(|seconds| seconds * 1e9 / STEPS as f64).collect();
+        Ok(Figure::of(series, Some(self.bytes()), "ns", &mut words))
     }
 
     /// The link that a round from link `at` ends at.

@@ -3,8 +3,10 @@
 use egm_cuda::{Kind, Memory, Shape, sum};
 use egm_report::Figure;
 
+use super::each::of_gpu_called;
 use super::gpu::{self, Family, Gpu, on_family};
-use super::measure::{Clock, ROUNDS, bandwidth, repeats, rounds, sizes};
+use super::measure::{Clock, ROUND_OF_GPUS, ROUNDS, bandwidth, repeats, rounds, sizes};
+use super::turns::Turns;
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::validate::Setting;
@@ -26,8 +28,13 @@ pub(super) fn bounded(gpu: &Gpu, kind: Kind, most: u64) -> Result<u64, Broken> {
 pub(super) fn check(setting: &Setting, family: Family) -> Result<Finding, Broken> {
     on_family(setting, family, false, |gpu, kind, claim| {
         let most = bounded(gpu, kind, setting.most)?;
-        let pages =
-            Pages { gpu, memory: gpu.memory(kind, most & !0xfff)?, sums: gpu.sums()?, seed: setting.seed };
+        let pages = Pages {
+            gpu,
+            memory: gpu.memory(kind, most & !0xfff)?,
+            sums: gpu.sums()?,
+            turns: Turns::new(setting, of_gpu_called(gpu.device().ordinal))?,
+            seed: setting.seed,
+        };
         let mut figures = Vec::new();
         for size in sizes(most) {
             figures.push(pages.arriving(kind, size, claim)?);
@@ -44,6 +51,7 @@ struct Pages<'g> {
     gpu: &'g Gpu,
     memory: Memory,
     sums: Memory,
+    turns: Turns,
     seed: u64,
 }
 
@@ -67,12 +75,15 @@ impl Pages<'_> {
     /// The GPU touched all of it before.
     fn there(&self, kind: Kind, size: u64, claim: &mut Claim) -> Result<[Figure; 2], Broken> {
         let (gpu, clock) = (self.gpu, Clock::new(&self.gpu.context, None)?);
-        let (times, shape) = (repeats(size), Shape::whole(&gpu.context));
+        let (times, shape) = (repeats(size, ROUND_OF_GPUS), Shape::whole(&gpu.context));
         gpu.fill(&self.memory, size, self.seed)?;
-        let read = rounds(ROUNDS, || clock.round(&gpu.stream, None, times, || self.read(size)))?;
+        let series = ["SM read", "SM write"].map(|what| format!("{kind}: {what}"));
+        let read = rounds(&self.turns, (&series[0], size), ROUNDS, || {
+            clock.round(&gpu.stream, None, times, || self.read(size))
+        })?;
         self.read_right(size, 0, claim)?;
         gpu.fill(&self.memory, size, !self.seed)?;
-        let write = rounds(ROUNDS, || {
+        let write = rounds(&self.turns, (&series[1], size), ROUNDS, || {
             let part = self.memory.part(0, size)?;
             clock.round(&gpu.stream, None, times, || {
                 Ok(gpu.kernels.write(&gpu.stream, shape, part, self.seed)?)
@@ -80,8 +91,9 @@ impl Pages<'_> {
         })?;
         let words = self.memory.words()?.part(0, size / 8);
         gpu::note(claim, "the GPU wrote, a processor read", gpu::compare(words, self.seed), self.seed);
-        let figure = |what, seconds| bandwidth(format!("{kind}: {what}"), size, size * times, seconds);
-        Ok([figure("SM read", read), figure("SM write", write)])
+        let [of_read, of_write] = series;
+        let figure = |series, seconds| bandwidth(series, size, size * times, seconds);
+        Ok([figure(of_read, read), figure(of_write, write)])
     }
 
     fn read(&self, size: u64) -> Result<(), Broken> {

@@ -3,6 +3,7 @@
 use egm_cuda::{Context, Event, Stream};
 use egm_report::Figure;
 
+use super::turns::Turns;
 use crate::error::Broken;
 
 /// Rounds that count; one before them warms up.
@@ -10,7 +11,11 @@ pub(crate) const ROUNDS: usize = 7;
 /// The same for what goes both ways at once: how two copies share a bus differs by a tenth from round to round.
 pub(crate) const ROUNDS_BOTH: usize = 21;
 /// Bytes that a round moves at least, by repeating, so that small sizes take a time that can be measured.
-const ROUND: u64 = 256 << 20;
+pub(crate) const ROUND: u64 = 256 << 20;
+/// The same where nothing leaves GPUs and what is between them, which takes a tenth of the time or less.
+pub(crate) const ROUND_OF_GPUS: u64 = 2 << 30;
+/// Seconds that a GPU works before a round counts that comes after another program's work.
+const WARM: f64 = 5e-3;
 /// Most repetitions of a round.
 const REPEATS: u64 = 64;
 /// The smallest size.
@@ -78,9 +83,9 @@ pub(crate) fn sizes(most: u64) -> Vec<u64> {
     sizes
 }
 
-/// How often a round repeats a transfer of `bytes`.
-pub(crate) fn repeats(bytes: u64) -> u64 {
-    (ROUND / bytes.max(1)).clamp(1, REPEATS)
+/// How often a round that moves `round` bytes repeats a transfer of `bytes`.
+pub(crate) fn repeats(bytes: u64, round: u64) -> u64 {
+    (round / bytes.max(1)).clamp(1, REPEATS)
 }
 
 /// The figure of rounds that each move `bytes` once for each of `repeats`, by the seconds of each round.
@@ -91,13 +96,27 @@ pub(crate) fn bandwidth(series: String, size: u64, moved: u64, seconds: Vec<f64>
     Figure::of(series, Some(size), "GB/s", &mut rounds)
 }
 
-/// Seconds of `count` rounds of `round`, after one that is not counted.
+/// Seconds of `count` rounds of `round`, after one that is not counted; of the figure `series` at `size` bytes. Where another
+/// program was at work before a round, others that are not counted make the GPU, its caches and translations ours again.
 pub(crate) fn rounds(
+    turns: &Turns,
+    (series, size): (&str, u64),
     count: usize,
     mut round: impl FnMut() -> Result<f64, Broken>,
 ) -> Result<Vec<f64>, Broken> {
-    round()?;
-    (0..count).map(|_| round()).collect()
+    let mut seconds = Vec::new();
+    for number in 0..=count {
+        let mut worked = if turns.wait(series, size)? { 0.0 } else { WARM };
+        while worked < WARM {
+            // A hundred rounds are enough, whatever the clock says.
+            worked += round()?.max(WARM / 100.0);
+        }
+        let took = round()?;
+        if number > 0 {
+            seconds.push(took);
+        }
+    }
+    Ok(seconds)
 }
 
 #[cfg(test)]
@@ -114,7 +133,9 @@ mod tests {
 
     #[test]
     fn small_transfers_are_repeated_and_large_ones_are_not() {
-        assert_eq!([4096, 16 << 20, 256 << 20, 1 << 30].map(repeats), [64, 16, 1, 1]);
+        let of = |round: u64| [4096, 16 << 20, 256 << 20, 1 << 30].map(|bytes| repeats(bytes, round));
+        assert_eq!(of(ROUND), [64, 16, 1, 1]);
+        assert_eq!(of(ROUND_OF_GPUS), [64, 64, 8, 2]);
     }
 
     #[test]

@@ -18,6 +18,7 @@ pub(super) mod measure;
 mod ordering;
 mod ratio;
 mod share;
+pub(super) mod turns;
 
 use gpu::Family;
 

@@ -8,7 +8,10 @@ use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::validate::Setting;
 use crate::validate::cuda::gpu::{Gpu, note};
-use crate::validate::cuda::measure::{Clock, ROUNDS, ROUNDS_BOTH, bandwidth, repeats, rounds, sizes};
+use crate::validate::cuda::measure::{
+    Clock, ROUND_OF_GPUS, ROUNDS, ROUNDS_BOTH, bandwidth, repeats, rounds, sizes,
+};
+use crate::validate::cuda::turns::Turns;
 
 /// Which way, seen from the first GPU, and by what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +40,7 @@ struct Buffers<'g> {
     near: [Memory; 2],
     far: [Memory; 2],
     sums: Memory,
+    turns: Turns,
     seed: u64,
 }
 
@@ -49,7 +53,9 @@ pub(super) fn check(setting: &Setting) -> Result<Finding, Broken> {
             Ok([one()?, one()?])
         };
         let sums = from.sums()?;
-        let buffers = Buffers { from, to, near: of(from, to)?, far: of(to, from)?, sums, seed: setting.seed };
+        let turns = Turns::new(setting, String::new())?;
+        let (near, far, seed) = (of(from, to)?, of(to, from)?, setting.seed);
+        let buffers = Buffers { from, to, near, far, sums, turns, seed };
         let mut figures = Vec::new();
         for size in sizes(setting.most) {
             for (way, name) in WAYS {
@@ -80,9 +86,11 @@ impl Buffers<'_> {
         let both = matches!(way, Way::CopyBoth | Way::KernelBoth);
         let side = both.then_some(&self.to.stream);
         let clock = Clock::new(&self.from.context, side.map(Stream::context))?;
-        let times = repeats(size);
+        let times = repeats(size, ROUND_OF_GPUS);
         let count = if both { ROUNDS_BOTH } else { ROUNDS };
-        let seconds = rounds(count, || clock.round(&self.from.stream, side, times, || self.once(way, size)))?;
+        let seconds = rounds(&self.turns, (&series, size), count, || {
+            clock.round(&self.from.stream, side, times, || self.once(way, size))
+        })?;
         Ok(bandwidth(series, size, size * times * if both { 2 } else { 1 }, seconds))
     }
 

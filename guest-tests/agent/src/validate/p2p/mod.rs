@@ -9,6 +9,7 @@ use egm_cuda::{Device, Memory};
 use super::cuda::each::devices;
 use super::cuda::gpu::Gpu;
 use super::cuda::latency::{by_size, chains};
+use super::cuda::turns::Turns;
 use super::{Part, Setting, Validation};
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
@@ -96,7 +97,8 @@ fn latency(setting: &Setting) -> Result<Finding, Broken> {
         let sizes = chains(setting.most);
         let most = sizes.iter().copied().max().unwrap_or(0);
         let memory = Memory::for_peers(&to.context, most, &[&from.context])?;
-        by_size(from, to, &memory, &sizes, (&pair(from, to), setting.seed), claim)
+        let turns = Turns::new(setting, String::new())?;
+        by_size([from, to], &memory, &sizes, (&pair(from, to), setting.seed), &turns, claim)
     })
 }
 

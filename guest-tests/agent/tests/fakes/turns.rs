@@ -1,0 +1,65 @@
+//! Rounds that wait for a turn.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::thread;
+
+use egm_report::Outcome;
+
+use super::{build, run};
+
+/// Two validations whose rounds wait, of which one also measures what nobody can measure in turn: pages that arrive.
+const SELECT: &str = "cuda.managed.bandwidth,cuda.pinned.latency";
+const ARRIVE: &str = "of pages that processors wrote";
+
+/// How often a turn was asked for, by series and size, until `end` is said.
+fn give(listener: &UnixListener) -> BTreeMap<String, u32> {
+    let mut asked = BTreeMap::new();
+    loop {
+        let mut stream = BufReader::new(listener.accept().unwrap().0);
+        let mut line = String::new();
+        while stream.read_line(&mut line).unwrap() > 0 {
+            if line == "end\n" {
+                return asked;
+            }
+            *asked.entry(line.trim_end().to_owned()).or_default() += 1;
+            stream.get_mut().write_all(b"\n").unwrap();
+            line.clear();
+        }
+    }
+}
+
+#[test]
+fn every_round_waits_for_its_turn_and_is_named_as_its_figure_is() {
+    let Some(fakes) = build::fakes() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("turns");
+    let listener = UnixListener::bind(&path).unwrap();
+    let giver = thread::spawn(move || give(&listener));
+    let turns = format!("turns={}", path.display());
+    let verdicts = run(&fakes, &fakes.folder, (1, SELECT, None, 7), &["--arg", &turns]);
+    UnixStream::connect(&path).unwrap().write_all(b"end\n").unwrap();
+    let asked = giver.join().unwrap();
+
+    let mut should = BTreeMap::new();
+    for verdict in verdicts.values() {
+        assert_eq!(verdict.outcome, Outcome::Passed, "{}: {}", verdict.name, verdict.reason);
+        for figure in verdict.figures.iter().filter(|figure| !figure.series.ends_with(ARRIVE)) {
+            // One more round than count.
+            should.insert(format!("{}\t{}", figure.series, figure.bytes.unwrap()), figure.rounds + 1);
+        }
+    }
+    assert!(should.len() >= 9, "{should:?}");
+    assert_eq!(asked, should);
+}
+
+#[test]
+fn a_giver_of_turns_that_is_not_there_is_an_error_that_names_it() {
+    let Some(fakes) = build::fakes() else { return };
+    let verdicts = run(&fakes, &fakes.folder, (1, SELECT, None, 7), &["--arg", "turns=/nowhere/at/all"]);
+    for verdict in verdicts.values() {
+        assert_eq!(verdict.outcome, Outcome::Error, "{}: {}", verdict.name, verdict.reason);
+        assert!(verdict.reason.contains("/nowhere/at/all"), "{}", verdict.reason);
+    }
+}
