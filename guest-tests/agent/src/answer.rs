@@ -141,7 +141,7 @@ fn kill(child: &mut Child) -> Option<ExitStatus> {
 }
 
 /// How a process ended, if it does within `grace`.
-fn ended(child: &mut Child, grace: Duration) -> Option<ExitStatus> {
+pub(crate) fn ended(child: &mut Child, grace: Duration) -> Option<ExitStatus> {
     let limit = Timespec { tv_sec: i64::try_from(grace.as_secs()).unwrap_or(i64::MAX), tv_nsec: 0 };
     // A kernel before 5.3 has no such descriptors: then what has ended is all that is known.
     if let Ok(process) = rustix::process::pidfd_open(Pid::from_child(child), PidfdFlags::empty()) {

@@ -10,6 +10,7 @@ use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{Ordering, fence};
 
+use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -30,8 +31,15 @@ impl DmaBuf {
     ///
     /// # Errors
     /// [`GdrError::NotMappable`] where the driver says that it maps none, as those before CUDA 13.3 do;
-    /// [`GdrError::Call`] for whatever else the kernel says.
+    /// [`GdrError::Call`] for whatever else the kernel says, and where the dma-buf is shorter.
     pub fn map(dma_buf: impl AsFd, bytes: usize) -> Result<Self, GdrError> {
+        // The kernel refuses a mapping that is too long with the same number as a driver that maps none. What tells no length
+        // is asked to be mapped.
+        if rustix::fs::seek(&dma_buf, SeekFrom::End(0)).is_ok_and(|has| has > 0 && has < bytes as u64) {
+            let short =
+                io::Error::other(format!("it is shorter than the {bytes:#x} bytes that were exported"));
+            return Err(GdrError::Call { call: MMAP, source: short });
+        }
         let (protection, shared) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a new mapping where the kernel likes, over nothing of ours.
         let start = unsafe { rustix::mm::mmap(ptr::null_mut(), bytes, protection, shared, dma_buf, 0) };
@@ -164,6 +172,15 @@ mod tests {
         }
         // The kernel's own number is none of the C library's: it has no words there.
         assert!(refused(Errno::from_raw_os_error(ENOTSUPP)).to_string().contains("(ENOTSUPP)"));
+    }
+
+    #[test]
+    fn what_is_too_short_is_no_driver_that_maps_none() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4096).unwrap();
+        assert!(DmaBuf::map(&file, 4096).is_ok());
+        let short = DmaBuf::map(&file, 8192).unwrap_err();
+        assert!(matches!(short, GdrError::Call { .. }) && short.to_string().contains("0x2000"), "{short}");
     }
 
     #[test]

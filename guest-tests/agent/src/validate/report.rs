@@ -177,7 +177,12 @@ fn regressions(comparison: &Comparison, gone: &BTreeSet<String>, least: f64, see
 
 /// Reads a run that was written before.
 pub(crate) fn read_run(path: &Path) -> Result<Run, String> {
-    let file = File::open(path).map_err(|error| format!("cannot open {}: {error}", path.display()))?;
+    let file = File::open(path).map_err(|error| {
+        format!(
+            "cannot open {}: {error}; write a run with `egm-guest validate --json --out FILE`",
+            path.display()
+        )
+    })?;
     let mut text = Vec::new();
     file.take(MAX_RUN as u64 + 1)
         .read_to_end(&mut text)

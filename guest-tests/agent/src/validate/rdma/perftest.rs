@@ -3,6 +3,7 @@
 use std::fs::{DirBuilder, File};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{ErrorKind, Read};
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -13,13 +14,12 @@ use egm_report::Figure;
 use super::super::Setting;
 use super::site::Site;
 use super::speed;
+use crate::answer;
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 
 /// The program.
 const PROGRAM: &str = "ib_write_bw";
-/// Where its two ends find each other.
-const PORT: &str = "18515";
 /// Requests of each size unless `rdma.requests` says otherwise, which an emulator wants fewer of.
 const REQUESTS: u32 = 1000;
 /// How long one size may take.
@@ -90,6 +90,7 @@ impl Drop for Folder {
 fn one(site: &Site<'_>, size: usize, requests: u32) -> Result<Result<Opinion, String>, Broken> {
     let folder = Folder::new()?;
     let file = folder.0.join("result.json");
+    let port = free_port()?;
     let start = |there: Option<&str>| {
         let mut command = Command::new(PROGRAM);
         command.args(["-d", &site.name, "-i", &site.place.port.number.to_string()]);
@@ -101,7 +102,7 @@ fn one(site: &Site<'_>, size: usize, requests: u32) -> Result<Result<Opinion, St
             "-n",
             &requests.to_string(),
         ]);
-        command.args(["-p", PORT, "-F", "--report_gbits"]);
+        command.args(["-p", &port, "-F", "--report_gbits"]);
         if let Some(there) = there {
             command.args(["--out_json", "--out_json_file"]).arg(&file).arg(there);
         }
@@ -133,27 +134,28 @@ fn one(site: &Site<'_>, size: usize, requests: u32) -> Result<Result<Opinion, St
 
 /// Waits for the client; what it says when it fails.
 fn ended(client: &mut Child) -> Result<(), String> {
-    let begun = Instant::now();
-    loop {
-        match client.try_wait() {
-            Ok(Some(status)) if status.success() => return Ok(()),
-            Ok(Some(status)) => {
-                let mut said = String::new();
-                if let Some(errors) = client.stderr.take() {
-                    let _ = errors.take(MOST).read_to_string(&mut said);
-                }
-                let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
-                return Err(format!("{status}: {}", last.chars().take(200).collect::<String>()));
+    match answer::ended(client, PATIENCE) {
+        Some(status) if status.success() => Ok(()),
+        Some(status) => {
+            let mut said = String::new();
+            if let Some(errors) = client.stderr.take() {
+                let _ = errors.take(MOST).read_to_string(&mut said);
             }
-            Ok(None) if begun.elapsed() > PATIENCE => {
-                let _ = client.kill();
-                let _ = client.wait();
-                return Err(format!("did not end within {} s", PATIENCE.as_secs()));
-            }
-            Ok(None) => std::thread::sleep(Duration::from_millis(20)),
-            Err(error) => return Err(error.to_string()),
+            let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+            Err(format!("{status}: {}", last.chars().take(200).collect::<String>()))
+        }
+        None => {
+            let _ = client.kill();
+            let _ = client.wait();
+            Err(format!("did not end within {} s", PATIENCE.as_secs()))
         }
     }
+}
+
+/// A port of TCP that nobody listens on now, where its two ends find each other.
+fn free_port() -> Result<String, Broken> {
+    let port = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|socket| socket.local_addr());
+    Ok(port.map_err(Broken::system("cannot find a free port of TCP"))?.port().to_string())
 }
 
 /// The last result of a report. It is not always JSON (versions differ in commas and quotes), so the keys are looked for.
