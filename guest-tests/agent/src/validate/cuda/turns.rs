@@ -13,7 +13,7 @@ const MOST: u64 = 64;
 /// Who gives turns, where `--arg turns=SOCKET` names a Unix socket; without it rounds follow each other at once.
 ///
 /// Before each round a line with the figure's series and bytes, a tab in between, goes to the socket; the round begins when a
-/// line comes back. Its words do not matter.
+/// line comes back. `-` says that nobody was at work meanwhile; other words do not matter.
 pub(crate) struct Turns {
     giver: Option<RefCell<BufReader<UnixStream>>>,
     /// What figures' names begin with once they are in the run's document.
@@ -30,7 +30,7 @@ impl Turns {
         Ok(Self { giver: giver.map(|stream| RefCell::new(BufReader::new(stream))), prefix })
     }
 
-    /// Waits for a turn for a round of this figure; whether another program may have been at work meanwhile.
+    /// Waits for a turn for a round of this figure; whether another program was at work meanwhile.
     pub(crate) fn wait(&self, series: &str, bytes: u64) -> Result<bool, Broken> {
         let Some(giver) = &self.giver else { return Ok(false) };
         let lost = || Broken::system("cannot ask for a turn (--arg turns): start the giver again");
@@ -41,7 +41,7 @@ impl Turns {
         if read == 0 || !line.ends_with('\n') {
             return Err(lost()(std::io::ErrorKind::UnexpectedEof.into()));
         }
-        Ok(true)
+        Ok(line != "-\n")
     }
 }
 
@@ -84,8 +84,8 @@ mod tests {
 
     #[test]
     fn each_round_is_asked_for_by_the_figures_name() {
-        let heard = given(vec!["go\n", "\n"], |turns| {
-            assert!(turns.wait("read", 4096).unwrap() && turns.wait("write", 8192).unwrap());
+        let heard = given(vec!["\n", "-\n"], |turns| {
+            assert!(turns.wait("read", 4096).unwrap() && !turns.wait("write", 8192).unwrap());
         });
         assert_eq!(heard, ["GPU 0, read\t4096\n", "GPU 0, write\t8192\n"]);
     }
