@@ -5,8 +5,8 @@
 //
 // PART is one of device, pinned, registered, managed, host_numa, pool and p2p; all without one. Says "ready GPU" once it has its
 // memory, then reads lines with a series and bytes, a tab in between, and answers each: with the value of a round (GB/s, or
-// ns for latency) that comes after some milliseconds that do not count, or with "-" where it has no such figure. Names of
-// series are egm-guest's, and so are kinds of memory: the GPU's own is made by cuMemCreate here too. Series that end with
+// ns for latency) and its seconds, after some milliseconds that do not count, or with "-" where it has no such figure. A
+// round does as much as one of egm-guest's. Names of series are egm-guest's, and so are kinds of memory: the GPU's own is made by cuMemCreate here too. Series that end with
 // "of cudaMalloc" say what the plain allocator's memory does instead.
 
 #include <algorithm>
@@ -439,6 +439,7 @@ int main(int argc, char **argv) {
         last = found->first;
         for (double worked = 0; worked < WARM;)
             worked += round();
-        std::cout << value(round()) << std::endl;
+        double took = round();
+        std::cout << value(took) << " " << took << std::endl;
     }
 }

@@ -112,6 +112,7 @@ pub(crate) fn rounds(
             worked += round()?.max(WARM / 100.0);
         }
         let took = round()?;
+        turns.took(took)?;
         if number > 0 {
             seconds.push(took);
         }

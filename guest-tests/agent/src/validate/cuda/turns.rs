@@ -13,7 +13,8 @@ const MOST: u64 = 64;
 /// Who gives turns, where `--arg turns=SOCKET` names a Unix socket; without it rounds follow each other at once.
 ///
 /// Before each round a line with the figure's series and bytes, a tab in between, goes to the socket; the round begins when a
-/// line comes back. `-` says that nobody was at work meanwhile; other words do not matter.
+/// line comes back. `-` says that nobody was at work meanwhile; other words do not matter. After it comes a line with `took`, a tab
+/// and its seconds, which nobody answers.
 pub(crate) struct Turns {
     giver: Option<RefCell<BufReader<UnixStream>>>,
     /// What figures' names begin with once they are in the run's document.
@@ -33,7 +34,6 @@ impl Turns {
     /// Waits for a turn for a round of this figure; whether another program was at work meanwhile.
     pub(crate) fn wait(&self, series: &str, bytes: u64) -> Result<bool, Broken> {
         let Some(giver) = &self.giver else { return Ok(false) };
-        let lost = || Broken::system("cannot ask for a turn (--arg turns): start the giver again");
         let mut giver = giver.borrow_mut();
         writeln!(giver.get_mut(), "{}{series}\t{bytes}", self.prefix).map_err(lost())?;
         let mut line = String::new();
@@ -43,6 +43,17 @@ impl Turns {
         }
         Ok(line != "-\n")
     }
+
+    /// Tells how many seconds the round took.
+    pub(crate) fn took(&self, seconds: f64) -> Result<(), Broken> {
+        let Some(giver) = &self.giver else { return Ok(()) };
+        writeln!(giver.borrow_mut().get_mut(), "took\t{seconds}").map_err(lost())
+    }
+}
+
+/// For `map_err` on what fails between here and the giver.
+fn lost() -> impl FnOnce(std::io::Error) -> Broken {
+    Broken::system("the giver of turns (--arg turns) is lost: start it again")
 }
 
 #[cfg(test)]
@@ -88,6 +99,11 @@ mod tests {
             assert!(turns.wait("read", 4096).unwrap() && !turns.wait("write", 8192).unwrap());
         });
         assert_eq!(heard, ["GPU 0, read\t4096\n", "GPU 0, write\t8192\n"]);
+        let heard = given(vec!["\n", ""], |turns| {
+            turns.wait("read", 4096).unwrap();
+            turns.took(0.25).unwrap();
+        });
+        assert_eq!(heard, ["GPU 0, read\t4096\n", "took\t0.25\n"]);
     }
 
     #[test]
