@@ -1,5 +1,7 @@
 //! Capabilities in a function's configuration space.
 
+use std::ops::Range;
+
 /// Where the header points to the first capability (PCI 3.0, 6.7).
 const FIRST: usize = 0x34;
 /// Capabilities lie behind the header.
@@ -9,6 +11,8 @@ const MOST: usize = 48;
 
 /// Id of a capability whose vendor says what it is.
 pub(crate) const VENDOR_SPECIFIC: u8 = 0x09;
+/// Id of the MSI capability.
+const MSI: u8 = 0x05;
 /// Id of the PCI Express capability.
 pub(crate) const PCI_EXPRESS: u8 = 0x10;
 /// Id of the MSI-X capability.
@@ -96,6 +100,15 @@ pub(crate) fn msix_table(config: &[u8]) -> Option<MsixTable> {
     Some(MsixTable { bar: low & 7, offset: place & !7, entries: (control & 0x7ff) + 1 })
 }
 
+/// Where MSI's message is: its address, the upper half of that where there is one, and in the last word the data (PCI 3.0,
+/// 6.8.1); `None` without the capability.
+pub(crate) fn msi_message(config: &[u8]) -> Option<Range<usize>> {
+    const WIDE: u8 = 1 << 7;
+    let at = capability(config, MSI)?;
+    let words = if config.get(at + 2)? & WIDE == 0 { 2 } else { 3 };
+    Some(at + 4..at + 4 + 4 * words)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -108,6 +121,18 @@ mod tests {
         assert_eq!(msix_table(&config), Some(MsixTable { bar: 4, offset: 0x2000, entries: 3 }));
         assert_eq!(msix_table(&config[..0x54]), None);
         assert_eq!(msix_table(&[0; 64]), None);
+    }
+
+    #[test]
+    fn the_message_of_msi_has_two_words_or_three() {
+        let mut config = [0u8; 256];
+        config[FIRST] = 0x50;
+        config[0x50..0x54].copy_from_slice(&[MSI, 0, 0x06, 0]);
+        assert_eq!(msi_message(&config), Some(0x54..0x5c));
+        config[0x52] = 0x86;
+        assert_eq!(msi_message(&config), Some(0x54..0x60));
+        config[0x50] = MSIX;
+        assert_eq!(msi_message(&config), None);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //!
 //! For `fuzz.seconds` (default 60), deterministic by `fuzz.seed` (default 1); `fuzz.only` names targets out of
 //! `config,registers,windows,ports` to search for the one that did it. Drivers are unbound first; afterwards the devices are
-//! of no use. So that the guest lives to tell, bus mastering stays off and MSI-X messages go to the vector that means
+//! of no use. So that the guest lives to tell, bus mastering stays off and messages go to the vector that means
 //! nothing; `fuzz.dma=1` lifts both, and then only the VMM is to be judged. With `fuzz.passed=1` functions of the host are
 //! among the targets. Left alone are the planned ports (serial, power,
 //! reset, panic) and those of the interrupt controller and timers, which belong to KVM and which Linux needs.
@@ -46,8 +46,8 @@ struct Count {
 
 /// What is written to.
 struct Targets {
-    /// Configuration spaces and their headers before.
-    configs: Vec<(File, [u8; HEADER])>,
+    /// Configuration spaces, their headers before, and where the message of MSI is.
+    configs: Vec<(File, [u8; HEADER], Option<Range<usize>>)>,
     /// BARs and where in each the MSI-X table is.
     registers: Vec<(Registers, Range<usize>)>,
     memory: Option<File>,
@@ -115,7 +115,7 @@ impl Targets {
             }
             let mut header = [0; HEADER];
             header.copy_from_slice(&space[..HEADER]);
-            configs.push((config, header));
+            configs.push((config, header, config_space::msi_message(&space)));
         }
         let in_window = |w: &&Window| matches!(w.kind, WindowKind::PciMemory32 | WindowKind::PciMemory64);
         let planned = plan.ports.iter().map(|port| (port.first, port.count));
@@ -154,7 +154,7 @@ impl Targets {
 
     /// Gives functions their headers back, the nearest to the root first.
     fn restore(&self) {
-        for (config, header) in &self.configs {
+        for (config, header, _) in &self.configs {
             let mut header = *header;
             if !self.dma {
                 header[COMMAND] &= !BUS_MASTER;
@@ -177,15 +177,17 @@ impl Targets {
     }
 
     fn config(&self, random: &mut Random) -> Option<usize> {
-        let (config, _) = self.configs.get(random.below(self.configs.len()))?;
+        let (config, _, message) = self.configs.get(random.below(self.configs.len()))?;
         let size = [1, 2, 4][random.below(3)];
         let space = if random.below(2) == 0 { 256 } else { 4096 };
         let offset = random.below(space) / size * size;
-        let mut bytes = interesting(random).to_le_bytes();
+        let mut value = interesting(random);
         if offset == COMMAND && !self.dma {
-            bytes[0] &= !BUS_MASTER;
+            value &= !u32::from(BUS_MASTER);
         }
-        config.write_at(&bytes[..size], offset as u64).ok()
+        let message = message.as_ref().filter(|_| !self.dma);
+        let (offset, size, value) = beside_message(message, (offset, size, value));
+        config.write_at(&value.to_le_bytes()[..size], offset as u64).ok()
     }
 
     fn register(&mut self, random: &mut Random) -> Option<u32> {
@@ -236,6 +238,20 @@ pub(super) fn harmless(offset: usize, value: u32) -> u32 {
     }
 }
 
+/// The offset, bytes and value of a write to configuration space; a word of MSI's message instead, as harmless as one of MSI-X,
+/// where it would touch that.
+pub(super) fn beside_message(
+    message: Option<&Range<usize>>,
+    (offset, size, value): (usize, usize, u32),
+) -> (usize, usize, u32) {
+    let word = offset & !3;
+    match message.filter(|message| message.contains(&word)) {
+        None => (offset, size, value),
+        Some(message) if word + 4 == message.end => (word, 4, harmless(8, value)),
+        Some(message) => (word, 4, harmless(word - message.start, value)),
+    }
+}
+
 /// Often a value on an edge, otherwise any.
 pub(super) fn interesting(random: &mut Random) -> u32 {
     match random.below(4) {
@@ -259,6 +275,20 @@ fn touches(kept: &[(u16, u16)], port: u16) -> bool {
 mod tests {
     use super::*;
     use crate::expect::tests::q35;
+
+    #[test]
+    fn messages_of_msi_are_as_harmless_as_those_of_msi_x() {
+        let (wide, narrow) = (0x54..0x60, 0x54..0x5c);
+        let instead = |message, write| beside_message(Some(message), write);
+        assert_eq!(instead(&wide, (0x55, 1, 0xff)), (0x54, 4, 0xfee0_0000));
+        assert_eq!(instead(&wide, (0x58, 4, 0x1234_5678)), (0x58, 4, 0));
+        assert_eq!(instead(&narrow, (0x58, 2, 0x0500)), (0x58, 4, 0xff));
+        assert_eq!(instead(&wide, (0x5e, 2, 0x0500)), (0x5c, 4, 0xff));
+        for beside in [(0x52, 2, 1), (0x60, 4, 7), (0x50, 4, 1 << 16)] {
+            assert_eq!(instead(&wide, beside), beside);
+        }
+        assert_eq!(beside_message(None, (0x54, 4, 0x0500)), (0x54, 4, 0x0500));
+    }
 
     #[test]
     fn kept_ports_are_not_touched_by_any_width() {

@@ -3,8 +3,8 @@
 //!
 //! For `fuzz.seconds` (default 60), deterministic by `fuzz.seed` (default 1): random writes to all 4096 bytes, BARs moved over
 //! RAM, over each other, out of the windows of their ports, with those ports open to everything, and back; decoding and bus
-//! mastering switched, function-level resets, power states, and garbage in MSI-X tables, whose messages go to the vector that
-//! means nothing. Other threads read a BAR and use the drive with the serial number `fuzz.disk`. Registers of the
+//! mastering switched, function-level resets, power states, and garbage in MSI-X tables. Messages, of MSI too, go to the
+//! vector that means nothing. Other threads read a BAR and use the drive with the serial number `fuzz.disk`. Registers of the
 //! functions are left alone: what a device that is told to then does to memory would be the guest's own doing.
 
 use std::fs::{self, File};
@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 use egm_address::PciAddress;
 
 use super::egm_beat::physical;
-use super::fuzz::{harmless, interesting, messages};
+use super::fuzz::{beside_message, harmless, interesting, messages};
 use super::{Context, virtio_blk};
-use crate::config_space::{PCI_EXPRESS, capability, msix_table};
+use crate::config_space::{PCI_EXPRESS, capability, msi_message, msix_table};
 use crate::error::Broken;
 use crate::expect::{Bar, BarKind, DeviceKind, Function, Plan, Role};
 use crate::finding::{Claim, Finding};
@@ -69,6 +69,8 @@ struct Victim {
     bars: Vec<Bar>,
     reset: Option<u64>,
     power: Option<u64>,
+    /// Where the message of MSI is.
+    message: Option<Range<usize>>,
     /// The BAR with the MSI-X table, and where that is in it.
     table: Option<(Registers, Range<usize>)>,
 }
@@ -198,6 +200,7 @@ impl Victim {
             bars: function.bars.clone(),
             reset: place(PCI_EXPRESS, DEVICE_CONTROL),
             power: place(POWER, POWER_CONTROL),
+            message: msi_message(&space),
             table,
         })
     }
@@ -284,7 +287,9 @@ impl Fuzz {
                 let size = [1, 2, 4][random.below(3)];
                 let space = [HEADER, 256, 4096][random.below(3)];
                 let offset = random.below(space) / size * size;
-                victim.target.write(offset as u64, &interesting(random).to_le_bytes()[..size]);
+                let write = (offset, size, interesting(random));
+                let (offset, size, value) = beside_message(victim.message.as_ref(), write);
+                victim.target.write(offset as u64, &value.to_le_bytes()[..size]);
                 count.writes += 1;
             }
             8..11 => {
@@ -340,7 +345,8 @@ mod tests {
         config.set_len(HEADER as u64).unwrap();
         let target = Target { config, header: [0; HEADER] };
         let span = Span::new(egm_address::Gpa::new(0x4000), 0x4000).unwrap();
-        let victim = Victim { target, bars: Vec::new(), reset: None, power: None, table: None };
+        let victim =
+            Victim { target, bars: Vec::new(), reset: None, power: None, message: None, table: None };
         victim.place(&Bar { index: 2, kind: BarKind::Memory64, span }, 0x1_2345_6000, true);
         let mut header = [0; HEADER];
         victim.target.config.read_exact_at(&mut header, 0).unwrap();
