@@ -7,11 +7,12 @@ use std::time::Instant;
 
 use egm_report::{Check, Outcome};
 
+use crate::boot::Boot;
 use crate::error::{LabError, chain};
 use crate::judge::{Expected, case, judge};
 use crate::passed::{self, dmar_faults, no_faults_since};
 use crate::results::ScenarioResult;
-use crate::run::{Boot, Runner, init_case, millis};
+use crate::run::{Runner, init_case, millis};
 use crate::scenarios::Scenario;
 use crate::slices::{self, Pool};
 

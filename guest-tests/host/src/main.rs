@@ -5,6 +5,7 @@
 
 mod bad_page;
 mod bench;
+mod boot;
 mod cache;
 mod capability;
 mod command;

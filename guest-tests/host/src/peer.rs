@@ -15,13 +15,14 @@ use std::time::Instant;
 use egm_report::{Check, Line, MAX_LINES};
 use serde_json::json;
 
+use crate::boot::Boot;
 use crate::error::LabError;
 use crate::frame::{Fault, Frame, Step, timed};
 use crate::judge::{Collected, Expected};
 use crate::peer_parts::{Parts, SIZE};
 use crate::process::{Limit, Reaction, watch};
 use crate::qmp::Monitor;
-use crate::run::{Boot, millis};
+use crate::run::millis;
 
 /// How the guest's words of its checks begin.
 const SAID: &str = "egm-device ";

@@ -5,10 +5,11 @@ use std::process::{Command, Stdio};
 
 use egm_report::{Check, Line};
 
+use crate::boot::Boot;
 use crate::error::LabError;
 use crate::frame::{Fault, Frame, Step};
 use crate::host_parts::Plan;
-use crate::run::{Boot, Runner};
+use crate::run::Runner;
 use crate::scenarios::Scenario;
 use crate::served::{Server, serve};
 use crate::slices::{self, Pool};

@@ -129,6 +129,6 @@ pub(super) const MOVES: Scenario = Scenario {
     tell: Some(passed_moves::run),
     words: "egm.checks=passed_fuzz egm.arg.fuzz.seconds=30 egm.arg.fuzz.disk=egm1 lapic=notscdeadline quiet",
     expected: Expected { exit: 0, summary: true, checks: &["passed_fuzz"] },
-    deadline: Duration::from_secs(540),
+    deadline: Duration::from_secs(300),
     ..NET
 };

@@ -1,0 +1,82 @@
+//! What one boot of a guest came to, and what of that is the emulator's fault.
+
+use egm_report::{Check, Outcome};
+
+use crate::judge::{Collected, case};
+use crate::process::Ending;
+
+/// What one boot came to.
+#[derive(Debug)]
+pub(crate) struct Boot {
+    /// Everything it said, and its end.
+    pub(crate) collected: Collected,
+    /// Milliseconds until the kernel started init.
+    pub(crate) init: Option<u64>,
+    /// Whether the VMM was sent SIGTERM.
+    pub(crate) signalled: bool,
+    /// What is wrong with the disk afterwards, when the scenario looks.
+    pub(crate) disk: Option<Option<String>>,
+    /// How often the guest was started for it.
+    pub(crate) starts: u32,
+    /// Its kernel reported a panic of which its console has no word.
+    pub(crate) silent_panic: bool,
+    /// Its kernel said that a processor was locked up.
+    pub(crate) locked_up: bool,
+}
+
+impl Boot {
+    /// One start that came to this.
+    pub(crate) fn of(collected: Collected, init: Option<u64>) -> Self {
+        Self {
+            collected,
+            init,
+            signalled: false,
+            disk: None,
+            starts: 1,
+            silent_panic: false,
+            locked_up: false,
+        }
+    }
+
+    /// What the emulator is known to do, where it did.
+    pub(crate) fn emulator_did(&self) -> Option<&'static str> {
+        let never_ended = self.locked_up && self.collected.ending == Ending::Deadline;
+        let panicked = self.silent_panic.then_some("a panic without a word");
+        panicked.or_else(|| never_ended.then_some("a locked processor until the deadline"))
+    }
+
+    /// That the emulator got in the way before, where it did: not decided by those starts, and not hidden.
+    pub(crate) fn emulator_case(&self) -> Option<Check> {
+        let before = self.starts.saturating_sub(1);
+        let reason = format!(
+            "{before} starts of the guest ended before init, in a panic without a word or with a locked processor, which the emulator is known for"
+        );
+        (before > 0).then(|| Check { outcome: Outcome::Waived, reason, ..case("emulator", None, 0) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn boot_of(ending: Ending) -> Boot {
+        Boot::of(Collected { lines: Vec::new(), ending, millis: 1 }, Some(1))
+    }
+
+    #[test]
+    fn a_locked_processor_is_the_emulators_only_where_the_guest_never_ended() {
+        let boot = |ending, locked_up| Boot { locked_up, ..boot_of(ending) };
+        assert!(boot(Ending::Deadline, true).emulator_did().is_some());
+        assert_eq!(boot(Ending::Deadline, false).emulator_did(), None);
+        assert_eq!(boot(Ending::Exit(0), true).emulator_did(), None);
+        assert_eq!(boot(Ending::Exit(1), false).emulator_did(), None);
+    }
+
+    #[test]
+    fn starts_that_the_emulator_spoilt_are_a_case_of_their_own() {
+        let boot = |starts| Boot { starts, ..boot_of(Ending::Exit(0)) };
+        assert_eq!(boot(1).emulator_case(), None);
+        let case = boot(2).emulator_case().unwrap();
+        assert_eq!((case.outcome, case.reason.contains("1 start")), (Outcome::Waived, true));
+    }
+}
