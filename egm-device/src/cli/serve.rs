@@ -164,10 +164,13 @@ fn begin(
         match Served::begin(offer, &held, socket, watch) {
             Ok(served) => devices.push(served),
             Err(error) => {
+                let begun = devices.len();
+                // First those that listen already: a client may be there, and is not waited for.
+                if let Err(other) = end(devices, offers, Duration::ZERO, watch) {
+                    note(Chain(other.as_ref()));
+                }
                 let rest = Arc::into_inner(held).into_iter().chain(left.map(|((_, held), _)| held));
-                give_back(offers.get(devices.len()..).unwrap_or_default(), rest.collect());
-                // Nobody had the time to connect, so nobody is waited for; what is wrong was the error before.
-                let _ = end(devices, offers, Duration::ZERO, watch);
+                give_back(offers.get(begun..).unwrap_or_default(), rest.collect());
                 return Err(error);
             }
         }

@@ -143,11 +143,25 @@ fn kill(child: &mut Child) -> Option<ExitStatus> {
 /// How a process ended, if it does within `grace`.
 pub(crate) fn ended(child: &mut Child, grace: Duration) -> Option<ExitStatus> {
     let limit = Timespec { tv_sec: i64::try_from(grace.as_secs()).unwrap_or(i64::MAX), tv_nsec: 0 };
-    // A kernel before 5.3 has no such descriptors: then what has ended is all that is known.
     if let Ok(process) = rustix::process::pidfd_open(Pid::from_child(child), PidfdFlags::empty()) {
         let _ = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit));
+        return child.try_wait().ok().flatten();
     }
-    child.try_wait().ok().flatten()
+    // A kernel before 5.3 has no such descriptors, so it is asked again and again.
+    looked(child, grace)
+}
+
+/// The same by looking at it every hundredth of a second.
+fn looked(child: &mut Child, grace: Duration) -> Option<ExitStatus> {
+    let (begun, pause) = (Instant::now(), Timespec { tv_sec: 0, tv_nsec: 10_000_000 });
+    loop {
+        match child.try_wait() {
+            Ok(None) if begun.elapsed() < grace => {
+                let _ = poll(&mut [], Some(&pause));
+            }
+            status => return status.ok().flatten(),
+        }
+    }
 }
 
 /// What `work` comes to, in a thread of its own.
@@ -201,6 +215,9 @@ mod tests {
         let mut command = Command::new("/bin/cat");
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0).spawn().unwrap();
         assert_eq!(ended(&mut child, Duration::ZERO), None, "its input is open");
+        assert_eq!(looked(&mut child, Duration::from_millis(30)), None, "its input is still open");
+        let mut other = Command::new("/bin/true").spawn().unwrap();
+        assert!(looked(&mut other, Duration::from_secs(60)).is_some_and(|status| status.success()));
         assert!(kill(&mut child).is_some_and(|status| !status.success()));
     }
 

@@ -21,7 +21,8 @@ const STRIDE: u64 = DISTANCE / 8;
 const MOST: u64 = 1 << 30;
 /// Links that a round follows.
 const STEPS: u64 = 8192;
-// From 36 MiB on no round meets a link that another met; a shorter chain shows what the GPU's caches do.
+// From 36 MiB on no round meets a link that another met, and in turn with another program, where rounds that do not count come
+// before, from 256 MiB on; a shorter chain shows what the GPU's caches do.
 
 /// A word of this memory takes so long, at every size.
 pub(super) fn check(setting: &Setting, family: Family) -> Result<Finding, Broken> {
