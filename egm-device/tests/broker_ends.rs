@@ -3,6 +3,8 @@
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod small_host;
+
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command};
@@ -18,23 +20,6 @@ impl Drop for Broker {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
-    }
-}
-
-/// A host that is a folder; its region `local` has 64 MiB.
-fn host(root: &Path) {
-    for (path, text) in [
-        ("proc/cmdline", ""),
-        ("proc/iomem", "00100000-3fffffff : System RAM\n"),
-        ("proc/sys/kernel/random/boot_id", "a boot\n"),
-        ("etc/machine-id", "a host\n"),
-        ("sys/devices/system/node/online", "0\n"),
-        ("sys/devices/system/node/node0/cpulist", "0\n"),
-        ("sys/devices/system/node/node0/meminfo", "Node 0 MemTotal: 65536 kB\n"),
-    ] {
-        let path = root.join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
     }
 }
 
@@ -60,7 +45,7 @@ fn a_signal_ends_it_in_order_and_the_next_one_serves() {
     }
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
-    host(root);
+    small_host::make(root);
     let take = Take {
         name: "vm7".into(),
         regions: vec!["local".into()],
@@ -90,7 +75,7 @@ fn a_signal_ends_it_in_order_and_the_next_one_serves() {
 fn a_socket_that_cannot_be_made_has_a_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
-    host(root);
+    small_host::make(root);
     fs::write(root.join("precious"), "bytes").unwrap();
     for (code, socket, remedy) in [
         (3, "nowhere/broker.sock", "help: make the folder nowhere"),

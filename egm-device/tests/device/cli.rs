@@ -15,6 +15,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
+use crate::small_host;
 use crate::world::{BAR0, BAR2, LIMIT, REQUEST, SET, event, fired, register, vectors};
 
 struct Host(TempDir);
@@ -22,19 +23,7 @@ struct Host(TempDir);
 impl Host {
     fn new() -> Self {
         let host = Self(tempfile::tempdir().unwrap());
-        for (path, text) in [
-            ("proc/cmdline", ""),
-            ("proc/iomem", "00100000-3fffffff : System RAM\n"),
-            ("proc/sys/kernel/random/boot_id", "a boot\n"),
-            ("etc/machine-id", "a host\n"),
-            ("sys/devices/system/node/online", "0\n"),
-            ("sys/devices/system/node/node0/cpulist", "0\n"),
-            ("sys/devices/system/node/node0/meminfo", "Node 0 MemTotal: 65536 kB\n"),
-        ] {
-            let path = host.path(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
+        small_host::make(host.0.path());
         host
     }
 

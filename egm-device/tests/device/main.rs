@@ -7,5 +7,7 @@ mod cli;
 mod clients;
 mod hostile;
 mod peers;
+#[path = "../small_host/mod.rs"]
+mod small_host;
 mod talk;
 mod world;

@@ -3,7 +3,6 @@
 use egm_cuda::{Kind, Memory, Part, Shape, Stream, sum};
 use egm_report::Figure;
 
-use super::each::of_gpu_called;
 use super::gpu::{self, Family, Gpu, on_family};
 use super::measure::{Clock, ROUND, ROUND_OF_GPUS, ROUNDS, ROUNDS_BOTH, bandwidth, repeats, rounds, sizes};
 use super::turns::Turns;
@@ -105,7 +104,7 @@ impl<'g> Buffers<'g> {
         };
         let sums = gpu.sums()?;
         let side = Stream::new(context)?;
-        let turns = Turns::new(setting, of_gpu_called(gpu.device().ordinal))?;
+        let turns = Turns::of_gpu(setting, gpu)?;
         Ok(Self {
             gpu,
             side,

@@ -3,7 +3,6 @@
 use egm_cuda::{Kind, Memory};
 use egm_report::Figure;
 
-use super::each::of_gpu_called;
 use super::gpu::{Family, Gpu, on_family};
 use super::managed;
 use super::measure::{Clock, ROUNDS, rounds, sizes};
@@ -29,7 +28,7 @@ pub(super) fn check(setting: &Setting, family: Family) -> Result<Finding, Broken
     on_family(setting, family, false, |gpu, kind, claim| {
         let sizes = chains(managed::bounded(gpu, kind, setting.most)?);
         let memory = gpu.memory(kind, sizes.iter().copied().max().unwrap_or(DISTANCE))?;
-        let turns = Turns::new(setting, of_gpu_called(gpu.device().ordinal))?;
+        let turns = Turns::of_gpu(setting, gpu)?;
         by_size([gpu, gpu], &memory, &sizes, (&kind.to_string(), setting.seed), &turns, claim)
     })
 }

@@ -3,7 +3,6 @@
 use egm_cuda::{Kind, Memory, Shape, sum};
 use egm_report::Figure;
 
-use super::each::of_gpu_called;
 use super::gpu::{self, Family, Gpu, on_family};
 use super::measure::{Clock, ROUND_OF_GPUS, ROUNDS, bandwidth, repeats, rounds, sizes};
 use super::turns::Turns;
@@ -32,7 +31,7 @@ pub(super) fn check(setting: &Setting, family: Family) -> Result<Finding, Broken
             gpu,
             memory: gpu.memory(kind, most & !0xfff)?,
             sums: gpu.sums()?,
-            turns: Turns::new(setting, of_gpu_called(gpu.device().ordinal))?,
+            turns: Turns::of_gpu(setting, gpu)?,
             seed: setting.seed,
         };
         let mut figures = Vec::new();

@@ -4,6 +4,8 @@ use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 
+use super::each::of_gpu_called;
+use super::gpu::Gpu;
 use crate::error::Broken;
 use crate::validate::Setting;
 
@@ -29,6 +31,11 @@ impl Turns {
         };
         let giver = setting.args.text("turns").map(connect).transpose()?;
         Ok(Self { giver: giver.map(|stream| RefCell::new(BufReader::new(stream))), prefix })
+    }
+
+    /// The same for figures of one GPU.
+    pub(crate) fn of_gpu(setting: &Setting, gpu: &Gpu) -> Result<Self, Broken> {
+        Self::new(setting, of_gpu_called(gpu.device().ordinal))
     }
 
     /// Waits for a turn for a round of this figure; whether another program was at work meanwhile.
