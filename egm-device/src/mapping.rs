@@ -34,6 +34,8 @@ pub struct MappingError {
 pub struct Mapping {
     start: NonNull<u8>,
     size: usize,
+    /// The whole pages around them that are mapped: start and bytes.
+    pages: (NonNull<u8>, usize),
     /// What was reserved to find an aligned place: start and bytes.
     reserved: (NonNull<u8>, usize),
     /// The kernel mapped every page at once and knows no pages to bind or to populate (`VM_PFNMAP`).
@@ -52,6 +54,9 @@ impl Mapping {
     /// address) modulo the largest page that fits: only so can the kernel use 2 MiB and 1 GiB pages in both
     /// the host's and the guest's second-stage page tables.
     ///
+    /// The bytes may start and end inside pages of the backing: the kernel maps whole pages, so the neighbours in the first and
+    /// the last page are mapped too, outside of what the mapping gives access to.
+    ///
     /// # Errors
     /// [`MappingError`] when the range does not lie in the backing or the kernel refuses.
     pub fn new(
@@ -65,11 +70,8 @@ impl Mapping {
         if offset.checked_add(size).is_none_or(|end| end > backing.size()) || size == 0 {
             return Err(invalid());
         }
-        let length = usize::try_from(size).map_err(|_| invalid())?;
-        let align = congruence(size);
-        let place = usize::try_from(congruent_to % align).map_err(|_| invalid())?;
-        let align = usize::try_from(align).map_err(|_| invalid())?;
-        let reserved_size = length.checked_add(align).ok_or_else(invalid)?;
+        let place = Place::new(backing.page_size(), offset, size, congruent_to).ok_or_else(invalid)?;
+        let reserved_size = place.whole.checked_add(place.align).ok_or_else(invalid)?;
         // SAFETY: a fresh private mapping at an address that the kernel chooses touches nothing that exists.
         let reserved = unsafe {
             mm::mmap_anonymous(
@@ -80,21 +82,23 @@ impl Mapping {
             )
         };
         let reserved = reserved.map_err(|e| error("reserve addresses for")(e.into()))?.cast::<u8>();
-        let skip = place.wrapping_sub(reserved.addr()) & align.wrapping_sub(1);
-        let start = reserved.wrapping_add(skip);
+        let whole =
+            reserved.wrapping_add(place.phase.wrapping_sub(reserved.addr()) & place.align.wrapping_sub(1));
         let reserved = (NonNull::new(reserved).ok_or_else(invalid)?, reserved_size);
         let mapping = Self {
-            start: NonNull::new(start).ok_or_else(invalid)?,
-            size: length,
+            start: NonNull::new(whole.wrapping_add(place.front)).ok_or_else(invalid)?,
+            size: usize::try_from(size).map_err(|_| invalid())?,
+            pages: (NonNull::new(whole).ok_or_else(invalid)?, place.whole),
             reserved,
             complete: backing.is_invisible(),
             page: usize::try_from(backing.page_size()).map_err(|_| invalid())?,
         };
-        let (file, at) = (backing.file().as_fd(), backing.offset().saturating_add(offset));
+        let file = backing.file().as_fd();
+        let at = backing.offset().saturating_add(offset.saturating_sub(offset % backing.page_size()));
         let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
-        // SAFETY: `start .. start + length` lies inside the range reserved above (`skip < align`), so MAP_FIXED
-        // replaces only our own reservation.
-        unsafe { mm::mmap(start.cast(), length, ProtFlags::READ | ProtFlags::WRITE, flags, file, at) }
+        // SAFETY: `whole .. whole + place.whole` lies inside the range reserved above, which is `place.align` longer, so
+        // MAP_FIXED replaces only our own reservation.
+        unsafe { mm::mmap(whole.cast(), place.whole, ProtFlags::READ | ProtFlags::WRITE, flags, file, at) }
             .map_err(|e| error("map")(e.into()))?;
         Ok(mapping)
     }
@@ -134,10 +138,10 @@ impl Mapping {
             }
         }
         let bits = mask.len().saturating_mul(64).saturating_add(1); // the kernel reads one bit less than told
+        let (start, size) = (self.pages.0.as_ptr(), self.pages.1);
         // SAFETY: the range is ours and `mask` has `bits - 1` bits; policy does not touch contents.
-        let result = unsafe {
-            libc::syscall(libc::SYS_mbind, self.as_ptr(), self.size, libc::MPOL_BIND, mask.as_ptr(), bits, 0)
-        };
+        let result =
+            unsafe { libc::syscall(libc::SYS_mbind, start, size, libc::MPOL_BIND, mask.as_ptr(), bits, 0) };
         self.check("bind to host nodes", result)
     }
 
@@ -276,6 +280,34 @@ fn is_aligned(address: *mut u8) -> bool {
     address.addr().is_multiple_of(8)
 }
 
+/// Where bytes go among addresses.
+#[derive(Debug, PartialEq, Eq)]
+struct Place {
+    /// Modulus of the address, a power of two.
+    align: usize,
+    /// Remainder of the first whole page's address.
+    phase: usize,
+    /// Bytes of the first page before the first byte.
+    front: usize,
+    /// Bytes in whole pages.
+    whole: usize,
+}
+
+impl Place {
+    /// That of `size` bytes from `offset` of a backing with pages of `page` bytes. `None` where they exceed the address space.
+    fn new(page: u64, offset: u64, size: u64, congruent_to: u64) -> Option<Self> {
+        let page = if page.is_power_of_two() { page } else { return None };
+        let front = offset % page;
+        let whole = front.checked_add(size)?.checked_next_multiple_of(page)?;
+        let align = congruence(size).max(page);
+        // Inside a page the file decides, since the kernel maps whole pages; above, the guest address.
+        let first_page = congruent_to.wrapping_sub(front);
+        let phase = first_page.wrapping_sub(first_page % page) % align;
+        let word = |number: u64| usize::try_from(number).ok();
+        Some(Self { align: word(align)?, phase: word(phase)?, front: word(front)?, whole: word(whole)? })
+    }
+}
+
 /// The modulus for an address of `size` bytes of memory: the largest of 1 GiB, 2 MiB and 4 KiB that fits.
 fn congruence(size: u64) -> u64 {
     [1 << 30, 2 << 20].into_iter().find(|page| *page <= size).unwrap_or(4 << 10)
@@ -294,6 +326,29 @@ mod tests {
             let address = u64::try_from(mapping.as_ptr().addr()).unwrap();
             assert_eq!(address % (2 << 20), gpa % (2 << 20));
         }
+    }
+
+    #[test]
+    fn bytes_inside_a_large_page_are_mapped_with_all_of_the_page() {
+        const HUGE: u64 = 2 << 20;
+        // RAM of a PC around the hole below 1 MiB, and behind a hole of 64 KiB.
+        for (offset, size, gpa, phase, front, whole) in [
+            (0, 0xa_0000, 0, 0, 0, HUGE),
+            (0xc_0000, 15 * HUGE - 0xc_0000, 0xc_0000, 0, 0xc_0000, 15 * HUGE),
+            (0x81_0000, HUGE, 0x4081_0000, 0, 0x1_0000, 2 * HUGE),
+        ] {
+            let place = Place::new(HUGE, offset, size, gpa).unwrap();
+            let [front, whole, phase] = [front, whole, phase].map(|n: u64| usize::try_from(n).unwrap());
+            assert_eq!(
+                (place.phase % (2 << 20), place.front, place.whole),
+                (phase, front, whole),
+                "{offset:#x}"
+            );
+        }
+        let gib = Place::new(1 << 30, 0xc_0000, (2 << 30) - 0xc_0000, 0xc_0000).unwrap();
+        assert_eq!(gib, Place { align: 1 << 30, phase: 0, front: 0xc_0000, whole: 2 << 30 });
+        assert_eq!(Place::new(0, 0, 1, 0), None);
+        assert_eq!(Place::new(HUGE, 0x1000, u64::MAX - 1, 0), None);
     }
 
     #[test]
