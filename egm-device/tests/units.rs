@@ -3,6 +3,8 @@
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod small_host;
+
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, Output};
@@ -49,6 +51,76 @@ fn systemd_takes_the_units_without_a_word() {
     let said =
         good(systemd.env("SYSTEMD_UNIT_PATH", format!("{}:", folder.path().display())).output().unwrap());
     assert!(!said.contains("egm-"), "{said}");
+}
+
+/// 0 is the least that a service can do, 10 the most.
+#[test]
+fn services_keep_few_privileges_and_leave_no_core_dumps() {
+    for unit in &UNITS[..2] {
+        assert!(config(&format!("systemd/{unit}")).contains("\nLimitCORE=0\n"), "{unit}");
+    }
+    if !is_there("systemd-analyze") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for unit in &UNITS[..2] {
+        let path = folder.path().join(unit.replace('@', "@vm1"));
+        fs::write(&path, config(&format!("systemd/{unit}"))).unwrap();
+        let mut systemd = Command::new("systemd-analyze");
+        // In tenths: more than 3.0 is an error.
+        good(systemd.args(["security", "--offline=yes", "--threshold=30"]).arg(path).output().unwrap());
+    }
+}
+
+/// Groups and others get no memory device: past the ledger they would read and write every tenant's bytes.
+#[test]
+fn no_rule_gives_a_memory_device_to_a_group() {
+    let rules = config("udev/70-egm.rules");
+    let mut active = rules.lines().filter(|line| !line.starts_with('#'));
+    assert!(active.all(|line| !line.contains("\"egm\", KERNEL") && !line.contains("\"dax\"")), "{rules}");
+}
+
+/// The unit's bounding set is what the broker really needs.
+#[test]
+fn the_broker_starts_and_serves_with_the_capabilities_of_its_unit() {
+    use egm_device::broker::{Client, Take};
+    if !rustix::process::geteuid().is_root() || Path::new("/etc/egm-device/policy.json").exists() {
+        return println!("skipped: this test takes slices as root, where the host has no policy of its own");
+    }
+    let unit = config("systemd/egm-broker.service");
+    let set = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();
+    let set = set.split(' ').map(|name| name.strip_prefix("CAP_").unwrap().to_lowercase());
+    let bounding = set.fold("-all".to_owned(), |all, name| format!("{all},+{name}"));
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    small_host::make(root);
+    let mut broker = Command::new("setpriv")
+        .args([&format!("--bounding-set={bounding}"), "--no-new-privs", PROGRAM])
+        .args(["broker", "--socket", "broker.sock", "--root"])
+        .arg(root)
+        .current_dir(root)
+        .spawn()
+        .unwrap();
+    let socket = root.join("broker.sock");
+    let client = loop {
+        match Client::connect(&socket) {
+            Ok(client) => break client,
+            Err(_) => assert!(broker.try_wait().unwrap().is_none(), "the broker ended"),
+        }
+        std::thread::yield_now();
+    };
+    let take = Take {
+        name: "vm7".into(),
+        regions: vec!["local".into()],
+        size: 4 << 20,
+        align: 0,
+        class: None,
+        wait: false,
+    };
+    let taken = client.take(&take, |_| {});
+    broker.kill().unwrap();
+    broker.wait().unwrap();
+    assert!(taken.is_ok(), "{taken:?}");
 }
 
 #[test]
