@@ -71,8 +71,39 @@ fn a_signal_ends_it_in_order_and_the_next_one_serves() {
     }
 }
 
+/// It could not see which processes map a slice, nor open a device: it would answer "0 free" to every client.
+#[test]
+fn a_broker_without_privileges_does_not_start_and_names_the_remedy() {
+    use std::os::unix::fs::chown;
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: only root can be another user");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    small_host::make(root);
+    let binary = root.join("egm-device");
+    fs::copy(env!("CARGO_BIN_EXE_egm-device"), &binary).unwrap();
+    for path in [root.to_owned(), root.join("etc"), root.join("var/lib"), root.join("run")] {
+        fs::create_dir_all(&path).unwrap();
+        chown(&path, Some(4001), Some(4001)).unwrap();
+    }
+    let mut command = Command::new("timeout");
+    command.args(["--signal=KILL", "20", "setpriv", "--reuid=4001", "--regid=4001", "--clear-groups"]);
+    command.arg(&binary).args(["broker", "--socket", "broker.sock", "--root"]).arg(root).current_dir(root);
+    let output = command.output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(3), "{error}");
+    for part in ["cannot start the broker as user 4001", "CAP_SYS_PTRACE", "help: start it as root"] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    assert!(!root.join("broker.sock").exists());
+}
+
 #[test]
 fn a_socket_that_cannot_be_made_has_a_remedy() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: a broker starts as root alone");
+    }
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path();
     small_host::make(root);

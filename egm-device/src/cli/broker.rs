@@ -1,5 +1,7 @@
 //! `egm-device broker`: lends slices to whom the policy lets.
 
+mod privileges;
+
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,6 +14,7 @@ use super::Outcome;
 use super::host::Host;
 use super::{ledger, signals};
 use crate::broker::{LedgerSource, Server, ServerError};
+use crate::ledger::Paths;
 use crate::policy::{self, Names, Policy, PolicyError};
 use crate::report::{Blame, Report};
 
@@ -52,12 +55,15 @@ fn policy(named: Option<&Path>) -> Result<Policy, PolicyError> {
 }
 
 pub(super) fn run(args: &Args) -> Outcome {
+    privileges::check_process()?;
     let policy = policy(args.policy.as_deref())?;
     let limit = getrlimit(Resource::Nofile);
     // A slice needs about five descriptors, and every host allows more than a shell's 1024.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     let survey = args.host.survey()?;
-    let source = LedgerSource::new(ledger::open(&args.host)?, survey.regions);
+    let ledger = ledger::open(&args.host)?;
+    privileges::check_host(&Paths::below(args.host.root()), &survey.regions)?;
+    let source = LedgerSource::new(ledger, survey.regions);
     let source = source.on_nodes(&survey.host.nodes).scrubbing(args.scrub_rate.get());
     let end = signals::pipe(&signals::END).map_err(ServerError::Wait)?;
     let mut server = Server::listen(&args.socket, policy, Arc::new(source))?;
