@@ -353,8 +353,8 @@ fn the_kernels_word_for_the_user_decides() {
         return;
     }
     let text = r#"{"rules": [
-        {"name": "alice", "user": 4001, "regions": ["egm4"], "quota": "1GiB"},
-        {"name": "team", "group": 4500, "regions": ["egm"], "class": "small"}
+        {"name": "alice", "user": 4001, "regions": ["egm4"], "quota": "1GiB", "whole_device": true},
+        {"name": "team", "group": 4500, "regions": ["egm"], "class": "small", "whole_device": true}
     ]}"#;
     let broker = Broker::start(parse(text, &Names::default()).unwrap(), 4 * G);
     let stderr = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
@@ -377,6 +377,30 @@ fn the_kernels_word_for_the_user_decides() {
     assert!(stderr(&without).contains("no rule lets user 4002 take from \"egm4\""), "{}", stderr(&without));
     let stranger = grant(&broker, 4003, 4003, &[&["--size", "1GiB"], &print[..]].concat());
     assert!(stderr(&stranger).contains("no rule for user 4003"), "{}", stderr(&stranger));
+}
+
+/// All slices of an EGM device are one file: a user who gets it for one slice can map every other tenant's bytes.
+#[test]
+fn a_slice_of_a_shared_file_is_refused_to_users_whose_rule_does_not_say_whole_device() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can be another user");
+        return;
+    }
+    let text = r#"{"rules": [
+        {"name": "alice", "user": 4001, "regions": ["egm"]},
+        {"name": "bob", "user": 4002, "regions": ["egm"], "whole_device": true}
+    ]}"#;
+    let broker = Broker::start(parse(text, &Names::default()).unwrap(), 2 * G);
+    let one = ["--size", "1GiB", "--", "/bin/true"];
+    let refused = grant(&broker, 4001, 4001, &one);
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&refused.stdout), String::from_utf8_lossy(&refused.stderr));
+    assert_eq!(refused.status.code(), Some(3), "{said}");
+    for part in ["rule \"alice\"", "\"egm4\"", "\"whole_device\": true", "egm-vmm run --user"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let allowed = grant(&broker, 4002, 4002, &one);
+    assert!(allowed.status.success(), "{}", String::from_utf8_lossy(&allowed.stderr));
 }
 
 /// A client that is killed keeps nothing: its slice is scrubbed and lent again.

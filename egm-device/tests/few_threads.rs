@@ -129,7 +129,9 @@ fn a_return_that_no_thread_can_work_at_is_refused_and_frees_nothing() {
         return again("a_return_that_no_thread_can_work_at_is_refused_and_frees_nothing", 16);
     };
     let user = getuid().as_raw();
-    let rule = format!(r#"{{"rules": [{{"name": "all", "user": {user}, "regions": ["egm4"]}}]}}"#);
+    let rule = format!(
+        r#"{{"rules": [{{"name": "all", "user": {user}, "regions": ["egm4"], "whole_device": true}}]}}"#
+    );
     let broker = Broker::start(parse(&rule, &Names::default()).unwrap(), G);
     let loan = broker.client().take(&take("egm4", G), |_| ()).unwrap();
     let connection = loan.connection().try_clone_to_owned().unwrap();

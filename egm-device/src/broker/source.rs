@@ -204,6 +204,7 @@ impl LedgerSource {
             usable: region.size.get(),
             free: free.size(),
             largest: free.iter().map(|span| span.size()).max().unwrap_or(0),
+            shares_file: region.kind.shares_file(),
         }
     }
 }

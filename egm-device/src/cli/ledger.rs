@@ -125,6 +125,8 @@ pub(super) fn cancelled_by_signals() -> Arc<AtomicBool> {
 #[derive(Debug, Serialize)]
 struct Line<'a> {
     region: &'a str,
+    /// Whether a holder of one slice has a descriptor of all of them.
+    shares_file: bool,
     #[serde(flatten)]
     states: &'a States,
 }
@@ -134,7 +136,11 @@ fn show(args: &Common) -> Outcome {
     let states = survey.regions.iter().map(|region| Ok((region, ledger.states(region)?)));
     let states = states.collect::<Result<Vec<_>, LedgerError>>()?;
     if args.json {
-        let lines = states.iter().map(|(region, states)| Line { region: &region.name, states });
+        let lines = states.iter().map(|(region, states)| Line {
+            region: &region.name,
+            shares_file: region.kind.shares_file(),
+            states,
+        });
         print_json(&lines.collect::<Vec<_>>());
     } else {
         print(text(&states, Colour::of_stdout()));
@@ -180,6 +186,11 @@ fn text(all: &[(&Region, States)], colour: Colour) -> String {
     out
 }
 
+/// Whether the holder has a descriptor of the whole region and is not root, who could open it anyway.
+fn has_whole_device(region: &Region, held: &Held) -> bool {
+    region.kind.shares_file() && held.owner.as_ref().is_some_and(|owner| owner.uid != 0)
+}
+
 fn row(region: &Region, held: &Held) -> Vec<String> {
     let owner = held.owner.as_ref();
     let number = |n: Option<u32>| n.map_or_else(|| "-".to_owned(), |n| n.to_string());
@@ -191,6 +202,7 @@ fn row(region: &Region, held: &Held) -> Vec<String> {
         number(owner.map(|owner| owner.pid)),
         number(owner.map(|owner| owner.uid)),
         match held.usage {
+            Use::Granted if has_whole_device(region, held) => "granted, with the whole device",
             Use::Granted => "granted",
             Use::Scrubbing => "scrubbing",
         }

@@ -66,6 +66,9 @@ pub(super) struct Args {
     /// No MSI-X: QEMU up to 11.1 at least aborts when a vfio-user function that has it is unplugged
     #[arg(long, conflicts_with = "config")]
     no_msix: bool,
+    /// Let clients connect that are not root although all slices of the region are one file, which they can map
+    #[arg(long, conflicts_with = "config")]
+    whole_device: bool,
     /// PCI vendor and device, for those who have a vendor id of their own
     #[arg(long, value_name = "ID", conflicts_with = "config")]
     id: Option<Id>,
@@ -218,6 +221,7 @@ impl Args {
             pxm: self.pxm,
             scrub_on_reset: self.scrub_on_reset,
             msix: !self.no_msix,
+            whole_device: self.whole_device,
             id: self.id.unwrap_or_default(),
         };
         serve::check(std::slice::from_ref(&offer)).map(|()| vec![offer])
@@ -277,7 +281,8 @@ impl Served {
         let setup = Setup { id: offer.id, facts, retired: held.retired(), bad };
         let function = Function::new(setup, backing).map_err(error)?;
         let listener = socket.listener.try_clone().map_err(error)?;
-        let post = Arc::new(Post::new(&offer.name, function, listener).map_err(error)?);
+        let root_only = held.region().kind.shares_file() && !offer.whole_device;
+        let post = Arc::new(Post::new(&offer.name, function, listener, root_only).map_err(error)?);
         let mapping =
             backing.is_invisible().then(|| Mapping::new(backing, 0, backing.size(), 0).ok()).flatten();
         if let Some(mapping) = &mapping {

@@ -20,8 +20,19 @@ const MAX_RULES: usize = 1000;
 /// Words in `regions` that mean every region of a kind.
 const KINDS: [&str; 6] = ["egm", "reserved", "devdax", "hugetlb", "memfd", "guest-memfd"];
 const KEYS: [&str; 3] = ["$schema", "description", "rules"];
-const RULE_KEYS: [&str; 10] =
-    ["name", "user", "group", "class", "regions", "quota", "quota_each", "reservation", "priority", "weight"];
+const RULE_KEYS: [&str; 11] = [
+    "name",
+    "user",
+    "group",
+    "class",
+    "regions",
+    "quota",
+    "quota_each",
+    "reservation",
+    "priority",
+    "weight",
+    "whole_device",
+];
 
 /// Why a policy file does not hold.
 #[derive(Debug, thiserror::Error)]
@@ -93,6 +104,10 @@ struct RuleFile {
     priority: i32,
     /// Share among those who wait with the same priority, 1 to 65536. Default: 1.
     weight: Option<NonZeroU32>,
+    /// Permits slices of regions whose slices share one file (`egm`, `reserved`, static `devdax`): these users can then read
+    /// and write every tenant's bytes, and with `reserved` all of the host's memory. Default: false.
+    #[serde(default)]
+    whole_device: bool,
 }
 
 #[derive(Deserialize)]
@@ -224,6 +239,7 @@ fn rule(written: RuleFile, names: &Names) -> Result<Rule, String> {
         reservation,
         priority: written.priority,
         weight,
+        whole_device: written.whole_device,
     })
 }
 

@@ -59,11 +59,18 @@ pub struct Rule {
     pub priority: i32,
     /// Share among waiting tenants of one priority.
     pub weight: NonZeroU32,
+    /// Whether its users may get the file of a whole region, and so the bytes of all tenants: [`Supply::shares_file`].
+    pub whole_device: bool,
 }
 
 impl Rule {
     fn covers(&self, supply: &Supply) -> bool {
         self.regions.is_empty() || self.regions.iter().any(|r| *r == supply.region || *r == supply.kind)
+    }
+
+    /// Whether user `uid` may get a descriptor of `supply`. Root opens every device anyway.
+    const fn may_hold(&self, uid: u32, supply: &Supply) -> bool {
+        uid == 0 || self.whole_device || !supply.shares_file
     }
 }
 
@@ -82,6 +89,8 @@ pub struct Supply {
     pub free: u64,
     /// The largest slice that fits now; at most `free`.
     pub largest: u64,
+    /// Whether all slices are one file, so that the holder of one slice can map the others.
+    pub shares_file: bool,
 }
 
 /// A request for a slice of one region.
@@ -145,6 +154,11 @@ pub enum Why {
     #[error("{} does not fit in {region:?} now: what is free is not so aligned, or somebody who had it still maps it",
         ByteSize::new(*size))]
     NoPlace { size: u64, region: String },
+    #[error(
+        "all slices of {region:?} are one file, which would give user {uid} every tenant's bytes, and the host's for \
+        reserved memory: run the machine as root with egm-vmm run --user, or add \"whole_device\": true to the rule"
+    )]
+    WholeDevice { uid: u32, region: String },
     #[error("this host has no region {names}")]
     NoRegion { names: String },
     #[error("others wait for {region:?} and go first")]
@@ -194,6 +208,7 @@ impl Policy {
             reservation: 0,
             priority: 0,
             weight: NonZeroU32::MIN,
+            whole_device: true,
         });
         Self { rules }
     }
@@ -280,6 +295,9 @@ impl Policy {
     fn never(&self, tenant: Tenant, size: u64, supply: &Supply) -> Option<Why> {
         let rule = self.of(tenant.rule)?;
         let region = || supply.region.clone();
+        if !rule.may_hold(tenant.uid, supply) {
+            return Some(Why::WholeDevice { uid: tenant.uid, region: region() });
+        }
         if size == 0 || !size.is_multiple_of(supply.page_size) {
             return Some(Why::Page { size, region: region(), page: supply.page_size });
         }
@@ -324,8 +342,9 @@ impl Policy {
     pub fn free_for(&self, peer: &Peer, accounts: &Accounts, all: &[Supply]) -> Free {
         let mut free = Free::default();
         for supply in all {
-            let named = self.rules.iter().position(|rule| rule.who.names(peer) && rule.covers(supply));
-            let Some(at) = named else { continue };
+            let mut rules = self.rules.iter().enumerate();
+            let named = rules.find(|(_, rule)| rule.who.names(peer) && rule.covers(supply));
+            let Some((at, _)) = named.filter(|(_, rule)| rule.may_hold(peer.uid, supply)) else { continue };
             let bytes = accounts.free_for(self, RuleId(at), supply);
             free.total = free.total.saturating_add(bytes);
             free.largest = free.largest.max(bytes.min(supply.largest));

@@ -19,7 +19,8 @@ fn peer(uid: u32, gids: &[u32]) -> Peer {
 }
 
 fn supply(region: &str, kind: &str, usable: u64, free: u64) -> Supply {
-    Supply { region: region.into(), kind: kind.into(), page_size: 1, usable, free, largest: free }
+    let (region, kind) = (region.into(), kind.into());
+    Supply { region, kind, page_size: 1, usable, free, largest: free, shares_file: false }
 }
 
 fn rule(name: &str, uid: u32) -> Rule {
@@ -33,6 +34,7 @@ fn rule(name: &str, uid: u32) -> Rule {
         reservation: 0,
         priority: 0,
         weight: NonZeroU32::MIN,
+        whole_device: false,
     }
 }
 
@@ -50,6 +52,25 @@ fn without_a_policy_root_takes_and_nobody_else() {
         refusal.to_string(),
         "the policy: no rule lets user 1000 take from \"egm4\": an operator can add one; nothing else is free"
     );
+}
+
+#[test]
+fn a_descriptor_of_a_whole_region_needs_a_rule_that_says_so_and_root_needs_none() {
+    let text = r#"{"rules": [
+        {"name": "alice", "user": "alice", "regions": ["egm4"]},
+        {"name": "bob", "user": "bob", "whole_device": true},
+        {"name": "admin", "user": 0, "regions": ["egm4"]}
+    ]}"#;
+    let policy = parse(text, &names()).unwrap();
+    let all = [Supply { shares_file: true, ..supply("egm4", "egm", 8 * G, 8 * G) }];
+    let Decision::Refused(refusal) = decide(&policy, &peer(1000, &[]), G, None, &all) else { panic!() };
+    assert_eq!(refusal.why, Why::WholeDevice { uid: 1000, region: "egm4".into() });
+    assert_eq!((refusal.rule.as_deref(), refusal.free.total), (Some("alice"), 0));
+    for uid in [0, 1001] {
+        assert!(matches!(decide(&policy, &peer(uid, &[]), G, None, &all), Decision::Allowed(_)), "{uid}");
+    }
+    let own_files = [supply("egm4", "egm", 8 * G, 8 * G)];
+    assert!(matches!(decide(&policy, &peer(1000, &[]), G, None, &own_files), Decision::Allowed(_)));
 }
 
 #[test]

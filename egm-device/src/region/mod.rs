@@ -88,6 +88,12 @@ impl RegionKind {
         matches!(self, Self::Egm { .. } | Self::Reserved { .. })
     }
 
+    /// Whether all slices are one file, so that the holder of one slice's descriptor can map the others.
+    #[must_use]
+    pub const fn shares_file(&self) -> bool {
+        !self.is_pool()
+    }
+
     /// Whether an earlier owner's bytes are there until somebody overwrites them.
     #[must_use]
     pub const fn keeps_bytes(&self) -> bool {

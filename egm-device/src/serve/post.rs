@@ -31,6 +31,8 @@ pub struct Post {
     name: String,
     function: Function,
     listener: UnixListener,
+    /// Whether clients must be root: they receive the file of the whole region.
+    root_only: bool,
     /// Readable when no more clients are to be taken.
     stop: OwnedFd,
     seat: Mutex<Seat>,
@@ -43,19 +45,21 @@ struct Seat {
     client: Option<UnixStream>,
     /// Clients that broke something.
     broken: u64,
+    /// Clients of users who may not have the region's file.
+    refused: u64,
 }
 
 impl Post {
-    /// `function` at `listener`, called `name`.
+    /// `function` at `listener`, called `name`; with `root_only`, other users' clients are refused.
     ///
     /// # Errors
     /// The kernel's, for a descriptor.
-    pub fn new(name: &str, function: Function, listener: UnixListener) -> io::Result<Self> {
+    pub fn new(name: &str, function: Function, listener: UnixListener, root_only: bool) -> io::Result<Self> {
         // A client that goes away between poll(2) and accept(2) must not stop us.
         listener.set_nonblocking(true)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (seat, left) = (Mutex::default(), Condvar::new());
-        Ok(Self { name: name.to_owned(), function, listener, stop, seat, left })
+        Ok(Self { name: name.to_owned(), function, listener, root_only, stop, seat, left })
     }
 
     /// What operators call the device.
@@ -79,6 +83,10 @@ impl Post {
                     self.wait(Some(&PAUSE));
                     continue;
                 };
+                if !self.is_permitted(&socket) {
+                    turn_away(socket.into(), Errno::ACCESS, CHANGE);
+                    continue;
+                }
                 if !self.sit(&socket) {
                     turn_away(socket.into(), Errno::BUSY, CHANGE);
                     continue;
@@ -108,6 +116,27 @@ impl Post {
         // Interrupted, or out of memory: look again.
         let _ = poll(wanted, time);
         all[0].revents().is_empty()
+    }
+
+    /// Whether the user who connected may have what this device gives, by the kernel's word.
+    fn is_permitted(&self, socket: &UnixStream) -> bool {
+        let uid = rustix::net::sockopt::socket_peercred(socket).map(|peer| peer.uid.as_raw());
+        let is_permitted = !self.root_only || uid == Ok(0);
+        if !is_permitted {
+            let mut seat = self.seat();
+            seat.refused = seat.refused.saturating_add(1);
+            let count = seat.refused;
+            drop(seat);
+            if count.is_power_of_two() {
+                let user = uid.map_or_else(|_| "a client".to_owned(), |uid| format!("user {uid}"));
+                note(format_args!(
+                    "device {}: refused {user} ({count} refused so far): all slices of the region are one file; run the \
+                     monitor as root, or set \"whole_device\": true for the device",
+                    self.name
+                ));
+            }
+        }
+        is_permitted
     }
 
     /// Takes the seat, if its client leaves in time.

@@ -133,6 +133,7 @@ impl Source for Kept {
             usable: self.region.size.get(),
             free: free.size(),
             largest: free.iter().map(|span| span.size()).max().unwrap_or(0),
+            shares_file: self.region.kind.shares_file(),
         }]
     }
 

@@ -10,4 +10,5 @@ mod peers;
 #[path = "../small_host/mod.rs"]
 mod small_host;
 mod talk;
+mod users;
 mod world;

@@ -92,6 +92,20 @@ impl World {
     }
 
     pub(crate) fn with(retired: &[(u64, u64)], scrub_at_reset: bool) -> Self {
+        Self::open(retired, scrub_at_reset, false)
+    }
+
+    /// A device of a region whose slices share one file; everybody can reach its socket.
+    pub(crate) fn of_shared_file() -> Self {
+        use std::os::unix::fs::PermissionsExt;
+        let world = Self::open(&[], false, true);
+        let folder = world.path.parent().unwrap();
+        std::fs::set_permissions(folder, PermissionsExt::from_mode(0o755)).unwrap();
+        std::fs::set_permissions(&world.path, PermissionsExt::from_mode(0o666)).unwrap();
+        world
+    }
+
+    fn open(retired: &[(u64, u64)], scrub_at_reset: bool, root_only: bool) -> Self {
         let memory = Window(Anonymous::new("test", BASE + SIZE, None).unwrap());
         let facts = Facts { size: SIZE, base: BASE, page: 0x1000, pxm: Some(1), scrub_at_reset, msix: true };
         let setup = Setup { id: Id::default(), facts, retired: spans(retired), bad: Box::new(|_| {}) };
@@ -99,7 +113,7 @@ impl World {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
-        let post = Arc::new(Post::new("test", function.clone(), listener).unwrap());
+        let post = Arc::new(Post::new("test", function.clone(), listener, root_only).unwrap());
         let thread = std::thread::spawn({
             let post = post.clone();
             move || post.run()

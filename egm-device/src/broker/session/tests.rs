@@ -44,7 +44,7 @@ impl World {
     fn supplies(&self) -> Vec<Supply> {
         let free = SIZE - self.given.values().sum::<u64>();
         let (region, kind) = ("egm4".to_owned(), "egm".to_owned());
-        vec![Supply { region, kind, page_size: 1, usable: SIZE, free, largest: free }]
+        vec![Supply { region, kind, page_size: 1, usable: SIZE, free, largest: free, shares_file: true }]
     }
 
     fn apply(&mut self, effects: Vec<Effect>) {
