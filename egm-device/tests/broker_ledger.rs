@@ -5,10 +5,12 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use egm_address::ByteSize;
+use egm_address::{ByteSize, Hpa};
 use egm_device::Mapping;
-use egm_device::broker::{Client, LedgerSource, Server, Take};
+use egm_device::broker::{Client, LedgerSource, NotMade, Server, Source, Take};
+use egm_device::carve::plan::Request;
 use egm_device::ledger::{Identity, Ledger, Paths};
+use egm_device::owner::Owner;
 use egm_device::policy::Policy;
 use egm_device::region::{Region, RegionKind};
 use egm_device::retired::Retired;
@@ -62,4 +64,23 @@ fn a_lent_slice_is_in_the_ledger_under_its_client_and_usable_as_memory() {
     assert!(refused.contains("rule \"root\": 8MiB does not fit in \"local\" now"), "{refused}");
     loan.give_back(&AtomicBool::new(false)).unwrap();
     assert_eq!(ledger.states(&region()).unwrap().held.len(), 1, "this process could still have it");
+}
+
+#[test]
+fn a_broker_of_a_copied_host_opens_no_device() {
+    let folder = tempfile::tempdir().unwrap();
+    let identity = Identity { machine: Some("host".into()), boot: "boot".into() };
+    let ledger = Ledger::open(Paths::below(folder.path()), identity).unwrap();
+    let device = folder.path().join("mem");
+    std::fs::write(&device, "precious").unwrap();
+    for kind in [RegionKind::Reserved { device: device.clone() }, RegionKind::Egm { device: device.clone() }] {
+        let region = Region { kind, base: Some(Hpa::new(1 << 30)), retired: Retired::default(), ..region() };
+        let source = LedgerSource::new(ledger.clone(), vec![region]);
+        let request = Request::new(4096, Owner::this("vm"));
+        let Err(NotMade::Failed(why)) = source.grant("local", &request, &AtomicBool::new(false)) else {
+            panic!("the device was opened");
+        };
+        assert!(why.contains("--root names a copy of a host"), "{why}");
+    }
+    assert_eq!(std::fs::read(&device).unwrap(), b"precious");
 }

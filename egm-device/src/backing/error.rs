@@ -83,6 +83,12 @@ pub enum BackingError {
         /// Its device.
         device: PathBuf,
     },
+    /// The region is of a host that is only a copy of its files.
+    #[error("cannot open region \"{region}\": --root names a copy of a host, whose memory is elsewhere")]
+    OtherHost {
+        /// The region.
+        region: String,
+    },
     /// The file is not the kind of device that the region is made of.
     #[error("region \"{region}\": its file is {found}, and must be {wanted}")]
     NotTheDevice {

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::backing::{self, Backing, BackingError};
-use crate::ledger::{HostMemory, Memory, Progress, Watch};
+use crate::ledger::{Memory, Progress, Watch};
 use crate::region::{Region, RegionKind, Slice};
 
 /// How often somebody who waits hears of it, and is heard.
@@ -22,8 +22,9 @@ const TICK: Duration = Duration::from_millis(200);
 
 type Opener = dyn Fn(&Region, &Slice) -> Result<File, BackingError> + Send + Sync;
 
-/// The host's memory, with its EGM devices kept open.
+/// A ledger's memory, with its EGM devices kept open.
 pub(super) struct KeptOpen {
+    memory: Arc<dyn Memory>,
     open: Arc<Opener>,
     devices: Mutex<BTreeMap<String, Arc<Device>>>,
 }
@@ -51,13 +52,14 @@ impl Device {
 }
 
 impl KeptOpen {
-    /// Devices that the kernel opens.
-    pub(super) fn of_host() -> Self {
-        let open = |region: &Region, slice: &Slice| {
-            let memory = HostMemory.open(region, slice, &Watch::nobody())?;
-            memory.file().try_clone().map_err(|source| not_open(region, source))
+    /// The devices of `memory`.
+    pub(super) fn new(memory: Arc<dyn Memory>) -> Self {
+        let devices = Arc::clone(&memory);
+        let open = move |region: &Region, slice: &Slice| {
+            let device = devices.open(region, slice, &Watch::nobody())?;
+            device.file().try_clone().map_err(|source| not_open(region, source))
         };
-        Self { open: Arc::new(open), devices: Mutex::default() }
+        Self { memory, open: Arc::new(open), devices: Mutex::default() }
     }
 
     fn device(&self, region: &Region) -> Arc<Device> {
@@ -132,7 +134,7 @@ impl Memory for KeptOpen {
     ) -> Result<Box<dyn Backing>, BackingError> {
         match region.kind {
             RegionKind::Egm { .. } => backing::adopt(region, slice, self.duplicate(region, slice, watch)?),
-            _ => HostMemory.open(region, slice, watch),
+            _ => self.memory.open(region, slice, watch),
         }
     }
 }
@@ -144,6 +146,7 @@ mod tests {
 
     use super::*;
     use crate::backing::tests::{region, slice};
+    use crate::ledger::HostMemory;
 
     fn egm() -> Region {
         region(RegionKind::Egm { device: "/dev/egm4".into() }, 0x2000, 0x1000)
@@ -158,7 +161,8 @@ mod tests {
             let outcome: io::Result<()> = wait.lock().unwrap().recv().unwrap();
             outcome.and_then(|()| tempfile::tempfile()).map_err(|source| not_open(region, source))
         };
-        let kept = KeptOpen { open: Arc::new(open), devices: Mutex::default() };
+        let memory = Arc::new(HostMemory::without_devices());
+        let kept = KeptOpen { memory, open: Arc::new(open), devices: Mutex::default() };
         (Arc::new(kept), opens, go)
     }
 

@@ -169,7 +169,7 @@ impl LedgerSource {
     #[must_use]
     pub fn new(ledger: Ledger, mut regions: Vec<Region>) -> Self {
         regions.retain(|region| region.kind != RegionKind::GuestMemfd);
-        let kept = Arc::new(KeptOpen::of_host());
+        let kept = Arc::new(KeptOpen::new(ledger.memory()));
         Self { ledger, regions, near: BTreeMap::new(), pace: None, kept: kept.clone(), memory: kept }
     }
 
@@ -313,12 +313,13 @@ mod tests {
         let path = folder.path().join("memory");
         std::fs::File::create(&path).unwrap().set_len(pages * PAGE).unwrap();
         let region = region(RegionKind::Reserved { device: path.clone() }, pages * PAGE, PAGE);
+        let ledger = Ledger::open(Paths::below(folder.path()), identity).unwrap();
         LedgerSource {
-            ledger: Ledger::open(Paths::below(folder.path()), identity).unwrap(),
             regions: vec![region],
             near: BTreeMap::new(),
             pace: NonZeroU64::new(1 << 30),
-            kept: Arc::new(KeptOpen::of_host()),
+            kept: Arc::new(KeptOpen::new(ledger.memory())),
+            ledger,
             memory: Arc::new(PlainFile(path)),
         }
     }

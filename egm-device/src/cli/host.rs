@@ -18,7 +18,7 @@ pub(super) struct Host {
     /// /etc/egm-device/host
     #[arg(long, value_name = "FOLDER")]
     host_files: Option<PathBuf>,
-    /// Read a copy of a host's /proc and /sys in this folder instead
+    /// Read a copy of a host's /proc and /sys in this folder instead; devices of such a host are never opened
     #[arg(long, value_name = "FOLDER", default_value = "/", hide_default_value = true)]
     root: PathBuf,
     /// Take another host, as "egm-device regions --json" recorded it

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::cli::host::Host;
 use crate::cli::{Outcome, print, print_json};
 use crate::ledger::record::{Doubt, Use};
-use crate::ledger::{Held, HostMemory, Identity, Ledger, LedgerError, Memory, Paths, Repair, States};
+use crate::ledger::{Held, Identity, Ledger, LedgerError, Paths, Repair, States};
 use crate::region::{Region, Survey};
 use crate::report::{Blame, Report};
 use crate::show::{Colour, Side, Style, Table, size};
@@ -73,11 +73,6 @@ impl Report for Elsewhere {
     fn blame(&self) -> Blame {
         Blame::Configuration
     }
-}
-
-/// The host's memory, as this process reaches it.
-pub(super) fn host_memory() -> Arc<dyn Memory> {
-    Arc::new(HostMemory)
 }
 
 /// There is no region of that name.

@@ -129,6 +129,7 @@ impl Report for GrantError {
                 _ => Blame::Host,
             },
             Self::Ledger(error) => error.blame(),
+            Self::Backing(BackingError::OtherHost { .. }) => Blame::Configuration,
             Self::Backing(_)
             | Self::Retired(_)
             | Self::Scrub { .. }
@@ -140,6 +141,10 @@ impl Report for GrantError {
     fn help(&self) -> Option<String> {
         match self {
             Self::Ledger(error) => error.help(),
+            Self::Backing(BackingError::OtherHost { .. }) => Some(
+                "leave --root out on the host that has the region; a copy of a host is for plans and reports"
+                    .to_owned(),
+            ),
             _ => None,
         }
     }

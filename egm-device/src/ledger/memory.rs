@@ -2,6 +2,7 @@
 
 use std::io;
 use std::num::NonZeroU64;
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -144,9 +145,25 @@ fn lock_error(source: io::Error) -> LedgerError {
     LedgerError::Lock { path: "the memory".into(), source }
 }
 
-/// The host's memory, opened by this process.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct HostMemory;
+/// The memory of a ledger, opened by this process. [`Ledger::memory`](super::Ledger::memory) is the only source of one, so that
+/// a device is opened only under the ledger of the host that has it.
+#[derive(Debug, Clone, Copy)]
+pub struct HostMemory {
+    /// Whether the ledger is this host's. A copy of another host names devices that are other memory here.
+    opens_devices: bool,
+}
+
+impl HostMemory {
+    /// The memory of the host whose `/etc`, `/proc` and `/sys` are below `root`: with devices where that is `/`.
+    pub(super) fn below(root: &Path) -> Self {
+        Self { opens_devices: root.canonicalize().is_ok_and(|root| root == Path::new("/")) }
+    }
+
+    /// Pools only.
+    pub(crate) const fn without_devices() -> Self {
+        Self { opens_devices: false }
+    }
+}
 
 impl Memory for HostMemory {
     fn open(
@@ -155,6 +172,9 @@ impl Memory for HostMemory {
         slice: &Slice,
         watch: &Watch<'_>,
     ) -> Result<Box<dyn Backing>, BackingError> {
+        if region.kind.keeps_bytes() && !self.opens_devices {
+            return Err(BackingError::OtherHost { region: region.name.clone() });
+        }
         let progress = |waited| (watch.progress)(Progress::Opening(waited));
         backing::open(region, slice, &Patience { progress: &progress, cancel: watch.cancel })
     }

@@ -56,6 +56,7 @@ struct Inner {
     disk: Box<dyn Disk>,
     run: PathBuf,
     identity: Identity,
+    memory: HostMemory,
 }
 
 /// What is written down.
@@ -86,13 +87,20 @@ impl Ledger {
                 .create(folder)
                 .map_err(|source| LedgerError::Record { step: "make a folder for", source })?;
         }
-        Ok(Self::with_disk(Box::new(store::Folder(paths)), run, identity))
+        let memory = HostMemory::below(&paths.root);
+        Ok(Self(Arc::new(Inner { disk: Box::new(store::Folder(paths)), run, identity, memory })))
     }
 
-    /// A ledger whose record is kept by `disk`, with its locks in folder `run`.
+    /// A ledger whose record is kept by `disk`, with its locks in folder `run`. It opens no devices.
     #[must_use]
     pub fn with_disk(disk: Box<dyn Disk>, run: PathBuf, identity: Identity) -> Self {
-        Self(Arc::new(Inner { disk, run, identity }))
+        Self(Arc::new(Inner { disk, run, identity, memory: HostMemory::without_devices() }))
+    }
+
+    /// The memory that this ledger records, opened by this process: devices only where the ledger's root is `/`.
+    #[must_use]
+    pub fn memory(&self) -> Arc<dyn Memory> {
+        Arc::new(self.0.memory)
     }
 
     /// A slice of `region` for `request`, scrubbed where it was dirty.
@@ -100,7 +108,7 @@ impl Ledger {
     /// # Errors
     /// [`GrantError`]: no place (with who is in the way), no memory, no ledger, or the scrub ended early.
     pub fn grant(&self, region: &Region, request: &Request, watch: &Watch<'_>) -> Result<Lease, GrantError> {
-        self.grant_from(&(Arc::new(HostMemory) as Arc<dyn Memory>), region, request, watch)
+        self.grant_from(&self.memory(), region, request, watch)
     }
 
     /// [`Ledger::grant`], with memory that is reached another way.

@@ -17,13 +17,15 @@ pub struct Paths {
     pub state: PathBuf,
     /// What does not, and is shared by all who share the memory: `/run/egm-device`.
     pub run: PathBuf,
+    /// Root of the host whose memory the ledger records.
+    pub(super) root: PathBuf,
 }
 
 impl Paths {
     /// The host's, below `root`.
     #[must_use]
     pub fn below(root: &Path) -> Self {
-        Self { state: root.join("var/lib/egm-device"), run: root.join("run/egm-device") }
+        Self { state: root.join("var/lib/egm-device"), run: root.join("run/egm-device"), root: root.to_owned() }
     }
 }
 

@@ -7,7 +7,7 @@ use egm_address::{ByteSize, Hpa, InRegion, Offset, Span, SpanSet};
 use serde::Serialize;
 
 use crate::carve::plan::{Carver, Request, Short, place};
-use crate::cli::ledger::{Common, cancelled_by_signals, find, host_memory, near, open};
+use crate::cli::ledger::{Common, cancelled_by_signals, find, near, open};
 use crate::cli::progress::with_bar;
 use crate::cli::{Outcome, print, print_json};
 use crate::ledger::{GrantError, Watch};
@@ -205,7 +205,7 @@ pub(super) fn give_back(args: &Return) -> Outcome {
     let near = near(&survey, region);
     let scrubbed = with_bar(&region.name, |progress| {
         let watch = Watch { progress, cancel: &cancel, near, pace: None };
-        ledger.scrub(&host_memory(), region, Some(&wanted), &watch)
+        ledger.scrub(&ledger.memory(), region, Some(&wanted), &watch)
     })?;
     tell(args.common.json, scrubbed);
     Ok(ExitCode::SUCCESS)
@@ -218,7 +218,7 @@ pub(super) fn scrub(args: &Scrub) -> Outcome {
     let cancel = cancelled_by_signals();
     let (near, pace) = (near(&survey, region), args.rate.and_then(|rate| NonZeroU64::new(rate.get())));
     let scrubbed = with_bar(&region.name, |progress| {
-        ledger.scrub(&host_memory(), region, None, &Watch { progress, cancel: &cancel, near, pace })
+        ledger.scrub(&ledger.memory(), region, None, &Watch { progress, cancel: &cancel, near, pace })
     })?;
     tell(args.common.json, scrubbed);
     Ok(ExitCode::SUCCESS)
