@@ -31,6 +31,7 @@ pub mod serve;
 pub mod show;
 mod stream;
 mod sys;
+mod trusted;
 
 pub use backing::{Anonymous, AnonymousError, Backing, BackingError, GuestMemfdError, HugePage};
 pub use lease::Lease;

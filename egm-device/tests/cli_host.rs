@@ -98,3 +98,23 @@ fn who_may_not_open_kvm_is_told_what_is_not_known() {
     let output = Command::new("setpriv").args(nobody).arg(program).arg("regions").output().unwrap();
     check(output, 0, &["note: whether there is guest-memfd is not known: /dev/kvm cannot be opened"]);
 }
+
+#[test]
+fn host_files_that_others_can_write_are_refused_on_this_host() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: only root can make files that are root's");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a.json");
+    fs::write(&file, r#"{"regions": []}"#).unwrap();
+    let run = |file_mode, uid, folder_mode| {
+        fs::set_permissions(&file, Permissions::from_mode(file_mode)).unwrap();
+        std::os::unix::fs::chown(&file, Some(uid), None).unwrap();
+        fs::set_permissions(folder.path(), Permissions::from_mode(folder_mode)).unwrap();
+        Command::new(PROGRAM).args(["regions", "--host-files"]).arg(folder.path()).output().unwrap()
+    };
+    check(run(0o644, 0, 0o755), 0, &[]);
+    check(run(0o666, 0, 0o755), 2, &["a.json: it belongs to user 0 with mode 0o666", "chmod go-w"]);
+    check(run(0o600, 1000, 0o755), 2, &["a.json: it belongs to user 1000 with mode 0o600", "chown root"]);
+    check(run(0o644, 0, 0o777), 2, &["it belongs to user 0 with mode 0o777"]);
+}

@@ -80,8 +80,7 @@ impl Host {
     fn host_files(&self) -> Result<Vec<HostFile>, Box<dyn Report>> {
         match &self.host_files {
             Some(folder) if !folder.is_dir() => Err(NoHost::HostFiles(folder.clone()).into()),
-            Some(folder) => Ok(HostFile::load_all(folder)?),
-            None => Ok(HostFile::load_all(&self.root.join("etc/egm-device/host"))?),
+            folder => Ok(HostFile::load_all(&self.root, folder.as_deref())?),
         }
     }
 

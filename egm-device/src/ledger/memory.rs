@@ -16,6 +16,7 @@ use crate::owner::Owner;
 use crate::region::{Region, RegionKind, Slice};
 use crate::retired::Retired;
 use crate::scrub::{self, ScrubError, Work};
+use crate::trusted;
 
 /// What takes long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -156,7 +157,7 @@ pub struct HostMemory {
 impl HostMemory {
     /// The memory of the host whose `/etc`, `/proc` and `/sys` are below `root`: with devices where that is `/`.
     pub(super) fn below(root: &Path) -> Self {
-        Self { opens_devices: root.canonicalize().is_ok_and(|root| root == Path::new("/")) }
+        Self { opens_devices: trusted::is_this_host(root) }
     }
 
     /// Pools only.

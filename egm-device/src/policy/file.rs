@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::num::NonZeroU32;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use egm_address::ByteSize;
@@ -12,6 +11,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::rules::{Policy, Rule, Who};
+use crate::trusted::{self, NotRoots};
 
 /// A policy is a page or two; this is a book.
 const MAX_FILE: u64 = 1 << 20;
@@ -155,10 +155,11 @@ pub fn load(path: &Path, names: &Names) -> Result<Policy, PolicyError> {
     let read = |source| PolicyError::Read { path: path.to_owned(), source };
     let file = File::open(path).map_err(read)?;
     let metadata = file.metadata().map_err(read)?; // of the open file: nobody can exchange it afterwards
-    let (uid, mode) = (metadata.uid(), metadata.mode() & 0o7777);
-    if uid != 0 || mode & 0o022 != 0 {
-        return Err(PolicyError::NotRoots { path: path.to_owned(), uid, mode });
-    }
+    trusted::check(&metadata).map_err(|NotRoots { uid, mode }| PolicyError::NotRoots {
+        path: path.to_owned(),
+        uid,
+        mode,
+    })?;
     let mut text = String::new();
     file.take(MAX_FILE.saturating_add(1)).read_to_string(&mut text).map_err(read)?;
     parse(&text, names).map_err(|error| PolicyError::File { path: path.to_owned(), source: Box::new(error) })

@@ -1,5 +1,6 @@
 //! Host files, `configs/host/*.json`: spans of memory that an operator has hidden from the kernel.
 
+use std::fs::Metadata;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -8,6 +9,10 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::region::read;
 use crate::report::{Blame, Report};
+use crate::trusted::{self, NotRoots};
+
+/// Folder of host files, below a host's root.
+const FOLDER: &str = "etc/egm-device/host";
 
 /// What an operator wrote of one host.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,6 +72,16 @@ pub enum HostFileError {
         /// The kernel's reason.
         source: io::Error,
     },
+    /// Somebody else than root can have written it.
+    #[error("cannot trust {}: it belongs to user {uid} with mode {mode:#o}", path.display())]
+    NotRoots {
+        /// The file, or the folder of host files.
+        path: PathBuf,
+        /// Its owner.
+        uid: u32,
+        /// Its permission bits.
+        mode: u32,
+    },
     /// It is not JSON, or says what nobody understands.
     #[error("{}:{}:{}: not a host file", path.display(), source.line(), source.column())]
     Json {
@@ -78,24 +93,38 @@ pub enum HostFileError {
 }
 
 impl HostFile {
-    /// The host file at `path`.
+    /// All host files (`*.json`) of the host at `root`, by name: those in `folder`, or else in its `/etc/egm-device/host`. A
+    /// missing folder has none.
     ///
-    /// # Errors
-    /// [`HostFileError`].
-    pub fn load(path: &Path) -> Result<Self, HostFileError> {
-        let bytes =
-            read::bytes(path).map_err(|source| HostFileError::Read { path: path.to_owned(), source })?;
-        serde_json::from_slice(&bytes).map_err(|source| HostFileError::Json { path: path.to_owned(), source })
-    }
-
-    /// All host files (`*.json`) of a folder, by name; a folder that is not there has none.
+    /// This host's files name the memory that a grant scrubs, so root must own them and their folder, and nobody else may
+    /// write either.
     ///
     /// # Errors
     /// The first [`HostFileError`].
-    pub fn load_all(folder: &Path) -> Result<Vec<Self>, HostFileError> {
-        let names = read::names(folder).into_iter().filter(|name| name.ends_with(".json"));
-        names.map(|name| Self::load(&folder.join(name))).collect()
+    pub fn load_all(root: &Path, folder: Option<&Path>) -> Result<Vec<Self>, HostFileError> {
+        let folder = folder.map_or_else(|| root.join(FOLDER), Path::to_owned);
+        let is_here = trusted::is_this_host(root);
+        if is_here && let Ok(metadata) = folder.metadata() {
+            check(&folder, &metadata)?;
+        }
+        let names = read::names(&folder).into_iter().filter(|name| name.ends_with(".json"));
+        names.map(|name| Self::load(&folder.join(name), is_here)).collect()
     }
+
+    fn load(path: &Path, is_here: bool) -> Result<Self, HostFileError> {
+        let error = |source| HostFileError::Read { path: path.to_owned(), source };
+        let file = read::open(path).map_err(error)?;
+        if is_here {
+            check(path, &file.metadata().map_err(error)?)?;
+        }
+        let bytes = read::all(file).map_err(error)?;
+        serde_json::from_slice(&bytes).map_err(|source| HostFileError::Json { path: path.to_owned(), source })
+    }
+}
+
+fn check(path: &Path, metadata: &Metadata) -> Result<(), HostFileError> {
+    trusted::check(metadata)
+        .map_err(|NotRoots { uid, mode }| HostFileError::NotRoots { path: path.to_owned(), uid, mode })
 }
 
 impl Report for HostFileError {
@@ -106,6 +135,9 @@ impl Report for HostFileError {
     fn help(&self) -> Option<String> {
         match self {
             Self::Read { .. } => Some("let this user read it, or take it out of that folder".to_owned()),
+            Self::NotRoots { path, .. } => {
+                Some(format!("read it, then: chown root {0} && chmod go-w {0}", path.display()))
+            }
             Self::Json { source, .. } => nearest(&source.to_string()).or_else(|| {
                 Some("correct it there: a host file is as \"egm-device carve advise\" shows one".to_owned())
             }),
@@ -132,7 +164,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("a.json"), text).unwrap();
         fs::write(folder.path().join("README"), "not a host file").unwrap();
-        HostFile::load_all(folder.path()).map(|mut all| all.remove(0))
+        HostFile::load_all(folder.path(), Some(folder.path())).map(|mut all| all.remove(0))
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Reading files that somebody else wrote: a limit on every length, and nothing that a file can do stops us.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::{io, str};
@@ -18,8 +18,23 @@ const ENTRIES: usize = 1 << 16;
 /// # Errors
 /// The kernel's, or `InvalidData` for a longer file.
 pub(super) fn bytes(path: &Path) -> io::Result<Vec<u8>> {
-    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
-    bounded::read(OpenOptions::new().read(true).custom_flags(flags).open(path)?, LIMIT)
+    all(open(path)?)
+}
+
+/// Opens a file for [`all`], without waiting for the other end of a pipe.
+///
+/// # Errors
+/// The kernel's.
+pub(super) fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)
+}
+
+/// The bytes of an open file, at most [`LIMIT`].
+///
+/// # Errors
+/// As [`bytes`].
+pub(super) fn all(file: File) -> io::Result<Vec<u8>> {
+    bounded::read(file, LIMIT)
 }
 
 /// The text of a file, without white space around it.

@@ -7,12 +7,9 @@ use egm_device::region::{HostFile, Region, Survey};
 
 use crate::facts::{FactsError, HeldSpan, HostRegion};
 
-/// Folder of host files below a host's root.
-const HOST_FILES: &str = "etc/egm-device/host";
-
 /// The regions of the host below `root`.
 pub(super) fn of(root: &Path) -> Result<Vec<HostRegion>, FactsError> {
-    let survey = Survey::of(root, &HostFile::load_all(&root.join(HOST_FILES))?);
+    let survey = Survey::of(root, &HostFile::load_all(root, None)?);
     let ledger = ledger(root)?;
     survey.regions.into_iter().map(|region| with_states(region, ledger.as_ref())).collect()
 }
