@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -105,6 +106,26 @@ fn bind_says_what_a_function_had_and_has() {
     assert_eq!(read("run/egm-vmm/bind/0000:21:00.0"), "nvme");
     let (code, out, _) = egm_vmm(&["bind", "21:00.0", "--undo", "--root", root]);
     assert_eq!((code, out.contains("nvme  nvme")), (0, true), "{out}");
+}
+
+#[test]
+fn a_bind_that_is_killed_while_it_records_the_driver_can_be_undone() {
+    let folder = tempfile::tempdir().unwrap();
+    tree(folder.path());
+    let root = folder.path().to_str().unwrap();
+    // The kernel kills it (SIGXFSZ) at its first write to a file.
+    let killed = Command::new("sh")
+        .args(["-c", "ulimit -c 0; ulimit -f 0; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_egm-vmm")])
+        .args(["bind", "21:00.0", "--root", root])
+        .status()
+        .unwrap();
+    assert_eq!(killed.signal(), Some(libc::SIGXFSZ), "{killed}");
+    let (code, _, error) = egm_vmm(&["bind", "21:00.0", "--root", root]);
+    assert_eq!(code, 0, "{error}");
+    let (code, out, _) = egm_vmm(&["bind", "21:00.0", "--undo", "--root", root]);
+    assert_eq!((code, out.contains("nvme  nvme")), (0, true), "{out}");
+    let left = fs::read_dir(folder.path().join("run/egm-vmm/bind")).unwrap();
+    assert_eq!(left.count(), 0, "nothing is left behind");
 }
 
 #[test]

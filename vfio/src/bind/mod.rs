@@ -8,8 +8,9 @@
 mod made_for;
 mod protect;
 
-use std::fs;
-use std::io;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -217,13 +218,12 @@ impl Binder {
             let state = self.state(address);
             // The first taking counts: a second one must not write down vfio-pci as what was there before.
             if !state.exists() {
-                let folder = state.parent().unwrap_or(&self.root);
-                fs::create_dir_all(folder).map_err(|source| BindError::Write {
-                    path: folder.to_owned(),
-                    text: String::new(),
+                let text = before.as_deref().unwrap_or_default();
+                write_whole(&state, text).map_err(|source| BindError::Write {
+                    path: state,
+                    text: text.to_owned(),
                     source,
                 })?;
-                write(&state, before.as_deref().unwrap_or_default())?;
             }
             self.rebind(address, before.as_deref(), driver)?;
         }
@@ -295,6 +295,23 @@ fn write(path: &Path, text: &str) -> Result<(), BindError> {
         text: text.trim().to_owned(),
         source,
     })
+}
+
+/// Makes `path`, in a folder that is made too, with all of `text` or not at all, whatever ends this process: a file that was
+/// cut short would read as "had no driver".
+fn write_whole(path: &Path, text: &str) -> io::Result<()> {
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    fs::create_dir_all(folder)?;
+    let mut hidden = OsString::from(".new-");
+    hidden.push(name);
+    let new = folder.join(hidden);
+    let mut file = File::create(&new)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&new, path)?;
+    File::open(folder)?.sync_all()
 }
 
 #[cfg(test)]
