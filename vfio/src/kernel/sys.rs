@@ -151,11 +151,14 @@ pub(super) fn map(
     exchange(container, IOMMU_MAP_DMA, &mut message).map(drop)
 }
 
-/// The address of `size` bytes of `memory` from `offset`; an error when they do not lie in it.
+/// The address of `size` bytes of `memory` from `offset`, for the kernel; an error when they do not lie in it.
 pub(super) fn address(memory: &dyn HostMemory, offset: u64, size: u64) -> io::Result<u64> {
     let inside = offset.checked_add(size).is_some_and(|end| end <= memory.size());
-    let start = u64::try_from(memory.address().addr().get()).ok().and_then(|start| start.checked_add(offset));
-    start.filter(|_| inside).ok_or_else(|| io::ErrorKind::InvalidInput.into())
+    let start = u64::try_from(memory.address().as_ptr().expose_provenance()).ok();
+    start
+        .and_then(|start| start.checked_add(offset))
+        .filter(|_| inside)
+        .ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
 /// Ranges (first and last address) that an I/O address space of iommufd can map, and its page size.
@@ -166,10 +169,11 @@ pub(super) fn iova_ranges(iommufd: BorrowedFd<'_>, ioas: u32) -> io::Result<(Vec
         size: u32::try_from(size_of::<iommu_ioas_iova_ranges>()).unwrap_or(0),
         ioas_id: ioas,
         num_iovas: u32::try_from(MOST).unwrap_or(0),
-        allowed_iovas: u64::try_from(ranges.as_mut_ptr().addr()).unwrap_or(0),
+        allowed_iovas: u64::try_from(ranges.as_mut_ptr().expose_provenance()).unwrap_or(0),
         ..Default::default()
     };
-    // SAFETY: the kernel writes to the structure, whose size it is told, and `num_iovas` ranges at most to `ranges`.
+    // SAFETY: the kernel writes to the structure, whose size is in it, and at most `num_iovas` ranges to `ranges`, whose
+    // pointer is exposed.
     check(unsafe { libc::ioctl(iommufd.as_raw_fd(), IOAS_IOVA_RANGES, &raw mut question) })?;
     ranges.truncate(usize::try_from(question.num_iovas).unwrap_or(MOST));
     Ok((ranges.iter().map(|range| (range.start, range.last)).collect(), question.out_iova_alignment))

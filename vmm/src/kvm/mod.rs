@@ -17,7 +17,6 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 pub use error::KvmError;
-use kvm_bindings::kvm_run__bindgen_ty_1__bindgen_ty_4 as PortAccess;
 use kvm_ioctls::{Cap, IoEventAddress, Kvm, NoDatamatch, VcpuExit, VcpuFd, VmFd};
 pub use routes::{FunctionRoutes, Routes};
 pub use slots::{Slot, SlotTable, Slots};
@@ -197,12 +196,21 @@ pub fn internal_suberror(run: &kvm_bindings::kvm_run) -> u32 {
 /// # Errors
 /// Those of KVM_RUN.
 pub fn run(vcpu: &mut VcpuFd) -> Result<(VcpuExit<'_>, usize), kvm_ioctls::Error> {
-    let access = (&raw const vcpu.get_kvm_run().__bindgen_anon_1).cast::<PortAccess>();
-    let exit = vcpu.run()?;
-    // SAFETY: the kernel's page is mapped as long as `vcpu`, and only KVM_RUN writes it; `exit` borrows the data of an
-    // access, which lie elsewhere. Every bit pattern is a number.
-    let access = unsafe { access.read() };
-    Ok((exit, usize::from(access.size).max(1)))
+    let whole: *mut VcpuFd = vcpu;
+    // SAFETY: `whole` is `vcpu`, which the caller cannot use as long as the exit lives. This function reads the structure
+    // once more below, and only for exits that borrow nothing of it.
+    let exit = unsafe { &mut *whole }.run()?;
+    let size = match exit {
+        VcpuExit::IoIn(..) | VcpuExit::IoOut(..) => {
+            // A reference made after KVM_RUN: one from before ended when `run` made its own.
+            let page = vcpu.get_kvm_run();
+            // SAFETY: the exit borrows the data of the access, which KVM puts on the page behind this structure
+            // (KVM_PIO_PAGE_OFFSET). Every bit pattern is a number.
+            usize::from(unsafe { page.__bindgen_anon_1.io }.size)
+        }
+        _ => 1,
+    };
+    Ok((exit, size.max(1)))
 }
 
 fn into_io(error: kvm_ioctls::Error) -> std::io::Error {

@@ -266,7 +266,7 @@ fn regions(memory: &GuestMemoryMmap) -> Vec<VhostUserMemoryRegionInfo> {
         .map(|region| VhostUserMemoryRegionInfo {
             guest_phys_addr: region.start_addr().0,
             memory_size: region.len(),
-            userspace_addr: region.as_ptr().addr() as u64,
+            userspace_addr: region.as_ptr().expose_provenance() as u64,
             ..VhostUserMemoryRegionInfo::default()
         })
         .collect()
