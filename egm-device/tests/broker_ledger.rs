@@ -73,7 +73,8 @@ fn a_broker_of_a_copied_host_opens_no_device() {
     let ledger = Ledger::open(Paths::below(folder.path()), identity).unwrap();
     let device = folder.path().join("mem");
     std::fs::write(&device, "precious").unwrap();
-    for kind in [RegionKind::Reserved { device: device.clone() }, RegionKind::Egm { device: device.clone() }] {
+    for kind in [RegionKind::Reserved { device: device.clone() }, RegionKind::Egm { device: device.clone() }]
+    {
         let region = Region { kind, base: Some(Hpa::new(1 << 30)), retired: Retired::default(), ..region() };
         let source = LedgerSource::new(ledger.clone(), vec![region]);
         let request = Request::new(4096, Owner::this("vm"));

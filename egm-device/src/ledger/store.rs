@@ -25,7 +25,11 @@ impl Paths {
     /// The host's, below `root`.
     #[must_use]
     pub fn below(root: &Path) -> Self {
-        Self { state: root.join("var/lib/egm-device"), run: root.join("run/egm-device"), root: root.to_owned() }
+        Self {
+            state: root.join("var/lib/egm-device"),
+            run: root.join("run/egm-device"),
+            root: root.to_owned(),
+        }
     }
 }
 

@@ -123,8 +123,11 @@ impl HostFile {
 }
 
 fn check(path: &Path, metadata: &Metadata) -> Result<(), HostFileError> {
-    trusted::check(metadata)
-        .map_err(|NotRoots { uid, mode }| HostFileError::NotRoots { path: path.to_owned(), uid, mode })
+    trusted::check(metadata).map_err(|NotRoots { uid, mode }| HostFileError::NotRoots {
+        path: path.to_owned(),
+        uid,
+        mode,
+    })
 }
 
 impl Report for HostFileError {
