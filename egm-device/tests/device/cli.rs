@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use egm_device::device::registers::{Event, MAGIC, Register};
 use egm_vfio_wire::client::Client;
-use egm_vfio_wire::message::{DmaMap, DmaUnmap, IrqData, SetIrqs};
+use egm_vfio_wire::message::{ByFile, DmaMap, DmaUnmap, IrqData, SetIrqs};
 use egm_vfio_wire::socket::{Connection, Patience};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, kill_process};
@@ -280,7 +280,7 @@ fn round(path: &Path, number: u64) {
     let events = vectors(&mut vm);
     vm.set_irqs(SetIrqs { data: IrqData::Bool(&[0, 1, 0]), ..SET }, &[]).unwrap();
     assert_eq!(events.each_ref().map(fired), [false, true, false]);
-    let map = DmaMap { read: true, write: true, offset: 0, address: 0, size: 0x1000 };
+    let map = DmaMap { read: true, write: true, offset: 0, address: 0, size: 0x1000, by_file: ByFile::Any };
     for window in 0..8 {
         let map = DmaMap { address: window << 12, ..map };
         vm.dma_map(map, file.as_ref().map(AsFd::as_fd)).unwrap();

@@ -10,7 +10,7 @@ use std::time::Duration;
 use egm_device::device::Connected;
 use egm_device::device::registers::{Event, MAGIC, Register, SCRUBS};
 use egm_vfio_wire::client::{CallError, Client};
-use egm_vfio_wire::message::{Area, DeviceInfo, DmaMap, DmaUnmap, IrqData, SetIrqs};
+use egm_vfio_wire::message::{Area, ByFile, DeviceInfo, DmaMap, DmaUnmap, IrqData, SetIrqs};
 use egm_vfio_wire::serve::Device;
 
 use crate::world::{
@@ -262,7 +262,7 @@ fn the_slice_stays_when_the_client_reconnects_and_its_vectors_and_windows_go() {
     let world = World::new(&[]);
     let mut client = world.client();
     let events = vectors(&mut client);
-    let map = DmaMap { read: true, write: true, offset: 0, address: 0, size: 0x1000 };
+    let map = DmaMap { read: true, write: true, offset: 0, address: 0, size: 0x1000, by_file: ByFile::Any };
     client.dma_map(map, None).unwrap();
     client.write(BAR2, 0, b"kept").unwrap();
     drop(client);
@@ -282,8 +282,9 @@ fn interrupts_are_fired_by_flags_one_by_one_and_let_go() {
     let events = vectors(&mut client);
     client.set_irqs(SetIrqs { data: IrqData::Bool(&[1, 0, 1]), ..SET }, &[]).unwrap();
     assert_eq!(events.each_ref().map(fired), [true, false, true]);
-    // Of a kind that there is none of, switching off is no mistake, and does not touch the others.
-    client.set_irqs(SetIrqs { index: 0, count: 0, data: IrqData::None, ..SET }, &[]).unwrap();
+    // A kind without vectors has nothing to disable.
+    let none = client.set_irqs(SetIrqs { index: 0, count: 0, data: IrqData::None, ..SET }, &[]);
+    assert!(matches!(none, Err(CallError::Refused { .. })));
     client.set_irqs(SetIrqs { start: 1, count: 1, data: IrqData::None, ..SET }, &[]).unwrap();
     assert_eq!(events.each_ref().map(fired), [false, true, false]);
     client.set_irqs(SetIrqs { count: 0, data: IrqData::None, ..SET }, &[]).unwrap();
@@ -302,13 +303,15 @@ fn windows_come_with_a_file_and_without_and_none_over_another() {
     let world = World::new(&[]);
     let mut client = world.client();
     let file = File::from(client.region_info(BAR2).unwrap().1.unwrap());
-    let map = DmaMap { read: true, write: true, offset: 0, address: 0x1000, size: 0x1000 };
+    let map =
+        DmaMap { read: true, write: true, offset: 0, address: 0x1000, size: 0x1000, by_file: ByFile::Any };
     client.dma_map(map, Some(file.as_fd())).unwrap();
     client.dma_map(DmaMap { address: 0x4000, ..map }, None).unwrap();
     let over = client.dma_map(DmaMap { address: 0x4800, ..map }, None);
     assert!(matches!(over, Err(CallError::Refused { .. })));
     client.dma_unmap(DmaUnmap::Window { address: 0x1000, size: 0x1000 }).unwrap();
-    client.dma_unmap(DmaUnmap::Window { address: 0x1000, size: 0x1000 }).unwrap();
+    let again = client.dma_unmap(DmaUnmap::Window { address: 0x1000, size: 0x1000 });
+    assert!(matches!(again, Err(CallError::Refused { .. })));
     client.dma_unmap(DmaUnmap::All).unwrap();
 }
 

@@ -6,7 +6,9 @@
 mod cli;
 mod clients;
 mod hostile;
+mod messages;
 mod peers;
+mod raw;
 #[path = "../small_host/mod.rs"]
 mod small_host;
 mod talk;

@@ -14,7 +14,7 @@ use egm_function::registers::OWN;
 use egm_vfio_wire::client::Client;
 use egm_vfio_wire::frame::{Header, Kind};
 use egm_vfio_wire::message::{
-    Access, Call, DmaAccess, DmaMap, DmaUnmap, IrqAction, IrqData, Request, SetIrqs, Write,
+    Access, ByFile, Call, DmaAccess, DmaMap, DmaUnmap, IrqAction, IrqData, Request, SetIrqs, Write,
 };
 use egm_vfio_wire::serve::serve;
 use egm_vfio_wire::session::client::{Client as Session, Heard};
@@ -77,7 +77,10 @@ fn lend(client: &mut Client, address: u64, write: bool) -> File {
     let file = File::from(rustix::fs::memfd_create(c"guest", MemfdFlags::CLOEXEC).unwrap());
     file.set_len(2 << 20).unwrap();
     client
-        .dma_map(DmaMap { read: true, write, offset: 1 << 20, address, size: 1 << 20 }, Some(file.as_fd()))
+        .dma_map(
+            DmaMap { read: true, write, offset: 1 << 20, address, size: 1 << 20, by_file: ByFile::Any },
+            Some(file.as_fd()),
+        )
         .unwrap();
     file
 }
@@ -211,7 +214,8 @@ fn where_there_is_no_file_the_client_is_asked() {
     session.take(connection.frame(), 0).unwrap();
 
     let mut remote: Vec<u8> = (0..=255).cycle().take(0x4_0000).collect();
-    let map = DmaMap { read: true, write: true, offset: 0, address: 0x1000, size: 0x4_0000 };
+    let map =
+        DmaMap { read: true, write: true, offset: 0, address: 0x1000, size: 0x4_0000, by_file: ByFile::Any };
     let access = |region, offset, count| Access { offset, region, count };
     let numbers = [0x1000_u64, 0x2_1000, 0x2_0000].map(u64::to_le_bytes);
     let [from, to, count] = &numbers;

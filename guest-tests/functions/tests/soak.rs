@@ -10,7 +10,7 @@ use std::time::Duration;
 use egm_function::config::Identity;
 use egm_function::device::{Function, Setup};
 use egm_vfio_wire::client::Client;
-use egm_vfio_wire::message::{DmaMap, IrqAction, IrqData, SetIrqs};
+use egm_vfio_wire::message::{ByFile, DmaMap, IrqAction, IrqData, SetIrqs};
 use egm_vfio_wire::serve::serve;
 use egm_vfio_wire::socket::{Connection, Patience};
 use rustix::event::{EventfdFlags, eventfd};
@@ -33,7 +33,14 @@ fn visit(socket: UnixStream, round: u64) {
     let mut client = Client::new(connection(socket)).unwrap();
     let memory = File::from(rustix::fs::memfd_create(c"guest", MemfdFlags::CLOEXEC).unwrap());
     for window in 0..8 {
-        let map = DmaMap { read: true, write: true, offset: 0, address: window << 12, size: 1 << 12 };
+        let map = DmaMap {
+            read: true,
+            write: true,
+            offset: 0,
+            address: window << 12,
+            size: 1 << 12,
+            by_file: ByFile::Any,
+        };
         client.dma_map(map, Some(memory.as_fd())).unwrap();
     }
     let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();

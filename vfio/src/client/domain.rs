@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use egm_address::{Io, Iova, Span};
 use egm_vfio_wire::client::CallError;
-use egm_vfio_wire::message::{DmaMap, DmaUnmap, Limits as WireLimits};
+use egm_vfio_wire::message::{ByFile, DmaMap, DmaUnmap, Limits as WireLimits};
 
 use super::Link;
 use crate::dma::{Access, DmaError, Domain, Limits};
@@ -103,7 +103,7 @@ impl Domain for UserDomain {
             return Err(no_way("the vfio-user server takes no more pieces of memory"));
         }
         let write = access == Access::ReadWrite;
-        let map = DmaMap { read: true, write, offset, address: first.get(), size };
+        let map = DmaMap { read: true, write, offset, address: first.get(), size, by_file: ByFile::Any };
         self.link
             .call(|client| client.dma_map(map, Some(file)))
             .map_err(|error| refused(iova, "lend it to the vfio-user server", error))?;

@@ -47,6 +47,12 @@ impl<'a> Reader<'a> {
         Ok(bytes)
     }
 
+    /// Fails when more is left: a length in the body does not match the body.
+    pub(crate) fn end(&self, rule: &'static str) -> Result<(), Wrong> {
+        let value = u64::try_from(self.rest.len()).unwrap_or(u64::MAX);
+        if value == 0 { Ok(()) } else { Err(Wrong::Value { what: "number of surplus bytes", value, rule }) }
+    }
+
     /// All that is left.
     pub(crate) fn rest(self) -> &'a [u8] {
         self.rest

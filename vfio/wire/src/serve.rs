@@ -1,12 +1,12 @@
 //! A device at the other end of a socket: requests in, calls of a [`Device`] out.
 //!
 //! What every device would otherwise check for itself is checked here: indices, bounds, lengths, who sends how many
-//! descriptors. Accesses beyond a region's end behave as on a bus, where nobody answers: reads give ones, writes go
-//! nowhere. An error reply would be right too, but a client is in use that waits for ever for the data after one.
+//! descriptors. An access that leaves its region is refused, as by libvfio-user.
 
 mod vectors;
 mod windows;
 
+use std::ops::RangeInclusive;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ pub use self::vectors::Vectors;
 pub use self::windows::{Place, Windows};
 use crate::frame::{Header, Kind};
 use crate::message::{
-    Access, Call, Capabilities, DeviceInfo, DmaAccess, DmaMap, DmaUnmap, IrqInfo, Query, RegionInfo, Request,
-    SAID_FDS, SetIrqs, Write,
+    Access, Call, Capabilities, Command, DeviceInfo, DmaAccess, DmaMap, DmaUnmap, IrqInfo, Query, RegionInfo,
+    Request, SAID_FDS, SetIrqs, Write,
 };
 use crate::session::server::{Server as Session, Step};
 use crate::session::{Fault, Ticket};
@@ -25,6 +25,9 @@ use crate::socket::{Broken, Connection, Patience};
 
 /// Most regions and kinds of interrupt of a device.
 const MOST_INDICES: u32 = 256;
+
+/// Room for the reply to a query for eventfds: its head at least, a transfer at most.
+const IO_FDS: RangeInclusive<u32> = 16..=1 << 20;
 
 /// Bytes of a request to read a region, the most frequent one. No shorter one has descriptors.
 const READ_REQUEST: usize = 32;
@@ -179,7 +182,8 @@ impl<'a> Server<'a> {
                 greeted = true;
             }
             let fds = connection.take_fds();
-            match self.session.take(connection.frame(), fds.len())? {
+            let step = self.session.take(connection.frame(), fds.len());
+            match step.inspect_err(|fault| refuse(connection, fault))? {
                 Step::Reply(header, body) => send(connection, header, &body, &[])?,
                 Step::Nothing => {}
                 Step::Answer(outcome) => self.answer(connection.frame().body, outcome.err()),
@@ -262,7 +266,7 @@ impl<'a> Server<'a> {
                 self.device.irq(index).encode(&mut self.out);
             }
             // Writes are not turned into eventfds here: none, which is an answer.
-            Request::RegionIoFds(Query { index, .. }) if index < self.info.regions => {
+            Request::RegionIoFds(Query { room, index }) if self.has(index) && IO_FDS.contains(&room) => {
                 self.out.extend([16, 0, index, 0].into_iter().flat_map(u32::to_le_bytes));
             }
             Request::DmaMap(map) => self.device.dma_map(map, fds.into_iter().next())?,
@@ -297,7 +301,7 @@ impl<'a> Server<'a> {
             return Err(Errno::INVAL);
         }
         let count = self.device.irq(set.index).count;
-        let within = set.start.checked_add(set.count).is_some_and(|end| end <= count);
+        let within = set.start < count && set.start.checked_add(set.count).is_some_and(|end| end <= count);
         if !within {
             return Err(Errno::INVAL);
         }
@@ -305,30 +309,58 @@ impl<'a> Server<'a> {
     }
 
     fn read(&mut self, access: Access) -> Outcome {
-        let inside = self.inside(access)?;
+        self.inside(access)?;
         access.encode(&mut self.out);
         let head = self.out.len();
         let count = usize::try_from(access.count).map_err(|_| Errno::INVAL)?;
         self.out.resize(head.saturating_add(count), 0xff);
-        if let (true, Some(data)) = (inside, self.out.get_mut(head..)) {
+        if let Some(data) = self.out.get_mut(head..).filter(|data| !data.is_empty()) {
             self.device.read(access.region, access.offset, data);
         }
         Ok(())
     }
 
     fn write(&mut self, write: Write<'_>) -> Outcome {
-        if self.inside(write.access)? {
+        self.inside(write.access)?;
+        if !write.data.is_empty() {
             self.device.write(write.access.region, write.access.offset, write.data);
         }
         Ok(())
     }
 
-    /// Whether all of it is in its region. One of which there is no such number is refused.
-    fn inside(&self, access: Access) -> Result<bool, Errno> {
-        let index = usize::try_from(access.region).map_err(|_| Errno::INVAL)?;
-        let size = *self.sizes.get(index).ok_or(Errno::INVAL)?;
+    /// Refuses an access that is not wholly in an existing region.
+    fn inside(&self, access: Access) -> Outcome {
         let end = access.offset.checked_add(access.count.into());
-        Ok(access.count > 0 && end.is_some_and(|end| end <= size))
+        let inside = end.is_some_and(|end| end <= self.size(access.region));
+        if inside && self.has(access.region) { Ok(()) } else { Err(Errno::INVAL) }
+    }
+
+    fn has(&self, region: u32) -> bool {
+        self.size(region) > 0
+    }
+
+    /// Bytes of a region, 0 where there is none of that number.
+    fn size(&self, region: u32) -> u64 {
+        usize::try_from(region).ok().and_then(|index| self.sizes.get(index)).copied().unwrap_or(0)
+    }
+}
+
+/// Answers a handshake that fails, as libvfio-user does, before the connection ends.
+fn refuse(connection: &Connection, fault: &Fault) {
+    let header = connection.frame().header;
+    // A version is answered in any case: without a reply there is no agreement.
+    let wants_reply = match header.kind {
+        Kind::Command { no_reply } => !no_reply || header.command == Command::Version.number(),
+        Kind::Reply { .. } => false,
+    };
+    let handshake = matches!(
+        fault,
+        Fault::Handshake(_) | Fault::NotGreeted { .. } | Fault::Version { .. } | Fault::Descriptors { .. }
+    );
+    if wants_reply && handshake {
+        let error = Some(Errno::INVAL.raw_os_error().unsigned_abs());
+        // The end of the connection follows, and is an answer too.
+        let _ = send(connection, Header { kind: Kind::Reply { error }, ..header }, &[], &[]);
     }
 }
 

@@ -60,11 +60,18 @@ impl<'a> Write<'a> {
     /// Out of a body.
     ///
     /// # Errors
-    /// [`Wrong`] when there is less data than it says.
+    /// [`Wrong`] when there is less or more data than it says.
     pub fn decode(body: &'a [u8]) -> Result<Self, Wrong> {
+        let (write, rest) = Self::split(body)?;
+        rest.end("a write has as many bytes as it counts")?;
+        Ok(write)
+    }
+
+    fn split(body: &'a [u8]) -> Result<(Self, Reader<'a>), Wrong> {
         let (access, rest) = Access::split(body)?;
-        let data = Reader::new("data of a region write", rest).bytes(access.count.into())?;
-        Ok(Self { access, data })
+        let mut rest = Reader::new("data of a region write", rest);
+        let data = rest.bytes(access.count.into())?;
+        Ok((Self { access, data }, rest))
     }
 }
 
@@ -97,7 +104,7 @@ impl<'a> Writes<'a> {
 
     /// One after the other.
     pub fn iter(&self) -> impl Iterator<Item = Write<'a>> {
-        self.0.chunks(Self::SIZE).filter_map(|one| Write::decode(one).ok())
+        self.0.chunks(Self::SIZE).filter_map(|one| Write::split(one).ok().map(|(write, _)| write))
     }
 
     /// How many.

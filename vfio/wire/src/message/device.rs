@@ -44,6 +44,13 @@ impl DeviceInfo {
         put_u32(out, [Self::SIZE, flags, self.regions, self.irqs]);
     }
 
+    /// Room for the reply, out of a request.
+    pub(super) fn decode_request(body: &[u8]) -> Result<u32, Wrong> {
+        let mut reader = Reader::new("device info request", body);
+        let [room, ..] = [reader.u32()?, reader.u32()?, reader.u32()?, reader.u32()?];
+        Ok(room)
+    }
+
     pub(super) fn encode_request(room: u32, out: &mut Vec<u8>) {
         put_u32(out, [room, 0, 0, 0]);
     }

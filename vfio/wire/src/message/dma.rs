@@ -1,14 +1,20 @@
 //! Which memory of the client a server may reach.
 
+use std::ops::RangeInclusive;
+
 use super::Wrong;
 use crate::bytes::{Reader, put_u32, put_u64};
 
 const READ: u32 = 1 << 0;
 const WRITE: u32 = 1 << 1;
-const DIRTY_BITMAP: u32 = 1 << 0;
+/// Access by mmap(2) or by pread(2) and pwrite(2), as libvfio-user's clients can demand. Both need a file.
+const MMAP: u32 = 1 << 2;
+const FILE_IO: u32 = 1 << 3;
 const ALL: u32 = 1 << 1;
 const MAP_SIZE: u32 = 32;
 const UNMAP_SIZE: u32 = 24;
+/// Largest `argsz` of an unmap: the largest transfer.
+const MOST_UNMAP: u32 = 1 << 20;
 
 /// A window of DMA addresses and where its memory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,25 +29,52 @@ pub struct DmaMap {
     pub address: u64,
     /// Bytes: at least one, and its end fits in 64 bits.
     pub size: u64,
+    /// Whether the client demands access by the file, which has to come then.
+    pub by_file: ByFile,
+}
+
+/// How a client wants its memory to be reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ByFile {
+    /// By the file if one comes, by messages otherwise.
+    #[default]
+    Any,
+    /// By a mapping of the file.
+    Mmap,
+    /// By pread(2) and pwrite(2).
+    Io,
 }
 
 impl DmaMap {
     /// Out of a request.
     ///
     /// # Errors
-    /// [`Wrong`] when it is too short, empty, or ends beyond 2^64 as an address or in the file.
+    /// [`Wrong`] when it or its `argsz` is too short, it has unknown flags, is empty, or ends beyond 2^64 as an address or
+    /// in the file.
     pub fn decode(body: &[u8]) -> Result<Self, Wrong> {
         let mut reader = Reader::new("DMA map", body);
-        let [_argsz, flags] = [reader.u32()?, reader.u32()?];
+        let (argsz, flags) = (reader.u32()?, reader.u32()?);
         let [offset, address, size] = [reader.u64()?, reader.u64()?, reader.u64()?];
         bounded("address of a DMA map", address, size)?;
         bounded("file offset of a DMA map", offset, size)?;
-        Ok(Self { read: flags & READ != 0, write: flags & WRITE != 0, offset, address, size })
+        covers(argsz, MAP_SIZE..=u32::MAX)?;
+        let by_file = match flags & !(READ | WRITE) {
+            0 => ByFile::Any,
+            MMAP => ByFile::Mmap,
+            FILE_IO => ByFile::Io,
+            _ => return Err(unknown("flags of a DMA map", flags)),
+        };
+        Ok(Self { read: flags & READ != 0, write: flags & WRITE != 0, offset, address, size, by_file })
     }
 
     /// As a request.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        let flags = if self.read { READ } else { 0 } | if self.write { WRITE } else { 0 };
+        let by_file = match self.by_file {
+            ByFile::Any => 0,
+            ByFile::Mmap => MMAP,
+            ByFile::Io => FILE_IO,
+        };
+        let flags = if self.read { READ } else { 0 } | if self.write { WRITE } else { 0 } | by_file;
         put_u32(out, [MAP_SIZE, flags]);
         put_u64(out, [self.offset, self.address, self.size]);
     }
@@ -65,20 +98,21 @@ impl DmaUnmap {
     /// Out of a request or a reply.
     ///
     /// # Errors
-    /// [`Wrong`] when it is too short, empty, ends beyond 2^64 or asks for a bitmap of dirty pages.
+    /// [`Wrong`] when it is too short, its `argsz` does not fit, it has flags other than the one for all windows, or a range
+    /// that is empty, ends beyond 2^64 or comes with that flag.
     pub fn decode(body: &[u8]) -> Result<Self, Wrong> {
         let mut reader = Reader::new("DMA unmap", body);
-        let [_argsz, flags] = [reader.u32()?, reader.u32()?];
+        let (argsz, flags) = (reader.u32()?, reader.u32()?);
         let [address, size] = [reader.u64()?, reader.u64()?];
-        if flags & DIRTY_BITMAP != 0 {
-            let rule = "dirty pages are not kept here";
-            return Err(Wrong::Value { what: "flags of a DMA unmap", value: flags.into(), rule });
+        covers(argsz, UNMAP_SIZE..=MOST_UNMAP)?;
+        match (flags, address | size) {
+            (ALL, 0) => Ok(Self::All),
+            (0, _) => {
+                bounded("address of a DMA unmap", address, size)?;
+                Ok(Self::Window { address, size })
+            }
+            _ => Err(unknown("flags of a DMA unmap", flags)),
         }
-        if flags & ALL != 0 {
-            return Ok(Self::All);
-        }
-        bounded("address of a DMA unmap", address, size)?;
-        Ok(Self::Window { address, size })
     }
 
     /// As a request or a reply.
@@ -89,6 +123,20 @@ impl DmaUnmap {
         };
         put_u32(out, [UNMAP_SIZE, flags]);
         put_u64(out, [address, size]);
+    }
+}
+
+fn covers(argsz: u32, lengths: RangeInclusive<u32>) -> Result<(), Wrong> {
+    let rule = "it has to cover the structure and stay within a transfer";
+    let wrong = Wrong::Value { what: "argsz", value: argsz.into(), rule };
+    if lengths.contains(&argsz) { Ok(()) } else { Err(wrong) }
+}
+
+fn unknown(what: &'static str, flags: u32) -> Wrong {
+    Wrong::Value {
+        what,
+        value: flags.into(),
+        rule: "an unknown flag, or flags and fields that exclude each other",
     }
 }
 

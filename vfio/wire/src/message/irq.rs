@@ -104,12 +104,16 @@ impl<'a> SetIrqs<'a> {
     /// Out of a request.
     ///
     /// # Errors
-    /// [`Wrong`] when it is too short, has more than one kind of data or action or none, reaches beyond
+    /// [`Wrong`] when it or its `argsz` is too short, it has a byte too many, has more than one kind of data or action or none, reaches beyond
     /// [`MOST_VECTORS`], or is empty without switching a whole kind off.
     pub fn decode(body: &'a [u8]) -> Result<Self, Wrong> {
         let mut reader = Reader::new("set of interrupts", body);
-        let [_argsz, flags] = [reader.u32()?, reader.u32()?];
+        let (argsz, flags) = (reader.u32()?, reader.u32()?);
         let [index, start, count] = [reader.u32()?, reader.u32()?, reader.u32()?];
+        if argsz < Self::SIZE {
+            let rule = "it has to cover the structure (0x14)";
+            return Err(Wrong::Value { what: "argsz", value: argsz.into(), rule });
+        }
         let end = start.checked_add(count).filter(|end| *end <= MOST_VECTORS);
         if end.is_none() {
             let rule = "start and count have to stay within 0x800 vectors";
@@ -124,7 +128,11 @@ impl<'a> SetIrqs<'a> {
         };
         let data = match flags & 7 {
             1 => IrqData::None,
-            2 => IrqData::Bool(reader.bytes(count.into())?),
+            2 => {
+                let bytes = reader.bytes(count.into())?;
+                reader.end("there is one byte for each interrupt")?;
+                IrqData::Bool(bytes)
+            }
             4 => IrqData::Eventfd,
             _ => return Err(wrong("exactly one kind of data (0x1, 0x2, 0x4)")),
         };

@@ -14,14 +14,12 @@ mod version;
 
 pub use access::{Access, Call, DmaAccess, Write, Writes};
 pub use device::DeviceInfo;
-pub use dma::{DmaMap, DmaUnmap};
+pub use dma::{ByFile, DmaMap, DmaUnmap};
 pub use feature::{Feature, Migration};
 pub use irq::{IrqAction, IrqData, IrqInfo, MOST_VECTORS, SetIrqs};
 pub use region::{Area, MOST_AREAS, Query, RegionInfo, RegionReply};
 pub(crate) use version::SAID_FDS;
 pub use version::{Capabilities, Limits, MOST_VERSION_DATA, MigrationPages, TwinSocket, Version};
-
-use crate::bytes::Reader;
 
 /// How a body can fail to be what its command calls for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -185,9 +183,9 @@ impl<'a> Request<'a> {
             Command::Version => Self::Version(Version::decode(body)?),
             Command::DmaMap => Self::DmaMap(DmaMap::decode(body)?),
             Command::DmaUnmap => Self::DmaUnmap(DmaUnmap::decode(body)?),
-            Command::DeviceInfo => Self::DeviceInfo(Reader::new("device info request", body).u32()?),
-            Command::RegionInfo => Self::RegionInfo(Query::decode(body)?),
-            Command::RegionIoFds => Self::RegionIoFds(Query::decode(body)?),
+            Command::DeviceInfo => Self::DeviceInfo(DeviceInfo::decode_request(body)?),
+            Command::RegionInfo => Self::RegionInfo(Query::decode_region(body)?),
+            Command::RegionIoFds => Self::RegionIoFds(Query::decode_io_fds(body)?),
             Command::IrqInfo => Self::IrqInfo(Query::decode(body)?),
             Command::SetIrqs => Self::SetIrqs(SetIrqs::decode(body)?),
             Command::RegionRead => Self::RegionRead(Access::decode(body)?),
@@ -259,6 +257,7 @@ impl<'a> Request<'a> {
     #[must_use]
     pub fn takes(&self, fds: usize) -> bool {
         match self {
+            Self::DmaMap(map) if map.by_file != ByFile::Any => fds == 1,
             Self::DmaMap(_) => fds <= 1,
             Self::SetIrqs(set) if set.data == IrqData::Eventfd => {
                 fds == 0 || u32::try_from(fds) == Ok(set.count)

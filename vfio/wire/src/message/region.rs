@@ -30,14 +30,35 @@ pub struct Query {
 }
 
 impl Query {
-    /// Out of a request.
+    /// About a kind of interrupt, out of a request.
     ///
     /// # Errors
     /// [`Wrong`] when it is too short.
     pub fn decode(body: &[u8]) -> Result<Self, Wrong> {
         let mut reader = Reader::new("query", body);
-        let [room, _flags, index] = [reader.u32()?, reader.u32()?, reader.u32()?];
+        let [room, _flags, index, _count] = [reader.u32()?, reader.u32()?, reader.u32()?, reader.u32()?];
         Ok(Self { room, index })
+    }
+
+    /// About a region, out of a request.
+    ///
+    /// # Errors
+    /// [`Wrong`] when it is too short.
+    pub fn decode_region(body: &[u8]) -> Result<Self, Wrong> {
+        Reader::new("query for a region", body).bytes(RegionInfo::SIZE.into())?;
+        Self::decode(body)
+    }
+
+    /// About the eventfds of a region, out of a request.
+    ///
+    /// # Errors
+    /// [`Wrong`] when it is too short, has flags, or a count.
+    pub fn decode_io_fds(body: &[u8]) -> Result<Self, Wrong> {
+        let mut reader = Reader::new("query for eventfds", body);
+        let [room, flags, index, count] = [reader.u32()?, reader.u32()?, reader.u32()?, reader.u32()?];
+        let rule = "a query has neither flags nor a count";
+        let wrong = Wrong::Value { what: "flags of a query for eventfds", value: flags.into(), rule };
+        if flags | count == 0 { Ok(Self { room, index }) } else { Err(wrong) }
     }
 
     pub(super) fn encode(&self, out: &mut Vec<u8>) {

@@ -18,6 +18,8 @@ pub const MOST_VERSION_DATA: u32 = 4096;
 const MOST_DATA: u32 = 16 << 20;
 /// Least that is of use: a register's 8.
 const LEAST_DATA: u64 = 8;
+/// Smallest page, in bytes.
+const LEAST_PAGE: u64 = 0x1000;
 /// Most descriptors in one message that the kernel carries.
 const MOST_FDS: u64 = 253;
 
@@ -166,11 +168,21 @@ impl Capabilities {
     /// What may be sent to a peer that said this.
     ///
     /// # Errors
-    /// [`Wrong`] when so little data fits a message that not even a register does.
+    /// [`Wrong`] when so little data fits a message that not even a register does, or for a page size that no machine has.
     pub fn limits(&self) -> Result<Limits, Wrong> {
         let data = self.max_data_xfer_size.unwrap_or(1 << 20);
         if data < LEAST_DATA {
             return Err(Wrong::Value { what: "max_data_xfer_size", value: data, rule: "8 at least" });
+        }
+        let page = |size: u64| size >= LEAST_PAGE && size.is_power_of_two();
+        let migration = self.migration.as_ref().and_then(|pages| pages.pgsize);
+        if let Some(value) = migration.filter(|size| !page(*size)) {
+            let rule = "a power of two of 0x1000 or more";
+            return Err(Wrong::Value { what: "page size of migration", value, rule });
+        }
+        if let Some(value) = self.pgsizes.filter(|sizes| *sizes < LEAST_PAGE) {
+            let rule = "it names a page of 0x1000 bytes or more";
+            return Err(Wrong::Value { what: "pgsizes", value, rule });
         }
         Ok(Limits {
             fds: usize::try_from(self.max_msg_fds.unwrap_or(1).min(MOST_FDS)).unwrap_or(1),

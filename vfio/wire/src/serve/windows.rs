@@ -53,11 +53,11 @@ impl Windows {
         Ok(())
     }
 
-    /// Lets the windows of a range go, or all. A range without any is no error, as with the kernel's type1v2
-    /// (`VFIO_IOMMU_UNMAP_DMA`): QEMU unmaps address spaces in ranges that are powers of two.
+    /// Lets the windows of a range go, or all. A range may cover several: QEMU unmaps address spaces in ranges that are
+    /// powers of two.
     ///
     /// # Errors
-    /// `EINVAL` when the range would split a window: nothing is unmapped then.
+    /// `ENOENT` for a range without a window, `EINVAL` when it would split one: nothing is unmapped then.
     pub fn unmap(&mut self, unmap: DmaUnmap) -> Result<(), Errno> {
         let DmaUnmap::Window { address, size } = unmap else {
             *self = Self::default();
@@ -75,10 +75,11 @@ impl Windows {
         {
             return Err(Errno::INVAL);
         }
-        inside.iter().for_each(|at| drop(self.by_address.remove(at)));
-        if !inside.is_empty() {
-            self.files.retain(|_, file| Arc::strong_count(file) > 1);
+        if inside.is_empty() {
+            return Err(Errno::NOENT);
         }
+        inside.iter().for_each(|at| drop(self.by_address.remove(at)));
+        self.files.retain(|_, file| Arc::strong_count(file) > 1);
         Ok(())
     }
 
@@ -130,9 +131,10 @@ mod tests {
     use rustix::fs::{MemfdFlags, memfd_create};
 
     use super::*;
+    use crate::message::ByFile;
 
     fn map(address: u64, size: u64) -> DmaMap {
-        DmaMap { read: true, write: false, offset: 0x100, address, size }
+        DmaMap { read: true, write: false, offset: 0x100, address, size, by_file: ByFile::Any }
     }
 
     #[test]
@@ -148,7 +150,7 @@ mod tests {
         for (address, size) in [(0x1000, 0xfff), (0x1001, 0x1000), (0, 0x1001), (0x1800, 1), (0x1000, 0)] {
             assert_eq!(unmap(address, size), (Err(Errno::INVAL), 3), "{address:x} {size:x}");
         }
-        assert_eq!(unmap(0x3000, 0x1000), (Ok(()), 3), "no window is there");
+        assert_eq!(unmap(0x3000, 0x1000), (Err(Errno::NOENT), 3), "no window is there");
         assert_eq!(unmap(0x1000, 0x1000), (Ok(()), 2));
         assert_eq!(unmap(0, 0x10000), (Ok(()), 1), "a range takes all that it covers");
         windows.unmap(DmaUnmap::All).unwrap();

@@ -61,8 +61,8 @@ pub enum Fault {
         /// Its command.
         command: u16,
     },
-    /// Descriptors with a reply that has none.
-    #[error("{fds} file descriptors came with the reply to command {command:#x}")]
+    /// Descriptors with a handshake or a reply that has none.
+    #[error("{fds} file descriptors came with command {command:#x}, which has none")]
     Descriptors {
         /// The command.
         command: u16,

@@ -106,6 +106,7 @@ impl Server {
             State::Closed => Err(Fault::Closed),
             State::Greeting if command != Command::Version.number() => Err(Fault::NotGreeted { command }),
             State::Greeting => match request.map_err(Fault::Handshake)? {
+                Request::Version(_) if fds > 0 => Err(Fault::Descriptors { command, fds }),
                 Request::Version(version) => self.greet(frame.header, &version),
                 _ => Err(Fault::NotGreeted { command }),
             },

@@ -4,7 +4,7 @@ use super::client::{Client, Heard, Unsendable};
 use super::server::{Server, Step};
 use super::*;
 use crate::frame::{Frame, split};
-use crate::message::{Access, Call, Command, DmaAccess, DmaMap, Query, Request};
+use crate::message::{Access, ByFile, Call, Command, DmaAccess, DmaMap, Query, Request};
 
 fn ours() -> Capabilities {
     Capabilities { max_msg_fds: Some(8), max_data_xfer_size: Some(4096), ..Capabilities::default() }
@@ -108,7 +108,14 @@ fn a_request_that_makes_no_sense_is_refused_and_the_next_is_served() {
         Ok(Step::Nothing) => true,
         _ => false,
     };
-    let map = body(&Request::DmaMap(DmaMap { read: true, write: true, offset: 0, address: 0, size: 4096 }));
+    let map = body(&Request::DmaMap(DmaMap {
+        read: true,
+        write: true,
+        offset: 0,
+        address: 0,
+        size: 4096,
+        by_file: ByFile::Any,
+    }));
     assert!(refused(Header { command: 99, ..command(Command::Reset, false) }, &[], 0));
     assert!(refused(command(Command::DmaMap, false), &map[..31], 0));
     assert!(refused(command(Command::DmaMap, true), &map, 2), "two descriptors");

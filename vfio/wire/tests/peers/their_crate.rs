@@ -10,7 +10,9 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
 use egm_vfio_wire::client::{CallError, Client};
-use egm_vfio_wire::message::{Area, DeviceInfo, DmaMap, DmaUnmap, IrqAction, IrqData, IrqInfo, SetIrqs};
+use egm_vfio_wire::message::{
+    Area, ByFile, DeviceInfo, DmaMap, DmaUnmap, IrqAction, IrqData, IrqInfo, SetIrqs,
+};
 use egm_vfio_wire::serve::serve;
 use egm_vfio_wire::socket::{Connection, Patience};
 use rustix::event::{EventfdFlags, eventfd};
@@ -54,10 +56,7 @@ fn their_client_drives_our_device() {
     assert_eq!(&data, b"mapped");
 
     client.region_write(0, 4, &[1, 2, 3, 4]).unwrap();
-    // Beyond the end: an error reply would leave this client waiting for data for ever.
     let mut word = [0; 4];
-    client.region_read(0, 0x2000, &mut word).unwrap();
-    assert_eq!(word, [0xff; 4]);
     client.region_read(0, 4, &mut word).unwrap();
     assert_eq!(word, [1, 2, 3, 4]);
 
@@ -164,7 +163,8 @@ fn our_client_drives_their_device() {
     assert!(matches!(client.read(2, 0xbad, &mut data), Err(CallError::Refused { .. })));
     assert!(matches!(client.irq_info(5), Err(CallError::Refused { .. })));
 
-    let map = DmaMap { read: true, write: true, offset: 0, address: 0x1000, size: 0x1000 };
+    let map =
+        DmaMap { read: true, write: true, offset: 0, address: 0x1000, size: 0x1000, by_file: ByFile::Any };
     client.dma_map(map, Some(memory.as_fd())).unwrap();
     client.dma_map(DmaMap { address: 0x4000, ..map }, None).unwrap();
     client.dma_unmap(DmaUnmap::Window { address: 0x1000, size: 0x1000 }).unwrap();
