@@ -7,6 +7,7 @@
 #![expect(unsafe_code, reason = "mmap, mbind and madvise have no safe interface")]
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
@@ -55,7 +56,7 @@ impl Mapping {
     /// the host's and the guest's second-stage page tables.
     ///
     /// The bytes may start and end inside pages of the backing: the kernel maps whole pages, so the neighbours in the first and
-    /// the last page are mapped too, outside of what the mapping gives access to.
+    /// the last page are mapped too, outside of what the mapping gives access to. A core file leaves all of them out.
     ///
     /// # Errors
     /// [`MappingError`] when the range does not lie in the backing or the kernel refuses.
@@ -95,11 +96,15 @@ impl Mapping {
         };
         let file = backing.file().as_fd();
         let at = backing.offset().saturating_add(offset.saturating_sub(offset % backing.page_size()));
-        let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
+        // Without NORESERVE: of a hugetlb pool the kernel reserves the pages now, for as long as the file lives, or refuses.
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
         // SAFETY: `whole .. whole + place.whole` lies inside the range reserved above, which is `place.align` longer, so
         // MAP_FIXED replaces only our own reservation.
         unsafe { mm::mmap(whole.cast(), place.whole, ProtFlags::READ | ProtFlags::WRITE, flags, file, at) }
             .map_err(|e| error("map")(e.into()))?;
+        // SAFETY: the range was just mapped, and this advice never changes contents.
+        unsafe { mm::madvise(whole.cast(), place.whole, Advice::LinuxDontDump) }
+            .map_err(|e| error("keep from core files")(e.into()))?;
         Ok(mapping)
     }
 
@@ -116,6 +121,12 @@ impl Mapping {
     /// Bytes.
     pub fn size(&self) -> usize {
         self.size
+    }
+
+    /// Addresses of the whole pages that are mapped, which nothing else uses.
+    pub(crate) fn pages(&self) -> Range<usize> {
+        let (start, size) = (self.pages.0.addr().get(), self.pages.1);
+        start..start.saturating_add(size)
     }
 
     /// Bytes in a page, as the backing guarantees; pages may turn out larger.
@@ -316,7 +327,9 @@ fn congruence(size: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backing::Anonymous;
+    use crate::backing::tests::{region, slice};
+    use crate::backing::{self, Anonymous};
+    use crate::region::RegionKind;
 
     #[test]
     fn the_address_is_congruent_to_the_guest_address() {
@@ -349,6 +362,23 @@ mod tests {
         assert_eq!(gib, Place { align: 1 << 30, phase: 0, front: 0xc_0000, whole: 2 << 30 });
         assert_eq!(Place::new(0, 0, 1, 0), None);
         assert_eq!(Place::new(HUGE, 0x1000, u64::MAX - 1, 0), None);
+    }
+
+    #[test]
+    fn the_address_is_congruent_modulo_the_page_of_the_backing() {
+        let (file, size) = (tempfile::tempfile().unwrap(), 64 << 20);
+        file.set_len(size).unwrap();
+        for page in [0x1_0000u64, 4 << 20, 32 << 20] {
+            let region = region(RegionKind::Memfd, size, page);
+            let memory = backing::adopt(&region, &slice(0, size), file.try_clone().unwrap()).unwrap();
+            // Kept, so that the kernel chooses another address each time.
+            let mappings: Vec<_> =
+                (0..8).map(|_| Mapping::new(memory.as_ref(), 0, page, 3 * page).unwrap()).collect();
+            for mapping in &mappings {
+                let address = u64::try_from(mapping.as_ptr().addr()).unwrap();
+                assert_eq!(address % page, 0, "{page:#x}");
+            }
+        }
     }
 
     #[test]

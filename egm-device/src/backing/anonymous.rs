@@ -81,8 +81,7 @@ pub enum AnonymousError {
         /// Bytes of the slice.
         size: u64,
     },
-    /// The hugetlb pool has too few free pages. Checked here because mapping succeeds and the guest's first touch
-    /// would be a SIGBUS.
+    /// The hugetlb pool has too few free pages.
     #[error(
         "memory \"{id}\" needs {needed} hugetlb pages of {page:#x} bytes, the pool has {free} free: {missing} too few"
     )]
@@ -129,10 +128,16 @@ impl Anonymous {
         huge: Option<HugePage>,
         node: Option<u32>,
     ) -> Result<Self, AnonymousError> {
-        let page_size = huge.map_or_else(base_page, HugePage::bytes);
         if let Some(huge) = huge {
             check_pool(id, size, huge, node)?;
         }
+        let memory = Self::file(id, size, huge)?;
+        memory.settle(id, huge, node)?;
+        Ok(memory)
+    }
+
+    fn file(id: &str, size: u64, huge: Option<HugePage>) -> Result<Self, AnonymousError> {
+        let page_size = huge.map_or_else(base_page, HugePage::bytes);
         let create =
             |source: io::Error| AnonymousError::Create { id: id.to_owned(), size, page: page_size, source };
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -142,9 +147,26 @@ impl Anonymous {
         file.set_len(size).map_err(create)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(|error| create(error.into()))?;
-        let memory = Self { file, size, page_size };
-        node.map_or(Ok(()), |node| memory.bind(id, node))?;
-        Ok(memory)
+        Ok(Self { file, size, page_size })
+    }
+
+    /// Reserves the file's hugetlb pages, and binds all pages to `node`: both stay when the mapping that does it is gone.
+    /// The kernel's reservation is the truth about the pool; a node's own pages are not reserved, so [`check_pool`] counts
+    /// them.
+    fn settle(&self, id: &str, huge: Option<HugePage>, node: Option<u32>) -> Result<(), AnonymousError> {
+        if huge.is_none() && node.is_none() {
+            return Ok(());
+        }
+        let (size, page) = (self.size, self.page_size);
+        let mapping = Mapping::new(self, 0, size, 0).map_err(|error| match huge {
+            Some(huge) if error.source.raw_os_error() == Some(libc::ENOMEM) => {
+                short_pool(id, size, huge, node)
+            }
+            _ => AnonymousError::Create { id: id.to_owned(), size, page, source: error.source },
+        })?;
+        let Some(node) = node else { return Ok(()) };
+        let bound = mapping.bind(&[node].into_iter().collect());
+        bound.map_err(|source| AnonymousError::Node { id: id.to_owned(), node, source })
     }
 
     /// `file`, made elsewhere, as memory of `size` bytes in pages of `page_size`.
@@ -154,12 +176,6 @@ impl Anonymous {
             return Ok(Self { file, size, page_size });
         }
         Err(AnonymousError::Size { id: id.to_owned(), found, size })
-    }
-
-    fn bind(&self, id: &str, node: u32) -> Result<(), AnonymousError> {
-        let error = |source| AnonymousError::Node { id: id.to_owned(), node, source };
-        let mapping = Mapping::new(self, 0, self.size, 0).map_err(error)?;
-        mapping.bind(&[node].into_iter().collect()).map_err(error)
     }
 }
 
@@ -186,8 +202,21 @@ pub(crate) fn base_page() -> u64 {
     u64::try_from(rustix::param::page_size()).unwrap_or(4096)
 }
 
-/// A node's own pool knows neither reservations nor pages beyond it.
+/// Whether the pool has the pages now. A node's own pool knows neither reservations nor pages beyond it.
 fn check_pool(id: &str, size: u64, huge: HugePage, node: Option<u32>) -> Result<(), AnonymousError> {
+    let (needed, free) = (size.div_ceil(huge.bytes()), free_pages(huge, node));
+    if needed <= free { Ok(()) } else { Err(short_pool(id, size, huge, node)) }
+}
+
+fn short_pool(id: &str, size: u64, huge: HugePage, node: Option<u32>) -> AnonymousError {
+    let (needed, free) = (size.div_ceil(huge.bytes()), free_pages(huge, node));
+    // Pages may have come back since they were short.
+    let missing = needed.saturating_sub(free).max(1);
+    AnonymousError::Pool { id: id.to_owned(), needed, free, missing, page: huge.bytes() }
+}
+
+/// Pages of the pool that are free and not reserved.
+fn free_pages(huge: HugePage, node: Option<u32>) -> u64 {
     let name = format!("hugepages-{}kB", huge.bytes() >> 10);
     let folder = node.map_or_else(
         || format!("/sys/kernel/mm/hugepages/{name}"),
@@ -197,18 +226,13 @@ fn check_pool(id: &str, size: u64, huge: HugePage, node: Option<u32>) -> Result<
         fs::read_to_string(format!("{folder}/{name}")).ok().and_then(|t| t.trim().parse().ok()).unwrap_or(0)
     };
     let surplus = number("nr_overcommit_hugepages").saturating_sub(number("surplus_hugepages"));
-    let free = number("free_hugepages").saturating_sub(number("resv_hugepages")).saturating_add(surplus);
-    let needed = size.div_ceil(huge.bytes());
-    match needed.checked_sub(free) {
-        None | Some(0) => Ok(()),
-        Some(missing) => {
-            Err(AnonymousError::Pool { id: id.to_owned(), needed, free, missing, page: huge.bytes() })
-        }
-    }
+    number("free_hugepages").saturating_sub(number("resv_hugepages")).saturating_add(surplus)
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
+
     use super::*;
 
     #[test]
@@ -234,6 +258,73 @@ mod tests {
                 assert_eq!(missing, needed - free);
             }
             other => panic!("{other:?}"),
+        }
+    }
+
+    /// Pages that another process takes after the start are those that nobody counts on.
+    #[test]
+    fn pages_of_a_pool_are_reserved_before_any_is_touched() {
+        let Some(_pool) = TestPool::of(4) else { return };
+        let memory = Anonymous::new("test", 3 * PAGE, Some(HugePage::Size2M)).unwrap();
+        let mapping = Mapping::new(&memory, 0, 3 * PAGE, 0).unwrap();
+        let other = memfd_create(c"other", MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB).unwrap();
+        let take = |pages| fallocate(&other, FallocateFlags::empty(), 0, pages * PAGE);
+        assert!(take(1).is_ok(), "one page is free");
+        assert!(take(2).is_err(), "a reserved page was given away");
+        mapping.populate(0, mapping.size()).unwrap();
+        match Anonymous::new("second", PAGE, Some(HugePage::Size2M)) {
+            Err(AnonymousError::Pool { needed: 1, free: 0, missing: 1, .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The pool's figures are read before the kernel reserves: whoever comes between takes the pages.
+    #[test]
+    fn a_pool_that_shrinks_before_the_reservation_is_short_all_the_same() {
+        let Some(_pool) = TestPool::of(1) else { return };
+        let memory = Anonymous::file("test", 2 * PAGE, Some(HugePage::Size2M)).unwrap();
+        match memory.settle("test", Some(HugePage::Size2M), None) {
+            Err(AnonymousError::Pool { needed: 2, free: 1, missing: 1, .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+
+    const PAGE: u64 = 2 << 20;
+
+    /// The host's pool of 2 MiB pages with free pages for one test; as it was before on drop. The lock is on the pool's
+    /// own file, so that tests of other processes wait.
+    struct TestPool {
+        file: File,
+        before: String,
+    }
+
+    impl TestPool {
+        fn of(pages: u64) -> Option<Self> {
+            const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+            let skipped = |why: &str| println!("skipped: {POOL}: {why}");
+            let Ok(file) = File::options().read(true).write(true).open(POOL) else {
+                skipped("cannot open it for writing");
+                return None;
+            };
+            flock(&file, FlockOperation::LockExclusive).unwrap();
+            let before = fs::read_to_string(POOL).unwrap();
+            let pool = Self { file, before };
+            if pool.before.trim() != "0" {
+                skipped("other programs use the pool");
+                return None;
+            }
+            rustix::io::pwrite(&pool.file, pages.to_string().as_bytes(), 0).unwrap();
+            if fs::read_to_string(POOL).unwrap().trim() != pages.to_string() {
+                skipped("the host has no free 2 MiB pages");
+                return None;
+            }
+            Some(pool)
+        }
+    }
+
+    impl Drop for TestPool {
+        fn drop(&mut self) {
+            let _ = rustix::io::pwrite(&self.file, self.before.trim().as_bytes(), 0);
         }
     }
 }

@@ -123,14 +123,17 @@ pub(super) fn in_guest<T>(work: impl FnOnce() -> T) -> (T, Option<Fault>) {
 }
 
 /// Runs `work`, which touches `mapping` only, with pages of `page` bytes. Without a fault: `None`. With one: the offset of
-/// the first bad byte and how many are bad; from there on `mapping` is other memory, so its owner must throw it away.
+/// the first bad byte and how many are bad, both inside `mapping`, which is other memory from there on: its owner must
+/// drop it.
 pub(super) fn guarded(mapping: &Mapping, page: usize, work: impl FnOnce()) -> Option<(usize, usize)> {
     let start = mapping.as_ptr().addr();
+    let (end, pages) = (start.saturating_add(mapping.size()), mapping.pages());
+    let page = page.max(rustix::param::page_size());
     THREAD.with(|thread| {
         thread.bad.store(0, Ordering::Relaxed);
         thread.page.store(page, Ordering::Relaxed);
-        thread.guarded.1.store(start.saturating_add(mapping.size()), Ordering::Relaxed);
-        thread.guarded.0.store(start, Ordering::Relaxed);
+        thread.guarded.1.store(pages.end, Ordering::Relaxed);
+        thread.guarded.0.store(pages.start, Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
         work();
         compiler_fence(Ordering::SeqCst);
@@ -138,8 +141,16 @@ pub(super) fn guarded(mapping: &Mapping, page: usize, work: impl FnOnce()) -> Op
         let bad = thread.bad.load(Ordering::Relaxed);
         let shift = u32::try_from(thread.shift.load(Ordering::Relaxed)).unwrap_or(0);
         let size = if shift == 0 { page } else { 1usize.checked_shl(shift).unwrap_or(page) };
-        bad.checked_sub(start).map(|offset| (offset & !size.wrapping_sub(1), size))
+        let first = page_of(bad, size, start);
+        let after = (bad & !size.wrapping_sub(1)).saturating_add(size).min(end);
+        (bad != 0).then(|| (first.wrapping_sub(start), after.wrapping_sub(first)))
     })
+}
+
+/// First byte of the page of `size` bytes around `address`, but none before `start`: the page may reach further down than
+/// the mapping, where other memory lies.
+fn page_of(address: usize, size: usize, start: usize) -> usize {
+    (address & !size.wrapping_sub(1)).max(start)
 }
 
 extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
@@ -150,7 +161,7 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
         let guarded = range.0 <= info.address && info.address < range.1;
         match verdict(info.code, guarded, thread.in_guest.load(Ordering::Relaxed)) {
             Verdict::Tell { consumed } => tell(thread, &info, consumed),
-            Verdict::Replace if replace(thread, &info, range.1) => {}
+            Verdict::Replace if replace(thread, &info, range) => {}
             Verdict::Replace | Verdict::Die => die(),
         }
     });
@@ -167,10 +178,10 @@ fn tell(thread: &Thread, info: &Info, consumed: bool) {
     }
 }
 
-/// Puts fresh memory in place of the bad page and all that follows of the mapping, and notes the address.
-fn replace(thread: &Thread, info: &Info, end: usize) -> bool {
+/// Replaces the bad page and all that follows of the guarded range by fresh memory, and notes the address.
+fn replace(thread: &Thread, info: &Info, guarded: (usize, usize)) -> bool {
     let consumed = info.code == libc::BUS_MCEERR_AR;
-    let start = info.address & !thread.page.load(Ordering::Relaxed).wrapping_sub(1);
+    let start = page_of(info.address, thread.page.load(Ordering::Relaxed), guarded.0);
     if thread.bad.load(Ordering::Relaxed) == 0 {
         let shift = if consumed { usize::try_from(info.shift).unwrap_or(0) } else { 0 };
         thread.shift.store(shift, Ordering::Relaxed);
@@ -178,9 +189,9 @@ fn replace(thread: &Thread, info: &Info, end: usize) -> bool {
     }
     let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
     let at = std::ptr::without_provenance_mut(start);
-    // SAFETY: the range lies in the mapping that this thread guards and owns: `start` is in one of its pages, and `end`
-    // is its end.
-    unsafe { mm::mmap_anonymous(at, end.wrapping_sub(start), access, flags | MapFlags::FIXED) }.is_ok()
+    // SAFETY: the range lies in the mapping that this thread guards and owns: `page_of` gives no address below its start,
+    // and `guarded.1` is its end.
+    unsafe { mm::mmap_anonymous(at, guarded.1.wrapping_sub(start), access, flags | MapFlags::FIXED) }.is_ok()
 }
 
 /// The default action, whoever sent the signal: it is blocked here and strikes when the handler returns.
@@ -194,6 +205,9 @@ fn die() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backing;
+    use crate::backing::tests::{region, slice};
+    use crate::region::RegionKind;
 
     #[test]
     fn only_what_is_explained_survives() {
@@ -223,5 +237,33 @@ mod tests {
         (head.code, head.address) = (libc::BUS_ADRERR, 0x1000);
         // SAFETY: it was filled as the kernel fills it.
         assert_eq!((info.si_code, unsafe { info.si_addr() }.addr()), (libc::BUS_ADRERR, 0x1000));
+    }
+
+    /// A page of the backing may begin below the mapping: the replacement must not.
+    #[test]
+    fn memory_below_the_guarded_mapping_is_untouched() {
+        const SIZE: u64 = 4 << 20;
+        let base = rustix::param::page_size();
+        let (page, below) = (16 * base, 3 * base);
+        let folder = tempfile::tempdir().unwrap();
+        let file = std::fs::File::create_new(folder.path().join("memory")).unwrap();
+        file.set_len(SIZE).unwrap();
+        let region = region(RegionKind::Memfd, SIZE, 0x1000);
+        let backing = backing::adopt(&region, &slice(0, SIZE), file.try_clone().unwrap()).unwrap();
+        // Congruent to `below` modulo 2 MiB: at least that much of the reservation lies below.
+        let mapping = Mapping::new(backing.as_ref(), 0, SIZE, below.try_into().unwrap()).unwrap();
+        let canary = mapping.as_ptr().wrapping_sub(below);
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
+        // SAFETY: the mapping's own reservation reaches `below` bytes further down, and nothing uses it.
+        unsafe { mm::mmap_anonymous(canary.cast(), below, access, flags) }.unwrap();
+        // SAFETY: mapped above, and nothing refers to it.
+        unsafe { canary.write_bytes(0x5a, below) };
+        file.set_len(0).unwrap();
+        install().unwrap();
+        let bad = guarded(&mapping, page, || mapping.zero(2 * base, 8).unwrap());
+        // SAFETY: as above.
+        let canary = unsafe { std::slice::from_raw_parts(canary, below) };
+        assert!(canary.iter().all(|byte| *byte == 0x5a), "the replacement reaches below the mapping");
+        assert_eq!(bad, Some((0, page - below)));
     }
 }
