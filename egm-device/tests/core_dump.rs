@@ -8,11 +8,12 @@
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use egm_device::{Anonymous, Mapping};
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, setrlimit};
-use tempfile::TempDir;
+
+mod small_host;
 
 /// Set in a child.
 const CHILD: &str = "EGM_TEST_CHILD";
@@ -40,28 +41,24 @@ fn count(core: &[u8], words: [&[u8]; 2]) -> usize {
     core.windows(words.len()).filter(|window| *window == words).count()
 }
 
-/// Where the kernel puts core files, unless it is beside the process.
-fn pattern() -> Option<String> {
+/// Whether children write core files of any size into their working folder.
+fn core_files_stay_here() -> bool {
     let pattern = fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap();
-    let beside = !pattern.starts_with(['|', '/', '@']) && !pattern.trim().is_empty();
-    if !beside {
-        println!("skipped: kernel.core_pattern is {}: core files do not stay here", pattern.trim());
+    if pattern.starts_with(['|', '/', '@']) || pattern.trim().is_empty() {
+        println!("skipped: kernel.core_pattern is \"{}\"", pattern.trim());
+        return false;
     }
-    beside.then_some(pattern)
-}
-
-/// `command`, which may write a core file of any size into the folder.
-fn start(mut command: Command) -> (Child, TempDir) {
-    let folder = tempfile::tempdir().unwrap();
-    let limit = Rlimit { current: None, maximum: None };
-    setrlimit(Resource::Core, limit).unwrap();
-    command.current_dir(folder.path()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    (command.spawn().unwrap(), folder)
+    let raised = setrlimit(Resource::Core, Rlimit { current: None, maximum: None });
+    if let Err(error) = raised {
+        println!("skipped: cannot raise RLIMIT_CORE: {error}");
+    }
+    raised.is_ok()
 }
 
 fn core_file(folder: &Path) -> Option<Vec<u8>> {
-    let entry = fs::read_dir(folder).unwrap().next()?;
-    Some(fs::read(entry.unwrap().path()).unwrap())
+    let mut entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    let core = entries.find(|entry| entry.file_name().to_string_lossy().starts_with("core"))?;
+    Some(fs::read(core.path()).unwrap())
 }
 
 #[test]
@@ -69,16 +66,34 @@ fn a_core_file_has_the_program_s_memory_and_no_byte_of_a_slice() {
     if std::env::var_os(CHILD).is_some() {
         return map_and_abort();
     }
-    let Some(_) = pattern() else { return };
+    if !core_files_stay_here() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "a_core_file_has_the_program_s_memory_and_no_byte_of_a_slice", "--nocapture"]);
-    let (mut child, folder) = start({
-        command.env(CHILD, "1");
-        command
-    });
-    let status = child.wait().unwrap();
+    let status = command.env(CHILD, "1").current_dir(folder.path()).status().unwrap();
     assert!(status.core_dumped(), "{status}");
     let core = core_file(folder.path()).unwrap();
     assert!(count(&core, CANARY) > 0, "the core file has nothing");
     assert_eq!(count(&core, MARKER), 0);
+}
+
+#[test]
+fn the_broker_writes_no_core_file() {
+    if !core_files_stay_here() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    small_host::make(folder.path());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_egm-device"));
+    command.args(["broker", "--socket", "broker.sock", "--root"]).arg(folder.path());
+    let mut broker = command.current_dir(folder.path()).stderr(Stdio::null()).spawn().unwrap();
+    while !folder.path().join("broker.sock").exists() {
+        assert!(broker.try_wait().unwrap().is_none(), "the broker ended");
+        std::thread::yield_now();
+    }
+    kill_process(Pid::from_child(&broker), Signal::ABORT).unwrap();
+    let status = broker.wait().unwrap();
+    assert_eq!((status.signal(), status.core_dumped()), (Some(libc::SIGABRT), false), "{status}");
 }

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use rustix::mm::{self, MapFlags, ProtFlags};
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
 use crate::memory::{Behind, HostMemory};
 
@@ -47,7 +47,8 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps `size` bytes of `file` from `offset`, at an address congruent to `congruent_to` (the guest physical address)
-    /// modulo the largest page that fits: only so can the kernel use huge pages for the guest and the IOMMU.
+    /// modulo the largest page that fits: only so can the kernel use huge pages for the guest and the IOMMU. A core file
+    /// leaves the bytes out.
     ///
     /// # Errors
     /// The kernel's; `InvalidInput` for sizes that no address space has.
@@ -96,6 +97,8 @@ impl Mapping {
             // SAFETY: as above.
             None => unsafe { mm::mmap_anonymous(start.cast(), length, both, fixed) },
         }?;
+        // SAFETY: the range is ours; this advice never changes contents.
+        unsafe { mm::madvise(start.cast(), length, Advice::LinuxDontDump) }?;
         Ok(mapping)
     }
 }
@@ -196,6 +199,20 @@ mod tests {
             let address = u64::try_from(mapping.address().addr().get()).unwrap();
             assert_eq!(address % modulo, guest % modulo, "{size:#x} {guest:#x}");
             assert_eq!(mapping.size(), size);
+        }
+    }
+
+    #[test]
+    fn a_core_file_leaves_every_mapping_out() {
+        let file: File = tempfile::tempfile().unwrap();
+        file.set_len(0x4000).unwrap();
+        let of_file = Mapping::of(file.as_fd(), 0, 0x4000, 0, MadeOf::Invisible).unwrap();
+        for mapping in [of_file, Mapping::pages(0x4000, 0).unwrap()] {
+            let head = format!("{:x}-", mapping.address().addr());
+            let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+            let mut lines = smaps.lines().skip_while(|line| !line.starts_with(&head));
+            let flags = lines.find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
+            assert!(flags.split_ascii_whitespace().any(|flag| flag == "dd"), "{flags}");
         }
     }
 

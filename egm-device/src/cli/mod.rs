@@ -16,6 +16,7 @@ use std::panic;
 use std::process::{self, ExitCode};
 
 use clap::{CommandFactory, Parser, Subcommand};
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 
 use crate::report::{Blame, Chain, Report};
 use crate::show::{print, written};
@@ -56,6 +57,7 @@ pub type Outcome = Result<ExitCode, Box<dyn Report>>;
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
+    forbid_core_dumps();
     end_on_panic(|| ());
     let outcome: Outcome = match &Cli::parse().command {
         Command::Regions(args) => regions::run(args),
@@ -68,6 +70,13 @@ pub fn main() -> ExitCode {
         Command::Man(args) => generate::man(args, Cli::command()),
     };
     end(outcome)
+}
+
+/// Makes this process write no core file, and keeps debuggers of unprivileged users out: its memory is tenants' memory.
+/// `/proc/self` is then root's, so an unprivileged process can write no file there, `uid_map` for instance. A program that
+/// this one executes starts without the restriction.
+pub fn forbid_core_dumps() {
+    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable); // mappings are out of core files all the same
 }
 
 /// From now on a panic, on whichever thread, is a bug of ours that says so by its exit code, as other ends do. `first` is done

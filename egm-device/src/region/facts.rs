@@ -9,7 +9,7 @@ use std::path::Path;
 use egm_address::{ByteSize, CpuSet, Host, Hpa, Span, SpanSet};
 use serde::{Deserialize, Serialize};
 
-use crate::backing::can_be_mapped;
+use crate::backing::{HugePage, can_be_mapped};
 use crate::region::iomem::{self, Resource};
 use crate::region::read::{bytes, names, number, text};
 use crate::region::srat::{self, Affinity};
@@ -180,7 +180,7 @@ fn total(path: &Path) -> ByteSize {
     ByteSize::new(lines.next().unwrap_or(0))
 }
 
-/// The pools of 2 MiB and 1 GiB, smaller first.
+/// The host's pools of huge pages, smaller pages first.
 fn pools(folder: &Path) -> Vec<Pool> {
     let pool = |page: u64| {
         let folder = folder.join(format!("hugepages-{}kB", page >> 10));
@@ -188,5 +188,5 @@ fn pools(folder: &Path) -> Vec<Pool> {
         let free = number(&folder.join("free_hugepages")).unwrap_or(0).min(total);
         Some(Pool { page_size: ByteSize::new(page), total, free })
     };
-    [2 << 20, 1 << 30].into_iter().filter_map(pool).collect()
+    HugePage::ALL.into_iter().filter_map(|page| pool(page.bytes())).collect()
 }

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use egm_device::cli::generate::{self, Completions, Man};
-use egm_device::cli::{Outcome, end, end_on_panic};
+use egm_device::cli::{Outcome, end, end_on_panic, forbid_core_dumps};
 
 use crate::console;
 
@@ -46,6 +46,7 @@ enum Command {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
+    forbid_core_dumps();
     // Disks are as after a loss of power: what was flushed is there.
     end_on_panic(console::give_back_terminal);
     let outcome: Outcome = match &Cli::parse().command {
