@@ -5,15 +5,20 @@
 
 use std::fs::File;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use egm_address::{InRegion, Offset, Span, SpanSet};
 
+use crate::audit::{Action, Actor, Event, Place};
 use crate::backing::{Backing, BackingError, RetiredListError};
 use crate::ledger::record::{OnLine, Use};
 use crate::ledger::{self, GrantError, Ledger, LedgerError, Line, Memory, Watch, memory};
 use crate::owner::Owner;
 use crate::region::{Region, Slice};
 use crate::scrub::{self, Scrubbed};
+
+/// Why bytes are retired that an EGM device lists.
+const LISTED: &str = "the device lists it as retired";
 
 /// A slice that is locked and recorded, not opened yet.
 #[derive(Debug)]
@@ -25,6 +30,8 @@ pub(crate) struct Taken {
     pub(crate) slice: Slice,
     pub(crate) place: Span<OnLine>,
     pub(crate) owner: Owner,
+    /// For the audit log: the owner's process may have ended when the slice comes back.
+    pub(crate) by: Actor,
     pub(crate) claim: File,
     /// What is scrubbed before anybody sees it.
     pub(crate) dirty: SpanSet<InRegion>,
@@ -67,9 +74,12 @@ impl Lease {
         if !retired.is_empty() {
             let usage = if dirty.is_empty() { Use::Granted } else { Use::Scrubbing };
             taken.record(usage, &retired)?;
+            taken.log_retired(&retired, LISTED);
         }
         if !dirty.is_empty() {
+            let begun = Instant::now();
             let scrubbed = scrub(memory.as_ref(), backing.as_ref(), &taken.slice, dirty, watch);
+            taken.log_scrub(&scrubbed, begun.elapsed());
             if let Err(source) = scrubbed.end {
                 taken.settle(&scrubbed.done, &scrubbed.bad)?;
                 return Err(GrantError::Scrub { region: taken.region.name.clone(), source });
@@ -110,7 +120,15 @@ impl Lease {
     /// # Errors
     /// [`LedgerError`].
     pub fn retire(&self, bad: &SpanSet<InRegion>) -> Result<(), LedgerError> {
-        self.taken.ledger.retire_of(&self.taken.region, &self.taken.slice, bad)
+        self.taken.ledger.retire_of(&self.taken.region, &self.taken.slice, bad, &self.taken.by)
+    }
+
+    /// Logs what was done to the whole slice.
+    pub(crate) fn log(&self, event: fn(Action) -> Event, duration: Duration) {
+        let Taken { ledger, region, slice, by, .. } = &self.taken;
+        if let Some(bytes) = ledger::bytes_of(slice) {
+            ledger.audit().write(&event(Action::new(by.clone(), Place::of(&region.name, bytes), duration)));
+        }
     }
 
     /// Who granted it.
@@ -139,12 +157,16 @@ impl Lease {
     /// # Errors
     /// [`GrantError`]; the slice is unlocked all the same, but from a process that has its memory still.
     pub fn give_back(mut self, watch: &Watch<'_>) -> Result<(), GrantError> {
+        let begun = Instant::now();
         let Self { backing, memory, taken } = &mut self;
         if !taken.region.kind.keeps_bytes() {
-            return Ok(taken.settle(&SpanSet::default(), &SpanSet::default())?);
+            taken.settle(&SpanSet::default(), &SpanSet::default())?;
+            self.log(Event::Return, begun.elapsed());
+            return Ok(());
         }
         let retired = taken.unknown_retired(memory.as_ref(), backing.as_ref())?;
         taken.record(Use::Scrubbing, &retired)?;
+        taken.log_retired(&retired, LISTED);
         match memory.open(&taken.region, &taken.slice, watch) {
             Ok(again) => *backing = again,
             // A device that lets nobody else in while somebody has it: the next who opens it finds it zeroed.
@@ -159,10 +181,13 @@ impl Lease {
         }
         let whole: SpanSet<InRegion> = ledger::bytes_of(&taken.slice).into_iter().collect();
         let usable = whole.minus(taken.region.retired.spans());
+        let scrub_begun = Instant::now();
         let scrubbed = scrub(memory.as_ref(), backing.as_ref(), &taken.slice, usable, watch);
         let settled = taken.settle(&scrubbed.done, &scrubbed.bad);
+        taken.log_scrub(&scrubbed, scrub_begun.elapsed());
         self.unlock()?;
         settled?;
+        self.log(Event::Return, begun.elapsed());
         let region = self.taken.region.name.clone();
         scrubbed.end.map_err(|source| GrantError::Scrub { region, source })
     }
@@ -194,6 +219,19 @@ impl Backing for Lease {
 }
 
 impl Taken {
+    /// Logs that `bad` bytes are retired, if there are any.
+    fn log_retired(&self, bad: &SpanSet<InRegion>, reason: &str) {
+        self.ledger.log_retired(&self.region, bad, &self.by, reason);
+    }
+
+    /// Logs what a scrub did.
+    fn log_scrub(&self, scrubbed: &Scrubbed, duration: Duration) {
+        if let Some(place) = Place::of_set(&self.region.name, &scrubbed.done) {
+            self.ledger.audit().write(&Event::Scrub(Action::new(self.by.clone(), place, duration)));
+        }
+        self.log_retired(&scrubbed.bad, "a scrub got a memory error there");
+    }
+
     /// What is retired by now according to the open memory and not known yet: such a list grows at run time.
     fn unknown_retired(
         &self,

@@ -58,6 +58,13 @@ impl Report for egm_config::ConfigError {
 #[derive(Debug)]
 pub struct Chain<'a>(pub &'a dyn Report);
 
+impl Chain<'_> {
+    /// All of it on one line, for a log.
+    pub(crate) fn one_line(&self) -> String {
+        self.to_string().lines().map(str::trim).collect::<Vec<_>>().join("; ")
+    }
+}
+
 /// Longest line in characters.
 const MAX_LINE: usize = 2000;
 

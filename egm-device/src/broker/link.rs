@@ -13,7 +13,8 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use super::refusal::NotBack;
 use super::session::Key;
 use super::source::{Held, StillUsed};
-use super::wire;
+use super::wire::{self, Refused, Take};
+use crate::audit::{Actor, Event, Refusal};
 use crate::ledger::bytes_of;
 use crate::region::Slice;
 
@@ -29,6 +30,10 @@ pub(super) struct Link {
     pub(super) lease: Option<Lent>,
     /// Bytes of the slice that its client found bad.
     bad: SpanSet<InRegion>,
+    /// The process, for the audit log.
+    by: Actor,
+    /// Its last request for a slice.
+    pub(super) asked: Option<Take>,
     /// Set when nobody wants the slice that is being made.
     pub(super) cancel: Arc<AtomicBool>,
 }
@@ -77,9 +82,23 @@ impl Lent {
 
 impl Link {
     /// A client that has connected.
-    pub(super) fn new(socket: OwnedFd, process: OwnedFd) -> Self {
-        let (socket, process) = (Some(socket), Some(process));
-        Self { socket, process, lease: None, bad: SpanSet::default(), cancel: Arc::default() }
+    pub(super) fn new(socket: OwnedFd, process: OwnedFd, by: Actor) -> Self {
+        let (socket, process, bad) = (Some(socket), Some(process), SpanSet::default());
+        Self { socket, process, lease: None, bad, by, asked: None, cancel: Arc::default() }
+    }
+
+    /// That the client was `refused`.
+    pub(super) fn refusal(&self, refused: &Refused) -> Event {
+        let mut by = self.by.clone();
+        if let Some(take) = &self.asked {
+            by.owner.clone_from(&take.name);
+        }
+        Event::Refusal(Refusal {
+            by,
+            region: self.asked.as_ref().map(|take| take.regions.join(" ")),
+            bytes: self.asked.as_ref().map(|take| take.size),
+            reason: refused.why.clone(),
+        })
     }
 
     /// Remembers what of `spans` lies in the slice. (Who has more bad spans than that has no use for the rest.)
@@ -143,7 +162,7 @@ mod tests {
     #[test]
     fn what_is_found_bad_after_a_return_in_vain_is_told_with_the_next() {
         let null = || OwnedFd::from(File::open("/dev/null").unwrap());
-        let mut link = Link::new(null(), null());
+        let mut link = Link::new(null(), null(), Actor::default());
         let heard = Arc::new(Mutex::new(Vec::new()));
         let told = heard.clone();
         let is_free = Box::new(move |bad: &SpanSet<InRegion>| {

@@ -4,6 +4,7 @@
 //! have no room for an answer. What takes long, opening and scrubbing, has threads of its own, one a slice. So has the
 //! look at what the regions have, for which the ledger's lock is waited for: what it decides waits in [`Looks`].
 
+mod accept;
 mod leave;
 
 use std::collections::BTreeMap;
@@ -17,7 +18,6 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use rustix::fs::Timespec;
-use rustix::net::SocketFlags;
 
 use super::link::{Kept, Lent, Link, describe, watch};
 use super::listen::{ServerError, listen, lock};
@@ -29,7 +29,6 @@ use super::source::{Held, NotMade, Source};
 use super::threads::{Done, Threads};
 use super::wire::{self, MAX_PACKET, Refused, Reply, Request};
 use crate::carve::plan;
-use crate::owner::started;
 use crate::policy::{Patience, Policy, Queue, Supply};
 
 /// How often those who wait are looked at although nothing happened: others may have freed something. Also how long the
@@ -159,49 +158,6 @@ impl Server {
         Ok(())
     }
 
-    /// Takes one client in, or sends it away.
-    fn accept(&mut self) -> io::Result<()> {
-        let socket =
-            match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) => socket,
-                // No descriptor, or no memory, for a client that would be announced again and again.
-                Err(
-                    rustix::io::Errno::MFILE
-                    | rustix::io::Errno::NFILE
-                    | rustix::io::Errno::NOMEM
-                    | rustix::io::Errno::NOBUFS,
-                ) => {
-                    self.deaf = true;
-                    return Ok(epoll::delete(&self.epoll, &self.listener)?);
-                }
-                Err(_) => return Ok(()), // it is gone already
-            };
-        // Whoever cannot be identified or watched is not served: its socket closes here.
-        let Ok(identity) = peer::identify(socket.as_fd()) else { return Ok(()) };
-        let begun = started(identity.pid).unwrap_or(0);
-        match self.sessions.connected(identity.peer, identity.pid, begun) {
-            Ok(key) => {
-                let link = Link::new(socket, identity.process);
-                let watched = link.watch(&self.epoll, key);
-                self.links.insert(key, link);
-                if watched.is_err() {
-                    self.close(key);
-                    self.process_ended(key);
-                }
-            }
-            Err(reply) => drop(packet::send(socket.as_fd(), &wire::encode(&reply), &[])),
-        }
-        Ok(())
-    }
-
-    /// Listens again, where it was deaf.
-    fn hear(&mut self) -> io::Result<()> {
-        if std::mem::take(&mut self.deaf) {
-            watch(&self.epoll, self.listener.as_fd(), LISTENER)?;
-        }
-        Ok(())
-    }
-
     /// One packet of one client.
     fn read(&mut self, key: Key) {
         let Some(socket) = self.links.get(&key).and_then(|link| link.socket.as_ref()) else { return };
@@ -276,6 +232,7 @@ impl Server {
             let effects = match ask {
                 Ask::Short(key) => self.sessions.made(key, Err(NotMade::Short), now, supplies),
                 Ask::Request(key, request) if listens(key) => {
+                    self.asked(key, &request);
                     self.sessions.request(key, request, now, supplies)
                 }
                 Ask::Request(key, _) => self.sessions.closed(key),
@@ -344,7 +301,11 @@ impl Server {
 
     /// Who has no room for an answer, or has hung up, is cut off.
     fn send(&mut self, key: Key, reply: &Reply) {
-        let Some(socket) = self.links.get(&key).and_then(|link| link.socket.as_ref()) else { return };
+        let Some(link) = self.links.get(&key) else { return };
+        if let Reply::Refused(refused) = reply {
+            self.source.audit().write(&link.refusal(refused));
+        }
+        let Some(socket) = link.socket.as_ref() else { return };
         if packet::send(socket.as_fd(), &wire::encode(reply), &[]).is_err() {
             self.close(key);
         }

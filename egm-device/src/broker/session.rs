@@ -122,9 +122,9 @@ impl Sessions {
     ///
     /// # Errors
     /// The answer for a peer that no rule knows or that has too many connections.
-    pub(super) fn connected(&mut self, peer: Peer, pid: u32, started: u64) -> Result<Key, Reply> {
+    pub(super) fn connected(&mut self, peer: Peer, pid: u32, started: u64) -> Result<Key, Refused> {
         let uid = peer.uid;
-        let refuse = |why: String| Err(Reply::Refused(Refused::because(why)));
+        let refuse = |why: String| Err(Refused::because(why));
         if !self.queue.policy().knows(&peer) {
             return refuse(format!("the policy has no rule for user {uid}: an operator can add one"));
         }

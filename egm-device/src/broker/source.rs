@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 use egm_address::{CpuSet, InRegion, Offset, Span, SpanSet};
 
 use super::kept::KeptOpen;
+use crate::audit::{Actor, Log};
 use crate::backing::Backing;
 use crate::carve::plan::{Request, place};
 use crate::lease::Lease;
@@ -35,6 +36,11 @@ pub trait Source: Send + Sync {
     /// Cleans what nobody has, until all is clean or `stop` is set. Meanwhile its bytes count as free, and nothing is
     /// granted.
     fn tidy(&self, stop: &AtomicBool);
+
+    /// Where refusals are logged.
+    fn audit(&self) -> Log {
+        Log::none()
+    }
 }
 
 /// Why there is no slice.
@@ -116,6 +122,7 @@ impl Held for Leased {
         // A duplicate of the lock, for a return that is none drops the lease's own.
         let claim = lease.claim().try_clone();
         let (region, slice, owner) = (lease.region().clone(), lease.slice().clone(), lease.owner().clone());
+        let by = Actor::of(&owner);
         let ledger = lease.ledger().clone();
         match lease.give_back(&Watch { near: near.as_ref(), ..Watch::nobody() }) {
             Err(error @ GrantError::StillUsed { .. }) => {
@@ -124,7 +131,7 @@ impl Held for Leased {
                     let _claim = &claim;
                     let is_free = is_free(memory.as_ref(), &region, &slice, &owner);
                     if is_free {
-                        recorded(ledger.retire_of(&region, &slice, bad), &region);
+                        recorded(ledger.retire_of(&region, &slice, bad, &by), &region);
                     }
                     is_free
                 });
@@ -217,6 +224,10 @@ fn busy(states: &States) -> SpanSet<InRegion> {
 }
 
 impl Source for LedgerSource {
+    fn audit(&self) -> Log {
+        self.ledger.audit().clone()
+    }
+
     fn supplies(&self) -> Vec<Supply> {
         self.regions.iter().map(|region| self.supply(region)).collect()
     }

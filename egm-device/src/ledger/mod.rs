@@ -15,6 +15,7 @@ mod error;
 mod line;
 pub(crate) mod memory;
 pub mod record;
+mod retire;
 mod states;
 mod store;
 mod upkeep;
@@ -24,7 +25,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 use std::{fmt, io};
 
 use egm_address::{InRegion, Offset, Span, SpanSet};
@@ -38,11 +39,11 @@ pub use upkeep::Repair;
 
 pub(crate) use line::Line;
 
-use crate::backing::base_page;
+use crate::audit::{self, Actor, Event, Log, Refusal};
 use crate::carve::plan::{Request, Short, place};
 use crate::lease::{Lease, Taken};
 use crate::region::{Region, Slice};
-use crate::retired::Retired;
+use crate::report::{Chain, Report};
 use record::{Doubt, Entry, Record, Use};
 
 /// How long somebody waits for the ledger's own lock, which is held for milliseconds: longer only by who was stopped.
@@ -57,6 +58,7 @@ struct Inner {
     run: PathBuf,
     identity: Identity,
     memory: HostMemory,
+    audit: Log,
 }
 
 /// What is written down.
@@ -79,7 +81,7 @@ impl Ledger {
     /// # Errors
     /// [`LedgerError`] when a folder cannot be made.
     pub fn open(paths: Paths, identity: Identity) -> Result<Self, LedgerError> {
-        let run = paths.run.clone();
+        let (run, audit) = (paths.run.clone(), Log::new(audit::Paths::below(&paths.root)));
         for folder in [&paths.state, &paths.run] {
             DirBuilder::new()
                 .recursive(true)
@@ -88,13 +90,14 @@ impl Ledger {
                 .map_err(|source| LedgerError::Record { step: "make a folder for", source })?;
         }
         let memory = HostMemory::below(&paths.root);
-        Ok(Self(Arc::new(Inner { disk: Box::new(store::Folder(paths)), run, identity, memory })))
+        Ok(Self(Arc::new(Inner { disk: Box::new(store::Folder(paths)), run, identity, memory, audit })))
     }
 
-    /// A ledger whose record is kept by `disk`, with its locks in folder `run`. It opens no devices.
+    /// A ledger whose record is kept by `disk`, with its locks in folder `run`. It opens no devices and has no audit log.
     #[must_use]
     pub fn with_disk(disk: Box<dyn Disk>, run: PathBuf, identity: Identity) -> Self {
-        Self(Arc::new(Inner { disk, run, identity, memory: HostMemory::without_devices() }))
+        let memory = HostMemory::without_devices();
+        Self(Arc::new(Inner { disk, run, identity, memory, audit: Log::none() }))
     }
 
     /// The memory that this ledger records, opened by this process: devices only where the ledger's root is `/`.
@@ -103,19 +106,49 @@ impl Ledger {
         Arc::new(self.0.memory)
     }
 
+    /// Where all that happens to the host's slices is logged.
+    #[must_use]
+    pub fn audit(&self) -> &Log {
+        &self.0.audit
+    }
+
     /// A slice of `region` for `request`, scrubbed where it was dirty.
     ///
     /// # Errors
     /// [`GrantError`]: no place (with who is in the way), no memory, no ledger, or the scrub ended early.
     pub fn grant(&self, region: &Region, request: &Request, watch: &Watch<'_>) -> Result<Lease, GrantError> {
-        self.grant_from(&self.memory(), region, request, watch)
+        let granted = self.grant_from(&self.memory(), region, request, watch);
+        granted.inspect_err(|error| {
+            let refusal = Refusal {
+                by: Actor::of(&request.owner),
+                region: Some(region.name.clone()),
+                bytes: Some(request.size),
+                reason: Chain(error as &dyn Report).one_line(),
+            };
+            self.audit().write(&Event::Refusal(refusal));
+        })
     }
 
-    /// [`Ledger::grant`], with memory that is reached another way.
+    /// [`Ledger::grant`], with memory that is reached another way. A refusal is the caller's to log: the broker may wait
+    /// and ask again.
     ///
     /// # Errors
     /// As [`Ledger::grant`].
     pub fn grant_from(
+        &self,
+        memory: &Arc<dyn Memory>,
+        region: &Region,
+        request: &Request,
+        watch: &Watch<'_>,
+    ) -> Result<Lease, GrantError> {
+        let begun = Instant::now();
+        let lease = self.lease_from(memory, region, request, watch)?;
+        lease.log(Event::Grant, begun.elapsed());
+        Ok(lease)
+    }
+
+    /// [`Ledger::grant_from`] that is not logged, for the ledger's own scrubs.
+    fn lease_from(
         &self,
         memory: &Arc<dyn Memory>,
         region: &Region,
@@ -157,39 +190,6 @@ impl Ledger {
         Ok(States::new(&region, held, &clean, doubt))
     }
 
-    /// [`Ledger::retire`] for `bad` bytes that the owner of `slice` of `region` found. Bytes outside the slice are left out: they are not its owner's to judge. A pool's bytes have no place that a later owner
-    /// could meet: its kernel keeps bad pages.
-    ///
-    /// # Errors
-    /// [`LedgerError`].
-    pub fn retire_of(
-        &self,
-        region: &Region,
-        slice: &Slice,
-        bad: &SpanSet<InRegion>,
-    ) -> Result<(), LedgerError> {
-        let outside = bytes_of(slice).map(|slice| bad.minus(&SpanSet::from_iter([slice])));
-        let inside = outside.map(|outside| bad.minus(&outside)).unwrap_or_default();
-        if inside.is_empty() || !region.kind.keeps_bytes() {
-            return Ok(());
-        }
-        self.retire(region, &inside)
-    }
-
-    /// Nobody gets `pages` of `region` any more: they were found bad. Whole pages of the host are retired.
-    ///
-    /// # Errors
-    /// [`LedgerError`].
-    pub fn retire(&self, region: &Region, pages: &SpanSet<InRegion>) -> Result<(), LedgerError> {
-        let line = line_of(region)?;
-        let entries = pages.iter().map(|span| (span.start().get(), span.size()));
-        let retired = Retired::new(entries, region.size.get(), base_page());
-        self.change(|record| {
-            record.add_retired(&line.name, &line.places(retired.spans()));
-            Ok(())
-        })
-    }
-
     /// Places, locks and records a slice.
     fn take(
         &self,
@@ -229,7 +229,7 @@ impl Ledger {
                 since: now(),
                 lock: inode(&file).map_err(|source| self.lock_error(line, source))?,
             });
-            let owner = request.owner.clone();
+            let (owner, by) = (request.owner.clone(), Actor::of(&request.owner));
             let dirty = line.offsets(&dirty);
             Ok(Taken {
                 ledger: self.clone(),
@@ -238,6 +238,7 @@ impl Ledger {
                 slice,
                 place,
                 owner,
+                by,
                 claim: file,
                 dirty,
             })

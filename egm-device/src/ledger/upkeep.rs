@@ -56,7 +56,7 @@ impl Ledger {
             };
             let watch = Watch { progress: &|step| (watch.progress)(whole(step)), ..*watch };
             let request = Request { at: Some(at), ..Request::new(size, Owner::this("scrub")) };
-            match self.grant_from(memory, region, &request, &watch) {
+            match self.lease_from(memory, region, &request, &watch) {
                 Ok(lease) => scrubbed = scrubbed.saturating_add(lease.settle_untouched()?),
                 Err(GrantError::Short { .. }) => {}
                 Err(error) => return Err(error),

@@ -16,6 +16,7 @@ use egm_address::{InRegion, Offset, SpanSet};
 use egm_device::backing::{BackingError, RetiredListError};
 use egm_device::carve::plan::Request;
 use egm_device::ledger::{Disk, GrantError, Identity, Ledger, LedgerError, Memory, Name, Watch};
+use egm_device::owner::Owner;
 use egm_device::region::{Region, RegionKind, Slice};
 use egm_device::report::Chain;
 use egm_device::retired::Retired;
@@ -245,7 +246,7 @@ fn story(ledger: &Ledger, memory: &Arc<dyn Memory>, region: &Region) -> (SpanSet
     drop(grant("c", 4, 3)); // its owner is killed
     let _ = ledger.scrub(memory, region, None, &NOBODY);
     let mut retired = SpanSet::default();
-    if ledger.retire(region, &set(9, 1)).is_ok() {
+    if ledger.retire(region, &set(9, 1), &Owner::this("test"), "a test says so").is_ok() {
         retired = set(9, 1);
     }
     ours.extend(grant("d", 2, 4));

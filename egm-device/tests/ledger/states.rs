@@ -158,7 +158,7 @@ fn used(folder: &Path, region: &Region) {
     let clean = ledger.grant_from(&memory, region, &request("a", 2), &NOBODY).unwrap();
     drop(ledger.grant_from(&memory, region, &request("b", 2), &NOBODY).unwrap());
     clean.give_back(&NOBODY).unwrap();
-    ledger.retire(region, &set(5, 1)).unwrap();
+    ledger.retire(region, &set(5, 1), &Owner::this("test"), "a test says so").unwrap();
     assert_eq!(ledger.states(region).unwrap().clean, set(0, 2));
 }
 
@@ -276,7 +276,7 @@ fn retired_pages_are_holes_of_later_slices_and_outlive_a_boot() {
     let (region, memory) = region(folder.path(), 4);
     let lease = ledger(folder.path()).grant_from(&memory, &region, &request("a", 4), &NOBODY).unwrap();
     let byte = egm_address::SpanSet::from_iter(egm_address::Span::new(egm_address::Offset::new(PAGE + 5), 1));
-    ledger(folder.path()).retire(&region, &byte).unwrap();
+    ledger(folder.path()).retire(&region, &byte, &Owner::this("test"), "a test says so").unwrap();
     assert!(lease.holes().is_empty());
     lease.give_back(&NOBODY).unwrap();
     assert_eq!(ledger(folder.path()).states(&region).unwrap().clean, set(0, 4).minus(&set(1, 1)));

@@ -1,0 +1,220 @@
+//! What is logged: this file is the one place that decides it.
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use egm_address::{InRegion, Span, SpanSet};
+use serde::Serialize;
+
+use crate::owner::{Owner, started};
+
+/// An event. Its kind is the key `event` of the line, in the words below.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub enum Event {
+    /// A slice was granted; dirty bytes of it were scrubbed before.
+    Grant(Action),
+    /// A slice came back.
+    Return(Action),
+    /// A request for a slice was refused.
+    Refusal(Refusal),
+    /// Bytes were made zero and recorded clean.
+    Scrub(Action),
+    /// Bad bytes were taken out of use.
+    Retire(Finding),
+    /// An operator put retired bytes back into use.
+    Unretire(Finding),
+    /// Bytes that a client reported as bad were not retired.
+    ClaimRefused(Finding),
+    /// Bytes are kept from everyone because something may still reach them.
+    Quarantine(Finding),
+    /// Bytes left quarantine.
+    Release(Action),
+    /// Bytes that a scrub wrote did not read back as zero.
+    Mismatch(Finding),
+}
+
+/// Something that was done to bytes of a region.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Action {
+    /// The process it was done for.
+    #[serde(flatten)]
+    pub by: Actor,
+    /// The bytes.
+    #[serde(flatten)]
+    pub at: Place,
+    /// How long it took, in milliseconds.
+    pub duration_ms: u64,
+}
+
+/// Something that was found out about bytes of a region.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// The process it concerns.
+    #[serde(flatten)]
+    pub by: Actor,
+    /// The bytes.
+    #[serde(flatten)]
+    pub at: Place,
+    /// The evidence or the cause.
+    pub reason: String,
+}
+
+/// A request that was refused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Refusal {
+    /// The process that asked.
+    #[serde(flatten)]
+    pub by: Actor,
+    /// The region or kind it asked for; absent for a connection that was refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub region: Option<String>,
+    /// Bytes it asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// Why it was refused.
+    pub reason: String,
+}
+
+/// A process, as the kernel describes it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Actor {
+    /// Name of the machine or job, in its own words.
+    pub owner: String,
+    /// User id.
+    pub uid: u32,
+    /// Process id in the host's first process namespace.
+    pub pid: u32,
+    /// What it runs; empty for a process that has ended.
+    pub program: Program,
+}
+
+/// What a process runs. Both names can hold any byte but zero.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Program {
+    /// `/proc/PID/comm`, which the process can set.
+    pub comm: String,
+    /// Target of `/proc/PID/exe`; empty where this process may not read it.
+    pub exe: String,
+}
+
+/// Bytes of a region.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Place {
+    /// Name of the region.
+    pub region: String,
+    /// From the first byte to the last.
+    pub span: Extent,
+    /// How many bytes of that extent.
+    pub bytes: u64,
+}
+
+/// First byte and length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Extent {
+    /// Offset in the region.
+    pub offset: u64,
+    /// Bytes.
+    pub size: u64,
+}
+
+impl Event {
+    /// Its name in the log.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Grant(_) => "grant",
+            Self::Return(_) => "return",
+            Self::Refusal(_) => "refusal",
+            Self::Scrub(_) => "scrub",
+            Self::Retire(_) => "retire",
+            Self::Unretire(_) => "unretire",
+            Self::ClaimRefused(_) => "claim-refused",
+            Self::Quarantine(_) => "quarantine",
+            Self::Release(_) => "release",
+            Self::Mismatch(_) => "mismatch",
+        }
+    }
+
+    /// The process it concerns.
+    #[must_use]
+    pub const fn by(&self) -> &Actor {
+        match self {
+            Self::Grant(Action { by, .. })
+            | Self::Return(Action { by, .. })
+            | Self::Scrub(Action { by, .. })
+            | Self::Release(Action { by, .. })
+            | Self::Retire(Finding { by, .. })
+            | Self::Unretire(Finding { by, .. })
+            | Self::ClaimRefused(Finding { by, .. })
+            | Self::Quarantine(Finding { by, .. })
+            | Self::Mismatch(Finding { by, .. })
+            | Self::Refusal(Refusal { by, .. }) => by,
+        }
+    }
+}
+
+impl Action {
+    /// What `by` had done to `at` in `duration`.
+    #[must_use]
+    pub fn new(by: Actor, at: Place, duration: Duration) -> Self {
+        Self { by, at, duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX) }
+    }
+}
+
+impl Finding {
+    /// What was found out about `at`, which concerns `by`.
+    pub fn new(by: Actor, at: Place, reason: impl Into<String>) -> Self {
+        Self { by, at, reason: reason.into() }
+    }
+}
+
+impl Place {
+    /// `bytes` of `region`; `None` for no bytes.
+    #[must_use]
+    pub fn of_set(region: &str, bytes: &SpanSet<InRegion>) -> Option<Self> {
+        let (first, last) = (bytes.iter().next()?, bytes.iter().last()?);
+        let hull = Span::between(first.start(), last.end())?;
+        Some(Self { bytes: bytes.size(), ..Self::of(region, hull) })
+    }
+
+    /// All of `span` of `region`.
+    #[must_use]
+    pub fn of(region: &str, span: Span<InRegion>) -> Self {
+        let extent = Extent { offset: span.start().get(), size: span.size() };
+        Self { region: region.to_owned(), span: extent, bytes: span.size() }
+    }
+}
+
+impl Actor {
+    /// `owner`, with the program that its process runs now.
+    #[must_use]
+    pub fn of(owner: &Owner) -> Self {
+        Self {
+            owner: owner.name.clone(),
+            uid: owner.uid,
+            pid: owner.pid,
+            program: Program::of(owner.pid, owner.started).unwrap_or_default(),
+        }
+    }
+}
+
+impl Program {
+    /// What process `pid`, which started at `start`, runs; `None` when it has ended.
+    fn of(pid: u32, start: u64) -> Option<Self> {
+        let comm = fs::read(format!("/proc/{pid}/comm")).ok()?;
+        let exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+        let program = Self {
+            comm: text(comm.strip_suffix(b"\n").unwrap_or(&comm)),
+            exe: text(exe.as_os_str().as_bytes()),
+        };
+        // The number may belong to another process by now.
+        (started(pid) == Some(start)).then_some(program)
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}

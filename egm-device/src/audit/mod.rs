@@ -1,0 +1,119 @@
+//! The audit log: one JSON line for each change of what a tenant holds.
+//!
+//! ```text
+//! ledger, lease, broker ─► Log::write(Event) ─► line.rs ─┬─► file.rs     var/log/egm-device/audit.jsonl, rotated by size
+//!                                   limit.rs (per user)  └─► journal.rs  run/systemd/journal/socket, where it exists
+//! ```
+//! Nothing waits for the log and nothing fails because of it: a line that cannot be written is counted, reported on standard
+//! error once, and the count is part of the next line (`lost`).
+#![forbid(unsafe_code)]
+
+mod event;
+mod file;
+mod journal;
+mod limit;
+mod line;
+pub mod time;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
+
+pub use event::{Action, Actor, Event, Finding, Place, Program, Refusal};
+pub use file::FILES;
+pub use line::MAX_LINE;
+
+use crate::show::note;
+use file::LogFile;
+use journal::Journal;
+use limit::Limits;
+
+/// Files of the audit log.
+#[derive(Debug, Clone)]
+pub struct Paths {
+    /// The newest lines; rotated files have `.1`, `.2`, … appended.
+    pub file: PathBuf,
+    /// Socket of the system journal.
+    pub journal: PathBuf,
+}
+
+impl Paths {
+    /// Those of the host below `root`.
+    #[must_use]
+    pub fn below(root: &Path) -> Self {
+        Self {
+            file: root.join("var/log/egm-device/audit.jsonl"),
+            journal: root.join("run/systemd/journal/socket"),
+        }
+    }
+}
+
+/// A handle on the audit log: cheap to clone, for any number of threads and processes.
+#[derive(Debug, Clone, Default)]
+pub struct Log(Option<Arc<Sinks>>);
+
+#[derive(Debug)]
+struct Sinks {
+    file: LogFile,
+    journal: Journal,
+    limits: Limits,
+    /// Lines that neither the file nor the journal's failure may hide: reported with the next line of the file.
+    lost: AtomicU64,
+    /// Lines that a journal which exists did not take.
+    unsent: AtomicU64,
+}
+
+impl Log {
+    /// A log that drops every event.
+    #[must_use]
+    pub const fn none() -> Self {
+        Self(None)
+    }
+
+    /// The log in `paths`. Nothing is opened before the first event.
+    #[must_use]
+    pub fn new(paths: Paths) -> Self {
+        Self(Some(Arc::new(Sinks {
+            file: LogFile::new(paths.file),
+            journal: Journal::new(paths.journal),
+            limits: Limits::default(),
+            lost: AtomicU64::new(0),
+            unsent: AtomicU64::new(0),
+        })))
+    }
+
+    /// Writes `event` with the time of now. Refusals beyond a user's allowance are counted instead: a client that asks
+    /// without end fills no disk.
+    pub fn write(&self, event: &Event) {
+        let Some(sinks) = &self.0 else { return };
+        let Some(suppressed) = sinks.limits.allow(event) else { return };
+        sinks.write(event, suppressed);
+    }
+}
+
+impl Sinks {
+    fn write(&self, event: &Event, suppressed: u64) {
+        let lost = self.lost.load(Ordering::Relaxed);
+        let line = line::encode(SystemTime::now(), event, lost, suppressed);
+        match self.file.append(&line) {
+            Ok(()) => drop(self.lost.fetch_sub(lost, Ordering::Relaxed)),
+            Err(error) => {
+                if self.lost.fetch_add(1, Ordering::Relaxed) == 0 {
+                    note(format_args!("cannot write the audit log {}: {error}", self.file.path().display()));
+                }
+            }
+        }
+        match self.journal.send(event, &line) {
+            Ok(()) => self.unsent.store(0, Ordering::Relaxed),
+            Err(error) => {
+                if self.unsent.fetch_add(1, Ordering::Relaxed) == 0 {
+                    note(format_args!("cannot send the audit log to the system journal: {error}"));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
