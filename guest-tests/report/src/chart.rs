@@ -1,5 +1,6 @@
 //! Bars of figures for a terminal.
 
+use crate::matrix::{Matrix, is_of_pair};
 use crate::text::{number, shortened, size};
 use crate::{Comparison, Figure, Run, visible};
 
@@ -18,13 +19,20 @@ struct Row {
     value: String,
 }
 
-/// One bar a series, at its largest size; the bars of one validation and unit have one scale. With a comparison against
-/// a run before, each says its ratio. No line is longer than `columns`, from 52 on, or 68 with ratios.
+/// One bar a series, at its largest size; the bars of one validation and unit have one scale. Figures of ordered pairs of GPUs
+/// are matrices in place of bars. With a comparison against a run before all are bars, and each says its ratio. No line is longer than `columns`, from 52 on, or 68 with ratios.
 pub fn bars(run: &Run, before: Option<&Comparison>, columns: usize) -> String {
     let mut text = String::new();
     for verdict in &run.verdicts {
-        for unit in units(&verdict.figures) {
-            let shown = largest(&verdict.figures, unit);
+        let matrices = if before.is_none() { Matrix::all(&verdict.figures) } else { Vec::new() };
+        if !matrices.is_empty() {
+            text.push_str(&format!("{}\n", visible(&verdict.name)));
+            matrices.iter().for_each(|matrix| text.push_str(&matrix.text(columns)));
+        }
+        let in_bars = |figure: &&Figure| before.is_some() || !is_of_pair(figure);
+        for unit in units(verdict.figures.iter().filter(in_bars)) {
+            let mut shown = largest(&verdict.figures, unit);
+            shown.retain(in_bars);
             let most = shown.iter().map(|figure| figure.value).fold(0.0, f64::max);
             text.push_str(&format!("{} ({})\n", visible(&verdict.name), visible(unit)));
             let row = |figure: &&Figure| {
@@ -74,9 +82,9 @@ fn bar(part: f64, cells: usize) -> String {
 }
 
 /// Units in the order in which they come.
-fn units(figures: &[Figure]) -> Vec<&str> {
+fn units<'a>(figures: impl Iterator<Item = &'a Figure>) -> Vec<&'a str> {
     let mut units: Vec<&str> = Vec::new();
-    for figure in figures.iter().filter(|figure| figure.rounds > 0) {
+    for figure in figures.filter(|figure| figure.rounds > 0) {
         if !units.contains(&figure.unit.as_str()) {
             units.push(&figure.unit);
         }
@@ -85,7 +93,7 @@ fn units(figures: &[Figure]) -> Vec<&str> {
 }
 
 /// The figure of each series with the most bytes.
-fn largest<'a>(figures: &'a [Figure], unit: &str) -> Vec<&'a Figure> {
+pub(crate) fn largest<'a>(figures: &'a [Figure], unit: &str) -> Vec<&'a Figure> {
     let mut shown: Vec<&Figure> = Vec::new();
     for figure in figures.iter().filter(|figure| figure.unit == unit && figure.rounds > 0) {
         match shown.iter_mut().find(|other| other.series == figure.series) {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::matrix::Matrix;
 use crate::plot::{bars, plot};
 use crate::text::{amount, escaped, number, size};
 use crate::{Comparison, Figure, Outcome, Ratio, Run, Verdict};
@@ -130,6 +131,7 @@ fn figures(verdict: &Verdict, before: Option<&Before<'_>>) -> String {
         }
     }
     let mut section = format!("<section><h2>{}</h2><div class=\"plots\">", escaped(&verdict.name));
+    Matrix::all(&verdict.figures).iter().for_each(|matrix| section.push_str(&matrix.html()));
     for unit in units {
         section.push_str(&plot(&verdict.name, &verdict.figures, unit, &value).unwrap_or_default());
         section.push_str(&bars(&verdict.name, &verdict.figures, unit, &value).unwrap_or_default());

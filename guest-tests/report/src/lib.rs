@@ -10,6 +10,7 @@ mod compare;
 mod figure;
 mod html;
 mod junit;
+mod matrix;
 mod plot;
 mod run;
 mod text;

@@ -1,5 +1,7 @@
 //! A run of `egm-guest validate`: the machine, when, with which seed, and what became of each validation.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{Outcome, Verdict};
@@ -184,6 +186,36 @@ impl Run {
         text
     }
 
+    /// Its document with one verdict a line.
+    pub fn to_json_lines(&self) -> String {
+        let bare = Self { verdicts: Vec::new(), ..self.clone() };
+        let head = serde_json::to_string(&bare).unwrap_or_default();
+        let verdict = |verdict| serde_json::to_string(verdict).unwrap_or_default();
+        let verdicts: Vec<String> = self.verdicts.iter().map(verdict).collect();
+        format!("{}[\n{}\n]}}\n", head.trim_end_matches("[]}"), verdicts.join(",\n"))
+    }
+
+    /// The run with the largest size of each series only, and figures of four digits: small enough to publish.
+    #[must_use]
+    pub fn brief(mut self) -> Self {
+        for verdict in &mut self.verdicts {
+            let mut largest: BTreeMap<(String, String), Option<u64>> = BTreeMap::new();
+            for figure in &verdict.figures {
+                let most = largest.entry((figure.series.clone(), figure.unit.clone())).or_default();
+                *most = figure.bytes.max(*most);
+            }
+            verdict.figures.retain(|figure| {
+                largest.get(&(figure.series.clone(), figure.unit.clone())) == Some(&figure.bytes)
+            });
+            for figure in &mut verdict.figures {
+                [figure.value, figure.least, figure.most] =
+                    [figure.value, figure.least, figure.most].map(four_digits);
+            }
+            verdict.value = verdict.value.map(four_digits);
+        }
+        self
+    }
+
     /// How many validations came to what.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals::default();
@@ -197,6 +229,11 @@ impl Run {
         }
         totals
     }
+}
+
+/// The number with four significant digits.
+fn four_digits(number: f64) -> f64 {
+    format!("{number:.3e}").parse().unwrap_or(number)
 }
 
 impl std::fmt::Display for Totals {
@@ -264,6 +301,27 @@ pub(crate) mod tests {
         assert_eq!(Run::parse(run().to_json().as_bytes()), Ok(run()));
         assert_eq!(run().totals(), Totals { passed: 1, failed: 1, waived: 1, errors: 1 });
         assert!(!run().totals().is_good());
+    }
+
+    #[test]
+    fn a_brief_run_has_the_largest_size_of_each_series_and_four_digits() {
+        let mut long = run();
+        long.verdicts[0].figures.push(Figure::of("read, node 0", Some(1 << 21), "GB/s", &mut [1.0 / 3.0]));
+        long.verdicts[0].value = Some(396.789_123);
+        let brief = long.clone().brief();
+        let series: Vec<_> =
+            brief.verdicts[0].figures.iter().map(|f| (f.series.as_str(), f.bytes, f.value)).collect();
+        assert_eq!(
+            series,
+            [
+                ("write, node 0", Some(1 << 20), 7.5),
+                ("chase, node 0", Some(4096), 1.5),
+                ("huge pages", None, 0.5),
+                ("read, node 0", Some(1 << 21), 0.3333)
+            ]
+        );
+        assert_eq!(brief.verdicts[0].value, Some(396.8));
+        assert_eq!(Run::parse(brief.to_json_lines().as_bytes()), Ok(brief));
     }
 
     #[test]

@@ -31,6 +31,9 @@ pub(super) struct Form {
     /// JUnit XML.
     #[arg(long, group = "format")]
     junit: bool,
+    /// Only the largest size of each series, in four digits: a document to publish.
+    #[arg(long)]
+    brief: bool,
     /// Writes there, not to standard output.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -83,7 +86,12 @@ impl Report<'_> {
             let gone = gone(before, &run, comparison);
             run.verdicts.push(regressions(comparison, &gone, least, run.seed));
         }
-        let text = if form.json {
+        if form.brief {
+            run = run.brief();
+        }
+        let text = if form.json && form.brief {
+            run.to_json_lines()
+        } else if form.json {
             run.to_json()
         } else if form.junit {
             egm_report::junit(&run)

@@ -234,13 +234,19 @@ fn each_fault_of_a_gpus_clock_is_noticed_by_what_is_measured() {
 #[test]
 fn each_fault_between_gpus_is_noticed_by_the_check_that_looks_for_it() {
     let Some(fakes) = build::fakes() else { return };
-    all_pass(&fakes, 2, "p2p", &["p2p.access", "p2p.bytes", "p2p.atomics", "p2p.bandwidth", "p2p.latency"]);
+    let all = ["p2p.access", "p2p.bytes", "p2p.atomics", "p2p.atomic_rate", "p2p.bandwidth", "p2p.latency"];
+    all_pass(&fakes, 2, "p2p", &all);
+    all_pass(&fakes, 2, "cuda.host_numa.together", &["cuda.host_numa.together"]);
     each_is_noticed(
         &fakes,
         2,
         &[
             planted("p2p-refused", "p2p.access,cuda.pinned.bytes", &["p2p.access"]),
             planted("p2p-add-lost", "p2p.access,p2p.bytes,p2p.atomics", &["p2p.atomics"]),
+            planted("p2p-add-lost", "p2p.bytes,p2p.atomic_rate", &["p2p.atomic_rate"]),
+            planted("copy-byte", "cuda.host_numa.together", &["cuda.host_numa.together"]),
+            planted("read-sum", "cuda.host_numa.together", &["cuda.host_numa.together"]),
+            planted("write-byte", "cuda.host_numa.together", &["cuda.host_numa.together"]),
             planted("p2p-copy-byte", "p2p.access,p2p.bytes,p2p.bandwidth", &["p2p.bandwidth"]),
         ],
     );

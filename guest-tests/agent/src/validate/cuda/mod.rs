@@ -18,6 +18,8 @@ pub(super) mod measure;
 mod ordering;
 mod ratio;
 mod share;
+mod together;
+mod transfer;
 pub(super) mod turns;
 
 use gpu::Family;
@@ -46,6 +48,11 @@ macro_rules! rows {
                 name: "cuda.host_numa.of_pinned",
                 claim: "copy engines and SMs reach 0.99 of pinned memory's rate with HOST_NUMA memory of the near node, in turns",
                 run: ratio::check,
+            },
+            Validation {
+                name: "cuda.host_numa.together",
+                claim: "all GPUs at once move right bytes of HOST_NUMA memory, at this part of the sum of each alone",
+                run: together::check,
             },
             Validation {
                 name: "cuda.host_numa.capacity",

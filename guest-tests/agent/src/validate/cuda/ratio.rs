@@ -1,10 +1,11 @@
 //! HOST_NUMA memory is as fast as pinned memory, measured in turns.
 
-use egm_cuda::{Attribute, Kind, Memory, Shape, sum};
+use egm_cuda::{Attribute, Kind, Memory};
 use egm_report::Figure;
 
 use super::gpu::{Family, Gpu, on_family};
 use super::measure::Clock;
+use super::transfer::{Transfer, Way};
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::validate::Setting;
@@ -34,7 +35,7 @@ pub(super) fn check(setting: &Setting) -> Result<Finding, Broken> {
             pair: [Memory::new(&gpu.context, kind, bytes)?, Memory::new(&gpu.context, Kind::Pinned, bytes)?],
         };
         let mut figures = Vec::new();
-        for way in ["copy engine to GPU", "copy engine from GPU", "SM read", "SM write"] {
+        for way in Way::ALL {
             let figure = buffers.ratio(way, setting.seed, claim)?;
             // Another node may be farther away; that is no fault of the memory.
             let counts = near.is_none_or(|near| kind == Kind::HostNuma(near));
@@ -63,7 +64,7 @@ struct Buffers<'g> {
 
 impl Buffers<'_> {
     /// The ratios of the turns: bandwidth of HOST_NUMA memory by that of pinned memory.
-    fn ratio(&self, way: &str, seed: u64, claim: &mut Claim) -> Result<Figure, Broken> {
+    fn ratio(&self, way: Way, seed: u64, claim: &mut Claim) -> Result<Figure, Broken> {
         let clock = Clock::new(&self.gpu.context, None)?;
         let mut ratios = Vec::new();
         for turn in 0..=TURNS {
@@ -71,48 +72,22 @@ impl Buffers<'_> {
             for place in if turn.is_multiple_of(2) { [0, 1] } else { [1, 0] } {
                 // A pattern of its own: what the measurement before left is wrong.
                 let seed = seed.wrapping_add(((2 * turn + place) as u64) << 32);
-                let memory = &self.pair[place];
-                let to_memory = way.ends_with("from GPU") || way == "SM write";
-                // What is written holds another pattern before.
-                self.gpu.fill(memory, self.bytes, if to_memory { !seed } else { seed })?;
-                self.gpu.fill(&self.device, self.bytes, if to_memory { seed } else { !seed })?;
+                let transfer = self.transfer(&self.pair[place]);
+                transfer.prepare(way, seed)?;
                 seconds[place] = clock.seconds(&self.gpu.stream, None, || {
                     (0..TURN.div_ceil(self.bytes).min(MOST_REPEATS))
-                        .try_for_each(|_| self.once(way, memory, seed))
+                        .try_for_each(|_| transfer.launch(way, seed))
                 })?;
-                self.verify(way, memory, seed, claim)?;
+                transfer.verify(way, seed, &way.to_string(), claim)?;
             }
             if turn > 0 {
                 ratios.push(seconds[1] / seconds[0]);
             }
         }
-        Ok(Figure::of(way, Some(self.bytes), "of pinned", &mut ratios))
+        Ok(Figure::of(way.to_string(), Some(self.bytes), "of pinned", &mut ratios))
     }
 
-    /// What the last turn wrote or read is right.
-    fn verify(&self, way: &str, memory: &Memory, seed: u64, claim: &mut Claim) -> Result<(), Broken> {
-        if way == "SM read" {
-            let read = self.gpu.total(&self.sums)?;
-            let right = sum(seed, self.bytes / 8);
-            claim.holds(read == right, || {
-                format!("{way}: words whose sum is {read:#x} instead of {right:#x}")
-            });
-            return Ok(());
-        }
-        let target = if way.ends_with("to GPU") { &self.device } else { memory };
-        super::gpu::note(claim, way, self.gpu.compare(target, self.bytes, seed)?, seed);
-        Ok(())
-    }
-
-    fn once(&self, way: &str, memory: &Memory, seed: u64) -> Result<(), Broken> {
-        let (stream, kernels, shape) = (&self.gpu.stream, &self.gpu.kernels, Shape::whole(&self.gpu.context));
-        let (part, device) = (memory.part(0, self.bytes)?, self.device.part(0, self.bytes)?);
-        match way {
-            "copy engine to GPU" => stream.copy(device, part)?,
-            "copy engine from GPU" => stream.copy(part, device)?,
-            "SM read" => kernels.read(stream, part, self.sums.whole())?,
-            _ => kernels.write(stream, shape, part, seed)?,
-        }
-        Ok(())
+    fn transfer<'m>(&'m self, host: &'m Memory) -> Transfer<'m> {
+        Transfer { gpu: self.gpu, host, device: &self.device, sums: &self.sums, bytes: self.bytes }
     }
 }

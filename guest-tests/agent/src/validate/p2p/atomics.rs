@@ -3,18 +3,22 @@
 use std::time::{Duration, Instant};
 
 use egm_cuda::{Device, Kind, Memory, Shape};
+use egm_report::Figure;
 
-use super::several;
+use super::{on_pairs, pair, several};
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::validate::Setting;
 use crate::validate::cuda::gpu::Gpu;
+use crate::validate::cuda::measure::{Clock, ROUNDS};
 
 /// Threads of a GPU that add.
 const SHAPE: Shape = Shape { blocks: 8, threads: 128 };
 /// What each adds at first; four times as much in each further attempt, until all GPUs were at work at once.
 const TIMES: u64 = 256;
 const ATTEMPTS: u32 = 5;
+/// Additions of each thread in a round that is measured.
+const TIMES_OF_ROUND: u64 = 1024;
 /// How long kernels may take to start.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -59,6 +63,36 @@ pub(super) fn check(setting: &Setting) -> Result<Finding, Broken> {
     }
     not.into_iter().for_each(|reason| claim.seen(format!("not checked: {reason}")));
     Ok(claim.finish())
+}
+
+/// Rate of the additions of each GPU to one word of each other GPU's memory, in 10^6 additions a second.
+pub(super) fn rate(setting: &Setting) -> Result<Finding, Broken> {
+    on_pairs(|from, to, claim| {
+        let memory = Memory::for_peers(&to.context, 4096, &[&from.context])?;
+        let pinned = Memory::new(&from.context, Kind::Pinned, 4096)?;
+        let (word, counter, start) = (pinned.words()?, memory.part(0, 64)?, pinned.part(0, 64)?);
+        word.write(0, setting.seed);
+        from.stream.copy(counter, start)?;
+        let (clock, (started, _)) = (Clock::new(&from.context, None)?, from.result(0)?);
+        let additions = SHAPE.count() * TIMES_OF_ROUND;
+        let mut rates = Vec::new();
+        for _ in 0..=ROUNDS {
+            let seconds = clock.seconds(&from.stream, None, || {
+                Ok(from.kernels.add(&from.stream, SHAPE, counter, TIMES_OF_ROUND, started)?)
+            })?;
+            #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+            rates.push(additions as f64 / seconds / 1e6);
+        }
+        from.stream.copy(start, counter)?;
+        from.stream.synchronize()?;
+        let right = additions * (ROUNDS as u64 + 1);
+        let made = word.read(0).wrapping_sub(setting.seed);
+        claim.holds(made == right, || format!("{}: {right} additions make {made}", pair(from, to)));
+        rates.remove(0); // the first round includes the start of the kernel's code
+        let figure = Figure::of(format!("{}: additions", pair(from, to)), None, "M/s", &mut rates);
+        claim.seen(format!("{} {:.0} M/s", figure.series, figure.value));
+        Ok(vec![figure])
+    })
 }
 
 /// A GPU and its peers add to a word of its memory; whether they were seen to do so at once.

@@ -32,6 +32,11 @@ pub(super) static ALL: &[Validation] = &[
         run: atomics::check,
     },
     Validation {
+        name: "p2p.atomic_rate",
+        claim: "one GPU's additions to a word of another one's memory add up, at this rate",
+        run: atomics::rate,
+    },
+    Validation {
         name: "p2p.bandwidth",
         claim: "copy engines and SMs move right bytes between GPUs at every size, at these rates",
         run: bandwidth::check,
