@@ -195,7 +195,8 @@ impl Run {
         format!("{}[\n{}\n]}}\n", head.trim_end_matches("[]}"), verdicts.join(",\n"))
     }
 
-    /// The run with the largest size of each series only, and figures of four digits: small enough to publish.
+    /// The run with the largest size of each series only, figures of four digits, no claims, and no reasons that repeat figures:
+    /// small enough to publish.
     #[must_use]
     pub fn brief(mut self) -> Self {
         for verdict in &mut self.verdicts {
@@ -212,6 +213,10 @@ impl Run {
                     [figure.value, figure.least, figure.most].map(four_digits);
             }
             verdict.value = verdict.value.map(four_digits);
+            verdict.claim.clear();
+            if verdict.outcome == Outcome::Passed && !verdict.figures.is_empty() {
+                verdict.reason.clear();
+            }
         }
         self
     }

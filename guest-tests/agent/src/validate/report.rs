@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use clap::Args;
 use egm_report::{Comparison, MAX_RUN, Run, Verdict, visible};
 
-use super::show;
+use super::{select, show};
 use crate::finding::Finding;
 use crate::output::{self, Output};
 
@@ -31,7 +31,7 @@ pub(super) struct Form {
     /// JUnit XML.
     #[arg(long, group = "format")]
     junit: bool,
-    /// Only the largest size of each series, in four digits: a document to publish.
+    /// Only the largest size of each series, in four digits and without claims: a document to publish.
     #[arg(long)]
     brief: bool,
     /// Writes there, not to standard output.
@@ -116,14 +116,27 @@ impl Report<'_> {
 pub(crate) struct Again {
     /// A run, written with `egm-guest validate --json`.
     run: PathBuf,
+    /// Only these groups, names or patterns of validations, as `egm-guest validate` takes them.
+    #[arg(long, value_name = "WORD", allow_hyphen_values = true)]
+    select: Vec<String>,
     #[command(flatten)]
     form: Form,
 }
 
 /// Reports a run that was written before.
 pub(crate) fn again(options: &Again) -> ExitCode {
-    let opened = read_run(&options.run).and_then(|run| Ok((run, options.form.open()?)));
+    let opened = read_run(&options.run)
+        .and_then(|run| selected(run, &options.select))
+        .and_then(|run| Ok((run, options.form.open()?)));
     opened.map_or_else(|wrong| output::misused(&wrong), |(run, report)| report.write(run))
+}
+
+/// The run with the verdicts that `words` select.
+fn selected(mut run: Run, words: &[String]) -> Result<Run, String> {
+    let names: Vec<&str> = run.verdicts.iter().map(|verdict| verdict.name.as_str()).collect();
+    let chosen: BTreeSet<String> = select::select(&names, words)?.into_iter().map(str::to_owned).collect();
+    run.verdicts.retain(|verdict| chosen.contains(&verdict.name));
+    Ok(run)
 }
 
 /// Series of the run before that this one has at no size, though it has tried their validation: what was fast and is
