@@ -66,6 +66,29 @@ impl Lease {
         prepared.map(|()| lease)
     }
 
+    /// The lease of `slice` that another process began and left to this one: `claim` is its lock's descriptor. The memory is
+    /// opened anew.
+    ///
+    /// # Errors
+    /// [`GrantError`]; the slice stays recorded as `owner`'s, and is dirty once `claim` is closed.
+    pub fn resume(
+        ledger: &Ledger,
+        region: Region,
+        slice: Slice,
+        owner: Owner,
+        claim: File,
+    ) -> Result<Self, GrantError> {
+        let memory = ledger.memory();
+        let unknown = || LedgerError::Region { region: region.name.clone() };
+        let line = Line::of(&region).ok_or_else(unknown)?;
+        let place = ledger::bytes_of(&slice).and_then(|bytes| line.place(bytes)).ok_or_else(unknown)?;
+        let backing = memory.open(&region, &slice, &Watch::nobody())?;
+        let ledger = ledger.clone();
+        let (by, dirty) = (Actor::of(&owner), SpanSet::default());
+        let taken = Taken { ledger, region, line, slice, place, owner, by, claim, dirty };
+        Ok(Self { backing, memory, taken })
+    }
+
     /// Makes the slice fit for its owner.
     fn prepare(&mut self, watch: &Watch<'_>) -> Result<(), GrantError> {
         let Self { backing, memory, taken } = self;

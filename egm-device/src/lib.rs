@@ -12,6 +12,7 @@ mod bounded;
 pub mod broker;
 pub mod carve;
 pub mod cli;
+pub mod close;
 mod crew;
 pub mod device;
 mod export;

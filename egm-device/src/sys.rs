@@ -1,12 +1,12 @@
-//! System calls without a safe interface: the ioctls of EGM devices and of KVM, and a thread's scheduling class. This is
-//! an unsafe room.
+//! System calls without a safe interface: the ioctls of EGM devices and of KVM, a thread's scheduling class, and the
+//! replacement of a descriptor. This is an unsafe module.
 //!
 //! What callers may rely on: no function here lets the kernel write outside the buffer that it is given.
-#![expect(unsafe_code, reason = "ioctl and sched_setscheduler have no safe interface")]
+#![expect(unsafe_code, reason = "ioctl, sched_setscheduler and dup3 have no safe interface")]
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// `EGM_RETIRED_PAGES_LIST`, `_IO('E', 100)`: the number says no size, the buffer does.
 const EGM_RETIRED_PAGES_LIST: libc::Ioctl = 0x4564;
@@ -58,6 +58,12 @@ pub(crate) fn run_when_idle() {
     let parameter = libc::sched_param { sched_priority: 0 };
     // SAFETY: the kernel reads one `sched_param`; 0 is the calling thread.
     let _ = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameter) };
+}
+
+/// Makes descriptor `number`, whatever owns it, one of the file of `with`.
+pub(crate) fn replace_descriptor(number: RawFd, with: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: no memory is involved. The owner of `number` goes on owning an open descriptor of that number.
+    check(unsafe { libc::dup3(with.as_raw_fd(), number, libc::O_CLOEXEC) }).map(drop)
 }
 
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {

@@ -8,6 +8,7 @@
 pub mod arch;
 pub mod cli;
 pub mod console;
+mod custody;
 pub mod error;
 pub mod facts;
 pub mod firmware;
@@ -23,6 +24,7 @@ mod places;
 pub mod plan;
 mod program;
 pub mod resources;
+mod user;
 pub mod virtio;
 
 pub use egm_config as config;

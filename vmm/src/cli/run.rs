@@ -1,5 +1,6 @@
 //! `egm-vmm run`: from a configuration file to a guest that has ended.
 
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -9,11 +10,13 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Outcome;
 use crate::config::{self, Overrides};
+use crate::custody::{self, Keeper};
 use crate::error::{Blame, Chain, Report};
 use crate::facts::{self, Facts, Scope};
 use crate::machine::{self, ExitReason};
 use crate::plan::Plan;
-use crate::resources::{self, Broker, Leases, Resources, Servers};
+use crate::resources::{self, Broker, Leases, Resources, Runs, Servers};
+use crate::user::{self, User};
 
 /// Starts the virtual machine of a configuration file and waits for its end
 #[derive(Debug, clap::Args)]
@@ -31,6 +34,15 @@ pub(super) struct Args {
     /// Text added to the file's "boot"."cmdline"
     #[arg(long, value_name = "TEXT")]
     append: Option<String>,
+    /// Become this user before the guest runs, by name or number (root only)
+    ///
+    /// Root takes, opens and maps the machine's memory and opens the files that FILE names: write FILE yourself. Then every
+    /// descriptor of a region is closed and all privileges are dropped; a second process of root's returns the slices.
+    #[arg(long, value_name = "NAME")]
+    user: Option<String>,
+    /// Descriptor of the process that returns the slices; it starts this one
+    #[arg(long, hide = true, requires = "user")]
+    keeper: Option<i32>,
     /// Ask the broker at this socket for the slices of "egm", as who is not root must
     #[arg(long, value_name = "SOCKET")]
     broker: Option<PathBuf>,
@@ -91,7 +103,42 @@ fn raise_open_files() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
+/// How a machine becomes an unprivileged user's.
+struct Confined {
+    user: User,
+    keeper: Keeper,
+    /// Whether the keeper has the locks of the machine's slices.
+    is_left: Cell<bool>,
+}
+
+impl Confined {
+    /// Leaves the slices of `leases` to the keeper and drops all privileges.
+    fn enter(&self, leases: &Leases) -> Result<(), Box<dyn Report>> {
+        self.keeper.hand_over(&leases.own())?;
+        self.is_left.set(true);
+        leases.close_locks()?;
+        Ok(self.user.become_this(self.keeper.process())?)
+    }
+}
+
 pub(super) fn run(args: &Args) -> Outcome {
+    let confined = match (&args.user, args.keeper) {
+        (Some(name), None) => {
+            User::find(name)?;
+            let bars = Bars::default();
+            return custody::keep("--keeper", &|slice, step| bars.told(slice, step));
+        }
+        (Some(name), Some(number)) => {
+            user::gain_nothing()?;
+            let (user, keeper) = (User::find(name)?, Keeper::connect(number)?);
+            Some(Confined { user, keeper, is_left: Cell::new(false) })
+        }
+        (None, _) => None,
+    };
+    run_machine(args, confined.as_ref())
+}
+
+fn run_machine(args: &Args, confined: Option<&Confined>) -> Outcome {
     let overrides = Overrides {
         kernel: args.kernel.clone(),
         initramfs: args.initramfs.clone(),
@@ -117,7 +164,8 @@ pub(super) fn run(args: &Args) -> Outcome {
     };
     drop(bars);
     plan.notes.iter().for_each(|note| eprintln!("note: {note}"));
-    let outcome = launch(&plan, &facts, &leases, servers);
+    let outcome = launch(&plan, &facts, &leases, servers, confined);
+    let leases = if confined.is_some_and(|c| c.is_left.get()) { leases.leave_own() } else { leases };
     let bars = Bars::default();
     let late = leases.give_back(&facts, &|slice, step| bars.told(slice, step));
     drop(bars);
@@ -126,7 +174,17 @@ pub(super) fn run(args: &Args) -> Outcome {
 }
 
 /// Runs the machine of `plan`; nothing of it is left afterwards.
-fn launch(plan: &Plan, facts: &Facts, leases: &Leases, servers: Servers) -> Outcome {
+fn launch(
+    plan: &Plan,
+    facts: &Facts,
+    leases: &Leases,
+    servers: Servers,
+    confined: Option<&Confined>,
+) -> Outcome {
+    let runs = if confined.is_some() { Runs::Confined } else { Runs::AsIs };
+    if runs == Runs::Confined {
+        leases.check_confinable(plan)?;
+    }
     let bar = Bar::new("memory present");
     let resources = Resources::open(plan, facts, leases, servers, &|done, total| bar.told(done, total))?;
     drop(bar);
@@ -134,6 +192,9 @@ fn launch(plan: &Plan, facts: &Facts, leases: &Leases, servers: Servers) -> Outc
         eprintln!("console: {name}");
     }
     let machine = machine::build(plan, resources)?;
+    let notes = leases.close_files(plan, !facts.servers.is_empty(), runs)?;
+    notes.iter().for_each(|note| eprintln!("note: {note}"));
+    confined.map(|confined| confined.enter(leases)).transpose()?;
     let machine::Ended { reason, mut unfinished, counted } = machine.run();
     if let Some(counted) = counted {
         eprintln!("counted: {counted}");

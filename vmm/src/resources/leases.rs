@@ -276,6 +276,28 @@ impl Leases {
         self.0.iter().find(|(other, _)| other == id).map(|(_, lease)| lease)
     }
 
+    /// All slices, by the id of their backing.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &Taken)> {
+        self.0.iter().map(|(id, taken)| (id.as_str(), taken.as_ref()))
+    }
+
+    /// Those that this process locked itself.
+    pub(crate) fn own(&self) -> Vec<(&str, &Lease)> {
+        let mut own = Vec::new();
+        for (id, taken) in self.iter() {
+            if let Taken::Own(lease) = taken {
+                own.push((id, lease.as_ref()));
+            }
+        }
+        own
+    }
+
+    /// Those of a broker; the others are left to who holds their locks.
+    pub(crate) fn leave_own(mut self) -> Self {
+        self.0.retain(|(_, taken)| matches!(taken.as_ref(), Taken::Lent(..)));
+        self
+    }
+
     /// Puts retired pages that `facts` lack into them; whether there were any.
     fn tell_retired(&self, facts: &mut Facts) -> bool {
         let mut news = false;

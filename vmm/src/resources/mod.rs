@@ -2,6 +2,7 @@
 //!
 //! Nothing before it has side effects, nothing after it makes decisions.
 
+mod close;
 mod devices;
 mod leases;
 mod loans;
@@ -16,6 +17,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::thread::{self, Scope, ScopedJoinHandle};
 
+pub use self::close::CloseError;
+pub(crate) use self::close::Runs;
 pub use self::devices::{DeviceError, OpenDevice};
 pub(crate) use self::leases::Taken;
 pub use self::leases::{LeaseError, Leases, SliceProgress};

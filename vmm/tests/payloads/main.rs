@@ -7,6 +7,7 @@ mod pages;
 mod pool;
 mod programs;
 mod storage;
+mod users;
 
 use std::io::Read;
 use std::path::Path;

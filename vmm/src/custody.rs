@@ -1,0 +1,263 @@
+//! A machine of an unprivileged user, and the root process that keeps its slices' locks.
+//!
+//! ```text
+//!  keeper (root)                                  machine
+//!    spawns ─────────────────────────────────────► takes slices, opens, maps, registers: as root
+//!    fetches the locks' descriptors ◄── grants ──── closes the regions' files
+//!    forwards signals, waits          ── "taken" ─► closes the locks, becomes the user, runs the guest
+//!    scrubs and returns the slices  ◄── its end
+//! ```
+//! The keeper starts the machine before it has a thread or a descriptor of any region. It reads one message, which the
+//! machine sends while it is still root, and nothing afterwards.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use egm_device::lease::Lease;
+use egm_device::ledger::{Identity, Ledger, LedgerError, Paths, Watch};
+use egm_device::owner::Owner;
+use egm_device::region::{Region, Slice};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, kill_process, pidfd_getfd, pidfd_open};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Blame, Chain, Report};
+use crate::resources::SliceProgress;
+
+/// Signals that the machine gets in the keeper's place.
+const FORWARDED: [Signal; 5] =
+    [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGPWR, Signal::SIGUSR1];
+
+/// The answer to a machine whose locks the keeper has.
+const TAKEN: u8 = b'k';
+
+/// Why a machine and its keeper do not come together.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {step}")]
+pub(crate) struct CustodyError {
+    step: &'static str,
+    source: io::Error,
+}
+
+impl Report for CustodyError {
+    fn blame(&self) -> Blame {
+        Blame::Host
+    }
+}
+
+fn failed<E: Into<io::Error>>(step: &'static str) -> impl Fn(E) -> CustodyError {
+    move |error| CustodyError { step, source: error.into() }
+}
+
+/// A slice that the keeper returns.
+#[derive(Debug, Serialize, Deserialize)]
+struct Grant {
+    id: String,
+    region: Region,
+    slice: Slice,
+    owner: Owner,
+    /// The lock's descriptor, by its number in the machine's process.
+    claim: i32,
+}
+
+/// The machine's way to its keeper.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    stream: UnixStream,
+    parent: u32,
+}
+
+impl Keeper {
+    /// The keeper that started this process with descriptor `number` of its own.
+    ///
+    /// # Errors
+    /// [`CustodyError`]: this process's parent is none.
+    pub(crate) fn connect(number: i32) -> Result<Self, CustodyError> {
+        // The keeper has them blocked, and a process inherits that.
+        heard().thread_unblock().map_err(failed("unblock signals"))?;
+        let parent = std::os::unix::process::parent_id();
+        let stream = fetch(parent, number).map_err(failed("reach the process that started the machine"))?;
+        Ok(Self { stream: stream.into(), parent })
+    }
+
+    /// Its process.
+    pub(crate) const fn process(&self) -> u32 {
+        self.parent
+    }
+
+    /// Leaves the locks of `leases` to it; returns when it has them.
+    ///
+    /// # Errors
+    /// [`CustodyError`].
+    pub(crate) fn hand_over(&self, leases: &[(&str, &Lease)]) -> Result<(), CustodyError> {
+        let grant = |(id, lease): &(&str, &Lease)| Grant {
+            id: (*id).to_owned(),
+            region: lease.region().clone(),
+            slice: lease.slice().clone(),
+            owner: lease.owner().clone(),
+            claim: lease.claim().as_raw_fd(),
+        };
+        let grants: Vec<_> = leases.iter().map(grant).collect();
+        self.send(&grants).map_err(failed("leave the slices to the process that returns them"))
+    }
+
+    fn send(&self, grants: &[Grant]) -> io::Result<()> {
+        let mut line = serde_json::to_vec(grants)?;
+        line.push(b'\n');
+        (&self.stream).write_all(&line)?;
+        let mut answer = [0];
+        (&self.stream).read_exact(&mut answer)?;
+        if answer == [TAKEN] { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
+    }
+}
+
+/// The signals that the keeper waits for.
+fn heard() -> SigSet {
+    FORWARDED.into_iter().chain([Signal::SIGCHLD]).collect()
+}
+
+/// A duplicate of descriptor `number` of `process`.
+fn fetch(process: u32, number: i32) -> io::Result<std::os::fd::OwnedFd> {
+    let pid = i32::try_from(process).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;
+    let process = pidfd_open(pid, PidfdFlags::empty())?;
+    Ok(pidfd_getfd(process, number, PidfdGetfdFlags::empty())?)
+}
+
+/// Runs this command line once more as the machine and returns its slices at its end; `option` is what tells it so.
+///
+/// # Errors
+/// [`CustodyError`], or what stopped the return.
+pub(crate) fn keep(option: &str, progress: SliceProgress<'_>) -> Result<ExitCode, Box<dyn Report>> {
+    let heard = heard();
+    heard.thread_block().map_err(failed("block signals"))?;
+    let signals = SignalFd::with_flags(&heard, SfdFlags::SFD_CLOEXEC).map_err(failed("wait for signals"))?;
+    let (ours, theirs) = UnixStream::pair().map_err(failed("make a socket"))?;
+    let mut child = Command::new("/proc/self/exe")
+        .args(std::env::args_os().skip(1))
+        .arg(format!("{option}={}", theirs.as_raw_fd()))
+        .spawn()
+        .map_err(failed("start the machine's process"))?;
+    let (status, left) = watch(&mut child, &signals, ours)?;
+    drop(theirs);
+    give_back(resume(left), &heard, progress);
+    Ok(code(status))
+}
+
+/// Waits for the machine's end: how it ended, and what it left.
+fn watch(
+    child: &mut Child,
+    signals: &SignalFd,
+    stream: UnixStream,
+) -> Result<(ExitStatus, Vec<Left>), CustodyError> {
+    let mut left = Vec::new();
+    let mut stream = Some(stream);
+    loop {
+        let mut ready = vec![PollFd::new(signals, PollFlags::IN)];
+        ready.extend(stream.iter().map(|stream| PollFd::new(stream, PollFlags::IN)));
+        match poll(&mut ready, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(failed("wait for the machine")(errno)),
+        }
+        let has_signal = !ready.first().is_none_or(|ready| ready.revents().is_empty());
+        let has_message = ready.get(1).is_some_and(|ready| !ready.revents().is_empty());
+        if has_message && let Some(stream) = stream.take() {
+            left = receive(child.id(), &stream).unwrap_or_default();
+        }
+        if has_signal && let Ok(Some(signal)) = signals.read_signal() {
+            forward(child, signal.ssi_signo, signal.ssi_code);
+        }
+        if let Some(status) = child.try_wait().map_err(failed("wait for the machine"))? {
+            return Ok((status, left));
+        }
+    }
+}
+
+/// A slice whose lock this process has.
+type Left = (Grant, File);
+
+/// The one message: what the machine leaves, with the locks' descriptors.
+fn receive(machine: u32, stream: &UnixStream) -> io::Result<Vec<Left>> {
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line)?;
+    let grants: Vec<Grant> = serde_json::from_str(&line)?;
+    let take = |grant: Grant| {
+        Ok((File::from(fetch(machine, grant.claim)?), grant)).map(|(file, grant)| (grant, file))
+    };
+    let left = grants.into_iter().map(take).collect::<io::Result<_>>()?;
+    let mut stream = stream;
+    stream.write_all(&[TAKEN])?;
+    Ok(left)
+}
+
+/// The machine gets what was sent to this process; what a terminal sends, it has got already.
+fn forward(child: &Child, signal: u32, code: i32) {
+    /// `SI_KERNEL`, `asm-generic/siginfo.h`.
+    const SI_KERNEL: i32 = 0x80;
+    let number = i32::try_from(signal).ok().filter(|number| *number != libc::SIGCHLD && code != SI_KERNEL);
+    let signal = number.and_then(rustix::process::Signal::from_named_raw);
+    if let Some(signal) = signal {
+        let _ = kill_process(Pid::from_child(child), signal); // it may have ended
+    }
+}
+
+/// Opens what the machine left; it has no memory of it mapped any more.
+fn resume(left: Vec<Left>) -> Vec<(String, Lease)> {
+    if left.is_empty() {
+        return Vec::new();
+    }
+    let root = Path::new("/");
+    let ledger = || -> Result<Ledger, LedgerError> {
+        let unknown = |source| LedgerError::Record { step: "tell this boot from others for", source };
+        Ledger::open(Paths::below(root), Identity::read(root).map_err(unknown)?)
+    };
+    let ledger = match ledger() {
+        Ok(ledger) => ledger,
+        Err(error) => {
+            eprintln!("warning: {}", Chain(&error));
+            return Vec::new();
+        }
+    };
+    let open = |(grant, claim): Left| {
+        let Grant { id, region, slice, owner, .. } = grant;
+        match Lease::resume(&ledger, region, slice, owner, claim) {
+            Ok(lease) => Some((id, lease)),
+            Err(error) => {
+                eprintln!("warning: {}", Chain(&error));
+                None
+            }
+        }
+    };
+    left.into_iter().filter_map(open).collect()
+}
+
+/// Scrubs and returns `leases`; a signal ends the scrub, and the next owner's grant does the rest.
+fn give_back(leases: Vec<(String, Lease)>, blocked: &SigSet, progress: SliceProgress<'_>) {
+    let cancel = Arc::new(AtomicBool::new(false));
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+        let _ = signal_hook::flag::register(signal, Arc::clone(&cancel));
+    }
+    let _ = blocked.thread_unblock();
+    for (id, lease) in leases {
+        let told = |step| progress(&id, step);
+        let watch = Watch { progress: &told, cancel: &cancel, ..Watch::nobody() };
+        if let Err(error) = lease.give_back(&watch) {
+            eprintln!("warning: {}", Chain(&error));
+        }
+    }
+}
+
+/// The machine's exit code; a signal that ended it is 128 and its number, as shells have it.
+fn code(status: ExitStatus) -> ExitCode {
+    let signalled = || status.signal().map(|signal| signal.saturating_add(128));
+    let code = status.code().or_else(signalled).and_then(|code| u8::try_from(code).ok());
+    code.map_or_else(|| Blame::Internal.into(), ExitCode::from)
+}

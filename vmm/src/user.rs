@@ -1,0 +1,194 @@
+//! The user that a machine becomes before its first guest instruction.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+
+use nix::unistd::{Gid, Uid, User as Entry, getgrouplist, setgroups, setresgid, setresuid};
+use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::thread::set_no_new_privs;
+
+use crate::error::{Blame, Report};
+
+/// A user of this host other than root, with all groups.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct User {
+    uid: Uid,
+    gid: Gid,
+    groups: Vec<Gid>,
+}
+
+/// Why the machine does not become a user.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum UserError {
+    #[error("cannot run the machine as user {name:?}: this host has no such user")]
+    Unknown { name: String },
+    #[error("cannot run the machine as user {name:?}: it is root")]
+    Root { name: String },
+    #[error("cannot run the machine as another user: this process is not root's")]
+    NotRoot,
+    #[error("cannot {step}")]
+    Drop { step: &'static str, source: io::Error },
+    #[error(
+        "cannot drop the privileges of thread {thread}: its {field} is {found:?}, and must be {expected:?}"
+    )]
+    Kept { thread: String, field: &'static str, found: String, expected: String },
+}
+
+impl Report for UserError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::Unknown { .. } | Self::Root { .. } => Blame::Configuration,
+            Self::NotRoot | Self::Drop { .. } | Self::Kept { .. } => Blame::Host,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Unknown { .. } | Self::Root { .. } => {
+                Some("name a user of /etc/passwd that is not root, as --user NAME or its number".to_owned())
+            }
+            Self::NotRoot => {
+                Some("run it with sudo; an unprivileged user asks a broker: --broker SOCKET".to_owned())
+            }
+            Self::Drop { .. } | Self::Kept { .. } => None,
+        }
+    }
+}
+
+impl User {
+    /// The user called `name`, or with this number.
+    ///
+    /// # Errors
+    /// [`UserError`]: no such user, or root; or this process is not root's and could not become any.
+    pub(crate) fn find(name: &str) -> Result<Self, UserError> {
+        if !rustix::process::geteuid().is_root() {
+            return Err(UserError::NotRoot);
+        }
+        let entry = match name.parse() {
+            Ok(number) => Entry::from_uid(Uid::from_raw(number)),
+            Err(_) => Entry::from_name(name),
+        };
+        let unknown = || UserError::Unknown { name: name.to_owned() };
+        let entry = entry.ok().flatten().ok_or_else(unknown)?;
+        if entry.uid.is_root() || entry.gid.as_raw() == 0 {
+            return Err(UserError::Root { name: name.to_owned() });
+        }
+        let c_name = std::ffi::CString::new(entry.name).map_err(|_| unknown())?;
+        let groups = getgrouplist(&c_name, entry.gid)
+            .map_err(|errno| UserError::Drop { step: "read the groups of the user", source: errno.into() })?;
+        Ok(Self { uid: entry.uid, gid: entry.gid, groups })
+    }
+
+    /// Makes every thread of this process the user's, without capabilities, and ends the process when `parent` ends.
+    /// `no_new_privs` is set already.
+    ///
+    /// # Errors
+    /// [`UserError`]: the machine must not run.
+    pub(crate) fn become_this(&self, parent: u32) -> Result<(), UserError> {
+        let step = |step| move |errno: nix::Error| UserError::Drop { step, source: errno.into() };
+        // The C library does each for all threads.
+        setgroups(&self.groups).map_err(step("set the groups of the user"))?;
+        setresgid(self.gid, self.gid, self.gid).map_err(step("become the user's group"))?;
+        setresuid(self.uid, self.uid, self.uid).map_err(step("become the user"))?;
+        self.verify()?;
+        // The kernel forgets it when the user changes. The parent holds the slices' locks: without it they are free.
+        let orphan = |source| UserError::Drop { step: "follow the parent process", source };
+        set_parent_process_death_signal(Some(Signal::KILL)).map_err(|errno| orphan(errno.into()))?;
+        if std::os::unix::process::parent_id() != parent {
+            return Err(orphan(io::Error::other("it has ended")));
+        }
+        Ok(())
+    }
+
+    /// Checks every thread by what the kernel reports of it (proc_pid_status(5)).
+    fn verify(&self) -> Result<(), UserError> {
+        let read =
+            |source| UserError::Drop { step: "look at the privileges of this process's threads", source };
+        for thread in fs::read_dir("/proc/self/task").map_err(read)? {
+            let path = thread.map_err(read)?.path();
+            let status = fs::read_to_string(path.join("status")).map_err(read)?;
+            let thread = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+            self.verify_thread(&thread, &status)?;
+        }
+        Ok(())
+    }
+
+    fn verify_thread(&self, thread: &str, status: &str) -> Result<(), UserError> {
+        let all = |number: u32| [number; 4].map(|n| n.to_string()).join("\t");
+        let groups: BTreeSet<String> = self.groups.iter().map(ToString::to_string).collect();
+        let none = || "0".repeat(16);
+        let expected = [
+            ("Uid", all(self.uid.as_raw())),
+            ("Gid", all(self.gid.as_raw())),
+            ("CapPrm", none()),
+            ("CapEff", none()),
+            ("CapAmb", none()),
+            ("NoNewPrivs", "1".to_owned()),
+        ];
+        let kept = |field, found: &str, expected: String| {
+            let (thread, found) = (thread.to_owned(), found.to_owned());
+            Err(UserError::Kept { thread, field, found, expected })
+        };
+        for (name, expected) in expected {
+            let found = field(status, name);
+            if found != expected {
+                return kept(name, found, expected);
+            }
+        }
+        let found = field(status, "Groups");
+        match found.split_whitespace().all(|group| groups.contains(group)) {
+            true => Ok(()),
+            false => kept("Groups", found, groups.into_iter().collect::<Vec<_>>().join(" ")),
+        }
+    }
+}
+
+/// The value of `name` in the text of a thread's status.
+fn field<'a>(status: &'a str, name: &str) -> &'a str {
+    let value = |line: &'a str| line.strip_prefix(name)?.strip_prefix(':');
+    status.lines().find_map(value).unwrap_or_default().trim()
+}
+
+/// Lets nothing that this process executes have more privileges than it, in threads that are started from now on.
+pub(crate) fn gain_nothing() -> Result<(), UserError> {
+    let set = set_no_new_privs(true);
+    set.map_err(|errno| UserError::Drop { step: "set no_new_privs", source: errno.into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STATUS: &str = "Name:\tvcpu0\nUid:\t7\t7\t7\t7\nGid:\t8\t8\t8\t8\nGroups:\t8 9 \nNoNewPrivs:\t1\n\
+        CapInh:\t0000000000000000\nCapPrm:\t0000000000000000\nCapEff:\t0000000000000000\nCapAmb:\t0000000000000000\n";
+
+    #[test]
+    fn a_thread_that_keeps_one_privilege_is_named() {
+        let user =
+            User { uid: Uid::from_raw(7), gid: Gid::from_raw(8), groups: [8, 9].map(Gid::from_raw).to_vec() };
+        assert!(user.verify_thread("1", STATUS).is_ok());
+        for (from, to, field) in [
+            ("Uid:\t7\t7\t7\t7", "Uid:\t7\t7\t0\t7", "Uid"),
+            ("Gid:\t8", "Gid:\t0", "Gid"),
+            ("Groups:\t8 9", "Groups:\t0 8 9", "Groups"),
+            ("NoNewPrivs:\t1", "NoNewPrivs:\t0", "NoNewPrivs"),
+            ("CapEff:\t00", "CapEff:\t10", "CapEff"),
+            ("CapPrm:\t00", "CapPrm:\t10", "CapPrm"),
+        ] {
+            let error = user.verify_thread("1", &STATUS.replace(from, to)).unwrap_err();
+            assert!(matches!(error, UserError::Kept { field: found, .. } if found == field), "{error}");
+            assert_eq!(error.blame(), Blame::Host);
+        }
+    }
+
+    #[test]
+    fn root_and_unknown_users_are_refused() {
+        if !rustix::process::geteuid().is_root() {
+            return println!("skipped: only root can become another user");
+        }
+        assert!(matches!(User::find("root"), Err(UserError::Root { .. })));
+        assert!(matches!(User::find("0"), Err(UserError::Root { .. })));
+        assert!(matches!(User::find("no such user"), Err(UserError::Unknown { .. })));
+    }
+}
