@@ -238,6 +238,24 @@ impl Mapping {
         Ok(())
     }
 
+    /// Offset of the first byte of `offset .. offset + size` that is not zero. A bad page is a SIGBUS.
+    ///
+    /// # Errors
+    /// A range outside the mapping.
+    pub(crate) fn first_nonzero(&self, offset: usize, size: usize) -> Result<Option<usize>, MappingError> {
+        const WORDS: usize = 4096;
+        let mut words = [0; WORDS];
+        let end = offset.saturating_add(size);
+        for at in (offset..end).step_by(WORDS) {
+            let part = words.get_mut(..WORDS.min(end.saturating_sub(at))).unwrap_or_default();
+            self.read(at, part)?;
+            if let Some(found) = part.iter().position(|byte| *byte != 0) {
+                return Ok(Some(at.saturating_add(found)));
+            }
+        }
+        Ok(None)
+    }
+
     /// Copies `data` to `offset` and what follows, as [`Mapping::read`] does.
     ///
     /// # Errors

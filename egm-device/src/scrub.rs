@@ -1,9 +1,13 @@
 //! Zeroing memory that keeps its bytes, before somebody else gets it.
 //!
 //! Each worker maps a chunk of its own, so that a bad page is replaced under nobody else's feet, and piece by piece makes it
-//! present where the kernel has pages for it and zeroes it under guard. A chunk is done or it is not; what is
+//! present where the kernel has pages for it and zeroes it under guard. Then it reads a random sample back by another
+//! mapping ([`sample`]): memory that is not zero there is an error. A chunk is done or it is not; what is
 //! done is reported with every outcome, so that a scrub goes on where the last one ended.
 
+mod sample;
+
+use std::io;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -11,6 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use egm_address::{CpuSet, InRegion, Offset, Span, SpanSet, align_down, align_up};
+use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::backing::Backing;
 use crate::mapping::{Mapping, MappingError};
@@ -63,7 +68,18 @@ pub enum Cause {
     },
     /// The guard against bad memory cannot be set up.
     #[error("no guard against bad memory (SIGBUS)")]
-    Guard(#[source] std::io::Error),
+    Guard(#[source] io::Error),
+    /// The kernel gives no random numbers, so no sample can be read back.
+    #[error("cannot choose the blocks to read back")]
+    Random(#[source] io::Error),
+    /// The memory does not keep the zeroes: it fails, or something else writes to it.
+    #[error("byte {at:#x} of the region is not zero after its scrub (read back in {:#x}..{:#x})", .block.start(), .block.end())]
+    NotZero {
+        /// The first such byte of the block.
+        at: Offset,
+        /// The block that was read back.
+        block: Span<InRegion>,
+    },
 }
 
 /// A scrub that ended early.
@@ -214,41 +230,91 @@ impl Job<'_> {
     }
 
     fn zero(&self, chunk: Span<InRegion>) -> Result<(), Cause> {
-        let at = chunk.start();
-        let mapping_error = |source| Cause::Mapping { at, source };
-        let page = self.backing.page_size().max(1);
-        let first = at.offset_from(self.at).unwrap_or_default();
-        let start = align_down(first, page);
-        let end =
-            align_up(first.saturating_add(chunk.size()), page).unwrap_or(u64::MAX).min(self.backing.size());
-        let congruent_to = self.backing.offset().saturating_add(start);
-        let mapping = Mapping::new(self.backing, start, end.saturating_sub(start), congruent_to)
-            .map_err(mapping_error)?;
-        let number = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
-        let from = number(first.saturating_sub(start));
-        let end = from.saturating_add(number(chunk.size()));
+        let mapped = Mapped::new(self, chunk)?;
+        let from = mapped.offset_of(chunk);
+        let end = from.saturating_add(bytes(chunk));
         for piece in (from..end).step_by(PIECE) {
             let size = PIECE.min(end.saturating_sub(piece));
             // In one go is faster than a fault for each page; in a longer one the other workers, who map and unmap, would
             // wait for the lock that it holds. What it cannot do, and why, the zeroing finds.
-            let _ = mapping.reach(piece, size);
-            let mut outcome = Ok(());
-            poison::guarded(&mapping, number(page), || outcome = mapping.zero(piece, size))
-                .map_err(Cause::Guard)?
-                .map_err(|bad| self.bad(start, bad))?;
-            outcome.map_err(mapping_error)?;
+            let _ = mapped.mapping.reach(piece, size);
+            mapped.guarded(|mapping| mapping.zero(piece, size))?;
+        }
+        drop(mapped);
+        self.read_back(chunk)
+    }
+
+    /// Reads a sample of `chunk` back. The mapping is a new one, so stores that went to other memory than the slice's are
+    /// found as well.
+    fn read_back(&self, chunk: Span<InRegion>) -> Result<(), Cause> {
+        let mut random = [0; sample::RANDOM];
+        getrandom(&mut random, GetRandomFlags::empty()).map_err(|error| Cause::Random(error.into()))?;
+        // Of invisible memory the kernel maps every page at once, so only the blocks are mapped.
+        let whole = (!self.backing.is_invisible()).then(|| Mapped::new(self, chunk)).transpose()?;
+        for block in sample::sample(chunk, random) {
+            let alone = if whole.is_none() { Some(Mapped::new(self, block)?) } else { None };
+            let Some(mapped) = whole.as_ref().or(alone.as_ref()) else { continue };
+            let from = mapped.offset_of(block);
+            if let Some(found) = mapped.guarded(|mapping| mapping.first_nonzero(from, bytes(block)))? {
+                return Err(Cause::NotZero { at: mapped.place(found), block });
+            }
         }
         Ok(())
     }
+}
 
-    /// `bad` of a mapping that begins at byte `start` of the slice.
-    fn bad(&self, start: u64, bad: poison::Bad) -> Cause {
-        let number = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
-        let place = self.at.checked_add(start).and_then(|at| at.checked_add(number(bad.offset)));
-        let place = place.unwrap_or(self.at);
-        match Span::new(place, number(bad.size)) {
+fn bytes(span: Span<InRegion>) -> usize {
+    usize::try_from(span.size()).unwrap_or(usize::MAX)
+}
+
+/// Bytes of a slice, mapped for one worker with the whole pages around them.
+struct Mapped {
+    mapping: Mapping,
+    /// The mapping's first byte, in the region.
+    start: Offset,
+    /// Bytes in a page of the backing.
+    page: usize,
+}
+
+impl Mapped {
+    fn new(job: &Job<'_>, span: Span<InRegion>) -> Result<Self, Cause> {
+        let (backing, page) = (job.backing, job.backing.page_size().max(1));
+        let first = span.start().offset_from(job.at).unwrap_or_default();
+        let start = align_down(first, page);
+        let end = align_up(first.saturating_add(span.size()), page).unwrap_or(u64::MAX).min(backing.size());
+        let congruent_to = backing.offset().saturating_add(start);
+        let mapping = Mapping::new(backing, start, end.saturating_sub(start), congruent_to)
+            .map_err(|source| Cause::Mapping { at: span.start(), source })?;
+        let start = job.at.checked_add(start).unwrap_or(job.at);
+        Ok(Self { mapping, start, page: usize::try_from(page).unwrap_or(usize::MAX) })
+    }
+
+    /// Offset of the first byte of `span` in the mapping.
+    fn offset_of(&self, span: Span<InRegion>) -> usize {
+        let offset = span.start().offset_from(self.start).unwrap_or_default();
+        usize::try_from(offset).unwrap_or(usize::MAX)
+    }
+
+    /// Where byte `offset` of the mapping is in the region.
+    fn place(&self, offset: usize) -> Offset {
+        let offset = u64::try_from(offset).unwrap_or(u64::MAX);
+        self.start.checked_add(offset).unwrap_or(self.start)
+    }
+
+    /// Does `work` with the mapping; a bad page becomes an error.
+    fn guarded<T>(&self, work: impl FnOnce(&Mapping) -> Result<T, MappingError>) -> Result<T, Cause> {
+        let mut outcome = None;
+        poison::guarded(&self.mapping, self.page, || outcome = Some(work(&self.mapping)))
+            .map_err(Cause::Guard)?
+            .map_err(|bad| self.bad(bad))?;
+        let outcome = outcome.ok_or_else(|| Cause::Guard(io::ErrorKind::Other.into()))?;
+        outcome.map_err(|source| Cause::Mapping { at: self.start, source })
+    }
+
+    fn bad(&self, bad: poison::Bad) -> Cause {
+        match Span::new(self.place(bad.offset), u64::try_from(bad.size).unwrap_or(u64::MAX)) {
             Ok(span) => Cause::Bad(span),
-            Err(_) => Cause::Guard(std::io::ErrorKind::InvalidData.into()),
+            Err(_) => Cause::Guard(io::ErrorKind::InvalidData.into()),
         }
     }
 }

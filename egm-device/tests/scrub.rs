@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use egm_address::{InRegion, Offset, Span, SpanSet};
 use egm_device::backing::Backing;
-use egm_device::scrub::{Cause, Work, zero};
+use egm_device::scrub::{Cause, ScrubError, Work, zero};
 
 const PAGE: u64 = 0x1000;
 const SIZE: u64 = 5 << 20;
@@ -103,4 +103,90 @@ fn a_scrub_in_the_background_does_all_of_it_too() {
     let work = Work { pace: NonZeroU64::new(1 << 40), ..work(&|_| {}, &never) };
     zero(&memory, AT, &spans(&[(0, SIZE)]), &work).unwrap();
     assert_eq!(zeroes(&memory).into_iter().filter(|zero| *zero).count(), usize::try_from(SIZE).unwrap());
+}
+
+/// A slice of which the first `decoys` mappings are of other memory, as those of a device that takes no stores.
+struct Elsewhere {
+    slice: Plain,
+    decoy: File,
+    decoys: AtomicU64,
+}
+
+impl Backing for Elsewhere {
+    fn file(&self) -> &File {
+        let used = self.decoys.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        if used.is_ok() { &self.decoy } else { &self.slice.file }
+    }
+    fn offset(&self) -> u64 {
+        self.slice.offset
+    }
+    fn size(&self) -> u64 {
+        SIZE
+    }
+    fn page_size(&self) -> u64 {
+        PAGE
+    }
+    fn is_invisible(&self) -> bool {
+        false
+    }
+}
+
+#[track_caller]
+fn not_zero(outcome: Result<(), ScrubError>) -> (Offset, Span<InRegion>) {
+    let error = outcome.unwrap_err();
+    assert!(error.done.is_empty(), "what is not zero was called done");
+    match error.cause {
+        Cause::NotZero { at, block } => (at, block),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn zeroes_that_went_to_other_memory_are_found_by_another_mapping() {
+    let (slice, decoy) = (dirty(), dirty().file);
+    let memory = Elsewhere { slice, decoy, decoys: AtomicU64::new(1) };
+    let never = AtomicBool::new(false);
+    let (at, block) = not_zero(zero(&memory, AT, &spans(&[(0x800, SIZE - 0x800)]), &work(&|_| {}, &never)));
+    let first = AT.checked_add(0x800).unwrap();
+    assert_eq!((at, block), (first, Span::new(first, 0x1_0000).unwrap()));
+    zero(&memory, AT, &spans(&[(0, SIZE)]), &work(&|_| {}, &never)).unwrap();
+}
+
+#[test]
+fn one_byte_of_the_last_block_that_stays_is_named() {
+    let (slice, decoy) = (dirty(), dirty().file);
+    slice.file.write_all_at(&vec![0; usize::try_from(SIZE).unwrap()], slice.offset).unwrap();
+    slice.file.write_all_at(b"x", slice.offset + SIZE - 5).unwrap();
+    let memory = Elsewhere { slice, decoy, decoys: AtomicU64::new(1) };
+    let never = AtomicBool::new(false);
+    let outcome = zero(&memory, AT, &spans(&[(0, SIZE)]), &work(&|_| {}, &never));
+    let text = outcome.as_ref().unwrap_err().cause.to_string();
+    let (at, block) = not_zero(outcome);
+    assert_eq!(at, AT.checked_add(SIZE - 5).unwrap());
+    assert_eq!(block.end(), AT.checked_add(SIZE).unwrap());
+    assert_eq!(
+        text,
+        "byte 0x404ffffb of the region is not zero after its scrub (read back in 0x404f0000..0x40500000)"
+    );
+}
+
+#[test]
+fn bytes_that_another_process_writes_behind_the_scrub_are_found() {
+    let memory = dirty();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                memory.file.write_all_at(b"tenant", memory.offset + 0x40).unwrap();
+            }
+        });
+        let never = AtomicBool::new(false);
+        let scrub = || zero(&memory, AT, &spans(&[(0, SIZE)]), &work(&|_| {}, &never));
+        // A round in which the writer had no turn finds nothing.
+        let found = (0..10_000).map(|_| scrub()).find(Result::is_err);
+        stop.store(true, Ordering::Relaxed);
+        writer.join().unwrap();
+        let (at, _) = not_zero(found.expect("every scrub called it clean"));
+        assert!(at.offset_from(AT).is_some_and(|at| (0x40..0x46).contains(&at)), "{at:#x}");
+    });
 }
