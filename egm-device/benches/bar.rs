@@ -88,7 +88,14 @@ fn main() {
 /// The slice as a client of its device gets it.
 fn as_client(memory: &Anonymous, size: u64) -> Area {
     let facts = Facts { size, base: 0, page: 0x1000, pxm: None, scrub_at_reset: false, msix: true };
-    let setup = Setup { id: Id::default(), facts, retired: Default::default(), bad: Box::new(|_| {}) };
+    let setup = Setup {
+        id: Id::default(),
+        facts,
+        retired: Default::default(),
+        bad: Box::new(|_| {}),
+        scrubbed: Box::new(|_| {}),
+        near: None,
+    };
     let function = Function::new(setup, memory).unwrap();
     let (ours, theirs) = UnixStream::pair().unwrap();
     let server = std::thread::spawn(move || {

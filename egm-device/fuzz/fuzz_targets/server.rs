@@ -20,7 +20,7 @@ static FUNCTION: LazyLock<Function> = LazyLock::new(|| {
     let memory = Anonymous::new("fuzz", SIZE, None).expect("memory");
     let facts = Facts { size: SIZE, base: 0, page: 0x1000, pxm: None, scrub_at_reset: false, msix: true };
     let hole = egm_address::Span::new(egm_address::BarOffset::new(0x8000), 0x3000).expect("a span");
-    let setup = Setup { id: Id::default(), facts, retired: [hole].into_iter().collect(), bad: Box::new(|_| {}) };
+    let setup = Setup { id: Id::default(), facts, retired: [hole].into_iter().collect(), bad: Box::new(|_| {}), scrubbed: Box::new(|_| {}), near: None };
     Function::new(setup, &memory).expect("a function")
 });
 

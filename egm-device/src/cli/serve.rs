@@ -24,8 +24,9 @@ use crate::device::{Function, Setup};
 use crate::ledger::Watch;
 use crate::mapping::Mapping;
 use crate::poison::{self, Event, Growth};
-use crate::region::RegionKind;
+use crate::region::{RegionKind, near_node};
 use crate::report::{Blame, Chain, Report};
+use crate::scrub::{Cause, ScrubError};
 use crate::serve::{self, FileError, Held, Offer, Post, SliceError, Socket, SocketError};
 use crate::show::{note, print};
 
@@ -278,7 +279,13 @@ impl Served {
         };
         let whose = held.clone();
         let bad = Box::new(move |bad: &SpanSet<_>| whose.retire(bad));
-        let setup = Setup { id: offer.id, facts, retired: held.retired(), bad };
+        let (name, near) = (offer.name.clone(), held.region().node.and_then(near_node));
+        let scrubbed = Box::new(move |end: &Result<(), ScrubError>| {
+            if let Err(ScrubError { cause: cause @ Cause::NotZero { .. }, .. }) = end {
+                note(format_args!("cannot scrub {name}: {cause}"));
+            }
+        });
+        let setup = Setup { id: offer.id, facts, retired: held.retired(), bad, scrubbed, near };
         let function = Function::new(setup, backing).map_err(error)?;
         let listener = socket.listener.try_clone().map_err(error)?;
         let root_only = held.region().kind.shares_file() && !offer.whole_device;

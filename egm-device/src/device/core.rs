@@ -73,6 +73,8 @@ struct State {
     pending: u32,
     control: u32,
     status: u32,
+    /// The doorbell was rung while a scrub runs: one more follows, however often it was.
+    scrub_again: bool,
     scrubbed: u64,
     /// The MSI-X table. It is remembered, no more: clients keep one of their own.
     table: [u8; TABLE_BYTES],
@@ -84,7 +86,7 @@ impl State {
         // Vector control: masked (PCI Express base specification 7.7.2.4).
         table.iter_mut().skip(12).step_by(16).for_each(|byte| *byte = 1);
         let pending = if wanted { Event::Wanted.bit() } else { 0 };
-        Self { first: 0, pending, control: 0, status: 0, scrubbed: 0, table }
+        Self { first: 0, pending, control: 0, status: 0, scrub_again: false, scrubbed: 0, table }
     }
 }
 
@@ -202,16 +204,17 @@ impl Core {
 
     fn ring(&mut self, word: u32) -> Effect {
         match Doorbell::decode(word) {
-            Some(Doorbell::Scrub) if self.state.status & SCRUBS == 0 => {
+            Some(Doorbell::Scrub) if !self.is_scrubbing() => {
                 self.begin_scrub();
                 return Effect::Scrub;
             }
+            Some(Doorbell::Scrub) => self.state.scrub_again = true,
             Some(Doorbell::Quiesce) => {
                 self.state.status |= QUIESCED;
                 return Effect::Quiesced;
             }
             Some(Doorbell::Resume) => self.state.status &= !QUIESCED,
-            Some(Doorbell::Scrub) | None => self.mistake(),
+            None => self.mistake(),
         }
         Effect::Nothing
     }
@@ -264,9 +267,21 @@ impl Core {
         self.state.scrubbed = bytes.min(self.facts.size);
     }
 
-    /// The scrub has ended, with all bytes zero or not.
-    pub fn scrub_ended(&mut self, well: bool) {
+    /// Whether a scrub runs.
+    #[must_use]
+    pub const fn is_scrubbing(&self) -> bool {
+        self.state.status & SCRUBS != 0
+    }
+
+    /// The scrub has ended, with all bytes zero or not. [`Effect::Scrub`] when the next one begins, which the guest asked
+    /// for meanwhile; none follows one that failed.
+    pub fn scrub_ended(&mut self, well: bool) -> Effect {
         self.state.status = self.state.status & !SCRUBS | if well { 0 } else { CUT_SHORT };
+        if std::mem::take(&mut self.state.scrub_again) && well {
+            self.begin_scrub();
+            return Effect::Scrub;
+        }
+        Effect::Nothing
     }
 
     /// Resets it, while no scrub runs; [`Effect::Scrub`] when that was asked for.

@@ -5,12 +5,12 @@
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use egm_address::{InBar, SpanSet};
+use egm_address::{CpuSet, InBar, SpanSet};
 use egm_vfio_wire::message::{DeviceInfo, DmaMap, DmaUnmap, IrqInfo, RegionInfo, SetIrqs};
 use egm_vfio_wire::serve::{Device, Windows};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -19,9 +19,10 @@ use rustix::io::Errno;
 use super::config::{Config, Id, LENGTH};
 use super::core::{Core, Effect, Facts};
 use super::interrupts::Interrupts;
-use super::memory::{Memory, areas};
+use super::memory::{Effort, Memory, areas};
 use super::registers::SIZE;
 use crate::backing::Backing;
+use crate::scrub::ScrubError;
 
 const BAR0: u32 = 0;
 const BAR2: u32 = 2;
@@ -33,6 +34,9 @@ const LONGEST: Duration = Duration::from_secs(u32::MAX as u64);
 /// Who is told of bytes that turned out bad when they were touched here.
 pub type BadBytes = dyn Fn(&SpanSet<InBar>) + Send + Sync;
 
+/// Receives the end of each scrub that a client asked for, before the guest sees it.
+pub type ScrubEnd = dyn Fn(&Result<(), ScrubError>) + Send + Sync;
+
 /// How a function is made.
 pub struct Setup {
     /// What it passes for.
@@ -43,6 +47,10 @@ pub struct Setup {
     pub retired: SpanSet<InBar>,
     /// Told of more such bytes.
     pub bad: Box<BadBytes>,
+    /// Receives the end of each scrub.
+    pub scrubbed: Box<ScrubEnd>,
+    /// The host processors near the slice, where known.
+    pub near: Option<CpuSet>,
 }
 
 /// A slice as a PCI function.
@@ -53,6 +61,9 @@ struct Shared {
     memory: Memory,
     bar: u64,
     bad: Box<BadBytes>,
+    scrub_end: Box<ScrubEnd>,
+    /// Bytes that the running scrub has made zero. Its workers run when processors are idle, so they take no lock.
+    scrubbed: AtomicU64,
     state: Mutex<State>,
     /// The guest has quiesced, or its client has left.
     unused: Condvar,
@@ -92,14 +103,14 @@ impl Function {
     /// # Errors
     /// The kernel's, for that descriptor.
     pub fn new(setup: Setup, backing: &dyn Backing) -> io::Result<Self> {
-        let Setup { id, facts, retired, bad } = setup;
+        let Setup { id, facts, retired, bad, scrubbed: scrub_end, near } = setup;
         let config = Config::new(id, &facts);
         let core = Core::new(facts, retired);
         let (interrupts, cancel) = (Interrupts::default(), Arc::default());
         let state = State { core, config, interrupts, clients: 0, closed: false, cancel, scrub: None };
-        let memory = Memory::of(backing)?;
+        let (memory, scrubbed) = (Memory::of(backing, near)?, AtomicU64::new(0));
         let (state, unused) = (Mutex::new(state), Condvar::new());
-        Ok(Self(Arc::new(Shared { memory, bar: facts.bar(), bad, state, unused })))
+        Ok(Self(Arc::new(Shared { memory, bar: facts.bar(), bad, scrub_end, scrubbed, state, unused })))
     }
 
     /// For one client, until it leaves.
@@ -162,23 +173,35 @@ impl Function {
     fn begin_scrub(&self, state: &mut State) {
         let (function, cancel) = (self.clone(), state.may_scrub());
         let work = move || {
-            let _ = function.scrub(&cancel);
+            let _ = function.scrub(&cancel, Effort::Doorbell);
         };
         match thread::Builder::new().name("scrub".into()).spawn(work) {
             // The one before has ended: that is why another may begin.
             Ok(thread) => state.scrub = Some(thread),
-            Err(_) => state.core.scrub_ended(false),
+            Err(_) => {
+                let _ = state.core.scrub_ended(false); // none follows
+            }
         }
     }
 
-    /// Makes all usable bytes zero, and says so.
-    fn scrub(&self, cancel: &AtomicBool) -> Result<(), Errno> {
-        let usable = self.state().core.usable();
-        let progress = |bytes| self.state().core.scrubbed(bytes);
-        let (bad, well) = self.0.memory.scrub(&usable, &progress, cancel);
-        self.found_bad(&bad);
-        self.state().core.scrub_ended(well);
-        if well { Ok(()) } else { Err(Errno::IO) }
+    /// Makes all usable bytes zero and reports it, once more where the doorbell was rung meanwhile.
+    fn scrub(&self, cancel: &AtomicBool, effort: Effort) -> Result<(), Errno> {
+        let Shared { memory, scrubbed, scrub_end, .. } = &*self.0;
+        loop {
+            scrubbed.store(0, Ordering::Relaxed);
+            let usable = self.state().core.usable();
+            let progress = |bytes| {
+                scrubbed.fetch_max(bytes, Ordering::Relaxed);
+            };
+            let (bad, end) = memory.scrub(&usable, effort, &progress, cancel);
+            self.found_bad(&bad);
+            scrub_end(&end);
+            let mut state = self.state();
+            state.core.scrubbed(scrubbed.load(Ordering::Relaxed));
+            if state.core.scrub_ended(end.is_ok()) != Effect::Scrub {
+                return end.map_err(|_| Errno::IO);
+            }
+        }
     }
 
     /// Ends a scrub that runs, whoever asked for it, and lets none begin: what a client sent before it was cut off may ask for
@@ -211,7 +234,7 @@ impl Function {
         let effect = state.core.reset();
         let cancel = state.may_scrub();
         drop(state);
-        if effect == Effect::Scrub { self.scrub(&cancel) } else { Ok(()) }
+        if effect == Effect::Scrub { self.scrub(&cancel, Effort::Reset) } else { Ok(()) }
     }
 
     fn found_bad(&self, bad: &SpanSet<InBar>) {
@@ -240,7 +263,13 @@ impl Function {
     fn read(&self, region: u32, offset: u64, data: &mut [u8]) {
         data.fill(0xff);
         match region {
-            BAR0 => self.state().core.read(offset, data),
+            BAR0 => {
+                let mut state = self.state();
+                if state.core.is_scrubbing() {
+                    state.core.scrubbed(self.0.scrubbed.load(Ordering::Relaxed));
+                }
+                state.core.read(offset, data);
+            }
             BAR2 => {
                 let usable = self.state().core.usable();
                 let bad = self.0.memory.read(offset, data, &usable);

@@ -1,37 +1,57 @@
 //! The bytes behind BAR 2: which of them a client may map, and the accesses to the rest.
 
 use std::io;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::AtomicBool;
+use std::thread;
 
-use egm_address::{BarOffset, InBar, InRegion, Offset, Span, SpanSet, align_down, align_up};
+use egm_address::{BarOffset, CpuSet, InBar, InRegion, Offset, Span, SpanSet, align_down, align_up};
 use egm_vfio_wire::message::{Area, MOST_AREAS};
 
 use crate::backing::{Backing, Window, base_page};
 use crate::mapping::Mapping;
 use crate::poison;
-use crate::scrub::{self, Scrubbed, Work};
+use crate::scrub::{self, ScrubError, Scrubbed, Work};
+
+/// A client's scrub takes one in so many of the processors near the memory, one at least.
+const SHARE: usize = 8;
+/// Bytes that a scrub by the doorbell zeroes in a second at most.
+const PACE: u64 = 2 << 30;
+
+/// Why a scrub runs, and so what of the host it may take beside its [`SHARE`] of the processors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Effort {
+    /// The doorbell: a guest may ring it for ever, so [`PACE`], and processors that have nothing else to do.
+    Doorbell,
+    /// A reset, for whose answer a client waits.
+    Reset,
+}
 
 /// A slice's bytes by a descriptor of our own, so that whoever has the slice can give it back when this is dropped.
 #[derive(Debug)]
-pub(super) struct Memory(Window);
+pub(super) struct Memory {
+    window: Window,
+    /// The host processors near it, where known.
+    near: Option<CpuSet>,
+}
 
 impl Memory {
-    pub(super) fn of(backing: &dyn Backing) -> io::Result<Self> {
-        Window::again(backing, granule(backing)).map(Self)
+    pub(super) fn of(backing: &dyn Backing, near: Option<CpuSet>) -> io::Result<Self> {
+        Ok(Self { window: Window::again(backing, granule(backing))?, near })
     }
 
     pub(super) fn offset(&self) -> u64 {
-        self.0.offset()
+        self.window.offset()
     }
 
     /// Bytes that mappings keep to.
     pub(super) fn page(&self) -> u64 {
-        self.0.page_size()
+        self.window.page_size()
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.0.file().as_fd()
+        self.window.file().as_fd()
     }
 
     /// Reads `data` at `offset`, of which `usable` may be touched; the rest is ones. Returns what was found bad.
@@ -65,9 +85,9 @@ impl Memory {
     fn with(&self, at: u64, length: usize, work: impl FnOnce(&Mapping, usize)) -> Option<Span<InBar>> {
         let start = align_down(at, self.page());
         let end = at.checked_add(u64::try_from(length).ok()?)?;
-        let end = align_up(end, self.page())?.min(self.0.size());
+        let end = align_up(end, self.page())?.min(self.window.size());
         let congruent_to = self.offset().checked_add(start)?;
-        let mapping = Mapping::new(&self.0, start, end.checked_sub(start)?, congruent_to).ok()?;
+        let mapping = Mapping::new(&self.window, start, end.checked_sub(start)?, congruent_to).ok()?;
         let inside = usize::try_from(at.checked_sub(start)?).ok()?;
         let page = usize::try_from(self.page()).ok()?;
         let bad = poison::guarded(&mapping, page, || work(&mapping, inside)).ok()?.err()?;
@@ -75,19 +95,29 @@ impl Memory {
         Span::new(BarOffset::new(first), u64::try_from(bad.size).ok()?).ok()
     }
 
-    /// Makes `usable` zero; `progress` is told bytes.
+    /// Makes `usable` zero; `progress` receives bytes. Returns what was found bad, and how it ended.
     pub(super) fn scrub(
         &self,
         usable: &SpanSet<InBar>,
+        effort: Effort,
         progress: &(dyn Fn(u64) + Sync),
         cancel: &AtomicBool,
-    ) -> (SpanSet<InBar>, bool) {
-        let work = Work { near: None, workers: None, pace: None, progress, cancel };
+    ) -> (SpanSet<InBar>, Result<(), ScrubError>) {
+        let pace = if effort == Effort::Doorbell { NonZeroU64::new(PACE) } else { None };
+        let workers = Some(workers(self.near.as_ref()));
+        let work = Work { near: self.near.as_ref(), workers, pace, progress, cancel };
         let todo = usable.iter().filter_map(moved::<_, InRegion>).collect();
         let Scrubbed { bad, end, .. } =
-            scrub::around_bad(todo, |todo| scrub::zero(&self.0, Offset::new(0), todo, &work));
-        (bad.iter().filter_map(moved).collect(), end.is_ok())
+            scrub::around_bad(todo, |todo| scrub::zero(&self.window, Offset::new(0), todo, &work));
+        (bad.iter().filter_map(moved).collect(), end)
     }
+}
+
+/// Threads of a client's scrub.
+fn workers(near: Option<&CpuSet>) -> NonZeroUsize {
+    let processors = near.map(CpuSet::len).filter(|processors| *processors > 0);
+    let processors = processors.or_else(|| thread::available_parallelism().ok().map(NonZeroUsize::get));
+    NonZeroUsize::new(processors.unwrap_or(1) / SHARE).unwrap_or(NonZeroUsize::MIN)
 }
 
 /// Bytes that mappings of it keep to: invisible memory is mapped by host pages, whatever its region's slices keep to.
@@ -129,6 +159,9 @@ pub(super) fn areas(usable: &SpanSet<InBar>, page: u64) -> Vec<Area> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::Mutex;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -142,7 +175,7 @@ mod tests {
     }
 
     fn memory() -> Memory {
-        Memory::of(&Anonymous::new("test", SIZE, None).unwrap()).unwrap()
+        Memory::of(&Anonymous::new("test", SIZE, None).unwrap(), None).unwrap()
     }
 
     #[test]
@@ -163,14 +196,36 @@ mod tests {
         let (memory, all) = (memory(), set([(0, SIZE)]));
         assert!(memory.write(0, &vec![7; BYTES], &all).is_empty());
         let usable = set([(0, 0x4000), (0x8000, SIZE - 0x8000)]);
-        let (bad, well) = memory.scrub(&usable, &|_| {}, &AtomicBool::new(false));
-        assert!(bad.is_empty() && well);
+        let (bad, end) = memory.scrub(&usable, Effort::Reset, &|_| {}, &AtomicBool::new(false));
+        assert!(bad.is_empty() && end.is_ok());
         let mut data = vec![1; BYTES];
         let _ = memory.read(0, &mut data, &all);
         let expected = (0..SIZE).map(|at| if (0x4000..0x8000).contains(&at) { 7 } else { 0 });
         assert!(data.iter().copied().eq(expected));
-        let (_, well) = memory.scrub(&usable, &|_| {}, &AtomicBool::new(true));
-        assert!(!well, "it was cancelled");
+        let (_, end) = memory.scrub(&usable, Effort::Reset, &|_| {}, &AtomicBool::new(true));
+        assert!(end.is_err(), "it was cancelled");
+    }
+
+    #[test]
+    fn a_scrub_by_the_doorbell_takes_an_eighth_of_the_processors_while_they_are_idle() {
+        const SIZE: u64 = 256 << 20; // worth four threads, were they not bounded
+        const SCHED_IDLE: &str = "5";
+        let sixteen: CpuSet = "0-15".parse().unwrap();
+        assert_eq!(workers(Some(&"0-71".parse().unwrap())).get(), 9);
+        assert_eq!(workers(Some(&"3".parse().unwrap())).get(), 1);
+        let memory = Memory::of(&Anonymous::new("test", SIZE, None).unwrap(), Some(sixteen)).unwrap();
+        let threads = Mutex::new(BTreeSet::new());
+        let progress = |_| {
+            // proc_pid_stat(5): behind the name, from field 3 on, field 41 is the policy.
+            let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+            let policy = stat.rsplit(')').next().unwrap().split_ascii_whitespace().nth(38).unwrap();
+            threads.lock().unwrap().insert((format!("{:?}", thread::current().id()), policy.to_owned()));
+        };
+        let (_, end) = memory.scrub(&set([(0, SIZE)]), Effort::Doorbell, &progress, &AtomicBool::new(false));
+        assert!(end.is_ok());
+        let threads = threads.into_inner().unwrap();
+        assert!(threads.len() <= 2, "{threads:?}");
+        assert!(threads.iter().all(|(_, policy)| policy == SCHED_IDLE), "{threads:?}");
     }
 
     proptest! {

@@ -17,5 +17,5 @@ mod memory;
 mod places;
 pub mod registers;
 
-pub use function::{BadBytes, Connected, Function, Setup};
+pub use function::{BadBytes, Connected, Function, ScrubEnd, Setup};
 pub use places::{in_region, in_slice};

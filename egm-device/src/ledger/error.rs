@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::backing::{BackingError, RetiredListError};
 use crate::carve::plan::{Cause, Short};
 use crate::report::{Blame, Report};
-use crate::scrub::ScrubError;
+use crate::scrub::{self, ScrubError};
 use crate::show::{exact, first_of};
 
 use super::states::Held;
@@ -141,6 +141,9 @@ impl Report for GrantError {
     fn help(&self) -> Option<String> {
         match self {
             Self::Ledger(error) => error.help(),
+            Self::Scrub { source, .. } if matches!(source.cause, scrub::Cause::NotZero { .. }) => Some(
+                "end the process that still maps the slice; where none does, the memory fails: keep it from use".to_owned(),
+            ),
             Self::Backing(BackingError::OtherHost { .. }) => Some(
                 "leave --root out on the host that has the region; a copy of a host is for plans and reports"
                     .to_owned(),

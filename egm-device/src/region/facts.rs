@@ -166,6 +166,12 @@ fn nodes(root: &Path) -> Vec<Node> {
     online.iter().map(node).collect()
 }
 
+/// The processors of this host's node `id`, where the kernel names any.
+pub(crate) fn near_node(id: u32) -> Option<CpuSet> {
+    let path = format!("/sys/devices/system/node/node{id}/cpulist");
+    set(Path::new(&path)).filter(|processors| !processors.is_empty())
+}
+
 fn set(path: &Path) -> Option<CpuSet> {
     text(path).ok()?.parse().ok()
 }

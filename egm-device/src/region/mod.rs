@@ -22,6 +22,7 @@ pub mod usage;
 pub mod words;
 
 pub use discover::Survey;
+pub(crate) use facts::near_node;
 pub use facts::{HostFacts, Node, Pool};
 pub(crate) use host_file::nearest;
 pub use host_file::{HostFile, HostFileError, ReservedSpan};

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
+use std::sync::Mutex;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -255,6 +256,40 @@ fn the_doorbell_scrubs_while_the_guest_looks_at_the_status() {
     let mut data = [1; 6];
     client.read(BAR2, 0x2000, &mut data).unwrap();
     assert_eq!(data, [0; 6]);
+}
+
+/// The first scrub ends only after 10,000 rings.
+#[test]
+fn a_guest_that_keeps_ringing_gets_one_scrub_at_a_time_and_one_more() {
+    let (passes, counted) = channel();
+    let (go, wait) = channel();
+    let wait = Mutex::new(wait);
+    let scrubbed = Box::new(move |end: &Result<_, _>| {
+        passes.send(end.is_ok()).unwrap();
+        wait.lock().unwrap().recv().unwrap();
+    });
+    let world = World::watching(&[], false, scrubbed);
+    let mut client = world.client();
+    set(&mut client, Register::Doorbell, 1);
+    assert_eq!(counted.recv_timeout(LIMIT), Ok(true));
+    for _ in 0..10_000 {
+        set(&mut client, Register::Doorbell, 1);
+    }
+    let named = |name: &str| {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        tasks
+            .filter(|task| std::fs::read_to_string(task.path().join("comm")).is_ok_and(|n| n == name))
+            .count()
+    };
+    assert_eq!(named("scrub\n"), 1);
+    go.send(()).unwrap();
+    assert_eq!(counted.recv_timeout(LIMIT), Ok(true), "the rings are one more scrub");
+    go.send(()).unwrap();
+    while register(&mut client, Register::Status) & u64::from(SCRUBS) != 0 {
+        std::thread::yield_now();
+    }
+    assert!(counted.try_recv().is_err(), "a third scrub");
+    assert_eq!(register(&mut client, Register::Mistakes), 0);
 }
 
 #[test]

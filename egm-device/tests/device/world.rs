@@ -12,7 +12,7 @@ use egm_device::Anonymous;
 use egm_device::device::config::Id;
 use egm_device::device::core::Facts;
 use egm_device::device::registers::Register;
-use egm_device::device::{Function, Setup};
+use egm_device::device::{Function, ScrubEnd, Setup};
 use egm_device::serve::Post;
 use egm_vfio_wire::client::Client;
 use egm_vfio_wire::message::{IrqAction, IrqData, SetIrqs};
@@ -92,23 +92,35 @@ impl World {
     }
 
     pub(crate) fn with(retired: &[(u64, u64)], scrub_at_reset: bool) -> Self {
-        Self::open(retired, scrub_at_reset, false)
+        Self::watching(retired, scrub_at_reset, Box::new(|_| {}))
+    }
+
+    /// One that reports the end of each scrub to `scrubbed`.
+    pub(crate) fn watching(retired: &[(u64, u64)], scrub_at_reset: bool, scrubbed: Box<ScrubEnd>) -> Self {
+        Self::open(retired, scrub_at_reset, false, scrubbed)
     }
 
     /// A device of a region whose slices share one file; everybody can reach its socket.
     pub(crate) fn of_shared_file() -> Self {
         use std::os::unix::fs::PermissionsExt;
-        let world = Self::open(&[], false, true);
+        let world = Self::open(&[], false, true, Box::new(|_| {}));
         let folder = world.path.parent().unwrap();
         std::fs::set_permissions(folder, PermissionsExt::from_mode(0o755)).unwrap();
         std::fs::set_permissions(&world.path, PermissionsExt::from_mode(0o666)).unwrap();
         world
     }
 
-    fn open(retired: &[(u64, u64)], scrub_at_reset: bool, root_only: bool) -> Self {
+    fn open(retired: &[(u64, u64)], scrub_at_reset: bool, root_only: bool, scrubbed: Box<ScrubEnd>) -> Self {
         let memory = Window(Anonymous::new("test", BASE + SIZE, None).unwrap());
         let facts = Facts { size: SIZE, base: BASE, page: 0x1000, pxm: Some(1), scrub_at_reset, msix: true };
-        let setup = Setup { id: Id::default(), facts, retired: spans(retired), bad: Box::new(|_| {}) };
+        let setup = Setup {
+            id: Id::default(),
+            facts,
+            retired: spans(retired),
+            bad: Box::new(|_| {}),
+            scrubbed,
+            near: None,
+        };
         let function = Function::new(setup, &memory).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");

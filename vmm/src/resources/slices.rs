@@ -7,7 +7,8 @@ use std::sync::Arc;
 use egm_device::Backing;
 use egm_device::device::config::Id;
 use egm_device::device::core::Facts;
-use egm_device::device::{BadBytes, Function, Setup, in_region, in_slice};
+use egm_device::device::{BadBytes, Function, ScrubEnd, Setup, in_region, in_slice};
+use egm_device::scrub::{Cause, ScrubError};
 use egm_vfio::backend::Backend;
 use egm_vfio::local::{LocalFunction, MadeBy};
 use egm_vfio::mapping::MadeOf;
@@ -75,7 +76,8 @@ impl Slices<'_> {
     /// [`SliceError`].
     pub(super) fn open(&self, id: &str, node: u32) -> Result<OpenSlice, SliceError> {
         let plan = self.plan.backings.iter().find(|backing| backing.id == id).ok_or(SliceError::Missing)?;
-        let backing = bytes(plan, self.leases, self.vm, near(self.host, plan))?;
+        let near = near(self.host, plan);
+        let backing = bytes(plan, self.leases, self.vm, near.clone())?;
         let lease = self.leases.get(id);
         let facts = Facts {
             size: backing.size(),
@@ -86,8 +88,8 @@ impl Slices<'_> {
             msix: true,
         };
         let retired = lease.map(|taken| in_slice(taken.slice(), taken.region().retired.spans()));
-        let setup =
-            Setup { id: Id::default(), facts, retired: retired.unwrap_or_default(), bad: bad(id, lease) };
+        let (bad, scrubbed, retired) = (bad(id, lease), scrubbed(id), retired.unwrap_or_default());
+        let setup = Setup { id: Id::default(), facts, retired, bad, scrubbed, near };
         let function = Function::new(setup, backing.as_ref())?;
         let name = format!("EGM slice {id}");
         let local = LocalFunction::new(name, function.connect(), made_by(plan, backing.as_ref())?)?;
@@ -105,6 +107,16 @@ fn bad(id: &str, lease: Option<&Arc<Taken>>) -> Box<BadBytes> {
                 "warning: bad pages of \"{id}\" are not kept from later owners: {}",
                 Chain(error.as_ref())
             );
+        }
+    })
+}
+
+/// Reports a slice that does not keep the zeroes of a scrub.
+fn scrubbed(id: &str) -> Box<ScrubEnd> {
+    let id = id.to_owned();
+    Box::new(move |end| {
+        if let Err(ScrubError { cause: cause @ Cause::NotZero { .. }, .. }) = end {
+            eprintln!("warning: cannot scrub slice \"{id}\": {cause}");
         }
     })
 }

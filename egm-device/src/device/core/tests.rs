@@ -169,7 +169,7 @@ fn a_reset_scrubs_when_the_guest_or_the_operator_asks_and_only_then() {
     assert_eq!(write(&mut core, Register::Control, u32::MAX), Effect::Nothing);
     assert_eq!(read(&mut core, Register::Control), 1);
     assert_eq!(core.reset(), Effect::Scrub);
-    core.scrub_ended(true);
+    assert_eq!(core.scrub_ended(true), Effect::Nothing);
     assert_eq!(core.reset(), Effect::Nothing, "once");
     let mut always = Core::new(Facts { scrub_at_reset: true, ..FACTS }, SpanSet::default());
     assert_eq!(always.reset(), Effect::Scrub);
@@ -179,13 +179,26 @@ fn a_reset_scrubs_when_the_guest_or_the_operator_asks_and_only_then() {
 fn a_scrub_runs_alone_and_says_how_far_it_is_and_how_it_ended() {
     let mut core = Core::new(FACTS, SpanSet::default());
     assert_eq!(write(&mut core, Register::Doorbell, 1), Effect::Scrub);
-    assert_eq!(write(&mut core, Register::Doorbell, 1), Effect::Nothing);
     core.scrubbed(0x1000);
     assert_eq!((read(&mut core, Register::Status), read(&mut core, Register::Scrubbed)), (1, 0x1000));
-    core.scrub_ended(false);
+    assert_eq!(core.scrub_ended(false), Effect::Nothing);
     assert_eq!(read(&mut core, Register::Status), 4);
     assert_eq!(write(&mut core, Register::Doorbell, 1), Effect::Scrub);
     assert_eq!((read(&mut core, Register::Status), read(&mut core, Register::Scrubbed)), (1, 0));
+}
+
+#[test]
+fn rings_while_a_scrub_runs_are_one_more_scrub() {
+    let mut core = Core::new(FACTS, SpanSet::default());
+    let ring = |core: &mut Core| write(core, Register::Doorbell, 1);
+    assert_eq!(ring(&mut core), Effect::Scrub);
+    assert!((0..10_000).all(|_| ring(&mut core) == Effect::Nothing));
+    assert_eq!(core.scrub_ended(true), Effect::Scrub);
+    assert_eq!((read(&mut core, Register::Status), read(&mut core, Register::Scrubbed)), (1, 0));
+    assert_eq!(core.scrub_ended(true), Effect::Nothing);
+    assert_eq!((read(&mut core, Register::Status), read(&mut core, Register::Mistakes)), (0, 0));
+    assert_eq!((ring(&mut core), ring(&mut core)), (Effect::Scrub, Effect::Nothing));
+    assert_eq!(core.scrub_ended(false), Effect::Nothing, "none follows one that failed");
 }
 
 #[derive(Debug, Clone)]
@@ -241,9 +254,12 @@ proptest! {
                     prop_assert_eq!(core.want(), Effect::Fire(&[Event::Wanted]));
                     events += 1;
                 }
-                Step::Ended(well) => core.scrub_ended(well),
+                Step::Ended(well) => {
+                    let effect = core.scrub_ended(well);
+                    prop_assert!(effect == Effect::Nothing || well);
+                }
                 Step::Reset => {
-                    core.scrub_ended(true);
+                    let _ = core.scrub_ended(true);
                     let _ = core.reset();
                 }
             }

@@ -37,7 +37,14 @@ fn bytes(start: u64, size: u64) -> SpanSet<InBar> {
 fn guest() -> Guest {
     let memory = Anonymous::new("slice", SIZE, None).unwrap();
     let facts = Facts { size: SIZE, base: 0, page: 0x1000, pxm: Some(1), scrub_at_reset: false, msix: true };
-    let setup = Setup { id: Id::default(), facts, retired: bytes(RETIRED, 0x1000), bad: Box::new(|_| {}) };
+    let setup = Setup {
+        id: Id::default(),
+        facts,
+        retired: bytes(RETIRED, 0x1000),
+        bad: Box::new(|_| {}),
+        scrubbed: Box::new(|_| {}),
+        near: None,
+    };
     let slice = Function::new(setup, &memory).unwrap();
     let backend = LocalFunction::new("slice".to_owned(), slice.connect(), MadeOf::File).unwrap();
     let bar =
