@@ -1,5 +1,5 @@
 //! The `egm-device` program; everything is in the library.
 
 fn main() -> std::process::ExitCode {
-    egm_device::cli::main()
+    egm_vfio_wire::receiver::attend().unwrap_or_else(egm_device::cli::main)
 }

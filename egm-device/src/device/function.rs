@@ -353,7 +353,12 @@ impl Device for Connected {
         }
     }
 
-    /// The function does no DMA: it remembers windows, as the protocol wants it, and lets the descriptor go at once.
+    /// The function does no DMA.
+    fn reaches_memory(&self) -> bool {
+        false
+    }
+
+    /// The windows are kept as the protocol demands.
     fn dma_map(&mut self, map: DmaMap, _file: Option<OwnedFd>) -> Result<(), Errno> {
         self.windows.map(map, None)
     }

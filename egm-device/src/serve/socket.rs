@@ -5,7 +5,9 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use egm_vfio_wire::socket::{Connection, Patience};
 use listenfd::ListenFd;
 use rustix::fs::Mode;
 use rustix::process::umask;
@@ -88,8 +90,13 @@ pub struct Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        if let Some(path) = &self.ours {
-            let _ = std::fs::remove_file(path);
+        let Some(path) = &self.ours else { return };
+        let _ = std::fs::remove_file(path);
+        // Clients in the queue may have sent descriptors, which only a receiver may close: see `egm_vfio_wire::receiver`.
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
+        let _ = self.listener.set_nonblocking(true);
+        while let Ok((client, _)) = self.listener.accept() {
+            drop(Connection::new(client.into(), Duration::from_secs(1), Patience::NONE));
         }
     }
 }

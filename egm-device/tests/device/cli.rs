@@ -18,16 +18,16 @@ use tempfile::TempDir;
 use crate::small_host;
 use crate::world::{BAR0, BAR2, LIMIT, REQUEST, SET, event, fired, register, vectors};
 
-struct Host(TempDir);
+pub(crate) struct Host(TempDir);
 
 impl Host {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let host = Self(tempfile::tempdir().unwrap());
         small_host::make(host.0.path());
         host
     }
 
-    fn path(&self, path: &str) -> PathBuf {
+    pub(crate) fn path(&self, path: &str) -> PathBuf {
         self.0.path().join(path)
     }
 
@@ -47,23 +47,23 @@ impl Host {
     }
 
     /// A server that serves.
-    fn serve(&self, words: &str) -> Server {
+    pub(crate) fn serve(&self, words: &str) -> Server {
         Server::started(self.command(words))
     }
 
     /// No grant is left in the ledger's record, of which a holder would be missed.
     #[track_caller]
-    fn owes_nothing(&self) {
+    pub(crate) fn owes_nothing(&self) {
         let told = self.command("ledger repair").output().unwrap().stdout;
         assert_eq!(String::from_utf8(told).unwrap(), "The record is sound.\n");
     }
 
-    fn ledger(&self) -> String {
+    pub(crate) fn ledger(&self) -> String {
         String::from_utf8(self.command("ledger show --json").output().unwrap().stdout).unwrap()
     }
 }
 
-struct Server(Child);
+pub(crate) struct Server(Child);
 
 impl Drop for Server {
     fn drop(&mut self) {
@@ -89,6 +89,19 @@ impl Server {
         self.0.wait().unwrap().code()
     }
 
+    /// As [`Server::end`], but of a server that may hang: it is waited for as long as any machine may take.
+    pub(crate) fn end_in_time(mut self) -> Option<i32> {
+        let pid = Pid::from_child(&self.0);
+        let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+        kill_process(pid, Signal::TERM).unwrap();
+        let limit = rustix::event::Timespec::try_from(LIMIT).unwrap();
+        let ended = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)).unwrap();
+        // A server that hangs in the kernel is not waited for.
+        let code = if ended > 0 { self.0.wait().unwrap().code() } else { None };
+        std::mem::forget(self);
+        code
+    }
+
     /// Descriptors, and KiB of memory in use.
     fn costs(&self) -> (usize, u64) {
         let process = PathBuf::from(format!("/proc/{}", self.0.id()));
@@ -99,7 +112,7 @@ impl Server {
     }
 }
 
-fn client(path: &Path) -> Client {
+pub(crate) fn client(path: &Path) -> Client {
     Client::new(Connection::connect(path, LIMIT, Patience::NONE).unwrap()).unwrap()
 }
 

@@ -5,12 +5,14 @@
 
 mod cli;
 mod clients;
+mod fuse;
 mod hostile;
 mod messages;
 mod peers;
 mod raw;
 #[path = "../small_host/mod.rs"]
 mod small_host;
+mod strangers;
 mod talk;
 mod users;
 mod world;

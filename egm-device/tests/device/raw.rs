@@ -2,7 +2,7 @@
 
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -59,7 +59,7 @@ impl Raw {
         let _ = self.0.write_all(bytes);
     }
 
-    pub(crate) fn say_with(&mut self, bytes: &[u8], fds: &[OwnedFd]) {
+    pub(crate) fn say_with(&mut self, bytes: &[u8], fds: &[impl AsFd]) {
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
         let mut control = SendAncillaryBuffer::new(&mut space);

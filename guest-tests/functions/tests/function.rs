@@ -210,7 +210,7 @@ fn where_there_is_no_file_the_client_is_asked() {
     let mut session = Session::new(egm_vfio_wire::client::capabilities());
     let (header, body) = session.greet();
     connection.send(header, [&body, &[]], &[], u32::MAX).unwrap();
-    connection.receive(session.most(), 0).unwrap();
+    connection.receive(session.most()).unwrap();
     session.take(connection.frame(), 0).unwrap();
 
     let mut remote: Vec<u8> = (0..=255).cycle().take(0x4_0000).collect();
@@ -236,7 +236,7 @@ fn where_there_is_no_file_the_client_is_asked() {
     }
     let (mut answers, mut calls) = (0, 0);
     while answers < requests.len() || calls < 4 {
-        connection.receive(session.most(), 0).unwrap();
+        connection.receive(session.most()).unwrap();
         let frame = connection.frame();
         let (ticket, call) = match session.take(frame, 0).unwrap() {
             Heard::Answer { outcome, .. } => {

@@ -10,8 +10,9 @@
 //! [`InterruptKind::Error`](crate::backend::InterruptKind) fires, as for hardware that was pulled out. No call takes longer
 //! than twice [`Settings::limit`].
 //!
-//! What a server is trusted with: the memory that it is lent, and not to shorten the files that it lends (a vCPU that
-//! touches what is missing stops with an error; this process never touches it).
+//! A server is trusted with the memory that it is lent, and not to shorten the files that it lends (a vCPU that touches
+//! what is missing stops with an error; this process never touches it). Its files are memory or devices of memory, checked
+//! outside this process (`egm_vfio_wire::receiver`); once the device is described, it sends no further descriptor.
 
 mod domain;
 mod function;
@@ -25,6 +26,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use egm_vfio_wire::client::{CallError, Client};
+pub use egm_vfio_wire::receiver::attend;
 use egm_vfio_wire::socket::{Connection, Patience};
 
 pub use self::domain::UserDomain;
@@ -102,19 +104,21 @@ pub fn over(name: String, connection: Connection) -> Result<(UserFunction, UserD
     let talk = |source| OpenError::Talk { path: name.clone(), source };
     let mut client = Client::new(connection).map_err(talk)?;
     let parts = function::describe(&name, &mut client)?;
+    client.refuse_fds();
     let watched = client.as_fd().try_clone_to_owned();
     let limits = client.limits();
     let lost =
         watched.and_then(Lost::watch).map_err(|source| OpenError::Connect { path: name.clone(), source })?;
-    let link = Arc::new(Link { name, client: Mutex::new(client), lost });
+    let link = Arc::new(Link { name, lost, client: Mutex::new(client) });
     Ok((UserFunction::new(Arc::clone(&link), parts), UserDomain::new(link, limits)))
 }
 
 /// The connection that a function and its address space share.
 struct Link {
     name: String,
-    client: Mutex<Client>,
+    /// Dropped first: the client's drop shuts the connection down, which is not a lost server.
     lost: Lost,
+    client: Mutex<Client>,
 }
 
 impl Link {

@@ -30,8 +30,13 @@ pub(crate) struct Copier {
 impl Copier {
     /// With a memory file of `length` bytes.
     pub(crate) fn new(length: u64) -> Self {
-        let memory = tempfile::tempfile().unwrap();
+        let memory = tempfile::tempfile_in("/dev/shm").unwrap();
         memory.set_len(length).unwrap();
+        Self::of(memory)
+    }
+
+    /// With `memory` behind its BAR.
+    pub(crate) fn of(memory: File) -> Self {
         Self { registers: [0; 0x1000], memory, lent: Vec::new(), vectors: Default::default() }
     }
 

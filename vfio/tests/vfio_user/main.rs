@@ -80,7 +80,7 @@ fn io(start: u64, size: u64) -> Span<Io> {
 
 /// Guest memory: two pages of a file, and the file.
 fn memory() -> (Arc<dyn HostMemory>, File) {
-    let file = tempfile::tempfile().unwrap();
+    let file = tempfile::tempfile_in("/dev/shm").unwrap();
     file.set_len(0x3000).unwrap();
     let kept = OwnedFd::from(file.try_clone().unwrap());
     let mapping = Mapping::of(file.as_fd(), 0x1000, 0x2000, 0, MadeOf::File(kept, 0x1000)).unwrap();
@@ -268,4 +268,14 @@ fn a_file_that_ends_before_its_region_is_found_when_the_device_is_opened() {
     let (opened, _closer) = open(Copier::new(MEMORY - 1));
     let error = opened.map(drop).unwrap_err();
     assert!(matches!(error, OpenError::ShortFile { region: 2, end: MEMORY, .. }), "{error}");
+}
+
+#[test]
+fn a_bar_whose_file_is_no_memory_is_refused() {
+    // A file of an ordinary file system: a read of its pages can wait, for FUSE's for ever.
+    let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    file.set_len(MEMORY).unwrap();
+    let refused = open(Copier::of(file)).0.map(drop);
+    let stranger = matches!(refused, Err(OpenError::Talk { source: CallError::Stranger { region: 2 }, .. }));
+    assert!(stranger, "{refused:?}");
 }

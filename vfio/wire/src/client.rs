@@ -11,15 +11,13 @@ use crate::message::{
     Access, Capabilities, Command, DeviceInfo, DmaMap, DmaUnmap, IrqData, IrqInfo, Limits, Query, RegionInfo,
     RegionReply, Request, SAID_FDS, SetIrqs, Write, Wrong,
 };
+use crate::receiver::FileKind;
 use crate::session::Fault;
 use crate::session::client::{Client as Session, Heard, Unsendable};
 use crate::socket::{Broken, Connection};
 
 /// `EOPNOTSUPP`: a server that asks for memory it was given no descriptor for.
 const EOPNOTSUPP: u32 = 95;
-
-/// Bytes of the reply to a read of 8.
-const READ_REPLY: usize = 40;
 
 /// Why a call has no result.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +48,14 @@ pub enum CallError {
         /// Why.
         #[source]
         source: Wrong,
+    },
+    /// A region's file is none that is safe to map. The connection is closed.
+    #[error(
+        "the file of region {region} is neither memory (memfd, tmpfs, hugetlbfs) nor a device of memory (egm, dax, mem)"
+    )]
+    Stranger {
+        /// The region.
+        region: u32,
     },
     /// The server broke the protocol. The connection is closed.
     #[error("the server broke the protocol")]
@@ -106,7 +112,7 @@ impl Client {
         let mut session = Session::new(capabilities());
         let (header, body) = session.greet();
         connection.send(header, [&body, &[]], &[], session.most())?;
-        connection.receive(session.most(), 0)?;
+        connection.receive(session.most())?;
         match session.take(connection.frame(), connection.fds())? {
             Heard::Greeted(version) => {
                 let limits = version.capabilities.limits().map_err(Fault::Handshake)?;
@@ -144,7 +150,7 @@ impl Client {
                 reply => Ok(reply),
             })?;
             match reply {
-                RegionReply::Whole(info) => return Ok((info, self.connection.take_fds().pop())),
+                RegionReply::Whole(info) => return self.file(index).map(|file| (info, file)),
                 RegionReply::NeedsRoom(need) => room = need,
             }
         }
@@ -152,6 +158,21 @@ impl Client {
         let source =
             Wrong::Value { what: "room that a region's description needs", value: room.into(), rule };
         Err(self.lose(CallError::Wrong { command: Command::RegionInfo, source }))
+    }
+
+    /// The file that came with the description of `region`.
+    fn file(&mut self, region: u32) -> Result<Option<OwnedFd>, CallError> {
+        let came = self.connection.fds();
+        match self.connection.take_fds(FileKind::Mapping) {
+            Ok(files) if files.len() == came => Ok(files.into_iter().next()),
+            Ok(_) => Err(self.lose(CallError::Stranger { region })),
+            Err(error) => Err(self.lose(error.into())),
+        }
+    }
+
+    /// The device is described: descriptors that the server sends from now on end the connection.
+    pub fn refuse_fds(&mut self) {
+        self.connection.refuse_fds();
     }
 
     /// A kind of interrupt.
@@ -278,10 +299,8 @@ impl Client {
         read: impl FnOnce(&[u8]) -> Result<T, Wrong>,
     ) -> Result<T, CallError> {
         let mut begun = None;
-        // A reply to a read of a register is taken at once; others that short have no descriptors.
-        let expected = if command == Command::RegionRead { READ_REPLY } else { 0 };
         loop {
-            self.connection.receive(self.session.most(), expected)?;
+            self.connection.receive(self.session.most())?;
             let fds = self.connection.fds();
             let refusal = match self.session.take(self.connection.frame(), fds)? {
                 Heard::Answer { id, outcome: Ok(body) } if id == asked => {

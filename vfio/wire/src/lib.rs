@@ -14,6 +14,7 @@ mod bytes;
 pub mod client;
 pub mod frame;
 pub mod message;
+pub mod receiver;
 pub mod serve;
 pub mod session;
 pub mod socket;

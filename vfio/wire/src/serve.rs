@@ -3,6 +3,7 @@
 //! What every device would otherwise check for itself is checked here: indices, bounds, lengths, who sends how many
 //! descriptors. An access that leaves its region is refused, as by libvfio-user.
 
+mod signals;
 mod vectors;
 mod windows;
 
@@ -19,6 +20,7 @@ use crate::message::{
     Access, Call, Capabilities, Command, DeviceInfo, DmaAccess, DmaMap, DmaUnmap, IrqInfo, Query, RegionInfo,
     Request, SAID_FDS, SetIrqs, Write,
 };
+use crate::receiver::FileKind;
 use crate::session::server::{Server as Session, Step};
 use crate::session::{Fault, Ticket};
 use crate::socket::{Broken, Connection, Patience};
@@ -28,9 +30,6 @@ const MOST_INDICES: u32 = 256;
 
 /// Room for the reply to a query for eventfds: its head at least, a transfer at most.
 const IO_FDS: RangeInclusive<u32> = 16..=1 << 20;
-
-/// Bytes of a request to read a region, the most frequent one. No shorter one has descriptors.
-const READ_REQUEST: usize = 32;
 
 /// A device that is served.
 pub trait Device {
@@ -51,7 +50,13 @@ pub trait Device {
     /// Takes `data`, which lies in the region.
     fn write(&mut self, region: u32, offset: u64, data: &[u8]);
 
-    /// The device may reach memory, by `file` when there is one.
+    /// Whether the device uses the files that clients send with windows. Where it does not, no such file is opened, mapped
+    /// or even received by this process.
+    fn reaches_memory(&self) -> bool {
+        true
+    }
+
+    /// The device may reach memory, by `file` when there is one: a memfd, or a file of tmpfs or hugetlbfs.
     ///
     /// # Errors
     /// What the client is told: `EEXIST` for a window over another.
@@ -131,7 +136,7 @@ pub fn turn_away(socket: OwnedFd, why: Errno, limit: Duration) {
     let told =
         Connection::new(socket, limit, Patience::NONE).map_err(Broken::from).and_then(|mut connection| {
             connection.limit_waits(true)?;
-            connection.receive(Session::new(capabilities()).most(), 0)?;
+            connection.receive(Session::new(capabilities()).most())?;
             let error = Some(why.raw_os_error().unsigned_abs());
             let header = Header { kind: Kind::Reply { error }, ..connection.frame().header };
             connection.send(header, [&[], &[]], &[], u32::MAX)
@@ -176,13 +181,15 @@ impl<'a> Server<'a> {
         connection.limit_waits(true).map_err(Broken::from)?;
         let mut greeted = false;
         loop {
-            connection.receive(self.session.most(), READ_REQUEST)?;
+            connection.receive(self.session.most())?;
             if !greeted {
                 connection.limit_waits(false).map_err(Broken::from)?;
                 greeted = true;
             }
-            let fds = connection.take_fds();
-            let step = self.session.take(connection.frame(), fds.len());
+            let came = connection.fds();
+            let fds = connection.take_fds(self.kind(connection.frame().header.command))?;
+            let known = fds.len() == came;
+            let step = self.session.take(connection.frame(), came);
             match step.inspect_err(|fault| refuse(connection, fault))? {
                 Step::Reply(header, body) => send(connection, header, &body, &[])?,
                 Step::Nothing => {}
@@ -190,7 +197,11 @@ impl<'a> Server<'a> {
                 Step::Serve(ticket, Request::RegionInfo(query)) => self.region(connection, ticket, query)?,
                 Step::Serve(ticket, request) => {
                     self.out.clear();
-                    let outcome = self.carry_out(request, fds);
+                    let outcome = if known || !self.needs_fds(&request) {
+                        self.carry_out(request, fds)
+                    } else {
+                        Err(Errno::INVAL)
+                    };
                     let header = match outcome {
                         Ok(()) => ticket.done(),
                         Err(errno) => {
@@ -205,6 +216,20 @@ impl<'a> Server<'a> {
             }
             self.ask(connection)?;
         }
+    }
+
+    /// What the descriptors of a command have to be.
+    fn kind(&self, command: u16) -> FileKind {
+        match Command::try_from(command) {
+            Ok(Command::SetIrqs) => FileKind::Event,
+            Ok(Command::DmaMap) if self.device.reaches_memory() => FileKind::Memory,
+            _ => FileKind::Nothing,
+        }
+    }
+
+    /// Whether the descriptors of a request are used.
+    fn needs_fds(&self, request: &Request<'_>) -> bool {
+        self.kind(request.command().number()) != FileKind::Nothing
     }
 
     /// Asks the client for what the device wants.

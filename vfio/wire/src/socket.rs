@@ -1,12 +1,11 @@
 //! The one input and output: a Unix stream socket that carries messages and descriptors.
 //!
-//! - A message is read in two steps, its head and then its body, so that no read goes beyond its end: descriptors come
-//!   with the first byte of the bytes that they were sent with, and so with the right message. The first step may take as
-//!   much as the shortest message that can have descriptors. Should it reach into the next message, descriptors that come
-//!   are that one's: the kernel ends a read behind bytes with descriptors.
+//! - Every read is preceded by a peek of the same bytes, which shows whether descriptors come with them. Without descriptors
+//!   this process reads them, up to the end of one message; with descriptors the [`receiver`](crate::receiver) does, so that
+//!   no descriptor of the peer's is ever installed or closed here.
 //! - Whoever sends half a message and stalls is given up after a time. A server waits for the first byte of a request for
 //!   as long as it takes.
-//! - Whoever sends descriptors that were cut off (too many, or more than this process may hold) is not heard further.
+//! - A peer whose descriptors were cut off (too many, or more than the receiver may hold) loses its connection.
 
 mod patience;
 
@@ -21,17 +20,18 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
 };
 
 pub use self::patience::Patience;
 use crate::frame::{Frame, HEADER, Header, Malformed};
+use crate::receiver::{FileKind, Receiver};
 
 /// Most descriptors in one message: the kernel's own limit (SCM_MAX_FD).
 pub const MOST_FDS: usize = 253;
 
-/// Most bytes that are read in the first step.
+/// Most bytes of the first peek: a read or a write of a register with its data.
 const AHEAD: usize = 64;
 
 /// How a socket fails, or its peer.
@@ -59,6 +59,12 @@ pub enum Broken {
         "file descriptors of a message were cut off: more than {MOST_FDS} came, or this process has no room for them (ulimit -n)"
     )]
     Descriptors,
+    /// Descriptors where none are expected any more.
+    #[error("file descriptors came where the protocol has none")]
+    Unwanted,
+    /// The receiver of descriptors.
+    #[error("cannot receive the peer's file descriptors")]
+    Receiver(#[source] io::Error),
     /// The kernel's word.
     #[error("the socket failed")]
     Socket(#[from] io::Error),
@@ -70,7 +76,7 @@ impl From<Errno> for Broken {
     }
 }
 
-/// A connected socket. Descriptors of a message belong to it until they are taken or the next one comes.
+/// A connected socket. Its drop shuts the connection down, for every descriptor of the socket.
 #[derive(Debug)]
 pub struct Connection {
     socket: OwnedFd,
@@ -80,9 +86,10 @@ pub struct Connection {
     patience: Patience,
     header: Header,
     body: Vec<u8>,
-    fds: Vec<OwnedFd>,
-    /// What was read of the next message with the last one.
-    next: (Vec<u8>, Vec<OwnedFd>),
+    /// How many descriptors came with the last message, and are with the receiver.
+    came: usize,
+    receiver: Option<Receiver>,
+    takes_fds: bool,
 }
 
 /// Ends a connection from another thread: whoever waits on it is woken with [`Broken::End`].
@@ -118,8 +125,9 @@ impl Connection {
             patience,
             header,
             body: Vec::new(),
-            fds: Vec::new(),
-            next: Default::default(),
+            came: 0,
+            receiver: None,
+            takes_fds: true,
         })
     }
 
@@ -169,13 +177,21 @@ impl Connection {
     /// How many descriptors came with it.
     #[must_use]
     pub fn fds(&self) -> usize {
-        self.fds.len()
+        self.came
     }
 
-    /// The descriptors that came with it.
-    #[must_use]
-    pub fn take_fds(&mut self) -> Vec<OwnedFd> {
-        std::mem::take(&mut self.fds)
+    /// The descriptors that came with it, or none where one of them is not of `kind`.
+    ///
+    /// # Errors
+    /// [`Broken`]: there is no further message.
+    pub fn take_fds(&mut self, kind: FileKind) -> Result<Vec<OwnedFd>, Broken> {
+        if std::mem::take(&mut self.came) == 0 { Ok(Vec::new()) } else { self.given(kind) }
+    }
+
+    /// From now on descriptors end the connection.
+    pub fn refuse_fds(&mut self) {
+        self.takes_fds = false;
+        self.receiver = None;
     }
 
     /// Sends a message whose body is `parts`, one after the other, of `most` bytes with its header.
@@ -218,64 +234,133 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits for a message of `most` bytes at most, header included; it is then [`Connection::frame`]. One of `expected`
-    /// bytes is read at once: no more than the shortest that may have descriptors.
+    /// Waits for a message of `most` bytes at most, header included; it is then [`Connection::frame`].
     ///
     /// # Errors
     /// [`Broken`]: there is no further message.
-    pub fn receive(&mut self, most: u32, expected: usize) -> Result<(), Broken> {
-        let mut buffer = [0; AHEAD];
-        let (carried, fds) = std::mem::take(&mut self.next);
-        self.fds = fds;
-        let mut got = carried.len();
-        for (into, byte) in buffer.iter_mut().zip(carried) {
-            *into = byte;
+    pub fn receive(&mut self, most: u32) -> Result<(), Broken> {
+        if std::mem::take(&mut self.came) > 0 {
+            drop(self.given(FileKind::Nothing)?);
         }
-        if got == 0 {
-            let end = expected.clamp(HEADER as usize, AHEAD);
-            got = match self.first(buffer.get_mut(..end).unwrap_or_default())? {
-                0 => return Err(Broken::End),
-                got => got,
-            };
+        let mut ahead = [0; AHEAD];
+        let (got, fds) = self.first(&mut ahead)?;
+        if let Some((head, after)) = ahead.split_first_chunk().filter(|_| !fds && got >= HEADER as usize) {
+            let (header, length) = Header::decode(head, most)?;
+            let size = head.len().saturating_add(length);
+            if size <= got {
+                self.header = header;
+                self.body.clear();
+                self.body.extend_from_slice(after.get(..length).unwrap_or_default());
+                return self.consume(ahead.get_mut(..size).unwrap_or_default());
+            }
         }
-        if let Some(rest) = buffer.get_mut(got..HEADER as usize) {
-            rest_of(&self.socket, &mut self.fds, rest, self.limit)?;
-            got = HEADER as usize;
-        }
-        let (head, after) = buffer.split_first_chunk().ok_or(Broken::Cut)?;
-        let (header, length) = Header::decode(head, most)?;
-        let after = after.get(..got.saturating_sub(HEADER as usize)).unwrap_or_default();
-        let (ours, next) = after.split_at_checked(length).unwrap_or((after, &[]));
-        if !next.is_empty() {
-            self.next = (next.to_vec(), std::mem::take(&mut self.fds));
-        }
-        self.header = header;
-        // Nothing stays allocated for a peer because it once sent a lot.
-        self.body.shrink_to(1 << 16);
-        self.body.clear();
-        self.body.extend_from_slice(ours);
-        self.body.resize(length, 0);
-        let rest = self.body.get_mut(ours.len()..).unwrap_or_default();
-        rest_of(&self.socket, &mut self.fds, rest, self.limit)
+        let mut head = [0; HEADER as usize];
+        self.fill(&mut head)?;
+        self.rest(Header::decode(&head, most)?)
     }
 
-    /// Whatever comes first, as much as `into` takes; 0 at the end.
-    fn first(&mut self, into: &mut [u8]) -> Result<usize, Broken> {
+    /// Reads the body of `length` bytes.
+    fn rest(&mut self, (header, length): (Header, usize)) -> Result<(), Broken> {
+        self.header = header;
+        let mut body = std::mem::take(&mut self.body);
+        // Nothing stays allocated for a peer because it once sent a lot.
+        body.shrink_to(1 << 16);
+        body.clear();
+        body.resize(length, 0);
+        let filled = self.fill(&mut body);
+        self.body = body;
+        filled
+    }
+
+    /// Fills `into`; what has descriptors goes through the receiver.
+    fn fill(&mut self, mut into: &mut [u8]) -> Result<(), Broken> {
+        let mut begun = None;
+        while !into.is_empty() {
+            match peek(&self.socket, into, RecvFlags::DONTWAIT)? {
+                Some((0, _)) => return Err(Broken::Cut),
+                Some((_, true)) => {
+                    let came = self.receiver()?.take(into).map_err(|error| self.lost(error))?;
+                    self.came = self.came.saturating_add(came);
+                    return Ok(());
+                }
+                Some((got, false)) => {
+                    let (part, rest) = into.split_at_mut_checked(got).ok_or(Broken::Cut)?;
+                    self.consume(part)?;
+                    into = rest;
+                }
+                None => self.wait(*begun.get_or_insert_with(Instant::now))?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads bytes again that were peeked and have no descriptors.
+    fn consume(&self, mut into: &mut [u8]) -> Result<(), Broken> {
+        while !into.is_empty() {
+            match rustix::net::recv(&self.socket, &mut *into, RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return Err(Broken::Cut),
+                Ok((_, got)) => into = into.get_mut(got..).unwrap_or_default(),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the rest of a message, which began at `begun`.
+    fn wait(&self, begun: Instant) -> Result<(), Broken> {
+        let left = self.limit.checked_sub(begun.elapsed()).filter(|left| !left.is_zero());
+        let left = left.ok_or_else(|| self.slow("send the rest of a message"))?;
+        let left = Timespec::try_from(left).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+        match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&left)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    fn receiver(&mut self) -> Result<&Receiver, Broken> {
+        if self.receiver.is_none() {
+            if !self.takes_fds {
+                return Err(Broken::Unwanted);
+            }
+            let started = Receiver::start(self.socket.as_fd(), self.limit);
+            self.receiver = Some(started.map_err(Broken::Receiver)?);
+        }
+        self.receiver.as_ref().ok_or(Broken::Unwanted)
+    }
+
+    fn given(&mut self, kind: FileKind) -> Result<Vec<OwnedFd>, Broken> {
+        let given = self.receiver()?.give(kind);
+        given.map_err(|error| self.lost(error))
+    }
+
+    /// The receiver has no answer: it waits for bytes, for a descriptor's file system, or it ended.
+    fn lost(&self, error: io::Error) -> Broken {
+        match error.kind() {
+            io::ErrorKind::WouldBlock => self.slow("send the rest of a message with file descriptors"),
+            io::ErrorKind::UnexpectedEof => Broken::Descriptors,
+            _ => Broken::Receiver(error),
+        }
+    }
+
+    /// Peeks at what comes first, as much as `into` takes, and whether there are descriptors in the queue.
+    fn first(&mut self, into: &mut [u8]) -> Result<(usize, bool), Broken> {
         let begun = Instant::now();
+        let some = |(got, fds)| if got == 0 { Err(Broken::End) } else { Ok((got, fds)) };
         if self.patience.looks() {
             while begun.elapsed() < self.patience.longest() {
-                if let Some(got) = read(&self.socket, &mut self.fds, into, RecvFlags::DONTWAIT)? {
+                if let Some(peeked) = peek(&self.socket, into, RecvFlags::DONTWAIT)? {
                     self.patience.looked(true);
-                    return Ok(got);
+                    return some(peeked);
                 }
                 std::hint::spin_loop();
             }
             self.patience.looked(false);
         }
         loop {
-            if let Some(got) = read(&self.socket, &mut self.fds, into, RecvFlags::empty())? {
+            if let Some(peeked) = peek(&self.socket, into, RecvFlags::empty())? {
                 self.patience.slept(begun.elapsed());
-                return Ok(got);
+                return some(peeked);
             }
             // The time is over, or a signal came: then the kernel counts anew, once.
             if self.answers && begun.elapsed() >= self.limit {
@@ -289,60 +374,26 @@ impl Connection {
     }
 }
 
-/// Fills `into`, which is on its way, within `limit`.
-fn rest_of(
-    socket: &OwnedFd,
-    fds: &mut Vec<OwnedFd>,
-    mut into: &mut [u8],
-    limit: Duration,
-) -> Result<(), Broken> {
-    let mut begun = None;
-    while !into.is_empty() {
-        match read(socket, fds, into, RecvFlags::DONTWAIT)? {
-            Some(0) => return Err(Broken::Cut),
-            Some(got) => into = into.get_mut(got..).unwrap_or_default(),
-            None => {
-                let passed = begun.get_or_insert_with(Instant::now).elapsed();
-                let left = limit.checked_sub(passed).filter(|left| !left.is_zero());
-                let left = left.ok_or(Broken::Slow { what: "send the rest of a message", limit })?;
-                let left =
-                    Timespec::try_from(left).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-                match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&left)) {
-                    Ok(_) | Err(Errno::INTR) => {}
-                    Err(errno) => return Err(errno.into()),
-                }
-            }
+impl Drop for Connection {
+    /// Unread messages may hold descriptors, which would be closed here: the receiver takes them first.
+    fn drop(&mut self) {
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+        if matches!(peek(&self.socket, &mut [0], RecvFlags::DONTWAIT), Ok(Some((1.., _)))) {
+            self.takes_fds = true;
+            let _ = self.receiver().map(Receiver::drain);
         }
     }
-    Ok(())
 }
 
-/// Some bytes, 0 at the end of the connection, or `None` when there are none now. Descriptors that come with them are
-/// kept, [`MOST_FDS`] in all.
-fn read(
-    socket: &OwnedFd,
-    fds: &mut Vec<OwnedFd>,
-    into: &mut [u8],
-    flags: RecvFlags,
-) -> Result<Option<usize>, Broken> {
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MOST_FDS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = flags | RecvFlags::CMSG_CLOEXEC;
-    let got = match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, flags) {
-        Ok(got) => got,
-        Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
-        Err(Errno::CONNRESET) => return Ok(Some(0)),
-        Err(errno) => return Err(errno.into()),
-    };
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fds.extend(rights);
-        }
+/// Peeks at the next bytes (0 at the end, `None` when there are none now), and whether descriptors are in the queue.
+fn peek(socket: &OwnedFd, into: &mut [u8], flags: RecvFlags) -> Result<Option<(usize, bool)>, Broken> {
+    let mut nothing = RecvAncillaryBuffer::default(); // without room the kernel installs none
+    match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(into)], &mut nothing, flags | RecvFlags::PEEK) {
+        Ok(got) => Ok(Some((got.bytes, got.flags.contains(ReturnFlags::CTRUNC)))),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+        Err(Errno::CONNRESET) => Ok(Some((0, false))),
+        Err(errno) => Err(errno.into()),
     }
-    if got.flags.contains(ReturnFlags::CTRUNC) || fds.len() > MOST_FDS {
-        return Err(Broken::Descriptors);
-    }
-    Ok(Some(got.bytes))
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ fn descriptors_belong_to_the_message_they_were_sent_with() {
         send_with(&peer, &message(id, b"body"), count);
     }
     for (id, count) in [(1, 0), (2, 3), (3, 0), (4, 253)] {
-        ours.receive(MOST, 0).unwrap();
+        ours.receive(MOST).unwrap();
         assert_eq!((ours.frame().header.id, ours.frame().body, ours.fds()), (id, &b"body"[..], count));
     }
 }
@@ -48,7 +48,7 @@ fn more_descriptors_than_a_message_may_have_end_it() {
     let bytes = message(1, b"body");
     send_with(&peer, &bytes[..8], 253);
     send_with(&peer, &bytes[8..], 1);
-    assert!(matches!(ours.receive(MOST, 0), Err(Broken::Descriptors)));
+    assert!(matches!(ours.receive(MOST), Err(Broken::Descriptors)));
 }
 
 #[test]
@@ -58,10 +58,10 @@ fn a_message_that_comes_byte_by_byte_is_whole() {
         message(1, &[7; 100]).iter().for_each(|byte| peer.write_all(&[*byte]).unwrap());
         peer
     });
-    ours.receive(MOST, 0).unwrap();
+    ours.receive(MOST).unwrap();
     assert_eq!(ours.frame().body, [7; 100]);
     drop(sender.join().unwrap());
-    assert!(matches!(ours.receive(MOST, 0), Err(Broken::End)));
+    assert!(matches!(ours.receive(MOST), Err(Broken::End)));
 }
 
 #[test]
@@ -69,11 +69,11 @@ fn who_closes_or_stalls_within_a_message_is_given_up() {
     for length in 1..20 {
         let (mut peer, mut ours) = pair();
         peer.write_all(&message(1, b"body")[..length]).unwrap();
-        assert!(matches!(ours.receive(MOST, 0), Err(Broken::Slow { .. })), "{length}");
+        assert!(matches!(ours.receive(MOST), Err(Broken::Slow { .. })), "{length}");
         let (mut peer, mut ours) = pair();
         peer.write_all(&message(1, b"body")[..length]).unwrap();
         drop(peer);
-        assert!(matches!(ours.receive(MOST, 0), Err(Broken::Cut)), "{length}");
+        assert!(matches!(ours.receive(MOST), Err(Broken::Cut)), "{length}");
     }
 }
 
@@ -81,7 +81,7 @@ fn who_closes_or_stalls_within_a_message_is_given_up() {
 fn who_does_not_answer_is_given_up_when_answers_are_limited() {
     let (_peer, mut ours) = pair();
     ours.limit_waits(true).unwrap();
-    assert!(matches!(ours.receive(MOST, 0), Err(Broken::Slow { what: "answer", .. })));
+    assert!(matches!(ours.receive(MOST), Err(Broken::Slow { what: "answer", .. })));
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn a_long_message_in_two_parts_arrives_as_one() {
     let patient = |socket: UnixStream| Connection::new(socket.into(), ENOUGH, Patience::NONE).unwrap();
     let (mut theirs, ours) = (patient(peer), patient(ours));
     let reader = std::thread::spawn(move || {
-        theirs.receive(u32::MAX, 0).unwrap();
+        theirs.receive(u32::MAX).unwrap();
         (theirs.frame().body.to_vec(), theirs.fds())
     });
     let (first, second) = (vec![1; 700_000], vec![2; 900_000]);
@@ -112,7 +112,7 @@ fn a_long_message_in_two_parts_arrives_as_one() {
 fn a_closer_wakes_who_waits() {
     let (_peer, mut ours) = pair();
     let closer = ours.closer().unwrap();
-    let waits = std::thread::spawn(move || matches!(ours.receive(MOST, 0), Err(Broken::End)));
+    let waits = std::thread::spawn(move || matches!(ours.receive(MOST), Err(Broken::End)));
     closer.close();
     assert!(waits.join().unwrap());
 }
@@ -123,7 +123,7 @@ fn a_body_is_not_waited_for_when_its_head_is_wrong() {
     let mut bytes = message(1, b"");
     bytes[4..8].copy_from_slice(&5000_u32.to_le_bytes());
     peer.write_all(&bytes).unwrap();
-    assert!(matches!(ours.receive(MOST, 0), Err(Broken::Malformed(Malformed::TooLong { size: 5000, .. }))));
+    assert!(matches!(ours.receive(MOST), Err(Broken::Malformed(Malformed::TooLong { size: 5000, .. }))));
 }
 
 #[test]
@@ -134,9 +134,9 @@ fn short_messages_may_be_read_ahead_and_descriptors_stay_with_theirs() {
         send_with(&peer, &message(id, &vec![7; length]), count);
     }
     for (id, length, count) in sent {
-        ours.receive(MOST, 32).unwrap();
+        ours.receive(MOST).unwrap();
         assert_eq!((ours.frame().header.id, ours.frame().body.len(), ours.fds()), (id, length, count));
     }
     drop(peer);
-    assert!(matches!(ours.receive(MOST, 32), Err(Broken::End)));
+    assert!(matches!(ours.receive(MOST), Err(Broken::End)));
 }

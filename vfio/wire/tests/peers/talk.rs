@@ -304,7 +304,7 @@ fn seventeen_descriptors_and_more_are_taken_though_sixteen_are_said() {
         kind: Kind::Command { no_reply: false },
     };
     raw.send(command(Command::Version), [&[0, 0, 1, 0], &[]], &[], 4096).unwrap();
-    raw.receive(4096, 0).unwrap();
+    raw.receive(4096).unwrap();
     let events: Vec<_> = (0..253).map(|_| event()).collect();
     let fds: Vec<_> = events.iter().map(AsFd::as_fd).collect();
     for count in [17, 253] {
@@ -312,11 +312,11 @@ fn seventeen_descriptors_and_more_are_taken_though_sixteen_are_said() {
         Request::SetIrqs(SetIrqs { count, ..SET }).encode(&mut body);
         let fds = &fds[..usize::try_from(count).unwrap()];
         raw.send(command(Command::SetIrqs), [&body, &[]], fds, 4096).unwrap();
-        raw.receive(4096, 0).unwrap();
+        raw.receive(4096).unwrap();
         assert_eq!(raw.frame().header.kind, Kind::Reply { error: None });
         // As many as it names, or none: others are not guessed at.
         raw.send(command(Command::SetIrqs), [&body, &[]], &fds[1..], 4096).unwrap();
-        raw.receive(4096, 0).unwrap();
+        raw.receive(4096).unwrap();
         assert_eq!(raw.frame().header.kind, Kind::Reply { error: Some(22) });
     }
     drop(raw);

@@ -105,9 +105,9 @@ fn script() -> impl Strategy<Value = Script> {
 
 /// A memory file, a short one, a folder, a pipe; a last number would be none.
 fn files() -> Vec<OwnedFd> {
-    let long = tempfile::tempfile().unwrap();
+    let long = tempfile::tempfile_in("/dev/shm").unwrap();
     long.set_len(1 << 24).unwrap();
-    let short = tempfile::tempfile().unwrap();
+    let short = tempfile::tempfile_in("/dev/shm").unwrap();
     let (pipe, _) = rustix::pipe::pipe().unwrap();
     vec![long.into(), short.into(), File::open("/").unwrap().into(), pipe]
 }

@@ -63,7 +63,7 @@ impl Pair {
     fn new() -> Self {
         let [(first, one, a), (second, other, b)] = [served(), served()];
         let domains: Vec<Arc<dyn Domain>> = vec![Arc::new(one), Arc::new(other)];
-        let file = tempfile::tempfile().unwrap();
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
         file.set_len(MEMORY_SIZE).unwrap();
         let kept = OwnedFd::from(file.try_clone().unwrap());
         let memory = Mapping::of(file.as_fd(), 0, MEMORY_SIZE, 0, MadeOf::File(kept, 0)).unwrap();
