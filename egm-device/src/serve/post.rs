@@ -9,6 +9,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use egm_vfio_wire::receiver;
 use egm_vfio_wire::serve::{Served, serve, turn_away};
 use egm_vfio_wire::socket::{Broken, Connection, Patience};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -40,13 +41,31 @@ pub struct Post {
     left: Condvar,
 }
 
+/// Why a client is refused.
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error(
+        "refused user {user}: all slices of the region are one file; run the monitor as root, or set \"whole_device\": true \
+         for the device"
+    )]
+    Region { user: u32 },
+    #[error(
+        "refused user {user}: the slice has bytes of user {bound}, who may still map it; restart the server, which scrubs it"
+    )]
+    Bound { user: u32, bound: u32 },
+    #[error("refused a client without a user")]
+    Unknown,
+}
+
 #[derive(Default)]
 struct Seat {
     client: Option<UnixStream>,
     /// Clients that broke something.
     broken: u64,
-    /// Clients of users who may not have the region's file.
+    /// Clients of users who may not have the slice.
     refused: u64,
+    /// The user whose clients may have the slice, by the first one.
+    user: Option<u32>,
 }
 
 impl Post {
@@ -78,16 +97,21 @@ impl Post {
     pub fn run(&self) {
         thread::scope(|scope| {
             while self.wait(None) {
+                if receiver::is_full() {
+                    // Clients wait in the queue of the socket until a receiver ends.
+                    self.wait(Some(&PAUSE));
+                    continue;
+                }
                 let Ok((socket, _)) = self.listener.accept() else {
                     // Nobody any more, or no descriptors: then somebody waits, and goes on waiting for a while.
                     self.wait(Some(&PAUSE));
                     continue;
                 };
-                if !self.is_permitted(&socket) {
+                let Ok(user) = self.permit(&socket) else {
                     turn_away(socket.into(), Errno::ACCESS, CHANGE);
                     continue;
-                }
-                if !self.sit(&socket) {
+                };
+                if !self.sit(&socket, user) {
                     turn_away(socket.into(), Errno::BUSY, CHANGE);
                     continue;
                 }
@@ -118,35 +142,37 @@ impl Post {
         all[0].revents().is_empty()
     }
 
-    /// Whether the user who connected may have what this device gives, by the kernel's word.
-    fn is_permitted(&self, socket: &UnixStream) -> bool {
-        let uid = rustix::net::sockopt::socket_peercred(socket).map(|peer| peer.uid.as_raw());
-        let is_permitted = !self.root_only || uid == Ok(0);
-        if !is_permitted {
-            let mut seat = self.seat();
-            seat.refused = seat.refused.saturating_add(1);
-            let count = seat.refused;
-            drop(seat);
-            if count.is_power_of_two() {
-                let user = uid.map_or_else(|_| "a client".to_owned(), |uid| format!("user {uid}"));
-                note(format_args!(
-                    "device {}: refused {user} ({count} refused so far): all slices of the region are one file; run the \
-                     monitor as root, or set \"whole_device\": true for the device",
-                    self.name
-                ));
-            }
+    /// The user who connected, by the kernel's word, if this user may have what the device gives.
+    fn permit(&self, socket: &UnixStream) -> Result<u32, Refusal> {
+        let peer = rustix::net::sockopt::socket_peercred(socket).map(|peer| peer.uid.as_raw());
+        let mut seat = self.seat();
+        let refusal = match peer {
+            Ok(user) if self.root_only && user != 0 => Refusal::Region { user },
+            Ok(user) => match seat.user.filter(|bound| *bound != user) {
+                None => return Ok(user),
+                Some(bound) => Refusal::Bound { user, bound },
+            },
+            Err(_) => Refusal::Unknown,
+        };
+        seat.refused = seat.refused.saturating_add(1);
+        let count = seat.refused;
+        drop(seat);
+        if count.is_power_of_two() {
+            note(format_args!("device {}: {refusal} ({count} refused so far)", self.name));
         }
-        is_permitted
+        Err(refusal)
     }
 
     /// Takes the seat, if its client leaves in time.
-    fn sit(&self, socket: &UnixStream) -> bool {
+    fn sit(&self, socket: &UnixStream, user: u32) -> bool {
         let seat = self.seat();
         let waited = self.left.wait_timeout_while(seat, CHANGE, |seat| seat.client.is_some());
         let mut seat = waited.unwrap_or_else(PoisonError::into_inner).0;
         let free = seat.client.is_none();
         if free {
             seat.client = socket.try_clone().ok();
+            // A descriptor or a mapping of the slice cannot be taken back: no other user's bytes may come into it.
+            seat.user = Some(user);
         }
         free && seat.client.is_some()
     }
