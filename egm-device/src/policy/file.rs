@@ -104,7 +104,7 @@ struct RuleFile {
     priority: i32,
     /// Share among those who wait with the same priority, 1 to 65536. Default: 1.
     weight: Option<NonZeroU32>,
-    /// Permits slices of regions whose slices share one file (`egm`, `reserved`, static `devdax`): these users can then read
+    /// Permits slices of regions whose slices share one file (`egm`, `reserved`, `devdax`): these users can then read
     /// and write every tenant's bytes, and with `reserved` all of the host's memory. Default: false.
     #[serde(default)]
     whole_device: bool,
