@@ -65,7 +65,7 @@ fn region() -> Region {
 /// 1,000 slices of 2 MiB to 2 GiB.
 fn requests() -> Vec<Request> {
     let mut random = 2u64;
-    let owner = Owner { name: "bench".to_owned(), uid: 0, pid: 1, started: 1 };
+    let owner = Owner { name: "bench".to_owned(), uid: 0, pid: 1, started: 1, domain: None };
     (0..1_000).map(|_| Request::new((next(&mut random) % 1024 + 1) << 21, owner.clone())).collect()
 }
 

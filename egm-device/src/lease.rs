@@ -11,7 +11,7 @@ use egm_address::{InRegion, Offset, Span, SpanSet};
 
 use crate::audit::{Action, Actor, Event, Place};
 use crate::backing::{Backing, BackingError, RetiredListError};
-use crate::ledger::record::{OnLine, Use};
+use crate::ledger::record::{Entry, OnLine, Use};
 use crate::ledger::{self, GrantError, Ledger, LedgerError, Line, Memory, Watch, memory};
 use crate::owner::Owner;
 use crate::region::{Region, Slice};
@@ -269,8 +269,11 @@ impl Taken {
         self.region.retired = self.region.retired.and(bad);
         let (line, place) = (&self.line, self.place);
         self.ledger.change(|record| {
+            let is_exposed = !self.ledger.live_gpus(record, &self.region)?.is_empty();
             for entry in record.grants.iter_mut().filter(|e| e.line == line.name && e.span == place) {
                 entry.usage = usage;
+                // A scrub begins: what a GPU wrote before it no longer counts.
+                entry.exposed = is_exposed || (entry.exposed && usage != Use::Scrubbing);
             }
             record.add_retired(&line.name, &line.places(bad));
             Ok(())
@@ -281,8 +284,12 @@ impl Taken {
     fn settle(&self, clean: &SpanSet<InRegion>, bad: &SpanSet<InRegion>) -> Result<(), LedgerError> {
         let (line, place) = (&self.line, self.place);
         self.ledger.change(|record| {
-            record.grants.retain(|entry| entry.line != line.name || entry.span != place);
-            record.add_clean(&line.name, &line.places(clean));
+            let is_here = |entry: &Entry| entry.line == line.name && entry.span == place;
+            let is_exposed = record.grants.iter().any(|entry| is_here(entry) && entry.exposed);
+            record.grants.retain(|entry| !is_here(entry));
+            if !is_exposed {
+                record.add_clean(&line.name, &line.places(clean));
+            }
             record.add_retired(&line.name, &line.places(bad));
             Ok(())
         })

@@ -33,6 +33,7 @@ pub mod serve;
 pub mod show;
 mod stream;
 mod sys;
+pub mod trust;
 mod trusted;
 
 pub use backing::{Anonymous, AnonymousError, Backing, BackingError, GuestMemfdError, HugePage};

@@ -5,6 +5,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::trust;
+
 /// The process that holds a slice, or for which the broker holds it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -17,6 +19,9 @@ pub struct Owner {
     pub pid: u32,
     /// When the process started, in clock ticks since boot: with `pid` it names one process of one boot.
     pub started: u64,
+    /// Trust domain, if it has a named one ([`crate::trust`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
 }
 
 impl Owner {
@@ -25,7 +30,20 @@ impl Owner {
     pub fn this(name: impl Into<String>) -> Self {
         let pid = std::process::id();
         let started = started(pid).unwrap_or(0);
-        Self { name: name.into(), uid: rustix::process::getuid().as_raw(), pid, started }
+        Self { name: name.into(), uid: rustix::process::getuid().as_raw(), pid, started, domain: None }
+    }
+
+    /// The same owner in trust domain `domain`.
+    #[must_use]
+    pub fn in_domain(self, domain: Option<String>) -> Self {
+        Self { domain, ..self }
+    }
+
+    /// Whether both are one process, or of one named trust domain.
+    #[must_use]
+    pub fn trusts(&self, other: &Self) -> bool {
+        (self.pid, self.started) == (other.pid, other.started)
+            || trust::is_same(self.domain.as_deref(), other.domain.as_deref())
     }
 
     /// Whether this very process still runs.
@@ -52,6 +70,17 @@ pub fn started(pid: u32) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn owners_trust_each_other_as_one_process_or_by_the_name_of_a_domain() {
+        let this = Owner::this("vm1");
+        let other = Owner { pid: 1, started: 1, ..this.clone() };
+        let of = |owner: &Owner, domain: &str| owner.clone().in_domain(Some(domain.to_owned()));
+        assert!(this.trusts(&Owner { name: "vm2".to_owned(), ..this.clone() }), "one process");
+        assert!(!this.trusts(&other), "one user");
+        assert!(of(&this, "a").trusts(&of(&other, "a")));
+        assert!(!of(&this, "a").trusts(&of(&other, "b")) && !this.trusts(&of(&other, "a")));
+    }
 
     #[test]
     fn a_process_is_known_by_its_number_and_its_start() {

@@ -15,7 +15,7 @@ const BLOCK: u64 = 0x1000;
 const BLOCKS: u64 = 64;
 
 fn owner() -> Owner {
-    Owner { name: "test".to_owned(), uid: 0, pid: 1, started: 1 }
+    Owner { name: "test".to_owned(), uid: 0, pid: 1, started: 1, domain: None }
 }
 
 fn region(size: u64, page: u64, base: Option<u64>, retired: &[(u64, u64)]) -> Region {

@@ -134,7 +134,7 @@ impl Sessions {
         if self.sessions.len() >= MAX {
             return refuse(format!("the broker has {MAX} connections, the most: try again"));
         }
-        let owner = Owner { name: String::new(), uid, pid, started };
+        let owner = Owner { name: String::new(), uid, pid, started, domain: None };
         let key = self.next;
         self.next = self.next.saturating_add(1);
         let (answered, stage) = (None, Stage::Idle);
@@ -233,7 +233,9 @@ impl Sessions {
             };
             let found = self.sessions.iter_mut().find_map(|(key, s)| Some((*key, of_ticket(s)?, s)));
             let Some((key, wish, session)) = found else { continue };
-            let (region, size, owner) = (pick.region.clone(), pick.size, session.owner.clone());
+            let domain = self.queue.policy().rule(pick.tenant).and_then(|rule| rule.trust_domain.clone());
+            let owner = session.owner.clone().in_domain(domain);
+            let (region, size) = (pick.region.clone(), pick.size);
             session.stage = Stage::Making(pick, wish);
             effects.push(Effect::Make(key, Job { region, size, align: wish.align, owner }));
         }

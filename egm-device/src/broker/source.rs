@@ -2,22 +2,25 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use egm_address::{CpuSet, InRegion, Offset, Span, SpanSet};
+use egm_address::{CpuSet, InRegion, Offset, PciAddress, Span, SpanSet};
 
+use super::access;
 use super::kept::KeptOpen;
 use crate::audit::{Actor, Log};
 use crate::backing::Backing;
 use crate::carve::plan::{Request, place};
 use crate::lease::Lease;
-use crate::ledger::{GrantError, Ledger, LedgerError, Memory, States, Watch, memory};
+use crate::ledger::{GpuLease, GrantError, Ledger, LedgerError, Memory, States, Watch, memory};
 use crate::owner::Owner;
-use crate::policy::Supply;
+use crate::policy::{Policy, Supply};
 use crate::region::{Node, Region, RegionKind, Slice};
 use crate::report::{Chain, Report};
 use crate::show::note;
+use crate::trust::{self, Conflict, Party};
 
 /// Whom the ledger names as the owner of what [`Ledger::scrub`] has in hand.
 const SCRUB: &str = "scrub";
@@ -102,6 +105,8 @@ struct Leased {
     lease: Lease,
     memory: Arc<dyn Memory>,
     near: Option<CpuSet>,
+    /// GPUs that the client's user may open.
+    gpus: Option<GpuLease>,
 }
 
 impl Held for Leased {
@@ -117,7 +122,8 @@ impl Held for Leased {
 
     /// What was not scrubbed is dirty by the ledger's account, and scrubbed for its next owner.
     fn give_back(self: Box<Self>, bad: &SpanSet<InRegion>) -> Result<(), StillUsed> {
-        let Self { lease, memory, near } = *self;
+        let Self { lease, memory, near, gpus } = *self;
+        drop(gpus);
         recorded(lease.retire(bad), lease.region());
         // A duplicate of the lock, for a return that is none drops the lease's own.
         let claim = lease.claim().try_clone();
@@ -169,6 +175,9 @@ pub struct LedgerSource {
     pace: Option<NonZeroU64>,
     kept: Arc<KeptOpen>,
     memory: Arc<dyn Memory>,
+    /// For trust domains of users who may open a GPU, and the root folder of the host that has it.
+    policy: Policy,
+    root: PathBuf,
 }
 
 impl LedgerSource {
@@ -177,7 +186,30 @@ impl LedgerSource {
     pub fn new(ledger: Ledger, mut regions: Vec<Region>) -> Self {
         regions.retain(|region| region.kind != RegionKind::GuestMemfd);
         let kept = Arc::new(KeptOpen::new(ledger.memory()));
-        Self { ledger, regions, near: BTreeMap::new(), pace: None, kept: kept.clone(), memory: kept }
+        Self {
+            ledger,
+            regions,
+            near: BTreeMap::new(),
+            pace: None,
+            kept: kept.clone(),
+            memory: kept,
+            policy: Policy::root_only(),
+            root: "/".into(),
+        }
+    }
+
+    /// Judges users who may open GPUs of the host below `root` by `policy`.
+    #[must_use]
+    pub fn trusting(self, policy: Policy, root: &Path) -> Self {
+        Self { policy, root: root.to_owned(), ..self }
+    }
+
+    /// The GPUs of `region` that users other than root may open, if `owner` may share the region with those users.
+    fn open_gpus(&self, region: &Region, owner: &Owner) -> Result<Vec<PciAddress>, Box<Conflict>> {
+        let open = access::open_gpus(&self.root, &region.functions);
+        let holds = open.iter().map(|open| open.hold(&self.policy, owner.uid, owner.domain.as_deref()));
+        trust::check(&region.name, &Party::from(owner), &[], holds)?;
+        Ok(open.iter().map(|open| open.function).collect())
     }
 
     /// Scrubs idle memory in the background, `rate` bytes a second at most; 0 for not at all.
@@ -237,15 +269,22 @@ impl Source for LedgerSource {
         let found = found.ok_or_else(|| NotMade::Failed(format!("there is no region {region:?}")))?;
         let near = self.near(found);
         let watch = Watch { near, cancel, ..Watch::nobody() };
+        let failed = |error: &dyn Report| NotMade::Failed(Chain(error).to_string());
+        let gpus = self.open_gpus(found, &request.owner).map_err(|conflict| failed(conflict.as_ref()))?;
         match self.ledger.grant_from(&self.memory, found, request, &watch) {
-            Ok(lease) => Ok(Box::new(Leased { lease, memory: self.memory.clone(), near: near.cloned() })),
+            Ok(lease) => {
+                let regions = std::slice::from_ref(found);
+                let gpus = self.ledger.claim_gpus(&self.memory, regions, &gpus, &request.owner, &watch);
+                let gpus = gpus.map_err(|error| failed(&error))?;
+                Ok(Box::new(Leased { lease, memory: self.memory.clone(), near: near.cloned(), gpus }))
+            }
             // What an empty region could give is waited for; what it could not is refused.
             Err(GrantError::Short { .. })
                 if place(found, &SpanSet::default(), &SpanSet::default(), request).is_ok() =>
             {
                 Err(NotMade::Short)
             }
-            Err(error) => Err(NotMade::Failed(Chain(&error as &dyn Report).to_string())),
+            Err(error) => Err(failed(&error)),
         }
     }
 
@@ -264,8 +303,6 @@ impl Source for LedgerSource {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use super::*;
     use crate::backing::tests::region;
     use crate::backing::{BackingError, RetiredListError};
@@ -332,6 +369,8 @@ mod tests {
             kept: Arc::new(KeptOpen::new(ledger.memory())),
             ledger,
             memory: Arc::new(PlainFile(path)),
+            policy: Policy::root_only(),
+            root: folder.path().to_owned(),
         }
     }
 

@@ -243,7 +243,8 @@ mod tests {
     fn a_region_is_cut_into_what_is_retired_granted_dirty_and_free() {
         let held = vec![Held { part: part(2 * MIB, 4 * MIB), owner: "vm".to_owned() }];
         // A record that disagrees with the locks: what is held stays held.
-        let usage = Usage { held, dirty: vec![part(0, 4 * MIB), part(30 * MIB, 4 * MIB)] };
+        let usage =
+            Usage { held, dirty: vec![part(0, 4 * MIB), part(30 * MIB, 4 * MIB)], ..Usage::default() };
         let survey = survey();
         let shown: Vec<_> = pieces(&survey.regions[0], Some(&usage))
             .into_iter()
@@ -265,7 +266,7 @@ mod tests {
     #[test]
     fn the_page_needs_nothing_from_elsewhere_and_shows_names_as_text() {
         let held = vec![Held { part: part(0, 4 * MIB), owner: "<script>alert('x')</script>".to_owned() }];
-        let usages = Usages::from([("hidden".to_owned(), Usage { held, dirty: Vec::new() })]);
+        let usages = Usages::from([("hidden".to_owned(), Usage { held, ..Usage::default() })]);
         let survey = survey();
         let page = html(&survey, &sockets(&survey, &usages), &usages);
         assert!(page.starts_with("<!DOCTYPE html>") && page.ends_with("</html>\n"));

@@ -148,6 +148,7 @@ fn text(all: &[(&Region, States)], colour: Colour) -> String {
     let mut table = Table::new(&[Left, Right, Right, Right, Right, Right, Right], &heads);
     let sides = [Left, Right, Right, Left, Right, Right, Left];
     let mut slices = Table::new(&sides, &["region", "offset", "size", "owner", "process", "user", "use"]);
+    let mut gpus = Vec::new();
     for (region, states) in all {
         let held = |usage| {
             let spans = states.held.iter().filter(|held| held.usage == usage).map(|held| held.span.size());
@@ -162,12 +163,16 @@ fn text(all: &[(&Region, States)], colour: Colour) -> String {
             states.retired.spans().size(),
         ];
         table.row(None, [region.name.clone()].into_iter().chain(bytes.map(size)).collect());
+        gpus.extend(states.exclusive(&region.name));
         for held in &states.held {
             slices.row(None, row(region, held));
         }
     }
     let mut out = String::new();
     table.write(&mut out, colour);
+    if !gpus.is_empty() {
+        out.push_str(&format!("\n{}\n", gpus.join("\n")));
+    }
     if all.iter().any(|(_, states)| !states.held.is_empty()) {
         out.push('\n');
         slices.write(&mut out, colour);
@@ -231,6 +236,12 @@ fn told(repair: &Repair) -> String {
             "Forgotten: {owner} had {} of {}; it is dirty.\n",
             size(span.size()),
             entry.region
+        ));
+    }
+    for claim in &repair.gpus {
+        out.push_str(&format!(
+            "Forgotten: {} had GPU {} of {}.\n",
+            claim.owner, claim.function, claim.region
         ));
     }
     out

@@ -76,7 +76,8 @@ fn usages(host: &Host, survey: &mut Survey) -> Result<Usages, Box<dyn Report>> {
     let Some(ledger) = host.ledger()? else { return Ok(usages) };
     for region in &mut survey.regions {
         let states = ledger.states(region)?;
-        usages.insert(region.name.clone(), Usage::from(&states));
+        let exclusive = states.exclusive(&region.name);
+        usages.insert(region.name.clone(), Usage { exclusive, ..Usage::from(&states) });
         region.retired = states.retired;
     }
     Ok(usages)
@@ -94,6 +95,11 @@ fn text(survey: &Survey, sockets: &[Socket], usages: &Usages, colour: Colour) ->
         let before = if out.is_empty() { "" } else { "\n" };
         out += &format!("{before}{}\n", colour.paint(Style::Strong, title));
         table.write(&mut out, colour);
+    }
+    let exclusive: Vec<&str> =
+        usages.values().flat_map(|usage| &usage.exclusive).map(String::as_str).collect();
+    if !exclusive.is_empty() {
+        out += &format!("\n{}\n", exclusive.join("\n"));
     }
     out
 }

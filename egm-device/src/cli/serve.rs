@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use egm_address::{ByteSize, SpanSet};
+use egm_address::{ByteSize, PciAddress, SpanSet};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::SIGUSR1;
@@ -29,6 +29,7 @@ use crate::report::{Blame, Chain, Report};
 use crate::scrub::{Cause, ScrubError};
 use crate::serve::{self, FileError, Held, Offer, Post, SliceError, Socket, SocketError};
 use crate::show::{note, print};
+use crate::trust;
 
 /// How often an EGM device's list of retired pages is read; nothing tells us when it grows.
 const LOOK: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
@@ -73,6 +74,12 @@ pub(super) struct Args {
     /// PCI vendor and device, for those who have a vendor id of their own
     #[arg(long, value_name = "ID", conflicts_with = "config")]
     id: Option<Id>,
+    /// Trust domain of the guest: owners of one domain share a region that a GPU reaches
+    #[arg(long, value_name = "NAME", value_parser = trust::parse_name, conflicts_with_all = ["config", "broker"])]
+    trust_domain: Option<String>,
+    /// GPU of the guest, such as 0009:01:00.0; its region is then exclusive to the trust domain
+    #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["config", "broker"])]
+    gpu: Vec<PciAddress>,
     /// Take slices from the broker at this socket, as who is not root must
     #[arg(long, value_name = "SOCKET")]
     broker: Option<PathBuf>,
@@ -224,6 +231,8 @@ impl Args {
             msix: !self.no_msix,
             whole_device: self.whole_device,
             id: self.id.unwrap_or_default(),
+            trust_domain: self.trust_domain.clone(),
+            gpus: self.gpu.clone(),
         };
         serve::check(std::slice::from_ref(&offer)).map(|()| vec![offer])
     }

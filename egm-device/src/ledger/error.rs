@@ -8,6 +8,7 @@ use crate::carve::plan::{Cause, Short};
 use crate::report::{Blame, Report};
 use crate::scrub::{self, ScrubError};
 use crate::show::{exact, first_of};
+use crate::trust::Conflict;
 
 use super::states::Held;
 
@@ -81,6 +82,9 @@ pub enum GrantError {
         /// Who has the bytes in the way, if any are.
         holders: Vec<Held>,
     },
+    /// Two trust domains would meet in a region that a GPU reaches.
+    #[error(transparent)]
+    Exclusive(#[from] Box<Conflict>),
     /// The ledger cannot be kept.
     #[error(transparent)]
     Ledger(#[from] LedgerError),
@@ -130,6 +134,7 @@ impl Report for GrantError {
             },
             Self::Ledger(error) => error.blame(),
             Self::Backing(BackingError::OtherHost { .. }) => Blame::Configuration,
+            Self::Exclusive(conflict) => conflict.blame(),
             Self::Backing(_)
             | Self::Retired(_)
             | Self::Scrub { .. }
@@ -148,6 +153,7 @@ impl Report for GrantError {
                 "leave --root out on the host that has the region; a copy of a host is for plans and reports"
                     .to_owned(),
             ),
+            Self::Exclusive(conflict) => conflict.help(),
             _ => None,
         }
     }

@@ -12,6 +12,7 @@
 
 mod claim;
 mod error;
+pub(crate) mod gpus;
 mod line;
 pub(crate) mod memory;
 pub mod record;
@@ -31,6 +32,7 @@ use std::{fmt, io};
 use egm_address::{InRegion, Offset, Span, SpanSet};
 
 pub use error::{GrantError, LedgerError};
+pub use gpus::{GpuLease, HeldGpu};
 pub use memory::{HostMemory, Memory, Progress, Watch};
 pub use record::Identity;
 pub use states::{Held, States};
@@ -187,7 +189,8 @@ impl Ledger {
         let region = with_retired(region, &line, &record);
         let held = self.held(&record.grants, &line, &self.line_file(&line)?)?;
         let clean = line.offsets(&record.clean(&line.name));
-        Ok(States::new(&region, held, &clean, doubt))
+        let gpus = self.gpus(&record, &region)?;
+        Ok(States::new(&region, held, gpus, &clean, doubt))
     }
 
     /// Places, locks and records a slice.
@@ -202,6 +205,8 @@ impl Ledger {
             let region = with_retired(region, line, record);
             let file = self.line_file(line)?;
             let held = self.held(&record.grants, line, &file)?;
+            let gpus = self.live_gpus(record, &region)?;
+            gpus::check(&region, &request.owner, &[], &held, &gpus)?;
             let clean = record.clean(&line.name);
             let busy = held.iter().map(|held| held.span).chain(mapped.iter()).collect();
             let slice = place(&region, &busy, &line.offsets(&clean), request)
@@ -228,6 +233,7 @@ impl Ledger {
                 usage: if dirty.is_empty() { Use::Granted } else { Use::Scrubbing },
                 since: now(),
                 lock: inode(&file).map_err(|source| self.lock_error(line, source))?,
+                exposed: !gpus.is_empty(),
             });
             let (owner, by) = (request.owner.clone(), Actor::of(&request.owner));
             let dirty = line.offsets(&dirty);

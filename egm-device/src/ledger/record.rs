@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::{fmt, fs, io};
 
-use egm_address::{Span, SpanSet};
+use egm_address::{PciAddress, Span, SpanSet};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -71,6 +71,25 @@ pub struct Entry {
     pub since: u64,
     /// Inode of the lock file: another one in its place would not know of this grant.
     pub lock: u64,
+    /// Whether a GPU reached the bytes since they were last scrubbed: they are not recorded clean then.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub exposed: bool,
+}
+
+/// A GPU of an owner, which reaches all of a region.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GpuClaim {
+    /// The GPU.
+    pub function: PciAddress,
+    /// Name of the region that it reaches.
+    pub region: String,
+    /// The owner of the GPU.
+    pub owner: Owner,
+    /// Start of the claim, in seconds of 1970 by the wall clock; for display only.
+    pub since: u64,
+    /// Inode of the lock file: a file in its place has no lock for this claim.
+    pub lock: u64,
 }
 
 /// The whole record.
@@ -83,6 +102,9 @@ pub struct Record {
     boot: String,
     /// Grants, living or left behind: the locks decide.
     pub grants: Vec<Entry>,
+    /// GPUs that reach a region, living or left behind.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<GpuClaim>,
     clean: BTreeMap<String, Vec<Span<OnLine>>>,
     retired: BTreeMap<String, Vec<Span<OnLine>>>,
 }
@@ -131,6 +153,7 @@ impl Record {
             machine: identity.machine.clone(),
             boot: identity.boot.clone(),
             grants: Vec::new(),
+            gpus: Vec::new(),
             clean: BTreeMap::new(),
             retired: BTreeMap::new(),
         }
@@ -164,6 +187,7 @@ impl Record {
         if doubt == Doubt::RolledBack {
             // They only ever are a reason to refuse: who removed the lock files removed the record's number with them.
             fresh.grants = record.grants;
+            fresh.gpus = record.gpus;
         }
         (fresh, Some(doubt))
     }
@@ -234,7 +258,7 @@ impl Record {
 
     /// A record of the bad pages alone; `None` when `known` is one of the same already.
     pub(super) fn retired_beside(&self, known: &Self) -> Option<Self> {
-        let alone = || Self { grants: Vec::new(), clean: BTreeMap::new(), ..self.clone() };
+        let alone = || Self { grants: Vec::new(), gpus: Vec::new(), clean: BTreeMap::new(), ..self.clone() };
         (self.retired != known.retired).then(alone)
     }
 }
@@ -262,10 +286,11 @@ mod tests {
             region: "egm4".to_owned(),
             line: "egm4".to_owned(),
             span: Span::new(Address::new(0x8000), 0x1000).unwrap(),
-            owner: Owner { name: "vm".to_owned(), uid: 0, pid: 1, started: 2 },
+            owner: Owner { name: "vm".to_owned(), uid: 0, pid: 1, started: 2, domain: None },
             usage: Use::Granted,
             since: u64::MAX,
             lock: 3,
+            exposed: false,
         });
         record
     }

@@ -4,6 +4,7 @@
 use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet};
 use serde::{Serialize, Serializer};
 
+use super::gpus::HeldGpu;
 use super::record::{Doubt, Use};
 use crate::owner::Owner;
 use crate::region::Region;
@@ -28,6 +29,8 @@ pub struct Held {
 pub struct States {
     /// What somebody holds, by offset.
     pub held: Vec<Held>,
+    /// GPUs that reach all of the region and have a live owner.
+    pub gpus: Vec<HeldGpu>,
     /// Free bytes that need no scrub.
     #[serde(serialize_with = "spans")]
     pub clean: SpanSet<InRegion>,
@@ -48,6 +51,7 @@ impl States {
     pub(super) fn new(
         region: &Region,
         held: Vec<Held>,
+        gpus: Vec<HeldGpu>,
         clean: &SpanSet<InRegion>,
         doubt: Option<Doubt>,
     ) -> Self {
@@ -56,7 +60,25 @@ impl States {
         let busy = held.iter().map(|held| held.span).collect();
         let free = whole.minus(&busy).minus(retired.spans());
         let unclean = if region.kind.keeps_bytes() { free.minus(clean) } else { SpanSet::default() };
-        Self { held, clean: free.minus(&unclean), dirty: unclean, retired, doubt }
+        Self { held, gpus, clean: free.minus(&unclean), dirty: unclean, retired, doubt }
+    }
+
+    /// One sentence per GPU that makes the region, called `region`, exclusive.
+    #[must_use]
+    pub fn exclusive(&self, region: &str) -> Vec<String> {
+        let sentence = |gpu: &HeldGpu| {
+            let owner = gpu.owner.as_ref().map_or_else(|| "an unknown process".to_owned(), Owner::to_string);
+            match gpu.owner.as_ref().and_then(|owner| owner.domain.as_ref()) {
+                Some(domain) => {
+                    format!(
+                        "Region {region} is exclusive to trust domain \"{domain}\" (GPU {} of {owner}).",
+                        gpu.function
+                    )
+                }
+                None => format!("Region {region} is exclusive to {owner} (GPU {}).", gpu.function),
+            }
+        };
+        self.gpus.iter().map(sentence).collect()
     }
 
     /// What somebody holds.
@@ -80,6 +102,7 @@ impl From<&States> for Usage {
                 .map(|held| usage::Held { part: part(held.span), owner: owner(held) })
                 .collect(),
             dirty: states.dirty.iter().map(part).collect(),
+            exclusive: Vec::new(),
         }
     }
 }

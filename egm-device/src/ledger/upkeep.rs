@@ -5,7 +5,7 @@ use std::sync::Arc;
 use egm_address::{InRegion, SpanSet, align_down, align_up};
 use serde::Serialize;
 
-use super::record::{Doubt, Entry};
+use super::record::{Doubt, Entry, GpuClaim};
 use super::{GrantError, Ledger, LedgerError, Line, Memory, Progress, Watch};
 use crate::carve::plan::Request;
 use crate::owner::Owner;
@@ -21,6 +21,9 @@ pub struct Repair {
     pub doubt: Option<Doubt>,
     /// Grants whose holders are gone.
     pub forgotten: Vec<Entry>,
+    /// GPU claims whose owners are gone.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<GpuClaim>,
 }
 
 impl Ledger {
@@ -70,7 +73,7 @@ impl Ledger {
     /// [`LedgerError`].
     pub fn repair(&self) -> Result<Repair, LedgerError> {
         let doubt = self.look()?.1;
-        let forgotten = self.change(|record| {
+        let (forgotten, gpus) = self.change(|record| {
             let mut forgotten = Vec::new();
             for entry in std::mem::take(&mut record.grants) {
                 let line = Line { name: entry.line.clone(), whole: entry.span };
@@ -78,9 +81,9 @@ impl Ledger {
                 let lives = held.iter().any(|held| held.owner.as_ref() == Some(&entry.owner));
                 if lives { &mut record.grants } else { &mut forgotten }.push(entry);
             }
-            Ok::<_, LedgerError>(forgotten)
+            Ok::<_, LedgerError>((forgotten, self.forget_gpus(record)?))
         })?;
-        Ok(Repair { doubt, forgotten })
+        Ok(Repair { doubt, forgotten, gpus })
     }
 }
 

@@ -20,7 +20,7 @@ const MAX_RULES: usize = 1000;
 /// Words in `regions` that mean every region of a kind.
 const KINDS: [&str; 6] = ["egm", "reserved", "devdax", "hugetlb", "memfd", "guest-memfd"];
 const KEYS: [&str; 3] = ["$schema", "description", "rules"];
-const RULE_KEYS: [&str; 11] = [
+const RULE_KEYS: [&str; 12] = [
     "name",
     "user",
     "group",
@@ -32,6 +32,7 @@ const RULE_KEYS: [&str; 11] = [
     "priority",
     "weight",
     "whole_device",
+    "trust_domain",
 ];
 
 /// Why a policy file does not hold.
@@ -108,6 +109,8 @@ struct RuleFile {
     /// and write every tenant's bytes, and with `reserved` all of the host's memory. Default: false.
     #[serde(default)]
     whole_device: bool,
+    /// Owners of one trust domain share a region that a GPU reaches. Default: each owner is a domain of its own.
+    trust_domain: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -213,7 +216,8 @@ fn rule(written: RuleFile, names: &Names) -> Result<Rule, String> {
         _ => return Err("write either \"user\" or \"group\"".to_owned()),
     };
     let reservation = written.reservation.map_or(0, ByteSize::get);
-    let bad = written.regions.iter().chain(&written.class).find(|word| !is_word(word));
+    let bad =
+        written.regions.iter().chain(&written.class).chain(&written.trust_domain).find(|word| !is_word(word));
     if let Some(word) = bad {
         return Err(format!("{word:?} is not a name: write 1 to 64 of A-Z a-z 0-9 . _ -"));
     }
@@ -241,6 +245,7 @@ fn rule(written: RuleFile, names: &Names) -> Result<Rule, String> {
         priority: written.priority,
         weight,
         whole_device: written.whole_device,
+        trust_domain: written.trust_domain,
     })
 }
 

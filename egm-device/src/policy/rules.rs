@@ -61,6 +61,8 @@ pub struct Rule {
     pub weight: NonZeroU32,
     /// Whether its users may get the file of a whole region, and so the bytes of all tenants: [`Supply::shares_file`].
     pub whole_device: bool,
+    /// Trust domain of its users' slices; without it each owner is a domain of its own.
+    pub trust_domain: Option<String>,
 }
 
 impl Rule {
@@ -209,6 +211,7 @@ impl Policy {
             priority: 0,
             weight: NonZeroU32::MIN,
             whole_device: true,
+            trust_domain: None,
         });
         Self { rules }
     }
@@ -247,6 +250,15 @@ impl Policy {
     #[must_use]
     pub fn knows(&self, peer: &Peer) -> bool {
         self.rules.iter().any(|rule| rule.who.names(peer))
+    }
+
+    /// The trust domain that every rule for `who` gives; `None` when one of them gives another, or no rule is for `who`.
+    #[must_use]
+    pub fn domain_of(&self, who: Who) -> Option<&str> {
+        let mut domains =
+            self.rules.iter().filter(|rule| rule.who == who).map(|rule| rule.trust_domain.as_deref());
+        let first = domains.next()?;
+        first.filter(|_| domains.all(|domain| domain == first))
     }
 
     /// Bytes of `supply` that are kept for rules other than `rule` when nobody holds anything.

@@ -35,6 +35,7 @@ fn rule(name: &str, uid: u32) -> Rule {
         priority: 0,
         weight: NonZeroU32::MIN,
         whole_device: false,
+        trust_domain: None,
     }
 }
 

@@ -14,6 +14,9 @@ pub struct Usage {
     pub held: Vec<Held>,
     /// Bytes that must be scrubbed before anybody gets them.
     pub dirty: Vec<Part>,
+    /// GPUs that make the region exclusive, in words.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub exclusive: Vec<String>,
 }
 
 /// A slice and its owner.

@@ -5,11 +5,12 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use egm_address::ByteSize;
+use egm_address::{ByteSize, PciAddress};
 use serde::{Deserialize, Deserializer};
 
 use crate::bounded;
 use crate::device::config::Id;
+use crate::policy::is_word;
 use crate::region::nearest;
 use crate::report::{Blame, Report};
 
@@ -47,6 +48,11 @@ pub struct Offer {
     /// What the function passes for.
     #[serde(default, deserialize_with = "id")]
     pub id: Id,
+    /// Trust domain of its guest, without a broker: owners of one domain share a region that a GPU reaches.
+    pub trust_domain: Option<String>,
+    /// GPUs of its guest, without a broker: their regions are exclusive to the trust domain.
+    #[serde(default)]
+    pub gpus: Vec<PciAddress>,
 }
 
 const fn yes() -> bool {
@@ -106,6 +112,9 @@ pub enum FileError {
     /// Not a name.
     #[error("{0:?} is not a device's name: 1 to 64 of A-Z a-z 0-9 . _ -")]
     Name(String),
+    /// Not a trust domain.
+    #[error("{0:?} is not a trust domain: 1 to 64 of A-Z a-z 0-9 . _ -")]
+    Domain(String),
     /// Nothing there.
     #[error("device {0:?} has a slice of 0 bytes: give it a size, as \"64GiB\"")]
     Empty(String),
@@ -175,6 +184,9 @@ pub(crate) fn check(devices: &[Offer]) -> Result<(), FileError> {
         let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
         if !(1..=64).contains(&name.len()) || !name.bytes().all(fits) {
             return Err(FileError::Name(name.clone()));
+        }
+        if let Some(domain) = device.trust_domain.as_ref().filter(|domain| !is_word(domain)) {
+            return Err(FileError::Domain(domain.clone()));
         }
         if device.size.get() == 0 {
             return Err(FileError::Empty(name.clone()));

@@ -12,7 +12,8 @@ use crate::broker::{Client, ClientError, Loan, Take};
 use crate::carve::plan::Request;
 use crate::device::{in_region, in_slice};
 use crate::lease::Lease;
-use crate::ledger::{GrantError, Ledger, Watch};
+use crate::ledger::gpus::claim_named;
+use crate::ledger::{GpuLease, GrantError, Ledger, Watch};
 use crate::owner::Owner;
 use crate::region::{Region, Slice, Survey};
 use crate::report::{Blame, Report};
@@ -77,7 +78,7 @@ impl Report for SliceError {
 /// A slice that this process has.
 pub enum Held {
     /// By its own ledger.
-    Lease(Box<Lease>),
+    Lease(Box<Lease>, Option<GpuLease>),
     /// From a broker.
     Loan(Box<Loan>, Box<dyn Backing>),
 }
@@ -94,21 +95,26 @@ impl Held {
         watch: &Watch<'_>,
     ) -> Result<Self, SliceError> {
         let align = offer.align.map_or(0, |align| align.get());
-        let request = Request { align, ..Request::new(offer.size.get(), Owner::this(&offer.name)) };
+        let owner = Owner::this(&offer.name).in_domain(offer.trust_domain.clone());
+        let request = Request { align, ..Request::new(offer.size.get(), owner.clone()) };
+        let failed = |source| SliceError::Grant { device: offer.name.clone(), source };
         let is_meant = |region: &&Region| region.name == offer.region || region.kind.word() == offer.region;
         let mut refused = None;
         for region in survey.regions.iter().filter(is_meant) {
             let near = survey.host.nodes.iter().find(|node| Some(node.id) == region.node);
             let watch = Watch { near: near.map(|node| &node.cpus), ..*watch };
             match ledger.grant(region, &request, &watch) {
-                Ok(lease) => return Ok(Self::Lease(Box::new(lease))),
+                Ok(lease) => {
+                    let gpus =
+                        claim_named(ledger, &survey.regions, &offer.gpus, &owner, &watch).map_err(failed)?;
+                    return Ok(Self::Lease(Box::new(lease), gpus));
+                }
                 Err(source) => refused = refused.or(Some(source)),
             }
         }
-        let device = offer.name.clone();
         Err(match refused {
-            Some(source) => SliceError::Grant { device, source },
-            None => SliceError::NoRegion { device, region: offer.region.clone() },
+            Some(source) => failed(source),
+            None => SliceError::NoRegion { device: offer.name.clone(), region: offer.region.clone() },
         })
     }
 
@@ -135,7 +141,7 @@ impl Held {
     #[must_use]
     pub fn region(&self) -> &Region {
         match self {
-            Self::Lease(lease) => lease.region(),
+            Self::Lease(lease, _) => lease.region(),
             Self::Loan(loan, _) => loan.region(),
         }
     }
@@ -144,7 +150,7 @@ impl Held {
     #[must_use]
     pub fn slice(&self) -> &Slice {
         match self {
-            Self::Lease(lease) => lease.slice(),
+            Self::Lease(lease, _) => lease.slice(),
             Self::Loan(loan, _) => loan.slice(),
         }
     }
@@ -153,7 +159,7 @@ impl Held {
     #[must_use]
     pub fn backing(&self) -> &dyn Backing {
         match self {
-            Self::Lease(lease) => lease.as_ref(),
+            Self::Lease(lease, _) => lease.as_ref(),
             Self::Loan(_, backing) => backing.as_ref(),
         }
     }
@@ -174,7 +180,7 @@ impl Held {
     pub fn retire(&self, bad: &SpanSet<InBar>) {
         let bad = in_region(self.slice(), bad);
         let told: Result<(), Box<dyn std::error::Error>> = match self {
-            Self::Lease(lease) => lease.retire(&bad).map_err(Into::into),
+            Self::Lease(lease, _) => lease.retire(&bad).map_err(Into::into),
             Self::Loan(loan, _) => loan.retire(&bad).map_err(Into::into),
         };
         if let Err(error) = told {
@@ -190,7 +196,8 @@ impl Held {
         static NEVER: AtomicBool = AtomicBool::new(false);
         let device = device.to_owned();
         match self {
-            Self::Lease(lease) => {
+            Self::Lease(lease, gpus) => {
+                drop(gpus);
                 lease.give_back(watch).map_err(|source| SliceError::Grant { device, source })
             }
             Self::Loan(loan, backing) => {

@@ -59,6 +59,8 @@ pub struct Overrides {
     pub initramfs: Option<PathBuf>,
     /// Text added to `boot.cmdline`, after a space.
     pub append: Option<String>,
+    /// Trust domain of the machine; a file cannot choose it.
+    pub trust_domain: Option<String>,
 }
 
 /// `path`, when a file can have it and a terminal can show it.

@@ -52,6 +52,7 @@ fn spec(file: File, document: &Document, overrides: &Overrides) -> Result<Spec, 
         cpus,
         memory,
         egm,
+        trust_domain: overrides.trust_domain.clone(),
     })
 }
 

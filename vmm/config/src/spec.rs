@@ -52,6 +52,9 @@ pub struct Spec {
     pub console: Console,
     /// PCIe address windows.
     pub pcie: Pcie,
+    /// Trust domain, if it has a named one: its owners share regions that GPUs reach.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trust_domain: Option<String>,
 }
 
 impl Spec {

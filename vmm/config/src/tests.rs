@@ -661,6 +661,7 @@ fn the_command_line_takes_precedence() {
         kernel: Some("other".into()),
         initramfs: Some("rd".into()),
         append: Some("quiet".to_owned()),
+        trust_domain: None,
     };
     let text = r#"{"memory":{"size":"1G"},"boot":{"kernel":"k","cmdline":"a=b"}}"#;
     let boot = read_with(text, &overrides).unwrap().boot;

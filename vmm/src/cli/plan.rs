@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use egm_device::show::print;
+use egm_device::trust::parse_name;
 
 use crate::cli::Outcome;
-use crate::config;
+use crate::config::{self, Overrides};
 use crate::facts::{self, Scope};
 use crate::plan::{self, Colour};
 
@@ -20,6 +21,9 @@ pub(super) struct Args {
     /// What the target host offers, as "egm-vmm facts" recorded it; the default is this host
     #[arg(long, value_name = "FILE")]
     facts: Option<PathBuf>,
+    /// Trust domain of the machine: machines of one domain share a region that a GPU reaches
+    #[arg(long, value_name = "NAME", value_parser = parse_name)]
+    trust_domain: Option<String>,
     /// Print JSON
     #[arg(long, conflicts_with = "html")]
     json: bool,
@@ -42,7 +46,8 @@ Examples: this host; a Grace machine, from any host; the same as a page with the
 Nothing is opened or started, and /dev/kvm is not needed. Record another host's facts there: egm-vmm facts > facts.json";
 
 pub(super) fn run(args: &Args) -> Outcome {
-    let spec = config::load(&args.config)?;
+    let overrides = Overrides { trust_domain: args.trust_domain.clone(), ..Overrides::default() };
+    let spec = config::load_with(&args.config, &overrides)?;
     let facts = match &args.facts {
         Some(path) => facts::load(path),
         None => facts::of_host(&Scope::of(&spec)),

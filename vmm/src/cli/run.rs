@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use egm_device::cli::progress::{Bar, Bars};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use egm_device::ledger::GpuLease;
+use egm_device::trust::parse_name;
+use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 
 use super::Outcome;
 use crate::config::{self, Overrides};
@@ -43,6 +45,9 @@ pub(super) struct Args {
     /// Descriptor of the process that returns the slices; it starts this one
     #[arg(long, hide = true, requires = "user")]
     keeper: Option<i32>,
+    /// Trust domain of the machine: machines of one domain share a region that a GPU reaches
+    #[arg(long, value_name = "NAME", value_parser = parse_name)]
+    trust_domain: Option<String>,
     /// Ask the broker at this socket for the slices of "egm", as who is not root must
     #[arg(long, value_name = "SOCKET")]
     broker: Option<PathBuf>,
@@ -143,6 +148,7 @@ fn run_machine(args: &Args, confined: Option<&Confined>) -> Outcome {
         kernel: args.kernel.clone(),
         initramfs: args.initramfs.clone(),
         append: args.append.clone(),
+        trust_domain: args.trust_domain.clone(),
     };
     raise_open_files();
     // Until there is a guest its button moves nothing; a signal that nobody hears would end this process.
@@ -164,7 +170,16 @@ fn run_machine(args: &Args, confined: Option<&Confined>) -> Outcome {
     };
     drop(bars);
     plan.notes.iter().for_each(|note| eprintln!("note: {note}"));
+    let mut gpus = match &args.broker {
+        // The broker claims the GPUs that its client's user may open.
+        Some(_) if !geteuid().is_root() => None,
+        _ => resources::claim_gpus(&plan, spec.trust_domain.as_deref())?,
+    };
+    if confined.is_some() {
+        gpus.take().into_iter().for_each(GpuLease::leave);
+    }
     let outcome = launch(&plan, &facts, &leases, servers, confined);
+    drop(gpus); // before the slices: what a GPU may still write is not recorded clean
     let leases = if confined.is_some_and(|c| c.is_left.get()) { leases.leave_own() } else { leases };
     let bars = Bars::default();
     let late = leases.give_back(&facts, &|slice, step| bars.told(slice, step));

@@ -15,4 +15,5 @@ mod types;
 
 pub use error::FactsError;
 pub use read::{Scope, load, of_host, read};
+pub(crate) use regions::egm as egm_regions;
 pub use types::*;

@@ -117,6 +117,10 @@ fn gather(root: &Path, scope: &Scope, probed: Probed) -> Result<Facts, FactsErro
         iommu: iommu(root),
         regions: match scope {
             Scope::All | Scope::Only { regions: true, .. } => regions::of(root)?,
+            // A GPU may reach a region that the machine has no slice of.
+            Scope::Only { functions, .. } if !functions.is_empty() && regions::has_egm(root) => {
+                regions::of(root)?
+            }
             Scope::Only { .. } => Vec::new(),
         },
         functions: match scope {

@@ -3,15 +3,34 @@
 use std::path::Path;
 
 use egm_device::ledger::{Identity, Ledger, Paths, States};
-use egm_device::region::{HostFile, Region, Survey};
+use egm_device::owner::Owner;
+use egm_device::region::{HostFile, Region, RegionKind, Survey};
 
-use crate::facts::{FactsError, HeldSpan, HostRegion};
+use crate::facts::{FactsError, HeldGpu, HeldSpan, HostRegion, Trust};
 
 /// The regions of the host below `root`.
 pub(super) fn of(root: &Path) -> Result<Vec<HostRegion>, FactsError> {
     let survey = Survey::of(root, &HostFile::load_all(root, None)?);
     let ledger = ledger(root)?;
     survey.regions.into_iter().map(|region| with_states(region, ledger.as_ref())).collect()
+}
+
+/// Regions of EGM that GPUs may reach, on the host below `root`; quick on a host without any.
+///
+/// # Errors
+/// [`FactsError`] for a host file.
+pub(crate) fn egm(root: &Path) -> Result<Vec<Region>, FactsError> {
+    if !has_egm(root) {
+        return Ok(Vec::new());
+    }
+    let mut regions = Survey::of(root, &HostFile::load_all(root, None)?).regions;
+    regions.retain(|region| matches!(region.kind, RegionKind::Egm { .. }));
+    Ok(regions)
+}
+
+/// Whether a driver for EGM is loaded.
+pub(super) fn has_egm(root: &Path) -> bool {
+    root.join("sys/class/egm").exists()
 }
 
 /// The ledger, where there is one and this process may ask it: a plan needs no privilege, and the launch asks again.
@@ -26,11 +45,22 @@ fn ledger(root: &Path) -> Result<Option<Ledger>, FactsError> {
 }
 
 fn with_states(region: Region, ledger: Option<&Ledger>) -> Result<HostRegion, FactsError> {
-    let Some(ledger) = ledger else { return Ok(HostRegion { region, held: Vec::new(), clean: Vec::new() }) };
-    let States { held, clean, retired, .. } = ledger.states(&region)?;
-    let owner = |owner: Option<_>| {
-        owner.map_or_else(|| "an unknown process".to_owned(), |o: egm_device::owner::Owner| o.to_string())
+    let Some(ledger) = ledger else {
+        return Ok(HostRegion { region, held: Vec::new(), clean: Vec::new(), gpus: Vec::new() });
     };
-    let held = held.into_iter().map(|held| HeldSpan { span: held.span, owner: owner(held.owner) }).collect();
-    Ok(HostRegion { region: Region { retired, ..region }, held, clean: clean.iter().collect() })
+    let States { held, gpus, clean, retired, .. } = ledger.states(&region)?;
+    let owner =
+        |owner: Option<&Owner>| owner.map_or_else(|| "an unknown process".to_owned(), Owner::to_string);
+    let held = held.iter().map(|held| HeldSpan {
+        span: held.span,
+        owner: owner(held.owner.as_ref()),
+        trust: Trust::of(held.owner.as_ref()),
+    });
+    let gpus = gpus.iter().map(|gpu| HeldGpu {
+        function: gpu.function,
+        owner: owner(gpu.owner.as_ref()),
+        trust: Trust::of(gpu.owner.as_ref()),
+    });
+    let (held, gpus, clean) = (held.collect(), gpus.collect(), clean.iter().collect());
+    Ok(HostRegion { region: Region { retired, ..region }, held, clean, gpus })
 }

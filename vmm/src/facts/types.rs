@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use egm_address::{ByteSize, CpuSet, InRegion, Span};
+use egm_address::{ByteSize, CpuSet, InRegion, PciAddress, Span};
+use egm_device::owner::Owner;
 use egm_device::region::Region;
 use egm_vfio::host::{HostBar, HostFunction};
 use serde::{Deserialize, Serialize};
@@ -146,6 +147,54 @@ pub struct HostRegion {
     /// Spans that need no scrub before they are given out.
     #[serde(default)]
     pub clean: Vec<Span<InRegion>>,
+    /// GPUs with a live owner that reach all of it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<HeldGpu>,
+}
+
+/// A GPU that reaches a region and has an owner.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeldGpu {
+    /// The GPU.
+    pub function: PciAddress,
+    /// Its owner, in words.
+    pub owner: String,
+    /// The owner's trust domain.
+    #[serde(default, skip_serializing_if = "Trust::is_unrecorded")]
+    pub trust: Trust,
+}
+
+/// Trust domain of an owner.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Trust {
+    /// From facts without trust domains: no plan is refused because of it.
+    #[default]
+    Unrecorded,
+    /// A domain of its own.
+    Alone,
+    /// The domain of this name.
+    Domain(String),
+}
+
+impl Trust {
+    /// The trust domain of `owner`; an unknown one trusts no other.
+    pub(super) fn of(owner: Option<&Owner>) -> Self {
+        owner.and_then(|owner| owner.domain.clone()).map_or(Self::Alone, Self::Domain)
+    }
+
+    /// The name of the domain.
+    pub fn domain(&self) -> Option<&str> {
+        match self {
+            Self::Domain(name) => Some(name),
+            Self::Unrecorded | Self::Alone => None,
+        }
+    }
+
+    fn is_unrecorded(&self) -> bool {
+        *self == Self::Unrecorded
+    }
 }
 
 /// Bytes of a region that somebody has.
@@ -156,6 +205,9 @@ pub struct HeldSpan {
     pub span: Span<InRegion>,
     /// Who, in words.
     pub owner: String,
+    /// The owner's trust domain.
+    #[serde(default, skip_serializing_if = "Trust::is_unrecorded")]
+    pub trust: Trust,
 }
 
 /// What a vfio-user server presents.

@@ -1,10 +1,12 @@
 //! Why a function is not plugged in or out.
 
+use egm_address::PciAddress;
 use egm_vfio::backend::BackendError;
 use egm_vfio::host::HostError;
 use egm_vfio::kernel::OpenError;
 
 use crate::error::{Blame, Report, opening};
+use crate::facts::FactsError;
 use crate::passthrough::PassthroughError;
 use crate::plan::PlanError;
 
@@ -40,6 +42,19 @@ pub enum HotplugError {
     /// The machine was not prepared for functions of the host.
     #[error("the machine takes no functions of the host: it was started without an IOMMU")]
     Unprepared,
+    /// A GPU that reaches a whole region of the host.
+    #[error(
+        "cannot plug in GPU {function}: it reaches all of region {region}, which a machine claims at its start only"
+    )]
+    Exclusive {
+        /// The GPU.
+        function: PciAddress,
+        /// The region.
+        region: String,
+    },
+    /// The host's regions cannot be read.
+    #[error(transparent)]
+    Regions(#[from] FactsError),
     /// The machine has ended.
     #[error("the machine has ended")]
     Ended,
@@ -69,6 +84,8 @@ impl Report for HotplugError {
             | Self::Leaving { .. }
             | Self::Ended => Blame::Configuration,
             Self::Unprepared | Self::Host(_) | Self::Reset(_) => Blame::Host,
+            Self::Exclusive { .. } => Blame::Configuration,
+            Self::Regions(error) => error.blame(),
             Self::Plan(error) => error.blame(),
             Self::Open(error) => opening(error),
             Self::Passed(error) => error.blame(),
@@ -87,6 +104,8 @@ impl Report for HotplugError {
             Self::Leaving { .. } => Some("wait until it is gone".to_owned()),
             Self::Ended | Self::Host(_) => None,
             Self::Unprepared => Some("switch the IOMMU on: intel_iommu=on, or in the firmware".to_owned()),
+            Self::Exclusive { .. } => Some("name it in \"devices\" of the configuration".to_owned()),
+            Self::Regions(error) => error.help(),
             Self::Plan(error) => error.help(),
             Self::Open(error) => error.remedy(),
             Self::Reset(_) => Some("look for its errors: dmesg, lspci -vv".to_owned()),

@@ -15,7 +15,7 @@ use crate::hotplug::{HotplugError, Maker, New};
 use crate::kvm::{Routes, SlotTable};
 use crate::passthrough::{Connections, HostEvents, Line, PassedFunction, PassthroughError, Peers};
 use crate::plan::{self, BarPlan, BridgePlan};
-use crate::resources::left_behind;
+use crate::resources::{left_behind, reached};
 
 /// What every host function is connected to.
 #[derive(Clone)]
@@ -98,6 +98,9 @@ impl Passer {
         bridges: &[BridgePlan],
     ) -> Result<(usize, New), HotplugError> {
         let host = host::function(Path::new("/"), address)?;
+        if let Some(region) = reached(address)?.first() {
+            return Err(HotplugError::Exclusive { function: address, region: region.name.clone() });
+        }
         let device = device(id, address);
         let mut refused = HotplugError::NoSlot { id: id.to_owned(), slots: bridges.len() };
         let mut fits = bridges.iter().enumerate().filter_map(|(index, bridge)| {

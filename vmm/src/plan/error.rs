@@ -2,6 +2,7 @@
 
 use egm_address::{ByteSize, CpuSet, Gpa, Guest, PciAddress, PlaceError, Span};
 use egm_device::show::{self, size};
+use egm_device::trust::Conflict;
 use egm_vfio::host::MISSING_REMEDY;
 
 use crate::config::{PageSize, nearest};
@@ -192,6 +193,9 @@ pub enum PlanError {
         /// The host's regions.
         known: Vec<String>,
     },
+    /// Two trust domains would meet in a region that a GPU reaches.
+    #[error(transparent)]
+    Exclusive(#[from] Box<Conflict>),
     /// None of the regions that a slice would take can give it.
     #[error("EGM slice {slice} has no place: {}", tried.iter().map(|(region, why)| format!("\"{region}\": {why}")).collect::<Vec<_>>().join("; "))]
     NoPlace {
@@ -308,6 +312,7 @@ impl Report for PlanError {
             | Self::UnknownFunction { .. }
             | Self::Region { .. }
             | Self::NoPlace { .. }
+            | Self::Exclusive(_)
             | Self::RetiredTables { .. }
             | Self::Reserved { .. } => Blame::Host,
             Self::Internal(_) => Blame::Internal,
@@ -351,14 +356,8 @@ impl Report for PlanError {
                     "{question}\"egm-device regions\" shows what the host has, \"local\" is memory of egm-vmm itself"
                 )
             }
-            Self::NoPlace { tried, .. }
-                if tried.iter().all(|(_, why)| !matches!(why, NoPlace::Short { .. })) =>
-            {
-                "give \"region\" a list that ends in \"memfd\"".to_owned()
-            }
-            Self::NoPlace { .. } => {
-                "lower the slice's \"size\", or give \"region\" a list that ends in \"memfd\"".to_owned()
-            }
+            Self::Exclusive(conflict) => return conflict.help(),
+            Self::NoPlace { tried, .. } => NoPlace::remedy(tried),
             Self::Bus0 { .. } | Self::Buses { .. } => "remove devices".to_owned(),
             Self::Passed(rule) => rule.help(),
             Self::UnknownFunction { .. } => {

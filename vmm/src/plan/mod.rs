@@ -5,7 +5,8 @@
 //!
 //! ```text
 //!  Spec ──┬─► cpus      vCPU ids, topology, pinning
-//!  Facts ─┤   regions   which region of the host an EGM slice comes from, and where in it
+//!  Facts ─┤   trust     whether a GPU would reach another trust domain's memory
+//!         │   regions   which region of the host an EGM slice comes from, and where in it
 //!         │   space     which guest physical addresses may be used at all
 //!         │   memory    RAM and EGM slices in that space, and the memory behind them
 //!         │   retired   slices without retired pages
@@ -49,6 +50,7 @@ mod space;
 #[cfg(test)]
 pub(crate) mod tests;
 mod tree;
+mod trust;
 mod types;
 
 pub use backing::{BackingPlan, MemoryKind, MemoryPlan};
@@ -80,6 +82,7 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
     host::check_target(spec, facts)?;
     let vcpus = cpus::plan(spec, layout)?;
     host::check_cpus(&vcpus, facts)?;
+    trust::check_gpus(spec, facts)?;
     let sources = regions::choose(spec, facts)?;
     let mut wanted = pci::wanted(spec, facts, &sources)?;
     let alone = data_direct::decide(facts, &mut wanted)?;

@@ -9,12 +9,14 @@ use egm_address::{CpuSet, Hpa, InRegion, Offset, Span, SpanSet};
 use egm_device::carve::plan::{Request, Short, place};
 use egm_device::owner::Owner;
 use egm_device::region::{Region, RegionKind};
+use egm_device::report::Report;
 use egm_device::show::first_of;
+use egm_device::trust::Conflict;
 
 use crate::config::{DeviceKind, EgmSlice, GUEST_MEMFD, LOCAL, PageSize, Spec};
-use crate::facts::{Facts, HeldSpan, HostRegion};
+use crate::facts::{Facts, HeldSpan, HostRegion, Trust};
 use crate::plan::memory::HUGE_PAGE;
-use crate::plan::{PlanError, huge_alignment};
+use crate::plan::{PlanError, huge_alignment, trust};
 
 /// Why a slice cannot come from a region.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -34,6 +36,9 @@ pub enum NoPlace {
         /// What the slice chooses.
         key: &'static str,
     },
+    /// Another trust domain's GPU reaches it.
+    #[error(transparent)]
+    Exclusive(#[from] Box<Conflict>),
     /// It has no place for the slice.
     #[error("{short}{}", held_by(held))]
     Short {
@@ -42,6 +47,24 @@ pub enum NoPlace {
         /// Who has the region's bytes.
         held: Vec<HeldSpan>,
     },
+}
+
+impl NoPlace {
+    /// What to change for a slice that none of the regions `tried` can give.
+    pub(super) fn remedy(tried: &[(String, Self)]) -> String {
+        let conflict = tried.iter().find_map(|(_, why)| match why {
+            Self::Exclusive(conflict) => conflict.help(),
+            _ => None,
+        });
+        let all = |is: fn(&Self) -> bool| tried.iter().all(|(_, why)| is(why));
+        match conflict.filter(|_| all(|why| matches!(why, Self::Exclusive(_)))) {
+            Some(help) => help,
+            None if all(|why| !matches!(why, Self::Short { .. })) => {
+                "give \"region\" a list that ends in \"memfd\"".to_owned()
+            }
+            None => "lower the slice's \"size\", or give \"region\" a list that ends in \"memfd\"".to_owned(),
+        }
+    }
 }
 
 /// `; held by vm1 (process 12, user 0), vm2 (process 13, user 0)`.
@@ -110,12 +133,18 @@ fn source(wanted: &str, slice: &EgmSlice, spec: &Spec, hosts: &mut [HostRegion])
         return guest_memfd(slice, hosts);
     }
     // Whose it is does not change where it goes; the launch asks with its own number.
-    let request =
-        Request::new(slice.size.get(), Owner { name: spec.name.clone(), uid: 0, pid: 0, started: 0 });
+    let request = Request::new(
+        slice.size.get(),
+        Owner { name: spec.name.clone(), uid: 0, pid: 0, started: 0, domain: None },
+    );
     let beginning = Request { at: Some(0), ..request.clone() };
     let huge = Request { align: huge_alignment(request.size), ..request.clone() };
     let mut first = None;
     for host in hosts.iter_mut().filter(|host| host.region.name == wanted || offers(host, wanted, slice)) {
+        if let Err(conflict) = trust::check(spec, host, &[]) {
+            first.get_or_insert(NoPlace::Exclusive(conflict));
+            continue;
+        }
         let busy = host.held.iter().map(|held| held.span).collect();
         let clean = host.clean.iter().copied().collect();
         let at = |request| place(&host.region, &busy, &clean, request);
@@ -125,7 +154,8 @@ fn source(wanted: &str, slice: &EgmSlice, spec: &Spec, hosts: &mut [HostRegion])
         match placed {
             Ok(place) => {
                 let span = Span::new(Offset::new(place.offset), place.size.get());
-                let held = |span| HeldSpan { span, owner: "this machine".to_owned() };
+                let held =
+                    |span| HeldSpan { span, owner: "this machine".to_owned(), trust: Trust::Unrecorded };
                 host.held.extend(span.map(held));
                 return Ok(Source {
                     region: Some(host.region.name.clone()),
@@ -244,7 +274,7 @@ mod tests {
             functions: Vec::new(),
             retired: Retired::default(),
         };
-        let host = HostRegion { region, held: Vec::new(), clean: Vec::new() };
+        let host = HostRegion { region, held: Vec::new(), clean: Vec::new(), gpus: Vec::new() };
         assert_eq!(lacks(kind("dax0.0", std::slice::from_ref(&host))), lacks(kind("devdax", &[])));
         assert_eq!(lacks(kind("egm", &[host])), "nothing is lost");
     }

@@ -26,7 +26,9 @@ use crate::config::{
     Memory, Node, PageSize, PciTopology, Pcie, VfioBackend,
 };
 use crate::error::Report;
-use crate::facts::{FACTS_VERSION, HeldSpan, HostMemory, HostNode, HostRegion, Kvm, Pool, Probe};
+use crate::facts::{
+    FACTS_VERSION, HeldGpu, HeldSpan, HostMemory, HostNode, HostRegion, Kvm, Pool, Probe, Trust,
+};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -53,7 +55,7 @@ fn region(name: &str, kind: RegionKind, gib: u64) -> HostRegion {
         functions: Vec::new(),
         retired: Retired::default(),
     };
-    HostRegion { region, held: Vec::new(), clean: Vec::new() }
+    HostRegion { region, held: Vec::new(), clean: Vec::new(), gpus: Vec::new() }
 }
 
 fn slice(node: u32, size: u64) -> EgmSlice {
@@ -97,6 +99,7 @@ fn spec(nodes: Vec<Node>) -> Spec {
         devices: Vec::new(),
         console: Console::Null,
         pcie: Pcie { window64: None, topology: PciTopology::Mirror, spare: None },
+        trust_domain: None,
     }
 }
 
@@ -522,7 +525,7 @@ fn two_slices_of_a_region_do_not_overlap_and_a_busy_place_is_passed_over() {
         slice.regions = vec!["egm4".to_owned()];
     }
     let span = Span::new(Offset::new(0), MIB).unwrap();
-    facts.regions[1].held = vec![HeldSpan { span, owner: "vm9".to_owned() }];
+    facts.regions[1].held = vec![HeldSpan { span, owner: "vm9".to_owned(), trust: Trust::Alone }];
     let plan = plan(&spec, &facts).unwrap();
     let offsets: Vec<_> = plan.backings.iter().skip(1).map(|backing| backing.offset).collect();
     assert_eq!(offsets, [GIB, 3 * GIB]);
@@ -691,4 +694,66 @@ fn a_cpu_set_of_a_node_is_kept() {
     let cpus: Vec<CpuSet> = plan.nodes.iter().map(|node| node.cpus.clone()).collect();
     assert_eq!(cpus, ["0-1".parse().unwrap(), "2".parse().unwrap()]);
     assert_eq!(plan.vcpus.iter().map(|vcpu| vcpu.node).collect::<Vec<_>>(), [0, 0, 1]);
+}
+
+/// A machine with GPU 0009:01:00.0 and no slice, on a host whose region egm4 that GPU reaches.
+fn with_a_gpu() -> (Spec, Facts) {
+    let (mut spec, mut facts) = (spec(vec![node(0, GIB, "0")]), facts());
+    let function = "0009:01:00.0".parse().unwrap();
+    facts.regions[1].region.functions = vec![function];
+    let (backend, clique, bars) = (VfioBackend::Auto, Clique::Auto, BarPlaces::Guest);
+    spec.devices =
+        vec![device("gpu0", true, DeviceKind::Vfio { function, backend, clique, bars, p2p: true })];
+    (spec, facts)
+}
+
+#[test]
+fn a_gpu_and_another_owners_slice_of_its_region_make_no_plan() {
+    let (mut spec, mut facts) = with_a_gpu();
+    let span = Span::new(Offset::new(0), MIB).unwrap();
+    let refused = |spec: &Spec, facts: &Facts| matches!(plan(spec, facts), Err(PlanError::Exclusive(_)));
+    for (theirs, ours, expected) in [
+        (Trust::Unrecorded, None, false),
+        (Trust::Alone, None, true),
+        (Trust::Alone, Some("a"), true),
+        (Trust::Domain("b".to_owned()), Some("a"), true),
+        (Trust::Domain("a".to_owned()), Some("a"), false),
+    ] {
+        facts.regions[1].held = vec![HeldSpan { span, owner: "vm9".to_owned(), trust: theirs.clone() }];
+        spec.trust_domain = ours.map(str::to_owned);
+        assert_eq!(refused(&spec, &facts), expected, "{theirs:?} {ours:?}");
+    }
+    facts.regions[1].held = vec![HeldSpan { span, owner: "vm9".to_owned(), trust: Trust::Alone }];
+    spec.trust_domain = None;
+    let error = plan(&spec, &facts).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "cannot give GPU 0009:01:00.0, which reaches all of region egm4, to machine \"test\" of no trust domain: vm9 of no \
+         trust domain has a slice of the region"
+    );
+    assert!(error.help().unwrap().contains("--trust-domain") && error.blame() == crate::error::Blame::Host);
+    // A GPU that no region names has no aperture to host memory.
+    facts.regions[1].region.functions.clear();
+    assert!(!refused(&spec, &facts));
+}
+
+#[test]
+fn a_slice_of_a_region_that_anothers_gpu_reaches_comes_from_elsewhere_or_is_refused() {
+    let (mut spec, mut facts) = (spec(vec![node(0, GIB, "0")]), facts());
+    spec.egm = vec![slice(1, GIB)];
+    spec.egm[0].regions = vec!["egm4".to_owned()];
+    let function = "0009:01:00.0".parse().unwrap();
+    facts.regions[1].gpus =
+        vec![HeldGpu { function, owner: "vm9".to_owned(), trust: Trust::Domain("b".to_owned()) }];
+    let error = plan(&spec, &facts).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "EGM slice 0 has no place: \"egm4\": cannot give a slice of region egm4 to machine \"test\" of no trust domain: the \
+         region is exclusive to vm9 of trust domain \"b\", which has GPU 0009:01:00.0"
+    );
+    assert!(error.help().unwrap().contains("--trust-domain"));
+    spec.egm[0].regions.push("memfd".to_owned());
+    assert!(plan(&spec, &facts).unwrap().notes[0].contains("the region is exclusive to vm9"));
+    spec.trust_domain = Some("b".to_owned());
+    assert!(plan(&spec, &facts).unwrap().notes.is_empty());
 }

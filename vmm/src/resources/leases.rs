@@ -121,6 +121,15 @@ pub enum LeaseError {
         #[source]
         source: GrantError,
     },
+    /// A GPU is refused.
+    #[error("cannot claim the machine's GPUs in region \"{region}\"")]
+    Gpus {
+        /// A region that they reach.
+        region: String,
+        /// The reason.
+        #[source]
+        source: GrantError,
+    },
     /// A broker does not lend a slice, or does not take it back.
     #[error("slice \"{id}\" and the broker")]
     Broker {
@@ -158,7 +167,9 @@ impl Report for LeaseError {
             Self::Facts(error) => error.blame(),
             Self::Plan(error) => error.blame(),
             Self::Ledger(error) => error.blame(),
-            Self::Grant { source, .. } | Self::GiveBack { source, .. } => source.blame(),
+            Self::Grant { source, .. } | Self::Gpus { source, .. } | Self::GiveBack { source, .. } => {
+                source.blame()
+            }
             Self::Broker { source, .. } => source.blame(),
             Self::Boot(_) | Self::Moved | Self::InUse { .. } => Blame::Host,
         }
@@ -169,7 +180,9 @@ impl Report for LeaseError {
             Self::Facts(error) => error.help(),
             Self::Plan(error) => error.help(),
             Self::Ledger(error) => error.help(),
-            Self::Grant { source, .. } | Self::GiveBack { source, .. } => source.help(),
+            Self::Grant { source, .. } | Self::Gpus { source, .. } | Self::GiveBack { source, .. } => {
+                source.help()
+            }
             Self::Broker { source, .. } => source.help(),
             Self::Boot(_) | Self::Moved | Self::InUse { .. } => None,
         }
@@ -197,7 +210,7 @@ impl Leases {
         loop {
             let mut facts = look()?;
             let mut planned = plan(spec, &facts)?;
-            let leases = match Self::of(&planned, &facts, progress) {
+            let leases = match Self::of(spec, &planned, &facts, progress) {
                 Err(LeaseError::Grant { source: GrantError::Short { .. }, .. }) if attempt < ATTEMPTS => None,
                 other => Some(other?),
             };
@@ -245,7 +258,7 @@ impl Leases {
         Ok((facts, planned, Self(taken)))
     }
 
-    fn of(plan: &Plan, facts: &Facts, progress: SliceProgress<'_>) -> Result<Self, LeaseError> {
+    fn of(spec: &Spec, plan: &Plan, facts: &Facts, progress: SliceProgress<'_>) -> Result<Self, LeaseError> {
         let wanted: Vec<(&BackingPlan, &Region)> = plan
             .backings
             .iter()
@@ -259,7 +272,7 @@ impl Leases {
         }
         let root = Path::new("/");
         let ledger = Ledger::open(Paths::below(root), Identity::read(root).map_err(LeaseError::Boot)?)?;
-        let owner = Owner::this(&plan.name);
+        let owner = Owner::this(&plan.name).in_domain(spec.trust_domain.clone());
         let take = |(backing, region): (&BackingPlan, &Region)| {
             let request = Request { at: Some(backing.offset), ..Request::new(backing.size, owner.clone()) };
             let (near, told) = (near(facts, region), |step| progress(&backing.id, step));

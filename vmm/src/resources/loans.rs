@@ -9,7 +9,7 @@ use egm_device::region::{Region, RegionKind};
 
 use super::leases::LeaseError;
 use crate::config::{EgmSlice, GUEST_MEMFD, LOCAL, Spec};
-use crate::facts::{Facts, HeldSpan, HostRegion};
+use crate::facts::{Facts, HeldSpan, HostRegion, Trust};
 use crate::plan::{huge_alignment, lost};
 
 /// Whom to ask, and as what.
@@ -146,8 +146,10 @@ pub(super) fn pin(spec: &mut Spec, facts: &mut Facts, lent: &[(usize, Source)]) 
 fn only(region: Region, offset: u64, size: u64) -> HostRegion {
     let span = |start, size| Span::new(Offset::new(start), size).into_iter().collect::<SpanSet<_>>();
     let rest = span(0, region.size.get()).minus(&span(offset, size));
-    let held = rest.iter().map(|span| HeldSpan { span, owner: "others".to_owned() }).collect();
-    HostRegion { region, held, clean: Vec::new() }
+    // The broker has decided whether the machine may share the region with them.
+    let others = |span| HeldSpan { span, owner: "others".to_owned(), trust: Trust::Unrecorded };
+    let held = rest.iter().map(others).collect();
+    HostRegion { region, held, clean: Vec::new(), gpus: Vec::new() }
 }
 
 #[cfg(test)]

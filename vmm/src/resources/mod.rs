@@ -4,6 +4,7 @@
 
 mod close;
 mod devices;
+mod gpus;
 mod leases;
 mod loans;
 mod passed;
@@ -20,6 +21,8 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 pub use self::close::CloseError;
 pub(crate) use self::close::Runs;
 pub use self::devices::{DeviceError, OpenDevice};
+pub use self::gpus::claim_gpus;
+pub(crate) use self::gpus::reached;
 pub(crate) use self::leases::Taken;
 pub use self::leases::{LeaseError, Leases, SliceProgress};
 pub use self::loans::Broker;

@@ -66,7 +66,7 @@ impl Report for PassedError {
 }
 
 /// The host functions of `plan`.
-fn passed(plan: &Plan) -> impl Iterator<Item = PciAddress> {
+pub(super) fn passed(plan: &Plan) -> impl Iterator<Item = PciAddress> {
     plan.pci.iter().filter_map(|function| match &function.role {
         FunctionRole::Endpoint { passed: Some(passed), .. } => Some(passed.function),
         _ => None,

@@ -36,7 +36,13 @@ impl Server {
         // Whoever cannot be identified or watched is not served: its socket closes here.
         let Ok(identity) = peer::identify(socket.as_fd()) else { return Ok(()) };
         let begun = started(identity.pid).unwrap_or(0);
-        let owner = Owner { name: String::new(), uid: identity.peer.uid, pid: identity.pid, started: begun };
+        let owner = Owner {
+            name: String::new(),
+            uid: identity.peer.uid,
+            pid: identity.pid,
+            started: begun,
+            domain: None,
+        };
         let link = Link::new(socket, identity.process, Actor::of(&owner));
         match self.sessions.connected(identity.peer, identity.pid, begun) {
             Ok(key) => {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, ExitStatus};
 use std::sync::atomic::Ordering;
 
-use egm_address::ByteSize;
+use egm_address::{ByteSize, PciAddress};
 use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::Backing;
@@ -18,8 +18,10 @@ use crate::cli::host::Host;
 use crate::cli::ledger::{self, cancelled_by_signals};
 use crate::cli::progress::with_bar;
 use crate::ledger::Watch;
+use crate::ledger::gpus::claim_named;
 use crate::owner::Owner;
 use crate::report::{Blame, Report};
+use crate::trust;
 
 /// Takes a slice, runs a command with it, and gives it back scrubbed
 ///
@@ -49,6 +51,12 @@ pub(super) struct Args {
     /// Where there is no room now, wait for the broker to have some
     #[arg(long, requires = "broker")]
     wait: bool,
+    /// Trust domain of the command: owners of one domain share a region that a GPU reaches
+    #[arg(long, value_name = "NAME", value_parser = trust::parse_name, conflicts_with = "broker")]
+    trust_domain: Option<String>,
+    /// GPU that the command opens, such as 0009:01:00.0; its region is then exclusive to the trust domain
+    #[arg(long, value_name = "FUNCTION", conflicts_with = "broker")]
+    gpu: Vec<PciAddress>,
     #[command(flatten)]
     host: Host,
     /// The command and its arguments
@@ -106,8 +114,8 @@ impl Args {
     /// With a slice from this process's own ledger.
     fn run_directly(&self) -> Result<ExitStatus, Box<dyn Report>> {
         let (ledger, survey) = (ledger::open(&self.host)?, self.host.survey()?);
-        let request =
-            Request { align: self.align.get(), ..Request::new(self.size.get(), Owner::this(&self.name)) };
+        let owner = Owner::this(&self.name).in_domain(self.trust_domain.clone());
+        let request = Request { align: self.align.get(), ..Request::new(self.size.get(), owner.clone()) };
         let cancel = cancelled_by_signals();
         let watch = Watch { cancel: &cancel, ..Watch::nobody() };
         let mut refused = None;
@@ -119,9 +127,11 @@ impl Args {
                 }) {
                     Ok(lease) => {
                         // The command keeps the slice if this process is killed.
-                        fcntl_setfd(lease.claim(), FdFlags::empty())
-                            .map_err(|errno| self.cannot_run(errno.into()))?;
+                        self.inherit(lease.claim())?;
+                        let gpus = claim_named(&ledger, &survey.regions, &self.gpu, &owner, &watch)?;
+                        gpus.iter().try_for_each(|gpus| self.inherit(gpus.lock()))?;
                         let status = self.run_with(lease.file(), lease.offset());
+                        drop(gpus);
                         // What the terminal sent to the command was not meant for the scrub.
                         cancel.store(false, Ordering::Relaxed);
                         with_bar(&region.name, |progress| lease.give_back(&Watch { progress, ..watch }))?;
@@ -135,6 +145,11 @@ impl Args {
             Some(error) => error.into(),
             None => Error::NoRegion(self.region.clone()).into(),
         })
+    }
+
+    /// Lets the command have `file` too.
+    fn inherit(&self, file: &File) -> Result<(), Error> {
+        fcntl_setfd(file, FdFlags::empty()).map_err(|errno| self.cannot_run(errno.into()))
     }
 
     fn cannot_run(&self, source: io::Error) -> Error {

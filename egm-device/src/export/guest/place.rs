@@ -71,7 +71,7 @@ fn find(region: &Region, slice: &EgmSlice, taken: &mut BTreeMap<String, Vec<Slic
     let ours = taken.entry(region.name.clone()).or_default();
     let busy = ours.iter().filter_map(|s| Span::new(Offset::new(s.offset), s.size.get()).ok()).collect();
     // Whose it is does not change where it goes.
-    let owner = Owner { name: String::new(), uid: 0, pid: 0, started: 0 };
+    let owner = Owner { name: String::new(), uid: 0, pid: 0, started: 0, domain: None };
     let request = Request::new(slice.size.get(), owner);
     let huge = Request { align: 1 << 30, ..request.clone() };
     let found = place(region, &busy, &SpanSet::EMPTY, &huge)

@@ -8,12 +8,13 @@ use std::process::ExitCode;
 
 use egm_address::PciAddress;
 use egm_device::show::{Colour, print};
+use egm_device::trust::parse_name;
 use egm_vfio::dma::Memlock;
 use egm_vfio::host::HostFunction;
 use egm_vfio::topology::is_vfio_driver;
 
 use crate::cli::Outcome;
-use crate::config::{self, DeviceKind};
+use crate::config::{self, DeviceKind, Overrides};
 use crate::facts::{self, Facts, Scope};
 use crate::plan::{self, Plan};
 
@@ -24,6 +25,9 @@ pub(super) struct Args {
     /// A configuration, or host functions; the default is all GPUs, NICs and NVMe disks, and what VFIO has
     #[arg(value_name = "CONFIG|FUNCTION")]
     what: Vec<String>,
+    /// Trust domain of the machine: machines of one domain share a region that a GPU reaches
+    #[arg(long, value_name = "NAME", value_parser = parse_name)]
+    trust_domain: Option<String>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -49,7 +53,8 @@ pub(super) fn run(args: &Args) -> Outcome {
     let addresses: Vec<PciAddress> = args.what.iter().filter_map(|text| text.parse().ok()).collect();
     let checked = match args.what.as_slice() {
         [file] if addresses.is_empty() && is_path(file) => {
-            let spec = config::load(Path::new(file))?;
+            let overrides = Overrides { trust_domain: args.trust_domain.clone(), ..Overrides::default() };
+            let spec = config::load_with(Path::new(file), &overrides)?;
             let facts = read(args, &Scope::of(&spec))?;
             let plan = plan::plan(&spec, &facts)?;
             let function = |kind: &DeviceKind| match kind {

@@ -182,7 +182,7 @@ fn a_slice_is_a_gpus_egm_only_at_the_beginning_of_its_region() {
     region.clean.push(span(256 * GIB, 128 * GIB)); // where another slice would go
     assert_eq!(made(&facts), (Some(true), 0, Vec::new()));
     let region = facts.regions.iter_mut().find(|host| host.region.name == "egm4").unwrap();
-    region.held.push(HeldSpan { span: span(0, GIB), owner: "another".to_owned() });
+    region.held.push(HeldSpan { span: span(0, GIB), owner: "another".to_owned(), trust: Trust::Unrecorded });
     let (egm, offset, notes) = made(&facts);
     assert_eq!((egm, notes.len()), (None, 1), "{notes:?}");
     assert!(offset >= GIB && notes[0].contains("0009:01:00.0 does not use egm0 as EGM"), "{notes:?}");

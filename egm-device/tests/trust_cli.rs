@@ -1,0 +1,198 @@
+//! Trust domains from the command line, on a host that is a folder: GPU 0009:01:00.0 reaches all of its region egm4.
+
+#![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use egm_address::{InRegion, Offset, PciAddress, SpanSet};
+use egm_device::backing::{BackingError, RetiredListError};
+use egm_device::carve::plan::Request;
+use egm_device::ledger::{Identity, Ledger, Memory, Paths, Watch};
+use egm_device::owner::Owner;
+use egm_device::region::{Region, Slice, Survey};
+use egm_device::retired::Retired;
+use egm_device::scrub::ScrubError;
+use egm_device::{Anonymous, Backing};
+
+const GPU: &str = "0009:01:00.0";
+
+/// A host folder, and the turn to use one: a program that another test starts has this one's locks until its exec.
+struct Host(tempfile::TempDir, #[expect(dead_code, reason = "held")] MutexGuard<'static, ()>);
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Memory in place of `/dev/egm4`, which this host lacks.
+struct Instead;
+
+impl Memory for Instead {
+    fn open(&self, _: &Region, slice: &Slice, _: &Watch<'_>) -> Result<Box<dyn Backing>, BackingError> {
+        Ok(Box::new(Anonymous::new("egm4", slice.size.get(), None).unwrap()))
+    }
+    fn retired(&self, _: &Region, _: &dyn Backing) -> Result<Retired, RetiredListError> {
+        Ok(Retired::default())
+    }
+    fn zero(
+        &self,
+        _: &dyn Backing,
+        _: Offset,
+        _: &SpanSet<InRegion>,
+        _: &Watch<'_>,
+    ) -> Result<(), ScrubError> {
+        Ok(())
+    }
+}
+
+impl Host {
+    /// With all of egm4 clean: what is dirty is scrubbed before a claim, and the program cannot open the region.
+    fn new() -> Self {
+        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let host = Self(tempfile::tempdir().unwrap(), turn);
+        for (path, text) in [
+            ("proc/cmdline", "\n"),
+            ("proc/iomem", "00100000-3fffffff : System RAM\n"),
+            ("proc/sys/kernel/random/boot_id", "a boot\n"),
+            ("etc/machine-id", "a host\n"),
+            ("sys/devices/system/node/online", "0\n"),
+            ("sys/devices/system/node/node0/cpulist", "0\n"),
+            ("sys/devices/system/node/node0/meminfo", "Node 0 MemTotal: 65536 kB\n"),
+            ("sys/class/egm/egm4/egm_size", "0x4000000\n"),
+            ("sys/class/egm/egm4/gpu_devices", "0009:01:00.0\n"),
+        ] {
+            let path = host.path(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let region = host.egm4();
+        assert_eq!(region.functions, [GPU.parse::<PciAddress>().unwrap()]);
+        host.ledger().scrub(&host.memory(), &region, None, &Watch::nobody()).unwrap();
+        host
+    }
+
+    fn path(&self, path: impl AsRef<Path>) -> PathBuf {
+        self.0.path().join(path)
+    }
+
+    fn ledger(&self) -> Ledger {
+        Ledger::open(Paths::below(self.0.path()), Identity::read(self.0.path()).unwrap()).unwrap()
+    }
+
+    fn egm4(&self) -> Region {
+        Survey::of(self.0.path(), &[]).regions.into_iter().find(|region| region.name == "egm4").unwrap()
+    }
+
+    fn memory(&self) -> Arc<dyn Memory> {
+        Arc::new(Instead)
+    }
+
+    fn command(&self, words: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_egm-device"));
+        command.args(words.split(' ')).arg("--root").arg(self.0.path());
+        command
+    }
+
+    /// Exit code, standard output and standard error.
+    fn run(&self, words: &str) -> (i32, String, String) {
+        let (words, script) = words.split_once(" -- ").unwrap_or((words, ""));
+        let mut command = self.command(words);
+        if !script.is_empty() {
+            command.args(["--", "/bin/sh", "-c", script]);
+        }
+        let output = command.output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code().unwrap_or(-1), text(output.stdout), text(output.stderr))
+    }
+}
+
+/// A `carve grant` that has the GPU and waits for the end of its standard input.
+fn holder(host: &Host, words: &str) -> Child {
+    let words = format!("carve grant --region local --size 2MiB --name vm1 --gpu {GPU}{words}");
+    let mut command = host.command(&words);
+    let mut child = command
+        .args(["--", "/bin/sh", "-c", "echo ready; read end; true"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    child
+}
+
+const SLICE: &str = "carve grant --region egm4 --size 2MiB --name vm2";
+
+#[test]
+fn a_gpu_without_a_slice_makes_its_region_exclusive_until_its_process_is_killed() {
+    let host = Host::new();
+    let mut child = holder(&host, "");
+    let (code, _, error) = host.run(&format!("{SLICE} -- true"));
+    assert_eq!(code, 3, "{error}");
+    for part in [
+        "cannot give a slice of region egm4 to vm2 (process ",
+        "the region is exclusive to vm1 (process ",
+        "which has GPU 0009:01:00.0",
+        "help: take another region, or end the other owner; owners that trust each other have one \"trust_domain\"",
+    ] {
+        assert!(error.contains(part), "{error}");
+    }
+    for command in ["ledger show", "regions"] {
+        let (_, shown, error) = host.run(command);
+        let sentence =
+            format!("Region egm4 is exclusive to vm1 (process {}, user 0) (GPU {GPU}).", child.id());
+        assert!(shown.contains(&sentence), "{shown}{error}");
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // The command inherited the claim, and ends with its input.
+    let free = || host.ledger().states(&host.egm4()).unwrap().gpus.is_empty();
+    drop(child);
+    while !free() {
+        std::thread::yield_now();
+    }
+    let (_, _, error) = host.run(&format!("{SLICE} -- true"));
+    assert!(!error.contains("exclusive"), "{error}");
+}
+
+#[test]
+fn owners_of_one_trust_domain_share_the_region_of_a_gpu() {
+    let host = Host::new();
+    let mut child = holder(&host, " --trust-domain a");
+    for (domain, refused) in [("", true), (" --trust-domain b", true), (" --trust-domain a", false)] {
+        // What the rule permits goes on to the memory, which a copy of a host lacks.
+        let (code, _, error) = host.run(&format!("{SLICE}{domain} -- true"));
+        assert_eq!(error.contains("the region is exclusive to vm1 (process "), refused, "{error}");
+        assert!(code == 3 || !refused && error.contains("cannot open region \"egm4\""), "{code} {error}");
+    }
+    let (_, shown, _) = host.run("ledger show");
+    let sentence = format!(
+        "Region egm4 is exclusive to trust domain \"a\" (GPU {GPU} of vm1 (process {}, user 0)).",
+        child.id()
+    );
+    assert!(shown.contains(&sentence), "{shown}");
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
+    assert!(host.ledger().states(&host.egm4()).unwrap().gpus.is_empty());
+}
+
+#[test]
+fn a_gpu_is_refused_while_another_owner_has_a_slice_of_its_region() {
+    let host = Host::new();
+    let request = Request::new(2 << 20, Owner::this("vm2"));
+    let lease = host.ledger().grant_from(&host.memory(), &host.egm4(), &request, &Watch::nobody()).unwrap();
+    let take = format!("carve grant --region local --size 2MiB --name vm1 --gpu {GPU} -- true");
+    let (code, _, error) = host.run(&take);
+    assert_eq!(code, 3, "{error}");
+    assert!(
+        error.contains("cannot give GPU 0009:01:00.0, which reaches all of region egm4, to vm1 (process "),
+        "{error}"
+    );
+    drop(lease);
+    host.ledger().scrub(&host.memory(), &host.egm4(), None, &Watch::nobody()).unwrap();
+    let (code, _, error) = host.run(&take);
+    assert_eq!(code, 0, "{error}");
+}
