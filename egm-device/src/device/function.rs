@@ -353,12 +353,10 @@ impl Device for Connected {
         }
     }
 
-    /// The function does no DMA.
     fn reaches_memory(&self) -> bool {
-        false
+        false // the function does no DMA
     }
 
-    /// The windows are kept as the protocol demands.
     fn dma_map(&mut self, map: DmaMap, _file: Option<OwnedFd>) -> Result<(), Errno> {
         self.windows.map(map, None)
     }
