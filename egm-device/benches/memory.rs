@@ -53,8 +53,8 @@ fn main() {
     for _ in 0..rounds {
         for ((_, way), seconds) in ways.iter().zip(&mut seconds) {
             let memory = Anonymous::new("bench", mib << 20, huge).unwrap();
-            let mapping = Mapping::new(&memory, 0, mib << 20, 0).unwrap();
-            mapping.advise_huge(false);
+            let mut mapping = Mapping::new(&memory, 0, mib << 20, 0).unwrap();
+            mapping.advise_huge(None);
             if written {
                 memset(&mapping, 0x5a);
             }

@@ -36,7 +36,9 @@ mod sys;
 pub mod trust;
 mod trusted;
 
-pub use backing::{Anonymous, AnonymousError, Backing, BackingError, GuestMemfdError, HugePage};
+pub use backing::{
+    Anonymous, AnonymousError, Backing, BackingError, GuestMemfdError, HugeFiles, HugeFilesError, HugePage,
+};
 pub use lease::Lease;
 pub use ledger::Ledger;
 pub use mapping::{Mapping, MappingError};

@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 use egm_address::CpuSet;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
-use crate::backing::Backing;
+use crate::backing::{Backing, base_page};
 use crate::stream;
 
 /// Why a backing could not be mapped.
@@ -43,6 +43,8 @@ pub struct Mapping {
     complete: bool,
     /// Bytes in a page that the backing guarantees.
     page: usize,
+    /// Bytes that the kernel makes present in one piece where it can.
+    fault: usize,
 }
 
 // SAFETY: a mapping is an address range, valid in every thread; the type gives no access to the bytes.
@@ -71,7 +73,56 @@ impl Mapping {
         if offset.checked_add(size).is_none_or(|end| end > backing.size()) || size == 0 {
             return Err(invalid());
         }
-        let place = Place::new(backing.page_size(), offset, size, congruent_to).ok_or_else(invalid)?;
+        let page = backing.page_size();
+        let place = Place::new(page, offset, size, congruent_to).ok_or_else(invalid)?;
+        let mut mapping = Self::reserve(&place, page, size)?;
+        mapping.complete = backing.is_invisible();
+        let at = backing.offset().saturating_add(offset.saturating_sub(offset % page));
+        // Without NORESERVE: of a hugetlb pool the kernel reserves the pages now, for as long as the file lives, or refuses.
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        let (access, (whole, length)) = (ProtFlags::READ | ProtFlags::WRITE, mapping.pages);
+        // SAFETY: the whole pages lie inside the range that `mapping` reserved, so MAP_FIXED replaces only our own reservation.
+        unsafe { mm::mmap(whole.as_ptr().cast(), length, access, flags, backing.file().as_fd(), at) }
+            .map_err(|e| error("map")(e.into()))?;
+        mapping.advise_always("keep from core files", Advice::LinuxDontDump)?;
+        Ok(mapping)
+    }
+
+    /// `size` bytes of private memory without a file, at an address as [`Mapping::new`] chooses it. A child of this process
+    /// does not have it.
+    ///
+    /// # Errors
+    /// [`MappingError`] when the kernel refuses.
+    pub fn private(size: u64, congruent_to: u64) -> Result<Self, MappingError> {
+        let error = |source: io::Error| MappingError { step: "map", size, source };
+        let place = Place::new(base_page(), 0, size, congruent_to).filter(|_| size > 0);
+        let place = place.ok_or_else(|| error(io::ErrorKind::InvalidInput.into()))?;
+        let mapping = Self::reserve(&place, base_page(), size)?;
+        let (access, (whole, length)) = (ProtFlags::READ | ProtFlags::WRITE, mapping.pages);
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+        // SAFETY: as in `new`.
+        unsafe { mm::mmap_anonymous(whole.as_ptr().cast(), length, access, flags) }
+            .map_err(|e| error(e.into()))?;
+        mapping.advise_always("keep from core files", Advice::LinuxDontDump)?;
+        mapping.advise_always("keep from children", Advice::LinuxDontFork)?;
+        Ok(mapping)
+    }
+
+    /// Advice on all pages that is a promise of this type.
+    fn advise_always(&self, step: &'static str, advice: Advice) -> Result<(), MappingError> {
+        let (start, length) = self.pages;
+        // SAFETY: the range is ours, and the advice given here never changes contents.
+        unsafe { mm::madvise(start.as_ptr().cast(), length, advice) }.map_err(|error| MappingError {
+            step,
+            size: u64::try_from(length).unwrap_or(u64::MAX),
+            source: error.into(),
+        })
+    }
+
+    /// Addresses for `size` bytes at `place`, without access.
+    fn reserve(place: &Place, page: u64, size: u64) -> Result<Self, MappingError> {
+        let error = |step| move |source: io::Error| MappingError { step, size, source };
+        let invalid = || error("map")(io::ErrorKind::InvalidInput.into());
         let reserved_size = place.whole.checked_add(place.align).ok_or_else(invalid)?;
         // SAFETY: a fresh private mapping at an address that the kernel chooses touches nothing that exists.
         let reserved = unsafe {
@@ -86,26 +137,15 @@ impl Mapping {
         let whole =
             reserved.wrapping_add(place.phase.wrapping_sub(reserved.addr()) & place.align.wrapping_sub(1));
         let reserved = (NonNull::new(reserved).ok_or_else(invalid)?, reserved_size);
-        let mapping = Self {
+        Ok(Self {
             start: NonNull::new(whole.wrapping_add(place.front)).ok_or_else(invalid)?,
             size: usize::try_from(size).map_err(|_| invalid())?,
             pages: (NonNull::new(whole).ok_or_else(invalid)?, place.whole),
             reserved,
-            complete: backing.is_invisible(),
-            page: usize::try_from(backing.page_size()).map_err(|_| invalid())?,
-        };
-        let file = backing.file().as_fd();
-        let at = backing.offset().saturating_add(offset.saturating_sub(offset % backing.page_size()));
-        // Without NORESERVE: of a hugetlb pool the kernel reserves the pages now, for as long as the file lives, or refuses.
-        let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: `whole .. whole + place.whole` lies inside the range reserved above, which is `place.align` longer, so
-        // MAP_FIXED replaces only our own reservation.
-        unsafe { mm::mmap(whole.cast(), place.whole, ProtFlags::READ | ProtFlags::WRITE, flags, file, at) }
-            .map_err(|e| error("map")(e.into()))?;
-        // SAFETY: the range was just mapped, and this advice never changes contents.
-        unsafe { mm::madvise(whole.cast(), place.whole, Advice::LinuxDontDump) }
-            .map_err(|e| error("keep from core files")(e.into()))?;
-        Ok(mapping)
+            complete: false,
+            page: usize::try_from(page).map_err(|_| invalid())?,
+            fault: usize::try_from(page).map_err(|_| invalid())?,
+        })
     }
 
     /// First address.
@@ -156,9 +196,15 @@ impl Mapping {
         self.check("bind to host nodes", result)
     }
 
-    /// Asks for transparent huge pages, or for none. A kernel without them says so and nothing changes.
-    pub fn advise_huge(&self, wanted: bool) {
-        let advice = if wanted { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
+    /// Bytes that the kernel makes present in one piece where it can: a page of [`Mapping::page_size`], or a transparent huge one.
+    pub fn fault_size(&self) -> usize {
+        self.fault
+    }
+
+    /// Asks for transparent huge pages, of `page` bytes each, or for none. A kernel may ignore it.
+    pub fn advise_huge(&mut self, page: Option<usize>) {
+        let advice = if page.is_some() { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
+        self.fault = self.page.max(page.unwrap_or(0));
         // SAFETY: the range is ours; this advice never changes contents.
         let _ = unsafe { mm::madvise(self.as_ptr().cast(), self.size, advice) };
     }

@@ -71,7 +71,7 @@ fn fill(
     stop: &AtomicBool,
     tell: &dyn Fn(usize),
 ) -> Result<(), MappingError> {
-    let chunk = CHUNK.max(mapping.page_size());
+    let chunk = CHUNK.max(mapping.fault_size());
     while !stop.load(Ordering::Relaxed) {
         let from = next.fetch_add(chunk, Ordering::Relaxed);
         let size = chunk.min(mapping.size().saturating_sub(from));

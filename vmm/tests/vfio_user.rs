@@ -38,6 +38,8 @@ const SETUP: Setup = Setup {
 enum Asked {
     /// Address, bytes, and whether a file came.
     Map(u64, u64, bool),
+    /// A file that the server could shrink.
+    Shrunk,
     Reset,
     Left,
 }
@@ -72,6 +74,9 @@ impl Device for Recorder {
     }
     fn dma_map(&mut self, map: DmaMap, file: Option<OwnedFd>) -> Result<(), Errno> {
         self.note(Asked::Map(map.address, map.size, file.is_some()));
+        if file.as_ref().is_some_and(|file| rustix::fs::ftruncate(file, 0).is_ok()) {
+            self.note(Asked::Shrunk);
+        }
         self.function.dma_map(map, file)
     }
     fn dma_unmap(&mut self, unmap: DmaUnmap) -> Result<(), Errno> {
@@ -108,7 +113,7 @@ fn planned(folder: &Path) -> (Plan, Facts, Servers) {
     fs::write(folder.join("kernel"), egm_payload::hello(Ports::USUAL, Entry::Pvh)).unwrap();
     let file = folder.join("vm.json");
     let text = json!({
-        "memory": { "size": "64MiB" },
+        "memory": { "size": "512MiB" },
         "egm": [{ "region": ["guest-memfd", "local"], "size": "32MiB", "node": 1 }],
         "boot": { "kernel": "kernel" },
         "console": "null",
@@ -154,6 +159,7 @@ fn a_server_is_lent_all_of_the_guests_memory_as_files_and_nothing_after_its_end(
     };
     assert!(plan.memory.iter().all(|memory| lent((memory.span.start().get(), memory.span.size()))));
     assert!(asked.iter().all(|asked| !matches!(asked, Asked::Map(_, _, false))), "{asked:?}");
+    assert!(!asked.contains(&Asked::Shrunk), "a server can shrink the guest's memory: {asked:?}");
     // Before the guest has it, and after.
     assert_eq!(asked.iter().filter(|asked| **asked == Asked::Reset).count(), 2);
     assert_eq!(asked.last(), Some(&Asked::Left));

@@ -11,6 +11,7 @@ mod anonymous;
 mod device;
 mod error;
 mod guest_memfd;
+mod huge_files;
 mod retired_list;
 
 use std::fs::File;
@@ -25,6 +26,7 @@ pub(crate) use device::Window;
 pub use error::{BackingError, Holder};
 pub use guest_memfd::GuestMemfdError;
 pub(crate) use guest_memfd::can_be_mapped;
+pub use huge_files::{HugeFiles, HugeFilesError};
 pub use retired_list::{RetiredListError, RetiredPages, retired_pages};
 
 /// Memory that can be mapped by this process, by KVM and by devices: `size` bytes of `file` from `offset`.

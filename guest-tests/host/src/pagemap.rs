@@ -54,7 +54,7 @@ fn slice(line: &str, size: u64) -> Option<u64> {
     let (from, to) = line.split_whitespace().next()?.split_once('-')?;
     let number = |text| u64::from_str_radix(text, 16).ok();
     let (from, to) = (number(from)?, number(to)?);
-    (line.contains("memfd:egm-vmm") && to - from == size).then_some(from)
+    (line.contains(" rw-s ") && line.ends_with("egm-vmm (deleted)") && to - from == size).then_some(from)
 }
 
 #[cfg(test)]
@@ -68,6 +68,7 @@ mod tests {
             format!("7f0000000000-{:x} rw-s 0 00:0f 9 /memfd:egm-vmm (deleted)", 0x7f00_0000_0000 + size)
         };
         assert_eq!(slice(&line(size), size), Some(0x7f00_0000_0000));
+        assert_eq!(slice(&line(size).replace("memfd:", ""), size), Some(0x7f00_0000_0000));
         assert_eq!(slice(&line(256 << 20), size), None);
         assert_eq!(slice("7f0000000000-7f0021000000 rw-p 0 00:00 0", size), None);
     }

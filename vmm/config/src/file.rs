@@ -90,7 +90,7 @@ pub(super) struct MemoryFile {
     /// All of it, EGM not counted. Default: what the nodes add up to.
     #[schemars(with = "Option<SizeText>")]
     pub(super) size: Option<ByteSize>,
-    /// Host pages behind it: "auto" (transparent huge pages where the host allows them), or "4K", or hugetlb
+    /// Host pages behind it: "auto" (transparent huge pages where the host has them), or "4K", or hugetlb
     /// pages of "2M" or "1G". Default: "auto".
     pub(super) page_size: Option<PageSize>,
     /// Touch every page before the guest starts. Default: false.

@@ -203,6 +203,10 @@ fn launch(
     let bar = Bar::new("memory present");
     let resources = Resources::open(plan, facts, leases, servers, &|done, total| bar.told(done, total))?;
     drop(bar);
+    if let Some(present) = &resources.present {
+        eprintln!("{}", present.line());
+        present.warning().iter().for_each(|warning| eprintln!("warning: {warning}"));
+    }
     if let Some(name) = resources.console.pty_name() {
         eprintln!("console: {name}");
     }

@@ -7,6 +7,7 @@
 //! ```
 
 mod error;
+mod huge;
 mod kvm;
 mod nodes;
 mod read;

@@ -12,9 +12,11 @@ use egm_vfio::topology::IOMMU_REMEDY;
 use egm_vfio::variant::Variant;
 
 use crate::config::{Architecture, DeviceKind, LOCAL, Spec};
+use crate::facts::huge;
 use crate::facts::kvm::{self, Probed};
 use crate::facts::nodes::{self, text};
 use crate::facts::{FACTS_VERSION, Facts, FactsError, Iommu, Probe, regions};
+use crate::plan::may_mount;
 
 /// Largest file of facts: those of a host with ten thousand functions.
 const MAX_FILE: u64 = 16 << 20;
@@ -30,6 +32,8 @@ pub enum Scope {
         functions: Vec<PciAddress>,
         /// Whether carve-outs of memory are asked for.
         regions: bool,
+        /// Whether the plan depends on what this user may mount.
+        huge_files: bool,
     },
 }
 
@@ -43,6 +47,7 @@ impl Scope {
         Self::Only {
             functions: spec.devices.iter().filter_map(|device| function(&device.kind)).collect(),
             regions: spec.egm.iter().flat_map(|slice| &slice.regions).any(|region| region != LOCAL),
+            huge_files: may_mount(spec),
         }
     }
 }
@@ -54,6 +59,9 @@ impl Scope {
 /// fact, not an error.
 pub fn of_host(scope: &Scope) -> Result<Facts, FactsError> {
     let mut facts = gather(Path::new("/"), scope, kvm::probe())?;
+    if matches!(scope, Scope::All | Scope::Only { huge_files: true, .. }) {
+        facts.huge_files = huge::files();
+    }
     for function in facts.functions.iter_mut().filter(|function| Variant::of(function) == Variant::NvGrace) {
         // Somebody else may have it: who wants it then hears of that when it is opened.
         let regions = region_sizes(function.address).unwrap_or_default();
@@ -110,9 +118,10 @@ fn gather(root: &Path, scope: &Scope, probed: Probed) -> Result<Facts, FactsErro
         address_bits: probed.address_bits.unwrap_or_else(|| address_bits(arch, &cpuinfo)),
         kvm: probed.kvm,
         memory: nodes::host(root)?,
-        shmem_huge_pages: chosen(
-            &text(&root.join("sys/kernel/mm/transparent_hugepage/shmem_enabled")).unwrap_or_default(),
-        ),
+        shmem_huge_pages: huge::setting(root, "shmem_enabled"),
+        anonymous_huge_pages: huge::setting(root, "enabled"),
+        huge_page: huge::page(root),
+        huge_files: Probe::Absent("not asked for".to_owned()),
         nodes: nodes::all(root)?,
         iommu: iommu(root),
         regions: match scope {
@@ -167,11 +176,6 @@ fn address_bits(arch: Architecture, cpuinfo: &str) -> u8 {
     }
 }
 
-/// The word in brackets of `always [advise] never`.
-fn chosen(text: &str) -> String {
-    text.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or("", |(word, _)| word).to_owned()
-}
-
 fn iommu(root: &Path) -> Probe<Iommu> {
     let folder = root.join("sys/kernel/iommu_groups");
     let groups = fs::read_dir(folder).map_or(0, |entries| entries.filter_map(Result::ok).count());
@@ -219,6 +223,16 @@ mod tests {
         ("sys/devices/system/node/node2/cpulist", "\n"),
         ("sys/devices/system/node/node2/distance", "80 10\n"),
         ("sys/devices/system/node/node2/meminfo", "Node 2 MemTotal: 8 kB\nNode 2 MemFree: 8 kB\n"),
+        ("sys/kernel/mm/transparent_hugepage/hpage_pmd_size", "536870912\n"),
+        ("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n"),
+        (
+            "sys/kernel/mm/transparent_hugepage/shmem_enabled",
+            "always within_size [advise] never deny force\n",
+        ),
+        (
+            "sys/kernel/mm/transparent_hugepage/hugepages-524288kB/shmem_enabled",
+            "always inherit within_size advise [never]\n",
+        ),
         ("sys/class/egm/egm4/egm_size", "0x6fc0000000\n"),
         ("sys/class/egm/egm4/gpu_devices", "0009:01:00.0\n0008:01:00.0\n"),
     ];
@@ -229,6 +243,11 @@ mod tests {
         let facts = read(root.path(), &Scope::All).unwrap();
         assert_eq!((facts.arch, facts.address_bits), (Architecture::Aarch64, 40));
         assert_eq!(facts.nodes[0].memory.available.get(), 130 << 10);
+        assert_eq!(
+            (facts.shmem_huge_pages.as_str(), facts.anonymous_huge_pages.as_str()),
+            ("never", "madvise")
+        );
+        assert_eq!(facts.huge_page.to_string(), "512MiB");
         let pool = facts.nodes[0].pools[0];
         assert_eq!((pool.page_size, pool.total, pool.free), (PageSize::Size2M, 9, 7));
         assert_eq!((facts.nodes[1].id, facts.nodes[1].cpus.is_empty()), (2, true));
@@ -251,7 +270,11 @@ mod tests {
         ]);
         let facts = read(
             root.path(),
-            &Scope::Only { functions: vec!["0000:01:00.0".parse().unwrap()], regions: false },
+            &Scope::Only {
+                functions: vec!["0000:01:00.0".parse().unwrap()],
+                regions: false,
+                huge_files: false,
+            },
         )
         .unwrap();
         assert_eq!((facts.cpu_vendor.as_str(), facts.address_bits), ("AuthenticAMD", 48));

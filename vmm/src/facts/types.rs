@@ -36,6 +36,15 @@ pub struct Facts {
     /// When the kernel uses transparent huge pages for shared memory: `always`, `advise`, `never`, …; empty when
     /// unknown.
     pub shmem_huge_pages: String,
+    /// When it uses them for private memory: `always`, `madvise`, `never`; empty when unknown.
+    #[serde(default)]
+    pub anonymous_huge_pages: String,
+    /// Bytes of a transparent huge page.
+    #[serde(default = "usual_huge_page")]
+    pub huge_page: ByteSize,
+    /// Whether this user may mount a tmpfs with huge pages.
+    #[serde(default = "not_recorded")]
+    pub huge_files: Probe<HugeFiles>,
     /// NUMA nodes, by ascending id.
     pub nodes: Vec<HostNode>,
     /// Translation of device accesses.
@@ -54,6 +63,23 @@ impl Facts {
     pub fn region(&self, name: &str) -> Option<&HostRegion> {
         self.regions.iter().find(|host| host.region.name == name)
     }
+}
+
+/// That of processors with pages of 4 KiB.
+const fn usual_huge_page() -> ByteSize {
+    ByteSize::new(2 << 20)
+}
+
+fn not_recorded() -> Probe<HugeFiles> {
+    Probe::Absent("not recorded".to_owned())
+}
+
+/// How a tmpfs with huge pages is mounted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HugeFiles {
+    /// By a child in a user namespace, for a user without the right.
+    pub user_namespace: bool,
 }
 
 /// Something that a host has, or why it seems not to.

@@ -112,7 +112,7 @@ impl Report for BuildError {
 /// # Errors
 /// [`BuildError`]; everything is given back.
 pub fn build(plan: &Plan, resources: Resources) -> Result<Machine, BuildError> {
-    let Resources { hypervisor, vm, ram, mut boot, console, devices, spaces, leases } = resources;
+    let Resources { hypervisor, vm, ram, mut boot, console, devices, spaces, leases, .. } = resources;
     let exit = ExitLatch::new()?;
     let kinds = plan.backings.iter().filter_map(|backing| {
         leases.get(&backing.id).map(|taken| (backing.id.as_str(), &taken.region().kind))

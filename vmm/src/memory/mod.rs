@@ -5,96 +5,25 @@
 //! [`GuestRam`] holds, and nobody outlives it: the machine drops its devices first. A [`Lent`] is a whole mapping.
 #![expect(unsafe_code, reason = "vm-memory takes our mappings by raw pointer, and an IOMMU keeps one")]
 
-use std::io;
+mod error;
+mod huge;
+
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use egm_address::{CpuSet, Gpa, Span};
-use egm_device::{
-    Anonymous, AnonymousError, Backing, GuestMemfdError, HugePage, Mapping, MappingError, PrefaultError,
-    prefault,
-};
+use egm_device::{Anonymous, Backing, HugeFiles, HugePage, Mapping, prefault};
 use egm_vfio::memory::{Behind, HostMemory};
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
+pub use self::error::MemoryError;
+pub use self::huge::Present;
 use crate::config::PageSize;
-use crate::error::{Blame, Report};
 use crate::kvm::Vm;
-use crate::plan::{BackingPlan, Plan};
+use crate::plan::{Allocation, BackingPlan, Plan};
 use crate::resources::Leases;
-
-/// Why guest memory cannot be had.
-#[derive(Debug, thiserror::Error)]
-pub enum MemoryError {
-    /// A backing could not be made.
-    #[error("cannot get guest memory")]
-    Backing(#[from] AnonymousError),
-    /// The machine has no memory of its own.
-    #[error("cannot get memory that is the machine's own")]
-    GuestMemfd(#[from] GuestMemfdError),
-    /// A backing could not be mapped.
-    #[error("cannot map guest memory \"{id}\"")]
-    Mapping {
-        /// The backing.
-        id: String,
-        /// The reason.
-        #[source]
-        source: MappingError,
-    },
-    /// Not all memory could be touched.
-    #[error("cannot make guest memory \"{id}\" present")]
-    Prefault {
-        /// The backing.
-        id: String,
-        /// The reason.
-        #[source]
-        source: PrefaultError,
-    },
-    /// No descriptor for a piece of memory.
-    #[error("cannot open guest memory at {at:#x} once more")]
-    Descriptor {
-        /// Where.
-        at: Gpa,
-        /// The reason.
-        #[source]
-        source: io::Error,
-    },
-    /// The plan contradicts itself.
-    #[error("guest memory at {at:#x} contradicts itself: {what}")]
-    Plan {
-        /// Where.
-        at: Gpa,
-        /// What is wrong.
-        what: String,
-    },
-}
-
-impl Report for MemoryError {
-    fn blame(&self) -> Blame {
-        match self {
-            Self::Plan { .. } => Blame::Internal,
-            _ => Blame::Host,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::Backing(AnonymousError::Pool { missing, page, .. }) => Some(format!(
-                "raise /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages by {missing}, or set \
-                 \"memory\": {{ \"page_size\": \"auto\" }}",
-                page >> 10
-            )),
-            Self::GuestMemfd(_) => Some("give \"region\" a list that ends in \"memfd\"".to_owned()),
-            Self::Mapping { .. } | Self::Prefault { .. } => {
-                Some("lower \"memory\".\"size\", or free memory on the host (free -h)".to_owned())
-            }
-            Self::Descriptor { .. } => Some("raise the limit of open files: ulimit -n 65536".to_owned()),
-            _ => None,
-        }
-    }
-}
 
 /// Hears, from any thread, how many bytes of how many are present.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
@@ -116,47 +45,64 @@ pub struct Piece {
 /// A piece as KVM and devices are lent it.
 pub struct Lent {
     mapping: Arc<Mapping>,
-    backing: Arc<dyn Backing>,
+    source: Source,
     /// Offset of its first byte in the backing's file.
     offset: u64,
     made_of: MadeOf,
 }
 
+/// Where the bytes of a backing are.
+#[derive(Clone)]
+enum Source {
+    /// In a file.
+    File(Arc<dyn Backing>),
+    /// In private memory of this process.
+    Private,
+}
+
+impl Source {
+    fn is_invisible(&self) -> bool {
+        matches!(self, Self::File(backing) if backing.is_invisible())
+    }
+}
+
 /// What a backing's file is.
 #[derive(Debug, Clone, Copy)]
 enum MadeOf {
-    /// Pages, as any process can have them: memfd, hugetlb.
+    /// Pages, as any process can have them: memfd, tmpfs, hugetlb.
     Pages,
     /// Pages of this VM.
     GuestMemfd,
-    /// A device.
-    Device,
+    /// A device, or no file.
+    Other,
 }
 
 impl Lent {
     fn new(
         mapping: &Arc<Mapping>,
-        backing: &Arc<dyn Backing>,
+        source: &Source,
         extent: Extent,
         of_vm: bool,
     ) -> Result<Self, MemoryError> {
         let descriptor = |source| MemoryError::Descriptor { at: Gpa::new(extent.gpa), source };
-        let made_of = match (of_vm, backing.file().metadata().map_err(descriptor)?.is_file()) {
-            (true, _) => MadeOf::GuestMemfd,
-            (false, true) => MadeOf::Pages,
-            (false, false) => MadeOf::Device,
+        let (offset, made_of) = match source {
+            Source::Private => (0, MadeOf::Other),
+            Source::File(backing) => {
+                let is_file = backing.file().metadata().map_err(descriptor)?.is_file();
+                let made_of = match (of_vm, is_file) {
+                    (true, _) => MadeOf::GuestMemfd,
+                    (false, true) => MadeOf::Pages,
+                    (false, false) => MadeOf::Other,
+                };
+                (backing.offset().saturating_add(extent.offset), made_of)
+            }
         };
-        Ok(Self {
-            mapping: Arc::clone(mapping),
-            backing: Arc::clone(backing),
-            offset: backing.offset().saturating_add(extent.offset),
-            made_of,
-        })
+        Ok(Self { mapping: Arc::clone(mapping), source: source.clone(), offset, made_of })
     }
 }
 
-// SAFETY: a `Mapping` is readable, writable and shared, at one place until it is dropped, and `self` holds it. References
-// to its bytes are never made.
+// SAFETY: a `Mapping` is readable and writable at one place until it is dropped, and `self` holds it; it is shared, or private to
+// this process and never copied. References to its bytes are never made.
 unsafe impl HostMemory for Lent {
     fn address(&self) -> NonNull<u8> {
         self.mapping.start()
@@ -165,12 +111,13 @@ unsafe impl HostMemory for Lent {
         u64::try_from(self.mapping.size()).unwrap_or(u64::MAX)
     }
     fn behind(&self) -> Behind<'_> {
-        let (file, offset) = (self.backing.file().as_fd(), self.offset);
+        let Source::File(backing) = &self.source else { return Behind::Pages };
+        let (file, offset) = (backing.file().as_fd(), self.offset);
         match self.made_of {
-            _ if self.backing.is_invisible() => Behind::Invisible,
+            _ if backing.is_invisible() => Behind::Invisible,
             MadeOf::Pages => Behind::File { file, offset },
             MadeOf::GuestMemfd => Behind::GuestMemfd { file, offset },
-            MadeOf::Device => Behind::Pages,
+            MadeOf::Other => Behind::Pages,
         }
     }
 }
@@ -182,7 +129,7 @@ pub struct GuestRam {
     /// For KVM, ascending.
     pub pieces: Vec<Piece>,
     /// In the order of the plan's; those of devices are theirs.
-    backings: Vec<Option<Arc<dyn Backing>>>,
+    backings: Vec<Option<Source>>,
 }
 
 /// What is mapped: guest address, bytes, backing, offset in it.
@@ -200,9 +147,10 @@ impl GuestRam {
     /// # Errors
     /// [`MemoryError`]; everything is given back.
     pub fn open(plan: &Plan, leases: &Leases, vm: &Vm) -> Result<Self, MemoryError> {
+        let mut opener = Opener { leases, vm, files: None };
         let backings = plan.backings.iter().map(|backing| match backing.device {
             true => Ok(None),
-            false => open_backing(backing, leases, vm).map(Some),
+            false => opener.open(backing).map(Some),
         });
         let backings = backings.collect::<Result<Vec<_>, _>>()?;
         let mut pieces = Vec::new();
@@ -210,10 +158,10 @@ impl GuestRam {
         for extent in extents(plan) {
             let described = plan.backings.get(extent.backing).zip(backings.get(extent.backing));
             let described = described.and_then(|(plan, backing)| Some((plan, backing.as_ref()?)));
-            let (backing_plan, backing) = described.ok_or_else(|| wrong(extent.gpa, "no such backing"))?;
-            let mapping = map(backing.as_ref(), backing_plan, extent)?;
-            regions.push(region(backing.as_ref(), &mapping, extent)?);
-            let lent = Arc::new(Lent::new(&mapping, backing, extent, backing_plan.guest_memfd)?);
+            let (backing_plan, source) = described.ok_or_else(|| wrong(extent.gpa, "no such backing"))?;
+            let mapping = map(source, backing_plan, extent)?;
+            regions.push(region(source, &mapping, extent)?);
+            let lent = Arc::new(Lent::new(&mapping, source, extent, backing_plan.guest_memfd)?);
             let Extent { backing, offset, .. } = extent;
             pieces.push(Piece { gpa: Gpa::new(extent.gpa), mapping, lent, backing, offset });
         }
@@ -233,16 +181,7 @@ impl GuestRam {
         near: impl Fn(&BackingPlan) -> Option<CpuSet>,
         progress: Progress<'_>,
     ) -> Result<(), MemoryError> {
-        let wanted: Vec<_> = self
-            .pieces
-            .iter()
-            .filter_map(|piece| plan.backings.get(piece.backing).map(|backing| (piece, backing)))
-            .filter(|(_, backing)| all || backing.prefault)
-            // Memory without struct pages is complete from the start, and the kernel refuses to touch it for us.
-            .filter(|(piece, _)| {
-                self.backings.get(piece.backing).and_then(Option::as_ref).is_some_and(|b| !b.is_invisible())
-            })
-            .collect();
+        let wanted = self.prefaulted(plan, all);
         if wanted.is_empty() {
             return Ok(());
         }
@@ -254,6 +193,22 @@ impl GuestRam {
             let id = wanted.get(source.index).map_or_else(String::new, |(_, backing)| backing.id.clone());
             MemoryError::Prefault { id, source }
         })
+    }
+
+    /// What of the memory that [`GuestRam::prefault`] touches is in huge pages of the host; `None` where it touches none.
+    pub fn present(&self, plan: &Plan, all: bool) -> Option<Present> {
+        let pieces = self.prefaulted(plan, all);
+        (!pieces.is_empty()).then(|| Present::of(&pieces))
+    }
+
+    fn prefaulted<'a>(&'a self, plan: &'a Plan, all: bool) -> Vec<(&'a Piece, &'a BackingPlan)> {
+        // Memory without struct pages is complete from the start, and the kernel refuses to touch it for us.
+        let has_pages = |piece: &Piece| {
+            self.backings.get(piece.backing).and_then(Option::as_ref).is_some_and(|b| !b.is_invisible())
+        };
+        let described = |piece: &'a Piece| Some((piece, plan.backings.get(piece.backing)?));
+        let all_pieces = self.pieces.iter().filter_map(described);
+        all_pieces.filter(|(piece, backing)| (all || backing.prefault) && has_pages(piece)).collect()
     }
 }
 
@@ -296,52 +251,87 @@ pub fn bytes(
     vm: &Vm,
     near: Option<CpuSet>,
 ) -> Result<Arc<dyn Backing>, MemoryError> {
-    let backing = open_backing(plan, leases, vm)?;
-    let mapping = map(backing.as_ref(), plan, Extent { gpa: 0, size: plan.size, backing: 0, offset: 0 })?;
+    let source = Opener { leases, vm, files: None }.open(plan)?;
+    let Source::File(backing) = &source else { return Err(wrong(0, "memory behind a BAR is a file")) };
+    let mapping = map(&source, plan, Extent { gpa: 0, size: plan.size, backing: 0, offset: 0 })?;
     if plan.prefault && !backing.is_invisible() {
         let prefaulted = prefault(&[(mapping.as_ref(), near)], &|_| {});
         prefaulted.map_err(|source| MemoryError::Prefault { id: plan.id.clone(), source })?;
     }
-    Ok(backing)
+    Ok(Arc::clone(backing))
 }
 
-fn open_backing(plan: &BackingPlan, leases: &Leases, vm: &Vm) -> Result<Arc<dyn Backing>, MemoryError> {
-    if plan.region.is_some() {
-        let lease = leases.get(&plan.id).ok_or_else(|| wrong(0, "a slice was not taken"))?;
-        return Ok(Arc::clone(lease) as Arc<dyn Backing>);
-    }
-    if plan.guest_memfd {
-        return Ok(Arc::new(Anonymous::of_vm(&plan.id, vm.as_fd(), plan.size)?));
-    }
-    let huge = match plan.page_size {
-        PageSize::Size2M => Some(HugePage::Size2M),
-        PageSize::Size1G => Some(HugePage::Size1G),
-        PageSize::Auto | PageSize::Size4K => None,
-    };
-    Ok(Arc::new(Anonymous::new(&plan.id, plan.size, huge)?))
+/// Opens backings; one mount serves all of them.
+struct Opener<'a> {
+    leases: &'a Leases,
+    vm: &'a Vm,
+    files: Option<HugeFiles>,
 }
 
-fn map(backing: &dyn Backing, plan: &BackingPlan, extent: Extent) -> Result<Arc<Mapping>, MemoryError> {
+impl Opener<'_> {
+    fn open(&mut self, plan: &BackingPlan) -> Result<Source, MemoryError> {
+        if plan.region.is_some() {
+            let lease = self.leases.get(&plan.id).ok_or_else(|| wrong(0, "a slice was not taken"))?;
+            return Ok(Source::File(Arc::clone(lease) as Arc<dyn Backing>));
+        }
+        if plan.guest_memfd {
+            return Ok(file(Anonymous::of_vm(&plan.id, self.vm.as_fd(), plan.size)?));
+        }
+        let huge = match plan.page_size {
+            PageSize::Size2M => Some(HugePage::Size2M),
+            PageSize::Size1G => Some(HugePage::Size1G),
+            PageSize::Auto | PageSize::Size4K => None,
+        };
+        Ok(match plan.pages.as_ref().map(|pages| pages.allocation) {
+            Some(Allocation::Private) => Source::Private,
+            Some(Allocation::HugeFile) => file(self.files()?.create(&plan.id, plan.size)?),
+            Some(Allocation::Memfd) | None => file(Anonymous::new(&plan.id, plan.size, huge)?),
+        })
+    }
+
+    fn files(&mut self) -> Result<&HugeFiles, MemoryError> {
+        let files = self.files.take().map_or_else(HugeFiles::mount, Ok)?;
+        Ok(self.files.insert(files))
+    }
+}
+
+fn file(memory: Anonymous) -> Source {
+    Source::File(Arc::new(memory))
+}
+
+fn map(source: &Source, plan: &BackingPlan, extent: Extent) -> Result<Arc<Mapping>, MemoryError> {
     let error = |source| MemoryError::Mapping { id: plan.id.clone(), source };
-    let mapping = Mapping::new(backing, extent.offset, extent.size, extent.gpa).map_err(error)?;
+    let mapping = match source {
+        Source::File(backing) => Mapping::new(backing.as_ref(), extent.offset, extent.size, extent.gpa),
+        Source::Private => Mapping::private(extent.size, extent.gpa),
+    };
+    let mut mapping = mapping.map_err(error)?;
     if let Some(nodes) = &plan.host_nodes {
         mapping.bind(nodes).map_err(error)?;
     }
     if !plan.page_size.is_hugetlb() {
-        mapping.advise_huge(plan.page_size == PageSize::Auto);
+        let page = plan.pages.as_ref().map_or(0, |pages| pages.size.get());
+        let page = usize::try_from(page).unwrap_or(0);
+        mapping.advise_huge((plan.page_size == PageSize::Auto).then_some(page));
     }
     Ok(Arc::new(mapping))
 }
 
-fn region(backing: &dyn Backing, mapping: &Mapping, extent: Extent) -> Result<GuestRegionMmap, MemoryError> {
+fn region(source: &Source, mapping: &Mapping, extent: Extent) -> Result<GuestRegionMmap, MemoryError> {
     let descriptor = |source| MemoryError::Descriptor { at: Gpa::new(extent.gpa), source };
-    let file = backing.file().try_clone().map_err(descriptor)?;
-    let at = backing.offset().saturating_add(extent.offset);
-    let builder = MmapRegionBuilder::new(mapping.size())
-        .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
-        .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE)
-        .with_file_offset(FileOffset::new(file, at));
-    // SAFETY: pointer and size are a whole mapping, readable, writable and shared, held by the same `GuestRam`.
+    let builder = MmapRegionBuilder::new(mapping.size()).with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE);
+    let builder = match source {
+        Source::File(backing) => {
+            let file = backing.file().try_clone().map_err(descriptor)?;
+            let at = backing.offset().saturating_add(extent.offset);
+            let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+            builder.with_mmap_flags(flags).with_file_offset(FileOffset::new(file, at))
+        }
+        Source::Private => {
+            builder.with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE)
+        }
+    };
+    // SAFETY: pointer and size are a whole mapping, readable and writable, held by the same `GuestRam`.
     let builder = unsafe { builder.with_raw_mmap_pointer(mapping.as_ptr()) };
     let region = builder.build().map_err(|e| wrong(extent.gpa, &e.to_string()))?;
     GuestRegionMmap::new(region, GuestAddress(extent.gpa)).ok_or_else(|| wrong(extent.gpa, "it wraps"))

@@ -1,6 +1,6 @@
 //! Guest RAM in the plan, and the memory of the host behind it.
 
-use egm_address::{CpuSet, Guest, Hpa, Span};
+use egm_address::{ByteSize, CpuSet, Guest, Hpa, Span};
 use serde::{Deserialize, Serialize};
 
 use crate::config::PageSize;
@@ -26,15 +26,39 @@ pub struct BackingPlan {
     pub hpa: Option<Hpa>,
     /// Bytes.
     pub size: u64,
-    /// Host pages.
+    /// Host pages that the configuration or the region asks for.
     pub page_size: PageSize,
-    /// Whether the host makes no huge pages of memory that may have them.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub small_pages: bool,
+    /// What ordinary memory is made of; `None` for memory of a region or of the machine itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pages: Option<HostPages>,
     /// Host nodes that pages come from; `None` leaves it to the host.
     pub host_nodes: Option<CpuSet>,
     /// Whether every page is touched before the guest starts.
     pub prefault: bool,
+}
+
+/// How ordinary memory is allocated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Allocation {
+    /// A sealed memfd, of hugetlb pages where those are asked for.
+    Memfd,
+    /// A file on a tmpfs that the process mounts for itself with `huge=within_size`; it has no seals.
+    HugeFile,
+    /// Private memory without a file.
+    Private,
+}
+
+/// Host pages behind ordinary memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostPages {
+    /// How they are allocated.
+    pub allocation: Allocation,
+    /// Bytes of each, except at the edges of spans.
+    pub size: ByteSize,
+    /// Why they are not larger, where the host or the configuration has only base pages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why_not_larger: Option<String>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]

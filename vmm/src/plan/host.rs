@@ -47,14 +47,6 @@ pub(super) fn check_backings(backings: &[BackingPlan], facts: &Facts) -> Result<
     check_memory(&local, facts)
 }
 
-/// Memory of this process has huge pages where the kernel gives them to shared memory.
-pub(super) fn find_small_pages(backings: &mut [BackingPlan], facts: &Facts) {
-    let never = matches!(facts.shmem_huge_pages.as_str(), "never" | "deny");
-    for backing in backings.iter_mut().filter(|backing| backing.region.is_none()) {
-        backing.small_pages = never && backing.page_size == PageSize::Auto;
-    }
-}
-
 /// A hugetlb pool as backings take pages from it.
 struct PoolLeft {
     node: u32,

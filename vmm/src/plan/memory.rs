@@ -102,6 +102,8 @@ fn check_tables(
 struct Ram {
     free: Vec<Span<Guest>>, // descending: the next one is the last
     page: u64,
+    /// Bytes of a transparent huge page of the host.
+    huge_page: u64,
 }
 
 impl Ram {
@@ -115,7 +117,12 @@ impl Ram {
             .collect();
         let mut free: Vec<_> = all.minus(&space.blocked()).iter().collect();
         free.reverse();
-        Self { free, page: space.layout.page }
+        Self { free, page: space.layout.page, huge_page: space.huge_page }
+    }
+
+    /// The host's transparent huge page, where `size` bytes have one.
+    const fn huge_page(&self, size: u64) -> u64 {
+        if size >= self.huge_page { self.huge_page } else { 0 }
     }
 
     /// The memory of `node`, which is backing `backing`.
@@ -130,7 +137,7 @@ impl Ram {
         if !size.is_multiple_of(page) {
             return Err(PlanError::NodeSize { node: node.id, size, page });
         }
-        let unit = spec.memory.page_size.bytes().max(LARGE_PAGE);
+        let unit = spec.memory.page_size.bytes().max(LARGE_PAGE).max(self.huge_page(size));
         let pieces = self.take(size, unit).map_err(|short_by| PlanError::AddressSpace {
             what: format!("memory of node {}", node.id),
             limit: space.limit,
@@ -211,7 +218,7 @@ fn node_backing(spec: &Spec, node: &Node) -> BackingPlan {
         hpa: None,
         size: align_up(node.size.get(), page_size.bytes()).unwrap_or(u64::MAX),
         page_size,
-        small_pages: false,
+        pages: None,
         host_nodes: node.host_nodes.clone(),
         prefault: spec.memory.prefault,
     }
@@ -254,7 +261,7 @@ fn slice_backing(spec: &Spec, index: usize, slice: &EgmSlice, source: &Source) -
         hpa: source.hpa,
         size: align_up(slice.size.get(), source.page_size.bytes()).unwrap_or(u64::MAX),
         page_size: source.page_size,
-        small_pages: false,
+        pages: None,
         host_nodes: slice.host_nodes.clone(),
         prefault: spec.memory.prefault,
     }

@@ -9,6 +9,7 @@
 //!         │   regions   which region of the host an EGM slice comes from, and where in it
 //!         │   space     which guest physical addresses may be used at all
 //!         │   memory    RAM and EGM slices in that space, and the memory behind them
+//!         │   pages     host pages behind ordinary memory, and why not larger ones
 //!         │   retired   slices without retired pages
 //!         │   pci       what devices need of PCI, windows
 //!         │   data_direct   pairs of functions, and GPU BARs that they address
@@ -36,6 +37,7 @@ mod memory;
 mod nccl;
 mod near;
 mod nodes;
+mod pages;
 mod passed;
 mod passed_plan;
 mod passed_rule;
@@ -53,11 +55,12 @@ mod tree;
 mod trust;
 mod types;
 
-pub use backing::{BackingPlan, MemoryKind, MemoryPlan};
+pub use backing::{Allocation, BackingPlan, HostPages, MemoryKind, MemoryPlan};
 pub use error::PlanError;
 pub use intx::{IntxLines, RootPin};
 pub(crate) use memory::huge_alignment;
 pub use nccl::nccl;
+pub(crate) use pages::may_mount;
 pub use passed_plan::*;
 pub use passed_rule::{PassedRule, PlaceRule};
 pub use pci::VIRTIO_BAR_SIZE;
@@ -89,7 +92,7 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
     let mut space = space::Space::new(spec, facts, layout)?;
     let (mut backings, memory, coarse) = memory::plan(spec, &sources, &mut space)?;
     host::check_backings(&backings, facts)?;
-    host::find_small_pages(&mut backings, facts);
+    let small = pages::decide(spec, facts, &mut backings);
     served::check_memory(spec, facts, &backings)?;
     let (mut nodes, mut distances) = (nodes::plan(spec, &memory), nodes::distances(spec));
     let tree = tree::tree(spec, facts, &wanted, nodes.first().map_or(0, |first| first.id))?;
@@ -123,6 +126,7 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
         memory,
         notes: lost
             .chain(coarse)
+            .chain(small)
             .chain(alone)
             .chain(decided.notes)
             .chain(served::notes(spec, facts))

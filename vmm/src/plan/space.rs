@@ -8,6 +8,7 @@ use egm_vfio::host::{HostFunction, ReservedKind};
 use crate::arch::Layout;
 use crate::config::{DeviceKind, Spec};
 use crate::facts::Facts;
+use crate::plan::pages::huge_page;
 use crate::plan::pci::Windows;
 use crate::plan::{PlanError, WindowKind, WindowPlan};
 
@@ -56,6 +57,8 @@ pub(super) struct Space {
     pub(super) bits: AddressBits,
     /// One past the last usable address.
     pub(super) limit: u64,
+    /// Bytes of a transparent huge page of the host.
+    pub(super) huge_page: u64,
     /// Ranges that nothing may use, with what a person should read.
     reserved: Vec<(String, Span<Guest>)>,
     /// Everything from here to `limit` is free but for `reserved`.
@@ -74,7 +77,8 @@ impl Space {
             None => AddressBits::Guest(bits),
         };
         let (limit, top) = (1 << bits.number(), Gpa::new(0));
-        let mut space = Self { layout, bits, limit, reserved: Vec::new(), top };
+        let huge_page = huge_page(facts);
+        let mut space = Self { layout, bits, limit, huge_page, reserved: Vec::new(), top };
         if facts.cpu_vendor == "AuthenticAMD" && bits.number() >= AMD_HYPERTRANSPORT_BITS {
             let (start, end) = AMD_HYPERTRANSPORT;
             let span = Span::between(Gpa::new(start), Gpa::new(end));

@@ -13,6 +13,7 @@ use proptest::strategy::ValueTree;
 
 mod arm;
 mod data_direct;
+mod pages;
 mod passed;
 mod served;
 mod slices;
@@ -27,7 +28,7 @@ use crate::config::{
 };
 use crate::error::Report;
 use crate::facts::{
-    FACTS_VERSION, HeldGpu, HeldSpan, HostMemory, HostNode, HostRegion, Kvm, Pool, Probe, Trust,
+    FACTS_VERSION, HeldGpu, HeldSpan, HostMemory, HostNode, HostRegion, HugeFiles, Kvm, Pool, Probe, Trust,
 };
 
 const MIB: u64 = 1 << 20;
@@ -122,6 +123,9 @@ fn facts() -> Facts {
         kvm: Probe::Present(Kvm { max_vcpus: 1024, x2apic: true }),
         memory,
         shmem_huge_pages: "advise".to_owned(),
+        anonymous_huge_pages: "madvise".to_owned(),
+        huge_page: ByteSize::new(2 << 20),
+        huge_files: Probe::Present(HugeFiles { user_namespace: false }),
         nodes: vec![node(0, "0-31"), node(1, "32-63")],
         iommu: Probe::Absent("not asked".to_owned()),
         regions: vec![
@@ -393,20 +397,6 @@ fn what_the_host_lacks_is_named_with_a_remedy() {
     assert_eq!(plan(&base(), &few), Err(PlanError::Vcpus { count: 2, max: 1 }));
     few.arch = Architecture::Aarch64;
     assert!(matches!(plan(&base(), &few), Err(PlanError::Architecture { .. })));
-}
-
-#[test]
-fn huge_pages_are_not_promised_where_the_host_gives_none() {
-    let spec = spec(vec![node(0, GIB, "0")]);
-    for (enabled, said) in [("advise", "huge pages where the host gives them"), ("never", "small pages: ")] {
-        let facts = Facts { shmem_huge_pages: enabled.to_owned(), ..facts() };
-        let text = text(&plan(&spec, &facts).unwrap(), Colour::Off);
-        assert!(text.contains(said), "{text}");
-    }
-    let mut fixed = spec.clone();
-    fixed.memory.page_size = PageSize::Size4K;
-    let facts = Facts { shmem_huge_pages: "never".to_owned(), ..facts() };
-    assert!(!plan(&fixed, &facts).unwrap().backings[0].small_pages);
 }
 
 #[test]

@@ -37,7 +37,7 @@ use crate::console::{Console, ConsoleError};
 use crate::error::{Blame, Report};
 use crate::facts::Facts;
 use crate::kvm::{Hypervisor, KvmError, Vm};
-use crate::memory::{GuestRam, MemoryError, Progress};
+use crate::memory::{GuestRam, MemoryError, Present, Progress};
 use crate::plan::{BackingPlan, Plan};
 
 /// What a machine is built from.
@@ -56,6 +56,8 @@ pub struct Resources {
     pub devices: Vec<(Device, OpenDevice)>,
     /// Where the DMA of host functions goes.
     pub spaces: AddressSpaces,
+    /// What of guest memory is touched already; `None` where nothing is.
+    pub present: Option<Present>,
     /// Slices, for what becomes of them while the guest runs.
     pub leases: Leases,
 }
@@ -169,7 +171,8 @@ impl Resources {
             at_once(|| early.make(facts), || reset::reset(&devices), prefault)?;
             late.make(facts)?;
         }
-        Ok(Self { hypervisor, vm, ram, boot, console, devices, spaces, leases: leases.clone() })
+        let present = ram.present(plan, spaces.pin());
+        Ok(Self { present, hypervisor, vm, ram, boot, console, devices, spaces, leases: leases.clone() })
     }
 }
 

@@ -1,9 +1,10 @@
 //! Host pages behind guest memory, in machines that run.
 
+use egm_payload::{Entry, Ports};
 use serde_json::json;
 
 use crate::pool::Pool;
-use crate::{assert_ok, kvm, programs, run_in};
+use crate::{Guest, assert_ok, kvm, line, plan_of, programs, run_in};
 
 /// Runs a machine whose RAM is `size` of hugetlb pages, and looks at every edge of it.
 fn starts_with_hugetlb(size: &str, page: &str) {
@@ -28,4 +29,67 @@ fn a_machine_starts_with_a_hugetlb_page_of_1_gib_as_its_ram() {
     {
         starts_with_hugetlb("1GiB", "1G");
     }
+}
+
+/// A machine of 512 MiB, where the host has huge pages for it; says where not.
+fn with_huge_pages(prefault: bool) -> Option<serde_json::Value> {
+    let config = json!({ "memory": { "size": "512MiB", "prefault": prefault }, "boot": { "kernel": "x" }, "console": "stdio" });
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("vm.json");
+    std::fs::write(&file, config.to_string()).unwrap();
+    let pages = plan_of(&file).backings[0].pages.clone().unwrap();
+    if let Some(why) = &pages.why_not_larger {
+        println!("skipped: {why}");
+        return None;
+    }
+    println!("{pages:?}");
+    Some(config)
+}
+
+#[test]
+fn prefaulted_memory_is_in_huge_pages_by_default_and_the_program_reports_it() {
+    if !kvm() {
+        return;
+    }
+    let Some(config) = with_huge_pages(true) else { return };
+    let ended = run_in(config, |_| (), |_| egm_payload::hello(Ports::USUAL, Entry::Pvh));
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let line = ended.messages.lines().find_map(|line| line.strip_prefix("memory: "));
+    let line = line.unwrap_or_else(|| panic!("{ended:?}"));
+    let (huge, all) = line.split_once(" MiB of ").unwrap();
+    let (all, _) = all.split_once(" MiB present in huge pages of the host").unwrap();
+    let [huge, all]: [f64; 2] = [huge, all].map(|number| number.parse().unwrap());
+    assert!(all > 511.0 && huge >= 0.95 * all && !ended.messages.contains("warning"), "{ended:?}");
+}
+
+/// KiB of `field` in the mapping of guest memory of the program that `timeout` runs.
+fn of_guest_memory(timeout: u32, field: &str) -> u64 {
+    let children = std::fs::read_to_string(format!("/proc/{timeout}/task/{timeout}/children")).unwrap();
+    let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", children.trim())).unwrap();
+    let mut counts = false;
+    let mut sum = 0;
+    for line in smaps.lines() {
+        if line.split_once('-').is_some_and(|(start, _)| start.len() == 12) {
+            counts = line.ends_with("egm-vmm (deleted)");
+        } else if let Some(kib) = line.strip_prefix(field).filter(|_| counts) {
+            sum += kib.trim_start_matches(':').trim().trim_end_matches(" kB").parse::<u64>().unwrap();
+        }
+    }
+    sum
+}
+
+#[test]
+fn memory_that_the_guest_touches_comes_in_huge_pages() {
+    if !kvm() {
+        return;
+    }
+    let Some(config) = with_huge_pages(false) else { return };
+    let (from, to) = (16 << 20, 144 << 20);
+    let mut guest = Guest::start(config, |_| (), |_| egm_payload::zeros(Ports::USUAL, from, to - from));
+    assert_eq!(line(guest.child.stdout.as_mut().unwrap()).trim_end(), "zeros");
+    let [huge, present] = ["ShmemPmdMapped", "Rss"].map(|field| of_guest_memory(guest.child.id(), field));
+    guest.terminate();
+    assert_eq!(guest.end().code, Some(0));
+    println!("{huge} KiB of {present} KiB in huge pages");
+    assert!(present >= (to - from) >> 10 && huge * 100 >= present * 95, "{huge} KiB of {present} KiB");
 }

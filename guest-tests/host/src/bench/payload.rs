@@ -52,7 +52,7 @@ impl Vmm {
     /// Part of the name of the file that guest memory is.
     const fn guest_memory(self) -> &'static str {
         match self {
-            Self::Egm => "memfd:egm-vmm",
+            Self::Egm => "egm-vmm (deleted)",
             Self::Q35 | Self::Microvm => "memfd:memory-backend-memfd",
         }
     }

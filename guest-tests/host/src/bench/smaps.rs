@@ -9,7 +9,7 @@ pub(crate) struct Cost {
     pub(crate) anonymous: u64,
 }
 
-/// Adds up all mappings but those whose file is named `guest`.
+/// Adds up all mappings but those with `guest` in the name of their file.
 pub(crate) fn beside_guest(smaps: &str, guest: &str) -> Cost {
     let (mut cost, mut counts) = (Cost::default(), true);
     for line in smaps.lines() {
@@ -17,7 +17,7 @@ pub(crate) fn beside_guest(smaps: &str, guest: &str) -> Cost {
         let Some(first) = words.next() else { continue };
         if !first.ends_with(':') {
             // A mapping: addresses, rights, offset, device, inode, and perhaps a name.
-            counts = !words.nth(4).is_some_and(|name| name.contains(guest));
+            counts = !line.contains(guest);
             continue;
         }
         let Some(kib) = words.next().and_then(|word| word.parse::<u64>().ok()).filter(|_| counts) else {
@@ -52,7 +52,7 @@ Pss:                   8 kB
 Pss_Dirty:             8 kB
 Anonymous:             8 kB
 ";
-        assert_eq!(beside_guest(smaps, "memfd:egm-vmm"), Cost { pss: 76, anonymous: 68 });
+        assert_eq!(beside_guest(smaps, "egm-vmm (deleted)"), Cost { pss: 76, anonymous: 68 });
         assert_eq!(beside_guest("", "x"), Cost::default());
     }
 }

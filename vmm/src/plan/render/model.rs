@@ -6,8 +6,8 @@ use egm_vfio::topology::Acs;
 
 use crate::config::{DeviceKind, PageSize};
 use crate::plan::{
-    BackingPlan, BarKind, BarPlan, BridgePlan, ExpanderPlan, FunctionPlan, FunctionRole, GPU_NODES,
-    GroupPlan, Interface, MemoryKind, PassedPlan, Plan, WindowKind,
+    Allocation, BackingPlan, BarKind, BarPlan, BridgePlan, ExpanderPlan, FunctionPlan, FunctionRole,
+    GPU_NODES, GroupPlan, HostPages, Interface, MemoryKind, PassedPlan, Plan, WindowKind,
 };
 
 /// What a range or a device is, which decides its colour.
@@ -148,11 +148,7 @@ pub(super) fn backing(backing: &BackingPlan) -> String {
             Some(hpa) => format!("host region {region} at {hpa}"),
             None => format!("host region {region} from {:#x}", backing.offset),
         },
-        (None, PageSize::Auto) if backing.small_pages => {
-            "small pages: the host's shmem_enabled allows no huge ones".to_owned()
-        }
-        (None, PageSize::Auto) => "huge pages where the host gives them".to_owned(),
-        (None, PageSize::Size4K) => "4 KiB pages".to_owned(),
+        (None, PageSize::Auto | PageSize::Size4K) => backing.pages.as_ref().map_or_else(String::new, pages),
         (None, PageSize::Size2M) => "hugetlb pages of 2 MiB".to_owned(),
         (None, PageSize::Size1G) => "hugetlb pages of 1 GiB".to_owned(),
     };
@@ -160,6 +156,17 @@ pub(super) fn backing(backing: &BackingPlan) -> String {
     let touched = backing.prefault.then(|| "touched at start".to_owned());
     let device = backing.device.then(|| "behind a BAR".to_owned());
     [Some(source), node, touched, device].into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+/// Host pages that are not of a hugetlb pool.
+fn pages(pages: &HostPages) -> String {
+    let of = match pages.allocation {
+        Allocation::Memfd => "a memfd",
+        Allocation::HugeFile => "a file on an own tmpfs",
+        Allocation::Private => "private memory",
+    };
+    let why = pages.why_not_larger.as_ref().map_or_else(String::new, |why| format!(": {why}"));
+    format!("{of} in {} pages{why}", size(pages.size.get()))
 }
 
 /// A function in words, without its address.

@@ -1,0 +1,83 @@
+//! Why a guest has no memory.
+
+use std::io;
+
+use egm_address::Gpa;
+use egm_device::{AnonymousError, GuestMemfdError, HugeFilesError, MappingError, PrefaultError};
+
+use crate::error::{Blame, Report};
+
+/// Why guest memory cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// A backing could not be made.
+    #[error("cannot get guest memory")]
+    Backing(#[from] AnonymousError),
+    /// The machine has no memory of its own.
+    #[error("cannot get memory that is the machine's own")]
+    GuestMemfd(#[from] GuestMemfdError),
+    /// No tmpfs with huge pages.
+    #[error("cannot get guest memory in huge pages")]
+    HugeFiles(#[from] HugeFilesError),
+    /// A backing could not be mapped.
+    #[error("cannot map guest memory \"{id}\"")]
+    Mapping {
+        /// The backing.
+        id: String,
+        /// The reason.
+        #[source]
+        source: MappingError,
+    },
+    /// Not all memory could be touched.
+    #[error("cannot make guest memory \"{id}\" present")]
+    Prefault {
+        /// The backing.
+        id: String,
+        /// The reason.
+        #[source]
+        source: PrefaultError,
+    },
+    /// No descriptor for a piece of memory.
+    #[error("cannot open guest memory at {at:#x} once more")]
+    Descriptor {
+        /// Where.
+        at: Gpa,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The plan contradicts itself.
+    #[error("guest memory at {at:#x} contradicts itself: {what}")]
+    Plan {
+        /// Where.
+        at: Gpa,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+impl Report for MemoryError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::Plan { .. } => Blame::Internal,
+            _ => Blame::Host,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Backing(AnonymousError::Pool { missing, page, .. }) => Some(format!(
+                "raise /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages by {missing}, or set \
+                 \"memory\": {{ \"page_size\": \"auto\" }}",
+                page >> 10
+            )),
+            Self::HugeFiles(_) => Some("set \"memory\": { \"page_size\": \"4K\" }".to_owned()),
+            Self::GuestMemfd(_) => Some("give \"region\" a list that ends in \"memfd\"".to_owned()),
+            Self::Mapping { .. } | Self::Prefault { .. } => {
+                Some("lower \"memory\".\"size\", or free memory on the host (free -h)".to_owned())
+            }
+            Self::Descriptor { .. } => Some("raise the limit of open files: ulimit -n 65536".to_owned()),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Host pages behind ordinary memory, on hosts that offer more and less.
+
+use super::*;
+
+const MOUNTS: Probe<HugeFiles> = Probe::Present(HugeFiles { user_namespace: true });
+
+/// A host with these settings of shared and of private memory.
+fn host(shmem: &str, private: &str, huge_files: Probe<HugeFiles>) -> Facts {
+    let (shmem_huge_pages, anonymous_huge_pages) = (shmem.to_owned(), private.to_owned());
+    Facts { shmem_huge_pages, anonymous_huge_pages, huge_files, ..facts() }
+}
+
+fn refused() -> Probe<HugeFiles> {
+    Probe::Absent("cannot open a tmpfs: Operation not permitted".to_owned())
+}
+
+/// The pages of the first backing, and the notes of the plan.
+fn pages(spec: &Spec, facts: &Facts) -> (HostPages, Vec<String>) {
+    let plan = plan(spec, facts).unwrap();
+    check(spec, facts, &plan);
+    (plan.backings[0].pages.clone().unwrap(), plan.notes)
+}
+
+#[test]
+fn memory_gets_the_largest_pages_of_the_host_in_the_order_of_what_they_cost() {
+    let spec = spec(vec![node(0, GIB, "0")]);
+    let base = ByteSize::new(4 << 10);
+    for (facts, allocation, why) in [
+        (host("advise", "never", refused()), Allocation::Memfd, None),
+        (host("within_size", "never", MOUNTS), Allocation::Memfd, None),
+        (host("never", "madvise", MOUNTS), Allocation::HugeFile, None),
+        (host("never", "madvise", refused()), Allocation::Private, None),
+        (host("deny", "always", MOUNTS), Allocation::Private, None),
+        (
+            host("never", "never", refused()),
+            Allocation::Memfd,
+            Some("transparent_hugepage/enabled is \"never\""),
+        ),
+        (host("", "", refused()), Allocation::Memfd, Some("no huge pages for memory files")),
+    ] {
+        let (pages, notes) = pages(&spec, &facts);
+        let huge = why.is_none();
+        assert_eq!((pages.allocation, pages.size), (allocation, if huge { facts.huge_page } else { base }));
+        assert_eq!((pages.why_not_larger.is_some(), notes.len()), (!huge, usize::from(!huge)), "{notes:?}");
+        if let (Some(why), [note]) = (why, notes.as_slice()) {
+            assert!(note.starts_with("node0 has pages of 4 KiB: ") && note.contains(why), "{note}");
+        }
+        let text = text(&plan(&spec, &facts).unwrap(), Colour::Off);
+        assert!(text.contains(if huge { "in 2 MiB pages" } else { "in 4 KiB pages: " }), "{text}");
+    }
+}
+
+#[test]
+fn a_vfio_user_server_receives_no_file_that_it_could_shrink() {
+    let mut spec = spec(vec![node(0, GIB, "0")]);
+    spec.devices.push(device("user0", true, DeviceKind::VfioUser { socket: "/run/gpu.sock".into() }));
+    for facts in [host("never", "madvise", MOUNTS), host("never", "always", refused())] {
+        let (pages, notes) = pages(&spec, &facts);
+        assert_eq!(pages.allocation, Allocation::Memfd);
+        assert!(
+            notes[0].contains("\"user0\" receives a sealed file: set shmem_enabled to advise"),
+            "{notes:?}"
+        );
+    }
+    let (pages, _) = pages(&spec, &host("advise", "madvise", MOUNTS));
+    assert_eq!((pages.allocation, pages.size.get()), (Allocation::Memfd, 2 << 20));
+}
+
+#[test]
+fn a_small_machine_does_not_mount_and_a_large_one_does() {
+    let facts = host("never", "madvise", MOUNTS);
+    let small = spec(vec![node(0, 256 * MIB, "0")]);
+    let (of_small, notes) = pages(&small, &facts);
+    assert_eq!((of_small.allocation, notes.len(), may_mount(&small)), (Allocation::Memfd, 0, false));
+    assert!(of_small.why_not_larger.unwrap().ends_with("the machine has less than 512 MiB"));
+    let mut large = spec(vec![node(0, 256 * MIB, "0")]);
+    large.egm = vec![slice(1, 256 * MIB), EgmSlice { form: EgmForm::Device, ..slice(0, GIB) }];
+    assert!(may_mount(&large));
+    let plan = plan(&large, &facts).unwrap();
+    assert!(plan.backings.iter().all(|b| b.pages.as_ref().unwrap().allocation == Allocation::HugeFile));
+    large.memory.page_size = PageSize::Size4K;
+    large.egm.clear();
+    assert!(!may_mount(&large));
+    let (fixed, notes) = pages(&large, &facts);
+    assert_eq!((fixed.why_not_larger.as_deref(), notes.len()), (Some("\"page_size\" is \"4K\""), 0));
+}
+
+#[test]
+fn memory_behind_a_bar_is_a_file() {
+    let mut spec = spec(vec![node(0, GIB, "0")]);
+    spec.egm = vec![EgmSlice { form: EgmForm::Device, ..slice(0, GIB) }];
+    let plan = plan(&spec, &host("never", "madvise", refused())).unwrap();
+    let pages: Vec<_> = plan.backings.iter().filter_map(|backing| backing.pages.as_ref()).collect();
+    assert_eq!((pages[0].allocation, pages[1].allocation), (Allocation::Private, Allocation::Memfd));
+    assert!(plan.notes[0].contains("egm0") && plan.notes[0].contains("memory behind a BAR is a file"));
+}
+
+#[test]
+fn spans_are_aligned_to_the_hosts_huge_pages_and_facts_that_are_wrong_change_nothing() {
+    let spec = spec(vec![node(0, 5 * GIB + 128 * MIB, "0"), node(1, 5 * GIB, "1")]);
+    let place = |huge_page: u64| {
+        let facts = Facts { huge_page: ByteSize::new(huge_page), ..facts() };
+        let plan = plan(&spec, &facts).unwrap();
+        check(&spec, &facts, &plan);
+        plan.memory.iter().map(|m| (m.span.start().get() - m.offset) % (512 * MIB)).collect::<Vec<_>>()
+    };
+    assert!(place(512 * MIB).iter().all(|remainder| *remainder == 0));
+    let usual = place(2 * MIB);
+    assert!(usual.iter().any(|remainder| *remainder > 0));
+    assert_eq!([0, 3, 1 << 40].map(place), [usual.clone(), usual.clone(), usual]);
+}
