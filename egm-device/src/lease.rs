@@ -146,6 +146,15 @@ impl Lease {
         self.taken.ledger.retire_of(&self.taken.region, &self.taken.slice, bad, &self.taken.by)
     }
 
+    /// Checks the `claimed` bytes of the region that the owner calls bad: [`Ledger::check_claims`].
+    ///
+    /// # Errors
+    /// [`LedgerError`].
+    pub(crate) fn check_claims(&self, claimed: &SpanSet<InRegion>) -> Result<(), LedgerError> {
+        let Taken { ledger, region, slice, by, .. } = &self.taken;
+        ledger.check_claims(region, slice, self.backing.as_ref(), claimed, by)
+    }
+
     /// Logs what was done to the whole slice.
     pub(crate) fn log(&self, event: fn(Action) -> Event, duration: Duration) {
         let Taken { ledger, region, slice, by, .. } = &self.taken;

@@ -11,6 +11,7 @@ pub mod backing;
 mod bounded;
 pub mod broker;
 pub mod carve;
+mod claims;
 pub mod cli;
 pub mod close;
 mod crew;

@@ -18,9 +18,6 @@ use crate::audit::{Actor, Event, Refusal};
 use crate::ledger::bytes_of;
 use crate::region::Slice;
 
-/// Bad spans that a client can name of one slice.
-const MAX_BAD: usize = 4096;
-
 /// What belongs to a session, outside the state machine.
 pub(super) struct Link {
     /// `None` once it is closed.
@@ -28,7 +25,7 @@ pub(super) struct Link {
     /// `None` once the process has ended.
     pub(super) process: Option<OwnedFd>,
     pub(super) lease: Option<Lent>,
-    /// Bytes of the slice that its client found bad.
+    /// Bytes of the slice that its client claims to be bad.
     bad: SpanSet<InRegion>,
     /// The process, for the audit log.
     by: Actor,
@@ -89,28 +86,47 @@ impl Link {
 
     /// That the client was `refused`.
     pub(super) fn refusal(&self, refused: &Refused) -> Event {
-        let mut by = self.by.clone();
-        if let Some(take) = &self.asked {
-            by.owner.clone_from(&take.name);
-        }
         Event::Refusal(Refusal {
-            by,
+            by: self.by(),
             region: self.asked.as_ref().map(|take| take.regions.join(" ")),
             bytes: self.asked.as_ref().map(|take| take.size),
             reason: refused.why.clone(),
         })
     }
 
-    /// Remembers what of `spans` lies in the slice. (Who has more bad spans than that has no use for the rest.)
-    pub(super) fn heard_bad(&mut self, spans: &[(u64, u64)]) {
-        let Some(slice) = self.lease.as_ref().and_then(|lent| bytes_of(lent.slice())) else { return };
+    /// Its claims, with what of `spans` lies in its slice.
+    pub(super) fn with_claims(&self, spans: &[(u64, u64)]) -> SpanSet<InRegion> {
+        let slice = self.lease.as_ref().and_then(|lent| bytes_of(lent.slice()));
         let inside = spans.iter().filter_map(|(start, size)| {
-            Span::new(Offset::new(*start), *size).ok().and_then(|span| span.intersection(slice))
+            Span::new(Offset::new(*start), *size).ok().and_then(|span| span.intersection(slice?))
         });
-        let all: SpanSet<_> = self.bad.iter().chain(inside).collect();
-        if all.iter().count() <= MAX_BAD {
-            self.bad = all;
-        }
+        self.bad.iter().chain(inside).collect()
+    }
+
+    /// What it claims to be bad, until the slice is given back.
+    pub(super) const fn claims(&self) -> &SpanSet<InRegion> {
+        &self.bad
+    }
+
+    /// Replaces its claims.
+    pub(super) fn set_claims(&mut self, bad: SpanSet<InRegion>) {
+        self.bad = bad;
+    }
+
+    /// The region of its slice.
+    pub(super) fn region(&self) -> Option<&str> {
+        self.lease.as_ref().map(|lent| lent.slice().region.as_str())
+    }
+
+    /// Its user.
+    pub(super) const fn uid(&self) -> u32 {
+        self.by.uid
+    }
+
+    /// Its process, for the audit log.
+    pub(super) fn by(&self) -> Actor {
+        let owner = self.asked.as_ref().map(|take| take.name.clone());
+        Actor { owner: owner.unwrap_or_default(), ..self.by.clone() }
     }
 
     /// What is to be given back, and the bad bytes of it.
@@ -171,10 +187,10 @@ mod tests {
         });
         let used = StillUsed { why: "mapped".into(), slice: slice(0, 0x4000), is_free };
         link.lease = Some(Lent::Used(Box::new(used)));
-        link.heard_bad(&[(0x1000, 0x1000), (0x8000, 0x1000)]);
+        link.set_claims(link.with_claims(&[(0x1000, 0x1000), (0x8000, 0x1000)]));
         let (lent, bad) = link.take_lease().unwrap();
         link.keep_lease(lent.give_back(&bad).unwrap_err());
-        link.heard_bad(&[(0x2000, 0x1000)]);
+        link.set_claims(link.with_claims(&[(0x2000, 0x1000)]));
         let (lent, bad) = link.take_lease().unwrap();
         assert!(lent.give_back(&bad).is_ok());
         assert_eq!(*heard.lock().unwrap(), [0x1000, 0x2000]);

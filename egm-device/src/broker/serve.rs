@@ -5,6 +5,7 @@
 //! look at what the regions have, for which the ledger's lock is waited for: what it decides waits in [`Looks`].
 
 mod accept;
+mod claims;
 mod leave;
 
 use std::collections::BTreeMap;
@@ -289,11 +290,7 @@ impl Server {
                 }
                 Effect::Make(key, job) => self.make(key, job),
                 Effect::GiveBack(key) => self.give_back(key),
-                Effect::Bad(key, spans) => {
-                    if let Some(link) = self.links.get_mut(&key) {
-                        link.heard_bad(&spans);
-                    }
-                }
+                Effect::Bad(key, spans) => self.claim(key, &spans),
                 Effect::Forget(key) => drop(self.links.remove(&key)),
             }
         }

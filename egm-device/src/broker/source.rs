@@ -124,7 +124,7 @@ impl Held for Leased {
     fn give_back(self: Box<Self>, bad: &SpanSet<InRegion>) -> Result<(), StillUsed> {
         let Self { lease, memory, near, gpus } = *self;
         drop(gpus);
-        recorded(lease.retire(bad), lease.region());
+        recorded(lease.check_claims(bad), lease.region());
         // A duplicate of the lock, for a return that is none drops the lease's own.
         let claim = lease.claim().try_clone();
         let (region, slice, owner) = (lease.region().clone(), lease.slice().clone(), lease.owner().clone());
@@ -136,8 +136,9 @@ impl Held for Leased {
                 let is_free = Box::new(move |bad: &SpanSet<InRegion>| {
                     let _claim = &claim;
                     let is_free = is_free(memory.as_ref(), &region, &slice, &owner);
-                    if is_free {
-                        recorded(ledger.retire_of(&region, &slice, bad, &by), &region);
+                    if is_free && let Ok(backing) = memory.open(&region, &slice, &Watch::nobody()) {
+                        let backing = backing.as_ref();
+                        recorded(ledger.check_claims(&region, &slice, backing, bad, &by), &region);
                     }
                     is_free
                 });
@@ -210,6 +211,13 @@ impl LedgerSource {
         let holds = open.iter().map(|open| open.hold(&self.policy, owner.uid, owner.domain.as_deref()));
         trust::check(&region.name, &Party::from(owner), &[], holds)?;
         Ok(open.iter().map(|open| open.function).collect())
+    }
+
+    /// Reaches the memory of its regions by way of `memory`.
+    #[must_use]
+    pub fn reaching(mut self, memory: Arc<dyn Memory>) -> Self {
+        self.memory = memory;
+        self
     }
 
     /// Scrubs idle memory in the background, `rate` bytes a second at most; 0 for not at all.
@@ -425,16 +433,19 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_a_client_found_bad_are_no_later_owner_s() {
+    fn bytes_that_a_client_found_bad_and_that_cannot_be_read_are_retired() {
         let folder = tempfile::tempdir().unwrap();
         let source = source(&folder, 4);
         let lent = source.grant("r", &request(2), &NEVER).unwrap_or_else(|error| panic!("{error}"));
-        // One in the slice, the other not the client's to judge.
-        let bad = [1, 3].map(|page| Span::new(Offset::new(page * PAGE), PAGE).unwrap());
-        assert!(lent.give_back(&bad.into_iter().collect()).is_ok());
+        // The first can be read, the second not, and the last is not the client's to judge.
+        let claimed = [0, 1, 3].map(|page| Span::new(Offset::new(page * PAGE), PAGE).unwrap());
+        let file = std::fs::File::options().write(true).open(folder.path().join("memory")).unwrap();
+        file.set_len(PAGE).unwrap();
+        assert!(lent.give_back(&claimed.into_iter().collect()).is_ok());
+        file.set_len(4 * PAGE).unwrap();
         let next = source.grant("r", &request(4), &NEVER).unwrap_or_else(|error| panic!("{error}"));
         let retired: Vec<_> = next.region().retired.spans().iter().collect();
-        assert_eq!(retired, [bad[0]]);
+        assert_eq!(retired, [claimed[1]]);
     }
 
     #[test]

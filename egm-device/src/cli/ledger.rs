@@ -9,7 +9,7 @@ use egm_address::CpuSet;
 use serde::Serialize;
 
 use crate::cli::host::Host;
-use crate::cli::{Outcome, print, print_json};
+use crate::cli::{Outcome, print, print_json, unretire};
 use crate::ledger::record::{Doubt, Use};
 use crate::ledger::{Held, Identity, Ledger, LedgerError, Paths, Repair, States};
 use crate::region::{Region, Survey};
@@ -34,6 +34,7 @@ enum Command {
     /// Nothing is lost by it: bytes of which nothing is known are scrubbed before anybody gets them, and pages that went bad
     /// are known from a file of their own.
     Repair(Common),
+    Unretire(unretire::Args),
 }
 
 /// What every command takes that asks the ledger
@@ -50,6 +51,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     match &args.command {
         Command::Show(args) => show(args),
         Command::Repair(args) => repair(args),
+        Command::Unretire(args) => unretire::run(args),
     }
 }
 

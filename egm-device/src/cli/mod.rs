@@ -7,10 +7,12 @@ pub mod generate;
 mod host;
 mod html;
 mod ledger;
+mod log;
 pub mod progress;
 mod regions;
 mod serve;
 mod signals;
+mod unretire;
 
 use std::panic;
 use std::process::{self, ExitCode};
@@ -47,6 +49,7 @@ enum Command {
     Broker(broker::Args),
     Serve(serve::Args),
     Ledger(ledger::Args),
+    Log(log::Args),
     Export(export::Args),
     Completions(generate::Completions),
     Man(generate::Man),
@@ -65,6 +68,7 @@ pub fn main() -> ExitCode {
         Command::Broker(args) => broker::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Ledger(args) => ledger::run(args),
+        Command::Log(args) => log::run(args),
         Command::Export(args) => export::run(args),
         Command::Completions(args) => Ok(generate::completions(args, Cli::command())),
         Command::Man(args) => generate::man(args, Cli::command()),

@@ -35,6 +35,7 @@ pub use error::{GrantError, LedgerError};
 pub use gpus::{GpuLease, HeldGpu};
 pub use memory::{HostMemory, Memory, Progress, Watch};
 pub use record::Identity;
+pub use retire::{UnretireError, Unretired};
 pub use states::{Held, States};
 pub use store::{Disk, Name, Paths};
 pub use upkeep::Repair;
@@ -289,13 +290,19 @@ impl Ledger {
         let before = record.clone();
         let outcome = step(&mut record)?;
         let error = |source| LedgerError::Record { step: "replace", source };
-        if let Some(retired) = record.retired_beside(&retired) {
-            store::put(self.0.disk.as_ref(), Name::Retired, &retired.encode()).map_err(error)?;
-        }
-        if record != before || doubt.is_some() {
+        let is_new = record != before || doubt.is_some();
+        if is_new {
             record.sequence = record.sequence.saturating_add(1);
+        }
+        // Both are encoded before either is replaced: what could not be read back is not written.
+        let bytes = record.encode_or_forget_clean().map_err(error)?;
+        if let Some(retired) = record.retired_beside(&retired) {
+            let bytes = retired.encode().map_err(error)?;
+            store::put(self.0.disk.as_ref(), Name::Retired, &bytes).map_err(error)?;
+        }
+        if is_new {
             let keep = doubt.is_some_and(|doubt| doubt != Doubt::Missing);
-            store::replace(self.0.disk.as_ref(), &record.encode(), record.sequence, keep).map_err(error)?;
+            store::replace(self.0.disk.as_ref(), &bytes, record.sequence, keep).map_err(error)?;
         }
         Ok(outcome)
     }

@@ -9,14 +9,21 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::{fmt, fs, io};
 
-use egm_address::{PciAddress, Span, SpanSet};
+use egm_address::{Address, PciAddress, Span, SpanSet, align_down, align_up};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::owner::Owner;
 
-/// A record is not longer, or it is not one: 16 MiB are some 60,000 grants.
+/// Bytes of a record at most, for its writer and its reader alike: 16 MiB are some 60,000 grants.
 pub const LIMIT: usize = 16 << 20;
+
+/// Retired spans of a line at most. Beyond it, neighbours are joined to blocks with the sound bytes between them: a host with
+/// so many bad pages loses more memory, and forgets none of them.
+const MAX_RETIRED: usize = 16_384;
+
+/// The smallest block that neighbours are joined to.
+const BLOCK: u64 = 64 << 10;
 
 /// Marker: bytes of a line, as `line.rs` says.
 #[derive(Debug)]
@@ -167,7 +174,7 @@ impl Record {
         let Some(bytes) = bytes else {
             return (Self::new(identity, floor), newest.map(|_| Doubt::Missing));
         };
-        let Some(record) = Self::decode(bytes) else {
+        let Some(record) = Self::decode(bytes, LIMIT) else {
             return (Self::new(identity, floor), Some(Doubt::Broken));
         };
         let same_host = record.machine == identity.machine;
@@ -192,22 +199,43 @@ impl Record {
         (fresh, Some(doubt))
     }
 
-    fn decode(bytes: &[u8]) -> Option<Self> {
-        if bytes.len() > LIMIT {
+    fn decode(bytes: &[u8], limit: usize) -> Option<Self> {
+        if bytes.len() > limit {
             return None;
         }
         let Sealed { checksum, record } = serde_json::from_slice(bytes).ok()?;
         (record.checksum() == checksum).then_some(record)
     }
 
-    /// The file's bytes.
-    #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
+    /// The file's bytes: none that could not be read back.
+    ///
+    /// # Errors
+    /// `FileTooLarge` for more than [`LIMIT`].
+    pub fn encode(&self) -> io::Result<Vec<u8>> {
+        self.encode_within(LIMIT)
+    }
+
+    /// [`Record::encode`], without what is known to be clean where that leaves no room for the rest: it is scrubbed again.
+    pub(super) fn encode_or_forget_clean(&mut self) -> io::Result<Vec<u8>> {
+        self.encode().or_else(|error| {
+            if self.clean.values().all(Vec::is_empty) {
+                return Err(error);
+            }
+            self.clean.clear();
+            self.encode()
+        })
+    }
+
+    fn encode_within(&self, limit: usize) -> io::Result<Vec<u8>> {
         let sealed = Sealed { checksum: self.checksum(), record: self.clone() };
         // Every map has string keys, so nothing of it can fail to be JSON; if it did, no bytes are a broken record.
         let mut bytes = serde_json::to_vec_pretty(&sealed).unwrap_or_default();
         bytes.push(b'\n');
-        bytes
+        if bytes.len() > limit {
+            let what = format!("the record would have {} bytes, and {limit} are read back", bytes.len());
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, what));
+        }
+        Ok(bytes)
     }
 
     fn checksum(&self) -> String {
@@ -244,9 +272,16 @@ impl Record {
         if bytes.is_empty() {
             return;
         }
-        self.remove_clean(line, bytes);
         let all: SpanSet<OnLine> = self.retired(line).iter().chain(bytes.iter()).collect();
+        let all = joined(all);
+        self.remove_clean(line, &all);
         self.retired.insert(line.to_owned(), all.iter().collect());
+    }
+
+    /// `bytes` of `line` are not bad any more; nothing is known of what they hold.
+    pub(super) fn remove_retired(&mut self, line: &str, bytes: &SpanSet<OnLine>) {
+        let left = self.retired(line).minus(bytes);
+        self.retired.insert(line.to_owned(), left.iter().collect());
     }
 
     /// What `other` calls bad is bad.
@@ -261,6 +296,21 @@ impl Record {
         let alone = || Self { grants: Vec::new(), gpus: Vec::new(), clean: BTreeMap::new(), ..self.clone() };
         (self.retired != known.retired).then(alone)
     }
+}
+
+/// `bytes` in [`MAX_RETIRED`] spans at most, joined to the smallest blocks that suffice.
+fn joined(bytes: SpanSet<OnLine>) -> SpanSet<OnLine> {
+    let (mut joined, mut block) = (bytes, BLOCK);
+    while joined.iter().count() > MAX_RETIRED {
+        let widen = |span: Span<OnLine>| {
+            let end = align_up(span.end().get(), block).unwrap_or(u64::MAX);
+            Span::between(Address::new(align_down(span.start().get(), block)), Address::new(end))
+                .unwrap_or(span)
+        };
+        joined = joined.iter().map(widen).collect();
+        block = block.saturating_mul(2);
+    }
+    joined
 }
 
 #[cfg(test)]
@@ -298,14 +348,14 @@ mod tests {
     #[test]
     fn a_record_of_this_boot_is_read_as_it_was_written() {
         let (record, doubt) =
-            Record::judge(Some(&sample().encode()), &identity(Some("host"), "boot"), Some(7));
+            Record::judge(Some(&sample().encode().unwrap()), &identity(Some("host"), "boot"), Some(7));
         assert_eq!((record, doubt), (sample(), None));
         assert_eq!(sample().clean("egm4").size(), 0x3000);
     }
 
     #[test]
     fn a_record_in_doubt_calls_nothing_clean_and_keeps_bad_pages_of_the_same_host() {
-        let bytes = sample().encode();
+        let bytes = sample().encode().unwrap();
         let cases = [
             (identity(Some("host"), "next"), Some(7), Doubt::OtherBoot, 0x1000),
             (identity(Some("other"), "boot"), Some(7), Doubt::OtherHost, 0),
@@ -329,24 +379,80 @@ mod tests {
         let mut record = Record::new(&identity(None, "boot"), 7);
         record.add_retired("egm4", &set(0, 0x1000));
         for (boot, retired) in [("boot", 0x1000), ("next", 0)] {
-            let (record, _) = Record::judge(Some(&record.encode()), &identity(None, boot), None);
+            let (record, _) = Record::judge(Some(&record.encode().unwrap()), &identity(None, boot), None);
             assert_eq!(record.retired("egm4").size(), retired);
         }
     }
 
     #[test]
     fn a_record_that_was_cut_anywhere_is_broken() {
-        let (bytes, identity) = (sample().encode(), identity(Some("host"), "boot"));
+        let (bytes, identity) = (sample().encode().unwrap(), identity(Some("host"), "boot"));
         // The last byte is the line's end.
         for length in 0..bytes.len() - 1 {
             assert_eq!(Record::judge(Some(&bytes[..length]), &identity, Some(7)).1, Some(Doubt::Broken));
         }
     }
 
+    #[test]
+    fn ten_thousand_bad_pages_stay_small_and_any_number_is_joined_and_none_forgotten() {
+        let mut record = Record::new(&identity(Some("host"), "boot"), 7);
+        let page = |n: u64| Span::new(Address::new((1 << 40) + n * 0x1_0000), 0x1000).unwrap();
+        let some: SpanSet<OnLine> = (0..10_000).map(page).collect();
+        record.add_retired("@host", &some);
+        assert_eq!(record.retired("@host"), some);
+        assert!(record.encode().unwrap().len() < 1 << 20);
+        let all: SpanSet<OnLine> = (0..50_000).map(|n| page(3 * n)).collect();
+        record.add_retired("@host", &all);
+        let retired = record.retired("@host");
+        assert!(all.minus(&retired).is_empty() && some.minus(&retired).is_empty());
+        assert!(retired.iter().count() <= MAX_RETIRED);
+    }
+
+    /// A record as it was written before this version: new fields must not change the checksum of old records.
+    #[test]
+    fn a_record_of_an_earlier_version_is_read() {
+        let bytes = include_bytes!("../../tests/golden/ledger-record.json");
+        let (record, doubt) = Record::judge(Some(bytes), &identity(Some("host"), "boot"), Some(7));
+        assert_eq!(doubt, None);
+        assert_eq!(
+            (record.grants.len(), record.clean("egm4").size(), record.retired("egm4").size()),
+            (1, 0x3000, 0x1000)
+        );
+    }
+
+    #[test]
+    fn a_record_without_room_forgets_what_is_clean_and_then_says_that_it_is_too_large() {
+        let scattered =
+            |n: u64| (0..n).map(|n| Span::new(Address::new(n * 0x2000), 0x1000).unwrap()).collect();
+        let mut record = sample();
+        record.clean.insert("egm4".to_owned(), SpanSet::iter(&scattered(300_000)).collect());
+        assert_eq!(record.encode().unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        let bytes = record.encode_or_forget_clean().unwrap();
+        let (read, doubt) = Record::judge(Some(&bytes), &identity(Some("host"), "boot"), Some(7));
+        assert_eq!((doubt, read.grants, read.clean.is_empty()), (None, sample().grants, true));
+        let entry = sample().grants[0].clone();
+        record.grants = vec![entry; 60_000];
+        assert_eq!(record.encode_or_forget_clean().unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+    }
+
     proptest! {
         #[test]
+        fn what_is_written_can_be_read_back(
+            limit in 0usize..4000, grants in 0usize..8, spans in prop::collection::vec((0u64..1000, 1u64..9), 0..30),
+        ) {
+            let mut record = sample();
+            record.grants = vec![sample().grants[0].clone(); grants];
+            let spans = spans.iter().map(|(page, count)| Span::new(Address::new(page << 12), count << 12).unwrap());
+            record.add_retired("egm4", &spans.collect());
+            match record.encode_within(limit) {
+                Ok(bytes) => prop_assert_eq!(Record::decode(&bytes, limit), Some(record)),
+                Err(error) => prop_assert_eq!(error.kind(), io::ErrorKind::FileTooLarge),
+            }
+        }
+
+        #[test]
         fn a_changed_byte_never_changes_what_is_read(at in 0usize..2000, to: u8) {
-            let (mut bytes, identity) = (sample().encode(), identity(Some("host"), "boot"));
+            let (mut bytes, identity) = (sample().encode().unwrap(), identity(Some("host"), "boot"));
             let at = at % bytes.len();
             bytes[at] = to;
             let (record, doubt) = Record::judge(Some(&bytes), &identity, Some(7));

@@ -1,13 +1,16 @@
-//! Taking bad pages out of use.
+//! Taking bad pages out of use, and back.
 #![forbid(unsafe_code)]
 
-use egm_address::{InRegion, SpanSet};
+use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet, align_down, align_up};
+use serde::Serialize;
 
-use super::{Ledger, LedgerError, bytes_of, line_of};
+use super::{Ledger, LedgerError, Memory, Watch, bytes_of, line_of};
 use crate::audit::{Actor, Event, Finding, Place};
-use crate::backing::base_page;
+use crate::backing::{Backing, BackingError, RetiredListError, base_page};
+use crate::claims;
 use crate::owner::Owner;
 use crate::region::{Region, Slice};
+use crate::report::{Blame, Report};
 use crate::retired::Retired;
 
 impl Ledger {
@@ -67,10 +70,157 @@ impl Ledger {
         Ok(())
     }
 
+    /// Reads the bytes of `slice`, which has those of `backing`, that its owner `by` claims to be bad. What cannot be read is
+    /// retired; what can be read is logged and stays in use.
+    ///
+    /// # Errors
+    /// [`LedgerError`].
+    pub(crate) fn check_claims(
+        &self,
+        region: &Region,
+        slice: &Slice,
+        backing: &dyn Backing,
+        claimed: &SpanSet<InRegion>,
+        by: &Actor,
+    ) -> Result<(), LedgerError> {
+        let claimed = claimed.minus(region.retired.spans());
+        if claimed.is_empty() || !region.kind.keeps_bytes() {
+            return Ok(());
+        }
+        let refused = |bytes: &SpanSet<InRegion>, reason: String| {
+            if let Some(place) = Place::of_set(&region.name, bytes) {
+                self.audit().write(&Event::ClaimRefused(Finding::new(by.clone(), place, reason)));
+            }
+        };
+        match claims::check(backing, Offset::new(slice.offset), &claimed) {
+            Ok(verdict) => {
+                refused(&verdict.sound, "its owner reported it as bad, and it can be read".to_owned());
+                self.retire_for(
+                    region,
+                    &verdict.bad,
+                    by,
+                    "its owner reported it as bad, and it cannot be read",
+                )
+            }
+            Err(error) => {
+                refused(&claimed, format!("its owner reported it as bad: {error}"));
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether the retired `pages` of `region` can be put back into use, and, with `commit`, does it. What they hold is scrubbed
+    /// before anyone gets it.
+    ///
+    /// # Errors
+    /// [`UnretireError`]: nothing is changed.
+    pub fn unretire(
+        &self,
+        memory: &dyn Memory,
+        region: &Region,
+        pages: Span<InRegion>,
+        by: &Owner,
+        commit: bool,
+    ) -> Result<Unretired, UnretireError> {
+        let line = line_of(region)?;
+        let name = || region.name.clone();
+        let only_pages = |set: &SpanSet<InRegion>| set.minus(&set.minus(&SpanSet::from_iter([pages])));
+        let recorded = self.look()?.0.retired(&line.name);
+        let recorded = only_pages(&line.offsets(&recorded));
+        let hull = recorded.iter().next().zip(recorded.iter().last());
+        let hull = hull.and_then(|(first, last)| whole_pages(region, first.start().get(), last.end().get()));
+        let slice = hull.ok_or_else(|| UnretireError::NotRetired { region: name() })?;
+        let backing = memory.open(region, &slice, &Watch::nobody())?;
+        let named = memory.retired(region, backing.as_ref())?.and(region.retired.spans());
+        if let Some(span) = only_pages(named.spans()).iter().next() {
+            return Err(UnretireError::Named { region: name(), span });
+        }
+        let verdict = claims::check(backing.as_ref(), Offset::new(slice.offset), &recorded)
+            .map_err(|error| UnretireError::Unknown { region: name(), reason: error.to_string() })?;
+        if let Some(span) = verdict.bad.iter().next() {
+            return Err(UnretireError::Bad { region: name(), span });
+        }
+        if commit {
+            self.change(|record| {
+                record.remove_retired(&line.name, &line.places(&recorded));
+                Ok::<_, LedgerError>(())
+            })?;
+            if let Some(place) = Place::of_set(&region.name, &recorded) {
+                let finding =
+                    Finding::new(Actor::of(by), place, "an operator asked for it, and it can be read");
+                self.audit().write(&Event::Unretire(finding));
+            }
+        }
+        Ok(Unretired { bytes: recorded.size(), changed: commit })
+    }
+
     /// Logs that `bad` bytes of `region` are retired, if there are any.
     pub(crate) fn log_retired(&self, region: &Region, bad: &SpanSet<InRegion>, by: &Actor, reason: &str) {
         if let Some(place) = Place::of_set(&region.name, bad) {
             self.audit().write(&Event::Retire(Finding::new(by.clone(), place, reason)));
+        }
+    }
+}
+
+/// A slice of `region` in whole pages that has the bytes from `start` to `end`.
+fn whole_pages(region: &Region, start: u64, end: u64) -> Option<Slice> {
+    let page = region.page_size.get().max(1);
+    let offset = align_down(start, page);
+    let size = align_up(end, page)?.min(region.size.get()).checked_sub(offset)?;
+    Some(Slice { region: region.name.clone(), offset, size: ByteSize::new(size) })
+}
+
+/// Retired bytes that can be used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Unretired {
+    /// Bytes.
+    pub bytes: u64,
+    /// Whether they are back in use.
+    pub changed: bool,
+}
+
+/// Why retired bytes stay out of use.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message beside each field is its documentation")]
+pub enum UnretireError {
+    #[error("cannot unretire bytes of region \"{region}\": the ledger has none of them as retired")]
+    NotRetired { region: String },
+    #[error(
+        "cannot unretire {:#x} bytes at {:#x} of region \"{region}\": the kernel or the device lists them as retired",
+        span.size(), span.start()
+    )]
+    Named { region: String, span: Span<InRegion> },
+    #[error(
+        "cannot unretire {:#x} bytes at {:#x} of region \"{region}\": reading them gives a memory error",
+        span.size(), span.start()
+    )]
+    Bad { region: String, span: Span<InRegion> },
+    #[error("cannot unretire bytes of region \"{region}\": {reason}")]
+    Unknown { region: String, reason: String },
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    #[error(transparent)]
+    Backing(#[from] BackingError),
+    #[error(transparent)]
+    List(#[from] RetiredListError),
+}
+
+impl Report for UnretireError {
+    fn blame(&self) -> Blame {
+        match self {
+            Self::NotRetired { .. } => Blame::Configuration,
+            Self::Ledger(error) => error.blame(),
+            _ => Blame::Host,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::NotRetired { .. } => Some("see what is retired: egm-device ledger show --json".to_owned()),
+            Self::Named { .. } => Some("have the memory repaired: the list is the hardware's".to_owned()),
+            Self::Bad { .. } => Some("have the memory repaired".to_owned()),
+            Self::Ledger(error) => error.help(),
+            _ => None,
         }
     }
 }

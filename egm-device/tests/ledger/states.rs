@@ -257,7 +257,7 @@ fn the_clock_decides_nothing() {
         fill(&lease, 1);
         let (mut record, _) = ledger.look().unwrap();
         record.grants[0].since = since;
-        fs::write(folder.path().join("var/lib/egm-device/ledger.json"), record.encode()).unwrap();
+        fs::write(folder.path().join("var/lib/egm-device/ledger.json"), record.encode().unwrap()).unwrap();
         assert_eq!(ledger.states(&region).unwrap().held[0].since, since);
         assert!(ledger.repair().unwrap().forgotten.is_empty());
         assert!(

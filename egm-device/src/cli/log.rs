@@ -1,0 +1,308 @@
+//! `egm-device log`: the audit log for people.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+use rustix::fs::inotify;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::audit::{FILES, MAX_LINE, Paths, time};
+use crate::cli::Outcome;
+use crate::report::{Blame, Report};
+use crate::show::{note, print, size, written};
+
+/// Columns of a terminal.
+const WIDTH: usize = 80;
+
+/// Shows the audit log: grants, returns, refusals, scrubs and what became of bad pages
+///
+/// Each line of the log is a JSON object with the keys time, event, owner, uid, pid, program (comm, exe) and, as the event
+/// has them, region, span (offset, size), bytes, duration_ms, reason. Lines that could not be written are counted in the
+/// next one (lost), and so are refusals beyond 32 at once and one a second of one user (suppressed).
+#[derive(Debug, clap::Args)]
+#[command(after_help = HELP)]
+pub(super) struct Args {
+    /// Wait for more lines, until Ctrl-C
+    #[arg(long)]
+    follow: bool,
+    /// Show lines since a time in UTC (2026-11-23, 2026-11-23T08:47), or for an age (90s, 15min, 2h, 7d)
+    #[arg(long, value_name = "TIME", value_parser = since)]
+    since: Option<String>,
+    /// Show this event only: grant, return, refusal, scrub, retire, unretire, claim-refused, quarantine, release,
+    /// mismatch; may be repeated
+    #[arg(long, value_name = "EVENT", value_parser = EVENTS)]
+    event: Vec<String>,
+    /// Show this region only
+    #[arg(long, value_name = "REGION")]
+    region: Option<String>,
+    /// Print the lines as they are, one JSON object each
+    #[arg(long)]
+    json: bool,
+    /// Read the log of a host below this folder
+    #[arg(long, value_name = "FOLDER", default_value = "/", hide_default_value = true)]
+    root: PathBuf,
+}
+
+const HELP: &str = "\
+Examples:
+  egm-device log --since 2h --event refusal
+  egm-device log --follow --region egm4
+  egm-device log --json --since 2026-11-23 | jq .bytes";
+
+const EVENTS: [&str; 10] = [
+    "grant",
+    "return",
+    "refusal",
+    "scrub",
+    "retire",
+    "unretire",
+    "claim-refused",
+    "quarantine",
+    "release",
+    "mismatch",
+];
+
+fn since(text: &str) -> Result<String, String> {
+    time::parse_since(text, SystemTime::now())
+}
+
+/// The log cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read the audit log {}", path.display())]
+struct LogError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+impl Report for LogError {
+    fn blame(&self) -> Blame {
+        Blame::Host
+    }
+
+    fn help(&self) -> Option<String> {
+        Some("run as root: the log names tenants and their programs".to_owned())
+    }
+}
+
+/// A line, as far as it is shown.
+#[derive(Debug, Deserialize)]
+struct Line {
+    time: String,
+    event: String,
+    #[serde(default)]
+    owner: String,
+    #[serde(default)]
+    uid: u32,
+    #[serde(default)]
+    region: String,
+    span: Option<Span>,
+    bytes: Option<u64>,
+    reason: Option<String>,
+    #[serde(default)]
+    lost: u64,
+    #[serde(default)]
+    suppressed: u64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Span {
+    offset: u64,
+}
+
+pub(super) fn run(args: &Args) -> Outcome {
+    let path = Paths::below(&args.root).file;
+    let error = |source| LogError { path: path.clone(), source };
+    // Watched before it is read: nothing is missed in between.
+    let changes = if args.follow { Some(Changes::of(&path).map_err(error)?) } else { None };
+    let mut reader = Reader { args, unreadable: 0 };
+    if !args.json {
+        print(heads());
+    }
+    let rotated = (1..FILES).rev().map(|number| PathBuf::from(format!("{}.{number}", path.display())));
+    for path in rotated {
+        if let Some(file) = open(&path).map_err(error)? {
+            reader.show(&mut BufReader::new(file)).map_err(error)?;
+        }
+    }
+    let mut newest = open(&path).map_err(error)?.map(BufReader::new);
+    if let Some(file) = &mut newest {
+        reader.show(file).map_err(error)?;
+    }
+    if let Some(changes) = changes {
+        reader.follow(&path, newest, &changes).map_err(error)?;
+    }
+    if reader.unreadable > 0 {
+        note(format_args!("{} lines of the log are cut or damaged", reader.unreadable));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The file, if there is one.
+fn open(path: &Path) -> io::Result<Option<File>> {
+    match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        file => file.map(Some),
+    }
+}
+
+struct Reader<'a> {
+    args: &'a Args,
+    /// Lines that are no JSON.
+    unreadable: u64,
+}
+
+impl Reader<'_> {
+    /// Shows the rest of `file`. A line without its end is left for the next time, if there is one.
+    fn show(&mut self, file: &mut BufReader<File>) -> io::Result<()> {
+        let mut line = Vec::new();
+        while file.read_until(b'\n', &mut line)? > 0 {
+            if line.ends_with(b"\n") {
+                self.line(&line);
+                line.clear();
+            } else {
+                let back = i64::try_from(line.len()).map_err(io::Error::other)?;
+                return file.seek_relative(back.saturating_neg());
+            }
+        }
+        Ok(())
+    }
+
+    fn line(&mut self, text: &[u8]) {
+        if text == b"\n" {
+            return;
+        }
+        let line = if text.len() <= MAX_LINE { serde_json::from_slice::<Line>(text).ok() } else { None };
+        let Some(line) = line else {
+            self.unreadable = self.unreadable.saturating_add(1);
+            return;
+        };
+        let args = self.args;
+        let is_meant = args.since.as_ref().is_none_or(|since| line.time >= *since)
+            && (args.event.is_empty() || args.event.contains(&line.event))
+            && args.region.as_ref().is_none_or(|region| line.region == *region);
+        if !is_meant {
+            return;
+        }
+        if args.json {
+            // Damaged on the disk or not: what is printed is one object a line.
+            print(serde_json::from_slice::<Value>(text).map_or_else(|_| Vec::new(), |_| text.to_vec()));
+        } else {
+            print(table(&line));
+        }
+    }
+
+    /// Shows lines as they come, until the reader of standard output has gone.
+    fn follow(
+        &mut self,
+        path: &Path,
+        mut newest: Option<BufReader<File>>,
+        changes: &Changes,
+    ) -> io::Result<()> {
+        while written().is_ok() {
+            changes.wait()?;
+            if let Some(file) = &mut newest {
+                self.show(file)?;
+            }
+            let inode = |file: &File| file.metadata().map(|metadata| metadata.ino()).ok();
+            let next = open(path)?;
+            let is_same =
+                newest.as_ref().and_then(|file| inode(file.get_ref())) == next.as_ref().and_then(inode);
+            if !is_same && let Some(next) = next {
+                let mut next = BufReader::new(next);
+                self.show(&mut next)?;
+                newest = Some(next);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Changes in the log's folder.
+struct Changes(File);
+
+impl Changes {
+    fn of(path: &Path) -> io::Result<Self> {
+        let folder = path.parent().ok_or(io::ErrorKind::NotFound)?;
+        let inotify = inotify::init(inotify::CreateFlags::CLOEXEC)?;
+        let flags = inotify::WatchFlags::MODIFY | inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVED_TO;
+        inotify::add_watch(&inotify, folder, flags)?;
+        Ok(Self(inotify.into()))
+    }
+
+    /// Waits for one or more.
+    fn wait(&self) -> io::Result<()> {
+        match rustix::io::read(&self.0, &mut [0; 4096]) {
+            Err(rustix::io::Errno::INTR) => Ok(()),
+            read => read.map(drop).map_err(Into::into),
+        }
+    }
+}
+
+fn heads() -> String {
+    row(["time (UTC)", "event", "owner", "user", "region", "offset", "size"])
+}
+
+/// The line in [`WIDTH`] columns; the reason stands below.
+fn table(line: &Line) -> String {
+    let short = line.time.get(5..19).map_or_else(String::new, |time| time.replace('T', " "));
+    let offset = line.span.as_ref().map_or_else(|| "-".to_owned(), |span| format!("{:#x}", span.offset));
+    let bytes = line.bytes.map_or_else(|| "-".to_owned(), size);
+    let (owner, region) = (shown(&line.owner), shown(&line.region));
+    let cells = [&short, &shown(&line.event), &owner, &line.uid.to_string(), &region, &offset, &bytes];
+    let mut out = row(cells.map(String::as_str));
+    let counts = [(line.lost, "lost before it"), (line.suppressed, "suppressed before it")];
+    let counts = counts.into_iter().filter(|(count, _)| *count > 0);
+    let counts =
+        counts.map(|(count, what)| format!("{count} {}{what}", if count == 1 { "line " } else { "lines " }));
+    for reason in line.reason.as_deref().map(shown).into_iter().chain(counts) {
+        for part in wrap(&reason, WIDTH.saturating_sub(INDENT)) {
+            out.push_str(&format!("{:INDENT$}{part}\n", ""));
+        }
+    }
+    out
+}
+
+/// Columns before a reason: those of the time.
+const INDENT: usize = 15;
+
+fn row(cells: [&str; 7]) -> String {
+    let [time, event, owner, user, region, offset, size] = cells;
+    let (owner, user, region, offset) = (cut(owner, 12), cut(user, 5), cut(region, 10), cut(offset, 12));
+    let line = format!("{time:<14} {event:<13} {owner:<12} {user:>5} {region:<10} {offset:>12} {size:>8}");
+    line.trim_end().to_owned() + "\n"
+}
+
+/// `text` without what a terminal would interpret.
+fn shown(text: &str) -> String {
+    let shown = text.chars().map(|c| match c {
+        ' '..='~' => c.to_string(),
+        _ => c.escape_default().to_string(),
+    });
+    shown.collect()
+}
+
+/// The first `most` characters of `text`, which are ASCII.
+fn cut(text: &str, most: usize) -> String {
+    match text.get(..most.saturating_sub(1)) {
+        Some(start) if text.len() > most => format!("{start}~"),
+        _ => text.to_owned(),
+    }
+}
+
+/// `text`, which is ASCII, in lines of `width` columns at most, broken between words where there are any.
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let (mut lines, mut rest) = (Vec::new(), text.trim());
+    while let Some(start) = rest.get(..width).filter(|_| rest.len() > width) {
+        let end = start.rfind(' ').filter(|end| *end > 0).unwrap_or(width);
+        let (line, left) = rest.split_at(end);
+        lines.push(line.to_owned());
+        rest = left.trim_start();
+    }
+    lines.push(rest.to_owned());
+    lines
+}
