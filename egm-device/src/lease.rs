@@ -273,11 +273,11 @@ impl Taken {
         Ok(memory.retired(&self.region, backing)?.spans().minus(self.region.retired.spans()))
     }
 
-    /// Records what is being done with the slice, and pages that were found bad.
+    /// Records what is being done with the slice, and pages that were found bad. From here on all that is recorded as retired
+    /// is left alone, whoever found it.
     fn record(&mut self, usage: Use, bad: &SpanSet<InRegion>) -> Result<(), LedgerError> {
-        self.region.retired = self.region.retired.and(bad);
         let (line, place) = (&self.line, self.place);
-        self.ledger.change(|record| {
+        let retired = self.ledger.change(|record| {
             let is_exposed = !self.ledger.live_gpus(record, &self.region)?.is_empty();
             for entry in record.grants.iter_mut().filter(|e| e.line == line.name && e.span == place) {
                 entry.usage = usage;
@@ -285,8 +285,10 @@ impl Taken {
                 entry.exposed = is_exposed || (entry.exposed && usage != Use::Scrubbing);
             }
             record.add_retired(&line.name, &line.places(bad));
-            Ok(())
-        })
+            Ok::<_, LedgerError>(line.offsets(&record.retired(&line.name)))
+        })?;
+        self.region.retired = self.region.retired.and(&retired).and(bad);
+        Ok(())
     }
 
     /// Records the end of the grant, while it is still locked: `clean` is zero and nobody can reach it any more.

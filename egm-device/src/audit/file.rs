@@ -8,6 +8,7 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{FlockOperation, OFlags, flock};
 
@@ -21,16 +22,19 @@ const LIMIT: u64 = 16 << 20;
 pub(super) struct LogFile {
     path: PathBuf,
     limit: u64,
+    /// Whether the last line may be cut: another writer's, or one that this process could not finish. Of a line that is being
+    /// written, a part can be seen, which costs an empty line and nothing else.
+    is_suspect: AtomicBool,
 }
 
 impl LogFile {
     pub(super) const fn new(path: PathBuf) -> Self {
-        Self { path, limit: LIMIT }
+        Self { path, limit: LIMIT, is_suspect: AtomicBool::new(true) }
     }
 
     #[cfg(test)]
     pub(super) const fn with_limit(path: PathBuf, limit: u64) -> Self {
-        Self { path, limit }
+        Self { path, limit, is_suspect: AtomicBool::new(true) }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -52,10 +56,14 @@ impl LogFile {
         if size >= self.limit.saturating_mul(2) {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
-        let ending: &[u8] = if is_cut(&file, size)? { b"\n" } else { b"" };
+        let is_suspect = self.is_suspect.swap(true, Ordering::Relaxed);
+        let ending: &[u8] = if is_suspect && is_cut(&file, size)? { b"\n" } else { b"" };
         let bytes = [ending, line].concat();
         match file.write(&bytes)? {
-            written if written == bytes.len() => Ok(()),
+            written if written == bytes.len() => {
+                self.is_suspect.store(false, Ordering::Relaxed);
+                Ok(())
+            }
             _ => Err(io::ErrorKind::StorageFull.into()),
         }
     }

@@ -280,6 +280,7 @@ impl Record {
 
     /// `bytes` of `line` are not bad any more; nothing is known of what they hold.
     pub(super) fn remove_retired(&mut self, line: &str, bytes: &SpanSet<OnLine>) {
+        self.remove_clean(line, bytes);
         let left = self.retired(line).minus(bytes);
         self.retired.insert(line.to_owned(), left.iter().collect());
     }
