@@ -71,6 +71,8 @@ fn a_command_line_that_is_not_understood_ends_with_2_before_anything_runs() {
         &["--arg", "deadline=soon"],
         &["--select", ""],
         &["--select", "memory,-memory"],
+        &["--require", "cudda"],
+        &["--require", "cuda"], // --select leaves it out
         &["--size", "0"],
         &["--out", "same", "--html", "same"],
         &["--baseline", "/nowhere/run.json"],
@@ -84,6 +86,30 @@ fn a_command_line_that_is_not_understood_ends_with_2_before_anything_runs() {
         let text = ends(&validate(&quick.chain(words.iter().copied()).collect::<Vec<_>>()), 2);
         assert!(text.starts_with("error: ") && !text.contains("passed"), "{words:?}: {text}");
     }
+}
+
+#[test]
+fn what_is_required_and_does_not_pass_fails_with_its_reason() {
+    let quick = ["--select", "memory.pattern,cuda.attributes,cuda.pool*", "--size", "256KiB"];
+    let lenient = ends(&validate(&quick), 0);
+    if !lenient.contains("cuda.attributes              waived") {
+        return println!("skipped: this machine has a GPU");
+    }
+    let why = "cannot load libcuda.so.1";
+    for option in [&["--require", "cuda.attributes"][..], &["--strict"]] {
+        let text = ends(&validate(&[&quick[..], option].concat()), 1);
+        let row = text.lines().find(|line| line.starts_with("required ")).unwrap();
+        assert!(row.contains("failed") && row.contains("cuda.attributes"), "{row}");
+        assert!(row.contains(why) || row.contains("waived: "), "{row}");
+        assert!(!cfg!(target_feature = "crt-static") || row.contains(why), "{row}");
+    }
+    ends(&validate(&[&quick[..], &["--require", "memory"]].concat()), 2); // memory.latency is not selected
+    let text = ends(&validate(&[&quick[..], &["--require", "memory.pattern"]].concat()), 0);
+    assert!(text.contains("required ") && text.contains("0 failed"), "{text}");
+    let excluded = ["--select", "memory.pattern,cuda.attributes,-cuda", "--size", "256KiB", "--strict"];
+    ends(&validate(&excluded), 0);
+    let junit = ends(&validate(&[&quick[..], &["--strict", "--junit"]].concat()), 1);
+    assert!(junit.contains("name=\"required\"") && junit.contains("<failure"), "{junit}");
 }
 
 #[test]

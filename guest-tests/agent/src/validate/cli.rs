@@ -10,8 +10,8 @@ use egm_report::{Outcome, RUN_VERSION, Run, Verdict};
 
 use super::process::{self, Given};
 use super::progress::Progress;
-use super::report::{Form, Report};
-use super::{Validation, all, find, select};
+use super::report::Form;
+use super::{Validation, all, find, required, select};
 use crate::cmdline::Arguments;
 use crate::tree::Tree;
 use crate::{calendar, machine, output};
@@ -50,6 +50,12 @@ pub(crate) struct Options {
     /// Groups, names or patterns (`*`, `?`) of validations, comma separated; `-WORD` takes away. All without one.
     #[arg(long, value_name = "WORD", allow_hyphen_values = true)]
     select: Vec<String>,
+    /// Validations that must pass, written as for `--select`: one that is waived or did not run fails the run (exit 1).
+    #[arg(long, value_name = "WORD", allow_hyphen_values = true)]
+    require: Vec<String>,
+    /// Every selected validation must pass. Exclude one with `--select -WORD`.
+    #[arg(long)]
+    strict: bool,
     /// Names the validations and what each claims.
     #[arg(long)]
     list: bool,
@@ -76,22 +82,32 @@ fn size(text: &str) -> Result<ByteSize, String> {
 
 /// Validates, and says by the exit code whether nothing failed.
 pub(crate) fn main(options: &Options) -> ExitCode {
-    let asked = chosen(options).and_then(|chosen| {
+    let asked = chosen(options).and_then(|(chosen, required)| {
         // Everything that may be wrong with the command line is found before the first validation runs.
         known(&options.args)?;
         let report = if options.list { None } else { Some(options.form.open()?) };
-        Ok((chosen, report))
+        Ok((chosen, required, report))
     });
     match asked {
         Err(wrong) => output::misused(&wrong),
-        Ok((chosen, None)) => output::printed(&list(&chosen)),
-        Ok((chosen, Some(report))) => Report::write(report, run(options, &chosen)),
+        Ok((chosen, _, None)) => output::printed(&list(&chosen)),
+        Ok((chosen, required, Some(report))) => {
+            let mut run = run(options, &chosen);
+            let verdict = required::verdict(&run, &required);
+            run.verdicts.extend(verdict);
+            report.write(run)
+        }
     }
 }
 
-fn chosen(options: &Options) -> Result<Vec<&'static Validation>, String> {
+/// The selected validations, and names of those that must pass.
+type Chosen = (Vec<&'static Validation>, Vec<&'static str>);
+
+fn chosen(options: &Options) -> Result<Chosen, String> {
     let names: Vec<&str> = all().map(|validation| validation.name).collect();
-    Ok(select::select(&names, &options.select)?.into_iter().filter_map(find).collect())
+    let chosen = select::select("--select", &names, &options.select)?;
+    let required = required::required(&names, &chosen, &options.require, options.strict)?;
+    Ok((chosen.into_iter().filter_map(find).collect(), required))
 }
 
 /// That each argument is one that a validation takes, with a value that can be one.

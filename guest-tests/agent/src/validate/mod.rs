@@ -17,6 +17,7 @@ mod process;
 mod progress;
 mod rdma;
 mod report;
+mod required;
 mod select;
 mod show;
 
@@ -83,7 +84,8 @@ static PARTS: &[&[Part]] = &[cuda::PARTS, p2p::PARTS, rdma::PARTS, nvshmem::PART
 /// argument `json` the run's document, which has the figures, is printed too, in one line.
 pub(crate) fn on_console(words: &[String], args: &Arguments, mut each: impl FnMut(&Check)) -> usize {
     let names: Vec<&str> = all().map(|validation| validation.name).collect();
-    let chosen = if words.is_empty() { Ok(Vec::new()) } else { select::select(&names, words) };
+    let chosen =
+        if words.is_empty() { Ok(Vec::new()) } else { select::select("egm.validate", &names, words) };
     let (most, seed) = (args.get("size", 1u64 << 20), args.get("seed", 1u64));
     let (chosen, most, seed) = match (chosen, most, seed) {
         (Ok(chosen), Ok(most), Ok(seed)) => (chosen, most, seed),

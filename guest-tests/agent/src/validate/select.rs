@@ -1,16 +1,16 @@
-//! `--select`: which validations run.
+//! `--select` and `--require`: words that name validations.
 
 /// Which of `names` (each `group.what`) are selected by `wanted`, in their own order: a word is a group, a name, or a
 /// pattern with `*` (any text) and `?` (one character) for either; one that starts with `-` takes away again. Nothing
-/// but such words starts from all.
+/// but such words starts from all. `option` is what the words were written behind.
 ///
 /// # Errors
 /// A word that selects nothing, words of which none is left, or words that together leave nothing.
-pub(super) fn select<'a>(names: &[&'a str], wanted: &[String]) -> Result<Vec<&'a str>, String> {
+pub(super) fn select<'a>(option: &str, names: &[&'a str], wanted: &[String]) -> Result<Vec<&'a str>, String> {
     let words: Vec<&str> =
         wanted.iter().flat_map(|text| text.split(',')).map(str::trim).filter(|w| !w.is_empty()).collect();
     if words.is_empty() && !wanted.is_empty() {
-        return Err("--select without a word: `egm-guest validate --list` names them".to_owned());
+        return Err(format!("{option} without a word: {}", known(names)));
     }
     let mut chosen = vec![words.iter().all(|word| word.starts_with('-')); names.len()];
     for word in words {
@@ -24,14 +24,23 @@ pub(super) fn select<'a>(names: &[&'a str], wanted: &[String]) -> Result<Vec<&'a
         }
         if !any {
             return Err(format!(
-                "--select {word:?} is no group, name or pattern of a validation: `egm-guest validate --list` names them"
+                "{option} {word:?} is no group, name or pattern of a validation: {}",
+                known(names)
             ));
         }
     }
     if !chosen.contains(&true) {
-        return Err(format!("--select {:?} leaves no validation", wanted.join(",")));
+        return Err(format!("{option} {:?} leaves no validation", wanted.join(",")));
     }
     Ok(names.iter().zip(chosen).filter_map(|(name, chosen)| chosen.then_some(*name)).collect())
+}
+
+/// The groups of `names`, for an error.
+fn known(names: &[&str]) -> String {
+    let mut groups: Vec<&str> =
+        names.iter().map(|name| name.split_once('.').map_or(*name, |(group, _)| group)).collect();
+    groups.dedup();
+    format!("groups are {}; `egm-guest validate --list` names all", groups.join(", "))
 }
 
 fn is_selected(name: &str, pattern: &str) -> bool {
@@ -75,7 +84,7 @@ mod tests {
         ["memory.pattern", "memory.latency", "numa.nodes", "cuda.host_numa", "cuda.pools"];
 
     fn chosen(words: &[&str]) -> Result<Vec<&'static str>, String> {
-        select(&NAMES, &words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>())
+        select("--select", &NAMES, &words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>())
     }
 
     #[test]

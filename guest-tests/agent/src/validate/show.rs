@@ -5,6 +5,7 @@ use std::io::{self, IsTerminal};
 use egm_report::{Comparison, Outcome, Run, Verdict, visible, wrapped};
 
 use super::cli::is_good;
+use super::required;
 use crate::output;
 
 /// Blanks before a reason that has lines of its own.
@@ -34,7 +35,7 @@ pub(super) fn table(run: &Run, before: Option<&Comparison>, screen: Screen) -> S
     let mut text = String::new();
     for verdict in &run.verdicts {
         text.push_str(&row(verdict, screen));
-        if !is_good(verdict.outcome) && verdict.name != "baseline.least" {
+        if !is_good(verdict.outcome) && !["baseline.least", required::NAME].contains(&&*verdict.name) {
             text.push_str(&again(run, verdict));
         }
     }
