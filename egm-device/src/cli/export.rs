@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::cli::host::Host;
 use crate::cli::{Outcome, print_json};
 use crate::export::{Guest, Monitor, Options, Output, export, load};
-use crate::show::print;
+use crate::show::{note, print};
 
 /// Prints what another monitor needs to run a machine of egm-vmm
 ///
@@ -69,9 +69,7 @@ pub(super) fn run(args: &Args) -> Outcome {
         print_json(&Record { command, xml, notes: &export.notes });
         return Ok(ExitCode::SUCCESS);
     }
-    for note in &export.notes {
-        eprintln!("note: {note}");
-    }
+    export.notes.iter().for_each(note);
     match &export.output {
         Output::Command(command) => print(command.to_string()),
         Output::Xml(xml) => print(xml),

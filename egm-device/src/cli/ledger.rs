@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::Subcommand;
-use egm_address::CpuSet;
+use egm_address::{CpuSet, Printable};
 use serde::Serialize;
 
 use crate::cli::host::Host;
@@ -181,9 +181,9 @@ fn text(all: &[(&Region, States)], colour: Colour) -> String {
     }
     if let Some(doubt) = all.iter().find_map(|(_, states)| states.doubt) {
         let note = format!(
-            "\nThe record was not believed: {doubt}. All that is free is scrubbed before it is granted.\n"
+            "The record was not believed: {doubt}. All that is free is scrubbed before it is granted."
         );
-        out.push_str(&colour.paint(Style::Yellow, &note));
+        out.push_str(&format!("\n{}\n", colour.paint(Style::Yellow, &note)));
     }
     out
 }
@@ -234,11 +234,8 @@ fn told(repair: &Repair) -> String {
     );
     for entry in &repair.forgotten {
         let (owner, span) = (&entry.owner, entry.span);
-        out.push_str(&format!(
-            "Forgotten: {owner} had {} of {}; it is dirty.\n",
-            size(span.size()),
-            entry.region
-        ));
+        let line = format!("Forgotten: {owner} had {} of {}; it is dirty.", size(span.size()), entry.region);
+        out.push_str(&format!("{}\n", Printable(&line)));
     }
     for claim in &repair.gpus {
         out.push_str(&format!(

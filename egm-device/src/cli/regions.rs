@@ -10,7 +10,7 @@ use crate::cli::{Outcome, print_json};
 use crate::region::usage::{Socket, Usage, Usages, sockets};
 use crate::region::{Region, RegionKind, Survey};
 use crate::report::{Chain, Report};
-use crate::show::{Colour, Side, Style, Table, print, size};
+use crate::show::{Colour, Side, Style, Table, note, print, size};
 
 use Side::{Left, Right};
 
@@ -53,11 +53,11 @@ pub(super) fn run(args: &Args) -> Outcome {
     let mut survey = args.host.survey()?;
     let usages = usages(&args.host, &mut survey).unwrap_or_else(|error| {
         let why = Chain(error.as_ref()).to_string();
-        eprintln!("note: granted and dirty are not known: {}", why.trim_start_matches("error: "));
+        note(format_args!("granted and dirty are not known: {}", why.trim_start_matches("error: ")));
         Usages::new()
     });
     if let Some(why) = args.host.no_kvm() {
-        eprintln!("note: whether there is guest-memfd is not known: /dev/kvm cannot be opened: {why}");
+        note(format_args!("whether there is guest-memfd is not known: /dev/kvm cannot be opened: {why}"));
     }
     let sockets = sockets(&survey, &usages);
     if args.json {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use egm_address::{ByteSize, PciAddress, SpanSet};
+use egm_address::{ByteSize, PciAddress, Printable, SpanSet};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::SIGUSR1;
@@ -146,7 +146,8 @@ pub(super) fn run(args: &Args) -> Outcome {
             .socket
             .as_ref()
             .map_or_else(|| "systemd's socket".into(), |path| path.display().to_string());
-        print(format!("device {}: {} of {} at {at}\n", offer.name, offer.size, offer.region));
+        let line = format!("device {}: {} of {} at {at}", offer.name, offer.size, offer.region);
+        print(format!("{}\n", Printable(&line)));
     }
     let waited = wait(&mut signals, &mut watch, &mut devices);
     let ended = end(devices, &offers, Duration::from_secs(args.patience), &mut watch);

@@ -23,6 +23,8 @@ pub(crate) use load::load;
 
 use std::collections::BTreeSet;
 
+use egm_address::Quoted;
+
 use crate::report::{Blame, Report};
 
 /// The monitors that a machine can be written for.
@@ -63,6 +65,18 @@ pub(crate) enum Output {
     Xml(String),
 }
 
+impl Output {
+    /// Refuses what a terminal obeys and XML cannot hold. Paths, names and command lines come from files of any origin.
+    fn check(&self) -> Result<(), ExportError> {
+        let has_control = |text: &&str| text.chars().any(|c| c.is_control() && c != '\n');
+        let bad = match self {
+            Self::Command(command) => command.words().find(has_control),
+            Self::Xml(xml) => xml.lines().find(has_control),
+        };
+        bad.map_or(Ok(()), |text| Err(ExportError::Control { text: text.trim().to_owned() }))
+    }
+}
+
 /// What a monitor has no words for and cannot do without.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExportError {
@@ -70,6 +84,12 @@ pub(crate) enum ExportError {
     #[error("{text:?} has a double quote, which no option of cloud-hypervisor can hold")]
     Quote {
         /// The path.
+        text: String,
+    },
+    /// A terminal would obey it, and XML cannot hold it.
+    #[error("cannot export {}: it has a control character", Quoted(text))]
+    Control {
+        /// The argument, or the line of XML.
         text: String,
     },
     /// cloud-hypervisor maps files from their start.
@@ -104,9 +124,11 @@ pub(crate) enum ExportError {
 impl Report for ExportError {
     fn blame(&self) -> Blame {
         match self {
-            Self::Quote { .. } | Self::Offset { .. } | Self::Gap { .. } | Self::Cell { .. } => {
-                Blame::Configuration
-            }
+            Self::Quote { .. }
+            | Self::Control { .. }
+            | Self::Offset { .. }
+            | Self::Gap { .. }
+            | Self::Cell { .. } => Blame::Configuration,
             Self::Xml(_) => Blame::Internal,
         }
     }
@@ -114,6 +136,7 @@ impl Report for ExportError {
     fn help(&self) -> Option<String> {
         match self {
             Self::Quote { .. } => Some("rename the file".to_owned()),
+            Self::Control { .. } => Some("remove it from the configuration or the recorded host".to_owned()),
             Self::Cell { .. } => Some(
                 "give nodes with processors memory, and slices of regions that are files the highest numbers".to_owned(),
             ),
@@ -143,6 +166,7 @@ pub(crate) fn export(guest: &Guest, monitor: Monitor, options: &Options) -> Resu
         Monitor::Qemu => qemu::export(guest, options),
         Monitor::Libvirt => libvirt::export(guest, options)?,
     };
+    export.output.check()?;
     let mut said = BTreeSet::new();
     export.notes.retain(|note| said.insert(note.clone()));
     Ok(export)

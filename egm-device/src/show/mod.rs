@@ -3,12 +3,12 @@
 mod out;
 pub mod page;
 
-pub use out::{Unwritten, note, print, written};
+pub use out::{Unwritten, note, print, printable_lines, written};
 
 use std::fmt::Write;
 use std::io::IsTerminal;
 
-use egm_address::ByteSize;
+use egm_address::{ByteSize, Printable};
 
 /// Whether escape sequences for colour are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,12 +27,13 @@ impl Colour {
         if wanted && std::io::stdout().is_terminal() { Self::On } else { Self::Off }
     }
 
-    /// `text` in `style`.
+    /// `text`, printable, in `style`.
     #[must_use]
     pub fn paint(self, style: Style, text: &str) -> String {
+        let text = Printable(text);
         match self {
             Self::On => format!("\x1b[{}m{text}\x1b[0m", style as u8),
-            Self::Off => text.to_owned(),
+            Self::Off => text.to_string(),
         }
     }
 }
@@ -80,9 +81,9 @@ impl<'a> Table<'a> {
         Self { sides, rows: vec![(Some(Style::Faint), heads.iter().map(|&head| head.to_owned()).collect())] }
     }
 
-    /// Adds a row.
+    /// Adds a row; its cells become printable.
     pub fn row(&mut self, style: Option<Style>, cells: Vec<String>) {
-        self.rows.push((style, cells));
+        self.rows.push((style, cells.iter().map(|cell| Printable(cell).to_string()).collect()));
     }
 
     /// The table as a section of a page; a row's style becomes its colour there.
@@ -142,7 +143,7 @@ pub fn size(bytes: u64) -> String {
     format!("~{}.{:02} {unit}", hundredths / 100, hundredths % 100)
 }
 
-/// Text as HTML shows it; names, paths and descriptions come from files that anybody may have written.
+/// Text as HTML shows it, printable but for its newlines; names, paths and descriptions come from files of any origin.
 #[must_use]
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -153,7 +154,10 @@ pub fn escape(text: &str) -> String {
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
             '\'' => out.push_str("&#39;"),
-            c => out.push(c),
+            '\n' => out.push(c),
+            c => {
+                let _ = write!(out, "{}", Printable(c.encode_utf8(&mut [0; 4]))); // a String takes everything
+            }
         }
     }
     out

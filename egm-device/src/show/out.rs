@@ -4,6 +4,8 @@ use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::sync::{Mutex, PoisonError};
 
+use egm_address::Printable;
+
 use crate::report::{Blame, Report};
 
 /// The first failure. Commands print in many places, and what is left for them to do is the same without it.
@@ -35,9 +37,15 @@ pub fn print(bytes: impl AsRef<[u8]>) {
     }
 }
 
-/// Tells the operator something, on standard error; nothing is lost but the words where nobody hears them.
+/// Prints a note on standard error, its lines printable, and goes on where that is closed.
 pub fn note(text: impl Display) {
-    let _ = writeln!(io::stderr(), "note: {text}");
+    let _ = writeln!(io::stderr(), "note: {}", printable_lines(&text.to_string()));
+}
+
+/// `text` with its lines, each printable.
+#[must_use]
+pub fn printable_lines(text: &str) -> String {
+    text.split('\n').map(|line| Printable(line).to_string()).collect::<Vec<_>>().join("\n")
 }
 
 /// Whether all that was [printed](print()) arrived.

@@ -20,7 +20,7 @@ mod span_set;
 pub use cpu_set::{CpuSet, CpuSetError};
 pub use pci::{PciAddress, PciAddressError};
 pub use place::{PlaceError, Placement, Placer, Request};
-pub use quoted::{Quoted, Shown};
+pub use quoted::{Printable, Quoted, Shown};
 pub use size::{ByteSize, SizeError, align_down, align_up};
 pub use span::{
     Address, BarOffset, Gpa, Guest, Host, Hpa, InBar, InRegion, Io, Iova, Offset, Span, SpanError,

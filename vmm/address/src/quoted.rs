@@ -28,6 +28,19 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
+/// A text of any length and origin for a terminal or a page: control and format characters are escaped, newlines too.
+#[derive(Debug, Clone, Copy)]
+pub struct Printable<'t>(pub &'t str);
+
+impl fmt::Display for Printable<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.chars().try_for_each(|c| match c {
+            '\'' | '"' | '\\' => f.write_char(c),
+            _ => write!(f, "{}", c.escape_debug()),
+        })
+    }
+}
+
 fn shown(text: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let (start, rest) = text.char_indices().nth(MOST).map_or((text, ""), |(end, _)| text.split_at(end));
     start
@@ -39,6 +52,15 @@ fn shown(text: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_printable_text_is_whole_and_without_what_a_terminal_obeys() {
+        let text = "C:\\a 'b' \"c\" é\n\u{1b}[2J\u{9b}2J\u{202e}\u{7f}";
+        let escaped = r#"C:\a 'b' "c" é\n\u{1b}[2J\u{9b}2J\u{202e}\u{7f}"#;
+        assert_eq!(Printable(text).to_string(), escaped);
+        let long = "ü".repeat(1000);
+        assert_eq!(Printable(&long).to_string(), long);
+    }
 
     #[test]
     fn a_text_is_escaped_and_cut_after_64_characters() {

@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use egm_address::Printable;
 use egm_device::cli::progress::{Bar, Bars};
 use egm_device::ledger::GpuLease;
+use egm_device::show::note;
 use egm_device::trust::parse_name;
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 
@@ -165,11 +167,13 @@ fn run_machine(args: &Args, confined: Option<&Confined>) -> Outcome {
         None => Leases::take(&spec, look, &|slice, step| bars.told(slice, step))?,
         Some(socket) => {
             let broker = Broker { socket: socket.clone(), class: args.class.clone(), wait: args.wait };
-            Leases::borrow(&spec, look, &broker, &|slice, why| eprintln!("{slice} waits: {why}"))?
+            Leases::borrow(&spec, look, &broker, &|slice, why| {
+                eprintln!("{slice} waits: {}", Printable(why))
+            })?
         }
     };
     drop(bars);
-    plan.notes.iter().for_each(|note| eprintln!("note: {note}"));
+    plan.notes.iter().for_each(note);
     let mut gpus = match &args.broker {
         // The broker claims the GPUs that its client's user may open.
         Some(_) if !geteuid().is_root() => None,

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::error::Error;
 use std::thread;
 
+use egm_device::show::note;
 use egm_vfio::backend::{Backend, BackendError};
 
 use super::devices::{DeviceError, OpenDevice};
@@ -22,7 +23,7 @@ pub(super) fn reset(devices: &[(Device, OpenDevice)]) -> Result<(), Refused> {
         _ => None,
     });
     let notes = reset_all(&passed.collect::<Vec<_>>())?;
-    notes.iter().for_each(|note| eprintln!("note: {note}"));
+    notes.iter().for_each(note);
     Ok(())
 }
 

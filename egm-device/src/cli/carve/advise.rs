@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::process::ExitCode;
 
-use egm_address::{ByteSize, SizeError};
+use egm_address::{ByteSize, Printable, SizeError};
 use serde_json::{Map, Value, json};
 
 use crate::carve::advise::{How, Part, Setting, Split, Undo, Wish, advise, undo};
@@ -110,7 +110,7 @@ impl Steps {
             self.colour.paint(Style::Strong, &format!("{}. {title}", self.number))
         );
         for line in lines.iter().flat_map(|lines| lines.lines()) {
-            let _ = writeln!(self.out, "     {line}");
+            let _ = writeln!(self.out, "     {}", Printable(line));
         }
     }
 }
@@ -207,7 +207,7 @@ fn command_line(steps: &mut Steps, remove: &[String], words: &[String]) {
         // /etc/default/grub is read by a shell and what it writes by GRUB, and both take a $ for their own.
         let quoted = words.join(" ").replace('$', "\\\\\\$");
         let _ = writeln!(steps.out, "   in /etc/default/grub, where $ needs this quoting, then update-grub:");
-        let _ = writeln!(steps.out, "     GRUB_CMDLINE_LINUX=\"{quoted}\"");
+        let _ = writeln!(steps.out, "     GRUB_CMDLINE_LINUX=\"{}\"", Printable(&quoted));
     }
 }
 

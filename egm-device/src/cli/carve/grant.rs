@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, ExitStatus};
 use std::sync::atomic::Ordering;
 
-use egm_address::{ByteSize, PciAddress};
+use egm_address::{ByteSize, PciAddress, Printable};
 use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::Backing;
@@ -98,7 +98,8 @@ pub(super) fn run(args: &Args) -> Outcome {
                 class: args.class.clone(),
                 wait: args.wait,
             };
-            let loan = Client::connect(socket)?.take(&take, |why| eprintln!("waiting: {why}"))?;
+            let loan =
+                Client::connect(socket)?.take(&take, |why| eprintln!("waiting: {}", Printable(why)))?;
             // Whoever inherits the memory inherits the connection. That the command has ended does not say that its
             // children have: the broker takes the slice back when all of them are gone.
             fcntl_setfd(loan.connection(), FdFlags::empty())

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use egm_address::PciAddress;
+use egm_address::{PciAddress, Printable};
 use egm_device::show::{Colour, Side, Style, Table, size};
 
 use super::model::{Checked, Function};
@@ -25,7 +25,8 @@ pub(super) fn text(checked: &Checked, colour: Colour) -> String {
     if !shared.is_empty() {
         heading(&mut out, "Also in their IOMMU groups");
         for function in shared {
-            let _ = writeln!(out, "  {} with {}", function.address, function.others.join(", "));
+            let others = function.others.join(", ");
+            let _ = writeln!(out, "  {} with {}", function.address, Printable(&others));
         }
     }
     if !checked.peers.is_empty() {
@@ -43,7 +44,7 @@ pub(super) fn text(checked: &Checked, colour: Colour) -> String {
     }
     if !checked.advice.is_empty() {
         heading(&mut out, "Advice");
-        checked.advice.iter().for_each(|line| out.push_str(&format!("  {line}\n")));
+        checked.advice.iter().for_each(|line| out.push_str(&format!("  {}\n", Printable(line))));
     }
     if let Some(pinned) = checked.pinned {
         heading(&mut out, "Memory");
@@ -109,7 +110,7 @@ fn reasons(checked: &Checked, out: &mut String) {
     }
     for (reason, (from, to, count)) in seen {
         let more = if count > 1 { format!(" and {} more", count.saturating_sub(1)) } else { String::new() };
-        let _ = writeln!(out, "  {from} to {to}{more}: {reason}");
+        let _ = writeln!(out, "  {from} to {to}{more}: {}", Printable(reason));
     }
 }
 
@@ -129,8 +130,8 @@ fn access(checked: &Checked) -> Table<'static> {
 
 fn verdict(checked: &Checked, colour: Colour, out: &mut String) {
     for problem in &checked.problems {
-        let _ = writeln!(out, "  {} {}", colour.paint(Style::Yellow, "lacks"), problem.problem);
-        let _ = writeln!(out, "        help: {}", problem.help);
+        let _ = writeln!(out, "  {} {}", colour.paint(Style::Yellow, "lacks"), Printable(&problem.problem));
+        let _ = writeln!(out, "        help: {}", Printable(&problem.help));
     }
     if checked.problems.is_empty() {
         let what = if checked.functions.is_empty() {

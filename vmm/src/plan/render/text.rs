@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use egm_device::show::{Colour, Side, Style, Table, size};
+use egm_address::Printable;
+use egm_device::show::{Colour, Side, Style, Table, printable_lines, size};
 
 use crate::plan::render::model;
 use crate::plan::{FunctionPlan, FunctionRole, Plan};
@@ -20,11 +21,10 @@ pub fn text(plan: &Plan, colour: Colour) -> String {
     out.push_str(&colour.paint(Style::Strong, &plan.name));
     let _ = writeln!(out, " · {}", model::summary(plan).join(" · "));
     if !plan.description.is_empty() {
-        out.push_str(&plan.description);
-        out.push('\n');
+        let _ = writeln!(out, "{}", printable_lines(&plan.description));
     }
     for note in &plan.notes {
-        let _ = writeln!(out, "note: {note}");
+        let _ = writeln!(out, "note: {}", Printable(note));
     }
     heading(&mut out, "Guest physical memory");
     memory(plan).write(&mut out, colour);
@@ -75,7 +75,7 @@ fn backings(plan: &Plan) -> Table<'static> {
 
 fn pci(plan: &Plan, colour: Colour, out: &mut String) {
     for (address, words, tree) in model::trees(plan) {
-        let _ = writeln!(out, "  {address} {words}");
+        let _ = writeln!(out, "  {address} {}", Printable(&words));
         branches(plan, &tree, "  ", colour, out);
     }
 }
@@ -103,7 +103,7 @@ fn pci_function(
     let name = model::function(function);
     let name = match function.role {
         FunctionRole::Endpoint { .. } => colour.paint(Style::Cyan, &name),
-        _ => name,
+        _ => Printable(&name).to_string(),
     };
     let _ = writeln!(out, "{first}{} {name}", function.address);
     for (what, span) in model::holdings(function) {
