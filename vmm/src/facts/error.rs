@@ -3,12 +3,16 @@
 use std::io;
 use std::path::PathBuf;
 
+use egm_address::PciAddress;
 use egm_device::ledger::LedgerError;
 use egm_device::region::HostFileError;
 use egm_vfio::host::HostError;
 
 use crate::error::{Blame, Report};
 use crate::facts::FACTS_VERSION;
+
+/// Bridges of a PCI segment at most: bus 0 needs none.
+pub(super) const MAX_BRIDGES: usize = 255;
 
 /// Why there are no facts.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +68,16 @@ pub enum FactsError {
         /// What is wrong.
         source: serde_json::Error,
     },
+    /// A place in the PCI tree that no function has: each bridge has a bus number of its own, of 8 bits.
+    #[error("{}: {function} is behind {bridges} bridges, and a segment has {MAX_BRIDGES} at most", path.display())]
+    Depth {
+        /// The file.
+        path: PathBuf,
+        /// The function.
+        function: PciAddress,
+        /// Bridges above it.
+        bridges: usize,
+    },
     /// A facts file of another version of this program.
     #[error("{}: facts of version {version}, and this program reads version {FACTS_VERSION}", path.display())]
     Version {
@@ -77,7 +91,9 @@ pub enum FactsError {
 impl Report for FactsError {
     fn blame(&self) -> Blame {
         match self {
-            Self::Recorded { .. } | Self::Json { .. } | Self::Version { .. } => Blame::Configuration,
+            Self::Recorded { .. } | Self::Json { .. } | Self::Depth { .. } | Self::Version { .. } => {
+                Blame::Configuration
+            }
             Self::HostFile(error) => error.blame(),
             _ => Blame::Host,
         }
@@ -85,7 +101,7 @@ impl Report for FactsError {
 
     fn help(&self) -> Option<String> {
         match self {
-            Self::Recorded { .. } | Self::Version { .. } => {
+            Self::Recorded { .. } | Self::Depth { .. } | Self::Version { .. } => {
                 Some("record them on their host: egm-vmm facts > facts.json".to_owned())
             }
             Self::Json { .. } => Some(

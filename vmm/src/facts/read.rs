@@ -6,12 +6,13 @@ use std::path::Path;
 
 use egm_address::PciAddress;
 use egm_device::show::size;
-use egm_vfio::host;
+use egm_vfio::host::{self, HostFunction};
 use egm_vfio::kernel::region_sizes;
 use egm_vfio::topology::IOMMU_REMEDY;
 use egm_vfio::variant::Variant;
 
 use crate::config::{Architecture, DeviceKind, LOCAL, Spec};
+use crate::facts::error::MAX_BRIDGES;
 use crate::facts::huge;
 use crate::facts::kvm::{self, Probed};
 use crate::facts::nodes::{self, text};
@@ -102,7 +103,13 @@ pub fn load(path: &Path) -> Result<Facts, FactsError> {
     if version != FACTS_VERSION {
         return Err(FactsError::Version { path: path.to_owned(), version });
     }
-    serde_json::from_slice(&bytes).map_err(json)
+    let facts: Facts = serde_json::from_slice(&bytes).map_err(json)?;
+    match facts.functions.iter().find(|function| function.place.bridges.len() > MAX_BRIDGES) {
+        None => Ok(facts),
+        Some(HostFunction { address, place, .. }) => {
+            Err(FactsError::Depth { path: path.to_owned(), function: *address, bridges: place.bridges.len() })
+        }
+    }
 }
 
 fn gather(root: &Path, scope: &Scope, probed: Probed) -> Result<Facts, FactsError> {

@@ -126,6 +126,14 @@ pub(super) fn tree(spec: &Spec, facts: &Facts, wanted: &[Wanted<'_>], first: u32
     if devices >= BUS_PLACES {
         return Err(PlanError::Bus0 { devices, max: BUS_PLACES - 1 });
     }
+    for expander in builder.tree.expanders() {
+        let ports = builder.tree.on(expander).count();
+        if let Some(What::Host { near: Some(node) }) = builder.tree.nodes.get(expander).map(|node| node.what)
+            && ports > BUS_PLACES
+        {
+            return Err(PlanError::NodeBus { node, ports, max: BUS_PLACES });
+        }
+    }
     Ok(builder.tree)
 }
 
