@@ -2,14 +2,15 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags};
 
 use super::error::{BackingError, Holder};
 use super::{Backing, Patience};
@@ -75,11 +76,37 @@ impl Backing for Window {
     }
 }
 
-/// Opens without creating (a missing node would become a plain file), without following a link, and without
-/// `O_SYNC`, which would make `/dev/mem` uncached.
-pub(super) fn open_file(device: &Path) -> io::Result<File> {
-    let flags = i32::try_from(OFlags::NOFOLLOW.bits()).unwrap_or(0);
-    OpenOptions::new().read(true).write(true).custom_flags(flags).open(device)
+/// A device that was found, and is not open: opening a pipe, a tape or a file of FUSE in its place would have effects.
+#[derive(Debug)]
+pub(super) struct Node(File);
+
+impl Node {
+    /// The device file at `device`, of the kind that `region` is made of; a link is not followed.
+    ///
+    /// # Errors
+    /// [`BackingError`]: it is not there, or something else.
+    pub(super) fn find(region: &Region, device: &Path) -> Result<Self, BackingError> {
+        let node = Self::at(device).map_err(|source| BackingError::Open {
+            region: region.name.clone(),
+            device: device.to_owned(),
+            source,
+        })?;
+        check_kind(region, &node.0, Path::new("/sys"))?;
+        Ok(node)
+    }
+
+    fn at(path: &Path) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(Self(rustix::fs::open(path, flags, Mode::empty())?.into()))
+    }
+
+    /// Opens the very file that was found, without `O_SYNC`, which would make `/dev/mem` uncached.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(super) fn open(&self) -> io::Result<File> {
+        OpenOptions::new().read(true).write(true).open(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
+    }
 }
 
 /// Whether `file` is what a region of this kind is made of, by what the kernel says of it and not by its name.
@@ -161,15 +188,14 @@ impl NotOpen {
 pub(super) fn wait_for(
     device: &Path,
     patience: &Patience<'_>,
-    open: impl FnOnce(&Path) -> io::Result<File> + Send + 'static,
+    open: impl FnOnce() -> io::Result<File> + Send + 'static,
 ) -> Result<File, NotOpen> {
     let (sender, receiver) = mpsc::sync_channel(1);
-    let path = device.to_owned();
     let refused = |source| NotOpen::Refused(device.to_owned(), source);
     let begun = Instant::now();
     thread::Builder::new()
         .name("egm-open".into())
-        .spawn(move || drop(sender.send(open(&path))))
+        .spawn(move || drop(sender.send(open())))
         .map_err(refused)?;
     loop {
         match receiver.recv_timeout(TICK) {
@@ -208,8 +234,11 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::sync::atomic::{AtomicBool, AtomicUsize};
 
+    use rustix::event::{PollFd, PollFlags, Timespec};
+    use rustix::fs::{CWD, mknodat};
+
     use super::*;
-    use crate::backing::tests::{region, slice};
+    use crate::backing::tests::region;
 
     const NULL: &str = "/dev/null";
 
@@ -226,8 +255,8 @@ mod tests {
             let _ = fs::remove_file(node.join("subsystem"));
             symlink(format!("../../../class/{class}"), node.join("subsystem")).unwrap();
         };
-        let check =
-            |kind| check_kind(&region(kind, 0x1000, 0x1000), &open_file(NULL.as_ref()).unwrap(), sys.path());
+        let node = Node::at(NULL.as_ref()).unwrap();
+        let check = |kind| check_kind(&region(kind, 0x1000, 0x1000), &node.0, sys.path());
         of_class("egm");
         assert!(check(egm()).is_ok());
         assert!(check(RegionKind::Devdax { device: NULL.into() }).is_err());
@@ -243,17 +272,36 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_file_and_a_link_are_not_devices() {
+    fn what_is_no_device_is_refused_without_being_opened() {
         let folder = tempfile::tempdir().unwrap();
-        let (plain, link) = (folder.path().join("egm4"), folder.path().join("egm5"));
-        assert_eq!(open_file(&plain).unwrap_err().kind(), io::ErrorKind::NotFound);
-        assert!(!plain.exists());
-        fs::write(&plain, "x").unwrap();
-        let refused =
-            Window::new(&region(egm(), 0x1000, 0x1000), &slice(0, 0x1000), open_file(&plain).unwrap());
-        assert!(matches!(refused, Err(BackingError::NotTheDevice { .. })));
-        symlink(NULL, &link).unwrap();
-        assert_eq!(open_file(&link).unwrap_err().raw_os_error(), Some(libc::ELOOP));
+        let region = region(egm(), 0x1000, 0x1000);
+        let at = |name: &str| folder.path().join(name);
+        let missing = Node::find(&region, &at("egm4")).unwrap_err();
+        assert!(matches!(missing, BackingError::Open { .. }) && !at("egm4").exists());
+        fs::write(at("plain"), "x").unwrap();
+        symlink(NULL, at("link")).unwrap();
+        mknodat(CWD, at("pipe"), rustix::fs::FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK;
+        let reader = rustix::fs::open(at("pipe"), flags, Mode::empty()).unwrap();
+        for name in ["plain", "link", "pipe"] {
+            let refused = Node::find(&region, &at(name)).unwrap_err();
+            assert!(matches!(refused, BackingError::NotTheDevice { .. }), "{name}: {refused}");
+        }
+        // A pipe hangs up once it had a writer.
+        let mut poll = [PollFd::new(&reader, PollFlags::IN)];
+        rustix::event::poll(&mut poll, Some(&Timespec::default())).unwrap();
+        assert!(!poll[0].revents().contains(PollFlags::HUP), "the pipe was opened");
+    }
+
+    #[test]
+    fn the_file_that_was_found_is_the_one_that_is_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("node");
+        fs::write(&path, "found").unwrap();
+        let node = Node::at(&path).unwrap();
+        fs::rename(&path, folder.path().join("other")).unwrap();
+        fs::write(&path, "put there since").unwrap();
+        assert_eq!(io::read_to_string(node.open().unwrap()).unwrap(), "found");
     }
 
     #[test]
@@ -267,9 +315,9 @@ mod tests {
             },
             cancel: &cancel,
         };
-        let result = wait_for(NULL.as_ref(), &patience, move |path| {
+        let result = wait_for(NULL.as_ref(), &patience, move || {
             let _ = wait.recv();
-            open_file(path)
+            File::open(NULL)
         });
         assert!(matches!(result, Err(NotOpen::Cancelled(_))));
         assert_eq!(told.into_inner(), 1);
@@ -281,9 +329,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let device = fs::canonicalize(folder.path()).unwrap().join("egm4");
         fs::write(&device, "x").unwrap();
-        let held = open_file(&device).unwrap();
+        let held = File::open(&device).unwrap();
         let patience = Patience { progress: &|_| {}, cancel: &AtomicBool::new(false) };
-        let busy = |_: &Path| Err(io::Error::from_raw_os_error(libc::EBUSY));
+        let busy = || Err(io::Error::from_raw_os_error(libc::EBUSY));
         let error = wait_for(&device, &patience, busy).unwrap_err().of(&region(egm(), 0x1000, 0x1000));
         match &error {
             BackingError::Busy { by, .. } => assert!(by.iter().any(|h| h.pid == std::process::id())),
@@ -297,7 +345,7 @@ mod tests {
     #[test]
     fn a_fatal_signal_during_the_kernels_zeroing_is_named() {
         let patience = Patience { progress: &|_| {}, cancel: &AtomicBool::new(false) };
-        let interrupted = |_: &Path| Err(io::Error::from_raw_os_error(libc::EINTR));
+        let interrupted = || Err(io::Error::from_raw_os_error(libc::EINTR));
         let error = wait_for(NULL.as_ref(), &patience, interrupted).unwrap_err();
         assert!(matches!(error.of(&region(egm(), 1, 1)), BackingError::Interrupted { .. }));
     }

@@ -71,11 +71,12 @@ pub fn open(
     check(region, slice)?;
     match &region.kind {
         RegionKind::Egm { device } => {
-            let file = device::wait_for(device, patience, device::open_file).map_err(|e| e.of(region))?;
+            let node = device::Node::find(region, device)?;
+            let file = device::wait_for(device, patience, move || node.open()).map_err(|e| e.of(region))?;
             window(region, slice, file)
         }
         RegionKind::Reserved { device } | RegionKind::Devdax { device } => {
-            let file = device::open_file(device).map_err(|source| BackingError::Open {
+            let file = device::Node::find(region, device)?.open().map_err(|source| BackingError::Open {
                 region: region.name.clone(),
                 device: device.clone(),
                 source,
