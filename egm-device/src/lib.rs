@@ -36,6 +36,7 @@ mod stream;
 mod sys;
 pub mod trust;
 mod trusted;
+pub mod unix_socket;
 
 pub use backing::{
     Anonymous, AnonymousError, Backing, BackingError, GuestMemfdError, HugeFiles, HugeFilesError, HugePage,

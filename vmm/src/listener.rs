@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use egm_device::unix_socket::bind_private;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -21,12 +22,12 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Listens at `path`. A socket left there by a process that ended is replaced.
+    /// Listens at `path`, for this user alone whatever the umask is. A socket left there by a process that ended is replaced.
     ///
     /// # Errors
     /// `AddrInUse` when somebody listens there, `AlreadyExists` when it is a file of another kind, and those of bind(2).
     pub(crate) fn bind(path: &Path) -> io::Result<Self> {
-        let socket = match UnixListener::bind(path) {
+        let socket = match bind_private(path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 // A file of another kind refuses connections too, and is not ours to remove.
                 if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
@@ -37,7 +38,7 @@ impl Listener {
                     return Err(error);
                 }
                 std::fs::remove_file(path)?;
-                UnixListener::bind(path)?
+                bind_private(path)?
             }
             other => other?,
         };
@@ -126,6 +127,19 @@ mod tests {
         std::fs::write(&path, "precious").unwrap();
         assert_eq!(Listener::bind(&path).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn a_socket_is_its_user_s_alone_whatever_the_umask() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        // Tests of one process may run beside each other: the umask only gets wider, and only for a moment.
+        let before = rustix::process::umask(rustix::fs::Mode::empty());
+        let listener = Listener::bind(&path);
+        rustix::process::umask(before);
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        drop(listener.unwrap());
     }
 
     #[test]

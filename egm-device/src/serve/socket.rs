@@ -9,11 +9,10 @@ use std::time::Duration;
 
 use egm_vfio_wire::socket::{Connection, Patience};
 use listenfd::ListenFd;
-use rustix::fs::Mode;
-use rustix::process::umask;
 
 use crate::broker::no_place;
 use crate::report::{Blame, Report};
+use crate::unix_socket::bind_private;
 
 /// Why nobody could connect.
 #[derive(Debug, thiserror::Error)]
@@ -123,10 +122,7 @@ impl Socket {
             }
             std::fs::remove_file(path).map_err(error)?;
         }
-        let before = umask(Mode::from_raw_mode(0o177));
-        let listener = UnixListener::bind(path);
-        umask(before);
-        Ok(Self { listener: listener.map_err(error)?, ours: Some(path.to_owned()) })
+        Ok(Self { listener: bind_private(path).map_err(error)?, ours: Some(path.to_owned()) })
     }
 }
 

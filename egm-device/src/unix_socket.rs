@@ -1,0 +1,25 @@
+//! Unix sockets whose mode does not depend on this process's umask.
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+
+use rustix::fs::{Mode, fchmod};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+
+/// Clients that the kernel lets wait.
+const BACKLOG: i32 = 128;
+
+/// Listens at `path`; nobody but this user and root may connect. bind(2) makes the file with the mode that the socket has by
+/// then (`unix_bind_bsd`), so the file is never open to others.
+///
+/// # Errors
+/// The kernel's.
+pub fn bind_private(path: &Path) -> io::Result<UnixListener> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
