@@ -6,11 +6,12 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use egm_device::show::note;
 use relay::Relay;
 use rustix::fs::OFlags;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -33,6 +34,14 @@ pub enum ConsoleError {
         #[source]
         source: io::Error,
     },
+    /// Something that output is not appended to.
+    #[error("cannot open console file {}: it is {found}, and must be a regular file or a pipe", path.display())]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+        /// What is there.
+        found: &'static str,
+    },
     /// The socket for a client.
     #[error("cannot listen on console socket {}", path.display())]
     Socket {
@@ -53,7 +62,7 @@ pub enum ConsoleError {
 impl Report for ConsoleError {
     fn blame(&self) -> Blame {
         match self {
-            Self::File { .. } | Self::Socket { .. } => Blame::Configuration,
+            Self::File { .. } | Self::NotAFile { .. } | Self::Socket { .. } => Blame::Configuration,
             Self::Relay(_) | Self::Pty(_) => Blame::Host,
         }
     }
@@ -64,6 +73,10 @@ impl Report for ConsoleError {
                 "start who reads this pipe first; for a socket of ours, set \"console\".\"type\" to \"socket\""
                     .to_owned()
             }
+            Self::File { source, .. } if source.raw_os_error() == Some(libc::ELOOP) => {
+                "it is a symbolic link: set \"console\".\"path\" to the file itself".to_owned()
+            }
+            Self::NotAFile { .. } => "set \"console\".\"path\" to a file that may be made".to_owned(),
             Self::File { .. } => {
                 "set \"console\".\"path\" to a file that you may write, in a folder that exists".to_owned()
             }
@@ -93,14 +106,19 @@ pub(crate) fn give_back_terminal() {
     }
 }
 
-/// An open console. Nothing that the guest prints makes it wait for a reader; dropping it does, for the last of it.
+/// An open console. Nothing that the guest prints makes it wait for a reader or a disk; dropping it does, for the last of it, and
+/// prints how much was lost.
 #[derive(Debug)]
-pub struct Console(Kind);
+pub struct Console {
+    kind: Kind,
+    /// Bytes that a pseudo-terminal or a client did not take.
+    lost: u64,
+}
 
 #[derive(Debug)]
 enum Kind {
-    Stdio { output: Output, input: bool },
-    File(Output),
+    Stdio { output: Relay, input: bool },
+    File(Relay),
     Pty { master: File, _slave: OwnedFd },
     Socket { listener: Listener, client: Option<UnixStream> },
     Null,
@@ -112,25 +130,25 @@ impl Console {
     /// # Errors
     /// [`ConsoleError`] naming the file or socket.
     pub fn open(config: &config::Console) -> Result<Self, ConsoleError> {
-        Ok(Self(match config {
+        let kind = match config {
             config::Console::Null => Kind::Null,
             config::Console::Stdio => stdio().map_err(ConsoleError::Relay)?,
             config::Console::File { path } => {
-                let file = file(path).map_err(|source| ConsoleError::File { path: path.clone(), source })?;
-                Kind::File(Output::new(file.into()).map_err(ConsoleError::Relay)?)
+                Kind::File(Relay::start(file(path)?.into()).map_err(ConsoleError::Relay)?)
             }
             config::Console::Pty => pty().map_err(ConsoleError::Pty)?,
             config::Console::Socket { path } => {
                 let failed = |source| ConsoleError::Socket { path: path.clone(), source };
                 Kind::Socket { listener: Listener::bind(path).map_err(failed)?, client: None }
             }
-        }))
+        };
+        Ok(Self { kind, lost: 0 })
     }
 
     /// Our terminal, if it is one, belongs to the guest from now until the console is dropped: every key goes there,
     /// Ctrl-C too. Until then the operator can stop a start that takes long.
     pub fn take_terminal(&mut self) {
-        let Kind::Stdio { .. } = &self.0 else { return };
+        let Kind::Stdio { .. } = &self.kind else { return };
         let stdin = io::stdin();
         let Ok(before) = tcgetattr(&stdin) else { return };
         let mut raw = before.clone();
@@ -142,7 +160,7 @@ impl Console {
 
     /// Name of the pseudo-terminal, if it is one.
     pub fn pty_name(&self) -> Option<String> {
-        match &self.0 {
+        match &self.kind {
             Kind::Pty { master, .. } => {
                 Some(ptsname(master, Vec::new()).ok()?.to_string_lossy().into_owned())
             }
@@ -152,11 +170,12 @@ impl Console {
 
     /// Writes what the guest printed. What nobody takes is lost, as on a cable.
     pub fn write(&mut self, data: &[u8]) {
-        match &mut self.0 {
+        match &mut self.kind {
             Kind::Stdio { output, .. } | Kind::File(output) => output.write(data),
-            Kind::Pty { master, .. } => drop(master.write(data)),
+            Kind::Pty { master, .. } => self.lost = self.lost.saturating_add(left(data, &master.write(data))),
             Kind::Socket { client: Some(stream), .. } => {
                 let written = stream.write(data);
+                self.lost = self.lost.saturating_add(left(data, &written));
                 if written.is_err() && !taken(written).1 {
                     // Not closed here: its number would be another file's while the event loop still waits for it.
                     let _ = stream.shutdown(Shutdown::Both);
@@ -168,7 +187,7 @@ impl Console {
 
     /// Descriptors to wait for; they change when a client comes or goes.
     pub fn sources(&self) -> Vec<RawFd> {
-        match &self.0 {
+        match &self.kind {
             Kind::Stdio { input: true, .. } => vec![io::stdin().as_raw_fd()],
             Kind::Pty { master, .. } => vec![master.as_raw_fd()],
             Kind::Socket { client: Some(stream), .. } => vec![stream.as_raw_fd()],
@@ -180,7 +199,7 @@ impl Console {
     /// Takes what was typed, or a client; the number of bytes, 0 when there is none. May close a descriptor that
     /// [`sources`](Self::sources) named, so nobody waits for it by then. An empty `buffer` would look like the end.
     pub fn read(&mut self, buffer: &mut [u8]) -> usize {
-        match &mut self.0 {
+        match &mut self.kind {
             Kind::Stdio { input, .. } => {
                 // Not through std's buffer: what it would read ahead no poll would ever show again.
                 let count;
@@ -204,44 +223,44 @@ impl Console {
 
 impl Drop for Console {
     fn drop(&mut self) {
-        if let Kind::Stdio { .. } = &self.0 {
+        if let Kind::Stdio { .. } = &self.kind {
             give_back_terminal();
         }
-    }
-}
-
-/// Where output goes without making the guest wait.
-#[derive(Debug)]
-enum Output {
-    /// A regular file has no reader to wait for, and loses nothing.
-    File(File),
-    /// Anything else may have a reader who does not read.
-    Relay(Relay),
-}
-
-impl Output {
-    fn new(to: OwnedFd) -> io::Result<Self> {
-        let kind = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&to)?.st_mode);
-        Ok(if kind.is_file() { Self::File(to.into()) } else { Self::Relay(Relay::start(to)?) })
-    }
-
-    fn write(&mut self, data: &[u8]) {
-        match self {
-            Self::File(file) => drop(file.write_all(data)),
-            Self::Relay(relay) => relay.write(data),
+        let lost = match &mut self.kind {
+            Kind::Stdio { output, .. } | Kind::File(output) => output.finish(),
+            _ => self.lost,
+        };
+        if lost > 0 {
+            let why = "the reader was too slow, or the disk is full";
+            note(format_args!("{lost} bytes of console output are lost: {why}"));
         }
     }
+}
+
+/// Bytes of `data` that were not written.
+fn left(data: &[u8], written: &io::Result<usize>) -> u64 {
+    let written = written.as_ref().map_or(0, |written| *written);
+    u64::try_from(data.len().saturating_sub(written)).unwrap_or(u64::MAX)
 }
 
 fn stdio() -> io::Result<Kind> {
-    let output = Output::new(io::stdout().as_fd().try_clone_to_owned()?)?;
+    let output = Relay::start(io::stdout().as_fd().try_clone_to_owned()?)?;
     Ok(Kind::Stdio { output, input: is_waitable(io::stdin().as_fd()) })
 }
 
-/// Opens the file at `path` without waiting for anybody to read it, and without making a terminal ours.
-fn file(path: &Path) -> io::Result<File> {
-    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
-    OpenOptions::new().create(true).append(true).custom_flags(flags).open(path)
+/// Opens the file at `path`, made for this user alone, without following a link, waiting for a pipe's reader, or making a
+/// terminal ours.
+fn file(path: &Path) -> Result<File, ConsoleError> {
+    let failed = |source| ConsoleError::File { path: path.to_owned(), source };
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_NOFOLLOW;
+    let file = OpenOptions::new().create(true).append(true).mode(0o600).custom_flags(flags).open(path);
+    let file = file.map_err(failed)?;
+    let kind = file.metadata().map_err(failed)?.file_type();
+    if kind.is_file() || kind.is_fifo() {
+        return Ok(file);
+    }
+    let found = if kind.is_char_device() { "a character device" } else { "no file" };
+    Err(ConsoleError::NotAFile { path: path.to_owned(), found })
 }
 
 /// Whether poll says something about it: a regular file or /dev/null is always ready and would spin.
@@ -277,6 +296,8 @@ fn taken(read: io::Result<usize>) -> (usize, bool) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -309,6 +330,21 @@ mod tests {
         }
         drop(console);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_file_is_made_for_its_user_alone_and_links_and_devices_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = |path: &Path| Console::open(&config::Console::File { path: path.to_owned() });
+        let (new, link) = (folder.path().join("new"), folder.path().join("link"));
+        drop(open(&new).unwrap());
+        assert_eq!(new.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        std::os::unix::fs::symlink(&new, &link).unwrap();
+        let error = open(&link).unwrap_err();
+        assert!(error.help().unwrap().contains("symbolic link"), "{error}");
+        let error = open(Path::new("/dev/null")).unwrap_err();
+        assert!(error.to_string().contains("a character device, and must be"), "{error}");
+        assert_eq!(error.blame(), Blame::Configuration);
     }
 
     #[test]

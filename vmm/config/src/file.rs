@@ -270,14 +270,14 @@ pub(super) enum ConsoleFile {
     Stdio,
     /// Output is appended to a file; no input.
     File {
-        /// The file, made when missing.
+        /// The file, made with mode 0600 when missing; a pipe needs a reader, links and devices are refused.
         path: PathBuf,
     },
     /// A pseudo-terminal; its name is printed.
     Pty,
     /// A Unix stream socket for one client at a time.
     Socket {
-        /// The socket, made at start and removed at the end.
+        /// The socket, made at start with mode 0600 and removed at the end.
         path: PathBuf,
     },
     /// Discarded.

@@ -1,4 +1,5 @@
-//! Output whose reader may be slow or asleep: a pipe of ours takes it, and a thread that may wait carries it on.
+//! Output whose reader may be slow or asleep: a pipe of ours takes it, and a thread that may wait carries it on. A regular
+//! file is no exception: its disk may be full, and its file system may not answer.
 //!
 //! The descriptor itself cannot be told not to block: standard output is one open file with whoever started us, and
 //! often with our own messages; and a write may wait although poll said that there is room. On the event loop it would
@@ -6,7 +7,9 @@
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::OwnedFd;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread::{self, Builder, JoinHandle};
 use std::time::Duration;
 
@@ -28,6 +31,10 @@ pub(super) struct Relay {
     entry: Option<PipeWriter>,
     moved: Receiver<()>,
     thread: Option<JoinHandle<()>>,
+    /// Bytes that came.
+    came: u64,
+    /// Bytes that went on.
+    went: Arc<AtomicU64>,
 }
 
 impl Relay {
@@ -45,36 +52,52 @@ impl Relay {
         rustix::io::ioctl_fionbio(&entry, true)?;
         let _ = rustix::pipe::fcntl_setpipe_size(&entry, CAPACITY); // a refusal costs room, nothing else
         let (progress, moved) = sync_channel(1);
-        let carry = move || carry(from, &to, &progress, pause);
+        let went = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&went);
+        let moved_on = move |count: usize| {
+            counter.fetch_add(u64::try_from(count).unwrap_or(u64::MAX), Ordering::Relaxed);
+            let _ = progress.try_send(());
+        };
+        let carry = move || carry(from, &to, moved_on, pause);
         let thread = Builder::new().name("console".to_owned()).stack_size(STACK).spawn(carry)?;
-        Ok(Self { entry: Some(entry), moved, thread: Some(thread) })
+        Ok(Self { entry: Some(entry), moved, thread: Some(thread), came: 0, went })
     }
 
     /// Takes `data`; what there is no room for is lost, as on a cable.
     pub(super) fn write(&mut self, data: &[u8]) {
+        self.came = self.came.saturating_add(u64::try_from(data.len()).unwrap_or(u64::MAX));
         if let Some(entry) = &mut self.entry {
             let _ = entry.write(data);
         }
+    }
+
+    /// Waits for what was written to go on, as long as some of it does; returns how many bytes did not.
+    pub(super) fn finish(&mut self) -> u64 {
+        if self.entry.take().is_some() {
+            loop {
+                match self.moved.recv_timeout(PATIENCE) {
+                    Ok(()) => {}
+                    Err(RecvTimeoutError::Disconnected) => {
+                        let _ = self.thread.take().map(JoinHandle::join);
+                        break;
+                    }
+                    Err(RecvTimeoutError::Timeout) => break, // the thread ends with its reader, or with the process
+                }
+            }
+        }
+        self.came.saturating_sub(self.went.load(Ordering::Relaxed))
     }
 }
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        self.entry = None;
-        loop {
-            match self.moved.recv_timeout(PATIENCE) {
-                Ok(()) => {}
-                Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) => return, // the thread ends with its reader, or with the process
-            }
-        }
-        let _ = self.thread.take().map(JoinHandle::join);
+        self.finish();
     }
 }
 
-/// Carries until nobody writes any longer. `progress` is told of every write; `pause` comes after what did not fill the
-/// buffer.
-fn carry(mut from: PipeReader, to: &OwnedFd, progress: &SyncSender<()>, pause: impl Fn()) {
+/// Carries until the other end of `from` is closed. `moved_on` gets the bytes of every write; `pause` comes after what did not
+/// fill the buffer.
+fn carry(mut from: PipeReader, to: &OwnedFd, moved_on: impl Fn(usize), pause: impl Fn()) {
     let mut buffer = [0; 4096];
     loop {
         let (mut rest, full) = match from.read(&mut buffer) {
@@ -86,13 +109,15 @@ fn carry(mut from: PipeReader, to: &OwnedFd, progress: &SyncSender<()>, pause: i
         while !rest.is_empty() {
             match rustix::io::write(to, rest) {
                 Ok(0) => break,
-                Ok(count) => rest = rest.get(count..).unwrap_or_default(),
+                Ok(count) => {
+                    moved_on(count);
+                    rest = rest.get(count..).unwrap_or_default();
+                }
                 Err(Errno::INTR) => {}
                 // Ours, or made so by somebody who has the same file open.
                 Err(Errno::AGAIN) => drop(poll(&mut [PollFd::new(to, PollFlags::OUT)], None)),
-                Err(_) => break, // nobody reads, now; another reader may come
+                Err(_) => break, // no reader, or no room, now
             }
-            let _ = progress.try_send(());
         }
         if !full {
             pause();

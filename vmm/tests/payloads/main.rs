@@ -18,6 +18,7 @@ use egm_payload::{Entry, Ports};
 use egm_vmm::config;
 use egm_vmm::facts::{Scope, of_host};
 use egm_vmm::plan::{Plan, plan};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -347,4 +348,38 @@ fn storage_that_hangs_ends_with_a_second_signal_and_is_named() {
             assert!(ended.messages.contains(part), "no {part:?}: {ended:?}");
         }
     }
+}
+
+fn console_at(path: &Path) -> Value {
+    json!({ "memory": { "size": "16MiB" }, "console": { "type": "file", "path": path } })
+}
+
+#[test]
+fn a_console_file_whose_storage_hangs_holds_up_neither_the_guest_nor_the_end() {
+    if !kvm() {
+        return;
+    }
+    let Some(mounted) = Mounted::new(Storage::Hangs) else { return };
+    let config = console_at(&mounted.disk());
+    let ended = run_in(config, |_| (), |_| egm_payload::hello(Ports::USUAL, Entry::Pvh));
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.messages.contains("note: 7 bytes of console output are lost"), "{ended:?}");
+}
+
+#[test]
+fn a_console_file_on_a_full_disk_costs_output_that_is_counted() {
+    if !kvm() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let size = c"size=4k";
+    if let Err(error) = mount("tmpfs", folder.path(), "tmpfs", MountFlags::empty(), Some(size)) {
+        return println!("skipped: cannot mount a tmpfs: {error}");
+    }
+    std::fs::write(folder.path().join("full"), [1; 4096]).unwrap();
+    let config = console_at(&folder.path().join("console"));
+    let ended = run_in(config, |_| (), |_| egm_payload::hello(Ports::USUAL, Entry::Pvh));
+    unmount(folder.path(), UnmountFlags::DETACH).unwrap();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.messages.contains("note: 7 bytes of console output are lost"), "{ended:?}");
 }
