@@ -204,16 +204,9 @@ pub enum PlanError {
         /// Each region, and why it cannot.
         tried: Vec<(String, NoPlace)>,
     },
-    /// More root ports near a node than its bus has places.
-    #[error("cannot put {ports} root ports near node {node}: the bus of its host bridge has {max} places")]
-    NodeBus {
-        /// Guest node.
-        node: u32,
-        /// Root ports wanted there.
-        ports: usize,
-        /// Places.
-        max: usize,
-    },
+    /// More root ports than the bus near a node has places: the node, and their number.
+    #[error("cannot put {1} root ports near node {0}: the bus of its host bridge has 32 places")]
+    NodeBus(u32, usize),
     /// More functions than the root bus has places.
     #[error("{devices} root ports and devices on bus 0 are more than its {max} places after the host bridge")]
     Bus0 {
@@ -368,7 +361,7 @@ impl Report for PlanError {
             }
             Self::Exclusive(conflict) => return conflict.help(),
             Self::NoPlace { tried, .. } => NoPlace::remedy(tried),
-            Self::Bus0 { .. } | Self::NodeBus { .. } | Self::Buses { .. } => "remove devices".to_owned(),
+            Self::Bus0 { .. } | Self::NodeBus(..) | Self::Buses { .. } => "remove devices".to_owned(),
             Self::Passed(rule) => rule.help(),
             Self::UnknownFunction { .. } => {
                 format!("{MISSING_REMEDY}; facts of another host are recorded there, by \"egm-vmm facts\"")

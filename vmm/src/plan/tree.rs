@@ -131,7 +131,7 @@ pub(super) fn tree(spec: &Spec, facts: &Facts, wanted: &[Wanted<'_>], first: u32
         if let Some(What::Host { near: Some(node) }) = builder.tree.nodes.get(expander).map(|node| node.what)
             && ports > BUS_PLACES
         {
-            return Err(PlanError::NodeBus { node, ports, max: BUS_PLACES });
+            return Err(PlanError::NodeBus(node, ports));
         }
     }
     Ok(builder.tree)
