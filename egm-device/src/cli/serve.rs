@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use egm_address::{ByteSize, PciAddress, Printable, SpanSet};
+use egm_address::{ByteSize, PciAddress, SpanSet};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::SIGUSR1;
@@ -28,7 +28,7 @@ use crate::region::{RegionKind, near_node};
 use crate::report::{Blame, Chain, Report};
 use crate::scrub::{Cause, ScrubError};
 use crate::serve::{self, FileError, Held, Offer, Post, SliceError, Socket, SocketError};
-use crate::show::{note, print};
+use crate::show::{note, print, printable_lines};
 use crate::trust;
 
 /// How often an EGM device's list of retired pages is read; nothing tells us when it grows.
@@ -146,8 +146,10 @@ pub(super) fn run(args: &Args) -> Outcome {
             .socket
             .as_ref()
             .map_or_else(|| "systemd's socket".into(), |path| path.display().to_string());
-        let line = format!("device {}: {} of {} at {at}", offer.name, offer.size, offer.region);
-        print(format!("{}\n", Printable(&line)));
+        print(printable_lines(&format!(
+            "device {}: {} of {} at {at}\n",
+            offer.name, offer.size, offer.region
+        )));
     }
     let waited = wait(&mut signals, &mut watch, &mut devices);
     let ended = end(devices, &offers, Duration::from_secs(args.patience), &mut watch);
