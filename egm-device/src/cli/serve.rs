@@ -28,7 +28,7 @@ use crate::region::{RegionKind, near_node};
 use crate::report::{Blame, Chain, Report};
 use crate::scrub::{Cause, ScrubError};
 use crate::serve::{self, FileError, Held, Offer, Post, SliceError, Socket, SocketError};
-use crate::show::{note, print, printable_lines};
+use crate::show::{note, print};
 use crate::trust;
 
 /// How often an EGM device's list of retired pages is read; nothing tells us when it grows.
@@ -146,10 +146,7 @@ pub(super) fn run(args: &Args) -> Outcome {
             .socket
             .as_ref()
             .map_or_else(|| "systemd's socket".into(), |path| path.display().to_string());
-        print(printable_lines(&format!(
-            "device {}: {} of {} at {at}\n",
-            offer.name, offer.size, offer.region
-        )));
+        print(format!("device {}: {} of {} at {at}\n", offer.name, offer.size, offer.region));
     }
     let waited = wait(&mut signals, &mut watch, &mut devices);
     let ended = end(devices, &offers, Duration::from_secs(args.patience), &mut watch);
