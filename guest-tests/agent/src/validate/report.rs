@@ -134,7 +134,8 @@ pub(crate) fn again(options: &Again) -> ExitCode {
 /// The run with the verdicts that `words` select.
 fn selected(mut run: Run, words: &[String]) -> Result<Run, String> {
     let names: Vec<&str> = run.verdicts.iter().map(|verdict| verdict.name.as_str()).collect();
-    let chosen: BTreeSet<String> = select::select(&names, words)?.into_iter().map(str::to_owned).collect();
+    let chosen: BTreeSet<String> =
+        select::select("--select", &names, words)?.into_iter().map(str::to_owned).collect();
     run.verdicts.retain(|verdict| chosen.contains(&verdict.name));
     Ok(run)
 }
