@@ -1,8 +1,8 @@
 //! `egm-device serve`: slices as PCI functions for VMMs that know vfio-user.
 
 use std::collections::BTreeMap;
-use std::io::{self, Read};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::io;
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use std::time::Duration;
 use egm_address::{ByteSize, PciAddress, SpanSet};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use signal_hook::consts::SIGUSR1;
 
 use super::Outcome;
 use super::host::Host;
+use super::ledger;
 use super::progress::with_bar;
-use super::{ledger, signals};
+use super::signals::Signals;
 use crate::device::config::Id;
 use crate::device::core::Facts;
 use crate::device::{Function, Setup};
@@ -330,25 +330,6 @@ impl Served {
     fn look(&mut self) {
         let events = self.growth.as_mut().and_then(|growth| growth.look(self.held.backing().file()).ok());
         events.into_iter().flatten().for_each(|event| self.bad(&event));
-    }
-}
-
-/// What operators tell this process by signals: each is readable after one.
-struct Signals {
-    /// SIGTERM, SIGINT.
-    end: UnixStream,
-    /// SIGUSR1: slices are wanted back, and who has them may take his time.
-    ask: UnixStream,
-}
-
-impl Signals {
-    fn new() -> io::Result<Self> {
-        Ok(Self { end: signals::pipe(&signals::END)?, ask: signals::pipe(&[SIGUSR1])? })
-    }
-
-    /// Whether SIGUSR1 came since the last time.
-    fn is_asked(&mut self) -> bool {
-        self.ask.read(&mut [0; 64]).is_ok_and(|signals| signals > 0)
     }
 }
 

@@ -1,10 +1,10 @@
 //! Signals that a process waits for beside all else.
 
 use std::ffi::c_int;
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::low_level::pipe::register;
 
 /// What ends a program in order: systemd's word, and Ctrl-C.
@@ -21,4 +21,23 @@ pub(super) fn pipe(signals: &[c_int]) -> io::Result<UnixStream> {
     }
     read.set_nonblocking(true)?;
     Ok(read)
+}
+
+/// Signals to a process that serves slices: each socket is readable after one.
+pub(super) struct Signals {
+    /// SIGTERM or SIGINT.
+    pub(super) end: UnixStream,
+    /// SIGUSR1, a request to the guests for their slices.
+    pub(super) ask: UnixStream,
+}
+
+impl Signals {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self { end: pipe(&END)?, ask: pipe(&[SIGUSR1])? })
+    }
+
+    /// Whether SIGUSR1 came since the last call.
+    pub(super) fn is_asked(&mut self) -> bool {
+        self.ask.read(&mut [0; 64]).is_ok_and(|signals| signals > 0)
+    }
 }
