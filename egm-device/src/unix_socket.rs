@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::io;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::Path;
 
 use rustix::fs::{Mode, fchmod};
@@ -17,6 +17,7 @@ const BACKLOG: i32 = 128;
 /// # Errors
 /// The kernel's.
 pub fn bind_private(path: &Path) -> io::Result<UnixListener> {
+    SocketAddr::from_pathname(path)?; // of 107 bytes at most: clients need room for the NUL
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
