@@ -289,13 +289,13 @@ impl Mapping {
     /// # Errors
     /// A range outside the mapping.
     pub(crate) fn first_nonzero(&self, offset: usize, size: usize) -> Result<Option<usize>, MappingError> {
-        const WORDS: usize = 4096;
-        let mut words = [0; WORDS];
+        const PART: usize = 4096;
+        let mut buffer = [0; PART];
         let end = offset.saturating_add(size);
-        for at in (offset..end).step_by(WORDS) {
-            let part = words.get_mut(..WORDS.min(end.saturating_sub(at))).unwrap_or_default();
+        for at in (offset..end).step_by(PART) {
+            let part = buffer.get_mut(..PART.min(end.saturating_sub(at))).unwrap_or_default();
             self.read(at, part)?;
-            if let Some(found) = part.iter().position(|byte| *byte != 0) {
+            if let Some(found) = first_nonzero(part) {
                 return Ok(Some(at.saturating_add(found)));
             }
         }
@@ -348,6 +348,12 @@ impl Drop for Mapping {
         // SAFETY: the whole reservation is ours, the mapping lies inside it, and nobody holds a reference to its bytes.
         let _ = unsafe { mm::munmap(start.as_ptr().cast(), size) };
     }
+}
+
+/// Place of the first byte that is not zero. Most often there is none, which is found many bytes at a time.
+pub(crate) fn first_nonzero(bytes: &[u8]) -> Option<usize> {
+    let any = bytes.iter().fold(0, |any, byte| any | byte);
+    if any == 0 { None } else { bytes.iter().position(|byte| *byte != 0) }
 }
 
 /// Whether a word of 8 bytes may be read at `address`.

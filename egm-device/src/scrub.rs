@@ -1,14 +1,15 @@
 //! Zeroing memory that keeps its bytes, before somebody else gets it.
 //!
 //! Each worker maps a chunk of its own, so that a bad page is replaced under nobody else's feet, and piece by piece makes it
-//! present where the kernel has pages for it and zeroes it under guard. Then it reads a random sample back by another
-//! mapping ([`sample`]): memory that is not zero there is an error. A chunk is done or it is not; what is
+//! present where the kernel has pages for it and zeroes it under guard. Then it reads a random sample back another
+//! way ([`sample`]): memory that is not zero there is an error. A chunk is done or it is not; what is
 //! done is reported with every outcome, so that a scrub goes on where the last one ended.
 
 mod sample;
 
 use std::io;
 use std::num::{NonZeroU64, NonZeroUsize};
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -18,7 +19,7 @@ use egm_address::{CpuSet, InRegion, Offset, Span, SpanSet, align_down, align_up}
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::backing::Backing;
-use crate::mapping::{Mapping, MappingError};
+use crate::mapping::{Mapping, MappingError, first_nonzero};
 use crate::prefault::workers_for;
 use crate::rate::Pace;
 use crate::{crew, poison};
@@ -244,22 +245,38 @@ impl Job<'_> {
         self.read_back(chunk)
     }
 
-    /// Reads a sample of `chunk` back. The mapping is a new one, so stores that went to other memory than the slice's are
+    /// Reads a sample of `chunk` back, by no mapping that zeroed it: stores that went to other memory than the slice's are
     /// found as well.
     fn read_back(&self, chunk: Span<InRegion>) -> Result<(), Cause> {
         let mut random = [0; sample::RANDOM];
         getrandom(&mut random, GetRandomFlags::empty()).map_err(|error| Cause::Random(error.into()))?;
-        // Of invisible memory the kernel maps every page at once, so only the blocks are mapped.
-        let whole = (!self.backing.is_invisible()).then(|| Mapped::new(self, chunk)).transpose()?;
+        let file = self.backing.file();
+        // Devices are mapped instead: /dev/mem may read as zeroes, and others cannot be read.
+        let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
+        let mut buffer = vec![0; if is_file { bytes(chunk).min(sample::BLOCK) } else { 0 }];
         for block in sample::sample(chunk, random) {
-            let alone = if whole.is_none() { Some(Mapped::new(self, block)?) } else { None };
-            let Some(mapped) = whole.as_ref().or(alone.as_ref()) else { continue };
-            let from = mapped.offset_of(block);
-            if let Some(found) = mapped.guarded(|mapping| mapping.first_nonzero(from, bytes(block)))? {
-                return Err(Cause::NotZero { at: mapped.place(found), block });
+            let buffer = buffer.get_mut(..bytes(block)).unwrap_or_default();
+            let offset = block.start().offset_from(self.at).unwrap_or_default();
+            let offset = self.backing.offset().saturating_add(offset);
+            // A page that cannot be read is mapped too: the guard names it.
+            let found = if is_file && file.read_exact_at(buffer, offset).is_ok() {
+                first_nonzero(buffer).and_then(|found| block.start().checked_add(u64::try_from(found).ok()?))
+            } else {
+                self.nonzero_in(block)?
+            };
+            if let Some(at) = found {
+                return Err(Cause::NotZero { at, block });
             }
         }
         Ok(())
+    }
+
+    /// The first byte of `block` that is not zero, by a mapping of it alone.
+    fn nonzero_in(&self, block: Span<InRegion>) -> Result<Option<Offset>, Cause> {
+        let mapped = Mapped::new(self, block)?;
+        let from = mapped.offset_of(block);
+        let found = mapped.guarded(|mapping| mapping.first_nonzero(from, bytes(block)))?;
+        Ok(found.map(|found| mapped.place(found)))
     }
 }
 

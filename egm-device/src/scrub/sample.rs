@@ -8,16 +8,17 @@ use egm_address::{InRegion, Span};
 use super::CHUNK;
 
 /// Bytes that are read back in one piece.
-pub(super) const BLOCK: u64 = 64 << 10;
+pub(super) const BLOCK: usize = 64 << 10;
+const BLOCK_BYTES: u64 = BLOCK as u64;
 /// Blocks of which one at least is read back. One random byte chooses it.
 const EACH: u64 = 256;
 /// Random bytes for a chunk.
 pub(super) const RANDOM: usize = 4;
-const _: () = assert!(RANDOM as u64 * EACH * BLOCK >= CHUNK);
+const _: () = assert!(RANDOM as u64 * EACH * BLOCK_BYTES >= CHUNK);
 
 /// The blocks of `chunk` that are read back, ascending; the last may be shorter than [`BLOCK`].
 pub(super) fn sample(chunk: Span<InRegion>, random: [u8; RANDOM]) -> Vec<Span<InRegion>> {
-    let blocks = chunk.size().div_ceil(BLOCK);
+    let blocks = chunk.size().div_ceil(BLOCK_BYTES);
     let mut chosen = vec![0, blocks.saturating_sub(1)];
     for (first, random) in (0..blocks).step_by(256).zip(random) {
         let of = blocks.saturating_sub(first).min(EACH);
@@ -27,8 +28,8 @@ pub(super) fn sample(chunk: Span<InRegion>, random: [u8; RANDOM]) -> Vec<Span<In
     chosen.sort_unstable();
     chosen.dedup();
     let block = |number: u64| {
-        let start = chunk.start().checked_add(number.checked_mul(BLOCK)?)?;
-        let end = start.checked_add(BLOCK).filter(|end| *end < chunk.end());
+        let start = chunk.start().checked_add(number.checked_mul(BLOCK_BYTES)?)?;
+        let end = start.checked_add(BLOCK_BYTES).filter(|end| *end < chunk.end());
         Span::between(start, end.unwrap_or_else(|| chunk.end()))
     };
     chosen.into_iter().filter_map(block).collect()
@@ -51,9 +52,9 @@ mod tests {
             prop_assert_eq!(blocks.first().unwrap().start(), chunk.start());
             prop_assert_eq!(blocks.last().unwrap().end(), chunk.end());
             prop_assert!(blocks.windows(2).all(|pair| pair[0].end() <= pair[1].start()));
-            prop_assert!(blocks.iter().all(|block| block.size() <= BLOCK));
+            prop_assert!(blocks.iter().all(|block| block.size() <= BLOCK_BYTES));
             for first in (0..size).step_by(16 << 20) {
-                let all = Span::new(Offset::new(start + first), (256 * BLOCK).min(size - first)).unwrap();
+                let all = Span::new(Offset::new(start + first), (256 * BLOCK_BYTES).min(size - first)).unwrap();
                 prop_assert!(blocks.iter().any(|block| all.intersection(*block).is_some()));
             }
             prop_assert!(SpanSet::from_iter(blocks).size() <= size);
