@@ -3,6 +3,7 @@
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod aperture;
 mod common;
 mod faults;
 mod retired;

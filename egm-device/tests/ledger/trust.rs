@@ -9,34 +9,34 @@ use std::sync::Arc;
 
 use crate::common::{PAGE, fill, is_zero, ledger, region, set};
 
-const NOBODY: Watch<'static> = Watch::nobody();
+pub(crate) const NOBODY: Watch<'static> = Watch::nobody();
 
-fn gpu() -> PciAddress {
+pub(crate) fn gpu() -> PciAddress {
     "0009:01:00.0".parse().unwrap()
 }
 
 /// A region of eight pages that [`gpu`] reaches.
-fn reached(folder: &std::path::Path) -> (Region, Arc<dyn Memory>) {
+pub(crate) fn reached(folder: &std::path::Path) -> (Region, Arc<dyn Memory>) {
     let (region, memory) = region(folder, 8);
     (Region { functions: vec![gpu()], ..region }, memory)
 }
 
 /// This process as an owner.
-fn own(domain: Option<&str>) -> Owner {
+pub(crate) fn own(domain: Option<&str>) -> Owner {
     Owner::this("vm1").in_domain(domain.map(str::to_owned))
 }
 
 /// Another process that runs, as an owner of the same user.
-fn other(domain: Option<&str>) -> Owner {
+pub(crate) fn other(domain: Option<&str>) -> Owner {
     let started = started(1).unwrap();
     Owner { name: "vm2".to_owned(), pid: 1, started, ..own(domain) }
 }
 
-fn two_pages(owner: Owner) -> Request {
+pub(crate) fn two_pages(owner: Owner) -> Request {
     Request::new(2 * PAGE, owner)
 }
 
-fn claim(
+pub(crate) fn claim(
     ledger: &Ledger,
     region: &Region,
     memory: &Arc<dyn Memory>,

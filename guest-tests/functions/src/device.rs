@@ -10,9 +10,10 @@ use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 
 use crate::config::{Config, Identity, LENGTH};
-use crate::engine::{Copy, Memory, Progress, Way};
+use crate::engine::{Copy, Progress};
+use crate::reach::{Egm, Reach};
 use crate::readiness::Readiness;
-use crate::registers::{GRACE_SIZE, MAGIC, NO_VECTOR, OWN, Register, SIZE, TABLE};
+use crate::registers::{GRACE_SIZE, MAGIC, NO_VECTOR, Register, SIZE, TABLE};
 
 const BAR0: u32 = 0;
 const BAR2: u32 = 2;
@@ -60,16 +61,6 @@ struct State {
     copy: Option<Copy>,
 }
 
-/// What the engine reaches.
-#[derive(Debug)]
-struct Reach {
-    own: File,
-    bytes: u64,
-    windows: Windows,
-    /// Bus mastering: without it there is no DMA.
-    master: bool,
-}
-
 impl State {
     const FRESH: Self =
         Self { from: 0, to: 0, count: 0, vector: NO_VECTOR, status: 0, ended: 0, fault: 0, copy: None };
@@ -91,12 +82,7 @@ impl Function {
     pub fn with(setup: Setup, config: Config) -> io::Result<Self> {
         let memory = File::from(rustix::fs::memfd_create(c"function", MemfdFlags::CLOEXEC)?);
         memory.set_len(setup.memory)?;
-        let reach = Reach {
-            own: memory.try_clone()?,
-            bytes: setup.memory,
-            windows: Windows::default(),
-            master: false,
-        };
+        let reach = Reach::new(memory.try_clone()?, setup.memory);
         Ok(Self {
             setup,
             config,
@@ -116,6 +102,15 @@ impl Function {
     pub fn grace(setup: Setup, reads: u32) -> io::Result<Self> {
         let config = Config::grace(setup.identity, setup.bar, setup.vectors);
         Ok(Self { readiness: Some(Readiness::new(reads)), ..Self::with(setup, config)? })
+    }
+
+    /// Gives the engine an aperture on `egm`, the memory of a socket ([`crate::reach`]).
+    ///
+    /// # Errors
+    /// The kernel's, for the size of `egm`.
+    pub fn with_egm(mut self, egm: File) -> io::Result<Self> {
+        self.reach.egm = Some(Egm { bytes: egm.metadata()?.len(), file: egm });
+        Ok(self)
     }
 
     /// Bytes of BAR 0.
@@ -205,35 +200,6 @@ impl Function {
     fn in_table(&mut self, offset: u64, length: usize) -> Option<&mut [u8]> {
         let at = usize::try_from(offset.checked_sub(TABLE.into())?).ok()?;
         self.table.get_mut(at..)?.get_mut(..length)
-    }
-}
-
-impl Memory for Reach {
-    fn reach(&self, address: u64, write: bool) -> Option<(u64, Way)> {
-        if address & OWN != 0 {
-            return Some((self.bytes.checked_sub(address & !OWN)?, Way::File));
-        }
-        let place = self.windows.place(address, write).filter(|_| self.master)?;
-        Some((place.left, if place.file.is_some() { Way::File } else { Way::Client }))
-    }
-
-    fn read(&self, address: u64, data: &mut [u8]) -> bool {
-        let read =
-            |file: BorrowedFd<'_>, offset, data: &mut [u8]| rustix::io::pread(file, &mut *data, offset);
-        let length = data.len();
-        if address & OWN != 0 {
-            return read(self.own.as_fd(), address & !OWN, data) == Ok(length);
-        }
-        let file = self.windows.place(address, false).and_then(|place| place.file);
-        file.is_some_and(|(file, offset)| read(file, offset, data) == Ok(length))
-    }
-
-    fn write(&self, address: u64, data: &[u8]) -> bool {
-        if address & OWN != 0 {
-            return rustix::io::pwrite(&self.own, data, address & !OWN) == Ok(data.len());
-        }
-        let file = self.windows.place(address, true).and_then(|place| place.file);
-        file.is_some_and(|(file, offset)| rustix::io::pwrite(file, data, offset) == Ok(data.len()))
     }
 }
 

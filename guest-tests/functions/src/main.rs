@@ -1,5 +1,6 @@
 //! `egm-function`: serves the test function on a socket, to one client after the other.
 
+use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -34,6 +35,9 @@ struct Arguments {
     /// How many reads each of these words answers with "not yet" after a reset, or "never" to be ready.
     #[arg(long, requires = "grace", default_value = "3", value_name = "READS", value_parser = reads)]
     ready: u32,
+    /// EGM of its socket, a file: addresses with bit 62 are offsets in it, past any IOMMU, to the end of the file.
+    #[arg(long, requires = "grace", value_name = "FILE")]
+    egm: Option<PathBuf>,
     /// MiB of BAR 2, a power of two.
     #[arg(long, default_value_t = 256, value_parser = mebibytes)]
     bar: u64,
@@ -108,6 +112,9 @@ fn run(arguments: &Arguments) -> io::Result<ExitCode> {
             Function::with(setup, config.ok_or_else(|| io::Error::other(wrong()))?)?
         }
     };
+    if let Some(path) = &arguments.egm {
+        function = function.with_egm(File::options().read(true).write(true).open(path)?)?;
+    }
     match std::fs::remove_file(&arguments.socket) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}

@@ -5,7 +5,7 @@
 //! | 0x00 | 32 | ro | magic, "EGMF" in memory order |
 //! | 0x04 | 32 | ro | version, 1 |
 //! | 0x08 | 64 | ro | bytes of memory behind BAR 2 |
-//! | 0x10 | 64 | rw | where to copy from: a DMA address, or with bit 63 an offset in the function's own memory |
+//! | 0x10 | 64 | rw | where to copy from: a DMA address, with bit 63 an offset in the function's own memory, with bit 62 one in EGM |
 //! | 0x18 | 64 | rw | where to copy to, likewise |
 //! | 0x20 | 64 | rw | bytes to copy |
 //! | 0x28 | 32 | rw | vector to fire when it has ended; 0xffff_ffff for none |
@@ -23,6 +23,8 @@
 
 /// Set in an address: it is an offset in the function's own memory.
 pub const OWN: u64 = 1 << 63;
+/// Set in an address: it is an offset in the memory of the function's socket ([`crate::reach`]).
+pub const EGM: u64 = 1 << 62;
 /// No vector.
 pub const NO_VECTOR: u32 = u32::MAX;
 /// "EGMF".

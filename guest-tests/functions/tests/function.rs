@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use egm_function::config::Identity;
 use egm_function::device::{Function, Setup};
-use egm_function::registers::OWN;
+use egm_function::registers::{EGM, OWN};
 use egm_vfio_wire::client::Client;
 use egm_vfio_wire::frame::{Header, Kind};
 use egm_vfio_wire::message::{
@@ -201,6 +201,35 @@ fn a_grace_gpu_has_the_engine_and_what_is_none_has_no_such_words() {
         (get_64(&mut other, 0x48), get_64(&mut other, 0x50), get(&mut other, 0x1498)),
         (0, 0, u32::MAX)
     );
+}
+
+#[test]
+fn the_aperture_of_a_grace_gpu_has_no_limit_but_the_end_of_its_sockets_memory() {
+    let mut gpu = Client::new(connected(|| {
+        let socket = File::from(rustix::fs::memfd_create(c"socket", MemfdFlags::CLOEXEC).unwrap());
+        socket.set_len(1 << 20).unwrap();
+        socket.write_all_at(b"first", 0).unwrap();
+        socket.write_all_at(b"last.", (1 << 20) - 5).unwrap();
+        Function::grace(GRACE, 0).unwrap().with_egm(socket).unwrap()
+    }))
+    .unwrap();
+    // Neither a window nor bus mastering: this is no DMA.
+    assert_eq!(get(&mut gpu, 0x40), 0);
+    let mut data = [0; 5];
+    for (from, expected) in [(0, b"first"), ((1 << 20) - 5, b"last.")] {
+        assert_eq!(copy(&mut gpu, EGM | from, OWN, 5), 2);
+        gpu.read(2, 0, &mut data).unwrap();
+        assert_eq!(&data, expected);
+    }
+    gpu.write(2, 0, b"taken").unwrap();
+    assert_eq!(copy(&mut gpu, OWN, EGM | 0x8_0000, 5), 2);
+    assert_eq!(copy(&mut gpu, EGM | 0x8_0000, OWN | 0x100, 5), 2);
+    gpu.read(2, 0x100, &mut data).unwrap();
+    assert_eq!(&data, b"taken");
+    assert_eq!(copy(&mut gpu, EGM | 1 << 20, OWN, 5), 3);
+    assert_eq!(get_64(&mut gpu, 0x38), EGM | 1 << 20);
+    let mut without = Client::new(connected(|| Function::grace(GRACE, 0).unwrap())).unwrap();
+    assert_eq!(copy(&mut without, EGM, OWN, 5), 3);
 }
 
 /// A window without a file is a BAR of another function, say: its bytes go through the client.
