@@ -82,7 +82,7 @@ impl Lease {
         let unknown = || LedgerError::Region { region: region.name.clone() };
         let line = Line::of(&region).ok_or_else(unknown)?;
         let place = ledger::bytes_of(&slice).and_then(|bytes| line.place(bytes)).ok_or_else(unknown)?;
-        let backing = memory.open(&region, &slice, &Watch::nobody())?;
+        let backing = memory.reopen(&region, &slice, &Watch::nobody())?;
         let ledger = ledger.clone();
         let (by, dirty) = (Actor::of(&owner), SpanSet::default());
         let taken = Taken { ledger, region, line, slice, place, owner, by, claim, dirty };
@@ -199,7 +199,7 @@ impl Lease {
         let retired = taken.unknown_retired(memory.as_ref(), backing.as_ref())?;
         taken.record(Use::Scrubbing, &retired)?;
         taken.log_retired(&retired, LISTED);
-        match memory.open(&taken.region, &taken.slice, watch) {
+        match memory.reopen(&taken.region, &taken.slice, watch) {
             Ok(again) => *backing = again,
             // A device that lets nobody else in while somebody has it: the next who opens it finds it zeroed.
             Err(BackingError::Busy { .. }) => {}
@@ -208,8 +208,10 @@ impl Lease {
         // Another description of the file can be locked only if nobody is left who has, or maps, the old one.
         let is_locked = memory::lock(&taken.region, backing.as_ref(), &taken.slice)?.is_some();
         if is_locked || memory.is_mapped(&taken.region, backing.as_ref(), Some(&taken.owner)) {
-            let (region, owner) = (taken.region.name.clone(), taken.owner.name.clone());
-            return Err(GrantError::StillUsed { region, offset: taken.slice.offset, owner });
+            return Err(taken.still_used());
+        }
+        if taken.region.kind.has_slice_devices() {
+            *backing = taken.renew(memory.as_ref(), backing.as_ref(), watch)?;
         }
         let whole: SpanSet<InRegion> = ledger::bytes_of(&taken.slice).into_iter().collect();
         let usable = whole.minus(taken.region.retired.spans());
@@ -227,7 +229,10 @@ impl Lease {
     /// Ends the lock on the memory's description, which others may share. Only where it is sure that nobody has the
     /// memory: a lease that is dropped leaves that to the kernel.
     fn unlock(&self) -> Result<(), LedgerError> {
-        memory::unlock(&self.taken.region, self.backing.as_ref(), &self.taken.slice)
+        let Taken { region, slice, .. } = &self.taken;
+        memory::unlock(region, self.backing.as_ref(), slice)?;
+        self.memory.release(region, slice);
+        Ok(())
     }
 }
 
@@ -251,6 +256,28 @@ impl Backing for Lease {
 }
 
 impl Taken {
+    fn still_used(&self) -> GrantError {
+        let (region, owner) = (self.region.name.clone(), self.owner.name.clone());
+        GrantError::StillUsed { region, offset: self.slice.offset, owner }
+    }
+
+    /// The slice by a new device: the old one, open as `backing` and locked, is revoked. A client that unlocked its own
+    /// description may map it still.
+    fn renew(
+        &self,
+        memory: &dyn Memory,
+        backing: &dyn Backing,
+        watch: &Watch<'_>,
+    ) -> Result<Box<dyn Backing>, GrantError> {
+        memory::unlock(&self.region, backing, &self.slice)?;
+        let renewed = memory.open(&self.region, &self.slice, watch).map_err(|error| match error {
+            BackingError::InUse { .. } => self.still_used(),
+            error => error.into(),
+        })?;
+        let is_free = memory::lock(&self.region, renewed.as_ref(), &self.slice)?.is_none();
+        is_free.then_some(renewed).ok_or_else(|| self.still_used())
+    }
+
     /// Logs that `bad` bytes are retired, if there are any.
     fn log_retired(&self, bad: &SpanSet<InRegion>, reason: &str) {
         self.ledger.log_retired(&self.region, bad, &self.by, reason);

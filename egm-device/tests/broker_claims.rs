@@ -15,7 +15,7 @@ use egm_device::broker::{Client, LedgerSource, Server, Take};
 use egm_device::ledger::{Identity, Ledger, Memory, Paths, Watch};
 use egm_device::owner::Owner;
 use egm_device::policy::Policy;
-use egm_device::region::{Region, RegionKind, Slice};
+use egm_device::region::{DaxFiles, Region, RegionKind, Slice};
 use egm_device::retired::Retired;
 use egm_device::scrub::ScrubError;
 
@@ -73,7 +73,7 @@ fn no_number_of_claims_makes_the_ledger_forget_a_bad_page_or_lose_a_sound_one() 
     File::create(&memory).unwrap().set_len(slices * size + (2 << 20)).unwrap();
     let region = Region {
         name: "dax0.0".to_owned(),
-        kind: RegionKind::Devdax { device: memory.clone() },
+        kind: RegionKind::Devdax { device: memory.clone(), files: DaxFiles::Static },
         node: None,
         size: ByteSize::new(slices * size + (2 << 20)),
         page_size: ByteSize::new(2 << 20),

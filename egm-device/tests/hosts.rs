@@ -40,6 +40,7 @@ mod tests {
                 ("lab-whole", "carve advise --hypervisor 9GiB"),
             ],
         ),
+        ("dax-dynamic", &[("dax-dynamic", "regions")]),
         (
             "x86-2-sockets",
             &[

@@ -42,6 +42,7 @@ impl Window {
                 let base = region.base.ok_or_else(no_base)?;
                 base.checked_add(slice.offset).ok_or_else(no_base)?.get()
             }
+            _ if region.kind.has_slice_devices() => 0,
             _ => slice.offset,
         };
         let (size, page_size) = (slice.size.get(), region.page_size.get());
@@ -95,9 +96,21 @@ impl Node {
         Ok(node)
     }
 
-    fn at(path: &Path) -> io::Result<Self> {
+    /// What lies at `path`; a link is not followed.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(super) fn at(path: &Path) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         Ok(Self(rustix::fs::open(path, flags, Mode::empty())?.into()))
+    }
+
+    /// Its device number.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(super) fn number(&self) -> io::Result<u64> {
+        self.0.metadata().map(|metadata| metadata.rdev())
     }
 
     /// Opens the very file that was found, without `O_SYNC`, which would make `/dev/mem` uncached.
@@ -239,6 +252,7 @@ mod tests {
 
     use super::*;
     use crate::backing::tests::region;
+    use crate::region::DaxFiles;
 
     const NULL: &str = "/dev/null";
 
@@ -259,10 +273,10 @@ mod tests {
         let check = |kind| check_kind(&region(kind, 0x1000, 0x1000), &node.0, sys.path());
         of_class("egm");
         assert!(check(egm()).is_ok());
-        assert!(check(RegionKind::Devdax { device: NULL.into() }).is_err());
+        assert!(check(RegionKind::Devdax { device: NULL.into(), files: DaxFiles::Static }).is_err());
         of_class("dax");
         assert!(check(egm()).is_err());
-        assert!(check(RegionKind::Devdax { device: NULL.into() }).is_ok());
+        assert!(check(RegionKind::Devdax { device: NULL.into(), files: DaxFiles::Static }).is_ok());
         let error = check(RegionKind::Reserved { device: NULL.into() }).unwrap_err();
         assert_eq!(
             error.to_string(),

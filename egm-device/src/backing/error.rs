@@ -4,7 +4,10 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
+use egm_address::{InRegion, Span};
+
 use super::AnonymousError;
+use super::dax::DaxError;
 
 /// A process that has a device open.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,6 +109,25 @@ pub enum BackingError {
     NoBase {
         /// The region.
         region: String,
+    },
+    /// The device of a slice cannot be created, opened or removed.
+    #[error("cannot make a device of a slice of region \"{region}\"")]
+    SliceDevice {
+        /// The region.
+        region: String,
+        /// The step that failed.
+        #[source]
+        source: DaxError,
+    },
+    /// Another process keeps the device of earlier owners' bytes.
+    #[error(
+        "cannot take {bytes} of region \"{region}\": a process still uses their device, or pins their memory"
+    )]
+    InUse {
+        /// The region.
+        region: String,
+        /// What that device has of the region.
+        bytes: Span<InRegion>,
     },
     /// No hugetlb page has that size.
     #[error(

@@ -2,12 +2,14 @@
 //!
 //! ```text
 //! open(region, slice) ──┬─ egm, reserved RAM, device-DAX ─► device.rs     a window of a device file
+//!                       ├─ device-DAX, one per slice ───► dax.rs        a device made for the slice
 //!                       ├─ hugetlb, memfd ────────────────► anonymous.rs  a fresh file of the slice's size
 //!                       └─ guest_memfd ───────────────────► guest_memfd.rs  needs a VM: its own constructor
 //! adopt(region, slice, file)   the same for a descriptor that a broker passed
 //! ```
 
 mod anonymous;
+pub(crate) mod dax;
 mod device;
 mod error;
 mod guest_memfd;
@@ -18,10 +20,11 @@ use std::fs::File;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use crate::region::{Region, RegionKind, Slice};
+use crate::region::{DaxFiles, Region, RegionKind, Slice};
 
 pub(crate) use anonymous::base_page;
 pub use anonymous::{Anonymous, AnonymousError, HugePage};
+pub use dax::DaxError;
 pub(crate) use device::Window;
 pub use error::{BackingError, Holder};
 pub use guest_memfd::GuestMemfdError;
@@ -75,7 +78,8 @@ pub fn open(
             let file = device::wait_for(device, patience, move || node.open()).map_err(|e| e.of(region))?;
             window(region, slice, file)
         }
-        RegionKind::Reserved { device } | RegionKind::Devdax { device } => {
+        RegionKind::Devdax { files: DaxFiles::PerSlice, .. } => dax::create(region, slice),
+        RegionKind::Reserved { device } | RegionKind::Devdax { device, .. } => {
             let file = device::Node::find(region, device)?.open().map_err(|source| BackingError::Open {
                 region: region.name.clone(),
                 device: device.clone(),

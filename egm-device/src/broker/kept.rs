@@ -137,6 +137,22 @@ impl Memory for KeptOpen {
             _ => self.memory.open(region, slice, watch),
         }
     }
+
+    fn reopen(
+        &self,
+        region: &Region,
+        slice: &Slice,
+        watch: &Watch<'_>,
+    ) -> Result<Box<dyn Backing>, BackingError> {
+        match region.kind {
+            RegionKind::Egm { .. } => self.open(region, slice, watch),
+            _ => self.memory.reopen(region, slice, watch),
+        }
+    }
+
+    fn release(&self, region: &Region, slice: &Slice) {
+        self.memory.release(region, slice);
+    }
 }
 
 #[cfg(test)]

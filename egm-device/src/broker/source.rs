@@ -159,7 +159,7 @@ fn recorded(retired: Result<(), LedgerError>, region: &Region) {
 /// Whether another description of the memory can be locked: nobody has, or maps, the old one. Where there is no other, whether
 /// nobody maps it, as far as that can be seen.
 fn is_free(memory: &dyn Memory, region: &Region, slice: &Slice, owner: &Owner) -> bool {
-    let Ok(backing) = memory.open(region, slice, &Watch::nobody()) else { return false };
+    let Ok(backing) = memory.reopen(region, slice, &Watch::nobody()) else { return false };
     let backing = backing.as_ref();
     let nobody_has_it_open = memory::lock(region, backing, slice).is_ok_and(|others| others.is_none());
     nobody_has_it_open

@@ -8,7 +8,7 @@ use crate::cli::host::Host;
 use crate::cli::html::html;
 use crate::cli::{Outcome, print_json};
 use crate::region::usage::{Socket, Usage, Usages, sockets};
-use crate::region::{Region, RegionKind, Survey};
+use crate::region::{DaxFiles, Region, RegionKind, Survey};
 use crate::report::{Chain, Report};
 use crate::show::{Colour, Side, Style, Table, note, print, size};
 
@@ -96,12 +96,29 @@ fn text(survey: &Survey, sockets: &[Socket], usages: &Usages, colour: Colour) ->
         out += &format!("{before}{}\n", colour.paint(Style::Strong, title));
         table.write(&mut out, colour);
     }
+    let shared: Vec<String> = survey.regions.iter().filter_map(file_note).collect();
+    if !shared.is_empty() {
+        out += &format!("\n{}\n", shared.join("\n"));
+    }
     let exclusive: Vec<&str> =
         usages.values().flat_map(|usage| &usage.exclusive).map(String::as_str).collect();
     if !exclusive.is_empty() {
         out += &format!("\n{}\n", exclusive.join("\n"));
     }
     out
+}
+
+/// Why the slices of a device-DAX region share a file, if they do.
+fn file_note(region: &Region) -> Option<String> {
+    let RegionKind::Devdax { files, .. } = region.kind else { return None };
+    let reason = match files {
+        DaxFiles::Static => "cannot be split into devices: static",
+        DaxFiles::Whole => {
+            "can be split into devices: unbind the device and write 0 to its size, after each boot"
+        }
+        DaxFiles::PerSlice => return None,
+    };
+    Some(format!("region {}: all slices are one file; it {reason}", region.name))
 }
 
 /// Who has what; `None` while nobody has anything.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use egm_address::{Address, CpuSet, InRegion, Offset, Span, SpanSet};
 
 use super::record::OnLine;
-use super::{LedgerError, claim};
+use super::{GrantError, LedgerError, claim, slice_device};
 use crate::backing::{self, Backing, BackingError, Patience, RetiredListError};
 use crate::mapped;
 use crate::owner::Owner;
@@ -65,6 +65,22 @@ pub trait Memory: Send + Sync {
         slice: &Slice,
         watch: &Watch<'_>,
     ) -> Result<Box<dyn Backing>, BackingError>;
+
+    /// The bytes of `slice`, which an owner has: by another description of the same file, where the memory has several.
+    ///
+    /// # Errors
+    /// [`BackingError`].
+    fn reopen(
+        &self,
+        region: &Region,
+        slice: &Slice,
+        watch: &Watch<'_>,
+    ) -> Result<Box<dyn Backing>, BackingError> {
+        self.open(region, slice, watch)
+    }
+
+    /// Removes the device that `slice` has of its own, if it has one. What fails is repeated before the next grant of these bytes.
+    fn release(&self, _region: &Region, _slice: &Slice) {}
 
     /// The retired pages of `region`, as far as they are told only to who has its memory open: an EGM device's list.
     ///
@@ -130,6 +146,21 @@ pub(crate) fn lock(
     Ok(Some(held.iter().filter_map(offset).collect()))
 }
 
+/// The bytes of `slice`, locked on their own description, or what other descriptions have of the region there.
+pub(super) fn open_locked(
+    memory: &dyn Memory,
+    region: &Region,
+    slice: &Slice,
+    watch: &Watch<'_>,
+) -> Result<Result<Box<dyn Backing>, SpanSet<InRegion>>, GrantError> {
+    let backing = match memory.open(region, slice, watch) {
+        Err(BackingError::InUse { bytes, .. }) => return Ok(Err([bytes].into_iter().collect())),
+        opened => opened?,
+    };
+    let others = lock(region, backing.as_ref(), slice)?;
+    Ok(others.map_or(Ok(backing), Err))
+}
+
 /// Ends what [`lock`] began, of a description that may go on: a broker has one for all slices of an EGM device.
 pub(crate) fn unlock(region: &Region, backing: &dyn Backing, slice: &Slice) -> Result<(), LedgerError> {
     let bytes = file_bytes(region, backing, slice);
@@ -166,6 +197,15 @@ impl HostMemory {
     }
 }
 
+impl HostMemory {
+    fn check(self, region: &Region) -> Result<(), BackingError> {
+        if region.kind.keeps_bytes() && !self.opens_devices {
+            return Err(BackingError::OtherHost { region: region.name.clone() });
+        }
+        Ok(())
+    }
+}
+
 impl Memory for HostMemory {
     fn open(
         &self,
@@ -173,10 +213,29 @@ impl Memory for HostMemory {
         slice: &Slice,
         watch: &Watch<'_>,
     ) -> Result<Box<dyn Backing>, BackingError> {
-        if region.kind.keeps_bytes() && !self.opens_devices {
-            return Err(BackingError::OtherHost { region: region.name.clone() });
+        self.check(region)?;
+        if region.kind.has_slice_devices() {
+            slice_device::revoke(region, slice)?;
         }
         let progress = |waited| (watch.progress)(Progress::Opening(waited));
         backing::open(region, slice, &Patience { progress: &progress, cancel: watch.cancel })
+    }
+
+    fn reopen(
+        &self,
+        region: &Region,
+        slice: &Slice,
+        watch: &Watch<'_>,
+    ) -> Result<Box<dyn Backing>, BackingError> {
+        self.check(region)?;
+        let device =
+            region.kind.has_slice_devices().then(|| slice_device::reopen(region, slice)).transpose()?;
+        device.flatten().map_or_else(|| self.open(region, slice, watch), Ok)
+    }
+
+    fn release(&self, region: &Region, slice: &Slice) {
+        if region.kind.has_slice_devices() && self.opens_devices {
+            slice_device::release(region, slice);
+        }
     }
 }

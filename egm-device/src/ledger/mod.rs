@@ -17,6 +17,7 @@ mod line;
 pub(crate) mod memory;
 pub mod record;
 mod retire;
+mod slice_device;
 mod states;
 mod store;
 mod upkeep;
@@ -162,15 +163,14 @@ impl Ledger {
         let mut mapped = SpanSet::default();
         loop {
             let taken = self.take(region, &line, request, &mapped)?;
-            let backing = memory.open(&taken.region, &taken.slice, watch)?;
-            match memory::lock(&taken.region, backing.as_ref(), &taken.slice)? {
+            match memory::open_locked(memory.as_ref(), &taken.region, &taken.slice, watch)? {
                 // One description to all: the lock of who maps it still is ours as well.
-                None if memory.is_mapped(&taken.region, backing.as_ref(), None) => {
+                Ok(backing) if memory.is_mapped(&taken.region, backing.as_ref(), None) => {
                     mapped = mapped.iter().chain(bytes_of(&taken.slice)).collect();
                 }
-                None => return Lease::begin(taken, backing, memory.clone(), watch),
+                Ok(backing) => return Lease::begin(taken, backing, memory.clone(), watch),
                 // An owner is gone, but a process that got the memory from it is not.
-                Some(others) => mapped = mapped.iter().chain(others.iter()).collect(),
+                Err(others) => mapped = mapped.iter().chain(others.iter()).collect(),
             }
             // Each such place may cost a look at all processes.
             if watch.cancel.load(Ordering::Relaxed) {

@@ -8,10 +8,14 @@ use egm_address::{ByteSize, Hpa, Span};
 use crate::region::facts::HostFacts;
 use crate::region::read::{names, node, number};
 use crate::region::refused::{Reason, Refused};
-use crate::region::{Region, RegionKind};
+use crate::region::{DaxFiles, Region, RegionKind};
 use crate::retired::Retired;
 
-/// Devices of `/sys/bus/dax/devices` below `root`, but for those of size 0, which wait to be given some.
+/// The least span that the kernel gives a device of a dynamic region: what it adds struct pages for at a time.
+const LEAST_PAGE: u64 = 2 << 20;
+
+/// Devices of `/sys/bus/dax/devices` below `root`, but for those of size 0. Of a region that is split into devices by grants
+/// there is one region and no device.
 pub(super) fn discover(root: &Path, facts: &HostFacts) -> impl Iterator<Item = Result<Region, Refused>> {
     let folder = root.join("sys/bus/dax/devices");
     let region = move |name: String| {
@@ -32,6 +36,12 @@ fn region(folder: &Path, name: &str, facts: &HostFacts) -> Result<Option<Region>
         let path = folder.join(file);
         number(&path).ok_or_else(|| Reason::Content { path, text: String::new(), expected })
     };
+    let is_dynamic = folder.join("../dax_region/create").exists();
+    if is_dynamic && is_split(folder, name) {
+        let is_first = name.ends_with(".0");
+        let size = || file("../dax_region/size", "a number of bytes");
+        return if is_first { split(folder, name, size()?, facts).map(Some) } else { Ok(None) };
+    }
     let size = file("size", "a number of bytes")?;
     if size == 0 {
         return Ok(None);
@@ -46,22 +56,55 @@ fn region(folder: &Path, name: &str, facts: &HostFacts) -> Result<Option<Region>
         return Err(Reason::PageSize(page));
     }
     let base = number(&folder.join("resource")).filter(|base| *base != 0);
-    for (what, value) in [("size", size), ("base", base.unwrap_or(0))] {
-        if !value.is_multiple_of(page.get()) {
-            return Err(Reason::Unaligned { what, value, page });
-        }
-    }
-    // Of what memmap= made, the kernel does not say the node, but ACPI may.
-    let described = base.and_then(|base| facts.node_of(Span::new(Hpa::new(base), size).ok()?));
-    let told = node(&folder.join("target_node")).or_else(|| node(&folder.join("numa_node")));
+    aligned(size, base, page)?;
+    let files = if is_dynamic { DaxFiles::Whole } else { DaxFiles::Static };
     Ok(Some(Region {
         name: name.to_owned(),
-        kind: RegionKind::Devdax { device: Path::new("/dev").join(name) },
-        node: told.or(described),
+        kind: RegionKind::Devdax { device: Path::new("/dev").join(name), files },
+        node: node_of(folder, base, size, facts),
         size: ByteSize::new(size),
         page_size: page,
         base: base.map(Hpa::new),
         functions: Vec::new(),
         retired: Retired::default(),
     }))
+}
+
+/// Whether the kernel's region of the device `name` in `folder` is split by grants: its first device has no memory, which leaves
+/// all of it to the devices of slices.
+fn is_split(folder: &Path, name: &str) -> bool {
+    let Some((region, _)) = name.split_once('.') else { return false };
+    number(&folder.with_file_name(format!("{region}.0")).join("size")) == Some(0)
+}
+
+/// The region of `size` bytes whose first device is `name`. Of a device without memory the kernel shows the region's address.
+fn split(folder: &Path, name: &str, size: u64, facts: &HostFacts) -> Result<Region, Reason> {
+    let base = number(&folder.join("resource")).filter(|base| *base != 0);
+    let page = ByteSize::new(number(&folder.join("align")).unwrap_or(0).max(LEAST_PAGE));
+    aligned(size, base, page)?;
+    Ok(Region {
+        name: name.trim_end_matches(".0").to_owned(),
+        kind: RegionKind::Devdax { device: Path::new("/dev").join(name), files: DaxFiles::PerSlice },
+        node: node_of(folder, base, size, facts),
+        size: ByteSize::new(size),
+        page_size: page,
+        base: base.map(Hpa::new),
+        functions: Vec::new(),
+        retired: Retired::default(),
+    })
+}
+
+/// Whether a region is made of whole pages.
+fn aligned(size: u64, base: Option<u64>, page: ByteSize) -> Result<(), Reason> {
+    let unaligned = |(_, value): &(_, u64)| !value.is_multiple_of(page.get());
+    match [("size", size), ("base", base.unwrap_or(0))].into_iter().find(unaligned) {
+        Some((what, value)) => Err(Reason::Unaligned { what, value, page }),
+        None => Ok(()),
+    }
+}
+
+/// The node of the device in `folder`. The kernel reports none for what `memmap=` made, but ACPI may describe it.
+fn node_of(folder: &Path, base: Option<u64>, size: u64, facts: &HostFacts) -> Option<u32> {
+    let described = || base.and_then(|base| facts.node_of(Span::new(Hpa::new(base), size).ok()?));
+    node(&folder.join("target_node")).or_else(|| node(&folder.join("numa_node"))).or_else(described)
 }

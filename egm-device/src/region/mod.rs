@@ -15,6 +15,7 @@ mod facts;
 mod host_file;
 pub mod iomem;
 mod read;
+pub(crate) use read::parse_number;
 mod refused;
 mod reserved;
 mod srat;
@@ -52,8 +53,11 @@ pub enum RegionKind {
     },
     /// A device-DAX character device: struct pages, but outside the kernel's allocator.
     Devdax {
-        /// The character device, `/dev/dax0.0`.
+        /// The character device, `/dev/dax0.0`; the first of the region, without memory, where each slice has a device.
         device: PathBuf,
+        /// The files that slices are.
+        #[serde(default, skip_serializing_if = "DaxFiles::is_default")]
+        files: DaxFiles,
     },
     /// The hugetlb pool of one node: a pool, its pages come zeroed.
     Hugetlb,
@@ -61,6 +65,25 @@ pub enum RegionKind {
     Memfd,
     /// Guest memory that the host can map: a pool, off the kernel's direct map where the kernel says so.
     GuestMemfd,
+}
+
+/// The files that slices of device-DAX are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DaxFiles {
+    /// One file: the kernel's region is static, so it cannot be split into devices.
+    #[default]
+    Static,
+    /// One file: the kernel could split the region, but one device has the memory.
+    Whole,
+    /// A file per slice: the broker creates a device for each grant, and removes it after the return.
+    PerSlice,
+}
+
+impl DaxFiles {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 impl RegionKind {
@@ -92,7 +115,13 @@ impl RegionKind {
     /// Whether all slices are one file, so that the holder of one slice's descriptor can map the others.
     #[must_use]
     pub const fn shares_file(&self) -> bool {
-        !self.is_pool()
+        !self.is_pool() && !self.has_slice_devices()
+    }
+
+    /// Whether each slice is a device of its own: [`DaxFiles::PerSlice`].
+    #[must_use]
+    pub const fn has_slice_devices(&self) -> bool {
+        matches!(self, Self::Devdax { files: DaxFiles::PerSlice, .. })
     }
 
     /// Whether an earlier owner's bytes are there until somebody overwrites them.

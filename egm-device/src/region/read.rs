@@ -53,7 +53,7 @@ pub(super) fn number(path: &Path) -> Option<u64> {
 }
 
 /// A number as the kernel prints it: decimal, or hexadecimal after `0x`.
-pub(super) fn parse_number(text: &str) -> Option<u64> {
+pub(crate) fn parse_number(text: &str) -> Option<u64> {
     match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16).ok(),
         None => text.parse().ok(),

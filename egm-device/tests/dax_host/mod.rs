@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use egm_address::ByteSize;
 use egm_device::broker::{Client, Loan, Take};
 use egm_device::ledger::{Identity, Ledger, Paths};
-use egm_device::region::{Region, RegionKind};
+use egm_device::region::{DaxFiles, Region, RegionKind};
 use egm_device::retired::Retired;
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use serde_json::Value;
@@ -123,7 +123,7 @@ impl DaxHost {
     pub(crate) fn region(&self) -> Region {
         Region {
             name: "dax0.0".to_owned(),
-            kind: RegionKind::Devdax { device: "/dev/dax0.0".into() },
+            kind: RegionKind::Devdax { device: "/dev/dax0.0".into(), files: DaxFiles::Static },
             node: None,
             size: ByteSize::new(self.size),
             page_size: ByteSize::new(2 * MIB),

@@ -11,7 +11,7 @@ use egm_device::backing::{BackingError, RetiredListError};
 use egm_device::carve::plan::Request;
 use egm_device::ledger::{Identity, Ledger, Memory, Paths, Progress, Watch};
 use egm_device::owner::Owner;
-use egm_device::region::{Region, RegionKind, Slice};
+use egm_device::region::{DaxFiles, Region, RegionKind, Slice};
 use egm_device::retired::Retired;
 use egm_device::scrub::{Cause, ScrubError};
 
@@ -126,7 +126,7 @@ pub(crate) fn region(folder: &Path, pages: u64) -> (Region, Arc<dyn Memory>) {
     }
     let region = Region {
         name: "test".to_owned(),
-        kind: RegionKind::Devdax { device: path.clone() },
+        kind: RegionKind::Devdax { device: path.clone(), files: DaxFiles::Static },
         node: None,
         size: ByteSize::new(pages * PAGE),
         page_size: ByteSize::new(PAGE),

@@ -266,7 +266,10 @@ mod tests {
     fn what_is_lost_is_said_of_a_kind_and_of_a_region_of_that_kind() {
         let region = Region {
             name: "dax0.0".into(),
-            kind: RegionKind::Devdax { device: "/dev/dax0.0".into() },
+            kind: RegionKind::Devdax {
+                device: "/dev/dax0.0".into(),
+                files: egm_device::region::DaxFiles::Static,
+            },
             node: None,
             size: ByteSize::new(HUGE_PAGE),
             page_size: ByteSize::new(2 << 20),

@@ -2,8 +2,6 @@
 
 use std::path::Path;
 
-use egm_device::region::RegionKind;
-
 use crate::config::{Device, DeviceKind, Spec};
 use crate::facts::Facts;
 use crate::plan::{BackingPlan, PassedRule, PlanError};
@@ -18,9 +16,7 @@ pub(super) fn check_memory(spec: &Spec, facts: &Facts, backings: &[BackingPlan])
     // A device's memory is a BAR: servers go without, and a note says so.
     for backing in backings.iter().filter(|backing| !backing.device) {
         let Some(host) = backing.region.as_ref().and_then(|name| facts.region(name)) else { continue };
-        if let RegionKind::Egm { .. } | RegionKind::Reserved { .. } | RegionKind::Devdax { .. } =
-            host.region.kind
-        {
+        if host.region.kind.shares_file() {
             let (device, backing, region) = (device.id.clone(), backing.id.clone(), host.region.name.clone());
             return Err(PassedRule::ServerMemory { device, backing, region }.into());
         }

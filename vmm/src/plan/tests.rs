@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use egm_address::{ByteSize, CpuSet, Guest, Io, Iova, Offset, PciAddress, Span};
 use egm_device::carve::plan::Cause;
-use egm_device::region::{Region, RegionKind};
+use egm_device::region::{DaxFiles, Region, RegionKind};
 use egm_device::retired::Retired;
 use egm_vfio::host::{HostBar, HostBarKind, HostFunction, ReservedKind, ReservedRegion};
 use egm_vfio::topology::Place;
@@ -129,7 +129,7 @@ fn facts() -> Facts {
         nodes: vec![node(0, "0-31"), node(1, "32-63")],
         iommu: Probe::Absent("not asked".to_owned()),
         regions: vec![
-            region("dax0.0", RegionKind::Devdax { device: "/dev/dax0.0".into() }, 8),
+            region("dax0.0", RegionKind::Devdax { device: "/dev/dax0.0".into(), files: DaxFiles::Static }, 8),
             region("egm4", RegionKind::Egm { device: "/dev/egm4".into() }, 64),
         ],
         functions: Vec::new(),

@@ -11,8 +11,9 @@ use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::process::geteuid;
 use rustix::thread::{CapabilitySet, capabilities};
 
+use crate::backing::dax::create_attribute;
 use crate::ledger::Paths;
-use crate::region::{Region, RegionKind};
+use crate::region::{DaxFiles, Region, RegionKind};
 use crate::report::{Blame, Report};
 
 /// A privilege that this process lacks.
@@ -68,7 +69,8 @@ fn check_device(region: &Region) -> Result<(), Unable> {
             check_capability(CapabilitySet::SYS_RAWIO, "CAP_SYS_RAWIO", purpose)?;
             device
         }
-        RegionKind::Egm { device } | RegionKind::Devdax { device } => device,
+        RegionKind::Devdax { device, files: DaxFiles::PerSlice } => &create_attribute(device),
+        RegionKind::Egm { device } | RegionKind::Devdax { device, .. } => device,
         RegionKind::Hugetlb | RegionKind::Memfd | RegionKind::GuestMemfd => return Ok(()),
     };
     accessat(CWD, device, Access::READ_OK | Access::WRITE_OK, AtFlags::EACCESS).map_err(|errno| {
@@ -102,7 +104,9 @@ mod tests {
         }
         assert!(check_host(&paths, &[]).is_ok());
         let device = folder.path().join("dax0.0");
-        let error = check_host(&paths, &[region(RegionKind::Devdax { device }, 4096, 4096)]).unwrap_err();
+        let error =
+            check_host(&paths, &[region(RegionKind::Devdax { device, files: DaxFiles::Static }, 4096, 4096)])
+                .unwrap_err();
         assert!(matches!(&error, Unable::Device { region, .. } if region == "r"), "{error}");
         if geteuid().is_root() {
             std::os::unix::fs::chown(&paths.run, Some(4001), None).unwrap();

@@ -34,9 +34,11 @@ pub(super) fn source<'s>(
                 }
                 RegionKind::Memfd => return Ok((own(slice.page_size, slice.host_nodes.clone()), None)),
                 RegionKind::GuestMemfd => {}
+                // Only the broker creates the devices of its slices.
+                kind if kind.has_slice_devices() => {}
                 RegionKind::Egm { device }
                 | RegionKind::Reserved { device }
-                | RegionKind::Devdax { device } => {
+                | RegionKind::Devdax { device, .. } => {
                     let path = device.to_str().map(str::to_owned);
                     let path = path.ok_or_else(|| GuestError::Device { region: region.name.clone() })?;
                     match find(region, slice, taken) {

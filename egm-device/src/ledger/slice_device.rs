@@ -1,0 +1,73 @@
+//! Slices with a device of their own: when the device of earlier owners may be revoked.
+//!
+//! The ledger's own lock on a slice excludes every living owner, so any other device of its bytes is left over from an owner that
+//! ended without a return. While a process keeps that device locked it is in use. A client can drop its lock, which the broker
+//! placed on the client's description: it then loses the memory, and no byte of a later owner reaches it.
+#![forbid(unsafe_code)]
+
+use std::path::Path;
+
+use egm_address::{Address, Host, Span};
+
+use super::claim;
+use super::record::OnLine;
+use crate::backing::dax::{Child, DaxRegion, offset_of, span_of, window};
+use crate::backing::{Backing, BackingError, DaxError};
+use crate::region::{Region, Slice};
+
+fn parent(region: &Region) -> Result<DaxRegion, BackingError> {
+    DaxRegion::of(region, Path::new("/")).map_err(|source| failed(region, source))
+}
+
+fn failed(region: &Region, source: DaxError) -> BackingError {
+    BackingError::SliceDevice { region: region.name.clone(), source }
+}
+
+fn span(region: &Region, slice: &Slice) -> Result<Span<Host>, BackingError> {
+    span_of(region, slice).ok_or_else(|| BackingError::NoBase { region: region.name.clone() })
+}
+
+/// Removes every device that has bytes of `slice`.
+///
+/// # Errors
+/// [`BackingError::InUse`] for a device that a process still locks or whose memory is pinned.
+pub(super) fn revoke(region: &Region, slice: &Slice) -> Result<(), BackingError> {
+    let (parent, span) = (parent(region)?, span(region, slice)?);
+    for child in parent.overlapping(span).map_err(|source| failed(region, source))? {
+        let in_use = || {
+            let bytes = child.span.and_then(|of| offset_of(region, of));
+            bytes.map(|bytes| BackingError::InUse { region: region.name.clone(), bytes })
+        };
+        if is_locked(&parent, &child).map_err(|source| failed(region, source))? {
+            return Err(in_use().unwrap_or_else(|| BackingError::NoBase { region: region.name.clone() }));
+        }
+        parent.remove(&child).map_err(|source| match in_use() {
+            Some(in_use) if source.is_timeout() => in_use,
+            _ => failed(region, source),
+        })?;
+    }
+    Ok(())
+}
+
+/// The device that has exactly the bytes of `slice`, if it can be opened.
+pub(super) fn reopen(region: &Region, slice: &Slice) -> Result<Option<Box<dyn Backing>>, BackingError> {
+    let (parent, span) = (parent(region)?, span(region, slice)?);
+    let children = parent.overlapping(span).map_err(|source| failed(region, source))?;
+    let exact = children.iter().find(|child| child.span == Some(span) && DaxRegion::is_bound(child));
+    exact.map(|child| window(region, slice, &parent, child)).transpose()
+}
+
+/// Removes the devices of `slice`, of which this process had the only descriptor.
+pub(super) fn release(region: &Region, slice: &Slice) {
+    // The next grant of these bytes repeats what fails here, and reports it.
+    drop(revoke(region, slice));
+}
+
+/// Whether any description has a lock on the device.
+fn is_locked(parent: &DaxRegion, child: &Child) -> Result<bool, DaxError> {
+    let Some(of) = child.span.filter(|_| DaxRegion::is_bound(child)) else { return Ok(false) };
+    let file = parent.open(child)?;
+    let whole = Span::<OnLine>::new(Address::new(0), of.size()).ok();
+    // What cannot be asked counts as locked.
+    Ok(whole.is_none_or(|whole| claim::held(&file, whole).map_or(true, |held| !held.is_empty())))
+}
