@@ -4,6 +4,7 @@
 //! what every kind of crash does.
 
 use std::fs::File;
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,8 +12,9 @@ use egm_address::{InRegion, Offset, Span, SpanSet};
 
 use crate::audit::{Action, Actor, Event, Place};
 use crate::backing::{Backing, BackingError, RetiredListError};
+use crate::free::{self, Evidence, Hold};
 use crate::ledger::record::{Entry, OnLine, Use};
-use crate::ledger::{self, GrantError, Ledger, LedgerError, Line, Memory, Watch, memory};
+use crate::ledger::{self, GrantError, Ledger, LedgerError, Line, Memory, Watch, slice_device};
 use crate::owner::Owner;
 use crate::region::{Region, Slice};
 use crate::scrub::{self, Scrubbed};
@@ -33,6 +35,10 @@ pub(crate) struct Taken {
     /// For the audit log: the owner's process may have ended when the slice comes back.
     pub(crate) by: Actor,
     pub(crate) claim: File,
+    /// Inode of the claim's file.
+    pub(crate) lock: u64,
+    /// What grants had of the slice that their holders left behind.
+    pub(crate) before: Vec<Entry>,
     /// What is scrubbed before anybody sees it.
     pub(crate) dirty: SpanSet<InRegion>,
 }
@@ -61,7 +67,7 @@ impl Lease {
         let mut lease = Self { backing, memory, taken };
         let prepared = lease.prepare(watch);
         if prepared.is_err() {
-            lease.unlock()?;
+            lease.release_device()?;
         }
         prepared.map(|()| lease)
     }
@@ -85,7 +91,9 @@ impl Lease {
         let backing = memory.reopen(&region, &slice, &Watch::nobody())?;
         let ledger = ledger.clone();
         let (by, dirty) = (Actor::of(&owner), SpanSet::default());
-        let taken = Taken { ledger, region, line, slice, place, owner, by, claim, dirty };
+        let error = |source| LedgerError::Lock { path: "the claim".into(), source };
+        let (lock, before) = (ledger::inode(&claim).map_err(error)?, Vec::new());
+        let taken = Taken { ledger, region, line, slice, place, owner, by, claim, lock, before, dirty };
         Ok(Self { backing, memory, taken })
     }
 
@@ -163,11 +171,6 @@ impl Lease {
         }
     }
 
-    /// Who granted it.
-    pub(crate) const fn ledger(&self) -> &Ledger {
-        &self.taken.ledger
-    }
-
     /// The lock's descriptor: whoever gets a duplicate keeps the slice in use, even when this process ends.
     #[must_use]
     pub const fn claim(&self) -> &File {
@@ -179,7 +182,7 @@ impl Lease {
         let whole: SpanSet<InRegion> = ledger::bytes_of(&self.taken.slice).into_iter().collect();
         let clean = whole.minus(self.taken.region.retired.spans());
         self.taken.settle(&clean, &SpanSet::default())?;
-        self.unlock()?;
+        self.release_device()?;
         Ok(clean.size())
     }
 
@@ -187,10 +190,20 @@ impl Lease {
     /// A scrub that ends early keeps what is done; the slice is free then, and the rest of it dirty.
     ///
     /// # Errors
-    /// [`GrantError`]; the slice is unlocked all the same, but from a process that has its memory still.
+    /// [`GrantError`]; the slice is unlocked all the same, and quarantined where its memory is in use.
     pub fn give_back(mut self, watch: &Watch<'_>) -> Result<(), GrantError> {
+        self.release(watch)
+    }
+
+    /// [`Lease::give_back`] that keeps the slice locked where its memory is in use ([`GrantError::StillUsed`]).
+    pub(crate) fn release(&mut self, watch: &Watch<'_>) -> Result<(), GrantError> {
         let begun = Instant::now();
-        let Self { backing, memory, taken } = &mut self;
+        let Self { backing, memory, taken } = self;
+        if taken.region.kind.has_slice_devices() {
+            taken.renew(memory.as_ref(), backing, watch)?;
+        } else {
+            taken.expect_free(memory.as_ref(), backing.as_ref())?;
+        }
         if !taken.region.kind.keeps_bytes() {
             taken.settle(&SpanSet::default(), &SpanSet::default())?;
             self.log(Event::Return, begun.elapsed());
@@ -199,40 +212,37 @@ impl Lease {
         let retired = taken.unknown_retired(memory.as_ref(), backing.as_ref())?;
         taken.record(Use::Scrubbing, &retired)?;
         taken.log_retired(&retired, LISTED);
-        match memory.reopen(&taken.region, &taken.slice, watch) {
-            Ok(again) => *backing = again,
-            // A device that lets nobody else in while somebody has it: the next who opens it finds it zeroed.
-            Err(BackingError::Busy { .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
-        // Another description of the file can be locked only if nobody is left who has, or maps, the old one.
-        let is_locked = memory::lock(&taken.region, backing.as_ref(), &taken.slice)?.is_some();
-        if is_locked || memory.is_mapped(&taken.region, backing.as_ref(), Some(&taken.owner)) {
-            return Err(taken.still_used());
-        }
-        if taken.region.kind.has_slice_devices() {
-            *backing = taken.renew(memory.as_ref(), backing.as_ref(), watch)?;
-        }
         let whole: SpanSet<InRegion> = ledger::bytes_of(&taken.slice).into_iter().collect();
         let usable = whole.minus(taken.region.retired.spans());
         let scrub_begun = Instant::now();
         let scrubbed = scrub(memory.as_ref(), backing.as_ref(), &taken.slice, usable, watch);
         let settled = taken.settle(&scrubbed.done, &scrubbed.bad);
         taken.log_scrub(&scrubbed, scrub_begun.elapsed());
-        self.unlock()?;
+        self.release_device()?;
         settled?;
         self.log(Event::Return, begun.elapsed());
         let region = self.taken.region.name.clone();
         scrubbed.end.map_err(|source| GrantError::Scrub { region, source })
     }
 
-    /// Ends the lock on the memory's description, which others may share. Only where it is sure that nobody has the
-    /// memory: a lease that is dropped leaves that to the kernel.
-    fn unlock(&self) -> Result<(), LedgerError> {
+    /// Ends what only a slice with a device of its own has, where no process has that device.
+    fn release_device(&self) -> Result<(), LedgerError> {
         let Taken { region, slice, .. } = &self.taken;
-        memory::unlock(region, self.backing.as_ref(), slice)?;
-        self.memory.release(region, slice);
+        if region.kind.has_slice_devices() {
+            slice_device::unlock(self.backing.as_ref())?;
+            self.memory.release(region, slice);
+        }
         Ok(())
+    }
+
+    /// A description of the memory for another process.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn hand_out(&self) -> io::Result<File> {
+        let file = self.backing.file();
+        // The kernel counts no description that memfd_create made: that one stays here.
+        if self.taken.region.kind.keeps_bytes() { file.try_clone() } else { free::reopen(file) }
     }
 }
 
@@ -256,26 +266,30 @@ impl Backing for Lease {
 }
 
 impl Taken {
-    fn still_used(&self) -> GrantError {
-        let (region, owner) = (self.region.name.clone(), self.owner.name.clone());
-        GrantError::StillUsed { region, offset: self.slice.offset, owner }
-    }
-
-    /// The slice by a new device: the old one, open as `backing` and locked, is revoked. A client that unlocked its own
-    /// description may map it still.
+    /// The slice by a new device, into `backing`: the old one is revoked. A client that unlocked its description may map it still.
     fn renew(
         &self,
         memory: &dyn Memory,
-        backing: &dyn Backing,
+        backing: &mut Box<dyn Backing>,
         watch: &Watch<'_>,
-    ) -> Result<Box<dyn Backing>, GrantError> {
-        memory::unlock(&self.region, backing, &self.slice)?;
-        let renewed = memory.open(&self.region, &self.slice, watch).map_err(|error| match error {
-            BackingError::InUse { .. } => self.still_used(),
+    ) -> Result<(), GrantError> {
+        // Another description can be locked only where no process has this one, with its lock.
+        *backing = memory.reopen(&self.region, &self.slice, watch)?;
+        let used = |taken: &Self| taken.quarantined(&Evidence::of(Hold::Description));
+        if !slice_device::lock(backing.as_ref())? {
+            return Err(used(self));
+        }
+        slice_device::unlock(backing.as_ref())?;
+        *backing = memory.open(&self.region, &self.slice, watch).map_err(|error| match error {
+            BackingError::InUse { .. } => used(self),
             error => error.into(),
         })?;
-        let is_free = memory::lock(&self.region, renewed.as_ref(), &self.slice)?.is_none();
-        is_free.then_some(renewed).ok_or_else(|| self.still_used())
+        if slice_device::lock(backing.as_ref())? { Ok(()) } else { Err(used(self)) }
+    }
+
+    /// Whether the slice is by a device of its own, which is locked here: nothing else has it.
+    pub(crate) fn is_alone(&self, backing: &dyn Backing) -> Result<bool, LedgerError> {
+        Ok(self.region.kind.has_slice_devices() && slice_device::lock(backing)?)
     }
 
     /// Logs that `bad` bytes are retired, if there are any.
@@ -307,7 +321,8 @@ impl Taken {
         let retired = self.ledger.change(|record| {
             let is_exposed = !self.ledger.live_gpus(record, &self.region)?.is_empty();
             for entry in record.grants.iter_mut().filter(|e| e.line == line.name && e.span == place) {
-                entry.usage = usage;
+                (entry.usage, entry.lock) = (usage, self.lock);
+                entry.evidence.clear();
                 // A scrub begins: what a GPU wrote before it no longer counts.
                 entry.exposed = is_exposed || (entry.exposed && usage != Use::Scrubbing);
             }

@@ -1,8 +1,11 @@
-//! System calls without a safe interface: the ioctls of EGM devices and of KVM, a thread's scheduling class, and the
-//! replacement of a descriptor. This is an unsafe module.
+//! System calls without a safe interface: the ioctls of EGM devices and of KVM, a thread's scheduling class, the replacement of a
+//! descriptor, leases of files, and comparison of threads. This is an unsafe module.
 //!
 //! What callers may rely on: no function here lets the kernel write outside the buffer that it is given.
-#![expect(unsafe_code, reason = "ioctl, sched_setscheduler and dup3 have no safe interface")]
+#![expect(
+    unsafe_code,
+    reason = "ioctl, sched_setscheduler, dup3, F_SETLEASE and kcmp have no safe interface"
+)]
 
 use std::fs::File;
 use std::io;
@@ -16,6 +19,11 @@ const KVM_CHECK_EXTENSION: libc::Ioctl = 0xae03;
 const KVM_CREATE_GUEST_MEMFD: libc::Ioctl = 0xc040_aed4;
 /// `KVM_CAP_GUEST_MEMFD_FLAGS`, called `…_MMAP` at first: the flags that the host knows.
 const KVM_CAP_GUEST_MEMFD_FLAGS: libc::c_ulong = 244;
+
+/// `F_SETSIG`: the signal of a descriptor's events.
+const F_SETSIG: libc::c_int = 10;
+/// `KCMP_FILES`: compares tables of descriptors.
+const KCMP_FILES: libc::c_int = 2;
 
 /// `struct kvm_create_guest_memfd`.
 #[repr(C)]
@@ -64,6 +72,27 @@ pub(crate) fn run_when_idle() {
 pub(crate) fn replace_descriptor(number: RawFd, with: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: no memory is involved. The owner of `number` goes on owning an open descriptor of that number.
     check(unsafe { libc::dup3(with.as_raw_fd(), number, libc::O_CLOEXEC) }).map(drop)
+}
+
+/// Requests a write lease of `file`: the kernel grants it where no other description of the file exists. `file` must be open
+/// for writing. The signal that ends a process by default (SIGIO) is replaced by one that does nothing.
+pub(crate) fn write_lease(file: &File) -> io::Result<()> {
+    control(file, F_SETSIG, libc::SIGURG)?;
+    control(file, libc::F_SETLEASE, libc::F_WRLCK)
+}
+
+/// fcntl(2) of a command that takes a number.
+fn control(file: &File, command: libc::c_int, number: libc::c_int) -> io::Result<()> {
+    // SAFETY: the argument of both callers' commands is a number, no memory is involved.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), command, number) };
+    check(result).map(drop)
+}
+
+/// Whether thread `tid` has the table of descriptors of process `pid`; false where the kernel does not answer.
+pub(crate) fn share_descriptors(pid: u32, tid: u32) -> bool {
+    let [pid, tid] = [pid, tid].map(libc::c_ulong::from);
+    // SAFETY: all arguments are numbers, no memory is involved.
+    unsafe { libc::syscall(libc::SYS_kcmp, pid, tid, KCMP_FILES, 0, 0) == 0 }
 }
 
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {

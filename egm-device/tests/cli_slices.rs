@@ -180,10 +180,10 @@ fn a_command_has_its_slice_as_long_as_it_runs_and_ends_as_it_ended() {
     let (code, out, error) = host.run(&format!("{grant} -- {script}"));
     assert_eq!(code, 7, "{error}");
     assert!(out.starts_with("4194304\n0 4194304\n"), "{out}");
-    assert_eq!(row(&out, "local"), "local 64 MiB 4 MiB 0 B 60 MiB 0 B 0 B");
+    assert_eq!(row(&out, "local"), "local 64 MiB 4 MiB 0 B 0 B 60 MiB 0 B 0 B");
     assert!(out.contains("vm1") && out.contains("granted"), "{out}");
     let after = host.says("ledger show");
-    assert_eq!(row(&after, "local"), "local 64 MiB 0 B 0 B 64 MiB 0 B 0 B");
+    assert_eq!(row(&after, "local"), "local 64 MiB 0 B 0 B 0 B 64 MiB 0 B 0 B");
     assert!(!after.contains("vm1"), "{after}");
 }
 
@@ -243,7 +243,7 @@ fn a_copy_of_a_host_opens_no_device() {
         assert!(error.contains("--root names a copy of a host, whose memory is elsewhere"), "{error}");
     }
     assert_eq!(fs::read(host.path("memory")).unwrap(), b"precious");
-    assert_eq!(row(&host.says("ledger show"), "hidden"), "hidden 256 MiB 0 B 0 B 0 B 256 MiB 0 B");
+    assert_eq!(row(&host.says("ledger show"), "hidden"), "hidden 256 MiB 0 B 0 B 0 B 0 B 256 MiB 0 B");
 }
 
 #[test]
@@ -267,7 +267,7 @@ fn a_record_that_is_not_believed_is_told_and_put_aside() {
     fs::write(&record, "{").unwrap();
     let shown = host.says("ledger show");
     assert!(shown.contains("The record was not believed: it is broken."), "{shown}");
-    assert_eq!(host.json("ledger repair"), json!({ "doubt": "broken", "forgotten": [] }));
+    assert_eq!(host.json("ledger repair"), json!({ "doubt": "broken", "forgotten": [], "freed": [] }));
     assert_eq!(fs::read(record.with_extension("json.aside")).unwrap(), b"{");
     assert_eq!(host.says("ledger repair"), "The record is sound.\n");
     fs::remove_file(&record).unwrap();

@@ -16,7 +16,6 @@ use super::source::{Held, StillUsed};
 use super::wire::{self, Refused, Take};
 use crate::audit::{Actor, Event, Refusal};
 use crate::ledger::bytes_of;
-use crate::region::Slice;
 
 /// What belongs to a session, outside the state machine.
 pub(super) struct Link {
@@ -24,7 +23,7 @@ pub(super) struct Link {
     pub(super) socket: Option<OwnedFd>,
     /// `None` once the process has ended.
     pub(super) process: Option<OwnedFd>,
-    pub(super) lease: Option<Lent>,
+    pub(super) lease: Option<Box<dyn Held>>,
     /// Bytes of the slice that its client claims to be bad.
     bad: SpanSet<InRegion>,
     /// The process, for the audit log.
@@ -35,45 +34,27 @@ pub(super) struct Link {
     pub(super) cancel: Arc<AtomicBool>,
 }
 
-/// What the broker keeps for a client.
-pub(super) enum Lent {
-    Slice(Box<dyn Held>),
-    /// Given back once, in vain.
-    Used(Box<StillUsed>),
-}
-
-/// What stays lent although it was to go back.
+/// A slice that stays with its client although it was to go back.
 pub(super) struct Kept {
-    lent: Lent,
+    lent: Box<dyn Held>,
     bad: SpanSet<InRegion>,
     why: NotBack,
 }
 
-impl Lent {
-    /// Back to the source, which hears of `bad` bytes first.
-    pub(super) fn give_back(self, bad: &SpanSet<InRegion>) -> Result<(), Kept> {
-        let (given, left) = match self {
-            // Recorded, whatever comes of the return.
-            Self::Slice(lease) => (lease.give_back(bad), SpanSet::default()),
-            Self::Used(used) => (used.again(bad), bad.clone()),
-        };
-        given.map_err(|used| Kept {
-            why: NotBack::Used(used.why.clone()),
-            lent: Self::Used(Box::new(used)),
-            bad: left,
-        })
-    }
+/// Returns a slice to its source, with the `bad` bytes that its client found.
+pub(super) fn give_back(lent: Box<dyn Held>, bad: &SpanSet<InRegion>) -> Result<(), Kept> {
+    let given = lent.give_back(bad);
+    given.map_err(|StillUsed { why, held }| Kept {
+        lent: held,
+        bad: SpanSet::default(),
+        why: NotBack::Used(why),
+    })
+}
 
-    fn slice(&self) -> &Slice {
-        match self {
-            Self::Slice(lease) => lease.slice(),
-            Self::Used(used) => &used.slice,
-        }
-    }
-
-    /// There is no thread that could give it back.
-    pub(super) fn kept(self, bad: SpanSet<InRegion>, error: &io::Error) -> Kept {
-        Kept { lent: self, bad, why: NotBack::NoThread(error.to_string()) }
+impl Kept {
+    /// No thread can return `lent`.
+    pub(super) fn without_thread(lent: Box<dyn Held>, bad: SpanSet<InRegion>, error: &io::Error) -> Self {
+        Self { lent, bad, why: NotBack::NoThread(error.to_string()) }
     }
 }
 
@@ -130,7 +111,7 @@ impl Link {
     }
 
     /// What is to be given back, and the bad bytes of it.
-    pub(super) fn take_lease(&mut self) -> Option<(Lent, SpanSet<InRegion>)> {
+    pub(super) fn take_lease(&mut self) -> Option<(Box<dyn Held>, SpanSet<InRegion>)> {
         Some((self.lease.take()?, std::mem::take(&mut self.bad)))
     }
 
@@ -166,33 +147,4 @@ pub(super) fn describe(lease: &dyn Held) -> io::Result<File> {
 /// Waits for `descriptor`, which events then call `name`.
 pub(super) fn watch(epoll: &OwnedFd, descriptor: BorrowedFd<'_>, name: u64) -> io::Result<()> {
     Ok(epoll::add(epoll, descriptor, epoll::EventData::new_u64(name), epoll::EventFlags::IN)?)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Mutex;
-
-    use super::*;
-    use crate::backing::tests::slice;
-
-    #[test]
-    fn what_is_found_bad_after_a_return_in_vain_is_told_with_the_next() {
-        let null = || OwnedFd::from(File::open("/dev/null").unwrap());
-        let mut link = Link::new(null(), null(), Actor::default());
-        let heard = Arc::new(Mutex::new(Vec::new()));
-        let told = heard.clone();
-        let is_free = Box::new(move |bad: &SpanSet<InRegion>| {
-            told.lock().unwrap().push(bad.size());
-            told.lock().unwrap().len() > 1
-        });
-        let used = StillUsed { why: "mapped".into(), slice: slice(0, 0x4000), is_free };
-        link.lease = Some(Lent::Used(Box::new(used)));
-        link.set_claims(link.with_claims(&[(0x1000, 0x1000), (0x8000, 0x1000)]));
-        let (lent, bad) = link.take_lease().unwrap();
-        link.keep_lease(lent.give_back(&bad).unwrap_err());
-        link.set_claims(link.with_claims(&[(0x2000, 0x1000)]));
-        let (lent, bad) = link.take_lease().unwrap();
-        assert!(lent.give_back(&bad).is_ok());
-        assert_eq!(*heard.lock().unwrap(), [0x1000, 0x2000]);
-    }
 }

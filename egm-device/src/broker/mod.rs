@@ -34,5 +34,5 @@ pub use listen::ServerError;
 pub(crate) use listen::no_place;
 pub use peer::refuse_descriptors;
 pub use serve::Server;
-pub use source::{Held, LedgerSource, Look, NotMade, Source, StillUsed};
+pub use source::{Held, LedgerSource, NotMade, Source, StillUsed};
 pub use wire::{MAX_PACKET, Take};

@@ -20,12 +20,12 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use rustix::fs::Timespec;
 
-use super::link::{Kept, Lent, Link, describe, watch};
+use super::link::{Kept, Link, describe, give_back, watch};
 use super::listen::{ServerError, listen, lock};
 use super::looks::{Ask, Looks};
 use super::packet::{self, Packet};
 use super::peer;
-use super::session::{Effect, Job, Key, Made, Sessions};
+use super::session::{Effect, Job, Key, Sessions};
 use super::source::{Held, NotMade, Source};
 use super::threads::{Done, Threads};
 use super::wire::{self, MAX_PACKET, Refused, Reply, Request};
@@ -246,14 +246,12 @@ impl Server {
     fn made(&mut self, key: Key, made: Result<Box<dyn Held>, NotMade>) -> Vec<Effect> {
         let outcome = made.map(|lease| {
             let sent = self.hand_over(key, lease.as_ref());
-            let is_pool = lease.region().kind.is_pool();
             if let Some(link) = self.links.get_mut(&key) {
-                link.lease = Some(Lent::Slice(lease));
+                link.lease = Some(lease);
             }
             if sent.is_err() {
-                self.close(key); // nobody has the slice: it goes back at once
+                self.close(key); // no process has the slice: it goes back at once
             }
-            Made { is_pool }
         });
         self.sessions.made(key, outcome, self.begun.elapsed(), &[])
     }
@@ -268,9 +266,9 @@ impl Server {
     fn hand_over(&self, key: Key, lease: &dyn Held) -> io::Result<()> {
         let socket = self.links.get(&key).and_then(|link| link.socket.as_ref());
         let socket = socket.ok_or(io::ErrorKind::NotConnected)?;
-        let region = describe(lease)?;
+        let (memory, region) = (lease.hand_out()?, describe(lease)?);
         let reply = Reply::Granted { slice: lease.slice().clone(), offset: lease.backing().offset() };
-        packet::send(socket.as_fd(), &wire::encode(&reply), &[lease.backing().file().as_fd(), region.as_fd()])
+        packet::send(socket.as_fd(), &wire::encode(&reply), &[memory.as_fd(), region.as_fd()])
     }
 
     fn close(&mut self, key: Key) {
@@ -346,9 +344,9 @@ impl Server {
 
     fn give_back(&mut self, key: Key) {
         let Some((lent, bad)) = self.links.get_mut(&key).and_then(Link::take_lease) else { return };
-        let give_back = |(lent, bad): (Lent, _)| Done::Returned(lent.give_back(&bad));
-        let kept = |(lent, bad): (Lent, _), error| Done::Returned(Err(lent.kept(bad, &error)));
-        self.threads.start_with(key, (lent, bad), give_back, kept);
+        let returned = |(lent, bad): (Box<dyn Held>, _)| Done::Returned(give_back(lent, &bad));
+        let kept = |(lent, bad), error| Done::Returned(Err(Kept::without_thread(lent, bad, &error)));
+        self.threads.start_with(key, (lent, bad), returned, kept);
     }
 }
 

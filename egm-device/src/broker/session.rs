@@ -8,7 +8,6 @@
 //!     └─────────────────┴─────────────────┘
 //!          closed              failed, or nobody wants it any more (► Returning)
 //! ```
-//! A pool's slice is lent until its connection is closed and its process has ended, whatever the client says.
 //! A session is forgotten when its connection is closed and it is idle.
 
 use std::collections::BTreeMap;
@@ -56,13 +55,6 @@ pub(super) struct Job {
     pub(super) owner: Owner,
 }
 
-/// A slice that was made and sent.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Made {
-    /// Whether it is a file of its own: nobody can tell whether it is mapped.
-    pub(super) is_pool: bool,
-}
-
 #[derive(Debug)]
 struct Session {
     peer: Peer,
@@ -82,8 +74,8 @@ enum Stage {
     Idle,
     Waiting(Ticket, Wish),
     Making(Pick, Wish),
-    Holding(Pick, Made),
-    Returning(Pick, Made),
+    Holding(Pick),
+    Returning(Pick),
 }
 
 /// What a request wants that the queue does not know.
@@ -159,15 +151,11 @@ impl Sessions {
             }
             (Request::Take(take), Stage::Idle) => self.take(key, &take, now, supplies),
             (Request::Take(_), _) => early("a connection has one slice: open another for another"),
-            // Heard, and not believed: the memory is the client's own file, and nobody could check.
-            (Request::Return, Stage::Holding(_, Made { is_pool: true })) => {
-                vec![Effect::Send(key, Reply::Returned)]
-            }
-            (Request::Return, Stage::Holding(pick, made)) => {
+            (Request::Return, Stage::Holding(pick)) => {
                 if let Some(refused) = &session.answered {
                     return vec![Effect::Send(key, Reply::Refused(refused.clone()))];
                 }
-                session.stage = Stage::Returning(pick.clone(), *made);
+                session.stage = Stage::Returning(pick.clone());
                 vec![Effect::GiveBack(key)]
             }
             (Request::Return, _) => early("this connection has no slice to return"),
@@ -246,7 +234,7 @@ impl Sessions {
     pub(super) fn made(
         &mut self,
         key: Key,
-        outcome: Result<Made, NotMade>,
+        outcome: Result<(), NotMade>,
         now: Duration,
         supplies: &[Supply],
     ) -> Vec<Effect> {
@@ -254,12 +242,12 @@ impl Sessions {
         let Stage::Making(pick, wish) = &session.stage else { return Vec::new() };
         let (pick, wish) = (pick.clone(), *wish);
         match outcome {
-            Ok(made) if session.open => {
-                session.stage = Stage::Holding(pick, made);
+            Ok(()) if session.open => {
+                session.stage = Stage::Holding(pick);
                 Vec::new()
             }
-            Ok(made) => {
-                session.stage = Stage::Returning(pick, made);
+            Ok(()) => {
+                session.stage = Stage::Returning(pick);
                 vec![Effect::GiveBack(key)]
             }
             Err(NotMade::Short) if session.open => {
@@ -290,9 +278,9 @@ impl Sessions {
     /// A slice is back, or stays lent. Whoever waits is to be served afterwards.
     pub(super) fn returned(&mut self, key: Key, outcome: Result<(), NotBack>, now: Duration) -> Vec<Effect> {
         let Some(session) = self.sessions.get_mut(&key) else { return Vec::new() };
-        let Stage::Returning(pick, made) = &session.stage else { return Vec::new() };
+        let Stage::Returning(pick) = &session.stage else { return Vec::new() };
         if let Err(why) = outcome {
-            session.stage = Stage::Holding(pick.clone(), *made);
+            session.stage = Stage::Holding(pick.clone());
             let refused = why.refused(&session.peer);
             session.answered = matches!(why, NotBack::Used(_)).then(|| refused.clone());
             return vec![Effect::Send(key, Reply::Refused(refused))];
@@ -340,8 +328,8 @@ impl Sessions {
     fn gone(&mut self, key: Key) -> Vec<Effect> {
         let Some(session) = self.sessions.get_mut(&key) else { return Vec::new() };
         match &session.stage {
-            Stage::Holding(pick, made) if !session.open && !session.alive => {
-                session.stage = Stage::Returning(pick.clone(), *made);
+            Stage::Holding(pick) if !session.open && !session.alive => {
+                session.stage = Stage::Returning(pick.clone());
                 vec![Effect::GiveBack(key)]
             }
             _ => self.forget(key),

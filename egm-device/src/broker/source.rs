@@ -1,20 +1,24 @@
 //! Where the broker's slices come from: the ledger, by way of files that are opened once.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use egm_address::{CpuSet, InRegion, Offset, PciAddress, Span, SpanSet};
 
 use super::access;
 use super::kept::KeptOpen;
-use crate::audit::{Actor, Log};
+use crate::audit::Log;
 use crate::backing::Backing;
 use crate::carve::plan::{Request, place};
 use crate::lease::Lease;
-use crate::ledger::{GpuLease, GrantError, Ledger, LedgerError, Memory, States, Watch, memory};
+use crate::ledger::record::Use;
+use crate::ledger::{GpuLease, GrantError, Ledger, LedgerError, Memory, States, Watch};
 use crate::owner::Owner;
 use crate::policy::{Policy, Supply};
 use crate::region::{Node, Region, RegionKind, Slice};
@@ -24,6 +28,9 @@ use crate::trust::{self, Conflict, Party};
 
 /// Whom the ledger names as the owner of what [`Ledger::scrub`] has in hand.
 const SCRUB: &str = "scrub";
+
+/// Shortest time between two looks at quarantined memory.
+const REVIEW: Duration = Duration::from_secs(1);
 
 /// What the broker needs of a ledger. All of it is called on threads of its own.
 pub trait Source: Send + Sync {
@@ -68,42 +75,31 @@ pub trait Held: Send {
     /// Its bytes.
     fn backing(&self) -> &dyn Backing;
 
-    /// Cleans it for the next owner, as far as that succeeds; nobody has it afterwards. Its client found `bad` bytes of it,
-    /// which no later owner gets.
+    /// A description of its memory for its client.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn hand_out(&self) -> io::Result<File>;
+
+    /// Cleans it for the next owner, as far as that succeeds. Its client found `bad` bytes of it, which no later owner gets: they are
+    /// recorded whatever comes of the return.
     ///
     /// # Errors
     /// [`StillUsed`], which keeps it from others.
     fn give_back(self: Box<Self>, bad: &SpanSet<InRegion>) -> Result<(), StillUsed>;
 }
 
-/// A look at who has a slice still, by somebody who was told of bad bytes of it.
-pub type Look = dyn Fn(&SpanSet<InRegion>) -> bool + Send;
-
-/// A return that was none: another process has the memory.
+/// A return without effect: the memory is in use.
 pub struct StillUsed {
     /// A text for operators.
     pub why: String,
-    /// Its place in the region.
-    pub slice: Slice,
-    /// Whether nobody has it by now; if so, no later owner gets the bad bytes that it is told. What this holds keeps the slice
-    /// from others.
-    pub is_free: Box<Look>,
-}
-
-impl StillUsed {
-    /// Looks again. Its client found `bad` bytes since.
-    ///
-    /// # Errors
-    /// The same once more; `bad` is not recorded then.
-    pub fn again(self, bad: &SpanSet<InRegion>) -> Result<(), Self> {
-        if (self.is_free)(bad) { Ok(()) } else { Err(self) }
-    }
+    /// The slice, to be given back later.
+    pub held: Box<dyn Held>,
 }
 
 /// A lease for a client.
 struct Leased {
     lease: Lease,
-    memory: Arc<dyn Memory>,
     near: Option<CpuSet>,
     /// GPUs that the client's user may open.
     gpus: Option<GpuLease>,
@@ -120,29 +116,18 @@ impl Held for Leased {
         &self.lease
     }
 
+    fn hand_out(&self) -> io::Result<File> {
+        self.lease.hand_out()
+    }
+
     /// What was not scrubbed is dirty by the ledger's account, and scrubbed for its next owner.
-    fn give_back(self: Box<Self>, bad: &SpanSet<InRegion>) -> Result<(), StillUsed> {
-        let Self { lease, memory, near, gpus } = *self;
-        drop(gpus);
-        recorded(lease.check_claims(bad), lease.region());
-        // A duplicate of the lock, for a return that is none drops the lease's own.
-        let claim = lease.claim().try_clone();
-        let (region, slice, owner) = (lease.region().clone(), lease.slice().clone(), lease.owner().clone());
-        let by = Actor::of(&owner);
-        let ledger = lease.ledger().clone();
-        match lease.give_back(&Watch { near: near.as_ref(), ..Watch::nobody() }) {
+    fn give_back(mut self: Box<Self>, bad: &SpanSet<InRegion>) -> Result<(), StillUsed> {
+        drop(self.gpus.take());
+        recorded(self.lease.check_claims(bad), self.lease.region());
+        let near = self.near.clone();
+        match self.lease.release(&Watch { near: near.as_ref(), ..Watch::nobody() }) {
             Err(error @ GrantError::StillUsed { .. }) => {
-                let place = slice.clone();
-                let is_free = Box::new(move |bad: &SpanSet<InRegion>| {
-                    let _claim = &claim;
-                    let is_free = is_free(memory.as_ref(), &region, &slice, &owner);
-                    if is_free && let Ok(backing) = memory.open(&region, &slice, &Watch::nobody()) {
-                        let backing = backing.as_ref();
-                        recorded(ledger.check_claims(&region, &slice, backing, bad, &by), &region);
-                    }
-                    is_free
-                });
-                Err(StillUsed { why: Chain(&error as &dyn Report).to_string(), slice: place, is_free })
+                Err(StillUsed { why: Chain(&error as &dyn Report).to_string(), held: self })
             }
             _ => Ok(()),
         }
@@ -154,17 +139,6 @@ fn recorded(retired: Result<(), LedgerError>, region: &Region) {
     if let Err(error) = retired {
         note(format_args!("bad pages of region {} are not recorded: {error}", region.name));
     }
-}
-
-/// Whether another description of the memory can be locked: nobody has, or maps, the old one. Where there is no other, whether
-/// nobody maps it, as far as that can be seen.
-fn is_free(memory: &dyn Memory, region: &Region, slice: &Slice, owner: &Owner) -> bool {
-    let Ok(backing) = memory.reopen(region, slice, &Watch::nobody()) else { return false };
-    let backing = backing.as_ref();
-    let nobody_has_it_open = memory::lock(region, backing, slice).is_ok_and(|others| others.is_none());
-    nobody_has_it_open
-        && !memory.is_mapped(region, backing, Some(owner))
-        && memory::unlock(region, backing, slice).is_ok()
 }
 
 /// The host's regions and their ledger.
@@ -179,6 +153,8 @@ pub struct LedgerSource {
     /// For trust domains of users who may open a GPU, and the root folder of the host that has it.
     policy: Policy,
     root: PathBuf,
+    /// The last look at quarantined memory.
+    reviewed: Mutex<Option<Instant>>,
 }
 
 impl LedgerSource {
@@ -196,6 +172,7 @@ impl LedgerSource {
             memory: kept,
             policy: Policy::root_only(),
             root: "/".into(),
+            reviewed: Mutex::default(),
         }
     }
 
@@ -239,10 +216,24 @@ impl LedgerSource {
         self.near.get(&region.node?)
     }
 
+    /// Whether it is time for a look at quarantined memory: clients do not make it more frequent by asking.
+    fn may_review(&self) -> bool {
+        let mut reviewed = self.reviewed.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_time = reviewed.is_none_or(|last| last.elapsed() >= REVIEW);
+        if is_time {
+            *reviewed = Some(Instant::now());
+        }
+        is_time
+    }
+
     fn supply(&self, region: &Region) -> Supply {
         // Retired pages are free as far as places go: a slice spans them as holes.
         let whole: SpanSet<_> = Span::new(Offset::new(0), region.size.get()).into_iter().collect();
-        let states = self.ledger.states(region);
+        let mut states = self.ledger.states(region);
+        let is_quarantined = |states: &States| states.held.iter().any(|held| held.usage == Use::Quarantined);
+        if states.as_ref().is_ok_and(is_quarantined) && self.may_review() {
+            states = self.ledger.review(region).and_then(|_| self.ledger.states(region));
+        }
         let free = states.map(|states| whole.minus(&busy(&states))).unwrap_or_default();
         Supply {
             region: region.name.clone(),
@@ -284,7 +275,7 @@ impl Source for LedgerSource {
                 let regions = std::slice::from_ref(found);
                 let gpus = self.ledger.claim_gpus(&self.memory, regions, &gpus, &request.owner, &watch);
                 let gpus = gpus.map_err(|error| failed(&error))?;
-                Ok(Box::new(Leased { lease, memory: self.memory.clone(), near: near.cloned(), gpus }))
+                Ok(Box::new(Leased { lease, near: near.cloned(), gpus }))
             }
             // What an empty region could give is waited for; what it could not is refused.
             Err(GrantError::Short { .. })
@@ -324,10 +315,10 @@ mod tests {
     /// A plain file in the place of `/dev/mem`.
     struct PlainFile(PathBuf);
 
-    struct Window(std::fs::File, u64, u64);
+    struct Window(File, u64, u64);
 
     impl Backing for Window {
-        fn file(&self) -> &std::fs::File {
+        fn file(&self) -> &File {
             &self.0
         }
         fn offset(&self) -> u64 {
@@ -346,13 +337,13 @@ mod tests {
 
     impl Memory for PlainFile {
         fn open(&self, _: &Region, slice: &Slice, _: &Watch<'_>) -> Result<Box<dyn Backing>, BackingError> {
-            let file = std::fs::File::options().read(true).write(true).open(&self.0).unwrap();
+            let file = File::options().read(true).write(true).open(&self.0).unwrap();
             Ok(Box::new(Window(file, slice.offset, slice.size.get())))
         }
     }
 
     /// A plain file in the place of an EGM device, which its process opens once.
-    struct Once(std::fs::File);
+    struct Once(File);
 
     impl Memory for Once {
         fn open(&self, _: &Region, slice: &Slice, _: &Watch<'_>) -> Result<Box<dyn Backing>, BackingError> {
@@ -367,7 +358,7 @@ mod tests {
     fn source(folder: &tempfile::TempDir, pages: u64) -> LedgerSource {
         let identity = Identity { machine: Some("host".into()), boot: "boot".into() };
         let path = folder.path().join("memory");
-        std::fs::File::create(&path).unwrap().set_len(pages * PAGE).unwrap();
+        File::create(&path).unwrap().set_len(pages * PAGE).unwrap();
         let region = region(RegionKind::Reserved { device: path.clone() }, pages * PAGE, PAGE);
         let ledger = Ledger::open(Paths::below(folder.path()), identity).unwrap();
         LedgerSource {
@@ -379,6 +370,7 @@ mod tests {
             memory: Arc::new(PlainFile(path)),
             policy: Policy::root_only(),
             root: folder.path().to_owned(),
+            reviewed: Mutex::default(),
         }
     }
 
@@ -387,17 +379,41 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_somebody_still_has_is_nobody_elses_whatever_was_said() {
+    fn memory_that_a_process_has_goes_to_no_other_owner_and_is_named_with_it() {
         let folder = tempfile::tempdir().unwrap();
         let source = source(&folder, 4);
         let lent = source.grant("r", &request(1), &NEVER).unwrap_or_else(|error| panic!("{error}"));
-        let peer = lent.backing().file().try_clone().unwrap();
+        let mut peer = std::process::Command::new("/bin/cat")
+            .stdin(std::process::Stdio::piped())
+            .stdout(lent.hand_out().unwrap())
+            .spawn()
+            .unwrap();
         let Err(used) = lent.give_back(&SpanSet::default()) else { panic!("it was taken for free") };
+        assert!(used.why.contains(&format!("a descriptor in process {} (cat)", peer.id())), "{}", used.why);
         assert_eq!(source.supplies()[0].free, 3 * PAGE);
-        let Err(used) = used.again(&SpanSet::default()) else { panic!("it was taken for free") };
-        drop(peer);
-        assert!(used.again(&SpanSet::default()).is_ok());
+        let Err(used) = used.held.give_back(&SpanSet::default()) else { panic!("it was taken for free") };
+        let held = source.ledger.states(&source.regions[0]).unwrap().held;
+        assert_eq!((held[0].usage, held[0].evidence[0].pid), (Use::Quarantined, Some(peer.id())));
+        drop(peer.stdin.take());
+        peer.wait().unwrap();
+        assert!(used.held.give_back(&SpanSet::default()).is_ok());
         assert_eq!(source.supplies()[0].free, 4 * PAGE);
+    }
+
+    #[test]
+    fn a_quarantine_outlives_its_broker_and_ends_when_the_memory_is_free() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = source(&folder, 4);
+        let lent = source.grant("r", &request(1), &NEVER).unwrap_or_else(|error| panic!("{error}"));
+        let left = Mapping::new(lent.backing(), 0, PAGE, 0).unwrap();
+        drop(lent.give_back(&SpanSet::default()));
+        let source = LedgerSource { reviewed: Mutex::default(), ..source };
+        let quarantined = source.ledger.states(&source.regions[0]).unwrap().held;
+        assert_eq!(quarantined[0].usage, Use::Quarantined);
+        assert_eq!(source.supplies()[0].free, 3 * PAGE);
+        assert!(source.grant("r", &request(4), &NEVER).is_err());
+        drop(left);
+        assert!(source.grant("r", &request(4), &NEVER).is_ok(), "a grant that lacks room looks again");
     }
 
     #[test]
@@ -405,7 +421,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut source = source(&folder, 4);
         let path = folder.path().join("memory");
-        source.memory = Arc::new(Once(std::fs::File::options().read(true).write(true).open(&path).unwrap()));
+        source.memory = Arc::new(Once(File::options().read(true).write(true).open(&path).unwrap()));
         source.regions[0].kind = RegionKind::Egm { device: path };
         let [first, second] = [1, 2].map(|pages| {
             source.grant("r", &request(pages), &NEVER).unwrap_or_else(|error| panic!("{error}"))
@@ -419,9 +435,9 @@ mod tests {
         drop(other);
         assert!(second.give_back(&SpanSet::default()).is_ok(), "nobody maps that one");
         assert_eq!(source.supplies()[0].free, 3 * PAGE);
-        let Err(used) = used.again(&SpanSet::default()) else { panic!("it was taken for free") };
+        let Err(used) = used.held.give_back(&SpanSet::default()) else { panic!("it was taken for free") };
         drop(one);
-        assert!(used.again(&SpanSet::default()).is_ok());
+        assert!(used.held.give_back(&SpanSet::default()).is_ok());
         assert_eq!(source.supplies()[0].free, 4 * PAGE);
         // Nor is one granted whose owner has just gone, without a word.
         let lent = source.grant("r", &request(4), &NEVER).unwrap_or_else(|error| panic!("{error}"));
@@ -439,7 +455,7 @@ mod tests {
         let lent = source.grant("r", &request(2), &NEVER).unwrap_or_else(|error| panic!("{error}"));
         // The first can be read, the second not, and the last is not the client's to judge.
         let claimed = [0, 1, 3].map(|page| Span::new(Offset::new(page * PAGE), PAGE).unwrap());
-        let file = std::fs::File::options().write(true).open(folder.path().join("memory")).unwrap();
+        let file = File::options().write(true).open(folder.path().join("memory")).unwrap();
         file.set_len(PAGE).unwrap();
         assert!(lent.give_back(&claimed.into_iter().collect()).is_ok());
         file.set_len(4 * PAGE).unwrap();

@@ -10,11 +10,12 @@ use serde::Serialize;
 
 use crate::cli::host::Host;
 use crate::cli::{Outcome, print, print_json, unretire};
+use crate::free::Evidence;
 use crate::ledger::record::{Doubt, Use};
 use crate::ledger::{Held, Identity, Ledger, LedgerError, Paths, Repair, States};
 use crate::region::{Region, Survey};
 use crate::report::{Blame, Report};
-use crate::show::{Colour, Side, Style, Table, size};
+use crate::show::{Colour, Side, Style, Table, first_of, size};
 
 use Side::{Left, Right};
 
@@ -29,7 +30,7 @@ pub(super) struct Args {
 enum Command {
     /// Shows what every byte of every region is, and who has it
     Show(Common),
-    /// Puts a record aside that cannot be believed, and forgets grants whose holders are gone
+    /// Puts a record aside that cannot be believed, forgets grants whose holders are gone, and looks again at quarantined memory
     ///
     /// Nothing is lost by it: bytes of which nothing is known are scrubbed before anybody gets them, and pages that went bad
     /// are known from a file of their own.
@@ -146,8 +147,8 @@ fn show(args: &Common) -> Outcome {
 }
 
 fn text(all: &[(&Region, States)], colour: Colour) -> String {
-    let heads = ["region", "size", "granted", "scrubbing", "clean", "dirty", "retired"];
-    let mut table = Table::new(&[Left, Right, Right, Right, Right, Right, Right], &heads);
+    let heads = ["region", "size", "granted", "scrubbing", "quarantined", "clean", "dirty", "retired"];
+    let mut table = Table::new(&[Left, Right, Right, Right, Right, Right, Right, Right], &heads);
     let sides = [Left, Right, Right, Left, Right, Right, Left];
     let mut slices = Table::new(&sides, &["region", "offset", "size", "owner", "process", "user", "use"]);
     let mut gpus = Vec::new();
@@ -160,6 +161,7 @@ fn text(all: &[(&Region, States)], colour: Colour) -> String {
             region.size.get(),
             held(Use::Granted),
             held(Use::Scrubbing),
+            held(Use::Quarantined),
             states.clean.size(),
             states.dirty.size(),
             states.retired.spans().size(),
@@ -204,16 +206,22 @@ fn row(region: &Region, held: &Held) -> Vec<String> {
         number(owner.map(|owner| owner.pid)),
         number(owner.map(|owner| owner.uid)),
         match held.usage {
-            Use::Granted if has_whole_device(region, held) => "granted, with the whole device",
-            Use::Granted => "granted",
-            Use::Scrubbing => "scrubbing",
-        }
-        .to_owned(),
+            Use::Granted if has_whole_device(region, held) => "granted, with the whole device".to_owned(),
+            Use::Granted => "granted".to_owned(),
+            Use::Scrubbing => "scrubbing".to_owned(),
+            Use::Quarantined => format!("quarantined: {}", reasons(&held.evidence)),
+        },
     ]
 }
 
+/// What keeps memory in quarantine, for people.
+fn reasons(evidence: &[Evidence]) -> String {
+    first_of(evidence.iter().map(Evidence::to_string))
+}
+
 fn repair(args: &Common) -> Outcome {
-    let repair = open(&args.host)?.repair()?;
+    let (ledger, survey) = (open(&args.host)?, args.host.survey()?);
+    let repair = ledger.repair(&survey.regions)?;
     if args.json {
         print_json(&repair);
     } else {
@@ -242,6 +250,10 @@ fn told(repair: &Repair) -> String {
             "Forgotten: {} had GPU {} of {}.\n",
             claim.owner, claim.function, claim.region
         ));
+    }
+    for entry in &repair.freed {
+        let size = size(entry.span.size());
+        out.push_str(&format!("Out of quarantine: {size} of {}; it is dirty.\n", entry.region));
     }
     out
 }

@@ -3,14 +3,18 @@
 use std::io;
 use std::path::PathBuf;
 
+use egm_address::{InRegion, Offset, Span, SpanSet};
+
 use crate::backing::{BackingError, RetiredListError};
-use crate::carve::plan::{Cause, Short};
+use crate::carve::plan::{Cause, Request, Short};
 use crate::report::{Blame, Report};
 use crate::scrub::{self, ScrubError};
 use crate::show::{exact, first_of};
 use crate::trust::Conflict;
 
+use super::record::Use;
 use super::states::Held;
+use crate::free::Evidence;
 
 /// The ledger's own files fail.
 #[derive(Debug, thiserror::Error)]
@@ -109,18 +113,20 @@ pub enum GrantError {
         /// The region.
         region: String,
     },
-    /// The slice's owner is gone, or gives it back, but another process has its memory.
+    /// The slice's owner returns it, but its memory is in use.
     #[error(
-        "region \"{region}\": a process that got the memory at {offset:#x} from its last owner ({owner}) still has it, or that \
-         owner runs and may not be looked at: end that process"
+        "cannot take back the slice of {owner} at {offset:#x} of region \"{region}\": in use by {}",
+        list(evidence)
     )]
     StillUsed {
         /// The region.
         region: String,
         /// First byte.
         offset: u64,
-        /// The last owner's name.
+        /// The owner's name.
         owner: String,
+        /// What keeps it in use.
+        evidence: Vec<Evidence>,
     },
 }
 
@@ -154,16 +160,44 @@ impl Report for GrantError {
                     .to_owned(),
             ),
             Self::Exclusive(conflict) => conflict.help(),
+            Self::StillUsed { .. } => Some(
+                "end that process: the slice is quarantined until then (egm-device ledger show)".to_owned(),
+            ),
             _ => None,
         }
     }
+}
+
+/// `short` with who is in the way: of the wanted place if there is one, of the whole region otherwise.
+pub(super) fn in_the_way(
+    short: Short,
+    request: &Request,
+    mut held: Vec<Held>,
+    in_use: &SpanSet<InRegion>,
+) -> GrantError {
+    let new = in_use.minus(&held.iter().map(|held| held.span).collect());
+    let unknown = |span| Held { span, owner: None, usage: Use::Quarantined, since: 0, evidence: Vec::new() };
+    held.extend(new.iter().map(unknown));
+    if let Some(wanted) = request.at.and_then(|at| Span::new(Offset::new(at), request.size).ok()) {
+        held.retain(|held| held.span.overlaps(wanted));
+    }
+    GrantError::Short { short: Box::new(short), holders: held }
+}
+
+/// What keeps memory in use, for people.
+fn list(evidence: &[Evidence]) -> String {
+    first_of(evidence.iter().map(Evidence::to_string))
 }
 
 /// `; held by vm1 (process 12, user 0) at 0x0 (4KiB)`.
 fn held_by(holders: &[Held]) -> String {
     let name = |held: &Held| {
         let owner = held.owner.as_ref().map_or_else(|| "an unknown process".to_owned(), ToString::to_string);
-        format!("{owner} at {} ({})", held.span.start(), exact(held.span.size()))
+        let place = format!("at {} ({})", held.span.start(), exact(held.span.size()));
+        if held.usage == Use::Quarantined {
+            return format!("quarantine after {owner} {place}");
+        }
+        format!("{owner} {place}")
     };
     if holders.is_empty() {
         String::new()

@@ -1,18 +1,15 @@
 //! The memory behind claims, as the ledger needs it: opened and zeroed.
 
-use std::io;
 use std::num::NonZeroU64;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use egm_address::{Address, CpuSet, InRegion, Offset, Span, SpanSet};
+use egm_address::{CpuSet, InRegion, Offset, SpanSet};
 
-use super::record::OnLine;
-use super::{GrantError, LedgerError, claim, slice_device};
+use super::slice_device;
 use crate::backing::{self, Backing, BackingError, Patience, RetiredListError};
-use crate::mapped;
-use crate::owner::Owner;
+use crate::free::{self, Question, Verdict};
 use crate::region::{Region, RegionKind, Slice};
 use crate::retired::Retired;
 use crate::scrub::{self, ScrubError, Work};
@@ -82,6 +79,11 @@ pub trait Memory: Send + Sync {
     /// Removes the device that `slice` has of its own, if it has one. What fails is repeated before the next grant of these bytes.
     fn release(&self, _region: &Region, _slice: &Slice) {}
 
+    /// Whether a process uses the device that an earlier owner of `slice` had of its own.
+    fn is_device_used(&self, _region: &Region, _slice: &Slice) -> bool {
+        false
+    }
+
     /// The retired pages of `region`, as far as they are told only to who has its memory open: an EGM device's list.
     ///
     /// # Errors
@@ -93,14 +95,9 @@ pub trait Memory: Send + Sync {
         }
     }
 
-    /// Whether any process maps `backing`, bytes of `region`, so far as no lock can tell that: an EGM device that opens once is
-    /// one description to all who got it. What cannot be found out counts as mapped; of processes that may not be looked at, only
-    /// `holder`, who was given the bytes, does.
-    fn is_mapped(&self, region: &Region, backing: &dyn Backing, holder: Option<&Owner>) -> bool {
-        let bytes = backing.offset()..backing.offset().saturating_add(backing.size());
-        let is_egm = matches!(region.kind, RegionKind::Egm { .. });
-        let holder = holder.filter(|owner| owner.is_alive()).map(|owner| owner.pid);
-        is_egm && mapped::is_mapped(backing.file(), &bytes, holder)
+    /// Whether the bytes of `question` are free, by what the kernel shows.
+    fn look(&self, question: &Question) -> Verdict {
+        free::look(question)
     }
 
     /// Makes `spans` (offsets in the region) of a slice that begins at `at` zero.
@@ -124,57 +121,6 @@ pub trait Memory: Send + Sync {
         };
         scrub::zero(backing, at, spans, &work)
     }
-}
-
-/// Locks the bytes of `slice` on the very description of the memory, where all slices have one file: the kernel keeps
-/// that lock as long as anybody maps the memory, whoever got it from the owner. Returns `None` when it is had, else what
-/// other descriptions have of the slice.
-pub(crate) fn lock(
-    region: &Region,
-    backing: &dyn Backing,
-    slice: &Slice,
-) -> Result<Option<SpanSet<InRegion>>, LedgerError> {
-    let Some(bytes) = file_bytes(region, backing, slice) else { return Ok(None) };
-    if claim::lock(backing.file(), bytes).map_err(lock_error)? {
-        return Ok(None);
-    }
-    let held = claim::held(backing.file(), bytes).map_err(lock_error)?;
-    let offset = |span: Span<OnLine>| {
-        let start = span.start().get().checked_sub(backing.offset())?;
-        Span::new(Offset::new(start.checked_add(slice.offset)?), span.size()).ok()
-    };
-    Ok(Some(held.iter().filter_map(offset).collect()))
-}
-
-/// The bytes of `slice`, locked on their own description, or what other descriptions have of the region there.
-pub(super) fn open_locked(
-    memory: &dyn Memory,
-    region: &Region,
-    slice: &Slice,
-    watch: &Watch<'_>,
-) -> Result<Result<Box<dyn Backing>, SpanSet<InRegion>>, GrantError> {
-    let backing = match memory.open(region, slice, watch) {
-        Err(BackingError::InUse { bytes, .. }) => return Ok(Err([bytes].into_iter().collect())),
-        opened => opened?,
-    };
-    let others = lock(region, backing.as_ref(), slice)?;
-    Ok(others.map_or(Ok(backing), Err))
-}
-
-/// Ends what [`lock`] began, of a description that may go on: a broker has one for all slices of an EGM device.
-pub(crate) fn unlock(region: &Region, backing: &dyn Backing, slice: &Slice) -> Result<(), LedgerError> {
-    let bytes = file_bytes(region, backing, slice);
-    bytes.map_or(Ok(()), |bytes| claim::unlock(backing.file(), bytes)).map_err(lock_error)
-}
-
-/// The slice's bytes, counted in the file that all slices of the memory share; `None` for a pool, which has none.
-fn file_bytes(region: &Region, backing: &dyn Backing, slice: &Slice) -> Option<Span<OnLine>> {
-    let bytes = Span::new(Address::new(backing.offset()), slice.size.get()).ok();
-    bytes.filter(|_| region.kind.keeps_bytes())
-}
-
-fn lock_error(source: io::Error) -> LedgerError {
-    LedgerError::Lock { path: "the memory".into(), source }
 }
 
 /// The memory of a ledger, opened by this process. [`Ledger::memory`](super::Ledger::memory) is the only source of one, so that
@@ -237,5 +183,9 @@ impl Memory for HostMemory {
         if region.kind.has_slice_devices() && self.opens_devices {
             slice_device::release(region, slice);
         }
+    }
+
+    fn is_device_used(&self, region: &Region, slice: &Slice) -> bool {
+        region.kind.has_slice_devices() && (!self.opens_devices || slice_device::is_in_use(region, slice))
     }
 }

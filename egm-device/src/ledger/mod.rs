@@ -5,8 +5,11 @@
 //!  free ───────────────────────────► scrubbing ─────────► granted ─────────────────────► scrubbing ──► free, clean
 //!  (clean or dirty)                   (if dirty)             │ the holder ends without it
 //!                                                            └──────────────────────────────────────► free, dirty
+//!
+//!  before a scrub: in use by a process ──► quarantined ──► free, dirty      (quarantine.rs; looked at again and again)
 //! ```
-//! Two truths, kept apart: *in use* is a lock that the kernel holds (`claim.rs`); *clean* is what the record says
+//! Two truths for *in use*: a lock that the kernel holds for the ledger's own processes (`claim.rs`), and what the kernel shows
+//! of the memory itself ([`crate::free`]), because a lock proves nothing about memory that was handed out. *Clean* is what the record says
 //! ([`record`]). Cleanliness is taken out of the record, durably, before a slice leaves, and comes back after its scrub
 //! while its lock is still held. No order of crashes, and no loss of the record, hands out an unscrubbed byte.
 
@@ -14,10 +17,11 @@ mod claim;
 mod error;
 pub(crate) mod gpus;
 mod line;
-pub(crate) mod memory;
+mod memory;
+mod quarantine;
 pub mod record;
 mod retire;
-mod slice_device;
+pub(crate) mod slice_device;
 mod states;
 mod store;
 mod upkeep;
@@ -44,7 +48,9 @@ pub use upkeep::Repair;
 pub(crate) use line::Line;
 
 use crate::audit::{self, Actor, Event, Log, Refusal};
-use crate::carve::plan::{Request, Short, place};
+use crate::backing::BackingError;
+use crate::carve::plan::{Request, place};
+use crate::free::Verdict;
 use crate::lease::{Lease, Taken};
 use crate::region::{Region, Slice};
 use crate::report::{Chain, Report};
@@ -160,19 +166,37 @@ impl Ledger {
         watch: &Watch<'_>,
     ) -> Result<Lease, GrantError> {
         let line = line_of(region)?;
-        let mut mapped = SpanSet::default();
+        let (mut in_use, mut reviewed) = (SpanSet::default(), false);
         loop {
-            let taken = self.take(region, &line, request, &mapped)?;
-            match memory::open_locked(memory.as_ref(), &taken.region, &taken.slice, watch)? {
-                // One description to all: the lock of who maps it still is ours as well.
-                Ok(backing) if memory.is_mapped(&taken.region, backing.as_ref(), None) => {
-                    mapped = mapped.iter().chain(bytes_of(&taken.slice)).collect();
+            let taken = match self.take(region, &line, request, &in_use) {
+                Err(GrantError::Short { holders, .. })
+                    if !reviewed && holders.iter().any(Held::is_quarantined) =>
+                {
+                    reviewed = true;
+                    self.review(region)?;
+                    continue;
                 }
-                Ok(backing) => return Lease::begin(taken, backing, memory.clone(), watch),
-                // An owner is gone, but a process that got the memory from it is not.
-                Err(others) => mapped = mapped.iter().chain(others.iter()).collect(),
+                taken => taken?,
+            };
+            let backing = match memory.open(&taken.region, &taken.slice, watch) {
+                Err(BackingError::InUse { bytes, .. }) => {
+                    taken.quarantine_device(bytes)?;
+                    in_use = in_use.iter().chain([bytes]).collect();
+                    continue;
+                }
+                opened => opened?,
+            };
+            // What is clean was free when it was scrubbed, and left this process for no other.
+            if taken.is_alone(backing.as_ref())? || taken.dirty.is_empty() {
+                return Lease::begin(taken, backing, memory.clone(), watch);
             }
-            // Each such place may cost a look at all processes.
+            match taken.verdict(memory.as_ref(), backing.as_ref(), taken.last())? {
+                Verdict::Free => return Lease::begin(taken, backing, memory.clone(), watch),
+                Verdict::InUse { evidence, bytes } => {
+                    in_use = in_use.iter().chain(taken.quarantine(&evidence, &bytes)?.iter()).collect();
+                }
+            }
+            // Each such place costs a look at all processes.
             if watch.cancel.load(Ordering::Relaxed) {
                 return Err(GrantError::Cancelled { region: region.name.clone() });
             }
@@ -200,7 +224,7 @@ impl Ledger {
         region: &Region,
         line: &Line,
         request: &Request,
-        mapped: &SpanSet<InRegion>,
+        in_use: &SpanSet<InRegion>,
     ) -> Result<Taken, GrantError> {
         self.change(|record| {
             let region = with_retired(region, line, record);
@@ -209,9 +233,9 @@ impl Ledger {
             let gpus = self.live_gpus(record, &region)?;
             gpus::check(&region, &request.owner, &[], &held, &gpus)?;
             let clean = record.clean(&line.name);
-            let busy = held.iter().map(|held| held.span).chain(mapped.iter()).collect();
+            let busy = held.iter().map(|held| held.span).chain(in_use.iter()).collect();
             let slice = place(&region, &busy, &line.offsets(&clean), request)
-                .map_err(|short| in_the_way(short, request, held.clone(), mapped))?;
+                .map_err(|short| error::in_the_way(short, request, held.clone(), in_use))?;
             let bytes = bytes_of(&slice).ok_or_else(|| no_region(&region))?;
             let place = line.place(bytes).ok_or_else(|| no_region(&region))?;
             if !claim::lock(&file, place).map_err(|source| self.lock_error(line, source))? {
@@ -222,10 +246,10 @@ impl Ledger {
             let usable = SpanSet::from_iter([place]).minus(&line.places(region.retired.spans()));
             let dirty = if region.kind.keeps_bytes() { usable.minus(&clean) } else { SpanSet::default() };
             record.remove_clean(&line.name, &SpanSet::from_iter([place]));
-            // Grants of this region whose holder is gone are forgotten.
             let is_held = |span: Span<InRegion>| held.iter().any(|held| held.span == span);
             let here = |entry: &Entry| line.offset(entry.span).filter(|_| entry.line == line.name);
-            record.grants.retain(|entry| here(entry).is_none_or(is_held));
+            let before = record.cut_grants(place, |entry| !here(entry).is_none_or(is_held));
+            let lock = inode(&file).map_err(|source| self.lock_error(line, source))?;
             record.grants.push(Entry {
                 region: region.name.clone(),
                 line: line.name.clone(),
@@ -233,8 +257,9 @@ impl Ledger {
                 owner: request.owner.clone(),
                 usage: if dirty.is_empty() { Use::Granted } else { Use::Scrubbing },
                 since: now(),
-                lock: inode(&file).map_err(|source| self.lock_error(line, source))?,
+                lock,
                 exposed: !gpus.is_empty(),
+                evidence: Vec::new(),
             });
             let (owner, by) = (request.owner.clone(), Actor::of(&request.owner));
             let dirty = line.offsets(&dirty);
@@ -247,37 +272,11 @@ impl Ledger {
                 owner,
                 by,
                 claim: file,
+                lock,
+                before,
                 dirty,
             })
         })
-    }
-
-    /// What somebody holds of `line`, with who it is where the record says so.
-    fn held(&self, grants: &[Entry], line: &Line, file: &File) -> Result<Vec<Held>, LedgerError> {
-        let error = |source| self.lock_error(line, source);
-        let locked = claim::held(file, line.whole).map_err(error)?;
-        let inode = inode(file).map_err(error)?;
-        let lives = |entry: &&Entry| {
-            entry.line == line.name
-                && if entry.lock == inode {
-                    SpanSet::from_iter(entry.span.intersection(line.whole)).minus(&locked).is_empty()
-                } else {
-                    // Somebody removed the lock file that this grant is locked in.
-                    entry.owner.is_alive()
-                }
-        };
-        let known: Vec<&Entry> = grants.iter().filter(lives).collect();
-        let unknown = locked.minus(&known.iter().map(|entry| entry.span).collect());
-        let unknown = unknown.iter().filter_map(|span| {
-            Some(Held { span: line.offset(span)?, owner: None, usage: Use::Granted, since: 0 })
-        });
-        let known = known.iter().filter_map(|entry| {
-            let (owner, usage, since) = (Some(entry.owner.clone()), entry.usage, entry.since);
-            Some(Held { span: line.offset(entry.span)?, owner, usage, since })
-        });
-        let mut held: Vec<Held> = known.chain(unknown).collect();
-        held.sort_by_key(|held| held.span.start());
-        Ok(held)
     }
 
     /// Replaces the record by what `step` makes of it, one process at a time.
@@ -376,21 +375,7 @@ fn with_retired(region: &Region, line: &Line, record: &Record) -> Region {
     Region { retired: region.retired.and(&found), ..region.clone() }
 }
 
-/// `short` with who is in the way: of the wanted place if there is one, of the whole region otherwise.
-fn in_the_way(
-    short: Short,
-    request: &Request,
-    mut held: Vec<Held>,
-    mapped: &SpanSet<InRegion>,
-) -> GrantError {
-    held.extend(mapped.iter().map(|span| Held { span, owner: None, usage: Use::Granted, since: 0 }));
-    if let Some(wanted) = request.at.and_then(|at| Span::new(Offset::new(at), request.size).ok()) {
-        held.retain(|held| held.span.overlaps(wanted));
-    }
-    GrantError::Short { short: Box::new(short), holders: held }
-}
-
-fn inode(file: &File) -> io::Result<u64> {
+pub(crate) fn inode(file: &File) -> io::Result<u64> {
     file.metadata().map(|metadata| metadata.ino())
 }
 

@@ -13,6 +13,7 @@ use egm_address::{Address, PciAddress, Span, SpanSet, align_down, align_up};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::free::Evidence;
 use crate::owner::Owner;
 
 /// Bytes of a record at most, for its writer and its reader alike: 16 MiB are some 60,000 grants.
@@ -58,6 +59,8 @@ pub enum Use {
     Granted,
     /// They are being scrubbed, before or after.
     Scrubbing,
+    /// The owner has returned them or ended, and they may be in use still.
+    Quarantined,
 }
 
 /// One grant.
@@ -76,11 +79,29 @@ pub struct Entry {
     pub usage: Use,
     /// Since when, in seconds of 1970 by the wall clock: for people, nothing is decided by it.
     pub since: u64,
-    /// Inode of the lock file: another one in its place would not know of this grant.
+    /// Inode of the lock file: another one in its place would not know of this grant. 0 for quarantined bytes, which no lock
+    /// keeps.
     pub lock: u64,
     /// Whether a GPU reached the bytes since they were last scrubbed: they are not recorded clean then.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub exposed: bool,
+    /// What keeps quarantined bytes in use.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub evidence: Vec<Evidence>,
+}
+
+impl Entry {
+    /// Whether no lock keeps these bytes, and they are kept from every owner until nothing has them in use.
+    #[must_use]
+    pub const fn is_quarantined(&self) -> bool {
+        self.lock == 0
+    }
+
+    /// The owner, where it is known.
+    #[must_use]
+    pub fn owner(&self) -> Option<Owner> {
+        (self.owner.pid != 0).then(|| self.owner.clone())
+    }
 }
 
 /// A GPU of an owner, which reaches all of a region.
@@ -107,6 +128,9 @@ pub struct Record {
     pub sequence: u64,
     machine: Option<String>,
     boot: String,
+    /// Whether an earlier record of this boot was lost, and the owners of dirty bytes with it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub was_lost: bool,
     /// Grants, living or left behind: the locks decide.
     pub grants: Vec<Entry>,
     /// GPUs that reach a region, living or left behind.
@@ -159,6 +183,7 @@ impl Record {
             sequence,
             machine: identity.machine.clone(),
             boot: identity.boot.clone(),
+            was_lost: false,
             grants: Vec::new(),
             gpus: Vec::new(),
             clean: BTreeMap::new(),
@@ -170,13 +195,11 @@ impl Record {
     /// number `newest`; and why not, if not.
     #[must_use]
     pub fn judge(bytes: Option<&[u8]>, identity: &Identity, newest: Option<u64>) -> (Self, Option<Doubt>) {
+        let was_lost = newest.is_some();
+        let new = |sequence| Self { was_lost, ..Self::new(identity, sequence) };
         let floor = newest.unwrap_or(0);
-        let Some(bytes) = bytes else {
-            return (Self::new(identity, floor), newest.map(|_| Doubt::Missing));
-        };
-        let Some(record) = Self::decode(bytes, LIMIT) else {
-            return (Self::new(identity, floor), Some(Doubt::Broken));
-        };
+        let Some(bytes) = bytes else { return (new(floor), newest.map(|_| Doubt::Missing)) };
+        let Some(record) = Self::decode(bytes, LIMIT) else { return (new(floor), Some(Doubt::Broken)) };
         let same_host = record.machine == identity.machine;
         let doubt = if !same_host {
             Doubt::OtherHost
@@ -187,7 +210,7 @@ impl Record {
         } else {
             return (record, None);
         };
-        let mut fresh = Self::new(identity, floor.max(record.sequence));
+        let mut fresh = new(floor.max(record.sequence));
         if same_host && (identity.machine.is_some() || record.boot == identity.boot) {
             fresh.retired = record.retired;
         }
@@ -195,6 +218,7 @@ impl Record {
             // They only ever are a reason to refuse: who removed the lock files removed the record's number with them.
             fresh.grants = record.grants;
             fresh.gpus = record.gpus;
+            fresh.was_lost = true;
         }
         (fresh, Some(doubt))
     }
@@ -241,6 +265,22 @@ impl Record {
     fn checksum(&self) -> String {
         let text = serde_json::to_vec(self).unwrap_or_default();
         Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Takes `place` out of the grants that `is_left` behind by their holders; returns what they had of it.
+    pub(super) fn cut_grants(&mut self, place: Span<OnLine>, is_left: impl Fn(&Entry) -> bool) -> Vec<Entry> {
+        let (left, mut grants): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.grants).into_iter().partition(is_left);
+        let mut cut = Vec::new();
+        for entry in left {
+            let part = |span| Entry { span, ..entry.clone() };
+            grants.extend(
+                SpanSet::from_iter([entry.span]).minus(&SpanSet::from_iter([place])).iter().map(part),
+            );
+            cut.extend(entry.span.intersection(place).map(part));
+        }
+        self.grants = grants;
+        cut
     }
 
     /// Bytes of `line` that are known to be zero.
@@ -342,6 +382,7 @@ mod tests {
             since: u64::MAX,
             lock: 3,
             exposed: false,
+            evidence: Vec::new(),
         });
         record
     }

@@ -5,12 +5,13 @@
 //! placed on the client's description: it then loses the memory, and no byte of a later owner reaches it.
 #![forbid(unsafe_code)]
 
+use std::io;
 use std::path::Path;
 
 use egm_address::{Address, Host, Span};
 
-use super::claim;
 use super::record::OnLine;
+use super::{LedgerError, claim};
 use crate::backing::dax::{Child, DaxRegion, offset_of, span_of, window};
 use crate::backing::{Backing, BackingError, DaxError};
 use crate::region::{Region, Slice};
@@ -25,6 +26,37 @@ fn failed(region: &Region, source: DaxError) -> BackingError {
 
 fn span(region: &Region, slice: &Slice) -> Result<Span<Host>, BackingError> {
     span_of(region, slice).ok_or_else(|| BackingError::NoBase { region: region.name.clone() })
+}
+
+/// Locks the device of a slice for the description of `backing`; false where another description has a lock. A later owner is safe
+/// because the device is revoked: the lock only spares a process that uses the memory although its owner was killed.
+pub(crate) fn lock(backing: &dyn Backing) -> Result<bool, LedgerError> {
+    claim::lock(backing.file(), whole(backing)?).map_err(lock_error)
+}
+
+/// Ends what [`lock`] began.
+pub(crate) fn unlock(backing: &dyn Backing) -> Result<(), LedgerError> {
+    claim::unlock(backing.file(), whole(backing)?).map_err(lock_error)
+}
+
+fn whole(backing: &dyn Backing) -> Result<Span<OnLine>, LedgerError> {
+    let whole = Span::new(Address::new(backing.offset()), backing.size());
+    whole.map_err(|_| lock_error(io::ErrorKind::InvalidInput.into()))
+}
+
+fn lock_error(source: io::Error) -> LedgerError {
+    LedgerError::Lock { path: "the memory".into(), source }
+}
+
+/// Whether a process has a device of `slice` locked. What cannot be found out counts as locked.
+pub(super) fn is_in_use(region: &Region, slice: &Slice) -> bool {
+    let is_locked = || -> Result<bool, BackingError> {
+        let (parent, span) = (parent(region)?, span(region, slice)?);
+        let left = parent.overlapping(span).map_err(|source| failed(region, source))?;
+        let locked = left.iter().map(|child| is_locked(&parent, child)).collect::<Result<Vec<_>, _>>();
+        Ok(locked.map_err(|source| failed(region, source))?.contains(&true))
+    };
+    is_locked().unwrap_or(true)
 }
 
 /// Removes every device that has bytes of `slice`.

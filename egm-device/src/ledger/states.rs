@@ -1,11 +1,15 @@
 //! What every byte of a region is: retired, held, clean or dirty.
 #![forbid(unsafe_code)]
 
+use std::fs::File;
+
 use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet};
 use serde::{Serialize, Serializer};
 
 use super::gpus::HeldGpu;
-use super::record::{Doubt, Use};
+use super::record::{Doubt, Entry, Use};
+use super::{Ledger, LedgerError, Line, claim, inode};
+use crate::free::Evidence;
 use crate::owner::Owner;
 use crate::region::Region;
 use crate::region::usage::{self, Usage};
@@ -22,6 +26,17 @@ pub struct Held {
     pub usage: Use,
     /// Since when, in seconds of 1970 by the wall clock; 0 when the record does not say.
     pub since: u64,
+    /// What keeps quarantined bytes in use.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub evidence: Vec<Evidence>,
+}
+
+impl Held {
+    /// Whether no owner has them, and they may be in use.
+    #[must_use]
+    pub fn is_quarantined(&self) -> bool {
+        self.usage == Use::Quarantined
+    }
 }
 
 /// The bytes of one region.
@@ -88,13 +103,55 @@ impl States {
     }
 }
 
+impl Ledger {
+    /// What of `line` is held, or quarantined, with its owner where the record names one.
+    pub(super) fn held(&self, grants: &[Entry], line: &Line, file: &File) -> Result<Vec<Held>, LedgerError> {
+        let error = |source| self.lock_error(line, source);
+        let locked = claim::held(file, line.whole).map_err(error)?;
+        let inode = inode(file).map_err(error)?;
+        let lives = |entry: &&Entry| {
+            entry.line == line.name
+                && if entry.is_quarantined() {
+                    true
+                } else if entry.lock == inode {
+                    SpanSet::from_iter(entry.span.intersection(line.whole)).minus(&locked).is_empty()
+                } else {
+                    // The lock file that this grant is locked in was removed.
+                    entry.owner.is_alive()
+                }
+        };
+        let known: Vec<&Entry> = grants.iter().filter(lives).collect();
+        let unknown = locked.minus(&known.iter().map(|entry| entry.span).collect());
+        let unknown = unknown.iter().filter_map(|span| {
+            let (owner, evidence) = (None, Vec::new());
+            Some(Held { span: line.offset(span)?, owner, usage: Use::Granted, since: 0, evidence })
+        });
+        let known = known.iter().filter_map(|entry| {
+            let (owner, usage, since) = (entry.owner(), entry.usage, entry.since);
+            Some(Held {
+                span: line.offset(entry.span)?,
+                owner,
+                usage,
+                since,
+                evidence: entry.evidence.clone(),
+            })
+        });
+        let mut held: Vec<Held> = known.chain(unknown).collect();
+        held.sort_by_key(|held| held.span.start());
+        Ok(held)
+    }
+}
+
 impl From<&States> for Usage {
     fn from(states: &States) -> Self {
         let part = |span: Span<InRegion>| usage::Part {
             offset: span.start().get(),
             size: ByteSize::new(span.size()),
         };
-        let owner = |held: &Held| held.owner.as_ref().map_or_else(|| "unknown".to_owned(), Owner::to_string);
+        let owner = |held: &Held| {
+            let owner = held.owner.as_ref().map_or_else(|| "unknown".to_owned(), Owner::to_string);
+            if held.usage == Use::Quarantined { format!("quarantined after {owner}") } else { owner }
+        };
         Self {
             held: states
                 .held

@@ -24,6 +24,8 @@ pub struct Repair {
     /// GPU claims whose owners are gone.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<GpuClaim>,
+    /// Quarantined bytes that are free now, and dirty.
+    pub freed: Vec<Entry>,
 }
 
 impl Ledger {
@@ -40,6 +42,7 @@ impl Ledger {
         watch: &Watch<'_>,
     ) -> Result<u64, GrantError> {
         let (mut from, mut scrubbed, mut of) = (0, 0u64, 0);
+        self.review(region)?;
         loop {
             let dirty = self.states(region)?.dirty;
             let dirty = within.map_or_else(|| dirty.clone(), |within| dirty.minus(&dirty.minus(within)));
@@ -67,11 +70,12 @@ impl Ledger {
         }
     }
 
-    /// Begins a new record where the old one cannot be believed, and forgets grants whose holders are gone.
+    /// Begins a new record where the old one cannot be believed, forgets grants whose holders are gone, and looks again at
+    /// what is quarantined of `regions`.
     ///
     /// # Errors
     /// [`LedgerError`].
-    pub fn repair(&self) -> Result<Repair, LedgerError> {
+    pub fn repair(&self, regions: &[Region]) -> Result<Repair, LedgerError> {
         let doubt = self.look()?.1;
         let (forgotten, gpus) = self.change(|record| {
             let mut forgotten = Vec::new();
@@ -83,7 +87,8 @@ impl Ledger {
             }
             Ok::<_, LedgerError>((forgotten, self.forget_gpus(record)?))
         })?;
-        Ok(Repair { doubt, forgotten, gpus })
+        let freed = regions.iter().map(|region| self.review(region)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Repair { doubt, forgotten, gpus, freed: freed.concat() })
     }
 }
 

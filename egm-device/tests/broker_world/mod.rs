@@ -178,6 +178,9 @@ impl Held for Part {
     fn backing(&self) -> &dyn Backing {
         self
     }
+    fn hand_out(&self) -> io::Result<File> {
+        self.file.try_clone()
+    }
     fn give_back(self: Box<Self>, bad: &SpanSet<InRegion>) -> Result<(), StillUsed> {
         let mut state = self.state.lock().unwrap();
         state.bad.extend(bad.iter());

@@ -54,7 +54,7 @@ fn bytes_of_one_user_reach_no_client_of_another_until_the_slice_is_scrubbed() {
     let mut first = client_of(&path, 4001).unwrap();
     first.write(BAR2, 0x1000, b"secret").unwrap();
     // A mapping outlives the connection.
-    let _kept = first.region_info(BAR2).unwrap().1;
+    let kept = first.region_info(BAR2).unwrap().1;
     drop(first);
     for user in [4002, 0] {
         let refused = client_of(&path, user).map(drop);
@@ -66,6 +66,7 @@ fn bytes_of_one_user_reach_no_client_of_another_until_the_slice_is_scrubbed() {
     let mut bytes = [0; 6];
     client_of(&path, 4001).unwrap().read(BAR2, 0x1000, &mut bytes).unwrap();
     assert_eq!(&bytes, b"secret", "the same user's guest may reboot");
+    drop(kept);
     assert_eq!(server.end_in_time(), Some(0));
     let server = open_server(&host);
     client_of(&path, 4002).unwrap().read(BAR2, 0x1000, &mut bytes).unwrap();

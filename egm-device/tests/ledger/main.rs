@@ -6,6 +6,7 @@
 mod aperture;
 mod common;
 mod faults;
+mod in_use;
 mod retired;
 mod states;
 mod trust;

@@ -4,9 +4,10 @@
 //! The memory is its own witness: an owner fills its slice with a word of its own and reads that back before it lets go,
 //! and every slice must come as zeroes. Two owners, or one unscrubbed page, end the test.
 //!
-//! Told twice: of memory that each slice opens anew, as `/dev/mem`, and of memory that a process opens once, as an EGM device
-//! on a kernel that lets others open it too. In the second, owners have children that go on mapping a slice when the owner
-//! has been killed: nobody may get it before they end.
+//! Of memory that each slice opens anew, as `/dev/mem`, and of memory that a process opens once, as an EGM device on a kernel that
+//! lets others open it too. Hostile owners have children that keep a slice when the owner has been killed: mapped, or as a
+//! descriptor in flight in a socket. No other owner may get it before they end. Others release every lock that they can reach,
+//! and hold locks of their own.
 //!
 //! Each takes 5 seconds; `EGM_STRESS_SECONDS` says otherwise. The long run, without a test runner that loses patience:
 //! ```text
@@ -17,11 +18,13 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
+mod hostile;
+#[path = "../in_flight/mod.rs"]
+mod in_flight;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, PipeReader, PipeWriter, pipe};
-use std::os::fd::AsFd;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -31,12 +34,13 @@ use std::{env, fs};
 
 use egm_device::ledger::{Memory, Watch};
 use egm_device::region::Region;
-use egm_device::{Backing, Lease, Mapping};
-use nix::unistd::dup2_stdin;
+use egm_device::{Backing, Lease};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, getppid, pidfd_open, set_parent_process_death_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, set_parent_process_death_signal};
 
-use common::{Window, egm_region, fill, is_full_of, is_zero, ledger, region, request, set};
+use hostile::{Keep, forge, survive};
+
+use common::{egm_region, fill, is_full_of, is_zero, ledger, region, request, set};
 
 const NOBODY: Watch<'static> = Watch::nobody();
 const PAGES: u64 = 64;
@@ -58,20 +62,41 @@ struct Way {
     /// The test that tells of it.
     test: &'static str,
     region: Opened,
-    /// Whether owners have children that survive them.
-    children: bool,
+    /// What owners' children keep that survive them.
+    children: Option<Keep>,
+    /// Whether owners release locks and hold others.
+    forges: bool,
 }
+
+/// The user of children that keep a descriptor in flight, and by the record of their owners.
+const TENANT: u32 = 0x4000_0001;
 
 const ANEW: Way = Way {
     test: "processes_that_are_killed_at_any_instruction_never_share_a_byte_nor_see_an_old_one",
     region,
-    children: false,
+    children: None,
+    forges: false,
 };
 
 const ONCE: Way = Way {
     test: "nor_do_they_where_a_process_opens_the_memory_once_and_leaves_children_that_map_it",
     region: egm_region,
-    children: true,
+    children: Some(Keep::Mapped),
+    forges: false,
+};
+
+const FORGED: Way = Way {
+    test: "nor_do_they_where_owners_forge_locks_and_die_with_memory_that_others_map",
+    region,
+    children: Some(Keep::Mapped),
+    forges: true,
+};
+
+const PASSED_ON: Way = Way {
+    test: "nor_do_they_where_owners_leave_descriptors_in_flight_in_sockets",
+    region,
+    children: Some(Keep::InFlight),
+    forges: true,
 };
 
 /// A linear congruential generator: only its upper bits are used.
@@ -92,8 +117,10 @@ impl Random {
 struct Holding {
     word: u64,
     lease: Lease,
-    /// Who maps it, too.
+    /// What keeps it, too.
     child: Option<Child>,
+    /// A lock that the ledger did not take.
+    _forged: Option<File>,
 }
 
 impl Holding {
@@ -103,8 +130,9 @@ impl Holding {
         }
         let word = random.below(u64::MAX) | 1;
         fill(&lease, word);
-        let child = way.children && random.below(4) == 0;
-        Self { word, child: child.then(|| spawn_survivor(way, &lease, word)), lease }
+        let child = way.children.is_some() && random.below(4) == 0;
+        let child = child.then(|| spawn_survivor(way, &lease, word));
+        Self { word, child, _forged: way.forges.then(|| forge(&lease)), lease }
     }
 
     fn check(&self) {
@@ -128,39 +156,17 @@ impl Holding {
 }
 
 fn spawn_survivor(way: Way, lease: &Lease, word: u64) -> Child {
-    Command::new(env::current_exe().unwrap())
+    let mut child = Command::new("/proc/self/exe");
+    if way.children == Some(Keep::InFlight) && geteuid().is_root() {
+        child.uid(TENANT).gid(TENANT);
+    }
+    child
         .args(["--exact", way.test, "--nocapture"])
         .env(SLICE, format!("{} {} {word}", lease.offset(), lease.size()))
         .stdin(lease.file().try_clone().unwrap())
         .stdout(Stdio::null())
         .spawn()
         .unwrap()
-}
-
-/// Maps the slice (offset, size, word) by the description that is standard input, for longer than its owner may live.
-fn survive(folder: &Path, slice: &str) -> ! {
-    let numbers: Vec<u64> = slice.split(' ').map(|number| number.parse().unwrap()).collect();
-    let [offset, size, word] = *numbers else { panic!("{slice}") };
-    let file = File::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
-    dup2_stdin(File::open("/dev/null").unwrap()).unwrap();
-    let slice = Window(file, offset, size);
-    let _mapping = Mapping::new(&slice, 0, size, 0).unwrap();
-    drop(slice);
-    // The mapping is all that is left of the owner's description. Another one, without a lock, tells what it shows.
-    let witness = Window(File::open(folder.join("memory")).unwrap(), offset, size);
-    let owner = getppid().and_then(|owner| pidfd_open(owner, PidfdFlags::empty()).ok());
-    let mut owner: Vec<_> = owner.iter().map(|owner| PollFd::new(owner, PollFlags::IN)).collect();
-    let begun = Instant::now();
-    while begun.elapsed() < LIFE {
-        if !is_full_of(&witness, word) {
-            eprintln!("process {}: somebody got {size:#x} bytes at {offset:#x}", std::process::id());
-            break;
-        }
-        // The processors are for the owners: until it is the last, it looks now and then.
-        let look = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-        poll(&mut owner, Some(&look)).unwrap();
-    }
-    std::process::exit(0)
 }
 
 /// Ends with a code when something is wrong: any other end but SIGKILL is a bug of the test.
@@ -180,7 +186,10 @@ fn work(folder: &Path, way: Way, mut random: Random) -> ! {
         // Refusals are part of the game: the region may be full, the record torn up under our feet.
         match random.below(16) {
             0..8 if held.len() < 4 => {
-                let wanted = request("worker", 1 + random.below(PAGES / 4));
+                let mut wanted = request("worker", 1 + random.below(PAGES / 4));
+                if way.children == Some(Keep::InFlight) {
+                    wanted.owner.uid = TENANT;
+                }
                 if let Ok(lease) = ledger.grant_from(&memory, &region, &wanted, &NOBODY) {
                     held.push(Holding::new(way, lease, &mut random));
                 }
@@ -189,7 +198,7 @@ fn work(folder: &Path, way: Way, mut random: Random) -> ! {
                 held.swap_remove(random.index(held.len())).end(random.below(4) > 0);
             }
             13 => drop(ledger.scrub(&memory, &region, None, &NOBODY)),
-            14 => drop(ledger.repair()),
+            14 => drop(ledger.repair(std::slice::from_ref(&region))),
             15 => drop(ledger.states(&region)),
             _ => held.iter().for_each(Holding::check),
         }
@@ -277,7 +286,7 @@ fn listen(complaints: PipeReader) -> JoinHandle<Vec<String>> {
 fn stress(way: Way) {
     if let Some(folder) = env::var_os(FOLDER) {
         if let Ok(slice) = env::var(SLICE) {
-            survive(folder.as_ref(), &slice);
+            survive(way.children.unwrap(), &slice, LIFE);
         }
         work(folder.as_ref(), way, Random(env::var(SEED).unwrap().parse().unwrap()));
     }
@@ -307,7 +316,11 @@ fn stress(way: Way) {
     assert_eq!(complaints.join().unwrap(), [""; 0]);
     // Nothing is lost: one owner gets all of it, and it is zero.
     let ledger = ledger(folder.path());
-    assert!(ledger.states(&region).unwrap().held.is_empty());
+    let is_free = |_: &u32| {
+        ledger.review(&region).unwrap();
+        ledger.states(&region).unwrap().held.is_empty()
+    };
+    (0..1000).find(is_free).unwrap();
     // A child's mapping is gone a moment after its standard error, and its end is not this process's to wait for.
     let all = |_| {
         let lease = ledger.grant_from(&memory, &region, &request("last", PAGES), &NOBODY);
@@ -330,4 +343,14 @@ fn processes_that_are_killed_at_any_instruction_never_share_a_byte_nor_see_an_ol
 #[test]
 fn nor_do_they_where_a_process_opens_the_memory_once_and_leaves_children_that_map_it() {
     stress(ONCE);
+}
+
+#[test]
+fn nor_do_they_where_owners_forge_locks_and_die_with_memory_that_others_map() {
+    stress(FORGED);
+}
+
+#[test]
+fn nor_do_they_where_owners_leave_descriptors_in_flight_in_sockets() {
+    stress(PASSED_ON);
 }

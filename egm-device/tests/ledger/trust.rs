@@ -28,8 +28,8 @@ pub(crate) fn own(domain: Option<&str>) -> Owner {
 
 /// Another process that runs, as an owner of the same user.
 pub(crate) fn other(domain: Option<&str>) -> Owner {
-    let started = started(1).unwrap();
-    Owner { name: "vm2".to_owned(), pid: 1, started, ..own(domain) }
+    let pid = std::os::unix::process::parent_id();
+    Owner { name: "vm2".to_owned(), pid, started: started(pid).unwrap(), ..own(domain) }
 }
 
 pub(crate) fn two_pages(owner: Owner) -> Request {

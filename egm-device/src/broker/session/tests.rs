@@ -22,7 +22,6 @@ struct World {
     returning: BTreeSet<Key>,
     said_return: BTreeSet<Key>,
     answers: Vec<(Key, Reply)>,
-    is_pool: bool,
 }
 
 impl World {
@@ -37,7 +36,6 @@ impl World {
             returning: BTreeSet::new(),
             said_return: BTreeSet::new(),
             answers: Vec::new(),
-            is_pool: false,
         }
     }
 
@@ -88,7 +86,7 @@ impl World {
     }
 
     fn give_back(&mut self, key: Key) {
-        if self.given.contains_key(&key) && !self.returning.contains(&key) && !self.is_pool {
+        if self.given.contains_key(&key) && !self.returning.contains(&key) {
             self.said_return.insert(key);
         }
         self.say(key, Request::Return);
@@ -116,7 +114,6 @@ impl World {
             self.making.remove(&key);
         }
         let supplies = self.supplies();
-        let outcome = outcome.map(|()| Made { is_pool: self.is_pool });
         let effects = self.sessions.made(key, outcome, self.now, &supplies);
         self.apply(effects);
         self.making.remove(&key);
@@ -248,22 +245,6 @@ fn a_return_of_what_others_still_have_is_looked_at_once_a_tick() {
     assert_eq!((world.answers.last().unwrap(), world.held()), (&(key, Reply::Returned), 0));
 }
 
-/// Nobody can see who maps a file of its own: only the end of those who could is believed.
-#[test]
-fn a_pools_slice_is_on_the_account_until_its_process_has_ended() {
-    let mut world = World { is_pool: true, ..World::new() };
-    let key = world.connect();
-    world.take(key, SIZE, false);
-    world.make(key, Ok(()));
-    world.give_back(key);
-    assert_eq!(world.answers.last().unwrap().1, Reply::Returned);
-    world.close(key);
-    assert_eq!(world.held(), SIZE);
-    world.end(key);
-    world.scrub(key, false);
-    assert_eq!(world.held(), 0);
-}
-
 /// The policy counts bytes; the ledger knows alignment, and memory that is still mapped.
 #[test]
 fn who_waits_for_a_place_that_is_none_yet_waits_on_and_is_first_when_there_is_one() {
@@ -333,9 +314,8 @@ proptest! {
     #[test]
     fn nothing_is_lent_twice_and_nothing_is_left_behind(
         steps in prop::collection::vec(step(), 1..150),
-        is_pool in any::<bool>(),
     ) {
-        let mut world = World { is_pool, ..World::new() };
+        let mut world = World::new();
         let mut keys = Vec::new();
         for step in steps {
             let of = |who: usize| keys.get(who % keys.len().max(1)).copied();

@@ -1,0 +1,244 @@
+//! What a scan found, as an answer to one question. Pure.
+
+use std::collections::BTreeSet;
+
+use super::scan::{Found, Process, Sighting, UNNAMED, What};
+use super::{Evidence, Hold, MAX_EVIDENCE, Question, Verdict};
+use crate::owner::Owner;
+
+/// The verdict of process `this` on `question`, whose last owner had VFIO `devices`.
+pub(super) fn judge(question: &Question, found: &Found, devices: &BTreeSet<String>, this: u32) -> Verdict {
+    let rules = Rules { question, found, devices, this };
+    let holds = found.sightings.iter().filter_map(|seen| Some((rules.hold(seen)?, seen)));
+    let (mut evidence, mut bytes) = (BTreeSet::new(), Vec::new());
+    for (hold, Sighting { process, what }) in holds {
+        let (pid, program) = (Some(process.pid), process.program.clone());
+        evidence.insert(Evidence { hold, pid, program });
+        bytes.push(match what {
+            What::Mapping(_, mapped) => {
+                mapped.start.max(question.bytes.start)..mapped.end.min(question.bytes.end)
+            }
+            _ => question.bytes.clone(),
+        });
+    }
+    // Processes that this one may not look at are left out, but for the last owner: on some hosts one is always there.
+    let hidden = question.last.iter().find(|owner| found.hidden.contains(&owner.pid) && owner.is_alive());
+    if found.is_partial || hidden.is_some() {
+        let (pid, program) = (hidden.map(|owner| owner.pid), String::new());
+        evidence.insert(Evidence { hold: Hold::CannotLook, pid, program });
+        bytes.push(question.bytes.clone());
+    }
+    if evidence.is_empty() {
+        return Verdict::Free;
+    }
+    Verdict::InUse { evidence: evidence.into_iter().take(MAX_EVIDENCE).collect(), bytes }
+}
+
+struct Rules<'a> {
+    question: &'a Question,
+    found: &'a Found,
+    devices: &'a BTreeSet<String>,
+    this: u32,
+}
+
+impl Rules<'_> {
+    /// How `seen` keeps the bytes in use, if it does.
+    fn hold(&self, seen: &Sighting) -> Option<Hold> {
+        let (process, file) = (&seen.process, &self.question.file);
+        let holds = |holds: bool, hold| holds.then_some(hold);
+        match &seen.what {
+            What::Mapping(inode, mapped) => {
+                let bytes = &self.question.bytes;
+                let overlaps = mapped.start < bytes.end && bytes.start < mapped.end;
+                holds(*inode == file.inode && overlaps, Hold::Mapping)
+            }
+            What::Descriptor(inode, device) => {
+                let is_it = *inode == file.inode || (device.is_some() && *device == file.device);
+                let is_roots = process.uid == 0 && file.is_dev_mem();
+                let is_excused = process.pid == self.this || is_roots || self.has_another_slice(process);
+                holds(is_it && !is_excused, Hold::Descriptor)
+            }
+            What::Registered(path) => {
+                holds(*path == file.path && !self.has_another_slice(process), Hold::Registered)
+            }
+            What::HiddenRing => holds(self.may_be_the_last_owners(process), Hold::CannotLook),
+            What::InFlight => holds(self.may_be_the_last_owners(process), Hold::InFlight),
+            What::Device(name) => {
+                let last = &self.question.last;
+                let is_the_owners = self.devices.contains(name)
+                    && (name != UNNAMED || last.iter().any(|owner| owner.uid == process.uid));
+                let is_excused = process.pid == self.this
+                    || last.iter().any(|owner| owner.pid == process.pid)
+                    || self.is_of_another_grant(process);
+                holds(is_the_owners && !is_excused, Hold::DmaPin)
+            }
+        }
+    }
+
+    /// Whether a process, or one that it descends from, is the owner of another live grant.
+    fn is_of_another_grant(&self, process: &Process) -> bool {
+        let is_owner = |pid: &u32| self.question.others.iter().any(|(owner, _)| owner == pid);
+        is_owner(&process.pid) || process.parents.iter().any(is_owner)
+    }
+
+    /// Whether a process has the file for another slice: as the owner of its grant, or with a mapping of its bytes.
+    fn has_another_slice(&self, process: &Process) -> bool {
+        let maps_of_others = |seen: &Sighting| match &seen.what {
+            What::Mapping(inode, mapped) => {
+                seen.process.pid == process.pid
+                    && *inode == self.question.file.inode
+                    && self
+                        .question
+                        .others
+                        .iter()
+                        .any(|(_, bytes)| bytes.start <= mapped.start && mapped.end <= bytes.end)
+            }
+            _ => false,
+        };
+        self.is_of_another_grant(process) || self.found.sightings.iter().any(maps_of_others)
+    }
+
+    /// Whether what a socket or ring of `process` has, which the kernel does not name, may be the memory: where the process is
+    /// of the last owner's user. Root is trusted, but for the last owner itself. Where the record of the last owner was lost,
+    /// any user may be it.
+    fn may_be_the_last_owners(&self, process: &Process) -> bool {
+        let is_users = process.uid != 0;
+        let is_owners = |last: &Owner| process.pid == last.pid || (is_users && process.uid == last.uid);
+        let may_be = self.question.last.iter().any(is_owners) || (self.question.was_lost && is_users);
+        may_be && process.pid != self.this && !self.has_another_slice(process)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+
+    use super::*;
+    use crate::free::FileName;
+    use crate::free::tests::{EGM, question};
+
+    const THIS: u32 = 1;
+    const TENANT: u32 = 1000;
+
+    fn seen(pid: u32, uid: u32, what: What) -> Sighting {
+        let process = Process { pid, uid, program: "p".to_owned(), parents: vec![100 + pid] };
+        Sighting { process, what }
+    }
+
+    fn mapping(bytes: Range<u64>) -> What {
+        What::Mapping(EGM.inode, bytes)
+    }
+
+    fn descriptor() -> What {
+        What::Descriptor(EGM.inode, EGM.device)
+    }
+
+    fn last(pid: u32) -> Owner {
+        Owner { name: "a".to_owned(), uid: TENANT, pid, started: 7, domain: None }
+    }
+
+    fn found(sightings: Vec<Sighting>) -> Found {
+        Found { sightings, ..Found::default() }
+    }
+
+    /// The holds that the verdict names.
+    fn holds(question: &Question, sightings: Vec<Sighting>, devices: &[&str]) -> Vec<Hold> {
+        let devices = devices.iter().map(|name| (*name).to_owned()).collect();
+        match judge(question, &found(sightings), &devices, THIS) {
+            Verdict::Free => Vec::new(),
+            Verdict::InUse { evidence, .. } => evidence.into_iter().map(|evidence| evidence.hold).collect(),
+        }
+    }
+
+    #[test]
+    fn a_mapping_of_any_process_counts_with_its_bytes_alone() {
+        let asked = question(0x1000..0x3000);
+        for pid in [THIS, 2] {
+            let verdict =
+                judge(&asked, &found(vec![seen(pid, 0, mapping(0x2000..0x8000))]), &BTreeSet::new(), THIS);
+            let Verdict::InUse { evidence, bytes } = verdict else { panic!("{verdict:?}") };
+            assert_eq!(
+                (evidence[0].hold, evidence[0].pid, &bytes[0]),
+                (Hold::Mapping, Some(pid), &(0x2000..0x3000))
+            );
+        }
+        for beside in [0..0x1000, 0x3000..0x4000] {
+            assert_eq!(holds(&asked, vec![seen(2, 0, mapping(beside))], &[]), []);
+        }
+    }
+
+    #[test]
+    fn a_descriptor_counts_but_of_this_process_and_of_those_with_another_slice() {
+        let mut asked = question(0x1000..0x3000);
+        let other_node = What::Descriptor((1, 2, 3), EGM.device);
+        assert_eq!(holds(&asked, vec![seen(2, 0, descriptor())], &[]), [Hold::Descriptor]);
+        assert_eq!(holds(&asked, vec![seen(2, 0, other_node)], &[]), [Hold::Descriptor]);
+        assert_eq!(holds(&asked, vec![seen(2, 0, What::Descriptor((1, 2, 3), None))], &[]), []);
+        assert_eq!(holds(&asked, vec![seen(THIS, 0, descriptor())], &[]), []);
+        asked.others = vec![(2, 0x4000..0x6000)];
+        assert_eq!(holds(&asked, vec![seen(2, 5, descriptor())], &[]), []);
+        asked.others = vec![(102, 0x4000..0x6000)];
+        assert_eq!(holds(&asked, vec![seen(2, 5, descriptor())], &[]), [], "a child of that owner");
+        // The VMM of a server: it maps what the server has.
+        let vmm = |bytes| vec![seen(3, 5, descriptor()), seen(3, 5, mapping(bytes))];
+        assert_eq!(holds(&asked, vmm(0x4000..0x5000), &[]), []);
+        assert_eq!(holds(&asked, vmm(0x5000..0x7000), &[]), [Hold::Descriptor]);
+    }
+
+    #[test]
+    fn roots_descriptors_of_dev_mem_are_not_counted() {
+        let mem = FileName { device: Some((1, 1)), ..EGM.clone() };
+        let asked = Question { file: mem, ..question(0..0x1000) };
+        let open = || What::Descriptor((9, 9, 9), Some((1, 1)));
+        assert_eq!(holds(&asked, vec![seen(2, 0, open())], &[]), []);
+        assert_eq!(holds(&asked, vec![seen(2, TENANT, open())], &[]), [Hold::Descriptor]);
+    }
+
+    #[test]
+    fn a_descriptor_in_flight_counts_where_it_may_be_the_last_owners() {
+        let asked = |last| Question { last, ..question(0..0x1000) };
+        let flight = |pid, uid| vec![seen(pid, uid, What::InFlight)];
+        let known = asked(vec![last(9)]);
+        assert_eq!(holds(&known, flight(2, TENANT), &[]), [Hold::InFlight]);
+        assert_eq!(holds(&known, flight(9, 0), &[]), [Hold::InFlight]);
+        assert_eq!(holds(&known, flight(2, 0), &[]), []);
+        assert_eq!(holds(&known, flight(2, 1001), &[]), []);
+        // After boot every byte is dirty, and no process of this boot has had it.
+        assert_eq!(holds(&asked(Vec::new()), flight(2, 1001), &[]), []);
+        let lost = Question { was_lost: true, ..asked(Vec::new()) };
+        assert_eq!(holds(&lost, flight(2, 1001), &[]), [Hold::InFlight]);
+        assert_eq!(holds(&known, vec![seen(2, TENANT, What::HiddenRing)], &[]), [Hold::CannotLook]);
+        let ring = What::Registered("/dev/egm4".into());
+        assert_eq!(holds(&known, vec![seen(2, 1001, ring)], &[]), [Hold::Registered]);
+    }
+
+    #[test]
+    fn a_vfio_device_counts_where_the_last_owner_had_the_same() {
+        let asked = Question { last: vec![last(9)], ..question(0..0x1000) };
+        let device = |pid, uid, name: &str| vec![seen(pid, uid, What::Device(name.to_owned()))];
+        assert_eq!(holds(&asked, device(2, 5, "240:3"), &["240:3"]), [Hold::DmaPin]);
+        assert_eq!(holds(&asked, device(2, 5, "240:3"), &["240:4"]), [], "another machine's");
+        assert_eq!(holds(&asked, device(9, 5, "240:3"), &["240:3"]), [], "the owner's own");
+        assert_eq!(holds(&asked, device(2, TENANT, UNNAMED), &[UNNAMED]), [Hold::DmaPin]);
+        assert_eq!(holds(&asked, device(2, 5, UNNAMED), &[UNNAMED]), []);
+        let another = Question { others: vec![(2, 0x4000..0x5000)], ..asked };
+        assert_eq!(holds(&another, device(2, 5, "240:3"), &["240:3"]), []);
+    }
+
+    #[test]
+    fn what_cannot_be_looked_at_is_not_free() {
+        let alive = Owner::this("a");
+        let asked = Question { last: vec![alive.clone()], ..question(0..0x1000) };
+        let cases = [
+            (Found { is_partial: true, ..Found::default() }, false),
+            (Found { hidden: [alive.pid].into(), ..Found::default() }, false),
+            (Found { hidden: [alive.pid + 1].into(), ..Found::default() }, true),
+        ];
+        for (found, free) in cases {
+            assert_eq!(judge(&asked, &found, &BTreeSet::new(), THIS) == Verdict::Free, free, "{found:?}");
+        }
+        let ended = Question { last: vec![Owner { started: 0, ..alive.clone() }], ..asked };
+        let hidden = Found { hidden: [alive.pid].into(), ..Found::default() };
+        assert_eq!(judge(&ended, &hidden, &BTreeSet::new(), THIS), Verdict::Free);
+    }
+}

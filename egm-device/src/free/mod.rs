@@ -1,0 +1,258 @@
+//! Whether memory is free: no process can reach it, and nothing pins it.
+//!
+//! ```text
+//!  sole.rs   memory that is a file of its own: the kernel counts its open descriptions
+//!  scan.rs   what `/proc` shows of every process ──► Found ──judge.rs──► Verdict     (pure)
+//!  turns.rs  one scan at a time, for all who wait
+//! ```
+//! A lock proves nothing about memory that left this process: the lock of an open file description belongs to every process
+//! that has the description.
+
+mod judge;
+mod scan;
+mod sole;
+mod turns;
+
+use std::fmt;
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{major, makedev, minor};
+use serde::{Deserialize, Serialize};
+
+use crate::backing::Backing;
+use crate::owner::Owner;
+
+pub(crate) use sole::reopen;
+
+/// Most pieces of evidence in a verdict: records and messages stay short.
+const MAX_EVIDENCE: usize = 8;
+
+/// Whether memory is free.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// No process can reach it.
+    Free,
+    /// It is in use, or this process cannot prove that it is not.
+    InUse {
+        /// What was found; never empty.
+        evidence: Vec<Evidence>,
+        /// Bytes of the file in use: all that were asked about, unless mappings alone were found.
+        bytes: Vec<Range<u64>>,
+    },
+}
+
+impl Verdict {
+    /// All of `bytes` are in use, because of what no process shows.
+    fn held_by(hold: Hold, bytes: &Range<u64>) -> Self {
+        Self::InUse { evidence: Evidence::of(hold).to_vec(), bytes: vec![bytes.clone()] }
+    }
+
+    /// This process cannot look, so `bytes` count as in use.
+    pub(crate) fn unknown(bytes: &Range<u64>) -> Self {
+        Self::held_by(Hold::CannotLook, bytes)
+    }
+}
+
+/// One thing that keeps memory in use.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Evidence {
+    /// What was found.
+    pub hold: Hold,
+    /// The process that has it, where one is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// The program of that process, as the kernel names it, escaped.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub program: String,
+}
+
+impl Evidence {
+    /// What no process shows.
+    pub(crate) const fn of(hold: Hold) -> [Self; 1] {
+        [Self { hold, pid: None, program: String::new() }]
+    }
+}
+
+/// How memory is kept in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Hold {
+    /// A process maps it.
+    Mapping,
+    /// A process has a descriptor of its file.
+    Descriptor,
+    /// A descriptor is in flight in a Unix socket of the last owner's user.
+    InFlight,
+    /// An io_uring has its file registered.
+    Registered,
+    /// A process has a VFIO group or device that the last owner had.
+    DmaPin,
+    /// The kernel counts another open description of its file, which no process shows.
+    Description,
+    /// A process, or part of `/proc`, cannot be looked at.
+    CannotLook,
+}
+
+impl fmt::Display for Evidence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.hold {
+            Hold::Mapping => "a mapping",
+            Hold::Descriptor => "a descriptor",
+            Hold::InFlight => "a descriptor in flight",
+            Hold::Registered => "a file registered with io_uring",
+            Hold::DmaPin => "a VFIO group or device of the last owner",
+            Hold::Description => "an open description",
+            Hold::CannotLook => "what cannot be looked at",
+        })?;
+        match self.pid {
+            Some(pid) => write!(f, " in process {pid} ({})", self.program),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A file, by what `/proc` shows of it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FileName {
+    /// Device (major, minor) and inode, as `/proc/PID/maps` prints them.
+    inode: (u32, u32, u64),
+    /// Number of the character device that the file is; another node can name it, too.
+    device: Option<(u32, u32)>,
+    /// Its path, as the kernel prints it.
+    path: PathBuf,
+}
+
+impl FileName {
+    /// The name of an open file.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn of(file: &File) -> io::Result<Self> {
+        let path = fs::read_link(sole::path_of(file))?;
+        Ok(Self::new(&file.metadata()?, path))
+    }
+
+    /// The name of the file at `path`, which is not opened.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn at(path: &Path) -> io::Result<Self> {
+        Ok(Self::new(&fs::metadata(path)?, path.to_owned()))
+    }
+
+    fn new(metadata: &Metadata, path: PathBuf) -> Self {
+        let (on, number) = (metadata.dev(), metadata.rdev());
+        let device = metadata.file_type().is_char_device().then(|| (major(number), minor(number)));
+        Self { inode: (major(on), minor(on), metadata.ino()), device, path }
+    }
+
+    /// Whether this is `/dev/mem`, which other programs of root open for reasons of their own.
+    fn is_dev_mem(&self) -> bool {
+        self.device.is_some_and(|(major, minor)| makedev(major, minor) == makedev(1, 1))
+    }
+}
+
+/// Bytes of which one asks whether they are free.
+#[derive(Debug, Clone)]
+pub struct Question {
+    /// The file.
+    pub(crate) file: FileName,
+    /// Its bytes.
+    pub(crate) bytes: Range<u64>,
+    /// Owners that had the bytes and may have left something, where they are known.
+    pub(crate) last: Vec<Owner>,
+    /// Whether an unknown process may have had the bytes in this boot.
+    pub(crate) was_lost: bool,
+    /// Other live grants of the same file: processes that may have its descriptor, and bytes.
+    pub(crate) others: Vec<(u32, Range<u64>)>,
+}
+
+/// Whether the bytes of `question` are free, by what `/proc` shows.
+pub(crate) fn look(question: &Question) -> Verdict {
+    turns::look(question)
+}
+
+/// Whether memory that is a file of its own is free of everything but this process's own descriptors of `backing`, after `owner`.
+pub(crate) fn look_at_own_file(backing: &dyn Backing, owner: &Owner) -> Verdict {
+    let bytes = backing.offset()..backing.offset().saturating_add(backing.size());
+    let Ok(file) = FileName::of(backing.file()) else { return Verdict::unknown(&bytes) };
+    let last = vec![owner.clone()];
+    let question = Question { file, bytes: bytes.clone(), last, was_lost: false, others: Vec::new() };
+    // While the lease lasts no description can be made of a descriptor that has none (O_PATH).
+    let lease = match sole::lease(backing.file()) {
+        Ok(sole::Lease::Given(lease)) => Some(lease),
+        // A kernel whose file system has no leases: what `/proc` shows has to do.
+        Ok(sole::Lease::Unsupported) => None,
+        Ok(sole::Lease::Refused) => {
+            return match look(&question) {
+                Verdict::Free => Verdict::held_by(Hold::Description, &bytes),
+                in_use => in_use,
+            };
+        }
+        Err(_) => return Verdict::unknown(&bytes),
+    };
+    let verdict = look(&question);
+    drop(lease);
+    verdict
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::LazyLock;
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+    use crate::backing::tests::{region, slice};
+    use crate::backing::{self, Patience};
+    use crate::mapping::Mapping;
+    use crate::region::RegionKind;
+
+    pub(super) static EGM: LazyLock<FileName> = LazyLock::new(|| FileName {
+        inode: (0, 6, 1234),
+        device: Some((240, 4)),
+        path: PathBuf::from("/dev/egm4"),
+    });
+
+    /// Of [`EGM`], which had no owner.
+    pub(super) fn question(bytes: Range<u64>) -> Question {
+        Question { file: EGM.clone(), bytes, last: Vec::new(), was_lost: false, others: Vec::new() }
+    }
+
+    #[test]
+    fn evidence_names_what_where() {
+        let evidence = Evidence { hold: Hold::Mapping, pid: Some(7), program: "qemu".to_owned() };
+        assert_eq!(evidence.to_string(), "a mapping in process 7 (qemu)");
+        let evidence = Evidence { hold: Hold::CannotLook, pid: None, program: String::new() };
+        assert_eq!(evidence.to_string(), "what cannot be looked at");
+    }
+
+    #[test]
+    fn a_pools_memory_is_free_when_no_other_description_of_it_exists() {
+        let region = region(RegionKind::Memfd, 0x4000, 0x1000);
+        let patience = Patience { progress: &|_| {}, cancel: &AtomicBool::new(false) };
+        let memory = backing::open(&region, &slice(0, 0x4000), &patience).unwrap();
+        let verdict = || look_at_own_file(memory.as_ref(), &Owner::this("vm"));
+        let hold = || match verdict() {
+            Verdict::Free => None,
+            Verdict::InUse { evidence, .. } => Some((evidence[0].hold, evidence[0].pid)),
+        };
+        assert_eq!(hold(), None);
+        let mapping = Mapping::new(memory.as_ref(), 0x1000, 0x2000, 0).unwrap();
+        assert_eq!(hold(), Some((Hold::Mapping, Some(std::process::id()))));
+        drop(mapping);
+        let mut child = std::process::Command::new("/bin/cat")
+            .stdin(std::process::Stdio::piped())
+            .stdout(reopen(memory.file()).unwrap())
+            .spawn()
+            .unwrap();
+        assert_eq!(hold(), Some((Hold::Descriptor, Some(child.id()))));
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert_eq!(hold(), None);
+    }
+}

@@ -1,0 +1,282 @@
+//! What `/proc` shows of every process: mappings and descriptors of given files, and what may hide one.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxFlags, statx};
+use rustix::io::Errno;
+
+use super::FileName;
+use crate::sys;
+
+/// A VFIO device whose kernel does not print which.
+pub(super) const UNNAMED: &str = "unnamed";
+
+/// Major numbers of devices that processes have many of: memory devices, terminals.
+const COMMON: [u32; 3] = [1, 5, 136];
+
+/// Ancestors of a process that are looked at.
+const MAX_PARENTS: usize = 16;
+
+type Inode = (u32, u32, u64);
+
+/// Result of a scan.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) sightings: Vec<Sighting>,
+    /// Processes that this one may not look at.
+    pub(super) hidden: BTreeSet<u32>,
+    /// Something could not be read.
+    pub(super) is_partial: bool,
+}
+
+/// A process and something that it has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Sighting {
+    pub(super) process: Process,
+    pub(super) what: What,
+}
+
+/// A process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Process {
+    pub(super) pid: u32,
+    /// Real user.
+    pub(super) uid: u32,
+    /// Its name, escaped.
+    pub(super) program: String,
+    /// Its parent, and on.
+    pub(super) parents: Vec<u32>,
+}
+
+/// Something that a process has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum What {
+    /// A mapping of a file's bytes.
+    Mapping(Inode, Range<u64>),
+    /// A descriptor of a file, with the number of the device that the file is.
+    Descriptor(Inode, Option<(u32, u32)>),
+    /// A file of this path, registered with io_uring.
+    Registered(PathBuf),
+    /// An io_uring that does not show its files now.
+    HiddenRing,
+    /// Descriptors in flight in a Unix socket.
+    InFlight,
+    /// A VFIO group or device.
+    Device(String),
+}
+
+impl Found {
+    /// VFIO groups and devices, by process.
+    pub(super) fn devices(&self) -> Vec<(u32, String)> {
+        let device = |seen: &Sighting| match &seen.what {
+            What::Device(name) => Some((seen.process.pid, name.clone())),
+            _ => None,
+        };
+        self.sightings.iter().filter_map(device).collect()
+    }
+}
+
+/// Looks for `asked` files in all processes.
+pub(super) fn scan(proc: &Path, asked: &BTreeSet<FileName>) -> Found {
+    let mut found = Found::default();
+    let Ok(entries) = fs::read_dir(proc) else { return Found { is_partial: true, ..found } };
+    for entry in entries {
+        let Ok(entry) = entry else {
+            found.is_partial = true;
+            continue;
+        };
+        let Some(pid) = number(&entry.file_name()) else { continue };
+        let mut look = Look { folder: entry.path(), asked, seen: Vec::new() };
+        let outcome = look.at_mappings().and_then(|()| look.at_descriptors(pid));
+        match outcome {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                found.hidden.insert(pid);
+            }
+            looked => found.is_partial |= looked.is_err_and(|error| !has_ended(&error)),
+        }
+        if !look.seen.is_empty() {
+            let process = process(proc, pid);
+            let sighting = |what| Sighting { process: process.clone(), what };
+            found.sightings.extend(look.seen.into_iter().map(sighting));
+        }
+    }
+    found
+}
+
+/// User and name of a process; a process that has ended meanwhile has neither.
+fn process(proc: &Path, pid: u32) -> Process {
+    let folder = |pid: u32| proc.join(pid.to_string());
+    let status = |pid| fs::read_to_string(folder(pid).join("status")).unwrap_or_default();
+    let of_this = status(pid);
+    let uid = field(&of_this, "Uid:").and_then(|uid| uid.split_ascii_whitespace().next()?.parse().ok());
+    let program = fs::read_to_string(folder(pid).join("comm")).unwrap_or_default();
+    let program = program.trim_end().chars().take(16).flat_map(char::escape_default).collect();
+    let parent = |status: &str| field(status, "PPid:")?.trim().parse().ok().filter(|pid| *pid > 1);
+    let parents = std::iter::successors(parent(&of_this), |pid: &u32| parent(&status(*pid)));
+    Process { pid, uid: uid.unwrap_or(u32::MAX), program, parents: parents.take(MAX_PARENTS).collect() }
+}
+
+/// The scan of one process.
+struct Look<'a> {
+    folder: PathBuf,
+    asked: &'a BTreeSet<FileName>,
+    seen: Vec<What>,
+}
+
+impl Look<'_> {
+    /// Mappings. Where the first thread has ended, only the others show them.
+    fn at_mappings(&mut self) -> io::Result<()> {
+        match File::open(self.folder.join("maps")).and_then(|maps| self.at_maps(maps)) {
+            Ok(true) => return Ok(()),
+            // Linux 6.16 has no empty file for such a thread.
+            Err(error) if error.raw_os_error() != Some(Errno::SRCH.raw_os_error()) => return Err(error),
+            _ => {}
+        }
+        for thread in fs::read_dir(self.folder.join("task")).into_iter().flatten() {
+            let maps = File::open(thread?.path().join("maps")).and_then(|maps| self.at_maps(maps));
+            match maps {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) if has_ended(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Lines of `maps`. False: there is none.
+    fn at_maps(&mut self, maps: File) -> io::Result<bool> {
+        let mut any = false;
+        // Bytes, since names of files are not Unicode.
+        for line in BufReader::new(maps).split(b'\n') {
+            any = true;
+            let Some((inode, bytes)) = mapping(&String::from_utf8_lossy(&line?)) else { continue };
+            if self.asked.iter().any(|file| file.inode == inode) {
+                self.seen.push(What::Mapping(inode, bytes));
+            }
+        }
+        Ok(any)
+    }
+
+    /// Descriptors, of threads that have a table of their own too.
+    fn at_descriptors(&mut self, pid: u32) -> io::Result<()> {
+        self.at_table(&self.folder.clone())?;
+        for thread in fs::read_dir(self.folder.join("task")).into_iter().flatten().flatten() {
+            let Some(tid) = number(&thread.file_name()).filter(|tid| *tid != pid) else { continue };
+            if !sys::share_descriptors(pid, tid) {
+                match self.at_table(&thread.path()) {
+                    Err(error) if !has_ended(&error) => return Err(error),
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn at_table(&mut self, of: &Path) -> io::Result<()> {
+        let table = match fs::read_dir(of.join("fd")) {
+            Err(error) if has_ended(&error) => return Ok(()),
+            table => table?,
+        };
+        for entry in table {
+            let entry = match entry {
+                Err(error) if has_ended(&error) => return Ok(()),
+                entry => entry?,
+            };
+            // Nothing is asked of a file system that is a process: one without answers would hold up the scan.
+            match statx(CWD, entry.path(), AtFlags::STATX_DONT_SYNC, StatxFlags::empty()) {
+                Ok(found) => {
+                    self.at_descriptor(&found, &entry.path(), &of.join("fdinfo").join(entry.file_name()))
+                }
+                Err(error @ (Errno::ACCESS | Errno::PERM | Errno::NOMEM)) => return Err(error.into()),
+                Err(_) => {} // it is closed, or of a file system with troubles of its own
+            }
+        }
+        Ok(())
+    }
+
+    fn at_descriptor(&mut self, found: &Statx, link: &Path, info: &Path) {
+        let inode = (found.stx_dev_major, found.stx_dev_minor, found.stx_ino);
+        let kind = FileType::from_raw_mode(found.stx_mode.into());
+        let device =
+            (kind == FileType::CharacterDevice).then_some((found.stx_rdev_major, found.stx_rdev_minor));
+        let is_it = |file: &FileName| file.inode == inode || (device.is_some() && file.device == device);
+        if self.asked.iter().any(is_it) {
+            self.seen.push(What::Descriptor(inode, device));
+        }
+        match kind {
+            FileType::Socket => self.seen.extend(in_flight(info)),
+            FileType::CharacterDevice if !COMMON.contains(&found.stx_rdev_major) => {
+                let path = fs::read_link(link).unwrap_or_default();
+                // A container's own descriptor pins nothing once its groups are closed.
+                if path.starts_with("/dev/vfio") && !path.ends_with("vfio/vfio") {
+                    self.seen
+                        .push(What::Device(format!("{}:{}", found.stx_rdev_major, found.stx_rdev_minor)));
+                }
+            }
+            // The kernel hides the type of its anonymous inodes.
+            FileType::Unknown | FileType::RegularFile => self.at_anonymous(link, info),
+            _ => {}
+        }
+    }
+
+    fn at_anonymous(&mut self, link: &Path, info: &Path) {
+        let name = fs::read_link(link).unwrap_or_default();
+        let text = || fs::read_to_string(info).unwrap_or_default();
+        if name == Path::new("anon_inode:[io_uring]") {
+            self.seen.extend(registered(&text()));
+        } else if name == Path::new("anon_inode:[vfio-device]") {
+            let text = text();
+            let device = field(&text, "vfio-device-syspath:").map_or(UNNAMED, str::trim);
+            self.seen.push(What::Device(device.to_owned()));
+        }
+    }
+}
+
+/// Descriptors in flight, by what the kernel prints of a Unix socket.
+fn in_flight(info: &Path) -> Option<What> {
+    let text = fs::read_to_string(info).ok()?;
+    let count: u64 = field(&text, "scm_fds:")?.trim().parse().ok()?;
+    (count > 0).then_some(What::InFlight)
+}
+
+/// Files of an io_uring, by what the kernel prints of it. It prints none while the ring is in a system call.
+fn registered(text: &str) -> Vec<What> {
+    let Some((_, rest)) = text.split_once("UserFiles:") else { return vec![What::HiddenRing] };
+    let files = rest.lines().skip(1).map_while(|line| line.trim_start().split_once(": "));
+    files.map(|(_, path)| What::Registered(path.replace("\\040", " ").into())).collect()
+}
+
+fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.strip_prefix(name))
+}
+
+fn number(name: &OsStr) -> Option<u32> {
+    name.to_str()?.parse().ok()
+}
+
+/// Whether the process or thread has ended since its name was read.
+fn has_ended(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
+}
+
+/// File and bytes of a line such as `7f0000000000-7f0000200000 rw-s 00400000 00:06 1234 /dev/egm4`.
+fn mapping(line: &str) -> Option<(Inode, Range<u64>)> {
+    let mut fields = line.split_ascii_whitespace();
+    let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+    let (start, end) = fields.next()?.split_once('-')?;
+    let size = hex(end)?.checked_sub(hex(start)?)?;
+    let offset = hex(fields.nth(1)?)?;
+    let (major, minor) = fields.next()?.split_once(':')?;
+    let number = |text: &str| u32::from_str_radix(text, 16).ok();
+    let inode = (number(major)?, number(minor)?, fields.next()?.parse().ok()?);
+    Some((inode, offset..offset.checked_add(size)?))
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,151 @@
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use super::*;
+use crate::free::tests::EGM;
+
+/// Somebody maps `bytes` of `files`.
+pub(in crate::free) fn mapped(files: &[FileName], bytes: Range<u64>) -> Found {
+    let process = Process { pid: 2, uid: 0, program: "p".to_owned(), parents: Vec::new() };
+    let sighting = |file: &FileName| Sighting {
+        process: process.clone(),
+        what: What::Mapping(file.inode, bytes.clone()),
+    };
+    Found { sightings: files.iter().map(sighting).collect(), ..Found::default() }
+}
+
+fn whats(found: &Found) -> Vec<&What> {
+    found.sightings.iter().map(|seen| &seen.what).collect()
+}
+
+#[test]
+fn a_line_names_a_file_and_its_bytes() {
+    let line = "7f0000000000-7f0000200000 rw-s 00400000 00:06 1234                       /dev/egm4";
+    assert_eq!(mapping(line), Some(((0, 6, 1234), 0x40_0000..0x60_0000)));
+    assert_eq!(
+        mapping("00400000-00401000 r--p 00000000 103:1f 7 /a b (deleted)"),
+        Some(((0x103, 0x1f, 7), 0..0x1000))
+    );
+    for wrong in
+        ["", "7f-8f", "8f-7f rw-s 0 00:06 1", "0-1000 rw-s fffffffffffffff0 00:06 1", "x-y r 0 0:0 0"]
+    {
+        assert_eq!(mapping(wrong), None, "{wrong}");
+    }
+}
+
+#[test]
+fn mappings_of_the_files_are_found_in_every_process_and_thread() {
+    let proc = tempfile::tempdir().unwrap();
+    let process = |pid: &str, maps: &[u8]| {
+        fs::create_dir_all(proc.path().join(pid).join("fd")).unwrap();
+        fs::write(proc.path().join(pid).join("maps"), maps).unwrap();
+    };
+    let asked = BTreeSet::from([EGM.clone()]);
+    process("1", b"");
+    process("self", b"0-1000 rw-s 00400000 00:06 1234 /dev/egm4\n");
+    fs::create_dir(proc.path().join("2")).unwrap();
+    process("30", b"0-1000 rw-p 0 00:00 0 \xff\n1000-3000 rw-s 00400000 00:06 1234 /dev/egm4\n");
+    fs::write(proc.path().join("30/comm"), "a\x1bb\n").unwrap();
+    fs::write(proc.path().join("30/status"), "Name:\ta\nPPid:\t50\nUid:\t7\t8\t9\t10\n").unwrap();
+    let found = scan(proc.path(), &asked);
+    assert!(!found.is_partial);
+    assert_eq!(whats(&found), [&What::Mapping(EGM.inode, 0x40_0000..0x40_2000)]);
+    let process_30 = Process { pid: 30, uid: 7, program: "a\\u{1b}b".to_owned(), parents: vec![50] };
+    assert_eq!(found.sightings[0].process, process_30);
+    assert!(scan(&proc.path().join("nothing"), &asked).is_partial);
+    // The first thread of a process has ended, and others have not.
+    process("50", b"");
+    fs::create_dir_all(proc.path().join("50/task/51")).unwrap();
+    fs::write(proc.path().join("50/task/51/maps"), b"0-1000 rw-s 0 00:06 77 /dev/egm5\n").unwrap();
+    let thread = FileName { inode: (0, 6, 77), ..EGM.clone() };
+    assert_eq!(whats(&scan(proc.path(), &[thread].into())), [&What::Mapping((0, 6, 77), 0..0x1000)]);
+    // A file that cannot be read may name anything.
+    fs::create_dir_all(proc.path().join("4/maps")).unwrap();
+    assert!(scan(proc.path(), &asked).is_partial);
+}
+
+#[test]
+fn descriptors_are_found_in_tables_of_threads_too_and_rings_and_devices_by_what_the_kernel_prints() {
+    // Numbers that no process of this host has: the kernel compares the tables of threads.
+    let proc = tempfile::tempdir().unwrap();
+    let memory = tempfile::NamedTempFile::new().unwrap();
+    let [first, second] = ["4999997", "4999997/task/4999998"].map(|name| proc.path().join(name));
+    for table in [&first, &second] {
+        fs::create_dir_all(table.join("fd")).unwrap();
+        fs::create_dir_all(table.join("fdinfo")).unwrap();
+        fs::write(table.join("maps"), "0-1000 rw-p 0 00:00 0\n").unwrap();
+    }
+    symlink(memory.path(), second.join("fd/4")).unwrap();
+    symlink("/dev/null", first.join("fd/0")).unwrap();
+    let file = FileName::at(memory.path()).unwrap();
+    let inode = file.inode;
+    assert_eq!(inode.2, fs::metadata(memory.path()).unwrap().ino());
+    let found = scan(proc.path(), &[file].into());
+    assert_eq!(whats(&found), [&What::Descriptor(inode, None)]);
+    let null = FileName::at(Path::new("/dev/null")).unwrap();
+    let other_node = FileName { inode: (9, 9, 9), ..null };
+    assert!(matches!(*whats(&scan(proc.path(), &[other_node].into())), [What::Descriptor(_, Some((1, 3)))]));
+    let text =
+        "SqMask:\t0x7\nUserFiles:\t2\n    0: /dev/egm4\n    1: /memfd:egm-vmm\\040(deleted)\nUserBufs:\t0\n";
+    let paths = ["/dev/egm4", "/memfd:egm-vmm (deleted)"].map(|path| What::Registered(path.into()));
+    assert_eq!(registered(text), paths);
+    assert_eq!(registered("pos:\t0\n"), [What::HiddenRing]);
+}
+
+/// The kernel's own words: a child that has a descriptor, and one that a socket has in flight.
+#[test]
+fn the_kernel_shows_a_descriptor_and_one_in_flight_like_that() {
+    use std::io::IoSlice;
+    use std::mem::MaybeUninit;
+    use std::os::fd::AsFd;
+
+    use rustix::net::{
+        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+        sendmsg, socketpair,
+    };
+
+    let memory = tempfile::NamedTempFile::new().unwrap();
+    let (near, far) =
+        socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    let descriptors = [memory.as_file().as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    sendmsg(&near, &[IoSlice::new(b".")], &mut control, SendFlags::empty()).unwrap();
+    let mut child = Command::new("/bin/cat")
+        .stdin(Stdio::piped())
+        .stdout(memory.reopen().unwrap())
+        .stderr(far)
+        .spawn()
+        .unwrap();
+    let file = FileName::of(memory.as_file()).unwrap();
+    let found = scan(Path::new("/proc"), &[file.clone()].into());
+    let of_child =
+        |what: &What| found.sightings.iter().any(|seen| seen.process.pid == child.id() && seen.what == *what);
+    assert!(of_child(&What::Descriptor(file.inode, None)), "{found:?}");
+    assert!(of_child(&What::InFlight), "{found:?}");
+    drop(child.stdin.take());
+    child.wait().unwrap();
+}
+
+/// (Root may look at everybody, so the test runs itself once more as another user.)
+#[test]
+fn a_process_of_another_user_is_hidden_from_one_that_has_no_right_to_look() {
+    if rustix::process::geteuid().is_root() {
+        let mut child = Command::new("/proc/self/exe");
+        child.args([
+            "--exact",
+            "free::scan::tests::a_process_of_another_user_is_hidden_from_one_that_has_no_right_to_look",
+        ]);
+        let output = child.uid(0x4000_0000).gid(0x4000_0000).output().unwrap();
+        assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
+        return;
+    }
+    if fs::metadata("/proc/1").unwrap().uid() == rustix::process::geteuid().as_raw() {
+        println!("skipped: here the first process is this user's");
+        return;
+    }
+    let found = scan(Path::new("/proc"), &[EGM.clone()].into());
+    assert!(found.hidden.contains(&1) && !found.hidden.contains(&std::process::id()), "{found:?}");
+}

@@ -1,0 +1,173 @@
+//! One scan at a time, for all who wait.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::judge::judge;
+use super::scan::{Found, scan};
+use super::{FileName, Question, Verdict};
+
+/// The scans of this process: requests about different memory share them.
+static TURNS: LazyLock<Arc<Turns>> =
+    LazyLock::new(|| Turns::new(PATIENCE, |asked| scan(Path::new("/proc"), asked)));
+
+/// Longest wait for a verdict. A process can keep a reader of its mappings waiting for as long as it likes, by a file system
+/// of its own behind one of them.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Most processes of which VFIO devices are remembered.
+const MAX_REMEMBERED: usize = 4096;
+
+/// Looks at all processes for the answer to `question`.
+pub(super) fn look(question: &Question) -> Verdict {
+    TURNS.look(question)
+}
+
+type Scan = dyn Fn(&BTreeSet<FileName>) -> Found + Send + Sync;
+
+/// A scan serves all requests that came before it began, so more requests do not make this process read `/proc` more often. It has
+/// a thread of its own, because it may never end.
+struct Turns {
+    patience: Duration,
+    scan: Box<Scan>,
+    state: Mutex<State>,
+    over: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    runs: bool,
+    /// For the next scan. A scan that runs may have passed a process that has got the memory since.
+    asked: BTreeSet<FileName>,
+    /// The result of the next scan.
+    next: Arc<OnceLock<Found>>,
+    /// VFIO groups and devices of processes, as scans saw them.
+    devices: BTreeMap<u32, BTreeSet<String>>,
+}
+
+impl Turns {
+    fn new(
+        patience: Duration,
+        scan: impl Fn(&BTreeSet<FileName>) -> Found + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Arc::new(Self { patience, scan: Box::new(scan), state: Mutex::default(), over: Condvar::new() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn look(self: &Arc<Self>, question: &Question) -> Verdict {
+        let Some(found) = self.wait(&question.file) else { return Verdict::unknown(&question.bytes) };
+        let state = self.state();
+        let devices = question.last.iter().filter_map(|owner| state.devices.get(&owner.pid));
+        let devices = devices.flatten().cloned().collect();
+        drop(state);
+        found.get().map_or(Verdict::Free, |found| judge(question, found, &devices, std::process::id()))
+    }
+
+    /// The result of a scan that began after this call; `None` when it takes too long.
+    fn wait(self: &Arc<Self>, file: &FileName) -> Option<Arc<OnceLock<Found>>> {
+        let begun = Instant::now();
+        let mut state = self.state();
+        state.asked.insert(file.clone());
+        let next = Arc::clone(&state.next);
+        loop {
+            if next.get().is_some() {
+                return Some(next);
+            }
+            if !state.runs {
+                let asked = std::mem::take(&mut state.asked);
+                (state.runs, state.next) = (true, Arc::default());
+                let (turns, found) = (Arc::clone(self), Arc::clone(&next));
+                let scan = move || turns.finish(&found, (turns.scan)(&asked));
+                drop(state);
+                if thread::Builder::new().name("scan".to_owned()).spawn(scan).is_err() {
+                    self.finish(&next, Found { is_partial: true, ..Found::default() });
+                }
+                state = self.state();
+                continue;
+            }
+            let left = self.patience.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                return None;
+            }
+            (state, _) = self.over.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// A scan ended with `found`.
+    fn finish(&self, result: &OnceLock<Found>, found: Found) {
+        let mut state = self.state();
+        for (pid, device) in found.devices() {
+            if state.devices.len() < MAX_REMEMBERED || state.devices.contains_key(&pid) {
+                state.devices.entry(pid).or_default().insert(device.to_owned());
+            }
+        }
+        let _ = result.set(found); // only this scan sets it
+        state.runs = false;
+        self.over.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::free::scan::tests::mapped;
+    use crate::free::tests::{EGM, question};
+
+    fn of(inode: u64) -> FileName {
+        FileName { inode: (0, 6, inode), ..EGM.clone() }
+    }
+
+    fn is_free(turns: &Arc<Turns>, inode: u64) -> bool {
+        turns.look(&Question { file: of(inode), ..question(0..1) }) == Verdict::Free
+    }
+
+    /// A user has 64 connections, and may return what is mapped still on all of them.
+    #[test]
+    fn one_scan_serves_all_requests_from_before_it_began_and_none_from_after() {
+        let (begins, begun) = mpsc::channel();
+        let (go, wait) = mpsc::channel();
+        let wait = Mutex::new(wait);
+        let turns = Turns::new(Duration::MAX, move |asked| {
+            begins.send(asked.len()).unwrap();
+            wait.lock().unwrap().recv().unwrap()
+        });
+        let turns = &turns;
+        thread::scope(|scope| {
+            let first = scope.spawn(|| is_free(turns, 0));
+            assert_eq!(begun.recv(), Ok(1));
+            let more: Vec<_> = (0..64).map(|n| scope.spawn(move || (n, is_free(turns, n)))).collect();
+            while turns.state().asked.len() < 64 {
+                thread::yield_now();
+            }
+            go.send(Found::default()).unwrap();
+            assert!(first.join().unwrap());
+            assert_eq!(begun.recv(), Ok(64), "the first one's file again: it was asked for since");
+            go.send(mapped(&[of(0), of(7)], 0..1)).unwrap();
+            for asked in more {
+                let (n, is_free) = asked.join().unwrap();
+                assert_eq!(is_free, ![0, 7].contains(&n), "{n}");
+            }
+        });
+        assert!(begun.try_recv().is_err(), "two scans");
+    }
+
+    #[test]
+    fn a_process_that_keeps_the_scan_waiting_keeps_no_request_and_nothing_counts_as_free() {
+        let (go, wait) = mpsc::channel::<()>();
+        let wait = Mutex::new(wait);
+        let turns = Turns::new(Duration::ZERO, move |_| {
+            let _ = wait.lock().unwrap().recv();
+            Found::default()
+        });
+        assert!(!is_free(&turns, 0) && !is_free(&turns, 0));
+        drop(go);
+    }
+}

@@ -1,0 +1,303 @@
+//! Memory that may be in use although its owner has returned it or ended: kept from every owner until it is free.
+#![forbid(unsafe_code)]
+
+use std::ops::Range;
+use std::path::Path;
+use std::time::Duration;
+
+use egm_address::{Address, ByteSize, InRegion, Span, SpanSet, align_down, align_up};
+
+use super::record::{Entry, OnLine, Record, Use};
+use super::{GrantError, Ledger, LedgerError, Line, Memory, bytes_of, claim, line_of, now};
+use crate::audit::{self, Action, Actor, Event, Finding};
+use crate::backing::Backing;
+use crate::free::{self, Evidence, FileName, Hold, Question, Verdict};
+use crate::lease::Taken;
+use crate::owner::Owner;
+use crate::region::{Region, RegionKind, Slice};
+
+/// Bytes of a region's file.
+struct Place<'a> {
+    region: &'a Region,
+    line: &'a Line,
+    span: Span<OnLine>,
+}
+
+/// Owners that have had bytes since their last scrub.
+pub(crate) struct Last {
+    owners: Vec<Owner>,
+    /// Whether no others have, even if a record was lost.
+    are_all: bool,
+}
+
+impl From<Option<Owner>> for Last {
+    fn from(owner: Option<Owner>) -> Self {
+        Self { are_all: owner.is_some(), owners: owner.into_iter().collect() }
+    }
+}
+
+impl Place<'_> {
+    /// Offset in the file of `address` on the line; `None` below the region.
+    fn in_file(&self, address: Address<OnLine>) -> Option<u64> {
+        address.offset_from(self.line.whole.start())?.checked_add(self.origin())
+    }
+
+    /// Where the region begins in its file.
+    fn origin(&self) -> u64 {
+        match self.region.kind {
+            RegionKind::Reserved { .. } => self.region.base.map_or(0, |base| base.get()),
+            _ => 0,
+        }
+    }
+
+    fn file_bytes(&self, span: Span<OnLine>) -> Option<Range<u64>> {
+        let start = self.in_file(span.start())?;
+        Some(start..start.checked_add(span.size())?)
+    }
+
+    fn slice(&self) -> Option<Slice> {
+        let span = self.line.offset(self.span)?;
+        let (region, size) = (self.region.name.clone(), ByteSize::new(span.size()));
+        Some(Slice { region, offset: span.start().get(), size })
+    }
+
+    /// The part of this place that lies in whole pages around `bytes` of the file.
+    fn around(&self, bytes: &Range<u64>) -> Option<Span<OnLine>> {
+        let page = self.region.page_size.get().max(1);
+        let offset = |at: u64| at.checked_sub(self.origin());
+        let (start, end) = (align_down(offset(bytes.start)?, page), align_up(offset(bytes.end)?, page)?);
+        let base = self.line.whole.start();
+        Span::between(base.checked_add(start)?, base.checked_add(end)?)?.intersection(self.span)
+    }
+}
+
+impl Ledger {
+    /// The question whether `place` of the region's `file` is free, after `last`.
+    fn question(&self, place: &Place<'_>, file: FileName, last: Last) -> Result<Question, LedgerError> {
+        let record = self.look()?.0;
+        let others = self.others(&record, place)?;
+        let bytes = place.file_bytes(place.span).ok_or_else(|| super::no_region(place.region))?;
+        let was_lost = record.was_lost && !last.are_all;
+        Ok(Question { file, bytes, last: last.owners, was_lost, others })
+    }
+
+    /// Live grants beside `place` on its line: processes, and bytes of the file.
+    fn others(&self, record: &Record, place: &Place<'_>) -> Result<Vec<(u32, Range<u64>)>, LedgerError> {
+        // Regions of one line share a file where it is `/dev/mem`.
+        let whole = Span::between(Address::new(0), Address::new(i64::MAX.unsigned_abs()));
+        let Some(whole) = whole else { return Ok(Vec::new()) };
+        let line = Line { name: place.line.name.clone(), whole };
+        let held = self.held(&record.grants, &line, &self.line_file(&line)?)?;
+        let live = held.iter().filter(|held| held.usage != Use::Quarantined);
+        Ok(live
+            .filter_map(|held| {
+                Some((held.owner.as_ref().map_or(0, |owner| owner.pid), line.place(held.span)?))
+            })
+            .filter(|(_, span)| !span.overlaps(place.span))
+            .map(|(pid, span)| (pid, place.file_bytes(span).unwrap_or_default()))
+            .collect())
+    }
+
+    /// Looks again at quarantined bytes of `region` that no lock keeps; returns the entries of those that are free, and dirty, now.
+    ///
+    /// # Errors
+    /// [`LedgerError`].
+    pub fn review(&self, region: &Region) -> Result<Vec<Entry>, LedgerError> {
+        let line = line_of(region)?;
+        let here = |entry: &Entry| {
+            entry.line == line.name && entry.is_quarantined() && line.whole.overlaps(entry.span)
+        };
+        let (record, _) = self.look()?;
+        let Some(device) = device(region).filter(|_| record.grants.iter().any(here)) else {
+            return Ok(Vec::new());
+        };
+        let mut freed = Vec::new();
+        for entry in record.grants.into_iter().filter(here) {
+            // A broker that keeps the slice for its client looks by itself.
+            let locked = claim::held(&self.line_file(&line)?, entry.span);
+            let is_locked = locked.map_or(true, |locked| !locked.is_empty());
+            let Some(file) = FileName::at(device).ok().filter(|_| !is_locked) else { continue };
+            let place = Place { region, line: &line, span: entry.span };
+            let verdict = match place.slice() {
+                Some(slice) if region.kind.has_slice_devices() => {
+                    if self.memory().is_device_used(region, &slice) {
+                        continue;
+                    }
+                    Verdict::Free
+                }
+                _ => free::look(&self.question(&place, file, entry.owner().into())?),
+            };
+            let is_it = |other: &Entry| here(other) && other.span == entry.span;
+            self.change(|record| {
+                match &verdict {
+                    Verdict::Free => record.grants.retain(|other| !is_it(other)),
+                    Verdict::InUse { evidence, .. } => {
+                        record.grants.iter_mut().filter(|other| is_it(other)).for_each(|other| {
+                            other.evidence.clone_from(evidence);
+                        });
+                    }
+                }
+                Ok::<_, LedgerError>(())
+            })?;
+            if verdict == Verdict::Free {
+                self.log_release(region, &line, &entry);
+                freed.push(entry);
+            }
+        }
+        Ok(freed)
+    }
+}
+
+impl Ledger {
+    /// Logs the end of a quarantine.
+    fn log_release(&self, region: &Region, line: &Line, entry: &Entry) {
+        if let Some(bytes) = line.offset(entry.span) {
+            let since = Duration::from_secs(now().saturating_sub(entry.since));
+            let action = Action::new(Actor::of(&entry.owner), audit::Place::of(&region.name, bytes), since);
+            self.audit().write(&Event::Release(action));
+        }
+    }
+}
+
+impl Taken {
+    const fn place(&self) -> Place<'_> {
+        Place { region: &self.region, line: &self.line, span: self.place }
+    }
+
+    /// Whether the slice of `backing`, a region that keeps bytes, is free of what owners `last` had and left.
+    pub(crate) fn verdict(
+        &self,
+        memory: &dyn Memory,
+        backing: &dyn Backing,
+        last: Last,
+    ) -> Result<Verdict, LedgerError> {
+        let bytes = backing.offset()..backing.offset().saturating_add(backing.size());
+        let Ok(file) = FileName::of(backing.file()) else { return Ok(Verdict::unknown(&bytes)) };
+        Ok(memory.look(&self.ledger.question(&self.place(), file, last)?))
+    }
+
+    /// An error where the memory of the slice, which its owner returns, is in use: it is quarantined, durably where it keeps bytes.
+    pub(crate) fn expect_free(&self, memory: &dyn Memory, backing: &dyn Backing) -> Result<(), GrantError> {
+        let verdict = if self.region.kind.keeps_bytes() {
+            self.verdict(memory, backing, Some(self.owner.clone()).into())?
+        } else {
+            free::look_at_own_file(backing, &self.owner)
+        };
+        match verdict {
+            Verdict::Free => Ok(()),
+            Verdict::InUse { evidence, .. } => Err(self.quarantined(&evidence)),
+        }
+    }
+
+    /// Records that the slice is quarantined because of `evidence`; the error that says so.
+    pub(crate) fn quarantined(&self, evidence: &[Evidence]) -> GrantError {
+        // The lock ends with this process; a pool's account does, too.
+        let lock = if self.region.kind.keeps_bytes() { 0 } else { self.lock };
+        let recorded = self.change_entry(|entry| {
+            (entry.usage, entry.lock) = (Use::Quarantined, lock);
+            entry.evidence = evidence.to_vec();
+        });
+        if let Err(error) = recorded {
+            return error.into();
+        }
+        self.log_quarantine(&bytes_of(&self.slice).into_iter().collect(), evidence);
+        let (region, owner) = (self.region.name.clone(), self.owner.name.clone());
+        GrantError::StillUsed { region, offset: self.slice.offset, owner, evidence: evidence.to_vec() }
+    }
+
+    /// Logs that `bytes` of the region are quarantined.
+    fn log_quarantine(&self, bytes: &SpanSet<InRegion>, evidence: &[Evidence]) {
+        if let Some(place) = audit::Place::of_set(&self.region.name, bytes) {
+            let reason = evidence.iter().map(Evidence::to_string).collect::<Vec<_>>().join(", ");
+            let finding = Finding::new(self.by.clone(), place, &reason);
+            self.ledger.audit().write(&Event::Quarantine(finding));
+        }
+    }
+
+    fn change_entry(&self, step: impl Fn(&mut Entry)) -> Result<(), LedgerError> {
+        self.ledger.change(|record| {
+            let is_it = |entry: &&mut Entry| entry.line == self.line.name && entry.span == self.place;
+            record.grants.iter_mut().filter(is_it).for_each(step);
+            Ok(())
+        })
+    }
+
+    /// Owners that left the dirty bytes of the slice.
+    pub(crate) fn last(&self) -> Last {
+        let known: SpanSet<OnLine> =
+            self.before.iter().filter(|entry| entry.owner().is_some()).map(|entry| entry.span).collect();
+        let are_all = self.line.places(&self.dirty).minus(&known).is_empty();
+        Last { owners: self.before.iter().filter_map(Entry::owner).collect(), are_all }
+    }
+
+    /// Leaves the slice, because `bytes` of its file are in use: they are quarantined, and the rest is as it was. Returns what
+    /// is not worth another look for this request.
+    pub(crate) fn quarantine(
+        self,
+        evidence: &[Evidence],
+        bytes: &[Range<u64>],
+    ) -> Result<SpanSet<InRegion>, LedgerError> {
+        let place = self.place();
+        let used: SpanSet<OnLine> = bytes.iter().filter_map(|bytes| place.around(bytes)).collect();
+        let rest = self.quarantine_places(evidence, &used)?;
+        // A descriptor reaches the whole file: every other dirty slice of it would have the same answer.
+        let is_mapped_only = evidence.iter().all(|evidence| evidence.hold == Hold::Mapping);
+        Ok(if is_mapped_only { self.line.offsets(&used) } else { rest })
+    }
+
+    /// Leaves the slice, because a process uses a device with `bytes` that an earlier owner had.
+    pub(crate) fn quarantine_device(self, bytes: Span<InRegion>) -> Result<(), LedgerError> {
+        let used = self.line.place(bytes).and_then(|span| span.intersection(self.place));
+        self.quarantine_places(&Evidence::of(Hold::Description), &used.into_iter().collect()).map(drop)
+    }
+
+    /// Quarantines `used` bytes of the slice; returns what is dirty of the region.
+    fn quarantine_places(
+        &self,
+        evidence: &[Evidence],
+        used: &SpanSet<OnLine>,
+    ) -> Result<SpanSet<InRegion>, LedgerError> {
+        let line = &self.line;
+        let clean = SpanSet::from_iter([self.place]).minus(&line.places(&self.dirty));
+        let unknown = || Owner { name: String::new(), uid: u32::MAX, pid: 0, started: 0, domain: None };
+        let owner = self.before.iter().find_map(Entry::owner).unwrap_or_else(unknown);
+        let rest = self.ledger.change(|record| {
+            let is_it = |entry: &Entry| entry.line == line.name && entry.span == self.place;
+            // What a GPU could reach meanwhile is clean no more.
+            if !record.grants.iter().any(|entry| is_it(entry) && entry.exposed) {
+                let retired = line.places(self.region.retired.spans());
+                record.add_clean(&line.name, &clean.minus(used).minus(&retired));
+            }
+            record.grants.retain(|entry| !is_it(entry));
+            record.grants.extend(used.iter().map(|span| Entry {
+                region: self.region.name.clone(),
+                line: line.name.clone(),
+                span,
+                owner: owner.clone(),
+                usage: Use::Quarantined,
+                since: now(),
+                lock: 0,
+                exposed: false,
+                evidence: evidence.to_vec(),
+            }));
+            for entry in &self.before {
+                let left = SpanSet::from_iter([entry.span]).minus(used);
+                record.grants.extend(left.iter().map(|span| Entry { span, ..entry.clone() }));
+            }
+            let rest = SpanSet::from_iter([line.whole]).minus(&record.clean(&line.name));
+            Ok::<_, LedgerError>(line.offsets(&rest))
+        })?;
+        self.log_quarantine(&line.offsets(used), evidence);
+        Ok(rest)
+    }
+}
+
+/// The file that all slices of `region` share.
+fn device(region: &Region) -> Option<&Path> {
+    match &region.kind {
+        RegionKind::Egm { device } | RegionKind::Reserved { device } | RegionKind::Devdax { device, .. } => {
+            Some(device)
+        }
+        _ => None,
+    }
+}
