@@ -9,6 +9,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
     use std::path::Path;
     use std::sync::{Mutex, MutexGuard, PoisonError};
+    use std::thread;
 
     use egm_device::carve::plan::Request;
     use egm_device::ledger::{GrantError, Identity, Paths, Watch};
@@ -113,6 +114,12 @@ mod tests {
         File::open("/proc/self/mem")?.read_exact_at(&mut bytes, address).map(|()| bytes)
     }
 
+    /// Writes the first bytes of `mapping` as [`look`] reads them.
+    fn write(mapping: &Mapping, bytes: &[u8]) -> std::io::Result<()> {
+        let address = u64::try_from(mapping.as_ptr().addr()).unwrap();
+        File::options().write(true).open("/proc/self/mem")?.write_all_at(bytes, address)
+    }
+
     #[test]
     fn a_slice_has_a_device_of_its_own_that_reaches_no_other_slice_and_goes_with_it() {
         let Some(host) = host() else { return };
@@ -144,7 +151,11 @@ mod tests {
         mapping.write(0, SECRET).unwrap();
         assert_eq!(look(&mapping, 0).unwrap(), SECRET);
         client.forge();
-        lease.give_back(&Watch::nobody()).unwrap();
+        // The client writes until the kernel refuses: nothing of it may reach the memory after the scrub.
+        thread::scope(|scope| {
+            scope.spawn(|| while write(&mapping, SECRET).is_ok() {});
+            lease.give_back(&Watch::nobody()).unwrap();
+        });
         assert!(look(&mapping, 0).is_err());
         let next = host.grant(Some(at)).unwrap();
         assert_eq!(look(&Client::of(&next).map().unwrap(), 0).unwrap(), vec![0; SECRET.len()]);
