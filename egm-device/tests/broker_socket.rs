@@ -246,7 +246,7 @@ fn a_waiting_client_that_hangs_up_is_out_of_the_queue() {
 }
 
 #[test]
-fn one_connection_has_one_slice_and_returns_it_once() {
+fn one_connection_has_one_slice_in_its_life() {
     let broker = Broker::start(Policy::root_only(), 4 * G);
     let socket = raw(&broker.path);
     let wanted =
@@ -259,8 +259,11 @@ fn one_connection_has_one_slice_and_returns_it_once() {
     assert!(hear(&socket).contains("a connection has one slice"));
     say(&socket, b"\"return\"");
     assert_eq!(hear(&socket), "\"returned\"");
+    // A process that inherits the connection has the rights of the process that opened it, so it gets nothing more.
     say(&socket, wanted);
-    assert!(hear(&socket).starts_with("{\"granted\":"), "and may take again");
+    assert!(hear(&socket).contains("this connection has returned its slice"));
+    assert_eq!(hear(&socket), "", "the connection is closed");
+    serves(&broker);
 }
 
 /// What a client found is its broker's when the slice comes back: by word, or by the process's end.
@@ -411,6 +414,16 @@ fn a_client_that_dies_gives_its_slice_back() {
     assert!(!died.status.success());
     let loan = broker.client().take(&take("egm4", 2 * G), |_| ()).unwrap(); // waits for the scrub
     assert!(broker.source.was_scrubbed(loan.offset(), 2 * G));
+}
+
+/// A command of another user must not send requests with the rights of the process that started it.
+#[test]
+fn a_command_does_not_inherit_the_connection() {
+    let broker = Broker::start(Policy::root_only(), 2 * G);
+    let script = "for fd in /proc/self/fd/*; do readlink $fd; done";
+    let command = grant(&broker, 0, 0, &["--size", "2GiB", "--", "/bin/sh", "-c", script]);
+    let found = String::from_utf8(command.stdout).unwrap();
+    assert!(command.status.success() && !found.contains("socket:"), "{found}");
 }
 
 /// The command's end is not its children's: one that went to the background still has the memory.

@@ -201,6 +201,16 @@ fn a_command_keeps_its_slice_when_the_one_that_took_it_is_killed() {
     assert_eq!(host.says("ledger repair"), "The record is sound.\n");
 }
 
+/// The command may run as a tenant, who could release every lock on a description that it shares.
+#[test]
+fn a_command_gets_the_memory_and_no_lock() {
+    let host = Host::new();
+    let script = "for fd in /proc/self/fd/*; do readlink $fd; done";
+    let (code, found, error) = host.run(&format!("carve grant --region local --size 4MiB -- {script}"));
+    assert_eq!(code, 0, "{error}");
+    assert!(found.contains("memfd:") && !found.contains(".lock"), "{found}");
+}
+
 #[test]
 fn what_cannot_be_granted_is_refused_with_the_reason() {
     let host = Host::new();

@@ -132,6 +132,14 @@ fn without_a_mistake_the_machine_runs() {
     }
 }
 
+/// The unprivileged machine would keep a connection with root's rights.
+#[test]
+fn another_user_and_a_broker_at_once() {
+    let said =
+        said(&[], &[PROGRAM, "run", "vm.json", "--user", "65534", "--broker", "none.sock"], Path::new("/"));
+    said.refuses(CONFIGURATION, &["'--user <NAME>' cannot be used with '--broker <SOCKET>'"]);
+}
+
 #[test]
 fn a_configuration_that_is_not_there() {
     let said = said(&[], &[PROGRAM, "run", "none.json"], Path::new("/"));

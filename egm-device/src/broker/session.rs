@@ -8,7 +8,8 @@
 //!     └─────────────────┴─────────────────┘
 //!          closed              failed, or nobody wants it any more (► Returning)
 //! ```
-//! A session is forgotten when its connection is closed and it is idle.
+//! A session is forgotten when its connection is closed and it is idle. A connection has one slice in its life: a process that
+//! inherits it later, perhaps without the rights of the process that opened it, gets an answer and is disconnected.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -64,6 +65,8 @@ struct Session {
     open: bool,
     /// Whether the process lives.
     alive: bool,
+    /// Whether a slice of this connection was made.
+    spent: bool,
     /// What was said to a return of what others still have, until [`Sessions::tick`]: to find that out takes long.
     answered: Option<Refused>,
     stage: Stage,
@@ -129,8 +132,8 @@ impl Sessions {
         let owner = Owner { name: String::new(), uid, pid, started, domain: None };
         let key = self.next;
         self.next = self.next.saturating_add(1);
-        let (answered, stage) = (None, Stage::Idle);
-        self.sessions.insert(key, Session { peer, owner, open: true, alive: true, answered, stage });
+        let (answered, spent, stage) = (None, false, Stage::Idle);
+        self.sessions.insert(key, Session { peer, owner, open: true, alive: true, spent, answered, stage });
         Ok(key)
     }
 
@@ -145,6 +148,11 @@ impl Sessions {
         let Some(session) = self.sessions.get_mut(&key) else { return Vec::new() };
         let early = |why: &str| vec![Effect::Send(key, Reply::Refused(Refused::because(why)))];
         match (request, &session.stage) {
+            (_, Stage::Idle) if session.spent => {
+                let mut effects = early("this connection has returned its slice: open another");
+                effects.extend(self.closed(key));
+                effects
+            }
             (Request::Free, _) => {
                 let free = self.queue.policy().free_for(&session.peer, self.queue.accounts(), supplies);
                 vec![Effect::Send(key, Reply::Free(free.into()))]
@@ -241,6 +249,7 @@ impl Sessions {
         let Some(session) = self.sessions.get_mut(&key) else { return Vec::new() };
         let Stage::Making(pick, wish) = &session.stage else { return Vec::new() };
         let (pick, wish) = (pick.clone(), *wish);
+        session.spent = outcome.is_ok();
         match outcome {
             Ok(()) if session.open => {
                 session.stage = Stage::Holding(pick);

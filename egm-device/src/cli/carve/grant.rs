@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, ExitStatus};
 use std::sync::atomic::Ordering;
@@ -14,11 +14,12 @@ use crate::Backing;
 use crate::broker::{Client, Take};
 use crate::carve::plan::Request;
 use crate::cli::Outcome;
+use crate::cli::carve::hold::Holder;
 use crate::cli::host::Host;
 use crate::cli::ledger::{self, cancelled_by_signals};
 use crate::cli::progress::with_bar;
-use crate::ledger::Watch;
 use crate::ledger::gpus::claim_named;
+use crate::ledger::{GpuLease, Watch};
 use crate::owner::Owner;
 use crate::report::{Blame, Report};
 use crate::trust;
@@ -100,10 +101,9 @@ pub(super) fn run(args: &Args) -> Outcome {
             };
             let loan =
                 Client::connect(socket)?.take(&take, |why| eprintln!("waiting: {}", Printable(why)))?;
-            // Whoever inherits the memory inherits the connection. That the command has ended does not say that its
-            // children have: the broker takes the slice back when all of them are gone.
-            fcntl_setfd(loan.connection(), FdFlags::empty())
-                .map_err(|errno| args.cannot_run(errno.into()))?;
+            // The broker takes the slice back when the command and its descendants have ended: the holder, which is not
+            // ended here, keeps the connection until then.
+            let _holder = args.hold(&[loan.connection()])?;
             args.run_with(loan.file(), loan.offset())?
         }
         None => args.run_directly()?,
@@ -127,11 +127,12 @@ impl Args {
                     ledger.grant(region, &request, &Watch { progress, ..watch })
                 }) {
                     Ok(lease) => {
-                        // The command keeps the slice if this process is killed.
-                        self.inherit(lease.claim())?;
                         let gpus = claim_named(&ledger, &survey.regions, &self.gpu, &owner, &watch)?;
-                        gpus.iter().try_for_each(|gpus| self.inherit(gpus.lock()))?;
+                        let locks = [Some(lease.claim()), gpus.as_ref().map(GpuLease::lock)];
+                        let locks: Vec<_> = locks.into_iter().flatten().map(File::as_fd).collect();
+                        let holder = self.hold(&locks)?;
                         let status = self.run_with(lease.file(), lease.offset());
+                        holder.end().map_err(|source| self.cannot_run(source))?;
                         drop(gpus);
                         // What the terminal sent to the command was not meant for the scrub.
                         cancel.store(false, Ordering::Relaxed);
@@ -148,9 +149,9 @@ impl Args {
         })
     }
 
-    /// Lets the command have `file` too.
-    fn inherit(&self, file: &File) -> Result<(), Error> {
-        fcntl_setfd(file, FdFlags::empty()).map_err(|errno| self.cannot_run(errno.into()))
+    /// Keeps `descriptors` open as long as the command runs, without giving them to it.
+    fn hold(&self, descriptors: &[BorrowedFd<'_>]) -> Result<Holder, Error> {
+        Holder::start(descriptors).map_err(|source| self.cannot_run(source))
     }
 
     fn cannot_run(&self, source: io::Error) -> Error {

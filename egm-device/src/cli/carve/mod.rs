@@ -3,6 +3,7 @@
 mod advise;
 mod free;
 mod grant;
+mod hold;
 mod slices;
 mod verify;
 
@@ -22,6 +23,8 @@ enum Command {
     Advise(advise::Args),
     Free(free::Args),
     Grant(grant::Args),
+    #[command(hide = true)]
+    Hold(hold::Args),
     Verify(verify::Args),
     Plan(slices::Plan),
     Return(slices::Return),
@@ -33,6 +36,7 @@ pub(super) fn run(args: &Args) -> Outcome {
         Command::Advise(args) => advise::run(args),
         Command::Free(args) => free::run(args),
         Command::Grant(args) => grant::run(args),
+        Command::Hold(args) => hold::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Plan(args) => slices::plan(args),
         Command::Return(args) => slices::give_back(args),
