@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,6 +13,9 @@ use listenfd::ListenFd;
 use crate::broker::no_place;
 use crate::report::{Blame, Report};
 use crate::unix_socket::bind_private;
+
+/// Time that a program at the other end of a connection has for it, where no message is exchanged.
+const QUEUE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Why nobody could connect.
 #[derive(Debug, thiserror::Error)]
@@ -95,7 +98,7 @@ impl Drop for Socket {
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         let _ = self.listener.set_nonblocking(true);
         while let Ok((client, _)) = self.listener.accept() {
-            drop(Connection::new(client.into(), Duration::from_secs(1), Patience::NONE));
+            drop(Connection::new(client.into(), QUEUE_LIMIT, Patience::NONE));
         }
     }
 }
@@ -117,7 +120,7 @@ impl Socket {
         let error = |source| SocketError::Listen { path: path.to_owned(), source };
         // A file of another kind makes bind(2) fail; a socket where nobody answers was left behind.
         if std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket()) {
-            if UnixStream::connect(path).is_ok() {
+            if Connection::connect(path, QUEUE_LIMIT, Patience::NONE).is_ok() {
                 return Err(SocketError::Taken { path: path.to_owned() });
             }
             std::fs::remove_file(path).map_err(error)?;

@@ -14,5 +14,6 @@ mod raw;
 mod small_host;
 mod strangers;
 mod talk;
+mod urgent;
 mod users;
 mod world;

@@ -41,19 +41,24 @@ impl World {
     #[track_caller]
     fn ends_well(self) {
         let Self { fuse, server, host } = self;
-        let mut next = client(&host.path("vm.sock"));
-        assert_eq!(register(&mut next, Register::Magic), u64::from(MAGIC));
-        let events = [event(), event(), event()];
-        next.set_irqs(SET, &events.each_ref().map(AsFd::as_fd)).unwrap();
-        next.set_irqs(SetIrqs { data: IrqData::None, ..SET }, &[]).unwrap();
-        assert_eq!(events.each_ref().map(fired), [true; 3]);
-        drop(next);
-        let ended = server.end_in_time();
+        let ended = serves_and_ends(server, &host);
         drop(fuse);
         assert_eq!(ended, Some(0));
         host.owes_nothing();
         assert!(!host.ledger().contains("vm.sock"));
     }
+}
+
+/// Has the next client served and sends SIGTERM; returns the exit code of the server, `None` if it hangs.
+pub(crate) fn serves_and_ends(server: Server, host: &Host) -> Option<i32> {
+    let mut next = client(&host.path("vm.sock"));
+    assert_eq!(register(&mut next, Register::Magic), u64::from(MAGIC));
+    let events = [event(), event(), event()];
+    next.set_irqs(SET, &events.each_ref().map(AsFd::as_fd)).unwrap();
+    next.set_irqs(SetIrqs { data: IrqData::None, ..SET }, &[]).unwrap();
+    assert_eq!(events.each_ref().map(fired), [true; 3]);
+    drop(next);
+    server.end_in_time()
 }
 
 /// Sends `bytes` with `files` and returns the errno of the reply.

@@ -12,7 +12,8 @@
 //! - A program takes part by [`attend`] at the start of its `main`. Where it does not (tests), a thread is the attendant.
 //! - Only calls that never ask a file system's server classify a descriptor: readlink(2) of `/proc/self/fd`, `F_GET_SEALS`,
 //!   and statx(2) with `AT_STATX_DONT_SYNC`.
-//! - At most [`MOST`] attendants exist at a time; a stuck one counts until it ends.
+//! - A server accepts no client while [`MOST`] attendants exist; a stuck one counts until it ends. A connection that was
+//!   accepted gets its attendants in any case: without one, this process would close what the peer sent.
 
 mod kind;
 
@@ -37,7 +38,7 @@ use rustix::net::{
 pub use self::kind::FileKind;
 use crate::socket::MOST_FDS;
 
-/// Most attendants of one process.
+/// Attendants of one process from which on no client is accepted.
 pub const MOST: usize = 64;
 
 /// First argument of a process that is an attendant: its socket is descriptor 0, its pair descriptor 1.
@@ -69,7 +70,7 @@ pub fn attend() -> Option<ExitCode> {
     Some(ExitCode::SUCCESS)
 }
 
-/// Whether no further attendant may be started.
+/// Whether a server has to leave new clients in the queue of its socket.
 #[must_use]
 pub fn is_full() -> bool {
     ALIVE.load(Ordering::Relaxed) >= MOST
@@ -136,10 +137,7 @@ impl Receiver {
             let thread = thread::Builder::new().name(NAME.to_owned()).spawn(attendant)?;
             return Ok(Self { pair: ours, thread: Some(thread) });
         }
-        if ALIVE.fetch_add(1, Ordering::Relaxed) >= MOST {
-            ALIVE.fetch_sub(1, Ordering::Relaxed);
-            return Err(io::Error::other("too many receivers of descriptors have not ended"));
-        }
+        ALIVE.fetch_add(1, Ordering::Relaxed);
         let started = spawn(socket, theirs);
         started.inspect_err(|_| {
             ALIVE.fetch_sub(1, Ordering::Relaxed);
@@ -171,10 +169,13 @@ impl Receiver {
         Ok(fds)
     }
 
-    /// Returns when nothing is left to read in the socket, which was shut down.
-    pub(crate) fn drain(&self) -> io::Result<()> {
-        self.ask(&Request::Drain)?;
-        receive(self.pair.as_fd(), &mut [0; HEAD], &mut Vec::new(), RecvFlags::empty()).map(drop)
+    /// Has all that is left in the socket, which was shut down, read and closed; false where the attendant has ended.
+    pub(crate) fn drain(&self) -> bool {
+        let mut head = [0; HEAD];
+        let drained = self
+            .ask(&Request::Drain)
+            .and_then(|()| receive(self.pair.as_fd(), &mut head, &mut Vec::new(), RecvFlags::empty()));
+        drained.map_or_else(|error| error.kind() == io::ErrorKind::WouldBlock, |got| got > 0)
     }
 
     fn ask(&self, request: &Request) -> io::Result<()> {
@@ -226,6 +227,13 @@ impl<'a> Attendant<'a> {
     }
 
     fn run(&mut self, pair: BorrowedFd<'_>) -> io::Result<()> {
+        let outcome = self.obey(pair);
+        // The close of pending descriptors may never return, and the other side does not wait for it.
+        let _ = rustix::net::shutdown(pair, Shutdown::Both);
+        outcome
+    }
+
+    fn obey(&mut self, pair: BorrowedFd<'_>) -> io::Result<()> {
         let mut request = [0; REQUEST];
         while receive(pair, &mut request, &mut Vec::new(), RecvFlags::empty())? == REQUEST {
             match Request::decode(request).ok_or(io::ErrorKind::InvalidData)? {
@@ -262,10 +270,16 @@ impl<'a> Attendant<'a> {
 
     fn drain(&mut self) {
         let mut data = [0; 4096];
-        let flags = RecvFlags::DONTWAIT;
-        while receive(self.socket, &mut data, &mut self.pending, flags).is_ok_and(|got| got > 0) {
-            let fds = std::mem::take(&mut self.pending);
-            self.close(fds);
+        loop {
+            match receive(self.socket, &mut data, &mut self.pending, RecvFlags::DONTWAIT) {
+                Ok(0) => return,
+                // A message whose descriptors were cut off was read too: `receive` reports it as `Other`.
+                Err(error) if error.kind() != io::ErrorKind::Other => return,
+                _ => {
+                    let fds = std::mem::take(&mut self.pending);
+                    self.close(fds);
+                }
+            }
         }
     }
 

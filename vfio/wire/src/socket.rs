@@ -2,11 +2,12 @@
 //!
 //! - Every read is preceded by a peek of the same bytes, which shows whether descriptors come with them. Without descriptors
 //!   this process reads them, up to the end of one message; with descriptors the [`receiver`](crate::receiver) does, so that
-//!   no descriptor of the peer's is ever installed or closed here.
+//!   no descriptor of the peer's is ever installed or closed here. Out-of-band bytes are read inline, like all others.
 //! - Whoever sends half a message and stalls is given up after a time. A server waits for the first byte of a request for
 //!   as long as it takes.
 //! - A peer whose descriptors were cut off (too many, or more than the receiver may hold) loses its connection.
 
+mod broken;
 mod patience;
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -18,14 +19,15 @@ use std::time::{Duration, Instant};
 use rustix::cmsg_space;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::sockopt::{Timeout, set_socket_oobinline, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
 };
 
+pub use self::broken::Broken;
 pub use self::patience::Patience;
-use crate::frame::{Frame, HEADER, Header, Malformed};
+use crate::frame::{Frame, HEADER, Header};
 use crate::receiver::{FileKind, Receiver};
 
 /// Most descriptors in one message: the kernel's own limit (SCM_MAX_FD).
@@ -33,48 +35,6 @@ pub const MOST_FDS: usize = 253;
 
 /// Most bytes of the first peek: a read or a write of a register with its data.
 const AHEAD: usize = 64;
-
-/// How a socket fails, or its peer.
-#[derive(Debug, thiserror::Error)]
-pub enum Broken {
-    /// The peer closed it between two messages.
-    #[error("the peer closed the connection")]
-    End,
-    /// The peer closed it in the middle of one.
-    #[error("the peer closed the connection in the middle of a message")]
-    Cut,
-    /// The peer took too long.
-    #[error("the peer did not {what} within {} ms", limit.as_millis())]
-    Slow {
-        /// What it did not do.
-        what: &'static str,
-        /// How long it had.
-        limit: Duration,
-    },
-    /// An envelope that leads nowhere.
-    #[error(transparent)]
-    Malformed(#[from] Malformed),
-    /// Too many descriptors, or more than this process may hold (`ulimit -n`).
-    #[error(
-        "file descriptors of a message were cut off: more than {MOST_FDS} came, or this process has no room for them (ulimit -n)"
-    )]
-    Descriptors,
-    /// Descriptors where none are expected any more.
-    #[error("file descriptors came where the protocol has none")]
-    Unwanted,
-    /// The receiver of descriptors.
-    #[error("cannot receive the peer's file descriptors")]
-    Receiver(#[source] io::Error),
-    /// The kernel's word.
-    #[error("the socket failed")]
-    Socket(#[from] io::Error),
-}
-
-impl From<Errno> for Broken {
-    fn from(errno: Errno) -> Self {
-        Self::Socket(errno.into())
-    }
-}
 
 /// A connected socket. Its drop shuts the connection down, for every descriptor of the socket.
 #[derive(Debug)]
@@ -116,9 +76,9 @@ impl Connection {
     /// # Errors
     /// The kernel's.
     pub fn new(socket: OwnedFd, limit: Duration, patience: Patience) -> io::Result<Self> {
-        set_socket_timeout(&socket, Timeout::Send, Some(limit))?;
         let header = Header { id: 0, command: 0, kind: crate::frame::Kind::Command { no_reply: true } };
-        Ok(Self {
+        // A connection from here on: if an option cannot be set, its drop drains what the peer sent already.
+        let mut connection = Self {
             socket,
             limit,
             answers: false,
@@ -128,7 +88,12 @@ impl Connection {
             came: 0,
             receiver: None,
             takes_fds: true,
-        })
+        };
+        // Otherwise a peek skips a byte that was sent with MSG_OOB, and the next read frees it in this process, with its
+        // descriptors. The option applies to bytes that are queued already.
+        set_socket_oobinline(&connection.socket, true)?;
+        connection.set_limit(limit)?;
+        Ok(connection)
     }
 
     /// To the server at `path`.
@@ -160,6 +125,15 @@ impl Connection {
         set_socket_timeout(&self.socket, Timeout::Recv, limited.then_some(self.limit))?;
         self.answers = limited;
         Ok(())
+    }
+
+    /// Limits the rest of a message to `limit`, either way; call [`Connection::limit_waits`] after it.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn set_limit(&mut self, limit: Duration) -> io::Result<()> {
+        self.limit = limit;
+        set_socket_timeout(&self.socket, Timeout::Send, Some(limit)).map_err(io::Error::from)
     }
 
     /// How long the peer has.
@@ -375,12 +349,17 @@ impl Connection {
 }
 
 impl Drop for Connection {
-    /// Unread messages may hold descriptors, which would be closed here: the receiver takes them first.
+    /// Unread messages may hold descriptors, which would be closed here: a receiver reads them first. One that ended is replaced.
+    /// One that hangs has the socket open, so that not this process frees its messages.
     fn drop(&mut self) {
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
-        if matches!(peek(&self.socket, &mut [0], RecvFlags::DONTWAIT), Ok(Some((1.., _)))) {
-            self.takes_fds = true;
-            let _ = self.receiver().map(Receiver::drain);
+        self.takes_fds = true;
+        for _ in 0..2 {
+            let unread = matches!(peek(&self.socket, &mut [0], RecvFlags::DONTWAIT), Ok(Some((1.., _))));
+            if !unread || self.receiver().is_ok_and(Receiver::drain) {
+                return;
+            }
+            self.receiver = None;
         }
     }
 }

@@ -2,7 +2,7 @@ use std::io::Write;
 use std::os::unix::net::UnixStream;
 
 use super::*;
-use crate::frame::Kind;
+use crate::frame::{Kind, Malformed};
 
 const LIMIT: Duration = Duration::from_millis(50);
 /// For what is to succeed, on a machine however slow.
@@ -49,6 +49,28 @@ fn more_descriptors_than_a_message_may_have_end_it() {
     send_with(&peer, &bytes[..8], 253);
     send_with(&peer, &bytes[8..], 1);
     assert!(matches!(ours.receive(MOST), Err(Broken::Descriptors)));
+}
+
+#[test]
+fn an_urgent_byte_is_one_like_others_with_its_descriptors() {
+    let (peer, ours) = UnixStream::pair().unwrap();
+    let bytes = message(1, b"body");
+    let send = |bytes: &[u8], flags| {
+        let fds = [peer.as_fd()];
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        assert_eq!(rustix::net::sendmsg(&peer, &[IoSlice::new(bytes)], &mut control, flags), Ok(bytes.len()));
+    };
+    // The first is queued before the connection is made.
+    send(&bytes[..1], SendFlags::OOB);
+    let mut ours = Connection::new(ours.into(), LIMIT, Patience::NONE).unwrap();
+    send(&bytes[1..], SendFlags::empty());
+    ours.receive(MOST).unwrap();
+    assert_eq!((ours.frame().header.id, ours.frame().body, ours.fds()), (1, &b"body"[..], 2));
+    send(&bytes, SendFlags::OOB); // the last byte, without descriptors
+    ours.receive(MOST).unwrap();
+    assert_eq!((ours.frame().body, ours.fds()), (&b"body"[..], 1));
 }
 
 #[test]

@@ -1,0 +1,51 @@
+//! How a connection fails.
+
+use std::io;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::MOST_FDS;
+use crate::frame::Malformed;
+
+/// How a socket fails, or its peer.
+#[derive(Debug, thiserror::Error)]
+pub enum Broken {
+    /// The peer closed it between two messages.
+    #[error("the peer closed the connection")]
+    End,
+    /// The peer closed it in the middle of one.
+    #[error("the peer closed the connection in the middle of a message")]
+    Cut,
+    /// The peer took too long.
+    #[error("the peer did not {what} within {} ms", limit.as_millis())]
+    Slow {
+        /// What it did not do.
+        what: &'static str,
+        /// How long it had.
+        limit: Duration,
+    },
+    /// An envelope that leads nowhere.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    /// Too many descriptors, or more than this process may hold (`ulimit -n`).
+    #[error(
+        "file descriptors of a message were cut off: more than {MOST_FDS} came, or this process has no room for them (ulimit -n)"
+    )]
+    Descriptors,
+    /// Descriptors where none are expected any more.
+    #[error("file descriptors came where the protocol has none")]
+    Unwanted,
+    /// The receiver of descriptors.
+    #[error("cannot receive the peer's file descriptors")]
+    Receiver(#[source] io::Error),
+    /// The kernel's word.
+    #[error("the socket failed")]
+    Socket(#[from] io::Error),
+}
+
+impl From<Errno> for Broken {
+    fn from(errno: Errno) -> Self {
+        Self::Socket(errno.into())
+    }
+}
