@@ -2,9 +2,9 @@
 
 use std::error::Error;
 use std::io;
-use std::net::Shutdown;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -14,14 +14,18 @@ use egm_vfio_wire::serve::{Served, serve, turn_away};
 use egm_vfio_wire::socket::{Broken, Connection, Patience};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
+use rustix::net::Shutdown;
 
 use crate::device::Function;
 use crate::show::note;
 
 /// How long a client may take over the rest of a message.
 const LIMIT: Duration = Duration::from_secs(5);
-/// How long one that comes waits for one that goes, and how long a refused one may take to be told.
+/// How long a new client waits for the one before it to leave, and how long the server waits for a refused client's message.
 const CHANGE: Duration = Duration::from_secs(1);
+/// Most refused clients that wait for an answer; the connection of a further one ends without.
+const REFUSED: usize = 16;
+const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// After a connection that could not be taken: there are no descriptors, and there will not be at once.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// How long to look for a request before sleeping for it.
@@ -59,7 +63,7 @@ enum Refusal {
 
 #[derive(Default)]
 struct Seat {
-    client: Option<UnixStream>,
+    client: Option<OwnedFd>,
     /// Clients that broke something.
     broken: u64,
     /// Clients of users who may not have the slice.
@@ -96,6 +100,11 @@ impl Post {
     /// Takes clients until [`Post::stop`]; returns when the last has left.
     pub fn run(&self) {
         thread::scope(|scope| {
+            let (refused, queue) = sync_channel(REFUSED);
+            // A refused client may send nothing: another thread waits for it, so that no permitted client does.
+            let refuser = thread::Builder::new().name("refusals".to_owned());
+            // Without the thread every refused connection ends without an answer.
+            let _ = refuser.spawn_scoped(scope, move || self.answer_refused(&queue));
             while self.wait(None) {
                 if receiver::is_full() {
                     // Clients wait in the queue of the socket until a receiver ends.
@@ -107,29 +116,43 @@ impl Post {
                     self.wait(Some(&PAUSE));
                     continue;
                 };
-                let Ok(user) = self.permit(&socket) else {
-                    turn_away(socket.into(), Errno::ACCESS, CHANGE);
+                let Ok(connection) = Connection::new(socket.into(), LIMIT, Patience::of(LOOK)) else {
                     continue;
                 };
-                if !self.sit(&socket, user) {
-                    turn_away(socket.into(), Errno::BUSY, CHANGE);
+                if let Err(why) = self.admit(&connection) {
+                    // Where the queue is full, the connection ends here.
+                    drop(refused.try_send((connection, why)));
                     continue;
                 }
-                let client = move || self.leave(self.serve(socket));
+                let client = move || self.leave(self.serve(connection));
                 if let Err(error) = thread::Builder::new().name(self.name.clone()).spawn_scoped(scope, client)
                 {
                     self.leave(Err(Served::Broken(Broken::from(error))));
                 }
             }
+            drop(refused);
             self.close();
         });
     }
 
-    fn serve(&self, socket: UnixStream) -> Result<(), Served> {
-        let mut device = self.function.connect().over(socket.try_clone().map_err(Broken::from)?.into());
-        let mut connection =
-            Connection::new(socket.into(), LIMIT, Patience::of(LOOK)).map_err(Broken::from)?;
+    fn answer_refused(&self, queue: &Receiver<(Connection, Errno)>) {
+        for (connection, why) in queue {
+            if self.wait(Some(&NOW)) {
+                turn_away(connection, why, CHANGE);
+            }
+        }
+    }
+
+    fn serve(&self, mut connection: Connection) -> Result<(), Served> {
+        let socket = connection.as_fd().try_clone_to_owned().map_err(Broken::from)?;
+        let mut device = self.function.connect().over(socket);
         serve(&mut connection, &mut device)
+    }
+
+    /// Takes the seat for the client of `connection`, or returns the errno of the refusal.
+    fn admit(&self, connection: &Connection) -> Result<(), Errno> {
+        let user = self.permit(connection).map_err(|_| Errno::ACCESS)?;
+        if self.sit(connection, user) { Ok(()) } else { Err(Errno::BUSY) }
     }
 
     /// Waits for a client, or for `time` at most; false when it is time to stop.
@@ -143,7 +166,7 @@ impl Post {
     }
 
     /// The user who connected, by the kernel's word, if this user may have what the device gives.
-    fn permit(&self, socket: &UnixStream) -> Result<u32, Refusal> {
+    fn permit(&self, socket: &Connection) -> Result<u32, Refusal> {
         let peer = rustix::net::sockopt::socket_peercred(socket).map(|peer| peer.uid.as_raw());
         let mut seat = self.seat();
         let refusal = match peer {
@@ -164,13 +187,13 @@ impl Post {
     }
 
     /// Takes the seat, if its client leaves in time.
-    fn sit(&self, socket: &UnixStream, user: u32) -> bool {
+    fn sit(&self, socket: &Connection, user: u32) -> bool {
         let seat = self.seat();
         let waited = self.left.wait_timeout_while(seat, CHANGE, |seat| seat.client.is_some());
         let mut seat = waited.unwrap_or_else(PoisonError::into_inner).0;
         let free = seat.client.is_none();
         if free {
-            seat.client = socket.try_clone().ok();
+            seat.client = socket.as_fd().try_clone_to_owned().ok();
             // A descriptor or a mapping of the slice cannot be taken back: no other user's bytes may come into it.
             seat.user = Some(user);
         }
@@ -201,7 +224,7 @@ impl Post {
     fn close(&self) {
         self.function.close();
         // It may be quicker each time.
-        let end = |seat: &Seat, how| seat.client.as_ref().map(|client| client.shutdown(how));
+        let end = |seat: &Seat, how| seat.client.as_ref().map(|client| rustix::net::shutdown(client, how));
         let seat = self.seat();
         // What it asked before is answered, and nothing of it is left unread, which it would be told as an error: QEMU
         // (11.1.3) aborts then.

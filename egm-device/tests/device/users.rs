@@ -2,12 +2,14 @@
 
 use std::fs::{Permissions, set_permissions};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
 
 use egm_vfio_wire::client::{CallError, Client};
 use egm_vfio_wire::session::Fault;
 use egm_vfio_wire::socket::{Connection, Patience};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Uid, geteuid};
 use rustix::thread::set_thread_uid;
 
@@ -33,6 +35,16 @@ fn a_client_that_is_not_root_gets_no_region_s_file() {
     let refused = client_of(&world.path, 4001).err().map(|error| error.to_string());
     assert!(refused.is_some(), "it would map all slices");
     assert!(client_of(&world.path, 0).is_ok());
+}
+
+/// Connects as user `uid`, and sends nothing.
+fn silent_client_of(path: &Path, uid: u32) -> UnixStream {
+    let path = path.to_owned();
+    let client = thread::spawn(move || {
+        set_thread_uid(Uid::from_raw(uid)).unwrap(); // of this thread alone
+        UnixStream::connect(path).unwrap()
+    });
+    client.join().unwrap()
 }
 
 /// A server whose socket every user can reach.
@@ -71,5 +83,23 @@ fn bytes_of_one_user_reach_no_client_of_another_until_the_slice_is_scrubbed() {
     let server = open_server(&host);
     client_of(&path, 4002).unwrap().read(BAR2, 0x1000, &mut bytes).unwrap();
     assert_eq!(bytes, [0; 6]);
+    assert_eq!(server.end_in_time(), Some(0));
+}
+
+#[test]
+fn forty_refused_users_that_send_nothing_do_not_keep_the_owner_waiting() {
+    if !geteuid().is_root() {
+        return println!("skipped: only root can be another user");
+    }
+    let host = Host::new();
+    let server = open_server(&host);
+    let path = host.path("vm.sock");
+    drop(client_of(&path, 0).unwrap());
+    let silent: Vec<_> = (0..40).map(|_| silent_client_of(&path, 4001)).collect();
+    let owner = client_of(&path, 0).unwrap();
+    let mut all: Vec<_> = silent.iter().map(|silent| PollFd::new(silent, PollFlags::IN)).collect();
+    let given_up = poll(&mut all, Some(&Timespec::default())).unwrap();
+    assert!(given_up < 40, "the server waited for all of them first");
+    drop(owner);
     assert_eq!(server.end_in_time(), Some(0));
 }

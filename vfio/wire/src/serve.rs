@@ -23,7 +23,7 @@ use crate::message::{
 use crate::receiver::FileKind;
 use crate::session::server::{Server as Session, Step};
 use crate::session::{Fault, Ticket};
-use crate::socket::{Broken, Connection, Patience};
+use crate::socket::{Broken, Connection};
 
 /// Most regions and kinds of interrupt of a device.
 const MOST_INDICES: u32 = 256;
@@ -131,18 +131,18 @@ pub fn serve(connection: &mut Connection, device: &mut dyn Device) -> Result<(),
     }
 }
 
-/// Tells a client that connects that it is not served, and why; it has `limit` to say its first word and hear ours.
-pub fn turn_away(socket: OwnedFd, why: Errno, limit: Duration) {
-    let told =
-        Connection::new(socket, limit, Patience::NONE).map_err(Broken::from).and_then(|mut connection| {
-            connection.limit_waits(true)?;
-            connection.receive(Session::new(capabilities()).most())?;
-            let error = Some(why.raw_os_error().unsigned_abs());
-            let header = Header { kind: Kind::Reply { error }, ..connection.frame().header };
-            connection.send(header, [&[], &[]], &[], u32::MAX)
-        });
-    // Whoever does not listen learns it from the end of the connection.
-    drop(told);
+/// Answers the first message of a client that is not served with `why`: waits `limit` for that message, and for its rest.
+pub fn turn_away(mut connection: Connection, why: Errno, limit: Duration) {
+    let mut answer = || {
+        connection.set_limit(limit)?;
+        connection.limit_waits(true)?;
+        connection.receive(Session::new(capabilities()).most())?;
+        let error = Some(why.raw_os_error().unsigned_abs());
+        let header = Header { kind: Kind::Reply { error }, ..connection.frame().header };
+        connection.send(header, [&[], &[]], &[], u32::MAX)
+    };
+    // A client that receives no answer sees the connection end.
+    let _: Result<(), Broken> = answer();
 }
 
 struct Server<'a> {
