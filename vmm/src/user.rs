@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 
-use nix::unistd::{Gid, Uid, User as Entry, getgrouplist, setgroups, setresgid, setresuid};
+use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::thread::set_no_new_privs;
 
@@ -65,19 +65,36 @@ impl User {
         if !rustix::process::geteuid().is_root() {
             return Err(UserError::NotRoot);
         }
-        let entry = match name.parse() {
-            Ok(number) => Entry::from_uid(Uid::from_raw(number)),
-            Err(_) => Entry::from_name(name),
+        let text = |path: &'static str| {
+            fs::read_to_string(path)
+                .map_err(|source| UserError::Drop { step: "read the users of this host", source })
         };
-        let unknown = || UserError::Unknown { name: name.to_owned() };
-        let entry = entry.ok().flatten().ok_or_else(unknown)?;
-        if entry.uid.is_root() || entry.gid.as_raw() == 0 {
+        Self::among(name, &text("/etc/passwd")?, &text("/etc/group")?)
+    }
+
+    /// The user called `name`, or with this number, by the texts of `/etc/passwd` and `/etc/group`. (The C library's functions load
+    /// modules for other sources of users, which a static program cannot do.)
+    fn among(name: &str, passwd: &str, group: &str) -> Result<Self, UserError> {
+        let number: Option<u32> = name.parse().ok();
+        let entry = |line: &str| {
+            let fields: Vec<&str> = line.split(':').collect();
+            let &[user, _, uid, gid, ..] = fields.as_slice() else { return None };
+            let (uid, gid): (u32, u32) = (uid.parse().ok()?, gid.parse().ok()?);
+            (number == Some(uid) || user == name).then(|| (user.to_owned(), uid, gid))
+        };
+        let found = passwd.lines().find_map(entry);
+        let (user, uid, gid) = found.ok_or_else(|| UserError::Unknown { name: name.to_owned() })?;
+        if uid == 0 || gid == 0 {
             return Err(UserError::Root { name: name.to_owned() });
         }
-        let c_name = std::ffi::CString::new(entry.name).map_err(|_| unknown())?;
-        let groups = getgrouplist(&c_name, entry.gid)
-            .map_err(|errno| UserError::Drop { step: "read the groups of the user", source: errno.into() })?;
-        Ok(Self { uid: entry.uid, gid: entry.gid, groups })
+        let member = |line: &str| {
+            let fields: Vec<&str> = line.split(':').collect();
+            let &[_, _, number, members] = fields.as_slice() else { return None };
+            members.split(',').any(|member| member == user).then(|| number.parse().ok()).flatten()
+        };
+        let groups: BTreeSet<u32> = group.lines().filter_map(member).chain([gid]).collect();
+        let groups = groups.into_iter().map(Gid::from_raw).collect();
+        Ok(Self { uid: Uid::from_raw(uid), gid: Gid::from_raw(gid), groups })
     }
 
     /// Makes every thread of this process the user's, without capabilities, and ends the process when `parent` ends.
@@ -183,12 +200,21 @@ mod tests {
     }
 
     #[test]
-    fn root_and_unknown_users_are_refused() {
-        if !rustix::process::geteuid().is_root() {
-            return println!("skipped: only root can become another user");
+    fn a_user_is_found_with_all_groups_and_root_is_refused() {
+        let passwd = "root:x:0:0::/:/bin/sh\nbroken line\nvm:x:7:8::/:/bin/sh\nwheel:x:9:0::/:/bin/sh\n";
+        let group = "root:x:0:\nvm:x:8:\nkvm:x:104:other,vm\negm:x:990:vmx\n";
+        let find = |name| User::among(name, passwd, group);
+        let user = User {
+            uid: Uid::from_raw(7),
+            gid: Gid::from_raw(8),
+            groups: [8, 104].map(Gid::from_raw).to_vec(),
+        };
+        assert!(find("vm").is_ok_and(|found| found == user) && find("7").is_ok_and(|found| found == user));
+        for root in ["root", "0", "wheel"] {
+            assert!(matches!(find(root), Err(UserError::Root { .. })), "{root}");
         }
-        assert!(matches!(User::find("root"), Err(UserError::Root { .. })));
-        assert!(matches!(User::find("0"), Err(UserError::Root { .. })));
-        assert!(matches!(User::find("no such user"), Err(UserError::Unknown { .. })));
+        for unknown in ["no such user", "", "10", "broken line"] {
+            assert!(matches!(find(unknown), Err(UserError::Unknown { .. })), "{unknown}");
+        }
     }
 }

@@ -85,5 +85,10 @@ fn a_person_sees_how_far_prefault_is_and_a_log_file_does_not() {
 
     let (_folder, child) = start(&payload, Stdio::null(), Stdio::piped());
     let output = child.wait_with_output().unwrap();
-    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]));
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{log}");
+    assert!(
+        log.starts_with("memory: ") && log.lines().count() == 1 && !log.contains(['\r', '\x1b']),
+        "{log:?}"
+    );
 }
