@@ -138,6 +138,15 @@ impl Event {
         }
     }
 
+    /// Whether it is about the memory, and not only about a request.
+    #[must_use]
+    pub const fn is_finding(&self) -> bool {
+        matches!(
+            self,
+            Self::Retire(_) | Self::Unretire(_) | Self::Quarantine(_) | Self::Release(_) | Self::Mismatch(_)
+        )
+    }
+
     /// The process it concerns.
     #[must_use]
     pub const fn by(&self) -> &Actor {

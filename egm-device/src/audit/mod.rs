@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! ledger, lease, broker ─► Log::write(Event) ─► line.rs ─┬─► file.rs     var/log/egm-device/audit.jsonl, rotated by size
+//!                                                         ├─► file.rs     var/log/egm-device/findings.jsonl: findings again
 //!                                   limit.rs (per user)  └─► journal.rs  run/systemd/journal/socket, where it exists
 //! ```
 //! Nothing waits for the log and nothing fails because of it: a line that cannot be written is counted, reported on standard
@@ -34,6 +35,8 @@ use limit::Limits;
 pub struct Paths {
     /// The newest lines; rotated files have `.1`, `.2`, … appended.
     pub file: PathBuf,
+    /// Findings about memory once more, where no number of grants and refusals rotates them out.
+    pub findings: PathBuf,
     /// Socket of the system journal.
     pub journal: PathBuf,
 }
@@ -44,6 +47,7 @@ impl Paths {
     pub fn below(root: &Path) -> Self {
         Self {
             file: root.join("var/log/egm-device/audit.jsonl"),
+            findings: root.join("var/log/egm-device/findings.jsonl"),
             journal: root.join("run/systemd/journal/socket"),
         }
     }
@@ -56,6 +60,7 @@ pub struct Log(Option<Arc<Sinks>>);
 #[derive(Debug)]
 struct Sinks {
     file: LogFile,
+    findings: LogFile,
     journal: Journal,
     limits: Limits,
     /// Lines that neither the file nor the journal's failure may hide: reported with the next line of the file.
@@ -76,6 +81,7 @@ impl Log {
     pub fn new(paths: Paths) -> Self {
         Self(Some(Arc::new(Sinks {
             file: LogFile::new(paths.file),
+            findings: LogFile::new(paths.findings),
             journal: Journal::new(paths.journal),
             limits: Limits::default(),
             lost: AtomicU64::new(0),
@@ -83,11 +89,11 @@ impl Log {
         })))
     }
 
-    /// Writes `event` with the time of now. Refusals beyond a user's allowance are counted instead: a client that asks
-    /// without end fills no disk.
+    /// Writes `event` with the time of now. Lines beyond a user's allowance are counted instead: no user fills the log.
     pub fn write(&self, event: &Event) {
         let Some(sinks) = &self.0 else { return };
-        let Some(suppressed) = sinks.limits.allow(event) else { return };
+        let size = line::encode(SystemTime::now(), event, 0, 0).len();
+        let Some(suppressed) = sinks.limits.allow(event, size) else { return };
         sinks.write(event, suppressed);
     }
 }
@@ -96,13 +102,11 @@ impl Sinks {
     fn write(&self, event: &Event, suppressed: u64) {
         let lost = self.lost.load(Ordering::Relaxed);
         let line = line::encode(SystemTime::now(), event, lost, suppressed);
-        match self.file.append(&line) {
-            Ok(()) => drop(self.lost.fetch_sub(lost, Ordering::Relaxed)),
-            Err(error) => {
-                if self.lost.fetch_add(1, Ordering::Relaxed) == 0 {
-                    note(format_args!("cannot write the audit log {}: {error}", self.file.path().display()));
-                }
-            }
+        if self.append(&self.file, &line) {
+            self.lost.fetch_sub(lost, Ordering::Relaxed);
+        }
+        if event.is_finding() {
+            self.append(&self.findings, &line);
         }
         match self.journal.send(event, &line) {
             Ok(()) => self.unsent.store(0, Ordering::Relaxed),
@@ -112,6 +116,17 @@ impl Sinks {
                 }
             }
         }
+    }
+
+    /// Whether `line` is in `file` now; else it is counted as lost.
+    fn append(&self, file: &LogFile, line: &[u8]) -> bool {
+        let appended = file.append(line);
+        if let Err(error) = &appended
+            && self.lost.fetch_add(1, Ordering::Relaxed) == 0
+        {
+            note(format_args!("cannot write the audit log {}: {error}", file.path().display()));
+        }
+        appended.is_ok()
     }
 }
 

@@ -126,6 +126,33 @@ fn a_lost_line_is_counted_in_the_next_one() {
 }
 
 #[test]
+fn findings_stay_when_grants_rotate_the_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = Paths::below(folder.path());
+    let sinks = Sinks {
+        file: LogFile::with_limit(paths.file.clone(), 1000),
+        findings: LogFile::with_limit(paths.findings.clone(), 1000),
+        journal: Journal::new(paths.journal.clone()),
+        limits: Limits::default(),
+        lost: AtomicU64::new(0),
+        unsent: AtomicU64::new(0),
+    };
+    let place = || Place::of("egm4", Span::new(Offset::new(0), 4096).unwrap());
+    let finding = |reason| Finding::new(actor("vm"), place(), reason);
+    sinks.write(&Event::Mismatch(finding("first")), 0);
+    sinks.write(&Event::Retire(finding("second")), 0);
+    for _ in 0..100 {
+        sinks.write(&grant("vm"), 0);
+    }
+    let files = fs::read_dir(paths.file.parent().unwrap()).unwrap();
+    let kept = files.map(|entry| entry.unwrap().path()).filter(|path| *path != paths.findings);
+    let kept: String = kept.map(|path| fs::read_to_string(path).unwrap()).collect();
+    assert!(kept.contains("grant") && !kept.contains("mismatch"), "{kept}");
+    let findings = fs::read_to_string(&paths.findings).unwrap();
+    assert!(findings.contains("first") && findings.contains("second") && !findings.contains("grant"));
+}
+
+#[test]
 fn the_journal_gets_an_entry_and_one_that_is_stopped_is_not_waited_for() {
     let folder = tempfile::tempdir().unwrap();
     let paths = Paths::below(folder.path());
@@ -141,8 +168,9 @@ fn the_journal_gets_an_entry_and_one_that_is_stopped_is_not_waited_for() {
     let line = line.lines().nth(1).unwrap();
     assert_eq!(entry, format!("PRIORITY=6\nSYSLOG_IDENTIFIER=egm-device\nEGM_EVENT=grant\nMESSAGE={line}\n"));
     // A journal that reads nothing: its queue fills up.
+    let place = Place::of("egm4", Span::new(Offset::new(0x1000), 0x2000).unwrap());
     for _ in 0..2000 {
-        log.write(&grant("vm"));
+        log.write(&Event::Retire(Finding::new(actor("vm"), place.clone(), "a memory error")));
     }
     assert_eq!(fs::read_to_string(&paths.file).unwrap().lines().count(), 2002);
     let Log(Some(sinks)) = &log else { panic!() };

@@ -23,7 +23,8 @@ const WIDTH: usize = 80;
 ///
 /// Each line of the log is a JSON object with the keys time, event, owner, uid, pid, program (comm, exe) and, as the event
 /// has them, region, span (offset, size), bytes, duration_ms, reason. Lines that could not be written are counted in the
-/// next one (lost), and so are refusals beyond 32 at once and one a second of one user (suppressed).
+/// next one (lost), and so are lines beyond the allowance of one user: 256 KiB at once and 512 bytes a second for refusals,
+/// as much for grants, and for quarantines (suppressed).
 #[derive(Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub(super) struct Args {
@@ -37,6 +38,9 @@ pub(super) struct Args {
     /// mismatch; may be repeated
     #[arg(long, value_name = "EVENT", value_parser = EVENTS)]
     event: Vec<String>,
+    /// Read the file of findings: retire, unretire, quarantine, release and mismatch, which grants do not rotate out
+    #[arg(long)]
+    findings: bool,
     /// Show this region only
     #[arg(long, value_name = "REGION")]
     region: Option<String>,
@@ -115,7 +119,8 @@ struct Span {
 }
 
 pub(super) fn run(args: &Args) -> Outcome {
-    let path = Paths::below(&args.root).file;
+    let paths = Paths::below(&args.root);
+    let path = if args.findings { paths.findings } else { paths.file };
     let error = |source| LogError { path: path.clone(), source };
     // Watched before it is read: nothing is missed in between.
     let changes = if args.follow { Some(Changes::of(&path).map_err(error)?) } else { None };
