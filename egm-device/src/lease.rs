@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 
 use egm_address::{InRegion, Offset, Span, SpanSet};
 
-use crate::audit::{Action, Actor, Event, Place};
+use crate::audit::{Action, Actor, Event, Finding, Place};
 use crate::backing::{Backing, BackingError, RetiredListError};
 use crate::free::{self, Evidence, Hold};
 use crate::ledger::record::{Entry, OnLine, Use};
 use crate::ledger::{self, GrantError, Ledger, LedgerError, Line, Memory, Watch, slice_device};
 use crate::owner::Owner;
 use crate::region::{Region, Slice};
-use crate::scrub::{self, Scrubbed};
+use crate::scrub::{self, Cause, ScrubError, Scrubbed};
 
 /// Why bytes are retired that an EGM device lists.
 const LISTED: &str = "the device lists it as retired";
@@ -303,6 +303,11 @@ impl Taken {
             self.ledger.audit().write(&Event::Scrub(Action::new(self.by.clone(), place, duration)));
         }
         self.log_retired(&scrubbed.bad, "a scrub got a memory error there");
+        if let Err(ScrubError { cause: cause @ Cause::NotZero { block, .. }, .. }) = &scrubbed.end {
+            let at = Place::of(&self.region.name, *block);
+            let finding = Finding::new(self.by.clone(), at, cause.to_string());
+            self.ledger.audit().write(&Event::Mismatch(finding));
+        }
     }
 
     /// What is retired by now according to the open memory and not known yet: such a list grows at run time.

@@ -394,6 +394,9 @@ mod tests {
         let Err(used) = used.held.give_back(&SpanSet::default()) else { panic!("it was taken for free") };
         let held = source.ledger.states(&source.regions[0]).unwrap().held;
         assert_eq!((held[0].usage, held[0].evidence[0].pid), (Use::Quarantined, Some(peer.id())));
+        let log =
+            || std::fs::read_to_string(folder.path().join("var/log/egm-device/findings.jsonl")).unwrap();
+        assert_eq!(log().matches("\"quarantine\"").count(), 1, "not once for each look");
         drop(peer.stdin.take());
         peer.wait().unwrap();
         assert!(used.held.give_back(&SpanSet::default()).is_ok());

@@ -1,6 +1,7 @@
 //! Memory that may be in use although its owner has returned it or ended: kept from every owner until it is free.
 #![forbid(unsafe_code)]
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
@@ -193,14 +194,19 @@ impl Taken {
     pub(crate) fn quarantined(&self, evidence: &[Evidence]) -> GrantError {
         // The lock ends with this process; a pool's account does, too.
         let lock = if self.region.kind.keeps_bytes() { 0 } else { self.lock };
+        let is_new = Cell::new(false);
         let recorded = self.change_entry(|entry| {
+            is_new.set(entry.usage != Use::Quarantined);
             (entry.usage, entry.lock) = (Use::Quarantined, lock);
             entry.evidence = evidence.to_vec();
         });
         if let Err(error) = recorded {
             return error.into();
         }
-        self.log_quarantine(&bytes_of(&self.slice).into_iter().collect(), evidence);
+        // A broker looks at it again each second.
+        if is_new.get() {
+            self.log_quarantine(&bytes_of(&self.slice).into_iter().collect(), evidence);
+        }
         let (region, owner) = (self.region.name.clone(), self.owner.name.clone());
         GrantError::StillUsed { region, offset: self.slice.offset, owner, evidence: evidence.to_vec() }
     }

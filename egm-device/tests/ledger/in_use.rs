@@ -1,13 +1,64 @@
 //! Memory that a process keeps although its owner has returned it or ended.
 
-use egm_address::SpanSet;
-use egm_device::Mapping;
+use std::path::Path;
+use std::sync::Arc;
+
+use egm_address::{InRegion, Offset, Span, SpanSet};
+use egm_device::backing::BackingError;
 use egm_device::carve::plan::Request;
 use egm_device::free::Hold;
 use egm_device::ledger::record::Use;
-use egm_device::ledger::{GrantError, Watch};
+use egm_device::ledger::{GrantError, Memory, Watch};
+use egm_device::region::{Region, Slice};
+use egm_device::scrub::{Cause, ScrubError};
+use egm_device::{Backing, Mapping};
 
-use crate::common::{PAGE, is_zero, ledger, region, request, set};
+use crate::common::{PAGE, PlainFile, is_zero, ledger, region, request, set};
+
+/// Memory whose first page does not become zero.
+struct Stuck(PlainFile);
+
+impl Memory for Stuck {
+    fn open(
+        &self,
+        region: &Region,
+        slice: &Slice,
+        watch: &Watch<'_>,
+    ) -> Result<Box<dyn Backing>, BackingError> {
+        self.0.open(region, slice, watch)
+    }
+
+    fn zero(
+        &self,
+        _: &dyn Backing,
+        at: Offset,
+        _: &SpanSet<InRegion>,
+        _: &Watch<'_>,
+    ) -> Result<(), ScrubError> {
+        let block = Span::new(at, PAGE).unwrap();
+        Err(ScrubError { done: SpanSet::default(), cause: Cause::NotZero { at, block } })
+    }
+}
+
+fn events(log: &Path) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(log).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn memory_that_does_not_become_zero_is_a_finding_of_the_audit_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let region = region(folder.path(), 2).0;
+    let stuck: Arc<dyn Memory> = Arc::new(Stuck(PlainFile(folder.path().join("memory"))));
+    let ledger = ledger(folder.path());
+    let error = ledger.grant_from(&stuck, &region, &request("a", 2), &NOBODY).unwrap_err();
+    assert!(matches!(error, GrantError::Scrub { .. }), "{error}");
+    let log = egm_device::audit::Paths::below(folder.path());
+    for file in [log.file, log.findings] {
+        let found = events(&file);
+        assert!(found.iter().any(|line| line["event"] == "mismatch" && line["bytes"] == PAGE), "{found:?}");
+    }
+}
 
 const NOBODY: Watch<'static> = Watch::nobody();
 
