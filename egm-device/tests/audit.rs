@@ -139,7 +139,8 @@ fn a_program_may_have_any_name() {
     symlink(PROGRAM, host.path(name)).unwrap();
     let mut command = host.command(host.path(name).to_str().unwrap());
     let words = "carve grant --region dax0.0 --size 2MiB -- /bin/true";
-    assert!(command.args(words.split(' ')).output().unwrap().status.success());
+    let output = command.args(words.split(' ')).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = fs::read(host.path("var/log/egm-device/audit.jsonl")).unwrap();
     assert!(text.iter().all(|byte| matches!(byte, b' '..=b'~' | b'\n')));
     let lines = host.log();

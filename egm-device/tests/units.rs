@@ -6,8 +6,10 @@
 mod small_host;
 
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+
+use egm_device::audit::Paths;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_egm-device");
 const INSTALLED: &str = "/usr/local/bin/egm-device";
@@ -78,6 +80,28 @@ fn no_rule_gives_a_memory_device_to_a_group() {
     let rules = config("udev/70-egm.rules");
     let mut active = rules.lines().filter(|line| !line.starts_with('#'));
     assert!(active.all(|line| !line.contains("\"egm\", KERNEL") && !line.contains("\"dax\"")), "{rules}");
+}
+
+/// With `ProtectSystem=strict` the broker writes below these folders only.
+#[test]
+fn the_broker_s_unit_lets_it_write_the_audit_log() {
+    let unit = config("systemd/egm-broker.service");
+    let values = |key: &str| {
+        let lines = unit.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        lines.flat_map(|value| value.split(' ')).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let below =
+        |folder: &str, key| values(key).into_iter().map(|name| Path::new(folder).join(name)).collect();
+    let writable: [Vec<PathBuf>; 3] = [
+        below("/", "ReadWritePaths"),
+        below("/var/lib", "StateDirectory"),
+        below("/var/log", "LogsDirectory"),
+    ];
+    let paths = Paths::below("/".as_ref());
+    for path in [&paths.file, &paths.findings, &paths.journal, Path::new("/var/lib/egm-device/ledger.json")] {
+        assert!(writable.iter().flatten().any(|folder| path.starts_with(folder)), "{}", path.display());
+    }
+    assert_eq!(values("LogsDirectoryMode"), ["0700"]);
 }
 
 /// The unit's bounding set is what the broker really needs.
