@@ -146,7 +146,7 @@ impl Lease {
             .unwrap_or_default()
     }
 
-    /// Records that `bad` (bytes of the region) went bad while this lease lasts: [`Ledger::retire_of`].
+    /// Records that `bad` (bytes of the region) went bad while this lease lasts: `Ledger::retire_of`.
     ///
     /// # Errors
     /// [`LedgerError`].

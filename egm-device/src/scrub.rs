@@ -2,7 +2,7 @@
 //!
 //! Each worker maps a chunk of its own, so that a bad page is replaced under nobody else's feet, and piece by piece makes it
 //! present where the kernel has pages for it and zeroes it under guard. Then it reads a random sample back another
-//! way ([`sample`]): memory that is not zero there is an error. A chunk is done or it is not; what is
+//! way (`sample`): memory that is not zero there is an error. A chunk is done or it is not; what is
 //! done is reported with every outcome, so that a scrub goes on where the last one ended.
 
 mod sample;

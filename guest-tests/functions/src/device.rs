@@ -104,7 +104,7 @@ impl Function {
         Ok(Self { readiness: Some(Readiness::new(reads)), ..Self::with(setup, config)? })
     }
 
-    /// Gives the engine an aperture on `egm`, the memory of a socket ([`crate::reach`]).
+    /// Gives the engine an aperture on `egm`, the memory of a socket (`crate::reach`).
     ///
     /// # Errors
     /// The kernel's, for the size of `egm`.

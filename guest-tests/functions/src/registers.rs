@@ -23,7 +23,7 @@
 
 /// Set in an address: it is an offset in the function's own memory.
 pub const OWN: u64 = 1 << 63;
-/// Set in an address: it is an offset in the memory of the function's socket ([`crate::reach`]).
+/// Set in an address: it is an offset in the memory of the function's socket (`crate::reach`).
 pub const EGM: u64 = 1 << 62;
 /// No vector.
 pub const NO_VECTOR: u32 = u32::MAX;
