@@ -22,7 +22,7 @@ use crate::qemu::{self, L1};
 use crate::rdma_kit::Kit;
 use crate::results::ScenarioResult;
 use crate::scenarios::{GraceKernel, Scenario};
-use crate::served::{self, Server};
+use crate::served::{self, Cards};
 use crate::tools::{Tools, beside};
 
 /// Silence of the emulated host itself, beside the scenarios' own deadlines: on a busy machine its kernel boots for minutes.
@@ -203,12 +203,12 @@ fn boot_under(
     Ok(ending)
 }
 
-/// What emulates `host`, with `words` more on its command line, and the servers of its cards, which must outlive it.
+/// What emulates `host`, with `words` more on its command line, and its cards, which must outlive it.
 pub(crate) fn emulate(
     &Host { kernel, cache, plugged, grace, wire, clock }: &Host<'_>,
     share: &Path,
     words: &str,
-) -> Result<(Command, Vec<Server>), LabError> {
+) -> Result<(Command, Cards), LabError> {
     let share = share.canonicalize().map_err(LabError::file("find", share))?;
     let (image, drives) = (share.join("l1-initramfs.cpio"), DRIVES.map(|name| share.join(name)));
     let arm = grace.then(|| initramfs::arm64_busybox(cache)).transpose()?;
@@ -218,6 +218,7 @@ pub(crate) fn emulate(
         let file = fs::File::create(drive).map_err(LabError::file("make", drive))?;
         file.set_len(DRIVE).map_err(LabError::file("size", drive))?;
     }
+    let egm = (grace && plugged).then(|| grace::make_egm(&share)).transpose()?.unwrap_or_default();
     let kinds = if grace { served::PLUGGED_GRACE } else { served::PLUGGED };
     let cards = plugged.then(|| served::plug(kinds, &beside("egm-function")?, &share)).transpose()?;
     let (servers, sockets) = cards.unwrap_or_default();
@@ -248,7 +249,7 @@ pub(crate) fn emulate(
     };
     let mut command = emulator.command();
     command.args(arguments);
-    Ok((command, servers))
+    Ok((command, Cards { servers, egm }))
 }
 
 /// What the emulated host is told of its clock. Its TSC is this machine's, and it would measure how fast that is against a

@@ -21,7 +21,7 @@ use crate::judge::case;
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::run::{Machine, Runner};
 use crate::scenarios::Scenario;
-use crate::slices::{PATIENCE, beats, output, physical, regions, zeros};
+use crate::slices::{self, PATIENCE, beats, output, physical, zeros};
 
 /// Pages that each guest fills: 64 MiB.
 const PAGES: usize = 16384;
@@ -226,10 +226,7 @@ impl Story<'_> {
 
     /// The host physical address of the region.
     fn base(&self) -> Result<u64, Fault> {
-        let all = regions(self.runner)?;
-        let one = all.iter().find(|one| one["name"] == self.region).ok_or("the region is gone")?;
-        let base = one["base"].as_str().and_then(|text| u64::from_str_radix(text.get(2..)?, 16).ok());
-        Ok(base.ok_or("the region has no address")?)
+        slices::base(self.runner, self.region)
     }
 
     /// In host memory, `guest`'s word beats in its slice, all of its pages lie there, and no word of `others`.

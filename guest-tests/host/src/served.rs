@@ -1,7 +1,7 @@
 //! vfio-user servers: of slices (`egm-device serve`), and of the lab's own functions (`guest-tests/functions`), which are GPUs
 //! and a network card for a guest or for the emulated host.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -28,7 +28,10 @@ pub(crate) enum Kind {
     /// The configuration space of a real one.
     Recorded(&'static str),
     /// A GPU for the emulated Grace host, whose memory is the host's own: ready some reads after each reset.
-    Grace,
+    Grace {
+        /// Name of the file that is its socket's EGM, beside the socket that serves it.
+        egm: &'static str,
+    },
 }
 
 /// An H200 with half of its BAR, for two of them and a guest are to fit into an emulated processor's 40 address bits. Before
@@ -45,15 +48,28 @@ pub(crate) const NIC: Card = Card {
     memory: 32,
 };
 /// A Grace GPU, beside whose own memory BAR its driver shows the memory that processors share.
-const GRACE: Card = Card { kind: Kind::Grace, bar: 64, memory: 64 };
+const fn grace(egm: &'static str) -> Card {
+    Card { kind: Kind::Grace { egm }, bar: 64, memory: 64 }
+}
 /// The cards of an emulated PC that has some, by the names of their sockets.
 pub(crate) const PLUGGED: &[(&str, Card)] = &[("gpu0.sock", GPU), ("gpu1.sock", GPU), ("nic.sock", NIC)];
 /// Those of an emulated Grace host.
-pub(crate) const PLUGGED_GRACE: &[(&str, Card)] = &[("gpu0.sock", GRACE), ("gpu1.sock", GRACE)];
+pub(crate) const PLUGGED_GRACE: &[(&str, Card)] =
+    &[("gpu0.sock", grace("egm4.ram")), ("gpu1.sock", grace("egm5.ram"))];
 
 /// A server, which is killed with this value.
 #[derive(Debug)]
 pub(crate) struct Server(Child);
+
+/// The cards of an emulated host.
+#[derive(Debug)]
+pub(crate) struct Cards {
+    /// Their servers.
+    pub(crate) servers: Vec<Server>,
+    /// Memory of sockets, which QEMU and the servers open through this process.
+    #[expect(dead_code, reason = "held")]
+    pub(crate) egm: Vec<File>,
+}
 
 impl Drop for Server {
     fn drop(&mut self) {
@@ -93,7 +109,7 @@ pub(crate) fn start(function: &Path, card: Card, socket: &Path) -> Result<Server
     let mut command = Command::new(function);
     command.args(["--bar", &card.bar.to_string(), "--memory", &card.memory.to_string()]);
     match card.kind {
-        Kind::Grace => command.arg("--grace"),
+        Kind::Grace { egm } => command.arg("--grace").arg("--egm").arg(socket.with_file_name(egm)),
         Kind::Recorded(text) => {
             let recorded = socket.with_extension("txt");
             fs::write(&recorded, text).map_err(LabError::file("write", &recorded))?;
@@ -102,7 +118,7 @@ pub(crate) fn start(function: &Path, card: Card, socket: &Path) -> Result<Server
     };
     command.arg("--socket").arg(socket);
     let log = socket.with_extension("log");
-    let said = fs::File::create(&log).map_err(LabError::file("write", &log))?;
+    let said = File::create(&log).map_err(LabError::file("write", &log))?;
     serve(command, said.into())
 }
 

@@ -96,6 +96,14 @@ pub(crate) fn regions(runner: &Runner) -> Result<Vec<serde_json::Value>, LabErro
     Ok(json.get("regions").and_then(|all| all.as_array()).cloned().unwrap_or_default())
 }
 
+/// Host physical address of `region`.
+pub(crate) fn base(runner: &Runner, region: &str) -> Result<u64, Fault> {
+    let all = regions(runner)?;
+    let one = all.iter().find(|one| one["name"] == region).ok_or("the region is gone")?;
+    let base = one["base"].as_str().and_then(|text| u64::from_str_radix(text.get(2..)?, 16).ok());
+    Ok(base.ok_or("the region has no address")?)
+}
+
 /// The host physical memory from `address` on.
 pub(crate) fn physical(address: u64, size: u64) -> std::io::Result<Physical> {
     Physical::map(&File::open("/dev/mem")?, address, size)

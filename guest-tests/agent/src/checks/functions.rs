@@ -34,16 +34,17 @@ const REGISTERS: [u64; 2] = [0x4000, 16 << 20];
 const MAPPED: usize = 0x1000;
 /// The BAR that is its memory, and the address bit that means that memory.
 const MEMORY_BAR: u8 = 2;
-const OWN: u64 = 1 << 63;
+pub(super) const OWN: u64 = 1 << 63;
 /// Id of a capability whose vendor says what it is.
 const VENDOR_SPECIFIC: u8 = 0x09;
 /// A copy through a host that answers each piece takes a while under emulation.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-struct Function<'a> {
+pub(super) struct Function<'a> {
     planned: &'a expect::Function,
     registers: Registers,
-    memory: Registers,
+    /// The first page of its own memory.
+    pub(super) memory: Registers,
 }
 
 pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
@@ -113,7 +114,7 @@ pub(super) fn lost(context: &Context) -> Result<Finding, Broken> {
 }
 
 /// The functions of the plan that have the engine, which may write memory from now on.
-fn all(plan: &Plan) -> Result<Vec<Function<'_>>, Broken> {
+pub(super) fn all(plan: &Plan) -> Result<Vec<Function<'_>>, Broken> {
     let mut functions = Vec::new();
     for (planned, _) in plan.devices() {
         let bar = |index| planned.bars.iter().find(|bar| bar.index == index);
@@ -150,7 +151,7 @@ impl Function<'_> {
     }
 
     /// Copies a page; whether the engine could.
-    fn copy(&self, from: u64, to: u64) -> Result<bool, Broken> {
+    pub(super) fn copy(&self, from: u64, to: u64) -> Result<bool, Broken> {
         for (register, value) in [(FROM, from), (TO, to), (COUNT, PAGE as u64)] {
             self.registers.write(register, value);
         }

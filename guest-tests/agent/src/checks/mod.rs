@@ -7,6 +7,7 @@ mod clock;
 mod cpus;
 mod disk_busy;
 mod edu;
+mod egm_aperture;
 mod egm_bandwidth;
 mod egm_bar;
 mod egm_beat;
@@ -214,6 +215,11 @@ pub(crate) static ALL: &[Check] = &[
         "function_lost",
         "a passed function that its host takes away leaves the guest, which goes on",
         functions::lost,
+    )),
+    by_name(check(
+        "egm_aperture",
+        "a passed GPU reads and writes the slice of another owner, which is what trust domains are for",
+        egm_aperture::run,
     )),
     by_name(check("fuzz", "random config space, port and MMIO writes; the VMM must live", fuzz::run)),
 ];

@@ -1,8 +1,16 @@
 //! QEMU's command line for the emulated Grace host, and what its device tree says beside. Pure.
 
 use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use crate::error::LabError;
+use crate::l1;
 use crate::qemu::{self, L1, boot, words};
 
 /// Memory of each NUMA node, in MiB, one behind the other from [`RAM`] on. As on Grace nodes 0 and 1 are sockets, and 4 and 5 are
@@ -119,7 +127,7 @@ pub(super) struct Property {
 }
 
 /// The machine without its functions: what its device tree is made for.
-pub(super) fn board(profile: Profile) -> Vec<OsString> {
+pub(super) fn board(profile: Profile, share: &Path) -> Vec<OsString> {
     let mut args = words(
         "-nodefaults -nographic -no-reboot -nic none -serial stdio -accel tcg,thread=multi -cpu max \
          -smp 2,sockets=2,cores=1,threads=1",
@@ -131,13 +139,41 @@ pub(super) fn board(profile: Profile) -> Vec<OsString> {
         Profile::Outside => ("memory-backend-memfd,share=on", "-device virtio-iommu-pci,addr=2.0"),
     };
     for (node, mib) in NODES.iter().enumerate() {
-        args.extend(words(&format!(
-            "-object {backend},id=ram{node},size={mib}M -numa node,nodeid={node},memdev=ram{node}"
-        )));
+        let object = format!("{backend},id=ram{node},size={mib}M");
+        let is_shared = profile == Profile::Outside && OUTSIDE.iter().any(|gpu| gpu.egm == node);
+        let object = if is_shared {
+            let object = format!("memory-backend-file,share=on,id=ram{node},size={mib}M,mem-path=");
+            qemu::option(&object, &share.join(egm_file(node)), "")
+        } else {
+            object.into()
+        };
+        args.extend(["-object".into(), object]);
+        args.extend(words(&format!("-numa node,nodeid={node},memdev=ram{node}")));
     }
     args.extend(words("-numa cpu,node-id=0,socket-id=0 -numa cpu,node-id=1,socket-id=1"));
     args.extend(words(iommu));
     args
+}
+
+/// Name of the file that is the memory of EGM node `node`, for QEMU and for the GPUs that have an aperture on it.
+fn egm_file(node: usize) -> String {
+    format!("egm{node}.ram")
+}
+
+/// Makes these files in `share`: links to the returned memfds, because servers of DMA take memory files alone.
+pub(crate) fn make_egm(share: &Path) -> Result<Vec<File>, LabError> {
+    let make = |node: usize| {
+        let path = share.join(egm_file(node));
+        l1::remove(&path)?;
+        let made = memfd_create("egm", MemfdFlags::CLOEXEC).map_err(io::Error::from).and_then(|file| {
+            let file = File::from(file);
+            file.set_len(NODES.get(node).copied().unwrap_or_default() << 20)?;
+            symlink(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()), &path)?;
+            Ok(file)
+        });
+        made.map_err(LabError::file("make", &path))
+    };
+    OUTSIDE.iter().map(|gpu| make(gpu.egm)).collect()
 }
 
 /// The machine's kind, with `more` options.
@@ -155,7 +191,7 @@ pub(super) const WIRE: &str = "wire.pcap";
 /// The emulated Grace host with the device tree `tree`. It has the GPUs of other processes when it is given their sockets.
 pub(crate) fn l1(machine: &L1<'_>, tree: &Path) -> Vec<OsString> {
     let profile = Profile::of(machine.cards);
-    let mut args = board(profile);
+    let mut args = board(profile, machine.share);
     args.extend(kind(profile, ""));
     args.extend(["-dtb".into(), tree.into()]);
     args.extend(qemu::shared(machine));
@@ -241,6 +277,7 @@ mod tests {
     use super::*;
     use crate::l1::Clock;
     use crate::scenarios::select;
+    use crate::served::{Kind, PLUGGED_GRACE};
 
     const BOTH: [Profile; 2] = [Profile::Inside, Profile::Outside];
 
@@ -304,6 +341,14 @@ mod tests {
     }
 
     #[test]
+    fn a_gpu_has_the_file_of_its_sockets_egm() {
+        let cards = PLUGGED_GRACE.iter().map(|(_, card)| card.kind);
+        for (kind, gpu) in cards.zip(&OUTSIDE) {
+            assert!(matches!(kind, Kind::Grace { egm } if egm == egm_file(gpu.egm)), "{kind:?}");
+        }
+    }
+
+    #[test]
     fn gpus_of_other_processes_are_lent_memory_and_told_what_the_iommu_maps() {
         let path = Path::new("/k");
         let drives = [path.to_owned(), path.to_owned()];
@@ -334,6 +379,7 @@ mod tests {
         assert!(!outside.contains("smmuv3") && !outside.contains("bochs"), "{outside}");
         for part in [
             "-object memory-backend-memfd,share=on,id=ram7,size=2048M",
+            "-object memory-backend-file,share=on,id=ram4,size=1024M,mem-path=/k/egm4.ram -numa node,nodeid=4,memdev=ram4",
             "-device virtio-iommu-pci,addr=2.0",
             "pcie-root-port,id=gpu9,chassis=39,x-speed=5,addr=18.0 -device {\"bus\":\"gpu9\",",
             "\"socket\":{\"path\":\"/b\",\"type\":\"unix\"}",

@@ -6,6 +6,7 @@ mod gpu;
 mod machine;
 mod outside;
 mod rdma;
+mod trust;
 
 use std::ffi::OsString;
 use std::fs;
@@ -30,9 +31,10 @@ use crate::tools::Tools;
 pub(crate) use again::run as tell_again;
 pub(crate) use egm::run as tell_egm;
 pub(crate) use gpu::run as tell_gpu;
-pub(crate) use machine::{Profile, l1};
+pub(crate) use machine::{Profile, l1, make_egm};
 pub(crate) use outside::run as tell_outside;
 pub(crate) use rdma::run as tell_rdma;
+pub(crate) use trust::run as tell_trust;
 
 /// Where it keeps its files unless the user says otherwise.
 const FOLDER: &str = ".lab/grace";
@@ -110,7 +112,7 @@ pub(crate) fn run(arguments: &GraceArguments) -> Result<ExitCode, LabError> {
         Verb::Shell => {
             l1::remove(&share.join(COMMAND))?;
             let (mut command, cards) = l1::emulate(&host, share, SHELL)?;
-            if cards.is_empty() {
+            if cards.servers.is_empty() {
                 // Nothing comes back from what takes this program's place.
                 return Err(LabError::file("run", "QEMU")(command.exec()));
             }
@@ -165,7 +167,7 @@ pub(crate) fn tree(profile: Profile, emulator: &Emulator, share: &Path) -> Resul
     let path = share.join("grace.dtb");
     let dump = format!(",dumpdtb={}", path.to_string_lossy().replace(',', ",,"));
     let output =
-        emulator.command().args(machine::board(profile)).args(machine::kind(profile, &dump)).output();
+        emulator.command().args(machine::board(profile, share)).args(machine::kind(profile, &dump)).output();
     let output = output.map_err(LabError::file("run", "QEMU"))?;
     if !output.status.success() {
         return Err(LabError::Content {

@@ -152,6 +152,19 @@ pub(super) const OUTSIDE: Scenario = Scenario {
     ..GRACE
 };
 
+/// The first socket's GPU of those that are served from outside, and a slice of the other socket's region.
+pub(super) const TRUST: Scenario = Scenario {
+    name: "grace-trust",
+    story: "a GPU is refused beside another owner's slice of egm4; in one trust domain its guest reads and writes that slice",
+    region: Some("egm4"),
+    passed: &["0000:08:00.0"],
+    plugged: true,
+    tell: Some(grace::tell_trust),
+    words: "egm.checks=egm_aperture quiet",
+    expected: Expected { exit: 0, summary: true, checks: &["egm_aperture"] },
+    ..GRACE
+};
+
 /// A network card and a slice of EGM each, for two guests; the second's is of the other socket.
 pub(super) const RDMA: Scenario = Scenario {
     name: "grace-rdma",

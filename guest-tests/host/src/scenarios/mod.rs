@@ -244,6 +244,7 @@ pub(crate) const ALL: &[Scenario] = &[
     grace::USER,
     grace::GPU,
     grace::OUTSIDE,
+    grace::TRUST,
     grace::RDMA,
     grace::NODES,
     grace::AGAIN,
