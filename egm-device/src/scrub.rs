@@ -253,6 +253,9 @@ impl Job<'_> {
         let file = self.backing.file();
         // Devices are mapped instead: /dev/mem may read as zeroes, and others cannot be read.
         let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
+        // Of invisible memory the kernel maps every page at once, so its blocks are mapped one by one.
+        let is_visible = !is_file && !self.backing.is_invisible();
+        let whole = is_visible.then(|| Mapped::new(self, chunk)).transpose()?;
         let mut buffer = vec![0; if is_file { bytes(chunk).min(sample::BLOCK) } else { 0 }];
         for block in sample::sample(chunk, random) {
             let buffer = buffer.get_mut(..bytes(block)).unwrap_or_default();
@@ -261,22 +264,16 @@ impl Job<'_> {
             // A page that cannot be read is mapped too: the guard names it.
             let found = if is_file && file.read_exact_at(buffer, offset).is_ok() {
                 first_nonzero(buffer).and_then(|found| block.start().checked_add(u64::try_from(found).ok()?))
+            } else if let Some(mapped) = &whole {
+                mapped.nonzero_in(block)?
             } else {
-                self.nonzero_in(block)?
+                Mapped::new(self, block)?.nonzero_in(block)?
             };
             if let Some(at) = found {
                 return Err(Cause::NotZero { at, block });
             }
         }
         Ok(())
-    }
-
-    /// The first byte of `block` that is not zero, by a mapping of it alone.
-    fn nonzero_in(&self, block: Span<InRegion>) -> Result<Option<Offset>, Cause> {
-        let mapped = Mapped::new(self, block)?;
-        let from = mapped.offset_of(block);
-        let found = mapped.guarded(|mapping| mapping.first_nonzero(from, bytes(block)))?;
-        Ok(found.map(|found| mapped.place(found)))
     }
 }
 
@@ -326,6 +323,13 @@ impl Mapped {
             .map_err(|bad| self.bad(bad))?;
         let outcome = outcome.ok_or_else(|| Cause::Guard(io::ErrorKind::Other.into()))?;
         outcome.map_err(|source| Cause::Mapping { at: self.start, source })
+    }
+
+    /// The first byte of `block` that is not zero.
+    fn nonzero_in(&self, block: Span<InRegion>) -> Result<Option<Offset>, Cause> {
+        let from = self.offset_of(block);
+        let found = self.guarded(|mapping| mapping.first_nonzero(from, bytes(block)))?;
+        Ok(found.map(|found| self.place(found)))
     }
 
     fn bad(&self, bad: poison::Bad) -> Cause {
