@@ -202,6 +202,7 @@ impl Lease {
         if taken.region.kind.has_slice_devices() {
             taken.renew(memory.as_ref(), backing, watch)?;
         } else {
+            taken.open_again(memory.as_ref(), backing, watch)?;
             taken.expect_free(memory.as_ref(), backing.as_ref())?;
         }
         if !taken.region.kind.keeps_bytes() {
@@ -266,6 +267,25 @@ impl Backing for Lease {
 }
 
 impl Taken {
+    /// Opens memory that all slices share again: a machine that mapped it has closed every descriptor (`close.rs`).
+    fn open_again(
+        &self,
+        memory: &dyn Memory,
+        backing: &mut Box<dyn Backing>,
+        watch: &Watch<'_>,
+    ) -> Result<(), GrantError> {
+        if !self.region.kind.keeps_bytes() {
+            return Ok(());
+        }
+        match memory.reopen(&self.region, &self.slice, watch) {
+            Ok(again) => *backing = again,
+            // A device that opens once is open here, and a machine keeps its descriptor.
+            Err(BackingError::Busy { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
     /// The slice by a new device, into `backing`: the old one is revoked. A client that unlocked its description may map it still.
     fn renew(
         &self,

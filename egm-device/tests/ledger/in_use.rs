@@ -6,6 +6,7 @@ use std::sync::Arc;
 use egm_address::{InRegion, Offset, Span, SpanSet};
 use egm_device::backing::BackingError;
 use egm_device::carve::plan::Request;
+use egm_device::close::Closing;
 use egm_device::free::Hold;
 use egm_device::ledger::record::Use;
 use egm_device::ledger::{GrantError, Memory, Watch};
@@ -93,4 +94,20 @@ fn a_slice_is_not_called_clean_while_a_peer_could_write_to_it() {
     assert!(matches!(&error, GrantError::StillUsed { owner, .. } if owner == "a"), "{error}");
     assert!(ledger.states(&region).unwrap().clean.is_empty());
     drop(peer);
+}
+
+/// As a machine does once its memory is mapped.
+#[test]
+fn an_owner_that_closed_every_descriptor_of_the_memory_returns_it_scrubbed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (region, memory) = region(folder.path(), 2);
+    let ledger = ledger(folder.path());
+    let lease = ledger.grant_from(&memory, &region, &request("a", 2), &NOBODY).unwrap();
+    Mapping::new(&lease, 0, PAGE, 0).unwrap().write(0, b"secret").unwrap();
+    let mut closing = Closing::default();
+    closing.add(lease.file()).unwrap();
+    assert!(closing.close().unwrap() > 0);
+    lease.give_back(&NOBODY).unwrap();
+    assert!(ledger.states(&region).unwrap().dirty.is_empty());
+    assert!(is_zero(&ledger.grant_from(&memory, &region, &request("b", 2), &NOBODY).unwrap()));
 }
