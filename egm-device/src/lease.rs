@@ -190,9 +190,13 @@ impl Lease {
     /// A scrub that ends early keeps what is done; the slice is free then, and the rest of it dirty.
     ///
     /// # Errors
-    /// [`GrantError`]; the slice is unlocked all the same, and quarantined where its memory is in use.
+    /// [`GrantError`]; the slice is unlocked all the same, and quarantined where its memory is in use. A pool's memory in use is no
+    /// error: it is a file of its own, and the kernel frees it with the last descriptor or mapping.
     pub fn give_back(mut self, watch: &Watch<'_>) -> Result<(), GrantError> {
-        self.release(watch)
+        match self.release(watch) {
+            Err(GrantError::StillUsed { .. }) if self.taken.region.kind.is_pool() => Ok(()),
+            released => released,
+        }
     }
 
     /// [`Lease::give_back`] that keeps the slice locked where its memory is in use ([`GrantError::StillUsed`]).
