@@ -6,6 +6,8 @@
 mod in_flight;
 mod small_host;
 
+mod window;
+
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
@@ -29,6 +31,8 @@ use in_flight::{receive, send};
 use nix::fcntl::{FcntlArg, fcntl};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
+use window::Window;
+
 const PAGE: u64 = 4096;
 const SECRET: &[u8; 8] = b"tenant b";
 const MARK: &str = "attack: ";
@@ -40,26 +44,6 @@ const KEEPS: &str = "EGM_ATTACK_KEEPS";
 
 /// A plain file in the place of `/dev/mem`.
 struct PlainFile(PathBuf);
-
-struct Window(File, u64, u64);
-
-impl Backing for Window {
-    fn file(&self) -> &File {
-        &self.0
-    }
-    fn offset(&self) -> u64 {
-        self.1
-    }
-    fn size(&self) -> u64 {
-        self.2
-    }
-    fn page_size(&self) -> u64 {
-        PAGE
-    }
-    fn is_invisible(&self) -> bool {
-        true
-    }
-}
 
 impl Memory for PlainFile {
     fn open(&self, _: &Region, slice: &Slice, _: &Watch<'_>) -> Result<Box<dyn Backing>, BackingError> {

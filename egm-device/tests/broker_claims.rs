@@ -3,6 +3,8 @@
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod window;
+
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,30 +21,12 @@ use egm_device::region::{DaxFiles, Region, RegionKind, Slice};
 use egm_device::retired::Retired;
 use egm_device::scrub::ScrubError;
 
+use window::Window;
+
 static NEVER: AtomicBool = AtomicBool::new(false);
 
 /// A sparse file, which needs no scrub.
 struct Sparse(PathBuf);
-
-struct Window(File, u64, u64);
-
-impl Backing for Window {
-    fn file(&self) -> &File {
-        &self.0
-    }
-    fn offset(&self) -> u64 {
-        self.1
-    }
-    fn size(&self) -> u64 {
-        self.2
-    }
-    fn page_size(&self) -> u64 {
-        4096
-    }
-    fn is_invisible(&self) -> bool {
-        true
-    }
-}
 
 impl Memory for Sparse {
     fn open(&self, _: &Region, slice: &Slice, _: &Watch<'_>) -> Result<Box<dyn Backing>, BackingError> {

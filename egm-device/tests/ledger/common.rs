@@ -15,30 +15,15 @@ use egm_device::region::{DaxFiles, Region, RegionKind, Slice};
 use egm_device::retired::Retired;
 use egm_device::scrub::{Cause, ScrubError};
 
+#[path = "../window/mod.rs"]
+mod window;
+
+pub(crate) use window::Window;
+
 pub(crate) const PAGE: u64 = 4096;
 
 /// Memory that is a plain file, opened anew by each owner.
 pub(crate) struct PlainFile(pub(crate) PathBuf);
-
-pub(crate) struct Window(pub(crate) File, pub(crate) u64, pub(crate) u64);
-
-impl Backing for Window {
-    fn file(&self) -> &File {
-        &self.0
-    }
-    fn offset(&self) -> u64 {
-        self.1
-    }
-    fn size(&self) -> u64 {
-        self.2
-    }
-    fn page_size(&self) -> u64 {
-        PAGE
-    }
-    fn is_invisible(&self) -> bool {
-        true
-    }
-}
 
 impl Memory for PlainFile {
     fn open(&self, region: &Region, slice: &Slice, _: &Watch<'_>) -> Result<Box<dyn Backing>, BackingError> {
