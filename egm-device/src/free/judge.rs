@@ -138,7 +138,7 @@ mod tests {
     }
 
     fn found(sightings: Vec<Sighting>) -> Found {
-        Found { sightings, ..Found::default() }
+        Found { sightings: sightings.into_iter().collect(), ..Found::default() }
     }
 
     /// The holds that the verdict names.

@@ -1,6 +1,6 @@
 //! What `/proc` shows of every process: mappings and descriptors of given files, and what may hide one.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
@@ -19,6 +19,9 @@ pub(super) const UNNAMED: &str = "unnamed";
 /// Major numbers of devices that processes have many of: memory devices, terminals.
 const COMMON: [u32; 3] = [1, 5, 136];
 
+/// Most looks for processes that have begun since the one before.
+const MAX_LOOKS: usize = 16;
+
 /// Ancestors of a process that are looked at.
 const MAX_PARENTS: usize = 16;
 
@@ -27,7 +30,7 @@ type Inode = (u32, u32, u64);
 /// Result of a scan.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Found {
-    pub(super) sightings: Vec<Sighting>,
+    pub(super) sightings: HashSet<Sighting>,
     /// Processes that this one may not look at.
     pub(super) hidden: BTreeSet<u32>,
     /// Something could not be read.
@@ -35,14 +38,14 @@ pub(super) struct Found {
 }
 
 /// A process and something that it has.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Sighting {
     pub(super) process: Process,
     pub(super) what: What,
 }
 
 /// A process.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Process {
     pub(super) pid: u32,
     /// Real user.
@@ -54,7 +57,7 @@ pub(super) struct Process {
 }
 
 /// Something that a process has.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum What {
     /// A mapping of a file's bytes.
     Mapping(Inode, Range<u64>),
@@ -82,15 +85,37 @@ impl Found {
 }
 
 /// Looks for `asked` files in all processes.
+///
+/// Nothing stands still meanwhile. A mapping comes to another process by `fork` alone, and a child can have a lower number than
+/// its parent, since numbers wrap: processes that begin during the scan are looked at, too, until there is no new one. A
+/// descriptor can move to a table or socket that was already looked at, so all are looked at twice. A process that moves one in
+/// step with both looks is not found: descriptors of memory that tenants share are for root, and for those that a rule names.
 pub(super) fn scan(proc: &Path, asked: &BTreeSet<FileName>) -> Found {
     let mut found = Found::default();
-    let Ok(entries) = fs::read_dir(proc) else { return Found { is_partial: true, ..found } };
+    look_at_others(proc, asked, &mut BTreeSet::new(), &mut found);
+    let mut seen = BTreeSet::new();
+    for _ in 0..MAX_LOOKS {
+        let before = seen.len();
+        look_at_others(proc, asked, &mut seen, &mut found);
+        if seen.len() == before {
+            return found;
+        }
+    }
+    Found { is_partial: true, ..found }
+}
+
+/// Looks at processes that are not among `seen`, and adds them.
+fn look_at_others(proc: &Path, asked: &BTreeSet<FileName>, seen: &mut BTreeSet<u32>, found: &mut Found) {
+    let Ok(entries) = fs::read_dir(proc) else {
+        found.is_partial = true;
+        return;
+    };
     for entry in entries {
         let Ok(entry) = entry else {
             found.is_partial = true;
             continue;
         };
-        let Some(pid) = number(&entry.file_name()) else { continue };
+        let Some(pid) = number(&entry.file_name()).filter(|pid| seen.insert(*pid)) else { continue };
         let mut look = Look { folder: entry.path(), asked, seen: Vec::new() };
         let outcome = look.at_mappings().and_then(|()| look.at_descriptors(pid));
         match outcome {
@@ -105,7 +130,6 @@ pub(super) fn scan(proc: &Path, asked: &BTreeSet<FileName>) -> Found {
             found.sightings.extend(look.seen.into_iter().map(sighting));
         }
     }
-    found
 }
 
 /// User and name of a process; a process that has ended meanwhile has neither.

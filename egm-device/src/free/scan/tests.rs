@@ -52,7 +52,7 @@ fn mappings_of_the_files_are_found_in_every_process_and_thread() {
     assert!(!found.is_partial);
     assert_eq!(whats(&found), [&What::Mapping(EGM.inode, 0x40_0000..0x40_2000)]);
     let process_30 = Process { pid: 30, uid: 7, program: "a\\u{1b}b".to_owned(), parents: vec![50] };
-    assert_eq!(found.sightings[0].process, process_30);
+    assert_eq!(found.sightings.iter().next().unwrap().process, process_30);
     assert!(scan(&proc.path().join("nothing"), &asked).is_partial);
     // The first thread of a process has ended, and others have not.
     process("50", b"");
@@ -91,6 +91,65 @@ fn descriptors_are_found_in_tables_of_threads_too_and_rings_and_devices_by_what_
     let paths = ["/dev/egm4", "/memfd:egm-vmm (deleted)"].map(|path| What::Registered(path.into()));
     assert_eq!(registered(text), paths);
     assert_eq!(registered("pos:\t0\n"), [What::HiddenRing]);
+}
+
+/// Makes a FIFO at `path`.
+fn fifo(path: &Path) {
+    rustix::fs::mknodat(CWD, path, FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+}
+
+/// What a scan of `proc` finds when `change` is made while it reads the FIFO at `path`, which is a plain file from then on.
+fn found_across(proc: &Path, file: &FileName, path: &Path, change: impl FnOnce()) -> Found {
+    std::thread::scope(|scope| {
+        let scan = scope.spawn(|| scan(proc, &[file.clone()].into()));
+        let is_read = File::options().write(true).open(path).unwrap();
+        fs::remove_file(path).unwrap();
+        fs::write(path, "").unwrap();
+        change();
+        drop(is_read);
+        scan.join().unwrap()
+    })
+}
+
+/// Process numbers wrap: a child has a lower number than the parent that ends.
+#[test]
+fn a_process_that_begins_while_all_are_looked_at_once_more_is_looked_at_too() {
+    let proc = tempfile::tempdir().unwrap();
+    let [parent, child] = ["4999997", "4999990"].map(|pid| proc.path().join(pid));
+    fs::create_dir_all(parent.join("fd")).unwrap();
+    fifo(&parent.join("maps"));
+    let found = found_across(proc.path(), &EGM, &parent.join("maps"), || {
+        // The second look is the one that the child begins in.
+        fs::remove_file(parent.join("maps")).unwrap();
+        fifo(&parent.join("maps"));
+        let parent = parent.join("maps");
+        std::thread::spawn(move || {
+            let is_read = File::options().write(true).open(&parent).unwrap();
+            fs::create_dir_all(child.join("fd")).unwrap();
+            fs::write(child.join("maps"), b"0-1000 rw-s 00400000 00:06 1234 /dev/egm4\n").unwrap();
+            drop(is_read);
+        });
+    });
+    assert!(!found.is_partial, "{found:?}");
+    assert_eq!(whats(&found), [&What::Mapping(EGM.inode, 0x40_0000..0x40_1000)]);
+}
+
+#[test]
+fn a_descriptor_that_moves_to_what_was_looked_at_is_found() {
+    let proc = tempfile::tempdir().unwrap();
+    let memory = tempfile::NamedTempFile::new().unwrap();
+    let table = proc.path().join("4999997");
+    fs::create_dir_all(table.join("fd")).unwrap();
+    fs::create_dir_all(table.join("fdinfo")).unwrap();
+    fs::write(table.join("maps"), "0-1000 rw-p 0 00:00 0\n").unwrap();
+    let (near, _far) = std::os::unix::net::UnixStream::pair().unwrap();
+    let socket = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&near));
+    symlink(&socket, table.join("fd/3")).unwrap();
+    fifo(&table.join("fdinfo/3"));
+    let file = FileName::at(memory.path()).unwrap();
+    let move_it = || symlink(memory.path(), table.join("fd/4")).unwrap();
+    let found = found_across(proc.path(), &file, &table.join("fdinfo/3"), move_it);
+    assert_eq!(whats(&found), [&What::Descriptor(file.inode, None)], "{found:?}");
 }
 
 /// The kernel's own words: a child that has a descriptor, and one that a socket has in flight.
