@@ -352,6 +352,9 @@ impl Taken {
             for entry in record.grants.iter_mut().filter(|e| e.line == line.name && e.span == place) {
                 (entry.usage, entry.lock) = (usage, self.lock);
                 entry.evidence.clear();
+                if usage == Use::Granted {
+                    entry.earlier.clear();
+                }
                 // A scrub begins: what a GPU wrote before it no longer counts.
                 entry.exposed = is_exposed || (entry.exposed && usage != Use::Scrubbing);
             }

@@ -250,6 +250,8 @@ impl Ledger {
             let here = |entry: &Entry| line.offset(entry.span).filter(|_| entry.line == line.name);
             let before = record.cut_grants(place, |entry| !here(entry).is_none_or(is_held));
             let lock = inode(&file).map_err(|source| self.lock_error(line, source))?;
+            // This process may end before it knows whether they have left something.
+            let earlier = if dirty.is_empty() { Vec::new() } else { record.owners_of(&before) };
             record.grants.push(Entry {
                 region: region.name.clone(),
                 line: line.name.clone(),
@@ -260,6 +262,7 @@ impl Ledger {
                 lock,
                 exposed: !gpus.is_empty(),
                 evidence: Vec::new(),
+                earlier,
             });
             let (owner, by) = (request.owner.clone(), Actor::of(&request.owner));
             let dirty = line.offsets(&dirty);

@@ -31,9 +31,14 @@ pub(crate) struct Last {
     are_all: bool,
 }
 
-impl From<Option<Owner>> for Last {
-    fn from(owner: Option<Owner>) -> Self {
-        Self { are_all: owner.is_some(), owners: owner.into_iter().collect() }
+impl Last {
+    /// The last owner of a slice that was scrubbed for it.
+    fn only(owner: Owner) -> Self {
+        Self { owners: vec![owner], are_all: true }
+    }
+
+    fn of(entry: &Entry) -> Self {
+        Self { owners: entry.owners().collect(), are_all: entry.owner().is_some() }
     }
 }
 
@@ -126,7 +131,7 @@ impl Ledger {
                     }
                     Verdict::Free
                 }
-                _ => free::look(&self.question(&place, file, entry.owner().into())?),
+                _ => free::look(&self.question(&place, file, Last::of(&entry))?),
             };
             let is_it = |other: &Entry| here(other) && other.span == entry.span;
             self.change(|record| {
@@ -180,7 +185,7 @@ impl Taken {
     /// An error where the memory of the slice, which its owner returns, is in use: it is quarantined, durably where it keeps bytes.
     pub(crate) fn expect_free(&self, memory: &dyn Memory, backing: &dyn Backing) -> Result<(), GrantError> {
         let verdict = if self.region.kind.keeps_bytes() {
-            self.verdict(memory, backing, Some(self.owner.clone()).into())?
+            self.verdict(memory, backing, Last::only(self.owner.clone()))?
         } else {
             free::look_at_own_file(backing, &self.owner)
         };
@@ -233,7 +238,7 @@ impl Taken {
         let known: SpanSet<OnLine> =
             self.before.iter().filter(|entry| entry.owner().is_some()).map(|entry| entry.span).collect();
         let are_all = self.line.places(&self.dirty).minus(&known).is_empty();
-        Last { owners: self.before.iter().filter_map(Entry::owner).collect(), are_all }
+        Last { owners: self.before.iter().flat_map(Entry::owners).collect(), are_all }
     }
 
     /// Leaves the slice, because `bytes` of its file are in use: they are quarantined, and the rest is as it was. Returns what
@@ -268,6 +273,7 @@ impl Taken {
         let unknown = || Owner { name: String::new(), uid: u32::MAX, pid: 0, started: 0, domain: None };
         let owner = self.before.iter().find_map(Entry::owner).unwrap_or_else(unknown);
         let rest = self.ledger.change(|record| {
+            let earlier = record.owners_of(&self.before);
             let is_it = |entry: &Entry| entry.line == line.name && entry.span == self.place;
             // What a GPU could reach meanwhile is clean no more.
             if !record.grants.iter().any(|entry| is_it(entry) && entry.exposed) {
@@ -285,6 +291,7 @@ impl Taken {
                 lock: 0,
                 exposed: false,
                 evidence: evidence.to_vec(),
+                earlier: earlier.clone(),
             }));
             for entry in &self.before {
                 let left = SpanSet::from_iter([entry.span]).minus(used);

@@ -1,6 +1,10 @@
 //! Memory that a process keeps although its owner has returned it or ended.
 
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use egm_address::{InRegion, Offset, Span, SpanSet};
@@ -13,8 +17,10 @@ use egm_device::ledger::{GrantError, Memory, Watch};
 use egm_device::region::{Region, Slice};
 use egm_device::scrub::{Cause, ScrubError};
 use egm_device::{Backing, Mapping};
+use rustix::process::getuid;
 
 use crate::common::{PAGE, PlainFile, is_zero, ledger, region, request, set};
+use crate::in_flight::send;
 
 /// Memory whose first page does not become zero.
 struct Stuck(PlainFile);
@@ -110,4 +116,44 @@ fn an_owner_that_closed_every_descriptor_of_the_memory_returns_it_scrubbed() {
     lease.give_back(&NOBODY).unwrap();
     assert!(ledger.states(&region).unwrap().dirty.is_empty());
     assert!(is_zero(&ledger.grant_from(&memory, &region, &request("b", 2), &NOBODY).unwrap()));
+}
+
+/// Memory that cannot be opened.
+struct Broken;
+
+impl Memory for Broken {
+    fn open(&self, region: &Region, _: &Slice, _: &Watch<'_>) -> Result<Box<dyn Backing>, BackingError> {
+        let (region, device) = (region.name.clone(), "/dev/none".into());
+        Err(BackingError::Interrupted { region, device })
+    }
+}
+
+#[test]
+fn an_owner_is_not_forgotten_when_a_later_one_gets_no_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let (region, memory) = region(folder.path(), 2);
+    let ledger = ledger(folder.path());
+    let me = getuid();
+    // Root is trusted with descriptors in flight.
+    let tenant = if me.is_root() { 0x4000_0001 } else { me.as_raw() };
+    let mut wanted = request("a", 2);
+    wanted.owner.uid = tenant;
+    let lease = ledger.grant_from(&memory, &region, &wanted, &NOBODY).unwrap();
+    let (near, far) = UnixStream::pair().unwrap();
+    send(&near, lease.file());
+    let mut child = Command::new("/bin/cat");
+    let child = child.stdin(Stdio::piped()).stderr(OwnedFd::from(far)).uid(tenant).spawn();
+    let mut child = child.unwrap();
+    drop((near, lease));
+    let broken: Arc<dyn Memory> = Arc::new(Broken);
+    ledger.grant_from(&broken, &region, &request("b", 2), &NOBODY).unwrap_err();
+    ledger.grant_from(&memory, &region, &request("c", 2), &NOBODY).unwrap_err();
+    let kept = &ledger.states(&region).unwrap().held[0];
+    assert_eq!((kept.usage, kept.evidence[0].hold), (Use::Quarantined, Hold::InFlight));
+    // Not by another look either.
+    ledger.review(&region).unwrap();
+    assert_eq!(ledger.states(&region).unwrap().held.len(), 1);
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    ledger.grant_from(&memory, &region, &request("d", 2), &NOBODY).unwrap();
 }

@@ -6,6 +6,9 @@
 mod aperture;
 mod common;
 mod faults;
+#[expect(dead_code, reason = "other tests receive")]
+#[path = "../in_flight/mod.rs"]
+mod in_flight;
 mod in_use;
 mod retired;
 mod states;
