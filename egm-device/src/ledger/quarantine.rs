@@ -109,20 +109,30 @@ impl Ledger {
     /// # Errors
     /// [`LedgerError`].
     pub fn review(&self, region: &Region) -> Result<Vec<Entry>, LedgerError> {
+        self.look_again(region, &Entry::is_quarantined)
+    }
+
+    /// Looks at bytes of `region` of entries that are `due` and that no lock keeps. Those that are free are dirty now, and their
+    /// entries returned; the others are quarantined.
+    pub(super) fn look_again(
+        &self,
+        region: &Region,
+        due: &dyn Fn(&Entry) -> bool,
+    ) -> Result<Vec<Entry>, LedgerError> {
         let line = line_of(region)?;
-        let here = |entry: &Entry| {
-            entry.line == line.name && entry.is_quarantined() && line.whole.overlaps(entry.span)
-        };
+        let here = |entry: &Entry| entry.line == line.name && due(entry) && line.whole.overlaps(entry.span);
         let (record, _) = self.look()?;
         let Some(device) = device(region).filter(|_| record.grants.iter().any(here)) else {
             return Ok(Vec::new());
         };
+        let claims = self.line_file(&line)?;
+        // A broker that keeps the slice for its client looks by itself.
+        let is_left = |entry: &Entry| {
+            here(entry) && claim::held(&claims, entry.span).is_ok_and(|locked| locked.is_empty())
+        };
         let mut freed = Vec::new();
-        for entry in record.grants.into_iter().filter(here) {
-            // A broker that keeps the slice for its client looks by itself.
-            let locked = claim::held(&self.line_file(&line)?, entry.span);
-            let is_locked = locked.map_or(true, |locked| !locked.is_empty());
-            let Some(file) = FileName::at(device).ok().filter(|_| !is_locked) else { continue };
+        for entry in record.grants.into_iter().filter(is_left) {
+            let Ok(file) = FileName::at(device) else { continue };
             let place = Place { region, line: &line, span: entry.span };
             let verdict = match place.slice() {
                 Some(slice) if region.kind.has_slice_devices() => {
@@ -133,12 +143,14 @@ impl Ledger {
                 }
                 _ => free::look(&self.question(&place, file, Last::of(&entry))?),
             };
-            let is_it = |other: &Entry| here(other) && other.span == entry.span;
+            let is_it =
+                |other: &Entry| (other.span, &other.owner) == (entry.span, &entry.owner) && is_left(other);
             self.change(|record| {
                 match &verdict {
                     Verdict::Free => record.grants.retain(|other| !is_it(other)),
                     Verdict::InUse { evidence, .. } => {
                         record.grants.iter_mut().filter(|other| is_it(other)).for_each(|other| {
+                            (other.usage, other.lock) = (Use::Quarantined, 0);
                             other.evidence.clone_from(evidence);
                         });
                     }
@@ -146,7 +158,9 @@ impl Ledger {
                 Ok::<_, LedgerError>(())
             })?;
             if verdict == Verdict::Free {
-                self.log_release(region, &line, &entry);
+                if entry.is_quarantined() {
+                    self.log_release(region, &line, &entry);
+                }
                 freed.push(entry);
             }
         }

@@ -210,7 +210,10 @@ impl Record {
         let new = |sequence| Self { was_lost, ..Self::new(identity, sequence) };
         let floor = newest.unwrap_or(0);
         let Some(bytes) = bytes else { return (new(floor), newest.map(|_| Doubt::Missing)) };
-        let Some(record) = Self::decode(bytes, LIMIT) else { return (new(floor), Some(Doubt::Broken)) };
+        let Some(record) = Self::decode(bytes, LIMIT) else {
+            // It may be of this boot.
+            return (Self { was_lost: true, ..new(floor) }, Some(Doubt::Broken));
+        };
         let same_host = record.machine == identity.machine;
         let doubt = if !same_host {
             Doubt::OtherHost

@@ -70,25 +70,33 @@ impl Ledger {
         }
     }
 
-    /// Begins a new record where the old one cannot be believed, forgets grants whose holders are gone, and looks again at
-    /// what is quarantined of `regions`.
+    /// Begins a new record where the old one cannot be believed, and looks at all memory of `regions` that is quarantined or whose
+    /// owner is gone: what is free is forgotten, and the rest quarantined. Grants of other regions are forgotten where their
+    /// owners are gone, and any user counts as an earlier owner of dirty bytes from then on.
     ///
     /// # Errors
     /// [`LedgerError`].
     pub fn repair(&self, regions: &[Region]) -> Result<Repair, LedgerError> {
         let doubt = self.look()?.1;
-        let (forgotten, gpus) = self.change(|record| {
-            let mut forgotten = Vec::new();
+        let looked = regions.iter().map(|region| self.look_again(region, &|_| true));
+        let looked = looked.collect::<Result<Vec<_>, _>>()?.concat();
+        let (freed, mut forgotten): (Vec<_>, Vec<_>) = looked.into_iter().partition(Entry::is_quarantined);
+        let (unseen, gpus) = self.change(|record| {
+            let mut unseen = Vec::new();
             for entry in std::mem::take(&mut record.grants) {
                 let line = Line { name: entry.line.clone(), whole: entry.span };
                 let held = self.held(std::slice::from_ref(&entry), &line, &self.line_file(&line)?)?;
                 let lives = held.iter().any(|held| held.owner.as_ref() == Some(&entry.owner));
-                if lives { &mut record.grants } else { &mut forgotten }.push(entry);
+                if lives { &mut record.grants } else { &mut unseen }.push(entry);
             }
-            Ok::<_, LedgerError>((forgotten, self.forget_gpus(record)?))
+            let is_pools = |entry: &Entry| {
+                regions.iter().any(|region| region.name == entry.region && region.kind.is_pool())
+            };
+            record.was_lost |= !unseen.iter().all(is_pools);
+            Ok::<_, LedgerError>((unseen, self.forget_gpus(record)?))
         })?;
-        let freed = regions.iter().map(|region| self.review(region)).collect::<Result<Vec<_>, _>>()?;
-        Ok(Repair { doubt, forgotten, gpus, freed: freed.concat() })
+        forgotten.extend(unseen);
+        Ok(Repair { doubt, forgotten, gpus, freed })
     }
 }
 

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use egm_address::{InRegion, Offset, Span, SpanSet};
@@ -13,7 +13,7 @@ use egm_device::carve::plan::Request;
 use egm_device::close::Closing;
 use egm_device::free::Hold;
 use egm_device::ledger::record::Use;
-use egm_device::ledger::{GrantError, Memory, Watch};
+use egm_device::ledger::{GrantError, Ledger, Memory, Watch};
 use egm_device::region::{Region, Slice};
 use egm_device::scrub::{Cause, ScrubError};
 use egm_device::{Backing, Mapping};
@@ -128,32 +128,60 @@ impl Memory for Broken {
     }
 }
 
-#[test]
-fn an_owner_is_not_forgotten_when_a_later_one_gets_no_memory() {
-    let folder = tempfile::tempdir().unwrap();
-    let (region, memory) = region(folder.path(), 2);
-    let ledger = ledger(folder.path());
+/// An owner of `region` that ended, and left a descriptor in flight in a socket of the child.
+fn leave_in_flight(ledger: &Ledger, region: &Region, memory: &Arc<dyn Memory>) -> Child {
     let me = getuid();
     // Root is trusted with descriptors in flight.
     let tenant = if me.is_root() { 0x4000_0001 } else { me.as_raw() };
     let mut wanted = request("a", 2);
     wanted.owner.uid = tenant;
-    let lease = ledger.grant_from(&memory, &region, &wanted, &NOBODY).unwrap();
+    let lease = ledger.grant_from(memory, region, &wanted, &NOBODY).unwrap();
     let (near, far) = UnixStream::pair().unwrap();
     send(&near, lease.file());
     let mut child = Command::new("/bin/cat");
-    let child = child.stdin(Stdio::piped()).stderr(OwnedFd::from(far)).uid(tenant).spawn();
-    let mut child = child.unwrap();
-    drop((near, lease));
-    let broken: Arc<dyn Memory> = Arc::new(Broken);
-    ledger.grant_from(&broken, &region, &request("b", 2), &NOBODY).unwrap_err();
-    ledger.grant_from(&memory, &region, &request("c", 2), &NOBODY).unwrap_err();
-    let kept = &ledger.states(&region).unwrap().held[0];
+    child.stdin(Stdio::piped()).stderr(OwnedFd::from(far)).uid(tenant).spawn().unwrap()
+}
+
+/// The memory is kept from every owner until `child` ends.
+fn assert_kept(ledger: &Ledger, region: &Region, memory: &Arc<dyn Memory>, mut child: Child) {
+    ledger.grant_from(memory, region, &request("c", 2), &NOBODY).unwrap_err();
+    let kept = &ledger.states(region).unwrap().held[0];
     assert_eq!((kept.usage, kept.evidence[0].hold), (Use::Quarantined, Hold::InFlight));
     // Not by another look either.
-    ledger.review(&region).unwrap();
-    assert_eq!(ledger.states(&region).unwrap().held.len(), 1);
+    ledger.review(region).unwrap();
+    assert_eq!(ledger.states(region).unwrap().held.len(), 1);
     drop(child.stdin.take());
     child.wait().unwrap();
-    ledger.grant_from(&memory, &region, &request("d", 2), &NOBODY).unwrap();
+    ledger.grant_from(memory, region, &request("d", 2), &NOBODY).unwrap();
+}
+
+#[test]
+fn an_owner_is_not_forgotten_when_a_later_one_gets_no_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let (region, memory) = region(folder.path(), 2);
+    let ledger = ledger(folder.path());
+    let child = leave_in_flight(&ledger, &region, &memory);
+    let broken: Arc<dyn Memory> = Arc::new(Broken);
+    ledger.grant_from(&broken, &region, &request("b", 2), &NOBODY).unwrap_err();
+    assert_kept(&ledger, &region, &memory, child);
+}
+
+#[test]
+fn nor_when_the_record_is_repaired() {
+    let folder = tempfile::tempdir().unwrap();
+    let (region, memory) = region(folder.path(), 2);
+    let ledger = ledger(folder.path());
+    let child = leave_in_flight(&ledger, &region, &memory);
+    assert!(ledger.repair(std::slice::from_ref(&region)).unwrap().forgotten.is_empty());
+    assert_kept(&ledger, &region, &memory, child);
+}
+
+#[test]
+fn where_a_repair_does_not_know_the_region_any_user_may_be_an_earlier_owner() {
+    let folder = tempfile::tempdir().unwrap();
+    let (region, memory) = region(folder.path(), 2);
+    let ledger = ledger(folder.path());
+    let child = leave_in_flight(&ledger, &region, &memory);
+    assert_eq!(ledger.repair(&[]).unwrap().forgotten.len(), 1);
+    assert_kept(&ledger, &region, &memory, child);
 }

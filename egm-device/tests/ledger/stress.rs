@@ -258,14 +258,15 @@ impl<'a> Workers<'a> {
     }
 }
 
-/// Tears up the record, as no crash does: cut short, overwritten, gone.
+/// Tears up the record, as no crash does: cut short, overwritten, gone. Never the record and its number: that is a new ledger.
 fn tear(folder: &Path, random: &mut Random) {
     let record = folder.join("var/lib/egm-device/ledger.json");
+    let newest = folder.join("run/egm-device/ledger.newest");
     let Ok(mut bytes) = fs::read(&record) else { return };
     match random.below(4) {
-        0 => drop(fs::remove_file(&record)),
-        1 => drop(fs::remove_file(folder.join("run/egm-device/ledger.newest"))),
-        2 => {
+        0 if newest.exists() => drop(fs::remove_file(&record)),
+        1 => drop(fs::remove_file(newest)),
+        0 | 2 => {
             bytes.truncate(bytes.len() / 2);
             fs::write(&record, bytes).unwrap();
         }
