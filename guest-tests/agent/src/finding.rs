@@ -30,8 +30,8 @@ impl Finding {
     }
 
     /// This guest cannot decide the claim, for `reason`.
-    pub(crate) fn waived(reason: impl Into<String>) -> Self {
-        Self { outcome: Outcome::Waived, value: None, figures: Vec::new(), reason: reason.into() }
+    pub(crate) fn skipped(reason: impl Into<String>) -> Self {
+        Self { outcome: Outcome::Skipped, value: None, figures: Vec::new(), reason: reason.into() }
     }
 
     /// The check broke, for `reason`.
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(with(50.0).outcome, Outcome::Passed);
         assert_eq!(with(-50.0).outcome, Outcome::Failed);
         assert!(with(f64::INFINITY).reason.contains("copy"), "{}", with(f64::INFINITY).reason);
-        assert_eq!(Finding::waived("why").without_nonsense().outcome, Outcome::Waived);
+        assert_eq!(Finding::skipped("why").without_nonsense().outcome, Outcome::Skipped);
     }
 
     #[test]

@@ -12,13 +12,13 @@ use crate::finding::Finding;
 /// be loaded with each library.
 pub(crate) fn unloadable(name: &str) -> Option<Finding> {
     cfg!(target_feature = "crt-static").then(|| {
-        Finding::waived(format!(
+        Finding::skipped(format!(
             "this egm-guest is linked statically and cannot load {name}: build one with `cargo guest`"
         ))
     })
 }
 
-/// Loads the first of `names` that the system's loader finds; otherwise the waived finding that says what is missing.
+/// Loads the first of `names` that the system's loader finds; otherwise the skipped finding that says what is missing.
 pub(crate) fn open(names: &[&str]) -> Result<Library, Finding> {
     if let Some(finding) = unloadable(names.first().copied().unwrap_or("libraries")) {
         return Err(finding);
@@ -35,7 +35,7 @@ pub(crate) fn open(names: &[&str]) -> Result<Library, Finding> {
             }
         }
     }
-    Err(Finding::waived(format!("no {} on this machine: {last}", names.join(" or "))))
+    Err(Finding::skipped(format!("no {} on this machine: {last}", names.join(" or "))))
 }
 
 #[cfg(test)]
@@ -45,9 +45,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_that_is_not_there_waives_and_says_its_name() {
+    fn a_library_that_is_not_there_skips_and_says_its_name() {
         let finding = open(&["libegm-no-such.so.1", "libegm-no-such.so.0"]).unwrap_err();
-        assert_eq!(finding.outcome, Outcome::Waived);
+        assert_eq!(finding.outcome, Outcome::Skipped);
         assert!(finding.reason.contains("libegm-no-such.so.1"), "{}", finding.reason);
         assert_eq!(finding.reason.contains("cargo guest"), unloadable("x").is_some());
     }

@@ -99,7 +99,7 @@ enum Command {
     Checks,
     /// Runs checks, all without a name, and prints a table.
     Run {
-        /// Names of checks; `all` for every one that is not run by name only.
+        /// Names of checks, each of which must pass; `all` for every one that is not run by name only, and may skip.
         names: Vec<String>,
         /// One JSON line a check instead of a table.
         #[arg(long)]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use egm_report::{Check, Line, MAX_LINE, Outcome, SUMMARY};
 
 use crate::With;
-use crate::checks::{self, Decide};
+use crate::checks::{self, Decide, Selected};
 use crate::cmdline::Arguments;
 use crate::error::Broken;
 use crate::finding::Finding;
@@ -30,17 +30,30 @@ pub(crate) fn in_this_process(name: &str, with: &With) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Runs checks and hands each result on as it comes; returns the summary.
+/// Runs checks and hands each result on as it comes; returns the summary. A check that is selected by name is required.
 pub(crate) fn all(names: &[String], with: &With, mut each: impl FnMut(&Check)) -> Check {
     let mut good = true;
     let mut count = 0u32;
-    for name in checks::expand(names, with.plan.exists()) {
+    for Selected { name, required } in checks::expand(names, with.plan.exists()) {
         let check = one(&name, with);
-        good &= matches!(check.outcome, Outcome::Passed | Outcome::Waived);
+        let check = if required { passed_or_failed(check) } else { check };
+        good &= matches!(check.outcome, Outcome::Passed | Outcome::Skipped);
         count += 1;
         each(&check);
     }
     summary(count, good)
+}
+
+/// The result of a required check: what it skipped is a failure.
+fn passed_or_failed(check: Check) -> Check {
+    match check.outcome {
+        Outcome::Skipped => Check {
+            outcome: Outcome::Failed,
+            reason: format!("required, but skipped: {}", check.reason),
+            ..check
+        },
+        _ => check,
+    }
 }
 
 /// The line that ends a report of `count` checks.

@@ -145,7 +145,7 @@ pub(crate) fn timed(name: &str, step: impl FnOnce() -> Step) -> Check {
         Ok(()) => case(name, None, millis),
         Err(Fault::Untrue(fault)) => case(name, Some(fault), millis),
         Err(Fault::Undecided(why)) => {
-            Check { outcome: Outcome::Waived, reason: why.to_owned(), ..case(name, None, millis) }
+            Check { outcome: Outcome::Skipped, reason: why.to_owned(), ..case(name, None, millis) }
         }
     }
 }
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn a_story_of_a_function_that_the_host_lacks_is_skipped_before_its_first_step() {
         let (cases, _) = told(&["ffff:1f:1f.7"], |_| panic!("a step was taken"));
-        assert_eq!(cases, names(&[("run", Outcome::Waived)]));
+        assert_eq!(cases, names(&[("run", Outcome::Skipped)]));
     }
 
     #[test]
@@ -193,7 +193,7 @@ mod tests {
         });
         let passed = Outcome::Passed;
         let judged = ["report", "ending", "start", "report again", "ending again"].map(|name| (name, passed));
-        let ends = [("untrue", Outcome::Failed), ("undecided", Outcome::Waived), ("free", passed)];
+        let ends = [("untrue", Outcome::Failed), ("undecided", Outcome::Skipped), ("free", passed)];
         assert_eq!(cases, names(&[&[("shown", passed)], &judged[..], &ends].concat()));
         assert_eq!(init, Some(7));
     }
@@ -213,6 +213,6 @@ mod tests {
             frame.skip("no reason");
             Ok(())
         });
-        assert_eq!(cases, names(&[("run", Outcome::Waived)]));
+        assert_eq!(cases, names(&[("run", Outcome::Skipped)]));
     }
 }

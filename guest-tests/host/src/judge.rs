@@ -11,7 +11,7 @@ pub(crate) struct Expected {
     pub(crate) exit: i32,
     /// Whether the guest's report ends with its summary line; a guest that is made to crash may not get there.
     pub(crate) summary: bool,
-    /// Checks that must have reported; empty when whatever the agent has is right.
+    /// Checks that must pass; a required check that is skipped is a fault.
     pub(crate) checks: &'static [&'static str],
 }
 
@@ -26,7 +26,11 @@ pub(crate) struct Collected {
     pub(crate) millis: u64,
 }
 
-/// The guest's checks, then `report` (it is whole) and `ending` (the VMM ended as documented).
+/// How the names of what `egm-guest doctor` reports begin: facts about the guest, which a step of the scenario compares.
+const FACT: &str = "doctor.";
+
+/// The guest's checks, then `report` (it is whole, and every required check passed or failed) and `ending` (the VMM ended as
+/// documented).
 pub(crate) fn judge(expected: Expected, collected: &Collected) -> Vec<Check> {
     let mut cases: Vec<Check> = collected
         .lines
@@ -37,6 +41,7 @@ pub(crate) fn judge(expected: Expected, collected: &Collected) -> Vec<Check> {
         })
         .collect();
     let report = report_fault(expected, &cases, &collected.lines);
+    cases.retain(|case| !case.name.starts_with(FACT) || is_fault(case.outcome));
     let ending = ending_fault(expected.exit, collected.ending);
     cases.push(case("report", report, 0));
     cases.push(case("ending", ending, collected.millis));
@@ -49,6 +54,10 @@ pub(crate) fn case(name: &str, fault: Option<String>, millis: u64) -> Check {
     Check { name: name.into(), outcome, value: None, unit: None, reason: fault.unwrap_or_default(), millis }
 }
 
+const fn is_fault(outcome: Outcome) -> bool {
+    matches!(outcome, Outcome::Failed | Outcome::Error)
+}
+
 fn report_fault(expected: Expected, cases: &[Check], lines: &[Line]) -> Option<String> {
     let absent: Vec<_> = expected
         .checks
@@ -58,6 +67,14 @@ fn report_fault(expected: Expected, cases: &[Check], lines: &[Line]) -> Option<S
         .collect();
     if !absent.is_empty() {
         return Some(format!("the guest did not report {}", absent.join(", ")));
+    }
+    let skipped: Vec<_> = cases
+        .iter()
+        .filter(|case| case.outcome == Outcome::Skipped && expected.checks.contains(&case.name.as_str()))
+        .map(|case| format!("{}: {}", case.name, case.reason))
+        .collect();
+    if !skipped.is_empty() {
+        return Some(format!("the guest skipped required checks: {}", skipped.join("; ")));
     }
     let summaries: Vec<_> = lines.iter().filter(|line| matches!(line, Line::Summary(_))).collect();
     match (summaries.as_slice(), lines.last()) {
@@ -105,6 +122,28 @@ mod tests {
     fn a_silent_guest_fails() {
         let faults = faults(POWER_OFF, vec![], Ending::Exit(0));
         assert_eq!(faults[0].1, "the guest did not report cpus");
+    }
+
+    fn skipped(name: &str) -> Line {
+        Line::Check(Check { outcome: Outcome::Skipped, reason: "no device".into(), ..case(name, None, 1) })
+    }
+
+    #[test]
+    fn a_required_check_that_is_skipped_fails_the_report() {
+        let lines = vec![check("cpus"), skipped("cpus"), Line::Summary(2)];
+        let faults = faults(POWER_OFF, lines, Ending::Exit(0));
+        let report = faults.iter().find(|(name, _)| name == "report").unwrap();
+        assert_eq!(report.1, "the guest skipped required checks: cpus: no device");
+    }
+
+    #[test]
+    fn what_doctor_reports_is_no_case_unless_it_is_a_fault() {
+        let failed = Line::Check(case("doctor.mtu", Some("a line without use".into()), 0));
+        let lines = vec![check("cpus"), check("doctor.gid_table"), skipped("doctor.gpu_bar1"), failed];
+        let lines = [lines, vec![Line::Summary(4)]].concat();
+        let cases = judge(POWER_OFF, &Collected { lines, ending: Ending::Exit(0), millis: 1 });
+        let names: Vec<_> = cases.iter().map(|case| case.name.as_str()).collect();
+        assert_eq!(names, ["cpus", "doctor.mtu", "report", "ending"]);
     }
 
     #[test]

@@ -95,10 +95,10 @@ fn doctor(lines: &[Line]) -> Step {
         ("doctor.uverbs", Outcome::Passed, "uverbs0"),
         ("doctor.rdma_port", Outcome::Passed, "ACTIVE"),
         ("doctor.gid_table", Outcome::Passed, "(RoCE v2)"),
-        ("doctor.mtu", Outcome::Waived, "1500"),
-        ("doctor.rdma_dma-buf", Outcome::Waived, "rxe0 does not"),
-        ("doctor.nvidia_driver", Outcome::Waived, "not applicable"),
-        ("doctor.gpu_bar1", Outcome::Waived, "not applicable"),
+        ("doctor.mtu", Outcome::Skipped, "1500"),
+        ("doctor.rdma_dma-buf", Outcome::Skipped, "rxe0 does not"),
+        ("doctor.nvidia_driver", Outcome::Skipped, "not applicable"),
+        ("doctor.gpu_bar1", Outcome::Skipped, "not applicable"),
     ];
     let said: Vec<&Check> = lines
         .iter()
@@ -169,10 +169,10 @@ mod tests {
             line("doctor.uverbs", Outcome::Passed, "/dev/infiniband: uverbs0"),
             line("doctor.rdma_port", Outcome::Passed, "rxe0 port 1: 4: ACTIVE"),
             line("doctor.gid_table", Outcome::Passed, "::ffff (RoCE v2) at index 1"),
-            line("doctor.mtu", Outcome::Waived, "lacks: rxe0 on eth0: 1500 => raise it"),
-            line("doctor.rdma_dma-buf", Outcome::Waived, "lacks: rxe0 does not => mlx5"),
-            line("doctor.nvidia_driver", Outcome::Waived, "not applicable: no GPU"),
-            line("doctor.gpu_bar1", Outcome::Waived, "not applicable: no GPU"),
+            line("doctor.mtu", Outcome::Skipped, "lacks: rxe0 on eth0: 1500 => raise it"),
+            line("doctor.rdma_dma-buf", Outcome::Skipped, "lacks: rxe0 does not => mlx5"),
+            line("doctor.nvidia_driver", Outcome::Skipped, "not applicable: no GPU"),
+            line("doctor.gpu_bar1", Outcome::Skipped, "not applicable: no GPU"),
         ]
     }
 
@@ -187,7 +187,7 @@ mod tests {
         let mut lines = healthy();
         lines.push(line(
             "doctor.attributes",
-            Outcome::Waived,
+            Outcome::Skipped,
             "unknown: ended without an answer, signal: 11",
         ));
         assert!(doctor(&lines).is_err());

@@ -38,7 +38,7 @@ impl Count {
             match case.outcome {
                 Outcome::Passed => count.passed += 1,
                 Outcome::Failed | Outcome::Error => count.failed += 1,
-                Outcome::Waived => count.skipped += 1,
+                Outcome::Skipped => count.skipped += 1,
             }
         }
         count
@@ -54,7 +54,7 @@ impl std::fmt::Display for Count {
 impl ScenarioResult {
     /// A scenario that was not run, with the reason.
     pub(crate) fn skipped(scenario: &str, reason: &str) -> Self {
-        Self::single(scenario, Outcome::Waived, reason)
+        Self::single(scenario, Outcome::Skipped, reason)
     }
 
     /// A scenario that the lab could not bring to an end.
@@ -69,7 +69,7 @@ impl ScenarioResult {
     }
 }
 
-/// The results as a table, reasons of waived and failed cases included.
+/// The results as a table, reasons of skipped and failed cases included.
 pub(crate) fn table(results: &[ScenarioResult], colour: bool) -> String {
     let cases = || results.iter().flat_map(|r| r.cases.iter().map(move |case| (r.scenario.as_str(), case)));
     let width = |of: fn(&(&str, &Check)) -> usize| cases().map(|row| of(&row)).max().unwrap_or(0);
@@ -81,7 +81,7 @@ pub(crate) fn table(results: &[ScenarioResult], colour: bool) -> String {
         let (before, after) = if colour { paint(case.outcome) } else { ("", "") };
         let shown = printable(&case.name);
         let row = format!(
-            "{of:<scenario$}  {shown:<name$}  {before}{:<6}{after}  {:>figure$}  {:>7} ms  {}",
+            "{of:<scenario$}  {shown:<name$}  {before}{:<7}{after}  {:>figure$}  {:>7} ms  {}",
             case.outcome,
             self::figure(case),
             case.millis,
@@ -116,7 +116,7 @@ const fn paint(outcome: Outcome) -> (&'static str, &'static str) {
     let colour = match outcome {
         Outcome::Passed => "\x1b[32m",
         Outcome::Failed | Outcome::Error => "\x1b[31m",
-        Outcome::Waived => "\x1b[33m",
+        Outcome::Skipped => "\x1b[33m",
     };
     (colour, "\x1b[0m")
 }
@@ -132,7 +132,7 @@ pub(crate) fn junit(results: &[ScenarioResult]) -> Result<String, quick_junit::S
                 Outcome::Passed => TestCaseStatus::success(),
                 Outcome::Failed => TestCaseStatus::non_success(NonSuccessKind::Failure),
                 Outcome::Error => TestCaseStatus::non_success(NonSuccessKind::Error),
-                Outcome::Waived => TestCaseStatus::skipped(),
+                Outcome::Skipped => TestCaseStatus::skipped(),
             };
             if case.outcome != Outcome::Passed {
                 status.set_message(case.reason.as_str());
@@ -165,14 +165,14 @@ mod tests {
         let cases = vec![
             case("numa", Outcome::Passed, ""),
             case("block", Outcome::Failed, "<\"\x1b[2J&>"),
-            case("hmat", Outcome::Waived, "no table"),
+            case("hmat", Outcome::Skipped, "no table"),
             case("net", Outcome::Error, "broke"),
         ];
         vec![ScenarioResult { scenario: "demo".into(), cases, init_millis: None, millis: 99 }]
     }
 
     #[test]
-    fn a_broken_check_counts_as_failed_and_a_waived_one_as_skipped() {
+    fn a_broken_check_counts_as_failed_and_a_skipped_one_as_skipped() {
         assert_eq!(Count::of(&results()).to_string(), "1 passed, 2 failed, 1 skipped");
     }
 

@@ -90,7 +90,7 @@ const fn class(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::Passed => "passed",
         Outcome::Failed => "failed",
-        Outcome::Waived => "waived",
+        Outcome::Skipped => "skipped",
         Outcome::Error => "error",
     }
 }
@@ -204,7 +204,7 @@ mod tests {
         let page = html(&run(), None);
         assert_closed(&page);
         for words in
-            ["Linux 6.12", "reason of numa.nodes", "class=\"waived\"", "<polyline", "10de:2335", "seed 42"]
+            ["Linux 6.12", "reason of numa.nodes", "class=\"skipped\"", "<polyline", "10de:2335", "seed 42"]
         {
             assert!(page.contains(words), "{words}");
         }

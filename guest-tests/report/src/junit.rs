@@ -47,7 +47,7 @@ fn counts(verdicts: &[&Verdict]) -> [(&'static str, String); 5] {
         ("tests", verdicts.len().to_string()),
         ("failures", count(Outcome::Failed)),
         ("errors", count(Outcome::Error)),
-        ("skipped", count(Outcome::Waived)),
+        ("skipped", count(Outcome::Skipped)),
         ("time", seconds(verdicts.iter().fold(0, |sum, verdict| sum.saturating_add(verdict.millis)))),
     ]
 }
@@ -103,7 +103,7 @@ fn case<W: Write>(writer: &mut Writer<W>, verdict: &Verdict) -> io::Result<()> {
             Outcome::Passed => None,
             Outcome::Failed => Some("failure"),
             Outcome::Error => Some("error"),
-            Outcome::Waived => Some("skipped"),
+            Outcome::Skipped => Some("skipped"),
         };
         if let Some(element) = element {
             let element = writer.create_element(element).with_attribute(("message", reason.as_str()));

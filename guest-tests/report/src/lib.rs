@@ -45,7 +45,8 @@ pub enum Outcome {
     /// The claim is untrue.
     Failed,
     /// This guest cannot decide it; the reason says why. Not a pass.
-    Waived,
+    #[serde(alias = "waived")]
+    Skipped,
     /// The check itself broke.
     Error,
 }
@@ -55,7 +56,7 @@ impl fmt::Display for Outcome {
         f.pad(match self {
             Self::Passed => "passed",
             Self::Failed => "failed",
-            Self::Waived => "waived",
+            Self::Skipped => "skipped",
             Self::Error => "error",
         })
     }

@@ -6,8 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Outcome, Verdict};
 
-/// Version of the document; another one is refused.
-pub const RUN_VERSION: u32 = 1;
+/// Version of the document that is written.
+pub const RUN_VERSION: u32 = 2;
+/// Oldest version that is read; in version 1 the outcome `skipped` has the name `waived`.
+const OLDEST_VERSION: u32 = 1;
 /// Longest document of a run that is read, in bytes.
 pub const MAX_RUN: usize = 64 << 20;
 /// Most verdicts of a run.
@@ -109,8 +111,8 @@ pub struct Totals {
     pub passed: usize,
     /// Failed.
     pub failed: usize,
-    /// Waived.
-    pub waived: usize,
+    /// Skipped.
+    pub skipped: usize,
     /// Broke.
     pub errors: usize,
 }
@@ -137,11 +139,13 @@ impl Run {
             return Err(format!("a run of {} bytes, {MAX_RUN} at most", text.len()));
         }
         let Version { version } = serde_json::from_slice(text).map_err(|error| format!("no run: {error}"))?;
-        if version != RUN_VERSION {
-            return Err(format!("a run of version {version}; this program reads version {RUN_VERSION}"));
+        if !(OLDEST_VERSION..=RUN_VERSION).contains(&version) {
+            return Err(format!(
+                "a run of version {version}; this program reads versions {OLDEST_VERSION} to {RUN_VERSION}"
+            ));
         }
         let run: Self = serde_json::from_slice(text).map_err(|error| format!("no run: {error}"))?;
-        run.check().map(|()| run)
+        run.check().map(|()| Self { version: RUN_VERSION, ..run })
     }
 
     /// Its document in one line, for a console.
@@ -228,7 +232,7 @@ impl Run {
             match verdict.outcome {
                 Outcome::Passed => totals.passed += 1,
                 Outcome::Failed => totals.failed += 1,
-                Outcome::Waived => totals.waived += 1,
+                Outcome::Skipped => totals.skipped += 1,
                 Outcome::Error => totals.errors += 1,
             }
         }
@@ -243,8 +247,8 @@ fn four_digits(number: f64) -> f64 {
 
 impl std::fmt::Display for Totals {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { passed, failed, waived, errors } = self;
-        write!(f, "{passed} passed, {failed} failed, {waived} waived, {errors} errors")
+        let Self { passed, failed, skipped, errors } = self;
+        write!(f, "{passed} passed, {failed} failed, {skipped} skipped, {errors} errors")
     }
 }
 
@@ -295,7 +299,7 @@ pub(crate) mod tests {
             verdicts: vec![
                 passed,
                 verdict("numa.nodes", Outcome::Failed),
-                verdict("cuda.host_numa", Outcome::Waived),
+                verdict("cuda.host_numa", Outcome::Skipped),
                 verdict("pci.links", Outcome::Error),
             ],
         }
@@ -304,7 +308,7 @@ pub(crate) mod tests {
     #[test]
     fn a_run_is_read_back_as_it_was_written() {
         assert_eq!(Run::parse(run().to_json().as_bytes()), Ok(run()));
-        assert_eq!(run().totals(), Totals { passed: 1, failed: 1, waived: 1, errors: 1 });
+        assert_eq!(run().totals(), Totals { passed: 1, failed: 1, skipped: 1, errors: 1 });
         assert!(!run().totals().is_good());
     }
 
@@ -330,9 +334,16 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn version_1_with_its_word_for_skipped_is_read_and_written_as_the_current_version() {
+        let older = run().to_json().replace("\"egm-run\": 2", "\"egm-run\": 1").replace("skipped", "waived");
+        let read = Run::parse(older.as_bytes()).unwrap();
+        assert_eq!((read.version, read.verdicts[2].outcome), (RUN_VERSION, Outcome::Skipped));
+    }
+
+    #[test]
     fn another_version_and_what_is_too_long_are_refused() {
-        let newer = run().to_json().replace("\"egm-run\": 1", "\"egm-run\": 2, \"more\": 1");
-        assert!(Run::parse(newer.as_bytes()).unwrap_err().contains("version 2"));
+        let newer = run().to_json().replace("\"egm-run\": 2", "\"egm-run\": 3, \"more\": 1");
+        assert!(Run::parse(newer.as_bytes()).unwrap_err().contains("version 3"));
         let mut long = run();
         long.machine.cpu = "x".repeat(MAX_TEXT + 1);
         assert!(Run::parse(long.to_json().as_bytes()).unwrap_err().contains("characters"));

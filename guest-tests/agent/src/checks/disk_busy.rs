@@ -21,7 +21,7 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     let writable = DeviceKind::VirtioBlk { read_only: false };
     let disk = context.plan.devices().find(|(_, device)| device.kind == writable);
     let Some(name) = disk.and_then(|(function, _)| virtio_blk::name(function.address)) else {
-        return Ok(Finding::waived("no writable virtio disk is there"));
+        return Ok(Finding::skipped("no writable virtio disk is there"));
     };
     let seconds = context.args.get("busy.seconds", 60)?;
     let blocks = sysfs::number(format!("/sys/block/{name}/size"))? / (BLOCK as u64 / 512);

@@ -21,13 +21,13 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     let plan = &context.plan;
     let ordinary = plan.nodes.iter().find(|n| !n.egm && plan.memory.iter().any(|m| m.node == n.id));
     let (Some(egm), Some(ordinary)) = (plan.egm_nodes().next(), ordinary) else {
-        return Ok(Finding::waived("no EGM memory node is planned"));
+        return Ok(Finding::skipped("no EGM memory node is planned"));
     };
     let numbers = [egm.id, ordinary.id].map(|id| plan.linux_node(id).unwrap_or(id));
     let least = super::free_memory(numbers[0])?.min(super::free_memory(numbers[1])?);
     let size = (least / 4).min(MOST) & !4095;
     if size == 0 {
-        return Ok(Finding::waived("a node has no free memory to measure with"));
+        return Ok(Finding::skipped("a node has no free memory to measure with"));
     }
     let buffer = |node| {
         Mapping::on_node(size, node).map_err(Broken::system(format!("cannot bind memory to node {node}")))

@@ -32,14 +32,14 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     let plan = &context.plan;
     let found = egm_function::all()?;
     let (Some(function), Some(node)) = (found.first(), plan.egm_nodes().next()) else {
-        return Ok(Finding::waived("there is no slice of each kind: one a device, one memory"));
+        return Ok(Finding::skipped("there is no slice of each kind: one a device, one memory"));
     };
     let node = plan.linux_node(node.id).unwrap_or(node.id);
     let bar = function.map()?;
     let size = super::free_memory(node)?.min(usize::try_from(bar.size()).unwrap_or(MOST)) / 2;
     let size = size.min(MOST) / PIECE * PIECE;
     if size == 0 {
-        return Ok(Finding::waived("a slice is too small to measure with"));
+        return Ok(Finding::skipped("a slice is too small to measure with"));
     }
     let map =
         |file: &File| Registers::map(file, size).map_err(Broken::system("cannot map a slice".to_owned()));

@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     let mut nodes = context.plan.egm_nodes();
     let Some(node) = nodes.find_map(|node| context.plan.linux_node(node.id)) else {
-        return Ok(Finding::waived("no EGM memory node is planned"));
+        return Ok(Finding::skipped("no EGM memory node is planned"));
     };
     let seconds = context.args.get("beat.seconds", 60)?;
     let (pages, mark) = (context.args.get("beat.pages", 1usize)?, context.args.get("beat.mark", MARK)?);

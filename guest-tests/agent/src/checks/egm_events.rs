@@ -59,7 +59,7 @@ pub(super) fn plugged(_: &Arguments) -> Result<Finding, Broken> {
 pub(super) fn wanted(_: &Arguments) -> Result<Finding, Broken> {
     let Some(function) = first()? else { return Ok(none()) };
     let Some(before) = posted()? else {
-        return Ok(Finding::waived("this kernel does not count posted interrupts"));
+        return Ok(Finding::skipped("this kernel does not count posted interrupts"));
     };
     let mut claim = Claim::default();
     aim(&function)?;
@@ -106,7 +106,7 @@ fn first() -> Result<Option<Function>, Broken> {
 }
 
 fn none() -> Finding {
-    Finding::waived("the guest has no slice behind a PCI function")
+    Finding::skipped("the guest has no slice behind a PCI function")
 }
 
 /// Whether the registers come to read ones.

@@ -50,7 +50,7 @@ pub(super) struct Function<'a> {
 pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     let functions = all(&context.plan)?;
     if functions.is_empty() {
-        return Ok(Finding::waived("the guest has no function with a copy engine"));
+        return Ok(Finding::skipped("the guest has no function with a copy engine"));
     }
     // A server is lent files: it reaches a host function's BAR only where the kernel gives one for that.
     let asked = context.args.get("functions.host_bar", 0u8)?;
@@ -99,7 +99,7 @@ pub(super) fn lost(context: &Context) -> Result<Finding, Broken> {
     let passed = context.plan.devices().find(|(_, device)| device.kind == DeviceKind::Other);
     let engine = engines.first().map(|function| function.planned);
     let Some(function) = engine.or_else(|| passed.map(|(function, _)| function)) else {
-        return Ok(Finding::waived("the guest has no function of its host or of a server"));
+        return Ok(Finding::skipped("the guest has no function of its host or of a server"));
     };
     let mut claim = Claim::default();
     // Standard error is the console; standard output is the report.

@@ -229,12 +229,22 @@ pub(crate) fn find(name: &str) -> Option<&'static Check> {
     ALL.iter().find(|check| check.name == name)
 }
 
-/// Names in the order given, with `all` in place of every check that is not by name only; of those that need a plan only when
-/// there is one.
-pub(crate) fn expand(names: &[String], planned: bool) -> Vec<String> {
+/// A check to run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Selected {
+    /// Its name, which may be that of no check.
+    pub(crate) name: String,
+    /// Whether it is selected by its own name, and not by `all`.
+    pub(crate) required: bool,
+}
+
+/// The selected checks in the order given, with `all` in place of every check that is not by name only; of those that need a plan
+/// only when there is one.
+pub(crate) fn expand(names: &[String], planned: bool) -> Vec<Selected> {
     let applies = |check: &&Check| !check.by_name_only && (planned || matches!(check.run, Decide::Alone(_)));
-    let all = || ALL.iter().filter(applies).map(|check| check.name.to_owned()).collect();
-    names.iter().flat_map(|name| if name == "all" { all() } else { vec![name.clone()] }).collect()
+    let selected = |name: &str, required| Selected { name: name.to_owned(), required };
+    let all = || ALL.iter().filter(applies).map(|check| selected(check.name, false)).collect();
+    names.iter().flat_map(|name| if name == "all" { all() } else { vec![selected(name, true)] }).collect()
 }
 
 #[cfg(test)]
@@ -244,16 +254,20 @@ mod tests {
     #[test]
     fn all_leaves_out_what_runs_by_name_only() {
         let names = expand(&["x".into(), "all".into()], true);
-        assert_eq!(names[0], "x");
+        assert_eq!(names[0], Selected { name: "x".into(), required: true });
         for check in ALL {
-            assert_eq!(names.iter().any(|n| n == check.name), !check.by_name_only, "{}", check.name);
+            let selected = Selected { name: check.name.into(), required: false };
+            assert_eq!(names.contains(&selected), !check.by_name_only, "{}", check.name);
             assert!(std::ptr::eq(find(check.name).unwrap(), check), "{} is there twice", check.name);
         }
     }
 
     #[test]
     fn without_a_plan_all_is_what_needs_none() {
-        assert_eq!(expand(&["all".into()], false), ["egm_device"]);
-        assert_eq!(expand(&["numa".into()], false), ["numa"], "who names it is told what is missing");
+        let names = |word: &str| -> Vec<(String, bool)> {
+            expand(&[word.into()], false).into_iter().map(|one| (one.name, one.required)).collect()
+        };
+        assert_eq!(names("all"), [("egm_device".to_owned(), false)]);
+        assert_eq!(names("numa"), [("numa".to_owned(), true)], "a check by name reports the missing plan");
     }
 }

@@ -84,7 +84,7 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
         .filter(|(_, d)| d.kind == DeviceKind::Other)
         .partition(|(function, _)| drive(function.address, serial).is_some());
     let Some(disk) = disk.first().and_then(|(function, _)| drive(function.address, serial)) else {
-        return Ok(Finding::waived("no host function is the drive that is to be left alone"));
+        return Ok(Finding::skipped("no host function is the drive that is to be left alone"));
     };
     let functions: Vec<&Function> = victims.iter().map(|(function, _)| *function).collect();
     let mut claim = Claim::default();

@@ -45,11 +45,11 @@ fn said(words: &[&str]) -> Result<Vec<u8>, String> {
 }
 
 fn judge(claim: &mut Claim, run: &Run) {
-    let mut waived = Vec::new();
+    let mut skipped = Vec::new();
     for verdict in &run.verdicts {
         match verdict.outcome {
             Outcome::Failed | Outcome::Error => claim.untrue(format!("{}: {}", verdict.name, verdict.reason)),
-            Outcome::Waived => waived.push(verdict.name.as_str()),
+            Outcome::Skipped => skipped.push(verdict.name.as_str()),
             Outcome::Passed => match (verdict.value, &verdict.unit) {
                 (Some(value), Some(unit)) => claim.seen(format!("{} {value:.3} {unit}", verdict.name)),
                 _ => claim.seen(&verdict.name),
@@ -57,8 +57,8 @@ fn judge(claim: &mut Claim, run: &Run) {
         }
     }
     claim.holds(run.totals().passed > 0, || "nothing passed");
-    if !waived.is_empty() {
-        claim.seen(format!("waived: {}", waived.join(", ")));
+    if !skipped.is_empty() {
+        claim.seen(format!("skipped: {}", skipped.join(", ")));
     }
 }
 
@@ -88,16 +88,16 @@ mod tests {
     }
 
     #[test]
-    fn what_passed_and_what_is_waived_is_named_and_a_failure_fails() {
+    fn what_passed_and_what_is_skipped_is_named_and_a_failure_fails() {
         let good = || ("memory.egm", Finding::passed("x").with_value(0.5, "of ordinary"));
-        let all = judged(vec![good(), ("pci.links", Finding::waived("y"))]);
+        let all = judged(vec![good(), ("pci.links", Finding::skipped("y"))]);
         assert_eq!(
             (all.outcome, &*all.reason),
-            (Outcome::Passed, "memory.egm 0.500 of ordinary; waived: pci.links")
+            (Outcome::Passed, "memory.egm 0.500 of ordinary; skipped: pci.links")
         );
         assert_eq!(judged(vec![good(), ("numa.hmat", Finding::error("z"))]).reason, "numa.hmat: z");
         assert_eq!(
-            judged(vec![("pci.links", Finding::waived("y"))]).outcome,
+            judged(vec![("pci.links", Finding::skipped("y"))]).outcome,
             Outcome::Failed,
             "nothing was shown"
         );

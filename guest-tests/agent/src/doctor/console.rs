@@ -27,7 +27,7 @@ fn check(line: &Line) -> Check {
     let finding = match line.state {
         _ if useless => Finding::failed(format!("a line without use: {said}")),
         State::Ok => Finding::passed(line.seen.clone()),
-        _ => Finding::waived(said),
+        _ => Finding::skipped(said),
     };
     finding.into_check(&name, 0)
 }
@@ -51,10 +51,10 @@ mod tests {
         );
         assert_eq!(
             told(lacks("MTU", "1500", "raise it")),
-            ("doctor.mtu".into(), Outcome::Waived, "lacks: 1500 => raise it".into())
+            ("doctor.mtu".into(), Outcome::Skipped, "lacks: 1500 => raise it".into())
         );
         assert_eq!(told(not_applicable("GPU BAR1", "no GPU")).2, "not applicable: no GPU");
-        assert_eq!(told(unknown("memlock", "shut", "ulimit -l")).1, Outcome::Waived);
+        assert_eq!(told(unknown("memlock", "shut", "ulimit -l")).1, Outcome::Skipped);
     }
 
     #[test]

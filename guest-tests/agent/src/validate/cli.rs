@@ -50,7 +50,7 @@ pub(crate) struct Options {
     /// Groups, names or patterns (`*`, `?`) of validations, comma separated; `-WORD` takes away. All without one.
     #[arg(long, value_name = "WORD", allow_hyphen_values = true)]
     select: Vec<String>,
-    /// Validations that must pass, written as for `--select`: one that is waived or did not run fails the run (exit 1).
+    /// Validations that must pass, written as for `--select`: one that is skipped or did not run fails the run (exit 1).
     #[arg(long, value_name = "WORD", allow_hyphen_values = true)]
     require: Vec<String>,
     /// Every selected validation must pass. Exclude one with `--select -WORD`.
@@ -180,7 +180,7 @@ fn random_seed() -> u64 {
 
 /// Whether an outcome is one that a run can end well with.
 pub(super) const fn is_good(outcome: Outcome) -> bool {
-    matches!(outcome, Outcome::Passed | Outcome::Waived)
+    matches!(outcome, Outcome::Passed | Outcome::Skipped)
 }
 
 #[cfg(test)]

@@ -32,12 +32,14 @@ pub(super) static ALL: &[Validation] = &[
 const MOST: u64 = 64 << 20;
 /// Pages whose policy is asked one by one.
 const SAMPLES: usize = 64;
-/// What a kernel without nodes means for a waived claim.
+/// What a kernel without nodes means for a skipped claim.
 const NO_NODES: &str = "the kernel shows no NUMA nodes in /sys/devices/system/node (CONFIG_NUMA)";
 
 fn placement(setting: &Setting) -> Result<Finding, Broken> {
     let tree = Tree::live();
-    let Some(nodes) = tree.list(&format!("{NODES}/has_memory")) else { return Ok(Finding::waived(NO_NODES)) };
+    let Some(nodes) = tree.list(&format!("{NODES}/has_memory")) else {
+        return Ok(Finding::skipped(NO_NODES));
+    };
     let page = rustix::param::page_size();
     let (mut claim, mut left_out) = (Claim::default(), Vec::new());
     let mut tried = false;
@@ -61,7 +63,7 @@ fn placement(setting: &Setting) -> Result<Finding, Broken> {
         claim.seen(format!("node {node}: {} pages", is.len()));
     }
     if !tried {
-        return Ok(Finding::waived(left_out.join("; ")));
+        return Ok(Finding::skipped(left_out.join("; ")));
     }
     left_out.into_iter().for_each(|left| claim.seen(left));
     Ok(claim.finish())
@@ -80,7 +82,7 @@ fn judge(claim: &mut Claim, node: u32, source: &str, is: &[i32]) {
 }
 
 fn distances(tree: &Tree) -> Finding {
-    let Some(online) = tree.list(&format!("{NODES}/online")) else { return Finding::waived(NO_NODES) };
+    let Some(online) = tree.list(&format!("{NODES}/online")) else { return Finding::skipped(NO_NODES) };
     let nodes: Vec<u32> = online.iter().collect();
     let mut claim = Claim::default();
     let mut matrix: Vec<Vec<u32>> = Vec::new();
@@ -123,7 +125,7 @@ const HMAT: [(&str, &str, &str, f64); 4] = [
 ];
 
 fn hmat(tree: &Tree) -> Finding {
-    let Some(nodes) = tree.list(&format!("{NODES}/has_memory")) else { return Finding::waived(NO_NODES) };
+    let Some(nodes) = tree.list(&format!("{NODES}/has_memory")) else { return Finding::skipped(NO_NODES) };
     let (mut figures, mut seen, mut without) = (Vec::new(), Vec::new(), Vec::new());
     for node in nodes.iter() {
         let folder = tree::node(node, "access0/initiators");
@@ -145,7 +147,7 @@ fn hmat(tree: &Tree) -> Finding {
         }
     }
     if figures.is_empty() {
-        return Finding::waived(
+        return Finding::skipped(
             "no node has figures in access0/initiators: the firmware gave no HMAT with them, or the kernel has no \
              CONFIG_HMEM_REPORTING; a VMM writes one from its configuration",
         );
@@ -217,7 +219,7 @@ mod tests {
         assert_eq!(figures, [(250.0, "ns"), (100.0, "GB/s")]);
         assert_eq!(verdict.reason, "node 2 from node0; without figures: node 0");
         let (_folder, none) = recorded("== /sys/devices/system/node/has_memory\n0\n");
-        assert_eq!(hmat(&none).outcome, Outcome::Waived);
+        assert_eq!(hmat(&none).outcome, Outcome::Skipped);
     }
 
     #[test]
@@ -230,8 +232,8 @@ mod tests {
     }
 
     #[test]
-    fn without_nodes_the_claims_are_waived() {
+    fn without_nodes_the_claims_are_skipped() {
         let (_folder, tree) = recorded("");
-        assert_eq!((distances(&tree).outcome, hmat(&tree).outcome), (Outcome::Waived, Outcome::Waived));
+        assert_eq!((distances(&tree).outcome, hmat(&tree).outcome), (Outcome::Skipped, Outcome::Skipped));
     }
 }

@@ -73,7 +73,7 @@ pub(crate) fn above(tree: &Tree, function: &str) -> Option<String> {
 fn links(tree: &Tree) -> Finding {
     let functions = tree.functions();
     if functions.is_empty() {
-        return Finding::waived(NONE);
+        return Finding::skipped(NONE);
     }
     let (mut claim, mut known) = (Claim::default(), 0);
     let mut figures = Vec::new();
@@ -99,7 +99,7 @@ fn links(tree: &Tree) -> Finding {
         figures.push(Figure::of(format!("speed, {function}"), None, "GT/s", &mut [link.speed]));
     }
     if known == 0 {
-        return Finding::waived(format!(
+        return Finding::skipped(format!(
             "none of {} functions is behind a port and says speed and width of its link: emulated PCI Express links have \
              none; look on the host",
             functions.len()
@@ -144,7 +144,7 @@ pub(crate) fn memory_bars(tree: &Tree, function: &str) -> Vec<Bar> {
 fn bars(tree: &Tree) -> Finding {
     let functions = tree.functions();
     if functions.is_empty() {
-        return Finding::waived(NONE);
+        return Finding::skipped(NONE);
     }
     let (mut claim, mut count) = (Claim::default(), 0);
     for function in &functions {
@@ -188,7 +188,7 @@ fn errors(tree: &Tree) -> Finding {
         }
     }
     if counters == 0 {
-        return Finding::waived(
+        return Finding::skipped(
             "no function has AER counters: the host keeps them (a guest's ports are emulated), or the kernel has no CONFIG_PCIEAER",
         );
     }
@@ -241,7 +241,7 @@ mod tests {
         let narrow = judged("32.0 8 32.0 16", "32.0 8 32.0 16");
         assert!(narrow.reason.contains("32 GT/s x8 of 32 GT/s x16: lanes are missing"), "{}", narrow.reason);
         assert_eq!(judged("32.0 16 32.0 16", "2.5 16 32.0 16").outcome, Outcome::Failed);
-        assert_eq!(judged("Unknown 0 Unknown 255", "Unknown 0 Unknown 255").outcome, Outcome::Waived);
+        assert_eq!(judged("Unknown 0 Unknown 255", "Unknown 0 Unknown 255").outcome, Outcome::Skipped);
     }
 
     #[test]
@@ -292,6 +292,6 @@ mod tests {
         assert_eq!(corrected.outcome, Outcome::Passed);
         assert!(corrected.reason.contains("corrected 3 errors"), "{}", corrected.reason);
         let (_folder, none) = recorded("");
-        assert_eq!((errors(&none).outcome, links(&none).outcome), (Outcome::Waived, Outcome::Waived));
+        assert_eq!((errors(&none).outcome, links(&none).outcome), (Outcome::Skipped, Outcome::Skipped));
     }
 }

@@ -141,7 +141,7 @@ fn selected(mut run: Run, words: &[String]) -> Result<Run, String> {
 }
 
 /// Series of the run before that this one has at no size, though it has tried their validation: what was fast and is
-/// waived now, say.
+/// skipped now, say.
 fn gone(before: &Run, run: &Run, comparison: &Comparison) -> BTreeSet<String> {
     let ratios = comparison.ratios.iter();
     let there: BTreeSet<_> = ratios.map(|ratio| (&*ratio.name, &*ratio.series, &*ratio.unit)).collect();

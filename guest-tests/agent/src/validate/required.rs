@@ -94,8 +94,8 @@ mod tests {
     fn what_did_not_pass_is_named_with_its_reason_once() {
         let found = [
             ("memory.pattern", Finding::passed("x")),
-            ("cuda.pools", Finding::waived("no GPU")),
-            ("cuda.host_numa", Finding::waived("no GPU")),
+            ("cuda.pools", Finding::skipped("no GPU")),
+            ("cuda.host_numa", Finding::skipped("no GPU")),
         ];
         let run = Run {
             version: RUN_VERSION,
@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(failed.outcome, Outcome::Failed);
         assert_eq!(
             failed.reason,
-            "3 of 4 did not pass: rdma.pair it did not run; cuda.pools, cuda.host_numa waived: no GPU"
+            "3 of 4 did not pass: rdma.pair it did not run; cuda.pools, cuda.host_numa skipped: no GPU"
         );
     }
 }

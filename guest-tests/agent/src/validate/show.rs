@@ -112,7 +112,7 @@ const fn colour(outcome: Outcome) -> u8 {
     match outcome {
         Outcome::Passed => 32,
         Outcome::Failed | Outcome::Error => 31,
-        Outcome::Waived => 33,
+        Outcome::Skipped => 33,
     }
 }
 
@@ -135,12 +135,13 @@ mod tests {
 
     #[test]
     fn a_reason_that_does_not_fit_the_terminal_has_lines_of_its_own() {
-        let verdict =
-            Finding::waived("no huge page is set aside and free: say so to the kernel, for this one is long");
+        let verdict = Finding::skipped(
+            "no huge page is set aside and free: say so to the kernel, for this one is long",
+        );
         let verdict = verdict.into_verdict("memory.hugetlb", "", 1);
         let text = row(&verdict, Screen { colours: false, terminal: Some(60) });
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[0], "memory.hugetlb               waived");
+        assert_eq!(lines[0], "memory.hugetlb               skipped");
         assert!(lines.len() == 3 && lines.iter().all(|line| line.chars().count() <= 60), "{text}");
         assert_eq!(row(&verdict, FILE).lines().count(), 1);
     }

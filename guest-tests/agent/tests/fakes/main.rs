@@ -67,12 +67,12 @@ fn run(
     verdicts
 }
 
-/// Without a fault everything passes or is waived, and what is named passes.
+/// Without a fault everything passes or is skipped, and what is named passes.
 fn all_pass(fakes: &Fakes, gpus: u32, select: &str, must_run: &[&str]) {
     let verdicts = validate(fakes, gpus, select, None, 7);
     let bad: Vec<_> = verdicts
         .values()
-        .filter(|verdict| !matches!(verdict.outcome, Outcome::Passed | Outcome::Waived))
+        .filter(|verdict| !matches!(verdict.outcome, Outcome::Passed | Outcome::Skipped))
         .map(|verdict| format!("{} {}: {}", verdict.name, verdict.outcome, verdict.reason))
         .collect();
     assert!(bad.is_empty(), "without a fault: {bad:#?}");
@@ -167,15 +167,15 @@ fn each_fault_of_what_a_gpu_moves_is_noticed_by_the_check_that_looks_for_it() {
 }
 
 #[test]
-fn what_never_was_at_work_at_once_is_waived_and_not_passed() {
+fn what_never_was_at_work_at_once_is_skipped_and_not_passed() {
     let Some(fakes) = build::fakes() else { return };
     let both = [("add-start-late", "atomics"), ("produce-backwards", "ordering")];
     for (fault, check) in both {
         let select = format!("cuda.host_numa.{check},cuda.pinned.{check}");
         let verdicts = validate(&fakes, 1, &select, Some(fault), 7);
-        let waived = &verdicts[&format!("cuda.host_numa.{check}")];
-        assert_eq!(waived.outcome, Outcome::Waived, "{fault}: {}", waived.reason);
-        assert!(waived.reason.contains("attempts"), "{fault}: {}", waived.reason);
+        let skipped = &verdicts[&format!("cuda.host_numa.{check}")];
+        assert_eq!(skipped.outcome, Outcome::Skipped, "{fault}: {}", skipped.reason);
+        assert!(skipped.reason.contains("attempts"), "{fault}: {}", skipped.reason);
         let passed = &verdicts[&format!("cuda.pinned.{check}")];
         assert_eq!(passed.outcome, Outcome::Passed, "{fault}: {}", passed.reason);
     }
@@ -264,11 +264,11 @@ fn memory_goes_only_when_every_gpu_that_has_it_is_done_with_it() {
 }
 
 #[test]
-fn additions_of_gpus_one_after_the_other_are_waived_and_not_passed() {
+fn additions_of_gpus_one_after_the_other_are_skipped_and_not_passed() {
     let Some(fakes) = build::fakes() else { return };
     let verdicts = validate(&fakes, 2, "p2p.atomics", Some("gpus-in-turns"), 7);
     let verdict = &verdicts["p2p.atomics"];
-    assert_eq!(verdict.outcome, Outcome::Waived, "{}", verdict.reason);
+    assert_eq!(verdict.outcome, Outcome::Skipped, "{}", verdict.reason);
     assert!(verdict.reason.contains("never were at work at once"), "{}", verdict.reason);
 }
 
@@ -318,7 +318,7 @@ fn each_fault_of_nvshmem_is_noticed_by_the_check_that_looks_for_it() {
 }
 
 #[test]
-fn a_pe_alone_is_one_pe_and_what_needs_two_is_waived() {
+fn a_pe_alone_is_one_pe_and_what_needs_two_is_skipped() {
     let Some(fakes) = build::fakes() else { return };
     let verdicts = validate(&fakes, 1, "nvshmem.put,nvshmem.barrier", None, 7);
     assert_eq!(verdicts["nvshmem.put"].outcome, Outcome::Passed, "{}", verdicts["nvshmem.put"].reason);
@@ -327,7 +327,7 @@ fn a_pe_alone_is_one_pe_and_what_needs_two_is_waived() {
         "{}",
         verdicts["nvshmem.put"].reason
     );
-    assert_eq!(verdicts["nvshmem.barrier"].outcome, Outcome::Waived);
+    assert_eq!(verdicts["nvshmem.barrier"].outcome, Outcome::Skipped);
 }
 
 #[test]
@@ -360,7 +360,7 @@ fn each_fault_of_gpu_memory_by_the_bar_is_noticed_by_the_check_that_looks_for_it
     );
     let verdicts = validate(&fakes, 1, both, Some("dmabuf-unmappable"), 7);
     let reason = &verdicts["gdr.dmabuf"].reason;
-    assert_eq!(verdicts["gdr.dmabuf"].outcome, Outcome::Waived, "{reason}");
+    assert_eq!(verdicts["gdr.dmabuf"].outcome, Outcome::Skipped, "{reason}");
     assert!(reason.contains("13.3") && reason.contains("behind PCI Express"), "{reason}");
     let verdicts = validate(&fakes, 1, both, Some("dmabuf-by-pcie"), 7);
     assert_eq!(verdicts["gdr.dmabuf"].outcome, Outcome::Passed, "{}", verdicts["gdr.dmabuf"].reason);
@@ -371,7 +371,7 @@ fn each_fault_of_gpu_memory_by_the_bar_is_noticed_by_the_check_that_looks_for_it
         assert!(reason.contains(word), "{fault}: {reason}");
     }
     let verdicts = validate(&fakes, 1, both, Some("gdr-no-driver"), 7);
-    assert_eq!(verdicts["gdr.gdrapi"].outcome, Outcome::Waived);
+    assert_eq!(verdicts["gdr.gdrapi"].outcome, Outcome::Skipped);
     assert!(verdicts["gdr.gdrapi"].reason.contains("gdrdrv"), "{}", verdicts["gdr.gdrapi"].reason);
 }
 

@@ -176,15 +176,15 @@ fn a_libibverbs_that_does_as_it_should_passes() {
     let found = verdicts(&fakes, &folder, "rdma,odp", "");
     std::fs::remove_dir_all(folder).unwrap();
     let bad: Vec<_> =
-        found.iter().filter(|v| !matches!(v.outcome, Outcome::Passed | Outcome::Waived)).collect();
+        found.iter().filter(|v| !matches!(v.outcome, Outcome::Passed | Outcome::Skipped)).collect();
     assert!(bad.is_empty(), "{bad:#?}");
     let is = |name: &str, outcome| found.iter().any(|v| v.name == name && v.outcome == outcome);
     let others = ["rdma.bandwidth", "rdma.latency", "odp.page_starts", "odp.moving"];
     let names = QUICK.split(',');
     for name in names.chain(others) {
         // Not every kernel moves pages of a machine with one node.
-        let waived = ["odp.moving", "odp.page_starts"].contains(&name) && is(name, Outcome::Waived);
-        assert!(is(name, Outcome::Passed) || waived, "{name}: {found:#?}");
+        let skipped = ["odp.moving", "odp.page_starts"].contains(&name) && is(name, Outcome::Skipped);
+        assert!(is(name, Outcome::Passed) || skipped, "{name}: {found:#?}");
     }
 }
 
@@ -251,35 +251,35 @@ fn rdma_does_not_believe_a_gpu_that_would_not_tell_of_a_difference() {
 }
 
 #[test]
-fn what_a_gpu_needs_and_is_not_there_is_waived_with_its_reason() {
+fn what_a_gpu_needs_and_is_not_there_is_skipped_with_its_reason() {
     let Some(fakes) = build::fakes() else { return };
     let folder = made(&fakes);
-    let waived = |fault: &str, name: &str| {
+    let skipped = |fault: &str, name: &str| {
         let found = verdicts(&fakes, &folder, name, fault);
         let [verdict] = found.as_slice() else { panic!("{fault}: {found:?}") };
-        assert_eq!(verdict.outcome, Outcome::Waived, "{fault}: {verdict:#?}");
+        assert_eq!(verdict.outcome, Outcome::Skipped, "{fault}: {verdict:#?}");
         verdict.reason.clone()
     };
-    assert!(waived("dmabuf-none", "rdma.gpu_dmabuf").contains("takes no dma-buf"));
-    assert!(waived("direct-none", "rdma.data_direct").contains("15b3:2100"));
+    assert!(skipped("dmabuf-none", "rdma.gpu_dmabuf").contains("takes no dma-buf"));
+    assert!(skipped("direct-none", "rdma.data_direct").contains("15b3:2100"));
     // No GPU, and no library of its driver's.
     let mut command = Command::new(&fakes.program);
     command.args(["validate", "--json", "--select", OF_GPUS]).env("LD_LIBRARY_PATH", &folder);
     let found = build::verdicts(&String::from_utf8(command.output().unwrap().stdout).unwrap());
     assert_eq!(found.len(), 4);
     let driver = Path::new("/proc/driver/nvidia/version").exists();
-    let ended = |v: &Verdict| v.outcome == Outcome::Waived && v.reason.contains("libcuda.so.1");
+    let ended = |v: &Verdict| v.outcome == Outcome::Skipped && v.reason.contains("libcuda.so.1");
     assert!(driver || found.iter().all(ended), "{found:#?}");
     std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
-fn memory_that_a_gpu_may_move_is_tried_and_waived_where_no_page_of_it_moved() {
+fn memory_that_a_gpu_may_move_is_tried_and_skipped_where_no_page_of_it_moved() {
     let Some(fakes) = build::fakes() else { return };
     let folder = made(&fakes);
     // The stand-in's GPU reaches all memory where it is, so nothing moves: what is wrong is wrong all the same.
     for (fault, outcome, says) in [
-        ("", Outcome::Waived, "bytes written, read and sent, 32 unaligned pieces; a kernel compared"),
+        ("", Outcome::Skipped, "bytes written, read and sent, 32 unaligned pieces; a kernel compared"),
         ("write-tail", Outcome::Failed, "a write, as the GPU sees it"),
         ("read-flip", Outcome::Failed, "of a read of"),
         ("odp-stale", Outcome::Failed, "a write, as the GPU sees it"),
@@ -326,6 +326,6 @@ fn what_a_driver_gets_right_that_loses_its_place_within_a_page_passes() {
     std::fs::remove_dir_all(folder).unwrap();
     let [verdict] = found.as_slice() else { panic!("{found:?}") };
     // Not every kernel moves pages of a machine with one node.
-    let unmoved = verdict.outcome == Outcome::Waived && verdict.reason.contains("no page moved");
+    let unmoved = verdict.outcome == Outcome::Skipped && verdict.reason.contains("no page moved");
     assert!(verdict.outcome == Outcome::Passed || unmoved, "{verdict:#?}");
 }

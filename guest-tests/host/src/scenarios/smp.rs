@@ -5,10 +5,19 @@ use std::time::Duration;
 use super::{PLAIN, Scenario};
 use crate::judge::Expected;
 
-/// What `egm-guest validate` decides there, each by name: one that is waived says so, and is there all the same.
-const VALIDATED: &[&str] = &[
+/// The agent's checks, then the validations of `egm-guest validate` that apply to this guest.
+const REQUIRED: &[&str] = &[
     "cpus",
+    "clock",
+    "memory_map",
     "numa",
+    "acpi_tables",
+    "hmat",
+    "pci",
+    "rng",
+    "msix",
+    "egm_pattern",
+    "egm_bandwidth",
     "memory.pattern",
     "memory.bandwidth",
     "memory.latency",
@@ -24,8 +33,10 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "smp",
     story: "four vCPUs in two sockets come up, on three ordinary nodes and an EGM node; egm-guest validate finds nothing wrong",
     config: "smp.json",
-    words: "egm.checks=all egm.validate=memory,numa,pci egm.arg.size=1048576 egm.arg.memory.rounds=1",
-    expected: Expected { exit: 0, summary: true, checks: VALIDATED },
+    words: "egm.checks=cpus,clock,memory_map,numa,acpi_tables,hmat,pci,rng,msix,egm_pattern,egm_bandwidth \
+            egm.validate=memory.pattern,memory.bandwidth,memory.latency,memory.egm,numa.placement,numa.distances,numa.hmat,pci.bars \
+            egm.arg.size=1048576 egm.arg.memory.rounds=1",
+    expected: Expected { exit: 0, summary: true, checks: REQUIRED },
     deadline: Duration::from_secs(300),
     ..PLAIN
 };

@@ -1,7 +1,7 @@
 //! Which GPUs are validated, why there are none, and one finding of all of them.
 //!
 //! Here is the one rule for machines without GPUs that can be used: no library, no device, and a driver that is older than
-//! what is called are waived, by name, because they say nothing about the machine; whatever else the driver says is an error.
+//! what is called are skipped, by name, because they say nothing about the machine; whatever else the driver says is an error.
 
 use egm_cuda::{CudaError, Device, Driver};
 use egm_report::Outcome;
@@ -22,18 +22,18 @@ pub(crate) fn devices() -> Result<Result<Vec<Device>, Finding>, Broken> {
     }
     match Driver::open().and_then(Driver::devices) {
         Ok(devices) if devices.is_empty() => {
-            Ok(Err(Finding::waived("the driver has no GPU: see nvidia-smi, and CUDA_VISIBLE_DEVICES")))
+            Ok(Err(Finding::skipped("the driver has no GPU: see nvidia-smi, and CUDA_VISIBLE_DEVICES")))
         }
         Ok(devices) => Ok(Ok(devices)),
-        Err(error) => match why_waived(&error) {
-            Some(reason) => Ok(Err(Finding::waived(reason))),
+        Err(error) => match why_skipped(&error) {
+            Some(reason) => Ok(Err(Finding::skipped(reason))),
             None => Err(error.into()),
         },
     }
 }
 
 /// Why a machine whose driver says this has no GPU to validate, if so.
-fn why_waived(error: &CudaError) -> Option<String> {
+fn why_skipped(error: &CudaError) -> Option<String> {
     match error {
         CudaError::NoLibrary | CudaError::NoFunction(_) => Some(error.to_string()),
         error => (error.code() == Some(NO_DEVICE)).then(|| error.to_string()),
@@ -45,7 +45,7 @@ pub(crate) fn on_gpu(work: impl FnOnce(&Gpu) -> Result<Finding, Broken>) -> Resu
     match devices()? {
         Ok(devices) => match devices.first() {
             Some(device) => work(&Gpu::new(*device)?),
-            None => Ok(Finding::waived("the driver has no GPU")),
+            None => Ok(Finding::skipped("the driver has no GPU")),
         },
         Err(finding) => Ok(finding),
     }
@@ -68,7 +68,7 @@ fn joined(found: &[(i32, Finding)]) -> Finding {
     let outcome = [Outcome::Failed, Outcome::Error, Outcome::Passed]
         .into_iter()
         .find(|outcome| found.iter().any(|(_, finding)| finding.outcome == *outcome))
-        .unwrap_or(Outcome::Waived);
+        .unwrap_or(Outcome::Skipped);
     let reason = reason(found, outcome);
     let figures = found.iter().flat_map(|(ordinal, finding)| {
         let of_gpu = move |figure: &egm_report::Figure| egm_report::Figure {
@@ -81,7 +81,7 @@ fn joined(found: &[(i32, Finding)]) -> Finding {
     let finding = match outcome {
         Outcome::Failed => Finding::failed(reason),
         Outcome::Error => Finding::error(reason),
-        Outcome::Waived => Finding::waived(reason),
+        Outcome::Skipped => Finding::skipped(reason),
         Outcome::Passed => {
             let mut claim = Claim::default();
             claim.seen(reason);
@@ -133,9 +133,9 @@ mod tests {
         let finding = joined(&[(0, passed(1.0)), (1, Finding::failed("a wrong byte"))]);
         assert_eq!(finding.outcome, Outcome::Failed);
         assert_eq!(finding.reason, "GPU 1: a wrong byte; GPU 0 passed: right");
-        let finding = joined(&[(0, Finding::waived("no way")), (1, passed(1.0))]);
+        let finding = joined(&[(0, Finding::skipped("no way")), (1, passed(1.0))]);
         assert_eq!(finding.outcome, Outcome::Passed);
-        assert_eq!(finding.reason, "GPU 1: right; GPU 0 waived: no way");
+        assert_eq!(finding.reason, "GPU 1: right; GPU 0 skipped: no way");
         let broken = joined(&[(0, passed(1.0)), (1, Finding::error("gone"))]);
         assert_eq!(broken.outcome, Outcome::Error);
     }
@@ -150,13 +150,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_waived_and_what_is_broken_is_not() {
+    fn what_is_missing_is_skipped_and_what_is_broken_is_not() {
         let call = |code| CudaError::Call { call: "cuInit", code };
-        for waived in [CudaError::NoLibrary, CudaError::NoFunction("cuMemCreate"), call(NO_DEVICE)] {
-            assert!(why_waived(&waived).is_some(), "{waived}");
+        for skipped in [CudaError::NoLibrary, CudaError::NoFunction("cuMemCreate"), call(NO_DEVICE)] {
+            assert!(why_skipped(&skipped).is_some(), "{skipped}");
         }
         for code in [1, 2, 3, 101, 802, 803, 999] {
-            assert!(why_waived(&call(code)).is_none(), "{code}");
+            assert!(why_skipped(&call(code)).is_none(), "{code}");
         }
     }
 }

@@ -60,7 +60,7 @@ impl From<Vec<Figure>> for Seen {
     }
 }
 
-/// Does `work` with memory of each place of a family, by each GPU, and collects what is untrue; waived where the platform has
+/// Does `work` with memory of each place of a family, by each GPU, and collects what is untrue; skipped where the platform has
 /// no such memory. `at_once` says that GPU and processors use it at the same time.
 pub(crate) fn on_family<T: Into<Seen>>(
     setting: &Setting,
@@ -74,13 +74,13 @@ pub(crate) fn on_family<T: Into<Seen>>(
             Err(finding) => return Ok(finding),
         };
         if kinds.is_empty() {
-            return Ok(Finding::waived(format!("{NODES} names no node with memory of processors")));
+            return Ok(Finding::skipped(format!("{NODES} names no node with memory of processors")));
         }
         let attributes = gpu.context.attributes();
         let denied =
             |kind: &Kind| if at_once { attributes.denied_at_once(*kind) } else { attributes.denied(*kind) };
         if let Some(attribute) = kinds.iter().find_map(denied) {
-            return Ok(Finding::waived(format!("this GPU says 0 for {attribute}")));
+            return Ok(Finding::skipped(format!("this GPU says 0 for {attribute}")));
         }
         let (mut claim, mut figures, mut not) = (Claim::default(), Vec::new(), Vec::new());
         let places = kinds.len();
@@ -92,7 +92,7 @@ pub(crate) fn on_family<T: Into<Seen>>(
             }
         }
         let found = if not.len() == places && claim.is_true() {
-            Finding::waived(not.join("; "))
+            Finding::skipped(not.join("; "))
         } else {
             // What was decided of one place stays decided.
             not.into_iter().for_each(|reason| claim.seen(format!("not checked: {reason}")));

@@ -1,7 +1,7 @@
 //! CUDA on every kind of memory that this machine shares with its GPUs.
 //!
 //! One claim a kind and a property, in one table: who reads a report sees at once what pinned memory does and HOST_NUMA memory
-//! does not. Kinds that the GPU denies are waived, by the attribute that says so.
+//! does not. Kinds that the GPU denies are skipped, by the attribute that says so.
 
 mod atomics;
 mod attributes;

@@ -65,7 +65,7 @@ fn with(
     what: impl FnOnce(&Memory, &dyn Window) -> Result<Finding, Broken>,
 ) -> Result<Finding, Broken> {
     if let Some(attribute) = gpu.context.attributes().denied(Kind::Device) {
-        return Ok(Finding::waived(format!("this GPU says 0 for {attribute}")));
+        return Ok(Finding::skipped(format!("this GPU says 0 for {attribute}")));
     }
     // GDRCopy pins pages of 64 KiB; whole ones of 2 MiB suit every way.
     let memory = Memory::new(&gpu.context, Kind::Device, setting.most.clamp(1 << 16, most))?;
@@ -272,7 +272,7 @@ impl Timed<'_> {
     }
 }
 
-/// Measures each GPU by every way that there is; waived with both reasons where there is none.
+/// Measures each GPU by every way that there is; skipped with both reasons where there is none.
 fn by_any_way(
     setting: &Setting,
     measure: impl Fn(&Timed<'_>, &mut Vec<Figure>, &mut Claim) -> Result<(), Broken>,
@@ -286,14 +286,14 @@ fn by_any_way(
                 Ok(Claim::default().finish())
             })?;
             match finding.outcome {
-                egm_report::Outcome::Waived => reasons.push(finding.reason),
+                egm_report::Outcome::Skipped => reasons.push(finding.reason),
                 egm_report::Outcome::Passed => claim.seen(format!("by {}", way.name)),
                 _ => return Ok(finding),
             }
         }
         if figures.is_empty() {
             reasons.dedup();
-            return Ok(Finding::waived(reasons.join("; ")));
+            return Ok(Finding::skipped(reasons.join("; ")));
         }
         Ok(claim.finish().with_figures(figures))
     })

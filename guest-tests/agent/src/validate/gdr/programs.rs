@@ -31,7 +31,7 @@ fn ran(program: &str) -> Result<Result<Ended, Finding>, Broken> {
         Ok(child) => child,
         Err(error) if error.kind() == ErrorKind::NotFound => {
             let reason = format!("{program} is not installed: it comes with GDRCopy (package gdrcopy-tests)");
-            return Ok(Err(Finding::waived(reason)));
+            return Ok(Err(Finding::skipped(reason)));
         }
         Err(error) => return Err(Broken::system(format!("cannot start {program}"))(error)),
     };
@@ -53,7 +53,7 @@ pub(super) fn sanity(_: &Setting) -> Result<Finding, Broken> {
 fn judge_sanity(code: Option<i32>, output: &str, words: &[u8]) -> Finding {
     let Some(sanity) = Sanity::parse(output) else {
         return match code {
-            Some(WAIVED) => Finding::waived(format!("gdrcopy_sanity waived itself{}", quoted(words))),
+            Some(WAIVED) => Finding::skipped(format!("gdrcopy_sanity waived itself{}", quoted(words))),
             code => {
                 Finding::error(format!("gdrcopy_sanity ended without totals, code {code:?}{}", quoted(words)))
             }
@@ -66,7 +66,7 @@ fn judge_sanity(code: Option<i32>, output: &str, words: &[u8]) -> Finding {
         format!("its exit code is {code:?}")
     });
     if sanity.passed == 0 && sanity.failed == 0 {
-        return Finding::waived(format!("gdrcopy_sanity waived all of its {} tests", sanity.waived));
+        return Finding::skipped(format!("gdrcopy_sanity waived all of its {} tests", sanity.waived));
     }
     claim.finish()
 }
@@ -101,7 +101,7 @@ fn judge_figures(
             claim.seen(format!("{} figures of {program}", figures.len()));
             claim.finish().with_figures(figures.iter().map(|figure| as_ours(program, unit, figure)).collect())
         }
-        Some(WAIVED) => Finding::waived(format!("{program} waived itself{}", quoted(&ended.words))),
+        Some(WAIVED) => Finding::skipped(format!("{program} waived itself{}", quoted(&ended.words))),
         code => Finding::error(format!(
             "{program} ended with code {code:?} and {} figures{}",
             figures.len(),
@@ -131,8 +131,8 @@ mod tests {
         assert_eq!(outcome(Some(0), totals), Outcome::Passed);
         assert_eq!(outcome(Some(1), totals), Outcome::Failed, "a code that does not go with the totals");
         assert_eq!(outcome(Some(1), "Total: 3, Passed: 2, Failed: 1, Waived: 0\n"), Outcome::Failed);
-        assert_eq!(outcome(Some(0), "Total: 2, Passed: 0, Failed: 0, Waived: 2\n"), Outcome::Waived);
-        assert_eq!(outcome(Some(2), ""), Outcome::Waived);
+        assert_eq!(outcome(Some(0), "Total: 2, Passed: 0, Failed: 0, Waived: 2\n"), Outcome::Skipped);
+        assert_eq!(outcome(Some(2), ""), Outcome::Skipped);
         assert_eq!(outcome(Some(0), ""), Outcome::Error);
         assert_eq!(outcome(None, "segmentation fault"), Outcome::Error);
     }
@@ -146,6 +146,6 @@ mod tests {
         let verdict = finding.into_verdict("gdr.copybw", "", 0);
         assert_eq!((verdict.figures.len(), verdict.figures[0].bytes), (1, Some(4096)));
         assert_eq!(judge_figures("x", "GB/s", &ended(1), gdrcopy::bandwidths).outcome, Outcome::Error);
-        assert_eq!(judge_figures("x", "GB/s", &ended(2), gdrcopy::bandwidths).outcome, Outcome::Waived);
+        assert_eq!(judge_figures("x", "GB/s", &ended(2), gdrcopy::bandwidths).outcome, Outcome::Skipped);
     }
 }

@@ -37,7 +37,7 @@ pub(super) const DMA_BUF: Way = Way { name: "dma-buf", by: By::DmaBuf };
 pub(super) const GDRAPI: Way = Way { name: "gdrapi", by: By::Library };
 
 impl Way {
-    /// Maps `memory` and has `what` use it; waived with the reason when this machine has no such way.
+    /// Maps `memory` and has `what` use it; skipped with the reason when this machine has no such way.
     pub(super) fn with(
         self,
         memory: &Memory,
@@ -47,7 +47,7 @@ impl Way {
         match self.by {
             By::DmaBuf => match mapped_dma_buf(memory, bytes) {
                 Ok(Ok(window)) => what(&window),
-                Ok(Err(waived)) => Ok(waived),
+                Ok(Err(skipped)) => Ok(skipped),
                 Err(broken) => Err(broken),
             },
             By::Library => {
@@ -56,7 +56,7 @@ impl Way {
                     Err(finding) => {
                         let has =
                             if std::path::Path::new(MODULE).exists() { "is there" } else { "is missing" };
-                        return Ok(Finding::waived(format!(
+                        return Ok(Finding::skipped(format!(
                             "{}; its module's {MODULE} {has}",
                             finding.reason
                         )));
@@ -70,7 +70,7 @@ impl Way {
                         Err(error) => Err(error.into()),
                     },
                     Err(error @ (GdrError::NoDriver(_) | GdrError::Symbol { .. })) => {
-                        Ok(Finding::waived(error.to_string()))
+                        Ok(Finding::skipped(error.to_string()))
                     }
                     Err(error) => Err(error.into()),
                 }
@@ -88,7 +88,7 @@ fn mapped_dma_buf(memory: &Memory, bytes: usize) -> Result<Result<DmaBuf, Findin
     let plain = match memory.dma_buf() {
         Ok(descriptor) => DmaBuf::map(&descriptor, bytes),
         Err(error) if error.is_unsupported() => {
-            return Ok(Err(Finding::waived(format!("no dma-buf of GPU memory: {error}"))));
+            return Ok(Err(Finding::skipped(format!("no dma-buf of GPU memory: {error}"))));
         }
         Err(error) => return Err(error.into()),
     };
@@ -107,7 +107,7 @@ fn mapped_dma_buf(memory: &Memory, bytes: usize) -> Result<Result<DmaBuf, Findin
         Err(error) if error.is_unsupported() || error.code() == Some(INVALID_VALUE) => error.to_string(),
         Err(error) => return Err(error.into()),
     };
-    Ok(Err(Finding::waived(format!("{refused}; asked for one behind PCI Express: {second}"))))
+    Ok(Err(Finding::skipped(format!("{refused}; asked for one behind PCI Express: {second}"))))
 }
 
 /// Writes the pattern, all over the memory, and waits.

@@ -17,10 +17,12 @@ const TRANSPARENT: &str = "/sys/kernel/mm/transparent_hugepage";
 pub(super) fn transparent(setting: &Setting) -> Result<Finding, Broken> {
     let tree = Tree::live();
     let Some(enabled) = tree.word(&format!("{TRANSPARENT}/enabled")) else {
-        return Ok(Finding::waived("the kernel has no transparent huge pages (CONFIG_TRANSPARENT_HUGEPAGE)"));
+        return Ok(Finding::skipped(
+            "the kernel has no transparent huge pages (CONFIG_TRANSPARENT_HUGEPAGE)",
+        ));
     };
     if chosen(&enabled) == Some("never") {
-        return Ok(Finding::waived(format!(
+        return Ok(Finding::skipped(format!(
             "transparent huge pages are off: write `madvise` to {TRANSPARENT}/enabled"
         )));
     }
@@ -33,7 +35,7 @@ pub(super) fn transparent(setting: &Setting) -> Result<Finding, Broken> {
         let mut memory = place.memory(place.size)?;
         kept(&mut claim, &place.name(), &mut memory, setting.seed);
         let (Some(before), Some(after)) = (before, anonymous_huge(&tree)) else {
-            return Ok(Finding::waived("/proc/self/smaps_rollup does not say how many pages are huge"));
+            return Ok(Finding::skipped("/proc/self/smaps_rollup does not say how many pages are huge"));
         };
         let huge = after.saturating_sub(before);
         claim.seen(format!("{}: {huge} of {} bytes", place.name(), place.size));
@@ -42,12 +44,12 @@ pub(super) fn transparent(setting: &Setting) -> Result<Finding, Broken> {
     if !tried {
         let short = format!("--size and free memory allow less than two huge pages, {} bytes", 2 * page);
         let reasons: Vec<String> = std::iter::once(short).chain(left_out).collect();
-        return Ok(Finding::waived(reasons.join("; ")));
+        return Ok(Finding::skipped(reasons.join("; ")));
     }
     let none_came = figures.is_empty();
     let finding = claim.finish().with_figures(figures);
     if none_came && finding.outcome == Outcome::Passed {
-        return Ok(Finding::waived(format!(
+        return Ok(Finding::skipped(format!(
             "what was written is kept, but the kernel gave no huge page: its free memory is in pieces (`echo 1 > \
              /proc/sys/vm/compact_memory`), or --size leaves room for few ({})",
             finding.reason
@@ -100,7 +102,7 @@ pub(super) fn hugetlb(setting: &Setting) -> Result<Finding, Broken> {
         claim.seen(name);
     }
     if !tried {
-        return Ok(Finding::waived(
+        return Ok(Finding::skipped(
             "no huge page is set aside and free: say `echo 64 > /proc/sys/vm/nr_hugepages`, or hugepages= for the kernel",
         ));
     }

@@ -17,7 +17,7 @@ const MOST_THREADS: usize = 64;
 pub(super) fn run(setting: &Setting) -> Result<Finding, Broken> {
     let (places, left_out) = place::places(&Tree::live(), setting)?;
     if places.is_empty() {
-        return Ok(Finding::waived(left_out.join("; ")));
+        return Ok(Finding::skipped(left_out.join("; ")));
     }
     let cpus = thread::available_parallelism().map_or(2, |count| count.get().max(2));
     let threads = setting.args.get("memory.threads", cpus)?.clamp(2, MOST_THREADS);

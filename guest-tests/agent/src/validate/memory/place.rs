@@ -94,14 +94,14 @@ pub(super) fn rounds(setting: &Setting) -> Result<u32, Broken> {
     Ok(setting.args.get("memory.rounds", ROUNDS)?.clamp(1, 1000))
 }
 
-/// What `measure` finds in each place, near it and so many rounds; waived where there is no place.
+/// What `measure` finds in each place, near it and so many rounds; skipped where there is no place.
 pub(super) fn in_each(
     setting: &Setting,
     mut measure: impl FnMut(&mut Claim, &Place, u32) -> Result<Vec<Figure>, Broken>,
 ) -> Result<Finding, Broken> {
     let (places, left_out) = places(&Tree::live(), setting)?;
     if places.is_empty() {
-        return Ok(Finding::waived(left_out.join("; ")));
+        return Ok(Finding::skipped(left_out.join("; ")));
     }
     let rounds = rounds(setting)?;
     let (mut claim, mut figures) = (Claim::default(), Vec::new());

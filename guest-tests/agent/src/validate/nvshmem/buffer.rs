@@ -16,7 +16,7 @@ pub(super) fn buffer(element: &mut Element<'_>) -> Result<(), Broken> {
     let attributes = element.context.attributes();
     let node = attributes.get(Attribute::HOST_NUMA_ID).filter(|node| *node >= 0);
     let (Some(node), true) = (node, attributes.has(Attribute::HOST_NUMA)) else {
-        element.found.waived = Some(format!("this driver has no {}: update it", Attribute::HOST_NUMA));
+        element.found.skipped = Some(format!("this driver has no {}: update it", Attribute::HOST_NUMA));
         return Ok(());
     };
     let bytes = buffer_bytes(element.most);

@@ -47,7 +47,7 @@ pub(super) struct Found {
     /// What was measured.
     pub(super) figures: Vec<Figure>,
     /// Why the claim cannot be decided here.
-    pub(super) waived: Option<String>,
+    pub(super) skipped: Option<String>,
     /// The library says that this PE is another one than it was started as: it did no work, and the others wait for it.
     pub(super) is_another: bool,
 }
@@ -65,14 +65,14 @@ pub(super) fn run(name: &'static str, setting: &Setting) -> Result<Finding, Brok
     }
     if let Some(work) = WORKS.iter().find(|work| work.name == name) {
         if pes < work.least {
-            return Ok(Finding::waived(format!(
+            return Ok(Finding::skipped(format!(
                 "a job of {pes} PE on {gpus} GPU: this needs {} PEs",
                 work.least
             )));
         }
         if pes > gpus && !work.shared {
             let why = "without MPS, NVSHMEM has neither waits on streams nor collectives then";
-            return Ok(Finding::waived(format!("{pes} PEs share {gpus} GPU: {why}")));
+            return Ok(Finding::skipped(format!("{pes} PEs share {gpus} GPU: {why}")));
         }
     }
     Job { name, setting, library, gpus, pes }.run()
@@ -98,7 +98,7 @@ fn find_library(setting: &Setting) -> Result<PathBuf, Finding> {
             Ok(loaded) => {
                 return match Library::of(loaded, path) {
                     Ok(_) => Ok(path.clone()),
-                    Err(error) => Err(Finding::waived(error.to_string())),
+                    Err(error) => Err(Finding::skipped(error.to_string())),
                 };
             }
             Err(finding) if why.is_empty() => why = finding.reason,
@@ -106,7 +106,7 @@ fn find_library(setting: &Setting) -> Result<PathBuf, Finding> {
         }
     }
     let how = "install NVSHMEM (the wheel nvidia-nvshmem-cu13) or say --arg nvshmem.library=PATH";
-    Err(Finding::waived(format!("{why}: {how}")))
+    Err(Finding::skipped(format!("{why}: {how}")))
 }
 
 struct Job<'s> {
@@ -197,16 +197,16 @@ impl Job<'_> {
             if gpus == 1 { "" } else { "s" },
         ));
         let mut figures = Vec::new();
-        let mut waived = None;
+        let mut skipped = None;
         for (pe, of_pe) in found.enumerate() {
             of_pe.untrue.into_iter().for_each(|untrue| claim.untrue(format!("PE {pe}: {untrue}")));
             // All PEs see the same things; the first one tells.
             of_pe.seen.into_iter().filter(|_| pe == 0).for_each(|seen| claim.seen(seen));
             figures.extend(of_pe.figures);
-            waived = waived.or(of_pe.waived);
+            skipped = skipped.or(of_pe.skipped);
         }
-        match waived {
-            Some(reason) if claim.is_true() => Finding::waived(reason),
+        match skipped {
+            Some(reason) if claim.is_true() => Finding::skipped(reason),
             _ => claim.finish().with_figures(figures),
         }
     }

@@ -30,12 +30,12 @@ const STATUS: &str = "/proc/self/status";
 
 /// `odp.gpu_moving`.
 pub(super) fn moving(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
-    if let Some(waived) = super::lacking(site) {
-        return Ok(waived);
+    if let Some(skipped) = super::lacking(site) {
+        return Ok(skipped);
     }
     on_gpu(|gpu| {
         if let Some(attribute) = gpu.context.attributes().denied(Kind::System) {
-            return Ok(Finding::waived(format!(
+            return Ok(Finding::skipped(format!(
                 "this GPU says 0 for {attribute}: its driver does not move what programs allocate (HMM, or a coherent GPU)"
             )));
         }
@@ -61,7 +61,7 @@ pub(super) fn moving(site: &Site<'_>, setting: &Setting) -> Result<Finding, Brok
 /// What `found` means after `moved` of `all` pages were in a GPU.
 fn judged(found: Finding, moved: u64, all: u64) -> Finding {
     match (found.outcome, moved) {
-        (Outcome::Passed, 0) => Finding::waived(format!(
+        (Outcome::Passed, 0) => Finding::skipped(format!(
             "no page of {all} was in a GPU after it had written them, so none came back ({})",
             found.reason
         )),
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(passed.outcome, Outcome::Passed);
         assert!(passed.reason.contains("5 of 9 pages") && passed.reason.contains("all right"));
         let none = judged(Finding::passed("all right"), 0, 9);
-        assert!(none.outcome == Outcome::Waived && none.reason.contains("no page of 9"), "{none:?}");
+        assert!(none.outcome == Outcome::Skipped && none.reason.contains("no page of 9"), "{none:?}");
         for moved in [0, 5] {
             assert_eq!(judged(Finding::failed("byte 3"), moved, 9).outcome, Outcome::Failed);
         }

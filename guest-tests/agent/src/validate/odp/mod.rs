@@ -53,7 +53,7 @@ fn lacking(site: &Site<'_>) -> Option<Finding> {
     let missing = site.abilities.odp.missing();
     (!missing.is_empty()).then(|| {
         let name = &site.name;
-        Finding::waived(format!(
+        Finding::skipped(format!(
             "{name} says that it lacks on-demand paging of {}; mlx5 has it, rxe since Linux 6.16",
             missing.join(", ")
         ))
@@ -61,8 +61,8 @@ fn lacking(site: &Site<'_>) -> Option<Finding> {
 }
 
 fn explicit(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
-    if let Some(waived) = lacking(site) {
-        return Ok(waived);
+    if let Some(skipped) = lacking(site) {
+        return Ok(skipped);
     }
     let atomics = if site.abilities.odp.atomic { Access::REMOTE_ATOMIC } else { Access::NONE };
     let found = data::moves(site, setting, &kinds::ordinary(), Access::DATA | atomics | Access::ON_DEMAND)?;
@@ -70,11 +70,11 @@ fn explicit(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
 }
 
 fn implicit(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
-    if let Some(waived) = lacking(site) {
-        return Ok(waived);
+    if let Some(skipped) = lacking(site) {
+        return Ok(skipped);
     }
     if !site.abilities.odp.implicit {
-        return Ok(Finding::waived(format!(
+        return Ok(Finding::skipped(format!(
             "{} says that it has no implicit on-demand paging; mlx5 has",
             site.name
         )));

@@ -41,8 +41,8 @@ pub(super) enum What {
 }
 
 pub(super) fn run(site: &Site<'_>, setting: &Setting, what: What) -> Result<Finding, Broken> {
-    if let Some(waived) = super::lacking(site) {
-        return Ok(waived);
+    if let Some(skipped) = super::lacking(site) {
+        return Ok(skipped);
     }
     let nodes = kinds::with_memory()?;
     let way = match nodes.as_slice() {
@@ -106,7 +106,7 @@ fn with_pair(
     let moved = moved.load(Ordering::Relaxed);
     // What is wrong is wrong, whether or not pages moved.
     if moved == 0 && claim.is_true() {
-        return Ok(Finding::waived(format!("no page moved ({way:?}): this kernel does not move them here")));
+        return Ok(Finding::skipped(format!("no page moved ({way:?}): this kernel does not move them here")));
     }
     let done = match what {
         What::Everything => format!("{size} bytes written, read and sent"),

@@ -29,7 +29,7 @@ pub(super) fn run(_setting: &Setting) -> Result<Finding, Broken> {
     Ok(finding(config.as_ref(), &symbols, &tree.names("/sys/module")))
 }
 
-/// What was seen of each part: what is missing is waived by itself, and all of it only where nothing was seen to be there.
+/// What was seen of each part: what is missing is skipped by itself, and all of it only where nothing was seen to be there.
 fn finding(config: Option<&Config>, symbols: &str, modules: &[String]) -> Finding {
     let found: Vec<(&Part, Is)> = PARTS.iter().map(|part| (part, is_there(part, config, symbols))).collect();
     let of = |wanted: Is| -> Vec<String> {
@@ -41,15 +41,15 @@ fn finding(config: Option<&Config>, symbols: &str, modules: &[String]) -> Findin
     let mut said = Vec::new();
     for (word, parts) in [
         ("there", &there),
-        ("waived, because missing", &missing),
-        ("waived, because nothing here tells", &open),
+        ("skipped, because missing", &missing),
+        ("skipped, because nothing here tells", &open),
     ] {
         if !parts.is_empty() {
             said.push(format!("{word}: {}", parts.join(", ")));
         }
     }
     let said = format!("by {from}: {}; {}; {DIRECT}", said.join("; "), drivers(modules));
-    if there.is_empty() { Finding::waived(said) } else { Finding::passed(said) }
+    if there.is_empty() { Finding::skipped(said) } else { Finding::passed(said) }
 }
 
 /// What no released kernel has, whatever its configuration.
@@ -127,14 +127,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_waived_by_itself_and_nothing_seen_is_waived_as_a_whole() {
+    fn what_is_missing_is_skipped_by_itself_and_nothing_seen_is_skipped_as_a_whole() {
         let config = packed("CONFIG_HMM_MIRROR=y\n");
         let some = finding(Some(&config), "", &[]);
         assert_eq!(some.outcome, Outcome::Passed, "{}", some.reason);
         assert!(some.reason.starts_with("by /proc/config.gz: there: CONFIG_HMM_MIRROR ("), "{}", some.reason);
         assert!(some.reason.contains("missing: CONFIG_DEVICE_PRIVATE ("), "{}", some.reason);
         for nothing in [finding(Some(&packed("")), "", &[]), finding(None, "", &[])] {
-            assert_eq!(nothing.outcome, Outcome::Waived, "{}", nothing.reason);
+            assert_eq!(nothing.outcome, Outcome::Skipped, "{}", nothing.reason);
         }
     }
 

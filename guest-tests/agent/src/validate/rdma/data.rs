@@ -106,7 +106,7 @@ pub(in crate::validate) fn moves(
     access: Access,
 ) -> Result<Finding, Broken> {
     if kinds.is_empty() {
-        return Ok(Finding::waived("no pool of huge pages has two free ones: write to nr_hugepages"));
+        return Ok(Finding::skipped("no pool of huge pages has two free ones: write to nr_hugepages"));
     }
     let size = usize::try_from(setting.most).unwrap_or(LARGEST).clamp(1 << 17, LARGEST);
     loopback::with(site, setting.seed, |wire| {

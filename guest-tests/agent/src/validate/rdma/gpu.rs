@@ -61,7 +61,7 @@ fn refused(loaded: Option<&str>, device: &str, error: &VerbsError) -> Finding {
         Some(name) => Finding::failed(format!(
             "{name} is loaded, but {device} does not take GPU memory by its address: {error}; the module does nothing where it was not built against the same ib_core (MOFED)"
         )),
-        None => Finding::waived(format!(
+        None => Finding::skipped(format!(
             "neither {} is loaded, and {device} does not take GPU memory without ({error}); dma-buf is the newer way",
             PEERMEM.join(" nor ")
         )),
@@ -72,7 +72,7 @@ fn refused(loaded: Option<&str>, device: &str, error: &VerbsError) -> Finding {
 pub(super) fn host_numa(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
     on_gpu(|gpu| {
         if let Some(attribute) = gpu.context.attributes().denied(Kind::HostNuma(0)) {
-            return Ok(Finding::waived(format!("this GPU says 0 for {attribute}")));
+            return Ok(Finding::skipped(format!("this GPU says 0 for {attribute}")));
         }
         let mut claim = Claim::default();
         for node in gpu.nodes()? {
@@ -95,24 +95,24 @@ pub(super) fn host_numa(site: &Site<'_>, setting: &Setting) -> Result<Finding, B
 pub(super) fn data_direct(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
     let mlx5 = match library::open(&[Mlx5::NAME]) {
         Ok(library) => library,
-        Err(waived) => return Ok(waived),
+        Err(skipped) => return Ok(skipped),
     };
     let mlx5 = match Mlx5::new(mlx5) {
         Ok(mlx5) => mlx5,
         Err(error) => {
-            return Ok(Finding::waived(format!("{error}, for Data Direct: rdma-core of MLX5_1.25")));
+            return Ok(Finding::skipped(format!("{error}, for Data Direct: rdma-core of MLX5_1.25")));
         }
     };
     let function = match mlx5.data_direct(site.context) {
         Ok(path) => path.rsplit('/').next().unwrap_or_default().to_owned(),
         Err(error) if matches!(error.number(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) => {
-            return Ok(Finding::waived(format!(
+            return Ok(Finding::skipped(format!(
                 "{} is not of mlx5, whose ConnectX-8 has Data Direct",
                 site.name
             )));
         }
         Err(error) if error.number() == Some(libc::ENODEV) => {
-            return Ok(Finding::waived(no_function(&error)));
+            return Ok(Finding::skipped(no_function(&error)));
         }
         Err(error) => return Ok(Finding::failed(error.to_string())),
     };
@@ -157,7 +157,7 @@ fn takes_none(site: &Site<'_>) -> Result<Option<Finding>, Broken> {
     Ok(match site.context.domain()?.takes_dmabuf() {
         Ok(true) => None,
         Ok(false) => {
-            Some(Finding::waived(format!("the driver of {} takes no dma-buf: mlx5 does", site.name)))
+            Some(Finding::skipped(format!("the driver of {} takes no dma-buf: mlx5 does", site.name)))
         }
         Err(error) => {
             Some(Finding::failed(format!("{} does not say whether it takes dma-bufs: {error}", site.name)))
@@ -170,7 +170,7 @@ fn not_exported(gpu: &Gpu, error: &CudaError) -> Finding {
     if gpu.context.attributes().has(Attribute::DMA_BUF) {
         Finding::failed(format!("this GPU says that its memory can be a dma-buf, and gives none: {error}"))
     } else {
-        Finding::waived(format!("this GPU says 0 for {}", Attribute::DMA_BUF))
+        Finding::skipped(format!("this GPU says 0 for {}", Attribute::DMA_BUF))
     }
 }
 
@@ -187,7 +187,7 @@ fn on_device_memory(
 ) -> Result<Finding, Broken> {
     on_gpu(|gpu| {
         if let Some(attribute) = gpu.context.attributes().denied(Kind::Device) {
-            return Ok(Finding::waived(format!("this GPU says 0 for {attribute}")));
+            return Ok(Finding::skipped(format!("this GPU says 0 for {attribute}")));
         }
         let memory = Memory::new(&gpu.context, Kind::Device, bytes(setting))?;
         work(gpu, memory)
@@ -219,7 +219,7 @@ mod tests {
         assert!(loaded.outcome == Outcome::Failed && loaded.reason.contains("nvidia_peermem is loaded"));
         let without = refused(None, "rxe0", &error);
         assert!(
-            without.outcome == Outcome::Waived && without.reason.contains("nvidia_peermem nor nv_peer_mem")
+            without.outcome == Outcome::Skipped && without.reason.contains("nvidia_peermem nor nv_peer_mem")
         );
     }
 }

@@ -29,7 +29,7 @@ const MOST: u64 = 1 << 20;
 
 pub(super) fn run(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
     if Command::new(PROGRAM).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
-        return Ok(Finding::waived(format!("no {PROGRAM} here: install perftest for a second opinion")));
+        return Ok(Finding::skipped(format!("no {PROGRAM} here: install perftest for a second opinion")));
     }
     let (mut claim, mut figures) = (Claim::default(), Vec::new());
     let requests = setting.args.get("rdma.requests", REQUESTS)?.clamp(5, 1_000_000);

@@ -30,14 +30,14 @@ pub(in crate::validate) struct Site<'c> {
 }
 
 /// Opens the device that the arguments name, or the first that has a port up, and runs `check` on it; where there is none
-/// the finding is waived and says why.
+/// the finding is skipped and says why.
 pub(in crate::validate) fn with(
     setting: &Setting,
     check: impl FnOnce(&Site<'_>) -> Result<Finding, Broken>,
 ) -> Result<Finding, Broken> {
     let library = match library::open(&[Verbs::NAME]) {
         Ok(library) => library,
-        Err(waived) => return Ok(waived),
+        Err(skipped) => return Ok(skipped),
     };
     if let Some(address) = setting.args.text("rdma.rxe") {
         rxe::set_up(address)?;
@@ -47,7 +47,7 @@ pub(in crate::validate) fn with(
         Ok(devices) => devices,
         // A kernel without the character devices says so by a number; a number that cannot be is another matter.
         Err(error) if error.number().is_some() => {
-            return Ok(Finding::waived(format!("no RDMA here: {error}; load ib_uverbs")));
+            return Ok(Finding::skipped(format!("no RDMA here: {error}; load ib_uverbs")));
         }
         Err(error) => return Err(error.into()),
     };
@@ -57,7 +57,7 @@ pub(in crate::validate) fn with(
         let seen = if others.is_empty() { "none".to_owned() } else { others.join(", ") };
         let what = wanted
             .map_or_else(|| "no RDMA device has a port that is up".to_owned(), |name| format!("no {name}"));
-        return Ok(Finding::waived(format!("{what}; devices: {seen}")));
+        return Ok(Finding::skipped(format!("{what}; devices: {seen}")));
     };
     let gids = context.gids()?;
     let gid = match setting.args.text("rdma.gid") {
