@@ -57,6 +57,8 @@ mod run;
 mod scenarios;
 mod served;
 mod session;
+mod shard;
+mod skips;
 mod slice_device;
 mod slices;
 mod tools;
@@ -77,6 +79,7 @@ use crate::error::LabError;
 use crate::grace::GraceArguments;
 use crate::scenarios::GraceKernel;
 use crate::session::RunArguments;
+use crate::skips::SkipsArguments;
 
 /// Boots virtual machines, collects what their guests report, and judges it.
 #[derive(Debug, Parser)]
@@ -104,6 +107,8 @@ enum Verb {
     },
     /// Runs scenarios; the last line says how many of their checks passed, failed and were skipped.
     Run(RunArguments),
+    /// Prints the skips of a test log; exit code 1 when guest-tests/skips.json does not allow one of them.
+    Skips(SkipsArguments),
     /// Measures start, memory, prefault and a guest's boot, beside QEMU in the same run.
     Bench(BenchArguments),
     /// Boots configs/demo.json and shows what its guest reports and what its EGM node holds.
@@ -185,6 +190,7 @@ fn run(verb: Verb) -> Result<ExitCode, LabError> {
             Ok(ExitCode::SUCCESS)
         }
         Verb::Run(arguments) => session::run(&arguments),
+        Verb::Skips(arguments) => skips::run(&arguments),
         Verb::Bench(arguments) => bench::run(&arguments),
         Verb::Zeros => Ok(ExitCode::from(u8::from(!slices::check_zeros()?))),
         Verb::Demo => session::demo(),

@@ -24,6 +24,7 @@ use crate::progress::Stage;
 use crate::qemu;
 use crate::results::{Count, ScenarioResult};
 use crate::scenarios::{Scenario, Tale};
+use crate::skips::Skips;
 use crate::slice_device;
 use crate::slices;
 use crate::tools::Tools;
@@ -72,6 +73,10 @@ pub(crate) struct Runner {
     pub(crate) work: PathBuf,
     /// Where logs go, a directory a scenario.
     pub(crate) report: PathBuf,
+    /// Whether this machine is the lab's emulated host.
+    pub(crate) in_lab: bool,
+    /// The skips that are allowed.
+    pub(crate) skips: Skips,
 }
 
 /// The files of one scenario's machine.
@@ -93,6 +98,7 @@ impl Runner {
             .boots(scenario)
             .unwrap_or_else(|error| ScenarioResult::broken(scenario.name, &chain(&error)));
         result.cases.extend(scenario.page_size());
+        self.skips.judge(&mut result, self.in_lab);
         result.millis = millis(begun);
         stage.result(&format!("{}: {}", scenario.name, Count::of(std::slice::from_ref(&result))));
         result
@@ -392,7 +398,14 @@ pub(crate) mod tests {
         let path = || PathBuf::from("/nonexistent");
         let kernel = crate::kernel::StockKernel { directory: path() };
         let tools = Tools::within(&path(), path(), kernel);
-        Runner { tools, vmm: Vmm::Egm, work: path(), report: path() }
+        Runner {
+            tools,
+            vmm: Vmm::Egm,
+            work: path(),
+            report: path(),
+            in_lab: false,
+            skips: Skips::read().unwrap(),
+        }
     }
 
     /// A start of a machine whose VMM says on its standard error and its console what `script` writes.

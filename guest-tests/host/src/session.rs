@@ -21,6 +21,8 @@ use crate::results::{Count, ScenarioResult, junit, table};
 use crate::rootfs;
 use crate::run::{Runner, Vmm};
 use crate::scenarios::{self, Scenario};
+use crate::shard::Shard;
+use crate::skips::Skips;
 use crate::tools::Tools;
 
 /// Where logs and results go unless the user says otherwise.
@@ -37,6 +39,9 @@ pub(crate) struct RunArguments {
     /// The long ones too.
     #[arg(long)]
     full: bool,
+    /// Runs every Nth of the chosen scenarios, from the Ith on; all shards together run each scenario once.
+    #[arg(long, value_name = "I/N")]
+    shard: Option<Shard>,
     /// Where; by default here when this machine's KVM runs stock kernels, else in the lab.
     #[arg(long = "where", value_name = "PLACE")]
     place: Option<Where>,
@@ -69,7 +74,10 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<ExitCode, LabError> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let chosen = scenarios::select(&arguments.scenarios, arguments.full)?;
+    let mut chosen = scenarios::select(&arguments.scenarios, arguments.full)?;
+    if let Some(shard) = arguments.shard {
+        chosen = shard.of(chosen);
+    }
     let results = execute(arguments, &chosen)?;
     let json = keep(&results, &arguments.report)?;
     if let Some(path) = &arguments.junit {
@@ -92,6 +100,7 @@ pub(crate) fn demo() -> Result<ExitCode, LabError> {
         scenarios: Vec::new(),
         list: false,
         full: false,
+        shard: None,
         place: None,
         vmm: Vmm::Egm,
         junit: None,
@@ -166,12 +175,21 @@ fn execute(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenario
     let (here, there): (Vec<_>, Vec<_>) = chosen.into_iter().partition(is_here);
     let mut results = if there.is_empty() { Vec::new() } else { l1::run(&there, &tools, &cache()?, report)? };
     let work = arguments.work.clone().unwrap_or_else(|| report.join("work"));
-    let runner = Runner { tools, vmm: arguments.vmm, work: absolute(&work)?, report: report.clone() };
+    let in_lab = arguments.tools.is_some();
+    let runner = Runner {
+        tools,
+        vmm: arguments.vmm,
+        work: absolute(&work)?,
+        report: report.clone(),
+        in_lab,
+        skips: Skips::read()?,
+    };
     for scenario in &here {
         results.push(runner.scenario(scenario));
         // What is done stays known if this machine, an emulated host perhaps, does not live to the end.
         keep(&results, report)?;
     }
+    skipped.iter_mut().for_each(|result| runner.skips.judge(result, in_lab));
     results.extend(skipped);
     Ok(results)
 }

@@ -1,0 +1,265 @@
+//! The skips that a green run may have: the table `guest-tests/skips.json`, and what it says about a scenario's cases and about
+//! lines `skipped: REASON` in a log. A skip that no row allows is a failure.
+
+mod log;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+use egm_report::{Check, Outcome};
+use serde::Deserialize;
+
+use crate::error::LabError;
+use crate::results::ScenarioResult;
+
+/// Within the program, because the emulated host has no checkout.
+const TABLE: &str = include_str!("../../skips.json");
+
+/// What a row is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Kind {
+    /// A check of a scenario of `egm-lab run`.
+    Lab,
+    /// A unit or integration test, on this machine or as an aarch64 program.
+    Tests,
+    /// A test as an aarch64 program in QEMU's emulation of a process, for what that emulation lacks.
+    TestsAsAarch64,
+    /// A step of scripts/test.
+    Steps,
+}
+
+/// A row: one kind of skip, and the condition of the host under which it is right.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    kind: Kind,
+    /// The scenario, test or step; `*` stands for any text, here and in the texts below.
+    of: String,
+    /// The check of a scenario.
+    #[serde(default)]
+    check: Option<String>,
+    host: Condition,
+    reason: String,
+}
+
+/// A condition of the host that is looked at when a skip is judged.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Condition {
+    /// None: the reason is not to be seen afterwards, or the skip is no property of the host.
+    Any,
+    /// The emulated host of the lab.
+    Lab,
+    /// Any other: the lab puts everything that its scenarios need into its own host.
+    NotLab,
+    /// The user is not root.
+    NotRoot,
+    /// The user is root.
+    Root,
+    /// The processors are of another architecture.
+    NotArchitecture(String),
+    /// A file or folder does not exist.
+    Absent(PathBuf),
+    /// No folder of PATH has this program.
+    NoProgram(String),
+    /// A file exists and its text contains this.
+    File { path: PathBuf, contains: String },
+}
+
+/// A skip that happened.
+#[derive(Debug, Clone, Copy)]
+struct Skip<'a> {
+    kind: Kind,
+    of: &'a str,
+    check: Option<&'a str>,
+    reason: &'a str,
+}
+
+/// Where the conditions are looked at.
+#[derive(Debug, Clone, Copy)]
+struct Site<'a> {
+    root: &'a Path,
+    in_lab: bool,
+}
+
+/// The table.
+#[derive(Debug)]
+pub(crate) struct Skips(Vec<Row>);
+
+impl Skips {
+    /// The table of this program.
+    pub(crate) fn read() -> Result<Self, LabError> {
+        let rows = serde_json::from_str(TABLE).map_err(|error| LabError::Content {
+            what: "guest-tests/skips.json".into(),
+            problem: error.to_string(),
+        })?;
+        Ok(Self(rows))
+    }
+
+    /// Makes every skipped case of `result` that no row allows a failure.
+    pub(crate) fn judge(&self, result: &mut ScenarioResult, in_lab: bool) {
+        let site = Site { root: Path::new("/"), in_lab };
+        for case in result.cases.iter_mut().filter(|case| case.outcome == Outcome::Skipped) {
+            let check = Some(case.name.as_str());
+            let skip = Skip { kind: Kind::Lab, of: &result.scenario, check, reason: &case.reason };
+            if !self.allow(skip, site) {
+                let reason =
+                    format!("skipped, and guest-tests/skips.json does not allow it: {}", case.reason);
+                *case = Check { outcome: Outcome::Failed, reason, ..case.clone() };
+            }
+        }
+    }
+
+    fn allow(&self, skip: Skip<'_>, site: Site<'_>) -> bool {
+        self.0.iter().any(|row| row.matches(skip) && row.host.holds(site))
+    }
+}
+
+impl Row {
+    fn matches(&self, skip: Skip<'_>) -> bool {
+        let check = match (&self.check, skip.check) {
+            (Some(pattern), Some(check)) => is_like(check, pattern),
+            (pattern, check) => pattern.is_none() && check.is_none(),
+        };
+        let kind = self.kind == skip.kind || (self.kind, skip.kind) == (Kind::Tests, Kind::TestsAsAarch64);
+        kind && check && is_like(skip.of, &self.of) && is_like(skip.reason, &self.reason)
+    }
+}
+
+impl Condition {
+    fn holds(&self, Site { root, in_lab }: Site<'_>) -> bool {
+        let below = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path));
+        let is_root = rustix::process::geteuid().is_root();
+        match self {
+            Self::Any => true,
+            Self::Lab => in_lab,
+            Self::NotLab => !in_lab,
+            Self::NotRoot => !is_root,
+            Self::Root => is_root,
+            Self::NotArchitecture(name) => std::env::consts::ARCH != name,
+            Self::Absent(path) => !below(path).exists(),
+            Self::NoProgram(name) => {
+                let folders = std::env::var_os("PATH").unwrap_or_default();
+                !std::env::split_paths(&folders).any(|folder| folder.join(name).exists())
+            }
+            Self::File { path, contains } => {
+                std::fs::read_to_string(below(path)).is_ok_and(|text| text.contains(contains.as_str()))
+            }
+        }
+    }
+}
+
+/// Whether `text` is as `pattern`, in which `*` stands for any text.
+fn is_like(text: &str, pattern: &str) -> bool {
+    let Some((head, rest)) = pattern.split_once('*') else { return text == pattern };
+    let Some(text) = text.strip_prefix(head) else { return false };
+    let starts = text.char_indices().map(|(at, _)| at).chain([text.len()]);
+    starts.filter_map(|at| text.get(at..)).any(|tail| is_like(tail, rest))
+}
+
+/// A log and what it is of.
+#[derive(Debug, Args)]
+pub(crate) struct SkipsArguments {
+    /// What the log is of.
+    kind: Kind,
+    /// The output of `cargo nextest run`, of `cargo test -- --show-output`, or lines `NAME: skipped: REASON`.
+    log: PathBuf,
+}
+
+/// Prints the skips of a log; exit code 1 when the table does not allow one of them.
+pub(crate) fn run(arguments: &SkipsArguments) -> Result<ExitCode, LabError> {
+    let text = std::fs::read(&arguments.log).map_err(LabError::file("read", &arguments.log))?;
+    let table = Skips::read()?;
+    let site = Site { root: Path::new("/"), in_lab: false };
+    let mut refused = 0u32;
+    let mut allowed = 0u32;
+    for (of, reason) in log::skips(&String::from_utf8_lossy(&text)) {
+        let skip = Skip { kind: arguments.kind, of: &of, check: None, reason: &reason };
+        if table.allow(skip, site) {
+            allowed += 1;
+            println!("{of}: {reason}");
+        } else {
+            refused += 1;
+            println!("{of}: {reason} (guest-tests/skips.json does not allow it)");
+        }
+    }
+    println!("{} skipped, {allowed} of them allowed", allowed + refused);
+    Ok(ExitCode::from(u8::from(refused > 0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenarios::ALL;
+
+    fn table(json: &str) -> Skips {
+        Skips(serde_json::from_str(json).unwrap())
+    }
+
+    fn skipped(scenario: &str, reason: &str) -> ScenarioResult {
+        ScenarioResult::skipped(scenario, reason)
+    }
+
+    #[test]
+    fn a_star_stands_for_any_text() {
+        for (text, pattern) in [("", "*"), ("abc", "a*c"), ("abc", "abc"), ("ac", "a*c"), ("a*c", "a*c*")] {
+            assert!(is_like(text, pattern), "{text} {pattern}");
+        }
+        for (text, pattern) in [("abc", "ab"), ("abc", "*b"), ("", "a*"), ("ba", "a*")] {
+            assert!(!is_like(text, pattern), "{text} {pattern}");
+        }
+    }
+
+    #[test]
+    fn a_skip_outside_of_the_table_is_a_failure() {
+        let table = table(
+            r#"[{ "kind": "lab", "of": "vfio-*", "check": "run", "host": "not-lab", "reason": "no function *" }]"#,
+        );
+        let judged = |scenario: &str, reason: &str, in_lab| {
+            let mut result = skipped(scenario, reason);
+            table.judge(&mut result, in_lab);
+            result.cases[0].outcome
+        };
+        assert_eq!(judged("vfio-net", "no function 0000:01:00.0", false), Outcome::Skipped);
+        assert_eq!(judged("vfio-net", "no function 0000:01:00.0", true), Outcome::Failed);
+        assert_eq!(judged("demo", "no function 0000:01:00.0", false), Outcome::Failed);
+        assert_eq!(judged("vfio-net", "another reason", false), Outcome::Failed);
+    }
+
+    #[test]
+    fn conditions_are_looked_at() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::write(root.path().join("pattern"), "|/usr/lib/core").unwrap();
+        let holds = |json: &str| {
+            let condition: Condition = serde_json::from_str(json).unwrap();
+            condition.holds(Site { root: root.path(), in_lab: false })
+        };
+        assert!(holds(r#"{ "absent": "/dev/kvm" }"#) && !holds(r#"{ "absent": "/pattern" }"#));
+        assert!(holds(r#"{ "file": { "path": "/pattern", "contains": "|" } }"#));
+        assert!(!holds(r#"{ "file": { "path": "/pattern", "contains": "core." } }"#));
+        assert!(!holds(r#"{ "no-program": "sh" }"#) && holds(r#"{ "no-program": "no-such-program" }"#));
+        assert_ne!(holds(r#""root""#), holds(r#""not-root""#));
+    }
+
+    /// What the lab itself puts into its emulated host is no reason to skip there.
+    #[test]
+    fn the_table_is_sound_and_allows_no_missing_region_or_function_in_the_lab() {
+        let table = Skips::read().unwrap();
+        for row in table.0.iter().filter(|row| row.kind == Kind::Lab) {
+            assert!(ALL.iter().any(|scenario| is_like(scenario.name, &row.of)), "{row:?}");
+            assert!(row.check.is_some(), "{row:?}");
+        }
+        for reason in [
+            "this host has no region mem: it has dax0.0",
+            "this host has no function 0000:01:00.0 in an IOMMU group",
+        ] {
+            for (in_lab, outcome) in [(true, Outcome::Failed), (false, Outcome::Skipped)] {
+                let mut result = skipped("slice-mem", reason);
+                table.judge(&mut result, in_lab);
+                assert_eq!(result.cases[0].outcome, outcome, "{reason}");
+            }
+        }
+    }
+}
