@@ -310,11 +310,8 @@ fn memory_that_is_passed_on_stays_on_the_account_of_its_client() {
     let folder = tempfile::tempdir().unwrap();
     small_host::make(folder.path());
     let (policy, socket) = (folder.path().join("policy.json"), folder.path().join("socket"));
-    fs::write(
-        &policy,
-        r#"{"rules": [{"name": "r", "user": "root", "regions": ["memfd"], "quota": "4MiB"}]}"#,
-    )
-    .unwrap();
+    fs::write(&policy, r#"{"rules": [{"name": "r", "user": 0, "regions": ["memfd"], "quota": "4MiB"}]}"#)
+        .unwrap();
     let mut program = Command::new(env!("CARGO_BIN_EXE_egm-device"));
     program.arg("broker").arg("--root").arg(folder.path());
     let program = program.arg("--policy").arg(&policy).arg("--socket").arg(&socket);

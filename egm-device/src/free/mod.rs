@@ -166,7 +166,7 @@ pub struct Question {
     pub(crate) bytes: Range<u64>,
     /// Owners that had the bytes and may have left something, where they are known.
     pub(crate) last: Vec<Owner>,
-    /// Whether an unknown process may have had the bytes in this boot.
+    /// Whether processes of any user may have had the bytes in this boot.
     pub(crate) was_lost: bool,
     /// Other live grants of the same file: processes that may have its descriptor, and bytes.
     pub(crate) others: Vec<(u32, Range<u64>)>,
@@ -182,11 +182,13 @@ pub(crate) fn look_at_own_file(backing: &dyn Backing, owner: &Owner) -> Verdict 
     let bytes = backing.offset()..backing.offset().saturating_add(backing.size());
     let Ok(file) = FileName::of(backing.file()) else { return Verdict::unknown(&bytes) };
     let last = vec![owner.clone()];
-    let question = Question { file, bytes: bytes.clone(), last, was_lost: false, others: Vec::new() };
+    let lease = sole::lease(backing.file());
+    // Without leases the scan alone decides, and the owner can have sent a descriptor to any user.
+    let was_lost = matches!(lease, Ok(sole::Lease::Unsupported));
+    let question = Question { file, bytes: bytes.clone(), last, was_lost, others: Vec::new() };
     // While the lease lasts no description can be made of a descriptor that has none (O_PATH).
-    let lease = match sole::lease(backing.file()) {
+    let lease = match lease {
         Ok(sole::Lease::Given(lease)) => Some(lease),
-        // A kernel whose file system has no leases: what `/proc` shows has to do.
         Ok(sole::Lease::Unsupported) => None,
         Ok(sole::Lease::Refused) => {
             return match look(&question) {

@@ -31,7 +31,7 @@ pub(super) enum Lease {
     Given(File),
     /// There is one.
     Refused,
-    /// The file system has no leases: Linux 7.0 and later, on memory files.
+    /// The file system has no leases: hugetlbfs of Linux 7.0 and later. Other memory files keep them (Linux 7.3).
     Unsupported,
 }
 
