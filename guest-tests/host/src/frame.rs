@@ -11,10 +11,11 @@ use crate::boot::Boot;
 use crate::error::{LabError, chain};
 use crate::judge::{Expected, case, judge};
 use crate::passed::{self, dmar_faults, no_faults_since};
+use crate::pool::Pool;
 use crate::results::ScenarioResult;
 use crate::run::{Runner, init_case, millis};
 use crate::scenarios::Scenario;
-use crate::slices::{self, Pool};
+use crate::slices;
 
 /// The steps of a story.
 pub(crate) type Teller = fn(&mut Frame<'_>) -> Result<(), LabError>;
@@ -29,6 +30,8 @@ pub(crate) struct Frame<'a> {
     pub(crate) region: &'a str,
     /// Where its logs go.
     pub(crate) report: &'a Path,
+    /// The pool of its slice, where that is of hugetlb pages.
+    pub(crate) pool: Option<Pool>,
     /// What was shown so far, in order.
     pub(crate) cases: Vec<Check>,
     /// Milliseconds until init, of the first boot that was judged.
@@ -44,9 +47,10 @@ pub(crate) fn tell(
     report: &Path,
     steps: Teller,
 ) -> Result<ScenarioResult, LabError> {
-    let _pool = (scenario.region == Some("hugetlb")).then(Pool::fill).transpose()?;
+    let pool = (scenario.region == Some("hugetlb")).then(slices::pool).transpose()?;
     let region = scenario.region.unwrap_or_default();
-    let mut frame = Frame { runner, scenario, region, report, cases: Vec::new(), init: None, faults: 0 };
+    let mut frame =
+        Frame { runner, scenario, region, report, pool, cases: Vec::new(), init: None, faults: 0 };
     match frame.missing()? {
         Some(why) => frame.skip(&why),
         None => {

@@ -61,6 +61,13 @@ struct Backing {
     #[serde(default)]
     offset: u64,
     size: u64,
+    pages: Option<Pages>,
+}
+
+/// Host pages of ordinary memory.
+#[derive(Debug, Clone, Deserialize)]
+struct Pages {
+    size: u64,
 }
 
 /// A NUMA node of the plan.
@@ -149,6 +156,11 @@ impl Plan {
         let slice = self.backings.iter().position(|backing| backing.id.starts_with("egm"))?;
         let piece = self.memory.iter().find(|piece| piece.backing == slice)?;
         Some((piece.span.start().get(), piece.span.size()))
+    }
+
+    /// Bytes of a host page of each backing, where the plan decides it.
+    pub(crate) fn page_sizes(&self) -> Vec<Option<u64>> {
+        self.backings.iter().map(|backing| Some(backing.pages.as_ref()?.size)).collect()
     }
 
     /// How far behind the start of the first slice guest physical address `gpa` is.

@@ -39,6 +39,10 @@ if [ -e "$dax" ]; then
     echo namespace0.0 > $dax/namespace
     echo dax0.0 > /sys/bus/nd/drivers/dax_pmem/bind
 fi
+# The first device of a region that can be split gives up its memory, which leaves all of it to the devices of slices.
+for device in /sys/bus/dax/devices/*; do
+    [ ! -e "$device/../dax_region/create" ] || [ "$(cat "$device/size")" = 0 ] || echo 0 > "$device/size"
+done
 # What a Grace host's firmware says of a function, or has done to it: its socket, and that its GPU is ready (link and memory
 # trained), which QEMU's display, memory all of its BAR 0, says when that is written there. Others get ready by themselves.
 for function in /sys/bus/pci/devices/*; do

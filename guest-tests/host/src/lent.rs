@@ -4,9 +4,9 @@
 //!
 //! Where a slice lies is the ledger's word; the guests' bytes are looked for there.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::Instant;
 
@@ -15,6 +15,7 @@ use egm_payload::Ports;
 use egm_report::{Check, Line};
 use serde::Deserialize;
 
+use crate::broker::Broker;
 use crate::error::{LabError, chain};
 use crate::frame::{Fault, Frame, Step, timed};
 use crate::judge::case;
@@ -57,7 +58,7 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     // Planned while the region is free: later nobody but the broker has room in it.
     let [first, second, third] = [FIRST, SECOND, THIRD].map(|guest| story.tenant(guest));
     let (first, second, third) = (first?, second?, third?);
-    let _broker = Broker::start(&story)?;
+    let _broker = Broker::start(runner, region, &story.socket, report, None)?;
     let end = story.boot(&first, &[], BEAT, |address| {
         let mut first = At::new(&first, address);
         frame.step("lent", || {
@@ -292,40 +293,6 @@ struct Held {
 #[derive(Debug, Deserialize)]
 struct Owner {
     name: String,
-}
-
-/// A broker that lends while this lives.
-struct Broker(Child);
-
-impl Broker {
-    /// Started, and it has lent a little already.
-    fn start(story: &Story<'_>) -> Result<Self, LabError> {
-        let (device, log) = (&story.runner.tools.device, story.report.join("broker.log"));
-        let errors = File::create(&log).map_err(LabError::file("write", &log))?;
-        let mut command = Command::new(device);
-        command.arg("broker").arg("--socket").arg(&story.socket).stdin(Stdio::null()).stderr(errors);
-        let broker = Self(command.spawn().map_err(LabError::file("run", device))?);
-        let begun = Instant::now();
-        loop {
-            let mut client = Command::new(device);
-            client.args(["carve", "grant", "--region", story.region, "--size", "2MiB", "--broker"]);
-            let said = output(client.arg(&story.socket).arg("--").arg(&story.runner.tools.lab).arg("zeros"))?;
-            if said.status.success() {
-                return Ok(broker);
-            }
-            if begun.elapsed() > PATIENCE {
-                let problem = String::from_utf8_lossy(&said.stderr).into_owned();
-                return Err(LabError::Content { what: "a broker that lends".into(), problem });
-            }
-        }
-    }
-}
-
-impl Drop for Broker {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 #[cfg(test)]

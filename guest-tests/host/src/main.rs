@@ -6,6 +6,7 @@
 mod bad_page;
 mod bench;
 mod boot;
+mod broker;
 mod cache;
 mod capability;
 mod command;
@@ -23,9 +24,11 @@ mod initramfs;
 mod judge;
 mod kcore;
 mod kernel;
+mod kernel_tests;
 mod l1;
 mod lent;
 mod logs;
+mod machine_file;
 mod modules;
 mod own_memory;
 mod pagemap;
@@ -44,10 +47,12 @@ mod peer;
 mod peer_parts;
 mod physical;
 mod plugged;
+mod pool;
 mod process;
 mod progress;
 mod qemu;
 mod qmp;
+mod ram_pages;
 mod rdma;
 mod rdma_kit;
 mod results;
@@ -60,6 +65,7 @@ mod session;
 mod shard;
 mod skips;
 mod slice_device;
+mod slice_owners;
 mod slices;
 mod tools;
 
@@ -118,6 +124,12 @@ enum Verb {
     Zeros,
     /// The emulated Grace host (arm64): a shell or a command in it.
     Grace(GraceArguments),
+    /// Owner of a slice that `egm-device carve grant` provides: see `slice_owners.rs`.
+    #[command(hide = true)]
+    SliceOwner {
+        /// Word that it writes.
+        mark: u64,
+    },
     /// Runs Debian's newest QEMU for x86_64, from the cache.
     Qemu {
         /// Its arguments.
@@ -193,6 +205,7 @@ fn run(verb: Verb) -> Result<ExitCode, LabError> {
         Verb::Skips(arguments) => skips::run(&arguments),
         Verb::Bench(arguments) => bench::run(&arguments),
         Verb::Zeros => Ok(ExitCode::from(u8::from(!slices::check_zeros()?))),
+        Verb::SliceOwner { mark } => slice_owners::own(mark).map(|()| ExitCode::SUCCESS),
         Verb::Demo => session::demo(),
         Verb::Grace(arguments) => grace::run(&arguments),
         Verb::Qemu { arguments } => {

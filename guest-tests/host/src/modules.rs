@@ -56,7 +56,7 @@ pub(crate) const OF_ARM64: [&str; 12] = [
 
 /// What the emulated host needs: its share, KVM on AMD, what gives guests their devices, VFIO, errors of functions, and device-DAX. It has no
 /// driver for the functions that guests get, but one that takes what it is told to.
-pub(crate) const OF_L1: [&str; 18] = [
+pub(crate) const OF_L1: [&str; 19] = [
     "virtio_pci",
     "9pnet_virtio",
     "9p",
@@ -75,6 +75,7 @@ pub(crate) const OF_L1: [&str; 18] = [
     "nd_pmem",
     "dax_pmem",
     "device_dax",
+    "dax_hmem",
 ];
 
 /// The paths of `wanted` and of all they depend on, each after what it needs.

@@ -9,6 +9,8 @@ use crate::frame::Fault;
 
 /// Bytes that an entry is about.
 pub(crate) const PAGE: u64 = 4096;
+/// Ends the name of each mapping of guest memory.
+pub(crate) const GUEST_MEMORY: &str = "egm-vmm (deleted)";
 
 /// The host physical address of what `process` has mapped at `at`, a page's start, if it has a page there.
 pub(crate) fn address(process: &Path, at: u64) -> Result<Option<u64>, Fault> {
@@ -31,13 +33,19 @@ fn page(entry: u64) -> Option<u64> {
 /// size.
 pub(crate) fn slices(size: u64) -> Result<Vec<(PathBuf, u64)>, Fault> {
     let mut found = Vec::new();
-    for process in fs::read_dir("/proc")?.flatten().map(|entry| entry.path()) {
-        if fs::read_to_string(process.join("comm")).is_ok_and(|name| name.trim() == "egm-vmm") {
-            let maps = fs::read_to_string(process.join("maps"))?;
-            found.extend(maps.lines().find_map(|line| slice(line, size)).map(|start| (process, start)));
-        }
+    for process in machines()? {
+        let maps = fs::read_to_string(process.join("maps"))?;
+        found.extend(maps.lines().find_map(|line| slice(line, size)).map(|start| (process, start)));
     }
     Ok(found)
+}
+
+/// The processes of the machines that run, below `/proc`.
+pub(crate) fn machines() -> Result<Vec<PathBuf>, Fault> {
+    let is_machine = |process: &PathBuf| {
+        fs::read_to_string(process.join("comm")).is_ok_and(|name| name.trim() == "egm-vmm")
+    };
+    Ok(fs::read_dir("/proc")?.flatten().map(|entry| entry.path()).filter(is_machine).collect())
 }
 
 /// The host physical address of the byte `inside` the slice of `size` bytes of the one machine that runs.
@@ -54,7 +62,7 @@ fn slice(line: &str, size: u64) -> Option<u64> {
     let (from, to) = line.split_whitespace().next()?.split_once('-')?;
     let number = |text| u64::from_str_radix(text, 16).ok();
     let (from, to) = (number(from)?, number(to)?);
-    (line.contains(" rw-s ") && line.ends_with("egm-vmm (deleted)") && to - from == size).then_some(from)
+    (line.contains(" rw-s ") && line.ends_with(GUEST_MEMORY) && to - from == size).then_some(from)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::frame::Frame;
 use crate::judge::case;
 use crate::progress::Stage;
 use crate::scenarios::Scenario;
-use crate::slices::{self, Pool};
+use crate::slices;
 
 /// Kinds of slices that iommufd maps: files, pages of a pool, pages of persistent memory.
 const WITH_PAGES: [&str; 3] = ["local", "hugetlb", "dax0.0"];
@@ -17,7 +17,7 @@ const WITHOUT: &str = "memmap";
 /// Tells the story of the engine of `scenario` and the memory beside it.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let scenario = frame.scenario;
-    let _pool = Pool::fill()?;
+    let _pool = slices::pool()?;
     for region in WITH_PAGES.iter().chain((!scenario.iommufd).then_some(&WITHOUT)) {
         Stage::note(&format!("{}: a slice of {region}", scenario.name));
         reaches(frame, region)?;

@@ -15,10 +15,12 @@ const REFERENCE_MIB: u64 = 1024;
 /// late with them, and Linux, whose interrupts are remapped, panics ("timer doesn't work").
 const PERIODIC: &str = "nohz=off highres=off no_timer_check";
 
-/// How the emulated host's 8 GiB are split, as `egm-device carve advise --hypervisor 5GiB --how memmap=1GiB,dax=1GiB,mem`
-/// says: 1 GiB each is reserved, persistent memory, and hidden altogether. `configs/host/lab-x86_64.json` names them. The
+/// How 8 of the emulated host's 9 GiB are split, as `egm-device carve advise --hypervisor 5GiB --how memmap=1GiB,dax=1GiB,mem`
+/// says: 1 GiB each is reserved, persistent memory, and hidden altogether. `configs/host/lab-x86_64.json` names them. The last
+/// GiB is reserved as EFI's "specific purpose" memory is: a device-DAX region that can be split into devices. The
 /// lab looks at memory behind the back of its driver, which `iomem=relaxed` permits.
-const SPLIT: &str = "mem=7G memmap=1G$7G memmap=1G!8G iomem=relaxed";
+const SPLIT: &str =
+    "mem=7G memmap=1G$7G memmap=1G!8G memmap=1G%10G+0xefffffff dax_hmem.region_idle=1 iomem=relaxed";
 
 /// Functions that guests get, each in an IOMMU group of its own but for the pair. edu is a DMA engine, and ivshmem's BAR 2
 /// memory that it can reach.

@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use egm_report::{Check, Line, MAX_LINES};
+use serde_json::json;
 
 use crate::bad_page;
 use crate::boot::Boot;
@@ -17,6 +18,7 @@ use crate::host_parts::{GUEST, HOST, HostParts, PORT, Plan};
 use crate::initramfs;
 use crate::judge::{Collected, case, judge};
 use crate::lent;
+use crate::machine_file;
 use crate::own_memory;
 use crate::passed;
 use crate::process::{Limit, Reaction, watch};
@@ -40,7 +42,7 @@ const PANIC: &str = "Kernel panic";
 const LOCKUP: &str = "BUG: soft lockup";
 
 /// What the kernel says when it starts init; where it is quiet, init says it.
-const INIT: &str = " as init process";
+pub(crate) const INIT: &str = " as init process";
 
 /// How often a guest of `scenario` may start. Where boots are counted, each has one start: a second would hide the
 /// failure that the count is for.
@@ -156,34 +158,8 @@ impl Runner {
             scenario.end
         );
         let kernel = self.tools.kernel_for(scenario);
-        let mut json = serde_json::json!({
-            "name": scenario.name,
-            "extends": self.tools.configs.join(scenario.config),
-            "boot": { "kernel": kernel.image(), "initramfs": initramfs, "cmdline": cmdline.trim_end() },
-        });
-        if let Some(region) = scenario.region {
-            let (form, node) = match scenario.tale {
-                Tale::Device => ("device", 0),
-                _ => ("memory", u32::from(!scenario.slice_alone)),
-            };
-            let size = scenario.tale.slice();
-            json["egm"] = serde_json::json!([{ "region": region, "size": size, "node": node, "as": form }]);
-        }
-        if scenario.slice_alone {
-            json["memory"] = serde_json::json!({ "size": null, "nodes": [{ "id": 0, "cpus": "0" }] });
-        }
-        if let Some(count) = scenario.vcpus {
-            json["cpus"] = serde_json::json!({ "count": count });
-        }
-        if ![scenario.passed, scenario.servers, scenario.taps].concat().is_empty() {
-            let backend = if scenario.iommufd { "iommufd" } else { "auto" };
-            let device =
-                |function| serde_json::json!({ "type": "vfio", "function": function, "backend": backend });
-            let server = |socket| serde_json::json!({ "type": "vfio-user", "socket": socket });
-            let card = |tap| serde_json::json!({ "type": "virtio-net", "tap": tap });
-            let given = scenario.passed.iter().map(device).chain(scenario.servers.iter().map(server));
-            json["devices"] = given.chain(scenario.taps.iter().map(card)).collect();
-        }
+        let boot = json!({ "kernel": kernel.image(), "initramfs": initramfs, "cmdline": cmdline.trim_end() });
+        let json = machine_file::of(scenario, &self.tools.configs, boot);
         fs::write(&config, json.to_string()).map_err(LabError::file("write", &config))?;
         let facts = self.facts(scenario, report)?;
         let mut arguments = vec!["plan".as_ref(), config.as_os_str(), "--json".as_ref()];
@@ -234,7 +210,7 @@ impl Runner {
         report: &Path,
     ) -> Result<Boot, LabError> {
         let spoilt = |boot: &Boot| boot.emulator_did().or_else(|| boot.init.is_none().then_some("no init"));
-        self.boot_again(scenario, machine, report, spoilt)
+        self.boot_again(scenario, machine, report, &mut |_| {}, spoilt)
     }
 
     /// Boots, and under emulation boots again when the guest's kernel panicked without a word: QEMU's SVM raises an interrupt twice,
@@ -247,7 +223,18 @@ impl Runner {
         machine: &Machine,
         report: &Path,
     ) -> Result<Boot, LabError> {
-        self.boot_again(scenario, machine, report, Boot::emulator_did)
+        self.boot_heard(scenario, machine, report, &mut |_| {})
+    }
+
+    /// The same; `hear` gets every line of the guest's console, of each start.
+    pub(crate) fn boot_heard(
+        &self,
+        scenario: &Scenario,
+        machine: &Machine,
+        report: &Path,
+        hear: &mut dyn FnMut(&str),
+    ) -> Result<Boot, LabError> {
+        self.boot_again(scenario, machine, report, hear, Boot::emulator_did)
     }
 
     /// Boots until `spoilt` says nothing, or often enough. Each start that was spoilt is noted, and all are a case of their own.
@@ -256,12 +243,13 @@ impl Runner {
         scenario: &Scenario,
         machine: &Machine,
         report: &Path,
+        hear: &mut dyn FnMut(&str),
         spoilt: impl Fn(&Boot) -> Option<&'static str>,
     ) -> Result<Boot, LabError> {
         let most = attempts(scenario, is_emulated());
         let mut starts = 1;
         loop {
-            let boot = self.boot_by(self.command(machine), scenario, machine, report, |_| {})?;
+            let boot = self.boot_by(self.command(machine), scenario, machine, report, &mut *hear)?;
             match spoilt(&boot) {
                 Some(what) if starts < most => Stage::note(&format!(
                     "{}: {what} under emulation, start {starts}: booted again",

@@ -160,6 +160,7 @@ fn execute(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenario
     if tools.generic.is_none() && chosen.iter().any(|s| s.generic) {
         tools.generic = Some(kernel::generic(&cache()?, false)?);
     }
+    tools.tests.take_if(|_| !chosen.iter().any(|s| s.tests));
     // A reference machine needs no KVM.
     let place = match (arguments.place, arguments.vmm) {
         (Some(place), _) => place,

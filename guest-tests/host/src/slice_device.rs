@@ -12,7 +12,7 @@ use crate::host_parts::Plan;
 use crate::run::Runner;
 use crate::scenarios::Scenario;
 use crate::served::{Server, serve};
-use crate::slices::{self, Pool};
+use crate::slices;
 
 /// Where the server is.
 const SOCKET: &str = "/run/egm-slice.sock";
@@ -40,7 +40,7 @@ pub(crate) fn kinds(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, .. } = *frame;
     for region in KINDS {
         // A pool without pages is no region.
-        let _pool = (region == "hugetlb").then(Pool::fill).transpose()?;
+        let _pool = (region == "hugetlb").then(slices::pool).transpose()?;
         if slices::missing(runner, region)?.is_some() {
             frame.step(region, || Err(Fault::Undecided("this host has no such region")));
             continue;

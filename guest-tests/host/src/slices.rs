@@ -17,13 +17,13 @@ use crate::judge::{Expected, case};
 use crate::kcore::Ram;
 use crate::pagemap;
 use crate::physical::Physical;
+use crate::pool::Pool;
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::run::{Machine, Runner};
 use crate::scenarios::{Scenario, Tale};
 
-/// Pages of 2 MiB that the hugetlb story reserves: the slice's.
+/// Pages of 2 MiB that a hugetlb slice needs.
 const HUGE_PAGES: u64 = 264;
-const POOL: &str = "/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages";
 /// What the agent's check `egm_beat` writes behind its counter.
 const MARK: u64 = 0x6d67_652d_7461_6562;
 /// How long a beating word may stand still, under emulation.
@@ -71,7 +71,8 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
         frame.step("returned", || zeros(host));
         frame.step("invisible", || invisible(host, total));
     } else {
-        frame.step("returned", pool_is_whole);
+        let whole = frame.pool.as_ref().map_or(Ok(()), pool_is_whole);
+        frame.step("returned", || whole);
         frame.step("visible", || visible(at, total));
     }
     Ok(())
@@ -224,13 +225,17 @@ pub(crate) fn grant(runner: &Runner, region: &str, size: &str) -> Result<Output,
     output(command.arg(&runner.tools.lab).arg("zeros"))
 }
 
-/// All pages of the pool are free: the kernel zeroes them when somebody touches them next.
-fn pool_is_whole() -> Step {
-    let free = fs::read_to_string(Path::new(POOL).with_file_name("free_hugepages"))?;
-    if free.trim() == HUGE_PAGES.to_string() {
-        return Ok(());
+/// All pages of the pool are free: the kernel zeroes them at their next use.
+fn pool_is_whole(pool: &Pool) -> Step {
+    match pool.free()? {
+        HUGE_PAGES => Ok(()),
+        free => Err(Fault::Untrue(format!("{free} pages of {HUGE_PAGES} are free"))),
     }
-    Err(Fault::Untrue(format!("{} pages of {HUGE_PAGES} are free", free.trim())))
+}
+
+/// A pool that has room for a hugetlb slice.
+pub(crate) fn pool() -> Result<Pool, LabError> {
+    Pool::resize(2 << 10, HUGE_PAGES)
 }
 
 /// What lies at `address` is RAM of the host's kernel, which counts it before and after.
@@ -295,15 +300,8 @@ pub(crate) fn output(command: &mut Command) -> Result<Output, LabError> {
 
 /// `egm-lab zeros`: whether the slice that `egm-device carve grant` passes is zero from end to end.
 pub(crate) fn check_zeros() -> Result<bool, LabError> {
-    let number = |name: &str| {
-        let text = std::env::var(name).unwrap_or_default();
-        text.parse::<u64>().map_err(|_| LabError::Usage(format!("{name} is \"{text}\", not a number")))
-    };
-    let descriptor = number("EGM_SLICE_FD")?;
-    let path = format!("/proc/self/fd/{descriptor}");
-    let file = inherited(descriptor).map_err(LabError::file("take", &path))?;
-    let (offset, size) = (number("EGM_SLICE_OFFSET")?, number("EGM_SLICE_SIZE")?);
-    let memory = Physical::map(&file, offset, size).map_err(LabError::file("map", &path))?;
+    let Inherited { file, offset, size } = Inherited::new()?;
+    let memory = Physical::map(&file, offset, size).map_err(LabError::file("map", "the slice"))?;
     let first = memory.first_not_zero();
     if let Some(offset) = first {
         eprintln!("byte {offset:#x} of the slice is not zero");
@@ -311,27 +309,32 @@ pub(crate) fn check_zeros() -> Result<bool, LabError> {
     Ok(first.is_none())
 }
 
+/// The slice that `egm-device carve grant` passes to this process.
+pub(crate) struct Inherited {
+    /// Its file.
+    pub(crate) file: File,
+    /// Its first byte in the file.
+    pub(crate) offset: u64,
+    /// Its bytes.
+    pub(crate) size: u64,
+}
+
+impl Inherited {
+    pub(crate) fn new() -> Result<Self, LabError> {
+        let number = |name: &str| {
+            let text = std::env::var(name).unwrap_or_default();
+            text.parse::<u64>().map_err(|_| LabError::Usage(format!("{name} is \"{text}\", not a number")))
+        };
+        let file = inherited(number("EGM_SLICE_FD")?).map_err(LabError::file("take", "EGM_SLICE_FD"))?;
+        Ok(Self { file, offset: number("EGM_SLICE_OFFSET")?, size: number("EGM_SLICE_SIZE")? })
+    }
+}
+
 /// A descriptor that this process was started with; opening its path anew would not do, because EGM devices open once.
 fn inherited(descriptor: u64) -> std::io::Result<File> {
     let descriptor = i32::try_from(descriptor).map_err(std::io::Error::other)?;
     let this = pidfd_open(getpid(), PidfdFlags::empty())?;
     Ok(pidfd_getfd(this, descriptor, PidfdGetfdFlags::empty())?.into())
-}
-
-/// A hugetlb pool that is there while this lives.
-pub(crate) struct Pool;
-
-impl Pool {
-    pub(crate) fn fill() -> Result<Self, LabError> {
-        fs::write(POOL, HUGE_PAGES.to_string()).map_err(LabError::file("write", POOL))?;
-        Ok(Self)
-    }
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        let _ = fs::write(POOL, "0");
-    }
 }
 
 #[cfg(test)]

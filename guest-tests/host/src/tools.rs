@@ -15,6 +15,8 @@ const ROOT: &str = "root.img";
 const GENERIC: &str = "generic";
 /// What a guest has for RDMA, its kernel among it.
 const RDMA: &str = "rdma";
+/// Name of the folder of test programs, there and beside this program.
+const TESTS: &str = "tests";
 
 /// Where `scripts/lab/arm64` leaves the programs for the emulated Grace host, in the folder of what is built.
 const ARM64_FOLDER: &str = "aarch64-unknown-linux-gnu/lab";
@@ -44,6 +46,8 @@ pub(crate) struct Tools {
     pub(crate) rdma: Option<Kit>,
     /// The Debian root file system, when a scenario needs it.
     pub(crate) root: Option<PathBuf>,
+    /// Tests of `egm-device`, where they are built, when a scenario runs them.
+    pub(crate) tests: Option<PathBuf>,
     /// An emulator, when a scenario runs its guests in one.
     pub(crate) emulator: Option<Emulator>,
 }
@@ -64,6 +68,7 @@ impl Tools {
             generic: None,
             rdma: None,
             root: None,
+            tests: Some(lab.with_file_name(TESTS)).filter(|folder| folder.exists()),
             emulator: None,
             lab,
         })
@@ -89,6 +94,7 @@ impl Tools {
             generic: None,
             rdma: None,
             root: None,
+            tests: None,
             emulator: None,
         }
     }
@@ -109,6 +115,7 @@ impl Tools {
             generic: Some(StockKernel { directory: at(GENERIC) }).filter(|kernel| kernel.image().exists()),
             rdma: Kit::copied(&at(RDMA)),
             root: Some(at(ROOT)).filter(|path| path.exists()),
+            tests: Some(at(TESTS)).filter(|path| path.exists()),
             ..Self::within(directory, at("configs"), StockKernel { directory: at("guest") })
         }
     }
@@ -142,6 +149,11 @@ impl Tools {
         copy_files(&self.configs.join("host"), &hosts)?;
         self.root.iter().try_for_each(|root| copy(root, &directory.join(ROOT)))?;
         self.generic.iter().try_for_each(|kernel| copy_kernel(kernel, &directory.join(GENERIC)))?;
+        if let Some(tests) = &self.tests {
+            let to = directory.join(TESTS);
+            std::fs::create_dir_all(&to).map_err(LabError::file("make", &to))?;
+            copy_files(tests, &to)?;
+        }
         if let Some(kit) = &self.rdma {
             copy_kernel(&kit.kernel, &directory.join(RDMA))?;
             kit.copy_to(&directory.join(RDMA))?;

@@ -7,11 +7,13 @@ mod debian_root;
 mod demo;
 mod grace;
 mod hostile;
+mod kernel;
 mod panic;
 mod passed;
 mod peer;
 mod plugged;
 mod poison;
+mod ram;
 mod rdma;
 mod reset;
 mod sigterm;
@@ -52,6 +54,8 @@ pub(crate) struct Scenario {
     pub(crate) region: Option<&'static str>,
     /// Whether its guest has no other memory: the slice is its node 0, with its processor.
     pub(crate) slice_alone: bool,
+    /// RAM of its guest in hugetlb pages, in place of its file's RAM.
+    pub(crate) hugetlb_ram: Option<HugetlbRam>,
     /// Which of them.
     pub(crate) tale: Tale,
     /// What tells its story, when that is more than boots of one machine.
@@ -82,6 +86,8 @@ pub(crate) struct Scenario {
     pub(crate) disk: Option<Proof>,
     /// Whether a Debian root file system is on the first disk and reports, in place of the agent.
     pub(crate) debian: bool,
+    /// Whether it runs tests of `egm-device`.
+    pub(crate) tests: bool,
     /// Boots in a row.
     pub(crate) boots: u32,
     /// Time for one boot, under emulation on two slow cores.
@@ -104,6 +110,19 @@ impl Scenario {
     pub(crate) fn needs_own_kernel(&self) -> bool {
         self.iommufd || self.own_kernel
     }
+}
+
+/// Guest RAM in hugetlb pages of one size.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HugetlbRam {
+    /// Its size, as configurations have it.
+    pub(crate) size: &'static str,
+    /// The size of its pages, as configurations have it.
+    pub(crate) page_size: &'static str,
+    /// The size of its pages, in KiB.
+    pub(crate) page_kib: u64,
+    /// Number of its pages.
+    pub(crate) pages: u64,
 }
 
 /// The kernel of an emulated Grace host.
@@ -170,6 +189,7 @@ const PLAIN: Scenario = Scenario {
     press_on: None,
     region: None,
     slice_alone: false,
+    hugetlb_ram: None,
     tale: Tale::Owned,
     tell: None,
     generic: false,
@@ -185,6 +205,7 @@ const PLAIN: Scenario = Scenario {
     grace_kernel: GraceKernel::Own,
     disk: None,
     debian: false,
+    tests: false,
     boots: 1,
     deadline: Duration::from_secs(180),
     outside: false,
@@ -194,6 +215,7 @@ const PLAIN: Scenario = Scenario {
 /// Every scenario, in the order in which they run.
 pub(crate) const ALL: &[Scenario] = &[
     demo::SCENARIO,
+    ram::HUGETLB,
     smp::SCENARIO,
     reset::SCENARIO,
     panic::SCENARIO,
@@ -203,6 +225,8 @@ pub(crate) const ALL: &[Scenario] = &[
     slices::MEM,
     slices::MEMMAP,
     slices::DEVDAX,
+    slices::DEVDAX_OWNERS,
+    slices::DEVDAX_OWNED,
     slices::HUGETLB,
     slices::MEMFD,
     slices::GUEST_MEMFD,
@@ -211,6 +235,7 @@ pub(crate) const ALL: &[Scenario] = &[
     broker::SCENARIO,
     poison::FOUND,
     poison::READ,
+    kernel::TESTS,
     vfio::NVME,
     vfio::IOMMUFD,
     vfio::INTX,
@@ -237,6 +262,7 @@ pub(crate) const ALL: &[Scenario] = &[
     rdma::CARDS,
     rdma::VIRTIO,
     grace::STOCK,
+    ram::GRACE_HUGETLB,
     grace::DEMO,
     grace::EGM,
     grace::NVME,

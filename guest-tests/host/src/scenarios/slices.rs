@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{PLAIN, Scenario, Tale};
 use crate::judge::Expected;
-use crate::slice_device;
+use crate::{slice_device, slice_owners};
 
 /// Every byte of a slice is written and read twice, under emulation.
 const DEADLINE: Duration = Duration::from_secs(400);
@@ -37,6 +37,25 @@ pub(super) const DEVDAX: Scenario = Scenario {
     region: Some("dax0.0"),
     deadline: DEADLINE,
     ..PLAIN
+};
+
+/// Device-DAX whose slices have a device each.
+pub(super) const DEVDAX_OWNERS: Scenario = Scenario {
+    name: "slice-devdax-owners",
+    story: "slices of one device-DAX region have a device each: two users and a server reach their own alone, then all are removed",
+    region: Some("dax1"),
+    tell: Some(slice_owners::run),
+    deadline: DEADLINE,
+    ..PLAIN
+};
+
+/// A guest on such a slice.
+pub(super) const DEVDAX_OWNED: Scenario = Scenario {
+    name: "slice-devdax-device",
+    story: "a slice with a device-DAX device of its own: used, exclusive, scrubbed, returned",
+    region: Some("dax1"),
+    long: true,
+    ..DEVDAX
 };
 
 /// Huge pages of node 0.

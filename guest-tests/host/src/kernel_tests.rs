@@ -1,0 +1,60 @@
+//! Tests of `egm-device` that ask the kernel, on the kernel of this host: `scripts/lab/tests` builds them.
+
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::error::LabError;
+use crate::frame::{Fault, Frame, Step};
+use crate::pool::Pool;
+
+/// Test programs and the tests of each, all where none is named.
+const PROGRAMS: [(&str, &[&str]); 4] =
+    [("egm_device", &["free::"]), ("broker_attacks", &[]), ("broker_pools", &[]), ("dax_devices", &[])];
+/// The program that tests start, and the file with its path on the machine that built it.
+const PROGRAM: (&str, &str) = ("egm-device", "path");
+/// Pages of 2 MiB that the tests use.
+const PAGES: u64 = 8;
+
+/// Runs each program.
+pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
+    let Frame { runner, report, .. } = *frame;
+    let Some(folder) = &runner.tools.tests else {
+        frame.skip("no test programs: scripts/lab/tests builds them");
+        return Ok(());
+    };
+    let path = fs::read_to_string(folder.join(PROGRAM.1)).map_err(LabError::file("read", folder))?;
+    link(&folder.join(PROGRAM.0), Path::new(path.trim()))?;
+    let _pool = Pool::resize(2 << 10, PAGES)?;
+    for (name, tests) in PROGRAMS {
+        frame.step(name, || passes(&folder.join(name), tests, &report.join(format!("{name}.log"))));
+    }
+    Ok(())
+}
+
+/// Makes `program` available at `path`, where it is on the machine that built it.
+fn link(program: &Path, path: &Path) -> Result<(), LabError> {
+    if path.exists() {
+        return Ok(());
+    }
+    let parent = path.parent().unwrap_or(path);
+    fs::create_dir_all(parent).map_err(LabError::file("make", parent))?;
+    symlink(program, path).map_err(LabError::file("link", path))
+}
+
+/// All `tests` of `program` pass, and each decides.
+fn passes(program: &Path, tests: &[&str], log: &Path) -> Step {
+    let (out, errors) = (File::create(log)?, File::options().append(true).open(log)?);
+    let mut command = Command::new(program);
+    command.args(["--nocapture", "--test-threads", "1"]).args(tests);
+    let status = command.stdin(Stdio::null()).stdout(out).stderr(errors).status()?;
+    let text = fs::read_to_string(log)?;
+    if !status.success() {
+        return Err(Fault::Untrue(format!("{status}: see {}", log.display())));
+    }
+    match text.lines().find_map(|line| Some(line.split_once("skipped: ")?.1)) {
+        Some(why) => Err(Fault::Untrue(format!("a test is skipped: {why}"))),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,28 @@
+//! Guest RAM in hugetlb pages: see [`crate::ram_pages`] for what is checked.
+
+use std::time::Duration;
+
+use super::{GraceKernel, PLAIN, Scenario};
+use crate::judge::Expected;
+use crate::ram_pages;
+
+/// A PC's guest.
+pub(super) const HUGETLB: Scenario = Scenario {
+    name: "hugetlb-ram",
+    story: "guest RAM in hugetlb pages of 2 MiB, then of 1 GiB: the plan, the host's pool and the machine's mappings agree",
+    tell: Some(ram_pages::run),
+    words: "egm.checks=cpus,memory_map quiet",
+    expected: Expected { exit: 0, summary: true, checks: &["cpus", "memory_map"] },
+    ..PLAIN
+};
+
+/// A Grace host's guest.
+pub(super) const GRACE_HUGETLB: Scenario = Scenario {
+    name: "grace-hugetlb-ram",
+    config: "grace-lab-smoke.json",
+    grace: true,
+    grace_kernel: GraceKernel::Debian,
+    long: true,
+    deadline: Duration::from_secs(400),
+    ..HUGETLB
+};

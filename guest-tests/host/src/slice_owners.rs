@@ -1,0 +1,253 @@
+//! Slices of one device-DAX region that is split: each owner has a device of its own, which is removed after its return.
+//!
+//! The owners are unprivileged users. Each runs `egm-device carve grant` with a hidden command of this program, which uses the
+//! slice, tries to reach another owner's memory when it reads the path of that device, and ends with its standard input.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Instant;
+
+use crate::broker::Broker;
+use crate::error::LabError;
+use crate::frame::{Fault, Frame, Step};
+use crate::physical::Physical;
+use crate::run::Runner;
+use crate::served::serve;
+use crate::slices::{self, Inherited, PATIENCE, physical};
+
+/// The owners: user and the word that each writes.
+const OWNERS: [(u32, u64); 2] = [(4001, 0x9d3c_51e8_f00b_6a27), (4002, 0x5ae1_0c97_26d4_83bf)];
+/// Bytes of a slice.
+const SIZE: u64 = 64 << 20;
+/// Devices of all device-DAX regions.
+const DEVICES: &str = "/sys/bus/dax/devices";
+/// Begins what an owner prints.
+const OWNER: &str = "owner: ";
+
+/// Grants two slices to two users and one to a server, and takes all three back.
+pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
+    let Frame { runner, region, report, .. } = *frame;
+    let (socket, policy) = (runner.work.join("broker.sock"), report.join("policy.json"));
+    fs::create_dir_all(&runner.work).map_err(LabError::file("make", &runner.work))?;
+    write_policy(&policy, region)?;
+    let _broker = Broker::start(runner, region, &socket, report, Some(&policy))?;
+    frame.step("no device before", || wait_for_devices(region, 0));
+    let [one, other] = OWNERS.map(|(user, mark)| Owner::start(runner, region, &socket, user, mark));
+    let (mut one, mut other) = (one?, other?);
+    frame.step("a device each", || each_has_a_device(region, &one, &other));
+    frame.step("own memory", || one.has_its_memory(&other).and_then(|()| other.has_its_memory(&one)));
+    frame.step("not the other's", || {
+        let (of_one, of_other) = (one.device.clone(), other.device.clone());
+        one.cannot_reach(&of_other).and_then(|()| other.cannot_reach(&of_one))
+    });
+    let spans = [one.span.clone(), other.span.clone()];
+    frame.step("a server has its own", || a_server_has_its_own(runner, region));
+    frame.step("returned", || {
+        one.end()?;
+        wait_for_devices(region, 1)?;
+        other.has_mark()?;
+        other.end()?;
+        wait_for_devices(region, 0)
+    });
+    frame.step("scrubbed", || spans.iter().try_for_each(|span| slices::zeros(span.clone().ok())));
+    Ok(())
+}
+
+fn write_policy(path: &Path, region: &str) -> Result<(), LabError> {
+    let users = OWNERS.map(|(user, _)| user);
+    let rules = [0].iter().chain(&users).map(|user| {
+        serde_json::json!({ "name": format!("user-{user}"), "user": user, "regions": [region], "quota": "1GiB" })
+    });
+    let policy = serde_json::json!({ "rules": rules.collect::<Vec<_>>() });
+    fs::write(path, policy.to_string()).map_err(LabError::file("write", path))
+}
+
+/// An owner, as the host sees it.
+struct Owner {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+    mark: u64,
+    /// Path of its slice's device.
+    device: PathBuf,
+    /// Host physical address and bytes of that device.
+    span: Result<(u64, u64), String>,
+}
+
+impl Owner {
+    fn start(runner: &Runner, region: &str, socket: &Path, user: u32, mark: u64) -> Result<Self, LabError> {
+        let program = &runner.tools.device;
+        let mut command = Command::new(program);
+        command.args(["carve", "grant", "--region", region, "--size", &SIZE.to_string(), "--broker"]);
+        command.arg(socket).arg("--").arg(&runner.tools.lab).args(["slice-owner", &mark.to_string()]);
+        command.uid(user).gid(user).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(LabError::file("run", program))?;
+        let missing = || LabError::file("talk to", program)(io::ErrorKind::BrokenPipe.into());
+        let input = child.stdin.take();
+        let output = BufReader::new(child.stdout.take().ok_or_else(missing)?);
+        let mut owner = Self { child, input, output, mark, device: PathBuf::new(), span: Ok((0, 0)) };
+        owner.device = owner.line().map_err(LabError::file("read from", program))?.into();
+        owner.span = span_of(&owner.device).map_err(|error| error.to_string());
+        Ok(owner)
+    }
+
+    /// What follows [`OWNER`] on the next line that has it.
+    fn line(&mut self) -> io::Result<String> {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            if self.output.read_line(&mut line)? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            if let Some(text) = line.trim_end().strip_prefix(OWNER) {
+                return Ok(text.to_owned());
+            }
+        }
+    }
+
+    fn span(&self) -> Result<(u64, u64), Fault> {
+        Ok(self.span.clone()?)
+    }
+
+    /// Its word lies at both ends of its device's memory.
+    fn has_mark(&self) -> Step {
+        let (start, size) = self.span()?;
+        let memory = physical(start, size)?;
+        let words = [0, size - 8].map(|at| memory.word(at));
+        if size == SIZE && words == [Some(self.mark); 2] {
+            return Ok(());
+        }
+        Err(Fault::Untrue(format!("{size:#x} bytes at {start:#x} have {words:x?} at their ends")))
+    }
+
+    /// Its memory has its words alone.
+    fn has_its_memory(&self, other: &Self) -> Step {
+        self.has_mark()?;
+        let (start, size) = self.span()?;
+        match physical(start, size)?.count(other.mark) {
+            0 => Ok(()),
+            count => Err(Fault::Untrue(format!("{count} words of another owner lie at {start:#x}"))),
+        }
+    }
+
+    /// It can neither open `device` nor read beyond its own memory.
+    fn cannot_reach(&mut self, device: &Path) -> Step {
+        let input = self.input.as_mut().ok_or("the owner has ended")?;
+        writeln!(input, "{}", device.display())?;
+        match self.line()?.as_str() {
+            "refused" => Ok(()),
+            reached => Err(Fault::Untrue(format!("an owner of {} {reached}", self.device.display()))),
+        }
+    }
+
+    fn end(&mut self) -> Step {
+        drop(self.input.take());
+        let status = self.child.wait()?;
+        if status.success() { Ok(()) } else { Err(Fault::Untrue(format!("an owner ended with {status}"))) }
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Host physical address and bytes of `device`, as the kernel shows them.
+fn span_of(device: &Path) -> io::Result<(u64, u64)> {
+    let folder = Path::new(DEVICES).join(device.file_name().unwrap_or_default());
+    let text = |name: &str| fs::read_to_string(folder.join(name));
+    let start = u64::from_str_radix(text("mapping0/start")?.trim().trim_start_matches("0x"), 16);
+    let size = text("size")?.trim().parse();
+    Ok((start.map_err(io::Error::other)?, size.map_err(io::Error::other)?))
+}
+
+/// Devices of slices of `region`.
+fn devices(region: &str) -> Result<BTreeSet<PathBuf>, Fault> {
+    let names = fs::read_dir(DEVICES)?.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let is_slices = |name: &String| {
+        name.strip_prefix(region).and_then(|rest| rest.strip_prefix('.')).is_some_and(|number| number != "0")
+    };
+    Ok(names.filter(is_slices).map(|name| Path::new("/dev").join(name)).collect())
+}
+
+/// The broker removes devices on its own time.
+fn wait_for_devices(region: &str, count: usize) -> Step {
+    let begun = Instant::now();
+    loop {
+        let devices = devices(region)?;
+        if devices.len() == count {
+            return Ok(());
+        }
+        if begun.elapsed() > PATIENCE {
+            return Err(Fault::Untrue(format!("the devices of slices stay {devices:?}, not {count}")));
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn each_has_a_device(region: &str, one: &Owner, other: &Owner) -> Step {
+    let (all, theirs) = (devices(region)?, BTreeSet::from([one.device.clone(), other.device.clone()]));
+    let (one, other) = (one.span()?, other.span()?);
+    if theirs.len() == 2 && all == theirs && (one.0 + one.1 <= other.0 || other.0 + other.1 <= one.0) {
+        return Ok(());
+    }
+    Err(Fault::Untrue(format!("the owners have {theirs:?} at {one:x?} and {other:x?} of {all:?}")))
+}
+
+/// A server of a slice as a PCI function is a third owner.
+fn a_server_has_its_own(runner: &Runner, region: &str) -> Step {
+    let socket = runner.work.join("slice.sock");
+    let mut command = Command::new(&runner.tools.device);
+    command.args(["serve", "--region", region, "--pxm", "0", "--size", "24MiB", "--socket"]).arg(&socket);
+    let mut server = serve(command, Stdio::null())?;
+    let served = wait_for_devices(region, OWNERS.len() + 1);
+    server.ask()?;
+    let code = server.wait()?;
+    served?;
+    if code != Some(0) {
+        return Err(Fault::Untrue(format!("the server's exit code is {code:?}")));
+    }
+    wait_for_devices(region, OWNERS.len())
+}
+
+/// `egm-lab slice-owner`: writes `mark` at both ends of its slice, and tries to reach each device that it reads the path of.
+pub(crate) fn own(mark: u64) -> Result<(), LabError> {
+    let Inherited { file, offset, size } = Inherited::new()?;
+    let error = |source| LabError::file("use", "the slice")(source);
+    let device = fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)));
+    let memory = Physical::map_writable(&file, offset, size).map_err(error)?;
+    for at in [0, size.saturating_sub(8)] {
+        memory.set_word(at, mark).ok_or_else(|| error(io::ErrorKind::InvalidInput.into()))?;
+    }
+    println!("{OWNER}{}", device.map_err(error)?.display());
+    for line in io::stdin().lines() {
+        let path = line.map_err(error)?;
+        println!("{OWNER}{}", reached(&file, offset.saturating_add(size), Path::new(&path)));
+    }
+    Ok(())
+}
+
+/// How this process reached memory of `device`, or of `file` from `end` on; or that it was refused.
+fn reached(file: &File, end: u64, device: &Path) -> String {
+    let tries = [File::options().read(true).write(true).open(device), File::open(device)];
+    if tries.iter().any(Result::is_ok) {
+        return format!("opens {}", device.display());
+    }
+    // The kernel reads for this process, which a fault would end.
+    let read = Physical::map(file, 0, end.saturating_mul(2)).and_then(|memory| {
+        let own = File::open("/proc/self/mem")?;
+        own.read_exact_at(&mut [0; 8], memory.address())?;
+        Ok(own.read_exact_at(&mut [0; 8], memory.address().saturating_add(end)))
+    });
+    match read {
+        Ok(Ok(())) => format!("reads from {end:#x} on"),
+        _ => "refused".to_owned(),
+    }
+}
