@@ -48,6 +48,8 @@ pub struct Connection {
     body: Vec<u8>,
     /// How many descriptors came with the last message, and are with the receiver.
     came: usize,
+    /// Bytes of the last message, where they are in the socket still.
+    peeked: usize,
     receiver: Option<Receiver>,
     takes_fds: bool,
 }
@@ -64,6 +66,7 @@ impl Closer {
     }
 }
 
+/// The socket may be readable although no message waits: the last one is in it until the next [`Connection::receive`].
 impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
@@ -86,6 +89,7 @@ impl Connection {
             header,
             body: Vec::new(),
             came: 0,
+            peeked: 0,
             receiver: None,
             takes_fds: true,
         };
@@ -216,6 +220,7 @@ impl Connection {
         if std::mem::take(&mut self.came) > 0 {
             drop(self.given(FileKind::Nothing)?);
         }
+        self.consume_last()?;
         let mut ahead = [0; AHEAD];
         let (got, fds) = self.first(&mut ahead)?;
         if let Some((head, after)) = ahead.split_first_chunk().filter(|_| !fds && got >= HEADER as usize) {
@@ -225,7 +230,8 @@ impl Connection {
                 self.header = header;
                 self.body.clear();
                 self.body.extend_from_slice(after.get(..length).unwrap_or_default());
-                return self.consume(ahead.get_mut(..size).unwrap_or_default());
+                self.peeked = size;
+                return Ok(());
             }
         }
         let mut head = [0; HEADER as usize];
@@ -266,6 +272,12 @@ impl Connection {
             }
         }
         Ok(())
+    }
+
+    /// Reads the last message again, if it was only peeked: here and not before, so that the peer works meanwhile.
+    fn consume_last(&mut self) -> Result<(), Broken> {
+        let size = std::mem::take(&mut self.peeked);
+        self.consume([0; AHEAD].get_mut(..size).unwrap_or_default())
     }
 
     /// Reads bytes again that were peeked and have no descriptors.
@@ -354,6 +366,7 @@ impl Drop for Connection {
     fn drop(&mut self) {
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
         self.takes_fds = true;
+        let _ = self.consume_last();
         for _ in 0..2 {
             let unread = matches!(peek(&self.socket, &mut [0], RecvFlags::DONTWAIT), Ok(Some((1.., _))));
             if !unread || self.receiver().is_ok_and(Receiver::drain) {
