@@ -48,7 +48,7 @@ pub struct Lease {
     /// Goes before the claim: nobody may be in the memory when it is unlocked.
     backing: Box<dyn Backing>,
     memory: Arc<dyn Memory>,
-    taken: Taken,
+    pub(crate) taken: Taken,
 }
 
 impl std::fmt::Debug for Lease {
@@ -72,8 +72,7 @@ impl Lease {
         prepared.map(|()| lease)
     }
 
-    /// The lease of `slice` that another process began and left to this one: `claim` is its lock's descriptor. The memory is
-    /// opened anew.
+    /// The lease of `slice` that another process began and left to this one with its lock's descriptor, `claim`. Opens the memory.
     ///
     /// # Errors
     /// [`GrantError`]; the slice stays recorded as `owner`'s, and is dirty once `claim` is closed.
@@ -179,8 +178,7 @@ impl Lease {
 
     /// Unlocks a slice that nobody has written to since its grant: what is clean stays clean. Returns those bytes' number.
     pub(crate) fn settle_untouched(self) -> Result<u64, LedgerError> {
-        let whole: SpanSet<InRegion> = ledger::bytes_of(&self.taken.slice).into_iter().collect();
-        let clean = whole.minus(self.taken.region.retired.spans());
+        let clean = self.taken.usable();
         self.taken.settle(&clean, &SpanSet::default())?;
         self.release_device()?;
         Ok(clean.size())
@@ -217,10 +215,8 @@ impl Lease {
         let retired = taken.unknown_retired(memory.as_ref(), backing.as_ref())?;
         taken.record(Use::Scrubbing, &retired)?;
         taken.log_retired(&retired, LISTED);
-        let whole: SpanSet<InRegion> = ledger::bytes_of(&taken.slice).into_iter().collect();
-        let usable = whole.minus(taken.region.retired.spans());
         let scrub_begun = Instant::now();
-        let scrubbed = scrub(memory.as_ref(), backing.as_ref(), &taken.slice, usable, watch);
+        let scrubbed = scrub(memory.as_ref(), backing.as_ref(), &taken.slice, taken.usable(), watch);
         let settled = taken.settle(&scrubbed.done, &scrubbed.bad);
         taken.log_scrub(&scrubbed, scrub_begun.elapsed());
         self.release_device()?;
@@ -316,6 +312,12 @@ impl Taken {
         Ok(self.region.kind.has_slice_devices() && slice_device::lock(backing)?)
     }
 
+    /// Bytes of the slice that are not retired.
+    fn usable(&self) -> SpanSet<InRegion> {
+        let whole: SpanSet<InRegion> = ledger::bytes_of(&self.slice).into_iter().collect();
+        whole.minus(self.region.retired.spans())
+    }
+
     /// Logs that `bad` bytes are retired, if there are any.
     fn log_retired(&self, bad: &SpanSet<InRegion>, reason: &str) {
         self.ledger.log_retired(&self.region, bad, &self.by, reason);
@@ -354,6 +356,7 @@ impl Taken {
                 entry.evidence.clear();
                 if usage == Use::Granted {
                     entry.earlier.clear();
+                    entry.devices.clear();
                 }
                 // A scrub begins: what a GPU wrote before it no longer counts.
                 entry.exposed = is_exposed || (entry.exposed && usage != Use::Scrubbing);

@@ -94,16 +94,16 @@ impl Keeper {
         self.parent
     }
 
-    /// Leaves the locks of `leases` to it; returns when it has them.
+    /// Leaves the locks of `leases`, of a machine that runs as user `uid`, to it; returns when it has them.
     ///
     /// # Errors
     /// [`CustodyError`].
-    pub(crate) fn hand_over(&self, leases: &[(&str, &Lease)]) -> Result<(), CustodyError> {
+    pub(crate) fn hand_over(&self, leases: &[(&str, &Lease)], uid: u32) -> Result<(), CustodyError> {
         let grant = |(id, lease): &(&str, &Lease)| Grant {
             id: (*id).to_owned(),
             region: lease.region().clone(),
             slice: lease.slice().clone(),
-            owner: lease.owner().clone(),
+            owner: Owner { uid, ..lease.owner().clone() },
             claim: lease.claim().as_raw_fd(),
         };
         let grants: Vec<_> = leases.iter().map(grant).collect();

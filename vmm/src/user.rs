@@ -97,6 +97,11 @@ impl User {
         Ok(Self { uid: Uid::from_raw(uid), gid: Gid::from_raw(gid), groups })
     }
 
+    /// Its number.
+    pub(crate) const fn uid(&self) -> u32 {
+        self.uid.as_raw()
+    }
+
     /// Makes every thread of this process the user's, without capabilities, and ends the process when `parent` ends.
     /// `no_new_privs` is set already.
     ///

@@ -64,15 +64,20 @@ impl Rules<'_> {
             What::HiddenRing => holds(self.may_be_the_last_owners(process), Hold::CannotLook),
             What::InFlight => holds(self.may_be_the_last_owners(process), Hold::InFlight),
             What::Device(name) => {
-                let last = &self.question.last;
-                let is_the_owners = self.devices.contains(name)
-                    && (name != UNNAMED || last.iter().any(|owner| owner.uid == process.uid));
-                let is_excused = process.pid == self.this
-                    || last.iter().any(|owner| owner.pid == process.pid)
-                    || self.is_of_another_grant(process);
-                holds(is_the_owners && !is_excused, Hold::DmaPin)
+                let is_excused = process.pid == self.this || self.is_of_another_grant(process);
+                holds(self.may_pin(name, process) && !is_excused, Hold::DmaPin)
             }
         }
+    }
+
+    /// Whether the VFIO object `name` of `process` may map the bytes for DMA. The kernel does not show what it maps: a device that a
+    /// last owner had may, and so may every object of a last owner's user. Root is trusted with other objects.
+    fn may_pin(&self, name: &str, process: &Process) -> bool {
+        let is_the_users = || self.question.last.iter().any(|owner| owner.uid == process.uid);
+        // The kernel keeps pages of a pool allocated as long as they are pinned.
+        let is_any_users = self.question.was_lost && self.question.file.device.is_some();
+        let is_users = process.uid != 0 && (is_any_users || is_the_users());
+        is_users || (name != UNNAMED && self.devices.contains(name))
     }
 
     /// Whether a process, or one that it descends from, is the owner of another live grant.
@@ -218,9 +223,19 @@ mod tests {
         let device = |pid, uid, name: &str| vec![seen(pid, uid, What::Device(name.to_owned()))];
         assert_eq!(holds(&asked, device(2, 5, "240:3"), &["240:3"]), [Hold::DmaPin]);
         assert_eq!(holds(&asked, device(2, 5, "240:3"), &["240:4"]), [], "another machine's");
-        assert_eq!(holds(&asked, device(9, 5, "240:3"), &["240:3"]), [], "the owner's own");
-        assert_eq!(holds(&asked, device(2, TENANT, UNNAMED), &[UNNAMED]), [Hold::DmaPin]);
-        assert_eq!(holds(&asked, device(2, 5, UNNAMED), &[UNNAMED]), []);
+        assert_eq!(holds(&asked, device(9, 5, "240:3"), &["240:3"]), [Hold::DmaPin], "the owner's own");
+        assert_eq!(holds(&asked, device(THIS, 5, "240:3"), &["240:3"]), []);
+        for name in [UNNAMED, "240:4"] {
+            assert_eq!(holds(&asked, device(2, TENANT, name), &[]), [Hold::DmaPin], "of the owner's user");
+            assert_eq!(holds(&asked, device(2, 5, name), &[UNNAMED]), []);
+        }
+        let of_root = Question { last: vec![Owner { uid: 0, ..last(9) }], ..asked.clone() };
+        assert_eq!(holds(&of_root, device(2, 0, UNNAMED), &[UNNAMED]), [], "another machine of root");
+        let lost = Question { last: Vec::new(), was_lost: true, ..asked.clone() };
+        assert_eq!(holds(&lost, device(2, 5, UNNAMED), &[]), [Hold::DmaPin]);
+        assert_eq!(holds(&lost, device(2, 0, UNNAMED), &[]), []);
+        let pool = Question { file: FileName { device: None, ..EGM.clone() }, ..lost };
+        assert_eq!(holds(&pool, device(2, 5, UNNAMED), &[]), []);
         let another = Question { others: vec![(2, 0x4000..0x5000)], ..asked };
         assert_eq!(holds(&another, device(2, 5, "240:3"), &["240:3"]), []);
     }

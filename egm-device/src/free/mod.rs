@@ -13,6 +13,7 @@ mod scan;
 mod sole;
 mod turns;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::{self, File, Metadata};
 use std::io;
@@ -26,6 +27,7 @@ use serde::{Deserialize, Serialize};
 use crate::backing::Backing;
 use crate::owner::Owner;
 
+pub(crate) use scan::own_devices;
 pub(crate) use sole::reopen;
 
 /// Most pieces of evidence in a verdict: records and messages stay short.
@@ -90,7 +92,7 @@ pub enum Hold {
     InFlight,
     /// An io_uring has its file registered.
     Registered,
-    /// A process has a VFIO group or device that the last owner had.
+    /// A process has a VFIO group, device or iommufd that may be the last owner's.
     DmaPin,
     /// The kernel counts another open description of its file, which no process shows.
     Description,
@@ -105,7 +107,7 @@ impl fmt::Display for Evidence {
             Hold::Descriptor => "a descriptor",
             Hold::InFlight => "a descriptor in flight",
             Hold::Registered => "a file registered with io_uring",
-            Hold::DmaPin => "a VFIO group or device of the last owner",
+            Hold::DmaPin => "a VFIO group, device or iommufd of the last owner",
             Hold::Description => "an open description",
             Hold::CannotLook => "what cannot be looked at",
         })?;
@@ -166,6 +168,8 @@ pub struct Question {
     pub(crate) bytes: Range<u64>,
     /// Owners that had the bytes and may have left something, where they are known.
     pub(crate) last: Vec<Owner>,
+    /// VFIO groups and devices that those owners are recorded to have had.
+    pub(crate) devices: BTreeSet<String>,
     /// Whether processes of any user may have had the bytes in this boot.
     pub(crate) was_lost: bool,
     /// Other live grants of the same file: processes that may have its descriptor, and bytes.
@@ -181,11 +185,11 @@ pub(crate) fn look(question: &Question) -> Verdict {
 pub(crate) fn look_at_own_file(backing: &dyn Backing, owner: &Owner) -> Verdict {
     let bytes = backing.offset()..backing.offset().saturating_add(backing.size());
     let Ok(file) = FileName::of(backing.file()) else { return Verdict::unknown(&bytes) };
-    let last = vec![owner.clone()];
     let lease = sole::lease(backing.file());
     // Without leases the scan alone decides, and the owner can have sent a descriptor to any user.
     let was_lost = matches!(lease, Ok(sole::Lease::Unsupported));
-    let question = Question { file, bytes: bytes.clone(), last, was_lost, others: Vec::new() };
+    let (last, devices, others) = (vec![owner.clone()], BTreeSet::new(), Vec::new());
+    let question = Question { file, bytes: bytes.clone(), last, devices, was_lost, others };
     // While the lease lasts no description can be made of a descriptor that has none (O_PATH).
     let lease = match lease {
         Ok(sole::Lease::Given(lease)) => Some(lease),
@@ -222,7 +226,8 @@ mod tests {
 
     /// Of [`EGM`], which had no owner.
     pub(super) fn question(bytes: Range<u64>) -> Question {
-        Question { file: EGM.clone(), bytes, last: Vec::new(), was_lost: false, others: Vec::new() }
+        let (last, devices, others) = (Vec::new(), BTreeSet::new(), Vec::new());
+        Question { file: EGM.clone(), bytes, last, devices, was_lost: false, others }
     }
 
     #[test]

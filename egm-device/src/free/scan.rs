@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use super::FileName;
 use crate::sys;
 
-/// A VFIO device whose kernel does not print which.
+/// A VFIO object that the kernel shows without a name: a device (before Linux 6.17), a mapping of one, an iommufd.
 pub(super) const UNNAMED: &str = "unnamed";
 
 /// Major numbers of devices that processes have many of: memory devices, terminals.
@@ -69,7 +69,7 @@ pub(super) enum What {
     HiddenRing,
     /// Descriptors in flight in a Unix socket.
     InFlight,
-    /// A VFIO group or device.
+    /// A VFIO group or device by name, or an object without one ([`UNNAMED`]).
     Device(String),
 }
 
@@ -145,6 +145,20 @@ fn process(proc: &Path, pid: u32) -> Process {
     Process { pid, uid: uid.unwrap_or(u32::MAX), program, parents: parents.take(MAX_PARENTS).collect() }
 }
 
+/// VFIO groups and devices of this process that have names.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn own_devices() -> io::Result<BTreeSet<String>> {
+    let mut look = Look { folder: "/proc/self".into(), asked: &BTreeSet::new(), seen: Vec::new() };
+    look.at_descriptors(std::process::id())?;
+    let named = look.seen.into_iter().filter_map(|what| match what {
+        What::Device(name) if name != UNNAMED => Some(name),
+        _ => None,
+    });
+    Ok(named.collect())
+}
+
 /// The scan of one process.
 struct Look<'a> {
     folder: PathBuf,
@@ -179,7 +193,13 @@ impl Look<'_> {
         // Bytes, since names of files are not Unicode.
         for line in BufReader::new(maps).split(b'\n') {
             any = true;
-            let Some((inode, bytes)) = mapping(&String::from_utf8_lossy(&line?)) else { continue };
+            let line = line?;
+            let text = String::from_utf8_lossy(&line);
+            // A mapping of a BAR keeps its device open.
+            if text.ends_with("anon_inode:[vfio-device]") || text.contains(" /dev/vfio/") {
+                self.seen.push(What::Device(UNNAMED.to_owned()));
+            }
+            let Some((inode, bytes)) = mapping(&text) else { continue };
             if self.asked.iter().any(|file| file.inode == inode) {
                 self.seen.push(What::Mapping(inode, bytes));
             }
@@ -241,6 +261,10 @@ impl Look<'_> {
                 if path.starts_with("/dev/vfio") && !path.ends_with("vfio/vfio") {
                     self.seen
                         .push(What::Device(format!("{}:{}", found.stx_rdev_major, found.stx_rdev_minor)));
+                }
+                // Pages stay pinned in it, for the next device that it gets.
+                if path == Path::new("/dev/iommu") {
+                    self.seen.push(What::Device(UNNAMED.to_owned()));
                 }
             }
             // The kernel hides the type of its anonymous inodes.

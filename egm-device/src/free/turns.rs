@@ -63,8 +63,8 @@ impl Turns {
     fn look(self: &Arc<Self>, question: &Question) -> Verdict {
         let Some(found) = self.wait(&question.file) else { return Verdict::unknown(&question.bytes) };
         let state = self.state();
-        let devices = question.last.iter().filter_map(|owner| state.devices.get(&owner.pid));
-        let devices = devices.flatten().cloned().collect();
+        let seen = question.last.iter().filter_map(|owner| state.devices.get(&owner.pid));
+        let devices = seen.flatten().chain(&question.devices).cloned().collect();
         drop(state);
         found.get().map_or(Verdict::Free, |found| judge(question, found, &devices, std::process::id()))
     }

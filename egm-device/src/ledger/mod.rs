@@ -251,7 +251,8 @@ impl Ledger {
             let before = record.cut_grants(place, |entry| !here(entry).is_none_or(is_held));
             let lock = inode(&file).map_err(|source| self.lock_error(line, source))?;
             // This process may end before it knows whether they have left something.
-            let earlier = if dirty.is_empty() { Vec::new() } else { record.owners_of(&before) };
+            let left: &[Entry] = if dirty.is_empty() { &[] } else { &before };
+            let (earlier, devices) = (record.owners_of(left), record::devices_of(left));
             record.grants.push(Entry {
                 region: region.name.clone(),
                 line: line.name.clone(),
@@ -263,6 +264,7 @@ impl Ledger {
                 exposed: !gpus.is_empty(),
                 evidence: Vec::new(),
                 earlier,
+                devices,
             });
             let (owner, by) = (request.owner.clone(), Actor::of(&request.owner));
             let dirty = line.offsets(&dirty);

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use egm_address::{Address, ByteSize, InRegion, Span, SpanSet, align_down, align_up};
 
-use super::record::{Entry, OnLine, Record, Use};
+use super::record::{self, Entry, OnLine, Record, Use};
 use super::{GrantError, Ledger, LedgerError, Line, Memory, bytes_of, claim, line_of, now};
 use crate::audit::{self, Action, Actor, Event, Finding};
 use crate::backing::Backing;
 use crate::free::{self, Evidence, FileName, Hold, Question, Verdict};
-use crate::lease::Taken;
+use crate::lease::{Lease, Taken};
 use crate::owner::Owner;
 use crate::region::{Region, RegionKind, Slice};
 
@@ -84,7 +84,10 @@ impl Ledger {
         let others = self.others(&record, place)?;
         let bytes = place.file_bytes(place.span).ok_or_else(|| super::no_region(place.region))?;
         let was_lost = record.was_lost && !last.are_all;
-        Ok(Question { file, bytes, last: last.owners, was_lost, others })
+        let is_here = |entry: &&Entry| entry.line == place.line.name && entry.span.overlaps(place.span);
+        let here: Vec<Entry> = record.grants.iter().filter(is_here).cloned().collect();
+        let devices = record::devices_of(&here);
+        Ok(Question { file, bytes, last: last.owners, devices, was_lost, others })
     }
 
     /// Live grants beside `place` on its line: processes, and bytes of the file.
@@ -176,6 +179,24 @@ impl Ledger {
             let action = Action::new(Actor::of(&entry.owner), audit::Place::of(&region.name, bytes), since);
             self.audit().write(&Event::Release(action));
         }
+    }
+}
+
+impl Lease {
+    /// Records that this process, the owner, goes on as user `uid` with the VFIO groups and devices that it has.
+    ///
+    /// # Errors
+    /// [`LedgerError`].
+    pub fn record_process(&self, uid: u32) -> Result<(), LedgerError> {
+        let error = |source| LedgerError::Record { step: "find this process's VFIO devices for", source };
+        let devices = free::own_devices().map_err(error)?;
+        if !self.region().kind.keeps_bytes() || (uid == self.owner().uid && devices.is_empty()) {
+            return Ok(());
+        }
+        self.taken.change_entry(|entry| {
+            entry.owner.uid = uid;
+            entry.devices.extend(devices.iter().cloned());
+        })
     }
 }
 
@@ -287,7 +308,7 @@ impl Taken {
         let unknown = || Owner { name: String::new(), uid: u32::MAX, pid: 0, started: 0, domain: None };
         let owner = self.before.iter().find_map(Entry::owner).unwrap_or_else(unknown);
         let rest = self.ledger.change(|record| {
-            let earlier = record.owners_of(&self.before);
+            let (earlier, devices) = (record.owners_of(&self.before), record::devices_of(&self.before));
             let is_it = |entry: &Entry| entry.line == line.name && entry.span == self.place;
             // What a GPU could reach meanwhile is clean no more.
             if !record.grants.iter().any(|entry| is_it(entry) && entry.exposed) {
@@ -306,6 +327,7 @@ impl Taken {
                 exposed: false,
                 evidence: evidence.to_vec(),
                 earlier: earlier.clone(),
+                devices: devices.clone(),
             }));
             for entry in &self.before {
                 let left = SpanSet::from_iter([entry.span]).minus(used);

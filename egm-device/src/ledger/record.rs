@@ -5,7 +5,7 @@
 //! outlive the record too.
 #![forbid(unsafe_code)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::{fmt, fs, io};
 
@@ -91,6 +91,9 @@ pub struct Entry {
     /// Earlier owners of some of the bytes, not known to be scrubbed since; [`MAX_EARLIER`] at most.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earlier: Vec<Owner>,
+    /// VFIO groups and devices of these owners, as scans of `/proc` name them: they may map the bytes for DMA.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub devices: BTreeSet<String>,
 }
 
 /// Most earlier owners of an entry. With more, any user counts as one.
@@ -369,6 +372,11 @@ impl Record {
     }
 }
 
+/// All VFIO groups and devices of `entries`.
+pub(super) fn devices_of(entries: &[Entry]) -> BTreeSet<String> {
+    entries.iter().flat_map(|entry| entry.devices.iter().cloned()).collect()
+}
+
 /// `bytes` in [`MAX_RETIRED`] spans at most, joined to the smallest blocks that suffice.
 fn joined(bytes: SpanSet<OnLine>) -> SpanSet<OnLine> {
     let (mut joined, mut block) = (bytes, BLOCK);
@@ -414,6 +422,7 @@ mod tests {
             exposed: false,
             evidence: Vec::new(),
             earlier: Vec::new(),
+            devices: BTreeSet::new(),
         });
         record
     }

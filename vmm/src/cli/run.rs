@@ -122,7 +122,7 @@ struct Confined {
 impl Confined {
     /// Leaves the slices of `leases` to the keeper and drops all privileges.
     fn enter(&self, leases: &Leases) -> Result<(), Box<dyn Report>> {
-        self.keeper.hand_over(&leases.own())?;
+        self.keeper.hand_over(&leases.own(), self.user.uid())?;
         self.is_left.set(true);
         leases.close_locks()?;
         Ok(self.user.become_this(self.keeper.process())?)
@@ -216,6 +216,7 @@ fn launch(
         eprintln!("console: {name}");
     }
     let machine = machine::build(plan, resources)?;
+    leases.record_process(confined.map_or_else(|| geteuid().as_raw(), |confined| confined.user.uid()))?;
     let notes = leases.close_files(plan, !facts.servers.is_empty(), runs)?;
     notes.iter().for_each(|note| eprintln!("note: {note}"));
     confined.map(|confined| confined.enter(leases)).transpose()?;

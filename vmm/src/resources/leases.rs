@@ -305,6 +305,14 @@ impl Leases {
         own
     }
 
+    /// Records for each of these that the machine runs as user `uid` with the VFIO devices that it has opened.
+    ///
+    /// # Errors
+    /// [`LeaseError::Ledger`].
+    pub(crate) fn record_process(&self, uid: u32) -> Result<(), LeaseError> {
+        self.own().into_iter().try_for_each(|(_, lease)| Ok(lease.record_process(uid)?))
+    }
+
     /// Those of a broker; the others are left to who holds their locks.
     pub(crate) fn leave_own(mut self) -> Self {
         self.0.retain(|(_, taken)| matches!(taken.as_ref(), Taken::Lent(..)));

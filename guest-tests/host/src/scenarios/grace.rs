@@ -12,7 +12,7 @@ use crate::passed_user;
 const DEADLINE: Duration = Duration::from_secs(400);
 
 /// What all have in common. Each takes minutes, and their host's kernel is built first.
-const GRACE: Scenario =
+pub(super) const GRACE: Scenario =
     Scenario { config: "grace-lab-smoke.json", grace: true, long: true, deadline: DEADLINE, ..PLAIN };
 
 /// What is left where nothing may be built: short enough for every run of the tests.

@@ -3,6 +3,7 @@
 mod boots;
 mod broker;
 mod button;
+mod confined;
 mod debian_root;
 mod demo;
 mod grace;
@@ -254,6 +255,8 @@ pub(crate) const ALL: &[Scenario] = &[
     passed::DMA_KINDS,
     passed::DMA_IOMMUFD,
     passed::ROUNDS,
+    confined::MEM,
+    confined::PIN,
     plugged::HOTPLUG,
     plugged::REQUEST,
     user::SERVED,
@@ -271,6 +274,7 @@ pub(crate) const ALL: &[Scenario] = &[
     grace::GPU,
     grace::OUTSIDE,
     grace::TRUST,
+    confined::GRACE_EGM,
     grace::RDMA,
     grace::NODES,
     grace::AGAIN,
