@@ -350,7 +350,7 @@ impl Taken {
     fn record(&mut self, usage: Use, bad: &SpanSet<InRegion>) -> Result<(), LedgerError> {
         let (line, place) = (&self.line, self.place);
         let retired = self.ledger.change(|record| {
-            let is_exposed = !self.ledger.live_gpus(record, &self.region)?.is_empty();
+            let is_exposed = !self.ledger.gpus(record, &self.region)?.is_empty();
             for entry in record.grants.iter_mut().filter(|e| e.line == line.name && e.span == place) {
                 (entry.usage, entry.lock) = (usage, self.lock);
                 entry.evidence.clear();

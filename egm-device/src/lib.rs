@@ -6,6 +6,7 @@
 //!
 //! [`backing::open`] gives the bytes of a [`region::Slice`].
 
+mod access_list;
 pub mod audit;
 pub mod backing;
 mod bounded;

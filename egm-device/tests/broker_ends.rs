@@ -120,3 +120,28 @@ fn a_socket_that_cannot_be_made_has_a_remedy() {
     }
     assert_eq!(fs::read(root.join("precious")).unwrap(), b"bytes");
 }
+
+/// Without it `/proc/PID/fd` of other users is closed, and a descriptor that a tenant keeps is not found.
+#[test]
+fn a_broker_that_may_not_read_other_users_descriptors_does_not_start() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: only root gives up a capability");
+    }
+    let root = tempfile::tempdir().unwrap();
+    small_host::make(root.path());
+    let mut setpriv = Command::new("setpriv");
+    setpriv.args([
+        "--bounding-set=-dac_read_search",
+        "--no-new-privs",
+        env!("CARGO_BIN_EXE_egm-device"),
+        "broker",
+        "--socket",
+    ]);
+    let output =
+        setpriv.arg(root.path().join("broker.sock")).arg("--root").arg(root.path()).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{error}");
+    for part in ["cannot start the broker as user 0: the process has no CAP_DAC_READ_SEARCH", "descriptor"] {
+        assert!(error.contains(part), "{error}");
+    }
+}

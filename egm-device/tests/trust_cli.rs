@@ -3,8 +3,9 @@
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{OpenOptionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -87,6 +88,17 @@ impl Host {
 
     fn memory(&self) -> Arc<dyn Memory> {
         Arc::new(Instead)
+    }
+
+    /// The GPU's VFIO group, a plain file in its place, with this owner.
+    fn group_of(&self, uid: u32) -> PathBuf {
+        let (device, node) = (self.path("sys/bus/pci/devices").join(GPU), self.path("dev/vfio/12"));
+        fs::create_dir_all(&device).unwrap();
+        fs::create_dir_all(node.parent().unwrap()).unwrap();
+        symlink("../../../../kernel/iommu_groups/12", device.join("iommu_group")).unwrap();
+        OpenOptions::new().write(true).create_new(true).mode(0o600).open(&node).unwrap();
+        chown(&node, Some(uid), None).unwrap();
+        node
     }
 
     fn command(&self, words: &str) -> Command {
@@ -195,4 +207,64 @@ fn a_gpu_is_refused_while_another_owner_has_a_slice_of_its_region() {
     host.ledger().scrub(&host.memory(), &host.egm4(), None, &Watch::nobody()).unwrap();
     let (code, _, error) = host.run(&take);
     assert_eq!(code, 0, "{error}");
+}
+
+/// The users of a GPU ask no ledger, so that every taker is asked about them.
+#[test]
+fn a_region_is_refused_to_every_taker_while_another_user_may_open_its_gpu() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: only root gives a file to another user");
+    }
+    let host = Host::new();
+    let node = host.group_of(1000);
+    fs::create_dir_all(host.path("etc/egm-device")).unwrap();
+    let policy = r#"{"rules": [{"name": "a", "user": 1000, "trust_domain": "a"}]}"#;
+    fs::write(host.path("etc/egm-device/policy.json"), policy).unwrap();
+    fs::write(
+        host.path("serve.json"),
+        r#"{"devices": [{"name": "vm2", "region": "egm4", "size": "2MiB", "socket": "vm2.sock"}]}"#,
+    )
+    .unwrap();
+    let serve = format!("serve --config {}", host.path("serve.json").display());
+    let gpu = format!("carve grant --region local --size 2MiB --name vm2 --gpu {GPU} -- true");
+    let user = format!("user 1000 (may open {})", node.display());
+    for taker in [&format!("{SLICE} -- true"), &format!("{SLICE} --trust-domain b -- true"), &gpu, &serve] {
+        let (code, _, error) = host.run(taker);
+        let refusal = format!("the region is exclusive to {user} of trust domain \"a\", which has GPU {GPU}");
+        assert!(code == 3 && error.contains(&refusal), "{taker}: {code} {error}");
+    }
+    let (_, shown, _) = host.run("ledger show");
+    assert!(shown.contains(&format!("exclusive to trust domain \"a\" (GPU {GPU} of {user})")), "{shown}");
+    let (_, _, error) = host.run(&format!("{SLICE} --trust-domain a -- true"));
+    assert!(error.contains("cannot open region \"egm4\""), "{error}");
+    chown(&node, Some(0), None).unwrap();
+    let (_, _, error) = host.run(&format!("{SLICE} -- true"));
+    assert!(error.contains("cannot open region \"egm4\""), "{error}");
+}
+
+#[test]
+fn a_claim_lasts_while_a_child_of_its_owner_keeps_the_gpu() {
+    let host = Host::new();
+    let (node, end) = (host.group_of(0), host.path("end"));
+    rustix::fs::mknodat(rustix::fs::CWD, &end, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0)
+        .unwrap();
+    let child = format!("exec 9> {} > /dev/null 2>&1; cat >&9 < {} & true", node.display(), end.display());
+    let take = format!("carve grant --region local --size 2MiB --name vm1 --gpu {GPU} -- {child}");
+    let (code, _, error) = host.run(&take);
+    assert_eq!(code, 0, "{error}");
+    let (code, _, error) = host.run(&format!("{SLICE} -- true"));
+    assert_eq!(code, 3, "{error}");
+    for part in [
+        "exclusive to vm1 (process ",
+        "its GPU is in use: a VFIO group, device or iommufd of the last owner in process",
+    ] {
+        assert!(error.contains(part), "{error}");
+    }
+    let (_, shown, _) = host.run("ledger repair");
+    assert!(!shown.contains(GPU), "{shown}");
+    drop(OpenOptions::new().write(true).open(&end).unwrap());
+    while host.run(&format!("{SLICE} -- true")).2.contains("exclusive") {
+        std::thread::yield_now();
+    }
+    assert!(host.ledger().states(&host.egm4()).unwrap().gpus.is_empty());
 }

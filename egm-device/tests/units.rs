@@ -82,6 +82,46 @@ fn no_rule_gives_a_memory_device_to_a_group() {
     assert!(active.all(|line| !line.contains("\"egm\", KERNEL") && !line.contains("\"dax\"")), "{rules}");
 }
 
+/// A GPU that reaches an EGM region reaches every tenant's bytes. The rules' own checks run against functions in a folder.
+#[test]
+fn the_rules_give_a_group_no_function_of_nvidia() {
+    let folder = tempfile::tempdir().unwrap();
+    let sys = folder.path();
+    for (group, function, device, vendor) in
+        [("7", "0002:01:00.0", "vfio0", "0x144d"), ("12", "0009:01:00.0", "vfio3", "0x10de")]
+    {
+        let path = sys.join("devices/pci").join(function);
+        fs::create_dir_all(path.join("vfio-dev").join(device)).unwrap();
+        fs::write(path.join("vendor"), format!("{vendor}\n")).unwrap();
+        let group = sys.join("kernel/iommu_groups").join(group).join("devices");
+        fs::create_dir_all(&group).unwrap();
+        std::os::unix::fs::symlink(&path, group.join(function)).unwrap();
+    }
+    let rules = config("udev/70-egm.rules");
+    for (subsystem, names) in [
+        ("vfio", [("7", "/devices/virtual/vfio/7"), ("12", "/devices/virtual/vfio/12")]),
+        (
+            "vfio-dev",
+            [
+                ("vfio0", "/devices/pci/0002:01:00.0/vfio-dev/vfio0"),
+                ("vfio3", "/devices/pci/0009:01:00.0/vfio-dev/vfio3"),
+            ],
+        ),
+    ] {
+        let start = format!("SUBSYSTEM==\"{subsystem}\", ");
+        let lines: Vec<_> = rules.lines().filter(|line| line.starts_with(&start)).collect();
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        let (_, program) = lines[0].split_once("PROGRAM==\"/bin/sh -c '").unwrap();
+        let (script, _) = program.split_once("'\"").unwrap();
+        let gives = names.map(|(name, path)| {
+            let script =
+                script.replace("/sys", sys.to_str().unwrap()).replace("%k", name).replace("%p", path);
+            Command::new("/bin/sh").args(["-c", &script]).status().unwrap().success()
+        });
+        assert_eq!(gives, [true, false], "{script}");
+    }
+}
+
 /// With `ProtectSystem=strict` the broker writes below these folders only.
 #[test]
 fn the_broker_s_unit_lets_it_write_the_audit_log() {

@@ -13,7 +13,6 @@
 //! What this module refuses to do: wait for a client, keep more than a few packets for it, believe what it says of itself.
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
-mod access;
 mod client;
 mod judge;
 mod kept;

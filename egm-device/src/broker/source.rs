@@ -4,14 +4,12 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::num::NonZeroU64;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use egm_address::{CpuSet, InRegion, Offset, PciAddress, Span, SpanSet};
+use egm_address::{CpuSet, InRegion, Offset, Span, SpanSet};
 
-use super::access;
 use super::kept::KeptOpen;
 use crate::audit::Log;
 use crate::backing::Backing;
@@ -20,11 +18,10 @@ use crate::lease::Lease;
 use crate::ledger::record::Use;
 use crate::ledger::{GpuLease, GrantError, Ledger, LedgerError, Memory, States, Watch};
 use crate::owner::Owner;
-use crate::policy::{Policy, Supply};
+use crate::policy::Supply;
 use crate::region::{Node, Region, RegionKind, Slice};
 use crate::report::{Chain, Report};
 use crate::show::note;
-use crate::trust::{self, Conflict, Party};
 
 /// Whom the ledger names as the owner of what [`Ledger::scrub`] has in hand.
 const SCRUB: &str = "scrub";
@@ -150,9 +147,6 @@ pub struct LedgerSource {
     pace: Option<NonZeroU64>,
     kept: Arc<KeptOpen>,
     memory: Arc<dyn Memory>,
-    /// For trust domains of users who may open a GPU, and the root folder of the host that has it.
-    policy: Policy,
-    root: PathBuf,
     /// The last look at quarantined memory.
     reviewed: Mutex<Option<Instant>>,
 }
@@ -170,24 +164,8 @@ impl LedgerSource {
             pace: None,
             kept: kept.clone(),
             memory: kept,
-            policy: Policy::root_only(),
-            root: "/".into(),
             reviewed: Mutex::default(),
         }
-    }
-
-    /// Judges users who may open GPUs of the host below `root` by `policy`.
-    #[must_use]
-    pub fn trusting(self, policy: Policy, root: &Path) -> Self {
-        Self { policy, root: root.to_owned(), ..self }
-    }
-
-    /// The GPUs of `region` that users other than root may open, if `owner` may share the region with those users.
-    fn open_gpus(&self, region: &Region, owner: &Owner) -> Result<Vec<PciAddress>, Box<Conflict>> {
-        let open = access::open_gpus(&self.root, &region.functions);
-        let holds = open.iter().map(|open| open.hold(&self.policy, owner.uid, owner.domain.as_deref()));
-        trust::check(&region.name, &Party::from(owner), &[], holds)?;
-        Ok(open.iter().map(|open| open.function).collect())
     }
 
     /// Reaches the memory of its regions by way of `memory`.
@@ -269,10 +247,10 @@ impl Source for LedgerSource {
         let near = self.near(found);
         let watch = Watch { near, cancel, ..Watch::nobody() };
         let failed = |error: &dyn Report| NotMade::Failed(Chain(error).to_string());
-        let gpus = self.open_gpus(found, &request.owner).map_err(|conflict| failed(conflict.as_ref()))?;
         match self.ledger.grant_from(&self.memory, found, request, &watch) {
             Ok(lease) => {
                 let regions = std::slice::from_ref(found);
+                let gpus: Vec<_> = self.ledger.open_gpus(found).iter().map(|open| open.function).collect();
                 let gpus = self.ledger.claim_gpus(&self.memory, regions, &gpus, &request.owner, &watch);
                 let gpus = gpus.map_err(|error| failed(&error))?;
                 Ok(Box::new(Leased { lease, near: near.cloned(), gpus }))
@@ -302,6 +280,8 @@ impl Source for LedgerSource {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
     use crate::backing::tests::region;
     use crate::backing::{BackingError, RetiredListError};
@@ -368,8 +348,6 @@ mod tests {
             kept: Arc::new(KeptOpen::new(ledger.memory())),
             ledger,
             memory: Arc::new(PlainFile(path)),
-            policy: Policy::root_only(),
-            root: folder.path().to_owned(),
             reviewed: Mutex::default(),
         }
     }

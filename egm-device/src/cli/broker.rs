@@ -61,11 +61,10 @@ pub(super) fn run(args: &Args) -> Outcome {
     // A slice needs about five descriptors, and every host allows more than a shell's 1024.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     let survey = args.host.survey()?;
-    let ledger = ledger::open(&args.host)?;
+    let ledger = ledger::open(&args.host)?.trusting(policy.clone());
     privileges::check_host(&Paths::below(args.host.root()), &survey.regions)?;
     let source = LedgerSource::new(ledger, survey.regions);
     let source = source.on_nodes(&survey.host.nodes).scrubbing(args.scrub_rate.get());
-    let source = source.trusting(policy.clone(), args.host.root());
     let end = signals::pipe(&signals::END).map_err(ServerError::Wait)?;
     let mut server = Server::listen(&args.socket, policy, Arc::new(source))?;
     server.end_at(end.into())?;

@@ -3,11 +3,13 @@
 //! ```text
 //!  sole.rs   memory that is a file of its own: the kernel counts its open descriptions
 //!  scan.rs   what `/proc` shows of every process ──► Found ──judge.rs──► Verdict     (pure)
+//!                                                          ──gpu.rs────► processes that have a GPU
 //!  turns.rs  one scan at a time, for all who wait
 //! ```
 //! A lock proves nothing about memory that left this process: the lock of an open file description belongs to every process
 //! that has the description.
 
+mod gpu;
 mod judge;
 mod scan;
 mod sole;
@@ -27,6 +29,7 @@ use serde::{Deserialize, Serialize};
 use crate::backing::Backing;
 use crate::owner::Owner;
 
+pub(crate) use gpu::{GpuQuestion, users_of_gpu};
 pub(crate) use scan::own_devices;
 pub(crate) use sole::reopen;
 

@@ -21,6 +21,11 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Most processes of which VFIO devices are remembered.
 const MAX_REMEMBERED: usize = 4096;
 
+/// Looks at all processes for `files`; `None` when it takes too long.
+pub(super) fn find(files: &[FileName]) -> Option<Arc<OnceLock<Found>>> {
+    TURNS.wait(files)
+}
+
 /// Looks at all processes for the answer to `question`.
 pub(super) fn look(question: &Question) -> Verdict {
     TURNS.look(question)
@@ -61,7 +66,9 @@ impl Turns {
     }
 
     fn look(self: &Arc<Self>, question: &Question) -> Verdict {
-        let Some(found) = self.wait(&question.file) else { return Verdict::unknown(&question.bytes) };
+        let Some(found) = self.wait(std::slice::from_ref(&question.file)) else {
+            return Verdict::unknown(&question.bytes);
+        };
         let state = self.state();
         let seen = question.last.iter().filter_map(|owner| state.devices.get(&owner.pid));
         let devices = seen.flatten().chain(&question.devices).cloned().collect();
@@ -70,10 +77,10 @@ impl Turns {
     }
 
     /// The result of a scan that began after this call; `None` when it takes too long.
-    fn wait(self: &Arc<Self>, file: &FileName) -> Option<Arc<OnceLock<Found>>> {
+    fn wait(self: &Arc<Self>, files: &[FileName]) -> Option<Arc<OnceLock<Found>>> {
         let begun = Instant::now();
         let mut state = self.state();
-        state.asked.insert(file.clone());
+        state.asked.extend(files.iter().cloned());
         let next = Arc::clone(&state.next);
         loop {
             if next.get().is_some() {

@@ -1,6 +1,7 @@
 //! GPUs that reach a whole region: claims on them, and what a claim means for the region's slices.
 //!
-//! A claim lives while a byte of the file `gpus.lock` is locked for it, or while its owner's process runs. Free bytes of the
+//! A claim lives while a byte of the file `gpus.lock` is locked for it, while its owner's process runs, and until no process
+//! has the GPU (`left_gpus.rs`). Users that may open the GPU have it without a claim (`openers.rs`). Free bytes of the
 //! region are scrubbed before a claim begins, because the GPU can read them, and nothing of the region is recorded clean
 //! until it ends, because the GPU can write them.
 #![forbid(unsafe_code)]
@@ -14,15 +15,18 @@ use std::sync::atomic::Ordering;
 use egm_address::{Address, InRegion, PciAddress, Span, SpanSet};
 use serde::Serialize;
 
+use super::openers::{OpenGpu, open_gpus};
 use super::record::{GpuClaim, OnLine, Record};
 use super::states::{Held, States};
 use super::{
     GrantError, Ledger, LedgerError, Memory, Watch, claim, inode, line_of, now, store, with_retired,
 };
 use crate::backing::BackingError;
+use crate::free::Evidence;
 use crate::owner::Owner;
+use crate::policy::Policy;
 use crate::region::Region;
-use crate::show::note;
+use crate::show::{first_of, note};
 use crate::trust::{self, Conflict, Hold, Party};
 
 /// Bytes of the lock file for the claims on one GPU.
@@ -37,6 +41,48 @@ pub struct HeldGpu {
     pub owner: Option<Owner>,
     /// Start of the claim, in seconds of 1970 by the wall clock; 0 when unknown.
     pub since: u64,
+    /// The users that may open it, where this is no claim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub open_to: Option<OpenGpu>,
+    /// What still has the GPU of an owner that has ended.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub evidence: Vec<Evidence>,
+}
+
+impl HeldGpu {
+    /// A GPU that users may open.
+    const fn open(function: PciAddress, open: OpenGpu) -> Self {
+        Self { function, owner: None, since: 0, open_to: Some(open), evidence: Vec::new() }
+    }
+
+    /// A claim on `function`; without a record of it, its owner is unknown.
+    fn claimed(function: PciAddress, claim: Option<&GpuClaim>) -> Self {
+        let (owner, since) = claim.map_or((None, 0), |claim| (Some(claim.owner.clone()), claim.since));
+        let evidence = claim.map_or_else(Vec::new, |claim| claim.evidence.clone());
+        Self { function, owner, since, open_to: None, evidence }
+    }
+
+    /// The owner or the users, in words.
+    #[must_use]
+    pub fn party(&self) -> Party {
+        if let Some(open) = &self.open_to {
+            return Party { owner: open.to_string(), domain: open.domain.clone() };
+        }
+        let mut party = self.owner.as_ref().map_or_else(unknown, Party::from);
+        if !self.evidence.is_empty() {
+            let evidence = first_of(self.evidence.iter().map(Evidence::to_string));
+            party.owner.push_str(&format!(" (ended, but its GPU is in use: {evidence})"));
+        }
+        party
+    }
+
+    /// Whether `owner` may share the region with this GPU.
+    fn is_trusted_by(&self, owner: &Owner) -> bool {
+        match &self.open_to {
+            Some(open) => open.is_trusted_by(owner),
+            None => self.owner.as_ref().is_some_and(|other| owner.trusts(other)),
+        }
+    }
 }
 
 /// Claims on GPUs, as long as this value or a duplicate of [`GpuLease::lock`] lives.
@@ -54,24 +100,29 @@ impl GpuLease {
         &self.lock
     }
 
-    /// Closes the lock: the claims last as long as their owner's process, which need not have privileges any more.
-    pub fn leave(mut self) {
-        self.claims.clear();
+    /// Closes the lock: the claims last as long as their owner's process, which goes on as user `uid`, and its children.
+    ///
+    /// # Errors
+    /// [`LedgerError`].
+    pub fn leave(mut self, uid: u32) -> Result<(), LedgerError> {
+        let left = std::mem::take(&mut self.claims);
+        self.ledger.change(|record| {
+            let same = record.gpus.iter_mut().filter(|claim| left.iter().any(|left| left.is_same(claim)));
+            same.for_each(|claim| claim.owner.uid = uid);
+            Ok(())
+        })
     }
 }
 
 impl Drop for GpuLease {
-    /// Removes the claims from the record. When that fails, they end with the owner's process.
+    /// Removes the claims of GPUs that no process has from the record. The others, and all where that fails, stay for a review
+    /// after the owner's process has ended.
     fn drop(&mut self) {
         if self.claims.is_empty() {
             return;
         }
-        let removed = self.ledger.change(|record| {
-            record.gpus.retain(|claim| !self.claims.contains(claim));
-            Ok::<_, LedgerError>(())
-        });
-        if let Err(error) = removed {
-            note(format_args!("GPU claims stay recorded until this process ends: {error}"));
+        if let Err(error) = self.ledger.end_claims(&self.claims) {
+            note(format_args!("GPU claims stay recorded: {error}"));
         }
     }
 }
@@ -125,13 +176,18 @@ impl Ledger {
         if wanted.is_empty() {
             return Ok(None);
         }
+        for (region, _) in &wanted {
+            self.review_gpus(region)?;
+        }
         let mut zeroed: Vec<String> = Vec::new();
         loop {
             let (region, dirty) = match self.try_claim(&wanted, owner, &zeroed)? {
                 Attempt::Claimed(lease) => return Ok(Some(lease)),
                 Attempt::Dirty(region, dirty) => (region, dirty),
             };
-            match self.scrub(memory, &region, Some(&dirty), watch) {
+            match self.scrub_as(owner, memory, &region, Some(&dirty), watch) {
+                // Users write there by the GPU at any time: nothing is recorded clean.
+                Ok(_) if !self.open_gpus(&region).is_empty() => zeroed.push(region.name.clone()),
                 // Another owner came first: the next attempt decides again.
                 Ok(_) | Err(GrantError::Exclusive(_)) => {}
                 // The device opens once, this owner has it open, and the kernel zeroed all of it at that open.
@@ -157,10 +213,10 @@ impl Ledger {
                 let line = line_of(region)?;
                 let region = with_retired(region, &line, record);
                 let held = self.held(&record.grants, &line, &self.line_file(&line)?)?;
-                let live = self.live_gpus(record, &region)?;
+                let live = self.gpus(record, &region)?;
                 check(&region, owner, gpus, &held, &live)?;
                 // What a GPU of the same trust domain reaches already is not news to that domain.
-                if live.is_empty() && !zeroed.contains(&region.name) {
+                if live.iter().all(|gpu| gpu.open_to.is_some()) && !zeroed.contains(&region.name) {
                     let clean = line.offsets(&record.clean(&line.name));
                     let dirty = States::new(&region, held, live, &clean, None).dirty;
                     if !dirty.is_empty() {
@@ -184,6 +240,7 @@ impl Ledger {
                         owner: owner.clone(),
                         since: now(),
                         lock: inode(&lock).map_err(|source| self.gpu_lock_error(source))?,
+                        evidence: Vec::new(),
                     });
                 }
             }
@@ -200,23 +257,29 @@ impl Ledger {
         Ok(self.states(region)?.held.iter().any(is_own))
     }
 
-    /// Live GPUs that reach `region`; the claims on others of its GPUs leave the record.
-    pub(crate) fn live_gpus(
-        &self,
-        record: &mut Record,
-        region: &Region,
-    ) -> Result<Vec<HeldGpu>, LedgerError> {
-        if record.gpus.is_empty() && region.functions.is_empty() {
-            return Ok(Vec::new());
+    /// GPUs of `region` that users other than root may open.
+    pub(crate) fn open_gpus(&self, region: &Region) -> Vec<HeldGpu> {
+        if region.functions.is_empty() {
+            return Vec::new();
         }
-        let live = self.gpus(record, region)?;
-        let lives = |claim: &GpuClaim| live.iter().any(|gpu| gpu.owner.as_ref() == Some(&claim.owner));
-        record.gpus.retain(|claim| !reaches(claim, region) || lives(claim));
-        Ok(live)
+        let root = &self.0.root;
+        let policy = self.0.policy.get_or_init(|| Policy::of_host(root));
+        let of = |function: &PciAddress| {
+            let function = *function;
+            open_gpus(root, function, policy).into_iter().map(move |open| HeldGpu::open(function, open))
+        };
+        region.functions.iter().flat_map(of).collect()
     }
 
-    /// Live GPUs that reach `region`.
-    pub(super) fn gpus(&self, record: &Record, region: &Region) -> Result<Vec<HeldGpu>, LedgerError> {
+    /// Judges users that may open GPUs by `policy` instead of the host's. It has no effect after the first such decision.
+    #[must_use]
+    pub fn trusting(self, policy: Policy) -> Self {
+        let _ = self.0.policy.set(policy);
+        self
+    }
+
+    /// Live GPUs that reach `region`: claims, and GPUs that users may open.
+    pub(crate) fn gpus(&self, record: &Record, region: &Region) -> Result<Vec<HeldGpu>, LedgerError> {
         let claims: Vec<&GpuClaim> = record.gpus.iter().filter(|claim| reaches(claim, region)).collect();
         if claims.is_empty() && region.functions.is_empty() {
             return Ok(Vec::new());
@@ -232,30 +295,24 @@ impl Ledger {
         for function in functions {
             let locked = !claim::held(&file, slots(function).map_err(error)?).map_err(error)?.is_empty();
             let known = claims.iter().filter(|claim| claim.function == function);
-            let known: Vec<HeldGpu> = known
-                .filter(|claim| locked || claim.owner.is_alive())
-                .map(|claim| HeldGpu { function, owner: Some(claim.owner.clone()), since: claim.since })
-                .collect();
+            let known: Vec<HeldGpu> = known.map(|claim| HeldGpu::claimed(function, Some(claim))).collect();
             if locked && known.is_empty() {
-                live.push(HeldGpu { function, owner: None, since: 0 });
+                live.push(HeldGpu::claimed(function, None));
             }
             live.extend(known);
         }
+        live.extend(self.open_gpus(region));
         Ok(live)
     }
 
-    /// Forgets claims that have neither a lock nor a live owner.
-    pub(super) fn forget_gpus(&self, record: &mut Record) -> Result<Vec<GpuClaim>, LedgerError> {
-        let file = self.gpu_file()?;
-        let error = |source| self.gpu_lock_error(source);
-        let (mut live, mut forgotten) = (Vec::new(), Vec::new());
-        for claim in std::mem::take(&mut record.gpus) {
-            let slots = slots(claim.function).map_err(error)?;
-            let lives = claim.owner.is_alive() || !claim::held(&file, slots).map_err(error)?.is_empty();
-            if lives { &mut live } else { &mut forgotten }.push(claim);
+    /// Whether a claim has no lock, and its owner has ended or left it.
+    pub(super) fn is_left(&self, claim: &GpuClaim) -> Result<bool, LedgerError> {
+        if claim.evidence.is_empty() && claim.owner.is_alive() {
+            return Ok(false);
         }
-        record.gpus = live;
-        Ok(forgotten)
+        let error = |source| self.gpu_lock_error(source);
+        let slots = slots(claim.function).map_err(error)?;
+        Ok(claim::held(&self.gpu_file()?, slots).map_err(error)?.is_empty())
     }
 
     fn lock_slot(&self, file: &File, function: PciAddress) -> Result<(), LedgerError> {
@@ -291,13 +348,17 @@ pub(super) fn check(
     held: &[Held],
     live: &[HeldGpu],
 ) -> Result<(), Box<Conflict>> {
-    let hold = |other: Option<&Owner>, gpu| Hold {
+    let hold = |other: Option<&Owner>| Hold {
         party: other.map_or_else(unknown, Party::from),
         is_trusted: other.is_some_and(|other| owner.trusts(other)),
-        gpu,
+        gpu: None,
     };
-    let gpu_holds = live.iter().map(|gpu| hold(gpu.owner.as_ref(), Some(gpu.function)));
-    let slices = held.iter().map(|held| hold(held.owner.as_ref(), None));
+    let gpu_holds = live.iter().map(|gpu| Hold {
+        party: gpu.party(),
+        is_trusted: gpu.is_trusted_by(owner),
+        gpu: Some(gpu.function),
+    });
+    let slices = held.iter().map(|held| hold(held.owner.as_ref()));
     trust::check(&region.name, &Party::from(owner), gpus, gpu_holds.chain(slices))
 }
 

@@ -16,8 +16,10 @@
 mod claim;
 mod error;
 pub(crate) mod gpus;
+mod left_gpus;
 mod line;
 mod memory;
+pub mod openers;
 mod quarantine;
 pub mod record;
 mod retire;
@@ -29,8 +31,8 @@ mod upkeep;
 use std::fs::{DirBuilder, File};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 use std::{fmt, io};
 
@@ -52,6 +54,7 @@ use crate::backing::BackingError;
 use crate::carve::plan::{Request, place};
 use crate::free::Verdict;
 use crate::lease::{Lease, Taken};
+use crate::policy::Policy;
 use crate::region::{Region, Slice};
 use crate::report::{Chain, Report};
 use record::{Doubt, Entry, Record, Use};
@@ -69,6 +72,8 @@ struct Inner {
     identity: Identity,
     memory: HostMemory,
     audit: Log,
+    root: PathBuf,
+    policy: OnceLock<Policy>,
 }
 
 /// What is written down.
@@ -91,7 +96,8 @@ impl Ledger {
     /// # Errors
     /// [`LedgerError`] when a folder cannot be made.
     pub fn open(paths: Paths, identity: Identity) -> Result<Self, LedgerError> {
-        let (run, audit) = (paths.run.clone(), Log::new(audit::Paths::below(&paths.root)));
+        let (run, root) = (paths.run.clone(), paths.root.clone());
+        let audit = Log::new(audit::Paths::below(&root));
         for folder in [&paths.state, &paths.run] {
             DirBuilder::new()
                 .recursive(true)
@@ -99,15 +105,17 @@ impl Ledger {
                 .create(folder)
                 .map_err(|source| LedgerError::Record { step: "make a folder for", source })?;
         }
-        let memory = HostMemory::below(&paths.root);
-        Ok(Self(Arc::new(Inner { disk: Box::new(store::Folder(paths)), run, identity, memory, audit })))
+        let (memory, disk) = (HostMemory::below(&root), Box::new(store::Folder(paths)));
+        let policy = OnceLock::new();
+        Ok(Self(Arc::new(Inner { disk, run, identity, memory, audit, root, policy })))
     }
 
     /// A ledger whose record is kept by `disk`, with its locks in folder `run`. It opens no devices and has no audit log.
     #[must_use]
     pub fn with_disk(disk: Box<dyn Disk>, run: PathBuf, identity: Identity) -> Self {
         let memory = HostMemory::without_devices();
-        Self(Arc::new(Inner { disk, run, identity, memory, audit: Log::none() }))
+        let (audit, root, policy) = (Log::none(), PathBuf::from("/"), OnceLock::new());
+        Self(Arc::new(Inner { disk, run, identity, memory, audit, root, policy }))
     }
 
     /// The memory that this ledger records, opened by this process: devices only where the ledger's root is `/`.
@@ -166,6 +174,7 @@ impl Ledger {
         watch: &Watch<'_>,
     ) -> Result<Lease, GrantError> {
         let line = line_of(region)?;
+        self.review_gpus(region)?;
         let (mut in_use, mut reviewed) = (SpanSet::default(), false);
         loop {
             let taken = match self.take(region, &line, request, &in_use) {
@@ -209,6 +218,7 @@ impl Ledger {
     /// [`LedgerError`].
     pub fn states(&self, region: &Region) -> Result<States, LedgerError> {
         let line = line_of(region)?;
+        self.review_gpus(region)?;
         let _only = self.exclusive()?;
         let Found { record, doubt, .. } = self.read()?;
         let region = with_retired(region, &line, &record);
@@ -230,7 +240,7 @@ impl Ledger {
             let region = with_retired(region, line, record);
             let file = self.line_file(line)?;
             let held = self.held(&record.grants, line, &file)?;
-            let gpus = self.live_gpus(record, &region)?;
+            let gpus = self.gpus(record, &region)?;
             gpus::check(&region, &request.owner, &[], &held, &gpus)?;
             let clean = record.clean(&line.name);
             let busy = held.iter().map(|held| held.span).chain(in_use.iter()).collect();

@@ -132,6 +132,17 @@ pub struct GpuClaim {
     pub since: u64,
     /// Inode of the lock file: a file in its place has no lock for this claim.
     pub lock: u64,
+    /// What still has the GPU of an owner that has ended.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub evidence: Vec<Evidence>,
+}
+
+impl GpuClaim {
+    /// Whether both are one claim, whatever was found since.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        let evidence = other.evidence.clone();
+        *other == Self { evidence, ..self.clone() }
+    }
 }
 
 /// The whole record.

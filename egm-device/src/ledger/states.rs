@@ -14,6 +14,7 @@ use crate::owner::Owner;
 use crate::region::Region;
 use crate::region::usage::{self, Usage};
 use crate::retired::Retired;
+use crate::trust::Party;
 
 /// Bytes that somebody holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -82,8 +83,8 @@ impl States {
     #[must_use]
     pub fn exclusive(&self, region: &str) -> Vec<String> {
         let sentence = |gpu: &HeldGpu| {
-            let owner = gpu.owner.as_ref().map_or_else(|| "an unknown process".to_owned(), Owner::to_string);
-            match gpu.owner.as_ref().and_then(|owner| owner.domain.as_ref()) {
+            let Party { owner, domain } = gpu.party();
+            match domain {
                 Some(domain) => {
                     format!(
                         "Region {region} is exclusive to trust domain \"{domain}\" (GPU {} of {owner}).",

@@ -41,6 +41,18 @@ impl Ledger {
         within: Option<&SpanSet<InRegion>>,
         watch: &Watch<'_>,
     ) -> Result<u64, GrantError> {
+        self.scrub_as(&Owner::this("scrub"), memory, region, within, watch)
+    }
+
+    /// [`Ledger::scrub`] for `owner`, before its GPU reads those bytes.
+    pub(super) fn scrub_as(
+        &self,
+        owner: &Owner,
+        memory: &Arc<dyn Memory>,
+        region: &Region,
+        within: Option<&SpanSet<InRegion>>,
+        watch: &Watch<'_>,
+    ) -> Result<u64, GrantError> {
         let (mut from, mut scrubbed, mut of) = (0, 0u64, 0);
         self.review(region)?;
         loop {
@@ -61,7 +73,7 @@ impl Ledger {
                 opening @ Progress::Opening(_) => opening,
             };
             let watch = Watch { progress: &|step| (watch.progress)(whole(step)), ..*watch };
-            let request = Request { at: Some(at), ..Request::new(size, Owner::this("scrub")) };
+            let request = Request { at: Some(at), ..Request::new(size, owner.clone()) };
             match self.lease_from(memory, region, &request, &watch) {
                 Ok(lease) => scrubbed = scrubbed.saturating_add(lease.settle_untouched()?),
                 Err(GrantError::Short { .. }) => {}
@@ -81,7 +93,7 @@ impl Ledger {
         let looked = regions.iter().map(|region| self.look_again(region, &|_| true));
         let looked = looked.collect::<Result<Vec<_>, _>>()?.concat();
         let (freed, mut forgotten): (Vec<_>, Vec<_>) = looked.into_iter().partition(Entry::is_quarantined);
-        let (unseen, gpus) = self.change(|record| {
+        let unseen = self.change(|record| {
             let mut unseen = Vec::new();
             for entry in std::mem::take(&mut record.grants) {
                 let line = Line { name: entry.line.clone(), whole: entry.span };
@@ -93,8 +105,9 @@ impl Ledger {
                 regions.iter().any(|region| region.name == entry.region && region.kind.is_pool())
             };
             record.was_lost |= !unseen.iter().all(is_pools);
-            Ok::<_, LedgerError>((unseen, self.forget_gpus(record)?))
+            Ok::<_, LedgerError>(unseen)
         })?;
+        let gpus = self.review_claims(|_| true)?;
         forgotten.extend(unseen);
         Ok(Repair { doubt, forgotten, gpus, freed })
     }

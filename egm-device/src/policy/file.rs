@@ -150,6 +150,17 @@ impl Names {
     }
 }
 
+/// Where the policy of a host is, below its root folder.
+pub(crate) const OF_HOST: &str = "etc/egm-device/policy.json";
+
+impl Policy {
+    /// The policy of the host at `root`; where there is none, or none that holds, only root is named.
+    #[must_use]
+    pub fn of_host(root: &Path) -> Self {
+        load(&root.join(OF_HOST), &Names::of_host(root)).unwrap_or_else(|_| Self::root_only())
+    }
+}
+
 /// Reads the policy at `path`.
 ///
 /// # Errors

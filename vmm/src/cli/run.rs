@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use egm_address::Printable;
 use egm_device::cli::progress::{Bar, Bars};
-use egm_device::ledger::GpuLease;
 use egm_device::show::note;
 use egm_device::trust::parse_name;
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
@@ -180,8 +179,8 @@ fn run_machine(args: &Args, confined: Option<&Confined>) -> Outcome {
         Some(_) if !geteuid().is_root() => None,
         _ => resources::claim_gpus(&plan, spec.trust_domain.as_deref())?,
     };
-    if confined.is_some() {
-        gpus.take().into_iter().for_each(GpuLease::leave);
+    if let Some(confined) = confined {
+        gpus.take().map(|gpus| gpus.leave(confined.user.uid())).transpose()?;
     }
     let outcome = launch(&plan, &facts, &leases, servers, confined);
     drop(gpus); // before the slices: what a GPU may still write is not recorded clean

@@ -58,8 +58,8 @@ fn with_states(region: Region, ledger: Option<&Ledger>) -> Result<HostRegion, Fa
     });
     let gpus = gpus.iter().map(|gpu| HeldGpu {
         function: gpu.function,
-        owner: owner(gpu.owner.as_ref()),
-        trust: Trust::of(gpu.owner.as_ref()),
+        owner: gpu.party().owner,
+        trust: gpu.party().domain.map_or(Trust::Alone, Trust::Domain),
     });
     let (held, gpus, clean) = (held.collect(), gpus.collect(), clean.iter().collect());
     Ok(HostRegion { region: Region { retired, ..region }, held, clean, gpus })

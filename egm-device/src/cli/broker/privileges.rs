@@ -46,7 +46,13 @@ impl Report for Unable {
 
 /// Checks the capabilities that every broker needs; a pool needs no more.
 pub(super) fn check_process() -> Result<(), Unable> {
-    check_capability(CapabilitySet::SYS_PTRACE, "CAP_SYS_PTRACE", "find the processes that still map a slice")
+    check_capability(
+        CapabilitySet::SYS_PTRACE,
+        "CAP_SYS_PTRACE",
+        "find the processes that still map a slice",
+    )?;
+    let purpose = "find the processes that still have a descriptor of a slice or a GPU";
+    check_capability(CapabilitySet::DAC_READ_SEARCH, "CAP_DAC_READ_SEARCH", purpose)
 }
 
 /// Checks that this process owns the folders of the ledger, which exist by now, and can open the devices of `regions`.

@@ -1,0 +1,137 @@
+//! Whether a process has a GPU by VFIO: its group, its device, or a descriptor in flight that may be one.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use egm_address::PciAddress;
+
+use super::scan::{Found, Process, Sighting, UNNAMED, What};
+use super::{Evidence, FileName, Hold, MAX_EVIDENCE, turns};
+use crate::owner::Owner;
+
+/// A GPU that its owner has left.
+#[derive(Debug)]
+pub(crate) struct GpuQuestion {
+    /// The GPU.
+    pub(crate) function: PciAddress,
+    /// Its VFIO nodes: of its group, and its own.
+    pub(crate) nodes: Vec<PathBuf>,
+    /// The owner.
+    pub(crate) owner: Owner,
+    /// Owners of other claims, which may have the GPU.
+    pub(crate) others: Vec<u32>,
+}
+
+/// What still has the GPU; empty where no process does. This process does not count.
+pub(crate) fn users_of_gpu(question: &GpuQuestion) -> Vec<Evidence> {
+    let files: Vec<FileName> = question.nodes.iter().filter_map(|node| FileName::at(node).ok()).collect();
+    // Without a node there is no group and no device that a process could have.
+    if files.is_empty() {
+        return Vec::new();
+    }
+    let found = turns::find(&files);
+    let found = found.as_ref().and_then(|found| found.get());
+    found.map_or_else(
+        || Evidence::of(Hold::CannotLook).to_vec(),
+        |found| judge(question, &files, found, std::process::id()),
+    )
+}
+
+/// The verdict of process `this` on `question`, whose nodes are `files`.
+fn judge(question: &GpuQuestion, files: &[FileName], found: &Found, this: u32) -> Vec<Evidence> {
+    let rules = Rules { question, files };
+    let is_excused = |process: &Process| {
+        let is_others = |pid: &u32| question.others.contains(pid);
+        process.pid == this || is_others(&process.pid) || process.parents.iter().any(is_others)
+    };
+    let counted = found.sightings.iter().filter(|seen| !is_excused(&seen.process));
+    let evidence = counted.filter_map(|Sighting { process, what }| {
+        let hold = rules.hold(process, what)?;
+        Some(Evidence { hold, pid: Some(process.pid), program: process.program.clone() })
+    });
+    let mut evidence: BTreeSet<Evidence> = evidence.collect();
+    if found.is_partial {
+        evidence.extend(Evidence::of(Hold::CannotLook));
+    }
+    evidence.into_iter().take(MAX_EVIDENCE).collect()
+}
+
+struct Rules<'a> {
+    question: &'a GpuQuestion,
+    files: &'a [FileName],
+}
+
+impl Rules<'_> {
+    /// How `process`, which has `what`, has the GPU.
+    fn hold(&self, process: &Process, what: &What) -> Option<Hold> {
+        let owner = &self.question.owner;
+        let descends = process.pid == owner.pid || process.parents.contains(&owner.pid);
+        // Root is trusted, but for the owner itself and its children.
+        let may_be_owners = descends || (process.uid == owner.uid && process.uid != 0);
+        let (has_it, hold) = match what {
+            What::Descriptor(inode, device) => {
+                let is_it =
+                    |file: &FileName| file.inode == *inode || (device.is_some() && file.device == *device);
+                (self.files.iter().any(is_it), Hold::DmaPin)
+            }
+            What::Registered(path) => (self.files.iter().any(|file| file.path == *path), Hold::DmaPin),
+            What::Device(name) if name == UNNAMED => (may_be_owners, Hold::DmaPin),
+            What::Device(name) => {
+                let last = Path::new(name).file_name().and_then(|name| name.to_str());
+                (last == Some(&*self.question.function.to_string()), Hold::DmaPin)
+            }
+            What::InFlight => (may_be_owners, Hold::InFlight),
+            What::HiddenRing => (may_be_owners, Hold::CannotLook),
+            What::Mapping(..) => (false, Hold::Mapping),
+        };
+        has_it.then_some(hold)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWNER: u32 = 1000;
+
+    #[test]
+    fn a_gpu_is_had_by_its_nodes_its_device_and_what_may_hide_one() {
+        let file = |inode, number| FileName {
+            inode: (0, 5, inode),
+            device: Some((511, number)),
+            path: format!("/dev/vfio/{number}").into(),
+        };
+        let files = [file(71, 12), file(72, 3)];
+        let owner = Owner { name: "vm".to_owned(), uid: OWNER, pid: 9, started: 7, domain: None };
+        let function = "0009:01:00.0".parse().unwrap();
+        let question = GpuQuestion { function, nodes: Vec::new(), owner, others: vec![50] };
+        let device = |name: &str| What::Device(name.to_owned());
+        let its = "/sys/devices/pci0009:00/0009:00:00.0/0009:01:00.0";
+        let node = || What::Descriptor((0, 5, 71), Some((511, 12)));
+        let table = [
+            (2, 7, node(), Some(Hold::DmaPin)),
+            (2, 7, What::Descriptor((0, 9, 1), Some((511, 3))), Some(Hold::DmaPin)),
+            (2, 7, What::Descriptor((0, 5, 73), Some((511, 4))), None),
+            (1, 7, node(), None),
+            (50, 7, node(), None),
+            (2, 7, device(its), Some(Hold::DmaPin)),
+            (2, OWNER, device("/sys/devices/pci0018:00/0018:01:00.0"), None),
+            (2, OWNER, device(UNNAMED), Some(Hold::DmaPin)),
+            (2, 7, device(UNNAMED), None),
+            (2, 7, What::Registered("/dev/vfio/12".into()), Some(Hold::DmaPin)),
+            (2, OWNER, What::InFlight, Some(Hold::InFlight)),
+            (9, 0, What::InFlight, Some(Hold::InFlight)),
+            (2, 7, What::InFlight, None),
+        ];
+        for (pid, uid, what, hold) in table {
+            let process = Process { pid, uid, program: "p".to_owned(), parents: Vec::new() };
+            let seen = Sighting { process, what: what.clone() };
+            let found = Found { sightings: [seen].into(), ..Found::default() };
+            let evidence = judge(&question, &files, &found, 1);
+            assert_eq!(evidence.first().map(|evidence| evidence.hold), hold, "{pid} {uid} {what:?}");
+        }
+        let partial = Found { is_partial: true, ..Found::default() };
+        assert_eq!(judge(&question, &files, &partial, 1), Evidence::of(Hold::CannotLook));
+    }
+}
