@@ -67,7 +67,9 @@ mod tests {
     use super::*;
     use crate::backing::tests::{region, slice};
     use crate::backing::{self, Anonymous, Backing};
+    use crate::free::{Hold, Verdict, look_at_own_file};
     use crate::mapping::Mapping;
+    use crate::owner::Owner;
     use crate::region::RegionKind;
 
     fn is_sole(file: &File) -> bool {
@@ -128,15 +130,27 @@ mod tests {
         }
     }
 
+    /// The scan alone sees a mapping of memory whose file system has no leases.
+    fn the_scan_decides(memory: &Anonymous) {
+        let is_mapped = || match look_at_own_file(memory, &Owner::this("vm")) {
+            Verdict::Free => false,
+            Verdict::InUse { evidence, .. } => evidence.iter().any(|found| found.hold == Hold::Mapping),
+        };
+        assert!(!is_mapped());
+        let mapping = Mapping::new(memory, 0, memory.size(), 0).unwrap();
+        assert!(is_mapped());
+        drop(mapping);
+        assert!(!is_mapped());
+    }
+
     #[test]
-    fn and_of_one_in_hugetlb_pages() {
+    fn and_of_one_in_hugetlb_pages_where_those_have_leases() {
         use crate::backing::HugePage;
         let Ok(memory) = Anonymous::new("test", 2 << 20, Some(HugePage::Size2M)) else {
             return println!("skipped: this host has no free hugetlb page");
         };
-        if has_leases(memory.file()) {
-            every_way_is_counted(&memory);
-        }
+        let has_leases = !matches!(lease(memory.file()), Ok(Lease::Unsupported));
+        if has_leases { every_way_is_counted(&memory) } else { the_scan_decides(&memory) }
     }
 
     /// The kernel's notice to the holder of a lease is a signal that ends a process by default.
