@@ -17,7 +17,7 @@ fn program(folder: &Path, name: &str, lines: &str) {
 }
 
 /// Runs a copy of `scripts/test` where cargo is `cargo`, and nothing else is checked.
-fn test_with(cargo: &str, folder: &Path) -> (i32, String) {
+fn test_with(cargo: &str, folder: &Path, arguments: &[&str]) -> (i32, String) {
     fs::create_dir_all(folder.join("scripts")).unwrap();
     fs::copy("../scripts/test", folder.join("scripts/test")).unwrap();
     let bin = folder.join("bin");
@@ -27,7 +27,7 @@ fn test_with(cargo: &str, folder: &Path) -> (i32, String) {
     program(&folder.join("scripts/lab"), "arm64", "echo no compiler; exit 3");
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
     let mut command = Command::new(folder.join("scripts/test"));
-    said(command.arg("--without-lab").env("PATH", path).output().unwrap())
+    said(command.args(arguments).env("PATH", path).output().unwrap())
 }
 
 fn said(output: Output) -> (i32, String) {
@@ -42,8 +42,9 @@ fn a_test_run_goes_on_after_a_step_that_failed_and_ends_with_it() {
     fmt) echo 'Diff in main.rs'; exit 1 ;;
     nextest) [ \"$2\" = --version ] || echo '     Summary [ 0.1s] 1 test run: 1 passed' ;;
     doc) echo ran the documentation ;;
+    run) cat \"$8\" ;;
     esac";
-    let (code, text) = test_with(cargo, folder.path());
+    let (code, text) = test_with(cargo, folder.path(), &["--without-lab"]);
     assert_eq!(code, 1, "{text}");
     let mut rest = text.as_str();
     let parts = [
@@ -51,8 +52,8 @@ fn a_test_run_goes_on_after_a_step_that_failed_and_ends_with_it() {
         "== lints",
         "ran the documentation",
         "== skipped",
-        "lints for aarch64: no compiler",
-        "guests: --without-lab",
+        "lints for aarch64: skipped: scripts/lab/arm64: no compiler",
+        "guests: skipped: --without-lab",
         "== closing lines",
         "1 passed",
         "== failed",
@@ -69,9 +70,41 @@ fn a_test_run_goes_on_after_a_step_that_failed_and_ends_with_it() {
 #[test]
 fn a_test_run_without_failures_leaves_no_logs() {
     let folder = tempfile::tempdir().unwrap();
-    let (code, text) = test_with("echo '     Summary [ 0.1s] 1 test run: 1 passed'", folder.path());
+    let cargo = "echo '     Summary [ 0.1s] 1 test run: 1 passed'";
+    let (code, text) = test_with(cargo, folder.path(), &["--without-lab"]);
     assert_eq!((code, text.contains("== failed")), (0, false), "{text}");
     assert!(!folder.path().join("target/test").exists());
+}
+
+#[test]
+fn a_skip_that_the_table_does_not_allow_fails_a_test_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let cargo = "[ $1 != run ] || { cat \"$8\"; exit 1; }";
+    let (code, text) = test_with(cargo, folder.path(), &["--without-lab"]);
+    assert_eq!(code, 1, "{text}");
+    assert!(text.contains("\nsteps: its output is in target/test/steps"), "{text}");
+}
+
+#[test]
+fn a_quick_run_and_a_shard_leave_out_what_their_usage_says() {
+    let cargo = "case $1 in
+    nextest) [ \"$2\" = --version ] || echo \"$@\" >>ran ;;
+    *) echo $1 >>ran ;;
+    esac";
+    let ran = |arguments: &[&str]| {
+        let folder = tempfile::tempdir().unwrap();
+        let (code, text) = test_with(cargo, folder.path(), arguments);
+        assert_eq!(code, 0, "{text}");
+        fs::read_to_string(folder.path().join("ran")).unwrap()
+    };
+    let quick = ran(&["--quick"]);
+    assert!(["fmt\n", "clippy\n", "nextest run"].iter().all(|step| quick.contains(step)), "{quick}");
+    assert!(!quick.contains("doc\n") && !quick.contains("deny\n"), "{quick}");
+    let first = ran(&["--without-lab", "--shard", "1/3"]);
+    assert!(["fmt\n", "doc\n", "--partition slice:1/3"].iter().all(|step| first.contains(step)), "{first}");
+    let second = ran(&["--without-lab", "--shard", "2/3"]);
+    assert!(second.contains("--partition slice:2/3"), "{second}");
+    assert!(!second.contains("fmt\n") && !second.contains("doc\n"), "{second}");
 }
 
 #[test]

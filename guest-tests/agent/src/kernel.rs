@@ -15,37 +15,18 @@ pub(crate) struct Part {
     pub(crate) option: &'static str,
     /// What it is for.
     pub(crate) what: &'static str,
-    /// A function that is there with it and with nothing else.
-    pub(crate) function: Option<&'static str>,
 }
 
 /// What memory that devices share, and moves between them, needs.
 pub(crate) const PARTS: [Part; 5] = [
-    Part {
-        option: "CONFIG_DEVICE_PRIVATE",
-        what: "GPU memory as pages of the kernel (device-private)",
-        function: None,
-    },
-    Part {
-        option: "CONFIG_PCI_P2PDMA",
-        what: "DMA between functions in the kernel",
-        function: Some("pci_p2pdma_add_resource"),
-    },
-    Part {
-        option: "CONFIG_HMM_MIRROR",
-        what: "address spaces that devices share (HMM)",
-        function: Some("hmm_range_fault"),
-    },
+    Part { option: "CONFIG_DEVICE_PRIVATE", what: "GPU memory as pages of the kernel (device-private)" },
+    Part { option: "CONFIG_PCI_P2PDMA", what: "DMA between functions in the kernel" },
+    Part { option: "CONFIG_HMM_MIRROR", what: "address spaces that devices share (HMM)" },
     Part {
         option: "CONFIG_INFINIBAND_ON_DEMAND_PAGING",
         what: "RDMA without locked memory (on-demand paging)",
-        function: Some("ib_umem_odp_get"),
     },
-    Part {
-        option: "CONFIG_ZONE_DEVICE",
-        what: "memory of devices as pages",
-        function: Some("memremap_pages"),
-    },
+    Part { option: "CONFIG_ZONE_DEVICE", what: "memory of devices as pages" },
 ];
 
 /// The kernel's configuration.

@@ -9,8 +9,9 @@ use egm_report::{Check, Outcome};
 
 use crate::boot::Boot;
 use crate::error::{LabError, chain};
+use crate::iommu;
 use crate::judge::{Expected, case, judge};
-use crate::passed::{self, dmar_faults, no_faults_since};
+use crate::passed;
 use crate::pool::Pool;
 use crate::results::ScenarioResult;
 use crate::run::{Runner, init_case, millis};
@@ -36,8 +37,8 @@ pub(crate) struct Frame<'a> {
     pub(crate) cases: Vec<Check>,
     /// Milliseconds until init, of the first boot that was judged.
     init: Option<u64>,
-    /// Accesses that the IOMMU had refused before.
-    faults: usize,
+    /// Interrupts for accesses that the IOMMU had refused before.
+    faults: u64,
 }
 
 /// Tells a story by `steps`; logs go to `report`.
@@ -55,7 +56,7 @@ pub(crate) fn tell(
         Some(why) => frame.skip(&why),
         None => {
             if !scenario.passed.is_empty() {
-                frame.faults = dmar_faults()?;
+                frame.faults = iommu::faults()?;
             }
             if let Err(error) = steps(&mut frame) {
                 // What was shown before stays shown.
@@ -112,7 +113,7 @@ impl Frame<'_> {
     /// The IOMMU has refused nothing since the story began.
     pub(crate) fn no_faults(&mut self, name: &str) {
         let before = self.faults;
-        self.step(name, || no_faults_since(before));
+        self.step(name, || iommu::no_faults_since(before));
     }
 
     /// A folder for the logs of one of several machines.

@@ -23,6 +23,7 @@ mod grace;
 mod hand;
 mod host_parts;
 mod initramfs;
+mod iommu;
 mod judge;
 mod kcore;
 mod kernel;

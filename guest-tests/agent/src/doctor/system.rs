@@ -146,7 +146,7 @@ fn kernel(tree: &Tree) -> Vec<Line> {
         )];
     };
     let path = &config.path;
-    let line = |Part { option, what, .. }: &Part| match config.value(option) {
+    let line = |Part { option, what }: &Part| match config.value(option) {
         Some(value) => ok(option, format!("{value} ({path}): {what}")),
         None => lacks(
             option,

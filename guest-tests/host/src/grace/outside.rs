@@ -9,8 +9,9 @@ use std::fs;
 use crate::error::LabError;
 use crate::frame::{Fault, Frame, Step};
 use crate::hand::{self, DECODE};
+use crate::iommu;
 use crate::judge::Expected;
-use crate::passed::{dmar_faults, refused};
+use crate::passed::refused;
 use crate::passed_error::{MARK, inject, times};
 use crate::passed_fault::{found, transfer};
 use crate::scenarios::Scenario;
@@ -60,7 +61,7 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     frame.judge(expected, &boot, " of the last");
     frame.free();
     frame.no_faults("no-dma-faults");
-    let before = dmar_faults()?;
+    let before = iommu::faults()?;
     frame.step("a fault is found", || {
         transfer(engine)?;
         found(before)

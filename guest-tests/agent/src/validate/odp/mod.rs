@@ -4,7 +4,6 @@
 mod gpu;
 mod moving;
 mod packet;
-mod support;
 
 use egm_verbs::{Access, VerbsError};
 
@@ -16,11 +15,6 @@ use site::Site;
 
 /// The group's validations.
 pub(super) static ALL: &[Validation] = &[
-    Validation {
-        name: "odp.support",
-        claim: "kernel and drivers are looked at for what memory that migrates needs, and each lack is named",
-        run: support::run,
-    },
     Validation {
         name: "odp.explicit",
         claim: "memory regions without pinned pages (explicit ODP): every byte right, pages touched first by the device among them",
