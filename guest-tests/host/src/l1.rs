@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use crate::boot::restarted;
 use crate::cache::Cache;
 use crate::debian::Architecture;
 use crate::emulator::Emulator;
@@ -27,8 +28,6 @@ use crate::tools::{Tools, beside};
 
 /// Silence of the emulated host itself, beside the scenarios' own deadlines: on a busy machine its kernel boots for minutes.
 const OVERHEAD: Duration = Duration::from_secs(240);
-/// How often it may fall silent.
-const ATTEMPTS: u32 = 3;
 /// The images of its NVMe drives, in the shared directory.
 const DRIVES: [&str; 2] = ["nvme0.img", "nvme1.img"];
 /// Size of each.
@@ -105,29 +104,36 @@ fn run_in(
 }
 
 /// Runs `scenarios` under one kernel; a scenario without a result there is broken, with the reason. A host that falls
-/// silent is an emulator's fault and not a guest's: what it left undone is run in a new one.
+/// silent is booted again once, for what it left undone: its console is kept, and the restart is a case.
 fn run_under(
     host: &Host<'_>,
     scenarios: &[Scenario],
     report: &Path,
 ) -> Result<Vec<ScenarioResult>, LabError> {
     let silence = scenarios.iter().map(|s| s.deadline).max().unwrap_or_default() + OVERHEAD;
-    let mut results: Vec<ScenarioResult> = Vec::new();
-    let mut ending = Ending::Exit(0);
-    for attempt in 1..=ATTEMPTS {
-        let left = scenarios.iter().filter(|s| results.iter().all(|r| r.scenario != s.name)).map(|s| s.name);
-        let arguments: Vec<_> = ARGUMENTS.into_iter().chain(left).collect();
-        if attempt > 1 && (arguments.len() == ARGUMENTS.len() || ending != Ending::Deadline) {
-            break;
-        }
-        if attempt > 1 {
-            Stage::note(&format!("the emulated host fell silent: attempt {attempt} for what it left undone"));
-        }
+    let run = |names: &[&str]| {
         remove(&report.join(RESULTS))?;
-        ending = boot_under(host, report, &arguments, silence)?;
+        let arguments: Vec<_> = ARGUMENTS.iter().chain(names).copied().collect();
+        let ending = boot_under(host, report, &arguments, silence)?;
         let json = fs::read(report.join(RESULTS)).ok();
         let done: Option<Vec<ScenarioResult>> = json.and_then(|json| serde_json::from_slice(&json).ok());
-        results.extend(done.unwrap_or_default());
+        Ok::<_, LabError>((done.unwrap_or_default(), ending))
+    };
+    let all: Vec<_> = scenarios.iter().map(|s| s.name).collect();
+    let (mut results, mut ending) = run(&all)?;
+    let is_done = |name: &&str| results.iter().any(|result| result.scenario == *name);
+    let left: Vec<_> = all.iter().copied().filter(|name| !is_done(name)).collect();
+    if ending == Ending::Deadline && !left.is_empty() {
+        Stage::note("the emulated host fell silent: booted again for what it left undone");
+        let kept = report.join(format!("spoilt-{LOG}"));
+        fs::rename(report.join(LOG), &kept).map_err(LabError::file("rename", LOG))?;
+        let (mut more, end) = run(&left)?;
+        let reason = format!("the emulated host fell silent: {}", kept.display());
+        if let Some(first) = more.first_mut() {
+            first.cases.push(restarted(&reason));
+        }
+        results.append(&mut more);
+        ending = end;
     }
     Ok(complete(scenarios, results, ending, &report.join(LOG)))
 }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use egm_report::{Check, Line, MAX_LINES};
@@ -31,8 +32,12 @@ use crate::slice_device;
 use crate::slices;
 use crate::tools::Tools;
 
-/// How often a guest may start before it has to reach its init, in the emulated host alone.
-const EMULATED_ATTEMPTS: u32 = 3;
+/// Restarts of guests that one scenario may have, in the emulated host alone.
+const MOST_RESTARTS: u32 = 1;
+
+/// Names of a guest's logs.
+const CONSOLE: &str = "console.log";
+const VMM_LOG: &str = "vmm.log";
 
 /// What the VMM says at the end of a machine whose kernel reported a panic, and what that kernel said on its console.
 const PANICKED: &str = "the guest's kernel panicked";
@@ -44,10 +49,10 @@ const LOCKUP: &str = "BUG: soft lockup";
 /// What the kernel says when it starts init; where it is quiet, init says it.
 pub(crate) const INIT: &str = " as init process";
 
-/// How often a guest of `scenario` may start. Where boots are counted, each has one start: a second would hide the
-/// failure that the count is for.
-fn attempts(scenario: &Scenario, emulated: bool) -> u32 {
-    if emulated && scenario.boots == 1 { EMULATED_ATTEMPTS } else { 1 }
+/// How often guests of `scenario` may be restarted. Where boots are counted, never: a restart would hide the failure that the
+/// count is for.
+fn restarts(scenario: &Scenario, emulated: bool) -> u32 {
+    if emulated && scenario.boots == 1 { MOST_RESTARTS } else { 0 }
 }
 
 /// Whether QEMU emulates this machine's processors.
@@ -79,6 +84,8 @@ pub(crate) struct Runner {
     pub(crate) in_lab: bool,
     /// The skips that are allowed.
     pub(crate) skips: Skips,
+    /// Restarts of guests in the scenario that runs.
+    pub(crate) restarts: AtomicU32,
 }
 
 /// The files of one scenario's machine.
@@ -96,6 +103,7 @@ impl Runner {
     pub(crate) fn scenario(&self, scenario: &Scenario) -> ScenarioResult {
         let stage = Stage::begin(&format!("{}: {}", scenario.name, scenario.story));
         let begun = Instant::now();
+        self.restarts.store(0, Ordering::Relaxed);
         let mut result = self
             .boots(scenario)
             .unwrap_or_else(|error| ScenarioResult::broken(scenario.name, &chain(&error)));
@@ -123,7 +131,7 @@ impl Runner {
             if scenario.boots > 1 {
                 Stage::note(&format!("boot {boot} of {}", scenario.boots));
             }
-            let booted = self.boot_until_init(scenario, &machine, &report)?;
+            let booted = self.boot(scenario, &machine, &report)?;
             let mut cases = judge(scenario.expected, &booted.collected);
             cases.extend(booted.emulator_case());
             let Boot { init, signalled, disk, starts, .. } = booted;
@@ -199,20 +207,6 @@ impl Runner {
         Ok(Some(path))
     }
 
-    /// Boots, and under emulation boots again when the guest never reached its init, or as [`Runner::boot`] does. With two or
-    /// more emulated processors QEMU's SVM sometimes reads a guest's page tables as zeros right after VMRUN: a page fault, a
-    /// double fault, a shutdown. With one, which the lab has, that was never seen; a guest that never gets there fails all
-    /// the same.
-    fn boot_until_init(
-        &self,
-        scenario: &Scenario,
-        machine: &Machine,
-        report: &Path,
-    ) -> Result<Boot, LabError> {
-        let spoilt = |boot: &Boot| boot.emulator_did().or_else(|| boot.init.is_none().then_some("no init"));
-        self.boot_again(scenario, machine, report, &mut |_| {}, spoilt)
-    }
-
     /// Boots, and under emulation boots again when the guest's kernel panicked without a word: QEMU's SVM raises an interrupt twice,
     /// and where that hits the first instruction of a handler in user mode's stead, the kernel ends in a double fault, whose
     /// messages wait for a context that never comes. A panic with words is a result. Where it hits a handler that holds its
@@ -234,31 +228,19 @@ impl Runner {
         report: &Path,
         hear: &mut dyn FnMut(&str),
     ) -> Result<Boot, LabError> {
-        self.boot_again(scenario, machine, report, hear, Boot::emulator_did)
-    }
-
-    /// Boots until `spoilt` says nothing, or often enough. Each start that was spoilt is noted, and all are a case of their own.
-    fn boot_again(
-        &self,
-        scenario: &Scenario,
-        machine: &Machine,
-        report: &Path,
-        hear: &mut dyn FnMut(&str),
-        spoilt: impl Fn(&Boot) -> Option<&'static str>,
-    ) -> Result<Boot, LabError> {
-        let most = attempts(scenario, is_emulated());
-        let mut starts = 1;
-        loop {
-            let boot = self.boot_by(self.command(machine), scenario, machine, report, &mut *hear)?;
-            match spoilt(&boot) {
-                Some(what) if starts < most => Stage::note(&format!(
-                    "{}: {what} under emulation, start {starts}: booted again",
-                    scenario.name
-                )),
-                _ => return Ok(Boot { starts, ..boot }),
-            }
-            starts = starts.saturating_add(1);
+        let boot = self.boot_by(self.command(machine), scenario, machine, report, &mut *hear)?;
+        let Some(what) = boot.emulator_did() else { return Ok(boot) };
+        let most = restarts(scenario, is_emulated());
+        if self.restarts.fetch_add(1, Ordering::Relaxed) >= most {
+            return Ok(boot);
         }
+        for log in [CONSOLE, VMM_LOG] {
+            let (from, to) = (report.join(log), report.join(format!("spoilt-{log}")));
+            fs::rename(&from, to).map_err(LabError::file("rename", from))?;
+        }
+        Stage::note(&format!("{}: {what} under emulation: booted again", scenario.name));
+        let again = self.boot_by(self.command(machine), scenario, machine, report, hear)?;
+        Ok(Boot { starts: 2, ..again })
     }
 
     /// The same by `command`; `hear` gets every line of the guest's console.
@@ -274,26 +256,25 @@ impl Runner {
         let _parts = HostParts::make(machine.plan.iter().flat_map(Plan::parts), image)?;
         let begun = Instant::now();
         let (mut lines, mut init, mut signalled, mut flushed) = (Vec::new(), None, false, None);
-        let (said, mut panic, mut locked_up) = (report.join("vmm.log"), false, false);
-        let ending =
-            watch(command, Limit::Total(scenario.deadline), &report.join("console.log"), &said, |text| {
-                panic |= text.contains(PANIC);
-                locked_up |= text.contains(LOCKUP);
-                if init.is_none() && text.contains(INIT) {
-                    init = Some(millis(begun));
-                }
-                flushed = disk::announced(text).or(flushed);
-                hear(text);
-                lines.extend(Line::parse(text).filter(|_| lines.len() < MAX_LINES));
-                if scenario.terminate_on.is_some_and(|mark| text.contains(mark)) {
-                    signalled = true;
-                    return Reaction::Terminate;
-                }
-                if scenario.press_on.is_some_and(|mark| text.contains(mark)) {
-                    return Reaction::Press;
-                }
-                Reaction::Go
-            })?;
+        let (said, mut panic, mut locked_up) = (report.join(VMM_LOG), false, false);
+        let ending = watch(command, Limit::Total(scenario.deadline), &report.join(CONSOLE), &said, |text| {
+            panic |= text.contains(PANIC);
+            locked_up |= text.contains(LOCKUP);
+            if init.is_none() && text.contains(INIT) {
+                init = Some(millis(begun));
+            }
+            flushed = disk::announced(text).or(flushed);
+            hear(text);
+            lines.extend(Line::parse(text).filter(|_| lines.len() < MAX_LINES));
+            if scenario.terminate_on.is_some_and(|mark| text.contains(mark)) {
+                signalled = true;
+                return Reaction::Terminate;
+            }
+            if scenario.press_on.is_some_and(|mark| text.contains(mark)) {
+                return Reaction::Press;
+            }
+            Reaction::Go
+        })?;
         let collected = Collected { lines, ending, millis: millis(begun) };
         let disk = scenario.disk.map(|proof| match machine.plan.as_ref().and_then(Plan::disk) {
             Some(path) => disk::fault(proof, path, flushed),
@@ -374,11 +355,11 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn only_under_emulation_and_where_boots_are_not_counted_a_guest_starts_again() {
-        let attempts =
-            |name: &str, emulated| attempts(&select(&[name.into()], false).unwrap().remove(0), emulated);
-        assert_eq!((attempts("boots", true), attempts("boots", false)), (1, 1));
-        assert_eq!((attempts("demo", true), attempts("demo", false)), (EMULATED_ATTEMPTS, 1));
+    fn only_under_emulation_and_where_boots_are_not_counted_a_guest_is_restarted_once() {
+        let restarts =
+            |name: &str, emulated| restarts(&select(&[name.into()], false).unwrap().remove(0), emulated);
+        assert_eq!((restarts("boots", true), restarts("boots", false)), (0, 0));
+        assert_eq!((restarts("demo", true), restarts("demo", false)), (1, 0));
     }
 
     /// A runner that has nothing.
@@ -393,6 +374,7 @@ pub(crate) mod tests {
             report: path(),
             in_lab: false,
             skips: Skips::read().unwrap(),
+            restarts: AtomicU32::new(0),
         }
     }
 

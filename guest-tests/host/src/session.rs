@@ -4,9 +4,12 @@ use std::fs;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::AtomicU32;
 
 use clap::Args;
+use egm_report::Check;
 
+use crate::boot::EMULATOR;
 use crate::cache::Cache;
 use crate::capability::{Host, Where};
 use crate::debian::Architecture;
@@ -24,6 +27,9 @@ use crate::scenarios::{self, Scenario};
 use crate::shard::Shard;
 use crate::skips::Skips;
 use crate::tools::Tools;
+
+/// Restarts that one run may have. More are a failure, whatever caused them.
+const MOST_RESTARTS: usize = 3;
 
 /// Where logs and results go unless the user says otherwise.
 const REPORT: &str = ".lab";
@@ -117,6 +123,12 @@ pub(crate) fn demo() -> Result<ExitCode, LabError> {
 }
 
 fn execute(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<ScenarioResult>, LabError> {
+    let mut results = run_each(arguments, chosen)?;
+    results.extend(too_many_restarts(&results));
+    Ok(results)
+}
+
+fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<ScenarioResult>, LabError> {
     let report = &arguments.report;
     fs::create_dir_all(report).map_err(LabError::file("make", report))?;
     let cache = || Cache::open();
@@ -137,10 +149,8 @@ fn execute(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenario
         match rootfs::debian(&cache()?) {
             Ok(image) => tools.root = Some(image),
             Err(error @ LabError::Host { .. }) => {
-                let (without, with): (Vec<_>, Vec<_>) = chosen.into_iter().partition(|s| !s.debian);
-                chosen = without;
-                let why = error.to_string();
-                skipped.extend(with.iter().map(|s| ScenarioResult::skipped(s.name, &why)));
+                let without: Vec<_> = chosen.extract_if(.., |s| s.debian).collect();
+                skipped.extend(without.iter().map(|s| ScenarioResult::skipped(s.name, &error.to_string())));
             }
             Err(error) => return Err(error),
         }
@@ -184,6 +194,7 @@ fn execute(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenario
         report: report.clone(),
         in_lab,
         skips: Skips::read()?,
+        restarts: AtomicU32::new(0),
     };
     for scenario in &here {
         results.push(runner.scenario(scenario));
@@ -193,6 +204,14 @@ fn execute(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenario
     skipped.iter_mut().for_each(|result| runner.skips.judge(result, in_lab));
     results.extend(skipped);
     Ok(results)
+}
+
+/// A failure, where the emulator's faults restarted more guests and hosts than they may in one run.
+fn too_many_restarts(results: &[ScenarioResult]) -> Option<ScenarioResult> {
+    let is_restart = |case: &&Check| case.name.starts_with(EMULATOR);
+    let restarts = results.iter().flat_map(|result| &result.cases).filter(is_restart).count();
+    let reason = format!("{restarts} restarts in one run, and {MOST_RESTARTS} are allowed");
+    (restarts > MOST_RESTARTS).then(|| ScenarioResult::broken("restarts", &reason))
 }
 
 fn decide(cache: &Cache) -> Result<Where, LabError> {
@@ -237,4 +256,21 @@ fn conclude(results: &[ScenarioResult], report: &Path, json: bool) -> ExitCode {
         println!("{told}{count}");
     }
     ExitCode::from(u8::from(count.failed > 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::boot::restarted;
+
+    #[test]
+    fn a_fourth_restart_in_one_run_is_a_failure() {
+        let result = |restarts: usize| ScenarioResult {
+            cases: vec![restarted("the reason"); restarts],
+            ..ScenarioResult::skipped("demo", "")
+        };
+        assert_eq!(too_many_restarts(&[result(1), result(2)]), None);
+        let failure = too_many_restarts(&[result(1), result(3)]).unwrap();
+        assert_eq!(Count::of(&[failure]).failed, 1);
+    }
 }
