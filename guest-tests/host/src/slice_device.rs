@@ -16,8 +16,8 @@ use crate::slices;
 
 /// Where the server is.
 const SOCKET: &str = "/run/egm-slice.sock";
-/// Memory that `mem=` and `memmap=` hide (`/dev/mem`), device-DAX, huge pages, and KVM's own.
-const KINDS: [&str; 5] = ["mem", "memmap", "dax0.0", "hugetlb", "guest-memfd"];
+/// Memory that `mem=` and `memmap=` hide (`/dev/mem`), device-DAX as one file and split, huge pages, and KVM's own.
+const KINDS: [&str; 6] = ["mem", "memmap", "dax0.0", "dax1", "hugetlb", "guest-memfd"];
 /// The region of which a server has a slice by the ledger.
 const LEASED: &str = "mem";
 
