@@ -31,6 +31,34 @@ pub(crate) struct Last {
     are_all: bool,
 }
 
+/// Most earlier owners of an entry. With more, any user counts as one.
+const MAX_EARLIER: usize = 32;
+
+impl Entry {
+    /// The owner and earlier owners, where they are known.
+    pub(super) fn owners(&self) -> impl Iterator<Item = Owner> {
+        self.owner().into_iter().chain(self.earlier.iter().cloned())
+    }
+}
+
+impl Record {
+    /// All owners of `entries`, once each, for [`Entry::earlier`].
+    pub(super) fn owners_of(&mut self, entries: &[Entry]) -> Vec<Owner> {
+        let mut owners: Vec<Owner> = Vec::new();
+        for owner in entries.iter().flat_map(Entry::owners) {
+            if owners.contains(&owner) {
+                continue;
+            }
+            if owners.len() == MAX_EARLIER {
+                self.was_lost = true;
+                break;
+            }
+            owners.push(owner);
+        }
+        owners
+    }
+}
+
 impl Last {
     /// The last owner of a slice that was scrubbed for it.
     fn only(owner: Owner) -> Self {

@@ -88,7 +88,7 @@ pub struct Entry {
     /// What keeps quarantined bytes in use.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub evidence: Vec<Evidence>,
-    /// Earlier owners of some of the bytes, not known to be scrubbed since; [`MAX_EARLIER`] at most.
+    /// Earlier owners of some of the bytes, not known to be scrubbed since; 32 at most.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earlier: Vec<Owner>,
     /// VFIO groups and devices of these owners, as scans of `/proc` name them: they may map the bytes for DMA.
@@ -96,15 +96,7 @@ pub struct Entry {
     pub devices: BTreeSet<String>,
 }
 
-/// Most earlier owners of an entry. With more, any user counts as one.
-const MAX_EARLIER: usize = 32;
-
 impl Entry {
-    /// The owner and earlier owners, where they are known.
-    pub(super) fn owners(&self) -> impl Iterator<Item = Owner> {
-        self.owner().into_iter().chain(self.earlier.iter().cloned())
-    }
-
     /// Whether no lock keeps these bytes, and they are kept from every owner until nothing has them in use.
     #[must_use]
     pub const fn is_quarantined(&self) -> bool {
@@ -309,22 +301,6 @@ impl Record {
         }
         self.grants = grants;
         cut
-    }
-
-    /// All owners of `entries`, once each, for [`Entry::earlier`].
-    pub(super) fn owners_of(&mut self, entries: &[Entry]) -> Vec<Owner> {
-        let mut owners: Vec<Owner> = Vec::new();
-        for owner in entries.iter().flat_map(Entry::owners) {
-            if owners.contains(&owner) {
-                continue;
-            }
-            if owners.len() == MAX_EARLIER {
-                self.was_lost = true;
-                break;
-            }
-            owners.push(owner);
-        }
-        owners
     }
 
     /// Bytes of `line` that are known to be zero.
