@@ -155,18 +155,7 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
             Err(error) => return Err(error),
         }
     }
-    // Those of the other processor have one of their own, in their emulated host.
-    let has_kit = |s: &Scenario| s.rdma && s.grace == grace::is_arm();
-    if tools.rdma.is_none() && chosen.iter().any(has_kit) {
-        match cache().and_then(|cache| Kit::of(Architecture::of_this_machine(), &cache)) {
-            Ok(kit) => tools.rdma = Some(kit),
-            Err(error @ LabError::Host { .. }) => {
-                let without: Vec<_> = chosen.extract_if(.., |s| has_kit(s)).collect();
-                skipped.extend(without.iter().map(|s| ScenarioResult::skipped(s.name, &error.to_string())));
-            }
-            Err(error) => return Err(error),
-        }
-    }
+    skipped.extend(obtain_kit(&mut tools, &mut chosen)?);
     if tools.generic.is_none() && chosen.iter().any(|s| s.generic) {
         tools.generic = Some(kernel::generic(&cache()?, false)?);
     }
@@ -212,6 +201,26 @@ fn too_many_restarts(results: &[ScenarioResult]) -> Option<ScenarioResult> {
     let restarts = results.iter().flat_map(|result| &result.cases).filter(is_restart).count();
     let reason = format!("{restarts} restarts in one run, and {MOST_RESTARTS} are allowed");
     (restarts > MOST_RESTARTS).then(|| ScenarioResult::broken("restarts", &reason))
+}
+
+/// Puts what guests of this processor need for RDMA among `tools`. Where that is not available, it removes their scenarios from
+/// `chosen` and returns them as skipped.
+fn obtain_kit(tools: &mut Tools, chosen: &mut Vec<Scenario>) -> Result<Vec<ScenarioResult>, LabError> {
+    let mut skipped = Vec::new();
+    // Those of the other processor have one of their own, in their emulated host.
+    let has_kit = |s: &Scenario| s.rdma && s.grace == grace::is_arm();
+    if tools.rdma.is_none() && chosen.iter().any(has_kit) {
+        match Cache::open().and_then(|cache| Kit::of(Architecture::of_this_machine(), &cache)) {
+            Ok(kit) => tools.rdma = Some(kit),
+            Err(error @ LabError::Host { .. }) => {
+                let without: Vec<_> = chosen.extract_if(.., |s| has_kit(s)).collect();
+                let why = error.to_string();
+                skipped.extend(without.iter().map(|s| ScenarioResult::skipped(s.name, &why)));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(skipped)
 }
 
 fn decide(cache: &Cache) -> Result<Where, LabError> {
