@@ -92,6 +92,9 @@ run() {
 cd /root || exit
 if grep -qw lab.shell /proc/cmdline; then
     setsid cttyhack sh -l
+elif grep -qw lab.console /proc/cmdline; then
+    setsid cttyhack sh /share/command
+    echo $? > /share/exit
 else
     # Through a pipe: on a terminal the runner would draw.
     run 2>&1 | cat

@@ -234,7 +234,7 @@ pub(crate) fn emulate(
     };
     // Cards are told of guest memory page by page, and take 65,535 pages: large ones are needed (from Linux 6.13).
     let large = if plugged { "transparent_hugepage_shmem=always" } else { "" };
-    let append = if grace { format!("{large} {words}") } else { format!("{frequency} {large}") };
+    let append = if grace { format!("{large} {words}") } else { format!("{frequency} {large} {words}") };
     let machine = L1 {
         kernel: &kernel.image(),
         initramfs: &image,

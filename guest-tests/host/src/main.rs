@@ -62,6 +62,7 @@ mod results;
 mod roce;
 mod rootfs;
 mod run;
+mod run_config;
 mod scenarios;
 mod served;
 mod session;
@@ -86,6 +87,7 @@ use crate::capability::{Host, Where};
 use crate::emulator::Emulator;
 use crate::error::LabError;
 use crate::grace::GraceArguments;
+use crate::run_config::RunConfigArguments;
 use crate::scenarios::GraceKernel;
 use crate::session::RunArguments;
 use crate::skips::SkipsArguments;
@@ -116,6 +118,8 @@ enum Verb {
     },
     /// Runs scenarios; the last line says how many of their checks passed, failed and were skipped.
     Run(RunArguments),
+    /// Boots a configuration of your own in the emulated PC, where /dev/kvm does not run stock kernels; Ctrl-C ends all.
+    RunConfig(RunConfigArguments),
     /// Prints the skips of a test log; exit code 1 when guest-tests/skips.json does not allow one of them.
     Skips(SkipsArguments),
     /// Measures start, memory, prefault and a guest's boot, beside QEMU in the same run.
@@ -205,6 +209,7 @@ fn run(verb: Verb) -> Result<ExitCode, LabError> {
             Ok(ExitCode::SUCCESS)
         }
         Verb::Run(arguments) => session::run(&arguments),
+        Verb::RunConfig(arguments) => run_config::run(&arguments),
         Verb::Skips(arguments) => skips::run(&arguments),
         Verb::Bench(arguments) => bench::run(&arguments),
         Verb::Zeros => Ok(ExitCode::from(u8::from(!slices::check_zeros()?))),
