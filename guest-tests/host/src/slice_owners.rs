@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::broker::Broker;
 use crate::error::LabError;
@@ -26,6 +26,8 @@ const OWNERS: [(u32, u64); 2] = [(4001, 0x9d3c_51e8_f00b_6a27), (4002, 0x5ae1_0c
 const SIZE: u64 = 64 << 20;
 /// Devices of all device-DAX regions.
 const DEVICES: &str = "/sys/bus/dax/devices";
+/// Pause between two looks at devices: scrubs have the idle scheduling class, and a loop that never blocks starves them.
+const PAUSE: Duration = Duration::from_millis(20);
 /// Begins what an owner prints.
 const OWNER: &str = "owner: ";
 
@@ -188,7 +190,7 @@ fn wait_for_devices(region: &str, count: usize) -> Step {
         if begun.elapsed() > PATIENCE {
             return Err(Fault::Untrue(format!("the devices of slices stay {devices:?}, not {count}")));
         }
-        std::thread::yield_now();
+        std::thread::park_timeout(PAUSE);
     }
 }
 
