@@ -26,7 +26,7 @@ const OWNERS: [(u32, u64); 2] = [(4001, 0x9d3c_51e8_f00b_6a27), (4002, 0x5ae1_0c
 const SIZE: u64 = 64 << 20;
 /// Devices of all device-DAX regions.
 const DEVICES: &str = "/sys/bus/dax/devices";
-/// Pause between two looks at devices: scrubs have the idle scheduling class, and a loop that never blocks starves them.
+/// Pause between two looks at devices: a loop that never blocks competes with the broker for an emulated host's one processor.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Begins what an owner prints.
 const OWNER: &str = "owner: ";
