@@ -7,6 +7,7 @@ mod pages;
 mod pool;
 mod programs;
 mod storage;
+mod unprivileged;
 mod users;
 
 use std::io::Read;
