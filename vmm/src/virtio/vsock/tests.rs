@@ -539,3 +539,25 @@ fn the_kernel_answers_a_guest_until_the_device_is_reset() {
         assert!(transmit.used().is_empty(), "memory is left alone after a reset");
     }
 }
+
+#[test]
+fn a_guest_that_opens_more_connections_than_there_are_slots_is_reset() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    if limit.maximum.is_some_and(|most| most < 3 * muxer::MAX_CONNECTIONS as u64) {
+        return println!("skipped: this process may not have {} open files", 3 * muxer::MAX_CONNECTIONS);
+    }
+    let mut guest = Guest::with_buffers();
+    let listener = guest.serve(52);
+    let last = 1000 + u32::try_from(muxer::MAX_CONNECTIONS).unwrap();
+    let mut open = Vec::new();
+    for port in 1000..last {
+        guest.send(port, 52, REQUEST, b"");
+        open.push(listener.accept().unwrap());
+        assert_eq!(guest.ops(), [RESPONSE], "{port}");
+        guest.give_buffers(1);
+    }
+    guest.send(last, 52, REQUEST, b"");
+    assert_eq!(guest.ops(), [RST]);
+}
