@@ -82,7 +82,7 @@ impl Rules<'_> {
                 (last == Some(&*self.question.function.to_string()), Hold::DmaPin)
             }
             What::InFlight => (may_be_owners, Hold::InFlight),
-            What::HiddenRing => (may_be_owners, Hold::CannotLook),
+            What::HiddenRing | What::Silent => (may_be_owners, Hold::CannotLook),
             What::Mapping(..) => (false, Hold::Mapping),
         };
         has_it.then_some(hold)
@@ -123,6 +123,8 @@ mod tests {
             (2, OWNER, What::InFlight, Some(Hold::InFlight)),
             (9, 0, What::InFlight, Some(Hold::InFlight)),
             (2, 7, What::InFlight, None),
+            (2, OWNER, What::Silent, Some(Hold::CannotLook)),
+            (2, 7, What::Silent, None),
         ];
         for (pid, uid, what, hold) in table {
             let process = Process { pid, uid, program: "p".to_owned(), parents: Vec::new() };

@@ -61,7 +61,7 @@ impl Rules<'_> {
             What::Registered(path) => {
                 holds(*path == file.path && !self.has_another_slice(process), Hold::Registered)
             }
-            What::HiddenRing => holds(self.may_be_the_last_owners(process), Hold::CannotLook),
+            What::HiddenRing | What::Silent => holds(self.may_be_the_last_owners(process), Hold::CannotLook),
             What::InFlight => holds(self.may_be_the_last_owners(process), Hold::InFlight),
             What::Device(name) => {
                 let is_excused = process.pid == self.this || self.is_of_another_grant(process);
@@ -212,7 +212,11 @@ mod tests {
         assert_eq!(holds(&asked(Vec::new()), flight(2, 1001), &[]), []);
         let lost = Question { was_lost: true, ..asked(Vec::new()) };
         assert_eq!(holds(&lost, flight(2, 1001), &[]), [Hold::InFlight]);
-        assert_eq!(holds(&known, vec![seen(2, TENANT, What::HiddenRing)], &[]), [Hold::CannotLook]);
+        for hidden in [What::HiddenRing, What::Silent] {
+            let by = |uid| holds(&known, vec![seen(2, uid, hidden.clone())], &[]);
+            assert_eq!((by(TENANT), by(1001)), (vec![Hold::CannotLook], vec![]));
+        }
+        assert_eq!(holds(&lost, vec![seen(2, 1001, What::Silent)], &[]), [Hold::CannotLook]);
         let ring = What::Registered("/dev/egm4".into());
         assert_eq!(holds(&known, vec![seen(2, 1001, ring)], &[]), [Hold::Registered]);
     }

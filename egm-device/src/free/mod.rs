@@ -4,6 +4,7 @@
 //!  sole.rs   memory that is a file of its own: the kernel counts its open descriptions
 //!  scan.rs   what `/proc` shows of every process ──► Found ──judge.rs──► Verdict     (pure)
 //!                                                          ──gpu.rs────► processes that have a GPU
+//!  readers.rs  one process after another, none for long
 //!  turns.rs  one scan at a time, for all who wait
 //! ```
 //! A lock proves nothing about memory that left this process: the lock of an open file description belongs to every process
@@ -11,6 +12,7 @@
 
 mod gpu;
 mod judge;
+mod readers;
 mod scan;
 mod sole;
 mod turns;

@@ -6,11 +6,13 @@ use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxFlags, statx};
 use rustix::io::Errno;
 
 use super::FileName;
+use super::readers::{Looked, NotLooked, Readers};
 use crate::sys;
 
 /// A VFIO object that the kernel shows without a name: a device (before Linux 6.17), a mapping of one, an iommufd.
@@ -69,6 +71,8 @@ pub(super) enum What {
     HiddenRing,
     /// Descriptors in flight in a Unix socket.
     InFlight,
+    /// Anything: the process keeps its readers waiting.
+    Silent,
     /// A VFIO group or device by name, or an object without one ([`UNNAMED`]).
     Device(String),
 }
@@ -90,13 +94,14 @@ impl Found {
 /// its parent, since numbers wrap: processes that begin during the scan are looked at, too, until there is no new one. A
 /// descriptor can move to a table or socket that was already looked at, so all are looked at twice. A process that moves one in
 /// step with both looks is not found: descriptors of memory that tenants share are for root, and for those that a rule names.
-pub(super) fn scan(proc: &Path, asked: &BTreeSet<FileName>) -> Found {
+pub(super) fn scan(proc: &Path, asked: &BTreeSet<FileName>, readers: &mut Readers) -> Found {
     let mut found = Found::default();
-    look_at_others(proc, asked, &mut BTreeSet::new(), &mut found);
+    let mut scan = Scan { proc, asked: Arc::new(asked.clone()), readers };
+    scan.look_at_others(&mut BTreeSet::new(), &mut found);
     let mut seen = BTreeSet::new();
     for _ in 0..MAX_LOOKS {
         let before = seen.len();
-        look_at_others(proc, asked, &mut seen, &mut found);
+        scan.look_at_others(&mut seen, &mut found);
         if seen.len() == before {
             return found;
         }
@@ -104,32 +109,69 @@ pub(super) fn scan(proc: &Path, asked: &BTreeSet<FileName>) -> Found {
     Found { is_partial: true, ..found }
 }
 
-/// Looks at processes that are not among `seen`, and adds them.
-fn look_at_others(proc: &Path, asked: &BTreeSet<FileName>, seen: &mut BTreeSet<u32>, found: &mut Found) {
-    let Ok(entries) = fs::read_dir(proc) else {
-        found.is_partial = true;
-        return;
-    };
-    for entry in entries {
-        let Ok(entry) = entry else {
+struct Scan<'a> {
+    proc: &'a Path,
+    asked: Arc<BTreeSet<FileName>>,
+    readers: &'a mut Readers,
+}
+
+impl Scan<'_> {
+    /// Looks at processes that are not among `seen`, and adds them.
+    fn look_at_others(&mut self, seen: &mut BTreeSet<u32>, found: &mut Found) {
+        let Ok(entries) = fs::read_dir(self.proc) else {
             found.is_partial = true;
-            continue;
+            return;
         };
-        let Some(pid) = number(&entry.file_name()).filter(|pid| seen.insert(*pid)) else { continue };
-        let mut look = Look { folder: entry.path(), asked, seen: Vec::new() };
-        let outcome = look.at_mappings().and_then(|()| look.at_descriptors(pid));
-        match outcome {
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                found.hidden.insert(pid);
+        for entry in entries {
+            let Ok(entry) = entry else {
+                found.is_partial = true;
+                continue;
+            };
+            if let Some(pid) = number(&entry.file_name()).filter(|pid| seen.insert(*pid)) {
+                self.look_at(pid, found);
             }
-            looked => found.is_partial |= looked.is_err_and(|error| !has_ended(&error)),
-        }
-        if !look.seen.is_empty() {
-            let process = process(proc, pid);
-            let sighting = |what| Sighting { process: process.clone(), what };
-            found.sightings.extend(look.seen.into_iter().map(sighting));
         }
     }
+
+    /// Looks at one process: at descriptors first, whose readers do not wait for the mappings' owner.
+    fn look_at(&mut self, pid: u32, found: &mut Found) {
+        let folder = self.proc.join(pid.to_string());
+        let status = fs::read_to_string(folder.join("status")).unwrap_or_default();
+        let uid = uid(&status);
+        let mut whats = Vec::new();
+        for is_at_mappings in [false, true] {
+            let (folder, asked) = (folder.clone(), Arc::clone(&self.asked));
+            let of_process = move || -> Looked {
+                let mut seen = Look { folder, asked: &asked, seen: Vec::new() };
+                let outcome = if is_at_mappings { seen.at_mappings() } else { seen.at_descriptors(pid) };
+                (seen.seen, outcome)
+            };
+            match self.readers.look(uid, of_process) {
+                Err(NotLooked::Silent) => whats.push(What::Silent),
+                Err(NotLooked::NoThread) => found.is_partial = true,
+                Ok((seen, outcome)) => {
+                    whats.extend(seen);
+                    match outcome {
+                        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                            found.hidden.insert(pid);
+                        }
+                        looked => found.is_partial |= looked.is_err_and(|error| !has_ended(&error)),
+                    }
+                }
+            }
+        }
+        if !whats.is_empty() {
+            let process = process(self.proc, pid);
+            let sighting = |what| Sighting { process: process.clone(), what };
+            found.sightings.extend(whats.into_iter().map(sighting));
+        }
+    }
+}
+
+/// The real user that a process's `status` names.
+fn uid(status: &str) -> u32 {
+    let uid = field(status, "Uid:").and_then(|uid| uid.split_ascii_whitespace().next()?.parse().ok());
+    uid.unwrap_or(u32::MAX)
 }
 
 /// User and name of a process; a process that has ended meanwhile has neither.
@@ -137,12 +179,12 @@ fn process(proc: &Path, pid: u32) -> Process {
     let folder = |pid: u32| proc.join(pid.to_string());
     let status = |pid| fs::read_to_string(folder(pid).join("status")).unwrap_or_default();
     let of_this = status(pid);
-    let uid = field(&of_this, "Uid:").and_then(|uid| uid.split_ascii_whitespace().next()?.parse().ok());
+    let uid = uid(&of_this);
     let program = fs::read_to_string(folder(pid).join("comm")).unwrap_or_default();
     let program = program.trim_end().chars().take(16).flat_map(char::escape_default).collect();
     let parent = |status: &str| field(status, "PPid:")?.trim().parse().ok().filter(|pid| *pid > 1);
     let parents = std::iter::successors(parent(&of_this), |pid: &u32| parent(&status(*pid)));
-    Process { pid, uid: uid.unwrap_or(u32::MAX), program, parents: parents.take(MAX_PARENTS).collect() }
+    Process { pid, uid, program, parents: parents.take(MAX_PARENTS).collect() }
 }
 
 /// VFIO groups and devices of this process that have names.

@@ -7,16 +7,25 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::judge::judge;
+use super::readers::Readers;
 use super::scan::{Found, scan};
 use super::{FileName, Question, Verdict};
 
 /// The scans of this process: requests about different memory share them.
-static TURNS: LazyLock<Arc<Turns>> =
-    LazyLock::new(|| Turns::new(PATIENCE, |asked| scan(Path::new("/proc"), asked)));
+static TURNS: LazyLock<Arc<Turns>> = LazyLock::new(|| {
+    let readers = Mutex::new(Readers::new(OF_PROCESS));
+    let scan = move |asked: &_| {
+        scan(Path::new("/proc"), asked, &mut readers.lock().unwrap_or_else(PoisonError::into_inner))
+    };
+    Turns::new(PATIENCE, scan)
+});
 
-/// Longest wait for a verdict. A process can keep a reader of its mappings waiting for as long as it likes, by a file system
+/// Longest wait for a verdict.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Longest wait for one process. A process can keep a reader of its mappings waiting for as long as it likes, by a file system
 /// of its own behind one of them.
-const PATIENCE: Duration = Duration::from_secs(5);
+const OF_PROCESS: Duration = Duration::from_secs(1);
 
 /// Most processes of which VFIO devices are remembered.
 const MAX_REMEMBERED: usize = 4096;

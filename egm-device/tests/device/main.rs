@@ -10,6 +10,7 @@ mod hostile;
 mod messages;
 mod peers;
 mod raw;
+mod silent;
 #[path = "../small_host/mod.rs"]
 mod small_host;
 mod strangers;

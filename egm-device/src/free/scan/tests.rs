@@ -1,9 +1,15 @@
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use super::*;
 use crate::free::tests::EGM;
+
+/// A scan that waits for each process as long as it takes.
+fn scan(proc: &Path, asked: &BTreeSet<FileName>) -> Found {
+    super::scan(proc, asked, &mut Readers::new(Duration::MAX))
+}
 
 /// Somebody maps `bytes` of `files`.
 pub(in crate::free) fn mapped(files: &[FileName], bytes: Range<u64>) -> Found {
