@@ -46,25 +46,26 @@ static bool is_last() {
     return thread_index() == thread_count() - 1;
 }
 
-// One byte in the middle is wrong.
-static void damage(void *at, u64 bytes) {
-    static_cast<unsigned char *>(at)[bytes / 2] ^= 0x10;
+// One byte in the middle is wrong, of the unit that this thread wrote: another would write over it.
+static void damage(void *at, u64 units, u64 size) {
+    u64 middle = units / 2;
+    if (middle % thread_count() == thread_index()) static_cast<unsigned char *>(at)[middle * size] ^= 0x10;
 }
 
 static void fill(u64 *to, u64 words, u64 seed) {
     egm_fill(to, words, seed);
-    if (is_last() && planted("fill-byte", to)) damage(to, words * 8);
-    if (is_last() && fault("egm-device-byte") && is_host(to, EGM_DEVICE)) damage(to, words * 8);
+    if (planted("fill-byte", to)) damage(to, words, 8);
+    if (fault("egm-device-byte") && is_host(to, EGM_DEVICE)) damage(to, words, 8);
 }
 
 static void write(Pair *to, u64 pairs, u64 seed) {
     egm_write(to, pairs, seed);
-    if (is_last() && planted("write-byte", to)) damage(to, pairs * 16);
+    if (planted("write-byte", to)) damage(to, pairs, 16);
 }
 
 static void copy(Pair *to, const Pair *from, u64 pairs) {
     egm_copy(to, from, pairs);
-    if (is_last() && planted("copy-kernel-byte", to)) damage(to, pairs * 16);
+    if (planted("copy-kernel-byte", to)) damage(to, pairs, 16);
 }
 
 static void read(const Pair *from, u64 pairs, u64 *sums) {
