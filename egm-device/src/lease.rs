@@ -170,6 +170,14 @@ impl Lease {
         }
     }
 
+    /// Logs that `block` (bytes of the slice from 0 on) was not zero after a scrub that the owner asked for.
+    pub fn log_mismatch(&self, block: Span<InRegion>, cause: &Cause) {
+        let start = block.start().checked_add(self.taken.slice.offset);
+        if let Some(block) = start.and_then(|start| Span::new(start, block.size()).ok()) {
+            self.taken.log_mismatch(block, cause);
+        }
+    }
+
     /// The lock's descriptor: whoever gets a duplicate keeps the slice in use, even when this process ends.
     #[must_use]
     pub const fn claim(&self) -> &File {
@@ -330,10 +338,15 @@ impl Taken {
         }
         self.log_retired(&scrubbed.bad, "a scrub got a memory error there");
         if let Err(ScrubError { cause: cause @ Cause::NotZero { block, .. }, .. }) = &scrubbed.end {
-            let at = Place::of(&self.region.name, *block);
-            let finding = Finding::new(self.by.clone(), at, cause.to_string());
-            self.ledger.audit().write(&Event::Mismatch(finding));
+            self.log_mismatch(*block, cause);
         }
+    }
+
+    /// Logs that `block` (bytes of the region) was not zero after a scrub.
+    fn log_mismatch(&self, block: Span<InRegion>, cause: &Cause) {
+        let at = Place::of(&self.region.name, block);
+        let finding = Finding::new(self.by.clone(), at, cause.to_string());
+        self.ledger.audit().write(&Event::Mismatch(finding));
     }
 
     /// What is retired by now according to the open memory and not known yet: such a list grows at run time.

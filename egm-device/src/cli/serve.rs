@@ -26,7 +26,7 @@ use crate::mapping::Mapping;
 use crate::poison::{self, Event, Growth};
 use crate::region::{RegionKind, near_node};
 use crate::report::{Blame, Chain, Report};
-use crate::scrub::{Cause, ScrubError};
+use crate::scrub::ScrubError;
 use crate::serve::{self, FileError, Held, Offer, Post, SliceError, Socket, SocketError};
 use crate::show::{note, print};
 use crate::trust;
@@ -289,11 +289,8 @@ impl Served {
         let whose = held.clone();
         let bad = Box::new(move |bad: &SpanSet<_>| whose.retire(bad));
         let (name, near) = (offer.name.clone(), held.region().node.and_then(near_node));
-        let scrubbed = Box::new(move |end: &Result<(), ScrubError>| {
-            if let Err(ScrubError { cause: cause @ Cause::NotZero { .. }, .. }) = end {
-                note(format_args!("cannot scrub {name}: {cause}"));
-            }
-        });
+        let owner = held.clone();
+        let scrubbed = Box::new(move |end: &Result<(), ScrubError>| owner.report_mismatch(&name, end));
         let setup = Setup { id: offer.id, facts, retired: held.retired(), bad, scrubbed, near };
         let function = Function::new(setup, backing).map_err(error)?;
         let listener = socket.listener.try_clone().map_err(error)?;

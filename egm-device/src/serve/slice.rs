@@ -17,6 +17,7 @@ use crate::ledger::{GpuLease, GrantError, Ledger, Watch};
 use crate::owner::Owner;
 use crate::region::{Region, Slice, Survey};
 use crate::report::{Blame, Report};
+use crate::scrub::{Cause, ScrubError};
 use crate::show::note;
 
 /// Why a device has no slice.
@@ -185,6 +186,17 @@ impl Held {
         };
         if let Err(error) = told {
             note(format_args!("bad pages of region {} are not recorded: {error}", self.region().name));
+        }
+    }
+
+    /// Reports that a scrub, which the guest asked for, left a block of the slice that is not zero: on standard error, and in the
+    /// audit log of a ledger of this process's own. A broker logs what its own scrubs find.
+    pub fn report_mismatch(&self, device: &str, end: &Result<(), ScrubError>) {
+        if let Err(ScrubError { cause: cause @ Cause::NotZero { block, .. }, .. }) = end {
+            note(format_args!("cannot scrub {device}: {cause}"));
+            if let Self::Lease(lease, _) = self {
+                lease.log_mismatch(*block, cause);
+            }
         }
     }
 

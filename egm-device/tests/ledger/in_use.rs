@@ -67,6 +67,22 @@ fn memory_that_does_not_become_zero_is_a_finding_of_the_audit_log() {
     }
 }
 
+#[test]
+fn so_is_one_that_a_scrub_found_which_the_owner_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let (region, memory) = region(folder.path(), 4);
+    let ledger = ledger(folder.path());
+    let first = ledger.grant_from(&memory, &region, &request("a", 1), &NOBODY).unwrap();
+    let lease = ledger.grant_from(&memory, &region, &request("b", 2), &NOBODY).unwrap();
+    let at = Offset::new(PAGE);
+    let block = Span::new(at, PAGE).unwrap();
+    lease.log_mismatch(block, &Cause::NotZero { at, block });
+    let found = events(&egm_device::audit::Paths::below(folder.path()).findings);
+    let found = found.iter().find(|line| line["event"] == "mismatch").unwrap();
+    assert_eq!((&found["owner"], &found["span"]["offset"]), (&"b".into(), &(2 * PAGE).into()), "{found}");
+    drop(first);
+}
+
 const NOBODY: Watch<'static> = Watch::nobody();
 
 #[test]
