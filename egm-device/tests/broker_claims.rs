@@ -6,14 +6,14 @@
 mod window;
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet};
 use egm_device::Backing;
 use egm_device::backing::BackingError;
-use egm_device::broker::{Client, LedgerSource, Server, Take};
+use egm_device::broker::{Client, LedgerSource, Loan, Server, Take};
 use egm_device::ledger::{Identity, Ledger, Memory, Paths, Watch};
 use egm_device::owner::Owner;
 use egm_device::policy::Policy;
@@ -45,47 +45,89 @@ impl Memory for Sparse {
     }
 }
 
+/// Bytes of each slice.
+const SIZE: u64 = 64 << 20;
+
 fn page(at: u64) -> Span<InRegion> {
     Span::new(Offset::new(at), 4096).unwrap()
 }
 
-#[test]
-fn no_number_of_claims_makes_the_ledger_forget_a_bad_page_or_lose_a_sound_one() {
-    let (slices, size) = (54, 32 << 20);
-    let folder = tempfile::tempdir().unwrap();
-    let memory = folder.path().join("memory");
-    File::create(&memory).unwrap().set_len(slices * size + (2 << 20)).unwrap();
+/// A broker of a region in `folder` of `slices` of [`SIZE`] and one page more: its socket, ledger and region.
+fn broker(folder: &Path, slices: u64) -> (PathBuf, Ledger, Region) {
+    let memory = folder.join("memory");
+    let size = slices * SIZE + (2 << 20);
+    File::create(&memory).unwrap().set_len(size).unwrap();
     let region = Region {
         name: "dax0.0".to_owned(),
         kind: RegionKind::Devdax { device: memory.clone(), files: DaxFiles::Static },
         node: None,
-        size: ByteSize::new(slices * size + (2 << 20)),
+        size: ByteSize::new(size),
         page_size: ByteSize::new(2 << 20),
         base: None,
         functions: Vec::new(),
         retired: Retired::default(),
     };
     let identity = Identity { machine: Some("host".to_owned()), boot: "boot".to_owned() };
-    let ledger = Ledger::open(Paths::below(folder.path()), identity).unwrap();
-    let bad = SpanSet::from_iter([page(slices * size)]);
-    ledger.retire(&region, &bad, &Owner::this("test"), "a memory error").unwrap();
+    let ledger = Ledger::open(Paths::below(folder), identity).unwrap();
     let source = LedgerSource::new(ledger.clone(), vec![region.clone()]).reaching(Arc::new(Sparse(memory)));
-    let socket = folder.path().join("socket");
+    let socket = folder.join("socket");
     let mut server = Server::listen(&socket, Policy::root_only(), Arc::new(source)).unwrap();
     std::thread::spawn(move || server.run());
+    (socket, ledger, region)
+}
+
+fn take(socket: &Path) -> Loan {
     let take = Take {
         name: "liar".to_owned(),
         regions: vec!["dax0.0".to_owned()],
-        size,
+        size: SIZE,
         align: 0,
         class: None,
         wait: false,
     };
-    let loan = |_| Client::connect(&socket).unwrap().take(&take, |_| {}).unwrap();
-    let loans: Vec<_> = (0..slices).map(loan).collect();
+    Client::connect(socket).unwrap().take(&take, |_| {}).unwrap()
+}
+
+/// The most claims that one user may have, one page each and no two adjacent.
+fn most_claims(loan: &Loan) -> SpanSet<InRegion> {
+    (0..4096).map(|n| page(loan.slice().offset + n * 8192)).collect()
+}
+
+#[test]
+fn a_claim_beyond_the_limit_of_its_user_is_refused_and_logged() {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, ledger, region) = broker(folder.path(), 1);
+    let loan = take(&socket);
+    let most = most_claims(&loan);
+    loan.retire(&most).unwrap();
+    let more = page(loan.slice().offset + SIZE - 4096);
+    loan.retire(&SpanSet::from_iter([more])).unwrap();
+    loan.give_back(&NEVER).unwrap();
+    let log = std::fs::read_to_string(egm_device::audit::Paths::below(folder.path()).file).unwrap();
+    let refused: Vec<serde_json::Value> = log
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .filter(|line: &serde_json::Value| line["event"] == "claim-refused")
+        .collect();
+    let [beyond, sound] = &*refused else { panic!("{refused:?}") };
+    let why = |line: &serde_json::Value| line["reason"].as_str().unwrap().to_owned();
+    assert!(why(beyond).contains("has more claims that are not checked yet than 4096 spans"), "{beyond}");
+    assert_eq!(beyond["span"]["offset"], more.start().get());
+    assert!(why(sound).contains("it can be read"), "{sound}");
+    assert_eq!(sound["bytes"], most.size());
+    assert!(ledger.states(&region).unwrap().retired.spans().is_empty());
+}
+
+#[test]
+fn no_number_of_claims_makes_the_ledger_forget_a_bad_page_or_lose_a_sound_one() {
+    let slices = 54;
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, ledger, region) = broker(folder.path(), slices);
+    let bad = SpanSet::from_iter([page(slices * SIZE)]);
+    ledger.retire(&region, &bad, &Owner::this("test"), "a memory error").unwrap();
+    let loans: Vec<_> = (0..slices).map(|_| take(&socket)).collect();
     for loan in loans {
-        let start = loan.slice().offset;
-        loan.retire(&(0..4096).map(|n| page(start + n * 8192)).collect()).unwrap();
+        loan.retire(&most_claims(&loan)).unwrap();
         loan.give_back(&NEVER).unwrap();
     }
     let states = ledger.states(&region).unwrap();
