@@ -18,12 +18,14 @@ const CONSOLE: &str = "lab.console";
 /// Mount tag of this machine's files.
 const FILES: &str = "host";
 
-/// A configuration and what its guest may write. Files below /etc, /run, /var and folders of programs are the emulated host's.
+/// A configuration and what its guest may write.
 #[derive(Debug, Args)]
 pub(crate) struct RunConfigArguments {
-    /// The configuration; paths in it, relative ones too, are those of this machine, but for /etc, /run and /var.
+    /// The configuration; its paths, relative ones too, are those of this machine, except below /bin, /dev, /egm, /etc, /host, /lib*,
+    /// /proc, /run, /sbin, /share, /sys and /var.
     config: PathBuf,
-    /// A disk of the configuration that its guest may write; all other files of this machine are read-only there.
+    /// A disk of the configuration that its guest may write. Its whole folder is writable in the emulated host, all other files are
+    /// read-only.
     #[arg(long = "disk", value_name = "FILE")]
     disks: Vec<PathBuf>,
     /// The emulated host's own files.
