@@ -43,9 +43,17 @@ fn judge(question: &GpuQuestion, files: &[FileName], found: &Found, this: u32) -
     let rules = Rules { question, files };
     let is_excused = |process: &Process| {
         let is_others = |pid: &u32| question.others.contains(pid);
-        process.pid == this || is_others(&process.pid) || process.parents.iter().any(is_others)
+        is_others(&process.pid) || process.parents.iter().any(is_others)
     };
-    let counted = found.sightings.iter().filter(|seen| !is_excused(&seen.process));
+    // Owners of other GPUs have other nodes.
+    let is_named = |what: &What| match what {
+        What::Descriptor(..) | What::Registered(_) => true,
+        What::Device(name) => name != UNNAMED,
+        _ => false,
+    };
+    let counts =
+        |seen: &&Sighting| seen.process.pid != this && (is_named(&seen.what) || !is_excused(&seen.process));
+    let counted = found.sightings.iter().filter(counts);
     let evidence = counted.filter_map(|Sighting { process, what }| {
         let hold = rules.hold(process, what)?;
         Some(Evidence { hold, pid: Some(process.pid), program: process.program.clone() })
@@ -82,7 +90,8 @@ impl Rules<'_> {
                 (last == Some(&*self.question.function.to_string()), Hold::DmaPin)
             }
             What::InFlight => (may_be_owners, Hold::InFlight),
-            What::HiddenRing | What::Silent => (may_be_owners, Hold::CannotLook),
+            What::HiddenRing => (may_be_owners, Hold::CannotLook),
+            What::Silent => (may_be_owners || process.uid == 0, Hold::CannotLook),
             What::Mapping(..) => (false, Hold::Mapping),
         };
         has_it.then_some(hold)
@@ -114,7 +123,8 @@ mod tests {
             (2, 7, What::Descriptor((0, 9, 1), Some((511, 3))), Some(Hold::DmaPin)),
             (2, 7, What::Descriptor((0, 5, 73), Some((511, 4))), None),
             (1, 7, node(), None),
-            (50, 7, node(), None),
+            (50, 7, node(), Some(Hold::DmaPin)),
+            (50, OWNER, device(UNNAMED), None),
             (2, 7, device(its), Some(Hold::DmaPin)),
             (2, OWNER, device("/sys/devices/pci0018:00/0018:01:00.0"), None),
             (2, OWNER, device(UNNAMED), Some(Hold::DmaPin)),
@@ -125,6 +135,7 @@ mod tests {
             (2, 7, What::InFlight, None),
             (2, OWNER, What::Silent, Some(Hold::CannotLook)),
             (2, 7, What::Silent, None),
+            (2, 0, What::Silent, Some(Hold::CannotLook)),
         ];
         for (pid, uid, what, hold) in table {
             let process = Process { pid, uid, program: "p".to_owned(), parents: Vec::new() };

@@ -61,7 +61,8 @@ impl Rules<'_> {
             What::Registered(path) => {
                 holds(*path == file.path && !self.has_another_slice(process), Hold::Registered)
             }
-            What::HiddenRing | What::Silent => holds(self.may_be_the_last_owners(process), Hold::CannotLook),
+            What::HiddenRing => holds(self.may_be_the_last_owners(process), Hold::CannotLook),
+            What::Silent => holds(self.may_hide_a_mapping(process), Hold::CannotLook),
             What::InFlight => holds(self.may_be_the_last_owners(process), Hold::InFlight),
             What::Device(name) => {
                 let is_excused = process.pid == self.this || self.is_of_another_grant(process);
@@ -101,6 +102,12 @@ impl Rules<'_> {
             _ => false,
         };
         self.is_of_another_grant(process) || self.found.sightings.iter().any(maps_of_others)
+    }
+
+    /// Whether a process that does not answer counts. What root's processes map counts, so these do, too.
+    fn may_hide_a_mapping(&self, process: &Process) -> bool {
+        let is_the_users = || self.question.last.iter().any(|owner| owner.uid == process.uid);
+        process.uid == 0 || self.question.was_lost || is_the_users()
     }
 
     /// Whether what a socket or ring of `process` has, which the kernel does not name, may be the memory: where the process is
@@ -217,6 +224,11 @@ mod tests {
             assert_eq!((by(TENANT), by(1001)), (vec![Hold::CannotLook], vec![]));
         }
         assert_eq!(holds(&lost, vec![seen(2, 1001, What::Silent)], &[]), [Hold::CannotLook]);
+        assert_eq!(
+            holds(&known, vec![seen(2, 0, What::Silent)], &[]),
+            [Hold::CannotLook],
+            "a mapping of root's"
+        );
         let ring = What::Registered("/dev/egm4".into());
         assert_eq!(holds(&known, vec![seen(2, 1001, ring)], &[]), [Hold::Registered]);
     }

@@ -28,24 +28,39 @@ pub(super) struct Readers {
 }
 
 #[derive(Default)]
-struct Stuck(Mutex<BTreeMap<u32, usize>>);
+struct Stuck(Mutex<BTreeMap<Subject, usize>>);
+
+/// What a look is at, as far as one that waits keeps others from being tried: a user's processes, or one process of root.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Subject {
+    uid: u32,
+    root: Option<u32>,
+    is_at_mappings: bool,
+}
+
+impl Subject {
+    /// Mappings, or else descriptors, of process `pid` of user `uid`.
+    pub(super) fn new(uid: u32, pid: u32, is_at_mappings: bool) -> Self {
+        Self { uid, root: (uid == 0).then_some(pid), is_at_mappings }
+    }
+}
 
 struct Reader {
-    looks: Sender<(u32, Look)>,
+    looks: Sender<(Subject, Look)>,
     looked: Receiver<Looked>,
 }
 
 /// Why a process was not looked at.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NotLooked {
-    /// It, or another process of its user, keeps its readers waiting.
+    /// It, or the same of another process of its user, keeps its readers waiting.
     Silent,
     /// This process has no thread for it.
     NoThread,
 }
 
 impl Stuck {
-    fn users(&self) -> MutexGuard<'_, BTreeMap<u32, usize>> {
+    fn users(&self) -> MutexGuard<'_, BTreeMap<Subject, usize>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -56,14 +71,14 @@ impl Readers {
         Self { patience, stuck: Arc::default(), reader: None }
     }
 
-    /// The result of `look` at a process of user `uid`. A user other than root costs one wait until the process answers.
+    /// The result of `look` at `subject`, which costs one wait until it answers.
     pub(super) fn look(
         &mut self,
-        uid: u32,
+        subject: Subject,
         look: impl FnOnce() -> Looked + Send + 'static,
     ) -> Result<Looked, NotLooked> {
         let users = self.stuck.users();
-        if uid != 0 && users.contains_key(&uid) {
+        if users.contains_key(&subject) {
             return Err(NotLooked::Silent);
         }
         if users.values().sum::<usize>() >= MAX_STUCK {
@@ -74,7 +89,7 @@ impl Readers {
             Some(reader) => reader,
             None => Reader::start(&self.stuck).map_err(|_| NotLooked::NoThread)?,
         };
-        reader.looks.send((uid, Box::new(look))).map_err(|_| NotLooked::NoThread)?;
+        reader.looks.send((subject, Box::new(look))).map_err(|_| NotLooked::NoThread)?;
         match reader.looked.recv_timeout(self.patience) {
             Ok(looked) => {
                 self.reader = Some(reader);
@@ -89,7 +104,7 @@ impl Readers {
                     self.reader = Some(reader);
                     return Ok(looked);
                 }
-                let count = users.entry(uid).or_default();
+                let count = users.entry(subject).or_default();
                 *count = count.saturating_add(1);
                 drop(reader);
                 Err(NotLooked::Silent)
@@ -100,20 +115,20 @@ impl Readers {
 
 impl Reader {
     fn start(stuck: &Arc<Stuck>) -> io::Result<Self> {
-        let (looks, asked) = channel::<(u32, Look)>();
+        let (looks, asked) = channel::<(Subject, Look)>();
         let (answers, looked) = channel();
         let stuck = Arc::clone(stuck);
         let run = move || {
-            for (uid, look) in asked {
+            for (subject, look) in asked {
                 let looked = look();
                 let mut users = stuck.users();
                 if answers.send(looked).is_err() {
                     // It was left behind: its user is read again from now on.
-                    let left = users.get(&uid).map_or(0, |count| count.saturating_sub(1));
+                    let left = users.get(&subject).map_or(0, |count| count.saturating_sub(1));
                     if left == 0 {
-                        users.remove(&uid)
+                        users.remove(&subject)
                     } else {
-                        users.insert(uid, left)
+                        users.insert(subject, left)
                     };
                     return;
                 }
@@ -130,6 +145,10 @@ mod tests {
 
     const NOTHING: Looked = (Vec::new(), Ok(()));
 
+    fn mappings(uid: u32, pid: u32) -> Subject {
+        Subject::new(uid, pid, true)
+    }
+
     #[test]
     fn a_process_that_does_not_answer_costs_its_user_alone() {
         let mut readers = Readers::new(Duration::from_millis(1));
@@ -138,12 +157,13 @@ mod tests {
             let _ = wait.recv();
             NOTHING
         };
-        assert_eq!(readers.look(1000, silent).unwrap_err(), NotLooked::Silent);
-        assert_eq!(readers.look(1000, || NOTHING).unwrap_err(), NotLooked::Silent, "another of that user's");
+        assert_eq!(readers.look(mappings(1000, 1), silent).unwrap_err(), NotLooked::Silent);
+        assert_eq!(readers.look(mappings(1000, 2), || NOTHING).unwrap_err(), NotLooked::Silent);
         readers.patience = Duration::MAX;
-        assert!(readers.look(1001, || NOTHING).is_ok());
+        assert!(readers.look(Subject::new(1000, 2, false), || NOTHING).is_ok(), "descriptors");
+        assert!(readers.look(mappings(1001, 3), || NOTHING).is_ok());
         drop(go);
-        while readers.look(1000, || NOTHING).is_err() {
+        while readers.look(mappings(1000, 1), || NOTHING).is_err() {
             thread::yield_now();
         }
     }
@@ -153,15 +173,15 @@ mod tests {
         let mut readers = Readers::new(Duration::ZERO);
         let (go, wait) = channel::<()>();
         let wait = Arc::new(Mutex::new(wait));
-        for _ in 0..MAX_STUCK {
+        for pid in 0..u32::try_from(MAX_STUCK).unwrap() {
             let wait = Arc::clone(&wait);
             let silent = move || {
                 let _ = wait.lock().unwrap().recv();
                 NOTHING
             };
-            assert_eq!(readers.look(0, silent).unwrap_err(), NotLooked::Silent);
+            assert_eq!(readers.look(mappings(0, pid), silent).unwrap_err(), NotLooked::Silent);
         }
-        assert_eq!(readers.look(0, || NOTHING).unwrap_err(), NotLooked::NoThread);
+        assert_eq!(readers.look(mappings(0, 1 << 20), || NOTHING).unwrap_err(), NotLooked::NoThread);
         drop(go);
     }
 }

@@ -12,7 +12,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxFlags, statx};
 use rustix::io::Errno;
 
 use super::FileName;
-use super::readers::{Looked, NotLooked, Readers};
+use super::readers::{Looked, NotLooked, Readers, Subject};
 use crate::sys;
 
 /// A VFIO object that the kernel shows without a name: a device (before Linux 6.17), a mapping of one, an iommufd.
@@ -99,14 +99,17 @@ pub(super) fn scan(proc: &Path, asked: &BTreeSet<FileName>, readers: &mut Reader
     let mut scan = Scan { proc, asked: Arc::new(asked.clone()), readers };
     scan.look_at_others(&mut BTreeSet::new(), &mut found);
     let mut seen = BTreeSet::new();
+    let mut new = Vec::new();
     for _ in 0..MAX_LOOKS {
-        let before = seen.len();
-        scan.look_at_others(&mut seen, &mut found);
-        if seen.len() == before {
+        new = scan.look_at_others(&mut seen, &mut found);
+        if new.is_empty() {
             return found;
         }
     }
-    Found { is_partial: true, ..found }
+    // Users whose processes begin faster than they are looked at, as those of a large build do.
+    let unseen = |pid| Sighting { process: process(proc, pid), what: What::Silent };
+    found.sightings.extend(new.into_iter().map(unseen).filter(|seen| seen.process.uid != 0));
+    found
 }
 
 struct Scan<'a> {
@@ -116,11 +119,12 @@ struct Scan<'a> {
 }
 
 impl Scan<'_> {
-    /// Looks at processes that are not among `seen`, and adds them.
-    fn look_at_others(&mut self, seen: &mut BTreeSet<u32>, found: &mut Found) {
+    /// Looks at processes that are not among `seen`, and adds them; returns them, too.
+    fn look_at_others(&mut self, seen: &mut BTreeSet<u32>, found: &mut Found) -> Vec<u32> {
+        let mut new = Vec::new();
         let Ok(entries) = fs::read_dir(self.proc) else {
             found.is_partial = true;
-            return;
+            return new;
         };
         for entry in entries {
             let Ok(entry) = entry else {
@@ -129,8 +133,10 @@ impl Scan<'_> {
             };
             if let Some(pid) = number(&entry.file_name()).filter(|pid| seen.insert(*pid)) {
                 self.look_at(pid, found);
+                new.push(pid);
             }
         }
+        new
     }
 
     /// Looks at one process: at descriptors first, whose readers do not wait for the mappings' owner.
@@ -146,7 +152,7 @@ impl Scan<'_> {
                 let outcome = if is_at_mappings { seen.at_mappings() } else { seen.at_descriptors(pid) };
                 (seen.seen, outcome)
             };
-            match self.readers.look(uid, of_process) {
+            match self.readers.look(Subject::new(uid, pid, is_at_mappings), of_process) {
                 Err(NotLooked::Silent) => whats.push(What::Silent),
                 Err(NotLooked::NoThread) => found.is_partial = true,
                 Ok((seen, outcome)) => {

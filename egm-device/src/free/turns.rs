@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::judge::judge;
 use super::readers::Readers;
-use super::scan::{Found, scan};
+use super::scan::{Found, UNNAMED, scan};
 use super::{FileName, Question, Verdict};
 
 /// The scans of this process: requests about different memory share them.
@@ -118,7 +118,7 @@ impl Turns {
     /// A scan ended with `found`.
     fn finish(&self, result: &OnceLock<Found>, found: Found) {
         let mut state = self.state();
-        for (pid, device) in found.devices() {
+        for (pid, device) in found.devices().into_iter().filter(|(_, name)| name != UNNAMED) {
             if state.devices.len() < MAX_REMEMBERED || state.devices.contains_key(&pid) {
                 state.devices.entry(pid).or_default().insert(device.to_owned());
             }

@@ -262,7 +262,7 @@ impl Ledger {
             let lock = inode(&file).map_err(|source| self.lock_error(line, source))?;
             // This process may end before it knows whether they have left something.
             let left: &[Entry] = if dirty.is_empty() { &[] } else { &before };
-            let (earlier, devices) = (record.owners_of(left), record::devices_of(left));
+            let (earlier, devices) = (record.owners_of(left, &dirty), record::devices_of(left));
             record.grants.push(Entry {
                 region: region.name.clone(),
                 line: line.name.clone(),

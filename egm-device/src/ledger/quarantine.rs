@@ -9,7 +9,7 @@ use std::time::Duration;
 use egm_address::{Address, ByteSize, InRegion, Span, SpanSet, align_down, align_up};
 
 use super::record::{self, Entry, OnLine, Record, Use};
-use super::{GrantError, Ledger, LedgerError, Line, Memory, bytes_of, claim, line_of, now};
+use super::{GrantError, Ledger, LedgerError, Line, Memory, bytes_of, claim, inode, line_of, now};
 use crate::audit::{self, Action, Actor, Event, Finding};
 use crate::backing::Backing;
 use crate::free::{self, Evidence, FileName, Hold, Question, Verdict};
@@ -37,26 +37,43 @@ const MAX_EARLIER: usize = 32;
 impl Entry {
     /// The owner and earlier owners, where they are known.
     pub(super) fn owners(&self) -> impl Iterator<Item = Owner> {
-        self.owner().into_iter().chain(self.earlier.iter().cloned())
+        self.all_owners().filter(|owner| owner.pid != 0).cloned()
+    }
+
+    /// Whether [`Entry::owners`] are all.
+    fn knows_all(&self) -> bool {
+        self.all_owners().all(|owner| owner.pid != 0)
+    }
+
+    fn all_owners(&self) -> impl Iterator<Item = &Owner> {
+        std::iter::once(&self.owner).chain(&self.earlier)
     }
 }
 
 impl Record {
-    /// All owners of `entries`, once each, for [`Entry::earlier`].
-    pub(super) fn owners_of(&mut self, entries: &[Entry]) -> Vec<Owner> {
+    /// All owners of `entries`, once each, for the [`Entry::earlier`] of an entry of `bytes`; the last is unknown where others may
+    /// have had some of them.
+    pub(super) fn owners_of(&mut self, entries: &[Entry], bytes: &SpanSet<OnLine>) -> Vec<Owner> {
         let mut owners: Vec<Owner> = Vec::new();
-        for owner in entries.iter().flat_map(Entry::owners) {
-            if owners.contains(&owner) {
-                continue;
+        for owner in entries.iter().flat_map(Entry::all_owners).filter(|owner| owner.pid != 0) {
+            if !owners.contains(owner) {
+                owners.push(owner.clone());
             }
-            if owners.len() == MAX_EARLIER {
-                self.was_lost = true;
-                break;
-            }
-            owners.push(owner);
+        }
+        self.was_lost |= owners.len() > MAX_EARLIER;
+        let known: SpanSet<OnLine> =
+            entries.iter().filter(|entry| entry.knows_all()).map(|entry| entry.span).collect();
+        if owners.len() > MAX_EARLIER || (self.was_lost && !bytes.minus(&known).is_empty()) {
+            owners.truncate(MAX_EARLIER);
+            owners.push(unknown());
         }
         owners
     }
+}
+
+/// An owner of whom nothing is recorded.
+const fn unknown() -> Owner {
+    Owner { name: String::new(), uid: u32::MAX, pid: 0, started: 0, domain: None }
 }
 
 impl Last {
@@ -66,7 +83,7 @@ impl Last {
     }
 
     fn of(entry: &Entry) -> Self {
-        Self { owners: entry.owners().collect(), are_all: entry.owner().is_some() }
+        Self { owners: entry.owners().collect(), are_all: entry.knows_all() }
     }
 }
 
@@ -158,8 +175,13 @@ impl Ledger {
         };
         let claims = self.line_file(&line)?;
         // A broker that keeps the slice for its client looks by itself.
+        let lock = inode(&claims).map_err(|source| self.lock_error(&line, source))?;
         let is_left = |entry: &Entry| {
-            here(entry) && claim::held(&claims, entry.span).is_ok_and(|locked| locked.is_empty())
+            // As `held` has it: an owner whose lock file was removed has its slice as long as it lives.
+            let may_be_left = entry.is_quarantined() || entry.lock == lock || !entry.owner.is_alive();
+            here(entry)
+                && may_be_left
+                && claim::held(&claims, entry.span).is_ok_and(|locked| locked.is_empty())
         };
         let mut freed = Vec::new();
         for entry in record.grants.into_iter().filter(is_left) {
@@ -299,7 +321,7 @@ impl Taken {
     /// Owners that left the dirty bytes of the slice.
     pub(crate) fn last(&self) -> Last {
         let known: SpanSet<OnLine> =
-            self.before.iter().filter(|entry| entry.owner().is_some()).map(|entry| entry.span).collect();
+            self.before.iter().filter(|entry| entry.knows_all()).map(|entry| entry.span).collect();
         let are_all = self.line.places(&self.dirty).minus(&known).is_empty();
         Last { owners: self.before.iter().flat_map(Entry::owners).collect(), are_all }
     }
@@ -333,10 +355,9 @@ impl Taken {
     ) -> Result<SpanSet<InRegion>, LedgerError> {
         let line = &self.line;
         let clean = SpanSet::from_iter([self.place]).minus(&line.places(&self.dirty));
-        let unknown = || Owner { name: String::new(), uid: u32::MAX, pid: 0, started: 0, domain: None };
         let owner = self.before.iter().find_map(Entry::owner).unwrap_or_else(unknown);
         let rest = self.ledger.change(|record| {
-            let (earlier, devices) = (record.owners_of(&self.before), record::devices_of(&self.before));
+            let (earlier, devices) = (record.owners_of(&self.before, used), record::devices_of(&self.before));
             let is_it = |entry: &Entry| entry.line == line.name && entry.span == self.place;
             // What a GPU could reach meanwhile is clean no more.
             if !record.grants.iter().any(|entry| is_it(entry) && entry.exposed) {

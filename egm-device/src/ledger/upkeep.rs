@@ -98,7 +98,8 @@ impl Ledger {
             for entry in std::mem::take(&mut record.grants) {
                 let line = Line { name: entry.line.clone(), whole: entry.span };
                 let held = self.held(std::slice::from_ref(&entry), &line, &self.line_file(&line)?)?;
-                let lives = held.iter().any(|held| held.owner.as_ref() == Some(&entry.owner));
+                let lives = entry.is_quarantined()
+                    || held.iter().any(|held| held.owner.as_ref() == Some(&entry.owner));
                 if lives { &mut record.grants } else { &mut unseen }.push(entry);
             }
             let is_pools = |entry: &Entry| {

@@ -158,6 +158,36 @@ fn a_descriptor_that_moves_to_what_was_looked_at_is_found() {
     assert_eq!(whats(&found), [&What::Descriptor(file.inode, None)], "{found:?}");
 }
 
+/// Each process begins another when it is looked at, for longer than a scan follows.
+#[test]
+fn processes_that_begin_faster_than_a_scan_count_for_their_user_alone() {
+    let proc = tempfile::tempdir().unwrap();
+    let begin = |n: usize| {
+        let process = proc.path().join((4_999_000 + n).to_string());
+        fs::create_dir_all(process.join("fd")).unwrap();
+        fs::write(process.join("status"), "Name:\ta\nPPid:\t1\nUid:\t1000\t1000\t1000\t1000\n").unwrap();
+        fifo(&process.join("maps"));
+        process.join("maps")
+    };
+    let mut maps = begin(0);
+    let found = std::thread::scope(|scope| {
+        let scan = scope.spawn(|| scan(proc.path(), &[EGM.clone()].into()));
+        for n in 1..=MAX_LOOKS + 1 {
+            let is_read = File::options().write(true).open(&maps).unwrap();
+            fs::remove_file(&maps).unwrap();
+            fs::write(&maps, "").unwrap();
+            if n <= MAX_LOOKS {
+                maps = begin(n);
+            }
+            drop(is_read);
+        }
+        scan.join().unwrap()
+    });
+    assert!(!found.is_partial, "{found:?}");
+    assert_eq!(whats(&found), [&What::Silent]);
+    assert_eq!(found.sightings.iter().next().unwrap().process.uid, 1000);
+}
+
 /// The kernel's own words: a child that has a descriptor, and one that a socket has in flight.
 #[test]
 fn the_kernel_shows_a_descriptor_and_one_in_flight_like_that() {
