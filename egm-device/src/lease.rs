@@ -3,6 +3,8 @@
 //! Dropping a lease unlocks it and nothing else: its bytes are dirty and the next owner's grant scrubs them. That is also
 //! what every kind of crash does.
 
+mod log;
+
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -10,14 +12,14 @@ use std::time::{Duration, Instant};
 
 use egm_address::{InRegion, Offset, Span, SpanSet};
 
-use crate::audit::{Action, Actor, Event, Finding, Place};
+use crate::audit::{Action, Actor, Event, Place};
 use crate::backing::{Backing, BackingError, RetiredListError};
 use crate::free::{self, Evidence, Hold};
 use crate::ledger::record::{Entry, OnLine, Use};
 use crate::ledger::{self, GrantError, Ledger, LedgerError, Line, Memory, Watch, slice_device};
 use crate::owner::Owner;
 use crate::region::{Region, Slice};
-use crate::scrub::{self, Cause, ScrubError, Scrubbed};
+use crate::scrub::{self, Scrubbed};
 
 /// Why bytes are retired that an EGM device lists.
 const LISTED: &str = "the device lists it as retired";
@@ -170,14 +172,6 @@ impl Lease {
         }
     }
 
-    /// Logs that `block` (bytes of the slice from 0 on) was not zero after a scrub that the owner asked for.
-    pub fn log_mismatch(&self, block: Span<InRegion>, cause: &Cause) {
-        let start = block.start().checked_add(self.taken.slice.offset);
-        if let Some(block) = start.and_then(|start| Span::new(start, block.size()).ok()) {
-            self.taken.log_mismatch(block, cause);
-        }
-    }
-
     /// The lock's descriptor: whoever gets a duplicate keeps the slice in use, even when this process ends.
     #[must_use]
     pub const fn claim(&self) -> &File {
@@ -324,29 +318,6 @@ impl Taken {
     fn usable(&self) -> SpanSet<InRegion> {
         let whole: SpanSet<InRegion> = ledger::bytes_of(&self.slice).into_iter().collect();
         whole.minus(self.region.retired.spans())
-    }
-
-    /// Logs that `bad` bytes are retired, if there are any.
-    fn log_retired(&self, bad: &SpanSet<InRegion>, reason: &str) {
-        self.ledger.log_retired(&self.region, bad, &self.by, reason);
-    }
-
-    /// Logs what a scrub did.
-    fn log_scrub(&self, scrubbed: &Scrubbed, duration: Duration) {
-        if let Some(place) = Place::of_set(&self.region.name, &scrubbed.done) {
-            self.ledger.audit().write(&Event::Scrub(Action::new(self.by.clone(), place, duration)));
-        }
-        self.log_retired(&scrubbed.bad, "a scrub got a memory error there");
-        if let Err(ScrubError { cause: cause @ Cause::NotZero { block, .. }, .. }) = &scrubbed.end {
-            self.log_mismatch(*block, cause);
-        }
-    }
-
-    /// Logs that `block` (bytes of the region) was not zero after a scrub.
-    fn log_mismatch(&self, block: Span<InRegion>, cause: &Cause) {
-        let at = Place::of(&self.region.name, block);
-        let finding = Finding::new(self.by.clone(), at, cause.to_string());
-        self.ledger.audit().write(&Event::Mismatch(finding));
     }
 
     /// What is retired by now according to the open memory and not known yet: such a list grows at run time.

@@ -20,6 +20,7 @@ mod left_gpus;
 mod line;
 mod memory;
 pub mod openers;
+mod owners;
 mod quarantine;
 pub mod record;
 mod retire;
