@@ -251,8 +251,7 @@ impl Ledger {
             let place = line.place(bytes).ok_or_else(|| no_region(&region))?;
             if !claim::lock(&file, place).map_err(|source| self.lock_error(line, source))? {
                 // Only a stranger to the ledger locks this file without the ledger's own lock.
-                let source = io::ErrorKind::WouldBlock.into();
-                return Err(self.lock_error(line, source).into());
+                return Err(self.lock_error(line, io::ErrorKind::WouldBlock.into()).into());
             }
             let usable = SpanSet::from_iter([place]).minus(&line.places(region.retired.spans()));
             let dirty = if region.kind.keeps_bytes() { usable.minus(&clean) } else { SpanSet::default() };
