@@ -137,6 +137,8 @@ fn kill(child: &mut Child) -> Option<ExitStatus> {
         // The group is gone when all of it ended by itself.
         let _ = rustix::process::kill_process_group(group, Signal::KILL);
     }
+    // It may not have a group of its own yet: a child that QEMU emulates makes it after `spawn` returns.
+    let _ = child.kill();
     ended(child, GRACE)
 }
 
