@@ -33,6 +33,11 @@ impl Owner {
         Self { name: name.into(), uid: rustix::process::getuid().as_raw(), pid, started, domain: None }
     }
 
+    /// This process as it scrubs idle memory: what it holds then is free to others soon.
+    pub(crate) fn scrub() -> Self {
+        Self::this("scrub")
+    }
+
     /// The same owner in trust domain `domain`.
     #[must_use]
     pub fn in_domain(self, domain: Option<String>) -> Self {

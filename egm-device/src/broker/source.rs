@@ -23,9 +23,6 @@ use crate::region::{Node, Region, RegionKind, Slice};
 use crate::report::{Chain, Report};
 use crate::show::note;
 
-/// Whom the ledger names as the owner of what [`Ledger::scrub`] has in hand.
-const SCRUB: &str = "scrub";
-
 /// Shortest time between two looks at quarantined memory.
 const REVIEW: Duration = Duration::from_secs(1);
 
@@ -227,7 +224,7 @@ impl LedgerSource {
 
 /// What others hold: what this process scrubs is had as soon as it is asked for.
 fn busy(states: &States) -> SpanSet<InRegion> {
-    let scrubbing = Owner::this(SCRUB);
+    let scrubbing = Owner::scrub();
     let others = states.held.iter().filter(|held| held.owner.as_ref() != Some(&scrubbing));
     others.map(|held| held.span).collect()
 }
@@ -463,7 +460,7 @@ mod tests {
         let dirty = || source.ledger.states(&source.regions[0]).unwrap().dirty.size();
         source.tidy(&AtomicBool::new(true));
         assert_eq!(dirty(), 4 * PAGE, "nobody has time");
-        let scrub = Request::new(PAGE, Owner::this(SCRUB));
+        let scrub = Request::new(PAGE, Owner::scrub());
         let scrubbed = source.ledger.grant_from(&source.memory, &source.regions[0], &scrub, &Watch::nobody());
         assert_eq!((source.supplies()[0].free, dirty()), (4 * PAGE, 3 * PAGE));
         drop(scrubbed);

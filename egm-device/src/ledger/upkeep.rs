@@ -41,7 +41,7 @@ impl Ledger {
         within: Option<&SpanSet<InRegion>>,
         watch: &Watch<'_>,
     ) -> Result<u64, GrantError> {
-        self.scrub_as(&Owner::this("scrub"), memory, region, within, watch)
+        self.scrub_as(&Owner::scrub(), memory, region, within, watch)
     }
 
     /// [`Ledger::scrub`] for `owner`, before its GPU reads those bytes.
