@@ -4,14 +4,19 @@ use std::os::unix::net::UnixStream;
 use super::*;
 use crate::frame::{Kind, Malformed};
 
-const LIMIT: Duration = Duration::from_millis(50);
-/// For what is to succeed, on a machine however slow.
-const ENOUGH: Duration = Duration::from_secs(60);
+/// The limit of tests that expect it to pass.
+const SHORT: Duration = Duration::from_millis(50);
+/// The limit of tests that expect a message: no machine is that slow.
+const LONG: Duration = Duration::from_secs(60);
 const MOST: u32 = 4096;
 
 fn pair() -> (UnixStream, Connection) {
+    pair_with(LONG)
+}
+
+fn pair_with(limit: Duration) -> (UnixStream, Connection) {
     let (peer, ours) = UnixStream::pair().unwrap();
-    (peer, Connection::new(ours.into(), LIMIT, Patience::NONE).unwrap())
+    (peer, Connection::new(ours.into(), limit, Patience::NONE).unwrap())
 }
 
 /// A message with a body of `body`.
@@ -64,7 +69,7 @@ fn an_urgent_byte_is_one_like_others_with_its_descriptors() {
     };
     // The first is queued before the connection is made.
     send(&bytes[..1], SendFlags::OOB);
-    let mut ours = Connection::new(ours.into(), LIMIT, Patience::NONE).unwrap();
+    let mut ours = Connection::new(ours.into(), LONG, Patience::NONE).unwrap();
     send(&bytes[1..], SendFlags::empty());
     ours.receive(MOST).unwrap();
     assert_eq!((ours.frame().header.id, ours.frame().body, ours.fds()), (1, &b"body"[..], 2));
@@ -89,7 +94,7 @@ fn a_message_that_comes_byte_by_byte_is_whole() {
 #[test]
 fn who_closes_or_stalls_within_a_message_is_given_up() {
     for length in 1..20 {
-        let (mut peer, mut ours) = pair();
+        let (mut peer, mut ours) = pair_with(SHORT);
         peer.write_all(&message(1, b"body")[..length]).unwrap();
         assert!(matches!(ours.receive(MOST), Err(Broken::Slow { .. })), "{length}");
         let (mut peer, mut ours) = pair();
@@ -101,14 +106,14 @@ fn who_closes_or_stalls_within_a_message_is_given_up() {
 
 #[test]
 fn who_does_not_answer_is_given_up_when_answers_are_limited() {
-    let (_peer, mut ours) = pair();
+    let (_peer, mut ours) = pair_with(SHORT);
     ours.limit_waits(true).unwrap();
     assert!(matches!(ours.receive(MOST), Err(Broken::Slow { what: "answer", .. })));
 }
 
 #[test]
 fn who_does_not_read_is_given_up() {
-    let (_peer, ours) = pair();
+    let (_peer, ours) = pair_with(SHORT);
     let header = Header { id: 0, command: 9, kind: Kind::Command { no_reply: false } };
     let data = vec![0; 1 << 20];
     let sent = (0..64).find_map(|_| ours.send(header, [&data, &[]], &[], u32::MAX).err());
@@ -118,7 +123,7 @@ fn who_does_not_read_is_given_up() {
 #[test]
 fn a_long_message_in_two_parts_arrives_as_one() {
     let (peer, ours) = UnixStream::pair().unwrap();
-    let patient = |socket: UnixStream| Connection::new(socket.into(), ENOUGH, Patience::NONE).unwrap();
+    let patient = |socket: UnixStream| Connection::new(socket.into(), LONG, Patience::NONE).unwrap();
     let (mut theirs, ours) = (patient(peer), patient(ours));
     let reader = std::thread::spawn(move || {
         theirs.receive(u32::MAX).unwrap();
