@@ -103,9 +103,9 @@ fn a_slice_that_is_the_memory_of_processors_is_that_of_their_node() {
 }
 
 #[test]
-fn the_readme_shows_what_is_written() {
-    let readme = fs::read_to_string("../README.md").unwrap();
-    let (_, block) = readme.split_once("$ egm-device export").unwrap();
+fn the_page_shows_what_is_written() {
+    let page = fs::read_to_string("../docs/monitors.md").unwrap();
+    let (_, block) = page.split_once("$ egm-device export").unwrap();
     let (arguments, shown) = block.split_once("\n```").unwrap().0.split_once('\n').unwrap();
     let mut command = Command::new(PROGRAM);
     let output = command.arg("export").args(arguments.split_whitespace()).current_dir("..").output().unwrap();

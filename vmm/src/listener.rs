@@ -43,7 +43,7 @@ impl Listener {
             other => other?,
         };
         socket.set_nonblocking(true)?;
-        // Where the kernel cannot, a client's own descriptors can hold up the event loop: README says so.
+        // Where the kernel cannot, a client's own descriptors can hold up the event loop: docs/limits.md says so.
         egm_device::broker::refuse_descriptors(socket.as_fd());
         let made = identity(path)?;
         Ok(Self { socket, path: path.to_owned(), made, spare: spare() })

@@ -1,4 +1,4 @@
-//! What the README shows is what the program says.
+//! README and the pages in docs/ show what the programs print.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -8,17 +8,52 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-/// The blocks of `kind` in the README.
+/// Text of README, then of each page in docs/ by name.
+fn pages() -> Vec<String> {
+    let docs = fs::read_dir("../docs").unwrap().map(|entry| entry.unwrap().path());
+    let mut paths: Vec<_> = docs.filter(|path| path.extension().is_some_and(|end| end == "md")).collect();
+    paths.sort();
+    paths.insert(0, "../README.md".into());
+    paths.iter().map(|path| fs::read_to_string(path).unwrap()).collect()
+}
+
+/// The blocks of `kind`, README's first.
 fn blocks(kind: &str) -> Vec<String> {
-    let text = fs::read_to_string("../README.md").unwrap();
     let mut blocks = Vec::new();
-    for after in text.split(&format!("```{kind}\n")).skip(1) {
-        blocks.push(after.split_once("\n```").unwrap().0.to_owned());
+    for text in pages() {
+        for after in text.split(&format!("```{kind}\n")).skip(1) {
+            blocks.push(after.split_once("\n```").unwrap().0.to_owned());
+        }
     }
     blocks
 }
 
-/// What the README shows of hosts that were written down is in the story of such a host.
+/// A reader decides by the first screens; everything else has its page.
+#[test]
+fn the_readme_has_12_kib_and_200_lines_at_most() {
+    let text = fs::read_to_string("../README.md").unwrap();
+    let size = (text.len(), text.lines().count());
+    assert!(size.0 <= 12 << 10 && size.1 <= 200, "{size:?} bytes and lines");
+}
+
+/// Each link to a file, from the page's own folder.
+#[test]
+fn every_link_between_pages_leads_to_a_file() {
+    let folders = std::iter::once("..").chain(std::iter::repeat("../docs"));
+    let mut count = 0;
+    for (folder, text) in folders.zip(pages()) {
+        for link in text.split("](").skip(1).filter_map(|after| after.split_once(')')).map(|(link, _)| link) {
+            let path = link.split('#').next().unwrap();
+            if !path.is_empty() && !path.starts_with("http") {
+                assert!(Path::new(folder).join(path).exists(), "{link} in {folder}");
+                count += 1;
+            }
+        }
+    }
+    assert!(count >= 20, "{count} links");
+}
+
+/// What the pages show of recorded hosts is in the golden output of such a host.
 #[test]
 fn every_command_about_a_host_was_said_of_a_host_that_was_written_down() {
     let story = fs::read_to_string("../egm-device/tests/golden/lab.txt").unwrap();

@@ -86,7 +86,7 @@ impl Server {
         let error = |source| ServerError::Listen { path: path.to_owned(), source };
         let lock = lock(path)?;
         let listener = listen(path).map_err(error)?;
-        // Where the kernel cannot, a client's own descriptors can hold up the loop: README says so.
+        // Where the kernel cannot, a client's own descriptors can hold up the loop: docs/limits.md says so.
         peer::refuse_descriptors(listener.as_fd());
         let threads = Threads::new().map_err(error)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| error(e.into()))?;

@@ -317,11 +317,16 @@ mod tests {
 
     /// A reader takes what has no such word for part of every run.
     #[test]
-    fn the_readme_says_which_scenarios_run_only_when_asked_for() {
-        let readme = include_str!("../../../../README.md");
+    fn the_pages_say_which_scenarios_run_only_when_asked_for() {
+        let pages = [
+            include_str!("../../../../README.md"),
+            include_str!("../../../../docs/evidence.md"),
+            include_str!("../../../../docs/security.md"),
+        ]
+        .concat();
         for scenario in ALL.iter().filter(|scenario| scenario.long) {
             let name = format!("`{}`", scenario.name);
-            for line in readme.lines().filter(|line| line.contains("| scenario") && line.contains(&name)) {
+            for line in pages.lines().filter(|line| line.contains("| scenario") && line.contains(&name)) {
                 assert!(line.contains("--full"), "{name} in {line}");
             }
         }
