@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use egm_address::PciAddress;
@@ -25,17 +26,26 @@ pub(crate) struct GpuQuestion {
 
 /// What still has the GPU; empty where no process does. This process does not count.
 pub(crate) fn users_of_gpu(question: &GpuQuestion) -> Vec<Evidence> {
-    let files: Vec<FileName> = question.nodes.iter().filter_map(|node| FileName::at(node).ok()).collect();
-    // Without a node there is no group and no device that a process could have.
-    if files.is_empty() {
-        return Vec::new();
-    }
+    let files = match names(&question.nodes) {
+        // Without a node there is no group and no device that a process could have.
+        Ok(files) if files.is_empty() => return Vec::new(),
+        Ok(files) => files,
+        Err(_) => return Evidence::of(Hold::CannotLook).to_vec(),
+    };
     let found = turns::find(&files);
     let found = found.as_ref().and_then(|found| found.get());
     found.map_or_else(
         || Evidence::of(Hold::CannotLook).to_vec(),
         |found| judge(question, &files, found, std::process::id()),
     )
+}
+
+/// Those of `nodes` that exist.
+fn names(nodes: &[PathBuf]) -> io::Result<Vec<FileName>> {
+    let names = nodes.iter().map(|node| FileName::at(node));
+    names
+        .filter(|name| name.as_ref().err().is_none_or(|error| error.kind() != io::ErrorKind::NotFound))
+        .collect()
 }
 
 /// The verdict of process `this` on `question`, whose nodes are `files`.
@@ -103,6 +113,16 @@ mod tests {
     use super::*;
 
     const OWNER: u32 = 1000;
+
+    #[test]
+    fn a_node_that_cannot_be_examined_is_no_missing_node() {
+        let owner = Owner::this("vm1");
+        let function = "0009:01:00.0".parse().unwrap();
+        let of =
+            |nodes| users_of_gpu(&GpuQuestion { function, nodes, owner: owner.clone(), others: Vec::new() });
+        assert_eq!(of(vec!["/dev/vfio/absent".into()]), Vec::new());
+        assert_eq!(of(vec!["/dev/null/12".into()]), Evidence::of(Hold::CannotLook));
+    }
 
     #[test]
     fn a_gpu_is_had_by_its_nodes_its_device_and_what_may_hide_one() {

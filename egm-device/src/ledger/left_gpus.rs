@@ -54,12 +54,41 @@ impl Ledger {
 
     /// Processes that have the GPU of `claim`, apart from this one and from owners of other claims.
     fn users(&self, record: &Record, claim: &GpuClaim) -> Vec<Evidence> {
-        let others = record.gpus.iter().map(|other| other.owner.pid).filter(|pid| *pid != claim.owner.pid);
         users_of_gpu(&GpuQuestion {
             function: claim.function,
             nodes: nodes(&self.0.root, claim.function),
             owner: claim.owner.clone(),
-            others: others.collect(),
+            others: other_owners(&record.gpus, claim),
         })
+    }
+}
+
+/// Process numbers of the live owners of other claims. The number of a dead one may belong to a child that keeps the GPU.
+fn other_owners(claims: &[GpuClaim], claim: &GpuClaim) -> Vec<u32> {
+    let others = claims.iter().map(|other| &other.owner).filter(|owner| owner.pid != claim.owner.pid);
+    others.filter(|owner| owner.is_alive()).map(|owner| owner.pid).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::owner::Owner;
+
+    #[test]
+    fn a_process_with_the_number_of_a_dead_owner_is_no_owner() {
+        let claim = |owner| GpuClaim {
+            function: "0009:01:00.0".parse().unwrap(),
+            region: "egm4".to_owned(),
+            owner,
+            since: 0,
+            lock: 0,
+            evidence: Vec::new(),
+        };
+        let live = Owner::this("vm1");
+        let dead = Owner { started: live.started + 1, ..live.clone() };
+        let asked = claim(Owner { pid: u32::MAX, ..live.clone() });
+        assert_eq!(other_owners(&[claim(live.clone())], &asked), [live.pid]);
+        assert!(other_owners(&[claim(dead)], &asked).is_empty());
+        assert!(other_owners(std::slice::from_ref(&asked), &asked).is_empty());
     }
 }
