@@ -7,6 +7,7 @@
 
 mod files;
 mod rust;
+mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -236,6 +237,11 @@ fn every_path_in_the_pages_exists() {
     });
     let gone = ours.filter(|path| !texts.keys().any(|file| file.starts_with(*path)));
     none(&gone.map(|path| format!("a page names {path}")).collect::<Vec<_>>());
+}
+
+#[test]
+fn excluded_words_become_fewer() {
+    none(&words::too_many(&files::texts()));
 }
 
 #[test]
