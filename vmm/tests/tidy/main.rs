@@ -239,6 +239,23 @@ fn every_path_in_the_pages_exists() {
     none(&gone.map(|path| format!("a page names {path}")).collect::<Vec<_>>());
 }
 
+/// A name of four words or more in quotes is a test's: a renamed test must not leave a claim without one.
+#[test]
+fn every_test_that_a_page_names_exists() {
+    let texts = files::texts();
+    let is_name = |text: &&str| {
+        text.matches('_').count() >= 3
+            && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+    };
+    let pages = texts.iter().filter(|(path, _)| path.starts_with("docs/"));
+    let named: BTreeSet<&str> =
+        pages.flat_map(|(_, text)| text.split('`').skip(1).step_by(2)).filter(is_name).collect();
+    assert!(named.len() >= 20, "{} names", named.len());
+    let sources = || texts.iter().filter(|(path, _)| path.ends_with(".rs")).map(|(_, text)| text);
+    let gone = named.iter().filter(|name| !sources().any(|text| text.contains(&format!("fn {name}("))));
+    none(&gone.map(|name| format!("docs/ names the test {name}, which does not exist")).collect::<Vec<_>>());
+}
+
 #[test]
 fn excluded_words_become_fewer() {
     none(&words::too_many(&files::texts()));
