@@ -24,7 +24,7 @@ pub(super) const SOCKET: &str = "/run/egm-broker.sock";
 /// Who may take what, unless another file is named.
 const POLICY: &str = "/etc/egm-device/policy.json";
 
-/// Lends slices to other users' processes, as the policy says, and opens devices that open once
+/// Grants slices to unprivileged users over a socket, by a policy
 ///
 /// It runs until SIGTERM or Ctrl-C, which it obeys at once. A slice is lent until its client has closed the connection and ended, or says that it has
 /// unmapped it; then it is scrubbed. A device that opens once stays with the broker until it ends.
@@ -33,10 +33,10 @@ pub(super) struct Args {
     /// Where clients connect; anybody may, and the policy decides
     #[arg(long, value_name = "PATH", default_value = SOCKET)]
     socket: PathBuf,
-    /// Who may take what [default: /etc/egm-device/policy.json, and only root may when that does not exist]
+    /// Policy [default: /etc/egm-device/policy.json; without that file only root gets slices]
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
-    /// Bytes a second at most for scrubbing what nobody has, while nobody asks; 0 for not at all
+    /// Limit for scrubbing free memory while no request waits, in bytes per second; 0 for none
     #[arg(long, value_name = "BYTES", default_value = "1GiB")]
     scrub_rate: ByteSize,
     #[command(flatten)]

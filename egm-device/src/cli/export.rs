@@ -10,9 +10,9 @@ use crate::cli::{Outcome, print_json};
 use crate::export::{Guest, Monitor, Options, Output, export, load};
 use crate::show::{note, print};
 
-/// Prints what another monitor needs to run a machine of egm-vmm
+/// Writes a machine of egm-vmm for another monitor
 ///
-/// Nothing is started. What that monitor cannot be told, and what must be done before, is said beside, on standard error.
+/// Nothing is started. Notes on standard error list what that monitor cannot express, and what to do before the start.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {

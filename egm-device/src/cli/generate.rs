@@ -12,7 +12,7 @@ use crate::cli::Outcome;
 use crate::report::{Blame, Report};
 use crate::show::print;
 
-/// Prints what a shell needs to complete this program's command lines
+/// Prints the completion script of a shell
 #[derive(Debug, clap::Args)]
 pub struct Completions {
     /// For which shell

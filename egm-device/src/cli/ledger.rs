@@ -19,7 +19,7 @@ use crate::show::{Colour, Side, Style, Table, first_of, size};
 
 use Side::{Left, Right};
 
-/// Shows and repairs the record of who has what
+/// Shows and repairs the record of owners
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(subcommand)]
@@ -28,9 +28,9 @@ pub(super) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Shows what every byte of every region is, and who has it
+    /// Shows the state and the owner of every byte of every region
     Show(Common),
-    /// Puts a record aside that cannot be believed, forgets grants whose holders are gone, and looks again at quarantined memory
+    /// Moves an unreadable record aside, removes grants of owners that have ended, and reviews quarantined memory
     ///
     /// Nothing is lost by it: bytes of which nothing is known are scrubbed before anybody gets them, and pages that went bad
     /// are known from a file of their own.

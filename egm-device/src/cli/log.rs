@@ -19,7 +19,7 @@ use crate::show::{note, print, size, written};
 /// Columns of a terminal.
 const WIDTH: usize = 80;
 
-/// Shows the audit log: grants, returns, refusals, scrubs and what became of bad pages
+/// Shows the audit log: grants, returns, refusals, scrubs and bad pages
 ///
 /// Each line of the log is a JSON object with the keys time, event, owner, uid, pid, program (comm, exe) and, as the event
 /// has them, region, span (offset, size), bytes, duration_ms, reason. Lines that could not be written are counted in the

@@ -23,7 +23,7 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use crate::report::{Blame, Chain, Report};
 use crate::show::{print, written};
 
-/// Carves host memory into regions and slices for virtual machines, and keeps who has what
+/// Splits host memory into regions and slices for virtual machines, and records their owners
 #[derive(Debug, Parser)]
 #[command(name = "egm-device", version, after_help = HELP)]
 struct Cli {

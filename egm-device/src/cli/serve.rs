@@ -59,7 +59,7 @@ pub(super) struct Args {
     /// What operators call it, and systemd its socket
     #[arg(long, value_name = "NAME", default_value = "slice", conflicts_with = "config")]
     name: String,
-    /// Guest proximity domain that the guest is told
+    /// Proximity domain of the slice in the guest
     #[arg(long, value_name = "NODE", conflicts_with = "config")]
     pxm: Option<u32>,
     /// Scrub at every reset
@@ -71,7 +71,7 @@ pub(super) struct Args {
     /// Let clients connect that are not root although all slices of the region are one file, which they can map
     #[arg(long, conflicts_with = "config")]
     whole_device: bool,
-    /// PCI vendor and device, for those who have a vendor id of their own
+    /// PCI vendor and device id, if you have a vendor id of your own
     #[arg(long, value_name = "ID", conflicts_with = "config")]
     id: Option<Id>,
     /// Trust domain of the guest: owners of one domain share a region that a GPU reaches
@@ -80,7 +80,7 @@ pub(super) struct Args {
     /// GPU of the guest, such as 0009:01:00.0; its region is then exclusive to the trust domain
     #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["config", "broker"])]
     gpu: Vec<PciAddress>,
-    /// Take slices from the broker at this socket, as who is not root must
+    /// Get slices from the broker at this socket (required unless you are root)
     #[arg(long, value_name = "SOCKET")]
     broker: Option<PathBuf>,
     /// Seconds that a guest has to answer when its slice is wanted back

@@ -23,7 +23,7 @@ pub(super) struct Args {
     /// Offset in the region, such as 0x40000000 or 1GiB
     #[arg(value_name = "OFFSET", value_parser = offset)]
     offset: u64,
-    /// Bytes, such as 4KiB; what is not retired among them stays as it is
+    /// Size, such as 4KiB; pages of it that are not retired stay as they are
     #[arg(value_name = "SIZE")]
     size: ByteSize,
     /// Change the ledger

@@ -24,7 +24,7 @@ use crate::show::note;
 #[derive(Debug, thiserror::Error)]
 pub enum SliceError {
     /// Nothing is called so.
-    #[error("device \"{device}\": no region of this host is called, or of kind, \"{region}\"")]
+    #[error("device \"{device}\": no region or kind named \"{region}\" on this host")]
     NoRegion {
         /// The device.
         device: String,

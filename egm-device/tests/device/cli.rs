@@ -261,7 +261,7 @@ fn what_was_granted_before_serving_fails_goes_back() {
 fn what_is_wrong_is_said_with_an_exit_code() {
     let host = Host::new();
     let error = host.refuses(3, "serve --region nowhere --size 2MiB --socket vm.sock");
-    assert!(error.contains("no region of this host is called, or of kind, \"nowhere\""), "{error}");
+    assert!(error.contains("no region or kind named \"nowhere\" on this host"), "{error}");
     assert!(error.contains("help: egm-device regions lists them"), "{error}");
     let error = host.refuses(2, "serve --region local --size 2MiB");
     assert!(error.contains("device \"slice\" has no socket: name one"), "{error}");

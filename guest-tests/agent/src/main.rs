@@ -45,7 +45,7 @@ use crate::error::Broken;
 /// Where the initramfs has the plan.
 const PLAN: &str = "/egm/plan.json";
 
-/// Checks from inside a guest that it is what its plan says.
+/// Checks and measures, inside a guest, the memory and devices that its plan promises.
 #[derive(Debug, Parser)]
 #[command(name = "egm-guest", version)]
 struct Cli {
@@ -61,21 +61,21 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Overwrites all of that memory, reads it back, and says how fast that was.
+    /// Overwrites that memory, reads it back, and reports the speed.
     Test {
         /// PCI functions; all without one.
         functions: Vec<PciAddress>,
-        /// Says that what is in the memory may be lost.
+        /// Confirm that the contents of the memory may be lost.
         #[arg(long, required = true)]
         overwrite: bool,
     },
-    /// Shows what CUDA, RDMA and memory of this machine do, and how fast; needs no plan.
+    /// Validates and measures memory, CUDA and RDMA of this machine; needs no plan.
     Validate(validate::Options),
     /// Shows a run of validate that was written with --json: as a table, JUnit XML or a page.
     Report(validate::Again),
     /// Puts two runs of validate side by side, with ratios.
     Compare(compare::Options),
-    /// What this machine has and lacks for GPUDirect and EGM, and what to do about it.
+    /// Lists what this machine has and lacks for GPUDirect and EGM, with remedies.
     Doctor(doctor::Options),
     /// Asks a vendor's library, in this process.
     #[command(hide = true)]
@@ -95,7 +95,7 @@ enum Command {
         #[arg(allow_hyphen_values = true)]
         words: Vec<String>,
     },
-    /// Lists the checks and what each claims.
+    /// Lists the checks and the claim of each.
     Checks,
     /// Runs checks, all without a name, and prints a table.
     Run {

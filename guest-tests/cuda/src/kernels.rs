@@ -30,9 +30,9 @@ pub const ENTRIES: [&str; 9] = [
 
 /// Words of a message: data, and at the end its number plus 1.
 pub const MESSAGE_WORDS: u64 = 16;
-/// Words that kernels tell of what is wrong in.
+/// Size of the mismatch report that a kernel writes, in 32-bit words.
 const WRONG_WORDS: u64 = 4;
-/// Bytes that the driver may say of why kernels do not load.
+/// Size of the JIT error log, in bytes.
 const LOG: usize = 4096;
 
 #[derive(Clone, Copy)]

@@ -92,7 +92,7 @@ use crate::scenarios::GraceKernel;
 use crate::session::RunArguments;
 use crate::skips::SkipsArguments;
 
-/// Boots virtual machines, collects what their guests report, and judges it.
+/// Boots virtual machines and judges the reports of their guests.
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100)]
 struct Arguments {
@@ -102,7 +102,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Says, line by line, what this host can and cannot run; exit code 3 when it cannot run a guest at all.
+    /// Reports what this host can run; exit code 3 when it cannot run a guest at all.
     Check {
         /// As JSON.
         #[arg(long)]
@@ -116,7 +116,7 @@ enum Verb {
         #[arg(long)]
         refresh: bool,
     },
-    /// Runs scenarios; the last line says how many of their checks passed, failed and were skipped.
+    /// Runs scenarios; the last line counts their passed, failed and skipped checks.
     Run(RunArguments),
     /// Boots a configuration of your own in the emulated PC, where /dev/kvm does not run stock kernels; Ctrl-C ends all.
     RunConfig(RunConfigArguments),
@@ -124,7 +124,7 @@ enum Verb {
     Skips(SkipsArguments),
     /// Measures start, memory, prefault and a guest's boot, beside QEMU in the same run.
     Bench(BenchArguments),
-    /// Boots configs/demo.json and shows what its guest reports and what its EGM node holds.
+    /// Boots configs/demo.json and prints the report of its guest.
     Demo,
     /// Whether the slice that `egm-device carve grant` passes is zero; exit code 1 when it is not.
     #[command(hide = true)]
@@ -161,7 +161,7 @@ enum Verb {
 enum Which {
     /// The emulated host's: Debian's stable kernel and the modules that the lab needs.
     L1,
-    /// One of our own for the emulated host, built from Debian's newest linux-source: what Debian's leaves out.
+    /// A kernel for the emulated host, built from Debian's newest linux-source, with iommufd, VFIO cdev and rdma_rxe.
     Built,
     /// The guest's: Debian's stable cloud kernel and the modules that a virtio guest needs.
     Guest,

@@ -9,7 +9,7 @@ use crate::cli::Outcome;
 use crate::facts::{self, Scope};
 use crate::resources::Servers;
 
-/// Records what this host offers to virtual machines, as JSON
+/// Records this host as JSON: processors, memory, devices
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLE)]
 pub(super) struct Args {

@@ -15,7 +15,7 @@ use egm_device::cli::{Outcome, end, end_on_panic, forbid_core_dumps};
 
 use crate::console;
 
-/// Launches Linux virtual machines whose NUMA nodes can be Extended GPU Memory
+/// Runs Linux virtual machines with Extended GPU Memory as NUMA nodes
 #[derive(Debug, Parser)]
 #[command(name = "egm-vmm", version, after_help = HELP)]
 struct Cli {

@@ -50,13 +50,13 @@ pub(super) struct Args {
     /// Trust domain of the machine: machines of one domain share a region that a GPU reaches
     #[arg(long, value_name = "NAME", value_parser = parse_name)]
     trust_domain: Option<String>,
-    /// Ask the broker at this socket for the slices of "egm", as who is not root must
+    /// Get EGM slices from the broker at this socket (required unless you are root)
     #[arg(long, value_name = "SOCKET")]
     broker: Option<PathBuf>,
     /// VM class, for the broker's policy
     #[arg(long, value_name = "CLASS", requires = "broker")]
     class: Option<String>,
-    /// Where there is no room now, wait for the broker to have some
+    /// Wait until the broker has enough free memory
     #[arg(long, requires = "broker")]
     wait: bool,
 }

@@ -52,7 +52,7 @@ pub enum BuildError {
     /// Kernel or initramfs.
     #[error("cannot boot {}", file.display())]
     Boot {
-        /// That of the two which the reason is about.
+        /// The file that failed to load: kernel or initramfs.
         file: PathBuf,
         /// The reason.
         #[source]

@@ -60,7 +60,7 @@ pub struct PassedFunction {
     backend: Arc<dyn Backend>,
     /// Locked while the function answers, which a server may take seconds for.
     shadow: Mutex<Shadow>,
-    /// What the shadow decodes, as of the last write that the function has: who looks where others' BARs are does not wait for it.
+    /// BAR placement after the last acknowledged config write, kept apart so that address lookups never wait for the shadow.
     decoded: Mutex<Vec<(u8, Span<Guest>)>>,
     interrupts: Interrupts,
     /// Where MSI-X structures answer.

@@ -131,7 +131,7 @@ pub enum LeaseError {
         source: GrantError,
     },
     /// A broker does not lend a slice, or does not take it back.
-    #[error("slice \"{id}\" and the broker")]
+    #[error("cannot borrow slice \"{id}\" from the broker")]
     Broker {
         /// The backing.
         id: String,

@@ -161,7 +161,7 @@ pub(super) struct Maps(Vec<Map>);
 
 /// That of one address space.
 struct Map {
-    /// The server's whose it is.
+    /// Socket of the vfio-user server that owns this address space, if any.
     socket: Option<PathBuf>,
     domain: Arc<dyn Domain>,
     pieces: Vec<Piece>,

@@ -10,7 +10,7 @@ use crate::cli::broker::SOCKET;
 use crate::cli::{Outcome, print_json};
 use crate::show::{print, size};
 
-/// Says what the broker would give this user now
+/// Shows how much memory the broker would grant this user now
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// The broker's socket
@@ -26,7 +26,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     if args.json {
         print_json(&json!({ "total": total, "largest": largest }));
     } else {
-        print(format!("{} to have, {} in one piece\n", size(total), size(largest)));
+        print(format!("available: {}; largest contiguous block: {}\n", size(total), size(largest)));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -43,13 +43,13 @@ pub(super) struct Args {
     /// What operators call its owner
     #[arg(long, value_name = "NAME", default_value = "carve-grant")]
     name: String,
-    /// Ask the broker at this socket, as who is not root must
+    /// Get the slice from the broker at this socket (required unless you are root)
     #[arg(long, value_name = "SOCKET")]
     broker: Option<PathBuf>,
     /// VM class, for the broker's policy
     #[arg(long, value_name = "CLASS", requires = "broker")]
     class: Option<String>,
-    /// Where there is no room now, wait for the broker to have some
+    /// Wait until the broker has enough free memory
     #[arg(long, requires = "broker")]
     wait: bool,
     /// Trust domain of the command: owners of one domain share a region that a GPU reaches
@@ -68,7 +68,7 @@ pub(super) struct Args {
 /// Why the command has no slice, or did not run.
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("no region of this host is called, or of kind, {}", .0.join(", "))]
+    #[error("no region or kind named {} on this host", .0.join(", "))]
     NoRegion(Vec<String>),
     #[error("cannot run {command}")]
     Run { command: String, source: io::Error },

@@ -66,14 +66,14 @@ pub(super) struct Plan {
     /// How many slices of that size
     #[arg(long, default_value_t = 1)]
     count: u32,
-    /// As if nobody had anything yet
+    /// Plan as if no slice were granted yet
     #[arg(long)]
     empty: bool,
     #[command(flatten)]
     common: Common,
 }
 
-/// Scrubs what an owner left behind; tells who it is while there is one
+/// Scrubs the memory of an owner that has ended; refused while the owner runs
 #[derive(Debug, clap::Args)]
 pub(super) struct Return {
     #[command(flatten)]
@@ -88,7 +88,7 @@ pub(super) struct Return {
     common: Common,
 }
 
-/// Scrubs what is free and dirty, so that the next grants need not wait
+/// Scrubs free dirty memory, so that later grants need not wait
 #[derive(Debug, clap::Args)]
 pub(super) struct Scrub {
     #[command(flatten)]

@@ -56,13 +56,13 @@ pub(crate) struct Options {
     /// Every selected validation must pass. Exclude one with `--select -WORD`.
     #[arg(long)]
     strict: bool,
-    /// Names the validations and what each claims.
+    /// List the validations and the claim of each.
     #[arg(long)]
     list: bool,
-    /// The largest buffer, from 64KiB on. Without it a sixteenth of what is free, 1MiB to 256MiB.
+    /// Largest buffer, at least 64KiB [default: a sixteenth of the free memory, 1MiB to 256MiB].
     #[arg(long, value_name = "BYTES", value_parser = size)]
     size: Option<ByteSize>,
-    /// Repeats what was random in another run.
+    /// Seed of another run, whose random choices are repeated.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// An argument of validations; `deadline` is the seconds that each may take.
@@ -115,7 +115,7 @@ fn known(args: &[String]) -> Result<(), String> {
     let arguments = Arguments::from_pairs(args).map_err(|broken| broken.to_string())?;
     let keys = args.iter().filter_map(|arg| Some(arg.split_once('=')?.0));
     if let Some(other) = keys.into_iter().find(|key| !ARGUMENTS.contains(key)) {
-        return Err(format!("--arg {other} is none that a validation takes: {}", ARGUMENTS.join(", ")));
+        return Err(format!("unknown --arg {other}; expected one of: {}", ARGUMENTS.join(", ")));
     }
     process::deadline(&arguments).map(drop).map_err(|broken| broken.to_string())
 }

@@ -18,11 +18,11 @@ use crate::config::{self, DeviceKind, Overrides};
 use crate::facts::{self, Facts, Scope};
 use crate::plan::{self, Plan};
 
-/// Shows what this host's PCI functions need before a guest can have them, and how they reach each other
+/// Shows what stands in the way of assigning host functions, and which of them reach each other
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLE)]
 pub(super) struct Args {
-    /// A configuration, or host functions; the default is all GPUs, NICs and NVMe disks, and what VFIO has
+    /// A configuration, or host functions [default: all GPUs, NICs, NVMe disks and functions bound to VFIO]
     #[arg(value_name = "CONFIG|FUNCTION")]
     what: Vec<String>,
     /// Trust domain of the machine: machines of one domain share a region that a GPU reaches

@@ -73,7 +73,7 @@ pub(super) fn blocks(plan: &Plan) -> Vec<Block> {
             | WindowKind::Reserved => Tone::System,
         };
         let detail = match w.kind {
-            WindowKind::Firmware | WindowKind::OptionRoms => "memory that the guest may not use",
+            WindowKind::Firmware | WindowKind::OptionRoms => "reserved",
             WindowKind::PciMemory32 => "BARs that are not prefetchable",
             WindowKind::PciMemory64 => "64-bit prefetchable BARs",
             WindowKind::Ecam => "ECAM, 1 MiB a bus",
