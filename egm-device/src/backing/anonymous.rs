@@ -298,11 +298,12 @@ mod tests {
 
     const PAGE: u64 = 2 << 20;
 
-    /// The host's pool of 2 MiB pages with free pages for one test; as it was before on drop. The lock is on the pool's
-    /// own file, so that tests of other processes wait.
+    /// The host's pool of 2 MiB pages with free pages for one test; as it was before on drop. The lock is the one that tests of
+    /// egm-vmm take before they change a pool, so that they wait for each other.
     struct TestPool {
         file: File,
         before: String,
+        _lock: File,
     }
 
     impl TestPool {
@@ -313,9 +314,10 @@ mod tests {
                 skipped("cannot open it for writing");
                 return None;
             };
-            flock(&file, FlockOperation::LockExclusive).unwrap();
+            let lock = File::open("/proc/sys/vm/nr_hugepages").unwrap();
+            flock(&lock, FlockOperation::LockExclusive).unwrap();
             let before = fs::read_to_string(POOL).unwrap();
-            let pool = Self { file, before };
+            let pool = Self { file, before, _lock: lock };
             if pool.before.trim() != "0" {
                 skipped("other programs use the pool");
                 return None;

@@ -27,7 +27,7 @@ use crate::progress::Stage;
 use crate::qemu;
 use crate::results::{Count, ScenarioResult};
 use crate::scenarios::{Scenario, Tale};
-use crate::skips::Skips;
+use crate::skips::{Site, Skips};
 use crate::slice_device;
 use crate::slices;
 use crate::tools::Tools;
@@ -84,6 +84,8 @@ pub(crate) struct Runner {
     pub(crate) in_lab: bool,
     /// The skips that are allowed.
     pub(crate) skips: Skips,
+    /// Options of the run that decide what is skipped.
+    pub(crate) options: Vec<String>,
     /// Restarts of guests in the scenario that runs.
     pub(crate) restarts: AtomicU32,
 }
@@ -108,7 +110,7 @@ impl Runner {
             .boots(scenario)
             .unwrap_or_else(|error| ScenarioResult::broken(scenario.name, &chain(&error)));
         result.cases.extend(scenario.page_size());
-        self.skips.judge(&mut result, self.in_lab);
+        self.skips.judge(&mut result, Site::of_this_host(self.in_lab, &self.options));
         result.millis = millis(begun);
         stage.result(&format!("{}: {}", scenario.name, Count::of(std::slice::from_ref(&result))));
         result
@@ -374,6 +376,7 @@ pub(crate) mod tests {
             report: path(),
             in_lab: false,
             skips: Skips::read().unwrap(),
+            options: Vec::new(),
             restarts: AtomicU32::new(0),
         }
     }

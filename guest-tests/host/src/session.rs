@@ -25,7 +25,7 @@ use crate::rootfs;
 use crate::run::{Runner, Vmm};
 use crate::scenarios::{self, Scenario};
 use crate::shard::Shard;
-use crate::skips::Skips;
+use crate::skips::{Site, Skips};
 use crate::tools::Tools;
 
 /// Restarts that one run may have. More are a failure, whatever caused them.
@@ -183,6 +183,7 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
         report: report.clone(),
         in_lab,
         skips: Skips::read()?,
+        options: Vec::new(),
         restarts: AtomicU32::new(0),
     };
     for scenario in &here {
@@ -190,7 +191,8 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
         // What is done stays known if this machine, an emulated host perhaps, does not live to the end.
         keep(&results, report)?;
     }
-    skipped.iter_mut().for_each(|result| runner.skips.judge(result, in_lab));
+    let site = Site::of_this_host(in_lab, &runner.options);
+    skipped.iter_mut().for_each(|result| runner.skips.judge(result, site));
     results.extend(skipped);
     Ok(results)
 }
