@@ -1,56 +1,25 @@
-//! The story of a slice in a monitor that is not ours: Debian's newest QEMU, as it is, with the machine that `egm-device export`
-//! writes.
+//! A slice in a monitor that is not ours, unmodified, with the machine that `egm-device export` writes: Debian's newest QEMU on
+//! this machine, and cloud-hypervisor, where the user provides it, on a host whose KVM runs stock kernels.
 //!
 //! ```text
-//!  server 1 ── QEMU 1   a guest checks the slice, is reset, checks it again; a second slice is plugged in and out
-//!           └─ QEMU 2   finds the bytes of the first; the owner asks, the guest gives, the server ends well
-//!  server 2 ── QEMU 3   finds zeros; the server is killed, the guest goes on
-//!  server 3 ── QEMU 4   finds zeros; the owner takes the slice, which the guest does not give: QEMU stops the guest
-//!  server 4 ── QEMU 5   finds zeros, at the socket that the dead one left; then `egm-guest list` and `test`
+//!  server 1 ── first    a guest checks the slice, is reset, checks it again; a second slice is plugged in and out
+//!           └─ wanted   finds the bytes of the first; the owner asks, the guest gives, the server ends well
+//!  server 2 ── lost     finds zeros; the server is killed, the guest goes on
+//!  server 3 ── taken    QEMU: finds zeros; the owner takes the slice, which the guest does not give: QEMU stops the guest
+//!  server 4 ── back     finds zeros, at the socket that the dead one left; then `egm-guest list` and `test`
 //! ```
-//! The guest counts the checks that its slice has seen in the slice itself, and the host reads them there.
+//! The guest counts the checks that its slice has seen in the slice itself, and the host reads them there. cloud-hypervisor
+//! connects no error interrupt, so it does not stop a guest whose slice is taken.
 
-use std::time::Instant;
-
-use egm_report::{Check, Line, MAX_LINES};
 use serde_json::json;
 
-use crate::boot::Boot;
 use crate::error::LabError;
-use crate::frame::{Fault, Frame, Step, timed};
-use crate::judge::{Collected, Expected};
+use crate::frame::{Frame, timed};
+use crate::judge::Expected;
+use crate::peer_guest::{CHECK, Machine, boot, ended, holds_checks, nothing_granted, seen_before, words};
+use crate::peer_monitor::{CloudHypervisor, Monitor, Qemu};
 use crate::peer_parts::{Parts, SIZE};
-use crate::process::{Limit, Reaction, watch};
-use crate::qmp::Monitor;
-use crate::run::millis;
-
-/// How the guest's words of its checks begin.
-const SAID: &str = "egm-device ";
-/// The check whose value is how many there were before.
-const CHECK: &str = "egm_device";
-/// The first word of the slice, above the number of checks; the words after it are further by this each.
-const MARK: u64 = u64::from_le_bytes(*b"\0\0egm-ok");
-const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-/// The function that is plugged in.
-const SPARE: &str = "spare-slice";
-
-/// A machine of the story.
-struct Machine {
-    name: &'static str,
-    /// What its guest is asked.
-    checks: &'static [&'static str],
-    /// How many checks its slice has seen.
-    before: u32,
-    /// Which of them it comes to say, and whether it ends by itself.
-    expected: Expected,
-}
-
-impl Machine {
-    /// One that does all it is asked.
-    const fn whole(name: &'static str, checks: &'static [&'static str], before: u32) -> Self {
-        Self { name, checks, before, expected: Expected { exit: 0, summary: true, checks } }
-    }
-}
+use crate::peer_program::PeerName;
 
 const FIRST: Machine = Machine::whole("first", &[CHECK, "egm_plugged"], 1);
 const WANTED: Machine = Machine::whole("wanted", &[CHECK, "egm_wanted"], 2);
@@ -61,80 +30,95 @@ const TAKEN: Machine = Machine {
 };
 const BACK: Machine = Machine::whole("back", &[CHECK, "egm_commands"], 0);
 
-/// Tells it.
-pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
+/// Runs the scenario with QEMU.
+pub(crate) fn run_qemu(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let runner = frame.runner;
     let Some(emulator) = &runner.tools.emulator else {
         frame.skip("Debian's QEMU is not to be had here");
         return Ok(());
     };
-    let parts = Parts::make(runner, emulator, runner.work.join(frame.scenario.name))?;
+    let parts = Parts::make(runner, "qemu", runner.work.join(frame.scenario.name))?;
+    let qemu = Qemu { parts: &parts, emulator };
+    kept(frame, &parts, &qemu)?;
+    killed(frame, &parts, &qemu)?;
+    taken(frame, &parts, &qemu)?;
+    served_again(frame, &parts, &qemu)
+}
+
+/// Runs the scenario with cloud-hypervisor.
+pub(crate) fn run_cloud_hypervisor(frame: &mut Frame<'_>) -> Result<(), LabError> {
+    let runner = frame.runner;
+    let Some(program) = &runner.tools.cloud_hypervisor else {
+        frame.skip(&PeerName::CloudHypervisor.absent());
+        return Ok(());
+    };
+    let name = PeerName::CloudHypervisor.name();
+    let parts = Parts::make(runner, name, runner.work.join(frame.scenario.name))?;
+    let monitor = CloudHypervisor { parts: &parts, program };
+    kept(frame, &parts, &monitor)?;
+    killed(frame, &parts, &monitor)?;
+    served_again(frame, &parts, &monitor)
+}
+
+/// One server keeps the bytes through a reset and for a second machine, whose guest gives the slice back.
+fn kept(frame: &mut Frame<'_>, parts: &Parts<'_>, monitor: &impl Monitor) -> Result<(), LabError> {
     let mut server = parts.serve()?;
     let spare = parts.serve_spare()?;
-    first(frame, &parts)?;
+    first(frame, monitor)?;
     frame.step("the host sees the guest's bytes", || holds_checks(&server.memory(SIZE)?, 2));
     drop(spare);
-    boot(frame, &parts, &WANTED, |said, _| {
-        (said == "want").then(|| timed("the owner asks", || Ok(server.ask()?))).into_iter().collect()
+    boot(frame, &WANTED, monitor.command(&words(&WANTED))?, |event, _| {
+        (event == "want").then(|| timed("the owner asks", || Ok(server.ask()?))).into_iter().collect()
     })?;
     frame.step("the server ends well", || ended(server.wait()?));
-    frame.step("the slice is given back", || nothing_granted(&parts));
-    let mut killed = Some(parts.serve()?);
-    boot(frame, &parts, &LOST, |said, _| {
-        if said != "lost" {
-            return Vec::new();
-        }
-        drop(killed.take());
-        // By which the guest, which leaves the function alone meanwhile, knows that it happened.
-        let device = json!({ "driver": "virtio-rng-pci", "bus": "spare" });
-        vec![timed("the server is killed", || Ok(ask(&parts)?.execute("device_add", device)?))]
-    })?;
-    taken(frame, &parts)?;
-    let mut server = parts.serve()?;
-    boot(frame, &parts, &BACK, |_, _| Vec::new())?;
-    frame.step("the last server ends well", || {
-        server.ask()?;
-        ended(server.wait()?)
-    });
+    frame.step("the slice is given back", || nothing_granted(parts));
     Ok(())
 }
 
 /// The first machine: it is reset when its first check is done, and gets another slice after the second.
-fn first(frame: &mut Frame<'_>, parts: &Parts<'_>) -> Result<(), LabError> {
+fn first(frame: &mut Frame<'_>, monitor: &impl Monitor) -> Result<(), LabError> {
     let mut reset = false;
-    boot(frame, parts, &FIRST, |said, lines| match said {
+    boot(frame, &FIRST, monitor.command(&words(&FIRST))?, |event, lines| match event {
         "plug" if !std::mem::replace(&mut reset, true) => {
             let before = std::mem::take(lines);
             vec![
                 timed("fresh from the server", || seen_before(&before, 0)),
-                timed("reset", || Ok(ask(parts)?.execute("system_reset", json!({}))?)),
+                timed("reset", || Ok(monitor.reset()?)),
             ]
         }
-        "plug" => vec![timed("plugged in", || {
-            let socket = json!({ "type": "unix", "path": parts.spare() });
-            let device = json!({ "driver": "vfio-user-pci", "id": SPARE, "bus": "spare", "socket": socket });
-            Ok(ask(parts)?.execute("device_add", device)?)
-        })],
-        "unplug" => vec![timed("unplugged", || {
-            let mut monitor = ask(parts)?;
-            monitor.execute("device_del", json!({ "id": SPARE }))?;
-            Ok(monitor.wait("DEVICE_DELETED")?)
-        })],
+        "plug" => vec![timed("plugged in", || Ok(monitor.plug()?))],
+        "unplug" => vec![timed("unplugged", || Ok(monitor.unplug()?))],
         _ => Vec::new(),
+    })
+}
+
+/// The server is killed, and the guest goes on.
+fn killed(frame: &mut Frame<'_>, parts: &Parts<'_>, monitor: &impl Monitor) -> Result<(), LabError> {
+    fn command<M: Monitor>(monitor: &M) -> Result<std::process::Command, LabError> {
+        monitor.command(&format!("{} {}", words(&LOST), M::LOST_WORDS))
+    }
+    let mut server = Some(parts.serve()?);
+    boot(frame, &LOST, command(monitor)?, |event, _| {
+        if event != "lost" {
+            return Vec::new();
+        }
+        drop(server.take());
+        // The guest, which leaves the function alone meanwhile, sees by another device that it happened.
+        vec![timed("the server is killed", || Ok(monitor.plug_another()?))]
     })
 }
 
 /// A guest that does not give its slice when the owner asks loses it: the server signals the function's error interrupt before it
 /// hangs up, and QEMU stops a guest whose function fails so. (A request interrupt, at which it would unplug the function, it has
 /// for functions of the host only.)
-fn taken(frame: &mut Frame<'_>, parts: &Parts<'_>) -> Result<(), LabError> {
+fn taken(frame: &mut Frame<'_>, parts: &Parts<'_>, qemu: &Qemu<'_>) -> Result<(), LabError> {
     let mut server = parts.serve_for(1)?;
-    boot(frame, parts, &TAKEN, |said, _| {
-        if said != "lost" {
+    boot(frame, &TAKEN, qemu.command(&words(&TAKEN))?, |event, _| {
+        if event != "lost" {
             return Vec::new();
         }
         let stopped = timed("QEMU stops a guest whose slice is taken", || {
-            let mut monitor = ask(parts)?;
+            let mut monitor = qemu.ask()?;
             server.ask()?;
             monitor.wait("STOP")?;
             Ok(monitor.execute("quit", json!({}))?)
@@ -143,102 +127,13 @@ fn taken(frame: &mut Frame<'_>, parts: &Parts<'_>) -> Result<(), LabError> {
     })
 }
 
-fn ask(parts: &Parts<'_>) -> std::io::Result<Monitor> {
-    Monitor::connect(&parts.monitor())
-}
-
-/// Runs a machine to its end; `hear` gets what the guest says of its checks, and the lines of its report so far.
-fn boot(
-    frame: &mut Frame<'_>,
-    parts: &Parts<'_>,
-    machine: &Machine,
-    mut hear: impl FnMut(&str, &mut Vec<Line>) -> Vec<Check>,
-) -> Result<(), LabError> {
-    let Machine { name, checks, before, expected } = *machine;
-    let words = format!(
-        "quiet egm.checks={} egm.arg.egm_device.size={SIZE} egm.arg.egm_device.functions=1",
-        checks.join(",")
-    );
-    let (mut lines, mut done, begun) = (Vec::new(), Vec::new(), Instant::now());
-    let ending = watch(
-        parts.qemu(&words)?,
-        Limit::Total(frame.scenario.deadline),
-        &frame.report.join(format!("{name}-console.log")),
-        &frame.report.join(format!("{name}-qemu.log")),
-        |text| {
-            if let Some((_, said)) = text.split_once(SAID) {
-                done.extend(hear(said.trim(), &mut lines));
-            }
-            lines.extend(Line::parse(text).filter(|_| lines.len() < MAX_LINES));
-            Reaction::Go
-        },
-    )?;
-    frame.cases.append(&mut done);
-    frame.step(&format!("bytes, {name}"), || seen_before(&lines, before));
-    let boot = Boot::of(Collected { lines, ending, millis: millis(begun) }, None);
-    frame.judge(expected, &boot, &format!(", {name}"));
-    Ok(())
-}
-
-/// The guest's check says that its slice has seen `checks`.
-fn seen_before(lines: &[Line], checks: u32) -> Step {
-    let value = lines.iter().find_map(|line| match line {
-        Line::Check(check) if check.name == CHECK => check.value,
-        _ => None,
+/// The next server is at the socket that the dead one left.
+fn served_again(frame: &mut Frame<'_>, parts: &Parts<'_>, monitor: &impl Monitor) -> Result<(), LabError> {
+    let mut server = parts.serve()?;
+    boot(frame, &BACK, monitor.command(&words(&BACK))?, |_, _| Vec::new())?;
+    frame.step("the last server ends well", || {
+        server.ask()?;
+        ended(server.wait()?)
     });
-    if value == Some(checks.into()) {
-        return Ok(());
-    }
-    Err(Fault::Untrue(format!("the slice had seen {value:?} checks, and {checks} were expected")))
-}
-
-/// The memory is what a guest left after its check number `checks`.
-fn holds_checks(memory: &[u8], checks: u64) -> Step {
-    let mut expected = MARK.wrapping_add(checks);
-    for (index, word) in memory.as_chunks::<8>().0.iter().enumerate() {
-        let is = u64::from_le_bytes(*word);
-        if is != expected {
-            return Err(Fault::Untrue(format!("word {index} is {is:#x}, and the guest wrote {expected:#x}")));
-        }
-        expected = expected.wrapping_add(STEP);
-    }
     Ok(())
-}
-
-fn ended(code: Option<i32>) -> Step {
-    if code == Some(0) { Ok(()) } else { Err(Fault::Untrue(format!("its exit code is {code:?}"))) }
-}
-
-fn nothing_granted(parts: &Parts<'_>) -> Step {
-    match parts.granted()? {
-        0 => Ok(()),
-        count => Err(Fault::Untrue(format!("the ledger still has {count} owners"))),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_hosts_reading_of_the_pattern_is_the_guests() {
-        // egm-guest's src/pattern.rs: word i is the seed plus i steps.
-        let words = (0..4_u64).map(|i| MARK.wrapping_add(7).wrapping_add(i.wrapping_mul(STEP)));
-        let mut memory: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
-        assert!(holds_checks(&memory, 7).is_ok());
-        assert!(holds_checks(&memory, 6).is_err());
-        memory[31] ^= 1;
-        assert!(holds_checks(&memory, 7).is_err());
-    }
-
-    #[test]
-    fn a_slice_that_was_checked_more_or_not_at_all_is_told() {
-        let line = Line::parse(
-            "{\"egm-check\":\"egm_device\",\"outcome\":\"passed\",\"value\":2.0,\"unit\":\"checks before\",\"millis\":1}",
-        );
-        let lines: Vec<Line> = line.into_iter().collect();
-        assert_eq!(lines.len(), 1);
-        assert!(seen_before(&lines, 2).is_ok());
-        assert!(seen_before(&lines, 0).is_err() && seen_before(&[], 0).is_err());
-    }
 }

@@ -1,5 +1,5 @@
-//! What the story of stock QEMU is made of: a host of files for `egm-device`, servers of slices on it, and QEMU's command line
-//! as `egm-device export qemu` writes it.
+//! What the scenarios of other monitors are made of: a host of files for `egm-device`, servers of slices on it, and the monitor's
+//! command line as `egm-device export` writes it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,6 +11,7 @@ use crate::command::Tool;
 use crate::emulator::Emulator;
 use crate::error::LabError;
 use crate::initramfs;
+use crate::portable::Portable;
 use crate::run::Runner;
 use crate::served::{Server, serve};
 
@@ -33,7 +34,8 @@ const HOST: [(&str, &str); 7] = [
 #[derive(Debug)]
 pub(crate) struct Parts<'a> {
     runner: &'a Runner,
-    emulator: &'a Emulator,
+    /// The monitor's name in `egm-device export`.
+    monitor: &'static str,
     folder: PathBuf,
 }
 
@@ -45,13 +47,9 @@ struct Export {
 }
 
 impl<'a> Parts<'a> {
-    /// Writes them into `folder`.
-    pub(crate) fn make(
-        runner: &'a Runner,
-        emulator: &'a Emulator,
-        folder: PathBuf,
-    ) -> Result<Self, LabError> {
-        let parts = Self { runner, emulator, folder };
+    /// Writes them into `folder`, for `monitor`.
+    pub(crate) fn make(runner: &'a Runner, monitor: &'static str, folder: PathBuf) -> Result<Self, LabError> {
+        let parts = Self { runner, monitor, folder };
         if parts.host().exists() {
             fs::remove_dir_all(parts.host()).map_err(LabError::file("remove", parts.host()))?;
         }
@@ -67,9 +65,14 @@ impl<'a> Parts<'a> {
         self.folder.join("host")
     }
 
-    /// QEMU's monitor.
-    pub(crate) fn monitor(&self) -> PathBuf {
-        self.folder.join("qmp.sock")
+    /// Where the monitor takes commands.
+    pub(crate) fn control(&self) -> PathBuf {
+        self.folder.join("control.sock")
+    }
+
+    /// Where a virtio-vsock device listens.
+    pub(crate) fn vsock(&self) -> PathBuf {
+        self.folder.join("vsock.sock")
     }
 
     /// Where the slice to be plugged in is served.
@@ -94,7 +97,7 @@ impl<'a> Parts<'a> {
         });
         write(&config, machine.to_string().as_bytes())?;
         let json = Tool::new(&self.runner.tools.device.to_string_lossy(), "egm-device")
-            .args(["export", "qemu", "--json"])
+            .args(["export", self.monitor, "--json"])
             .args(["--config".as_ref(), config.as_os_str()])
             .args(["--root".as_ref(), self.host().as_os_str()])
             .args(["--sockets".as_ref(), self.folder.as_os_str()])
@@ -104,22 +107,32 @@ impl<'a> Parts<'a> {
 
     /// QEMU for that machine: the exported words, but emulated, with a monitor and a spare port. The port has room for a slice:
     /// QEMU's firmware leaves 2 MiB.
-    pub(crate) fn qemu(&self, words: &str) -> Result<Command, LabError> {
+    pub(crate) fn qemu(&self, emulator: &Emulator, words: &str) -> Result<Command, LabError> {
         let exported = self.export(words)?.command;
         let kvm =
             exported.iter().any(|word| word == "q35,accel=kvm") && exported.iter().any(|word| word == "host");
         if !kvm {
             return Err(strange("it does not ask for KVM and its processor"));
         }
-        let mut command = self.emulator.command();
+        let mut command = emulator.command();
         command.args(exported.iter().skip(1).map(|word| match word.as_str() {
             "q35,accel=kvm" => "q35,accel=tcg",
             "host" => "max",
             word => word,
         }));
-        let monitor = format!("unix:{},server=on,wait=off", self.monitor().display());
+        let monitor = format!("unix:{},server=on,wait=off", self.control().display());
         let port = "pcie-root-port,id=spare,bus=pcie.0,chassis=99,slot=99,pref64-reserve=64M";
         command.args(["-qmp", &monitor, "-device", port]);
+        Ok(command)
+    }
+
+    /// cloud-hypervisor for that machine: the exported words, with a socket for its API. A run that was killed may have left that.
+    pub(crate) fn cloud_hypervisor(&self, program: &Portable, words: &str) -> Result<Command, LabError> {
+        let exported = self.export(words)?.command;
+        crate::l1::remove(&self.control())?;
+        crate::l1::remove(&self.vsock())?;
+        let mut command = program.command();
+        command.args(exported.iter().skip(1)).arg("--api-socket").arg(self.control());
         Ok(command)
     }
 
@@ -169,5 +182,5 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), LabError> {
 }
 
 fn strange(problem: &str) -> LabError {
-    LabError::Content { what: "what egm-device export qemu prints".into(), problem: problem.into() }
+    LabError::Content { what: "what egm-device export prints".into(), problem: problem.into() }
 }

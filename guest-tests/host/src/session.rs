@@ -19,6 +19,8 @@ use crate::grace;
 use crate::kernel;
 use crate::l1;
 use crate::logs;
+use crate::peer_program::{PeerName, PeerProgram, find};
+use crate::portable::Portable;
 use crate::rdma_kit::Kit;
 use crate::results::{Count, ScenarioResult, junit, table};
 use crate::rootfs;
@@ -54,6 +56,9 @@ pub(crate) struct RunArguments {
     /// Who runs the guest.
     #[arg(long, default_value = "egm")]
     vmm: Vmm,
+    /// A monitor that you provide, by name and program: cloud-hypervisor=PATH, for the scenario peer-cloud-hypervisor.
+    #[arg(long = "peer", value_name = "NAME=PATH")]
+    peers: Vec<PeerProgram>,
     /// Writes the results as JUnit XML as well.
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
@@ -109,6 +114,7 @@ pub(crate) fn demo() -> Result<ExitCode, LabError> {
         shard: None,
         place: None,
         vmm: Vmm::Egm,
+        peers: Vec::new(),
         junit: None,
         json: false,
         report: report.clone(),
@@ -136,9 +142,11 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
         Some(directory) => Tools::copied(directory),
         None => Tools::of_checkout(&cache()?)?,
     };
+    let provided = find(&arguments.peers, PeerName::CloudHypervisor);
+    tools.cloud_hypervisor = provided.as_deref().map(Portable::here).or(tools.cloud_hypervisor);
     let mut skipped = Vec::new();
     let mut chosen: Vec<Scenario> = chosen.to_vec();
-    chosen.retain(|scenario| match grace::missing(scenario) {
+    chosen.retain(|scenario| match grace::missing(scenario).or_else(|| without_peer(scenario, &tools)) {
         None => true,
         Some(why) => {
             skipped.push(ScenarioResult::skipped(scenario.name, &why));
@@ -176,6 +184,7 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
     let mut results = if there.is_empty() { Vec::new() } else { l1::run(&there, &tools, &cache()?, report)? };
     let work = arguments.work.clone().unwrap_or_else(|| report.join("work"));
     let in_lab = arguments.tools.is_some();
+    let options = arguments.peers.iter().map(|peer| peer.name().option()).collect();
     let runner = Runner {
         tools,
         vmm: arguments.vmm,
@@ -183,7 +192,7 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
         report: report.clone(),
         in_lab,
         skips: Skips::read()?,
-        options: Vec::new(),
+        options,
         restarts: AtomicU32::new(0),
     };
     for scenario in &here {
@@ -223,6 +232,12 @@ fn obtain_kit(tools: &mut Tools, chosen: &mut Vec<Scenario>) -> Result<Vec<Scena
         }
     }
     Ok(skipped)
+}
+
+/// Why `scenario` cannot run without a monitor that the user did not provide.
+fn without_peer(scenario: &Scenario, tools: &Tools) -> Option<String> {
+    let is_provided = |name: PeerName| name == PeerName::CloudHypervisor && tools.cloud_hypervisor.is_some();
+    scenario.peer.filter(|name| !is_provided(*name)).map(PeerName::absent)
 }
 
 fn decide(cache: &Cache) -> Result<Where, LabError> {

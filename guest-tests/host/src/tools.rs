@@ -6,6 +6,7 @@ use crate::cache::Cache;
 use crate::emulator::Emulator;
 use crate::error::LabError;
 use crate::kernel::{self, StockKernel};
+use crate::portable::Portable;
 use crate::rdma_kit::Kit;
 use crate::scenarios::Scenario;
 
@@ -17,6 +18,8 @@ const GENERIC: &str = "generic";
 const RDMA: &str = "rdma";
 /// Name of the folder of test programs, there and beside this program.
 const TESTS: &str = "tests";
+/// Folder of cloud-hypervisor there.
+const CLOUD_HYPERVISOR: &str = "cloud-hypervisor";
 
 /// Where `scripts/lab/arm64` leaves the programs for the emulated Grace host, in the folder of what is built.
 const ARM64_FOLDER: &str = "aarch64-unknown-linux-gnu/lab";
@@ -50,6 +53,8 @@ pub(crate) struct Tools {
     pub(crate) tests: Option<PathBuf>,
     /// An emulator, when a scenario runs its guests in one.
     pub(crate) emulator: Option<Emulator>,
+    /// cloud-hypervisor, where the user provides it.
+    pub(crate) cloud_hypervisor: Option<Portable>,
 }
 
 impl Tools {
@@ -70,6 +75,7 @@ impl Tools {
             root: None,
             tests: Some(lab.with_file_name(TESTS)).filter(|folder| folder.exists()),
             emulator: None,
+            cloud_hypervisor: None,
             lab,
         })
     }
@@ -96,6 +102,7 @@ impl Tools {
             root: None,
             tests: None,
             emulator: None,
+            cloud_hypervisor: None,
         }
     }
 
@@ -116,6 +123,7 @@ impl Tools {
             rdma: Kit::copied(&at(RDMA)),
             root: Some(at(ROOT)).filter(|path| path.exists()),
             tests: Some(at(TESTS)).filter(|path| path.exists()),
+            cloud_hypervisor: Portable::copied(&at(CLOUD_HYPERVISOR), CLOUD_HYPERVISOR),
             ..Self::within(directory, at("configs"), StockKernel { directory: at("guest") })
         }
     }
@@ -153,6 +161,9 @@ impl Tools {
             let to = directory.join(TESTS);
             std::fs::create_dir_all(&to).map_err(LabError::file("make", &to))?;
             copy_files(tests, &to)?;
+        }
+        if let Some(program) = &self.cloud_hypervisor {
+            program.copy(&directory.join(CLOUD_HYPERVISOR), CLOUD_HYPERVISOR)?;
         }
         if let Some(kit) = &self.rdma {
             copy_kernel(&kit.kernel, &directory.join(RDMA))?;

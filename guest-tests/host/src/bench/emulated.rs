@@ -14,6 +14,7 @@ use crate::command::Tool;
 use crate::error::LabError;
 use crate::kernel::StockKernel;
 use crate::l1;
+use crate::portable::Portable;
 use crate::progress::Stage;
 use crate::tools::Tools;
 
@@ -26,7 +27,6 @@ pub(super) const FUNCTION: &str = "0000:01:00.0";
 /// Where QEMU is among the tools, with the libraries and the firmware that it needs.
 const QEMU: &str = "qemu";
 const QEMU_PROGRAM: &str = "/usr/bin/qemu-system-x86_64";
-const LOADER: &str = "ld-linux-x86-64.so.2";
 const FIRMWARE: [&str; 5] = [
     "/usr/share/seabios/bios-256k.bin",
     "/usr/share/qemu/linuxboot_dma.bin",
@@ -124,10 +124,8 @@ pub(super) fn results(section: Section) -> String {
 
 /// QEMU, its libraries, and the firmware of its machines.
 fn copy_qemu(to: &Path) -> Result<(), LabError> {
-    let libraries = Tool::new("ldd", "libc-bin").args([QEMU_PROGRAM]).text()?;
-    let libraries = libraries.split_whitespace().filter(|word| word.starts_with('/'));
-    fs::create_dir_all(to).map_err(LabError::file("make", to))?;
-    for file in libraries.chain(FIRMWARE).chain([QEMU_PROGRAM]) {
+    Portable::here(Path::new(QEMU_PROGRAM)).copy(to, QEMU)?;
+    for file in FIRMWARE {
         let target = to.join(Path::new(file).file_name().unwrap_or_default());
         fs::copy(file, &target).map_err(LabError::file("copy", file))?;
     }
@@ -142,8 +140,9 @@ pub(super) fn has_qemu(tools: &Path) -> bool {
 /// In the emulated host: QEMU among `tools`.
 pub(super) fn qemu(tools: &Path) -> Command {
     let directory = tools.join(QEMU);
-    let mut command = Command::new(directory.join(LOADER));
-    command.arg("--library-path").arg(&directory).arg(directory.join("qemu-system-x86_64"));
+    let program = directory.join(QEMU);
+    let program = Portable::copied(&directory, QEMU).unwrap_or_else(|| Portable::here(&program));
+    let mut command = program.command();
     command.arg("-L").arg(&directory);
     command
 }

@@ -52,7 +52,7 @@ pub(super) fn run(directory: &Path) -> Result<Report, LabError> {
     for _ in 0..ROUNDS {
         ours.add(host.measure(&stock, Section::Guest, &[])?);
         if host.has_qemu() && report.skipped.is_empty() {
-            match host.measure(&stock, Section::Guest, &["--peer"]) {
+            match host.measure(&stock, Section::Guest, &["--qemu"]) {
                 Ok(boots) => theirs.add(boots),
                 Err(error) => {
                     report

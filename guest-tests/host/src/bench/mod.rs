@@ -8,6 +8,7 @@ mod exits;
 mod figures;
 mod guest;
 mod launch;
+mod monitor;
 mod passed;
 mod payload;
 mod prefault;
@@ -25,13 +26,22 @@ use figures::Report;
 use crate::command::Tool;
 use crate::error::LabError;
 use crate::l1::Clock;
+use crate::peer_program::{PeerName, PeerProgram, find};
 use crate::progress::Stage;
 
-/// What was measured with the same payload on another day and is not measured here.
-const ELSEWHERE: [&str; 2] = [
-    "start on two cores under kvm_pvm, 2026-11-21: cloud-hypervisor 5.7 ms, Firecracker 8.7 ms, QEMU q35 1660 ms",
-    "memory beside the guest's (Pss): Firecracker 2.8 MiB, cloud-hypervisor 7.4 MiB; until init in the x86 lab: \
-     cloud-hypervisor 10.4 s",
+/// Sections in which monitors that the user provides take part.
+const WITH_PEERS: [Section; 3] = [Section::Start, Section::Memory, Section::Prefault];
+/// What was measured with the same payload on another day, of each monitor that the user can provide.
+const ELSEWHERE: [(PeerName, &str); 2] = [
+    (
+        PeerName::CloudHypervisor,
+        "cloud-hypervisor on two cores under kvm_pvm, 2026-11-21: start 5.7 ms, memory beside the guest's (Pss) 7.4 MiB; until \
+         init in the x86 lab 10.4 s",
+    ),
+    (
+        PeerName::Firecracker,
+        "Firecracker on two cores under kvm_pvm, 2026-11-21: start 8.7 ms, memory beside the guest's (Pss) 2.8 MiB",
+    ),
 ];
 
 /// What is measured, and where the figures go.
@@ -50,7 +60,11 @@ pub(crate) struct BenchArguments {
     within: Option<PathBuf>,
     /// There: QEMU's turn.
     #[arg(long, hide = true)]
-    peer: bool,
+    qemu: bool,
+    /// A monitor that you provide, measured in the sections start, memory and prefault: cloud-hypervisor=PATH or
+    /// firecracker=PATH.
+    #[arg(long = "peer", value_name = "NAME=PATH")]
+    peers: Vec<PeerProgram>,
 }
 
 /// A part of the benchmark.
@@ -110,19 +124,22 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode, LabError> {
     fs::create_dir_all(directory).map_err(LabError::file("make", directory))?;
     let directory = directory.canonicalize().map_err(LabError::file("find", directory))?;
     if let (Some(tools), Some(section)) = (&arguments.within, arguments.sections.first()) {
-        within(*section, tools, &directory, arguments.peer)?;
+        within(*section, tools, &directory, arguments.qemu)?;
         return Ok(ExitCode::SUCCESS);
     }
     let egm_vmm = crate::tools::beside("egm-vmm")?;
-    let mut report =
-        Report { host: host(), elsewhere: ELSEWHERE.map(str::to_owned).to_vec(), ..Report::default() };
+    let peers = &arguments.peers;
+    let mut report = Report { host: host(), ..Report::default() };
     let chosen = |s: &&Section| arguments.sections.is_empty() || arguments.sections.contains(s);
+    if WITH_PEERS.iter().any(|section| chosen(&section)) {
+        without(peers, &mut report);
+    }
     for section in Section::value_variants().iter().filter(chosen) {
         let stage = Stage::begin(&format!("measuring: {}", section.name()));
         let outcome = match section {
-            Section::Start => payload::start(&egm_vmm, &directory),
-            Section::Memory => payload::memory(&egm_vmm, &directory),
-            Section::Prefault => prefault::run(&egm_vmm, &directory),
+            Section::Start => payload::start(&egm_vmm, &directory, peers),
+            Section::Memory => payload::memory(&egm_vmm, &directory, peers),
+            Section::Prefault => prefault::run(&egm_vmm, &directory, peers),
             Section::Scrub => prefault::scrub(),
             Section::Guest => guest::run(&directory),
             Section::Dma => dma::run(&directory),
@@ -143,11 +160,19 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode, LabError> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Notes the monitors that are not among `peers`, and what was measured of them elsewhere.
+fn without(peers: &[PeerProgram], report: &mut Report) {
+    for (name, figures) in ELSEWHERE.iter().filter(|(name, _)| find(peers, *name).is_none()) {
+        report.skipped.push(name.absent());
+        report.elsewhere.push((*figures).to_owned());
+    }
+}
+
 /// In the emulated host: measures its part of `section`, and leaves what it found.
-fn within(section: Section, tools: &Path, directory: &Path, peer: bool) -> Result<(), LabError> {
+fn within(section: Section, tools: &Path, directory: &Path, qemu: bool) -> Result<(), LabError> {
     let path = directory.join(emulated::results(section));
     match section {
-        Section::Guest => write(&path, &guest::within(tools, directory, peer)?),
+        Section::Guest => write(&path, &guest::within(tools, directory, qemu)?),
         Section::Dma => write(&path, &dma::within(tools)?),
         Section::Passed => write(&path, &passed::within(tools, directory)?),
         Section::Served => write(&path, &served::within(tools, directory)?),

@@ -2,14 +2,15 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use super::figures::{Report, Row, Summary, Target};
 use super::launch::Launched;
 use super::measured;
-use super::payload::{qemu_memory, seconds_to_first_byte, write_config, write_hello};
+use super::monitor::{Monitor, provided};
+use super::payload::{qemu_memory, seconds_to_first_byte, write_hello};
 use crate::error::LabError;
+use crate::peer_program::PeerProgram;
 
 /// Memory that is made present, when a third of what is available is not less.
 const MIB: u64 = 4 << 10;
@@ -21,12 +22,12 @@ const DEADLINE: Duration = Duration::from_secs(120);
 const POOL: &str = "/proc/sys/vm/nr_hugepages";
 
 /// All that is said about prefault.
-pub(super) fn run(egm_vmm: &Path, work: &Path) -> Result<Report, LabError> {
+pub(super) fn run(egm_vmm: &Path, work: &Path, peers: &[PeerProgram]) -> Result<Report, LabError> {
     let mib = size()?;
     let mut report = Report::default();
     report.extend("prefault, base pages", in_process("prefault", mib, "4K"));
     report.extend("prefault, 2 MiB pages", huge("prefault", mib));
-    report.extend("prefault as a launch", launches(egm_vmm, work, mib));
+    report.extend("prefault as a launch", launches(egm_vmm, work, mib, peers));
     Ok(report)
 }
 
@@ -99,15 +100,11 @@ fn pool() -> Result<u64, LabError> {
 }
 
 /// The same memory as part of a launch: what a launch with prefault takes longer than one without.
-fn launches(egm_vmm: &Path, work: &Path, mib: u64) -> Result<Report, LabError> {
-    let kernel = work.join("prefault.elf");
-    write_hello(&kernel)?;
-    let egm = |prefault: bool| -> Result<f64, LabError> {
-        let config = work.join("prefault.json");
-        write_config(&config, &kernel, mib, prefault)?;
-        let mut command = Command::new(egm_vmm);
-        command.arg("run").arg(&config);
-        seconds_to_first_byte(command, work)
+fn launches(egm_vmm: &Path, work: &Path, mib: u64, peers: &[PeerProgram]) -> Result<Report, LabError> {
+    let payload = write_hello(work, "prefault", mib)?;
+    let launch = |monitor: &Monitor, prefault: bool| -> Result<Option<f64>, LabError> {
+        let command = monitor.command(&payload.prefaulted(prefault))?;
+        command.map(|command| seconds_to_first_byte(command, work)).transpose()
     };
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let qemu = |prealloc: bool| -> Result<f64, LabError> {
@@ -115,20 +112,33 @@ fn launches(egm_vmm: &Path, work: &Path, mib: u64) -> Result<Report, LabError> {
         let launched = Launched::start(command, "(qemu)", DEADLINE, &work.join("stderr.log"))?;
         Ok(launched.elapsed.as_secs_f64())
     };
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-    let mut report = Report::default();
+    let mut monitors = vec![(Monitor::Egm(egm_vmm.into()), Vec::new())];
+    monitors.extend(provided(peers).into_iter().map(|monitor| (monitor, Vec::new())));
+    let mut of_qemu = Vec::new();
     for _ in 0..ROUNDS {
-        ours.push(egm(true)? - egm(false)?);
+        for (monitor, samples) in &mut monitors {
+            if let Some(with) = launch(monitor, true)? {
+                samples.extend(launch(monitor, false)?.map(|without| with - without));
+            }
+        }
         if super::qemu_is_here() {
-            theirs.push(qemu(true)? - qemu(false)?);
+            of_qemu.push(qemu(true)? - qemu(false)?);
         }
     }
     let summary = |samples: &[f64]| Summary::of(samples).map(|s| s.map(speed(mib)));
-    if let Some(figures) = summary(&ours) {
-        let name = format!("prefault {} GiB in a launch", mib / 1024);
-        let peer = format!("QEMU prealloc-threads={threads}");
-        let row = Row::new(name, "GiB/s", figures).beside(&peer, summary(&theirs));
-        report.rows.push(row.should(Target::RatioAtLeast(1.0)));
+    let mut report = Report::default();
+    let mut samples = monitors.iter();
+    let ours = samples.next().and_then(|(_, samples)| summary(samples));
+    if let Some(figures) = ours {
+        let row = || Row::new(format!("prefault {} GiB in a launch", mib / 1024), "GiB/s", figures);
+        let beside_qemu = row().beside(&format!("QEMU prealloc-threads={threads}"), summary(&of_qemu));
+        report.rows.push(beside_qemu.should(Target::RatioAtLeast(1.0)));
+        for (monitor, samples) in samples {
+            match summary(samples) {
+                Some(theirs) => report.rows.push(row().beside(monitor.name(), Some(theirs))),
+                None => report.skipped.push(format!("prefault: {} has none", monitor.name())),
+            }
+        }
     }
     Ok(report)
 }

@@ -31,6 +31,7 @@ use crate::disk::Proof;
 use crate::error::LabError;
 use crate::frame::Teller;
 use crate::judge::{Expected, case};
+use crate::peer_program::PeerName;
 
 /// One machine, what its guest is asked, and how it should end.
 #[derive(Debug, Clone, Copy)]
@@ -95,6 +96,8 @@ pub(crate) struct Scenario {
     pub(crate) deadline: Duration,
     /// Whether its guests run on this machine where others run in the emulated host: in an emulator, without privilege.
     pub(crate) outside: bool,
+    /// The monitor that runs its guests, which the user provides.
+    pub(crate) peer: Option<PeerName>,
     /// Whether it is run only when asked for by name or with `--full`.
     pub(crate) long: bool,
 }
@@ -210,6 +213,7 @@ const PLAIN: Scenario = Scenario {
     boots: 1,
     deadline: Duration::from_secs(180),
     outside: false,
+    peer: None,
     long: false,
 };
 
@@ -262,6 +266,7 @@ pub(crate) const ALL: &[Scenario] = &[
     user::SERVED,
     user::PLUGGED,
     peer::QEMU,
+    peer::CLOUD_HYPERVISOR,
     rdma::CARDS,
     rdma::VIRTIO,
     grace::STOCK,

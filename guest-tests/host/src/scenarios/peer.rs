@@ -4,13 +4,24 @@ use std::time::Duration;
 
 use super::{PLAIN, Scenario};
 use crate::peer;
+use crate::peer_program::PeerName;
 
 /// Debian's QEMU has a slice by vfio-user.
 pub(super) const QEMU: Scenario = Scenario {
     name: "peer-qemu",
     story: "stock QEMU has a slice by vfio-user: checked, kept through a reset, plugged, given back, its server killed",
     outside: true,
-    tell: Some(peer::run),
+    tell: Some(peer::run_qemu),
     deadline: Duration::from_secs(300),
+    ..PLAIN
+};
+
+/// cloud-hypervisor has one, where the user provides its program.
+pub(super) const CLOUD_HYPERVISOR: Scenario = Scenario {
+    name: "peer-cloud-hypervisor",
+    story: "stock cloud-hypervisor (--peer) has a slice by vfio-user: checked, kept through a reset, plugged, given back, its server killed",
+    peer: Some(PeerName::CloudHypervisor),
+    tell: Some(peer::run_cloud_hypervisor),
+    deadline: Duration::from_secs(400),
     ..PLAIN
 };

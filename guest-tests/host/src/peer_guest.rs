@@ -1,0 +1,138 @@
+//! A guest of another monitor: it checks its slice, counts its checks in the slice itself, and prints on its console what it waits
+//! for. The host reads the counts in the memory of the server.
+
+use std::process::Command;
+use std::time::Instant;
+
+use egm_report::{Check, Line, MAX_LINES};
+
+use crate::boot::Boot;
+use crate::error::LabError;
+use crate::frame::{Fault, Frame, Step};
+use crate::judge::{Collected, Expected};
+use crate::peer_parts::{Parts, SIZE};
+use crate::process::{Limit, Reaction, watch};
+use crate::run::millis;
+
+/// How the guest's words of its checks begin.
+const SAID: &str = "egm-device ";
+/// The check whose value is how many there were before.
+pub(crate) const CHECK: &str = "egm_device";
+/// The first word of the slice, above the number of checks; the words after it are further by this each.
+const MARK: u64 = u64::from_le_bytes(*b"\0\0egm-ok");
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+/// One boot of a scenario.
+pub(crate) struct Machine {
+    pub(crate) name: &'static str,
+    /// What its guest is asked.
+    pub(crate) checks: &'static [&'static str],
+    /// How many checks its slice has seen.
+    pub(crate) before: u32,
+    /// Which of them it comes to say, and whether it ends by itself.
+    pub(crate) expected: Expected,
+}
+
+impl Machine {
+    /// One that does all it is asked.
+    pub(crate) const fn whole(name: &'static str, checks: &'static [&'static str], before: u32) -> Self {
+        Self { name, checks, before, expected: Expected { exit: 0, summary: true, checks } }
+    }
+}
+
+/// Words of the guest's command line for the checks of `machine`.
+pub(crate) fn words(machine: &Machine) -> String {
+    let checks = machine.checks.join(",");
+    format!("quiet egm.checks={checks} egm.arg.egm_device.size={SIZE} egm.arg.egm_device.functions=1")
+}
+
+/// Runs `command`, which starts `machine`, to its end; `react` gets what the guest waits for, and the lines of its report so far.
+pub(crate) fn boot(
+    frame: &mut Frame<'_>,
+    machine: &Machine,
+    command: Command,
+    mut react: impl FnMut(&str, &mut Vec<Line>) -> Vec<Check>,
+) -> Result<(), LabError> {
+    let Machine { name, before, expected, .. } = *machine;
+    let (mut lines, mut done, begun) = (Vec::new(), Vec::new(), Instant::now());
+    let ending = watch(
+        command,
+        Limit::Total(frame.scenario.deadline),
+        &frame.report.join(format!("{name}-console.log")),
+        &frame.report.join(format!("{name}-vmm.log")),
+        |text| {
+            if let Some((_, event)) = text.split_once(SAID) {
+                done.extend(react(event.trim(), &mut lines));
+            }
+            lines.extend(Line::parse(text).filter(|_| lines.len() < MAX_LINES));
+            Reaction::Go
+        },
+    )?;
+    frame.cases.append(&mut done);
+    frame.step(&format!("bytes, {name}"), || seen_before(&lines, before));
+    let boot = Boot::of(Collected { lines, ending, millis: millis(begun) }, None);
+    frame.judge(expected, &boot, &format!(", {name}"));
+    Ok(())
+}
+
+/// The guest's check says that its slice has seen `checks`.
+pub(crate) fn seen_before(lines: &[Line], checks: u32) -> Step {
+    let value = lines.iter().find_map(|line| match line {
+        Line::Check(check) if check.name == CHECK => check.value,
+        _ => None,
+    });
+    if value == Some(checks.into()) {
+        return Ok(());
+    }
+    Err(Fault::Untrue(format!("the slice had seen {value:?} checks, and {checks} were expected")))
+}
+
+/// The memory is what a guest left after its check number `checks`.
+pub(crate) fn holds_checks(memory: &[u8], checks: u64) -> Step {
+    let mut expected = MARK.wrapping_add(checks);
+    for (index, word) in memory.as_chunks::<8>().0.iter().enumerate() {
+        let is = u64::from_le_bytes(*word);
+        if is != expected {
+            return Err(Fault::Untrue(format!("word {index} is {is:#x}, and the guest wrote {expected:#x}")));
+        }
+        expected = expected.wrapping_add(STEP);
+    }
+    Ok(())
+}
+
+pub(crate) fn ended(code: Option<i32>) -> Step {
+    if code == Some(0) { Ok(()) } else { Err(Fault::Untrue(format!("its exit code is {code:?}"))) }
+}
+
+pub(crate) fn nothing_granted(parts: &Parts<'_>) -> Step {
+    match parts.granted()? {
+        0 => Ok(()),
+        count => Err(Fault::Untrue(format!("the ledger still has {count} owners"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hosts_reading_of_the_pattern_is_the_guests() {
+        // egm-guest's src/pattern.rs: word i is the seed plus i steps.
+        let words = (0..4_u64).map(|i| MARK.wrapping_add(7).wrapping_add(i.wrapping_mul(STEP)));
+        let mut memory: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+        assert!(holds_checks(&memory, 7).is_ok());
+        assert!(holds_checks(&memory, 6).is_err());
+        memory[31] ^= 1;
+        assert!(holds_checks(&memory, 7).is_err());
+    }
+
+    #[test]
+    fn a_slice_that_was_checked_more_or_not_at_all_is_reported() {
+        let line = Line::parse(
+            "{\"egm-check\":\"egm_device\",\"outcome\":\"passed\",\"value\":2.0,\"unit\":\"checks before\",\"millis\":1}",
+        );
+        let lines: Vec<Line> = line.into_iter().collect();
+        assert_eq!(lines.len(), 1);
+        assert!(seen_before(&lines, 2).is_ok());
+        assert!(seen_before(&lines, 0).is_err() && seen_before(&[], 0).is_err());
+    }
+}

@@ -1,0 +1,121 @@
+//! Monitors of other projects as vfio-user clients: how each is started, reset, and given functions while its guest runs.
+
+use std::io;
+use std::process::Command;
+
+use serde_json::json;
+
+use crate::cloud_api;
+use crate::emulator::Emulator;
+use crate::error::LabError;
+use crate::peer_parts::Parts;
+use crate::portable::Portable;
+use crate::qmp;
+
+/// A function that is plugged in.
+const SPARE: &str = "spare-slice";
+
+/// A monitor and the files of its scenario.
+pub(crate) trait Monitor {
+    /// More words for the guest whose server is killed.
+    const LOST_WORDS: &'static str;
+
+    /// What starts the machine with the slice, whose kernel gets `words`.
+    fn command(&self, words: &str) -> Result<Command, LabError>;
+
+    /// Resets the guest.
+    fn reset(&self) -> io::Result<()>;
+
+    /// Plugs the spare slice in.
+    fn plug(&self) -> io::Result<()>;
+
+    /// Unplugs it.
+    fn unplug(&self) -> io::Result<()>;
+
+    /// Plugs in a device that has no server.
+    fn plug_another(&self) -> io::Result<()>;
+}
+
+/// QEMU, emulating.
+#[derive(Debug)]
+pub(crate) struct Qemu<'a> {
+    /// The files.
+    pub(crate) parts: &'a Parts<'a>,
+    /// The program.
+    pub(crate) emulator: &'a Emulator,
+}
+
+impl Qemu<'_> {
+    /// Its monitor.
+    pub(crate) fn ask(&self) -> io::Result<qmp::Monitor> {
+        qmp::Monitor::connect(&self.parts.control())
+    }
+}
+
+impl Monitor for Qemu<'_> {
+    const LOST_WORDS: &'static str = "";
+
+    fn command(&self, words: &str) -> Result<Command, LabError> {
+        self.parts.qemu(self.emulator, words)
+    }
+
+    fn reset(&self) -> io::Result<()> {
+        self.ask()?.execute("system_reset", json!({}))
+    }
+
+    fn plug(&self) -> io::Result<()> {
+        let socket = json!({ "type": "unix", "path": self.parts.spare() });
+        let device = json!({ "driver": "vfio-user-pci", "id": SPARE, "bus": "spare", "socket": socket });
+        self.ask()?.execute("device_add", device)
+    }
+
+    fn unplug(&self) -> io::Result<()> {
+        let mut monitor = self.ask()?;
+        monitor.execute("device_del", json!({ "id": SPARE }))?;
+        monitor.wait("DEVICE_DELETED")
+    }
+
+    fn plug_another(&self) -> io::Result<()> {
+        self.ask()?.execute("device_add", json!({ "driver": "virtio-rng-pci", "bus": "spare" }))
+    }
+}
+
+/// cloud-hypervisor on `/dev/kvm`.
+#[derive(Debug)]
+pub(crate) struct CloudHypervisor<'a> {
+    /// The files.
+    pub(crate) parts: &'a Parts<'a>,
+    /// The program.
+    pub(crate) program: &'a Portable,
+}
+
+impl CloudHypervisor<'_> {
+    fn put(&self, action: &str, body: Option<&serde_json::Value>) -> io::Result<()> {
+        cloud_api::put(&self.parts.control(), action, body)
+    }
+}
+
+impl Monitor for CloudHypervisor<'_> {
+    /// It ignores that a read of a register fails, so the guest gets arbitrary bytes in place of ones.
+    const LOST_WORDS: &'static str = "egm.arg.egm_lost.ones=false";
+
+    fn command(&self, words: &str) -> Result<Command, LabError> {
+        self.parts.cloud_hypervisor(self.program, words)
+    }
+
+    fn reset(&self) -> io::Result<()> {
+        self.put("vm.reboot", None)
+    }
+
+    fn plug(&self) -> io::Result<()> {
+        self.put("vm.add-user-device", Some(&json!({ "socket": self.parts.spare(), "id": SPARE })))
+    }
+
+    fn unplug(&self) -> io::Result<()> {
+        self.put("vm.remove-device", Some(&json!({ "id": SPARE })))
+    }
+
+    fn plug_another(&self) -> io::Result<()> {
+        self.put("vm.add-vsock", Some(&json!({ "cid": 3, "socket": self.parts.vsock() })))
+    }
+}

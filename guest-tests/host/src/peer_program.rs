@@ -1,0 +1,86 @@
+//! Monitors of other projects that the user provides: `--peer NAME=PATH`. The lab neither fetches nor builds them.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::ValueEnum;
+
+/// A monitor that the lab can start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PeerName {
+    /// <https://github.com/cloud-hypervisor/cloud-hypervisor>
+    CloudHypervisor,
+    /// <https://github.com/firecracker-microvm/firecracker>
+    Firecracker,
+}
+
+impl PeerName {
+    /// Its name on the command line and among copied tools.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::CloudHypervisor => "cloud-hypervisor",
+            Self::Firecracker => "firecracker",
+        }
+    }
+
+    /// The option by which the user provides it.
+    pub(crate) fn option(self) -> String {
+        format!("--peer={}", self.name())
+    }
+
+    /// Why it is left out, and how to provide it.
+    pub(crate) fn absent(self) -> String {
+        format!("no {0} is provided: --peer {0}=PATH", self.name())
+    }
+}
+
+/// A monitor and its program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PeerProgram {
+    name: PeerName,
+    path: PathBuf,
+}
+
+impl PeerProgram {
+    /// Its name.
+    pub(crate) const fn name(&self) -> PeerName {
+        self.name
+    }
+}
+
+impl FromStr for PeerProgram {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, path) = text.split_once('=').ok_or("expected NAME=PATH")?;
+        let name = PeerName::from_str(name, false)
+            .map_err(|_| format!("no peer \"{name}\": expected cloud-hypervisor or firecracker"))?;
+        let path = PathBuf::from(path);
+        if path.is_file() {
+            Ok(Self { name, path })
+        } else {
+            Err(format!("{} is not a file", path.display()))
+        }
+    }
+}
+
+/// The program of `name` among `peers`.
+pub(crate) fn find(peers: &[PeerProgram], name: PeerName) -> Option<PathBuf> {
+    peers.iter().find(|peer| peer.name == name).map(|peer| peer.path.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_is_a_name_and_a_file() {
+        let peer: PeerProgram = "cloud-hypervisor=/bin/sh".parse().unwrap();
+        assert_eq!(find(std::slice::from_ref(&peer), PeerName::CloudHypervisor), Some("/bin/sh".into()));
+        assert_eq!(find(&[peer], PeerName::Firecracker), None);
+        for (text, why) in [("/bin/sh", "NAME=PATH"), ("qemu=/bin/sh", "qemu"), ("firecracker=/x/y", "/x/y")]
+        {
+            assert!(text.parse::<PeerProgram>().unwrap_err().contains(why), "{text}");
+        }
+    }
+}
