@@ -154,7 +154,10 @@ fn who_does_not_wait_is_told_which_rule_and_what_is_free_instead() {
     assert_eq!(broker.client().free().unwrap(), (G, G));
     let asks = ["carve", "free", "--broker"];
     let told = Command::new(env!("CARGO_BIN_EXE_egm-device")).args(asks).arg(&broker.path).output().unwrap();
-    assert_eq!(String::from_utf8(told.stdout).unwrap(), "available: 1 GiB; largest contiguous block: 1 GiB\n");
+    assert_eq!(
+        String::from_utf8(told.stdout).unwrap(),
+        "available: 1 GiB; largest contiguous block: 1 GiB\n"
+    );
 }
 
 #[test]

@@ -83,7 +83,10 @@ fn a_lent_slice_is_the_machines_until_its_end_and_nobody_elses() {
     let second = command(folder.path(), "vm2", &["egm", "memfd"]).stdin(Stdio::null()).output().unwrap();
     let said = String::from_utf8_lossy(&second.stderr);
     assert_eq!(second.status.code(), Some(3), "{said}");
-    assert!(said.contains("cannot borrow slice \"egm0\" from the broker") && said.contains("refused"), "{said}");
+    assert!(
+        said.contains("cannot borrow slice \"egm0\" from the broker") && said.contains("refused"),
+        "{said}"
+    );
 
     std::fs::write(folder.path().join("kernel"), egm_payload::hello(Ports::USUAL, Entry::Pvh)).unwrap();
     let third = command(folder.path(), "vm3", &["memfd", "local"]).stdin(Stdio::null()).output().unwrap();
