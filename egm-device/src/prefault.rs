@@ -78,7 +78,9 @@ fn fill(
         if size == 0 {
             break;
         }
-        mapping.populate(from, size)?;
+        if !egm_address::fault!("prefault-skipped") {
+            mapping.populate(from, size)?;
+        }
         tell(size);
     }
     Ok(())

@@ -239,9 +239,14 @@ impl Job<'_> {
             // In one go is faster than a fault for each page; in a longer one the other workers, who map and unmap, would
             // wait for the lock that it holds. What it cannot do, and why, the zeroing finds.
             let _ = mapped.mapping.reach(piece, size);
-            mapped.guarded(|mapping| mapping.zero(piece, size))?;
+            if !egm_address::fault!("scrub-skipped") {
+                mapped.guarded(|mapping| mapping.zero(piece, size))?;
+            }
         }
         drop(mapped);
+        if egm_address::fault!("read-back-skipped") {
+            return Ok(());
+        }
         self.read_back(chunk)
     }
 

@@ -70,7 +70,9 @@ pub fn check(
     gpus: &[PciAddress],
     holds: impl IntoIterator<Item = Hold>,
 ) -> Result<(), Box<Conflict>> {
-    let meets = |hold: &Hold| !hold.is_trusted && (hold.gpu.is_some() || !gpus.is_empty());
+    let meets = |hold: &Hold| {
+        !egm_address::fault!("trust-rule-off") && !hold.is_trusted && (hold.gpu.is_some() || !gpus.is_empty())
+    };
     match holds.into_iter().find(meets) {
         None => Ok(()),
         Some(hold) => Err(Box::new(Conflict {

@@ -98,7 +98,13 @@ impl Mapping {
             None => unsafe { mm::mmap_anonymous(start.cast(), length, both, fixed) },
         }?;
         // SAFETY: the range is ours; this advice never changes contents.
-        unsafe { mm::madvise(start.cast(), length, Advice::LinuxDontDump) }?;
+        unsafe {
+            mm::madvise(
+                start.cast(),
+                length,
+                if egm_address::fault!("bar-in-core-file") { Advice::Normal } else { Advice::LinuxDontDump },
+            )
+        }?;
         Ok(mapping)
     }
 }

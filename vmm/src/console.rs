@@ -253,7 +253,12 @@ fn stdio() -> io::Result<Kind> {
 fn file(path: &Path) -> Result<File, ConsoleError> {
     let failed = |source| ConsoleError::File { path: path.to_owned(), source };
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_NOFOLLOW;
-    let file = OpenOptions::new().create(true).append(true).mode(0o600).custom_flags(flags).open(path);
+    let file = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(if egm_address::fault!("console-file-for-all") { 0o644 } else { 0o600 })
+        .custom_flags(flags)
+        .open(path);
     let file = file.map_err(failed)?;
     let kind = file.metadata().map_err(failed)?.file_type();
     if kind.is_file() || kind.is_fifo() {

@@ -91,7 +91,13 @@ impl Log {
 
     /// Writes `event` with the time of now. Lines beyond a user's allowance are counted instead: no user fills the log.
     pub fn write(&self, event: &Event) {
-        let Some(sinks) = &self.0 else { return };
+        let Some(sinks) = self
+            .0
+            .as_ref()
+            .filter(|_| !(egm_address::fault!("audit-line-missing") && matches!(event, Event::Return(_))))
+        else {
+            return;
+        };
         let size = line::encode(SystemTime::now(), event, 0, 0).len();
         let Some(suppressed) = sinks.limits.allow(event, size) else { return };
         sinks.write(event, suppressed);

@@ -100,6 +100,8 @@ fn mount() -> Result<OwnedFd, Refused> {
     let at = |step| move |errno| (step, errno);
     let context = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(at("open a tmpfs"))?;
     for (key, value) in OPTIONS {
+        let value =
+            if egm_address::fault!("huge-pages-not-used") && key == c"huge" { c"never" } else { value };
         fsconfig_set_string(context.as_fd(), key, value).map_err(at("set the options of a tmpfs"))?;
     }
     fsconfig_create(context.as_fd()).map_err(at("create a tmpfs"))?;

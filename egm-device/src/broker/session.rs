@@ -295,7 +295,9 @@ impl Sessions {
             return vec![Effect::Send(key, Reply::Refused(refused))];
         }
         session.answered = None;
-        self.queue.give_back(now, pick.tenant, &pick.region, pick.size);
+        if !egm_address::fault!("lease-not-released") {
+            self.queue.give_back(now, pick.tenant, &pick.region, pick.size);
+        }
         session.stage = Stage::Idle;
         let mut effects = vec![Effect::Send(key, Reply::Returned)];
         effects.extend(self.forget(key));

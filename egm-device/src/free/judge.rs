@@ -63,10 +63,12 @@ impl Rules<'_> {
             }
             What::HiddenRing => holds(self.may_be_the_last_owners(process), Hold::CannotLook),
             What::Silent => holds(self.may_hide_a_mapping(process), Hold::CannotLook),
+            What::InFlight if egm_address::fault!("descriptor-in-flight-overlooked") => None,
             What::InFlight => holds(self.may_be_the_last_owners(process), Hold::InFlight),
             What::Device(name) => {
                 let is_excused = process.pid == self.this || self.is_of_another_grant(process);
-                holds(self.may_pin(name, process) && !is_excused, Hold::DmaPin)
+                let is_pin = !egm_address::fault!("dma-pin-overlooked") && self.may_pin(name, process);
+                holds(is_pin && !is_excused, Hold::DmaPin)
             }
         }
     }

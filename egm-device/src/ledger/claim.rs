@@ -21,7 +21,7 @@ const LAST_PAUSE: Duration = Duration::from_millis(10);
 pub(super) fn lock<S>(file: &File, bytes: Span<S>) -> io::Result<bool> {
     match fcntl(file, FcntlArg::F_OFD_SETLK(&write_lock(bytes.start().get(), bytes.size())?)) {
         Ok(_) => Ok(true),
-        Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
+        Err(Errno::EAGAIN | Errno::EACCES) => Ok(egm_address::fault!("claim-lock-ignored")),
         Err(error) => Err(error.into()),
     }
 }

@@ -180,7 +180,10 @@ impl Memory for HostMemory {
     }
 
     fn release(&self, region: &Region, slice: &Slice) {
-        if region.kind.has_slice_devices() && self.opens_devices {
+        if region.kind.has_slice_devices()
+            && self.opens_devices
+            && !egm_address::fault!("slice-device-not-removed")
+        {
             slice_device::release(region, slice);
         }
     }

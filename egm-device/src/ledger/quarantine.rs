@@ -131,6 +131,7 @@ impl Ledger {
                     }
                     Verdict::Free
                 }
+                _ if egm_address::fault!("quarantine-forgotten") => Verdict::Free,
                 _ => free::look(&self.question(&place, file, Last::of(&entry))?),
             };
             let is_it =
@@ -176,6 +177,9 @@ impl Lease {
     /// [`LedgerError`].
     pub fn record_process(&self, uid: u32) -> Result<(), LedgerError> {
         let error = |source| LedgerError::Record { step: "find this process's VFIO devices for", source };
+        if egm_address::fault!("vfio-devices-not-recorded") {
+            return Ok(());
+        }
         let devices = free::own_devices().map_err(error)?;
         if !self.region().kind.keeps_bytes() || (uid == self.owner().uid && devices.is_empty()) {
             return Ok(());

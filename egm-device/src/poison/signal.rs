@@ -150,6 +150,7 @@ pub(super) fn guarded(mapping: &Mapping, page: usize, work: impl FnOnce()) -> Op
 /// First byte of the page of `size` bytes around `address`, but none before `start`: the page may reach further down than
 /// the mapping, where other memory lies.
 fn page_of(address: usize, size: usize, start: usize) -> usize {
+    let start = if egm_address::fault!("guard-below-its-mapping") { 0 } else { start };
     (address & !size.wrapping_sub(1)).max(start)
 }
 

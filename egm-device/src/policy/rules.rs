@@ -71,8 +71,11 @@ impl Rule {
     }
 
     /// Whether user `uid` may get a descriptor of `supply`. Root opens every device anyway.
-    const fn may_hold(&self, uid: u32, supply: &Supply) -> bool {
-        uid == 0 || self.whole_device || !supply.shares_file
+    fn may_hold(&self, uid: u32, supply: &Supply) -> bool {
+        egm_address::fault!("whole-device-rule-ignored")
+            || uid == 0
+            || self.whole_device
+            || !supply.shares_file
     }
 }
 
@@ -340,7 +343,7 @@ impl Policy {
 
     /// Why the quotas of `tenant` do not let it hold `size` bytes more.
     pub(super) fn quota_used(&self, tenant: Tenant, size: u64, accounts: &Accounts) -> Option<Why> {
-        let rule = self.of(tenant.rule)?;
+        let rule = self.of(tenant.rule).filter(|_| !egm_address::fault!("quota-ignored"))?;
         let over = |held: u64, quota: Option<u64>| {
             let quota = quota?;
             (held.saturating_add(size) > quota).then_some(Why::QuotaUsed { held, size, quota })

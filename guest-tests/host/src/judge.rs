@@ -73,7 +73,7 @@ fn report_fault(expected: Expected, cases: &[Check], lines: &[Line]) -> Option<S
         .filter(|case| case.outcome == Outcome::Skipped && expected.checks.contains(&case.name.as_str()))
         .map(|case| format!("{}: {}", case.name, case.reason))
         .collect();
-    if !skipped.is_empty() {
+    if !skipped.is_empty() && !egm_address::fault!("required-skip-passes") {
         return Some(format!("the guest skipped required checks: {}", skipped.join("; ")));
     }
     let summaries: Vec<_> = lines.iter().filter(|line| matches!(line, Line::Summary(_))).collect();

@@ -19,6 +19,7 @@ mod disk;
 mod dma_pin;
 mod emulator;
 mod error;
+mod faults;
 mod frame;
 mod grace;
 mod hand;
@@ -91,6 +92,7 @@ use crate::cache::Cache;
 use crate::capability::{Host, Where};
 use crate::emulator::Emulator;
 use crate::error::LabError;
+use crate::faults::FaultsArguments;
 use crate::grace::GraceArguments;
 use crate::run_config::RunConfigArguments;
 use crate::scenarios::GraceKernel;
@@ -127,6 +129,8 @@ enum Verb {
     RunConfig(RunConfigArguments),
     /// Prints the skips of a test log; exit code 1 when guest-tests/skips.json does not allow one of them.
     Skips(SkipsArguments),
+    /// Plants faults in our programs, one at a time; exit code 1 when the test or scenario of one stays green.
+    Faults(FaultsArguments),
     /// Measures start, memory, prefault and a guest's boot, beside QEMU in the same run.
     Bench(BenchArguments),
     /// Boots configs/demo.json and prints the report of its guest.
@@ -216,6 +220,7 @@ fn run(verb: Verb) -> Result<ExitCode, LabError> {
         Verb::Run(arguments) => session::run(&arguments),
         Verb::RunConfig(arguments) => run_config::run(&arguments),
         Verb::Skips(arguments) => skips::run(&arguments),
+        Verb::Faults(arguments) => faults::run(&arguments),
         Verb::Bench(arguments) => bench::run(&arguments),
         Verb::Zeros => Ok(ExitCode::from(u8::from(!slices::check_zeros()?))),
         Verb::SliceOwner { mark } => slice_owners::own(mark).map(|()| ExitCode::SUCCESS),

@@ -100,6 +100,15 @@ pub(crate) fn bound_to_us(command: Command) -> Command {
     }
     let mut bound = Command::new(SETPRIV);
     bound.args(["--pdeathsig", "KILL", "--"]).arg(command.get_program()).args(command.get_args());
+    for (key, value) in command.get_envs() {
+        match value {
+            Some(value) => bound.env(key, value),
+            None => bound.env_remove(key),
+        };
+    }
+    if let Some(folder) = command.get_current_dir() {
+        bound.current_dir(folder);
+    }
     bound
 }
 

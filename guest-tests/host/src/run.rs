@@ -40,7 +40,7 @@ const CONSOLE: &str = "console.log";
 const VMM_LOG: &str = "vmm.log";
 
 /// What the VMM says at the end of a machine whose kernel reported a panic, and what that kernel said on its console.
-const PANICKED: &str = "the guest's kernel panicked";
+pub(crate) const PANICKED: &str = "the guest's kernel panicked";
 const PANIC: &str = "Kernel panic";
 
 /// What a kernel says of a processor that does nothing else for long, however quiet it is.
@@ -138,6 +138,7 @@ impl Runner {
             cases.extend(booted.emulator_case());
             let Boot { init, signalled, disk, starts, .. } = booted;
             cases.extend(disk.map(|fault| case("disk", fault, 0)));
+            cases.extend(scenario.prints.map(|words| case("prints", missing(words, &report), 0)));
             if scenario.terminate_on.is_some() {
                 let fault = (!signalled).then(|| "the VMM ended before it was to be stopped".into());
                 cases.push(case("stopped", fault, 0));
@@ -324,6 +325,12 @@ fn steps(scenario: &Scenario) -> Option<Teller> {
     };
     let of_functions: Option<Teller> = (!scenario.passed.is_empty()).then_some(passed::run);
     scenario.tell.or(of_functions).or_else(|| scenario.region.map(|_| of_slices as Teller))
+}
+
+/// Whether the VMM, whose logs are in `report`, did not print `words`.
+fn missing(words: &str, report: &Path) -> Option<String> {
+    let said = fs::read_to_string(report.join(VMM_LOG)).unwrap_or_default();
+    (!said.contains(words)).then(|| format!("the VMM does not print \"{words}\""))
 }
 
 /// A figure, not a claim: how long the guest's kernel took, and how often it was started for that.

@@ -1,9 +1,10 @@
 //! `egm-lab run` and `egm-lab demo`: decide where, run, show.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::AtomicU32;
 
 use clap::Args;
@@ -15,6 +16,7 @@ use crate::capability::{Host, Where};
 use crate::debian::Architecture;
 use crate::emulator::Emulator;
 use crate::error::LabError;
+use crate::faults::VARIABLE;
 use crate::grace;
 use crate::kernel;
 use crate::l1;
@@ -25,7 +27,7 @@ use crate::rdma_kit::Kit;
 use crate::results::{Count, ScenarioResult, junit, table};
 use crate::rootfs;
 use crate::run::{Runner, Vmm};
-use crate::scenarios::{self, Scenario};
+use crate::scenarios::{self, Fault, Scenario};
 use crate::shard::Shard;
 use crate::skips::{Site, Skips};
 use crate::tools::Tools;
@@ -50,6 +52,9 @@ pub(crate) struct RunArguments {
     /// Runs every Nth of the chosen scenarios, from the Ith on; all shards together run each scenario once.
     #[arg(long, value_name = "I/N")]
     shard: Option<Shard>,
+    /// Plants this fault in the host's programs, which must be built with them: see scripts/test --faults.
+    #[arg(long, value_name = "NAME")]
+    fault: Option<String>,
     /// Where; by default here when this machine's KVM runs stock kernels, else in the lab.
     #[arg(long = "where", value_name = "PLACE")]
     place: Option<Where>,
@@ -76,6 +81,32 @@ pub(crate) struct RunArguments {
     work: Option<PathBuf>,
 }
 
+impl RunArguments {
+    /// No choice made.
+    fn plain(report: &Path) -> Self {
+        Self {
+            scenarios: Vec::new(),
+            list: false,
+            full: false,
+            shard: None,
+            fault: None,
+            place: None,
+            vmm: Vmm::Egm,
+            peers: Vec::new(),
+            junit: None,
+            json: false,
+            report: report.to_owned(),
+            tools: None,
+            work: None,
+        }
+    }
+}
+
+/// Runs the scenarios `names`, and shows nothing but progress.
+pub(crate) fn run_named(names: &[String], report: &Path) -> Result<Vec<ScenarioResult>, LabError> {
+    run_each(&RunArguments::plain(report), &scenarios::select(names, false)?)
+}
+
 /// Runs scenarios and shows the results; exit code 1 when a check failed.
 pub(crate) fn run(arguments: &RunArguments) -> Result<ExitCode, LabError> {
     if arguments.list {
@@ -86,6 +117,11 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<ExitCode, LabError> {
         return Ok(ExitCode::SUCCESS);
     }
     let mut chosen = scenarios::select(&arguments.scenarios, arguments.full)?;
+    if let Some(fault) = &arguments.fault {
+        let names: Vec<_> =
+            chosen.iter().map(|s| format!("{}{}{fault}", s.name, scenarios::WITH_FAULT)).collect();
+        chosen = scenarios::select(&names, false)?;
+    }
     if let Some(shard) = arguments.shard {
         chosen = shard.of(chosen);
     }
@@ -107,20 +143,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<ExitCode, LabError> {
 /// Runs the demo and shows the guest's memory nodes.
 pub(crate) fn demo() -> Result<ExitCode, LabError> {
     let report = PathBuf::from(REPORT);
-    let arguments = RunArguments {
-        scenarios: Vec::new(),
-        list: false,
-        full: false,
-        shard: None,
-        place: None,
-        vmm: Vmm::Egm,
-        peers: Vec::new(),
-        junit: None,
-        json: false,
-        report: report.clone(),
-        tools: None,
-        work: None,
-    };
+    let arguments = RunArguments::plain(&report);
     let results = execute(&arguments, &scenarios::select(&["demo".into()], false)?)?;
     print!("{}", table(&results, colour()));
     let nodes = results.iter().flat_map(|result| &result.cases).find(|case| case.name == "numa");
@@ -196,7 +219,10 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
         restarts: AtomicU32::new(0),
     };
     for scenario in &here {
-        results.push(runner.scenario(scenario));
+        results.push(match scenario.fault {
+            None => runner.scenario(scenario),
+            Some(fault) => under_fault(scenario.name, fault, arguments)?,
+        });
         // What is done stays known if this machine, an emulated host perhaps, does not live to the end.
         keep(&results, report)?;
     }
@@ -204,6 +230,26 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
     skipped.iter_mut().for_each(|result| runner.skips.judge(result, site));
     results.extend(skipped);
     Ok(results)
+}
+
+/// Runs a scenario in a process of its own, whose children all have `fault`.
+fn under_fault(name: &str, fault: Fault, arguments: &RunArguments) -> Result<ScenarioResult, LabError> {
+    let report = arguments.report.join(name);
+    fs::create_dir_all(&report).map_err(LabError::file("make", &report))?;
+    l1::remove(&report.join(l1::RESULTS))?;
+    let lab = std::env::current_exe().map_err(LabError::file("find", "egm-lab"))?;
+    let mut command = Command::new(&lab);
+    command.args(["run", "--where", "kvm", "--report"]).arg(&report).env(VARIABLE, fault.name);
+    for (option, path) in [("--tools", &arguments.tools), ("--work", &arguments.work)] {
+        command.args(path.iter().flat_map(|path| [OsStr::new(option), path.as_os_str()]));
+    }
+    // Its verdicts are in its results.
+    command.arg(fault.of).stdout(Stdio::null()).status().map_err(LabError::file("run", lab))?;
+    let done: Option<Vec<ScenarioResult>> =
+        fs::read(report.join(l1::RESULTS)).ok().and_then(|json| serde_json::from_slice(&json).ok());
+    let result = done.and_then(|results| results.into_iter().find(|result| result.scenario == fault.of));
+    let result = result.unwrap_or_else(|| ScenarioResult::broken(name, "the scenario left no result"));
+    Ok(ScenarioResult { scenario: name.into(), ..result })
 }
 
 /// A failure, where the emulator's faults restarted more guests and hosts than they may in one run.

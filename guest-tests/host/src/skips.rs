@@ -78,7 +78,7 @@ impl Skips {
         for case in result.cases.iter_mut().filter(|case| case.outcome == Outcome::Skipped) {
             let check = Some(case.name.as_str());
             let skip = Skip { kind: Kind::Lab, of: &result.scenario, check, reason: &case.reason };
-            if !self.allow(skip, site) {
+            if !self.allow(skip, site) && !egm_address::fault!("skip-table-ignored") {
                 let reason =
                     format!("skipped, and guest-tests/skips.json does not allow it: {}", case.reason);
                 *case = Check { outcome: Outcome::Failed, reason, ..case.clone() };

@@ -356,7 +356,8 @@ impl<'a> Server<'a> {
     /// Refuses an access that is not wholly in an existing region.
     fn inside(&self, access: Access) -> Outcome {
         let end = access.offset.checked_add(access.count.into());
-        let inside = end.is_some_and(|end| end <= self.size(access.region));
+        let inside = egm_address::fault!("access-beyond-region")
+            || end.is_some_and(|end| end <= self.size(access.region));
         if inside && self.has(access.region) { Ok(()) } else { Err(Errno::INVAL) }
     }
 

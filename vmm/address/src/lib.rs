@@ -10,6 +10,8 @@
 #![forbid(unsafe_code)]
 
 mod cpu_set;
+#[doc(hidden)]
+pub mod fault;
 mod pci;
 mod place;
 mod quoted;

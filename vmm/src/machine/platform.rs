@@ -41,7 +41,11 @@ impl BusDevice for ResetRegister {
     }
     fn write(&self, _offset: u64, data: &[u8]) {
         if data.first() == Some(&RESET_VALUE) {
-            self.0.set(ExitReason::Reset);
+            self.0.set(if egm_address::fault!("reset-as-power-off") {
+                ExitReason::PoweredOff
+            } else {
+                ExitReason::Reset
+            });
         }
     }
 }
@@ -60,7 +64,7 @@ impl BusDevice for Pvpanic {
         }
     }
     fn write(&self, offset: u64, data: &[u8]) {
-        match data.first().filter(|_| offset == 0) {
+        match data.first().filter(|_| offset == 0 && !egm_address::fault!("panic-ignored")) {
             Some(event) if event & PANICKED != 0 => self.0.set(ExitReason::Panicked),
             Some(event) if event & CRASH_LOADED != 0 => self.0.set(ExitReason::CrashLoaded),
             _ => {}

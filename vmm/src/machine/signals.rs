@@ -49,6 +49,7 @@ impl Signals {
 
     fn press(button: Option<&Interrupt>) {
         match button {
+            Some(_) if egm_address::fault!("power-button-lost") => {}
             Some(interrupt) => interrupt(),
             None => eprintln!(
                 "note: SIGPWR presses the power button, which only ACPI's tables have: this guest has a device tree; SIGTERM ends it"

@@ -135,6 +135,7 @@ impl Vcpu {
 /// What a guest asks for by a call of its firmware's, on Arm PSCI (KVM api.rst §5, `KVM_EXIT_SYSTEM_EVENT`).
 fn asked(event: u32) -> Option<ExitReason> {
     match event {
+        KVM_SYSTEM_EVENT_SHUTDOWN if egm_address::fault!("psci-off-as-reset") => Some(ExitReason::Reset),
         KVM_SYSTEM_EVENT_SHUTDOWN => Some(ExitReason::PoweredOff),
         KVM_SYSTEM_EVENT_RESET => Some(ExitReason::Reset),
         KVM_SYSTEM_EVENT_CRASH => Some(ExitReason::Panicked),
@@ -191,5 +192,18 @@ impl RunningVcpu {
             let _ = self.thread.kill(kick_signal());
             thread::park_timeout(Duration::from_micros(200));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_guest_requests_of_its_firmware_ends_the_machine_as_the_kernel_reports_it() {
+        assert_eq!(asked(KVM_SYSTEM_EVENT_SHUTDOWN), Some(ExitReason::PoweredOff));
+        assert_eq!(asked(KVM_SYSTEM_EVENT_RESET), Some(ExitReason::Reset));
+        assert_eq!(asked(KVM_SYSTEM_EVENT_CRASH), Some(ExitReason::Panicked));
+        assert_eq!(asked(0), None);
     }
 }

@@ -68,6 +68,9 @@ fn mappable<'b>(
         }
         let own: Vec<Span<InBar>> = msix.iter().flat_map(|layout| layout.in_bar(bar.index)).collect();
         parts.extend(cut(planned, region, &own, page).into_iter().filter_map(|piece| match piece {
+            Piece::Mapped(span) if egm_address::fault!("bar-window-a-page-short") => {
+                Span::new(span.start(), span.size().saturating_sub(page)).ok().map(|short| (bar, short))
+            }
             Piece::Mapped(span) => Some((bar, span)),
             Piece::Trapped(_) => None,
         }));

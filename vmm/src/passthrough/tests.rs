@@ -356,6 +356,21 @@ fn a_reset_by_the_guest_is_one_of_the_device_and_forgets_what_was_programmed() {
 }
 
 #[test]
+fn a_reset_connects_intx_and_its_resampling_anew() {
+    let machine = Machine::new(fake());
+    let resets: [fn(&Machine); 2] =
+        [|machine| machine.config(EXPRESS + 8, &[0, 0x80]), |machine| machine.function.reset(&[])];
+    for reset in resets {
+        machine.fake.take_calls();
+        reset(&machine);
+        let calls = machine.fake.take_calls();
+        let at = |wanted: &Call| calls.iter().position(|call| call == wanted).unwrap();
+        assert!(at(&Call::Disable(InterruptKind::Intx)) < at(&Call::Reset), "{calls:?}");
+        assert!(at(&Call::Reset) < at(&Call::Resample), "{calls:?}");
+    }
+}
+
+#[test]
 fn at_the_end_it_is_quiet_reset_and_nowhere() {
     let machine = Machine::new(fake());
     machine.config(COMMAND, &[6, 4]);

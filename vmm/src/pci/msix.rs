@@ -272,7 +272,7 @@ impl Msix {
         {
             self.router.disconnect(slot, trigger);
         }
-        let Some(message) = wanted else { return };
+        let Some(message) = wanted.filter(|_| !egm_address::fault!("msix-vector-silent")) else { return };
         // The source comes last: what it signals finds its way.
         let outcome = self.open(index).and_then(|trigger| {
             self.router.connect(&mut vector.slot, message, trigger)?;
@@ -292,7 +292,9 @@ impl Msix {
         let connected = state.vectors.get(vector).is_none_or(|vector| vector.connected.is_some());
         match self.triggers.get(vector).and_then(OnceLock::get) {
             // Taking the counter and giving it back is how one asks; nobody else takes while the state is locked.
-            Some(trigger) if !connected => trigger.read().is_ok_and(|count| trigger.write(count).is_ok()),
+            Some(trigger) if !connected && !egm_address::fault!("msix-pending-bit-lost") => {
+                trigger.read().is_ok_and(|count| trigger.write(count).is_ok())
+            }
             _ => false, // KVM consumes the counter as it is written
         }
     }

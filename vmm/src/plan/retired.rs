@@ -56,7 +56,8 @@ impl Slice<'_> {
             let end = align_up(self.offset(span.end().get()), unit).unwrap_or(u64::MAX).min(self.span.size());
             Span::between(self.guest(start), self.guest(end))
         };
-        let holes: SpanSet<Guest> = retired.iter().filter_map(hole).collect();
+        let is_hole = |_: &Span<InRegion>| !egm_address::fault!("retired-page-not-a-hole");
+        let holes: SpanSet<Guest> = retired.iter().filter(is_hole).filter_map(hole).collect();
         let piece = |span: Span<Guest>| MemoryPlan {
             span,
             kind: MemoryKind::Egm,

@@ -34,8 +34,12 @@ fn reset_all(functions: &[(&str, &dyn Backend)]) -> Result<Vec<String>, Refused>
         let resets: Vec<_> = own
             .into_iter()
             .map(|&(id, backend)| {
-                let reset =
-                    move || backend.reset().map_err(|error| (id.to_owned(), DeviceError::Reset(error)));
+                let reset = move || {
+                    if egm_address::fault!("reset-before-start-skipped") {
+                        return Ok(());
+                    }
+                    backend.reset().map_err(|error| (id.to_owned(), DeviceError::Reset(error)))
+                };
                 super::spawn(scope, reset).map_err(|error| (id.to_owned(), DeviceError::Thread(error)))
             })
             .collect::<Result<_, _>>()?;
@@ -58,7 +62,7 @@ fn by_bus(
     if reset.contains(name) {
         return None;
     }
-    match backend.reset_bus() {
+    match if egm_address::fault!("bus-reset-skipped") { Ok(Vec::new()) } else { backend.reset_bus() } {
         Ok(functions) => {
             let names: Vec<String> = functions.iter().map(ToString::to_string).collect();
             let others: Vec<&str> =

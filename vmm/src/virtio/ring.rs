@@ -65,7 +65,8 @@ impl Chain {
             } else {
                 return Err(Malformed); // readable after writable
             };
-            if !memory.check_range(segment.address, segment.length as usize, access) {
+            let is_memory = memory.check_range(segment.address, segment.length as usize, access);
+            if !is_memory && !egm_address::fault!("descriptor-outside-memory") {
                 return Err(Malformed);
             }
             list.push(segment);
@@ -189,6 +190,7 @@ impl Ring {
 
     /// Puts a chain in the used ring, with `written` bytes in its writable part.
     pub fn complete(&mut self, head: u16, written: u32) {
+        let head = head.wrapping_add(u16::from(egm_address::fault!("used-ring-wrong-head")));
         // Fails only for a head beyond the queue, which has no place in the used ring, or a ring outside memory.
         match self.queue.add_used(&self.memory, head, written) {
             Ok(()) => self.completed = true,

@@ -80,6 +80,9 @@ fn fill(memory: &GuestMemoryMmap, segments: &[Segment]) -> u32 {
                 Err(Errno::INTR) => continue,
                 Err(_) => return written, // forbidden here: the driver gets less than it asked for
             };
+            if egm_address::fault!("rng-not-random") {
+                room.fill(0);
+            }
             rest.copy_from(room.get(..count).unwrap_or_default());
             written = written.saturating_add(u32::try_from(count).unwrap_or(0));
             let Ok(later) = rest.offset(count) else { break };

@@ -94,7 +94,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("egm-shmem", &["egm-cuda"]),
     ("egm-verbs", &["egm-cuda"]),
     ("egm-vfio", &["egm-address", "egm-vfio-wire"]),
-    ("egm-vfio-wire", &[]),
+    ("egm-vfio-wire", &["egm-address"]),
     ("egm-vmm", &["egm-address", "egm-config", "egm-device", "egm-vfio"]),
 ];
 

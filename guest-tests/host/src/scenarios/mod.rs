@@ -84,6 +84,8 @@ pub(crate) struct Scenario {
     pub(crate) grace: bool,
     /// Which kernel the emulated one has.
     pub(crate) grace_kernel: GraceKernel,
+    /// What the VMM must print on standard error.
+    pub(crate) prints: Option<&'static str>,
     /// What must be on the first disk afterwards.
     pub(crate) disk: Option<Proof>,
     /// Whether a Debian root file system is on the first disk and reports, in place of the agent.
@@ -100,6 +102,17 @@ pub(crate) struct Scenario {
     pub(crate) peer: Option<PeerName>,
     /// Whether it is run only when asked for by name or with `--full`.
     pub(crate) long: bool,
+    /// The fault that is planted in its host's programs; its name is then `SCENARIO+FAULT`.
+    pub(crate) fault: Option<Fault>,
+}
+
+/// A planted fault.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Fault {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// The scenario's name without it.
+    pub(crate) of: &'static str,
 }
 
 impl Scenario {
@@ -207,6 +220,7 @@ const PLAIN: Scenario = Scenario {
     own_kernel: false,
     grace: false,
     grace_kernel: GraceKernel::Own,
+    prints: None,
     disk: None,
     debian: false,
     tests: false,
@@ -215,6 +229,7 @@ const PLAIN: Scenario = Scenario {
     outside: false,
     peer: None,
     long: false,
+    fault: None,
 };
 
 /// Every scenario, in the order in which they run.
@@ -292,6 +307,9 @@ pub(crate) const ALL: &[Scenario] = &[
     plugged::PULLED,
 ];
 
+/// Separates the names of a scenario and of the fault that is planted in it.
+pub(crate) const WITH_FAULT: char = '+';
+
 /// The scenarios called `names`, or without names all those that are run by default.
 pub(crate) fn select(names: &[String], full: bool) -> Result<Vec<Scenario>, LabError> {
     if names.is_empty() {
@@ -301,6 +319,12 @@ pub(crate) fn select(names: &[String], full: bool) -> Result<Vec<Scenario>, LabE
 }
 
 fn find(name: &str) -> Result<Scenario, LabError> {
+    if let Some((scenario, fault)) = name.split_once(WITH_FAULT) {
+        let scenario = find(scenario)?;
+        // Names live as long as the program, as those of the scenarios themselves.
+        let fault = Fault { name: String::leak(fault.to_owned()), of: scenario.name };
+        return Ok(Scenario { name: String::leak(name.to_owned()), fault: Some(fault), ..scenario });
+    }
     ALL.iter().copied().find(|s| s.name == name).ok_or_else(|| {
         let known: Vec<_> = ALL.iter().map(|s| s.name).collect();
         LabError::Usage(format!("no scenario \"{name}\": there are {}", known.join(", ")))

@@ -2,6 +2,7 @@
 
 use super::{PLAIN, Scenario};
 use crate::judge::Expected;
+use crate::run::PANICKED;
 
 /// The pvpanic device tells the VMM.
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -9,5 +10,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
     story: "a guest whose kernel panics ends its VMM with exit code 1",
     words: "egm.checks=cpus egm.exit=panic",
     expected: Expected { exit: 1, summary: true, checks: &["cpus"] },
+    prints: Some(PANICKED),
     ..PLAIN
 };

@@ -112,7 +112,8 @@ impl Image {
         let offsets = offset..=u16::MAX;
         for ((byte, new), at) in self.bytes(offset, data.len()).zip(data).zip(offsets) {
             byte.value = byte.value & !byte.store | new & byte.store;
-            runs.push(at, (byte.forward != 0).then_some(new & byte.forward | byte.fill & !byte.forward));
+            let forward = if egm_address::fault!("hidden-capability-written") { 0xff } else { byte.forward };
+            runs.push(at, (forward != 0).then_some(new & forward | byte.fill & !forward));
         }
         runs.done
     }

@@ -126,6 +126,8 @@ fn interrupts_have_one_action_one_kind_of_data_and_2048_vectors_at_most() {
         |start, count| SetIrqs::decode(&encoded(&Request::SetIrqs(SetIrqs { start, count, ..set }))).is_ok();
     assert!(with(0, 2048) && with(2047, 1) && with(0, 0));
     assert!(!with(2048, 1) && !with(0, 2049) && !with(u32::MAX, u32::MAX) && !with(1, 0));
+    let with_argsz = |argsz: u8| SetIrqs::decode(&[&[argsz, 0, 0, 0], &body[4..]].concat()).is_ok();
+    assert!(with_argsz(20) && with_argsz(21) && !with_argsz(19) && !with_argsz(0));
 }
 
 #[test]

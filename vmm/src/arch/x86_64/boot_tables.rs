@@ -50,7 +50,9 @@ impl Tables<'_> {
         params.acpi_rsdp_addr = self.rsdp.get();
         let map = memory_map(self.plan);
         for (slot, (span, kind)) in params.e820_table.iter_mut().zip(&map) {
-            *slot = boot_e820_entry { addr: span.start().get(), size: span.size(), r#type: *kind as u32 };
+            let cut = if egm_address::fault!("ram-map-a-page-short") { PAGE } else { 0 };
+            let size = span.size().saturating_sub(cut);
+            *slot = boot_e820_entry { addr: span.start().get(), size, r#type: *kind as u32 };
             params.e820_entries = params.e820_entries.saturating_add(1);
         }
         if map.len() > params.e820_table.len() {

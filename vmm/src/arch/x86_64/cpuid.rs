@@ -136,7 +136,8 @@ fn adapt(mut leaf: kvm_cpuid_entry2, topology: Topology, vcpu: &VcpuPlan, amd: b
 
 /// Leaf 0xB and its successor 0x1F: threads, cores, end.
 fn extended_topology(function: u32, topology: Topology, vcpu: &VcpuPlan) -> [kvm_cpuid_entry2; 3] {
-    let widths = ApicWidths::of(topology.threads, topology.cores);
+    let mut widths = ApicWidths::of(topology.threads, topology.cores);
+    widths.thread = widths.thread.saturating_add(u32::from(egm_address::fault!("cpu-topology-wrong")));
     let level = |index: u32, shift: u32, count: u32, kind: u32| kvm_cpuid_entry2 {
         function,
         index,

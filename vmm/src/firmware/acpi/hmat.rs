@@ -91,7 +91,11 @@ impl<F: Fn(&Access) -> u16> Matrix<F> {
         targets.iter().for_each(|target| rest.dword(target.id));
         for from in initiators {
             for target in targets {
-                let access = target.access.iter().find(|a| a.from == *from);
+                let access = target
+                    .access
+                    .iter()
+                    .find(|a| a.from == *from)
+                    .filter(|_| !egm_address::fault!("hmat-row-missing"));
                 rest.word(access.map_or(UNKNOWN, |a| (self.entry)(a)));
             }
         }

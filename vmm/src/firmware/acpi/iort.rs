@@ -104,7 +104,8 @@ impl Mapping {
     fn write(&self, body: &mut Vec<u8>) {
         let (first, last) = self.ids;
         // Input base, ids less one, output base, where to, flags.
-        [first, last.saturating_sub(first), first, self.to.into(), 0]
+        let to = self.to.saturating_add(u16::from(egm_address::fault!("its-table-wrong")));
+        [first, last.saturating_sub(first), first, to.into(), 0]
             .into_iter()
             .for_each(|value| body.dword(value));
     }

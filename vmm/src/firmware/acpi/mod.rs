@@ -87,7 +87,11 @@ fn bytes(aml: &dyn Aml) -> Vec<u8> {
 fn table(signature: [u8; 4], revision: u8, body: &[u8]) -> Vec<u8> {
     let mut table = Sdt::new(signature, 36, revision, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     table.append_slice(body); // once: every append sums the whole table
-    table.as_slice().to_vec()
+    let mut bytes = table.as_slice().to_vec();
+    if egm_address::fault!("acpi-checksum-wrong") && signature == *b"HMAT" {
+        bytes.iter_mut().skip(9).take(1).for_each(|sum| *sum = sum.wrapping_add(1));
+    }
+    bytes
 }
 
 /// `count` zero bytes: reserved fields.

@@ -22,7 +22,10 @@ pub(super) fn slit(plan: &Plan) -> Result<Vec<u8>, FirmwareError> {
         (0..domains).map(move |to| match node.zip(plan.nodes.iter().position(|n| n.id == to)) {
             Some((i, j)) => {
                 let distance = plan.distances.get(i).and_then(|row| row.get(j));
-                distance.copied().ok_or(FirmwareError::Distance { from, to })
+                let distance = distance.map(|far| {
+                    far.saturating_add(u8::from(i != j && egm_address::fault!("slit-distance-wrong")))
+                });
+                distance.ok_or(FirmwareError::Distance { from, to })
             }
             None if from == to => Ok(LOCAL),
             None => Ok(UNREACHABLE),

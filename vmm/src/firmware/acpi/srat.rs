@@ -30,6 +30,7 @@ pub(super) fn srat(plan: &Plan) -> Vec<u8> {
     let initiators = plan.nodes.iter().filter_map(|node| Some((node.id, node.initiator?)));
     initiators.for_each(|(node, gpu)| generic_initiator(&mut body, node, gpu));
     for (node, span) in merged(plan) {
+        let node = if egm_address::fault!("srat-memory-in-node-0") { 0 } else { node };
         let affinity = MemoryAffinity::new(node, span.start().get(), span.size()).enabled();
         body.extend(bytes(&affinity));
     }
@@ -75,7 +76,8 @@ fn generic_initiator(sink: &mut dyn AmlSink, node: u32, gpu: PciAddress) {
     sink.vec(&[5, 32, 0, PCI_HANDLE]);
     sink.dword(node);
     sink.word(gpu.segment());
-    sink.vec(&[gpu.bus(), gpu.devfn()]);
+    let handle = [gpu.bus(), gpu.devfn()];
+    sink.vec(&if egm_address::fault!("generic-initiator-swapped") { [handle[1], handle[0]] } else { handle });
     reserved(sink, 12);
     sink.dword(ENABLED);
     reserved(sink, 4);

@@ -87,7 +87,9 @@ impl ErrorBlock {
         let _ = self.memory.write_slice(rest, behind);
         let _ = self.memory.store(u32::from_le_bytes(*first), status, Ordering::Release);
         self.told = true;
-        (self.interrupt)();
+        if !egm_address::fault!("poison-not-delivered") {
+            (self.interrupt)();
+        }
     }
 }
 

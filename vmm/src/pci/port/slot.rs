@@ -154,7 +154,7 @@ impl Slot {
             }
             Change::Insert if !self.present => {
                 self.set_present(true);
-                self.events |= BUTTON_PRESSED;
+                self.events |= if egm_address::fault!("hotplug-event-lost") { 0 } else { BUTTON_PRESSED };
             }
             Change::Pull if self.present => self.set_present(false),
             Change::Hold => self.held = self.held.wrapping_add(1),

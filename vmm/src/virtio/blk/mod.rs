@@ -183,7 +183,9 @@ impl Block {
     /// Starts the flush that a reset owes, once nothing is in flight.
     fn flush_after_reset(&mut self) {
         if self.engine.in_flight() == 0 && std::mem::take(&mut self.unflushed) {
-            self.engine.submit(0, Job::Flush);
+            if !egm_address::fault!("flush-dropped") {
+                self.engine.submit(0, Job::Flush);
+            }
         }
     }
 
@@ -206,6 +208,7 @@ impl Running {
         let transfer = |span, data| Transfer::new(Arc::clone(&self.memory), span, data);
         let job = match action {
             Ok(Action::Read(span, data)) => Ok(Job::Read(transfer(span, data))),
+            Ok(Action::Write(..)) if egm_address::fault!("disk-write-lost") => Err(Status::Ok),
             Ok(Action::Write(span, data)) => {
                 Ok(Job::Write { transfer: transfer(span, data), durable: self.write_through })
             }

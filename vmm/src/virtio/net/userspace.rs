@@ -147,7 +147,8 @@ impl Receive {
         }
         let count = u16::try_from(filled.len()).unwrap_or(u16::MAX);
         if let Some((first, _)) = filled.first() {
-            ring::write(self.ring.memory(), &first.writable, NUM_BUFFERS, &count.to_le_bytes());
+            let at = if egm_address::fault!("network-byte-flipped") { NUM_BUFFERS + 2 } else { NUM_BUFFERS };
+            ring::write(self.ring.memory(), &first.writable, at, &count.to_le_bytes());
         }
         for (chain, written) in filled {
             self.ring.complete(chain.head, written);

@@ -156,7 +156,8 @@ impl Connection {
 
     /// Bytes that the guest has room for; 0 when it contradicts itself.
     fn credit(&self) -> u32 {
-        self.guest.buffer.saturating_sub(self.sent.wrapping_sub(self.guest.forwarded))
+        let over = u32::from(egm_address::fault!("vsock-credit-wrong"));
+        self.guest.buffer.saturating_add(over).saturating_sub(self.sent.wrapping_sub(self.guest.forwarded))
     }
 
     /// Whether the guest still sends.

@@ -118,6 +118,11 @@ static UNKNOWN: Rule = Rule {
 
 /// The row for a capability.
 pub(super) fn rule(id: CapabilityId) -> &'static Rule {
+    let id = if egm_address::fault!("ats-left-on") && id == CapabilityId::Extended(0x0f) {
+        CapabilityId::Extended(0x03)
+    } else {
+        id
+    };
     all().find(|rule| rule.id == id).unwrap_or(&UNKNOWN)
 }
 

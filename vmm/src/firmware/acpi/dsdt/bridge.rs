@@ -112,8 +112,9 @@ struct Slice {
 impl Aml for Slice {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
         let node = u64::from(self.node);
+        let base = self.base.saturating_add(if egm_address::fault!("dsd-base-off") { 4096 } else { 0 });
         let properties: [(&str, &u64); 3] =
-            [("nvidia,egm-base-pa", &self.base), ("nvidia,egm-size", &self.size), ("nvidia,egm-pxm", &node)];
+            [("nvidia,egm-base-pa", &base), ("nvidia,egm-size", &self.size), ("nvidia,egm-pxm", &node)];
         let pairs: Vec<Package> =
             properties.iter().map(|(name, value)| Package::new(vec![name, *value])).collect();
         let pairs = Package::new(pairs.iter().map(|pair| -> &dyn Aml { pair }).collect());

@@ -1,0 +1,33 @@
+//! Planted faults: each is a defect that one named test or scenario must find.
+//!
+//! Only unit tests and programs built with the feature `planted-faults` have them, and the variable `EGM_FAULT` chooses one.
+//! `guest-tests/faults.json` says which check each must turn red, and `scripts/test --faults` runs them all.
+
+use std::io::Write as _;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+#[cfg(all(feature = "planted-faults", not(debug_assertions)))]
+compile_error!("planted-faults is for tests: no build without debug assertions may have it");
+
+/// Whether the fault `name` is the one of this process. The first call that finds it reports that on standard error.
+#[doc(hidden)]
+pub fn planted(name: &str) -> bool {
+    static CHOSEN: OnceLock<Option<String>> = OnceLock::new();
+    static REACHED: AtomicBool = AtomicBool::new(false);
+    let chosen = CHOSEN.get_or_init(|| std::env::var("EGM_FAULT").ok());
+    let is_chosen = chosen.as_deref() == Some(name);
+    if is_chosen && !REACHED.swap(true, Ordering::Relaxed) {
+        // One write to the descriptor itself: a test harness captures what `eprintln` prints, and threads share it.
+        let _ = std::io::stderr().write_all(format!("fault {name} reached\n").as_bytes());
+    }
+    is_chosen
+}
+
+/// Whether the planted fault with this name is on: `false`, and no code, in programs that users get.
+#[macro_export]
+macro_rules! fault {
+    ($name:literal) => {
+        cfg!(any(test, feature = "planted-faults")) && $crate::fault::planted($name)
+    };
+}
