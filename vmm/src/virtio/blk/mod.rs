@@ -182,10 +182,9 @@ impl Block {
 
     /// Starts the flush that a reset owes, once nothing is in flight.
     fn flush_after_reset(&mut self) {
-        if self.engine.in_flight() == 0 && std::mem::take(&mut self.unflushed) {
-            if !egm_address::fault!("flush-dropped") {
-                self.engine.submit(0, Job::Flush);
-            }
+        let is_due = self.engine.in_flight() == 0 && std::mem::take(&mut self.unflushed);
+        if is_due && !egm_address::fault!("flush-dropped") {
+            self.engine.submit(0, Job::Flush);
         }
     }
 
