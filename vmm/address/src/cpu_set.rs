@@ -154,6 +154,24 @@ mod tests {
         assert!(matches!("0-4000000000".parse::<CpuSet>(), Err(CpuSetError::TooLarge { .. })));
     }
 
+    #[test]
+    fn a_set_has_exactly_the_numbers_of_its_list() {
+        let set: CpuSet = "0-3,8".parse().unwrap();
+        assert_eq!((set.len(), set.is_empty()), (5, false));
+        assert!(set.contains(3) && set.contains(8) && !set.contains(4) && !set.contains(9));
+        let text = serde_json::to_string(&set).unwrap();
+        assert_eq!((text.as_str(), serde_json::from_str(&text).unwrap()), ("\"0-3,8\"", set));
+    }
+
+    #[test]
+    fn numbers_from_the_limit_on_are_left_out_of_a_collection_and_refused_in_a_list() {
+        let last = CpuSet::LIMIT - 1;
+        let set: CpuSet = [last, CpuSet::LIMIT, u32::MAX].into_iter().collect();
+        assert_eq!(set.iter().collect::<Vec<_>>(), [last]);
+        assert_eq!(last.to_string().parse::<CpuSet>().unwrap(), set);
+        assert!(CpuSet::LIMIT.to_string().parse::<CpuSet>().is_err());
+    }
+
     proptest! {
         #[test]
         fn printing_and_reading_is_the_identity(cpus in prop::collection::btree_set(0u32..CpuSet::LIMIT, 0..40)) {

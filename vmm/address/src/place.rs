@@ -123,6 +123,23 @@ mod tests {
         assert_eq!((error.largest, error.short_by), (0x1000, 0x800));
     }
 
+    #[test]
+    fn placements_come_back_in_the_order_of_the_requests_and_leave_the_rest_free() {
+        let mut placer = Placer::new(&window(0x1000, 0x3000), &SpanSet::EMPTY);
+        let requests =
+            [("small", 0x100), ("large", 0x1000)].map(|(tag, size)| Request { tag, size, align: size });
+        let placed = placer.place_all(requests.to_vec()).unwrap();
+        let found: Vec<_> = placed.iter().map(|p| (p.tag, p.span.start().get())).collect();
+        assert_eq!(found, [("small", 0x2000), ("large", 0x1000)]);
+        assert_eq!(placer.free(), &window(0x2100, 0x1f00));
+        assert!(
+            placer
+                .place_all([0x100, 0x2000].map(|size| Request { tag: (), size, align: 1 }).to_vec())
+                .is_err()
+        );
+        assert_eq!(placer.free(), &window(0x2100, 0x1f00));
+    }
+
     proptest! {
         #[test]
         fn placements_are_aligned_disjoint_inside_and_deterministic(

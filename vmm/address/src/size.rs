@@ -151,6 +151,26 @@ mod tests {
     }
 
     #[test]
+    fn sizes_print_with_the_largest_unit_that_divides_them() {
+        for (bytes, text) in
+            [(0, "0"), (1023, "1023"), (1 << 10, "1KiB"), (3 << 20, "3MiB"), (1 << 40, "1TiB")]
+        {
+            assert_eq!(ByteSize::new(bytes).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn json_carries_a_number_and_reads_numbers_and_texts() {
+        let size = ByteSize::new(2 << 20);
+        assert_eq!(serde_json::to_string(&size).unwrap(), "2097152");
+        for text in ["2097152", "\"2MiB\""] {
+            assert_eq!(serde_json::from_str::<ByteSize>(text).unwrap(), size, "{text}");
+        }
+        let refused = serde_json::from_str::<ByteSize>("true").unwrap_err().to_string();
+        assert!(refused.contains("expected a size such as \"64GiB\""), "{refused}");
+    }
+
+    #[test]
     fn aligning_never_wraps() {
         assert_eq!(align_up(u64::MAX, 4096), None);
         assert_eq!(align_up(4097, 4096), Some(8192));

@@ -297,6 +297,42 @@ mod tests {
     }
 
     #[test]
+    fn a_span_contains_its_first_and_last_byte_and_covers_itself_and_its_parts() {
+        let whole = span(0x1000, 0x1000);
+        for (at, inside) in [(0xfff, false), (0x1000, true), (0x1fff, true), (0x2000, false), (0x3000, false)]
+        {
+            assert_eq!(whole.contains(Gpa::new(at)), inside, "{at:#x}");
+        }
+        for part in [whole, span(0x1000, 1), span(0x1fff, 1), span(0x1800, 0x10)] {
+            assert!(whole.covers(part), "{part}");
+        }
+        for other in [span(0xfff, 0x10), span(0x1fff, 2), span(0xfff, 0x1002), span(0x2000, 1)] {
+            assert!(!whole.covers(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn equality_and_hash_see_address_and_size() {
+        let hash = |address: Gpa| {
+            let mut state = std::hash::DefaultHasher::new();
+            address.hash(&mut state);
+            state.finish()
+        };
+        assert_ne!(Gpa::new(1), Gpa::new(2));
+        assert_ne!(hash(Gpa::new(1)), hash(Gpa::new(2)));
+        assert_ne!(span(1, 1), span(1, 2));
+        assert_ne!(span(1, 1), span(2, 1));
+    }
+
+    #[test]
+    fn addresses_and_spans_print_in_hexadecimal() {
+        let at = Gpa::new(0x9000);
+        assert_eq!(format!("{at} {at:x} {at:#x} {at:?}"), "0x9000 9000 0x9000 0x9000");
+        let span = span(0x9000, 0x1000);
+        assert_eq!(format!("{span} {span:?}"), "0x9000..0xa000 0x9000..0xa000");
+    }
+
+    #[test]
     fn json_carries_all_64_bits_and_refuses_an_empty_span() {
         let text = serde_json::to_string(&span(0xffff_ffff_ffff_0000, 0x1000)).unwrap();
         assert_eq!(text, r#"{"start":"0xffffffffffff0000","size":4096}"#);

@@ -110,6 +110,9 @@ mod tests {
         #[test]
         fn union_and_difference_agree_with_a_byte_by_byte_model((a, a_bytes) in any_set(), (b, b_bytes) in any_set()) {
             prop_assert_eq!(bytes(&a), a_bytes.clone());
+            prop_assert_eq!((a.size(), a.is_empty()), (a_bytes.len() as u64, a_bytes.is_empty()));
+            prop_assert_eq!(a == b, a_bytes == b_bytes);
+            prop_assert_eq!(&a.clone(), &a);
             prop_assert_eq!(bytes(&a.minus(&b)), &a_bytes - &b_bytes);
             let canonical: SpanSet<Guest> = a.minus(&b).iter().collect();
             prop_assert_eq!(a.minus(&b), canonical);
