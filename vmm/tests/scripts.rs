@@ -113,7 +113,7 @@ fn a_quick_run_and_a_shard_leave_out_what_their_usage_says() {
 
 #[test]
 fn a_mistyped_argument_is_answered_at_once_with_the_usage() {
-    for script in ["bench", "check-host", "demo", "test"] {
+    for script in ["bench", "check-host", "demo", "mutants", "test"] {
         let mut command = Command::new(format!("../scripts/{script}"));
         // Without a cargo nothing can be built.
         let (code, text) = said(command.arg("--hlep").env("PATH", "/usr/bin:/bin").output().unwrap());

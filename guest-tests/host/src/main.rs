@@ -35,6 +35,7 @@ mod lent;
 mod logs;
 mod machine_file;
 mod modules;
+mod mutants;
 mod own_memory;
 mod pagemap;
 mod passed;
@@ -94,6 +95,7 @@ use crate::emulator::Emulator;
 use crate::error::LabError;
 use crate::faults::FaultsArguments;
 use crate::grace::GraceArguments;
+use crate::mutants::MutantsArguments;
 use crate::run_config::RunConfigArguments;
 use crate::scenarios::GraceKernel;
 use crate::session::RunArguments;
@@ -131,6 +133,9 @@ enum Verb {
     Skips(SkipsArguments),
     /// Plants faults in our programs, one at a time; exit code 1 when the test or scenario of one stays green.
     Faults(FaultsArguments),
+    /// Runs the mutation tests of the pure cores; exit code 1 when a mutant survives that guest-tests/mutants.json does
+    /// not list, or less than 95 % of a whole core's viable mutants are caught.
+    Mutants(MutantsArguments),
     /// Measures start, memory, prefault and a guest's boot, beside QEMU in the same run.
     Bench(BenchArguments),
     /// Boots configs/demo.json and prints the report of its guest.
@@ -221,6 +226,7 @@ fn run(verb: Verb) -> Result<ExitCode, LabError> {
         Verb::RunConfig(arguments) => run_config::run(&arguments),
         Verb::Skips(arguments) => skips::run(&arguments),
         Verb::Faults(arguments) => faults::run(&arguments),
+        Verb::Mutants(arguments) => mutants::run(&arguments),
         Verb::Bench(arguments) => bench::run(&arguments),
         Verb::Zeros => Ok(ExitCode::from(u8::from(!slices::check_zeros()?))),
         Verb::SliceOwner { mark } => slice_owners::own(mark).map(|()| ExitCode::SUCCESS),
