@@ -223,3 +223,39 @@ fn a_slice_over_a_retired_page_keeps_it_as_a_hole() {
     let holes = region.retired.within(Span::new(Offset::new(slice.offset), slice.size.get()).unwrap());
     assert_eq!(holes, set(&[(0x1_8000, 0x1000)]));
 }
+
+#[test]
+fn a_slice_may_be_the_whole_region() {
+    let region = region(0x10_0000, 0x1_0000, None, &[]);
+    let none = SpanSet::default();
+    let slice = place(&region, &none, &none, &Request::new(0x10_0000, owner())).unwrap();
+    assert_eq!((slice.offset, slice.size.get()), (0, 0x10_0000));
+}
+
+/// A carver keeps its free runs in pieces of 128; these regions have several.
+#[test]
+fn every_free_run_of_a_region_with_many_holes_is_given_once_from_below() {
+    let runs = 400;
+    let held: Vec<_> = (0..runs).map(|run| ((2 * run + 1) * BLOCK, BLOCK)).collect();
+    let region = region(2 * runs * BLOCK, BLOCK, None, &[]);
+    let mut carver = Carver::new(&region, &set(&held), &SpanSet::default());
+    for run in 0..runs {
+        let slice = carver.place(&Request::new(BLOCK, owner())).unwrap();
+        assert_eq!(slice.offset, 2 * run * BLOCK);
+    }
+    let none_left = Cause::Granted { granted: 2 * runs * BLOCK, free: 0, short_by: BLOCK };
+    assert_eq!(short_of(carver.place(&Request::new(BLOCK, owner()))), none_left);
+}
+
+#[test]
+fn a_slice_over_many_retired_pages_takes_all_of_them() {
+    let pages = 400;
+    let retired: Vec<_> = (0..pages).map(|page| (2 * page * BLOCK, BLOCK)).collect();
+    let region = region(2 * pages * BLOCK, BLOCK, None, &retired);
+    let mut carver = Carver::new(&region, &SpanSet::default(), &SpanSet::default());
+    let large = pages * BLOCK;
+    for offset in [0, large] {
+        assert_eq!(carver.place(&Request::new(large, owner())).unwrap().offset, offset);
+    }
+    assert!(matches!(short_of(carver.place(&Request::new(BLOCK, owner()))), Cause::Granted { free: 0, .. }));
+}
