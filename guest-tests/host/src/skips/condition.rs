@@ -170,8 +170,8 @@ fn numbers(release: &str) -> Vec<u32> {
 }
 
 fn kernel_is_below(site: Site<'_>, release: &str) -> bool {
-    let running = site.text(Path::new("/proc/sys/kernel/osrelease")).unwrap_or_default();
-    numbers(&running) < numbers(release)
+    let running = site.text(Path::new("/proc/sys/kernel/osrelease"));
+    running.is_some_and(|running| numbers(&running) < numbers(release))
 }
 
 /// The first processor's physical address bits; `None` where the kernel does not report them.
