@@ -278,6 +278,42 @@ mod tests {
     }
 
     #[test]
+    fn chains_that_are_unpopped_come_again_in_their_order() {
+        let memory = memory();
+        let mut driver = Driver::new(&memory, 0x1000, 16);
+        let heads = [0x9000, 0xa000, 0xb000].map(|address| driver.offer(&[Part::Read(address, 8)]));
+        let mut ring = driver.ring();
+        let pop = |ring: &mut Ring| ring.pop().map(|chain| chain.unwrap().head);
+        assert_eq!((pop(&mut ring), pop(&mut ring)), (Some(heads[0]), Some(heads[1])));
+        ring.unpop(1);
+        assert_eq!(pop(&mut ring), Some(heads[1]));
+        ring.unpop(2);
+        assert_eq!([(); 4].map(|()| pop(&mut ring)), [Some(heads[0]), Some(heads[1]), Some(heads[2]), None]);
+    }
+
+    #[test]
+    fn arming_asks_for_kicks_and_reports_chains_that_came_meanwhile() {
+        let memory = memory();
+        let mut driver = Driver::new(&memory, 0x1000, 16);
+        let mut ring = driver.ring();
+        ring.disarm();
+        assert!(driver.kicks_are_off());
+        assert!(!ring.arm() && !driver.kicks_are_off());
+        driver.offer(&[Part::Read(0x9000, 8)]);
+        assert!(ring.arm());
+        assert!(ring.pop().unwrap().is_ok() && !ring.arm());
+    }
+
+    #[test]
+    fn a_ring_has_the_size_of_its_queue_and_the_memory_of_its_chains() {
+        let memory = memory();
+        memory.write_obj(0x1234_u32, GuestAddress(0x9000)).unwrap();
+        let ring = Driver::new(&memory, 0x1000, 16).ring();
+        assert_eq!(ring.size(), 16);
+        assert_eq!(ring.memory().read_obj::<u32>(GuestAddress(0x9000)).unwrap(), 0x1234);
+    }
+
+    #[test]
     fn without_a_used_buffer_there_is_no_interrupt() {
         for event_idx in [false, true] {
             let memory = memory();

@@ -135,6 +135,11 @@ impl Driver {
         self.memory.write_slice(&[0; 0xc00], GuestAddress(self.base)).unwrap();
     }
 
+    /// Whether the device asks for no kicks (virtio 1.3 §2.7.10), without EVENT_IDX.
+    pub(crate) fn kicks_are_off(&self) -> bool {
+        self.memory.read_obj::<u16>(GuestAddress(self.used_ring())).unwrap() == 1
+    }
+
     /// What the device completed since the last call: head and bytes written.
     pub(crate) fn used(&mut self) -> Vec<(u16, u32)> {
         let index: u16 = self.memory.read_obj(GuestAddress(self.used_ring() + 2)).unwrap();

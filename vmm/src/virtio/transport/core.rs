@@ -386,6 +386,47 @@ mod tests {
         assert_eq!((core.read(Common::Status), core.queues()[0].enabled, core.mistakes()), (0, false, 4));
     }
 
+    /// §4.1.4.3: each select names 32 of the feature bits, and those of a select beyond the last are zero.
+    #[test]
+    fn features_are_read_and_written_in_halves_of_32_bits() {
+        let mut core = core();
+        for (select, bits) in [(0, 1 << 29), (1, 1), (2, 0), (u32::MAX, 0)] {
+            assert_eq!(core.write(Common::DeviceFeatureSelect, select), Effect::None);
+            assert_eq!(
+                (core.read(Common::DeviceFeatureSelect), core.read(Common::DeviceFeature)),
+                (select, bits)
+            );
+        }
+        accept(&mut core, VERSION_1 | EVENT_IDX);
+        for (select, bits) in [(0, 1 << 29), (1, 1), (2, 0)] {
+            assert_eq!(core.write(Common::DriverFeatureSelect, select), Effect::None);
+            assert_eq!(core.read(Common::DriverFeature), bits);
+        }
+        assert_eq!(core.write(Common::DriverFeature, 0), Effect::None);
+        assert_eq!(core.mistakes(), 0, "zero accepts nothing");
+        assert_eq!(core.write(Common::DriverFeature, 1), Effect::None);
+        assert_eq!((core.mistakes(), core.features()), (1, VERSION_1 | EVENT_IDX));
+    }
+
+    #[test]
+    fn no_vector_is_no_mistake_and_one_out_of_range_is() {
+        let mut core = core();
+        for (vector, mistakes) in [(NO_VECTOR, 0), (2, 0), (3, 1)] {
+            core.write(Common::ConfigVector, vector.into());
+            assert_eq!(core.mistakes(), mistakes, "{vector}");
+        }
+    }
+
+    /// §4.1.4.3: the driver writes 1 to enable a queue.
+    #[test]
+    fn only_a_1_enables_a_queue() {
+        let mut core = core();
+        for (value, enabled, mistakes) in [(0, false, 1), (2, false, 2), (1, true, 2)] {
+            assert_eq!(core.write(Common::QueueEnable, value), Effect::None);
+            assert_eq!((core.queues()[0].enabled, core.mistakes()), (enabled, mistakes), "{value}");
+        }
+    }
+
     #[test]
     fn features_are_fixed_by_features_ok() {
         let mut core = negotiated();
