@@ -737,10 +737,86 @@ fn a_file_that_cannot_be_read_is_named() {
     let error = load(Path::new("/nonexistent/vm.json")).unwrap_err();
     let said = shown(&error);
     assert!(said.starts_with("error: cannot read /nonexistent/vm.json\n  caused by: No such file"), "{said}");
+    assert!(said.contains("help: name a configuration file that exists and that you may read"), "{said}");
     refused(&[
         (r#"{"extends":"nowhere.json"}"#, "vm.json:1:2: extends: cannot read nowhere.json"),
         (r#"{"extends":7}"#, "extends: found 7, expected a string"),
     ]);
+}
+
+/// FNV-1a of "machine/id"; guests keep the names of their interfaces from one release to the next.
+#[test]
+fn a_hardware_address_never_changes_with_a_release() {
+    let text = machine(r#","name":"a","devices":[{"type":"virtio-net","tap":"t"}]"#);
+    let DeviceKind::VirtioNet { mac, .. } = &spec(&text).devices[0].kind else { panic!("no network card") };
+    assert_eq!(*mac, [22, 50, 109, 249, 198, 205]);
+}
+
+#[test]
+fn a_hardware_address_has_six_parts_of_two_digits() {
+    let net =
+        |mac: &str| machine(&format!(r#","devices":[{{"type":"virtio-net","tap":"t","mac":"{mac}"}}]"#));
+    assert!(read(net("02:00:00:00:00:01")).is_ok());
+    for mac in ["2:00:00:00:00:01", "002:00:00:00:00:01", "+2:00:00:00:00:01", "02:00:00:00:01"] {
+        assert!(read(net(mac)).is_err(), "{mac}");
+    }
+}
+
+#[test]
+fn limits_are_themselves_allowed() {
+    let socket = |length: usize| format!(r#","console":{{"type":"socket","path":"/{}"}}"#, "x".repeat(length - 1));
+    assert!(read(machine(&socket(107))).is_ok());
+    assert!(read(machine(&socket(108))).is_err());
+    let devices = [r#"{"type":"virtio-rng"}"#; 255].join(",");
+    assert_eq!(spec(&machine(&format!(r#","devices":[{devices}]"#))).devices.len(), 255);
+}
+
+#[test]
+fn names_of_cliques_and_of_places_for_bars_choose_what_they_name() {
+    let function = |member: &str| {
+        let text = format!(r#","devices":[{{"type":"vfio","function":"01:00.0",{member}}}]"#);
+        format!("{:?}", spec(&machine(&text)).devices[0].kind)
+    };
+    for (member, wanted) in [
+        (r#""clique":"auto""#, "clique: Auto"),
+        (r#""clique":"off""#, "clique: Off"),
+        (r#""clique":15"#, "clique: Number(15)"),
+        (r#""bars":"guest""#, "bars: Guest"),
+        (r#""bars":"host""#, "bars: Host"),
+    ] {
+        let kind = function(member);
+        assert!(kind.contains(wanted), "{member}: {kind}");
+    }
+}
+
+#[test]
+fn a_console_shares_no_path_with_a_disk_or_a_socket() {
+    let disk = r#","devices":[{"type":"virtio-blk","path":"/d"}],"console":{"type":"file","path":"/d"}"#;
+    let peer = r#","devices":[{"type":"vfio-user","socket":"/s"}],"console":{"type":"socket","path":"/s"}"#;
+    refused(&[(&machine(disk), "devices[0].path"), (&machine(peer), "devices[0].socket")]);
+}
+
+#[test]
+fn a_value_of_the_wrong_type_is_answered_in_the_words_of_json() {
+    let pairs = r#","devices":[{"type":"virtio-net","tap":"t","queue_pairs":"two"}]"#;
+    let distances = r#","egm":[{"region":"r","size":"2M","node":1,"distances":7}]"#;
+    refused(&[
+        (&machine(pairs), "expected a number from 0 to 65535"),
+        (&machine(r#","devices":7"#), "expected an array"),
+        (&machine(distances), "expected an object"),
+    ]);
+}
+
+#[test]
+fn only_other_tables_than_acpi_are_written() {
+    let boot = |tables: &str| {
+        let text =
+            format!(r#"{{"arch":"aarch64","boot":{{"kernel":"k"{tables}}},"memory":{{"size":"1GiB"}}}}"#);
+        serde_json::to_value(spec(&text).boot).unwrap()
+    };
+    assert_eq!(boot("").get("tables"), None);
+    assert_eq!(boot(r#","tables":"acpi""#).get("tables"), None);
+    assert_eq!(boot(r#","tables":"device-tree""#)["tables"], "device-tree");
 }
 
 /// Text that is nearly a configuration: ours with one character replaced, added or taken away.
