@@ -116,3 +116,125 @@ fn amount(node: &NodeSplit, how: How, regions: &[Region]) -> Check {
     let what = format!("guests get {} at node {} ({})", size(guests), node.node, how.name());
     check(what, size(found), found >= guests.saturating_sub(lost) && found > 0)
 }
+
+#[cfg(test)]
+mod tests {
+    use egm_address::{ByteSize, CpuSet, Hpa};
+
+    use super::*;
+    use crate::region::{DaxFiles, Node};
+    use crate::retired::Retired;
+
+    const GIB: u64 = 1 << 30;
+
+    fn region(kind: RegionKind, node: u32, base: Option<u64>, size: u64) -> Region {
+        Region {
+            name: "r".to_owned(),
+            kind,
+            node: Some(node),
+            size: ByteSize::new(size),
+            page_size: ByteSize::new(2 << 20),
+            base: base.map(Hpa::new),
+            functions: Vec::new(),
+            retired: Retired::new([], size, 1 << 16),
+        }
+    }
+
+    fn reserved(base: u64, size: u64) -> Region {
+        region(RegionKind::Reserved { device: "/dev/mem".into() }, 0, Some(base), size)
+    }
+
+    fn dax(base: u64, size: u64) -> Region {
+        let kind = RegionKind::Devdax { device: "/dev/dax0.0".into(), files: DaxFiles::Static };
+        region(kind, 0, Some(base), size)
+    }
+
+    fn egm(node: u32, size: u64) -> Region {
+        region(RegionKind::Egm { device: "/dev/egm4".into() }, node, None, size)
+    }
+
+    fn piece(how: How, start: u64, size: u64) -> Piece {
+        Piece { how, span: Span::new(Hpa::new(start), size).unwrap() }
+    }
+
+    fn node(keeps: u64, guests: u64) -> NodeSplit {
+        NodeSplit { node: 0, keeps: ByteSize::new(keeps), guests: ByteSize::new(guests), hidden: Vec::new() }
+    }
+
+    #[test]
+    fn a_node_may_miss_an_eighth_and_512_mib_of_what_it_keeps_and_have_no_more() {
+        let seen = |keeps: u64, total: u64| {
+            let total = ByteSize::new(total);
+            let host = |id| Node { id, cpus: CpuSet::default(), total, pools: Vec::new() };
+            let facts = HostFacts { nodes: vec![host(0)], ..HostFacts::default() };
+            visible(&node(keeps, 0), &[How::Mem], &facts).unwrap().ok
+        };
+        let least = 7 * GIB - (512 << 20);
+        for (total, ok) in [(least - 1, false), (least, true), (8 * GIB, true), (8 * GIB + 1, false)] {
+            assert_eq!(seen(8 * GIB, total), ok, "{total}");
+        }
+        assert_eq!(visible(&node(GIB, 0), &[How::Hugetlb], &HostFacts::default()), None);
+    }
+
+    #[test]
+    fn reserved_memory_counts_when_it_lies_in_the_piece_and_is_whole() {
+        let whole = piece(How::Memmap, 4 * GIB, 4 * GIB);
+        for (regions, ok) in [
+            (vec![], false),
+            (vec![reserved(4 * GIB, 4 * GIB)], true),
+            (vec![reserved(4 * GIB, 2 * GIB), reserved(6 * GIB, 2 * GIB)], true),
+            (vec![reserved(4 * GIB, 4 * GIB - 1)], false),
+            (vec![reserved(3 * GIB, 4 * GIB)], false),
+            (vec![dax(4 * GIB, 4 * GIB)], false),
+        ] {
+            assert_eq!(reached(&whole, &regions).ok, ok, "{regions:?}");
+        }
+    }
+
+    #[test]
+    fn device_dax_may_lose_2_gib_or_half_of_a_small_piece_and_must_exist() {
+        for (size, found, ok) in [
+            (8 * GIB, 6 * GIB, true),
+            (8 * GIB, 6 * GIB - 1, false),
+            (2 * GIB, GIB, true),
+            (2 * GIB, GIB - 1, false),
+            (1, 1, true),
+        ] {
+            assert_eq!(reached(&piece(How::Dax, GIB, size), &[dax(GIB, found)]).ok, ok, "{found} of {size}");
+        }
+        assert!(!reached(&piece(How::Dax, GIB, 8 * GIB), &[]).ok);
+        assert!(!reached(&piece(How::Dax, GIB, 8 * GIB), &[reserved(GIB, 8 * GIB)]).ok);
+    }
+
+    #[test]
+    fn firmware_may_keep_an_eighth_and_a_pool_nothing() {
+        for (how, found, ok) in [
+            (How::Firmware, egm(0, 7 * GIB), true),
+            (How::Firmware, egm(0, 7 * GIB - 1), false),
+            (How::Firmware, egm(1, 8 * GIB), false),
+            (How::Firmware, region(RegionKind::Hugetlb, 0, None, 8 * GIB), false),
+            (How::Hugetlb, region(RegionKind::Hugetlb, 0, None, 8 * GIB), true),
+            (How::Hugetlb, region(RegionKind::Hugetlb, 0, None, 8 * GIB - 1), false),
+            (How::Hugetlb, egm(0, 8 * GIB), false),
+        ] {
+            assert_eq!(amount(&node(0, 8 * GIB), how, &[found.clone()]).ok, ok, "{how:?} {found:?}");
+        }
+        assert!(!amount(&node(0, 0), How::Hugetlb, &[]).ok, "no region is no success");
+    }
+
+    #[test]
+    fn a_word_that_lost_its_dollar_sign_is_recognised() {
+        let word = "memmap=4G$8G";
+        assert!(added(word, &["quiet", word]).ok);
+        for (words, eaten) in
+            [(vec!["memmap=4G8G"], true), (vec!["memmap=4G$9G"], false), (vec!["quiet"], false)]
+        {
+            let check = added(word, &words);
+            assert_eq!(
+                (check.ok, check.found.contains("boot loader took the $")),
+                (false, eaten),
+                "{words:?}"
+            );
+        }
+    }
+}
