@@ -764,7 +764,8 @@ fn a_hardware_address_has_six_parts_of_two_digits() {
 
 #[test]
 fn limits_are_themselves_allowed() {
-    let socket = |length: usize| format!(r#","console":{{"type":"socket","path":"/{}"}}"#, "x".repeat(length - 1));
+    let socket =
+        |length: usize| format!(r#","console":{{"type":"socket","path":"/{}"}}"#, "x".repeat(length - 1));
     assert!(read(machine(&socket(107))).is_ok());
     assert!(read(machine(&socket(108))).is_err());
     let devices = [r#"{"type":"virtio-rng"}"#; 255].join(",");
