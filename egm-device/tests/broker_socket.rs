@@ -117,7 +117,7 @@ fn who_waits_is_served_when_a_slice_comes_back() {
     let why = waits.recv().unwrap();
     assert_eq!(
         why,
-        "rule \"root\": 1GiB does not fit in \"egm4\" now: available: 0; largest contiguous block: 0; nothing else is free"
+        "rule \"root\": 1GiB does not fit in \"egm4\" now (available 0, largest contiguous block 0); nothing else is free"
     );
     first.give_back(&NEVER).unwrap();
     assert_eq!(waiter.join().unwrap().unwrap().slice().size.get(), G);
@@ -146,7 +146,7 @@ fn who_does_not_wait_is_told_which_rule_and_what_is_free_instead() {
     let now = Take { wait: false, ..take("egm4", 2 * G) };
     assert_eq!(
         refused(broker.client().take(&now, |_| ())),
-        "rule \"root\": 2GiB does not fit in \"egm4\" now: available: 1GiB; largest contiguous block: 1GiB; \
+        "rule \"root\": 2GiB does not fit in \"egm4\" now (available 1GiB, largest contiguous block 1GiB); \
          free: 1GiB, 1GiB in one piece (egm4 1GiB)"
     );
     let elsewhere = Take { regions: vec!["dax9".into()], ..now };

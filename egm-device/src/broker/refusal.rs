@@ -7,11 +7,13 @@ use crate::policy::Peer;
 /// Why a slice stays lent that was to come back.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NotBack {
-    /// Somebody still has it.
+    /// A process still has it.
     #[error("{0}")]
     Used(String),
-    /// Nobody could be asked to take it: the kernel's reason.
-    #[error("the slice stays lent: the broker gets no thread that scrubs it ({0}): raise its limit of tasks")]
+    /// There is no thread to take it: the kernel's reason.
+    #[error(
+        "cannot take the slice back: no thread to scrub it ({0}): raise the limit of tasks of the broker"
+    )]
     NoThread(String),
 }
 

@@ -21,16 +21,16 @@ use crate::report::{Blame, Report};
 /// Where clients find the broker. Not in the ledger's folder, which is root's alone.
 pub(super) const SOCKET: &str = "/run/egm-broker.sock";
 
-/// Who may take what, unless another file is named.
+/// The policy, unless another file is named.
 const POLICY: &str = "/etc/egm-device/policy.json";
 
 /// Grants slices to unprivileged users over a socket, by a policy
 ///
-/// It runs until SIGTERM or Ctrl-C, which it obeys at once. A slice is lent until its client has closed the connection and ended, or says that it has
-/// unmapped it; then it is scrubbed. A device that opens once stays with the broker until it ends.
+/// Runs until SIGTERM or Ctrl-C. A client has its slice until it closes the connection and ends, or reports that it has
+/// unmapped the slice; then the broker scrubs it. A device that opens once stays open in the broker until it ends.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Where clients connect; anybody may, and the policy decides
+    /// Socket for clients; every user may connect, and the policy decides
     #[arg(long, value_name = "PATH", default_value = SOCKET)]
     socket: PathBuf,
     /// Policy [default: /etc/egm-device/policy.json; without that file only root gets slices]

@@ -32,8 +32,8 @@ enum Command {
     Show(Common),
     /// Moves an unreadable record aside, removes grants of owners that have ended, and reviews quarantined memory
     ///
-    /// Nothing is lost by it: bytes of which nothing is known are scrubbed before anybody gets them, and pages that went bad
-    /// are known from a file of their own.
+    /// Nothing is lost: bytes of unknown state are scrubbed before the next grant, and bad pages are recorded in a file of
+    /// their own.
     Repair(Common),
     Unretire(unretire::Args),
 }

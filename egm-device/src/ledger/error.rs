@@ -107,8 +107,8 @@ pub enum GrantError {
         #[source]
         source: ScrubError,
     },
-    /// Nobody waits any more.
-    #[error("region \"{region}\": nobody waits for the slice any more")]
+    /// The request was cancelled.
+    #[error("region \"{region}\": the request for the slice was cancelled")]
     Cancelled {
         /// The region.
         region: String,

@@ -153,10 +153,10 @@ pub enum Why {
     QuotaUsed { held: u64, size: u64, quota: u64 },
     #[error("{} is more than {region:?} can ever give: {}", ByteSize::new(*size), ByteSize::new(*most))]
     NeverFits { size: u64, region: String, most: u64 },
-    #[error("{} does not fit in {region:?} now: available: {}; largest contiguous block: {}",
+    #[error("{} does not fit in {region:?} now (available {}, largest contiguous block {})",
         ByteSize::new(*size), ByteSize::new(*free), ByteSize::new(*largest))]
     NoRoom { size: u64, region: String, free: u64, largest: u64 },
-    #[error("{} does not fit in {region:?} now: what is free is not so aligned, or somebody who had it still maps it",
+    #[error("{} does not fit in {region:?} now: the free memory is not so aligned, or an earlier owner still maps it",
         ByteSize::new(*size))]
     NoPlace { size: u64, region: String },
     #[error(

@@ -34,7 +34,7 @@ const BACK: Machine = Machine::whole("back", &[CHECK, "egm_commands"], 0);
 pub(crate) fn run_qemu(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let runner = frame.runner;
     let Some(emulator) = &runner.tools.emulator else {
-        frame.skip("Debian's QEMU is not to be had here");
+        frame.skip("Debian's QEMU is unavailable here");
         return Ok(());
     };
     let parts = Parts::make(runner, "qemu", runner.work.join(frame.scenario.name))?;

@@ -58,7 +58,7 @@ pub(crate) struct RunArguments {
     /// Where; by default here when this machine's KVM runs stock kernels, else in the lab.
     #[arg(long = "where", value_name = "PLACE")]
     place: Option<Where>,
-    /// Who runs the guest.
+    /// Monitor that runs the guest.
     #[arg(long, default_value = "egm")]
     vmm: Vmm,
     /// A monitor that you provide, by name and program: cloud-hypervisor=PATH, for the scenario peer-cloud-hypervisor.

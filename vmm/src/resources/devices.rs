@@ -106,7 +106,7 @@ pub enum DeviceError {
     #[error(transparent)]
     Slice(#[from] SliceError),
     /// The plan was made without its server.
-    #[error("nobody connected the vfio-user server {}", socket.display())]
+    #[error("the vfio-user server {} is not connected", socket.display())]
     NotConnected {
         /// Its socket.
         socket: PathBuf,

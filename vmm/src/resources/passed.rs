@@ -25,13 +25,13 @@ pub enum PassedError {
     #[error(transparent)]
     Open(#[from] OpenError),
     /// KVM's part.
-    #[error("KVM cannot be told of host functions")]
+    #[error("cannot register host functions with KVM")]
     Kvm(#[from] KvmError),
     /// Guest memory.
-    #[error("guest memory cannot be reached by host functions")]
+    #[error("cannot map guest memory for host functions")]
     Dma(#[from] DmaError),
     /// Guest memory, for the device of a server.
-    #[error("guest memory cannot be lent to the vfio-user server {}", socket.display())]
+    #[error("cannot share guest memory with the vfio-user server {}", socket.display())]
     Lend {
         /// Its socket.
         socket: PathBuf,

@@ -257,7 +257,7 @@ fn who_waits_for_a_place_that_is_none_yet_waits_on_and_is_first_when_there_is_on
     world.make(first, Err(NotMade::Short));
     let (_, Reply::Waiting(waiting)) = world.answers.last().unwrap() else { panic!("{:?}", world.answers) };
     assert!(
-        waiting.why.contains("50 does not fit in \"egm4\" now: what is free is not so aligned"),
+        waiting.why.contains("50 does not fit in \"egm4\" now: the free memory is not so aligned"),
         "{waiting:?}"
     );
     assert_eq!(world.held(), SIZE / 4);

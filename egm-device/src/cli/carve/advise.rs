@@ -14,11 +14,11 @@ use crate::show::{Colour, Side, Style, Table, print, size};
 
 use Side::{Left, Right};
 
-/// Says how to split this host's memory between its kernel and its guests, to the letter
+/// Prints the kernel's words and the files that split this host's memory between its kernel and its guests
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLE)]
 pub(super) struct Args {
-    /// What the hypervisor keeps, for instance 64GiB
+    /// Memory that the hypervisor keeps, for instance 64GiB
     #[arg(long, value_name = "SIZE", required_unless_present = "undo")]
     hypervisor: Option<ByteSize>,
     /// Let each node keep that much, instead of all nodes together
@@ -28,7 +28,7 @@ pub(super) struct Args {
     /// memory from the lowest address up, the last one the rest: memmap=1GiB,dax=1GiB,mem
     #[arg(long, value_name = "WAY[=SIZE]", value_delimiter = ',', value_parser = part)]
     how: Vec<Part>,
-    /// Say how to take the host back instead
+    /// Print how to undo the split instead
     #[arg(long, conflicts_with_all = ["hypervisor", "per_node", "how"])]
     undo: bool,
     #[command(flatten)]
