@@ -11,6 +11,8 @@
 //! The guest counts the checks that its slice has seen in the slice itself, and the host reads them there. cloud-hypervisor
 //! connects no error interrupt, so it does not stop a guest whose slice is taken.
 
+use std::process::Command;
+
 use serde_json::json;
 
 use crate::error::LabError;
@@ -60,6 +62,11 @@ pub(crate) fn run_cloud_hypervisor(frame: &mut Frame<'_>) -> Result<(), LabError
     served_again(frame, &parts, &monitor)
 }
 
+/// What starts `machine`.
+fn start<M: Monitor>(monitor: &M, machine: &Machine) -> Result<Command, LabError> {
+    monitor.command(&format!("{} {}", words(machine), M::WORDS))
+}
+
 /// One server keeps the bytes through a reset and for a second machine, whose guest gives the slice back.
 fn kept(frame: &mut Frame<'_>, parts: &Parts<'_>, monitor: &impl Monitor) -> Result<(), LabError> {
     let mut server = parts.serve()?;
@@ -67,7 +74,7 @@ fn kept(frame: &mut Frame<'_>, parts: &Parts<'_>, monitor: &impl Monitor) -> Res
     first(frame, monitor)?;
     frame.step("the host sees the guest's bytes", || holds_checks(&server.memory(SIZE)?, 2));
     drop(spare);
-    boot(frame, &WANTED, monitor.command(&words(&WANTED))?, |event, _| {
+    boot(frame, &WANTED, start(monitor, &WANTED)?, |event, _| {
         (event == "want").then(|| timed("the owner asks", || Ok(server.ask()?))).into_iter().collect()
     })?;
     frame.step("the server ends well", || ended(server.wait()?));
@@ -78,7 +85,7 @@ fn kept(frame: &mut Frame<'_>, parts: &Parts<'_>, monitor: &impl Monitor) -> Res
 /// The first machine: it is reset when its first check is done, and gets another slice after the second.
 fn first(frame: &mut Frame<'_>, monitor: &impl Monitor) -> Result<(), LabError> {
     let mut reset = false;
-    boot(frame, &FIRST, monitor.command(&words(&FIRST))?, |event, lines| match event {
+    boot(frame, &FIRST, start(monitor, &FIRST)?, |event, lines| match event {
         "plug" if !std::mem::replace(&mut reset, true) => {
             let before = std::mem::take(lines);
             vec![
@@ -94,11 +101,8 @@ fn first(frame: &mut Frame<'_>, monitor: &impl Monitor) -> Result<(), LabError> 
 
 /// The server is killed, and the guest goes on.
 fn killed(frame: &mut Frame<'_>, parts: &Parts<'_>, monitor: &impl Monitor) -> Result<(), LabError> {
-    fn command<M: Monitor>(monitor: &M) -> Result<std::process::Command, LabError> {
-        monitor.command(&format!("{} {}", words(&LOST), M::LOST_WORDS))
-    }
     let mut server = Some(parts.serve()?);
-    boot(frame, &LOST, command(monitor)?, |event, _| {
+    boot(frame, &LOST, start(monitor, &LOST)?, |event, _| {
         if event != "lost" {
             return Vec::new();
         }
@@ -113,7 +117,7 @@ fn killed(frame: &mut Frame<'_>, parts: &Parts<'_>, monitor: &impl Monitor) -> R
 /// for functions of the host only.)
 fn taken(frame: &mut Frame<'_>, parts: &Parts<'_>, qemu: &Qemu<'_>) -> Result<(), LabError> {
     let mut server = parts.serve_for(1)?;
-    boot(frame, &TAKEN, qemu.command(&words(&TAKEN))?, |event, _| {
+    boot(frame, &TAKEN, start(qemu, &TAKEN)?, |event, _| {
         if event != "lost" {
             return Vec::new();
         }
@@ -130,7 +134,7 @@ fn taken(frame: &mut Frame<'_>, parts: &Parts<'_>, qemu: &Qemu<'_>) -> Result<()
 /// The next server is at the socket that the dead one left.
 fn served_again(frame: &mut Frame<'_>, parts: &Parts<'_>, monitor: &impl Monitor) -> Result<(), LabError> {
     let mut server = parts.serve()?;
-    boot(frame, &BACK, monitor.command(&words(&BACK))?, |_, _| Vec::new())?;
+    boot(frame, &BACK, start(monitor, &BACK)?, |_, _| Vec::new())?;
     frame.step("the last server ends well", || {
         server.ask()?;
         ended(server.wait()?)

@@ -17,8 +17,8 @@ const SPARE: &str = "spare-slice";
 
 /// A monitor and the files of its scenario.
 pub(crate) trait Monitor {
-    /// More words for the guest whose server is killed.
-    const LOST_WORDS: &'static str;
+    /// More words for its guests.
+    const WORDS: &'static str;
 
     /// What starts the machine with the slice, whose kernel gets `words`.
     fn command(&self, words: &str) -> Result<Command, LabError>;
@@ -53,7 +53,7 @@ impl Qemu<'_> {
 }
 
 impl Monitor for Qemu<'_> {
-    const LOST_WORDS: &'static str = "";
+    const WORDS: &'static str = "";
 
     fn command(&self, words: &str) -> Result<Command, LabError> {
         self.parts.qemu(self.emulator, words)
@@ -97,7 +97,7 @@ impl CloudHypervisor<'_> {
 
 impl Monitor for CloudHypervisor<'_> {
     /// It ignores that a read of a register fails, so the guest gets arbitrary bytes in place of ones.
-    const LOST_WORDS: &'static str = "egm.arg.egm_lost.ones=false";
+    const WORDS: &'static str = "egm.arg.egm_events.ones=false";
 
     fn command(&self, words: &str) -> Result<Command, LabError> {
         self.parts.cloud_hypervisor(self.program, words)

@@ -56,7 +56,7 @@ pub(super) fn plugged(_: &Arguments) -> Result<Finding, Broken> {
 }
 
 /// The owner's request interrupts the guest and stays pending until the guest has seen it; the guest quiesces.
-pub(super) fn wanted(_: &Arguments) -> Result<Finding, Broken> {
+pub(super) fn wanted(args: &Arguments) -> Result<Finding, Broken> {
     let Some(function) = first()? else { return Ok(none()) };
     let Some(before) = posted()? else {
         return Ok(Finding::skipped("this kernel does not count posted interrupts"));
@@ -75,24 +75,19 @@ pub(super) fn wanted(_: &Arguments) -> Result<Finding, Broken> {
     function.registers.write_word(narrow::PENDING, WANTED_BIT);
     claim.equal("what is pending, confirmed", &(word(narrow::PENDING) & WANTED_BIT), &0);
     function.registers.write_word(narrow::DOORBELL, QUIESCE);
-    claim.holds(silent(&function), || "its registers still answer");
+    without_server(&mut claim, &function, args)?;
     Ok(claim.finish())
 }
 
 /// A function whose server dies reads ones, but for memory that the monitor has mapped. The guest leaves it alone until another
 /// function is plugged in, which says that it happened: QEMU (11.1.3) aborts when a server dies that it is asking.
-/// `egm_lost.ones=false` is for a monitor that gives the guest other bytes: it reads the registers and expects no value.
 pub(super) fn lost(args: &Arguments) -> Result<Finding, Broken> {
     let Some(function) = first()? else { return Ok(none()) };
     let mut claim = Claim::default();
     let (word, before) = (function.memory.read(0), addresses());
     say("lost");
     claim.holds(came(&before).is_some(), || "no function came, so nobody has said that the server is dead");
-    if args.get("egm_lost.ones", true)? {
-        claim.holds(silent(&function), || "its registers still answer");
-    } else {
-        claim.seen(format!("its magic reads {:#x}", function.registers.read_word(narrow::MAGIC)));
-    }
+    without_server(&mut claim, &function, args)?;
     claim.equal("the first word", &function.memory.read(0), &word);
     Ok(claim.finish())
 }
@@ -112,6 +107,17 @@ fn first() -> Result<Option<Function>, Broken> {
 
 fn none() -> Finding {
     Finding::skipped("the guest has no slice behind a PCI function")
+}
+
+/// The registers of a function without a server read ones. `egm_events.ones=false` is for a monitor that gives the guest other
+/// bytes: they can be read, and no value is expected.
+fn without_server(claim: &mut Claim, function: &Function, args: &Arguments) -> Result<(), Broken> {
+    if args.get("egm_events.ones", true)? {
+        claim.holds(silent(function), || "its registers still answer");
+    } else {
+        claim.seen(format!("its magic reads {:#x}", function.registers.read_word(narrow::MAGIC)));
+    }
+    Ok(())
 }
 
 /// Whether the registers come to read ones.
