@@ -232,7 +232,7 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
     Ok(results)
 }
 
-/// Runs a scenario in a process of its own, whose children all have `fault`.
+/// Runs a scenario in a process of its own. All children of that have `fault`.
 fn under_fault(name: &str, fault: Fault, arguments: &RunArguments) -> Result<ScenarioResult, LabError> {
     let report = arguments.report.join(name);
     fs::create_dir_all(&report).map_err(LabError::file("make", &report))?;

@@ -1,7 +1,7 @@
 //! Planted faults: each is a defect that one named test or scenario must find.
 //!
 //! Only unit tests and programs built with the feature `planted-faults` have them, and the variable `EGM_FAULT` chooses one.
-//! `guest-tests/faults.json` says which check each must turn red, and `scripts/test --faults` runs them all.
+//! `guest-tests/faults.json` names the check that each must turn red, and `scripts/test --faults` runs them all.
 
 use std::io::Write as _;
 use std::sync::OnceLock;

@@ -61,7 +61,9 @@ fn start(binary: &Binary<'_>, test: &str, fault: Option<&str>, folder: &Path) ->
     command
         .args(["--exact", test, "--nocapture", "--test-threads=1"])
         .current_dir(&binary.folder)
-        .env_remove(VARIABLE);
+        .env_remove(VARIABLE)
+        // Seeds of failures that are planted are no seeds of failures.
+        .env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
     command.envs(fault.map(|fault| (VARIABLE, fault)));
     let mark = if fault.is_some() { "faulty" } else { "clean" };
     let (out, errors) = (folder.join(format!("{mark}.out")), folder.join(format!("{mark}.err")));
@@ -81,7 +83,7 @@ fn start(binary: &Binary<'_>, test: &str, fault: Option<&str>, folder: &Path) ->
     })
 }
 
-/// What a program says that reaches its fault.
+/// The line that a program prints when it reaches its fault.
 fn reached(fault: &str) -> String {
     format!("fault {fault} reached\n")
 }
