@@ -133,7 +133,8 @@ mod tests {
             match &row.finder {
                 Finder::Scenario { name, check } => {
                     assert!(ALL.iter().any(|scenario| scenario.name == name), "no scenario {name}");
-                    assert!(!check.is_empty(), "{}", row.fault);
+                    // `run` is the lab's own failure.
+                    assert!(!["", "run"].contains(&check.as_str()), "{}", row.fault);
                 }
                 Finder::Unit { test, .. } | Finder::Program { test, .. } => {
                     let definition = format!("fn {}(", test.rsplit("::").next().unwrap());
