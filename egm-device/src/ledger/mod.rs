@@ -254,11 +254,8 @@ impl Ledger {
                 return Err(self.lock_error(line, io::ErrorKind::WouldBlock.into()).into());
             }
             let usable = SpanSet::from_iter([place]).minus(&line.places(region.retired.spans()));
-            let dirty = if region.kind.keeps_bytes() && !egm_address::fault!("dirty-recorded-clean") {
-                usable.minus(&clean)
-            } else {
-                SpanSet::default()
-            };
+            let keeps = region.kind.keeps_bytes() && !egm_address::fault!("dirty-recorded-clean");
+            let dirty = if keeps { usable.minus(&clean) } else { SpanSet::default() };
             record.remove_clean(&line.name, &SpanSet::from_iter([place]));
             let is_held = |span: Span<InRegion>| held.iter().any(|held| held.span == span);
             let here = |entry: &Entry| line.offset(entry.span).filter(|_| entry.line == line.name);

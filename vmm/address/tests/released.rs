@@ -1,7 +1,6 @@
 //! Planted faults are in no build that users get.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::process::Command;
 
