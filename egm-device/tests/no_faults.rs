@@ -1,7 +1,6 @@
 //! The programs that users get have no planted faults.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[test]
 fn the_program_does_not_read_the_variable_of_planted_faults() {

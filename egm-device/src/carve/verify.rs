@@ -217,7 +217,11 @@ mod tests {
             (How::Hugetlb, region(RegionKind::Hugetlb, 0, None, 8 * GIB - 1), false),
             (How::Hugetlb, egm(0, 8 * GIB), false),
         ] {
-            assert_eq!(amount(&node(0, 8 * GIB), how, &[found.clone()]).ok, ok, "{how:?} {found:?}");
+            assert_eq!(
+                amount(&node(0, 8 * GIB), how, std::slice::from_ref(&found)).ok,
+                ok,
+                "{how:?} {found:?}"
+            );
         }
         assert!(!amount(&node(0, 0), How::Hugetlb, &[]).ok, "no region is no success");
     }

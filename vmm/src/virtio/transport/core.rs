@@ -412,7 +412,7 @@ mod tests {
     fn no_vector_is_no_mistake_and_one_out_of_range_is() {
         let mut core = core();
         for (vector, mistakes) in [(NO_VECTOR, 0), (2, 0), (3, 1)] {
-            core.write(Common::ConfigVector, vector.into());
+            assert_eq!(core.write(Common::ConfigVector, vector.into()), Effect::None);
             assert_eq!(core.mistakes(), mistakes, "{vector}");
         }
     }
