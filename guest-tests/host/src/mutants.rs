@@ -39,6 +39,10 @@ pub(crate) fn run(arguments: &MutantsArguments) -> Result<ExitCode, LabError> {
     for core in cores {
         let all = list(core, &tree)?;
         problems.extend(table.stale(core, &all));
+        if all.is_empty() {
+            problems.push(format!("{}: its files in {TABLE} have no mutant", core.name));
+            continue;
+        }
         if arguments.sample.is_some_and(|sample| sample.is_empty(all.len())) {
             println!("{}: no mutant in this sample", core.name);
             continue;

@@ -86,6 +86,11 @@ impl Skips {
         }
     }
 
+    /// Whether a row allows the skip of `test`, a test of this machine.
+    pub(crate) fn allows_test(&self, test: &str, reason: &str, site: Site<'_>) -> bool {
+        self.allow(Skip { kind: Kind::Tests, of: test, check: None, reason }, site)
+    }
+
     fn allow(&self, skip: Skip<'_>, site: Site<'_>) -> bool {
         self.row(skip, site).is_some()
     }

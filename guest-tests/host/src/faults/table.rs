@@ -39,12 +39,17 @@ pub(super) enum Finder {
 }
 
 impl Finder {
-    /// The scenario with `fault` in its host's programs.
-    pub(super) fn scenario_with(&self, fault: &str) -> Option<String> {
+    /// The scenario that finds it.
+    pub(super) fn scenario(&self) -> Option<&str> {
         match self {
-            Self::Scenario { name, .. } => Some(format!("{name}{WITH_FAULT}{fault}")),
+            Self::Scenario { name, .. } => Some(name),
             Self::Unit { .. } | Self::Program { .. } => None,
         }
+    }
+
+    /// The scenario with `fault` in its host's programs.
+    pub(super) fn scenario_with(&self, fault: &str) -> Option<String> {
+        self.scenario().map(|name| format!("{name}{WITH_FAULT}{fault}"))
     }
 }
 

@@ -13,11 +13,15 @@ use crate::faults::table::{Finder, Row};
 use crate::faults::{Outcome, VARIABLE, Verdict, files};
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::results::ScenarioResult;
+use crate::skips::{Site, Skips};
 
 /// Silence after which a test that a fault keeps waiting has failed.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// What a test program came to.
+/// Exit code of a test program whose test fails.
+const FAILED: i32 = 101;
+
+/// The result of a test program.
 struct Run {
     ending: Ending,
     /// Whether it ran exactly one test.
@@ -38,10 +42,24 @@ pub(super) fn of_test(row: &Row, binaries: &Binaries, report: &Path) -> Result<V
     let folder = report.join(&row.fault);
     fs::create_dir_all(&folder).map_err(LabError::file("make", &folder))?;
     let clean = start(&binary, test, None, &folder)?;
-    if let Some(why) = clean.skipped {
-        return Ok(Verdict::new(row, Outcome::Skipped, &why));
+    if let Some(why) = &clean.skipped {
+        let is_allowed = Skips::read()?.allows_test(test, why, Site::of_this_host(false, &[]));
+        return Ok(if is_allowed {
+            Verdict::new(row, Outcome::Skipped, why)
+        } else {
+            Verdict::new(
+                row,
+                Outcome::Missed,
+                &format!("the test is skipped, and skips.json does not allow it: {why}"),
+            )
+        });
     }
-    let faulty = start(&binary, test, Some(&row.fault), &folder)?;
+    let (outcome, reason) = verdict(&clean, &start(&binary, test, Some(&row.fault), &folder)?);
+    Ok(Verdict::new(row, outcome, &reason))
+}
+
+/// The verdict on a test without its fault and with it.
+fn verdict(clean: &Run, faulty: &Run) -> (Outcome, String) {
     let (outcome, reason) = match (clean.ending, faulty.ending) {
         _ if !clean.is_one || !faulty.is_one => (Outcome::Missed, "not exactly one test ran"),
         (ending, _) if ending != Ending::Exit(0) => (Outcome::Missed, "the test fails without the fault"),
@@ -51,9 +69,10 @@ pub(super) fn of_test(row: &Row, binaries: &Binaries, report: &Path) -> Result<V
             (Outcome::Missed, "the test fails, but not for the fault, which it does not reach")
         }
         (_, Ending::Deadline) => (Outcome::Caught, "the test waits for ever"),
-        _ => (Outcome::Caught, "the test fails"),
+        (_, Ending::Exit(FAILED)) => (Outcome::Caught, "the test fails"),
+        (_, ending) => return (Outcome::Caught, format!("the test program ends with {ending:?}")),
     };
-    Ok(Verdict::new(row, outcome, reason))
+    (outcome, reason.to_owned())
 }
 
 fn start(binary: &Binary<'_>, test: &str, fault: Option<&str>, folder: &Path) -> Result<Run, LabError> {
@@ -74,11 +93,11 @@ fn start(binary: &Binary<'_>, test: &str, fault: Option<&str>, folder: &Path) ->
             .map_err(LabError::file("read", path))
     };
     let (out, errors) = (said(&out)?, said(&errors)?);
-    let skipped = out.lines().chain(errors.lines()).find_map(|line| line.split_once("skipped: "));
+    let skipped = out.lines().chain(errors.lines()).find_map(|line| line.strip_prefix("skipped: "));
     Ok(Run {
         ending,
         is_one: out.lines().any(|line| line == "running 1 test"),
-        skipped: skipped.map(|(_, why)| why.to_owned()),
+        skipped: skipped.map(str::to_owned),
         reached: fault.is_some_and(|fault| errors.contains(&reached(fault))),
     })
 }
@@ -88,12 +107,17 @@ fn reached(fault: &str) -> String {
     format!("fault {fault} reached\n")
 }
 
-/// Whether the check that `row` names failed in `result`, and for its fault.
-pub(super) fn of_scenario(row: &Row, result: Option<&ScenarioResult>, report: &Path) -> Verdict {
+/// Whether the check that `row` names passes in `clean`, the scenario without the fault, and fails in `result` for the fault.
+pub(super) fn of_scenario(
+    row: &Row,
+    clean: Option<&ScenarioResult>,
+    result: Option<&ScenarioResult>,
+    report: &Path,
+) -> Verdict {
     let Finder::Scenario { check, .. } = &row.finder else {
         return Verdict::new(row, Outcome::Missed, "no scenario finds it");
     };
-    let Some(result) = result else {
+    let (Some(clean), Some(result)) = (clean, result) else {
         return Verdict::new(row, Outcome::Missed, "the scenario has no result");
     };
     if let Some(skipped) =
@@ -113,7 +137,9 @@ pub(super) fn of_scenario(row: &Row, result: Option<&ScenarioResult>, report: &P
         result.cases.iter().filter(|case| matches!(case.outcome, Judged::Failed | Judged::Error)).collect();
     let names =
         red.iter().map(|case| format!("{}: {}", case.name, case.reason)).collect::<Vec<_>>().join("; ");
+    let is_clean = clean.cases.iter().all(|case| matches!(case.outcome, Judged::Passed | Judged::Skipped));
     match red.iter().find(|case| case.name == *check) {
+        _ if !is_clean => Verdict::new(row, Outcome::Missed, "the scenario fails without the fault"),
         _ if red.is_empty() => Verdict::new(row, Outcome::Missed, "every check passes with the fault"),
         None => {
             Verdict::new(row, Outcome::Missed, &format!("other checks fail, and not \"{check}\": {names}"))
@@ -122,5 +148,60 @@ pub(super) fn of_scenario(row: &Row, result: Option<&ScenarioResult>, report: &P
             Verdict::new(row, Outcome::Missed, &format!("the fault was not reached: {names}"))
         }
         Some(case) => Verdict::new(row, Outcome::Caught, &case.reason),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use egm_report::Check;
+
+    use super::*;
+
+    #[test]
+    fn a_fault_is_caught_by_one_test_that_passes_without_it_and_reaches_it() {
+        let run = |ending, reached| Run { ending, is_one: true, skipped: None, reached };
+        let passed = || run(Ending::Exit(0), false);
+        for (clean, faulty, outcome) in [
+            (passed(), run(Ending::Exit(FAILED), true), Outcome::Caught),
+            (passed(), run(Ending::Deadline, true), Outcome::Caught),
+            (passed(), run(Ending::Exit(0), true), Outcome::Missed),
+            (passed(), run(Ending::Exit(FAILED), false), Outcome::Missed),
+            (run(Ending::Exit(FAILED), false), run(Ending::Exit(FAILED), true), Outcome::Missed),
+            (passed(), Run { is_one: false, ..run(Ending::Exit(FAILED), true) }, Outcome::Missed),
+        ] {
+            assert_eq!(verdict(&clean, &faulty).0, outcome);
+        }
+    }
+
+    #[test]
+    fn a_scenario_catches_a_fault_by_the_named_check_alone_and_where_it_passes_without() {
+        let row = &crate::faults::table::read().unwrap();
+        let row = row.iter().find(|row| matches!(row.finder, Finder::Scenario { .. })).unwrap();
+        let Finder::Scenario { name, check } = &row.finder else { unreachable!() };
+        let case = |name: &str, outcome| Check {
+            name: name.to_owned(),
+            outcome,
+            ..ScenarioResult::broken(name, "x").cases.remove(0)
+        };
+        let of = |name: &str, outcome| ScenarioResult {
+            scenario: format!("{name}-of-test"),
+            cases: vec![case(name, outcome)],
+            ..ScenarioResult::broken(name, "x")
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let judge = |clean: &ScenarioResult, faulty: &ScenarioResult| {
+            of_scenario(row, Some(clean), Some(faulty), folder.path()).outcome
+        };
+        let (clean, red) = (of(check, Judged::Passed), of(check, Judged::Failed));
+        assert_eq!(judge(&clean, &red), Outcome::Missed, "{name}: not reached");
+        let log = folder.path().join(&red.scenario);
+        fs::create_dir(&log).unwrap();
+        fs::write(log.join("vmm.log"), reached(&row.fault)).unwrap();
+        assert_eq!(judge(&clean, &red), Outcome::Caught);
+        assert_eq!(judge(&red, &red), Outcome::Missed, "it fails without the fault");
+        assert_eq!(judge(&clean, &clean), Outcome::Missed);
+        let other = ScenarioResult { scenario: red.scenario.clone(), ..of("another check", Judged::Failed) };
+        assert_eq!(judge(&clean, &other), Outcome::Missed);
+        assert_eq!(of_scenario(row, None, Some(&red), folder.path()).outcome, Outcome::Missed);
     }
 }
