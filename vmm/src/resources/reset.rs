@@ -35,7 +35,7 @@ fn reset_all(functions: &[(&str, &dyn Backend)]) -> Result<Vec<String>, Refused>
             .into_iter()
             .map(|&(id, backend)| {
                 let reset = move || {
-                    if egm_address::fault!("reset-before-start-skipped") {
+                    if egm_address::fault!("stale-function-given") {
                         return Ok(());
                     }
                     backend.reset().map_err(|error| (id.to_owned(), DeviceError::Reset(error)))
@@ -62,7 +62,7 @@ fn by_bus(
     if reset.contains(name) {
         return None;
     }
-    match if egm_address::fault!("bus-reset-skipped") { Ok(Vec::new()) } else { backend.reset_bus() } {
+    match if egm_address::fault!("stale-bus-given") { Ok(Vec::new()) } else { backend.reset_bus() } {
         Ok(functions) => {
             let names: Vec<String> = functions.iter().map(ToString::to_string).collect();
             let others: Vec<&str> =
