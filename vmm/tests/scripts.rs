@@ -82,7 +82,7 @@ fn a_skip_that_the_table_does_not_allow_fails_a_test_run() {
     let cargo = "[ $1 != run ] || { cat \"$8\"; exit 1; }";
     let (code, text) = test_with(cargo, folder.path(), &["--without-lab"]);
     assert_eq!(code, 1, "{text}");
-    assert!(text.contains("\nsteps: its output is in target/test/steps"), "{text}");
+    assert!(text.contains("\nsteps.skipped: its output is in target/test/steps.skipped"), "{text}");
 }
 
 #[test]
