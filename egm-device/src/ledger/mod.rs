@@ -278,7 +278,6 @@ impl Ledger {
                 devices,
             });
             let (owner, by) = (request.owner.clone(), Actor::of(&request.owner));
-            let dirty = line.offsets(&dirty);
             Ok(Taken {
                 ledger: self.clone(),
                 region,
@@ -290,7 +289,7 @@ impl Ledger {
                 claim: file,
                 lock,
                 before,
-                dirty,
+                dirty: line.offsets(&dirty),
             })
         })
     }
