@@ -130,7 +130,7 @@ fn who_waits_for_an_aligned_place_is_not_refused_because_bytes_are_free_elsewher
     let first = broker.client().take(&take("egm4", G), |_| ()).unwrap();
     let aligned = Take { align: 2 * G, ..take("egm4", 2 * G) };
     let why = refused(broker.client().take(&Take { wait: false, ..aligned.clone() }, |_| ()));
-    assert!(why.contains("2GiB does not fit in \"egm4\" now: what is free is not so aligned"), "{why}");
+    assert!(why.contains("2GiB does not fit in \"egm4\" now: the free memory is not so aligned"), "{why}");
     let (told, waits) = std::sync::mpsc::channel();
     let client = broker.client();
     let waiter = std::thread::spawn(move || client.take(&aligned, |_| told.send(()).unwrap()));

@@ -412,7 +412,8 @@ mod tests {
     fn no_vector_is_no_mistake_and_one_out_of_range_is() {
         let mut core = core();
         for (vector, mistakes) in [(NO_VECTOR, 0), (2, 0), (3, 1)] {
-            assert_eq!(core.write(Common::ConfigVector, vector.into()), Effect::None);
+            let taken = if mistakes == 0 { vector } else { NO_VECTOR };
+            assert_eq!(core.write(Common::ConfigVector, vector.into()), Effect::ConfigVector(taken));
             assert_eq!(core.mistakes(), mistakes, "{vector}");
         }
     }
