@@ -1,4 +1,4 @@
-//! Where the guest's serial console goes: our own terminal, a file, a pseudo-terminal or a socket.
+//! Destinations of the guest's serial console: our own terminal, a file, a pseudo-terminal or a socket.
 
 mod relay;
 
@@ -95,19 +95,19 @@ impl Report for ConsoleError {
     }
 }
 
-/// What our terminal was like while the guest has it.
+/// Earlier settings of our terminal, while the guest has it.
 static TERMINAL: Mutex<Option<Termios>> = Mutex::new(None);
 
-/// Makes our terminal what it was before [`Console::take_terminal`]. Takes no lock that is held while anything else
-/// happens, so that whoever panics can do it.
+/// Restores our terminal to its state before [`Console::take_terminal`]. Takes no lock that is held while anything else
+/// happens, so that a panicking thread can call it.
 pub(crate) fn give_back_terminal() {
     if let Some(before) = lock(&TERMINAL).take() {
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &before);
     }
 }
 
-/// An open console. Nothing that the guest prints makes it wait for a reader or a disk; dropping it does, for the last of it, and
-/// prints how much was lost.
+/// An open console. Writing to it never waits for a reader or a disk. Dropping it waits for the last output, and prints
+/// how much was lost.
 #[derive(Debug)]
 pub struct Console {
     kind: Kind,
@@ -168,7 +168,7 @@ impl Console {
         }
     }
 
-    /// Writes what the guest printed. What nobody takes is lost, as on a cable.
+    /// Writes the guest's output. Output that no reader takes is lost, as on a cable.
     pub fn write(&mut self, data: &[u8]) {
         match &mut self.kind {
             Kind::Stdio { output, .. } | Kind::File(output) => output.write(data),
@@ -196,8 +196,8 @@ impl Console {
         }
     }
 
-    /// Takes what was typed, or a client; the number of bytes, 0 when there is none. May close a descriptor that
-    /// [`sources`](Self::sources) named, so nobody waits for it by then. An empty `buffer` would look like the end.
+    /// Takes typed bytes, or a client; returns the number of bytes, 0 when there are none. May close a descriptor from
+    /// [`sources`](Self::sources): do not wait for it any longer. An empty `buffer` would look like the end.
     pub fn read(&mut self, buffer: &mut [u8]) -> usize {
         match &mut self.kind {
             Kind::Stdio { input, .. } => {
@@ -268,7 +268,7 @@ fn file(path: &Path) -> Result<File, ConsoleError> {
     Err(ConsoleError::NotAFile { path: path.to_owned(), found })
 }
 
-/// Whether poll says something about it: a regular file or /dev/null is always ready and would spin.
+/// Whether poll is meaningful for it: a regular file or /dev/null is always ready and would spin.
 fn is_waitable(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::fstat(fd).is_ok_and(|stat| {
         let kind = rustix::fs::FileType::from_raw_mode(stat.st_mode);
@@ -282,7 +282,7 @@ fn pty() -> io::Result<Kind> {
     unlockpt(&master)?;
     let name = ptsname(&master, Vec::new())?;
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-    // Held open so that a reader who leaves does not hang the line up.
+    // Held open so that a reader that leaves does not hang the line up.
     let slave = rustix::fs::open(&name, flags, rustix::fs::Mode::empty())?;
     let mut raw = tcgetattr(&slave)?;
     raw.make_raw();
@@ -291,7 +291,7 @@ fn pty() -> io::Result<Kind> {
     Ok(Kind::Pty { master: File::from(master), _slave: slave })
 }
 
-/// What a read gave, and whether there is more to come. A signal or a source that has nothing now is not its end.
+/// Bytes read, and whether more can come. A signal, or a source that has nothing now, is not the end.
 fn taken(read: io::Result<usize>) -> (usize, bool) {
     match read {
         Ok(count) => (count, count > 0),

@@ -1,4 +1,4 @@
-//! A Unix socket that others connect to: replaced when it was left behind, removed when it is ours.
+//! A listening Unix socket. It replaces a stale socket at its path, and removes its own file at the end.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -17,7 +17,7 @@ pub(crate) struct Listener {
     path: PathBuf,
     /// Device and number of the file that was made.
     made: (u64, u64),
-    /// Given up for a moment when there is no descriptor left to tell a client so.
+    /// Closed for a moment, when no descriptor is left, to accept a client and to close its connection.
     spare: Option<EventFd>,
 }
 
@@ -25,7 +25,7 @@ impl Listener {
     /// Listens at `path`, for this user alone whatever the umask is. A socket left there by a process that ended is replaced.
     ///
     /// # Errors
-    /// `AddrInUse` when somebody listens there, `AlreadyExists` when it is a file of another kind, and those of bind(2).
+    /// `AddrInUse` when a process listens there, `AlreadyExists` for a file of another kind, and those of bind(2).
     pub(crate) fn bind(path: &Path) -> io::Result<Self> {
         let socket = match bind_private(path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
@@ -33,7 +33,7 @@ impl Listener {
                 if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
                     return Err(io::ErrorKind::AlreadyExists.into());
                 }
-                // A full backlog is somebody listening as well.
+                // A full backlog means that a process listens as well.
                 if !matches!(connect(path), Err(e) if e.kind() == io::ErrorKind::ConnectionRefused) {
                     return Err(error);
                 }
@@ -43,19 +43,19 @@ impl Listener {
             other => other?,
         };
         socket.set_nonblocking(true)?;
-        // Where the kernel cannot, a client's own descriptors can hold up the event loop: docs/limits.md says so.
+        // Where the kernel cannot, a client's own descriptors can hold up the event loop: see docs/limits.md.
         egm_device::broker::refuse_descriptors(socket.as_fd());
         let made = identity(path)?;
         Ok(Self { socket, path: path.to_owned(), made, spare: spare() })
     }
 
-    /// Where it was asked to listen.
+    /// Path of the socket.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The next client; `None` when it was sent away, because this process or the host has no descriptor left for it:
-    /// it would wait unheard, and whoever waits for this socket would turn in a circle.
+    /// The next client; `None` when it was refused, because this process or the host has no descriptor left for it:
+    /// it would wait without an answer, and the event loop would spin on this socket.
     ///
     /// # Errors
     /// Those of accept(2); `WouldBlock` when there is no client.
@@ -82,11 +82,11 @@ impl AsRawFd for Listener {
     }
 }
 
-/// While the socket is open no other file gets its number.
+/// While the socket is open, no other file gets its inode number.
 impl Drop for Listener {
     fn drop(&mut self) {
         if identity(&self.path).is_ok_and(|found| found == self.made) {
-            let _ = std::fs::remove_file(&self.path); // somebody else removed it: fine
+            let _ = std::fs::remove_file(&self.path); // another process removed it: fine
         }
     }
 }

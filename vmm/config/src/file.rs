@@ -1,6 +1,6 @@
-//! What was written: the JSON form of a configuration, without meaning.
+//! The JSON form of a configuration, as written, before its meaning is checked.
 //!
-//! The doc comments here become the descriptions of the JSON Schema: they speak to whoever writes a file.
+//! The doc comments here become the descriptions of the JSON Schema: they address the author of a file.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,7 +1,7 @@
-//! What the user meant: the checked form of a configuration.
+//! The checked form of a configuration.
 //!
-//! Outside of tests a [`Spec`] is made in one place, [`load`](crate::load), and what it says of its fields was checked there:
-//! whoever holds one need not check it again. It was not compared with any host: that is the plan's work.
+//! Outside of tests only [`load`](crate::load) makes a [`Spec`]. It checks everything that the fields document, so
+//! users of a [`Spec`] need no checks of their own. No check compares it with a host: that is the plan's work.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -34,7 +34,7 @@ pub enum Architecture {
 pub struct Spec {
     /// Shown in logs, process names and SMBIOS; 1 to 64 of `[A-Za-z0-9._-]`.
     pub name: String,
-    /// What hardware or use the configuration is for.
+    /// Hardware or use that the configuration is for.
     pub description: String,
     /// The guest's instruction set.
     pub arch: Architecture,
@@ -42,7 +42,7 @@ pub struct Spec {
     pub cpus: Cpus,
     /// Ordinary memory and its NUMA nodes.
     pub memory: Memory,
-    /// What is booted.
+    /// Kernel, initial RAM disk and command line.
     pub boot: Boot,
     /// Extended GPU Memory slices, in the order written.
     pub egm: Vec<EgmSlice>,
@@ -161,7 +161,7 @@ pub struct EgmSlice {
     pub access: Vec<Access>,
 }
 
-/// What is booted. Paths are absolute or relative to the configuration file that named them, already joined.
+/// Kernel, initial RAM disk and command line. Paths are absolute or joined to the folder of the file that named them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Boot {
     /// x86_64: bzImage, or an ELF vmlinux with a 64-bit or PVH entry. aarch64: Image.
@@ -170,7 +170,7 @@ pub struct Boot {
     pub initramfs: Option<PathBuf>,
     /// Kernel command line, at most 2047 bytes, without NUL or newline.
     pub cmdline: String,
-    /// How the kernel learns what machine it runs on.
+    /// Tables that describe the machine to the kernel.
     #[serde(default, skip_serializing_if = "BootTables::is_acpi")]
     pub tables: BootTables,
 }
@@ -182,11 +182,11 @@ pub struct Device {
     pub id: String,
     /// Whether it sits behind a root port of its own; otherwise on the root bus.
     pub root_port: bool,
-    /// What it is.
+    /// Kind of device, with its settings.
     pub kind: DeviceKind,
 }
 
-/// The kinds of devices and what each needs.
+/// Kinds of devices, with the settings of each.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "kebab-case")]
 pub enum DeviceKind {
@@ -219,18 +219,18 @@ pub enum DeviceKind {
     VirtioRng,
     /// A host PCI function.
     Vfio {
-        /// Which.
+        /// Address of the function on the host.
         function: PciAddress,
-        /// Which interface of the kernel it is opened by.
+        /// Kernel interface that opens it.
         #[serde(default)]
         backend: VfioBackend,
-        /// Whether an NVIDIA driver is told that it reaches other GPUs by PCI Express.
+        /// Number by which an NVIDIA driver in the guest finds the GPUs that it reaches by PCI Express.
         #[serde(default)]
         clique: Clique,
         /// Where its BARs lie.
         #[serde(default)]
         bars: BarPlaces,
-        /// Whether the machine's other passed functions reach its BARs.
+        /// Whether the machine's other assigned devices reach its BARs.
         p2p: bool,
     },
     /// A device served by another process.
@@ -248,7 +248,7 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
-    /// Whether it is a function that is passed to the guest: the host's, a vfio-user server's, or a slice.
+    /// Whether it is a function of the host, of a vfio-user server, or of a slice, and not a virtio device of ours.
     pub const fn is_passed(&self) -> bool {
         matches!(self, Self::Vfio { .. } | Self::VfioUser { .. } | Self::Egm { .. })
     }
@@ -267,8 +267,8 @@ pub enum VfioBackend {
     Iommufd,
 }
 
-/// NVIDIA's number for GPUs that reach each other by PCI Express, which a capability in configuration space tells their
-/// driver in a guest.
+/// NVIDIA's number for GPUs that reach each other by PCI Express. A capability in configuration space reports it to
+/// their driver in a guest.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Clique {
@@ -290,11 +290,11 @@ pub enum BarPlaces {
     Guest,
     /// 64-bit prefetchable ones at their host physical addresses, the others where the plan puts them.
     Host,
-    /// These 64-bit prefetchable ones as said, by ascending number; the others where the plan puts them.
+    /// These 64-bit prefetchable ones as given, by ascending number; the others where the plan puts them.
     Each(Vec<FixedBar>),
 }
 
-/// A BAR whose place in the guest the configuration says.
+/// A BAR that the configuration places in the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FixedBar {
     /// Register number, 0 to 5.

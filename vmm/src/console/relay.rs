@@ -1,9 +1,9 @@
-//! Output whose reader may be slow or asleep: a pipe of ours takes it, and a thread that may wait carries it on. A regular
-//! file is no exception: its disk may be full, and its file system may not answer.
+//! Output for a reader that may be slow or asleep: a pipe of ours takes it, and a thread that may wait carries it on. A
+//! regular file is no exception: its disk may be full, and its file system may not answer.
 //!
-//! The descriptor itself cannot be told not to block: standard output is one open file with whoever started us, and
-//! often with our own messages; and a write may wait although poll said that there is room. On the event loop it would
-//! keep devices and signals waiting, on a vCPU's thread whoever wants the serial port's lock.
+//! The descriptor itself cannot be made non-blocking: standard output is one open file, shared with our parent process
+//! and often with our own messages. A write may also wait although poll reported room. On the event loop it would
+//! delay devices and signals, on a vCPU's thread every other thread that takes the serial port's lock.
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::OwnedFd;
@@ -18,27 +18,27 @@ use rustix::io::Errno;
 
 /// Bytes that wait for the reader, where the host gives that much: several boot logs. The kernel's default is 64 KiB.
 const CAPACITY: usize = 1 << 20;
-/// How long the end waits for a reader who takes nothing.
+/// How long [`Relay::finish`] waits for a reader that takes nothing.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// After some output there is none for this long, and then all that came meanwhile. A guest writes a byte at a time; to
 /// wake a thread for each costs the guest more than the byte does, where the two share a processor.
 const GATHER: Duration = Duration::from_millis(10);
 const STACK: usize = 64 << 10;
 
-/// Where output goes in; dropping it waits for its reader, as long as he reads.
+/// Input side of the pipe; dropping it waits for the reader, as long as it reads.
 #[derive(Debug)]
 pub(super) struct Relay {
     entry: Option<PipeWriter>,
     moved: Receiver<()>,
     thread: Option<JoinHandle<()>>,
-    /// Bytes that came.
+    /// Bytes given to [`Self::write`].
     came: u64,
-    /// Bytes that went on.
+    /// Bytes that the thread has written.
     went: Arc<AtomicU64>,
 }
 
 impl Relay {
-    /// Carries what is written to `to`.
+    /// Starts the thread that carries output to `to`.
     ///
     /// # Errors
     /// When the host has no descriptor or no thread left.
@@ -63,7 +63,7 @@ impl Relay {
         Ok(Self { entry: Some(entry), moved, thread: Some(thread), came: 0, went })
     }
 
-    /// Takes `data`; what there is no room for is lost, as on a cable.
+    /// Takes `data`; bytes that the pipe has no room for are lost, as on a cable.
     pub(super) fn write(&mut self, data: &[u8]) {
         self.came = self.came.saturating_add(u64::try_from(data.len()).unwrap_or(u64::MAX));
         if let Some(entry) = &mut self.entry {
@@ -114,7 +114,7 @@ fn carry(mut from: PipeReader, to: &OwnedFd, moved_on: impl Fn(usize), pause: im
                     rest = rest.get(count..).unwrap_or_default();
                 }
                 Err(Errno::INTR) => {}
-                // Ours, or made so by somebody who has the same file open.
+                // Non-blocking by our own setting, or by a process that has the same file open.
                 Err(Errno::AGAIN) => drop(poll(&mut [PollFd::new(to, PollFlags::OUT)], None)),
                 Err(_) => break, // no reader, or no room, now
             }

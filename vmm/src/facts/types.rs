@@ -19,7 +19,7 @@ pub const FACTS_VERSION: u32 = 2;
 pub struct Facts {
     /// [`FACTS_VERSION`].
     pub version: u32,
-    /// Which machine, and whether it was recorded or made by hand.
+    /// The machine, and whether the facts were recorded or made by hand.
     pub description: String,
     /// Its instruction set.
     pub arch: Architecture,
@@ -59,13 +59,13 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// The region called `name`, with who has what of it.
+    /// The region called `name`, with the owners of its spans.
     pub fn region(&self, name: &str) -> Option<&HostRegion> {
         self.regions.iter().find(|host| host.region.name == name)
     }
 }
 
-/// That of processors with pages of 4 KiB.
+/// The transparent huge page of processors with pages of 4 KiB.
 const fn usual_huge_page() -> ByteSize {
     ByteSize::new(2 << 20)
 }
@@ -93,7 +93,7 @@ pub enum Probe<T> {
 }
 
 impl<T> Probe<T> {
-    /// What is there.
+    /// The value, if there is one.
     pub fn present(&self) -> Option<&T> {
         match self {
             Self::Present(value) => Some(value),
@@ -102,7 +102,7 @@ impl<T> Probe<T> {
     }
 }
 
-/// What `/dev/kvm` says.
+/// Limits that `/dev/kvm` reports.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Kvm {
@@ -116,9 +116,9 @@ pub struct Kvm {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostMemory {
-    /// What the kernel manages.
+    /// Memory that the kernel manages.
     pub total: ByteSize,
-    /// What could be had without swapping when the facts were recorded.
+    /// Memory available without swapping when the facts were recorded.
     pub available: ByteSize,
 }
 
@@ -146,7 +146,7 @@ pub struct Pool {
     pub page_size: PageSize,
     /// Pages in the pool.
     pub total: u64,
-    /// Pages that nobody uses.
+    /// Unused pages in the pool.
     pub free: u64,
 }
 
@@ -161,13 +161,13 @@ pub struct Iommu {
     pub iommufd: bool,
 }
 
-/// A carve-out of host memory, and what of it is to be had.
+/// A carve-out of host memory, with its held and its clean spans.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostRegion {
-    /// What it is.
+    /// The region itself.
     pub region: Region,
-    /// What somebody has of it.
+    /// Spans that have an owner.
     #[serde(default)]
     pub held: Vec<HeldSpan>,
     /// Spans that need no scrub before they are given out.
@@ -223,20 +223,20 @@ impl Trust {
     }
 }
 
-/// Bytes of a region that somebody has.
+/// Bytes of a region that have an owner.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeldSpan {
-    /// Where.
+    /// Span in the region.
     pub span: Span<InRegion>,
-    /// Who, in words.
+    /// Its owner, in words.
     pub owner: String,
     /// The owner's trust domain.
     #[serde(default, skip_serializing_if = "Trust::is_unrecorded")]
     pub trust: Trust,
 }
 
-/// What a vfio-user server presents.
+/// A vfio-user server, and the resources of its device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Server {

@@ -1,7 +1,7 @@
 //! Tables that the guest reads instead of firmware's: the plan in the words of ACPI, and on Arm of EFI, SMBIOS and device trees.
 //!
-//! Pure: a plan goes in, bytes with their guest addresses come out. Nothing here decides anything; what a table says
-//! was said by the plan.
+//! Pure: a plan goes in, bytes with their guest addresses come out. Nothing here decides anything: every table states
+//! what the plan has decided.
 
 #![forbid(unsafe_code)]
 
@@ -23,7 +23,7 @@ use crate::plan::{MemoryPlan, Plan, WindowKind};
 
 /// Bytes at the end of the firmware window that no table uses: on x86 the BIOS's reset vector is there.
 pub const RESET_VECTOR_SIZE: u64 = 16;
-/// Sections of a record in the error block, at most: what HEST says and the machine keeps to.
+/// Most sections of a record in the error block: HEST states the number, and the machine keeps to it.
 pub const ERROR_SECTIONS: u32 = 26;
 
 /// The bytes of all tables and where the guest finds them.
@@ -39,7 +39,7 @@ pub struct Image {
     pub tables: Vec<Table>,
     /// What a kernel expects from EFI firmware, of an aarch64 guest.
     pub efi: Option<Efi>,
-    /// Where a guest with a HEST looks for errors: a status block, which is clear.
+    /// Error status block of a guest with a HEST; clear at the start.
     pub errors: Option<Span<Guest>>,
 }
 
@@ -61,9 +61,9 @@ pub struct Table {
     pub span: Span<Guest>,
 }
 
-/// Why a plan cannot be told to a guest.
+/// Why the tables cannot describe a plan.
 ///
-/// The first of all and figures without an initiator come from the configuration; the others are plans that planning does not make.
+/// [`Self::TooLarge`] and [`Self::NoInitiator`] come from the configuration; planning never causes the others.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FirmwareError {
     /// The tables do not fit.
@@ -94,15 +94,15 @@ pub enum FirmwareError {
     /// Access figures of a node that has no processors to look from.
     #[error("node {node} has access figures from node {from}, which has no vCPUs to look from")]
     NoInitiator {
-        /// Whose memory.
+        /// Node of the memory.
         node: u32,
-        /// Who looks.
+        /// Node without vCPUs that the figures are given for.
         from: u32,
     },
     /// The plan has no such window, or it has a place or size that its table cannot express.
     #[error("the plan's {what} window is {found}, but {rule}")]
     Window {
-        /// For a person.
+        /// Name of the window, for the message.
         what: &'static str,
         /// The window's span, or "missing".
         found: String,
@@ -112,7 +112,7 @@ pub enum FirmwareError {
     /// The plan has too few I/O ports for this owner.
     #[error("the plan has no {count} I/O ports for \"{owner}\"")]
     Ports {
-        /// Who should answer.
+        /// Device that should answer at the ports.
         owner: &'static str,
         /// How many are needed.
         count: u8,
@@ -157,7 +157,7 @@ impl Report for FirmwareError {
 /// Writes every table of `plan`.
 ///
 /// # Errors
-/// [`FirmwareError`] says what of the plan has no form in the tables.
+/// [`FirmwareError`] names the part of the plan that the tables cannot express.
 pub fn build(plan: &Plan) -> Result<Image, FirmwareError> {
     let (rule, align, kept) = match plan.arch {
         Architecture::X86_64 => ("it has to exist and to start on a 16-byte boundary", 16, RESET_VECTOR_SIZE),
@@ -184,7 +184,7 @@ pub fn build(plan: &Plan) -> Result<Image, FirmwareError> {
 struct Gic {
     distributor: Span<Guest>,
     its: Span<Guest>,
-    /// Those of all vCPUs, in their order.
+    /// One for each vCPU, in their order.
     redistributors: Span<Guest>,
 }
 
@@ -208,7 +208,7 @@ impl Gic {
     }
 }
 
-/// The first window of `kind`, when `fits` says that its table can express it.
+/// The first window of `kind`, when `fits` accepts it: its table can express it.
 fn window(
     plan: &Plan,
     kind: WindowKind,
@@ -224,7 +224,7 @@ fn labelled(plan: &Plan, kind: WindowKind, label: &str) -> Option<Span<Guest>> {
     plan.windows.iter().find(|w| w.kind == kind && w.label == label).map(|w| w.span)
 }
 
-/// What of the firmware window and of RAM is in which node: the window is in that of the RAM above it.
+/// The firmware window and RAM, with their nodes: the window is in the node of the RAM above it.
 fn memory_of_nodes(plan: &Plan) -> impl Iterator<Item = MemoryPlan> {
     let window = plan.window(WindowKind::Firmware).zip(plan.memory.first());
     let window = window.map(|(span, first)| MemoryPlan { span, ..first.clone() });
@@ -242,7 +242,7 @@ fn window_error(found: Option<Span<Guest>>, what: &'static str, rule: &'static s
     FirmwareError::Window { what, found, rule }
 }
 
-/// The first port of `owner`, who has at least `count` of them.
+/// The first port of `owner`, which has at least `count` of them.
 fn ports(plan: &Plan, owner: &'static str, count: u8) -> Result<u16, FirmwareError> {
     let fits = |first: u16, have: u16| {
         have >= u16::from(count) && first.checked_add(u16::from(count).saturating_sub(1)).is_some()

@@ -1,4 +1,4 @@
-//! Who brings functions and takes them away: a thread, and its steps without it.
+//! Controller of hot-plugged functions: its thread, and the steps of the thread for tests.
 
 use std::io;
 use std::sync::Arc;
@@ -16,24 +16,24 @@ use crate::passthrough::{HostEvents, borrowed};
 use crate::pci::{Duty, Plugged, Port, RootComplex};
 use crate::plan::BridgePlan;
 
-/// Longer than any machine runs, and short enough to be added to a clock.
+/// Limit of an unplug timeout: longer than any machine runs, and short enough to be added to a clock.
 const LONGEST: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// A function and what is heard of it.
+/// A function, and the events that the host reports of it.
 pub(crate) struct New {
     pub(crate) function: Arc<dyn Plugged>,
     pub(crate) host_events: Option<HostEvents>,
 }
 
-/// Makes a guest's function of the host's: its id, where it is, and the bridges of the free slots, of which it chooses one by
-/// position.
+/// Opens a function of the host for the guest, from its id, its address and the bridges of the free slots. Returns the
+/// position of the bridge that it chose, and the function.
 pub(crate) type Maker =
     Box<dyn Fn(&str, PciAddress, &[BridgePlan]) -> Result<(usize, New), HotplugError> + Send>;
 
 /// A hot-plug port.
 pub(crate) struct Slot {
     pub(crate) port: Arc<Port>,
-    /// Physical number of its slot.
+    /// Physical slot number.
     pub(crate) number: u16,
     pub(crate) bridge: BridgePlan,
     pub(crate) occupant: Option<Occupant>,
@@ -43,13 +43,13 @@ pub(crate) struct Slot {
 pub(crate) struct Occupant {
     pub(crate) id: String,
     pub(crate) new: New,
-    /// The guest was asked to let it go.
+    /// Set when the guest was asked to release it.
     pub(crate) leaving: Option<Leaving>,
-    /// It is gone, stays, and that was told.
+    /// Its device is gone, it stays in the guest all the same, and the loss was reported.
     is_lost: bool,
 }
 
-/// When it goes without the guest's leave, and who waits for it to be gone.
+/// A removal in progress: its deadline, and the requester that waits for the result.
 pub(crate) struct Leaving {
     until: Instant,
     answer: Option<Sender<Result<Removal, HotplugError>>>,
@@ -68,18 +68,18 @@ impl Occupant {
         self.new.host_events.as_mut().map(HostEvents::hear).unwrap_or_default()
     }
 
-    /// Whether its device is gone, which is looked at where the host has `heard` something of it.
+    /// Whether its device is gone. Reads the device only when the host has reported an event (`heard`).
     fn is_gone(&self, heard: &[InterruptKind]) -> bool {
         let function = &self.new.function;
         if heard.is_empty() { function.is_lost() } else { function.look_if_lost() }
     }
 }
 
-/// The functions of a machine.
+/// Plugs, unplugs and resets the functions of a machine.
 pub(crate) struct Controller {
     root: Arc<RootComplex>,
     slots: Vec<Slot>,
-    /// Those behind no hot-plug port: they stay.
+    /// Functions behind no hot-plug port: they stay.
     fixed: Vec<Occupant>,
     maker: Maker,
     report: Box<dyn Fn(&Event) + Send>,
@@ -89,7 +89,7 @@ pub(crate) struct Controller {
 }
 
 impl Controller {
-    /// Keeps what is in `slots` and what is `fixed`; `report` hears of what happens.
+    /// Takes over the functions in `slots` and the `fixed` ones; `report` receives every event.
     ///
     /// # Errors
     /// When descriptors run out.
@@ -115,7 +115,7 @@ impl Controller {
     /// Starts the thread.
     ///
     /// # Errors
-    /// When the host gives none.
+    /// When the host has no thread left.
     pub(crate) fn start(self) -> io::Result<Running> {
         let handle = self.handle.clone();
         let thread = thread::Builder::new().name("hotplug".to_owned()).spawn(move || self.run())?;
@@ -126,7 +126,7 @@ impl Controller {
         self.slots.iter().filter_map(|slot| slot.occupant.as_ref()).chain(&self.fixed)
     }
 
-    /// A function that finds out that it is gone wakes the controller.
+    /// Has the function wake the controller when it finds its device gone.
     fn listen(&self, occupant: &Occupant) {
         let wake = Arc::clone(&self.handle.wake);
         occupant.new.function.on_lost(Box::new(move || drop(wake.write(1))));
@@ -148,11 +148,11 @@ impl Controller {
         let fds =
             std::iter::once(borrowed(&self.handle.wake)).chain(host_events.flat_map(HostEvents::descriptors));
         let mut fds: Vec<PollFd<'_>> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        // Whatever it says, the next turn looks at everything.
+        // The result does not matter: the next turn checks everything.
         let _ = poll(&mut fds, limit.as_ref());
     }
 
-    /// Does all that is to be done now; says when there will be more, if nobody comes before.
+    /// Does all work that is due; returns the next deadline, if any. A request or an event may come earlier.
     pub(crate) fn turn(&mut self, now: Instant) -> Option<Instant> {
         let _ = self.handle.wake.read();
         while let Ok(request) = self.requests.try_recv() {
@@ -171,7 +171,7 @@ impl Controller {
         leaving.map(|leaving| leaving.until).min()
     }
 
-    /// What the host says.
+    /// Handles the host's events: reports them, removes lost and failed functions, forwards requests to the guest.
     fn hear(&mut self, now: Instant) {
         for occupant in &mut self.fixed {
             let heard = occupant.heard();
@@ -194,7 +194,7 @@ impl Controller {
             };
             let heard = occupant.heard();
             let failed = heard.contains(&InterruptKind::Error);
-            // The kernel wants back what was pulled out, too.
+            // The kernel requests a device that was pulled out, too: `lost` comes first.
             let lost = occupant.is_gone(&heard);
             if lost || failed {
                 let what = if lost { EventKind::Lost } else { EventKind::Failed };
@@ -207,7 +207,7 @@ impl Controller {
         }
     }
 
-    /// Resets what the guest has cut off; at the same time, as far as that matters to them.
+    /// Resets the functions that the guest has cut off. Each gets the names of all, as of one reset at the same time.
     fn reset(&self) {
         let due = |slot: &Slot| match (slot.port.duty(), &slot.occupant) {
             (Some(Duty::Reset(times)), Some(occupant)) => {
@@ -226,7 +226,7 @@ impl Controller {
         }
     }
 
-    /// A function that the guest has let go, or not in time, goes.
+    /// Removes a function that the guest has released, or has not released in time.
     fn let_go(&mut self, index: usize, now: Instant) {
         let Some(slot) = self.slots.get(index) else { return };
         let late = slot.occupant.as_ref().and_then(|occupant| occupant.leaving.as_ref());
@@ -237,11 +237,11 @@ impl Controller {
         }
     }
 
-    /// Takes out what is in a slot; the guest is told, the host gets it back.
+    /// Removes the function in a slot: notifies the guest, and returns the function to the host.
     fn take(&mut self, index: usize, left: Removal) {
         let Some(slot) = self.slots.get_mut(index) else { return };
         let Some(occupant) = slot.occupant.take() else { return };
-        // A guest that let it go is told when it is gone, the other at once.
+        // A guest that released it is notified after the function has ended, any other guest at once.
         if left == Removal::Surprise {
             slot.port.pull();
             self.root.update();
@@ -326,7 +326,7 @@ impl Controller {
         }
     }
 
-    /// The machine has ended.
+    /// Ends every function, after the machine; returns their counters that are not zero, in words.
     fn end(self) -> Vec<String> {
         let mut counted = Vec::new();
         for occupant in self.occupants() {

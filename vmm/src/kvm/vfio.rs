@@ -1,5 +1,5 @@
-//! The kernel's device that is told of VFIO's files: with it KVM keeps caches coherent where a device's DMA does not snoop,
-//! and a function's driver may ask whose machine it is in (`Documentation/virt/kvm/devices/vfio.rst`).
+//! KVM's VFIO device, which holds VFIO's files: with them KVM keeps caches coherent where a device's DMA does not
+//! snoop, and a function's driver can find the VM that it is in (`Documentation/virt/kvm/devices/vfio.rst`).
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -16,7 +16,7 @@ use super::{KvmError, Vm, into_io};
 use crate::passthrough::Line;
 
 impl Vm {
-    /// Gives what tells KVM that a file of VFIO is used by this machine (`true`), or no longer.
+    /// Returns a function that adds a VFIO file that this machine uses to KVM (`true`), or removes it.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -41,13 +41,13 @@ impl Vm {
         })
     }
 
-    /// Interrupt line `gsi`, level triggered, for a device that must be told when the guest has served it.
+    /// Interrupt line `gsi`, level triggered, for a device that must be notified when the guest has served it.
     pub fn level_line(&self, gsi: u32) -> LevelLine {
         LevelLine { fd: Arc::clone(&self.fd), gsi }
     }
 }
 
-/// A line that KVM lowers, and says so, when the guest ends the interrupt.
+/// A line that KVM lowers when the guest ends the interrupt; KVM then signals the resample eventfd.
 pub struct LevelLine {
     fd: Arc<VmFd>,
     gsi: u32,

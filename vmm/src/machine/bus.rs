@@ -23,9 +23,9 @@ pub struct Bus {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("bus addresses {wanted:x?} and {taken:x?} overlap")]
 pub struct Overlap {
-    /// What was asked for.
+    /// The requested range.
     pub wanted: Range<u64>,
-    /// What is there already.
+    /// The range of the device that is there already.
     pub taken: Range<u64>,
 }
 
@@ -43,7 +43,7 @@ impl Bus {
         Ok(())
     }
 
-    /// The guest reads; what nobody answers reads all ones, as on real buses.
+    /// The guest reads; an address without a device reads all ones, as on real buses.
     pub fn read(&self, address: u64, data: &mut [u8]) {
         match self.find(address, data.len()) {
             Some((offset, device)) => device.read(offset, data),
@@ -51,14 +51,14 @@ impl Bus {
         }
     }
 
-    /// The guest writes; what nobody answers is dropped.
+    /// The guest writes; a write to no device is dropped.
     pub fn write(&self, address: u64, data: &[u8]) {
         if let Some((offset, device)) = self.find(address, data.len()) {
             device.write(offset, data);
         }
     }
 
-    /// An access that runs over a device's end is nobody's.
+    /// An access that runs over a device's end reaches no device.
     fn find(&self, address: u64, length: usize) -> Option<(u64, &dyn BusDevice)> {
         let at = self.devices.partition_point(|(range, _)| range.end <= address);
         let (range, device) = self.devices.get(at)?;

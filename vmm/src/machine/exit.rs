@@ -1,4 +1,4 @@
-//! How a machine ends: the first reason wins, and everybody hears of it.
+//! How a machine ends: the first reason wins, and stops the event loop and every vCPU.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,34 +18,34 @@ pub enum ExitReason {
     Signal(i32),
     /// The guest asked for a reset.
     Reset,
-    /// The guest's kernel panicked and said so (pvpanic).
+    /// The guest's kernel panicked and reported it (pvpanic).
     Panicked,
-    /// The guest's kernel crashed into its crash kernel and said so (pvpanic).
+    /// The guest's kernel crashed into its crash kernel and reported it (pvpanic).
     CrashLoaded,
-    /// A vCPU met a fault while handling a fault while handling a fault.
+    /// A vCPU took a fault while handling a fault while handling a fault.
     TripleFault {
-        /// Which vCPU.
+        /// Index of the vCPU.
         vcpu: u32,
     },
-    /// The host's memory failed under the guest, which could not be told.
+    /// The host's memory failed under the guest, and no report could reach the guest.
     BadMemory {
-        /// Which vCPU.
+        /// Index of the vCPU.
         vcpu: u32,
-        /// Where, and why it could not be told.
+        /// Address, and why no report could reach the guest.
         what: String,
     },
     /// The hypervisor could not go on with the guest.
     Hypervisor {
-        /// Which vCPU.
+        /// Index of the vCPU.
         vcpu: u32,
-        /// What it said.
+        /// The reason, in words.
         what: String,
     },
     /// The host has no thread for a vCPU.
     NoThread {
-        /// Which vCPU.
+        /// Index of the vCPU.
         vcpu: u32,
-        /// What it said.
+        /// The reason, in words.
         what: String,
     },
     /// A part of ours broke.
@@ -53,7 +53,7 @@ pub enum ExitReason {
 }
 
 impl ExitReason {
-    /// `None` for a guest that ended as it should, otherwise whose turn it is.
+    /// `None` for a guest that ended as it should, otherwise the cause of the failure.
     pub fn blame(&self) -> Option<Blame> {
         match self {
             Self::PoweredOff | Self::Signal(_) => None,
@@ -137,7 +137,7 @@ impl ExitLatch {
         self.hurried.load(Ordering::Acquire)
     }
 
-    /// Why, once it is set.
+    /// The reason, once it is set.
     pub fn reason(&self) -> Option<&ExitReason> {
         self.reason.get()
     }

@@ -1,8 +1,8 @@
-//! Guest RAM: the plan's backings, opened, mapped and made into what devices and KVM take. This is an unsafe room.
+//! Guest RAM: the plan's backings, opened and mapped for devices and KVM. This is an unsafe module.
 //!
 //! Why it exists: `vm-memory` takes a mapping of ours only by raw pointer, and an IOMMU keeps one.
 //! What callers may rely on: every region of [`GuestRam::memory`] points into a [`Mapping`] that the same
-//! [`GuestRam`] holds, and nobody outlives it: the machine drops its devices first. A [`Lent`] is a whole mapping.
+//! [`GuestRam`] holds, and no user outlives it: the machine drops its devices first. A [`Lent`] is a whole mapping.
 #![expect(unsafe_code, reason = "vm-memory takes our mappings by raw pointer, and an IOMMU keeps one")]
 
 mod error;
@@ -25,24 +25,24 @@ use crate::kvm::Vm;
 use crate::plan::{Allocation, BackingPlan, Plan};
 use crate::resources::Leases;
 
-/// Hears, from any thread, how many bytes of how many are present.
+/// Callback, from any thread: bytes that are present so far, and bytes in total.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 
 /// A contiguous piece of guest memory: one mapping, one KVM slot.
 pub struct Piece {
     /// Where the guest sees it.
     pub gpa: Gpa,
-    /// Where we do.
+    /// Where this process sees it.
     pub mapping: Arc<Mapping>,
     /// The same, for KVM and devices.
     pub lent: Arc<Lent>,
-    /// Which of the plan's backings it is of.
+    /// Index of its backing in the plan.
     pub backing: usize,
     /// Offset of its first byte in the backing.
     pub offset: u64,
 }
 
-/// A piece as KVM and devices are lent it.
+/// A piece in the form that KVM and devices use.
 pub struct Lent {
     mapping: Arc<Mapping>,
     source: Source,
@@ -66,7 +66,7 @@ impl Source {
     }
 }
 
-/// What a backing's file is.
+/// Kind of a backing's file.
 #[derive(Debug, Clone, Copy)]
 enum MadeOf {
     /// Pages, as any process can have them: memfd, tmpfs, hugetlb.
@@ -132,7 +132,7 @@ pub struct GuestRam {
     backings: Vec<Option<Source>>,
 }
 
-/// What is mapped: guest address, bytes, backing, offset in it.
+/// A piece to map: guest address, bytes, backing, offset in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Extent {
     gpa: u64,
@@ -169,8 +169,8 @@ impl GuestRam {
         Ok(Self { memory, pieces, backings })
     }
 
-    /// Touches memory: what the plan says, or `all`. `near` gives the host CPUs of a backing's nodes; `progress` hears of
-    /// what is touched.
+    /// Touches the memory that the plan prefaults, or `all`. `near` gives the host CPUs of a backing's nodes;
+    /// `progress` receives the bytes touched.
     ///
     /// # Errors
     /// [`MemoryError::Prefault`].
@@ -195,7 +195,7 @@ impl GuestRam {
         })
     }
 
-    /// What of the memory that [`GuestRam::prefault`] touches is in huge pages of the host; `None` where it touches none.
+    /// Huge pages of the host in the memory that [`GuestRam::prefault`] touches; `None` where it touches none.
     pub fn present(&self, plan: &Plan, all: bool) -> Option<Present> {
         let pieces = self.prefaulted(plan, all);
         (!pieces.is_empty()).then(|| Present::of(&pieces))

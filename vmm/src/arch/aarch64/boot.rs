@@ -1,5 +1,5 @@
 //! Putting a kernel into guest memory: an arm64 `Image` behind the firmware window and its initramfs behind it, where nothing
-//! is retired, and the device tree that it is told of at the window's end.
+//! is retired, and the kernel's device tree at the window's end.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -19,12 +19,12 @@ use crate::firmware::Image;
 use crate::firmware::tree::{self, Chosen};
 use crate::plan::Plan;
 
-/// What a file is not that cannot be booted, and what it should be.
+/// Description of a file that cannot be booted, for the message.
 pub const NO_KERNEL: &str = "not an arm64 Image";
-/// As above.
+/// Kernels that can be booted, for the message.
 pub const KERNELS: &str = "an uncompressed arm64 Image, for instance Debian's vmlinuz";
 
-/// Where the first vCPU starts, and what it is told.
+/// First instruction and device tree of the first vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     /// First instruction.
@@ -72,7 +72,7 @@ pub fn load(
     Ok(Entry { address: kernel.start(), tree: at })
 }
 
-/// Loads the kernel, and says what memory it uses.
+/// Loads the kernel, and returns the memory that it uses.
 fn load_kernel(plan: &Plan, memory: &GuestMemoryMmap, file: &mut File) -> Result<Span<Guest>, BootError> {
     let has = file.seek(SeekFrom::End(0)).map_err(BootError::ReadKernel)?;
     let needs = u64::try_from(image::SIZE).unwrap_or(u64::MAX);

@@ -1,6 +1,6 @@
-//! Machine checks: how a guest hears that memory of its own is bad.
+//! Machine checks, which report bad memory to the guest that uses it.
 //!
-//! Pure but for [`takes_exceptions`]. What is said is what QEMU says, since guests know it: Intel SDM volume 3B, 17.9
+//! Pure but for [`takes_exceptions`]. The reports are those of QEMU, since guests know them: Intel SDM volume 3B, 17.9
 //! (recoverable errors, which need `MCG_SER_P`); AMD APM volume 2, 9.3 (poison, deferred errors).
 
 mod ioctls;
@@ -12,15 +12,15 @@ use kvm_ioctls::VcpuFd;
 pub use self::ioctls::{give, setup, supported};
 use crate::kvm::KvmError;
 
-/// What is said: a machine check.
+/// A report to a vCPU: one machine check.
 pub type Check = kvm_x86_mce;
 
 /// MCG_CAP: banks, their control register, recoverable errors.
 const BANKS: u64 = 10;
 const MCG_CTL_P: u64 = 1 << 8;
 const MCG_SER_P: u64 = 1 << 24;
-/// The banks that speak of memory that was read and of memory that was found: a note that the guest has not seen yet must not
-/// make an exception one with lost events. And that which tells other vCPUs of an exception that is not about them.
+/// Banks for memory that was read and for memory that was found bad: a note that the guest has not seen must not make
+/// an exception one with lost events. The third bank informs other vCPUs of an exception that is not theirs.
 const READ_BANK: u8 = 9;
 const FOUND_BANK: u8 = 8;
 const OTHERS_BANK: u8 = 1;
@@ -43,7 +43,7 @@ const AMD_POISON: u64 = 1 << 43;
 /// Compound error codes: a data read, and a memory scrubber's find.
 const DATA_READ: u64 = 0x134;
 const SCRUB: u64 = 0xc0;
-/// MCi_MISC: the address is a guest physical one; the bits below say how many of its low bits mean nothing.
+/// MCi_MISC: the address is a guest physical one; the field below is the number of its low bits that mean nothing.
 const PHYSICAL: u64 = 2 << 6;
 
 /// MCG_CAP of every vCPU, where KVM offers what recovery needs.
@@ -51,10 +51,10 @@ pub const fn capability(supported: u64) -> Option<u64> {
     if supported & MCG_SER_P == 0 { None } else { Some(BANKS | (MCG_CTL_P | MCG_SER_P) & supported) }
 }
 
-/// Words machine checks as the guest's processor does.
+/// Makes machine checks in the form of the guest's processor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reporter {
-    /// Whether CPUID calls the processor AMD's.
+    /// Whether CPUID reports an AMD processor.
     pub amd: bool,
 }
 
@@ -69,8 +69,8 @@ impl Reporter {
         Self::memory(READ_BANK, bad, kind | UNCORRECTED, MCG_MCIP | MCG_RIPV | MCG_EIPV)
     }
 
-    /// Bad memory that nobody has read: an exception after which everything goes on. AMD's way is a note in the bank, which
-    /// the guest finds when it looks (Linux: within five minutes).
+    /// Bad memory that was not read yet: an exception after which everything goes on. AMD's way is a note in the bank,
+    /// which the guest finds when it looks (Linux: within five minutes).
     pub fn found(self, bad: Span<Guest>) -> Option<kvm_x86_mce> {
         if self.amd {
             return Some(Self::memory(FOUND_BANK, bad, AMD_DEFERRED | AMD_POISON, 0));
@@ -78,7 +78,7 @@ impl Reporter {
         Some(Self::memory(FOUND_BANK, bad, SIGNALLED | UNCORRECTED | SCRUB, MCG_MCIP | MCG_RIPV))
     }
 
-    /// What all other vCPUs get when one gets an exception: Intel's processors tell everybody, and a guest waits for all.
+    /// Check for the other vCPUs when one gets an exception: Intel processors broadcast it, and a guest waits for all.
     pub fn of_others(self) -> Option<kvm_x86_mce> {
         let (status, mcg_status) = (VALID | UNCORRECTED, MCG_MCIP | MCG_RIPV);
         (!self.amd).then(|| kvm_x86_mce { status, mcg_status, bank: OTHERS_BANK, ..Default::default() })

@@ -1,7 +1,7 @@
 //! Machine checks on their way to vCPUs.
 //!
-//! A vCPU that met bad memory gives itself the check, since it would meet the page again before anybody else could. What
-//! others have to say waits in the vCPU's box until it leaves the guest, for which the event loop interrupts it.
+//! A vCPU that read bad memory gives itself the check, since it would read the page again before another thread acts.
+//! Checks from others wait in the vCPU's box until it leaves the guest, for which the event loop interrupts it.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,14 +18,14 @@ use crate::kvm::KvmError;
 use crate::lock::lock;
 use crate::machine::exit::ExitReason;
 
-/// How the guest hears of bad memory.
+/// Machine checks that report bad memory to the guest.
 pub(in crate::machine) struct MachineChecks {
     pub(super) places: Places,
     /// `None` where KVM has no machine checks.
     pub(super) reporter: Option<Reporter>,
-    /// One a vCPU.
+    /// One for each vCPU.
     boxes: Vec<Inbox>,
-    /// Tells the event loop that a vCPU is to be interrupted.
+    /// Wakes the event loop, which interrupts the vCPUs that have checks waiting.
     pub(super) wake: EventFd,
 }
 
@@ -60,7 +60,7 @@ impl MachineChecks {
         self.inbox(index).is_some_and(|inbox| inbox.waiting.load(Ordering::Acquire))
     }
 
-    /// Tells the guest of bad memory that nobody has read. Whether there is a way.
+    /// Reports bad memory that was not read yet; returns whether the guest has machine checks for that.
     pub(super) fn found(&self, bad: Span<Guest>) -> bool {
         let (Some(reporter), Some(first)) = (self.reporter, self.boxes.first()) else { return false };
         let Some(check) = reporter.found(bad) else { return false };
@@ -71,7 +71,7 @@ impl MachineChecks {
         true
     }
 
-    /// vCPU `index` met bad memory: its guest gets a machine check, or cannot go on for the reason returned.
+    /// vCPU `index` read bad memory: its guest gets a machine check, or cannot go on for the reason returned.
     pub(in crate::machine) fn consumed(&self, index: u32, vcpu: &VcpuFd, met: Met) -> Option<ExitReason> {
         let end = |what| Some(ExitReason::BadMemory { vcpu: index, what });
         let Some(bad) = self.places.of_met(met) else {
@@ -90,7 +90,7 @@ impl MachineChecks {
         None
     }
 
-    /// Gives vCPU `index`, from its own thread, what waits for it. An exception that would not find it ready is left out:
+    /// Gives vCPU `index`, on its own thread, its waiting checks. Leaves out an exception that it is not ready for:
     /// it handles one already, or the guest has not started it.
     pub(in crate::machine) fn deliver(&self, index: u32, vcpu: &VcpuFd) -> Option<ExitReason> {
         if !self.wait_for(index) {

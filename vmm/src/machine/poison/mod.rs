@@ -1,7 +1,7 @@
-//! Guest memory that goes bad: recorded for its later owners, told to the operator and to the guest.
+//! Guest memory that goes bad: recorded for its later owners, reported to the operator and to the guest.
 //!
 //! ```text
-//!  KVM_RUN meets it ──► the vCPU gives itself a machine check (checks.rs)
+//!  KVM_RUN reads it ──► the vCPU gives itself a machine check (checks.rs)
 //!        └────────────────────────┐
 //!  SIGBUS, found early ──► Watch ─┴─► Poison ─┬─► Lease::retire, one line on standard error
 //!  an EGM device's list ──► Growth ───────────┘└─► found, not read: a machine check for vCPU 0,
@@ -37,33 +37,33 @@ use crate::memory::GuestRam;
 use crate::plan::{BackingPlan, Plan};
 use crate::resources::{Leases, Taken};
 
-/// How often an EGM device's list of retired pages is read; nothing tells us when it grows.
+/// How often an EGM device's list of retired pages is read: no event reports its growth.
 const LOOK: Duration = Duration::from_secs(10);
 
 /// One of the machine's memories.
 struct Memory {
-    /// For the operator: the backing.
+    /// Id of the backing, for messages.
     id: String,
-    /// What [`Watch`] and [`Growth`] call it: the region, or for ordinary memory a name that no region can have.
+    /// Its name in [`Watch`] and [`Growth`]: the region, or for ordinary memory a name that no region can have.
     name: String,
     slice: Option<Arc<Taken>>,
-    /// The function that it is behind a BAR of.
+    /// Function that has it behind a BAR, if any.
     device: Option<Function>,
-    /// The device's list, where there is one that still answers.
+    /// The device's list, where it has one that can still be read.
     growth: Option<Growth>,
-    /// What is known to be bad.
+    /// Bytes known to be bad.
     bad: SpanSet<InRegion>,
 }
 
-/// The part of the event loop that hears of bad memory.
+/// The part of the event loop that handles bad memory.
 pub(super) struct Poison {
     watch: Watch,
     checks: Arc<MachineChecks>,
-    /// How the guest hears of what nobody has read, where it has no machine checks for that.
+    /// Reports bad memory that was not read yet to a guest without machine checks for that.
     errors: Option<ErrorBlock>,
     again: Again,
     memories: Vec<Memory>,
-    /// Of the looks at the lists.
+    /// Expires when the lists are due to be read.
     timer: TimerFd,
 }
 
@@ -76,14 +76,15 @@ impl Memory {
         Self { id: id.to_owned(), name, slice, device, growth, bad: SpanSet::default() }
     }
 
-    /// Where its first byte lies in the region.
+    /// Offset of its first byte in the region.
     fn start(&self) -> u64 {
         self.slice.as_ref().map_or(0, |slice| slice.slice().offset)
     }
 }
 
 impl Poison {
-    /// Watches the memory of `plan`, of which `devices` are behind BARs, by backing; on the thread of the event loop, which gets the signals, before vCPUs have theirs.
+    /// Watches the memory of `plan`; `devices` are the functions that have some of it behind BARs, by backing. Runs on
+    /// the event loop's thread, which gets the signals, before the vCPUs have threads.
     ///
     /// # Errors
     /// The kernel's.
@@ -119,13 +120,12 @@ impl Poison {
         Ok(Self { watch, checks, errors, again: Again::new()?, memories, timer })
     }
 
-    /// What vCPUs and the event loop share.
+    /// The machine checks, which vCPUs and the event loop share.
     pub(super) fn checks(&self) -> Arc<MachineChecks> {
         Arc::clone(&self.checks)
     }
 
-    /// Records and tells what came since the last time; also when the machine has ended, which bad memory may be the
-    /// reason for.
+    /// Records and reports the events since the last call; also after the machine's end, which they may explain.
     pub(super) fn hear(&mut self) {
         let News { events, elsewhere, lost } = self.watch.news();
         events.into_iter().for_each(|event| self.event(&event));
@@ -158,7 +158,7 @@ impl Poison {
                 }
             }
         }
-        // Slices of one region have each read its list: what is known by then is no news.
+        // Slices of one region have each read its list: `event` skips bytes that are known by then.
         events.iter().for_each(|event| self.event(event));
     }
 
@@ -186,7 +186,7 @@ impl Poison {
 }
 
 impl Memory {
-    /// Records `bad`, which are bytes of memory `number` that are news, and says so to all whom it concerns.
+    /// Records `bad`, newly bad bytes of memory `number`, and reports them to guest, device and operator.
     fn tell(
         &self,
         number: usize,
