@@ -132,7 +132,7 @@ fn fetch(process: u32, number: i32) -> io::Result<std::os::fd::OwnedFd> {
     Ok(pidfd_getfd(process, number, PidfdGetfdFlags::empty())?)
 }
 
-/// Runs this command line once more as the machine and returns its slices at its end; `option` is what tells it so.
+/// Runs this command line once more as the machine, marked by `option`, and returns its slices at its end.
 ///
 /// # Errors
 /// [`CustodyError`], or what stopped the return.
@@ -181,10 +181,10 @@ fn watch(
     }
 }
 
-/// A slice whose lock this process has.
+/// A slice, and its lock, which this process holds.
 type Left = (Grant, File);
 
-/// The one message: what the machine leaves, with the locks' descriptors.
+/// Receives the one message: the slices that the machine leaves, with the locks' descriptors.
 fn receive(machine: u32, stream: &UnixStream) -> io::Result<Vec<Left>> {
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line)?;

@@ -1,12 +1,11 @@
-//! What somebody else wrote, in a message.
+//! Text from outside the program, in a message.
 
 use std::fmt::{self, Write};
 
 /// Characters of a text that a message quotes.
 const MOST: usize = 64;
 
-/// A text in quotes, of which nobody knows who wrote it: escaped, since terminals obey control characters, and cut after 64
-/// characters.
+/// An untrusted text in quotes: escaped, since terminals obey control characters, and cut after 64 characters.
 #[derive(Debug, Clone, Copy)]
 pub struct Quoted<'t>(pub &'t str);
 

@@ -61,7 +61,7 @@ impl<S> Address<S> {
         self.0.checked_sub(base.0)
     }
 
-    /// Whether the address is a multiple of `align`; an `align` of 0 is met by every address.
+    /// Whether the address is a multiple of `align`; every address is a multiple of an `align` of 0.
     pub const fn is_aligned(self, align: u64) -> bool {
         align == 0 || self.0.is_multiple_of(align)
     }
@@ -149,7 +149,7 @@ pub enum SpanError {
     },
 }
 
-/// A non-empty range of addresses in the space `S` whose end does not wrap.
+/// A non-empty range of addresses in the space `S`, with an end that does not wrap.
 ///
 /// Holding one proves: `size >= 1`, and `start + size <= u64::MAX` (so [`Span::end`] is a number).
 /// It does not prove that anything is mapped there.

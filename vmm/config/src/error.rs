@@ -1,4 +1,4 @@
-//! What can be wrong with a configuration, where, and what to do about it.
+//! Faults of a configuration: the rule, the place, and the remedy.
 
 use std::fmt;
 use std::io;
@@ -40,7 +40,7 @@ impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = self.place.as_ref().map_or_else(String::new, |place| format!("{place}: "));
         let key = match *self.rule {
-            Rule::UnknownKey { .. } | Rule::DuplicateKey { .. } => String::new(), // the rule says it
+            Rule::UnknownKey { .. } | Rule::DuplicateKey { .. } => String::new(), // the rule names it
             _ if self.key.is_empty() => String::new(),
             _ => format!("{}: ", Shown(&self.key)),
         };
@@ -55,14 +55,14 @@ impl std::error::Error for ConfigError {
 }
 
 impl ConfigError {
-    /// What to do about it, where the rule does not say that itself.
+    /// The remedy, where the rule does not name it itself.
     #[must_use]
     pub fn help(&self) -> Option<String> {
         self.rule.help()
     }
 }
 
-/// Every rule. What the fields mean is said by the message.
+/// Every rule. The messages explain the fields.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum Rule {
@@ -208,7 +208,7 @@ fn suggest(wrong: &str, known: &[&'static str], list: &str) -> String {
     format!("{question}{list}: {}", names.join(", "))
 }
 
-/// The one of `known` that somebody meant who wrote `wrong`.
+/// The one of `known` that the author of `wrong` probably meant, if any is near enough.
 pub fn nearest<'a>(wrong: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let near = known
         .filter(|_| wrong.len() <= MAX_NAME)

@@ -3,8 +3,8 @@
 //! ```text
 //!  vm.json ──source──► text with places ──tree, decode──► file ──cpus, memory, numa, devices, boot──► Spec
 //! ```
-//! [`load`] reads the file and those that it extends, and nothing else: whether a host can give what a [`Spec`] asks for is for
-//! `egm-vmm plan` to say, and how another monitor is told of it for `egm-device export`.
+//! [`load`] reads the file and those that it extends, and nothing else. `egm-vmm plan` checks whether a host can
+//! provide the resources of a [`Spec`], and `egm-device export` writes it for another monitor.
 #![forbid(unsafe_code)]
 
 mod boot;
@@ -42,7 +42,7 @@ pub fn load(path: &Path) -> Result<Spec, ConfigError> {
     load_with(path, &Overrides::default())
 }
 
-/// [`load`], with what a command line says instead of the file.
+/// [`load`], with values of a command line in place of the file's.
 ///
 /// # Errors
 /// As [`load`].

@@ -36,7 +36,7 @@ impl Document {
         Self::from_bytes(path, bytes)
     }
 
-    /// The same for a file whose content is at hand; what it extends is read from disk.
+    /// The same for a file with known content; the files that it extends are read from disk.
     pub(super) fn from_bytes(path: &Path, bytes: Vec<u8>) -> Result<Self, ConfigError> {
         let mut sources = Vec::new();
         let mut layers = Vec::new();
@@ -68,7 +68,7 @@ impl Document {
         self.sources.first().map_or_else(|| Path::new(""), |source| &source.path)
     }
 
-    /// `path`, which `key` says, relative to the folder of the file that wrote the key.
+    /// `path`, the value of `key`, relative to the folder of the file that has the key.
     pub(super) fn join(&self, key: &str, path: &Path) -> PathBuf {
         let source = self.sources.get(self.root.nearest(key).mark.source);
         source
@@ -102,7 +102,7 @@ fn read(path: &Path) -> Result<Vec<u8>, Rule> {
     Ok(bytes)
 }
 
-/// Opens a file that is one: a pipe would be waited for until somebody writes to it, perhaps for ever.
+/// Opens a regular file. Reading a pipe would wait for a writer, perhaps for ever.
 fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);

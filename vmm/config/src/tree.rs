@@ -1,4 +1,4 @@
-//! JSON text as a tree whose every node knows where it was written.
+//! JSON text as a tree; every node has the place where it was written.
 //!
 //! serde_json gives positions only while it reads, and a derived type forgets them. A rule that fails later,
 //! perhaps over values from two files, must still point at a line. So the text becomes a tree first, `extends`
@@ -56,7 +56,7 @@ impl Node {
         Reader { text, source }.node(raw, MAX_DEPTH)
     }
 
-    /// What `over` says, and for keys that it leaves out, what `self` says. Only objects are merged.
+    /// `over`, with the keys that it leaves out from `self`. Only objects are merged.
     pub(super) fn overlaid(self, over: Self) -> Self {
         match (self.value, over.value) {
             (Value::Object(mut base), Value::Object(over_members)) => {
@@ -92,7 +92,7 @@ impl Node {
     }
 }
 
-/// What serde_json says, without the position, which is printed before it.
+/// serde_json's message without the position, which is printed before it.
 fn syntax(error: &serde_json::Error) -> Rule {
     let text = error.to_string();
     let end = text.rfind(" at line ").unwrap_or(text.len());

@@ -1,14 +1,14 @@
-//! The one door to what differs between guest architectures.
+//! Everything that differs between guest architectures.
 //!
-//! Layouts are data, so both are always compiled: a plan for either architecture can be made on any machine. What drives
-//! KVM is that of the host, [`native`], whose modules have the same names and functions on both sides:
+//! Layouts are data, so both are always compiled: a plan for either architecture can be made on any machine. The code
+//! that drives KVM is the host's, [`native`]. Its modules have the same names and functions on both architectures:
 //!
-//! | module | what it has |
+//! | module | content |
 //! |---|---|
-//! | `boot` | kernel and what it is told, into guest memory |
+//! | `boot` | loads the kernel and its boot data into guest memory |
 //! | `vcpu` | the VM, its vCPUs and interrupt controllers; registers at the first instruction |
 //! | `interrupts` | numbers of lines and messages |
-//! | `machine_check` | how a vCPU hears of bad memory |
+//! | `machine_check` | reports of bad memory to a vCPU |
 
 pub mod aarch64;
 pub mod boot;
@@ -23,7 +23,7 @@ pub use self::x86_64 as native;
 use crate::config::{Architecture, Cpus};
 use crate::plan::{IntxLines, WindowKind};
 
-/// What an architecture fixes of the guest's address space, interrupt lines and I/O ports.
+/// The part of a guest's address space, interrupt lines and I/O ports that its architecture fixes.
 #[derive(Debug)]
 pub struct Layout {
     /// As users write it: `x86_64`.
@@ -62,11 +62,11 @@ pub struct Layout {
 /// Something at a fixed place.
 #[derive(Debug)]
 pub struct FixedWindow {
-    /// What for.
+    /// Use of the window.
     pub kind: WindowKind,
-    /// For a person.
+    /// Name of the window, for tables and messages.
     pub label: &'static str,
-    /// Where.
+    /// Guest addresses of the window.
     pub span: Span<Guest>,
 }
 

@@ -22,12 +22,12 @@ use crate::plan::may_mount;
 /// Largest file of facts: those of a host with ten thousand functions.
 const MAX_FILE: u64 = 16 << 20;
 
-/// What is read of a host.
+/// The part of a host that is read.
 #[derive(Debug, Clone)]
 pub enum Scope {
     /// All of it: for a record that serves any configuration.
     All,
-    /// What one machine needs: a launch need not look at the rest.
+    /// The needs of one machine: a launch need not look at the rest.
     Only {
         /// PCI functions, where they exist; those that they share a group or a path with are read too.
         functions: Vec<PciAddress>,
@@ -39,7 +39,7 @@ pub enum Scope {
 }
 
 impl Scope {
-    /// What the plan of `spec` depends on.
+    /// The facts that the plan of `spec` depends on.
     pub fn of(spec: &Spec) -> Self {
         let function = |kind: &DeviceKind| match kind {
             DeviceKind::Vfio { function, .. } => Some(*function),
@@ -64,7 +64,7 @@ pub fn of_host(scope: &Scope) -> Result<Facts, FactsError> {
         facts.huge_files = huge::files();
     }
     for function in facts.functions.iter_mut().filter(|function| Variant::of(function) == Variant::NvGrace) {
-        // Somebody else may have it: who wants it then hears of that when it is opened.
+        // Another process may have the function open. Opening it for the guest then reports that.
         let regions = region_sizes(function.address).unwrap_or_default();
         function.memory = Variant::memory(function, &regions);
     }
@@ -167,7 +167,7 @@ fn cpuinfo_value<'a>(cpuinfo: &'a str, key: &str) -> Option<&'a str> {
         .map(|(_, v)| v.trim())
 }
 
-/// x86: `address sizes : 48 bits physical, 57 bits virtual`. With 4-level page tables, which 48 virtual bits tell, KVM's
+/// x86: `address sizes : 48 bits physical, 57 bits virtual`. With 4-level page tables, known by 48 virtual bits, KVM's
 /// second stage reaches 48 bits whatever the processor has. Arm has no such line: 40 is what every host offers.
 fn address_bits(arch: Architecture, cpuinfo: &str) -> u8 {
     let least = match arch {

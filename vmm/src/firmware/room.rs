@@ -7,7 +7,7 @@ use super::{FirmwareError, Table};
 /// Tables start on a cache line; ACPI and EFI ask for 16 bytes at most.
 const ALIGN: usize = 64;
 
-/// The window being filled. It may grow past the window: then [`Room::finish`] says by how much.
+/// The window being filled. It may grow past the window: then [`Room::finish`] returns by how much.
 pub(super) struct Room {
     window: Span<Guest>,
     bytes: Vec<u8>,
@@ -27,7 +27,7 @@ impl Room {
         Self { window, bytes: Vec::new(), tables: Vec::new() }
     }
 
-    /// Puts something behind what is there and says where the guest sees it.
+    /// Appends `bytes`, aligned; returns their guest address.
     pub(super) fn place(&mut self, bytes: &[u8]) -> Gpa {
         let start = self.bytes.len().next_multiple_of(ALIGN);
         self.bytes.resize(start, 0);
@@ -35,7 +35,7 @@ impl Room {
         self.address(start)
     }
 
-    /// Puts an ACPI table behind what is there and says where the guest sees it.
+    /// Appends an ACPI table, aligned; returns its guest address.
     pub(super) fn table(&mut self, table: &[u8]) -> Gpa {
         let start = self.bytes.len().next_multiple_of(ALIGN);
         let signature = table.first_chunk().copied().unwrap_or_default();

@@ -1,6 +1,6 @@
-//! SMBIOS 3 (DMTF DSP0134 3.4): whose machine it is, and that it is virtual.
+//! SMBIOS 3 (DMTF DSP0134 3.4): the maker of the machine, and that it is virtual.
 //!
-//! NVIDIA's driver tells a virtual machine on Arm by bit 4 of the second extension byte of type 0.
+//! NVIDIA's driver recognises a virtual machine on Arm by bit 4 of the second extension byte of type 0.
 
 use acpi_tables::AmlSink;
 use egm_address::Gpa;
@@ -16,7 +16,7 @@ const PRODUCT: &str = "Virtual Machine";
 const CHARACTERISTICS_UNSUPPORTED: u64 = 1 << 3;
 /// Second extension byte: targeted content distribution, EFI, virtual machine.
 const VIRTUAL_MACHINE: u8 = 1 << 2 | 1 << 3 | 1 << 4;
-/// No release that a number could tell.
+/// A release without a number.
 const NO_RELEASE: u8 = 0xff;
 /// Wake-up type: power switch.
 const POWER_SWITCH: u8 = 6;

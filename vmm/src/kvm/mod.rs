@@ -1,8 +1,8 @@
-//! The kernel's virtual machine. This is an unsafe room.
+//! The kernel's virtual machine. This is an unsafe module.
 //!
 //! Why it exists: what a vCPU shares with the kernel is a union, and `kvm-ioctls` gives a VM's descriptor as a number.
 //! What callers may rely on: nothing here changes what the guest can reach; [`Slots`] does.
-//! What they must do: drop [`Vm`] after its vCPUs, whose descriptors keep the kernel's object, and with it the slots,
+//! What they must do: drop [`Vm`] after its vCPUs: their descriptors keep the kernel's object, and with it the slots,
 //! alive. `Machine` does so by the order of its fields.
 #![expect(unsafe_code, reason = "a vCPU's page is a union, a VM's descriptor a number")]
 
@@ -25,7 +25,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::arch::native;
 
-/// What the hypervisor must offer; each with the reason that is shown when it does not.
+/// Capabilities that the hypervisor must offer; each with the text that an error shows when it does not.
 const REQUIRED: [(Cap, &str); 6] = [
     (Cap::Irqchip, "an interrupt controller in the kernel"),
     (Cap::Irqfd, "interrupts by file descriptor"),
@@ -44,7 +44,7 @@ impl Hypervisor {
     /// Opens `/dev/kvm` and checks that it can do what every machine here needs.
     ///
     /// # Errors
-    /// [`KvmError`]; each variant says what the operator can do.
+    /// [`KvmError`]; its help names what the operator can do.
     pub fn open() -> Result<Self, KvmError> {
         let kvm = Kvm::new().map_err(|error| match error.errno() {
             libc::ENOENT | libc::ENODEV | libc::ENXIO => KvmError::Missing,
@@ -71,7 +71,7 @@ impl Hypervisor {
         self.kvm.get_max_vcpus()
     }
 
-    /// For what one architecture only asks of it.
+    /// For requests that only one architecture makes.
     pub(crate) const fn kvm(&self) -> &Kvm {
         &self.kvm
     }
@@ -93,10 +93,10 @@ impl Hypervisor {
     }
 }
 
-/// A virtual machine of the kernel and the host memory lent to it.
+/// A virtual machine of the kernel, and the host memory in its slots.
 pub struct Vm {
     fd: Arc<VmFd>,
-    /// Dropped after `fd`, as what it keeps.
+    /// Dropped after `fd`, which may use the memory that the slots keep.
     slots: Arc<Slots>,
 }
 
@@ -109,12 +109,12 @@ impl AsFd for Vm {
 }
 
 impl Vm {
-    /// For what one architecture only asks of it.
+    /// For requests that only one architecture makes.
     pub(crate) fn fd(&self) -> &VmFd {
         &self.fd
     }
 
-    /// What puts memory into guest address space. RAM comes before interrupt controllers: see [`SlotTable::add`].
+    /// Puts memory into guest address space. RAM comes before interrupt controllers: see [`SlotTable::add`].
     pub fn slots(&self) -> &Arc<Slots> {
         &self.slots
     }
@@ -148,7 +148,7 @@ impl Vm {
         Routes::new(Arc::clone(&self.fd))
     }
 
-    /// What puts doorbells into guest address space.
+    /// Puts doorbells into guest address space.
     pub fn doorbells(&self) -> Doorbells {
         Doorbells { fd: Arc::clone(&self.fd) }
     }

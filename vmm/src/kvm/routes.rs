@@ -21,7 +21,7 @@ const FIRST: u32 = LINES.end;
 /// Numbers of the kernel's table (KVM_MAX_IRQ_ROUTES).
 const MAX_ROUTES: usize = 4096;
 
-/// A message, and who sends it: an ITS has a table for each sender.
+/// A message and its sender: an ITS has a table for each sender.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Sent {
     message: MsiMessage,
@@ -39,7 +39,7 @@ pub struct Routes {
 struct Table {
     /// Message of interrupt `FIRST + index`.
     messages: Vec<Sent>,
-    /// Of them, those that nobody has.
+    /// Indexes of the messages that no vector uses.
     free: Vec<usize>,
 }
 
@@ -104,8 +104,8 @@ impl Routes {
         match messages.get_mut(index) {
             Some(old) if *old == message => {}
             Some(old) => {
-                // What was not uploaded must not be remembered: the next connection would find nothing to upload,
-                // and its interrupts would go where the old message says.
+                // The copy must not keep a message that was not uploaded: the next connection would find nothing to
+                // upload, and its interrupts would follow the old message.
                 let before = std::mem::replace(old, message);
                 if let Err(error) = self.upload(messages) {
                     if let Some(old) = messages.get_mut(index) {

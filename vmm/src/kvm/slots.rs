@@ -1,8 +1,8 @@
-//! Memory slots: what of this process the guest sees as memory. This is an unsafe room.
+//! Memory slots: the parts of this process that the guest sees as memory. This is an unsafe module.
 //!
 //! Why it exists: `KVM_SET_USER_MEMORY_REGION` gives the guest a piece of this process's address space, and
 //! `KVM_SET_USER_MEMORY_REGION2` one of the machine's own file (guest_memfd), which this process maps too.
-//! What callers may rely on: memory that was lent is kept until the kernel has let go of it.
+//! What callers may rely on: the memory of a slot is kept until the kernel no longer maps it.
 //! What they must do: drop [`Slots`] after the vCPUs, which run in the memory that it keeps.
 #![expect(unsafe_code, reason = "memory slots lend this process's address space to the guest")]
 
@@ -26,7 +26,7 @@ pub struct Slots {
     lent: Mutex<Places<Lent>>,
 }
 
-/// What is in a slot.
+/// The memory of a slot, and its guest address.
 struct Lent {
     gpa: Gpa,
     memory: Arc<dyn HostMemory>,
@@ -36,7 +36,7 @@ struct Lent {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Slot(pub(crate) usize);
 
-/// What puts memory into guest address space: [`Slots`], and a fake in tests.
+/// Puts memory into guest address space: [`Slots`], and a fake in tests.
 pub trait SlotTable: Send + Sync {
     /// The guest sees `memory` at `gpa`, until [`SlotTable::remove`] or the machine's end.
     ///
@@ -53,7 +53,7 @@ pub trait SlotTable: Send + Sync {
     /// When the kernel refuses; the memory is then kept to the machine's end.
     fn remove(&self, slot: Slot) -> Result<(), KvmError>;
 
-    /// Whether this machine's slots can be of what KVM capability number `capability` is about.
+    /// Whether this machine has KVM capability number `capability`, which is about slots.
     fn supports(&self, capability: u32) -> bool;
 }
 
@@ -148,7 +148,7 @@ mod tests {
         }
     }
 
-    /// A VM and memory of it; says so where the host has neither.
+    /// A VM and memory of it; prints a note where the host has neither.
     fn machine() -> Option<(Vm, Arc<dyn HostMemory>)> {
         let Ok(hypervisor) = Hypervisor::open() else {
             println!("skipped: this host has no /dev/kvm that this user may open");

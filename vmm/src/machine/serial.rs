@@ -25,7 +25,7 @@ impl Trigger for Line {
     }
 }
 
-/// Tells the event loop that the guest has taken what was typed.
+/// Notifies the event loop that the guest has taken all typed bytes.
 struct Drained(Arc<EventFd>);
 
 impl SerialEvents for Drained {
@@ -39,7 +39,7 @@ impl SerialEvents for Drained {
 
 type Uart = Serial<Line, Drained, Output>;
 
-/// What the port writes to. A reader who is slow or gone costs output, never time or an error: the port is locked.
+/// Output of the port. A reader that is slow or gone costs output, never time or an error: the port is locked.
 struct Output(Arc<Mutex<Console>>);
 
 impl Write for Output {
@@ -133,7 +133,7 @@ impl BusDevice for ArmSerialPort {
     }
 }
 
-/// What takes what is typed.
+/// A port that takes typed bytes.
 pub(super) trait Port: Send + Sync {
     /// Bytes that it takes now.
     fn room(&self) -> usize;
@@ -316,7 +316,7 @@ mod tests {
             let mut client = wired.client();
             wired.carries_both_ways(&mut client, byte);
             drop(client);
-            wired.guest_write(DATA, byte); // before the loop has heard that the client is gone
+            wired.guest_write(DATA, byte); // before the loop has seen that the client is gone
             wired.turn();
         }
     }

@@ -16,7 +16,7 @@ use crate::kvm::{KvmError, Vm};
 
 /// Lines: the shared interrupts, by the number that the GIC gives them. Message interrupts have the numbers above.
 pub const LINES: Range<u32> = FIRST_SHARED..FIRST_SHARED + SHARED_INTERRUPTS;
-/// Whether KVM has to know who sends a message: the ITS has a table for each.
+/// Whether KVM needs the sender of a message: the ITS has a table for each.
 pub const NEEDS_SENDER: bool = true;
 
 /// Where line `gsi` ends: the kernel counts shared interrupts from 0.
@@ -58,7 +58,7 @@ fn device(vm: &Vm, type_: kvm_device_type, call: &'static str) -> Result<DeviceF
     vm.fd().create_device(&mut wanted).map_err(|error| KvmError::call(call, error))
 }
 
-/// An attribute whose value the kernel reads during the call.
+/// An attribute; the kernel reads its value during the call.
 pub(super) fn attribute<T>(group: u32, attr: u32, value: &T) -> kvm_device_attr {
     let addr = u64::try_from((&raw const *value).expose_provenance()).unwrap_or_default();
     kvm_device_attr { group, attr: attr.into(), addr, flags: 0 }

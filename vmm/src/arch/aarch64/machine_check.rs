@@ -1,4 +1,4 @@
-//! How a vCPU hears of bad memory: as a synchronous external abort of its access, which Linux ends the reading program for.
+//! Bad memory, reported to a vCPU as a synchronous external abort of its access: Linux then ends the reading program.
 
 use egm_address::{Guest, Span};
 use kvm_bindings::kvm_vcpu_events;
@@ -6,11 +6,11 @@ use kvm_ioctls::VcpuFd;
 
 use crate::kvm::KvmError;
 
-/// What is said: that the access which is being made has failed. The guest knows which it is.
+/// A report to a vCPU: its access in progress has failed. The guest knows the address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Check;
 
-/// Says so.
+/// Makes the reports; they are all the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reporter;
 
@@ -24,7 +24,7 @@ impl Reporter {
         Check
     }
 
-    /// Bad memory that nobody has read: firmware tables tell of it (HEST), not the vCPU.
+    /// Bad memory that was not read yet: firmware tables report it (HEST), not the vCPU.
     pub const fn found(self, _bad: Span<Guest>) -> Option<Check> {
         None
     }
@@ -40,7 +40,7 @@ pub const fn is_exception(_check: &Check) -> bool {
     true
 }
 
-/// Whether an exception would find the vCPU ready: it is about what the vCPU does just now.
+/// Whether the vCPU is ready for an exception: always, since the exception is about its access in progress.
 ///
 /// # Errors
 /// None.

@@ -36,7 +36,7 @@ const MTRR_ENABLE_WRITE_BACK: u64 = 1 << 11 | 6;
 /// The capability that KVM needs to map, as cached, memory that the kernel has no pages of: it always can.
 pub const CACHED_PFNMAP: Option<u32> = None;
 
-/// Makes a VM; how many address bits it has is what its vCPUs are told.
+/// Makes a VM; its vCPUs' CPUID reports its number of address bits.
 ///
 /// # Errors
 /// The kernel's.
@@ -60,8 +60,8 @@ pub(super) fn create_interrupt_controller(vm: &Vm) -> Result<(), KvmError> {
     vm.fd().create_irq_chip().map_err(|error| KvmError::call("KVM_CREATE_IRQCHIP", error))
 }
 
-/// Gives the vCPUs of `plan` what they are told and their registers, that the first begins at `entry`. The result is how they
-/// hear of bad memory, when they do.
+/// Gives the vCPUs of `plan` their CPUID and registers; the first begins at `entry`. Returns how they get reports of
+/// bad memory, where KVM can deliver them.
 ///
 /// # Errors
 /// When the kernel refuses.
@@ -88,7 +88,7 @@ pub fn program_counter(vcpu: &VcpuFd) -> Option<u64> {
     vcpu.get_regs().ok().map(|regs| regs.rip)
 }
 
-/// Whether this host's processors are emulated by QEMU, as its hypervisor leaf says (`TCGTCGTCGTCG`).
+/// Whether QEMU emulates this host's processors, by its hypervisor leaf (`TCGTCGTCGTCG`).
 fn is_emulated() -> bool {
     let leaf = __cpuid(0x4000_0000);
     let name = [leaf.ebx, leaf.ecx, leaf.edx].map(u32::to_le_bytes);

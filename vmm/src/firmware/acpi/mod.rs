@@ -4,15 +4,16 @@
 //! window start ─► RSDP ──► XSDT ─┬─► FADT ──► DSDT     fixed registers; devices and methods
 //!                                ├─► MADT              interrupt controllers, processors
 //!                                ├─► MCFG              PCI Express configuration space
-//!                                ├─► SRAT, SLIT        what is near to what, and how near
+//!                                ├─► SRAT, SLIT        affinity, distances
 //!                                ├─► HMAT              nanoseconds and megabytes a second, when the plan has some
 //!                                ├─► GTDT, SPCR, IORT, PPTT   Arm: timers, console, ways of messages, topology
-//!                                └─► HEST              Arm: where the guest is told of bad memory
+//!                                └─► HEST              Arm: where the guest finds reports of bad memory
 //! ```
 //!
-//! The pointer is first so that an x86 kernel that is told nothing finds it too: it searches 0xe0000..0x100000 on
-//! 16-byte boundaries (clause 5.2.5.1). One builder a table; what differs between architectures is data, or a `match` in it. Tables that the `acpi_tables` crate gives a revision in which Linux reads
-//! fewer fields (SRAT 1, HMAT 1), or cannot express (asymmetric SLIT, HMAT that is not square), are laid out here.
+//! The pointer is first so that an x86 kernel finds it without a boot parameter: it searches 0xe0000..0x100000 on
+//! 16-byte boundaries (clause 5.2.5.1). Each table has one builder; architectures differ by data, or by a `match` in
+//! it. Tables that the `acpi_tables` crate gives a revision in which Linux reads fewer fields (SRAT 1, HMAT 1), or
+//! cannot express (asymmetric SLIT, HMAT that is not square), are laid out here.
 
 mod dsdt;
 mod fadt;
@@ -42,7 +43,7 @@ const OEM_ID: [u8; 6] = *b"EGMVMM";
 const OEM_TABLE_ID: [u8; 8] = *b"EGMVMM  ";
 const OEM_REVISION: u32 = 1;
 
-/// Puts the tables of a plan into an empty room and says where the root pointer is, at its start, and the error block.
+/// Puts the tables of a plan into an empty room. Returns the root pointer's address, at its start, and the error block.
 pub(super) fn place(plan: &Plan, room: &mut Room) -> Result<(Gpa, Option<Span<Guest>>), FirmwareError> {
     if usize::try_from(MAX_VCPUS).is_ok_and(|most| plan.vcpus.len() > most) {
         return Err(FirmwareError::Vcpus(plan.vcpus.len()));
@@ -76,7 +77,6 @@ pub(super) fn place(plan: &Plan, room: &mut Room) -> Result<(Gpa, Option<Span<Gu
     Ok((rsdp, errors.flatten()))
 }
 
-/// The bytes of `aml`.
 fn bytes(aml: &dyn Aml) -> Vec<u8> {
     let mut bytes = Vec::new();
     aml.to_aml_bytes(&mut bytes);

@@ -1,7 +1,7 @@
-//! The kernel's calls for machine checks (KVM api.rst 4.104 to 4.106). This is an unsafe room.
+//! The kernel's calls for machine checks (KVM api.rst 4.104 to 4.106). This is an unsafe module.
 //!
 //! Why it exists: `kvm-ioctls` lacks them.
-//! What callers may rely on: each call is given what its number says, and the kernel keeps none of it.
+//! What callers may rely on: each call is given the type that its number encodes, and the kernel keeps none of it.
 #![expect(unsafe_code, reason = "three ioctls that kvm-ioctls lacks")]
 
 use kvm_bindings::{KVMIO, kvm_x86_mce};
@@ -30,7 +30,7 @@ pub fn supported(hypervisor: &Hypervisor) -> Result<u64, KvmError> {
     Ok(bits)
 }
 
-/// Gives `vcpu` machine check banks, as `capability` (MCG_CAP) says; before it runs.
+/// Gives `vcpu` the machine check banks of `capability` (MCG_CAP); before it runs.
 ///
 /// # Errors
 /// When the kernel refuses.
@@ -40,7 +40,7 @@ pub fn setup(vcpu: &VcpuFd, capability: u64) -> Result<(), KvmError> {
     check("KVM_X86_SETUP_MCE", result)
 }
 
-/// Gives `vcpu` a machine check; from its own thread, as anybody else waits until the vCPU leaves the guest.
+/// Gives `vcpu` a machine check; on its own thread, since any other thread waits until the vCPU leaves the guest.
 ///
 /// # Errors
 /// When the kernel refuses.

@@ -63,18 +63,18 @@ struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    /// The slice that the function's driver is to use, of a GPU whose node that is.
+    /// The slice that the function's driver is to use, if this is a GPU and the slice is in its node.
     fn slice(&self) -> Option<Slice> {
         let FunctionRole::Endpoint { passed: Some(passed), .. } = &self.function.role else { return None };
         let (egm, node) = (passed.memory.as_ref()?.egm?, passed.node?);
         let is_it = |m: &&MemoryPlan| m.kind == MemoryKind::Egm && m.backing == egm && m.node == node;
         let memory = self.plan.memory.iter().find(is_it)?;
-        // What lies before and between pieces is retired or has the guest's tables, and counts all the same.
+        // Bytes before and between pieces are retired or hold the guest's tables, and count all the same.
         let base = memory.span.start().get().checked_sub(memory.offset)?;
         Some(Slice { node, base, size: self.plan.backings.get(memory.backing)?.size })
     }
 
-    /// Buses behind a bridge are above its own, so this ends whatever a plan says.
+    /// Buses behind a bridge are above its own, so the recursion ends for any plan.
     fn behind(&self) -> impl Iterator<Item = Place<'a>> {
         let own = self.function.address.bus();
         let bus = self.function.role.bridge().map(|bridge| bridge.secondary).filter(|bus| *bus > own);
@@ -141,7 +141,7 @@ impl Aml for PinRouting {
     }
 }
 
-/// `_OSC` of a host bridge (PCI Firmware 3.3, clause 4.5): grants [`OSC_GRANTED`], masks the rest and says so.
+/// `_OSC` of a host bridge (PCI Firmware 3.3, clause 4.5): grants [`OSC_GRANTED`], masks the rest and reports that.
 struct OperatingSystemCapabilities;
 
 impl Aml for OperatingSystemCapabilities {

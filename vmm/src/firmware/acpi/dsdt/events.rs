@@ -1,5 +1,5 @@
-//! What a guest hears of by an interrupt: the devices that it is about, and the event device that notifies them (ACPI 6.5,
-//! clause 5.6.9). There are two: news in the error block of the HEST (clause 18.3.2.7.2) and the power button (clause 4.8.2.2.1.2).
+//! Events that reach a guest by an interrupt: their devices, and the event device that notifies them (ACPI 6.5, clause
+//! 5.6.9). There are two: news in the HEST's error block (18.3.2.7.2), and the power button (4.8.2.2.1.2).
 
 use acpi_tables::aml::{
     Arg, Device, EISAName, Equal, If, Interrupt, Method, Name, Notify, Path, ResourceTemplate, ZERO,
@@ -10,7 +10,7 @@ use crate::plan::{ERRORS, POWER_BUTTON, Plan};
 
 /// Owner of the line, name of the device, its `_HID`.
 const DEVICES: [(&str, &str, &str); 2] = [(ERRORS, "ERRD", "PNP0C33"), (POWER_BUTTON, "PWRB", "PNP0C0C")];
-/// What a device is notified of: "hardware error", or "pressed".
+/// Value of the notification: "hardware error", or "pressed".
 const HAPPENED: u8 = 0x80;
 
 /// Those whose line the plan has; each is an edge.
