@@ -1,4 +1,4 @@
-//! A Linux virtual machine monitor whose guests use Extended GPU Memory.
+//! A Linux virtual machine monitor for guests that use Extended GPU Memory.
 //!
 //! ```text
 //! File ─► Spec ─► Plan ─► Resources ─► Machine ─► ExitReason

@@ -31,7 +31,7 @@ pub enum SizeError {
     /// No digits at the start.
     #[error("size {} does not start with a number: write for instance \"64GiB\"", Quoted(.0))]
     NoNumber(String),
-    /// A unit that is not one of ours; SI units are refused because nobody means 10^9 bytes of RAM.
+    /// A unit that is not one of ours; SI units are refused because no user means 10^9 bytes of RAM.
     #[error(
         "size {} has unknown unit {}: use KiB, MiB, GiB or TiB (powers of 1024), or no unit for bytes",
         Quoted(text),

@@ -15,7 +15,7 @@ const MAX_CMDLINE: usize = 2047;
 /// Longest path in bytes: Linux's `PATH_MAX` less the closing NUL.
 const MAX_PATH: usize = 4095;
 
-/// What can be wrong with what is booted.
+/// Faults in the kernel, its files and its command line.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum BootRule {
@@ -50,7 +50,7 @@ impl BootTables {
     }
 }
 
-/// What a command line says instead of the file.
+/// Values of a command line in place of the file's.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Overrides {
     /// Kernel in place of `boot.kernel`; relative to the working directory.

@@ -1,4 +1,4 @@
-//! A serde data format over [`Node`]: typed values out of a tree, and structured errors that know their key.
+//! A serde data format over [`Node`]: typed values out of a tree, and structured errors with their key.
 //!
 //! serde's own errors for JSON are sentences. Here they stay values ([`Rule`]), so that a misspelt key can be
 //! answered with the nearest right one. An enum is written as an object whose `type` names the variant, or as
@@ -47,7 +47,7 @@ impl de::Error for Fault {
     }
 }
 
-/// serde speaks of maps, sequences and units; who writes JSON does not.
+/// JSON's names for serde's maps, sequences and units, for messages.
 fn in_json_words(found: Unexpected<'_>) -> String {
     match found {
         Unexpected::Map => "an object".to_owned(),

@@ -1,4 +1,4 @@
-//! Distances between NUMA nodes that nobody wrote down (ACPI SLIT, ACPI 6.5, 5.2.17).
+//! Default distances between NUMA nodes (ACPI SLIT, ACPI 6.5, 5.2.17).
 
 /// A node's distance to itself.
 pub const LOCAL: u8 = 10;

@@ -25,7 +25,7 @@ pub const LOCAL: &str = "local";
 /// The region, and kind, that is memory of the machine's own VM.
 pub const GUEST_MEMFD: &str = "guest-memfd";
 
-/// What can be wrong with memory.
+/// Faults in memory and slices.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum MemoryRule {
@@ -187,7 +187,7 @@ pub(super) fn resolve_egm(files: &[EgmFile], memory: &Memory) -> Result<Vec<EgmS
     Ok(slices)
 }
 
-/// `slice` beside the nodes of `memory`: of one without memory it is the memory, and that node says how far it is.
+/// `slice` beside the nodes of `memory`. It is the memory of a node without any, and that node has its distances.
 fn beside(slice: EgmSlice, file: &EgmFile, memory: &Memory) -> Result<EgmSlice, Fault> {
     let id = slice.node;
     let of_node = |node: &&Node| slice.form == EgmForm::Memory && node.id == id;

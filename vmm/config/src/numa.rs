@@ -9,14 +9,14 @@ use super::error::{Fault, Rule, in_range};
 use super::file::{EgmFile, MemoryFile};
 use super::spec::{Access, EgmForm, EgmSlice, Memory};
 
-/// Largest distance; 255 says "unreachable".
+/// Largest distance; 255 means "unreachable".
 const MAX_DISTANCE: u8 = 254;
 /// HMAT entries are 16 bits, of which 0 and 0xffff are taken (ACPI 6.5, 5.2.27.4).
 const MAX_ENTRY: u32 = 0xfffe;
 /// HMAT bandwidth has a base unit; up to here it is at most 1000 MB/s.
 const MAX_BANDWIDTH: u32 = MAX_ENTRY * 1000;
 
-/// What can be wrong between nodes.
+/// Faults in distances and access figures of nodes.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum NumaRule {
@@ -30,7 +30,7 @@ pub enum NumaRule {
     AccessTwice { node: u32 },
 }
 
-/// A node and what its file says about it.
+/// A node and its distances and access figures, as written.
 struct Domain<'f> {
     key: String,
     id: u32,

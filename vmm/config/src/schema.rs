@@ -1,4 +1,4 @@
-//! What the JSON Schema says of texts that are parsed further.
+//! JSON Schema of texts that are parsed further.
 
 use std::borrow::Cow;
 

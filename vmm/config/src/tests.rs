@@ -1,4 +1,4 @@
-//! What a configuration means, and what is said of one that is wrong.
+//! Meanings of configurations, and messages about wrong ones.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ fn repository(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs").join(name)
 }
 
-/// What `text` means as the file `vm.json`.
+/// The specification of `text`, read as the file `vm.json`.
 fn read(text: impl AsRef<[u8]>) -> Result<Spec, ConfigError> {
     read_with(text, &Overrides::default())
 }
@@ -39,7 +39,7 @@ fn shown(error: &ConfigError) -> String {
     format!("error: {error}{causes}{help}")
 }
 
-/// What a person reads about the wrong file `text`.
+/// The message about the wrong file `text`.
 fn complaint(text: &str) -> String {
     let error = read(text).expect_err(text);
     shown(&error)
@@ -226,7 +226,7 @@ fn text_that_is_not_a_configuration_is_refused_at_its_place() {
     assert!(matches!(*read(" ".repeat(1 << 20) + "{}").unwrap_err().rule, Rule::FileTooLarge { .. }));
 }
 
-/// What a file says is shown in messages, and nobody who wrote it fills a terminal, or commands it.
+/// Messages show text of a file; its author must not be able to fill a terminal, or to command it.
 #[test]
 fn a_message_quotes_little_of_a_file_and_nothing_that_a_terminal_obeys() {
     let places = [

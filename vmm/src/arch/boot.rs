@@ -1,4 +1,4 @@
-//! What booting has in common on all architectures: the files, the initramfs, what can be wrong.
+//! The parts of booting that all architectures share: the files, the initramfs, the errors.
 
 use std::fs::File;
 use std::io::{ErrorKind, Seek, SeekFrom};
@@ -32,7 +32,7 @@ pub enum BootError {
     /// A kernel that something has to unpack first.
     #[error("the kernel is compressed ({how}), and nothing on this architecture unpacks it")]
     Compressed {
-        /// By what.
+        /// Compression format.
         how: &'static str,
         /// The command that unpacks it.
         command: String,
@@ -45,7 +45,7 @@ pub enum BootError {
     Truncated {
         /// Bytes of the file.
         has: u64,
-        /// Bytes that its header speaks of.
+        /// Bytes that its header requires.
         needs: u64,
     },
     /// The kernel's file could not be read.
@@ -113,7 +113,7 @@ pub enum BootError {
         /// Those of its place.
         room: u64,
     },
-    /// What the kernel is told could not be written.
+    /// The description of the machine could not be written.
     #[error("cannot describe the machine to the kernel")]
     Firmware(#[from] FirmwareError),
     /// The host gave no seed for the guest's random numbers.

@@ -40,7 +40,7 @@ pub enum FactsError {
         path: PathBuf,
         /// Its text.
         text: String,
-        /// What the kernel documents.
+        /// The documented form.
         expected: &'static str,
     },
     /// A PCI function.
@@ -49,7 +49,7 @@ pub enum FactsError {
     /// A host file.
     #[error("cannot read the host files")]
     HostFile(#[from] HostFileError),
-    /// Who has what of the host's regions.
+    /// The ledger of the host's regions could not be read.
     #[error("cannot tell what of the host's regions is free")]
     Ledger(#[from] LedgerError),
     /// A host of another kind.
@@ -65,7 +65,7 @@ pub enum FactsError {
     Json {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Fault in the text.
         source: serde_json::Error,
     },
     /// A place in the PCI tree that no function has: each bridge has a bus number of its own, of 8 bits.

@@ -1,4 +1,4 @@
-//! What `/dev/kvm` of this host says.
+//! Limits that `/dev/kvm` of this host reports.
 
 use std::io;
 

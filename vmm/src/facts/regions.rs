@@ -1,4 +1,4 @@
-//! Carve-outs of the host's memory, and what of them is to be had: what `egm-device` finds and keeps.
+//! Carve-outs of the host's memory, and their held and clean spans: as `egm-device` finds and records them.
 
 use std::path::Path;
 
@@ -34,7 +34,7 @@ pub(super) fn has_egm(root: &Path) -> bool {
 }
 
 /// The ledger, where there is one and this process may ask it: a plan needs no privilege, and the launch asks again.
-/// Without it nobody is known to hold anything, and nothing is known to be clean.
+/// Without it no holder is known, and nothing is known to be clean.
 fn ledger(root: &Path) -> Result<Option<Ledger>, FactsError> {
     let paths = Paths::below(root);
     if std::fs::read_dir(&paths.run).is_err() || std::fs::read_dir(&paths.state).is_err() {

@@ -10,13 +10,13 @@ use crate::plan::{BridgePlan, FunctionPlan, FunctionRole, Plan, RootPin, WindowK
 /// Bytes of configuration space of one bus (PCI Express Base 7.2.2).
 pub(super) const BUS: u64 = 1 << 20;
 
-/// What one host bridge has of the machine's buses and windows.
+/// A host bridge, with its part of the machine's buses and windows.
 pub(super) struct HostBridge {
     /// First and last bus.
     pub(super) buses: (u8, u8),
     /// The node that its devices are near to.
     pub(super) near: Option<u32>,
-    /// What it forwards.
+    /// Address ranges that it forwards.
     pub(super) windows: Vec<BridgeWindow>,
 }
 
@@ -28,9 +28,9 @@ pub(super) struct BridgeWindow {
 }
 
 impl HostBridge {
-    /// That of bus 0, then the expanders. The last has the buses that are left, the first what no expander has of the
-    /// windows. Devices get the node of their host bridge, and without one Linux says that performance will be reduced;
-    /// emulated devices have none, so the first is as good as any.
+    /// That of bus 0, then the expanders. The last has the buses that are left, the first the parts of the windows that
+    /// no expander has. Devices get the node of their host bridge; without one Linux warns of reduced performance.
+    /// Emulated devices have no node of their own, so the first node is as good as any.
     pub(super) fn all(plan: &Plan, last_bus: u8) -> Vec<Self> {
         let starts = plan.expanders.iter().map(|expander| expander.bridge.secondary);
         let starts: Vec<u8> = std::iter::once(0).chain(starts).collect();

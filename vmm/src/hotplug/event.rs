@@ -1,4 +1,4 @@
-//! What becomes of functions while the guest runs, for the operator.
+//! Events of functions while the guest runs, for the operator.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 /// How a function left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Removal {
-    /// The guest let it go.
+    /// The guest released it.
     Orderly,
     /// The guest was not asked, or did not answer in time.
     Surprise,
@@ -19,30 +19,30 @@ pub struct Event {
     pub id: String,
     /// The host's name of it.
     pub function: String,
-    /// What.
+    /// The event itself.
     pub what: EventKind,
 }
 
-/// What happened.
+/// Kinds of events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EventKind {
     /// It was plugged into the slot of this number.
     Plugged(u16),
-    /// The host wants it back; the guest is asked to let it go within this time.
+    /// The host wants it back; the guest is asked to release it within this time.
     Wanted(Duration),
-    /// The host wants it back, and the guest cannot let it go: it is behind no hot-plug port.
+    /// The host wants it back, and the guest cannot release it: it is behind no hot-plug port.
     WantedFixed,
     /// It reported an error that it cannot correct.
     Failed,
     /// The same, of one that cannot be taken away.
     FailedFixed,
-    /// It is gone: the host, or its server, says so.
+    /// Its device is gone, as the host or its server reports.
     Lost,
     /// The same, of one that cannot be taken away.
     LostFixed,
     /// It left the guest, and the host has it back.
     Removed(Removal),
-    /// What was counted of it until then: never zero.
+    /// One of its counters at removal: never zero.
     Counted(&'static str, u64),
 }
 

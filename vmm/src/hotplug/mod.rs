@@ -5,8 +5,8 @@
 //!  host   ── wants it back, error, gone ───┤► Controller (one thread) ─► Port: insert, press, pull, fresh
 //!  guest  ── power off, bus reset ─► Port ─┘                          └► Plugged: reset, end
 //! ```
-//! Everything slow happens on the controller's thread, one thing after the other, so that no two of them meet: opening, resetting and
-//! unmapping take up to seconds, and no vCPU waits for them.
+//! All slow work runs on the controller's thread, one step after the other, so that no two steps overlap: opening,
+//! resetting and unmapping take up to seconds, and no vCPU waits for them.
 
 mod controller;
 mod error;
@@ -26,10 +26,10 @@ pub use event::{Event, EventKind, Removal};
 
 use crate::pci::Plugged;
 
-/// How long a guest has to let a function go that the host wants back. Linux takes 6 s of its own time.
+/// Time that a guest has to release a function that the host wants back. Linux takes 6 s of its own time.
 pub const UNPLUG_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What is plugged in.
+/// The function to plug in.
 pub enum Source {
     /// A function of the host, bound to VFIO.
     Host(PciAddress),
@@ -37,7 +37,7 @@ pub enum Source {
     Function(Arc<dyn Plugged>),
 }
 
-/// What the controller is asked.
+/// A request to the controller.
 pub(crate) enum Request {
     Plug { id: String, source: Source, answer: Sender<Result<u16, HotplugError>> },
     Unplug { id: String, timeout: Duration, answer: Sender<Result<Removal, HotplugError>> },
@@ -63,7 +63,7 @@ impl Handle {
         answered.recv().map_err(|_| HotplugError::Ended)?
     }
 
-    /// Asks the guest to let `id` go, and takes it after `timeout` (at once when that is zero). Returns when the host has it back.
+    /// Asks the guest to release `id`, and takes it after `timeout` (zero: at once). Returns when the host has it back.
     ///
     /// # Errors
     /// [`HotplugError`].
@@ -87,7 +87,7 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Ends every function: quiet, reset, nowhere mapped. The vCPUs have stopped. What was counted of each, in words.
+    /// Ends every function: quiet, reset, nowhere mapped. The vCPUs have stopped. Returns all counters, in words.
     pub(crate) fn end(&mut self) -> Vec<String> {
         let _ = self.handle.ask(Request::End);
         self.thread.take().and_then(|thread| thread.join().ok()).unwrap_or_default()

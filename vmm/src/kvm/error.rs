@@ -1,4 +1,4 @@
-//! What can go wrong between us and the kernel's hypervisor.
+//! Errors of the kernel's hypervisor.
 
 use egm_address::Gpa;
 use kvm_ioctls::Cap;
@@ -23,18 +23,18 @@ pub enum KvmError {
     /// Not permitted, and no group is.
     #[error("/dev/kvm: permission denied: its mode lets only its owner open it")]
     OwnersOnly,
-    /// An interface that nobody has shipped since 2007, or not KVM at all.
+    /// An interface that no kernel has had since 2007, or not KVM at all.
     #[error("/dev/kvm speaks version {version} of its interface: 12 is the only stable one")]
     Version {
-        /// What it said.
+        /// Version that the device reports.
         version: i32,
     },
     /// The kernel's KVM lacks something.
     #[error("this host's KVM lacks {what} ({cap:?})")]
     Capability {
-        /// Which.
+        /// The capability.
         cap: Cap,
-        /// For a person.
+        /// Its use, for the message.
         what: &'static str,
     },
     /// A memory slot was refused.
@@ -51,7 +51,7 @@ pub enum KvmError {
     /// Any other call.
     #[error("{call} failed")]
     Call {
-        /// Which.
+        /// Name of the call.
         call: &'static str,
         /// The kernel's reason.
         #[source]

@@ -44,7 +44,7 @@ pub enum BuildError {
         "KVM of this host does not map the memory of \"{backing}\" as cached: it lacks capability {capability}"
     )]
     NotCacheable {
-        /// Which.
+        /// Id of the backing.
         backing: String,
         /// Number of the capability.
         capability: u32,
@@ -197,7 +197,7 @@ fn lend_memory(vm: &Vm, ram: &GuestRam) -> Result<(), BuildError> {
     Ok(())
 }
 
-/// Puts tables and kernel into memory, and says where the guest hears of bad memory: only by ACPI's tables, if at all.
+/// Puts tables and kernel into memory. Returns the error block for reports of bad memory: only ACPI's tables have one.
 fn load_guest(
     plan: &Plan,
     vm: &Vm,
@@ -218,12 +218,12 @@ fn load_guest(
     Ok((boot::load(plan, memory, files, &image).map_err(error)?, errors))
 }
 
-/// The line of `owner`, whom only ACPI's tables have.
+/// The line of `owner`, a device that only ACPI's tables have.
 fn acpi_line(plan: &Plan, owner: &str) -> Option<u32> {
     plan.line(owner).filter(|_| plan.boot.tables == BootTables::Acpi)
 }
 
-/// What makes an edge on line `gsi`, which the controller remembers. A number that it has not is in no plan.
+/// Returns a function that makes an edge on line `gsi`, which the controller latches. Plans have no other lines.
 fn pulse(vm: &Vm, gsi: u32) -> Interrupt {
     let line = vm.line(gsi);
     Box::new(move || [true, false].into_iter().for_each(|high| drop(line.set(high))))

@@ -15,10 +15,10 @@ use crate::virtio::{VirtioDevice, VirtioPci};
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Most counters in the line about them.
 const MOST_COUNTERS: usize = 16;
-/// After this long the operator is told what is waited for.
+/// After this long a message names the device that the machine waits for.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// A device and what an operator knows it by.
+/// A device and its names for messages.
 pub(super) struct Kept {
     pub(super) id: String,
     pub(super) name: String,
@@ -26,8 +26,8 @@ pub(super) struct Kept {
     pub(super) function: Arc<VirtioPci>,
 }
 
-/// What was counted of the devices, but for zeroes, and of the functions of the host, as `passed` says it: one line, for the
-/// operator, which ends after [`MOST_COUNTERS`].
+/// The counters of the devices that are not zero, and those of the host's functions, which `passed` has in words: one
+/// line, for the operator, which ends after [`MOST_COUNTERS`].
 pub(super) fn counted(devices: &[Kept], passed: Vec<String>) -> Option<String> {
     let own = devices.iter().flat_map(|kept| kept.function.counters().into_iter().map(|c| (&kept.id, c)));
     let own = own.filter(|(_, (_, number))| *number > 0);
@@ -46,7 +46,7 @@ pub enum Unfinished {
     /// Storage refused.
     #[error("{name} is not flushed: what the guest wrote since its last flush may be lost")]
     Flush {
-        /// Which.
+        /// Name of the device.
         name: String,
         /// The reason.
         #[source]
@@ -57,7 +57,7 @@ pub enum Unfinished {
         "{name} is not flushed: it did not answer, and what the guest wrote since its last flush may be lost"
     )]
     Silent {
-        /// Which.
+        /// Name of the device.
         name: String,
     },
 }

@@ -17,17 +17,17 @@ use crate::passthrough::{Connections, HostEvents, Line, PassedFunction, Passthro
 use crate::plan::{self, BarPlan, BridgePlan};
 use crate::resources::{left_behind, reached};
 
-/// What every host function is connected to.
+/// Parts of the machine that every host function is connected to.
 #[derive(Clone)]
 pub(super) struct Passer {
     pub(super) routes: Arc<Routes>,
     pub(super) slots: Arc<dyn SlotTable>,
     pub(super) peers: Arc<Peers>,
-    /// Whether there is, or can be, more than one.
+    /// Whether the machine has, or can get, more than one function.
     pub(super) has_peers: bool,
 }
 
-/// What one of them has of its own.
+/// Properties of one function.
 #[derive(Default)]
 pub(super) struct Own {
     pub(super) line: Option<Box<dyn Line>>,
@@ -82,7 +82,7 @@ impl Passer {
         Ok(New { function, host_events })
     }
 
-    /// What makes functions of the host to be plugged in, which are opened in `domain`.
+    /// Returns a function that opens hot-plugged functions of the host, in `domain`.
     pub(super) fn maker(self, domain: Option<KernelDomain>) -> Maker {
         Box::new(move |id, address, bridges| {
             let domain = domain.as_ref().ok_or(HotplugError::Unprepared)?;
@@ -118,7 +118,7 @@ impl Passer {
     }
 }
 
-/// Resets a function that nobody uses: by itself, or with its bus where it is alone there.
+/// Resets an unused function: by itself, or with its bus where it is alone there.
 fn fresh(id: &str, address: PciAddress, backend: &dyn Backend) -> Result<(), BackendError> {
     if backend.can_reset() {
         return backend.reset();

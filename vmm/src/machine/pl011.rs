@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-/// Bytes that the receive FIFO holds (revision 1 of the peripheral, as [`IDENTITY`] says).
+/// Bytes that the receive FIFO holds (revision 1 of the peripheral, as in [`IDENTITY`]).
 const FIFO: usize = 16;
 /// PeriphID0 to 3 and PCellID0 to 3 (3.3.15 to 3.3.22), from 0xfe0.
 const IDENTITY: [u8; 8] = [0x11, 0x10, 0x14, 0x00, 0x0d, 0xf0, 0x05, 0xb1];
@@ -72,7 +72,7 @@ pub(super) struct Pl011 {
     latched: u32,
 }
 
-/// What follows from an access.
+/// Effect of an access outside the registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub(super) enum Effect {
@@ -101,7 +101,7 @@ impl Pl011 {
         FIFO.saturating_sub(self.received.len())
     }
 
-    /// Bytes come in; what finds no room is lost.
+    /// Receives bytes; those without room are lost.
     pub(super) fn receive(&mut self, data: &[u8]) {
         self.received.extend(data.iter().take(self.room()));
     }

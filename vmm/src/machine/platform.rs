@@ -32,7 +32,7 @@ impl BusDevice for SleepControl {
 /// ACPI reset register (ACPI 6.5 §4.8.3.6): a write of [`RESET_VALUE`] resets.
 pub(super) struct ResetRegister(pub(super) Arc<ExitLatch>);
 
-/// What the FADT tells the guest to write.
+/// Value that the FADT has the guest write.
 pub const RESET_VALUE: u8 = 1;
 
 impl BusDevice for ResetRegister {

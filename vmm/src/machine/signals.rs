@@ -11,10 +11,10 @@ use signal_hook::SigId;
 use super::exit::{ExitLatch, ExitReason};
 use super::poison::Interrupt;
 
-/// What the machine hears until it is dropped; then these signals do nothing.
+/// The signals that the machine handles until this is dropped; then they do nothing.
 pub(super) struct Signals {
     exit: Arc<ExitLatch>,
-    /// What interrupts the guest when its power button is pressed, where its tables have one.
+    /// Interrupts the guest when its power button is pressed, where its tables have one.
     button: Option<Interrupt>,
     heard: Vec<Heard>,
 }

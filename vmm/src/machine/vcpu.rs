@@ -21,7 +21,7 @@ use crate::kvm::internal_suberror;
 /// A vCPU's stack: its deepest path is a PCI configuration write that moves a BAR.
 const STACK: usize = 256 << 10;
 
-/// What every vCPU shares.
+/// State that all vCPUs share.
 pub(super) struct Shared {
     /// I/O ports.
     pub(super) ports: Bus,
@@ -29,7 +29,7 @@ pub(super) struct Shared {
     pub(super) memory: Bus,
     /// How the machine ends.
     pub(super) exit: Arc<ExitLatch>,
-    /// How the guest hears of bad memory.
+    /// Reports of bad memory to the guest.
     pub(super) checks: Arc<MachineChecks>,
 }
 
@@ -120,7 +120,7 @@ impl Vcpu {
             Ok((VcpuExit::Hlt | VcpuExit::Intr | VcpuExit::IrqWindowOpen | VcpuExit::SetTpr, _)) => {}
             Ok((other, _)) => reason = hypervisor(format!("unexpected exit {other:?}")),
             Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {}
-            // Arm: the processor says what an access is for simple ones only, and KVM has no decoder.
+            // Arm: the processor describes simple accesses only, and KVM has no decoder for the others.
             Err(error) if error.errno() == libc::ENOSYS => {
                 let at = program_counter(&self.fd).unwrap_or(0);
                 reason =
@@ -132,7 +132,7 @@ impl Vcpu {
     }
 }
 
-/// What a guest asks for by a call of its firmware's, on Arm PSCI (KVM api.rst §5, `KVM_EXIT_SYSTEM_EVENT`).
+/// The request of a guest's firmware call, on Arm PSCI (KVM api.rst §5, `KVM_EXIT_SYSTEM_EVENT`).
 fn asked(event: u32) -> Option<ExitReason> {
     match event {
         KVM_SYSTEM_EVENT_SHUTDOWN if egm_address::fault!("psci-off-as-reset") => Some(ExitReason::Reset),

@@ -10,7 +10,7 @@ const GZIP: [u8; 2] = [0x1f, 0x8b];
 /// An EFI program that unpacks a kernel (Linux include/linux/pe.h, `LINUX_PE_MAGIC`; drivers/firmware/efi/libstub/zboot-header.S).
 const ZBOOT: &[u8; 4] = b"zimg";
 
-/// What a kernel says of itself.
+/// Fields of a kernel's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     /// Bytes between a 2 MiB boundary and its start.
@@ -47,7 +47,7 @@ pub fn parse(header: &[u8; SIZE]) -> Result<Header, BootError> {
     Ok(Header { text_offset, size })
 }
 
-/// The kernel is a piece of the file, packed as a name says that ends with NUL.
+/// The kernel is a piece of the file, packed in a format whose name ends with NUL.
 fn zboot(header: &[u8; SIZE], offset: u64, size: u64) -> BootError {
     let name = header.get(24..).unwrap_or_default();
     let (how, unpack) = match name {

@@ -59,9 +59,9 @@ const END: u64 = 1 << 52;
 pub const TREE: Span<Guest> = fixed(FIRMWARE_END - 256 * KIB, FIRMWARE_END);
 /// Two frames of 64 KiB for each vCPU (GICv3 12.10), in their order, from the start of the redistributors' window.
 pub const REDISTRIBUTOR: u64 = 128 * KIB;
-/// Private interrupt of the virtual timer, as KVM has it unless told otherwise.
+/// Private interrupt of the virtual timer, KVM's default.
 pub const VIRTUAL_TIMER: u32 = 27;
-/// Private interrupt of the (non-secure) physical timer, as KVM has it unless told otherwise.
+/// Private interrupt of the (non-secure) physical timer, KVM's default.
 pub const PHYSICAL_TIMER: u32 = 30;
 /// Private interrupts that the architecture recommends for timers that a guest here has not (SBSA 3.8): secure, hypervisor.
 pub const OTHER_TIMERS: [u32; 2] = [29, 26];

@@ -19,7 +19,7 @@ use crate::plan::Plan;
 /// The capability that KVM needs to map, as cached, memory that the kernel has no pages of.
 pub const CACHED_PFNMAP: Option<u32> = Some(KVM_CACHEABLE_PFNMAP);
 
-/// Features of a vCPU that it has where the host has them, each with what KVM says them by.
+/// Optional features of a vCPU, used where the host has them: KVM's capability and the features it stands for.
 const OPTIONAL: [(Cap, &[u32]); 3] = [
     (Cap::ArmPmuV3, &[KVM_ARM_VCPU_PMU_V3]),
     (Cap::ArmSve, &[KVM_ARM_VCPU_SVE]),

@@ -37,9 +37,9 @@ pub(super) const COMMAND_LINE: Gpa = Gpa::new(0x2_0000);
 const KERNEL: Gpa = Gpa::new(0x10_0000);
 /// Longest command line that x86 Linux takes, terminating NUL included.
 const COMMAND_LINE_SIZE: usize = 2048;
-/// What a file is not that cannot be booted, and what it should be.
+/// Description of a file that cannot be booted, for the message.
 pub const NO_KERNEL: &str = "neither a bzImage nor an x86-64 ELF file";
-/// As above.
+/// Kernels that can be booted, for the message.
 pub const KERNELS: &str = "a whole 64-bit bzImage or vmlinux, for instance Debian's";
 /// An ELF header; what is shorter is no kernel of either kind.
 const SMALLEST_KERNEL: u64 = 64;
@@ -165,8 +165,8 @@ fn reset_vector(port: u16, value: u8) -> [u8; 9] {
     [0xba, low, high, 0xb0, value, 0xee, 0xf4, 0xeb, 0xfd] // mov dx, port; mov al, value; out dx, al; hlt; jmp -3
 }
 
-/// Linux on hardware-reduced ACPI believes in EFI and asks it to reset; without EFI it asks the BIOS, in real mode.
-/// There is none, so what would be its first instructions write the reset register.
+/// Linux on hardware-reduced ACPI assumes EFI and asks it to reset; without EFI it asks the BIOS, in real mode.
+/// There is no BIOS, so the instructions at its reset vector write the reset register.
 fn load_reset_vector(plan: &Plan, memory: &GuestMemoryMmap) -> Result<(), BootError> {
     let Some(port) = plan.port("reset") else { return Ok(()) };
     memory
@@ -181,7 +181,7 @@ fn load_command_line(memory: &GuestMemoryMmap, text: &str) -> Result<u32, BootEr
     u32::try_from(text.len()).map_err(|_| BootError::CommandLine)
 }
 
-/// What the boot protocols call a memory map: RAM, and what must not be used.
+/// The memory map of the boot protocols: RAM, and reserved windows.
 pub(super) fn memory_map(plan: &Plan) -> Vec<(Span<Guest>, MapKind)> {
     let ram = plan.memory.iter().map(|m| (m.span, MapKind::Ram));
     let reserved = plan

@@ -1,4 +1,4 @@
-//! What CPUID tells the guest: the host's features as KVM offers them, with the plan's topology.
+//! CPUID of the guest: the host's features as KVM offers them, with the plan's topology.
 //!
 //! Pure: a list of leaves in, a list of leaves out. Leaf numbers and fields: Intel SDM volume 2A, CPUID; AMD APM
 //! volume 3, appendix E.
@@ -28,7 +28,7 @@ impl ApicWidths {
     }
 }
 
-/// What the leaves are made from besides the host's.
+/// Inputs of the leaves besides those of the host.
 #[derive(Debug, Clone, Copy)]
 pub struct Topology {
     threads: u32,
@@ -38,7 +38,7 @@ pub struct Topology {
     host: Host,
 }
 
-/// What the host can do.
+/// Properties of the host's processors.
 #[derive(Debug, Clone, Copy)]
 pub struct Host {
     /// Whether the local APIC timer takes a TSC deadline.

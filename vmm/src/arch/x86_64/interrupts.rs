@@ -6,7 +6,7 @@ use kvm_bindings::{KVM_IRQCHIP_IOAPIC, kvm_irq_routing_irqchip};
 
 /// Lines: the pins of the I/O APIC. Message interrupts have the numbers above.
 pub const LINES: Range<u32> = 0..24;
-/// Whether KVM has to know who sends a message.
+/// Whether KVM needs the sender of a message.
 pub const NEEDS_SENDER: bool = false;
 
 /// Where line `gsi` ends.

@@ -54,8 +54,8 @@ const ECAM_END: u64 = PCI32_END + 256 * MIB;
 const IO_APIC: u64 = 0xfec0_0000;
 /// Also where message-signalled interrupts are written to: nothing else may live in this mebibyte.
 const LOCAL_APIC: u64 = 0xfee0_0000;
-/// One page for the identity map that KVM needs without unrestricted guest support; KVM puts it here unless told
-/// otherwise (`KVM_SET_IDENTITY_MAP_ADDR`). Three more follow: [`KVM_TSS`].
+/// One page for the identity map that KVM needs without unrestricted guest support; KVM puts it here by default
+/// (`KVM_SET_IDENTITY_MAP_ADDR`). Three more follow: [`KVM_TSS`].
 const KVM_PAGES: u64 = 0xfffb_c000;
 /// Where RAM starts again.
 const HIGH_RAM: u64 = 4 * GIB;

@@ -1,4 +1,4 @@
-//! HEST: where the guest finds errors of memory that it is told of (ACPI 6.5, clause 18.3.2).
+//! HEST: where the guest finds reports of memory errors (ACPI 6.5, clause 18.3.2).
 //!
 //! ```text
 //! HEST ──► address ──► error block: written by the machine, its status cleared by the guest

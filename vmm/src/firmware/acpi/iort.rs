@@ -1,4 +1,4 @@
-//! IORT: whom a function's messages and memory accesses go through (Arm DEN 0049).
+//! IORT: the route of a function's messages and memory accesses (Arm DEN 0049).
 //!
 //! ```text
 //! root complex of segment 0 ─┬─ requester ids behind an SMMU ──► SMMUv3 ──┬─► ITS group ── the ITS
@@ -13,7 +13,7 @@ use super::madt::ITS;
 use super::{reserved, table};
 use crate::plan::{Plan, SmmuPlan};
 
-/// Of the specification's revision D: what later ones add speaks of PASIDs and reserved memory, which nothing here has.
+/// Of the specification's revision D: later ones add PASIDs and reserved memory, which nothing here has.
 const REVISION: u8 = 0;
 /// Bytes before the first node, which is the ITS group.
 const HEADER: u16 = 48;
@@ -89,7 +89,7 @@ fn write_smmu(body: &mut Vec<u8>, smmu: &SmmuPlan) {
     ways.iter().for_each(|way| way.write(body));
 }
 
-/// The first fields of a node, of this type and revision, whose mappings follow `fields` bytes.
+/// The first fields of a node, of this type and revision; its mappings follow `fields` bytes.
 fn node(body: &mut Vec<u8>, (kind, revision): (u8, u8), fields: u16, mappings: &[Mapping]) {
     let count = u16::try_from(mappings.len()).unwrap_or(u16::MAX);
     body.byte(kind);

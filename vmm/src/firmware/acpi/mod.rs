@@ -6,7 +6,7 @@
 //!                                ├─► MCFG              PCI Express configuration space
 //!                                ├─► SRAT, SLIT        affinity, distances
 //!                                ├─► HMAT              nanoseconds and megabytes a second, when the plan has some
-//!                                ├─► GTDT, SPCR, IORT, PPTT   Arm: timers, console, ways of messages, topology
+//!                                ├─► GTDT, SPCR, IORT, PPTT   Arm: timers, console, message routes, topology
 //!                                └─► HEST              Arm: where the guest finds reports of bad memory
 //! ```
 //!

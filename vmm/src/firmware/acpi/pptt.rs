@@ -1,4 +1,4 @@
-//! PPTT: sockets, cores and threads (ACPI 6.5, clause 5.2.30). Caches are those that the processors' registers tell of.
+//! PPTT: sockets, cores and threads (ACPI 6.5, clause 5.2.30). Caches are as in the processors' registers.
 
 use acpi_tables::pptt::{PPTT, ProcessorHandle, ProcessorNode};
 

@@ -14,7 +14,7 @@ use crate::plan::Plan;
 const REVISION: u8 = 1;
 const UNREACHABLE: u8 = 255;
 
-/// The table, of a plan whose node ids are all below [`crate::config::MAX_NODES`].
+/// The table, of a plan with node ids below [`crate::config::MAX_NODES`] only.
 pub(super) fn slit(plan: &Plan) -> Result<Vec<u8>, FirmwareError> {
     let domains = plan.nodes.iter().map(|n| n.id.saturating_add(1)).max().unwrap_or(0);
     let row = |from: u32| {

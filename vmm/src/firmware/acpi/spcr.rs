@@ -1,4 +1,4 @@
-//! SPCR: where the console is, for a kernel whose command line does not say (Microsoft's specification, revision 2).
+//! SPCR: the console, for a kernel without one in its command line (Microsoft's specification, revision 2).
 
 use acpi_tables::AmlSink;
 use acpi_tables::gas::{AccessSize, AddressSpace, GAS};

@@ -1,8 +1,8 @@
 //! Device trees, which an arm64 kernel is started with (Documentation/arch/arm64/booting.rst).
 //!
-//! [`stub`] has nothing but `/chosen`: where the EFI structures are that lead to the ACPI tables, as the kernel's own EFI
-//! stub would say it. Any other node, and Linux does not look for ACPI. [`full`] describes the machine itself, for kernels
-//! without ACPI.
+//! [`stub`] has nothing but `/chosen`: where the EFI structures are that lead to the ACPI tables, in the form of the
+//! kernel's own EFI stub. Any other node, and Linux does not look for ACPI. [`full`] describes the machine itself, for
+//! kernels without ACPI.
 
 mod machine;
 
@@ -19,7 +19,7 @@ const DESCRIPTOR_VERSION: u32 = 1;
 /// `enum efi_secureboot_mode`, include/linux/efi.h.
 const SECURE_BOOT_DISABLED: u32 = 2;
 
-/// What a boot loader tells a kernel.
+/// Data that a boot loader gives to a kernel.
 #[derive(Debug, Clone)]
 pub struct Chosen<'a> {
     /// Kernel command line.
@@ -49,7 +49,7 @@ pub fn stub(image: &Image, chosen: &Chosen<'_>) -> Result<Vec<u8>, FirmwareError
 
 /// The tree of a guest without ACPI tables; it goes to an 8-byte boundary.
 ///
-/// It has no generic initiators and no figures of memory, for which device trees have no words.
+/// It has no generic initiators and no figures of memory: device trees cannot express them.
 ///
 /// # Errors
 /// [`FirmwareError::Window`] for a plan without a window that the machine needs, [`FirmwareError::Tree`] for a command line
@@ -65,7 +65,7 @@ pub fn full(plan: &Plan, chosen: &Chosen<'_>) -> Result<Vec<u8>, FirmwareError> 
     Ok(tree.finish()?)
 }
 
-/// What `/chosen` leads to.
+/// Target of `/chosen`.
 enum Told<'a> {
     Efi(&'a Efi),
     Machine { console: Option<String> },

@@ -253,7 +253,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Whatever the guest writes and the host wants, a function is in the machine, or it was ended and nobody holds it.
+    /// Whatever the guest writes and the host wants, a function is in the machine, or it was ended and has no holder.
     #[test]
     fn no_function_is_left_half_plugged(steps in prop::collection::vec(step(), 0..48)) {
         let mut machine = Machine::new();

@@ -1,4 +1,4 @@
-//! When the error block is looked at again: nothing tells us that the guest has read it.
+//! The time of the next check of the error block: no event reports that the guest has read it.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -15,7 +15,7 @@ const LATE: Duration = Duration::from_secs(10);
 pub(super) struct Again {
     timer: TimerFd,
     /// Until its expiration was handled. The timer itself forgets it earlier, and set then it would take back an expiration
-    /// that the event loop knows of already.
+    /// that the event loop has received already.
     is_set: bool,
     wait: Duration,
 }

@@ -1,8 +1,8 @@
-//! Bad memory that nobody has read yet, on its way to a guest without machine checks: a record in the error block that its tables
-//! name, and an interrupt (ACPI 6.5, clause 18.3.2.7).
+//! Reports of bad memory that was not read yet, for a guest without machine checks: a record in the error block that
+//! its tables name, and an interrupt (ACPI 6.5, clause 18.3.2.7).
 //!
-//! The guest clears the status of the block when it has read it; what else is found waits until then, and the interrupt comes
-//! again at each look ([`super::again`]): one that is lost must not be the last.
+//! The guest clears the status of the block when it has read it. Further bad pages wait until then, and the interrupt
+//! comes again at each check ([`super::again`]): a lost interrupt must not be the last.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -12,12 +12,12 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::record::{self, PAGE};
 
-/// Pages that may wait, 1 GiB of them; later ones are left out. The guest meets those when it reads them.
+/// Pages that may wait, 1 GiB of them; later ones are left out. The guest gets an abort when it reads those.
 const MOST_WAITING: usize = 1 << 18;
 /// Bytes of the status, the block's first field.
 const STATUS: usize = 4;
 
-/// What interrupts the guest.
+/// Interrupts the guest, once for each call.
 pub(in crate::machine) type Interrupt = Box<dyn Fn() + Send>;
 
 /// The guest's error block.
@@ -36,7 +36,7 @@ impl ErrorBlock {
         Self { memory, at, interrupt, waiting: VecDeque::new(), told: false }
     }
 
-    /// Tells the guest of `bad`, now or when it has read what it was told before. Whether there was room for all of it.
+    /// Reports `bad` to the guest, now or once it has read the last record. Returns whether all of it had room.
     pub(super) fn tell(&mut self, bad: Span<Guest>) -> bool {
         let first = bad.start().get() & !(PAGE - 1);
         let mut pages = (first..bad.end().get()).step_by(usize::try_from(PAGE).unwrap_or(usize::MAX));
@@ -56,7 +56,7 @@ impl ErrorBlock {
         Span::new(self.at, PAGE).is_ok_and(|block| block.overlaps(bad))
     }
 
-    /// Writes the next record when the guest has read the last, and interrupts it again when it has not. Whether it has.
+    /// Writes the next record when the guest has read the last, else interrupts it again. Returns whether it was read.
     pub(super) fn go_on(&mut self) -> bool {
         let read = self.is_clear();
         self.told &= !read;
@@ -73,7 +73,7 @@ impl ErrorBlock {
         status.is_ok_and(|status| status == 0)
     }
 
-    /// Writes the next record into a clear block. A guest that writes to the block itself spoils its own news.
+    /// Writes the next record into a clear block. A guest that writes to the block spoils only its own records.
     fn write(&mut self) {
         if self.waiting.is_empty() || !self.is_clear() {
             return;

@@ -1,5 +1,5 @@
-//! The words in which a guest is told of bad memory: a status block (ACPI 6.5, clause 18.3.2.7.1) with a section for each page
-//! (UEFI 2.10, appendix N.2.5). Pure.
+//! The format that reports bad memory to a guest: a status block (ACPI 6.5, clause 18.3.2.7.1) with a section for each
+//! page (UEFI 2.10, appendix N.2.5). Pure.
 
 use egm_address::Gpa;
 

@@ -9,7 +9,7 @@ use acpi_tables::aml::{
 use acpi_tables::{Aml, AmlSink};
 use egm_address::{Guest, Span};
 
-/// `_GCP`: it tells the time (bit 2), and has no alarms.
+/// `_GCP`: it has real time (bit 2), and no alarms.
 const CAPABILITIES: u8 = 1 << 2;
 /// Registers of a PL031 that are read: the data register, seconds since 1970 in UTC (ARM DDI 0224, 3.3.1).
 const DATA: u8 = 4;

@@ -3,13 +3,13 @@
 //! ```text
 //! \_S5            power off (x86): SLP_TYP 5 into the sleep control register
 //! \_SB.C000 …     processors; on Arm \_SB.P000 … their sockets
-//! \_SB.ECAM       keeps configuration space: Linux believes MCFG only when a motherboard device has it
+//! \_SB.ECAM       keeps configuration space: Linux trusts MCFG only when a motherboard device has it
 //! \_SB.PCI0       the host bridge; .S08 … its root ports, named by device and function
 //! \_SB.PC15 …     expanders, named by bus
 //! \_SB.COM1       serial console
 //! \_SB.PEVT       panic notifier
 //! \_SB.CLCK       clock (Arm)
-//! \_SB.ERRD       bad memory is announced by it (Arm)
+//! \_SB.ERRD       announces bad memory (Arm)
 //! \_SB.PWRB       power button
 //! \_SB.GED0       the event device that notifies both
 //! ```
