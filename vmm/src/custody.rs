@@ -37,7 +37,7 @@ use crate::resources::SliceProgress;
 const FORWARDED: [Signal; 5] =
     [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGPWR, Signal::SIGUSR1];
 
-/// The answer to a machine whose locks the keeper has.
+/// The answer to a machine once the keeper has its locks.
 const TAKEN: u8 = b'k';
 
 /// Why a machine and its keeper do not come together.

@@ -1,7 +1,7 @@
 //! A serde data format over [`Node`]: typed values out of a tree, and structured errors with their key.
 //!
 //! serde's own errors for JSON are sentences. Here they stay values ([`Rule`]), so that a misspelt key can be
-//! answered with the nearest right one. An enum is written as an object whose `type` names the variant, or as
+//! answered with the nearest right one. An enum is written as an object with a `type` that names the variant, or as
 //! that name alone. (serde's `tag` attribute reads the same text, but through a buffer that loses the place.)
 
 use std::collections::btree_map;

@@ -156,7 +156,7 @@ impl Rule {
 }
 
 impl Fault {
-    /// The same fault, seen from the object or array whose member `step` (`size` or `[3]`) it lies in.
+    /// The same fault, seen from the object or array that has the member `step` (`size` or `[3]`) around it.
     pub(super) fn inside(mut self, step: &str) -> Self {
         let dot = if self.key.is_empty() || self.key.starts_with('[') { "" } else { "." };
         self.key = format!("{step}{dot}{}", self.key);

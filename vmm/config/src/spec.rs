@@ -104,7 +104,7 @@ pub struct Memory {
 pub struct Node {
     /// Node number, below [`MAX_NODES`]; it is the ACPI proximity domain as well.
     pub id: u32,
-    /// Ordinary memory; 0 for a node of processors only, and for one whose memory is a slice ([`Spec::slice_of`]).
+    /// Ordinary memory; 0 for a node of processors only, and for one with a slice as memory ([`Spec::slice_of`]).
     pub size: ByteSize,
     /// vCPU numbers; every vCPU is in exactly one node.
     pub cpus: CpuSet,

@@ -33,7 +33,7 @@ pub enum FactsError {
         /// Why.
         source: io::Error,
     },
-    /// A file of the kernel whose content is not what it documents.
+    /// A file of the kernel with undocumented content.
     #[error("{} holds \"{text}\", which is not {expected}", path.display())]
     Content {
         /// The file.

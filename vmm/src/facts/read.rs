@@ -71,7 +71,7 @@ pub fn of_host(scope: &Scope) -> Result<Facts, FactsError> {
     Ok(facts)
 }
 
-/// A host whose `/proc` and `/sys` were copied to `root`; its KVM cannot be asked.
+/// A host, from a copy of its `/proc` and `/sys` in `root`; its KVM cannot be probed.
 ///
 /// # Errors
 /// As [`of_host`].

@@ -12,7 +12,7 @@ pub trait BusDevice: Send + Sync {
     fn write(&self, offset: u64, data: &[u8]);
 }
 
-/// A bus whose devices are known before the guest starts.
+/// A bus; its devices are known before the guest starts.
 #[derive(Default)]
 pub struct Bus {
     /// Sorted, disjoint.

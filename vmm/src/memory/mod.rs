@@ -240,7 +240,7 @@ fn extents(plan: &Plan) -> Vec<Extent> {
     merged
 }
 
-/// The memory of a slice that is a device: on its nodes and, where the plan says so, present, by the processors `near` it.
+/// Memory of a slice that is a device: on its nodes and, with `prefault`, present, by the processors `near` it.
 /// Both stay when what this process maps for it goes.
 ///
 /// # Errors

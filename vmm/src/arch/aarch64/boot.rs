@@ -33,7 +33,7 @@ pub struct Entry {
     pub tree: Gpa,
 }
 
-/// Loads kernel, initramfs and device tree as the plan says; `tables` are in memory already.
+/// Loads kernel, initramfs and device tree of the plan; `tables` are in memory already.
 ///
 /// # Errors
 /// [`BootError`]; guest memory is then in no useful state.

@@ -47,7 +47,7 @@ pub fn parse(header: &[u8; SIZE]) -> Result<Header, BootError> {
     Ok(Header { text_offset, size })
 }
 
-/// The kernel is a piece of the file, packed in a format whose name ends with NUL.
+/// The kernel is a piece of the file, packed in a format that a name, ended by NUL, gives.
 fn zboot(header: &[u8; SIZE], offset: u64, size: u64) -> BootError {
     let name = header.get(24..).unwrap_or_default();
     let (how, unpack) = match name {

@@ -63,7 +63,7 @@ pub enum Entry {
     },
 }
 
-/// Loads kernel, initramfs, command line and boot tables as the plan says; `tables` are in memory already.
+/// Loads kernel, initramfs, command line and boot tables of the plan; `tables` are in memory already.
 ///
 /// # Errors
 /// [`BootError`]; guest memory is then in no useful state.

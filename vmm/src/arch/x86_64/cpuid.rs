@@ -64,7 +64,7 @@ const ECX1_TSC_DEADLINE: u32 = 1 << 24;
 const ECX1_HYPERVISOR: u32 = 1 << 31;
 const EDX1_HTT: u32 = 1 << 28;
 /// Without them a guest on AMD's processors takes every uncorrected error for its end: McaOverflowRecov and SUCCOR.
-/// KVM does not name them, and QEMU gives them too: it is we who inject errors.
+/// KVM does not report them, and QEMU sets them too: the monitor injects the errors.
 const EBX_80000007_RECOVERY: u32 = 0b11;
 /// `KVM_FEATURE_PV_EOI`: the guest ends an interrupt in memory, without an exit (Linux, Documentation/virt/kvm/x86/cpuid.rst).
 ///

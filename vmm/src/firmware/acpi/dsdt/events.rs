@@ -13,7 +13,7 @@ const DEVICES: [(&str, &str, &str); 2] = [(ERRORS, "ERRD", "PNP0C33"), (POWER_BU
 /// Value of the notification: "hardware error", or "pressed".
 const HAPPENED: u8 = 0x80;
 
-/// Those whose line the plan has; each is an edge.
+/// Writes the devices that have a line in the plan; each interrupt is an edge.
 pub(super) fn write(sink: &mut dyn AmlSink, plan: &Plan) {
     let heard: Vec<(u32, &str, &str)> = DEVICES
         .iter()
