@@ -39,7 +39,7 @@ pub enum ConsoleError {
     NotAFile {
         /// The path.
         path: PathBuf,
-        /// What is there.
+        /// Kind of file at the path.
         found: &'static str,
     },
     /// The socket for a client.
@@ -51,7 +51,7 @@ pub enum ConsoleError {
         #[source]
         source: io::Error,
     },
-    /// The host has nothing left to carry output with.
+    /// The host has no descriptor or thread left to carry output.
     #[error("cannot make the pipe and the thread that write the console's output")]
     Relay(#[source] io::Error),
     /// The host gives no pseudo-terminal.

@@ -40,7 +40,7 @@ const FORWARDED: [Signal; 5] =
 /// The answer to a machine once the keeper has its locks.
 const TAKEN: u8 = b'k';
 
-/// Why a machine and its keeper do not come together.
+/// Why a machine and its keeper cannot work together.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {step}")]
 pub(crate) struct CustodyError {
@@ -69,7 +69,7 @@ struct Grant {
     claim: i32,
 }
 
-/// The machine's way to its keeper.
+/// The machine's connection to its keeper.
 #[derive(Debug)]
 pub(crate) struct Keeper {
     stream: UnixStream,
@@ -94,7 +94,7 @@ impl Keeper {
         self.parent
     }
 
-    /// Leaves the locks of `leases`, of a machine that runs as user `uid`, to it; returns when it has them.
+    /// Hands over the locks of `leases`, of a machine that runs as user `uid`; returns when the keeper has them.
     ///
     /// # Errors
     /// [`CustodyError`].
@@ -198,7 +198,7 @@ fn receive(machine: u32, stream: &UnixStream) -> io::Result<Vec<Left>> {
     Ok(left)
 }
 
-/// The machine gets what was sent to this process; what a terminal sends, it has got already.
+/// Forwards a signal that was sent to this process; a terminal's signals have reached the machine already.
 fn forward(child: &Child, signal: u32, code: i32) {
     /// `SI_KERNEL`, `asm-generic/siginfo.h`.
     const SI_KERNEL: i32 = 0x80;

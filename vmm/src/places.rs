@@ -1,6 +1,6 @@
-//! Numbered places, each empty or with one thing in it; a number that is free again is given again.
+//! A slab: numbered places, each empty or with one item. Free numbers are used again.
 
-/// Places by number. To find a free one takes no longer the more there are.
+/// Places by number. Finding a free one takes constant time.
 #[derive(Debug)]
 pub(crate) struct Places<T> {
     places: Vec<Option<T>>,
@@ -19,7 +19,7 @@ impl<T> Places<T> {
         self.free.last().copied().unwrap_or(self.places.len())
     }
 
-    /// Puts `thing` into a free place; its number.
+    /// Puts `thing` into a free place; returns its number.
     pub(crate) fn fill(&mut self, thing: T) -> usize {
         let number = self.next();
         self.free.pop();
@@ -30,7 +30,7 @@ impl<T> Places<T> {
         number
     }
 
-    /// What is in place `number`.
+    /// The item in place `number`.
     pub(crate) fn get(&self, number: usize) -> Option<&T> {
         self.places.get(number)?.as_ref()
     }
@@ -40,14 +40,14 @@ impl<T> Places<T> {
         self.places.get_mut(number)?.as_mut()
     }
 
-    /// Takes out what is in place `number`, which is free then.
+    /// Takes the item out of place `number`, which is free then.
     pub(crate) fn empty(&mut self, number: usize) -> Option<T> {
         let thing = self.places.get_mut(number)?.take()?;
         self.free.push(number);
         Some(thing)
     }
 
-    /// All things and their numbers.
+    /// All items with their numbers.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut T)> {
         self.places.iter_mut().enumerate().filter_map(|(number, place)| Some((number, place.as_mut()?)))
     }

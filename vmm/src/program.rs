@@ -1,9 +1,9 @@
-//! The program's own pages. This is an unsafe room.
+//! The program's own pages. This is an unsafe module.
 //!
-//! Why it exists: to start a machine runs most of the program once (command line, configuration, plan, ledger, tables), to
-//! run one needs little of it. What was needed once stays in the page tables, and counts for the process, as long as it lives.
-//! What callers may rely on: the program goes on as before; what it still needs is mapped again from the page cache when
-//! it is next needed.
+//! Why it exists: starting a machine runs most of the program once (command line, configuration, plan, ledger, tables);
+//! running it needs little of that. Pages that were used once stay in the page tables, and count for the process.
+//! What callers may rely on: the program goes on as before; pages that it still needs are mapped again from the page
+//! cache at their next use.
 #![expect(unsafe_code, reason = "madvise on the program's own instructions")]
 
 use std::fs;

@@ -117,7 +117,7 @@ impl User {
         setresgid(self.gid, self.gid, self.gid).map_err(step("become the user's group"))?;
         setresuid(self.uid, self.uid, self.uid).map_err(step("become the user"))?;
         self.verify()?;
-        // The kernel forgets it when the user changes. The parent holds the slices' locks: without it they are free.
+        // The kernel clears it when the user changes. The parent holds the slices' locks: without it they are free.
         let orphan = |source| UserError::Drop { step: "follow the parent process", source };
         set_parent_process_death_signal(Some(Signal::KILL)).map_err(|errno| orphan(errno.into()))?;
         if std::os::unix::process::parent_id() != parent {

@@ -11,7 +11,7 @@ use crate::span_set::SpanSet;
 /// One thing to place.
 #[derive(Debug, Clone)]
 pub struct Request<T> {
-    /// Whatever the caller needs to know it again.
+    /// Tag by which the caller recognises it.
     pub tag: T,
     /// Bytes, at least 1.
     pub size: u64,
@@ -19,12 +19,12 @@ pub struct Request<T> {
     pub align: u64,
 }
 
-/// Where a request went.
+/// A request that was placed.
 #[derive(Debug)]
 pub struct Placement<T, S> {
     /// The request's tag.
     pub tag: T,
-    /// Its place.
+    /// Its addresses.
     pub span: Span<S>,
 }
 
@@ -58,7 +58,7 @@ impl<S> Placer<S> {
         Self { free: window.minus(reserved) }
     }
 
-    /// What is still free.
+    /// Remaining free space.
     pub fn free(&self) -> &SpanSet<S> {
         &self.free
     }

@@ -1,4 +1,4 @@
-//! Rules of what is booted.
+//! Rules of kernel, initial RAM disk and command line.
 
 use std::path::{Path, PathBuf};
 

@@ -6,7 +6,7 @@ use super::error::{Fault, Rule, in_range};
 use super::file::{AffinityFile, CpusFile};
 use super::spec::{Cpus, MAX_VCPUS};
 
-/// What can be wrong with the processors.
+/// Faults in the processors.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum CpuRule {

@@ -17,12 +17,12 @@ const MAX_TAP: usize = 15;
 const MAX_SOCKET: usize = 107;
 /// Context ids below are the hypervisor's and the host's (virtio 1.3, 5.10.4), the one above is "any".
 const CIDS: (u32, u32) = (3, 0xffff_fffe);
-/// More pairs than this have no vCPU to serve them on the machines that we know.
+/// More pairs than this have no vCPU to serve them on known machines.
 const MAX_QUEUE_PAIRS: u16 = 16;
 /// Four bits of NVIDIA's capability.
 const MAX_CLIQUE: u64 = 15;
 
-/// What can be wrong with devices.
+/// Faults in devices and the console.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum DeviceRule {
@@ -219,7 +219,7 @@ fn bar_place(index: &str, place: String) -> Result<FixedBar, DeviceRule> {
     Ok(FixedBar { index: number, place: BarPlace::At(Gpa::new(address)) })
 }
 
-/// The key and name of what a device must have for itself.
+/// Key and name of each host resource that a device must have for itself.
 fn exclusive(kind: &DeviceKind) -> Vec<(&'static str, String)> {
     let socket = |path: &Path| ("socket", format!("socket {}", path.display()));
     match kind {
@@ -292,7 +292,7 @@ fn socket(path: PathBuf) -> Result<PathBuf, Rule> {
     if length > MAX_SOCKET { Err(DeviceRule::Socket { length }.into()) } else { Ok(path) }
 }
 
-/// The console, which shares no path with `devices`: what a guest prints must not end on a disk.
+/// The console, which shares no path with `devices`: guest output must not end on a disk.
 pub(super) fn console(
     file: Option<ConsoleFile>,
     devices: &[Device],

@@ -15,7 +15,7 @@ pub struct ConfigError {
     pub place: Option<Place>,
     /// The key as a JSON path: `memory.nodes[1].size`; empty for the file as a whole.
     pub key: String,
-    /// What is wrong.
+    /// The broken rule.
     pub rule: Box<Rule>,
 }
 
@@ -174,7 +174,7 @@ pub(super) fn name(text: &str) -> Result<String, Rule> {
     if good { Ok(text.to_owned()) } else { Err(Rule::Name { name: text.to_owned() }) }
 }
 
-/// Nothing, when no terminal obeys `text`: what is printed of a configuration is printed as it was written.
+/// Refuses a `text` that a terminal would obey: messages print a configuration as it was written.
 pub(super) fn no_control(text: &str) -> Result<(), Rule> {
     text.chars().find(|c| c.is_control()).map_or(Ok(()), |character| Err(Rule::Control { character }))
 }
@@ -189,12 +189,12 @@ pub(super) fn in_range<T: Copy + PartialOrd + Into<u64>>(value: T, least: T, mos
     }
 }
 
-/// Nothing, when `count` entries are not too many. Some rules compare each with each.
+/// Refuses more than `most` entries. Some rules compare each with each.
 pub(super) fn at_most(count: usize, most: usize) -> Result<(), Rule> {
     if count > most { Err(Rule::TooMany { count, most }) } else { Ok(()) }
 }
 
-/// `list`, when it was not written or names something.
+/// Refuses a `list` that is written but empty.
 pub(super) fn not_empty(list: Option<CpuSet>) -> Result<Option<CpuSet>, Rule> {
     if list.as_ref().is_some_and(CpuSet::is_empty) { Err(Rule::EmptyList) } else { Ok(list) }
 }

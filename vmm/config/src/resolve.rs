@@ -1,4 +1,4 @@
-//! From what was written to what was meant.
+//! From the written form of a configuration to the checked one.
 
 use std::path::{Path, PathBuf};
 
@@ -14,9 +14,9 @@ use super::{cpus, decode, devices, memory, numa};
 
 /// Window sizes are multiples of this: the granularity of a PCI bridge's memory window.
 const WINDOW_UNIT: u64 = 1 << 20;
-/// Bus 0 has 32 places, of which the host bridge has one and some device another.
+/// Bus 0 has 32 device numbers, of which the host bridge has one and some device another.
 const MAX_SPARE: u64 = 30;
-/// Room for the BARs of any NIC; a GPU needs more, and is known to its owner.
+/// Room for the BARs of any NIC. A GPU needs more, which its owner has to configure.
 const SPARE_WINDOW64: u64 = 1 << 30;
 /// Room for a GPU's registers; thirty such windows take half of the 32-bit window.
 const SPARE_WINDOW32: u64 = 16 << 20;

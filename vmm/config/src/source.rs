@@ -30,7 +30,7 @@ struct Source {
 }
 
 impl Document {
-    /// Reads `path` and what it extends.
+    /// Reads `path` and the files that it extends.
     pub(super) fn load(path: &Path) -> Result<Self, ConfigError> {
         let bytes = read(path).map_err(unplaced)?;
         Self::from_bytes(path, bytes)
@@ -63,7 +63,7 @@ impl Document {
         &self.root
     }
 
-    /// The file that was asked for.
+    /// The requested file.
     pub(super) fn path(&self) -> &Path {
         self.sources.first().map_or_else(|| Path::new(""), |source| &source.path)
     }

@@ -17,7 +17,7 @@ use super::error::Rule;
 /// Objects and arrays may be nested this deep; the deepest key that has a meaning is at 5.
 const MAX_DEPTH: usize = 16;
 
-/// Where something was written.
+/// Position of a value in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Mark {
     /// Index of the file among those that were read.
@@ -48,7 +48,7 @@ impl Node {
     /// Reads `text`, which is file number `source`.
     pub(super) fn parse(text: &str, source: usize) -> Result<Self, (Mark, Rule)> {
         let raw: &RawValue = serde_json::from_str(text).map_err(|e| {
-            // Skipping over a value finds the same mistakes as reading it, but has fewer words for them.
+            // Skipping over a value finds the same mistakes as reading it, but reports them in less detail.
             let e = serde_json::from_str::<serde_json::Value>(text).err().unwrap_or(e);
             let offset = offset_of(text, e.line(), e.column());
             (Mark { source, offset }, syntax(&e))

@@ -110,7 +110,7 @@ pub enum BootError {
     Tree {
         /// Its bytes.
         size: u64,
-        /// Those of its place.
+        /// Bytes reserved for it.
         room: u64,
     },
     /// The description of the machine could not be written.
@@ -122,7 +122,7 @@ pub enum BootError {
     /// Guest memory is not where the boot protocol needs it: our own bug.
     #[error("guest memory at {at:#x} cannot be written")]
     Memory {
-        /// Where.
+        /// Guest physical address.
         at: u64,
     },
 }
@@ -194,7 +194,7 @@ impl<'a> Initramfs<'a> {
         if size == 0 { Err(BootError::EmptyInitramfs) } else { Ok(Self { file, size }) }
     }
 
-    /// Reads it into memory at what `place` makes of its size.
+    /// Reads it into memory, where `place` puts an initramfs of its size.
     pub(super) fn load(
         self,
         memory: &GuestMemoryMmap,

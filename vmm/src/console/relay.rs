@@ -20,8 +20,8 @@ use rustix::io::Errno;
 const CAPACITY: usize = 1 << 20;
 /// How long [`Relay::finish`] waits for a reader that takes nothing.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// After some output there is none for this long, and then all that came meanwhile. A guest writes a byte at a time; to
-/// wake a thread for each costs the guest more than the byte does, where the two share a processor.
+/// Pause after some output; then all bytes that came meanwhile go together. A guest writes a byte at a time, and waking
+/// a thread for each costs the guest more than the byte does, where the two share a processor.
 const GATHER: Duration = Duration::from_millis(10);
 const STACK: usize = 64 << 10;
 
@@ -71,7 +71,7 @@ impl Relay {
         }
     }
 
-    /// Waits for what was written to go on, as long as some of it does; returns how many bytes did not.
+    /// Waits until the thread has written everything, as long as it makes progress; returns how many bytes remain.
     pub(super) fn finish(&mut self) -> u64 {
         if self.entry.take().is_some() {
             loop {

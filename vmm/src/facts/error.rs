@@ -22,7 +22,7 @@ pub enum FactsError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
     /// A file of recorded facts that cannot be read.
@@ -30,7 +30,7 @@ pub enum FactsError {
     Recorded {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
     /// A file of the kernel with undocumented content.
@@ -60,7 +60,7 @@ pub enum FactsError {
         /// The host's instruction set.
         arch: String,
     },
-    /// A facts file that is not one.
+    /// A file that does not hold facts.
     #[error("{}:{}:{}: not facts of a host", path.display(), source.line(), source.column())]
     Json {
         /// The file.
@@ -68,7 +68,7 @@ pub enum FactsError {
         /// Fault in the text.
         source: serde_json::Error,
     },
-    /// A place in the PCI tree that no function has: each bridge has a bus number of its own, of 8 bits.
+    /// An impossible depth in the PCI tree: each bridge has a bus number of its own, of 8 bits.
     #[error("{}: {function} is behind {bridges} bridges, and a segment has {MAX_BRIDGES} at most", path.display())]
     Depth {
         /// The file.

@@ -34,7 +34,7 @@ fn chosen(text: &str) -> String {
     text.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or("", |(word, _)| word).to_owned()
 }
 
-/// Mounts a tmpfs with huge pages and lets go of it.
+/// Mounts a tmpfs with huge pages and drops it.
 pub(super) fn files() -> Probe<HugeFiles> {
     match egm_device::HugeFiles::mount() {
         Ok(files) => Probe::Present(HugeFiles { user_namespace: files.in_user_namespace() }),

@@ -12,14 +12,14 @@ pub(super) struct Probed {
     pub(super) address_bits: Option<u8>,
 }
 
-/// Opens `/dev/kvm` and asks it; absence is an answer.
+/// Probes `/dev/kvm`; absence is a result.
 pub(super) fn probe() -> Probed {
     let kvm = match kvm_ioctls::Kvm::new() {
         Ok(kvm) => kvm,
         Err(error) => return Probed { kvm: Probe::Absent(reason(error.errno())), address_bits: None },
     };
     let number = |cap: u32| u32::try_from(kvm.check_extension_raw(cap.into())).unwrap_or(0);
-    let recommended = number(KVM_CAP_NR_VCPUS).max(4); // api.rst 4.4: 4 when the kernel does not say
+    let recommended = number(KVM_CAP_NR_VCPUS).max(4); // api.rst 4.4: 4 when the kernel reports none
     let max = number(KVM_CAP_MAX_VCPUS);
     let max_vcpus = if max == 0 { recommended } else { max };
     let address_bits = u8::try_from(number(KVM_CAP_ARM_VM_IPA_SIZE)).ok().filter(|bits| *bits > 0);

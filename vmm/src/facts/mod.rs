@@ -1,4 +1,4 @@
-//! What a host offers, as a value: the plan is made from it, so it can be made on another machine.
+//! A host's resources, as a value: the plan is made from it, so it can be made on another machine.
 //!
 //! ```text
 //!  /proc, /sys, /dev/kvm ──of_host──┐

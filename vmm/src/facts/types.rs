@@ -82,7 +82,7 @@ pub struct HugeFiles {
     pub user_namespace: bool,
 }
 
-/// Something that a host has, or why it seems not to.
+/// A property of a host, or the reason why it is unavailable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Probe<T> {

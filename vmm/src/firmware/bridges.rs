@@ -1,4 +1,4 @@
-//! Host bridges: the buses and windows that each has of the machine's.
+//! Host bridges, each with its part of the machine's buses and windows.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What an arm64 kernel takes from EFI firmware (UEFI 2.10), as Linux's own EFI stub passes it on: the system table, its
+//! EFI firmware's part in an arm64 boot (UEFI 2.10), as Linux's own EFI stub passes it on: the system table, its
 //! configuration tables, the memory map. ACPI on arm64 begins here. There are no runtime services.
 //!
 //! ```text
@@ -35,7 +35,7 @@ const ACPI_RECLAIM: u32 = 9;
 /// `EFI_MEMORY_WB`: without it the memory is mapped as a device's.
 const WRITE_BACK: u64 = 8;
 
-/// What the configuration tables lead to, beside what this file writes.
+/// Tables of other modules that the configuration tables lead to.
 pub(super) struct Tables {
     pub(super) rsdp: Gpa,
     pub(super) smbios: Gpa,
@@ -86,7 +86,7 @@ pub(super) fn place(
     Ok(Efi { system_table, memory_map })
 }
 
-/// The firmware window, then RAM. What is absent is no memory to the kernel: devices' registers, and retired pages.
+/// The firmware window, then RAM. Absent ranges are no memory to the kernel: devices' registers, and retired pages.
 fn memory_map(plan: &Plan, firmware: Span<Guest>) -> Result<Vec<u8>, FirmwareError> {
     let ram: SpanSet<Guest> = plan.memory.iter().map(|memory| memory.span).collect();
     let regions = ram.iter().count();

@@ -1,4 +1,4 @@
-//! Tables that the guest reads instead of firmware's: the plan in the words of ACPI, and on Arm of EFI, SMBIOS and device trees.
+//! Tables in place of firmware's: the plan in the form of ACPI, and on Arm of EFI, SMBIOS and device trees.
 //!
 //! Pure: a plan goes in, bytes with their guest addresses come out. Nothing here decides anything: every table states
 //! what the plan has decided.
@@ -37,7 +37,7 @@ pub struct Image {
     pub rsdp: Gpa,
     /// The tables, ascending by address, the pointer itself not counted.
     pub tables: Vec<Table>,
-    /// What a kernel expects from EFI firmware, of an aarch64 guest.
+    /// EFI structures of an aarch64 guest.
     pub efi: Option<Efi>,
     /// Error status block of a guest with a HEST; clear at the start.
     pub errors: Option<Span<Guest>>,
@@ -79,16 +79,16 @@ pub enum FirmwareError {
     /// More pieces of RAM than a kernel keeps.
     #[error("guest memory is in {regions} pieces, and a kernel keeps {MOST_REGIONS} at most")]
     MemoryMap {
-        /// How many.
+        /// Number of pieces.
         regions: usize,
     },
-    /// Memory that the pages of a guest do not divide.
+    /// Memory that does not begin and end on boundaries of a guest's largest page.
     #[error("guest memory {0} does not begin and end on 64 KiB boundaries")]
     Memory(Span<Guest>),
-    /// A device tree that the format has no place for.
+    /// A device tree that the format cannot hold.
     #[error("the device tree: {0}")]
     Tree(#[from] vm_fdt::Error),
-    /// A stub tree for tables that no EFI structure leads to.
+    /// A stub tree for tables without EFI structures.
     #[error("the tables have no EFI system table: only those of an aarch64 plan have")]
     NoEfi,
     /// Access figures of a node that has no processors to look from.
@@ -106,7 +106,7 @@ pub enum FirmwareError {
         what: &'static str,
         /// The window's span, or "missing".
         found: String,
-        /// What it has to be.
+        /// The table's requirement.
         rule: &'static str,
     },
     /// The plan has too few I/O ports for this owner.
@@ -114,13 +114,13 @@ pub enum FirmwareError {
     Ports {
         /// Device that should answer at the ports.
         owner: &'static str,
-        /// How many are needed.
+        /// Ports needed.
         count: u8,
     },
     /// More processors than names for them.
     #[error("the plan has {0} vCPUs, more than {MAX_VCPUS}")]
     Vcpus(usize),
-    /// A node number that the distance table has no place for.
+    /// A node number beyond the distance table.
     #[error("the plan has a NUMA node {0}: node ids are below {MAX_NODES}")]
     Node(u32),
     /// The distance matrix is not square.

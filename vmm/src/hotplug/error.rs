@@ -24,19 +24,19 @@ pub enum HotplugError {
     /// Another function has the id.
     #[error("the machine has a device \"{id}\" already")]
     Taken {
-        /// Which.
+        /// The id.
         id: String,
     },
     /// No function has the id.
     #[error("the machine has no function \"{id}\" in a slot")]
     Unknown {
-        /// Which.
+        /// The id.
         id: String,
     },
     /// It is leaving already.
     #[error("\"{id}\" is leaving already")]
     Leaving {
-        /// Which.
+        /// The id.
         id: String,
     },
     /// The machine was not prepared for functions of the host.
@@ -58,7 +58,7 @@ pub enum HotplugError {
     /// The machine has ended.
     #[error("the machine has ended")]
     Ended,
-    /// sysfs.
+    /// Its files in sysfs could not be read.
     #[error(transparent)]
     Host(#[from] HostError),
     /// Its BARs.
@@ -67,10 +67,10 @@ pub enum HotplugError {
     /// The kernel's interface.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// It could not be reset: it would show the guest what its last user left.
+    /// It could not be reset: the guest would see its last user's data.
     #[error(transparent)]
     Reset(#[from] BackendError),
-    /// It cannot be a guest's.
+    /// It cannot be assigned to a guest.
     #[error(transparent)]
     Passed(#[from] PassthroughError),
 }

@@ -20,7 +20,7 @@ pub enum KvmError {
         /// Name or number of the owning group.
         group: String,
     },
-    /// Not permitted, and no group is.
+    /// Not permitted, and no group has permission.
     #[error("/dev/kvm: permission denied: its mode lets only its owner open it")]
     OwnersOnly,
     /// An interface that no kernel has had since 2007, or not KVM at all.

@@ -1,7 +1,7 @@
 //! The kernel's virtual machine. This is an unsafe module.
 //!
-//! Why it exists: what a vCPU shares with the kernel is a union, and `kvm-ioctls` gives a VM's descriptor as a number.
-//! What callers may rely on: nothing here changes what the guest can reach; [`Slots`] does.
+//! Why it exists: the page that a vCPU shares with the kernel holds a union, and `kvm-ioctls` gives a VM's descriptor
+//! as a number. What callers may rely on: nothing here changes the memory that the guest can reach; [`Slots`] does.
 //! What they must do: drop [`Vm`] after its vCPUs: their descriptors keep the kernel's object, and with it the slots,
 //! alive. `Machine` does so by the order of its fields.
 #![expect(unsafe_code, reason = "a vCPU's page is a union, a VM's descriptor a number")]
@@ -83,7 +83,7 @@ impl Hypervisor {
     pub fn create_vm(&self, address_bits: u8) -> Result<Vm, KvmError> {
         let fd = loop {
             match native::vcpu::create_vm(&self.kvm, address_bits) {
-                Err(error) if error.errno() == libc::EINTR => {} // a signal came in between; it is not ours to judge
+                Err(error) if error.errno() == libc::EINTR => {} // a signal interrupted the call: try again
                 result => break result.map_err(|error| KvmError::call("KVM_CREATE_VM", error))?,
             }
         };
@@ -100,7 +100,7 @@ pub struct Vm {
     slots: Arc<Slots>,
 }
 
-/// For memory that only this machine can have: guest_memfd is made of the VM.
+/// For guest_memfd, which only this machine can have: the kernel makes it from the VM's descriptor.
 impl AsFd for Vm {
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: `self.fd` keeps the descriptor open as long as the borrow lasts.

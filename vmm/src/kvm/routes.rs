@@ -44,7 +44,7 @@ struct Table {
 }
 
 impl Routes {
-    /// With the lines, which have the numbers of the plan.
+    /// A table with the lines only, numbered as in the plan.
     pub(super) fn new(fd: Arc<VmFd>) -> Result<Arc<Self>, KvmError> {
         let routes = Self { fd, table: Mutex::default() };
         if !LINES.contains(&0) {
@@ -55,7 +55,7 @@ impl Routes {
         Ok(Arc::new(routes))
     }
 
-    /// Those of the messages that `function` sends.
+    /// Routes of the messages that `function` sends.
     pub fn of(self: &Arc<Self>, function: PciAddress) -> Arc<dyn MsiRouter> {
         let sender = u16::from_be_bytes([function.bus(), function.devfn()]);
         Arc::new(FunctionRoutes { routes: Arc::clone(self), sender })

@@ -47,7 +47,7 @@ pub trait SlotTable: Send + Sync {
     /// When the kernel refuses: overlap, misalignment, no more slots.
     fn add(&self, gpa: Gpa, memory: Arc<dyn HostMemory>) -> Result<Slot, KvmError>;
 
-    /// The guest no longer sees what is in `slot`.
+    /// Removes the memory of `slot` from the guest's address space.
     ///
     /// # Errors
     /// When the kernel refuses; the memory is then kept to the machine's end.

@@ -1,4 +1,4 @@
-//! What is soldered on: the plan's platform devices and windows, each with the device that answers there. A plan for x86 has
+//! The board: the plan's platform devices and windows, each with the device that answers there. A plan for x86 has
 //! platform devices at I/O ports, one for Arm in windows.
 
 use std::ops::Range;
@@ -61,7 +61,7 @@ impl<'a> Board<'a> {
         Ok(board)
     }
 
-    /// The serial port, and what carries to it what is typed.
+    /// Adds the serial port. Returns the part of the event loop that carries typed bytes to it.
     pub(super) fn serial(&mut self, console: Console) -> Result<Subscriber, BuildError> {
         let gsi = self.plan.line(SERIAL).ok_or(BuildError::Missing("serial interrupt"))?;
         let console = Arc::new(Mutex::new(console));

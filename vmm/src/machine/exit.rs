@@ -67,7 +67,7 @@ impl ExitReason {
         }
     }
 
-    /// What to do about it, if anything is known to help.
+    /// The remedy, if there is a known one.
     pub fn help(&self) -> Option<String> {
         match self {
             Self::NoThread { .. } => Some(ThreadError::HELP.to_owned()),

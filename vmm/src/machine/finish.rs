@@ -1,4 +1,4 @@
-//! The end of the devices: what the guest wrote is made durable, within a time that is bounded whatever storage does.
+//! The end of the devices: the guest's writes are made durable, within a bounded time whatever storage does.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::error::{Blame, Report};
 use crate::lock::lock;
 use crate::virtio::{VirtioDevice, VirtioPci};
 
-/// How long storage has. Longer than a flush takes that works at all, shorter than what supervisors give a service.
+/// Time limit for storage: longer than any flush that works at all, shorter than supervisors give a service.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Most counters in the line about them.
 const MOST_COUNTERS: usize = 16;
@@ -40,7 +40,7 @@ pub(super) fn counted(devices: &[Kept], passed: Vec<String>) -> Option<String> {
     (!all.is_empty()).then(|| all.join(", "))
 }
 
-/// A device could not make durable what the guest wrote.
+/// A device could not make the guest's writes durable.
 #[derive(Debug, thiserror::Error)]
 pub enum Unfinished {
     /// Storage refused.
@@ -74,8 +74,8 @@ impl Report for Unfinished {
     }
 }
 
-/// Brings `devices` to rest, for which it lets the event loop turn; the vCPUs have stopped. Ends early when the
-/// operator asks once more.
+/// Quiesces `devices`, and runs the event loop meanwhile; the vCPUs have stopped. Ends early when the operator asks
+/// once more.
 pub(super) fn finish(
     devices: &[Kept],
     events: &mut EventManager<Subscriber>,
@@ -98,7 +98,7 @@ pub(super) fn finish(
     devices.iter().filter_map(Kept::unfinished).collect()
 }
 
-/// One turn of the event loop, of `limit` at most. Whether there can be another.
+/// One turn of the event loop, of `limit` at most. Returns whether another is possible.
 fn turn(events: &mut EventManager<Subscriber>, limit: Duration) -> bool {
     let milliseconds = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX).saturating_add(1);
     match events.run_with_timeout(milliseconds) {

@@ -57,16 +57,16 @@ pub struct Machine {
 /// How a machine ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// Why.
+    /// The reason.
     pub reason: ExitReason,
-    /// Devices that could not make durable what the guest wrote.
+    /// Devices that could not make the guest's writes durable.
     pub unfinished: Vec<Unfinished>,
     /// Mistakes and failures that the devices counted, in words; `None` when there was none.
     pub counted: Option<String>,
 }
 
 impl Machine {
-    /// What plugs functions in and out; a machine with neither hot-plug ports nor host functions has none.
+    /// Handle for hot plug; a machine with neither hot-plug ports nor host functions has none.
     pub fn hotplug(&self) -> Option<hotplug::Handle> {
         self.hotplug.as_ref().map(|running| running.handle.clone())
     }
@@ -94,7 +94,7 @@ impl Machine {
         let unfinished = finish::finish(&self.devices, &mut self.events, &exit);
         let counted = finish::counted(&self.devices, passed);
         if !unfinished.is_empty() {
-            // Storage that answers later still writes to guest memory, which must be there until the process is not.
+            // Storage that answers later still writes to guest memory, which must stay mapped until the process ends.
             std::mem::forget((self.devices, self.ram));
         }
         Ended { reason: exit.reason().cloned().unwrap_or(ExitReason::PoweredOff), unfinished, counted }

@@ -1,4 +1,4 @@
-//! How a host function becomes the guest's: at the start, and when it is plugged in.
+//! Assigns host functions to the guest: at the start, and at hot plug.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ pub(super) struct Seat<'a> {
 }
 
 impl Passer {
-    /// `backend`, which was reset, as the device of `seat`, where the other functions find its BARs.
+    /// Makes the device of `seat` from `backend`, which was reset; other functions reach its BARs if allowed.
     pub(super) fn pass(
         &self,
         seat: Seat<'_>,
@@ -64,7 +64,7 @@ impl Passer {
             memory: own.memory,
         };
         let added = own.clique.and_then(Clique::new).map(Clique::capability).into_iter().collect();
-        // Before others reach its BARs: what fails later leaves those behind.
+        // Before others reach its BARs: a later failure would leave those mappings behind.
         let host_events = Some(HostEvents::new(backend.as_ref())?);
         let function = PassedFunction::new(backend, bars, added, to)?;
         match function.trapped_parts() {

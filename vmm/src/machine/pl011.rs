@@ -28,7 +28,7 @@ const INTERRUPTS: u32 = 0x7ff;
 enum Register {
     Data,
     Flag,
-    /// One that holds what was written: it has no effect here. Its index and its writable bits.
+    /// A register that only stores its value, without an effect here: its index and its writable bits.
     Stored(usize, u32),
     Mask,
     Raw,
@@ -72,7 +72,7 @@ pub(super) struct Pl011 {
     latched: u32,
 }
 
-/// Effect of an access outside the registers.
+/// Effect of an access, besides that on the registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub(super) enum Effect {

@@ -102,13 +102,13 @@ impl ArmSerialPort {
         Ok(Arc::new(Self { uart: Mutex::default(), line, console, drained }))
     }
 
-    /// Changes the registers, and the line by what they say then: others do so too, one after the other.
+    /// Changes the registers, and then the line to match them. The lock covers both, since several threads do so.
     fn with<T>(&self, change: impl FnOnce(&mut Pl011) -> T) -> T {
         let mut uart = lock(&self.uart);
         let before = uart.interrupts();
         let result = change(&mut uart);
         if before != uart.interrupts() {
-            let _ = self.line.set(!before); // the plan has given it a number that there is
+            let _ = self.line.set(!before); // the plan's number for it is one that the controller has
         }
         result
     }
@@ -137,7 +137,7 @@ impl BusDevice for ArmSerialPort {
 pub(super) trait Port: Send + Sync {
     /// Bytes that it takes now.
     fn room(&self) -> usize;
-    /// Takes them; there is room.
+    /// Takes `data`, for which there is room.
     fn receive(&self, data: &[u8]);
     /// Written when the guest has taken all.
     fn drained(&self) -> &EventFd;
@@ -149,7 +149,7 @@ impl Port for SerialPort {
     }
 
     fn receive(&self, data: &[u8]) {
-        let _ = lock(&self.uart).enqueue_raw_bytes(data); // what does not fit was not asked for
+        let _ = lock(&self.uart).enqueue_raw_bytes(data); // callers pass at most `room` bytes
     }
 
     fn drained(&self) -> &EventFd {
@@ -171,7 +171,7 @@ impl Port for ArmSerialPort {
     }
 }
 
-/// Carries what is typed from the console to the port. While the guest does not read, nothing is taken from the
+/// Carries typed bytes from the console to the port. While the guest does not read, nothing is taken from the
 /// console: the terminal's own flow control holds the typist, and no loop spins.
 pub(super) struct ConsoleInput {
     port: Arc<dyn Port>,
@@ -185,14 +185,14 @@ impl ConsoleInput {
         Self { port, console, waiting_for: Vec::new() }
     }
 
-    /// Waits for the console no longer, which may close what it had.
+    /// Stops waiting for the console, which may then close its descriptors.
     fn wait_for_nothing(&mut self, ops: &mut EventOps<'_>) {
         for fd in self.waiting_for.drain(..) {
             let _ = ops.remove(Events::empty_raw(fd));
         }
     }
 
-    /// Waits for what the console has now. A source that cannot be waited for, a regular file, gives no input.
+    /// Waits for the console's current descriptors. A source that cannot be waited for, a regular file, gives no input.
     fn wait(&mut self, ops: &mut EventOps<'_>) {
         self.waiting_for = lock(&self.console).sources();
         for fd in &self.waiting_for {

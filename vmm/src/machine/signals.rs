@@ -1,4 +1,4 @@
-//! SIGTERM, SIGINT and SIGHUP end the machine in good order; one more ends the wait for its disks. SIGPWR presses its power button.
+//! SIGTERM, SIGINT and SIGHUP end the machine in order; one more ends the wait for disks. SIGPWR is its power button.
 
 use std::io::{self, Read};
 use std::os::fd::AsRawFd;

@@ -31,7 +31,7 @@ pub enum TreeError {
     /// Descriptors ran out.
     #[error("cannot make device \"{id}\"")]
     Device {
-        /// Which.
+        /// Id of the device.
         id: String,
         /// The reason.
         #[source]
@@ -40,7 +40,7 @@ pub enum TreeError {
     /// A host function.
     #[error("cannot pass device \"{id}\"")]
     Passed {
-        /// Which.
+        /// Id of the device.
         id: String,
         /// The reason.
         #[source]
@@ -49,10 +49,10 @@ pub enum TreeError {
     /// Plan and device disagree.
     #[error(transparent)]
     Transport(#[from] TransportError),
-    /// The plan has an endpoint that nothing was opened for.
+    /// An endpoint of the plan without an opened device.
     #[error("the plan has an endpoint \"{id}\" that nothing was opened for")]
     Missing {
-        /// Which.
+        /// Id of the device.
         id: String,
     },
 }
@@ -68,7 +68,7 @@ pub(super) struct Tree {
     pub(super) fixed: Vec<Occupant>,
 }
 
-/// What every device is connected to.
+/// Parts of the machine that every device is connected to.
 pub(super) struct Connections<'a> {
     vm: &'a Vm,
     bell: Arc<dyn DoorBell>,
@@ -78,7 +78,7 @@ pub(super) struct Connections<'a> {
 }
 
 impl<'a> Connections<'a> {
-    /// `spaces` are where the DMA of host functions goes.
+    /// `spaces` are the address spaces for the DMA of host functions.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -119,7 +119,7 @@ impl<'a> Connections<'a> {
     }
 }
 
-/// What is behind a port, or on bus 0.
+/// A device behind a port, or on bus 0.
 enum Endpoint {
     Own(Arc<dyn PciFunction>),
     Passed(Occupant),
@@ -322,7 +322,7 @@ fn passed(
     Ok(Endpoint::Passed(Occupant::new(id, new)))
 }
 
-/// What an operator knows the device by.
+/// Name of the device, for the operator.
 fn name(device: &Device) -> String {
     match &device.kind {
         DeviceKind::VirtioBlk { path, .. } => format!("disk \"{}\" ({})", device.id, path.display()),

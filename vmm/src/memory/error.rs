@@ -1,4 +1,4 @@
-//! Why a guest has no memory.
+//! Errors of guest memory.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use egm_device::{AnonymousError, GuestMemfdError, HugeFilesError, MappingError, 
 
 use crate::error::{Blame, Report};
 
-/// Why guest memory cannot be had.
+/// Why guest memory is unavailable.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     /// A backing could not be made.
@@ -40,7 +40,7 @@ pub enum MemoryError {
     /// No descriptor for a piece of memory.
     #[error("cannot open guest memory at {at:#x} once more")]
     Descriptor {
-        /// Where.
+        /// Guest physical address.
         at: Gpa,
         /// The reason.
         #[source]
@@ -49,9 +49,9 @@ pub enum MemoryError {
     /// The plan contradicts itself.
     #[error("guest memory at {at:#x} contradicts itself: {what}")]
     Plan {
-        /// Where.
+        /// Guest physical address.
         at: Gpa,
-        /// What is wrong.
+        /// The contradiction.
         what: String,
     },
 }

@@ -128,7 +128,7 @@ pub struct GuestRam {
     pub memory: GuestMemoryMmap,
     /// For KVM, ascending.
     pub pieces: Vec<Piece>,
-    /// In the order of the plan's; those of devices are theirs.
+    /// In the plan's order; `None` for a slice that is a device, which has its own.
     backings: Vec<Option<Source>>,
 }
 
@@ -241,7 +241,7 @@ fn extents(plan: &Plan) -> Vec<Extent> {
 }
 
 /// Memory of a slice that is a device: on its nodes and, with `prefault`, present, by the processors `near` it.
-/// Both stay when what this process maps for it goes.
+/// Placement and pages stay when the mapping of this process goes.
 ///
 /// # Errors
 /// [`MemoryError`].

@@ -6,7 +6,7 @@ use kvm_ioctls::VcpuFd;
 
 use crate::kvm::KvmError;
 
-/// A report to a vCPU: its access in progress has failed. The guest knows the address.
+/// A report to a vCPU: its access in progress has failed. The guest knows which access that is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Check;
 

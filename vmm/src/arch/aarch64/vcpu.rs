@@ -91,7 +91,7 @@ const X0: u64 = register(0);
 const PROGRAM_COUNTER: u64 = register(64);
 
 /// Has the first vCPU begin at `entry`, with the device tree's address in x0, the others being 0 (Linux
-/// Documentation/arch/arm64/booting.rst). The result is how vCPUs hear of bad memory, when they do.
+/// Documentation/arch/arm64/booting.rst). Returns how vCPUs get reports of bad memory, where KVM can deliver them.
 ///
 /// # Errors
 /// When the kernel refuses.

@@ -41,10 +41,10 @@ const COMMAND_LINE_SIZE: usize = 2048;
 pub const NO_KERNEL: &str = "neither a bzImage nor an x86-64 ELF file";
 /// Kernels that can be booted, for the message.
 pub const KERNELS: &str = "a whole 64-bit bzImage or vmlinux, for instance Debian's";
-/// An ELF header; what is shorter is no kernel of either kind.
+/// An ELF header; a shorter file is no kernel of either kind.
 const SMALLEST_KERNEL: u64 = 64;
 
-/// Where the first vCPU starts, and in which state.
+/// Start address and state of the first vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
     /// Long mode, paging on, the zero page in RSI (Linux boot.rst, "64-bit boot protocol").
@@ -139,8 +139,8 @@ fn load_kernel(memory: &GuestMemoryMmap, file: &mut File, end: Gpa) -> Result<Ke
     }
 }
 
-/// Bytes of a bzImage (Linux boot.rst, `setup_sects`, `syssize`); signatures may follow. The loader reads what there is,
-/// so that without this half a kernel would start.
+/// Bytes of a bzImage (Linux boot.rst, `setup_sects`, `syssize`); signatures may follow. The loader reads as much as
+/// there is: without this check half a kernel would start.
 fn bzimage_size(header: bootparam::setup_header) -> u64 {
     let sectors = if header.setup_sects == 0 { 4 } else { u64::from(header.setup_sects) };
     let setup = sectors.saturating_add(1).saturating_mul(512);

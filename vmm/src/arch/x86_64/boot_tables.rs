@@ -21,7 +21,7 @@ const TABLE_FLAGS: u64 = 0b11;
 /// Present, writable, 2 MiB page.
 const LARGE_PAGE_FLAGS: u64 = 0b1000_0011;
 
-/// What the structures are made from.
+/// Inputs of the structures.
 pub(super) struct Tables<'a> {
     pub(super) plan: &'a Plan,
     pub(super) memory: &'a GuestMemoryMmap,

@@ -41,7 +41,7 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// End of what a PC calls conventional memory.
+/// End of a PC's conventional memory.
 const LOW_RAM_END: u64 = 640 * KIB;
 /// ACPI 6.5, 5.2.5.1: the RSDP is found in `0xe0000..0x100000` on a 16-byte boundary.
 const FIRMWARE_START: u64 = MIB - 128 * KIB;

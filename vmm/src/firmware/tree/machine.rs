@@ -68,8 +68,8 @@ fn registers(tree: &mut FdtWriter, spans: &[Span<Guest>]) -> Written {
     Ok(tree.property_array_u64("reg", &cells)?)
 }
 
-/// Retired pages are in no node, so that the guest's kernel has no such memory. The firmware window is RAM here: the kernel
-/// itself keeps what the tree is in.
+/// Retired pages are in no node, so that the guest's kernel has no such memory. The firmware window is RAM here: the
+/// kernel itself reserves the memory of the tree.
 fn memory(tree: &mut FdtWriter, plan: &Plan) -> Written {
     for piece in memory_of_nodes(plan) {
         node(tree, &named("memory", piece.span), &[], |tree| {

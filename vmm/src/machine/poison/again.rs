@@ -11,11 +11,11 @@ const SOON: Duration = Duration::from_millis(10);
 /// At the latest: a guest that does not read is interrupted this often.
 const LATE: Duration = Duration::from_secs(10);
 
-/// A timer that looks soon while the guest reads, and ever later while it does not.
+/// A timer that expires soon while the guest reads, and ever later while it does not.
 pub(super) struct Again {
     timer: TimerFd,
-    /// Until its expiration was handled. The timer itself forgets it earlier, and set then it would take back an expiration
-    /// that the event loop has received already.
+    /// Set until its expiration was handled. The timer itself is clear earlier. Setting it then would cancel an
+    /// expiration that the event loop has received already.
     is_set: bool,
     wait: Duration,
 }

@@ -55,7 +55,7 @@ impl MachineChecks {
         Ok(Self { places, reporter, boxes, wake: EventFd::new(EFD_NONBLOCK)? })
     }
 
-    /// Whether something waits for vCPU `index`.
+    /// Whether checks wait for vCPU `index`.
     pub(in crate::machine) fn wait_for(&self, index: u32) -> bool {
         self.inbox(index).is_some_and(|inbox| inbox.waiting.load(Ordering::Acquire))
     }

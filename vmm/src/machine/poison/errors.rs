@@ -31,7 +31,7 @@ pub(in crate::machine) struct ErrorBlock {
 }
 
 impl ErrorBlock {
-    /// The one at `at` of `memory`, where there is nothing yet.
+    /// The block at `at` of `memory`, without a record so far.
     pub(in crate::machine) const fn new(memory: GuestMemoryMmap, at: Gpa, interrupt: Interrupt) -> Self {
         Self { memory, at, interrupt, waiting: VecDeque::new(), told: false }
     }

@@ -10,7 +10,7 @@ pub(super) struct Place {
     pub(super) host: u64,
     /// Where the guest sees it.
     pub(super) guest: Span<Guest>,
-    /// Which of the machine's memories it is of.
+    /// Index of its memory in the machine.
     pub(super) memory: usize,
     /// Where it lies in that memory's region; of ordinary memory, in its file.
     pub(super) bytes: Span<InRegion>,
@@ -40,7 +40,7 @@ impl Places {
     }
 }
 
-/// What lies `first` to `end` bytes behind the start of `whole`, and in it.
+/// The bytes from `first` to `end` after the start of `whole`, clipped to it.
 fn clip(whole: Span<Guest>, first: u64, end: u64) -> Option<Span<Guest>> {
     let at = |behind| whole.start().get().checked_add(behind).map(Gpa::new);
     Span::between(at(first)?, at(end.min(whole.size()))?)

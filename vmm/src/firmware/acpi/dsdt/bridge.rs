@@ -55,8 +55,8 @@ pub(super) fn write(sink: &mut dyn AmlSink, plan: &Plan, bridge: &HostBridge) {
     Device::new(name.as_str().into(), children).to_aml_bytes(sink);
 }
 
-/// A port, tied to its function by `_ADR` (clause 6.1.1), with what is behind it that ACPI has something to say of; or such
-/// a function.
+/// A port, tied to its function by `_ADR` (clause 6.1.1), with the functions behind it that ACPI describes; or such a
+/// function.
 struct Place<'a> {
     plan: &'a Plan,
     function: &'a FunctionPlan,
@@ -101,7 +101,7 @@ impl Aml for Place<'_> {
     }
 }
 
-/// `_DSD` of a GPU with Extended GPU Memory: NVIDIA's driver wants all three properties, and the node to be the GPU's own
+/// `_DSD` of a GPU with Extended GPU Memory: NVIDIA's driver requires all three properties, and the GPU's own node
 /// (open-gpu-kernel-modules, `nv_get_egm_info`). It counts from the base, so the slice is one span.
 struct Slice {
     node: u32,
