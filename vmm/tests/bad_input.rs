@@ -1,5 +1,5 @@
-//! What a person sees who made a mistake, or whose host lacks something: every refusal is an exit code, and a message
-//! that names the thing, the value, the rule and the remedy.
+//! Refusals of mistaken configurations and of hosts that lack something: each is an exit code, and a message that
+//! names the thing, the value, the rule and the remedy.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -60,8 +60,8 @@ impl Machine {
         self.run_by(&[])
     }
 
-    /// A copy of the program beside the configuration, for those who may not look into a temporary folder or into the
-    /// one that this program was built in.
+    /// A copy of the program beside the configuration, for users without access to a temporary folder or to the folder
+    /// that this program was built in.
     fn for_others(&self) -> PathBuf {
         fs::set_permissions(self.folder.path(), Permissions::from_mode(0o755)).unwrap();
         fs::write(self.folder.path().join("vm.json"), self.config.to_string()).unwrap();
@@ -110,7 +110,7 @@ impl Said {
     }
 }
 
-/// Whether KVM is here, without which nothing after it is opened; says why not.
+/// Whether KVM is available, without which nothing after it is opened; prints why not.
 fn kvm() -> bool {
     let opened = File::options().read(true).write(true).open("/dev/kvm");
     opened.inspect_err(|error| println!("skipped: /dev/kvm: {error}")).is_ok()
@@ -174,7 +174,7 @@ fn a_file_that_is_no_kernel() {
     refuses_with_kvm(&elf, CONFIGURATION, &["cannot boot", "damaged or does not fit", help]);
 }
 
-/// The header of a bzImage that says how large the rest is (Linux boot.rst).
+/// The header of a bzImage, with the size of the rest (Linux boot.rst).
 fn bzimage_header(kernel_bytes: u32) -> Vec<u8> {
     let mut image = vec![0; 0x400];
     image[0x1f1] = 1; // setup_sects
@@ -243,7 +243,7 @@ fn an_initramfs_that_cannot_be_loaded() {
         "help: set \"boot\".\"initramfs\" to a cpio archive, or leave it out",
     ];
     refuses_with_kvm(&empty, CONFIGURATION, &parts);
-    // As long as a page, says the kernel, and it has a line.
+    // The kernel reports a page as the size of this file of one line.
     let short = Machine::new().booting("initramfs", "/sys/kernel/mm/transparent_hugepage/enabled");
     let parts = ["cannot boot /sys/kernel/mm/", "at 4 KiB", "help: set \"boot\".\"initramfs\""];
     refuses_with_kvm(&short, CONFIGURATION, &parts);
@@ -407,7 +407,7 @@ fn a_vfio_user_server_that_is_not_there_or_does_not_behave() {
     said.refuses(HOST, &["device \"user0\"", "none.sock", "No such file", "help: start the server first"]);
     let said = machine("file").zeros("file", 1).run();
     said.refuses(CONFIGURATION, &["device \"user0\"", "file is not a socket", "help: set \"socket\""]);
-    // One that hangs up on who greets it.
+    // A server that hangs up during the handshake.
     let rude = machine("rude.sock");
     let listener = UnixListener::bind(rude.folder.path().join("rude.sock")).unwrap();
     let server = std::thread::spawn(move || drop(listener.accept().unwrap()));
@@ -450,7 +450,7 @@ fn facts_that_are_not_there_or_of_another_program() {
     plan("other.json").refuses(CONFIGURATION, &["not facts of a host", help, "egm-device regions --json"]);
 }
 
-/// What somebody asked for, and did not get: a script must know.
+/// Requested output that was not written must fail the command: a script relies on it.
 #[test]
 fn a_full_disk_for_what_is_printed() {
     let machine = Machine::new();
@@ -529,7 +529,7 @@ fn memory_of_the_machine_itself_on_a_host_without() {
     }
 }
 
-/// In a mount namespace whose /dev is empty.
+/// In a mount namespace with an empty /dev.
 #[test]
 fn a_host_without_kvm() {
     let namespace = ["unshare", "--map-root-user", "--mount"];

@@ -1,4 +1,4 @@
-//! A machine whose slice a broker lends.
+//! A machine with a slice from a broker.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -99,7 +99,7 @@ fn a_lent_slice_is_the_machines_until_its_end_and_nobody_elses() {
 
     kill_process(Pid::from_child(&first), Signal::TERM).unwrap();
     assert_eq!(first.wait().unwrap().code(), Some(0));
-    // The broker takes a pool's slice back when the process is gone, which it sees a moment later: who waits gets all of it.
+    // The broker takes a pool's slice back a moment after the process is gone: a waiting request then gets all of it.
     let all = Take {
         name: "next".into(),
         regions: vec!["memfd".into()],

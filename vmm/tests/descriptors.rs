@@ -43,7 +43,7 @@ fn open() -> BTreeMap<String, PathBuf> {
     named.filter(|(_, what)| !what.ends_with("fd")).collect()
 }
 
-/// Builds and runs a machine with every device that needs no host's help, whose kernel is `kernel`.
+/// Builds and runs a machine with kernel `kernel` and every device that needs no help of the host.
 fn run(folder: &Path, kernel: &[u8]) -> Result<Ended, BuildError> {
     fs::write(folder.join("kernel"), kernel).unwrap();
     fs::File::create(folder.join("disk")).unwrap().set_len(1 << 20).unwrap();

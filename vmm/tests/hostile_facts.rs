@@ -1,4 +1,4 @@
-//! Recorded facts that somebody changed: a plan, or a refusal that blames the file or the host, and nothing that a terminal obeys.
+//! Altered facts yield a plan, or a refusal that blames the file or the host, and nothing that a terminal obeys.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -185,7 +185,7 @@ fn nth<'a>(value: &'a mut Value, at: &mut usize) -> Option<&'a mut Value> {
     }
 }
 
-/// Changes one value as somebody with a text editor could.
+/// Changes one value, as a user with a text editor could.
 fn mutate(value: &mut Value, how: u8, number: usize) {
     const NUMBERS: [u64; 10] = [0, 1, 2, 31, 63, 255, 4096, u32::MAX as u64, 1 << 52, u64::MAX];
     match value {

@@ -1,4 +1,4 @@
-//! Every configuration in `configs/` has a plan that somebody has read.
+//! Every configuration in `configs/` has a reviewed plan.
 //!
 //! The plan of each, on recorded or hand-made facts, is pinned under `tests/golden/` as JSON and as text, with NCCL's view of
 //! those that have host functions. After a change

@@ -1,4 +1,4 @@
-//! What egm-vmm does with the terminal of whoever started it.
+//! Treatment of the terminal that egm-vmm is started from.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -26,7 +26,7 @@ fn terminal() -> (OwnedFd, File) {
     (person, program)
 }
 
-/// Whether KVM is here; says why not.
+/// Whether KVM is available; prints why not.
 fn kvm() -> bool {
     let opened = File::options().read(true).write(true).open("/dev/kvm");
     opened.inspect_err(|error| println!("skipped: /dev/kvm: {error}")).is_ok()

@@ -1,4 +1,4 @@
-//! A machine with a device that a vfio-user server serves: what the server is told, and what remains of it.
+//! A machine with a device of a vfio-user server: what the server receives, and what remains of it.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -1,5 +1,5 @@
 //! A driver that knows nothing but the specification drives a disk: it finds the registers by the capabilities,
-//! negotiates, kicks through the BAR, and hears of completions by MSI-X, while an event loop runs the device.
+//! negotiates, kicks through the BAR, and receives completions by MSI-X, while an event loop runs the device.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -247,7 +247,7 @@ fn a_reset_with_requests_in_flight_leaves_memory_alone_and_starts_again() {
         driver.start();
         driver.offer(0, 0, 4096, true);
         driver.reset();
-        // The device is at rest: what the driver writes now, nobody overwrites.
+        // The device is at rest: nothing overwrites what the driver writes now.
         driver.memory.write_slice(&[7; 4096], GuestAddress(DATA)).unwrap();
         let used: u16 = driver.memory.read_obj(GuestAddress(USED + 2)).unwrap();
         driver.start();
@@ -283,6 +283,6 @@ fn finishing_while_the_driver_runs_makes_its_writes_durable_and_ends_the_device(
     let mut bytes = [0; 512];
     file.read_exact_at(&mut bytes, 0).unwrap();
     assert_eq!(bytes, [0x5a; 512]);
-    driver.function.bar_write(0, driver.notify, &[0, 0]); // a late kick reaches nobody
+    driver.function.bar_write(0, driver.notify, &[0, 0]); // a late kick has no effect
     assert!(block.lock().unwrap().counters().contains(&("failed requests", 0)));
 }

@@ -106,7 +106,7 @@ impl Report for Ended {
 /// this one does not, and the connections of one vsock device alone fill it.
 fn raise_open_files() {
     let limit = getrlimit(Resource::Nofile);
-    // Nobody may be refused what he has: should it fail, the limit is as it was.
+    // A process may always raise its soft limit to the hard one: should it fail, the limit is as it was.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
@@ -153,7 +153,7 @@ fn run_machine(args: &Args, confined: Option<&Confined>) -> Outcome {
         trust_domain: args.trust_domain.clone(),
     };
     raise_open_files();
-    // Until there is a guest its button moves nothing; a signal that nobody hears would end this process.
+    // Until there is a guest, its power button does nothing; an unhandled signal would end this process.
     let _ = signal_hook::flag::register(libc::SIGPWR, Arc::default());
     let spec = config::load_with(&args.file, &overrides)?;
     let servers = resources::connect_servers(&spec.devices)?;
@@ -229,7 +229,7 @@ fn launch(
         return Err(Box::new(last));
     }
     if let ExitReason::Signal(_) = reason {
-        eprintln!("{reason}; disks are flushed"); // whoever sent it wants to know that it was heeded
+        eprintln!("{reason}; disks are flushed"); // confirms to the sender that the signal was heeded
     }
     match reason.blame() {
         None => Ok(ExitCode::SUCCESS),

@@ -73,9 +73,9 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Waits until the function, which decodes memory, can be used. The driver waits too, but before it resets the function and
-/// at the first access: a guest would find out in the middle of something. A device that says it by a CXL capability is
-/// left to the driver.
+/// Waits until the function, which decodes memory, can be used. The driver waits too, but before it resets the
+/// function and at the first access: a guest would find out in the middle of something. A device that reports
+/// readiness by a CXL capability is left to the driver.
 pub(super) fn wait(
     backend: &dyn Backend,
     now: impl Fn() -> Instant,

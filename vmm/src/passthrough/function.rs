@@ -32,7 +32,7 @@ const PIN: u8 = 1;
 /// by itself.
 const REVISION_AND_CLASS: u64 = 8;
 
-/// What a passed function is connected to.
+/// Connections of an assigned function.
 pub struct Connections {
     /// Message interrupts.
     pub router: Arc<dyn MsiRouter>,
@@ -48,14 +48,14 @@ pub struct Connections {
     pub memory: Vec<u8>,
 }
 
-/// What the VMM answers itself in a BAR.
+/// MSI-X structures that the VMM emulates in a BAR.
 #[derive(Debug, Clone, Copy)]
 enum Own {
     Table,
     Pending,
 }
 
-/// A host function that a guest has.
+/// A host function assigned to a guest.
 pub struct PassedFunction {
     backend: Arc<dyn Backend>,
     /// Locked while the function answers, which a server may take seconds for.
@@ -63,10 +63,10 @@ pub struct PassedFunction {
     /// BAR placement after the last acknowledged config write, kept apart so that address lookups never wait for the shadow.
     decoded: Mutex<Vec<(u8, Span<Guest>)>>,
     interrupts: Interrupts,
-    /// Where MSI-X structures answer.
+    /// BAR ranges of the MSI-X structures.
     msix: Option<MsixLayout>,
     windows: Windows,
-    /// Parts of its BARs that could be mapped and are not, since there are too many.
+    /// Number of BAR parts that could be mapped and are not, since there are too many.
     trapped_parts: usize,
     /// BARs that are memory.
     memory: Vec<u8>,
@@ -74,16 +74,16 @@ pub struct PassedFunction {
     failed: AtomicU64,
     /// How often its bus was reset for the guest.
     resets: AtomicU64,
-    /// Pulled out, or its server died: it answers nothing any more, ever.
+    /// Pulled out, or its server died: it never answers again.
     gone: AtomicBool,
-    /// Who is told of that.
+    /// Called when that happens.
     tell: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    /// The guest has it no more. Written while the shadow is locked.
+    /// Removed from the guest. Written while the shadow is locked.
     ended: AtomicBool,
 }
 
 impl PassedFunction {
-    /// `backend` with its BARs at `bars`, and `added` capabilities. It was reset: a guest gets no other's state.
+    /// `backend` with its BARs at `bars`, and `added` capabilities. It was reset: a guest sees no other guest's state.
     ///
     /// # Errors
     /// [`PassthroughError`].
@@ -145,12 +145,12 @@ impl PassedFunction {
         lent.map_err(|(bar, source)| PassthroughError::Unreachable { function, bar, source })
     }
 
-    /// What of its BARs could be mapped and is reached by exits, because other parts are larger and there are too many.
+    /// Number of BAR parts that could be mapped and are reached by exits: others are larger, and there are too many.
     pub fn trapped_parts(&self) -> usize {
         self.trapped_parts
     }
 
-    /// The guest asked for a function-level reset.
+    /// Carries out a function-level reset that the guest requested.
     fn reset_itself(&self, shadow: &mut Shadow) {
         self.interrupts.stop();
         self.reset_device();
@@ -202,14 +202,14 @@ impl PassedFunction {
         }
     }
 
-    /// It answers no more, which is told once.
+    /// Marks the function as gone, and reports that once.
     fn leave(&self) {
         if !self.gone.swap(true, Ordering::Relaxed) {
             self.tell.get().iter().for_each(|tell| tell());
         }
     }
 
-    /// The structure of ours that answers at `offset` of `bar`, and how far inside.
+    /// The emulated structure at `offset` of `bar`, and the offset inside it.
     fn own(&self, bar: u8, offset: u64) -> Option<(&Msix, Own, u64)> {
         let (layout, at) = (self.msix?, BarOffset::new(offset));
         let inside = |place: BarPlace| {
@@ -231,7 +231,7 @@ impl PassedFunction {
 impl PciFunction for PassedFunction {
     fn config_read(&self, offset: u16, data: &mut [u8]) {
         if self.is_gone() {
-            return data.fill(0xff); // what a bus reads where nobody answers
+            return data.fill(0xff); // what a bus reads where no function answers
         }
         let mut shadow = lock(&self.shadow);
         if shadow.msi().is_some_and(|msi| msi.mask != 0) {
@@ -248,7 +248,7 @@ impl PciFunction for PassedFunction {
         }
         let mut shadow = lock(&self.shadow);
         if self.ended.load(Ordering::Relaxed) {
-            return false; // found just before it went: what it would connect now would stay
+            return false; // looked up just before its end: a connection made now would stay
         }
         let written = shadow.write(offset, data);
         written.forward.iter().for_each(|write| self.forward(write));
@@ -270,7 +270,7 @@ impl PciFunction for PassedFunction {
     fn place(&self, bars: &[(u8, Span<Guest>)]) {
         if !self.is_gone() {
             self.windows.place(bars);
-            // It may have gone meanwhile, and nobody would take them away again.
+            // It may have gone meanwhile, and nothing else would withdraw these windows.
             if self.is_gone() {
                 self.windows.withdraw();
             }
@@ -330,7 +330,7 @@ impl Plugged for PassedFunction {
         self.ended.store(true, Ordering::Relaxed);
         self.interrupts.stop();
         drop(shadow);
-        // Nobody writes to it between its reset and its next user.
+        // No writer may reach it between its reset and its next user.
         self.windows.end();
         // The kernel would wait a minute for the answer of one that is gone.
         if !self.is_gone() {
@@ -349,7 +349,7 @@ impl Plugged for PassedFunction {
     fn look_if_lost(&self) -> bool {
         let mut class = [0; 4];
         let read = self.backend.read(RegionIndex::Config, REVISION_AND_CLASS, &mut class);
-        // What is refused reads as all ones, too, and is no sign of anything.
+        // A refused read gives all ones too, and proves nothing.
         if read.is_ok() && class == [0xff; 4] {
             self.leave();
         }

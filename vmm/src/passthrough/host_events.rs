@@ -1,4 +1,4 @@
-//! What the host says of a passed function while the guest has it.
+//! Events that the host reports of an assigned function while the guest has it.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -8,12 +8,12 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::descriptor::borrowed;
 
-/// Listens to one function. Each of its two events is heard once: a device that reports errors does so many times, and the
-/// kernel asks for a function every few seconds.
+/// Listens to one function. Each of its two events is reported once: a device that reports errors does so many times,
+/// and the kernel requests a function back every few seconds.
 pub struct HostEvents(Vec<(InterruptKind, EventFd)>);
 
 impl HostEvents {
-    /// Listens to `backend`; some have nothing to say.
+    /// Listens to `backend`; some have no events.
     ///
     /// # Errors
     /// Descriptors ran out, or the backend refused.
@@ -29,12 +29,12 @@ impl HostEvents {
         Ok(Self(host_events))
     }
 
-    /// What becomes readable when there is something to hear.
+    /// Descriptors that become readable when an event is pending.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.0.iter().map(|(_, event)| borrowed(event))
     }
 
-    /// What was said since the last call of this.
+    /// Events since the last call of this.
     pub fn hear(&mut self) -> Vec<InterruptKind> {
         self.0.extract_if(.., |(_, event)| event.read().is_ok()).map(|(kind, _)| kind).collect()
     }

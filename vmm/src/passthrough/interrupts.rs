@@ -19,7 +19,7 @@ pub(super) struct Interrupts {
     refused: AtomicU64,
 }
 
-/// MSI is MSI-X whose table is in configuration space.
+/// MSI, as MSI-X with its table in configuration space.
 struct MsiVectors {
     source: Arc<DeviceVectors>,
     vectors: Msix,

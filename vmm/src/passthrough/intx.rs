@@ -27,7 +27,7 @@ pub trait Line: Send + Sync {
     fn disconnect(&self, trigger: &EventFd);
 }
 
-/// Why INTx is off; it is on when nothing says so.
+/// Reasons why INTx is off; without any it is on.
 #[derive(Debug, Default, Clone, Copy)]
 struct State {
     /// The guest's command register disables it.
@@ -83,7 +83,7 @@ impl Intx {
     }
 
     fn connect(&self) -> io::Result<()> {
-        // What was signalled before it was off is no news: a device that still asserts says so again.
+        // A signal from before INTx was off is stale: a device that still asserts signals again.
         let _ = self.trigger.read();
         self.line.connect(&self.trigger, &self.resample)?;
         self.backend

@@ -3,7 +3,7 @@
 //! What the guest programs into one function is a guest address; behind it may be another function's BAR. So every BAR is
 //! in every I/O address space, at its guest address, as memory is. It follows the guest's moves; while the guest has
 //! decoding off it stays, because switching it off and on is how BARs are sized, and to map 256 GiB takes time. An address
-//! space that cannot take a piece (a server is lent files, and a host function's BAR is none) goes without, the others have it.
+//! space that cannot take a piece goes without, the others have it: a server maps files, and a host BAR is none.
 
 use std::sync::{Arc, Mutex};
 

@@ -444,7 +444,7 @@ fn that_it_is_gone_is_told_once() {
 fn a_function_that_was_pulled_out_is_lost_when_it_is_asked() {
     let machine = Machine::new(fake());
     assert!(!machine.function.look_if_lost());
-    // What nobody drives reads as all ones, without an error; the kernel makes up the vendor's id.
+    // An absent function reads as all ones, without an error; the kernel makes up the vendor's id.
     machine.fake.memory(RegionIndex::Config).unwrap().write(8, &[0xff; 4]).unwrap();
     assert!(!machine.function.is_lost());
     assert!(machine.function.look_if_lost() && machine.function.is_lost());

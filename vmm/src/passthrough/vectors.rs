@@ -2,8 +2,8 @@
 //!
 //! VFIO sets up a host interrupt a vector, so all of a ConnectX's 2048 would cost each host CPU's vectors and a second of
 //! start-up. Where vectors can be added while others are on (Linux 6.5, `Interrupts::dynamic`) one more is one call.
-//! Elsewhere all are switched off and a power of two of them on again; who was connected is signalled once afterwards,
-//! since what the device sent in between is lost: a driver bears an interrupt too many, but not one too few.
+//! Elsewhere all are switched off and a power of two of them on again; each connected one is signalled once afterwards,
+//! since signals of the device in between are lost: a driver bears an interrupt too many, but not one too few.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -32,7 +32,7 @@ pub(super) struct DeviceVectors {
 struct State {
     /// Vectors that VFIO has set up.
     enabled: u32,
-    /// What signals each, as far as the guest opened them.
+    /// Eventfd of each vector that the guest has opened.
     triggers: Vec<Option<Arc<EventFd>>>,
 }
 
@@ -83,7 +83,7 @@ impl DeviceVectors {
 impl VectorSource for DeviceVectors {
     fn start(&self) -> io::Result<()> {
         self.intx.as_ref().map_or(Ok(()), |intx| intx.set_displaced(true))?;
-        // Firmware of some devices looks whether messages are on: they are from now, though nobody opened a vector yet.
+        // Firmware of some devices checks whether messages are on: they are from now, with no vector open yet.
         let mut state = lock(&self.state);
         self.enable(&mut state, self.first.load(Ordering::Relaxed))
     }

@@ -5,8 +5,8 @@
 //! is disconnected and its counter *is* the pending bit: reading the pending bit array looks at the counter, and
 //! connecting it again makes KVM deliver what waited. No interrupt is lost, and none is delivered while masked.
 //!
-//! A device that is not ours is told of a vector when the guest first opens it ([`VectorSource`]): a function may have
-//! 2048 of them, and a guest uses eight. Its eventfd is made then too.
+//! A device outside this process gets a vector's eventfd when the guest first opens the vector ([`VectorSource`]): a
+//! function may have 2048 vectors, and a guest uses eight. The eventfd is made then too.
 
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -46,7 +46,7 @@ pub trait MsiRouter: Send + Sync {
     fn release(&self, _slot: u32) {}
 }
 
-/// A device that signals vectors and has to be told which.
+/// A device that signals vectors by eventfds that the VMM supplies.
 pub trait VectorSource: Send + Sync {
     /// The guest switched the mechanism on; no vector is open yet.
     ///
@@ -67,7 +67,7 @@ pub trait VectorSource: Send + Sync {
 struct Vector {
     message: MsiMessage,
     control: u32,
-    /// Whether the source knows of it.
+    /// Whether the source has its eventfd.
     supplied: bool,
     /// The router's number for this vector, kept once it has one.
     slot: Option<u32>,
@@ -273,7 +273,7 @@ impl Msix {
             self.router.disconnect(slot, trigger);
         }
         let Some(message) = wanted.filter(|_| !egm_address::fault!("msix-vector-silent")) else { return };
-        // The source comes last: what it signals finds its way.
+        // The source comes last, so that its signals find their route.
         let outcome = self.open(index).and_then(|trigger| {
             self.router.connect(&mut vector.slot, message, trigger)?;
             vector.connected = Some(message);
@@ -291,7 +291,7 @@ impl Msix {
     fn is_pending(&self, state: &State, vector: usize) -> bool {
         let connected = state.vectors.get(vector).is_none_or(|vector| vector.connected.is_some());
         match self.triggers.get(vector).and_then(OnceLock::get) {
-            // Taking the counter and giving it back is how one asks; nobody else takes while the state is locked.
+            // Only a read shows the counter, so write it back; the state lock keeps other readers out.
             Some(trigger) if !connected && !egm_address::fault!("msix-pending-bit-lost") => {
                 trigger.read().is_ok_and(|count| trigger.write(count).is_ok())
             }
@@ -317,7 +317,7 @@ fn entry(offset: u64) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// Remembers what is connected; like KVM, it takes what was already signalled.
+    /// Records connections; like KVM, it takes what was already signalled.
     #[derive(Default)]
     struct FakeRouter {
         connected: Mutex<Vec<(u32, MsiMessage)>>,
@@ -385,7 +385,7 @@ mod tests {
         assert_eq!((pending[0], router.delivered.lock().unwrap().as_slice()), (0, [MESSAGE].as_slice()));
     }
 
-    /// Whoever holds the descriptor, a kernel worker say, need not hear of it.
+    /// A holder of the descriptor, such as a kernel worker, needs no notification.
     #[test]
     fn an_entry_that_is_written_again_sends_what_its_descriptor_signals_elsewhere() {
         let (router, msix) = msix();
@@ -401,7 +401,7 @@ mod tests {
         assert_eq!(*router.delivered.lock().unwrap(), [MESSAGE], "and while it is masked, as Linux does it");
     }
 
-    /// Writes down what it is told.
+    /// Records the calls that it receives.
     #[derive(Default)]
     struct FakeSource(Mutex<Vec<String>>);
 

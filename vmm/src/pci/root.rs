@@ -74,7 +74,7 @@ impl Bus {
         })
     }
 
-    /// Tells every function what of it is reached by way of `ports`, and collects that.
+    /// Collects what each function decodes by way of `ports`, and notifies the functions of that.
     fn collect<'a>(&'a self, ports: &mut Vec<&'a Port>, all: &mut Vec<Window>) {
         for (_, slot) in &self.slots {
             match slot {
@@ -95,7 +95,7 @@ impl Bus {
     }
 }
 
-/// What answers at a span of memory.
+/// The BAR that answers at a span of memory.
 #[derive(Clone)]
 struct Window {
     span: Span<Guest>,
@@ -153,7 +153,7 @@ impl RootComplex {
         self.roots.iter().find_map(|(number, root)| root.find(*number, bus, devfn))
     }
 
-    /// Recomputes what answers where, and tells the functions.
+    /// Recomputes which BAR answers where, and notifies the functions.
     pub fn update(&self) {
         let _moving = lock(&self.moving);
         let mut all: Vec<Window> = Vec::new();

@@ -1,4 +1,4 @@
-//! Which GPUs of the machine are told that they reach each other by PCI Express.
+//! GPU cliques: which GPUs of the machine the guest's driver sees as peers over PCI Express.
 
 use egm_address::PciAddress;
 use egm_vfio::host::HostFunction;
@@ -18,12 +18,12 @@ struct Gpu<'a> {
     host: &'a HostFunction,
     /// Whether the machine's other functions reach its BARs.
     lends: bool,
-    /// What the configuration says.
+    /// Clique number in the configuration.
     number: Option<clique::Clique>,
 }
 
 /// Clique numbers by device, and what is wrong with them: those of the configuration; GPUs without one that share a
-/// switch get numbers above. `lends` says by device whether others reach its BARs.
+/// switch get numbers above. The last argument holds, by device, whether others reach its BARs.
 pub(super) fn decide(
     facts: &Facts,
     wanted: &[Wanted<'_>],
@@ -71,7 +71,7 @@ fn gpus<'a>(wanted: &[Wanted<'a>], lends: &[bool]) -> Result<Vec<Gpu<'a>>, PlanE
     Ok(gpus)
 }
 
-/// What lies between two GPUs of the machine, for accesses of one to the other.
+/// Path between two GPUs of the machine, for accesses of one to the other.
 fn path(facts: &Facts, gpus: &[Gpu<'_>], from: PciAddress, to: PciAddress) -> Path {
     let find = |address| gpus.iter().find(|gpu| gpu.host.address == address);
     let (Some(from), Some(to)) = (find(from), find(to)) else { return Path::None };

@@ -36,7 +36,7 @@ pub enum PlanError {
         what: String,
         /// End of the guest's addresses.
         limit: u64,
-        /// Whose end that is.
+        /// Source of that limit.
         bits: AddressBits,
         /// Bytes that found no place.
         short_by: u64,
@@ -94,7 +94,7 @@ pub enum PlanError {
         "function {function} cannot reach {reserved} (reserved by the host's IOMMU), where the guest must have {what} at {span}"
     )]
     Reserved {
-        /// Whose IOMMU group reserves it.
+        /// The function with the IOMMU group that reserves it.
         function: PciAddress,
         /// What it reserves.
         reserved: Span<Guest>,
@@ -165,7 +165,7 @@ pub enum PlanError {
         /// Allowed.
         max: u32,
     },
-    /// A vCPU whose interrupt id is out of reach.
+    /// A vCPU with an interrupt id out of reach.
     #[error(
         "vCPU {vcpu} gets interrupt id {id:#x}, above {max:#x}: each of sockets, cores and threads takes a power of two of ids"
     )]
@@ -293,7 +293,7 @@ pub enum PlanError {
         from: Gpa,
         /// End of the guest's addresses.
         limit: u64,
-        /// Whose end that is.
+        /// Source of that limit.
         bits: AddressBits,
         /// Whether the configuration set it.
         configured: bool,

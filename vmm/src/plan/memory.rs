@@ -1,9 +1,9 @@
-//! RAM and EGM slices: where the guest sees them and what is behind them.
+//! RAM and EGM slices: their guest addresses and the memory behind them.
 //!
-//! Nodes take RAM in node order from the lowest free address. A node that meets a hole (the one below 4 GiB, a range
-//! that the host reserves) goes on after it, at an address whose offset in the node's memory is congruent to it modulo
-//! the page size, at least 2 MiB: a huge page of the host is then a huge page of the guest. A slice that is the memory of a
-//! node with processors is taken in that order too, in one piece; other slices are above all.
+//! Nodes take RAM in node order from the lowest free address. A node that reaches a hole (the one below 4 GiB, a range
+//! that the host reserves) goes on after it, at an address that is congruent to its offset in the node's memory modulo
+//! the page size, at least 2 MiB: a huge page of the host is then a huge page of the guest. A slice that is the memory
+//! of a node with processors is taken in that order too, in one piece; other slices are above all.
 
 use egm_address::{Gpa, Guest, Span, SpanSet, align_down, align_up};
 

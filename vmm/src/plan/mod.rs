@@ -1,6 +1,6 @@
 //! From a specification and host facts to every address of the virtual machine.
 //!
-//! [`plan`] is arithmetic: it opens nothing, asks nobody and depends on nothing but its two arguments, so the plan of
+//! [`plan`] is arithmetic: it opens nothing, queries nothing and depends only on its two arguments, so the plan of
 //! a machine can be made, read and compared on any other. Each file decides one thing:
 //!
 //! ```text
@@ -19,8 +19,8 @@
 //!         │   place     those ranges in the windows
 //!         │   plug      BARs of what is plugged in later
 //!         │   passed    host functions: fixed BARs, interface of the kernel, groups
-//!         │   served    vfio-user servers: what is known of them, memory that they are lent
-//!         │   cliques   which GPUs are told that they reach each other
+//!         │   served    vfio-user servers: what is known of them, memory shared with them
+//!         │   cliques   which GPUs the guest's driver sees as peers
 //!         │   nodes     NUMA nodes, distances
 //!         └─► host      does the host have what was planned
 //! ```
@@ -78,7 +78,7 @@ use crate::facts::Facts;
 /// Decides everything about the virtual machine that `spec` describes, on the host that `facts` describes.
 ///
 /// # Errors
-/// [`PlanError`] says what does not fit, by how much, and with
+/// [`PlanError`] names what does not fit, by how much, and with
 /// [`Report::help`](crate::error::Report::help) what to change.
 pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, PlanError> {
     let layout = layout_of(spec.arch);

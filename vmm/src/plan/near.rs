@@ -10,8 +10,8 @@ use crate::config::{DeviceKind, Node, Spec};
 use crate::facts::Facts;
 use crate::plan::regions::Source;
 
-/// In this order: the EGM node of the function's own slice, which its driver looks for; the only node; the node whose memory
-/// is nearest to the function's host node. Memory that may come from anywhere is near nothing.
+/// In this order: the EGM node of the function's own slice, which its driver looks for; the only node; the node with
+/// the memory nearest to the function's host node. Memory that may come from anywhere is near nothing.
 pub(super) fn guest_node(spec: &Spec, facts: &Facts, sources: &[Source], host: &HostFunction) -> Option<u32> {
     egm_node(spec, facts, sources, host).or_else(|| match spec.memory.nodes.as_slice() {
         [only] => Some(only.id),
@@ -39,7 +39,7 @@ fn own_slice(spec: &Spec, facts: &Facts, sources: &[Source], host: &HostFunction
     spec.egm.iter().zip(sources).find(|(_, source)| serves(source)).map(|(slice, _)| slice.node)
 }
 
-/// What a slice comes from, where that is a region of the host.
+/// The region that a slice comes from, if any.
 fn region<'a>(facts: &'a Facts, source: &Source) -> Option<&'a Region> {
     facts.region(source.region.as_ref()?).map(|host| &host.region)
 }

@@ -39,7 +39,7 @@ pub(crate) fn may_mount(spec: &Spec) -> bool {
     all >= LEAST && server(spec).is_none()
 }
 
-/// The device whose server receives the machine's memory.
+/// The device with a server that receives the machine's memory.
 fn server(spec: &Spec) -> Option<&str> {
     let served = |kind: &DeviceKind| matches!(kind, DeviceKind::VfioUser { .. });
     spec.devices.iter().find(|device| served(&device.kind)).map(|device| device.id.as_str())

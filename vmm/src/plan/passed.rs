@@ -1,5 +1,5 @@
-//! What the plan decides for host functions: where their fixed BARs lie, which interface of the kernel opens them, who
-//! reaches whom.
+//! Plan of the host functions: addresses of fixed BARs, the kernel's interface that opens them, and which functions
+//! reach each other.
 
 use egm_address::{Gpa, Guest, Span};
 use egm_device::region::{Region, RegionKind};
@@ -16,10 +16,10 @@ use crate::plan::{
     PassthroughPlan, PlaceRule, PlanError, cliques,
 };
 
-/// First kernel whose iommufd takes BARs of other functions, as dma-bufs (71db84a092c3).
+/// First kernel with an iommufd that maps BARs of other functions, as dma-bufs (71db84a092c3).
 const IOMMUFD_BARS: (u32, u32) = (6, 19);
 
-/// Tells `bars` where the configuration wants them.
+/// Sets the addresses in `bars` that the configuration fixes.
 pub(super) fn fix(
     device: &Device,
     places: &BarPlaces,
@@ -58,7 +58,7 @@ pub(super) fn fix(
     Ok(())
 }
 
-/// Whether BARs at fixed addresses lie where BARs may be.
+/// Checks that fixed BARs lie where BARs may be.
 pub(super) fn check_fixed(wanted: &[Wanted<'_>], space: &Space) -> Result<(), PlanError> {
     for (device, bar, at) in fixed(wanted) {
         let span = Span::<Guest>::new(at, bar.size.max(PAGE));
@@ -92,7 +92,7 @@ fn fixed<'a>(wanted: &'a [Wanted<'_>]) -> impl Iterator<Item = (&'a Device, &'a 
     bars.filter_map(|(device, bar)| Some((device, bar, bar.at?)))
 }
 
-/// The error for a device whose fixed BARs are where those of `other` are.
+/// The error for a device with fixed BARs that overlap those of `other`.
 pub(super) fn shared(one: &Wanted<'_>, other: &str) -> PlanError {
     let first = fixed(std::slice::from_ref(one)).next();
     let span = first.and_then(|(_, bar, at)| Some((bar, Span::new(at, bar.size).ok()?)));
@@ -109,7 +109,7 @@ pub(super) fn shared(one: &Wanted<'_>, other: &str) -> PlanError {
     }
 }
 
-/// What was decided, and what a person should know of it.
+/// Decisions for all host functions, and notes for the operator.
 pub(super) struct Decided {
     /// By device.
     pub(super) functions: Vec<Option<PassedPlan>>,
@@ -209,7 +209,7 @@ fn wants_p2p(one: &Wanted<'_>) -> bool {
     matches!(one.device.kind, DeviceKind::Vfio { p2p: true, .. })
 }
 
-/// Why the host would not hand `host` over as it is now.
+/// Reason why the host would not hand over `host` in its present state.
 fn unusable(facts: &Facts, host: &HostFunction) -> Option<String> {
     let error = topology::usable(&facts.functions, host.address).err()?;
     Some(format!("{error}; {}", error.help()))
@@ -240,7 +240,7 @@ fn own_egm<'a>(
     })
 }
 
-/// The GPU would take other bytes of the region for those of the slice.
+/// Note that the GPU would take other bytes of the region for those of the slice.
 fn no_egm(host: &HostFunction, backing: &BackingPlan) -> String {
     format!(
         "{} does not use {} as EGM: it counts from the beginning of {}, and the slice begins {:#x} behind that; let it be the \
@@ -325,7 +325,7 @@ fn interface(
     Ok((Interface::Iommufd, "the host has it, and it maps all of the machine's memory".to_owned()))
 }
 
-/// How devices come to reach guest_memfd: both interfaces pin what the machine's process has mapped.
+/// Note on how devices reach guest_memfd: both interfaces pin what the machine's process has mapped.
 fn by_address(backing: &BackingPlan, interface: Interface) -> String {
     let id = &backing.id;
     match interface {

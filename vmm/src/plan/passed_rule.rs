@@ -1,4 +1,4 @@
-//! What can be wrong with what a configuration says of host functions.
+//! Errors in the configuration of host functions.
 
 use egm_address::{Gpa, Guest, PciAddress, Span};
 use egm_vfio::variant::data_direct::PairingProblem;
@@ -88,7 +88,7 @@ pub enum PassedRule {
         /// Its region.
         region: String,
     },
-    /// A vfio-user server with memory that it cannot be lent.
+    /// A vfio-user server, and memory that cannot be shared with it.
     #[error(
         "device \"{device}\": a vfio-user server is lent memory as a file, and {backing} is of region {region}, whose file is all of it"
     )]
@@ -130,7 +130,7 @@ pub enum PlaceRule {
     Beyond {
         /// One past the last.
         limit: u64,
-        /// Whose end that is.
+        /// Source of that limit.
         bits: AddressBits,
     },
     /// Kept free.

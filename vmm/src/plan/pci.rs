@@ -1,7 +1,7 @@
-//! What the devices need of PCI, and the windows that hold it.
+//! PCI resources that the devices need, and the windows that hold them.
 //!
 //! A device's BARs are one block in each window, and so are the devices of a switch ([`place`](super::place)): the block is
-//! what the bridge above forwards. [`tree`](super::tree) says who is behind which bridge.
+//! what the bridge above forwards. [`tree`](super::tree) places devices behind bridges.
 
 use egm_address::{ByteSize, Gpa, Guest, PciAddress, Placer, Span, SpanSet, align_down, align_up};
 use egm_vfio::host::{HostBar, HostBarKind, HostFunction};

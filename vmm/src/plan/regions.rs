@@ -1,7 +1,7 @@
 //! Which region of the host each EGM slice comes from, and where in it.
 //!
-//! A slice names regions or kinds, the most wanted first. The first that can give it now does; the plan says what the
-//! slice then lacks. Slices of one plan do not overlap, because each place is taken from what is left by those before.
+//! A slice names regions or kinds, the most wanted first, and gets the first that can give it now; the plan notes what
+//! it then lacks. Slices of one plan do not overlap: each comes from what the earlier ones leave free.
 
 use std::collections::BTreeSet;
 
@@ -24,33 +24,33 @@ pub enum NoPlace {
     /// The host has no such region.
     #[error("the host has none")]
     Unknown,
-    /// KVM has no guest_memfd, or nobody could ask it.
+    /// KVM has no guest_memfd, or could not be opened to check.
     #[error(
         "no guest_memfd that the host can map: KVM lacks it (KVM_CAP_GUEST_MEMFD_FLAGS, Linux 6.18), or this user may not \
          open /dev/kvm"
     )]
     NoGuestMemfd,
-    /// guest_memfd has base pages of any node.
+    /// guest_memfd has base pages of any node, and the slice chooses pages or nodes.
     #[error("its pages are small and of any node, and the slice chooses \"{key}\"")]
     NoChoice {
-        /// What the slice chooses.
+        /// Configuration key of the slice's choice.
         key: &'static str,
     },
     /// Another trust domain's GPU reaches it.
     #[error(transparent)]
     Exclusive(#[from] Box<Conflict>),
-    /// It has no place for the slice.
+    /// It has no free span for the slice.
     #[error("{short}{}", held_by(held))]
     Short {
-        /// What was short.
+        /// The shortage.
         short: Short,
-        /// Who has the region's bytes.
+        /// Holders of the region's bytes.
         held: Vec<HeldSpan>,
     },
 }
 
 impl NoPlace {
-    /// What to change for a slice that none of the regions `tried` can give.
+    /// Remedy for a slice that none of the regions `tried` can give.
     pub(super) fn remedy(tried: &[(String, Self)]) -> String {
         let conflict = tried.iter().find_map(|(_, why)| match why {
             Self::Exclusive(conflict) => conflict.help(),
@@ -76,7 +76,7 @@ fn held_by(held: &[HeldSpan]) -> String {
     format!("; held by {}", first_of(owners.into_iter().map(str::to_owned)))
 }
 
-/// Where a slice's bytes come from.
+/// Source of a slice's bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Source {
     /// The region, or `None` for memory of this process.
@@ -91,7 +91,7 @@ pub(super) struct Source {
     pub(super) holes: SpanSet<InRegion>,
     /// Host pages.
     pub(super) page_size: PageSize,
-    /// What the slice lacks that its first choice would have given.
+    /// Note on what the slice lacks against its first choice.
     pub(super) lost: Option<String>,
 }
 
@@ -123,8 +123,8 @@ fn one(index: usize, slice: &EgmSlice, spec: &Spec, hosts: &mut [HostRegion]) ->
     })
 }
 
-/// The lowest best place in the first region called `wanted`, or of that kind, that has one. At first one that huge
-/// mappings survive in, then any; and before these the beginning of what a GPU of the machine has for EGM, since it counts from there.
+/// Lowest span in the first region named `wanted`, or of that kind, that has one: at offset 0 if a GPU of the machine
+/// uses the region as EGM, since the GPU counts from there; else aligned for huge mappings; else anywhere.
 fn source(wanted: &str, slice: &EgmSlice, spec: &Spec, hosts: &mut [HostRegion]) -> Result<Source, NoPlace> {
     if wanted == LOCAL || wanted == "memfd" {
         return Ok(Source::own(false, slice.page_size));
@@ -132,7 +132,7 @@ fn source(wanted: &str, slice: &EgmSlice, spec: &Spec, hosts: &mut [HostRegion])
     if wanted == GUEST_MEMFD {
         return guest_memfd(slice, hosts);
     }
-    // Whose it is does not change where it goes; the launch asks with its own number.
+    // The owner does not affect placement; the launch requests with its own process id.
     let request = Request::new(
         slice.size.get(),
         Owner { name: spec.name.clone(), uid: 0, pid: 0, started: 0, domain: None },
@@ -186,13 +186,13 @@ fn is_of_gpu(region: &Region, spec: &Spec) -> bool {
 }
 
 impl Source {
-    /// Memory that is made for the machine, as a file that nobody else has.
+    /// Memory that is made for the machine, as a file that no other process has.
     const fn own(guest_memfd: bool, page_size: PageSize) -> Self {
         Self { region: None, guest_memfd, offset: 0, hpa: None, holes: SpanSet::EMPTY, page_size, lost: None }
     }
 }
 
-/// Memory of the machine's own VM. No ledger has it: nobody else could ever take it, and it ends with the VM.
+/// Memory of the machine's own VM. No ledger records it: no other machine can take it, and it ends with the VM.
 fn guest_memfd(slice: &EgmSlice, hosts: &[HostRegion]) -> Result<Source, NoPlace> {
     let chosen = [(slice.page_size.is_hugetlb(), "page_size"), (slice.host_nodes.is_some(), "host_nodes")];
     if let Some((_, key)) = chosen.into_iter().find(|(chosen, _)| *chosen) {
@@ -228,7 +228,7 @@ fn kind<'a>(chosen: &'a str, hosts: &[HostRegion]) -> &'a str {
     hosts.iter().find(|host| host.region.name == chosen).map_or(chosen, |host| host.region.kind.word())
 }
 
-/// What slice `index` lacks because it comes from `chosen`, which is of `kind`, and not from `first`; and why it does.
+/// Note on what slice `index` lacks because it comes from `chosen`, which is of `kind`, and not from `first`; and why.
 pub(crate) fn lost(
     index: usize,
     chosen: &str,
@@ -240,7 +240,7 @@ pub(crate) fn lost(
     format!("egm{index} comes from \"{chosen}\": {lacks}; \"{first}\" was not to be had: {why}")
 }
 
-/// What memory of a kind lacks beside EGM.
+/// Properties of EGM that memory of a kind lacks.
 fn lacks(kind: &str) -> &'static str {
     match kind {
         "egm" => "nothing is lost",

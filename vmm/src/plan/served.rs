@@ -1,4 +1,4 @@
-//! What the plan says of vfio-user servers: only a running one knows its BARs, and none is lent memory without a file.
+//! Rules for vfio-user servers: only a running one reports its BARs, and each shares memory by file only.
 
 use std::path::Path;
 
@@ -6,14 +6,14 @@ use crate::config::{Device, DeviceKind, Spec};
 use crate::facts::Facts;
 use crate::plan::{BackingPlan, PassedRule, PlanError};
 
-/// Whether the servers of the machine can be lent all of its memory. A device file would lend them the whole region, other
-/// machines' slices with it.
+/// Checks that all memory of the machine can be shared with its servers. A device file would share the whole region,
+/// other machines' slices included.
 ///
 /// # Errors
 /// [`PassedRule::ServerMemory`].
 pub(super) fn check_memory(spec: &Spec, facts: &Facts, backings: &[BackingPlan]) -> Result<(), PlanError> {
     let Some((device, _)) = served(spec).next() else { return Ok(()) };
-    // A device's memory is a BAR: servers go without, and a note says so.
+    // A device's memory is a BAR: servers do not get it, and a note reports that.
     for backing in backings.iter().filter(|backing| !backing.device) {
         let Some(host) = backing.region.as_ref().and_then(|name| facts.region(name)) else { continue };
         if host.region.kind.shares_file() {
@@ -24,7 +24,7 @@ pub(super) fn check_memory(spec: &Spec, facts: &Facts, backings: &[BackingPlan])
     Ok(())
 }
 
-/// What is not known of servers that the facts do not describe.
+/// Notes on servers that the facts do not describe.
 pub(super) fn notes(spec: &Spec, facts: &Facts) -> Vec<String> {
     let unknown =
         served(spec).filter(|(_, socket)| facts.servers.iter().all(|server| server.socket != *socket));

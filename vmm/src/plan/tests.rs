@@ -451,7 +451,7 @@ fn a_slice_falls_back_along_its_list_and_the_plan_says_what_is_lost() {
     assert!(text.contains("\"hugetlb\": the host has none"), "{text}");
 }
 
-/// One slice that is wanted of the machine's own VM, on a host whose KVM has such memory.
+/// One slice that prefers memory of the machine's own VM, on a host with such memory in KVM.
 fn of_the_machine(then: &[&str]) -> (Spec, Facts) {
     let (mut spec, mut facts) = (spec(vec![node(0, GIB, "0")]), facts());
     spec.egm = vec![slice(1, GIB)];
@@ -686,7 +686,7 @@ fn a_cpu_set_of_a_node_is_kept() {
     assert_eq!(plan.vcpus.iter().map(|vcpu| vcpu.node).collect::<Vec<_>>(), [0, 0, 1]);
 }
 
-/// A machine with GPU 0009:01:00.0 and no slice, on a host whose region egm4 that GPU reaches.
+/// A machine with GPU 0009:01:00.0 and no slice, on a host where that GPU reaches region egm4.
 fn with_a_gpu() -> (Spec, Facts) {
     let (mut spec, mut facts) = (spec(vec![node(0, GIB, "0")]), facts());
     let function = "0009:01:00.0".parse().unwrap();

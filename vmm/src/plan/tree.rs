@@ -1,4 +1,4 @@
-//! Who is behind which bridge, and the numbers of buses.
+//! The tree of bridges, the devices behind each, and the numbers of buses.
 //!
 //! ```text
 //!  00:00.0 host bridge
@@ -22,17 +22,17 @@ use crate::plan::pci::Wanted;
 use crate::plan::place::Places;
 use crate::plan::{BridgePlan, ExpanderPlan, FunctionPlan, FunctionRole, PassedPlan, PlanError};
 
-/// Places on a bus.
+/// Device numbers on a bus.
 const BUS_PLACES: usize = 32;
 /// Number of the node that is bus 0.
 pub(super) const ROOT: usize = 0;
 
-/// What a node is.
+/// Kind of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum What {
     /// The bus of a host bridge, the first of which is bus 0; near a guest node.
     Host { near: Option<u32> },
-    /// A port, with what its counterpart on the host keeps apart.
+    /// A port, with the Access Control Services of its counterpart on the host.
     Port(Port, Option<Acs>),
     /// A root port with nothing behind it.
     Spare(SparePorts),
@@ -40,7 +40,7 @@ pub(super) enum What {
     Device(usize),
 }
 
-/// What a port is.
+/// Kind of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Port {
     Root,
@@ -51,7 +51,7 @@ pub(super) enum Port {
 /// A place of the tree.
 pub(super) struct Node {
     pub(super) what: What,
-    /// Number of the node whose bus it is on; a host bridge is on its own.
+    /// Number of the node that owns the bus it is on; a host bridge is on its own.
     pub(super) above: usize,
     /// One past the number of the last node behind it.
     end: usize,
@@ -86,7 +86,7 @@ impl Tree {
         })
     }
 
-    /// Nodes whose addresses nothing else of PCI encloses: what is on bus 0, and expanders.
+    /// Nodes with addresses that no other PCI node encloses: those on bus 0, and expanders.
     pub(super) fn tops(&self) -> impl Iterator<Item = usize> {
         self.on(ROOT).chain(self.expanders())
     }
@@ -170,7 +170,7 @@ impl Builder<'_> {
         self.close(host);
     }
 
-    /// A switch at the top with one branch says nothing of how near anything is: its place is that branch's.
+    /// Replaces a top switch with one branch by that branch: such a switch does not show how near devices are.
     fn without_lone_switches(&self, group: Group, depth: usize) -> (Group, usize) {
         let mut inner = self.groups(&group.members, depth.saturating_add(1));
         match inner.pop() {
@@ -181,7 +181,7 @@ impl Builder<'_> {
         }
     }
 
-    /// A port of the bus of node `above`, and behind it `group`, whose members share switch number `depth` of the host.
+    /// Adds a port on the bus of node `above`, and behind it `group`; its members share switch `depth` of the host.
     fn port(&mut self, above: usize, kind: Port, group: &Group, depth: usize) {
         let acs = self.acs(kind, group, depth);
         let [first, ..] = group.members.as_slice() else { return };

@@ -10,9 +10,9 @@ use crate::plan::{BackingPlan, MemoryPlan, PassedPlan, PassthroughPlan};
 /// Version of the JSON form of [`Plan`]; a reader refuses others.
 pub const PLAN_VERSION: u32 = 1;
 
-/// Owner of the line by which a guest hears that its tables have news of bad memory.
+/// Owner of the interrupt line that notifies a guest of new records of bad memory in its tables.
 pub const ERRORS: &str = "errors";
-/// Owner of the line by which a guest hears that its power button was pressed.
+/// Owner of the interrupt line that signals a press of the guest's power button.
 pub const POWER_BUTTON: &str = "power-button";
 
 /// Everything that [`crate::resources`] opens and [`crate::machine`] builds, in guest terms.
@@ -30,15 +30,15 @@ pub struct Plan {
     pub boot: Boot,
     /// Where the serial console goes.
     pub console: Console,
-    /// Guest physical address bits that the guest is told.
+    /// Number of guest physical address bits, as reported to the guest.
     pub address_bits: u8,
     /// vCPUs by index.
     pub vcpus: Vec<VcpuPlan>,
-    /// Where guest memory comes from.
+    /// Sources of guest memory.
     pub backings: Vec<BackingPlan>,
     /// Guest RAM, ascending and disjoint.
     pub memory: Vec<MemoryPlan>,
-    /// What the machine lacks because the host could not give its first choice.
+    /// Properties that the machine lacks because the host could not give its first choice.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
     /// Address ranges that are not RAM, ascending and disjoint.
@@ -83,13 +83,13 @@ pub struct VcpuPlan {
     pub host_cpus: Option<CpuSet>,
 }
 
-/// What an address window is for.
+/// Purpose of an address window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WindowKind {
     /// Tables that the VMM writes for the guest, memory but not RAM: see [`Plan::window_memory`].
     Firmware,
-    /// Where a PC has the programs of its devices: memory with nothing in it, not RAM either.
+    /// Option ROM area of a PC: empty memory, not RAM either.
     OptionRoms,
     /// 32-bit PCI memory window.
     PciMemory32,
@@ -108,9 +108,9 @@ pub enum WindowKind {
 /// A range of guest physical addresses that is not RAM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WindowPlan {
-    /// What for.
+    /// Purpose.
     pub kind: WindowKind,
-    /// For a person: `I/O APIC`, `AMD HyperTransport`.
+    /// Name for display: `I/O APIC`, `AMD HyperTransport`.
     pub label: String,
     /// Where.
     pub span: Span<Guest>,
@@ -129,23 +129,23 @@ pub enum BarKind {
     Memory64Prefetchable,
 }
 
-/// A base address register and its place.
+/// A base address register and its guest addresses.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BarPlan {
     /// Register number, 0 to 5.
     pub index: u8,
     /// Type and width.
     pub kind: BarKind,
-    /// Where; the size is a power of two and the start a multiple of it.
+    /// Guest addresses; the size is a power of two and the start a multiple of it.
     pub span: Span<Guest>,
 }
 
 /// A PCI function of the guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FunctionPlan {
-    /// Where in the tree.
+    /// Segment, bus, device and function number.
     pub address: PciAddress,
-    /// What it is.
+    /// Kind of function.
     pub role: FunctionRole,
     /// Its base address registers.
     pub bars: Vec<BarPlan>,
@@ -153,7 +153,7 @@ pub struct FunctionPlan {
     pub msix_vectors: u16,
 }
 
-/// What a PCI function is.
+/// Kind of a PCI function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "role", rename_all = "kebab-case")]
 pub enum FunctionRole {
@@ -163,13 +163,13 @@ pub enum FunctionRole {
     RootPort {
         /// Physical slot number.
         slot: u16,
-        /// What is behind it.
+        /// Buses and windows behind it.
         #[serde(flatten)]
         bridge: BridgePlan,
     },
     /// The upstream port of a PCI Express switch, alone on the bus behind a root port.
     SwitchUpstream {
-        /// What is behind it.
+        /// Buses and windows behind it.
         #[serde(flatten)]
         bridge: BridgePlan,
     },
@@ -177,22 +177,22 @@ pub enum FunctionRole {
     SwitchDownstream {
         /// Physical slot number.
         slot: u16,
-        /// What is behind it.
+        /// Buses and windows behind it.
         #[serde(flatten)]
         bridge: BridgePlan,
     },
     /// A device of the configuration.
     Endpoint {
-        /// Which.
+        /// The device, as configured.
         device: Device,
-        /// What a host function has beside.
+        /// Plan of the host function, if the device is one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         passed: Option<PassedPlan>,
     },
 }
 
 impl FunctionRole {
-    /// What a bridge forwards; `None` when it is none.
+    /// Buses and windows of a bridge; `None` for other functions.
     pub const fn bridge(&self) -> Option<&BridgePlan> {
         match self {
             Self::RootPort { bridge, .. }
@@ -214,17 +214,17 @@ pub struct BridgePlan {
     pub window32: Option<Span<Guest>>,
     /// 64-bit prefetchable window that it forwards, if any.
     pub window64: Option<Span<Guest>>,
-    /// What the host's port in its place keeps apart, which the guest sees and cannot change.
+    /// Access Control Services of the host's port in its place; the guest sees them and cannot change them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub acs: Option<Acs>,
 }
 
-/// A host bridge for what is near another node than that of bus 0: a guest gives devices the node of their host bridge.
+/// A host bridge for devices near another node than that of bus 0: a guest gives devices the node of their host bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpanderPlan {
     /// Guest NUMA node.
     pub node: u32,
-    /// Its first bus, and what it forwards.
+    /// Its buses and windows.
     #[serde(flatten)]
     pub bridge: BridgePlan,
 }
@@ -234,7 +234,7 @@ pub struct ExpanderPlan {
 pub struct SmmuPlan {
     /// Its registers: two pages of 64 KiB.
     pub span: Span<Guest>,
-    /// First and last bus whose functions are behind it; no bus has two.
+    /// First and last bus with functions behind it; no bus has two SMMUs.
     pub buses: (u8, u8),
     /// Interrupt lines of events, page requests, errors and finished commands.
     pub lines: [u32; 4],
@@ -251,9 +251,9 @@ pub struct NodePlan {
     pub memory: u64,
     /// Whether its memory is EGM.
     pub egm: bool,
-    /// HMAT figures of its memory, by looking node.
+    /// HMAT figures of its memory, by initiator node.
     pub access: Vec<Access>,
-    /// The GPU whose driver brings the node's memory: ACPI's generic initiator.
+    /// The GPU with the driver that adds the node's memory: ACPI's generic initiator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub initiator: Option<PciAddress>,
 }
@@ -263,7 +263,7 @@ pub struct NodePlan {
 pub struct LinePlan {
     /// Global system interrupt number.
     pub gsi: u32,
-    /// Who raises it: `serial`, or a host function: `gpu0 INTA`.
+    /// Source of the interrupt: `serial`, or a host function: `gpu0 INTA`.
     pub owner: String,
 }
 
@@ -274,11 +274,11 @@ pub struct PortPlan {
     pub first: u16,
     /// Number of ports, at least 1.
     pub count: u16,
-    /// Who answers: `serial`, `pvpanic`, `sleep`, `reset`.
+    /// Device that decodes the ports: `serial`, `pvpanic`, `sleep`, `reset`.
     pub owner: String,
 }
 
-/// Who raises the line of a host function's pin; no id has a space.
+/// Owner of the interrupt line of a host function's pin; unambiguous, since no id has a space.
 pub(super) fn intx_owner(id: &str) -> String {
     format!("{id} INTA")
 }
@@ -309,8 +309,8 @@ impl Plan {
         self.ports.iter().find(|p| p.owner == owner).map(|p| p.first)
     }
 
-    /// The windows that are memory, the backing behind each and its offset there: that of the first RAM above, whose
-    /// offsets grow with guest addresses over the windows too.
+    /// The windows that are memory, the backing of each and its offset there. The first RAM above a window has the same
+    /// backing, with offsets that grow with guest addresses over the windows too.
     pub fn window_memory(&self) -> impl Iterator<Item = (Span<Guest>, usize, u64)> {
         let kinds = [WindowKind::OptionRoms, WindowKind::Firmware];
         kinds.into_iter().filter_map(|kind| self.behind(self.window(kind)?))

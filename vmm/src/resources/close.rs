@@ -1,7 +1,7 @@
 //! Closes the files of slices once their memory is mapped and registered.
 //!
-//! A mapping keeps the memory. The file of a region whose slices share one would give whoever breaks out of the guest
-//! every tenant's bytes.
+//! A mapping keeps the memory. Where the slices of a region share one file, that file would give an attacker who breaks
+//! out of the guest every tenant's bytes.
 
 use std::io;
 
@@ -48,12 +48,12 @@ impl Report for CloseError {
     }
 }
 
-/// Who the machine is while the guest runs.
+/// User of the machine's process while the guest runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Runs {
-    /// The user who started it.
+    /// The user that started it.
     AsIs,
-    /// An unprivileged user, who keeps no file that is not needed.
+    /// An unprivileged user, without files that are not needed.
     Confined,
 }
 
@@ -91,7 +91,7 @@ impl Leases {
                 (true, Runs::AsIs) => list || is_device(plan, id),
                 (true, Runs::Confined) => false,
                 (false, Runs::AsIs) => true,
-                // The slice's own file: servers are given it.
+                // The slice's own file: servers receive it.
                 (false, Runs::Confined) => has_servers || is_device(plan, id),
             };
             match keeps {

@@ -29,7 +29,7 @@ pub enum OpenDevice {
     Net {
         /// One descriptor a queue pair.
         taps: Vec<File>,
-        /// Who moves packets.
+        /// Implementation of the packet path.
         backend: Backend,
     },
     /// virtio-vsock, made already: only the kernel can say whether its context id is free.
@@ -54,7 +54,7 @@ pub enum DeviceError {
         #[source]
         source: io::Error,
     },
-    /// The disk is used by somebody who would not expect our writes.
+    /// Another user has locked the disk, and would not expect our writes.
     #[error("disk {} is in use by another virtual machine, or by another device of this one", path.display())]
     DiskInUse {
         /// The file.
@@ -213,11 +213,11 @@ fn disk(path: &Path, read_only: bool) -> Result<Disk, DeviceError> {
     let unfit = |source| DeviceError::Disk { path: path.to_owned(), source };
     let (file, kind) =
         super::open_at_once(path, !read_only).map_err(|source| match source.raw_os_error() {
-            // What open(2) says of a socket, and of a folder that is to be written.
+            // Errors of open(2) for a socket, and for a directory opened for writing.
             Some(libc::ENXIO | libc::EISDIR) => unfit(DiskError::Kind),
             _ => error(source),
         })?;
-    // Before locking: a lock on what is no disk may be felt by others.
+    // Before locking: a lock on what is no disk may affect others.
     if !Disk::can_be(kind) {
         return Err(unfit(DiskError::Kind));
     }

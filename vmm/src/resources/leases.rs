@@ -23,7 +23,7 @@ use crate::error::{Blame, Report};
 use crate::facts::{Facts, FactsError};
 use crate::plan::{BackingPlan, Plan, PlanError, plan};
 
-/// Others may take a planned place before this process does; whoever loses that often is told.
+/// Attempts to take planned slices: another process may take one first. The error of the last attempt is final.
 const ATTEMPTS: u32 = 4;
 
 /// A slice of this machine.
@@ -31,11 +31,11 @@ const ATTEMPTS: u32 = 4;
 pub(crate) enum Taken {
     /// Locked by this process.
     Own(Box<Lease>),
-    /// A broker's, which passed its memory.
+    /// Granted by a broker, which handed over the memory.
     Lent(Box<Loan>, Passed),
 }
 
-/// The memory of a loan, as the broker passed it.
+/// Memory of a loan, as the broker handed it over.
 pub(crate) struct Passed(Box<dyn Backing>);
 
 impl fmt::Debug for Passed {
@@ -69,7 +69,7 @@ impl Taken {
         }
     }
 
-    /// Keeps `bad` (bytes of the region) from later owners. Of a loan the broker is told, which records it when the slice is back.
+    /// Keeps `bad` (bytes of the region) from later owners. A loan's broker records it when the slice is returned.
     pub(crate) fn retire(&self, bad: &SpanSet<InRegion>) -> Result<(), Box<dyn Report>> {
         match self {
             Self::Own(lease) => Ok(lease.retire(bad)?),
@@ -78,7 +78,7 @@ impl Taken {
     }
 }
 
-/// What a machine's guest uses is what its slice has.
+/// Delegates to the lease or the loan's memory.
 impl Backing for Taken {
     fn file(&self) -> &File {
         self.backing().file()
@@ -130,7 +130,7 @@ pub enum LeaseError {
         #[source]
         source: GrantError,
     },
-    /// A broker does not lend a slice, or does not take it back.
+    /// A broker does not grant a slice, or does not take it back.
     #[error("cannot borrow slice \"{id}\" from the broker")]
     Broker {
         /// The backing.
@@ -189,7 +189,7 @@ impl Report for LeaseError {
     }
 }
 
-/// Hears, from any thread, what is done for which slice.
+/// Called from any thread with a slice's id and each step of the work on it.
 pub type SliceProgress<'a> = &'a (dyn Fn(&str, Progress) + Sync);
 
 /// The slices of one machine, by the id of their backing.
@@ -215,7 +215,7 @@ impl Leases {
                 other => Some(other?),
             };
             if let Some(leases) = leases {
-                // Some kernels name retired pages only to whoever opens the region: holes of the guest's memory.
+                // Some kernels report retired pages only through the open region: they become holes of guest memory.
                 if leases.tell_retired(&mut facts) {
                     planned = plan(spec, &facts)?;
                 }
@@ -230,11 +230,11 @@ impl Leases {
         }
     }
 
-    /// The slices of `spec` that `broker` lends, and the plan around them; `waiting` is told which slice has to wait, and
-    /// why.
+    /// The slices of `spec` that `broker` grants, and the plan around them. `waiting` is called with a slice that must
+    /// wait, and the reason.
     ///
     /// # Errors
-    /// [`LeaseError`]; what was lent goes back.
+    /// [`LeaseError`]; slices granted until then are returned.
     pub fn borrow(
         spec: &Spec,
         look: impl Fn() -> Result<Facts, FactsError>,
@@ -294,7 +294,7 @@ impl Leases {
         self.0.iter().map(|(id, taken)| (id.as_str(), taken.as_ref()))
     }
 
-    /// Those that this process locked itself.
+    /// Slices that this process locked itself.
     pub(crate) fn own(&self) -> Vec<(&str, &Lease)> {
         let mut own = Vec::new();
         for (id, taken) in self.iter() {
@@ -305,7 +305,7 @@ impl Leases {
         own
     }
 
-    /// Records for each of these that the machine runs as user `uid` with the VFIO devices that it has opened.
+    /// Records for each own slice that the machine runs as user `uid` with the VFIO devices that it has opened.
     ///
     /// # Errors
     /// [`LeaseError::Ledger`].
@@ -313,13 +313,13 @@ impl Leases {
         self.own().into_iter().try_for_each(|(_, lease)| Ok(lease.record_process(uid)?))
     }
 
-    /// Those of a broker; the others are left to who holds their locks.
+    /// Keeps the broker's slices only; the others stay with the process that holds their locks.
     pub(crate) fn leave_own(mut self) -> Self {
         self.0.retain(|(_, taken)| matches!(taken.as_ref(), Taken::Lent(..)));
         self
     }
 
-    /// Puts retired pages that `facts` lack into them; whether there were any.
+    /// Adds to `facts` the retired pages that they lack; returns whether there were any.
     fn tell_retired(&self, facts: &mut Facts) -> bool {
         let mut news = false;
         for (_, lease) in &self.0 {
@@ -343,8 +343,8 @@ impl Leases {
         })
     }
 
-    /// Scrubs all slices and gives them back. A signal ends the scrub: what is then dirty, the next owner's grant cleans.
-    /// What was not done is returned.
+    /// Scrubs all slices and gives them back. A signal ends the scrub; the next owner's grant scrubs what is left.
+    /// Returns the errors of slices that were not scrubbed or not given back.
     pub fn give_back(self, facts: &Facts, progress: SliceProgress<'_>) -> Vec<LeaseError> {
         let cancel = Arc::new(AtomicBool::new(false));
         if !self.0.is_empty() {

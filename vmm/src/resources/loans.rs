@@ -1,4 +1,4 @@
-//! Slices that a broker lends: it decides where they lie, so they are taken first and the plan is made around them.
+//! Slices from a broker: it decides where they lie, so they are taken first and the plan is made around them.
 
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -12,7 +12,7 @@ use crate::config::{EgmSlice, GUEST_MEMFD, LOCAL, Spec};
 use crate::facts::{Facts, HeldSpan, HostRegion, Trust};
 use crate::plan::{huge_alignment, lost};
 
-/// Whom to ask, and as what.
+/// The broker to use, and how to request slices from it.
 #[derive(Debug, Clone)]
 pub struct Broker {
     /// Its socket.
@@ -23,24 +23,24 @@ pub struct Broker {
     pub wait: bool,
 }
 
-/// Where a slice that the broker was asked for comes from.
+/// Source of a slice that was requested from the broker.
 #[derive(Debug)]
 pub(super) enum Source {
     /// From the broker.
     Loan(Box<Loan>),
-    /// From this process: its list goes on with "local", and the broker refused, for this reason.
+    /// From this process: its list goes on with "local" or "guest-memfd", and the broker refused, for this reason.
     Local(String),
 }
 
 impl Broker {
-    /// What becomes of the slices of `spec` that do not begin with this process's own memory, by index; `waiting` is told
-    /// which slice has to wait, and why.
+    /// Sources, by index, of the slices of `spec` that do not begin with this process's own memory. `waiting` is called
+    /// with a slice that has to wait, and the reason.
     ///
-    /// Only the first slice is waited for: who holds one and waits for another could wait for somebody who does the same
-    /// the other way round. A later one that is refused makes all go back, and is the first that is waited for then.
+    /// Only the first slice waits: two machines that each held one slice and waited for the other's would deadlock.
+    /// After the refusal of a later one, all slices but those of pools are returned, and that one is the first to wait.
     ///
     /// # Errors
-    /// [`LeaseError::Broker`]; what was lent goes back.
+    /// [`LeaseError::Broker`]; slices granted until then are returned.
     pub(super) fn lend(
         &self,
         spec: &Spec,
@@ -93,13 +93,13 @@ fn is_own(region: &String) -> bool {
     region == LOCAL || region == GUEST_MEMFD
 }
 
-/// The regions that a slice would rather have than memory that the machine makes itself.
+/// The regions that a slice prefers to memory that the machine makes itself.
 fn before_own(slice: &EgmSlice) -> &[String] {
     slice.regions.split(is_own).next().unwrap_or_default()
 }
 
-/// Gives back what can go back while this process lives, and returns the rest: the broker has a pool's slice on our account
-/// until we end, whatever we say.
+/// Gives back what can be returned while this process lives, and returns the rest: the broker accounts a pool's slice
+/// to this process until its end.
 fn give_back(lent: Vec<(usize, Source)>) -> Result<Vec<(usize, Source)>, LeaseError> {
     let is_pool = |lent: &Source| matches!(lent, Source::Loan(loan) if loan.region().kind.is_pool());
     let (kept, back): (Vec<_>, Vec<_>) = lent.into_iter().partition(|(_, lent)| is_pool(lent));
@@ -113,8 +113,8 @@ fn give_back(lent: Vec<(usize, Source)>) -> Result<Vec<(usize, Source)>, LeaseEr
     Ok(kept)
 }
 
-/// Makes `spec` and `facts` such that each loan is the only place for its slice; returns what is lost against the first
-/// choices.
+/// Changes `spec` and `facts` so that each loan is the only place for its slice; returns notes on what is lost against
+/// the first choices.
 pub(super) fn pin(spec: &mut Spec, facts: &mut Facts, lent: &[(usize, Source)]) -> Vec<String> {
     let mut notes = Vec::new();
     facts.regions.retain(|host| host.region.kind == RegionKind::GuestMemfd);
@@ -142,7 +142,7 @@ pub(super) fn pin(spec: &mut Spec, facts: &mut Facts, lent: &[(usize, Source)]) 
     notes
 }
 
-/// `region`, of which nothing is to be had but `size` bytes from `offset`.
+/// `region` with only `size` bytes from `offset` available.
 fn only(region: Region, offset: u64, size: u64) -> HostRegion {
     let span = |start, size| Span::new(Offset::new(start), size).into_iter().collect::<SpanSet<_>>();
     let rest = span(0, region.size.get()).minus(&span(offset, size));

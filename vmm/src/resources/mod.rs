@@ -1,4 +1,4 @@
-//! Opens every descriptor that the plan names: the last place that can say "not permitted".
+//! Opens every descriptor that the plan names: the last stage that can fail with "not permitted".
 //!
 //! Nothing before it has side effects, nothing after it makes decisions.
 
@@ -40,7 +40,7 @@ use crate::kvm::{Hypervisor, KvmError, Vm};
 use crate::memory::{GuestRam, MemoryError, Present, Progress};
 use crate::plan::{BackingPlan, Plan};
 
-/// What a machine is built from.
+/// Open resources that a machine is built from.
 pub struct Resources {
     /// `/dev/kvm`.
     pub hypervisor: Hypervisor,
@@ -52,13 +52,13 @@ pub struct Resources {
     pub boot: BootFiles,
     /// The serial console.
     pub console: Console,
-    /// What each device needs, in the order of the plan's endpoints.
+    /// Resources of each device, in the order of the plan's endpoints.
     pub devices: Vec<(Device, OpenDevice)>,
-    /// Where the DMA of host functions goes.
+    /// I/O address spaces of host functions.
     pub spaces: AddressSpaces,
-    /// What of guest memory is touched already; `None` where nothing is.
+    /// Guest memory that is touched already; `None` where nothing is.
     pub present: Option<Present>,
-    /// Slices, for what becomes of them while the guest runs.
+    /// Slices, for changes to them while the guest runs.
     pub leases: Leases,
 }
 
@@ -141,9 +141,9 @@ impl Report for ResourceError {
 }
 
 impl Resources {
-    /// Opens what `plan` names on the host that `facts` describe, with the slices that it names in `leases` and the vfio-user
-    /// servers that it names in `servers`; `progress` hears of prefaulted memory. Cheap things that are often wrong come first, so
-    /// that a wrong path is told before a terabyte is touched.
+    /// Opens what `plan` names on the host of `facts`, with its slices from `leases` and its vfio-user servers from
+    /// `servers`. `progress` is called as memory is prefaulted. Cheap things that are often wrong come first, so that a
+    /// wrong path is reported before a terabyte is touched.
     ///
     /// # Errors
     /// [`ResourceError`]; everything opened until then is closed.
@@ -176,8 +176,8 @@ impl Resources {
     }
 }
 
-/// What devices reach stays in place, so all of it is made present, by many threads, while the IOMMU is told of it and the
-/// devices reset themselves.
+/// Prefaults memory with many threads, while the IOMMU maps it and the devices reset themselves. Memory that devices
+/// reach stays in place, so all of it is made present.
 fn at_once(
     map: impl FnOnce() -> Result<(), PassedError> + Send,
     reset: impl FnOnce() -> Result<(), (String, DeviceError)> + Send,
@@ -192,7 +192,7 @@ fn at_once(
     })
 }
 
-/// A thread for work that the host takes its time for.
+/// Starts a thread for slow work of the host.
 fn spawn<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     work: impl FnOnce() -> T + Send + 'scope,
@@ -216,8 +216,8 @@ fn open_file(key: &'static str, path: &Path) -> Result<File, ResourceError> {
     }
 }
 
-/// Opens `path` and looks at what was opened, so that nobody can exchange it in between. To open a pipe does not wait
-/// for its other end, and a terminal does not become ours.
+/// Opens `path` and inspects the open file, so that no process can exchange it in between. Opening a pipe does not
+/// wait for its other end, and a terminal does not become the controlling one.
 fn open_at_once(path: &Path, write: bool) -> io::Result<(File, FileType)> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let file = OpenOptions::new().read(true).write(write).custom_flags(flags).open(path)?;
@@ -279,7 +279,7 @@ mod tests {
     fn memory_is_filled_while_it_is_mapped_and_devices_reset() {
         let (told, done) = mpsc::channel();
         thread::spawn(move || {
-            let all = Barrier::new(3); // whoever waited for another's end would wait for ever
+            let all = Barrier::new(3); // calls made one after another would wait for ever
             told.send(at_once(|| meet(&all), || meet(&all), || meet(&all)).is_ok()).unwrap();
         });
         assert_eq!(done.recv_timeout(Duration::from_secs(60)), Ok(true));

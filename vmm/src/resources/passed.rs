@@ -82,7 +82,7 @@ pub struct AddressSpaces {
 }
 
 impl AddressSpaces {
-    /// Those that the functions of `plan` need, and those of `servers`, empty. `vm` hears of what is opened in them.
+    /// The empty address spaces of `plan`'s functions, beside those of `servers`. `vm` tracks what is opened in them.
     ///
     /// # Errors
     /// [`PassedError`].
@@ -94,7 +94,7 @@ impl AddressSpaces {
             Interface::Iommufd => Iommufd::new(Some(track)).map(KernelDomain::Iommufd),
         };
         let kernel = kernel.or_else(|error| {
-            // What is wrong with a function is the cause of what is then wrong with all of VFIO.
+            // A fault of a function is the cause of a fault of all of VFIO.
             passed(plan).try_for_each(KernelFunction::check)?;
             Err(error)
         })?;

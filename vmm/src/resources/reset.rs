@@ -13,7 +13,7 @@ use crate::config::Device;
 /// A function that could not be reset, by its device, and why.
 type Refused = (String, DeviceError);
 
-/// Resets the host functions of `devices`; says what of them a guest may find all the same.
+/// Resets the host functions of `devices`; prints what a guest may still find of their earlier state.
 ///
 /// # Errors
 /// The first that has a reset of its own and fails at it.

@@ -22,7 +22,7 @@ pub enum ServerError {
         /// The path.
         path: PathBuf,
     },
-    /// Nobody there, or nobody who behaves.
+    /// No server there, or one that breaks the protocol.
     #[error(transparent)]
     Open(#[from] OpenError),
     /// It does not answer any more.

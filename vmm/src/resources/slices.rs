@@ -23,7 +23,7 @@ use crate::plan::{BackingPlan, Plan};
 
 /// A slice as a function.
 pub struct OpenSlice {
-    /// For who has news of its memory.
+    /// For reports about its memory.
     pub function: Function,
     /// For the guest.
     pub backend: Arc<dyn Backend>,

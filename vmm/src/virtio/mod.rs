@@ -1,4 +1,4 @@
-//! virtio 1.3 devices: the seam between a device and whatever carries it.
+//! virtio 1.3 devices: the interface between a device and its transport.
 //!
 //! A device knows its features, its configuration space and its queues. It does not know PCI: the transport
 //! ([`VirtioPci`]) owns the registers of virtio 1.3 §4.1 and hands the device its queues when the driver is ready.
@@ -44,12 +44,12 @@ pub const RING_EVENT_IDX: u64 = 1 << 29;
 /// A name in words, and how often.
 pub type Counter = (&'static str, u64);
 
-/// How a device reaches the driver; implemented by the transport.
+/// Notifications from a device to its driver; implemented by the transport.
 pub trait Interrupt: Send + Sync {
-    /// Tells the driver that queue `index` has used buffers (virtio 1.3 §2.3). An index out of range is ignored.
+    /// Notifies the driver that queue `index` has used buffers (virtio 1.3 §2.3). An index out of range is ignored.
     fn queue(&self, index: u16);
 
-    /// Tells the driver that the configuration space changed.
+    /// Notifies the driver that the configuration space changed.
     fn config(&self);
 
     /// The descriptor that interrupts for queue `index` when written, for a kernel worker (vhost); `None` when the
@@ -57,7 +57,7 @@ pub trait Interrupt: Send + Sync {
     fn queue_eventfd(&self, index: u16) -> Option<Arc<EventFd>>;
 }
 
-/// What a device gets when the driver has set DRIVER_OK.
+/// Resources that a device gets when the driver has set DRIVER_OK.
 pub struct Activation {
     /// Guest memory.
     pub memory: GuestMemoryMmap,
@@ -65,7 +65,7 @@ pub struct Activation {
     pub queues: Vec<Option<Queue>>,
     /// Feature bits that both sides agreed on.
     pub features: u64,
-    /// The way back.
+    /// Notifications to the driver.
     pub interrupt: Arc<dyn Interrupt>,
 }
 
@@ -107,8 +107,8 @@ pub trait VirtioDevice: MutEventSubscriber + Send {
     /// [`ActivateError`]; the device is then as after [`VirtioDevice::reset`].
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError>;
 
-    /// The driver gave queue `index` another vector, at any time: [`Interrupt::queue_eventfd`] answers anew. It
-    /// concerns a device whose kernel worker holds the descriptor of the old one.
+    /// The driver gave queue `index` another vector, at any time: [`Interrupt::queue_eventfd`] now returns another
+    /// descriptor. Only a device with a kernel worker that holds the old descriptor needs this.
     ///
     /// # Errors
     /// [`ActivateError`]; the device then interrupts by the old vector, and needs a reset.
@@ -116,12 +116,12 @@ pub trait VirtioDevice: MutEventSubscriber + Send {
         Ok(())
     }
 
-    /// Back to the state before activation, without waiting: the device takes nothing new and tells the driver
-    /// nothing more. Once it is [at rest](VirtioDevice::at_rest), no guest memory is touched.
+    /// Returns to the state before activation, without waiting: the device takes nothing new and no longer notifies the
+    /// driver. Once it is [at rest](VirtioDevice::at_rest), it touches no guest memory.
     fn reset(&mut self);
 
-    /// Whether the last reset is over. What is missing, the event loop brings. Nobody waits for storage with the
-    /// device's lock in hand: storage may take for ever.
+    /// Whether the last reset is over. The event loop completes what is pending. No thread waits for storage while it
+    /// holds the device's lock: storage may take for ever.
     fn at_rest(&self) -> bool {
         true
     }
@@ -129,7 +129,7 @@ pub trait VirtioDevice: MutEventSubscriber + Send {
     /// What was counted since the start, each by a name in words; guest mistakes are never logged one by one.
     fn counters(&self) -> Vec<Counter>;
 
-    /// Takes what went wrong in making durable what the guest wrote, if the guest has not heard of it.
+    /// Takes the error of making the guest's writes durable, if the guest has not received it.
     fn take_loss(&mut self) -> Option<std::io::Error> {
         None
     }

@@ -210,7 +210,7 @@ impl Ring {
         !self.broken && self.queue.enable_notification(&self.memory).unwrap_or(false)
     }
 
-    /// Tells the driver that kicks are not needed for now.
+    /// Notifies the driver that kicks are not needed for now.
     pub fn disarm(&mut self) {
         // Only a hint: when it cannot be written, the driver kicks more often.
         let _ = self.queue.disable_notification(&self.memory);

@@ -39,7 +39,7 @@ impl Rng {
         kick
     }
 
-    /// Serves at most a queue full of chains. Whether there may be more that nobody will kick for.
+    /// Serves at most a queue full of chains. Returns whether more may wait without a further kick.
     fn serve(&mut self) -> bool {
         let Some((ring, interrupt)) = &mut self.running else { return false };
         ring.disarm();

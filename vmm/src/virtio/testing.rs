@@ -110,7 +110,7 @@ impl Driver {
         head
     }
 
-    /// Makes a chain available whose only descriptor is its own successor.
+    /// Makes a chain available with one descriptor, which is its own successor.
     pub(crate) fn offer_loop(&mut self) -> u16 {
         let head = self.next_descriptor;
         self.descriptor(0x9000, 8, NEXT, head);

@@ -129,8 +129,8 @@ impl Worker {
         &self.error
     }
 
-    /// Tells the worker about memory and rings, numbered from 0 in the order given. It starts to work when the
-    /// device's own switch is set.
+    /// Hands memory and rings to the worker, numbered from 0 in the order given. It starts to work when the device's
+    /// own switch is set.
     ///
     /// # Errors
     /// [`ActivateError`] names the request that failed.
@@ -176,7 +176,7 @@ impl Worker {
         index: u16,
         interrupt: &dyn Interrupt,
     ) -> Result<(), ActivateError> {
-        // A driver that gave the queue no vector polls: the kernel then signals a descriptor that nobody hears.
+        // A driver that gave the queue no vector polls: the kernel then signals a descriptor without a reader.
         let call = match interrupt.queue_eventfd(index) {
             Some(call) => call,
             None => Arc::new(

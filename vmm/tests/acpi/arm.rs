@@ -139,7 +139,7 @@ fn iort_sends_the_messages_of_every_function_to_the_its() {
     assert_eq!(fields, [0, 0xffff, 0, 48, 0], "from, how many less one, to, of what, flags");
 }
 
-/// No planning makes one; what it would need is told in vmm/DESIGN.md.
+/// Planning makes no SMMU; vmm/DESIGN.md describes what it would need.
 #[test]
 fn iort_has_an_smmu_between_its_buses_and_the_its() {
     let mut plan = sample_plan();

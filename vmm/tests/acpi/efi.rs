@@ -63,7 +63,7 @@ fn the_memory_map_is_ram_without_retired_pages_and_the_tables_in_one_piece() {
     assert!(map.iter().all(|(_, span, _)| span.start().is_aligned(0x1_0000) && span.size() % 0x1_0000 == 0));
 }
 
-/// The kernel panics at about 1000 pieces, so a plan with more is not told to it; planning does not make one.
+/// The kernel panics at about 1000 pieces, so a plan with more is refused; planning does not make one.
 #[test]
 fn more_pieces_of_memory_than_a_kernel_keeps_are_refused() {
     let mut plan = arm::sample_plan();

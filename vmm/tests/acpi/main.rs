@@ -415,7 +415,7 @@ fn dsdt_text(plan: &Plan) -> String {
     without_comments.flat_map(str::split_whitespace).collect::<Vec<_>>().join(" ")
 }
 
-/// Gives `plan` a passed function at 02:00.0 whose pin has line `gsi`.
+/// Adds an assigned function at 02:00.0 to `plan`, with line `gsi` for its pin.
 fn add_pin(plan: &mut Plan, gsi: u32) {
     let role = serde_json::json!({
         "role": "endpoint",

@@ -32,7 +32,7 @@ const DEADLINE_SECONDS: &str = "60";
 /// Random accesses of a payload: a second or two where KVM emulates every instruction.
 const FUZZ_STEPS: u32 = 5_000;
 
-/// Whether KVM is here; says why not.
+/// Whether KVM is available; prints why not.
 fn kvm() -> bool {
     match std::fs::File::options().read(true).write(true).open("/dev/kvm") {
         Ok(_) => true,
@@ -87,13 +87,13 @@ impl Guest {
         Self { _folder: folder, child }
     }
 
-    /// Waits until the payload has printed a line, then sends the signal of an operator who wants it to end.
+    /// Waits until the payload has printed a line, then sends the signal by which an operator ends the machine.
     fn terminate_after_a_line(&mut self) {
         let _ = line(self.child.stdout.as_mut().unwrap());
         self.terminate();
     }
 
-    /// The next line that egm-vmm says.
+    /// The next line of egm-vmm's messages.
     fn message(&mut self) -> String {
         line(self.child.stderr.as_mut().unwrap())
     }
@@ -141,7 +141,7 @@ fn assert_ok(ended: &Ended) {
     assert!(ended.console.ends_with("ok\n") && ended.code == Some(0), "{ended:?}");
 }
 
-/// The guest is to blame, and the message says what it did.
+/// The guest is to blame, and the message names its fault.
 #[track_caller]
 fn assert_guest_failed(ended: &Ended, message: &str) {
     assert!(!ended.console.contains("failed"), "{ended:?}");
@@ -307,7 +307,7 @@ fn a_payload_tells_memory_that_is_zero_from_memory_that_is_not() {
     assert_eq!((other.console.as_str(), other.code), ("failed: every byte is zero\n", Some(0)), "{other:?}");
 }
 
-/// A machine whose disk is in use on such storage; the operator has asked for its end.
+/// A machine with a disk in use on `storage`; the operator has requested its end.
 fn ending_on(storage: Storage, act: Act) -> Option<(Mounted, Guest)> {
     let mounted = kvm().then(|| Mounted::new(storage)).flatten()?;
     let config = json!({

@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::pool::Pool;
 use crate::{Guest, assert_ok, kvm, line, plan_of, programs, run_in};
 
-/// Runs a machine whose RAM is `size` of hugetlb pages, and looks at every edge of it.
+/// Runs a machine with `size` of hugetlb pages as its RAM, and checks every edge of it.
 fn starts_with_hugetlb(size: &str, page: &str) {
     let config = json!({ "memory": { "size": size, "page_size": page }, "console": "stdio" });
     let ended = run_in(config, |_| (), programs::memory);
@@ -31,7 +31,7 @@ fn a_machine_starts_with_a_hugetlb_page_of_1_gib_as_its_ram() {
     }
 }
 
-/// A machine of 512 MiB, where the host has huge pages for it; says where not.
+/// A machine of 512 MiB, where the host has huge pages for it; prints why not elsewhere.
 fn with_huge_pages(prefault: bool) -> Option<serde_json::Value> {
     let config = json!({ "memory": { "size": "512MiB", "prefault": prefault }, "boot": { "kernel": "x" }, "console": "stdio" });
     let folder = tempfile::tempdir().unwrap();

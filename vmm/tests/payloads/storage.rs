@@ -31,11 +31,11 @@ const DISK_SIZE: u64 = 1 << 20;
 const DISK_NODE: u64 = 2;
 /// The kernel asks for names and attributes once.
 const LONG: u64 = 1 << 32;
-/// FOPEN_NOFLUSH: closing asks nothing, so that a process can end whose storage hangs.
+/// FOPEN_NOFLUSH: closing sends no request, so that a process with hung storage can end.
 const NO_FLUSH: u64 = 1 << 5;
 
 impl Mounted {
-    /// Mounts it; says why not when that is forbidden here.
+    /// Mounts a file system on `storage`; prints why not when mounting is forbidden here.
     pub(crate) fn new(storage: Storage) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let skipped = |error| println!("skipped: FUSE: {error}");
@@ -50,7 +50,7 @@ impl Mounted {
         let server = Arc::clone(&device);
         thread::spawn(move || serve(&server, storage));
         let mounted = Self { folder, _device: device };
-        // What the kernel asks for now it does not ask for when nobody answers.
+        // The kernel caches what it requests now, and does not request it from a server that no longer answers.
         std::fs::metadata(mounted.disk()).unwrap();
         Some(mounted)
     }

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use crate::kvm;
 use crate::pool::Pool;
 
-/// "nobody", on every distribution.
+/// Id of the unprivileged user that every distribution has.
 const USER: &str = "65534";
 /// Name of the machine, and so of its slices' owner.
 const NAME: &str = "of-nobody";

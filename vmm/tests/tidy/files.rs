@@ -1,4 +1,4 @@
-//! The files of the repository and what they say about one another.
+//! The files of the repository and the relations between them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -48,7 +48,7 @@ pub(crate) fn module_files(path: &str, name: &str) -> [String; 2] {
     [format!("{folder}/{name}.rs"), format!("{folder}/{name}/mod.rs")]
 }
 
-/// The files whose modules contain the file `path`, itself first.
+/// The files of modules that contain the file `path`, itself first.
 pub(crate) fn module_chain(path: &str) -> Vec<String> {
     let mut chain = vec![path.to_owned()];
     let mut folder = path;

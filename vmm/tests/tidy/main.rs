@@ -1,6 +1,6 @@
 //! House rules that a compiler does not check, over all packages.
 //!
-//! The tables are decisions: whoever adds a room for `unsafe` or a long file adds a line here, with the reason.
+//! The tables are decisions: a new unsafe module or long file needs a line here, with the reason.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]

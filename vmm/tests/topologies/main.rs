@@ -10,8 +10,8 @@
 //! - Bus numbers, chassis numbers and I/O windows are each VMM's own. So is what concerns the host alone: `accel`,
 //!   `iommufd`, `policy`, hugetlbfs behind memory.
 //!
-//! EGM may be a node of its own here too (`configs/gb200-nvl4-egm.json`), which none of these files has; vmm/DESIGN.md says
-//! what speaks for it.
+//! EGM may be a node of its own here too (`configs/gb200-nvl4-egm.json`), which none of these files has; vmm/DESIGN.md
+//! gives the reasons for it.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]

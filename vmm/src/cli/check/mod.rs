@@ -111,7 +111,7 @@ fn judge(args: &Args, facts: &Facts, wanted: &[PciAddress], plan: Option<&Plan>)
     model::Checked::new(&facts.functions, wanted, passthrough, here.then(Memlock::of_process))
 }
 
-/// Somebody could want to pass it.
+/// Whether an operator may want to assign it.
 fn is_interesting(function: &HostFunction) -> bool {
     let by_class = matches!(function.class >> 16, 0x02 | 0x03 | 0x12) || function.class >> 8 == 0x0108;
     by_class || function.driver.as_deref().is_some_and(is_vfio_driver)

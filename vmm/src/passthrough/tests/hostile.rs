@@ -1,5 +1,5 @@
-//! A vfio-user server that means harm: whatever it says of its device, and whenever it goes, the VMM opens it or refuses it,
-//! and a guest that has it runs on.
+//! A hostile vfio-user server: whatever it reports of its device, and whenever it disconnects, the VMM opens it or
+//! refuses it, and a guest that has it runs on.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,7 +22,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 const MOST: u64 = 1 << 40;
 const CONFIG: u32 = 7;
 
-/// What a server says of a region.
+/// A server's report of a region.
 #[derive(Debug, Clone)]
 struct Said {
     size: u64,
@@ -33,7 +33,7 @@ struct Said {
     file: usize,
 }
 
-/// What a server says and does.
+/// Reports and behaviour of a server.
 #[derive(Debug, Clone)]
 struct Script {
     regions: u32,
@@ -42,13 +42,13 @@ struct Script {
     /// Vectors, whether by eventfd, whether none can be added.
     vectors: Vec<(u32, bool, bool)>,
     config: Vec<u8>,
-    /// What it answers to what can fail, in turn: an errno.
+    /// Answers to requests that can fail, in turn: an errno.
     errors: Vec<Option<u8>>,
     /// Requests until it goes.
     life: u32,
 }
 
-/// A number that makes sense, or nearly, or not at all.
+/// A plausible number, or nearly, or not at all.
 fn number() -> impl Strategy<Value = u64> {
     prop_oneof![
         4 => prop::sample::select(vec![0, 0x1000, 0x4000, 0x10_0000, 1 << 30, 0x1234, 1]),
@@ -120,7 +120,7 @@ struct Hostile {
     slow: Option<Slow>,
 }
 
-/// A server that says when bus mastering is switched on, and answers that when it is told to.
+/// Reports that bus mastering is switched on, and holds the answer to that until the test releases it.
 struct Slow {
     asked: Sender<()>,
     answer: Receiver<()>,

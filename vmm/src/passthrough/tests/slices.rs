@@ -17,7 +17,7 @@ use super::*;
 const REGISTERS: u64 = 0xc000_0000;
 /// Bytes of the slice; its BAR has 4 MiB.
 const SIZE: u64 = 3 << 20;
-/// A page of it that nobody may use.
+/// Offset of its retired page.
 const RETIRED: u64 = 0x10_0000;
 const MSIX_CONTROL: u16 = 0x92;
 const DEVICE_CONTROL: u16 = 0x58;

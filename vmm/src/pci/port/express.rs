@@ -11,7 +11,7 @@ const SLOT_IMPLEMENTED: u16 = 1 << 8;
 const DEVICE_ROLE_BASED_ERRORS: u32 = 1 << 15;
 /// 2.5 GT/s, one lane.
 const LINK: u16 = 1 | 1 << 4;
-/// Link Capabilities: the port says whether its link is active.
+/// Link Capabilities: the port reports whether its link is active.
 const LINK_ACTIVE_REPORTING: u32 = 1 << 20;
 /// Link Status: data link layer active.
 const LINK_ACTIVE: u16 = 1 << 13;

@@ -21,11 +21,11 @@ pub trait Plugged: PciFunction {
     /// [`Plugged::name`]s. The guest does not reach it meanwhile.
     fn reset(&self, together: &[&str]);
 
-    /// It leaves the guest for good, which does not reach it any more: quiet, reset, nowhere mapped. What holds it is let go when
-    /// the last reference is dropped.
+    /// Quiesces, unmaps and resets the function, which has left the guest for good. Its resources are freed when the
+    /// last reference is dropped.
     fn end(&self);
 
-    /// For messages, and to tell it from others.
+    /// Name, for messages and to distinguish it from other functions.
     fn name(&self) -> &str;
 
     /// Whether the device behind it is gone, as far as is known.
@@ -38,13 +38,13 @@ pub trait Plugged: PciFunction {
         self.is_lost()
     }
 
-    /// The device is gone, and the guest cannot be told: it finds nothing where it was.
+    /// Marks the device as gone without notice to the guest, which finds nothing where the device was.
     fn lose(&self) {}
 
-    /// From now on `tell` hears, once and from any thread, that the device is gone. Only the first is heard.
+    /// Sets the callback for loss of the device, called once, from any thread. Only the first callback is kept.
     fn on_lost(&self, _tell: Box<dyn Fn() + Send + Sync>) {}
 
-    /// What went wrong, for the operator.
+    /// Counted failures, for the operator.
     fn counters(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
@@ -56,7 +56,7 @@ pub(super) struct Hot {
     msi: u16,
     interrupt: Msix,
     seat: RwLock<Option<Arc<dyn Plugged>>>,
-    /// Who is told that there is a duty.
+    /// Called when there is a duty.
     controller: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
@@ -118,26 +118,26 @@ impl Port {
         self.hot.is_some()
     }
 
-    /// Has `controller` told, from any thread, that there is a [`Port::duty`]. Only the first is heard.
+    /// Sets the callback for a new [`Port::duty`], called from any thread. Only the first callback is kept.
     pub fn on_duty(&self, controller: impl Fn() + Send + Sync + 'static) {
         if let Some(hot) = &self.hot {
             let _ = hot.controller.set(Box::new(controller));
         }
     }
 
-    /// What is in the slot, and whether it answers.
+    /// The function in the slot, and whether it answers.
     pub fn seated(&self) -> Option<(Arc<dyn Plugged>, bool)> {
         let function = self.hot.as_ref()?.seated()?;
         let up = lock(&self.registers).slot.as_ref().is_some_and(Slot::is_up);
         Some((function, up))
     }
 
-    /// What is to be done with what is in the slot.
+    /// The pending duty for the function in the slot.
     pub fn duty(&self) -> Option<Duty> {
         lock(&self.registers).slot.as_ref().and_then(Slot::duty)
     }
 
-    /// Asks the guest to let it go.
+    /// Presses the attention button: requests the function back from the guest.
     pub fn press(&self) {
         self.slot_changes(Change::Press);
     }
@@ -150,13 +150,13 @@ impl Port {
         true
     }
 
-    /// Takes out what is in it, with or without the guest's leave.
+    /// Removes the function from the slot, with or without the guest's consent.
     pub fn pull(&self) -> Option<Arc<dyn Plugged>> {
         self.slot_changes(Change::Pull);
         self.hot.as_ref()?.seat(None)
     }
 
-    /// What is in the slot was reset, as [`Duty::Reset`] of this number asked.
+    /// Reports that the function was reset for the [`Duty::Reset`] with this number.
     pub fn fresh(&self, times: u32) {
         self.slot_changes(Change::Fresh(times));
     }
@@ -176,7 +176,7 @@ impl Port {
         }
     }
 
-    /// What a write that the configuration space has taken means for slot and interrupt; whether the link changed.
+    /// Applies a finished write of configuration space to slot and interrupt; returns whether the link changed.
     pub(super) fn hot_write(&self, registers: &mut Registers, offset: u16, data: &[u8]) -> bool {
         let Some(hot) = &self.hot else { return false };
         hot.program(&registers.config);

@@ -1,7 +1,7 @@
 //! The slot of a hot-plug port: registers in, effects out (PCI Express Base 6.0 §6.7, §7.5.3.9 to §7.5.3.11).
 //!
-//! It is a few facts, from which its status and its interrupt follow. Whoever brings functions here and takes them away asks
-//! for its [`Duty`]; nothing here waits for him.
+//! It is a few facts, from which its status and its interrupt follow. The controller, which inserts and removes
+//! functions, reads its [`Duty`]; nothing here waits for the controller.
 
 /// Slot Capabilities: attention button, power controller, power indicator, hot-plug surprise, hot-plug capable. Commands are
 /// answered by Command Completed.
@@ -22,32 +22,32 @@ const INDICATOR_ON: u16 = 1 << 8;
 const INDICATOR_OFF: u16 = 3 << 8;
 const POWER_OFF: u16 = 1 << 10;
 const LINK_ENABLE: u16 = 1 << 12;
-/// What the guest may write: enables but that of the absent latch, power indicator, power.
+/// Bits that the guest may write: enables but that of the absent latch, power indicator, power.
 const CONTROL: u16 = 0x1b | INTERRUPT_ENABLE | INDICATOR_OFF | POWER_OFF | LINK_ENABLE;
 
-/// What happens to a slot.
+/// An event at a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Change {
     /// The guest writes Slot Control, which is a command (§6.7.3.2).
     Control(u16),
     /// The guest clears these events.
     Clear(u16),
-    /// The host wants what is in it back: the attention button.
+    /// The host requests the function back: the attention button.
     Press,
-    /// A function comes, as it is after its reset. Who brings it presses the button too: Linux has no interrupt of presence
-    /// where there is one.
+    /// A function is inserted, freshly reset. This presses the button too: Linux enables no presence interrupt where
+    /// there is a button.
     Insert,
-    /// The function goes.
+    /// The function is removed.
     Pull,
     /// A secondary bus reset begins above, at one of the bridges.
     Hold,
-    /// It ends.
+    /// The secondary bus reset ends.
     Release,
     /// The function was reset for the [`Duty::Reset`] of this number.
     Fresh(u32),
 }
 
-/// What follows from a change.
+/// Effects of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Effects {
     /// The port sends its interrupt.
@@ -58,12 +58,12 @@ pub(super) struct Effects {
     pub(super) duty: bool,
 }
 
-/// What is to be done with the function.
+/// A task for the controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Duty {
-    /// Reset it, and say so with this number.
+    /// Reset the function, and report that with this number.
     Reset(u32),
-    /// Take it out: the guest let it go.
+    /// Remove the function: the guest has released it.
     Pull,
 }
 
@@ -75,9 +75,9 @@ pub(super) struct Slot {
     present: bool,
     /// The host wants what is in it back.
     wanted: bool,
-    /// Secondary bus resets above that have begun and not ended; two vCPUs may tell of an end before its beginning.
+    /// Secondary bus resets above that have begun and not ended; two vCPUs may report an end before its beginning.
     held: i32,
-    /// What is in it must be reset before it answers again, and which time this is.
+    /// The function must be reset before it answers again, and the number of that reset.
     stale: bool,
     times: u32,
     /// A command is not complete yet.
@@ -122,13 +122,13 @@ impl Slot {
         self.control & POWER_OFF == 0
     }
 
-    /// The condition whose beginning sends an interrupt (§6.7.3.4).
+    /// The condition that sends an interrupt when it begins (§6.7.3.4).
     const fn interrupts(&self) -> bool {
         let link = if self.control & LINK_ENABLE != 0 { LINK_CHANGED } else { 0 };
         self.control & INTERRUPT_ENABLE != 0 && self.events & (self.control & ENABLES | link) != 0
     }
 
-    /// What is to be done.
+    /// The pending task.
     pub(super) fn duty(&self) -> Option<Duty> {
         if !self.present {
             None
@@ -139,7 +139,7 @@ impl Slot {
         }
     }
 
-    /// Does it.
+    /// Applies `change` and returns its effects.
     pub(super) fn change(&mut self, change: Change) -> Effects {
         let (interrupted, up) = (self.interrupts(), self.link);
         match change {
@@ -172,7 +172,7 @@ impl Slot {
         self.events |= PRESENCE_CHANGED;
     }
 
-    /// Brings what follows in line with the facts.
+    /// Updates link, events and pending reset from the facts.
     fn settle(&mut self) {
         let cut = !self.has_power() || self.held > 0;
         if self.link && self.present && cut {
@@ -321,7 +321,7 @@ mod tests {
                 prop_assert_eq!(slot.control() & !CONTROL, 0);
                 prop_assert!(!slot.busy || slot.stale, "a command is complete unless there is work for it");
             }
-            // Whoever takes care of it comes to an end: the function is there in full or not at all.
+            // Duties come to an end: the function is then present in full or not at all.
             while let Some(duty) = slot.duty() {
                 slot.change(match duty {
                     Duty::Reset(times) => Change::Fresh(times),

@@ -52,7 +52,7 @@ pub(super) struct Block {
     pub(super) detail: String,
 }
 
-/// The whole guest address space, ascending, without a gap: what nobody uses is a block of its own.
+/// The whole guest address space, ascending, without a gap: an unused range is a block of its own.
 pub(super) fn blocks(plan: &Plan) -> Vec<Block> {
     let memory = plan.memory.iter().map(|m| {
         let (tone, name) = match m.kind {
@@ -259,7 +259,7 @@ pub(super) fn trees(plan: &Plan) -> Vec<(String, String, Vec<Branch<'_>>)> {
     std::iter::once(first).chain(plan.expanders.iter().map(expander)).collect()
 }
 
-/// Buses behind a bridge are above its own, so this ends whatever a plan says.
+/// Buses behind a bridge are above its own, so this ends for every plan.
 fn on_bus<'a>(plan: &'a Plan, bus: u8) -> Vec<Branch<'a>> {
     let here = plan.pci.iter().filter(|f| f.address.bus() == bus && f.role != FunctionRole::HostBridge);
     let branch = |function: &'a FunctionPlan| {

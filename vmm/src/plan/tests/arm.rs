@@ -65,7 +65,7 @@ fn memory_that_large_pages_do_not_divide_is_refused() {
     );
 }
 
-/// An Arm machine whose first node has a whole region of 64 GiB as its memory, of which these pages of 64 KiB are retired.
+/// An Arm machine with a whole region of 64 GiB as its first node's memory, in which these 64 KiB pages are retired.
 fn egm_only(retired: &[u64]) -> Result<Plan, PlanError> {
     let (mut spec, mut facts) = (spec(vec![node(0, 0, "0"), node(1, GIB, "1")]), facts());
     (spec.arch, facts.arch) = (Architecture::Aarch64, Architecture::Aarch64);

@@ -5,7 +5,7 @@ use crate::facts::Server;
 
 const SOCKET: &str = "/run/gpu.sock";
 
-/// A machine with a server's device behind a root port, whose server the facts describe.
+/// A machine with a server's device behind a root port; the facts describe the server.
 fn served() -> (Spec, Facts) {
     let (mut spec, mut facts) = (spec(vec![node(0, 4 * GIB, "0-3")]), facts());
     spec.devices.push(device("user0", true, DeviceKind::VfioUser { socket: SOCKET.into() }));

@@ -12,7 +12,7 @@ use crate::error::{Blame, Report};
 /// Bytes of a sector, the unit of the protocol whatever the disk's own (virtio 1.3 §5.2.5.2).
 pub const SECTOR: u64 = 512;
 
-/// Why a file cannot be a disk. Whoever opened it says which file it was.
+/// Why a file cannot be a disk. The caller that opened it adds its path.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
     /// A directory, a pipe, …

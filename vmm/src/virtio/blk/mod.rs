@@ -4,8 +4,8 @@
 //! the disk without a copy. Here a request is taken from the queue, started, and answered when it is done; at most a
 //! queue full of them is in flight, the rest waits in the queue.
 //!
-//! What the guest was told is durable stays so: after a reset, also that at the end of the machine, the disk is
-//! flushed once nothing is in flight, whatever the guest asked for. Only then is the device at rest.
+//! Writes that were reported to the guest as durable stay so: after a reset, also that at the end of the machine, the
+//! disk is flushed once nothing is in flight, whatever the guest requested. Only then is the device at rest.
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
 mod config;
@@ -38,7 +38,7 @@ struct Counters {
     failures: u64,
 }
 
-/// A request whose job is in flight.
+/// A request with its job in flight.
 struct Waiting {
     head: u16,
     writable: u32,
@@ -46,7 +46,7 @@ struct Waiting {
     is_discard: bool,
 }
 
-/// What there is only while the driver is ready.
+/// State that exists only while the driver is ready.
 struct Running {
     ring: Ring,
     memory: Arc<GuestMemoryMmap>,
@@ -67,7 +67,7 @@ pub struct Block {
     running: Option<Running>,
     /// A reset has yet to start its flush.
     unflushed: bool,
-    /// Why the flush of a reset failed: once, the kernel tells nobody again.
+    /// The error of a reset's flush, kept because the kernel reports it only once.
     loss: Option<std::io::Error>,
     done: Vec<Done>,
     counters: Counters,
@@ -139,7 +139,7 @@ impl Block {
         self.done = done;
     }
 
-    /// Takes requests while there is room, at most a queue full. Whether there may be more that nobody will kick for.
+    /// Takes requests while there is room, at most a queue full. Returns whether more may wait without a further kick.
     fn take(&mut self) -> bool {
         let Some(running) = &mut self.running else { return false };
         running.ring.disarm();

@@ -113,7 +113,7 @@ fn action(chain: Chain, memory: &GuestMemoryMmap, disk: &Disk) -> Result<Action,
     }
 }
 
-/// The one segment of a discard or write-zeroes request: the configuration says that one is the most.
+/// The one segment of a discard or write-zeroes request: the configuration space sets one as the most.
 fn range(chain: &Chain, memory: &GuestMemoryMmap, disk: &Disk) -> Result<(DiskSpan, u32), Status> {
     let mut range = [0; RANGE];
     let length = total(&chain.readable).checked_sub(HEADER as u64);

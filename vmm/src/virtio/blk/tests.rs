@@ -182,7 +182,7 @@ fn a_reset_lasts_until_what_is_in_flight_is_done_and_tells_nobody() {
     assert!(rig.driver.used().is_empty());
 }
 
-/// Storage that answers when the test says so.
+/// Storage that answers when the test releases it.
 struct Storage {
     event: EventFd,
     jobs: Arc<Mutex<Vec<(u16, Job)>>>,

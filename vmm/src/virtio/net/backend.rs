@@ -1,4 +1,4 @@
-//! Who moves the packets of a network device, and the switching of kernel workers.
+//! The packet path of a network device, and the switching of kernel workers.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::virtio::vhost::VhostError;
 use crate::virtio::vhost::Vring;
 use crate::virtio::vhost::Worker;
 
-/// Who moves packets.
+/// Implementation of the packet path.
 pub enum Backend {
     /// This process.
     Userspace,
@@ -65,7 +65,7 @@ impl Backend {
     }
 }
 
-/// Starts a worker for each pair whose queues the driver enabled. After an error, some may run: see [`Backend::stop`].
+/// Starts a worker for each pair of queues that the driver enabled. On error some may run: see [`Backend::stop`].
 pub(super) fn start(
     workers: &[Worker],
     taps: &[File],

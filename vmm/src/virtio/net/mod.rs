@@ -77,11 +77,11 @@ struct Active {
 struct Pair {
     receive: Receive,
     transmit: Ring,
-    /// The tap took no more: its next edge tells.
+    /// The tap took no more: its next edge event reports room.
     transmit_waits: bool,
 }
 
-/// What an event is about, in the 32 bits that the event loop keeps beside a descriptor.
+/// Token of an event, in the 32 bits that the event loop keeps beside a descriptor.
 #[derive(Debug, Clone, Copy)]
 enum Token {
     Kick(usize),
@@ -354,7 +354,7 @@ impl MutEventSubscriber for Net {
     fn init(&mut self, ops: &mut EventOps<'_>) {
         let mut watch = Vec::new();
         for (queue, kick) in self.kicks.iter().enumerate() {
-            // The kernel hears the kicks of its queues. Queue 2 may be the control queue, and the last one is.
+            // The kernel polls the kicks of its queues. Queue 2 may be the control queue, and the last one is.
             let ours = match self.backend {
                 Backend::Userspace => true,
                 Backend::Vhost(_) => self.taps.len() > 1 && (queue == 2 || queue + 1 == self.kicks.len()),

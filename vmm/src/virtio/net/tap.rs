@@ -131,7 +131,7 @@ impl Report for TapError {
 /// of [`HEADER`] bytes before it.
 ///
 /// # Errors
-/// [`TapError`] says what is wrong with the tap and how to make a right one.
+/// [`TapError`] names the fault of the tap and how to make a right one.
 pub fn open(name: &str, queue_pairs: u16) -> Result<Vec<File>, TapError> {
     let owned = || name.to_owned();
     if name.is_empty() || name.len() > MAX_NAME || name.contains(['\0', '/']) {
@@ -197,7 +197,7 @@ fn queue(name: &str, multi: bool) -> Result<File, TapError> {
     Ok(file)
 }
 
-/// Says which unfinished packets (`TUN_F_*`) the guest takes.
+/// Sets which unfinished packets (`TUN_F_*`) the guest takes.
 ///
 /// # Errors
 /// That of the ioctl TUNSETOFFLOAD.

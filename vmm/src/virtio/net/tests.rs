@@ -226,7 +226,7 @@ proptest! {
     }
 }
 
-/// A tap with two queues and an address, in a network of this thread; `None` says why not.
+/// A tap with two queues and an address, in a network of this thread; prints why not where that is impossible.
 fn real_tap() -> Option<Vec<File>> {
     let ready = enter_new_network().map_err(|e| e.to_string()).and_then(|()| {
         let script = "ip tuntap add egm0 mode tap multi_queue && ip link set egm0 up && ip link set lo up && \

@@ -131,7 +131,7 @@ impl Receive {
         Ok(())
     }
 
-    /// Completes as many buffers as a packet of `length` bytes fills, and tells the driver how many.
+    /// Completes as many buffers as a packet of `length` bytes fills, and reports their number to the driver.
     fn deliver(&mut self, length: u64) {
         let mut filled = Vec::new();
         let mut left = length;

@@ -120,7 +120,7 @@ impl Core {
         (self.status, self.resetting) = (0, false);
     }
 
-    /// The device could not start or met something that it cannot go on from (§2.1.1).
+    /// Sets DEVICE_NEEDS_RESET: the device could not start, or had an error that it cannot go on from (§2.1.1).
     pub(super) fn needs_reset(&mut self) {
         self.status |= status::NEEDS_RESET;
     }
@@ -148,8 +148,8 @@ impl Core {
         }
     }
 
-    /// Writes a register; `value` has no bits above the register's width. A driver that does not wait for the end of a
-    /// reset, as §4.1.4.3.2 wants it to, is not heard.
+    /// Writes a register; `value` has no bits above the register's width. A write before the end of a reset, which the
+    /// driver must wait for (§4.1.4.3.2), is ignored and counted.
     pub(super) fn write(&mut self, register: Common, value: u32) -> Effect {
         if self.resetting {
             self.mistake();

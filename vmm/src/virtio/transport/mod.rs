@@ -1,7 +1,7 @@
-//! virtio over PCI (virtio 1.3 §4.1), modern only: the registers, and the doors in the kernel that let a driver kick
-//! a queue without leaving it.
+//! virtio over PCI (virtio 1.3 §4.1), modern only: the registers, and the ioeventfds by which a driver kicks a queue
+//! without an exit to this process.
 //!
-//! [`registers`] says where things are, [`core`] is the state machine, [`identity`] the configuration space,
+//! [`registers`] defines the layout, [`core`] is the state machine, [`identity`] the configuration space,
 //! [`interrupt`] the way back. Here are the locks. Lock order: registers, then device; doors alone. A notification
 //! and an MSI-X access take none of them.
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
@@ -93,7 +93,7 @@ pub struct VirtioPci {
     kicks: Box<[Arc<EventFd>]>,
     layout: Layout,
     registers: Mutex<Registers>,
-    /// Queues whose kick descriptor rings by itself, and at which address.
+    /// Attached ioeventfds: notification address and kick descriptor of each.
     doors: Mutex<Vec<(u64, Arc<EventFd>)>>,
 }
 
@@ -229,7 +229,7 @@ impl VirtioPci {
         lock(&self.device).activate(activation).is_ok()
     }
 
-    /// `Some(None)` for a queue that is not enabled, `None` for one whose addresses the guest got wrong.
+    /// `Some(None)` for a queue that is not enabled, `None` for one with invalid addresses.
     fn queue(&self, state: &QueueState, features: u64) -> Option<Option<Queue>> {
         if !state.enabled {
             return Some(None);
@@ -265,7 +265,7 @@ impl VirtioPci {
 impl PciFunction for VirtioPci {
     fn config_read(&self, offset: u16, data: &mut [u8]) {
         let mut registers = self.registers();
-        // Who reads all registers reads the window's too: no mistake where none was set up.
+        // A driver that dumps all registers reads the window's data too: no mistake where no window was set up.
         if self.layout.is_window(offset, data.len())
             && !self.layout.is_idle(&registers.config)
             && let Some(access) = self.window(&mut registers)

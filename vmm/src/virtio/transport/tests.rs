@@ -18,7 +18,7 @@ struct Fake {
     refuse: Arc<AtomicBool>,
     active: Option<Activation>,
     resets: u32,
-    /// Queues whose vector changed, and where they interrupt now.
+    /// Queues with a changed vector, and where they interrupt now.
     vectors: Vec<(u16, Option<Arc<EventFd>>)>,
     written: Vec<(u64, Vec<u8>)>,
 }

@@ -5,7 +5,7 @@
 //!  host asks:   ──► Request [Asked] Response ──► [Open]
 //!  either way:  [Open] Data, CreditUpdate, CreditRequest, Shutdown; both directions shut, or Reset: gone
 //! ```
-//! All counters are modulo 2^32, as on the wire. Whatever the guest says, the host holds at most [`BUFFER`] bytes for
+//! All counters are modulo 2^32, as on the wire. Whatever the guest sends, the host holds at most [`BUFFER`] bytes for
 //! it, and anything out of order is a [`Violation`], which ends the connection.
 
 use super::packet::Credit;
@@ -17,7 +17,7 @@ use super::packet::Packet;
 
 /// Bytes that the host buffers for a connection.
 pub(super) const BUFFER: u32 = 256 << 10;
-/// The guest is told of room in the buffer when it grew by this much.
+/// Growth of the buffer's room, in bytes, at which the guest gets a credit update.
 const ANNOUNCE: u32 = BUFFER / 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +27,7 @@ enum State {
     Open,
 }
 
-/// What a packet of the guest means for the host's socket.
+/// Effect of a guest's packet on the host's socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
     /// Nothing.
@@ -108,7 +108,7 @@ impl Connection {
         self.state == State::Asked
     }
 
-    /// Takes a packet of the guest. Its payload is promised a place in the buffer when this says [`Event::Data`].
+    /// Takes a packet of the guest. With [`Event::Data`], its payload has a place in the buffer.
     pub(super) fn receive(&mut self, packet: &Packet) -> Result<Event, Violation> {
         self.guest = packet.credit;
         if self.credit() > 0 {

@@ -1,4 +1,4 @@
-//! Host programs that have connected and not yet said which port they want: a few, for a short time.
+//! Host programs that have connected and not yet requested a port: a few, for a short time.
 
 use std::collections::VecDeque;
 use std::io;
@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use vmm_sys_util::timerfd::TimerFd;
 
-/// How many there may be at a time.
+/// Most at a time.
 pub(super) const MAX_GREETINGS: usize = 64;
-/// How long a greeting may take: it is one short line.
+/// Longest duration of a greeting: it is one short line.
 const GREETING_TIME: Duration = Duration::from_secs(5);
 
 /// Slots that greet, first come first. As a descriptor: readable when the first has had its time.
@@ -41,7 +41,7 @@ impl Greetings {
             self.slots.pop_front();
             return Some(slot);
         }
-        let _ = self.timer.reset(until.saturating_duration_since(now), None); // refused: others who come end it
+        let _ = self.timer.reset(until.saturating_duration_since(now), None); // on failure, later connections end it
         None
     }
 

@@ -29,7 +29,7 @@ pub enum SocketError {
         /// As configured.
         path: PathBuf,
     },
-    /// Somebody listens there.
+    /// Another process listens there.
     #[error("vsock socket {} is in use by another process", path.display())]
     InUse {
         /// As configured.
@@ -107,7 +107,7 @@ pub(super) struct Greeting {
     line: Vec<u8>,
 }
 
-/// What a greeting says so far.
+/// State of a greeting so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Greeted {
     /// The line goes on.

@@ -50,16 +50,16 @@ use super::vhost::Worker;
 
 /// Device type number (virtio 1.3 §5).
 const DEVICE_TYPE: u16 = 19;
-/// Receive, transmit, event (virtio 1.3 §5.10.2). The event queue tells of migration only, and stays silent.
+/// Receive, transmit, event (virtio 1.3 §5.10.2). The event queue reports migration only, and stays silent.
 const QUEUE_SIZES: [u16; 3] = [256, 256, 64];
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
 
-/// What an event is about: a kick of queue 0 to 2, or one of these.
+/// Token of an event: a kick of queue 0 to 2, or one of these.
 const SOCKETS: u32 = 0x100;
 const WORKER_ERROR: u32 = 0x101;
 
-/// Who moves packets.
+/// Implementation of the packet path.
 pub enum Backend {
     /// This process, to and from Unix sockets.
     Userspace(HostSockets),
@@ -121,7 +121,7 @@ enum Mover {
 /// Why a queue stopped for now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pause {
-    /// An event of the driver or of a socket tells when there is more.
+    /// An event of the driver or of a socket signals more.
     Event,
     /// The budget is spent: come back after others.
     Budget,
@@ -334,7 +334,7 @@ impl MutEventSubscriber for Vsock {
                 let edges = EventSet::IN | EventSet::EDGE_TRIGGERED;
                 kicks.chain([Events::with_data(&sockets, SOCKETS, edges)]).collect()
             }
-            // The kernel hears the first two.
+            // The kernel polls the kicks of the first two queues.
             Mover::Vhost(worker) => {
                 kicks.skip(2).chain([Events::with_data(worker.error(), WORKER_ERROR, EventSet::IN)]).collect()
             }

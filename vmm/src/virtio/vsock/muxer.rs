@@ -5,9 +5,9 @@
 //!  sockets (epoll)  ──► poll()     ──► queue of slots that have something for the guest
 //!  guest's rx queue ◄── receive()  ◄── resets first, then those slots in turn; payload is read into guest memory
 //! ```
-//! Bounds, whatever guest and host do: host programs that greet as [`Greetings`] says; [`MAX_CONNECTIONS`] slots, each with at most [`BUFFER`](super::connection::BUFFER)
-//! bytes of backlog; a slot is queued once; and with [`MAX_RESETS`] resets unsent nothing is taken from the guest until
-//! it takes some (virtio 1.3 §5.10.6.3 lets a device wait so). No socket operation waits.
+//! Bounds, whatever guest and host do: [`Greetings`] limits host programs that greet; [`MAX_CONNECTIONS`] slots have
+//! at most [`BUFFER`](super::connection::BUFFER) bytes of backlog each; a slot is queued once; with [`MAX_RESETS`]
+//! unsent resets nothing is taken from the guest until it takes some (virtio 1.3 §5.10.6.3). No socket operation waits.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Write};
@@ -92,8 +92,8 @@ impl Muxer {
         self.greetings.clear();
     }
 
-    /// Looks at sockets that have news; returns whether there may be more. Descriptors that closed left the epoll set by
-    /// themselves, and news of a slot that has another socket by now only makes that be looked at in vain.
+    /// Handles sockets with events; returns whether there may be more. Closed descriptors leave the epoll set by
+    /// themselves, and an event of a slot that has another socket by now only costs a look in vain.
     pub(super) fn poll(&mut self) -> bool {
         if self.more_clients {
             self.accept();
@@ -123,7 +123,7 @@ impl Muxer {
             && set.intersects(ended)
             && slot.is_abandoned()
         {
-            self.remove(number, !slot.wants_guest()); // a request that it was not told of it need not forget
+            self.remove(number, !slot.wants_guest()); // no reset for a request that it has not received
         }
     }
 
@@ -168,7 +168,7 @@ impl Muxer {
         Some(number)
     }
 
-    /// Ends a connection; the guest hears of it unless it said so itself.
+    /// Ends a connection, with a reset to the guest unless the guest has ended it or never received it.
     fn remove(&mut self, number: usize, tell: bool) {
         let Some(slot) = self.slots.get_mut(number).and_then(Option::take) else { return };
         self.greetings.end(number);

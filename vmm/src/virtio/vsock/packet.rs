@@ -100,7 +100,7 @@ pub(super) struct Packet {
 /// A header that is no [`Packet`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// Not from this guest to this host, or itself a refusal: there is nobody to answer.
+    /// Not from this guest to this host, or itself a refusal: there is no peer to answer.
     Drop,
     /// Unknown type or operation: answered by a reset (virtio 1.3 §5.10.6.4.2).
     Reset(Key),

@@ -54,7 +54,7 @@ impl Slot {
     /// Whether the host program gave up before the guest answered it.
     pub(super) fn is_abandoned(&self) -> bool {
         let Phase::Connected(_, connection) = &self.phase else { return false };
-        // Asked, not told by the event, which may be of a socket that had this slot before.
+        // Polled now: the event may be of a socket that had this slot before.
         let mut polled = [PollFd::new(&self.stream, PollFlags::empty())]; // a hang-up is always reported
         let told = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
         connection.is_asked() && told.is_ok() && polled.iter().any(|of| of.revents().contains(PollFlags::HUP))

@@ -141,7 +141,7 @@ impl Guest {
         stream
     }
 
-    /// Sends a packet whose payload lies in `pieces` buffers, and takes it back from the used ring.
+    /// Sends a packet with its payload in buffers of `piece` bytes, and lets the device work.
     fn send_in_pieces(&mut self, bytes: &[u8], piece: u32) {
         self.memory.write_slice(bytes, GuestAddress(OUTBOX)).unwrap();
         let length = u32::try_from(bytes.len()).unwrap();
@@ -307,7 +307,7 @@ fn payload_in_many_buffers_arrives_whole() {
 fn what_a_slow_host_program_does_not_take_is_kept_in_order_up_to_the_credit() {
     let (mut guest, mut host) = Guest::connected();
     let mut sent = Vec::new();
-    // Socket and buffer fill up; the guest sends until it has no credit by what it was told.
+    // Socket and buffer fill up; the guest sends until its last credit update leaves no credit.
     let mut told = 0;
     for number in 0u32.. {
         for seen in guest.seen() {
@@ -337,7 +337,7 @@ fn what_a_slow_host_program_does_not_take_is_kept_in_order_up_to_the_credit() {
 #[test]
 fn a_guest_that_overruns_its_credit_is_reset() {
     let (mut guest, _host) = Guest::connected();
-    // Nobody reads: at most the socket's own buffer and ours are filled.
+    // No program reads: at most the socket's own buffer and ours are filled.
     let mut last = Vec::new();
     for _ in 0..1000 {
         guest.send(1000, 52, RW, &[0; 0x8000]);

@@ -40,7 +40,7 @@ impl Transfer {
     /// `bytes` went through. Whether nothing is left.
     ///
     /// # Errors
-    /// When none went through: somebody made the file shorter.
+    /// When none went through: the file was truncated.
     fn advance(&mut self, bytes: usize) -> io::Result<bool> {
         if bytes == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -88,7 +88,7 @@ pub(super) trait Engine: Send {
     /// Starts what was submitted.
     fn commit(&mut self);
 
-    /// Appends finished jobs to `done`. Never waits: the event tells.
+    /// Appends finished jobs to `done`. Never waits: the event signals more.
     fn collect(&mut self, done: &mut Vec<Done>);
 
     /// Jobs that were submitted and not collected.

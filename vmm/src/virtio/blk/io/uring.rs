@@ -1,6 +1,6 @@
-//! io_uring: the I/O thread hands jobs to the kernel and goes on; an eventfd says when some are done.
+//! io_uring: the I/O thread hands jobs to the kernel and goes on; an eventfd signals when some are done.
 //!
-//! This is a room for `unsafe`: the kernel keeps pointers after the call that gave them. The rules:
+//! This is an unsafe module: the kernel keeps pointers after the call that gave them. The rules:
 //! * a slot owns its job, and with it the guest memory, the vectors that point there, and stays in place until the
 //!   kernel has completed it;
 //! * dropping the engine first waits for all slots;
