@@ -96,7 +96,7 @@ impl Interrupt for Deaf {
     }
 }
 
-/// What a driver hands over that enabled every queue.
+/// The activation by a driver that enabled every queue.
 fn activation(device: &dyn VirtioDevice) -> Activation {
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x10_0000)]).unwrap();
     let queue = |(base, size): (u64, &u16)| {

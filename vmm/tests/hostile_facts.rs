@@ -25,7 +25,7 @@ const MACHINES: [(&str, &str); 6] = [
     ("gb300-data-direct", "gb300-data-direct"),
 ];
 
-/// What a terminal obeys, in both encodings that it knows.
+/// Control codes of a terminal, in both encodings.
 const ESCAPE: &str = "\u{1b}[2J\u{9b}31m";
 
 fn recorded(facts: &str) -> Value {

@@ -20,7 +20,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
     const BARS: [(u8, u64); 3] = [(0, 16 << 20), (2, 256 * GIB), (4, 32 << 20)];
     const FUNCTIONS: u8 = 8;
-    /// What KVM may keep for 2 TiB of slots where it has no two-dimensional paging: eight bytes a page and more.
+    /// Memory that KVM may keep for 2 TiB of slots where it has no two-dimensional paging: eight bytes a page and more.
     const KVM_MEMORY: u64 = 8 * GIB;
     const ADDRESS_BITS: u8 = 43;
     const COMMAND_MEMORY: u32 = 2;
@@ -53,7 +53,7 @@ mod tests {
         })
     }
 
-    /// What the first and the last bytes of a function's large BAR hold.
+    /// Contents of the first and the last bytes of a function's large BAR.
     fn marks(number: u32) -> [u32; 2] {
         [0x0b0b_0000 | number, 0x0e0e_0000 | number]
     }

@@ -53,7 +53,7 @@ fn every_link_between_pages_leads_to_a_file() {
     assert!(count >= 20, "{count} links");
 }
 
-/// What the pages show of recorded hosts is in the golden output of such a host.
+/// The pages' output about recorded hosts is in the golden output of such a host.
 #[test]
 fn every_command_about_a_host_was_said_of_a_host_that_was_written_down() {
     let story = fs::read_to_string("../egm-device/tests/golden/lab.txt").unwrap();

@@ -1,4 +1,4 @@
-//! What `scripts/` say before anything is built, and how they end.
+//! Output of `scripts/` before anything is built, and how they end.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]

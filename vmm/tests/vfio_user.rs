@@ -33,7 +33,7 @@ const SETUP: Setup = Setup {
     vectors: 4,
 };
 
-/// What a server is asked, in short.
+/// A request to a server, in short.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Asked {
     /// Address, bytes, and whether a file came.
@@ -44,7 +44,7 @@ enum Asked {
     Left,
 }
 
-/// A function that writes down what it is asked.
+/// A function that records its requests.
 struct Recorder {
     function: Function,
     asked: Arc<Mutex<Vec<Asked>>>,

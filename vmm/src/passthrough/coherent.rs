@@ -12,7 +12,7 @@ use crate::pci::CONFIG_SIZE;
 /// How often a device is asked; links train for seconds.
 const EACH: Duration = Duration::from_millis(100);
 
-/// Why a function's memory cannot be a guest's.
+/// Why a guest cannot have a function's memory.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryFault {
     /// KVM maps no such memory.
@@ -20,7 +20,7 @@ pub enum MemoryFault {
         "KVM of this host does not map the memory in BAR {bar} of {function} as cached: it lacks capability {capability}"
     )]
     NotCacheable {
-        /// Which.
+        /// Name of the function.
         function: String,
         /// Register number.
         bar: u8,
@@ -30,18 +30,18 @@ pub enum MemoryFault {
     /// It did not become ready.
     #[error("{function} is not ready after {within:?}: its {what} reads {value:#x}, not 0xff")]
     NotReady {
-        /// Which.
+        /// Name of the function.
         function: String,
-        /// What of it.
+        /// The register that is not ready.
         what: &'static str,
         /// The register's value.
         value: u32,
-        /// How long it was waited for.
+        /// Time limit of the wait.
         within: Duration,
     },
 }
 
-/// What helps where KVM does not map memory without pages as cached.
+/// Remedy where KVM does not map memory without pages as cached.
 pub(crate) const NEEDS_CACHING: &str =
     "run Linux 6.17 or later on a processor with FEAT_S2FWB and CTR_EL0.DIC (Grace has both)";
 
@@ -86,7 +86,7 @@ pub(super) fn wait(
     }
     let read = |offset| {
         let mut value = [0; 4];
-        // What does not answer reads all ones, which is not ready.
+        // A function that does not answer reads all ones, which is not ready.
         let _ = backend.read(RegionIndex::Bar(0), offset, &mut value);
         u32::from_le_bytes(value)
     };

@@ -1,4 +1,4 @@
-//! An eventfd as a borrowed descriptor. This is an unsafe room.
+//! An eventfd as a borrowed descriptor. This is an unsafe module.
 //!
 //! Why it exists: `vmm-sys-util`'s `EventFd`, which KVM takes, does not implement `AsFd`, which VFIO takes.
 #![expect(unsafe_code, reason = "EventFd gives its descriptor as a number only")]

@@ -9,37 +9,37 @@ use egm_vfio::pci::shadow::ConfigError;
 use super::coherent::MemoryFault;
 use crate::error::{Blame, Report};
 
-/// Why a host function cannot become a guest's.
+/// Why a host function cannot be assigned to a guest.
 #[derive(Debug, thiserror::Error)]
 pub enum PassthroughError {
-    /// Its configuration space.
+    /// Its configuration space is unusable.
     #[error("{function} cannot be shown to a guest")]
     Config {
-        /// Which.
+        /// Name of the function.
         function: String,
         /// The reason.
         #[source]
         source: ConfigError,
     },
-    /// It refused something.
+    /// It refused an operation.
     #[error(transparent)]
     Backend(#[from] BackendError),
     /// It is larger than the plan knew.
     #[error("BAR {bar} of {function} has {real:#x} bytes, more than the {planned:#x} of the plan")]
     Grown {
-        /// Which.
+        /// Name of the function.
         function: String,
         /// Register number.
         bar: u8,
         /// Bytes that the device has.
         real: u64,
-        /// Bytes that sysfs, or the recorded facts, said.
+        /// Bytes according to sysfs or the recorded facts.
         planned: u64,
     },
     /// Devices cannot reach a BAR: the machine does without.
     #[error("some devices do not reach BAR {bar} of {function}: what they exchange goes through memory")]
     Unreachable {
-        /// Which.
+        /// Name of the function.
         function: String,
         /// Register number.
         bar: u8,
@@ -50,7 +50,7 @@ pub enum PassthroughError {
     /// Devices cannot reach a BAR that is memory, and they must.
     #[error("devices do not reach the memory in BAR {bar} of {function}")]
     MemoryUnreachable {
-        /// Which.
+        /// Name of the function.
         function: String,
         /// Register number.
         bar: u8,
@@ -58,7 +58,7 @@ pub enum PassthroughError {
         #[source]
         source: DmaError,
     },
-    /// Its memory.
+    /// Its memory cannot be a guest's.
     #[error(transparent)]
     Memory(#[from] MemoryFault),
     /// Descriptors ran out.

@@ -27,7 +27,7 @@ struct MsiVectors {
 }
 
 impl Interrupts {
-    /// What `shadow` shows its guest, signalled by `backend`; all off.
+    /// The mechanisms that `shadow` shows its guest, signalled by `backend`; all off.
     ///
     /// # Errors
     /// When descriptors run out.
@@ -68,7 +68,7 @@ impl Interrupts {
         }
     }
 
-    /// What a configuration write means.
+    /// Applies the effects of a configuration write.
     pub(super) fn apply(&self, effects: &Effects) {
         if let Some((now, msi)) = effects.msi.zip(self.msi.as_ref()) {
             msi.set(now);

@@ -1,4 +1,4 @@
-//! Which parts of a function's BARs are mapped.
+//! Choice of the parts of a function's BARs that are mapped.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -20,9 +20,9 @@ pub(super) const MOST: usize = 256;
 pub(super) struct MappedPart {
     /// Register number.
     pub(super) bar: u8,
-    /// Which bytes of it.
+    /// Bytes of the BAR.
     pub(super) span: Span<InBar>,
-    /// The bytes.
+    /// Mapping of the bytes in this process.
     pub(super) memory: Arc<dyn HostMemory>,
 }
 
@@ -34,8 +34,8 @@ impl MappedPart {
     }
 }
 
-/// Maps what of the BARs the guest may reach directly: the largest parts where there are too many. How many are left out,
-/// which are reached by exits.
+/// Maps the parts of BARs that the guest may reach directly: the largest where there are too many. Returns also the
+/// number of parts left out, which are reached by exits.
 pub(super) fn mapped(
     backend: &dyn Backend,
     bars: &[BarPlan],

@@ -1,6 +1,6 @@
 //! BARs as devices reach them: peer-to-peer DMA.
 //!
-//! What the guest programs into one function is a guest address; behind it may be another function's BAR. So every BAR is
+//! The guest programs guest addresses into a function; behind one may be another function's BAR. So every BAR is
 //! in every I/O address space, at its guest address, as memory is. It follows the guest's moves; while the guest has
 //! decoding off it stays, because switching it off and on is how BARs are sized, and to map 256 GiB takes time. An address
 //! space that cannot take a piece goes without, the others have it: a server maps files, and a host BAR is none.
@@ -89,7 +89,7 @@ impl Peers {
 }
 
 impl Piece {
-    /// What cannot be unmapped goes with the address space, and keeps its memory until then.
+    /// Unmaps the piece. A mapping that cannot be removed ends with the address space, and keeps its memory until then.
     fn unmap(&mut self) {
         if let Some(iova) = self.at.take() {
             self.domains.drain(..).for_each(|domain| drop(domain.unmap(iova)));

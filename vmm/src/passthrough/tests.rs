@@ -62,7 +62,7 @@ fn fake() -> FakeFunction {
 #[derive(Default)]
 pub(super) struct FakeSlots {
     slots: Mutex<Vec<Option<(u64, u64)>>>,
-    /// What this KVM is capable of.
+    /// Capabilities of this KVM.
     capabilities: Vec<u32>,
 }
 
@@ -96,7 +96,7 @@ impl SlotTable for FakeSlots {
     }
 }
 
-/// What is connected, by route.
+/// Connections, by route.
 #[derive(Default)]
 pub(super) struct FakeRouter {
     next: AtomicU32,

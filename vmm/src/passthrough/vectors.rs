@@ -66,7 +66,7 @@ impl DeviceVectors {
         Ok(())
     }
 
-    /// Makes room for `vector`, or leaves those that are there as they were.
+    /// Enables enough vectors for `vector`, or leaves the enabled ones as they were.
     fn grow(&self, state: &mut State, vector: u32) -> io::Result<()> {
         let (before, count) = (state.enabled, self.backend.interrupts(self.kind).count);
         let wanted = vector.saturating_add(1);

@@ -1,4 +1,4 @@
-//! The three doors to the root complex: ECAM, the ports 0xcf8 and 0xcfc, and PCI memory.
+//! The three ways to the root complex: ECAM, the ports 0xcf8 and 0xcfc, and PCI memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -46,7 +46,7 @@ impl ConfigPorts {
         Self { root, address: AtomicU32::new(0) }
     }
 
-    /// What an access to the data port means, if the address register is enabled.
+    /// Target of an access to the data port: bus, device and function, register; `None` unless the address is enabled.
     fn target(&self, offset: u64) -> Option<(u8, u8, u16)> {
         let address = self.address.load(Ordering::Relaxed);
         let byte = u8::try_from(offset.checked_sub(4)?).ok().filter(|byte| *byte < 4)?;

@@ -25,7 +25,7 @@ const STATUS_CAPABILITIES: u16 = 1 << 4;
 const CAPABILITIES_POINTER: u16 = 0x34;
 const FIRST_CAPABILITY: u16 = 0x40;
 
-/// What a function is, for the header.
+/// Identity of a function in its header.
 #[derive(Debug, Clone, Copy)]
 pub struct Identity {
     /// Vendor id.

@@ -31,8 +31,8 @@ pub trait PciFunction: Send + Sync {
         Vec::new()
     }
 
-    /// Called after every change of what reaches the function, with the spans that now do: a function with kernel
-    /// side doors (ioeventfds, memory slots) moves them here.
+    /// Called after every change of what reaches the function, with the spans that now do: a function with ioeventfds
+    /// or memory slots in the kernel moves them here.
     fn place(&self, _bars: &[(u8, Span<Guest>)]) {}
 
     /// Reads from a base address register, by its number.

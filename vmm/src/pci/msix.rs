@@ -27,7 +27,7 @@ const VECTOR_MASKED: u32 = 1;
 pub struct MsiMessage {
     /// Address that the device writes to.
     pub address: u64,
-    /// What it writes.
+    /// Value that the device writes.
     pub data: u32,
 }
 
@@ -71,7 +71,7 @@ struct Vector {
     supplied: bool,
     /// The router's number for this vector, kept once it has one.
     slot: Option<u32>,
-    /// What the eventfd is connected to.
+    /// Message that the eventfd is connected to.
     connected: Option<MsiMessage>,
 }
 

@@ -16,7 +16,7 @@ enum Slot {
     Port { port: Arc<Port>, behind: Bus },
 }
 
-/// What is on one bus.
+/// Functions and ports of one bus.
 #[derive(Default)]
 pub struct Bus {
     /// By device and function number, ascending.
@@ -53,7 +53,7 @@ impl Bus {
         self.slots.insert(at, (devfn, slot));
     }
 
-    /// What is at `devfn` of `bus`, where this is bus `number`: each port on the way must pass the access on.
+    /// Finds the function at `devfn` of `bus`; this is bus `number`. Each port on the way must forward the access.
     fn find(&self, number: u8, bus: u8, devfn: u8) -> Option<Arc<dyn PciFunction>> {
         if bus == number {
             let at = self.slots.binary_search_by_key(&devfn, |(number, _)| *number).ok()?;

@@ -24,11 +24,11 @@ pub struct BackingPlan {
     /// Host physical address of its first byte, where the region's is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hpa: Option<Hpa>,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Host pages that the configuration or the region asks for.
     pub page_size: PageSize,
-    /// What ordinary memory is made of; `None` for memory of a region or of the machine itself.
+    /// Host pages of ordinary memory; `None` for memory of a region or of the machine itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pages: Option<HostPages>,
     /// Host nodes that pages come from; `None` leaves it to the host.
@@ -71,7 +71,7 @@ const fn is_false(flag: &bool) -> bool {
     !*flag
 }
 
-/// What a piece of guest RAM is.
+/// Kind of a piece of guest RAM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MemoryKind {
@@ -84,9 +84,9 @@ pub enum MemoryKind {
 /// A piece of guest RAM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryPlan {
-    /// Where the guest sees it.
+    /// Guest addresses.
     pub span: Span<Guest>,
-    /// What it is.
+    /// Kind of memory.
     pub kind: MemoryKind,
     /// Its NUMA node.
     pub node: u32,

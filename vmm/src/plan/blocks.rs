@@ -16,9 +16,9 @@ pub(super) struct Item {
     pub(super) at: Option<u64>,
 }
 
-/// Several of them.
+/// Several items in one span.
 pub(super) struct Block {
-    /// Each and its offset in the block.
+    /// Tag of each item and its offset in the block.
     pub(super) parts: Vec<(usize, u64)>,
     /// A multiple of the unit.
     pub(super) size: u64,

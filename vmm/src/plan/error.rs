@@ -17,13 +17,13 @@ pub enum PlanError {
     Architecture {
         /// The guest's instruction set.
         wanted: &'static str,
-        /// The host's.
+        /// The host's instruction set.
         host: &'static str,
     },
     /// Address bits that no host has.
     #[error("the facts give {bits} guest physical address bits, which is not between 32 and 52")]
     AddressBits {
-        /// From the facts.
+        /// Number of bits in the facts.
         bits: u8,
     },
     /// Guest memory beyond the address bits.
@@ -53,7 +53,7 @@ pub enum PlanError {
         node: u32,
         /// Its memory in bytes.
         size: u64,
-        /// Least bytes.
+        /// Smallest size in bytes.
         least: u64,
     },
     /// A slice that is the guest's first memory and too large to begin where that begins.
@@ -96,9 +96,9 @@ pub enum PlanError {
     Reserved {
         /// The function with the IOMMU group that reserves it.
         function: PciAddress,
-        /// What it reserves.
+        /// The reserved addresses.
         reserved: Span<Guest>,
-        /// What the guest has there.
+        /// The guest's use of them.
         what: &'static str,
         /// Where.
         span: Span<Guest>,
@@ -112,9 +112,9 @@ pub enum PlanError {
         elsewhere: bool,
         /// `the host`, `host node 1`.
         scope: String,
-        /// Bytes wanted.
+        /// Bytes required.
         needed: u64,
-        /// Bytes there.
+        /// Bytes available.
         has: u64,
         /// `in all` or `available`.
         state: &'static str,
@@ -126,7 +126,7 @@ pub enum PlanError {
         backing: String,
         /// Size of a page.
         page_size: PageSize,
-        /// Pages wanted.
+        /// Pages required.
         needed: u64,
         /// Pages free.
         free: u64,
@@ -144,7 +144,7 @@ pub enum PlanError {
         what: String,
         /// The missing node.
         node: u32,
-        /// What the host has.
+        /// The host's nodes.
         nodes: CpuSet,
     },
     /// A host CPU that does not exist.
@@ -154,7 +154,7 @@ pub enum PlanError {
         vcpu: u32,
         /// The missing CPU.
         cpu: u32,
-        /// What the host has.
+        /// The host's CPUs.
         cpus: CpuSet,
     },
     /// More vCPUs than KVM allows.

@@ -14,14 +14,14 @@ use crate::plan::{FunctionPlan, FunctionRole, LinePlan};
 pub struct IntxLines {
     /// First global system interrupt.
     pub first: u32,
-    /// How many.
+    /// Number of lines.
     pub count: u32,
 }
 
 /// A pin of a place on the bus of a host bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RootPin {
-    /// The bus.
+    /// Bus number.
     pub bus: u8,
     /// Device number on it.
     pub device: u8,

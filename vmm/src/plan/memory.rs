@@ -18,7 +18,7 @@ const LARGE_PAGE: u64 = 2 << 20;
 /// A GPU and a hypervisor both map memory best in pieces of this size.
 pub(super) const HUGE_PAGE: u64 = 1 << 30;
 
-/// Backings, memory, and what a person should know of it.
+/// Backings, memory, and notes for the operator.
 pub(super) type Planned = (Vec<BackingPlan>, Vec<MemoryPlan>, Vec<String>);
 
 /// The memory of the machine; `space.top` is above it afterwards.
@@ -61,7 +61,7 @@ pub(super) fn plan(spec: &Spec, sources: &[Source], space: &mut Space) -> Result
     Ok((backings, without_hole(memory, space.layout.ram_hole), notes))
 }
 
-/// The first node with memory has room for the guest's tables.
+/// Checks that the first node with memory has room for the guest's tables.
 fn check_first(spec: &Spec, layout: &Layout) -> Result<(), PlanError> {
     let slice = |node: &Node| spec.slice_of(node.id).map_or(0, |(_, slice)| slice.size.get());
     let sizes = spec.memory.nodes.iter().map(|node| (node.id, node.size.get().max(slice(node))));
@@ -194,7 +194,7 @@ impl Ram {
     }
 }
 
-/// What is left of `memory` outside `hole`.
+/// The parts of `memory` outside `hole`.
 fn without_hole(memory: Vec<MemoryPlan>, hole: Span<Guest>) -> Vec<MemoryPlan> {
     let hole = SpanSet::from_iter([hole]);
     let left = |piece: MemoryPlan| {

@@ -133,7 +133,7 @@ impl Writer<'_> {
         chain.filter(|f| matches!(f.role, FunctionRole::SwitchUpstream { .. })).map(|f| f.address)
     }
 
-    /// What both ends of a function's link can do.
+    /// Speed and width that both ends of a function's link support.
     fn link(&self, host: &HostFunction) -> Option<(u32, u8)> {
         let Link { max_speed, max_width, .. } = host.place.link?;
         let port = host.place.bridges.last().and_then(|port| topology::find(&self.facts.functions, *port));

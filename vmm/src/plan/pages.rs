@@ -1,4 +1,4 @@
-//! Which host pages ordinary memory gets: the largest that the host has, and why not larger ones.
+//! Host pages of ordinary memory: the largest that the host has, and why not larger ones.
 //!
 //! ```text
 //!  "2M", "1G" ─► hugetlb: a promise, or an error
@@ -45,7 +45,7 @@ fn server(spec: &Spec) -> Option<&str> {
     spec.devices.iter().find(|device| served(&device.kind)).map(|device| device.id.as_str())
 }
 
-/// Decides the pages of `backings` that are ordinary memory; what a person should know of them.
+/// Decides the pages of `backings` that are ordinary memory; returns notes for the operator.
 pub(super) fn decide(spec: &Spec, facts: &Facts, backings: &mut [BackingPlan]) -> Vec<String> {
     let ordinary = |backing: &&mut BackingPlan| backing.region.is_none() && !backing.guest_memfd;
     let auto = backings.iter_mut().filter(|b| ordinary(b) && b.page_size == PageSize::Auto);
@@ -63,7 +63,7 @@ pub(super) fn decide(spec: &Spec, facts: &Facts, backings: &mut [BackingPlan]) -
     notes
 }
 
-/// What decides.
+/// Properties of host and machine that decide the pages.
 struct Host<'a> {
     facts: &'a Facts,
     huge_page: u64,

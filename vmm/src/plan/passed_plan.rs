@@ -3,12 +3,12 @@
 use egm_address::PciAddress;
 use serde::{Deserialize, Serialize};
 
-/// What the plan decides for one host function.
+/// Plan of one assigned host function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PassedPlan {
     /// The host function.
     pub function: PciAddress,
-    /// Its IOMMU group; `None` when the facts know none.
+    /// Its IOMMU group; `None` when the facts have none.
     pub group: Option<u32>,
     /// Guest NUMA node that it is near to, where that is known.
     pub node: Option<u32>,
@@ -43,9 +43,9 @@ pub const GPU_NODES: u32 = 8;
 /// How host functions are opened, all of a machine in one way: guest memory is then pinned once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PassthroughPlan {
-    /// The interface.
+    /// Interface of all functions.
     pub interface: Interface,
-    /// Why this one, for a person.
+    /// Reason for this one, for the operator.
     pub why: String,
     /// IOMMU groups by ascending number.
     pub groups: Vec<GroupPlan>,

@@ -19,18 +19,18 @@ pub enum PassedRule {
         /// The rule that it breaks.
         why: &'static str,
     },
-    /// A fixed place that something else has.
+    /// A fixed address range that is taken or not usable.
     #[error("device \"{device}\": {what} cannot lie at {span}: {rule}")]
     Place {
         /// Id of the device.
         device: String,
         /// `BAR 2`.
         what: String,
-        /// The place.
+        /// The address range.
         span: Span<Guest>,
         /// The rule that it breaks.
         rule: PlaceRule,
-        /// Whether Data Direct wants that place.
+        /// Whether Data Direct requires that range.
         data_direct: bool,
     },
     /// A function of a pair that its driver in the guest would not find the other for.
@@ -38,11 +38,11 @@ pub enum PassedRule {
     DataDirect {
         /// Id of the device.
         device: String,
-        /// It.
+        /// The function.
         function: PciAddress,
         /// The reason.
         why: PairingProblem,
-        /// What is missing, where the facts know it.
+        /// The missing function, where the facts have it.
         partner: Option<PciAddress>,
     },
     /// The other function of the pair is missing.
@@ -53,7 +53,7 @@ pub enum PassedRule {
     NoDataDirect {
         /// Id of the device.
         device: String,
-        /// What is missing.
+        /// The missing function.
         partner: PciAddress,
     },
     /// A GPU's BAR that cannot have its host's address.
@@ -142,7 +142,7 @@ pub enum PlaceRule {
 }
 
 impl PassedRule {
-    /// What to change.
+    /// The remedy.
     pub(super) fn help(&self) -> String {
         match self {
             Self::Place { data_direct: true, rule, .. } => {

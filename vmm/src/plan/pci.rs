@@ -28,7 +28,7 @@ pub(super) const PAGE: u64 = 4 << 10;
 const LEAST_BAR: u64 = 16;
 /// Configuration space of a bus (PCI Express Base 7.2.2).
 const BUS_CONFIGURATION: u64 = 1 << 20;
-/// What the 64-bit window has when neither BARs nor the configuration ask for more: room for hot-plug.
+/// Size of the 64-bit window when neither BARs nor the configuration require more: space for hot-plug.
 const LEAST_WINDOW64: u64 = 64 << 30;
 /// A window around BARs at fixed addresses begins and ends at multiples of this.
 const FIXED_UNIT: u64 = 1 << 30;
@@ -76,7 +76,7 @@ impl BarKind {
     }
 }
 
-/// What each device needs, in the order of the configuration.
+/// PCI resources that each device needs, in the order of the configuration.
 pub(super) fn wanted<'a>(
     spec: &'a Spec,
     facts: &'a Facts,

@@ -140,7 +140,7 @@ fn bridge_error(wanted: &[Wanted<'_>], tree: &Tree, error: &PackError) -> PlanEr
     }
 }
 
-/// What nodes and devices got in one window, by number.
+/// Address ranges of nodes and devices in one window, by number.
 pub(super) struct Places {
     pub(super) spans: Vec<Option<Span<Guest>>>,
     pub(super) bars: Vec<Vec<BarPlan>>,

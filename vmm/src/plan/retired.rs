@@ -16,15 +16,15 @@ const LARGEST_UNIT: u64 = 1 << 40;
 
 /// A slice that is memory of the guest.
 pub(super) struct Slice<'a> {
-    /// Where the guest sees it.
+    /// Guest addresses.
     pub(super) span: Span<Guest>,
-    /// Where it is in its region, with the holes there.
+    /// Offset in its region, and the holes there.
     pub(super) source: &'a Source,
     pub(super) node: u32,
     pub(super) backing: usize,
 }
 
-/// What is left of `slices`, with a note for each that loses good memory; there are `others` pieces of memory beside.
+/// The rest of `slices`, with a note for each that loses good memory; there are `others` pieces of memory beside.
 pub(super) fn without_retired(
     slices: &[Slice<'_>],
     others: usize,
@@ -48,7 +48,7 @@ impl Slice<'_> {
         Span::new(start, self.span.size()).into_iter().collect()
     }
 
-    /// What is left in the guest with holes of whole `unit`s.
+    /// The pieces left in the guest, with holes of whole `unit`s.
     fn pieces(&self, unit: u64) -> Vec<MemoryPlan> {
         let retired = self.whole().minus(&self.whole().minus(&self.source.holes));
         let hole = |span: Span<InRegion>| {
@@ -77,7 +77,7 @@ impl Slice<'_> {
         asked.minus(&good).iter().next().map(|span| span.start().get())
     }
 
-    /// What a person should know when good memory is left out beside bad.
+    /// Note for the operator when good memory is left out beside bad.
     fn note(&self, unit: u64, layout: &Layout) -> Option<String> {
         let kept: u64 = self.pieces(unit).iter().map(|piece| piece.span.size()).sum();
         let good: u64 = self.whole().minus(&self.source.holes).iter().map(|span| span.size()).sum();

@@ -1,4 +1,4 @@
-//! Which guest physical addresses may be used at all.
+//! Guest physical addresses that may be used at all.
 
 use std::fmt;
 
@@ -43,7 +43,7 @@ impl fmt::Display for AddressBits {
     }
 }
 
-/// The host functions of the machine that the facts know.
+/// The host functions of the machine that are in the facts.
 fn passed<'a>(spec: &'a Spec, facts: &'a Facts) -> impl Iterator<Item = &'a HostFunction> {
     spec.devices.iter().filter_map(|device| match device.kind {
         DeviceKind::Vfio { function, .. } => facts.functions.iter().find(|host| host.address == function),

@@ -57,7 +57,7 @@ pub(super) struct Node {
     end: usize,
 }
 
-/// All of them; each is followed by what is behind it.
+/// All nodes; each is followed by those behind it.
 pub(super) struct Tree {
     pub(super) nodes: Vec<Node>,
 }
@@ -220,7 +220,7 @@ impl Builder<'_> {
         self.wanted.get(device)?.host
     }
 
-    /// What the host's port in the same place keeps apart: a root port, or the port of the switch above number `depth`.
+    /// Access Control Services of the host's root port, or of the host's port of the switch above number `depth`.
     fn acs(&self, kind: Port, group: &Group, depth: usize) -> Option<Acs> {
         let host = self.host_function(*group.members.first()?).filter(|_| self.mirror)?;
         let place = match kind {

@@ -22,11 +22,11 @@ pub struct Plan {
     pub version: u32,
     /// Name of the virtual machine.
     pub name: String,
-    /// What the configuration is for.
+    /// Purpose of the configuration.
     pub description: String,
     /// The guest's instruction set.
     pub arch: Architecture,
-    /// What is booted.
+    /// Kernel to boot, and its settings.
     pub boot: Boot,
     /// Where the serial console goes.
     pub console: Console,

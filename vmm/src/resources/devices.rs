@@ -1,4 +1,4 @@
-//! What the guest's devices need from the host, opened.
+//! Open host resources of the guest's devices.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
@@ -60,7 +60,7 @@ pub enum DeviceError {
         /// The file.
         path: PathBuf,
     },
-    /// What was opened is no disk.
+    /// The file is no disk.
     #[error("cannot use {} as a disk", path.display())]
     Disk {
         /// The file.

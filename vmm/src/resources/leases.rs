@@ -1,6 +1,6 @@
 //! Slices of the host's regions: taken before a machine is built, scrubbed and given back after its end.
 //!
-//! What kills this process unlocks its slices and leaves them dirty: their next owner's grant scrubs them.
+//! A kill of this process unlocks its slices and leaves them dirty: their next owner's grant scrubs them.
 
 use std::fs::File;
 use std::path::Path;
@@ -45,7 +45,7 @@ impl fmt::Debug for Passed {
 }
 
 impl Taken {
-    /// Its bytes.
+    /// File and range of the slice.
     pub(crate) fn backing(&self) -> &dyn Backing {
         match self {
             Self::Own(lease) => lease.as_ref(),
@@ -61,7 +61,7 @@ impl Taken {
         }
     }
 
-    /// The place.
+    /// Region, offset and size.
     pub(crate) fn slice(&self) -> &Slice {
         match self {
             Self::Own(lease) => lease.slice(),

@@ -85,13 +85,13 @@ pub enum ResourceError {
     /// The console.
     #[error("cannot provide the guest's console")]
     Console(#[from] ConsoleError),
-    /// What host functions need.
+    /// A resource of host functions.
     #[error("cannot pass host functions to the guest")]
     Passed(#[from] PassedError),
     /// A thread to prepare the machine.
     #[error("cannot map the guest's memory for its devices")]
     Thread(#[from] ThreadError),
-    /// What a device needs.
+    /// A resource of a device.
     #[error("cannot provide device \"{id}\"")]
     Device {
         /// The device.

@@ -116,7 +116,7 @@ impl AddressSpaces {
         self.kernel.clone()
     }
 
-    /// All of them.
+    /// All I/O address spaces: the kernel's and the servers'.
     pub fn domains(&self) -> Vec<Arc<dyn Domain>> {
         let servers = self.servers.domains().map(|(_, domain)| domain);
         self.kernel.iter().map(KernelDomain::domain).chain(servers).collect()
@@ -156,10 +156,10 @@ impl AddressSpaces {
     }
 }
 
-/// What is to be mapped, and where.
+/// Memory to map, by address space.
 pub(super) struct Maps(Vec<Map>);
 
-/// That of one address space.
+/// Memory to map in one address space.
 struct Map {
     /// Socket of the vfio-user server that owns this address space, if any.
     socket: Option<PathBuf>,
@@ -168,7 +168,7 @@ struct Map {
 }
 
 impl Maps {
-    /// Those that can be made while their memory is filled, and those that wait until it is.
+    /// Splits the mappings into those that can be made during prefault, and those that wait for its end.
     pub(super) fn around_prefault(self) -> (Self, Self) {
         let split = |Map { socket, domain, pieces }| {
             let (early, late) =

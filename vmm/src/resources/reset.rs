@@ -27,7 +27,7 @@ pub(super) fn reset(devices: &[(Device, OpenDevice)]) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Those with a reset of their own all at a time, as each takes up to a second; then the buses of the others.
+/// Resets functions with a reset of their own in parallel, as each takes up to a second; then the others' buses.
 fn reset_all(functions: &[(&str, &dyn Backend)]) -> Result<Vec<String>, Refused> {
     let (own, others): (Vec<_>, Vec<_>) = functions.iter().partition(|(_, backend)| backend.can_reset());
     thread::scope(|scope| {
@@ -76,7 +76,7 @@ fn by_bus(
     }
 }
 
-/// What the operator should know of a function that nothing resets.
+/// Note for the operator on a function that nothing resets.
 pub(crate) fn left_behind(id: &str, name: &str, error: &BackendError) -> String {
     let why = error.source().map(|why| format!(": {why}")).unwrap_or_default();
     format!(

@@ -16,7 +16,7 @@ use crate::facts::Server;
 /// Why a server's device cannot be a guest's.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// What is at the path is no socket.
+    /// The path names no socket.
     #[error("{} is not a socket", path.display())]
     NotSocket {
         /// The path.
@@ -25,7 +25,7 @@ pub enum ServerError {
     /// No server there, or one that breaks the protocol.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// It does not answer any more.
+    /// It no longer answers.
     #[error(transparent)]
     Backend(#[from] BackendError),
 }
@@ -63,8 +63,8 @@ struct Connected {
     described: Server,
 }
 
-/// The vfio-user servers of a machine, by socket. They are connected before there is a plan, because only they know how
-/// large their BARs are, and once, because some serve one client and end.
+/// The vfio-user servers of a machine, by socket. They are connected before there is a plan, because only they report
+/// how large their BARs are, and once, because some serve one client and end.
 #[derive(Default)]
 pub struct Servers(BTreeMap<PathBuf, Connected>);
 
@@ -89,7 +89,7 @@ impl Servers {
         Ok(())
     }
 
-    /// What they present, for the plan.
+    /// Facts of the servers, for the plan.
     pub fn facts(&self) -> Vec<Server> {
         self.0.values().map(|server| server.described.clone()).collect()
     }
@@ -99,7 +99,7 @@ impl Servers {
         self.0.get(socket).map(|server| Arc::clone(&server.function) as _)
     }
 
-    /// What each reaches memory by, and its socket.
+    /// Socket and I/O address space of each.
     pub(super) fn domains(&self) -> impl Iterator<Item = (&Path, Arc<dyn Domain>)> {
         self.0.iter().map(|(socket, server)| (socket.as_path(), Arc::clone(&server.domain) as _))
     }

@@ -121,7 +121,7 @@ fn scrubbed(id: &str) -> Box<ScrubEnd> {
     })
 }
 
-/// What the mapped BAR is to other devices.
+/// Kind of memory that the mapped BAR is for other devices.
 fn made_by(plan: &BackingPlan, backing: &dyn Backing) -> io::Result<MadeBy> {
     Ok(match backing.file().metadata()?.is_file() {
         _ if backing.is_invisible() => |_: OwnedFd, _: u64| MadeOf::Invisible,

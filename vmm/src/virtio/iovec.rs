@@ -1,6 +1,6 @@
 //! Vectored reads and writes between a descriptor and guest memory, without a copy in between.
 //!
-//! This is a room for `unsafe`: the kernel gets raw pointers into guest memory. Rules that callers rely on:
+//! This is an unsafe module: the kernel gets raw pointers into guest memory. Rules that callers rely on:
 //! * every pointer comes from a `VolatileSlice`, which borrows its mapping for the whole call;
 //! * no Rust reference into guest memory is made, so that the guest may write there at the same time.
 #![expect(
@@ -20,7 +20,7 @@ pub const MAX_SEGMENTS: usize = 1024;
 /// Reads into `segments` in order.
 ///
 /// # Errors
-/// That of readv(2); an interrupted call is repeated.
+/// The error of readv(2); an interrupted call is repeated.
 pub fn readv(fd: BorrowedFd<'_>, segments: &[VolatileSlice<'_>]) -> io::Result<usize> {
     let (iov, count) = vectors(segments);
     // SAFETY: `iov` holds `count` vectors, each within a slice that outlives the call and may be written at any time.
@@ -30,7 +30,7 @@ pub fn readv(fd: BorrowedFd<'_>, segments: &[VolatileSlice<'_>]) -> io::Result<u
 /// Writes `segments` in order.
 ///
 /// # Errors
-/// That of writev(2); an interrupted call is repeated.
+/// The error of writev(2); an interrupted call is repeated.
 pub fn writev(fd: BorrowedFd<'_>, segments: &[VolatileSlice<'_>]) -> io::Result<usize> {
     let (iov, count) = vectors(segments);
     // SAFETY: `iov` holds `count` vectors, each within a slice that outlives the call and is only read.
@@ -40,7 +40,7 @@ pub fn writev(fd: BorrowedFd<'_>, segments: &[VolatileSlice<'_>]) -> io::Result<
 /// Reads into `segments` in order, from byte `offset` of a file.
 ///
 /// # Errors
-/// That of preadv(2); an interrupted call is repeated.
+/// The error of preadv(2); an interrupted call is repeated.
 pub fn preadv(fd: BorrowedFd<'_>, segments: &[VolatileSlice<'_>], offset: u64) -> io::Result<usize> {
     let (iov, count) = vectors(segments);
     let offset = file_offset(offset)?;
@@ -51,7 +51,7 @@ pub fn preadv(fd: BorrowedFd<'_>, segments: &[VolatileSlice<'_>], offset: u64) -
 /// Writes `segments` in order, to byte `offset` of a file.
 ///
 /// # Errors
-/// That of pwritev(2); an interrupted call is repeated.
+/// The error of pwritev(2); an interrupted call is repeated.
 pub fn pwritev(fd: BorrowedFd<'_>, segments: &[VolatileSlice<'_>], offset: u64) -> io::Result<usize> {
     let (iov, count) = vectors(segments);
     let offset = file_offset(offset)?;

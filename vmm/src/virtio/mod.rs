@@ -41,7 +41,7 @@ pub const RING_INDIRECT: u64 = 1 << 28;
 /// VIRTIO_F_EVENT_IDX (virtio 1.3 §6): every device here asks for and gives notifications by index.
 pub const RING_EVENT_IDX: u64 = 1 << 29;
 
-/// A name in words, and how often.
+/// A name in words, and a count.
 pub type Counter = (&'static str, u64);
 
 /// Notifications from a device to its driver; implemented by the transport.
@@ -126,7 +126,7 @@ pub trait VirtioDevice: MutEventSubscriber + Send {
         true
     }
 
-    /// What was counted since the start, each by a name in words; guest mistakes are never logged one by one.
+    /// Counts since the start, each with a name in words; guest mistakes are never logged one by one.
     fn counters(&self) -> Vec<Counter>;
 
     /// Takes the error of making the guest's writes durable, if the guest has not received it.

@@ -29,7 +29,7 @@ impl Rng {
     /// A device.
     ///
     /// # Errors
-    /// When there is no eventfd to be had.
+    /// When the kernel refuses an eventfd.
     pub fn new() -> io::Result<Self> {
         Ok(Self { kicks: [Arc::new(EventFd::new(EFD_NONBLOCK)?)], running: None, mistakes: 0 })
     }
@@ -74,7 +74,7 @@ fn fill(memory: &GuestMemoryMmap, segments: &[Segment]) -> u32 {
         let mut rest = part;
         while !rest.is_empty() {
             let room = buffer.get_mut(..rest.len().min(4096)).unwrap_or_default();
-            // It may give less than was asked for.
+            // It may return less than was requested.
             let count = match getrandom(&mut *room, GetRandomFlags::empty()) {
                 Ok(count) => count,
                 Err(Errno::INTR) => continue,

@@ -140,7 +140,7 @@ impl Driver {
         self.memory.read_obj::<u16>(GuestAddress(self.used_ring())).unwrap() == 1
     }
 
-    /// What the device completed since the last call: head and bytes written.
+    /// Buffers that the device completed since the last call: head and bytes written.
     pub(crate) fn used(&mut self) -> Vec<(u16, u32)> {
         let index: u16 = self.memory.read_obj(GuestAddress(self.used_ring() + 2)).unwrap();
         let mut done = Vec::new();

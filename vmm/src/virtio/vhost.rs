@@ -4,7 +4,7 @@
 //! [`Worker::start`] no packet passes through this process. What a guest writes into the rings is the kernel's to
 //! check, as for any user of vhost.
 //!
-//! This is a room for `unsafe`: three ioctls that the `vhost` crate offers only on descriptors that it opened by
+//! This is an unsafe module: three ioctls that the `vhost` crate offers only on descriptors that it opened by
 //! path itself. Each passes an integer or a plain struct by reference and the kernel copies it.
 #![expect(
     unsafe_code,
@@ -90,7 +90,7 @@ pub struct Worker {
     error: EventFd,
 }
 
-/// What a worker needs to know of one queue.
+/// Setup of one queue for a worker.
 pub struct Vring<'a> {
     /// The queue's number on the virtio device, for interrupts.
     pub index: u16,
@@ -193,7 +193,7 @@ impl Worker {
     /// memory no more when this returns.
     ///
     /// # Errors
-    /// That of the ioctl VHOST_NET_SET_BACKEND.
+    /// The error of the ioctl VHOST_NET_SET_BACKEND.
     pub fn set_net_backend(&self, number: u32, tap: Option<&File>) -> io::Result<()> {
         let backend = binding::vhost_vring_file { index: number, fd: tap.map_or(-1, AsRawFd::as_raw_fd) };
         // SAFETY: the kernel copies the struct, which lives through the call.
@@ -218,7 +218,7 @@ impl Worker {
     /// Starts or stops a vhost-vsock worker; stopped, it touches guest memory no more when this returns.
     ///
     /// # Errors
-    /// That of the ioctl VHOST_VSOCK_SET_RUNNING.
+    /// The error of the ioctl VHOST_VSOCK_SET_RUNNING.
     pub fn set_vsock_running(&self, running: bool) -> io::Result<()> {
         let value = libc::c_int::from(running);
         // SAFETY: the kernel copies the integer, which lives through the call.
@@ -227,7 +227,7 @@ impl Worker {
     }
 }
 
-/// A worker's descriptor together with the memory that ring addresses are in, as the `vhost` crate wants it.
+/// A worker's descriptor together with the memory that ring addresses are in, as the `vhost` crate requires.
 struct Bound<'a> {
     file: &'a File,
     memory: &'a GuestMemoryMmap,

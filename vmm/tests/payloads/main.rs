@@ -58,9 +58,9 @@ struct Guest {
 /// How a guest ended.
 #[derive(Debug)]
 struct Ended {
-    /// What it wrote to its serial port.
+    /// Output of its serial port.
     console: String,
-    /// What egm-vmm said.
+    /// Messages of egm-vmm.
     messages: String,
     /// 137 when it did not end in time.
     code: Option<i32>,

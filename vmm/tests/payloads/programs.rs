@@ -1,4 +1,4 @@
-//! What the payloads do.
+//! Programs of the payloads.
 
 use egm_address::{Guest, Span};
 use egm_payload::{Code, Entry, Payload, Ports, Width, long_mode};
@@ -275,12 +275,12 @@ pub(crate) fn device_fuzz(plan: &Plan, seed: u32, count: u32) -> Vec<u8> {
     payload.ok()
 }
 
-/// What a guest does with the disk that it has in use.
+/// Action of a guest on the disk that it has in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Act {
     Nothing,
     Reset,
-    /// It asks for a flush, which has to fail.
+    /// It requests a flush, which has to fail.
     FlushInVain,
 }
 

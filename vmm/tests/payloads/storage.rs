@@ -12,7 +12,7 @@ use std::thread;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
 
-/// What happens to the disk once it is open.
+/// Behaviour of the disk once it is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Storage {
     /// A flush ends with EIO.

@@ -1,10 +1,10 @@
-//! What can be read off Rust source text without compiling it.
+//! Facts read off Rust source text without compiling it.
 
 use std::str::FromStr;
 
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 
-/// What one source file contains, as far as the rules care. Lines count from 1.
+/// Contents of one source file, as far as the rules care. Lines count from 1.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
     /// Functions outside test modules: name, line, lines of code in the body (neither blank nor comment).

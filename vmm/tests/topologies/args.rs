@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// What the arguments say.
+/// The machine that the arguments describe.
 #[derive(Debug, Default)]
 pub(crate) struct Reference {
     /// Properties of the machine.

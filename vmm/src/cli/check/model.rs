@@ -1,4 +1,4 @@
-//! What `egm-vmm check` found: JSON as it is, and what the text is made from.
+//! Findings of `egm-vmm check`: the JSON form, from which the text is made.
 
 use egm_address::{PciAddress, PciAddressError};
 use egm_vfio::dma::Memlock;
@@ -24,7 +24,7 @@ impl Report for NotOne {
     }
 }
 
-/// Everything.
+/// All findings.
 #[derive(Debug, Serialize)]
 pub(super) struct Checked {
     pub(super) functions: Vec<Function>,

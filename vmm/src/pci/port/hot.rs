@@ -1,4 +1,4 @@
-//! What makes a port a hot-plug port: its slot with what is in it, and its interrupt.
+//! The hot-plug part of a port: its slot with the function in it, and its interrupt.
 
 use std::io;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
@@ -15,7 +15,7 @@ const CAPABILITY_MSI: u8 = 0x05;
 const MSI_64_BIT: u16 = 1 << 7;
 const MSI_ENABLE: u16 = 1;
 
-/// A function that can be brought and taken while the guest runs.
+/// A function that can be inserted and removed while the guest runs.
 pub trait Plugged: PciFunction {
     /// As after power-on: quiet, reset, BARs nowhere. Others that are reset at the same time are `together`, by their
     /// [`Plugged::name`]s. The guest does not reach it meanwhile.
@@ -50,9 +50,9 @@ pub trait Plugged: PciFunction {
     }
 }
 
-/// The part of a port that others do not have.
+/// The part of a hot-plug port that other ports do not have.
 pub(super) struct Hot {
-    /// Of its capabilities.
+    /// Offset of its MSI capability in configuration space.
     msi: u16,
     interrupt: Msix,
     seat: RwLock<Option<Arc<dyn Plugged>>>,

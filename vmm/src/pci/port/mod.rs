@@ -37,7 +37,7 @@ const GRANULE: u64 = 1 << 20;
 /// Where extended capabilities begin.
 const EXTENDED: u16 = 0x100;
 
-/// What a port is.
+/// Kind of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PortKind {
     /// A port of the root complex.
@@ -49,7 +49,7 @@ pub enum PortKind {
 }
 
 impl PortKind {
-    /// Vendor and device: QEMU's generic root port and a Texas Instruments switch, which guests know to be plain ones.
+    /// Vendor and device: QEMU's generic root port and a Texas Instruments switch, which guests treat as plain ones.
     const fn ids(self) -> (u16, u16) {
         match self {
             Self::Root => (0x1b36, 0x000c),
@@ -72,10 +72,10 @@ impl PortKind {
     }
 }
 
-/// What a port is and what it forwards at the start.
+/// Kind, bus numbers and windows of a port at the start.
 #[derive(Debug, Clone, Copy)]
 pub struct PortConfig {
-    /// What it is.
+    /// Kind of port.
     pub kind: PortKind,
     /// Physical slot number, 13 bits; an upstream port has none.
     pub slot: u16,
@@ -91,11 +91,11 @@ pub struct PortConfig {
     pub window64: Option<Span<Guest>>,
     /// Whether a device is in the slot.
     pub occupied: bool,
-    /// What the host's port in its place keeps apart.
+    /// Access Control Services of the host's port in its place.
     pub acs: Option<Acs>,
 }
 
-/// A port.
+/// A PCI Express port.
 pub struct Port {
     registers: Mutex<Registers>,
     hot: Option<Hot>,
@@ -103,12 +103,12 @@ pub struct Port {
     below: Vec<Arc<Self>>,
 }
 
-/// What the guest reads and writes.
+/// Registers that the guest reads and writes.
 struct Registers {
     config: ConfigSpace,
-    /// A hot-plug port's.
+    /// Slot of a hot-plug port.
     slot: Option<Slot>,
-    /// Where the PCI Express capability is.
+    /// Offset of the PCI Express capability.
     express: u16,
 }
 

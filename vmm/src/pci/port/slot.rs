@@ -67,13 +67,12 @@ pub enum Duty {
     Pull,
 }
 
-/// The slot.
 #[derive(Debug)]
 pub(super) struct Slot {
     control: u16,
     events: u16,
     present: bool,
-    /// The host wants what is in it back.
+    /// The host has requested the function back.
     wanted: bool,
     /// Secondary bus resets above that have begun and not ended; two vCPUs may report an end before its beginning.
     held: i32,

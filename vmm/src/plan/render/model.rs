@@ -1,4 +1,4 @@
-//! What both forms show, in words.
+//! Content of both forms, as text.
 
 use egm_address::{Gpa, Guest, Span};
 use egm_device::show::{Style, size};
@@ -10,7 +10,7 @@ use crate::plan::{
     GPU_NODES, GroupPlan, HostPages, Interface, MemoryKind, PassedPlan, Plan, WindowKind,
 };
 
-/// What a range or a device is, which decides its colour.
+/// Kind of a range or a device, which decides its colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tone {
     Ram,
@@ -216,7 +216,7 @@ fn kind(kind: &DeviceKind) -> String {
     }
 }
 
-/// What a function occupies: windows of a port, BARs and vectors of a device; a label, a place and a size each.
+/// Resources of a function: windows of a port, BARs and vectors of a device; a label, a place and a size each.
 pub(super) fn holdings(function: &FunctionPlan) -> Vec<(String, Option<Span<Guest>>)> {
     let mut all: Vec<(String, Option<Span<Guest>>)> = Vec::new();
     if let Some(&BridgePlan { window32, window64, acs, .. }) = function.role.bridge() {
@@ -289,7 +289,7 @@ pub(super) fn passthrough(plan: &Plan) -> Vec<(String, String)> {
     rows
 }
 
-/// What is decided for a host function, in words.
+/// The decisions for a host function, as text.
 fn decided(passed: &PassedPlan) -> String {
     let node = passed.node.map(|node| format!("near node {node}"));
     let clique = passed.clique.map(|clique| format!("P2P clique {clique}"));

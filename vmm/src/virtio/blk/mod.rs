@@ -29,10 +29,10 @@ use super::{ActivateError, Activation, Counter, Interrupt, VirtioDevice};
 /// Bytes of the serial number (§5.2.6.2).
 const SERIAL: usize = 20;
 
-/// What was counted since the start.
+/// Counts since the start.
 #[derive(Default)]
 struct Counters {
-    /// Requests that the guest got wrong: refused, or without a place for an answer.
+    /// Invalid requests of the guest: refused, or without a place for an answer.
     mistakes: u64,
     /// Requests that the host could not carry out.
     failures: u64,
@@ -51,7 +51,7 @@ struct Running {
     ring: Ring,
     memory: Arc<GuestMemoryMmap>,
     interrupt: Arc<dyn Interrupt>,
-    /// The driver knows no flush, so a completed write must be durable.
+    /// The driver has not negotiated flush, so a completed write must be durable.
     write_through: bool,
     /// By tag.
     waiting: Vec<Option<Waiting>>,
@@ -188,7 +188,7 @@ impl Block {
         }
     }
 
-    /// Before the flush of a reset these are the guest's requests, of which it wants to hear no more.
+    /// Takes a completion after a reset. Before the flush, it is of a guest's request, which gets no answer any more.
     fn done_after_reset(&mut self, result: std::io::Result<()>) {
         if !self.unflushed
             && let Err(error) = result

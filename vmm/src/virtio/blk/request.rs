@@ -21,7 +21,7 @@ pub(super) enum Status {
     Ok = 0,
     /// Failed, or outside the disk, or a write to a read-only disk.
     IoError = 1,
-    /// The device does not know this.
+    /// Unknown request type.
     Unsupported = 2,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Data {
     pub(super) length: u64,
 }
 
-/// What to do.
+/// Action of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Action {
     /// Disk to memory; as many bytes in both.
@@ -65,9 +65,9 @@ pub(super) struct Request {
     pub(super) head: u16,
     /// Bytes in the device-writable part, the status included.
     pub(super) writable: u32,
-    /// Where the status goes.
+    /// Address of the status byte.
     pub(super) status: GuestAddress,
-    /// What to do, or what to answer at once.
+    /// The action, or the status to answer at once.
     pub(super) action: Result<Action, Status>,
 }
 

@@ -223,7 +223,7 @@ fn a_reset_never_waits_for_storage_and_its_flush_comes_after_the_last_request() 
         rig.block.reset();
         rig.block.work();
         assert!(!rig.block.at_rest() && rig.activate().is_err());
-        // The guest does not want to hear of this request any more.
+        // The guest gets no answer to this request any more.
         assert!(matches!(answer(broken()), Job::Write { .. }));
         rig.block.work();
         assert!(!rig.block.at_rest());

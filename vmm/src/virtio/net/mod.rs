@@ -41,7 +41,7 @@ use super::VirtioDevice;
 use super::ring;
 use super::ring::Ring;
 
-/// What was counted since the start, beside [`Dropped`].
+/// Counts since the start, beside [`Dropped`].
 #[derive(Default)]
 struct Counters {
     /// Chains that broke a rule of virtio 1.3 §2.7.
@@ -117,7 +117,7 @@ impl Net {
     /// workers.
     ///
     /// # Errors
-    /// That of eventfd(2).
+    /// The error of eventfd(2).
     pub fn new(mac: [u8; 6], taps: Vec<File>, backend: Backend) -> io::Result<Self> {
         let queue_pairs = u16::try_from(taps.len()).unwrap_or(u16::MAX);
         let features = spec::features(queue_pairs) & backend.features();

@@ -28,10 +28,10 @@ pub(super) const MULTIQUEUE: u64 = bit(net::VIRTIO_NET_F_MQ);
 pub(super) const CONTROL: u64 = bit(net::VIRTIO_NET_F_CTRL_VQ);
 /// Any of the features by which the guest takes packets larger than its MTU.
 pub(super) const GUEST_LARGE: u64 = bit(net::VIRTIO_NET_F_GUEST_TSO4) | bit(net::VIRTIO_NET_F_GUEST_TSO6);
-/// What vhost-net itself must have for the device to offer it.
+/// Features that vhost-net itself must have for the device to offer them.
 pub(super) const SERVED_BY_VHOST: u64 = MERGEABLE | RING_INDIRECT | RING_EVENT_IDX;
 
-/// What a device with this many queue pairs offers.
+/// Features that a device with this many queue pairs offers.
 pub(super) fn features(queue_pairs: u16) -> u64 {
     let one = bit(net::VIRTIO_NET_F_MAC)
         | bit(net::VIRTIO_NET_F_STATUS)
@@ -47,7 +47,7 @@ pub(super) fn features(queue_pairs: u16) -> u64 {
     if queue_pairs > 1 { one | CONTROL | MULTIQUEUE } else { one }
 }
 
-/// What the tap may hand over unfinished (`TUN_F_*`) to a driver with these features.
+/// Offloads (`TUN_F_*`) with which the tap may hand over unfinished packets to a driver with these features.
 pub(super) fn offload(features: u64) -> u32 {
     let flags = [
         (net::VIRTIO_NET_F_GUEST_CSUM, libc::TUN_F_CSUM),
@@ -92,14 +92,14 @@ pub(super) fn config_space(mac: [u8; 6], queue_pairs: u16) -> [u8; 10] {
     space
 }
 
-/// A control command that the device knows (virtio 1.3 §5.1.6.5).
+/// A control command that the device supports (virtio 1.3 §5.1.6.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Command {
     /// VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET: use this many pairs, from 1 to what the device has.
     SetPairs(u16),
 }
 
-/// Bytes of the longest command that the device knows.
+/// Bytes of the longest command that the device supports.
 pub(super) const COMMAND_LENGTH: usize = 4;
 
 impl Command {

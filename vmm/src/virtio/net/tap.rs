@@ -1,6 +1,6 @@
 //! Tap interfaces: opening one for a guest, and the few requests that a running device makes of it.
 //!
-//! This is a room for `unsafe`: ioctls of `/dev/net/tun`. Each passes an integer, or a struct laid out as `ifreq`
+//! This is an unsafe module: ioctls of `/dev/net/tun`. Each passes an integer, or a struct laid out as `ifreq`
 //! that lives through the call; the kernel copies what it is given.
 #![expect(unsafe_code, reason = "a tap is configured by ioctls that no crate here wraps")]
 
@@ -200,7 +200,7 @@ fn queue(name: &str, multi: bool) -> Result<File, TapError> {
 /// Sets which unfinished packets (`TUN_F_*`) the guest takes.
 ///
 /// # Errors
-/// That of the ioctl TUNSETOFFLOAD.
+/// The error of the ioctl TUNSETOFFLOAD.
 pub fn set_offload(tap: &File, flags: u32) -> io::Result<()> {
     // SAFETY: the argument is an integer.
     let result = unsafe { ioctl_with_val(tap, libc::TUNSETOFFLOAD, libc::c_ulong::from(flags)) };
@@ -211,7 +211,7 @@ pub fn set_offload(tap: &File, flags: u32) -> io::Result<()> {
 /// attach what is attached is no error, and likewise for detached.
 ///
 /// # Errors
-/// That of the ioctl TUNSETQUEUE.
+/// The error of the ioctl TUNSETQUEUE.
 pub fn set_attached(tap: &File, attached: bool) -> io::Result<()> {
     let flag = if attached { libc::IFF_ATTACH_QUEUE } else { libc::IFF_DETACH_QUEUE };
     let request = interface_request("", flag);

@@ -33,7 +33,7 @@ pub(super) enum Pause {
     Budget,
 }
 
-/// What went wrong for good, for counters.
+/// Permanent losses, for counters.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Dropped {
     /// Packets that the tap refused, such as a header that makes no sense.

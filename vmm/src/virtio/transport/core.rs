@@ -3,13 +3,13 @@
 
 use super::registers::{Common, Half, NO_VECTOR, status};
 
-/// What a register write asks for.
+/// Action that a register write requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub(super) enum Effect {
     /// Nothing.
     None,
-    /// The driver wants the device reset; the registers are already.
+    /// The driver requests a reset of the device; the registers are reset already.
     Reset,
     /// The driver is ready.
     Activate,
@@ -19,7 +19,7 @@ pub(super) enum Effect {
     QueueVector(u16, u16),
 }
 
-/// What the driver has said about a queue.
+/// The driver's settings of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct QueueState {
     /// Largest size.
@@ -52,7 +52,7 @@ impl QueueState {
     }
 }
 
-/// The registers.
+/// The registers of the common configuration.
 #[derive(Debug)]
 pub(super) struct Core {
     offered: u64,

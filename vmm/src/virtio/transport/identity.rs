@@ -39,7 +39,7 @@ pub(super) struct WindowAccess {
     pub(super) length: usize,
 }
 
-/// What a function is, for its configuration space.
+/// Identity of a function in its configuration space.
 pub(super) struct Profile<'a> {
     /// virtio device type.
     pub(super) device_type: u16,

@@ -2,8 +2,8 @@
 //! without an exit to this process.
 //!
 //! [`registers`] defines the layout, [`core`] is the state machine, [`identity`] the configuration space,
-//! [`interrupt`] the way back. Here are the locks. Lock order: registers, then device; doors alone. A notification
-//! and an MSI-X access take none of them.
+//! [`interrupt`] the interrupts. The locks are here. Lock order: registers, then device; ioeventfds alone. A
+//! notification and an MSI-X access take none of them.
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
 mod core;
@@ -30,18 +30,18 @@ use crate::pci::msix::Msix;
 use crate::pci::{ConfigSpace, PciFunction};
 use crate::plan::FunctionPlan;
 
-/// Doors in the kernel: a guest write to an address becomes a write to an eventfd without leaving the kernel.
+/// ioeventfds: the kernel turns a guest write to an address into a write to an eventfd, without an exit to user space.
 pub trait DoorBell: Send + Sync {
-    /// From now on every write that starts at guest physical address `gpa`, of any width and value, rings `fd`.
+    /// From now on every write that starts at guest physical address `gpa`, of any width and value, signals `fd`.
     ///
     /// # Errors
-    /// The kernel's, for instance when another door has this address.
+    /// The kernel's, for instance when another ioeventfd has this address.
     fn attach(&self, gpa: u64, fd: &EventFd) -> io::Result<()>;
 
-    /// The opposite, with the same arguments.
+    /// Removes the ioeventfd, with the same arguments.
     ///
     /// # Errors
-    /// The kernel's, when there is no such door.
+    /// The kernel's, when there is no such ioeventfd.
     fn detach(&self, gpa: u64, fd: &EventFd) -> io::Result<()>;
 }
 
@@ -148,7 +148,7 @@ impl VirtioPci {
         self.registers().core.mistakes()
     }
 
-    /// What transport and device counted since the start.
+    /// Counts of transport and device since the start.
     pub fn counters(&self) -> Vec<Counter> {
         let of_device = lock(&self.device).counters();
         let own = [
@@ -303,7 +303,7 @@ impl PciFunction for VirtioPci {
         self.registers().config.decoded()
     }
 
-    /// A door that cannot be made costs an exit to us for each kick, nothing else.
+    /// An ioeventfd that cannot be attached costs an exit to this process for each kick, nothing else.
     fn place(&self, bars: &[(u8, Span<Guest>)]) {
         let mut doors = lock(&self.doors);
         let start = bars.iter().find(|(bar, _)| *bar == 0).map(|(_, span)| span.start().get());

@@ -49,7 +49,7 @@ pub(super) mod status {
     pub(crate) const FAILED: u8 = 128;
 }
 
-/// What an access to BAR 0 reaches.
+/// Target of an access to BAR 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Area {
     /// A register of the common configuration; `None` when no register has this offset and width.
@@ -105,11 +105,11 @@ pub(super) enum Half {
 /// A register of the common configuration structure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Common {
-    /// Which 32 feature bits [`Common::DeviceFeature`] shows.
+    /// Selects the 32 feature bits that [`Common::DeviceFeature`] shows.
     DeviceFeatureSelect,
     /// Offered feature bits.
     DeviceFeature,
-    /// Which 32 feature bits [`Common::DriverFeature`] sets.
+    /// Selects the 32 feature bits that [`Common::DriverFeature`] sets.
     DriverFeatureSelect,
     /// Accepted feature bits.
     DriverFeature,

@@ -71,7 +71,7 @@ impl VirtioDevice for Fake {
     }
 }
 
-/// Like KVM, an address has one door.
+/// As in KVM, an address has one ioeventfd.
 #[derive(Default)]
 struct Bell(Mutex<Vec<u64>>);
 

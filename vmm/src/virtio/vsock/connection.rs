@@ -66,7 +66,7 @@ pub(super) struct Connection {
     received: u32,
     /// Of these, bytes that the host's socket took.
     forwarded: u32,
-    /// `forwarded` as the guest knows it.
+    /// `forwarded` as last reported to the guest.
     announced: u32,
     /// The guest was asked for credit and has not given any.
     asked_for_credit: bool,

@@ -112,9 +112,9 @@ pub(super) struct Greeting {
 pub(super) enum Greeted {
     /// The line goes on.
     Incomplete,
-    /// The host program wants this port of the guest.
+    /// The host program requests this port of the guest.
     Port(u32),
-    /// It is no greeting.
+    /// Not a greeting.
     Nonsense,
 }
 

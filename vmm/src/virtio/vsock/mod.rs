@@ -5,7 +5,7 @@
 //! and guest memory, and `muxer` joins them all.
 //!
 //! Sockets come and go, also when a vCPU resets the device and no event loop is at hand. So they are in an epoll set
-//! of the muxer, which forgets closed ones by itself, and the event loop knows only that set.
+//! of the muxer, which drops closed ones by itself, and the event loop polls only that set.
 
 mod connection;
 mod greetings;
@@ -104,7 +104,7 @@ impl crate::error::Report for VsockError {
     }
 }
 
-/// What was counted since the start.
+/// Counts since the start.
 #[derive(Default)]
 struct Counters {
     /// Chains that broke a rule of virtio 1.3 §2.7 or held no packet.
@@ -329,7 +329,7 @@ impl MutEventSubscriber for Vsock {
         let kicks = (0..).zip(&self.kicks).map(kick);
         let watch: Vec<_> = match &self.mover {
             Mover::Userspace(muxer) => {
-                // Edge-triggered, so that news which wait for the driver do not keep the loop awake.
+                // Edge-triggered, so that events which wait for the driver do not keep the loop awake.
                 let sockets = Descriptor(muxer.as_raw_fd());
                 let edges = EventSet::IN | EventSet::EDGE_TRIGGERED;
                 kicks.chain([Events::with_data(&sockets, SOCKETS, edges)]).collect()

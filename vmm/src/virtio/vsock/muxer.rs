@@ -78,7 +78,7 @@ impl Muxer {
         })
     }
 
-    /// Readable while a socket has news.
+    /// Readable while a socket has an event.
     pub(super) fn as_raw_fd(&self) -> RawFd {
         self.epoll.as_raw_fd()
     }

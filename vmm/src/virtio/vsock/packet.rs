@@ -40,7 +40,7 @@ struct Wire {
 
 const _: () = assert!(HEADER == 44);
 
-/// What a packet is for (`VIRTIO_VSOCK_OP_*`).
+/// Purpose of a packet (`VIRTIO_VSOCK_OP_*`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub(super) enum Op {

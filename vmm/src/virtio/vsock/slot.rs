@@ -36,7 +36,7 @@ pub(super) struct Slot {
     pub(super) backlog: VecDeque<u8>,
     /// The socket may have bytes: set by its edge, cleared when it would block.
     pub(super) readable: bool,
-    /// It is in [`Muxer`](super::muxer::Muxer)'s queue.
+    /// Whether it is in the queue of [`Muxer`](super::muxer::Muxer).
     pub(super) queued: bool,
 }
 

@@ -38,7 +38,7 @@ const INBOX: u64 = 0x4_0000;
 /// Bytes of a receive buffer.
 const SLOT: u32 = 0x1000;
 
-/// What the guest sees of a packet.
+/// A packet as the guest sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Seen {
     op: u16,

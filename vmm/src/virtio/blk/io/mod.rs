@@ -60,7 +60,7 @@ pub(super) enum Job {
     Read(Transfer),
     /// Memory to disk; when `durable`, it is on the medium when the job is done.
     Write {
-        /// What.
+        /// Memory and disk span.
         transfer: Transfer,
         /// Whether a flush is part of it.
         durable: bool,

@@ -105,7 +105,7 @@ impl Uring {
         }
     }
 
-    /// What a completion means for its slot; `None` when there is more to do, which is on the ring again.
+    /// Result of a completion for its slot; `None` when there is more to do, which is on the ring again.
     fn settle(&mut self, tag: u16, result: i32) -> Option<io::Result<()>> {
         let slot = self.slots.get_mut(usize::from(tag)).and_then(Option::as_mut)?;
         let outcome = match usize::try_from(result) {

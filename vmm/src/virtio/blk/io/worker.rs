@@ -27,7 +27,7 @@ impl Worker {
     /// Starts the thread.
     ///
     /// # Errors
-    /// When there is no thread or no eventfd to be had.
+    /// When the kernel refuses a thread or an eventfd.
     pub(super) fn new(file: &Arc<File>) -> io::Result<Self> {
         let event = Arc::new(EventFd::new(EFD_NONBLOCK)?);
         let (jobs, todo) = channel::<(u16, Job)>();
