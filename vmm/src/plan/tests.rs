@@ -355,7 +355,7 @@ fn memory_over_the_address_bits_says_by_how_much() {
         matches!(error, PlanError::AddressSpace { short_by: GIB, bits: AddressBits::Guest(36), .. }),
         "{error}"
     );
-    // A smaller one leaves room for a window, but not for the 64 GiB that it would like to have.
+    // A smaller one leaves room for a window, but not for the preferred 64 GiB.
     let small = spec(vec![node(0, 4 * GIB, "0")]);
     let window = plan(&small, &facts).unwrap().window(WindowKind::PciMemory64).unwrap();
     assert_eq!(window.to_string(), "0x800000000..0x1000000000");

@@ -1,7 +1,7 @@
 //! Closes the files of slices once their memory is mapped and registered.
 //!
-//! A mapping keeps the memory. Where the slices of a region share one file, that file would give an attacker who breaks
-//! out of the guest every tenant's bytes.
+//! A mapping keeps the memory. Where the slices of a region share one file, that file would give every tenant's bytes
+//! to an attacker from inside the guest.
 
 use std::io;
 

@@ -45,7 +45,7 @@ pub(super) fn add(config: &mut ConfigSpace, port: &PortConfig, slot: Option<&Slo
     }
     put(0x2c, &(1u32 << 1).to_le_bytes()); // supported link speeds: 2.5 GT/s
     put(0x30, &1u16.to_le_bytes()); // target link speed
-    let at = config.add_capability(CAPABILITY_EXPRESS, &body).unwrap_or_default(); // it is the first: there is room
+    let at = config.add_capability(CAPABILITY_EXPRESS, &body).unwrap_or_default(); // the first capability: it fits
     slot.iter().for_each(|slot| show(config, at, slot));
     at
 }

@@ -69,7 +69,7 @@ impl Hot {
         let mut body = [0; 12];
         let [low, high] = MSI_64_BIT.to_le_bytes();
         (body[0], body[1]) = (low, high);
-        let msi = config.add_capability(CAPABILITY_MSI, &body).unwrap_or_default(); // the second: there is room
+        let msi = config.add_capability(CAPABILITY_MSI, &body).unwrap_or_default(); // the second capability: it fits
         config.allow(msi.saturating_add(2), &MSI_ENABLE.to_le_bytes());
         config.allow(msi.saturating_add(4), &[0xfc, 0xff, 0xff, 0xff]);
         config.allow(msi.saturating_add(8), &[0xff; 6]);
