@@ -1,4 +1,4 @@
-//! What somebody else wrote, with a limit on its length.
+//! Reads untrusted input with a limit on its length.
 
 use std::io::{self, Read};
 

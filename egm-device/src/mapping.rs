@@ -1,9 +1,9 @@
-//! A backing in this process's address space. This is an unsafe room.
+//! A backing in this process's address space. This is an unsafe module.
 //!
 //! Why it exists: mapping at a chosen address, page policy and population have no safe interface.
 //! What callers may rely on: a [`Mapping`] owns its whole address range until it is dropped, the range never
 //! overlaps anything else, and it is readable and writable shared memory that the guest, devices and peers change at
-//! any time, so nobody may make a Rust reference to its bytes.
+//! any time, so no code may make a Rust reference to its bytes.
 #![expect(unsafe_code, reason = "mmap, mbind and madvise have no safe interface")]
 
 use std::io;
@@ -188,7 +188,7 @@ impl Mapping {
                 *word |= 1 << (node % 64);
             }
         }
-        let bits = mask.len().saturating_mul(64).saturating_add(1); // the kernel reads one bit less than told
+        let bits = mask.len().saturating_mul(64).saturating_add(1); // the kernel reads one bit less than its argument
         let (start, size) = (self.pages.0.as_ptr(), self.pages.1);
         // SAFETY: the range is ours and `mask` has `bits - 1` bits; policy does not touch contents.
         let result =
@@ -257,7 +257,7 @@ impl Mapping {
     /// A range outside the mapping.
     pub fn zero(&self, offset: usize, size: usize) -> Result<(), MappingError> {
         let from = self.within("zero", offset, size)?;
-        // SAFETY: checked to lie inside our range, which is writable; nobody holds a reference to its bytes.
+        // SAFETY: checked to lie inside our range, which is writable; no reference to its bytes exists.
         unsafe { stream::zero(from, size) };
         Ok(())
     }
@@ -345,7 +345,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         let (start, size) = self.reserved;
-        // SAFETY: the whole reservation is ours, the mapping lies inside it, and nobody holds a reference to its bytes.
+        // SAFETY: the whole reservation is ours, the mapping lies inside it, and no reference to its bytes exists.
         let _ = unsafe { mm::munmap(start.as_ptr().cast(), size) };
     }
 }

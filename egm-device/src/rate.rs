@@ -1,4 +1,4 @@
-//! How fast something goes and how long it still takes, and how fast it may go. Pure: time comes in.
+//! Speed and remaining time of an operation, and a limit on its speed. Pure: the caller passes the time in.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -11,7 +11,7 @@ use crate::show::size;
 const MAX_SAMPLES: usize = 20;
 const SPACING: Duration = Duration::from_millis(250);
 
-/// Speed and time left of something with `total` bytes to do, from the first that is told of it.
+/// Speed and time left of an operation over `total` bytes, from its first report on.
 #[derive(Debug, Clone)]
 pub struct Rate {
     total: u64,
@@ -26,7 +26,7 @@ impl Rate {
         Self { total, samples: VecDeque::new(), latest: (Duration::ZERO, 0) }
     }
 
-    /// `done` bytes are done `at` a time. Workers tell out of order: what is not news is ignored.
+    /// Reports `done` bytes `at` a time. Workers report out of order: an older report is ignored.
     pub fn tell(&mut self, done: u64, at: Duration) {
         self.latest = (self.latest.0.max(at), self.latest.1.max(done.min(self.total)));
         if self.samples.back().is_none_or(|(newest, _)| self.latest.0.saturating_sub(*newest) >= SPACING) {
@@ -52,7 +52,7 @@ impl Rate {
         if u128::from(self.done()) < total { filled.min(cells.saturating_sub(1)) } else { filled }
     }
 
-    /// Bytes in a second; `None` before there is anything to tell it from.
+    /// Bytes in a second; `None` until there are two reports to compare.
     #[must_use]
     pub fn per_second(&self) -> Option<u64> {
         let (then, before) = *self.samples.front()?;
@@ -83,7 +83,7 @@ impl fmt::Display for Rate {
     }
 }
 
-/// How fast something may go: a token bucket that holds what one step takes, so that a step waits for the one before it.
+/// A speed limit: a token bucket of one step's size, so that a step waits for the one before it.
 #[derive(Debug, Clone)]
 pub struct Pace {
     per_second: NonZeroU64,

@@ -1,14 +1,14 @@
-//! Who is to blame, and what is printed.
+//! Responsibility for errors, and their printed form.
 
 use std::error::Error;
 use std::fmt::{self, Write};
 use std::process::ExitCode;
 
-/// Who must act; the discriminant is the process's exit code.
+/// The party that must act; the discriminant is the process's exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Blame {
-    /// The guest failed: panic, triple fault, reset that nobody asked for.
+    /// The guest failed: panic, triple fault, unrequested reset.
     Guest = 1,
     /// The configuration or the command line is wrong.
     Configuration = 2,
@@ -24,12 +24,12 @@ impl From<Blame> for ExitCode {
     }
 }
 
-/// An error that a person will read: whose turn it is and what helps.
+/// An error for people: the party that must act, and help.
 pub trait Report: Error {
-    /// Who must act.
+    /// The party that must act.
     fn blame(&self) -> Blame;
 
-    /// What to do about it, without "help:" in front.
+    /// The remedy, without "help:" in front.
     fn help(&self) -> Option<String> {
         None
     }

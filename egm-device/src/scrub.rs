@@ -1,9 +1,9 @@
-//! Zeroing memory that keeps its bytes, before somebody else gets it.
+//! Zeroes memory that keeps its bytes, before the next owner gets it.
 //!
-//! Each worker maps a chunk of its own, so that a bad page is replaced under nobody else's feet, and piece by piece makes it
-//! present where the kernel has pages for it and zeroes it under guard. Then it reads a random sample back another
-//! way (`sample`): memory that is not zero there is an error. A chunk is done or it is not; what is
-//! done is reported with every outcome, so that a scrub goes on where the last one ended.
+//! Each worker maps a chunk of its own, so that the replacement of a bad page affects no other worker. Piece by piece
+//! it makes the chunk present, where the kernel has pages for it, and zeroes it under guard. Then it reads a random
+//! sample back another way (`sample`): memory that is not zero there is an error. A chunk is done or it is not. Every
+//! outcome reports what is done, so a scrub continues where the last one ended.
 
 mod sample;
 
@@ -24,14 +24,14 @@ use crate::prefault::workers_for;
 use crate::rate::Pace;
 use crate::{crew, poison};
 
-/// What one worker maps and zeroes at a time.
+/// Bytes that one worker maps and zeroes at a time.
 const CHUNK: u64 = 64 << 20;
-/// What is zeroed under one guard: the memory that a bad page costs for a moment.
+/// Bytes zeroed under one guard: the memory that a bad page costs for a moment.
 const PIECE: usize = 2 << 20;
-/// How long somebody who cancels waits for a worker that keeps a pace.
+/// Longest sleep of a paced worker, and so the delay of a cancellation.
 const NAP: Duration = Duration::from_millis(50);
 
-/// How a scrub is done and who watches.
+/// Options, progress and cancellation of a scrub.
 pub struct Work<'a> {
     /// The host processors near the memory, where known.
     pub near: Option<&'a CpuSet>,
@@ -42,14 +42,14 @@ pub struct Work<'a> {
     pub pace: Option<NonZeroU64>,
     /// Called by any worker with the bytes done so far.
     pub progress: &'a (dyn Fn(u64) + Sync),
-    /// Set by anybody to stop after the chunks in hand.
+    /// Set from any thread to stop after the chunks in hand.
     pub cancel: &'a AtomicBool,
 }
 
 /// Why not everything is zero.
 #[derive(Debug, thiserror::Error)]
 pub enum Cause {
-    /// Somebody asked for it.
+    /// The caller cancelled it.
     #[error("cancelled")]
     Cancelled,
     /// The memory is bad: retire these bytes and go on with the rest.
@@ -134,14 +134,14 @@ pub fn zero(
     }
 }
 
-/// How a scrub went that goes around bad pages.
+/// Outcome of a scrub that goes around bad pages.
 pub(crate) struct Scrubbed {
     pub(crate) done: SpanSet<InRegion>,
     pub(crate) bad: SpanSet<InRegion>,
     pub(crate) end: Result<(), ScrubError>,
 }
 
-/// Makes `todo` zero by `zero`; bad pages that it meets are left out and named.
+/// Makes `todo` zero by `zero`; leaves out bad pages and returns them.
 pub(crate) fn around_bad(
     mut todo: SpanSet<InRegion>,
     zero: impl Fn(&SpanSet<InRegion>) -> Result<(), ScrubError>,
@@ -236,8 +236,8 @@ impl Job<'_> {
         let end = from.saturating_add(bytes(chunk));
         for piece in (from..end).step_by(PIECE) {
             let size = PIECE.min(end.saturating_sub(piece));
-            // In one go is faster than a fault for each page; in a longer one the other workers, who map and unmap, would
-            // wait for the lock that it holds. What it cannot do, and why, the zeroing finds.
+            // In one go is faster than a fault for each page. In a longer one the other workers, which map and unmap,
+            // would wait for the lock that it holds. The zeroing reports any failure of it.
             let _ = mapped.mapping.reach(piece, size);
             if !egm_address::fault!("scrub-skipped") {
                 mapped.guarded(|mapping| mapping.zero(piece, size))?;

@@ -1,14 +1,14 @@
-//! Zeroes that do not pass through the caches. This is an unsafe room and a door of the architecture.
+//! Zeroes that do not pass through the caches. This is an unsafe module, internal to the crate.
 //!
-//! Why it exists: an ordinary store on x86 reads a line before it replaces it, and throws a line of somebody who runs
-//! beside us out of the cache for memory that nobody will look at soon. Non-temporal stores do neither; `scripts/bench`
-//! shows what that brings. Elsewhere memset zeroes so by itself (arm64: `DC ZVA`).
+//! Why it exists: an ordinary store on x86 reads a cache line before it replaces it, and evicts a line of another
+//! program for memory that no program reads soon. Non-temporal stores do neither; `scripts/bench` shows what that
+//! brings. Elsewhere memset zeroes so by itself (arm64: `DC ZVA`).
 #![expect(unsafe_code, reason = "streaming stores take pointers")]
 
-/// Makes `size` bytes from `start` zero. They are visible to everybody when it returns.
+/// Makes `size` bytes from `start` zero. They are visible to all processors when it returns.
 ///
 /// # Safety
-/// The bytes are mapped writable and nobody holds a reference to them.
+/// The bytes are mapped writable and no reference to them exists.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "sse2")] // which every x86-64 processor has
 pub(crate) unsafe fn zero(start: *mut u8, size: usize) {

@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// `EGM_RETIRED_PAGES_LIST`, `_IO('E', 100)`: the number says no size, the buffer does.
+/// `EGM_RETIRED_PAGES_LIST`, `_IO('E', 100)`: the number has no size, the buffer does.
 const EGM_RETIRED_PAGES_LIST: libc::Ioctl = 0x4564;
 /// `KVM_CHECK_EXTENSION`, `_IO(KVMIO, 0x03)`.
 const KVM_CHECK_EXTENSION: libc::Ioctl = 0xae03;
@@ -33,7 +33,7 @@ struct CreateGuestMemfd {
     reserved: [u64; 6],
 }
 
-/// Asks an EGM device for its retired pages. The first four bytes of `buffer` are overwritten with its length, which is
+/// Reads the retired pages of an EGM device. The first four bytes of `buffer` are overwritten with its length, which is
 /// all that the kernel fills.
 pub(crate) fn egm_retired_pages(file: &File, buffer: &mut [u8]) -> io::Result<()> {
     let length = u32::try_from(buffer.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -57,7 +57,7 @@ pub(crate) fn create_guest_memfd(vm: BorrowedFd<'_>, size: u64, flags: u64) -> i
     // SAFETY: the kernel reads a structure of this layout (its size is in the number) and keeps no pointer.
     let result = unsafe { libc::ioctl(vm.as_raw_fd(), KVM_CREATE_GUEST_MEMFD, &raw mut create) };
     let descriptor = check(result)?;
-    // SAFETY: the kernel has just made this descriptor for us; nobody else owns it.
+    // SAFETY: the kernel has just made this descriptor for us; nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
@@ -111,7 +111,7 @@ pub(crate) mod tests {
         let kvm = File::options().read(true).write(true).open("/dev/kvm").ok()?;
         // SAFETY: the argument is a number, no memory is involved.
         let descriptor = check(unsafe { libc::ioctl(kvm.as_raw_fd(), KVM_CREATE_VM, 0) }).ok()?;
-        // SAFETY: the kernel has just made this descriptor for us; nobody else owns it.
+        // SAFETY: the kernel has just made this descriptor for us; nothing else owns it.
         Some(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
 

@@ -1,4 +1,4 @@
-//! Files that decide what this host's memory is and who gets it. They count only when nobody but root can have written them.
+//! Files that decide what this host's memory is and who gets it. They count only if root alone can have written them.
 #![forbid(unsafe_code)]
 
 use std::fs::Metadata;
@@ -17,8 +17,8 @@ pub(crate) struct NotRoots {
     pub(crate) mode: u32,
 }
 
-/// Accepts what root owns and nobody else may write. `metadata` is that of an open file, so that the check and the content
-/// belong together.
+/// Accepts a file that root owns and no other user may write. `metadata` is that of an open file, so that the check and
+/// the content belong together.
 pub(crate) fn check(metadata: &Metadata) -> Result<(), NotRoots> {
     let (uid, mode) = (metadata.uid(), metadata.mode() & 0o7777);
     if uid == 0 && mode & WRITABLE == 0 { Ok(()) } else { Err(NotRoots { uid, mode }) }

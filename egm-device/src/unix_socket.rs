@@ -11,8 +11,8 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 /// Clients that the kernel lets wait.
 const BACKLOG: i32 = 128;
 
-/// Listens at `path`; nobody but this user and root may connect. bind(2) makes the file with the mode that the socket has by
-/// then (`unix_bind_bsd`), so the file is never open to others.
+/// Listens at `path`; only this user and root may connect. bind(2) makes the file with the mode that the socket has by
+/// then (`unix_bind_bsd`), so the file is never open to other users.
 ///
 /// # Errors
 /// The kernel's.

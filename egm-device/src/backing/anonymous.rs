@@ -57,7 +57,7 @@ pub enum AnonymousError {
     /// The kernel refused the file.
     #[error("memory \"{id}\": memfd of {size:#x} bytes in pages of {page:#x} was refused")]
     Create {
-        /// Whose memory.
+        /// Name of the memory.
         id: String,
         /// Its size in bytes.
         size: u64,
@@ -70,7 +70,7 @@ pub enum AnonymousError {
     /// The memory cannot be kept to a host node.
     #[error("memory \"{id}\" cannot come from host node {node}")]
     Node {
-        /// Whose memory.
+        /// Name of the memory.
         id: String,
         /// The node.
         node: u32,
@@ -81,7 +81,7 @@ pub enum AnonymousError {
     /// A file that was passed has another size.
     #[error("memory \"{id}\" was passed as a file of {found:#x} bytes, and its slice has {size:#x}")]
     Size {
-        /// Whose memory.
+        /// Name of the memory.
         id: String,
         /// Bytes of the file.
         found: u64,
@@ -93,7 +93,7 @@ pub enum AnonymousError {
         "memory \"{id}\" needs {needed} hugetlb pages of {page:#x} bytes, the pool has {free} free: {missing} too few"
     )]
     Pool {
-        /// Whose memory.
+        /// Name of the memory.
         id: String,
         /// Pages needed.
         needed: u64,
@@ -124,8 +124,8 @@ impl Anonymous {
         Self::on_node(id, size, huge, None)
     }
 
-    /// [`Anonymous::new`] with pages of the host's `node` only, whoever touches them first: the policy belongs to the
-    /// file, not to a mapping.
+    /// [`Anonymous::new`] with pages of the host's `node` only, whichever process touches them first: the policy is the
+    /// file's, not a mapping's.
     ///
     /// # Errors
     /// As [`Anonymous::new`], and [`AnonymousError::Node`].
@@ -268,7 +268,7 @@ mod tests {
         }
     }
 
-    /// Pages that another process takes after the start are those that nobody counts on.
+    /// Pages that another process takes after the start are those that no memory has reserved.
     #[test]
     fn pages_of_a_pool_are_reserved_before_any_is_touched() {
         let Some(_pool) = TestPool::of(4) else { return };
@@ -285,7 +285,7 @@ mod tests {
         }
     }
 
-    /// The pool's figures are read before the kernel reserves: whoever comes between takes the pages.
+    /// The pool's figures are read before the kernel reserves: another process may take the pages in between.
     #[test]
     fn a_pool_that_shrinks_before_the_reservation_is_short_all_the_same() {
         let Some(_pool) = TestPool::of(1) else { return };

@@ -33,7 +33,7 @@ static UNBINDING: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 /// The devices of all regions.
 const DEVICES: &str = "/sys/bus/dax/devices";
 
-/// The driver whose devices programs can map.
+/// The driver of devices that programs can map.
 const DRIVER: &str = "device_dax";
 
 /// A dynamic device-DAX region of this host.
@@ -77,7 +77,7 @@ impl DaxError {
     }
 }
 
-/// What creates devices in the region of `device`, for who may write it.
+/// The sysfs attribute that creates devices in the region of `device`, for processes that may write it.
 pub(crate) fn create_attribute(device: &Path) -> PathBuf {
     Path::new(DEVICES).join(device.file_name().unwrap_or_default()).join("../dax_region/create")
 }
@@ -87,14 +87,14 @@ pub(crate) fn span_of(region: &Region, slice: &Slice) -> Option<Span<Host>> {
     Span::new(region.base?.checked_add(slice.offset)?, slice.size.get()).ok()
 }
 
-/// What `region` has of `span`.
+/// The part of `span` that lies in `region`, as offsets.
 pub(crate) fn offset_of(region: &Region, span: Span<Host>) -> Option<Span<InRegion>> {
     let whole = region.span()?;
     let span = span.intersection(whole)?;
     Span::new(Address::new(span.start().offset_from(whole.start())?), span.size()).ok()
 }
 
-/// The bytes of `slice` by a new device. No other device may have any of them.
+/// The memory of `slice` as a new device. No other device may have any of its bytes.
 pub(super) fn create(region: &Region, slice: &Slice) -> Result<Box<dyn Backing>, BackingError> {
     let failed = |source| BackingError::SliceDevice { region: region.name.clone(), source };
     let span = span_of(region, slice).ok_or_else(|| BackingError::NoBase { region: region.name.clone() })?;

@@ -16,7 +16,7 @@ use super::error::{BackingError, Holder};
 use super::{Backing, Patience};
 use crate::region::{Region, RegionKind, Slice};
 
-/// How often somebody who waits hears of it.
+/// Interval of progress reports to a waiting caller.
 const TICK: Duration = Duration::from_millis(200);
 
 /// Holders that an error names at most.
@@ -123,7 +123,7 @@ impl Node {
     }
 }
 
-/// Whether `file` is what a region of this kind is made of, by what the kernel says of it and not by its name.
+/// Whether `file` is what a region of this kind is made of, as the kernel identifies it, and not by its name.
 fn check_kind(region: &Region, file: &File, sys: &Path) -> Result<(), BackingError> {
     let wanted = match region.kind {
         RegionKind::Egm { .. } => "a character device of class egm",
@@ -198,7 +198,7 @@ impl NotOpen {
     }
 }
 
-/// Runs `open` on a thread of its own, which outlives a caller who gives up: it then closes what it got.
+/// Runs `open` on a thread of its own, which outlives a caller that gives up: it then closes the file.
 pub(super) fn wait_for(
     device: &Path,
     patience: &Patience<'_>,

@@ -57,7 +57,7 @@ pub enum BackingError {
         #[source]
         source: io::Error,
     },
-    /// The device opens once, and somebody has it.
+    /// The device opens once, and another process has it open.
     #[error(
         "region \"{region}\": {} is open in {}: it opens once, so ask the broker for a slice (egm-device broker) or \
          end that process", device.display(), holders(.by)
@@ -67,7 +67,7 @@ pub enum BackingError {
         region: String,
         /// Its device.
         device: PathBuf,
-        /// Who has it, as far as this process may see.
+        /// Its holders, as far as this process may see.
         by: Vec<Holder>,
     },
     /// A signal ended the kernel's zeroing of a device.
@@ -78,7 +78,7 @@ pub enum BackingError {
         /// Its device.
         device: PathBuf,
     },
-    /// Nobody waits any more.
+    /// The caller cancelled the wait.
     #[error("region \"{region}\": gave up waiting for {}, which the kernel may still be zeroing", device.display())]
     Cancelled {
         /// The region.

@@ -6,8 +6,8 @@ use std::os::fd::BorrowedFd;
 use super::anonymous::{Anonymous, base_page};
 use crate::sys;
 
-/// `GUEST_MEMFD_FLAG_MMAP`: the host may map it. `GUEST_MEMFD_FLAG_INIT_SHARED`: its pages begin as shared; without it, who
-/// touches one from the host gets a SIGBUS until the guest shares it, which no guest here does.
+/// `GUEST_MEMFD_FLAG_MMAP`: the host may map it. `GUEST_MEMFD_FLAG_INIT_SHARED`: its pages begin as shared; without it,
+/// an access from the host gets a SIGBUS until the guest shares the page, which no guest here does.
 const FLAGS: u64 = 1 << 0 | 1 << 1;
 
 /// Whether `has`, an answer to `KVM_CAP_GUEST_MEMFD_FLAGS`, is enough.
@@ -24,7 +24,7 @@ pub enum GuestMemfdError {
          (KVM_CAP_GUEST_MEMFD_FLAGS, Linux 6.18): choose hugetlb or memfd memory"
     )]
     Unsupported {
-        /// Whose memory.
+        /// Name of the memory.
         id: String,
         /// What is needed.
         wanted: u64,
@@ -34,7 +34,7 @@ pub enum GuestMemfdError {
     /// KVM refused it.
     #[error("memory \"{id}\": guest_memfd of {size:#x} bytes was refused")]
     Create {
-        /// Whose memory.
+        /// Name of the memory.
         id: String,
         /// Its size in bytes.
         size: u64,

@@ -139,7 +139,7 @@ fn in_user_namespace() -> Result<OwnedFd, Refused> {
     mounted
 }
 
-/// Gives the user namespace of the calling process its user and group, whom the files then belong to.
+/// Maps this user and group into the user namespace of the calling process: the files then belong to them.
 fn identify([user, group]: &[String; 2]) -> Result<(), Refused> {
     let write = |path: &CStr, text: &str| {
         let file = rustix::fs::open(path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;

@@ -1,4 +1,4 @@
-//! Where bytes come from.
+//! Backings: the files that hold a slice's bytes.
 //!
 //! ```text
 //! open(region, slice) ──┬─ egm, reserved RAM, device-DAX ─► device.rs     a window of a device file
@@ -49,23 +49,23 @@ pub trait Backing: Send + Sync {
     fn page_size(&self) -> u64;
 
     /// Whether the host kernel has no struct pages for it (hypervisor-invisible): its mappings are complete from the
-    /// start, and what asks for pages (`MADV_POPULATE_WRITE`, iommufd by address) is refused by the kernel.
+    /// start, and the kernel refuses what needs pages (`MADV_POPULATE_WRITE`, iommufd by address).
     fn is_invisible(&self) -> bool;
 }
 
-/// Who waits for a backing: the first open of an EGM device zeroes all of it, which takes minutes.
+/// Progress and cancellation of a wait: the first open of an EGM device zeroes all of it, which takes minutes.
 pub struct Patience<'a> {
     /// Called a few times a second with the time waited so far.
     pub progress: &'a dyn Fn(Duration),
-    /// Set by anybody to stop waiting. The kernel goes on zeroing and closes the device at the end by itself; where the
-    /// driver allows it, the end of this process stops it at once.
+    /// Set from any thread to stop waiting. The kernel still finishes zeroing and then closes the device by itself;
+    /// where the driver allows it, the end of this process stops it at once.
     pub cancel: &'a AtomicBool,
 }
 
-/// The bytes of `slice`, which belongs to `region`; waits as long as the kernel needs.
+/// Opens the memory of `slice`, which belongs to `region`; waits as long as the kernel needs.
 ///
 /// # Errors
-/// [`BackingError`]: the slice does not fit the region, the host refused, or somebody gave up.
+/// [`BackingError`]: the slice does not fit the region, the host refused, or the caller cancelled.
 pub fn open(
     region: &Region,
     slice: &Slice,
@@ -93,7 +93,7 @@ pub fn open(
     }
 }
 
-/// The bytes of `slice` by way of `file`, which somebody else opened: the region's device, or the memory itself.
+/// The memory of `slice` in `file`, which another process opened: the region's device, or the memory itself.
 ///
 /// # Errors
 /// [`BackingError`]: the slice does not fit the region, or `file` is something else.

@@ -26,9 +26,9 @@ const MAX_QUESTIONS: usize = 8;
 /// Bytes of the block that firmware retires; the kernel lists its pages of it.
 const BLOCK: u64 = 0x1_0000;
 
-/// Who answers the question.
+/// A source of the list.
 pub trait RetiredPages {
-    /// Fills `buffer` with header and entries, telling the device the buffer's length.
+    /// Fills `buffer` with header and entries, and passes its length to the device.
     ///
     /// # Errors
     /// The device's.

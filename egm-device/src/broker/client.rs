@@ -1,4 +1,4 @@
-//! The other side: asks a broker for a slice, and waits.
+//! The client side: requests a slice from a broker and waits for it.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -19,7 +19,7 @@ use crate::report::{Blame, Report};
 /// Bytes of a region's description at most.
 const MAX_REGION: u64 = 64 << 20;
 
-/// Nobody gives up.
+/// A cancel flag that is never set.
 static NEVER: AtomicBool = AtomicBool::new(false);
 
 /// Why there is no slice.
@@ -66,7 +66,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the broker at `path`. From here on the broker knows this process, whoever uses the connection.
+    /// Connects to the broker at `path`, which identifies this process even if another one uses the connection.
     ///
     /// # Errors
     /// [`ClientError::Connect`].
@@ -78,10 +78,10 @@ impl Client {
         Ok(Self { socket })
     }
 
-    /// A slice as `take` describes; `waiting` is told why where it has to wait.
+    /// Requests a slice as `take` describes. If the request must wait, `waiting` gets the reason, once.
     ///
     /// # Errors
-    /// [`ClientError`]: refused with the rule and what is free instead, or the broker is not what it should be.
+    /// [`ClientError`]: refused, with the rule and what is free instead, or the broker broke the protocol.
     pub fn take(self, take: &Take, waiting: impl FnOnce(&str)) -> Result<Loan, ClientError> {
         self.say(&Request::Take(take.clone()))?;
         let mut waiting = Some(waiting);
@@ -102,7 +102,7 @@ impl Client {
         }
     }
 
-    /// What this user could have now: bytes in all, and in one piece.
+    /// What is available to this user now: bytes in total, and bytes in the largest piece.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -119,7 +119,7 @@ impl Client {
 
     fn say(&self, request: &Request) -> Result<(), ClientError> {
         match packet::send(self.socket.as_fd(), &wire::encode(request), &[]) {
-            // A broker that refused the connection said why before it hung up.
+            // A broker that refused the connection sent the reason before it hung up.
             Err(error)
                 if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) =>
             {
@@ -147,7 +147,7 @@ impl Client {
     }
 }
 
-/// A slice that a broker lends: for as long as this value, or this process, lives.
+/// A slice from a broker. It stays granted while this value or this process lives.
 #[derive(Debug)]
 pub struct Loan {
     client: Client,
@@ -198,16 +198,16 @@ impl Loan {
         self.offset
     }
 
-    /// Its bytes, checked to be what the region says. They are lent as long as the loan or this process lives.
+    /// Its memory, checked against the region. It stays granted while the loan or this process lives.
     ///
     /// # Errors
-    /// [`ClientError::Backing`]: the broker passed something else.
+    /// [`ClientError::Backing`]: the broker passed other memory.
     pub fn backing(&self) -> Result<Box<dyn Backing>, ClientError> {
         let file = self.file.try_clone().map_err(ClientError::Gone)?;
         backing::adopt(&self.region, &self.slice, file).map_err(ClientError::Backing)
     }
 
-    /// Tells the broker that `bad` bytes of the slice (offsets in the region) went bad: no later owner gets them. It does not answer.
+    /// Reports `bad` bytes of the slice (offsets in the region): no later owner gets them. The broker sends no reply.
     ///
     /// # Errors
     /// [`ClientError::Gone`].
@@ -222,9 +222,9 @@ impl Loan {
         self.client.socket.as_fd()
     }
 
-    /// Gives the slice back and waits until it is scrubbed, or `cancel` is set: then the broker goes on alone. No process
-    /// may map it any more. Without this, and from a pool with it, it goes back when this process, and whoever has the
-    /// connection, are gone.
+    /// Returns the slice and waits until it is scrubbed or `cancel` is set: the broker then finishes alone. No process
+    /// may map the slice any more. Without this call, and for a pool's slice even with it, the slice goes back when
+    /// this process and every holder of the connection are gone.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -241,7 +241,7 @@ impl Loan {
     }
 }
 
-/// What the broker wrote, from the start: the position of the descriptor is the broker's.
+/// Reads the broker's text from offset 0: the descriptor shares its position with the broker.
 fn read_all(file: &File, text: &mut Vec<u8>) -> io::Result<()> {
     struct At<'a>(&'a File, u64);
     impl Read for At<'_> {
@@ -264,7 +264,7 @@ mod tests {
     use crate::region::RegionKind;
     use crate::retired::Retired;
 
-    /// A broker that scrubs may take minutes: whoever was told to end does not wait for it.
+    /// A broker may scrub for minutes: a client that must stop does not wait for it.
     #[test]
     fn who_gives_a_slice_back_may_go_before_it_is_scrubbed() {
         let (socket, broker) =

@@ -1,10 +1,10 @@
-//! What the policy says to a request that names several regions.
+//! The policy's answer to a request that names several regions.
 
 use super::wire::Take;
 use crate::policy::{Ask, Decision, Free, Peer, Policy, Queue, Refusal, Supply, Tenant, Why};
 
-/// Regions in which `peer` may have what it asks for, sooner or later, each with the tenant it is there; and what is said
-/// where that is not now.
+/// Regions that can serve `peer` now or later, each with the tenant that is charged there; and the reply to send when
+/// none can serve it now.
 pub(super) fn judge(
     queue: &Queue,
     peer: &Peer,
@@ -40,7 +40,7 @@ pub(super) fn judge(
     (places, refusal)
 }
 
-/// What is said when there is room, or no such region.
+/// The reply when there is room, or no such region.
 fn otherwise(policy: &Policy, first: Option<&(String, Tenant)>, take: &Take, free: Free) -> Refusal {
     match first {
         Some((region, tenant)) => {

@@ -1,8 +1,8 @@
 //! EGM devices, opened for their first slice and then kept.
 //!
-//! A second open would be refused, and closing would let anybody else have the whole device. The kernel may zero all of it
-//! in that open, for minutes. So a device is opened once and for whoever comes: a client who gives up leaves the others,
-//! and the next, what was begun for it.
+//! A second open would be refused, and closing would let any other process take the whole device. The kernel may zero
+//! all of it in that open, for minutes. So the broker opens a device once for all clients: a client that gives up
+//! leaves the open in progress to the others and the next.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,7 +17,7 @@ use crate::backing::{self, Backing, BackingError};
 use crate::ledger::{Memory, Progress, Watch};
 use crate::region::{Region, RegionKind, Slice};
 
-/// How often somebody who waits hears of it, and is heard.
+/// Interval at which a waiting client gets progress and its cancel flag is checked.
 const TICK: Duration = Duration::from_millis(200);
 
 type Opener = dyn Fn(&Region, &Slice) -> Result<File, BackingError> + Send + Sync;
@@ -41,7 +41,7 @@ enum State {
     Closed,
     Opening,
     Open(File),
-    /// For one of those who waited.
+    /// The error for one of the waiting clients.
     Failed(BackingError),
 }
 
@@ -72,7 +72,7 @@ impl KeptOpen {
         matches!(*self.device(region).state(), State::Open(_))
     }
 
-    /// A duplicate of the region's descriptor. Only those who wait for the same device wait for each other.
+    /// A duplicate of the region's descriptor. Clients wait only for an open of the same device.
     fn duplicate(&self, region: &Region, slice: &Slice, watch: &Watch<'_>) -> Result<File, BackingError> {
         let device = self.device(region);
         let (begun, mut waited) = (Instant::now(), false);
@@ -100,7 +100,7 @@ impl KeptOpen {
         }
     }
 
-    /// Opens the device on a thread, which nobody's leaving stops.
+    /// Opens the device on a thread, which continues when its client leaves.
     fn begin(&self, device: &Arc<Device>, region: &Region, slice: &Slice) -> Result<(), BackingError> {
         let (device, open) = (device.clone(), self.open.clone());
         let (of, slice) = (region.clone(), slice.clone());
@@ -168,7 +168,7 @@ mod tests {
         region(RegionKind::Egm { device: "/dev/egm4".into() }, 0x2000, 0x1000)
     }
 
-    /// A device that counts its opens, each of which lasts until it is told what to come to.
+    /// A device that counts its opens; each open waits for its result from the test.
     fn slow() -> (Arc<KeptOpen>, Arc<AtomicUsize>, mpsc::Sender<io::Result<()>>) {
         let (opens, (go, wait)) = (Arc::new(AtomicUsize::new(0)), mpsc::channel());
         let (count, wait) = (opens.clone(), Mutex::new(wait));

@@ -30,11 +30,11 @@ pub(super) struct Link {
     by: Actor,
     /// Its last request for a slice.
     pub(super) asked: Option<Take>,
-    /// Set when nobody wants the slice that is being made.
+    /// Set when the slice that is being made is no longer wanted.
     pub(super) cancel: Arc<AtomicBool>,
 }
 
-/// A slice that stays with its client although it was to go back.
+/// A slice that stays with its client although it was to be returned.
 pub(super) struct Kept {
     lent: Box<dyn Held>,
     bad: SpanSet<InRegion>,
@@ -65,7 +65,7 @@ impl Link {
         Self { socket, process, lease: None, bad, by, asked: None, cancel: Arc::default() }
     }
 
-    /// That the client was `refused`.
+    /// The audit event that the client was `refused`.
     pub(super) fn refusal(&self, refused: &Refused) -> Event {
         Event::Refusal(Refusal {
             by: self.by(),
@@ -84,7 +84,7 @@ impl Link {
         self.bad.iter().chain(inside).collect()
     }
 
-    /// What it claims to be bad, until the slice is given back.
+    /// Bytes that it claims to be bad, until the slice is returned.
     pub(super) const fn claims(&self) -> &SpanSet<InRegion> {
         &self.bad
     }
@@ -110,7 +110,7 @@ impl Link {
         Actor { owner: owner.unwrap_or_default(), ..self.by.clone() }
     }
 
-    /// What is to be given back, and the bad bytes of it.
+    /// Takes the lease to return, and its bad bytes.
     pub(super) fn take_lease(&mut self) -> Option<(Box<dyn Held>, SpanSet<InRegion>)> {
         Some((self.lease.take()?, std::mem::take(&mut self.bad)))
     }
@@ -121,7 +121,7 @@ impl Link {
         kept.why
     }
 
-    /// Waits for the connection and its process too.
+    /// Adds the connection and its process to the epoll set.
     pub(super) fn watch(&self, epoll: &OwnedFd, key: Key) -> io::Result<()> {
         if let Some(process) = &self.process {
             watch(epoll, process.as_fd(), key.saturating_mul(2).saturating_add(1))?;
@@ -129,14 +129,14 @@ impl Link {
         self.listen(epoll, key)
     }
 
-    /// Waits for the connection.
+    /// Adds the connection to the epoll set.
     pub(super) fn listen(&self, epoll: &OwnedFd, key: Key) -> io::Result<()> {
         let socket = self.socket.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         watch(epoll, socket.as_fd(), key.saturating_mul(2))
     }
 }
 
-/// The region of a slice as JSON in a file that nobody can change: its retired pages may be more than a packet holds.
+/// The region of a slice as JSON in a sealed file: its retired pages may be more than a packet holds.
 pub(super) fn describe(lease: &dyn Held) -> io::Result<File> {
     let mut file = File::from(memfd_create(c"region", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
     io::Write::write_all(&mut file, &wire::encode(lease.region()))?;
@@ -144,7 +144,7 @@ pub(super) fn describe(lease: &dyn Held) -> io::Result<File> {
     Ok(file)
 }
 
-/// Waits for `descriptor`, which events then call `name`.
+/// Adds `descriptor` to the epoll set; its events carry `name`.
 pub(super) fn watch(epoll: &OwnedFd, descriptor: BorrowedFd<'_>, name: u64) -> io::Result<()> {
     Ok(epoll::add(epoll, descriptor, epoll::EventData::new_u64(name), epoll::EventFlags::IN)?)
 }

@@ -24,7 +24,7 @@ pub enum ServerError {
         /// The socket.
         path: PathBuf,
     },
-    /// Others could hold the lock beside the socket.
+    /// Other users could hold the lock beside the socket.
     #[error("lock {} belongs to user {uid} with mode {mode:#o}, and must be the broker's own with 0o600", path.display())]
     NotOurs {
         /// The lock.
@@ -51,7 +51,7 @@ pub enum ServerError {
 /// Bytes in the path of a Unix socket: `sun_path` less its last, which is 0 (unix(7)).
 const MAX_PATH: usize = 107;
 
-/// Who must act where no socket can be made at `path`, and how.
+/// Blame and help for a socket that cannot be made at `path`.
 pub(crate) fn no_place(path: &Path, why: &io::Error) -> (Blame, String) {
     if path.as_os_str().len() > MAX_PATH {
         return (Blame::Configuration, format!("name a path of {MAX_PATH} bytes at most"));
@@ -85,8 +85,8 @@ impl Report for ServerError {
     }
 }
 
-/// The lock beside the socket: one broker has it at a time, and it goes with its process. flock(2) asks for no right to
-/// write: whoever may read the file could keep the broker from starting, so nobody else may.
+/// The lock beside the socket: one broker has it at a time, and it ends with its process. flock(2) needs no write
+/// permission: any user that may read the file could keep the broker from starting. So no other user may.
 pub(super) fn lock(path: &Path) -> Result<File, ServerError> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".lock");
@@ -107,7 +107,7 @@ pub(super) fn lock(path: &Path) -> Result<File, ServerError> {
     }
 }
 
-/// The socket, which everybody may connect to.
+/// The socket, which every user may connect to.
 pub(super) fn listen(path: &Path) -> io::Result<OwnedFd> {
     // The lock is ours, so a socket here was left behind; a file of another kind makes bind(2) fail.
     if std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket()) {

@@ -1,9 +1,9 @@
-//! What waits until the regions have been looked at: the ledger may be locked, and the loop waits for nobody.
+//! Requests that wait for a look at the regions: the ledger may be locked, and the event loop never waits for it.
 
 use super::session::Key;
 use super::wire::Request;
 
-/// What is decided by what the regions have.
+/// A request that needs the regions' supplies.
 pub(super) enum Ask {
     /// A client's.
     Request(Key, Request),
@@ -11,26 +11,26 @@ pub(super) enum Ask {
     Short(Key),
 }
 
-/// One look at a time, for all that was asked before it began: nobody makes the ledger work by asking often.
+/// One look at a time, for all requests before it: frequent requests cause no extra work in the ledger.
 #[derive(Default)]
 pub(super) struct Looks {
     asked: Vec<Ask>,
-    /// What the look that goes on is for.
+    /// The requests that the current look is for.
     begun: Option<Vec<Ask>>,
     /// Whether a look is to follow.
     due: bool,
-    /// Whether slices came or went since the look began: it saw some of it, perhaps.
+    /// Whether slices changed since the look began: its figures may be inconsistent.
     stale: bool,
 }
 
 impl Looks {
-    /// `ask` is decided at the next look.
+    /// Queues `ask` for the next look.
     pub(super) fn ask(&mut self, ask: Ask) {
         self.asked.push(ask);
         self.due = true;
     }
 
-    /// Those who wait are served at the next look, if any do.
+    /// Requests a look for waiting clients, if there are `any`.
     pub(super) const fn serve(&mut self, any: bool) {
         self.due |= any;
     }
@@ -50,7 +50,7 @@ impl Looks {
         begins
     }
 
-    /// A look is over: what it decides; `None` when another has to.
+    /// Ends a look: returns the requests that it decides, or `None` when another look is necessary.
     pub(super) fn over(&mut self) -> Option<Vec<Ask>> {
         let asks = self.begun.take()?;
         if self.stale {

@@ -1,16 +1,15 @@
-//! One process that holds files which open once, and lends slices of them to whom the policy lets.
+//! The broker: one process that holds files which open once, and grants slices of them by a policy.
 //!
 //! ```text
-//!  client.rs ──one packet──► serve.rs ──► session.rs ──► policy      who may, who is next: pure
+//!  client.rs ──one packet──► serve.rs ──► session.rs ──► policy      permission and order: pure
 //!      ▲                       │   ▲           │
 //!      └── descriptors ────────┘   └─ thread ◄─┘ source.rs           the ledger places, locks, scrubs
 //! ```
-//! One connection is one request and at most one slice. A slice is lent until its connection is closed *and* the process
-//! that made the connection has ended, or until the client says that it has unmapped it: a connection that is merely lost
-//! never frees memory that somebody maps. Nor does the client's word where the kernel contradicts it: memory that others
-//! still have, or map, stays lent. A pool's slice, a file of its own that a client may pass on, is not freed by its word.
-//!
-//! What this module refuses to do: wait for a client, keep more than a few packets for it, believe what it says of itself.
+//! One connection is one request and at most one slice. A slice stays granted until its connection is closed *and* the
+//! process that made it has ended, or until the client reports that it has unmapped the slice. A lost connection alone
+//! never frees memory that a process may map. Nor does a client's report that the kernel contradicts: memory that other
+//! processes have or map stays granted. Nor does it free a pool's slice, a file of its own that a client may pass on.
+//! itself.
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
 mod client;

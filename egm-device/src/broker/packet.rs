@@ -17,7 +17,7 @@ use rustix::net::{
 /// Descriptors in a packet: the memory, and the file that describes its region.
 pub(super) const DESCRIPTORS: usize = 2;
 
-/// How soon somebody who waits for a packet and gives up is heeded: 100 ms.
+/// Longest time until a waiting caller sees its cancel flag: 100 ms.
 const HEED: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// A socket for packets.
@@ -42,13 +42,13 @@ pub(super) fn send(to: BorrowedFd<'_>, packet: &[u8], descriptors: &[BorrowedFd<
     Ok(())
 }
 
-/// What came from a peer who may be anybody.
+/// A packet from an untrusted peer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Packet<'a> {
     Whole(&'a [u8]),
     /// Longer than the buffer.
     TooLong,
-    /// There is nobody any more. (An empty packet looks the same, and is taken for it.)
+    /// The peer has hung up. (An empty packet looks the same, and counts as this.)
     End,
 }
 
@@ -89,7 +89,7 @@ pub(super) fn wait_for(
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         match rustix::net::recvmsg(from, &mut parts, &mut control, flags) {
             Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
-            // The broker hung up before it read all that we said. What it said before that is still to be read.
+            // The broker hung up before it read all requests. Its earlier replies are still to be read.
             Err(rustix::io::Errno::CONNRESET) if !reset => reset = true,
             received => break received?,
         }

@@ -1,7 +1,7 @@
-//! Who a peer is, as the kernel remembers from the moment it connected. This is an unsafe room.
+//! The identity of a peer, as the kernel recorded it at connect time. This is an unsafe module.
 //!
-//! What callers may rely on: nothing here comes from the peer's own words, and the process is held by a descriptor, so that
-//! its number cannot come to mean another process.
+//! Callers may rely on this: nothing here comes from the peer's own words, and a descriptor holds the process, so its
+//! number cannot come to mean another process.
 #![expect(unsafe_code, reason = "four socket options have no safe interface")]
 
 use std::io;
@@ -14,7 +14,7 @@ use crate::policy::Peer;
 /// The most groups that a process has (`NGROUPS_MAX`), in bytes.
 const GROUPS: usize = 65536 * 4;
 
-/// Who is on the other side of a connection.
+/// The process on the other side of a connection.
 #[derive(Debug)]
 pub(super) struct Identity {
     /// For the policy.
@@ -25,7 +25,7 @@ pub(super) struct Identity {
     pub(super) process: OwnedFd,
 }
 
-/// Who made the connection `socket`.
+/// Identifies the process that made the connection `socket`.
 ///
 /// # Errors
 /// The kernel's; `NotFound` for a process that has ended, or lives where this one cannot see it.
@@ -42,13 +42,13 @@ pub(super) fn identify(socket: BorrowedFd<'_>) -> io::Result<Identity> {
     Ok(Identity { peer: Peer { uid, gids }, pid, process: process(socket, pid)? })
 }
 
-/// The process that made the connection. Kernels before 6.5 say only its number, which may be another's by now: then
-/// that process is waited for as well, which costs time and lends nothing twice.
+/// The process that made the connection. Kernels before 6.5 report only its number, which another process may have by
+/// now. The broker then waits for that process as well, which costs time but never grants memory twice.
 fn process(socket: BorrowedFd<'_>, pid: u32) -> io::Result<OwnedFd> {
     let mut number = [0; 4];
     match option(socket, libc::SO_PEERPIDFD, &mut number) {
         Ok(_) => {
-            // SAFETY: the kernel has just made this descriptor for us; nobody else owns it.
+            // SAFETY: the kernel has just made this descriptor for this call; nothing else owns it.
             let process = unsafe { OwnedFd::from_raw_fd(i32::from_ne_bytes(number)) };
             rustix::io::fcntl_setfd(process.as_fd(), rustix::io::FdFlags::CLOEXEC)?;
             Ok(process)
@@ -61,9 +61,9 @@ fn process(socket: BorrowedFd<'_>, pid: u32) -> io::Result<OwnedFd> {
     }
 }
 
-/// Asks the kernel (6.16 and later) to refuse descriptors that peers of the listening `socket` send. To close one can take as
-/// long as its owner likes (a TCP socket with `SO_LINGER`), and would be done by whoever receives or drops the message.
-/// Returns whether it does; older kernels cannot.
+/// Requests that the kernel (6.16 and later) refuse descriptors that peers of the listening `socket` send. Closing one
+/// can take as long as its owner likes (a TCP socket with `SO_LINGER`), in the process that receives or drops the
+/// message. Returns whether the kernel does it; older kernels cannot.
 pub fn refuse_descriptors(socket: BorrowedFd<'_>) -> bool {
     /// `asm-generic/socket.h`.
     const SO_PASSRIGHTS: libc::c_int = 83;

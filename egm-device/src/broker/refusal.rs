@@ -1,10 +1,10 @@
-//! What clients hear of what the host could not do. The whole text names owners and devices: that is for operators.
+//! Refusals that clients get for the host's errors. The whole text names owners and devices: it is for operators.
 
 use super::source::NotMade;
 use super::wire::Refused;
 use crate::policy::Peer;
 
-/// Why a slice stays lent that was to come back.
+/// Why a slice stays with its client although it was to be returned.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NotBack {
     /// A process still has it.
@@ -18,7 +18,7 @@ pub(super) enum NotBack {
 }
 
 impl NotBack {
-    /// What `peer` hears of it.
+    /// The refusal for `peer`.
     pub(super) fn refused(&self, peer: &Peer) -> Refused {
         let ordinary = match self {
             Self::Used(_) => {
@@ -32,7 +32,7 @@ impl NotBack {
     }
 }
 
-/// What `peer` hears of a slice that could not be made.
+/// The refusal for `peer` of a slice that could not be made.
 pub(super) fn not_made(peer: &Peer, why: &NotMade) -> Refused {
     let ordinary = "the host could not make the slice: ask an operator, or for another region";
     refused(peer, &why.to_string(), ordinary)

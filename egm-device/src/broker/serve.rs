@@ -1,8 +1,9 @@
 //! The broker's event loop: sockets, processes and threads around [`Sessions`].
 //!
-//! One thread waits for everything and never for one: clients are read one packet at a time, in turn, and cut off when they
-//! have no room for an answer. What takes long, opening and scrubbing, has threads of its own, one a slice. So has the
-//! look at what the regions have, for which the ledger's lock is waited for: what it decides waits in [`Looks`].
+//! One thread waits for all events and never for a single client. It reads clients one packet at a time, in turn, and
+//! cuts off those that have no room for an answer. Opening and scrubbing take long and have one thread per slice. The
+//! look at the regions' supplies waits for the ledger's lock, so it has a thread too; requests that depend on it wait
+//! in [`Looks`].
 
 mod accept;
 mod claims;
@@ -32,12 +33,12 @@ use super::wire::{self, MAX_PACKET, Refused, Reply, Request};
 use crate::carve::plan;
 use crate::policy::{Patience, Policy, Queue, Supply};
 
-/// How often those who wait are looked at although nothing happened: others may have freed something. Also how long the
-/// broker is deaf when it has no descriptor left for a new client.
+/// Interval of looks for waiting clients when no event arrives: other processes may have freed memory. Also the pause
+/// before the broker accepts clients again after it ran out of descriptors.
 const TICK: Duration = Duration::from_secs(1);
 const TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// How often a broker that nobody asks looks for idle memory to scrub.
+/// Interval at which a broker without requests looks for idle memory to scrub.
 const REST: Duration = Duration::from_secs(10);
 const RESTING: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
@@ -62,14 +63,14 @@ pub struct Server {
     /// Slices to make once the scrub of idle memory has stopped for them.
     later: Vec<(Key, Job)>,
     path: PathBuf,
-    /// Who tells this broker to end, and whether that happened.
+    /// Becomes readable when the broker must stop; `is_over` records that it did.
     end: Option<OwnedFd>,
     is_over: bool,
-    /// Held while this broker listens: whoever has it may replace the socket.
+    /// Held while this broker listens: its holder may replace the socket.
     _lock: File,
 }
 
-/// What is done while nobody asks.
+/// Background work between requests.
 enum Idle {
     /// Nothing, since then.
     Rests(Option<Instant>),
@@ -78,7 +79,7 @@ enum Idle {
 }
 
 impl Server {
-    /// Listens at `path`, where everybody may connect: the policy decides. A socket that was left behind is replaced.
+    /// Listens at `path`. Every user may connect; the policy decides. Replaces a socket that an ended broker left.
     ///
     /// # Errors
     /// [`ServerError`].
@@ -86,7 +87,7 @@ impl Server {
         let error = |source| ServerError::Listen { path: path.to_owned(), source };
         let lock = lock(path)?;
         let listener = listen(path).map_err(error)?;
-        // Where the kernel cannot, a client's own descriptors can hold up the loop: docs/limits.md says so.
+        // Where the kernel cannot, a client's own descriptors can hold up the loop (docs/limits.md).
         peer::refuse_descriptors(listener.as_fd());
         let threads = Threads::new().map_err(error)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| error(e.into()))?;
@@ -112,8 +113,8 @@ impl Server {
         })
     }
 
-    /// Serves until it is told to end ([`Server::end_at`]), or waiting itself fails. A broker that is killed loses nothing:
-    /// its slices are dirty, and those whose clients live stay in use by the kernel's account.
+    /// Serves until the descriptor of [`Server::end_at`] is readable or waiting fails. A killed broker loses nothing:
+    /// its slices are dirty, and the kernel still reports those of live clients as in use.
     ///
     /// # Errors
     /// [`ServerError::Wait`].
@@ -159,7 +160,6 @@ impl Server {
         Ok(())
     }
 
-    /// One packet of one client.
     fn read(&mut self, key: Key) {
         let Some(socket) = self.links.get(&key).and_then(|link| link.socket.as_ref()) else { return };
         let mut buffer = [0; MAX_PACKET];
@@ -223,7 +223,7 @@ impl Server {
         }
     }
 
-    /// Decides what waited for the look; whoever has room now gets it.
+    /// Decides the requests that waited for the look, then serves waiting clients that now have room.
     fn looked(&mut self, supplies: &[Supply]) -> Vec<Effect> {
         let Some(asks) = self.looks.over() else { return Vec::new() };
         for ask in asks {
@@ -294,7 +294,7 @@ impl Server {
         }
     }
 
-    /// Who has no room for an answer, or has hung up, is cut off.
+    /// Sends a reply. Cuts off a client that has no room for it or has hung up.
     fn send(&mut self, key: Key, reply: &Reply) {
         let Some(link) = self.links.get(&key) else { return };
         if let Reply::Refused(refused) = reply {
@@ -306,7 +306,7 @@ impl Server {
         }
     }
 
-    /// Scrubs idle memory on a thread, when nobody asks for any.
+    /// Starts a scrub of idle memory on a thread while all sessions are quiet.
     fn tidy(&mut self) {
         let is_time = matches!(self.idle, Idle::Rests(since) if since.is_none_or(|at| at.elapsed() >= REST));
         if is_time && self.sessions.is_quiet() {

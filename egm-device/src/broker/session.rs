@@ -1,15 +1,15 @@
-//! Who is connected, who waits, who holds: events in, effects out. No socket, no clock, no descriptor.
+//! State machine of the broker's sessions: events in, effects out. No socket, no clock, no descriptor.
 //!
 //! ```text
 //!            take            picked            made               return, or: closed and ended
 //!   Idle ──────────► Waiting ──────► Making ──────────► Holding ──────────────────────────────► Returning ──► Idle
-//!     ▲                 │ ▲  no place   │ │                ▲        somebody still has it            │
+//!     ▲                 │ ▲  no place   │ │                ▲        still in use elsewhere           │
 //!     │                 │ └─────────────┘ │                └─────────────────────────────────────────┘
 //!     └─────────────────┴─────────────────┘
-//!          closed              failed, or nobody wants it any more (► Returning)
+//!          closed              failed, or no longer wanted (► Returning)
 //! ```
-//! A session is forgotten when its connection is closed and it is idle. A connection has one slice in its life: a process that
-//! inherits it later, perhaps without the rights of the process that opened it, gets an answer and is disconnected.
+//! A session is forgotten when its connection is closed and it is idle. A connection has one slice in its life.
+//! A process that inherits it later, perhaps with fewer rights than the opener, gets an answer and is disconnected.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use super::wire::{Refused, Reply, Request, Take};
 use crate::owner::Owner;
 use crate::policy::{Peer, Pick, Queue, Refusal, Supply, Ticket, Why};
 
-/// Connections of one user at most, those counted whose slice is not back yet.
+/// Limit of connections per user. A closed connection counts until its slice is back.
 const MAX_OF_USER: usize = 64;
 
 /// Connections of all users at most.
@@ -30,20 +30,20 @@ const MAX: usize = 1024;
 /// Names a connection for as long as the broker runs.
 pub(super) type Key = u64;
 
-/// What is to be done outside.
+/// An action for the event loop.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// A client that has no room for it is cut off.
+    /// Send the reply; a client that has no room for it is cut off.
     Send(Key, Reply),
-    /// Nothing more is read from it.
+    /// Close the connection: nothing more is read from it.
     Close(Key),
-    /// A slice is made, on a thread; [`Sessions::made`] ends it.
+    /// Make a slice on a thread, which ends with [`Sessions::made`].
     Make(Key, Job),
-    /// The slice is given back, on a thread; [`Sessions::returned`] ends it.
+    /// Return the slice on a thread, which ends with [`Sessions::returned`].
     GiveBack(Key),
-    /// Its client found bytes of the slice bad: they are recorded before it is given back.
+    /// Record bytes of the slice that its client found bad, before the slice is returned.
     Bad(Key, Vec<(u64, u64)>),
-    /// Nothing is left of it.
+    /// Drop the link: nothing is left of the session.
     Forget(Key),
 }
 
@@ -67,7 +67,7 @@ struct Session {
     alive: bool,
     /// Whether a slice of this connection was made.
     spent: bool,
-    /// What was said to a return of what others still have, until [`Sessions::tick`]: to find that out takes long.
+    /// Refusal of a return while other processes have the memory. Kept until [`Sessions::tick`]: the check is slow.
     answered: Option<Refused>,
     stage: Stage,
 }
@@ -81,12 +81,12 @@ enum Stage {
     Returning(Pick),
 }
 
-/// What a request wants that the queue does not know.
+/// The part of a request that the queue does not keep.
 #[derive(Debug, Clone, Copy)]
 struct Wish {
     align: u64,
     wait: bool,
-    /// Whether it was told to wait.
+    /// Whether [`Reply::Waiting`] was sent.
     told: bool,
 }
 
@@ -103,20 +103,20 @@ impl Sessions {
         Self { queue, sessions: BTreeMap::new(), next: 1 }
     }
 
-    /// Whether anybody waits for bytes that others may free without a word to us.
+    /// Whether a session waits for bytes, which other processes may free without notice to the broker.
     pub(super) fn is_waiting(&self) -> bool {
         !self.queue.waiting().is_empty()
     }
 
-    /// Whether nobody waits, and no slice is on its way to or from anybody.
+    /// Whether no session waits and no slice is being made or returned.
     pub(super) fn is_quiet(&self) -> bool {
         self.sessions.values().all(|session| matches!(session.stage, Stage::Idle | Stage::Holding(..)))
     }
 
-    /// Somebody connects: the name of the connection, or why not.
+    /// Registers a connection and returns its key.
     ///
     /// # Errors
-    /// The answer for a peer that no rule knows or that has too many connections.
+    /// The refusal for a peer that no rule covers or that has too many connections.
     pub(super) fn connected(&mut self, peer: Peer, pid: u32, started: u64) -> Result<Key, Refused> {
         let uid = peer.uid;
         let refuse = |why: String| Err(Refused::because(why));
@@ -137,7 +137,7 @@ impl Sessions {
         Ok(key)
     }
 
-    /// A client says something.
+    /// Handles a client's request.
     pub(super) fn request(
         &mut self,
         key: Key,
@@ -184,7 +184,7 @@ impl Sessions {
         self.serve_or_tell(key, refusal, now, supplies)
     }
 
-    /// Serves those who wait; if `key` still does, it is told why, once, and sent away if it did not want to wait.
+    /// Serves waiting sessions. If `key` still waits, it gets the reason once, or a refusal if it asked not to wait.
     fn serve_or_tell(
         &mut self,
         key: Key,
@@ -211,11 +211,11 @@ impl Sessions {
         effects
     }
 
-    /// Lets those who wait have what there is room for.
+    /// Starts a slice for each waiting session that the supplies have room for.
     pub(super) fn serve(&mut self, now: Duration, supplies: &[Supply]) -> Vec<Effect> {
         let mut effects = Vec::new();
         let mut supplies = supplies.to_vec();
-        // The ledger may not have heard yet of what is being made: it is taken off, at worst twice for a while.
+        // The ledger may not count slices in the making yet. Subtract them; some count twice for a short time.
         for session in self.sessions.values() {
             if let Stage::Making(pick, _) = &session.stage {
                 take_off(&mut supplies, pick);
@@ -238,7 +238,7 @@ impl Sessions {
         effects
     }
 
-    /// A slice was made and sent (`Ok`), or could not be made. Whoever waits is to be served afterwards.
+    /// A slice was made and sent (`Ok`), or could not be made. [`Sessions::serve`] must follow.
     pub(super) fn made(
         &mut self,
         key: Key,
@@ -276,7 +276,7 @@ impl Sessions {
         }
     }
 
-    /// Puts back what the ledger has no place for; returns what is said of it.
+    /// Returns a pick that the ledger has no place for to the queue; returns the refusal for its client.
     fn no_place(&mut self, peer: &Peer, pick: Pick, now: Duration, supplies: &[Supply]) -> Refusal {
         let rule = self.queue.policy().rule(pick.tenant).map(|rule| rule.name.clone());
         let why = Why::NoPlace { size: pick.size, region: pick.region.clone() };
@@ -284,7 +284,7 @@ impl Sessions {
         Refusal { rule, why, free: self.queue.policy().free_for(peer, self.queue.accounts(), supplies) }
     }
 
-    /// A slice is back, or stays lent. Whoever waits is to be served afterwards.
+    /// A slice was returned, or stays with its client. [`Sessions::serve`] must follow.
     pub(super) fn returned(&mut self, key: Key, outcome: Result<(), NotBack>, now: Duration) -> Vec<Effect> {
         let Some(session) = self.sessions.get_mut(&key) else { return Vec::new() };
         let Stage::Returning(pick) = &session.stage else { return Vec::new() };
@@ -304,12 +304,12 @@ impl Sessions {
         effects
     }
 
-    /// Whether slices are still used by others although their clients are gone.
+    /// Whether a slice is still held although its client is gone.
     pub(super) fn is_owed(&self) -> bool {
         self.sessions.values().any(Session::is_owed)
     }
 
-    /// Time has passed, about a second: returns are looked at anew, and what [`Sessions::is_owed`] is given back, perhaps.
+    /// Handles the passing of about one second: drops cached refusals, and retries returns that are owed.
     pub(super) fn tick(&mut self) -> Vec<Effect> {
         self.sessions.values_mut().for_each(|session| session.answered = None);
         let owed: Vec<Key> = self.sessions.iter().filter(|(_, s)| s.is_owed()).map(|(key, _)| *key).collect();
@@ -359,7 +359,7 @@ impl Sessions {
 }
 
 impl Session {
-    /// Whether it holds a slice although nobody is left.
+    /// Whether it holds a slice although its connection is closed and its process has ended.
     const fn is_owed(&self) -> bool {
         !self.open && !self.alive && matches!(self.stage, Stage::Holding(..))
     }

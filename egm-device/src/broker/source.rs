@@ -26,18 +26,18 @@ use crate::show::note;
 /// Shortest time between two looks at quarantined memory.
 const REVIEW: Duration = Duration::from_secs(1);
 
-/// What the broker needs of a ledger. All of it is called on threads of its own.
+/// The broker's view of a ledger. The broker calls all of it on separate threads.
 pub trait Source: Send + Sync {
-    /// What every region has, now. A region of which that cannot be said has nothing.
+    /// Supplies of every region, now. A region that cannot be read has none.
     fn supplies(&self) -> Vec<Supply>;
 
-    /// A slice of `region`. `cancel` is set when nobody wants it any more.
+    /// Grants a slice of `region`. `cancel` is set when the slice is no longer wanted.
     ///
     /// # Errors
     /// [`NotMade`].
     fn grant(&self, region: &str, request: &Request, cancel: &AtomicBool) -> Result<Box<dyn Held>, NotMade>;
 
-    /// Cleans what nobody has, until all is clean or `stop` is set. Meanwhile its bytes count as free, and nothing is
+    /// Cleans free memory, until all is clean or `stop` is set. Meanwhile its bytes count as free, and nothing is
     /// granted.
     fn tidy(&self, stop: &AtomicBool);
 
@@ -50,7 +50,7 @@ pub trait Source: Send + Sync {
 /// Why there is no slice.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotMade {
-    /// The region has so many bytes, but no place for it now: it is asked for again when something came back.
+    /// The region has enough bytes, but no place for the slice now: the broker tries again after a return.
     #[error("no free place is so large and so aligned")]
     Short,
     /// Anything else: a text for operators.
@@ -75,11 +75,11 @@ pub trait Held: Send {
     /// The kernel's.
     fn hand_out(&self) -> io::Result<File>;
 
-    /// Cleans it for the next owner, as far as that succeeds. Its client found `bad` bytes of it, which no later owner gets: they are
-    /// recorded whatever comes of the return.
+    /// Cleans it for the next owner, as far as that succeeds. Its client found `bad` bytes, which no later owner gets:
+    /// they are recorded even if the return fails.
     ///
     /// # Errors
-    /// [`StillUsed`], which keeps it from others.
+    /// [`StillUsed`], which keeps it from other owners.
     fn give_back(self: Box<Self>, bad: &SpanSet<InRegion>) -> Result<(), StillUsed>;
 }
 
@@ -114,7 +114,7 @@ impl Held for Leased {
         self.lease.hand_out()
     }
 
-    /// What was not scrubbed is dirty by the ledger's account, and scrubbed for its next owner.
+    /// Bytes that were not scrubbed stay dirty in the ledger, and are scrubbed for their next owner.
     fn give_back(mut self: Box<Self>, bad: &SpanSet<InRegion>) -> Result<(), StillUsed> {
         drop(self.gpus.take());
         recorded(self.lease.check_claims(bad), self.lease.region());
@@ -128,7 +128,7 @@ impl Held for Leased {
     }
 }
 
-/// Tells operators of bad pages of `region` that the ledger did not take.
+/// Prints a note for operators when the ledger did not record bad pages of `region`.
 fn recorded(retired: Result<(), LedgerError>, region: &Region) {
     if let Err(error) = retired {
         note(format_args!("bad pages of region {} are not recorded: {error}", region.name));
@@ -140,7 +140,7 @@ pub struct LedgerSource {
     ledger: Ledger,
     regions: Vec<Region>,
     near: BTreeMap<u32, CpuSet>,
-    /// Of the scrub of idle memory, in bytes a second; without one there is none.
+    /// Rate of the scrub of idle memory, in bytes a second; without one there is no such scrub.
     pace: Option<NonZeroU64>,
     kept: Arc<KeptOpen>,
     memory: Arc<dyn Memory>,
@@ -149,7 +149,7 @@ pub struct LedgerSource {
 }
 
 impl LedgerSource {
-    /// `regions` as `ledger` keeps them. guest_memfd is left out: its memory belongs to a VM of the process that makes it.
+    /// `regions` and their `ledger`. guest_memfd is left out: its memory belongs to a VM of the process that makes it.
     #[must_use]
     pub fn new(ledger: Ledger, mut regions: Vec<Region>) -> Self {
         regions.retain(|region| region.kind != RegionKind::GuestMemfd);
@@ -191,7 +191,7 @@ impl LedgerSource {
         self.near.get(&region.node?)
     }
 
-    /// Whether it is time for a look at quarantined memory: clients do not make it more frequent by asking.
+    /// Whether a look at quarantined memory is due: requests of clients do not make it more frequent.
     fn may_review(&self) -> bool {
         let mut reviewed = self.reviewed.lock().unwrap_or_else(PoisonError::into_inner);
         let is_time = reviewed.is_none_or(|last| last.elapsed() >= REVIEW);
@@ -222,7 +222,7 @@ impl LedgerSource {
     }
 }
 
-/// What others hold: what this process scrubs is had as soon as it is asked for.
+/// Bytes that other owners hold. Bytes under this process's scrub do not count: a grant gets them at once.
 fn busy(states: &States) -> SpanSet<InRegion> {
     let scrubbing = Owner::scrub();
     let others = states.held.iter().filter(|held| held.owner.as_ref() != Some(&scrubbing));
@@ -252,7 +252,7 @@ impl Source for LedgerSource {
                 let gpus = gpus.map_err(|error| failed(&error))?;
                 Ok(Box::new(Leased { lease, near: near.cloned(), gpus }))
             }
-            // What an empty region could give is waited for; what it could not is refused.
+            // A request that an empty region could serve waits; any other is refused.
             Err(GrantError::Short { .. })
                 if place(found, &SpanSet::default(), &SpanSet::default(), request).is_ok() =>
             {
@@ -262,14 +262,14 @@ impl Source for LedgerSource {
         }
     }
 
-    /// An EGM device that is not open yet is left alone: the kernel zeroes all of it when it is opened.
+    /// Skips an EGM device that is not open yet: the kernel zeroes all of it when it is opened.
     fn tidy(&self, stop: &AtomicBool) {
         let Some(pace) = self.pace else { return };
         let kept =
             |region: &&Region| !matches!(region.kind, RegionKind::Egm { .. }) || self.kept.is_open(region);
         for region in self.regions.iter().filter(|region| region.kind.keeps_bytes()).filter(kept) {
             let watch = Watch { near: self.near(region), pace: Some(pace), cancel: stop, ..Watch::nobody() };
-            // What is not clean afterwards is scrubbed for its next owner.
+            // Bytes that are not clean afterwards are scrubbed for their next owner.
             let _ = self.ledger.scrub(&self.memory, region, None, &watch);
         }
     }
@@ -417,7 +417,7 @@ mod tests {
         drop(one);
         assert!(used.held.give_back(&SpanSet::default()).is_ok());
         assert_eq!(source.supplies()[0].free, 4 * PAGE);
-        // Nor is one granted whose owner has just gone, without a word.
+        // Nor is a slice granted again after its owner has gone without a return.
         let lent = source.grant("r", &request(4), &NEVER).unwrap_or_else(|error| panic!("{error}"));
         let left = Mapping::new(lent.backing(), 0, PAGE, 0).unwrap();
         drop(lent);
@@ -431,7 +431,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let source = source(&folder, 4);
         let lent = source.grant("r", &request(2), &NEVER).unwrap_or_else(|error| panic!("{error}"));
-        // The first can be read, the second not, and the last is not the client's to judge.
+        // The first can be read, the second not, and the last lies outside the client's slice.
         let claimed = [0, 1, 3].map(|page| Span::new(Offset::new(page * PAGE), PAGE).unwrap());
         let file = File::options().write(true).open(folder.path().join("memory")).unwrap();
         file.set_len(PAGE).unwrap();

@@ -1,4 +1,4 @@
-//! What takes long, on threads of its own, and the way back to the loop.
+//! Long operations on threads of their own, and the channel for their results.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,7 +12,7 @@ use super::session::Key;
 use super::source::{Held, NotMade};
 use crate::policy::Supply;
 
-/// What a thread did.
+/// Result of a thread.
 pub(super) enum Done {
     Made(Result<Box<dyn Held>, NotMade>),
     Returned(Result<(), Kept>),
@@ -20,7 +20,7 @@ pub(super) enum Done {
     Tidied,
 }
 
-/// The way back from threads.
+/// The channel for results of threads.
 pub(super) struct Threads {
     done: mpsc::Receiver<(Key, Done)>,
     tell: mpsc::Sender<(Key, Done)>,
@@ -46,7 +46,7 @@ impl Threads {
         self.done.try_iter().collect()
     }
 
-    /// Runs `work` on a thread; where there can be none, what `failed` says comes back.
+    /// Runs `work` on a thread. If none can start, the result of `failed` comes back.
     pub(super) fn start(
         &self,
         key: Key,
@@ -56,7 +56,7 @@ impl Threads {
         self.start_with(key, (), |()| work(), |(), error| failed(error));
     }
 
-    /// The same with something that either of them gets: a thread that is none would drop it.
+    /// The same with a value for either of them: a thread that fails to start would drop it.
     pub(super) fn start_with<T: Send + 'static>(
         &self,
         key: Key,
@@ -65,8 +65,8 @@ impl Threads {
         failed: impl FnOnce(T, io::Error) -> Done,
     ) {
         let tell = move |tell: &mpsc::Sender<_>, wake: &OwnedFd, done| {
-            let _ = tell.send((key, done)); // the loop is gone: nobody needs to know
-            let _ = rustix::io::write(wake, &1u64.to_ne_bytes()); // full means that it is told already
+            let _ = tell.send((key, done)); // the loop is gone: no receiver is left
+            let _ = rustix::io::write(wake, &1u64.to_ne_bytes()); // full: a wake-up is pending already
         };
         let (sender, wake) = (self.tell.clone(), self.wake.clone());
         let (give, take) = mpsc::sync_channel(1);

@@ -1,4 +1,5 @@
-//! What is said on the socket: one JSON value a packet, of [`MAX_PACKET`] bytes at most, or [`MAX_REPLY`] from the broker.
+//! Messages on the socket: one JSON value per packet, of [`MAX_PACKET`] bytes at most, or [`MAX_REPLY`] from the
+//! broker.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -9,7 +10,7 @@ use crate::region::Slice;
 /// Bytes in a client's packet at most: the longest legal one is half of it.
 pub const MAX_PACKET: usize = 4096;
 
-/// Bytes in an answer at most: what is free by region takes more room than any request.
+/// Bytes in a reply at most: the free bytes by region take more room than any request.
 pub(super) const MAX_REPLY: usize = 2 * MAX_PACKET;
 
 /// Regions in a request at most.
@@ -18,7 +19,7 @@ const MAX_REGIONS: usize = 16;
 /// Spans in a packet about bad bytes at most.
 pub(super) const MAX_SPANS: usize = 64;
 
-/// Bytes of the regions' names in an answer at most; an operator with more asks `egm-device regions`.
+/// Regions in a reply at most; an operator of more can use `egm-device regions`.
 const MAX_NAMES: usize = 48;
 
 /// A slice that a client wants.
@@ -39,7 +40,7 @@ pub struct Take {
     pub wait: bool,
 }
 
-/// What a client says.
+/// A message from a client.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(super) enum Request {
@@ -48,11 +49,11 @@ pub(super) enum Request {
     Return,
     /// Bytes of this connection's slice went bad: where in the region, and how many. It has no answer.
     Bad(Vec<(u64, u64)>),
-    /// What could be had?
+    /// Report the free bytes.
     Free,
 }
 
-/// What the broker says.
+/// A message from the broker.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(super) enum Reply {
@@ -65,7 +66,7 @@ pub(super) enum Reply {
     /// In the queue, and why.
     Waiting(Refused),
     Refused(Refused),
-    /// Scrubbed, or noted as dirty; of a pool, heard: its slice is back when its process has ended.
+    /// Scrubbed, or recorded as dirty. A pool's slice only acknowledged: it is back when its process has ended.
     Returned,
     Free(Room),
 }
@@ -105,13 +106,13 @@ impl From<Refusal> for Refused {
 }
 
 impl Refused {
-    /// A refusal that no rule made.
+    /// A refusal without a rule.
     pub(super) fn because(why: impl Into<String>) -> Self {
         Self { why: why.into(), rule: None, free: Room::default() }
     }
 }
 
-/// What is wrong with a request, if anything is.
+/// Parses and checks a request; the error names what is wrong.
 pub(super) fn parse(packet: &[u8]) -> Result<Request, String> {
     let request = decode(packet).ok_or("this is no request that this broker knows")?;
     if let Request::Take(take) = &request {
@@ -135,7 +136,6 @@ pub(super) fn parse(packet: &[u8]) -> Result<Request, String> {
     Ok(request)
 }
 
-/// A value from a packet.
 pub(super) fn decode<T: DeserializeOwned>(packet: &[u8]) -> Option<T> {
     if packet.len() > MAX_PACKET {
         return None;
@@ -143,7 +143,7 @@ pub(super) fn decode<T: DeserializeOwned>(packet: &[u8]) -> Option<T> {
     serde_json::from_slice(packet).ok()
 }
 
-/// A packet of a value. Every map has string keys, so nothing of it can fail to be JSON.
+/// Encodes a packet. Every map has string keys, so the value always has a JSON form.
 pub(super) fn encode(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).unwrap_or_default()
 }

@@ -16,7 +16,7 @@ use crate::broker::{packet, peer};
 use crate::owner::{Owner, started};
 
 impl Server {
-    /// Takes one client in, or sends it away.
+    /// Accepts or refuses one client.
     pub(super) fn accept(&mut self) -> io::Result<()> {
         let socket =
             match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
@@ -33,7 +33,7 @@ impl Server {
                 }
                 Err(_) => return Ok(()), // it is gone already
             };
-        // Whoever cannot be identified or watched is not served: its socket closes here.
+        // A client that cannot be identified is not served: its socket closes here.
         let Ok(identity) = peer::identify(socket.as_fd()) else { return Ok(()) };
         let begun = started(identity.pid).unwrap_or(0);
         let owner = Owner {
@@ -62,7 +62,7 @@ impl Server {
         Ok(())
     }
 
-    /// Listens again, where it was deaf.
+    /// Accepts clients again after it ran out of descriptors.
     pub(super) fn hear(&mut self) -> io::Result<()> {
         if std::mem::take(&mut self.deaf) {
             watch(&self.epoll, self.listener.as_fd(), LISTENER)?;
@@ -70,7 +70,7 @@ impl Server {
         Ok(())
     }
 
-    /// Keeps what a client asks for, for the audit log.
+    /// Keeps a client's request for the audit log.
     pub(super) fn asked(&mut self, key: Key, request: &Request) {
         if let (Request::Take(take), Some(link)) = (request, self.links.get_mut(&key)) {
             link.asked = Some(take.clone());

@@ -22,8 +22,8 @@ const OF_USER: Amount = Amount { spans: 4096, bytes: 256 << 20 };
 const OF_REGION: Amount = Amount { spans: 16_384, bytes: 1 << 30 };
 
 impl Server {
-    /// Remembers that the client of `key` claims `spans` of its slice to be bad, unless its user or the region has too many
-    /// claims already. The scrub of the slice comes upon bad pages all the same.
+    /// Records that the client of `key` claims `spans` of its slice to be bad, unless its user or the region has too
+    /// many claims already. The scrub of the slice finds bad pages in either case.
     pub(super) fn claim(&mut self, key: Key, spans: &[(u64, u64)]) {
         let Some(link) = self.links.get(&key) else { return };
         let (Some(region), claimed) = (link.region(), link.with_claims(spans)) else { return };

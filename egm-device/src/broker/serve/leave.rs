@@ -1,4 +1,4 @@
-//! How a broker ends when it is told to.
+//! Orderly shutdown of a broker.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -18,8 +18,8 @@ impl Server {
         Ok(())
     }
 
-    /// Nobody finds the socket any more, clients are hung up on, threads are told to stop and not waited for. Of slices no more
-    /// is said than by a broker that is killed: to call one free takes proof that nobody maps it.
+    /// Removes the socket, disconnects clients, and signals threads to stop without waiting for them. Like a killed
+    /// broker, it reports no slice as free: that takes proof that no process maps it.
     pub(super) fn leave(&mut self) {
         // The lock beside it is still this broker's, so it is not the socket of the next one.
         let _ = std::fs::remove_file(&self.path);

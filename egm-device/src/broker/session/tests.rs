@@ -1,4 +1,4 @@
-//! What a session promises, as sentences and over random lives of clients.
+//! Guarantees of a session, as single cases and over random lives of clients.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,11 +10,11 @@ use crate::policy::{Patience, Policy};
 
 const SIZE: u64 = 100;
 
-/// The world outside: a region of [`SIZE`] bytes, and who has what of it.
+/// The world outside: a region of [`SIZE`] bytes, and its holders.
 struct World {
     sessions: Sessions,
     now: Duration,
-    /// By connection: what the ledger has given, whether its connection is open, whether its process lives.
+    /// By connection: bytes that the ledger has granted, whether its connection is open, whether its process lives.
     given: BTreeMap<Key, u64>,
     open: BTreeSet<Key>,
     alive: BTreeSet<Key>,
@@ -120,7 +120,7 @@ impl World {
         self.serve();
     }
 
-    /// A thread has given the slice of `key` back, or somebody `still` has it.
+    /// A thread has returned the slice of `key`, or a process `still` has it.
     fn scrub(&mut self, key: Key, still: bool) {
         if self.returning.remove(&key) {
             let outcome = if still { Err(NotBack::Used("still used".to_owned())) } else { Ok(()) };
@@ -217,7 +217,7 @@ fn a_return_of_what_others_still_have_frees_nothing_until_all_are_gone() {
     assert!(world.sessions.sessions.is_empty());
 }
 
-/// To find out who maps it takes a look at every process of the host.
+/// Finding the processes that map it takes a look at every process of the host.
 #[test]
 fn a_return_of_what_others_still_have_is_looked_at_once_a_tick() {
     let mut world = World::new();
@@ -309,8 +309,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Whatever clients do and in whatever order threads end: never more is lent than there is, nothing goes back that
-    /// somebody may still map, and once all are gone nothing is left of them. (The world checks most of it.)
+    /// Whatever clients do and in whatever order threads end: grants never exceed the region, nothing is returned that
+    /// a process may still map, and once all clients are gone no state is left. (`World` checks most of it.)
     #[test]
     fn nothing_is_lent_twice_and_nothing_is_left_behind(
         steps in prop::collection::vec(step(), 1..150),
