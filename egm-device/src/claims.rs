@@ -1,7 +1,7 @@
 //! Claims that memory is bad, checked by reading it.
 //!
 //! A tenant reports bytes of its slice as bad, and a retired page stays out of use for ever: so a claim alone retires
-//! nothing. Reads change nothing, so they need nobody to let go of the memory first.
+//! nothing. Reads change nothing, so no holder has to release the memory first.
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -15,7 +15,7 @@ use crate::poison;
 /// Bytes that are read under one guard.
 const PIECE: u64 = 2 << 20;
 
-/// What reading claimed bytes showed, in whole pages.
+/// Result of reading claimed bytes, in whole pages.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Verdict {
     /// Bytes that cannot be read.

@@ -1,4 +1,4 @@
-//! Who a slice belongs to, in words that outlive the process.
+//! The owner of a slice, in words that outlive the process.
 #![forbid(unsafe_code)]
 
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Files that decide what this host's memory is and who gets it. They count only if root alone can have written them.
+//! Files that decide the use of this host's memory. They count only if root alone can have written them.
 #![forbid(unsafe_code)]
 
 use std::fs::Metadata;

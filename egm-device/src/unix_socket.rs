@@ -1,4 +1,4 @@
-//! Unix sockets whose mode does not depend on this process's umask.
+//! Unix sockets with a mode that does not depend on this process's umask.
 #![forbid(unsafe_code)]
 
 use std::io;

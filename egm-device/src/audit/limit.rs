@@ -30,10 +30,10 @@ enum Class {
     Kept,
 }
 
-/// Owner of an allowance; `None` for those who share one: peers that no rule names, and users beyond [`MAX`].
+/// Key of an allowance. Peers that no rule names and users beyond [`MAX`] share the one of `None`.
 type Key = (Class, Option<u32>);
 
-/// What each user may still cause.
+/// Bytes that each user may still cause.
 #[derive(Debug, Default)]
 pub(super) struct Limits(Mutex<BTreeMap<Key, Allowance>>);
 

@@ -42,7 +42,7 @@ pub(super) fn encode(now: SystemTime, event: &Event, lost: u64, suppressed: u64)
     bytes
 }
 
-/// JSON of which a terminal interprets nothing, and whose texts end with `...` where they would be too long.
+/// JSON without bytes that a terminal interprets; texts that are too long end with `...`.
 struct Bounded {
     /// Bytes that the current text may still have.
     left: usize,

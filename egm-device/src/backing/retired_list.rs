@@ -71,9 +71,9 @@ pub enum RetiredListError {
     Count {
         /// The region.
         region: String,
-        /// What it says.
+        /// Entries that it reported.
         count: usize,
-        /// What is possible.
+        /// Entries that fit.
         room: usize,
     },
     /// The list never comes to rest.

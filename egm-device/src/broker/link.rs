@@ -52,7 +52,7 @@ pub(super) fn give_back(lent: Box<dyn Held>, bad: &SpanSet<InRegion>) -> Result<
 }
 
 impl Kept {
-    /// No thread can return `lent`.
+    /// The slice for which no thread could start.
     pub(super) fn without_thread(lent: Box<dyn Held>, bad: SpanSet<InRegion>, error: &io::Error) -> Self {
         Self { lent, bad, why: NotBack::NoThread(error.to_string()) }
     }

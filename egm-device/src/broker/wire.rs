@@ -57,7 +57,7 @@ pub(super) enum Request {
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(super) enum Reply {
-    /// With two descriptors: the memory, and a file with the region as JSON, whose retired pages may be many.
+    /// With two descriptors: the memory, and a file with the region as JSON, as retired pages may be many.
     Granted {
         slice: Slice,
         /// Where the slice begins in the first descriptor.

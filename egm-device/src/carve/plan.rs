@@ -1,8 +1,8 @@
-//! Where a slice goes: arithmetic over the spans of a region. No file, no lock, no clock.
+//! Placement of slices: arithmetic over the spans of a region. No file, no lock, no clock.
 //!
 //! A slice is one span of its region, so an offset in it and an offset in the region differ by a constant (the guest's
-//! EGM driver needs that). Retired pages inside stay as holes: [`Request::size`] counts them, and what the owner can use
-//! is the size less the holes.
+//! EGM driver needs that). Retired pages inside stay as holes: [`Request::size`] counts them, and the usable size is
+//! the size less the holes.
 //!
 //! A place is an aligned span of free bytes that are not all retired. The lowest place of the first of these kinds wins:
 //! 1. without a hole, and clean: the owner gets all of it, at once;
@@ -18,7 +18,7 @@ use crate::owner::Owner;
 use crate::region::{Region, Slice};
 use crate::show::exact;
 
-/// What somebody wants of a region.
+/// A request for memory of a region.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
     /// Bytes from first to last, holes included: a multiple of the region's page size.
@@ -26,7 +26,7 @@ pub struct Request {
     /// Alignment in bytes of the first one's host physical address (of its offset, where that is not known): a power
     /// of two. The region's page size is the least, so 0 asks for that.
     pub align: u64,
-    /// For whom.
+    /// Owner of the slice.
     pub owner: Owner,
     /// Offset in the region that it must have, if any.
     pub at: Option<u64>,
@@ -40,7 +40,7 @@ impl Request {
     }
 }
 
-/// A request that a region cannot meet.
+/// A request that a region cannot serve.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("region {region} cannot give {} aligned to {}: {cause}", exact(*size), exact(*align))]
 pub struct Short {
@@ -76,15 +76,15 @@ pub enum Cause {
         /// Bytes missing.
         short_by: u64,
     },
-    /// Others have too much of it.
+    /// Other owners hold too much of it.
     #[error(
         "{} are granted, {} free, {} too few: ask for less, or wait until a slice is returned",
         exact(*granted), exact(*free), exact(*short_by)
     )]
     Granted {
-        /// Bytes that others hold.
+        /// Bytes that other owners hold.
         granted: u64,
-        /// Bytes that nobody holds, retired ones included.
+        /// Free bytes, retired ones included.
         free: u64,
         /// Bytes missing.
         short_by: u64,
@@ -95,7 +95,7 @@ pub enum Cause {
         exact(*free), exact(*largest), exact(*short_by), exact(*largest)
     )]
     Fragmented {
-        /// Bytes that nobody holds.
+        /// Free bytes of the region.
         free: u64,
         /// The most that one piece offers at the alignment.
         largest: u64,
@@ -108,7 +108,7 @@ pub enum Cause {
         exact(*free), exact(*retired)
     )]
     Retired {
-        /// Bytes that nobody holds.
+        /// Free bytes of the region.
         free: u64,
         /// Those of them that are retired.
         retired: u64,
@@ -129,16 +129,16 @@ pub enum Cause {
         /// Bytes missing.
         short_by: u64,
     },
-    /// Others have bytes of the wanted place.
+    /// Other owners hold bytes of the wanted place.
     #[error(
         "at offset {at:#x} {} are granted, from {first} on: choose another offset, or none", exact(*short_by)
     )]
     Taken {
         /// Offset asked for.
         at: u64,
-        /// The first byte that somebody has.
+        /// The first byte that is held.
         first: Offset,
-        /// Bytes that somebody has.
+        /// Bytes that are held.
         short_by: u64,
     },
 }
@@ -146,7 +146,7 @@ pub enum Cause {
 /// The lowest best place for `request` in `region`, of which `busy` bytes are held and `clean` bytes need no scrub.
 ///
 /// # Errors
-/// [`Short`] says what was short and by how much.
+/// [`Short`] names what was short and by how much.
 pub fn place(
     region: &Region,
     busy: &SpanSet<InRegion>,
@@ -156,7 +156,7 @@ pub fn place(
     Carver::new(region, busy, clean).place(request)
 }
 
-/// A region from which slice after slice is taken: what [`place`] works out anew each time, kept.
+/// A region from which slices are taken in turn: keeps the free runs that [`place`] computes anew each time.
 #[derive(Debug)]
 pub struct Carver<'a> {
     region: &'a Region,
@@ -165,7 +165,7 @@ pub struct Carver<'a> {
 }
 
 impl<'a> Carver<'a> {
-    /// `region`, of which `busy` bytes are held and `clean` bytes need no scrub. What lies outside is ignored.
+    /// `region`, of which `busy` bytes are held and `clean` bytes need no scrub. Bytes outside are ignored.
     #[must_use]
     pub fn new(region: &'a Region, busy: &SpanSet<InRegion>, clean: &SpanSet<InRegion>) -> Self {
         let all: SpanSet<InRegion> = Span::new(Offset::new(0), region.size.get()).into_iter().collect();
@@ -180,7 +180,7 @@ impl<'a> Carver<'a> {
     /// Takes the lowest best place for `request`.
     ///
     /// # Errors
-    /// [`Short`] says what was short and by how much; nothing is taken then.
+    /// [`Short`] names what was short and by how much; nothing is taken then.
     pub fn place(&mut self, request: &Request) -> Result<Slice, Short> {
         let region = self.region;
         let align = request.align.max(region.page_size.get()).max(1);
@@ -197,7 +197,7 @@ impl<'a> Carver<'a> {
         Ok(Slice { region: region.name.clone(), offset, size })
     }
 
-    /// What needs no search.
+    /// The checks that need no search.
     fn check(&self, request: &Request, align: u64) -> Result<(), Cause> {
         let (size, page, have) = (request.size, self.region.page_size.get().max(1), self.region.size.get());
         if size == 0 || !size.is_multiple_of(page) {

@@ -10,11 +10,11 @@ use crate::show::size;
 /// One thing that was looked at.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// What must be.
+    /// The expected state.
     pub what: String,
-    /// What is.
+    /// The state found.
     pub found: String,
-    /// Whether that is it.
+    /// Whether the state is as expected.
     pub ok: bool,
 }
 
@@ -102,7 +102,7 @@ fn reached(piece: &Piece, regions: &[Region]) -> Check {
     check(what, text, found >= piece.span.size().saturating_sub(lost) && found > 0)
 }
 
-/// Whether regions give guests as much as was promised where nobody promised a place.
+/// Whether regions give guests the promised amount, where the split names no place.
 fn amount(node: &NodeSplit, how: How, regions: &[Region]) -> Check {
     let kind = |region: &Region| match how {
         How::Hugetlb => region.kind == RegionKind::Hugetlb,

@@ -1,4 +1,4 @@
-//! `egm-device broker`: lends slices to whom the policy lets.
+//! `egm-device broker`: grants slices by a policy.
 
 mod privileges;
 

@@ -83,7 +83,7 @@ fn built(program: &Command) -> Command {
     command
 }
 
-/// The page of `command`, which says of which version of `program` it is.
+/// The page of `command`, with the version of `program`.
 fn page(command: Command, program: &Command) -> clap_mangen::Man {
     let version = program.get_version().unwrap_or_default();
     clap_mangen::Man::new(command).source(format!("{} {version}", program.get_name()))

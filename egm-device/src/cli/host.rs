@@ -33,7 +33,7 @@ const MAX_RECORD: u64 = 64 << 20;
 const RECORD: &str =
     "egm-device regions --json > host.json (what \"egm-vmm facts\" writes is for \"egm-vmm plan\")";
 
-/// What of a recorded host is needed to plan for it.
+/// The part of a recorded host that a plan needs.
 #[derive(Debug, Deserialize)]
 pub(super) struct Recorded {
     /// What is known of the host.
@@ -84,7 +84,7 @@ impl Host {
         }
     }
 
-    /// Why this host's KVM says nothing, where there is one.
+    /// Why this host's KVM cannot be opened, where there is one.
     pub(super) fn no_kvm(&self) -> Option<io::Error> {
         let kvm = self.root.join("dev/kvm");
         let asked = self.recorded.is_none() && kvm.exists();

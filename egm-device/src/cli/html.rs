@@ -111,7 +111,7 @@ fn bands(blocks: Vec<Block>) -> Vec<Band> {
     bands
 }
 
-/// What of `spans` lies at the socket: all of it on a host of one node, otherwise what ACPI says.
+/// The part of `spans` at the socket: all of it on a host of one node, otherwise by ACPI's affinity.
 fn here(survey: &Survey, socket: &Socket, spans: &SpanSet<Host>) -> SpanSet<Host> {
     if survey.host.nodes.len() == 1 && socket.node.is_some() {
         return spans.clone();

@@ -67,7 +67,7 @@ pub(super) fn open(host: &Host) -> Result<Ledger, Box<dyn Report>> {
     Ok(Ledger::open(Paths::below(root), identity)?)
 }
 
-/// Facts are of another host, whose regions are other memory here.
+/// The facts are of another host: its regions are other memory here.
 #[derive(Debug, thiserror::Error)]
 #[error("a host that was recorded has no memory to take and no ledger: --recorded is for plans")]
 struct Elsewhere;
@@ -190,7 +190,7 @@ fn text(all: &[(&Region, States)], colour: Colour) -> String {
     out
 }
 
-/// Whether the holder has a descriptor of the whole region and is not root, who could open it anyway.
+/// Whether the holder has a descriptor of the whole region and is not root, which could open it anyway.
 fn has_whole_device(region: &Region, held: &Held) -> bool {
     region.kind.shares_file() && held.owner.as_ref().is_some_and(|owner| owner.uid != 0)
 }

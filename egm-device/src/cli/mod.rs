@@ -83,8 +83,8 @@ pub fn forbid_core_dumps() {
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable); // mappings are out of core files all the same
 }
 
-/// From now on a panic, on whichever thread, is a bug of ours that says so by its exit code, as other ends do. `first` is done
-/// before it is printed. Nothing is waited for.
+/// From now on a panic on any thread ends the process with the exit code of an internal error, as other ends have
+/// theirs. `first` runs before the panic is printed. Nothing is waited for.
 pub fn end_on_panic(first: impl Fn() + Send + Sync + 'static) {
     let print = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
@@ -94,7 +94,7 @@ pub fn end_on_panic(first: impl Fn() + Send + Sync + 'static) {
     }));
 }
 
-/// The exit code of one of our programs whose subcommand came to `outcome`; says what went wrong, with what it printed too.
+/// The exit code for the `outcome` of a subcommand; prints its error, or that its output did not all arrive.
 pub fn end(outcome: Outcome) -> ExitCode {
     let outcome = outcome.and_then(|code| Ok(written().map(|()| code)?));
     outcome.unwrap_or_else(|error| {

@@ -1,4 +1,4 @@
-//! What a person sees while memory is made present or scrubbed: one line, redrawn. Nothing when nobody looks.
+//! Progress while memory is made present or scrubbed: one line, redrawn. Nothing where no terminal shows it.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::Mutex;
@@ -11,7 +11,7 @@ use crate::rate::Rate;
 const REDRAW: Duration = Duration::from_millis(100);
 const CELLS: u32 = 30;
 
-/// Runs `long` with somebody who draws what is done for `id`.
+/// Runs `long` with a progress bar for `id`.
 pub(super) fn with_bar<T>(id: &str, long: impl FnOnce(&(dyn Fn(Progress) + Sync)) -> T) -> T {
     let bars = Bars::default();
     long(&|step| bars.told(id, step))

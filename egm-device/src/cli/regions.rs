@@ -1,4 +1,4 @@
-//! `egm-device regions`: what of this host's memory guests can get, and who has it.
+//! `egm-device regions`: memory of this host for guests, and its holders.
 
 use std::process::ExitCode;
 
@@ -70,7 +70,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the ledger says of each region; it knows of more retired pages than the kernel.
+/// Usage of each region by the ledger, which has more retired pages than the kernel.
 fn usages(host: &Host, survey: &mut Survey) -> Result<Usages, Box<dyn Report>> {
     let mut usages = Usages::new();
     let Some(ledger) = host.ledger()? else { return Ok(usages) };
@@ -121,7 +121,7 @@ fn file_note(region: &Region) -> Option<String> {
     Some(format!("region {}: all slices are one file; it {reason}", region.name))
 }
 
-/// Who has what; `None` while nobody has anything.
+/// Slices and their holders; `None` while there are none.
 pub(super) fn slice_table(usages: &Usages) -> Option<Table<'static>> {
     let mut slices = usages
         .iter()
@@ -136,7 +136,7 @@ pub(super) fn slice_table(usages: &Usages) -> Option<Table<'static>> {
     Some(table)
 }
 
-/// What looks like a region and is none; `None` while there is nothing of it.
+/// Memory that looks like a region and is none; `None` while there is none of it.
 pub(super) fn refused_table(survey: &Survey) -> Option<Table<'static>> {
     survey.refused.first()?;
     let mut table = Table::new(&[Left, Left], &["name", "why"]);
@@ -199,7 +199,7 @@ pub(super) fn socket_table(sockets: &[Socket]) -> Table<'static> {
     table
 }
 
-/// Bytes of a pool that nobody uses, where the kernel counts them.
+/// Unused bytes of a pool, where the kernel counts them.
 fn free(survey: &Survey, region: &Region) -> Option<u64> {
     let node = survey.host.nodes.iter().find(|node| Some(node.id) == region.node)?;
     let pool = node.pools.iter().find(|pool| pool.page_size == region.page_size)?;

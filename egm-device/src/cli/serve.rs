@@ -31,7 +31,7 @@ use crate::serve::{self, FileError, Held, Offer, Post, SliceError, Socket, Socke
 use crate::show::{note, print};
 use crate::trust;
 
-/// How often an EGM device's list of retired pages is read; nothing tells us when it grows.
+/// Interval at which an EGM device's list of retired pages is read; there is no event when it grows.
 const LOOK: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
 /// Serves slices as PCI functions over vfio-user, for cloud-hypervisor, QEMU and egm-vmm
@@ -119,15 +119,15 @@ fn failed(what: &'static str) -> impl Fn(io::Error) -> Failed {
     move |source| Failed { what, source }
 }
 
-/// One device with all that it has.
+/// A served device.
 struct Served {
     held: Arc<Held>,
     post: Arc<Post>,
-    /// Held to hear of its bad pages, where the kernel maps all of it at once.
+    /// Held so that bad pages are reported, where the kernel maps all of the memory at once.
     mapping: Option<Mapping>,
     growth: Option<Growth>,
     thread: JoinHandle<()>,
-    /// Goes last: the path is free when nobody is there any more.
+    /// Dropped last: the path is free only after the function is gone.
     _socket: Socket,
 }
 
@@ -154,7 +154,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     ended
 }
 
-/// A server for each slice of `offers`. Where one cannot be, all slices go back.
+/// Starts a server for each slice of `offers`. If one cannot start, all slices are returned.
 fn begin(
     offers: &[Offer],
     slices: Vec<Held>,
@@ -189,7 +189,7 @@ fn begin(
     Ok(devices)
 }
 
-/// A socket for each of `offers`. They are made when the slices are there: who waits for the file waits for the device.
+/// A socket for each of `offers`. They are made after the slices: waiting for the file is waiting for the device.
 fn sockets(offers: &[Offer], mut passed: Passed) -> Result<Vec<Socket>, SocketError> {
     let open = |offer: &Offer| Socket::open(&offer.name, offer.socket.as_deref(), &mut passed);
     let sockets = offers.iter().map(open).collect::<Result<_, _>>()?;
@@ -199,7 +199,7 @@ fn sockets(offers: &[Offer], mut passed: Passed) -> Result<Vec<Socket>, SocketEr
     Ok(sockets)
 }
 
-/// Gives back slices that nobody was served, the first to the first of `offers`; says which cannot be, for the error is another.
+/// Returns slices that were never served, in the order of `offers`; notes failures, as the caller has another error.
 fn give_back(offers: &[Offer], slices: Vec<Held>) {
     for (Offer { name, .. }, held) in offers.iter().zip(slices) {
         if let Err(error) = back(name, held) {
@@ -312,7 +312,7 @@ impl Served {
         Ok(Self { held: held.clone(), post, mapping, growth, thread, _socket: socket })
     }
 
-    /// Bad bytes of the region: kept from later owners, told to the guest.
+    /// Handles bad bytes of the region: keeps them from later owners, and reports them to the guest.
     fn bad(&self, event: &Event) {
         let bad = self.held.in_slice(&SpanSet::from_iter([event.span]));
         if !bad.is_empty() {
@@ -323,14 +323,14 @@ impl Served {
         }
     }
 
-    /// Reads an EGM device's list again. One that does not answer is asked the next time.
+    /// Reads an EGM device's list again; a failed read is repeated the next time.
     fn look(&mut self) {
         let events = self.growth.as_mut().and_then(|growth| growth.look(self.held.backing().file()).ok());
         events.into_iter().flatten().for_each(|event| self.bad(&event));
     }
 }
 
-/// Hears of bad memory and asks guests for their slices, until a signal ends it.
+/// Handles bad memory and requests for the guests' slices, until a signal ends it.
 fn wait(signals: &mut Signals, watch: &mut poison::Watch, devices: &mut [Served]) -> Result<(), Failed> {
     loop {
         let mut wanted = [
@@ -375,7 +375,7 @@ fn end(devices: Vec<Served>, offers: &[Offer], patience: Duration, watch: &mut p
         let _ = thread.join();
         mapping.iter().for_each(|mapping| watch.remove(mapping));
         drop((mapping, post));
-        // The function is gone with its post, and so is who else had the slice.
+        // The function is gone with its post, and so is every other holder of the slice.
         let Some(held) = Arc::into_inner(held) else { continue };
         if let (Err(error), Ok(_)) = (back(&offer.name, held), &outcome) {
             outcome = Err(error.into());

@@ -32,7 +32,7 @@ pub struct Id {
 }
 
 impl Default for Id {
-    /// Nobody's: see `DESIGN.md`, "The device".
+    /// No vendor's id: see `DESIGN.md`, "The device".
     fn default() -> Self {
         Self { vendor: 0xe60d, device: 1 }
     }
@@ -49,7 +49,7 @@ impl std::str::FromStr for Id {
         let halves =
             text.split_once(':').and_then(|(vendor, device)| Some((number(vendor)?, number(device)?)));
         match halves {
-            // All ones and 0001 are what a bus answers for nobody and for not yet (base specification 2.3.2).
+            // A bus answers all ones for no function and 0001 for one that is not ready (base specification 2.3.2).
             Some((vendor, device)) if !matches!(vendor, 0 | 1 | 0xffff) => Ok(Self { vendor, device }),
             _ => Err(IdError(text.to_owned())),
         }
@@ -96,7 +96,7 @@ impl Config {
         // Power management, version 3: D0 and D3hot, which keeps its state.
         self.put_at(POWER, 0, 0x0003_0001 | u32::from(EXPRESS) << 8, 0);
         self.put_at(POWER, 4, 0x8, 0x3);
-        // An endpoint, version 2, with function-level reset; its link is nobody's: one lane of 2.5 GT/s.
+        // An endpoint, version 2, with function-level reset; its link is nominal: one lane of 2.5 GT/s.
         let next = if msix { MSIX } else { VENDOR };
         self.put_at(EXPRESS, 0, 0x0002_0010 | u32::from(next) << 8, 0);
         self.put_at(EXPRESS, 4, 0x1000_8000, 0);
@@ -144,7 +144,7 @@ impl Config {
         data.iter_mut().zip(from.unwrap_or_default()).for_each(|(to, from)| *to = *from);
     }
 
-    /// Takes what of `data` can be written; true when it asks for a function-level reset.
+    /// Writes the writable bits of `data`; true when it asks for a function-level reset.
     #[must_use]
     pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> bool {
         let Ok(offset) = usize::try_from(offset) else { return false };

@@ -1,4 +1,4 @@
-//! What the function knows and does: accesses to BAR 0 and news in, values and an [`Effect`] out. No lock, no descriptor, no
+//! Logic of the function: accesses to BAR 0 and events in, values and an [`Effect`] out. No lock, no descriptor, no
 //! clock.
 
 use egm_address::{InBar, Span, SpanSet};
@@ -7,7 +7,7 @@ use super::registers::{
     CUT_SHORT, Doorbell, Event, MAGIC, Place, QUIESCED, Register, SCRUB_AT_RESET, SCRUBS, VECTORS, VERSION,
 };
 
-/// What is so for as long as the function lives.
+/// Constants of the function's lifetime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Facts {
     /// Bytes of the slice, retired ones included: whole pages, one at least.
@@ -36,15 +36,15 @@ impl Facts {
     }
 }
 
-/// What has to be done outside.
+/// An action for the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Effect {
     /// Nothing.
     Nothing,
-    /// The vectors of these events are to be fired.
+    /// Fire the vectors of these events.
     Fire(&'static [Event]),
-    /// All real bytes are to be made zero; [`Core::scrubbed`] and [`Core::scrub_ended`] hear of it.
+    /// Make all real bytes zero; report it by [`Core::scrubbed`] and [`Core::scrub_ended`].
     Scrub,
     /// The guest has stopped to use the memory.
     Quiesced,
@@ -98,13 +98,13 @@ impl Core {
         Self { facts, retired, generation, events, mistakes, wanted: false, state: State::fresh(false) }
     }
 
-    /// What is so for as long as the function lives.
+    /// Constants of the function's lifetime.
     #[must_use]
     pub const fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    /// The bytes of the slice that nobody may use.
+    /// The bytes of the slice that are out of use.
     #[must_use]
     pub const fn retired(&self) -> &SpanSet<InBar> {
         &self.retired
@@ -117,7 +117,7 @@ impl Core {
         slice.ok().into_iter().collect::<SpanSet<_>>().minus(&self.retired)
     }
 
-    /// Whether the guest has said that it does not use the memory.
+    /// Whether the guest has declared that it does not use the memory.
     #[must_use]
     pub const fn is_quiesced(&self) -> bool {
         self.state.status & QUIESCED != 0
@@ -129,12 +129,12 @@ impl Core {
         self.wanted
     }
 
-    /// Its client has left: what that guest said of its use of the memory is no word of the next one's.
+    /// Its client has left: that guest's [`QUIESCED`] does not hold for the next one.
     pub fn left(&mut self) {
         self.state.status &= !QUIESCED;
     }
 
-    /// Fills `data` from BAR 0; what makes no sense is counted and reads ones.
+    /// Fills `data` from BAR 0; an invalid access is counted and reads ones.
     pub fn read(&mut self, offset: u64, data: &mut [u8]) {
         data.fill(0xff);
         let (value, bit) = match Place::decode(offset, data.len()) {
@@ -152,7 +152,7 @@ impl Core {
         data.iter_mut().zip(value).for_each(|(to, from)| *to = from);
     }
 
-    /// Takes a write to BAR 0; what makes no sense is counted and forgotten.
+    /// Takes a write to BAR 0; an invalid one is counted and ignored.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Effect {
         match Place::decode(offset, data.len()) {
             Some(Place::Register(register, _)) if register.bytes() == 4 => {
@@ -244,7 +244,7 @@ impl Core {
         Effect::Fire(events)
     }
 
-    /// `bad` went bad: what of it lies in the slice and was not known is told to the guest.
+    /// `bad` went bad: the guest gets an event for the part that lies in the slice and is new.
     pub fn retire(&mut self, bad: &SpanSet<InBar>) -> Effect {
         let usable = self.usable();
         let new = usable.minus(&usable.minus(bad));

@@ -1,7 +1,7 @@
 //! The function: its state behind a lock, its bytes, its vectors.
 //!
-//! A [`Function`] is a handle: whoever has news of the slice has one, and each client gets a [`Connected`] with what goes
-//! when it leaves. No lock is held while a scrub runs; firing a vector never waits, so it may be.
+//! A [`Function`] is a handle: every source of events on the slice has one, and each client gets a [`Connected`], its
+//! state until it leaves. No lock is held while a scrub runs. Firing a vector never waits, so a lock may be held.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -31,21 +31,21 @@ const CONFIG: u32 = 7;
 /// Longer than any machine runs, and short enough to be added to a clock.
 const LONGEST: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// Who is told of bytes that turned out bad when they were touched here.
+/// Receives bytes that an access by the function found bad.
 pub type BadBytes = dyn Fn(&SpanSet<InBar>) + Send + Sync;
 
 /// Receives the end of each scrub that a client asked for, before the guest sees it.
 pub type ScrubEnd = dyn Fn(&Result<(), ScrubError>) + Send + Sync;
 
-/// How a function is made.
+/// Parameters of a function.
 pub struct Setup {
-    /// What it passes for.
+    /// Its PCI ids.
     pub id: Id,
-    /// What is so of the slice.
+    /// Constants of the slice.
     pub facts: Facts,
-    /// Bytes of it that nobody may use.
+    /// Bytes of it that are out of use.
     pub retired: SpanSet<InBar>,
-    /// Told of more such bytes.
+    /// Receives more such bytes.
     pub bad: Box<BadBytes>,
     /// Receives the end of each scrub.
     pub scrubbed: Box<ScrubEnd>,
@@ -84,7 +84,7 @@ struct State {
 }
 
 impl State {
-    /// What ends the next scrub; it has ended already where the function is closed.
+    /// The cancel flag of the next scrub; it is set already if the function is closed.
     fn may_scrub(&mut self) -> Arc<AtomicBool> {
         self.cancel = Arc::new(AtomicBool::new(self.closed));
         self.cancel.clone()
@@ -113,7 +113,7 @@ impl Function {
         Ok(Self(Arc::new(Shared { memory, bar: facts.bar(), bad, scrub_end, scrubbed, state, unused })))
     }
 
-    /// For one client, until it leaves.
+    /// Connects one client, until it leaves.
     #[must_use]
     pub fn connect(&self) -> Connected {
         let mut state = self.state();
@@ -122,17 +122,17 @@ impl Function {
         Connected { function: self.clone(), windows: Windows::default(), socket: None, owes_reset: false }
     }
 
-    /// Bytes of the slice went bad: the guest is told of those it did not know.
+    /// Bytes of the slice went bad: the guest gets an event for those that are new.
     pub fn retire(&self, bad: &SpanSet<InBar>) {
         self.news(|core| core.retire(bad));
     }
 
-    /// The owner wants the slice back: the guest is asked for it, and its VMM.
+    /// The owner wants the slice back: requests it from the guest and its VMM.
     pub fn want(&self) {
         self.news(Core::want);
     }
 
-    /// Waits until the guest has quiesced, no client is there, or `patience` is over; whether nobody uses the memory.
+    /// Waits until the guest has quiesced, no client is left, or `patience` is over; true if the memory is unused.
     #[must_use]
     pub fn wait_unused(&self, patience: Duration) -> bool {
         let end = Instant::now().checked_add(patience.min(LONGEST));
@@ -204,9 +204,9 @@ impl Function {
         }
     }
 
-    /// Ends a scrub that runs, whoever asked for it, and lets none begin: what a client sent before it was cut off may ask for
-    /// thousands. The owner scrubs what the slice's ledger calls dirty. A client whose guest has not quiesced hears that it has
-    /// lost the device.
+    /// Ends a running scrub, also a reset's, and prevents new ones: a client may have requested thousands before it was
+    /// cut off. The owner scrubs the bytes that the slice's ledger records as dirty. A client with a guest that has not
+    /// quiesced gets the error interrupt: it has lost the device.
     pub fn close(&self) {
         let mut state = self.state();
         if !state.closed && !state.core.is_quiesced() {
@@ -222,7 +222,7 @@ impl Function {
         state.cancel.store(true, Ordering::Relaxed);
         let scrub = state.scrub.take();
         drop(state);
-        // It tells in its registers how it ended.
+        // Its registers show how it ended.
         scrub.into_iter().for_each(|thread| drop(thread.join()));
     }
 
@@ -301,7 +301,7 @@ impl Function {
     }
 }
 
-/// A function and what one client of it has: windows on its memory, and eventfds.
+/// A function with the state of one client: windows on its memory, and eventfds.
 #[derive(Debug)]
 pub struct Connected {
     function: Function,
@@ -313,8 +313,8 @@ pub struct Connected {
 }
 
 impl Connected {
-    /// The client is at the other end of `socket`. What it sent before it hung up may be thousands of resets, each with a scrub:
-    /// nobody waits for their end, so one is done for all of them.
+    /// The client is at the other end of `socket`. Before it hung up, it may have sent thousands of resets, each with a
+    /// scrub. No client waits for their end, so one reset is done for all of them.
     #[must_use]
     pub fn over(mut self, socket: OwnedFd) -> Self {
         self.socket = Some(socket);
@@ -382,7 +382,7 @@ impl Device for Connected {
         state.interrupts.clear();
         state.core.left();
         drop(state);
-        // The next guest's bytes must not meet this one's scrub.
+        // The next guest's bytes must not be hit by this one's scrub.
         self.function.end_scrub();
         if std::mem::take(&mut self.owes_reset) {
             let _ = self.function.reset();

@@ -1,4 +1,4 @@
-//! The interrupts of the function: MSI-X for its guest, and the two kinds that a VMM hears of itself, as vfio-pci has them.
+//! The interrupts of the function: MSI-X for its guest, and two kinds for the VMM itself, as vfio-pci has them.
 
 use std::os::fd::OwnedFd;
 
@@ -15,7 +15,7 @@ const ERROR: u32 = 3;
 /// `VFIO_PCI_REQ_IRQ_INDEX`.
 const REQUEST: u32 = 4;
 
-/// What a client has connected.
+/// The eventfds that a client has connected.
 #[derive(Debug)]
 pub(super) struct Interrupts {
     msix: Vectors,
@@ -30,7 +30,7 @@ impl Default for Interrupts {
 }
 
 impl Interrupts {
-    /// A kind of them, of a function with MSI-X or without. Who has no vector of a kind is told so by a count of 0.
+    /// Information on one kind, of a function with MSI-X or without; count 0 where it has no such vector.
     pub(super) const fn info(index: u32, msix: bool) -> IrqInfo {
         let (count, noresize) = match index {
             MSIX if msix => (VECTORS, false),
@@ -40,7 +40,7 @@ impl Interrupts {
         IrqInfo { index, count, eventfd: true, maskable: false, automasked: false, noresize }
     }
 
-    /// Does what a client asks for. One that comes after the owner has asked hears of it (`wanted`).
+    /// Applies a client's request. A request eventfd that is set after the owner has asked (`wanted`) fires at once.
     ///
     /// # Errors
     /// As [`Vectors::set`].
@@ -65,21 +65,21 @@ impl Interrupts {
         }
     }
 
-    /// The guest is told.
+    /// Fires the event's vector.
     pub(super) fn fire(&self, event: Event) {
         self.msix.fire(event.vector());
-        // A VMM that is asked for a device may unplug it: QEMU asks its guest to let it go.
+        // A VMM that gets a device request may unplug the device: QEMU requests its release from its guest.
         if event == Event::Wanted {
             self.request.fire(0);
         }
     }
 
-    /// The device is lost for who still uses it. QEMU stops its guest.
+    /// Reports that the device is lost, by the error interrupt. QEMU stops its guest.
     pub(super) fn fail(&self) {
         self.error.fire(0);
     }
 
-    /// The client is gone.
+    /// Drops the eventfds of a client that has left.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }

@@ -19,16 +19,16 @@ const SHARE: usize = 8;
 /// Bytes that a scrub by the doorbell zeroes in a second at most.
 const PACE: u64 = 2 << 30;
 
-/// Why a scrub runs, and so what of the host it may take beside its [`SHARE`] of the processors.
+/// Why a scrub runs, which decides the host resources that it may use beside its [`SHARE`] of the processors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Effort {
     /// The doorbell: a guest may ring it for ever, so [`PACE`], and processors that have nothing else to do.
     Doorbell,
-    /// A reset, for whose answer a client waits.
+    /// A reset: a client waits for its reply.
     Reset,
 }
 
-/// A slice's bytes by a descriptor of our own, so that whoever has the slice can give it back when this is dropped.
+/// A slice's memory by a separate descriptor: the holder of the slice can return it once this is dropped.
 #[derive(Debug)]
 pub(super) struct Memory {
     window: Window,
@@ -70,7 +70,7 @@ impl Memory {
         bad.into_iter().collect()
     }
 
-    /// Writes what of `data` is for `usable` bytes. Returns what was found bad.
+    /// Writes the part of `data` that is for `usable` bytes. Returns the bytes found bad.
     pub(super) fn write(&self, offset: u64, data: &[u8], usable: &SpanSet<InBar>) -> SpanSet<InBar> {
         let pieces = pieces(offset, data.len(), usable);
         let bad = pieces.into_iter().filter_map(|(at, from, length)| {
@@ -81,7 +81,7 @@ impl Memory {
     }
 
     /// Does `work` with the pages around `length` bytes at `at`, mapped for so long, and the place of `at` in them. (A page
-    /// that turns out bad is replaced under `work`, so the mapping may be nobody else's.)
+    /// that turns out bad is replaced under `work`, so no other code may use the mapping.)
     fn with(&self, at: u64, length: usize, work: impl FnOnce(&Mapping, usize)) -> Option<Span<InBar>> {
         let start = align_down(at, self.page());
         let end = at.checked_add(u64::try_from(length).ok()?)?;

@@ -4,8 +4,8 @@
 //!  access ─► registers: which ─► core, config: what ─► function: locks, descriptors, interrupts
 //!                                                  └─► memory: the bytes behind BAR 2
 //! ```
-//! `DESIGN.md` ("The device") has the table of registers and says who trusts whom. It is the same in a VMM's own process
-//! and behind a socket (`crate::serve`).
+//! `DESIGN.md` ("The device") has the table of registers and the trust between the parties. The function is the same in
+//! a VMM's own process and behind a socket (`crate::serve`).
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 

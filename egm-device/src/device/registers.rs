@@ -1,4 +1,4 @@
-//! BAR 0: where its registers are, how wide, and what their bits say. Pure; `DESIGN.md` ("The device") is its table.
+//! BAR 0: offsets, widths and bits of its registers. Pure; `DESIGN.md` ("The device") is its table.
 
 /// "EGMD" in memory order: the magic of BAR 0 and the signature of the capability.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"EGMD");
@@ -17,7 +17,7 @@ pub const PENDING: u32 = 0x3000;
 /// MSI-X vectors: one for each [`Event`].
 pub const VECTORS: u32 = 3;
 
-/// What a guest is told of: the number is the MSI-X vector, and its bit in [`Register::Pending`].
+/// An event for the guest: the number is the MSI-X vector, and its bit in [`Register::Pending`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Event {
@@ -43,7 +43,7 @@ impl Event {
     }
 }
 
-/// What a guest may ask for by [`Register::Doorbell`].
+/// A request of the guest by [`Register::Doorbell`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Doorbell {
     /// All real bytes are to be zero.
@@ -124,7 +124,7 @@ registers! {
     RetiredBytes = 0x30, 8;
     /// Events so far.
     Events = 0x38, 4;
-    /// Events that nobody has confirmed.
+    /// Events that are not confirmed.
     Pending = 0x3c, 4;
     /// [`Doorbell`].
     Doorbell = 0x40, 4;

@@ -151,7 +151,7 @@ impl Exporter<'_> {
         format!("{cpus}{zone}{segment}")
     }
 
-    /// The nodes whose devices are on a PCI segment of their own, whose `_PXM` is the node; segment 0 has the others.
+    /// The nodes that have a PCI segment of their own, with the node as its `_PXM`; segment 0 has all other devices.
     fn segments(&self) -> Vec<u32> {
         let mut near: Vec<u32> = self.guest.devices.iter().filter_map(|placed| placed.near).collect();
         near.sort_unstable();

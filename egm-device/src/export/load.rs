@@ -1,4 +1,4 @@
-//! A configuration whose paths another monitor can be told: absolute, and of Unicode.
+//! A configuration with paths that another monitor can use: absolute, and of Unicode.
 
 use std::io;
 use std::path::{Path, PathBuf, absolute};
@@ -7,7 +7,7 @@ use egm_config::{ConfigError, Console, DeviceKind, Spec};
 
 use crate::report::{Blame, Report};
 
-/// Why a file is no machine that another monitor can be told of.
+/// Why a file is no machine that another monitor can run.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LoadError {
     /// It is not a configuration.

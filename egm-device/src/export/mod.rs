@@ -5,7 +5,7 @@
 //!                                           ├─guest─► Guest ──┬─► qemu, cloud_hypervisor   a command line
 //!  this host, or a recorded one ──► Survey ─┘                 └─► libvirt                  XML
 //! ```
-//! Nothing is opened but the configuration. What a monitor cannot be told is a note, and never left out in silence.
+//! Nothing is opened but the configuration. A setting that a monitor cannot take becomes a note, never a silent loss.
 #![forbid(unsafe_code)]
 
 mod cloud_hypervisor;
@@ -52,7 +52,7 @@ pub(crate) struct Options {
 pub(crate) struct Export {
     /// What the monitor reads.
     pub output: Output,
-    /// What it is not told, and what has to be done first; a sentence each.
+    /// Settings that it does not get, and steps that must come first; a sentence each.
     pub notes: Vec<String>,
 }
 
@@ -77,7 +77,7 @@ impl Output {
     }
 }
 
-/// What a monitor has no words for and cannot do without.
+/// Settings that a monitor cannot express and cannot do without.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExportError {
     /// cloud-hypervisor's options have no escape for quotes.

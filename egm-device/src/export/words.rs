@@ -1,4 +1,4 @@
-//! What a configuration holds, as words of a command line or of XML.
+//! Values of a configuration, as words of a command line or of XML.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ pub(super) fn mac(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// The number that a GPU's driver is told; other monitors choose none by themselves.
+/// The clique number for a GPU's driver; other monitors choose none by themselves.
 pub(super) const fn clique(clique: Clique) -> Option<u8> {
     match clique {
         Clique::Number(number) => Some(number),

@@ -48,7 +48,7 @@ fn names(nodes: &[PathBuf]) -> io::Result<Vec<FileName>> {
         .collect()
 }
 
-/// The verdict of process `this` on `question`, whose nodes are `files`.
+/// The verdict of process `this` on `question`, which has the nodes `files`.
 fn judge(question: &GpuQuestion, files: &[FileName], found: &Found, this: u32) -> Vec<Evidence> {
     let rules = Rules { question, files };
     let is_excused = |process: &Process| {

@@ -1,4 +1,4 @@
-//! What a scan found, as an answer to one question. Pure.
+//! The answer to one question, from the results of a scan. Pure.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use super::scan::{Found, Process, Sighting, UNNAMED, What};
 use super::{Evidence, Hold, MAX_EVIDENCE, Question, Verdict};
 use crate::owner::Owner;
 
-/// The verdict of process `this` on `question`, whose last owner had VFIO `devices`.
+/// The verdict of process `this` on `question`. Its last owner had VFIO `devices`.
 pub(super) fn judge(question: &Question, found: &Found, devices: &BTreeSet<String>, this: u32) -> Verdict {
     let rules = Rules { question, found, devices, this };
     let holds = found.sightings.iter().filter_map(|seen| Some((rules.hold(seen)?, seen)));

@@ -5,7 +5,7 @@
 //!  scan.rs   what `/proc` shows of every process ──► Found ──judge.rs──► Verdict     (pure)
 //!                                                          ──gpu.rs────► processes that have a GPU
 //!  readers.rs  one process after another, none for long
-//!  turns.rs  one scan at a time, for all who wait
+//!  turns.rs  one scan at a time, for all waiting requests
 //! ```
 //! A lock proves nothing about memory that left this process: the lock of an open file description belongs to every process
 //! that has the description.
@@ -164,7 +164,7 @@ impl FileName {
     }
 }
 
-/// Bytes of which one asks whether they are free.
+/// A question whether bytes are free.
 #[derive(Debug, Clone)]
 pub struct Question {
     /// The file.

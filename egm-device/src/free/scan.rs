@@ -106,7 +106,7 @@ pub(super) fn scan(proc: &Path, asked: &BTreeSet<FileName>, readers: &mut Reader
             return found;
         }
     }
-    // Users whose processes begin faster than they are looked at, as those of a large build do.
+    // Users that start processes faster than the scan looks at them, as a large build does.
     let unseen = |pid| Sighting { process: process(proc, pid), what: What::Silent };
     found.sightings.extend(new.into_iter().map(unseen).filter(|seen| seen.process.uid != 0));
     found
@@ -139,7 +139,7 @@ impl Scan<'_> {
         new
     }
 
-    /// Looks at one process: at descriptors first, whose readers do not wait for the mappings' owner.
+    /// Looks at one process: at descriptors first, because their readers do not wait for the mappings' owner.
     fn look_at(&mut self, pid: u32, found: &mut Found) {
         let folder = self.proc.join(pid.to_string());
         let status = fs::read_to_string(folder.join("status")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! How the kernel itself tells that a file has no other open description: it grants a write lease (`F_SETLEASE`).
+//! How the kernel itself shows that a file has no other open description: it grants a write lease (`F_SETLEASE`).
 //!
 //! A description counts whatever refers to it: descriptors, mappings, messages in flight, io_uring. Two do not: the one that
 //! `memfd_create` makes, and those of `O_PATH`. So a pool's memory is handed out by a description that [`reopen`] makes, and
@@ -130,7 +130,7 @@ mod tests {
         }
     }
 
-    /// The scan alone sees a mapping of memory whose file system has no leases.
+    /// The scan alone sees a mapping of memory on a file system without leases.
     fn the_scan_decides(memory: &Anonymous) {
         let is_mapped = || match look_at_own_file(memory, &Owner::this("vm")) {
             Verdict::Free => false,

@@ -1,4 +1,4 @@
-//! One scan at a time, for all who wait.
+//! One scan at a time, for all waiting requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

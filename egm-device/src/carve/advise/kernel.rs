@@ -42,14 +42,14 @@ pub(super) fn map(facts: &HostFacts, wish: &Wish, parts: &[Part]) -> Result<Spli
     Ok(Split { commands, regions, ..by_words(facts, words, nodes) })
 }
 
-/// What each node has, and what of it is hidden.
+/// Memory of each node, and the hidden part of it.
 type Hidden = Vec<(NodeRam, Vec<Span<Host>>)>;
 
 /// One limit for all nodes: an address on x86, a number of bytes on Arm; either way what is above is not seen.
 fn below_a_limit(facts: &HostFacts, wish: &Wish) -> Result<(Option<u64>, Hidden), AdviseError> {
     let all = ram::all(facts)?;
     let nodes = ram::by_node(facts).or_else(|error| match error {
-        // The limit needs no nodes; whose memory is hidden stays unknown.
+        // The limit needs no nodes; the node of the hidden memory stays unknown.
         AdviseError::NoAffinity { .. } => Ok(vec![NodeRam { node: 0, spans: all.clone() }]),
         other => Err(other),
     })?;
@@ -128,7 +128,7 @@ fn regions(facts: &HostFacts, pieces: &[(u32, &Piece)]) -> Vec<ReservedSpan> {
     [How::Memmap, How::Mem].into_iter().flat_map(of).collect()
 }
 
-/// What makes device-DAX of persistent memory, whose namespaces the kernel numbers by address.
+/// Commands that make device-DAX of persistent memory. The kernel numbers its namespaces by address.
 fn commands(pieces: &[(u32, &Piece)]) -> Vec<String> {
     let mut spans: Vec<_> =
         pieces.iter().filter(|(_, piece)| piece.how == How::Dax).map(|(_, piece)| piece.span).collect();

@@ -1,4 +1,4 @@
-//! How to split this host's memory between its kernel and its guests: what to write where, computed from its facts.
+//! Advice on how to split this host's memory between its kernel and its guests, computed from its facts.
 //!
 //! ```text
 //!  HostFacts ─ram─► RAM of each node ─keep─► hidden spans ─► words of the command line, or firmware settings
@@ -31,7 +31,7 @@ pub enum How {
     Mem,
     /// `memmap=nn$ss`: spans are reserved (x86).
     Memmap,
-    /// A pool of huge pages: visible, but nobody else gets them.
+    /// A pool of huge pages: visible, but for guests only.
     Hugetlb,
     /// `memmap=nn!ss`: persistent memory, mapped as device-DAX (x86).
     Dax,
@@ -142,13 +142,13 @@ pub enum AdviseError {
     /// Addresses are hidden from users without privilege.
     #[error("/proc/iomem shows no addresses, so where this host's memory lies is not known")]
     IomemHidden,
-    /// The map of a host that is split already does not tell what is hidden.
+    /// The map of a host that is split already does not show what is hidden.
     #[error("this host is split already ({}) and its firmware's memory map is not shown", words.join(" "))]
     AlreadySplit {
         /// Words of its command line.
         words: Vec<String>,
     },
-    /// Several nodes, and nothing tells their memory apart.
+    /// Several nodes, and no record of the memory of each.
     #[error("the ACPI table SRAT does not tell which memory lies at which of the {nodes} nodes")]
     NoAffinity {
         /// How many nodes.

@@ -1,4 +1,4 @@
-//! `egm-device carve free`: what a user who may not read the ledger can have.
+//! `egm-device carve free`: memory available to a user without access to the ledger.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

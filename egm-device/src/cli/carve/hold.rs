@@ -1,8 +1,8 @@
 //! `egm-device carve hold`: a process that keeps locks for a command that must not have them.
 //!
-//! A descriptor of a lock is the right to release it, and a broker's connection is the right to send requests as the user
-//! who opened it. The command, which may run as a tenant, inherits one end of a pipe instead: as long as it has that, the
-//! slice stays in use, also when the process that started it is killed.
+//! A descriptor of a lock is the right to release it, and a broker's connection is the right to send requests as the
+//! user that opened it. The command, which may run as a tenant, inherits one end of a pipe instead: as long as it has
+//! that, the slice stays in use, also when the process that started it is killed.
 
 use std::io::{self, PipeWriter};
 use std::os::fd::BorrowedFd;

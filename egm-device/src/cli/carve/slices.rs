@@ -129,7 +129,7 @@ pub(super) fn plan(args: &Plan) -> Outcome {
     let survey = args.common.host.survey()?;
     let mut region = find(&survey, args.wanted.region.name())?.clone();
     let (mut busy, mut clean) = (SpanSet::default(), SpanSet::default());
-    // A recorded host is not this one, whose ledger it would be.
+    // The ledger is this host's, not a recorded one's.
     if !args.empty && !args.common.host.is_recorded() {
         let states = open(&args.common.host)?.states(&region)?;
         (busy, clean) = (states.busy(), states.clean);
@@ -191,7 +191,7 @@ pub(super) fn give_back(args: &Return) -> Outcome {
     let ledger = open(&args.common.host)?;
     let request = Request { at: Some(args.at.get()), ..Request::new(args.size.get(), Owner::this("return")) };
     let nothing = SpanSet::default();
-    // Whether it is a slice at all, before the question whose it is.
+    // First check that it is a slice at all, then look for its holder.
     place(region, &nothing, &nothing, &request).map_err(short)?;
     let wanted = SpanSet::from_iter(Span::new(Offset::new(args.at.get()), args.size.get()));
     if let Some(held) =

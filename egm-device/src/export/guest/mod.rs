@@ -20,7 +20,7 @@ const INITIATORS: u32 = 8;
 /// A machine on a host.
 #[derive(Debug, Clone)]
 pub(crate) struct Guest {
-    /// What was written.
+    /// The configuration.
     pub machine: Spec,
     /// Its devices; slices that are devices are the last.
     pub devices: Vec<Placed>,
@@ -28,9 +28,9 @@ pub(crate) struct Guest {
     pub memory: Vec<Memory>,
     /// NUMA nodes by ascending id: those written, then eight for each coherent GPU.
     pub nodes: Vec<NumaNode>,
-    /// `distances[i][j]` from `nodes[i]` to `nodes[j]`; `None` where nobody wrote one.
+    /// `distances[i][j]` from `nodes[i]` to `nodes[j]`; `None` where the configuration has none.
     pub distances: Option<Vec<Vec<u8>>>,
-    /// What no monitor is told, or what has to be done first.
+    /// Settings that no monitor gets, and steps that must come first.
     pub notes: Vec<String>,
     /// Where "egm-device serve" shows slices that are devices.
     sockets: PathBuf,
@@ -96,7 +96,7 @@ pub(crate) struct NumaNode {
     pub cpus: CpuSet,
     /// Index into [`Guest::memory`].
     pub memory: Option<usize>,
-    /// Index into [`Guest::devices`] of the GPU whose generic initiator it is.
+    /// Index into [`Guest::devices`] of the GPU that has this generic initiator.
     pub initiator: Option<usize>,
     /// Figures of its memory.
     pub access: Vec<Access>,
@@ -110,7 +110,7 @@ pub(crate) enum GuestError {
     NoRegion {
         /// Which slice.
         index: usize,
-        /// What it asked for.
+        /// The regions that it names.
         regions: Vec<String>,
     },
     /// The region is too small, or this machine's other slices fill it.
@@ -166,7 +166,7 @@ impl Guest {
     /// are devices are served in the folder `sockets`.
     ///
     /// # Errors
-    /// [`GuestError`] says which slice the host has no place for.
+    /// [`GuestError`], for instance for a slice that the host has no place for.
     pub(crate) fn new(machine: Spec, survey: &Survey, mut sockets: PathBuf) -> Result<Self, GuestError> {
         plain(&mut sockets).map_err(GuestError::Sockets)?;
         let mut guest = Self {

@@ -1,4 +1,4 @@
-//! What no monitor here is told of a machine, and what is done before it starts.
+//! Notes: settings of a machine that no monitor here gets, and steps before it starts.
 
 use egm_config::{BarPlaces, Clique, Device, DeviceKind, EgmSlice, PciTopology, Spec};
 
@@ -10,7 +10,7 @@ use crate::export::words::text;
 const COHERENT: &str = "nvgrace_gpu_vfio_pci";
 
 impl Guest {
-    /// What makes the slice called `id` a device.
+    /// The step that makes the slice called `id` a device.
     pub(super) fn serve(&self, slice: &EgmSlice, id: &str) -> String {
         format!(
             "{id} is a device, served before the machine starts: egm-device serve --region {} --size {} --pxm {} --name \
@@ -41,7 +41,7 @@ impl Guest {
     }
 }
 
-/// Several functions whose cliques egm-vmm would find by the host's switches, which are not looked at here.
+/// Note on several functions with automatic cliques: egm-vmm uses the host's switches, which are not read here.
 fn automatic_cliques(machine: &Spec) -> Option<String> {
     let automatic = |device: &&Device| matches!(device.kind, DeviceKind::Vfio { clique: Clique::Auto, .. });
     let ids: Vec<&str> = machine.devices.iter().filter(automatic).map(|device| device.id.as_str()).collect();
@@ -54,7 +54,7 @@ fn automatic_cliques(machine: &Spec) -> Option<String> {
     })
 }
 
-/// What the configuration says and no monitor here is told.
+/// Notes on settings of the configuration that no monitor here gets.
 pub(super) fn unsaid(machine: &Spec) -> Vec<String> {
     let passed = |device: &&Device| matches!(device.kind, DeviceKind::Vfio { .. });
     let mut notes = Vec::new();

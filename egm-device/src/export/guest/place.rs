@@ -72,7 +72,7 @@ fn file_offset(region: &Region, offset: u64) -> u64 {
 fn find(region: &Region, slice: &EgmSlice, taken: &mut BTreeMap<String, Vec<Slice>>) -> Result<u64, Short> {
     let ours = taken.entry(region.name.clone()).or_default();
     let busy = ours.iter().filter_map(|s| Span::new(Offset::new(s.offset), s.size.get()).ok()).collect();
-    // Whose it is does not change where it goes.
+    // The owner does not affect the placement.
     let owner = Owner { name: String::new(), uid: 0, pid: 0, started: 0, domain: None };
     let request = Request::new(slice.size.get(), owner);
     let huge = Request { align: 1 << 30, ..request.clone() };

@@ -39,7 +39,7 @@ impl Libvirt<'_> {
         empty(xml, "memballoon", &[("model", "none")])
     }
 
-    /// Stock libvirt tells only machines of x86 how large their window is.
+    /// Size of the 64-bit window: stock libvirt passes it to machines of x86 only.
     fn window(&mut self, xml: &mut Xml) -> io::Result<()> {
         let machine = &self.guest.machine;
         let Some(window) = machine.pcie.window64 else { return Ok(()) };

@@ -44,7 +44,7 @@ impl Qemu<'_> {
         }
     }
 
-    /// A host bridge of its own, whose `_PXM` is `node`: the driver of a GPU compares it with its EGM's.
+    /// A separate host bridge with `node` as its `_PXM`: the driver of a GPU compares it with its EGM's.
     fn expander(&mut self, id: &str, node: u32, bus: usize) -> String {
         let name = format!("pxb-{id}");
         self.command

@@ -1,7 +1,7 @@
 //! QEMU's command line.
 //!
 //! Key and value options have one escape: a comma in a value is written twice (QEMU's `keyval.c` and `qemu-option.c`).
-//! Devices whose properties are objects are written as JSON, which those take since QEMU 6.2.
+//! Devices with objects as properties are written as JSON, which those take since QEMU 6.2.
 
 mod devices;
 mod memory;
@@ -17,7 +17,7 @@ use super::{Export, Options, Output};
 
 /// Debian's UEFI for Arm guests, which alone gives them ACPI (package qemu-efi-aarch64).
 pub(super) const ARM_FIRMWARE: &str = "/usr/share/qemu-efi-aarch64/QEMU_EFI.fd";
-/// What "acpi-egm-memory" is in.
+/// The build that has "acpi-egm-memory".
 pub(super) const NVIDIA_BUILD: &str = "NVIDIA's build of QEMU (github.com/NVIDIA/QEMU, nvidia_stable)";
 
 /// What QEMU is started with.

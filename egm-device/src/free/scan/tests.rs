@@ -11,7 +11,7 @@ fn scan(proc: &Path, asked: &BTreeSet<FileName>) -> Found {
     super::scan(proc, asked, &mut Readers::new(Duration::MAX))
 }
 
-/// Somebody maps `bytes` of `files`.
+/// A process maps `bytes` of `files`.
 pub(in crate::free) fn mapped(files: &[FileName], bytes: Range<u64>) -> Found {
     let process = Process { pid: 2, uid: 0, program: "p".to_owned(), parents: Vec::new() };
     let sighting = |file: &FileName| Sighting {
