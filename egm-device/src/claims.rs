@@ -24,7 +24,7 @@ pub(crate) struct Verdict {
     pub(crate) sound: SpanSet<InRegion>,
 }
 
-/// Why claimed bytes were not read.
+/// A failure to read claimed bytes.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CheckError {
     #[error("cannot map the memory to read it")]
@@ -37,7 +37,7 @@ pub(crate) enum CheckError {
 /// is left out.
 ///
 /// # Errors
-/// [`CheckError`]: nothing is known of the bytes then.
+/// [`CheckError`]: the state of the bytes is unknown then.
 pub(crate) fn check(
     backing: &dyn Backing,
     at: Offset,

@@ -1,5 +1,5 @@
-//! Threads that share work. A host that gives fewer of them than were asked for, or none, makes the work slower and nothing
-//! else: limits of threads (`ulimit -u`, `TasksMax=`) are about other programs too, and may be reached at any time.
+//! Threads that share work. If the host starts fewer of them than requested, or none, the work is only slower: limits
+//! of threads (`ulimit -u`, `TasksMax=`) count other programs too, and may be reached at any time.
 
 use std::panic::resume_unwind;
 use std::thread::{self, Builder, ScopedJoinHandle};
@@ -9,15 +9,15 @@ use egm_address::CpuSet;
 use crate::prefault::pin;
 use crate::sys;
 
-/// Work for some threads, which take their shares themselves: it is done when the first of them finds nothing left.
+/// Work for some threads, which take their shares themselves: it is done when the first of them finds no share left.
 pub(crate) struct Job<'a, T> {
-    /// Threads that it is worth.
+    /// Number of threads to start at most.
     pub(crate) threads: usize,
     /// The host processors near its memory, if known.
     pub(crate) near: Option<&'a CpuSet>,
-    /// Whether it is for processors that have nothing else to do.
+    /// Whether it runs only on idle processors.
     pub(crate) idle: bool,
-    /// What each thread does.
+    /// The work of each thread.
     pub(crate) work: Box<dyn Fn() -> T + Sync + 'a>,
 }
 
@@ -31,8 +31,8 @@ impl<T> Job<'_, T> {
     }
 }
 
-/// Does `jobs` at once, each with as many of its threads as the host gives. The calling thread does what got none; where it
-/// runs, and how urgently, stays its caller's choice.
+/// Runs `jobs` in parallel, each with as many of its threads as the host starts. The calling thread does jobs that got
+/// none; its affinity and its scheduling class stay its caller's choice.
 pub(crate) fn run<T: Send>(jobs: &[Job<'_, T>]) -> Vec<T> {
     thread::scope(|scope| {
         let crews: Vec<Vec<ScopedJoinHandle<'_, T>>> = jobs

@@ -1,4 +1,4 @@
-//! The `egm-device` program; everything is in the library.
+//! The `egm-device` program; all its code is in the library.
 
 fn main() -> std::process::ExitCode {
     egm_vfio_wire::receiver::attend().unwrap_or_else(egm_device::cli::main)

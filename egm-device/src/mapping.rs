@@ -1,7 +1,7 @@
 //! A backing in this process's address space. This is an unsafe module.
 //!
 //! Why it exists: mapping at a chosen address, page policy and population have no safe interface.
-//! What callers may rely on: a [`Mapping`] owns its whole address range until it is dropped, the range never
+//! Callers may rely on this: a [`Mapping`] owns its whole address range until it is dropped, the range never
 //! overlaps anything else, and it is readable and writable shared memory that the guest, devices and peers change at
 //! any time, so no code may make a Rust reference to its bytes.
 #![expect(unsafe_code, reason = "mmap, mbind and madvise have no safe interface")]
@@ -17,11 +17,11 @@ use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use crate::backing::{Backing, base_page};
 use crate::stream;
 
-/// Why a backing could not be mapped.
+/// A failure to map a backing.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {step} {size:#x} bytes of host memory")]
 pub struct MappingError {
-    /// What was tried.
+    /// The step that failed.
     pub step: &'static str,
     /// Bytes.
     pub size: u64,
@@ -37,7 +37,7 @@ pub struct Mapping {
     size: usize,
     /// The whole pages around them that are mapped: start and bytes.
     pages: (NonNull<u8>, usize),
-    /// What was reserved to find an aligned place: start and bytes.
+    /// The range reserved to find an aligned place: start and bytes.
     reserved: (NonNull<u8>, usize),
     /// The kernel mapped every page at once and knows no pages to bind or to populate (`VM_PFNMAP`).
     complete: bool,

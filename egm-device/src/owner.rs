@@ -11,7 +11,7 @@ use crate::trust;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Owner {
-    /// What operators call it: the name of a VM or a job.
+    /// Its name for operators: that of a VM or a job.
     pub name: String,
     /// User id.
     pub uid: u32,

@@ -1,4 +1,4 @@
-//! Touching all of a guest's memory before it starts, on many processors.
+//! Touches all of a guest's memory before it starts, on many processors.
 //!
 //! `MADV_POPULATE_WRITE` in chunks from a shared counter: no thread waits for another's slow chunk, and the
 //! kernel zeroes on the processor that asks, so workers pinned to the memory's own node fill from that node.
@@ -13,11 +13,11 @@ use rustix::thread::{CpuSet as Affinity, sched_setaffinity};
 use crate::crew::{self, Job};
 use crate::mapping::{Mapping, MappingError};
 
-/// What a worker makes present in one call, unless pages are larger: two workers in one page would wait for each other.
+/// Bytes that a worker makes present in one call, unless pages are larger: two workers in one page would wait.
 /// The kernel holds the address space's lock meanwhile, for which the next worker's stack waits: with 64 MiB, 16 workers
 /// came one after the other and took 2.4 times as long.
 const CHUNK: usize = 2 << 20;
-/// Memory that is worth a worker.
+/// Bytes of memory for each worker.
 const SHARE: usize = 64 << 20;
 
 /// Memory that could not be made present.
@@ -31,7 +31,7 @@ pub struct PrefaultError {
     pub source: MappingError,
 }
 
-/// How many workers fill `bytes` of memory when the host lets this process use `processors`.
+/// Number of workers for `bytes` of memory when the host lets this process use `processors`.
 pub fn workers_for(bytes: usize, processors: usize) -> usize {
     processors.min(bytes.div_ceil(SHARE)).max(1)
 }

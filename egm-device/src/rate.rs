@@ -20,7 +20,7 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// Nothing is known yet.
+    /// A rate without a report.
     #[must_use]
     pub const fn new(total: u64) -> Self {
         Self { total, samples: VecDeque::new(), latest: (Duration::ZERO, 0) }
@@ -43,7 +43,7 @@ impl Rate {
         self.latest.1
     }
 
-    /// How many of `cells` are done: none only when nothing is, all only when all is.
+    /// Number of `cells` that are done: none only when no byte is, all only when all bytes are.
     #[must_use]
     pub fn cells(&self, cells: u32) -> u32 {
         let done = u128::from(cells).saturating_mul(u128::from(self.done()));
@@ -97,7 +97,7 @@ impl Pace {
         Self { per_second, free_at: Duration::ZERO }
     }
 
-    /// How long to wait, `now`, before a step of `bytes`. Time in which nothing was asked for is not saved up.
+    /// Time to wait, `now`, before a step of `bytes`. Unused time is not saved up.
     pub fn wait(&mut self, bytes: u64, now: Duration) -> Duration {
         let begin = self.free_at.max(now);
         let nanos =

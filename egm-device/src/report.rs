@@ -12,7 +12,7 @@ pub enum Blame {
     Guest = 1,
     /// The configuration or the command line is wrong.
     Configuration = 2,
-    /// The host lacks something or forbids it.
+    /// The host lacks a resource or denies the operation.
     Host = 3,
     /// Our own bug.
     Internal = 4,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub struct Retired(SpanSet<InRegion>);
 
 impl Retired {
-    /// What `entries` (offset, size) retire of a region of `size` bytes, each widened to whole pages of `page` bytes.
+    /// Bytes that `entries` (offset, size) retire of a region of `size` bytes, widened to whole pages of `page` bytes.
     /// Entries in any order, twice, overlapping, empty, partly or wholly outside are tolerated: what lies outside
     /// cannot be used anyway.
     #[must_use]
@@ -23,7 +23,7 @@ impl Retired {
         Self(spans.collect())
     }
 
-    /// What either set retires.
+    /// The union of both sets.
     #[must_use]
     pub fn and(&self, more: &SpanSet<InRegion>) -> Self {
         Self(self.0.iter().chain(more.iter()).collect())

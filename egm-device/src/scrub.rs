@@ -46,7 +46,7 @@ pub struct Work<'a> {
     pub cancel: &'a AtomicBool,
 }
 
-/// Why not everything is zero.
+/// The reason that some bytes are not zero.
 #[derive(Debug, thiserror::Error)]
 pub enum Cause {
     /// The caller cancelled it.
@@ -87,9 +87,9 @@ pub enum Cause {
 #[derive(Debug, thiserror::Error)]
 #[error("scrub ended with {:#x} bytes done", done.size())]
 pub struct ScrubError {
-    /// What is zero all the same, in the region.
+    /// Bytes of the region that are zero in spite of it.
     pub done: SpanSet<InRegion>,
-    /// Why.
+    /// The reason.
     #[source]
     pub cause: Cause,
 }

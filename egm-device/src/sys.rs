@@ -1,7 +1,7 @@
 //! System calls without a safe interface: the ioctls of EGM devices and of KVM, a thread's scheduling class, the replacement of a
 //! descriptor, leases of files, and comparison of threads. This is an unsafe module.
 //!
-//! What callers may rely on: no function here lets the kernel write outside the buffer that it is given.
+//! Callers may rely on this: no function here lets the kernel write outside the buffer that it is given.
 #![expect(
     unsafe_code,
     reason = "ioctl, sched_setscheduler, dup3, F_SETLEASE and kcmp have no safe interface"
@@ -61,7 +61,7 @@ pub(crate) fn create_guest_memfd(vm: BorrowedFd<'_>, size: u64, flags: u64) -> i
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// The calling thread runs only when a processor has nothing else to do. A kernel that refuses changes nothing.
+/// Lets the calling thread run only on idle processors. A refusal by the kernel changes nothing.
 pub(crate) fn run_when_idle() {
     let parameter = libc::sched_param { sched_priority: 0 };
     // SAFETY: the kernel reads one `sched_param`; 0 is the calling thread.

@@ -12,7 +12,7 @@ use egm_address::PciAddress;
 use crate::owner::Owner;
 use crate::report::{Blame, Report};
 
-/// The parties of one decision, in words.
+/// A party to a decision, as text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Party {
     /// Name of the owner.
@@ -56,7 +56,7 @@ pub struct Conflict {
     pub requester: Party,
     /// The requested GPU; `None` for a slice.
     pub gpu: Option<PciAddress>,
-    /// The hold in the way.
+    /// The hold that conflicts with it.
     pub hold: Hold,
 }
 

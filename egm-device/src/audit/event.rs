@@ -1,4 +1,4 @@
-//! What is logged: this file is the one place that decides it.
+//! The events of the audit log. This file alone decides what is logged.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -28,7 +28,7 @@ pub enum Event {
     Unretire(Finding),
     /// Bytes that a client reported as bad were not retired.
     ClaimRefused(Finding),
-    /// Bytes are kept from everyone because something may still reach them.
+    /// Bytes are kept from all owners because a process, device or queue may still reach them.
     Quarantine(Finding),
     /// Bytes left quarantine.
     Release(Action),
@@ -36,20 +36,20 @@ pub enum Event {
     Mismatch(Finding),
 }
 
-/// Something that was done to bytes of a region.
+/// An operation on bytes of a region.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Action {
-    /// The process it was done for.
+    /// The process that it served.
     #[serde(flatten)]
     pub by: Actor,
     /// The bytes.
     #[serde(flatten)]
     pub at: Place,
-    /// How long it took, in milliseconds.
+    /// Duration, in milliseconds.
     pub duration_ms: u64,
 }
 
-/// Something that was found out about bytes of a region.
+/// A finding about bytes of a region.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// The process it concerns.
@@ -74,7 +74,7 @@ pub struct Refusal {
     /// Bytes it asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// Why it was refused.
+    /// Reason of the refusal.
     pub reason: String,
 }
 
@@ -87,11 +87,11 @@ pub struct Actor {
     pub uid: u32,
     /// Process id in the host's first process namespace.
     pub pid: u32,
-    /// What it runs; empty for a process that has ended.
+    /// Its program; empty for a process that has ended.
     pub program: Program,
 }
 
-/// What a process runs. Both names can hold any byte but zero.
+/// Program of a process. Both names can hold any byte but zero.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Program {
     /// `/proc/PID/comm`, which the process can set.
@@ -107,7 +107,7 @@ pub struct Place {
     pub region: String,
     /// From the first byte to the last.
     pub span: Extent,
-    /// How many bytes of that extent.
+    /// Bytes of that extent.
     pub bytes: u64,
 }
 
@@ -166,7 +166,7 @@ impl Event {
 }
 
 impl Action {
-    /// What `by` had done to `at` in `duration`.
+    /// An operation on `at` for `by` that took `duration`.
     #[must_use]
     pub fn new(by: Actor, at: Place, duration: Duration) -> Self {
         Self { by, at, duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX) }
@@ -174,7 +174,7 @@ impl Action {
 }
 
 impl Finding {
-    /// What was found out about `at`, which concerns `by`.
+    /// A finding about `at` that concerns `by`.
     pub fn new(by: Actor, at: Place, reason: impl Into<String>) -> Self {
         Self { by, at, reason: reason.into() }
     }
@@ -211,7 +211,7 @@ impl Actor {
 }
 
 impl Program {
-    /// What process `pid`, which started at `start`, runs; `None` when it has ended.
+    /// Program of process `pid`, which started at `start`; `None` when it has ended.
     fn of(pid: u32, start: u64) -> Option<Self> {
         let comm = fs::read(format!("/proc/{pid}/comm")).ok()?;
         let exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();

@@ -80,7 +80,7 @@ impl Class {
 }
 
 impl Allowance {
-    /// Whether nothing is lost with it: it is full again, and no line waits to be counted.
+    /// Whether it can be dropped: it is full again, and has no suppressed lines to report.
     fn is_spare(&self, now: Instant) -> bool {
         self.suppressed == 0 && self.at(now) == BURST
     }

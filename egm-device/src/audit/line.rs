@@ -36,7 +36,7 @@ const fn is_zero(count: &u64) -> bool {
 pub(super) fn encode(now: SystemTime, event: &Event, lost: u64, suppressed: u64) -> Vec<u8> {
     let line = Line { time: time::format(now), event, lost, suppressed };
     let mut bytes = Vec::new();
-    // Structs of numbers and texts, written to memory: nothing of it can fail.
+    // Structs of numbers and texts, written to memory: the serialization cannot fail.
     let _ = line.serialize(&mut Serializer::with_formatter(&mut bytes, Bounded { left: 0, is_cut: false }));
     bytes.push(b'\n');
     bytes

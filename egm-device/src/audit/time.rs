@@ -34,7 +34,7 @@ const fn civil(days: u64) -> (u64, u64, u64) {
 /// long before `now` (`90s`, `15min`, `2h`, `7d`).
 ///
 /// # Errors
-/// What would be accepted.
+/// The accepted formats.
 pub fn parse_since(text: &str, now: SystemTime) -> Result<String, String> {
     if let Some(ago) = ago(text) {
         return Ok(format(now.checked_sub(ago).unwrap_or(SystemTime::UNIX_EPOCH)));

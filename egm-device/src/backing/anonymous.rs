@@ -51,7 +51,7 @@ impl HugePage {
     }
 }
 
-/// Why memory could not be made.
+/// A failure to make memory.
 #[derive(Debug, thiserror::Error)]
 pub enum AnonymousError {
     /// The kernel refused the file.

@@ -24,7 +24,7 @@ use super::device::{Node, Window};
 use super::{Backing, BackingError, boxed};
 use crate::region::{Region, RegionKind, Slice};
 
-/// How long an unbind may take: it waits for all pins of the memory, DMA mappings for instance.
+/// Time limit of an unbind: it waits for all pins of the memory, DMA mappings for instance.
 const UNBIND_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Devices that this process unbinds. An unbind that waits for a pin cannot be interrupted, and a second one would wait as well.

@@ -50,7 +50,7 @@ impl Window {
         Ok(Self { file, offset, size, page_size, invisible: region.kind.is_invisible() })
     }
 
-    /// The bytes of `backing` by a descriptor of our own, in pages of `page_size`.
+    /// The bytes of `backing` by a duplicate descriptor, in pages of `page_size`.
     ///
     /// # Errors
     /// The kernel's, for the descriptor.

@@ -1,4 +1,4 @@
-//! Why the bytes of a slice cannot be had.
+//! Errors of opening a slice's memory.
 
 use std::fmt;
 use std::io;
@@ -24,7 +24,7 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Why the bytes of a slice cannot be had.
+/// A failure to open a slice's memory.
 #[derive(Debug, thiserror::Error)]
 pub enum BackingError {
     /// The slice is not one of the region's.
@@ -97,9 +97,9 @@ pub enum BackingError {
     NotTheDevice {
         /// The region.
         region: String,
-        /// What the file is.
+        /// Type of the file.
         found: String,
-        /// What it must be.
+        /// Required type.
         wanted: &'static str,
     },
     /// Reserved RAM without an address.
@@ -126,7 +126,7 @@ pub enum BackingError {
     InUse {
         /// The region.
         region: String,
-        /// What that device has of the region.
+        /// Bytes of the region that the device has.
         bytes: Span<InRegion>,
     },
     /// No hugetlb page has that size.

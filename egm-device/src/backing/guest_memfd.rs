@@ -15,7 +15,7 @@ pub(crate) const fn can_be_mapped(has: u64) -> bool {
     has & FLAGS == FLAGS
 }
 
-/// Why a VM has no such memory.
+/// A failure to make such memory.
 #[derive(Debug, thiserror::Error)]
 pub enum GuestMemfdError {
     /// KVM is too old, or this VM is of a kind with private memory: there x86 has no pages that begin as shared.
@@ -26,9 +26,9 @@ pub enum GuestMemfdError {
     Unsupported {
         /// Name of the memory.
         id: String,
-        /// What is needed.
+        /// Required flags.
         wanted: u64,
-        /// What there is.
+        /// Available flags.
         has: u64,
     },
     /// KVM refused it.

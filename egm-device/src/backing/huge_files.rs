@@ -10,7 +10,7 @@
 //! ```
 //! Why `unsafe`: a thread of this process may not enter a user namespace, so a child does. It shares memory and descriptors
 //! with this process, which waits for its end.
-//! What callers may rely on: nothing of this process changes except the one descriptor that it gains.
+//! Callers may rely on this: the process does not change, except for the one descriptor that it gains.
 #![expect(unsafe_code, reason = "clone has no safe interface")]
 
 use std::ffi::CStr;

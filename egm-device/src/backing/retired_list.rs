@@ -41,7 +41,7 @@ impl RetiredPages for File {
     }
 }
 
-/// Why the retired pages of a region are not known.
+/// A failure to read the retired pages of a region.
 #[derive(Debug, thiserror::Error)]
 pub enum RetiredListError {
     /// The device does not answer.
@@ -60,7 +60,7 @@ pub enum RetiredListError {
     TooLong {
         /// The region.
         region: String,
-        /// What it needs.
+        /// Bytes that it needs.
         bytes: usize,
     },
     /// More entries than the buffer holds.

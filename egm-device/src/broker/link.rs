@@ -17,7 +17,7 @@ use super::wire::{self, Refused, Take};
 use crate::audit::{Actor, Event, Refusal};
 use crate::ledger::bytes_of;
 
-/// What belongs to a session, outside the state machine.
+/// Descriptors and claims of a session, outside the state machine.
 pub(super) struct Link {
     /// `None` once it is closed.
     pub(super) socket: Option<OwnedFd>,

@@ -215,7 +215,7 @@ impl Server {
         }
     }
 
-    /// Looks at the regions, on a thread, if anything waits for that.
+    /// Starts a look at the regions on a thread, if any request waits for it.
     fn look(&mut self) {
         if self.looks.begin() {
             let source = self.source.clone();

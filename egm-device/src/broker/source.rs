@@ -53,7 +53,7 @@ pub enum NotMade {
     /// The region has enough bytes, but no place for the slice now: the broker tries again after a return.
     #[error("no free place is so large and so aligned")]
     Short,
-    /// Anything else: a text for operators.
+    /// Any other failure: a text for operators.
     #[error("{0}")]
     Failed(String),
 }

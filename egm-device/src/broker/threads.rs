@@ -39,7 +39,7 @@ impl Threads {
         self.wake.as_fd()
     }
 
-    /// What threads did since the last call.
+    /// Results of threads since the last call.
     pub(super) fn done(&self) -> Vec<(Key, Done)> {
         let mut count = [0; 8];
         let _ = rustix::io::read(&*self.wake, &mut count); // nothing to read is nothing to do

@@ -26,7 +26,7 @@ const MAX_NAMES: usize = 48;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Take {
-    /// What operators call it, the name of a VM or a job: 1 to 64 of A-Z a-z 0-9 . _ -
+    /// Its name for operators, that of a VM or a job: 1 to 64 of A-Z a-z 0-9 . _ -
     pub name: String,
     /// Names or kinds of regions that it may come from, best first: 1 to 16.
     pub regions: Vec<String>,
@@ -81,7 +81,7 @@ pub(super) struct Refused {
     pub(super) free: Room,
 }
 
-/// What is free for the peer, in bytes.
+/// Free memory for the peer, in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Room {

@@ -50,11 +50,11 @@ pub struct Short {
     pub size: u64,
     /// Alignment that the place must have.
     pub align: u64,
-    /// What was short.
+    /// The shortage.
     pub cause: Cause,
 }
 
-/// What was short, and by how much.
+/// The shortage, and its amount.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Cause {
     /// Not whole pages.
@@ -257,7 +257,7 @@ impl<'a> Carver<'a> {
         }
     }
 
-    /// The retired span that leaves nothing of `span`; retired spans are merged, so one does it or none.
+    /// The retired span that covers all of `span`. Retired spans are merged, so one span covers it or none does.
     fn hole_over(&self, span: Span<InRegion>) -> Option<Span<InRegion>> {
         self.region.retired.spans().overlapping(span).filter(|hole| hole.covers(span))
     }
@@ -273,7 +273,7 @@ impl<'a> Carver<'a> {
         free
     }
 
-    /// Why no run has a place although enough is free.
+    /// The reason that no run has a place although enough is free.
     fn why(&self, size: u64, align: u64) -> Cause {
         let room = |run: Span<InRegion>| {
             self.aligned(run.start().get(), align).and_then(|start| run.end().get().checked_sub(start))

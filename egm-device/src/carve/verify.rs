@@ -7,7 +7,7 @@ use crate::carve::advise::{How, NodeSplit, Piece, Split};
 use crate::region::{HostFacts, Region, RegionKind, Survey, iomem};
 use crate::show::size;
 
-/// One thing that was looked at.
+/// One check of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
     /// The expected state.
@@ -22,7 +22,7 @@ fn check(what: String, found: impl Into<String>, ok: bool) -> Check {
     Check { what, found: found.into(), ok }
 }
 
-/// Looks at everything that `split` changes: the command line, the kernel's memory map, what its nodes have, regions.
+/// Checks all that `split` changes: the command line, the kernel's memory map, memory of its nodes, regions.
 #[must_use]
 pub fn verify(split: &Split, now: &Survey) -> Vec<Check> {
     let words: Vec<&str> = now.host.command_line.split_whitespace().collect();
@@ -68,7 +68,7 @@ fn unused(span: Span<Host>, facts: &HostFacts) -> Check {
 }
 
 /// Whether the node's kernel has what it keeps. It has less than was left to it: page tables of its own, crash kernels and
-/// firmware take up to an eighth and 512 MiB. hugetlb pages stay counted, so nothing can be said there.
+/// firmware take up to an eighth and 512 MiB. hugetlb pages stay counted, so they permit no check.
 fn visible(node: &NodeSplit, ways: &[How], facts: &HostFacts) -> Option<Check> {
     if ways.contains(&How::Hugetlb) {
         return None;

@@ -46,7 +46,7 @@ Examples: QEMU's command line for this host; a domain for another one, which rec
 
 A command line is text that a shell reads back as the same words: sh vm.sh";
 
-/// What `--json` prints.
+/// Output of `--json`.
 #[derive(Debug, Serialize)]
 struct Record<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]

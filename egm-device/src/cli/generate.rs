@@ -44,7 +44,7 @@ impl Report for ManError {
     }
 }
 
-/// What `args` ask of `program`.
+/// Runs `args` for `program`.
 pub fn completions(args: &Completions, mut program: Command) -> ExitCode {
     let mut text = Vec::new();
     let name = program.get_name().to_owned();
@@ -53,7 +53,7 @@ pub fn completions(args: &Completions, mut program: Command) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// What `args` ask of `program`.
+/// Runs `args` for `program`.
 ///
 /// # Errors
 /// A folder that cannot be written to.

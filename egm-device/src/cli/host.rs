@@ -29,14 +29,14 @@ pub(super) struct Host {
 /// Largest file of a recorded host.
 const MAX_RECORD: u64 = 64 << 20;
 
-/// How a host is recorded. The other program's facts are of the same host, but for other questions.
+/// Command that records a host. The other program's facts are of the same host, but for other questions.
 const RECORD: &str =
     "egm-device regions --json > host.json (what \"egm-vmm facts\" writes is for \"egm-vmm plan\")";
 
 /// The part of a recorded host that a plan needs.
 #[derive(Debug, Deserialize)]
 pub(super) struct Recorded {
-    /// What is known of the host.
+    /// Facts of the host.
     pub(super) host: HostFacts,
     /// Its regions.
     pub(super) regions: Vec<Region>,
@@ -147,7 +147,7 @@ pub(super) enum RecordError {
         made_by: &'static str,
         source: io::Error,
     },
-    /// It is something else.
+    /// It has other contents.
     #[error("{}:{}:{}: not {what} as this program writes it", path.display(), source.line(), source.column())]
     Json {
         path: PathBuf,

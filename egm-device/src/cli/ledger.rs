@@ -1,4 +1,4 @@
-//! `egm-device ledger show` and `repair`, and the way of other commands to the ledger.
+//! `egm-device ledger show` and `repair`, and access to the ledger for other commands.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -214,7 +214,7 @@ fn row(region: &Region, held: &Held) -> Vec<String> {
     ]
 }
 
-/// What keeps memory in quarantine, for people.
+/// The reasons that keep memory in quarantine, as text.
 fn reasons(evidence: &[Evidence]) -> String {
     first_of(evidence.iter().map(Evidence::to_string))
 }

@@ -122,7 +122,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     let paths = Paths::below(&args.root);
     let path = if args.findings { paths.findings } else { paths.file };
     let error = |source| LogError { path: path.clone(), source };
-    // Watched before it is read: nothing is missed in between.
+    // Watched before it is read, so that no change in between is missed.
     let changes = if args.follow { Some(Changes::of(&path).map_err(error)?) } else { None };
     let mut reader = Reader { args, unreadable: 0 };
     if !args.json {

@@ -55,7 +55,7 @@ enum Command {
     Man(generate::Man),
 }
 
-/// How a subcommand ends.
+/// Result of a subcommand.
 pub type Outcome = Result<ExitCode, Box<dyn Report>>;
 
 /// Runs the command line of this process.
@@ -105,6 +105,6 @@ pub fn end(outcome: Outcome) -> ExitCode {
 
 /// Writes `value` as JSON to standard output.
 fn print_json(value: &impl serde::Serialize) {
-    // Every map has string keys, so nothing of it can fail to be JSON.
+    // Every map has string keys, so the value always has a JSON form.
     print(serde_json::to_string_pretty(value).unwrap_or_default() + "\n");
 }

@@ -26,7 +26,7 @@ pub struct Bar {
     shown: Option<Mutex<Shown>>,
 }
 
-/// How it goes, and when that was drawn last.
+/// The progress, and when it was drawn last.
 #[derive(Debug, Default)]
 struct Shown {
     rate: Option<Rate>,
@@ -41,7 +41,7 @@ impl Bar {
         Self { what: what.into(), start: Instant::now(), shown }
     }
 
-    /// `done` of `total` bytes are present. From any thread; one that finds another drawing goes on with its work,
+    /// `done` of `total` bytes are present. From any thread. If another thread draws, this one only returns,
     /// except at the end, which is always drawn.
     pub fn told(&self, done: u64, total: u64) {
         let Some(shown) = &self.shown else { return };
@@ -64,7 +64,7 @@ impl Bar {
 pub struct Bars(Mutex<Option<(String, Bar)>>);
 
 impl Bars {
-    /// What is done for slice `id`. From any thread.
+    /// Reports a step for slice `id`. From any thread.
     pub fn told(&self, id: &str, step: Progress) {
         let Ok(mut current) = self.0.try_lock() else { return };
         match step {

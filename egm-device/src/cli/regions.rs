@@ -40,7 +40,7 @@ Columns:
   retired    bad memory, which nobody gets
   kind       the word for it in \"region\" of a configuration";
 
-/// What `--json` prints; [`Survey`] can be read back from it.
+/// Output of `--json`; [`Survey`] can be read back from it.
 #[derive(Debug, serde::Serialize)]
 struct Record<'a> {
     #[serde(flatten)]
@@ -108,7 +108,7 @@ fn text(survey: &Survey, sockets: &[Socket], usages: &Usages, colour: Colour) ->
     out
 }
 
-/// Why the slices of a device-DAX region share a file, if they do.
+/// Note on the reason that the slices of a device-DAX region share a file, if they do.
 fn file_note(region: &Region) -> Option<String> {
     let RegionKind::Devdax { files, .. } = region.kind else { return None };
     let reason = match files {

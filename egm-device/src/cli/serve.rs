@@ -101,7 +101,7 @@ Examples: one slice for one guest; those of a file, from the broker; cloud-hyper
 Exit codes: 0 ended by a signal, the slices given back; 2 the command line or a file is wrong; 3 the host lacks something
 or forbids it, such as a region, or memory that is not there or not free; 4 a bug in egm-device";
 
-/// What stops a server.
+/// A failure that stops a server.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what}")]
 struct Failed {

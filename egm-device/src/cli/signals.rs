@@ -1,4 +1,4 @@
-//! Signals that a process waits for beside all else.
+//! Signals as descriptors, so that a process can wait for them beside other events.
 
 use std::ffi::c_int;
 use std::io::{self, Read};
@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::low_level::pipe::register;
 
-/// What ends a program in order: systemd's word, and Ctrl-C.
+/// Signals that end a program in order: systemd's SIGTERM, and Ctrl-C.
 pub(super) const END: [c_int; 2] = [SIGINT, SIGTERM];
 
 /// Readable after one of `signals`, and never waited for in a read.

@@ -53,7 +53,7 @@ pub enum Effect {
 /// Bytes of the MSI-X table.
 const TABLE_BYTES: usize = VECTORS as usize * 16;
 
-/// The function's state but for configuration space.
+/// The function's state except configuration space.
 #[derive(Debug, Clone)]
 pub struct Core {
     facts: Facts,
@@ -66,7 +66,7 @@ pub struct Core {
     state: State,
 }
 
-/// What a reset forgets.
+/// State that a reset clears.
 #[derive(Debug, Clone)]
 struct State {
     first: u32,
@@ -76,7 +76,7 @@ struct State {
     /// The doorbell was rung while a scrub runs: one more follows, however often it was.
     scrub_again: bool,
     scrubbed: u64,
-    /// The MSI-X table. It is remembered, no more: clients keep one of their own.
+    /// The MSI-X table. It only keeps its values: clients keep one of their own.
     table: [u8; TABLE_BYTES],
 }
 

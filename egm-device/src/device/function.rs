@@ -28,7 +28,7 @@ const BAR0: u32 = 0;
 const BAR2: u32 = 2;
 const CONFIG: u32 = 7;
 
-/// Longer than any machine runs, and short enough to be added to a clock.
+/// A time limit that is longer than any machine runs, and short enough to be added to a clock.
 const LONGEST: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// Receives bytes that an access by the function found bad.
@@ -73,7 +73,7 @@ struct State {
     core: Core,
     config: Config,
     interrupts: Interrupts,
-    /// How many have it: none or one behind a socket.
+    /// Number of connected clients: none or one behind a socket.
     clients: usize,
     /// It is served no more: no scrub begins.
     closed: bool,

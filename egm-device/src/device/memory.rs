@@ -22,7 +22,7 @@ const PACE: u64 = 2 << 30;
 /// Why a scrub runs, which decides the host resources that it may use beside its [`SHARE`] of the processors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Effort {
-    /// The doorbell: a guest may ring it for ever, so [`PACE`], and processors that have nothing else to do.
+    /// The doorbell: a guest may ring it for ever, so [`PACE`] applies, and only idle processors are used.
     Doorbell,
     /// A reset: a client waits for its reply.
     Reset,
@@ -54,7 +54,7 @@ impl Memory {
         self.window.file().as_fd()
     }
 
-    /// Reads `data` at `offset`, of which `usable` may be touched; the rest is ones. Returns what was found bad.
+    /// Reads `data` at `offset`, of which `usable` may be touched; the rest is ones. Returns the bytes found bad.
     pub(super) fn read(&self, offset: u64, data: &mut [u8], usable: &SpanSet<InBar>) -> SpanSet<InBar> {
         data.fill(0xff);
         let pieces = pieces(offset, data.len(), usable);
@@ -95,7 +95,7 @@ impl Memory {
         Span::new(BarOffset::new(first), u64::try_from(bad.size).ok()?).ok()
     }
 
-    /// Makes `usable` zero; `progress` receives bytes. Returns what was found bad, and how it ended.
+    /// Makes `usable` zero; `progress` receives bytes. Returns the bytes found bad, and how it ended.
     pub(super) fn scrub(
         &self,
         usable: &SpanSet<InBar>,
@@ -131,7 +131,7 @@ fn moved<A, B>(span: Span<A>) -> Option<Span<B>> {
     Span::new(egm_address::Address::new(span.start().get()), span.size()).ok()
 }
 
-/// What of an access to `usable` bytes is where: offset in the slice, place in the data, bytes.
+/// Pieces of an access to `usable` bytes: offset in the slice, offset in the data, bytes.
 fn pieces(offset: u64, length: usize, usable: &SpanSet<InBar>) -> Vec<(u64, usize, usize)> {
     let access = u64::try_from(length).ok().and_then(|length| Span::new(BarOffset::new(offset), length).ok());
     let Some(access) = access else { return Vec::new() };

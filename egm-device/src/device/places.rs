@@ -4,7 +4,7 @@ use egm_address::{BarOffset, InBar, InRegion, Offset, Span, SpanSet};
 
 use crate::region::Slice;
 
-/// What of `spans` lies in `slice`, counted from its first byte.
+/// The part of `spans` that lies in `slice`, counted from its first byte.
 #[must_use]
 pub fn in_slice(slice: &Slice, spans: &SpanSet<InRegion>) -> SpanSet<InBar> {
     let start = Offset::new(slice.offset);

@@ -2,17 +2,17 @@
 
 /// "EGMD" in memory order: the magic of BAR 0 and the signature of the capability.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"EGMD");
-/// Of the table of registers, and of the capability's layout.
+/// Version of the table of registers, and of the capability's layout.
 pub const VERSION: u32 = 1;
 /// Bytes of BAR 0.
 pub const SIZE: u32 = 0x4000;
-/// Where the window on the retired list begins.
+/// Offset of the window on the retired list.
 pub const WINDOW: u32 = 0x1000;
 /// Spans that the window shows.
 pub const SPANS: u32 = 256;
-/// Where the MSI-X table begins.
+/// Offset of the MSI-X table.
 pub const TABLE: u32 = 0x2000;
-/// Where the pending bits begin.
+/// Offset of the pending bits.
 pub const PENDING: u32 = 0x3000;
 /// MSI-X vectors: one for each [`Event`].
 pub const VECTORS: u32 = 3;
@@ -55,7 +55,7 @@ pub enum Doorbell {
 }
 
 impl Doorbell {
-    /// What `value` asks for.
+    /// Decodes `value`; `None` for an unknown one.
     #[must_use]
     pub const fn decode(value: u32) -> Option<Self> {
         match value {
@@ -114,7 +114,7 @@ registers! {
     Page = 0x18, 8;
     /// Guest proximity domain.
     Pxm = 0x20, 4;
-    /// Of size and retired list.
+    /// Generation of size and retired list.
     Generation = 0x24, 4;
     /// Spans in the retired list.
     Spans = 0x28, 4;
@@ -134,11 +134,11 @@ registers! {
     Scrubbed = 0x48, 8;
     /// [`SCRUB_AT_RESET`].
     Control = 0x50, 4;
-    /// Accesses that made no sense.
+    /// Invalid accesses.
     Mistakes = 0x54, 4;
 }
 
-/// What an access to BAR 0 is for, and at which bit of it the access begins.
+/// The target of an access to BAR 0, and the bit of it at which the access begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     /// A register.
@@ -157,7 +157,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// Where an access of `length` bytes at `offset` leads; `None` for one that makes no sense.
+    /// The target of an access of `length` bytes at `offset`; `None` for an invalid one.
     #[must_use]
     pub fn decode(offset: u64, length: usize) -> Option<Self> {
         if let Some(at) = offset.checked_sub(TABLE.into()) {

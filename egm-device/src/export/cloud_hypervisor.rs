@@ -12,7 +12,7 @@ use super::guest::{Guest, Memory, NumaNode, Placed, Source};
 use super::words::{self, text};
 use super::{Export, ExportError, Output};
 
-/// What cloud-hypervisor is started with.
+/// Makes cloud-hypervisor's command line.
 pub(super) fn export(guest: &Guest) -> Result<Export, ExportError> {
     let mut this = Exporter { guest, command: Command::new("cloud-hypervisor"), notes: guest.notes.clone() };
     this.boot()?;

@@ -25,7 +25,7 @@ impl Command {
         self.groups.push(vec![option.to_owned(), value.into()]);
     }
 
-    /// Adds an option with several values, or nothing where there are none.
+    /// Adds an option with several values; does not add it without values.
     pub(super) fn options(&mut self, option: &str, values: Vec<String>) {
         if !values.is_empty() {
             self.groups.push([vec![option.to_owned()], values].concat());
@@ -53,7 +53,7 @@ impl fmt::Display for Command {
     }
 }
 
-/// `word` as a shell reads it back (POSIX XCU 2.2.2): bare where nothing in it has a meaning, else in single quotes.
+/// `word` as a shell reads it back (POSIX XCU 2.2.2): bare where no character is special, else in single quotes.
 pub(super) fn quoted(word: &str) -> String {
     let bare = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
     if !word.is_empty() && word.chars().all(bare) {

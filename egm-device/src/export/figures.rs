@@ -9,12 +9,12 @@ const MIB: u64 = 1 << 20;
 /// An entry has so many bits above the lowest that any of them uses (QEMU, `numa.c`).
 const ENTRY_BITS: u32 = 16;
 
-/// What the processors of one node see of another's memory.
+/// Latency and bandwidth between the processors of one node and the memory of another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Figure {
-    /// The node that looks.
+    /// Node of the processors.
     pub(super) from: u32,
-    /// The memory's.
+    /// Node of the memory.
     pub(super) target: u32,
     /// Nanoseconds.
     pub(super) latency: u32,

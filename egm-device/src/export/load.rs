@@ -18,7 +18,7 @@ pub(crate) enum LoadError {
     Folder {
         /// The path.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
     /// It has a path that no argument can hold.

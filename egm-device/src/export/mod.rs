@@ -38,7 +38,7 @@ pub(crate) enum Monitor {
     Libvirt,
 }
 
-/// What differs between builds and hosts of one monitor.
+/// Differences between builds and hosts of one monitor.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Options {
     /// QEMU and libvirt as NVIDIA builds them.
@@ -50,13 +50,13 @@ pub(crate) struct Options {
 /// A machine in a monitor's words.
 #[derive(Debug, Clone)]
 pub(crate) struct Export {
-    /// What the monitor reads.
+    /// Input of the monitor.
     pub output: Output,
     /// Settings that it does not get, and steps that must come first; a sentence each.
     pub notes: Vec<String>,
 }
 
-/// What a monitor reads.
+/// Input of a monitor.
 #[derive(Debug, Clone)]
 pub(crate) enum Output {
     /// A command line.
@@ -95,7 +95,7 @@ pub(crate) enum ExportError {
     /// cloud-hypervisor maps files from their start.
     #[error("{id} begins at {offset:#x} of {path}: cloud-hypervisor maps a file from its start")]
     Offset {
-        /// Which memory.
+        /// Name of the memory.
         id: String,
         /// Its file.
         path: String,

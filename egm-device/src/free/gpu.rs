@@ -24,7 +24,7 @@ pub(crate) struct GpuQuestion {
     pub(crate) others: Vec<u32>,
 }
 
-/// What still has the GPU; empty where no process does. This process does not count.
+/// Evidence of processes that still have the GPU; empty if there are none. This process does not count.
 pub(crate) fn users_of_gpu(question: &GpuQuestion) -> Vec<Evidence> {
     let files = match names(&question.nodes) {
         // Without a node there is no group and no device that a process could have.
@@ -81,7 +81,7 @@ struct Rules<'a> {
 }
 
 impl Rules<'_> {
-    /// How `process`, which has `what`, has the GPU.
+    /// The hold on the GPU by `process`, which has `what`.
     fn hold(&self, process: &Process, what: &What) -> Option<Hold> {
         let owner = &self.question.owner;
         let descends = process.pid == owner.pid || process.parents.contains(&owner.pid);

@@ -42,7 +42,7 @@ struct Rules<'a> {
 }
 
 impl Rules<'_> {
-    /// How `seen` keeps the bytes in use, if it does.
+    /// The hold by which `seen` keeps the bytes in use, if it does.
     fn hold(&self, seen: &Sighting) -> Option<Hold> {
         let (process, file) = (&seen.process, &self.question.file);
         let holds = |holds: bool, hold| holds.then_some(hold);

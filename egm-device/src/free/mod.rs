@@ -1,4 +1,4 @@
-//! Whether memory is free: no process can reach it, and nothing pins it.
+//! Decides whether memory is free: no process can reach it, and no device or kernel object pins it.
 //!
 //! ```text
 //!  sole.rs   memory that is a file of its own: the kernel counts its open descriptions
@@ -45,7 +45,7 @@ pub enum Verdict {
     Free,
     /// It is in use, or this process cannot prove that it is not.
     InUse {
-        /// What was found; never empty.
+        /// The evidence; never empty.
         evidence: Vec<Evidence>,
         /// Bytes of the file in use: all that were asked about, unless mappings alone were found.
         bytes: Vec<Range<u64>>,
@@ -53,7 +53,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// All of `bytes` are in use, because of what no process shows.
+    /// All of `bytes` are in use, because of a hold that no process shows.
     fn held_by(hold: Hold, bytes: &Range<u64>) -> Self {
         Self::InUse { evidence: Evidence::of(hold).to_vec(), bytes: vec![bytes.clone()] }
     }
@@ -64,11 +64,11 @@ impl Verdict {
     }
 }
 
-/// One thing that keeps memory in use.
+/// One reason that keeps memory in use.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Evidence {
-    /// What was found.
+    /// Kind of the reason.
     pub hold: Hold,
     /// The process that has it, where one is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -79,13 +79,13 @@ pub struct Evidence {
 }
 
 impl Evidence {
-    /// What no process shows.
+    /// Evidence that belongs to no known process.
     pub(crate) const fn of(hold: Hold) -> [Self; 1] {
         [Self { hold, pid: None, program: String::new() }]
     }
 }
 
-/// How memory is kept in use.
+/// Kinds of use of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Hold {

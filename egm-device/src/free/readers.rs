@@ -14,7 +14,7 @@ use super::scan::What;
 /// Most threads that wait for processes.
 const MAX_STUCK: usize = 256;
 
-/// What a process showed, and whether that is all of it.
+/// Findings of a look at a process, and whether they are complete.
 pub(super) type Looked = (Vec<What>, io::Result<()>);
 
 type Look = Box<dyn FnOnce() -> Looked + Send>;
@@ -30,7 +30,7 @@ pub(super) struct Readers {
 #[derive(Default)]
 struct Stuck(Mutex<BTreeMap<Subject, usize>>);
 
-/// What a look is at, as far as one that waits keeps others from being tried: a user's processes, or one process of root.
+/// Subject of a look, for which one stuck reader blocks further tries: a user's processes, or one process of root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Subject {
     uid: u32,
@@ -50,7 +50,7 @@ struct Reader {
     looked: Receiver<Looked>,
 }
 
-/// Why a process was not looked at.
+/// Reason that a process was not looked at.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NotLooked {
     /// It, or the same of another process of its user, keeps its readers waiting.

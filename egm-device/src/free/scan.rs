@@ -1,4 +1,4 @@
-//! What `/proc` shows of every process: mappings and descriptors of given files, and what may hide one.
+//! A scan of `/proc` over all processes: mappings and descriptors of given files, and objects that may hide one.
 
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsStr;
@@ -35,11 +35,11 @@ pub(super) struct Found {
     pub(super) sightings: HashSet<Sighting>,
     /// Processes that this one may not look at.
     pub(super) hidden: BTreeSet<u32>,
-    /// Something could not be read.
+    /// A part could not be read.
     pub(super) is_partial: bool,
 }
 
-/// A process and something that it has.
+/// A process and an object that it has.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Sighting {
     pub(super) process: Process,
@@ -58,7 +58,7 @@ pub(super) struct Process {
     pub(super) parents: Vec<u32>,
 }
 
-/// Something that a process has.
+/// An object that a process has.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum What {
     /// A mapping of a file's bytes.
@@ -71,7 +71,7 @@ pub(super) enum What {
     HiddenRing,
     /// Descriptors in flight in a Unix socket.
     InFlight,
-    /// Anything: the process keeps its readers waiting.
+    /// Unknown objects: the process keeps its readers waiting.
     Silent,
     /// A VFIO group or device by name, or an object without one ([`UNNAMED`]).
     Device(String),
@@ -90,7 +90,7 @@ impl Found {
 
 /// Looks for `asked` files in all processes.
 ///
-/// Nothing stands still meanwhile. A mapping comes to another process by `fork` alone, and a child can have a lower number than
+/// Processes change meanwhile. A mapping comes to another process by `fork` alone, and a child can have a lower number than
 /// its parent, since numbers wrap: processes that begin during the scan are looked at, too, until there is no new one. A
 /// descriptor can move to a table or socket that was already looked at, so all are looked at twice. A process that moves one in
 /// step with both looks is not found: descriptors of memory that tenants share are for root, and for those that a rule names.
@@ -280,7 +280,7 @@ impl Look<'_> {
                 Err(error) if has_ended(&error) => return Ok(()),
                 entry => entry?,
             };
-            // Nothing is asked of a file system that is a process: one without answers would hold up the scan.
+            // Do not query a file system that is a process: one that does not answer would hold up the scan.
             match statx(CWD, entry.path(), AtFlags::STATX_DONT_SYNC, StatxFlags::empty()) {
                 Ok(found) => {
                     self.at_descriptor(&found, &entry.path(), &of.join("fdinfo").join(entry.file_name()))

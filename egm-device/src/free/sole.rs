@@ -24,7 +24,7 @@ pub(crate) fn reopen(file: &File) -> io::Result<File> {
     File::options().read(true).write(true).open(path_of(file))
 }
 
-/// What the kernel answers to a request for a lease.
+/// The kernel's answer to a request for a lease.
 #[derive(Debug)]
 pub(super) enum Lease {
     /// There is no other counted description. The lease, and with it the proof, lasts as long as the file.

@@ -1,4 +1,4 @@
-//! How clients connect.
+//! Acceptance of clients.
 
 use std::io;
 use std::os::fd::AsFd;

@@ -119,7 +119,7 @@ fn regions(facts: &HostFacts, pieces: &[(u32, &Piece)]) -> Vec<ReservedSpan> {
             size: ByteSize::new(piece.span.size()),
             node: Some(*node),
             page_size: None,
-            // Without a map of the firmware, it is what the kernel, from which nothing is hidden yet, calls RAM.
+            // Without a map of the firmware, it is the RAM of a kernel from which no memory is hidden yet.
             trusted: facts.firmware.is_empty(),
             device: PathBuf::from("/dev/mem"),
         };

@@ -67,10 +67,10 @@ pub struct Part {
     pub size: Option<ByteSize>,
 }
 
-/// What an operator wants.
+/// Wishes of an operator.
 #[derive(Debug, Clone)]
 pub struct Wish {
-    /// What the hypervisor keeps.
+    /// Memory that the hypervisor keeps.
     pub hypervisor: ByteSize,
     /// Whether each node keeps that much, instead of all nodes together.
     pub per_node: bool,
@@ -78,7 +78,7 @@ pub struct Wish {
     pub parts: Vec<Part>,
 }
 
-/// How to split a host, and what it will look like afterwards.
+/// A split of a host, and the expected result.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Split {
@@ -90,13 +90,13 @@ pub struct Split {
     pub remove: Vec<String>,
     /// Words to add to it.
     pub words: Vec<String>,
-    /// What to set in the firmware.
+    /// Settings of the firmware.
     pub settings: Vec<Setting>,
     /// Commands to run after each boot.
     pub commands: Vec<String>,
     /// Regions for the host file.
     pub regions: Vec<ReservedSpan>,
-    /// What each node will have.
+    /// The expected memory of each node.
     pub nodes: Vec<NodeSplit>,
 }
 
@@ -118,9 +118,9 @@ pub struct Setting {
 pub struct NodeSplit {
     /// Its number.
     pub node: u32,
-    /// What the hypervisor keeps; its kernel counts a little less as `MemTotal`.
+    /// Memory that the hypervisor keeps; its kernel counts a little less as `MemTotal`.
     pub keeps: ByteSize,
-    /// What guests get.
+    /// Memory for guests.
     pub guests: ByteSize,
     /// Where that is, unless pages of a pool or the firmware decide.
     pub hidden: Vec<Piece>,
@@ -136,7 +136,7 @@ pub struct Piece {
     pub span: Span<Host>,
 }
 
-/// Why a host cannot be split as wished.
+/// A split that this host cannot have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AdviseError {
     /// Addresses are hidden from users without privilege.
@@ -151,17 +151,17 @@ pub enum AdviseError {
     /// Several nodes, and no record of the memory of each.
     #[error("the ACPI table SRAT does not tell which memory lies at which of the {nodes} nodes")]
     NoAffinity {
-        /// How many nodes.
+        /// Number of nodes.
         nodes: usize,
     },
-    /// Nothing would be left.
+    /// No memory would be left for guests.
     #[error("node {node} has {}: nothing is left for guests when the hypervisor keeps {}", size(has.get()), size(keeps.get()))]
     NothingLeft {
         /// The node.
         node: u32,
         /// Its memory.
         has: ByteSize,
-        /// What the hypervisor would keep.
+        /// Memory that the hypervisor would keep.
         keeps: ByteSize,
     },
     /// The parts are more than there is.
@@ -169,7 +169,7 @@ pub enum AdviseError {
     Short {
         /// The node.
         node: u32,
-        /// What can be hidden.
+        /// Bytes that can be hidden.
         has: ByteSize,
         /// The sum of the sizes.
         wants: ByteSize,
@@ -184,17 +184,17 @@ pub enum AdviseError {
     Unsupported {
         /// The way.
         how: &'static str,
-        /// What it needs.
+        /// The required host.
         needs: &'static str,
-        /// What this host is.
+        /// Type of this host.
         is: String,
     },
     /// `mem=` knows one limit.
     #[error("mem= has one limit for the whole host, so it cannot leave {} to each of {nodes} nodes", size(keeps.get()))]
     OneLimit {
-        /// What each would keep.
+        /// Bytes that each would keep.
         keeps: ByteSize,
-        /// How many nodes.
+        /// Number of nodes.
         nodes: usize,
     },
 }
@@ -229,7 +229,7 @@ impl Report for AdviseError {
     }
 }
 
-/// How to make the split that `wish` describes.
+/// Computes the split that `wish` describes.
 ///
 /// # Errors
 /// [`AdviseError`].
@@ -263,7 +263,7 @@ fn text(parts: &[Part]) -> String {
     parts.iter().map(part).collect::<Vec<_>>().join(",")
 }
 
-/// The way that hides most and costs least on this kind of host. On Arm `/dev/mem` maps what `mem=` hides without caches.
+/// The way that hides most and costs least on this kind of host. On Arm, `/dev/mem` maps what `mem=` hides uncached.
 fn usual(facts: &HostFacts, regions: &[Region]) -> How {
     let egm = regions.iter().any(|region| matches!(region.kind, RegionKind::Egm { .. }));
     match (egm || firmware::is_grace(facts), is_x86(facts)) {

@@ -11,7 +11,7 @@ pub(super) struct NodeRam {
     pub(super) spans: SpanSet<Host>,
 }
 
-/// All RAM. What the kernel shows is all of it only as long as nothing is hidden from it.
+/// All RAM. The kernel's map shows all of it only as long as no RAM is hidden from the kernel.
 pub(super) fn all(facts: &HostFacts) -> Result<SpanSet<Host>, AdviseError> {
     if !facts.firmware.is_empty() {
         return Ok(facts.firmware.iter().copied().collect());
@@ -40,7 +40,7 @@ pub(super) fn by_node(facts: &HostFacts) -> Result<Vec<NodeRam>, AdviseError> {
     if nodes.is_empty() { Err(AdviseError::NoAffinity { nodes: facts.nodes.len() }) } else { Ok(nodes) }
 }
 
-/// What each of `nodes` keeps: `hypervisor`, or its share of it in whole pages of `page`.
+/// Bytes that each of `nodes` keeps: `hypervisor`, or its share of it in whole pages of `page`.
 pub(super) fn share(hypervisor: ByteSize, per_node: bool, nodes: usize, page: u64) -> u64 {
     let nodes = if per_node { 1 } else { u64::try_from(nodes).unwrap_or(u64::MAX).max(1) };
     align_up(hypervisor.get().div_ceil(nodes), page).unwrap_or(u64::MAX)
@@ -59,8 +59,8 @@ fn boundary(ram: &SpanSet<Host>, keep: u64, align: u64) -> Option<Hpa> {
     None
 }
 
-/// What of `ram` can be hidden when `keep` bytes stay: whole pieces of 1 GiB, or of 2 MiB where there are none. A 64th less
-/// may stay: the kernel takes as much for its page structures, and the holes below 1 MiB must not cost a whole GiB.
+/// The part of `ram` that can be hidden when `keep` bytes stay: whole pieces of 1 GiB, or of 2 MiB if there are none. A
+/// 64th less may stay: kernel page structures use as much, and the holes below 1 MiB must not cost a whole GiB.
 pub(super) fn hidden(ram: &SpanSet<Host>, keep: u64) -> Vec<Span<Host>> {
     let keep = keep.saturating_sub(keep / 64);
     let pieces = |align: u64| -> Vec<Span<Host>> {

@@ -1,4 +1,4 @@
-//! How to take a host back to one memory.
+//! Advice on how to give all of a host's memory back to its kernel.
 
 use serde::Serialize;
 use serde_json::json;
@@ -7,12 +7,12 @@ use crate::carve::advise::Setting;
 use crate::region::words::{self, Effect};
 use crate::region::{HostFacts, Region, RegionKind};
 
-/// What to take away, so that the kernel has all memory again after a reboot.
+/// The changes that give all memory back to the kernel after a reboot.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Undo {
     /// Words to take from the kernel's command line.
     pub remove: Vec<String>,
-    /// What to set in the firmware.
+    /// Settings of the firmware.
     pub settings: Vec<Setting>,
     /// Commands to run, before the reboot if there is one.
     pub commands: Vec<String>,
@@ -21,7 +21,7 @@ pub struct Undo {
 }
 
 impl Undo {
-    /// Whether there is nothing to take away.
+    /// Whether there are no changes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -34,7 +34,7 @@ impl Undo {
     }
 }
 
-/// How to take back the host that has these regions.
+/// The changes for the host that has these regions.
 #[must_use]
 pub fn undo(facts: &HostFacts, regions: &[Region]) -> Undo {
     let words = words::parse(&facts.command_line);
@@ -49,7 +49,7 @@ pub fn undo(facts: &HostFacts, regions: &[Region]) -> Undo {
                 value: json!(false),
             }),
             RegionKind::Reserved { .. } => undo.regions.push(region.name.clone()),
-            // What memmap= made goes with the word; what the firmware set aside becomes ordinary memory at once.
+            // A device made by memmap= goes with the word; other memory becomes ordinary memory at once.
             RegionKind::Devdax { .. } if !made_by_word => {
                 undo.commands.push(format!("daxctl reconfigure-device --mode=system-ram {}", region.name))
             }

@@ -1,4 +1,4 @@
-//! What a broker must be able to do before the first client connects.
+//! Privileges that a broker needs before the first client connects.
 //!
 //! Without one of these it would start and then refuse or misjudge every request: a broker that cannot look into other
 //! processes cannot see that they still map a slice.

@@ -212,7 +212,7 @@ fn command_line(steps: &mut Steps, remove: &[String], words: &[String]) {
 }
 
 fn host_file(regions: &[ReservedSpan]) -> String {
-    // Strings and numbers only: nothing of it can fail to be JSON.
+    // Strings and numbers only, so the value always has a JSON form.
     let file = HostFile { description: String::new(), regions: regions.to_vec() };
     serde_json::to_string_pretty(&file).unwrap_or_default()
 }

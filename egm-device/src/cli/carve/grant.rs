@@ -65,7 +65,7 @@ pub(super) struct Args {
     command: Vec<String>,
 }
 
-/// Why the command has no slice, or did not run.
+/// A failure to get a slice, or to run the command.
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error("no region or kind named {} on this host", .0.join(", "))]
@@ -134,7 +134,7 @@ impl Args {
                         let status = self.run_with(lease.file(), lease.offset());
                         holder.end().map_err(|source| self.cannot_run(source))?;
                         drop(gpus);
-                        // What the terminal sent to the command was not meant for the scrub.
+                        // A signal of the terminal was for the command, not for the scrub.
                         cancel.store(false, Ordering::Relaxed);
                         with_bar(&region.name, |progress| lease.give_back(&Watch { progress, ..watch }))?;
                         return Ok(status?);

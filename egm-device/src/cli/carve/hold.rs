@@ -18,7 +18,7 @@ use crate::cli::Outcome;
 pub(super) struct Args {}
 
 pub(super) fn run(_: &Args) -> Outcome {
-    // An error ends it, too: nothing is left to wait for.
+    // An error ends it, too: there is no pipe left to wait for.
     let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
     Ok(ExitCode::SUCCESS)
 }

@@ -43,7 +43,7 @@ pub(crate) struct Placed {
     pub id: String,
     /// Whether it sits behind a root port of its own.
     pub root_port: bool,
-    /// What it is.
+    /// Kind and parameters of the device.
     pub kind: DeviceKind,
     /// The node that its host bridge belongs to.
     pub near: Option<u32>,
@@ -108,7 +108,7 @@ pub(crate) enum GuestError {
     /// The host has no such region.
     #[error("egm[{index}]: this host has none of {}", regions.join(", "))]
     NoRegion {
-        /// Which slice.
+        /// Index of the slice.
         index: usize,
         /// The regions that it names.
         regions: Vec<String>,
@@ -116,15 +116,15 @@ pub(crate) enum GuestError {
     /// The region is too small, or this machine's other slices fill it.
     #[error("egm[{index}]: no place")]
     NoPlace {
-        /// Which slice.
+        /// Index of the slice.
         index: usize,
-        /// What was short.
+        /// The shortage.
         source: Box<Short>,
     },
     /// More nodes than ACPI's tables are made for.
     #[error("{nodes} nodes, of which {INITIATORS} for each GPU on EGM: 256 are the most")]
     Nodes {
-        /// How many.
+        /// Number of nodes.
         nodes: u32,
     },
     /// The folder of servers' sockets cannot be an argument.

@@ -23,7 +23,7 @@ impl Guest {
         )
     }
 
-    /// What gives the functions of the host to VFIO: GPUs on EGM have a driver of their own.
+    /// The step that binds the host's functions to VFIO: GPUs on EGM have a driver of their own.
     pub(super) fn bind(&self) -> Vec<String> {
         let command = |coherent: bool| {
             let ours = self.devices.iter().filter(|placed| placed.initiators.is_some() == coherent);

@@ -183,7 +183,7 @@ impl Libvirt<'_> {
         (!nodes.is_empty()).then(|| nodes.to_string())
     }
 
-    /// Stock libvirt has cells without memory, but nothing that makes them a device's.
+    /// Stock libvirt has cells without memory, but no element that makes them a device's.
     fn initiators(&mut self, placed: &Placed, index: usize) {
         if self.options.nvidia {
             return;

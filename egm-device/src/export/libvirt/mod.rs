@@ -42,7 +42,7 @@ pub(super) fn export(guest: &Guest, options: &Options) -> Result<Export, ExportE
 struct Libvirt<'a> {
     guest: &'a Guest,
     options: &'a Options,
-    /// What libvirt has no element for.
+    /// Arguments of QEMU for which libvirt has no element.
     arguments: Vec<String>,
     /// Properties of devices that libvirt has no word for: alias, name, unsigned value.
     overrides: Vec<(String, &'static str, u32)>,
@@ -55,7 +55,7 @@ fn text(xml: &mut Xml, name: &str, attributes: &[(&str, &str)], content: &str) -
     element.write_text_content(BytesText::new(content)).map(|_| ())
 }
 
-/// An element with nothing in it.
+/// An empty element.
 fn empty(xml: &mut Xml, name: &str, attributes: &[(&str, &str)]) -> io::Result<()> {
     xml.create_element(name).with_attributes(attributes.iter().copied()).write_empty().map(|_| ())
 }
@@ -83,7 +83,7 @@ impl Libvirt<'_> {
         self.beyond(xml)
     }
 
-    /// What is QEMU's and not libvirt's.
+    /// Adds QEMU's arguments and overrides, which are outside libvirt's own elements.
     fn beyond(&mut self, xml: &mut Xml) -> io::Result<()> {
         if !self.arguments.is_empty() {
             let arguments = std::mem::take(&mut self.arguments);

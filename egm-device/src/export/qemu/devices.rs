@@ -9,7 +9,7 @@ use crate::export::guest::Placed;
 use crate::export::words::{self, text};
 
 /// Buses are counted down from here for expander bridges, two for each: its own and the one behind its root port.
-/// The firmware counts up from 0 for everything else.
+/// The firmware counts up from 0 for all other buses.
 const LAST_BUS: usize = 254;
 
 impl Qemu<'_> {

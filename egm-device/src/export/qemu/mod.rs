@@ -20,7 +20,7 @@ pub(super) const ARM_FIRMWARE: &str = "/usr/share/qemu-efi-aarch64/QEMU_EFI.fd";
 /// The build that has "acpi-egm-memory".
 pub(super) const NVIDIA_BUILD: &str = "NVIDIA's build of QEMU (github.com/NVIDIA/QEMU, nvidia_stable)";
 
-/// What QEMU is started with.
+/// Makes QEMU's command line.
 pub(super) fn export(guest: &Guest, options: &Options) -> Export {
     let mut qemu = Qemu { guest, options, command: command(guest), notes: guest.notes.clone() };
     qemu.machine();

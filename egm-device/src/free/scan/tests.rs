@@ -104,7 +104,7 @@ fn fifo(path: &Path) {
     rustix::fs::mknodat(CWD, path, FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
 }
 
-/// What a scan of `proc` finds when `change` is made while it reads the FIFO at `path`, which is a plain file from then on.
+/// Result of a scan of `proc`; `change` is made while it reads the FIFO at `path`, which is then a plain file.
 fn found_across(proc: &Path, file: &FileName, path: &Path, change: impl FnOnce()) -> Found {
     std::thread::scope(|scope| {
         let scan = scope.spawn(|| scan(proc, &[file.clone()].into()));
@@ -224,7 +224,7 @@ fn the_kernel_shows_a_descriptor_and_one_in_flight_like_that() {
     child.wait().unwrap();
 }
 
-/// (Root may look at everybody, so the test runs itself once more as another user.)
+/// (Root may look at all users, so the test runs itself once more as another user.)
 #[test]
 fn a_process_of_another_user_is_hidden_from_one_that_has_no_right_to_look() {
     if rustix::process::geteuid().is_root() {
