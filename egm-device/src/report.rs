@@ -14,7 +14,7 @@ pub enum Blame {
     Configuration = 2,
     /// The host lacks a resource or denies the operation.
     Host = 3,
-    /// Our own bug.
+    /// A bug of this program.
     Internal = 4,
 }
 
@@ -53,8 +53,8 @@ impl Report for egm_config::ConfigError {
 
 /// Shows an error, the chain of its sources and its help, each on a line.
 ///
-/// Some of these words are a stranger's: those of a configuration, of file names, of the guest. So each line has an
-/// end, and control characters, which a terminal would obey, are shown as Rust writes them.
+/// Some of this text is untrusted: parts of a configuration, file names, output of the guest. So each line has a length
+/// limit, and control characters, which a terminal would obey, are shown as Rust writes them.
 #[derive(Debug)]
 pub struct Chain<'a>(pub &'a dyn Report);
 

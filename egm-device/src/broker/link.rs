@@ -52,7 +52,7 @@ pub(super) fn give_back(lent: Box<dyn Held>, bad: &SpanSet<InRegion>) -> Result<
 }
 
 impl Kept {
-    /// The slice for which no thread could start.
+    /// A kept slice, because no thread could start to return it.
     pub(super) fn without_thread(lent: Box<dyn Held>, bad: SpanSet<InRegion>, error: &io::Error) -> Self {
         Self { lent, bad, why: NotBack::NoThread(error.to_string()) }
     }

@@ -66,7 +66,7 @@ pub(super) enum Reply {
     /// In the queue, and why.
     Waiting(Refused),
     Refused(Refused),
-    /// Scrubbed, or recorded as dirty. A pool's slice only acknowledged: it is back when its process has ended.
+    /// Scrubbed, or recorded as dirty. For a pool an acknowledgement: its slice is back when its process has ended.
     Returned,
     Free(Room),
 }

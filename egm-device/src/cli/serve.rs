@@ -360,7 +360,7 @@ fn wait(signals: &mut Signals, watch: &mut poison::Watch, devices: &mut [Served]
     }
 }
 
-/// Asks the guests, ends the clients, and gives every slice back; the first that cannot be is the outcome.
+/// Requests the slices from guests, ends clients, and returns every slice; the outcome is the first failure.
 fn end(devices: Vec<Served>, offers: &[Offer], patience: Duration, watch: &mut poison::Watch) -> Outcome {
     devices.iter().for_each(|device| device.post.function().want());
     let begun = std::time::Instant::now();
