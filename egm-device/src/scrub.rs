@@ -28,7 +28,7 @@ use crate::{crew, poison};
 const CHUNK: u64 = 64 << 20;
 /// Bytes zeroed under one guard: the memory that a bad page costs for a moment.
 const PIECE: usize = 2 << 20;
-/// Longest sleep of a paced worker, and so the delay of a cancellation.
+/// Longest sleep of a paced worker before it looks at the cancel flag.
 const NAP: Duration = Duration::from_millis(50);
 
 /// Options, progress and cancellation of a scrub.

@@ -11,9 +11,7 @@ const WRITABLE: u32 = 0o022;
 /// A file that others can have written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NotRoots {
-    /// Owner.
     pub(crate) uid: u32,
-    /// Permission bits.
     pub(crate) mode: u32,
 }
 

@@ -213,7 +213,7 @@ impl DaxRegion {
         Err(DaxError::at("bind", &self.device(name))(io::ErrorKind::Other.into()))
     }
 
-    /// The device's file.
+    /// Opens the file of the device.
     pub(crate) fn open(&self, child: &Child) -> Result<File, DaxError> {
         let path = self.root.join("dev").join(&child.name);
         let node = Node::at(&path).map_err(DaxError::at("find", &path))?;

@@ -93,7 +93,7 @@ pub fn open(
     }
 }
 
-/// The memory of `slice` in `file`, which another process opened: the region's device, or the memory itself.
+/// The memory of `slice` in `file`, which is open already: the region's device, or the memory itself.
 ///
 /// # Errors
 /// [`BackingError`]: the slice does not fit the region, or `file` is something else.

@@ -75,7 +75,7 @@ impl Link {
         })
     }
 
-    /// Its claims, with what of `spans` lies in its slice.
+    /// Its claims, with the part of `spans` that lies in its slice.
     pub(super) fn with_claims(&self, spans: &[(u64, u64)]) -> SpanSet<InRegion> {
         let slice = self.lease.as_ref().and_then(|lent| bytes_of(lent.slice()));
         let inside = spans.iter().filter_map(|(start, size)| {
@@ -89,7 +89,6 @@ impl Link {
         &self.bad
     }
 
-    /// Replaces its claims.
     pub(super) fn set_claims(&mut self, bad: SpanSet<InRegion>) {
         self.bad = bad;
     }
@@ -99,7 +98,6 @@ impl Link {
         self.lease.as_ref().map(|lent| lent.slice().region.as_str())
     }
 
-    /// Its user.
     pub(super) const fn uid(&self) -> u32 {
         self.by.uid
     }

@@ -5,7 +5,7 @@ use super::wire::Request;
 
 /// A request that needs the regions' supplies.
 pub(super) enum Ask {
-    /// A client's.
+    /// A request of a client.
     Request(Key, Request),
     /// A slice for which there was no place.
     Short(Key),

@@ -17,7 +17,6 @@ const GROUPS: usize = 65536 * 4;
 /// The process on the other side of a connection.
 #[derive(Debug)]
 pub(super) struct Identity {
-    /// For the policy.
     pub(super) peer: Peer,
     /// Number of the process.
     pub(super) pid: u32,

@@ -72,7 +72,7 @@ pub struct Server {
 
 /// Background work between requests.
 enum Idle {
-    /// Nothing, since then.
+    /// No scrub runs; the end of the last one.
     Rests(Option<Instant>),
     /// Idle memory is scrubbed, until this is set.
     Scrubs(Arc<AtomicBool>),

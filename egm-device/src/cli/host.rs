@@ -38,7 +38,6 @@ const RECORD: &str =
 pub(super) struct Recorded {
     /// Facts of the host.
     pub(super) host: HostFacts,
-    /// Its regions.
     pub(super) regions: Vec<Region>,
 }
 

@@ -23,7 +23,6 @@ const MOST_RETIRED: usize = 32;
 /// Smaller pieces of hidden memory are the firmware's own odds and ends.
 const LEAST_HIDDEN: u64 = 2 << 20;
 
-/// The page.
 pub(super) fn html(survey: &Survey, sockets: &[Socket], usages: &Usages) -> String {
     let host = &survey.host;
     let heading = if host.product.is_empty() { "This host" } else { &host.product };

@@ -119,7 +119,6 @@ fn failed(what: &'static str) -> impl Fn(io::Error) -> Failed {
     move |source| Failed { what, source }
 }
 
-/// A served device.
 struct Served {
     held: Arc<Held>,
     post: Arc<Post>,

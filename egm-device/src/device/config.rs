@@ -15,7 +15,6 @@ const EXPRESS: u8 = 0x50;
 const MSIX: u8 = 0x90;
 /// Where the vendor capability begins.
 pub const VENDOR: u8 = 0xa0;
-/// Bytes of it.
 const VENDOR_LENGTH: u8 = 32;
 /// Device control (PCI Express base specification 7.5.3.4); bit 15 resets the function.
 const DEVICE_CONTROL: usize = EXPRESS as usize + 8;

@@ -10,7 +10,6 @@ pub(crate) struct Command {
 }
 
 impl Command {
-    /// Of `program`.
     pub(super) fn new(program: &str) -> Self {
         Self { groups: vec![vec![program.to_owned()]] }
     }

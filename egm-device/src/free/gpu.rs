@@ -14,11 +14,9 @@ use crate::owner::Owner;
 /// A GPU that its owner has left.
 #[derive(Debug)]
 pub(crate) struct GpuQuestion {
-    /// The GPU.
     pub(crate) function: PciAddress,
     /// Its VFIO nodes: of its group, and its own.
     pub(crate) nodes: Vec<PathBuf>,
-    /// The owner.
     pub(crate) owner: Owner,
     /// Owners of other claims, which may have the GPU.
     pub(crate) others: Vec<u32>,

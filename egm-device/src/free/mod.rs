@@ -167,9 +167,7 @@ impl FileName {
 /// A question whether bytes are free.
 #[derive(Debug, Clone)]
 pub struct Question {
-    /// The file.
     pub(crate) file: FileName,
-    /// Its bytes.
     pub(crate) bytes: Range<u64>,
     /// Owners that had the bytes and may have left something, where they are known.
     pub(crate) last: Vec<Owner>,

@@ -46,7 +46,6 @@ pub(super) struct Sighting {
     pub(super) what: What,
 }
 
-/// A process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Process {
     pub(super) pid: u32,
@@ -90,10 +89,10 @@ impl Found {
 
 /// Looks for `asked` files in all processes.
 ///
-/// Processes change during a scan. A mapping comes to another process by `fork` alone, and a child can have a lower
-/// number than its parent, since numbers wrap. So processes that begin meanwhile are looked at, too, until there is no
+/// Processes change meanwhile. A mapping comes to another process by `fork` alone, and a child can have a lower number
+/// than its parent, since numbers wrap. So processes that begin during the scan are looked at, too, until there is no
 /// new one. A descriptor can move to a table or socket that was already looked at, so all are looked at twice. A move
-/// in step with both looks is not found: descriptors of memory that tenants share are for root, and for users that a
+/// in step with both looks is not found: descriptors of memory that tenants share are for root, and for those that a
 /// rule names.
 pub(super) fn scan(proc: &Path, asked: &BTreeSet<FileName>, readers: &mut Readers) -> Found {
     let mut found = Found::default();

@@ -49,7 +49,7 @@ pub fn undo(facts: &HostFacts, regions: &[Region]) -> Undo {
                 value: json!(false),
             }),
             RegionKind::Reserved { .. } => undo.regions.push(region.name.clone()),
-            // A device made by memmap= goes with the word; other memory becomes ordinary memory at once.
+            // A device made by memmap= goes with the word; memory that the firmware set aside becomes RAM at once.
             RegionKind::Devdax { .. } if !made_by_word => {
                 undo.commands.push(format!("daxctl reconfigure-device --mode=system-ram {}", region.name))
             }

@@ -55,7 +55,6 @@ fn text(xml: &mut Xml, name: &str, attributes: &[(&str, &str)], content: &str) -
     element.write_text_content(BytesText::new(content)).map(|_| ())
 }
 
-/// An empty element.
 fn empty(xml: &mut Xml, name: &str, attributes: &[(&str, &str)]) -> io::Result<()> {
     xml.create_element(name).with_attributes(attributes.iter().copied()).write_empty().map(|_| ())
 }
