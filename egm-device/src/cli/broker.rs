@@ -90,7 +90,7 @@ impl Report for PolicyError {
                 r#"correct it there: {"rules": [{"name": …, "group": …, "regions": […], "quota": …}]}"#
                     .to_owned(),
             ),
-            _ => None, // each says in its own words what to write
+            _ => None, // the message of each names the remedy
         }
     }
 }
