@@ -1,4 +1,4 @@
-//! A slice that somebody has: its lock, its memory, and the way back.
+//! A granted slice: its lock, its memory, and its return.
 //!
 //! Dropping a lease unlocks it and nothing else: its bytes are dirty and the next owner's grant scrubs them. That is also
 //! what every kind of crash does.
@@ -21,14 +21,14 @@ use crate::owner::Owner;
 use crate::region::{Region, Slice};
 use crate::scrub::{self, Scrubbed};
 
-/// Why bytes are retired that an EGM device lists.
+/// Reason recorded for bytes that an EGM device lists as retired.
 const LISTED: &str = "the device lists it as retired";
 
 /// A slice that is locked and recorded, not opened yet.
 #[derive(Debug)]
 pub(crate) struct Taken {
     pub(crate) ledger: Ledger,
-    /// With all that is retired so far.
+    /// Includes all pages that are retired so far.
     pub(crate) region: Region,
     pub(crate) line: Line,
     pub(crate) slice: Slice,
@@ -39,15 +39,15 @@ pub(crate) struct Taken {
     pub(crate) claim: File,
     /// Inode of the claim's file.
     pub(crate) lock: u64,
-    /// What grants had of the slice that their holders left behind.
+    /// Parts of the slice in grants that their owners left behind.
     pub(crate) before: Vec<Entry>,
-    /// What is scrubbed before anybody sees it.
+    /// Bytes to scrub before the slice is used.
     pub(crate) dirty: SpanSet<InRegion>,
 }
 
 /// A slice, as long as this value or a duplicate of [`Lease::claim`] lives.
 pub struct Lease {
-    /// Goes before the claim: nobody may be in the memory when it is unlocked.
+    /// Dropped before the claim: the memory must not be in use when it is unlocked.
     backing: Box<dyn Backing>,
     memory: Arc<dyn Memory>,
     pub(crate) taken: Taken,
@@ -98,7 +98,7 @@ impl Lease {
         Ok(Self { backing, memory, taken })
     }
 
-    /// Makes the slice fit for its owner.
+    /// Scrubs what is dirty and records retired pages, so that the owner can use the slice.
     fn prepare(&mut self, watch: &Watch<'_>) -> Result<(), GrantError> {
         let Self { backing, memory, taken } = self;
         let retired = taken.unknown_retired(memory.as_ref(), backing.as_ref())?;
@@ -127,19 +127,19 @@ impl Lease {
         &self.taken.region
     }
 
-    /// The bytes.
+    /// The granted slice.
     #[must_use]
     pub const fn slice(&self) -> &Slice {
         &self.taken.slice
     }
 
-    /// Who has it.
+    /// The owner of the slice.
     #[must_use]
     pub const fn owner(&self) -> &Owner {
         &self.taken.owner
     }
 
-    /// The retired bytes of the slice, counted in the region: nobody may touch them.
+    /// The retired bytes of the slice, counted in the region: they must not be touched.
     #[must_use]
     pub fn holes(&self) -> SpanSet<InRegion> {
         ledger::bytes_of(&self.taken.slice)
@@ -175,13 +175,13 @@ impl Lease {
         }
     }
 
-    /// The lock's descriptor: whoever gets a duplicate keeps the slice in use, even when this process ends.
+    /// The lock's descriptor: any process with a duplicate keeps the slice in use, even when this process ends.
     #[must_use]
     pub const fn claim(&self) -> &File {
         &self.taken.claim
     }
 
-    /// Unlocks a slice that nobody has written to since its grant: what is clean stays clean. Returns those bytes' number.
+    /// Unlocks a slice that was not written to since its grant: its clean bytes stay clean. Returns their number.
     pub(crate) fn settle_untouched(self) -> Result<u64, LedgerError> {
         let clean = self.taken.usable();
         self.taken.settle(&clean, &SpanSet::default())?;
@@ -231,7 +231,7 @@ impl Lease {
         scrubbed.end.map_err(|source| GrantError::Scrub { region, source })
     }
 
-    /// Ends what only a slice with a device of its own has, where no process has that device.
+    /// Unlocks and releases the slice's own device, where it has one. No other process may have that device.
     fn release_device(&self) -> Result<(), LedgerError> {
         let Taken { region, slice, .. } = &self.taken;
         if region.kind.has_slice_devices() {
@@ -332,8 +332,8 @@ impl Taken {
         Ok(memory.retired(&self.region, backing)?.spans().minus(self.region.retired.spans()))
     }
 
-    /// Records what is being done with the slice, and pages that were found bad. From here on all that is recorded as retired
-    /// is left alone, whoever found it.
+    /// Records the state of the slice, and pages that were found bad. From here on, this process leaves alone all pages
+    /// that are recorded as retired, whatever found them.
     fn record(&mut self, usage: Use, bad: &SpanSet<InRegion>) -> Result<(), LedgerError> {
         let (line, place) = (&self.line, self.place);
         let retired = self.ledger.change(|record| {
@@ -355,7 +355,7 @@ impl Taken {
         Ok(())
     }
 
-    /// Records the end of the grant, while it is still locked: `clean` is zero and nobody can reach it any more.
+    /// Records the end of the grant, while it is still locked: the `clean` bytes are zero, and out of reach.
     fn settle(&self, clean: &SpanSet<InRegion>, bad: &SpanSet<InRegion>) -> Result<(), LedgerError> {
         let (line, place) = (&self.line, self.place);
         self.ledger.change(|record| {
@@ -371,7 +371,7 @@ impl Taken {
     }
 }
 
-/// Makes `todo` zero; bad pages that it meets are left out and named.
+/// Makes `todo` zero; bad pages in it are left out and reported.
 fn scrub(
     memory: &dyn Memory,
     backing: &dyn Backing,

@@ -1,4 +1,4 @@
-//! The broker over real sockets, with clients who behave and clients who do not.
+//! The broker over real sockets, with well-behaved and misbehaving clients.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -22,7 +22,7 @@ use rustix::net::{
     SocketFlags, SocketType,
 };
 
-/// Nobody gives up.
+/// No wait is cancelled.
 static NEVER: AtomicBool = AtomicBool::new(false);
 
 fn raw(path: &Path) -> OwnedFd {
@@ -37,7 +37,7 @@ fn say(socket: &OwnedFd, packet: &[u8]) {
     rustix::net::send(socket, packet, SendFlags::NOSIGNAL).unwrap();
 }
 
-/// The next answer; empty when the broker hung up.
+/// The next answer; empty after the broker closed the connection.
 fn hear(socket: &OwnedFd) -> String {
     let mut buffer = [0; 2 * MAX_PACKET];
     match rustix::net::recv(socket, &mut buffer, RecvFlags::empty()) {
@@ -79,7 +79,7 @@ fn an_exclusive_file_is_shared_by_two_clients_at_different_places() {
     second.give_back(&NEVER).unwrap();
 }
 
-/// Whoever has the ledger's lock may be stopped.
+/// Another process with the ledger's lock may be stopped.
 #[test]
 fn a_ledger_that_does_not_answer_keeps_only_those_who_ask_it() {
     let broker = Broker::start(Policy::root_only(), G);
@@ -94,7 +94,7 @@ fn a_ledger_that_does_not_answer_keeps_only_those_who_ask_it() {
     serves(&broker);
 }
 
-/// (The source refuses to grant while it runs.)
+/// The source refuses to grant while the scrub runs.
 #[test]
 fn idle_memory_is_scrubbed_until_somebody_asks() {
     let broker = Broker::start(Policy::root_only(), G);
@@ -196,7 +196,7 @@ fn descriptors_that_a_client_sends_are_dropped() {
         assert!(hear(&hostile).starts_with("{\"free\":"));
     }
     drop(writer);
-    // The end comes only when nobody has the other end any more: not in the broker, which still runs.
+    // The pipe ends only when no process has its other end open: the broker, which still runs, does not.
     assert_eq!(reader.read(&mut [0; 1]).unwrap(), 0);
     say(&hostile, b"\"free\"");
     assert!(hear(&hostile).starts_with("{\"free\":"));
@@ -228,7 +228,7 @@ fn a_user_has_a_bounded_number_of_connections() {
     assert!(hear(&more).contains("user 0 has 64 connections, the most: close one"));
     assert_eq!(hear(&more), "");
     open.truncate(1);
-    // Whoever closed is gone once the broker has seen it; it looks at sockets in turn.
+    // A closed connection counts until the broker has seen its end; it looks at its sockets in turn.
     while Client::connect(&broker.path).unwrap().free().is_err() {}
     serves(&broker);
 }
@@ -269,14 +269,14 @@ fn one_connection_has_one_slice_in_its_life() {
     serves(&broker);
 }
 
-/// What a client found is its broker's when the slice comes back: by word, or by the process's end.
+/// The broker has a client's reports when the slice comes back: by a message, or by the process's end.
 #[test]
 fn what_a_client_found_bad_in_its_slice_is_heard_of_before_the_next_has_it() {
     let broker = Broker::start(Policy::root_only(), 4 * G);
     let _first = broker.client().take(&take("egm4", G), |_| ()).unwrap();
     let loan = broker.client().take(&take("egm4", G), |_| ()).unwrap();
     let page = |at: u64| Span::new(Offset::new(at), 0x1000).unwrap();
-    // More than a packet names, and one that is another's.
+    // More than fit in one packet, and one of another client's slice.
     let mut bad: Vec<_> = (0..200).map(|n| page(loan.offset() + n * 0x2000)).collect();
     loan.retire(&bad.iter().copied().chain([page(0)]).collect()).unwrap();
     loan.give_back(&NEVER).unwrap();
@@ -290,7 +290,7 @@ fn what_a_client_found_bad_in_its_slice_is_heard_of_before_the_next_has_it() {
     serves(&broker);
 }
 
-/// A connection may be lost while somebody still maps the slice: only the end of the process frees it.
+/// A connection may be lost while a process still maps the slice: only the end of the process frees it.
 #[test]
 fn a_closed_connection_alone_frees_nothing() {
     let broker = Broker::start(Policy::root_only(), 2 * G);
@@ -315,7 +315,7 @@ fn a_second_broker_is_refused_and_a_dead_ones_socket_replaced() {
     assert_eq!(std::fs::read(&plain).unwrap(), b"precious");
 }
 
-/// flock(2) works on a descriptor that can only be read: a lock that others may open is no lock.
+/// flock(2) works on a descriptor that can only be read: a lock file that others may open protects nothing.
 #[test]
 fn only_the_broker_can_open_its_lock() {
     use std::os::unix::fs::PermissionsExt;
@@ -351,7 +351,7 @@ fn grant(broker: &Broker, uid: u32, gid: u32, more: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-/// The kernel says who a peer is: two users of one policy get what each may have. (Needs root, to be others.)
+/// The kernel reports the user of a peer: two users of one policy get what each may have. (Needs root.)
 #[test]
 fn the_kernels_word_for_the_user_decides() {
     if !rustix::process::geteuid().is_root() {
@@ -385,7 +385,7 @@ fn the_kernels_word_for_the_user_decides() {
     assert!(stderr(&stranger).contains("no rule for user 4003"), "{}", stderr(&stranger));
 }
 
-/// All slices of an EGM device are one file: a user who gets it for one slice can map every other tenant's bytes.
+/// All slices of an EGM device are one file: a user with the file for one slice can map every other tenant's bytes.
 #[test]
 fn a_slice_of_a_shared_file_is_refused_to_users_whose_rule_does_not_say_whole_device() {
     if !rustix::process::geteuid().is_root() {
@@ -409,7 +409,7 @@ fn a_slice_of_a_shared_file_is_refused_to_users_whose_rule_does_not_say_whole_de
     assert!(allowed.status.success(), "{}", String::from_utf8_lossy(&allowed.stderr));
 }
 
-/// A client that is killed keeps nothing: its slice is scrubbed and lent again.
+/// A client that is killed keeps nothing: its slice is scrubbed and granted again.
 #[test]
 fn a_client_that_dies_gives_its_slice_back() {
     let broker = Broker::start(Policy::root_only(), 2 * G);
@@ -429,7 +429,7 @@ fn a_command_does_not_inherit_the_connection() {
     assert!(command.status.success() && !found.contains("socket:"), "{found}");
 }
 
-/// The command's end is not its children's: one that went to the background still has the memory.
+/// The command's end is not its children's: a background child still has the memory.
 #[test]
 fn a_slice_is_lent_until_the_commands_children_are_gone_too() {
     let broker = Broker::start(Policy::root_only(), 2 * G);

@@ -15,10 +15,10 @@ use crate::retired::Retired;
 use crate::scrub::{self, ScrubError, Work};
 use crate::trusted;
 
-/// What takes long.
+/// Progress of a slow step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
-    /// The kernel opens a device, and zeroes all of it, since then.
+    /// Time since the kernel began to open a device, and to zero all of it.
     Opening(Duration),
     /// Bytes are scrubbed.
     Scrubbing {
@@ -29,11 +29,11 @@ pub enum Progress {
     },
 }
 
-/// Who waits for a slice, and how hard the host works for it.
+/// Observer of a request for a slice, and limits of the work for it.
 pub struct Watch<'a> {
     /// Called now and then, by any thread.
     pub progress: &'a (dyn Fn(Progress) + Sync),
-    /// Set by anybody to give up.
+    /// Set by any thread to cancel.
     pub cancel: &'a AtomicBool,
     /// The host processors near the memory, where known.
     pub near: Option<&'a CpuSet>,
@@ -42,7 +42,7 @@ pub struct Watch<'a> {
 }
 
 impl Watch<'static> {
-    /// Nobody watches, and nobody gives up.
+    /// No observer, and no cancellation.
     #[must_use]
     pub const fn nobody() -> Self {
         static NEVER: AtomicBool = AtomicBool::new(false);
@@ -50,7 +50,7 @@ impl Watch<'static> {
     }
 }
 
-/// How bytes of a slice are reached. The host's way is [`HostMemory`]; a broker has descriptors that open once.
+/// Access to the bytes of a slice. [`HostMemory`] opens them on the host; a broker keeps descriptors that open once.
 pub trait Memory: Send + Sync {
     /// The bytes of `slice`.
     ///
@@ -63,7 +63,7 @@ pub trait Memory: Send + Sync {
         watch: &Watch<'_>,
     ) -> Result<Box<dyn Backing>, BackingError>;
 
-    /// The bytes of `slice`, which an owner has: by another description of the same file, where the memory has several.
+    /// The bytes of `slice`, which has an owner: by another description of the same file, where the memory has several.
     ///
     /// # Errors
     /// [`BackingError`].
@@ -76,7 +76,7 @@ pub trait Memory: Send + Sync {
         self.open(region, slice, watch)
     }
 
-    /// Removes the device that `slice` has of its own, if it has one. What fails is repeated before the next grant of these bytes.
+    /// Removes the device of `slice` alone, if any. A failed removal is repeated before the next grant of these bytes.
     fn release(&self, _region: &Region, _slice: &Slice) {}
 
     /// Whether a process uses the device that an earlier owner of `slice` had of its own.
@@ -84,7 +84,7 @@ pub trait Memory: Send + Sync {
         false
     }
 
-    /// The retired pages of `region`, as far as they are told only to who has its memory open: an EGM device's list.
+    /// The retired pages of `region` that are listed only to a process with its memory open: an EGM device's list.
     ///
     /// # Errors
     /// [`RetiredListError`]; the memory must not be used then.
@@ -132,7 +132,7 @@ pub struct HostMemory {
 }
 
 impl HostMemory {
-    /// The memory of the host whose `/etc`, `/proc` and `/sys` are below `root`: with devices where that is `/`.
+    /// The memory of the host with its `/etc`, `/proc` and `/sys` below `root`: with devices where that is `/`.
     pub(super) fn below(root: &Path) -> Self {
         Self { opens_devices: trusted::is_this_host(root) }
     }

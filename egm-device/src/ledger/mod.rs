@@ -1,4 +1,4 @@
-//! Who has which bytes of which region, and which bytes are clean.
+//! The owners of a region's bytes, and which bytes are clean.
 //!
 //! ```text
 //!            grant: place, lock, record        scrub done             Lease::give_back
@@ -8,10 +8,10 @@
 //!
 //!  before a scrub: in use by a process ──► quarantined ──► free, dirty      (quarantine.rs; looked at again and again)
 //! ```
-//! Two truths for *in use*: a lock that the kernel holds for the ledger's own processes (`claim.rs`), and what the kernel shows
-//! of the memory itself ([`crate::free`]), because a lock proves nothing about memory that was handed out. *Clean* is what the record says
-//! ([`record`]). Cleanliness is taken out of the record, durably, before a slice leaves, and comes back after its scrub
-//! while its lock is still held. No order of crashes, and no loss of the record, hands out an unscrubbed byte.
+//! *In use* has two sources: a lock that the kernel holds for the ledger's own processes (`claim.rs`), and the kernel's
+//! view of the memory itself ([`crate::free`]), because a lock proves nothing about memory that was handed out. *Clean*
+//! comes from the record ([`record`]). A slice stops being clean there, durably, before it leaves, and is clean again
+//! after its scrub while still locked. No order of crashes, and no loss of the record, hands out an unscrubbed byte.
 
 mod claim;
 mod error;
@@ -60,7 +60,7 @@ use crate::region::{Region, Slice};
 use crate::report::{Chain, Report};
 use record::{Doubt, Entry, Record, Use};
 
-/// How long somebody waits for the ledger's own lock, which is held for milliseconds: longer only by who was stopped.
+/// Timeout for the ledger's own lock. A process holds it for milliseconds, and longer only if it was stopped.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The ledger of a host: a handle, cheap to clone, for any number of threads and processes.
@@ -77,11 +77,11 @@ struct Inner {
     policy: OnceLock<Policy>,
 }
 
-/// What is written down.
+/// The records on the disk.
 struct Found {
     record: Record,
     doubt: Option<Doubt>,
-    /// What the second record has of retired pages; the first has all of them.
+    /// Retired pages in the second record; the first has all of them.
     retired: Record,
 }
 
@@ -111,7 +111,7 @@ impl Ledger {
         Ok(Self(Arc::new(Inner { disk, run, identity, memory, audit, root, policy })))
     }
 
-    /// A ledger whose record is kept by `disk`, with its locks in folder `run`. It opens no devices and has no audit log.
+    /// A ledger with its record on `disk` and its locks in folder `run`. It opens no devices and has no audit log.
     #[must_use]
     pub fn with_disk(disk: Box<dyn Disk>, run: PathBuf, identity: Identity) -> Self {
         let memory = HostMemory::without_devices();
@@ -125,7 +125,7 @@ impl Ledger {
         Arc::new(self.0.memory)
     }
 
-    /// Where all that happens to the host's slices is logged.
+    /// The audit log of the host's slices.
     #[must_use]
     pub fn audit(&self) -> &Log {
         &self.0.audit
@@ -134,7 +134,7 @@ impl Ledger {
     /// A slice of `region` for `request`, scrubbed where it was dirty.
     ///
     /// # Errors
-    /// [`GrantError`]: no place (with who is in the way), no memory, no ledger, or the scrub ended early.
+    /// [`GrantError`]: no place (with the owners in the way), no memory, no ledger, or the scrub ended early.
     pub fn grant(&self, region: &Region, request: &Request, watch: &Watch<'_>) -> Result<Lease, GrantError> {
         let granted = self.grant_from(&self.memory(), region, request, watch);
         granted.inspect_err(|error| {
@@ -148,8 +148,8 @@ impl Ledger {
         })
     }
 
-    /// [`Ledger::grant`], with memory that is reached another way. A refusal is the caller's to log: the broker may wait
-    /// and ask again.
+    /// [`Ledger::grant`], with memory that is reached another way. The caller logs a refusal: the broker may wait and
+    /// retry.
     ///
     /// # Errors
     /// As [`Ledger::grant`].
@@ -196,7 +196,7 @@ impl Ledger {
                 }
                 opened => opened?,
             };
-            // What is clean was free when it was scrubbed, and left this process for no other.
+            // Clean bytes were free when they were scrubbed, and this process has handed them to no other.
             if taken.is_alone(backing.as_ref())? || taken.dirty.is_empty() {
                 return Lease::begin(taken, backing, memory.clone(), watch);
             }
@@ -206,14 +206,14 @@ impl Ledger {
                     in_use = in_use.iter().chain(taken.quarantine(&evidence, &bytes)?.iter()).collect();
                 }
             }
-            // Each such place costs a look at all processes.
+            // Each such place costs a scan of all processes.
             if watch.cancel.load(Ordering::Relaxed) {
                 return Err(GrantError::Cancelled { region: region.name.clone() });
             }
         }
     }
 
-    /// What every byte of `region` is.
+    /// The state of every byte of `region`.
     ///
     /// # Errors
     /// [`LedgerError`].
@@ -250,7 +250,7 @@ impl Ledger {
             let bytes = bytes_of(&slice).ok_or_else(|| no_region(&region))?;
             let place = line.place(bytes).ok_or_else(|| no_region(&region))?;
             if !claim::lock(&file, place).map_err(|source| self.lock_error(line, source))? {
-                // Only a stranger to the ledger locks this file without the ledger's own lock.
+                // Only a process outside the ledger locks this file without the ledger's own lock.
                 return Err(self.lock_error(line, io::ErrorKind::WouldBlock.into()).into());
             }
             let usable = SpanSet::from_iter([place]).minus(&line.places(region.retired.spans()));
@@ -261,7 +261,7 @@ impl Ledger {
             let here = |entry: &Entry| line.offset(entry.span).filter(|_| entry.line == line.name);
             let before = record.cut_grants(place, |entry| !here(entry).is_none_or(is_held));
             let lock = inode(&file).map_err(|source| self.lock_error(line, source))?;
-            // This process may end before it knows whether they have left something.
+            // This process may end before it has checked whether these owners still use the bytes.
             let left: &[Entry] = if dirty.is_empty() { &[] } else { &before };
             let (earlier, devices) = (record.owners_of(left, &dirty), record::devices_of(left));
             record.grants.push(Entry {
@@ -321,7 +321,7 @@ impl Ledger {
         Ok(outcome)
     }
 
-    /// The record as it is now, as far as it is believed.
+    /// The current record, as far as it is trusted.
     ///
     /// # Errors
     /// [`LedgerError`].
@@ -336,7 +336,7 @@ impl Ledger {
         let newest = store::newest(disk).map_err(error)?;
         let bytes = disk.read(Name::Record).map_err(error)?;
         let (mut record, doubt) = Record::judge(bytes.as_deref(), &self.0.identity, newest);
-        // Of the second record, only what is believed of any boot is.
+        // Only the retired pages of the second record count: they are trusted across boots.
         let bytes = disk.read(Name::Retired).map_err(error)?;
         let retired = Record::judge(bytes.as_deref(), &self.0.identity, None).0;
         record.add_retired_of(&retired);
@@ -350,7 +350,7 @@ impl Ledger {
         loop {
             let file = store::open(&path).map_err(error)?;
             claim::wait(&file, PATIENCE).map_err(error)?;
-            // Somebody may have removed the file while it was waited for: the lock counts only if it has the name.
+            // Another process may have removed the file during the wait: a lock counts only under the file's name.
             if std::fs::metadata(&path).is_ok_and(|named| inode(&file).is_ok_and(|mine| mine == named.ino()))
             {
                 return Ok(file);
@@ -358,7 +358,7 @@ impl Ledger {
         }
     }
 
-    /// A description of its own of the file in which `line` is locked.
+    /// A separate open file description of the lock file of `line`.
     fn line_file(&self, line: &Line) -> Result<File, LedgerError> {
         store::open(&self.line_path(line)).map_err(|source| self.lock_error(line, source))
     }
@@ -394,7 +394,7 @@ pub(crate) fn inode(file: &File) -> io::Result<u64> {
     file.metadata().map(|metadata| metadata.ino())
 }
 
-/// Seconds of 1970, for people.
+/// Seconds of 1970, for display.
 fn now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

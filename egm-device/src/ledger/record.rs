@@ -1,8 +1,8 @@
-//! What is written down: who has what, which bytes are clean, which pages went bad.
+//! The record: grants and their owners, clean bytes, and retired pages.
 //!
-//! *Unknown means dirty*: whatever is wrong with a record, the answer is an empty one, under which every byte is scrubbed
-//! before it is handed out. Only retired pages outlive a boot, because the memory is the same; they are written twice, to
-//! outlive the record too.
+//! *Unknown means dirty*: a record with any fault is replaced by an empty one, under which every byte is scrubbed
+//! before it is granted. Only retired pages outlive a boot, because the memory is the same; they are written twice, so
+//! that they survive the loss of the record too.
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,21 +16,21 @@ use sha2::{Digest, Sha256};
 use crate::free::Evidence;
 use crate::owner::Owner;
 
-/// Bytes of a record at most, for its writer and its reader alike: 16 MiB are some 60,000 grants.
+/// Maximum size of a record in bytes, for its writer and its reader alike: 16 MiB are some 60,000 grants.
 pub const LIMIT: usize = 16 << 20;
 
-/// Retired spans of a line at most. Beyond it, neighbours are joined to blocks with the sound bytes between them: a host with
-/// so many bad pages loses more memory, and forgets none of them.
+/// Maximum number of retired spans of a line. Beyond it, neighbours are joined to blocks with the sound bytes between
+/// them: a host with so many bad pages loses more memory, and forgets none of them.
 const MAX_RETIRED: usize = 16_384;
 
 /// The smallest block that neighbours are joined to.
 const BLOCK: u64 = 64 << 10;
 
-/// Marker: bytes of a line, as `line.rs` says.
+/// Marker: bytes of a line (`line.rs`).
 #[derive(Debug)]
 pub enum OnLine {}
 
-/// The host and the boot that a record speaks of.
+/// The host and the boot that a record belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     /// `/etc/machine-id`; a host without one trusts no record of an earlier boot.
@@ -40,10 +40,10 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The host whose `/etc` and `/proc` are below `root`.
+    /// The host with its `/etc` and `/proc` below `root`.
     ///
     /// # Errors
-    /// The kernel's, when it does not say which boot this is: nothing could be believed then.
+    /// The kernel's, when the boot's number cannot be read: no record could be trusted then.
     pub fn read(root: &Path) -> io::Result<Self> {
         let line = |path: &str| fs::read_to_string(root.join(path)).map(|text| text.trim().to_owned());
         let machine = line("etc/machine-id").ok().filter(|id| !id.is_empty());
@@ -51,13 +51,13 @@ impl Identity {
     }
 }
 
-/// What is being done with bytes that somebody holds.
+/// State of granted bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Use {
     /// The owner uses them.
     Granted,
-    /// They are being scrubbed, before or after.
+    /// They are being scrubbed, before or after their use.
     Scrubbing,
     /// The owner has returned them or ended, and they may be in use still.
     Quarantined,
@@ -73,11 +73,11 @@ pub struct Entry {
     pub line: String,
     /// The bytes.
     pub span: Span<OnLine>,
-    /// Who holds them.
+    /// The owner of the grant.
     pub owner: Owner,
-    /// What for.
+    /// State of the bytes.
     pub usage: Use,
-    /// Since when, in seconds of 1970 by the wall clock: for people, nothing is decided by it.
+    /// Start of the grant, in seconds of 1970 by the wall clock: for people, no decision depends on it.
     pub since: u64,
     /// Inode of the lock file: another one in its place would not know of this grant. 0 for quarantined bytes, which no lock
     /// keeps.
@@ -85,7 +85,7 @@ pub struct Entry {
     /// Whether a GPU reached the bytes since they were last scrubbed: they are not recorded clean then.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub exposed: bool,
-    /// What keeps quarantined bytes in use.
+    /// Evidence that quarantined bytes are in use.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub evidence: Vec<Evidence>,
     /// Earlier owners of some of the bytes, not known to be scrubbed since; 32 at most.
@@ -157,7 +157,7 @@ pub struct Record {
     retired: BTreeMap<String, Vec<Span<OnLine>>>,
 }
 
-/// Why a record was not believed.
+/// Why a record is not trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Doubt {
@@ -167,9 +167,9 @@ pub enum Doubt {
     OtherHost,
     /// It is of another boot.
     OtherBoot,
-    /// A newer one was written in this boot: somebody put an old one back.
+    /// A newer one was written in this boot, or its number is lost: an old file may have been put back.
     RolledBack,
-    /// One was written in this boot, and there is none.
+    /// One was written in this boot, and the file is missing.
     Missing,
 }
 
@@ -208,8 +208,8 @@ impl Record {
         }
     }
 
-    /// The record in `bytes` as far as it can be believed by `identity`, when the newest one that this boot wrote has
-    /// number `newest`; and why not, if not.
+    /// The part of the record in `bytes` that `identity` can trust, when the newest record of this boot has number
+    /// `newest`; and the reason, if that is not all of it.
     #[must_use]
     pub fn judge(bytes: Option<&[u8]>, identity: &Identity, newest: Option<u64>) -> (Self, Option<Doubt>) {
         let was_lost = newest.is_some();
@@ -235,7 +235,7 @@ impl Record {
             fresh.retired = record.retired;
         }
         if doubt == Doubt::RolledBack {
-            // They only ever are a reason to refuse: who removed the lock files removed the record's number with them.
+            // They are only ever a reason to refuse: removing the lock files removes the record's number with them.
             fresh.grants = record.grants;
             fresh.gpus = record.gpus;
             fresh.was_lost = true;
@@ -251,7 +251,7 @@ impl Record {
         (record.checksum() == checksum).then_some(record)
     }
 
-    /// The file's bytes: none that could not be read back.
+    /// The bytes of the file; never more than a reader accepts.
     ///
     /// # Errors
     /// `FileTooLarge` for more than [`LIMIT`].
@@ -287,7 +287,7 @@ impl Record {
         Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Takes `place` out of the grants that `is_left` behind by their holders; returns what they had of it.
+    /// Removes `place` from the grants that `is_left` selects (left behind by their owners); returns the removed parts.
     pub(super) fn cut_grants(&mut self, place: Span<OnLine>, is_left: impl Fn(&Entry) -> bool) -> Vec<Entry> {
         let (left, mut grants): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.grants).into_iter().partition(is_left);
@@ -321,7 +321,7 @@ impl Record {
         self.clean.insert(line.to_owned(), all.iter().collect());
     }
 
-    /// Nothing is known of `bytes` of `line`.
+    /// `bytes` of `line` are of unknown content.
     pub fn remove_clean(&mut self, line: &str, bytes: &SpanSet<OnLine>) {
         let left = self.clean(line).minus(bytes);
         self.clean.insert(line.to_owned(), left.iter().collect());
@@ -338,21 +338,21 @@ impl Record {
         self.retired.insert(line.to_owned(), all.iter().collect());
     }
 
-    /// `bytes` of `line` are not bad any more; nothing is known of what they hold.
+    /// `bytes` of `line` are not bad any more; their content is unknown.
     pub(super) fn remove_retired(&mut self, line: &str, bytes: &SpanSet<OnLine>) {
         self.remove_clean(line, bytes);
         let left = self.retired(line).minus(bytes);
         self.retired.insert(line.to_owned(), left.iter().collect());
     }
 
-    /// What `other` calls bad is bad.
+    /// Adds the retired bytes of `other`.
     pub(super) fn add_retired_of(&mut self, other: &Self) {
         for line in other.retired.keys() {
             self.add_retired(line, &other.retired(line));
         }
     }
 
-    /// A record of the bad pages alone; `None` when `known` is one of the same already.
+    /// A record of the bad pages alone; `None` when `known` has the same ones.
     pub(super) fn retired_beside(&self, known: &Self) -> Option<Self> {
         let alone = || Self { grants: Vec::new(), gpus: Vec::new(), clean: BTreeMap::new(), ..self.clone() };
         (self.retired != known.retired).then(alone)

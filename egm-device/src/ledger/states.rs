@@ -1,4 +1,4 @@
-//! What every byte of a region is: retired, held, clean or dirty.
+//! The state of every byte of a region: retired, held, clean or dirty.
 #![forbid(unsafe_code)]
 
 use std::fs::File;
@@ -16,18 +16,18 @@ use crate::region::usage::{self, Usage};
 use crate::retired::Retired;
 use crate::trust::Party;
 
-/// Bytes that somebody holds.
+/// Bytes that an owner holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Held {
-    /// Where.
+    /// Their place in the region.
     pub span: Span<InRegion>,
-    /// Who; `None` when the record does not say.
+    /// The owner; `None` when the record has none.
     pub owner: Option<Owner>,
-    /// What for.
+    /// State of the grant.
     pub usage: Use,
-    /// Since when, in seconds of 1970 by the wall clock; 0 when the record does not say.
+    /// Start of the grant, in seconds of 1970 by the wall clock; 0 when the record has none.
     pub since: u64,
-    /// What keeps quarantined bytes in use.
+    /// Evidence that quarantined bytes are in use.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub evidence: Vec<Evidence>,
 }
@@ -43,19 +43,19 @@ impl Held {
 /// The bytes of one region.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct States {
-    /// What somebody holds, by offset.
+    /// Held bytes, by offset.
     pub held: Vec<Held>,
     /// GPUs that reach all of the region and have a live owner.
     pub gpus: Vec<HeldGpu>,
     /// Free bytes that need no scrub.
     #[serde(serialize_with = "spans")]
     pub clean: SpanSet<InRegion>,
-    /// Free bytes that are scrubbed before anybody gets them. A pool has none.
+    /// Free bytes that are scrubbed before they are granted. A pool has none.
     #[serde(serialize_with = "spans")]
     pub dirty: SpanSet<InRegion>,
-    /// What nobody may use: the kernel's list and what was found since, held or not.
+    /// Bytes that must not be used: the kernel's list and pages found since, held or not.
     pub retired: Retired,
-    /// Why the record was not believed, if it was not.
+    /// Why the record was not trusted, if it was not.
     pub doubt: Option<Doubt>,
 }
 
@@ -97,7 +97,7 @@ impl States {
         self.gpus.iter().map(sentence).collect()
     }
 
-    /// What somebody holds.
+    /// All held bytes.
     #[must_use]
     pub fn busy(&self) -> SpanSet<InRegion> {
         self.held.iter().map(|held| held.span).collect()
@@ -105,7 +105,7 @@ impl States {
 }
 
 impl Ledger {
-    /// What of `line` is held, or quarantined, with its owner where the record names one.
+    /// Bytes of `line` that are held or quarantined, with the owner where the record names one.
     pub(super) fn held(&self, grants: &[Entry], line: &Line, file: &File) -> Result<Vec<Held>, LedgerError> {
         let error = |source| self.lock_error(line, source);
         let locked = claim::held(file, line.whole).map_err(error)?;

@@ -1,6 +1,6 @@
 //! The record's file, replaced as a whole or not at all.
 //!
-//! Each step is a method of [`Disk`], so that tests can let every single one fail, or be the last.
+//! Each step is a method of [`Disk`], so that tests can make every single one fail, or be the last.
 #![forbid(unsafe_code)]
 
 use std::fs::{self, File, OpenOptions};
@@ -10,19 +10,19 @@ use std::path::{Path, PathBuf};
 
 use super::record::LIMIT;
 
-/// Where the ledger keeps its files.
+/// The folders of the ledger's files.
 #[derive(Debug, Clone)]
 pub struct Paths {
-    /// What outlives a boot: `/var/lib/egm-device`.
+    /// For files that outlive a boot: `/var/lib/egm-device`.
     pub state: PathBuf,
-    /// What does not, and is shared by all who share the memory: `/run/egm-device`.
+    /// For files that do not, shared by all processes that share the memory: `/run/egm-device`.
     pub run: PathBuf,
     /// Root of the host whose memory the ledger records.
     pub(super) root: PathBuf,
 }
 
 impl Paths {
-    /// The host's, below `root`.
+    /// The paths of the host at `root`.
     #[must_use]
     pub fn below(root: &Path) -> Self {
         Self {
@@ -40,11 +40,11 @@ pub enum Name {
     Record,
     /// The next record, of either kind, until it is whole.
     New,
-    /// A second record, of nothing but the pages that went bad: what befalls the first does not befall it.
+    /// A second record, of the bad pages only, so that they survive damage to the first.
     Retired,
-    /// The last record that was not believed.
+    /// The last record that was not trusted.
     Aside,
-    /// The newest record's number, in memory: it tells an old record that somebody put back.
+    /// The newest record's number, in memory: it reveals an old record that was put back.
     Newest,
 }
 
@@ -68,7 +68,7 @@ pub trait Disk: Send + Sync {
     /// The kernel's.
     fn sync(&self, name: Name) -> io::Result<()>;
 
-    /// Gives the file `from` a second name, whatever had it before.
+    /// Gives the file `from` the second name `to`, replacing any file of that name.
     ///
     /// # Errors
     /// The kernel's.
@@ -90,7 +90,7 @@ pub trait Disk: Send + Sync {
 /// Replaces the record by `bytes` with number `sequence`; keeps the old one aside if asked to.
 ///
 /// Until the rename the old record is there, afterwards the new one. The number follows last: a record that is newer
-/// than the number is believed, an older one is not.
+/// than the number is trusted, an older one is not.
 pub(super) fn replace(disk: &dyn Disk, bytes: &[u8], sequence: u64, keep: bool) -> io::Result<()> {
     if keep {
         disk.link(Name::Record, Name::Aside)?;
@@ -129,7 +129,7 @@ impl Folder {
     }
 }
 
-/// Opens a file of ours for reading and writing, made if missing: names of tenants are root's business.
+/// Opens a ledger file for reading and writing, made if missing; readable by root only, because it names tenants.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
 }

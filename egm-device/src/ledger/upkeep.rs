@@ -1,4 +1,4 @@
-//! What nobody waits for: scrubbing idle memory, and clearing up after grants whose holders are gone.
+//! Background upkeep: scrubbing idle memory, and clearing up after grants that lost their owners.
 
 use std::sync::Arc;
 
@@ -11,17 +11,17 @@ use crate::carve::plan::Request;
 use crate::owner::Owner;
 use crate::region::{Region, RegionKind};
 
-/// What is held at a time while idle memory is scrubbed: somebody who wants it waits no longer than this takes.
+/// Bytes locked at a time while idle memory is scrubbed: a requester of them waits for one such scrub at most.
 const PIECE: u64 = 1 << 30;
 
-/// What [`Ledger::repair`] did.
+/// Result of [`Ledger::repair`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Repair {
-    /// Why the record was not believed: it was put aside, and a new one begun.
+    /// Why the record was not trusted: it was put aside, and a new one begun.
     pub doubt: Option<Doubt>,
-    /// Grants whose holders are gone.
+    /// Grants that lost their owners.
     pub forgotten: Vec<Entry>,
-    /// GPU claims whose owners are gone.
+    /// GPU claims that lost their owners.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<GpuClaim>,
     /// Quarantined bytes that are free now, and dirty.
@@ -29,8 +29,8 @@ pub struct Repair {
 }
 
 impl Ledger {
-    /// Makes free, dirty bytes of `region`, or of the pages `within`, clean, piece by piece; returns how many were. Pieces
-    /// that others take in the meantime are left to them.
+    /// Cleans free, dirty bytes of `region`, or of the pages `within`, piece by piece; returns the number of bytes.
+    /// Pieces that another process takes in the meantime are skipped.
     ///
     /// # Errors
     /// [`GrantError`]; what is done stays done.
@@ -64,7 +64,7 @@ impl Ledger {
                 return Ok(scrubbed);
             };
             from = at.saturating_add(size);
-            // Whoever watches hears of all that was dirty at first, and not of each piece.
+            // Progress is reported against all bytes that were dirty at first, and not for each piece.
             of = dirty.size().saturating_add(scrubbed).max(of);
             let whole = |step| match step {
                 Progress::Scrubbing { done, .. } => {
@@ -82,9 +82,9 @@ impl Ledger {
         }
     }
 
-    /// Begins a new record where the old one cannot be believed, and looks at all memory of `regions` that is quarantined or whose
-    /// owner is gone: what is free is forgotten, and the rest quarantined. Grants of other regions are forgotten where their
-    /// owners are gone, and any user counts as an earlier owner of dirty bytes from then on.
+    /// Begins a new record where the old one cannot be trusted, and reviews all memory of `regions` that is quarantined
+    /// or lost its owner: free memory is forgotten, and the rest quarantined. Grants of other regions are forgotten if
+    /// their owners are gone, and any user counts as an earlier owner of dirty bytes from then on.
     ///
     /// # Errors
     /// [`LedgerError`].

@@ -1,4 +1,4 @@
-//! Memory that goes bad while it is in use.
+//! Memory that becomes bad while it is in use.
 //!
 //! ```text
 //! SIGBUS ─► signal.rs ─► a page under guard (scrub): replaced, an error with its offset
@@ -6,8 +6,8 @@
 //!                    └─► anything else: the process dies, as without us
 //! the device's list ─► Growth ─► Event
 //! ```
-//! An [`Event`] names memory and bytes: the ledger retires them, the VM tells its guest. The vCPU that met a bad page hears
-//! of it from [`in_guest`] as well, since its guest cannot go on.
+//! An [`Event`] names memory and bytes: the ledger retires them, the VM notifies its guest. The vCPU that hit a bad
+//! page also gets it from [`in_guest`], since its guest cannot continue.
 
 mod ring;
 mod signal;
@@ -31,16 +31,16 @@ use ring::Fault;
 pub enum Cause {
     /// A guest touched it (BUS_MCEERR_AR): it waits for a machine check.
     Consumed,
-    /// The hardware found it before anybody touched it (BUS_MCEERR_AO).
+    /// The hardware found it before any access (BUS_MCEERR_AO).
     Found,
-    /// The device lists it as retired since the last look.
+    /// The device lists it as retired since the last read.
     Listed,
 }
 
 /// Bytes of watched memory that are bad from now on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// What the memory was added as; of a [`Growth`], its region.
+    /// The name that the memory was added under; for a [`Growth`], its region.
     pub memory: String,
     /// The bytes in it.
     pub span: Span<InRegion>,
@@ -48,14 +48,14 @@ pub struct Event {
     pub cause: Cause,
 }
 
-/// What a look at the signals brought.
+/// Result of one read of the queued signals.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct News {
     /// Bad bytes of watched memory, each once.
     pub events: Vec<Event>,
-    /// Bad pages of this process that belong to no watched memory: nobody has read them yet, who does will die.
+    /// Bad pages of this process that belong to no watched memory: still unread; a read kills the process.
     pub elsewhere: usize,
-    /// Faults that came when 64 were waiting already.
+    /// Faults that were dropped because 64 were already queued.
     pub lost: u64,
 }
 
@@ -67,7 +67,7 @@ struct Watched {
     at: u64,
 }
 
-/// Watches mapped memory for bad pages. A process has one: two would take each other's news.
+/// Watches mapped memory for bad pages. One per process: two would take each other's events.
 #[derive(Debug)]
 pub struct Watch {
     wake: OwnedFd,
@@ -76,8 +76,8 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Installs the handler of SIGBUS and asks the kernel to tell the calling thread, while it lives and does not block
-    /// SIGBUS, of bad pages before they are touched; a kernel without such news (`CONFIG_MEMORY_FAILURE`) never has any.
+    /// Installs the SIGBUS handler and asks the kernel to notify the calling thread, while it lives and does not block
+    /// SIGBUS, of bad pages before they are touched; a kernel without `CONFIG_MEMORY_FAILURE` never does.
     ///
     /// # Errors
     /// The kernel's.
@@ -93,14 +93,14 @@ impl Watch {
         self.watched.push(Watched { start, size, memory: memory.to_owned(), at: at.get() });
     }
 
-    /// Forgets `mapping`; before it is dropped, because its addresses may be used again. What came before is kept.
+    /// Stops watching `mapping`, before its drop, because its addresses may be used again. Earlier faults are kept.
     pub fn remove(&mut self, mapping: &Mapping) {
         self.collect();
         let (start, _) = range(mapping);
         self.watched.retain(|watched| watched.start != start);
     }
 
-    /// What came since the last look; never waits.
+    /// Everything since the last call; never waits.
     pub fn news(&mut self) -> News {
         let _ = rustix::io::read(&self.wake, &mut [0; 8]); // before the ring: what comes in between wakes again
         self.collect();
@@ -120,7 +120,7 @@ impl Watch {
 }
 
 impl AsFd for Watch {
-    /// Readable when there is news.
+    /// Readable when an event is queued.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
@@ -142,7 +142,7 @@ fn range(mapping: &Mapping) -> (u64, u64) {
     (number(mapping.as_ptr().addr()), number(mapping.size()))
 }
 
-/// A bad page that this thread's guest met, by this process's addresses.
+/// A bad page that this thread's guest touched, by this process's addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Met {
     /// First bad byte, a multiple of `size`.
@@ -151,14 +151,14 @@ pub struct Met {
     pub size: u64,
 }
 
-/// Runs `work`, which runs a guest (`KVM_RUN`) and touches no guest memory itself: a bad page that the guest meets becomes
-/// an event instead of the end, and is returned: unless the guest is told, it meets the page again.
+/// Runs `work`, which runs a guest (`KVM_RUN`) and touches no guest memory itself: a bad page that the guest touches
+/// becomes an event, does not kill, and is returned. Unless the guest is notified, it touches the page again.
 pub fn in_guest<T>(work: impl FnOnce() -> T) -> (T, Option<Met>) {
     let (result, fault) = signal::in_guest(work);
     (result, fault.map(|Fault { address, size, .. }| Met { address, size }))
 }
 
-/// A bad page met by a guarded copy: offset in the mapping and bytes.
+/// A bad page hit by a guarded access: offset in the mapping and bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Bad {
     pub(crate) offset: usize,
@@ -173,7 +173,7 @@ pub(crate) fn guarded(mapping: &Mapping, page: usize, work: impl FnOnce()) -> io
     Ok(bad.map_or(Ok(()), |(offset, size)| Err(Bad { offset, size })))
 }
 
-/// Looks at a device's list of retired pages again and again: nothing tells us when it grows.
+/// Polls a device's list of retired pages: the device sends no notification when it grows.
 #[derive(Debug)]
 pub struct Growth {
     region: Region,
@@ -181,14 +181,14 @@ pub struct Growth {
 }
 
 impl Growth {
-    /// What `region` has retired is known.
+    /// Starts with the retired pages of `region` as the known ones.
     #[must_use]
     pub fn new(region: Region) -> Self {
         let known = region.retired.clone();
         Self { region, known }
     }
 
-    /// What `device` lists and nobody knew. Call it every few seconds.
+    /// The bytes that `device` lists and that were not known. Call it every few seconds.
     ///
     /// # Errors
     /// [`RetiredListError`]; what was known stays known.

@@ -4,8 +4,8 @@
 //! 63 ........ 12   11 ........ 7   6         5 ... 0
 //! address          0               consumed  log2 of the bytes that are bad, 12 at least
 //! ```
-//! A slot is empty when it is 0. A writer needs one successful exchange and a reader one swap, so a handler may interrupt
-//! anybody at any instruction. Order is lost and equal faults become one, which is right for bad pages.
+//! A slot is empty when it is 0. A writer needs one successful exchange and a reader one swap, so a handler may
+//! interrupt any thread at any instruction. Order is lost and equal faults become one, which is right for bad pages.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,7 +22,7 @@ pub(super) struct Fault {
     pub(super) address: u64,
     /// Bad bytes, a power of two.
     pub(super) size: u64,
-    /// Somebody read it (BUS_MCEERR_AR) and did not only hear of it (BUS_MCEERR_AO).
+    /// A thread read it (BUS_MCEERR_AR), as opposed to a notification before any access (BUS_MCEERR_AO).
     pub(super) consumed: bool,
 }
 
@@ -46,7 +46,7 @@ impl Fault {
     }
 }
 
-/// At most 64 faults that nobody has read yet.
+/// At most 64 unread faults.
 #[derive(Debug)]
 pub(super) struct Ring {
     slots: [AtomicU64; SLOTS],
@@ -58,7 +58,7 @@ impl Ring {
         Self { slots: [const { AtomicU64::new(0) }; SLOTS], lost: AtomicU64::new(0) }
     }
 
-    /// Keeps `fault`, or counts it when all slots are taken. Safe in a signal handler.
+    /// Stores `fault`, or counts it when all slots are taken. Safe in a signal handler.
     pub(super) fn push(&self, fault: Fault) {
         let word = fault.word();
         let taken = self.slots.iter().any(|slot| {
@@ -70,7 +70,7 @@ impl Ring {
         }
     }
 
-    /// All faults kept, sorted, and how many were lost since the last time.
+    /// All stored faults, sorted, and the number of faults lost since the last call.
     pub(super) fn take(&self) -> (Vec<Fault>, u64) {
         let words = self.slots.iter().map(|slot| slot.swap(0, Ordering::AcqRel));
         let mut faults: Vec<_> = words.filter_map(Fault::of_word).collect();

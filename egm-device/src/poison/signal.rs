@@ -1,8 +1,8 @@
 //! The handler of SIGBUS. This is an unsafe room.
 //!
-//! Why it exists: bad memory is told by a signal, on the thread that touched it, in the middle of an instruction.
-//! What callers may rely on: the handler uses atomics, `signal`, `raise` and rustix's bare `mmap` and `write` (which leave
-//! errno alone) and nothing else, all of them async-signal-safe; a SIGBUS that this module cannot explain kills the process, as it would without the handler.
+//! Why it exists: the kernel reports bad memory by a signal, on the thread that touched it, within an instruction.
+//! What callers may rely on: the handler uses only atomics, `signal`, `raise` and rustix's bare `mmap` and `write`
+//! (which leave errno alone), all async-signal-safe; an unexplained SIGBUS kills the process, as without the handler.
 #![expect(unsafe_code, reason = "a signal handler reads what the kernel points to and maps over a bad page")]
 
 use std::io;
@@ -18,15 +18,15 @@ use crate::mapping::Mapping;
 
 /// Faults that wait for their reader.
 pub(super) static RING: Ring = Ring::new();
-/// Counts up when [`RING`] has something new; there for good once the handler is.
+/// Counts up when [`RING`] has something new; exists from the installation of the handler on.
 static WAKE: OnceLock<OwnedFd> = OnceLock::new();
 
-/// What the handler must know of the thread that it interrupts. Atomics, because a handler is another party; relaxed,
+/// State that the handler needs of the interrupted thread. Atomics, because a handler runs concurrently; relaxed,
 /// because it runs on the same thread.
 struct Thread {
     /// The vCPU is in the guest: a bad page is the guest's, and no instruction of ours waits for it.
     in_guest: AtomicBool,
-    /// The last bad page that the guest met, as [`Fault::word`]; 0 for none.
+    /// The last bad page that the guest touched, as [`Fault::word`]; 0 for none.
     met: AtomicU64,
     /// The bytes that this thread zeroes under guard: start and end.
     guarded: (AtomicUsize, AtomicUsize),
@@ -63,12 +63,12 @@ struct Info {
     shift: i16,
 }
 
-/// What a SIGBUS means for the thread that gets it.
+/// Meaning of a SIGBUS for the thread that gets it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
-    /// A bad page that nobody of us waits for: told, and life goes on.
+    /// A bad page that no code of this process waits for: reported, and the process goes on.
     Tell { consumed: bool },
-    /// A page under guard: memory takes its place, and who guards hears of it.
+    /// A page under guard: memory takes its place, and the caller of [`guarded`] gets the address.
     Replace,
     /// Anything else.
     Die,
@@ -86,7 +86,7 @@ const fn verdict(code: i32, guarded: bool, in_guest: bool) -> Verdict {
     }
 }
 
-/// Installs the handler, once; gives the descriptor that becomes readable with every fault told.
+/// Installs the handler, once; returns the descriptor that becomes readable with every reported fault.
 pub(super) fn install() -> io::Result<&'static OwnedFd> {
     if let Some(wake) = WAKE.get() {
         return Ok(wake);
@@ -104,7 +104,7 @@ pub(super) fn install() -> io::Result<&'static OwnedFd> {
     Ok(WAKE.get_or_init(|| wake))
 }
 
-/// Runs `work`, which runs a guest: a bad page that the guest meets is told and returned, and does not kill.
+/// Runs `work`, which runs a guest: a bad page that the guest touches is reported and returned, and does not kill.
 pub(super) fn in_guest<T>(work: impl FnOnce() -> T) -> (T, Option<Fault>) {
     /// Also after a panic.
     struct Leave;
@@ -179,7 +179,7 @@ fn tell(thread: &Thread, info: &Info, consumed: bool) {
     }
 }
 
-/// Replaces the bad page and all that follows of the guarded range by fresh memory, and notes the address.
+/// Replaces the bad page and the rest of the guarded range by new memory, and records the address.
 fn replace(thread: &Thread, info: &Info, guarded: (usize, usize)) -> bool {
     let consumed = info.code == libc::BUS_MCEERR_AR;
     let start = page_of(info.address, thread.page.load(Ordering::Relaxed), guarded.0);
@@ -195,7 +195,7 @@ fn replace(thread: &Thread, info: &Info, guarded: (usize, usize)) -> bool {
     unsafe { mm::mmap_anonymous(at, guarded.1.wrapping_sub(start), access, flags | MapFlags::FIXED) }.is_ok()
 }
 
-/// The default action, whoever sent the signal: it is blocked here and strikes when the handler returns.
+/// The default action, whatever sent the signal: it is blocked here and delivered when the handler returns.
 fn die() {
     // SAFETY: async-signal-safe, and without memory.
     unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };

@@ -1,11 +1,11 @@
-//! Who holds what now, and how much of it for how long.
+//! Current holdings of each tenant, and their sum over time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::rules::{Policy, RuleId, Supply};
 
-/// Whose account a slice is on: a user, by the rule that let it in.
+/// The account that a slice is on: a user, by the rule that allowed the slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tenant {
     /// The rule.
@@ -82,8 +82,8 @@ impl Accounts {
         }
     }
 
-    /// `tenant` begins to wait. Time in which it wanted nothing is no credit: it starts level with the `active`
-    /// tenant that has had least. Tenants whose account says no more than that are forgotten.
+    /// `tenant` begins to wait. Idle time is no credit: its account starts level with the `active` tenant that has had
+    /// least. Accounts that carry no more information than that are dropped.
     pub(super) fn enter(&mut self, tenant: Tenant, active: impl Iterator<Item = Tenant>) {
         let mut active: Vec<Tenant> = active.chain(self.held.keys().map(|(t, _)| *t)).collect();
         if active.contains(&tenant) {

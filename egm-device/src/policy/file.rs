@@ -1,4 +1,4 @@
-//! The policy file: JSON, owned by root, refused when anybody else could have written it.
+//! The policy file: JSON, owned by root, refused when any other user could have written it.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::rules::{Policy, Rule, Who};
 use crate::trusted::{self, NotRoots};
 
-/// A policy is a page or two; this is a book.
+/// Maximum size of a policy file in bytes, far above the page or two of a usual one.
 const MAX_FILE: u64 = 1 << 20;
 const MAX_RULES: usize = 1000;
 
@@ -35,7 +35,7 @@ const RULE_KEYS: [&str; 12] = [
     "trust_domain",
 ];
 
-/// Why a policy file does not hold.
+/// Why a policy file is refused.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message beside each field is its documentation")]
 pub enum PolicyError {
@@ -83,7 +83,7 @@ struct PolicyFile {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RuleFile {
-    /// What refusals call it.
+    /// Name of the rule in refusals.
     name: String,
     /// A user by name or number; this or `group`.
     user: Option<NameOrNumber>,
@@ -98,12 +98,12 @@ struct RuleFile {
     quota: Option<ByteSize>,
     /// The most that each user of them holds. Default: no limit.
     quota_each: Option<ByteSize>,
-    /// Kept free for them in the one region that the rule then names.
+    /// Bytes kept free for them in the rule's one region.
     reservation: Option<ByteSize>,
     /// Higher is served first. Default: 0.
     #[serde(default)]
     priority: i32,
-    /// Share among those who wait with the same priority, 1 to 65536. Default: 1.
+    /// Share among waiting requests of the same priority, 1 to 65536. Default: 1.
     weight: Option<NonZeroU32>,
     /// Permits slices of regions whose slices share one file (`egm`, `reserved`, `devdax`): these users can then read
     /// and write every tenant's bytes, and with `reserved` all of the host's memory. Default: false.
@@ -120,8 +120,8 @@ enum NameOrNumber {
     Name(String),
 }
 
-/// Numbers of users and groups by name, from `/etc/passwd` and `/etc/group`. Users who are only in a directory service
-/// are written by number.
+/// Numbers of users and groups by name, from `/etc/passwd` and `/etc/group`. A rule names users of a directory service
+/// by number.
 #[derive(Debug, Clone, Default)]
 pub struct Names {
     users: BTreeMap<String, u32>,
@@ -142,7 +142,7 @@ impl Names {
         Self { users: all(passwd), groups: all(group) }
     }
 
-    /// The names of the host at `root`; a file that is not there has none.
+    /// The names of the host at `root`; a missing file has none.
     #[must_use]
     pub fn of_host(root: &Path) -> Self {
         let text = |path| std::fs::read_to_string(root.join(path)).unwrap_or_default();
@@ -150,11 +150,11 @@ impl Names {
     }
 }
 
-/// Where the policy of a host is, below its root folder.
+/// Path of a host's policy, below its root folder.
 pub(crate) const OF_HOST: &str = "etc/egm-device/policy.json";
 
 impl Policy {
-    /// The policy of the host at `root`; where there is none, or none that holds, only root is named.
+    /// The policy of the host at `root`; without a valid one, only root is named.
     #[must_use]
     pub fn of_host(root: &Path) -> Self {
         load(&root.join(OF_HOST), &Names::of_host(root)).unwrap_or_else(|_| Self::root_only())
@@ -168,7 +168,7 @@ impl Policy {
 pub fn load(path: &Path, names: &Names) -> Result<Policy, PolicyError> {
     let read = |source| PolicyError::Read { path: path.to_owned(), source };
     let file = File::open(path).map_err(read)?;
-    let metadata = file.metadata().map_err(read)?; // of the open file: nobody can exchange it afterwards
+    let metadata = file.metadata().map_err(read)?; // of the open file: it cannot be exchanged afterwards
     trusted::check(&metadata).map_err(|NotRoots { uid, mode }| PolicyError::NotRoots {
         path: path.to_owned(),
         uid,
@@ -179,7 +179,7 @@ pub fn load(path: &Path, names: &Names) -> Result<Policy, PolicyError> {
     parse(&text, names).map_err(|error| PolicyError::File { path: path.to_owned(), source: Box::new(error) })
 }
 
-/// The policy that `text` writes, with `names` of users and groups.
+/// The policy in `text`, with `names` of users and groups.
 ///
 /// # Errors
 /// [`PolicyError`] names the rule and the key.
@@ -206,7 +206,7 @@ pub fn parse(text: &str, names: &Names) -> Result<Policy, PolicyError> {
     Ok(Policy::new(rules))
 }
 
-/// serde finds unknown keys too, but cannot say which one was meant.
+/// serde finds unknown keys too, but cannot suggest the right one.
 fn refuse_unknown_keys(file: &Value) -> Result<(), PolicyError> {
     let check = |place: String, value: &Value, known: &'static [&'static str]| {
         let keys = value.as_object().into_iter().flat_map(|object| object.keys());

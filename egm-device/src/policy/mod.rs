@@ -1,14 +1,13 @@
-//! Who may take how much of which region, and in which order those who wait are served.
+//! Which user may take how much of which region, and the order in which waiting requests are served.
 //!
 //! ```text
-//!  policy.json ──file.rs──► Policy ──rules.rs──► Decision        accounts.rs   who holds what now
-//!                                                   │ Wait        queue.rs      who is next
+//!  policy.json ──file.rs──► Policy ──rules.rs──► Decision        accounts.rs   holdings of each tenant
+//!                                                   │ Wait        queue.rs      the request to serve next
 //!                                                   ▼
 //!                                                Queue ──► Pick
 //! ```
-//! Everything but [`load`] is pure: no clock, no file, no descriptor, and the same arrivals give the same grants.
-//! What this module refuses to do: believe a name that a request carries. A peer is the user and the groups
-//! that the kernel says it has.
+//! Everything but [`load`] is pure: no clock, no file, no descriptor, and the same arrivals give the same grants. This
+//! module never trusts a name in a request. A peer is the user and the groups that the kernel reports.
 
 mod accounts;
 mod file;

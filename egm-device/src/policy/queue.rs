@@ -1,13 +1,13 @@
-//! The waiting queue: who is served next.
+//! The waiting queue: which request is served next.
 //!
-//! 1. Priority; within it the tenant that holds least for its weight; then the one that has had least for its
-//!    weight over time; then who came first.
-//! 2. Whoever does not fit is passed over: memory does not idle while somebody small can use it.
-//! 3. But not for ever. A request that was passed over too often ([`Patience`]) is *overdue*: overdue requests go
-//!    first, in the order of arrival, and what becomes free in the regions they would take is kept for them.
-//! 4. What a rule reserves is its own: nobody takes it, and nobody's wait holds it up.
+//! 1. Order: priority, then the tenant with the smallest holding for its weight, then the tenant with the smallest use
+//!    over time for its weight, then arrival.
+//! 2. A request that does not fit is passed over: memory is not idle while a smaller request can use it.
+//! 3. This has a limit. A request that was passed over too often ([`Patience`]) is *overdue*: overdue requests go
+//!    first, in the order of arrival, and memory that becomes free in their candidate regions is kept for them.
+//! 4. Reserved memory serves only its own rule: no other request takes it, and no overdue request blocks it.
 //!
-//! A request whose own quota is used up does not count as waiting: it holds nobody up and grows no patience.
+//! A request whose quota is used up does not count as waiting: it blocks no request and does not become overdue.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,13 +16,13 @@ use std::time::Duration;
 use super::accounts::{Accounts, Tenant};
 use super::rules::{Policy, Supply};
 
-/// How often a request lets others go before it.
+/// How many grants may precede a waiting request before it is overdue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
     /// Grants to requests behind it, because it did not fit.
     pub passes: u32,
-    /// Grants to whomever from its regions since it became its tenant's first. This bounds the wait whatever
-    /// priorities and shares say: large, so that it shows only where they would starve somebody.
+    /// Grants to any request from its regions since it became its tenant's first. This bounds the wait whatever
+    /// priorities and shares decide. It is large, so that it acts only against starvation.
     pub grants: u32,
 }
 
@@ -32,20 +32,20 @@ impl Default for Patience {
     }
 }
 
-/// How long a request passes over a region that had no place for it, unless a slice comes back there: others may free
-/// something without a word.
+/// How long a request skips a region that had no place for it, unless a slice comes back there: other processes may
+/// free memory in it without a notification.
 const PASS_OVER: Duration = Duration::from_secs(5);
 
 /// A waiting request's number; later ones are larger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u64);
 
-/// Somebody who waits.
+/// A waiting request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiter {
     ticket: Ticket,
     size: u64,
-    /// Regions it would take, best first, each with the tenant it is there.
+    /// Candidate regions, best first, each with the requester's tenant there.
     places: Vec<(String, Tenant)>,
     passed: u32,
     seen: u32,
@@ -54,7 +54,7 @@ pub struct Waiter {
 }
 
 impl Waiter {
-    /// Its number.
+    /// Ticket of this request.
     #[must_use]
     pub const fn ticket(&self) -> Ticket {
         self.ticket
@@ -64,28 +64,28 @@ impl Waiter {
         self.places.iter().find(|(r, _)| r == region).map(|(_, tenant)| *tenant)
     }
 
-    /// The tenant whose share orders it: that of the region it likes best.
+    /// The tenant whose share orders the request: that of its first candidate region.
     fn tenant(&self) -> Option<Tenant> {
         self.places.first().map(|(_, tenant)| *tenant)
     }
 }
 
-/// A grant to make: the account is charged already.
+/// A grant to make: the account is already charged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pick {
-    /// Whose turn it is; it waits no more.
+    /// The request that is served; it has left the queue.
     pub ticket: Ticket,
-    /// Whose account is charged.
+    /// The account that is charged.
     pub tenant: Tenant,
     /// Where.
     pub region: String,
     /// Bytes.
     pub size: u64,
-    /// As it waited.
+    /// The request as it waited, for [`Queue::put_back`].
     waiter: Waiter,
 }
 
-/// Those who wait, and the accounts that order them.
+/// The waiting requests, and the accounts that order them.
 #[derive(Debug, Clone)]
 pub struct Queue {
     policy: Policy,
@@ -97,7 +97,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Nobody waits and nobody holds.
+    /// An empty queue, with empty accounts.
     #[must_use]
     pub fn new(policy: Policy, patience: Patience) -> Self {
         Self { policy, patience, accounts: Accounts::default(), waiting: Vec::new(), next: 0 }
@@ -109,19 +109,19 @@ impl Queue {
         &self.policy
     }
 
-    /// Who holds what.
+    /// What each tenant holds.
     #[must_use]
     pub const fn accounts(&self) -> &Accounts {
         &self.accounts
     }
 
-    /// Those who wait, in the order of arrival.
+    /// The waiting requests, in the order of arrival.
     #[must_use]
     pub fn waiting(&self) -> &[Waiter] {
         &self.waiting
     }
 
-    /// Somebody who may have `size` bytes of any of `places` begins to wait.
+    /// Adds a request for `size` bytes of any of `places`.
     pub fn arrive(&mut self, now: Duration, size: u64, places: Vec<(String, Tenant)>) -> Ticket {
         self.accounts.advance(&self.policy, now);
         let active: BTreeSet<Tenant> =
@@ -135,7 +135,7 @@ impl Queue {
         ticket
     }
 
-    /// Somebody gives up, or is gone. Whether it waited.
+    /// Removes a request that was cancelled or lost its client. Returns whether it was waiting.
     pub fn leave(&mut self, ticket: Ticket) -> bool {
         let before = self.waiting.len();
         self.waiting.retain(|w| w.ticket != ticket);
@@ -151,8 +151,8 @@ impl Queue {
         }
     }
 
-    /// The region of `pick` had no place for it, although it has so many bytes: whoever was picked waits again, where it
-    /// was and as patient as it was, and passes that region over until a slice comes back there, or a few seconds.
+    /// Queues `pick` again, because its region had no place although enough bytes are free. The request keeps its
+    /// position and its counts, and skips that region until a slice comes back there, or for a few seconds.
     pub fn put_back(&mut self, now: Duration, pick: Pick) {
         self.accounts.advance(&self.policy, now);
         self.accounts.give_back(pick.tenant, &pick.region, pick.size);
@@ -162,7 +162,7 @@ impl Queue {
         self.waiting.insert(at, waiter);
     }
 
-    /// The next grant that `supplies` have room for. Make it, look at the regions again, and ask again.
+    /// The next grant that `supplies` have room for. After the grant, read the regions again and repeat the call.
     pub fn next(&mut self, now: Duration, supplies: &[Supply]) -> Option<Pick> {
         self.accounts.advance(&self.policy, now);
         let mut closed = BTreeSet::new();
@@ -187,7 +187,7 @@ impl Queue {
         None
     }
 
-    /// Indices of those who wait, who goes first first.
+    /// Indices of the waiting requests, in serving order.
     fn order(&self) -> Vec<usize> {
         let key = |waiter: &Waiter| {
             let tenant = waiter.tenant()?;
@@ -232,7 +232,7 @@ impl Queue {
         waiter.places.iter().find(fits).cloned()
     }
 
-    /// Everybody who would have liked what `pick` gets grows less patient.
+    /// Counts `pick` against each waiting request that could have used its region.
     fn count(&mut self, pick: &Pick, ahead: &[Ticket]) {
         let mut firsts = BTreeSet::new();
         for index in 0..self.waiting.len() {

@@ -1,4 +1,4 @@
-//! Rules, and what they say to one request.
+//! Rules, and their decision on one request.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -7,7 +7,7 @@ use egm_address::ByteSize;
 
 use super::accounts::{Accounts, Tenant};
 
-/// Who a process is, as the kernel says.
+/// Identity of a process, as the kernel reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
     /// Effective user at the time it connected.
@@ -16,7 +16,7 @@ pub struct Peer {
     pub gids: Vec<u32>,
 }
 
-/// Whom a rule names.
+/// The user or group that a rule names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Who {
     /// One user.
@@ -41,19 +41,19 @@ pub struct RuleId(pub(super) usize);
 /// What one rule allows. Sizes in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// What refusals and operators call it.
+    /// Name of the rule in refusals and for operators.
     pub name: String,
-    /// Whom it names.
+    /// The user or group that it names.
     pub who: Who,
-    /// The VM class it is for: a request says the class, this rule says who may.
+    /// The VM class that the rule is for: a request names a class, and the rule grants the right to it.
     pub class: Option<String>,
     /// Names and kinds of regions; empty means every region.
     pub regions: Vec<String>,
-    /// The most that all whom it names may hold together.
+    /// The most that all users of the rule may hold together.
     pub quota: Option<u64>,
     /// The most that one user may hold by it.
     pub quota_each: Option<u64>,
-    /// What is kept free for it in the one region that it then names.
+    /// Bytes kept free for the rule in its one region.
     pub reservation: u64,
     /// Higher goes first.
     pub priority: i32,
@@ -79,7 +79,7 @@ impl Rule {
     }
 }
 
-/// What a region has for requests, in bytes.
+/// The memory that a region has for requests, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Supply {
     /// The region's name.
@@ -88,9 +88,9 @@ pub struct Supply {
     pub kind: String,
     /// Its page: slices are a multiple of it. Not zero.
     pub page_size: u64,
-    /// Without retired pages, whoever holds it.
+    /// Bytes that are not retired, free or held.
     pub usable: u64,
-    /// Held by nobody.
+    /// Bytes that no owner holds.
     pub free: u64,
     /// The largest slice that fits now; at most `free`.
     pub largest: u64,
@@ -103,16 +103,16 @@ pub struct Supply {
 pub struct Ask<'a> {
     /// Bytes.
     pub size: u64,
-    /// The VM class that the requester says it starts.
+    /// The VM class that the requester claims to start.
     pub class: Option<&'a str>,
 }
 
-/// What the policy says to a request.
+/// The policy's answer to a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
     /// There is room, and this tenant may have it.
     Allowed(Tenant),
-    /// This tenant may have it, later; the refusal is for whoever does not want to wait.
+    /// This tenant may have it later; the refusal is for a requester that does not wait.
     Wait(Tenant, Refusal),
     /// Never, as things are configured.
     Refused(Refusal),
@@ -124,9 +124,9 @@ pub enum Decision {
 pub struct Refusal {
     /// Name of the rule that decided; `None` when no rule names the peer.
     pub rule: Option<String>,
-    /// What it said.
+    /// Reason of the refusal.
     pub why: Why,
-    /// What this peer could have had instead.
+    /// What is free for this peer instead.
     pub free: Free,
 }
 
@@ -170,7 +170,7 @@ pub enum Why {
     OthersFirst { region: String },
 }
 
-/// What is free for a peer, reservations of others taken off. An ordinary user sees no region by itself.
+/// Memory that is free for a peer, without the reservations of others. An ordinary user sees no region names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Free {
     /// Bytes over all regions that it may take from.
@@ -193,7 +193,7 @@ impl fmt::Display for Free {
     }
 }
 
-/// All rules, the first that fits a request decides. Root is always named by the last one.
+/// All rules; the first that fits a request decides. The last rule always names root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     rules: Vec<Rule>,
@@ -219,7 +219,7 @@ impl Policy {
         Self { rules }
     }
 
-    /// What holds where there is no policy file: root, and nobody else.
+    /// The policy of a host without a policy file: root only.
     #[must_use]
     pub fn root_only() -> Self {
         Self::new(Vec::new())
@@ -249,7 +249,7 @@ impl Policy {
         self.rules.iter().position(fits).map(|at| Tenant { rule: RuleId(at), uid: peer.uid })
     }
 
-    /// Whether any rule names `peer`: who is named by none need not be served at all.
+    /// Whether any rule names `peer`: the broker may ignore a peer that no rule names.
     #[must_use]
     pub fn knows(&self, peer: &Peer) -> bool {
         self.rules.iter().any(|rule| rule.who.names(peer))
@@ -264,7 +264,7 @@ impl Policy {
         first.filter(|_| domains.all(|domain| domain == first))
     }
 
-    /// Bytes of `supply` that are kept for rules other than `rule` when nobody holds anything.
+    /// Bytes of `supply` that are reserved for rules other than `rule` while nothing is held.
     #[must_use]
     pub fn reserved_from(&self, rule: RuleId, region: &str) -> u64 {
         let others = self.reservations(region).filter(|(id, _)| *id != rule);
@@ -277,8 +277,8 @@ impl Policy {
         self.rules.iter().enumerate().filter(move |(_, r)| kept(r)).map(|(at, r)| (RuleId(at), r.reservation))
     }
 
-    /// What the rules say to `peer` who asks for a slice of `supply`, when `accounts` tell what everybody holds.
-    /// `all` regions are for the answer to "what is free instead".
+    /// Decides on the request of `peer` for a slice of `supply`, where `accounts` has all current holdings. `all`
+    /// regions are for the answer to "what is free instead".
     #[must_use]
     pub fn decide(
         &self,

@@ -1,7 +1,7 @@
 //! Regions of the nvgrace-egm driver, in the three forms that its `/sys/class/egm` has had.
 //!
-//! Which GPUs reach a region is told by links below `egmN/` named by PCI address (second version of the driver), by a
-//! file `gpu_devices` (the vendor's kernels), or by a link `egmN` below each GPU (first version).
+//! The GPUs that reach a region come from links below `egmN/` named by PCI address (second version of the driver), from
+//! a file `gpu_devices` (the vendor's kernels), or from a link `egmN` below each GPU (first version).
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -92,8 +92,8 @@ fn links(root: &Path) -> Vec<(String, PciAddress)> {
         .collect()
 }
 
-/// Where the region begins: in the driver's own file, or as a device tree tells a GPU. Linux shows ACPI's device properties
-/// to no program.
+/// Start of the region: from the driver's own file, or from a GPU's node in a device tree. Linux shows ACPI's device
+/// properties to no program.
 fn base(root: &Path, folder: &Path, functions: &[PciAddress]) -> Option<Hpa> {
     let of_tree = |gpu: &PciAddress| {
         let bytes = bytes(&device(root, *gpu).join("of_node/nvidia,egm-base-pa")).ok()?;
@@ -105,8 +105,8 @@ fn base(root: &Path, folder: &Path, functions: &[PciAddress]) -> Option<Hpa> {
     own.or_else(|| functions.iter().find_map(of_tree)).map(Hpa::new)
 }
 
-/// The driver numbers regions by proximity domain; ACPI's affinity table may say where that domain's memory is. Believed
-/// only if it is one span of just this size.
+/// The driver numbers regions by proximity domain; ACPI's affinity table may list that domain's memory. It is trusted
+/// only if it is one span of exactly this size.
 fn described(facts: &HostFacts, domain: u32, size: u64) -> Option<Hpa> {
     let mut spans = facts.affinity.iter().filter(|affinity| affinity.domain == domain);
     match (spans.next(), spans.next()) {

@@ -1,4 +1,4 @@
-//! What is known of a host's memory, as a value: a split is planned from it, on this machine or on another.
+//! Facts of a host's memory, as a value: a split is planned from it, on this machine or on another.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -15,7 +15,7 @@ use crate::region::read::{bytes, names, number, text};
 use crate::region::srat::{self, Affinity};
 use crate::sys;
 
-/// A host's memory, as the kernel and the firmware tell it. What they do not tell is empty.
+/// A host's memory, as the kernel and the firmware report it. Facts that they do not report are empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostFacts {
@@ -27,9 +27,9 @@ pub struct HostFacts {
     pub command_line: String,
     /// `/proc/iomem`; empty for a reader without privilege.
     pub iomem: Vec<Resource>,
-    /// What the firmware calls RAM, hidden memory included.
+    /// RAM according to the firmware, hidden memory included.
     pub firmware: Vec<Span<Host>>,
-    /// Which memory lies at which node.
+    /// Nodes of memory ranges.
     pub affinity: Vec<Affinity>,
     /// The kernel's nodes, by number.
     pub nodes: Vec<Node>,
@@ -60,12 +60,12 @@ pub struct Pool {
     pub page_size: ByteSize,
     /// Pages.
     pub total: u64,
-    /// Pages that nobody uses.
+    /// Unused pages.
     pub free: u64,
 }
 
 impl HostFacts {
-    /// The host whose `/proc` and `/sys` are below `root`.
+    /// The host with its `/proc` and `/sys` below `root`.
     #[must_use]
     pub fn read(root: &Path) -> Self {
         let string = |path: &str| text(&root.join(path)).unwrap_or_default();
@@ -88,13 +88,13 @@ impl HostFacts {
         self.nodes.iter().fold(0, |sum, node| sum.saturating_add(node.total.get()))
     }
 
-    /// The addresses of what the kernel manages.
+    /// Addresses of the memory that the kernel manages.
     #[must_use]
     pub fn system_ram(&self) -> SpanSet<Host> {
         self.iomem.iter().filter(|line| line.is_system_ram()).map(|line| line.span).collect()
     }
 
-    /// The node that all of `span` lies at, where that is known. A host of one node has no other.
+    /// The node that all of `span` lies at, where that is known. On a host of one node it is always that node.
     #[must_use]
     pub fn node_of(&self, span: Span<Host>) -> Option<u32> {
         match self.nodes.as_slice() {
@@ -104,14 +104,14 @@ impl HostFacts {
     }
 }
 
-/// A host without KVM, and a reader who may not open it, have none.
+/// An error without KVM, or for a process that cannot open it.
 fn guest_memfd(kvm: &Path) -> io::Result<bool> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let kvm = OpenOptions::new().read(true).custom_flags(flags).open(kvm)?;
     Ok(can_be_mapped(sys::guest_memfd_flags(kvm.as_fd())?))
 }
 
-/// What the firmware calls RAM: on x86 in `/sys/firmware/memmap`, with a device tree in its memory nodes.
+/// RAM according to the firmware: on x86 from `/sys/firmware/memmap`, with a device tree from its memory nodes.
 fn firmware(root: &Path) -> Vec<Span<Host>> {
     let folder = root.join("sys/firmware/memmap");
     let entry = |name: &String| {
@@ -124,7 +124,7 @@ fn firmware(root: &Path) -> Vec<Span<Host>> {
     if map.is_empty() { device_tree(root).iter().collect() } else { map.iter().collect() }
 }
 
-/// Memory nodes of a device tree with 64-bit addresses and sizes, as those of machines that matter are.
+/// Memory nodes of a device tree with 64-bit addresses and sizes, the only form that supported machines use.
 fn device_tree(root: &Path) -> SpanSet<Host> {
     let folder = root.join("sys/firmware/devicetree/base");
     let two = |name: &str| bytes(&folder.join(name)).is_ok_and(|cells| cells == [0, 0, 0, 2]);

@@ -14,11 +14,11 @@ use crate::trusted::{self, NotRoots};
 /// Folder of host files, below a host's root.
 const FOLDER: &str = "etc/egm-device/host";
 
-/// What an operator wrote of one host.
+/// One host file, written by an operator.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostFile {
-    /// Which host it is for.
+    /// The host that it is for.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub description: String,
     /// Reserved spans.
@@ -37,14 +37,14 @@ pub struct ReservedSpan {
     /// Bytes.
     #[serde(serialize_with = "as_people_write")]
     pub size: ByteSize,
-    /// Its node; the default is what ACPI says.
+    /// Its node; the default comes from ACPI.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<u32>,
-    /// What slices keep to; the default is the largest of 2 MiB, 64 KiB and 4 KiB that fits.
+    /// Alignment of slices; the default is the largest of 2 MiB, 64 KiB and 4 KiB that fits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub page_size: Option<ByteSize>,
-    /// Whoever wrote this knows that all of it is RAM. Asked for only where the firmware's memory map cannot be read
-    /// (Arm with ACPI): a wrong address would be scrubbed.
+    /// Declares that all of it is RAM. Required only where the firmware's memory map cannot be read (Arm with ACPI): a
+    /// wrong address would be scrubbed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub trusted: bool,
     /// The file whose offsets are host physical addresses.
@@ -52,7 +52,7 @@ pub struct ReservedSpan {
     pub device: PathBuf,
 }
 
-/// `15GiB`: host files are for people.
+/// Writes `15GiB`: host files are for people.
 fn as_people_write<S: Serializer>(size: &ByteSize, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(size)
 }
@@ -61,7 +61,7 @@ fn dev_mem() -> PathBuf {
     PathBuf::from("/dev/mem")
 }
 
-/// Why a host file is none.
+/// Why a host file is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum HostFileError {
     /// It cannot be read.
@@ -72,7 +72,7 @@ pub enum HostFileError {
         /// The kernel's reason.
         source: io::Error,
     },
-    /// Somebody else than root can have written it.
+    /// A user other than root can have written it.
     #[error("cannot trust {}: it belongs to user {uid} with mode {mode:#o}", path.display())]
     NotRoots {
         /// The file, or the folder of host files.
@@ -82,12 +82,12 @@ pub enum HostFileError {
         /// Its permission bits.
         mode: u32,
     },
-    /// It is not JSON, or says what nobody understands.
+    /// It is not JSON, or has an unknown key or value.
     #[error("{}:{}:{}: not a host file", path.display(), source.line(), source.column())]
     Json {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The parser's reason.
         source: serde_json::Error,
     },
 }
@@ -96,8 +96,8 @@ impl HostFile {
     /// All host files (`*.json`) of the host at `root`, by name: those in `folder`, or else in its `/etc/egm-device/host`. A
     /// missing folder has none.
     ///
-    /// This host's files name the memory that a grant scrubs, so root must own them and their folder, and nobody else may
-    /// write either.
+    /// This host's files name the memory that a grant scrubs, so root must own them and their folder, and no other user
+    /// may write either.
     ///
     /// # Errors
     /// The first [`HostFileError`].
@@ -148,7 +148,7 @@ impl Report for HostFileError {
     }
 }
 
-/// The key that was meant, where serde says ``unknown field `bse`, expected one of `name`, `base` …``.
+/// The most similar known key, for serde's message ``unknown field `bse`, expected one of `name`, `base` …``.
 pub(crate) fn nearest(message: &str) -> Option<String> {
     let mut keys = message.split('`').skip(1).step_by(2);
     let wrong = keys.next().filter(|_| message.starts_with("unknown field"))?;

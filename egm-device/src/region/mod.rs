@@ -1,4 +1,4 @@
-//! Regions of host memory: what they are made of and what is known of them.
+//! Regions of host memory: their sources and their properties.
 //!
 //! ```text
 //!  /proc, /sys ──HostFacts::read──┐
@@ -37,7 +37,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::retired::Retired;
 
-/// What a region's bytes come from. Every kind but the pools is a fixed line of host memory.
+/// Source of a region's bytes. Every kind but the pools is a fixed line of host memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "type", deny_unknown_fields)]
 pub enum RegionKind {
@@ -100,7 +100,7 @@ impl RegionKind {
         }
     }
 
-    /// Whether bytes have no place of their own and come zeroed from the kernel.
+    /// Whether bytes have no fixed place and come zeroed from the kernel.
     #[must_use]
     pub const fn is_pool(&self) -> bool {
         matches!(self, Self::Hugetlb | Self::Memfd | Self::GuestMemfd)
@@ -124,15 +124,15 @@ impl RegionKind {
         matches!(self, Self::Devdax { files: DaxFiles::PerSlice, .. })
     }
 
-    /// Whether an earlier owner's bytes are there until somebody overwrites them.
+    /// Whether an earlier owner's bytes stay until they are overwritten.
     #[must_use]
     pub const fn keeps_bytes(&self) -> bool {
         !self.is_pool()
     }
 }
 
-/// Whether `name` may be a region's: 1 to 32 of a-z, 0-9, `.` and `-`, beginning with a letter. It becomes part of file
-/// names.
+/// Whether `name` is a valid region name: 1 to 32 of a-z, 0-9, `.` and `-`, beginning with a letter. It becomes part of
+/// file names.
 #[must_use]
 pub fn is_name(name: &str) -> bool {
     name.len() <= 32
@@ -140,8 +140,8 @@ pub fn is_name(name: &str) -> bool {
         && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '.' || c == '-')
 }
 
-/// What slices of physical memory keep to where nothing else is said: the largest of 2 MiB, 64 KiB and 4 KiB that divides
-/// `base` and `size`. IOMMUs join neighbouring pages to these sizes even where the processor maps smaller ones.
+/// Default alignment of slices of physical memory: the largest of 2 MiB, 64 KiB and 4 KiB that divides `base` and
+/// `size`. IOMMUs join neighbouring pages to these sizes even where the processor maps smaller ones.
 fn largest_page(base: u64, size: u64) -> Option<ByteSize> {
     let fits = |page: &u64| base.is_multiple_of(*page) && size.is_multiple_of(*page);
     [2 << 20, 64 << 10, 4 << 10].into_iter().find(fits).map(ByteSize::new)
@@ -151,21 +151,21 @@ fn largest_page(base: u64, size: u64) -> Option<ByteSize> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Region {
-    /// What operators call it: `egm4`, `dax0.0`, `hugetlb-1g-node0`, `local`, or the name in a host file. Lower case, digits, `.` and `-`.
+    /// Name: `egm4`, `dax0.0`, `hugetlb-1g-node0`, `local`, or one from a host file. Lower case, digits, `.` and `-`.
     pub name: String,
-    /// What its bytes come from.
+    /// Source of its bytes.
     pub kind: RegionKind,
     /// Host NUMA node, where known.
     pub node: Option<u32>,
     /// Bytes, a multiple of `page_size`.
     pub size: ByteSize,
-    /// Bytes of the largest page that mappings of it have: slices keep to it.
+    /// Bytes of the largest page that maps it: slices are aligned to it.
     pub page_size: ByteSize,
     /// Host physical address of its first byte, where known.
     pub base: Option<Hpa>,
     /// GPUs that reach it at link speed.
     pub functions: Vec<PciAddress>,
-    /// Pages that nobody may use.
+    /// Pages that must not be used.
     pub retired: Retired,
 }
 

@@ -1,4 +1,4 @@
-//! Why something that looks like a region is none.
+//! Why a candidate region is refused.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 
 use crate::region::iomem::Resource;
 
-/// Something that looks like a region and may not be used.
+/// A candidate region that must not be used.
 #[derive(Debug, Serialize)]
 pub struct Refused {
     /// Its name; a hostile one is shortened and without control characters.
@@ -18,13 +18,12 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// `name` is refused for `reason`.
     pub(super) fn new(name: &str, reason: Reason) -> Self {
         Self { name: printable(name), reason }
     }
 }
 
-/// What of `text` may be shown: 64 characters of it, without control characters.
+/// Printable form of `text`: its first 64 characters, with control characters replaced.
 pub(super) fn printable(text: &str) -> String {
     text.chars().take(64).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
@@ -45,12 +44,12 @@ pub enum Reason {
     Content {
         /// The file.
         path: PathBuf,
-        /// What it holds, shortened.
+        /// Its content, shortened.
         text: String,
-        /// What the kernel documents.
+        /// The documented content.
         expected: &'static str,
     },
-    /// A name that cannot be one.
+    /// An invalid name.
     #[error("a region's name has 1 to 32 of a-z, 0-9, \".\" and \"-\", and begins with a letter")]
     Name,
     /// Two regions of one name.
@@ -80,7 +79,7 @@ pub enum Reason {
     /// `/proc/iomem` shows nothing.
     #[error("/proc/iomem shows no addresses, so nothing tells that {0} is unused: run as root")]
     IomemHidden(Span<Host>),
-    /// Somebody uses the addresses.
+    /// The addresses are in use.
     #[error("{span} is in use, /proc/iomem says \"{line}\": name a span that the kernel does not use")]
     InUse {
         /// The region.
@@ -88,22 +87,22 @@ pub enum Reason {
         /// The line.
         line: Resource,
     },
-    /// Nobody asked the kernel to leave them alone.
+    /// No command-line option keeps the kernel from the addresses.
     #[error(
         "{0} is kept from the kernel by no mem= and no memmap= of /proc/cmdline, so the firmware has it for itself: \
          see egm-device carve advise"
     )]
     Unexplained(Span<Host>),
-    /// There is no memory there.
+    /// Some of the addresses are not RAM.
     #[error("not all of {0} is RAM in the firmware's memory map")]
     NotRam(Span<Host>),
-    /// Nothing says whether there is memory.
+    /// No map shows whether the addresses are RAM.
     #[error(
         "the firmware's memory map cannot be read here, so nothing tells that all of {0} is RAM: if you know that it is, \
          write \"trusted\": true beside it in the host file"
     )]
     Untold(Span<Host>),
-    /// Another region has them.
+    /// Another region has some of the bytes.
     #[error("{span} shares bytes with region \"{other}\": a byte has one region")]
     Overlap {
         /// The region.
@@ -119,7 +118,7 @@ pub enum Reason {
     },
 }
 
-/// As it is said to a person.
+/// Serializes the error's message.
 impl Serialize for Reason {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)

@@ -1,4 +1,4 @@
-//! Reserved spans: what an operator says is hidden memory, checked against what the kernel says.
+//! Reserved spans: hidden memory that an operator declares, checked against the kernel's view.
 
 use egm_address::{ByteSize, Host, Span, SpanSet};
 
@@ -11,7 +11,7 @@ use crate::retired::Retired;
 /// The region that `wanted` describes.
 ///
 /// # Errors
-/// The first rule that it breaks: memory that the kernel, a driver or the firmware has is never handed out.
+/// The first violated rule: memory that the kernel, a driver or the firmware uses is never handed out.
 pub(super) fn region(wanted: &ReservedSpan, facts: &HostFacts) -> Result<Region, Reason> {
     if !is_name(&wanted.name) {
         return Err(Reason::Name);
@@ -41,8 +41,8 @@ pub(super) fn region(wanted: &ReservedSpan, facts: &HostFacts) -> Result<Region,
     })
 }
 
-/// Nobody uses `span`, somebody asked the kernel to leave it alone, and it is memory: the firmware says so, or, where it
-/// tells nothing, the operator. A scrub writes to all of it.
+/// Checks that `span` is unused, that the command line keeps the kernel from it, and that it is RAM: by the firmware's
+/// map or, where that is empty, by the operator's `trusted`. A scrub writes to all of it.
 fn check(span: Span<Host>, trusted: bool, facts: &HostFacts) -> Result<(), Reason> {
     if facts.iomem.is_empty() {
         return Err(Reason::IomemHidden(span));
@@ -70,7 +70,7 @@ mod tests {
 
     use super::*;
 
-    /// What becomes of 1 GiB at 4 GiB of a host that was told to leave it alone, where the firmware calls `ram` RAM.
+    /// The refusal of 1 GiB at 4 GiB, kept from the kernel by `memmap=`, where the firmware calls `ram` RAM.
     fn refusal(ram: &[(u64, u64)], trusted: bool) -> Option<String> {
         let span = |(base, size)| Span::new(Hpa::new(base), size).unwrap();
         let facts = HostFacts {

@@ -1,4 +1,4 @@
-//! Who has which part of which region, and the sum of it for each socket.
+//! Granted and dirty parts of the regions, and their sums for each socket.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,12 +7,12 @@ use serde::Serialize;
 
 use crate::region::{Region, Survey};
 
-/// What the ledger says of a region.
+/// State of a region in the ledger.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {
-    /// Slices that somebody has, by offset.
+    /// Slices that have an owner, by offset.
     pub held: Vec<Held>,
-    /// Bytes that must be scrubbed before anybody gets them.
+    /// Bytes that must be scrubbed before they are granted.
     pub dirty: Vec<Part>,
     /// GPUs that make the region exclusive, in words.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -22,10 +22,10 @@ pub struct Usage {
 /// A slice and its owner.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Held {
-    /// Where.
+    /// Its bytes.
     #[serde(flatten)]
     pub part: Part,
-    /// Who, as operators know them.
+    /// The owner, by the name that operators use.
     pub owner: String,
 }
 
@@ -39,42 +39,42 @@ pub struct Part {
 }
 
 impl Usage {
-    /// Bytes that somebody has.
+    /// Number of bytes that have an owner.
     #[must_use]
     pub fn granted(&self) -> u64 {
         self.held.iter().fold(0, |sum, held| sum.saturating_add(held.part.size.get()))
     }
 
-    /// Bytes that must be scrubbed.
+    /// Number of bytes that must be scrubbed.
     #[must_use]
     pub fn dirty(&self) -> u64 {
         self.dirty.iter().fold(0, |sum, part| sum.saturating_add(part.size.get()))
     }
 }
 
-/// What the ledger says, by region; a region that it does not know is missing.
+/// The ledger's state of each region; a region that it does not know is missing.
 pub type Usages = BTreeMap<String, Usage>;
 
-/// A socket: a node with processors, and what lies at it.
+/// A socket: a node with processors, and the memory and GPUs at it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Socket {
-    /// The node's number; regions whose node nobody knows have a line of their own.
+    /// The node's number; regions of an unknown node have a line of their own.
     pub node: Option<u32>,
     /// Its processors.
     pub cpus: CpuSet,
     /// All memory: visible, aside and invisible.
     pub total: ByteSize,
-    /// What the kernel's allocator has, hugetlb pools included.
+    /// Memory of the kernel's allocator, hugetlb pools included.
     pub visible: ByteSize,
     /// Device-DAX: the kernel has struct pages for it and does not allocate from it.
     pub aside: ByteSize,
-    /// What the kernel does not see.
+    /// Memory that the kernel does not see.
     pub invisible: ByteSize,
-    /// What somebody has of the regions; `None` while no ledger says.
+    /// Granted memory of the regions; `None` without a ledger.
     pub granted: Option<ByteSize>,
-    /// What must be scrubbed of the regions; `None` while no ledger says.
+    /// Memory of the regions that must be scrubbed; `None` without a ledger.
     pub dirty: Option<ByteSize>,
-    /// Pages that nobody may use.
+    /// Pages that must not be used.
     pub retired: ByteSize,
     /// Sizes of the regions' pages.
     pub page_sizes: BTreeSet<ByteSize>,
@@ -83,7 +83,7 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Whether `region` lies here. A pool of no node lies anywhere, so nowhere.
+    /// Whether `region` lies here. A pool of no node belongs to no socket.
     #[must_use]
     pub fn has(&self, region: &Region) -> bool {
         lies_at(region, self.node)
@@ -94,7 +94,7 @@ fn lies_at(region: &Region, node: Option<u32>) -> bool {
     region.node == node && (node.is_some() || !region.kind.is_pool())
 }
 
-/// The host's sockets, by node. Memory of this process, which lies anywhere, belongs to none.
+/// The host's sockets, by node. This process's own memory may lie on any node and belongs to none.
 #[must_use]
 pub fn sockets(survey: &Survey, usages: &Usages) -> Vec<Socket> {
     let nodes: BTreeSet<Option<u32>> = survey
@@ -104,7 +104,7 @@ pub fn sockets(survey: &Survey, usages: &Usages) -> Vec<Socket> {
         .map(|node| Some(node.id))
         .chain(survey.regions.iter().filter(|region| !region.kind.is_pool()).map(|region| region.node))
         .collect();
-    // What is known of no node comes last.
+    // Regions of no known node come last.
     let (known, unknown): (Vec<_>, Vec<_>) = nodes.into_iter().partition(Option::is_some);
     known.into_iter().chain(unknown).map(|node| socket(survey, usages, node)).collect()
 }

@@ -1,4 +1,4 @@
-//! One device at its socket: one client at a time, each on a thread of its own, so that nobody waits for it.
+//! One device at its socket: one client at a time, each on a thread of its own, so that no other client waits for it.
 
 use std::error::Error;
 use std::io;
@@ -19,7 +19,7 @@ use rustix::net::Shutdown;
 use crate::device::Function;
 use crate::show::note;
 
-/// How long a client may take over the rest of a message.
+/// Time limit for the rest of a message.
 const LIMIT: Duration = Duration::from_secs(5);
 /// How long a new client waits for the one before it to leave, and how long the server waits for a refused client's message.
 const CHANGE: Duration = Duration::from_secs(1);
@@ -31,7 +31,7 @@ const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// How long to look for a request before sleeping for it.
 const LOOK: Duration = Duration::from_micros(50);
 
-/// A device, its socket, and who is there.
+/// A device, its socket, and its current client.
 pub struct Post {
     name: String,
     function: Function,
@@ -66,9 +66,9 @@ struct Seat {
     client: Option<OwnedFd>,
     /// Clients that broke something.
     broken: u64,
-    /// Clients of users who may not have the slice.
+    /// Clients of users without a right to the slice.
     refused: u64,
-    /// The user whose clients may have the slice, by the first one.
+    /// The user of the first client: only this user's clients may have the slice.
     user: Option<u32>,
 }
 
@@ -112,7 +112,7 @@ impl Post {
                     continue;
                 }
                 let Ok((socket, _)) = self.listener.accept() else {
-                    // Nobody any more, or no descriptors: then somebody waits, and goes on waiting for a while.
+                    // No client any more, or no descriptors: then a client has to wait for a while longer.
                     self.wait(Some(&PAUSE));
                     continue;
                 };
@@ -165,7 +165,7 @@ impl Post {
         all[0].revents().is_empty()
     }
 
-    /// The user who connected, by the kernel's word, if this user may have what the device gives.
+    /// The user of the client, as the kernel reports it, if this user may use the device.
     fn permit(&self, socket: &Connection) -> Result<u32, Refusal> {
         let peer = rustix::net::sockopt::socket_peercred(socket).map(|peer| peer.uid.as_raw());
         let mut seat = self.seat();
@@ -186,7 +186,7 @@ impl Post {
         Err(refusal)
     }
 
-    /// Takes the seat, if its client leaves in time.
+    /// Takes the seat if the previous client leaves in time.
     fn sit(&self, socket: &Connection, user: u32) -> bool {
         let seat = self.seat();
         let waited = self.left.wait_timeout_while(seat, CHANGE, |seat| seat.client.is_some());
@@ -205,7 +205,7 @@ impl Post {
         seat.client = None;
         let told = outcome.err().and_then(|error| {
             seat.broken = seat.broken.saturating_add(1);
-            // A client may come again and again: the log grows with the logarithm of that.
+            // A client may reconnect any number of times: the log grows with the logarithm of their number.
             seat.broken.is_power_of_two().then_some((error, seat.broken))
         });
         drop(seat);
@@ -223,10 +223,10 @@ impl Post {
 
     fn close(&self) {
         self.function.close();
-        // It may be quicker each time.
+        // The client may leave on its own in the meantime.
         let end = |seat: &Seat, how| seat.client.as_ref().map(|client| rustix::net::shutdown(client, how));
         let seat = self.seat();
-        // What it asked before is answered, and nothing of it is left unread, which it would be told as an error: QEMU
+        // Requests read so far are answered, and none stays unread: the client would get that as an error, and QEMU
         // (11.1.3) aborts then.
         end(&seat, Shutdown::Read);
         let waited = self.left.wait_timeout_while(seat, CHANGE, |seat| seat.client.is_some());

@@ -1,4 +1,4 @@
-//! The slice behind a device: from the ledger, or lent by a broker.
+//! The slice behind a device: from the ledger, or from a broker.
 
 use std::io;
 use std::path::Path;
@@ -23,7 +23,7 @@ use crate::show::note;
 /// Why a device has no slice.
 #[derive(Debug, thiserror::Error)]
 pub enum SliceError {
-    /// Nothing is called so.
+    /// No region or kind has this name.
     #[error("device \"{device}\": no region or kind named \"{region}\" on this host")]
     NoRegion {
         /// The device.
@@ -76,7 +76,7 @@ impl Report for SliceError {
     }
 }
 
-/// A slice that this process has.
+/// A slice that this process holds.
 pub enum Held {
     /// By its own ledger.
     Lease(Box<Lease>, Option<GpuLease>),
@@ -165,7 +165,7 @@ impl Held {
         }
     }
 
-    /// What nobody may use, counted in the slice.
+    /// Retired bytes, counted in the slice: they must not be used.
     #[must_use]
     pub fn retired(&self) -> SpanSet<InBar> {
         self.in_slice(self.region().retired.spans())
@@ -177,7 +177,7 @@ impl Held {
         in_slice(self.slice(), spans)
     }
 
-    /// No later owner gets `bad` bytes of the slice.
+    /// Retires `bad` bytes of the slice, so that no later owner gets them.
     pub fn retire(&self, bad: &SpanSet<InBar>) {
         let bad = in_region(self.slice(), bad);
         let told: Result<(), Box<dyn std::error::Error>> = match self {
@@ -200,7 +200,7 @@ impl Held {
         }
     }
 
-    /// Scrubs it and gives it back; nobody may map it any more.
+    /// Scrubs and returns the slice; no process may map it any more.
     ///
     /// # Errors
     /// [`SliceError`].

@@ -1,4 +1,4 @@
-//! Where clients connect: a socket of our own, or one that systemd passes (`sd_listen_fds(3)`).
+//! The sockets that clients connect to: made by us, or passed by systemd (`sd_listen_fds(3)`).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,13 +14,13 @@ use crate::broker::no_place;
 use crate::report::{Blame, Report};
 use crate::unix_socket::bind_private;
 
-/// Time that a program at the other end of a connection has for it, where no message is exchanged.
+/// Timeout of a connection without messages, for the program at its other end.
 const QUEUE_LIMIT: Duration = Duration::from_secs(1);
 
-/// Why nobody could connect.
+/// Why a device has no listening socket.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// Somebody is there already.
+    /// Another program listens there.
     #[error("{} is in use: another program listens there", path.display())]
     Taken {
         /// The socket.
@@ -34,12 +34,12 @@ pub enum SocketError {
         /// The kernel's reason.
         source: io::Error,
     },
-    /// What systemd passed is something else.
+    /// The passed descriptor is not a listening Unix socket.
     #[error("descriptor {number} that systemd passed is not a listening Unix socket")]
     Passed {
         /// Counted from 0.
         number: usize,
-        /// Why.
+        /// The kernel's reason.
         source: io::Error,
     },
     /// Neither a path nor a passed socket.
@@ -50,7 +50,7 @@ pub enum SocketError {
         /// The device.
         device: String,
     },
-    /// Passed and not used: somebody made a mistake.
+    /// A passed socket that no device uses: a mistake in the configuration.
     #[error("systemd passed sockets that no device is called: {}", names.join(", "))]
     Unused {
         /// Their names.
@@ -85,7 +85,7 @@ impl Report for SocketError {
 /// A listening socket; one of our own goes with this value.
 #[derive(Debug)]
 pub struct Socket {
-    /// It listens.
+    /// The listening socket.
     pub listener: UnixListener,
     ours: Option<PathBuf>,
 }
@@ -104,7 +104,7 @@ impl Drop for Socket {
 }
 
 impl Socket {
-    /// The one that was passed for `device`, else one at `path`, which only this user may connect to.
+    /// The socket that was passed for `device`, else one at `path`, which only this user may connect to.
     ///
     /// # Errors
     /// [`SocketError`].
@@ -118,7 +118,7 @@ impl Socket {
         }
         let path = path.ok_or_else(|| SocketError::None { device: device.to_owned() })?;
         let error = |source| SocketError::Listen { path: path.to_owned(), source };
-        // A file of another kind makes bind(2) fail; a socket where nobody answers was left behind.
+        // A file of another kind makes bind(2) fail; a socket without a listener was left behind.
         if std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket()) {
             if Connection::connect(path, QUEUE_LIMIT, Patience::NONE).is_ok() {
                 return Err(SocketError::Taken { path: path.to_owned() });
@@ -129,7 +129,7 @@ impl Socket {
     }
 }
 
-/// The sockets that systemd passed, by their names; one without a name is called by its number.
+/// The sockets that systemd passed, by their names; a socket without a name goes by its number.
 ///
 /// # Errors
 /// [`SocketError::Passed`].
