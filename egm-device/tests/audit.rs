@@ -28,7 +28,7 @@ fn span(start: u64, size: u64) -> Span<InRegion> {
     Span::new(Offset::new(start), size).unwrap()
 }
 
-/// What the line says, without what differs from run to run; all of that must be there.
+/// The content of a line without the fields that differ between runs; all of those must be present.
 fn essence(line: &Value) -> Value {
     let mut line = line.as_object().unwrap().clone();
     let time = line.remove("time").unwrap();
@@ -198,7 +198,7 @@ fn two_processes_write_ten_thousand_lines_each_and_none_is_torn_or_lost() {
         assert!(child.wait().unwrap().success());
     }
     let text = fs::read_to_string(Paths::below(folder.path()).file).unwrap();
-    // Whoever begins while another writes may leave an empty line.
+    // A process that begins while another writes may leave an empty line.
     let texts = || text.lines().filter(|line| !line.is_empty());
     let lines = texts().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let found: BTreeSet<_> =

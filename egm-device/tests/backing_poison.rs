@@ -68,8 +68,8 @@ fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }
 
-/// Whether this is a process for the test `name` alone; if not, it is run in one and must succeed there. The handler and
-/// what it tells belong to a process.
+/// Whether this is a process for the test `name` alone; if not, runs it in one, where it must succeed. The handler and
+/// its reports belong to a process.
 fn alone(name: &str) -> bool {
     if !is_child() {
         assert!(child(name).status().unwrap().success());
@@ -174,8 +174,8 @@ fn a_sigbus_that_another_process_forges_kills_and_the_kernel_keeps_its_own_codes
     assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGBUS));
 }
 
-/// Makes the first page of `mapping` bad, as if a guest had read it: the kernel sends BUS_MCEERR_AR to who asks for it.
-/// False where the kernel cannot.
+/// Makes the first page of `mapping` bad, as if a guest had read it: the kernel sends BUS_MCEERR_AR to the calling
+/// thread. False where the kernel cannot.
 fn poison_first_page(mapping: &Mapping) -> bool {
     mapping.populate(0, 0x2000).unwrap();
     let page = mapping.as_ptr().cast();

@@ -173,7 +173,7 @@ impl Kept {
     }
 }
 
-/// Takes a slice, unlocks all that it can, keeps the memory, returns the slice, and looks when it is told to.
+/// Takes a slice, unlocks all that it can, keeps the memory, returns the slice, and reads the memory on request.
 fn attack(socket: &Path, keeps: &str) -> ! {
     let loan = Client::connect(socket).unwrap().take(&take("r", PAGE, false), |_| ()).unwrap();
     loan.file().write_all_at(b"tenant a", loan.offset()).unwrap();

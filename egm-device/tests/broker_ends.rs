@@ -64,7 +64,7 @@ fn a_signal_ends_it_in_order_and_the_next_one_serves() {
         assert_eq!(poll(&mut [PollFd::new(&loan.connection(), PollFlags::IN)], None), Ok(1));
         assert!(idle.free().is_err(), "its connection is closed");
         assert_eq!(loan.backing().unwrap().size(), 4 << 20, "who has memory keeps it");
-        // The broker had this grant, and is no more: the record says so until somebody asks.
+        // The broker had this grant and has ended: the record keeps it until a repair.
         let told = command(root, &["ledger", "repair"]).output().unwrap();
         let told = String::from_utf8(told.stdout).unwrap();
         assert!(told.contains("Forgotten: vm7 (process"), "{told}");

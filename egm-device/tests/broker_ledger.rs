@@ -1,4 +1,4 @@
-//! The broker with the ledger under it: what it lends is memory, locked and recorded.
+//! The broker with the ledger under it: its grants are memory, locked and recorded.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 

@@ -1,4 +1,4 @@
-//! Clients of the broker that send the memory of a pool to another user, who leaves it in flight.
+//! Clients of the broker that send the memory of a pool to another user, which leaves it in flight.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -1,4 +1,4 @@
-//! Which host a command is about, when somebody mistypes it or may not look at all of it.
+//! The host of a command, when its path is mistyped or not all of it is readable.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -1,7 +1,7 @@
 //! Slices from the command line: `carve plan`, `grant`, `return`, `scrub` and `ledger`, on a host that is a folder.
 //!
-//! Its region `hidden` is a plain file in the place of `/dev/mem`, which the program must not open: the folder is another
-//! host, whose memory is not here. What is granted comes from `local`.
+//! Its region `hidden` is a plain file in the place of `/dev/mem`, which the program must not open: the folder is
+//! another host, and that host's memory is not here. Slices are granted from `local`.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -201,7 +201,7 @@ fn a_command_keeps_its_slice_when_the_one_that_took_it_is_killed() {
     assert_eq!(host.says("ledger repair"), "The record is sound.\n");
 }
 
-/// The command may run as a tenant, who could release every lock on a description that it shares.
+/// The command may run as a tenant, which could release every lock on a description that it shares.
 #[test]
 fn a_command_gets_the_memory_and_no_lock() {
     let host = Host::new();

@@ -1,7 +1,7 @@
-//! A device per slice, on a host whose kernel has a dynamic device-DAX region without devices of others: real sysfs, real mappings.
+//! A device per slice, on a host with a dynamic device-DAX region and no other devices: real sysfs, real mappings.
 //!
-//! A kernel command line such as `memmap=256M%0x20000000-1+0xefffffff dax_hmem.region_idle=1` makes such a host of any machine or
-//! emulator. The tests use the host's own ledger, so that they never take a slice that a machine has.
+//! A kernel command line such as `memmap=256M%0x20000000-1+0xefffffff dax_hmem.region_idle=1` makes any machine or
+//! emulator such a host. The tests use the host's own ledger, so that they never take a slice that a machine has.
 
 #[cfg(test)]
 mod tests {

@@ -1,7 +1,7 @@
 //! Machines in the words of other monitors, and those monitors' own opinion of them where this host has them.
 //!
-//! What is written for two published topologies of EGM is in `tests/golden/export/`, and was read by somebody. After a change
-//! that is meant, write it anew and read the difference:
+//! The output for two published topologies of EGM is in `tests/golden/export/`, and was reviewed. After an intended
+//! change, write it anew and read the difference:
 //! ```text
 //! EGM_GOLDEN=write cargo test -p egm-device --test export && git diff egm-device/tests/golden
 //! ```
@@ -43,7 +43,7 @@ fn export(monitor: &str, config: &Path, host: &Path, options: &[&str]) -> Output
     command.output().unwrap()
 }
 
-/// What `--json` says of a machine of ours on the host that it is for.
+/// Output of `--json` for a machine of ours on its host.
 fn json(monitor: &str, name: &str, options: &[&str]) -> Value {
     let options = [options, &["--json"]].concat();
     let host = file(&format!("{name}.host.json"));
@@ -122,7 +122,7 @@ fn what_a_shell_reads_is_what_programs_are_told() {
     let config = awkward(folder.path());
     let host = file("x86.host.json");
     let text = String::from_utf8(export("qemu", &config, &host, &[]).stdout).unwrap();
-    // The shell runs a function in the place of QEMU, which says what it was given.
+    // The shell runs a function in the place of QEMU, which prints its arguments.
     let script = text.replacen("qemu-system-x86_64", "printf '%s\\0' qemu-system-x86_64", 1);
     let output = Command::new("sh").args(["-c", &script]).output().unwrap();
     let said = String::from_utf8(output.stdout).unwrap();

@@ -1,7 +1,7 @@
-//! A host that gives no more threads: memory is made present and scrubbed all the same, and
-//! what cannot be done is said.
+//! A host that grants no more threads: memory is made present and scrubbed all the same, and impossible work is refused
+//! with a reason.
 //!
-//! The limit holds for users without privilege, so each test runs itself once more as one that nobody else is.
+//! The limit holds for unprivileged users, so each test runs itself again as a user of its own.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -29,12 +29,12 @@ use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::{Resource, Rlimit, getrlimit, getuid, setrlimit};
 
 const SIZE: u64 = 1 << 20;
-/// How many more threads the child may have.
+/// Number of threads that the child may start.
 const MORE: &str = "EGM_TEST_MORE_THREADS";
-/// A user for each process that asks.
+/// First of the users; each process takes its own.
 const USERS: u32 = 0x4000_0000;
 
-/// Runs test `name` again as a user who may have `more` more threads.
+/// Runs test `name` again as a user with a limit of `more` more threads.
 fn again(name: &str, more: u64) {
     let mut child = Command::new("/proc/self/exe");
     child.args(["--exact", name, "--nocapture"]).env(MORE, more.to_string());
@@ -46,7 +46,7 @@ fn again(name: &str, more: u64) {
     assert!(output.status.success() && said.contains("1 passed"), "{more} more threads: {output:?}");
 }
 
-/// Whether this is the child, which has its limit then, and how many threads it may still start.
+/// In the child: sets its limit and returns the number of threads that it may still start. Elsewhere `None`.
 fn limited() -> Option<u64> {
     let more = std::env::var(MORE).ok()?.parse().unwrap();
     let status = fs::read_to_string("/proc/self/status").unwrap();
@@ -59,7 +59,7 @@ fn limited() -> Option<u64> {
     Some(more)
 }
 
-/// Who did something.
+/// The threads that did some of the work.
 #[derive(Default)]
 struct Workers(Mutex<HashSet<ThreadId>>);
 
@@ -118,11 +118,11 @@ fn memory_is_made_present_by_the_threads_that_there_are() {
         let blocks = std::os::unix::fs::MetadataExt::blocks(&memory.file().metadata().unwrap());
         assert_eq!(blocks * 512, SIZE);
     }
-    // One thread is for the first, and nobody but the caller is left for the second.
+    // One thread works on the first mapping, and only the caller is left for the second.
     assert!(workers.caller(), "{more} more threads");
 }
 
-/// A slice whose way back has no thread is lent still, and who returned it hears so.
+/// A slice stays granted when its return gets no thread, and its owner gets a refusal that reports so.
 #[test]
 fn a_return_that_no_thread_can_work_at_is_refused_and_frees_nothing() {
     let Some(more) = limited() else {

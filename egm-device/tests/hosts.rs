@@ -1,7 +1,7 @@
-//! What the program says of hosts that were written down: `tests/hosts/*.txt` are their `/proc` and `/sys`.
+//! Output of the program for recorded hosts: `tests/hosts/*.txt` are their `/proc` and `/sys`.
 //!
-//! Each story in `tests/golden/*.txt` is a list of commands and what came of them, and was read by somebody. After a change
-//! that is meant, write them anew and read the difference:
+//! Each `tests/golden/*.txt` is a list of commands with their output, and was reviewed. After an intended change, write
+//! them anew and read the difference:
 //! ```text
 //! EGM_GOLDEN=write cargo test -p egm-device --test hosts && git diff egm-device/tests/golden
 //! ```
@@ -71,9 +71,9 @@ mod tests {
         ),
     ];
 
-    /// Makes the files of `host` below `root`: `=== path` and its content, `=== path -> target` for a link, `=== path (srat)`
-    /// for an ACPI table with one structure a line, `=== path <- file` for a file of this repository. What stands before
-    /// the first says what it is.
+    /// Makes the files of `host` below `root`: `=== path` and its content, `=== path -> target` for a link, `=== path
+    /// (srat)` for an ACPI table with one structure a line, `=== path <- file` for a file of this repository. Text
+    /// before the first is a description.
     fn plant(host: &str, root: &Path) {
         for name in host.split('+') {
             let text = fs::read_to_string(format!("tests/hosts/{name}.txt")).unwrap();

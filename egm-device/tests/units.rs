@@ -1,4 +1,4 @@
-//! What is installed beside the programs says what its readers understand: systemd, udev, and our own command line.
+//! The readers of the installed files understand them: systemd, udev, and our own command line.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -19,7 +19,7 @@ fn config(name: &str) -> String {
     fs::read_to_string(Path::new("../configs").join(name)).unwrap()
 }
 
-/// Whether `program` is there; says so where it is not.
+/// Whether `program` is installed; prints a skip where it is not.
 fn is_there(program: &str) -> bool {
     let there = Command::new(program).arg("--version").output().is_ok();
     if !there {

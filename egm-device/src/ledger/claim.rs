@@ -13,7 +13,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc::{self, flock};
 
-/// How long somebody sleeps who finds the ledger's lock taken, at first and at last.
+/// First and longest pause between attempts to take the ledger's lock.
 const FIRST_PAUSE: Duration = Duration::from_micros(200);
 const LAST_PAUSE: Duration = Duration::from_millis(10);
 
@@ -34,10 +34,10 @@ pub(super) fn unlock<S>(file: &File, bytes: Span<S>) -> io::Result<()> {
     Ok(())
 }
 
-/// Locks all of `file`, waiting up to `patience` for whoever has it: who has it works for milliseconds, or is stopped.
+/// Locks all of `file`, waiting up to `patience` for its holder, which works for milliseconds, or is stopped.
 ///
 /// # Errors
-/// `TimedOut` when it was not to be had, and those of fcntl(2).
+/// `TimedOut` when it stayed taken, and those of fcntl(2).
 pub(super) fn wait(file: &File, patience: Duration) -> io::Result<()> {
     let whole = flock { l_len: 0, ..write_lock(0, 1)? };
     let (begun, mut pause) = (Instant::now(), FIRST_PAUSE);

@@ -19,16 +19,16 @@ use crate::free::Evidence;
 /// The ledger's own files fail.
 #[derive(Debug, thiserror::Error)]
 pub enum LedgerError {
-    /// The record cannot be read or replaced; what it said before still holds.
+    /// The record cannot be read or replaced; its earlier content still holds.
     #[error("cannot {step} the ledger's record")]
     Record {
-        /// What was tried.
+        /// The step that failed.
         step: &'static str,
         /// The kernel's reason.
         #[source]
         source: io::Error,
     },
-    /// A lock cannot be asked for.
+    /// A lock cannot be taken.
     #[error("cannot lock {}", path.display())]
     Lock {
         /// The lock's file.
@@ -83,19 +83,19 @@ pub enum GrantError {
     Short {
         /// What was short.
         short: Box<Short>,
-        /// Who has the bytes in the way, if any are.
+        /// Owners of the bytes in the way, if any are.
         holders: Vec<Held>,
     },
-    /// Two trust domains would meet in a region that a GPU reaches.
+    /// Two trust domains would share a region that a GPU reaches.
     #[error(transparent)]
     Exclusive(#[from] Box<Conflict>),
-    /// The ledger cannot be kept.
+    /// The ledger failed.
     #[error(transparent)]
     Ledger(#[from] LedgerError),
-    /// The bytes cannot be had.
+    /// The bytes cannot be opened.
     #[error(transparent)]
     Backing(#[from] BackingError),
-    /// Which of the bytes are bad is not known.
+    /// The bad pages cannot be read.
     #[error(transparent)]
     Retired(#[from] RetiredListError),
     /// An earlier owner's bytes could not be scrubbed; what was done stays done.
@@ -125,7 +125,7 @@ pub enum GrantError {
         offset: u64,
         /// The owner's name.
         owner: String,
-        /// What keeps it in use.
+        /// Evidence that it is in use.
         evidence: Vec<Evidence>,
     },
 }
@@ -133,7 +133,7 @@ pub enum GrantError {
 impl Report for GrantError {
     fn blame(&self) -> Blame {
         match self {
-            // What would be refused of any host's memory is a mistake; what this host has not, or not free, it lacks.
+            // A request that no host could grant is a mistake; memory that is missing or in use is the host's lack.
             Self::Short { short, .. } => match short.cause {
                 Cause::Size { .. } | Cause::Align | Cause::Unaligned { .. } => Blame::Configuration,
                 _ => Blame::Host,
@@ -168,7 +168,7 @@ impl Report for GrantError {
     }
 }
 
-/// `short` with who is in the way: of the wanted place if there is one, of the whole region otherwise.
+/// `short` with the owners in the way: of the requested place if there is one, of the whole region otherwise.
 pub(super) fn in_the_way(
     short: Short,
     request: &Request,
@@ -184,7 +184,7 @@ pub(super) fn in_the_way(
     GrantError::Short { short: Box::new(short), holders: held }
 }
 
-/// What keeps memory in use, for people.
+/// The evidence as text for people.
 fn list(evidence: &[Evidence]) -> String {
     first_of(evidence.iter().map(Evidence::to_string))
 }

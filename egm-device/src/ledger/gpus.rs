@@ -215,7 +215,7 @@ impl Ledger {
                 let held = self.held(&record.grants, &line, &self.line_file(&line)?)?;
                 let live = self.gpus(record, &region)?;
                 check(&region, owner, gpus, &held, &live)?;
-                // What a GPU of the same trust domain reaches already is not news to that domain.
+                // Memory that a GPU of the same trust domain already reaches needs no scrub for that domain.
                 if live.iter().all(|gpu| gpu.open_to.is_some()) && !zeroed.contains(&region.name) {
                     let clean = line.offsets(&record.clean(&line.name));
                     let dirty = States::new(&region, held, live, &clean, None).dirty;

@@ -31,7 +31,7 @@ impl Ledger {
         self.end_claims(&left)
     }
 
-    /// Ends those of `claims`, which their owner leaves, whose GPU no process has; the others get the evidence.
+    /// Ends those of `claims`, left by their owners, with a GPU that no process has; the others get the evidence.
     pub(super) fn end_claims(&self, claims: &[GpuClaim]) -> Result<Vec<GpuClaim>, LedgerError> {
         if claims.is_empty() {
             return Ok(Vec::new());

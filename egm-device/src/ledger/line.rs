@@ -1,8 +1,8 @@
-//! What bytes are counted on in locks and in the record.
+//! Address spaces of locks and records.
 //!
-//! A region's name and base come from files that people edit. Memory whose address is known is therefore counted by that
+//! A region's name and base come from files that people edit. Memory at a known address is therefore counted by that
 //! address, on one line for the whole host: a region that is renamed, moved or made larger within a boot takes along
-//! neither claims nor cleanliness of other bytes. What has no known address is counted from 0 on a line of its own.
+//! neither claims nor cleanliness of other bytes. Other memory is counted from 0 on a line of its own.
 #![forbid(unsafe_code)]
 
 use egm_address::{Address, InRegion, Span, SpanSet};
@@ -13,7 +13,7 @@ use crate::region::{Region, is_name};
 /// The line of all memory with an address; no region is called that.
 const HOST: &str = "@host";
 
-/// Where a region lies on which line.
+/// The line of a region, and its place there.
 #[derive(Debug, Clone)]
 pub(crate) struct Line {
     /// Its name: part of a file name.
@@ -45,7 +45,7 @@ impl Line {
         set.iter().filter_map(|span| self.place(span)).collect()
     }
 
-    /// What the region has of `span`, counted in the region.
+    /// The part of `span` in the region, counted in the region.
     pub(crate) fn offset(&self, span: Span<OnLine>) -> Option<Span<InRegion>> {
         let span = span.intersection(self.whole)?;
         Span::new(Address::new(span.start().offset_from(self.whole.start())?), span.size()).ok()

@@ -1,4 +1,4 @@
-//! Owners that have had dirty bytes, of whom each may have left something.
+//! Earlier owners of dirty bytes, each of which may still use them.
 #![forbid(unsafe_code)]
 
 use egm_address::SpanSet;
@@ -53,7 +53,7 @@ impl Record {
     }
 }
 
-/// An owner of whom nothing is recorded.
+/// Stands for an unrecorded owner.
 pub(super) const fn unknown() -> Owner {
     Owner { name: String::new(), uid: u32::MAX, pid: 0, started: 0, domain: None }
 }

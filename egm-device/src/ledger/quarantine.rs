@@ -30,7 +30,7 @@ impl Place<'_> {
         address.offset_from(self.line.whole.start())?.checked_add(self.origin())
     }
 
-    /// Where the region begins in its file.
+    /// Offset of the region in its file.
     fn origin(&self) -> u64 {
         match self.region.kind {
             RegionKind::Reserved { .. } => self.region.base.map_or(0, |base| base.get()),
@@ -114,7 +114,7 @@ impl Ledger {
         // A broker that keeps the slice for its client looks by itself.
         let lock = inode(&claims).map_err(|source| self.lock_error(&line, source))?;
         let is_left = |entry: &Entry| {
-            // As `held` has it: an owner whose lock file was removed has its slice as long as it lives.
+            // As in `held`: an owner with a removed lock file has its slice as long as it lives.
             let may_be_left = entry.is_quarantined() || entry.lock == lock || !entry.owner.is_alive();
             here(entry)
                 && may_be_left
@@ -221,7 +221,7 @@ impl Taken {
         }
     }
 
-    /// Records that the slice is quarantined because of `evidence`; the error that says so.
+    /// Records that the slice is quarantined because of `evidence`; returns the error that reports so.
     pub(crate) fn quarantined(&self, evidence: &[Evidence]) -> GrantError {
         // The lock ends with this process; a pool's account does, too.
         let lock = if self.region.kind.keeps_bytes() { 0 } else { self.lock };

@@ -62,7 +62,7 @@ pub(super) fn is_in_use(region: &Region, slice: &Slice) -> bool {
 /// Removes every device that has bytes of `slice`.
 ///
 /// # Errors
-/// [`BackingError::InUse`] for a device that a process still locks or whose memory is pinned.
+/// [`BackingError::InUse`] for a device that a process still locks or that has pinned memory.
 pub(super) fn revoke(region: &Region, slice: &Slice) -> Result<(), BackingError> {
     let (parent, span) = (parent(region)?, span(region, slice)?);
     for child in parent.overlapping(span).map_err(|source| failed(region, source))? {
@@ -100,6 +100,6 @@ fn is_locked(parent: &DaxRegion, child: &Child) -> Result<bool, DaxError> {
     let Some(of) = child.span.filter(|_| DaxRegion::is_bound(child)) else { return Ok(false) };
     let file = parent.open(child)?;
     let whole = Span::<OnLine>::new(Address::new(0), of.size()).ok();
-    // What cannot be asked counts as locked.
+    // A failed query counts as locked.
     Ok(whole.is_none_or(|whole| claim::held(&file, whole).map_or(true, |held| !held.is_empty())))
 }

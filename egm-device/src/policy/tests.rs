@@ -1,4 +1,4 @@
-//! What the rules and the queue promise, as sentences and as properties over random arrivals.
+//! Guarantees of the rules and the queue, as sentences and as properties over random arrivals.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU32;
@@ -163,7 +163,7 @@ fn the_example_is_a_policy() {
     assert_eq!(parse(text, &names).unwrap().rules().len(), 4);
 }
 
-/// A region and tenants who take and return in it, step by step.
+/// A region and tenants that take and return in it, step by step.
 struct World {
     queue: Queue,
     usable: u64,
@@ -258,7 +258,7 @@ fn steps(users: u32, most: u64) -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..200)
 }
 
-/// Runs `script`, then lets everything return until nobody waits.
+/// Runs `script`, then lets everything return until the queue is empty.
 fn run(rules: &[Rule], usable: u64, patience: Patience, script: &[Step]) -> World {
     let mut world = World::new(rules.to_vec(), usable, patience);
     let mut holds = BTreeMap::new();
@@ -300,8 +300,8 @@ fn rules_with(limits: &[(u64, u64, i32, u32)]) -> Vec<Rule> {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, max_shrink_iters: 200, ..ProptestConfig::default() })]
-    /// Whatever comes in whatever order: no quota is exceeded and no reservation eaten (checked after each grant),
-    /// everybody who did not leave is served once all the others have returned, once, and a replay is the same.
+    /// For any arrivals: no quota is exceeded and no reservation used up (checked after each grant), each request that
+    /// stays is served, once, when all others have returned, and a replay is the same.
     #[test]
     fn limits_hold_everybody_is_served_and_a_replay_is_the_same(
         limits in prop::collection::vec((1..100u64, 0..20u64, -1..2i32, 1..4u32), 1..5),
@@ -358,8 +358,8 @@ proptest! {
         prop_assert!(went <= most, "{} went before", went);
     }
 
-    /// Equal tenants who always have requests waiting share equally: what they have had, in bytes times time, never
-    /// differs by more than one slice held for the longest time. It starts unfairly: one tenant's requests all came first.
+    /// Equal tenants that always have requests waiting share equally: their use, in bytes times time, never differs by
+    /// more than one slice held for the longest time. It starts unfairly: one tenant's requests all came first.
     #[test]
     fn equal_tenants_share_equally(
         tenants in 2..6u32,
@@ -387,7 +387,7 @@ proptest! {
         }
     }
 
-    /// A request that fits the unused part of its rule's reservation is granted at once, whoever waits.
+    /// A request that fits the unused part of its rule's reservation is granted at once, whatever else waits.
     #[test]
     fn a_reservation_is_there_at_once(script in steps(2, 60), reservation in 1..40u64) {
         let rules = rules_with(&[(100, 0, 5, 1), (100, 0, 0, 9), (100, reservation, -5, 1)]);

@@ -1,4 +1,4 @@
-//! Which regions a host has.
+//! The regions of a host.
 
 use std::path::Path;
 
@@ -14,17 +14,17 @@ use crate::retired::Retired;
 /// A host's memory and what of it is offered to guests.
 #[derive(Debug, Serialize)]
 pub struct Survey {
-    /// What is known of the host.
+    /// Facts of the host.
     pub host: HostFacts,
     /// Its regions: EGM, reserved, device-DAX, then pools.
     pub regions: Vec<Region>,
-    /// What looks like a region and is none.
+    /// Candidates that are refused as regions.
     pub refused: Vec<Refused>,
 }
 
 impl Survey {
-    /// The host whose `/proc` and `/sys` are below `root`, with the spans that `files` name. Of devices it opens `/dev/kvm`
-    /// alone, to ask what it can do.
+    /// Surveys the host with its `/proc` and `/sys` below `root`, and the spans in `files`. `/dev/kvm` is the only
+    /// device that it opens, to query its capabilities.
     #[must_use]
     pub fn of(root: &Path, files: &[HostFile]) -> Self {
         let host = HostFacts::read(root);

@@ -1,17 +1,17 @@
-//! `/proc/iomem`: what the kernel knows of each host physical address.
+//! `/proc/iomem`: the kernel's resources by host physical address.
 
 use std::fmt;
 
 use egm_address::{Host, Hpa, Span};
 use serde::{Deserialize, Serialize};
 
-/// A line: a range of addresses and who has it. Lines below it, one level deeper, have parts of it.
+/// A line: a range of addresses and its user. Lines below it, one level deeper, have parts of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Resource {
     /// Its addresses.
     pub span: Span<Host>,
-    /// 0 for what stands at the left.
+    /// 0 for a line without indentation.
     pub depth: u8,
     /// `System RAM`, `Reserved`, `PCI Bus 0000:00`, a driver, …
     pub name: String,
@@ -24,7 +24,7 @@ impl Resource {
         self.depth == 0 && self.name.starts_with("System RAM")
     }
 
-    /// Whether nobody uses it: firmware or command line keep it aside. What stands below it may still be used.
+    /// Whether it is unused: firmware or command line keep it aside. Lines below it may still be in use.
     fn is_set_aside(&self) -> bool {
         self.depth == 0
             && (self.name.eq_ignore_ascii_case("reserved") || self.name.starts_with("Persistent Memory"))

@@ -1,4 +1,4 @@
-//! Reading files that somebody else wrote: a limit on every length, and nothing that a file can do stops us.
+//! Reading untrusted files: every length has a limit, and no file can block or stop the reader.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -69,7 +69,7 @@ pub(super) fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// The node in a `numa_node` file; -1 means that the kernel does not know.
+/// The node in a `numa_node` file; -1 stands for an unknown one.
 pub(super) fn node(path: &Path) -> Option<u32> {
     text(path).ok()?.parse().ok()
 }

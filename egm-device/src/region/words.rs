@@ -5,7 +5,7 @@
 
 use egm_address::{Host, Hpa, Span};
 
-/// What such a word does.
+/// Effect of such a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// `mem=`: nothing from this address (x86), or no more than so many bytes (Arm).
@@ -21,7 +21,7 @@ pub enum Effect {
 pub struct Word {
     /// As it was written.
     pub text: String,
-    /// What the kernel makes of it; several for a list, none for what it does not understand.
+    /// Effects in the kernel; several for a list, none for text that it does not understand.
     pub effects: Vec<Effect>,
 }
 

@@ -1,4 +1,4 @@
-//! Which blocks of a zeroed chunk are read back. Pure: randomness comes in.
+//! The blocks of a zeroed chunk that are read back. Pure: randomness comes in.
 //!
 //! The first block, the last one, and one at a random place in every [`EACH`] blocks: no program can foresee where a scrub
 //! looks, and memory that did not take the zeroes is found after as many chunks as its share is small.

@@ -1,4 +1,4 @@
-//! What is offered: the file of `egm-device serve --config`, JSON.
+//! The devices to serve: the file of `egm-device serve --config`, JSON.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -23,7 +23,7 @@ const MAX_DEVICES: usize = 256;
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Offer {
-    /// What operators call it: its slice's owner, and the name of a socket that systemd passes.
+    /// Name for operators: its slice's owner, and the name of a socket that systemd passes.
     pub name: String,
     /// The region, by name or kind.
     pub region: String,
@@ -31,9 +31,9 @@ pub struct Offer {
     pub size: ByteSize,
     /// Alignment of its host physical address; the least is the region's page.
     pub align: Option<ByteSize>,
-    /// Where clients connect. Without it systemd has to pass a socket.
+    /// Socket for clients. Without it systemd has to pass one.
     pub socket: Option<PathBuf>,
-    /// Guest proximity domain that the guest is told.
+    /// Proximity domain that the guest gets for the memory.
     pub pxm: Option<u32>,
     /// Whether every reset scrubs.
     #[serde(default)]
@@ -45,7 +45,7 @@ pub struct Offer {
     /// map every tenant's bytes.
     #[serde(default)]
     pub whole_device: bool,
-    /// What the function passes for.
+    /// PCI identity of the function.
     #[serde(default, deserialize_with = "id")]
     pub id: Id,
     /// Trust domain of its guest, without a broker: owners of one domain share a region that a GPU reaches.
@@ -76,7 +76,7 @@ struct Offers {
     devices: Vec<Offer>,
 }
 
-/// Why there is nothing to serve.
+/// Why a file of devices is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// It cannot be read.
@@ -87,26 +87,26 @@ pub enum FileError {
         /// The kernel's reason, or that it is too large.
         source: io::Error,
     },
-    /// It is not JSON, or says what nobody understands.
+    /// It is not JSON, or has an unknown key or value.
     #[error("{}:{}:{}: not devices to serve", path.display(), source.line(), source.column())]
     Json {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The parser's reason.
         source: serde_json::Error,
     },
     /// None, or too many.
     #[error("{count} devices: a process serves 1 to {MAX_DEVICES}")]
     Count {
-        /// How many there are.
+        /// Number of devices.
         count: usize,
     },
-    /// Two have the same.
+    /// Two devices share a value that must differ.
     #[error("two devices have the {what} {value:?}: each has its own")]
     Twice {
-        /// Which word.
+        /// The key.
         what: &'static str,
-        /// What they have.
+        /// The shared value.
         value: String,
     },
     /// Not a name.
@@ -121,9 +121,9 @@ pub enum FileError {
     /// `--slice` names none of them.
     #[error("there is no device {name:?}: there are {}", known.join(", "))]
     Unknown {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// What there is.
+        /// Names of the existing devices.
         known: Vec<String>,
     },
 }
@@ -150,7 +150,7 @@ impl Report for FileError {
     }
 }
 
-/// The devices of the file at `path`; only that one whose name is `slice`, where one is named.
+/// The devices of the file at `path`; only the one named `slice`, if given.
 ///
 /// # Errors
 /// [`FileError`].
@@ -170,7 +170,7 @@ pub fn load(path: &Path, slice: Option<&str>) -> Result<Vec<Offer>, FileError> {
     Ok(devices)
 }
 
-/// What of the devices of one process has to be so.
+/// Checks the devices of one process.
 ///
 /// # Errors
 /// [`FileError`].

@@ -6,7 +6,7 @@
 //!  socket.rs   an offer ─► its socket, made here or passed by systemd
 //!  post.rs     a function, a socket: one client at a time
 //! ```
-//! `crate::cli`'s `serve` holds them together, hears of bad pages and of SIGTERM.
+//! `crate::cli`'s `serve` connects them, and handles bad pages and SIGTERM.
 #![forbid(unsafe_code)]
 
 mod file;

@@ -1,4 +1,4 @@
-//! What our programs show to people: columns that line up, colour where the reader is a terminal, sizes, text in a page.
+//! Output for people: columns that line up, colour where the reader is a terminal, sizes, text in a page.
 
 mod out;
 pub mod page;
@@ -38,27 +38,27 @@ impl Colour {
     }
 }
 
-/// How text stands out; the discriminant is ANSI X3.64's select graphic rendition.
+/// Emphasis of text; the discriminant is ANSI X3.64's select graphic rendition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Style {
     /// A heading.
     Strong = 1,
-    /// What matters less.
+    /// Less important text.
     Faint = 2,
-    /// What is wrong.
+    /// An error.
     Red = 31,
-    /// What is ours to give.
+    /// Memory that can be granted.
     Green = 32,
-    /// What needs a look.
+    /// A warning.
     Yellow = 33,
-    /// What the kernel has.
+    /// The kernel's memory.
     Blue = 34,
-    /// What devices have.
+    /// Devices' memory.
     Cyan = 36,
 }
 
-/// Which side of its column a cell keeps to.
+/// Alignment of a cell in its column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// Text.
@@ -67,7 +67,7 @@ pub enum Side {
     Right,
 }
 
-/// Rows whose columns get as wide as their widest cell.
+/// Rows with columns as wide as their widest cell.
 #[derive(Debug)]
 pub struct Table<'a> {
     sides: &'a [Side],

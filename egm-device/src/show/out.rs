@@ -11,7 +11,7 @@ use crate::report::{Blame, Report};
 /// The first failure. Commands print in many places, and what is left for them to do is the same without it.
 static FAILURE: Mutex<Option<io::Error>> = Mutex::new(None);
 
-/// What a command printed did not all arrive.
+/// Some output of a command was lost.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write to standard output")]
 pub struct Unwritten(#[from] io::Error);
@@ -26,7 +26,7 @@ impl Report for Unwritten {
     }
 }
 
-/// Writes to standard output. Whoever ends the process asks [`written`] whether it arrived.
+/// Writes to standard output. The end of the process checks [`written`] for lost output.
 pub fn print(bytes: impl AsRef<[u8]>) {
     let mut out = io::stdout();
     if let Err(error) = out.write_all(bytes.as_ref()).and_then(|()| out.flush()) {

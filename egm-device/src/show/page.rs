@@ -1,6 +1,6 @@
 //! A page for a browser: one file, without scripts, fonts or anything else from elsewhere.
 //!
-//! What is called *html* here is written as it stands; everything else is text, which is escaped.
+//! A parameter called *html* is written as it stands; everything else is text, which is escaped.
 
 use std::fmt::Write;
 
@@ -46,7 +46,7 @@ pub fn table(title: &str, heads: &[&str], numeric: &[usize], rows: &[(String, Ve
     out
 }
 
-/// What the colours of a map mean: class of the style sheet and word.
+/// Legend of a map's colours: class of the style sheet and word.
 #[must_use]
 pub fn legend(colours: &[(&str, &str)]) -> String {
     let items: String =
@@ -59,20 +59,20 @@ pub fn legend(colours: &[(&str, &str)]) -> String {
 pub struct Band {
     /// Class of the style sheet; `free` is a thin broken band.
     pub class: &'static str,
-    /// Where it begins, as it is shown beside it.
+    /// Its first address, as shown beside it.
     pub start: String,
     /// Bytes.
     pub size: u64,
-    /// What it is.
+    /// Its name.
     pub what: String,
-    /// More of it, to its right.
+    /// Details, to its right.
     pub detail: String,
-    /// What is said to a pointer that rests on it.
+    /// Text for a pointer that rests on it.
     pub hint: String,
 }
 
 const WIDTH: u32 = 640;
-/// Where the bands begin, after the addresses.
+/// Left edge of the bands, after the addresses.
 const BAND_X: u32 = 150;
 const BAND_WIDTH: u32 = 250;
 const TOP: u32 = 14;
@@ -97,8 +97,8 @@ impl Band {
 /// A map as an SVG element that takes its colours from the page. `id` is a name that the page has once; `end` is where the
 /// last band ends.
 ///
-/// Sizes run from 4 KiB to many TiB, so height grows with their logarithm: everything can be read, larger is taller, and
-/// the numbers beside it say how much.
+/// Sizes run from 4 KiB to many TiB, so height grows with their logarithm: everything can be read, larger is taller,
+/// and the numbers beside it show the sizes.
 #[must_use]
 pub fn map(id: &str, title: &str, bands: &[Band], end: &str) -> String {
     let total: u32 = bands.iter().map(Band::height).sum::<u32>().saturating_add(TOP * 2);

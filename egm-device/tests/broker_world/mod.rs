@@ -1,4 +1,4 @@
-//! A broker on a thread, and under it a region whose file opens once.
+//! A broker on a thread, and under it a region with a file that opens once.
 
 use std::fs::File;
 use std::io;
@@ -52,7 +52,7 @@ pub(crate) struct Kept {
     file: File,
     opened: AtomicUsize,
     tidying: AtomicBool,
-    /// Whoever has it keeps everybody from looking.
+    /// While a test holds it, the source answers no query.
     pub(crate) ledger: Mutex<()>,
     state: Arc<Mutex<State>>,
 }
@@ -111,7 +111,7 @@ impl Kept {
         self.state.lock().unwrap().scrubbed.contains(&span)
     }
 
-    /// What clients found bad, as the source heard of it.
+    /// Bad pages that clients have reported to the source.
     pub(crate) fn bad(&self) -> Vec<Span<InRegion>> {
         self.state.lock().unwrap().bad.clone()
     }

@@ -1,7 +1,7 @@
 //! A host of its own for real programs: a mount namespace with a device-DAX region `dax0.0`.
 //!
-//! Its device is `/dev/zero` by another name: each mapping is memory of its own, which is enough for whoever asks what the
-//! ledger records, and not what the memory holds.
+//! Its device is `/dev/zero` by another name: each mapping is memory of its own, which is enough for tests of the
+//! ledger's record, but not of the memory's content.
 
 use std::fs;
 use std::os::unix::fs::symlink;

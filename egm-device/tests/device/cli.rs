@@ -74,7 +74,7 @@ impl Drop for Server {
 }
 
 impl Server {
-    /// Its first line says that its sockets are there.
+    /// Waits for the first line, which reports that the sockets are there.
     fn started(mut command: Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();

@@ -101,7 +101,7 @@ fn a_page_that_goes_bad_is_two_interrupts_a_span_of_the_list_and_ones_from_then_
     let mut data = [0; 4];
     client.read(BAR2, 0x5000, &mut data).unwrap();
     assert_eq!(data, [0xff; 4]);
-    // Who connects now maps around it.
+    // A new client maps around it.
     drop(client);
     let areas = world.client().region_info(BAR2).unwrap().0.areas;
     assert_eq!(areas.len(), 2);

@@ -1,4 +1,4 @@
-//! A FUSE file system whose server stops to answer: what a hostile user can mount, open and send.
+//! A FUSE file system with a server that stops answering: a hostile user can mount, open and send it.
 
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
@@ -68,7 +68,7 @@ impl Fuse {
         Some(fuse)
     }
 
-    /// A file whose server answers no write, no flush, no close and no question about the file system any more.
+    /// A file of a server that answers no write, no flush, no close and no file system query any more.
     pub(crate) fn file(&self) -> &File {
         &self.files[0]
     }

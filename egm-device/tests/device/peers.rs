@@ -47,7 +47,7 @@ fn seventeen_descriptors_with_one_window_are_refused_and_closed() {
     raw.say_with(&message(2, MAP, COMMAND, &window(0)), &seventeen);
     assert_eq!(raw.hear(), Some((2, Some(22), vec![])));
     drop((seventeen, writer));
-    // Nobody holds the pipe any more: it ends.
+    // No process holds the pipe any more: it ends.
     assert_eq!(rustix::io::read(&reader, &mut [0; 1]), Ok(0));
     raw.say(&message(3, MAP, COMMAND, &window(0)));
     assert_eq!(raw.hear().map(|(id, error, _)| (id, error)), Some((3, None)), "the connection stands");
@@ -68,7 +68,7 @@ fn who_wants_no_reply_gets_none_and_requests_sent_ahead_are_answered_in_order() 
     let (mut raw, _) = Raw::greeted(&world.path);
     let all = [
         message(7, MAP, NO_REPLY, &window(0)),
-        // Refused, and nobody is told.
+        // Refused, without a reply.
         message(8, MAP, NO_REPLY, &window(0)),
         message(9, WRITE, NO_REPLY, &access(0x1000, BAR2, b"ahead", 5)),
         message(10, READ, COMMAND, &access(0x1000, BAR2, &[], 5)),

@@ -18,7 +18,7 @@ const MOST: u32 = (1 << 20) + 80;
 /// it hung up.
 ///
 /// # Panics
-/// When a reply is none, answers what nobody asked, comes twice or out of order, or is missing.
+/// When a reply is malformed, has no request, comes twice or out of order, or is missing.
 pub(crate) fn talk(function: &Function, bytes: &[u8]) -> usize {
     let (mut client, theirs) = UnixStream::pair().expect("a socket");
     let (outcome, replies) = std::thread::scope(|scope| {
@@ -42,7 +42,7 @@ pub(crate) fn talk(function: &Function, bytes: &[u8]) -> usize {
     while let Ok(Some((frame, after))) = split(rest, MOST) {
         let (header, first) = (frame.header, messages == 0);
         let no_reply = matches!(header.kind, Kind::Command { no_reply: true });
-        // The handshake is answered even to who wants no reply.
+        // The handshake is answered even when no reply is requested.
         if !no_reply || (first && header.command == Command::Version.number()) {
             expected.push((header.id, header.command));
         }

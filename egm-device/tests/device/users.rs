@@ -47,7 +47,7 @@ fn silent_client_of(path: &Path, uid: u32) -> UnixStream {
     client.join().unwrap()
 }
 
-/// A server whose socket every user can reach.
+/// A server with a socket that every user can reach.
 fn open_server(host: &Host) -> Server {
     let server = host.serve("serve --region local --size 2MiB --socket vm.sock --patience 0");
     set_permissions(host.path(""), Permissions::from_mode(0o755)).unwrap();

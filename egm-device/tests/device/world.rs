@@ -86,7 +86,7 @@ impl Drop for World {
 }
 
 impl World {
-    /// A device whose pages in `retired` are bad.
+    /// A device with the bad pages `retired`.
     pub(crate) fn new(retired: &[(u64, u64)]) -> Self {
         Self::with(retired, false)
     }
@@ -100,7 +100,7 @@ impl World {
         Self::open(retired, scrub_at_reset, false, scrubbed)
     }
 
-    /// A device of a region whose slices share one file; everybody can reach its socket.
+    /// A device of a region in which slices share one file; every user can reach its socket.
     pub(crate) fn of_shared_file() -> Self {
         use std::os::unix::fs::PermissionsExt;
         let world = Self::open(&[], false, true, Box::new(|_| {}));

@@ -83,7 +83,7 @@ fn answers(words: &[String]) -> Vec<Value> {
     let mut qemu = Command::new(&words[0]);
     qemu.args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut qemu = qemu.spawn().unwrap();
-    // A QEMU that does not like its words closes this; what it says is shown below.
+    // A QEMU that refuses its arguments closes this; its messages are shown below.
     let _ = qemu.stdin.take().unwrap().write_all(QUESTIONS.as_bytes());
     let output = qemu.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
@@ -93,7 +93,7 @@ fn answers(words: &[String]) -> Vec<Value> {
     answers.filter_map(|mut line| line.get_mut("return").map(Value::take)).collect()
 }
 
-/// Asks QEMU, or says why not.
+/// Sends QEMU the questions, or prints why it cannot.
 fn ask(words: Vec<String>) -> Option<Vec<Value>> {
     if !exists(&words[0], "--version") {
         println!("skipped: {} is not installed, nobody read what is written for it", words[0]);

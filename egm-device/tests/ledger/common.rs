@@ -1,4 +1,4 @@
-//! A region whose bytes persist between owners without privilege: a plain file in the place of `/dev/mem`.
+//! A region with bytes that persist between unprivileged owners: a plain file in the place of `/dev/mem`.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;

@@ -1,4 +1,4 @@
-//! Every write and every change of state fails once, or is the last thing that happens; then somebody looks.
+//! Every write and every change of state fails once, or is the last thing that happens; then all memory is checked.
 //!
 //! For every n, in each of the ways below, the world breaks at step n of one scenario: a call to the disk or the memory, a scrubbed
 //! page. Afterwards every byte is granted again, in this boot and the next, and is zero. Each slice opens the memory, or each process.
@@ -27,7 +27,7 @@ use crate::common::{PAGE, egm_region, fill, identity, is_full_of, is_zero, regio
 const NOBODY: Watch<'static> = Watch::nobody();
 const PAGES: u64 = 12;
 
-/// How the world breaks at its step.
+/// How a step fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Break {
     /// The step fails, without effect. The next one works.
@@ -50,7 +50,7 @@ struct World {
 }
 
 impl World {
-    /// What becomes of the next step: `None` when it works, else whether half of it is done.
+    /// Outcome of the next step: `None` when it works, else whether half of it is done.
     fn next(&self, is_write: bool) -> Option<(bool, io::Error)> {
         let step = self.step.fetch_add(1, Ordering::Relaxed);
         let error = |half| Some((half, io::Error::other("broken by the test")));
@@ -69,7 +69,7 @@ impl World {
     }
 }
 
-/// A file system: what a process sees, and what a loss of power leaves.
+/// A file system: its content as a process sees it, and as a loss of power leaves it.
 #[derive(Default)]
 struct Files {
     names: BTreeMap<Name, usize>,
@@ -173,7 +173,7 @@ impl Disk for FakeDisk {
 /// Makes the region's file where it is missing, and opens its memory as a process does.
 type Open = fn(&Path, u64) -> (Region, Arc<dyn Memory>);
 
-/// Memory whose every page is a step.
+/// Memory in which the scrub of each page is a step.
 struct FakeMemory {
     memory: Arc<dyn Memory>,
     world: Arc<World>,
@@ -228,7 +228,7 @@ fn pages(span: egm_address::Span<InRegion>) -> impl Iterator<Item = SpanSet<InRe
     (span.start().get() / PAGE..span.end().get() / PAGE).map(|page| set(page, 1))
 }
 
-/// A slice, which is checked as its owner would, and then written to.
+/// Checks a slice as its owner would, and then writes to it.
 fn take(lease: Result<Lease, GrantError>, word: u64) -> Option<Lease> {
     let lease = lease.ok()?;
     assert!(is_zero(&lease), "{:?} was handed out with bytes in it", lease.slice());
@@ -305,7 +305,7 @@ fn is_zero_but_for_holes(lease: &Lease) -> bool {
     })
 }
 
-/// Tells the story in a world that breaks at step `at`; `false` when it ended before that.
+/// Runs the scenario with a break at step `at`; `false` when it ended before that step.
 fn tell(breaks: Break, at: usize, folder: &Path, open: Open) -> bool {
     let files = Arc::new(Mutex::new(Files::default()));
     let world = |breaks, at| Arc::new(World { breaks, at, step: AtomicUsize::new(0) });

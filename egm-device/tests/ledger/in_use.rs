@@ -23,7 +23,7 @@ use rustix::process::getuid;
 use crate::common::{PAGE, PlainFile, is_zero, ledger, region, request, set};
 use crate::in_flight::send;
 
-/// Memory whose first page does not become zero.
+/// Memory with a first page that does not become zero.
 struct Stuck(PlainFile);
 
 impl Memory for Stuck {
@@ -185,7 +185,7 @@ fn an_owner_is_not_forgotten_when_a_later_one_gets_no_memory() {
     assert_kept(&ledger, &region, &memory, child);
 }
 
-/// The record of an owner is lost, and a later owner gets no memory: that one is not all who had the bytes.
+/// The record of an owner is lost, and a later owner gets no memory: that owner is not the only one that had the bytes.
 #[test]
 fn nor_is_it_forgotten_that_owners_are_unknown() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Pages that an EGM device calls bad, which it does only once it is open: nobody touches them, from the first grant on.
+//! Pages that an EGM device lists as bad, only once it is open: no access touches them, from the first grant on.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -65,7 +65,7 @@ fn device(memory: PathBuf) -> (Arc<Device>, Arc<dyn Memory>) {
     (device.clone(), device)
 }
 
-/// The pages of `file` that somebody has written to since it was made.
+/// The pages of `file` that were written since it was made.
 fn touched(file: &Path) -> SpanSet<InRegion> {
     let bytes = std::fs::read(file).unwrap();
     let pages = bytes.chunks_exact(usize::try_from(PAGE).unwrap()).zip(0..);

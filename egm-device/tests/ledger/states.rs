@@ -122,7 +122,7 @@ fn a_removed_lock_file_does_not_free_what_a_living_process_has() {
     drop(lease);
 }
 
-/// Two slices, one of them clean, one held by nobody any more, and one page retired.
+/// Two slices, one clean and one dirty after its owner's end, and one retired page.
 fn used(folder: &Path, region: &Region) {
     let (ledger, memory) = (ledger(folder), crate::common::region(folder, 0).1);
     let clean = ledger.grant_from(&memory, region, &request("a", 2), &NOBODY).unwrap();

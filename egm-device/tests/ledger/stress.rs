@@ -1,15 +1,15 @@
 //! Processes that take, fill, check and return slices as fast as they can, while they are killed at any instruction and
-//! the record is torn up.
+//! the record is damaged.
 //!
-//! The memory is its own witness: an owner fills its slice with a word of its own and reads that back before it lets go,
-//! and every slice must come as zeroes. Two owners, or one unscrubbed page, end the test.
+//! The memory is its own witness: an owner fills its slice with a word of its own and reads that back before the
+//! return, and every slice must come as zeroes. Two owners, or one unscrubbed page, end the test.
 //!
-//! Of memory that each slice opens anew, as `/dev/mem`, and of memory that a process opens once, as an EGM device on a kernel that
-//! lets others open it too. Hostile owners have children that keep a slice when the owner has been killed: mapped, or as a
-//! descriptor in flight in a socket. No other owner may get it before they end. Others release every lock that they can reach,
-//! and hold locks of their own.
+//! The memory is one that each slice opens anew, as `/dev/mem`, and one that a process opens once, as an EGM device on
+//! a kernel that lets others open it too. Hostile owners have children that keep a slice after the owner was killed:
+//! mapped, or as a descriptor in flight in a socket. No other owner may get it before they end. Other owners release
+//! every lock that they can reach, and hold locks of their own.
 //!
-//! Each takes 5 seconds; `EGM_STRESS_SECONDS` says otherwise. The long run, without a test runner that loses patience:
+//! Each takes 5 seconds, or `EGM_STRESS_SECONDS`. The long run needs a test runner without a timeout:
 //! ```text
 //! EGM_STRESS_SECONDS=660 cargo test --profile lab -p egm-device --test ledger-stress -- --nocapture
 //! ```
@@ -45,7 +45,7 @@ use common::{egm_region, fill, is_full_of, is_zero, ledger, region, request, set
 const NOBODY: Watch<'static> = Watch::nobody();
 const PAGES: u64 = 64;
 const WORKERS: usize = 4;
-/// The longest life of a worker, about.
+/// The longest life of a worker, approximately.
 const LIFE: Duration = Duration::from_millis(20 * WORKERS as u64);
 
 /// Set for the processes that are killed, and for their children: they run this same test.
@@ -56,13 +56,13 @@ const SLICE: &str = "EGM_STRESS_SLICE";
 
 type Opened = fn(&Path, u64) -> (Region, Arc<dyn Memory>);
 
-/// How a process reaches the memory.
+/// Variant of the test: kind of memory, and behaviour of its owners.
 #[derive(Clone, Copy)]
 struct Way {
-    /// The test that tells of it.
+    /// Name of the test that runs it.
     test: &'static str,
     region: Opened,
-    /// What owners' children keep that survive them.
+    /// How the children of owners keep a slice after the owner's end.
     children: Option<Keep>,
     /// Whether owners release locks and hold others.
     forges: bool,
@@ -113,13 +113,13 @@ impl Random {
     }
 }
 
-/// A slice that a worker has.
+/// A slice of a worker.
 struct Holding {
     word: u64,
     lease: Lease,
-    /// What keeps it, too.
+    /// A child that keeps the slice too.
     child: Option<Child>,
-    /// A lock that the ledger did not take.
+    /// A lock outside the ledger.
     _forged: Option<File>,
 }
 
@@ -144,12 +144,12 @@ impl Holding {
     fn end(mut self, properly: bool) {
         self.check();
         if let Some(child) = &mut self.child {
-            // Whoever lets a slice go answers for those that it gave the memory to.
+            // An owner that ends a lease must first end the processes that it gave the memory to.
             child.kill().unwrap();
             child.wait().unwrap();
         }
         if properly {
-            // Refusals are part of the game: the record may be torn up under our feet.
+            // A refusal is allowed: the record may be damaged at any time.
             let _ = self.lease.give_back(&NOBODY);
         }
     }
@@ -169,7 +169,7 @@ fn spawn_survivor(way: Way, lease: &Lease, word: u64) -> Child {
         .unwrap()
 }
 
-/// Ends with a code when something is wrong: any other end but SIGKILL is a bug of the test.
+/// Exits with code 3 when something is wrong: any other end but SIGKILL is a bug of the test.
 fn wrong(what: &str, lease: &Lease) -> ! {
     eprintln!("process {}: {what}: {lease:?}", std::process::id());
     std::process::exit(3)
@@ -183,7 +183,7 @@ fn work(folder: &Path, way: Way, mut random: Random) -> ! {
     let ledger = ledger(folder);
     let mut held: Vec<Holding> = Vec::new();
     loop {
-        // Refusals are part of the game: the region may be full, the record torn up under our feet.
+        // Refusals are allowed: the region may be full, or the record damaged.
         match random.below(16) {
             0..8 if held.len() < 4 => {
                 let mut wanted = request("worker", 1 + random.below(PAGES / 4));
@@ -209,7 +209,7 @@ fn work(folder: &Path, way: Way, mut random: Random) -> ! {
 struct Workers<'a> {
     folder: &'a Path,
     way: Way,
-    /// Where they, and their children, complain.
+    /// Standard error of the workers and their children.
     complaints: PipeWriter,
     children: Vec<Child>,
     killed: u64,
@@ -258,7 +258,7 @@ impl<'a> Workers<'a> {
     }
 }
 
-/// Tears up the record, as no crash does: cut short, overwritten, gone. Never the record and its number: that is a new ledger.
+/// Damages the record as no crash does: truncates, overwrites or removes it. Not its number too: that is a new ledger.
 fn tear(folder: &Path, random: &mut Random) {
     let record = folder.join("var/lib/egm-device/ledger.json");
     let newest = folder.join("run/egm-device/ledger.newest");
@@ -278,7 +278,7 @@ fn tear(folder: &Path, random: &mut Random) {
     }
 }
 
-/// Every line that comes, until nobody is left who could write one.
+/// Collects all lines until the last possible writer has ended.
 fn listen(complaints: PipeReader) -> JoinHandle<Vec<String>> {
     let told = |line: &String| eprintln!("{line}");
     thread::spawn(move || BufReader::new(complaints).lines().map_while(Result::ok).inspect(told).collect())

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-/// Writes what such a host's kernel says below `root`.
+/// Writes the files of such a host's kernel below `root`.
 pub(crate) fn make(root: &Path) {
     for (path, text) in [
         ("proc/cmdline", ""),
