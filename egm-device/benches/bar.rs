@@ -3,8 +3,8 @@
 //! ```text
 //! cargo bench -p egm-device --bench bar -- --mib 256 --rounds 11
 //! ```
-//! prints one line of JSON: seconds that each way would need for all of it, of each round. `bar-write` and `bar-read` go through the areas and the descriptor that
-//! the server gave to a client, `memory-write` and `memory-read` through a mapping of the slice itself.
+//! prints one line of JSON: the seconds of each way for all of it, by round. `bar-write` and `bar-read` use the areas
+//! and descriptor that a client got, `memory-write` and `memory-read` a mapping of the slice itself.
 #![expect(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
 use std::fs::File;
@@ -22,12 +22,12 @@ use egm_vfio_wire::socket::{Connection, Patience};
 
 const BAR2: u32 = 2;
 const LIMIT: Duration = Duration::from_secs(60);
-/// Copied at once: it stays in the processor's own cache.
+/// Bytes copied at once: they stay in the processor's own cache.
 const PIECE: usize = 64 << 10;
-/// The ways take turns after so much, so that what else the machine does meets both.
+/// The ways take turns after this many bytes, so that other load of the machine affects both.
 const TURN: usize = 8 << 20;
 
-/// What a server gave to its client.
+/// An area that a server gave to its client.
 struct Area {
     file: File,
     offset: u64,
@@ -64,8 +64,8 @@ fn main() {
         (name, mapping)
     });
     let mut seconds = [const { (Vec::new(), Vec::new()) }; 2];
-    // The first round warms up; then each way begins every other round. In a round each has half of the turns' places, and
-    // never one that the other had just before, which a cache may hold.
+    // The first round warms up; then each way begins every other round. In a round each has half of the turns' places,
+    // and never one that the other had just before, which a cache may hold.
     for round in 0..=rounds {
         let mut sums = [(0.0, 0.0); 2];
         for (turn, at) in (0..usize::try_from(size).unwrap()).step_by(TURN).enumerate() {

@@ -18,7 +18,7 @@ use egm_address::{Offset, Span};
 use egm_device::scrub::{self, Work};
 use egm_device::{Anonymous, Backing, HugePage, Mapping, prefault, workers_for};
 
-/// A name and what it does.
+/// A name, and the work that is timed.
 type Way = (&'static str, fn(&Anonymous, &Mapping));
 
 /// The chunk of a memset's thread.
@@ -67,7 +67,7 @@ fn main() {
     println!("{{{}}}", figures.collect::<Vec<_>>().join(","));
 }
 
-/// The word after `name`; `cargo bench` adds words of its own.
+/// The argument after `name`; `cargo bench` adds arguments of its own.
 fn argument(name: &str) -> Option<String> {
     std::env::args().skip_while(|word| word != name).nth(1)
 }

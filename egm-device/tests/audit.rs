@@ -1,4 +1,4 @@
-//! The audit log as the real programs write it, and as `egm-device log` shows it; and claims of clients that lie.
+//! The audit log as the real programs write it, and as `egm-device log` shows it; and false claims of clients.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -77,7 +77,7 @@ fn the_programs_log_what_happens_to_slices_and_nothing_else() {
     let grant = "carve grant --broker /run/broker.sock --region nope --size 2MiB --name vm2 -- /bin/true";
     assert_eq!(host.run(grant).0, 3);
     drop(broker);
-    // Bad memory, and its way back.
+    // Bad memory, and its return to use.
     let retire = |at| {
         let bad = SpanSet::from_iter([page(at)]);
         host.ledger().retire(&host.region(), &bad, &Owner::this("test"), "a memory error").unwrap();
@@ -97,7 +97,7 @@ fn the_programs_log_what_happens_to_slices_and_nothing_else() {
 
     let lines = host.log();
     let mut found: Vec<Value> = lines.iter().map(essence).collect();
-    // The texts of refusals are the business of other tests.
+    // Other tests check the texts of refusals.
     for refusal in found.iter_mut().filter(|line| line["event"] == "refusal") {
         let reason = refusal.as_object_mut().unwrap().remove("reason").unwrap();
         assert!(reason.as_str().is_some_and(|reason| reason.len() > 10 && !reason.contains('\n')));

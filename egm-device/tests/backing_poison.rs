@@ -1,7 +1,7 @@
-//! Bad memory in use: what becomes an event, and what must still kill.
+//! Bad memory in use: which signals become events, and which must still kill.
 //!
-//! A process may send itself a signal with the kernel's own codes (`rt_tgsigqueueinfo`), so everything but the hardware is
-//! tested on any machine. What must kill runs in a child, which is this very test program.
+//! A process may send itself a signal with the kernel's own codes (`rt_tgsigqueueinfo`), so everything but the hardware
+//! is tested on any machine. Tests that must be killed run in a child, which is this very test program.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -52,7 +52,7 @@ fn memory() -> Mapping {
     Mapping::new(&Anonymous::new("test", SIZE, None).unwrap(), 0, SIZE, 0).unwrap()
 }
 
-/// The test `name` in a process of its own, which does what stands behind `is_child`.
+/// The test `name` in a process of its own, which runs the code after `is_child`.
 fn child(name: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", name, "--nocapture"]).env(CHILD, "1");
@@ -138,7 +138,7 @@ fn an_ordinary_sigbus_of_a_truncated_file_kills() {
     assert_eq!(killed_by("an_ordinary_sigbus_of_a_truncated_file_kills"), Some(libc::SIGBUS));
 }
 
-/// Waits for the parent where a guest would run, so that the handler has every reason to let things pass.
+/// Waits for the parent in the state of a running guest, in which the handler tolerates most.
 fn wait_in_guest() {
     let mapping = memory();
     let mut watch = Watch::new().unwrap();

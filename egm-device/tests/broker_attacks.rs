@@ -38,7 +38,7 @@ const SECRET: &[u8; 8] = b"tenant b";
 const MARK: &str = "attack: ";
 static NEVER: AtomicBool = AtomicBool::new(false);
 
-/// Set for attackers, which run the test that started them: the broker's socket and what they do.
+/// Set for attackers, which run the test that started them: the broker's socket and the attack.
 const SOCKET: &str = "EGM_ATTACK_SOCKET";
 const KEEPS: &str = "EGM_ATTACK_KEEPS";
 
@@ -133,7 +133,7 @@ impl Drop for Attacker {
     }
 }
 
-/// What is left to an attacker that has returned its slice.
+/// Access that an attacker keeps after the return of its slice.
 enum Kept {
     Mapping(Mapping),
     Descriptor(File),
@@ -196,7 +196,7 @@ fn attack(socket: &Path, keeps: &str) -> ! {
     std::process::exit(0)
 }
 
-/// A tenant keeps its memory and returns it; the next tenant's secret is not to be read by it.
+/// A tenant keeps its memory and returns it; it must not read the next tenant's secret.
 fn the_next_tenant_is_safe_from_one_that_keeps(keeps: &str, test: &str) {
     if let Some(socket) = std::env::var_os(SOCKET) {
         attack(Path::new(&socket), &std::env::var(KEEPS).unwrap());
@@ -225,7 +225,7 @@ fn the_next_tenant_is_safe_from_one_that_keeps(keeps: &str, test: &str) {
     assert_eq!((held[0].usage, evidence), (Use::Quarantined, vec![(hold, Some(attacker.child.id()))]));
     assert_eq!(attacker.look(), "tenant a");
     drop(attacker);
-    // The broker looks again by itself.
+    // The broker repeats its check on its own.
     let loan = world.client().take(&take("r", PAGE, true), |_| ()).unwrap();
     let mut bytes = [1; 8];
     loan.file().read_exact_at(&mut bytes, loan.offset()).unwrap();
@@ -272,7 +272,7 @@ fn pass_on(socket: &Path) -> ! {
         memory.file().write_all_at(&[1; 4096], 0).unwrap();
         send(&std::io::stdin(), loan.file());
         drop(memory);
-        // Its word counts for nothing as long as others have the memory.
+        // Its return counts for nothing as long as others have the memory.
         let _ = loan.give_back(&NEVER);
     }
     std::process::exit(0)
@@ -329,7 +329,7 @@ fn memory_that_is_passed_on_stays_on_the_account_of_its_client() {
     drop(memory);
     assert!(self::hoard(&socket).is_empty());
     drop(name);
-    // The broker looks again by itself.
+    // The broker repeats its check on its own.
     let loan = Client::connect(&socket).unwrap().take(&take("local", QUOTA, true), |_| ()).unwrap();
     assert!(loan.give_back(&NEVER).is_ok());
 }

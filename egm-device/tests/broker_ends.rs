@@ -13,7 +13,7 @@ use egm_device::broker::{Client, Take};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Ended with the test, where that does not go well.
+/// Killed with the test, if the test fails.
 struct Broker(Child);
 
 impl Drop for Broker {
@@ -71,7 +71,7 @@ fn a_signal_ends_it_in_order_and_the_next_one_serves() {
     }
 }
 
-/// It could not see which processes map a slice, nor open a device: it would answer "0 free" to every client.
+/// It could not see the processes that map a slice, nor open a device: it would answer "0 free" to every client.
 #[test]
 fn a_broker_without_privileges_does_not_start_and_names_the_remedy() {
     use std::os::unix::fs::chown;

@@ -100,7 +100,7 @@ impl World {
     }
 }
 
-/// The part of a user's process.
+/// Runs a user's process in its role.
 fn play(role: &str) -> ! {
     let variable = |name| PathBuf::from(std::env::var_os(name).unwrap());
     let region = variable(REGION).into_os_string().into_string().unwrap();
@@ -128,7 +128,7 @@ fn play(role: &str) -> ! {
     std::process::exit(0)
 }
 
-/// What is in flight to another user counts for its owner until nothing has it.
+/// Memory in flight to another user counts for its owner until no process has it.
 fn stays_on_the_account(test: &'static str, region: &'static str) {
     if let Ok(role) = std::env::var(ROLE) {
         play(&role);
@@ -147,7 +147,7 @@ fn stays_on_the_account(test: &'static str, region: &'static str) {
     assert!(answer.contains("quota"), "a second slice of the quota's size: {answer}");
     assert!(receive(&unread).is_none(), "a second slice");
     drop(other);
-    // The broker looks again by itself.
+    // The broker repeats its check on its own.
     let null = fs::File::open(Path::new("/dev/null")).unwrap();
     let output = world.run_as(OWNER, "wait", null.into()).output().unwrap();
     assert!(String::from_utf8(output.stdout).unwrap().contains("answer: true"));

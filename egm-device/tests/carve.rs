@@ -1,4 +1,4 @@
-//! Carving beside a model that looks at every block of a small region.
+//! Carving beside a model that checks every block of a small region.
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -39,7 +39,7 @@ fn short_of(result: Result<Slice, Short>) -> Cause {
     result.unwrap_err().cause
 }
 
-/// What the model knows of a block.
+/// State of a block in the model.
 #[derive(Clone, Copy, Default)]
 struct Block {
     busy: bool,
@@ -80,7 +80,7 @@ impl Small {
         blocks
     }
 
-    /// The place by definition: every aligned place is looked at, the best kind and then the lowest wins.
+    /// The place by definition: every aligned place is checked, the best kind and then the lowest wins.
     fn expected(&self, size: u64, align: u64) -> Option<u64> {
         let blocks = self.blocks();
         let align = align.max(self.page);

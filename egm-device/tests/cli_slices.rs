@@ -20,12 +20,12 @@ use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
 
-/// A folder. One test at a time has one: a program that another test starts would have this one's locks until its exec.
+/// A host folder. Tests take turns: a program that another test starts would have this one's locks until its exec.
 struct Host(tempfile::TempDir, #[expect(dead_code, reason = "held")] MutexGuard<'static, ()>);
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// What a command did: its exit code, standard output and standard error.
+/// Result of a command: its exit code, standard output and standard error.
 type Did = (i32, String, String);
 
 impl Host {
@@ -88,7 +88,7 @@ impl Host {
         serde_json::from_str(&self.says(&format!("{words} --json"))).unwrap()
     }
 
-    /// What is wrong, of a command that must end with `code` and say nothing else.
+    /// Standard error of a command that must end with `code` and print nothing else.
     #[track_caller]
     fn refuses(&self, code: i32, words: &str) -> String {
         let (found, out, error) = self.run(words);
@@ -194,7 +194,7 @@ fn a_command_keeps_its_slice_when_the_one_that_took_it_is_killed() {
     let (code, out, _) = host.run(&format!("{grant}; $SHOW"));
     assert!(code == -1 && row(&out, "local").starts_with("local 64 MiB 4 MiB"), "{out}");
     let free = || host.json("ledger show")[1]["held"] == json!([]);
-    // The shell's end is not this process's to wait for: its descriptors are gone a moment after its output.
+    // This process cannot wait for the shell's end: its descriptors are gone a moment after its output.
     assert!((0..1000).any(|_| free()));
     let told = host.says("ledger repair");
     assert!(told.starts_with("The record is sound.\nForgotten: vm1 (process "), "{told}");

@@ -1,6 +1,6 @@
-//! A core file holds no byte of a slice, whatever the host's filter of core files lets in.
+//! A core file holds no byte of a slice, whatever the host's filter of core files admits.
 //!
-//! What dumps core runs in a child, which is this very test program.
+//! The code that dumps core runs in a child, which is this very test program.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -35,7 +35,7 @@ fn map_and_abort() {
     std::process::abort();
 }
 
-/// How often `words` is in `core`.
+/// Number of occurrences of `words` in `core`.
 fn count(core: &[u8], words: [&[u8]; 2]) -> usize {
     let words = words.concat();
     core.windows(words.len()).filter(|window| *window == words).count()

@@ -63,7 +63,7 @@ mod tests {
         }
     }
 
-    /// What a client has of a slice: its own descriptor of the same description.
+    /// A client's access to a slice: its own descriptor of the same description.
     struct Client {
         file: File,
         size: u64,

@@ -1,4 +1,4 @@
-//! Texts of recorded hosts, configurations and owners that a terminal would obey: each command shows them as text, or refuses.
+//! Recorded hosts, configurations and owners with terminal control sequences: each command escapes or refuses them.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -11,14 +11,14 @@ use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
-/// What a terminal obeys, in both encodings that it knows.
+/// A control sequence in both encodings that terminals support.
 const ESCAPE: &str = "\u{1b}[2J\u{9b}31m";
 
 fn egm_device(words: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_egm-device")).args(words).output().unwrap()
 }
 
-/// Whether a terminal obeys nothing of what was printed but the ends of lines; whether the text is there, escaped.
+/// Whether the output has no control characters but the ends of lines, and has the text, escaped.
 #[track_caller]
 fn shows(output: &Output, what: &str) -> bool {
     let mut shown = false;

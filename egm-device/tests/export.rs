@@ -1,4 +1,4 @@
-//! Machines in the words of other monitors, and those monitors' own opinion of them where this host has them.
+//! Machines as arguments of other monitors, and those monitors' check of them where this host has them.
 //!
 //! The output for two published topologies of EGM is in `tests/golden/export/`, and was reviewed. After an intended
 //! change, write it anew and read the difference:
@@ -131,7 +131,7 @@ fn what_a_shell_reads_is_what_programs_are_told() {
     assert!(told.iter().any(|word| word.contains("`id` \\ *")), "{told:?}");
 }
 
-/// What is said beside an export of the awkward machine, with `options`.
+/// Notes beside an export of the awkward machine, with `options`.
 fn awkward_notes(monitor: &str, options: &[&str]) -> Vec<String> {
     let folder = tempfile::tempdir().unwrap();
     let options = [options, &["--json"]].concat();

@@ -1,4 +1,4 @@
-//! What a scrub promises: all of it is zero, nothing else is touched, bad memory is an error with its place.
+//! Guarantees of a scrub: all of it is zero, nothing else is touched, bad memory is an error with its place.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -14,7 +14,7 @@ use egm_device::scrub::{Cause, ScrubError, Work, zero};
 
 const PAGE: u64 = 0x1000;
 const SIZE: u64 = 5 << 20;
-/// Where the slice begins in its region.
+/// Offset of the slice in its region.
 const AT: Offset = Offset::new(0x4000_0000);
 
 /// A slice that begins at `offset` of a plain file.
@@ -182,7 +182,7 @@ fn bytes_that_another_process_writes_behind_the_scrub_are_found() {
         });
         let never = AtomicBool::new(false);
         let scrub = || zero(&memory, AT, &spans(&[(0, SIZE)]), &work(&|_| {}, &never));
-        // A round in which the writer had no turn finds nothing.
+        // A round without a turn of the writer finds nothing.
         let found = (0..1_000).map(|_| scrub()).find(Result::is_err);
         stop.store(true, Ordering::Relaxed);
         writer.join().unwrap();

@@ -22,7 +22,7 @@ use egm_device::{Anonymous, Backing};
 
 const GPU: &str = "0009:01:00.0";
 
-/// A host folder, and the turn to use one: a program that another test starts has this one's locks until its exec.
+/// A host folder. Tests take turns: a program that another test starts has this one's locks until its exec.
 struct Host(tempfile::TempDir, #[expect(dead_code, reason = "held")] MutexGuard<'static, ()>);
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -49,7 +49,7 @@ impl Memory for Instead {
 }
 
 impl Host {
-    /// With all of egm4 clean: what is dirty is scrubbed before a claim, and the program cannot open the region.
+    /// With all of egm4 clean: dirty bytes are scrubbed before a claim, and the program cannot open the region.
     fn new() -> Self {
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let host = Self(tempfile::tempdir().unwrap(), turn);
@@ -209,7 +209,7 @@ fn a_gpu_is_refused_while_another_owner_has_a_slice_of_its_region() {
     assert_eq!(code, 0, "{error}");
 }
 
-/// The users of a GPU ask no ledger, so that every taker is asked about them.
+/// The users of a GPU do not use the ledger, so every request of a slice is checked against them.
 #[test]
 fn a_region_is_refused_to_every_taker_while_another_user_may_open_its_gpu() {
     if !rustix::process::geteuid().is_root() {

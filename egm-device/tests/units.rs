@@ -55,7 +55,7 @@ fn systemd_takes_the_units_without_a_word() {
     assert!(!said.contains("egm-"), "{said}");
 }
 
-/// 0 is the least that a service can do, 10 the most.
+/// 0 is the fewest privileges of a service, 10 the most.
 #[test]
 fn services_keep_few_privileges_and_leave_no_core_dumps() {
     for unit in &UNITS[..2] {
@@ -144,7 +144,7 @@ fn the_broker_s_unit_lets_it_write_the_audit_log() {
     assert_eq!(values("LogsDirectoryMode"), ["0700"]);
 }
 
-/// The unit's bounding set is what the broker really needs.
+/// The broker works with the capabilities of the unit's bounding set alone.
 #[test]
 fn the_broker_starts_and_serves_with_the_capabilities_of_its_unit() {
     use egm_device::broker::{Client, Take};
@@ -195,7 +195,7 @@ fn our_command_line_takes_what_the_units_say() {
         text.lines().filter_map(|line| line.strip_prefix("ExecStart=")).map(str::to_owned).collect::<Vec<_>>()
     }) {
         let words = line.strip_prefix(INSTALLED).unwrap().replace("%i", "vm1");
-        // Whatever comes before is read, and refused if it is wrong; then the help ends it.
+        // The arguments before `--help` are parsed, and refused if they are wrong; then the help ends it.
         good(Command::new(PROGRAM).args(words.split_whitespace()).arg("--help").output().unwrap());
         count += 1;
     }

@@ -10,7 +10,7 @@ use crate::audit::{Action, Event, Finding, Place};
 use crate::scrub::{Cause, ScrubError, Scrubbed};
 
 impl Lease {
-    /// Logs that `block` (bytes of the slice from 0 on) was not zero after a scrub that the owner asked for.
+    /// Logs that `block` (bytes of the slice from 0 on) was not zero after a scrub that the owner requested.
     pub fn log_mismatch(&self, block: Span<InRegion>, cause: &Cause) {
         let start = block.start().checked_add(self.taken.slice.offset);
         if let Some(block) = start.and_then(|start| Span::new(start, block.size()).ok()) {
@@ -25,7 +25,7 @@ impl Taken {
         self.ledger.log_retired(&self.region, bad, &self.by, reason);
     }
 
-    /// Logs what a scrub did.
+    /// Logs the result of a scrub.
     pub(super) fn log_scrub(&self, scrubbed: &Scrubbed, duration: Duration) {
         if let Some(place) = Place::of_set(&self.region.name, &scrubbed.done) {
             self.ledger.audit().write(&Event::Scrub(Action::new(self.by.clone(), place, duration)));

@@ -1,4 +1,4 @@
-//! Why the ledger does not do what it is asked.
+//! Errors of the ledger.
 
 use std::io;
 use std::path::PathBuf;
@@ -37,7 +37,7 @@ pub enum LedgerError {
         #[source]
         source: io::Error,
     },
-    /// The region is none.
+    /// The region has an invalid name or place.
     #[error("region \"{region}\" has a name or a place that no ledger can keep")]
     Region {
         /// Its name.
@@ -81,7 +81,7 @@ pub enum GrantError {
     /// The region has no place for it.
     #[error("{short}{}", held_by(holders))]
     Short {
-        /// What was short.
+        /// The missing resource.
         short: Box<Short>,
         /// Owners of the bytes in the way, if any are.
         holders: Vec<Held>,

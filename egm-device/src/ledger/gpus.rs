@@ -41,10 +41,10 @@ pub struct HeldGpu {
     pub owner: Option<Owner>,
     /// Start of the claim, in seconds of 1970 by the wall clock; 0 when unknown.
     pub since: u64,
-    /// The users that may open it, where this is no claim.
+    /// The users that may open it, if this is not a claim.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub open_to: Option<OpenGpu>,
-    /// What still has the GPU of an owner that has ended.
+    /// Evidence that the GPU of an owner that has ended is in use.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub evidence: Vec<Evidence>,
 }
@@ -115,8 +115,8 @@ impl GpuLease {
 }
 
 impl Drop for GpuLease {
-    /// Removes the claims of GPUs that no process has from the record. The others, and all where that fails, stay for a review
-    /// after the owner's process has ended.
+    /// Removes the claims of GPUs that no process has from the record. The others, and all if that fails, stay for a
+    /// review after the owner's process has ended.
     fn drop(&mut self) {
         if self.claims.is_empty() {
             return;
@@ -152,8 +152,8 @@ enum Attempt {
 }
 
 impl Ledger {
-    /// Claims those of `functions` that reach one of `regions` for `owner`, and scrubs what is free there first; `None` when
-    /// none of them does.
+    /// Claims those of `functions` that reach one of `regions` for `owner`, and scrubs the free bytes there first;
+    /// `None` when none of them does.
     ///
     /// # Errors
     /// [`GrantError::Exclusive`] when an owner of another trust domain has a slice or a GPU there, and those of a scrub.
@@ -271,7 +271,7 @@ impl Ledger {
         region.functions.iter().flat_map(of).collect()
     }
 
-    /// Judges users that may open GPUs by `policy` instead of the host's. It has no effect after the first such decision.
+    /// Uses `policy` instead of the host's for users that may open GPUs. No effect after the first such decision.
     #[must_use]
     pub fn trusting(self, policy: Policy) -> Self {
         let _ = self.0.policy.set(policy);

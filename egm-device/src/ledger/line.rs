@@ -10,7 +10,7 @@ use egm_address::{Address, InRegion, Span, SpanSet};
 use super::record::OnLine;
 use crate::region::{Region, is_name};
 
-/// The line of all memory with an address; no region is called that.
+/// The line of all memory with an address; no region can have this name.
 const HOST: &str = "@host";
 
 /// The line of a region, and its place there.
@@ -23,7 +23,7 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// The line of `region`; `None` for a name that is none, or a place that a lock cannot have.
+    /// The line of `region`; `None` for an invalid name, or a place that a lock cannot have.
     pub(crate) fn of(region: &Region) -> Option<Self> {
         let (name, base) = match region.base {
             Some(base) => (HOST, base.get()),
@@ -34,13 +34,13 @@ impl Line {
         (fits && is_name(&region.name)).then(|| Self { name: name.to_owned(), whole })
     }
 
-    /// Bytes of the region, counted on the line; `None` for what lies outside.
+    /// Bytes of the region, counted on the line; `None` for bytes outside it.
     pub(crate) fn place(&self, span: Span<InRegion>) -> Option<Span<OnLine>> {
         let start = self.whole.start().checked_add(span.start().get())?;
         Span::new(start, span.size()).ok().filter(|span| self.whole.covers(*span))
     }
 
-    /// [`Line::place`] of each span, what lies outside left out.
+    /// [`Line::place`] of each span, without those outside.
     pub(crate) fn places(&self, set: &SpanSet<InRegion>) -> SpanSet<OnLine> {
         set.iter().filter_map(|span| self.place(span)).collect()
     }

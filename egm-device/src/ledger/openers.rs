@@ -1,7 +1,7 @@
 //! Users other than root that may open a GPU: the kernel consults no ledger and no broker about them.
 //!
-//! A user that may open a GPU's VFIO node has that GPU, with or without a slice and whatever the user's processes report. Owner,
-//! group, mode and access control list of the node count. Members of group 0 count as root.
+//! A user that may open a GPU's VFIO node has that GPU, with or without a slice and whatever the user's processes
+//! report. Owner, group, mode and access control list of the node count. Members of group 0 count as root.
 #![forbid(unsafe_code)]
 
 use std::ffi::OsStr;

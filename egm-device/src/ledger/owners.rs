@@ -9,7 +9,7 @@ use crate::owner::Owner;
 /// Owners that have had bytes since their last scrub.
 pub(crate) struct Last {
     pub(super) owners: Vec<Owner>,
-    /// Whether no others have, even if a record was lost.
+    /// Whether there are no others, even if a record was lost.
     pub(super) are_all: bool,
 }
 
@@ -33,8 +33,8 @@ impl Entry {
 }
 
 impl Record {
-    /// All owners of `entries`, once each, for the [`Entry::earlier`] of an entry of `bytes`; the last is unknown where others may
-    /// have had some of them.
+    /// All owners of `entries`, once each, for the [`Entry::earlier`] of an entry of `bytes`; the last is unknown if
+    /// others may have had some of them.
     pub(super) fn owners_of(&mut self, entries: &[Entry], bytes: &SpanSet<OnLine>) -> Vec<Owner> {
         let mut owners: Vec<Owner> = Vec::new();
         for owner in entries.iter().flat_map(Entry::all_owners).filter(|owner| owner.pid != 0) {

@@ -89,7 +89,7 @@ impl Ledger {
             .collect())
     }
 
-    /// Looks again at quarantined bytes of `region` that no lock keeps; returns the entries of those that are free, and dirty, now.
+    /// Reviews quarantined bytes of `region` that no lock keeps; returns the entries that are now free, and dirty.
     ///
     /// # Errors
     /// [`LedgerError`].
@@ -97,8 +97,8 @@ impl Ledger {
         self.look_again(region, &Entry::is_quarantined)
     }
 
-    /// Looks at bytes of `region` of entries that are `due` and that no lock keeps. Those that are free are dirty now, and their
-    /// entries returned; the others are quarantined.
+    /// Reviews bytes of `region` in entries that are `due` and that no lock keeps. Free bytes become dirty, and their
+    /// entries are returned; the others are quarantined.
     pub(super) fn look_again(
         &self,
         region: &Region,
@@ -111,7 +111,7 @@ impl Ledger {
             return Ok(Vec::new());
         };
         let claims = self.line_file(&line)?;
-        // A broker that keeps the slice for its client looks by itself.
+        // A broker that keeps the slice for its client reviews it itself.
         let lock = inode(&claims).map_err(|source| self.lock_error(&line, source))?;
         let is_left = |entry: &Entry| {
             // As in `held`: an owner with a removed lock file has its slice as long as it lives.
@@ -196,7 +196,7 @@ impl Taken {
         Place { region: &self.region, line: &self.line, span: self.place }
     }
 
-    /// Whether the slice of `backing`, a region that keeps bytes, is free of what owners `last` had and left.
+    /// Whether the slice of `backing`, a region that keeps bytes, is free of uses that the owners `last` left behind.
     pub(crate) fn verdict(
         &self,
         memory: &dyn Memory,
@@ -208,7 +208,7 @@ impl Taken {
         Ok(memory.look(&self.ledger.question(&self.place(), file, last)?))
     }
 
-    /// An error where the memory of the slice, which its owner returns, is in use: it is quarantined, durably where it keeps bytes.
+    /// Fails if a process uses the slice that its owner returns: it is quarantined, durably where it keeps bytes.
     pub(crate) fn expect_free(&self, memory: &dyn Memory, backing: &dyn Backing) -> Result<(), GrantError> {
         let verdict = if self.region.kind.keeps_bytes() {
             self.verdict(memory, backing, Last::only(self.owner.clone()))?
@@ -223,7 +223,7 @@ impl Taken {
 
     /// Records that the slice is quarantined because of `evidence`; returns the error that reports so.
     pub(crate) fn quarantined(&self, evidence: &[Evidence]) -> GrantError {
-        // The lock ends with this process; a pool's account does, too.
+        // The lock ends with this process; so does a pool's account.
         let lock = if self.region.kind.keeps_bytes() { 0 } else { self.lock };
         let is_new = Cell::new(false);
         let recorded = self.change_entry(|entry| {
@@ -234,7 +234,7 @@ impl Taken {
         if let Err(error) = recorded {
             return error.into();
         }
-        // A broker looks at it again each second.
+        // A broker repeats this each second.
         if is_new.get() {
             self.log_quarantine(&bytes_of(&self.slice).into_iter().collect(), evidence);
         }
@@ -267,8 +267,8 @@ impl Taken {
         Last { owners: self.before.iter().flat_map(Entry::owners).collect(), are_all }
     }
 
-    /// Leaves the slice, because `bytes` of its file are in use: they are quarantined, and the rest is as it was. Returns what
-    /// is not worth another look for this request.
+    /// Gives up the slice, because `bytes` of its file are in use: they are quarantined, and the rest is as it was.
+    /// Returns the bytes that need no further attempt for this request.
     pub(crate) fn quarantine(
         self,
         evidence: &[Evidence],
@@ -282,13 +282,13 @@ impl Taken {
         Ok(if is_mapped_only { self.line.offsets(&used) } else { rest })
     }
 
-    /// Leaves the slice, because a process uses a device with `bytes` that an earlier owner had.
+    /// Gives up the slice, because a process uses a device with `bytes` that an earlier owner had.
     pub(crate) fn quarantine_device(self, bytes: Span<InRegion>) -> Result<(), LedgerError> {
         let used = self.line.place(bytes).and_then(|span| span.intersection(self.place));
         self.quarantine_places(&Evidence::of(Hold::Description), &used.into_iter().collect()).map(drop)
     }
 
-    /// Quarantines `used` bytes of the slice; returns what is dirty of the region.
+    /// Quarantines `used` bytes of the slice; returns the region's dirty bytes.
     fn quarantine_places(
         &self,
         evidence: &[Evidence],
@@ -300,7 +300,7 @@ impl Taken {
         let rest = self.ledger.change(|record| {
             let (earlier, devices) = (record.owners_of(&self.before, used), record::devices_of(&self.before));
             let is_it = |entry: &Entry| entry.line == line.name && entry.span == self.place;
-            // What a GPU could reach meanwhile is clean no more.
+            // Bytes that a GPU could reach meanwhile are not clean any more.
             if !record.grants.iter().any(|entry| is_it(entry) && entry.exposed) {
                 let retired = line.places(self.region.retired.spans());
                 record.add_clean(&line.name, &clean.minus(used).minus(&retired));

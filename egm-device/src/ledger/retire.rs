@@ -14,9 +14,9 @@ use crate::report::{Blame, Report};
 use crate::retired::Retired;
 
 impl Ledger {
-    /// [`Ledger::retire`] for `bad` bytes that the owner `by` of `slice` of `region` found. Bytes outside the slice are left
-    /// out: they are not its owner's to judge. A pool's bytes have no place that a later owner could get: its kernel keeps
-    /// bad pages.
+    /// [`Ledger::retire`] for `bad` bytes that the owner `by` of `slice` of `region` found. Bytes outside the slice are
+    /// left out: its owner has no right to report them. A pool's bytes have no fixed place that a later owner could
+    /// get: the kernel keeps its bad pages.
     ///
     /// # Errors
     /// [`LedgerError`].
@@ -35,8 +35,8 @@ impl Ledger {
         self.retire_for(region, &inside, by, "its owner's process got a memory error there")
     }
 
-    /// Nobody gets `pages` of `region` any more, because `by` found them bad for this `reason`. Whole pages of the host are
-    /// retired.
+    /// Takes `pages` of `region` out of use for every owner, because `by` found them bad for this `reason`. Whole pages
+    /// of the host are retired.
     ///
     /// # Errors
     /// [`LedgerError`].
@@ -70,8 +70,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Reads the bytes of `slice`, which has those of `backing`, that its owner `by` claims to be bad. What cannot be read is
-    /// retired; what can be read is logged and stays in use.
+    /// Reads the bytes of `slice`, which has those of `backing`, that its owner `by` claims to be bad. Unreadable bytes
+    /// are retired; readable ones are logged and stay in use.
     ///
     /// # Errors
     /// [`LedgerError`].
@@ -109,8 +109,8 @@ impl Ledger {
         }
     }
 
-    /// Whether the retired `pages` of `region` can be put back into use, and, with `commit`, does it. What they hold is scrubbed
-    /// before anyone gets it.
+    /// Whether the retired `pages` of `region` can be put back into use, and, with `commit`, does it. They are scrubbed
+    /// before the next grant.
     ///
     /// # Errors
     /// [`UnretireError`]: nothing is changed.

@@ -1,8 +1,8 @@
 //! Slices with a device of their own: when the device of earlier owners may be revoked.
 //!
-//! The ledger's own lock on a slice excludes every living owner, so any other device of its bytes is left over from an owner that
-//! ended without a return. While a process keeps that device locked it is in use. A client can drop its lock, which the broker
-//! placed on the client's description: it then loses the memory, and no byte of a later owner reaches it.
+//! The ledger's own lock on a slice excludes every living owner, so any other device of its bytes is from an owner that
+//! ended without a return. While a process keeps that device locked it is in use. A client can drop its lock, which the
+//! broker placed on the client's description: it then loses the memory, and no byte of a later owner reaches it.
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -28,13 +28,13 @@ fn span(region: &Region, slice: &Slice) -> Result<Span<Host>, BackingError> {
     span_of(region, slice).ok_or_else(|| BackingError::NoBase { region: region.name.clone() })
 }
 
-/// Locks the device of a slice for the description of `backing`; false where another description has a lock. A later owner is safe
-/// because the device is revoked: the lock only spares a process that uses the memory although its owner was killed.
+/// Locks the device of a slice for the description of `backing`; false where another description has a lock. Revocation
+/// keeps a later owner safe: the lock only spares a process that uses the memory although its owner was killed.
 pub(crate) fn lock(backing: &dyn Backing) -> Result<bool, LedgerError> {
     claim::lock(backing.file(), whole(backing)?).map_err(lock_error)
 }
 
-/// Ends what [`lock`] began.
+/// Releases the lock of [`lock`].
 pub(crate) fn unlock(backing: &dyn Backing) -> Result<(), LedgerError> {
     claim::unlock(backing.file(), whole(backing)?).map_err(lock_error)
 }
@@ -48,7 +48,7 @@ fn lock_error(source: io::Error) -> LedgerError {
     LedgerError::Lock { path: "the memory".into(), source }
 }
 
-/// Whether a process has a device of `slice` locked. What cannot be found out counts as locked.
+/// Whether a process has a device of `slice` locked. A failed query counts as locked.
 pub(super) fn is_in_use(region: &Region, slice: &Slice) -> bool {
     let is_locked = || -> Result<bool, BackingError> {
         let (parent, span) = (parent(region)?, span(region, slice)?);

@@ -11,11 +11,11 @@ use crate::region::refused::{Reason, Refused};
 use crate::region::{DaxFiles, Region, RegionKind};
 use crate::retired::Retired;
 
-/// The least span that the kernel gives a device of a dynamic region: what it adds struct pages for at a time.
+/// Smallest span of a device of a dynamic region: the kernel adds struct pages for this many bytes at a time.
 const LEAST_PAGE: u64 = 2 << 20;
 
-/// Devices of `/sys/bus/dax/devices` below `root`, but for those of size 0. Of a region that is split into devices by grants
-/// there is one region and no device.
+/// Devices of `/sys/bus/dax/devices` below `root`, without those of size 0. A region that grants split into devices is
+/// one region, and its devices are none.
 pub(super) fn discover(root: &Path, facts: &HostFacts) -> impl Iterator<Item = Result<Region, Refused>> {
     let folder = root.join("sys/bus/dax/devices");
     let region = move |name: String| {
@@ -70,14 +70,14 @@ fn region(folder: &Path, name: &str, facts: &HostFacts) -> Result<Option<Region>
     }))
 }
 
-/// Whether the kernel's region of the device `name` in `folder` is split by grants: its first device has no memory, which leaves
-/// all of it to the devices of slices.
+/// Whether grants split the kernel's region of the device `name` in `folder`: its first device has no memory, which
+/// leaves all of it to the devices of slices.
 fn is_split(folder: &Path, name: &str) -> bool {
     let Some((region, _)) = name.split_once('.') else { return false };
     number(&folder.with_file_name(format!("{region}.0")).join("size")) == Some(0)
 }
 
-/// The region of `size` bytes whose first device is `name`. Of a device without memory the kernel shows the region's address.
+/// The region of `size` bytes with the first device `name`. The kernel shows its address on a device without memory.
 fn split(folder: &Path, name: &str, size: u64, facts: &HostFacts) -> Result<Region, Reason> {
     let base = number(&folder.join("resource")).filter(|base| *base != 0);
     let page = ByteSize::new(number(&folder.join("align")).unwrap_or(0).max(LEAST_PAGE));
@@ -94,7 +94,7 @@ fn split(folder: &Path, name: &str, size: u64, facts: &HostFacts) -> Result<Regi
     })
 }
 
-/// Whether a region is made of whole pages.
+/// Checks that a region is made of whole pages.
 fn aligned(size: u64, base: Option<u64>, page: ByteSize) -> Result<(), Reason> {
     let unaligned = |(_, value): &(_, u64)| !value.is_multiple_of(page.get());
     match [("size", size), ("base", base.unwrap_or(0))].into_iter().find(unaligned) {
@@ -103,7 +103,7 @@ fn aligned(size: u64, base: Option<u64>, page: ByteSize) -> Result<(), Reason> {
     }
 }
 
-/// The node of the device in `folder`. The kernel reports none for what `memmap=` made, but ACPI may describe it.
+/// The node of the device in `folder`. The kernel reports none for memory of `memmap=`, but ACPI may describe it.
 fn node_of(folder: &Path, base: Option<u64>, size: u64, facts: &HostFacts) -> Option<u32> {
     let described = || base.and_then(|base| facts.node_of(Span::new(Hpa::new(base), size).ok()?));
     node(&folder.join("target_node")).or_else(|| node(&folder.join("numa_node"))).or_else(described)

@@ -11,7 +11,7 @@ use crate::region::refused::{Reason, Refused};
 use crate::region::{Region, RegionKind, dax, egm, reserved};
 use crate::retired::Retired;
 
-/// A host's memory and what of it is offered to guests.
+/// A host's memory, and the regions that it offers to guests.
 #[derive(Debug, Serialize)]
 pub struct Survey {
     /// Facts of the host.
@@ -43,7 +43,7 @@ impl Survey {
     }
 }
 
-/// A byte has one region, and a name means one region.
+/// Refuses a region that shares its name or a byte with another.
 fn apart(regions: &[Region], region: Region) -> Result<Region, Refused> {
     if regions.iter().any(|other| other.name == region.name) {
         return Err(Refused::new(&region.name, Reason::NameTaken));
@@ -55,7 +55,7 @@ fn apart(regions: &[Region], region: Region) -> Result<Region, Refused> {
     }
 }
 
-/// hugetlb pools that have pages, guest memory that the host can map, and memory of this process, which is always there.
+/// hugetlb pools with pages, guest memory that the host can map, and memory of this process, which always exists.
 fn pools(host: &HostFacts) -> impl Iterator<Item = Region> + '_ {
     let hugetlb = host.nodes.iter().flat_map(|node| {
         node.pools.iter().filter(|pool| pool.total > 0).map(|huge| {

@@ -31,15 +31,15 @@ impl Resource {
     }
 }
 
-/// As the kernel prints it.
+/// The format of `/proc/iomem`.
 impl fmt::Display for Resource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:08x}-{:08x} : {}", self.span.start(), self.span.last(), self.name)
     }
 }
 
-/// The lines of `/proc/iomem`. Without privilege the kernel shows every address as zero: then there are none. A line that
-/// is not as documented is left out.
+/// The lines of `/proc/iomem`. Without privilege the kernel shows every address as zero: the result is empty then. A
+/// line of another format is left out.
 #[must_use]
 pub fn parse(text: &str) -> Vec<Resource> {
     let all: Vec<Resource> = text.lines().filter_map(line).collect();

@@ -7,13 +7,13 @@ use std::{io, str};
 
 use crate::bounded;
 
-/// No text that we read is longer: `/proc/iomem` of a large host has some 100 KiB.
+/// Maximum size of a text in bytes: `/proc/iomem` of a large host has some 100 KiB.
 const LIMIT: u64 = 4 << 20;
 
-/// No folder that we list has more entries.
+/// Maximum number of entries of a folder.
 const ENTRIES: usize = 1 << 16;
 
-/// The bytes of a file of at most [`LIMIT`] bytes. A pipe in its place is empty instead of a wait for ever.
+/// The bytes of a file of at most [`LIMIT`] bytes. A pipe in its place reads as empty instead of blocking.
 ///
 /// # Errors
 /// The kernel's, or `InvalidData` for a longer file.
@@ -40,7 +40,7 @@ pub(super) fn all(file: File) -> io::Result<Vec<u8>> {
 /// The text of a file, without white space around it.
 ///
 /// # Errors
-/// As [`bytes`], and `InvalidData` for what is not UTF-8.
+/// As [`bytes`], and `InvalidData` for text that is not UTF-8.
 pub(super) fn text(path: &Path) -> io::Result<String> {
     let bytes = bytes(path)?;
     let text = str::from_utf8(&bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "not text"))?;
@@ -60,7 +60,7 @@ pub(crate) fn parse_number(text: &str) -> Option<u64> {
     }
 }
 
-/// Names in a folder, sorted; a folder that is not there has none.
+/// Names in a folder, sorted; a missing folder has none.
 pub(super) fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().take(ENTRIES);
     let mut names: Vec<String> =

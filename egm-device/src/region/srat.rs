@@ -19,7 +19,7 @@ pub struct Affinity {
 const HEADER: usize = 48;
 
 /// The enabled memory of `table`, in its order. Linux numbers nodes as domains appear: first those of processors and
-/// initiators, then those that only have memory. A table that ends too early has what came before its end.
+/// initiators, then those with memory only. A truncated table yields the entries before its end.
 #[must_use]
 pub(super) fn parse(table: &[u8]) -> Vec<Affinity> {
     let mut domains: Vec<u32> = Vec::new();

@@ -16,10 +16,10 @@ pub enum Effect {
     Persistent(Span<Host>),
 }
 
-/// A word and what it does.
+/// A word and its effects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Word {
-    /// As it was written.
+    /// The word as it was written.
     pub text: String,
     /// Effects in the kernel; several for a list, none for text that it does not understand.
     pub effects: Vec<Effect>,
@@ -55,7 +55,7 @@ fn map(part: &str) -> Option<Effect> {
     }
 }
 
-/// The kernel's `memparse`: a number in C's notation and a power of 1024, and what follows.
+/// The kernel's `memparse`: a number in C's notation and a power of 1024, and the rest of the text.
 fn size(text: &str) -> Option<(u64, &str)> {
     let (radix, digits) = match text.get(..2) {
         Some("0x" | "0X") => (16, text.get(2..)?),
@@ -77,8 +77,8 @@ fn size(text: &str) -> Option<(u64, &str)> {
     Some((number.checked_mul(1 << shift)?, rest.get(1..)?))
 }
 
-/// Whether a word of `line` keeps all of `span` from the kernel's allocator. `ram_below` are the bytes of System RAM that
-/// lie below the span: on Arm `mem=` counts bytes, and what it leaves is at the bottom.
+/// Whether a word of `line` keeps all of `span` from the kernel's allocator. `ram_below` are the bytes of System RAM
+/// that lie below the span: on Arm `mem=` counts bytes, and keeps the lowest ones.
 #[must_use]
 pub fn explain(line: &str, span: Span<Host>, ram_below: u64) -> bool {
     parse(line).iter().flat_map(|word| &word.effects).any(|effect| match *effect {

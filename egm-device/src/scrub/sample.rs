@@ -1,7 +1,7 @@
 //! The blocks of a zeroed chunk that are read back. Pure: randomness comes in.
 //!
-//! The first block, the last one, and one at a random place in every [`EACH`] blocks: no program can foresee where a scrub
-//! looks, and memory that did not take the zeroes is found after as many chunks as its share is small.
+//! The first block, the last one, and one at a random place in every [`EACH`] blocks: no program can foresee the
+//! places, and a share of memory that did not take the zeroes is found after a number of chunks inverse to that share.
 
 use egm_address::{InRegion, Span};
 
@@ -10,7 +10,7 @@ use super::CHUNK;
 /// Bytes that are read back in one piece.
 pub(super) const BLOCK: usize = 64 << 10;
 const BLOCK_BYTES: u64 = BLOCK as u64;
-/// Blocks of which one at least is read back. One random byte chooses it.
+/// At least one of this many blocks is read back. One random byte chooses it.
 const EACH: u64 = 256;
 /// Random bytes for a chunk.
 pub(super) const RANDOM: usize = 4;

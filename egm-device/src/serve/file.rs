@@ -14,7 +14,7 @@ use crate::policy::is_word;
 use crate::region::nearest;
 use crate::report::{Blame, Report};
 
-/// A device is a few lines; this is a book.
+/// Maximum size of the file in bytes; a device takes a few lines.
 const MAX_FILE: u64 = 1 << 20;
 /// Most devices of one process.
 const MAX_DEVICES: usize = 256;
@@ -70,7 +70,7 @@ struct Offers {
     /// For editors.
     #[serde(rename = "$schema")]
     _schema: Option<String>,
-    /// What these devices are for.
+    /// Description of the devices, for people.
     #[serde(rename = "description")]
     _description: Option<String>,
     devices: Vec<Offer>,
@@ -95,7 +95,7 @@ pub enum FileError {
         /// The parser's reason.
         source: serde_json::Error,
     },
-    /// None, or too many.
+    /// No device, or too many.
     #[error("{count} devices: a process serves 1 to {MAX_DEVICES}")]
     Count {
         /// Number of devices.
@@ -109,13 +109,13 @@ pub enum FileError {
         /// The shared value.
         value: String,
     },
-    /// Not a name.
+    /// An invalid name of a device.
     #[error("{0:?} is not a device's name: 1 to 64 of A-Z a-z 0-9 . _ -")]
     Name(String),
-    /// Not a trust domain.
+    /// An invalid name of a trust domain.
     #[error("{0:?} is not a trust domain: 1 to 64 of A-Z a-z 0-9 . _ -")]
     Domain(String),
-    /// Nothing there.
+    /// A slice of 0 bytes.
     #[error("device {0:?} has a slice of 0 bytes: give it a size, as \"64GiB\"")]
     Empty(String),
     /// `--slice` names none of them.

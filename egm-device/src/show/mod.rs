@@ -20,7 +20,7 @@ pub enum Colour {
 }
 
 impl Colour {
-    /// For what goes to standard output; `NO_COLOR` turns it off (no-color.org).
+    /// The setting for standard output; `NO_COLOR` turns it off (no-color.org).
     #[must_use]
     pub fn of_stdout() -> Self {
         let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
@@ -163,7 +163,7 @@ pub fn escape(text: &str) -> String {
     out
 }
 
-/// Exactly so many bytes, as a command line takes them: `64MiB`, and `4097B` where no unit divides them.
+/// Exactly this many bytes, in a command line's notation: `64MiB`, and `4097B` where no unit divides them.
 #[must_use]
 pub fn exact(bytes: u64) -> String {
     let text = ByteSize::new(bytes).to_string();

@@ -94,8 +94,8 @@ impl Band {
     }
 }
 
-/// A map as an SVG element that takes its colours from the page. `id` is a name that the page has once; `end` is where the
-/// last band ends.
+/// A map as an SVG element that takes its colours from the page. `id` is an identifier, unique in the page; `end` is
+/// the end of the last band, as shown.
 ///
 /// Sizes run from 4 KiB to many TiB, so height grows with their logarithm: everything can be read, larger is taller,
 /// and the numbers beside it show the sizes.

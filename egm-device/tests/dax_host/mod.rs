@@ -19,7 +19,7 @@ use tempfile::TempDir;
 
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// What a shell does before it becomes the program.
+/// Script of the shell that becomes the program.
 const ENTER: &str = "for folder in var/lib var/log run dev sys/bus/dax sys/dev/char; do
         mount --bind \"$HOST/$folder\" \"/$folder\"
     done
@@ -86,7 +86,7 @@ impl DaxHost {
         command
     }
 
-    /// `egm-device` with these words, for its exit code, standard output and standard error.
+    /// `egm-device` with these arguments; returns its exit code, standard output and standard error.
     pub(crate) fn run(&self, words: &str) -> (i32, String, String) {
         let mut command = self.command(env!("CARGO_BIN_EXE_egm-device"));
         let output = command.args(words.split(' ')).output().unwrap();

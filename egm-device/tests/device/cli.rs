@@ -51,7 +51,7 @@ impl Host {
         Server::started(self.command(words))
     }
 
-    /// No grant is left in the ledger's record, of which a holder would be missed.
+    /// Checks that the ledger's record has no grant left without its owner.
     #[track_caller]
     pub(crate) fn owes_nothing(&self) {
         let told = self.command("ledger repair").output().unwrap().stdout;
@@ -89,7 +89,7 @@ impl Server {
         self.0.wait().unwrap().code()
     }
 
-    /// As [`Server::end`], but of a server that may hang: it is waited for as long as any machine may take.
+    /// As [`Server::end`], but of a server that may hang: the wait has the longest timeout of any machine.
     pub(crate) fn end_in_time(mut self) -> Option<i32> {
         let pid = Pid::from_child(&self.0);
         let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
@@ -195,7 +195,7 @@ fn a_server_whose_words_nobody_reads_serves_on() {
     let server = Server::started(command);
     drop(reader);
     for _ in 0..3 {
-        // It breaks the protocol, of which a note is made.
+        // It breaks the protocol, which the server logs.
         let mut strange = UnixStream::connect(host.path("vm.sock")).unwrap();
         strange.write_all(&[0xff; 64]).unwrap();
         let _ = strange.read(&mut [0; 1]);
@@ -313,7 +313,7 @@ fn a_thousand_clients_leave_neither_descriptors_nor_memory_behind() {
     let server = host.serve("serve --region local --size 2MiB --socket vm.sock");
     let path = host.path("vm.sock");
     (0..100).for_each(|number| round(&path, number));
-    // One client at a time has a seat: while one is served, nothing of those before it is left.
+    // One client at a time has a seat: while one is served, no state of those before it is left.
     let costs = || {
         let _vm = client(&path);
         server.costs()

@@ -1,4 +1,4 @@
-//! What a client of the device sees: ours and the `vfio_user` crate's.
+//! The device as a client sees it: ours and the `vfio_user` crate's.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

@@ -15,7 +15,7 @@ const SET_IRQS: u16 = 8;
 const EINVAL: u32 = 22;
 const ENOENT: u32 = 2;
 
-/// Bytes that a client can ask for at most.
+/// Maximum number of bytes that a client can request.
 const MOST: u32 = 1 << 20;
 
 fn words(words: &[u32]) -> Vec<u8> {

@@ -1,4 +1,4 @@
-//! What real peers do (facts of the `vfio_user` crate, cloud-hypervisor and QEMU), and what hostile ones could.
+//! Behaviour of real peers (facts of the `vfio_user` crate, cloud-hypervisor and QEMU), and attacks of hostile ones.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use egm_vfio_wire::socket::{Connection, Patience};
 use crate::raw::{COMMAND, MAP, NO_REPLY, READ, Raw, WRITE, access, message, window};
 use crate::world::{BAR0, BAR2, CONFIG, LIMIT, SIZE, World, event};
 
-/// The next client is served as if nothing had been.
+/// Checks that the next client is served normally.
 #[track_caller]
 fn still_serves(world: &World) {
     let mut magic = [0; 4];
@@ -100,8 +100,8 @@ fn dirty_pages_migration_and_features_are_refused_and_the_connection_stands() {
     assert_eq!(raw.hear().unwrap().2[16..], *b"EGMD");
 }
 
-/// The crate waits for the data of every read, so that an error reply would keep it waiting: what cloud-hypervisor reads
-/// lies in a region.
+/// The crate waits for the data of every read, so that an error reply would keep it waiting: cloud-hypervisor reads
+/// only inside regions.
 #[test]
 fn the_crate_s_client_reads_every_region_up_to_its_last_byte() {
     let world = World::new(&[]);
@@ -136,7 +136,7 @@ fn the_crate_s_client_may_map_twice_reset_whatever_it_believes_and_come_again() 
         let mut client = vfio_user::Client::new(&world.path).unwrap();
         let file = tempfile::tempfile().unwrap();
         let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
-        // It passes over the refusal of the second, as its words for that are not read.
+        // It ignores the refusal of the second, because the crate does not read the reply.
         client.dma_map(0, 0, 0x1000, fd).unwrap();
         let _ = client.dma_map(0, 0, 0x1000, fd);
         client.reset().unwrap();
@@ -191,7 +191,7 @@ fn a_client_that_goes_in_the_middle_of_anything_is_followed_by_the_next() {
         drop(raw);
         still_serves(&world);
     }
-    // And one that never reads what it asked for.
+    // And one that never reads the replies.
     let (mut raw, _) = Raw::greeted(&world.path);
     raw.0.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
     let read = message(3, READ, COMMAND, &access(0, BAR2, &[], 1 << 20));

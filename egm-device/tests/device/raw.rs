@@ -45,7 +45,7 @@ impl Raw {
         Self(socket)
     }
 
-    /// Past the handshake.
+    /// A connection after the handshake.
     pub(crate) fn greeted(path: &Path) -> (Self, Version) {
         let mut raw = Self::connect(path);
         let proposed = b"\0\0\0\0{\"capabilities\":{\"max_msg_fds\":8,\"pgsizes\":4096}}\0";
@@ -56,7 +56,7 @@ impl Raw {
     }
 
     pub(crate) fn say(&mut self, bytes: &[u8]) {
-        // The server may have hung up already.
+        // The server may have closed the connection already.
         let _ = self.0.write_all(bytes);
     }
 

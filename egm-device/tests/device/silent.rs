@@ -1,4 +1,4 @@
-//! A process that keeps the readers of its mappings waiting: it keeps memory from others only where it may have it.
+//! A process that blocks the readers of its mappings: it keeps memory from others only if it could hold that memory.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;

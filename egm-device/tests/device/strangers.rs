@@ -1,4 +1,4 @@
-//! Clients of the program that send descriptors that cannot be written to, looked at or closed without waiting for ever.
+//! Clients of the program that send descriptors that block for ever when written to, inspected or closed.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;

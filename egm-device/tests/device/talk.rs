@@ -1,4 +1,4 @@
-//! Any bytes to the device's server, and what has to be true of its replies. The fuzz targets use it too.
+//! Any bytes to the device's server, and the required properties of its replies. The fuzz targets use it too.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -14,8 +14,8 @@ use egm_vfio_wire::socket::{Connection, Patience};
 /// No reply is longer than the largest transfer with its heads.
 const MOST: u32 = (1 << 20) + 80;
 
-/// Sends `bytes` and closes; returns how many messages the server took: only answered ones where
-/// it hung up.
+/// Sends `bytes` and closes; returns the number of messages that the server took: only answered ones if it closed the
+/// connection.
 ///
 /// # Panics
 /// When a reply is malformed, has no request, comes twice or out of order, or is missing.
@@ -30,7 +30,7 @@ pub(crate) fn talk(function: &Function, bytes: &[u8]) -> usize {
         let mut reader = client.try_clone().expect("a descriptor");
         let replies = scope.spawn(move || {
             let mut replies = Vec::new();
-            // The server may hang up before it has read all.
+            // The server may close the connection before it has read all.
             let _ = reader.read_to_end(&mut replies);
             replies
         });

@@ -1,4 +1,4 @@
-//! Which users may connect to a device.
+//! The users that may connect to a device.
 
 use std::fs::{Permissions, set_permissions};
 use std::os::unix::fs::PermissionsExt;

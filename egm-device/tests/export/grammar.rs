@@ -1,4 +1,4 @@
-//! What cloud-hypervisor and libvirt read, by their grammars: cloud-hypervisor was not run here.
+//! The input of cloud-hypervisor and libvirt, by their grammars: cloud-hypervisor was not run here.
 
 use std::collections::BTreeMap;
 

@@ -1,14 +1,14 @@
-//! Real QEMU and libvirt's schema read what is written for them, where this host has them.
+//! Real QEMU and libvirt's schema read the output for them, where this host has them.
 //!
-//! QEMU runs without KVM and stops before the guest's first instruction: options are parsed, memory, nodes and devices are
-//! made. Host functions and EGM devices are replaced by what any host has.
+//! QEMU runs without KVM and stops before the guest's first instruction: options are parsed, memory, nodes and devices
+//! are made. Host functions and EGM devices are replaced by devices of any host.
 
 use std::io::Write;
 use std::process::Stdio;
 
 use super::*;
 
-/// What QEMU is asked when it is there.
+/// Commands for QEMU's monitor.
 const QUESTIONS: &str = r#"{"execute":"qmp_capabilities"}
 {"execute":"human-monitor-command","arguments":{"command-line":"info numa"}}
 {"execute":"query-block"}
@@ -37,7 +37,7 @@ fn anywhere(words: Vec<String>, folder: &Path) -> Vec<String> {
             _ => word,
         });
     }
-    // What would need a kernel, the host's vhost, or a server.
+    // Options that would need a kernel, the host's vhost, or a server.
     for drop in ["-kernel", "-initrd", "-append", "vhost-vsock-pci", "vfio-user-pci"] {
         while let Some(at) = out.iter().position(|word| word == drop || word.contains(&format!("{drop}\""))) {
             let first = if out[at].starts_with('-') { at } else { at - 1 };
@@ -78,7 +78,7 @@ fn device(word: &str) -> String {
     format!("e1000e,romfile=,{}", ours.collect::<Vec<_>>().join(","))
 }
 
-/// What QEMU answers, a line each; it has to start and to end well.
+/// QEMU's answers, one a line; it has to start and to end well.
 fn answers(words: &[String]) -> Vec<Value> {
     let mut qemu = Command::new(&words[0]);
     qemu.args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -1,4 +1,4 @@
-//! What the rule of trust domains prevents: a GPU's aperture on EGM reaches the slice of a neighbour.
+//! The attack that the rule of trust domains prevents: a GPU's aperture on EGM reaches the slice of a neighbour.
 //!
 //! The GPU is the double of the Grace lab (`guest-tests/functions`). Its page table entries are those of NVIDIA's driver: the
 //! page's guest physical address minus the base that the guest's `_DSD` names, an offset in the region with no limit.
@@ -68,7 +68,7 @@ fn a_gpu_reads_and_writes_the_slice_of_a_neighbour_of_its_trust_domain() {
     let ((region, memory), ledger) = (reached(folder.path()), ledger(folder.path()));
     let slice = ledger.grant_from(&memory, &region, &two_pages(own(Some("a"))), &NOBODY).unwrap();
     let neighbour = ledger.grant_from(&memory, &region, &two_pages(other(Some("a"))), &NOBODY).unwrap();
-    // The one way to have both: a domain that an operator named.
+    // The only way to have both: a domain that an operator named.
     let _gpus = claim(&ledger, &region, &memory, &own(Some("a"))).unwrap().unwrap();
     fill(&slice, GUEST);
     fill(&neighbour, NEIGHBOUR);

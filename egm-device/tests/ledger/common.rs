@@ -33,7 +33,7 @@ impl Memory for PlainFile {
         Ok(Box::new(Window(file, slice.offset, slice.size.get())))
     }
 
-    /// By writing, page after page: the tests are about order and not about speed.
+    /// By writing, page after page: the tests check order and not speed.
     fn zero(
         &self,
         backing: &dyn Backing,
@@ -153,7 +153,7 @@ fn read(backing: &dyn Backing) -> Vec<u8> {
     bytes
 }
 
-/// Writes `word` all over the slice.
+/// Fills the slice with `word`.
 pub(crate) fn fill(backing: &dyn Backing, word: u64) {
     let bytes = word.to_le_bytes().repeat(usize::try_from(backing.size() / 8).unwrap());
     backing.file().write_all_at(&bytes, backing.offset()).unwrap();

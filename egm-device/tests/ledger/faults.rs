@@ -1,7 +1,7 @@
 //! Every write and every change of state fails once, or is the last thing that happens; then all memory is checked.
 //!
-//! For every n, in each of the ways below, the world breaks at step n of one scenario: a call to the disk or the memory, a scrubbed
-//! page. Afterwards every byte is granted again, in this boot and the next, and is zero. Each slice opens the memory, or each process.
+//! For each n and variant of [`Break`], step n of one scenario breaks: a call to the disk or the memory, or a scrubbed
+//! page. Then every byte is granted, in this boot and the next, and is zero. Each slice, or process, opens the memory.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -36,7 +36,7 @@ enum Break {
     Half,
     /// As [`Break::Half`], and nothing works any more: the process is killed.
     Killed,
-    /// As [`Break::Half`], and what was not synced is gone: the power fails.
+    /// As [`Break::Half`], and unsynced content is lost: the power fails.
     Power,
     /// From now on, no file grows.
     Full,
@@ -201,7 +201,7 @@ impl Memory for FakeMemory {
         }
     }
 
-    // No other process takes part, and thousands of looks at all of them take minutes.
+    // No other process takes part, and thousands of scans of all processes take minutes.
     fn look(&self, _: &Question) -> Verdict {
         Verdict::Free
     }
@@ -236,7 +236,7 @@ fn take(lease: Result<Lease, GrantError>, word: u64) -> Option<Lease> {
     Some(lease)
 }
 
-/// Owners come and go. Returns what was retired for sure, and the leases at the end.
+/// Owners take and return slices. Returns the pages that are surely retired, and the leases at the end.
 fn story(ledger: &Ledger, memory: &Arc<dyn Memory>, region: &Region) -> (SpanSet<InRegion>, Vec<Lease>) {
     let grant = |name: &str, pages, word| {
         take(ledger.grant_from(memory, region, &request(name, pages), &NOBODY), word)
@@ -271,7 +271,7 @@ fn pages_of(lease: &Lease) -> SpanSet<InRegion> {
     set(lease.slice().offset / PAGE, lease.slice().size.get() / PAGE)
 }
 
-/// Every page that is not held is granted and is zero; retired ones are never granted.
+/// Checks that every page that is not held is granted and is zero, and that retired ones are never granted.
 fn all_is_well(
     ledger: &Ledger,
     memory: &Arc<dyn Memory>,
@@ -291,12 +291,12 @@ fn all_is_well(
     no_overlap(&leases);
     let held: u64 = held.iter().map(|lease| lease.slice().size.get()).sum();
     let given: u64 = leases.iter().map(|lease| lease.slice().size.get()).sum();
-    // A retirement that was reported as failed may have come about all the same.
+    // A retirement that was reported as failed may have been recorded all the same.
     let left = PAGES * PAGE - held - given;
     assert!(left == retired.size() || left == PAGE, "{left:#x} bytes are lost");
 }
 
-/// All of the slice that its owner may touch is zero.
+/// Whether all bytes of the slice that its owner may touch are zero.
 fn is_zero_but_for_holes(lease: &Lease) -> bool {
     pages_of(lease).minus(&lease.holes()).iter().all(|span| {
         let mut bytes = vec![0xff; usize::try_from(span.size()).unwrap()];
@@ -317,7 +317,7 @@ fn tell(breaks: Break, at: usize, folder: &Path, open: Open) -> bool {
         let memory = FakeMemory { memory: open(folder, PAGES).1, world: world.clone() };
         (Ledger::with_disk(Box::new(disk), folder.to_owned(), identity), Arc::new(memory) as Arc<dyn Memory>)
     };
-    // Another process, to which nothing happens, has a page throughout.
+    // Another process, without faults, has a page throughout.
     let whole = world(Break::Once, usize::MAX);
     let (other, its_memory) = party(&whole, identity());
     let at_last = Request { at: Some((PAGES - 1) * PAGE), ..request("other", 1) };
@@ -327,7 +327,7 @@ fn tell(breaks: Break, at: usize, folder: &Path, open: Open) -> bool {
     let (ledger, memory) = party(&broken, identity());
     let (retired, ours) = story(&ledger, &memory, &region);
     let mut held = vec![keeper];
-    // What a process opens once may stay its own, after a failure, until it ends.
+    // After a failure, a process may keep memory that it opens once until it ends.
     if matches!(breaks, Break::Killed | Break::Power) || matches!(region.kind, RegionKind::Egm { .. }) {
         drop((ours, memory));
     } else {
@@ -351,7 +351,7 @@ fn tell(breaks: Break, at: usize, folder: &Path, open: Open) -> bool {
     broken.was_reached()
 }
 
-/// Breaks the story at every one of its steps.
+/// Breaks the scenario at every one of its steps.
 fn everywhere(breaks: Break) {
     for open in [region, egm_region] {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What hostile owners do with memory: forge locks, and leave it to processes that outlive them.
+//! Attacks of hostile owners on memory: forged locks, and processes that keep the memory and outlive them.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
@@ -46,7 +46,7 @@ pub(crate) fn survive(keep: Keep, slice: &str, life: Duration) -> ! {
     let mut wait_while = |is_well: &dyn Fn() -> bool| {
         let begun = Instant::now();
         while begun.elapsed() < life && is_well() {
-            // The processors are for the owners: until it is the last, it looks now and then.
+            // The processors are for the owners: until it is the last process, it polls.
             let look = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
             poll(&mut owner, Some(&look)).unwrap();
         }
@@ -55,7 +55,7 @@ pub(crate) fn survive(keep: Keep, slice: &str, life: Duration) -> ! {
     let is_well = match keep {
         Keep::Mapped => {
             let mapping = Mapping::new(&slice, 0, size, 0).unwrap();
-            // The mapping is all that is left: this process's own memory shows what is in it.
+            // Only the mapping is left: this process's own memory shows its content.
             let witness =
                 Window(File::open("/proc/self/mem").unwrap(), mapping.start().addr().get() as u64, size);
             drop(slice);

@@ -119,7 +119,7 @@ fn a_slice_is_not_called_clean_while_a_peer_could_write_to_it() {
     drop(peer);
 }
 
-/// As a machine does once its memory is mapped.
+/// As a machine does once it has mapped its memory.
 #[test]
 fn an_owner_that_closed_every_descriptor_of_the_memory_returns_it_scrubbed() {
     let folder = tempfile::tempdir().unwrap();
@@ -159,17 +159,17 @@ fn leave_in_flight(ledger: &Ledger, region: &Region, memory: &Arc<dyn Memory>) -
     child.stdin(Stdio::piped()).stderr(OwnedFd::from(far)).uid(tenant).spawn().unwrap()
 }
 
-/// The memory is kept from every owner until `child` ends.
+/// Checks that no owner gets the memory until `child` ends.
 fn assert_kept(ledger: &Ledger, region: &Region, memory: &Arc<dyn Memory>, mut child: Child) {
     ledger.grant_from(memory, region, &request("c", 2), &NOBODY).unwrap_err();
     let kept = &ledger.states(region).unwrap().held[0];
     assert_eq!((kept.usage, kept.evidence[0].hold), (Use::Quarantined, Hold::InFlight));
-    // Not by another look either.
+    // A review does not free it either.
     ledger.review(region).unwrap();
     assert_eq!(ledger.states(region).unwrap().held.len(), 1);
     drop(child.stdin.take());
     child.wait().unwrap();
-    // Where the owner is unknown, what another test has in flight counts, too.
+    // For an unknown owner, descriptors that another test has in flight count, too.
     let grant = |_| ledger.grant_from(memory, region, &request("d", 2), &NOBODY).ok();
     (0..1000).find_map(grant).unwrap();
 }
@@ -200,7 +200,7 @@ fn nor_is_it_forgotten_that_owners_are_unknown() {
     assert_kept(&ledger, &region, &memory, child);
 }
 
-/// Its lock file is gone: no later one would know of the lock.
+/// Its lock file was removed: a new lock file has no such lock.
 #[test]
 fn a_repair_spares_a_living_owner_whose_lock_file_was_removed() {
     let folder = tempfile::tempdir().unwrap();

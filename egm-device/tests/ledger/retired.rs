@@ -87,7 +87,7 @@ fn a_page_that_the_device_names_once_it_is_open_is_a_hole_and_is_not_touched() {
     assert_eq!(touched(&file), set(0, 4).minus(&both));
     let states = ledger.states(&region).unwrap();
     assert_eq!((states.retired.spans(), states.dirty), (&both, set(4, 4).minus(&both)));
-    // The list is known from now on, after the next boot too: before the device is open.
+    // From now on, the ledger knows the list before the device is open, and after the next boot too.
     let next = Identity { boot: "next".to_owned(), ..identity() };
     let next = Ledger::open(Paths::below(folder.path()), next).unwrap();
     assert_eq!(next.states(&region).unwrap().retired.spans(), &both);
@@ -114,7 +114,7 @@ fn memory_whose_bad_pages_are_not_known_is_not_handed_out() {
     let folder = tempfile::tempdir().unwrap();
     let (region, file) = egm(folder.path());
     let ledger = ledger(folder.path());
-    // A plain file answers no question of an EGM device.
+    // A plain file supports no request of an EGM device.
     let memory: Arc<dyn Memory> = Arc::new(PlainFile(file.clone()));
     let error = ledger.grant_from(&memory, &region, &request("a", 4), &NOBODY).unwrap_err();
     assert!(matches!(error, GrantError::Retired(RetiredListError::Refused { .. })), "{error}");

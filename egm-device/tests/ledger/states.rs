@@ -1,4 +1,4 @@
-//! What a byte of a region is, from grant to return.
+//! States of a byte of a region, from grant to return.
 use std::fs;
 use std::path::Path;
 use std::sync::Mutex;
@@ -36,7 +36,7 @@ fn a_slice_is_scrubbed_for_its_owner_and_returned_clean() {
     lease.give_back(&NOBODY).unwrap();
     let states = ledger.states(&region).unwrap();
     assert_eq!((states.held.len(), states.clean, states.dirty), (0, set(0, 4), set(4, 4)));
-    // Clean bytes leave at once, as they are: zero.
+    // Clean bytes are granted at once, as they are: zero.
     let progress = |progress| assert!(!matches!(progress, Progress::Scrubbing { .. }));
     let watch = Watch { progress: &progress, ..NOBODY };
     let lease = ledger.grant_from(&memory, &region, &request("b", 4), &watch).unwrap();
@@ -179,7 +179,7 @@ fn bad_pages_are_known_as_long_as_one_of_two_files_is_whole() {
     let state = folder.path().join("var/lib/egm-device");
     let ledger = ledger(folder.path());
     let is_known = || ledger.states(&region).unwrap().retired.spans() == &set(5, 1);
-    // Each change mends the one by the other.
+    // Each change repairs the one from the other.
     for file in ["retired.json", "ledger.json", "retired.json", "ledger.json"] {
         fs::write(state.join(file), "{").unwrap();
         assert!(is_known(), "{file}");
@@ -309,7 +309,7 @@ fn memory_with_an_address_is_the_same_under_another_name() {
     );
     lease.give_back(&NOBODY).unwrap();
     assert_eq!(ledger.states(&new).unwrap().clean, set(0, 1));
-    // A grant in one region forgets no grant in another of the same host.
+    // A grant in one region removes no grant in another of the same host.
     let far = Region { name: "far".into(), base: Some(Hpa::new(1 << 40)), ..old.clone() };
     let _far = ledger.grant_from(
         &(std::sync::Arc::new(PlainFile(folder.path().join("far"))) as _),

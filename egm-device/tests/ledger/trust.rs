@@ -1,4 +1,4 @@
-//! A region that a GPU reaches belongs to one trust domain, and its bytes change hands only through a scrub.
+//! A region that a GPU reaches belongs to one trust domain, and its bytes change owners only through a scrub.
 
 use egm_address::{PciAddress, SpanSet};
 use egm_device::carve::plan::Request;
@@ -113,13 +113,13 @@ fn a_gpu_finds_no_earlier_owners_bytes_and_leaves_none_for_later_owners() {
     let gpus = claim(&ledger, &region, &memory, &own(None)).unwrap().unwrap();
     let bytes = std::fs::read(folder.path().join("memory")).unwrap();
     assert!(bytes.iter().all(|byte| *byte == 0), "the GPU reaches bytes that were not scrubbed");
-    // What is scrubbed while the GPU is there may be written again.
+    // Bytes that are scrubbed while the GPU is claimed may be written again.
     let again = ledger.grant_from(&memory, &region, &two_pages(own(None)), &NOBODY).unwrap();
     again.give_back(&NOBODY).unwrap();
     assert_eq!(ledger.states(&region).unwrap().clean, SpanSet::default());
     drop(gpus);
     std::fs::write(folder.path().join("memory"), vec![0xdd; 8 * 4096]).unwrap();
-    // What is scrubbed afterwards is not.
+    // Bytes that are scrubbed afterwards may not.
     lease.give_back(&NOBODY).unwrap();
     let states = ledger.states(&region).unwrap();
     assert_eq!((states.clean, states.dirty), (set(0, 2), set(2, 6)));
@@ -130,7 +130,7 @@ fn a_gpu_finds_no_earlier_owners_bytes_and_leaves_none_for_later_owners() {
 fn a_claim_ends_with_its_lock_and_its_process_and_without_its_record_still_counts() {
     let folder = tempfile::tempdir().unwrap();
     let ((region, memory), ledger) = (reached(folder.path()), ledger(folder.path()));
-    // The owner has ended, and a process that inherited the lock has not.
+    // The owner has ended, but a process that inherited the lock has not.
     let dead = Owner { pid: u32::MAX, started: 1, ..other(None) };
     let gpus = claim(&ledger, &region, &memory, &dead).unwrap().unwrap();
     let inherited = gpus.lock().try_clone().unwrap();
