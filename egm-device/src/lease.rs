@@ -167,7 +167,7 @@ impl Lease {
         ledger.check_claims(region, slice, self.backing.as_ref(), claimed, by)
     }
 
-    /// Logs what was done to the whole slice.
+    /// Logs an action on the whole slice.
     pub(crate) fn log(&self, event: fn(Action) -> Event, duration: Duration) {
         let Taken { ledger, region, slice, by, .. } = &self.taken;
         if let Some(bytes) = ledger::bytes_of(slice) {
@@ -190,7 +190,7 @@ impl Lease {
     }
 
     /// Scrubs the slice and records it clean, then unlocks it. Every mapping of it must be gone, in every process.
-    /// A scrub that ends early keeps what is done; the slice is free then, and the rest of it dirty.
+    /// A scrub that ends early keeps its progress; the slice is free then, and the rest of it dirty.
     ///
     /// # Errors
     /// [`GrantError`]; the slice is unlocked all the same, and quarantined where its memory is in use. A pool's memory in use is no
@@ -252,7 +252,7 @@ impl Lease {
     }
 }
 
-/// A lease is memory: what takes a backing takes a lease, and keeps it as long.
+/// A lease is memory: code that takes a backing can take a lease, and keeps it as long.
 impl Backing for Lease {
     fn file(&self) -> &File {
         self.backing.file()
@@ -323,7 +323,7 @@ impl Taken {
         whole.minus(self.region.retired.spans())
     }
 
-    /// What is retired by now according to the open memory and not known yet: such a list grows at run time.
+    /// Pages that the open memory lists as retired by now and that are not known yet: such a list grows at run time.
     fn unknown_retired(
         &self,
         memory: &dyn Memory,
@@ -345,7 +345,7 @@ impl Taken {
                     entry.earlier.clear();
                     entry.devices.clear();
                 }
-                // A scrub begins: what a GPU wrote before it no longer counts.
+                // A scrub begins: earlier writes of a GPU no longer count.
                 entry.exposed = is_exposed || (entry.exposed && usage != Use::Scrubbing);
             }
             record.add_retired(&line.name, &line.places(bad));

@@ -70,7 +70,7 @@ pub enum Cause {
     /// The guard against bad memory cannot be set up.
     #[error("no guard against bad memory (SIGBUS)")]
     Guard(#[source] io::Error),
-    /// The kernel gives no random numbers, so no sample can be read back.
+    /// The kernel's random numbers are unavailable, so no sample can be read back.
     #[error("cannot choose the blocks to read back")]
     Random(#[source] io::Error),
     /// The memory does not keep the zeroes: it fails, or something else writes to it.

@@ -1,7 +1,7 @@
 //! Bad memory in use: which signals become events, and which must still kill.
 //!
 //! A process may send itself a signal with the kernel's own codes (`rt_tgsigqueueinfo`), so everything but the hardware
-//! is tested on any machine. Tests that must be killed run in a child, which is this very test program.
+//! is tested on any machine. Code that must be killed runs in a child, which is this very test program.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]

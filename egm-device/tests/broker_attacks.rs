@@ -119,7 +119,7 @@ impl Attacker {
         lines.find_map(|line| Some(line.split_once(MARK)?.1.to_owned())).unwrap()
     }
 
-    /// The first bytes of what it kept.
+    /// The first bytes of the memory that it kept.
     fn look(&mut self) -> String {
         self.input.write_all(b"look\n").unwrap();
         self.line()
@@ -160,7 +160,7 @@ impl Kept {
             Self::Descriptor(file) => file.try_clone().unwrap(),
             Self::InFlight(_near, far) => receive(far).unwrap().into(),
             Self::Mapping(_mapping) => {
-                // The kernel opens what is mapped.
+                // The kernel opens the mapped file.
                 let mut maps =
                     fs::read_dir("/proc/self/map_files").unwrap().map(|entry| entry.unwrap().path());
                 let is_memory = |path: &PathBuf| fs::read_link(path).unwrap().ends_with("memory");

@@ -128,7 +128,7 @@ fn play(role: &str) -> ! {
     std::process::exit(0)
 }
 
-/// Memory in flight to another user counts for its owner until no process has it.
+/// Memory in flight to another user counts for its owner until nothing holds it any more.
 fn stays_on_the_account(test: &'static str, region: &'static str) {
     if let Ok(role) = std::env::var(ROLE) {
         play(&role);

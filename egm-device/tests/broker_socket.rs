@@ -123,7 +123,7 @@ fn who_waits_is_served_when_a_slice_comes_back() {
     assert_eq!(waiter.join().unwrap().unwrap().slice().size.get(), G);
 }
 
-/// A GiB is free on both sides of the one that is held, and two are asked for at a multiple of two.
+/// A GiB is free on each side of the held one, and two are requested at a multiple of two.
 #[test]
 fn who_waits_for_an_aligned_place_is_not_refused_because_bytes_are_free_elsewhere() {
     let broker = Broker::start(Policy::root_only(), 3 * G);

@@ -59,7 +59,7 @@ impl Host {
         self.0.path().join(path)
     }
 
-    /// Words, then `--root` and `--host-files`, then what follows ` -- `, as one word for a shell.
+    /// Arguments, then `--root` and `--host-files`, then the text after ` -- `, as one argument for a shell.
     fn run(&self, words: &str) -> Did {
         let (words, script) = words.split_once(" -- ").map_or((words, None), |(w, s)| (w, Some(s)));
         let mut command = Command::new(env!("CARGO_BIN_EXE_egm-device"));

@@ -118,7 +118,7 @@ mod tests {
         table
     }
 
-    /// Runs `command`, with `> file` at its end if there is, on `host`; the exit code and what it printed.
+    /// Runs `command`, with `> file` at its end if there is, on `host`; returns the exit code and the output.
     fn run(host: &str, command: &str, folder: &Path) -> (i32, String) {
         let root = folder.join(host);
         if !root.exists() {

@@ -175,7 +175,7 @@ fn owners_of_one_trust_domain_share_the_region_of_a_gpu() {
     let host = Host::new();
     let mut child = holder(&host, " --trust-domain a");
     for (domain, refused) in [("", true), (" --trust-domain b", true), (" --trust-domain a", false)] {
-        // What the rule permits goes on to the memory, which a copy of a host lacks.
+        // A permitted request goes on to the memory, which a copy of a host lacks.
         let (code, _, error) = host.run(&format!("{SLICE}{domain} -- true"));
         assert_eq!(error.contains("the region is exclusive to vm1 (process "), refused, "{error}");
         assert!(code == 3 || !refused && error.contains("cannot open region \"egm4\""), "{code} {error}");

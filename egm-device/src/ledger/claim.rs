@@ -26,7 +26,7 @@ pub(super) fn lock<S>(file: &File, bytes: Span<S>) -> io::Result<bool> {
     }
 }
 
-/// Unlocks what the description of `file` has of `bytes`.
+/// Releases the locks of this description of `file` on `bytes`.
 pub(super) fn unlock<S>(file: &File, bytes: Span<S>) -> io::Result<()> {
     let l_type = i16::try_from(libc::F_UNLCK).map_err(io::Error::other)?;
     let none = flock { l_type, ..write_lock(bytes.start().get(), bytes.size())? };
@@ -59,7 +59,7 @@ pub(super) fn wait(file: &File, patience: Duration) -> io::Result<()> {
 pub(super) fn held<S>(file: &File, bytes: Span<S>) -> io::Result<SpanSet<S>> {
     let (mut held, mut ask) = (Vec::new(), vec![bytes]);
     while let Some(span) = ask.pop() {
-        // The kernel names any one lock in the way, so what lies on both sides is asked for next.
+        // The kernel names any one lock in the way, so both sides of it are queried next.
         let mut lock = write_lock(span.start().get(), span.size())?;
         fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock))?;
         if i32::from(lock.l_type) == libc::F_UNLCK {

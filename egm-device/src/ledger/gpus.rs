@@ -1,4 +1,4 @@
-//! GPUs that reach a whole region: claims on them, and what a claim means for the region's slices.
+//! GPUs that reach a whole region: claims on them, and their effect on the region's slices.
 //!
 //! A claim lives while a byte of the file `gpus.lock` is locked for it, while its owner's process runs, and until no process
 //! has the GPU (`left_gpus.rs`). Users that may open the GPU have it without a claim (`openers.rs`). Free bytes of the
@@ -340,7 +340,7 @@ impl Ledger {
     }
 }
 
-/// Decides whether `owner` may have `gpus` of `region`, or a slice when `gpus` is empty, beside what is live there.
+/// Decides whether `owner` may have `gpus` of `region` (or a slice, if `gpus` is empty) beside live claims and slices.
 pub(super) fn check(
     region: &Region,
     owner: &Owner,

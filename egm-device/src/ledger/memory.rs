@@ -95,7 +95,7 @@ pub trait Memory: Send + Sync {
         }
     }
 
-    /// Whether the bytes of `question` are free, by what the kernel shows.
+    /// Whether the bytes of `question` are free, by the kernel's view.
     fn look(&self, question: &Question) -> Verdict {
         free::look(question)
     }

@@ -294,7 +294,7 @@ impl Ledger {
         })
     }
 
-    /// Replaces the record by what `step` makes of it, one process at a time.
+    /// Lets `step` change the record, one process at a time, and replaces the file.
     pub(crate) fn change<T, E: From<LedgerError>>(
         &self,
         step: impl FnOnce(&mut Record) -> Result<T, E>,
@@ -308,7 +308,7 @@ impl Ledger {
         if is_new {
             record.sequence = record.sequence.saturating_add(1);
         }
-        // Both are encoded before either is replaced: what could not be read back is not written.
+        // Both are encoded before either is replaced: a record that could not be read back is not written.
         let bytes = record.encode_or_forget_clean().map_err(error)?;
         if let Some(retired) = record.retired_beside(&retired) {
             let bytes = retired.encode().map_err(error)?;

@@ -79,7 +79,7 @@ pub struct Entry {
     pub usage: Use,
     /// Start of the grant, in seconds of 1970 by the wall clock: for people, no decision depends on it.
     pub since: u64,
-    /// Inode of the lock file: another one in its place would not know of this grant. 0 for quarantined bytes, which no lock
+    /// Inode of the lock file: a file in its place has no lock for this grant. 0 for quarantined bytes, which no lock
     /// keeps.
     pub lock: u64,
     /// Whether a GPU reached the bytes since they were last scrubbed: they are not recorded clean then.
@@ -124,7 +124,7 @@ pub struct GpuClaim {
     pub since: u64,
     /// Inode of the lock file: a file in its place has no lock for this claim.
     pub lock: u64,
-    /// What still has the GPU of an owner that has ended.
+    /// Evidence that the GPU of an owner that has ended is in use.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub evidence: Vec<Evidence>,
 }
@@ -259,7 +259,7 @@ impl Record {
         self.encode_within(LIMIT)
     }
 
-    /// [`Record::encode`], without what is known to be clean where that leaves no room for the rest: it is scrubbed again.
+    /// [`Record::encode`], without the clean bytes if they leave no room for the rest: they are scrubbed again.
     pub(super) fn encode_or_forget_clean(&mut self) -> io::Result<Vec<u8>> {
         self.encode().or_else(|error| {
             if self.clean.values().all(Vec::is_empty) {

@@ -91,7 +91,7 @@ pub(super) fn reopen(region: &Region, slice: &Slice) -> Result<Option<Box<dyn Ba
 
 /// Removes the devices of `slice`, of which this process had the only descriptor.
 pub(super) fn release(region: &Region, slice: &Slice) {
-    // The next grant of these bytes repeats what fails here, and reports it.
+    // The next grant of these bytes repeats a failed removal, and reports the failure.
     drop(revoke(region, slice));
 }
 

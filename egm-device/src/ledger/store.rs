@@ -17,7 +17,7 @@ pub struct Paths {
     pub state: PathBuf,
     /// For files that do not, shared by all processes that share the memory: `/run/egm-device`.
     pub run: PathBuf,
-    /// Root of the host whose memory the ledger records.
+    /// Root of the host with the memory that the ledger records.
     pub(super) root: PathBuf,
 }
 
@@ -68,7 +68,7 @@ pub trait Disk: Send + Sync {
     /// The kernel's.
     fn sync(&self, name: Name) -> io::Result<()>;
 
-    /// Gives the file `from` the second name `to`, replacing any file of that name.
+    /// Makes `to` a second name of the file `from`, replacing any file of that name.
     ///
     /// # Errors
     /// The kernel's.
@@ -87,7 +87,7 @@ pub trait Disk: Send + Sync {
     fn sync_names(&self) -> io::Result<()>;
 }
 
-/// Replaces the record by `bytes` with number `sequence`; keeps the old one aside if asked to.
+/// Replaces the record by `bytes` with number `sequence`; with `keep`, keeps the old one aside.
 ///
 /// Until the rename the old record is there, afterwards the new one. The number follows last: a record that is newer
 /// than the number is trusted, an older one is not.

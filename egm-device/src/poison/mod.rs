@@ -87,7 +87,7 @@ impl Watch {
         Ok(Self { wake, watched: Vec::new(), news: News::default() })
     }
 
-    /// Watches `mapping`, which begins at the byte `at` of what the caller calls `memory`.
+    /// Watches `mapping`, which begins at byte `at` of the memory that events name as `memory`.
     pub fn add(&mut self, memory: &str, at: Offset, mapping: &Mapping) {
         let (start, size) = range(mapping);
         self.watched.push(Watched { start, size, memory: memory.to_owned(), at: at.get() });
@@ -191,7 +191,7 @@ impl Growth {
     /// The bytes that `device` lists and that were not known. Call it every few seconds.
     ///
     /// # Errors
-    /// [`RetiredListError`]; what was known stays known.
+    /// [`RetiredListError`]; the known pages stay known.
     pub fn look(&mut self, device: &impl RetiredPages) -> Result<Vec<Event>, RetiredListError> {
         let now = retired_pages(device, &self.region)?;
         let new = now.spans().minus(self.known.spans());

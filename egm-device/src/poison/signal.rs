@@ -74,7 +74,7 @@ enum Verdict {
     Die,
 }
 
-/// `code` is `si_code`; `guarded` whether the address lies in what this thread guards.
+/// `code` is `si_code`; `guarded` whether the address lies in the bytes that this thread guards.
 const fn verdict(code: i32, guarded: bool, in_guest: bool) -> Verdict {
     match code {
         libc::BUS_MCEERR_AO => Verdict::Tell { consumed: false },
@@ -96,8 +96,8 @@ pub(super) fn install() -> io::Result<&'static OwnedFd> {
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = on_sigbus as extern "C" fn(_, _, _) as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // SAFETY: the handler has the type that SA_SIGINFO asks for and is async-signal-safe; the old one is not kept,
-    // because what it would do with a SIGBUS of ours is die, which `Verdict::Die` does.
+    // SAFETY: the handler has the type that SA_SIGINFO requires and is async-signal-safe; the old one is not kept,
+    // because its action for a SIGBUS of this process would be to die, which `Verdict::Die` does.
     if unsafe { libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut()) } != 0 {
         return Err(io::Error::last_os_error());
     }

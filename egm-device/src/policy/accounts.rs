@@ -17,7 +17,7 @@ pub struct Tenant {
 /// Bits behind the point of a share.
 const FRACTION: u32 = 16;
 
-/// What tenants hold, in bytes, and what they have had, in bytes times milliseconds divided by weight.
+/// Current holdings of tenants, in bytes, and their sum over time, in bytes times milliseconds divided by weight.
 #[derive(Debug, Clone, Default)]
 pub struct Accounts {
     held: BTreeMap<(Tenant, String), u64>,
@@ -59,7 +59,7 @@ impl Accounts {
         supply.free.saturating_sub(kept.fold(0, u64::saturating_add))
     }
 
-    /// What `tenant` has had up to the last `advance`, in bytes times milliseconds, divided by its weight.
+    /// The holdings of `tenant` summed up to the last `advance`, in bytes times milliseconds, divided by its weight.
     #[must_use]
     pub fn served(&self, tenant: Tenant) -> u128 {
         self.served.get(&tenant).map_or(0, |served| served >> FRACTION)

@@ -73,7 +73,7 @@ struct PolicyFile {
     /// For editors.
     #[serde(rename = "$schema")]
     _schema: Option<String>,
-    /// What this policy is for.
+    /// Description of the policy, for people.
     #[serde(rename = "description")]
     _description: Option<String>,
     /// The first rule that fits a request decides; a request that none fits is refused, unless root makes it.

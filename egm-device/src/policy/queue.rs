@@ -7,7 +7,7 @@
 //!    first, in the order of arrival, and memory that becomes free in their candidate regions is kept for them.
 //! 4. Reserved memory serves only its own rule: no other request takes it, and no overdue request blocks it.
 //!
-//! A request whose quota is used up does not count as waiting: it blocks no request and does not become overdue.
+//! A request with a used-up quota does not count as waiting: it blocks no request and does not become overdue.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -64,7 +64,7 @@ impl Waiter {
         self.places.iter().find(|(r, _)| r == region).map(|(_, tenant)| *tenant)
     }
 
-    /// The tenant whose share orders the request: that of its first candidate region.
+    /// The tenant that orders the request by its share: that of its first candidate region.
     fn tenant(&self) -> Option<Tenant> {
         self.places.first().map(|(_, tenant)| *tenant)
     }

@@ -255,7 +255,7 @@ impl Policy {
         self.rules.iter().any(|rule| rule.who.names(peer))
     }
 
-    /// The trust domain that every rule for `who` gives; `None` when one of them gives another, or no rule is for `who`.
+    /// The trust domain in every rule for `who`; `None` when their domains differ, or no rule is for `who`.
     #[must_use]
     pub fn domain_of(&self, who: Who) -> Option<&str> {
         let mut domains =
@@ -352,7 +352,7 @@ impl Policy {
             .or_else(|| over(accounts.held_by_rule(tenant.rule), rule.quota))
     }
 
-    /// What `peer` could take now, whatever its class.
+    /// Memory that `peer` could take now, whatever its class.
     #[must_use]
     pub fn free_for(&self, peer: &Peer, accounts: &Accounts, all: &[Supply]) -> Free {
         let mut free = Free::default();

@@ -229,7 +229,7 @@ impl World {
         Some(pick.tenant.uid)
     }
 
-    /// Quotas are never exceeded, and what others reserved is still there.
+    /// Quotas are never exceeded, and the reservations of others stay free.
     fn check(&self) {
         let (policy, accounts) = (self.queue.policy(), self.queue.accounts());
         let mut unused = 0;

@@ -47,7 +47,7 @@ pub struct ReservedSpan {
     /// wrong address would be scrubbed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub trusted: bool,
-    /// The file whose offsets are host physical addresses.
+    /// The file with host physical addresses as offsets.
     #[serde(default = "dev_mem")]
     pub device: PathBuf,
 }

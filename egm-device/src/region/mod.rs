@@ -48,7 +48,7 @@ pub enum RegionKind {
     },
     /// RAM that `mem=` or `memmap=` keeps from the kernel, reached through `/dev/mem`: invisible.
     Reserved {
-        /// The file whose offsets are host physical addresses: `/dev/mem`.
+        /// The file with host physical addresses as offsets: `/dev/mem`.
         device: PathBuf,
     },
     /// A device-DAX character device: struct pages, but outside the kernel's allocator.
@@ -63,7 +63,7 @@ pub enum RegionKind {
     Hugetlb,
     /// Memory of the process, with transparent huge pages: a pool, always there.
     Memfd,
-    /// Guest memory that the host can map: a pool, off the kernel's direct map where the kernel says so.
+    /// Guest memory that the host can map: a pool, off the kernel's direct map where the kernel supports that.
     GuestMemfd,
 }
 

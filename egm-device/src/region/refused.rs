@@ -39,7 +39,7 @@ pub enum Reason {
         /// The kernel's reason.
         source: io::Error,
     },
-    /// A file does not hold what the kernel documents.
+    /// A file has other content than the kernel documents.
     #[error("{} holds \"{text}\", which is not {expected}", path.display())]
     Content {
         /// The file.

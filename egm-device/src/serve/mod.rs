@@ -1,7 +1,7 @@
 //! Slices behind sockets: each device has a thread that takes one client after the other.
 //!
 //! ```text
-//!  file.rs     what was written ─► offers
+//!  file.rs     the configuration ─► offers
 //!  slice.rs    an offer ─► its slice, by the ledger or a broker, and the way back
 //!  socket.rs   an offer ─► its socket, made here or passed by systemd
 //!  post.rs     a function, a socket: one client at a time

@@ -28,7 +28,7 @@ const REFUSED: usize = 16;
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// After a connection that could not be taken: there are no descriptors, and there will not be at once.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-/// How long to look for a request before sleeping for it.
+/// How long to poll for a request before sleeping for it.
 const LOOK: Duration = Duration::from_micros(50);
 
 /// A device, its socket, and its current client.
@@ -85,7 +85,7 @@ impl Post {
         Ok(Self { name: name.to_owned(), function, listener, root_only, stop, seat, left })
     }
 
-    /// What operators call the device.
+    /// The device's name for operators.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name

@@ -189,8 +189,8 @@ impl Held {
         }
     }
 
-    /// Reports that a scrub, which the guest asked for, left a block of the slice that is not zero: on standard error, and in the
-    /// audit log of a ledger of this process's own. A broker logs what its own scrubs find.
+    /// Reports that a scrub, which the guest requested, left a block of the slice that is not zero: on standard error,
+    /// and in the audit log of a ledger of this process's own. A broker logs the findings of its own scrubs.
     pub fn report_mismatch(&self, device: &str, end: &Result<(), ScrubError>) {
         if let Err(ScrubError { cause: cause @ Cause::NotZero { block, .. }, .. }) = end {
             note(format_args!("cannot scrub {device}: {cause}"));

@@ -8,7 +8,7 @@ use egm_address::Printable;
 
 use crate::report::{Blame, Report};
 
-/// The first failure. Commands print in many places, and what is left for them to do is the same without it.
+/// The first failure. Commands print in many places, and their remaining work is the same without it.
 static FAILURE: Mutex<Option<io::Error>> = Mutex::new(None);
 
 /// Some output of a command was lost.
@@ -26,7 +26,7 @@ impl Report for Unwritten {
     }
 }
 
-/// Writes to standard output. The end of the process checks [`written`] for lost output.
+/// Writes to standard output. Code that ends the process checks [`written`] for lost output.
 pub fn print(bytes: impl AsRef<[u8]>) {
     let mut out = io::stdout();
     if let Err(error) = out.write_all(bytes.as_ref()).and_then(|()| out.flush()) {

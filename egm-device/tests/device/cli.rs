@@ -89,7 +89,7 @@ impl Server {
         self.0.wait().unwrap().code()
     }
 
-    /// As [`Server::end`], but of a server that may hang: the wait has the longest timeout of any machine.
+    /// As [`Server::end`], but of a server that may hang: the wait ends after [`LIMIT`].
     pub(crate) fn end_in_time(mut self) -> Option<i32> {
         let pid = Pid::from_child(&self.0);
         let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();

@@ -79,7 +79,7 @@ fn version_that_is_short_of_another_major_or_no_json_is_answered_with_einval_and
         assert_eq!(raw.hear(), Some((1, Some(EINVAL), vec![])), "{text:?}");
         assert!(raw.hear().is_none(), "{text:?}: the server hangs up");
     }
-    // A migration page of 4096 bytes is what the vfio_user crate proposes.
+    // The vfio_user crate proposes a migration page of 4096 bytes.
     let mut raw = Raw::connect(&world.path);
     raw.say(&message(1, 1, COMMAND, &capability("\"migration\":{\"pgsize\":4096}")));
     assert_eq!(raw.hear().unwrap().1, None);

@@ -37,7 +37,7 @@ impl World {
         Raw::greeted(&self.host.path("vm.sock")).0
     }
 
-    /// The next client is served, and SIGTERM ends the server, which gives its slice back.
+    /// The next client is served, and SIGTERM ends the server, which returns its slice.
     #[track_caller]
     fn ends_well(self) {
         let Self { fuse, server, host } = self;
@@ -109,7 +109,7 @@ fn files_that_come_with_half_a_message_behind_a_broken_one_or_to_a_busy_server_d
     second.say_with(&message(1, SET_IRQS, COMMAND, &connect_vectors(1)), &one);
     drop((first, second));
     let mut third = world.raw();
-    // No message has 15 bytes: what follows is never read.
+    // No message has 15 bytes: the bytes after it are never read.
     let mut broken = message(2, RESET, COMMAND, &[]);
     broken[4] = 15;
     third.say(&broken);

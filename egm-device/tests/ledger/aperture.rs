@@ -15,7 +15,7 @@ use egm_vfio_wire::serve::Device;
 use crate::common::{PAGE, fill, is_full_of, ledger};
 use crate::trust::{NOBODY, claim, gpu, other, own, reached, two_pages};
 
-/// Guest physical address of the slice: what the guest's `_DSD` names.
+/// Guest physical address of the slice, as the guest's `_DSD` names it.
 const BASE: u64 = 0x1_0000_0000;
 /// Contents of the slice of the GPU's guest, and of its neighbour's.
 const GUEST: u64 = 0x6775_6573_7467_7565;

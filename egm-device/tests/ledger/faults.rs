@@ -173,7 +173,7 @@ impl Disk for FakeDisk {
 /// Makes the region's file where it is missing, and opens its memory as a process does.
 type Open = fn(&Path, u64) -> (Region, Arc<dyn Memory>);
 
-/// Memory in which the scrub of each page is a step.
+/// Memory in which each open, each list of retired pages and each scrubbed page is a step.
 struct FakeMemory {
     memory: Arc<dyn Memory>,
     world: Arc<World>,

@@ -46,7 +46,7 @@ pub(crate) fn survive(keep: Keep, slice: &str, life: Duration) -> ! {
     let mut wait_while = |is_well: &dyn Fn() -> bool| {
         let begun = Instant::now();
         while begun.elapsed() < life && is_well() {
-            // The processors are for the owners: until it is the last process, it polls.
+            // The processors are for the owners: until its owner ends, this process polls once a millisecond.
             let look = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
             poll(&mut owner, Some(&look)).unwrap();
         }
