@@ -3,8 +3,8 @@
 //! ```text
 //! cargo bench -p egm-device --bench carve -- --rounds 20
 //! ```
-//! prints a line for each figure: all slices with one `Carver`, and a single `place` beside 999 granted slices, as the ledger
-//! calls it.
+//! prints a line for each figure: all slices with one `Carver`, and a single `place` beside 999 granted slices, as the
+//! ledger calls it.
 #![expect(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
 use std::hint::black_box;

@@ -3,10 +3,10 @@
 //! ```text
 //! cargo bench -p egm-device --bench memory -- --of prefault --mib 8192 --page 4K --rounds 5
 //! ```
-//! prints one line of JSON: seconds of each round of each way. `--of prefault`, on fresh memory: `prefault`, `memset` (as
-//! many threads, the same chunks) and `populate`, which is one `MADV_POPULATE_WRITE` by one thread. `--of scrub`, on
-//! memory that was written before: `scrub` and `memset`, which both begin without a mapping, and `mapped`, a memset by way of
-//! a mapping that is complete already.
+//! prints one line of JSON: seconds of each round of each way. `--of prefault`, on fresh memory: `prefault`, `memset`
+//! (as many threads, the same chunks) and `populate`, which is one `MADV_POPULATE_WRITE` by one thread. `--of scrub`,
+//! on memory that was written before: `scrub` and `memset`, which both begin without a mapping, and `mapped`, a memset
+//! by way of a mapping that is complete already.
 #![expect(unsafe_code, reason = "memset writes to a mapping by pointer")]
 #![expect(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 

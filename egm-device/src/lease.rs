@@ -1,7 +1,7 @@
 //! A granted slice: its lock, its memory, and its return.
 //!
-//! Dropping a lease unlocks it and nothing else: its bytes are dirty and the next owner's grant scrubs them. That is also
-//! what every kind of crash does.
+//! Dropping a lease unlocks it and nothing else: its bytes are dirty and the next owner's grant scrubs them. That is
+//! also what every kind of crash does.
 
 mod log;
 
@@ -74,7 +74,7 @@ impl Lease {
         prepared.map(|()| lease)
     }
 
-    /// The lease of `slice` that another process began and left to this one with its lock's descriptor, `claim`. Opens the memory.
+    /// The lease of `slice` that another process began and left to this one, with the lock's descriptor `claim`.
     ///
     /// # Errors
     /// [`GrantError`]; the slice stays recorded as `owner`'s, and is dirty once `claim` is closed.
@@ -193,8 +193,8 @@ impl Lease {
     /// A scrub that ends early keeps its progress; the slice is free then, and the rest of it dirty.
     ///
     /// # Errors
-    /// [`GrantError`]; the slice is unlocked all the same, and quarantined where its memory is in use. A pool's memory in use is no
-    /// error: it is a file of its own, and the kernel frees it with the last descriptor or mapping.
+    /// [`GrantError`]; the slice is unlocked all the same, and quarantined where its memory is in use. A pool's memory
+    /// in use is no error: it is a file of its own, and the kernel frees it with the last descriptor or mapping.
     pub fn give_back(mut self, watch: &Watch<'_>) -> Result<(), GrantError> {
         match self.release(watch) {
             Err(GrantError::StillUsed { .. }) if self.taken.region.kind.is_pool() => Ok(()),
@@ -291,7 +291,7 @@ impl Taken {
         Ok(())
     }
 
-    /// The slice by a new device, into `backing`: the old one is revoked. A client that unlocked its description may map it still.
+    /// The slice by a new device, into `backing`: the old one is revoked. A client without its lock may map it still.
     fn renew(
         &self,
         memory: &dyn Memory,

@@ -37,8 +37,8 @@ pub struct Work<'a> {
     pub near: Option<&'a CpuSet>,
     /// Threads; `None` for as many as there are processors near.
     pub workers: Option<NonZeroUsize>,
-    /// In the background: bytes a second at most, and only on processors that have nothing else to do (where the host gives
-    /// no thread for it, the calling one does the work as it is).
+    /// In the background: bytes a second at most, and only on processors that have nothing else to do (where the host
+    /// gives no thread for it, the calling one does the work as it is).
     pub pace: Option<NonZeroU64>,
     /// Called by any worker with the bytes done so far.
     pub progress: &'a (dyn Fn(u64) + Sync),
@@ -250,8 +250,8 @@ impl Job<'_> {
         self.read_back(chunk)
     }
 
-    /// Reads a sample of `chunk` back, by no mapping that zeroed it: stores that went to other memory than the slice's are
-    /// found as well.
+    /// Reads a sample of `chunk` back, by no mapping that zeroed it: stores that went to other memory than the slice's
+    /// are found as well.
     fn read_back(&self, chunk: Span<InRegion>) -> Result<(), Cause> {
         let mut random = [0; sample::RANDOM];
         getrandom(&mut random, GetRandomFlags::empty()).map_err(|error| Cause::Random(error.into()))?;

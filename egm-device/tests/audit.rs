@@ -68,8 +68,8 @@ fn the_programs_log_what_happens_to_slices_and_nothing_else() {
     assert_eq!(granted.0, 0, "{}", granted.2);
     let refused = host.run("carve grant --region dax0.0 --size 1GiB --name vm1 -- /bin/true");
     assert_eq!(refused.0, 3, "{}", refused.2);
-    // By the broker: a page that can be read, one that cannot (a mapping of `/dev/zero` at an offset has no bytes beyond its
-    // size), and one outside the slice.
+    // By the broker: a page that can be read, one that cannot (a mapping of `/dev/zero` at an offset has no bytes
+    // beyond its size), and one outside the slice.
     let broker = host.broker();
     let loan = host.loan(4 * MIB);
     loan.retire(&[page(0), page(LAST), page(8 * MIB)].into_iter().collect()).unwrap();

@@ -82,7 +82,7 @@ fn no_rule_gives_a_memory_device_to_a_group() {
     assert!(active.all(|line| !line.contains("\"egm\", KERNEL") && !line.contains("\"dax\"")), "{rules}");
 }
 
-/// A GPU that reaches an EGM region reaches every tenant's bytes. The rules' own checks run against functions in a folder.
+/// A GPU that reaches an EGM region reaches every tenant's bytes. The rules' checks run on functions in a folder.
 #[test]
 fn the_rules_give_a_group_no_function_of_nvidia() {
     let folder = tempfile::tempdir().unwrap();

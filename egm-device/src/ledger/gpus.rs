@@ -1,9 +1,9 @@
 //! GPUs that reach a whole region: claims on them, and their effect on the region's slices.
 //!
-//! A claim lives while a byte of the file `gpus.lock` is locked for it, while its owner's process runs, and until no process
-//! has the GPU (`left_gpus.rs`). Users that may open the GPU have it without a claim (`openers.rs`). Free bytes of the
-//! region are scrubbed before a claim begins, because the GPU can read them, and nothing of the region is recorded clean
-//! until it ends, because the GPU can write them.
+//! A claim lives while a byte of the file `gpus.lock` is locked for it, while its owner's process runs, and until no
+//! process has the GPU (`left_gpus.rs`). Users that may open the GPU have it without a claim (`openers.rs`). Free bytes
+//! of the region are scrubbed before a claim begins, because the GPU can read them, and nothing of the region is
+//! recorded clean until it ends, because the GPU can write them.
 #![forbid(unsafe_code)]
 
 use std::fs::File;
@@ -100,7 +100,7 @@ impl GpuLease {
         &self.lock
     }
 
-    /// Closes the lock: the claims last as long as their owner's process, which goes on as user `uid`, and its children.
+    /// Closes the lock: the claims last as long as their owner's process, which becomes user `uid`, and its children.
     ///
     /// # Errors
     /// [`LedgerError`].
@@ -156,7 +156,7 @@ impl Ledger {
     /// `None` when none of them does.
     ///
     /// # Errors
-    /// [`GrantError::Exclusive`] when an owner of another trust domain has a slice or a GPU there, and those of a scrub.
+    /// [`GrantError::Exclusive`] if an owner of another trust domain has a slice or a GPU there, and those of a scrub.
     pub fn claim_gpus(
         &self,
         memory: &Arc<dyn Memory>,

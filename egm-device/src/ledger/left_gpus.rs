@@ -63,7 +63,7 @@ impl Ledger {
     }
 }
 
-/// Process numbers of the live owners of other claims. The number of a dead one may belong to a child that keeps the GPU.
+/// Process numbers of the live owners of other claims. A dead one's number may belong to a child that keeps the GPU.
 fn other_owners(claims: &[GpuClaim], claim: &GpuClaim) -> Vec<u32> {
     let others = claims.iter().map(|other| &other.owner).filter(|owner| owner.pid != claim.owner.pid);
     others.filter(|owner| owner.is_alive()).map(|owner| owner.pid).collect()

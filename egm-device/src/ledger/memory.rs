@@ -123,8 +123,8 @@ pub trait Memory: Send + Sync {
     }
 }
 
-/// The memory of a ledger, opened by this process. [`Ledger::memory`](super::Ledger::memory) is the only source of one, so that
-/// a device is opened only under the ledger of the host that has it.
+/// The memory of a ledger, opened by this process. [`Ledger::memory`](super::Ledger::memory) is the only source of one,
+/// so that a device is opened only under the ledger of the host that has it.
 #[derive(Debug, Clone, Copy)]
 pub struct HostMemory {
     /// Whether the ledger is this host's. A copy of another host names devices that are other memory here.

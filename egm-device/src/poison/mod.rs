@@ -165,8 +165,8 @@ pub(crate) struct Bad {
     pub(crate) size: usize,
 }
 
-/// Runs `work`, which touches `mapping` only, with pages of `page` bytes; a bad page becomes an error. After one, `mapping`
-/// is other memory from that page on: its owner throws it away.
+/// Runs `work`, which touches `mapping` only, with pages of `page` bytes; a bad page becomes an error. After one,
+/// `mapping` is other memory from that page on: its owner throws it away.
 pub(crate) fn guarded(mapping: &Mapping, page: usize, work: impl FnOnce()) -> io::Result<Result<(), Bad>> {
     signal::install()?;
     let bad = signal::guarded(mapping, page, work);

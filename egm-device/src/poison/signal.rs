@@ -122,9 +122,9 @@ pub(super) fn in_guest<T>(work: impl FnOnce() -> T) -> (T, Option<Fault>) {
     (result, Fault::of_word(THREAD.with(|thread| thread.met.swap(0, Ordering::Relaxed))))
 }
 
-/// Runs `work`, which touches `mapping` only, with pages of `page` bytes. Without a fault: `None`. With one: the offset of
-/// the first bad byte and how many are bad, both inside `mapping`, which is other memory from there on: its owner must
-/// drop it.
+/// Runs `work`, which touches `mapping` only, with pages of `page` bytes. Without a fault: `None`. With one: the offset
+/// of the first bad byte and how many are bad, both inside `mapping`, which is other memory from there on: its owner
+/// must drop it.
 pub(super) fn guarded(mapping: &Mapping, page: usize, work: impl FnOnce()) -> Option<(usize, usize)> {
     let start = mapping.as_ptr().addr();
     let (end, pages) = (start.saturating_add(mapping.size()), mapping.pages());
@@ -147,8 +147,8 @@ pub(super) fn guarded(mapping: &Mapping, page: usize, work: impl FnOnce()) -> Op
     })
 }
 
-/// First byte of the page of `size` bytes around `address`, but none before `start`: the page may reach further down than
-/// the mapping, where other memory lies.
+/// First byte of the page of `size` bytes around `address`, but none before `start`: the page may reach further down
+/// than the mapping, where other memory lies.
 fn page_of(address: usize, size: usize, start: usize) -> usize {
     let start = if egm_address::fault!("guard-below-its-mapping") { 0 } else { start };
     (address & !size.wrapping_sub(1)).max(start)
@@ -190,8 +190,8 @@ fn replace(thread: &Thread, info: &Info, guarded: (usize, usize)) -> bool {
     }
     let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
     let at = std::ptr::without_provenance_mut(start);
-    // SAFETY: the range lies in the mapping that this thread guards and owns: `page_of` gives no address below its start,
-    // and `guarded.1` is its end.
+    // SAFETY: the range lies in the mapping that this thread guards and owns: `page_of` gives no address below its
+    // start, and `guarded.1` is its end.
     unsafe { mm::mmap_anonymous(at, guarded.1.wrapping_sub(start), access, flags | MapFlags::FIXED) }.is_ok()
 }
 

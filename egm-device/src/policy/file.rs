@@ -105,8 +105,8 @@ struct RuleFile {
     priority: i32,
     /// Share among waiting requests of the same priority, 1 to 65536. Default: 1.
     weight: Option<NonZeroU32>,
-    /// Permits slices of regions whose slices share one file (`egm`, `reserved`, `devdax`): these users can then read
-    /// and write every tenant's bytes, and with `reserved` all of the host's memory. Default: false.
+    /// Permits slices of regions in which all slices are one file (`egm`, `reserved`, `devdax`): these users can then
+    /// read and write every tenant's bytes, and with `reserved` all of the host's memory. Default: false.
     #[serde(default)]
     whole_device: bool,
     /// Owners of one trust domain share a region that a GPU reaches. Default: each owner is a domain of its own.

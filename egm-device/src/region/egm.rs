@@ -14,7 +14,7 @@ use crate::region::refused::{Reason, Refused, printable};
 use crate::region::{Region, RegionKind, largest_page};
 use crate::retired::Retired;
 
-/// Regions that the driver shows below `root`. Their retired pages need the device to be opened, which discovery does not.
+/// Regions that the driver shows below `root`, without their retired pages: those need the device to be opened.
 pub(super) fn discover(root: &Path, facts: &HostFacts) -> impl Iterator<Item = Result<Region, Refused>> {
     let folder = root.join("sys/class/egm");
     let names = names(&folder);

@@ -93,8 +93,8 @@ pub enum HostFileError {
 }
 
 impl HostFile {
-    /// All host files (`*.json`) of the host at `root`, by name: those in `folder`, or else in its `/etc/egm-device/host`. A
-    /// missing folder has none.
+    /// All host files (`*.json`) of the host at `root`, by name: those in `folder`, or else in its
+    /// `/etc/egm-device/host`. A missing folder has none.
     ///
     /// This host's files name the memory that a grant scrubs, so root must own them and their folder, and no other user
     /// may write either.

@@ -41,8 +41,8 @@ pub struct Offer {
     /// Whether it has MSI-X. QEMU up to 11.1 at least aborts when a vfio-user function that has it is unplugged.
     #[serde(default = "yes")]
     pub msix: bool,
-    /// Whether clients of other users than root may connect although all slices of the region are one file: they can then
-    /// map every tenant's bytes.
+    /// Whether clients of other users than root may connect although all slices of the region are one file: they can
+    /// then map every tenant's bytes.
     #[serde(default)]
     pub whole_device: bool,
     /// PCI identity of the function.

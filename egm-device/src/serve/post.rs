@@ -21,7 +21,7 @@ use crate::show::note;
 
 /// Time limit for the rest of a message.
 const LIMIT: Duration = Duration::from_secs(5);
-/// How long a new client waits for the one before it to leave, and how long the server waits for a refused client's message.
+/// How long a new client waits for its predecessor to leave, and the server for a refused client's message.
 const CHANGE: Duration = Duration::from_secs(1);
 /// Most refused clients that wait for an answer; the connection of a further one ends without.
 const REFUSED: usize = 16;

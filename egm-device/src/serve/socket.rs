@@ -94,7 +94,7 @@ impl Drop for Socket {
     fn drop(&mut self) {
         let Some(path) = &self.ours else { return };
         let _ = std::fs::remove_file(path);
-        // Clients in the queue may have sent descriptors, which only a receiver may close: see `egm_vfio_wire::receiver`.
+        // Clients in the queue may have sent descriptors, which only a receiver may close: `egm_vfio_wire::receiver`.
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         let _ = self.listener.set_nonblocking(true);
         while let Ok((client, _)) = self.listener.accept() {

@@ -124,8 +124,8 @@ impl<'a> Table<'a> {
     }
 }
 
-/// A number of bytes for a person: exact with at most three decimals (`2.25 GiB`, `511.625 MiB`), or rounded to two where
-/// that would need a long number (`~256.09 GiB`).
+/// A number of bytes for a person: exact with at most three decimals (`2.25 GiB`, `511.625 MiB`), or rounded to two
+/// where that would need a long number (`~256.09 GiB`).
 #[must_use]
 pub fn size(bytes: u64) -> String {
     let units = [("TiB", 40u32), ("GiB", 30), ("MiB", 20), ("KiB", 10)];

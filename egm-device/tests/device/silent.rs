@@ -36,8 +36,8 @@ impl Memory for PlainFile {
     }
 }
 
-/// A process of user `uid` that waits in `exec` for ever: this process's files of `fuse` end there, with a write that gets no
-/// answer, and the kernel lets no process look at the mappings meanwhile. The thread ends with the file system.
+/// A process of user `uid` that waits in `exec` for ever: this process's files of `fuse` end there, with a write that
+/// gets no answer, and the kernel lets no process look at the mappings meanwhile. The thread ends with the file system.
 fn silent(fuse: &Fuse, uid: u32) -> JoinHandle<()> {
     assert!(fuse.file().as_raw_fd() >= 0, "the files are open");
     let process = thread::spawn(move || {

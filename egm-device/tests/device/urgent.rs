@@ -1,5 +1,5 @@
-//! Clients of the program that send descriptors where a server may overlook them: with an out-of-band byte (`MSG_OOB`), which a
-//! peek skips by default, and behind a message that ends the receiver.
+//! Clients of the program that send descriptors where a server may overlook them: with an out-of-band byte (`MSG_OOB`),
+//! which a peek skips by default, and behind a message that ends the receiver.
 
 use std::io::{IoSlice, Write};
 use std::mem::MaybeUninit;
@@ -34,8 +34,8 @@ impl World {
         Raw::connect(&self.host.path("vm.sock"))
     }
 
-    /// Sends one byte with a TCP connection that nothing else refers to. Its last close waits for two minutes in the kernel:
-    /// for a peer that reads nothing.
+    /// Sends one byte with a TCP connection that nothing else refers to. Its last close waits for two minutes in the
+    /// kernel: for a peer that reads nothing.
     fn send_lingering(&mut self, raw: &Raw, flags: SendFlags) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut lingers = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
