@@ -74,7 +74,7 @@ impl Lease {
         prepared.map(|()| lease)
     }
 
-    /// The lease of `slice` that another process began and left to this one, with the lock's descriptor `claim`.
+    /// Resumes the lease of `slice` that another process left, with its lock's descriptor `claim`; opens the memory.
     ///
     /// # Errors
     /// [`GrantError`]; the slice stays recorded as `owner`'s, and is dirty once `claim` is closed.

@@ -1,7 +1,7 @@
 //! The attack that the rule of trust domains prevents: a GPU's aperture on EGM reaches the slice of a neighbour.
 //!
-//! The GPU is the double of the Grace lab (`guest-tests/functions`). Its page table entries are those of NVIDIA's driver: the
-//! page's guest physical address minus the base that the guest's `_DSD` names, an offset in the region with no limit.
+//! The GPU is the Grace lab's double (`guest-tests/functions`). Its page table entries are those of NVIDIA's driver:
+//! the page's guest physical address minus the base in the guest's `_DSD`, an offset in the region without limit.
 
 use std::fs::OpenOptions;
 use std::path::Path;
