@@ -1,6 +1,6 @@
-//! The C face: `include/egm_memory.h`. This is an unsafe room.
+//! The C face: `include/egm_memory.h`. This is an unsafe module.
 //!
-//! What C callers promise is in the header; what is behind their pointers is not looked at before that.
+//! The header states what C callers must guarantee; their pointers are used only under those guarantees.
 #![expect(unsafe_code, reason = "C calls by pointer")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};

@@ -1,4 +1,4 @@
-//! The vendor capability in configuration space that says what ACPI would: how much memory, where, near which node. Pure.
+//! The vendor capability in configuration space, in place of ACPI: memory's size, position and near node. Pure.
 
 /// "EGMD" in memory order: in the capability, and the first register.
 pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"EGMD");
@@ -10,12 +10,12 @@ const FIRST: usize = 0x34;
 const HEADER: usize = 0x40;
 /// Most capabilities of 4 bytes behind the header: a longer chain is a loop.
 const MOST: usize = 48;
-/// Id of a capability whose vendor says what it is.
+/// Id of a vendor-specific capability.
 const VENDOR_SPECIFIC: u8 = 0x09;
-/// A proximity domain that nobody named.
+/// Number for "no proximity domain".
 const NO_DOMAIN: u32 = u32::MAX;
 
-/// What a function says of its memory.
+/// Facts that a function reports about its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Facts {
     /// Bytes, retired ones included.

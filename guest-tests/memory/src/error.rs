@@ -1,11 +1,11 @@
-//! Why there is no memory.
+//! Reasons why memory is unavailable.
 
 use std::io;
 use std::path::PathBuf;
 
 use egm_address::PciAddress;
 
-/// Why a function's memory cannot be used.
+/// Reason why a function's memory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     /// sysfs.
@@ -13,16 +13,16 @@ pub enum MemoryError {
     File {
         /// `read`, `open`, `map`.
         action: &'static str,
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// The reason.
         #[source]
         source: io::Error,
     },
-    /// sysfs says what nobody understands.
+    /// A file of sysfs does not have the expected form.
     #[error("{} is not what Linux writes there", path.display())]
     Form {
-        /// Which file.
+        /// The file.
         path: PathBuf,
     },
     /// The bytes do not fit into the BAR.
@@ -44,7 +44,7 @@ pub enum MemoryError {
     Silent {
         /// The function.
         address: PciAddress,
-        /// What was read where the magic should be.
+        /// Bytes that were read in place of the magic.
         found: u32,
     },
 }

@@ -13,9 +13,9 @@ use crate::{MemoryError, mapping};
 
 const REGISTER_BAR: u8 = 0;
 const MEMORY_BAR: u8 = 2;
-/// Memory controller, RAM: what such a function says it is (PCI code and ID assignment specification 1.6).
+/// Memory controller, RAM: class code of such a function (PCI code and ID assignment specification 1.6).
 const CLASS: u64 = 0x05_0000;
-/// All of configuration space that Linux shows to who has no `CAP_SYS_ADMIN`.
+/// Bytes of configuration space that Linux shows to a reader without `CAP_SYS_ADMIN`.
 const SHORT_CONFIG: usize = 64;
 
 /// A PCI function with EGM memory.
@@ -23,7 +23,7 @@ const SHORT_CONFIG: usize = 64;
 pub struct Function {
     /// Where it is.
     pub address: PciAddress,
-    /// What it says of its memory.
+    /// Facts about its memory, from its capability or its registers.
     pub facts: Facts,
     /// Physical address of the memory's first byte.
     pub start: u64,
@@ -32,7 +32,7 @@ pub struct Function {
     folder: PathBuf,
 }
 
-/// What a machine has.
+/// Functions of a machine that have EGM memory, or should have.
 #[derive(Debug, Default)]
 pub struct Found {
     /// The functions with EGM memory, by address.
@@ -133,7 +133,7 @@ fn open(path: &Path) -> Result<File, MemoryError> {
     OpenOptions::new().read(true).write(true).open(path).map_err(MemoryError::file("open", path))
 }
 
-/// Lets a function without a driver answer at its addresses. Who may not is told by what he reads: ones.
+/// Lets a function without a driver answer at its addresses; a disabled one reads ones.
 fn enable(folder: &Path) -> Result<(), MemoryError> {
     let path = folder.join("enable");
     let is = fs::read_to_string(&path).map_err(MemoryError::file("read", &path))?;

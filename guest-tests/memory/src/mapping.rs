@@ -1,6 +1,6 @@
-//! BARs in this process. This is an unsafe room.
+//! BARs in this process. This is an unsafe module.
 //!
-//! What callers may rely on: a [`Mapping`] owns its addresses until it is dropped, gives no reference to their bytes, and
+//! Callers rely on this: a [`Mapping`] owns its addresses until it is dropped, gives no reference to their bytes, and
 //! accesses them in whole aligned words inside its bounds.
 #![expect(unsafe_code, reason = "mmap has no safe interface, and BARs are not memory of this process")]
 
@@ -18,13 +18,13 @@ const LARGEST_PAGE: u64 = 1 << 30;
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     size: u64,
-    /// What was reserved to find a congruent place: start and bytes. All of it is ours, and unmapped at the end.
+    /// Range reserved to find a congruent place: start and bytes. All of it is ours, and unmapped at the end.
     reserved: (NonNull<u8>, usize),
 }
 
 // SAFETY: a mapping is an address range, valid in every thread.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; words are read and written as a device's registers are, whoever else does so too.
+// SAFETY: as above; words are read and written as a device's registers are, no matter what else accesses them.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -76,7 +76,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         let (start, size) = self.reserved;
-        // SAFETY: the range is ours alone; whoever was given an address was told that it ends here.
+        // SAFETY: the range is ours alone; by contract, every address that a caller got is valid only until here.
         let _ = unsafe { mm::munmap(start.as_ptr().cast(), size) };
     }
 }
@@ -88,8 +88,7 @@ impl Word for u64 {}
 
 /// The memory of a function, mapped until this is dropped.
 ///
-/// It is shared with whoever else maps it (devices, other programs, the host), so there is no slice of it: programs use the
-/// address, or words.
+/// Devices, other programs and the host may map it too, so there is no slice of it: programs use the address, or words.
 #[derive(Debug)]
 pub struct Memory {
     mapping: Mapping,
@@ -113,7 +112,7 @@ impl Memory {
         self.mapping.size
     }
 
-    /// What it is mapped from, at offset 0: to be mapped once more, or passed to another process.
+    /// The file that it is mapped from, at offset 0: to be mapped once more, or passed to another process.
     #[must_use]
     pub fn file(&self) -> &File {
         &self.file

@@ -33,7 +33,7 @@ pub struct Registers {
     mapping: Mapping,
 }
 
-/// Bytes that nobody may use: offsets in the memory, ascending.
+/// Bytes that must not be used: offsets in the memory, ascending.
 pub type Retired = Vec<Range<u64>>;
 
 impl Registers {
@@ -51,7 +51,7 @@ impl Registers {
         }
     }
 
-    /// What it says of its memory, as its capability does; `None` when that makes no sense.
+    /// Facts about its memory, as in its capability; `None` if they make no sense.
     #[must_use]
     pub fn facts(&self) -> Option<Facts> {
         Facts::new(self.long(SIZE), self.long(BASE), self.long(PAGE), self.word(PXM))

@@ -18,7 +18,7 @@ pub const PATH_MAX: usize = 256;
 #[repr(C)]
 #[derive(Debug)]
 pub struct Device {
-    /// Two functions that nobody calls.
+    /// Two unused functions.
     pub ops: [*mut c_void; 2],
     /// `enum ibv_node_type`.
     pub node_type: c_int,
@@ -101,7 +101,7 @@ pub struct OdpCaps {
 pub struct DeviceAttrEx {
     /// As without `_ex`.
     pub orig: DeviceAttr,
-    /// Which later parts are there; nobody uses it.
+    /// Which later members are present; unused.
     pub comp_mask: u32,
     /// Of on-demand paging.
     pub odp: OdpCaps,
@@ -204,7 +204,7 @@ pub struct AhAttr {
     pub sgid_index: u8,
     pub hop_limit: u8,
     pub traffic_class: u8,
-    /// What C leaves behind `traffic_class`.
+    /// Padding that C inserts after `traffic_class`.
     pub padding: u8,
     pub dlid: u16,
     pub sl: u8,
@@ -275,9 +275,9 @@ pub struct Rdma {
 pub struct Atomic {
     /// Where, at the other side; a multiple of 8.
     pub remote_addr: u64,
-    /// What is compared, or added.
+    /// Number to compare with, or to add.
     pub compare_add: u64,
-    /// What is put there when the comparison holds.
+    /// Number to store if the comparison succeeds.
     pub swap: u64,
     /// Key of the other side's memory region.
     pub rkey: u32,
@@ -302,13 +302,13 @@ pub struct SendWr {
     pub next: *mut SendWr,
     /// The piece of local memory.
     pub sg_list: *mut Sge,
-    /// How many pieces.
+    /// Number of pieces.
     pub num_sge: c_int,
     /// `enum ibv_wr_opcode`.
     pub opcode: u32,
     /// `enum ibv_send_flags`.
     pub send_flags: u32,
-    /// Immediate data; nobody sends any.
+    /// Immediate data; never sent.
     pub imm_data: u32,
     /// The other side's memory.
     pub wr: Target,
@@ -328,7 +328,7 @@ pub struct RecvWr {
     pub next: *mut RecvWr,
     /// The piece of local memory.
     pub sg_list: *mut Sge,
-    /// How many pieces.
+    /// Number of pieces.
     pub num_sge: c_int,
 }
 

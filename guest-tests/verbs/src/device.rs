@@ -1,7 +1,7 @@
-//! The unsafe room of devices: the list of them, one that is open, and what it says about itself.
+//! The unsafe module of devices: the list of them, one that is open, and its attributes.
 //!
 //! Callers rely on this: a device's pointer is used only while its list lives, a context's only until it is closed, and
-//! every number that the library tells is bounded before it is believed.
+//! every number that the library returns is checked against a bound before it is used.
 #![expect(unsafe_code, reason = "calls of libibverbs about devices")]
 
 use std::ffi::{c_char, c_int};
@@ -22,7 +22,7 @@ impl Verbs {
     ///
     /// # Errors
     ///
-    /// When the library cannot look (no `/sys/class/infiniband_verbs`), or tells an impossible number.
+    /// When the library cannot list devices (no `/sys/class/infiniband_verbs`), or returns an impossible number.
     pub fn devices(&self) -> Result<Devices<'_>, VerbsError> {
         let mut count: c_int = 0;
         // SAFETY: the library writes one number and returns a list of its own.
@@ -108,7 +108,7 @@ pub struct Context<'v> {
 }
 
 impl Context<'_> {
-    /// What the device says that it can.
+    /// Capabilities and limits that the device reports.
     ///
     /// # Errors
     ///
@@ -130,7 +130,7 @@ impl Context<'_> {
         Ok(Abilities::from_told(text(&told.orig.fw_ver), &told))
     }
 
-    /// What a port says, `number` from 1.
+    /// Attributes of port `number`, counted from 1.
     ///
     /// # Errors
     ///
@@ -140,7 +140,7 @@ impl Context<'_> {
         let mut told: abi::PortAttr = unsafe { std::mem::zeroed() };
         let context = self.pointer.as_ptr();
         let done = if let Some(query) = self.query_port() {
-            // SAFETY: the context is open, and the library writes the size that it is told at most.
+            // SAFETY: the context is open, and the library writes at most the size that it is given.
             unsafe { query(context, number, &raw mut told, size_of::<abi::PortAttr>()) }
         } else {
             // SAFETY: the context is open, and the library writes one structure, or an older, shorter one.
@@ -154,12 +154,12 @@ impl Context<'_> {
     ///
     /// # Errors
     ///
-    /// When the query fails or tells an impossible number.
+    /// When the query fails or returns an impossible number.
     pub fn gids(&self) -> Result<Vec<Gid>, VerbsError> {
         let mut table = vec![abi::GidEntry::default(); MOST_GIDS];
         let size = size_of::<abi::GidEntry>();
         let query = self.verbs.functions.query_gid_table;
-        // SAFETY: the table has `MOST_GIDS` entries of `size` bytes, which the library is told.
+        // SAFETY: the table has `MOST_GIDS` entries of `size` bytes, and both numbers are passed to the library.
         let count = unsafe { query(self.pointer.as_ptr(), table.as_mut_ptr(), MOST_GIDS, 0, size) };
         if count < 0 {
             return Err(VerbsError::call("ibv_query_gid_table", i32::try_from(-count).unwrap_or(i32::MAX)));
@@ -192,13 +192,13 @@ impl Context<'_> {
             return None;
         }
         let around = context.wrapping_byte_sub(offset_of!(VerbsContext, context)).cast::<VerbsContext>();
-        // SAFETY: the marker says that the context is the end of a `VerbsContext`, of which `sz` is always there.
+        // SAFETY: the marker shows that the context is the end of a `VerbsContext`, in which `sz` is always present.
         let size = unsafe { (*around).sz };
         if size < size_of::<VerbsContext>() - offset {
             return None;
         }
         let field = around.wrapping_byte_add(offset).cast::<Option<T>>();
-        // SAFETY: the size says that the member at `offset` is there, and `T` is its function's type.
+        // SAFETY: the size shows that the member at `offset` exists, and `T` is its function's type.
         unsafe { field.read() }
     }
 

@@ -1,4 +1,4 @@
-//! What can go wrong, each with the call or number that is at fault.
+//! Errors of RDMA, each with the call or number that is at fault.
 
 use std::io;
 
@@ -27,14 +27,14 @@ pub enum VerbsError {
         /// Its name.
         call: &'static str,
     },
-    /// The library or a peer told a number that cannot be.
+    /// The library or a peer returned an impossible number.
     #[error("{what} is {value:#x}, {rule}")]
     Bound {
-        /// Whose number.
+        /// Name of the number.
         what: &'static str,
-        /// Which number.
+        /// The number.
         value: u64,
-        /// What it has to be.
+        /// The rule that it breaks.
         rule: &'static str,
     },
     /// There is no GID, hence no address, at a port.
@@ -46,7 +46,7 @@ pub enum VerbsError {
     /// A request was not carried out.
     #[error("request {id:#x} ended with status {status} ({name}), vendor's error {vendor:#x}{hint}")]
     Work {
-        /// What the request was called.
+        /// Id of the request.
         id: u64,
         /// `enum ibv_wc_status`.
         status: u32,
@@ -54,13 +54,13 @@ pub enum VerbsError {
         name: &'static str,
         /// The driver's own number.
         vendor: u32,
-        /// What usually is behind it.
+        /// The usual cause.
         hint: &'static str,
     },
     /// Nothing came.
     #[error("no completion within {seconds} s")]
     Silent {
-        /// How long it was waited for.
+        /// Seconds of waiting.
         seconds: u64,
     },
 }
@@ -119,7 +119,7 @@ pub(crate) fn status_name(status: u32) -> &'static str {
     usize::try_from(status).ok().and_then(|at| STATUS.get(at)).copied().unwrap_or("no status that is known")
 }
 
-/// What usually is behind a status.
+/// The usual cause of a status.
 pub(crate) const fn status_hint(status: u32) -> &'static str {
     match status {
         4 => "; with a device's memory behind it, ACS or a missing IOMMU mapping",

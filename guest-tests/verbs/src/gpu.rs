@@ -1,4 +1,4 @@
-//! The unsafe room of memory that CUDA gave: registered by its address, where the driver knows it or it is the host's, or as
+//! The unsafe module of CUDA memory: registered by its address, where the driver resolves it or it is the host's, or as
 //! a dma-buf past the processor.
 //!
 //! Callers rely on this: memory that is registered by its address is owned by its registration, as in [`crate::memory`].
@@ -20,7 +20,7 @@ use crate::library::find;
 use crate::memory::{Access, DmaBuf, Domain, Registered};
 use crate::{VerbsError, abi};
 
-/// Longest path that a driver tells, in bytes.
+/// Longest path that the library returns, in bytes.
 const MOST_PATH: usize = 4096;
 /// `MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT`.
 const DATA_DIRECT: c_int = 1;
@@ -31,7 +31,7 @@ impl Domain<'_> {
     ///
     /// # Errors
     ///
-    /// When the kernel or the device refuses (`EFAULT` where nobody knows the address); the memory is gone then.
+    /// When the kernel or the device refuses (`EFAULT` for an unknown address); the memory is gone then.
     pub fn register_cuda(
         &self,
         memory: Memory,
@@ -118,7 +118,7 @@ impl Mlx5 {
     /// `ENODEV` where there is none, `EOPNOTSUPP` where the device is not of mlx5.
     pub fn data_direct(&self, context: &Context<'_>) -> Result<String, VerbsError> {
         let mut path = [0u8; MOST_PATH];
-        // SAFETY: the context is open, and the library writes no more than the size that it is told.
+        // SAFETY: the context is open, and the library writes at most the size that it is given.
         let done = unsafe { (self.path)(context.pointer.as_ptr(), path.as_mut_ptr().cast(), MOST_PATH) };
         check("mlx5dv_get_data_direct_sysfs_path", done)?;
         let text = CStr::from_bytes_until_nul(&path).map_err(|_| VerbsError::Bound {

@@ -1,7 +1,7 @@
-//! The unsafe room of the library itself: its functions, found by name.
+//! The unsafe module of the library itself: its functions, found by name.
 //!
 //! Callers rely on this: the pointers in [`Functions`] stay callable as long as the [`Verbs`] that they came from, and
-//! have C's types. The second is a promise of whoever calls a file `libibverbs.so.1`; nothing can check it.
+//! have C's types. The second rests on the file name `libibverbs.so.1` alone; nothing can check it.
 #![expect(unsafe_code, reason = "functions of a library that is loaded at run time")]
 
 use std::ffi::{c_int, c_void};
@@ -95,7 +95,7 @@ impl Verbs {
     }
 }
 
-/// The function `symbol` of `library`, whose file is `name`.
+/// The function `symbol` of `library`, which was loaded from the file `name`.
 pub(crate) fn find<T: Copy>(
     library: &Library,
     name: &'static str,

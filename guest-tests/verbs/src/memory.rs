@@ -1,9 +1,9 @@
-//! The unsafe room of memory that a device reads and writes.
+//! The unsafe module of memory that a device reads and writes.
 //!
-//! Callers rely on this: memory is given to a [`Registered`] whole and comes back only after the device has been told to
-//! leave it alone, so that no reference to a byte exists while the device may write it. Owning it rather than borrowing
-//! it is what makes forgetting a registration harmless: then the memory is forgotten with it. If the device does not let
-//! go, the memory is leaked. What is seen of it meanwhile are volatile copies.
+//! Callers rely on this: memory moves into a [`Registered`] whole and comes back only after its region is deregistered,
+//! so that no reference to a byte exists while the device may write it. Owning it rather than borrowing it makes
+//! forgetting a registration harmless: the memory is then forgotten with it. If deregistration fails, the memory is
+//! leaked. Until then callers see it only as volatile copies.
 #![expect(unsafe_code, reason = "memory that an RDMA device writes, and calls of libibverbs about it")]
 
 use std::ffi::c_void;
@@ -20,7 +20,7 @@ use crate::{VerbsError, abi};
 /// # Safety
 ///
 /// From [`Memory::start`] on, [`Memory::size`] bytes can be read and written for as long as the value lives, also when
-/// the value is moved, and whoever owns the value is the only one who has access to them.
+/// the value is moved, and only the value's owner has access to them.
 pub unsafe trait Memory {
     /// Its first byte.
     fn start(&self) -> NonNull<u8>;
@@ -28,7 +28,7 @@ pub unsafe trait Memory {
     fn size(&self) -> usize;
 }
 
-/// What a device may do with memory (`enum ibv_access_flags`).
+/// Accesses to memory that a device is allowed (`enum ibv_access_flags`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Access(u32);
 
@@ -51,7 +51,7 @@ impl Access {
     pub const DATA: Self = Self(0b111);
     /// And atomics.
     pub const ALL: Self = Self(0b1111);
-    /// What an old kernel may not know (`IBV_ACCESS_OPTIONAL_RANGE`).
+    /// Flags that an old kernel may ignore (`IBV_ACCESS_OPTIONAL_RANGE`).
     const OPTIONAL: u32 = (1 << 30) - (1 << 20);
 
     /// C's number.
@@ -245,7 +245,7 @@ impl<'d, M> Registered<'d, M> {
         Ok(Sge { address, length, lkey: self.local_key, of: PhantomData })
     }
 
-    /// What the other side has to know to use `size` bytes from `offset`.
+    /// Address and key that the other side needs to use `size` bytes from `offset`.
     ///
     /// # Errors
     ///
@@ -265,7 +265,7 @@ impl<'d, M> Registered<'d, M> {
         })
     }
 
-    /// Tells the device to leave the memory alone. When it does not, the memory must never be used again.
+    /// Deregisters the memory. If that fails, the memory must never be used again.
     fn release(&mut self) -> Option<M> {
         let memory = self.memory.take()?;
         // SAFETY: the region is registered, once and until here.
@@ -374,7 +374,7 @@ impl Remote {
     }
 }
 
-/// An address as a number that a device is told.
+/// An address as a number for a device.
 fn as_number(start: NonNull<u8>) -> u64 {
     start.as_ptr().expose_provenance() as u64
 }

@@ -1,8 +1,8 @@
-//! The unsafe room of queues: completions, and reliable connections in their states.
+//! The unsafe module of queues: completions, and reliable connections in their states.
 //!
 //! Callers rely on this: a queue pair borrows its domain and its completion queue, so it is gone before them; requests
-//! are posted only to one that is connected ([`Connected`]), each with one [`Sge`] of memory that is registered; what
-//! the library answers is bounded before it is believed.
+//! are posted only to one that is connected ([`Connected`]), each with one [`Sge`] of memory that is registered; every
+//! number that the library returns is checked against a bound before it is used.
 #![expect(unsafe_code, reason = "calls of libibverbs about queues")]
 
 use std::ffi::c_int;
@@ -54,7 +54,7 @@ impl Context<'_> {
 /// A request that was carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
-    /// What the request was called.
+    /// Id of the request.
     pub id: u64,
     /// Bytes that arrived, of receives, reads and atomics.
     pub bytes: u32,
@@ -69,7 +69,7 @@ impl CompletionQueue<'_> {
     pub fn poll(&self, mut each: impl FnMut(Completion)) -> Result<usize, VerbsError> {
         let mut told = [abi::Wc::default(); AT_ONCE];
         let most = c_int::try_from(AT_ONCE).unwrap_or(1);
-        // SAFETY: the queue lives, and the array has as many entries as the library is told.
+        // SAFETY: the queue lives, and the array has as many entries as the library is asked for.
         let count = unsafe { (self.poll)(self.pointer.as_ptr(), most, told.as_mut_ptr()) };
         let told = usize::try_from(count).ok().and_then(|count| told.get(..count));
         let told = told.ok_or_else(|| VerbsError::Bound {
@@ -171,7 +171,7 @@ impl<'d> Domain<'d> {
 }
 
 impl<'q> QueuePair<'q> {
-    /// What the other end has to know, with `psn` as the first packet's number.
+    /// Parameters of this side for the other end, with `psn` as the first packet's number.
     #[must_use]
     pub fn endpoint(&self, place: &Place, psn: u32) -> Endpoint {
         Endpoint {
@@ -231,7 +231,7 @@ impl Drop for QueuePair<'_> {
     }
 }
 
-/// What is done with a piece of local memory.
+/// Operation on a piece of local memory.
 #[derive(Debug, Clone, Copy)]
 pub enum Work {
     /// It is put into the other side's next receive.
@@ -278,7 +278,7 @@ pub struct Connected<'q> {
 impl Connected<'_> {
     /// Posts a request with `local` memory; it is done when its completion has come.
     ///
-    /// Memory whose registration ends before is left alone by the device, and the request fails.
+    /// If the memory's registration ends earlier, the device leaves the memory alone and the request fails.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The two ends of a connection, and the steps from *reset* to *ready to send* as the device is told them.
+//! The two ends of a connection, and a queue pair's attributes for each step from *reset* to *ready to send*.
 
 use crate::abi::{AhAttr, QpAttr};
 use crate::memory::Access;
@@ -13,7 +13,7 @@ const RETRIES: u8 = 7;
 /// 0.64 ms until a receiver is tried again.
 const NOT_READY: u8 = 12;
 
-/// The other end of a connection, as it tells about itself.
+/// One end of a connection, as it describes itself to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Endpoint {
     /// Of its queue pair, 24 bits.
@@ -28,7 +28,7 @@ pub struct Endpoint {
     pub mtu: Mtu,
 }
 
-/// Where this side of a connection is, and how much it may have under way.
+/// Local port and address of a connection, and how many reads and atomics it may have in flight.
 #[derive(Debug, Clone, Copy)]
 pub struct Place {
     /// The port.

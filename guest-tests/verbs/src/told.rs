@@ -1,10 +1,10 @@
-//! What a device says about itself, as numbers that can be.
+//! Attributes that a device reports, as bounded numbers and enums.
 
 use std::net::Ipv6Addr;
 
 use crate::abi::{DeviceAttrEx, PortAttr};
 
-/// What a device can.
+/// Capabilities and limits of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Abilities {
     /// Firmware, as the driver prints it.
@@ -42,7 +42,7 @@ pub enum Atomics {
     Global,
 }
 
-/// What the device says of on-demand paging on reliable connections.
+/// On-demand paging that the device supports on reliable connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Odp {
     /// Regions of any memory.
@@ -62,7 +62,7 @@ pub struct Odp {
 }
 
 impl Odp {
-    /// What is not there of what data checks use, in words; empty when all is.
+    /// Names of the capabilities that data checks use and the device lacks; empty if it has all.
     #[must_use]
     pub fn missing(&self) -> Vec<&'static str> {
         let all = [
@@ -111,7 +111,7 @@ impl Abilities {
     }
 }
 
-/// What a port says.
+/// Attributes of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Port {
     /// From 1.
@@ -191,7 +191,7 @@ pub struct Gid {
     pub index: u8,
     /// The port, from 1.
     pub port: u8,
-    /// What protocol it is for.
+    /// Protocol of the address.
     pub kind: GidKind,
     /// Index of the network interface that it came from, 0 without one.
     pub interface: u32,
@@ -205,7 +205,7 @@ impl Gid {
     }
 }
 
-/// What a GID is for (`enum ibv_gid_type`).
+/// Protocol of a GID (`enum ibv_gid_type`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GidKind {
     /// InfiniBand, or RDMA over Ethernet without IP.

@@ -15,7 +15,7 @@ use egm_verbs::abi::{
 /// C's structure, a member or nothing for the size, ours, and what rdma-core 44 has on x86-64.
 type Row = (&'static str, &'static str, usize, usize);
 
-/// Structures that grow at their end, and whose size the library is told: rdma-core 56 has a faster speed of a port.
+/// Structures that grow at their end; callers pass their size. rdma-core 56 adds a faster speed of a port.
 const GROWING: [&str; 2] = ["struct ibv_port_attr", "struct ibv_device_attr_ex"];
 
 macro_rules! size {

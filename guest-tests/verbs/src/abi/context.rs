@@ -5,10 +5,10 @@ use std::ffi::{c_int, c_void};
 use super::Device;
 use crate::library::{PollCq, PostRecv, PostSend, QueryDeviceEx, QueryPort};
 
-/// Ends `Context::abi_compat` of a library whose contexts lie in a [`VerbsContext`] (`__VERBS_ABI_IS_EXTENDED`).
+/// Value of `Context::abi_compat` that marks a context inside a [`VerbsContext`] (`__VERBS_ABI_IS_EXTENDED`).
 pub const EXTENDED: usize = usize::MAX;
 
-/// `struct ibv_context_ops`: the functions that C calls inline, and room for the others.
+/// `struct ibv_context_ops`: the functions that C calls inline, and padding for the others.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ContextOps {
@@ -45,7 +45,7 @@ pub struct Context {
     pub abi_compat: *mut c_void,
 }
 
-/// `struct verbs_context`, which grows at its beginning: an older library's begins later, and `sz` tells where.
+/// `struct verbs_context`, which grows at its beginning: an older library's begins later, and `sz` shows where.
 #[repr(C)]
 pub struct VerbsContext {
     /// Newest member that is used here.
