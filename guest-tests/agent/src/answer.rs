@@ -29,7 +29,7 @@ const QUOTED: usize = 4;
 pub(crate) fn answer(document: impl FnOnce() -> String) -> ExitCode {
     match own_output() {
         Ok(mut output) => {
-            // Whoever started this sees that nothing came.
+            // The caller then sees that nothing came.
             let _ = output.write_all(document().as_bytes());
             ExitCode::SUCCESS
         }
@@ -52,8 +52,8 @@ fn own_output() -> Result<File, Broken> {
     Ok(File::from(output))
 }
 
-/// What was standard input, where it is the pipe of [`answer_of`]: that makes this process the first of its group. For a
-/// person or a script that calls this program it is something else.
+/// Standard input, if it is the pipe of [`answer_of`]: this process then becomes the first of its group. For a person
+/// or a script that calls this program, standard input is something else.
 fn lifeline() -> Result<Option<OwnedFd>, Broken> {
     let system = |error| Broken::system("cannot keep standard input")(error);
     let input = std::io::stdin();
@@ -81,7 +81,7 @@ fn end_with(line: OwnedFd) -> Result<(), Broken> {
     thread.map(drop).map_err(Broken::system("cannot start a thread"))
 }
 
-/// The answer of `command`, `most` bytes at most; `each` is told now and then how long it takes so far.
+/// The answer of `command`, `most` bytes at most; `each` receives the elapsed time now and then.
 ///
 /// # Errors
 /// In words: it could not be started, did not end within `deadline`, ended without an answer, or said too much.
@@ -115,7 +115,7 @@ pub(crate) fn answer_of(
     Err(format!("ended without an answer, {how}{}", quoted(&words)))
 }
 
-/// What comes before the deadline.
+/// The output, if it comes before the deadline.
 fn wait<T>(output: &Receiver<T>, deadline: Duration, each: &mut dyn FnMut(Duration)) -> Option<T> {
     let begun = Instant::now();
     loop {
@@ -130,8 +130,8 @@ fn wait<T>(output: &Receiver<T>, deadline: Duration, each: &mut dyn FnMut(Durati
     }
 }
 
-/// Ends what is left of a process and its group, and says how the process ended; `None` when it has not, [`GRACE`] later:
-/// one that waits in the kernel for a device cannot be killed before that answers, and nothing waits with it.
+/// Kills what is left of a process and its group. Returns how the process ended, or `None` if it has not, [`GRACE`]
+/// later: one that waits in the kernel for a device cannot be killed before that answers, and nothing waits with it.
 fn kill(child: &mut Child) -> Option<ExitStatus> {
     if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         // The group is gone when all of it ended by itself.
@@ -142,7 +142,7 @@ fn kill(child: &mut Child) -> Option<ExitStatus> {
     ended(child, GRACE)
 }
 
-/// How a process ended, if it does within `grace`.
+/// Exit status of a process, if it ends within `grace`.
 pub(crate) fn ended(child: &mut Child, grace: Duration) -> Option<ExitStatus> {
     let limit = Timespec { tv_sec: i64::try_from(grace.as_secs()).unwrap_or(i64::MAX), tv_nsec: 0 };
     if let Ok(process) = rustix::process::pidfd_open(Pid::from_child(child), PidfdFlags::empty()) {
@@ -166,7 +166,7 @@ fn looked(child: &mut Child, grace: Duration) -> Option<ExitStatus> {
     }
 }
 
-/// What `work` comes to, in a thread of its own.
+/// Runs `work` in a thread of its own, which sends the result.
 pub(crate) fn in_background<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
     let (send, receive) = mpsc::channel();
     std::thread::spawn(move || {

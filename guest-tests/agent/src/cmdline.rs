@@ -1,4 +1,4 @@
-//! What the kernel command line tells the agent.
+//! The agent's words on the kernel command line.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -61,7 +61,7 @@ pub(crate) struct Orders {
     pub(crate) checks: Option<Vec<String>>,
     /// `egm.validate=`: what `egm-guest validate --select` takes; nothing is validated without it.
     pub(crate) validate: Vec<String>,
-    /// `egm.doctor`: what `egm-guest doctor` says is reported too.
+    /// `egm.doctor`: the lines of `egm-guest doctor` are reported too.
     pub(crate) doctor: bool,
     /// `egm.arg.KEY=VALUE`.
     pub(crate) args: Arguments,

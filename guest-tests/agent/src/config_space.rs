@@ -9,7 +9,7 @@ const HEADER: usize = 0x40;
 /// Most capabilities of 4 bytes that fit in 256 bytes behind the header: a longer chain is a loop.
 const MOST: usize = 48;
 
-/// Id of a capability whose vendor says what it is.
+/// Id of a vendor-specific capability.
 pub(crate) const VENDOR_SPECIFIC: u8 = 0x09;
 /// Id of the MSI capability.
 const MSI: u8 = 0x05;
@@ -51,9 +51,9 @@ pub(crate) fn capabilities(config: &[u8], id: u8) -> Vec<usize> {
     found
 }
 
-/// The clique of GPUs whose members may reach each other over PCI, as a VMM announces it (qemu-devel, "Specification for
-/// Turing and later GPU PCI config space", 2023-06): vendor specific, 8 bytes, "P2P", version 0, then the clique, 0 to 15.
-/// `None` without the capability, or when this user is not shown it.
+/// The clique of GPUs in which each may reach the others over PCI, as a VMM announces it (qemu-devel, "Specification
+/// for Turing and later GPU PCI config space", 2023-06): vendor specific, 8 bytes, "P2P", version 0, then the clique, 0
+/// to 15. `None` without the capability, or when this user may not read it.
 pub(crate) fn clique(config: &[u8]) -> Option<u8> {
     let clique = |at: usize| match config.get(at..at.checked_add(8)?)? {
         [VENDOR_SPECIFIC, _, 8, b'P', b'2', b'P', word, _] if word & 7 == 0 => Some(word >> 3 & 15),
@@ -91,7 +91,7 @@ pub(crate) struct MsixTable {
     pub(crate) entries: u16,
 }
 
-/// Where the MSI-X table is; `None` without the capability.
+/// Place of the MSI-X table; `None` without the capability.
 pub(crate) fn msix_table(config: &[u8]) -> Option<MsixTable> {
     let at = capability(config, MSIX)?;
     let control = u16::from_le_bytes(config.get(at + 2..at + 4)?.try_into().ok()?);
@@ -100,8 +100,8 @@ pub(crate) fn msix_table(config: &[u8]) -> Option<MsixTable> {
     Some(MsixTable { bar: low & 7, offset: place & !7, entries: (control & 0x7ff) + 1 })
 }
 
-/// Where MSI's message is: its address, the upper half of that where there is one, and in the last word the data (PCI 3.0,
-/// 6.8.1); `None` without the capability.
+/// Bytes of MSI's message: its address, the upper half of that where there is one, and in the last word the data (PCI
+/// 3.0, 6.8.1); `None` without the capability.
 pub(crate) fn msi_message(config: &[u8]) -> Option<Range<usize>> {
     const WIDE: u8 = 1 << 7;
     let at = capability(config, MSI)?;

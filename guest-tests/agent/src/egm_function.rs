@@ -48,7 +48,7 @@ pub(crate) fn all() -> Result<Vec<egm_memory::Function>, Broken> {
     found.broken.into_iter().next().map_or(Ok(found.functions), |(_, error)| Err(error.into()))
 }
 
-/// A function whose BARs are mapped.
+/// A function and its mapped BARs.
 #[derive(Debug)]
 pub(crate) struct Function {
     /// As it was found.
@@ -62,7 +62,7 @@ pub(crate) struct Function {
 impl Function {
     /// Maps the BARs of `found`, which decodes them from now on.
     pub(crate) fn open(found: &egm_memory::Function) -> Result<Self, Broken> {
-        // Enables it, and refuses one whose registers are not these.
+        // Enables it, and refuses one with other registers.
         found.registers()?;
         let map = |bar: u8| {
             let path = sysfs::pci(found.address).join(format!("resource{bar}"));
@@ -76,7 +76,7 @@ impl Function {
         Ok(Self { found: found.clone(), registers: map(REGISTER_BAR)?, memory: map(MEMORY_BAR)? })
     }
 
-    /// The bytes that nobody may use. Only one look at a time: the window on the list is the function's.
+    /// The bytes that must not be used. Only one reader at a time: the window on the list is the function's.
     pub(crate) fn retired(&self) -> Result<SpanSet<InBar>, Broken> {
         let list = self.found.registers()?.retired()?;
         let span = |range: std::ops::Range<u64>| {

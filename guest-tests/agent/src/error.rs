@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-/// Why a check broke; it says nothing about the claim.
+/// Reason why a check broke; it decides nothing about the claim.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Broken {
     /// A file of the guest's kernel cannot be used.
@@ -11,9 +11,9 @@ pub(crate) enum Broken {
     File {
         /// `read`, `open`, …
         action: &'static str,
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The I/O error.
         source: io::Error,
     },
     /// A system call failed.
@@ -21,25 +21,25 @@ pub(crate) enum Broken {
     System {
         /// What was tried.
         what: String,
-        /// Why.
+        /// The I/O error.
         source: io::Error,
     },
-    /// The guest's kernel says something that is not understood.
+    /// A text of the guest's kernel does not have the expected form.
     #[error("{what} says {text:?}, which is not {form}")]
     Text {
         /// File or field.
         what: String,
-        /// What it says.
+        /// The text.
         text: String,
-        /// What was expected.
+        /// The expected form.
         form: &'static str,
     },
     /// The plan is not one.
     #[error("{} is not a plan: {source}; write it with `egm-vmm plan --json`", path.display())]
     Plan {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The parser's error.
         source: serde_json::Error,
     },
     /// The plan is of another version.

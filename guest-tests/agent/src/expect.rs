@@ -264,7 +264,7 @@ impl Plan {
         self.nodes.iter().filter(|node| node.egm && self.memory.iter().any(|m| m.node == node.id))
     }
 
-    /// The clique that `function` is told.
+    /// The planned clique of `function`.
     pub(crate) fn clique(function: &Function) -> Option<u8> {
         match &function.role {
             Role::Endpoint { passed, .. } => passed.as_ref()?.clique,
@@ -302,7 +302,7 @@ pub(crate) fn first_mebibyte() -> SpanSet<Guest> {
 pub(crate) mod tests {
     use super::*;
 
-    /// The plan of the machine whose `/proc` and `/sys` are the fixtures.
+    /// The plan of the machine that has the fixtures as its `/proc` and `/sys`.
     pub(crate) fn q35() -> Plan {
         serde_json::from_str(include_str!("../fixtures/q35/plan.json")).unwrap()
     }

@@ -120,14 +120,14 @@ impl Claim {
         }
     }
 
-    /// Requires `truth`; `otherwise` says what is wrong.
+    /// Requires `truth`; `otherwise` describes what is wrong.
     pub(crate) fn holds<S: Into<String>>(&mut self, truth: bool, otherwise: impl FnOnce() -> S) {
         if !truth {
             self.untrue.push(otherwise().into());
         }
     }
 
-    /// Says that something is untrue.
+    /// Records that something is untrue.
     pub(crate) fn untrue(&mut self, what: impl Into<String>) {
         self.untrue.push(what.into());
     }

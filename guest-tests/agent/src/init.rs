@@ -86,7 +86,7 @@ fn mount_all() -> Vec<String> {
     ];
     let mut problems = Vec::new();
     for (kind, place, flags) in MOUNTS {
-        // Fails on file systems that have their own folders; the mount then tells what is really wrong.
+        // Fails on file systems that have their own folders; the mount then reports what is really wrong.
         let _ = fs::create_dir_all(place);
         match rustix::mount::mount(kind, place, kind, flags, None) {
             Ok(()) | Err(Errno::BUSY) => {}
@@ -121,7 +121,7 @@ fn load_modules(folder: &Path) -> Vec<String> {
     names.filter_map(|name| load_module(&folder.join(name)).err().map(|e| format!("{name}: {e}"))).collect()
 }
 
-/// Loads one module. One that is loaded, or whose hardware this machine lacks, is fine.
+/// Loads one module. One that is loaded, or has no hardware in this machine, is fine.
 fn load_module(path: &Path) -> io::Result<()> {
     match rustix::system::finit_module(File::open(path)?, c"", 0) {
         Ok(()) | Err(Errno::EXIST | Errno::NODEV) => Ok(()),

@@ -1,4 +1,4 @@
-//! The unsafe room: loading a vendor's library.
+//! The unsafe module: loading a vendor's library.
 //!
 //! Callers rely on this: what [`open`] returns was found by the system's loader under one of the names given, and a
 //! program that is linked statically never tries.
@@ -8,8 +8,8 @@ use libloading::Library;
 
 use crate::finding::Finding;
 
-/// Why libraries cannot be loaded by this program at all, if so: it is linked statically, and then another libc would
-/// be loaded with each library.
+/// Reason why this program can load no library at all, if so: it is linked statically, and then another libc would be
+/// loaded with each library.
 pub(crate) fn unloadable(name: &str) -> Option<Finding> {
     cfg!(target_feature = "crt-static").then(|| {
         Finding::skipped(format!(
@@ -18,7 +18,7 @@ pub(crate) fn unloadable(name: &str) -> Option<Finding> {
     })
 }
 
-/// Loads the first of `names` that the system's loader finds; otherwise the skipped finding that says what is missing.
+/// Loads the first of `names` that the system's loader finds; otherwise the skipped finding names what is missing.
 pub(crate) fn open(names: &[&str]) -> Result<Library, Finding> {
     if let Some(finding) = unloadable(names.first().copied().unwrap_or("libraries")) {
         return Err(finding);

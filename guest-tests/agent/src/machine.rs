@@ -1,4 +1,4 @@
-//! What a machine says about itself, for the head of a run.
+//! Facts about a machine, for the head of a run.
 
 use egm_report::{Gpu, Machine, Node};
 
@@ -31,7 +31,7 @@ pub(crate) fn meminfo(tree: &Tree, key: &str) -> Option<u64> {
     sysfs::field(&text, key)?.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// What says that this is a virtual machine.
+/// Signs that this is a virtual machine.
 pub(crate) fn hypervisor(tree: &Tree) -> Option<String> {
     let mut signs = Vec::new();
     if cpu_flag(tree) == Some(true) {
@@ -52,7 +52,7 @@ pub(crate) fn cpu_flag(tree: &Tree) -> Option<bool> {
     Some(sysfs::field(&text, "flags")?.split(' ').any(|flag| flag == "hypervisor"))
 }
 
-/// Whether SMBIOS says that this is a virtual machine; `None` where it cannot be read.
+/// Whether SMBIOS marks this as a virtual machine; `None` where it cannot be read.
 pub(crate) fn virtual_machine_bit(tree: &Tree) -> Option<bool> {
     smbios::virtual_machine(&tree.bytes("/sys/firmware/dmi/tables/DMI")?)
 }

@@ -1,4 +1,4 @@
-//! `egm-guest`: shows from inside a guest that it is what its plan says.
+//! `egm-guest`: shows from inside a guest that it matches its plan.
 //!
 //! As process 1 of an initramfs it sets the system up, runs the checks that the kernel command line names, prints
 //! one JSON line a check on the console and ends the machine ([`init`]). As an ordinary program it lists and runs

@@ -89,7 +89,7 @@ fn table(rows: &[Row]) {
     }
 }
 
-/// Writes all bytes of `wanted`, or of every function, reads them back, and says how fast that was.
+/// Writes all bytes of `wanted`, or of every function, reads them back, and prints how fast that was.
 pub(crate) fn test(wanted: &[PciAddress]) -> ExitCode {
     let Found { functions, broken } = match find() {
         Ok(found) => found,
@@ -128,7 +128,7 @@ pub(crate) fn test(wanted: &[PciAddress]) -> ExitCode {
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What a test found.
+/// Reason why a test failed.
 enum Wrong {
     Memory(MemoryError),
     Word { offset: u64, is: u64, expected: u64 },
@@ -177,7 +177,7 @@ fn same(memory: &Memory, offset: u64, expected: u64) -> Result<(), Wrong> {
     }
 }
 
-/// What of `size` bytes is not in `retired`, which is ascending.
+/// Parts of `size` bytes that are not in `retired`, which is ascending.
 fn without(size: u64, retired: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut usable = Vec::new();
     let mut from = 0;
@@ -212,7 +212,7 @@ fn fail(error: &MemoryError) -> ExitCode {
 mod tests {
     use super::*;
 
-    /// What is left of 0x100 bytes.
+    /// Parts of 0x100 bytes that are left.
     fn left(retired: &[(u64, u64)]) -> Vec<(u64, u64)> {
         let retired: Vec<_> = retired.iter().map(|&(start, end)| start..end).collect();
         without(0x100, &retired).into_iter().map(|span| (span.start, span.end)).collect()

@@ -1,4 +1,4 @@
-//! What this program says to its caller: on standard output and standard error, in files, and how wide a terminal is.
+//! Output of this program to its caller: standard output and standard error, files, and the width of a terminal.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, IsTerminal, Write};
@@ -8,12 +8,12 @@ use std::process::ExitCode;
 
 /// Exit code for a command line that is not understood.
 pub(crate) const USAGE: u8 = 2;
-/// Columns of what is no terminal, or one that does not say.
+/// Columns of what is no terminal, or one that reports none.
 pub(crate) const COLUMNS: usize = 80;
-/// The fewest and the most that a terminal is believed to have.
+/// The fewest and the most columns that a terminal plausibly has.
 const BELIEVED: std::ops::RangeInclusive<usize> = 40..=400;
 
-/// Prints on standard output. That whoever reads it has gone (`| head`) is no error: nobody is left to tell.
+/// Prints on standard output. A reader that has gone (`| head`) is no error: no other one is left to notify.
 ///
 /// # Errors
 /// Standard output cannot be written: its disk is full, say.
@@ -32,13 +32,13 @@ pub(crate) fn printed(text: &str) -> ExitCode {
     print(text).map_or_else(|wrong| complain(&wrong, ExitCode::FAILURE), |()| ExitCode::SUCCESS)
 }
 
-/// Says on standard error what is wrong, which may quote a stranger's file; a program that cannot even do that ends as it would have.
+/// Reports what is wrong (it may quote a stranger's file) on standard error; a failure to do so keeps `code`.
 pub(crate) fn complain(wrong: &str, code: ExitCode) -> ExitCode {
     let _ = writeln!(io::stderr(), "error: {}", egm_report::visible(wrong));
     code
 }
 
-/// Says that the command line is wrong.
+/// Reports a wrong command line.
 pub(crate) fn misused(wrong: &str) -> ExitCode {
     complain(wrong, ExitCode::from(USAGE))
 }
@@ -78,7 +78,7 @@ fn wrong(path: &Path, error: &io::Error) -> String {
     format!("cannot write {}: {error}", path.display())
 }
 
-/// How many columns a terminal has; `None` for what is none, where lines are as long as they are.
+/// Columns of a terminal; `None` for what is none, where lines are as long as they are.
 pub(crate) fn terminal<S: AsFd + IsTerminal>(stream: &S) -> Option<usize> {
     let size = || rustix::termios::tcgetwinsize(stream).ok().map(|size| usize::from(size.ws_col));
     stream.is_terminal().then(|| size().filter(|columns| BELIEVED.contains(columns)).unwrap_or(COLUMNS))

@@ -13,7 +13,7 @@ use crate::cmdline::Arguments;
 use crate::error::Broken;
 use crate::finding::Finding;
 
-/// Seconds that a check may take unless the argument `deadline` says otherwise.
+/// Seconds that a check may take unless the argument `deadline` sets them.
 const DEADLINE: u64 = 600;
 /// How long a killed check has to be gone.
 const GRACE: Duration = Duration::from_secs(5);
@@ -72,11 +72,11 @@ pub(crate) fn summary(count: u32, good: bool) -> Check {
 /// Prints a line in one write, so that nothing comes between its bytes.
 pub(crate) fn print_line(check: &Check) {
     let mut out = std::io::stdout().lock();
-    // Nobody is left to tell when the console is gone.
+    // Without a console there is nothing to report the failure to.
     let _ = out.write_all(format!("{}\n", check.to_line()).as_bytes()).and_then(|()| out.flush());
 }
 
-/// Runs checks for a person (or a program, with `json`) and says by the exit code whether all is well.
+/// Runs checks for a person (or a program, with `json`); the exit code shows whether all is well.
 pub(crate) fn for_a_person(names: &[String], with: &With, json: bool) -> ExitCode {
     let names = if names.is_empty() { vec!["all".to_owned()] } else { names.to_vec() };
     let summary = all(&names, with, |check| if json { print_line(check) } else { print_row(check) });

@@ -20,7 +20,7 @@ const DEVICE_NAME: u16 = 2;
 const CARD_NAME: u16 = 51;
 /// `RDMA_NLDEV_ATTR_LINK_TYPE`.
 const LINK_TYPE: u16 = 65;
-/// What the device is called.
+/// Name of the device.
 const NAME: &str = "rxe0";
 /// How long its character device may take to appear, and its card to have a link.
 const PATIENCE: Duration = Duration::from_secs(60);

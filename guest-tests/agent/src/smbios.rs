@@ -1,4 +1,4 @@
-//! What the firmware's SMBIOS tables say about virtual machines.
+//! The bit for virtual machines in the firmware's SMBIOS tables.
 
 /// Most structures that are walked.
 const MOST: usize = 4096;
@@ -7,7 +7,7 @@ const EXTENSION_2: usize = 0x13;
 /// Its bit 4: "the SMBIOS table describes a virtual machine" (7.1.2.2).
 const VIRTUAL_MACHINE: u8 = 1 << 4;
 
-/// Whether structure type 0 says that this is a virtual machine; `None` without a structure that has the byte.
+/// Whether structure type 0 marks this as a virtual machine; `None` without a structure that has the byte.
 pub(crate) fn virtual_machine(table: &[u8]) -> Option<bool> {
     let mut rest = table;
     for _ in 0..MOST {

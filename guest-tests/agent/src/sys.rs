@@ -1,6 +1,6 @@
-//! The unsafe room: system calls that no safe library offers, and memory that this process maps.
+//! The unsafe module: system calls that no safe library offers, and memory that this process maps.
 //!
-//! Callers rely on this: a [`Mapping`] is memory of its own that nobody else writes, zeroed, page aligned and unmapped
+//! Callers rely on this: a [`Mapping`] is memory of its own that nothing else writes, zeroed, page aligned and unmapped
 //! when dropped; a [`Registers`] mapping is only ever accessed volatile and within its bounds.
 #![expect(
     unsafe_code,
@@ -71,7 +71,7 @@ impl Mapping {
         let node = usize::try_from(node).unwrap_or(usize::MAX);
         let word = mask.get_mut(node / 64).ok_or(io::ErrorKind::InvalidInput)?;
         *word |= 1 << (node % 64);
-        // SAFETY: the range is this mapping, and the mask has MASK_BITS bits (the kernel reads one bit less than told).
+        // SAFETY: the range is this mapping, and the mask has MASK_BITS bits (the kernel reads `maxnode` - 1).
         let done = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -214,7 +214,7 @@ impl Registers {
         (0..count).flat_map(|index| self.read_word(index * 4).to_le_bytes()).collect()
     }
 
-    /// Where a register is, if all of it lies inside and it is aligned.
+    /// Address of a register, if all of it lies inside and it is aligned.
     fn place<T>(&self, offset: usize) -> Option<*mut T> {
         let inside =
             offset.checked_add(size_of::<T>())? <= self.size && offset.is_multiple_of(size_of::<T>());
@@ -256,7 +256,7 @@ const VSOCK_GET_LOCAL_CID: rustix::ioctl::Opcode = rustix::ioctl::opcode::none(7
 
 /// The context id of this machine, from `device`, an open `/dev/vsock`.
 ///
-/// A socket's own address does not tell it: one that connects without `bind` keeps `VMADDR_CID_ANY`.
+/// A socket's own address does not show it: one that connects without `bind` keeps `VMADDR_CID_ANY`.
 pub(crate) fn vsock_local_cid(device: &File) -> io::Result<u32> {
     // SAFETY: the kernel writes one 32-bit number.
     let call = unsafe { rustix::ioctl::Getter::<VSOCK_GET_LOCAL_CID, u32>::new() };
@@ -271,7 +271,7 @@ pub(crate) fn vsock_connect(cid: u32, port: u32, timeout: Duration) -> io::Resul
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor is new and nobody else's.
+    // SAFETY: the descriptor is new and has no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     for option in [rustix::net::sockopt::Timeout::Recv, rustix::net::sockopt::Timeout::Send] {
         rustix::net::sockopt::set_socket_timeout(socket.as_fd(), option, Some(timeout))?;

@@ -1,4 +1,4 @@
-//! Reading what the guest's kernel says about itself in `/proc` and `/sys`.
+//! Reading the guest kernel's facts from `/proc` and `/sys`.
 
 use std::fs;
 use std::path::{Path, PathBuf};

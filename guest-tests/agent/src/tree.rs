@@ -1,4 +1,4 @@
-//! The files in which a machine says what it is (`/proc`, `/sys`, `/boot`), below a root: the machine's own, or one that
+//! The files that describe a machine (`/proc`, `/sys`, `/boot`), below a root: the machine's own, or one that
 //! was recorded. Reads are bounded, and what is missing, unreadable or no file is `None`.
 
 use std::fs::File;

@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Checks whose device is no function of the machine that runs the tests.
+/// Checks of devices that are no function of the machine that runs the tests.
 const WITHOUT_DEVICE: [&str; 4] = ["nvme", "passed_net", "passed_fuzz", "egm_device"];
 
 fn run(names: &[&str]) -> Output {

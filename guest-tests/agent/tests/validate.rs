@@ -249,7 +249,7 @@ fn a_run_is_reported_again_in_any_form() {
     ends(&egm_guest(&["report", page_path]), 2);
 }
 
-/// The output of a program whose standard output is `out`.
+/// The output of a program with `out` as its standard output.
 fn into(words: &[&str], out: impl Into<Stdio>) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_egm-guest"));
     command
@@ -291,7 +291,7 @@ fn a_reader_that_goes_is_no_error_and_a_full_disk_is_one() {
     }
 }
 
-/// A folder whose `gdrcopy_sanity` is a program that never ends; it says so on the pipe `alive`, which it keeps open.
+/// A folder with a `gdrcopy_sanity` that never ends; it writes its process id to the pipe `alive`, which it keeps open.
 fn program_that_stays() -> (TempDir, std::path::PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("gdrcopy_sanity");
@@ -326,7 +326,7 @@ fn what_a_validation_started_ends_with_the_run_however_that_ends() {
         let program = Pid::from_raw(number.trim().parse().unwrap()).unwrap();
         rustix::process::kill_process(Pid::from_child(&run), signal).unwrap();
         assert!(!run.wait().unwrap().success());
-        // The pipe ends when nobody has it open any more; the program has nothing else that would end it.
+        // The pipe ends when no process has it open any more; the program has nothing else that would end it.
         let (ended, end) = mpsc::channel();
         thread::spawn(move || ended.send(pipe.read_to_end(&mut Vec::new())));
         let end = end.recv_timeout(Duration::from_secs(60));

@@ -68,7 +68,7 @@ pub(crate) fn gtdt(bytes: &[u8]) -> Result<[u32; 4], AcpiError> {
 /// A console.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Spcr {
-    /// What it is: 3 is a PL011.
+    /// Type of the port: 3 is a PL011.
     pub(crate) kind: u8,
     /// Its registers.
     pub(crate) base: u64,

@@ -13,7 +13,7 @@ use egm_address::{Gpa, Guest, PciAddress, Span};
 /// Bytes of the header that all tables have (ACPI 6.5, 5.2.6).
 pub(crate) const HEADER: usize = 36;
 
-/// Why a table is malformed.
+/// Reason why a table is malformed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AcpiError {
     /// Another table, or none.
@@ -22,7 +22,7 @@ pub(crate) enum AcpiError {
     /// The length field, a structure or an array leaves the table.
     #[error("{what} at {offset:#x} leaves the table of {size:#x} bytes")]
     Outside {
-        /// What leaves it.
+        /// The part that leaves it.
         what: &'static str,
         /// Where it begins.
         offset: usize,

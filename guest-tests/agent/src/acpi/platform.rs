@@ -3,14 +3,14 @@
 
 use super::{AcpiError, HEADER, table};
 
-/// What a machine without fixed registers says of itself.
+/// Fields of the FADT that checks compare with the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fadt {
     /// Bit 20 of the flags: there are no fixed registers.
     pub(crate) reduced: bool,
     /// `ARM_BOOT_ARCH`: bit 0 PSCI, bit 1 by HVC.
     pub(crate) arm_boot: u16,
-    /// Where the DSDT is.
+    /// Address of the DSDT.
     pub(crate) dsdt: u64,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct ErrorSource {
     pub(crate) enabled: bool,
     /// Where the address of its error block is, in memory.
     pub(crate) address: u64,
-    /// How it is heard of: 7 is by an event device.
+    /// Notification type: 7 is by an event device.
     pub(crate) notification: u8,
     /// Bytes of the error block.
     pub(crate) block: u32,

@@ -1,5 +1,5 @@
-//! Claim: the kernel says in its log that it took the planned nodes from ACPI: each processor's, each range of memory's; and
-//! it shows which nodes have processors, memory, and a device that is to bring memory (a generic initiator).
+//! Claim: the kernel's log shows that it took the planned nodes from ACPI: each processor's, each range of memory's;
+//! and sysfs shows which nodes have processors, memory, and a device that is to bring memory (a generic initiator).
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -23,8 +23,8 @@ const RECORD: usize = 8 << 10;
 const MOST_RECORDS: usize = 1 << 16;
 const NODES: &str = "/sys/devices/system/node";
 
-/// What a kernel says that was built for fewer nodes (`CONFIG_NODES_SHIFT`) than the SRAT has; it keeps those that it met
-/// first. Debian's for arm64 has room for 16.
+/// Message of a kernel that was built for fewer nodes (`CONFIG_NODES_SHIFT`) than the SRAT has; it keeps the first
+/// ones. Debian's for arm64 keeps 16 at most.
 const FULL: &str = "SRAT: Too many proximity domains";
 
 pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
@@ -51,7 +51,7 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     Ok(claim.finish())
 }
 
-/// The plan with the nodes that the kernel has room for: all, unless it says that it has not.
+/// The plan with the nodes that the kernel has room for: all, unless its log reports too many.
 pub(super) fn kept(plan: &Plan) -> Result<Cow<'_, Plan>, Broken> {
     let online = sysfs::list(format!("{NODES}/online"))?.len();
     if online >= plan.nodes.len() || !log()?.iter().any(|said| said.contains(FULL)) {
@@ -60,7 +60,7 @@ pub(super) fn kept(plan: &Plan) -> Result<Cow<'_, Plan>, Broken> {
     Ok(Cow::Owned(cut(plan, online)))
 }
 
-/// `plan` with the nodes that a kernel with `room` for so many meets first; a kernel's room is a power of two.
+/// `plan` with the nodes that a kernel with `room` for so many finds first; a kernel's room is a power of two.
 fn cut(plan: &Plan, room: usize) -> Plan {
     let meets = |id: u32| plan.linux_node(id).and_then(|number| usize::try_from(number).ok());
     let stays = |id: u32| !room.is_power_of_two() || meets(id).is_some_and(|number| number < room);
@@ -80,7 +80,7 @@ fn cut(plan: &Plan, room: usize) -> Plan {
     cut
 }
 
-/// What the kernel has said so far, a message each.
+/// Messages of the kernel's log so far.
 fn log() -> Result<Vec<String>, Broken> {
     let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
     let mut file =
@@ -102,7 +102,7 @@ fn log() -> Result<Vec<String>, Broken> {
     Ok(said)
 }
 
-/// What Linux writes of each processor (on Arm) and of each range of memory that the SRAT has.
+/// Lines that Linux logs for each processor (on Arm) and each range of memory in the SRAT.
 fn planned_lines(plan: &Plan) -> Vec<String> {
     let number = |id| plan.linux_node(id).unwrap_or(id);
     let arm = plan.arch == "aarch64";

@@ -12,7 +12,7 @@ use crate::expect::{Plan, WindowKind, first_mebibyte};
 use crate::finding::{Claim, Finding};
 use crate::sysfs;
 
-/// `ARM_BOOT_ARCH` of a machine whose firmware is called by HVC.
+/// `ARM_BOOT_ARCH` of a machine with firmware that is called by HVC.
 const PSCI_BY_HVC: u16 = 0b11;
 /// Bytes of one bus in configuration space.
 const BUS: u64 = 1 << 20;
@@ -37,7 +37,7 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     Ok(claim.finish())
 }
 
-/// Not of nodes: the machine itself, where its configuration space is, and how it tells of bad memory.
+/// Checks other tables than the nodes': the machine itself, its configuration space, and its reports of bad memory.
 fn fixed(
     claim: &mut Claim,
     plan: &Plan,

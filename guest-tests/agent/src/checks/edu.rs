@@ -98,7 +98,7 @@ pub(super) fn touched(mut page: Mapping) -> Mapping {
     page
 }
 
-/// What is in a page now; the device wrote it behind the compiler's back.
+/// Bytes of a page now; the device wrote them behind the compiler's back.
 pub(super) fn seen(page: &Mapping) -> Vec<u8> {
     std::hint::black_box(page).bytes().to_vec()
 }

@@ -1,4 +1,4 @@
-//! Claim: EGM memory can be read and written, at a bandwidth that is told beside that of ordinary memory.
+//! Claim: EGM memory can be read and written; its bandwidth is reported beside that of ordinary memory.
 //!
 //! The same thread fills and sums buffers of the same size on both nodes in turn; medians of the rounds are compared. The
 //! ratio is a figure: whether it is good enough is for a benchmark on a quiet machine to say, not for a test.

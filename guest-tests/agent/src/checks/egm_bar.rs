@@ -1,9 +1,9 @@
-//! Claim: a slice behind a PCI function's BAR can be read and written, at a bandwidth that is told beside that of a slice that is
-//! memory.
+//! Claim: a slice behind a PCI function's BAR can be read and written; its bandwidth is reported beside that of a slice
+//! that is memory.
 //!
-//! The same loop goes over the BAR, as a program maps it, and over a file of a tmpfs that has its pages on the EGM node: both are
-//! mapped files, in pages of 4 KiB. The ways take turns, a piece each; a round's figure is the median of its pieces, and all rounds'
-//! are told, for a benchmark to judge and not for a test.
+//! The same loop goes over the BAR, as a program maps it, and over a file of a tmpfs that has its pages on the EGM
+//! node: both are mapped files, in pages of 4 KiB. The ways take turns, a piece each; a round's figure is the median of
+//! its pieces. All rounds are reported, for a benchmark to judge and not for a test.
 
 use std::fs::{self, File};
 use std::hint::black_box;
@@ -19,7 +19,7 @@ use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::sys::Registers;
 
-/// Where memory of the EGM node is a file.
+/// Mount point of the tmpfs on the EGM node.
 const PLACE: &str = "/run/egm-node";
 /// Most bytes of a round.
 const MOST: usize = 32 << 20;

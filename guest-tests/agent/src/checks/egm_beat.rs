@@ -1,5 +1,5 @@
-//! Claim: none of the guest's own. A page of the first EGM node beats, so that the host can look for it where the plan says
-//! that it lies.
+//! Claim: none of the guest's own. A page of the first EGM node beats, so that the host can look for it at its planned
+//! place.
 //!
 //! The page, and with `beat.pages` as many, is filled with `beat.mark` (default [`MARK`]); then `egm-beat ADDRESS` goes to the
 //! console, with the first page's guest physical address, and its first word counts until the host ends the machine, or for
@@ -17,12 +17,12 @@ use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::sys::Mapping;
 
-/// What the page holds behind its counter, unless the host says otherwise.
+/// Word that fills the page behind its counter, unless the argument `beat.mark` sets another.
 const MARK: u64 = 0x6d67_652d_7461_6562;
 const PAGE: usize = 4096;
 /// Counts between two pauses.
 const TURNS: u64 = 1 << 16;
-/// For whoever else runs on the lab's one processor.
+/// Pause for other programs on the lab's one processor.
 const PAUSE: Duration = Duration::from_millis(10);
 
 pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
@@ -55,7 +55,7 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     Ok(claim.finish())
 }
 
-/// The guest physical address of the page, as `/proc/self/pagemap` tells root: bits 0 to 54 are the page's number.
+/// The guest physical address of the page, from `/proc/self/pagemap` (as root): bits 0 to 54 are the page's number.
 pub(super) fn physical(page: &Mapping) -> Result<u64, Broken> {
     const PATH: &str = "/proc/self/pagemap";
     let mut entry = [0; 8];

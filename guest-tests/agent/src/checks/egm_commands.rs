@@ -20,12 +20,12 @@ use crate::pattern;
 const NOBODY: &str = "ffff:ff:1f.7";
 const SUCCESS: i32 = 0;
 const FAILURE: i32 = 1;
-/// What clap ends with for words that mean nothing.
+/// Exit code of clap for words that mean nothing.
 const USAGE: i32 = 2;
 /// How many words of each memory are looked at.
 const LOOKS: usize = 1024;
 
-/// What a command came to.
+/// Result of a command.
 #[derive(Debug)]
 struct Ended {
     code: Option<i32>,
@@ -102,7 +102,7 @@ fn refused(claim: &mut Claim, found: &[Function]) -> Result<(), Broken> {
     Ok(())
 }
 
-/// A test says what it did in a line for each function, and leaves its pattern.
+/// `memory test` prints a line for each function, and leaves its pattern.
 fn tested(claim: &mut Claim, found: &[Function]) -> Result<(), Broken> {
     let all = call(&["test", "--overwrite"])?;
     claim.equal("the exit code of test", &all.code, &Some(SUCCESS));

@@ -1,9 +1,9 @@
 //! Claim: a slice behind a PCI function is what its capability and registers say: its memory keeps what is written, what is not
 //! real reads ones, and its doorbells work.
 //!
-//! The memory also tells whether somebody kept it: the check leaves a pattern that counts the checks before it, and passes only
-//! where it finds all zeros or such a pattern, whole. The number of those is its value. `egm_device.size` and `egm_device.pxm`
-//! are what the operator gave; `egm_device.functions` says how many there are.
+//! The memory also shows whether it was kept: the check leaves a pattern that counts the checks before it, and passes
+//! only where it finds all zeros or such a pattern, whole. Its value is the number of those checks. `egm_device.size`
+//! and `egm_device.pxm` are what the operator gave; `egm_device.functions` is the number of functions.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::pattern;
 
-/// What the first word of a pattern is above the number of checks so far.
+/// The first word of a pattern is this plus the number of checks so far.
 const MARK: u64 = u64::from_le_bytes(*b"\0\0egm-ok");
 /// More checks than anybody does on one slice.
 const MANY: u64 = 1 << 16;
@@ -155,7 +155,7 @@ fn written(claim: &mut Claim, function: &Function, usable: &SpanSet<InBar>, chec
     same(claim, function, usable, "is not what was written", value);
 }
 
-/// Requires that each usable word is what `expected` says; the first that is not is named.
+/// Requires that each usable word equals `expected`; names the first that does not.
 fn same(
     claim: &mut Claim,
     function: &Function,

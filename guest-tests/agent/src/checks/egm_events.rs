@@ -1,9 +1,9 @@
-//! Claims about a slice behind a PCI function that something happens to while the guest runs. The guest says on its console what it
-//! waits for; whoever reads that makes it happen.
+//! Claims about a slice behind a PCI function, to which something happens while the guest runs. The guest prints on its
+//! console what it waits for; the reader of the console makes it happen.
 //!
-//! No driver has the function, so its vector is aimed at an interrupt that Linux counts and does nothing else about: the one by
-//! which a processor is told of posted interrupts, `PIN` in `/proc/interrupts`. Nothing else raises it in a guest that runs
-//! no guests.
+//! No driver has the function, so its vector is aimed at an interrupt that Linux counts and does nothing else about:
+//! the one that notifies a processor of posted interrupts, `PIN` in `/proc/interrupts`. Nothing else raises it in a
+//! guest that runs no guests.
 
 use std::fs;
 use std::io::Write;
@@ -79,8 +79,8 @@ pub(super) fn wanted(args: &Arguments) -> Result<Finding, Broken> {
     Ok(claim.finish())
 }
 
-/// A function whose server dies reads ones, but for memory that the monitor has mapped. The guest leaves it alone until another
-/// function is plugged in, which says that it happened: QEMU (11.1.3) aborts when a server dies that it is asking.
+/// A function without its server reads ones, but for memory that the monitor has mapped. The guest leaves it alone
+/// until a newly plugged function shows that the server is dead: QEMU (11.1.3) aborts if it dies during a request.
 pub(super) fn lost(args: &Arguments) -> Result<Finding, Broken> {
     let Some(function) = first()? else { return Ok(none()) };
     let mut claim = Claim::default();

@@ -1,6 +1,6 @@
 //! Claim: the memory of an EGM node keeps what is written to it. What the node has free (at least 90 %) is bound to the
 //! node, filled with words that are different at every place, read back, and both again with all bits inverted; each
-//! page must lie on the node. The rest belongs to the guest's kernel and is not tested: the finding says how much of
+//! page must lie on the node. The rest belongs to the guest's kernel and is not tested: the finding reports how much of
 //! the planned node was.
 //!
 //! Everything is written before anything is read, so two addresses that lead to one byte are found too.
@@ -79,9 +79,9 @@ impl Drop for Reserve {
     }
 }
 
-/// How much of `free` bytes to take: the rest is for the watermark below which the kernel begins to reclaim, for
-/// page tables and whoever else allocates meanwhile, and for the free pages that each of `cpus` processors keeps for
-/// itself: those of another processor are out of reach, and a thread that finds nothing else is killed.
+/// How much of `free` bytes to take: the rest is for the watermark below which the kernel begins to reclaim, for page
+/// tables and other allocations meanwhile, and for the free pages that each of `cpus` processors keeps for itself:
+/// those of another processor are out of reach, and a thread that finds nothing else is killed.
 fn portion(free: usize, watermark: usize, cpus: usize) -> usize {
     let lists = (cpus << 20).min(free / 100 * 3);
     let left = watermark + watermark / 8 + free / 100 + lists + GRAIN;

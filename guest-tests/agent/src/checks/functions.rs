@@ -1,6 +1,6 @@
 //! Claim: a passed function with a copy engine (`guest-tests/functions`) reaches memory where the guest has it: ordinary
 //! memory, the EGM node, other functions' BARs, the memory of GPUs; and other engines reach its BAR. The argument
-//! `functions.places` says how many such places there are (default: those that were found).
+//! `functions.places` is the number of such places (default: those that were found).
 //!
 //! By name only, for a function that its host takes away: it reads ones from then on, and the guest goes on.
 
@@ -35,7 +35,7 @@ const MAPPED: usize = 0x1000;
 /// The BAR that is its memory, and the address bit that means that memory.
 const MEMORY_BAR: u8 = 2;
 pub(super) const OWN: u64 = 1 << 63;
-/// Id of a capability whose vendor says what it is.
+/// Id of a vendor-specific capability.
 const VENDOR_SPECIFIC: u8 = 0x09;
 /// A copy through a host that answers each piece takes a while under emulation.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -52,7 +52,7 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     if functions.is_empty() {
         return Ok(Finding::skipped("the guest has no function with a copy engine"));
     }
-    // A server is lent files: it reaches a host function's BAR only where the kernel gives one for that.
+    // A server receives files: it reaches a host function's BAR only where the kernel gives one for that.
     let asked = context.args.get("functions.host_bar", 0u8)?;
     let mut claim = Claim::default();
     let mut places = Places {
@@ -93,7 +93,7 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     Ok(claim.finish().with_value(f64::from(count), "places"))
 }
 
-/// Says that it waits, and waits until the function is gone: one with the engine, or else the first that was passed.
+/// Announces that it waits, and waits until the function is gone: one with the engine, or else the first assigned one.
 pub(super) fn lost(context: &Context) -> Result<Finding, Broken> {
     let engines = all(&context.plan)?;
     let passed = context.plan.devices().find(|(_, device)| device.kind == DeviceKind::Other);
@@ -138,7 +138,7 @@ fn clique(config: &[u8]) -> Option<u8> {
     body.strip_prefix(b"P2P").and_then(|number| Some(number.first()? >> 3))
 }
 
-/// Where the guest has the memory BAR of a function.
+/// Guest physical address of a function's memory BAR.
 fn start_of(function: &expect::Function) -> Result<u64, Broken> {
     let bar = function.bars.iter().find(|bar| bar.index == MEMORY_BAR);
     bar.map(|bar| bar.span.start().get())

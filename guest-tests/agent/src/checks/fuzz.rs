@@ -3,7 +3,7 @@
 //!
 //! For `fuzz.seconds` (default 60), deterministic by `fuzz.seed` (default 1); `fuzz.only` names targets out of
 //! `config,registers,windows,ports` to search for the one that did it. Drivers are unbound first; afterwards the devices are
-//! of no use. So that the guest lives to tell, bus mastering stays off and messages go to the vector that means
+//! of no use. So that the guest lives to report, bus mastering stays off and messages go to the vector that means
 //! nothing; `fuzz.dma=1` lifts both, and then only the VMM is to be judged. With `fuzz.passed=1` functions of the host are
 //! among the targets. Left alone are the planned ports (serial, power,
 //! reset, panic) and those of the interrupt controller and timers, which belong to KVM and which Linux needs.
@@ -44,7 +44,7 @@ struct Count {
     ports: u64,
 }
 
-/// What is written to.
+/// Targets of the writes.
 struct Targets {
     /// Configuration spaces, their headers before, and where the message of MSI is.
     configs: Vec<(File, [u8; HEADER], Option<Range<usize>>)>,
@@ -219,7 +219,7 @@ impl Targets {
     }
 }
 
-/// Where in `bar` the MSI-X table is; empty when it is not there.
+/// Bytes of the MSI-X table in `bar`; empty when it is not there.
 pub(super) fn messages(bar: &Bar, table: Option<MsixTable>) -> Range<usize> {
     table.filter(|table| table.bar == bar.index).map_or(0..0, |table| {
         let start = usize::try_from(table.offset).unwrap_or(usize::MAX);
@@ -227,8 +227,8 @@ pub(super) fn messages(bar: &Bar, table: Option<MsixTable>) -> Range<usize> {
     })
 }
 
-/// A word of an MSI-X table whose message raises the spurious interrupt (vector ffh) of some processor and nothing else:
-/// another could be an INIT or, where messages are plain writes, hit RAM. The mask bit may be anything.
+/// A word of an MSI-X table that makes its message raise the spurious interrupt (vector ffh) of some processor and
+/// nothing else: another could be an INIT or, where messages are plain writes, hit RAM. The mask bit may be anything.
 pub(super) fn harmless(offset: usize, value: u32) -> u32 {
     match offset % 16 / 4 {
         0 => 0xfee0_0000 | value & 0xf_f000,

@@ -1,8 +1,8 @@
 //! Claim: a drive that comes while the guest runs is driven, and goes without harm when it is wanted back.
 //!
-//! The guest says `egm-hotplug plug N` and waits for a drive, which it writes and reads; it resets the drive's bus and does so
-//! again; then it says `egm-hotplug unplug N` and waits for it to go. So `hotplug.rounds` times (default 1). Whoever reads the
-//! console plugs it in and out.
+//! The guest prints `egm-hotplug plug N` and waits for a drive, which it writes and reads; it resets the drive's bus
+//! and does so again; then it prints `egm-hotplug unplug N` and waits for it to go. So `hotplug.rounds` times (default
+//! 1). The reader of the console plugs it in and out.
 
 use std::fs;
 use std::io::{self, Write};
@@ -66,7 +66,7 @@ fn drive() -> Option<(String, String)> {
     })
 }
 
-/// What `look` finds, in time.
+/// The result of `look`, if it comes in time.
 pub(super) fn wait<T>(look: impl Fn() -> Option<T>) -> Option<T> {
     let begun = Instant::now();
     loop {

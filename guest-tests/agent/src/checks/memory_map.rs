@@ -1,7 +1,7 @@
 //! Claim: the guest has RAM at every planned address and at no other, and sees PCI windows and ECAM where they were planned.
 //!
-//! Read from `/proc/iomem` (what the kernel uses) and `/sys/firmware/memmap` (what it was told). Below 1 MiB the kernel keeps
-//! parts for itself; elsewhere every page must be there.
+//! Read from `/proc/iomem` (what the kernel uses) and `/sys/firmware/memmap` (what it was given). Below 1 MiB the
+//! kernel keeps parts for itself; elsewhere every page must be there.
 
 use egm_address::{Gpa, Guest, Span, SpanSet, align_down, align_up};
 
@@ -70,7 +70,7 @@ fn named(regions: &[Region], start: &str) -> SpanSet<Guest> {
     regions.iter().filter(|r| r.name.starts_with(start)).map(|r| r.span).collect()
 }
 
-/// Where the kernel lies: with address space randomisation anywhere in RAM, also in an EGM node.
+/// Addresses of the kernel: with address space randomisation anywhere in RAM, also in an EGM node.
 pub(super) fn kernel_image(iomem: &str) -> SpanSet<Guest> {
     let parts = iomem.lines().filter(|line| line.contains(" : Kernel "));
     parts

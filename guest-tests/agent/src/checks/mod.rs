@@ -40,10 +40,10 @@ use crate::expect::Plan;
 use crate::finding::Finding;
 use crate::sysfs;
 
-/// What a check is given.
+/// Input of a check.
 #[derive(Debug)]
 pub(crate) struct Context {
-    /// What was promised.
+    /// The plan of this guest.
     pub(crate) plan: Plan,
     /// Arguments from the kernel or shell command line.
     pub(crate) args: Arguments,
@@ -54,7 +54,7 @@ pub(crate) struct Context {
 pub(crate) struct Check {
     /// Name in `egm.checks=`.
     pub(crate) name: &'static str,
-    /// What it claims, in one line.
+    /// The claim, in one line.
     pub(crate) claim: &'static str,
     /// Whether `all` leaves it out.
     pub(crate) by_name_only: bool,
@@ -62,7 +62,7 @@ pub(crate) struct Check {
     pub(crate) run: Decide,
 }
 
-/// What decides a claim.
+/// Code that decides a claim.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Decide {
     /// It compares the guest with its plan.

@@ -43,7 +43,7 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
 /// A line of `/proc/interrupts` that is a virtio device's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Vector {
-    /// What it is for: `config`, `req.0`, `input.0`.
+    /// Purpose of the vector: `config`, `req.0`, `input.0`.
     queue: String,
     /// Interrupts so far, of all CPUs.
     count: u64,
@@ -66,7 +66,7 @@ fn vectors(text: &str, driver: &str) -> Vec<Vector> {
         .collect()
 }
 
-/// Makes the device raise interrupts; false when nobody on the other side answered, so that it need not have.
+/// Makes the device raise interrupts; false if the other side did not answer, so that the device need not have.
 fn use_device(context: &Context, function: &Function, device: &Device) -> Result<bool, Broken> {
     match device.kind {
         DeviceKind::VirtioBlk { .. } => {

@@ -1,5 +1,5 @@
 //! Claim: the guest has the planned NUMA nodes with the planned vCPUs, memory and distances; an EGM node has exactly the
-//! pages of its slice. Of a kernel that says that it has room for fewer nodes, the first ones are compared.
+//! pages of its slice. If a kernel reports that it has room for fewer nodes, only the first ones are compared.
 //!
 //! Pages are compared by zoneinfo's `present`, which counts what the kernel was given; `MemTotal` is what is left after the
 //! kernel's own page descriptors (1.6 %), and must be at least 95 % of an EGM slice. A kernel that put itself into the slice

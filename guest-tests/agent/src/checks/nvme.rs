@@ -45,7 +45,7 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     Ok(claim.finish().with_value(f64::from(drives), "drives"))
 }
 
-/// What `/proc/interrupts` says of a device.
+/// Interrupts of a device, from `/proc/interrupts`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Interrupts {
     pub(super) vectors: u32,
@@ -60,7 +60,7 @@ fn interrupts(text: &str, controller: &str) -> Interrupts {
     interrupts_named(text, &format!("{controller}q"))
 }
 
-/// The interrupts whose names begin with `prefix`.
+/// The interrupts with names that begin with `prefix`.
 pub(super) fn interrupts_named(text: &str, prefix: &str) -> Interrupts {
     let cpus = text.lines().next().map_or(0, |head| head.split_whitespace().count());
     let mut found = Interrupts::default();

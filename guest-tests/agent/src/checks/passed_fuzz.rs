@@ -5,7 +5,7 @@
 //! RAM, over each other, out of the windows of their ports, with those ports open to everything, and back; decoding and bus
 //! mastering switched, function-level resets, power states, and garbage in MSI-X tables. Messages, of MSI too, go to the
 //! vector that means nothing. Other threads read a BAR and use the drive with the serial number `fuzz.disk`. Registers of the
-//! functions are left alone: what a device that is told to then does to memory would be the guest's own doing.
+//! functions are left alone: a device obeys them, and what it then does to memory would be the guest's own doing.
 
 use std::fs::{self, File};
 use std::ops::Range;
@@ -46,7 +46,7 @@ const RESET: u16 = 1 << 15;
 const POWER: u8 = 1;
 const POWER_CONTROL: usize = 4;
 
-/// What was done.
+/// Number of each action so far.
 #[derive(Debug, Default)]
 struct Count {
     writes: u64,
@@ -69,7 +69,7 @@ struct Victim {
     bars: Vec<Bar>,
     reset: Option<u64>,
     power: Option<u64>,
-    /// Where the message of MSI is.
+    /// Bytes of MSI's message.
     message: Option<Range<usize>>,
     /// The BAR with the MSI-X table, and where that is in it.
     table: Option<(Registers, Range<usize>)>,

@@ -1,7 +1,7 @@
-//! Claim: the guest hears its power button when the host presses it (ACPI 6.5, clause 4.8.2.2.1.2): Linux's button driver says
-//! `KEY_POWER`, down and up, as for a real one.
+//! Claim: a press of the power button by the host reaches the guest (ACPI 6.5, clause 4.8.2.2.1.2): Linux's button
+//! driver reports `KEY_POWER`, down and up, as for a real one.
 //!
-//! `egm-button` goes to the console once somebody listens; the host presses then. Waits `button.seconds`, 60 unless told.
+//! `egm-button` goes to the console once the check listens; the host presses then. Waits `button.seconds` (default 60).
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -16,7 +16,7 @@ use crate::finding::{Claim, Finding};
 use crate::sysfs;
 
 const INPUT: &str = "/sys/class/input";
-/// What the driver calls it (`drivers/acpi/button.c`).
+/// The driver's name for it (`drivers/acpi/button.c`).
 const NAME: &str = "Power Button";
 /// `struct input_event` where a long has 64 bits: two of time, then type, code and value (`linux/input.h`).
 const EVENT: usize = 24;

@@ -14,7 +14,7 @@ use crate::finding::{Claim, Finding};
 
 /// How long all validations may take; less than the check that they are.
 const PATIENCE: Duration = Duration::from_secs(550);
-/// What is validated unless an argument says otherwise: what needs no GPU and no network.
+/// Validations that run unless the argument `validate.select` names others: they need no GPU and no network.
 const SELECT: &str = "memory,numa,pci";
 const SIZE: &str = "1MiB";
 
@@ -37,7 +37,7 @@ pub(super) fn run(args: &Arguments) -> Result<Finding, Broken> {
     Ok(claim.finish())
 }
 
-/// What this program prints, called with `words`.
+/// Output of this program, called with `words`.
 fn said(words: &[&str]) -> Result<Vec<u8>, String> {
     let mut command = Command::new("/proc/self/exe");
     command.args(words);

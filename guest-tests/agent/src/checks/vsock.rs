@@ -10,7 +10,7 @@ use crate::expect::DeviceKind;
 use crate::finding::{Claim, Finding};
 use crate::{net, sys};
 
-/// Where the kernel tells this machine's context id.
+/// Device that reports this machine's context id.
 const DEVICE: &str = "/dev/vsock";
 /// The host's context id (virtio 1.2, 5.10.4).
 pub(super) const HOST: u32 = 2;
@@ -43,7 +43,7 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
     Ok(claim.finish())
 }
 
-/// What the driver took from the device: 0xffffffff (`VMADDR_CID_ANY`) when there is none.
+/// Context id that the driver took from the device: 0xffffffff (`VMADDR_CID_ANY`) when there is none.
 fn local_cid() -> Result<u32, Broken> {
     let device = File::open(DEVICE).map_err(Broken::file("open", DEVICE))?;
     sys::vsock_local_cid(&device).map_err(Broken::file("ask for the context id", DEVICE))

@@ -1,4 +1,4 @@
-//! The lines of `egm-guest doctor` on the console of a guest whose init this program is.
+//! The lines of `egm-guest doctor` on the console of a guest that has this program as its init.
 
 use egm_report::Check;
 
@@ -14,8 +14,8 @@ pub(crate) fn on_console(mut each: impl FnMut(&Check)) -> usize {
     lines.len()
 }
 
-/// What is as it should be has passed. What a machine lacks is no failure; a line that says nothing, or that something is
-/// lacking and not what to do, is.
+/// A line that is as it should be has passed, and a lack is no failure. An empty line has failed, and so has a lack
+/// without a remedy.
 fn check(line: &Line) -> Check {
     let name = format!("doctor.{}", line.topic.to_lowercase().replace(' ', "_"));
     let said = match (line.state, line.remedy.as_str()) {

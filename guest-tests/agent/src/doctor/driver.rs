@@ -1,4 +1,4 @@
-//! The GPU's driver: flavour, parameters, peer memory, and what CUDA says that it can.
+//! The GPU's driver: flavour, parameters, peer memory, and the attributes that CUDA reports.
 
 use super::live::{Attributes, Live, Takes};
 use super::{Line, Parts, lacks, not_applicable, ok, unknown};
@@ -114,8 +114,8 @@ fn params(tree: &Tree, parts: &Parts) -> Line {
     ok(TOPIC, seen)
 }
 
-/// Whether every GPU gives dma-bufs and every RDMA device takes them, those that did not answer among them. GPU memory is then
-/// registered so, by NCCL too, and nobody asks for peer memory.
+/// Whether every GPU gives dma-bufs and every RDMA device takes them, those that did not answer among them. GPU memory
+/// is then registered so, by NCCL too, and peer memory is not needed.
 fn has_dma_buf_path(live: &Live, parts: &Parts) -> bool {
     let gives =
         |gpus: &Vec<Attributes>| gpus.iter().all(|(_, values)| values.get(&DMA_BUF).is_some_and(|v| *v != 0));

@@ -1,5 +1,5 @@
-//! What files do not tell: limits of this process, the kernel's log, and what vendors' libraries say. A library is asked
-//! in a process of its own, because it may end the one that it is loaded into.
+//! Facts that no file shows: limits of this process, the kernel's log, and answers of vendors' libraries. A library is
+//! asked in a process of its own, because it may end the one that it is loaded into.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -49,7 +49,7 @@ pub(super) type Attributes = (String, BTreeMap<i32, i32>);
 /// An RDMA device and whether it takes dma-bufs, or why it did not say.
 pub(super) type Takes = (String, Result<bool, String>);
 
-/// What was asked of this machine while it runs.
+/// Answers of this machine while it runs.
 #[derive(Debug)]
 pub(super) struct Live {
     /// Messages of the kernel's log, or why they cannot be read.
@@ -91,7 +91,7 @@ impl Live {
 }
 
 /// Whether this process has `CAP_IPC_LOCK` where the kernel asks for it when memory is registered: in the first user
-/// namespace, which is the one whose users are all there and have their own numbers.
+/// namespace, which is the one in which all users exist, with their own numbers.
 fn locks_all(tree: &Tree) -> bool {
     const IPC_LOCK: u64 = 1 << 14;
     let status = tree.text("/proc/self/status").unwrap_or_default();

@@ -36,7 +36,7 @@ pub(crate) struct Options {
     root: Option<PathBuf>,
 }
 
-/// How it stands with one thing.
+/// State of one topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum State {
@@ -61,7 +61,7 @@ impl State {
     }
 }
 
-/// What is said of one thing.
+/// A topic with its state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Line {
     topic: String,

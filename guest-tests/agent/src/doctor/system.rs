@@ -83,7 +83,7 @@ fn egm_base(message: &str) -> Option<u64> {
     u64::from_str_radix(digits.get(..end)?, 16).ok()
 }
 
-/// The node whose memory blocks have an address.
+/// The node with the memory block at `address`.
 fn node_at(tree: &Tree, address: u64) -> Option<u32> {
     let size = tree.word("/sys/devices/system/memory/block_size_bytes")?;
     let size = u64::from_str_radix(&size, 16).ok().filter(|size| *size > 0)?;

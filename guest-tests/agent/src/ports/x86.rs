@@ -1,4 +1,4 @@
-//! Port instructions. This is an unsafe room.
+//! Port instructions. This is an unsafe module.
 #![expect(unsafe_code, reason = "port instructions")]
 
 /// Leave to use all ports, held by this thread.

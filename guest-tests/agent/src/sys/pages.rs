@@ -1,4 +1,4 @@
-//! The unsafe room of pages that are moved while somebody uses them, and the promise that a mapping stays where it is.
+//! The unsafe module of pages that move while they are in use, and the promise that a mapping stays where it is.
 //!
 //! Callers rely on this: moving a page changes neither its address nor its bytes, so it may be asked for of any range.
 #![expect(unsafe_code, reason = "mbind and madvise, and memory that an RDMA device writes")]
@@ -36,7 +36,7 @@ pub(crate) struct Aligned {
 }
 
 impl Aligned {
-    /// What of `mapping` is behind a multiple of `to`, a power of two; nothing where no byte is.
+    /// The part of `mapping` from a multiple of `to` on, a power of two; nothing where no byte is.
     pub(crate) fn new(mapping: Mapping, to: usize) -> Option<Self> {
         let start = mapping.start.addr().get();
         let skipped = start.checked_next_multiple_of(to)? - start;
@@ -72,7 +72,7 @@ pub(crate) fn move_to(start: u64, size: usize, node: u32) -> io::Result<()> {
     let mut mask = [0u64; MASK_BITS / 64];
     let node = usize::try_from(node).unwrap_or(usize::MAX);
     *mask.get_mut(node / 64).ok_or(io::ErrorKind::InvalidInput)? |= 1 << (node % 64);
-    // SAFETY: the mask has MASK_BITS bits (the kernel reads one bit less than told); moving pages changes no byte.
+    // SAFETY: the mask has MASK_BITS bits (the kernel reads `maxnode` - 1); moving pages changes no byte.
     let done = unsafe {
         libc::syscall(libc::SYS_mbind, start, size, libc::MPOL_BIND, mask.as_ptr(), MASK_BITS + 1, MOVE)
     };
@@ -89,8 +89,8 @@ pub(crate) fn renewed(start: u64, size: usize) -> bool {
     done && matches!((before, after), (Some(before), Some(after)) if before < after)
 }
 
-/// Has large pages of that range mapped as small ones: a piece of one is told apart from the rest, which no large page can
-/// be, and then made the same again. Neither changes who may do what with it.
+/// Has large pages of that range mapped as small ones: a piece of one gets another flag than the rest, which no large
+/// page can have, and then the same again. Neither changes the access of any process.
 fn split(start: u64, size: usize) -> io::Result<()> {
     for from in (start..start.saturating_add(size as u64)).step_by(LARGE) {
         advise(from.saturating_add(self::size() as u64), self::size(), libc::MADV_DONTFORK)?;

@@ -23,7 +23,7 @@ const LEAST: u64 = 1 << 20;
 /// The smallest that can be asked for, in bytes: the largest page that a processor's kernel has.
 const LEAST_ASKED: u64 = 64 << 10;
 
-/// Arguments that validations take (`--arg`); another one would be a slip of the pen that nobody notices.
+/// Arguments that validations take (`--arg`); another one is refused, as a typing error would go unnoticed.
 pub(crate) const ARGUMENTS: [&str; 17] = [
     "deadline",
     "egm.functions",
@@ -80,7 +80,7 @@ fn size(text: &str) -> Result<ByteSize, String> {
     Ok(size)
 }
 
-/// Validates, and says by the exit code whether nothing failed.
+/// Validates; the exit code shows whether nothing failed.
 pub(crate) fn main(options: &Options) -> ExitCode {
     let asked = chosen(options).and_then(|(chosen, required)| {
         // Everything that may be wrong with the command line is found before the first validation runs.
@@ -110,7 +110,7 @@ fn chosen(options: &Options) -> Result<Chosen, String> {
     Ok((chosen.into_iter().filter_map(find).collect(), required))
 }
 
-/// That each argument is one that a validation takes, with a value that can be one.
+/// Checks that each argument is one that a validation takes, with a valid value.
 fn known(args: &[String]) -> Result<(), String> {
     let arguments = Arguments::from_pairs(args).map_err(|broken| broken.to_string())?;
     let keys = args.iter().filter_map(|arg| Some(arg.split_once('=')?.0));
@@ -166,7 +166,7 @@ fn default_size(available: Option<u64>) -> u64 {
     power.clamp(LEAST, MOST)
 }
 
-/// A seed that nobody chose.
+/// A new seed for a run.
 fn random_seed() -> u64 {
     let mut bytes = [0; 8];
     // Without the kernel's randomness, the time: a seed needs to be another one, no more.
@@ -219,7 +219,7 @@ mod tests {
     fn every_argument_that_a_validation_asks_for_is_known() {
         let mut keys = Vec::new();
         asked_for(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/validate"), &mut keys);
-        // What the kernel command line says of a run.
+        // Keys of the kernel command line, for a run.
         keys.retain(|key| !["json", "size", "seed"].contains(&key.as_str()));
         assert!(keys.len() > 10, "{keys:?}");
         for key in &keys {

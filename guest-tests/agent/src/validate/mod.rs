@@ -38,13 +38,13 @@ use crate::finding::Finding;
 pub(crate) struct Validation {
     /// `group.what`.
     pub(crate) name: &'static str,
-    /// What it claims, in one line.
+    /// The claim, in one line.
     pub(crate) claim: &'static str,
     /// Decides the claim.
     pub(crate) run: fn(&Setting) -> Result<Finding, Broken>,
 }
 
-/// What a validation is given.
+/// Input of a validation.
 #[derive(Debug)]
 pub(crate) struct Setting {
     /// For whatever is random; of this validation alone, derived from the run's (`--seed`).
@@ -60,7 +60,7 @@ pub(crate) struct Setting {
 pub(crate) struct Part {
     /// `group.what`.
     pub(crate) name: &'static str,
-    /// What it does with its words; its standard output is what it likes.
+    /// Its work, with the words as arguments; its standard output has any form.
     pub(crate) run: fn(&[String]) -> Result<(), Broken>,
 }
 

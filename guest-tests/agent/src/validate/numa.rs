@@ -1,5 +1,5 @@
-//! Nodes are what they say: memory asked of a node lies there, distances make sense, and what the firmware says of speed
-//! is shown.
+//! Nodes are as described: memory requested of a node lies there, distances make sense, and the firmware's figures of
+//! speed are shown.
 
 use egm_report::Figure;
 
@@ -30,9 +30,9 @@ pub(super) static ALL: &[Validation] = &[
 
 /// Bytes that are asked of each node at most.
 const MOST: u64 = 64 << 20;
-/// Pages whose policy is asked one by one.
+/// Number of pages for which the policy is queried one by one.
 const SAMPLES: usize = 64;
-/// What a kernel without nodes means for a skipped claim.
+/// Reason for a skipped claim on a kernel without nodes.
 const NO_NODES: &str = "the kernel shows no NUMA nodes in /sys/devices/system/node (CONFIG_NUMA)";
 
 fn placement(setting: &Setting) -> Result<Finding, Broken> {
@@ -116,7 +116,7 @@ fn distances(tree: &Tree) -> Finding {
     claim.finish()
 }
 
-/// What `access0/initiators` has: file, its figure's name, unit, and what a unit of the file is of that.
+/// Files of `access0/initiators`: file, its figure's name, unit, and factor from the file's unit to that.
 const HMAT: [(&str, &str, &str, f64); 4] = [
     ("read_latency", "latency of reads", "ns", 1.0),
     ("write_latency", "latency of writes", "ns", 1.0),

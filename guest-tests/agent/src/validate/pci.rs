@@ -48,7 +48,7 @@ pub(crate) struct Link {
     pub(crate) max_width: u64,
 }
 
-/// The link of a function towards the root; `None` when it has none, or nobody knows ("Unknown", 0, 63 or 255 lanes).
+/// The link of a function towards the root; `None` without one, or if unknown ("Unknown", 0, 63 or 255 lanes).
 pub(crate) fn link(tree: &Tree, function: &str) -> Option<Link> {
     let speed = |file: &str| {
         let text = tree.word(&tree::pci(function, file))?;

@@ -12,7 +12,7 @@ use crate::cmdline::Arguments;
 use crate::error::Broken;
 use crate::finding::Finding;
 
-/// Seconds that a validation may take unless the argument `deadline` says otherwise.
+/// Seconds that a validation may take unless the argument `deadline` sets them.
 const DEADLINE: u64 = 600;
 
 /// What a validation's process is given on its command line.
@@ -79,7 +79,7 @@ pub(crate) fn part_in_this_process(name: &str, words: &[String]) -> ExitCode {
     }
 }
 
-/// Runs `validation` in a process of its own; `each` is told now and then how long it takes so far.
+/// Runs `validation` in a process of its own; `each` receives the elapsed time now and then.
 pub(super) fn run(validation: &Validation, given: &Given, each: &mut dyn FnMut(Duration)) -> Verdict {
     let begun = Instant::now();
     let seed = seed_of(validation.name, given.seed);
@@ -89,7 +89,7 @@ pub(super) fn run(validation: &Validation, given: &Given, each: &mut dyn FnMut(D
     verdict
 }
 
-/// How long a validation may take.
+/// Time limit of a validation.
 pub(super) fn deadline(args: &Arguments) -> Result<Duration, Broken> {
     args.get("deadline", DEADLINE).map(Duration::from_secs)
 }

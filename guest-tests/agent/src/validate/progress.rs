@@ -1,4 +1,4 @@
-//! A line on standard error that says how far a run is, for a person at a terminal; nothing when nobody looks.
+//! A line on standard error that shows the progress of a run, for a person at a terminal; nothing without one.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -38,7 +38,7 @@ impl Progress {
     }
 }
 
-/// What is printed next begins on a line of its own.
+/// Erases the line, so that the next print begins on a line of its own.
 impl Drop for Progress {
     fn drop(&mut self) {
         if self.columns.is_some() && self.total > 0 {

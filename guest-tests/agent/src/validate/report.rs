@@ -47,7 +47,7 @@ fn ratio(text: &str) -> Result<f64, String> {
     ratio.ok_or_else(|| "not a number above 0".to_owned())
 }
 
-/// A form whose files are open, so that one that cannot be used is known before a run begins.
+/// A form with its files open, so that one that cannot be used is known before a run begins.
 #[derive(Debug)]
 pub(super) struct Report<'f> {
     form: &'f Form,
@@ -78,7 +78,7 @@ impl Form {
 }
 
 impl Report<'_> {
-    /// Writes a run, and says by the exit code whether nothing in it failed.
+    /// Writes a run; the exit code shows whether nothing in it failed.
     pub(super) fn write(self, mut run: Run) -> ExitCode {
         let Self { form, before, out, html } = self;
         let comparison = before.as_ref().map(|before| Comparison::of(before, &run, None));

@@ -11,7 +11,7 @@ use crate::output;
 /// Blanks before a reason that has lines of its own.
 const INDENT: usize = 4;
 
-/// What a table is shown on.
+/// Screen that shows a table.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Screen {
     /// Whether words may be coloured.
@@ -21,7 +21,7 @@ pub(super) struct Screen {
 }
 
 impl Screen {
-    /// Standard output, or a file. Colours are for a terminal that knows them, where nobody minds (`NO_COLOR`).
+    /// Standard output, or a file. Colours are for a terminal that knows them, unless `NO_COLOR` is set.
     pub(super) fn of_output(to_file: bool) -> Self {
         let terminal = if to_file { None } else { output::terminal(&io::stdout()) };
         let minds = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());

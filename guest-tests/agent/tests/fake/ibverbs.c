@@ -1,5 +1,5 @@
-// A stand-in for libibverbs.so.1: one device, whose queue pairs reach each other within one process. It moves bytes as
-// they should be moved, or, as EGM_FAKE_FAULT says, not quite: each fault is one that a check has to find.
+// A stand-in for libibverbs.so.1: one device with queue pairs that reach each other within one process. It moves bytes
+// as they should be moved, or, as EGM_FAKE_FAULT selects, not quite: each fault is one that a check has to find.
 //
 // The structures are those of infiniband/verbs.h as far as they are used; tests/layout.rs of egm-verbs has their offsets.
 
@@ -54,7 +54,7 @@ static struct device *devices[2] = { &device, 0 };
 static struct region { int used, access, foreign; char *start, *stale; uint64_t name; size_t length; } regions[MOST];
 static struct qp *pairs[MOST];
 static uint64_t additions;
-// A write that has been told as done and is not yet.
+// A write that was reported as done and is not yet.
 static struct { char *to; char *bytes; size_t length; } late;
 
 static int fault(const char *name)

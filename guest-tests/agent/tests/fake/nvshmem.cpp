@@ -134,7 +134,7 @@ API int nvshmemx_set_attr_uniqueid_args(int rank, int ranks, Id *id, Attributes 
     return 0;
 }
 
-// Tells the others where this PE's memory is, and maps theirs.
+// Publishes where this PE's memory is, and maps the others'.
 static Segment share(char *mine, int fd, size_t bytes) {
     int which = buffers++;
     std::snprintf(control->path[which][me], sizeof control->path[which][me], "/proc/%d/fd/%d", (int)getpid(), fd);
@@ -151,7 +151,7 @@ static Segment share(char *mine, int fd, size_t bytes) {
     return segment;
 }
 
-// Whether the environment says so.
+// Whether the environment has that value.
 static bool says(const char *name, const char *value) {
     const char *is = std::getenv(name);
     return is && std::strcmp(is, value) == 0;
@@ -161,7 +161,7 @@ API int nvshmemx_hostlib_init_attr(unsigned flags, Attributes *attributes) {
     void *context = nullptr;
     ((int (*)(void **))cuda("cuCtxGetCurrent"))(&context);
     if (!context) return 5; // no GPU selected
-    // What egm-guest always says: no network, the id by a socket, and nothing that can put a host's GPUs out of service.
+    // The settings of egm-guest: no network, the id by a socket, and nothing that can put a host's GPUs out of service.
     if (!says("NVSHMEM_REMOTE_TRANSPORT", "none") || !says("NVSHMEM_BOOTSTRAP", "UID")) return 3;
     if (!says("NVSHMEM_DISABLE_NVLS", "1")) return 3;
     const auto &job = attributes->args.unique_id;
@@ -181,7 +181,7 @@ API int nvshmemx_hostlib_init_attr(unsigned flags, Attributes *attributes) {
     char *mine = (char *)mmap(nullptr, HEAP, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (mine == MAP_FAILED) return 2;
     (*segments)[mine] = share(mine, fd, HEAP);
-    // NVSHMEM, too, says things on standard output.
+    // NVSHMEM, too, prints on standard output.
     std::printf("WARN: this is a stand-in for NVSHMEM\n");
     return 0;
 }

@@ -1,4 +1,4 @@
-//! The program that can load libraries, on a machine that has none: nothing fails, and what cannot be tried says why.
+//! The program that can load libraries, on a machine that has none: nothing fails, and each skip names its reason.
 
 use std::process::Command;
 

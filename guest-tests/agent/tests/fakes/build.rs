@@ -6,7 +6,7 @@ use std::process::Command;
 
 use egm_report::Verdict;
 
-/// What the tests work with.
+/// Programs and libraries of the tests.
 pub(crate) struct Fakes {
     /// The folder of the stand-ins.
     pub(crate) folder: PathBuf,

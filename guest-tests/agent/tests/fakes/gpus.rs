@@ -12,7 +12,7 @@ use super::{run, validate};
 
 /// One validation of each group that asks for GPUs.
 const GROUPS: &str = "cuda.attributes,cuda.pinned.bytes,p2p.access,gdr.dmabuf,gdr.bandwidth,nvshmem.put";
-/// How much of the EGM device is retired, and how much it has, in bytes.
+/// Bytes of the EGM device that are retired, and all of its bytes.
 const RETIRED: u64 = 1 << 20;
 const SIZE: u64 = 24 << 20;
 
@@ -101,7 +101,7 @@ fn a_gpu_that_would_not_tell_of_a_difference_is_not_believed() {
 #[test]
 fn a_gpu_that_would_not_tell_of_a_difference_is_not_believed_by_a_pe_either() {
     let Some(fakes) = build::fakes() else { return };
-    // Those whose data a kernel compares, then one that a processor compares.
+    // Those with data that a kernel compares, then one that a processor compares.
     let select = "nvshmem.put,nvshmem.get,nvshmem.bandwidth,nvshmem.buffer,nvshmem.collectives";
     let heap = ["nvshmem.put", "nvshmem.get", "nvshmem.bandwidth", "nvshmem.buffer"];
     for (fault, unbelieved) in [
@@ -122,7 +122,7 @@ fn a_gpu_that_would_not_tell_of_a_difference_is_not_believed_by_a_pe_either() {
     }
 }
 
-/// Adds an EGM device, whose first bytes are retired, to a folder like `/sys/bus/pci/devices`; returns its memory's file.
+/// Adds an EGM device with retired first bytes to a folder like `/sys/bus/pci/devices`; returns its memory's file.
 fn egm_device(folder: &Path, address: &str) -> PathBuf {
     let device = folder.join(address);
     fs::create_dir_all(&device).unwrap();

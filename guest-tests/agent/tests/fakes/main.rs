@@ -255,8 +255,8 @@ fn each_fault_between_gpus_is_noticed_by_the_check_that_looks_for_it() {
 #[test]
 fn memory_goes_only_when_every_gpu_that_has_it_is_done_with_it() {
     let Some(fakes) = build::fakes() else { return };
-    // The second GPU works only when it is waited for, and a call fails after it was told to write the first one's memory. The
-    // stand-in ends a process that unmaps memory which a GPU may still use.
+    // The second GPU works only when it is waited for, and a call fails after it got a write to the first one's memory.
+    // The stand-in ends a process that unmaps memory which a GPU may still use.
     let verdicts = validate(&fakes, 2, "p2p.bandwidth", Some("peer-event-refused"), 7);
     let verdict = &verdicts["p2p.bandwidth"];
     assert_eq!(verdict.outcome, Outcome::Error, "{}", verdict.reason);
@@ -392,7 +392,7 @@ fn a_run_with_the_same_seed_tries_the_same_and_another_seed_something_else() {
 #[test]
 fn a_seed_is_a_pattern_of_its_own_in_every_run() {
     let Some(fakes) = build::fakes() else { return };
-    // The fault tells in its message what was there and what should have been: the pattern itself.
+    // The fault's message has what was there and what should have been: the pattern itself.
     let said = |seed| {
         let verdicts = validate(&fakes, 1, "cuda.host_numa.bytes", Some("fill-byte"), seed);
         let verdict = &verdicts["cuda.host_numa.bytes"];

@@ -1,4 +1,4 @@
-//! RDMA against a stand-in for libibverbs, whose queue pairs reach each other within one process.
+//! RDMA against a stand-in for libibverbs, with queue pairs that reach each other within one process.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -128,7 +128,7 @@ const MORE_FAULTS: [Planted; 9] = [
     planted("direct-path", "", &[&["rdma.data_direct"]], &[("rdma.data_direct", "4095 at most")]),
 ];
 
-/// Numbers of the library's that cannot be: whatever is tried with it says so.
+/// Impossible numbers of the library's: everything that is tried with them reports them.
 const NONSENSE: [(&str, &str, &str); 3] = [
     ("devices-many", "rdma.device", "RDMA devices"),
     ("gids-many", "rdma.device", "of GIDs"),
@@ -310,7 +310,7 @@ fn doctor_asks_each_device_whether_it_takes_dma_bufs_as_nccl_does() {
     assert!(unclear.contains(r#"["fake0",{"Err":"ibv_reg_dmabuf_mr: "#), "{unclear}");
     let many = probed(&fakes, &folder, "devices-many");
     assert!(many.starts_with(r#"{"Err":"the number of RDMA devices"#), "{many}");
-    // A library that is none, and one that ends the process: the one is told, the other leaves no answer.
+    // A library that is none is reported; one that ends the process leaves no answer.
     assert_eq!(probed(&fakes, &folder, "devices-abort"), "");
     std::fs::write(folder.join("libibverbs.so.1"), "no library").unwrap();
     let none = probed(&fakes, &folder, "");

@@ -9,14 +9,14 @@ use egm_report::Outcome;
 
 use super::{build, run};
 
-/// Two validations whose rounds wait, of which one also measures what nobody can measure in turn: pages that arrive.
+/// Two validations with rounds that wait; one also measures what cannot be measured in turn: pages that arrive.
 const SELECT: &str = "cuda.managed.bandwidth,cuda.pinned.latency";
 const ARRIVE: &str = "of pages that processors wrote";
 
 /// How often, by series and size.
 type Times = BTreeMap<String, u32>;
 
-/// How often turns were asked for, and seconds told, until `end` is said.
+/// How often turns were asked for, and seconds reported, until the line `end`.
 fn give(listener: &UnixListener) -> (Times, Times) {
     let (mut asked, mut told, mut now) = (Times::new(), Times::new(), String::new());
     loop {

@@ -17,7 +17,7 @@ const TIMES: u64 = 512;
 /// Processors' threads, and what each adds.
 const PROCESSORS: u64 = 2;
 const PROCESSOR_TIMES: u64 = 100_000;
-/// Index of the word that says that the kernel runs; not in the counter's cache line.
+/// Index of the word by which a kernel shows that it runs; not in the counter's cache line.
 const STARTED: u64 = 32;
 /// How long a kernel may take to start.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -27,7 +27,7 @@ const BYTES: u64 = 4096;
 /// How often the GPU is given more to do until both were at work at once.
 const ATTEMPTS: u32 = 6;
 
-/// What came of additions by both.
+/// Result of additions by both.
 struct Sum {
     /// What they made.
     made: u64,
@@ -135,7 +135,7 @@ fn add(words: Words<'_>) {
     }
 }
 
-/// What the driver says of it, for who looks for a fault.
+/// The driver's answer about host atomics, for fault-finding.
 fn note(gpu: &Gpu) -> String {
     let value = gpu.context.attributes().get(Attribute::HOST_ATOMICS);
     let value = value.map_or_else(|| "unknown".to_owned(), |value| value.to_string());

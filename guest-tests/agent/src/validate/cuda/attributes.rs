@@ -1,4 +1,4 @@
-//! What the GPU says that it can do, it does, and what it says that it cannot, it does not.
+//! The GPU does what its attributes promise, and does not do what they deny.
 
 use egm_cuda::{Attribute, CudaError, Kind, Memory, NUMBERS};
 
@@ -53,7 +53,7 @@ pub(super) fn check(_: &Setting) -> Result<Finding, Broken> {
     })
 }
 
-/// Holds what an attribute says against what came of trying.
+/// Compares what an attribute promises with the result of a try.
 fn said(gpu: &Gpu, claim: &mut Claim, attribute: Attribute, tried: Result<(), CudaError>) {
     match (gpu.context.attributes().has(attribute), tried) {
         (true, Err(error)) => claim.untrue(format!("{attribute} is promised, but {error}")),

@@ -21,7 +21,7 @@ struct Buffers<'g> {
     seed: u64,
 }
 
-/// Which way, and by what.
+/// Direction of a transfer, and what moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     CopyTo,
@@ -125,7 +125,7 @@ impl<'g> Buffers<'g> {
         self.gpu.fill(to, size, !self.seed)
     }
 
-    /// Tells the GPU to do it once.
+    /// Has the GPU do it once.
     fn once(&self, way: Way, size: u64) -> Result<(), Broken> {
         let ([source, target], [from, to]) = (&self.host, &self.device);
         let (source, target) = (source.part(0, size)?, target.part(0, size)?);
@@ -167,7 +167,7 @@ impl<'g> Buffers<'g> {
         Ok(bandwidth(series, size, moved, seconds))
     }
 
-    /// What was written is right.
+    /// Checks the bytes that were written.
     fn verify(&self, way: Way, size: u64, claim: &mut Claim) -> Result<(), Broken> {
         let ([_, target], [_, to]) = (&self.host, &self.device);
         let at = |what: &str| format!("{what}, {}, {size:#x} bytes", way.name());

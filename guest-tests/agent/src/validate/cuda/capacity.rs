@@ -11,7 +11,7 @@ use crate::machine;
 use crate::tree::Tree;
 use crate::validate::Setting;
 
-/// What is left for the rest of the machine.
+/// Bytes that are left for the rest of the machine.
 const LEFT: u64 = 4 << 30;
 const GIB: u64 = 1 << 30;
 

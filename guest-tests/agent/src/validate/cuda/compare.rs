@@ -1,10 +1,10 @@
-//! Comparisons by a GPU, each of which shows that it would have told of a difference.
+//! Comparisons by a GPU, each with a control: it shows that the GPU would have reported a difference.
 
 use egm_cuda::{Context, Kernels, Memory, Shape, Stream, Wrong};
 
 use crate::error::Broken;
 
-/// What tells the seed of a difference that is made on purpose: no check fills or compares with such a seed.
+/// Bit that marks the seed of a deliberate difference: no check fills or compares with such a seed.
 const CONTROL: u64 = 1 << 62;
 
 /// A GPU that compares.
@@ -13,7 +13,7 @@ pub(crate) struct Comparer<'g> {
     pub(crate) context: &'g Context,
     pub(crate) kernels: &'g Kernels,
     pub(crate) stream: &'g Stream,
-    /// Memory that processors see, too; its first 64 bytes are for what is told.
+    /// Memory that processors see, too; its first 64 bytes are for the GPU's report.
     pub(crate) told: &'g Memory,
 }
 
@@ -32,7 +32,7 @@ impl Comparer<'_> {
         Ok(found)
     }
 
-    /// What the GPU tells of differences. It tells nothing when there is none, and when it cannot tell.
+    /// Differences that the GPU reports: none if there is none, and none if it cannot report.
     fn differences(
         self,
         memory: &Memory,
@@ -48,8 +48,8 @@ impl Comparer<'_> {
         Ok((count > 0).then_some(Wrong { count, index, value }))
     }
 
-    /// The GPU found no difference: shows that it would have told of one. The last word, which holds the pattern of `seed`,
-    /// is compared with another one; exactly that difference must be told, with what the word holds.
+    /// Shows that the GPU, which found no difference, would report one: the last word, with the pattern of `seed`, is
+    /// compared with another one; exactly that difference must be reported, with what the word holds.
     pub(crate) fn would_tell(
         self,
         memory: &Memory,

@@ -1,7 +1,7 @@
-//! Which GPUs are validated, why there are none, and one finding of all of them.
+//! Selection of the GPUs to validate, the reason if there are none, and one finding of all of them.
 //!
-//! Here is the one rule for machines without GPUs that can be used: no library, no device, and a driver that is older than
-//! what is called are skipped, by name, because they say nothing about the machine; whatever else the driver says is an error.
+//! The one rule for machines without usable GPUs is here: no library, no device, and a driver older than what is called
+//! are skipped, by name, because they show nothing about the machine; any other answer of the driver is an error.
 
 use egm_cuda::{CudaError, Device, Driver};
 use egm_report::Outcome;
@@ -14,8 +14,8 @@ use crate::library;
 /// `CUDA_ERROR_NO_DEVICE`.
 const NO_DEVICE: u32 = 100;
 
-/// The GPUs that the driver shows to this process (`CUDA_VISIBLE_DEVICES` selects them), or the finding that says why
-/// there are none.
+/// The GPUs that the driver shows to this process (`CUDA_VISIBLE_DEVICES` selects them), or the finding that explains
+/// why there are none.
 pub(crate) fn devices() -> Result<Result<Vec<Device>, Finding>, Broken> {
     if let Some(finding) = library::unloadable("libcuda.so.1") {
         return Ok(Err(finding));
@@ -32,7 +32,7 @@ pub(crate) fn devices() -> Result<Result<Vec<Device>, Finding>, Broken> {
     }
 }
 
-/// Why a machine whose driver says this has no GPU to validate, if so.
+/// The reason for a skip, if `error` means that there is no GPU to validate.
 fn why_skipped(error: &CudaError) -> Option<String> {
     match error {
         CudaError::NoLibrary | CudaError::NoFunction(_) => Some(error.to_string()),
@@ -40,7 +40,7 @@ fn why_skipped(error: &CudaError) -> Option<String> {
     }
 }
 
-/// Does `work` with the first GPU, where one is enough to decide a claim about something else; or says why there is none.
+/// Does `work` with the first GPU, where one is enough to decide a claim about something else; or explains its absence.
 pub(crate) fn on_gpu(work: impl FnOnce(&Gpu) -> Result<Finding, Broken>) -> Result<Finding, Broken> {
     match devices()? {
         Ok(devices) => match devices.first() {
@@ -51,7 +51,7 @@ pub(crate) fn on_gpu(work: impl FnOnce(&Gpu) -> Result<Finding, Broken>) -> Resu
     }
 }
 
-/// Does `work` with each GPU, one after the other, and makes one finding of what came of it; or says why there is none.
+/// Does `work` with each GPU, one after the other, and makes one finding of all results; or explains their absence.
 pub(crate) fn on_each_gpu(mut work: impl FnMut(&Gpu) -> Result<Finding, Broken>) -> Result<Finding, Broken> {
     let devices = match devices()? {
         Ok(devices) => devices,
@@ -96,7 +96,7 @@ pub(crate) fn of_gpu_called(ordinal: i32) -> String {
     format!("GPU {ordinal}, ")
 }
 
-/// What each GPU's finding says; once, where all say the same.
+/// The reason of each GPU's finding; once, where all are the same.
 fn reason(found: &[(i32, Finding)], outcome: Outcome) -> String {
     let all_say = |finding: &Finding| found.iter().all(|(_, other)| other.reason == finding.reason);
     match found {

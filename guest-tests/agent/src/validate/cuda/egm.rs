@@ -24,7 +24,7 @@ pub(crate) struct Pieces {
 }
 
 impl Pieces {
-    /// Those that there are, or the finding that says why there are none.
+    /// The EGM devices that there are, or the finding that explains why there are none.
     pub(crate) fn find(setting: &Setting) -> Result<Result<Self, Finding>, Broken> {
         // A folder like `/sys/bus/pci/devices`, of a machine that was written down.
         let found = match setting.args.text("egm.functions") {
@@ -41,7 +41,7 @@ impl Pieces {
         })
     }
 
-    /// What was found of those that can be used, with what is broken: that is an error where nothing failed.
+    /// The finding for usable devices, with what is broken: that is an error where nothing failed.
     pub(crate) fn with_broken(&self, mut found: Finding) -> Finding {
         if self.broken.is_empty() {
             return found;

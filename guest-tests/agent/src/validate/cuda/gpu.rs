@@ -27,7 +27,7 @@ pub(crate) struct Gpu {
     pub(crate) context: Context,
     pub(crate) kernels: Kernels,
     pub(crate) stream: Stream,
-    /// What it and processors see, for results: [`Gpu::result`].
+    /// Memory that it and processors see, for results: [`Gpu::result`].
     results: Memory,
     /// EGM devices, once they were looked for.
     egm: OnceCell<Pieces>,
@@ -46,7 +46,7 @@ pub(crate) enum Family {
     System,
 }
 
-/// What came of a check with memory of one place.
+/// Result of a check with memory of one place.
 pub(crate) enum Seen {
     /// It was decided, and this was measured.
     Figures(Vec<Figure>),
@@ -61,7 +61,7 @@ impl From<Vec<Figure>> for Seen {
 }
 
 /// Does `work` with memory of each place of a family, by each GPU, and collects what is untrue; skipped where the platform has
-/// no such memory. `at_once` says that GPU and processors use it at the same time.
+/// no such memory. `at_once`: GPU and processors use it at the same time.
 pub(crate) fn on_family<T: Into<Seen>>(
     setting: &Setting,
     family: Family,
@@ -125,12 +125,11 @@ impl Gpu {
         }
     }
 
-    /// Which GPU it is.
     pub(crate) fn device(&self) -> Device {
         self.context.device()
     }
 
-    /// The places of a family, or the finding that says why there are none.
+    /// The places of a family, or the finding that explains why there are none.
     fn kinds(&self, setting: &Setting, family: Family) -> Result<Result<Vec<Kind>, Finding>, Broken> {
         let one = |kind| Ok(Ok(vec![kind]));
         match family {
@@ -162,7 +161,7 @@ impl Gpu {
         Ok(nodes.filter(|node| Some(*node) != own).collect())
     }
 
-    /// Zeroed words, for kernels to tell what is wrong in and for processors to read; `index` is 0 to 7.
+    /// Zeroed words, for kernels to report errors in and for processors to read; `index` is 0 to 7.
     pub(crate) fn result(&self, index: u64) -> Result<(egm_cuda::Part<'_>, Words<'_>), Broken> {
         let words = self.results.words()?.part(index * 8, 8);
         for word in 0..words.count() {
@@ -202,7 +201,7 @@ impl Gpu {
         self.fill(filler, filler.bytes() & !7, 0)
     }
 
-    /// What the last [`Kernels::read`] read, added up, of the sums that it left in the GPU's own memory.
+    /// Sum of what the last [`Kernels::read`] read, of the sums that it left in the GPU's own memory.
     pub(crate) fn total(&self, sums: &Memory) -> Result<u64, Broken> {
         let bytes = Shape::whole(&self.context).warps(&self.context) * 8;
         let host = Memory::new(&self.context, Kind::Pinned, bytes)?;
@@ -226,7 +225,7 @@ impl Gpu {
         self.comparer().compare(memory, (offset, bytes), seed)
     }
 
-    /// The GPU found no difference: shows that it would have told of one.
+    /// Shows, after the GPU found no difference, that it would have reported one.
     pub(crate) fn would_tell(&self, memory: &Memory, part: (u64, u64), seed: u64) -> Result<(), Broken> {
         self.comparer().would_tell(memory, part, seed)
     }
@@ -262,7 +261,7 @@ fn in_pieces<T: Send>(words: Words<'_>, work: impl Fn(u64, Words<'_>) -> T + Syn
     })
 }
 
-/// Says what differs, if something does.
+/// Records a difference, if there is one.
 pub(crate) fn note(claim: &mut Claim, what: &str, wrong: Option<Wrong>, seed: u64) {
     if let Some(Wrong { count, index, value }) = wrong {
         let right = egm_cuda::pattern(seed, index);

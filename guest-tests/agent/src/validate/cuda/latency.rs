@@ -1,4 +1,4 @@
-//! How long the GPU waits for a word, by a chain in which each word names the next.
+//! Time that the GPU waits for a word, by a chain in which each word names the next.
 
 use egm_cuda::{Kind, Memory};
 use egm_report::Figure;
@@ -20,8 +20,8 @@ const STRIDE: u64 = DISTANCE / 8;
 const MOST: u64 = 1 << 30;
 /// Links that a round follows.
 const STEPS: u64 = 8192;
-// From 36 MiB on no round meets a link that another met, and in turn with another program, where rounds that do not count come
-// before, from 256 MiB on; a shorter chain shows what the GPU's caches do.
+// From 36 MiB on no round reaches a link of another round; in turn with another program, where uncounted rounds come
+// before, from 256 MiB on. A shorter chain shows what the GPU's caches do.
 
 /// A word of this memory takes so long, at every size.
 pub(super) fn check(setting: &Setting, family: Family) -> Result<Finding, Broken> {
@@ -33,7 +33,7 @@ pub(super) fn check(setting: &Setting, family: Family) -> Result<Finding, Broken
     })
 }
 
-/// Bytes of the chains whose latency is measured where `most` bytes may be used.
+/// Bytes of the chains that are measured where `most` bytes may be used.
 pub(crate) fn chains(most: u64) -> Vec<u64> {
     sizes(most.min(MOST))
 }
@@ -105,8 +105,8 @@ impl Chain {
         Ok(())
     }
 
-    /// Has the GPU follow it, and compares where that ends. Nothing of it is in a cache of the GPU when that begins; whoever
-    /// put it into another GPU's memory empties that one's.
+    /// Has the GPU follow it, and compares where that ends. Nothing of it is in a cache of the GPU when that begins;
+    /// the code that puts it into another GPU's memory empties that GPU's cache.
     fn follow(
         &self,
         gpu: &Gpu,

@@ -1,4 +1,4 @@
-//! Managed memory, whose pages move to who touches them: how fast they do, and how fast they are when they are there.
+//! Managed memory: pages move to the processor or GPU that touches them. Speed of the moves, and speed after them.
 
 use egm_cuda::{Kind, Memory, Shape, sum};
 use egm_report::Figure;
@@ -12,7 +12,7 @@ use crate::validate::Setting;
 
 /// Most managed memory that is asked for, in bytes.
 const MOST: u64 = 256 << 20;
-/// A part of what the GPU has free, at most: more managed memory than that can hang a GPU, not only who asks.
+/// A part of what the GPU has free, at most: more managed memory than that can hang a GPU for all its programs.
 const PART: u64 = 8;
 
 /// Bytes that may be asked for where `most` may be otherwise: of managed memory a small part of what the GPU has free.
@@ -100,7 +100,7 @@ impl Pages<'_> {
         Ok(gpu.kernels.read(&gpu.stream, self.memory.part(0, size)?, self.sums.whole())?)
     }
 
-    /// What the last kernel read was the pattern, of the seed so many later.
+    /// The last kernel read the pattern, of the seed so many later.
     fn read_right(&self, size: u64, later: u64, claim: &mut Claim) -> Result<(), Broken> {
         let is = self.gpu.total(&self.sums)?;
         let right = sum(self.seed.wrapping_add(later), size / 8);

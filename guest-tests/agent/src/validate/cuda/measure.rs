@@ -35,7 +35,7 @@ impl Clock {
         Ok(Self { start: Event::new(main)?, end: Event::new(main)?, joined })
     }
 
-    /// Seconds that the GPU takes for what `work` tells `main`, and `side`, which starts with it and is waited for.
+    /// Seconds that the GPU takes for what `work` queues on `main`, and on `side`, which starts with it and is awaited.
     pub(crate) fn seconds(
         &self,
         main: &Stream,
@@ -56,9 +56,9 @@ impl Clock {
         Ok(self.start.seconds_until(&self.end)?)
     }
 
-    /// The same for `once`, told `times` times. Where one stream works, it is told once more before the clock starts: the GPU is at
-    /// work then while it is told the rest. Otherwise the time until the first was told counts, too: some 3 µs, which are 4 % of
-    /// what 256 MiB of an H200's own memory take.
+    /// The same for `once`, queued `times` times. With one stream, one more is queued before the clock starts: the GPU
+    /// works on it while the rest is queued. Otherwise the time until the first is queued counts, too: some 3 µs, which
+    /// are 4 % of what 256 MiB of an H200's own memory take.
     pub(crate) fn round(
         &self,
         main: &Stream,
@@ -83,7 +83,7 @@ pub(crate) fn sizes(most: u64) -> Vec<u64> {
     sizes
 }
 
-/// How often a round that moves `round` bytes repeats a transfer of `bytes`.
+/// Repetitions of a transfer of `bytes` in a round that moves `round` bytes.
 pub(crate) fn repeats(bytes: u64, round: u64) -> u64 {
     (round / bytes.max(1)).clamp(1, REPEATS)
 }
@@ -108,7 +108,7 @@ pub(crate) fn rounds(
     for number in 0..=count {
         let mut worked = if turns.wait(series, size)? { 0.0 } else { WARM };
         while worked < WARM {
-            // A hundred rounds are enough, whatever the clock says.
+            // A hundred rounds are enough, at any reading of the clock.
             worked += round()?.max(WARM / 100.0);
         }
         let took = round()?;

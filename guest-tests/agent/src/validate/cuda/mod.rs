@@ -1,7 +1,7 @@
 //! CUDA on every kind of memory that this machine shares with its GPUs.
 //!
-//! One claim a kind and a property, in one table: who reads a report sees at once what pinned memory does and HOST_NUMA memory
-//! does not. Kinds that the GPU denies are skipped, by the attribute that says so.
+//! One claim a kind and a property, in one table: a report shows at once what pinned memory does and HOST_NUMA memory
+//! does not. Kinds that the GPU denies are skipped, by the name of the attribute.
 
 mod atomics;
 mod attributes;
@@ -120,5 +120,5 @@ pub(super) static ALL: &[Validation] = rows! {
     "cuda.system.latency" LATENCY latency::check, System;
 };
 
-/// What its validations start as processes of their own.
+/// Parts that its validations start as processes of their own.
 pub(super) static PARTS: &[Part] = &[share::IMPORT];

@@ -63,7 +63,7 @@ fn until_at_once<T>(
     Ok(None)
 }
 
-/// How messages of the GPU were received.
+/// Messages of the GPU, as they were received.
 #[derive(Default)]
 struct Received {
     /// How many were not there yet when they were looked for.
@@ -76,8 +76,8 @@ struct Received {
     missing: Option<u64>,
 }
 
-/// The GPU sends; nothing where it was done before the processor had received anything. The processor looks for the first
-/// message before the GPU is told to send.
+/// The GPU sends; nothing where it was done before the processor had received anything. The processor looks for the
+/// first message before the GPU starts to send.
 fn from_gpu(gpu: &Gpu, memory: &Memory, seed: u64, claim: &mut Claim) -> Result<Option<Received>, Broken> {
     let words = memory.words()?.part(0, MESSAGES * MESSAGE_WORDS);
     clear(words, !seed);

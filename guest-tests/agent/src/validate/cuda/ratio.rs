@@ -10,7 +10,7 @@ use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::validate::Setting;
 
-/// What the median of the rounds' ratios must reach.
+/// Minimum of the median of the rounds' ratios.
 const LEAST: f64 = 0.99;
 /// Rounds, in each of which both are measured, first the one and next time first the other.
 const TURNS: usize = 21;

@@ -14,7 +14,7 @@ use crate::validate::{Part, Setting};
 const MOST: u64 = 1 << 30;
 /// The process on the other side.
 pub(super) const IMPORT: Part = Part { name: "cuda.import", run: import };
-/// Where IMEX channels are.
+/// Folder of IMEX channels.
 const CHANNELS: &str = "/dev/nvidia-caps-imex-channels";
 
 /// Another process finds the bytes and changes them.

@@ -12,14 +12,14 @@ use crate::validate::Setting;
 /// Most bytes of the line that gives a turn.
 const MOST: u64 = 64;
 
-/// Who gives turns, where `--arg turns=SOCKET` names a Unix socket; without it rounds follow each other at once.
+/// Source of turns, if `--arg turns=SOCKET` names a Unix socket; without it rounds follow each other at once.
 ///
-/// Before each round a line with the figure's series and bytes, a tab in between, goes to the socket; the round begins when a
-/// line comes back. `-` says that nobody was at work meanwhile; other words do not matter. After it comes a line with `took`, a tab
-/// and its seconds, which nobody answers.
+/// Before each round a line with the figure's series and bytes, a tab in between, goes to the socket; the round begins
+/// when a line comes back. `-` means that no other program was at work meanwhile; other words do not matter. After it
+/// comes a line with `took`, a tab and its seconds, which gets no answer.
 pub(crate) struct Turns {
     giver: Option<RefCell<BufReader<UnixStream>>>,
-    /// What figures' names begin with once they are in the run's document.
+    /// Prefix of figures' names in the run's document.
     prefix: String,
 }
 
@@ -51,7 +51,7 @@ impl Turns {
         Ok(line != "-\n")
     }
 
-    /// Tells how many seconds the round took.
+    /// Reports the seconds that the round took.
     pub(crate) fn took(&self, seconds: f64) -> Result<(), Broken> {
         let Some(giver) = &self.giver else { return Ok(()) };
         writeln!(giver.borrow_mut().get_mut(), "took\t{seconds}").map_err(lost())
@@ -75,7 +75,7 @@ mod tests {
         Setting { seed: 1, most: 4096, args: Arguments::from_pairs(args).unwrap() }
     }
 
-    /// What `ask` of turns from a giver that answers with `answers`, and what that giver heard.
+    /// Has `ask` use turns from a giver that answers with `answers`; returns the lines that this giver received.
     fn given(answers: Vec<&'static str>, ask: impl FnOnce(&Turns)) -> Vec<String> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("turns");

@@ -53,7 +53,7 @@ const PIECES: usize = 200;
 const ROUNDS: usize = 7;
 /// Times that something small is done in a round.
 const TIMES: u32 = 2000;
-/// Sizes whose latency is measured, in bytes.
+/// Sizes for measurements of latency, in bytes.
 const SMALL: [usize; 7] = [1, 4, 8, 64, 256, 1024, 4096];
 
 /// Runs `what` on a window of `most` bytes of a GPU's memory at most by `way`, unless there is none.
@@ -101,7 +101,7 @@ fn processor_writes(
     Ok(())
 }
 
-/// The GPU writes all of it; the processor, whose buffer is poisoned, reads.
+/// The GPU writes all of it; the processor reads it into a poisoned buffer.
 fn processor_reads(
     setting: &Setting,
     gpu: &Gpu,

@@ -16,7 +16,7 @@ const WAIVED: i32 = 2;
 /// Longest output that is read, in bytes.
 const OUTPUT: usize = 1 << 20;
 
-/// What a program came to.
+/// Result of a program.
 struct Ended {
     code: Option<i32>,
     output: String,

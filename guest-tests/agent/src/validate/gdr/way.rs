@@ -28,7 +28,7 @@ enum By {
     Library,
 }
 
-/// What GDRCopy's module gives.
+/// Device file of GDRCopy's module.
 const MODULE: &str = "/dev/gdrdrv";
 
 /// A dma-buf of the driver's, mapped.
@@ -65,7 +65,7 @@ impl Way {
                 match Gdr::open(loaded) {
                     Ok(gdr) => match gdr.map(memory.address(), bytes) {
                         Ok(window) => what(&window),
-                        // What it says of its own mapping is untrue.
+                        // Its report about its own mapping is untrue.
                         Err(error @ GdrError::Pinned { .. }) => Ok(Finding::failed(error.to_string())),
                         Err(error) => Err(error.into()),
                     },

@@ -19,7 +19,7 @@ use crate::validate::Setting;
 const ROUND: usize = 32 << 20;
 /// About how long a round takes at most, where one pass is shorter: on an emulated processor that is few bytes.
 const LONG: Duration = Duration::from_millis(20);
-/// What destinations hold before: no byte that is written.
+/// Content of destinations before: no byte that is written.
 const POISON: u8 = 0xa5;
 const UNIT: &str = "GB/s";
 /// Most threads.
@@ -148,7 +148,7 @@ fn together(claim: &mut Claim, place: &Place, from: &[u8], to: &mut [u8], seed: 
     vec![("read", read), ("write", write), ("copy", copy)]
 }
 
-/// GB/s of passes over `size` bytes: one that is not counted says how many fit in a round.
+/// GB/s of passes over `size` bytes: one that is not counted shows how many fit in a round.
 fn speed(size: usize, mut pass: impl FnMut()) -> f64 {
     let begun = Instant::now();
     pass();
@@ -172,7 +172,7 @@ fn sum(bytes: &[u8]) -> u64 {
     bytes.as_chunks::<8>().0.iter().fold(0u64, |sum, word| sum.wrapping_add(u64::from_le_bytes(*word)))
 }
 
-/// What the first `count` words of the pattern `seed` add up to, without looking at one.
+/// Sum of the first `count` words of the pattern `seed`, without looking at one.
 fn pattern_sum(seed: u64, count: u64) -> u64 {
     let step = pattern::word(0, 1);
     // n (n - 1) / 2, halved before it can overflow.

@@ -43,7 +43,7 @@ pub(super) static ALL: &[Validation] = &[
     },
 ];
 
-/// Rounds of each measurement unless the argument `memory.rounds` says otherwise.
+/// Rounds of each measurement unless the argument `memory.rounds` sets another number.
 const ROUNDS: u32 = 5;
 /// The smallest size measured, in bytes.
 const SMALLEST: usize = 4096;

@@ -1,4 +1,4 @@
-//! Where memory is tried: each node that has some, with the processors next to it.
+//! Places where memory is tried: each node that has some, with the processors next to it.
 
 use egm_address::CpuSet;
 use egm_report::Figure;
@@ -89,12 +89,12 @@ fn share(free: u64, most: u64) -> usize {
     usize::try_from(size).unwrap_or(usize::MAX / 2)
 }
 
-/// How often each thing is measured: the argument `memory.rounds`.
+/// Repetitions of each measurement: the argument `memory.rounds`.
 pub(super) fn rounds(setting: &Setting) -> Result<u32, Broken> {
     Ok(setting.args.get("memory.rounds", ROUNDS)?.clamp(1, 1000))
 }
 
-/// What `measure` finds in each place, near it and so many rounds; skipped where there is no place.
+/// Runs `measure` in each place, near it and so many rounds; skipped where there is no place.
 pub(super) fn in_each(
     setting: &Setting,
     mut measure: impl FnMut(&mut Claim, &Place, u32) -> Result<Vec<Figure>, Broken>,

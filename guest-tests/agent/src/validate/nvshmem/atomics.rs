@@ -55,8 +55,8 @@ pub(super) fn atomics(element: &mut Element<'_>) -> Result<(), Broken> {
     Ok(())
 }
 
-/// `nvshmem.barrier`: in each round another PE is late. Who leaves the barrier before the late one has put its word
-/// finds the word of an earlier round.
+/// `nvshmem.barrier`: in each round another PE is late. A PE that leaves the barrier before the late one has put its
+/// word finds the word of an earlier round.
 pub(super) fn barrier(element: &mut Element<'_>) -> Result<(), Broken> {
     let pes = element.count();
     let (words, late) = (element.pe.allocate(pes * 8)?, element.pe.allocate(LATE)?);

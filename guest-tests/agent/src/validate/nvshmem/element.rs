@@ -25,7 +25,7 @@ pub(super) const POISON: u16 = 0xff00;
 /// The round of a transfer of all memory; the next one is its poison's.
 pub(super) const WHOLE: u16 = 0xff01;
 
-/// What the command line of a PE says.
+/// Command line of a PE.
 struct Words {
     work: &'static super::Work,
     pe: i32,
@@ -99,11 +99,11 @@ pub(super) fn run(words: &[String]) -> Result<(), Broken> {
 /// Prints a line of ours. What the library printed before may not have ended its line.
 fn say(start: &str, text: impl Display) {
     let mut out = std::io::stdout().lock();
-    // Whoever started this is gone when nobody reads it.
+    // A closed output means that the caller is gone.
     let _ = out.write_all(format!("\n{start}{text}\n").as_bytes()).and_then(|()| out.flush());
 }
 
-/// The job's id: PE 0 makes it, the others are told.
+/// The job's id: PE 0 makes it, the others receive it.
 fn id(library: &Library, pe: i32) -> Result<UniqueId, Broken> {
     if pe == 0 {
         let id = library.unique_id()?;
@@ -122,7 +122,7 @@ pub(super) struct Element<'p> {
     pub(super) context: Context,
     pub(super) kernels: Kernels,
     pub(super) stream: Stream,
-    /// What comparisons by the GPU tell.
+    /// Reports of comparisons by the GPU.
     told: egm_cuda::Memory,
     /// The validation's seed, the same for all PEs.
     pub(super) seed: u64,
@@ -152,7 +152,7 @@ impl Element<'_> {
         (self.pe.number() + self.pe.count() - 1) % self.pe.count()
     }
 
-    /// How many PEs there are.
+    /// Number of PEs.
     pub(super) fn count(&self) -> usize {
         usize::try_from(self.pe.count()).unwrap_or(1)
     }
@@ -201,7 +201,7 @@ impl Element<'_> {
         Ok((0..words.count().min(memory.bytes() / 8)).map(|index| words.read(index)).collect())
     }
 
-    /// How many words of memory of the heap are not the pattern of `seed`, by a kernel.
+    /// Number of words of heap memory that are not the pattern of `seed`, by a kernel.
     pub(super) fn differing(&self, memory: &Memory<'_>, seed: u64) -> Result<u64, Broken> {
         self.differing_of(on_gpu(memory)?, seed)
     }

@@ -31,12 +31,12 @@ pub(super) const FOUND_LINE: &str = "egm-pe-found ";
 pub(super) const MOST_PES: i32 = 64;
 /// Longest output of a PE that is read, in bytes.
 const MOST_OUTPUT: u64 = 4 << 20;
-/// What NVSHMEM cuts memory into unless it is told otherwise (`NVSHMEM_CUMEM_GRANULARITY`), in bytes.
+/// Default of NVSHMEM's granularity of memory (`NVSHMEM_CUMEM_GRANULARITY`), in bytes.
 const GRANULARITY: u64 = 512 << 20;
-/// The least that it can be told here: a page of the driver's.
+/// The smallest granularity that is set here: a page of the driver's.
 const SMALL_GRANULARITY: u64 = 2 << 20;
 
-/// What a PE found.
+/// Result of a PE.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Found {
@@ -48,7 +48,7 @@ pub(super) struct Found {
     pub(super) figures: Vec<Figure>,
     /// Why the claim cannot be decided here.
     pub(super) skipped: Option<String>,
-    /// The library says that this PE is another one than it was started as: it did no work, and the others wait for it.
+    /// The library numbers this PE otherwise than it was started: it did no work, and the others wait for it.
     pub(super) is_another: bool,
 }
 
@@ -78,12 +78,12 @@ pub(super) fn run(name: &'static str, setting: &Setting) -> Result<Finding, Brok
     Job { name, setting, library, gpus, pes }.run()
 }
 
-/// How many GPUs there are.
+/// Number of GPUs.
 fn gpus() -> Result<Result<i32, Finding>, Broken> {
     Ok(devices()?.map(|devices| i32::try_from(devices.len()).unwrap_or(MOST_PES).min(MOST_PES)))
 }
 
-/// Where the library is: it is loaded here once, so that what is missing is said before anything starts.
+/// Path of the library: it is loaded here once, so that what is missing is reported before anything starts.
 fn find_library(setting: &Setting) -> Result<PathBuf, Finding> {
     let given = setting.args.text("nvshmem.library").map(PathBuf::from);
     let mut roots = vec![PathBuf::from("/usr/local"), PathBuf::from("/usr")];
@@ -117,7 +117,7 @@ struct Job<'s> {
     pes: i32,
 }
 
-/// What the threads that read a PE's output say.
+/// Messages from the threads that read a PE's output.
 enum Said {
     Id(String),
     End(i32, String),
@@ -200,7 +200,7 @@ impl Job<'_> {
         let mut skipped = None;
         for (pe, of_pe) in found.enumerate() {
             of_pe.untrue.into_iter().for_each(|untrue| claim.untrue(format!("PE {pe}: {untrue}")));
-            // All PEs see the same things; the first one tells.
+            // All PEs see the same things; only those of the first one are kept.
             of_pe.seen.into_iter().filter(|_| pe == 0).for_each(|seen| claim.seen(seen));
             figures.extend(of_pe.figures);
             skipped = skipped.or(of_pe.skipped);
@@ -212,8 +212,8 @@ impl Job<'_> {
     }
 }
 
-/// Bytes of the buffer in HOST_NUMA memory, which NVSHMEM is told to be its granularity: its own one, where the
-/// largest size allows it.
+/// Bytes of the buffer in HOST_NUMA memory, which NVSHMEM gets as its granularity: its default, where the largest size
+/// allows it.
 pub(super) const fn buffer_bytes(most: u64) -> u64 {
     if most >= GRANULARITY { GRANULARITY } else { SMALL_GRANULARITY }
 }
@@ -233,11 +233,11 @@ fn listen(pe: i32, output: impl Read, to: &Sender<Said>) {
         }
         all.push_str(&line);
     }
-    // Whoever waited has given up when this cannot be sent.
+    // This cannot be sent when the receiver has given up waiting.
     let _ = to.send(Said::End(pe, all));
 }
 
-/// Ends all PEs, and says how each did; one that has ended before is not hurt by this.
+/// Ends all PEs, and returns how each did; one that has ended before is not hurt by this.
 fn end(children: &mut [Child]) -> Vec<String> {
     let how = |child: &mut Child| {
         let _ = child.kill();

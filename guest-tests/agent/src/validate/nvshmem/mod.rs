@@ -16,7 +16,7 @@ use crate::error::Broken;
 use crate::finding::Finding;
 use element::Element;
 
-/// What a PE does for a claim.
+/// Work of a PE for a claim.
 struct Work {
     /// `group.what` of the validation.
     name: &'static str,
@@ -66,5 +66,5 @@ pub(super) static ALL: &[Validation] = &[
     job!(job::BUFFER, "a buffer in HOST_NUMA memory is registered and reached as symmetric memory"),
 ];
 
-/// What its validations start as processes of their own.
+/// Parts that its validations start as processes of their own.
 pub(super) static PARTS: &[Part] = &[Part { name: job::PE, run: element::run }];

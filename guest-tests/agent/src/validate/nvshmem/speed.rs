@@ -1,4 +1,4 @@
-//! How fast puts and gets are, by the GPU's clock.
+//! Speed of puts and gets, by the GPU's clock.
 
 use egm_cuda::Event;
 use egm_report::Figure;

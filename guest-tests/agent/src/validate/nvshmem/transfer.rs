@@ -9,7 +9,7 @@ use crate::pattern::Random;
 
 /// Bytes of the memory in which lengths and alignments are tried.
 const SMALL: usize = 64 << 10;
-/// How many of them, beside the ones that are always tried.
+/// Number of them, beside the ones that are always tried.
 const DRAWN: usize = 12;
 /// Lengths that a copy may have a special way for.
 const LENGTHS: [usize; 10] = [1, 2, 3, 7, 8, 9, 63, 65, 4095, 4097];
@@ -20,7 +20,7 @@ const MESSAGES: usize = 64;
 /// Bytes of such a message.
 const MESSAGE: usize = 16 << 10;
 
-/// Where bytes come from and go to.
+/// Source and target of bytes.
 #[derive(Debug, Clone, Copy)]
 struct Move {
     to: usize,
@@ -49,7 +49,7 @@ fn words_of(bytes: &[u8]) -> Vec<u64> {
     bytes.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word)).collect()
 }
 
-/// What the memory should hold after a move: poison with the moved bytes in it.
+/// Content of the memory after a move: poison with the moved bytes in it.
 fn expected(poison: u64, source: u64, step: Move) -> Vec<u64> {
     let words = (SMALL / 8) as u64;
     let mut bytes = bytes_of((0..words).map(|index| pattern(poison, index)));
@@ -87,7 +87,7 @@ pub(super) fn start(element: &mut Element<'_>) -> Result<(), Broken> {
     Ok(())
 }
 
-/// One move after the other, each into poison, each compared byte by byte by the one who has the bytes afterwards.
+/// One move after the other, each into poison, each compared byte by byte by the PE that has the bytes afterwards.
 fn try_moves(element: &mut Element<'_>, what: &str, is_put: bool) -> Result<(), Broken> {
     let (to, from) = (element.pe.allocate(SMALL)?, element.pe.allocate(SMALL)?);
     let steps = moves(element.seed);

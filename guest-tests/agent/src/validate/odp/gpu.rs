@@ -1,5 +1,5 @@
-//! Transfers into memory of programs that a GPU uses, too, and so has moved into itself: what a network card wants of it comes
-//! back first. The GPU has the last word on the bytes; the kernel says where the pages were.
+//! Transfers into memory of programs that a GPU uses, too, and so has moved into itself: pages that a network card
+//! needs come back first. The GPU has the last word on the bytes; the kernel reports where the pages were.
 
 use std::fs::File;
 use std::io;
@@ -21,11 +21,11 @@ use crate::finding::{Claim, Finding};
 use crate::sys::pages;
 use crate::sysfs;
 
-/// What the kernel says of each page of this process, 8 bytes each.
+/// The kernel's entry for each page of this process, 8 bytes each.
 const PAGEMAP: &str = "/proc/self/pagemap";
-/// Of those, the bit that says that the page is in no memory of the kernel's: in a device, or swapped out (`PM_SWAP`).
+/// Bit of an entry for a page in no memory of the kernel's: in a device, or swapped out (`PM_SWAP`).
 const ELSEWHERE: u64 = 1 << 62;
-/// What the kernel says of this process: how much of it is swapped out, for one.
+/// The kernel's report about this process: how much of it is swapped out, for one.
 const STATUS: &str = "/proc/self/status";
 
 /// `odp.gpu_moving`.
@@ -58,7 +58,7 @@ pub(super) fn moving(site: &Site<'_>, setting: &Setting) -> Result<Finding, Brok
     })
 }
 
-/// What `found` means after `moved` of `all` pages were in a GPU.
+/// The finding after `moved` of `all` pages were in a GPU.
 fn judged(found: Finding, moved: u64, all: u64) -> Finding {
     match (found.outcome, moved) {
         (Outcome::Passed, 0) => Finding::skipped(format!(
@@ -91,7 +91,7 @@ fn moved(gpu: &Gpu, memory: &Memory) -> Result<u64, Broken> {
     Ok(elsewhere(&entries).saturating_sub(swapped(&status, page)?))
 }
 
-/// How many of `count` pages are on node `own`, as `node_of` says of each.
+/// Number of `count` pages that are on node `own`, by `node_of` of each.
 fn on_node(own: i32, count: u64, node_of: impl Fn(u64) -> io::Result<i32>) -> Result<u64, Broken> {
     let mut pages = 0;
     for index in 0..count {
@@ -103,7 +103,7 @@ fn on_node(own: i32, count: u64, node_of: impl Fn(u64) -> io::Result<i32>) -> Re
     Ok(pages)
 }
 
-/// How many pages of `page` bytes this process has swapped out; those in a GPU are none of them.
+/// Number of pages of `page` bytes that this process has swapped out; those in a GPU are none of them.
 fn swapped(status: &str, page: u64) -> Result<u64, Broken> {
     let value = sysfs::field(status, "VmSwap").unwrap_or_default();
     let kilobytes = value.strip_suffix("kB").and_then(|number| number.trim().parse::<u64>().ok());
@@ -112,7 +112,7 @@ fn swapped(status: &str, page: u64) -> Result<u64, Broken> {
     Ok(bytes.div_ceil(page))
 }
 
-/// How many of the pages that `entries` of the page map are about are in no memory of the kernel's.
+/// Number of pages among `entries` of the page map that are in no memory of the kernel's.
 fn elsewhere(entries: &[u8]) -> u64 {
     let (entries, _) = entries.as_chunks::<8>();
     entries.iter().filter(|entry| u64::from_ne_bytes(**entry) & ELSEWHERE != 0).count() as u64

@@ -42,7 +42,7 @@ pub(super) static ALL: &[Validation] = &[
     },
 ];
 
-/// Why on-demand paging cannot be tried, if so.
+/// Reason why on-demand paging cannot be tried, if so.
 fn lacking(site: &Site<'_>) -> Option<Finding> {
     let missing = site.abilities.odp.missing();
     (!missing.is_empty()).then(|| {
@@ -94,7 +94,7 @@ fn implicit(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken> {
     })
 }
 
-/// What it means that a device refuses memory without pinned pages, although it says that it takes such.
+/// The finding for a device that refuses memory without pinned pages, although it reports that it takes such.
 fn refused(site: &Site<'_>, error: &VerbsError) -> Finding {
     Finding::failed(format!("{} says that it has on-demand paging, but: {error}", site.name))
 }

@@ -16,7 +16,7 @@ use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::sys::pages::{self, Aligned};
 
-/// How long transfers go on, and at least this many.
+/// Duration of transfers, and the minimum of them.
 const WHILE: Duration = Duration::from_secs(3);
 const AT_LEAST: usize = 8;
 /// A large page, to which the range that is moved is aligned.
@@ -31,7 +31,7 @@ enum Way {
     Sizes,
 }
 
-/// What is transferred meanwhile.
+/// Kind of transfers meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum What {
     /// All bytes, by requests as large as they may be.
@@ -116,7 +116,7 @@ fn with_pair(
     Ok(claim.finish())
 }
 
-/// Moves the pages to and fro until told to stop, and counts the moves that took place.
+/// Moves the pages to and fro until `stop` is set, and counts the moves that took place.
 fn keep_moving(way: Way, (start, size): (u64, usize), stop: &AtomicBool, moved: &AtomicUsize) {
     let mut to_last = true;
     while !stop.load(Ordering::Relaxed) {

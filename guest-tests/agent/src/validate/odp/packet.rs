@@ -1,5 +1,5 @@
-//! Single packets into memory without pinned pages: what a device gets right whose driver loses its place within a page,
-//! and how to tell that it is such a one.
+//! Single packets into memory without pinned pages: which ones succeed on a device with a driver that loses its place
+//! within a page, and how to recognise such a device.
 //!
 //! `rdma_rxe` of Linux 7.3.4 is (`drivers/infiniband/sw/rxe/rxe_odp.c`, `__rxe_odp_mr_copy`): `offset`, the place within the
 //! first page, shortens what is copied, but is not added to `user_va`, so a packet that begins inside a page lands at the

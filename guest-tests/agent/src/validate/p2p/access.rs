@@ -1,4 +1,4 @@
-//! Who reaches whom, and that it is true.
+//! Which GPUs reach each other, and that it is true.
 
 use egm_cuda::{Device, Memory, P2p};
 
@@ -13,7 +13,7 @@ use crate::validate::cuda::gpu::{Gpu, note};
 /// A little memory, to try.
 const TRIED: u64 = 2 << 20;
 
-/// What the driver says of each pair, what was announced, and what happens.
+/// Compares the driver's answer for each pair, the announced clique, and what happens.
 pub(super) fn matrix(setting: &Setting) -> Result<Finding, Broken> {
     let devices = match several()? {
         Ok(devices) => devices,

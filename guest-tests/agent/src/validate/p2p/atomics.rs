@@ -22,7 +22,7 @@ const TIMES_OF_ROUND: u64 = 1024;
 /// How long kernels may take to start.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What came of additions by all.
+/// Result of additions by all.
 struct Sum {
     /// What they made.
     made: u64,
@@ -122,7 +122,7 @@ fn at_home(home: Device, peers: &[Device], seed: u64, claim: &mut Claim) -> Resu
     Ok(false)
 }
 
-/// Additions by `all` to a word of `memory`, whose GPU `home` looks at it meanwhile.
+/// Additions by `all` to a word of `memory`, which belongs to the GPU `home`; that one looks at it meanwhile.
 fn additions(
     home: &Gpu,
     memory: &Memory,
@@ -140,7 +140,7 @@ fn additions(
         home.stream.synchronize()?;
         Ok(word.read(0).wrapping_sub(seed))
     };
-    // Where each says that it runs.
+    // Words by which each shows that it runs.
     let runs = all.iter().map(|gpu| gpu.result(1)).collect::<Result<Vec<_>, _>>()?;
     for (gpu, (started, _)) in all.iter().zip(&runs) {
         gpu.kernels.add(&gpu.stream, SHAPE, counter, times, *started)?;

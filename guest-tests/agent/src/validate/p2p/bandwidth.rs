@@ -13,7 +13,7 @@ use crate::validate::cuda::measure::{
 };
 use crate::validate::cuda::turns::Turns;
 
-/// Which way, seen from the first GPU, and by what.
+/// Direction of a transfer, seen from the first GPU, and what moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     CopyTo,
@@ -94,7 +94,7 @@ impl Buffers<'_> {
         Ok(bandwidth(series, size, size * times * if both { 2 } else { 1 }, seconds))
     }
 
-    /// Tells the GPUs to do it once.
+    /// Has the GPUs do it once.
     fn once(&self, way: Way, size: u64) -> Result<(), Broken> {
         let [near, near_target] = [self.near[0].part(0, size)?, self.near[1].part(0, size)?];
         let [far, far_target] = [self.far[0].part(0, size)?, self.far[1].part(0, size)?];
@@ -120,7 +120,7 @@ impl Buffers<'_> {
         Ok(())
     }
 
-    /// What was written is right, read by the GPU whose memory it is.
+    /// Checks the bytes that were written, by the GPU that has the memory.
     fn verify(&self, way: Way, size: u64, name: &str, claim: &mut Claim) -> Result<(), Broken> {
         let at = |place: &str| format!("{}, {name}, {size:#x} bytes, {place}", pair(self.from, self.to));
         if matches!(way, Way::CopyTo | Way::CopyBoth | Way::Write | Way::KernelBoth) {

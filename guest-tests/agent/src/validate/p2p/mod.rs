@@ -48,10 +48,10 @@ pub(super) static ALL: &[Validation] = &[
     },
 ];
 
-/// What its validations start as processes of their own.
+/// Parts that its validations start as processes of their own.
 pub(super) static PARTS: &[Part] = &[];
 
-/// The GPUs, where there are two or more; otherwise the finding that says so.
+/// The GPUs, where there are two or more; otherwise the finding that reports the lack.
 fn several() -> Result<Result<Vec<Device>, Finding>, Broken> {
     Ok(devices()?.and_then(|devices| match devices.as_slice() {
         [_] => Err(Finding::skipped("this machine has one GPU: peer-to-peer needs two")),
@@ -91,7 +91,7 @@ fn pairs<T>(all: &[T]) -> impl Iterator<Item = (&T, &T)> {
     all.iter().enumerate().flat_map(move |(index, from)| at(index).map(move |(_, to)| (from, to)))
 }
 
-/// How a pair is called: `GPU 0 to GPU 1`.
+/// Name of a pair: `GPU 0 to GPU 1`.
 fn pair(from: &Gpu, to: &Gpu) -> String {
     format!("GPU {} to GPU {}", from.device().ordinal, to.device().ordinal)
 }

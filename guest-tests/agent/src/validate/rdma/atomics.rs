@@ -48,7 +48,7 @@ fn word(region: &Registered<'_, Mapping>, index: usize) -> u64 {
     u64::from_ne_bytes(bytes)
 }
 
-/// Each addition tells what the word was: all of them together have seen each sum once.
+/// Each addition returns what the word was: all of them together have seen each sum once.
 fn additions(
     site: &Site<'_>,
     wire: &Loopback<'_>,

@@ -55,7 +55,7 @@ pub(super) fn peermem(site: &Site<'_>, setting: &Setting) -> Result<Finding, Bro
     })
 }
 
-/// What it means that GPU memory was not registered by its address, `loaded` being the module for that.
+/// The finding if GPU memory was not registered by its address, `loaded` being the module for that.
 fn refused(loaded: Option<&str>, device: &str, error: &VerbsError) -> Finding {
     match loaded {
         Some(name) => Finding::failed(format!(
@@ -134,7 +134,7 @@ pub(super) fn data_direct(site: &Site<'_>, setting: &Setting) -> Result<Finding,
     })
 }
 
-/// Why there is no way past the processor.
+/// Reason why there is no way past the processor.
 fn no_function(error: &VerbsError) -> String {
     const FUNCTION: (u64, u64) = (0x15b3, 0x2100);
     let of = |function: &String| {
@@ -152,7 +152,7 @@ fn no_function(error: &VerbsError) -> String {
     }
 }
 
-/// Why no dma-buf can be tried with this device, if so.
+/// Reason why no dma-buf can be tried with this device, if so.
 fn takes_none(site: &Site<'_>) -> Result<Option<Finding>, Broken> {
     Ok(match site.context.domain()?.takes_dmabuf() {
         Ok(true) => None,
@@ -165,7 +165,7 @@ fn takes_none(site: &Site<'_>) -> Result<Option<Finding>, Broken> {
     })
 }
 
-/// What it means that the driver of the GPU gave no dma-buf.
+/// The finding if the driver of the GPU gave no dma-buf.
 fn not_exported(gpu: &Gpu, error: &CudaError) -> Finding {
     if gpu.context.attributes().has(Attribute::DMA_BUF) {
         Finding::failed(format!("this GPU says that its memory can be a dma-buf, and gives none: {error}"))

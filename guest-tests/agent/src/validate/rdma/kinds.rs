@@ -41,13 +41,13 @@ impl Kind {
     }
 }
 
-/// What a program gets without asking.
+/// Memory that a program gets without asking.
 pub(in crate::validate) fn ordinary() -> Vec<Kind> {
     let there = machine::meminfo(&Tree::live(), "MemAvailable").map_or(usize::MAX, part);
     vec![Kind { there, ..Kind::new("ordinary memory", 4096, Mapping::new) }]
 }
 
-/// How much of `free` bytes is taken at most, for both ends together: registered memory cannot be taken back.
+/// Part of `free` bytes that is taken at most, for both ends together: registered memory cannot be taken back.
 fn part(free: u64) -> usize {
     usize::try_from(free / 2).unwrap_or(usize::MAX)
 }

@@ -20,7 +20,7 @@ use crate::finding::{Claim, Finding};
 
 /// The program.
 const PROGRAM: &str = "ib_write_bw";
-/// Requests of each size unless `rdma.requests` says otherwise, which an emulator wants fewer of.
+/// Requests of each size unless `rdma.requests` sets another number, such as fewer for an emulator.
 const REQUESTS: u32 = 1000;
 /// How long one size may take.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -53,7 +53,7 @@ pub(super) fn run(site: &Site<'_>, setting: &Setting) -> Result<Finding, Broken>
     Ok(claim.finish().with_value(best, "GB/s").with_figures(figures))
 }
 
-/// What it says about one size.
+/// Its result for one size.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Opinion {
     /// Bytes of a request.
@@ -62,7 +62,7 @@ struct Opinion {
     average: f64,
 }
 
-/// A folder that nobody else has put anything into; it goes with this.
+/// A new folder without files of others; it is removed with this value.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -111,7 +111,7 @@ fn one(site: &Site<'_>, size: usize, requests: u32) -> Result<Result<Opinion, St
     let failed = || Broken::system(format!("cannot start {PROGRAM}"));
     let mut server = start(None).map_err(|error| failed()(error))?;
     let begun = Instant::now();
-    // The server says nothing when it is ready; a client that comes too early ends at once.
+    // The server prints nothing when it is ready; a client that comes too early ends at once.
     let result = loop {
         let mut client = start(Some("127.0.0.1")).map_err(|error| failed()(error))?;
         match ended(&mut client) {
@@ -132,7 +132,7 @@ fn one(site: &Site<'_>, size: usize, requests: u32) -> Result<Result<Opinion, St
     }))
 }
 
-/// Waits for the client; what it says when it fails.
+/// Waits for the client; returns its last error line when it fails.
 fn ended(client: &mut Child) -> Result<(), String> {
     match answer::ended(client, PATIENCE) {
         Some(status) if status.success() => Ok(()),
@@ -152,7 +152,7 @@ fn ended(client: &mut Child) -> Result<(), String> {
     }
 }
 
-/// A port of TCP that nobody listens on now, where its two ends find each other.
+/// A TCP port without a listener now, where the program's two ends find each other.
 fn free_port() -> Result<String, Broken> {
     let port = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|socket| socket.local_addr());
     Ok(port.map_err(Broken::system("cannot find a free port of TCP"))?.port().to_string())

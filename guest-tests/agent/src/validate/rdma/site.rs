@@ -1,4 +1,4 @@
-//! Which RDMA device is used, and by which of its addresses.
+//! The RDMA device in use, and the one of its addresses in use.
 
 use std::time::Duration;
 
@@ -19,18 +19,18 @@ pub(in crate::validate) struct Site<'c> {
     pub(in crate::validate) name: String,
     /// The device.
     pub(in crate::validate) context: &'c Context<'c>,
-    /// What it can.
+    /// Its capabilities.
     pub(in crate::validate) abilities: Abilities,
     /// Its port and address.
     pub(in crate::validate) place: Place,
     /// Devices that are there as well, and why not each of them was taken.
     pub(in crate::validate) others: Vec<String>,
-    /// How long a completion may take.
+    /// Time limit of a completion.
     pub(in crate::validate) patience: Duration,
 }
 
 /// Opens the device that the arguments name, or the first that has a port up, and runs `check` on it; where there is none
-/// the finding is skipped and says why.
+/// the finding is skipped and gives the reason.
 pub(in crate::validate) fn with(
     setting: &Setting,
     check: impl FnOnce(&Site<'_>) -> Result<Finding, Broken>,
@@ -45,7 +45,7 @@ pub(in crate::validate) fn with(
     let verbs = Verbs::new(library)?;
     let devices = match verbs.devices() {
         Ok(devices) => devices,
-        // A kernel without the character devices says so by a number; a number that cannot be is another matter.
+        // A kernel without the character devices returns an error number; an impossible number is another matter.
         Err(error) if error.number().is_some() => {
             return Ok(Finding::skipped(format!("no RDMA here: {error}; load ib_uverbs")));
         }

@@ -1,4 +1,4 @@
-//! How fast: bandwidth with many requests under way, latency with one.
+//! Speed: bandwidth with many requests under way, latency with one.
 
 use std::time::{Duration, Instant};
 

@@ -23,7 +23,7 @@ const PIECE: usize = 8192;
 /// Additions to a word of the GPU's.
 const ADDITIONS: u64 = 100;
 
-/// Moves data into the GPU's memory and out of it; `has_atomics` says whether the region was registered for atomics.
+/// Moves data into the GPU's memory and out of it; `has_atomics` if the region was registered for atomics.
 pub(in crate::validate) fn tried<M>(
     site: &Site<'_>,
     wire: &Loopback<'_>,
@@ -77,7 +77,7 @@ impl<M> Trial<'_, M> {
         self.gpu.compare_at(self.memory, (offset as u64, size as u64), seed)
     }
 
-    /// Writes may still be on their way when they are told as done: a read behind them arrives after them, as NCCL does it.
+    /// Writes may still be on their way after completion: a read behind them arrives after them, as NCCL does it.
     fn flush(&mut self) -> Result<(), Broken> {
         let there = self.region.remote(0, 8)?;
         self.one(self.size - 8, 8, Work::Read(there))

@@ -1,4 +1,4 @@
-//! What two machines say to each other beside the RDMA connection: one JSON line at a time, bounded.
+//! Messages of two machines beside the RDMA connection: one JSON line at a time, bounded.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
@@ -17,7 +17,7 @@ const MAX_WORDS: u32 = 256;
 /// First word of both sides: what it is, and in which version.
 const HELLO: &str = "egm-guest rdma.pair 2";
 
-/// What each side says first.
+/// First message of each side.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Hello {
@@ -61,7 +61,7 @@ impl Hello {
     }
 }
 
-/// What the side that makes requests asks of the other one.
+/// Request of the side that transfers to the other one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub(super) enum Ask {
@@ -147,7 +147,7 @@ impl Talk {
         Ok(Self { lines: BufReader::new(stream), count: 0 })
     }
 
-    /// Says a word.
+    /// Sends a message.
     pub(super) fn say<T: Serialize>(&mut self, word: &T) -> Result<(), Broken> {
         let mut line = serde_json::to_string(word).unwrap_or_default();
         line.push('\n');
@@ -155,7 +155,7 @@ impl Talk {
         said.map_err(Broken::system("cannot tell the other machine"))
     }
 
-    /// Hears a word.
+    /// Receives a message, of bounded length.
     pub(super) fn hear<T: DeserializeOwned>(&mut self) -> Result<T, Broken> {
         let mut line = Vec::new();
         let heard = (&mut self.lines).take(MAX_LINE).read_until(b'\n', &mut line);
@@ -168,7 +168,7 @@ impl Talk {
         })
     }
 
-    /// Says who this is, hears who that is.
+    /// Sends our hello, and receives and checks the other one.
     pub(super) fn greet(&mut self, ours: &Hello) -> Result<Hello, Broken> {
         self.say(ours)?;
         let theirs: Hello = self.hear()?;
@@ -178,7 +178,7 @@ impl Talk {
         Err(Broken::text("the other machine's greeting", &theirs.what, "that of this version: use one build"))
     }
 
-    /// Asks, and hears the answer.
+    /// Sends a request, and receives the answer.
     pub(super) fn ask(&mut self, ask: Ask) -> Result<Answer, Broken> {
         self.say(&ask)?;
         self.hear()

@@ -1,4 +1,4 @@
-// A stand-in for libcuda.so.1: GPUs whose memory is the host's and whose kernels run on the host's processors.
+// A stand-in for libcuda.so.1: GPUs with the host's memory, and with kernels that run on the host's processors.
 // It has the functions that egm-cuda calls and no others. What a call means is written in cuda.h; the numbers here
 // are that file's. Streams are threads, so that copies and kernels really run beside the processor.
 #pragma once
@@ -31,13 +31,13 @@ enum : Result {
 
 #define API extern "C" __attribute__((visibility("default"))) Result
 
-// How many GPUs there are.
+// Number of GPUs.
 inline int devices() {
     static int count = (int)number("EGM_FAKE_GPUS", 1);
     return count;
 }
 
-// Bytes of memory that each GPU says it has.
+// Bytes of memory that each GPU reports.
 inline u64 device_memory() {
     return (u64)number("EGM_FAKE_MEMORY", 256 << 20);
 }
@@ -104,7 +104,7 @@ bool is_elsewhere(const void *address);
 bool mapping_of(Address address, Address *start, Mapping *mapping);
 
 struct Stream;
-// Whether a GPU has not done yet all that it was told.
+// Whether a GPU has queued work that is not done yet.
 bool at_work(int device);
 // Queues work on a stream; none is the context's own.
 Result queue(Stream *stream, std::function<void()> work);

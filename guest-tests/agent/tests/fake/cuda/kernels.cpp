@@ -35,7 +35,7 @@ static inline u64 __shfl_xor_sync(unsigned, u64 value, int) {
 #include EGM_KERNELS
 
 // What a planted fault makes of each kernel: its name is that of the kernel, and it is planted in HOST_NUMA memory, or in that
-// which its name says.
+// which its name contains.
 namespace faulty {
 
 static bool planted(const char *name, const void *memory) {
@@ -77,11 +77,11 @@ static void read(const Pair *from, u64 pairs, u64 *sums) {
     if (is_last() && (managed || planted("read-sum", from))) sums[thread_index()] += 1;
 }
 
-// Memory as it was when it was compared or written for the first time: what a cache that nobody empties would give.
+// Memory as it was when it was compared or written for the first time: what a cache that is never emptied would give.
 static void check(const u64 *from, u64 words, u64 seed, u64 *wrong) {
     static std::mutex mutex;
     static auto *old = new std::map<const u64 *, std::vector<u64>>;
-    // The kernel does not run, or what it tells never arrives.
+    // The kernel does not run, or its report never arrives.
     if (planted("check-not-run", from) || (fault("check-not-run-elsewhere") && is_elsewhere(from))) return;
     u64 lost[4] = {};
     if (planted("reports-lost", from) || (fault("reports-lost-elsewhere") && is_elsewhere(from))) return egm_check(from, words, seed, lost);
@@ -99,7 +99,7 @@ static void check(const u64 *from, u64 words, u64 seed, u64 *wrong) {
 
 static void add(u64 *counter, u64 times, u64 *started) {
     bool loses = is_last() && times > 0 && (planted("add-lost", counter) || (fault("p2p-add-lost") && is_device(counter)));
-    // The word that says that the kernel runs comes when all is added, or never.
+    // The word that shows that the kernel runs comes when all is added, or never.
     u64 elsewhere = 0;
     bool late = planted("add-start-late", counter);
     bool kept = late || planted("add-start-lost", counter);
@@ -113,7 +113,7 @@ static void consume(const u64 *slots, u64 messages, u64 seed, u64 limit, u64 *wr
     egm_consume(slots, messages, seed, limit, wrong, started);
 }
 
-// Whole messages, but the first one last: nobody receives one while others are sent.
+// Whole messages, but the first one last: none is received while others are sent.
 static void produce_backwards(u64 *slots, u64 messages, u64 seed) {
     for (u64 m = messages; m-- > 0;) {
         for (u64 k = 0; k < 15; k++) slots[m * 16 + k] = pattern(seed, m * 16 + k);

@@ -133,7 +133,7 @@ API cuMemFreeHost(void *address) {
 }
 
 API cuMemAllocManaged(Address *address, size_t bytes, unsigned) {
-    // A driver gives more than there is free and moves pages; whoever asks for that is stopped here.
+    // A driver gives more than there is free and moves pages; here such a request fails.
     if (!current() || bytes > device_memory() - known().used[current()->device]) return OUT_OF_MEMORY;
     return allocate(address, bytes, Location{HOST, MANAGED});
 }
@@ -301,7 +301,7 @@ API cuMemGetHandleForAddressRange(void *handle, Address address, size_t bytes, i
     // A dma-buf that cannot be mapped, as those of drivers before CUDA 13.3.
     if (fault("dmabuf-unmappable") || (fault("dmabuf-by-pcie") && !flags))
         return *(int *)handle = (int)syscall(SYS_eventfd2, 0, O_CLOEXEC), OK;
-    // One that fails for another reason: mmap says EACCES.
+    // One that fails for another reason: mmap returns EACCES.
     if (fault("dmabuf-shut")) return *(int *)handle = open("/dev/zero", O_WRONLY | O_CLOEXEC), OK;
     // No such answer of a driver that has no dma-bufs, but of one that is broken.
     if (fault("dmabuf-broken")) return 999;

@@ -18,7 +18,7 @@ struct Stream {
     std::condition_variable changed;
     std::deque<std::function<void()>> work;
     bool busy = false, ends = false;
-    bool lazy; // works only while somebody waits for it
+    bool lazy; // works only while a thread waits for it
     int waiting = 0;
     double nanoseconds = 0; // its clock; only its own work reads and moves it
     std::thread worker;
@@ -123,7 +123,7 @@ static double time_of(u64 bytes) {
     return 2000 + (double)bytes / 50;
 }
 
-// How much longer that takes with HOST_NUMA memory, where a fault says so: `little` is within what is allowed.
+// How much longer that takes with HOST_NUMA memory, where a fault demands it: `little` is within what is allowed.
 static double slowness(const char *by, const void *memory) {
     if (!is_host_numa(memory)) return 1;
     if (fault("host-numa-slow:little")) return 1.005;
