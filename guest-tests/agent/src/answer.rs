@@ -1,6 +1,6 @@
-//! A process of this program that answers with one document, on a pipe. What its libraries print is kept for the reason of
-//! one that dies, and past its deadline it is killed with all that it started. All of that ends too when the one that wants
-//! the answer ends before, by Ctrl-C or however: it holds the writing end of the process' standard input.
+//! A process of this program that answers with one document, on a pipe. Its libraries' output is kept, to explain a
+//! crash. Past its deadline it is killed with all that it started. All of that ends too when the requesting process
+//! ends before, by Ctrl-C or otherwise: that process holds the writing end of its standard input.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -16,9 +16,9 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::error::Broken;
 
-/// How long a process that has ended has until its pipes are closed.
+/// Time that a process has after its end until its pipes are closed.
 const GRACE: Duration = Duration::from_secs(5);
-/// How often a person sees that a process is still running.
+/// Interval in which a person sees that a process is still running.
 const REDRAW: Duration = Duration::from_millis(500);
 /// Bytes of a process' last words that are kept.
 pub(crate) const LAST_WORDS: usize = 2048;
@@ -84,7 +84,7 @@ fn end_with(line: OwnedFd) -> Result<(), Broken> {
 /// The answer of `command`, `most` bytes at most; `each` receives the elapsed time now and then.
 ///
 /// # Errors
-/// In words: it could not be started, did not end within `deadline`, ended without an answer, or said too much.
+/// In words: it could not be started, did not end within `deadline`, ended without an answer, or wrote too much.
 pub(crate) fn answer_of(
     mut command: Command,
     deadline: Duration,
@@ -193,7 +193,7 @@ pub(crate) fn last(mut pipe: impl Read, most: usize) -> Vec<u8> {
     kept
 }
 
-/// The last lines of what a process said, for a reason.
+/// The last lines of a process' output, for a reason.
 pub(crate) fn quoted(words: &[u8]) -> String {
     let text = String::from_utf8_lossy(words);
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();

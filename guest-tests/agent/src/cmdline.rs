@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use crate::error::Broken;
 
-/// How the machine ends.
+/// End of the machine after the checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum End {
     /// ACPI S5.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Where the header points to the first capability (PCI 3.0, 6.7).
+/// Offset of the pointer to the first capability in the header (PCI 3.0, 6.7).
 const FIRST: usize = 0x34;
 /// Capabilities lie behind the header.
 const HEADER: usize = 0x40;

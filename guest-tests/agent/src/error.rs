@@ -1,4 +1,4 @@
-//! Why a check could not decide its claim.
+//! Reasons why a check could not decide its claim.
 
 use std::io;
 use std::path::PathBuf;
@@ -48,10 +48,10 @@ pub(crate) enum Broken {
     /// An argument is not `KEY=VALUE`, or its value is not what the check takes.
     #[error("argument {0:?} {1}")]
     Argument(String, &'static str),
-    /// CUDA's driver said no.
+    /// An error of CUDA's driver.
     #[error(transparent)]
     Cuda(#[from] egm_cuda::CudaError),
-    /// What another process of a validation said.
+    /// A reason in words, such as another process of a validation gives.
     #[error("{0}")]
     Other(String),
     /// RDMA does not do what it should be able to.

@@ -237,7 +237,7 @@ impl Plan {
 
     /// Linux's number of the node `id`, `None` for a node without processors and memory.
     ///
-    /// Linux numbers proximity domains as it meets them in the SRAT: those of processors, then those of generic
+    /// Linux numbers proximity domains as it parses the SRAT: those of processors, then those of generic
     /// initiators, then those of memory (`acpi_numa_init`). Without gaps in the ids this is the id.
     pub(crate) fn linux_node(&self, id: u32) -> Option<u32> {
         let initiators = self.nodes.iter().filter(|node| node.initiator.is_some()).map(|node| node.id);

@@ -1,4 +1,4 @@
-//! What a check found.
+//! Result of a check.
 
 use std::fmt::{Debug, Display};
 

@@ -13,11 +13,11 @@ const MAX_CONFIG: u64 = 4 << 20;
 pub(crate) struct Part {
     /// Its option.
     pub(crate) option: &'static str,
-    /// What it is for.
+    /// Its purpose.
     pub(crate) what: &'static str,
 }
 
-/// What memory that devices share, and moves between them, needs.
+/// Options that memory which devices share, and moves between them, needs.
 pub(crate) const PARTS: [Part; 5] = [
     Part { option: "CONFIG_DEVICE_PRIVATE", what: "GPU memory as pages of the kernel (device-private)" },
     Part { option: "CONFIG_PCI_P2PDMA", what: "DMA between functions in the kernel" },
@@ -32,7 +32,7 @@ pub(crate) const PARTS: [Part; 5] = [
 /// The kernel's configuration.
 #[derive(Debug)]
 pub(crate) struct Config {
-    /// Which file it was read from.
+    /// Path of the file that it was read from.
     pub(crate) path: String,
     options: BTreeMap<String, String>,
 }

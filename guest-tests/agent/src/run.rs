@@ -15,7 +15,7 @@ use crate::finding::Finding;
 
 /// Seconds that a check may take unless the argument `deadline` sets them.
 const DEADLINE: u64 = 600;
-/// How long a killed check has to be gone.
+/// Time in which a killed check has to be gone.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Runs one check in this process: the line goes to standard output.

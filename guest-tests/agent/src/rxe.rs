@@ -22,18 +22,18 @@ const CARD_NAME: u16 = 51;
 const LINK_TYPE: u16 = 65;
 /// Name of the device.
 const NAME: &str = "rxe0";
-/// How long its character device may take to appear, and its card to have a link.
+/// Time in which its character device has to appear, and its card to have a link.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Gives the first Ethernet card that has a device `address/prefix`, sets it up, and makes an RDMA device of it.
-/// Where there is an RDMA device already, nothing is done.
+/// Does nothing if there is an RDMA device already.
 pub(crate) fn set_up(address: &str) -> Result<(), Broken> {
     if !sysfs::names("/sys/class/infiniband").is_empty() {
         return Ok(());
     }
     let (address, prefix) = net::address(address)?;
     let card = card()?;
-    // What a card sends to its own address goes by the loopback interface, as far as routes are concerned.
+    // For the routes, packets of a card to its own address go through the loopback interface.
     for (name, address, prefix) in [("lo", Ipv4Addr::LOCALHOST, 8), (card.as_str(), address, prefix)] {
         let index = sysfs::number(format!("/sys/class/net/{name}/ifindex"))?;
         net::configure(u32::try_from(index).unwrap_or(0), address, prefix)

@@ -68,7 +68,7 @@ pub(crate) fn virtio(address: PciAddress) -> Option<String> {
     })
 }
 
-/// What the driver made of a PCI function's virtio device: a `class` entry such as `block/vda`.
+/// Name of the entry in `class` (such as `vda` in `block`) that the driver made for a PCI function's virtio device.
 pub(crate) fn virtio_child(address: PciAddress, class: &str) -> Option<String> {
     names(pci(address).join(virtio(address)?).join(class)).into_iter().next()
 }

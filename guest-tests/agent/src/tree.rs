@@ -105,7 +105,7 @@ impl Tree {
         self.number(&pci(function, "vendor")) == Some(vendor)
     }
 
-    /// The NUMA node of a PCI function, where the kernel knows it.
+    /// The NUMA node of a PCI function, if the kernel has one for it.
     pub(crate) fn node_of(&self, function: &str) -> Option<u32> {
         self.word(&pci(function, "numa_node"))?.parse().ok()
     }

@@ -1,5 +1,5 @@
-//! On a machine without CUDA's driver each claim about GPUs is skipped, with what is missing; nothing fails, nothing is said
-//! to have passed.
+//! On a machine without CUDA's driver each claim about GPUs is skipped, with what is missing; nothing fails, and
+//! nothing is reported as passed.
 
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -13,7 +13,7 @@ fn names(group: &str) -> Vec<String> {
     names.filter(|name| name.starts_with(group)).map(str::to_owned).collect()
 }
 
-/// What it prints; it ends well.
+/// Output of the program, which must succeed.
 fn egm_guest(arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_egm-guest")).args(arguments).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();

@@ -166,7 +166,7 @@ fn a_baseline_gives_ratios_and_fails_only_who_asks() {
     let judged = ends(&validate(&[&quick[..], &baseline, &["--least", "0.5"]].concat()), 1);
     assert!(judged.contains("baseline.least") && judged.contains("are below 0.5"), "{judged}");
     ends(&validate(&[&quick[..], &baseline, &["--least", "1e-12"]].concat()), 0);
-    // What was fast and is gone fails, however good the rest is.
+    // A fast figure that is gone fails, however good the rest is.
     before.verdicts[0].figures[0].series = "read, node 99".into();
     fs::write(&file, before.to_json()).unwrap();
     let gone = ends(&validate(&[&quick[..], &baseline, &["--least", "1e-12"]].concat()), 1);

@@ -4,7 +4,7 @@
 pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"EGMD");
 /// Of the layout of capability and registers.
 pub(crate) const VERSION: u32 = 1;
-/// Where the header points to the first capability (PCI 3.0, 6.7).
+/// Offset of the pointer to the first capability in the header (PCI 3.0, 6.7).
 const FIRST: usize = 0x34;
 /// Capabilities lie behind the header.
 const HEADER: usize = 0x40;

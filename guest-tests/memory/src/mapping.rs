@@ -81,7 +81,7 @@ impl Drop for Mapping {
     }
 }
 
-/// What devices are accessed by. All bit patterns are values of it.
+/// Unit of access to a device. All bit patterns are values of it.
 pub(crate) trait Word: Copy {}
 impl Word for u32 {}
 impl Word for u64 {}

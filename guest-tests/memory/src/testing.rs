@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::Facts;
 use crate::capability::MAGIC;
 
-/// Where the vendor capability lies.
+/// Offset of the vendor capability.
 const VENDOR: usize = 0xa0;
 
 /// Configuration space with the capability behind another one.

@@ -251,7 +251,7 @@ pub struct QpAttr {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Sge {
-    /// Where.
+    /// Address of the first byte.
     pub addr: u64,
     /// Bytes.
     pub length: u32,
@@ -263,7 +263,7 @@ pub struct Sge {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Rdma {
-    /// Where, at the other side.
+    /// Address at the other side.
     pub remote_addr: u64,
     /// Key of its memory region.
     pub rkey: u32,
@@ -273,7 +273,7 @@ pub struct Rdma {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Atomic {
-    /// Where, at the other side; a multiple of 8.
+    /// Address at the other side; a multiple of 8.
     pub remote_addr: u64,
     /// Number to compare with, or to add.
     pub compare_add: u64,

@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// Why something about RDMA did not work.
+/// Errors of RDMA.
 #[derive(Debug, thiserror::Error)]
 pub enum VerbsError {
     /// A library lacks a function.

@@ -85,7 +85,7 @@ impl Registered<'_, Memory> {
 type DataDirectPath = unsafe extern "C" fn(*mut abi::Context, *mut c_char, usize) -> c_int;
 type RegisterDirect = unsafe extern "C" fn(*mut c_void, u64, usize, u64, c_int, c_int, c_int) -> *mut abi::Mr;
 
-/// What libmlx5 has beside libibverbs' interface.
+/// Functions of libmlx5 that libibverbs' interface lacks.
 #[derive(Debug)]
 pub struct Mlx5 {
     path: DataDirectPath,

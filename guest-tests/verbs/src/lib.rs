@@ -10,7 +10,7 @@
 //!                                        └─► CompletionQueue ─► Completion
 //! ```
 //! Memory of CUDA is registered by its address or as a dma-buf, past the processor by [`Mlx5`].
-//! What lives in another borrows it, so nothing outlives what it is of; memory is owned by its registration.
+//! A value borrows the value that it was made from, so it never outlives it; memory is owned by its registration.
 
 pub mod abi;
 mod device;

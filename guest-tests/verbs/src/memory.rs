@@ -43,9 +43,9 @@ impl Access {
     pub const REMOTE_READ: Self = Self(1 << 2);
     /// The other side changes words.
     pub const REMOTE_ATOMIC: Self = Self(1 << 3);
-    /// Pages come when the device wants them.
+    /// Pages are made present when the device accesses them.
     pub const ON_DEMAND: Self = Self(1 << 6);
-    /// Writes may pass each other on PCI Express; left out where the kernel does not know it.
+    /// Writes may pass each other on PCI Express; left out where the kernel does not support it.
     pub const RELAXED_ORDERING: Self = Self(1 << 20);
     /// Reads and writes of both sides.
     pub const DATA: Self = Self(0b111);
@@ -234,7 +234,7 @@ impl<'d, M> Registered<'d, M> {
     ///
     /// # Errors
     ///
-    /// When it does not lie inside, or is larger than a request's 32 bits say.
+    /// When it does not lie inside, or is larger than the 32 bits of a request can express.
     pub fn sge(&self, offset: usize, size: usize) -> Result<Sge<'_>, VerbsError> {
         let address = self.inside(offset, size)?;
         let length = u32::try_from(size).map_err(|_| VerbsError::Bound {
@@ -351,13 +351,13 @@ pub struct Sge<'m> {
 }
 
 impl Sge<'_> {
-    /// As the library wants it.
+    /// The same as the library's structure.
     pub(crate) const fn entry(self) -> abi::Sge {
         abi::Sge { addr: self.address, length: self.length, lkey: self.lkey }
     }
 }
 
-/// Memory of the other side: what it said, so only its device decides what may be done with it.
+/// Memory of the other side, as that side described it: only its device decides what may be done with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Remote {
     /// First byte.

@@ -24,7 +24,7 @@ const RELIABLE: u32 = 2;
 /// `IBV_SEND_SIGNALED`.
 const SIGNALED: u32 = 1 << 1;
 
-/// Where completions arrive.
+/// Queue in which completions arrive.
 #[derive(Debug)]
 pub struct CompletionQueue<'c> {
     context: &'c Context<'c>,
@@ -234,15 +234,15 @@ impl Drop for QueuePair<'_> {
 /// Operation on a piece of local memory.
 #[derive(Debug, Clone, Copy)]
 pub enum Work {
-    /// It is put into the other side's next receive.
+    /// The piece is put into the other side's next receive.
     Send,
-    /// It is written there.
+    /// The piece is written there.
     Write(Remote),
-    /// What is there is read into it.
+    /// The bytes there are read into the piece.
     Read(Remote),
-    /// The word there is increased; what it was comes into the piece, of 8 bytes.
+    /// The word there is increased; its old value comes into the piece, of 8 bytes.
     FetchAdd(Remote, u64),
-    /// Where the word there is the first number it becomes the second; what it was comes into the piece, of 8 bytes.
+    /// If the word there is the first number, it becomes the second; its old value comes into the piece, of 8 bytes.
     CompareSwap(Remote, u64, u64),
 }
 

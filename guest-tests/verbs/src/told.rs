@@ -25,13 +25,13 @@ pub struct Abilities {
     pub max_dest_rd_atomic: u8,
     /// Reads and atomics that a queue pair has under way at once, at least 1.
     pub max_rd_atomic: u8,
-    /// How far atomics are atomic.
+    /// Scope of atomics.
     pub atomics: Atomics,
     /// On-demand paging.
     pub odp: Odp,
 }
 
-/// How far atomics are atomic (`enum ibv_atomic_cap`).
+/// Scope of atomics (`enum ibv_atomic_cap`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Atomics {
     /// There are none.

@@ -140,7 +140,7 @@ fn structures_are_as_recorded() {
     }
 }
 
-/// Where the headers are: `EGM_VERBS_INCLUDE` names another place than the system's.
+/// Folder of the headers: `EGM_VERBS_INCLUDE`, or else the system's.
 fn headers() -> Option<PathBuf> {
     let place =
         std::env::var_os("EGM_VERBS_INCLUDE").map_or_else(|| PathBuf::from("/usr/include"), PathBuf::from);

@@ -83,7 +83,7 @@ pub(crate) fn spcr(bytes: &[u8]) -> Result<Spcr, AcpiError> {
     Ok(Spcr { kind: table.u8(36, WHAT)?, base: table.u64(44, WHAT)?, interrupt: table.u32(54, WHAT)? })
 }
 
-/// Requester ids of a segment and the ids that an ITS knows them by.
+/// Requester ids of a segment and their ids at an ITS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mapping {
     /// The segment.

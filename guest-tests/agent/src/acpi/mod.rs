@@ -24,7 +24,7 @@ pub(crate) enum AcpiError {
     Outside {
         /// The part that leaves it.
         what: &'static str,
-        /// Where it begins.
+        /// Its offset in the table.
         offset: usize,
         /// Size of the table.
         size: usize,
@@ -87,7 +87,7 @@ fn table<'a>(bytes: &'a [u8], signature: &'static str) -> Result<Bytes<'a>, Acpi
     }
 }
 
-/// How a processor is named in the SRAT.
+/// Id of a processor in the SRAT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Processor {
     /// x86: (x2)APIC id.
@@ -160,7 +160,7 @@ pub(crate) fn slit(bytes: &[u8]) -> Result<Vec<Vec<u8>>, AcpiError> {
     Ok(matrix.0.chunks(count).map(<[u8]>::to_vec).collect())
 }
 
-/// What a figure of the HMAT is about.
+/// Property that a figure of the HMAT describes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Figure {
     /// Picoseconds.

@@ -28,7 +28,7 @@ pub(crate) fn fadt(bytes: &[u8]) -> Result<Fadt, AcpiError> {
 /// Configuration space of the buses of one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ecam {
-    /// Where that of bus 0 is, or would be.
+    /// Address of the configuration space of bus 0, even if the segment has no bus 0.
     pub(crate) base: u64,
     /// PCI segment.
     pub(crate) segment: u16,
@@ -54,7 +54,7 @@ pub(crate) fn mcfg(bytes: &[u8]) -> Result<Vec<Ecam>, AcpiError> {
 pub(crate) struct ErrorSource {
     /// Whether it is enabled.
     pub(crate) enabled: bool,
-    /// Where the address of its error block is, in memory.
+    /// Address of the word in memory that holds the address of its error block.
     pub(crate) address: u64,
     /// Notification type: 7 is by an event device.
     pub(crate) notification: u8,

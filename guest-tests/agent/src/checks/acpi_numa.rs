@@ -40,7 +40,7 @@ pub(super) fn run(context: &Context) -> Result<Finding, Broken> {
         let is = sysfs::list(format!("{NODES}/{file}"))?;
         claim.equal(format!("nodes of {file}"), &is.to_string(), &planned.to_string());
     }
-    // How many this kernel has room for is known of it; without the argument it has room for all.
+    // The argument gives this kernel's maximum of nodes; without it there is room for all.
     let room = context.args.get("numa.room", context.plan.nodes.len())?;
     claim.equal("the number of nodes that the kernel keeps", &plan.nodes.len(), &room);
     let initiators = plan.nodes.iter().filter(|node| node.initiator.is_some()).count();

@@ -1,6 +1,6 @@
 //! Claim: SRAT, SLIT and HMAT, read as bytes, give every vCPU, every byte of memory, every distance and every figure the
-//! planned value; FADT, MCFG and HEST say the planned machine, and the DSDT is whole; on Arm the others say the planned
-//! controllers, processors, console and ways of messages. No kernel stands between, so this is never skipped.
+//! planned value; FADT, MCFG and HEST match the planned machine, and the DSDT is whole; on Arm the others match the
+//! planned controllers, processors, console and ways of messages. No kernel stands between, so this is never skipped.
 
 use egm_address::{Gpa, Guest, Span, SpanSet};
 

@@ -1,4 +1,4 @@
-//! The part of the tables' claim that is about Arm: MADT, GTDT, IORT, PPTT and SPCR say what was planned.
+//! The part of the tables' claim that is about Arm: MADT, GTDT, IORT, PPTT and SPCR match the plan.
 
 use std::collections::BTreeSet;
 

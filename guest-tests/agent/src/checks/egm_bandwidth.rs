@@ -1,7 +1,7 @@
 //! Claim: EGM memory can be read and written; its bandwidth is reported beside that of ordinary memory.
 //!
 //! The same thread fills and sums buffers of the same size on both nodes in turn; medians of the rounds are compared. The
-//! ratio is a figure: whether it is good enough is for a benchmark on a quiet machine to say, not for a test.
+//! ratio is a figure: a benchmark on a quiet machine decides whether it is good enough, not a test.
 
 use std::hint::black_box;
 use std::time::Instant;

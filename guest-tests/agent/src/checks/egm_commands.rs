@@ -1,8 +1,8 @@
-//! Claim: `egm-guest list` and `egm-guest test`, called as a person calls them, say what the functions are, and end with the exit
-//! codes that scripts rely on.
+//! Claim: `egm-guest list` and `egm-guest test`, called as a person calls them, report the functions as they are, and
+//! end with the exit codes that scripts rely on.
 //!
-//! They run as processes of their own. What they print is held against registers and memory as [`egm_function`] reads them, which
-//! is not how the commands do. What was in the memory is gone afterwards.
+//! They run as processes of their own. Their output is compared with registers and memory as [`egm_function`] reads
+//! them, in another way than the commands do. What was in the memory is gone afterwards.
 
 use std::process::{Command, Stdio};
 
@@ -22,7 +22,7 @@ const SUCCESS: i32 = 0;
 const FAILURE: i32 = 1;
 /// Exit code of clap for words that mean nothing.
 const USAGE: i32 = 2;
-/// How many words of each memory are looked at.
+/// Number of words of each memory that are compared.
 const LOOKS: usize = 1024;
 
 /// Result of a command.
@@ -55,7 +55,7 @@ pub(super) fn run(_: &Arguments) -> Result<Finding, Broken> {
     Ok(claim.finish())
 }
 
-/// The table and the JSON have each function once, with what its registers say.
+/// The table and the JSON have each function once, with the values of its registers.
 fn listed(claim: &mut Claim, found: &[Function]) -> Result<(), Broken> {
     let json = call(&["list", "--json"])?;
     claim.equal("the exit code of list --json", &json.code, &Some(SUCCESS));
@@ -102,7 +102,7 @@ fn refused(claim: &mut Claim, found: &[Function]) -> Result<(), Broken> {
     Ok(())
 }
 
-/// `memory test` prints a line for each function, and leaves its pattern.
+/// `egm-guest test` prints a line for each function, and leaves its pattern.
 fn tested(claim: &mut Claim, found: &[Function]) -> Result<(), Broken> {
     let all = call(&["test", "--overwrite"])?;
     claim.equal("the exit code of test", &all.code, &Some(SUCCESS));

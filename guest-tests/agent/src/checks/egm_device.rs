@@ -1,5 +1,5 @@
-//! Claim: a slice behind a PCI function is what its capability and registers say: its memory keeps what is written, what is not
-//! real reads ones, and its doorbells work.
+//! Claim: a slice behind a PCI function matches its capability and registers: its memory keeps what is written, what is
+//! not real reads ones, and its doorbells work.
 //!
 //! The memory also shows whether it was kept: the check leaves a pattern that counts the checks before it, and passes
 //! only where it finds all zeros or such a pattern, whole. Its value is the number of those checks. `egm_device.size`
@@ -91,7 +91,7 @@ fn registers(claim: &mut Claim, function: &Function, retired: &SpanSet<InBar>) {
     claim.equal(format!("{name}: the control bits"), &word(narrow::CONTROL), &0);
 }
 
-/// How many checks the memory has seen: none when all is zero.
+/// Number of checks that the memory has seen: none when all is zero.
 fn kept(claim: &mut Claim, function: &Function, usable: &SpanSet<InBar>) -> u64 {
     let first = words(usable).next().map_or(0, |at| function.memory.read(at));
     let checks = first.checked_sub(MARK).filter(|checks| (1..MANY).contains(checks));
@@ -100,7 +100,7 @@ fn kept(claim: &mut Claim, function: &Function, usable: &SpanSet<InBar>) -> u64 
     checks.unwrap_or(0)
 }
 
-/// What is beyond the slice or retired reads ones, whatever is written there.
+/// Requires that bytes beyond the slice and retired bytes read ones, whatever is written there.
 fn unreal(claim: &mut Claim, function: &Function, retired: &SpanSet<InBar>) {
     let (name, size) = (&function.found.address, function.memory.size());
     claim.holds(size.is_power_of_two() && size as u64 >= function.found.facts.size, || {

@@ -17,7 +17,7 @@ use crate::sysfs;
 
 /// A drive comes within seconds, and goes within the ten that Linux waits for second thoughts; an emulated guest is slower.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How often it is looked for.
+/// Interval between two looks for it.
 const LOOK: Duration = Duration::from_millis(100);
 
 pub(super) fn run(context: &Context) -> Result<Finding, Broken> {

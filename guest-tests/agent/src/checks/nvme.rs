@@ -51,7 +51,7 @@ pub(super) struct Interrupts {
     pub(super) vectors: u32,
     /// Of them, not by MSI-X.
     pub(super) other: u32,
-    /// How often they came, on all CPUs.
+    /// Number of interrupts, on all CPUs.
     pub(super) count: u64,
 }
 

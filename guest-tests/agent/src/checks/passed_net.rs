@@ -18,7 +18,7 @@ use crate::sysfs;
 const DATAGRAMS: [usize; 3] = [64, 1472, 8000];
 /// Bytes of the stream, each way.
 const STREAM: usize = 4 << 20;
-/// What a link that has just come up, or a busy emulator, may take for a datagram.
+/// Time limit of a datagram: a link may have just come up, or an emulator may be busy.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) fn run(context: &Context) -> Result<Finding, Broken> {

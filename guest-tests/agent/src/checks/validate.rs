@@ -1,5 +1,5 @@
-//! Claim: `egm-guest validate`, called as a person calls it, finds nothing wrong with this guest, and `egm-guest doctor` has
-//! something to say. Which groups and how much memory are the arguments `validate.select` and `validate.size`.
+//! Claim: `egm-guest validate`, called as a person calls it, finds nothing wrong with this guest, and `egm-guest
+//! doctor` prints something. The arguments `validate.select` and `validate.size` set the groups and the memory.
 
 use std::process::Command;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::cmdline::Arguments;
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 
-/// How long all validations may take; less than the check that they are.
+/// Time limit of all validations; less than that of this check.
 const PATIENCE: Duration = Duration::from_secs(550);
 /// Validations that run unless the argument `validate.select` names others: they need no GPU and no network.
 const SELECT: &str = "memory,numa,pci";

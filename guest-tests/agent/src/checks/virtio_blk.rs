@@ -128,7 +128,7 @@ fn refuses_writes(claim: &mut Claim, name: &str, id: &str, bytes: &[u8]) {
     claim.seen(format!("{id} refuses writes"));
 }
 
-/// Where chunks go: the beginning, the middle and the end, without the block of the signature.
+/// Offsets of the chunks: the beginning, the middle and the end, without the block of the signature.
 fn places(size: u64) -> Vec<(u64, usize)> {
     let (block, chunk) = (BLOCK as u64, CHUNK as u64);
     let end = (size / block * block).saturating_sub(block);

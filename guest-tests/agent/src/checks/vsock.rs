@@ -16,7 +16,7 @@ const DEVICE: &str = "/dev/vsock";
 pub(super) const HOST: u32 = 2;
 /// Default port of the echo.
 pub(super) const PORT: u32 = 1024;
-/// How long each transfer may stand still.
+/// Time for which a transfer may stand still.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 /// Bytes that make the round.
 const SIZE: usize = 256 << 10;

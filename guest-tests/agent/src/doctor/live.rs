@@ -17,7 +17,7 @@ use crate::answer::{answer, answer_of};
 use crate::sysfs;
 use crate::tree::Tree;
 
-/// How long a library may take to answer.
+/// Time limit of a library's answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest answer, in bytes.
 const MAX_ANSWER: usize = 1 << 20;
@@ -46,7 +46,7 @@ impl Probe {
 /// A GPU as libcuda has it: its address or name, and attributes by their numbers.
 pub(super) type Attributes = (String, BTreeMap<i32, i32>);
 
-/// An RDMA device and whether it takes dma-bufs, or why it did not say.
+/// An RDMA device and whether it takes dma-bufs, or the reason why it did not answer.
 pub(super) type Takes = (String, Result<bool, String>);
 
 /// Answers of this machine while it runs.
@@ -164,8 +164,8 @@ fn cuda() -> Result<Vec<Attributes>, String> {
     Ok(devices.into_iter().map(attributes).collect())
 }
 
-/// The call that NCCL probes with too: a domain that takes dma-bufs refuses descriptor -1 as a bad one, others say that
-/// they know no such call.
+/// The call that NCCL probes with too: a domain that takes dma-bufs refuses descriptor -1 as a bad one, others answer
+/// that there is no such call.
 fn dmabuf() -> Result<Vec<Takes>, String> {
     let library = crate::library::open(&[Verbs::NAME]).map_err(|finding| finding.reason)?;
     let verbs = Verbs::new(library).map_err(|error| error.to_string())?;

@@ -66,9 +66,9 @@ impl State {
 struct Line {
     topic: String,
     state: State,
-    /// What was seen, and where.
+    /// Observation, with its source.
     seen: String,
-    /// What to do about it; empty when nothing is to be done.
+    /// Remedy; empty when nothing is to be done.
     #[serde(skip_serializing_if = "String::is_empty")]
     remedy: String,
 }
@@ -124,7 +124,7 @@ fn examine(tree: &Tree, live: &Live) -> Vec<Line> {
     lines
 }
 
-/// Where what was seen begins.
+/// Column in which the observation begins.
 const SEEN: usize = 32;
 
 /// A line and its remedy; on a terminal with so many columns, in as many lines as it takes.

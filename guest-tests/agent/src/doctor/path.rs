@@ -25,7 +25,7 @@ pub(super) fn lines(tree: &Tree, parts: &Parts) -> Vec<Line> {
     lines
 }
 
-/// How far two functions are apart, in NCCL's and nvidia-smi's words.
+/// Distance of two functions, in NCCL's and nvidia-smi's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Distance {
     Pix,
@@ -57,7 +57,7 @@ fn path(tree: &Tree, function: &str) -> Option<Vec<String>> {
 fn distance(tree: &Tree, one: &str, other: &str) -> Option<Distance> {
     let (a, b) = (path(tree, one)?, path(tree, other)?);
     let common = a.iter().zip(&b).take_while(|(a, b)| a == b).count();
-    // What is left of each: ports below the last one in common, and the function itself.
+    // The rest of each path: ports below the last one in common, and the function itself.
     let (left, right) = (a.len() - common, b.len() - common);
     Some(match common {
         0 if tree.node_of(one).is_some() && tree.node_of(one) == tree.node_of(other) => Distance::Node,

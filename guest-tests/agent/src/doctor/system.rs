@@ -1,4 +1,4 @@
-//! The machine: whether it knows that it is virtual, its nodes and which is EGM, its kernel, and what that complained of.
+//! The machine: signs that it is virtual, its nodes and which is EGM, its kernel, and what that complained of.
 
 use super::live::Live;
 use super::{Line, State, lacks, line, not_applicable, ok, unknown};
@@ -39,7 +39,7 @@ fn smbios(tree: &Tree) -> Line {
     const TOPIC: &str = "SMBIOS virtual bit";
     const FILE: &str = "/sys/firmware/dmi/tables/DMI";
     let arm_needs = "on Arm the driver knows by it alone that this is a virtual machine";
-    // Of other processors CPUID has said it.
+    // Other processors have CPUID for that.
     let has_cpuid = machine::cpu_flag(tree).is_some();
     match machine::virtual_machine_bit(tree) {
         Some(true) => ok(TOPIC, format!("set ({FILE}, type 0, byte 0x13, bit 4)")),

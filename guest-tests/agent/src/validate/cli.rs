@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(default_size(Some(u64::MAX)), MOST);
     }
 
-    /// What follows `args.get("` and the like in the source of validations.
+    /// Collects the keys that follow `args.get("` and the like in the source of validations.
     fn asked_for(folder: &std::path::Path, keys: &mut Vec<String>) {
         for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
             let path = entry.path();

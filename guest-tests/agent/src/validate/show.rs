@@ -21,7 +21,7 @@ pub(super) struct Screen {
 }
 
 impl Screen {
-    /// Standard output, or a file. Colours are for a terminal that knows them, unless `NO_COLOR` is set.
+    /// Standard output, or a file. Colours are for a terminal that supports them, unless `NO_COLOR` is set.
     pub(super) fn of_output(to_file: bool) -> Self {
         let terminal = if to_file { None } else { output::terminal(&io::stdout()) };
         let minds = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());

@@ -1,4 +1,4 @@
-// What the stand-ins for vendors' libraries have in common: the one fault that is planted.
+// Common part of the stand-ins for vendors' libraries: the one fault that is planted.
 #pragma once
 #include <cstdlib>
 #include <cstring>

@@ -23,7 +23,7 @@ typedef unsigned long long u64;
 static const size_t HEAP = 1ull << 30; // bytes; only what is written takes memory
 static const int MOST_PES = 16, MOST_BUFFERS = 64;
 
-// What the PEs of a job share, in a file that the id names.
+// Shared state of a job's PEs, in a file that the id names.
 struct Control {
     std::atomic<int> arrived, round, ended;
     char path[MOST_BUFFERS][MOST_PES][64]; // where each PE's memory is found; [0] is the heap

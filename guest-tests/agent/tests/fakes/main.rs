@@ -21,7 +21,7 @@ use std::process::Command;
 use build::Fakes;
 use egm_report::{Outcome, Verdict};
 
-/// What is planted, among which validations, and which of them notice.
+/// A fault, the validations that run with it, and those of them that notice it.
 struct Planted {
     fault: &'static str,
     select: &'static str,
@@ -108,7 +108,7 @@ fn each_is_noticed(fakes: &Fakes, gpus: u32, all: &[Planted]) {
 /// Kinds of memory of which a fault is planted in the first.
 const BYTES: &str = "cuda.host_numa.bytes,cuda.pinned.bytes,cuda.managed.bytes";
 
-/// What compares rates, and another check of the same memory.
+/// Validations that compare rates, and another check of the same memory.
 const RATIO: &str = "cuda.host_numa.of_pinned,cuda.host_numa.bytes";
 
 #[test]

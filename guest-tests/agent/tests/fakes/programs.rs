@@ -1,5 +1,5 @@
-//! Programs of others that are a second opinion, where they are installed: what they print is in the finding, and what goes wrong
-//! with them is said. The programs here are scripts; GDRCopy's print the samples of `gdr/fixtures`.
+//! Programs of others that are a second opinion, where they are installed: their output is in the finding, and their
+//! failures are reported. The programs here are scripts; GDRCopy's print the samples of `gdr/fixtures`.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -22,7 +22,7 @@ fn scripts(all: &[(&str, &str)]) -> tempfile::TempDir {
     folder
 }
 
-/// What `select` finds with the programs of `folder` found first.
+/// Verdicts of `select`, with the programs of `folder` first in the path.
 fn verdicts(fakes: &Fakes, folder: &Path, select: &str, libraries: &Path) -> Vec<Verdict> {
     let mut command = Command::new(&fakes.program);
     command.args(["validate", "--json", "--seed", "7", "--size", "64KiB", "--select", select]);

@@ -8,8 +8,8 @@ use egm_report::{Outcome, Verdict};
 
 use super::build::{self, Fakes};
 
-/// What is planted; which slow validations are tried beside [`QUICK`]; which of all those notice it, and no other does; and
-/// what some of them say.
+/// A fault; the slow validations that run with [`QUICK`]; those of all these that notice it, and no other does; and
+/// parts of the messages of some.
 struct Planted {
     fault: &'static str,
     slow: &'static str,
@@ -26,7 +26,7 @@ const fn planted(
     Planted { fault, slow, notice, says }
 }
 
-/// What takes no time, and so is tried with every fault.
+/// Validations that take no time, and so run with every fault.
 const QUICK: &str = "rdma.device,rdma.memory,rdma.nodes,rdma.relaxed,rdma.atomics,odp.explicit,odp.implicit,\
     rdma.gpu_dmabuf,rdma.gpu_peermem,rdma.cuda_host_numa,rdma.data_direct";
 /// Those of them that move data in ordinary memory.
@@ -38,7 +38,7 @@ const DMABUF: &[&str] = &["rdma.gpu_dmabuf", "rdma.data_direct"];
 /// Those of memory without pinned pages.
 const PAGES: &[&str] = &["odp.explicit", "odp.page_starts", "odp.moving"];
 
-/// What is wrong with the stand-in for libibverbs.
+/// Faults of the stand-in for libibverbs.
 const FAULTS: [Planted; 12] = [
     planted(
         "write-tail",
@@ -105,7 +105,7 @@ const FAULTS: [Planted; 12] = [
     ),
 ];
 
-/// What is wrong with it, or with that for libmlx5, where pages move or memory is a dma-buf.
+/// Faults of it, or of that for libmlx5, where pages move or memory is a dma-buf.
 const MORE_FAULTS: [Planted; 9] = [
     planted(
         "odp-stale",
@@ -135,7 +135,7 @@ const NONSENSE: [(&str, &str, &str); 3] = [
     ("completions-many", "rdma.memory", "32 at most"),
 ];
 
-/// What a GPU takes part in.
+/// Validations in which a GPU takes part.
 const OF_GPUS: &str = "rdma.gpu_dmabuf,rdma.gpu_peermem,rdma.cuda_host_numa,rdma.data_direct";
 
 /// The folder of the stand-ins, which are C libraries.
@@ -159,7 +159,7 @@ fn folders(fakes: &Fakes, folder: &Path) -> std::ffi::OsString {
     std::env::join_paths([folder, &fakes.folder]).unwrap()
 }
 
-/// What `select` finds with `fault`.
+/// Verdicts of `select` with `fault`.
 fn verdicts(fakes: &Fakes, folder: &Path, select: &str, fault: &str) -> Vec<Verdict> {
     let mut command = Command::new(&fakes.program);
     command.args(["validate", "--json", "--seed", "7", "--size", "128KiB", "--select", select]);

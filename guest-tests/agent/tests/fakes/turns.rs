@@ -13,7 +13,7 @@ use super::{build, run};
 const SELECT: &str = "cuda.managed.bandwidth,cuda.pinned.latency";
 const ARRIVE: &str = "of pages that processors wrote";
 
-/// How often, by series and size.
+/// Number of events, by series and size.
 type Times = BTreeMap<String, u32>;
 
 /// How often turns were asked for, and seconds reported, until the line `end`.

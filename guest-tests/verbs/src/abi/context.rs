@@ -29,7 +29,7 @@ pub struct ContextOps {
 /// `struct ibv_context`.
 #[repr(C)]
 pub struct Context {
-    /// What it is of.
+    /// The device that was opened.
     pub device: *mut Device,
     /// The inline functions.
     pub ops: ContextOps,
@@ -60,6 +60,6 @@ pub struct VerbsContext {
     pub before_size: [*mut c_void; 11],
     /// Bytes of the library's structure, this one's end being its end.
     pub sz: usize,
-    /// What everybody else holds a pointer to.
+    /// The structure to which all other code holds a pointer.
     pub context: Context,
 }

@@ -12,34 +12,34 @@ use crate::validate::Setting;
 
 /// Threads of the GPU that add.
 const SHAPE: Shape = Shape { blocks: 8, threads: 128 };
-/// What each adds.
+/// Additions by each thread, in the first attempt.
 const TIMES: u64 = 512;
 /// Processors' threads, and what each adds.
 const PROCESSORS: u64 = 2;
 const PROCESSOR_TIMES: u64 = 100_000;
 /// Index of the word by which a kernel shows that it runs; not in the counter's cache line.
 const STARTED: u64 = 32;
-/// How long a kernel may take to start.
+/// Time in which a kernel has to start.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Bytes that are used.
 const BYTES: u64 = 4096;
 
-/// How often the GPU is given more to do until both were at work at once.
+/// Attempts, each with more additions by the GPU, until both were at work at once.
 const ATTEMPTS: u32 = 6;
 
 /// Result of additions by both.
 struct Sum {
-    /// What they made.
+    /// The sum that they made.
     made: u64,
     /// The GPU was still adding when the first processor did.
     at_once: bool,
-    /// What the kernel wrote first was there at its end.
+    /// The word that the kernel writes first was there at its end.
     started: bool,
 }
 
-/// The sum is right: at once where the GPU's atomic operations reach processors, otherwise in turns. CUDA promises no more
-/// there ("Host Native Atomic" in the programming guide), so what is lost at once is said and fails nothing. Where both never
-/// were at work at once, nothing is decided.
+/// The sum is right: at once where the GPU's atomic operations reach processors, otherwise in turns. CUDA promises no
+/// more there ("Host Native Atomic" in the programming guide), so losses at once are reported and fail nothing. Where
+/// both never were at work at once, nothing is decided.
 pub(super) fn check(setting: &Setting, family: Family) -> Result<Finding, Broken> {
     on_family(setting, family, true, |gpu, kind, claim| {
         let memory = gpu.memory(kind, BYTES)?;

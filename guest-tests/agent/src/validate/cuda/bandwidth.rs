@@ -1,4 +1,4 @@
-//! How fast copy engines and processors of the GPU move bytes, at every size.
+//! Speed at which copy engines and processors of the GPU move bytes, at every size.
 
 use egm_cuda::{Kind, Memory, Part, Shape, Stream, sum};
 use egm_report::Figure;

@@ -60,7 +60,7 @@ pub(super) fn check(setting: &Setting) -> Result<Finding, Broken> {
     })
 }
 
-/// Bytes that can be had on a node of `kind`, or of the machine where the kernel knows no nodes.
+/// Bytes that are available on the node of `kind`, or on the machine where the kernel has no nodes.
 fn available(tree: &Tree, kind: Kind) -> u64 {
     let node = match kind {
         Kind::HostNuma(node) | Kind::Pool(node) => u32::try_from(node).ok(),

@@ -91,7 +91,7 @@ fn joined(found: &[(i32, Finding)]) -> Finding {
     finding.with_figures(figures)
 }
 
-/// How the name of a figure of this GPU begins: `GPU 0, `.
+/// Beginning of the name of this GPU's figures: `GPU 0, `.
 pub(crate) fn of_gpu_called(ordinal: i32) -> String {
     format!("GPU {ordinal}, ")
 }

@@ -11,7 +11,7 @@ use crate::error::Broken;
 use crate::finding::Finding;
 use crate::validate::Setting;
 
-/// Where pieces begin, in bytes: at a large page.
+/// Alignment of pieces, in bytes: a large page.
 const PAGE: u64 = 2 << 20;
 
 /// The EGM devices of this machine.
@@ -82,7 +82,7 @@ impl Pieces {
     }
 }
 
-/// Where the first `bytes` bytes lie, from `from` on, of which none is retired.
+/// Offset from `from` on of the first `bytes` bytes of which none is retired.
 fn place(size: u64, retired: &[Range<u64>], from: u64, bytes: u64) -> Option<u64> {
     let mut at = from.checked_next_multiple_of(PAGE)?;
     loop {

@@ -161,7 +161,7 @@ impl Gpu {
         Ok(nodes.filter(|node| Some(*node) != own).collect())
     }
 
-    /// Zeroed words, for kernels to report errors in and for processors to read; `index` is 0 to 7.
+    /// Zeroed words, for kernels to write results in and for processors to read; `index` is 0 to 7.
     pub(crate) fn result(&self, index: u64) -> Result<(egm_cuda::Part<'_>, Words<'_>), Broken> {
         let words = self.results.words()?.part(index * 8, 8);
         for word in 0..words.count() {

@@ -1,4 +1,4 @@
-//! What was written before a flag is there when the flag is seen, in both directions.
+//! Data that was written before a flag is there when the flag is seen, in both directions.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ const MESSAGES: u64 = 1 << 16;
 const FLAG: u64 = MESSAGE_WORDS - 1;
 /// Threads of the GPU that receive: few, so that both sides are at work at once. One sends, which a processor keeps up with.
 const SHAPE: Shape = Shape { blocks: 1, threads: 32 };
-/// How long the start of a kernel may take; a kernel looks for a message so often, which takes a GPU minutes behind PCI.
+/// Time in which a kernel has to start; a kernel looks for a message so often, which takes a GPU minutes behind PCI.
 const PATIENCE: Duration = Duration::from_secs(20);
 const LOOKS: u64 = 1 << 28;
 
@@ -66,11 +66,11 @@ fn until_at_once<T>(
 /// Messages of the GPU, as they were received.
 #[derive(Default)]
 struct Received {
-    /// How many were not there yet when they were looked for.
+    /// Number that were not there yet when they were looked for.
     waited: u64,
-    /// How many were received while the last one was not there.
+    /// Number that were received while the last one was not there.
     beside: u64,
-    /// How many had their flag before their data.
+    /// Number that had their flag before their data.
     torn: u64,
     /// The first that did not come.
     missing: Option<u64>,

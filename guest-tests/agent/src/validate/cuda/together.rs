@@ -1,7 +1,7 @@
 //! HOST_NUMA memory used by all GPUs at once, beside each GPU alone.
 //!
-//! The host's clock measures both: the time from the first launch until every GPU is done. A round measures each GPU alone and
-//! then all together, so that both meet the same moments of the host's memory.
+//! The host's clock measures both: the time from the first launch until every GPU is done. A round measures each GPU
+//! alone and then all together, so that both share the same conditions of the host's memory.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! Rounds of a measurement in turn with another program's, so that both meet the same moments of a machine that others use.
+//! Rounds of a measurement in turn with another program's, so that a busy machine affects both alike.
 
 use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Read, Write};

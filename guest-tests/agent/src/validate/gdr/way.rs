@@ -79,7 +79,7 @@ impl Way {
     }
 }
 
-/// `CUDA_ERROR_INVALID_VALUE`: what drivers before CUDA 12.8 say to flags that they do not know.
+/// `CUDA_ERROR_INVALID_VALUE`: the answer of drivers before CUDA 12.8 to unknown flags.
 const INVALID_VALUE: u32 = 1;
 
 /// GPU memory as a dma-buf, mapped; or why the platform has no such thing, with all that was tried. What is no such

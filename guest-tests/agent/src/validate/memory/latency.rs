@@ -74,7 +74,7 @@ fn write_chain(bytes: &mut [u8], seed: u64) -> usize {
     lines
 }
 
-/// Where the chain is, `steps` after `line`.
+/// The chain's line, `steps` after `line`.
 fn follow(bytes: &[u8], mut line: usize, steps: usize) -> usize {
     let words = bytes.as_chunks::<8>().0;
     for _ in 0..steps {

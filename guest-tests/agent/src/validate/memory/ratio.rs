@@ -1,5 +1,5 @@
-//! Memory of nodes without processors, which EGM is, beside that of the nearest node with some, in turns: ratios, no
-//! verdict, because what is fast enough is its owner's to say (`--least`).
+//! Memory of nodes without processors, which EGM is, and that of the nearest node with some, in turns: ratios, no
+//! verdict, because the owner decides what is fast enough (`--least`).
 
 use egm_report::Figure;
 

@@ -70,7 +70,7 @@ pub(super) fn run(words: &[String]) -> Result<(), Broken> {
     let library = Library::of(loaded, &words.library)?;
     let id = id(&library, words.pe)?;
     let pe = match Pe::start(library, &context, &id, (words.pe, words.pes)) {
-        // Nothing that follows would mean what its words say.
+        // No later result would belong to the PE that this process was started as.
         Err(error @ ShmemError::Started { .. }) => {
             let found = Found { untrue: vec![error.to_string()], is_another: true, ..Found::default() };
             say(FOUND_LINE, serde_json::to_string(&found).unwrap_or_default());

@@ -1,7 +1,7 @@
 //! NVSHMEM between the GPUs of this machine: one process a GPU, each a PE, no network between them.
 //!
 //! [`job`] starts the PEs and collects what they found; [`element`] is such a process. The rest is what it does: each
-//! file a few claims. Everything is compared byte by byte with what seeds say, after it was overwritten with poison.
+//! file a few claims. Everything is poisoned first, and compared byte by byte with the seeds' patterns at the end.
 
 mod atomics;
 mod buffer;

@@ -70,7 +70,7 @@ fn judged(found: Finding, moved: u64, all: u64) -> Finding {
             claim.seen(format!("{moved} of {all} pages were in the GPU before; {}", found.reason));
             claim.finish()
         }
-        // What is wrong is wrong, wherever the pages were.
+        // Any other outcome stays as it is, wherever the pages were.
         _ => found,
     }
 }
@@ -91,7 +91,7 @@ fn moved(gpu: &Gpu, memory: &Memory) -> Result<u64, Broken> {
     Ok(elsewhere(&entries).saturating_sub(swapped(&status, page)?))
 }
 
-/// Number of `count` pages that are on node `own`, by `node_of` of each.
+/// Number of the `count` pages that are on node `own`, by `node_of` of each.
 fn on_node(own: i32, count: u64, node_of: impl Fn(u64) -> io::Result<i32>) -> Result<u64, Broken> {
     let mut pages = 0;
     for index in 0..count {

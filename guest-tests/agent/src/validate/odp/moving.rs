@@ -22,7 +22,7 @@ const AT_LEAST: usize = 8;
 /// A large page, to which the range that is moved is aligned.
 const LARGE: usize = 2 << 20;
 
-/// How pages are made to move.
+/// Way in which pages are made to move.
 #[derive(Debug, Clone, Copy)]
 enum Way {
     /// Between these nodes.
@@ -69,7 +69,7 @@ fn with_pair(
         Aligned::new(kind.memory(whole)?, LARGE).ok_or_else(none)
     };
     let (near, far) = (aligned()?, aligned()?);
-    // What is moved is what is used.
+    // The range that is moved is the one that is used.
     let range = (far.address(), size / LARGE * LARGE);
     let on_demand = |memory| wire.domain.register(memory, Access::DATA | Access::ON_DEMAND);
     let (mut near, mut far) = match on_demand(near).and_then(|near| Ok((near, on_demand(far)?))) {
@@ -104,7 +104,7 @@ fn with_pair(
     });
     transferred?;
     let moved = moved.load(Ordering::Relaxed);
-    // What is wrong is wrong, whether or not pages moved.
+    // An untrue claim stays untrue, whether or not pages moved.
     if moved == 0 && claim.is_true() {
         return Ok(Finding::skipped(format!("no page moved ({way:?}): this kernel does not move them here")));
     }

@@ -31,7 +31,7 @@ pub(super) fn explained(site: &Site<'_>, seed: u64, mut found: Finding) -> Findi
         lost = loses_its_place(site, wire, seed)?;
         Ok(Finding::passed(""))
     });
-    // What failed has failed, whether or not a packet gets through.
+    // The finding stays failed, whether or not a packet gets through.
     if let Err(broken) = looked {
         found.reason = format!("{}; a single packet does not tell why: {broken}", found.reason);
     }
@@ -41,7 +41,7 @@ pub(super) fn explained(site: &Site<'_>, seed: u64, mut found: Finding) -> Findi
     found
 }
 
-/// What is wrong with such a device.
+/// Description of the fault of such a device.
 fn of(name: &str) -> String {
     let kernel = crate::sysfs::text("/proc/sys/kernel/osrelease").unwrap_or_default();
     format!(

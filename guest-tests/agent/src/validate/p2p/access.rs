@@ -1,4 +1,4 @@
-//! Which GPUs reach each other, and that it is true.
+//! Peer access of GPUs: which pairs have it, and that it works.
 
 use egm_cuda::{Device, Memory, P2p};
 
@@ -13,7 +13,7 @@ use crate::validate::cuda::gpu::{Gpu, note};
 /// A little memory, to try.
 const TRIED: u64 = 2 << 20;
 
-/// Compares the driver's answer for each pair, the announced clique, and what happens.
+/// Compares the driver's answer for each pair, the announced clique, and the result of an access.
 pub(super) fn matrix(setting: &Setting) -> Result<Finding, Broken> {
     let devices = match several()? {
         Ok(devices) => devices,

@@ -14,17 +14,17 @@ use crate::validate::cuda::measure::{Clock, ROUNDS};
 
 /// Threads of a GPU that add.
 const SHAPE: Shape = Shape { blocks: 8, threads: 128 };
-/// What each adds at first; four times as much in each further attempt, until all GPUs were at work at once.
+/// Additions by each thread at first; four times as much in each further attempt, until all GPUs were at work at once.
 const TIMES: u64 = 256;
 const ATTEMPTS: u32 = 5;
 /// Additions of each thread in a round that is measured.
 const TIMES_OF_ROUND: u64 = 1024;
-/// How long kernels may take to start.
+/// Time in which kernels have to start.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Result of additions by all.
 struct Sum {
-    /// What they made.
+    /// The sum that they made.
     made: u64,
     /// There was a moment at which every GPU was adding.
     at_once: bool,

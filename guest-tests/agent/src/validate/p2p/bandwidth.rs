@@ -1,4 +1,4 @@
-//! How fast GPUs move bytes to and from each other.
+//! Speed at which GPUs move bytes to and from each other.
 
 use egm_cuda::{Memory, Part, Shape, Stream, sum};
 use egm_report::Figure;

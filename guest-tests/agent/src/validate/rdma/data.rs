@@ -1,4 +1,4 @@
-//! Whether data arrives as it was sent: every byte, and no byte beside it.
+//! Data arrives as it was sent: every byte, and no byte next to it.
 
 use egm_verbs::{Access, Memory, Registered, Remote, Sge, VerbsError, Work};
 
@@ -209,7 +209,7 @@ pub(in crate::validate) fn whole<N: Memory, F: Memory>(
     Ok(())
 }
 
-/// Odd sizes at odd places: each byte of it and none beside it.
+/// Odd sizes at odd places: each byte of it and none next to it.
 fn pieces(
     site: &Site<'_>,
     wire: &Loopback<'_>,

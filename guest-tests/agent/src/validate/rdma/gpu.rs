@@ -17,7 +17,7 @@ use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use crate::{library, sysfs};
 
-/// Modules by which the kernel knows addresses of GPU memory.
+/// Modules by which the kernel resolves addresses of GPU memory.
 const PEERMEM: [&str; 2] = ["nvidia_peermem", "nv_peer_mem"];
 
 /// `rdma.gpu_dmabuf`.

@@ -8,7 +8,7 @@ use crate::sys::Mapping;
 use crate::tree::Tree;
 use crate::{machine, sysfs};
 
-/// A kind of memory: what it is called, and how some of it is had.
+/// A kind of memory: its name, and how to allocate it.
 pub(in crate::validate) struct Kind {
     /// `node 2`, `huge pages of 2048 kB of node 0`.
     pub(in crate::validate) name: String,

@@ -22,7 +22,7 @@ use crate::finding::{Claim, Finding};
 const PROGRAM: &str = "ib_write_bw";
 /// Requests of each size unless `rdma.requests` sets another number, such as fewer for an emulator.
 const REQUESTS: u32 = 1000;
-/// How long one size may take.
+/// Time limit of one size.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Most that it prints, in bytes.
 const MOST: u64 = 1 << 20;
@@ -124,7 +124,7 @@ fn one(site: &Site<'_>, size: usize, requests: u32) -> Result<Result<Opinion, St
     let _ = server.wait();
     let mut text = String::new();
     if let Ok(report) = File::open(&file) {
-        // What is no text has no result in it.
+        // A report that is no text has no result in it.
         let _ = report.take(MOST).read_to_string(&mut text);
     }
     Ok(result.and_then(|()| {

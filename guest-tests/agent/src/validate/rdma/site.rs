@@ -1,4 +1,4 @@
-//! The RDMA device in use, and the one of its addresses in use.
+//! Selection of the RDMA device, and of the one of its addresses, that are used.
 
 use std::time::Duration;
 

@@ -20,7 +20,7 @@ const ROUND: Duration = Duration::from_millis(200);
 /// Requests of a round of latency, as many as come within [`ROUND`] at least 10.
 const FEW: usize = 10;
 
-/// What is measured: its name and what is done.
+/// A measurement: its name and its operation.
 type Series = (&'static str, fn(egm_verbs::Remote) -> Work);
 
 fn rounds(setting: &Setting) -> Result<usize, Broken> {
@@ -42,7 +42,7 @@ pub(super) fn bandwidth(site: &Site<'_>, setting: &Setting) -> Result<Finding, B
         let (mut claim, mut figures, mut best) = (Claim::default(), Vec::new(), 0f64);
         for (series, work) in ALL {
             for size in sizes(setting) {
-                // Where the bytes come from has the pattern, where they go to another.
+                // The source has the pattern, the target another.
                 let (here, there) = if series == "write" {
                     (setting.seed, !setting.seed)
                 } else {

@@ -85,7 +85,7 @@ pub(super) enum Ask {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Answer {
-    /// What is wrong, if something is.
+    /// The fault that was found, if any.
     pub(super) wrong: Option<String>,
     /// The first word.
     pub(super) word: u64,

@@ -1,4 +1,4 @@
-// The GPUs and what they say of themselves: an H200 of driver 580 in a guest, but for its size.
+// The GPUs and their attributes: an H200 of driver 580 in a guest, but for its size.
 #include <cstdio>
 
 #include "fake.h"

@@ -141,7 +141,7 @@ static void chase(const u64 *chain, u64 start, u64 steps, u64 *end) {
 
 } // namespace faulty
 
-// What each takes by the GPU's clock: 50 bytes a nanosecond, 700 nanoseconds a link.
+// Time that each takes by the GPU's clock: 50 bytes a nanosecond, 700 nanoseconds a link.
 static double words_time(void **arguments) {
     return (double)*(u64 *)arguments[1] * 8 / 50;
 }

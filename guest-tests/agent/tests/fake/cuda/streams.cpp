@@ -118,7 +118,7 @@ static Result queue_timed(Stream *stream, double nanoseconds, std::function<void
     return OK;
 }
 
-// What copies and kernels of so many bytes take: a start, then 50 bytes a nanosecond.
+// Time of copies and kernels of so many bytes: a start, then 50 bytes a nanosecond.
 static double time_of(u64 bytes) {
     return 2000 + (double)bytes / 50;
 }
