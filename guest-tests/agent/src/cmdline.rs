@@ -11,9 +11,7 @@ pub(crate) enum End {
     /// ACPI S5.
     #[default]
     PowerOff,
-    /// A reset.
     Reset,
-    /// A kernel panic.
     Panic,
     /// Nothing more happens.
     Hang,

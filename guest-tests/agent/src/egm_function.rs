@@ -53,7 +53,6 @@ pub(crate) fn all() -> Result<Vec<egm_memory::Function>, Broken> {
 pub(crate) struct Function {
     /// As it was found.
     pub(crate) found: egm_memory::Function,
-    /// Its registers.
     pub(crate) registers: Registers,
     /// Its memory BAR, all of it.
     pub(crate) memory: Registers,

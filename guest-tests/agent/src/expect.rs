@@ -49,9 +49,7 @@ pub(crate) struct Memory {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum WindowKind {
-    /// 32-bit PCI window.
     PciMemory32,
-    /// 64-bit PCI window.
     PciMemory64,
     /// PCI Express configuration space.
     Ecam,
@@ -62,7 +60,6 @@ pub(crate) enum WindowKind {
     Other,
 }
 
-/// An address window.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Window {
     pub(crate) kind: WindowKind,
@@ -90,7 +87,6 @@ pub(crate) struct Bar {
     pub(crate) span: Span<Guest>,
 }
 
-/// A PCI function.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Function {
     pub(crate) address: PciAddress,
@@ -103,7 +99,6 @@ pub(crate) struct Function {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(tag = "role", rename_all = "kebab-case")]
 pub(crate) enum Role {
-    /// The host bridge.
     HostBridge,
     /// A root port, or a port of a switch.
     #[serde(alias = "switch-upstream", alias = "switch-downstream")]
@@ -155,29 +150,24 @@ pub(crate) struct Device {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(tag = "type", rename_all = "kebab-case")]
 pub(crate) enum DeviceKind {
-    /// virtio block.
     VirtioBlk {
         /// Whether writes are refused.
         read_only: bool,
     },
-    /// virtio network.
     VirtioNet {
         /// Hardware address.
         mac: [u8; 6],
     },
-    /// virtio socket.
     VirtioVsock {
         /// Context id.
         cid: u32,
     },
-    /// virtio entropy.
     VirtioRng,
     /// Host functions and devices of other processes.
     #[serde(other)]
     Other,
 }
 
-/// A NUMA node.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Node {
     pub(crate) id: u32,
@@ -212,7 +202,6 @@ pub(crate) struct Port {
 }
 
 impl Plan {
-    /// Reads a plan.
     pub(crate) fn read(path: &Path) -> Result<Self, Broken> {
         let text = std::fs::read_to_string(path).map_err(Broken::file("read", path))?;
         let plan: Self =

@@ -11,7 +11,6 @@ const MAX_CONFIG: u64 = 4 << 20;
 /// Something of the kernel's that matters for memory of devices.
 #[derive(Debug)]
 pub(crate) struct Part {
-    /// Its option.
     pub(crate) option: &'static str,
     /// Its purpose.
     pub(crate) what: &'static str,
@@ -29,7 +28,6 @@ pub(crate) const PARTS: [Part; 5] = [
     Part { option: "CONFIG_ZONE_DEVICE", what: "memory of devices as pages" },
 ];
 
-/// The kernel's configuration.
 #[derive(Debug)]
 pub(crate) struct Config {
     /// Path of the file that it was read from.

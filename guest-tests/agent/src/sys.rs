@@ -105,7 +105,6 @@ impl Mapping {
         if done == 0 { Ok(node) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// The bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: the mapping is readable for `size` bytes, initialised by the kernel, and borrowed with `self`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.size) }

@@ -86,7 +86,6 @@ pub(crate) fn spcr(bytes: &[u8]) -> Result<Spcr, AcpiError> {
 /// Requester ids of a segment and their ids at an ITS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mapping {
-    /// The segment.
     pub(crate) segment: u32,
     /// First and last requester id.
     pub(crate) from: (u32, u32),

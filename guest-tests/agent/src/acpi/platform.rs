@@ -30,7 +30,6 @@ pub(crate) fn fadt(bytes: &[u8]) -> Result<Fadt, AcpiError> {
 pub(crate) struct Ecam {
     /// Address of the configuration space of bus 0, even if the segment has no bus 0.
     pub(crate) base: u64,
-    /// PCI segment.
     pub(crate) segment: u16,
     /// First and last bus.
     pub(crate) buses: (u8, u8),

@@ -58,7 +58,6 @@ pub(crate) struct Check {
     pub(crate) claim: &'static str,
     /// Whether `all` leaves it out.
     pub(crate) by_name_only: bool,
-    /// Decides the claim.
     pub(crate) run: Decide,
 }
 

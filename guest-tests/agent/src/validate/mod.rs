@@ -40,7 +40,6 @@ pub(crate) struct Validation {
     pub(crate) name: &'static str,
     /// The claim, in one line.
     pub(crate) claim: &'static str,
-    /// Decides the claim.
     pub(crate) run: fn(&Setting) -> Result<Finding, Broken>,
 }
 

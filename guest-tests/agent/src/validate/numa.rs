@@ -9,7 +9,6 @@ use crate::finding::{Claim, Finding};
 use crate::sys::Mapping;
 use crate::tree::{self, NODES, Tree};
 
-/// The group's validations.
 pub(super) static ALL: &[Validation] = &[
     Validation {
         name: "numa.placement",

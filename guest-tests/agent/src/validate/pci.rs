@@ -7,7 +7,6 @@ use crate::finding::{Claim, Finding};
 use crate::sysfs;
 use crate::tree::{self, NVIDIA, Tree};
 
-/// The group's validations.
 pub(super) static ALL: &[Validation] = &[
     Validation {
         name: "pci.links",

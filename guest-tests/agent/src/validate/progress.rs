@@ -7,7 +7,6 @@ use crate::output;
 
 const CELLS: usize = 24;
 
-/// The line.
 #[derive(Debug)]
 pub(super) struct Progress {
     total: usize,

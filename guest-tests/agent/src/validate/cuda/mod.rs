@@ -78,7 +78,6 @@ macro_rules! rows {
     };
 }
 
-/// The group's validations.
 pub(super) static ALL: &[Validation] = rows! {
     "cuda.device.bytes" BYTES bytes::check, Device;
     "cuda.host_numa.bytes" BYTES bytes::check, HostNuma;

@@ -18,7 +18,6 @@ use crate::validate::cuda::each::on_each_gpu;
 use crate::validate::cuda::gpu::{Gpu, note};
 use way::{DMA_BUF, GDRAPI, Way, bytes_of, fill};
 
-/// The group's validations.
 pub(super) static ALL: &[Validation] = &[
     Validation {
         name: "gdr.dmabuf",

@@ -22,7 +22,6 @@ const LONG: Duration = Duration::from_millis(20);
 /// Content of destinations before: no byte that is written.
 const POISON: u8 = 0xa5;
 const UNIT: &str = "GB/s";
-/// Most threads.
 const MOST_THREADS: usize = 256;
 
 pub(super) fn run(setting: &Setting) -> Result<Finding, Broken> {

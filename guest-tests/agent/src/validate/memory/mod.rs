@@ -9,7 +9,6 @@ mod ratio;
 
 use super::Validation;
 
-/// The group's validations.
 pub(super) static ALL: &[Validation] = &[
     Validation {
         name: "memory.pattern",

@@ -11,7 +11,6 @@ use crate::pattern::{difference, fill};
 use crate::tree::Tree;
 use crate::validate::Setting;
 
-/// Most threads.
 const MOST_THREADS: usize = 64;
 
 pub(super) fn run(setting: &Setting) -> Result<Finding, Broken> {

@@ -40,11 +40,8 @@ const SMALL_GRANULARITY: u64 = 2 << 20;
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Found {
-    /// What is untrue.
     pub(super) untrue: Vec<String>,
-    /// What was seen.
     pub(super) seen: Vec<String>,
-    /// What was measured.
     pub(super) figures: Vec<Figure>,
     /// Why the claim cannot be decided here.
     pub(super) skipped: Option<String>,

@@ -50,7 +50,6 @@ macro_rules! job {
     };
 }
 
-/// The group's validations.
 pub(super) static ALL: &[Validation] = &[
     job!("nvshmem.start", "a PE on each GPU starts, and each reaches every other's memory"),
     job!("nvshmem.put", "a put of any length at any alignment arrives whole and touches nothing beside"),

@@ -13,7 +13,6 @@ use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 use site::Site;
 
-/// The group's validations.
 pub(super) static ALL: &[Validation] = &[
     Validation {
         name: "odp.explicit",

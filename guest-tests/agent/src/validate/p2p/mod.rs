@@ -14,7 +14,6 @@ use super::{Part, Setting, Validation};
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 
-/// The group's validations.
 pub(super) static ALL: &[Validation] = &[
     Validation {
         name: "p2p.access",

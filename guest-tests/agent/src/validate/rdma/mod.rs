@@ -22,7 +22,6 @@ use crate::finding::{Claim, Finding};
 use egm_verbs::Access;
 use site::Site;
 
-/// The group's validations.
 pub(super) static ALL: &[Validation] = &[
     Validation {
         name: "rdma.device",

@@ -18,7 +18,6 @@ use crate::answer;
 use crate::error::Broken;
 use crate::finding::{Claim, Finding};
 
-/// The program.
 const PROGRAM: &str = "ib_write_bw";
 /// Requests of each size unless `rdma.requests` sets another number, such as fewer for an emulator.
 const REQUESTS: u32 = 1000;

@@ -147,7 +147,6 @@ impl Talk {
         Ok(Self { lines: BufReader::new(stream), count: 0 })
     }
 
-    /// Sends a message.
     pub(super) fn say<T: Serialize>(&mut self, word: &T) -> Result<(), Broken> {
         let mut line = serde_json::to_string(word).unwrap_or_default();
         line.push('\n');
