@@ -1,6 +1,6 @@
 /* EGM memory that this machine has as a PCI function. Link with libegm_memory.a -lpthread -ldl -lm.
  *
- * egm-guest(1) says what the memory is, and how CUDA programs register it.
+ * egm-guest(1) describes the memory, and how CUDA programs register it.
  */
 #ifndef EGM_MEMORY_H
 #define EGM_MEMORY_H
@@ -12,19 +12,19 @@ extern "C" {
 #endif
 
 struct egm_memory {
-    void *address;  /* the first byte, shared with whoever else maps it */
+    void *address;  /* the first byte, shared with everything else that maps it */
     uint64_t size;  /* bytes, retired ones included */
     uint64_t page;  /* bytes that further mappings of the file keep to */
     uint32_t pxm;   /* ACPI proximity domain, UINT32_MAX where none is known */
-    int file;       /* what it is mapped from, at offset 0; closed by egm_memory_close */
+    int file;       /* file that it is mapped from, at offset 0; closed by egm_memory_close */
     void *handle;   /* the library's */
 };
 
 /* Maps the memory of PCI function "0000:01:00.0", or of the first that has any and is not broken
  * where function is NULL.
  * Returns 0, or a negative error number and leaves *memory alone: -ENODEV where there is none, -EACCES where this user may
- * not open it, -EINVAL for what is no PCI address, -EIO where the device does not answer, or says
- * of itself what cannot be. */
+ * not open it, -EINVAL for what is no PCI address, -EIO where the device does not answer, or
+ * reports impossible values. */
 int egm_memory_open(const char *function, struct egm_memory *memory);
 
 /* Unmaps it, and closes its file. Nothing may use its addresses any more. */
