@@ -30,7 +30,7 @@ impl RegionIndex {
     }
 }
 
-/// What a region is.
+/// Properties of a region.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Region {
     /// Bytes; 0 when the function has no such region. Not always a power of two (variant drivers, vfio-user).
@@ -39,14 +39,14 @@ pub struct Region {
     pub readable: bool,
     /// Whether it can be written.
     pub writable: bool,
-    /// What can be mapped, ascending and disjoint, inside the region, aligned to host pages; empty when nothing can.
+    /// Mappable spans, ascending and disjoint, inside the region, aligned to host pages; empty if there are none.
     pub mappable: Vec<Span<InBar>>,
     /// Whether the page of the MSI-X table may be mapped too (`VFIO_REGION_INFO_CAP_MSIX_MAPPABLE`).
     pub msix_mappable: bool,
 }
 
 impl Region {
-    /// One that the function does not have.
+    /// A region that the function does not have.
     pub const NONE: &Self =
         &Self { size: 0, readable: false, writable: false, mappable: Vec::new(), msix_mappable: false };
 }
@@ -63,7 +63,7 @@ pub enum InterruptKind {
     Msix,
     /// The function reported an uncorrectable error, or is gone.
     Error,
-    /// The host wants the function back.
+    /// The host requests the function back.
     Request,
 }
 
@@ -80,7 +80,7 @@ impl InterruptKind {
     }
 }
 
-/// What an interrupt mechanism can do.
+/// Capabilities of an interrupt mechanism.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Interrupts {
     /// Vectors; 0 when the function has none of this kind.
@@ -89,7 +89,7 @@ pub struct Interrupts {
     pub dynamic: bool,
 }
 
-/// Why a function did not do what it was asked.
+/// Why a request to a function failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     /// The kernel or the server refused.
@@ -97,18 +97,18 @@ pub enum BackendError {
     Refused {
         /// Which function.
         function: String,
-        /// What was tried: `map BAR 2`, `reset`.
+        /// Failed operation: `map BAR 2`, `reset`.
         what: String,
         /// The reason.
         #[source]
         source: io::Error,
     },
-    /// Asked for something that the function does not have.
+    /// The function does not have what was requested.
     #[error("{function} has no {what}")]
     Absent {
         /// Which function.
         function: String,
-        /// What: `BAR 3`, `byte 0x1000 of BAR 0`, `MSI-X`.
+        /// Missing part: `BAR 3`, `byte 0x1000 of BAR 0`, `MSI-X`.
         what: String,
     },
     /// The function, or its server, is gone.
@@ -116,22 +116,22 @@ pub enum BackendError {
     Gone {
         /// Which function.
         function: String,
-        /// How that was seen.
+        /// How that was detected.
         why: String,
     },
 }
 
 /// A function's registers, memory and interrupts. All methods run on several threads at once.
 ///
-/// Kept out: DMA (see [`crate::dma::Domain`]), what the guest sees of it, and which function it is on the host.
+/// Not included: DMA (see [`crate::dma::Domain`]), the guest's view of it, and its address on the host.
 pub trait Backend: Send + Sync {
-    /// For messages: `0000:65:00.0`, `/run/gpu.sock`.
+    /// Name for messages: `0000:65:00.0`, `/run/gpu.sock`.
     fn name(&self) -> &str;
 
-    /// What `region` is; one of size 0 when the function has none.
+    /// Properties of `region`; size 0 if the function has none.
     fn region(&self, region: RegionIndex) -> &Region;
 
-    /// What `kind` can do; one of count 0 when the function has none.
+    /// Capabilities of `kind`; count 0 if the function has none.
     fn interrupts(&self, kind: InterruptKind) -> Interrupts;
 
     /// Reads `data.len()` bytes; on an error `data` is all ones, which is what a function that is gone answers.
@@ -197,8 +197,8 @@ pub trait Backend: Send + Sync {
     /// [`BackendError`], also when the kernel has no way.
     fn reset(&self) -> Result<(), BackendError>;
 
-    /// Resets its bus or slot, and with it every function there, for one without a reset of its own. Only while none of
-    /// them is used. Says which were reset, this one among them.
+    /// Resets its bus or slot, and with it every function there, for a function without a reset of its own. Only while
+    /// none of them is used. Returns the functions that were reset, this one among them.
     ///
     /// # Errors
     /// [`BackendError`]; nothing is reset where one of them is not ours, or where there is no bus to reset.

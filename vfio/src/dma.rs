@@ -1,4 +1,4 @@
-//! What devices reach: one I/O address space, shared by the functions that are attached to it.
+//! Memory that devices reach: one I/O address space, shared by the functions that are attached to it.
 
 mod all;
 mod memlock;
@@ -15,7 +15,7 @@ pub use all::{Unreachable, map_all, map_bars};
 pub use memlock::Memlock;
 pub use order::{Piece, locked_bytes, order};
 
-/// What a device may do with memory.
+/// Access of a device to memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Read and write.
@@ -24,10 +24,10 @@ pub enum Access {
     Read,
 }
 
-/// What an I/O address space can take.
+/// Limits of an I/O address space.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Limits {
-    /// Addresses that can be mapped, ascending and disjoint; empty when nobody says (then all can be tried).
+    /// Addresses that can be mapped, ascending and disjoint; empty if unknown (then all can be tried).
     pub ranges: Vec<Span<Io>>,
     /// Smallest page that can be mapped, bytes.
     pub page_size: u64,
@@ -45,7 +45,7 @@ pub enum DmaError {
         iova: egm_address::Iova,
         /// Bytes.
         size: u64,
-        /// What was tried.
+        /// Failed operation.
         what: &'static str,
         /// The reason.
         #[source]
@@ -58,7 +58,7 @@ pub enum DmaError {
         iova: egm_address::Iova,
         /// Bytes.
         size: u64,
-        /// Why, and what would help.
+        /// Reason, and what would help.
         rule: &'static str,
     },
     /// The process may not lock so much memory.
@@ -80,13 +80,13 @@ pub enum DmaError {
         iova: egm_address::Iova,
         /// Bytes.
         size: u64,
-        /// What it translates.
+        /// Ranges that it translates.
         ranges: String,
     },
     /// More maps than the address space takes.
     #[error("devices need {needed} maps of memory, and the address space takes {most} more")]
     TooMany {
-        /// Maps wanted.
+        /// Maps needed.
         needed: usize,
         /// Maps that may still be made.
         most: u32,
@@ -94,7 +94,7 @@ pub enum DmaError {
 }
 
 impl DmaError {
-    /// Why the kernel refused to map `iova`: for want of memory, the limit on locked memory is told.
+    /// Error for a refused map of `iova`: if memory is short, it names the limit on locked memory that the map exceeds.
     pub(crate) fn refused_map(iova: Span<Io>, source: io::Error) -> Self {
         let (start, size) = (iova.start(), iova.size());
         let no_memory = source.kind() == io::ErrorKind::OutOfMemory;
@@ -102,7 +102,7 @@ impl DmaError {
         over.unwrap_or(Self::Refused { iova: start, size, what: "map memory", source })
     }
 
-    /// What to do about it.
+    /// Command or change that resolves the error, if one is known.
     pub fn remedy(&self) -> Option<String> {
         match self {
             Self::Memlock { needed, locked, .. } => {
@@ -126,7 +126,7 @@ impl DmaError {
 
 /// An I/O address space. All methods run on several threads at once; two maps of disjoint spans may run in parallel.
 pub trait Domain: Send + Sync {
-    /// What it can take.
+    /// Limits of the address space.
     fn limits(&self) -> Limits;
 
     /// Whether `memory` may be mapped while other threads make its pages present; if not, only after that.
@@ -135,8 +135,8 @@ pub trait Domain: Send + Sync {
         true
     }
 
-    /// Devices reach `size` bytes of `memory` from `offset` on at `iova`; the memory is kept until [`Domain::unmap`] of
-    /// the same span, or the end of the address space.
+    /// Maps `iova` to `memory` from `offset` on, so that devices reach it; the memory is kept until [`Domain::unmap`]
+    /// of the same span, or the end of the address space.
     ///
     /// # Errors
     /// [`DmaError`]; nothing is mapped then.
@@ -148,7 +148,7 @@ pub trait Domain: Send + Sync {
         access: Access,
     ) -> Result<(), DmaError>;
 
-    /// Devices no longer reach `iova`, a span that was mapped.
+    /// Unmaps `iova`, a span that was mapped: devices no longer reach it.
     ///
     /// # Errors
     /// [`DmaError`].

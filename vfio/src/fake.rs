@@ -1,5 +1,5 @@
-//! A function and an I/O address space in memory, for tests: they behave as the kernel's and write down what they are
-//! asked.
+//! Test doubles of a function and an I/O address space, in memory: they behave like the kernel's and record each
+//! request.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,7 +17,7 @@ mod domain;
 
 pub use domain::{FakeDomain, kind};
 
-/// What a fake function was asked; reads and what changes nothing are not written down.
+/// Request to a fake function; reads, and requests that change nothing, are not recorded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Call {
     /// [`Backend::write`].
@@ -38,19 +38,19 @@ pub enum Call {
     ResetBus,
 }
 
-/// What a fake function can be reset by.
+/// Kind of reset that a fake function supports.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Resets {
     /// A reset of its own.
     #[default]
     Own,
-    /// One of its bus, where these functions are.
+    /// A reset of its bus, which affects these functions.
     Bus(Vec<PciAddress>),
-    /// Nothing.
+    /// No reset.
     Nothing,
 }
 
-/// A function whose regions are memory. Give it regions and interrupts, then hand an `Arc` of it out.
+/// A function with regions in memory. Add regions and interrupts, then share an `Arc` of it.
 #[derive(Default)]
 pub struct FakeFunction {
     name: Option<String>,
@@ -70,7 +70,7 @@ struct FakeRegion {
 struct State {
     calls: Vec<Call>,
     triggers: BTreeMap<(InterruptKind, u32), OwnedFd>,
-    /// The kind of INTx, MSI and MSI-X that is enabled.
+    /// Kind that is enabled, of INTx, MSI and MSI-X.
     enabled: Option<InterruptKind>,
     /// INTx: asserted by the function, masked.
     asserted: bool,
@@ -94,7 +94,7 @@ impl FakeFunction {
         content: &[u8],
         mappable: &[Span<InBar>],
     ) -> io::Result<Self> {
-        // A file costs what is written, whatever its size: a BAR may have 256 GiB.
+        // A file uses memory only for written pages: a BAR may have 256 GiB.
         let file = rustix::fs::memfd_create("fake region", MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&file, size)?;
         let memory: Arc<dyn HostMemory> = Arc::new(Mapping::of(file.as_fd(), 0, size, 0, MadeOf::Pages)?);
@@ -105,7 +105,7 @@ impl FakeFunction {
         Ok(self)
     }
 
-    /// Gives it `count` vectors of `kind`, which can be connected one after the other.
+    /// Adds `count` vectors of `kind`, which can be connected one after the other.
     #[must_use]
     pub fn with_interrupts(mut self, kind: InterruptKind, count: u32) -> Self {
         self.interrupts.insert(kind, Interrupts { count, dynamic: true });
@@ -119,24 +119,24 @@ impl FakeFunction {
         self
     }
 
-    /// Names it, and says what it can be reset by.
+    /// Sets its name and its kind of reset.
     #[must_use]
     pub fn with_resets(mut self, name: &str, resets: Resets) -> Self {
         (self.name, self.resets) = (Some(name.to_owned()), resets);
         self
     }
 
-    /// What it was asked since the last call of this.
+    /// Takes the requests recorded since the last call of this function.
     pub fn take_calls(&self) -> Vec<Call> {
         std::mem::take(&mut lock(&self.state).calls)
     }
 
-    /// The memory of a region: the device's own view, which writes down nothing.
+    /// Memory of a region: the device's own view, without a record.
     pub fn memory(&self, index: RegionIndex) -> Option<&Arc<dyn HostMemory>> {
         self.regions.get(&index)?.memory.as_ref()
     }
 
-    /// Raises a vector, as the device would; `false` when nobody is connected. INTx is raised by [`Self::set_intx`].
+    /// Raises a vector, as the device would; `false` if no trigger is connected. [`Self::set_intx`] raises INTx.
     pub fn fire(&self, kind: InterruptKind, vector: u32) -> bool {
         lock(&self.state).fire(kind, vector)
     }
@@ -148,7 +148,7 @@ impl FakeFunction {
         state.fire_intx();
     }
 
-    /// From now on the function is gone, as after surprise removal.
+    /// Makes the function disappear, as surprise removal does.
     pub fn remove(&self) {
         lock(&self.state).gone = true;
     }
@@ -157,7 +157,7 @@ impl FakeFunction {
         BackendError::Absent { function: self.name().to_owned(), what }
     }
 
-    /// The state, and `call` written down; an error once the function is gone.
+    /// Records `call` and returns the state; an error once the function is gone.
     fn ask(&self, call: Option<Call>) -> Result<MutexGuard<'_, State>, BackendError> {
         let mut state = lock(&self.state);
         if state.gone {

@@ -1,6 +1,6 @@
-//! What a Linux host says about a PCI function in sysfs, without opening the function.
+//! Description of a Linux host's PCI functions, read from sysfs without opening them.
 //!
-//! Everything takes the root of the file system, so that tests and recorded hosts read a copied tree.
+//! Every function takes the root of the file system, so that tests and recorded hosts read a copied tree.
 //! Files: `Documentation/ABI/testing/sysfs-bus-pci` and `sysfs-kernel-iommu_groups`.
 
 use std::collections::btree_map::Entry;
@@ -22,7 +22,7 @@ mod cards;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostFunction {
-    /// Where it is.
+    /// Address on the host.
     pub address: PciAddress,
     /// Vendor id.
     pub vendor: u16,
@@ -30,9 +30,9 @@ pub struct HostFunction {
     pub device: u16,
     /// Class, subclass and programming interface, 24 bits.
     pub class: u32,
-    /// Driver that holds it.
+    /// Bound driver, if any.
     pub driver: Option<String>,
-    /// Host NUMA node, where the firmware says one.
+    /// Host NUMA node, if the firmware reports one.
     pub numa_node: Option<u32>,
     /// IOMMU group; `None` when no IOMMU translates its accesses.
     pub iommu_group: Option<u32>,
@@ -42,17 +42,17 @@ pub struct HostFunction {
     pub msix_vectors: Option<u16>,
     /// I/O virtual addresses that its group cannot map.
     pub reserved: Vec<ReservedRegion>,
-    /// Bits of I/O virtual addresses that its IOMMU translates, where it says so (Intel).
+    /// Width of the I/O virtual addresses that its IOMMU translates, in bits, if the IOMMU reports it (Intel).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iova_bits: Option<u8>,
-    /// Regions that its driver makes of memory; the hardware's registers there are others ([`crate::variant::nvgrace`]). To
-    /// know them somebody has to open the function, which [`function`] does not.
+    /// Regions that its driver backs with memory, in place of the hardware's registers ([`crate::variant::nvgrace`]).
+    /// Only an open function reports them, so [`function`] leaves this empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<DeviceMemory>,
-    /// What tells its partner, of a function that may have one ([`crate::variant::data_direct`]).
+    /// Identification of the partner, for a function that may have one ([`crate::variant::data_direct`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub card: Option<Card>,
-    /// Where it sits among the others.
+    /// Position in the host's PCI topology.
     #[serde(default, skip_serializing_if = "Place::is_empty")]
     pub place: Place,
 }
@@ -67,7 +67,7 @@ pub struct HostBar {
     pub kind: HostBarKind,
     /// Bytes, at least 1.
     pub size: u64,
-    /// Where the host has it: a physical address, or a port; 0 when it was given none.
+    /// Start on the host: a physical address, or a port; 0 if the host assigned none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub start: u64,
 }
@@ -77,18 +77,18 @@ const fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// A region that is memory.
+/// A BAR region that the driver backs with device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceMemory {
-    /// Number of the register that a guest finds it by.
+    /// Index of the BAR at which a guest finds it.
     pub bar: u8,
-    /// Bytes of the region, of which fewer may be memory.
+    /// Size of the region in bytes, of which fewer may be memory.
     pub size: u64,
 }
 
 impl HostFunction {
-    /// Its registers as its driver shows them: those of memory in place of the hardware's.
+    /// BARs as the driver presents them: those of memory replace the hardware's.
     pub fn shown_bars(&self) -> Vec<HostBar> {
         let is_memory = |bar: &&HostBar| !self.memory.iter().any(|memory| memory.bar == bar.index);
         let memory = self.memory.iter().map(|&DeviceMemory { bar, size }| HostBar {
@@ -120,7 +120,7 @@ pub enum HostBarKind {
 }
 
 impl HostBarKind {
-    /// What the low bits of a register say (PCI Express Base 7.5.1.2.1).
+    /// Decodes the low bits of a register (PCI Express Base 7.5.1.2.1).
     pub const fn of_register(register: u32) -> Self {
         match (register & 1, register & 6, register & 8) {
             (1, ..) => Self::Ports,
@@ -136,9 +136,9 @@ impl HostBarKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReservedRegion {
-    /// Where.
+    /// Reserved I/O virtual addresses.
     pub span: Span<Io>,
-    /// Why.
+    /// Reason for the reservation.
     pub kind: ReservedKind,
 }
 
@@ -156,7 +156,7 @@ pub enum ReservedKind {
     Msi,
 }
 
-/// What to do about a function that does not exist.
+/// Help text for a function that does not exist.
 pub const MISSING_REMEDY: &str =
     "\"egm-vmm check\" lists the functions of this host that could be passed, \"lspci -D\" all of them";
 
@@ -177,7 +177,7 @@ pub enum HostError {
         /// Why.
         source: io::Error,
     },
-    /// A file whose content is not what the kernel documents.
+    /// A file with content other than the kernel documents.
     #[error("{} holds \"{text}\", which is not {expected}", path.display())]
     Content {
         /// The file.
@@ -189,7 +189,7 @@ pub enum HostError {
     },
 }
 
-/// Every function of the host whose tree is at `root`, ascending; empty without PCI.
+/// Reads every function of the host at `root`, in ascending order; none without PCI.
 ///
 /// # Errors
 /// As [`function`].
@@ -209,8 +209,8 @@ pub fn functions(root: &Path) -> Result<Vec<HostFunction>, HostError> {
     Ok(all)
 }
 
-/// Those of `wanted` that exist, the bridges above them and the other members of their IOMMU groups, ascending: what a
-/// judgement of them needs.
+/// Reads, in ascending order, those of `wanted` that exist, the bridges above them, the other members of their IOMMU
+/// groups and possible Data Direct partners: everything that a verdict about them needs.
 ///
 /// # Errors
 /// As [`function`].
@@ -241,7 +241,7 @@ fn addresses(folder: &Path) -> Vec<PciAddress> {
     names.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// The function at `address` of the host whose tree is at `root`.
+/// Reads the function at `address` of the host at `root`.
 ///
 /// # Errors
 /// [`HostError`] when it does not exist, or sysfs does not look as documented.
@@ -260,7 +260,7 @@ pub fn function(root: &Path, address: PciAddress) -> Result<HostFunction, HostEr
         let value = hex(name)?;
         u16::try_from(value).map_err(|_| content(&folder.join(name), &format!("{value:#x}"), "a 16-bit id"))
     };
-    // Who is not root reads 64 bytes of it.
+    // An unprivileged user reads only the first 64 bytes.
     let config = fs::read(folder.join("config")).unwrap_or_default();
     let iommu_group = link_name(&folder.join("iommu_group")).and_then(|name| name.parse().ok());
     let (vendor, device) = (id("vendor")?, id("device")?);
@@ -270,7 +270,7 @@ pub fn function(root: &Path, address: PciAddress) -> Result<HostFunction, HostEr
         device,
         class: hex("class")?,
         driver: link_name(&folder.join("driver")),
-        // -1 where the firmware does not say.
+        // -1 if the firmware does not report a node.
         numa_node: fs::read_to_string(folder.join("numa_node"))
             .ok()
             .and_then(|text| text.trim().parse().ok()),
@@ -339,7 +339,7 @@ fn bars(path: &Path) -> Result<Vec<HostBar>, HostError> {
     Ok(bars)
 }
 
-/// Lines `start last kind` of `reserved_regions`; a kind that we do not know is taken as reserved.
+/// Lines `start last kind` of `reserved_regions`; an unknown kind counts as reserved.
 fn reserved(path: &Path) -> Result<Vec<ReservedRegion>, HostError> {
     let region = |line: &str| {
         let [start, last] = numbers(line)?;
@@ -370,8 +370,8 @@ fn iova_bits(root: &Path, folder: &Path) -> Option<u8> {
     Some(most.min(tables.1))
 }
 
-/// Vectors of the MSI-X capability (PCI Express Base 7.7.2); 0 without one, `None` when `config` ends too early to
-/// tell: who is not root reads 64 bytes.
+/// Vectors of the MSI-X capability (PCI Express Base 7.7.2), or 0 without one. `None` if `config` ends before the
+/// capabilities: an unprivileged user reads 64 bytes.
 fn msix_vectors(config: &[u8]) -> Option<u16> {
     const CONVENTIONAL_SIZE: usize = 256;
     (config.len() >= CONVENTIONAL_SIZE).then(|| capability::msix_vectors(config))

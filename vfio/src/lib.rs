@@ -1,7 +1,7 @@
-//! PCI functions that a driver in user space has: those of the host's kernel, and those of vfio-user servers.
+//! PCI functions for a driver in user space: those of the host's kernel, and those of vfio-user servers.
 //!
-//! [`backend::Backend`] is a function's registers, memory and interrupts, [`dma::Domain`] what it reaches; DESIGN.md
-//! says how they become a guest's device.
+//! [`backend::Backend`] is a function's registers, memory and interrupts, [`dma::Domain`] the memory that it reaches.
+//! DESIGN.md explains how they become a guest's device.
 
 pub mod backend;
 pub mod bind;

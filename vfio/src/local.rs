@@ -1,4 +1,4 @@
-//! A device of this process as a function: what a vfio-user server would serve, without the socket between.
+//! A device of this process as a function: it is used like a vfio-user device, but without a socket.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -13,13 +13,13 @@ use crate::mapping::MadeOf;
 use crate::memory::HostMemory;
 use crate::parts::{KINDS, Parts, REGIONS, connected, disabled, runs};
 
-/// What a mapped part of a device is, of a descriptor and where the part begins there: it decides how other functions come
-/// to reach it.
+/// Classifies a mapped part of a device, from a descriptor and the part's offset in it; the result decides how other
+/// functions reach the part.
 pub type MadeBy = fn(OwnedFd, u64) -> MadeOf;
 
-/// A device of this process. It hears that it is let go when this is dropped.
+/// A device of this process. Its drop calls [`Device::disconnected`].
 ///
-/// One access of the guest at a time, as behind a socket: a device that takes long for one keeps the others waiting.
+/// The device handles one access of the guest at a time, as behind a socket: a slow access delays the others.
 pub struct LocalFunction<D: Device> {
     device: Mutex<D>,
     parts: Parts,
@@ -27,7 +27,7 @@ pub struct LocalFunction<D: Device> {
 }
 
 impl<D: Device> LocalFunction<D> {
-    /// `device`, which is called `name` in messages. What is mapped of it is `made_by` its file.
+    /// Wraps `device`, named `name` in messages. `made_by` classifies the mapped parts of its files.
     ///
     /// # Errors
     /// The kernel's, for copies of its descriptors.

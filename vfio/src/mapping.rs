@@ -1,6 +1,6 @@
-//! Shared memory that we mapped ourselves: BARs, a server's memory files, a test's pages. This is an unsafe room.
+//! Shared memory that we mapped ourselves: BARs, a server's memory files, a test's pages. This is an unsafe module.
 //!
-//! What callers may rely on: a [`Mapping`] owns its addresses until it is dropped and gives no reference to their bytes.
+//! Guarantee to callers: a [`Mapping`] owns its addresses until it is dropped and gives no reference to their bytes.
 #![expect(unsafe_code, reason = "mmap has no safe interface")]
 
 use std::io;
@@ -12,10 +12,10 @@ use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
 use crate::memory::{Behind, HostMemory};
 
-/// Largest page that a mapping is made congruent for.
+/// Largest page size that a mapping is congruent for, in bytes.
 const LARGEST_PAGE: u64 = 1 << 30;
 
-/// What a mapping is made of, and keeps: see [`Behind`].
+/// Object that a mapping is made of, and keeps open: see [`Behind`].
 #[derive(Debug)]
 pub enum MadeOf {
     /// Pages of our own.
@@ -24,9 +24,9 @@ pub enum MadeOf {
     File(OwnedFd, u64),
     /// Memory of one VM, from the offset on.
     GuestMemfd(OwnedFd, u64),
-    /// A BAR, and the dma-buf whose first byte is the mapping's, where the kernel gave one.
+    /// A BAR, and its dma-buf if the kernel exported one; the dma-buf begins at the mapping's first byte.
     Bar(Option<OwnedFd>),
-    /// A device whose memory has no struct pages.
+    /// Device memory without struct pages.
     Invisible,
 }
 
@@ -35,7 +35,7 @@ pub enum MadeOf {
 pub struct Mapping {
     start: NonNull<u8>,
     size: u64,
-    /// What was reserved to find a congruent place: start and bytes. All of it is ours, and unmapped at the end.
+    /// Range reserved to find a congruent address: start and bytes. All of it is ours, and drop unmaps it.
     reserved: (NonNull<u8>, usize),
     made_of: MadeOf,
 }
@@ -46,9 +46,9 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `size` bytes of `file` from `offset`, at an address congruent to `congruent_to` (the guest physical address)
-    /// modulo the largest page that fits: only so can the kernel use huge pages for the guest and the IOMMU. A core file
-    /// leaves the bytes out.
+    /// Maps `size` bytes of `file` from `offset`, at an address congruent to `congruent_to` (the guest physical
+    /// address) modulo the largest page that fits: the kernel can use huge pages for the guest and the IOMMU only then.
+    /// A core file omits the bytes.
     ///
     /// # Errors
     /// The kernel's; `InvalidInput` for sizes that no address space has.
@@ -79,7 +79,7 @@ impl Mapping {
         let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
         let (length, skip, reserve) = layout(size, congruent_to).ok_or_else(invalid)?;
         let nothing = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a fresh private mapping at an address that the kernel chooses touches nothing that exists.
+        // SAFETY: a new private mapping at an address that the kernel chooses touches no existing mapping.
         let reserved =
             unsafe { mm::mmap_anonymous(std::ptr::null_mut(), reserve, ProtFlags::empty(), nothing) }?
                 .cast::<u8>();
@@ -109,7 +109,7 @@ impl Mapping {
     }
 }
 
-/// Bytes to map, how far from an address the congruent place is, and bytes to reserve for it.
+/// Bytes to map, the distance from an address to the next congruent one, and bytes to reserve for it.
 fn layout(size: u64, congruent_to: u64) -> Option<(usize, impl Fn(usize) -> usize, usize)> {
     let align = (1 << size.checked_ilog2()?).min(LARGEST_PAGE);
     let place = usize::try_from(congruent_to % align).ok()?;
@@ -121,7 +121,7 @@ fn layout(size: u64, congruent_to: u64) -> Option<(usize, impl Fn(usize) -> usiz
 impl Drop for Mapping {
     fn drop(&mut self) {
         let (start, size) = self.reserved;
-        // SAFETY: the range is ours alone, and whoever lent it on held an `Arc` of this value.
+        // SAFETY: this value alone owns the range, and every user of the address holds an `Arc` of this value.
         let _ = unsafe { mm::munmap(start.as_ptr().cast(), size) };
     }
 }
@@ -147,7 +147,7 @@ unsafe impl HostMemory for Mapping {
     }
 }
 
-/// A part of other memory, which it keeps.
+/// A part of other memory, which it keeps mapped.
 pub struct Part {
     whole: Arc<dyn HostMemory>,
     offset: u64,
@@ -162,10 +162,10 @@ impl Part {
     }
 }
 
-// SAFETY: the part lies in memory whose implementer made the same promise, and which lives as long.
+// SAFETY: the part lies in `whole`, which it keeps; the implementer of `whole` made the same promise.
 unsafe impl HostMemory for Part {
     fn address(&self) -> NonNull<u8> {
-        let offset = usize::try_from(self.offset).unwrap_or_default(); // `new` looked
+        let offset = usize::try_from(self.offset).unwrap_or_default(); // `new` checked this
         self.whole.address().map_addr(|address| address.saturating_add(offset))
     }
 

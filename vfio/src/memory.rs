@@ -1,11 +1,11 @@
-//! Memory of this process that the guest and devices reach. This is an unsafe room: it holds a promise, and the two
-//! functions that lean on it.
+//! Memory of this process that the guest and devices reach. This is an unsafe module: it holds an unsafe trait, and the
+//! two functions that rely on the trait's promise.
 #![expect(unsafe_code, reason = "an unsafe trait: its implementers promise that memory stays")]
 
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
-/// What is behind a piece of memory: it decides by which way an IOMMU can be told of it.
+/// Backing of a range of memory; it determines how an IOMMU can map the range.
 #[derive(Debug, Clone, Copy)]
 pub enum Behind<'a> {
     /// A memory file (memfd, hugetlb) from `offset`: by file where the kernel can (IOMMU_IOAS_MAP_FILE, Linux 6.13).
@@ -37,20 +37,20 @@ pub enum Behind<'a> {
 /// Shared memory at a fixed place in this process's address space.
 ///
 /// # Safety
-/// From `address()` on, `size()` bytes are mapped readable and shared (and writable, unless the implementer says
-/// otherwise to those it hands the value to), at the same place as long as the value lives, and nobody makes a Rust
-/// reference to them: guests, devices and peers change them at any time.
+/// From `address()` on, `size()` bytes are mapped readable and shared, at the same address as long as the value lives.
+/// They are writable too, unless the implementer documents otherwise to those it hands the value to. No code creates a
+/// Rust reference to them: guests, devices and peers change them at any time.
 pub unsafe trait HostMemory: Send + Sync {
     /// First address.
     fn address(&self) -> NonNull<u8>;
-    /// Bytes.
+    /// Size in bytes.
     fn size(&self) -> u64;
-    /// What it is made of.
+    /// Backing of the memory.
     fn behind(&self) -> Behind<'_>;
 }
 
 impl dyn HostMemory + '_ {
-    /// Copies bytes out, one by one; `None` when they do not all lie inside. What others write meanwhile may be torn.
+    /// Copies bytes out, one by one; `None` if they do not all lie inside. Concurrent writes may be torn.
     pub fn read(&self, offset: u64, data: &mut [u8]) -> Option<()> {
         let place = self.place(offset, data.len())?;
         for (index, byte) in data.iter_mut().enumerate() {
@@ -64,7 +64,7 @@ impl dyn HostMemory + '_ {
     pub fn write(&self, offset: u64, data: &[u8]) -> Option<()> {
         let place = self.place(offset, data.len())?;
         for (index, byte) in data.iter().enumerate() {
-            // SAFETY: as in `read`; memory that is not writable ends the process, it does not break it.
+            // SAFETY: as in `read`; a write to memory that is not writable ends the process and corrupts nothing.
             unsafe { place.wrapping_add(index).write_volatile(*byte) };
         }
         Some(())

@@ -1,4 +1,4 @@
-//! A function in the words of vfio-user, wherever it is served: its regions, the files that they are mapped from, interrupts.
+//! A function in vfio-user's terms, served by a socket or in this process: regions with their files, and interrupts.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -15,9 +15,9 @@ pub(crate) const REGIONS: u32 = 8;
 /// Kinds of interrupts: INTx, MSI, MSI-X, error, request.
 pub(crate) const KINDS: u32 = 5;
 
-/// What a device says of itself when it is opened.
+/// Description of a device, read when it is opened.
 pub(crate) struct Parts {
-    /// For messages.
+    /// Name for messages.
     pub(crate) name: String,
     regions: Vec<Described>,
     irqs: Vec<Interrupts>,
@@ -26,7 +26,7 @@ pub(crate) struct Parts {
 
 struct Described {
     region: Region,
-    /// The file that it is mapped from, and where it begins there.
+    /// File to map the region from, and the region's offset in it.
     file: Option<(OwnedFd, u64)>,
 }
 
@@ -35,13 +35,13 @@ impl Parts {
         Self { name, regions: Vec::new(), irqs: Vec::new(), resettable }
     }
 
-    /// The next region.
+    /// Adds the next region, in index order.
     pub(crate) fn region_is(&mut self, info: &RegionInfo, file: Option<OwnedFd>) {
         let file = file.filter(|_| info.mmap && info.size > 0).map(|file| (file, info.offset));
         self.regions.push(Described { region: region(info, file.is_some()), file });
     }
 
-    /// The next kind of interrupt.
+    /// Adds the next kind of interrupt, in index order.
     pub(crate) fn irq_is(&mut self, info: Option<IrqInfo>) {
         self.irqs.push(info.map(interrupts).unwrap_or_default());
     }
@@ -67,14 +67,14 @@ impl Parts {
         BackendError::Refused { function: self.name.clone(), what: what.into(), source: source.into() }
     }
 
-    /// An access has to lie in its region.
+    /// Checks that an access lies in its region.
     pub(crate) fn inside(&self, region: RegionIndex, offset: u64, length: usize) -> Result<(), BackendError> {
         let end = u64::try_from(length).ok().and_then(|length| offset.checked_add(length));
         let inside = end.is_some_and(|end| end <= self.region(region).size);
         if inside { Ok(()) } else { Err(self.absent(format!("byte {offset:#x} of {region:?}"))) }
     }
 
-    /// Vectors have to be there.
+    /// Checks that the vectors exist: `of` is their total.
     pub(crate) fn has(
         &self,
         kind: InterruptKind,
@@ -86,7 +86,7 @@ impl Parts {
         if inside { Ok(()) } else { Err(self.absent(format!("vector {first} and {count} more of {kind:?}"))) }
     }
 
-    /// Maps `part` of `region`; `made_of` says what that is, of a descriptor and where the part begins there.
+    /// Maps `part` of `region`; `made_of` classifies the mapping, from a descriptor and the part's offset in it.
     pub(crate) fn map(
         &self,
         region: RegionIndex,
@@ -106,18 +106,18 @@ impl Parts {
     }
 }
 
-/// To switch off all interrupts of `kind`.
+/// Request that disables all interrupts of `kind`.
 pub(crate) fn disabled(kind: InterruptKind) -> SetIrqs<'static> {
     let (action, data) = (IrqAction::Trigger, IrqData::None);
     SetIrqs { index: kind.number(), start: 0, count: 0, action, data }
 }
 
-/// Vectors of `kind` from `start` on with an eventfd each, or, where `data` is none, with nobody to tell.
+/// Request that connects vectors of `kind` from `start` on to the eventfds sent with it; without any, disconnects them.
 pub(crate) fn connected(kind: InterruptKind, start: u32, count: u32) -> SetIrqs<'static> {
     SetIrqs { index: kind.number(), start, count, action: IrqAction::Trigger, data: IrqData::Eventfd }
 }
 
-/// `triggers` in runs of vectors that are connected, or disconnected, and the number of the first of each.
+/// Splits `triggers` into runs of connected or disconnected vectors, each with the number of its first vector.
 pub(crate) fn runs<T>(first: u32, triggers: &[Option<T>]) -> impl Iterator<Item = (u32, &[Option<T>])> {
     let mut start = first;
     triggers.chunk_by(|one, next| one.is_some() == next.is_some()).map(move |run| {
@@ -140,12 +140,12 @@ fn region(info: &RegionInfo, file: bool) -> Region {
         readable: info.read,
         writable: info.write,
         mappable: areas.iter().filter_map(|area| pages(info.offset, area)).collect(),
-        // A server that lets the table be mapped says so by its areas.
+        // A server that allows mapping of the table shows it by its areas.
         msix_mappable: true,
     }
 }
 
-/// The whole pages of `area`, whose region begins at `offset` of its file; none when they are not pages of the file.
+/// The whole pages of `area` in a region that begins at `offset` of its file; `None` if they are not pages of the file.
 fn pages(offset: u64, area: &Area) -> Option<Span<InBar>> {
     let page = u64::try_from(rustix::param::page_size()).ok()?;
     let start = area.offset.checked_next_multiple_of(page)?;

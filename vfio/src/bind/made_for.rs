@@ -1,8 +1,8 @@
-//! Which VFIO driver a kernel has for a function: a variant of `vfio-pci` that was made for it, or `vfio-pci` itself.
+//! VFIO driver that a kernel has for a function: a variant of `vfio-pci` that was made for it, or `vfio-pci` itself.
 //!
-//! Variants say in their modules which functions they are made for, by aliases that begin with `vfio_pci:` and go on like a function's
-//! own `modalias` (`PCI_DRIVER_OVERRIDE_DEVICE_VFIO` in `include/linux/pci.h`), with `*` where anything goes. They are in
-//! `modules.alias`, and of drivers that are built into the kernel in `modules.builtin.modinfo`.
+//! A variant's module names its functions by aliases that begin with `vfio_pci:` and continue like a function's own
+//! `modalias` (`PCI_DRIVER_OVERRIDE_DEVICE_VFIO` in `include/linux/pci.h`), with `*` as wildcard. `modules.alias` holds
+//! them, and `modules.builtin.modinfo` those of drivers that are built into the kernel.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -10,16 +10,16 @@ use std::path::Path;
 
 use egm_address::PciAddress;
 
-/// Any function's.
+/// Driver for any function.
 const GENERIC: &str = "vfio-pci";
-/// How the aliases of variants begin, and a function's own.
+/// Prefixes of the aliases of variants, and of a function's own.
 const VARIANT: &str = "vfio_pci:";
 const FUNCTION: &str = "pci:";
-/// Bytes of a file of the kernel's modules that are looked at: real ones have 2 MB.
+/// Largest file of the kernel's modules that is read, in bytes: real ones have 2 MB.
 const LIMIT: usize = 16 << 20;
 
-/// The driver for `function` of the host at `root`: the variant whose alias leaves the least open, `vfio-pci` where there is none or
-/// the kernel's modules cannot be read.
+/// Driver for `function` of the host at `root`: the variant with the fewest wildcards in its alias, or `vfio-pci` if
+/// there is none or the kernel's modules cannot be read.
 pub(super) fn driver(root: &Path, function: PciAddress) -> String {
     variant(root, function).unwrap_or_else(|| GENERIC.to_owned())
 }
@@ -71,7 +71,7 @@ fn matches(pattern: &str, text: &str) -> bool {
         if parts.peek().is_none() {
             return left.ends_with(part);
         }
-        // The first place that fits leaves the most for those behind it.
+        // The first match leaves the most text for the parts after it.
         let Some((_, behind)) = left.split_once(part) else {
             return false;
         };

@@ -1,8 +1,8 @@
-//! Which driver has a function: taking it from the host for a guest, and giving it back.
+//! Driver bindings of functions: taking a function from the host for a guest, and restoring its former driver.
 //!
-//! By `driver_override` and `drivers_probe` (`Documentation/ABI/testing/sysfs-bus-pci`), which name one function, unlike
-//! `new_id`, which takes every function with the same ids. What a function had before is written down before anything
-//! changes, so a taking that was cut short can be undone.
+//! This uses `driver_override` and `drivers_probe` (`Documentation/ABI/testing/sysfs-bus-pci`), which name one
+//! function, unlike `new_id`, which takes every function with the same ids. The former driver is recorded before
+//! anything changes, so an interrupted bind can be undone.
 #![forbid(unsafe_code)]
 
 mod made_for;
@@ -21,7 +21,7 @@ use crate::topology::{self, GroupError, is_bridge, is_vfio_driver};
 
 pub use protect::Use;
 
-/// Where former drivers are written down; gone after a reboot, as the bindings are.
+/// Folder of the records of former drivers; a reboot clears it, as it clears the bindings.
 const STATE: &str = "run/egm-vmm/bind";
 
 /// Why a function keeps its driver.
@@ -30,15 +30,15 @@ pub enum BindError {
     /// The host could not be read.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// The host lives on it.
+    /// The host depends on it.
     #[error("host function {function} is in use by this host: {what}")]
     Needed {
         /// Which.
         function: PciAddress,
-        /// What for.
+        /// Use by the host.
         what: Use,
     },
-    /// No guest could have it: it is a bridge, in no group, or others of its group would keep the host's drivers.
+    /// No guest could have it: it is a bridge, in no group, or its group's other members would keep the host's drivers.
     #[error(transparent)]
     Group(GroupError),
     /// No such driver.
@@ -46,16 +46,16 @@ pub enum BindError {
     NoDriver {
         /// Its name.
         driver: String,
-        /// What was looked for.
+        /// Missing folder in sysfs.
         path: PathBuf,
     },
-    /// Not a name.
+    /// Invalid name of a driver.
     #[error("{driver:?} cannot name a driver: write letters, digits, \"-\" and \"_\"")]
     Name {
-        /// What was written.
+        /// The rejected name.
         driver: String,
     },
-    /// What the function had before cannot be known.
+    /// The record of the former driver cannot be read.
     #[error("cannot read {}", path.display())]
     Read {
         /// The state file.
@@ -68,25 +68,25 @@ pub enum BindError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What.
+        /// Text that could not be written.
         text: String,
         /// The reason.
         source: io::Error,
     },
-    /// The driver did not want it.
+    /// The driver did not accept it.
     #[error("host function {function} has {now} after it was offered to {driver}: the kernel's log says why")]
     Refused {
         /// Which.
         function: PciAddress,
         /// The driver.
         driver: String,
-        /// What it has.
+        /// Driver that it has now.
         now: String,
     },
 }
 
 impl BindError {
-    /// What to do about it.
+    /// Command or change that resolves the error, if one is known.
     pub fn help(&self) -> Option<String> {
         match self {
             Self::Host(HostError::Missing { .. }) => Some(MISSING_REMEDY.to_owned()),
@@ -109,7 +109,7 @@ impl BindError {
     }
 }
 
-/// What happened to a function.
+/// Result of a bind or an undo for one function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     /// Which.
@@ -120,23 +120,23 @@ pub struct Change {
     pub now: Option<String>,
 }
 
-/// A host whose functions change drivers.
+/// Binds the functions of one host to drivers.
 #[derive(Debug)]
 pub struct Binder {
     root: PathBuf,
-    /// Whether a kernel acts on what is written; a copied tree only keeps it.
+    /// Whether a kernel acts on the writes; a copied tree only stores them.
     live: bool,
 }
 
 impl Binder {
-    /// The host whose tree is at `root`; `/` is this one.
+    /// Binder for the host at `root`; `/` is this host.
     pub fn new(root: &Path) -> Self {
         Self { root: root.to_owned(), live: root == Path::new("/") }
     }
 
-    /// Binds `functions` to `driver`, or each that has no driver of VFIO to the one that the kernel has for it (`vfio-pci` where it has
-    /// none that is made for it), and with `group` the other members of their groups too, bridges left out. One that has the driver is left
-    /// as it is. All are checked before the first module is loaded and the first function changes.
+    /// Binds `functions` to `driver`. Without it, each keeps its VFIO driver, or gets the one that the kernel has for
+    /// it, else `vfio-pci`. With `group`, binds the other members of their groups too, except bridges. A function that
+    /// has the driver stays as it is. All are checked before the first module is loaded and the first function changes.
     ///
     /// # Errors
     /// [`BindError`]; functions before the one named may have changed.
@@ -150,7 +150,7 @@ impl Binder {
         wanted.iter().map(|(function, driver)| self.give(function, driver)).collect()
     }
 
-    /// Gives `functions` the drivers back that they had before [`Binder::bind`]. One that was not taken, or is back, stays as it is.
+    /// Restores the drivers that `functions` had before [`Binder::bind`]. A function without a record stays as it is.
     ///
     /// # Errors
     /// [`BindError`]; functions before the one named may have changed.
@@ -158,7 +158,7 @@ impl Binder {
         functions.iter().map(|function| self.give_back(*function)).collect()
     }
 
-    /// The functions to bind and their drivers; the host needs none of them.
+    /// Returns the functions to bind and their drivers, after a check that the host needs none of them.
     fn checked(
         &self,
         functions: &[PciAddress],
@@ -184,14 +184,14 @@ impl Binder {
             if let Some(what) = protect::host_use(&self.root, function.address) {
                 return Err(BindError::Needed { function: function.address, what });
             }
-            // One that has a driver of VFIO may have a guest, too, and nobody has asked for another driver.
+            // A function with a VFIO driver may have a guest: it keeps that driver unless the caller names one.
             let has = function.driver.clone().filter(|name| is_vfio_driver(name));
             let its = driver.map(str::to_owned).or(has);
             let its = its.unwrap_or_else(|| made_for::driver(&self.root, function.address));
             wanted.push((function.clone(), its));
         }
         for (function, driver) in wanted.iter().filter(|(_, driver)| is_vfio_driver(driver)) {
-            // As it will be: then each group has to be free.
+            // Check the state after the bind: each group must be free then.
             let ours = all.iter_mut().find(|one| one.address == function.address);
             ours.into_iter().for_each(|one| one.driver = Some(driver.clone()));
         }
@@ -202,11 +202,11 @@ impl Binder {
         Ok(wanted)
     }
 
-    /// Makes sure that the kernel has `driver`: its module is loaded where it is not.
+    /// Loads the module of `driver` if the kernel does not have the driver yet.
     fn load(&self, driver: &str) -> Result<(), BindError> {
         let path = self.root.join("sys/bus/pci/drivers").join(driver);
         if self.live && !path.is_dir() {
-            // What it says of a module that is not there is better than what could be said here.
+            // modprobe prints a better error for a missing module than this function could.
             let _ = Command::new("modprobe").arg("--").arg(driver).status();
         }
         if path.is_dir() { Ok(()) } else { Err(BindError::NoDriver { driver: driver.to_owned(), path }) }
@@ -216,7 +216,7 @@ impl Binder {
         let (address, before) = (function.address, function.driver.clone());
         if before.as_deref() != Some(driver) {
             let state = self.state(address);
-            // The first taking counts: a second one must not write down vfio-pci as what was there before.
+            // Only the first bind records the former driver: a second one must not record vfio-pci.
             if !state.exists() {
                 let text = before.as_deref().unwrap_or_default();
                 write_whole(&state, text).map_err(|source| BindError::Write {
@@ -246,7 +246,7 @@ impl Binder {
         } else if before.as_deref() != Some(former) {
             self.rebind(address, before.as_deref(), former)?;
         }
-        // An empty override lets any driver have it again, as after a reboot.
+        // An empty override lets any driver bind the function again, as after a reboot.
         write(&self.function(address).join("driver_override"), "\n")?;
         fs::remove_file(&state).map_err(|source| BindError::Write {
             path: state,
@@ -257,7 +257,7 @@ impl Binder {
         Ok(Change { function: address, before, now })
     }
 
-    /// Takes a function from its driver and offers it to `driver` alone.
+    /// Unbinds a function from its driver and offers it to `driver` alone.
     fn rebind(&self, address: PciAddress, from: Option<&str>, driver: &str) -> Result<(), BindError> {
         write(&self.function(address).join("driver_override"), driver)?;
         self.release(address, from)?;
@@ -297,8 +297,8 @@ fn write(path: &Path, text: &str) -> Result<(), BindError> {
     })
 }
 
-/// Makes `path`, in a folder that is made too, with all of `text` or not at all, whatever ends this process: a file that was
-/// cut short would read as "had no driver".
+/// Creates `path`, and its folder, with all of `text` or not at all, even if this process is killed: a truncated file
+/// would read as "had no driver".
 fn write_whole(path: &Path, text: &str) -> io::Result<()> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());

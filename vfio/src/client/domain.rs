@@ -1,4 +1,4 @@
-//! The memory that a vfio-user server is lent.
+//! Memory that is shared with a vfio-user server.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,11 +14,11 @@ use crate::dma::{Access, DmaError, Domain, Limits};
 use crate::mapping::{MadeOf, Mapping};
 use crate::memory::{Behind, HostMemory};
 
-/// The address space of one vfio-user device. Memory is lent as a file; what has none cannot be lent.
+/// Address space of one vfio-user device. Memory is shared by its file; memory without a file cannot be shared.
 pub struct UserDomain {
     link: Arc<Link>,
     limits: WireLimits,
-    /// What is lent, by its first address. Held across a call, so that two maps do not both find room.
+    /// Shared ranges by first address. Locked across a call, so that two maps cannot both find space.
     lent: Mutex<BTreeMap<Iova, Lent>>,
 }
 
@@ -36,7 +36,7 @@ impl UserDomain {
         self.lent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Smallest page that the server takes; 4 KiB when it says nothing that makes sense.
+    /// Smallest page that the server accepts, in bytes; 4 KiB if its capabilities hold no valid size.
     fn page(&self) -> u64 {
         let smallest = self.limits.page_sizes.trailing_zeros();
         1_u64.checked_shl(smallest).filter(|page| *page >= 0x1000).unwrap_or(0x1000)
@@ -119,7 +119,7 @@ impl Domain for UserDomain {
         }
         let unmap = DmaUnmap::Window { address: iova.start().get(), size: iova.size() };
         let answer = self.link.call(|client| client.dma_unmap(unmap));
-        // A server that is lost has nothing to give back any more; one that refuses still has it.
+        // A lost server has no access any more; a server that refuses still has it.
         if !matches!(answer, Err(CallError::Refused { .. })) {
             lent.remove(&iova.start());
         }

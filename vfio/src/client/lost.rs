@@ -1,4 +1,4 @@
-//! Whether the server is still there, and who wants to know when it is not.
+//! Detection of a lost server, and the eventfd that signals it.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -8,8 +8,8 @@ use std::thread::JoinHandle;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::Shutdown;
 
-/// A thread that sleeps until the server closes the connection, so that a server that dies is noticed when nobody asks it
-/// anything. Dropping this ends the connection and the thread.
+/// A thread that sleeps until the server closes the connection, so that a server's death is noticed even without a
+/// request. Dropping this ends the connection and the thread.
 pub(super) struct Lost {
     told: Arc<Told>,
     socket: Arc<OwnedFd>,
@@ -28,7 +28,7 @@ struct State {
 impl State {
     fn fire(&self) {
         if let (true, Some(trigger)) = (self.lost, &self.trigger) {
-            // An eventfd that is full has been told before.
+            // A full eventfd was signalled before.
             let _ = rustix::io::write(trigger, &1_u64.to_ne_bytes());
         }
     }
@@ -49,7 +49,7 @@ impl Told {
 }
 
 impl Lost {
-    /// Watches `socket`.
+    /// Starts the thread that watches `socket`.
     pub(super) fn watch(socket: OwnedFd) -> io::Result<Self> {
         let (told, socket) = (Arc::new(Told::default()), Arc::new(socket));
         let (tell, watched) = (Arc::clone(&told), Arc::clone(&socket));
@@ -62,12 +62,12 @@ impl Lost {
         Ok(Self { told, socket, thread: Some(thread) })
     }
 
-    /// The server is lost: whoever is connected is told, once.
+    /// Marks the server as lost and signals the connected trigger, once.
     pub(super) fn announce(&self) {
         self.told.announce();
     }
 
-    /// Tells `trigger` from now on, and at once when it has happened already.
+    /// Connects `trigger`, and signals it at once if the server is lost already.
     pub(super) fn connect(&self, trigger: Option<OwnedFd>) {
         let mut state = self.told.state();
         state.trigger = trigger;
@@ -77,7 +77,7 @@ impl Lost {
 
 impl Drop for Lost {
     fn drop(&mut self) {
-        // We leave by ourselves: that is no event.
+        // Our own disconnect must not signal the trigger.
         self.connect(None);
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
         if let Some(thread) = self.thread.take() {

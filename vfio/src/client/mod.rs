@@ -1,18 +1,18 @@
-//! A function behind a vfio-user server: registers by message, BARs by its memory files, interrupts by eventfd, memory
-//! lent to it by file.
+//! A function behind a vfio-user server: registers by message, BARs and shared memory by file, interrupts by eventfd.
 //!
 //! ```text
 //!  vCPUs ─ Backend ─► function ─┐
 //!  guest memory ─ Domain ──────► link ── one call at a time ── socket ── server
 //!                 Error eventfd ◄─ watch: the server is gone ─┘
 //! ```
-//! A server that is gone, slow or wrong is lost for good: reads give ones, and the eventfd of
-//! [`InterruptKind::Error`](crate::backend::InterruptKind) fires, as for hardware that was pulled out. No call takes longer
-//! than twice [`Settings::limit`].
+//! A server that is gone, slow or wrong is lost for good: reads return all ones, and the eventfd of
+//! [`InterruptKind::Error`](crate::backend::InterruptKind) fires, as for hardware that was pulled out. No call takes
+//! longer than twice [`Settings::limit`].
 //!
-//! A server is trusted with the memory that it is lent, and not to shorten the files that it lends (a vCPU that touches
-//! what is missing stops with an error; this process never touches it). Its files are memory or devices of memory, checked
-//! outside this process (`egm_vfio_wire::receiver`); once the device is described, it sends no further descriptor.
+//! A server is trusted with the memory that it receives, and not to shorten the files that it shares (a vCPU that
+//! touches missing bytes stops with an error; this process never touches them). Its files are memory or devices of
+//! memory, checked outside this process (`egm_vfio_wire::receiver`); once the device is described, it sends no further
+//! descriptor.
 
 mod domain;
 mod function;
@@ -34,17 +34,17 @@ pub use self::function::UserFunction;
 use self::lost::Lost;
 use crate::backend::BackendError;
 
-/// How to treat a server.
+/// Timeouts of calls to a server.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
-    /// How long an answer may take.
+    /// Longest time that an answer may take.
     pub limit: Duration,
-    /// How long to look for an answer before going to sleep for it.
+    /// How long to poll for an answer before sleeping until it comes.
     pub patience: Patience,
 }
 
 impl Default for Settings {
-    /// 5 s, as QEMU; looks for 50 µs.
+    /// 5 s, as QEMU; polls for 50 µs.
     fn default() -> Self {
         Self { limit: Duration::from_secs(5), patience: Patience::of(Duration::from_micros(50)) }
     }
@@ -53,21 +53,21 @@ impl Default for Settings {
 /// Why a server cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// There is none.
+    /// No server accepts the connection.
     #[error("cannot connect to the vfio-user server {path}: start it before the VM")]
     Connect {
         /// Its socket.
         path: String,
-        /// The kernel's word.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// It does not behave.
+    /// It fails the protocol while it describes its device.
     #[error("the vfio-user server {path} does not describe its device")]
     Talk {
         /// Its socket.
         path: String,
-        /// What went wrong.
+        /// Error of the failed call.
         #[source]
         source: CallError,
     },
@@ -85,7 +85,7 @@ pub enum OpenError {
     },
 }
 
-/// The server's function and the address space that it reaches memory by.
+/// Connects to the server at `path`; returns its function and the address space through which it reaches memory.
 ///
 /// # Errors
 /// [`OpenError`].
@@ -122,9 +122,9 @@ struct Link {
 }
 
 impl Link {
-    /// One call; a server that is lost by it is announced.
+    /// Makes one call; if the server is lost by it, signals that.
     fn call<T>(&self, call: impl FnOnce(&mut Client) -> Result<T, CallError>) -> Result<T, CallError> {
-        // A call that panicked left the client between two messages at worst: it finds out by itself.
+        // After a panic the client is between two messages at worst, and detects that by itself.
         let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
         call(&mut client).inspect_err(|error| {
             if !error.stands() {
@@ -133,7 +133,7 @@ impl Link {
         })
     }
 
-    /// As a [`BackendError`]; `what` was tried.
+    /// Makes one call; its error becomes a [`BackendError`] that names `what` was tried.
     fn ask<T>(
         &self,
         what: impl fmt::Display,
@@ -155,7 +155,7 @@ impl Link {
         })
     }
 
-    /// A copy of `fd` that stays when the caller's is closed.
+    /// Duplicates `fd`: the copy stays open when the caller's is closed.
     fn keep(&self, fd: impl AsFd) -> Result<OwnedFd, BackendError> {
         let refused = |source| {
             let what = "keep an eventfd".to_owned();

@@ -9,7 +9,7 @@ use egm_address::{Io, Span};
 use super::order::Piece;
 use super::{DmaError, Domain};
 
-/// What was mapped, and the first failure.
+/// Mapped spans, and the first failure.
 #[derive(Default)]
 struct Progress {
     mapped: Vec<Span<Io>>,
@@ -48,7 +48,7 @@ pub fn map_all(
     let Progress { mapped, failed } = progress.into_inner().unwrap_or_else(PoisonError::into_inner);
     let Some(error) = failed else { return Ok(()) };
     for span in mapped {
-        let _ = domain.unmap(span); // the first failure is what is told; the address space is given up
+        let _ = domain.unmap(span); // report the first failure; the address space is given up
     }
     Err(error)
 }
@@ -81,13 +81,13 @@ fn map_each(domain: &dyn Domain, pieces: &[Piece], progress: &Mutex<Progress>) {
 /// A BAR that other functions cannot reach: peer-to-peer DMA with it fails, all else works.
 #[derive(Debug)]
 pub struct Unreachable {
-    /// Where they would have found it.
+    /// I/O addresses at which they would have reached it.
     pub iova: Span<Io>,
     /// Why.
     pub why: DmaError,
 }
 
-/// Maps the BARs of functions, so that others reach them; those that cannot be mapped are told, and are no failure.
+/// Maps the BARs of functions, so that others reach them; returns those that cannot be mapped, which is no failure.
 pub fn map_bars(domain: &dyn Domain, bars: impl IntoIterator<Item = Piece>) -> Vec<Unreachable> {
     let map = |Piece { iova, memory, offset, access, .. }: Piece| {
         domain.map(iova, &memory, offset, access).err().map(|why| Unreachable { iova, why })
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!((entered.len(), entered.into_iter().collect::<BTreeSet<_>>()), (3, nodes.into()));
     }
 
-    /// An address space whose maps wait for each other: one alone fails.
+    /// An address space with maps that wait for each other: one alone fails.
     #[derive(Default)]
     struct Together {
         inside: Mutex<usize>,

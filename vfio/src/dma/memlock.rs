@@ -1,4 +1,4 @@
-//! How much memory this process may lock: what an IOMMU maps stays in place, and counts.
+//! Limit on this process's locked memory: memory that an IOMMU maps stays in place, and counts.
 
 use std::fs;
 
@@ -11,19 +11,19 @@ use super::DmaError;
 pub struct Memlock {
     /// Bytes; `None` without a limit.
     pub limit: Option<u64>,
-    /// Bytes that count already.
+    /// Bytes that are locked already.
     pub locked: u64,
 }
 
 impl Memlock {
-    /// Of this process, now.
+    /// Current limit and use of this process.
     pub fn of_process() -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         Self::parse(&status, getrlimit(Resource::Memlock).current)
     }
 
-    /// From `/proc/PID/status` and `RLIMIT_MEMLOCK`. Who has `CAP_IPC_LOCK` has no limit (vfio_iommu_type1 and iommufd
-    /// alike). The former counts `VmLck`, the latter `VmPin`.
+    /// Parses `/proc/PID/status` and `RLIMIT_MEMLOCK`. A process with `CAP_IPC_LOCK` has no limit (vfio_iommu_type1 and
+    /// iommufd alike). The former counts `VmLck`, the latter `VmPin`.
     fn parse(status: &str, limit: Option<u64>) -> Self {
         const CAP_IPC_LOCK: u32 = 14;
         let value = |name: &str| {
@@ -41,7 +41,7 @@ impl Memlock {
     /// Whether `needed` more bytes may be locked.
     ///
     /// # Errors
-    /// [`DmaError::Memlock`], which says the limit that would do.
+    /// [`DmaError::Memlock`], from which the sufficient limit follows.
     pub fn check(self, needed: u64) -> Result<(), DmaError> {
         match self.limit {
             Some(limit) if self.locked.saturating_add(needed) > limit => {

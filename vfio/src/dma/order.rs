@@ -1,4 +1,4 @@
-//! What is mapped, in which order. Pure.
+//! Order of maps. Pure.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use crate::memory::{Behind, HostMemory};
 /// A piece of memory that devices shall reach.
 #[derive(Clone)]
 pub struct Piece {
-    /// Where devices find it.
+    /// I/O addresses of the piece.
     pub iova: Span<Io>,
     /// The memory.
     pub memory: Arc<dyn HostMemory>,
     /// Its first byte in `memory`.
     pub offset: u64,
-    /// What devices may do with it.
+    /// Access of devices to it.
     pub access: Access,
     /// Host NUMA node of its pages, where one is known.
     pub node: Option<u32>,
@@ -33,8 +33,8 @@ impl Piece {
     }
 }
 
-/// `pieces` as few and large as they can be, the largest first: a failure for want of room then shows at once, and the
-/// longest work is not the last.
+/// Merges `pieces` into as few and large ones as possible, the largest first: a lack of space then shows at once, and
+/// the longest work is not the last.
 ///
 /// # Errors
 /// [`DmaError::Outside`] names the first bytes that no range has, [`DmaError::TooMany`] when there are more pieces than
@@ -58,7 +58,7 @@ pub fn order(mut pieces: Vec<Piece>, limits: &Limits) -> Result<Vec<Piece>, DmaE
     Ok(merged)
 }
 
-/// Whether `ranges` (ascending, disjoint, none touching another) have all of `span`; without ranges nobody knows.
+/// Checks that `ranges` (ascending, disjoint, none touching another) contain `span`; without ranges any span may do.
 fn inside(span: Span<Io>, ranges: &[Span<Io>]) -> Result<(), DmaError> {
     if ranges.is_empty() || ranges.iter().any(|range| range.covers(span)) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Functions of one card: their vital product data, and the partners of functions that a machine wants.
+//! Functions of one card: their vital product data, and the partners of requested functions.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use super::{HostError, HostFunction, addresses, function};
 use crate::variant::Variant;
 use crate::variant::data_direct::Card;
 
-/// Reads the cards of `all`, where the host has pairs: it takes each tens of milliseconds.
+/// Reads the cards of `all`, if the host has pairs: each read takes tens of milliseconds.
 pub(super) fn read(root: &Path, all: &mut [HostFunction]) {
     if all.iter().any(|function| Variant::of(function) == Variant::DataDirect) {
         all.iter_mut().for_each(|function| read_card(root, function));
@@ -27,7 +27,7 @@ fn read_card(root: &Path, function: &mut HostFunction) {
     }
 }
 
-/// Adds the functions that may be of a pair with one of `found`, where the host has such pairs.
+/// Adds the functions that may pair with one of `found`, if the host has such pairs.
 pub(super) fn add_partners(root: &Path, found: &mut Vec<HostFunction>) -> Result<(), HostError> {
     if !found.iter().any(may_have_partner) {
         return Ok(());
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
     use crate::host::{around, functions};
 
-    /// A network function, and the function of its card that reaches GPUs where `device` says so.
+    /// A network function, and another of its card: the one that reaches GPUs if `device` is that id.
     fn host(device: &str) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (address, device, number) in [("0000:03:00.0", "0x1023", "a"), ("0009:03:00.0", device, "a")] {

@@ -1,4 +1,4 @@
-//! What the kernel answers, parsed. Pure; nothing is trusted for coming from the kernel: every chain ends.
+//! Parser of the kernel's answers. Pure; it does not trust an answer because the kernel sent it: every chain ends.
 
 use std::mem::offset_of;
 
@@ -9,10 +9,10 @@ use super::message::Message;
 use crate::backend::{Interrupts, Region};
 use crate::dma::Limits;
 
-/// A capability in an answer: `struct vfio_info_cap_header`, then what its kind says.
+/// A capability in an answer: `struct vfio_info_cap_header`, then the fields of its kind.
 struct Capability {
     id: u32,
-    /// Where it starts in the answer.
+    /// Offset in the answer.
     at: usize,
 }
 
@@ -154,7 +154,7 @@ pub(super) struct Dependent {
     pub(super) id: u32,
 }
 
-/// `VFIO_DEVICE_GET_PCI_HOT_RESET_INFO`: who is affected, and whether ids are those of iommufd.
+/// `VFIO_DEVICE_GET_PCI_HOT_RESET_INFO`: the affected functions, and whether ids are those of iommufd.
 pub(super) fn dependents(answer: &Message) -> Option<(Vec<Dependent>, bool)> {
     type Info = vfio::vfio_pci_hot_reset_info;
     type Entry = vfio::vfio_pci_dependent_device;
@@ -171,7 +171,7 @@ pub(super) fn dependents(answer: &Message) -> Option<(Vec<Dependent>, bool)> {
     entries.filter(|entries| entries.len() == count).map(|entries| (entries, by_device))
 }
 
-/// Entries that the kernel said there are, for a second question with room for them.
+/// Number of entries that the kernel reported, for a second request with room for them.
 pub(super) fn dependent_count(answer: &Message) -> usize {
     let count = answer.get(offset_of!(vfio::vfio_pci_hot_reset_info, count)).unwrap_or(0);
     usize::try_from(count).unwrap_or(0).min(4096)

@@ -26,9 +26,9 @@ type Unmap = vfio::vfio_iommu_type1_dma_unmap;
 
 /// A container: one I/O address space for the groups in it.
 ///
-/// The kernel forgets all maps when the last group leaves, so they are kept here, and made again when a group comes.
+/// The kernel drops all maps when the last group leaves. This type keeps them and makes them again when a group joins.
 pub struct Container {
-    /// Closed before the memory below is let go.
+    /// Closed before the memory in `maps` is released.
     file: File,
     track: Option<Track>,
     /// Written while a group joins; read while memory is mapped, so that maps run in parallel.
@@ -61,10 +61,10 @@ fn open(path: &Path) -> io::Result<File> {
 }
 
 impl Container {
-    /// An empty one. `track` tells KVM of every group.
+    /// Creates an empty container. `track` reports every group to KVM.
     ///
     /// # Errors
-    /// [`OpenError`] where the host has no VFIO, or we may not use it.
+    /// [`OpenError`] if the host has no VFIO, or we may not use it.
     pub fn new(track: Option<Track>) -> Result<Arc<Self>, OpenError> {
         let path = Path::new(CONTAINER);
         let rule = "the kernel has no VFIO, or its module is not loaded";
@@ -76,7 +76,7 @@ impl Container {
         Ok(Arc::new(Self { file, track, groups: RwLock::default(), maps: Mutex::default() }))
     }
 
-    /// IOMMU group `number`, in this container; `function` is the one that is wanted of it.
+    /// Returns IOMMU group `number`, in this container; `function` is the requested member of it.
     pub(super) fn group(
         self: &Arc<Self>,
         number: u32,
@@ -203,12 +203,11 @@ impl Group {
         self.container.groups(numbers)
     }
 
-    /// Its number.
     pub(super) fn number(&self) -> u32 {
         self.number
     }
 
-    /// For a hot reset: who holds this proves that the group is his.
+    /// Descriptor for a hot reset: it proves that its holder owns the group.
     pub(super) fn proof(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }

@@ -1,4 +1,4 @@
-//! One function that the kernel lends us.
+//! One PCI function that the kernel assigns to this process through VFIO.
 
 use std::fs::{self, File};
 use std::io;
@@ -22,7 +22,7 @@ use crate::backend::{Backend, BackendError, InterruptKind, Interrupts, Region, R
 use crate::mapping::{MadeOf, Mapping};
 use crate::memory::HostMemory;
 
-/// Regions 0 to 8 of vfio-pci: BARs, ROM, configuration; VGA is not asked for.
+/// Number of queried regions of vfio-pci: BARs, ROM and configuration are 0 to 7; VGA (8) is not queried.
 const REGIONS: u32 = 8;
 const INTERRUPTS: [InterruptKind; 5] = [
     InterruptKind::Intx,
@@ -32,7 +32,7 @@ const INTERRUPTS: [InterruptKind; 5] = [
     InterruptKind::Request,
 ];
 
-/// What keeps a function ours.
+/// Object that keeps the function assigned to this process.
 pub(super) enum Hold {
     /// Its group, in a container.
     Group(Arc<Group>),
@@ -54,18 +54,18 @@ pub struct KernelFunction {
 }
 
 impl KernelFunction {
-    /// Whether the function at `address` of this host can be lent, as far as its tree tells.
+    /// Checks that the function at `address` of this host can be assigned, as far as sysfs shows.
     ///
     /// # Errors
-    /// [`OpenError`], what is in the way.
+    /// [`OpenError`] names the obstacle.
     pub fn check(address: PciAddress) -> Result<(), OpenError> {
         error::group(Path::new("/"), address).map(drop)
     }
 
-    /// Opens the function at `address` of this host and lets it reach what `domain` has.
+    /// Opens the function at `address` of this host and attaches it to `domain`.
     ///
     /// # Errors
-    /// [`OpenError`]; nothing is held then.
+    /// [`OpenError`]; the function is not held in that case.
     pub fn open(address: PciAddress, domain: &KernelDomain) -> Result<Self, OpenError> {
         let root = Path::new("/");
         let group = error::group(root, address)?;
@@ -89,7 +89,7 @@ impl KernelFunction {
         Ok(Self { file, hold, address, name, can_reset, regions, interrupts, connected })
     }
 
-    /// Where it is on the host.
+    /// Address on the host.
     pub fn address(&self) -> PciAddress {
         self.address
     }
@@ -108,7 +108,7 @@ impl KernelFunction {
         self.regions.get(usize::try_from(region.number()).ok()?)
     }
 
-    /// Where `length` bytes at `offset` of `region` are in the function's file.
+    /// Position in the function's file of `length` bytes at `offset` of `region`.
     fn place(&self, region: RegionIndex, offset: u64, length: usize) -> Result<u64, BackendError> {
         let end = u64::try_from(length).ok().and_then(|length| offset.checked_add(length));
         let inside = self.placed(region).filter(|placed| end.is_some_and(|end| end <= placed.region.size));
@@ -122,7 +122,7 @@ impl KernelFunction {
         self.connected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A dma-buf of a part of a BAR, for iommufd; `None` where the kernel has none, and where nobody would use it.
+    /// Exports part of a BAR as a dma-buf. `None` if the kernel cannot, or without iommufd, which alone uses it.
     fn dma_buf(&self, region: RegionIndex, part: Span<InBar>) -> Option<OwnedFd> {
         type Feature = vfio::vfio_device_feature;
         type Export = vfio::vfio_device_feature_dma_buf;
@@ -141,7 +141,7 @@ impl KernelFunction {
     }
 }
 
-/// The function's own character device: `vfio-dev/vfioN` in its folder names it.
+/// Opens the function's own character device, which `vfio-dev/vfioN` in its sysfs folder names.
 fn open_cdev(root: &Path, address: PciAddress) -> Result<(PathBuf, File), OpenError> {
     let folder = root.join(format!("sys/bus/pci/devices/{address}/vfio-dev"));
     let rule =
@@ -156,10 +156,10 @@ fn open_cdev(root: &Path, address: PciAddress) -> Result<(PathBuf, File), OpenEr
     Ok((path, file))
 }
 
-/// Why iommufd would not take a function, whose file is at `path`.
+/// Error for a function, with its cdev at `path`, that iommufd did not accept.
 fn attach_error(path: &Path, function: PciAddress, source: io::Error) -> OpenError {
     match source.raw_os_error() {
-        // EINVAL is what the second descriptor of an open function gets.
+        // The kernel returns EINVAL to the second descriptor of an open function.
         Some(libc::EBUSY | libc::EPERM | libc::EINVAL) => OpenError::busy(path, &function.to_string()),
         _ => OpenError::refused(format!("give {function} to iommufd"))(source),
     }
@@ -195,7 +195,7 @@ fn interrupts_of(function: BorrowedFd<'_>) -> io::Result<Vec<Interrupts>> {
         let mut message =
             Message::of::<vfio::vfio_irq_info>(0).with(offset_of!(vfio::vfio_irq_info, index), kind.number());
         match sys::exchange(function, Request::DEVICE_GET_IRQ_INFO, &mut message) {
-            // A conventional function has no error interrupt, and the kernel says EINVAL for it.
+            // A conventional PCI function has no error interrupt: the kernel returns EINVAL for it.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(Interrupts::default()),
             Err(error) => Err(error),
             Ok(_) => answer::interrupts(&message).ok_or_else(|| malformed("an interrupt")),

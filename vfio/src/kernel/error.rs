@@ -1,4 +1,4 @@
-//! Why a host's function cannot be opened, whose turn it is, and what helps.
+//! Errors of opening a host's function: the reason, the side at fault and the remedy.
 
 use std::fmt;
 use std::fs;
@@ -13,7 +13,7 @@ use crate::dma::DmaError;
 use crate::host::{self, HostError, MISSING_REMEDY};
 use crate::topology::{self, GroupError};
 
-/// Who must act.
+/// Side that must change before an open can succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The configuration names something wrong.
@@ -28,7 +28,7 @@ pub enum OpenError {
     /// It does not exist, or sysfs is not as documented.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// Its driver, its group or the group's others.
+    /// Its driver, its group or another member of the group prevents it.
     #[error(transparent)]
     Group(#[from] GroupError),
     /// A file of VFIO that does not exist.
@@ -36,7 +36,7 @@ pub enum OpenError {
     NoFile {
         /// The file.
         path: PathBuf,
-        /// What that means.
+        /// Explanation of the absence.
         rule: &'static str,
     },
     /// A file of VFIO that we may not open.
@@ -49,7 +49,7 @@ pub enum OpenError {
         /// Its group.
         group: u32,
     },
-    /// Another process has it.
+    /// Another process has the file open.
     #[error(
         "{} is in use: {} has {function}", path.display(),
         holder.as_ref().map_or_else(|| "another process, a virtual machine perhaps,".to_owned(), Holder::to_string)
@@ -59,13 +59,13 @@ pub enum OpenError {
         path: PathBuf,
         /// The function.
         function: String,
-        /// Who, where this user may see it.
+        /// Process that has it open, if this user may see it.
         holder: Option<Holder>,
     },
     /// Anything else.
     #[error("cannot {what}")]
     Refused {
-        /// What was tried, with its object.
+        /// Operation that failed, with its object.
         what: String,
         /// The kernel's reason.
         #[source]
@@ -79,9 +79,9 @@ pub enum OpenError {
 /// A process that has a file open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
-    /// Its number.
+    /// Process id.
     pub process: u32,
-    /// How it was started.
+    /// Command line, cut after 200 characters.
     pub command: String,
 }
 
@@ -92,10 +92,10 @@ impl fmt::Display for Holder {
 }
 
 impl Holder {
-    /// Longest command that is told, characters.
+    /// Longest command that is reported, in characters.
     const MOST: usize = 200;
 
-    /// The first process of `proc` (procfs), not `us`, that has `path` open. Root sees all of them, others their own.
+    /// Finds the first process of `proc` (procfs), except `us`, that has `path` open. Root sees all, others their own.
     fn of(proc: &Path, path: &Path, us: u32) -> Option<Self> {
         let processes = fs::read_dir(proc).ok()?.flatten();
         let mut processes =
@@ -113,7 +113,7 @@ impl Holder {
     }
 }
 
-/// The IOMMU group of the function at `address` of the host whose tree is at `root`, when it can be lent.
+/// Returns the IOMMU group of the function at `address` of the host at `root`, if the function can be assigned.
 pub(super) fn group(root: &Path, address: PciAddress) -> Result<u32, OpenError> {
     let function = host::function(root, address)?;
     let Some(number) = function.iommu_group else {
@@ -136,7 +136,7 @@ impl OpenError {
         move |source| Self::Refused { what, source }
     }
 
-    /// For `map_err`: `path`, a file of VFIO that lends `function`, could not be opened.
+    /// For `map_err`: `path`, the VFIO file of `function`, could not be opened.
     pub(super) fn file(path: &Path, function: &str, rule: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| match source.kind() {
             io::ErrorKind::NotFound => Self::NoFile { path: path.to_owned(), rule },
@@ -149,13 +149,13 @@ impl OpenError {
         }
     }
 
-    /// `path`, which lends `function`, is open elsewhere.
+    /// Error for `path`, the VFIO file of `function`, which another process has open.
     pub(super) fn busy(path: &Path, function: &str) -> Self {
         let holder = Holder::of(Path::new("/proc"), path, std::process::id());
         Self::Busy { path: path.to_owned(), function: function.to_owned(), holder }
     }
 
-    /// Who must act.
+    /// Whether the configuration or the host is at fault.
     pub fn fault(&self) -> Fault {
         match self {
             Self::Group(GroupError::Bridge { .. }) => Fault::Configuration,
@@ -163,7 +163,7 @@ impl OpenError {
         }
     }
 
-    /// What to do about it.
+    /// Command or change that resolves the error, if one is known.
     pub fn remedy(&self) -> Option<String> {
         Some(match self {
             Self::Group(error) => error.help(),

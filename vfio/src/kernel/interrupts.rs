@@ -15,7 +15,7 @@ use super::message::Message;
 use super::sys::{self, Request};
 use crate::backend::{InterruptKind, Interrupts};
 
-/// What is connected of one function.
+/// Connected interrupts of one function.
 #[derive(Debug, Default)]
 pub(super) struct Connected {
     /// Kinds that are enabled, and for those that cannot grow the descriptors of their vectors.
@@ -34,18 +34,17 @@ fn request(kind: InterruptKind, flags: u32, first: u32, count: usize, data: &[i3
     message
 }
 
-/// Vectors from `first` on write these descriptors; `None` none.
+/// Request to connect vectors from `first` on to these descriptors; `None` disconnects a vector.
 fn triggers(kind: InterruptKind, first: u32, files: &[Option<BorrowedFd<'_>>]) -> Message {
     let numbers: Vec<i32> = files.iter().map(|file| file.map_or(-1, |file| file.as_raw_fd())).collect();
     request(kind, EVENTFD | TRIGGER, first, numbers.len(), &numbers)
 }
 
 impl Connected {
-    /// Connects vectors of `kind`, which can do what `interrupts` says.
+    /// Connects vectors of `kind`, which has the capabilities `interrupts`.
     ///
-    /// A kind that cannot grow while it is enabled is disabled, and enabled again with all that it had: the kernel
-    /// allocates its vectors once. What the function signals in between is lost, which is why callers connect such a
-    /// kind as a whole where they can.
+    /// A kind that cannot grow while it is enabled is disabled, and enabled again with all its vectors: the kernel
+    /// allocates them once. Interrupts in between are lost, so callers connect such a kind as a whole if they can.
     pub(super) fn connect(
         &mut self,
         function: BorrowedFd<'_>,

@@ -24,15 +24,15 @@ use crate::memory::{Behind, HostMemory};
 
 const IOMMU: &str = "/dev/iommu";
 
-/// What is mapped, and the memory that is kept for it.
+/// Mapped spans, each with the memory that must outlive its map.
 type Maps = BTreeMap<Iova, (Span<Io>, Arc<dyn HostMemory>)>;
 
 /// An I/O address space of iommufd. Functions attach to it and keep it; it outlives them.
 pub struct Iommufd {
-    /// Destroyed, and with it every map, before the memory below is let go.
+    /// Declared before `maps`: it is destroyed, with every map, before that memory is released.
     space: IommufdIoas,
     iommufd: Arc<IommuFd>,
-    /// The same file, for what the crate has not.
+    /// The same file, for ioctls that the crate lacks.
     file: File,
     track: Option<Track>,
     /// The kernel is older than 6.13: files are mapped by address.
@@ -40,7 +40,7 @@ pub struct Iommufd {
     maps: Mutex<Maps>,
 }
 
-/// The kernel's reason behind the crate's.
+/// Extracts the kernel's error from the crate's.
 fn reason(error: IommufdError) -> io::Error {
     match error {
         IommufdError::IommuIoasAlloc(number)
@@ -52,10 +52,10 @@ fn reason(error: IommufdError) -> io::Error {
 }
 
 impl Iommufd {
-    /// An empty one. `track` tells KVM of every function.
+    /// Creates an empty I/O address space. `track` reports every function to KVM.
     ///
     /// # Errors
-    /// [`OpenError`] where the host has no iommufd, or we may not use it.
+    /// [`OpenError`] if the host has no iommufd, or we may not use it.
     pub fn new(track: Option<Track>) -> Result<Arc<Self>, OpenError> {
         let path = Path::new(IOMMU);
         let rule = "the kernel has no iommufd; set \"backend\": \"legacy\" on the function";
@@ -74,7 +74,7 @@ impl Iommufd {
         }))
     }
 
-    /// Takes a function, whose cdev was just opened: it reaches what is mapped. Closing it undoes that.
+    /// Attaches a function by its newly opened cdev: until that is closed, the function reaches everything mapped here.
     pub(super) fn attach(&self, function: &File) -> io::Result<()> {
         self.tell(function.as_fd(), true)?;
         let bound = self.bind(function);
@@ -88,7 +88,7 @@ impl Iommufd {
         type Bind = vfio::vfio_device_bind_iommufd;
         type Attach = vfio::vfio_device_attach_iommufd_pt;
         let iommufd = u32::try_from(self.file.as_raw_fd()).map_err(io::Error::other)?;
-        // Older kernels know the structures up to the function's number and without a PASID; newer ones take that too.
+        // Older kernels know only the structures up to these fields; newer kernels accept the short structures too.
         let mut bind = Message::of::<Bind>(0)
             .resized(offset_of!(Bind, token_uuid_ptr))
             .with(offset_of!(Bind, iommufd), iommufd);
@@ -99,7 +99,7 @@ impl Iommufd {
         sys::exchange(function.as_fd(), Request::DEVICE_ATTACH_IOMMUFD_PT, &mut attach).map(drop)
     }
 
-    /// Tells KVM that a function has come or goes.
+    /// Reports to KVM that a function was added, or is about to be removed.
     pub(super) fn tell(&self, function: BorrowedFd<'_>, added: bool) -> io::Result<()> {
         self.track.as_ref().map_or(Ok(()), |track| track(function, added))
     }
@@ -108,7 +108,7 @@ impl Iommufd {
         self.maps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Maps a file's part. `None` when the kernel cannot map files.
+    /// Maps part of a file. Returns `None` if the kernel cannot map files.
     fn by_file(
         &self,
         iova: Span<Io>,
@@ -210,29 +210,29 @@ impl Domain for Iommufd {
     }
 }
 
-/// How iommufd is told of memory.
+/// How memory is passed to iommufd.
 enum Way<'a> {
-    /// As part of a dma-buf, from there on.
+    /// As part of a dma-buf, from this offset on.
     DmaBuf(BorrowedFd<'a>, u64),
-    /// As part of a file, from there on; by address where the kernel cannot.
+    /// As part of a file, from this offset on; by address if the kernel cannot map files.
     File(BorrowedFd<'a>, u64),
     /// By this process's address: the kernel pins what is mapped there.
     Address,
 }
 
-/// Whether the file's pages are of a hugetlb pool. Where `IOMMU_IOAS_MAP_FILE` does not find such a page it makes one: on the
-/// node of the thread, whatever the file's policy says; and when a fault of another thread is faster, it fails with ENOMEM,
+/// Whether the file's pages come from a hugetlb pool. If `IOMMU_IOAS_MAP_FILE` does not find such a page, it allocates
+/// one on the thread's node and ignores the file's policy. If another thread's fault is faster, it fails with ENOMEM,
 /// because it expects a reservation that the fault has used (`memfd_alloc_folio`, seen with Linux 7.3).
 fn is_pooled(file: BorrowedFd<'_>) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|system| system.f_type == libc::HUGETLBFS_MAGIC)
 }
 
-/// The way to a kind of memory, or why there is none.
+/// Selects how to map a kind of memory, or explains why iommufd cannot map it.
 const fn way(behind: Behind<'_>) -> Result<Way<'_>, &'static str> {
     match behind {
         Behind::File { file, offset } => Ok(Way::File(file, offset)),
         Behind::Bar { dma_buf: Some((file, offset)) } => Ok(Way::DmaBuf(file, offset)),
-        // IOMMU_IOAS_MAP_FILE takes memfd and hugetlb (memfd_pin_folios), and says EINVAL of any other file.
+        // IOMMU_IOAS_MAP_FILE accepts memfd and hugetlb (memfd_pin_folios) and returns EINVAL for any other file.
         Behind::GuestMemfd { .. } | Behind::Pages => Ok(Way::Address),
         Behind::Invisible => Err(NO_PAGES),
         Behind::Bar { dma_buf: None } => Err(NO_DMA_BUF),

@@ -1,10 +1,11 @@
-//! The argument of a VFIO ioctl: a structure whose first 32 bits say how many bytes there are, and what follows it.
+//! The argument of a VFIO ioctl: a structure that begins with its total size (32 bits, in bytes), and its trailing
+//! data.
 
-/// Bytes for and from the kernel. The first four are always their number: the kernel touches no more than that.
+/// Bytes for and from the kernel. The first four always hold their number: the kernel accesses no more than that.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Message(Vec<u8>);
 
-/// Most bytes that an answer may ask us to make room for: 2048 descriptors, 4096 sparse areas, are far below it.
+/// Most bytes that an answer may request: 2048 descriptors, 4096 sparse areas, are far below it.
 const MOST: usize = 1 << 20;
 
 impl Message {
@@ -15,7 +16,7 @@ impl Message {
         message
     }
 
-    /// The bytes that an answer says it needs; `None` when it has them, or needs too many.
+    /// Bytes that an answer needs; `None` if it has them, or needs too many.
     pub(super) fn wants(&self) -> Option<usize> {
         let needed = usize::try_from(self.get(0)?).ok()?;
         (needed > self.0.len() && needed <= MOST).then_some(needed)
@@ -27,7 +28,7 @@ impl Message {
         self
     }
 
-    /// Says the size again, which an answer may have changed, and lends the bytes to the kernel.
+    /// Writes the size again, which an answer may have changed, and returns the bytes for the kernel.
     pub(super) fn seal(&mut self) -> &mut [u8] {
         let length = u32::try_from(self.0.len()).unwrap_or(0); // at most MOST
         if let Some(size) = self.0.first_chunk_mut() {
@@ -69,7 +70,6 @@ impl Message {
         self.0.get(offset..)?.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes))
     }
 
-    /// Bytes.
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }

@@ -1,15 +1,15 @@
-//! Functions that the host's kernel lends us: VFIO, with the legacy container or with iommufd.
+//! Functions that the host's kernel assigns: VFIO, with the legacy container or with iommufd.
 //!
 //! ```text
 //!  device.rs     KernelFunction: regions, interrupts, reset of one function      (Backend)
 //!  interrupts.rs which descriptor a vector writes
-//!  hot_reset.rs  what a reset of the bus affects, and doing it
+//!  hot_reset.rs  bus reset: the affected functions, and the reset itself
 //!  container.rs  Container: groups and type1v2 maps, by address                  (Domain)
 //!  iommufd.rs    Iommufd: cdevs and an I/O address space, by file where it can   (Domain)
-//!  answer.rs     what the kernel answers, parsed: pure
-//!  error.rs      why a function cannot be opened, and what helps
+//!  answer.rs     parser of the kernel's answers: pure
+//!  error.rs      reasons why a function cannot be opened, and remedies
 //!  message.rs    an ioctl's argument: pure
-//!  sys.rs        the unsafe room: every ioctl
+//!  sys.rs        the unsafe module: every ioctl
 //! ```
 
 pub mod container;
@@ -37,11 +37,11 @@ pub use error::{Fault, Holder, OpenError};
 pub use hot_reset::Affected;
 pub use iommufd::Iommufd;
 
-/// Tells KVM of a group's or function's descriptor (`KVM_DEV_VFIO_FILE_ADD` when `true`, `…_DEL` when not), so that it
+/// Reports a group's or function's descriptor to KVM (`KVM_DEV_VFIO_FILE_ADD` if `true`, `…_DEL` if not), so that KVM
 /// keeps caches coherent where a device's DMA does not snoop.
 pub type Track = Arc<dyn Fn(BorrowedFd<'_>, bool) -> io::Result<()> + Send + Sync>;
 
-/// Where a function's DMA is translated.
+/// I/O address space that translates a function's DMA.
 #[derive(Clone)]
 pub enum KernelDomain {
     /// Legacy container.
@@ -50,11 +50,11 @@ pub enum KernelDomain {
     Iommufd(Arc<Iommufd>),
 }
 
-/// Number and size of each BAR region of the function at `address`, as its driver shows it, which no file tells. It is opened
-/// and closed again.
+/// Number and size in bytes of each BAR region of the function at `address`, as its driver presents it. No sysfs file
+/// has these sizes, so this opens the function and closes it again.
 ///
 /// # Errors
-/// [`OpenError`]; somebody may use it.
+/// [`OpenError`], for example if another process uses the function.
 pub fn region_sizes(address: PciAddress) -> Result<Vec<(u8, u64)>, OpenError> {
     let domain = match Container::new(None) {
         Ok(container) => KernelDomain::Legacy(container),
@@ -66,7 +66,7 @@ pub fn region_sizes(address: PciAddress) -> Result<Vec<(u8, u64)>, OpenError> {
 }
 
 impl KernelDomain {
-    /// As the trait.
+    /// Returns the address space as a trait object.
     pub fn domain(&self) -> Arc<dyn crate::dma::Domain> {
         match self {
             Self::Legacy(container) => Arc::<Container>::clone(container),

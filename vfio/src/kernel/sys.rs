@@ -1,7 +1,7 @@
-//! The ioctls of VFIO and iommufd. This is an unsafe room, the only one for the kernel's functions.
+//! The ioctls of VFIO and iommufd. This is an unsafe module, the only one in `kernel`.
 //!
-//! What callers may rely on: the kernel writes to nothing but the message it is given, and maps for devices only memory
-//! that a [`HostMemory`] vouches for. The caller keeps that memory until it is unmapped.
+//! Callers can rely on this: the kernel writes only to the messages and buffers passed here, and maps for devices only
+//! memory that a [`HostMemory`] vouches for. The caller keeps that memory until it is unmapped.
 #![expect(unsafe_code, reason = "ioctl has no safe interface")]
 
 use std::ffi::CStr;
@@ -19,11 +19,11 @@ use super::message::Message;
 use crate::dma::Access;
 use crate::memory::HostMemory;
 
-/// An ioctl of VFIO, `_IO(VFIO_TYPE, VFIO_BASE + n)`; the number says no size, the argument does.
+/// An ioctl of VFIO, `_IO(VFIO_TYPE, VFIO_BASE + n)`. The number encodes no size; the argument holds its own.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Request(u8);
 
-/// Ioctls whose argument is a [`Message`] without pointers.
+/// Ioctls that take a [`Message`] without pointers.
 impl Request {
     pub(super) const GROUP_GET_STATUS: Self = Self(3);
     pub(super) const DEVICE_GET_INFO: Self = Self(7);
@@ -61,18 +61,19 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Sends `message`; the answer lies in it.
+/// Sends `message`, which the kernel overwrites with its answer.
 pub(super) fn exchange(
     file: BorrowedFd<'_>,
     request: Request,
     message: &mut Message,
 ) -> io::Result<libc::c_int> {
     let bytes = message.seal();
-    // SAFETY: the first word says how many bytes there are, the kernel touches no more of them, and none is a pointer.
+    // SAFETY: the first word holds the length in bytes, the kernel accesses no more of them and follows no pointer in
+    // them. The address in a message of `map` is of memory that the caller keeps.
     check(unsafe { libc::ioctl(file.as_raw_fd(), request.number(), bytes.as_mut_ptr()) })
 }
 
-/// As [`exchange`], again with the room that the kernel asks for.
+/// As [`exchange`], repeated with a larger message if the kernel needs one.
 pub(super) fn exchange_all(
     file: BorrowedFd<'_>,
     request: Request,
@@ -86,24 +87,23 @@ pub(super) fn exchange_all(
     Ok(message)
 }
 
-/// An ioctl whose argument is a number or nothing.
+/// Sends an ioctl with a number, or nothing, as its argument.
 fn number(file: BorrowedFd<'_>, request: Request, argument: libc::c_ulong) -> io::Result<libc::c_int> {
     // SAFETY: the argument is a number, no memory is involved.
     check(unsafe { libc::ioctl(file.as_raw_fd(), request.number(), argument) })
 }
 
-/// Whether this is a container of the API that we know, with an IOMMU of kind `iommu`.
+/// Whether `container` has the API version that we support and an IOMMU of type `iommu`.
 pub(super) fn has_iommu(container: BorrowedFd<'_>, iommu: u32) -> io::Result<bool> {
     let known = number(container, GET_API_VERSION, 0)? == 0;
     Ok(known && number(container, CHECK_EXTENSION, iommu.into())? > 0)
 }
 
-/// Gives a container its IOMMU, once it has a group.
+/// Sets the IOMMU type of a container, which must already hold a group.
 pub(super) fn set_iommu(container: BorrowedFd<'_>, iommu: u32) -> io::Result<()> {
     number(container, SET_IOMMU, iommu.into()).map(drop)
 }
 
-/// Resets a function.
 pub(super) fn reset(function: BorrowedFd<'_>) -> io::Result<()> {
     number(function, DEVICE_RESET, 0).map(drop)
 }
@@ -118,18 +118,18 @@ pub(super) fn set_container(group: BorrowedFd<'_>, container: BorrowedFd<'_>) ->
 
 /// Opens a function of a group, by its address as sysfs writes it.
 pub(super) fn function(group: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
-    // SAFETY: the kernel reads a string that ends.
+    // SAFETY: the kernel reads a NUL-terminated string.
     let file = check(unsafe { libc::ioctl(group.as_raw_fd(), GROUP_GET_DEVICE_FD.number(), name.as_ptr()) })?;
     Ok(owned(file))
 }
 
-/// A descriptor that an ioctl answered.
+/// Sends `VFIO_DEVICE_FEATURE` and returns the descriptor that it creates.
 pub(super) fn feature_file(function: BorrowedFd<'_>, mut message: Message) -> io::Result<OwnedFd> {
     exchange(function, Request::DEVICE_FEATURE, &mut message).map(owned)
 }
 
 fn owned(file: RawFd) -> OwnedFd {
-    // SAFETY: the kernel has just made this descriptor for us; nobody else owns it.
+    // SAFETY: the kernel has just created this descriptor for us; no other code owns it.
     unsafe { OwnedFd::from_raw_fd(file) }
 }
 
@@ -172,8 +172,8 @@ pub(super) fn iova_ranges(iommufd: BorrowedFd<'_>, ioas: u32) -> io::Result<(Vec
         allowed_iovas: u64::try_from(ranges.as_mut_ptr().expose_provenance()).unwrap_or(0),
         ..Default::default()
     };
-    // SAFETY: the kernel writes to the structure, whose size is in it, and at most `num_iovas` ranges to `ranges`, whose
-    // pointer is exposed.
+    // SAFETY: the kernel writes to the structure, which holds its own size, and at most `num_iovas` ranges to `ranges`;
+    // the pointer to `ranges` is exposed.
     check(unsafe { libc::ioctl(iommufd.as_raw_fd(), IOAS_IOVA_RANGES, &raw mut question) })?;
     ranges.truncate(usize::try_from(question.num_iovas).unwrap_or(MOST));
     Ok((ranges.iter().map(|range| (range.start, range.last)).collect(), question.out_iova_alignment))

@@ -1,4 +1,4 @@
-//! How a BAR is cut: what the guest reaches without leaving the guest, and what the VMM answers.
+//! Division of a BAR into parts that the guest reaches directly and parts that the VMM answers.
 //!
 //! ```text
 //!  region of the host   |======== mappable ========|--|===== mappable =====|
@@ -25,7 +25,7 @@ pub enum Piece {
 }
 
 impl Piece {
-    /// Where it is.
+    /// Offsets in the BAR.
     pub fn span(self) -> Span<InBar> {
         match self {
             Self::Mapped(span) | Self::Trapped(span) => span,
@@ -56,12 +56,12 @@ pub fn cut(size: u64, region: &Region, own: &[Span<InBar>], page: u64) -> Vec<Pi
     pieces
 }
 
-/// What is somebody's: first bytes and ends of disjoint spans. A server may name thousands.
+/// Taken parts: first bytes and ends of disjoint spans. A server may name thousands.
 #[derive(Default)]
 struct Taken(BTreeMap<BarOffset, BarOffset>);
 
 impl Taken {
-    /// Takes all of `span`; what of it was nobody's.
+    /// Takes all of `span`; returns the parts that were free.
     fn take(&mut self, span: Span<InBar>) -> Vec<Span<InBar>> {
         let before = self.0.range(..=span.start()).next_back();
         let start = span.start();

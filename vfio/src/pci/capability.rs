@@ -29,18 +29,18 @@ impl fmt::Display for CapabilityId {
 /// A capability of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capability {
-    /// What it is.
+    /// List and number.
     pub id: CapabilityId,
     /// Its first byte; a multiple of 4.
     pub offset: u16,
     /// Bytes from there on that are its own: 2 at least, 4 in the extended list.
     pub length: u16,
-    /// Whether the specification says that length. If not, it goes up to the next capability or the list's end.
+    /// Whether the specification defines that length. If not, it extends to the next capability or the list's end.
     pub exact: bool,
 }
 
 impl Capability {
-    /// The byte behind it.
+    /// Offset of the first byte after it.
     pub fn end(&self) -> u16 {
         self.offset.saturating_add(self.length)
     }
@@ -78,7 +78,7 @@ impl fmt::Display for ListEnd {
 pub struct List {
     /// Its capabilities in the order of the links, disjoint.
     pub capabilities: Vec<Capability>,
-    /// Why it is no longer.
+    /// Why the list ends there.
     pub end: ListEnd,
 }
 
@@ -89,13 +89,13 @@ impl List {
     }
 }
 
-/// What one link leads to: the capability's id and the next link.
+/// Target of one link: the capability's id and the next link.
 struct Node {
     id: CapabilityId,
     next: u16,
 }
 
-/// Where a list's capabilities may lie, and how one of its nodes is read.
+/// Bounds of a list's capabilities, and how to read one of its nodes.
 struct Kind {
     first: u16,
     end: u16,
@@ -124,7 +124,7 @@ const EXTENDED: Kind = Kind {
     },
 };
 
-/// The list that begins at 0x34; empty where the status register says that there is none.
+/// The list that begins at 0x34; empty if the status register reports none.
 pub fn standard(space: &[u8]) -> List {
     let has = word(space, STATUS).is_some_and(|status| status & STATUS_CAPABILITIES != 0);
     let first = byte(space, CAPABILITIES).filter(|_| has).unwrap_or(0) & 0xfc;
@@ -139,7 +139,7 @@ pub fn msix_vectors(space: &[u8]) -> u16 {
     control.map_or(0, |control| (control & 0x7ff).saturating_add(1))
 }
 
-/// The list that begins at 0x100; empty for a space of 256 bytes, and where 0x100 holds zero.
+/// The list that begins at 0x100; empty for a space of 256 bytes, and if 0x100 holds zero.
 pub fn extended(space: &[u8]) -> List {
     let has = dword(space, CONVENTIONAL).is_some_and(|header| header != 0);
     walk(space, &EXTENDED, if has { CONVENTIONAL } else { 0 })
@@ -166,7 +166,7 @@ fn walk(space: &[u8], kind: &Kind, first: u16) -> List {
     cut(space, kind.end, &nodes, end)
 }
 
-/// Gives every node its length, and ends the list before the first that reaches into another.
+/// Sets the length of every node, and ends the list before the first that reaches into another.
 fn cut(space: &[u8], space_end: u16, nodes: &[(CapabilityId, u16)], end: ListEnd) -> List {
     let mut list = List { capabilities: Vec::new(), end };
     for &(id, offset) in nodes {
@@ -193,9 +193,9 @@ fn cut(space: &[u8], space_end: u16, nodes: &[(CapabilityId, u16)], end: ListEnd
 }
 
 enum Length {
-    /// As the specification says.
+    /// Length that the specification defines.
     Exact(u16),
-    /// It does not say, or depends on what lies there.
+    /// Undefined, or dependent on the content.
     Open,
 }
 
@@ -253,7 +253,7 @@ fn express_length(flags: u16, room: u16) -> u16 {
     }
 }
 
-/// §7.9.5 and §7.9.6: the length includes the header, so 8 is the least.
+/// §7.9.5 and §7.9.6: the length includes the header, so the minimum is 8.
 fn vendor_length(header: u32) -> u16 {
     u16::try_from(header >> 20).unwrap_or(u16::MAX).max(8)
 }

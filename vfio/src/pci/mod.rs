@@ -1,4 +1,4 @@
-//! What a guest sees of a PCI function: pure, over bytes that nobody vouches for.
+//! Guest view of a PCI function: pure, over untrusted bytes.
 //!
 //! A function's configuration space may be a guest's view of another VMM, a vfio-user peer's invention, or the all-ones
 //! of a device that fell off its bus. Nothing here indexes, opens or waits.

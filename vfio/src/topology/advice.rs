@@ -1,6 +1,6 @@
 //! Settings of switches and adapters with which a NIC reaches a GPU's memory by the shortest way.
 //!
-//! The recipes are those of rdma-core's `rdma_topo` for machines whose functions are given to guests.
+//! The recipes are those of rdma-core's `rdma_topo` for machines that assign functions to guests.
 
 use std::fmt;
 
@@ -11,9 +11,9 @@ use super::{Relation, find, relation};
 use crate::host::HostFunction;
 use crate::ids::{DATA_DIRECT, MELLANOX, NVIDIA};
 
-/// What ACS control should be: bits 6 to 0, `x` for those that may be either, as the kernel's `pci=config_acs=` takes it.
+/// Recommended ACS control: bits 6 to 0, `x` for those that may be either, as the kernel's `pci=config_acs=` takes it.
 type Pattern = &'static str;
-/// Direct translated, redirection and source validation: what the IOMMU translated for an ATS device passes the switch.
+/// Direct translated, redirection and source validation: requests that an ATS device had translated pass the switch.
 const NIC_PORT: Pattern = "1x111x1";
 /// Redirection and source validation, the kernel's own choice.
 const OTHER_PORT: Pattern = "xx111x1";
@@ -24,16 +24,16 @@ const DATA_DIRECT_GPU_PORT: Pattern = "xx101x1";
 /// No source validation: requests and completions of the pair come by different ports.
 const DATA_DIRECT_OTHER: Pattern = "xx111x0";
 
-/// Something to change on the host.
+/// A recommended change on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Advice {
     /// ACS of a port.
     Acs {
         /// The port.
         port: PciAddress,
-        /// What it is; `None` when it has none or could not be read.
+        /// Current ACS; `None` if it has none or could not be read.
         now: Option<Acs>,
-        /// What it should be: bits 6 to 0, `x` for either.
+        /// Recommended ACS: bits 6 to 0, `x` for either.
         want: &'static str,
     },
     /// A NIC that could have ATS and does not show it.
@@ -72,7 +72,7 @@ impl fmt::Display for Advice {
     }
 }
 
-/// What would help the NICs of `passed` to reach its GPUs behind the same switch, one line a port.
+/// Changes that help the NICs of `passed` to reach its GPUs behind the same switch, one line a port.
 pub fn advice(functions: &[HostFunction], passed: &[&HostFunction]) -> Vec<Advice> {
     let gpus = || passed.iter().filter(|f| f.vendor == NVIDIA && f.class >> 16 == 0x03);
     let nics =
@@ -81,7 +81,7 @@ pub fn advice(functions: &[HostFunction], passed: &[&HostFunction]) -> Vec<Advic
     let mut all: Vec<Advice> = Vec::new();
     for (nic, gpu) in pairs.filter(|(nic, gpu)| relation(nic, gpu) <= Relation::Pxb) {
         for new in of_pair(functions, nic, gpu) {
-            // Two pairs may share a port; what the first says of it stands.
+            // Two pairs may share a port; the first pair's advice for it stands.
             if !all.iter().any(|old| old.about() == new.about()) {
                 all.push(new);
             }
@@ -136,7 +136,7 @@ fn of_pair(functions: &[HostFunction], nic: &HostFunction, gpu: &HostFunction) -
     all
 }
 
-/// Upstream ports have no ACS to speak of.
+/// Upstream ports have no relevant ACS.
 const fn is_downstream(port: super::Port) -> bool {
     matches!(port, super::Port::Root | super::Port::Downstream)
 }

@@ -1,7 +1,7 @@
-//! What a class code is called.
+//! Names of class codes.
 
-/// The name of a 24-bit class code's upper 16 bits (PCI Code and ID Assignment 1.15 §1), or of the first 8 where the rest
-/// matters to nobody here.
+/// Name of a 24-bit class code's upper 16 bits (PCI Code and ID Assignment 1.15 §1), or of the upper 8 if a finer name
+/// is not needed here.
 pub const fn class_name(class: u32) -> &'static str {
     match class >> 8 {
         0x0106 => "SATA controller",

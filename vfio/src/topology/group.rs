@@ -1,25 +1,25 @@
-//! May a function be given to a guest: its driver, and the others of its IOMMU group.
+//! Whether a function can be assigned to a guest: its driver, and the other members of its IOMMU group.
 //!
-//! A group is what the IOMMU cannot tell apart, so it goes to one owner as a whole. The kernel's rule
-//! (`iommu_device_claim_dma_owner`): nobody else may do DMA in it, which only drivers that promise so are believed.
+//! A group holds the functions that the IOMMU cannot separate, so it goes to one owner as a whole. The kernel's rule
+//! (`iommu_device_claim_dma_owner`): no other owner does DMA in it. The kernel trusts only drivers that promise that.
 
 use egm_address::PciAddress;
 
 use crate::host::{HostFunction, MISSING_REMEDY};
 use crate::ids::NVIDIA;
 
-/// A function of a group and who has it.
+/// A member of a group and its driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
     /// The function.
     pub address: PciAddress,
-    /// Its driver, in words when there is none.
+    /// Its driver.
     pub driver: String,
     /// Whether it is a bridge, which has no other driver.
     pub bridge: bool,
 }
 
-/// Why a function cannot be given to a guest as the host is.
+/// Why a function cannot be assigned to a guest in the host's current state.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GroupError {
     /// No such function.
@@ -28,7 +28,7 @@ pub enum GroupError {
         /// Which.
         function: PciAddress,
     },
-    /// What is behind it would go with it.
+    /// A bridge: the functions behind it would go with it.
     #[error("host function {function} is a bridge, which guests are not given")]
     Bridge {
         /// Which.
@@ -64,7 +64,7 @@ pub enum GroupError {
 }
 
 impl GroupError {
-    /// What to do about it.
+    /// Command or change that resolves the error.
     pub fn help(&self) -> String {
         match self {
             Self::Missing { .. } => MISSING_REMEDY.to_owned(),
@@ -82,10 +82,10 @@ impl GroupError {
     }
 }
 
-/// What makes a host isolate its functions.
+/// Help text for a host that does not isolate its functions.
 pub const IOMMU_REMEDY: &str = "enable the IOMMU in the firmware (VT-d, AMD-Vi, SMMU), and on Intel hosts in the kernel (intel_iommu=on)";
 
-/// The command that gives `functions` to VFIO.
+/// Command that binds `functions` to VFIO.
 pub fn remedy(functions: &[PciAddress]) -> String {
     let names: Vec<String> = functions.iter().map(ToString::to_string).collect();
     format!("egm-vmm bind {}", names.join(" "))
@@ -103,7 +103,7 @@ pub fn is_vfio_driver(driver: &str) -> bool {
     driver.replace('_', "-").ends_with("vfio-pci")
 }
 
-/// Whether the kernel lets a group with this member go: VFIO's, no driver's, or a driver's that does no DMA of its own.
+/// Whether the kernel releases a group with this member: a VFIO driver, no driver, or one that does no DMA of its own.
 fn is_harmless(function: &HostFunction) -> bool {
     function
         .driver
@@ -121,10 +121,10 @@ pub fn members<'a>(
     others.filter(move |other| group.is_some() && other.iommu_group == group)
 }
 
-/// Whether the function at `address` can be given to a guest now.
+/// Checks that the function at `address` can be assigned to a guest now.
 ///
 /// # Errors
-/// The first [`GroupError`]: that it is missing, that it is a bridge, its group, its driver, the others' drivers.
+/// The first [`GroupError`] of: missing function, bridge, no group, its driver, the other members' drivers.
 pub fn usable(functions: &[HostFunction], address: PciAddress) -> Result<(), GroupError> {
     let function = super::find(functions, address).ok_or(GroupError::Missing { function: address })?;
     if is_bridge(function) {

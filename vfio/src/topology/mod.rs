@@ -1,13 +1,13 @@
-//! How the PCI functions of a host lie to each other: switches, IOMMU groups, who reaches whom.
+//! Topology of a host's PCI functions: switches, IOMMU groups, and which functions reach each other.
 //!
 //! Everything here is arithmetic over a list of [`HostFunction`]s, as [`crate::host`] reads it from sysfs and as recorded
 //! facts keep it; only `place` reads files. Nothing is printed: verdicts carry their reasons as values.
 //!
 //! ```text
-//!  place      what sysfs and configuration space say of one function's place
+//!  place      position of one function, from sysfs and configuration space
 //!  relation   two functions: PIX PXB PHB NODE SYS, as NCCL and nvidia-smi call them
 //!  peer       a function that writes to another's BAR: does it arrive, which way, why
-//!  group      may a function be given to a guest
+//!  group      whether a function can be assigned to a guest
 //!  advice     settings of switches and adapters that would make the way shorter
 //! ```
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! What sysfs and configuration space say of one function's place in the host.
+//! Position of one function in the host, read from sysfs and configuration space.
 
 use std::fmt;
 use std::fs;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::pci::capability::{CapabilityId, extended, standard};
 
-/// Where a function sits, and how it can be handled. Empty where nobody said.
+/// Position of a function in the host, and how it can be handled. A field without a source is empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Place {
@@ -31,25 +31,25 @@ pub struct Place {
     pub cdev: Option<String>,
 }
 
-/// Speed and width of a link, now and at most.
+/// Current and maximum speed and width of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// Megatransfers a second.
+    /// Current speed, in megatransfers per second.
     pub speed: u32,
-    /// Lanes.
+    /// Current number of lanes.
     pub width: u8,
-    /// Megatransfers a second that this end could do.
+    /// Maximum speed of this end, in megatransfers per second.
     pub max_speed: u32,
     /// Lanes that this end has.
     pub max_width: u8,
 }
 
-/// PCI Express capabilities that decide who reaches whom.
+/// PCI Express capabilities that determine which functions can reach each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Express {
-    /// What the function is in the tree.
+    /// Device or port type.
     pub port: Port,
     /// Access control services, where it has them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -81,9 +81,9 @@ pub enum Port {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Acs {
-    /// What it can do.
+    /// Supported services.
     pub capability: u8,
-    /// What it does.
+    /// Enabled services.
     pub control: u8,
 }
 
@@ -91,7 +91,7 @@ pub struct Acs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ats {
-    /// Whether it asks for translations now; the kernel switches it on when a guest's memory is mapped.
+    /// Whether ATS is on now; the kernel enables it when it maps a guest's memory.
     pub enabled: bool,
 }
 
@@ -101,7 +101,7 @@ impl Place {
         *self == Self::default()
     }
 
-    /// What `folder`, a function's folder in sysfs below `root`, says; what it lacks stays empty.
+    /// Reads the function at `folder`, its folder in sysfs below `root`; a field without a source stays empty.
     pub(crate) fn read(root: &Path, folder: &Path, config: &[u8]) -> Self {
         let resets = fs::read_to_string(folder.join("reset_method")).unwrap_or_default();
         Self {
@@ -180,17 +180,17 @@ fn express(config: &[u8]) -> Option<Express> {
 }
 
 impl Acs {
-    /// Requests whose requester is not behind the port are refused.
+    /// Refuses requests from a requester that is not behind the port.
     pub const SOURCE_VALIDATION: u8 = 1 << 0;
-    /// Requests that are translated already are refused.
+    /// Refuses requests that are translated already.
     pub const TRANSLATION_BLOCKING: u8 = 1 << 1;
     /// Requests to neighbours go to the root complex.
     pub const REQUEST_REDIRECT: u8 = 1 << 2;
     /// Completions to neighbours go to the root complex.
     pub const COMPLETION_REDIRECT: u8 = 1 << 3;
-    /// What comes from below and belongs below goes up nevertheless.
+    /// Forwards requests from below to the root complex even if their target is below.
     pub const UPSTREAM_FORWARDING: u8 = 1 << 4;
-    /// A table says which neighbours are reached.
+    /// Controls by a table which neighbours are reachable.
     pub const EGRESS_CONTROL: u8 = 1 << 5;
     /// Requests that are translated already go to neighbours directly.
     pub const DIRECT_TRANSLATED: u8 = 1 << 6;
@@ -211,7 +211,7 @@ impl fmt::Display for Acs {
     }
 }
 
-/// `16 GT/s x16`, and what it could be where that is more.
+/// Prints `16 GT/s x16`, then the maximum if it is higher.
 impl fmt::Display for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let one = |speed: u32, width: u8| {

@@ -19,7 +19,7 @@ use crate::host::{self, HostFunction};
 
 pub(crate) struct Host(tempfile::TempDir);
 
-/// What one function says of itself.
+/// Properties of one function.
 struct Says {
     path: &'static str,
     ids: (u16, u16),

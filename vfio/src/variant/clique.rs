@@ -1,5 +1,5 @@
-//! NVIDIA's virtual P2P approval: a capability by which a hypervisor tells the guest's driver which GPUs reach each
-//! other over PCI Express. It changes no mapping; it is a promise, and one that is not kept ends in hanging copies.
+//! NVIDIA's virtual P2P approval: a capability with which a hypervisor informs the guest's driver which GPUs reach each
+//! other over PCI Express. It changes no mapping; it is a promise, and a broken promise ends in hanging copies.
 //!
 //! Layout: qemu-devel, "NVIDIA GPUDirect P2P approval", 2017-08 and 2023-06; open-gpu-kernel-modules `nvpcie.h`.
 
@@ -13,7 +13,7 @@ use crate::pci::shadow::AddedCapability;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Clique(u8);
 
-/// How many there are: the field has four bits.
+/// Number of cliques: the field has four bits.
 const CLIQUES: u8 = 16;
 
 impl Clique {
@@ -27,8 +27,8 @@ impl Clique {
         self.0
     }
 
-    /// The capability that announces it. 0xc8 is where it was first, 0xd4 where it went when Turing had MSI-X there;
-    /// the driver walks the list, so any place will do.
+    /// The capability that announces it. It was at 0xc8 first, and moved to 0xd4 when Turing had MSI-X there; the
+    /// driver walks the list, so any offset will do.
     pub fn capability(self) -> AddedCapability {
         const VENDOR_SPECIFIC: u8 = 0x09;
         const LENGTH: u8 = 8;
@@ -49,14 +49,14 @@ impl fmt::Display for Clique {
     }
 }
 
-/// What lies between two GPUs of the host, for accesses of one to the other's BARs.
+/// Path between two GPUs of the host, for accesses of one to the other's BARs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Path {
     /// Switches that let them through without the root complex.
     Switch,
     /// The same NVLink fabric, which the driver prefers.
     Fabric,
-    /// The root complex: whether it forwards them, and how fast, is the platform's secret.
+    /// The root complex: whether it forwards them, and how fast, depends on the platform and is not documented.
     Root,
     /// Nothing: a BAR that is not mapped for the other, or access control that refuses.
     None,
@@ -68,31 +68,31 @@ impl Path {
     }
 }
 
-/// Cliques of GPUs, and what is wrong with them.
+/// Cliques of GPUs, with warnings.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Cliques {
     /// By GPU, in the order given; `None` for a GPU without partners.
     pub of: Vec<Option<Clique>>,
-    /// What an operator should know.
+    /// Warnings for the operator.
     pub warnings: Vec<CliqueWarning>,
 }
 
-/// Something about cliques that works less well than it looks.
+/// A set of cliques that works less well than it appears.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CliqueWarning {
     /// Two GPUs are announced as reaching each other and are not known to.
     Lie {
-        /// What both are in.
+        /// Clique of both.
         clique: Clique,
         /// One.
         first: PciAddress,
         /// The other.
         second: PciAddress,
-        /// What lies between them.
+        /// Path between them.
         path: Path,
     },
-    /// Two GPUs reach each other, and their cliques say that they do not: a GPU is in one clique, and others of it do
-    /// not reach both.
+    /// Two GPUs reach each other, but their cliques differ: a GPU is in one clique, and other members of it do not
+    /// reach both.
     Apart {
         /// One.
         first: PciAddress,
@@ -136,8 +136,8 @@ impl fmt::Display for CliqueWarning {
     }
 }
 
-/// Numbers the groups of `gpus` in which everybody reaches everybody, in the order of their first members. A GPU joins
-/// the first group that it fits.
+/// Numbers the groups of `gpus` in which all reach each other, in the order of their first members. A GPU joins the
+/// first group that it fits.
 pub fn number(gpus: &[PciAddress], path: impl Fn(PciAddress, PciAddress) -> Path) -> Cliques {
     let good = |a: PciAddress, b: PciAddress| path(a, b).is_good() && path(b, a).is_good();
     let mut groups: Vec<Vec<PciAddress>> = Vec::new();
@@ -161,7 +161,7 @@ pub fn number(gpus: &[PciAddress], path: impl Fn(PciAddress, PciAddress) -> Path
     Cliques { of, warnings }
 }
 
-/// What is wrong with cliques that an operator chose, by GPU in the order of `gpus`.
+/// Checks cliques that an operator chose; `of` has them by GPU, in the order of `gpus`.
 pub fn judge(
     gpus: &[PciAddress],
     of: &[Option<Clique>],
@@ -177,7 +177,7 @@ pub fn judge(
 
 type Member = (PciAddress, Option<Clique>);
 
-/// Each two GPUs once.
+/// Every pair of GPUs, once.
 fn pairs(gpus: &[PciAddress], of: &[Option<Clique>]) -> impl Iterator<Item = (Member, Member)> {
     let members: Vec<Member> = gpus.iter().copied().zip(of.iter().copied()).collect();
     (0..members.len()).flat_map(move |index| {

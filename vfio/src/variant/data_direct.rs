@@ -1,9 +1,9 @@
 //! Data Direct: a second PCI function of a ConnectX-8, in the GPU's tree, by which it reaches GPU memory without passing
 //! the CPU. Both functions go to one guest, or neither does any good.
 //!
-//! The guest's mlx5 driver takes the partner whose vital product data has, under `VU`, what the network function's
-//! firmware says. The host cannot ask that firmware; it tells the pair by keyword `V3`, a number of the card that is
-//! the same in both, as rdma-core's `rdma_topo` does.
+//! The guest's mlx5 driver selects the partner by keyword `VU` of its vital product data: the network function's
+//! firmware names the same value. The host cannot query that firmware. It finds the pair by keyword `V3`, a number of
+//! the card that both functions have, as rdma-core's `rdma_topo` does.
 
 use egm_address::{Gpa, PciAddress};
 use serde::{Deserialize, Serialize};
@@ -33,7 +33,7 @@ const LARGE: u8 = 0x80;
 const READ_ONLY: u8 = 0x90;
 const END: u8 = 0x0f << 3;
 
-/// The value of a read-only keyword, `None` where there is no such.
+/// Value of a read-only keyword, `None` if there is no such keyword.
 ///
 /// # Errors
 /// [`VpdError`] when the data are cut short before it is found.
@@ -74,28 +74,28 @@ fn in_resource<'a>(vpd: &[u8], resource: &'a [u8], name: &[u8; 2]) -> Result<Opt
     Ok(None)
 }
 
-/// Where `tail`, a part of `whole` that reaches no further, begins: for messages.
+/// Offset of `tail`, which lies within `whole`: for messages.
 fn offset(whole: &[u8], tail: &[u8]) -> usize {
     (tail.as_ptr() as usize).saturating_sub(whole.as_ptr() as usize)
 }
 
-/// What vital product data say of a function's card.
+/// Identification of a function's card, from its vital product data.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Card {
     /// `V3`: the card, the same in all of its functions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub number: Option<String>,
-    /// `VU`: what the guest's driver compares.
+    /// `VU`: the value that the guest's driver compares.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unique: Option<String>,
-    /// Why more could not be read.
+    /// Reason why the rest could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
 
 impl Card {
-    /// What is in `vpd`, as the host's file of that name has it.
+    /// Parses `vpd`, the content of the host's file of that name.
     pub fn of(vpd: &[u8]) -> Self {
         let text = |value: &[u8]| value.escape_ascii().to_string();
         let field = |name| keyword(vpd, name).map(|value| value.map(text));
@@ -106,10 +106,10 @@ impl Card {
     }
 }
 
-/// A function that may be of a pair.
+/// A function that may be part of a pair.
 #[derive(Debug, Clone, Copy)]
 pub struct Candidate<'a> {
-    /// Where it is on the host.
+    /// Address on the host.
     pub address: PciAddress,
     /// Whether it is a Data Direct function rather than a network function.
     pub is_data_direct: bool,
@@ -117,10 +117,10 @@ pub struct Candidate<'a> {
     pub card: Option<&'a Card>,
 }
 
-/// What a Data Direct function belongs to.
+/// A Data Direct function and the network functions of its card.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pairing {
-    /// It.
+    /// Address of the Data Direct function.
     pub data_direct: PciAddress,
     /// The network functions of its card, in the order given; empty when none is there.
     pub network: Vec<PciAddress>,
@@ -128,7 +128,7 @@ pub struct Pairing {
     pub problem: Option<PairingProblem>,
 }
 
-/// Why a Data Direct function is of no use.
+/// Why a Data Direct function cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PairingProblem {
     /// Its data cannot be read, or make no sense.
@@ -140,7 +140,7 @@ pub enum PairingProblem {
         /// Which.
         name: [u8; 2],
     },
-    /// Nobody to work for.
+    /// The guest has no network function of its card.
     #[error("the network function of its card is not given to this guest: give it both or neither")]
     Alone,
 }
@@ -172,7 +172,7 @@ fn network(partner: &Candidate<'_>, functions: &[Candidate<'_>]) -> Result<Vec<P
     if network.is_empty() { Err(PairingProblem::Alone) } else { Ok(network) }
 }
 
-/// Where a GPU's BAR has to be in the guest.
+/// Required address of a GPU's BAR in the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlacementWish {
     /// Register number.
@@ -183,9 +183,9 @@ pub struct PlacementWish {
     pub reason: &'static str,
 }
 
-/// What Data Direct asks of the BARs of the GPU that it reaches: its driver hands out addresses of the GPU's second BAR
-/// ("BAR1") without asking an IOMMU, so guest and host must have it at the same place. `None` where the host gave that
-/// BAR no address.
+/// Requirement of Data Direct on the BARs of the GPU that it reaches: its driver hands out addresses of the GPU's
+/// second BAR ("BAR1") that no IOMMU translates, so guest and host must have that BAR at the same address. `None` if
+/// the host gave it no address.
 pub fn placement(gpu: &[HostBar]) -> Option<PlacementWish> {
     let prefetchable = |bar: &&HostBar| bar.kind == HostBarKind::Memory64Prefetchable;
     let aperture = gpu.iter().skip(1).find(prefetchable).filter(|bar| bar.start != 0)?;

@@ -1,4 +1,4 @@
-//! What is special about a function, beyond what PCI says. Decisions only: nothing here reads the host.
+//! Behaviour of a function beyond PCI. Decisions only: nothing here reads the host.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
@@ -9,18 +9,18 @@ pub mod nvgrace;
 use crate::host::{DeviceMemory, HostBar, HostFunction};
 use crate::ids::{DATA_DIRECT, MELLANOX, NVIDIA};
 
-/// What kind of function it is.
+/// Kind of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Variant {
-    /// Nothing special.
+    /// A function without special behaviour.
     Plain,
-    /// An NVIDIA GPU: takes the P2P approval of [`clique`].
+    /// An NVIDIA GPU: accepts the P2P approval of [`clique`].
     NvidiaDisplay,
-    /// An NVIDIA GPU whose memory is on the host's coherent fabric, under the kernel's driver for it: [`nvgrace`].
+    /// An NVIDIA GPU with memory on the host's coherent fabric, under the kernel's driver for it: [`nvgrace`].
     NvGrace,
     /// A `ConnectX` or `BlueField` network function: may have a partner, [`data_direct`].
     ConnectX,
-    /// The partner.
+    /// Data Direct partner of such a function: [`data_direct`].
     DataDirect,
 }
 
@@ -30,8 +30,8 @@ const DISPLAY: u32 = 0x03;
 const NETWORK: u32 = 0x02;
 
 impl Variant {
-    /// The kind of `function`, by the driver that holds it and its ids. What nvgrace-gpu has is its device whatever the ids
-    /// are: new GPUs are given to it by name, and so are emulated ones.
+    /// Kind of `function`, by its driver and its ids. A function bound to nvgrace-gpu is of that kind regardless of its
+    /// ids: new GPUs, and emulated ones, are bound to that driver by name.
     pub fn of(function: &HostFunction) -> Self {
         if function.driver.as_deref() == Some(nvgrace::DRIVER) {
             return Self::NvGrace;
@@ -49,7 +49,7 @@ impl Variant {
         matches!(self, Self::NvidiaDisplay | Self::NvGrace)
     }
 
-    /// The regions of `function` that are memory, among those of these numbers and sizes that its driver shows.
+    /// Regions of `function` that are memory, among `regions`: the numbers and sizes that its driver presents.
     pub fn memory(function: &HostFunction, regions: &[(u8, u64)]) -> Vec<DeviceMemory> {
         let variant = Self::of(function);
         let is_memory =
@@ -58,7 +58,7 @@ impl Variant {
         memory.map(|(bar, size)| DeviceMemory { bar, size }).collect()
     }
 
-    /// What region `bar` of `size` bytes is, as VFIO shows it, of a function whose own BARs are `bars`.
+    /// Policy for region `bar` of `size` bytes, as VFIO presents it; `bars` are the function's own BARs.
     pub fn region(self, bars: &[HostBar], bar: u8, size: u64) -> RegionPolicy {
         match self {
             Self::NvGrace => nvgrace::region(bars, bar, size),
@@ -67,12 +67,12 @@ impl Variant {
     }
 }
 
-/// How a region is given to a guest.
+/// How a guest gets a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionPolicy {
-    /// What the kernel's mapping of it is, and with it the guest's.
+    /// Caching of the kernel's mapping, and with it of the guest's.
     pub caching: Caching,
-    /// KVM capability that the virtual machine must have for it (asked on its descriptor, not on `/dev/kvm`).
+    /// KVM capability that the virtual machine must have for it (checked on its descriptor, not on `/dev/kvm`).
     pub kvm_capability: Option<u32>,
     /// How other devices reach it.
     pub dma: DmaSource,
@@ -86,7 +86,7 @@ impl RegionPolicy {
 /// How CPUs reach a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Caching {
-    /// As device memory, or write-combined where the guest says so.
+    /// As device memory, or write-combined if the guest requests it.
     Device,
     /// As memory without caches.
     Uncached,
@@ -97,7 +97,7 @@ pub enum Caching {
 /// How devices reach a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DmaSource {
-    /// Peer to peer: a BAR that other functions are given where the host can, and do without where it cannot.
+    /// Peer to peer: a BAR that is mapped for other functions if the host can, and left out if it cannot.
     Peer,
     /// As memory: a device that cannot reach it is broken, so failing to map it is an error.
     Memory,

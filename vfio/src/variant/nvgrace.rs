@@ -1,4 +1,4 @@
-//! GPUs whose memory the host's CPUs share coherently (Grace Hopper, Grace Blackwell), under `nvgrace-gpu`.
+//! GPUs with memory that the host's CPUs share coherently (Grace Hopper, Grace Blackwell), under `nvgrace-gpu`.
 //!
 //! The driver shows that memory as two BARs that the hardware does not have: region 4, which CPUs cache ("usemem"), and
 //! on parts that need it region 2, which they do not ("resmem"). A region's size is a power of two; how much of it is
@@ -19,8 +19,8 @@ pub const KVM_CACHEABLE_PFNMAP: u32 = 243;
 const USEMEM: u8 = 4;
 const RESMEM: u8 = 2;
 
-/// What region `bar` of `size` bytes is. Without the firmware's properties the driver shows the BARs as they are; so
-/// memory is what has another size than the BAR that the host knows.
+/// Policy for region `bar` of `size` bytes. Without the firmware's properties the driver presents the hardware's BARs,
+/// so a region is memory if its size differs from the BAR that the host knows.
 pub(super) fn region(bars: &[HostBar], bar: u8, size: u64) -> RegionPolicy {
     let own = bars.iter().find(|own| own.index == bar).map_or(0, |own| own.size);
     let other = size != 0 && size != own;
@@ -37,25 +37,25 @@ pub(super) fn region(bars: &[HostBar], bar: u8, size: u64) -> RegionPolicy {
     }
 }
 
-/// How long the driver waits for a device, and with it whoever opens one after a reset.
+/// How long the driver waits for a device; an open after a reset takes as long.
 pub const READY_WITHIN: Duration = Duration::from_secs(30);
 
-/// A register of BAR 0 that says whether the memory can be used.
+/// A register of BAR 0 that shows whether the memory can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadyRegister {
     /// Offset in BAR 0; 32 bits.
     pub offset: u64,
-    /// What it is about.
+    /// Name of what the register reports on.
     pub name: &'static str,
 }
 
-/// All must read [`DONE`]. A device that does not answer reads as all ones, which is not.
+/// All must read [`DONE`]. A device that does not answer reads as all ones, which is a different value.
 const READY: [ReadyRegister; 2] = [
     ReadyRegister { offset: 0x1498, name: "C2C link" },
     ReadyRegister { offset: 0x200bc, name: "HBM training" },
 ];
 
-/// What a register reads that is ready.
+/// Value of a register that is ready.
 const DONE: u32 = 0xff;
 
 /// The first register that is not ready, and what it read.

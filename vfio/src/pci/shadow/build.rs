@@ -1,4 +1,4 @@
-//! From a function's bytes, the rules and the options to a [`Shadow`].
+//! Builds a [`Shadow`] from a function's bytes, the rules and the options.
 
 use egm_address::{BarOffset, Guest, Span};
 
@@ -70,9 +70,9 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// Bytes outside of header and capabilities are the device's. Some drivers write theirs below 0x100 (tg3), and
-    /// reach the same through the BARs; above, nobody does, and there lie capabilities that the host unlinked. Nor
-    /// where a list ends wrong: behind it could be a capability that nobody has judged.
+    /// Bytes outside of header and capabilities are the device's. Below 0x100 some drivers write theirs (tg3), and
+    /// reach the same through the BARs. Above, no driver does, and the host's unlinked capabilities lie there. If the
+    /// standard list ends wrong, writes below 0x100 are off too: an unchecked capability could follow.
     fn registers_of_its_own(&mut self, standard: &List, extended: &List) {
         let length = CONVENTIONAL.saturating_sub(FIRST_CAPABILITY);
         self.image.pass(FIRST_CAPABILITY, length, standard.end == ListEnd::Null);
@@ -158,7 +158,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// Writes a capability's offset where `link` is, and its id with an end of the list. Gives its own link.
+    /// Writes a capability's offset at `link`, and its id with an end of the list. Returns the offset of its own link.
     fn link(&mut self, link: u16, capability: &Capability) -> u16 {
         let [offset, _] = capability.offset.to_le_bytes();
         let id = if let CapabilityId::Standard(id) = capability.id { id } else { 0 };
@@ -177,7 +177,7 @@ impl Builder<'_> {
         self.shown.push(Shown { capability, name, treatment, reason });
     }
 
-    /// What the options make of a rule.
+    /// Treatment of a rule under the options.
     fn decide(&self, rule: &Rule) -> (Treatment, &'static str) {
         let nobody = "nobody delivers its messages here";
         let same = |shown: &Shown| shown.capability.id == rule.id && shown.treatment == Treatment::Emulated;
@@ -194,7 +194,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Everything of a capability behind its `header` bytes.
+    /// Sets all bytes of a capability after its `header` bytes.
     fn capability(&mut self, capability: &Capability, rule: &Rule, treatment: Treatment, header: u16) {
         let body = capability.offset.saturating_add(header);
         let length = capability.length.saturating_sub(header);
@@ -225,7 +225,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Remembers where it is.
+    /// Records its offset if it affects the machine.
     fn note(&mut self, capability: &Capability) {
         let at = |offset: u16| capability.offset.saturating_add(offset);
         let says = |offset: u16, bit: u32| self.recorded(at(offset), 4) & bit != 0;
@@ -281,7 +281,7 @@ impl Builder<'_> {
         }
     }
 
-    /// A hidden capability leaves its link, so that the list goes on.
+    /// A hidden capability keeps its link, so that the list continues.
     fn extended(&mut self, list: &List) {
         for (index, capability) in list.capabilities.iter().enumerate() {
             let rule = rules::rule(capability.id);
@@ -298,7 +298,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Finds room for a capability: nothing that the function has may lie there, known or not.
+    /// Finds free space for a capability: no known or unknown part of the function may lie there.
     fn place(&self, added: &AddedCapability, list: &List) -> Result<Capability, ConfigError> {
         let size = added.body.len().saturating_add(2);
         let length = u16::try_from(size).unwrap_or(u16::MAX);
@@ -330,7 +330,7 @@ impl Builder<'_> {
     }
 }
 
-/// Whether a BAR can be where it is wanted, `used` being registers that others take. Gives those taken with it.
+/// Checks a BAR's address; `used` are registers of the BARs before it. Returns `used` with the registers of this BAR.
 fn judge_bar(bar: &Bar, used: u8) -> Result<u8, &'static str> {
     let registers = if bar.kind.is_64() { 0b11u8 } else { 1 };
     let mine = registers.checked_shl(u32::from(bar.index)).unwrap_or(0);
@@ -357,7 +357,7 @@ fn judge_span(span: Span<Guest>, least: u64, below_4g: bool) -> Result<(), &'sta
     Ok(())
 }
 
-/// Where a function keeps its MSI-X structures (§7.7.2), if they are in BARs that the guest has.
+/// Location of a function's MSI-X structures (§7.7.2), which must be in BARs that the guest has.
 fn msix_layout(space: &[u8], list: &List, bars: &[Bar]) -> Result<Option<MsixLayout>, ConfigError> {
     let Some(capability) = list.find(CapabilityId::Standard(id::MSIX)) else { return Ok(None) };
     let control = word(space, capability.offset.saturating_add(2)).unwrap_or(0);

@@ -1,35 +1,35 @@
-//! What a guest's write means beyond the bits that it changed.
+//! Effects of a guest's write beyond the bits that it changed.
 
 use egm_address::{InBar, Span};
 
 use super::image::Forward;
 
-/// What comes of a guest's write.
+/// Result of a guest's write.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[must_use]
 pub struct Written {
-    /// For the device, in this order.
+    /// Writes for the device, in this order.
     pub forward: Vec<Forward>,
-    /// For the machine.
+    /// Changes for the machine.
     pub effects: Effects,
 }
 
-/// What the machine has to do; a field is `None` or false where nothing changed.
+/// Changes that the machine has to make; a field is `None` or false if nothing changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Effects {
-    /// [`Shadow::decoded`](super::Shadow::decoded) gives something else than before.
+    /// [`Shadow::decoded`](super::Shadow::decoded) returns another result than before.
     pub decoding: bool,
-    /// MSI is now so.
+    /// New state of MSI.
     pub msi: Option<Msi>,
-    /// MSI-X is now so.
+    /// New state of MSI-X.
     pub msix: Option<MsixControl>,
     /// INTx is now disabled, or not.
     pub intx_disabled: Option<bool>,
-    /// Whether the function may now write memory. The device heard of it by the forwarded write.
+    /// Whether the function may now write memory. The forwarded write has set the device already.
     pub bus_master: Option<bool>,
-    /// The power state that the guest now believes in.
+    /// New power state in the guest's view.
     pub power: Option<PowerState>,
-    /// A function-level reset is wanted. After it: [`Shadow::reset`](super::Shadow::reset), then
+    /// A function-level reset is requested. After it: [`Shadow::reset`](super::Shadow::reset), then
     /// [`Shadow::start`](super::Shadow::start).
     pub reset: bool,
 }
@@ -37,9 +37,9 @@ pub struct Effects {
 /// A message signalled interrupt: a memory write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Message {
-    /// Where to.
+    /// Address of the write.
     pub address: u64,
-    /// What.
+    /// Data of the write.
     pub data: u32,
 }
 
@@ -88,7 +88,7 @@ pub enum PowerState {
     D3Hot,
 }
 
-/// Where a function keeps its MSI-X structures (§7.7.2).
+/// Location of a function's MSI-X structures (§7.7.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MsixLayout {
     /// Vectors, 1 to 2048.
@@ -100,17 +100,17 @@ pub struct MsixLayout {
 }
 
 impl MsixLayout {
-    /// What of BAR `bar` the machine answers instead of the device.
+    /// Parts of BAR `bar` that the machine answers instead of the device.
     pub fn in_bar(&self, bar: u8) -> impl Iterator<Item = Span<InBar>> {
         [self.table, self.pending].into_iter().filter(move |place| place.bar == bar).map(|place| place.span)
     }
 }
 
-/// A place in a base address register's region.
+/// A span of a BAR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BarPlace {
     /// Register number.
     pub bar: u8,
-    /// Where in it.
+    /// Offsets in the BAR.
     pub span: Span<InBar>,
 }

@@ -1,11 +1,11 @@
-//! The patch table: for each bit of a configuration space who answers a read, who keeps a write, and who hears of it.
+//! The patch table: for each bit of a configuration space, which side answers a read, and which keeps or gets a write.
 
 use crate::pci::registers::EXPRESS;
 
 /// Eight bits of a configuration space.
 #[derive(Debug, Clone, Copy, Default)]
 struct Byte {
-    /// What the guest reads where `live` is 0.
+    /// Value that the guest reads in bits with `live` 0.
     value: u8,
     /// `value` after a reset.
     initial: u8,
@@ -13,9 +13,9 @@ struct Byte {
     live: u8,
     /// Bits of `value` that the guest changes.
     store: u8,
-    /// Bits whose writes the device gets.
+    /// Bits that a write forwards to the device.
     forward: u8,
-    /// What the device gets in the other bits of such a byte.
+    /// Value that the device gets in the other bits of such a byte.
     fill: u8,
 }
 
@@ -28,7 +28,7 @@ pub struct Forward {
     pub data: Vec<u8>,
 }
 
-/// What becomes of a register's bits; a bit in none of the masks is a constant of ours.
+/// Treatment of a register's bits; a bit in none of the masks is a constant of ours.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Masks {
     /// Read from the device.
@@ -39,7 +39,7 @@ pub(super) struct Masks {
     pub(super) forward: u32,
 }
 
-/// A configuration space of which every bit has its rule.
+/// A configuration space with a rule for every bit.
 #[derive(Debug, Clone)]
 pub(super) struct Image(Box<[Byte]>);
 
@@ -53,8 +53,8 @@ impl Image {
         self.0.iter_mut().skip(usize::from(offset)).take(count)
     }
 
-    /// A register of `width` bytes, 4 at most: `value` is its own bits' first value, `fill` what the device gets in the
-    /// bits that are not forwarded.
+    /// Sets the rule of a register of `width` bytes, 4 at most: `value` is the initial value of its own bits, `fill`
+    /// what the device gets in the bits that are not forwarded.
     pub(super) fn register(&mut self, offset: u16, width: u8, masks: Masks, value: u32, fill: u32) {
         let Masks { live, store, forward } = masks;
         let columns = [value, live, store, forward, fill].map(u32::to_le_bytes);
@@ -65,7 +65,7 @@ impl Image {
         }
     }
 
-    /// Makes `count` bytes the device's: read there, and written there when `write` says so.
+    /// Passes `count` bytes through: reads go to the device, and writes too if `write` is set.
     pub(super) fn pass(&mut self, offset: u16, count: u16, write: bool) {
         let forward = if write { 0xff } else { 0 };
         for byte in self.bytes(offset, usize::from(count)) {
@@ -80,7 +80,7 @@ impl Image {
         }
     }
 
-    /// Sets what the guest reads in bits of ours, whatever it may write; a reset undoes it.
+    /// Sets the values that the guest reads in bits of ours, whatever it may write; a reset undoes it.
     pub(super) fn set(&mut self, offset: u16, values: &[u8]) {
         for (byte, value) in self.bytes(offset, values.len()).zip(values) {
             byte.value = *value;
@@ -98,7 +98,7 @@ impl Image {
         self.0.iter().skip(usize::from(offset)).take(count).any(|byte| byte.live != 0)
     }
 
-    /// Puts our bits over what the device gave; past the end all ones.
+    /// Puts our bits over the device's; past the end all ones.
     pub(super) fn read(&self, offset: u16, data: &mut [u8]) {
         let mut bytes = self.0.iter().skip(usize::from(offset));
         for out in data {
@@ -106,7 +106,7 @@ impl Image {
         }
     }
 
-    /// Keeps what is ours to keep and gives what the device must hear, in ascending runs.
+    /// Stores the bits that we keep and returns the writes that the device must get, in ascending runs.
     pub(super) fn write(&mut self, offset: u16, data: &[u8]) -> Vec<Forward> {
         let mut runs = Runs::default();
         let offsets = offset..=u16::MAX;
@@ -118,14 +118,14 @@ impl Image {
         runs.done
     }
 
-    /// What the device must have in a register for it to agree with ours.
+    /// Value that the device must have in a register for it to agree with ours.
     pub(super) fn hardware(&self, offset: u16, width: usize) -> Forward {
         let bytes = self.0.iter().skip(usize::from(offset)).take(width);
         let data = bytes.map(|byte| byte.value & byte.forward | byte.fill & !byte.forward).collect();
         Forward { offset, data }
     }
 
-    /// Every value as it was.
+    /// Restores every initial value.
     pub(super) fn reset(&mut self) {
         for byte in &mut self.0 {
             byte.value = byte.initial;

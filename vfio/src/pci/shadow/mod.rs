@@ -1,4 +1,4 @@
-//! What the guest sees of a function's configuration space.
+//! Guest view of a function's configuration space.
 //!
 //! ```text
 //!  device's bytes ──► lists of capabilities ─┐
@@ -7,8 +7,8 @@
 //!                        read ◄── ours | live ◄───────┤
 //!                        write ──► kept, forwarded, effects
 //! ```
-//! A [`Shadow`] holds no device: reads of live bits go through the caller, writes for the device are handed back, and
-//! what a write means for the machine is an [`Effects`]. The guest may write anything anywhere.
+//! A [`Shadow`] holds no device: reads of live bits go through the caller, it returns writes for the device, and an
+//! [`Effects`] describes what a write means for the machine. The guest may write anything anywhere.
 
 mod build;
 mod effects;
@@ -44,13 +44,13 @@ pub struct Shadow {
     remarks: Vec<String>,
 }
 
-/// Where the capabilities with a meaning for the machine are.
+/// Offsets of the capabilities that affect the machine.
 #[derive(Debug, Clone, Copy, Default)]
 struct Places {
     power: Option<u16>,
     msi: Option<MsiPlace>,
     msix: Option<u16>,
-    /// Device control, where a function-level reset may be asked for.
+    /// Device control, if it can start a function-level reset.
     express_reset: Option<u16>,
     /// Control of the advanced features, likewise.
     advanced_reset: Option<u16>,
@@ -58,7 +58,7 @@ struct Places {
     device_control: Option<u16>,
 }
 
-/// Registers of an MSI capability; which there are depends on its control register.
+/// Registers of an MSI capability; its control register determines which exist.
 #[derive(Debug, Clone, Copy)]
 struct MsiPlace {
     control: u16,
@@ -71,20 +71,20 @@ struct MsiPlace {
     vectors: u8,
 }
 
-/// What became of one capability of this function.
+/// Treatment of one capability of this function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shown {
-    /// Which and where.
+    /// The capability and its offset.
     pub capability: Capability,
-    /// What it is.
+    /// Its name.
     pub name: &'static str,
-    /// What became of it.
+    /// Its treatment.
     pub treatment: Treatment,
-    /// Why.
+    /// Reason for the treatment.
     pub reason: &'static str,
 }
 
-/// What a guest's writes have set, as far as the machine cares.
+/// State that a guest's writes have set, as far as it affects the machine.
 #[derive(PartialEq)]
 struct State {
     decoded: Vec<(u8, Span<Guest>)>,
@@ -95,7 +95,7 @@ struct State {
 }
 
 impl Shadow {
-    /// The guest's view of the function whose configuration space is `space`, 256 or 4096 bytes of it.
+    /// Builds the guest's view of a function from `space`, 256 or 4096 bytes of its configuration space.
     ///
     /// # Errors
     /// [`ConfigError`] when the bytes are no endpoint's, or the options do not fit them.
@@ -103,8 +103,8 @@ impl Shadow {
         build::shadow(space, options)
     }
 
-    /// The guest reads `data.len()` bytes at `offset`. `device` is asked at most once, for the same bytes, and only
-    /// where some of them are the device's; it fills all of them.
+    /// The guest reads `data.len()` bytes at `offset`. `device` is called at most once, for the same bytes, and only if
+    /// some of them are the device's; it fills all of them.
     pub fn read(&self, offset: u16, data: &mut [u8], device: impl FnOnce(u16, &mut [u8])) {
         data.fill(0);
         if self.image.is_live(offset, data.len()) {
@@ -113,7 +113,7 @@ impl Shadow {
         self.image.read(offset, data);
     }
 
-    /// The guest writes.
+    /// The guest writes `data` at `offset`.
     pub fn write(&mut self, offset: u16, data: &[u8]) -> Written {
         let before = self.state();
         let forward = self.image.write(offset, data);
@@ -138,8 +138,8 @@ impl Shadow {
         self.image.reset();
     }
 
-    /// What the device has to be told when it is opened, and again after each of its resets: decode memory, no bus
-    /// mastering, no requests past the caches.
+    /// Writes for the device when it is opened, and again after each of its resets: decode memory, no bus mastering, no
+    /// requests past the caches.
     pub fn start(&self) -> Vec<Forward> {
         let registers = [Some(COMMAND), self.places.device_control];
         registers.into_iter().flatten().map(|offset| self.image.hardware(offset, 2)).collect()
@@ -150,8 +150,8 @@ impl Shadow {
         &self.bars
     }
 
-    /// Where each BAR decodes now, and the ROM as [`ROM_REGION`]: nothing while memory decoding is off or the function
-    /// sleeps. A guest may set two of them to one place, or to where its memory is: the caller decides what wins.
+    /// Range that each BAR decodes now, and the ROM as [`ROM_REGION`]: none while memory decoding is off or the
+    /// function sleeps. A guest may set two of them to one address, or to its memory: the caller decides which wins.
     pub fn decoded(&self) -> Vec<(u8, Span<Guest>)> {
         if self.command() & COMMAND_MEMORY == 0 || self.power() != PowerState::D0 {
             return Vec::new();
@@ -171,7 +171,7 @@ impl Shadow {
         (register & ENABLED != 0).then(|| Span::new(start, self.rom?.size()).ok())?
     }
 
-    /// Where the MSI-X structures are, if the guest has MSI-X.
+    /// Location of the MSI-X structures, if the guest has MSI-X.
     pub fn msix(&self) -> Option<MsixLayout> {
         self.msix
     }
@@ -219,18 +219,18 @@ impl Shadow {
         self.command() & COMMAND_INTX_DISABLE != 0
     }
 
-    /// The power state that the guest believes in.
+    /// Power state in the guest's view.
     pub fn power(&self) -> PowerState {
         let state = self.places.power.map_or(0, |at| self.image.get(at.saturating_add(4), 1) & 3);
         if state == 3 { PowerState::D3Hot } else { PowerState::D0 }
     }
 
-    /// What became of each capability, the standard list first, in the order of the links.
+    /// Treatment of each capability, the standard list first, in the order of the links.
     pub fn capabilities(&self) -> &[Shown] {
         &self.shown
     }
 
-    /// What an operator should know of this function's bytes: a list of capabilities that ends as it must not.
+    /// Remarks for the operator on this function's bytes: a list of capabilities that ends as it must not.
     pub fn remarks(&self) -> &[String] {
         &self.remarks
     }

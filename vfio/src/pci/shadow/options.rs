@@ -1,34 +1,34 @@
-//! What the machine decides about a function that a guest gets.
+//! Decisions of the machine about a function that a guest gets.
 
 use egm_address::{Guest, Span};
 
-/// What a function looks like besides what its own bytes say.
+/// Properties of a function in addition to its own bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Options {
     /// Its base address registers; those that are not here read as zero, I/O ports among them.
     pub bars: Vec<Bar>,
     /// Its expansion ROM: a power of two of bytes, at least 2 KiB, below 4 GiB. `None` hides it.
     pub rom: Option<Span<Guest>>,
-    /// INTx pin, 1 to 4, or `None` where nobody would deliver it.
+    /// INTx pin, 1 to 4, or `None` if the machine does not deliver it.
     pub pin: Option<u8>,
-    /// Whether its MSI capability may be used: somebody has to deliver the messages.
+    /// Whether its MSI capability may be used: the machine has to deliver the messages.
     pub msi: bool,
     /// Whether its MSI-X capability may be used.
     pub msix: bool,
-    /// What becomes of its resizable BAR capability.
+    /// Treatment of its resizable BAR capability.
     pub resizable: Resizable,
     /// Capabilities that the hardware lacks and the guest finds in the standard list.
     pub added: Vec<AddedCapability>,
 }
 
-/// A base address register and where it decodes first.
+/// A base address register and its initial address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bar {
     /// Register number, 0 to 5; a 64-bit one takes the next as well.
     pub index: u8,
     /// Type and width.
     pub kind: BarKind,
-    /// Where: a power of two of bytes, 16 at least, at a multiple of it.
+    /// Initial range: a power of two of bytes, 16 at least, at a multiple of it.
     pub span: Span<Guest>,
 }
 
@@ -62,27 +62,27 @@ impl BarKind {
     }
 }
 
-/// What a guest sees of resizable BARs. Changing a size is the plan's business, because addresses follow from it.
+/// Guest view of resizable BARs. Only the plan changes a size, because addresses follow from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Resizable {
     /// The capability, with the present size as the only one.
     #[default]
     Fixed,
-    /// Nothing.
+    /// No capability.
     Hidden,
 }
 
 /// A capability that is put into the standard list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AddedCapability {
-    /// For the table: `P2P approval`.
+    /// Name for the table: `P2P approval`.
     pub name: &'static str,
-    /// Offsets to try first, in this order; then comes any room behind the last capability.
+    /// Offsets to try first, in this order; then any free space after the last capability.
     pub preferred: &'static [u16],
     /// Id.
     pub id: u8,
-    /// What follows the id and the link.
+    /// Bytes after the id and the link.
     pub body: Vec<u8>,
-    /// Why the guest gets it.
+    /// Reason for adding it.
     pub reason: &'static str,
 }

@@ -1,4 +1,4 @@
-//! What a guest sees of each register and capability, and why: tables, for a person as much as for the code.
+//! Guest view of each register and capability, with reasons: tables for readers as much as for the code.
 
 mod extended;
 mod header;
@@ -11,18 +11,18 @@ use crate::pci::capability::CapabilityId;
 
 pub(super) use header::HEADER;
 
-/// What becomes of a capability.
+/// Treatment of a capability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Treatment {
     /// The guest does not see it.
     Hidden,
-    /// The guest reads what the device says, and writes nothing.
+    /// The guest reads the device's values and writes nothing.
     ReadOnly,
     /// Reads and writes go to the device.
     Passed,
-    /// Register by register: some are the device's, some ours.
+    /// Some registers are the device's, some are ours.
     Emulated,
-    /// It is not the device's at all.
+    /// We add it; the device does not have it.
     Added,
 }
 
@@ -48,12 +48,12 @@ pub(super) struct Rule {
     pub(super) reason: &'static str,
 }
 
-/// Where a rule's registers are.
+/// Location of a rule's registers.
 #[derive(Debug)]
 pub(super) enum Registers {
-    /// At these offsets from the capability, where it is long enough.
+    /// At these offsets from the capability, if it is long enough.
     At(&'static [Register]),
-    /// Where MSI's control register says.
+    /// At offsets that follow from MSI's control register.
     Msi,
     /// A pair for each resizable BAR.
     Resizable,
@@ -62,15 +62,15 @@ pub(super) enum Registers {
 /// A row of a table of registers.
 #[derive(Debug)]
 pub(super) struct Register {
-    /// From the capability's first byte, or the header's.
+    /// Offset from the capability's first byte, or the header's.
     pub(super) offset: u16,
     /// Bytes, 1 to 4.
     pub(super) width: u8,
     pub(super) name: &'static str,
     pub(super) masks: Masks,
-    /// Our bits' first value, made from what the device has.
+    /// Initial value of our bits, derived from the device's value.
     pub(super) value: fn(u32) -> u32,
-    /// What the device gets in bits that the guest does not write, made from what it has.
+    /// Value that the device gets in bits that the guest does not write, derived from its own.
     pub(super) fill: fn(u32) -> u32,
     pub(super) reason: &'static str,
 }
@@ -84,18 +84,18 @@ const fn zero(_: u32) -> u32 {
 }
 
 impl Register {
-    /// What the device said when it was opened, for ever.
+    /// Constant: the device's value when it was opened.
     const fn constant(offset: u16, width: u8, name: &'static str, reason: &'static str) -> Self {
         let masks = Masks { live: 0, store: 0, forward: 0 };
         Self { offset, width, name, masks, value: same, fill: same, reason }
     }
 
-    /// Zero for ever.
+    /// Constant zero.
     const fn zero(offset: u16, width: u8, name: &'static str, reason: &'static str) -> Self {
         Self { value: zero, ..Self::constant(offset, width, name, reason) }
     }
 
-    /// What the device says now, not to be written.
+    /// The device's current value, read-only.
     const fn live(offset: u16, width: u8, name: &'static str, reason: &'static str) -> Self {
         let masks = Masks { live: u32::MAX, store: 0, forward: 0 };
         Self { masks, ..Self::constant(offset, width, name, reason) }
@@ -137,11 +137,11 @@ pub struct RuleRow {
     pub capability: Option<CapabilityId>,
     /// A register in it, by its offset there; `None` for the capability as a whole.
     pub register: Option<u16>,
-    /// What it is.
+    /// Name of the capability or register.
     pub name: &'static str,
-    /// What becomes of it; `None` for a register.
+    /// Treatment of the capability; `None` for a register.
     pub treatment: Option<Treatment>,
-    /// Why.
+    /// Reason for the treatment.
     pub reason: &'static str,
 }
 
