@@ -3,9 +3,9 @@
 //! ```text
 //! cargo bench -p egm-vfio --bench dma -- --function 0000:01:00.0 --interface legacy --mib 1024 --page 4K --rounds 5
 //! ```
-//! prints one line of JSON: seconds of each round of `ours` and of `raw`, which take turns in going first, and of what a start
-//! asks once `before`, whatever the size. The memory is present, and both have an address space of their own with the
-//! function in it, opened before the clock starts.
+//! prints one line of JSON: seconds of each round of `ours` and of `raw`, which alternate in going first, and in
+//! `before` those of the checks that a start makes once, whatever the size. The memory is present, and both have an
+//! address space of their own with the function in it, opened before the clock starts.
 //! Needs a function that VFIO's driver has, and for `--page 2M` a pool of such pages.
 #![expect(unsafe_code, reason = "the ioctls that we are compared with")]
 #![expect(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
@@ -82,7 +82,7 @@ fn memory(size: u64, huge: bool) -> Arc<dyn HostMemory> {
     memory
 }
 
-/// Seconds of what is asked once, and of the map.
+/// Seconds of the checks made once, and of the map.
 fn ours(function: PciAddress, legacy: bool, memory: &Arc<dyn HostMemory>) -> (f64, f64) {
     let space = if legacy {
         KernelDomain::Legacy(Container::new(None).unwrap())
@@ -134,7 +134,7 @@ fn raw_iommufd(function: &str, memory: &Arc<dyn HostMemory>) -> f64 {
     let (iommufd, function) =
         (open("/dev/iommu"), open(&format!("/dev/vfio/devices/{}", function.display())));
     let mut bind = vfio::vfio_device_bind_iommufd {
-        argsz: 16, // what kernels knew before they had tokens
+        argsz: 16, // the size before kernels had tokens
         iommufd: iommufd.as_raw_fd(),
         ..Default::default()
     };
@@ -142,7 +142,7 @@ fn raw_iommufd(function: &str, memory: &Arc<dyn HostMemory>) -> f64 {
     let mut space = iommu::iommu_ioas_alloc { size: 12, ..Default::default() };
     call(&iommufd, IOAS_ALLOC, address(&mut space));
     let mut attach = vfio::vfio_device_attach_iommufd_pt {
-        argsz: 12, // before they had address spaces of processes
+        argsz: 12, // the size before kernels had PASIDs
         pt_id: space.out_ioas_id,
         ..Default::default()
     };
@@ -174,7 +174,7 @@ fn address<T>(argument: &mut T) -> usize {
 
 /// An ioctl that must work. `argument` is a number, or the address of what the request takes.
 fn call(file: &File, request: libc::Ioctl, argument: usize) -> libc::c_int {
-    // SAFETY: each caller passes what its request takes, alive and of the size that it says.
+    // SAFETY: each caller passes the argument that its request takes: alive, and as large as it states.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), request, argument) };
     assert!(result >= 0, "ioctl {request:#x}: {}", std::io::Error::last_os_error());
     result

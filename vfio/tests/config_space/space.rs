@@ -58,7 +58,7 @@ pub(crate) fn shadow(space: &[u8]) -> Shadow {
     Shadow::new(space, &options()).unwrap()
 }
 
-/// What the guest reads of a device that says what was recorded of it.
+/// Bytes that the guest reads of a device that returns its recorded bytes.
 pub(crate) fn read<const N: usize>(shadow: &Shadow, device: &[u8], at: u16) -> [u8; N] {
     let mut data = [0; N];
     shadow.read(at, &mut data, |offset, data| {

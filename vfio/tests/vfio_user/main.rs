@@ -232,10 +232,10 @@ fn a_server_that_dies_is_an_error_interrupt_and_ones_for_ever() {
     let gone = function.read(REGISTERS, 0, &mut data);
     assert!(matches!(gone, Err(BackendError::Gone { .. })) && data == [0xff; 4]);
     assert!(matches!(function.reset(), Err(BackendError::Gone { .. })));
-    // What it was lent is let go all the same.
+    // Memory that was shared with it is released all the same.
     assert!(domain.unmap(io(0, 0x2000)).is_err());
     assert_eq!(Arc::strong_count(&guest), 1);
-    // Who connects late is told at once.
+    // A trigger that connects late is signalled at once.
     let late = event();
     let _ = function.connect(InterruptKind::Error, 0, &[Some(late.as_fd())]);
     assert!(fired(&late));

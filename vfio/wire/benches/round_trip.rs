@@ -1,12 +1,11 @@
-//! A region read and its answer, over a Unix socket within one process: ours asleep between messages and ours that looks
-//! for them for a while, beside the `vfio_user` crate and a plain ping-pong of as many bytes.
+//! A region read and its answer, over a Unix socket within one process: ours that sleeps between messages and ours that
+//! polls for them for a while, beside the `vfio_user` crate and a plain ping-pong of as many bytes.
 //!
 //! ```text
 //! cargo bench -p egm-vfio-wire -- --rounds 2000
 //! ```
-//! prints one line of JSON: microseconds of each read of `ping`, `asleep`, `looking` and `crate`, which take turns, so that what
-//! else runs on the machine hits all of them. `quiet` is the share of a processor that a connection costs on which nobody says
-//! anything.
+//! prints one line of JSON: microseconds of each read of `ping`, `asleep`, `looking` and `crate`, which take turns, so
+//! that other load on the machine hits all of them. `quiet` is the share of a processor that an idle connection costs.
 #![expect(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
 use std::io::{Read, Write};
@@ -43,7 +42,7 @@ fn main() {
     }
     let quiet = Duration::from_millis(200);
     let before = processor();
-    // Nothing comes: the time passes.
+    // No message comes: the time passes.
     let limit = quiet.try_into().unwrap();
     assert_eq!(poll(&mut [PollFd::new(&awake, PollFlags::RDHUP)], Some(&limit)), Ok(0));
     let used = (processor() - before).as_secs_f64() / quiet.as_secs_f64();

@@ -22,7 +22,7 @@ const EOPNOTSUPP: u32 = 95;
 /// Why a call has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// The server says no. The connection stands.
+    /// The server refuses. The connection stays open.
     #[error("the server refuses {command:?}")]
     Refused {
         /// Which call.
@@ -31,7 +31,7 @@ pub enum CallError {
         #[source]
         source: io::Error,
     },
-    /// It is more than the server takes. The connection stands.
+    /// It exceeds the server's limits. The connection stays open.
     #[error("{command:?} cannot be sent")]
     Unsendable {
         /// Which call.
@@ -40,7 +40,7 @@ pub enum CallError {
         #[source]
         source: Unsendable,
     },
-    /// What the server answers makes no sense. The connection is closed.
+    /// The server's answer is invalid. The connection is closed.
     #[error("the server's answer to {command:?} makes no sense")]
     Wrong {
         /// Which call.
@@ -69,7 +69,7 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// Whether the connection still stands.
+    /// Whether the connection is still open.
     #[must_use]
     pub fn stands(&self) -> bool {
         matches!(self, Self::Refused { .. } | Self::Unsendable { .. })
@@ -85,7 +85,7 @@ pub struct Client {
     out: Vec<u8>,
 }
 
-/// What this client takes.
+/// Capabilities that this client announces.
 #[must_use]
 pub fn capabilities() -> Capabilities {
     Capabilities {
@@ -103,7 +103,7 @@ impl AsFd for Client {
 }
 
 impl Client {
-    /// Agrees with the server at the other end of `connection`.
+    /// Makes the handshake with the server at the other end of `connection`.
     ///
     /// # Errors
     /// [`CallError`].
@@ -122,13 +122,13 @@ impl Client {
         }
     }
 
-    /// What the server takes.
+    /// Limits of the server.
     #[must_use]
     pub fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// How many regions and interrupts there are.
+    /// Number of regions and interrupts.
     ///
     /// # Errors
     /// [`CallError`].
@@ -142,7 +142,7 @@ impl Client {
     /// [`CallError`].
     pub fn region_info(&mut self, index: u32) -> Result<(RegionInfo, Option<OwnedFd>), CallError> {
         let mut room = RegionInfo::SIZE;
-        // The second time there is room for what it said it needs; one that wants more again is left without.
+        // The second request has the room that the server asked for; a server that then needs more gets an error.
         for _ in 0..2 {
             let request = Request::RegionInfo(Query { room, index });
             let reply = self.call(&request, &[], |body| match RegionInfo::decode(body, room)? {
@@ -170,7 +170,7 @@ impl Client {
         }
     }
 
-    /// The device is described: descriptors that the server sends from now on end the connection.
+    /// Call this after the device is described: descriptors that the server sends from now on end the connection.
     pub fn refuse_fds(&mut self) {
         self.connection.refuse_fds();
     }
@@ -224,7 +224,7 @@ impl Client {
         Ok(())
     }
 
-    /// Gives the device memory. Without a file the server may know of the window, but has no way to its bytes.
+    /// Shares memory with the device. Without a file the server may know of the window, but cannot reach its bytes.
     ///
     /// # Errors
     /// [`CallError`].
@@ -232,7 +232,7 @@ impl Client {
         self.call(&Request::DmaMap(map), file.as_slice(), |_| Ok(()))
     }
 
-    /// Takes memory away; the server has let go when this returns.
+    /// Revokes memory; the server no longer uses it when this returns.
     ///
     /// # Errors
     /// [`CallError`].
@@ -267,12 +267,12 @@ impl Client {
         self.call(&Request::Reset, &[], |_| Ok(()))
     }
 
-    /// Bytes of one transfer.
+    /// Most bytes of one transfer.
     fn part(&self) -> usize {
         usize::try_from(self.limits.data.min(1 << 20)).unwrap_or(8)
     }
 
-    /// Sends `request` and has the body of its answer read.
+    /// Sends `request` and parses the body of its answer with `read`.
     fn call<T>(
         &mut self,
         request: &Request<'_>,

@@ -17,7 +17,7 @@ const REPLY: u32 = 1;
 const NO_REPLY: u32 = 1 << 4;
 const ERROR: u32 = 1 << 5;
 
-/// How a peer can break the envelope. There is no way to find the next message: the connection ends.
+/// Error in a message's header. The next message cannot be found, so the connection ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// The size does not cover the header.
@@ -42,7 +42,7 @@ pub enum Malformed {
     },
 }
 
-/// What kind of message it is.
+/// Kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A request.
@@ -60,7 +60,7 @@ pub enum Kind {
 /// The header of a message, its size left out: that is the body's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// Chosen by whoever sends the command; it may be in use already, and proves nothing.
+    /// Chosen by the sender of the command; it may be in use already, and proves nothing.
     pub id: u16,
     /// Command number, known or not.
     pub command: u16,

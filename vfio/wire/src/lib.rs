@@ -1,11 +1,11 @@
 //! The vfio-user protocol: bytes in, values out, a limit on every length.
 //!
 //! ```text
-//!  bytes ──frame──► header, body ──message──► request ──session──► who may ask what now
+//!  bytes ──frame──► header, body ──message──► request ──session──► requests allowed now
 //!    ▲                                                                  │
 //!    └─ socket: the only input and output ◄── client, serve: blocking ◄─┘
 //! ```
-//! [`frame`], [`message`] and [`session`] know no descriptors and no clock.
+//! [`frame`], [`message`] and [`session`] use no descriptors and no clock.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::indexing_slicing, clippy::arithmetic_side_effects))]

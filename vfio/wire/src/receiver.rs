@@ -76,7 +76,7 @@ pub fn is_full() -> bool {
     ALIVE.load(Ordering::Relaxed) >= MOST
 }
 
-/// What an attendant does.
+/// Request to an attendant.
 enum Request {
     /// Read so many bytes of the peer's and return them.
     Take(usize),
@@ -161,7 +161,7 @@ impl Receiver {
         Ok(came)
     }
 
-    /// The descriptors that came since the last time; none at all unless each is of `kind`.
+    /// Returns the descriptors that came since the last call; none at all unless each is of `kind`.
     pub(crate) fn give(&self, kind: FileKind) -> io::Result<Vec<OwnedFd>> {
         self.ask(&Request::Give(kind))?;
         let mut fds = Vec::new();
@@ -169,7 +169,7 @@ impl Receiver {
         Ok(fds)
     }
 
-    /// Has all that is left in the socket, which was shut down, read and closed; false where the attendant has ended.
+    /// Makes the attendant read and close all that is left in the socket, which was shut down; false if it has ended.
     pub(crate) fn drain(&self) -> bool {
         let mut head = [0; HEAD];
         let drained = self
@@ -273,7 +273,7 @@ impl<'a> Attendant<'a> {
         loop {
             match receive(self.socket, &mut data, &mut self.pending, RecvFlags::DONTWAIT) {
                 Ok(0) => return,
-                // A message whose descriptors were cut off was read too: `receive` reports it as `Other`.
+                // A message with cut-off descriptors was read too: `receive` reports it as `Other`.
                 Err(error) if error.kind() != io::ErrorKind::Other => return,
                 _ => {
                     let fds = std::mem::take(&mut self.pending);

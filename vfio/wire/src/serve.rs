@@ -1,7 +1,7 @@
-//! A device at the other end of a socket: requests in, calls of a [`Device`] out.
+//! Server side of a connection: turns requests from the socket into calls of a [`Device`].
 //!
-//! What every device would otherwise check for itself is checked here: indices, bounds, lengths, who sends how many
-//! descriptors. An access that leaves its region is refused, as by libvfio-user.
+//! This module makes the checks that every device would otherwise repeat: indices, bounds, lengths and the number of
+//! descriptors that each side sends. It refuses an access that leaves its region, as libvfio-user does.
 
 mod signals;
 mod vectors;
@@ -25,23 +25,23 @@ use crate::session::server::{Server as Session, Step};
 use crate::session::{Fault, Ticket};
 use crate::socket::{Broken, Connection};
 
-/// Most regions and kinds of interrupt of a device.
+/// Maximum number of a device's regions, and of its kinds of interrupt.
 const MOST_INDICES: u32 = 256;
 
-/// Room for the reply to a query for eventfds: its head at least, a transfer at most.
+/// Accepted room for the reply to a query for eventfds, in bytes: at least its head, at most one transfer.
 const IO_FDS: RangeInclusive<u32> = 16..=1 << 20;
 
-/// A device that is served.
+/// A device that a vfio-user client can use.
 pub trait Device {
-    /// How many regions and kinds of interrupt it has. A PCI function should say 9 and 5, however few it has: clients ask
-    /// for those by number.
+    /// Number of regions and of kinds of interrupt. A PCI function should report 9 and 5, however few it has: clients
+    /// query those by number.
     fn info(&self) -> DeviceInfo;
 
-    /// A region, and the file it is mapped from. The size of a region stays as it is while a client is connected. (Give
-    /// a region that can be mapped an area, even if it is all of it: some clients look for nothing else.)
+    /// Region `index`, and the file to map it from. Its size must not change while a client is connected. (Give a
+    /// mappable region an area, even one that covers all of it: some clients look for nothing else.)
     fn region(&self, index: u32) -> (RegionInfo, Option<BorrowedFd<'_>>);
 
-    /// A kind of interrupt.
+    /// Description of interrupt kind `index`.
     fn irq(&self, index: u32) -> IrqInfo;
 
     /// Fills `data`, which lies in the region.
@@ -50,46 +50,46 @@ pub trait Device {
     /// Takes `data`, which lies in the region.
     fn write(&mut self, region: u32, offset: u64, data: &[u8]);
 
-    /// Whether the device uses the files that clients send with windows. Where it does not, no such file is opened, mapped
-    /// or even received by this process.
+    /// Whether the device uses the files that clients send with windows. If not, this process does not open, map or
+    /// even receive such files.
     fn reaches_memory(&self) -> bool {
         true
     }
 
-    /// The device may reach memory, by `file` when there is one: a memfd, or a file of tmpfs or hugetlbfs.
+    /// Lets the device reach a window, through `file` if there is one: a memfd, or a file of tmpfs or hugetlbfs.
     ///
     /// # Errors
-    /// What the client is told: `EEXIST` for a window over another.
+    /// Error for the client: `EEXIST` for a window that overlaps another.
     fn dma_map(&mut self, map: DmaMap, file: Option<OwnedFd>) -> Result<(), Errno>;
 
-    /// The device may no longer reach it, and does not when this returns.
+    /// Revokes a range: when this returns, the device no longer reaches it.
     ///
     /// # Errors
-    /// What the client is told: `EINVAL` for a range that would split a window.
+    /// Error for the client: `EINVAL` for a range that would split a window.
     fn dma_unmap(&mut self, unmap: DmaUnmap) -> Result<(), Errno>;
 
     /// Sets up, masks or triggers interrupts that exist; with as many eventfds as vectors, or none.
     ///
     /// # Errors
-    /// What the client is told.
+    /// Error for the client.
     fn set_irqs(&mut self, set: SetIrqs<'_>, eventfds: Vec<OwnedFd>) -> Result<(), Errno>;
 
-    /// Resets it.
+    /// Resets the device.
     ///
     /// # Errors
-    /// What the client is told.
+    /// Error for the client.
     fn reset(&mut self) -> Result<(), Errno>;
 
-    /// What the device wants of the client's memory where it has no file to it. Asked after every message, unless the last
-    /// question has no answer yet; the client goes on with its own requests meanwhile.
+    /// Access that the device requests to client memory for which it has no file. The server polls this after every
+    /// message, unless the last request has no answer yet. Meanwhile the client continues with its own requests.
     fn call(&mut self) -> Option<Call<'_>> {
         None
     }
 
-    /// The answer: all bytes of a read, or nothing for a write; or why not.
+    /// Receives the answer to a `call`: all bytes of a read, nothing for a write, or an error.
     fn answered(&mut self, _answer: Result<&[u8], Errno>) {}
 
-    /// The client is gone: memory and eventfds have to be let go, the device's state stays.
+    /// Runs after the client left: the device releases memory and eventfds and keeps its own state.
     fn disconnected(&mut self);
 }
 
@@ -104,7 +104,7 @@ pub enum Served {
     Broken(#[from] Broken),
 }
 
-/// What this server takes.
+/// Capabilities that this server announces.
 #[must_use]
 pub fn capabilities() -> Capabilities {
     Capabilities {
@@ -120,7 +120,7 @@ pub fn capabilities() -> Capabilities {
 /// Serves `device` until the client closes the connection.
 ///
 /// # Errors
-/// [`Served`]: the client left in another way. The device can be served to the next.
+/// [`Served`]: the client left in another way. The device can then serve the next client.
 pub fn serve(connection: &mut Connection, device: &mut dyn Device) -> Result<(), Served> {
     let mut server = Server::new(device);
     let outcome = server.run(connection);
@@ -131,7 +131,7 @@ pub fn serve(connection: &mut Connection, device: &mut dyn Device) -> Result<(),
     }
 }
 
-/// Answers the first message of a client that is not served with `why`: waits `limit` for that message, and for its rest.
+/// Refuses a client: answers its first message with `why`. Waits at most `limit` for that message and for its rest.
 pub fn turn_away(mut connection: Connection, why: Errno, limit: Duration) {
     let mut answer = || {
         connection.set_limit(limit)?;
@@ -150,13 +150,13 @@ struct Server<'a> {
     session: Session,
     info: DeviceInfo,
     sizes: Vec<u64>,
-    /// What the client was asked for.
+    /// Access that was requested from the client.
     asked: DmaAccess,
     wants_bytes: bool,
     out: Vec<u8>,
 }
 
-/// A request that was carried out or not; the body of the reply is in `out`.
+/// Result of a request; the body of the reply is in `out`.
 type Outcome = Result<(), Errno>;
 
 impl<'a> Server<'a> {
@@ -177,7 +177,7 @@ impl<'a> Server<'a> {
     }
 
     fn run(&mut self, connection: &mut Connection) -> Result<(), Served> {
-        // Whoever connects and says nothing would keep others away.
+        // A client that connects and stays silent would block all others.
         connection.limit_waits(true).map_err(Broken::from)?;
         let mut greeted = false;
         loop {
@@ -218,7 +218,7 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// What the descriptors of a command have to be.
+    /// Required type of a command's descriptors.
     fn kind(&self, command: u16) -> FileKind {
         match Command::try_from(command) {
             Ok(Command::SetIrqs) => FileKind::Event,
@@ -232,7 +232,7 @@ impl<'a> Server<'a> {
         self.kind(request.command().number()) != FileKind::Nothing
     }
 
-    /// Asks the client for what the device wants.
+    /// Sends the device's next memory request to the client, if there is one.
     fn ask(&mut self, connection: &Connection) -> Result<(), Served> {
         if !self.session.may_ask() {
             return Ok(());
@@ -253,7 +253,7 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// The client's answer has to be as long as what it was asked for.
+    /// Passes the client's answer to the device, after a check that it has the requested access and length.
     fn answer(&mut self, body: &[u8], error: Option<u32>) {
         let bytes = DmaAccess::split(body).ok().filter(|(access, _)| *access == self.asked);
         let count =
@@ -264,7 +264,7 @@ impl<'a> Server<'a> {
         self.device.answered(bytes.filter(|_| error.is_none()).ok_or(Errno::IO));
     }
 
-    /// The one reply that a descriptor goes with.
+    /// Sends the only reply that carries a descriptor.
     fn region(&mut self, connection: &Connection, ticket: Ticket, query: Query) -> Result<(), Served> {
         self.out.clear();
         let known = query.index < self.info.regions && query.room >= RegionInfo::SIZE;
@@ -290,7 +290,7 @@ impl<'a> Server<'a> {
                 }
                 self.device.irq(index).encode(&mut self.out);
             }
-            // Writes are not turned into eventfds here: none, which is an answer.
+            // This server offers no eventfds for writes: the reply has none.
             Request::RegionIoFds(Query { room, index }) if self.has(index) && IO_FDS.contains(&room) => {
                 self.out.extend([16, 0, index, 0].into_iter().flat_map(u32::to_le_bytes));
             }
@@ -365,7 +365,7 @@ impl<'a> Server<'a> {
         self.size(region) > 0
     }
 
-    /// Bytes of a region, 0 where there is none of that number.
+    /// Size of a region in bytes, 0 if no region has that number.
     fn size(&self, region: u32) -> u64 {
         usize::try_from(region).ok().and_then(|index| self.sizes.get(index)).copied().unwrap_or(0)
     }
@@ -385,7 +385,7 @@ fn refuse(connection: &Connection, fault: &Fault) {
     );
     if wants_reply && handshake {
         let error = Some(Errno::INVAL.raw_os_error().unsigned_abs());
-        // The end of the connection follows, and is an answer too.
+        // A failed send is ignored: the client sees the end of the connection, which follows.
         let _ = send(connection, Header { kind: Kind::Reply { error }, ..header }, &[], &[]);
     }
 }

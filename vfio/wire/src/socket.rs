@@ -1,11 +1,11 @@
-//! The one input and output: a Unix stream socket that carries messages and descriptors.
+//! The only input and output: a Unix stream socket that carries messages and descriptors.
 //!
 //! - Every read is preceded by a peek of the same bytes, which shows whether descriptors come with them. Without descriptors
 //!   this process reads them, up to the end of one message; with descriptors the [`receiver`](crate::receiver) does, so that
 //!   no descriptor of the peer's is ever installed or closed here. Out-of-band bytes are read inline, like all others.
-//! - Whoever sends half a message and stalls is given up after a time. A server waits for the first byte of a request for
-//!   as long as it takes.
-//! - A peer whose descriptors were cut off (too many, or more than the receiver may hold) loses its connection.
+//! - A peer that stalls within a message is dropped after a time limit. A server waits for the first byte of a request
+//!   without a limit.
+//! - A peer loses its connection if its descriptors were cut off (too many, or more than the receiver may hold).
 
 mod broken;
 mod patience;
@@ -41,25 +41,25 @@ const AHEAD: usize = 64;
 pub struct Connection {
     socket: OwnedFd,
     limit: Duration,
-    /// Whether the limit is for the first byte of a message too.
+    /// Whether the limit also applies to the first byte of a message.
     answers: bool,
     patience: Patience,
     header: Header,
     body: Vec<u8>,
-    /// How many descriptors came with the last message, and are with the receiver.
+    /// Number of descriptors that came with the last message; the receiver holds them.
     came: usize,
-    /// Bytes of the last message, where they are in the socket still.
+    /// Bytes of the last message that are still in the socket.
     peeked: usize,
     receiver: Option<Receiver>,
     takes_fds: bool,
 }
 
-/// Ends a connection from another thread: whoever waits on it is woken with [`Broken::End`].
+/// Ends a connection from another thread: a thread that waits on it wakes with [`Broken::End`].
 #[derive(Debug)]
 pub struct Closer(OwnedFd);
 
 impl Closer {
-    /// Ends it.
+    /// Shuts the connection down.
     pub fn close(&self) {
         // The other side may have been quicker.
         let _ = rustix::net::shutdown(&self.0, Shutdown::Both);
@@ -74,7 +74,7 @@ impl AsFd for Connection {
 }
 
 impl Connection {
-    /// Over `socket`, a Unix stream socket. `limit` is how long the rest of a message may take, either way.
+    /// Creates a connection over `socket`, a Unix stream socket. `limit` bounds the rest of a message, either way.
     ///
     /// # Errors
     /// The kernel's.
@@ -100,7 +100,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// To the server at `path`.
+    /// Connects to the server at `path`.
     ///
     /// # Errors
     /// The kernel's.
@@ -113,7 +113,7 @@ impl Connection {
         Self::new(socket, limit, patience)
     }
 
-    /// A handle to end it with.
+    /// Returns a handle that ends the connection.
     ///
     /// # Errors
     /// The kernel's.
@@ -121,7 +121,7 @@ impl Connection {
         self.socket.try_clone().map(Closer)
     }
 
-    /// Whether to give up a wait for the first byte of a message after `limit` too, and not only for what follows it.
+    /// Sets whether `limit` also applies to the wait for the first byte of a message, and not only to what follows it.
     ///
     /// # Errors
     /// The kernel's.
@@ -131,7 +131,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Limits the rest of a message to `limit`, either way; call [`Connection::limit_waits`] after it.
+    /// Limits the rest of a message to `limit`, in either direction; call [`Connection::limit_waits`] after it.
     ///
     /// # Errors
     /// The kernel's.
@@ -140,25 +140,25 @@ impl Connection {
         set_socket_timeout(&self.socket, Timeout::Send, Some(limit)).map_err(io::Error::from)
     }
 
-    /// How long the peer has.
+    /// Time limit for the peer.
     #[must_use]
     pub fn limit(&self) -> Duration {
         self.limit
     }
 
-    /// The last message that came.
+    /// Last received message.
     #[must_use]
     pub fn frame(&self) -> Frame<'_> {
         Frame { header: self.header, body: &self.body }
     }
 
-    /// How many descriptors came with it.
+    /// Number of descriptors that came with the last message.
     #[must_use]
     pub fn fds(&self) -> usize {
         self.came
     }
 
-    /// The descriptors that came with it, or none where one of them is not of `kind`.
+    /// Takes the descriptors of the last message, or none if one of them is not of `kind`.
     ///
     /// # Errors
     /// [`Broken`]: there is no further message.
@@ -166,13 +166,13 @@ impl Connection {
         if std::mem::take(&mut self.came) == 0 { Ok(Vec::new()) } else { self.given(kind) }
     }
 
-    /// From now on descriptors end the connection.
+    /// Refuses descriptors from now on: they end the connection.
     pub fn refuse_fds(&mut self) {
         self.takes_fds = false;
         self.receiver = None;
     }
 
-    /// Sends a message whose body is `parts`, one after the other, of `most` bytes with its header.
+    /// Sends a message with the body `parts`, one after the other, of at most `most` bytes with its header.
     ///
     /// # Errors
     /// [`Broken`].
@@ -197,7 +197,7 @@ impl Connection {
             match rustix::net::sendmsg(&self.socket, left, &mut control, SendFlags::NOSIGNAL) {
                 Ok(sent) => {
                     IoSlice::advance_slices(&mut left, sent);
-                    // They go with the first byte, once.
+                    // Descriptors go with the first byte, once.
                     control.clear();
                 }
                 Err(Errno::INTR) => {}
@@ -243,7 +243,7 @@ impl Connection {
     fn rest(&mut self, (header, length): (Header, usize)) -> Result<(), Broken> {
         self.header = header;
         let mut body = std::mem::take(&mut self.body);
-        // Nothing stays allocated for a peer because it once sent a lot.
+        // A peer that once sent a lot must not keep that memory allocated.
         body.shrink_to(1 << 16);
         body.clear();
         body.resize(length, 0);
@@ -252,7 +252,7 @@ impl Connection {
         filled
     }
 
-    /// Fills `into`; what has descriptors goes through the receiver.
+    /// Fills `into`; bytes with descriptors come through the receiver.
     fn fill(&mut self, mut into: &mut [u8]) -> Result<(), Broken> {
         let mut begun = None;
         while !into.is_empty() {
@@ -274,13 +274,13 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads the last message again, if it was only peeked: here and not before, so that the peer works meanwhile.
+    /// Consumes the last message if it was only peeked: here and not earlier, so that the peer works meanwhile.
     fn consume_last(&mut self) -> Result<(), Broken> {
         let size = std::mem::take(&mut self.peeked);
         self.consume([0; AHEAD].get_mut(..size).unwrap_or_default())
     }
 
-    /// Reads bytes again that were peeked and have no descriptors.
+    /// Consumes bytes that were peeked and have no descriptors.
     fn consume(&self, mut into: &mut [u8]) -> Result<(), Broken> {
         while !into.is_empty() {
             match rustix::net::recv(&self.socket, &mut *into, RecvFlags::DONTWAIT) {
@@ -320,7 +320,7 @@ impl Connection {
         given.map_err(|error| self.lost(error))
     }
 
-    /// The receiver has no answer: it waits for bytes, for a descriptor's file system, or it ended.
+    /// Error for a receiver without an answer: it waits for bytes, for a descriptor's file system, or it ended.
     fn lost(&self, error: io::Error) -> Broken {
         match error.kind() {
             io::ErrorKind::WouldBlock => self.slow("send the rest of a message with file descriptors"),
@@ -329,7 +329,7 @@ impl Connection {
         }
     }
 
-    /// Peeks at what comes first, as much as `into` takes, and whether there are descriptors in the queue.
+    /// Peeks at the first bytes, as many as fit `into`, and reports whether there are descriptors in the queue.
     fn first(&mut self, into: &mut [u8]) -> Result<(usize, bool), Broken> {
         let begun = Instant::now();
         let some = |(got, fds)| if got == 0 { Err(Broken::End) } else { Ok((got, fds)) };
@@ -348,7 +348,7 @@ impl Connection {
                 self.patience.slept(begun.elapsed());
                 return some(peeked);
             }
-            // The time is over, or a signal came: then the kernel counts anew, once.
+            // The timeout expired, or a signal came: then the kernel restarts the timeout, once.
             if self.answers && begun.elapsed() >= self.limit {
                 return Err(self.slow("answer"));
             }
@@ -361,8 +361,8 @@ impl Connection {
 }
 
 impl Drop for Connection {
-    /// Unread messages may hold descriptors, which would be closed here: a receiver reads them first. One that ended is replaced.
-    /// One that hangs has the socket open, so that not this process frees its messages.
+    /// Unread messages may hold descriptors, which would be closed here: a receiver reads them first. An ended receiver
+    /// is replaced. A hung receiver keeps the socket open, so that this process does not free its messages.
     fn drop(&mut self) {
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
         self.takes_fds = true;

@@ -8,17 +8,17 @@ use crate::bytes::{Reader, put_u32, put_u64};
 pub struct Access {
     /// First byte, in the region.
     pub offset: u64,
-    /// Which region.
+    /// Region index.
     pub region: u32,
-    /// How many bytes.
+    /// Length in bytes.
     pub count: u32,
 }
 
 impl Access {
-    /// Bytes of its encoding.
+    /// Size of the encoding, in bytes.
     pub const SIZE: u32 = 16;
 
-    /// Out of a body, whose data is left alone.
+    /// Decodes the access at the head of a body; ignores the data that follows.
     ///
     /// # Errors
     /// [`Wrong`] when it is too short, or the access ends beyond 2^64.
@@ -26,7 +26,7 @@ impl Access {
         Self::split(body).map(|(access, _)| access)
     }
 
-    /// The access and the data of the same body. (A reply to a read; the count may be another than was asked for.)
+    /// Splits a body into the access and its data. (In a reply to a read, the count may differ from the requested one.)
     ///
     /// # Errors
     /// As [`Access::decode`].
@@ -40,7 +40,7 @@ impl Access {
         Ok((access, reader.rest()))
     }
 
-    /// As a body.
+    /// Appends the encoding to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         put_u64(out, [self.offset]);
         put_u32(out, [self.region, self.count]);
@@ -50,17 +50,17 @@ impl Access {
 /// A write to a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Write<'a> {
-    /// Where.
+    /// Region, offset and length.
     pub access: Access,
-    /// What; as long as `access` says.
+    /// Bytes to write, as many as `access` counts.
     pub data: &'a [u8],
 }
 
 impl<'a> Write<'a> {
-    /// Out of a body.
+    /// Decodes a body.
     ///
     /// # Errors
-    /// [`Wrong`] when there is less or more data than it says.
+    /// [`Wrong`] if there is less or more data than the count.
     pub fn decode(body: &'a [u8]) -> Result<Self, Wrong> {
         let (write, rest) = Self::split(body)?;
         rest.end("a write has as many bytes as it counts")?;
@@ -80,13 +80,13 @@ impl<'a> Write<'a> {
 pub struct Writes<'a>(&'a [u8]);
 
 impl<'a> Writes<'a> {
-    /// Bytes of each.
+    /// Size of one entry, in bytes.
     const SIZE: usize = 24;
 
-    /// Out of a body.
+    /// Decodes a body.
     ///
     /// # Errors
-    /// [`Wrong`] when there are fewer than it says, or one has more than 8 bytes.
+    /// [`Wrong`] if there are fewer entries than the count, or one has more than 8 bytes.
     pub fn decode(body: &'a [u8]) -> Result<Self, Wrong> {
         let mut reader = Reader::new("multiple region writes", body);
         let count = reader.u64()?;
@@ -102,12 +102,12 @@ impl<'a> Writes<'a> {
         Ok(Self(all))
     }
 
-    /// One after the other.
+    /// Iterates over the writes, in order.
     pub fn iter(&self) -> impl Iterator<Item = Write<'a>> {
         self.0.chunks(Self::SIZE).filter_map(|one| Write::split(one).ok().map(|(write, _)| write))
     }
 
-    /// How many.
+    /// Number of writes.
     #[must_use]
     pub fn count(&self) -> u64 {
         (self.0.len() / Self::SIZE) as u64
@@ -118,7 +118,7 @@ impl<'a> Writes<'a> {
         out.extend_from_slice(self.0);
     }
 
-    /// The entries of such a message from writes of 8 bytes at most; of a longer one the first 8.
+    /// Encodes writes of at most 8 bytes as entries of such a message; keeps the first 8 bytes of a longer one.
     #[must_use]
     pub fn entries(writes: &[Write<'_>]) -> Vec<u8> {
         let mut out = Vec::with_capacity(writes.len().saturating_mul(Self::SIZE));
@@ -132,7 +132,7 @@ impl<'a> Writes<'a> {
         out
     }
 
-    /// Entries made by [`Writes::entries`].
+    /// Wraps entries that [`Writes::entries`] made.
     ///
     /// # Errors
     /// As [`Writes::decode`].
@@ -148,12 +148,12 @@ impl<'a> Writes<'a> {
 pub struct DmaAccess {
     /// First byte.
     pub address: u64,
-    /// How many.
+    /// Length in bytes.
     pub count: u64,
 }
 
 impl DmaAccess {
-    /// The access and the data of the same body.
+    /// Splits a body into the access and its data.
     ///
     /// # Errors
     /// [`Wrong`] when it is too short, or the access ends beyond 2^64.
@@ -167,26 +167,26 @@ impl DmaAccess {
         Ok((access, reader.rest()))
     }
 
-    /// As a body.
+    /// Appends the encoding to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         put_u64(out, [self.address, self.count]);
     }
 }
 
-/// What a server asks of a client.
+/// Request of a server to its client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Call<'a> {
-    /// Bytes of memory.
+    /// Read of the client's memory.
     Read(DmaAccess),
-    /// Bytes to memory, as many as the access says.
+    /// Write to the client's memory, with as many bytes as the access counts.
     Write(DmaAccess, &'a [u8]),
 }
 
 impl<'a> Call<'a> {
-    /// What `command` with `body` asks for.
+    /// Decodes the request of `command` with `body`.
     ///
     /// # Errors
-    /// [`Wrong`], for any bytes that are not what the command calls for.
+    /// [`Wrong`] if the bytes do not fit the command.
     pub fn decode(command: u16, body: &'a [u8]) -> Result<Self, Wrong> {
         let (access, rest) = DmaAccess::split(body)?;
         match Command::try_from(command)? {
@@ -199,20 +199,20 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// The command that asks for it.
+    /// Command that carries the request.
     #[must_use]
     pub fn command(&self) -> Command {
         if let Self::Read(_) = self { Command::DmaRead } else { Command::DmaWrite }
     }
 
-    /// Which memory.
+    /// Range of client memory.
     #[must_use]
     pub fn access(&self) -> DmaAccess {
         let (Self::Read(access) | Self::Write(access, _)) = self;
         *access
     }
 
-    /// What follows the access in the message.
+    /// Data that follows the access in the message.
     #[must_use]
     pub fn data(&self) -> &'a [u8] {
         if let Self::Write(_, data) = self { data } else { &[] }

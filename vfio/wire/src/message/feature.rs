@@ -1,4 +1,4 @@
-//! Features of a device and its state for migration: read and written as bytes, for whoever has any.
+//! Features of a device and its state for migration: read and written as bytes, for devices that have any.
 
 use super::Wrong;
 use crate::bytes::{Reader, put_u32};
@@ -13,20 +13,20 @@ const PROBE: u32 = 1 << 18;
 pub struct Feature<'a> {
     /// Most bytes of the reply's body; in a reply how many it needs.
     pub room: u32,
-    /// Which feature.
+    /// Number of the feature.
     pub index: u16,
-    /// Asks for it.
+    /// Reads the feature.
     pub get: bool,
-    /// Sets it.
+    /// Sets the feature.
     pub set: bool,
-    /// Asks whether it could be got or set.
+    /// Only checks whether it could be read or set.
     pub probe: bool,
-    /// The feature's own.
+    /// Data of the feature.
     pub data: &'a [u8],
 }
 
 impl<'a> Feature<'a> {
-    /// Out of a request or a reply.
+    /// Decodes a request or a reply.
     ///
     /// # Errors
     /// [`Wrong`] when it is too short, or both gets and sets.
@@ -42,7 +42,7 @@ impl<'a> Feature<'a> {
         Ok(Self { room, index, get, set, probe, data: reader.rest() })
     }
 
-    /// As a body.
+    /// Appends the encoding to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let flags = [(self.get, GET), (self.set, SET), (self.probe, PROBE)];
         let flags =
@@ -69,17 +69,17 @@ impl<'a> Migration<'a> {
         Ok(Self { room: reader.u32()?, size: reader.u32()?, data: &[] })
     }
 
-    /// Out of a request to write, or the reply to one to read.
+    /// Decodes a request to write, or the reply to one to read.
     ///
     /// # Errors
-    /// [`Wrong`] when there is less data than it says.
+    /// [`Wrong`] if there is less data than its size.
     pub fn decode_write(body: &'a [u8]) -> Result<Self, Wrong> {
         let mut reader = Reader::new("migration data", body);
         let (room, size) = (reader.u32()?, reader.u32()?);
         Ok(Self { room, size, data: reader.bytes(size.into())? })
     }
 
-    /// The body, but for the data that follows.
+    /// Appends the body to `out`, without the data that follows.
     pub fn encode(&self, out: &mut Vec<u8>) {
         put_u32(out, [self.room, self.size]);
     }

@@ -1,4 +1,4 @@
-//! Interrupts: what kinds there are, and what is to be done with them.
+//! Interrupts: their kinds, and requests to set them up, mask or trigger them.
 
 use super::Wrong;
 use crate::bytes::{Reader, put_u32};
@@ -14,9 +14,9 @@ const NORESIZE: u32 = 1 << 3;
 /// The reply to `DEVICE_GET_IRQ_INFO`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IrqInfo {
-    /// Which kind: 0 INTx, 1 MSI, 2 MSI-X, 3 error, 4 request.
+    /// Kind: 0 INTx, 1 MSI, 2 MSI-X, 3 error, 4 request.
     pub index: u32,
-    /// How many vectors.
+    /// Number of vectors.
     pub count: u32,
     /// Can signal an eventfd.
     pub eventfd: bool,
@@ -29,10 +29,10 @@ pub struct IrqInfo {
 }
 
 impl IrqInfo {
-    /// Bytes of its encoding.
+    /// Size of the encoding, in bytes.
     pub const SIZE: u32 = 16;
 
-    /// Out of a reply.
+    /// Decodes a reply.
     ///
     /// # Errors
     /// [`Wrong`] when it is too short or has more than [`MOST_VECTORS`].
@@ -48,7 +48,7 @@ impl IrqInfo {
         Ok(Self { index, count, eventfd, maskable, automasked, noresize })
     }
 
-    /// As a reply.
+    /// Appends the encoding to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let flags = [
             (self.eventfd, EVENTFD),
@@ -61,51 +61,51 @@ impl IrqInfo {
     }
 }
 
-/// What is to be done.
+/// Action on vectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IrqAction {
-    /// Hold it back.
+    /// Mask the vectors.
     Mask,
-    /// Let it through again.
+    /// Unmask the vectors.
     Unmask,
-    /// Fire it, or say where it goes when it fires.
+    /// Fire the vectors, or set their eventfds.
     Trigger,
 }
 
-/// To which vectors, and with what.
+/// Vectors that the action applies to, and their data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IrqData<'a> {
-    /// All that are named.
+    /// All vectors of the range.
     None,
-    /// Those whose byte is not 0.
+    /// Vectors with a byte other than 0.
     Bool(&'a [u8]),
-    /// An eventfd for each comes with the message; without any, those that are set up are let go.
+    /// One eventfd per vector comes with the message; without any, connected vectors are disconnected.
     Eventfd,
 }
 
 /// `DEVICE_SET_IRQS`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SetIrqs<'a> {
-    /// Which kind.
+    /// Kind, as in [`IrqInfo::index`].
     pub index: u32,
     /// First vector.
     pub start: u32,
-    /// How many; 0 with `Trigger` and `None` switches the whole kind off.
+    /// Number of vectors; 0 with `Trigger` and `None` switches the whole kind off.
     pub count: u32,
-    /// What to do.
+    /// Action on the vectors.
     pub action: IrqAction,
-    /// To which of them.
+    /// Selection among the vectors.
     pub data: IrqData<'a>,
 }
 
 impl<'a> SetIrqs<'a> {
     const SIZE: u32 = 20;
 
-    /// Out of a request.
+    /// Decodes a request.
     ///
     /// # Errors
-    /// [`Wrong`] when it or its `argsz` is too short, it has a byte too many, has more than one kind of data or action or none, reaches beyond
-    /// [`MOST_VECTORS`], or is empty without switching a whole kind off.
+    /// [`Wrong`] when it or its `argsz` is too short, it has a byte too many, has more than one kind of data or action
+    /// or none, reaches beyond [`MOST_VECTORS`], or is empty without switching a whole kind off.
     pub fn decode(body: &'a [u8]) -> Result<Self, Wrong> {
         let mut reader = Reader::new("set of interrupts", body);
         let (argsz, flags) = (reader.u32()?, reader.u32()?);
@@ -142,7 +142,7 @@ impl<'a> SetIrqs<'a> {
         Ok(Self { index, start, count, action, data })
     }
 
-    /// As a request.
+    /// Appends the encoding to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let action = match self.action {
             IrqAction::Mask => 1 << 3,

@@ -1,8 +1,7 @@
-//! What the messages say: a body to a value and back, for both directions (QEMU docs/interop/vfio-user.rst,
-//! "Commands").
+//! Messages: a body to a value and back, for both directions (QEMU docs/interop/vfio-user.rst, "Commands").
 //!
-//! A body that is wrong does not end the connection, as the next message can be found: its sender gets an error reply.
-//! Bytes after what a message needs are left alone, so that a newer peer may say more.
+//! A wrong body does not end the connection, as the next message can be found: its sender gets an error reply. Bytes
+//! after a message's own are ignored, so that a newer peer may send more.
 
 mod access;
 mod device;
@@ -21,13 +20,13 @@ pub use region::{Area, MOST_AREAS, Query, RegionInfo, RegionReply};
 pub(crate) use version::SAID_FDS;
 pub use version::{Capabilities, Limits, MOST_VERSION_DATA, MigrationPages, TwinSocket, Version};
 
-/// How a body can fail to be what its command calls for.
+/// Error in the body of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Wrong {
     /// It ends too early.
     #[error("{what} of {have:#x} bytes needs {need:#x}")]
     Short {
-        /// What it should have been.
+        /// Expected structure.
         what: &'static str,
         /// Bytes of it.
         have: usize,
@@ -44,7 +43,7 @@ pub enum Wrong {
         /// The rule.
         rule: &'static str,
     },
-    /// The version's text.
+    /// Invalid text of the version.
     #[error(
         "version data is not a JSON object of capabilities that ends with one NUL, {MOST_VERSION_DATA:#x} bytes at most"
     )]
@@ -60,7 +59,7 @@ pub enum Wrong {
     Descriptors {
         /// The command.
         command: u16,
-        /// How many came.
+        /// Number of descriptors.
         fds: usize,
     },
 }
@@ -93,9 +92,9 @@ commands! {
     Version = 1,
     /// Memory that the server may reach.
     DmaMap = 2,
-    /// And may not any more.
+    /// Memory that the server may no longer reach.
     DmaUnmap = 3,
-    /// How many regions and interrupts there are.
+    /// Number of regions and interrupts.
     DeviceInfo = 4,
     /// One region.
     RegionInfo = 5,
@@ -135,14 +134,14 @@ impl Command {
     }
 }
 
-/// What a client asks of a server.
+/// Request of a client to a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request<'a> {
     /// The handshake.
     Version(Version),
     /// Memory that the server may reach, with one file descriptor or none.
     DmaMap(DmaMap),
-    /// Memory that it has to let go.
+    /// Memory that it has to release.
     DmaUnmap(DmaUnmap),
     /// About the device; the most bytes of the reply's body.
     DeviceInfo(u32),
@@ -152,7 +151,7 @@ pub enum Request<'a> {
     RegionIoFds(Query),
     /// About a kind of interrupt.
     IrqInfo(Query),
-    /// Interrupts, with as many descriptors as it says or none.
+    /// Interrupts, with as many descriptors as its vectors, or none.
     SetIrqs(SetIrqs<'a>),
     /// Reads a region.
     RegionRead(Access),
@@ -173,10 +172,10 @@ pub enum Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// What `command` with `body` asks for.
+    /// Decodes the request of `command` with `body`.
     ///
     /// # Errors
-    /// [`Wrong`], for any bytes that are not what the command calls for.
+    /// [`Wrong`] if the bytes do not fit the command.
     pub fn decode(command: u16, body: &'a [u8]) -> Result<Self, Wrong> {
         let number = command;
         Ok(match Command::try_from(command)? {
@@ -200,7 +199,7 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// The command that asks for it.
+    /// Command that carries the request.
     #[must_use]
     pub fn command(&self) -> Command {
         match self {
@@ -223,8 +222,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The body, at the end of `out`. Data of a write comes last, so that a sender may leave it where it is: see
-    /// [`Request::data`].
+    /// Appends the body to `out`. Data of a write comes last, so that a sender need not copy it: see [`Request::data`].
     pub fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Self::Version(version) => version.encode(out),
@@ -243,7 +241,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// What follows [`Request::encode`]'s bytes in the message: a write's data, else nothing.
+    /// Data that follows [`Request::encode`]'s bytes in the message: a write's, else none.
     #[must_use]
     pub fn data(&self) -> &'a [u8] {
         match self {

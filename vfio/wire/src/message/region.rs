@@ -1,8 +1,8 @@
 //! A region of a device, and which parts of it can be mapped.
 //!
-//! The parts stand in a list of capabilities, linked by offsets that a peer chose: it is only followed forwards, so
-//! that it ends. Capabilities other than the sparse mmap areas are passed over. (0x8001, areas with a file each, is
-//! only sent to who says `sparse_mmap_fds` in the handshake, which we do not.)
+//! A list of capabilities holds the parts, linked by offsets that a peer chose: it is only followed forwards, so that
+//! it ends. Capabilities other than the sparse mmap areas are ignored. (0x8001, areas with a file each, is only sent to
+//! peers that announce `sparse_mmap_fds` in the handshake, which we do not.)
 
 use super::Wrong;
 use crate::bytes::{Reader, put_u32, put_u64};
@@ -20,17 +20,17 @@ const SPARSE_MMAP: u16 = 1;
 const SPARSE_HEAD: u32 = 16;
 const AREA: u32 = 16;
 
-/// What `DEVICE_GET_REGION_INFO`, `_REGION_IO_FDS` and `_IRQ_INFO` ask for.
+/// Query of `DEVICE_GET_REGION_INFO`, `_REGION_IO_FDS` or `_IRQ_INFO`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Query {
     /// Most bytes of the reply's body.
     pub room: u32,
-    /// Which region or kind of interrupt.
+    /// Number of the region or kind of interrupt.
     pub index: u32,
 }
 
 impl Query {
-    /// About a kind of interrupt, out of a request.
+    /// Decodes a query for a kind of interrupt.
     ///
     /// # Errors
     /// [`Wrong`] when it is too short.
@@ -40,7 +40,7 @@ impl Query {
         Ok(Self { room, index })
     }
 
-    /// About a region, out of a request.
+    /// Decodes a query for a region.
     ///
     /// # Errors
     /// [`Wrong`] when it is too short.
@@ -49,7 +49,7 @@ impl Query {
         Self::decode(body)
     }
 
-    /// About the eventfds of a region, out of a request.
+    /// Decodes a query for the eventfds of a region.
     ///
     /// # Errors
     /// [`Wrong`] when it is too short, has flags, or a count.
@@ -83,11 +83,11 @@ pub struct Area {
 /// The reply to `DEVICE_GET_REGION_INFO`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RegionInfo {
-    /// Which region: 0–5 BARs, 6 ROM, 7 config space, 8 VGA.
+    /// Number of the region: 0–5 BARs, 6 ROM, 7 config space, 8 VGA.
     pub index: u32,
     /// Bytes; 0 when there is no such region.
     pub size: u64,
-    /// Where it begins in the file that comes with the message.
+    /// Offset of the region in the file that comes with the message.
     pub offset: u64,
     /// Can be read.
     pub read: bool,
@@ -99,20 +99,20 @@ pub struct RegionInfo {
     pub areas: Vec<Area>,
 }
 
-/// What a reply to `DEVICE_GET_REGION_INFO` is.
+/// Content of a reply to `DEVICE_GET_REGION_INFO`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RegionReply {
-    /// All there.
+    /// The whole description.
     Whole(RegionInfo),
-    /// To be asked for again with room for so many bytes.
+    /// The query must be repeated with room for this many bytes.
     NeedsRoom(u32),
 }
 
 impl RegionInfo {
-    /// Bytes without capabilities.
+    /// Size without capabilities, in bytes.
     pub const SIZE: u32 = 32;
 
-    /// Bytes of its encoding.
+    /// Size of the encoding, in bytes.
     #[must_use]
     pub fn size(&self) -> u32 {
         let areas = u32::try_from(self.areas.len()).unwrap_or(u32::MAX);
@@ -120,8 +120,8 @@ impl RegionInfo {
         sparse.saturating_add(Self::SIZE)
     }
 
-    /// As a reply to who has `room` bytes for it. Without room for the areas they are left out, and so is the file:
-    /// false is returned.
+    /// Encodes a reply to a peer with `room` bytes for it. If the areas do not fit, they and the file are left out, and
+    /// this returns false.
     pub fn encode(&self, room: u32, out: &mut Vec<u8>) -> bool {
         let size = self.size();
         let whole = size <= room;
@@ -139,7 +139,7 @@ impl RegionInfo {
         whole
     }
 
-    /// Out of a reply that was given `room` bytes.
+    /// Decodes a reply to a query with `room` bytes.
     ///
     /// # Errors
     /// [`Wrong`] when it is too short, its list of capabilities leads out of it or backwards, or an area is empty, in

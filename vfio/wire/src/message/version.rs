@@ -1,4 +1,4 @@
-//! The handshake: versions, and what each side can take.
+//! The handshake: versions, and the capabilities of each side.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -16,29 +16,29 @@ pub const MOST_VERSION_DATA: u32 = 4096;
 
 /// Most bytes of one transfer that we ever agree on: 16 MiB.
 const MOST_DATA: u32 = 16 << 20;
-/// Least that is of use: a register's 8.
+/// Smallest useful limit, in bytes: a register's 8.
 const LEAST_DATA: u64 = 8;
 /// Smallest page, in bytes.
 const LEAST_PAGE: u64 = 0x1000;
 /// Most descriptors in one message that the kernel carries.
 const MOST_FDS: u64 = 253;
 
-/// Descriptors that we say we take in one message: QEMU and libvfio-user refuse a peer that says more. More are taken, as
-/// there is a client that does not ask.
+/// Descriptors per message that we announce: QEMU and libvfio-user refuse a peer that announces more. We accept more,
+/// because one client does not check this limit.
 pub(crate) const SAID_FDS: u64 = 16;
 
 /// `VERSION`, request or reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Version {
-    /// 0, of which all versions so far are.
+    /// Major version: 0 in all versions so far.
     pub major: u16,
-    /// A reply's is at most the request's.
+    /// Minor version; a reply's is at most the request's.
     pub minor: u16,
-    /// What its sender can do.
+    /// Capabilities of its sender.
     pub capabilities: Capabilities,
 }
 
-/// What a peer says it can do. Names that we do not know are passed over; what is left out has a default.
+/// Capabilities that a peer announces. Unknown names are ignored; omitted ones have a default.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Capabilities {
@@ -54,10 +54,10 @@ pub struct Capabilities {
     /// Page sizes for DMA windows, or'ed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pgsizes: Option<u64>,
-    /// Migration, as older peers say it.
+    /// Migration, as older peers announce it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration: Option<MigrationPages>,
-    /// A second socket for what the server asks.
+    /// A second socket for the server's requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub twin_socket: Option<TwinSocket>,
     /// Takes several writes in one message.
@@ -65,7 +65,7 @@ pub struct Capabilities {
     pub write_multiple: Option<bool>,
 }
 
-/// Of older peers' migration.
+/// Parameters of older peers' migration.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MigrationPages {
@@ -78,14 +78,14 @@ pub struct MigrationPages {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TwinSocket {
-    /// Whether its sender can.
+    /// Whether its sender supports it.
     pub supported: bool,
-    /// Which of the message's descriptors it is, in a reply.
+    /// Index among the message's descriptors, in a reply.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fd_index: Option<u64>,
 }
 
-/// What may be sent to a peer, defaults filled in.
+/// Limits for messages to a peer, defaults filled in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Descriptors in one message.
@@ -107,7 +107,7 @@ struct Text {
     capabilities: Capabilities,
 }
 
-/// A JSON object only: left alone, serde takes an array for its values without their names.
+/// A JSON object only: by default, serde also accepts an array of the values without their names.
 fn object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
     struct Object<T>(PhantomData<T>);
 
@@ -135,7 +135,7 @@ impl Text {
 }
 
 impl Version {
-    /// Out of a request or a reply. No text at all means all defaults.
+    /// Decodes a request or a reply. No text at all means all defaults.
     ///
     /// # Errors
     /// [`Wrong`] when it is too short, or its text is too long, does not end with its only NUL, or is no JSON object
@@ -154,7 +154,7 @@ impl Version {
         Ok(Self { major, minor, capabilities: text.capabilities })
     }
 
-    /// As a body.
+    /// Appends the encoding to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.extend([self.major, self.minor].into_iter().flat_map(u16::to_le_bytes));
         let text = Text { capabilities: self.capabilities.clone() };
@@ -165,7 +165,7 @@ impl Version {
 }
 
 impl Capabilities {
-    /// What may be sent to a peer that said this.
+    /// Limits for messages to a peer with these capabilities.
     ///
     /// # Errors
     /// [`Wrong`] when so little data fits a message that not even a register does, or for a page size that no machine has.

@@ -1,4 +1,4 @@
-//! What a peer's descriptor is, by calls that no file system's server answers.
+//! Type of a peer's descriptor, by calls that no file system's server answers.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
@@ -7,7 +7,7 @@ use rustix::fs::{
     AtFlags, FileType, StatxFlags, fcntl_get_seals, fstatfs, major, makedev, minor, readlink, statx,
 };
 
-/// What the descriptors of a message have to be.
+/// Required type of a message's descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum FileKind {
@@ -17,7 +17,7 @@ pub enum FileKind {
     Event = 1,
     /// A memfd, a guest_memfd, a dma-buf, or a file of tmpfs or hugetlbfs.
     Memory = 2,
-    /// Memory as above, or a device whose memory can be mapped: EGM, device-DAX, `/dev/mem`.
+    /// Memory as above, or a device with mappable memory: EGM, device-DAX, `/dev/mem`.
     Mapping = 3,
 }
 
@@ -43,7 +43,7 @@ impl FileKind {
     }
 }
 
-/// The path of a file. Only of files without one it begins with something else than a slash.
+/// Path of a file. It begins with a slash unless the file has no path.
 fn path(fd: BorrowedFd<'_>) -> String {
     let link = readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new());
     link.ok().and_then(|link| link.into_string().ok()).unwrap_or_default()
@@ -58,8 +58,8 @@ fn is_memory(fd: BorrowedFd<'_>) -> bool {
     fcntl_get_seals(fd).is_ok() || is_guest_memfd(fd) || is_dma_buf(fd)
 }
 
-/// Since Linux 6.18 guest_memfd has a file system of its own, so that another's file may have the same path. That one's
-/// server is asked then; while it does not answer, its client has no answer either.
+/// Since Linux 6.18 guest_memfd has a file system of its own, so a file of another one may have the same path. Then
+/// fstatfs queries that one's server; while it does not answer, its client gets no answer either.
 fn is_guest_memfd(fd: BorrowedFd<'_>) -> bool {
     const GUEST_MEMFD: u32 = 0x474d_454d;
     let path = path(fd);

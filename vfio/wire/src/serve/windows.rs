@@ -1,4 +1,4 @@
-//! The memory that a client lends a device: windows of DMA addresses that do not overlap.
+//! Memory that a client shares with a device: windows of DMA addresses that do not overlap.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,33 +12,33 @@ use crate::message::{DmaMap, DmaUnmap};
 /// Most windows of a client.
 pub(super) const MOST_WINDOWS: usize = 0xffff;
 
-/// What a client lends.
+/// Windows that a client shares.
 ///
 /// Behind an IOMMU a client has thousands of windows into one file and sends its descriptor with each: one is kept.
 #[derive(Debug, Default)]
 pub struct Windows {
     by_address: BTreeMap<u64, (DmaMap, Option<Arc<OwnedFd>>)>,
-    /// The regular files behind them, in which a page is the same through every descriptor.
+    /// Regular files behind the windows: each descriptor of such a file leads to the same pages.
     files: BTreeMap<Identity, Arc<OwnedFd>>,
 }
 
-/// Of a regular file, memory files among them: device, inode and what its descriptor may be used for.
+/// Identity of a regular file, memory files included: device, inode and access mode of its descriptor.
 type Identity = (u64, u64, u32);
 
-/// Where DMA addresses lead.
+/// Target of a DMA address.
 #[derive(Debug, Clone, Copy)]
 pub struct Place<'a> {
-    /// The file, and the offset in it; without one the client has to be asked.
+    /// The file, and the offset in it; without a file, accesses go through the client.
     pub file: Option<(BorrowedFd<'a>, u64)>,
     /// Bytes from here to the end of the window.
     pub left: u64,
 }
 
 impl Windows {
-    /// Takes a window.
+    /// Adds a window.
     ///
     /// # Errors
-    /// `EEXIST` over another, `ENOSPC` when there are 65,535.
+    /// `EEXIST` if it overlaps another, `ENOSPC` if there are 65,535.
     pub fn map(&mut self, map: DmaMap, file: Option<OwnedFd>) -> Result<(), Errno> {
         if self.by_address.len() >= MOST_WINDOWS {
             return Err(Errno::NOSPC);
@@ -53,7 +53,7 @@ impl Windows {
         Ok(())
     }
 
-    /// Lets the windows of a range go, or all. A range may cover several: QEMU unmaps address spaces in ranges that are
+    /// Removes the windows of a range, or all. A range may cover several: QEMU unmaps address spaces in ranges that are
     /// powers of two.
     ///
     /// # Errors
@@ -83,7 +83,7 @@ impl Windows {
         Ok(())
     }
 
-    /// `file`, or the descriptor of the same file that is here.
+    /// Returns the known descriptor of the same file, or `file`.
     fn shared(&mut self, file: OwnedFd) -> Arc<OwnedFd> {
         match identity(&file) {
             Some(identity) => Arc::clone(self.files.entry(identity).or_insert_with(|| Arc::new(file))),
@@ -91,13 +91,13 @@ impl Windows {
         }
     }
 
-    /// How many there are.
+    /// Number of windows.
     #[must_use]
     pub fn count(&self) -> usize {
         self.by_address.len()
     }
 
-    /// Where `address` leads; `None` where the device may not read, or write.
+    /// Target of `address`; `None` if the device may not read it (write it, if `write`).
     #[must_use]
     pub fn place(&self, address: u64, write: bool) -> Option<Place<'_>> {
         let (_, (map, file)) = self.by_address.range(..=address).next_back()?;
@@ -109,7 +109,7 @@ impl Windows {
     }
 }
 
-/// What tells `file` from others; `None` for what is no regular file: all of a kind may have one inode.
+/// Identity of `file`; `None` if it is no regular file: all files of another kind may have one inode.
 fn identity(file: &OwnedFd) -> Option<Identity> {
     let stat =
         fstat(file).ok().filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)?;
@@ -117,7 +117,7 @@ fn identity(file: &OwnedFd) -> Option<Identity> {
     Some((stat.st_dev, stat.st_ino, mode.bits()))
 }
 
-/// A window's last address: it is never empty and ends in 64 bits.
+/// Last address of a window, which is never empty and ends within 64 bits.
 fn last(map: DmaMap) -> u64 {
     map.address.saturating_add(map.size.saturating_sub(1))
 }

@@ -4,22 +4,22 @@ use super::{EINVAL, Fault, MAJOR, MINOR, Ticket, agree, most};
 use crate::frame::{Frame, Header, Kind};
 use crate::message::{Call, Capabilities, Command, Limits, Request, Version};
 
-/// Requests that wait for their replies at a time.
+/// Most requests that wait for their replies at a time.
 const MOST_WAITING: usize = 256;
 
-/// What came from the server.
+/// Message from the server.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Heard<'a> {
     /// The handshake is done.
     Greeted(Version),
     /// The reply to a request.
     Answer {
-        /// Which.
+        /// Id of the request.
         id: u16,
         /// The reply's body, or the server's errno (0 when it gives none).
         outcome: Result<&'a [u8], u32>,
     },
-    /// The server wants something of our memory; answer by the ticket.
+    /// The server requests access to our memory; answer by the ticket.
     Asked(Ticket, Call<'a>),
     /// Send this refusal, or nothing.
     Refuse(Option<Header>),
@@ -34,9 +34,9 @@ pub enum Unsendable {
     /// More than the server takes.
     #[error("{what} of {value:#x} is more than the server's {most:#x}")]
     Limit {
-        /// Of what.
+        /// Limited quantity.
         what: &'static str,
-        /// How much.
+        /// Value in the request.
         value: u64,
         /// The limit.
         most: u64,
@@ -61,7 +61,7 @@ enum State {
 }
 
 impl Client {
-    /// `ours` is what the client takes.
+    /// Creates a session; `ours` are the client's capabilities.
     #[must_use]
     pub fn new(ours: Capabilities) -> Self {
         Self { ours, state: State::Greeting, next: 0, waiting: Vec::new(), refused: 0 }
@@ -73,19 +73,19 @@ impl Client {
         most(&self.ours)
     }
 
-    /// What the server takes; `None` before the handshake and after the end.
+    /// Limits of the server; `None` before the handshake and after the end.
     #[must_use]
     pub fn limits(&self) -> Option<Limits> {
         if let State::Ready(limits) = self.state { Some(limits) } else { None }
     }
 
-    /// How many commands of the server made no sense.
+    /// Number of invalid commands from the server.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused
     }
 
-    /// No message after this one is believed.
+    /// Closes the session: no later message is accepted.
     pub fn close(&mut self) {
         self.state = State::Closed;
         self.waiting.clear();
@@ -137,7 +137,7 @@ impl Client {
         Header { id, command: command.number(), kind: Kind::Command { no_reply } }
     }
 
-    /// A message came with `fds` file descriptors.
+    /// Handles a message that came with `fds` file descriptors.
     ///
     /// # Errors
     /// [`Fault`]: close the connection.

@@ -1,4 +1,4 @@
-//! Who may say what, and when: both sides of a connection, without its socket.
+//! Order of messages on both sides of a connection, without its socket.
 //!
 //! ```text
 //!            version agreed on          anything out of order, or the socket's end
@@ -15,37 +15,37 @@ use crate::message::{Capabilities, Limits, MOST_VERSION_DATA, Version, Wrong};
 pub(crate) const MAJOR: u16 = 0;
 pub(crate) const MINOR: u16 = 1;
 
-/// `EINVAL`: what a request that makes no sense is answered with.
+/// `EINVAL`: the answer to an invalid request.
 pub const EINVAL: u32 = 22;
 
 /// Bytes that go before the data of any message.
 const HEADS: u32 = 64;
 
-/// How a peer ends a connection: nothing that comes after can be believed.
+/// Protocol violation that ends a connection: later messages cannot be trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// It was closed before.
+    /// The connection is already closed.
     #[error("the connection is closed")]
     Closed,
-    /// The envelope.
+    /// A malformed header.
     #[error(transparent)]
     Malformed(#[from] Malformed),
-    /// The handshake.
+    /// A malformed handshake.
     #[error("the handshake failed: {0}")]
     Handshake(Wrong),
-    /// The server does not want us: it has another client, as a rule (`EBUSY`).
+    /// The server refuses the handshake, usually because it has another client (`EBUSY`).
     #[error("the server answers the handshake with errno {errno}")]
     Refused {
-        /// As the server wrote it.
+        /// Error number that the server sent.
         errno: u32,
     },
-    /// It began with something else.
+    /// The first message is no handshake.
     #[error("command {command:#x} came before the handshake")]
     NotGreeted {
         /// The command.
         command: u16,
     },
-    /// Another protocol.
+    /// An unsupported protocol version.
     #[error("the peer speaks version {major:#x}.{minor:#x}, not {MAJOR}.{MINOR} or an older minor one")]
     Version {
         /// As the peer wrote it.
@@ -66,12 +66,12 @@ pub enum Fault {
     Descriptors {
         /// The command.
         command: u16,
-        /// How many came.
+        /// Number of descriptors.
         fds: usize,
     },
 }
 
-/// A command that was taken and has to be answered.
+/// A received command that needs an answer.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Ticket {
@@ -85,13 +85,13 @@ impl Ticket {
         Self { id: header.id, command: header.command, wanted: !no_reply }
     }
 
-    /// The header of the reply, or `None` when the peer wants none.
+    /// The header of the reply, or `None` if the peer requested no reply.
     #[must_use]
     pub fn done(self) -> Option<Header> {
         self.reply(None)
     }
 
-    /// The whole reply, an error; or `None` when the peer wants none.
+    /// The whole reply, an error; or `None` if the peer requested no reply.
     #[must_use]
     pub fn refused(self, errno: u32) -> Option<Header> {
         self.reply(Some(errno))
@@ -103,13 +103,13 @@ impl Ticket {
     }
 }
 
-/// Largest message that may come from a peer that was told `ours`, header included.
+/// Largest message that a peer may send after it received `ours`, in bytes with the header.
 fn most(ours: &Capabilities) -> u32 {
     let data = ours.limits().map_or(0, |limits| limits.data);
     data.max(MOST_VERSION_DATA).saturating_add(HEADER).saturating_add(HEADS)
 }
 
-/// What the peer of a handshake can take.
+/// Limits of the peer, if its version is compatible.
 fn agree(version: &Version, minor: u16) -> Result<Limits, Fault> {
     if version.major != MAJOR || version.minor > minor {
         return Err(Fault::Version { major: version.major, minor: version.minor });

@@ -4,26 +4,26 @@ use super::{EINVAL, Fault, MINOR, Ticket, agree, most};
 use crate::frame::{Frame, Header, Kind};
 use crate::message::{Call, Capabilities, Command, Limits, Request, Version, Wrong};
 
-/// What a server does with a message.
+/// Action of a server on a message.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step<'a> {
     /// Send this.
     Reply(Header, Vec<u8>),
     /// Carry it out and answer by the ticket.
     Serve(Ticket, Request<'a>),
-    /// The client's answer to what it was asked: the body, or its errno (0 when it gives none).
+    /// The client's answer to a request of the server: the body, or its errno (0 when it gives none).
     Answer(Result<&'a [u8], u32>),
-    /// Nothing: it was refused, and its sender wants no reply.
+    /// Nothing: it was refused, and its sender requested no reply.
     Nothing,
 }
 
-/// A connection as the server sees it. Requests are answered one after the other, in their order, as the protocol wants
-/// it; however many have been sent ahead.
+/// A connection as the server sees it. Requests are answered one after the other, in their order, as the protocol
+/// requires, even if several were sent ahead.
 #[derive(Debug)]
 pub struct Server {
     ours: Capabilities,
     state: State,
-    /// What the client was asked: its message's id and command.
+    /// Request to the client that has no answer yet: its message's id and command.
     asked: Option<(u16, u16)>,
     next: u16,
     refused: u64,
@@ -37,7 +37,7 @@ enum State {
 }
 
 impl Server {
-    /// `ours` is what the server takes; names that the client does not propose are not answered.
+    /// Creates a session; `ours` are the server's capabilities. Its reply omits names that the client does not propose.
     #[must_use]
     pub fn new(ours: Capabilities) -> Self {
         Self { ours, state: State::Greeting, asked: None, next: 0, refused: 0 }
@@ -49,13 +49,13 @@ impl Server {
         most(&self.ours)
     }
 
-    /// What the client takes; `None` before the handshake and after the end.
+    /// Limits of the client; `None` before the handshake and after the end.
     #[must_use]
     pub fn limits(&self) -> Option<Limits> {
         if let State::Ready(limits) = self.state { Some(limits) } else { None }
     }
 
-    /// How many requests made no sense.
+    /// Number of invalid requests.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused
@@ -79,7 +79,7 @@ impl Server {
         })
     }
 
-    /// A message came with `fds` file descriptors.
+    /// Handles a message that came with `fds` file descriptors.
     ///
     /// # Errors
     /// [`Fault`]: close the connection.
@@ -139,11 +139,11 @@ impl Server {
         let mut body = Vec::new();
         reply.encode(&mut body);
         self.state = State::Ready(limits);
-        // Without a reply there is no agreement: it is sent to who says that he wants none, too.
+        // Without a reply there is no agreement: it is sent even if the client requested none.
         Ok(Step::Reply(Header { kind: Kind::Reply { error: None }, ..header }, body))
     }
 
-    /// A request that makes sense and stays within what was agreed on.
+    /// Checks that a request is valid and stays within the agreed limits.
     fn judge<'a>(&self, request: Request<'a>, fds: usize) -> Result<Request<'a>, Wrong> {
         let command = request.command().number();
         if !request.takes(fds) {

@@ -1,19 +1,19 @@
-//! Whether to look for a message or to sleep for it.
+//! Choice between polling and sleeping for a message.
 
 use std::time::Duration;
 
-/// How long to look for a message before going to sleep for it.
+/// How long to poll for a message before sleeping until it comes.
 ///
-/// To sleep and be woken costs tens of microseconds, so whoever expects an answer at once looks again and again for a
-/// short while. Where that was in vain (nobody is there, or the peer needs the processor that we keep busy) we sleep at
-/// once, for twice as many quick answers as the last time, before we try again: a quiet connection costs nothing, and a
-/// machine without a processor to spare next to nothing.
+/// Sleeping and waking costs tens of microseconds, so a side that expects an answer at once polls for a short while. If
+/// that fails (the peer is silent, or needs the processor that we keep busy), we sleep at once, for twice as many quick
+/// answers as the last time, before we poll again: a quiet connection costs nothing, and a machine without a spare
+/// processor next to nothing.
 #[derive(Debug, Clone, Copy)]
 pub struct Patience {
     most: Duration,
-    /// Quick answers to sleep for before the next look.
+    /// Quick answers to sleep for before the next poll.
     left: u32,
-    /// What `left` begins with.
+    /// Initial value of `left`.
     rest: u32,
 }
 
@@ -24,23 +24,23 @@ impl Patience {
     /// Sleeps at once.
     pub const NONE: Self = Self::of(Duration::ZERO);
 
-    /// Looks for `most` at longest: 50 µs is several times what a peer takes that is awake.
+    /// Polls for `most` at longest: 50 µs is several times as long as a peer takes that is awake.
     #[must_use]
     pub const fn of(most: Duration) -> Self {
         Self { most, left: 0, rest: 1 }
     }
 
-    /// How long to look.
+    /// How long to poll.
     pub(super) fn longest(&self) -> Duration {
         self.most
     }
 
-    /// Whether to look now.
+    /// Whether to poll now.
     pub(super) fn looks(&self) -> bool {
         self.left == 0 && !self.most.is_zero()
     }
 
-    /// Looked, and whether a message came meanwhile.
+    /// Records a poll, and whether a message came during it.
     pub(super) fn looked(&mut self, came: bool) {
         if came {
             self.rest = (self.rest >> 1).max(1);
@@ -50,7 +50,7 @@ impl Patience {
         }
     }
 
-    /// Slept, and for how long.
+    /// Records a sleep, and its length.
     pub(super) fn slept(&mut self, waited: Duration) {
         if waited <= self.most {
             self.left = self.left.saturating_sub(1);

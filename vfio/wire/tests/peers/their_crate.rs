@@ -174,12 +174,12 @@ fn our_client_drives_their_device() {
     let flags = client.set_irqs(SetIrqs { data: IrqData::Bool(&[1, 1]), ..set }, &[]);
     assert!(matches!(flags, Err(CallError::Refused { .. })), "they take no flags");
     drop(client);
-    // Their server takes what was left of that message for the next one; whatever it then says is its own affair.
+    // Their server takes the rest of that message for the next one; its result after that is not checked.
     let _ = server.join().unwrap();
     let saw: Vec<_> = saw.iter().collect();
     let expected = [Saw::Map(0x1000, true), Saw::Map(0x4000, false), Saw::Unmap(0x1000)];
     assert_eq!(saw[..3], expected);
-    // One descriptor a message, as they say in the handshake.
+    // One descriptor a message, as they announce in the handshake.
     assert_eq!(saw[3..5], [Saw::Irqs(1, 1, 1), Saw::Irqs(2, 1, 1)]);
 }
 
