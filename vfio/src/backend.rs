@@ -95,7 +95,7 @@ pub enum BackendError {
     /// The kernel or the server refused.
     #[error("{function}: cannot {what}")]
     Refused {
-        /// Which function.
+        /// Name of the function.
         function: String,
         /// Failed operation: `map BAR 2`, `reset`.
         what: String,
@@ -106,7 +106,7 @@ pub enum BackendError {
     /// The function does not have what was requested.
     #[error("{function} has no {what}")]
     Absent {
-        /// Which function.
+        /// Name of the function.
         function: String,
         /// Missing part: `BAR 3`, `byte 0x1000 of BAR 0`, `MSI-X`.
         what: String,
@@ -114,7 +114,7 @@ pub enum BackendError {
     /// The function, or its server, is gone.
     #[error("{function} is gone: {why}")]
     Gone {
-        /// Which function.
+        /// Name of the function.
         function: String,
         /// How that was detected.
         why: String,

@@ -370,8 +370,8 @@ fn iova_bits(root: &Path, folder: &Path) -> Option<u8> {
     Some(most.min(tables.1))
 }
 
-/// Vectors of the MSI-X capability (PCI Express Base 7.7.2), or 0 without one. `None` if `config` ends before the
-/// capabilities: an unprivileged user reads 64 bytes.
+/// Vectors of the MSI-X capability (PCI Express Base 7.7.2), or 0 without one. `None` if `config` has less than 256
+/// bytes: an unprivileged user reads 64.
 fn msix_vectors(config: &[u8]) -> Option<u16> {
     const CONVENTIONAL_SIZE: usize = 256;
     (config.len() >= CONVENTIONAL_SIZE).then(|| capability::msix_vectors(config))

@@ -33,7 +33,7 @@ pub enum BindError {
     /// The host depends on it.
     #[error("host function {function} is in use by this host: {what}")]
     Needed {
-        /// Which.
+        /// The function.
         function: PciAddress,
         /// Use by the host.
         what: Use,
@@ -76,7 +76,7 @@ pub enum BindError {
     /// The driver did not accept it.
     #[error("host function {function} has {now} after it was offered to {driver}: the kernel's log says why")]
     Refused {
-        /// Which.
+        /// The function.
         function: PciAddress,
         /// The driver.
         driver: String,
@@ -112,7 +112,7 @@ impl BindError {
 /// Result of a bind or an undo for one function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// Which.
+    /// The function.
     pub function: PciAddress,
     /// Its driver before; `None` without one.
     pub before: Option<String>,

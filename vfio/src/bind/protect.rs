@@ -1,4 +1,4 @@
-//! What this host stands on: disks that are mounted, and the network that leads out.
+//! Functions that this host depends on: disks that are mounted, and the network of the default route.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 
 use egm_address::PciAddress;
 
-/// What a function is needed for.
+/// Use of a function by the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Use {
     /// A file system on a disk behind it.
     Mounted(String),
-    /// The default route, by this interface.
+    /// The default route, through this interface.
     DefaultRoute(String),
 }
 
@@ -25,7 +25,7 @@ impl fmt::Display for Use {
     }
 }
 
-/// What the host needs the function at `address` for, if for anything.
+/// Use of the function at `address` by the host, if there is one.
 pub(super) fn host_use(root: &Path, address: PciAddress) -> Option<Use> {
     let name = address.to_string();
     let is_behind = |path: &PathBuf| path.components().any(|part| part.as_os_str() == name.as_str());
@@ -78,8 +78,8 @@ fn routes(root: &Path) -> BTreeSet<String> {
     v4.chain(v6).filter(|interface| interface != "lo").collect()
 }
 
-/// The real folder of a device and of everything that it is made of: `slaves/*` of mapped disks and arrays, `lower_*` of
-/// bonds, bridges and VLANs.
+/// The real folders of a device and of all its parts: `slaves/*` of mapped disks and arrays, `lower_*` of bonds,
+/// bridges and VLANs.
 fn below(folder: &Path, slaves: &str) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
     let mut open: Vec<PathBuf> = folder.canonicalize().into_iter().collect();

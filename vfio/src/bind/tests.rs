@@ -1,4 +1,4 @@
-//! Takings and givings back, as sysfs sees them.
+//! Binds and undos, as sysfs sees them.
 
 use std::os::unix::fs::symlink;
 

@@ -22,7 +22,7 @@ pub struct UserFunction {
     parts: Parts,
 }
 
-/// Asks for all of it.
+/// Queries the server for all regions and interrupts of its device.
 pub(super) fn describe(name: &str, client: &mut Client) -> Result<Parts, OpenError> {
     let talk = |source| OpenError::Talk { path: name.to_owned(), source };
     let info = client.device_info().map_err(talk)?;
@@ -42,7 +42,7 @@ pub(super) fn describe(name: &str, client: &mut Client) -> Result<Parts, OpenErr
     Ok(parts)
 }
 
-/// A server that refuses to describe a part has none.
+/// If a server refuses to describe a part, the device does not have it.
 fn known<T>(answer: Result<T, CallError>) -> Result<Option<T>, CallError> {
     match answer {
         Err(CallError::Refused { .. }) => Ok(None),
@@ -50,7 +50,7 @@ fn known<T>(answer: Result<T, CallError>) -> Result<Option<T>, CallError> {
     }
 }
 
-/// A memory file has to hold what is mapped of it: a vCPU that touches what is missing would end the guest.
+/// Checks that a memory file has all bytes to be mapped: a vCPU that touches missing bytes would end the guest.
 fn long_enough(name: &str, region: u32, file: &OwnedFd, info: &RegionInfo) -> Result<(), OpenError> {
     let areas =
         info.areas.iter().map(|area| info.offset.saturating_add(area.offset).saturating_add(area.size));
@@ -68,7 +68,7 @@ impl UserFunction {
         Self { link, parts }
     }
 
-    /// Its base address registers, as a plan needs them: their kinds by configuration space, their sizes by regions.
+    /// Base address registers, as a plan needs them: their kinds from configuration space, their sizes from regions.
     ///
     /// # Errors
     /// [`BackendError`] when configuration space cannot be read.
@@ -93,7 +93,7 @@ impl UserFunction {
         Ok(bars)
     }
 
-    /// Its MSI-X vectors, as a plan needs them.
+    /// Number of MSI-X vectors, as a plan needs it.
     pub fn msix_vectors(&self) -> u16 {
         u16::try_from(self.interrupts(InterruptKind::Msix).count).unwrap_or(u16::MAX)
     }
@@ -103,7 +103,7 @@ impl UserFunction {
     }
 }
 
-/// The one interrupt line.
+/// Request for INTx, which has one vector.
 fn intx(action: IrqAction, data: IrqData<'static>) -> SetIrqs<'static> {
     SetIrqs { index: InterruptKind::Intx.number(), start: 0, count: 1, action, data }
 }
@@ -119,7 +119,7 @@ impl Backend for UserFunction {
 
     fn interrupts(&self, kind: InterruptKind) -> Interrupts {
         match kind {
-            // A server that goes away is an error that we see ourselves.
+            // The loss of the server is an error that this process detects itself.
             InterruptKind::Error => Interrupts { count: 1, dynamic: true },
             _ => self.parts.interrupts(kind),
         }

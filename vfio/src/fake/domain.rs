@@ -10,11 +10,11 @@ use super::lock;
 use crate::dma::{Access, DmaError, Domain, Limits};
 use crate::memory::{Behind, HostMemory};
 
-/// An I/O address space that remembers what is mapped, and through which a test reads and writes as a device would.
+/// An I/O address space that records its maps, and through which a test reads and writes as a device would.
 #[derive(Default)]
 pub struct FakeDomain {
     limits: Limits,
-    /// Kinds of memory that it has no way to, by the words of [`kind`].
+    /// Kinds of memory that it cannot map, by the words of [`kind`].
     without: BTreeSet<&'static str>,
     maps: Mutex<BTreeMap<Iova, Mapped>>,
 }
@@ -38,12 +38,12 @@ pub fn kind(behind: &Behind<'_>) -> &'static str {
 }
 
 impl FakeDomain {
-    /// One with these limits and no way to the kinds of memory in `without` (see [`kind`]).
+    /// Creates one with these limits, which cannot map the kinds of memory in `without` (see [`kind`]).
     pub fn new(limits: Limits, without: &[&'static str]) -> Self {
         Self { limits, without: without.iter().copied().collect(), maps: Mutex::default() }
     }
 
-    /// What is mapped, ascending.
+    /// Mapped spans, ascending.
     pub fn mapped(&self) -> Vec<(Span<Io>, Access)> {
         lock(&self.maps).values().map(|mapped| (mapped.iova, mapped.access)).collect()
     }
@@ -66,7 +66,7 @@ impl FakeDomain {
     }
 }
 
-/// The map that has all of `length` bytes at `iova`, and where they are in its memory.
+/// The map that has all of `length` bytes at `iova`, and their offset in its memory.
 fn at(maps: &BTreeMap<Iova, Mapped>, iova: Iova, length: usize) -> Option<(&Mapped, u64)> {
     let (_, mapped) = maps.range(..=iova).next_back()?;
     let wanted = Span::new(iova, u64::try_from(length).ok()?).ok()?;

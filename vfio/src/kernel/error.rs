@@ -25,7 +25,7 @@ pub enum Fault {
 /// Why a function, or its address space, cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// It does not exist, or sysfs is not as documented.
+    /// The function does not exist, or sysfs is not as documented.
     #[error(transparent)]
     Host(#[from] HostError),
     /// Its driver, its group or another member of the group prevents it.

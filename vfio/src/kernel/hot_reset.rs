@@ -1,4 +1,4 @@
-//! Hot reset: the bus or slot of a function, and with it everything that is there.
+//! Hot reset: the bus or slot of a function, and with it every function there.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -61,12 +61,12 @@ impl KernelFunction {
             return Err(self.refused("hot reset")(why));
         }
         let groups = match &self.hold {
-            // The kernel asks for the descriptors of all groups that are affected, as proof.
+            // The kernel requires the descriptors of all affected groups, as proof.
             Hold::Group(group) => {
                 let (dependents, _) = self.dependents()?;
                 group.held(&dependents.iter().map(|dependent| dependent.id).collect())
             }
-            Hold::Attached(_) => Vec::new(), // iommufd knows by itself
+            Hold::Attached(_) => Vec::new(), // iommufd checks ownership itself
         };
         let proofs: Vec<i32> = groups.iter().map(|group| group.proof().as_raw_fd()).collect();
         sys::exchange(self.file.as_fd(), Request::DEVICE_PCI_HOT_RESET, &mut request(&proofs))

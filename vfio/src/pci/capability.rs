@@ -8,7 +8,7 @@ use super::registers::{
     extended, id, word,
 };
 
-/// Which list a capability is in, and its number there.
+/// The list that a capability is in, and its number there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CapabilityId {
     /// In the list at 0x34.
@@ -46,7 +46,7 @@ impl Capability {
     }
 }
 
-/// How a list ended.
+/// End of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ListEnd {
     /// With a null link, as it should.
@@ -55,7 +55,7 @@ pub enum ListEnd {
     Loop(u16),
     /// The link leads out of the part of the space where capabilities may be.
     Outside(u16),
-    /// What lies there reads as all ones: nothing answers.
+    /// The bytes there read as all ones: nothing answers.
     Dead(u16),
     /// It begins within another capability.
     Overlap(u16),

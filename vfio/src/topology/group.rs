@@ -25,25 +25,25 @@ pub enum GroupError {
     /// No such function.
     #[error("host function {function} does not exist")]
     Missing {
-        /// Which.
+        /// The function.
         function: PciAddress,
     },
     /// A bridge: the functions behind it would go with it.
     #[error("host function {function} is a bridge, which guests are not given")]
     Bridge {
-        /// Which.
+        /// The function.
         function: PciAddress,
     },
     /// No IOMMU in front of it.
     #[error("host function {function} is in no IOMMU group: nothing would keep its accesses in the guest")]
     NoGroup {
-        /// Which.
+        /// The function.
         function: PciAddress,
     },
     /// Another driver, or none.
     #[error("host function {function} is bound to {driver}, and not to vfio-pci or a VFIO variant driver")]
     Driver {
-        /// Which.
+        /// The function.
         function: PciAddress,
         /// Its driver, or `no driver`.
         driver: String,
@@ -54,7 +54,7 @@ pub enum GroupError {
         members.iter().map(|member| format!("{} by {}", member.address, member.driver)).collect::<Vec<_>>().join(", ")
     )]
     InUse {
-        /// Which.
+        /// The function.
         function: PciAddress,
         /// Its group.
         group: u32,

@@ -1,8 +1,8 @@
-//! A function writes to another's BAR: does it arrive, which way, and why.
+//! Peer-to-peer writes of one function to another's BAR: whether they arrive, by which route, and why.
 //!
-//! Both are behind an IOMMU, and the BAR is mapped in the writer's address space. The address on the wire is the guest's,
-//! and only the IOMMU in the root complex knows where it lies. So a request goes up there and comes back down, unless
-//! the writer asked for the translation before (ATS) and no port on the way sends it up nevertheless.
+//! Both are behind an IOMMU, and the BAR is mapped in the writer's address space. The address on the wire is the
+//! guest's, and only the IOMMU in the root complex can translate it. So a request goes up there and comes back down,
+//! unless the writer requested the translation before (ATS) and no port on the route sends it up nevertheless.
 
 use std::fmt;
 
@@ -13,16 +13,16 @@ use super::relation::common;
 use super::{Relation, find, relation};
 use crate::host::{HostBarKind, HostFunction};
 
-/// The way that a request takes.
+/// Route of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Route {
-    /// It stays in the switch.
+    /// The request stays in the switch.
     Direct,
     /// Up to the root port that both are behind, and back.
     Redirected,
-    /// From one root port to another: as the root complex likes.
+    /// From one root port to another: the result depends on the root complex.
     RootComplex,
-    /// It does not arrive.
+    /// The request does not arrive.
     Blocked,
 }
 
@@ -38,7 +38,7 @@ impl Route {
     }
 }
 
-/// Why a request takes that way.
+/// Reason for a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
     /// The target has nothing to write to.
@@ -49,7 +49,7 @@ pub enum Reason {
     Translated(PciAddress),
     /// A port sends requests up.
     Redirects(PciAddress),
-    /// A port lets them pass, and the writer knows no host addresses.
+    /// A port lets requests pass, and the writer has no host addresses.
     Untranslated(PciAddress),
     /// A port refuses translated requests.
     BlocksTranslated(PciAddress),
@@ -99,11 +99,11 @@ impl fmt::Display for Reason {
 /// The verdict on one writer and one target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// How near they are.
+    /// Proximity of the two.
     pub relation: Relation,
-    /// The way.
+    /// Route of the writes.
     pub route: Route,
-    /// Why, the deciding reason first.
+    /// Reasons for the route, the deciding one first.
     pub reasons: Vec<Reason>,
 }
 
@@ -131,7 +131,7 @@ pub fn peer(functions: &[HostFunction], from: &HostFunction, to: &HostFunction) 
     }
 }
 
-/// A switch's port towards devices, and its ACS where that is known.
+/// A switch's port towards devices, and its ACS if that is known.
 struct DownPort {
     address: PciAddress,
     known: bool,
@@ -154,7 +154,7 @@ fn down_ports(functions: &[HostFunction], from: &HostFunction, to: &HostFunction
     own.filter_map(port).collect()
 }
 
-/// The way of a request that could turn in a switch; `ports` is not empty.
+/// Route of a request that could turn in a switch; `ports` is not empty.
 fn through_switch(from: &HostFunction, ports: &[DownPort]) -> (Route, Vec<Reason>) {
     let on = |port: &&DownPort, bit| port.acs.is_some_and(|acs| acs.has(bit));
     let ats = from.place.express.is_some_and(|express| express.ats.is_some());

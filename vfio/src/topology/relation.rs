@@ -1,4 +1,4 @@
-//! How near two functions are, in NCCL's words.
+//! Proximity of two functions, in NCCL's terms.
 
 use std::fmt;
 
@@ -6,12 +6,12 @@ use egm_address::PciAddress;
 
 use crate::host::HostFunction;
 
-/// What lies between two functions, the nearest first.
+/// Path between two functions, the nearest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Relation {
-    /// It is the same one.
+    /// The same function.
     Same,
-    /// One switch, or one device of which both are functions.
+    /// One switch, or one device that has both functions.
     Pix,
     /// Several switches, but no host bridge.
     Pxb,
@@ -47,7 +47,7 @@ pub(super) fn common(a: &HostFunction, b: &HostFunction) -> usize {
     a.place.bridges.iter().zip(&b.place.bridges).take_while(|(a, b)| a == b).count()
 }
 
-/// How near two functions are.
+/// Proximity of two functions.
 pub fn relation(a: &HostFunction, b: &HostFunction) -> Relation {
     if a.address == b.address {
         return Relation::Same;
@@ -62,7 +62,7 @@ pub fn relation(a: &HostFunction, b: &HostFunction) -> Relation {
         (2.., 1, 1) => Relation::Pix,
         (1.., _, _) => Relation::Pxb,
         _ if host_bridge(a) == host_bridge(b) => Relation::Phb,
-        // A host with one node does not say which.
+        // A host with one node does not report it.
         _ if a.numa_node == b.numa_node => Relation::Node,
         _ => Relation::Sys,
     }

@@ -74,7 +74,7 @@ pub struct RegionPolicy {
     pub caching: Caching,
     /// KVM capability that the virtual machine must have for it (checked on its descriptor, not on `/dev/kvm`).
     pub kvm_capability: Option<u32>,
-    /// How other devices reach it.
+    /// Access of other devices to it.
     pub dma: DmaSource,
 }
 

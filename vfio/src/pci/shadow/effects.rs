@@ -25,7 +25,7 @@ pub struct Effects {
     pub msix: Option<MsixControl>,
     /// INTx is now disabled, or not.
     pub intx_disabled: Option<bool>,
-    /// Whether the function may now write memory. The forwarded write has set the device already.
+    /// Whether the function may now write memory. The forwarded write sets the device accordingly.
     pub bus_master: Option<bool>,
     /// New power state in the guest's view.
     pub power: Option<PowerState>,

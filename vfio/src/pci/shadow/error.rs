@@ -1,8 +1,8 @@
-//! Why a function cannot be shown to a guest.
+//! Reasons why a function cannot be presented to a guest.
 
 use egm_address::{Guest, InBar, Span};
 
-/// Why a function's configuration space, or what was asked for it, makes no guest function.
+/// Why a function's configuration space, with the requested options, gives no valid guest function.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// Neither of the two sizes.
@@ -11,7 +11,7 @@ pub enum ConfigError {
          driver such as vfio-pci gives all of it"
     )]
     Length {
-        /// Bytes that were given.
+        /// Size of the space that was read, in bytes.
         length: usize,
     },
     /// Nothing answers.
@@ -27,14 +27,14 @@ pub enum ConfigError {
         /// The header type register without its multi-function bit.
         header_type: u8,
     },
-    /// A base address register that cannot be.
+    /// An invalid base address register.
     #[error("BAR {index} at {span}: {rule}")]
     Bar {
         /// Register number; 6 is the expansion ROM.
         index: u8,
-        /// Where it was wanted.
+        /// Requested addresses.
         span: Span<Guest>,
-        /// What it breaks.
+        /// The rule that it breaks.
         rule: &'static str,
     },
     /// A pin that does not exist.
@@ -58,7 +58,7 @@ pub enum ConfigError {
         /// Bytes.
         size: u32,
     },
-    /// MSI-X structures in one place.
+    /// Overlapping MSI-X structures.
     #[error(
         "its MSI-X table at {table} and pending bit array at {pending} of the same BAR overlap: give it no MSI-X"
     )]
@@ -68,16 +68,16 @@ pub enum ConfigError {
         /// The pending bit array.
         pending: Span<InBar>,
     },
-    /// No place for a capability.
+    /// No free space for a capability.
     #[error(
         "{size:#x} bytes for the {name} capability fit nowhere in its configuration space: {taken}; leave it away"
     )]
     NoRoom {
         /// The capability.
         name: &'static str,
-        /// Its bytes.
+        /// Size of the capability, in bytes.
         size: usize,
-        /// What lies where it was tried.
+        /// Capabilities at the offsets that were tried.
         taken: String,
     },
 }
