@@ -1,4 +1,4 @@
-//! Recorded functions, and what a guest is shown of them. After a change that is meant, write them anew and read the
+//! Recorded functions, and the guest's view of them. After an intended change, write the views again and read the
 //! difference:
 //! ```text
 //! EGM_GOLDEN=write cargo test -p egm-vfio --test config_space && git diff vfio/tests/data
@@ -29,7 +29,7 @@ fn recorded(name: &str, length: usize) -> Vec<u8> {
     space
 }
 
-/// The guest's view: what became of each capability, and the bytes as `lspci -xxxx` in the guest has them.
+/// The guest's view: the treatment of each capability, and the bytes as `lspci -xxxx` in the guest prints them.
 fn view(shadow: &Shadow, device: &[u8]) -> String {
     let mut text = String::new();
     for shown in shadow.capabilities() {
@@ -149,7 +149,7 @@ fn a_cxl_device_looks_as_reviewed() {
     agrees("cxl", &view(&shadow, &device));
 }
 
-/// The tables themselves: every rule has a reason that a person has read.
+/// The tables themselves: a person has read the reason of every rule.
 #[test]
 fn the_rules_are_as_reviewed() {
     let text: String = rules().map(|row| format!("{row}\n")).collect();

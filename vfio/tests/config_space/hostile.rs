@@ -18,7 +18,7 @@ fn noise(seed: u64) -> Vec<u8> {
     (0..4096).map(|_| next()).collect()
 }
 
-/// What a hostile device could show: capabilities of ids that mean something, linked well or not, in noise or zeros.
+/// A space of a hostile device: capabilities with known ids, linked correctly or not, in noise or zeros.
 fn any_device() -> impl Strategy<Value = Vec<u8>> {
     let noise = prop::option::of(any::<u64>()).prop_map(|seed| seed.map_or_else(|| vec![0; 4096], noise));
     let standard = prop::collection::vec((16u8..64, 0u8..0x16, 0u8..64, any::<[u8; 10]>()), 0..8);
@@ -62,7 +62,7 @@ fn options(msix: bool) -> Options {
     }
 }
 
-/// With MSI-X if its structures lie somewhere.
+/// Options with MSI-X if its structures lie somewhere.
 fn shadow(device: &[u8]) -> Shadow {
     Shadow::new(device, &options(true)).or_else(|_| Shadow::new(device, &options(false))).unwrap()
 }
@@ -104,7 +104,7 @@ fn may_reach(shadow: &Shadow, device: &[u8], at: u16) -> u8 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// A guest's walk ends with a null link, whatever the device shows: its bytes are not in the way.
+    /// A guest's walk ends with a null link, whatever the device's bytes are.
     #[test]
     fn the_guest_finds_finite_lists(recorded in any_device(), now in any_device()) {
         let shadow = shadow(&recorded);
@@ -150,7 +150,7 @@ proptest! {
         prop_assert_eq!(read_all(&shadow, &device), before);
     }
 
-    /// What decodes is as large as it was made, and aligned to that.
+    /// Each decoded span has the size that it was made with, and is aligned to it.
     #[test]
     fn decoded_bars_keep_their_size(device in any_device(), writes in any_writes()) {
         let mut shadow = shadow(&device);
@@ -165,7 +165,7 @@ proptest! {
         }
     }
 
-    /// Bytes that are nothing make an error or a shadow, never more.
+    /// Invalid bytes make an error or a shadow, never more.
     #[test]
     fn any_bytes_are_judged(bytes in prop::collection::vec(any::<u8>(), 0..5000), length in 0usize..5000) {
         let mut bytes = bytes;

@@ -110,7 +110,7 @@ fn a_rom_decodes_when_both_switches_are_on() {
     assert_eq!(shadow.decoded(), []);
 }
 
-/// What is mapped must not go away under a vCPU, so the device decodes as long as it is ours.
+/// Mapped memory must not disappear under a vCPU, so the device decodes as long as it is ours.
 #[test]
 fn the_device_hears_of_bus_mastering_and_keeps_decoding() {
     let mut device = endpoint(4096);

@@ -17,7 +17,7 @@ pub(crate) const VECTORS: u32 = 4;
 pub(crate) const FIRE: u64 = 0;
 /// Three 64-bit numbers: from, to, bytes. They are copied at once.
 pub(crate) const COPY: u64 = 0x10;
-/// 1 when the last copy went well.
+/// 1 if the last copy succeeded.
 pub(crate) const DONE: u64 = 0x28;
 
 pub(crate) struct Copier {
@@ -44,7 +44,7 @@ impl Copier {
         u64::from_le_bytes(self.registers[at..at + 8].try_into().unwrap())
     }
 
-    /// Where `count` bytes at `address` are.
+    /// The file and offset of `count` bytes at `address`.
     fn place(&self, address: u64, count: u64, write: bool) -> Option<(&File, u64)> {
         let inside = |map: &DmaMap| {
             address >= map.address && address + count <= map.address + map.size && (map.write || !write)

@@ -34,7 +34,7 @@ fn connection(socket: UnixStream, limit: Duration) -> Connection {
     Connection::new(socket.into(), limit, Patience::NONE).unwrap()
 }
 
-/// A function of `copier`, and what ends its server.
+/// A function of `copier`, and the handle that ends its server.
 fn open(mut copier: Copier) -> (Result<(UserFunction, UserDomain), OpenError>, Closer) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let mut server = connection(theirs, LIMIT);

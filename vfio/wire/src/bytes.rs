@@ -1,8 +1,8 @@
-//! Numbers out of a peer's bytes, one after the other, without an index.
+//! Reader of numbers from a peer's bytes, one after the other, without an index.
 
 use crate::message::Wrong;
 
-/// What is left of a message body.
+/// Unread part of a message body.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reader<'a> {
     what: &'static str,
@@ -11,7 +11,7 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// `what` is what the body is, for the error.
+    /// Reads from `body`; `what` names it in errors.
     pub(crate) fn new(what: &'static str, body: &'a [u8]) -> Self {
         Self { what, all: body.len(), rest: body }
     }
@@ -47,24 +47,24 @@ impl<'a> Reader<'a> {
         Ok(bytes)
     }
 
-    /// Fails when more is left: a length in the body does not match the body.
+    /// Fails if bytes are left: a length in the body does not match the body.
     pub(crate) fn end(&self, rule: &'static str) -> Result<(), Wrong> {
         let value = u64::try_from(self.rest.len()).unwrap_or(u64::MAX);
         if value == 0 { Ok(()) } else { Err(Wrong::Value { what: "number of surplus bytes", value, rule }) }
     }
 
-    /// All that is left.
+    /// The unread bytes.
     pub(crate) fn rest(self) -> &'a [u8] {
         self.rest
     }
 }
 
-/// 32-bit numbers at the end of `out`.
+/// Appends 32-bit numbers to `out`.
 pub(crate) fn put_u32(out: &mut Vec<u8>, numbers: impl IntoIterator<Item = u32>) {
     out.extend(numbers.into_iter().flat_map(u32::to_le_bytes));
 }
 
-/// 64-bit numbers at the end of `out`.
+/// Appends 64-bit numbers to `out`.
 pub(crate) fn put_u64(out: &mut Vec<u8>, numbers: impl IntoIterator<Item = u64>) {
     out.extend(numbers.into_iter().flat_map(u64::to_le_bytes));
 }

@@ -25,7 +25,7 @@ pub enum CallError {
     /// The server refuses. The connection stays open.
     #[error("the server refuses {command:?}")]
     Refused {
-        /// Which call.
+        /// Command of the call.
         command: Command,
         /// The server's errno.
         #[source]
@@ -34,7 +34,7 @@ pub enum CallError {
     /// It exceeds the server's limits. The connection stays open.
     #[error("{command:?} cannot be sent")]
     Unsendable {
-        /// Which call.
+        /// Command of the call.
         command: Command,
         /// Why.
         #[source]
@@ -43,7 +43,7 @@ pub enum CallError {
     /// The server's answer is invalid. The connection is closed.
     #[error("the server's answer to {command:?} makes no sense")]
     Wrong {
-        /// Which call.
+        /// Command of the call.
         command: Command,
         /// Why.
         #[source]

@@ -73,7 +73,7 @@ pub struct Header {
 pub struct Frame<'a> {
     /// Its header.
     pub header: Header,
-    /// What follows the header: at most the agreed size less [`HEADER`].
+    /// Bytes after the header: at most the agreed size less [`HEADER`].
     pub body: &'a [u8],
 }
 

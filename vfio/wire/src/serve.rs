@@ -1,7 +1,7 @@
 //! Server side of a connection: turns requests from the socket into calls of a [`Device`].
 //!
 //! This module makes the checks that every device would otherwise repeat: indices, bounds, lengths and the number of
-//! descriptors that each side sends. It refuses an access that leaves its region, as libvfio-user does.
+//! descriptors in each message. It refuses an access that leaves its region, as libvfio-user does.
 
 mod signals;
 mod vectors;
@@ -93,13 +93,13 @@ pub trait Device {
     fn disconnected(&mut self);
 }
 
-/// How a client left, other than by closing its connection.
+/// Why a client left, other than by closing its connection.
 #[derive(Debug, thiserror::Error)]
 pub enum Served {
-    /// It broke the protocol.
+    /// The client broke the protocol.
     #[error("the client broke the protocol")]
     Fault(#[from] Fault),
-    /// It stalled, or the socket failed.
+    /// The client stalled, or the socket failed.
     #[error("the client is lost")]
     Broken(#[from] Broken),
 }

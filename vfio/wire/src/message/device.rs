@@ -1,4 +1,4 @@
-//! How many regions and kinds of interrupt a device has.
+//! Number of a device's regions and kinds of interrupt.
 
 use super::Wrong;
 use crate::bytes::{Reader, put_u32};
@@ -18,10 +18,10 @@ pub struct DeviceInfo {
 }
 
 impl DeviceInfo {
-    /// Bytes of its encoding.
+    /// Size of the encoding, in bytes.
     pub const SIZE: u32 = 16;
 
-    /// Out of a reply.
+    /// Decodes a reply.
     ///
     /// # Errors
     /// [`Wrong`] when it is too short or no PCI function.
@@ -38,13 +38,13 @@ impl DeviceInfo {
         Ok(Self { resettable: flags & RESET != 0, regions, irqs })
     }
 
-    /// As a reply.
+    /// Appends the encoding of a reply to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let flags = PCI | if self.resettable { RESET } else { 0 };
         put_u32(out, [Self::SIZE, flags, self.regions, self.irqs]);
     }
 
-    /// Room for the reply, out of a request.
+    /// Decodes a request: room for the reply, in bytes.
     pub(super) fn decode_request(body: &[u8]) -> Result<u32, Wrong> {
         let mut reader = Reader::new("device info request", body);
         let [room, ..] = [reader.u32()?, reader.u32()?, reader.u32()?, reader.u32()?];

@@ -1,4 +1,4 @@
-//! Which memory of the client a server may reach.
+//! Memory of the client that a server may reach.
 
 use std::ops::RangeInclusive;
 
@@ -16,7 +16,7 @@ const UNMAP_SIZE: u32 = 24;
 /// Largest `argsz` of an unmap: the largest transfer.
 const MOST_UNMAP: u32 = 1 << 20;
 
-/// A window of DMA addresses and where its memory is.
+/// A window of DMA addresses and the location of its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DmaMap {
     /// Whether the device may read it.
@@ -29,11 +29,11 @@ pub struct DmaMap {
     pub address: u64,
     /// Bytes: at least one, and its end fits in 64 bits.
     pub size: u64,
-    /// Whether the client demands access by the file, which has to come then.
+    /// Whether the client requires access by the file, which must then come with the message.
     pub by_file: ByFile,
 }
 
-/// How a client wants its memory to be reached.
+/// Kind of access to its memory that a client requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ByFile {
     /// By the file if one comes, by messages otherwise.
@@ -46,7 +46,7 @@ pub enum ByFile {
 }
 
 impl DmaMap {
-    /// Out of a request.
+    /// Decodes a request.
     ///
     /// # Errors
     /// [`Wrong`] when it or its `argsz` is too short, it has unknown flags, is empty, or ends beyond 2^64 as an address or
@@ -67,7 +67,7 @@ impl DmaMap {
         Ok(Self { read: flags & READ != 0, write: flags & WRITE != 0, offset, address, size, by_file })
     }
 
-    /// As a request.
+    /// Appends the encoding of a request to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let by_file = match self.by_file {
             ByFile::Any => 0,
@@ -80,10 +80,10 @@ impl DmaMap {
     }
 }
 
-/// What a server has to let go. The reply repeats it.
+/// Windows that a server must release. The reply repeats them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DmaUnmap {
-    /// The windows of a range, of which none lies there in part.
+    /// The windows of a range, which must contain each of them wholly.
     Window {
         /// First DMA address.
         address: u64,
@@ -95,7 +95,7 @@ pub enum DmaUnmap {
 }
 
 impl DmaUnmap {
-    /// Out of a request or a reply.
+    /// Decodes a request or a reply.
     ///
     /// # Errors
     /// [`Wrong`] when it is too short, its `argsz` does not fit, it has flags other than the one for all windows, or a range
@@ -115,7 +115,7 @@ impl DmaUnmap {
         }
     }
 
-    /// As a request or a reply.
+    /// Appends the encoding of a request or a reply to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let (flags, address, size) = match *self {
             Self::Window { address, size } => (0, address, size),

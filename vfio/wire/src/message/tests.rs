@@ -172,7 +172,7 @@ fn a_list_of_capabilities_that_loops_or_leads_out_is_refused() {
     assert!(matches!(with(36, 32), Err(Wrong::Value { .. })));
     assert!(matches!(with(40, 3), Err(Wrong::Short { .. })));
     assert!(matches!(with(42, 1), Err(Wrong::Value { .. })));
-    // An unknown capability (0x8001) is passed over.
+    // An unknown capability (0x8001) is ignored.
     let Ok(RegionReply::Whole(info)) = with(33, 0x80) else { panic!("refused") };
     assert_eq!(info.areas, []);
 }
@@ -271,7 +271,7 @@ proptest! {
     fn any_bytes_are_a_request_or_refused(command in 0..20_u16, body in prop::collection::vec(any::<u8>(), 0..128)) {
         if let Ok(request) = Request::decode(command, &body) {
             prop_assert_eq!(request.command().number(), command);
-            // What was read means the same when it is written again.
+            // The decoded value is the same after it is encoded again.
             let again = encoded(&request);
             prop_assert_eq!(Request::decode(command, &again), Ok(request));
         }

@@ -59,7 +59,7 @@ fn is_memory(fd: BorrowedFd<'_>) -> bool {
 }
 
 /// Since Linux 6.18 guest_memfd has a file system of its own, so a file of another one may have the same path. Then
-/// fstatfs queries that one's server; while it does not answer, its client gets no answer either.
+/// fstatfs queries the server of that file system; while it does not answer, its client gets no answer either.
 fn is_guest_memfd(fd: BorrowedFd<'_>) -> bool {
     const GUEST_MEMFD: u32 = 0x474d_454d;
     let path = path(fd);

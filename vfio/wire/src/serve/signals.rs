@@ -11,9 +11,9 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-/// How long to wait for a write: far longer than one takes that does not block, and not long for the caller.
+/// How long to wait for a write: far longer than a write that does not block takes, and short for the caller.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// Most writes that wait.
+/// Maximum number of writes in the queue.
 const QUEUE: usize = 256;
 
 /// An eventfd to write, and where to acknowledge it.

@@ -8,8 +8,8 @@ use rustix::io::Errno;
 use super::signals::Signals;
 use crate::message::{IrqAction, IrqData, SetIrqs};
 
-/// The vectors of one kind of interrupt, as many as the device said. They cannot be masked here: a client that masks a
-/// vector keeps the event to itself.
+/// The vectors of one kind of interrupt, as many as the device reported. They cannot be masked here: a client that
+/// masks a vector does not act on the event.
 #[derive(Debug, Default)]
 pub struct Vectors {
     eventfds: Vec<Option<Arc<OwnedFd>>>,
@@ -17,16 +17,16 @@ pub struct Vectors {
 }
 
 impl Vectors {
-    /// So many, none of which is connected.
+    /// Creates `count` vectors, none of them connected.
     #[must_use]
     pub fn new(count: u32) -> Self {
         Self { eventfds: (0..count).map(|_| None).collect(), signals: Mutex::default() }
     }
 
-    /// Does what a client asks for. There are as many `eventfds` as the set names vectors, or none.
+    /// Carries out a client's request. There are as many `eventfds` as the set names vectors, or none.
     ///
     /// # Errors
-    /// `EINVAL` for vectors that there are not, or to mask one.
+    /// `EINVAL` for vectors that do not exist, or to mask one.
     pub fn set(&mut self, set: SetIrqs<'_>, eventfds: Vec<OwnedFd>) -> Result<(), Errno> {
         if set.action != IrqAction::Trigger {
             return Err(Errno::INVAL);

@@ -56,9 +56,9 @@ pub enum Fault {
     /// A reply that belongs to no request.
     #[error("message {id:#x} answers command {command:#x}, which was not asked")]
     Unasked {
-        /// Its id.
+        /// Id of the reply.
         id: u16,
-        /// Its command.
+        /// Command of the reply.
         command: u16,
     },
     /// Descriptors with a handshake or a reply that has none.

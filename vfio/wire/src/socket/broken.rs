@@ -1,4 +1,4 @@
-//! How a connection fails.
+//! Errors of a connection.
 
 use std::io;
 use std::time::Duration;
@@ -8,24 +8,24 @@ use rustix::io::Errno;
 use super::MOST_FDS;
 use crate::frame::Malformed;
 
-/// How a socket fails, or its peer.
+/// Failure of a socket or its peer.
 #[derive(Debug, thiserror::Error)]
 pub enum Broken {
-    /// The peer closed it between two messages.
+    /// The peer closed the connection between two messages.
     #[error("the peer closed the connection")]
     End,
-    /// The peer closed it in the middle of one.
+    /// The peer closed the connection in the middle of a message.
     #[error("the peer closed the connection in the middle of a message")]
     Cut,
     /// The peer took too long.
     #[error("the peer did not {what} within {} ms", limit.as_millis())]
     Slow {
-        /// What it did not do.
+        /// Action that the peer did not complete.
         what: &'static str,
-        /// How long it had.
+        /// Time limit for the action.
         limit: Duration,
     },
-    /// An envelope that leads nowhere.
+    /// An invalid message header.
     #[error(transparent)]
     Malformed(#[from] Malformed),
     /// Too many descriptors, or more than this process may hold (`ulimit -n`).
@@ -36,10 +36,10 @@ pub enum Broken {
     /// Descriptors where none are expected any more.
     #[error("file descriptors came where the protocol has none")]
     Unwanted,
-    /// The receiver of descriptors.
+    /// The receiver of descriptors failed.
     #[error("cannot receive the peer's file descriptors")]
     Receiver(#[source] io::Error),
-    /// The kernel's word.
+    /// The kernel's error.
     #[error("the socket failed")]
     Socket(#[from] io::Error),
 }

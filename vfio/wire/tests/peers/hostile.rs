@@ -86,7 +86,7 @@ proptest! {
         let _ = client.read(0, 0, &mut [0; 8]);
         let _ = client.write(0, 0, &[0; 8]);
         let _ = client.reset();
-        // What it was sent ends: after that nothing is answered any more.
+        // The input ends here: after that nothing is answered any more.
         let lost = (0..32).any(|_| client.reset().is_err_and(|error| !error.stands()));
         prop_assert!(lost);
     }

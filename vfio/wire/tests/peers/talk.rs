@@ -96,7 +96,7 @@ fn memory_is_given_and_taken_away() {
     let file = Toy::new().memory;
     file.write_all_at(b"mine", 0x1000).unwrap();
     client.dma_map(MAP, Some(file.as_fd())).unwrap();
-    // A BAR of another function, say: known, but without a way to its bytes.
+    // For example a BAR of another function: known, but its bytes cannot be reached.
     client.dma_map(DmaMap { address: 0x9000_0000, ..MAP }, None).unwrap();
     let again = client.dma_map(MAP, None).unwrap_err();
     assert!(again.stands() && matches!(again, CallError::Refused { command: Command::DmaMap, .. }));
@@ -151,7 +151,7 @@ fn a_server_that_sleeps_and_one_that_looks_answer_alike() {
     assert!(server.join().unwrap().1.is_ok());
 }
 
-/// Bytes of requests, some of which want no reply, sent all at once: the replies in their order.
+/// Bytes of requests, some without a reply, sent all at once: the replies in their order.
 #[test]
 fn requests_sent_ahead_are_answered_in_their_order() {
     let (mut raw, theirs) = UnixStream::pair().unwrap();
@@ -255,7 +255,7 @@ fn an_error_reply_without_an_errno_is_an_error_and_the_connection_stands() {
     assert!(matches!(refused, CallError::Refused { .. }) && refused.stands());
 }
 
-/// What servers in use fall over (their `VERSION` of 0 or 19 bytes, one without a NUL) or take for good.
+/// Messages that make servers in use fail (their `VERSION` of 0 or 19 bytes, one without a NUL) or that they accept.
 #[test]
 fn a_client_that_breaks_the_handshake_costs_its_own_connection_only() {
     let version = |size: u32, body: &[u8]| {
@@ -291,7 +291,7 @@ fn a_client_that_breaks_the_handshake_costs_its_own_connection_only() {
     client.reset().unwrap();
 }
 
-/// A client in use sends the eventfds of all vectors at once, whatever was said in the handshake.
+/// A client in use sends the eventfds of all vectors at once, whatever the handshake agreed on.
 #[test]
 fn seventeen_descriptors_and_more_are_taken_though_sixteen_are_said() {
     let (raw, theirs) = UnixStream::pair().unwrap();

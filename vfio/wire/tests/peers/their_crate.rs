@@ -75,7 +75,7 @@ fn their_client_drives_our_device() {
     assert_eq!((toy.resets, toy.left, toy.windows.len()), (1, 1, 0));
 }
 
-/// What their server's device was asked for.
+/// Requests to their server's device.
 #[derive(Debug, PartialEq, Eq)]
 enum Saw {
     Map(u64, bool),

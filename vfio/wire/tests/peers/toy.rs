@@ -1,4 +1,4 @@
-//! A device for tests: registers that remember, a BAR in a memory file, interrupts, and the memory it was given.
+//! A device for tests: registers that store values, a BAR in a memory file, interrupts, and the memory shared with it.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -43,7 +43,7 @@ impl Toy {
         Self { registers, memory, windows: Vec::new(), vectors, resets: 0, left: 0 }
     }
 
-    /// A client and this device, which is given back when the client has left.
+    /// A client and this device, which is returned when the client has left.
     pub(crate) fn serve(mut self, patience: Patience) -> (Client, Serving) {
         let (theirs, ours) = UnixStream::pair().unwrap();
         let server = std::thread::spawn(move || {
