@@ -1,5 +1,4 @@
-//! Test doubles of a function and an I/O address space, in memory: they behave like the kernel's and record each
-//! request.
+//! Test doubles of a function and an I/O address space, in memory: they behave like the kernel's and record requests.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -88,7 +88,7 @@ impl Iommufd {
         type Bind = vfio::vfio_device_bind_iommufd;
         type Attach = vfio::vfio_device_attach_iommufd_pt;
         let iommufd = u32::try_from(self.file.as_raw_fd()).map_err(io::Error::other)?;
-        // Older kernels know only the structures up to these fields; newer kernels accept the short structures too.
+        // Older kernels know the structures up to `token_uuid_ptr` and `pasid`; newer kernels accept these sizes too.
         let mut bind = Message::of::<Bind>(0)
             .resized(offset_of!(Bind, token_uuid_ptr))
             .with(offset_of!(Bind, iommufd), iommufd);

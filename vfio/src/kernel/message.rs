@@ -1,5 +1,4 @@
-//! The argument of a VFIO ioctl: a structure that begins with its total size (32 bits, in bytes), and its trailing
-//! data.
+//! The argument of a VFIO ioctl: a structure that begins with its total size (32 bits, in bytes), and data after it.
 
 /// Bytes for and from the kernel. The first four always hold their number: the kernel accesses no more than that.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,7 +21,7 @@ impl Message {
         (needed > self.0.len() && needed <= MOST).then_some(needed)
     }
 
-    /// With room for `length` bytes in all.
+    /// Resizes the message to `length` bytes in all.
     pub(super) fn resized(mut self, length: usize) -> Self {
         self.0.resize(length.clamp(4, MOST), 0);
         self

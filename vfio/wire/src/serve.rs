@@ -253,7 +253,7 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// Passes the client's answer to the device, after a check that it has the requested access and length.
+    /// Passes the client's answer to the device; that of a read must have the requested access and length.
     fn answer(&mut self, body: &[u8], error: Option<u32>) {
         let bytes = DmaAccess::split(body).ok().filter(|(access, _)| *access == self.asked);
         let count =
