@@ -22,7 +22,7 @@ use crate::run::Runner;
 use crate::scenarios::Scenario;
 use crate::slices::{PATIENCE, host_address, regions};
 
-/// Takes the page with the physical address that is written to it out of service, as broken memory would be.
+/// A physical address written here takes its page offline, as the kernel does with broken memory.
 const OFFLINE: &str = "/sys/devices/system/memory/hard_offline_page";
 
 /// The folder of the lab's double of an EGM driver, and in a device's folder there the file that takes the offset of a page.
@@ -32,11 +32,11 @@ const POISON: &str = "poison";
 /// Memory of the machine's own process.
 const LOCAL: &str = "local";
 
-/// What is said of a page of a kind of memory.
+/// Expected messages about a bad page of one kind of memory.
 struct Said {
-    /// By the machine.
+    /// From the VMM.
     machine: &'static [&'static str],
-    /// By the guest that goes on using it; nothing where it may.
+    /// From a guest that still uses the page; empty where that is allowed.
     guest: &'static [&'static str],
 }
 

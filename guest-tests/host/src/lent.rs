@@ -30,8 +30,8 @@ const WORDS_OF_A_PAGE: usize = 512;
 /// Before the guest physical address, on the console.
 const BEAT: &str = "egm-beat 0x";
 
-/// A guest: its machine's name, the words of its kernel's command line, what it fills its pages with (random, so that nobody
-/// else has it by chance).
+/// A guest: its machine's name, the words of its kernel's command line, and the pattern that fills its pages (random,
+/// so that no other memory holds it by chance).
 struct Guest {
     name: &'static str,
     words: &'static str,
@@ -51,11 +51,11 @@ const SECOND: Guest = Guest {
 /// No Linux: a payload that reads its slice.
 const THIRD: Guest = Guest { name: "third", words: "", mark: 0 };
 
-/// Tells the story of slices that a broker lends from `region`.
+/// Runs the scenario of slices of `region` that a broker grants.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, region, report, .. } = *frame;
     let story = Story { runner, scenario, region, socket: runner.work.join("broker.sock"), report };
-    // Planned while the region is free: later nobody but the broker has room in it.
+    // Planned while the region is free: later the broker owns all of it.
     let [first, second, third] = [FIRST, SECOND, THIRD].map(|guest| story.tenant(guest));
     let (first, second, third) = (first?, second?, third?);
     let _broker = Broker::start(runner, region, &story.socket, report, None)?;
@@ -89,11 +89,11 @@ struct Tenant {
     folder: PathBuf,
 }
 
-/// A guest whose word beats, and where.
+/// A guest that increments a word, and the word's address.
 struct At<'a> {
     tenant: &'a Tenant,
     gpa: Option<u64>,
-    /// Its slice, once the ledger said.
+    /// Its slice, once read from the ledger.
     place: Option<Span<InRegion>>,
 }
 
@@ -132,7 +132,7 @@ impl Story<'_> {
         Ok(Tenant { guest, machine, folder })
     }
 
-    /// Runs a machine whose slice the broker lends; `then` gets what follows `word` on a line of the console.
+    /// Runs a machine with a slice from the broker; `then` gets the rest of a console line after `word`.
     fn boot(
         &self,
         tenant: &Tenant,
@@ -251,7 +251,7 @@ impl Story<'_> {
         }
     }
 
-    /// The third machine says that it waits.
+    /// The third machine reports that it waits.
     fn waits(&self, third: &Tenant) -> Step {
         let begun = Instant::now();
         loop {
@@ -282,7 +282,7 @@ struct States {
     held: Vec<Held>,
 }
 
-/// What somebody has of it.
+/// One record of the region.
 #[derive(Debug, Deserialize)]
 struct Held {
     span: Span<InRegion>,

@@ -1,5 +1,5 @@
-//! The story of a function that reports an error which it cannot correct: this host's kernel is told of one as by hardware
-//! (`aer_inject`), a guest loses the function and goes on, the operator is told once, and the next machine has the function.
+//! Scenario: a function reports an uncorrectable error. The lab injects one into the host's kernel (`aer_inject`); the
+//! guest loses the function and goes on, the VMM reports it once, and the next machine gets the function.
 
 use std::fs;
 use std::path::Path;
@@ -8,16 +8,16 @@ use crate::error::LabError;
 use crate::frame::{Fault, Frame, Step};
 use crate::hand;
 
-/// Where the kernel is told of errors (`drivers/pci/pcie/aer_inject.c`).
+/// The kernel's file for injected errors (`drivers/pci/pcie/aer_inject.c`).
 const INJECT: &str = "/dev/aer_inject";
 /// A completion that did not come, among uncorrectable errors (PCI Express base specification 6.0, 7.8.4.2).
 const COMPLETION_TIMEOUT: u32 = 1 << 14;
-/// What the VMM says of it.
+/// The VMM prints this about the error.
 const WORDS: &str = "reported an error that it cannot correct";
-/// What the guest says when it waits for the end of its function.
+/// The guest prints this when it waits for its function to go.
 pub(crate) const MARK: &str = "egm-lost waits";
 
-/// Tells the story of the function of `scenario`.
+/// Runs the scenario for its one function.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, report, .. } = *frame;
     let [function] = scenario.passed else {

@@ -1,5 +1,5 @@
-//! The story of everything that can be wrong with a function and its host: what is wrong is named with its rule and what to do,
-//! by exit code 2 (the configuration) or 3 (the host), and nothing is held afterwards: the same machine then starts.
+//! Scenario: all that can be wrong with a function and its host. The VMM names each fault with its rule and a remedy,
+//! exits with 2 (configuration) or 3 (host), and holds nothing afterwards: the same machine then starts.
 
 use std::fs;
 use std::os::unix::fs::chown;
@@ -26,19 +26,19 @@ use crate::slices::{PATIENCE, output};
 /// Exit codes of the VMM.
 const CONFIGURATION: i32 = 2;
 const HOST: i32 = 3;
-/// A driver of the host that takes whatever it is told to.
+/// A host driver that binds any function it is assigned.
 const DRIVER: &str = "uio_pci_generic";
 const VFIO: &str = "vfio-pci";
-/// Nobody's user.
+/// An unprivileged user's ID.
 const NOBODY: u32 = 65534;
-/// Memory that a user without rights may lock, KiB: less than a machine has.
+/// Memory that an unprivileged user may lock, in KiB: less than a machine has.
 const LITTLE: u32 = 1024;
 /// A peer's memory: its BAR 2 has 16 MiB and may lie anywhere above memory.
 const MEMORY: &str = "0000:00:15.0";
-/// What the guest says when it runs.
+/// The guest prints this when it runs.
 const READY: &str = "ready";
 
-/// Tells the story of the function of `scenario`.
+/// Runs the scenario for its one function.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, report, .. } = *frame;
     let [function] = scenario.passed else {
@@ -64,9 +64,9 @@ struct Story<'a> {
     scenario: &'a Scenario,
     report: &'a Path,
     function: &'a str,
-    /// What lends its group.
+    /// The VFIO file of the function's group.
     file: PathBuf,
-    /// A machine with it that starts.
+    /// Configuration of a machine with the function that starts.
     config: PathBuf,
 }
 
@@ -135,7 +135,7 @@ impl Story<'_> {
         Ok(vec![none, host, self.starts("starts when bound", &mut self.machine(&self.config))])
     }
 
-    /// A user who may not open the group, then one who may not lock the guest's memory, and then may.
+    /// Refuses a user without access to the group, then one with a low memory-lock limit; with a higher one it starts.
     fn not_permitted(&self) -> Result<Vec<Check>, LabError> {
         let kvm = Path::new("/dev/kvm");
         let own = |path: &Path, user| chown(path, Some(user), None).map_err(LabError::file("chown", path));
@@ -144,7 +144,7 @@ impl Story<'_> {
         let words = [&*name, "belongs to user 0", "chown"];
         let denied = timed("not permitted", || refused(&mut self.as_nobody(LITTLE), HOST, &words));
         own(&self.file, NOBODY)?;
-        // A user may lower his limit, and not raise it: he gets all of it.
+        // A user can lower the limit but not raise it, so it begins at the maximum.
         let all = Rlimit { current: None, maximum: None };
         setrlimit(Resource::Memlock, all)
             .map_err(|error| LabError::file("raise", "the limit on memory")(error.into()))?;
@@ -161,7 +161,7 @@ impl Story<'_> {
         Ok(vec![denied, short, enough])
     }
 
-    /// The limit that the refusal says would do, KiB.
+    /// The memory-lock limit that the refusal recommends, in KiB.
     fn named_limit(&self) -> Result<u32, Fault> {
         let said = output(&mut self.as_nobody(LITTLE))?;
         let said = String::from_utf8_lossy(&said.stderr);
@@ -169,7 +169,7 @@ impl Story<'_> {
         Ok(digits.ok_or("it names no limit")?.parse()?)
     }
 
-    /// A second machine wants what a first has, and is told who that is.
+    /// A second machine requests the first one's function, and the refusal names the holder.
     fn in_use(&self) -> Result<Vec<Check>, LabError> {
         let mut cases = Vec::new();
         let first = self.machine(&self.config);
@@ -185,7 +185,7 @@ impl Story<'_> {
         Ok(cases)
     }
 
-    /// The host takes the function back from a machine that runs: that is told, and ends nothing else. Found again, it is good.
+    /// The host removes the function of a running machine: the VMM reports it and goes on. After a rescan, one starts.
     fn taken_back(&self) -> Result<Vec<Check>, LabError> {
         let folder = Path::new("/sys/bus/pci/devices").join(self.function);
         let mut cases = Vec::new();
@@ -211,7 +211,7 @@ impl Story<'_> {
         Ok(cases)
     }
 
-    /// The VMM of a machine that runs says `words`.
+    /// Waits until the log of the running VMM contains `words`.
     fn says(&self, words: &str) -> Step {
         let begun = Instant::now();
         loop {
@@ -226,7 +226,7 @@ impl Story<'_> {
         }
     }
 
-    /// The good machine, refused by what the host forbids.
+    /// The VMM refuses the working configuration with exit code 3, and prints `words`.
     fn refusal(&self, name: &str, words: &[&str]) -> Check {
         timed(name, || refused(&mut self.machine(&self.config), HOST, words))
     }
@@ -237,7 +237,7 @@ impl Story<'_> {
         command
     }
 
-    /// The good machine of a user without rights, who may lock `kib` KiB.
+    /// The working machine, started by an unprivileged user with a memory-lock limit of `kib` KiB.
     fn as_nobody(&self, kib: u32) -> Command {
         let mut command = Command::new("sh");
         let script = format!("ulimit -l {kib} && exec \"$0\" run \"$1\"");
@@ -245,7 +245,7 @@ impl Story<'_> {
         command
     }
 
-    /// The machine of `command` runs and ends well when told to, and nobody holds the function then.
+    /// The machine of `command` runs and ends with exit code 0 on SIGTERM; the function is free afterwards.
     fn starts(&self, name: &str, command: &mut Command) -> Check {
         let command = std::mem::replace(command, Command::new("true"));
         timed(name, || match self.run(command, || Reaction::Terminate).map_err(|error| chain(&error))? {
@@ -257,7 +257,7 @@ impl Story<'_> {
         })
     }
 
-    /// Runs a machine; `then` decides when its guest is there. Without an ending the guest never was.
+    /// Runs a machine; `then` decides once its guest runs. Returns `None` when the guest never ran.
     fn run(&self, command: Command, mut then: impl FnMut() -> Reaction) -> Result<Option<Ending>, LabError> {
         let (console, said) = (self.report.join("console.log"), self.report.join("vmm.log"));
         let mut ran = false;
@@ -269,7 +269,7 @@ impl Story<'_> {
     }
 }
 
-/// A machine that ran and ended by itself when it was told to.
+/// Checks that the machine ran and ended with exit code 0.
 fn ended(name: &str, ending: Option<Ending>) -> Check {
     let fault = (ending != Some(Ending::Exit(0))).then(|| format!("{ending:?}, expected exit code 0"));
     case(name, fault, 0)

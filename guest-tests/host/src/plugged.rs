@@ -90,7 +90,7 @@ pub(crate) fn pulled(frame: &mut Frame<'_>) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Cuts the power of the slot of `function`, and has the kernel forget it, which returns when its user has closed it.
+/// Turns off the slot of `function` and removes it from the kernel, which returns once its user has closed it.
 fn pull(function: &str) -> Step {
     let device = Path::new("/sys/bus/pci/devices").join(function).canonicalize()?;
     let port = device.parent().ok_or("behind no port")?.join("config");
@@ -102,11 +102,11 @@ fn pull(function: &str) -> Step {
     Ok(fs::write(device.join("remove"), "1")?)
 }
 
-/// Where Slot Control of a port with this configuration space is (PCI Express base specification 6.0, 7.5.3.10).
+/// Offset of Slot Control in this port's configuration space (PCI Express base specification 6.0, 7.5.3.10).
 fn slot_control(config: &[u8; 256]) -> Option<u64> {
     let byte = |at: u8| config.get(usize::from(at)).copied();
     let mut at = byte(CAPABILITIES)? & !3;
-    // As many as fit beside the header.
+    // As many capabilities as fit after the header.
     for _ in 0..48 {
         if byte(at)? == EXPRESS {
             return Some(u64::from(at) + 0x18);
@@ -139,7 +139,7 @@ fn tell(
     Ok(())
 }
 
-/// Asks the machine, and expects this answer.
+/// Sends `question` to the machine's socket and expects the answer `expected`.
 fn ask(socket: &Path, question: &str, expected: &str) -> Step {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -152,7 +152,7 @@ fn ask(socket: &Path, question: &str, expected: &str) -> Step {
     Err(Fault::Untrue(format!("{question}: {}", answer.trim())))
 }
 
-/// Takes `function` from its driver; the kernel returns when its user has closed it.
+/// Unbinds `function` from its driver; the kernel returns once its user has closed it.
 fn unbind(function: &str) -> Step {
     let driver = Path::new("/sys/bus/pci/devices").join(function).join("driver");
     fs::write(driver.join("unbind"), function)?;

@@ -10,20 +10,20 @@ use crate::l1::Clock;
 /// Memory of the reference machine without a plan.
 const REFERENCE_MIB: u64 = 1024;
 
-/// The emulated host's timers tick whether or not anybody waits for them: when the emulator loses a timer interrupt, the
-/// next one comes 4 ms later instead of never. Nor does it count the first ticks: on a machine that is busy the emulator is
-/// late with them, and Linux, whose interrupts are remapped, panics ("timer doesn't work").
+/// Keeps the emulated host's timers periodic: when the emulator loses a timer interrupt, the next one comes 4 ms later
+/// instead of never. Also skips Linux's timer check: on a busy machine the emulator delivers the first ticks late, and
+/// Linux with interrupt remapping panics ("timer doesn't work").
 const PERIODIC: &str = "nohz=off highres=off no_timer_check";
 
-/// How 8 of the emulated host's 9 GiB are split, as `egm-device carve advise --hypervisor 5GiB --how memmap=1GiB,dax=1GiB,mem`
-/// says: 1 GiB each is reserved, persistent memory, and hidden altogether. `configs/host/lab-x86_64.json` names them. The last
-/// GiB is reserved as EFI's "specific purpose" memory is: a device-DAX region that can be split into devices. The
-/// lab looks at memory behind the back of its driver, which `iomem=relaxed` permits.
+/// Split of 8 of the emulated host's 9 GiB. `egm-device carve advise --hypervisor 5GiB --how memmap=1GiB,dax=1GiB,mem`
+/// prints it: 1 GiB is reserved, 1 GiB persistent, 1 GiB hidden (named in `configs/host/lab-x86_64.json`). The last GiB
+/// is reserved like EFI's "specific purpose" memory: a device-DAX region that can be split into devices. With
+/// `iomem=relaxed` the lab can read memory that a driver holds.
 const SPLIT: &str =
     "mem=7G memmap=1G$7G memmap=1G!8G memmap=1G%10G+0xefffffff dax_hmem.region_idle=1 iomem=relaxed";
 
-/// Functions that guests get, each in an IOMMU group of its own but for the pair. edu is a DMA engine, and ivshmem's BAR 2
-/// memory that it can reach.
+/// Functions for guests, each in its own IOMMU group except the pair. edu is a DMA engine; ivshmem's BAR 2 is memory
+/// that it can reach.
 ///
 /// ```text
 ///  10.0 port ─ 01:00.0 nvme (egm0)          11.0 port ─ 02:00.0 igb
@@ -33,9 +33,9 @@ const SPLIT: &str =
 ///  14.0 edu      15.0 ivshmem      16.0 the host's own network card, at one hub with the others
 /// ```
 ///
-/// A hub holds packets back while nobody listens: the sink always does, and answers no IPv4, where it would refuse others'
-/// connections. Ports have 5 GT/s: above that Linux waits after a
-/// reset of the bus for a link whose state QEMU does not tell, and says that it cannot.
+/// A hub holds packets back while no port receives them: the sink always receives, and has no IPv4 because it would
+/// refuse connections to others. Ports have 5 GT/s: above that, Linux waits after a bus reset for a link state that
+/// QEMU does not report, and logs a failure.
 const FUNCTIONS: &str = "\
     -device pcie-root-port,id=port1,chassis=1,x-speed=5,addr=10.0 -device nvme,serial=egm0,drive=drive0,bus=port1 \
     -device pcie-root-port,id=port2,chassis=2,x-speed=5,addr=11.0 \
@@ -53,7 +53,7 @@ const FUNCTIONS: &str = "\
     -netdev user,id=sink,restrict=on,ipv4=off -netdev hubport,id=drain,hubid=0,netdev=sink \
     -netdev hubport,id=host,hubid=0 -device virtio-net-pci,netdev=host,romfile=,mac=52:54:00:e9:00:01,addr=16.0";
 
-/// The switch of the lab's own cards, whose buses come after the others, and room for BARs that two GPUs have.
+/// The switch for the lab's own cards, with bus numbers after the others, and a window for the BARs of two GPUs.
 ///
 /// ```text
 ///  17.0 port ─ 08:00.0 switch ─ 09:00.0 port ─ 0a:00.0      09:01.0 port ─ 0b:00.0      …
@@ -62,7 +62,7 @@ const SWITCH: &str = "\
     -machine memory-backend=ram -global q35-pcihost.pci-hole64-size=512G \
     -device pcie-root-port,id=port7,chassis=7,x-speed=5,addr=17.0 -device x3130-upstream,id=cards,bus=port7";
 
-/// What the emulated host boots and shares.
+/// Boot files, share and devices of the emulated host.
 #[derive(Debug)]
 pub(crate) struct L1<'a> {
     /// Its kernel.
@@ -83,10 +83,9 @@ pub(crate) struct L1<'a> {
     pub(crate) words: &'a str,
 }
 
-/// The emulated host: AMD's virtualisation, because QEMU emulates that one, and Intel's IOMMU with remapping, whose caching
-/// mode tells devices outside of QEMU what is mapped. It has one
-/// processor: with two, every second guest met page tables that read as zero right after a VMRUN and ended in a triple
-/// fault (QEMU 10.0 and 11.1); with one, none did.
+/// The emulated host. It has AMD's virtualisation, because QEMU emulates that one, and Intel's IOMMU with remapping,
+/// whose caching mode reports mappings to devices outside of QEMU. It has one processor: with two, every second guest
+/// read page tables as zero right after a VMRUN and ended in a triple fault (QEMU 10.0 and 11.1); with one, none did.
 pub(crate) fn l1(machine: &L1<'_>) -> Vec<OsString> {
     let mut args = words(
         "-nodefaults -nographic -no-reboot -nic none -serial stdio -machine q35,kernel-irqchip=split \
@@ -118,7 +117,7 @@ pub(crate) fn shared(machine: &L1<'_>) -> Vec<OsString> {
     args
 }
 
-/// The lab's own cards, each at a port of a second switch, and memory that their servers can be lent: a file.
+/// The lab's own cards, each at a port of a second switch, and host memory in a file that their servers can map.
 fn cards(sockets: &[PathBuf]) -> Vec<OsString> {
     if sockets.is_empty() {
         return Vec::new();

@@ -39,14 +39,14 @@ const MOST_RESTARTS: u32 = 1;
 const CONSOLE: &str = "console.log";
 const VMM_LOG: &str = "vmm.log";
 
-/// What the VMM says at the end of a machine whose kernel reported a panic, and what that kernel said on its console.
+/// The VMM prints the first at the end of a machine after a kernel panic; the guest's kernel prints the second.
 pub(crate) const PANICKED: &str = "the guest's kernel panicked";
 const PANIC: &str = "Kernel panic";
 
-/// What a kernel says of a processor that does nothing else for long, however quiet it is.
+/// A kernel prints this for a processor that a task occupies for long, even with `quiet`.
 const LOCKUP: &str = "BUG: soft lockup";
 
-/// What the kernel says when it starts init; where it is quiet, init says it.
+/// The kernel prints this when it starts init; where the kernel is quiet, init prints it.
 pub(crate) const INIT: &str = " as init process";
 
 /// How often guests of `scenario` may be restarted. Where boots are counted, never: a restart would hide the failure that the
@@ -60,7 +60,7 @@ fn is_emulated() -> bool {
     fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("QEMU TCG"))
 }
 
-/// Who runs the guest.
+/// The monitor that runs the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Vmm {
     /// egm-vmm.
@@ -72,9 +72,9 @@ pub(crate) enum Vmm {
 /// Runs scenarios with the same tools.
 #[derive(Debug)]
 pub(crate) struct Runner {
-    /// What it runs them with.
+    /// Programs and images for the runs.
     pub(crate) tools: Tools,
-    /// Who runs the guest.
+    /// The monitor that runs the guest.
     pub(crate) vmm: Vmm,
     /// Where files of a running machine are; a file system with Unix sockets.
     pub(crate) work: PathBuf,
@@ -210,10 +210,10 @@ impl Runner {
         Ok(Some(path))
     }
 
-    /// Boots, and under emulation boots again when the guest's kernel panicked without a word: QEMU's SVM raises an interrupt twice,
-    /// and where that hits the first instruction of a handler in user mode's stead, the kernel ends in a double fault, whose
-    /// messages wait for a context that never comes. A panic with words is a result. Where it hits a handler that holds its
-    /// lock, the processor waits for itself, the others for it, and the guest never ends.
+    /// Boots, and under emulation boots again when the guest's kernel panicked without a message: QEMU's SVM raises an
+    /// interrupt twice. Where that hits the first instruction of a handler instead of user mode, the kernel ends in a
+    /// double fault, and its messages wait for a context that never comes. A panic with messages is a result. Where it
+    /// hits a handler that holds its lock, the processor waits for itself, others for it, and the guest never ends.
     pub(crate) fn boot(
         &self,
         scenario: &Scenario,
@@ -223,7 +223,7 @@ impl Runner {
         self.boot_heard(scenario, machine, report, &mut |_| {})
     }
 
-    /// The same; `hear` gets every line of the guest's console, of each start.
+    /// Like [`Self::boot`]; `hear` receives every line of the guest's console, from each start.
     pub(crate) fn boot_heard(
         &self,
         scenario: &Scenario,
@@ -388,7 +388,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// A start of a machine whose VMM says on its standard error and its console what `script` writes.
+    /// Starts a machine whose VMM is the shell script `script`: it writes the log and the console.
     fn start(script: &str) -> Boot {
         let report = tempfile::tempdir().unwrap();
         let runner = nowhere();

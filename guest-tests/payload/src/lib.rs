@@ -118,7 +118,7 @@ impl Payload {
     }
 }
 
-/// A byte on the serial port as soon as possible, then the end.
+/// Writes a byte to the serial port as soon as possible, prints "hello" and powers off.
 pub fn hello(ports: Ports, entry: Entry) -> Vec<u8> {
     let mut payload = Payload::new(ports);
     payload.code.output_byte(ports.serial, b'!');

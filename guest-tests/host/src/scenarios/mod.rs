@@ -1,4 +1,4 @@
-//! What is run: each scenario is a story in a file of its own, written as data.
+//! The scenarios: each is data in a file of its own.
 
 mod boots;
 mod broker;
@@ -33,7 +33,7 @@ use crate::frame::Teller;
 use crate::judge::{Expected, case};
 use crate::peer_program::PeerName;
 
-/// One machine, what its guest is asked, and how it should end.
+/// One machine, the checks of its guest, and its expected end.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scenario {
     /// Its name on the command line and in reports.
@@ -46,7 +46,7 @@ pub(crate) struct Scenario {
     pub(crate) words: &'static str,
     /// The word for how its guest ends, where that is not by power off.
     pub(crate) end: &'static str,
-    /// What it should come to.
+    /// Expected exit code and checks.
     pub(crate) expected: Expected,
     /// The VMM gets SIGTERM when the guest writes a line that contains this.
     pub(crate) terminate_on: Option<&'static str>,
@@ -58,9 +58,9 @@ pub(crate) struct Scenario {
     pub(crate) slice_alone: bool,
     /// RAM of its guest in hugetlb pages, in place of its file's RAM.
     pub(crate) hugetlb_ram: Option<HugetlbRam>,
-    /// Which of them.
+    /// Kind of slice scenario.
     pub(crate) tale: Tale,
-    /// What tells its story, when that is more than boots of one machine.
+    /// The function that runs its steps, when those are more than boots of one machine.
     pub(crate) tell: Option<Teller>,
     /// Whether its guest's kernel is the one for every machine, which has drivers of network cards.
     pub(crate) generic: bool,
@@ -68,11 +68,11 @@ pub(crate) struct Scenario {
     pub(crate) rdma: bool,
     /// Its vCPUs, when they are not its file's.
     pub(crate) vcpus: Option<u32>,
-    /// Functions of the host that its guest gets, for the story of those.
+    /// Host functions that are assigned to its guest.
     pub(crate) passed: &'static [&'static str],
-    /// Taps, of each of which its guest has a virtio network card, beside those of its file.
+    /// Taps, with a virtio network card of its guest for each, in addition to those of its file.
     pub(crate) taps: &'static [&'static str],
-    /// Sockets of vfio-user servers, whose functions its guest gets beside.
+    /// Sockets of vfio-user servers; its guest has their functions, too.
     pub(crate) servers: &'static [&'static str],
     /// Whether the emulated host has GPUs of the lab's own, and a PC a network card.
     pub(crate) plugged: bool,
@@ -166,23 +166,23 @@ impl GraceKernel {
     }
 }
 
-/// What is told of a slice.
+/// Kinds of scenarios about a slice.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Tale {
     /// It is used, exclusive, scrubbed, returned.
     Owned,
     /// A page of it goes bad.
     BadPage,
-    /// A broker lends it and its neighbour.
+    /// A broker grants it and its neighbour.
     Lent,
-    /// It is the machine's own, a memfd or a guest_memfd: nobody lends it.
+    /// It is the machine's own memfd or guest_memfd: no other process grants it.
     Own,
     /// It is a PCI function.
     Device,
 }
 
 impl Tale {
-    /// Bytes of a slice of a region of the lab, which have 1 GiB: there is room for one, or for two that are lent.
+    /// Size of a slice of a lab region, each of 1 GiB: one slice fits, or two from a broker.
     pub(crate) const fn slice(self) -> &'static str {
         match self {
             Self::Owned | Self::BadPage => "528MiB",
@@ -194,7 +194,7 @@ impl Tale {
     }
 }
 
-/// What a scenario is unless it says otherwise.
+/// Default values of a scenario.
 const PLAIN: Scenario = Scenario {
     name: "",
     story: "",
