@@ -50,7 +50,7 @@ impl Context {
         self.0.device
     }
 
-    /// What it says of itself.
+    /// Attributes that the driver reports for the GPU.
     #[must_use]
     pub fn attributes(&self) -> &Attributes {
         &self.0.attributes
@@ -69,7 +69,7 @@ impl Context {
         Ok(functions)
     }
 
-    /// Waits until the GPU has done all that it was told.
+    /// Waits until the GPU has completed all queued work.
     ///
     /// # Errors
     /// [`CudaError::Call`], of this or of work that failed before.
@@ -78,7 +78,7 @@ impl Context {
         unsafe { self.enter()?.cuCtxSynchronize() }
     }
 
-    /// Bytes of the GPU's memory that nobody uses.
+    /// Free bytes of the GPU's memory.
     ///
     /// # Errors
     /// [`CudaError::Call`].
@@ -139,12 +139,12 @@ impl Stream {
         }
         let (target, source) = (to.within(&self.context)?, from.within(&self.context)?);
         let functions = self.context.enter()?;
-        // SAFETY: both parts lie in memory that is mapped for this context's GPU until that has ended what it was told, because
-        // `Memory`'s drop waits for every context that `within` takes.
+        // SAFETY: both parts lie in memory that stays mapped for this context's GPU until its queued work is complete,
+        // because `Memory`'s drop waits for every context that `within` takes.
         unsafe { functions.cuMemcpyAsync(target, source, to.len(), self.raw) }
     }
 
-    /// Notes the time when what it was told so far is done.
+    /// Records the time when the work queued so far is done.
     ///
     /// # Errors
     /// [`CudaError::Call`].
@@ -153,7 +153,7 @@ impl Stream {
         unsafe { self.context.enter()?.cuEventRecord(event.raw, self.raw) }
     }
 
-    /// Lets what it is told from now on wait for `event`.
+    /// Makes all later work in this stream wait for `event`.
     ///
     /// # Errors
     /// [`CudaError::Call`].

@@ -107,7 +107,7 @@ impl Kernels {
     /// Has the driver compile them.
     ///
     /// # Errors
-    /// [`CudaError::Kernels`] with what the driver says.
+    /// [`CudaError::Kernels`] with the driver's log.
     pub fn new(context: &Context) -> Result<Self, CudaError> {
         let functions = context.enter()?;
         let image = CString::new(PTX).unwrap_or_default();
@@ -119,7 +119,7 @@ impl Kernels {
         // An option's value is a pointer, or a number in its place.
         let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), ptr::without_provenance_mut(LOG - 1)];
         let (text, options, values) = (image.as_ptr().cast(), options.as_mut_ptr(), values.as_mut_ptr());
-        // SAFETY: text that ends with 0, two options and two values; the log's buffer is as long as it says.
+        // SAFETY: text that ends with 0, two options and two values; the log's buffer is longer than its size option.
         let loaded = unsafe { functions.cuModuleLoadDataEx(&raw mut module, text, 2, options, values) };
         loaded.map_err(|source| {
             let end = log.iter().position(|byte| *byte == 0).unwrap_or(LOG);
@@ -297,9 +297,9 @@ impl Kernels {
         )
     }
 
-    /// One thread follows `chain` for `steps` steps from word `start`, and writes where it ended to the first word of `end`.
-    /// Each word of `chain` is smaller than their number: who fills it with something else gets an error of the GPU, which
-    /// ends this context, and harms nobody.
+    /// One thread follows `chain` for `steps` steps from word `start`, and writes its final index to the first word of
+    /// `end`. Each word of `chain` must be smaller than their number: any other value causes an error of the GPU, which
+    /// ends this context and has no effect outside it.
     ///
     /// # Errors
     /// [`CudaError`].

@@ -1,5 +1,5 @@
-//! The story of a host function: a guest drives it, what it wrote is where the device keeps it, a guest that resets itself
-//! leaves it usable, and afterwards nobody holds it. The host's IOMMU must have nothing to complain of.
+//! Scenario: a guest drives a host function. The device keeps the data that the guest wrote, a guest that resets itself
+//! leaves the function usable, and afterwards the function is free. The host's IOMMU must log no fault.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -19,13 +19,13 @@ const IMAGE: &str = "/share/nvme0.img";
 /// Memory of a machine without Linux.
 pub(crate) const PAYLOAD_MEMORY: &str = "64MiB";
 
-/// What `scenario` passes that is not to be had on this host, if anything.
+/// The first function of `scenario` that is unavailable on this host, if any.
 pub(crate) fn missing(scenario: &Scenario) -> Option<String> {
     let function = scenario.passed.iter().find(|function| group(function).is_none())?;
     Some(format!("this host has no function {function} in an IOMMU group"))
 }
 
-/// Tells the story of the functions of `scenario`.
+/// Runs the scenario with its functions.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, report, .. } = *frame;
     let machine = runner.machine(scenario, report)?;
@@ -62,14 +62,14 @@ fn written() -> Step {
     disk::fault(Proof::Signature, Path::new(IMAGE), None).map_or(Ok(()), |fault| Err(Fault::Untrue(fault)))
 }
 
-/// Who holds a group excludes others: it can be opened, so nobody does.
+/// A group has one holder at a time, so a successful open shows that the function's group is free.
 pub(crate) fn free(function: &str) -> Step {
     let group = group(function).ok_or("its group is gone")?;
     File::options().read(true).write(true).open(format!("/dev/vfio/{group}"))?;
     Ok(())
 }
 
-/// Gives `function` to `driver`, whoever has it now.
+/// Binds `function` to `driver`, after unbinding it from its current one.
 pub(crate) fn bind(function: &str, driver: &str) -> Result<(), LabError> {
     let folder = Path::new("/sys/bus/pci/devices").join(function);
     unbind(function)?;
@@ -77,7 +77,7 @@ pub(crate) fn bind(function: &str, driver: &str) -> Result<(), LabError> {
     write(Path::new("/sys/bus/pci/drivers_probe"), function)
 }
 
-/// Takes `function` from its driver, if it has one.
+/// Unbinds `function` from its driver, if it has one.
 pub(crate) fn unbind(function: &str) -> Result<(), LabError> {
     let driver = Path::new("/sys/bus/pci/devices").join(function).join("driver");
     if driver.exists() { write(&driver.join("unbind"), function) } else { Ok(()) }
@@ -88,7 +88,7 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<(), LabError> {
     fs::write(path, text).map_err(LabError::file("write", path))
 }
 
-/// A machine refuses to start: it ends with exit code `exit`, and says all of `words`.
+/// A machine refuses to start: it ends with exit code `exit`, and prints all of `words`.
 pub(crate) fn refused(machine: &mut Command, exit: i32, words: &[&str]) -> Step {
     let output = output(machine)?;
     let said = String::from_utf8_lossy(&output.stderr);
@@ -99,7 +99,7 @@ pub(crate) fn refused(machine: &mut Command, exit: i32, words: &[&str]) -> Step 
     }
 }
 
-/// The configuration of a machine without Linux, for the payload `elf`: it has `keys` beside, `devices` among them.
+/// The configuration of a machine without Linux, for the payload `elf`, with additional `keys`, for instance `devices`.
 pub(crate) fn payload(
     runner: &Runner,
     scenario: &Scenario,

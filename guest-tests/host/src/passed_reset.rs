@@ -1,5 +1,5 @@
-//! The story of what one user of a function leaves in it for the next: nothing, be it reset by itself or with its bus. What
-//! cannot be reset keeps it, and then the VMM says so.
+//! Scenario: one user of a function leaves no data in it for the next, whether it is reset by itself or with its bus. A
+//! function that cannot be reset keeps the data, and the VMM reports that.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use crate::physical::Physical;
 use crate::run::Runner;
 use crate::scenarios::Scenario;
 
-/// What is left behind.
+/// Value that is left behind.
 const MARK: u64 = 0x5ca1_ab1e_0ddb_a115;
 
 /// A place in a function that keeps what is written there until it is reset.
@@ -24,7 +24,7 @@ struct Place<'a> {
     offset: u64,
 }
 
-/// Tells the story of the functions of `scenario`: a card, two of one bus, and a memory.
+/// Runs the scenario with its functions: a card, two cards of one bus, and a memory.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, report, .. } = *frame;
     let [card, first, second, memory] = scenario.passed else {
@@ -55,8 +55,8 @@ struct Story<'a> {
 }
 
 impl Story<'_> {
-    /// A machine with the functions of `given` finds nothing of what the host left at `places`, and the next nothing of what
-    /// the first, which is killed, left there. The VMM says `told`.
+    /// A machine with the functions of `given` finds no value that the host left at `places`. The next machine finds
+    /// none that the first left there when it was killed. The VMM prints `told`.
     fn leaves_nothing(&self, name: &str, given: &[Place<'_>], places: &[Place<'_>], told: &str) -> Check {
         timed(name, || {
             places.iter().try_for_each(Place::mark)?;
@@ -70,7 +70,7 @@ impl Story<'_> {
         })
     }
 
-    /// A machine with `place` finds what was left there, and its operator is told.
+    /// A machine with `place` finds the value that was left there, and the VMM reports it.
     fn keeps(&self, place: Place<'_>) -> Step {
         let told = format!("{} cannot be reset: the guest finds what its last user left", place.function);
         place.mark()?;
@@ -79,7 +79,7 @@ impl Story<'_> {
         kept
     }
 
-    /// As [`hand::with`]; the VMM says `told`, or without that no word of resets.
+    /// As [`hand::with`]; the VMM prints `told`, or, if that is empty, nothing about resets.
     fn with(&self, given: &[Place<'_>], told: &str, look: impl Fn() -> Step) -> Step {
         let functions: Vec<&str> = given.iter().map(|place| place.function).collect();
         let said = hand::with(self.runner, self.scenario, self.report, &functions, look)?;

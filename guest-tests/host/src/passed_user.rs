@@ -1,5 +1,5 @@
-//! The story of a function behind a vfio-user server: its engine and the host's reach what the guest has where it has it; and
-//! a guest whose server dies reads ones and goes on.
+//! Scenario: a function behind a vfio-user server. Its DMA engine and a host function's reach the guest's memory, slice
+//! and BARs at guest addresses. When the server dies, the guest reads all ones and goes on.
 
 use std::fs;
 use std::path::Path;
@@ -15,16 +15,16 @@ use crate::run::Runner;
 use crate::scenarios::Scenario;
 use crate::served::{Card, GPU, Server, start};
 
-/// A GPU in a host that is small itself.
+/// A GPU for a host with little memory.
 const SMALL: Card = Card { bar: 1 << 10, memory: 16, ..GPU };
-/// The second guest sees its function go.
+/// Kernel words of the second guest, which loses its function.
 const LOST: &str = "egm.checks=function_lost quiet";
-/// What it says when the server may die.
+/// The guest prints this when the server may die.
 const MARK: &[u8] = b"egm-lost waits";
-/// What the VMM says of it.
+/// The VMM prints this when the server is gone.
 const WORDS: &str = "is gone: it is taken from the guest";
 
-/// Tells the story of the servers of `scenario`.
+/// Runs the scenario with its servers.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, report, .. } = *frame;
     let servers = serve(runner, scenario)?;
@@ -71,7 +71,7 @@ fn holds(file: &Path, mark: &[u8]) -> bool {
     fs::read(file).is_ok_and(|bytes| bytes.windows(mark.len()).any(|part| part == mark))
 }
 
-/// The operator was told, once.
+/// The VMM reported the loss exactly once.
 fn told(report: &Path) -> Step {
     let said = fs::read_to_string(report.join("vmm.log"))?;
     match said.matches(WORDS).count() {

@@ -12,7 +12,7 @@ use crate::judge::Expected;
 use crate::run::Machine;
 use crate::scenarios::Scenario;
 
-/// What both guests of a pair are told: nothing but the connection, in memory of the EGM node, with time for the other to boot.
+/// Kernel words of both guests of a pair: only the connection, in memory of the EGM node, with time for both to boot.
 macro_rules! pair {
     ($words:literal) => {
         concat!(
@@ -38,7 +38,7 @@ const AT_TAPS: Words = [
     pair!("egm.arg.rdma.rxe=192.168.100.3/24 egm.arg.rdma.peer=192.168.100.2:7471 lapic=notscdeadline"),
 ];
 
-/// Tells the story of the two cards of `scenario`.
+/// Runs the scenario with its two cards.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let ([first, second], [listens, connects]) = with_a_card_each(frame.scenario)?;
     alone(frame, first)?;
@@ -57,7 +57,7 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     Ok(())
 }
 
-/// One guest by itself: what its scenario asks, what doctor says there, and its run's document.
+/// One guest by itself: its scenario's checks, the output of doctor, and the document of its run.
 pub(crate) fn alone(frame: &mut Frame<'_>, guest: Scenario) -> Result<(), LabError> {
     let guest = Scenario { name: "alone", ..guest };
     let folder = frame.folder(guest.name)?;
@@ -87,8 +87,8 @@ pub(crate) fn together<T: Send>(
     })
 }
 
-/// What `egm-guest doctor` says in a guest with RDMA by software and without a GPU: each thing as it is, and no line about a
-/// library that died.
+/// Output of `egm-guest doctor` in a guest with software RDMA and without a GPU: the true state of each item, and no
+/// line about a library that died.
 fn doctor(lines: &[Line]) -> Step {
     const SAYS: [(&str, Outcome, &str); 8] = [
         ("doctor.rdma_devices", Outcome::Passed, "rxe0 (no PCI function, software)"),

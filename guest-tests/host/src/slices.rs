@@ -1,7 +1,7 @@
-//! The story of a slice: a guest uses it, nobody else gets it, a kill leaves it dirty, the next owner finds zeros, and it
-//! comes back clean.
+//! Scenario: a guest uses a slice, other machines are refused it, a kill leaves it dirty, the next owner finds zeros,
+//! and it comes back clean.
 //!
-//! Where the plan names host physical addresses, the guest's bytes are looked for at exactly those.
+//! Where the plan names host physical addresses, the lab reads the guest's bytes at exactly those.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -31,7 +31,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// The exit code of a VMM whose host lacks something.
 pub(crate) const HOST_LACKS: i32 = 3;
 
-/// Tells the story of a slice of `region`.
+/// Runs the scenario of a slice of `region`.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, region, report, .. } = *frame;
     let total = meminfo("MemTotal")?;
@@ -80,7 +80,7 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
 
 const NO_BEAT: &str = "the guest did not say where its word beats";
 
-/// Why `region` is not to be had on this host, if it is not.
+/// The reason why `region` is unavailable on this host, if it is.
 pub(crate) fn missing(runner: &Runner, region: &str) -> Result<Option<String>, LabError> {
     let regions = regions(runner)?;
     let names: Vec<_> = regions.iter().filter_map(|one| one.get("name")?.as_str()).collect();
@@ -119,7 +119,7 @@ pub(crate) enum HostWords {
 }
 
 impl HostWords {
-    /// What lies in the page at `address`.
+    /// The page at `address`.
     pub(crate) fn at(address: u64) -> Result<Self, Fault> {
         let iomem = fs::read_to_string("/proc/iomem")?;
         match Ram::open() {
@@ -139,7 +139,7 @@ impl HostWords {
     }
 }
 
-/// The guest's word counts at this host physical address.
+/// The guest increments the word at this host physical address.
 pub(crate) fn seen(address: u64) -> Step {
     let page = HostWords::at(address)?;
     match page.word(8) {
@@ -150,7 +150,7 @@ pub(crate) fn seen(address: u64) -> Step {
     }
 }
 
-/// The `word` that lies at host physical address `address` counts.
+/// The `word` at host physical address `address` increases.
 pub(crate) fn beats(word: impl Fn() -> Option<u64>, address: u64) -> Step {
     let first = word();
     let begun = Instant::now();
@@ -165,8 +165,8 @@ pub(crate) fn beats(word: impl Fn() -> Option<u64>, address: u64) -> Step {
     Ok(())
 }
 
-/// The host physical address of guest physical address `gpa`, as the plan has it; of pages that the kernel chooses, as the page
-/// map of the machine that runs does.
+/// The host physical address of guest physical address `gpa`: from the plan, or, for pages that the kernel chooses,
+/// from the page map of the running machine.
 pub(crate) fn host_address(machine: &Machine, gpa: Option<u64>) -> Result<u64, Fault> {
     let plan = machine.plan.as_ref().ok_or("there is no plan")?;
     let gpa = gpa.ok_or(NO_BEAT)?;
@@ -178,7 +178,7 @@ pub(crate) fn host_address(machine: &Machine, gpa: Option<u64>) -> Result<u64, F
     }
 }
 
-/// A second machine that wants the slice is told who has it.
+/// A second machine that requests the slice gets an error that names the owner.
 fn refused(runner: &Runner, scenario: &Scenario, machine: &Machine) -> Step {
     let output = output(&mut runner.command(machine))?;
     let said = String::from_utf8_lossy(&output.stderr);
@@ -248,7 +248,7 @@ fn visible(address: Option<u64>, before: u64) -> Step {
     Err(Fault::Untrue(format!("MemTotal is {total}, it was {before}; {address:#x} is RAM or not: {iomem}")))
 }
 
-/// What was given back is zero.
+/// The returned slice is zero.
 pub(crate) fn zeros(slice: Option<(u64, u64)>) -> Step {
     let (start, size) = slice.ok_or("the plan names no address")?;
     match physical(start, size)?.first_not_zero() {
@@ -283,7 +283,7 @@ pub(crate) fn ram(iomem: &str) -> impl Iterator<Item = (&str, u64, u64)> {
     )
 }
 
-/// What `/proc/meminfo` says of `what`, in bytes.
+/// The value of `what` in `/proc/meminfo`, in bytes.
 pub(crate) fn meminfo(what: &str) -> Result<u64, LabError> {
     let path = Path::new("/proc/meminfo");
     let text = fs::read_to_string(path).map_err(LabError::file("read", path))?;

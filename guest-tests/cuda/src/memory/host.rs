@@ -45,7 +45,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is ours alone; whoever was given an address was told that it ends here.
+        // SAFETY: the range is ours alone; addresses are valid only until here (`Memory::address`).
         let _ = unsafe { mm::munmap(self.start.as_ptr().cast(), self.length) };
     }
 }
@@ -58,7 +58,7 @@ pub(super) struct Registered {
 }
 
 impl Registered {
-    /// `bytes` bytes at `start`, which stay mapped while this lives; `io` says that they are a BAR.
+    /// Registers `bytes` bytes at `start`, which stay mapped while this lives; `io` is true for a BAR.
     pub(super) fn new(
         context: &Context,
         start: NonNull<u8>,
@@ -122,7 +122,7 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         if let Ok(functions) = self.context.enter() {
-            // SAFETY: allocated once, by `new`; whoever was given an address was told that it ends here.
+            // SAFETY: allocated once, by `new`; addresses are valid only until here (`Memory::address`).
             let _ = unsafe { functions.cuMemFreeHost(self.start.as_ptr().cast()) };
         }
     }
@@ -150,7 +150,7 @@ impl Managed {
 impl Drop for Managed {
     fn drop(&mut self) {
         if let Ok(functions) = self.context.enter() {
-            // SAFETY: allocated once, by `new`; whoever was given an address was told that it ends here.
+            // SAFETY: allocated once, by `new`; addresses are valid only until here (`Memory::address`).
             let _ = unsafe { functions.cuMemFree_v2(self.address) };
         }
     }
@@ -215,7 +215,7 @@ impl Pooled {
 impl Drop for Pooled {
     fn drop(&mut self) {
         if let Ok(functions) = self.stream.context().enter() {
-            // SAFETY: allocated once, by `new`; whoever was given an address was told that it ends here.
+            // SAFETY: allocated once, by `new`; addresses are valid only until here (`Memory::address`).
             let _ = unsafe { functions.cuMemFreeAsync(self.address, self.stream.raw()) };
         }
         let _ = self.stream.synchronize();

@@ -127,8 +127,8 @@ impl Memory {
         })
     }
 
-    /// The GPU's own memory, also mapped for the GPUs of `peers`. It keeps their contexts, because what they were told to do
-    /// with it is waited for before it goes.
+    /// The GPU's own memory, also mapped for the GPUs of `peers`. It keeps their contexts, because its drop waits for
+    /// their queued work.
     ///
     /// # Errors
     /// [`CudaError`].
@@ -248,13 +248,13 @@ impl Memory {
         self.kind
     }
 
-    /// Bytes: what was asked for, or what that was rounded up to.
+    /// Size in bytes, possibly rounded up from the requested one.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Address of the first byte for the GPU.
+    /// Address of the first byte for the GPU, valid while this memory lives.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.address
@@ -289,8 +289,7 @@ impl Memory {
 }
 
 impl Drop for Memory {
-    /// GPUs may still be at what they were told to do with it: all that can be told are waited for, before the owner gives the
-    /// memory back.
+    /// Waits for every GPU that can have queued work on this memory, before the owner frees it.
     fn drop(&mut self) {
         for context in std::iter::once(&self.context).chain(&self.peers) {
             let _ = context.synchronize();
@@ -311,7 +310,7 @@ pub struct Part<'m> {
 }
 
 impl Part<'_> {
-    /// Address for the GPU.
+    /// Address for the GPU, valid while the memory lives.
     #[must_use]
     pub fn address(self) -> u64 {
         self.memory.address + self.offset

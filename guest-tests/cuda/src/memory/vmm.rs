@@ -46,7 +46,7 @@ pub(super) fn read_and_write(location: sys::CUmemLocation) -> sys::CUmemAccessDe
 }
 
 fn wanted(context: &Context, kind: Kind, shared: Shared) -> sys::CUmemAllocationProp {
-    // Memory of a GPU says that NICs may have it where they may, or it could be no dma-buf.
+    // A GPU's memory must be declared as RDMA-capable where that is supported, or it cannot be exported as a dma-buf.
     let rdma = kind == Kind::Device && context.attributes().has(crate::Attribute::RDMA_WITH_VMM);
     sys::CUmemAllocationProp {
         type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -69,7 +69,7 @@ pub(super) fn granularity(context: &Context, kind: Kind) -> Result<u64, CudaErro
     let functions = context.enter()?;
     // SAFETY: locals' addresses.
     unsafe { functions.cuMemGetAllocationGranularity(&raw mut bytes, &raw const wanted, recommended) }?;
-    // What would be rounded up by it: a driver that says something else is not believed.
+    // Sizes are rounded up to this, so any other value from the driver is an error.
     if bytes.is_power_of_two() && bytes >= 4096 {
         return Ok(bytes as u64);
     }
@@ -165,7 +165,7 @@ impl Mapped {
         let mut who = vec![read_and_write(of_device(context.device()))];
         who.extend(peers.iter().map(|peer| read_and_write(of_device(*peer))));
         who.extend(matches!(kind, Kind::HostNuma(_)).then(|| read_and_write(location(context, kind))));
-        // SAFETY: a list of as many as it says; what is mapped there is ours.
+        // SAFETY: the list has as many entries as its length; the mapping is ours.
         unsafe { functions.cuMemSetAccess(address, bytes, who.as_ptr(), who.len()) }?;
         Ok(mapped)
     }
@@ -185,13 +185,13 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: mapped once, by `new`; whoever was given an address was told that it ends here.
+        // SAFETY: mapped once, by `new`; addresses are valid only until here (`Memory::address`).
         let _ = unsafe { self.place.functions.cuMemUnmap(self.place.address, length(self.place.bytes)) };
     }
 }
 
 impl super::Memory {
-    /// Memory that another library gave, for the GPU of `context` alone. Dropping it gives nothing back.
+    /// Memory that another library allocated, for the GPU of `context` alone. Dropping it frees nothing.
     ///
     /// # Safety
     /// `bytes` bytes at `address`, a multiple of 8, are mapped for that GPU for as long as this lives.
@@ -218,6 +218,6 @@ fn owned(call: &'static str, number: c_int) -> Result<OwnedFd, CudaError> {
     if number < 0 {
         return Err(CudaError::Text { call, text: number.to_string(), form: "a descriptor" });
     }
-    // SAFETY: the driver opened it for its caller, and nobody else knows it.
+    // SAFETY: the driver opened it for its caller, the only owner.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }

@@ -1,5 +1,5 @@
-//! The story of a GPU whose memory processors share: not given before it is ready, used by a guest to its last byte and by
-//! another function, found where its driver says that it lies, free afterwards.
+//! Scenario: a GPU with memory that processors share. The VMM refuses it before it is ready; a guest uses its memory to
+//! the last byte, and so does another function; the memory lies at the driver's address; the GPU is free afterwards.
 
 use crate::error::LabError;
 use crate::frame::{Fault, Frame, Step};
@@ -9,15 +9,15 @@ use crate::slices::{HOST_LACKS, physical};
 
 use super::machine::memory_of;
 
-/// Offset in BAR 0 of the word that says whether the link is trained, and what it is then.
+/// Offset in BAR 0 of the link's training word, and its value once the link is trained.
 const LINK: u64 = 0x1498;
 const TRAINED: u64 = 0xff;
-/// What the agent's check `gpu_memory` leaves in the first and the last word of each BAR's memory.
+/// Value that the agent's check `gpu_memory` leaves in the first and the last word of each BAR's memory.
 const MARK: u64 = 0x6d65_6d20_7570_6721;
 /// Bytes of a word.
 const WORD: u64 = 8;
 
-/// Tells the story of the first function of `scenario`, a GPU.
+/// Runs the scenario with its first function, a GPU.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, report, .. } = *frame;
     let gpu = scenario.passed.first().copied().unwrap_or_default();
@@ -37,7 +37,7 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Has the GPU say that its link is trained, or not.
+/// Sets the GPU's link word to trained or not trained.
 fn link(gpu: &str, value: u64) -> Step {
     hand::page(gpu, 0, LINK, DECODE)?.set_word(LINK & 0xfff, value).ok_or("no such word")?;
     Ok(())

@@ -1,4 +1,4 @@
-//! QEMU's command line for the emulated Grace host, and what its device tree says beside. Pure.
+//! QEMU's command line for the emulated Grace host, and its additional device tree properties. Pure.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -25,7 +25,7 @@ const GPU_MEMORY: u64 = 1664;
 /// MiB of it that are cacheable, its first.
 const USEMEM: u64 = 512;
 
-/// The GPUs that QEMU has: bochs-display, whose BAR 0 is memory, so that it can be made to look ready.
+/// The GPUs inside QEMU: bochs-display. Its BAR 0 is memory, so the lab can write the ready state into it.
 const INSIDE: [Gpu; 4] = [
     Gpu { slot: 3, bus: 0, cacheable: USEMEM, socket: 0, memory: 2, egm: 4 },
     Gpu { slot: 4, bus: 0, cacheable: USEMEM, socket: 1, memory: 3, egm: 5 },
@@ -33,8 +33,8 @@ const INSIDE: [Gpu; 4] = [
     Gpu { slot: 6, bus: 0, cacheable: USEMEM, socket: 1, memory: 7, egm: 5 },
 ];
 
-/// The GPUs that are served from outside (`guest-tests/functions`), behind ports of their own, as real ones are, and with NVIDIA's
-/// capability that none of their memory needs to be uncached.
+/// The GPUs of vfio-user servers (`guest-tests/functions`), behind ports of their own as real ones are. They have
+/// NVIDIA's capability that none of their memory needs to be uncached.
 const OUTSIDE: [Gpu; 2] = [
     Gpu { slot: 0x17, bus: 8, cacheable: GPU_MEMORY, socket: 0, memory: 2, egm: 4 },
     Gpu { slot: 0x18, bus: 9, cacheable: GPU_MEMORY, socket: 1, memory: 3, egm: 5 },
@@ -92,8 +92,8 @@ impl Gpu {
     }
 }
 
-/// Which GPUs the machine has, and with them which IOMMU: QEMU does not tell functions of other processes what an SMMUv3 maps
-/// ("requires iommu MAP notifier"), and a virtio-iommu it does.
+/// The machine's GPUs and IOMMU. QEMU does not report an SMMUv3's mappings to functions of other processes ("requires
+/// iommu MAP notifier"); it does report a virtio-iommu's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Profile {
     /// QEMU's, behind an SMMUv3.
@@ -133,7 +133,7 @@ pub(super) fn board(profile: Profile, share: &Path) -> Vec<OsString> {
          -smp 2,sockets=2,cores=1,threads=1",
     );
     args.extend(["-m".into(), format!("{}M", NODES.iter().sum::<u64>()).into()]);
-    // Other processes are lent memory, so it is files.
+    // Other processes map this memory, so it is in files.
     let (backend, iommu) = match profile {
         Profile::Inside => ("memory-backend-ram", ""),
         Profile::Outside => ("memory-backend-memfd,share=on", "-device virtio-iommu-pci,addr=2.0"),
@@ -230,7 +230,7 @@ fn plugged(gpu: &Gpu, socket: &Path) -> Vec<OsString> {
     args
 }
 
-/// What Grace's firmware says of each GPU in ACPI; drivers read a device tree's the same way.
+/// The properties that Grace's firmware has in ACPI for each GPU; drivers read a device tree's the same way.
 pub(super) fn properties(profile: Profile) -> Vec<Property> {
     profile.gpus().iter().flat_map(properties_of).collect()
 }

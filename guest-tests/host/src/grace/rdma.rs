@@ -1,7 +1,7 @@
-//! The story of RDMA on a Grace host: a guest moves data between memory of its nodes, EGM among them; then two guests at once, each
-//! with a passed network card and a slice of its socket's EGM device, move data into each other's EGM. One has its slice as a node beside ordinary memory, the other has no other memory. It is told
-//! four times: each guest compares every byte, the wire between the cards was recorded, what requests moved last over that wire lies
-//! in both slices at the host's addresses, and in the second so do whole packets: its card reaches no other memory.
+//! Scenario: RDMA on a Grace host. A guest moves data between its nodes, EGM included. Then two guests, each with an
+//! assigned card and a slice of its socket's EGM, move data into each other's EGM; the second has no other memory.
+//! Four checks: each guest compares every byte; the wire is recorded; the last data on it lies in both slices at the
+//! host's addresses; so do whole packets in the second slice, because its card reaches no other memory.
 //!
 //! `rdma_rxe` is software: a card's DMA brings packets to the guest's kernel, which copies their data to the registered memory.
 
@@ -50,7 +50,7 @@ const WORD: usize = 8;
 /// A driver's buffers for packets begin at a multiple of this (a line of an Arm processor's cache), and the packet, too.
 const BUFFER: usize = 64;
 
-/// Tells the story of the two cards of `scenario`.
+/// Runs the scenario with its two cards.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, .. } = *frame;
     let ([first, second], _) = with_a_card_each(scenario)?;
@@ -85,7 +85,7 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     Ok(())
 }
 
-/// A step that says what it saw.
+/// A step that reports its observation.
 fn told(name: &str, step: impl FnOnce() -> Result<String, Fault>) -> Check {
     let mut seen = String::new();
     let mut case = timed(name, || {
@@ -126,14 +126,14 @@ fn carried(wire: &Wire) -> Result<String, Fault> {
     Ok(said.join("; "))
 }
 
-/// While the guest of `machine` stays: the data that went over the wire last lies in its slice, in host memory. One guest has it
-/// there to give it away; into the other's nobody but RDMA put it.
+/// While the guest of `machine` stays, the last data of the wire lies in its slice, in host memory. In one slice it is
+/// the source of transfers; in the other only RDMA can have written it.
 fn in_place(machine: &Machine) -> Result<String, Fault> {
     let pieces = recorded()?.pieces;
     // What is registered begins with a page, so a piece lies at a multiple of its size.
     let found = in_slice(machine, &pieces, PIECE)?;
     match found.last_key_value() {
-        // Who registered that memory has ended: pages of it may have been used again.
+        // The process that registered the memory has ended, so the guest may have reused pages of it.
         Some((_, address)) if 2 * found.len() > pieces.len() => Ok(format!(
             "{} of {} pieces of {PIECE} bytes, the last at host address {address:#x}",
             found.len(),
@@ -143,8 +143,8 @@ fn in_place(machine: &Machine) -> Result<String, Fault> {
     }
 }
 
-/// While the guest of `machine`, which has no memory but its slice, stays: packets lie there whole, as they were on the wire, which
-/// its card's DMA alone can have brought. A buffer that is used again has another packet, so not all of the last ones do.
+/// While the guest of `machine` stays, whole packets of the wire lie in its slice, its only memory. Only its card's DMA
+/// can have written them. A reused buffer holds another packet, so not all of the last ones are there.
 fn brought(machine: &Machine) -> Result<String, Fault> {
     let [one, other] = CARDS;
     let packets = recorded()?.ways.remove(&(one, other)).ok_or("nothing went over the wire")?.packets;
@@ -153,7 +153,7 @@ fn brought(machine: &Machine) -> Result<String, Fault> {
     Ok(format!("{} of the last {} packets, one at host address {address:#x}", found.len(), packets.len()))
 }
 
-/// Which of `pieces` lie in the slice of `machine`, and at which host address.
+/// Indices of the `pieces` that lie in the slice of `machine`, with their host addresses.
 fn in_slice(machine: &Machine, pieces: &[Vec<u8>], step: usize) -> Result<BTreeMap<usize, u64>, Fault> {
     let (start, size) = machine.plan.as_ref().and_then(Plan::slice).ok_or("the plan names no address")?;
     let memory = physical(start, size)?;

@@ -27,7 +27,7 @@ pub struct Pe {
     context: Context,
     pe: i32,
     pub(super) pes: i32,
-    /// Neither `Send` nor `Sync`: the library is asked for one calling thread at a time.
+    /// Neither `Send` nor `Sync`: the library was started for one calling thread at a time.
     stays: PhantomData<*const ()>,
 }
 
@@ -35,7 +35,7 @@ impl Pe {
     /// Starts on the GPU of `context` as PE `pe` of `pes` of the job `id`; all PEs must, and wait for each other.
     ///
     /// # Errors
-    /// [`ShmemError::Status`] as the library says it, [`ShmemError::Started`] when it started something else.
+    /// [`ShmemError::Status`] with the library's code, [`ShmemError::Started`] when it started something else.
     pub fn start(
         library: Library,
         context: &Context,
@@ -117,12 +117,12 @@ impl Pe {
         Ok(())
     }
 
-    /// Makes `own`, which this PE allocated with `cuMemCreate` for its GPU or for a node of host memory, symmetric: the
-    /// same memory at a further address. Collective, with the same length everywhere. The length is a multiple of `NVSHMEM_CUMEM_GRANULARITY` (512 MiB unless set) and the memory's handle type the
-    /// heap's, a file descriptor unless set. The library checks both and that it is memory of `cuMemCreate`.
+    /// Makes `own`, memory of this PE's GPU or of a host node, symmetric: the same memory at a further address.
+    /// Collective, with one length everywhere. The library checks that `cuMemCreate` made it, that its length is a
+    /// multiple of `NVSHMEM_CUMEM_GRANULARITY` (512 MiB unless set), and its handle type (a descriptor unless set).
     ///
     /// # Errors
-    /// [`ShmemError::Null`] when the library refuses it; it says why on standard error.
+    /// [`ShmemError::Null`] when the library refuses it; it prints the reason on standard error.
     pub fn register<'p>(&'p self, own: &'p egm_cuda::Memory) -> Result<Memory<'p>, ShmemError> {
         let (address, bytes) = (whole(own.address()), whole(own.bytes()));
         // SAFETY: an allocation of this length, which what is returned borrows; the library looks it up with the driver
@@ -134,10 +134,10 @@ impl Pe {
         Ok(Memory::new(symmetric.addr(), bytes, None))
     }
 
-    /// Undoes [`register`](Self::register), when this GPU has done what was queued. Collective.
+    /// Undoes [`register`](Self::register) once this GPU has completed its queued work. Collective.
     ///
     /// # Errors
-    /// [`ShmemError::Status`] as the library says it, [`ShmemError::Cuda`] when what was queued failed.
+    /// [`ShmemError::Status`] with the library's code, [`ShmemError::Cuda`] when queued work failed.
     pub fn unregister(&self, memory: Memory<'_>) -> Result<(), ShmemError> {
         self.context.synchronize()?;
         // SAFETY: the library gave this address for a buffer of this length, `memory` is used up, and nothing that was
@@ -146,7 +146,7 @@ impl Pe {
         checked("nvshmemx_buffer_unregister_symmetric", status)
     }
 
-    /// `pe`'s memory at the same place, for this PE's GPU; nothing when it cannot reach it directly.
+    /// `pe`'s memory at the same offset, for this PE's GPU; `None` when the GPU cannot reach it directly.
     ///
     /// # Errors
     /// [`ShmemError::NoPe`].
@@ -220,7 +220,7 @@ impl Pe {
         Ok(())
     }
 
-    /// Queues a put that is followed by a signal: whoever sees `value` in `pe`'s word sees the data.
+    /// Queues a put that is followed by a signal: a reader that sees `value` in `pe`'s word also sees the data.
     ///
     /// # Errors
     /// As [`put`](Self::put); [`ShmemError::Length`] when `signal` is not one aligned word.
