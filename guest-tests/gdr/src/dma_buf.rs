@@ -30,11 +30,11 @@ impl DmaBuf {
     /// Maps the first `bytes` of a dma-buf.
     ///
     /// # Errors
-    /// [`GdrError::NotMappable`] where the driver says that it maps none, as those before CUDA 13.3 do;
-    /// [`GdrError::Call`] for whatever else the kernel says, and where the dma-buf is shorter.
+    /// [`GdrError::NotMappable`] when the driver supports no mapping, as before CUDA 13.3;
+    /// [`GdrError::Call`] for any other kernel error, and when the dma-buf is shorter.
     pub fn map(dma_buf: impl AsFd, bytes: usize) -> Result<Self, GdrError> {
-        // The kernel refuses a mapping that is too long with the same number as a driver that maps none. What tells no length
-        // is asked to be mapped.
+        // The kernel refuses a mapping that is too long with the same error number as a driver without support for
+        // mapping. If the dma-buf reports no length, this tries the mapping.
         if rustix::fs::seek(&dma_buf, SeekFrom::End(0)).is_ok_and(|has| has > 0 && has < bytes as u64) {
             let short =
                 io::Error::other(format!("it is shorter than the {bytes:#x} bytes that were exported"));

@@ -1,5 +1,5 @@
-//! The frame of every story: it is skipped where the host lacks what it is about, its cases are kept in order, and its
-//! functions are free again at the end, without an access that the IOMMU refused. A story itself is only its steps.
+//! Runs a scenario's steps. It skips the scenario where the host lacks its prerequisite, keeps the cases in order, and
+//! provides the common checks: functions are free at the end, and the IOMMU refused no access.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,22 +18,22 @@ use crate::run::{Runner, init_case, millis};
 use crate::scenarios::Scenario;
 use crate::slices;
 
-/// The steps of a story.
+/// A function that runs the steps of a scenario.
 pub(crate) type Teller = fn(&mut Frame<'_>) -> Result<(), LabError>;
 
-/// A story that is being told.
+/// A scenario that is running.
 pub(crate) struct Frame<'a> {
-    /// What runs its machines.
+    /// Starts its machines.
     pub(crate) runner: &'a Runner,
-    /// What it is about.
+    /// Its data.
     pub(crate) scenario: &'a Scenario,
-    /// Where its slice comes from, or nothing.
+    /// Region of its slice; empty without one.
     pub(crate) region: &'a str,
-    /// Where its logs go.
+    /// Folder for its logs.
     pub(crate) report: &'a Path,
-    /// The pool of its slice, where that is of hugetlb pages.
+    /// The pool of its slice, if that has hugetlb pages.
     pub(crate) pool: Option<Pool>,
-    /// What was shown so far, in order.
+    /// Results so far, in order.
     pub(crate) cases: Vec<Check>,
     /// Milliseconds until init, of the first boot that was judged.
     init: Option<u64>,
@@ -41,7 +41,7 @@ pub(crate) struct Frame<'a> {
     faults: u64,
 }
 
-/// Tells a story by `steps`; logs go to `report`.
+/// Runs `scenario` by `steps`; logs go to `report`.
 pub(crate) fn tell(
     runner: &Runner,
     scenario: &Scenario,
@@ -59,7 +59,7 @@ pub(crate) fn tell(
                 frame.faults = iommu::faults()?;
             }
             if let Err(error) = steps(&mut frame) {
-                // What was shown before stays shown.
+                // Earlier results stay.
                 frame.cases.extend(ScenarioResult::broken(scenario.name, &chain(&error)).cases);
             }
         }
@@ -73,7 +73,7 @@ pub(crate) fn tell(
 }
 
 impl Frame<'_> {
-    /// What the story is about that is not to be had on this host, if anything.
+    /// The scenario's prerequisite that this host lacks, if any.
     fn missing(&self) -> Result<Option<String>, LabError> {
         let function = passed::missing(self.scenario);
         if function.is_some() || self.region.is_empty() {
@@ -82,12 +82,12 @@ impl Frame<'_> {
         slices::missing(self.runner, self.region)
     }
 
-    /// The story cannot be told, because of this.
+    /// Marks the scenario as skipped, for the reason `why`.
     pub(crate) fn skip(&mut self, why: &str) {
         self.cases = ScenarioResult::skipped(self.scenario.name, why).cases;
     }
 
-    /// Takes a step.
+    /// Runs a step and records its result.
     pub(crate) fn step(&mut self, name: &str, step: impl FnOnce() -> Step) {
         self.cases.push(timed(name, step));
     }
@@ -104,13 +104,13 @@ impl Frame<'_> {
         self.cases.append(&mut cases);
     }
 
-    /// Nobody holds the functions.
+    /// Checks that the scenario's functions are free.
     pub(crate) fn free(&mut self) {
         let passed = self.scenario.passed;
         self.step("free", || passed.iter().try_for_each(|function| passed::free(function)));
     }
 
-    /// The IOMMU has refused nothing since the story began.
+    /// Checks that the IOMMU has refused nothing since the scenario began.
     pub(crate) fn no_faults(&mut self, name: &str) {
         let before = self.faults;
         self.step(name, || iommu::no_faults_since(before));
@@ -124,14 +124,14 @@ impl Frame<'_> {
     }
 }
 
-/// What a step came to: nothing wrong, a fault, or why it cannot be decided.
+/// Result of a step: success, a fault, or the reason why it cannot be decided.
 pub(crate) type Step = Result<(), Fault>;
 
 /// Why a step did not pass.
 pub(crate) enum Fault {
-    /// What is untrue.
+    /// The claim that is untrue.
     Untrue(String),
-    /// Why it cannot be decided.
+    /// The reason why the step cannot be decided.
     Undecided(&'static str),
 }
 
@@ -163,7 +163,7 @@ mod tests {
     use crate::run::tests::nowhere;
     use crate::scenarios::select;
 
-    /// Names and outcomes of the story of `passed` by `steps`, and its first init.
+    /// Names and outcomes of a scenario with the functions `passed`, run by `steps`, and its first init.
     fn told(passed: &'static [&'static str], steps: Teller) -> (Vec<(String, Outcome)>, Option<u64>) {
         let runner = nowhere();
         let scenario =

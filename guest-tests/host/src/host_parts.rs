@@ -1,6 +1,6 @@
 //! The host's side of a machine's devices: the disk, the tap with an echo behind it, the socket with one.
 //!
-//! What is needed is read from the plan, so that a scenario need not repeat its configuration.
+//! The plan names what is needed, so a scenario does not repeat its configuration.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -27,7 +27,7 @@ pub(crate) const PORT: u16 = 7;
 /// Size of a disk that is made here, in bytes.
 const DISK: u64 = 64 << 20;
 
-/// What the lab reads of `egm-vmm plan --json`.
+/// The fields of `egm-vmm plan --json` that the lab reads.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(crate) struct Plan {
     /// One a vCPU.
@@ -132,7 +132,7 @@ impl Plan {
         })
     }
 
-    /// Host physical address and bytes of the first slice whose address is known.
+    /// Host physical address and bytes of the first slice with a known address.
     pub(crate) fn slice(&self) -> Option<(u64, u64)> {
         self.backings.iter().find_map(|backing| Some((backing.hpa?.get(), backing.size)))
     }
@@ -176,7 +176,7 @@ impl Plan {
     }
 }
 
-/// What was made on the host for one boot; dropping it takes it away again.
+/// Host resources of one boot; dropping it removes them.
 #[derive(Debug, Default)]
 pub(crate) struct HostParts {
     taps: Vec<String>,
@@ -213,17 +213,17 @@ impl HostParts {
     }
 
     fn tap(&mut self, name: &str) -> Result<(), LabError> {
-        // A run that was killed may have left it.
+        // A killed run may have left the tap.
         remove_tap(name);
-        // The emulated host has busybox, whose ip does not make taps; ordinary hosts have iproute2.
+        // Busybox, in the emulated host, has an ip that does not make taps; ordinary hosts have iproute2.
         let by_ip = Tool::new("ip", "iproute2").args(["tuntap", "add", "dev", name, "mode", "tap"]).bytes();
         by_ip.or_else(|_| Tool::new("tunctl", "uml-utilities").args(["-t", name]).bytes())?;
         self.taps.push(name.to_owned());
         let address = format!("{HOST}/24");
         Tool::new("ip", "iproute2").args(["address", "add", &address, "dev", name]).bytes()?;
         Tool::new("ip", "iproute2").args(["link", "set", name, "up"]).bytes()?;
-        // Guests at taps are in one network as far as they know: this host hands over what is for another one. All of it is
-        // the tap's own, and gone with it.
+        // Guests at taps see one network: this host forwards packets between them. All of these settings belong to the
+        // tap and go with it.
         let guest = format!("{}/32", guest_at(name));
         Tool::new("ip", "iproute2").args(["route", "add", &guest, "dev", name]).bytes()?;
         for what in ["forwarding", "proxy_arp"] {
@@ -261,7 +261,7 @@ impl Drop for HostParts {
     }
 }
 
-/// The address of the guest at tap `name`: [`GUEST`] at one whose number is 0, then the following ones.
+/// The address of the guest at tap `name`: [`GUEST`] for tap number 0, then the following ones.
 fn guest_at(name: &str) -> Ipv4Addr {
     let digits = name.trim_start_matches(|c: char| !c.is_ascii_digit());
     let [a, b, c, first] = GUEST.octets();
@@ -307,7 +307,7 @@ pub(crate) fn serve_network(host: Ipv4Addr) -> Result<(), LabError> {
         std::thread::spawn(move || {
             let mut buffer = vec![0; 64 << 10];
             while let Ok((count, peer)) = udp.recv_from(&mut buffer) {
-                // A lost datagram is the network's right; the guest asks again.
+                // A network may lose datagrams; the guest sends again.
                 let _ = udp.send_to(buffer.get(..count).unwrap_or_default(), peer);
             }
         });

@@ -22,15 +22,15 @@ use crate::scenarios::GraceKernel;
 struct Built {
     /// How its entry in the cache begins.
     prefix: &'static str,
-    /// What it has over `tinyconfig`.
+    /// Options in addition to `tinyconfig`.
     fragment: &'static str,
-    /// Options over the fragment, in which it differs from another one.
+    /// Further options that distinguish this kernel from another with the same fragment.
     more: &'static str,
     /// Drivers of the lab's that are built into it, as name and text of the files of a folder.
     drivers: &'static [(&'static str, &'static str)],
-    /// What make is told of the processor it is for.
+    /// Arguments of make for the target architecture.
     make: &'static [&'static str],
-    /// What is made, and where it is then.
+    /// The make target, and the path of the image that it makes.
     image: (&'static str, &'static str),
     /// Lines that such a build prints, for the progress bar alone.
     lines: u64,
@@ -59,7 +59,7 @@ const GRACE: Built = Built {
     lines: 3_300,
 };
 
-/// What NVIDIA has its hosts run.
+/// The page size that NVIDIA uses on its hosts.
 const GRACE_64K: Built = Built {
     prefix: "arm64-64k-built-",
     more: "# CONFIG_ARM64_4K_PAGES is not set\nCONFIG_ARM64_64K_PAGES=y\n",
@@ -133,17 +133,17 @@ pub(crate) fn l1(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> 
 struct Stock {
     /// How its entry in the cache begins.
     prefix: &'static str,
-    /// Whose.
+    /// Its processor.
     architecture: Architecture,
     /// The package that depends on the newest.
     meta: &'static str,
-    /// The suite that it is taken from where that has it; the newest of all otherwise.
+    /// The preferred suite; without the package there, the newest of all suites.
     suite: &'static str,
-    /// Modules that are wanted.
+    /// Required modules.
     modules: &'static [&'static str],
 }
 
-/// The stable release's kernel is what most guests run.
+/// Suite of the stable release; most guests run its kernel.
 const STABLE: &str = "trixie/main";
 
 const GUEST: Stock = Stock {
@@ -232,7 +232,7 @@ impl Built {
         fs::write(&parent, text + DRIVERS.1).map_err(LabError::file("write", &parent))
     }
 
-    /// `tinyconfig` and the fragment; an option that this kernel no longer has is told, not silently lost.
+    /// `tinyconfig` and the fragment; an option that this kernel no longer has is reported, not silently lost.
     fn configure(&self, tree: &Path) -> Result<(), LabError> {
         self.make(tree).args(["-s", "tinyconfig"]).bytes()?;
         let path = tree.join(".config");

@@ -40,8 +40,8 @@ pub(crate) const LOG: &str = "l1.log";
 const ARGUMENTS: [&str; 9] =
     ["run", "--where", "kvm", "--tools", "/run/tools", "--work", "/run/work", "--report", "/share"];
 
-/// Runs `scenarios`, those that want the same emulated host in one. Those of a host that cannot be had are broken, with the reason;
-/// where no host can be had, that is the error.
+/// Runs `scenarios`, with one emulated host for all that need the same one. If a host is unavailable, its scenarios are
+/// broken, with the reason; if no host is available, that is the error.
 pub(crate) fn run(
     scenarios: &[Scenario],
     tools: &Tools,
@@ -51,8 +51,8 @@ pub(crate) fn run(
     let (on_grace, others): (Vec<Scenario>, Vec<Scenario>) = scenarios.iter().partition(|s| s.grace);
     let (own, stock): (Vec<Scenario>, Vec<Scenario>) = others.iter().partition(|s| s.needs_own_kernel());
     let mut hosts: Vec<(Vec<Scenario>, Option<GraceKernel>)> = vec![(stock, None), (own, None)];
-    // GPUs of other processes and an SMMUv3 are not to be had in one machine, nor two kernels. RDMA has one of its own: what it needs
-    // beside is no other story's.
+    // One machine cannot have GPUs of other processes and an SMMUv3, nor two kernels. RDMA has a machine of its own: no
+    // other scenario needs its parts.
     for kernel in [GraceKernel::Debian, GraceKernel::Debian16k, GraceKernel::Own, GraceKernel::LargePages] {
         let its = |plugged, rdma| {
             let alike = |s: &Scenario| (s.grace_kernel, s.plugged, s.rdma) == (kernel, plugged, rdma);
@@ -78,7 +78,7 @@ pub(crate) fn run(
     Ok(results)
 }
 
-/// Runs `scenarios`, which want the same host: a Grace one with the kernel `on_grace`, or a PC.
+/// Runs `scenarios`, which need the same host: a Grace one with the kernel `on_grace`, or a PC.
 fn run_in(
     scenarios: &[Scenario],
     on_grace: Option<GraceKernel>,
@@ -168,7 +168,7 @@ pub(crate) struct Host<'a> {
     pub(crate) grace: bool,
     /// Whether what goes over the wire of its first network card is recorded, where it is a Grace host.
     pub(crate) wire: bool,
-    /// What its time is.
+    /// Source of its time.
     pub(crate) clock: Clock,
 }
 
@@ -177,14 +177,14 @@ pub(crate) struct Host<'a> {
 pub(crate) enum Clock {
     /// This machine's.
     Real,
-    /// A nanosecond an instruction (QEMU's `-icount`): what else this machine does, and how well instructions are emulated, does
-    /// not show in it. Caches do not, either.
+    /// One nanosecond for each instruction (QEMU's `-icount`): independent of this machine's load, of the speed of
+    /// emulation, and of caches.
     Instructions,
 }
 
 /// Boots the emulated host, which runs this program with `arguments`, each without spaces, and goes off. It has `share`
 /// as `/share`, a copy of `share/tools` in `/run/tools`, and leaves its console in `share` as [`LOG`]. It is killed
-/// when it says nothing for as long as `silence`.
+/// when it prints nothing for as long as `silence`.
 fn boot_under(
     host: &Host<'_>,
     share: &Path,
@@ -209,7 +209,7 @@ fn boot_under(
     Ok(ending)
 }
 
-/// What emulates `host`, with `words` more on its command line, and its cards, which must outlive it.
+/// The command that emulates `host`, with additional kernel `words`, and its cards, which must outlive it.
 pub(crate) fn emulate(
     &Host { kernel, cache, plugged, grace, wire, clock }: &Host<'_>,
     share: &Path,
@@ -232,7 +232,7 @@ pub(crate) fn emulate(
         Clock::Real => frequency(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
         Clock::Instructions => "tsc_early_khz=1000000".to_owned(),
     };
-    // Cards are told of guest memory page by page, and take 65,535 pages: large ones are needed (from Linux 6.13).
+    // QEMU maps guest memory for cards page by page, at most 65,535 pages: large ones are needed (from Linux 6.13).
     let large = if plugged { "transparent_hugepage_shmem=always" } else { "" };
     let append = if grace { format!("{large} {words}") } else { format!("{frequency} {large} {words}") };
     let machine = L1 {
@@ -258,9 +258,9 @@ pub(crate) fn emulate(
     Ok((command, Cards { servers, egm }))
 }
 
-/// What the emulated host is told of its clock. Its TSC is this machine's, and it would measure how fast that is against a
-/// timer that QEMU emulates. On a busy machine its time, and every deadline in it, once ran four times too fast, most likely for
-/// that. Only a virtual machine knows the number, which is its `cpu MHz`; elsewhere that changes with the load.
+/// Kernel word for the emulated host's TSC frequency. Its TSC is this machine's, and without the word it measures the
+/// frequency against a timer that QEMU emulates. On a busy machine its time once ran four times too fast, most likely
+/// for that reason. Only on a virtual machine is `cpu MHz` the frequency; elsewhere it changes with the load.
 fn frequency(cpuinfo: &str) -> String {
     let value = |name: &str| {
         let line = cpuinfo.lines().find(|line| line.starts_with(name))?;
@@ -271,7 +271,7 @@ fn frequency(cpuinfo: &str) -> String {
     khz.map(|khz| format!("tsc_early_khz={khz}")).unwrap_or_default()
 }
 
-/// Removes an earlier run's file, which must not pass for this one's.
+/// Removes an earlier run's file, so that it is not taken for this run's.
 pub(crate) fn remove(path: &Path) -> Result<(), LabError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(LabError::file("remove", path)(error)),

@@ -1,6 +1,6 @@
-//! The story of one broker and three machines. Two have a slice each of one region, filled with a pattern of their own, and
-//! none of the other's bytes. One is killed; a third, which waited because there was no room, gets its slice, and its guest
-//! reads zeros from end to end. The other goes on all the while.
+//! Scenario: one broker and three machines. Two have a slice each of one region, filled with a pattern of their own,
+//! and none of the other's bytes. One is killed. The third waited for free memory; it gets that slice, and its guest
+//! reads zeros from end to end. The other machine runs all the while.
 //!
 //! Where a slice lies is the ledger's word; the guests' bytes are looked for there.
 
@@ -55,7 +55,7 @@ const THIRD: Guest = Guest { name: "third", words: "", mark: 0 };
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, region, report, .. } = *frame;
     let story = Story { runner, scenario, region, socket: runner.work.join("broker.sock"), report };
-    // Planned while the region is free: later the broker owns all of it.
+    // Planned while the region is free: later only the broker can grant slices of it.
     let [first, second, third] = [FIRST, SECOND, THIRD].map(|guest| story.tenant(guest));
     let (first, second, third) = (first?, second?, third?);
     let _broker = Broker::start(runner, region, &story.socket, report, None)?;
@@ -103,16 +103,16 @@ impl<'a> At<'a> {
     }
 }
 
-/// How a machine went.
+/// The result of one machine.
 struct End {
     ending: Ending,
     checks: Vec<Check>,
-    /// Whether it said what was waited for.
+    /// Whether its guest printed the expected word.
     said: bool,
 }
 
 impl End {
-    /// What machine `name` reported, that it said its word, and that it ended as it was to.
+    /// The checks that machine `name` reported, and whether it printed its word and ended as expected.
     fn cases(self, name: &str, expected: Ending) -> Vec<Check> {
         let said = (!self.said).then(|| "it never said what was waited for".to_owned());
         let ended = (self.ending != expected).then(|| format!("{:?}, expected {expected:?}", self.ending));
@@ -182,7 +182,7 @@ impl Story<'_> {
         cases
     }
 
-    /// The third machine waits, gets the second's `place`, reads zeros there, and gives them back.
+    /// The third machine waits, gets the second's `place`, reads zeros there, and returns it scrubbed.
     fn after(&self, third: &Tenant, place: Option<Span<InRegion>>) -> Vec<Check> {
         let kernel = third.folder.join("zeros.elf");
         let plan = third.machine.plan.as_ref();
@@ -208,7 +208,7 @@ impl Story<'_> {
         cases
     }
 
-    /// Where the slices of the machines `names`, in this order, lie in the region, when they are all that are granted.
+    /// The spans of the slices of the machines `names`, in this order, if no others of the region are granted.
     fn held(&self, names: &[&str]) -> Result<Vec<Span<InRegion>>, Fault> {
         let said = output(Command::new(&self.runner.tools.device).args(["ledger", "show", "--json"]))?;
         let all: Vec<States> = serde_json::from_slice(&said.stdout)?;
@@ -230,7 +230,7 @@ impl Story<'_> {
         slices::base(self.runner, self.region)
     }
 
-    /// In host memory, `guest`'s word beats in its slice, all of its pages lie there, and no word of `others`.
+    /// In host memory, `guest`'s word increases in its slice, which holds all of its pages and no word of `others`.
     fn shows(&self, guest: &At<'_>, others: &[u64]) -> Step {
         let Guest { name, mark, .. } = guest.tenant.guest;
         let place = guest.place.ok_or("the ledger has no slice of it")?;
@@ -275,7 +275,7 @@ fn ended(end: Result<End, LabError>, name: &str, expected: Ending) -> Vec<Check>
     }
 }
 
-/// What this reads of `egm-device ledger show --json`: a region.
+/// A region in the output of `egm-device ledger show --json`.
 #[derive(Debug, Deserialize)]
 struct States {
     region: String,

@@ -1,11 +1,11 @@
-//! The story of memory that is a machine's own: its process makes it (memfd) or KVM does, of its VM (guest_memfd), so no ledger
-//! has it and no plan names its addresses. Nobody else can ask for the same bytes, so nobody is refused; a second machine that
-//! runs meanwhile has other pages, which are zero. What a killed machine had is free memory of the host again, where nothing stays
-//! in its place; so a third machine reads zeros, too.
+//! Scenario: memory that belongs to one machine. Its process creates it (memfd), or KVM does for its VM (guest_memfd),
+//! so no ledger records it and no plan names its addresses. No other machine can request the same bytes: a second
+//! machine that runs meanwhile has other pages, which are zero. The pages of a killed machine become free memory of the
+//! host; so a third machine reads zeros, too.
 //!
-//! The addresses of a memfd's pages are in the page map of its machine. Of guest_memfd the guest's word is looked for in the file
-//! itself, a duplicate of which the kernel gives to root, and from there at the host physical address where the page turns
-//! out to lie.
+//! The addresses of a memfd's pages are in the page map of its machine. For guest_memfd the lab reads the guest's word
+//! in the file itself, through a duplicate that the kernel grants to root, and then at the host physical address of the
+//! file's page.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -35,14 +35,14 @@ const BEAT: &str = "lapic=notscdeadline egm.checks=egm_beat egm.arg.beat.seconds
 const USE: &str = "lapic=notscdeadline egm.checks=numa,egm_pattern";
 /// What the agent's check `egm_beat` writes behind its counter.
 const MARK: u64 = 0x6d67_652d_7461_6562;
-/// As the kernel calls such a file.
+/// The kernel's name of such a file.
 const NAME: &str = "[kvm-gmem]";
 
-/// Tells it of a slice of `region`.
+/// Runs the scenario on a slice of `region`.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, region, report, .. } = *frame;
     let own = region == LOCAL;
-    // What the kernel counts such pages as.
+    // The kernel's counter for such pages.
     let meter = if own { "Shmem" } else { "Unevictable" };
     let machine = runner.machine(&Scenario { words: BEAT, ..*scenario }, report)?;
     let (total, before) = (meminfo("MemTotal")?, meminfo(meter)?);
@@ -72,8 +72,8 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     Ok(())
 }
 
-/// The guest's word counts in the machine's file, and at the host physical address of the file's page, which is RAM of the
-/// host's kernel. The machine's own page map has no address of it: the guest's page tables come by the file.
+/// The guest's word increases in the machine's file, and at the host physical address of the file's page, in RAM of
+/// the host's kernel. The VMM's page map has no address of it: KVM's page tables take it from the file.
 fn seen(plan: Option<&Plan>, gpa: Option<u64>) -> Step {
     let gpa = gpa.ok_or("the guest did not say where its word beats")?;
     let inside = plan.and_then(|plan| plan.offset_in_slice(gpa)).ok_or("the word is not in the slice")?;
@@ -93,7 +93,7 @@ fn seen(plan: Option<&Plan>, gpa: Option<u64>) -> Step {
     of_kernel(address)
 }
 
-/// The guest's word counts at the host physical address that the machine's page map has, which is RAM of the host's kernel.
+/// The guest's word increases at the host physical address from the machine's page map, in RAM of the host's kernel.
 fn mapped(machine: &Machine, gpa: Option<u64>) -> Step {
     of_kernel(host_address(machine, gpa)?)
 }
@@ -106,7 +106,7 @@ fn of_kernel(address: u64) -> Step {
     slices::seen(address)
 }
 
-/// The two machines that run have pages, and none of them is both's. `size` bytes are a slice.
+/// Both running machines have pages, and share none. A slice has `size` bytes.
 fn apart(size: u64) -> Step {
     let all = pagemap::slices(size)?;
     let [one, other] = all.as_slice() else {
@@ -121,7 +121,7 @@ fn apart(size: u64) -> Step {
     }
 }
 
-/// What the guest touched is memory that the host's kernel counts.
+/// The host kernel's counter includes the memory that the guest wrote.
 fn counted(meter: &str, before: u64) -> Step {
     match meminfo(meter)?.saturating_sub(before) {
         more if more >= MARKED_BYTES => Ok(()),
@@ -129,7 +129,7 @@ fn counted(meter: &str, before: u64) -> Step {
     }
 }
 
-/// What a machine that was killed had is free.
+/// The memory of the killed machine is free.
 fn freed(meter: &str, before: u64) -> Step {
     let begun = Instant::now();
     loop {
@@ -144,7 +144,7 @@ fn freed(meter: &str, before: u64) -> Step {
     }
 }
 
-/// Another machine has such a slice too, without a byte of anybody's; `look` is told its size when that is known.
+/// Another machine has such a slice too, and all of it is zero; `look` gets its size in bytes while that machine runs.
 fn zeros(
     runner: &Runner,
     scenario: &Scenario,

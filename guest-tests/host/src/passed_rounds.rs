@@ -107,7 +107,7 @@ impl<'a> Story<'a> {
     }
 }
 
-/// What a host has of what leaks.
+/// Host resources that could leak.
 #[derive(Debug)]
 struct Host {
     /// Bytes available.
@@ -118,7 +118,7 @@ struct Host {
 
 impl Host {
     fn now() -> Result<Self, LabError> {
-        // What was only cached counts as had.
+        // Drops caches, so that only lost memory counts.
         let caches = "/proc/sys/vm/drop_caches";
         fs::write(caches, "3").map_err(LabError::file("write", caches))?;
         let read = |path: &str| fs::read_to_string(path).map_err(LabError::file("read", path));
@@ -140,7 +140,7 @@ impl Host {
         }
     }
 
-    /// One file a machine would be as many as there were machines.
+    /// A leak of one file for each machine would be as many files as machines.
     fn files_are_back(&self, after: &Self) -> Step {
         match after.files.saturating_sub(self.files) {
             more if more < u64::from(ROUNDS) => Ok(()),

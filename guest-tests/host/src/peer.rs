@@ -1,15 +1,15 @@
-//! A slice in a monitor that is not ours, unmodified, with the machine that `egm-device export` writes: Debian's newest QEMU on
-//! this machine, and cloud-hypervisor, where the user provides it, on a host whose KVM runs stock kernels.
+//! A slice in an unmodified peer, with the machine that `egm-device export` writes: Debian's newest QEMU on this
+//! machine, and cloud-hypervisor, if the user provides it, on a host with a KVM that runs stock kernels.
 //!
 //! ```text
 //!  server 1 ── first    a guest checks the slice, is reset, checks it again; a second slice is plugged in and out
-//!           └─ wanted   finds the bytes of the first; the owner asks, the guest gives, the server ends well
+//!           └─ wanted   finds the bytes of the first; the owner asks, the guest returns it, the server ends well
 //!  server 2 ── lost     finds zeros; the server is killed, the guest goes on
-//!  server 3 ── taken    QEMU: finds zeros; the owner takes the slice, which the guest does not give: QEMU stops the guest
+//!  server 3 ── taken    QEMU: finds zeros; the guest does not return it, the owner takes it: QEMU stops the guest
 //!  server 4 ── back     finds zeros, at the socket that the dead one left; then `egm-guest list` and `test`
 //! ```
-//! The guest counts the checks that its slice has seen in the slice itself, and the host reads them there. cloud-hypervisor
-//! connects no error interrupt, so it does not stop a guest whose slice is taken.
+//! The guest keeps the count of its checks in the slice itself, and the host reads it there. cloud-hypervisor connects
+//! no error interrupt, so it does not stop a guest when the owner takes the slice.
 
 use std::process::Command;
 
@@ -62,12 +62,12 @@ pub(crate) fn run_cloud_hypervisor(frame: &mut Frame<'_>) -> Result<(), LabError
     served_again(frame, &parts, &monitor)
 }
 
-/// What starts `machine`.
+/// The command that starts `machine`.
 fn start<M: Monitor>(monitor: &M, machine: &Machine) -> Result<Command, LabError> {
     monitor.command(&format!("{} {}", words(machine), M::WORDS))
 }
 
-/// One server keeps the bytes through a reset and for a second machine, whose guest gives the slice back.
+/// One server keeps the bytes through a reset and for a second machine, and that machine's guest returns the slice.
 fn kept(frame: &mut Frame<'_>, parts: &Parts<'_>, monitor: &impl Monitor) -> Result<(), LabError> {
     let mut server = parts.serve()?;
     let spare = parts.serve_spare()?;
@@ -82,7 +82,7 @@ fn kept(frame: &mut Frame<'_>, parts: &Parts<'_>, monitor: &impl Monitor) -> Res
     Ok(())
 }
 
-/// The first machine: it is reset when its first check is done, and gets another slice after the second.
+/// The first machine: it is reset after its first check, and gets another slice after the second.
 fn first(frame: &mut Frame<'_>, monitor: &impl Monitor) -> Result<(), LabError> {
     let mut reset = false;
     boot(frame, &FIRST, start(monitor, &FIRST)?, |event, lines| match event {
@@ -107,14 +107,14 @@ fn killed(frame: &mut Frame<'_>, parts: &Parts<'_>, monitor: &impl Monitor) -> R
             return Vec::new();
         }
         drop(server.take());
-        // The guest, which leaves the function alone meanwhile, sees by another device that it happened.
+        // The guest does not use the function meanwhile; the arrival of another device signals the kill.
         vec![timed("the server is killed", || Ok(monitor.plug_another()?))]
     })
 }
 
-/// A guest that does not give its slice when the owner asks loses it: the server signals the function's error interrupt before it
-/// hangs up, and QEMU stops a guest whose function fails so. (A request interrupt, at which it would unplug the function, it has
-/// for functions of the host only.)
+/// A guest that does not return its slice when the owner asks loses it: the server signals the function's error
+/// interrupt before it closes the connection, and QEMU stops the guest. (QEMU has a request interrupt, on which it
+/// unplugs the function, for host functions only.)
 fn taken(frame: &mut Frame<'_>, parts: &Parts<'_>, qemu: &Qemu<'_>) -> Result<(), LabError> {
     let mut server = parts.serve_for(1)?;
     boot(frame, &TAKEN, start(qemu, &TAKEN)?, |event, _| {

@@ -1,5 +1,5 @@
-//! What a guest needs for RDMA beside its kernel: `egm-guest` linked to a libc, that libc, libibverbs with the driver of
-//! `rdma_rxe`, and perftest; all but the first are Debian's, for the guest's processor.
+//! The files that a guest needs for RDMA in addition to its kernel: `egm-guest` linked to a libc, that libc, libibverbs
+//! with the driver of `rdma_rxe`, and perftest. All but the first are Debian's, for the guest's processor.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,14 +33,14 @@ const LIBRARIES: [&str; 15] = [
 /// The rest.
 const OTHERS: [&str; 2] = ["usr/bin/ib_write_bw", "etc/libibverbs.d/rxe.driver"];
 
-/// What differs between processors.
+/// Values that differ between processors.
 struct Kind {
     architecture: Architecture,
-    /// How its entry in the cache begins, which is how no other's does.
+    /// Prefix of its entry in the cache, different from all others.
     prefix: &'static str,
-    /// Rust's name of the target, in whose folder the agent is built.
+    /// Rust's name of the target, which is also the agent's build folder.
     target: &'static str,
-    /// What builds the agent.
+    /// The command that builds the agent.
     build: &'static str,
     /// Debian's folder of libraries.
     folder: &'static str,
@@ -103,7 +103,7 @@ impl Kind {
         let stage =
             Stage::begin(&format!("fetching Debian's RDMA libraries for {}", self.architecture.name()));
         let archive = Archive::of(self.architecture, cache, held)?;
-        // That of the stable release, whose libc the agent may count on.
+        // The stable release's package: the agent is compatible with that release's libc.
         let package = archive
             .newest(PACKAGE, |suite| suite == "trixie/main")
             .or_else(|_| archive.newest(PACKAGE, |_| true))?;
@@ -152,7 +152,7 @@ impl Kit {
         Ok(Self { kernel, agent, tree })
     }
 
-    /// What keeps this checkout from having one for guests of `architecture`, if anything: nobody has built its agent.
+    /// The reason why this checkout has no kit for guests of `architecture`, if so: its agent is not built.
     pub(crate) fn missing(architecture: Architecture) -> Option<String> {
         let agent = target().and_then(|target| Kind::of(architecture).agent(&target));
         agent.err().map(|error| error.to_string())

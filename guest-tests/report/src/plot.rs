@@ -14,17 +14,17 @@ const TOP: f64 = 14.0;
 const BOTTOM: f64 = 40.0;
 /// Most bars under one another; the table has the others.
 const MOST_BARS: usize = 64;
-/// Most series of one plot; more cannot be told apart.
+/// Most series of one plot; more are not distinguishable.
 const MOST_SERIES: usize = 24;
 /// How many colours the page has, `c0` and so on.
 const COLOURS: usize = 6;
 /// How lines differ when the colours have been used.
 const DASHES: [&str; 4] = ["", "6 3", "2 3", "8 3 2 3"];
 
-/// The value that a figure had in a run before.
+/// The value of a figure in an earlier run.
 pub(crate) type Before<'a> = dyn Fn(&Figure) -> Option<f64> + 'a;
 
-/// What a plot shows: the points of one unit, by series in the order in which they come.
+/// The data of a plot: the points of one unit, by series in their original order.
 struct Curves<'a> {
     series: Vec<(&'a str, Vec<&'a Figure>)>,
     left_out: usize,
@@ -109,8 +109,8 @@ fn ceiling(value: f64) -> f64 {
     [1.0, 2.0, 2.5, 5.0, 10.0].map(|step| step * power).into_iter().find(|top| *top >= value).unwrap_or(value)
 }
 
-/// The plot of the figures of `unit` whose series have several sizes, with its legend; `None` without any. Thin lines
-/// are those of a run before.
+/// The plot of the figures of `unit`, for series with several sizes, with its legend; `None` without any. Thin lines
+/// are an earlier run's.
 pub(crate) fn plot(title: &str, figures: &[Figure], unit: &str, before: &Before<'_>) -> Option<String> {
     let curves = Curves::of(figures, unit);
     if curves.series.is_empty() {
@@ -233,7 +233,7 @@ fn line_before(axes: &Axes, points: &[&Figure], index: usize, before: &Before<'_
     )
 }
 
-/// A line through the medians; at each a whisker over its rounds, and the numbers for who points at it.
+/// A line through the medians; at each median a whisker over its rounds, and the numbers as a tooltip.
 fn curve(axes: &Axes, name: &str, points: &[&Figure], unit: &str, index: usize) -> String {
     let place = |figure: &Figure| (axes.x(exponent(figure.bytes.unwrap_or(1))), axes.y(figure.value));
     let line: Vec<String> =

@@ -1,10 +1,10 @@
-//! Figures: samples, what they are compared with, what they should be; as data and as a table. Pure.
+//! Figures: samples, their peers and their targets, as data and as a table. Pure.
 
 use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-/// What a list of samples comes to.
+/// Summary of a list of samples.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Summary {
     /// The middle one, or the mean of the two in the middle.
@@ -13,12 +13,12 @@ pub(crate) struct Summary {
     pub(crate) min: f64,
     /// The greatest.
     pub(crate) max: f64,
-    /// How many.
+    /// Number of samples.
     pub(crate) n: usize,
 }
 
 impl Summary {
-    /// Of `samples`; `None` without any.
+    /// Summary of `samples`; `None` without any.
     pub(crate) fn of(samples: &[f64]) -> Option<Self> {
         let mut sorted = samples.to_vec();
         sorted.sort_unstable_by(f64::total_cmp);
@@ -35,11 +35,11 @@ impl Summary {
     }
 }
 
-/// What a figure should be.
+/// Target of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Target {
-    /// Our median, in the figure's unit.
+    /// Limit on our median, in the figure's unit.
     AtMost(f64),
     /// The row's ratio.
     RatioAtLeast(f64),
@@ -47,7 +47,7 @@ pub(crate) enum Target {
     RatioAtMost(f64),
 }
 
-/// Who else was measured in the same run, and what came of it.
+/// A peer that was measured in the same run, and its figures.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Peer {
     /// Its name.
@@ -59,37 +59,37 @@ pub(crate) struct Peer {
 /// One line of the table.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Row {
-    /// What was measured.
+    /// Quantity that was measured.
     pub(crate) name: String,
-    /// In what.
+    /// Unit of the figures.
     pub(crate) unit: String,
     /// Ours.
     pub(crate) ours: Summary,
-    /// Somebody else's.
+    /// The peer's, if one was measured.
     pub(crate) peer: Option<Peer>,
     /// Our median divided by the peer's; or, where both took turns, the median of each round's ratio.
     pub(crate) ratio: Option<f64>,
-    /// What it should be.
+    /// The target, if there is one.
     pub(crate) target: Option<Target>,
-    /// Whether it is; `None` without a target.
+    /// Whether the figure reaches its target; `None` without a target.
     pub(crate) met: Option<bool>,
 }
 
 impl Row {
-    /// Ours alone.
+    /// A row with our figures alone.
     pub(crate) fn new(name: impl Into<String>, unit: &str, ours: Summary) -> Self {
         let (name, unit) = (name.into(), unit.to_owned());
         Self { name, unit, ours, peer: None, ratio: None, target: None, met: None }
     }
 
-    /// Beside somebody else's, where those were measured.
+    /// Adds a peer's figures, if those were measured.
     pub(crate) fn beside(mut self, name: &str, figures: Option<Summary>) -> Self {
         self.ratio = figures.map(|figures| self.ours.median / figures.median).filter(|r| r.is_finite());
         self.peer = figures.map(|figures| Peer { name: name.to_owned(), figures });
         self
     }
 
-    /// Of rounds in which both took turns: what slows a round down slows both, and does not show in the ratio.
+    /// A row of rounds in which both took turns: a disturbance of a round slows both and cancels out in the ratio.
     pub(crate) fn in_turns(
         name: String,
         unit: &str,
@@ -103,7 +103,7 @@ impl Row {
         Some(Self { ratio, ..row })
     }
 
-    /// Held against `target`; last, after the peer is known.
+    /// Compares the row with `target`; call this last, after the peer's figures are set.
     pub(crate) fn should(mut self, target: Target) -> Self {
         self.met = match target {
             Target::AtMost(limit) => Some(self.ours.median <= limit),
@@ -140,14 +140,14 @@ impl Row {
     }
 }
 
-/// Everything that a run came to.
+/// All results of a run.
 #[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Report {
     /// The machine, in words.
     pub(crate) host: String,
     /// The figures.
     pub(crate) rows: Vec<Row>,
-    /// What was not measured, and why.
+    /// Skipped measurements, with reasons.
     pub(crate) skipped: Vec<String>,
     /// What was measured elsewhere and not in this run.
     pub(crate) elsewhere: Vec<String>,

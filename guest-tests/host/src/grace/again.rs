@@ -1,5 +1,5 @@
-//! The story of one machine with a slice of an EGM device that is started again and again: refused while another program has the
-//! device, after its guest reset itself, and after it was killed.
+//! Scenario: one machine with a slice of an EGM device is started again and again: refused while another program has
+//! the device open, after its guest reset itself, and after it was killed.
 
 use std::fs::File;
 
@@ -13,10 +13,10 @@ use crate::run::{Machine, Runner};
 use crate::scenarios::Scenario;
 use crate::slices::{HOST_LACKS, zeros};
 
-/// What the guest that is killed says when it uses its slice.
+/// The guest that is killed prints this when it uses its slice.
 const BEAT: &str = "egm-beat 0x";
 
-/// Tells the story of a slice of an EGM device.
+/// Runs the scenario of a slice of an EGM device.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, region, report, .. } = *frame;
     let resets = Scenario { words: "egm.checks=egm_pattern egm.exit=reset", ..*scenario };
@@ -45,7 +45,7 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     Ok(())
 }
 
-/// While this process, which has asked no ledger, has the device of `region` open, a machine is refused and told who has it.
+/// While this process has the device of `region` open without a ledger entry, a machine is refused with its process ID.
 fn busy(runner: &Runner, machine: &Machine, region: &str) -> Step {
     let device = format!("/dev/{region}");
     let held = File::options().read(true).write(true).open(&device)?;

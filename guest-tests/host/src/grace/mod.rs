@@ -36,11 +36,11 @@ pub(crate) use outside::run as tell_outside;
 pub(crate) use rdma::run as tell_rdma;
 pub(crate) use trust::run as tell_trust;
 
-/// Where it keeps its files unless the user says otherwise.
+/// Default folder for its files.
 const FOLDER: &str = ".lab/grace";
-/// On its command line: a shell is wanted.
+/// Kernel word that requests a shell.
 const SHELL: &str = "lab.shell";
-/// In its folder: what it is to run in place of the runner.
+/// File in its folder with the command to run instead of the runner.
 const COMMAND: &str = "command";
 /// Among its tools: a guest's initial root, with the agent as init.
 const INITRAMFS: &str = "guest.cpio";
@@ -113,7 +113,7 @@ pub(crate) fn run(arguments: &GraceArguments) -> Result<ExitCode, LabError> {
             l1::remove(&share.join(COMMAND))?;
             let (mut command, cards) = l1::emulate(&host, share, SHELL)?;
             if cards.servers.is_empty() {
-                // Nothing comes back from what takes this program's place.
+                // `exec` replaces this program and returns only on error.
                 return Err(LabError::file("run", "QEMU")(command.exec()));
             }
             command.status().map_err(LabError::file("run", "QEMU"))?;
@@ -140,7 +140,7 @@ pub(crate) fn is_arm() -> bool {
     Architecture::of_this_machine() == Architecture::Arm64
 }
 
-/// What keeps `scenario` from a host of its processor, if anything.
+/// The reason why `scenario` cannot run on a host of its processor, if any.
 pub(crate) fn missing(scenario: &Scenario) -> Option<String> {
     match (scenario.grace, is_arm()) {
         (false, true) => Some("its guest is one for x86-64, and this machine is none".into()),
@@ -162,7 +162,7 @@ fn kernel_of(image: &Path, share: &Path) -> Result<StockKernel, LabError> {
     Ok(kernel)
 }
 
-/// Makes the device tree of the emulated host in `share`: QEMU's own, and what firmware says of GPUs.
+/// Makes the device tree of the emulated host in `share`: QEMU's own, with the firmware's properties of GPUs.
 pub(crate) fn tree(profile: Profile, emulator: &Emulator, share: &Path) -> Result<PathBuf, LabError> {
     let path = share.join("grace.dtb");
     let dump = format!(",dumpdtb={}", path.to_string_lossy().replace(',', ",,"));

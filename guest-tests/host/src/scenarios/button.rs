@@ -3,10 +3,10 @@
 use super::{PLAIN, Scenario};
 use crate::judge::Expected;
 
-/// What the check says when it listens.
+/// The check prints this when it waits for the key.
 pub(super) const LISTENS: &str = "egm-button";
 
-/// The guest hears the key, and goes on until its own end.
+/// The guest receives the key, and runs until it ends by itself.
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "power-button",
     story: "SIGPWR to the VMM is KEY_POWER for the guest, which decides itself when to power off",
