@@ -1,4 +1,4 @@
-//! What a GPU says that it can do with memory, and which kinds of memory that leaves. Pure.
+//! Memory attributes that a GPU reports, and the kinds of memory that they permit. Pure.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -77,25 +77,25 @@ impl FromIterator<(i32, i32)> for Attributes {
 }
 
 impl Attributes {
-    /// The value of one.
+    /// Value of an attribute.
     #[must_use]
     pub fn get(&self, attribute: Attribute) -> Option<i32> {
         self.0.get(&attribute.number).copied()
     }
 
-    /// Whether it is there and not 0.
+    /// Whether the driver reports the attribute and it is not 0.
     #[must_use]
     pub fn has(&self, attribute: Attribute) -> bool {
         self.get(attribute).is_some_and(|value| value != 0)
     }
 
-    /// The NUMA node that the GPU's own memory is to Linux, where it is one (`CU_DEVICE_NUMA_CONFIG_NUMA_NODE`).
+    /// Linux's NUMA node of the GPU's own memory, if it has one (`CU_DEVICE_NUMA_CONFIG_NUMA_NODE`).
     #[must_use]
     pub fn own_node(&self) -> Option<i32> {
         self.get(Attribute::NUMA_ID).filter(|_| self.get(Attribute::NUMA_CONFIG) == Some(1))
     }
 
-    /// Why this GPU has no memory of `kind`, if so: the attribute that says no.
+    /// The attribute that excludes memory of `kind` for this GPU, if any.
     #[must_use]
     pub fn denied(&self, kind: Kind) -> Option<Attribute> {
         let needed: &[Attribute] = match kind {
@@ -110,7 +110,7 @@ impl Attributes {
         needed.iter().copied().find(|attribute| !self.has(*attribute))
     }
 
-    /// Why processors and this GPU must not use memory of `kind` at the same time, if so.
+    /// Reason why processors and this GPU must not use memory of `kind` at the same time, if any.
     #[must_use]
     pub fn denied_at_once(&self, kind: Kind) -> Option<Attribute> {
         let managed = matches!(kind, Kind::Managed) && !self.has(Attribute::CONCURRENT_MANAGED);
@@ -122,7 +122,7 @@ impl Attributes {
 mod tests {
     use super::*;
 
-    /// An H200 passed through to an x86-64 guest, driver 580.159, by number.
+    /// An H200 assigned to an x86-64 guest, driver 580.159, by number.
     fn h200() -> Attributes {
         let values = [
             (83, 1),

@@ -1,7 +1,7 @@
-//! The driver and its GPUs. This is an unsafe room: calls that ask.
+//! The driver and its GPUs. This is an unsafe module: calls that query.
 //!
-//! What callers may rely on: a [`Device`] is one that the driver named, and every pointer that is given away here is of a
-//! local that outlives its call.
+//! It guarantees: a [`Device`] is one that the driver listed, and every pointer that a call gets here is to a local
+//! that outlives the call.
 #![expect(unsafe_code, reason = "the driver's functions have no safe interface")]
 
 use std::ffi::{CStr, c_char, c_int};
@@ -12,20 +12,20 @@ use egm_address::PciAddress;
 use crate::functions::{self, Functions};
 use crate::{Attribute, Attributes, CudaError, NUMBERS};
 
-/// Most GPUs that are looked at.
+/// Maximum number of GPUs.
 const MOST_DEVICES: i32 = 256;
-/// Bytes for a name.
+/// Size of a name's buffer, in bytes.
 const NAME: usize = 256;
 
-/// What the driver says of the way between two GPUs (`CUdevice_P2PAttribute`).
+/// An attribute of the link between two GPUs (`CUdevice_P2PAttribute`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum P2p {
-    /// How fast it is; 0 is fastest.
+    /// Its relative speed; 0 is fastest.
     Rank = 1,
-    /// Whether one reaches the other's memory.
+    /// Whether one GPU can access the other's memory.
     Access = 2,
-    /// Whether atomic operations work over it as at home.
+    /// Whether native atomic operations work over it.
     Atomics = 3,
 }
 
@@ -41,7 +41,7 @@ impl Driver {
     /// A program that is linked statically must not call this: a second libc would come with the library.
     ///
     /// # Errors
-    /// [`CudaError`]: no library, a function that it lacks, or `cuInit` said no.
+    /// [`CudaError`]: no library, a function that it lacks, or an error of `cuInit`.
     pub fn open() -> Result<Self, CudaError> {
         static LOADED: OnceLock<Result<Functions, &'static str>> = OnceLock::new();
         let loaded = LOADED.get_or_init(|| match functions::load() {
@@ -99,7 +99,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// What it is called.
+    /// Its name.
     ///
     /// # Errors
     /// [`CudaError::Call`].
@@ -110,13 +110,13 @@ impl Device {
         })
     }
 
-    /// The driver that it is of.
+    /// The driver that listed it.
     #[must_use]
     pub fn driver(self) -> Driver {
         self.driver
     }
 
-    /// Where it is.
+    /// Its PCI address.
     ///
     /// # Errors
     /// [`CudaError`].
@@ -182,7 +182,7 @@ impl Device {
         Ok(can != 0)
     }
 
-    /// What the driver says of the way from this GPU to `peer`.
+    /// An attribute of the link from this GPU to `peer`, from the driver.
     ///
     /// # Errors
     /// [`CudaError::Call`].

@@ -1,11 +1,11 @@
-//! What went wrong, by name, and what to do.
+//! Errors by name, with remedies.
 
 use std::io;
 
 use cudarc::driver::sys::CUresult;
 use egm_memory::MemoryError;
 
-/// Why something that CUDA's driver was asked for is not there.
+/// Reason why a request to CUDA's driver failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
     /// The loader finds no library.
@@ -13,23 +13,23 @@ pub enum CudaError {
         "no libcuda.so.1 on this machine: install NVIDIA's driver, or name its folder in LD_LIBRARY_PATH"
     )]
     NoLibrary,
-    /// The library is older than what is asked of it.
+    /// The library is too old for this program.
     #[error("libcuda lacks {0}: this driver is too old, install one of CUDA 12.6 (560) or newer")]
     NoFunction(&'static str),
-    /// A function said no.
+    /// A function returned an error.
     #[error("{call}: {} ({code}){}", code_name(*code), remedy(*code))]
     Call {
         /// Which function.
         call: &'static str,
-        /// What it returned, a `CUresult`.
+        /// Its result, a `CUresult`.
         code: u32,
     },
-    /// Our kernels were not accepted.
+    /// The driver refused our kernels.
     #[error("the kernels of egm-cuda do not load: {source}; the driver says: {log}")]
     Kernels {
-        /// What the call returned.
+        /// Error of the call.
         source: Box<CudaError>,
-        /// The compiler's words.
+        /// The compiler's log.
         log: String,
     },
     /// A part that is not inside its memory, or not made of whole words.
@@ -41,7 +41,7 @@ pub enum CudaError {
         bytes: u64,
         /// Of how many.
         size: u64,
-        /// What it has to be a multiple of.
+        /// Required alignment in bytes.
         word: u64,
     },
     /// Two parts that should be equally long, or an argument that would reach beyond one.
@@ -54,7 +54,7 @@ pub enum CudaError {
         /// Largest one.
         most: u64,
     },
-    /// Memory that a GPU was not given: it would not be waited for before the memory goes.
+    /// Memory that is not mapped for this GPU: dropping the memory would not wait for the GPU.
     #[error("{what} is not mapped for GPU {gpu}: name that one's context when the memory is made")]
     NotMapped {
         /// What kind of memory.
@@ -84,14 +84,14 @@ pub enum CudaError {
     /// The EGM device's memory cannot be mapped.
     #[error(transparent)]
     Function(#[from] MemoryError),
-    /// The driver says what nobody understands.
+    /// The driver returned a text that this program cannot parse.
     #[error("{call} says {text:?}, which is not {form}")]
     Text {
         /// Which function.
         call: &'static str,
-        /// What it said.
+        /// The returned text.
         text: String,
-        /// What was expected.
+        /// Expected form.
         form: &'static str,
     },
 }
@@ -112,8 +112,8 @@ impl CudaError {
         }
     }
 
-    /// Whether the driver says that the platform has no such thing, or that this user may not have it: then a claim about
-    /// it cannot be decided here.
+    /// Whether the driver reports that the platform does not support the call or that this user is not permitted. A
+    /// claim about it cannot be decided then.
     #[must_use]
     pub fn is_unsupported(&self) -> bool {
         [CUresult::CUDA_ERROR_NOT_SUPPORTED, CUresult::CUDA_ERROR_NOT_PERMITTED]
@@ -122,17 +122,17 @@ impl CudaError {
     }
 }
 
-/// A table of codes: number to name, and to what to do about it.
+/// A table of codes: number to name, and to remedy.
 macro_rules! codes {
     ($($name:ident $(=> $remedy:literal)?;)*) => {
-        /// The name of a `CUresult`, as `cuda.h` has it.
+        /// The name of a `CUresult` in `cuda.h`.
         #[must_use]
         pub fn code_name(code: u32) -> &'static str {
             $(if code == CUresult::$name as u32 { return stringify!($name); })*
             "a code that is not known here"
         }
 
-        /// What to do about it, with what stands before it in a sentence.
+        /// Its remedy, with a colon in front; empty without one.
         fn remedy(code: u32) -> &'static str {
             $($(if code == CUresult::$name as u32 { return concat!(": ", $remedy); })?)*
             ""

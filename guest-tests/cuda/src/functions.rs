@@ -1,8 +1,8 @@
-//! The driver's functions, by name. This is an unsafe room: symbols are given types here.
+//! The driver's functions, by name. This is an unsafe module: it assigns types to symbols.
 //!
-//! What callers may rely on: each field of [`Functions`] is a symbol of a loaded libcuda, of the type that `cudarc` has for
-//! it (compared by the compiler) but for results, which are numbers: an `enum` of a number that it has no name for would
-//! be undefined. Whoever calls one keeps to what `cuda.h` asks of its arguments.
+//! It guarantees: each field of [`Functions`] is a symbol of a loaded libcuda, of `cudarc`'s type for it (compared by
+//! the compiler), except that results are numbers: an `enum` with a number that it has no name for would be undefined
+//! behaviour. Callers follow the rules of `cuda.h` for arguments.
 #![expect(unsafe_code, reason = "a symbol of a library has the type that one says it has")]
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
@@ -33,9 +33,9 @@ macro_rules! functions {
 
             $(
                 /// # Safety
-                /// As `cuda.h` says of the function.
+                /// As in `cuda.h`.
                 pub(crate) unsafe fn $name(&self, $($argument: $type),*) -> Result<(), CudaError> {
-                    // SAFETY: the caller keeps to `cuda.h`; the type was compared with cudarc's.
+                    // SAFETY: the caller follows `cuda.h`; the type was compared with cudarc's.
                     CudaError::check(stringify!($name), unsafe { (self.$name)($($argument),*) })
                 }
             )*
@@ -54,7 +54,7 @@ macro_rules! theirs {
     };
 }
 
-/// cudarc's function: of the same name, or one that is said to be alike.
+/// cudarc's function: of the same name, or the one that the table names after `like`.
 macro_rules! function {
     ($name:ident) => {
         sys::$name

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{Memory, pattern};
 
-/// What differs.
+/// Words that differ from the pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wrong {
     /// How many words.

@@ -11,13 +11,13 @@ const BAR2: usize = 0x18;
 const POWER: u8 = 0x40;
 const EXPRESS: u8 = 0x50;
 const MSIX: u8 = 0x90;
-/// Of a Grace GPU: advanced error reporting, and what NVIDIA's driver looks for behind it.
+/// Capabilities of a Grace GPU: advanced error reporting, then the one that NVIDIA's driver looks for.
 const ERRORS: usize = 0x100;
 const DESIGNATED: usize = 0x148;
 /// Device control (PCI Express base specification 7.5.3.4) in its capability; bit 15 resets the function.
 const DEVICE_CONTROL: usize = 8;
 
-/// What the function passes for.
+/// PCI IDs that the function presents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
     /// Vendor.
@@ -66,9 +66,9 @@ impl Config {
         config
     }
 
-    /// That of a GPU whose memory a Grace processor shares: BAR 0 is as large as a real one's, errors are reported, and a
-    /// capability of NVIDIA's own tells Linux' nvgrace-gpu that none of the memory has to be kept uncached (as of Grace
-    /// Blackwell; without it the driver makes a BAR 2 of the memory's end, in place of the function's).
+    /// The configuration space of a GPU that shares its memory with a Grace processor: BAR 0 has a real one's size, and
+    /// the GPU reports errors. A capability of NVIDIA's states to Linux' nvgrace-gpu that all memory can be cached (as
+    /// of Grace Blackwell). Without it the driver makes a BAR 2 from the memory's end, in place of the function's.
     #[must_use]
     pub fn grace(identity: Identity, bar: u64, vectors: u32) -> Self {
         let mut config = Self::new(identity, bar, vectors);
@@ -87,8 +87,8 @@ impl Config {
         config
     }
 
-    /// One that a real function was seen to have (its first bytes; what is missing is zero), but for what the function
-    /// has of its own: BARs and MSI-X as in [`Config::new`], no MSI, no interrupt line, no expansion ROM. `None` when it lacks
+    /// A configuration space that was recorded from a real function (its first bytes; the rest is zero), except: BARs
+    /// and MSI-X are as in [`Config::new`], and there is no MSI, interrupt line or expansion ROM. `None` when it lacks
     /// PCI Express with function-level reset, or MSI-X.
     #[must_use]
     pub fn recorded(mut bytes: Vec<u8>, bar: u64, vectors: u32) -> Option<Self> {
@@ -150,7 +150,7 @@ impl Config {
         data.iter_mut().zip(known).for_each(|(to, from)| *to = *from);
     }
 
-    /// Takes what of `data` can be written; true when it asks for a function-level reset.
+    /// Writes the writable bits of `data`; true when it requests a function-level reset.
     #[must_use]
     pub fn write(&mut self, offset: usize, data: &[u8]) -> bool {
         for (at, byte) in (offset..LENGTH).zip(data) {
@@ -161,7 +161,7 @@ impl Config {
         control.is_some_and(|byte| byte & 0x80 != 0)
     }
 
-    /// As after a reset.
+    /// Returns to the state after a reset.
     pub fn reset(&mut self) {
         self.bytes.clone_from(&self.fresh);
     }
@@ -173,7 +173,7 @@ impl Config {
     }
 }
 
-/// Where the capabilities of the standard list are that have room for what is put into them.
+/// Offsets of the standard capabilities, except those too close to the end for the fields written to them.
 fn capabilities(bytes: &[u8]) -> Vec<usize> {
     let next = |at: usize| Some(usize::from(bytes[at] & !3)).filter(|at| (0x40..=0xf0).contains(at));
     std::iter::successors(next(0x34), |at| next(at + 1)).take(48).collect()

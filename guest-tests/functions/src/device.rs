@@ -20,10 +20,10 @@ const BAR2: u32 = 2;
 const CONFIG: u32 = 7;
 const MSIX: u32 = 2;
 
-/// How a function is made.
+/// Parameters of a function.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup {
-    /// What it passes for.
+    /// PCI IDs that it presents.
     pub identity: Identity,
     /// Bytes of BAR 2, a power of two.
     pub bar: u64,
@@ -38,17 +38,17 @@ pub struct Setup {
 pub struct Function {
     setup: Setup,
     config: Config,
-    /// MSI-X table and pending bits. They are remembered, no more: clients keep tables of their own.
+    /// MSI-X table and pending bits. They are only stored: clients keep tables of their own.
     table: Vec<u8>,
     memory: File,
     reach: Reach,
     vectors: Vectors,
     state: State,
-    /// Of a Grace GPU alone.
+    /// Only a Grace GPU has this.
     readiness: Option<Readiness>,
 }
 
-/// What a reset forgets.
+/// State that a reset clears.
 #[derive(Debug)]
 struct State {
     from: u64,
@@ -75,7 +75,7 @@ impl Function {
         Self::with(setup, Config::new(setup.identity, setup.bar, setup.vectors))
     }
 
-    /// The same with a configuration space of `setup`'s BAR and vectors, whose ids count.
+    /// As [`Function::new`], with the configuration space `config`, which has `setup`'s BAR and vectors; its IDs count.
     ///
     /// # Errors
     /// As [`Function::new`].
@@ -95,7 +95,7 @@ impl Function {
         })
     }
 
-    /// A Grace GPU that is ready after so many reads ([`Readiness::new`]).
+    /// A Grace GPU that is ready after `reads` reads of each word ([`Readiness::new`]).
     ///
     /// # Errors
     /// As [`Function::new`].
@@ -158,7 +158,7 @@ impl Function {
         }
     }
 
-    /// The engine goes on until it is done or has to ask.
+    /// Runs the engine until it is done or needs a client's answer.
     fn run(&mut self) {
         let Some(copy) = &mut self.state.copy else { return };
         match copy.run(&self.reach) {
@@ -186,7 +186,7 @@ impl Function {
         }
     }
 
-    /// A read of BAR 0 where no register is: a word of a Grace GPU, the table, or nothing.
+    /// Reads BAR 0 outside of the registers: a word of a Grace GPU, the table, or nothing.
     fn read_beside(&mut self, offset: u64, data: &mut [u8]) {
         let word = self.readiness.as_mut().filter(|_| data.len() == 4).and_then(|words| words.read(offset));
         if let Some(word) = word {
@@ -235,7 +235,7 @@ impl Device for Function {
                 data.iter_mut().zip(value).for_each(|(to, from)| *to = from);
             }
             (BAR0, None) => self.read_beside(offset, data),
-            // Short where the memory ends: what is behind it stays ones.
+            // Short at the end of the memory: the rest of `data` stays ones.
             (BAR2, _) => drop(rustix::io::pread(&self.memory, data, offset)),
             (CONFIG, _) => self.config.read(usize::try_from(offset).unwrap_or(usize::MAX), data),
             _ => {}

@@ -1,13 +1,13 @@
-//! The two words by which a Grace GPU says whether its memory can be used. Pure.
+//! The two words by which a Grace GPU reports that its memory is usable. Pure.
 //!
-//! Linux' nvgrace-gpu waits for both when it takes the GPU, and again at the first access after a reset
-//! (`drivers/vfio/pci/nvgrace-gpu/main.c`). Time here is counted in reads, so that nothing depends on how fast a machine is.
+//! Linux' nvgrace-gpu waits for both when it binds the GPU, and again at the first access after a reset
+//! (`drivers/vfio/pci/nvgrace-gpu/main.c`). Time here is counted in reads, independent of a machine's speed.
 
 use crate::registers::{LINK, TRAINING};
 
-/// In place of a number of reads: it never becomes ready.
+/// A number of reads that means: never ready.
 pub const NEVER: u32 = u32::MAX;
-/// What a word reads once its part is trained, and what until then.
+/// Value of a word once its part is trained, and until then.
 const TRAINED: u32 = 0xff;
 const UNTRAINED: u32 = 0;
 
@@ -15,42 +15,42 @@ const UNTRAINED: u32 = 0;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Readiness {
     reads: u32,
-    /// How many reads of the link and of the memory are still answered "not yet".
+    /// Remaining reads of the link's word and of the memory's that return "not yet".
     left: [u32; 2],
     refused: u32,
 }
 
 impl Readiness {
-    /// A GPU that was just switched on: each word says "not yet" to its first `reads` readers, or to all ([`NEVER`]).
+    /// A GPU that was just switched on: each word returns "not yet" for `reads` reads, or for all ([`NEVER`]).
     #[must_use]
     pub const fn new(reads: u32) -> Self {
         Self { reads, left: [reads; 2], refused: 0 }
     }
 
-    /// How many reads each word takes after a reset.
+    /// Number of reads that each word takes after a reset.
     #[must_use]
     pub const fn reads(&self) -> u32 {
         self.reads
     }
 
-    /// Changes that from the next reset on.
+    /// Changes that number from the next reset on.
     pub const fn set_reads(&mut self, reads: u32) {
         self.reads = reads;
     }
 
-    /// Reads that were answered "not yet" since the GPU was switched on.
+    /// Number of "not yet" reads since the GPU was switched on.
     #[must_use]
     pub const fn refused(&self) -> u32 {
         self.refused
     }
 
-    /// Both have to be trained again.
+    /// Makes both untrained.
     pub const fn reset(&mut self) {
         self.left = [self.reads; 2];
     }
 
-    /// What the word at `offset` of BAR 0 reads; `None` where there is no such word. The memory is trained over the link: it
-    /// counts nobody's reads before that is ready.
+    /// Reads the word at `offset` of BAR 0; `None` where there is no such word. The memory is trained over the link:
+    /// its word counts no reads before the link is ready.
     pub fn read(&mut self, offset: u64) -> Option<u32> {
         let [link, memory] = &mut self.left;
         let waits = *link > 0;

@@ -10,8 +10,8 @@
 //! | 0x20 | 64 | rw | bytes to copy |
 //! | 0x28 | 32 | rw | vector to fire when it has ended; 0xffff_ffff for none |
 //! | 0x2c | 32 | wo | 1 begins a copy, unless one runs |
-//! | 0x30 | 32 | ro | 0 nothing done yet, 1 runs, 2 well done, 3 fault |
-//! | 0x34 | 32 | ro | copies that ended, well or not |
+//! | 0x30 | 32 | ro | 0 no copy yet, 1 running, 2 done, 3 fault |
+//! | 0x34 | 32 | ro | copies that ended, with or without a fault |
 //! | 0x38 | 64 | ro | first address that could not be reached, in the last copy that ended by a fault |
 //! | 0x40 | 32 | ro | windows of DMA addresses that the function knows |
 //! | 0x48 | 64 | rw | a Grace GPU: reads that each word below answers "not yet" after the next reset, 0xffff_ffff for all; kept by resets |
@@ -37,9 +37,9 @@ pub const PENDING: u32 = 0x3000;
 pub const SIZE: u32 = 0x4000;
 /// Bytes of a Grace GPU's, as real ones have.
 pub const GRACE_SIZE: u32 = 16 << 20;
-/// Where a Grace GPU says that its link is trained.
+/// Offset of a Grace GPU's word for its trained link.
 pub const LINK: u64 = 0x1498;
-/// Where it says that its memory is.
+/// Offset of a Grace GPU's word for its trained memory.
 pub const TRAINING: u64 = 0x200bc;
 
 /// A register.
@@ -65,7 +65,7 @@ pub enum Register {
     Status,
     /// Copies that ended.
     Ended,
-    /// Where it went wrong.
+    /// First address that could not be reached.
     Fault,
     /// Windows.
     Windows,

@@ -159,11 +159,11 @@ fn a_function_level_reset_forgets_all_but_the_memory() {
 
 const GRACE: Setup =
     Setup { identity: Identity { vendor: 0x10de, device: 0x2342, class: 0x03_0200 }, ..SETUP };
-/// The words of a Grace GPU that its driver waits for, and what they read then.
+/// The words of a Grace GPU that its driver waits for, and their value when it is ready.
 const WORDS: [u64; 2] = [0x1498, 0x200bc];
 const TRAINED: u32 = 0xff;
 
-/// Rounds of the driver, which reads the second word only when the first says yes; at most a hundred.
+/// Rounds of the driver, which reads the second word only when the first is ready; at most a hundred.
 fn rounds_until_ready(client: &mut Client) -> Option<usize> {
     (0..100).find(|_| WORDS.iter().all(|word| get(client, *word) == TRAINED))
 }
@@ -232,7 +232,7 @@ fn the_aperture_of_a_grace_gpu_has_no_limit_but_the_end_of_its_sockets_memory() 
     assert_eq!(copy(&mut without, EGM, OWN, 5), 3);
 }
 
-/// A window without a file is a BAR of another function, say: its bytes go through the client.
+/// A window without a file is, for instance, a BAR of another function: its bytes go through the client.
 #[test]
 fn where_there_is_no_file_the_client_is_asked() {
     let mut connection = served();
@@ -256,7 +256,7 @@ fn where_there_is_no_file_the_client_is_asked() {
         Request::RegionWrite(Write { access: access(0, 0x20, 8), data: count }),
         Request::RegionWrite(Write { access: access(0, 0x2c, 4), data: &[1, 0, 0, 0] }),
     ];
-    // All sent ahead; then the answers, and between them what the function asks.
+    // Sends all messages first; then come the answers, and between them the function's requests.
     for request in &requests {
         let header = session.ask(request, 0, false).unwrap();
         let mut body = Vec::new();

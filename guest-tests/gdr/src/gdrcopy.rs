@@ -1,12 +1,12 @@
-//! What GDRCopy's own programs print, read: `gdrcopy_sanity`, `gdrcopy_copybw` and `gdrcopy_copylat` (2.4 to 2.6). Pure;
-//! what is not understood is left out, and a program that says nothing that is understood has said nothing.
+//! Parses the output of GDRCopy's own programs: `gdrcopy_sanity`, `gdrcopy_copybw` and `gdrcopy_copylat` (2.4 to 2.6).
+//! Pure. It ignores unknown lines; output without a known line counts as empty.
 
 /// Most figures and names that are taken from one program.
 const MOST: usize = 512;
 /// Longest name that is taken, in bytes.
 const NAME: usize = 80;
 
-/// What `gdrcopy_sanity` came to.
+/// Result of `gdrcopy_sanity`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Sanity {
     /// Tests that passed.
@@ -22,7 +22,7 @@ pub struct Sanity {
 }
 
 impl Sanity {
-    /// Reads its output; `None` when the line with the totals is not there, because it died before.
+    /// Parses its output; `None` when the line with the totals is missing, because the program died before.
     ///
     /// ```text
     /// Total: 36, Passed: 31, Failed: 0, Waived: 5
@@ -72,7 +72,7 @@ fn totals(line: &str) -> Option<[u32; 4]> {
     parts.next().is_none().then_some(numbers)
 }
 
-/// Which way bytes went.
+/// Direction of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// From processors to the GPU.
@@ -92,7 +92,7 @@ pub struct Figure {
     pub value: f64,
 }
 
-/// Reads what `gdrcopy_copybw` printed. Its MB are 2²⁰ bytes.
+/// Parses the output of `gdrcopy_copybw`. Its MB are 2²⁰ bytes.
 ///
 /// ```text
 /// writing test, size=131072 offset=0 num_iters=10000
@@ -121,7 +121,7 @@ pub fn bandwidths(output: &str) -> Vec<Figure> {
     figures
 }
 
-/// Reads what `gdrcopy_copylat` printed: the last two columns are microseconds, average or median first.
+/// Parses the output of `gdrcopy_copylat`: the last two columns are microseconds, average or median first.
 ///
 /// ```text
 /// gdr_copy_to_mapping         1          0.0889          0.0885

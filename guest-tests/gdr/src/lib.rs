@@ -5,8 +5,8 @@
 //!                                           ├─► Window: write and read any bytes of it
 //!  libgdrapi.so.2 with gdrdrv ──────► Gdr ──┘
 //! ```
-//! The first way needs no module of its own but a driver that lets a dma-buf be mapped (CUDA 13.3 or newer); the second
-//! one needs GDRCopy. [`gdrcopy`] reads what GDRCopy's own test programs print.
+//! The first way needs no further module, but a driver that can map a dma-buf (CUDA 13.3 or newer); the second one
+//! needs GDRCopy. [`gdrcopy`] parses the output of GDRCopy's own test programs.
 
 mod dma_buf;
 mod error;
@@ -22,10 +22,10 @@ pub trait Window {
     /// Its length in bytes.
     fn bytes(&self) -> usize;
 
-    /// Writes `from` at `offset`, at any alignment. The GPU sees it after the next thing that it is told.
+    /// Writes `from` at `offset`, at any alignment. Work that the GPU receives afterwards sees it.
     ///
     /// # Errors
-    /// [`GdrError::Outside`], and what a library says.
+    /// [`GdrError::Outside`], or a library's error.
     fn write(&self, offset: usize, from: &[u8]) -> Result<(), GdrError>;
 
     /// Reads `to.len()` bytes at `offset`, at any alignment.

@@ -1,8 +1,8 @@
-//! GDRCopy's library, loaded at run time; its interface is `gdrapi.h` of GDRCopy 2.6, of which calls are used that are
-//! there since 2.0.
+//! GDRCopy's library, loaded at run time. Its interface is `gdrapi.h` of GDRCopy 2.6; all calls used here exist since
+//! 2.0.
 //!
-//! A room for `unsafe`. What callers may rely on: a name that is found has the type that the header gives it, a mapping is
-//! accessed by the library's own copies and inside its bounds only, and it is undone once, before its handle goes.
+//! An unsafe module. It guarantees: a name that is found has the type that the header gives it; a mapping is accessed
+//! by the library's own copies and inside its bounds only; and it is undone once, before its handle goes.
 #![expect(unsafe_code, reason = "calls into a library that is loaded at run time")]
 
 use std::ffi::{c_int, c_ulong, c_void};
@@ -108,7 +108,7 @@ impl Gdr {
     /// Pins and maps `bytes` of a GPU's own memory at `address`, which is a multiple of 64 KiB, as is `bytes`.
     ///
     /// # Errors
-    /// [`GdrError::Call`] as the library says it; [`GdrError::Pinned`] when it says that it pinned something else.
+    /// [`GdrError::Call`] with the library's code; [`GdrError::Pinned`] when it reports that it pinned something else.
     pub fn map(&self, address: u64, bytes: usize) -> Result<Mapped<'_>, GdrError> {
         let mut mapped = Mapped { gdr: self, handle: Handle::default(), at: None, bytes };
         let place = c_ulong::try_from(address).map_err(|_| GdrError::Outside {
@@ -124,7 +124,7 @@ impl Gdr {
             return Err(error);
         }
         let mut info = Info::default();
-        // SAFETY: it is open, the handle is pinned, a place for what it says.
+        // SAFETY: it is open, the handle is pinned, a place for its answer.
         let status = unsafe { (self.functions.info)(self.raw, mapped.handle, &raw mut info) };
         checked("gdr_get_info", status)?;
         if info.address != address || info.mapped_bytes < bytes as u64 {
@@ -146,7 +146,7 @@ impl Drop for Gdr {
     }
 }
 
-/// GPU memory by GDRCopy.
+/// GPU memory that GDRCopy mapped.
 #[derive(Debug)]
 pub struct Mapped<'g> {
     gdr: &'g Gdr,

@@ -1,10 +1,10 @@
-//! What an access that leaves the guest costs when nobody does anything about it: the least that any monitor can take.
+//! Cost of an access that leaves the guest and has no handler: the minimum for any monitor.
 //!
 //! ```text
 //! cargo bench -p egm-payload --bench exit -- --reads 20000 --rounds 5
 //! ```
-//! prints one line of JSON: seconds of each round. The guest is a loop of one load from where it has no memory, as in
-//! `egm_payload::exits`; the monitor's part is to enter it again.
+//! prints one line of JSON: seconds of each round. The guest is a loop of one load from an address without memory, as
+//! in `egm_payload::exits`; the monitor only enters it again.
 #![expect(unsafe_code, reason = "a memory slot lends this process's address space to the guest")]
 #![expect(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 

@@ -1,8 +1,8 @@
 //! An assembler for the few instructions that payloads need.
 //!
-//! KVM may have to emulate every instruction (`kvm_pvm`, or a CPU without hardware virtualisation), so there is nothing
-//! here but integer code that its emulator has known forever. Unless said otherwise an encoding means the same in
-//! 32-bit and in 64-bit mode; "SDM" is the Intel manual, volume 2.
+//! KVM may have to emulate every instruction (`kvm_pvm`, or a CPU without hardware virtualisation), so there is only
+//! integer code here that its emulator has always supported. Unless noted, an encoding means the same in 32-bit and in
+//! 64-bit mode; "SDM" is the Intel manual, volume 2.
 //!
 //! Registers: `ebx` is the address, `al/ax/eax` the value, `dx` the port, `esi` random numbers or text, `edi` a count.
 
@@ -103,7 +103,7 @@ impl Code {
         self.raw(&[0; 4]);
     }
 
-    /// An instruction whose last field is the address of `label`.
+    /// An instruction that ends with the address of `label`.
     pub fn raw_address(&mut self, bytes: &[u8], label: Label) -> &mut Self {
         self.raw(bytes).refer(label, Reference::Absolute);
         self
@@ -165,7 +165,7 @@ impl Code {
         self.mov_edx(port.into());
     }
 
-    /// An access whose 16 and 32-bit form is `opcode + 1`, the former with an operand size prefix.
+    /// An access. Its 16 and 32-bit forms are `opcode + 1`, the former with an operand size prefix.
     fn sized(&mut self, width: Width, opcode: u8, rest: &[u8]) {
         match width {
             Width::Byte => self.raw(&[opcode]),

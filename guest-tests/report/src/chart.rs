@@ -8,10 +8,10 @@ use crate::{Comparison, Figure, Run, visible};
 const CELLS: (usize, usize) = (10, 30);
 /// Columns of a row beside its label and its bar: two blanks, a size, a value, and blanks between.
 const OTHERS: usize = 22;
-/// Columns of a ratio to a run before.
+/// Columns of a ratio to an earlier run.
 const RATIO: usize = 16;
 
-/// A row before it is known how wide all are.
+/// A row whose final width depends on the other rows.
 struct Row {
     label: String,
     at: String,
@@ -19,8 +19,8 @@ struct Row {
     value: String,
 }
 
-/// One bar a series, at its largest size; the bars of one validation and unit have one scale. Figures of ordered pairs of GPUs
-/// are matrices in place of bars. With a comparison against a run before all are bars, and each says its ratio. No line is longer than `columns`, from 52 on, or 68 with ratios.
+/// One bar for each series, at its largest size, on one scale by validation and unit. Figures of ordered GPU pairs are
+/// matrices. With an earlier run, all are bars with ratios. Lines have at most `columns`, from 52 on (68 with ratios).
 pub fn bars(run: &Run, before: Option<&Comparison>, columns: usize) -> String {
     let mut text = String::new();
     for verdict in &run.verdicts {

@@ -1,4 +1,4 @@
-//! Two runs side by side: ratios of their figures, what only one of them has, and which outcome is another one.
+//! Two runs side by side: ratios of their figures, entries of only one run, and changed outcomes.
 
 use std::collections::BTreeMap;
 
@@ -10,9 +10,9 @@ use crate::{Figure, Outcome, Run, visible};
 /// Two runs, the second measured against the first.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Comparison {
-    /// What is different about the machines and how they were asked: what, first, second.
+    /// Differences of machines and arguments: name, first value, second value.
     pub machines: Vec<(String, String, String)>,
-    /// Validations of both with another outcome.
+    /// Validations of both with different outcomes.
     pub changed: Vec<Change>,
     /// Validations and figures that only the first has.
     pub only_first: Vec<String>,
@@ -22,7 +22,7 @@ pub struct Comparison {
     pub ratios: Vec<Ratio>,
 }
 
-/// An outcome that is another one in the second run.
+/// A changed outcome.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Change {
     /// The validation.
@@ -50,7 +50,7 @@ pub struct Ratio {
     pub first: f64,
     /// The second run's.
     pub second: f64,
-    /// How good the second is, the first being 1: second by first, of times first by second.
+    /// Speed of the second run, relative to the first: second divided by first, for times first divided by second.
     pub ratio: f64,
 }
 
@@ -75,8 +75,8 @@ fn is_time(unit: &str) -> bool {
 type Key<'a> = (&'a str, String, Option<u64>, &'a str);
 
 impl Comparison {
-    /// Compares `second` with `first`. With `rename`, a pair of texts, only those series of `second` count that have the
-    /// former in their name, which is replaced by the latter: so "node 1" is held against "node 0", in one run or two.
+    /// Compares `second` with `first`. With `rename`, a pair of texts, only series of `second` with the former in their
+    /// name count, and the latter replaces it: this compares "node 1" with "node 0", in one run or two.
     pub fn of(first: &Run, second: &Run, rename: Option<(&str, &str)>) -> Self {
         let mut comparison = Self { machines: machines(first, second), ..Self::default() };
         if rename.is_none() {
@@ -85,7 +85,7 @@ impl Comparison {
         let (one, two) = (figures(first, None), figures(second, rename));
         for (key, a) in &one {
             let Some(b) = two.get(key) else {
-                // Of series that nobody asked for, nothing is missing.
+                // With `rename`, series without the text in their name were not requested, so they are not missing.
                 if rename.is_none() {
                     comparison.only_first.push(what(key.0, &key.1, key.2));
                 }
@@ -133,7 +133,7 @@ impl Comparison {
         below
     }
 
-    /// For a person, in lines; those of figures are no longer than `columns`, from 60 on.
+    /// Lines of text for the terminal; those of figures are at most `columns` long (60 or more).
     pub fn to_text(&self, columns: usize) -> String {
         /// Columns beside the name of a figure.
         const OTHERS: usize = 33;
@@ -169,7 +169,7 @@ impl Comparison {
     }
 }
 
-/// What is different about where and how two runs were made.
+/// Differences between the machines and the arguments of two runs.
 fn machines(first: &Run, second: &Run) -> Vec<(String, String, String)> {
     let facts = |run: &Run| {
         let machine = &run.machine;
@@ -196,7 +196,7 @@ fn machines(first: &Run, second: &Run) -> Vec<(String, String, String)> {
     pairs.filter(|((_, a), (_, b))| a != b).map(|((what, a), (_, b))| (what.to_owned(), a, b)).collect()
 }
 
-/// The figures of a run that were measured, by what they are.
+/// The measured figures of a run, by key.
 fn figures<'a>(run: &'a Run, rename: Option<(&str, &str)>) -> BTreeMap<Key<'a>, &'a Figure> {
     let named = |figure: &Figure| match rename {
         None => Some(figure.series.clone()),

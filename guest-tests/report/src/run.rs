@@ -1,4 +1,4 @@
-//! A run of `egm-guest validate`: the machine, when, with which seed, and what became of each validation.
+//! A run of `egm-guest validate`: the machine, the time, the seed, and the verdict of each validation.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ pub struct Run {
     pub version: u32,
     /// When it began, UTC: `2026-11-22T13:00:00Z`.
     pub date: String,
-    /// What ran it: name, version, how it is linked.
+    /// Program that ran it: name, version, kind of linking.
     pub program: String,
     /// The seed from which those of the validations are derived.
     pub seed: u64,
@@ -39,13 +39,13 @@ pub struct Run {
     /// Arguments of validations, `KEY=VALUE`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub args: Vec<String>,
-    /// Where it ran.
+    /// The machine that it ran on.
     pub machine: Machine,
-    /// What became of each validation, in the order in which they ran.
+    /// Verdict of each validation, in the order in which they ran.
     pub verdicts: Vec<Verdict>,
 }
 
-/// Where a run was made, as far as the machine says.
+/// The machine of a run, as far as it reports itself.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
@@ -53,7 +53,7 @@ pub struct Machine {
     pub kernel: String,
     /// The processor's architecture, as the kernel calls it.
     pub architecture: String,
-    /// What says that this is a virtual machine; `None` when nothing does.
+    /// Evidence that this is a virtual machine; `None` without any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hypervisor: Option<String>,
     /// Vendor and product by SMBIOS.
@@ -99,12 +99,12 @@ pub struct Gpu {
     pub address: String,
     /// PCI vendor and device: `10de:2335`.
     pub id: String,
-    /// Its name, as its driver has it.
+    /// Its driver's name for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }
 
-/// How many validations came to what.
+/// Number of validations by outcome.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Passed.
@@ -113,12 +113,12 @@ pub struct Totals {
     pub failed: usize,
     /// Skipped.
     pub skipped: usize,
-    /// Broke.
+    /// Ended with an error.
     pub errors: usize,
 }
 
 impl Totals {
-    /// Whether nothing failed and nothing broke.
+    /// Whether no validation failed or ended with an error.
     pub const fn is_good(self) -> bool {
         self.failed == 0 && self.errors == 0
     }
@@ -225,7 +225,7 @@ impl Run {
         self
     }
 
-    /// How many validations came to what.
+    /// Number of validations by outcome.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals::default();
         for verdict in &self.verdicts {

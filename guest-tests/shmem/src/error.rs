@@ -1,8 +1,8 @@
-//! Why NVSHMEM cannot be used.
+//! Errors of NVSHMEM.
 
 use std::path::PathBuf;
 
-/// Why a call was not made, or what the library said to it.
+/// Reason why a call was not made, or its failure.
 #[derive(Debug, thiserror::Error)]
 pub enum ShmemError {
     /// The library lacks a function.
@@ -12,10 +12,10 @@ pub enum ShmemError {
         path: PathBuf,
         /// Which function.
         symbol: &'static str,
-        /// What the loader said.
+        /// The loader's message.
         source: libloading::Error,
     },
-    /// CUDA's driver said no.
+    /// CUDA's driver reported an error.
     #[error(transparent)]
     Cuda(#[from] egm_cuda::CudaError),
     /// A call failed.
@@ -26,20 +26,20 @@ pub enum ShmemError {
         /// `nvshmemx_status`.
         status: i32,
     },
-    /// A call gave no address.
+    /// A call returned no address.
     #[error("{call} of {bytes:#x} bytes gave no address")]
     Null {
         /// Which call.
         call: &'static str,
-        /// Bytes that were asked for.
+        /// Size of the request in bytes.
         bytes: usize,
     },
-    /// The library started another job than the one that was asked for.
+    /// The library started another job than the requested one.
     #[error("started as PE {pe} of {pes}, asked for PE {asked_pe} of {asked_pes}")]
     Started {
-        /// Its own number, as the library says.
+        /// This PE's number, from the library.
         pe: i32,
-        /// How many there are, as the library says.
+        /// Number of PEs, from the library.
         pes: i32,
         /// What was asked for.
         asked_pe: i32,

@@ -1,4 +1,4 @@
-//! Where the library usually lies.
+//! Usual paths of the library.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -9,11 +9,11 @@ pub const NAME: &str = "libnvshmem_host.so.3";
 /// Most entries of a folder that are looked at.
 const MAX_ENTRIES: usize = 256;
 
-/// Files that may be the library, in the order in which they are tried: the one that was given and no other, or the
+/// Files that may be the library, in the order to try them: only the given one, or the
 /// loader's own search (`LD_LIBRARY_PATH` among it), then the wheel `nvidia-nvshmem-cu*` below each of `roots`
 /// (prefixes as `/usr/local` or a virtual environment) and the distribution packages' folders.
 ///
-/// Nothing here says that a file is there, except for wheels, whose Python version must be looked up.
+/// This checks no file for existence, except for wheels: their path depends on the version of Python.
 pub fn candidates(given: Option<&Path>, roots: &[PathBuf]) -> Vec<PathBuf> {
     if let Some(given) = given {
         return vec![if given.is_dir() { given.join(NAME) } else { given.to_owned() }];

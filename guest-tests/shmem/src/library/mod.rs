@@ -1,6 +1,6 @@
 //! The library's functions, by name.
 //!
-//! A room for `unsafe`: what makes its calls sound is here and in [`pe`]. The loaded file is trusted to be NVSHMEM
+//! An unsafe module: its calls are sound by the reasons here and in [`pe`]. The loaded file is trusted to be NVSHMEM
 //! of the ABI's first version, as a program that links to it trusts it: a name that is found has the type that the
 //! headers give it. The file is never unloaded, since the library keeps threads and GPU state of its own.
 
@@ -92,13 +92,13 @@ impl Library {
     /// Takes the functions of a library that was loaded from `path`.
     ///
     /// # Errors
-    /// [`ShmemError::Symbol`] when one of them is not there.
+    /// [`ShmemError::Symbol`] when one of them is missing.
     pub fn of(loaded: libloading::Library, path: impl Into<PathBuf>) -> Result<Self, ShmemError> {
         let path = path.into();
         Ok(Self { functions: Functions::of(&loaded, &path)?, path, _loaded: ManuallyDrop::new(loaded) })
     }
 
-    /// Where it was loaded from.
+    /// The path that it was loaded from.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -111,13 +111,13 @@ impl Library {
         (major, minor, patch)
     }
 
-    /// A new job's id. The process that asks for it must become PE 0: the library listens there.
+    /// A new job's id. The process that requests it must become PE 0: the library listens there.
     ///
     /// # Errors
     /// [`ShmemError::Status`], for instance when no network interface is up (the loopback one is enough).
     pub fn unique_id(&self) -> Result<UniqueId, ShmemError> {
         let mut id = UniqueId::blank();
-        // SAFETY: a place for one id, whose version word is set.
+        // SAFETY: a place for one id, with its version word set.
         let status = unsafe { (self.functions.get_unique_id)(&raw mut id) };
         pe::checked("nvshmemx_get_uniqueid", status)?;
         Ok(id)
