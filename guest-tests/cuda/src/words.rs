@@ -1,6 +1,6 @@
-//! Memory as processors see it while GPUs do too. This is an unsafe room.
+//! Memory that processors and GPUs access at the same time. This is an unsafe module.
 //!
-//! What callers may rely on: there is no reference to the bytes; each access is one aligned word inside, volatile or atomic, so
+//! It guarantees: there is no reference to the bytes; each access is one aligned word inside, volatile or atomic, so
 //! that the compiler neither invents nor drops one.
 #![expect(unsafe_code, reason = "what a device changes is no memory of Rust's")]
 
@@ -13,11 +13,11 @@ use crate::{Memory, pattern};
 /// Words that differ from the pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wrong {
-    /// How many words.
+    /// Number of words.
     pub count: u64,
     /// Index of one of them.
     pub index: u64,
-    /// What it is.
+    /// Value of that word.
     pub value: u64,
 }
 
@@ -61,7 +61,7 @@ impl<'m> Words<'m> {
     }
 
     fn atomic(self, index: u64) -> Option<&'m AtomicU64> {
-        // SAFETY: `place` checked that it lies inside; it is aligned, and whoever else accesses it does so by single words.
+        // SAFETY: `place` checked that it lies inside; it is aligned, and all other accesses to it are by single words.
         self.place(index).map(|place| unsafe { AtomicU64::from_ptr(place) })
     }
 

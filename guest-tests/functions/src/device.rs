@@ -67,7 +67,7 @@ impl State {
 }
 
 impl Function {
-    /// A function whose memory is zero.
+    /// A function with zeroed memory.
     ///
     /// # Errors
     /// The kernel's, for its memory.

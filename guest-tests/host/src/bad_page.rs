@@ -1,11 +1,11 @@
-//! Stories of a page that goes bad while a guest uses it. The host's kernel takes the page out of service by its physical
-//! address, as it would after a machine check, so it must have a `struct page`; or the lab's double of an EGM driver does,
-//! whose memory has none.
+//! Scenarios of a page that goes bad while a guest uses it. The host's kernel takes the page offline by its physical
+//! address, as after a machine check; for that it needs a `struct page`. EGM memory has none: there the lab's double
+//! of an EGM driver reports the page.
 //!
-//! Of device-DAX the guest may go on reading, since nothing is really broken: the machine says so and lives, the page is
-//! retired, and the next machine's guest has a hole there. Ordinary memory's page is gone: the guest that reads it gets a
-//! machine check (on Arm a synchronous external abort), ends the program that read, and lives. An Arm guest that is told of a
-//! page of EGM takes it out of service itself, and ends who used it.
+//! The guest can still read a device-DAX page, since nothing is really broken: the VMM reports it and goes on, the page
+//! is retired, and the next guest has a hole there. A page of ordinary memory is gone: a guest that reads it gets a
+//! machine check (on Arm a synchronous external abort), ends the reading program, and goes on. An Arm guest that is
+//! notified of an EGM page takes it offline itself and ends the programs that used it.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -59,7 +59,7 @@ fn double(region: &str) -> PathBuf {
     Path::new(DOUBLE).join(region).join(POISON)
 }
 
-/// Tells the story of a bad page in a slice of `region`.
+/// Runs the scenario of a bad page in a slice of `region`.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, region, report, .. } = *frame;
     if !Path::new(OFFLINE).exists() && !double(region).exists() {
@@ -99,26 +99,26 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     Ok(())
 }
 
-/// A word of the guest's counts for ever; its kernel says what it hears and what ends a program, although the agent wants it quiet.
+/// The guest increments a word for ever. Its kernel logs errors and killed programs, although the agent makes it quiet.
 const BEAT: &str =
     "egm.checks=egm_beat egm.arg.beat.seconds=0 sysctl.debug.exception-trace=1 ignore_loglevel";
 
 const NO_BEAT: &str = "the guest did not say where its word beats";
 
-/// The page at host physical address `address` goes bad.
+/// Makes the page at host physical address `address` go bad.
 fn spoil(region: &str, plan: Option<&Plan>, address: u64) -> Step {
     let double = double(region);
     if double.exists() {
         fs::write(double, in_region(plan, address)?.to_string())?;
     } else {
         let written = fs::write(OFFLINE, format!("{address:#x}"));
-        // "Busy" is a page that somebody still refers to: it was taken from all who had it mapped, which is what counts.
+        // "Busy" means that a reference to the page is left; the page was unmapped everywhere, which is what counts.
         written.or_else(|error| if error.kind() == ErrorKind::ResourceBusy { Ok(()) } else { Err(error) })?;
     }
     Ok(())
 }
 
-/// The machine names the slice, and that its guest and later owners are taken care of.
+/// The VMM's log names the slice, and what happens to its guest and later owners.
 fn told(log: &Path, all: &[&str]) -> Step {
     let begun = Instant::now();
     loop {
@@ -136,7 +136,7 @@ fn told(log: &Path, all: &[&str]) -> Step {
     }
 }
 
-/// The guest's kernel heard of the page and ended who used it.
+/// The guest's kernel received the report of the page and ended the program that used it.
 fn heard(console: &Path, all: &[&str]) -> Step {
     let text = fs::read_to_string(console)?;
     match all.iter().find(|words| !text.contains(**words)) {

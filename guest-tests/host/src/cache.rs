@@ -1,6 +1,6 @@
-//! Where kernels are kept between runs: `${XDG_CACHE_HOME:-~/.cache}/egm-lab`.
+//! The cache of kernels between runs: `${XDG_CACHE_HOME:-~/.cache}/egm-lab`.
 //!
-//! An entry appears by a rename, so what has its final name is whole. Makers hold the lock, readers need not.
+//! An entry appears by a rename, so an entry with its final name is complete. Writers hold the lock, readers need not.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -62,7 +62,7 @@ impl Cache {
         Ok(Lock { _file: file })
     }
 
-    /// The newest entry whose name starts with `prefix` and ends with `suffix`, and whether it is fresh.
+    /// The newest entry with a name `prefix…suffix`, and whether it is newer than [`FRESH`].
     pub(crate) fn newest(&self, prefix: &str, suffix: &str) -> Option<(PathBuf, bool)> {
         let entries = fs::read_dir(&self.root).ok()?;
         let mut found: Vec<_> = entries
@@ -94,7 +94,7 @@ impl Cache {
             return Ok(path);
         }
         let lock = self.lock()?;
-        // Somebody else may have made it while this process waited.
+        // Another process may have made it while this one waited.
         if let Some(path) = fresh() {
             return Ok(path);
         }
@@ -114,7 +114,7 @@ impl Cache {
         path
     }
 
-    /// An empty directory for work in progress; a dead process's leavings are removed first.
+    /// An empty directory for work in progress; it first removes a dead process's files.
     pub(crate) fn scratch(&self, _held: &Lock) -> Result<Scratch, LabError> {
         let path = self.path("work");
         let scratch = Scratch { path };
@@ -141,13 +141,13 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// Where it is.
+    /// Its path.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     fn remove(&self) {
-        // A directory that is not there is as good as removed; anything else shows when it is made.
+        // A missing directory counts as removed; other errors show up when it is made.
         let _ = fs::remove_dir_all(&self.path);
     }
 }

@@ -1,4 +1,4 @@
-//! What this host can and cannot run: looked at, never assumed.
+//! The capabilities of this host: probed, never assumed.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -22,23 +22,23 @@ pub(crate) enum Where {
     Lab,
 }
 
-/// One thing that was looked at.
+/// One probed capability.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
     /// What.
     pub(crate) name: &'static str,
     /// Whether the host has it.
     pub(crate) present: bool,
-    /// What was seen, or what it means that it is missing and what to do.
+    /// The observation, or the consequence of its absence and the remedy.
     pub(crate) detail: String,
 }
 
-/// Everything that was looked at, and the conclusion.
+/// All probed capabilities, and the conclusion.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Host {
     /// One line each.
     pub(crate) findings: Vec<Finding>,
-    /// Where scenarios run unless the user says otherwise; `None` when they cannot.
+    /// Default place to run scenarios; `None` when they cannot run.
     #[serde(rename = "where")]
     pub(crate) place: Option<Where>,
 }
@@ -46,7 +46,7 @@ pub(crate) struct Host {
 /// Programs that the lab runs, and their Debian packages.
 const PROGRAMS: [(&str, &str, &str); 2] =
     [("busybox", "/bin/busybox", "busybox-static"), ("depmod", "/usr/sbin/depmod", "kmod")];
-/// What some scenarios use on the machine that runs egm-vmm itself.
+/// Devices that some scenarios need on the machine that runs egm-vmm itself.
 const OPTIONAL: [(&str, &str, &str); 4] = [
     ("tun", "dev/net/tun", "no virtio-net on this machine; load the module tun"),
     ("vhost-net", "dev/vhost-net", "virtio-net runs in user space; load the module vhost_net"),
@@ -80,7 +80,7 @@ impl Host {
         Self { findings, place }
     }
 
-    /// What is not there.
+    /// The missing ones.
     pub(crate) fn missing(&self) -> impl Iterator<Item = &Finding> {
         self.findings.iter().filter(|f| !f.present)
     }

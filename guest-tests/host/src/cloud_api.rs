@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// An emulated monitor takes its time for a reset.
+/// Timeout: an emulated monitor is slow to reset.
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// Bytes of a reply's head; those that are expected here are short.
+/// Maximum size of a reply's head in bytes; the expected ones are short.
 const MAX_HEAD: u64 = 64 << 10;
 
 /// Requests `action`, for instance `vm.reboot`, with `body`; a refusal is an error.
@@ -29,7 +29,7 @@ fn request(action: &str, body: Option<&Value>) -> String {
     )
 }
 
-/// Reads a reply: 2xx accepts the request; the rest of another reply says why not.
+/// Reads a reply: 2xx accepts the request; the body of another reply is the reason of the refusal.
 fn accepted(reply: &mut impl BufRead, action: &str) -> io::Result<()> {
     let mut status = String::new();
     reply.read_line(&mut status)?;

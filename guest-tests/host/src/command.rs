@@ -1,4 +1,4 @@
-//! Programs that are run to the end for what they print.
+//! Runs programs to their end and returns their output.
 
 use std::ffi::OsStr;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Stdio;
 
 use crate::error::LabError;
 
-/// Characters of a failed program's words that an error repeats.
+/// Maximum characters of a failed program's output in an error.
 const TAIL: usize = 600;
 
 /// A program with arguments, and the Debian package that has it.
@@ -82,7 +82,7 @@ impl Tool {
 
     fn failed(&self, status: &str, said: &str) -> LabError {
         let args: Vec<_> = self.command.get_args().map(OsStr::to_string_lossy).collect();
-        // The end of a long command line is what tells one call from another.
+        // The end of a long command line distinguishes one call from another.
         let shown = args.iter().rev().take(4).rev().map(AsRef::as_ref).collect::<Vec<_>>().join(" ");
         let said = said.trim();
         let skip = said.chars().count().saturating_sub(TAIL);

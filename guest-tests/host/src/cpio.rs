@@ -16,10 +16,10 @@ pub(crate) struct Archive {
     members: u32,
 }
 
-/// Why a member cannot be added.
+/// Reason why a member cannot be added.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CpioError {
-    /// The name would not be unpacked where it says.
+    /// The name would not be unpacked at its own path.
     #[error("cannot archive \"{0}\": a name is relative, not empty and has no NUL")]
     Name(String),
     /// The size field is too small.
@@ -100,7 +100,7 @@ mod tests {
 
     type Member = (String, u32, (u32, u32), Vec<u8>);
 
-    /// Reads an archive back by the format's own words, sharing nothing with the writer.
+    /// Parses an archive by the format's specification, without any of the writer's code.
     fn read(mut bytes: &[u8]) -> Vec<Member> {
         let mut members = Vec::new();
         let mut offset = 0;

@@ -17,20 +17,20 @@ const HOST_KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const HOST_TRIXIE_KEY: &str = "/usr/share/keyrings/debian-archive-trixie-stable.gpg";
 /// Where the current kernels are.
 const CURRENT: [&str; 4] = ["trixie-backports", "trixie", "trixie-updates", "bookworm-backports"];
-/// What an older keyring can verify.
+/// Suites that an older keyring can verify.
 const OLDER: [&str; 3] = ["bookworm-backports", "bookworm", "bookworm-updates"];
 
-/// Whose packages are wanted.
+/// Architecture of the packages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Architecture {
-    /// x86-64: what this program mostly runs on, and its guests.
+    /// x86-64: most machines of this program, and its guests.
     Amd64,
     /// 64-bit Arm: the emulated Grace host and its guests.
     Arm64,
 }
 
 impl Architecture {
-    /// That of machines like this one, whose KVM runs guests of their own processor alone.
+    /// This machine's: KVM runs only guests of its own processor.
     pub(crate) fn of_this_machine() -> Self {
         match std::env::consts::ARCH {
             "aarch64" => Self::Arm64,
@@ -38,7 +38,7 @@ impl Architecture {
         }
     }
 
-    /// Debian's name, and the kernel's.
+    /// Name in Debian and in the kernel.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Amd64 => "amd64",
@@ -119,7 +119,7 @@ impl Archive {
         })
     }
 
-    /// The first package called `prefix…` that `meta` depends on, in the same version: what a metapackage stands for.
+    /// The first package named `prefix…` that `meta` depends on, in the same version: the target of a metapackage.
     pub(crate) fn behind(&self, meta: &Version, prefix: &str) -> Result<Version, LabError> {
         let found = self.needed(meta, &[prefix])?;
         found.into_iter().next().ok_or_else(|| LabError::Content {
@@ -144,7 +144,7 @@ impl Archive {
         unpack_all(directory, directory)
     }
 
-    /// The same with everything that the package depends on, and that depends on, down to the C library.
+    /// As [`Self::unpack`], with all direct and indirect dependencies, down to the C library.
     pub(crate) fn unpack_with_dependencies(
         &self,
         package: &Version,
@@ -152,8 +152,8 @@ impl Archive {
     ) -> Result<(), LabError> {
         let name = format!("{}={}", package.package, package.version);
         let suite = package.suite.split('/').next().unwrap_or_default();
-        // The empty list of installed packages makes apt fetch every dependency; what an older, broken download left
-        // behind is not taken for one of them.
+        // The empty list of installed packages makes apt fetch every dependency; files of an older, broken download do
+        // not count as one of them.
         let archives = self.root.join("archives");
         remove_packages(&archives)?;
         self.apt("apt-get")

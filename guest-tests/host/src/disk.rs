@@ -1,4 +1,4 @@
-//! What the host finds on a guest's disk after the VMM has ended.
+//! Checks of a guest's disk image after the VMM has ended.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -6,12 +6,12 @@ use std::path::Path;
 
 /// Bytes of a block, as the agent writes them.
 const BLOCK: usize = 4096;
-/// What the agent's check `virtio_blk` is told to write to the last block.
+/// Text that the agent's check `virtio_blk` writes to the last block.
 pub(crate) const SIGNATURE: &str = "egm-lab-was-here";
 /// How the agent's check `disk_busy` announces a block that it has flushed.
 const BUSY: &str = "egm-busy ";
 
-/// What must be on the disk.
+/// Data that must be on the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Proof {
     /// [`SIGNATURE`] in the last block.
@@ -25,7 +25,7 @@ pub(crate) fn announced(line: &str) -> Option<u64> {
     line.strip_prefix(BUSY)?.trim().parse().ok()
 }
 
-/// Why `proof` is not on the disk in `path`; `last` is the last block that was announced.
+/// The reason if `proof` is not on the disk in `path`; `last` is the last announced block.
 pub(crate) fn fault(proof: Proof, path: &Path, last: Option<u64>) -> Option<String> {
     let expected = match (proof, last) {
         (Proof::Signature, _) => {

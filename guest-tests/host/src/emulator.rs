@@ -14,13 +14,13 @@ use crate::debian::Archive;
 use crate::error::LabError;
 use crate::progress::Stage;
 
-/// How the entry of that for x86-64 in the cache begins.
+/// Prefix of the cache entry of the emulator for x86-64.
 pub(crate) const PREFIX: &str = X86.prefix;
 
-/// What is emulated.
+/// An emulated architecture.
 #[derive(Debug, Clone, Copy)]
 struct Kind {
-    /// How its entry in the cache begins.
+    /// Prefix of its entry in the cache.
     prefix: &'static str,
     package: &'static str,
     program: &'static str,
@@ -33,7 +33,7 @@ const ARM: Kind =
 const LOADER: &str = "usr/lib64/ld-linux-x86-64.so.2";
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 const FIRMWARE: [&str; 2] = ["usr/share/qemu", "usr/share/seabios"];
-/// What the packages carry beside that, and nobody reads here.
+/// Unused parts of the packages.
 const WASTE: [&str; 4] = ["usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info"];
 
 /// QEMU in the cache.
@@ -44,7 +44,7 @@ pub(crate) struct Emulator {
 }
 
 impl Emulator {
-    /// That of the cache, fetched when there is none or the one there has become old.
+    /// The cached emulator, fetched when there is none or the cached one is old.
     pub(crate) fn of(cache: &Cache) -> Result<Self, LabError> {
         let root = cache.obtain(X86.prefix, "", false, |cache, held| fetch(X86, cache, held))?;
         Ok(Self { root, program: X86.program })

@@ -1,4 +1,4 @@
-//! What can go wrong in the lab itself; a guest that fails is a result, not an error.
+//! Errors of the lab itself; a guest that fails is a result, not an error.
 
 use std::error::Error;
 use std::io;
@@ -34,23 +34,23 @@ pub(crate) enum LabError {
         command: String,
         /// How it ended.
         status: String,
-        /// The last of what it said.
+        /// The end of its output.
         tail: String,
     },
-    /// Something that a file or a program said is not what was expected.
+    /// A file's content or a program's output is not as expected.
     #[error("{what}: {problem}")]
     Content {
-        /// Who said it.
+        /// The file or program.
         what: String,
-        /// What is wrong with it.
+        /// Its fault.
         problem: String,
     },
-    /// The host cannot do it.
+    /// The host lacks something.
     #[error("{what}; {remedy}")]
     Host {
-        /// What is missing.
+        /// The missing prerequisite.
         what: String,
-        /// What to do about it.
+        /// The remedy.
         remedy: String,
     },
     /// The command line asks for something that does not exist.

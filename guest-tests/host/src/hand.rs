@@ -1,5 +1,5 @@
-//! This host's hand in functions that a machine has: a machine without Linux holds them, and their registers are written and
-//! looked at through their BARs in sysfs.
+//! Access of this host to the functions of a machine: a machine without Linux holds them, and the lab writes and reads
+//! their registers through their BARs in sysfs.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -16,14 +16,14 @@ use crate::process::{Ending, Limit, Reaction, watch};
 use crate::run::Runner;
 use crate::scenarios::Scenario;
 
-/// What the guest says when it runs.
+/// The guest prints this when it runs.
 const READY: &str = "ready";
 /// Bits of the command register (PCI Local Bus 3.0 §6.2.2): it decodes memory, it may reach memory by itself.
 pub(crate) const DECODE: u8 = 1 << 1;
 pub(crate) const MASTER: u8 = 1 << 2;
 
-/// The page with `offset` of a BAR of `function`, which is awake from now on and has the bits `command`, whether or not
-/// anybody has it open.
+/// The page with `offset` of a BAR of `function`. The function is awake from now on and has the bits `command`, whether
+/// or not a process has it open.
 pub(crate) fn page(function: &str, bar: u8, offset: u64, command: u8) -> Result<Physical, Fault> {
     const COMMAND: u64 = 4;
     let folder = Path::new("/sys/bus/pci/devices").join(function);
@@ -39,7 +39,7 @@ pub(crate) fn page(function: &str, bar: u8, offset: u64, command: u8) -> Result<
     Ok(Physical::map_writable(&both(&format!("resource{bar}"))?, offset & !0xfff, 0x1000)?)
 }
 
-/// Runs a machine with `functions`, looks while its guest is there, and kills it. What its VMM said comes back.
+/// Runs a machine with `functions`, calls `look` while its guest runs, and kills it. Returns the VMM's log.
 pub(crate) fn with(
     runner: &Runner,
     scenario: &Scenario,

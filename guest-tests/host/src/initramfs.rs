@@ -1,5 +1,5 @@
 //! Initial roots: the guest's, with the agent as init, and those with busybox, for the emulated host and for a guest
-//! whose root is on its disk.
+//! with its root on a disk.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::rdma_kit::Kit;
 
 /// Init of the emulated host.
 const L1_INIT: &str = include_str!("l1-init.sh");
-/// Init of a guest whose root is on its disk.
+/// Init of a guest with its root on a disk.
 const ROOT_INIT: &str = include_str!("root-init.sh");
 /// Debian's static busybox.
 const BUSYBOX: &str = "/bin/busybox";
@@ -62,7 +62,7 @@ pub(crate) fn handover(kernel: &StockKernel) -> Result<Vec<u8>, LabError> {
     busybox(None, ROOT_INIT, &["egm", "egm/modules", "root"], &modules(kernel)?)
 }
 
-/// The emulated host's initial root, with busybox for another processor if that is said.
+/// The emulated host's initial root, with another processor's busybox if `other` names it.
 pub(crate) fn l1(kernel: &StockKernel, other: Option<&Path>) -> Result<Vec<u8>, LabError> {
     busybox(other, L1_INIT, &["egm", "egm/modules", "run", "share"], &modules(kernel)?)
 }
@@ -81,12 +81,12 @@ pub(crate) fn arm64_busybox(cache: &Cache) -> Result<PathBuf, LabError> {
     })
 }
 
-/// An initial root whose init is a script of busybox.
+/// An initial root with a script of busybox as init.
 pub(crate) fn script(init: &str) -> Result<Vec<u8>, LabError> {
     busybox(None, init, &[], &[])
 }
 
-/// An initial root with busybox, this machine's or `other`, under every name that this machine's answers to.
+/// An initial root with busybox, this machine's or `other`, under every applet name of this machine's.
 fn busybox(
     other: Option<&Path>,
     init: &str,

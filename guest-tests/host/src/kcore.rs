@@ -1,12 +1,12 @@
-//! Host memory that the host's kernel has itself, by its physical address: `/dev/mem` refuses it where the kernel is as
-//! distributions build it (CONFIG_STRICT_DEVMEM), `/proc/kcore` shows it to root by the kernel's own map of all RAM.
+//! RAM of the host's kernel, by physical address. Distributions' kernels refuse it in `/dev/mem`
+//! (CONFIG_STRICT_DEVMEM); `/proc/kcore` shows it to root, by the kernel's own map of all RAM.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// All RAM of the kernel: an ELF file, whose segments of RAM have physical addresses.
+/// All RAM of the kernel: an ELF file, in which segments of RAM have physical addresses.
 #[derive(Debug)]
 pub(crate) struct Ram {
     file: File,

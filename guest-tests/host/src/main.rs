@@ -1,7 +1,7 @@
-//! `egm-lab`: boots a virtual machine, collects what the guest says about itself, and judges it.
+//! `egm-lab`: boots a virtual machine, collects the guest's report about itself, and judges it.
 //!
-//! On a host whose KVM runs Linux, scenarios run right there. Elsewhere an emulated host (L1) is booted under QEMU,
-//! and this same program runs the scenarios inside it: there is one runner, and the lab only gives it a machine.
+//! On a host with a KVM that runs Linux, scenarios run on that host. Elsewhere QEMU boots an emulated host (L1), and
+//! this same program runs the scenarios inside it: there is one runner, and the lab only provides its machine.
 
 mod bad_page;
 mod bench;
@@ -233,7 +233,7 @@ fn run(verb: Verb) -> Result<ExitCode, LabError> {
         Verb::Demo => session::demo(),
         Verb::Grace(arguments) => grace::run(&arguments),
         Verb::Qemu { arguments } => {
-            // Nothing comes back from what takes this program's place.
+            // `exec` replaces this program and returns only on error.
             let error = Emulator::of(&Cache::open()?)?.command().args(arguments).exec();
             Err(LabError::file("run", "QEMU")(error))
         }

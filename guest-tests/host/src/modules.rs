@@ -1,8 +1,8 @@
-//! Which kernel modules the lab needs and in which order they load.
+//! The kernel modules that the lab needs, in load order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a guest of ours needs; those built into the kernel are passed over.
+/// Modules for a guest of ours; those built into the kernel are skipped.
 pub(crate) const OF_GUEST: [&str; 11] = [
     "virtio_pci",
     "virtio_blk",
@@ -17,12 +17,12 @@ pub(crate) const OF_GUEST: [&str; 11] = [
     "ext4",
 ];
 
-/// What a guest with the kernel for every machine needs: most are modules there, and it has drivers of network cards.
+/// Modules for a guest with the kernel for every machine: most drivers are modules there, also those of network cards.
 pub(crate) const OF_GENERIC: [&str; 7] =
     ["virtio_pci", "virtio_blk", "nvme", "igb", "e1000e", "pvpanic_mmio", "pvpanic_pci"];
 
-/// What a guest with RDMA needs: the same, a network of ours beside, and RDMA over whatever card there is.
-/// The checksum of its packets is a module of its own, which older kernels (6.12) ask for by name.
+/// Modules for a guest with RDMA: the same, a network of ours, and RDMA over any card. The checksum of its packets is a
+/// module of its own, which older kernels (6.12) load by name.
 pub(crate) const OF_RDMA: [&str; 12] = [
     "virtio_pci",
     "virtio_blk",
@@ -38,7 +38,7 @@ pub(crate) const OF_RDMA: [&str; 12] = [
     "ib_uverbs",
 ];
 
-/// What a guest of the emulated Grace host needs: the same, where it has devices of ours beside.
+/// Modules for a guest of the emulated Grace host: the same, and those for devices of ours.
 pub(crate) const OF_ARM64: [&str; 12] = [
     "virtio_pci",
     "virtio_blk",
@@ -54,8 +54,8 @@ pub(crate) const OF_ARM64: [&str; 12] = [
     "evdev",
 ];
 
-/// What the emulated host needs: its share, KVM on AMD, what gives guests their devices, VFIO, errors of functions, and device-DAX. It has no
-/// driver for the functions that guests get, but one that takes what it is told to.
+/// Modules for the emulated host: its share, KVM on AMD, back ends of guests' devices, VFIO, injected errors,
+/// device-DAX. It has no drivers for the functions of guests, except one that binds any function it is assigned.
 pub(crate) const OF_L1: [&str; 19] = [
     "virtio_pci",
     "9pnet_virtio",
@@ -78,7 +78,7 @@ pub(crate) const OF_L1: [&str; 19] = [
     "dax_hmem",
 ];
 
-/// The paths of `wanted` and of all they depend on, each after what it needs.
+/// The paths of `wanted` and of all they depend on, each after its dependencies.
 ///
 /// `dep` is the text of `modules.dep`: `path: path path …`, every module once. Its right-hand side is already
 /// transitive, last needed first.

@@ -1,4 +1,4 @@
-//! Where a machine's memory lies: `/proc/PID/pagemap` tells root (Documentation/admin-guide/mm/pagemap.rst).
+//! Host addresses of a machine's memory, from `/proc/PID/pagemap`, as root (Documentation/admin-guide/mm/pagemap.rst).
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 
 use crate::frame::Fault;
 
-/// Bytes that an entry is about.
+/// Bytes for each entry.
 pub(crate) const PAGE: u64 = 4096;
-/// Ends the name of each mapping of guest memory.
+/// Suffix of the name of each mapping of guest memory.
 pub(crate) const GUEST_MEMORY: &str = "egm-vmm (deleted)";
 
-/// The host physical address of what `process` has mapped at `at`, a page's start, if it has a page there.
+/// The host physical address of the page that `process` has mapped at `at`, a page's start, if there is one.
 pub(crate) fn address(process: &Path, at: u64) -> Result<Option<u64>, Fault> {
     Ok(addresses(process, at, PAGE)?.into_iter().next())
 }
@@ -24,12 +24,12 @@ pub(crate) fn addresses(process: &Path, at: u64, size: u64) -> Result<HashSet<u6
     Ok(entries.as_chunks().0.iter().filter_map(|entry| page(u64::from_le_bytes(*entry))).collect())
 }
 
-/// Bit 63 of an entry says that a page is there, bits 0 to 54 are its number.
+/// Bit 63 of an entry is set for a present page; bits 0 to 54 are the page's number.
 fn page(entry: u64) -> Option<u64> {
     (entry >> 63 == 1).then_some((entry & ((1 << 55) - 1)) * PAGE)
 }
 
-/// The processes of the machines that run, and where each has mapped its slice of memfd or huge pages, which is known by its
+/// The processes of running machines, and the address at which each maps its slice of memfd or huge pages, found by
 /// size.
 pub(crate) fn slices(size: u64) -> Result<Vec<(PathBuf, u64)>, Fault> {
     let mut found = Vec::new();
@@ -40,7 +40,7 @@ pub(crate) fn slices(size: u64) -> Result<Vec<(PathBuf, u64)>, Fault> {
     Ok(found)
 }
 
-/// The processes of the machines that run, below `/proc`.
+/// The processes of running machines, below `/proc`.
 pub(crate) fn machines() -> Result<Vec<PathBuf>, Fault> {
     let is_machine = |process: &PathBuf| {
         fs::read_to_string(process.join("comm")).is_ok_and(|name| name.trim() == "egm-vmm")

@@ -1,4 +1,4 @@
-//! The story of a DMA engine: it writes to memory, to a slice of each kind that the host has, and to a peer's BAR.
+//! Scenario: a DMA engine writes to memory, to a slice of each kind that the host has, and to a peer's BAR.
 
 use egm_report::{Check, Outcome};
 
@@ -11,10 +11,10 @@ use crate::slices;
 
 /// Kinds of slices that iommufd maps: files, pages of a pool, pages of persistent memory.
 const WITH_PAGES: [&str; 3] = ["local", "hugetlb", "dax0.0"];
-/// A kind that the host's kernel has no pages of, which type 1 maps by address.
+/// A kind without struct pages in the host's kernel, which type 1 maps by address.
 const WITHOUT: &str = "memmap";
 
-/// Tells the story of the engine of `scenario` and the memory beside it.
+/// Runs the scenario with its engine and its memory function.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let scenario = frame.scenario;
     let _pool = slices::pool()?;
@@ -27,7 +27,7 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     Ok(())
 }
 
-/// The engine reaches all there is in a guest with a slice of `region`.
+/// The engine reaches all memory of a guest with a slice of `region`.
 fn reaches(frame: &mut Frame<'_>, region: &'static str) -> Result<(), LabError> {
     let Frame { runner, scenario, .. } = *frame;
     if let Some(why) = slices::missing(runner, region)? {

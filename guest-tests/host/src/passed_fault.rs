@@ -1,5 +1,5 @@
-//! The story of an access that no device may make: the host's IOMMU refuses it, and the check with which the stories of passed
-//! functions end sees that. A check that never sees a fault proves nothing.
+//! Scenario: the host's IOMMU refuses a forbidden access of a device, and the fault check at the end of scenarios with
+//! assigned functions detects that. A check that never sees a fault proves nothing.
 //!
 //! The engine is QEMU's edu (`docs/specs/edu.rst`).
 
@@ -14,15 +14,15 @@ use crate::slices::PATIENCE;
 const COMMAND: u64 = 0x98;
 const RUN: u64 = 1;
 const TO_MEMORY: u64 = 2;
-/// Source, destination, count and command of a transfer: a page of the engine's own buffer goes to where no guest of the lab
-/// has anything, below 2^39, where the IOMMU could map something.
+/// Source, destination, count and command of a transfer: a page of the engine's own buffer goes to an address that no
+/// guest of the lab uses, below 2^39, so that the IOMMU could map it.
 const TRANSFER: [(u64, u64); 4] =
     [(0x80, 0x4_0000), (0x88, 0x20_0000_0000), (0x90, 0x1000), (COMMAND, RUN | TO_MEMORY)];
 
-/// Refused transfers in a row, each of its own: more than the kernel's log has room for, which takes ten messages in five seconds.
+/// Separate refused transfers in a row: more than the kernel logs, which is ten messages in five seconds.
 const FLOOD: u64 = 64;
 
-/// Tells the story of the engine of `scenario`.
+/// Runs the scenario with its engine.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, report, .. } = *frame;
     let [engine] = scenario.passed else {
@@ -51,7 +51,7 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     Ok(())
 }
 
-/// The engine does its transfer to the end.
+/// Runs one transfer of the engine to its end.
 pub(crate) fn transfer(engine: &str) -> Step {
     let registers = hand::page(engine, 0, 0, DECODE | MASTER)?;
     let begun = Instant::now();
@@ -67,7 +67,7 @@ pub(crate) fn transfer(engine: &str) -> Step {
     Ok(())
 }
 
-/// The check for faults sees one.
+/// The fault check sees a fault.
 pub(crate) fn found(before: u64) -> Step {
     match no_faults_since(before) {
         Err(Fault::Untrue(_)) => Ok(()),

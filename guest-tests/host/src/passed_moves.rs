@@ -1,5 +1,5 @@
-//! The story of a guest that maltreats its passed functions: its VMM lives and has little to say, no device reached what it may not,
-//! and the next guest drives them.
+//! Scenario: a guest misuses its assigned functions. Its VMM survives with a short log, no device reached forbidden
+//! memory, and the next guest drives the functions.
 
 use std::fs;
 use std::path::Path;
@@ -13,10 +13,10 @@ use crate::scenarios::Scenario;
 /// The next guest uses all of them.
 const NEXT: &str = "egm.checks=pci,nvme,passed_net egm.arg.net.mac=52:54:00:e9:00:02 egm.arg.net.peer=192.168.101.1 \
                     egm.arg.net.addr=192.168.101.2/24 lapic=notscdeadline quiet";
-/// Most bytes that the VMM writes of a guest's mistakes: they are counted, and told once.
+/// Maximum size of the VMM's log: it counts a guest's mistakes and reports them once.
 const WORDS: usize = 4096;
 
-/// Tells the story of the functions of `scenario`.
+/// Runs the scenario with its functions.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, report, .. } = *frame;
     let machine = runner.machine(scenario, report)?;

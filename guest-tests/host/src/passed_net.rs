@@ -1,11 +1,11 @@
-//! The story of a network card: a guest drives it and resets itself, which ends its machine, the next drives it all the same,
-//! and afterwards nobody holds it. The host's IOMMU must have nothing to complain of.
+//! Scenario: a guest drives a network card and resets itself, which ends its machine; the next guest drives it as well,
+//! and afterwards the card is free. The host's IOMMU must log no fault.
 
 use crate::error::LabError;
 use crate::frame::Frame;
 use crate::host_parts::{HUB, serve_network};
 
-/// Tells the story of the card of `scenario`.
+/// Runs the scenario with its card.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, report, .. } = *frame;
     serve_network(HUB)?;

@@ -1,18 +1,18 @@
-//! The story of a group of two functions: while the host uses one of them, the other is refused with its name; afterwards a
-//! guest gets both.
+//! Scenario: a group of two functions. While the host uses one of them, the VMM refuses the other and names the first;
+//! afterwards a guest gets both.
 
 use crate::error::LabError;
 use crate::frame::Frame;
 use crate::passed::{bind, group, refused};
 use crate::scenarios::Scenario;
 
-/// A driver of the host that takes whatever it is told to.
+/// A host driver that binds any function it is assigned.
 const DRIVER: &str = "uio_pci_generic";
 const VFIO: &str = "vfio-pci";
-/// The exit code of a VMM whose host forbids something.
+/// The VMM's exit code when the host forbids something.
 const HOST_FORBIDS: i32 = 3;
 
-/// Tells the story of the two functions of `scenario`.
+/// Runs the scenario with its two functions.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, report, .. } = *frame;
     let [first, second] = scenario.passed else {

@@ -1,4 +1,4 @@
-//! The story of many machines with one function, which end in each way that there is: nothing of them stays on the host.
+//! Scenario: many machines with one function, in turn, which end in every possible way: the host keeps nothing of them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,13 +15,13 @@ use crate::progress::Stage;
 use crate::run::Runner;
 use crate::scenarios::Scenario;
 
-/// Rounds before the host is looked at for the first time: it fills caches.
+/// Rounds before the host's first measurement: they fill its caches.
 const FIRST: u32 = 10;
 /// Rounds after those.
 const ROUNDS: u32 = 100;
-/// What the host may have less of afterwards: far less than what a machine has, and than what its function maps.
+/// Bytes of free memory that the host may lose: far less than a machine's memory, and than the mapping of its function.
 const SLACK: u64 = 24 << 20;
-/// What the guest says when it runs.
+/// The guest prints this when it runs.
 const READY: &str = "ready";
 
 /// How a round ends.
@@ -32,7 +32,7 @@ enum End {
     Killed,
 }
 
-/// Tells the story of the function of `scenario`.
+/// Runs the scenario for its one function.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, report, .. } = *frame;
     let story = Story::new(runner, scenario, report)?;
@@ -52,7 +52,7 @@ struct Story<'a> {
     runner: &'a Runner,
     scenario: &'a Scenario,
     report: &'a Path,
-    /// Machines whose guests power off, and sleep.
+    /// Configurations of machines with a guest that powers off, and one that halts.
     ends: PathBuf,
     sleeps: PathBuf,
 }

@@ -1,5 +1,5 @@
-//! A guest of another monitor: it checks its slice, counts its checks in the slice itself, and prints on its console what it waits
-//! for. The host reads the counts in the memory of the server.
+//! A guest of a peer: it checks its slice, counts its checks in the slice itself, and prints the event that it waits
+//! for on its console. The host reads the counts in the memory of the server.
 
 use std::process::Command;
 use std::time::Instant;
@@ -14,26 +14,26 @@ use crate::peer_parts::{Parts, SIZE};
 use crate::process::{Limit, Reaction, watch};
 use crate::run::millis;
 
-/// How the guest's words of its checks begin.
+/// Prefix of the guest's lines about its checks.
 const SAID: &str = "egm-device ";
-/// The check whose value is how many there were before.
+/// The check with the number of earlier checks as its value.
 pub(crate) const CHECK: &str = "egm_device";
-/// The first word of the slice, above the number of checks; the words after it are further by this each.
+/// First word of the slice, without the number of checks in its low bits; each following word is larger by `STEP`.
 const MARK: u64 = u64::from_le_bytes(*b"\0\0egm-ok");
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 /// One boot of a scenario.
 pub(crate) struct Machine {
     pub(crate) name: &'static str,
-    /// What its guest is asked.
+    /// The checks of its guest.
     pub(crate) checks: &'static [&'static str],
-    /// How many checks its slice has seen.
+    /// Number of earlier checks of its slice.
     pub(crate) before: u32,
-    /// Which of them it comes to say, and whether it ends by itself.
+    /// The checks that it reports, and whether it ends by itself.
     pub(crate) expected: Expected,
 }
 
 impl Machine {
-    /// One that does all it is asked.
+    /// A boot that completes all of its checks.
     pub(crate) const fn whole(name: &'static str, checks: &'static [&'static str], before: u32) -> Self {
         Self { name, checks, before, expected: Expected { exit: 0, summary: true, checks } }
     }
@@ -45,7 +45,7 @@ pub(crate) fn words(machine: &Machine) -> String {
     format!("quiet egm.checks={checks} egm.arg.egm_device.size={SIZE} egm.arg.egm_device.functions=1")
 }
 
-/// Runs `command`, which starts `machine`, to its end; `react` gets what the guest waits for, and the lines of its report so far.
+/// Runs `command`, which starts `machine`, to its end; `react` gets the awaited event and the report's lines so far.
 pub(crate) fn boot(
     frame: &mut Frame<'_>,
     machine: &Machine,
@@ -74,7 +74,7 @@ pub(crate) fn boot(
     Ok(())
 }
 
-/// The guest's check says that its slice has seen `checks`.
+/// The guest's check reports that its slice had `checks` earlier checks.
 pub(crate) fn seen_before(lines: &[Line], checks: u32) -> Step {
     let value = lines.iter().find_map(|line| match line {
         Line::Check(check) if check.name == CHECK => check.value,
@@ -86,7 +86,7 @@ pub(crate) fn seen_before(lines: &[Line], checks: u32) -> Step {
     Err(Fault::Untrue(format!("the slice had seen {value:?} checks, and {checks} were expected")))
 }
 
-/// The memory is what a guest left after its check number `checks`.
+/// The memory has the bytes that a guest leaves after its check number `checks`.
 pub(crate) fn holds_checks(memory: &[u8], checks: u64) -> Step {
     let mut expected = MARK.wrapping_add(checks);
     for (index, word) in memory.as_chunks::<8>().0.iter().enumerate() {

@@ -17,10 +17,10 @@ const SPARE: &str = "spare-slice";
 
 /// A monitor and the files of its scenario.
 pub(crate) trait Monitor {
-    /// More words for its guests.
+    /// Additional kernel words for its guests.
     const WORDS: &'static str;
 
-    /// What starts the machine with the slice, whose kernel gets `words`.
+    /// The command that starts the machine with the slice, with the kernel words `words`.
     fn command(&self, words: &str) -> Result<Command, LabError>;
 
     /// Resets the guest.
@@ -96,7 +96,7 @@ impl CloudHypervisor<'_> {
 }
 
 impl Monitor for CloudHypervisor<'_> {
-    /// It ignores that a read of a register fails, so the guest gets arbitrary bytes in place of ones.
+    /// It ignores failed reads of registers, so the guest gets arbitrary bytes instead of ones.
     const WORDS: &'static str = "egm.arg.egm_events.ones=false";
 
     fn command(&self, words: &str) -> Result<Command, LabError> {

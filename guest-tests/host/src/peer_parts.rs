@@ -1,4 +1,4 @@
-//! What the scenarios of other monitors are made of: a host of files for `egm-device`, servers of slices on it, and the monitor's
+//! Parts of the scenarios with peers: a host of files for `egm-device`, servers of slices on it, and the monitor's
 //! command line as `egm-device export` writes it.
 
 use std::fs;
@@ -15,11 +15,11 @@ use crate::portable::Portable;
 use crate::run::Runner;
 use crate::served::{Server, serve};
 
-/// Bytes of the slice in a machine from its start: no power of two, so that its BAR has more.
+/// Bytes of the slice in a machine from its start: no power of two, so that its BAR is larger.
 pub(crate) const SIZE: u64 = 6 << 20;
-/// Seconds that a server waits for its guest to give the slice back.
+/// Seconds that a server waits for its guest to return the slice.
 const PATIENCE: u32 = 60;
-/// The folder is a host with one node, whose ledger nobody else has; no part of it needs root.
+/// Files that make the folder a host with one node and a ledger of its own; no part of it needs root.
 const HOST: [(&str, &str); 7] = [
     ("proc/cmdline", ""),
     ("proc/iomem", "00100000-3fffffff : System RAM\n"),
@@ -30,7 +30,7 @@ const HOST: [(&str, &str); 7] = [
     ("sys/devices/system/node/node0/meminfo", "Node 0 MemTotal: 1048576 kB\n"),
 ];
 
-/// The files of the story.
+/// The files of the scenario.
 #[derive(Debug)]
 pub(crate) struct Parts<'a> {
     runner: &'a Runner,
@@ -39,7 +39,7 @@ pub(crate) struct Parts<'a> {
     folder: PathBuf,
 }
 
-/// What `egm-device export --json` prints.
+/// Output of `egm-device export --json`.
 #[derive(Debug, Deserialize)]
 struct Export {
     command: Vec<String>,
@@ -65,22 +65,22 @@ impl<'a> Parts<'a> {
         self.folder.join("host")
     }
 
-    /// Where the monitor takes commands.
+    /// Socket for commands to the monitor.
     pub(crate) fn control(&self) -> PathBuf {
         self.folder.join("control.sock")
     }
 
-    /// Where a virtio-vsock device listens.
+    /// Socket of a virtio-vsock device.
     pub(crate) fn vsock(&self) -> PathBuf {
         self.folder.join("vsock.sock")
     }
 
-    /// Where the slice to be plugged in is served.
+    /// Socket of the server of the slice to be plugged in.
     pub(crate) fn spare(&self) -> PathBuf {
         self.folder.join("spare.sock")
     }
 
-    /// A machine with the slice, whose kernel gets `words`, as it is exported.
+    /// The export of a machine with the slice and the kernel words `words`.
     fn export(&self, words: &str) -> Result<Export, LabError> {
         let config = self.folder.join("peer.json");
         let machine = serde_json::json!({
@@ -141,7 +141,7 @@ impl<'a> Parts<'a> {
         self.serve_for(PATIENCE)
     }
 
-    /// The same with another patience, by the command that the export names.
+    /// The same with another timeout, by the command that the export names.
     pub(crate) fn serve_for(&self, patience: u32) -> Result<Server, LabError> {
         const COMMAND: &str = "egm-device serve ";
         let notes = self.export("")?.notes;
@@ -165,7 +165,7 @@ impl<'a> Parts<'a> {
         serve(command, Stdio::inherit())
     }
 
-    /// How many slices the ledger has given out.
+    /// Number of slices that the ledger has granted.
     pub(crate) fn granted(&self) -> Result<usize, LabError> {
         let shown = Tool::new(&self.runner.tools.device.to_string_lossy(), "egm-device")
             .args(["ledger", "show", "--json"])

@@ -1,7 +1,7 @@
-//! Host memory as it lies there, through a file whose offsets are its addresses. This is an unsafe room.
+//! Host memory, through a file with its addresses as offsets. This is an unsafe module.
 //!
-//! Why it exists: `read` of `/dev/mem` stops where the kernel's own memory ends; only a mapping shows what lies above.
-//! What callers may rely on: every word is read from the memory itself, once each time it is asked for.
+//! Reason: `read` of `/dev/mem` stops at the end of the kernel's own memory; only a mapping shows the memory above.
+//! It guarantees: every request for a word reads it from the memory itself, once.
 #![expect(unsafe_code, reason = "mmap, and memory that others write to")]
 
 use std::ffi::c_void;
@@ -20,7 +20,7 @@ pub(crate) struct Physical {
     start: NonNull<c_void>,
     /// Bytes of the mapping, which begins with a page.
     mapped: usize,
-    /// Bytes of it before what was asked for.
+    /// Bytes of the mapping before the requested range.
     skip: usize,
     writable: bool,
 }
@@ -31,7 +31,7 @@ impl Physical {
         Self::with(file, offset, size, ProtFlags::READ)
     }
 
-    /// The same, to be written too.
+    /// As [`Self::map`], also for writing.
     pub(crate) fn map_writable(file: &File, offset: u64, size: u64) -> io::Result<Self> {
         Self::with(file, offset, size, ProtFlags::READ | ProtFlags::WRITE)
     }
@@ -57,7 +57,7 @@ impl Physical {
         Some(())
     }
 
-    /// Where this process has it.
+    /// Address of the range in this process.
     pub(crate) fn address(&self) -> u64 {
         u64::try_from(self.start.as_ptr().addr().wrapping_add(self.skip)).unwrap_or(u64::MAX)
     }
@@ -75,12 +75,12 @@ impl Physical {
         (index < self.size() / WORD).then(|| first.wrapping_add(index))
     }
 
-    /// Bytes that were asked for.
+    /// Size of the requested range in bytes.
     const fn size(&self) -> usize {
         self.mapped.saturating_sub(self.skip)
     }
 
-    /// How many words are `word`.
+    /// Number of words equal to `word`.
     pub(crate) fn count(&self, word: u64) -> usize {
         (0..self.size() as u64).step_by(WORD).filter(|offset| self.word(*offset) == Some(word)).count()
     }
@@ -93,7 +93,7 @@ impl Physical {
 
 impl Drop for Physical {
     fn drop(&mut self) {
-        // SAFETY: the range is this mapping, which nobody else has.
+        // SAFETY: the range is this mapping, with this value as its only owner.
         let _ = unsafe { munmap(self.start.as_ptr(), self.mapped) };
     }
 }

@@ -1,4 +1,4 @@
-//! Stories of functions that come and go while their guest runs: plugged in and out by the library, or taken back by the host.
+//! Scenarios of functions that come and go while their guest runs: hot-plugged by the library, or removed by the host.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -16,20 +16,20 @@ use crate::passed::free;
 use crate::run::Machine;
 use crate::scenarios::Scenario;
 
-/// What the guest says when it waits for a drive, and when it waits for it to go.
+/// The guest prints these when it waits for a drive to arrive, and to go.
 const PLUG: &str = "egm-hotplug plug ";
 const UNPLUG: &str = "egm-hotplug unplug ";
 /// Longer than the VMM waits for its guest.
 const PATIENCE: Duration = Duration::from_secs(150);
 /// Slot Control: power off, both indicators off (PCI Express base specification 6.0, 7.5.3.10).
 const POWER_OFF: u16 = 1 << 10 | 3 << 8 | 3 << 6;
-/// Where a configuration space says where its capabilities begin, and the PCI Express one.
+/// Offset of the capabilities pointer in configuration space, and the ID of the PCI Express capability.
 const CAPABILITIES: u8 = 0x34;
 const EXPRESS: u8 = 0x10;
 /// The function's name in the machine.
 const ID: &str = "drive";
 
-/// Tells the story of a function that is plugged into a machine with spare ports, unplugged, and plugged in again.
+/// Runs the scenario of a function that is plugged into a machine with spare ports, unplugged, and plugged in again.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, report, .. } = *frame;
     let socket = runner.work.join(scenario.name).join("plug.sock");
@@ -55,7 +55,7 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Tells the story of a function whose driver the host unbinds while a guest has it.
+/// Runs the scenario of a function that the host unbinds from its driver while a guest has it.
 pub(crate) fn requested(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, report, .. } = *frame;
     tell(
@@ -68,9 +68,9 @@ pub(crate) fn requested(frame: &mut Frame<'_>) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Tells the story of a function that is pulled out of the host while a guest has it: its slot's power goes behind the kernel's
-/// back, which the emulator takes for that, and then the kernel is told that the function is gone, as by its hot-plug driver.
-/// The function stays away.
+/// Runs the scenario of a function that is pulled out of the host while a guest has it. The lab turns its slot's power
+/// off without the kernel, which the emulator treats as removal, and then removes the function from the kernel, as its
+/// hot-plug driver would. The function stays away.
 pub(crate) fn pulled(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, report, .. } = *frame;
     let [function] = scenario.passed else {
@@ -162,13 +162,13 @@ fn unbind(function: &str) -> Step {
     Ok(())
 }
 
-/// Gives it back to the driver that it is meant for, for those who come after.
+/// Binds the function to its driver again, for later scenarios.
 fn bind(function: &str) -> Result<(), LabError> {
     let path = Path::new("/sys/bus/pci/drivers_probe");
     fs::write(path, function).map_err(LabError::file("write", path))
 }
 
-/// The operator reads what happened.
+/// The VMM's log contains each of `wanted`.
 fn said(report: &Path, wanted: &[&str]) -> Step {
     let said = fs::read_to_string(report.join("vmm.log"))?;
     match wanted.iter().find(|words| !said.contains(**words)) {

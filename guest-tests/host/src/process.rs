@@ -1,4 +1,4 @@
-//! A child that is watched: its console is read, its time is limited, and nothing of it is left behind.
+//! Supervision of a child process: reads its console, limits its time, and leaves no process behind.
 
 use std::fs::File;
 use std::io::{IsTerminal, Read};
@@ -18,13 +18,13 @@ use crate::error::LabError;
 pub(crate) enum Ending {
     /// By itself, with this exit code.
     Exit(i32),
-    /// By a signal that was not ours.
+    /// By this signal, which the deadline did not send.
     Signal(i32),
-    /// It was killed when its time was over.
+    /// Killed at its deadline.
     Deadline,
 }
 
-/// When a child is late.
+/// Time limit of a child.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Limit {
     /// This long after its start.
@@ -33,7 +33,7 @@ pub(crate) enum Limit {
     Silence(Duration),
 }
 
-/// What the watcher wants to happen after a line.
+/// Reaction of the watcher to a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reaction {
     /// Nothing.
@@ -82,8 +82,8 @@ pub(crate) fn watch(
     follow(&events, pid, limit, Console::new(log), line)
 }
 
-/// What is said before a child with a deadline of its own: who watches this machine by its silence counts from here, or
-/// two slow guests in a row would look like a machine that hangs.
+/// Line to print before a child with a deadline of its own: a supervisor that limits this machine's silence counts from
+/// here. Without it, two slow guests in a row would look like a hang.
 fn announced(limit: Limit) -> Option<String> {
     match limit {
         Limit::Total(most) => Some(format!("a machine starts, for {} s at most", most.as_secs())),
@@ -91,8 +91,8 @@ fn announced(limit: Limit) -> Option<String> {
     }
 }
 
-/// The same command, killed by the kernel when this process ends in whatever way, where util-linux is there to ask
-/// for it. (In the emulated host it is not, but there the machine goes off with us.)
+/// The same command, killed by the kernel when this process ends in any way, if util-linux is installed to request
+/// that. (The emulated host has none, but it powers off with this process.)
 pub(crate) fn bound_to_us(command: Command) -> Command {
     const SETPRIV: &str = "/usr/bin/setpriv";
     if !Path::new(SETPRIV).exists() {
@@ -160,12 +160,12 @@ fn react(reaction: Reaction, pid: Pid) {
         Reaction::Press => Signal::POWER,
         Reaction::Kill => Signal::KILL,
     };
-    // It may have ended by itself just now.
+    // The process may have just ended by itself.
     let _ = kill_process(pid, signal);
 }
 
 fn kill_group(pid: Pid) {
-    // Nobody left in the group is what is wanted.
+    // An error means that the group is empty, which is the goal.
     let _ = kill_process_group(pid, Signal::KILL);
 }
 

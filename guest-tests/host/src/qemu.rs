@@ -83,8 +83,8 @@ pub(crate) struct L1<'a> {
     pub(crate) words: &'a str,
 }
 
-/// The emulated host. It has AMD's virtualisation, because QEMU emulates that one, and Intel's IOMMU with remapping,
-/// whose caching mode reports mappings to devices outside of QEMU. It has one processor: with two, every second guest
+/// The emulated host. It has AMD's virtualisation, because QEMU emulates that one, and Intel's IOMMU with remapping:
+/// caching mode reports its mappings to devices outside of QEMU. It has one processor: with two, every second guest
 /// read page tables as zero right after a VMRUN and ended in a triple fault (QEMU 10.0 and 11.1); with one, none did.
 pub(crate) fn l1(machine: &L1<'_>) -> Vec<OsString> {
     let mut args = words(

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// An emulated guest takes its time to let a device go.
+/// Timeout: an emulated guest is slow to release a device.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Bytes of an answer; those asked for here are short.
+/// Maximum size of an answer in bytes; the answers to these commands are short.
 const MAX_LINE: u64 = 1 << 20;
 
 /// A connection to it.
@@ -31,7 +31,7 @@ impl Monitor {
         Ok(monitor)
     }
 
-    /// Does `command`; what it refuses is an error. Events that come before the answer are kept.
+    /// Runs `command`; a refusal is an error. Events that come before the answer are kept.
     pub(crate) fn execute(&mut self, command: &str, arguments: Value) -> io::Result<()> {
         let asked = json!({ "execute": command, "arguments": arguments });
         writeln!(self.stream.get_mut(), "{asked}")?;
@@ -81,7 +81,7 @@ mod tests {
 
     use super::*;
 
-    /// A monitor that says these lines, the first by itself and the next whenever it is asked.
+    /// A monitor that sends these lines: the first at once, and one more for each request.
     fn says(lines: &'static [&'static str]) -> (tempfile::TempDir, JoinHandle<()>) {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("qmp")).unwrap();

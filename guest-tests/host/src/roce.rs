@@ -1,17 +1,17 @@
-//! RDMA over Ethernet as it was on a wire: the packets of reliable connections (RoCE v2) in a recording of libpcap's form, counted
-//! by their direction and kind. Pure; what was recorded is as a stranger left it, and what is no such packet is passed over.
+//! RDMA over Ethernet on a wire: counts the packets of reliable connections (RoCE v2) in a recording of libpcap's
+//! format by direction and kind. Pure. The recording is untrusted input; other packets are ignored.
 //!
-//! Sources: the file form is draft-ietf-opsawg-pcap, the packets' are `InfiniBand` Architecture Specification 1.4, chapter 9 and annex A17.
+//! Sources: draft-ietf-opsawg-pcap; `InfiniBand` Architecture Specification 1.4, chapter 9 and annex A17 (packets).
 
 use std::collections::BTreeMap;
 
 /// An Ethernet address.
 pub(crate) type Mac = [u8; 6];
 
-/// Bytes before the first record, and before each packet.
+/// Sizes of the file's header and of each packet's record header.
 const FILE_HEADER: usize = 24;
 const RECORD_HEADER: usize = 16;
-/// What a file begins with whose times are in microseconds, in the order of bytes of who wrote it, and the kind of link "Ethernet".
+/// First word of a file with times in microseconds, in the writer's byte order, and the link type of Ethernet.
 const MAGIC: u32 = 0xa1b2_c3d4;
 const ETHERNET: u32 = 1;
 /// Bytes of the headers of Ethernet, UDP and InfiniBand's base, and of the check sum at the end.
@@ -21,16 +21,16 @@ const BASE_HEADER: usize = 12;
 const CHECK_SUM: usize = 4;
 /// The UDP port of RoCE v2.
 const PORT: u16 = 4791;
-/// Pieces of data, and whole packets of each direction, that are kept: the last ones.
+/// Number of last pieces of data, and of last whole packets of each direction, that are kept.
 const KEPT: usize = 32;
 
-/// Smaller packets are copied by their driver before anybody sees them (e1000e's `copybreak`): only larger ones lie where DMA put them.
+/// Drivers copy smaller packets on arrival (e1000e's `copybreak`): only larger ones stay where DMA put them.
 const COPIED: usize = 256;
 
 /// Operation codes of packets with data in the middle of a write, and of an answer to a read.
 const MIDDLES: [u8; 2] = [0x07, 0x0e];
 
-/// What went one way.
+/// Traffic of one direction.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Way {
     /// Bytes of data in writes.
@@ -45,16 +45,16 @@ pub(crate) struct Way {
     pub(crate) packets: Vec<Vec<u8>>,
 }
 
-/// What went over a wire.
+/// Traffic of a wire.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Wire {
-    /// Each way: from whom and to whom.
+    /// Directions, by source and destination.
     pub(crate) ways: BTreeMap<(Mac, Mac), Way>,
     /// The data of the last packets that were in the middle of a write or of an answer to a read, each once, oldest first.
     pub(crate) pieces: Vec<Vec<u8>>,
 }
 
-/// Reads a recording; one that ends within a packet is one that still goes on.
+/// Parses a recording; one that ends within a packet is still being written.
 pub(crate) fn read(recording: &[u8]) -> Result<Wire, String> {
     let (magic, link) = (little(recording, 0), little(recording, 20));
     if (magic, link) != (Some(MAGIC), Some(ETHERNET)) {
@@ -119,8 +119,8 @@ fn packet_of(packet: &[u8]) -> Option<(Mac, Mac, u8, &[u8])> {
     Some((from, to, code, base.get(begin..end)?))
 }
 
-/// Bytes of the headers between the base and the data: what a write is to, with a first packet; an acknowledgement, with an
-/// answer's first and last; a word for the receiver, in sends and writes that have one.
+/// Size of the headers between the base and the data: a write's target in its first packet; an acknowledgement in a
+/// response's first and last; a word for the receiver in sends and writes with immediate data.
 const fn extended(code: u8) -> usize {
     match code {
         0x03 | 0x05 | 0x09 | 0x0d | 0x0f | 0x10 | 0x11 => 4,

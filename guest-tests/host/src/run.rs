@@ -327,7 +327,7 @@ fn steps(scenario: &Scenario) -> Option<Teller> {
     scenario.tell.or(of_functions).or_else(|| scenario.region.map(|_| of_slices as Teller))
 }
 
-/// Whether the VMM, whose logs are in `report`, did not print `words`.
+/// A fault if the VMM's log in `report` lacks `words`.
 fn missing(words: &str, report: &Path) -> Option<String> {
     let said = fs::read_to_string(report.join(VMM_LOG)).unwrap_or_default();
     (!said.contains(words)).then(|| format!("the VMM does not print \"{words}\""))
@@ -388,7 +388,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Starts a machine whose VMM is the shell script `script`: it writes the log and the console.
+    /// Starts a machine with the shell script `script` as VMM: it writes the log and the console.
     fn start(script: &str) -> Boot {
         let report = tempfile::tempdir().unwrap();
         let runner = nowhere();

@@ -14,7 +14,7 @@ use crate::process::bound_to_us;
 /// A function that is served.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Card {
-    /// What it is.
+    /// Its kind.
     pub(crate) kind: Kind,
     /// MiB of its memory BAR.
     pub(crate) bar: u64,
@@ -22,32 +22,32 @@ pub(crate) struct Card {
     pub(crate) memory: u64,
 }
 
-/// What a function that is served passes for.
+/// Kinds of functions that are served.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Kind {
     /// The configuration space of a real one.
     Recorded(&'static str),
-    /// A GPU for the emulated Grace host, whose memory is the host's own: ready some reads after each reset.
+    /// A GPU for the emulated Grace host, with the host's own memory: ready some reads after each reset.
     Grace {
         /// Name of the file that is its socket's EGM, beside the socket that serves it.
         egm: &'static str,
     },
 }
 
-/// An H200 with half of its BAR, for two of them and a guest are to fit into an emulated processor's 40 address bits. Before
-/// Linux 6.15 type 1 maps BARs for others in pages of 4 KiB, of which it has too many: this takes a newer kernel.
+/// An H200 with half of its BAR, so that two of them and a guest fit into an emulated processor's 40 address bits. It
+/// needs Linux 6.15: before, type 1 maps BARs for other devices in pages of 4 KiB, too many for this BAR.
 pub(crate) const GPU: Card = Card {
     kind: Kind::Recorded(include_str!("../../../vfio/tests/data/h200.txt")),
     bar: 64 << 10,
     memory: 2 << 10,
 };
-/// A ConnectX-5, of which, unlike newer ones, there is a public record.
+/// A ConnectX-5: unlike newer cards, it has a public record of its configuration space.
 pub(crate) const NIC: Card = Card {
     kind: Kind::Recorded(include_str!("../../../vfio/tests/data/connectx5.txt")),
     bar: 32,
     memory: 32,
 };
-/// A Grace GPU, beside whose own memory BAR its driver shows the memory that processors share.
+/// A Grace GPU: in addition to its own memory BAR, its driver shows the memory that processors share.
 const fn grace(egm: &'static str) -> Card {
     Card { kind: Kind::Grace { egm }, bar: 64, memory: 64 }
 }
@@ -73,14 +73,14 @@ pub(crate) struct Cards {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Fails for one that has ended.
+        // This fails for a server that has ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 impl Server {
-    /// Asks it to end; a slice's guest is asked for it.
+    /// Sends it SIGTERM; a slice's server then requests the slice from its guest.
     pub(crate) fn ask(&self) -> io::Result<()> {
         Ok(kill_process(Pid::from_child(&self.0), Signal::TERM)?)
     }
@@ -90,7 +90,7 @@ impl Server {
         Ok(self.0.wait()?.code())
     }
 
-    /// What is in its memory of `size` bytes: a file that has no name.
+    /// Its memory of `size` bytes, which is a file without a name.
     pub(crate) fn memory(&self, size: u64) -> io::Result<Vec<u8>> {
         for entry in fs::read_dir(format!("/proc/{}/fd", self.0.id()))? {
             let path = entry?.path();
@@ -122,7 +122,7 @@ pub(crate) fn start(function: &Path, card: Card, socket: &Path) -> Result<Server
     serve(command, said.into())
 }
 
-/// Starts `command`; it serves when this returns, and says so in a line. What it says of its clients goes to `stderr`.
+/// Starts `command`; it serves when this returns, and prints a line then. Its messages about clients go to `stderr`.
 pub(crate) fn serve(command: Command, stderr: Stdio) -> Result<Server, LabError> {
     let mut command = bound_to_us(command);
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr).spawn();

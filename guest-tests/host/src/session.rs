@@ -35,7 +35,7 @@ use crate::tools::Tools;
 /// Restarts that one run may have. More are a failure, whatever caused them.
 const MOST_RESTARTS: usize = 3;
 
-/// Where logs and results go unless the user says otherwise.
+/// Default folder for logs and results.
 const REPORT: &str = ".lab";
 
 /// What is run, where, and what is shown.
@@ -198,7 +198,7 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
         (None, Vmm::Egm) => decide(&cache()?)?,
     };
     if chosen.iter().any(|s| s.outside) {
-        // Without one they are skipped, and say so.
+        // Without one they are skipped, with this reason.
         tools.emulator = Emulator::of(&cache()?).ok();
     }
     // This machine's KVM runs no guests of another processor.
@@ -223,7 +223,7 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
             None => runner.scenario(scenario),
             Some(fault) => under_fault(scenario.name, fault, arguments)?,
         });
-        // What is done stays known if this machine, an emulated host perhaps, does not live to the end.
+        // Keeps the results so far, in case this machine (perhaps an emulated host) dies before the end.
         keep(&results, report)?;
     }
     let site = Site::of_this_host(in_lab, &runner.options);

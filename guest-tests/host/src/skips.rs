@@ -1,5 +1,5 @@
-//! The skips that a green run may have: the table `guest-tests/skips.json`, and what it says about a scenario's cases and about
-//! lines `skipped: REASON` in a log. A skip that no row allows is a failure.
+//! The skips that a green run may have, by the table `guest-tests/skips.json`: in a scenario's cases, and in lines
+//! `skipped: REASON` of a log. A skip that no row allows is a failure.
 
 mod condition;
 mod log;
@@ -217,7 +217,7 @@ mod tests {
         assert!(allows(&["--shard", "2/4"], "not in this shard") && !allows(&[], "not in this shard"));
     }
 
-    /// What the lab itself puts into its emulated host is no reason to skip there.
+    /// The lab itself provides regions and functions in its emulated host, so their absence is a failure there.
     #[test]
     fn the_table_is_sound_and_allows_no_missing_region_or_function_in_the_lab() {
         let table = Skips::read().unwrap();

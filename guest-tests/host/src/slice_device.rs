@@ -1,5 +1,5 @@
-//! Stories of a slice as a PCI function. A guest of a monitor that has it itself, and one of a monitor that has it from
-//! `egm-device serve`, report the same; and it may be of any kind of memory.
+//! Scenarios of a slice as a PCI function. The function is the monitor's own for one guest and from `egm-device serve`
+//! for another; both guests report the same. The slice may be of any kind of memory.
 
 use std::process::{Command, Stdio};
 
@@ -35,7 +35,7 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     Ok(())
 }
 
-/// A slice of each kind of memory as the monitor's own function, then one that a server has from the host's ledger.
+/// A slice of each kind of memory as the monitor's own function, then one that a server got by the host's ledger.
 pub(crate) fn kinds(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, .. } = *frame;
     for region in KINDS {
@@ -59,7 +59,7 @@ pub(crate) fn kinds(frame: &mut Frame<'_>) -> Result<(), LabError> {
     leased(frame)
 }
 
-/// A server of a slice that the ledger keeps: nobody else gets it meanwhile, and its next owner finds zeros.
+/// A server of a slice in the ledger: other owners are refused it meanwhile, and its next owner finds zeros.
 fn leased(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, .. } = *frame;
     if slices::missing(runner, LEASED)?.is_some() {
@@ -100,7 +100,7 @@ fn serve_slice(runner: &Runner, region: &str, scenario: &Scenario) -> Result<Ser
     serve(command, Stdio::null())
 }
 
-/// Both guests said the same, but for the time that it took.
+/// Both guests reported the same, except for durations.
 fn same(one: &Boot, other: &Boot) -> Step {
     let [one, other] = [one, other].map(said);
     match one.iter().zip(&other).find(|(one, other)| one != other) {

@@ -28,7 +28,7 @@ const HUGE_PAGES: u64 = 264;
 const MARK: u64 = 0x6d67_652d_7461_6562;
 /// How long a beating word may stand still, under emulation.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
-/// The exit code of a VMM whose host lacks something.
+/// The VMM's exit code when the host lacks something.
 pub(crate) const HOST_LACKS: i32 = 3;
 
 /// Runs the scenario of a slice of `region`.

@@ -1,4 +1,4 @@
-//! The programs and files that a scenario is run with.
+//! Programs and files for running scenarios.
 
 use std::path::{Path, PathBuf};
 
@@ -14,26 +14,26 @@ use crate::scenarios::Scenario;
 const ROOT: &str = "root.img";
 /// Name of the kernel for every machine there.
 const GENERIC: &str = "generic";
-/// What a guest has for RDMA, its kernel among it.
+/// Name of the folder of a guest's RDMA kit, with its kernel.
 const RDMA: &str = "rdma";
 /// Name of the folder of test programs, there and beside this program.
 const TESTS: &str = "tests";
 /// Folder of cloud-hypervisor there.
 const CLOUD_HYPERVISOR: &str = "cloud-hypervisor";
 
-/// Where `scripts/lab/arm64` leaves the programs for the emulated Grace host, in the folder of what is built.
+/// Folder of the build directory in which `scripts/lab/arm64` puts the programs for the emulated Grace host.
 const ARM64_FOLDER: &str = "aarch64-unknown-linux-gnu/lab";
 
-/// What a scenario is run with.
+/// Programs and files for running scenarios.
 #[derive(Debug, Clone)]
 pub(crate) struct Tools {
     /// This program.
     pub(crate) lab: PathBuf,
     /// The VMM.
     pub(crate) vmm: PathBuf,
-    /// A VMM that plugs functions in and out, which few scenarios need.
+    /// A VMM that hot-plugs functions, which few scenarios need.
     pub(crate) plug: PathBuf,
-    /// What takes slices.
+    /// `egm-device`, which grants slices.
     pub(crate) device: PathBuf,
     /// The in-guest agent.
     pub(crate) agent: PathBuf,
@@ -45,7 +45,7 @@ pub(crate) struct Tools {
     pub(crate) kernel: StockKernel,
     /// The guest's kernel for every machine, when a scenario needs it.
     pub(crate) generic: Option<StockKernel>,
-    /// What a guest has for RDMA, when a scenario needs it.
+    /// A guest's RDMA kit, when a scenario needs it.
     pub(crate) rdma: Option<Kit>,
     /// The Debian root file system, when a scenario needs it.
     pub(crate) root: Option<PathBuf>,
@@ -149,7 +149,7 @@ impl Tools {
             (&self.function, &target.function),
             (&self.plug, &target.plug),
         ];
-        // Which of them must be there who made this has said.
+        // The constructor decides which of them must exist; the others are optional.
         for (program, to) in programs.into_iter().filter(|(program, _)| program.exists()) {
             copy(program, to)?;
         }
@@ -182,7 +182,7 @@ impl Tools {
         self.kit(scenario).map_or_else(|| self.kernel(scenario.generic), |kit| &kit.kernel)
     }
 
-    /// What the guest of `scenario` has for RDMA.
+    /// The RDMA kit for the guest of `scenario`.
     pub(crate) fn kit(&self, scenario: &Scenario) -> Option<&Kit> {
         self.rdma.as_ref().filter(|_| scenario.rdma)
     }
@@ -194,7 +194,7 @@ fn configs() -> Result<PathBuf, LabError> {
     configs.canonicalize().map_err(|_| absent(&configs, "run it in the repository's root"))
 }
 
-/// Where the programs for the emulated Grace host are: among what this one was built with.
+/// Folder of the programs for the emulated Grace host, in this program's build directory.
 fn arm64_folder() -> PathBuf {
     let lab = std::env::current_exe().unwrap_or_default();
     lab.ancestors().nth(3).unwrap_or_else(|| Path::new("target")).join(ARM64_FOLDER)

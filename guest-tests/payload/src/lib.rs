@@ -127,7 +127,7 @@ pub fn hello(ports: Ports, entry: Entry) -> Vec<u8> {
     payload.finish(entry)
 }
 
-/// Says "ready" and sleeps without interrupts, so that only the operator can end it.
+/// Prints "ready" and halts with interrupts off, so that only the operator can end it.
 pub fn halt(ports: Ports) -> Vec<u8> {
     let mut payload = Payload::new(ports);
     payload.print("ready\n");
@@ -135,12 +135,12 @@ pub fn halt(ports: Ports) -> Vec<u8> {
     payload.finish(Entry::Pvh)
 }
 
-/// A register that a guest reads, and what it has.
+/// A register that a guest reads, and its expected value.
 #[derive(Debug, Clone, Copy)]
 pub struct Register {
     /// Where it is.
     pub place: Place,
-    /// What it has, where that is known: who reads something else measures something else.
+    /// Expected value, if known: another value means that the guest measures something else.
     pub value: Option<u32>,
 }
 
@@ -153,8 +153,8 @@ pub enum Place {
     Config(u32),
 }
 
-/// Writes each of `setup` (place and value) to configuration space, reads each register `reads` times, and says [`TURN`]
-/// before, between and after.
+/// Writes each of `setup` (address and value) to configuration space, reads each register `reads` times, and prints
+/// [`TURN`] before, between and after.
 pub fn exits(ports: Ports, setup: &[(u32, u32)], registers: &[Register], reads: u32) -> Vec<u8> {
     let mut payload = Payload::new(ports);
     let select = |code: &mut Code, place: u32| {
@@ -191,13 +191,13 @@ pub fn exits(ports: Ports, setup: &[(u32, u32)], registers: &[Register], reads: 
     payload.finish(Entry::Pvh)
 }
 
-/// What [`exits`] says between registers.
+/// [`exits`] prints this between registers.
 pub const TURN: &str = "turn";
-/// What it says in the end.
+/// [`exits`] prints this at the end.
 pub const OVER: &str = "over";
 
-/// Says "zeros" when all of the `bytes` (a multiple of 8) from guest physical address `from` are zero, and sleeps; else it
-/// fails.
+/// Prints "zeros" and halts when all of the `bytes` (a multiple of 8) from guest physical address `from` are zero; else
+/// it fails.
 pub fn zeros(ports: Ports, from: u64, bytes: u64) -> Vec<u8> {
     let mut payload = Payload::new(ports);
     let gibibytes = (from + bytes).div_ceil(1 << 30);
@@ -211,7 +211,7 @@ pub fn zeros(ports: Ports, from: u64, bytes: u64) -> Vec<u8> {
     payload.finish(Entry::Pvh)
 }
 
-/// Says "ready" and never leaves the processor.
+/// Prints "ready" and loops for ever without an exit.
 pub fn spin(ports: Ports) -> Vec<u8> {
     let mut payload = Payload::new(ports);
     payload.print("ready\n");

@@ -11,7 +11,7 @@ const OTHERS: usize = 22;
 /// Columns of a ratio to an earlier run.
 const RATIO: usize = 16;
 
-/// A row whose final width depends on the other rows.
+/// A row; its final width depends on the other rows.
 struct Row {
     label: String,
     at: String,

@@ -44,7 +44,7 @@ pub enum Outcome {
     Passed,
     /// The claim is untrue.
     Failed,
-    /// This guest cannot decide it; the reason says why. Not a pass.
+    /// This guest cannot decide the claim, for the check's reason. Not a pass.
     #[serde(alias = "waived")]
     Skipped,
     /// The check itself broke.
@@ -93,12 +93,12 @@ pub const SUMMARY: &str = "summary";
 pub enum Line {
     /// A result.
     Check(Check),
-    /// The end of the report and the number of checks that the agent says it ran.
+    /// The end of the report, with the number of checks that the agent claims to have run.
     Summary(usize),
 }
 
 impl Line {
-    /// Reads one console line; `None` when it is somebody else's.
+    /// Parses one console line; `None` when it is not a report line.
     pub fn parse(line: &str) -> Option<Self> {
         let line = line.trim();
         if line.len() > MAX_LINE || !line.starts_with(PREFIX) {

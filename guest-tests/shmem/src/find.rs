@@ -37,7 +37,7 @@ pub fn candidates(given: Option<&Path>, roots: &[PathBuf]) -> Vec<PathBuf> {
     found
 }
 
-/// Folders in `folder` whose names begin so, in order.
+/// Folders in `folder` with names that begin with `prefix`, in order.
 fn folders(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     let mut found: Vec<PathBuf> = entries

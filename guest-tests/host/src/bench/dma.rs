@@ -1,5 +1,5 @@
-//! Memory mapped for a device, beside one ioctl of the kernel over the same memory: `egm-vfio`'s benchmark, in an emulated
-//! host, whose IOMMU and VFIO are the kernel's own.
+//! Time to map memory for a device, compared with one ioctl of the kernel over the same memory: `egm-vfio`'s benchmark,
+//! in an emulated host with the kernel's own IOMMU and VFIO.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,7 +27,7 @@ const ROWS: [(&str, &str, u64, usize); 4] = [
     ("iommufd", "2M", 3072, 11),
 ];
 
-/// What the benchmark prints.
+/// Output of the benchmark.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Seconds {
     before: Vec<f64>,

@@ -1,4 +1,4 @@
-//! Sections that are measured in the emulated host: what it is given, and how its figures come back.
+//! Sections that are measured in the emulated host: its inputs, and the return of its figures.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use crate::tools::Tools;
 
 /// How often an emulated host may end without figures.
 const ATTEMPTS: usize = 3;
-/// It says nothing while it measures.
+/// It prints nothing while it measures.
 const SILENCE: Duration = Duration::from_secs(900);
 /// The NVMe drive behind the emulated host's first root port.
 pub(super) const FUNCTION: &str = "0000:01:00.0";
@@ -35,7 +35,7 @@ const FIRMWARE: [&str; 5] = [
     "/usr/share/qemu/kvmvapic.bin",
 ];
 
-/// What cargo says of what it built.
+/// Cargo's message about a built artifact.
 #[derive(Deserialize)]
 struct Built {
     target: BuiltTarget,
@@ -47,7 +47,7 @@ struct BuiltTarget {
     name: String,
 }
 
-/// An emulated host that was not booted yet, and what it will find.
+/// An emulated host before its boot, and its files.
 pub(super) struct EmulatedHost {
     /// The cache of kernels.
     pub(super) cache: Cache,
@@ -66,7 +66,7 @@ impl EmulatedHost {
         Ok(host)
     }
 
-    /// What it will have as `/run/tools`.
+    /// The folder that becomes its `/run/tools`.
     pub(super) fn tools(&self) -> PathBuf {
         self.share.join("tools")
     }
@@ -92,7 +92,7 @@ impl EmulatedHost {
         Ok(path)
     }
 
-    /// Boots it with `kernel`, lets it measure, and takes what it found. One that stumbles is booted again.
+    /// Boots it with `kernel`, lets it measure, and returns its figures. A host that ends without them is booted again.
     pub(super) fn measure<T: DeserializeOwned>(
         &self,
         kernel: &StockKernel,

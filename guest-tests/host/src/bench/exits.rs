@@ -1,7 +1,7 @@
-//! What a register costs that the monitor answers: a guest reads it again and again, under egm-vmm, under QEMU, and under a
-//! monitor that does nothing, which nobody can beat.
+//! Cost of a register that the monitor emulates: a guest reads it again and again, under egm-vmm, under QEMU, and under
+//! a monitor that does nothing, which is the lower bound.
 //!
-//! On this machine the registers are an entropy device's, in the emulated host those of a passed NVMe drive.
+//! On this machine the registers are an entropy device's, in the emulated host those of an assigned NVMe drive.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,9 +32,9 @@ const BAR: u32 = 0xd000_0000;
 /// The slot of the device on the first bus of both.
 const SLOT: u32 = 1;
 
-/// A device whose registers are read.
+/// A device with the registers to read.
 struct Subject {
-    /// What it is called in a table.
+    /// Its name in a table.
     name: &'static str,
     /// Its key in a configuration.
     ours: serde_json::Value,
@@ -72,7 +72,7 @@ impl Subject {
         }
     }
 
-    /// What is read, and what it is called.
+    /// The registers to read, with their names.
     fn registers(&self, table: u32) -> Vec<(&'static str, Register)> {
         let memory = |offset, value| Register { place: Place::Memory(BAR + offset), value };
         let ids = Register { place: Place::Config(config(0)), value: Some(self.ids) };
@@ -92,7 +92,7 @@ impl Subject {
     }
 }
 
-/// What port 0xcf8 is written for a register of the device.
+/// Value for port 0xcf8 that selects a register of the device.
 const fn config(register: u32) -> u32 {
     1 << 31 | SLOT << 11 | register
 }

@@ -21,11 +21,11 @@ const MIB: u64 = 512;
 const ROUNDS: usize = 3;
 /// Time for one boot, under emulation.
 const DEADLINE: Duration = Duration::from_secs(120);
-/// What the guest's init says first.
+/// First line of the guest's init.
 const MARK: &str = "egm-bench: init";
-/// A console that is quiet until then.
+/// Kernel words for a console that is quiet until then.
 const QUIET: &str = "console=ttyS0 quiet panic=-1";
-/// One with all 19 KB of the kernel's messages.
+/// Kernel words for a console with all 19 KB of the kernel's messages.
 const VERBOSE: &str = "console=ttyS0 panic=-1";
 const PEER: &str = "QEMU q35, KVM";
 /// KVM's counters that are shown, by file name.
@@ -121,7 +121,7 @@ fn qemu(tools: &Path, kernel: &Path, initramfs: &Path, cmdline: &str) -> Command
     command
 }
 
-/// What the boots of one VMM came to.
+/// Results of the boots of one VMM.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Boots {
     /// Seconds of a quiet kernel.

@@ -1,4 +1,4 @@
-//! A VMM that is started, waited for, looked at, and killed.
+//! A VMM that is started, awaited, measured and killed.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -10,10 +10,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::error::LabError;
 
-/// More console than this without the mark, and it is not coming.
+/// Maximum console output in bytes without the mark.
 const MAX_CONSOLE: usize = 1 << 20;
 
-/// A running VMM whose guest has said what it was waited for; killed on drop.
+/// A running VMM with a guest that has printed its mark; killed on drop.
 #[derive(Debug)]
 pub(crate) struct Launched {
     child: Child,
@@ -22,8 +22,8 @@ pub(crate) struct Launched {
 }
 
 impl Launched {
-    /// Starts `command` and waits until its standard output has `mark`, `deadline` at most. What it says on
-    /// standard error goes to the file `errors`, and its end into the error.
+    /// Starts `command` and waits until its standard output has `mark`, `deadline` at most. Its standard error goes to
+    /// the file `errors`, and the end of that into the error.
     pub(crate) fn start(
         mut command: Command,
         mark: &str,

@@ -1,5 +1,5 @@
-//! Start with a function of the host, in the emulated host: process start until the guest's first byte, with all memory
-//! mapped for the function and the function reset, beside QEMU with the same payload.
+//! Start with an assigned function, in the emulated host: process start until the guest's first byte, with all memory
+//! mapped for the function and the function reset, compared with QEMU with the same payload.
 
 use std::fs;
 use std::path::Path;
@@ -23,11 +23,11 @@ const ROUNDS: usize = 5;
 /// The payload among the tools.
 const PAYLOAD: &str = "hello.elf";
 
-/// Who starts it.
+/// The monitor that starts it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Vmm {
     Egm,
-    /// The machine that people mean by QEMU.
+    /// QEMU's usual machine.
     Q35,
     /// QEMU's smallest that has PCI.
     Microvm,
@@ -35,7 +35,7 @@ pub(super) enum Vmm {
 
 const ALL: [Vmm; 3] = [Vmm::Egm, Vmm::Q35, Vmm::Microvm];
 
-/// What the starts of one of them came to, in milliseconds.
+/// Start times of one of them, in milliseconds.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Starts {
     vmm: Vmm,

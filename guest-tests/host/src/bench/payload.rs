@@ -1,4 +1,4 @@
-//! Start and memory, with a guest of a few bytes: whatever the KVM is, it runs that one.
+//! Start and memory, with a guest of a few bytes, which every KVM runs.
 
 use std::ffi::OsString;
 use std::fs;
@@ -17,11 +17,11 @@ use crate::peer_program::PeerProgram;
 
 /// Guest memory of every VMM.
 const MIB: u64 = 256;
-/// Starts of each VMM that is quick, alternating.
+/// Starts of each fast VMM, alternating.
 const STARTS: usize = 25;
-/// Starts of QEMU's large machine, whose firmware KVM may have to emulate: seconds each.
+/// Starts of QEMU's large machine: KVM may have to emulate its firmware, which takes seconds for each.
 const SLOW_STARTS: usize = 3;
-/// Looks at each VMM's memory.
+/// Measurements of each VMM's memory.
 const LOOKS: usize = 3;
 /// Time for one start.
 const DEADLINE: Duration = Duration::from_secs(300);
@@ -29,7 +29,7 @@ const DEADLINE: Duration = Duration::from_secs(300);
 const FIRST: &str = "!";
 const READY: &str = "ready";
 
-/// The payload that says one byte and ends.
+/// Writes the payload that prints one byte first and ends.
 pub(super) fn write_hello(work: &Path, name: &str, mib: u64) -> Result<Payload, LabError> {
     Payload::write(work, name, &hello(Ports::USUAL, Entry::Pvh), mib)
 }
@@ -69,7 +69,7 @@ pub(super) fn start(egm_vmm: &Path, work: &Path, provided: &[PeerProgram]) -> Re
     Ok(report)
 }
 
-/// MiB of a VMM beside its guest's memory, look by look.
+/// MiB of a VMM without its guest's memory, for each measurement.
 #[derive(Debug, Clone, Default)]
 struct Looks {
     pss: Vec<f64>,
@@ -93,7 +93,7 @@ impl Looks {
     }
 }
 
-/// What a VMM with a sleeping guest costs beside the guest's memory; the VMMs take turns.
+/// Memory of a VMM with a halted guest, without the guest's memory; the VMMs take turns.
 pub(super) fn memory(egm_vmm: &Path, work: &Path, provided: &[PeerProgram]) -> Result<Report, LabError> {
     let payload = Payload::write(work, "halt", &halt(Ports::USUAL), MIB)?;
     let mut report = Report::default();

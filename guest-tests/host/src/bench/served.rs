@@ -1,5 +1,5 @@
-//! A slice as a PCI function: what a register costs over the socket and its memory as a client maps it, by benchmarks of the two
-//! packages in this process tree; and its memory as a guest's processors reach it, in the emulated host.
+//! A slice as a PCI function: cost of a register over the socket and of its memory in a client, by benchmarks of the
+//! two packages in this process tree; and cost of its memory for a guest's processors, in the emulated host.
 
 use std::fs;
 use std::path::Path;
@@ -118,7 +118,7 @@ pub(super) fn within(tools: &Path, logs: &Path) -> Result<Rounds, LabError> {
     Ok(rounds(&said))
 }
 
-/// `bar-write 1.0 2.0; bar-read 3.0`: what the check says of each way.
+/// `bar-write 1.0 2.0; bar-read 3.0`: the check's figures for each kind of access.
 fn rounds(said: &str) -> Rounds {
     let ways = said.split(';').filter_map(|way| way.trim().split_once(' '));
     let figures = |text: &str| text.split(' ').filter_map(|figure| figure.parse().ok()).collect();

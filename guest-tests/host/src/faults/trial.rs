@@ -18,7 +18,7 @@ use crate::skips::{Site, Skips};
 /// Silence after which a test that a fault keeps waiting has failed.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Exit code of a test program whose test fails.
+/// Exit code of a test program with a failed test.
 const FAILED: i32 = 101;
 
 /// The result of a test program.
@@ -26,7 +26,7 @@ struct Run {
     ending: Ending,
     /// Whether it ran exactly one test.
     is_one: bool,
-    /// Why that test decided nothing, if it said so.
+    /// Reason why that test was skipped, if it printed one.
     skipped: Option<String>,
     reached: bool,
 }
@@ -81,7 +81,7 @@ fn start(binary: &Binary<'_>, test: &str, fault: Option<&str>, folder: &Path) ->
         .args(["--exact", test, "--nocapture", "--test-threads=1"])
         .current_dir(&binary.folder)
         .env_remove(VARIABLE)
-        // Seeds of failures that are planted are no seeds of failures.
+        // Proptest must not keep seeds of planted failures.
         .env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
     command.envs(fault.map(|fault| (VARIABLE, fault)));
     let mark = if fault.is_some() { "faulty" } else { "clean" };

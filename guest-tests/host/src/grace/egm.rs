@@ -1,4 +1,4 @@
-//! The story of EGM of a driver's device: that of every slice, and what such a device has beside: pages that firmware retired.
+//! Scenario: EGM of a driver's device. The same as for every slice, and in addition pages that firmware retired.
 
 use std::fs::File;
 
@@ -14,10 +14,10 @@ use crate::slices;
 
 use super::machine::{BLOCK, retired_in};
 
-/// What is left in a retired block, at its beginning and its end, while a guest has the slice around it.
+/// Value that the lab leaves at the beginning and the end of a retired block, while a guest has the slice around it.
 const MARK: u64 = 0x6465_7269_7465_7221;
 
-/// Tells the story of a slice of an EGM device.
+/// Runs the scenario of a slice of an EGM device.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     slices::run(frame)?;
     let Frame { runner, scenario, report, .. } = *frame;
@@ -39,7 +39,7 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     Ok(())
 }
 
-/// The guest has no memory where blocks are retired, and there are some.
+/// There are retired blocks, and the guest has no memory there.
 fn holes(plan: Option<&Plan>, blocks: &[u64]) -> Step {
     let plan = plan.ok_or("there is no plan")?;
     if blocks.is_empty() {
@@ -52,7 +52,7 @@ fn holes(plan: Option<&Plan>, blocks: &[u64]) -> Step {
     }
 }
 
-/// The first and the last word of each block, and which.
+/// Block and offset of the first and the last word of each block.
 fn words(blocks: &[u64]) -> impl Iterator<Item = (u64, u64)> {
     blocks.iter().flat_map(|block| [(*block, 0), (*block, BLOCK - 8)])
 }

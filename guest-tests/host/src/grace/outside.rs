@@ -1,8 +1,8 @@
-//! The story of a GPU with NVIDIA's id, a copy engine and a reset, which another process serves: not given while it does not get
-//! ready, waited for after each reset, used to its last byte by the guest, by itself and by another function; it reports an error
-//! and is lost, and the next guest has it.
+//! Scenario: a GPU with NVIDIA's id, a copy engine and a reset, served by another process. The VMM refuses it until it
+//! is ready and waits for it after each reset. The guest, the GPU and another function use its memory to the last byte.
+//! It reports an error and is lost, and the next guest gets it.
 //!
-//! Here the host's IOMMU is a virtio-iommu, and the story ends with a fault of it, by which the check for faults is checked.
+//! Here the host's IOMMU is a virtio-iommu. The scenario ends with an IOMMU fault, which verifies the fault check.
 
 use std::fs;
 
@@ -19,21 +19,21 @@ use crate::slices::HOST_LACKS;
 
 use super::gpu::in_place;
 
-/// Registers of the function (`guest-tests/functions/src/registers.rs`): how many reads each word of readiness answers "not yet"
-/// after a reset, and how many were.
+/// Registers of the function (`guest-tests/functions/src/registers.rs`): the number of "not yet" reads of each
+/// readiness word after a reset, and the number of such reads so far.
 const READS: u64 = 0x48;
 const REFUSED: u64 = 0x50;
 const NEVER: u64 = 0xffff_ffff;
-/// What it has from the start, in each of two words.
+/// Initial number of "not yet" reads of each of the two words.
 const SOME: u64 = 3;
 const WORDS: u64 = 2;
 
-/// A guest that waits for the end of its function.
+/// Kernel words of a guest that waits for its function to go.
 const LOST: &str = "egm.checks=function_lost";
-/// The last guest resets itself.
+/// Kernel words of the last guest, which resets itself.
 const RESET: &str = "egm.checks=pci,functions egm.exit=reset";
 
-/// Tells the story of the two functions of `scenario`, the GPU and an engine of QEMU's.
+/// Runs the scenario with its two functions: the GPU, and an engine of QEMU's.
 pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let Frame { runner, scenario, report, .. } = *frame;
     let [gpu, engine] = scenario.passed else {
@@ -69,7 +69,7 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     Ok(())
 }
 
-/// The GPU reports an error that it cannot correct while a guest has it: the guest loses it and goes on.
+/// The GPU reports an uncorrectable error while a guest has it: the guest loses it and goes on.
 fn lost(frame: &mut Frame<'_>, gpu: &str) -> Result<(), LabError> {
     let Frame { runner, scenario, .. } = *frame;
     let expected = Expected { exit: 0, summary: true, checks: &["function_lost"] };
@@ -97,7 +97,7 @@ fn set(gpu: &str, reads: u64) -> Step {
     Ok(())
 }
 
-/// Between two counts of words that read "not yet" the GPU was reset and waited for until it was ready.
+/// Between two counts of "not yet" reads the GPU was reset, and then read until it was ready.
 fn trained(before: u64, after: u64) -> Step {
     match after.saturating_sub(before) {
         reads if reads >= WORDS * SOME => Ok(()),

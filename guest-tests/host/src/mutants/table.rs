@@ -84,7 +84,7 @@ impl Survivor {
     }
 }
 
-/// What `cargo mutants` writes as `outcomes.json`.
+/// Content of `outcomes.json`, from `cargo mutants`.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Outcomes {
     outcomes: Vec<Outcome>,
@@ -122,12 +122,12 @@ impl Outcomes {
     }
 }
 
-/// What a run of a core came to.
+/// Verdict on a run of a core.
 #[derive(Debug)]
 pub(crate) struct Verdict {
     /// One line for the reader.
     pub(crate) summary: String,
-    /// What makes the run fail.
+    /// Reasons for the run to fail.
     pub(crate) problems: Vec<String>,
 }
 
@@ -149,7 +149,7 @@ impl Table {
         Ok(self.cores.iter().filter(|core| names.is_empty() || names.contains(&core.name)).collect())
     }
 
-    /// Rows of `core` whose mutant is in none of its files any more.
+    /// Rows of `core` with mutants that are no longer in its files.
     pub(crate) fn stale(&self, core: &Core, all: &[Mutant]) -> Vec<String> {
         let rows = self.survivors.iter().filter(|row| row.core == core.name);
         rows.filter(|row| !all.iter().any(|mutant| row.is(mutant)))

@@ -1,4 +1,4 @@
-//! An operator who presses the power button.
+//! The operator presses the power button.
 
 use super::{PLAIN, Scenario};
 use crate::judge::Expected;

@@ -1,10 +1,10 @@
-//! A guest whose kernel panics.
+//! The guest's kernel panics.
 
 use super::{PLAIN, Scenario};
 use crate::judge::Expected;
 use crate::run::PANICKED;
 
-/// The pvpanic device tells the VMM.
+/// The pvpanic device notifies the VMM.
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "panic",
     story: "a guest whose kernel panics ends its VMM with exit code 1",

@@ -1,4 +1,4 @@
-//! Functions of the emulated host in guests, with stories of their own.
+//! Functions of the emulated host in guests, with steps of their own.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ pub(super) const DMA_IOMMUFD: Scenario = Scenario {
     ..DMA_KINDS
 };
 
-/// The engine, told to write where it may not.
+/// The engine writes to memory that it must not reach.
 pub(super) const FAULT: Scenario = Scenario {
     name: "vfio-fault",
     story: "a device that writes outside of its guest is refused by the IOMMU, and the check for that sees it",
@@ -54,7 +54,7 @@ pub(super) const FAULT: Scenario = Scenario {
     ..PLAIN
 };
 
-/// A card of which the host's kernel is told that it reported an error.
+/// A card with an injected error in the host's kernel.
 pub(super) const ERROR: Scenario = Scenario {
     name: "vfio-error",
     story: "a function reports an error that it cannot correct: the guest loses it and goes on, the next machine has it",
@@ -66,7 +66,7 @@ pub(super) const ERROR: Scenario = Scenario {
     ..PLAIN
 };
 
-/// A drive, and all that can be wrong with it.
+/// A drive with every kind of misconfiguration.
 pub(super) const REFUSED: Scenario = Scenario {
     name: "vfio-refused",
     story: "what can be wrong with a function and its host is named with its remedy, and nothing is held afterwards",
@@ -120,7 +120,7 @@ pub(super) const SWITCHED: Scenario = Scenario {
     ..NET
 };
 
-/// A card and a drive that are maltreated, and the drive behind the switch that is left alone.
+/// A card and a drive that the guest misuses, and the drive behind the switch that it leaves alone.
 pub(super) const MOVES: Scenario = Scenario {
     name: "vfio-moves",
     story: "a guest resets passed functions and moves their BARs over memory while a drive works, and the next drives them",

@@ -29,7 +29,7 @@ pub(super) const REQUEST: Scenario = Scenario {
     ..HOTPLUG
 };
 
-/// A drive that somebody pulls out. Last of those who have it: it stays away.
+/// A drive that is pulled out. It runs after all other scenarios with that drive, because the drive stays away.
 pub(super) const PULLED: Scenario = Scenario {
     name: "vfio-surprise",
     story: "a passed drive is pulled out of the host: the operator is told, the guest loses it and runs on",

@@ -3,7 +3,7 @@
 use super::{PLAIN, Scenario};
 use crate::judge::Expected;
 
-/// A guest's reset ends the VMM: whoever started it decides whether to start it again.
+/// A guest's reset ends the VMM: the VMM's parent decides whether to start it again.
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "reset",
     story: "a guest that resets itself ends its VMM with exit code 1",

@@ -1,4 +1,4 @@
-//! An operator who stops the VMM.
+//! The operator stops the VMM.
 
 use super::{PLAIN, Scenario};
 use crate::disk::Proof;

@@ -39,7 +39,7 @@ pub(super) const DEVDAX: Scenario = Scenario {
     ..PLAIN
 };
 
-/// Device-DAX whose slices have a device each.
+/// A device-DAX region with a device for each slice.
 pub(super) const DEVDAX_OWNERS: Scenario = Scenario {
     name: "slice-devdax-owners",
     story: "slices of one device-DAX region have a device each: two users and a server reach their own alone, then all are removed",

@@ -17,7 +17,7 @@ use crate::cache::Cache;
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(super) enum Condition {
-    /// Always holds. The row has a note that says why no program can check it afterwards.
+    /// Always holds. The row has a note with the reason why no program can check it afterwards.
     Any,
     /// The emulated host of the lab.
     Lab,
@@ -95,7 +95,7 @@ pub(super) enum Condition {
     NoOption(String),
 }
 
-/// What a condition is evaluated against.
+/// The host and run for the evaluation of a condition.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Site<'a> {
     /// Folder that absolute paths are below.

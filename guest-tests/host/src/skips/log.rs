@@ -1,6 +1,6 @@
 //! Lines `skipped: REASON` of a log, each with the test or step that printed it. Pure.
 
-/// What a test prints that this host cannot decide.
+/// Prefix of a test's line when this host cannot decide it.
 const SKIPPED: &str = "skipped: ";
 
 /// Name and reason of each skip in the output of cargo-nextest, of libtest, or of scripts/test; a pair that repeats is one.
@@ -25,7 +25,7 @@ pub(super) fn skips(log: &str) -> Vec<(String, String)> {
     found
 }
 
-/// The test whose output begins or ends with `line`.
+/// The name of the test, if `line` begins or ends its output.
 fn test_of(line: &str) -> Option<&str> {
     let line = line.trim();
     // libtest: `---- NAME stdout ----`, `test NAME ... ok`.

@@ -21,7 +21,7 @@ pub(in crate::library) fn checked(call: &'static str, status: c_int) -> Result<(
     if status == 0 { Ok(()) } else { Err(ShmemError::Status { call, status }) }
 }
 
-/// This process as one PE of a job. It stays on the thread that started it, whose CUDA context it uses.
+/// This process as one PE of a job. It stays on the thread that started it and uses that thread's CUDA context.
 pub struct Pe {
     pub(super) library: Library,
     context: Context,
