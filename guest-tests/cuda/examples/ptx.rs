@@ -1,8 +1,8 @@
-//! Makes `kernels/egm.ptx` of `kernels/egm.cu` with `nvcc` (or what `NVCC` names) and `ptxas` beside it:
+//! Makes `kernels/egm.ptx` from `kernels/egm.cu` with `nvcc` (or `$NVCC`) and the `ptxas` in its folder:
 //! `cargo run -p egm-cuda --example ptx`.
 //!
-//! The kernels need nothing that is newer than PTX 7.0, so that is what the text asks for, whichever compiler wrote it: an older
-//! driver takes it then. `ptxas` is asked whether that is so.
+//! The kernels need nothing newer than PTX 7.0, so the text declares that version whatever compiler wrote it: older
+//! drivers accept it then. `ptxas` verifies the text.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};

@@ -1,13 +1,13 @@
-//! CUDA's driver interface for the checks of `egm-guest`, safe and typed. Nothing but the driver's `libcuda.so.1` is needed,
-//! and that at run time.
+//! CUDA's driver interface for the checks of `egm-guest`, safe and typed. It needs only the driver's `libcuda.so.1`, at
+//! run time.
 //!
 //! ```text
 //!  Driver::open() ─► Device ─► Context ─┬► Memory    of every Kind: for the GPU at an address, for the CPU as Words
 //!   symbols by name   attributes        ├► Stream    copies, kernels, in order; Event: times
 //!                                       └► Kernels   ours, kernels/egm.cu, each with its arguments checked
 //! ```
-//! [`FUNCTIONS`] names every function of the driver that is called. A driver that lacks one is refused by its name; nothing
-//! here panics. Results are read as numbers, so that a code of a newer driver is one that is not known, and no more.
+//! [`FUNCTIONS`] names every function of the driver that is called. A driver that lacks one is refused with its name;
+//! no code here panics. Results are numbers, so a code of a newer driver is only unknown.
 
 mod attributes;
 mod context;

@@ -1,6 +1,6 @@
-//! What words hold: a function of a seed and a position, the same as in `kernels/egm.cu`. Pure.
+//! The pattern of words: a function of a seed and a position, the same as in `kernels/egm.cu`. Pure.
 
-/// What word `index` of memory that was filled with `seed` holds.
+/// Value of word `index` of memory that was filled with `seed`.
 #[must_use]
 pub const fn pattern(seed: u64, index: u64) -> u64 {
     let x = seed.wrapping_add(index).wrapping_mul(0x9E37_79B9_7F4A_7C15);

@@ -1,33 +1,33 @@
-//! The copy engine, piece by piece. Pure: memory is a trait, and what the client has to be asked for is a value.
+//! The copy engine, piece by piece. Pure: memory is a trait, and a request to the client is a value.
 
 use egm_vfio_wire::message::{Call, DmaAccess};
 
 /// Bytes of a piece.
 const PIECE: u64 = 64 << 10;
 
-/// What the engine copies between.
+/// Memory for the engine's copies.
 pub trait Memory {
-    /// How many bytes at `address`, of those wanted, can be had at once, and whether the client has to be asked for them;
-    /// `None` where the function may not read, or write.
+    /// Number of bytes from `address` on with the same kind of access, and that kind; `None` where the function may not
+    /// read, or write.
     fn reach(&self, address: u64, write: bool) -> Option<(u64, Way)>;
 
-    /// Reads what can be had without asking; false when that went wrong.
+    /// Reads bytes that need no request; false on failure.
     fn read(&self, address: u64, data: &mut [u8]) -> bool;
 
-    /// Writes likewise.
+    /// Writes bytes that need no request; false on failure.
     fn write(&self, address: u64, data: &[u8]) -> bool;
 }
 
-/// How memory is reached.
+/// Kind of access to memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// Directly.
     File,
-    /// By asking the client.
+    /// By a request to the client.
     Client,
 }
 
-/// A copy that runs.
+/// A running copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Copy {
     /// Next address to read.
@@ -38,18 +38,18 @@ pub struct Copy {
     pub left: u64,
     /// A piece that was read and is not yet written.
     piece: Vec<u8>,
-    /// Bytes that the client was asked for and has not answered.
+    /// Bytes of the client's open request.
     asked: Option<usize>,
 }
 
-/// How far it got.
+/// Progress of a copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Progress {
     /// All of it is copied.
     Done,
     /// This address could not be reached.
     Fault(u64),
-    /// The client has to be asked: see [`Copy::call`].
+    /// The copy needs a request to the client: see [`Copy::call`].
     Waits,
 }
 
@@ -90,7 +90,7 @@ impl Copy {
         }
     }
 
-    /// What to ask the client for, when [`Copy::run`] waits and nothing was asked yet.
+    /// The request for the client, when [`Copy::run`] waits and none is open yet.
     pub fn call(&mut self, memory: &impl Memory) -> Option<Call<'_>> {
         if self.asked.is_some() || self.left == 0 {
             return None;
@@ -106,12 +106,12 @@ impl Copy {
         Some(if write { Call::Write(access, &self.piece[..length]) } else { Call::Read(access) })
     }
 
-    /// The client's answer, the bytes of a read or none, or that it has none.
+    /// Takes the client's answer: the bytes of a read, none for a write, or a failure.
     ///
     /// # Errors
     /// The address that could not be reached.
     pub fn answered(&mut self, answer: Option<&[u8]>) -> Result<(), u64> {
-        // An answer to a copy that was given up is nothing to the next one.
+        // An answer to an abandoned copy does not affect the next one.
         let Some(asked) = self.asked.take() else { return Ok(()) };
         match (answer, self.piece.is_empty()) {
             (Some(bytes), true) => self.piece = bytes.to_vec(),

@@ -76,7 +76,7 @@ fn mebibytes(text: &str) -> Result<u64, String> {
     }
 }
 
-/// How long a client may take over the rest of a message.
+/// Timeout for the rest of a client's message.
 const LIMIT: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {

@@ -1,8 +1,8 @@
 //! Memory that the engine reaches: the function's own, the client's windows, and on a Grace GPU an aperture on EGM.
 //!
 //! The aperture is the one that NVIDIA's open driver 595.45 programs. A page table entry for EGM is the page's physical
-//! address minus the base that the guest's `_DSD` names (`_memdescAllocEgmArray`), so an address here is an offset in the
-//! memory of the socket. The hardware is given neither that base nor a limit
+//! address minus the base in the guest's `_DSD` (`_memdescAllocEgmArray`), so an address here is an offset in the
+//! memory of the socket. The hardware gets neither that base nor a limit
 //! (`NV2080_CTRL_INTERNAL_HSHUB_EGM_CONFIG_PARAMS` has a peer id alone), and the access is no DMA that an IOMMU sees.
 
 use std::fs::File;
@@ -22,7 +22,7 @@ pub(crate) struct Egm {
     pub(crate) bytes: u64,
 }
 
-/// Everything that the engine reaches.
+/// All memory that the engine reaches.
 #[derive(Debug)]
 pub(crate) struct Reach {
     own: File,

@@ -1,4 +1,4 @@
-//! A thousand clients, one after the other: nothing of theirs stays.
+//! A thousand clients, one after the other, leave no resource behind.
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -27,7 +27,7 @@ fn open_files() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Maps memory, connects vectors, and leaves without a word: each in turn in the middle of a message.
+/// Maps memory, connects vectors, and disconnects without notice, each client in the middle of a message.
 fn visit(socket: UnixStream, round: u64) {
     let leftover = socket.try_clone().unwrap();
     let mut client = Client::new(connection(socket)).unwrap();

@@ -1,11 +1,11 @@
-//! Why GPU memory cannot be reached through the BAR.
+//! Errors of access to GPU memory through the BAR.
 
 use std::io;
 
-/// What went wrong.
+/// Error of a mapping or an access.
 #[derive(Debug, thiserror::Error)]
 pub enum GdrError {
-    /// The driver exports a dma-buf and does not let it be mapped.
+    /// The driver exports a dma-buf but cannot map it.
     #[error(
         "the driver's dma-buf cannot be mapped for processors ({0}): drivers of CUDA 13.3 or newer allow it, others need GDRCopy"
     )]
@@ -15,10 +15,10 @@ pub enum GdrError {
     Symbol {
         /// Which one.
         symbol: &'static str,
-        /// What the loader said.
+        /// The loader's message.
         source: libloading::Error,
     },
-    /// The library finds neither its kernel module nor a driver that does without.
+    /// The library finds neither its kernel module nor a driver that needs none.
     #[error("gdr_open found no way to the GPU ({0}): load the module gdrdrv")]
     NoDriver(io::Error),
     /// A call of the library or the kernel failed.
@@ -29,10 +29,10 @@ pub enum GdrError {
         /// As an error number.
         source: io::Error,
     },
-    /// What the library mapped is not what it was asked for.
+    /// The library pinned another range than the requested one.
     #[error("{asked:#x} bytes at {address:#x} were asked for, {is:#x} at {at:#x} are pinned")]
     Pinned {
-        /// Bytes that were asked for.
+        /// Requested bytes.
         asked: usize,
         /// Where.
         address: u64,

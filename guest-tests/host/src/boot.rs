@@ -1,31 +1,31 @@
-//! What one boot of a guest came to, and what of that is the emulator's fault.
+//! The result of one boot of a guest, and the emulator's known faults in it.
 
 use egm_report::{Check, Outcome};
 
 use crate::judge::{Collected, case};
 use crate::process::Ending;
 
-/// What one boot came to.
+/// Result of one boot.
 #[derive(Debug)]
 pub(crate) struct Boot {
-    /// Everything it said, and its end.
+    /// Its report and its end.
     pub(crate) collected: Collected,
     /// Milliseconds until the kernel started init.
     pub(crate) init: Option<u64>,
-    /// Whether the VMM was sent SIGTERM.
+    /// Whether the VMM got SIGTERM.
     pub(crate) signalled: bool,
-    /// What is wrong with the disk afterwards, when the scenario looks.
+    /// Fault of the disk afterwards, if the scenario checks the disk and finds one.
     pub(crate) disk: Option<Option<String>>,
-    /// How often the guest was started for it.
+    /// Number of starts of the guest.
     pub(crate) starts: u32,
-    /// Its kernel reported a panic of which its console has no word.
+    /// Its kernel reported a panic without a message on its console.
     pub(crate) silent_panic: bool,
-    /// Its kernel said that a processor was locked up.
+    /// Its kernel reported a locked-up processor.
     pub(crate) locked_up: bool,
 }
 
 impl Boot {
-    /// One start that came to this.
+    /// A boot with one start and this result.
     pub(crate) fn of(collected: Collected, init: Option<u64>) -> Self {
         Self {
             collected,
@@ -38,14 +38,14 @@ impl Boot {
         }
     }
 
-    /// What the emulator is known to do, where it did.
+    /// The known fault of the emulator that happened, if any.
     pub(crate) fn emulator_did(&self) -> Option<&'static str> {
         let never_ended = self.locked_up && self.collected.ending == Ending::Deadline;
         let panicked = self.silent_panic.then_some("a panic without a word");
         panicked.or_else(|| never_ended.then_some("a locked processor until the deadline"))
     }
 
-    /// The restart for a fault of the emulator, where there was one.
+    /// The case of a restart for a fault of the emulator, if there was one.
     pub(crate) fn emulator_case(&self) -> Option<Check> {
         let reason =
             "a start of the guest ended in a panic without a word or with a locked processor: spoilt-*.log";
@@ -53,10 +53,10 @@ impl Boot {
     }
 }
 
-/// Name of the case that a restart is, at its beginning.
+/// Prefix of the name of a restart's case.
 pub(crate) const EMULATOR: &str = "emulator";
 
-/// A restart for a fault that the emulator is known for: not decided by the start before.
+/// A restart for a known fault of the emulator: the earlier start decided nothing.
 pub(crate) fn restarted(reason: &str) -> Check {
     Check { outcome: Outcome::Skipped, reason: reason.into(), ..case(EMULATOR, None, 0) }
 }

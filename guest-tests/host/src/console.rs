@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::Write;
 
-/// Bytes of a line that are looked at; the rest of a longer line is only logged.
+/// Maximum bytes of a line for the callback; the rest of a longer line is only logged.
 const MAX_LINE: usize = egm_report::MAX_LINE + 256;
 /// Bytes of console output that are kept in the log.
 const MAX_LOG: usize = 16 << 20;
@@ -22,11 +22,11 @@ impl<W: Write> Console<W> {
         Self { log, room: MAX_LOG, line: Vec::new() }
     }
 
-    /// Takes what the guest wrote and hands over each line that is complete.
+    /// Takes output of the guest and passes each complete line to the callback.
     pub(crate) fn feed(&mut self, bytes: &[u8], mut line: impl FnMut(&str)) {
         let kept = bytes.len().min(self.room);
         self.room -= kept;
-        // A full disk must not end the run: the log is a help, the lines are the result.
+        // A full disk must not end the run: the result depends on the lines, not on the log.
         let _ = self.log.write_all(bytes.get(..kept).unwrap_or_default());
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             let free = MAX_LINE - self.line.len();
@@ -37,7 +37,7 @@ impl<W: Write> Console<W> {
         }
     }
 
-    /// Hands over an unfinished last line.
+    /// Passes an unfinished last line to the callback.
     pub(crate) fn flush(&mut self, line: &mut impl FnMut(&str)) {
         if !self.line.is_empty() {
             line(String::from_utf8_lossy(&self.line).trim_end());

@@ -34,7 +34,7 @@ struct Pin {
     is_confined: bool,
 }
 
-/// A group or device keeps its container with all mappings; an iommufd keeps pages pinned for whatever device it gets next.
+/// A group or device keeps its container with all mappings; an iommufd keeps pages pinned for its next device.
 const PINS: [Pin; 4] = [
     Pin { name: "group", region: "mem", backend: "legacy", object: "/dev/vfio/", is_confined: false },
     Pin {

@@ -22,7 +22,7 @@ use crate::session;
 /// The variable that chooses a fault.
 pub(crate) const VARIABLE: &str = "EGM_FAULT";
 
-/// Where logs of faults go.
+/// Folder for logs of faults.
 const REPORT: &str = "target/faults";
 
 /// Which planted faults are run.
@@ -41,7 +41,7 @@ pub(crate) struct FaultsArguments {
     json: bool,
 }
 
-/// What became of one fault.
+/// Outcome of one fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Outcome {
@@ -77,7 +77,7 @@ pub(crate) fn run(arguments: &FaultsArguments) -> Result<ExitCode, LabError> {
         return Ok(ExitCode::SUCCESS);
     }
     let report = Path::new(REPORT);
-    // A log of an earlier run must not show that a fault was reached in this one.
+    // A log of an earlier run must not count as evidence that this run reached a fault.
     if report.exists() {
         fs::remove_dir_all(report).map_err(LabError::file("remove", report))?;
     }

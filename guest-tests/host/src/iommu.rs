@@ -1,6 +1,6 @@
-//! Accesses that the host's IOMMU refused, counted by the interrupts that report them. The kernel's log is no source for that: its
-//! drivers limit the rate of such messages, and the log wraps. No driver here has a trace event for them either: `io_page_fault` is
-//! for those that call `report_iommu_fault`, which neither Intel's nor Arm's SMMUv3 driver does.
+//! Accesses that the host's IOMMU refused, counted by the interrupts that report them. The kernel's log is no source:
+//! drivers limit the rate of such messages, and the log wraps. There is no trace event either: `io_page_fault` is for
+//! drivers that call `report_iommu_fault`, which neither Intel's nor Arm's SMMUv3 driver does.
 //!
 //! A burst of faults may be one interrupt, but none is without one: an IOMMU raises it when its record of faults stops being
 //! empty, and the driver empties that record.
@@ -15,7 +15,7 @@ const INTERRUPTS: &str = "/proc/interrupts";
 /// The devices of virtio's driver.
 const VIRTIO: &str = "/sys/bus/virtio/drivers/virtio_iommu";
 
-/// How many interrupts have reported refused accesses since this host started.
+/// Number of interrupts that have reported refused accesses since this host started.
 pub(crate) fn faults() -> Result<u64, LabError> {
     let text = fs::read_to_string(INTERRUPTS).map_err(LabError::file("read", INTERRUPTS))?;
     counted(&text, &virtio_devices(Path::new(VIRTIO))).ok_or_else(|| LabError::Host {
@@ -24,7 +24,7 @@ pub(crate) fn faults() -> Result<u64, LabError> {
     })
 }
 
-/// The IOMMU has refused nothing since `before`.
+/// Checks that the IOMMU has refused nothing since `before`.
 pub(crate) fn no_faults_since(before: u64) -> Step {
     match faults()?.saturating_sub(before) {
         0 => Ok(()),

@@ -1,10 +1,10 @@
-//! The verdict on one boot, from what was expected and what was collected. Pure.
+//! The verdict on one boot, from its expectation and its collected results. Pure.
 
 use egm_report::{Check, Line, Outcome};
 
 use crate::process::Ending;
 
-/// What a boot should come to.
+/// Expected result of a boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Expected {
     /// The VMM's exit code.
@@ -15,7 +15,7 @@ pub(crate) struct Expected {
     pub(crate) checks: &'static [&'static str],
 }
 
-/// What came of it.
+/// Collected results of a boot.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Collected {
     /// The lines of the report, in order.
@@ -26,11 +26,11 @@ pub(crate) struct Collected {
     pub(crate) millis: u64,
 }
 
-/// How the names of what `egm-guest doctor` reports begin: facts about the guest, which a step of the scenario compares.
+/// Name prefix of the facts that `egm-guest doctor` reports, which a step of the scenario compares.
 const FACT: &str = "doctor.";
 
-/// The guest's checks, then `report` (it is whole, and every required check passed or failed) and `ending` (the VMM ended as
-/// documented).
+/// The guest's checks, then `report` (it is complete, and every required check passed or failed) and `ending` (the VMM
+/// ended as documented).
 pub(crate) fn judge(expected: Expected, collected: &Collected) -> Vec<Check> {
     let mut cases: Vec<Check> = collected
         .lines
@@ -48,7 +48,7 @@ pub(crate) fn judge(expected: Expected, collected: &Collected) -> Vec<Check> {
     cases
 }
 
-/// A result of the runner's own; a fault makes it a failure.
+/// A result of the runner itself; a fault makes it a failure.
 pub(crate) fn case(name: &str, fault: Option<String>, millis: u64) -> Check {
     let outcome = if fault.is_none() { Outcome::Passed } else { Outcome::Failed };
     Check { name: name.into(), outcome, value: None, unit: None, reason: fault.unwrap_or_default(), millis }

@@ -1,4 +1,4 @@
-//! Tests of `egm-device` that ask the kernel, on the kernel of this host: `scripts/lab/tests` builds them.
+//! Tests of `egm-device` that depend on the kernel, on the kernel of this host: `scripts/lab/tests` builds them.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -9,7 +9,7 @@ use crate::error::LabError;
 use crate::frame::{Fault, Frame, Step};
 use crate::pool::Pool;
 
-/// Test programs and the tests of each, all where none is named.
+/// Test programs and the tests of each; all tests if none is named.
 const PROGRAMS: [(&str, &[&str]); 4] =
     [("egm_device", &["free::"]), ("broker_attacks", &[]), ("broker_pools", &[]), ("dax_devices", &[])];
 /// The program that tests start, and the file with its path on the machine that built it.
@@ -33,7 +33,7 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Makes `program` available at `path`, where it is on the machine that built it.
+/// Makes `program` available at `path`, its path on the machine that built it.
 fn link(program: &Path, path: &Path) -> Result<(), LabError> {
     if path.exists() {
         return Ok(());
@@ -43,7 +43,7 @@ fn link(program: &Path, path: &Path) -> Result<(), LabError> {
     symlink(program, path).map_err(LabError::file("link", path))
 }
 
-/// All `tests` of `program` pass, and each decides.
+/// All `tests` of `program` pass, and none is skipped.
 fn passes(program: &Path, tests: &[&str], log: &Path) -> Step {
     let (out, errors) = (File::create(log)?, File::options().append(true).open(log)?);
     let mut command = Command::new(program);

@@ -1,4 +1,4 @@
-//! The ends of the logs of what failed: where a run's files are gone with its machine, its output is all that is left.
+//! The ends of the logs of failed scenarios: if a run's files are lost with its machine, only its output is left.
 
 use std::fs;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::results::printable;
 
-/// Lines of each log, bytes that are looked at for them, and logs of one scenario at most.
+/// Maximum lines of each log, bytes read for them, and logs of one scenario.
 const LINES: usize = 12;
 const BYTES: u64 = 4096;
 const LOGS: usize = 8;

@@ -29,7 +29,7 @@ pub(crate) struct MutantsArguments {
     sample: Option<Sample>,
 }
 
-/// Runs the mutants; exit code 1 when a core or its table is not as it must be.
+/// Runs the mutants; exit code 1 when a core or its table fails its check.
 pub(crate) fn run(arguments: &MutantsArguments) -> Result<ExitCode, LabError> {
     let table = Table::read(Path::new(TABLE))?;
     let cores = table.cores(&arguments.cores)?;
@@ -83,7 +83,7 @@ fn list(core: &Core, tree: &Path) -> Result<Vec<Mutant>, LabError> {
     Ok(mutants)
 }
 
-/// Runs the mutants of `core`, or of its sample, and reads what became of them.
+/// Runs the mutants of `core`, or of its sample, and reads their outcomes.
 fn outcomes(core: &Core, tree: &Path, sample: Option<Sample>) -> Result<Outcomes, LabError> {
     let reports = std::env::current_dir().map_err(LabError::file("read", "."))?.join(OUT).join(&core.name);
     std::fs::create_dir_all(&reports).map_err(LabError::file("make", &reports))?;

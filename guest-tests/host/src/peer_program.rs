@@ -28,7 +28,7 @@ impl PeerName {
         format!("--peer={}", self.name())
     }
 
-    /// Why it is left out, and how to provide it.
+    /// Reason for its absence, and how to provide it.
     pub(crate) fn absent(self) -> String {
         format!("no {0} is provided: --peer {0}=PATH", self.name())
     }

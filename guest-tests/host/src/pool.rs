@@ -12,7 +12,7 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// Asks for `pages` pages of `kib` KiB. The kernel may provide fewer: see [`Pool::free`].
+    /// Requests `pages` pages of `kib` KiB. The kernel may provide fewer: see [`Pool::free`].
     pub(crate) fn resize(kib: u64, pages: u64) -> Result<Self, LabError> {
         let folder = PathBuf::from(format!("/sys/devices/system/node/node0/hugepages/hugepages-{kib}kB"));
         let count = folder.join("nr_hugepages");

@@ -1,4 +1,4 @@
-//! A program of this host with its libraries, for a machine that has neither: the emulated host.
+//! Copies of this host's programs, with their libraries, for the emulated host, which has neither.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -43,7 +43,7 @@ impl Portable {
         Ok(())
     }
 
-    /// What starts it.
+    /// The command that starts it.
     pub(crate) fn command(&self) -> Command {
         let Some(loader) = &self.loader else { return Command::new(&self.program) };
         let mut command = Command::new(loader);
@@ -52,7 +52,7 @@ impl Portable {
     }
 }
 
-/// Paths of the loader and the libraries of `program`; none where `ldd` finds that it is static.
+/// Paths of the loader and the libraries of `program`; none if `ldd` reports that it is static.
 fn libraries(program: &Path) -> Result<Vec<PathBuf>, LabError> {
     let output = Command::new("ldd").arg(program).stdin(Stdio::null()).output();
     let output = output.map_err(LabError::file("run", "ldd"))?;

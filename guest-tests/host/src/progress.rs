@@ -1,11 +1,11 @@
-//! What a person sees while something takes long: a line that moves on a terminal, one plain line elsewhere.
+//! Progress display of long work: a moving line on a terminal, one plain line elsewhere.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// How every plain line starts; the lab's host forwards only such lines from the emulated host's console.
+/// Prefix of every plain line; the lab forwards only such lines from the emulated host's console.
 pub(crate) const PREFIX: &str = "egm-lab: ";
 
 /// A piece of work that takes seconds or more.
@@ -48,7 +48,7 @@ impl Stage {
 
     /// One step done.
     pub(crate) fn tick(&self) {
-        // The total is an estimate: the bar waits just below its end rather than lie.
+        // The total is an estimate: the bar waits just below its end.
         if self.bar.length().is_none_or(|length| self.bar.position() + 1 < length) {
             self.bar.inc(1);
         }
@@ -67,7 +67,7 @@ impl Stage {
         }
     }
 
-    /// The work is done, and this came of it.
+    /// The work is done, with this result.
     pub(crate) fn result(self, text: &str) {
         self.bar.finish_and_clear();
         eprintln!("{PREFIX}{text} ({:.1} s)", self.begun.elapsed().as_secs_f64());

@@ -1,4 +1,4 @@
-//! Guest RAM in hugetlb pages of each size. A stock kernel boots on it; meanwhile the host shows which pages the RAM has.
+//! Guest RAM in hugetlb pages of each size. A stock kernel boots on it; meanwhile the host shows the RAM's page size.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ const SIZES: [HugetlbRam; 2] = [
 ];
 /// Makes free memory contiguous.
 const COMPACT: &str = "/proc/sys/vm/compact_memory";
-/// Begins the VMM's report of the pages that its memory has.
+/// Prefix of the VMM's report of its memory's page size.
 const REPORT: &str = "memory: ";
 
 /// Boots a guest on pages of each size.
@@ -29,7 +29,7 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
 fn boot(frame: &mut Frame<'_>, ram: HugetlbRam) -> Result<(), LabError> {
     let Frame { runner, scenario, .. } = *frame;
     let name = |case: &str| format!("{case}, {}", ram.page_size);
-    // Not every kernel compacts, and the pool's size shows what came of it.
+    // Not every kernel compacts memory; the pool's size shows the result.
     let _ = fs::write(COMPACT, "1");
     let pool = Pool::resize(ram.page_kib, ram.pages)?;
     if pool.free()? != ram.pages {

@@ -6,7 +6,7 @@ use egm_report::{Check, Outcome};
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 use serde::{Deserialize, Serialize};
 
-/// What became of one scenario.
+/// Result of one scenario.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ScenarioResult {
     /// Its name.
@@ -15,11 +15,11 @@ pub(crate) struct ScenarioResult {
     pub(crate) cases: Vec<Check>,
     /// Milliseconds from the VMM's start until the guest's kernel started init, of the first boot.
     pub(crate) init_millis: Option<u64>,
-    /// Milliseconds for everything.
+    /// Milliseconds of the whole scenario.
     pub(crate) millis: u64,
 }
 
-/// How many cases came to what.
+/// Number of cases by outcome.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Count {
     /// The claim is true.
@@ -99,7 +99,7 @@ fn figure(case: &Check) -> String {
     case.value.map_or_else(String::new, |value| format!("{} {unit}", short(value)).trim_end().to_owned())
 }
 
-/// At most three decimals, and three digits of what would be none of them.
+/// At most three decimals; scientific notation with three digits below 0.001.
 fn short(value: f64) -> String {
     if value != 0.0 && value.abs() < 0.001 {
         return format!("{value:.2e}");
@@ -108,7 +108,7 @@ fn short(value: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// A guest wrote it: no control characters reach a terminal.
+/// Text from a guest, without control characters for a terminal.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

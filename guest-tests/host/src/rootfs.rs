@@ -14,14 +14,14 @@ use crate::progress::Stage;
 const RELEASE: &str = "trixie";
 /// Size of the image; a minimal Debian with systemd takes half of it.
 const SIZE: &str = "640M";
-/// What reports.
+/// The unit that reports.
 const REPORT: &str = include_str!("root-report.sh");
 
 const UNIT: &str = "[Unit]\nDescription=Report to egm-lab\nAfter=multi-user.target network-online.target\n\
                     Wants=network-online.target\n\n[Service]\nType=oneshot\nExecStart=/usr/local/sbin/egm-report\n\n\
                     [Install]\nWantedBy=graphical.target\n";
 
-/// The image, made when the cache has none: it needs root, because debootstrap does.
+/// The cached image, made if it is missing: that needs root, because debootstrap does.
 pub(crate) fn debian(cache: &Cache) -> Result<PathBuf, LabError> {
     let found = || cache.newest("debian-root-", ".img").map(|(path, _)| path);
     if let Some(path) = found() {
@@ -69,7 +69,7 @@ fn configure(root: &Path) -> Result<(), LabError> {
     write("etc/systemd/network/10-egm.network", &network, 0o644)?;
     write("usr/local/sbin/egm-report", REPORT, 0o755)?;
     write("etc/systemd/system/egm-report.service", UNIT, 0o644)?;
-    // Whatever a package needs only to be installed does not belong on a small disk.
+    // Files that only the installation needs do not belong on a small disk.
     for waste in ["var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale"] {
         let path = root.join(waste);
         if path.exists() {

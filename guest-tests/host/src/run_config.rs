@@ -61,7 +61,7 @@ pub(crate) fn run(arguments: &RunConfigArguments) -> Result<ExitCode, LabError> 
         command.args(export(&tag(number), folder(disk), ""));
     }
     let status = command.status().map_err(LabError::file("run", "QEMU"));
-    // Whatever the command was, another run of this folder has one of its own.
+    // Another run of this folder has a command of its own.
     l1::remove(&path)?;
     status?;
     let code = fs::read_to_string(&exit).ok().and_then(|text| text.trim().parse::<u8>().ok());
@@ -94,7 +94,7 @@ fn export(tag: &str, folder: &Path, more: &str) -> [String; 4] {
     ]
 }
 
-/// What the emulated host's shell runs: this machine's files at their paths but where the emulated host has its own, then the VMM.
+/// Shell script for the emulated host: mounts this machine's files, except over the host's own, and runs the VMM.
 fn script(config: &Path, here: &Path, disks: &[PathBuf]) -> String {
     const MOUNT: &str = "mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144";
     let writable: String = disks

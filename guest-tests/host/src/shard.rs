@@ -1,4 +1,4 @@
-//! A part of a list that several machines share out among themselves.
+//! A part of a list that is divided among several machines.
 
 use std::str::FromStr;
 
@@ -24,7 +24,7 @@ impl FromStr for Shard {
 }
 
 impl Shard {
-    /// Every `count`th element, so that neighbours, which take alike long, are in different shards.
+    /// Every `count`th element, so that neighbours, which have similar durations, are in different shards.
     pub(crate) fn of<T>(self, all: Vec<T>) -> Vec<T> {
         all.into_iter().skip(self.number.saturating_sub(1)).step_by(self.count.max(1)).collect()
     }

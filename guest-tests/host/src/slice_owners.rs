@@ -1,4 +1,4 @@
-//! Slices of one device-DAX region that is split: each owner has a device of its own, which is removed after its return.
+//! Slices of one split device-DAX region: each owner has a device of its own, which is removed after its return.
 //!
 //! The owners are unprivileged users. Each runs `egm-device carve grant` with a hidden command of this program, which uses the
 //! slice, tries to reach another owner's memory when it reads the path of that device, and ends with its standard input.
@@ -26,9 +26,9 @@ const OWNERS: [(u32, u64); 2] = [(4001, 0x9d3c_51e8_f00b_6a27), (4002, 0x5ae1_0c
 const SIZE: u64 = 64 << 20;
 /// Devices of all device-DAX regions.
 const DEVICES: &str = "/sys/bus/dax/devices";
-/// Pause between two looks at devices: a loop that never blocks competes with the broker for an emulated host's one processor.
+/// Pause between two polls of devices: a busy loop would compete with the broker for an emulated host's one processor.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Begins what an owner prints.
+/// Prefix of an owner's output.
 const OWNER: &str = "owner: ";
 
 /// Grants two slices to two users and one to a server, and takes all three back.
@@ -69,7 +69,7 @@ fn write_policy(path: &Path, region: &str) -> Result<(), LabError> {
     fs::write(path, policy.to_string()).map_err(LabError::file("write", path))
 }
 
-/// An owner, as the host sees it.
+/// An owner process, from the host's side.
 struct Owner {
     child: Child,
     input: Option<ChildStdin>,
@@ -98,7 +98,7 @@ impl Owner {
         Ok(owner)
     }
 
-    /// What follows [`OWNER`] on the next line that has it.
+    /// The text after [`OWNER`] on the next line that has it.
     fn line(&mut self) -> io::Result<String> {
         let mut line = String::new();
         loop {
@@ -127,7 +127,7 @@ impl Owner {
         Err(Fault::Untrue(format!("{size:#x} bytes at {start:#x} have {words:x?} at their ends")))
     }
 
-    /// Its memory has its words alone.
+    /// Its memory has no words but its own.
     fn has_its_memory(&self, other: &Self) -> Step {
         self.has_mark()?;
         let (start, size) = self.span()?;
@@ -179,7 +179,7 @@ fn devices(region: &str) -> Result<BTreeSet<PathBuf>, Fault> {
     Ok(names.filter(is_slices).map(|name| Path::new("/dev").join(name)).collect())
 }
 
-/// The broker removes devices on its own time.
+/// Waits, because the broker removes devices asynchronously.
 fn wait_for_devices(region: &str, count: usize) -> Step {
     let begun = Instant::now();
     loop {

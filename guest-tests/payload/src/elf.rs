@@ -1,6 +1,6 @@
-//! An ELF file of one segment, as boot loaders want a kernel.
+//! An ELF file of one segment, the form of a kernel for boot loaders.
 
-/// How the kernel is entered.
+/// Entry protocol of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
     /// 32-bit protected mode without paging, by a note (Xen docs/misc/pvh.pandoc).

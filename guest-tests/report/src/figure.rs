@@ -1,4 +1,4 @@
-//! A figure: what was measured, how often, and how far the rounds were apart.
+//! A figure: measured quantity, number of rounds, and their spread.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,16 +6,16 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Figure {
-    /// What was measured: `write, node 1, 2 MiB pages`. Figures of one series differ in `bytes`.
+    /// Measured quantity: `write, node 1, 2 MiB pages`. Figures of one series differ in `bytes`.
     pub series: String,
     /// Size of the buffer or message, in bytes: the x axis.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
     /// Median of the rounds, in `unit`.
     pub value: f64,
-    /// `GB/s` (10^9 bytes a second), `ns`, `us`, or what a ratio is of.
+    /// `GB/s` (10^9 bytes a second), `ns`, `us`, or the quantities of a ratio.
     pub unit: String,
-    /// How many rounds there were; 0 means that nothing was measured.
+    /// Number of rounds; 0 means that nothing was measured.
     pub rounds: u32,
     /// The least of the rounds, in `unit`.
     pub least: f64,
@@ -24,7 +24,7 @@ pub struct Figure {
 }
 
 impl Figure {
-    /// A figure of its rounds, which are sorted here. Rounds that are not finite numbers are no rounds.
+    /// A figure of its rounds, which this sorts. It ignores rounds that are not finite numbers.
     pub fn of(
         series: impl Into<String>,
         bytes: Option<u64>,
@@ -46,8 +46,8 @@ impl Figure {
 }
 
 impl Figure {
-    /// Why this cannot have been measured, if so: a clock that stands still, runs backwards or is beyond all measure. A
-    /// ratio, or whatever has another unit, only has to be a positive number.
+    /// Reason why this cannot be a measurement, if so: the clock stood still, ran backwards, or gave an implausible
+    /// value. A ratio, or a figure with another unit, only has to be a positive number.
     pub fn nonsense(&self) -> Option<String> {
         let Self { series, unit, rounds, least, most, .. } = self;
         // No memory, link or GPU of today comes within a factor of ten of these.

@@ -1,4 +1,4 @@
-//! A run as one page that needs nothing else: machine, plots, and a table of what became of each validation.
+//! A run as one self-contained page: machine, plots, and a table of all verdicts.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ const STYLE: &str = include_str!("page.css");
 /// Most units of one validation that are drawn; the table has all.
 const MOST_UNITS: usize = 16;
 
-/// Ratios to a run before, by validation, series, size and unit.
+/// Ratios to an earlier run, by validation, series, size and unit.
 struct Before<'a>(BTreeMap<(&'a str, &'a str, Option<u64>, &'a str), &'a Ratio>);
 
 impl<'a> Before<'a> {
@@ -26,7 +26,7 @@ impl<'a> Before<'a> {
     }
 }
 
-/// The page; with a comparison against a run before, its figures stand beside those.
+/// The page; with a comparison, it also has the figures of the earlier run.
 pub fn html(run: &Run, before: Option<&Comparison>) -> String {
     let totals = run.totals();
     let (class, word) = if totals.is_good() { ("passed", "good") } else { ("failed", "not good") };
@@ -163,7 +163,7 @@ fn figures(verdict: &Verdict, before: Option<&Before<'_>>) -> String {
     section
 }
 
-/// What is another outcome, and what is there no more, against the run before.
+/// Differences from the earlier run: machine and arguments, outcomes, and entries of only one run.
 fn baseline(before: &Comparison) -> String {
     let changed = before.changed.iter().map(|change| {
         format!("<li>{}: was {}, is {}</li>", escaped(&change.name), change.first, change.second)
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
     use crate::run::tests::run;
 
-    /// That every element is closed by its own name, as a browser need not insist but a reader of the source does.
+    /// Checks that every element is closed by its own name: browsers do not need that, but readers of the source do.
     fn assert_closed(page: &str) {
         const VOID: [&str; 2] = ["meta", "!doctype"];
         let mut open: Vec<&str> = Vec::new();

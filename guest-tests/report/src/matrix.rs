@@ -12,7 +12,7 @@ const CELL: usize = 8;
 /// One figure of every ordered pair.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Matrix<'a> {
-    /// What was measured: `copy engine write`.
+    /// Measured quantity: `copy engine write`.
     what: &'a str,
     unit: &'a str,
     bytes: Option<u64>,

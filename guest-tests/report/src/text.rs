@@ -1,7 +1,7 @@
-//! Text of strangers (device names, kernel messages, errors of libraries), made fit for a terminal, XML and HTML.
+//! Untrusted text (device names, kernel messages, errors of libraries), made safe for a terminal, XML and HTML.
 
-/// The text with what a terminal or a reader would obey in place of showing: control characters, and those that turn
-/// the direction of writing, become U+FFFD, and a line break becomes a blank.
+/// The text without characters that a terminal or a reader interprets: control characters, and those that change the
+/// direction of writing, become U+FFFD, and a line break becomes a blank.
 pub fn visible(text: &str) -> String {
     text.chars().map(|c| if matches!(c, '\n' | '\t' | '\r') { ' ' } else { shown(c) }).collect()
 }
@@ -32,7 +32,7 @@ pub fn wrapped(text: &str, indent: usize, columns: usize) -> String {
     lines
 }
 
-/// The text with its middle left out where it has more than `most` characters: what differs is at either end.
+/// The text without its middle if it has more than `most` characters: texts differ at their ends.
 pub(crate) fn shortened(text: &str, most: usize) -> String {
     let length = text.chars().count();
     if length <= most {
@@ -79,7 +79,7 @@ pub(crate) fn amount(bytes: u64) -> String {
     unit.map_or_else(|| size(bytes), |(name, shift)| format!("{:.1} {name}", of(shift)))
 }
 
-/// A figure with three digits that count.
+/// A figure with three significant digits.
 pub(crate) fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),

@@ -1,4 +1,4 @@
-//! What became of one validation, as its process hands it to the one that started it, and as a run keeps it.
+//! The verdict of one validation: the form in which its process reports it to the parent, and in which a run keeps it.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,23 +17,23 @@ const MAX_TEXT: usize = 4096;
 pub struct Verdict {
     /// `group.what`.
     pub name: String,
-    /// What it claims.
+    /// Its claim.
     pub claim: String,
-    /// What became of it.
+    /// Its outcome.
     pub outcome: Outcome,
-    /// Why it is not passed, or what was seen.
+    /// Reason why it is not passed, or the observation.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// Its one figure that matters most.
+    /// Its most important figure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<f64>,
-    /// Unit of that.
+    /// Unit of `value`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<String>,
     /// All its figures.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub figures: Vec<Figure>,
-    /// The seed that it was given.
+    /// Its seed.
     pub seed: u64,
     /// Milliseconds that it took.
     #[serde(default)]
@@ -53,10 +53,10 @@ impl Verdict {
         verdict.check().map(|()| verdict)
     }
 
-    /// That it keeps the bounds of a verdict.
+    /// Checks the bounds of a verdict.
     ///
     /// # Errors
-    /// Which bound it does not keep.
+    /// The bound that it exceeds.
     pub fn check(&self) -> Result<(), String> {
         if self.figures.len() > MAX_FIGURES {
             return Err(format!("a verdict with {} figures, {MAX_FIGURES} at most", self.figures.len()));
@@ -70,7 +70,7 @@ impl Verdict {
         Ok(())
     }
 
-    /// Its document, with texts cut and figures left out that are too many.
+    /// Its document; long texts are cut, and excess figures are omitted.
     pub fn to_json(&self) -> String {
         let mut bounded = self.clone();
         for text in [&mut bounded.name, &mut bounded.claim, &mut bounded.reason] {
@@ -85,7 +85,7 @@ impl Verdict {
     }
 }
 
-/// Leaves the first characters of a long text.
+/// Keeps the first characters of a long text.
 fn cut(text: &mut String) {
     if let Some((end, _)) = text.char_indices().nth(MAX_TEXT) {
         text.truncate(end);

@@ -1,4 +1,4 @@
-//! What NVSHMEM's headers lay down: `nvshmem_uniqueid.h`, `nvshmem_types.h`, `nvshmem_common_transport.h` and
+//! Definitions of NVSHMEM's headers `nvshmem_uniqueid.h`, `nvshmem_types.h`, `nvshmem_common_transport.h` and
 //! `nvshmem_constants.h` of 3.4.5.
 
 use std::ffi::{c_int, c_void};
@@ -22,13 +22,13 @@ const fn version_of<T>() -> c_int {
     (1 << 16) + size_of::<T>() as c_int
 }
 
-/// The id of a job: PE 0 asks for it, all PEs start with it (`nvshmemx_uniqueid_v1`).
+/// The id of a job: PE 0 requests it, all PEs start with it (`nvshmemx_uniqueid_v1`).
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(C, align(4))]
 pub struct UniqueId([u8; UNIQUE_ID_BYTES]);
 
 impl UniqueId {
-    /// An id that the library has yet to write, with the version that it looks for.
+    /// An id for the library to write, with the version that it expects.
     pub fn blank() -> Self {
         let mut bytes = [0; UNIQUE_ID_BYTES];
         let version = version_of::<Self>().to_ne_bytes();
@@ -93,7 +93,7 @@ pub struct InitArgs {
     content: [u8; 96],
 }
 
-/// `nvshmemx_init_attr_v1`: what a PE starts with.
+/// `nvshmemx_init_attr_v1`: start attributes of a PE.
 #[derive(Debug)]
 #[repr(C)]
 pub struct InitAttributes {
@@ -120,7 +120,7 @@ impl Default for InitAttributes {
     }
 }
 
-/// What a signal does to the word that it is sent to (`nvshmemx_signal_op_t`).
+/// Operation of a signal on its word (`nvshmemx_signal_op_t`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum SignalOp {
@@ -130,7 +130,7 @@ pub enum SignalOp {
     Add = 10,
 }
 
-/// How a waiting PE compares (`nvshmemx_cmp_type_t`).
+/// Comparison of a waiting PE (`nvshmemx_cmp_type_t`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Compare {

@@ -6,9 +6,9 @@ use crate::error::ShmemError;
 
 /// Symmetric memory of this PE: of the heap, or a buffer of its own that was registered.
 ///
-/// It is given back by [`Pe::free`](crate::Pe::free) or [`Pe::unregister`](crate::Pe::unregister), which are
-/// collective; dropping it does nothing, the library gives all memory back when the PE ends. It borrows its PE, so that the
-/// PE cannot end before:
+/// [`Pe::free`](crate::Pe::free) or [`Pe::unregister`](crate::Pe::unregister) returns it; both are collective.
+/// Dropping it does nothing: the library frees all memory when the PE ends. It borrows its PE, so that the PE
+/// cannot end before:
 /// ```compile_fail,E0505
 /// fn late(pe: egm_shmem::Pe) -> Result<usize, Box<dyn std::error::Error>> {
 ///     let memory = pe.allocate(64)?;
@@ -33,7 +33,7 @@ pub struct Memory<'p> {
 }
 
 impl Memory<'_> {
-    /// The caller gives it the lifetime of what the library has it from.
+    /// The caller chooses the lifetime: that of the library's source of the memory.
     pub(crate) const fn new(address: usize, bytes: usize, gpu: Option<egm_cuda::Memory>) -> Self {
         Self { address, bytes, gpu, of: PhantomData }
     }
@@ -96,7 +96,7 @@ pub struct Range<'a> {
 }
 
 impl Range<'_> {
-    /// Where it lies for this PE's GPU.
+    /// Its address for this PE's GPU.
     pub const fn address(&self) -> usize {
         self.address
     }
@@ -111,7 +111,7 @@ impl Range<'_> {
         self.bytes == 0
     }
 
-    /// How many words of 8 bytes it has.
+    /// Number of its words of 8 bytes.
     ///
     /// # Errors
     /// [`ShmemError::Length`] when it is not made of aligned words.

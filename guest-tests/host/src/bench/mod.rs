@@ -1,6 +1,6 @@
-//! `egm-lab bench`: how fast and how small, beside QEMU in the same run.
+//! `egm-lab bench`: speed and memory, compared with QEMU in the same run.
 //!
-//! A missed target is said and is no failure: machines differ, and a figure is for a person to judge.
+//! A missed target is reported and is no failure: machines differ, and a person judges figures.
 
 mod dma;
 mod emulated;
@@ -31,7 +31,7 @@ use crate::progress::Stage;
 
 /// Sections in which monitors that the user provides take part.
 const WITH_PEERS: [Section; 3] = [Section::Start, Section::Memory, Section::Prefault];
-/// What was measured with the same payload on another day, of each monitor that the user can provide.
+/// Figures from another day, with the same payload, of each monitor that the user can provide.
 const ELSEWHERE: [(PeerName, &str); 2] = [
     (
         PeerName::CloudHypervisor,
@@ -96,17 +96,17 @@ impl Section {
         format!("{self:?}").to_lowercase()
     }
 
-    /// What an emulated host's time is for it. The kernel's work for a map or
-    /// an exit is the same each time, and an emulator's speed is not.
+    /// Clock of an emulated host for this section. The kernel's work for a map or an exit is the same each time, but an
+    /// emulator's speed is not.
     fn clock(self) -> Clock {
         if matches!(self, Self::Dma | Self::Exits) { Clock::Instructions } else { Clock::Real }
     }
 }
 
-/// What the packages' own benchmarks print: a way, and what each round of it took.
+/// Output of the packages' own benchmarks: an operation, and the time of each of its rounds.
 type Rounds = BTreeMap<String, Vec<f64>>;
 
-/// What the benchmark `bench` of `package` finds, in this machine.
+/// Figures of the benchmark `bench` of `package` on this machine.
 fn measured(package: &'static str, bench: &str, words: &[&str]) -> Result<Rounds, LabError> {
     let line = Tool::new("cargo", "cargo")
         .args(["bench", "--quiet", "--package", package, "--bench", bench, "--"])
@@ -160,7 +160,7 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode, LabError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Notes the monitors that are not among `peers`, and what was measured of them elsewhere.
+/// Notes the monitors that are not among `peers`, with their figures from elsewhere.
 fn without(peers: &[PeerProgram], report: &mut Report) {
     for (name, figures) in ELSEWHERE.iter().filter(|(name, _)| find(peers, *name).is_none()) {
         report.skipped.push(name.absent());
@@ -168,7 +168,7 @@ fn without(peers: &[PeerProgram], report: &mut Report) {
     }
 }
 
-/// In the emulated host: measures its part of `section`, and leaves what it found.
+/// In the emulated host: measures its part of `section`, and writes the figures.
 fn within(section: Section, tools: &Path, directory: &Path, qemu: bool) -> Result<(), LabError> {
     let path = directory.join(emulated::results(section));
     match section {
@@ -194,7 +194,7 @@ fn qemu_is_here() -> bool {
     Path::new("/usr/bin/qemu-system-x86_64").exists()
 }
 
-/// The machine in a line: figures mean nothing without it.
+/// Description of the machine in a line: figures mean nothing without it.
 fn host() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let cpuinfo = read("/proc/cpuinfo");

@@ -17,7 +17,7 @@ const QEMU_CPU: &str = "max,-arch-capabilities";
 pub(super) enum Monitor {
     /// The program under test.
     Egm(PathBuf),
-    /// The machine that people mean by QEMU.
+    /// QEMU's usual machine.
     Q35,
     /// QEMU's smallest, with its smallest firmware.
     Microvm,
@@ -27,14 +27,14 @@ pub(super) enum Monitor {
     Firecracker(PathBuf),
 }
 
-/// What a monitor is asked to run.
+/// Payload and memory for a monitor.
 #[derive(Debug)]
 pub(super) struct Payload {
     /// The guest's kernel.
     pub(super) kernel: PathBuf,
     /// MiB of guest memory.
     pub(super) mib: u64,
-    /// Whether all of it is present before the guest starts.
+    /// Whether all memory is present before the guest starts.
     pub(super) prefault: bool,
 }
 
@@ -46,7 +46,7 @@ impl Payload {
         Ok(Self { kernel, mib, prefault: false })
     }
 
-    /// The same with another answer to the question of prefault.
+    /// The same with another value of `prefault`.
     pub(super) fn prefaulted(&self, prefault: bool) -> Self {
         Self { kernel: self.kernel.clone(), mib: self.mib, prefault }
     }
@@ -71,7 +71,7 @@ impl Monitor {
         }
     }
 
-    /// What of its memory is the guest's, of a payload with `mib`.
+    /// The mappings that are the memory of a guest with `mib`.
     pub(super) const fn guest_memory(&self, mib: u64) -> GuestMemory {
         match self {
             Self::Egm(_) => GuestMemory::Named("egm-vmm (deleted)"),
@@ -81,7 +81,7 @@ impl Monitor {
         }
     }
 
-    /// What starts it; `None` where it has no prefault and the payload asks for that.
+    /// The command that starts it; `None` if it has no prefault and the payload needs that.
     pub(super) fn command(&self, payload: &Payload) -> Result<Option<Command>, LabError> {
         let Payload { kernel, mib, prefault } = payload;
         Ok(Some(match self {

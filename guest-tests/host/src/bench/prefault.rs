@@ -1,4 +1,4 @@
-//! How fast guest memory becomes present, and zero again: beside a memset in one process, and beside QEMU as a launch.
+//! Time to make guest memory present, and zero again: compared with memset in one process, with QEMU as a launch.
 
 use std::fs;
 use std::path::Path;
@@ -12,16 +12,16 @@ use super::payload::{qemu_memory, seconds_to_first_byte, write_hello};
 use crate::error::LabError;
 use crate::peer_program::PeerProgram;
 
-/// Memory that is made present, when a third of what is available is not less.
+/// Memory to make present, unless a third of the available memory is less.
 const MIB: u64 = 4 << 10;
-/// Rounds of each way.
+/// Rounds of each method.
 const ROUNDS: usize = 5;
 /// Time for QEMU to have its memory.
 const DEADLINE: Duration = Duration::from_secs(120);
 /// The pool of 2 MiB pages.
 const POOL: &str = "/proc/sys/vm/nr_hugepages";
 
-/// All that is said about prefault.
+/// All figures of prefault.
 pub(super) fn run(egm_vmm: &Path, work: &Path, peers: &[PeerProgram]) -> Result<Report, LabError> {
     let mib = size()?;
     let mut report = Report::default();
@@ -31,7 +31,7 @@ pub(super) fn run(egm_vmm: &Path, work: &Path, peers: &[PeerProgram]) -> Result<
     Ok(report)
 }
 
-/// All that is said about the scrub.
+/// All figures of the scrub.
 pub(super) fn scrub() -> Result<Report, LabError> {
     let mib = size()?;
     let mut report = Report::default();
@@ -71,7 +71,7 @@ fn in_process(what: &str, mib: u64, page: &str) -> Result<Report, LabError> {
     Ok(report)
 }
 
-/// With a pool of 2 MiB pages, made for it and given back.
+/// With a pool of 2 MiB pages, created for it and released afterwards.
 fn huge(what: &str, mib: u64) -> Result<Report, LabError> {
     let before = pool()?;
     let pages = mib / 2;
@@ -99,7 +99,7 @@ fn pool() -> Result<u64, LabError> {
     text.trim().parse().map_err(|_| LabError::Content { what: POOL.into(), problem: text })
 }
 
-/// The same memory as part of a launch: what a launch with prefault takes longer than one without.
+/// The same memory as part of a launch: the difference between a launch with prefault and one without.
 fn launches(egm_vmm: &Path, work: &Path, mib: u64, peers: &[PeerProgram]) -> Result<Report, LabError> {
     let payload = write_hello(work, "prefault", mib)?;
     let launch = |monitor: &Monitor, prefault: bool| -> Result<Option<f64>, LabError> {

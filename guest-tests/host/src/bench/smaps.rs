@@ -1,4 +1,4 @@
-//! `/proc/PID/smaps`: what a process costs beside the memory of its guest. Pure.
+//! `/proc/PID/smaps`: memory of a process without the memory of its guest. Pure.
 
 /// KiB of a process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -14,8 +14,8 @@ pub(crate) struct Cost {
 pub(crate) enum GuestMemory {
     /// Those with this in the name of their file.
     Named(&'static str),
-    /// Those without a file that have this many KiB or more. The kernel merges neighbours: what is next to the guest's memory
-    /// and alike counts as the guest's.
+    /// Those without a file that have this many KiB or more. The kernel merges neighbours: a mapping of the same kind
+    /// next to the guest's memory counts as the guest's.
     AtLeast {
         /// KiB of the guest's memory.
         kib: u64,

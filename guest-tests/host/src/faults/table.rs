@@ -1,4 +1,4 @@
-//! The table of faults, and that it agrees with the sources.
+//! The table of faults, and checks that it agrees with the sources.
 
 use std::fmt;
 
@@ -21,12 +21,12 @@ pub(super) struct Row {
     pub(super) place: String,
     /// The defect, in a sentence.
     pub(super) what: String,
-    /// What finds it.
+    /// The check that finds it.
     #[serde(rename = "found-by")]
     pub(super) finder: Finder,
 }
 
-/// What finds a fault.
+/// The check that finds a fault.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) enum Finder {

@@ -1,5 +1,5 @@
-//! Scenario of trust domains: a GPU is refused beside another owner's slice of its region, and a slice beside the GPU. In one
-//! domain, which an operator names, both run, and the GPU's guest reads and writes its neighbour's slice.
+//! Scenario of trust domains: a GPU is refused while another owner has a slice of its region, and a slice while another
+//! owner has the GPU. In one domain, which an operator names, both run, and the GPU's guest accesses that slice.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -20,7 +20,7 @@ const ELSEWHERE: &str = "egm5";
 /// Name of the slice's owner, and bytes of its slice.
 const NEIGHBOUR: &str = "neighbour";
 const SIZE: &str = "64MiB";
-/// What the agent's check `egm_aperture` prints, what it looks for, and what it writes behind that.
+/// Line of the agent's check `egm_aperture`, the value that it searches for, and the value that it writes after it.
 const WAITS: &str = "egm-aperture waits";
 const MARK: u64 = 0x7275_6f62_6867_6965;
 const ANSWER: u64 = 0x6465_6863_6165_7221;
@@ -54,7 +54,7 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     Ok(())
 }
 
-/// An owner of no trust domain gets no slice beside the GPU of machine `name`.
+/// An owner without a trust domain gets no slice while machine `name` has the GPU.
 fn stranger(runner: &Runner, region: &str, name: &str) -> Step {
     let mut command = Command::new(&runner.tools.device);
     command.args(["carve", "grant", "--region", region, "--size", SIZE, "--name", NEIGHBOUR, "--", "true"]);

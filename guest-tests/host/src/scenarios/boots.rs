@@ -3,7 +3,7 @@
 use super::{PLAIN, Scenario};
 use crate::judge::Expected;
 
-/// What one boot shows may be luck.
+/// Many boots, because the result of one may be luck.
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "boots",
     story: "sixteen boots in a row all reach their end",

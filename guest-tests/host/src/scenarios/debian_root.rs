@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{PLAIN, Scenario};
 use crate::judge::Expected;
 
-/// No agent here: Debian's own init starts what reports.
+/// This guest has no agent: Debian's own init starts the unit that reports.
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "debian-root",
     story: "Debian on a virtio disk reaches multi-user with its network, and powers off",

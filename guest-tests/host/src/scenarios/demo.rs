@@ -4,7 +4,7 @@ use super::{PLAIN, Scenario};
 use crate::disk::Proof;
 use crate::judge::Expected;
 
-/// What the README's first command boots.
+/// The machine of the README's first command.
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "demo",
     story: "a guest with an EGM node, a disk, a network, a socket device and an entropy source holds its VMM to its plan",

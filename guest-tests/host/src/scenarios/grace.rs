@@ -1,4 +1,4 @@
-//! Guests of a Grace host, which is emulated where this machine is none: see [`crate::grace`].
+//! Guests of a Grace host, which is emulated unless this machine is one: see [`crate::grace`].
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use crate::passed_user;
 /// One boot of an emulated guest in an emulated host.
 const DEADLINE: Duration = Duration::from_secs(400);
 
-/// What all have in common. Each takes minutes, and their host's kernel is built first.
+/// Common values of all. Each takes minutes, and their host's kernel is built first.
 pub(super) const GRACE: Scenario =
     Scenario { config: "grace-lab-smoke.json", grace: true, long: true, deadline: DEADLINE, ..PLAIN };
 
-/// What is left where nothing may be built: short enough for every run of the tests.
+/// The scenario on Debian's kernel, without a build: short enough for every run of the tests.
 pub(super) const STOCK: Scenario = Scenario {
     name: "grace-stock",
     story: "Debian's kernel as host, too: ACPI, a slice of host memory, a passed NVMe drive, the power button; twice",
@@ -43,7 +43,7 @@ pub(super) const STOCK: Scenario = Scenario {
     ..NVME
 };
 
-/// Pages of 16 KiB, which Debian has a kernel for: sizes and alignments are others again.
+/// Pages of 16 KiB, with Debian's kernel for them: sizes and alignments differ again.
 pub(super) const MEDIUM_PAGES: Scenario = Scenario {
     name: "grace-medium-pages",
     story: "under Debian's kernel with pages of 16 KiB: ACPI, a slice of host memory, a passed NVMe drive; twice",
@@ -52,7 +52,7 @@ pub(super) const MEDIUM_PAGES: Scenario = Scenario {
     ..STOCK
 };
 
-/// The smallest that shows a guest with EGM.
+/// The smallest scenario of a guest with EGM.
 pub(super) const DEMO: Scenario = Scenario {
     name: "grace-demo",
     story: "an arm64 guest of Debian's newest kernel, by ACPI, with EGM of /dev/egm4, a disk and a network",
@@ -73,7 +73,7 @@ pub(super) const EGM: Scenario = Scenario {
     ..GRACE
 };
 
-/// What a whole tray is to its guest, in small.
+/// A small model of a guest with a whole tray.
 pub(super) const NODES: Scenario = Scenario {
     name: "grace-nodes",
     story: "two sockets whose memory is EGM, four GPUs: 34 nodes, their initiators and distances as planned",
@@ -88,8 +88,8 @@ pub(super) const NODES: Scenario = Scenario {
     ..GRACE
 };
 
-/// The drive behind the first root port, behind an SMMUv3. Its guest is quiet, as Debian's are: each byte on the console is two exits,
-/// which are half of a start under emulation.
+/// The drive behind the first root port, behind an SMMUv3. Its guest is quiet, like Debian's: each byte on the console
+/// is two exits, which take half of a start under emulation.
 pub(super) const NVME: Scenario = Scenario {
     name: "grace-nvme",
     story: "a passed NVMe drive: written, found in its image, survives the guest's reset, free afterwards",
@@ -100,7 +100,7 @@ pub(super) const NVME: Scenario = Scenario {
     ..GRACE
 };
 
-/// The same drive where the guest uses no messages.
+/// The same drive with a guest that uses no message-signalled interrupts.
 pub(super) const INTX: Scenario = Scenario {
     name: "grace-intx",
     story: "a passed NVMe drive whose interrupts come by a line",
@@ -108,8 +108,8 @@ pub(super) const INTX: Scenario = Scenario {
     ..NVME
 };
 
-/// A server's function, beside the host's engine and memory. A slice of `/dev/egm4` is refused beside one: its driver lets no second
-/// process map it.
+/// A server's function, with the host's engine and memory. A machine with such a function is refused a slice of
+/// `/dev/egm4`: its driver permits no second process to map it.
 pub(super) const USER: Scenario = Scenario {
     name: "grace-user",
     story: "a vfio-user function reaches memory, a slice and a host function's BAR, and is reached; then its server dies",
@@ -139,7 +139,7 @@ pub(super) const GPU: Scenario = Scenario {
     ..GRACE
 };
 
-/// The first socket's GPU of those that are served from outside, its EGM, and QEMU's DMA engine.
+/// The first socket's GPU of a vfio-user server, its EGM, and QEMU's DMA engine.
 pub(super) const OUTSIDE: Scenario = Scenario {
     name: "grace-outside",
     story: "a GPU of NVIDIA's id behind a virtio-iommu: waited for after resets, its engine reaches all memory, it reports an error",
@@ -154,7 +154,7 @@ pub(super) const OUTSIDE: Scenario = Scenario {
     ..GRACE
 };
 
-/// The first socket's GPU of those that are served from outside, and a slice of the other socket's region.
+/// The first socket's GPU of a vfio-user server, and a slice of the other socket's region.
 pub(super) const TRUST: Scenario = Scenario {
     name: "grace-trust",
     story: "a GPU is refused beside another owner's slice of egm4; in one trust domain its guest reads and writes that slice",
@@ -196,7 +196,7 @@ pub(super) const RDMA: Scenario = Scenario {
     ..GRACE
 };
 
-/// The kernel that NVIDIA has its hosts run: every size and alignment is another.
+/// The page size that NVIDIA uses on its hosts: every size and alignment differs.
 pub(super) const LARGE_PAGES: Scenario = Scenario {
     name: "grace-large-pages",
     story: "under a host with pages of 64 KiB: a GPU, a slice of /dev/egm4, a DMA engine and a drive",
@@ -221,7 +221,7 @@ pub(super) const AGAIN: Scenario = Scenario {
     ..GRACE
 };
 
-/// Last of the stories of this region: the page stays retired.
+/// The last scenario of this region: the page stays retired.
 pub(super) const POISON: Scenario = Scenario {
     name: "grace-poison",
     story: "a page of /dev/egm4 goes bad under a guest: told by ACPI's tables, taken out of service, a hole of the next guest",
@@ -230,7 +230,7 @@ pub(super) const POISON: Scenario = Scenario {
     ..GRACE
 };
 
-/// Ordinary memory, of which a kernel takes a page away.
+/// Ordinary memory, from which the kernel removes a page.
 pub(super) const READ: Scenario = Scenario {
     name: "grace-poison-read",
     story: "a guest reads a page that went bad: it gets an external abort, ends who read, and lives",

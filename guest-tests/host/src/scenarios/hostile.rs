@@ -1,4 +1,4 @@
-//! A guest that means harm.
+//! A hostile guest.
 
 use std::time::Duration;
 

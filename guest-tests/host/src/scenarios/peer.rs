@@ -1,4 +1,4 @@
-//! A monitor that is not ours.
+//! Scenarios with peers.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub(super) const QEMU: Scenario = Scenario {
     ..PLAIN
 };
 
-/// cloud-hypervisor has one, where the user provides its program.
+/// cloud-hypervisor has one, if the user provides its program.
 pub(super) const CLOUD_HYPERVISOR: Scenario = Scenario {
     name: "peer-cloud-hypervisor",
     story: "stock cloud-hypervisor (--peer) has a slice by vfio-user: checked, kept through a reset, plugged, given back, its server killed",

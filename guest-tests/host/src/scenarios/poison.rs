@@ -6,7 +6,7 @@ use super::{PLAIN, Scenario, Tale};
 
 const DEADLINE: Duration = Duration::from_secs(400);
 
-/// Last of the stories of this region: the page stays retired.
+/// The last scenario of this region: the page stays retired.
 pub(super) const FOUND: Scenario = Scenario {
     name: "poison",
     story: "a page of a slice goes bad: told, survived, retired, a hole of the next guest",
@@ -16,7 +16,7 @@ pub(super) const FOUND: Scenario = Scenario {
     ..PLAIN
 };
 
-/// Pages of 4 KiB: a bad huge page takes data of the guest's kernel along.
+/// Pages of 4 KiB: a bad huge page would also destroy data of the guest's kernel.
 pub(super) const READ: Scenario = Scenario {
     name: "poison-read",
     story: "a guest reads a page that went bad: it gets a machine check, ends who read, and lives",

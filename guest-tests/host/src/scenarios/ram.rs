@@ -1,4 +1,4 @@
-//! Guest RAM in hugetlb pages: see [`crate::ram_pages`] for what is checked.
+//! Guest RAM in hugetlb pages: see [`crate::ram_pages`] for the checks.
 
 use std::time::Duration;
 

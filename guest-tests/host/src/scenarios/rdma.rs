@@ -6,7 +6,7 @@ use super::{PLAIN, Scenario, Tale};
 use crate::judge::Expected;
 use crate::rdma;
 
-/// What one guest shows alone. Its kernel's rxe has no on-demand paging, so the group `odp` does not apply.
+/// Validations of one guest alone. Its kernel's rxe has no on-demand paging, so the group `odp` does not apply.
 const ALONE: &[&str] = &[
     "numa",
     "rdma.device",
@@ -20,7 +20,7 @@ const ALONE: &[&str] = &[
     "rdma.perftest",
 ];
 
-/// Two passed cards and two slices.
+/// Two assigned cards and two slices.
 pub(super) const CARDS: Scenario = Scenario {
     name: "rdma",
     story: "RDMA over passed network cards into EGM nodes: every byte right, in one guest and between two",

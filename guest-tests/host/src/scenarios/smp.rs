@@ -28,7 +28,7 @@ const REQUIRED: &[&str] = &[
     "pci.bars",
 ];
 
-/// More processors and nodes than the smallest case, and a person's tool beside the checks: it knows no plan.
+/// More processors and nodes than the smallest case, and in addition to the checks a user's tool, which has no plan.
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smp",
     story: "four vCPUs in two sockets come up, on three ordinary nodes and an EGM node; egm-guest validate finds nothing wrong",

@@ -1,4 +1,4 @@
-//! Functions behind vfio-user in guests: see [`crate::passed_user`] for what is shown of them.
+//! Functions behind vfio-user in guests: see [`crate::passed_user`] for the checks.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use super::{PLAIN, Scenario};
 use crate::judge::Expected;
 use crate::{passed, passed_user};
 
-/// A server's function, beside the host's engine and memory.
+/// A server's function, with the host's engine and memory.
 pub(super) const SERVED: Scenario = Scenario {
     name: "vfio-user",
     story: "a vfio-user function reaches memory, a slice and a host function's BAR, and is reached; then its server dies",

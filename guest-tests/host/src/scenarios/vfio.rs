@@ -1,4 +1,4 @@
-//! Functions of the emulated host in a guest: see [`crate::passed`] for what is shown of each.
+//! Functions of the emulated host in a guest: see [`crate::passed`] for the checks of each.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub(super) const IOMMUFD: Scenario = Scenario {
     ..NVME
 };
 
-/// The same drive where the guest uses no messages.
+/// The same drive with a guest that uses no message-signalled interrupts.
 pub(super) const INTX: Scenario = Scenario {
     name: "vfio-intx",
     story: "a passed NVMe drive whose interrupts come by a line",
@@ -73,7 +73,7 @@ pub(super) const SWITCH: Scenario = Scenario {
     ..NVME
 };
 
-/// A guest that means harm, with a drive, an engine and a memory of the host.
+/// A hostile guest, with a drive, an engine and a memory of the host.
 pub(super) const HOSTILE: Scenario = Scenario {
     name: "vfio-hostile",
     story: "a minute of random writes to passed functions harms neither VMM nor guest nor host",

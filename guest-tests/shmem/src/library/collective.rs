@@ -1,4 +1,4 @@
-//! What all PEs do together: barriers, reductions, copies from and to everybody.
+//! Collective operations of all PEs: barriers, reductions, copies from and to all.
 //!
 //! Sound for the reasons of [`super::pe`].
 
@@ -13,7 +13,7 @@ use crate::error::ShmemError;
 use crate::memory::Range;
 
 impl Pe {
-    /// Waits until all PEs are here and all their transfers have arrived. Collective.
+    /// Waits until all PEs have reached the barrier and all their transfers have arrived. Collective.
     pub fn barrier(&self) {
         // SAFETY: the library has started.
         unsafe { (self.library.functions.barrier_all)() }
@@ -25,7 +25,7 @@ impl Pe {
         unsafe { (self.library.functions.barrier_all_on)(on.raw().cast()) }
     }
 
-    /// Queues the sum of each word of all PEs' `from`, into everybody's `to`. Collective.
+    /// Queues the sum of each word of all PEs' `from`, into every PE's `to`. Collective.
     ///
     /// # Errors
     /// [`ShmemError::Length`] when the ranges are not as many aligned words; [`ShmemError::Status`].
@@ -37,7 +37,7 @@ impl Pe {
         })
     }
 
-    /// Queues the greatest of each word of all PEs' `from`, into everybody's `to`. Collective.
+    /// Queues the maximum of each word of all PEs' `from`, into every PE's `to`. Collective.
     ///
     /// # Errors
     /// As [`sum_reduce_on`](Self::sum_reduce_on).
@@ -49,7 +49,7 @@ impl Pe {
         })
     }
 
-    /// Queues a copy of `root`'s `from` into everybody's `to`. Collective.
+    /// Queues a copy of `root`'s `from` into every PE's `to`. Collective.
     ///
     /// # Errors
     /// [`ShmemError::Length`], [`ShmemError::NoPe`], [`ShmemError::Status`].
@@ -68,10 +68,10 @@ impl Pe {
         })
     }
 
-    /// Queues a copy of everybody's `from`, one after the other by number, into everybody's `to`. Collective.
+    /// Queues a copy of every PE's `from`, one after the other by number, into every PE's `to`. Collective.
     ///
     /// # Errors
-    /// [`ShmemError::Length`] when `to` has not room for all; [`ShmemError::Status`].
+    /// [`ShmemError::Length`] when `to` is too short for all; [`ShmemError::Status`].
     pub fn fcollect_on(&self, to: Range<'_>, from: Range<'_>, on: &Stream) -> Result<(), ShmemError> {
         self.blocks("fcollect", to, from.len())?;
         let (to, from, bytes) = (pointer(to.address()), pointer(from.address()), from.len());
@@ -85,7 +85,7 @@ impl Pe {
     /// Collective; `block` is the length of a block in bytes.
     ///
     /// # Errors
-    /// [`ShmemError::Length`] when a range has not a block for each PE; [`ShmemError::Status`].
+    /// [`ShmemError::Length`] when a range has no block for each PE; [`ShmemError::Status`].
     pub fn alltoall_on(
         &self,
         to: Range<'_>,
