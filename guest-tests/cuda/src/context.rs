@@ -1,7 +1,7 @@
-//! A GPU's primary context, streams and events. This is an unsafe room: handles that the driver gave.
+//! A GPU's primary context, streams and events. This is an unsafe module: it owns handles of the driver.
 //!
-//! What callers may rely on: a handle is destroyed once, after its work has ended and before its context goes. Every call
-//! makes the context current first, so that a thread may use several GPUs.
+//! It guarantees: a handle is destroyed once, after its work has ended and before its context goes. Every call makes
+//! the context current first, so that a thread may use several GPUs.
 #![expect(unsafe_code, reason = "the driver's functions have no safe interface")]
 
 use std::ptr;

@@ -57,7 +57,7 @@ pub enum CudaError {
     /// Memory that is not mapped for this GPU: dropping the memory would not wait for the GPU.
     #[error("{what} is not mapped for GPU {gpu}: name that one's context when the memory is made")]
     NotMapped {
-        /// What kind of memory.
+        /// Kind of the memory.
         what: crate::Kind,
         /// The GPU's number.
         gpu: i32,
@@ -65,7 +65,7 @@ pub enum CudaError {
     /// Memory that processors cannot reach.
     #[error("{0} has no address for processors")]
     NoHostAddress(crate::Kind),
-    /// Linux gives no memory.
+    /// Linux refuses to map memory.
     #[error("cannot map {bytes:#x} bytes: {source}")]
     Map {
         /// How many.
@@ -74,7 +74,7 @@ pub enum CudaError {
         #[source]
         source: io::Error,
     },
-    /// Linux gives no second descriptor.
+    /// Linux refuses to duplicate a descriptor.
     #[error("cannot copy a descriptor: {source}")]
     Descriptor {
         /// Why.

@@ -1,7 +1,7 @@
-//! Our kernels, loaded and launched. This is an unsafe room: arguments become pointers.
+//! Our kernels, loaded and launched. This is an unsafe module: arguments become pointers.
 //!
-//! What callers may rely on: each launch gives a kernel what its parameters in `kernels/egm.cu` are, and parts that are at least
-//! as long as it reaches.
+//! It guarantees: each launch passes arguments of the types in `kernels/egm.cu`, and parts of memory that are at least
+//! as long as the kernel's accesses.
 #![expect(unsafe_code, reason = "the driver's functions have no safe interface")]
 
 use std::ffi::{CString, c_uint, c_void};
@@ -62,14 +62,14 @@ impl Shape {
     /// One thread.
     pub const ONE: Self = Self { blocks: 1, threads: 1 };
 
-    /// What keeps the whole GPU busy with memory. An H200 writes its own with this by 3 % faster, at 64 MiB, than with half as many
-    /// blocks of twice as many threads.
+    /// The shape that keeps the whole GPU busy with memory. An H200 writes 64 MiB of its own memory 3 % faster with it
+    /// than with half as many blocks of twice as many threads.
     #[must_use]
     pub fn whole(context: &Context) -> Self {
         Self { blocks: 4 * processors(context), threads: 256 }
     }
 
-    /// Half of that, so that two kernels run beside each other.
+    /// Half of [`Shape::whole`], so that two kernels run at the same time.
     #[must_use]
     pub fn half(context: &Context) -> Self {
         Self { blocks: 2 * processors(context), threads: 256 }
@@ -104,7 +104,7 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// Has the driver compile them.
+    /// Makes the driver compile the kernels.
     ///
     /// # Errors
     /// [`CudaError::Kernels`] with the driver's log.
@@ -148,7 +148,7 @@ impl Kernels {
         let mut places = arguments.each_mut().map(|argument| (&raw mut *argument).cast::<c_void>());
         let (functions, Shape { blocks, threads }) = (self.context.enter()?, shape);
         // SAFETY: as many pointers as the kernel has parameters, to values of their size, which are copied before this
-        // returns; each public function below checks what the kernel reaches, and that it is mapped until it has ended.
+        // returns; each public function below checks the kernel's range, and that it is mapped until the kernel ends.
         unsafe {
             functions.cuLaunchKernel(
                 function,
@@ -261,8 +261,8 @@ impl Kernels {
         self.launch(stream, Entry::Consume, shape, arguments)
     }
 
-    /// Reads all of `from` by [`Shape::whole`]; the sum of what each warp read goes to its word of `sums`, which has room for a word
-    /// of each thread. There are [`Shape::warps`] of them.
+    /// Reads all of `from` by [`Shape::whole`]. The sum of each warp's words goes to its word of `sums`, which has room
+    /// for a word of each thread. There are [`Shape::warps`] sums.
     ///
     /// # Errors
     /// [`CudaError`].

@@ -85,7 +85,7 @@ mod tests {
         let [not, yes] = [UNTRAINED, TRAINED].map(Some);
         for round in 0..2 {
             assert_eq!([both(&mut gpu), both(&mut gpu)], [[not, not]; 2], "{round}");
-            // The second time the link was ready when the memory was asked.
+            // The second time the link was ready when the memory was read.
             assert_eq!(both(&mut gpu), [yes, not]);
             assert_eq!(both(&mut gpu), [yes, yes]);
             assert_eq!(gpu.refused(), 5 * (round + 1));

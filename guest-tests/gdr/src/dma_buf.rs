@@ -1,7 +1,7 @@
 //! A dma-buf, mapped.
 //!
-//! A room for `unsafe`. What callers may rely on: there is no reference to the mapped bytes; each access is one volatile
-//! byte or aligned word inside the mapping, because a GPU changes them and a BAR knows no unaligned access on every
+//! An unsafe module. It guarantees: there is no reference to the mapped bytes; each access is one volatile byte or
+//! aligned word inside the mapping, because a GPU changes them and a BAR does not support unaligned access on every
 //! processor.
 #![expect(unsafe_code, reason = "a mapping that a GPU writes to is no memory of Rust's")]
 
@@ -56,11 +56,11 @@ impl DmaBuf {
     }
 }
 
-/// What `mmap` is called in an error.
+/// Name of `mmap` in an error.
 const MMAP: &str = "mmap of a dma-buf";
 
-/// Drivers that map no dma-buf say it by one of a few numbers: NVIDIA's by ENOTSUPP, those without the function by ENODEV,
-/// the kernel's own check by EINVAL. Another number is an error of its own: permissions, limits, a lost GPU.
+/// Drivers that map no dma-buf return one of a few numbers: NVIDIA's ENOTSUPP, those without the function ENODEV, the
+/// kernel's own check EINVAL. Another number is an error of its own: permissions, limits, a lost GPU.
 fn refused(errno: Errno) -> GdrError {
     let number = errno.raw_os_error();
     match errno {

@@ -118,7 +118,7 @@ fn spoil(region: &str, plan: Option<&Plan>, address: u64) -> Step {
     Ok(())
 }
 
-/// The VMM's log names the slice, and what happens to its guest and later owners.
+/// The VMM's log names the slice, and the consequences for its guest and later owners.
 fn told(log: &Path, all: &[&str]) -> Step {
     let begun = Instant::now();
     loop {
@@ -145,7 +145,7 @@ fn heard(console: &Path, all: &[&str]) -> Step {
     }
 }
 
-/// Offset in its region of what lies at host physical address `address` of the slice.
+/// Offset in its region of host physical address `address`, which is in the slice.
 fn in_region(plan: Option<&Plan>, address: u64) -> Result<u64, Fault> {
     let (base, offset) = plan.and_then(Plan::slice_in_region).ok_or("the plan has no slice")?;
     Ok(address.checked_sub(base).ok_or("the page lies before the slice")? + offset)

@@ -168,7 +168,7 @@ fn is_clean(device: &Path, region: &str, slice: Option<(u64, u64)>) -> Step {
     }
 }
 
-/// What the ledger shows of `region`.
+/// The ledger's record of `region`.
 pub(crate) fn states(device: &Path, region: &str) -> Result<serde_json::Value, Fault> {
     let output = slices::output(Command::new(device).args(["ledger", "show", "--json"]))?;
     let all: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout)?;

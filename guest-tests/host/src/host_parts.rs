@@ -39,7 +39,7 @@ pub(crate) struct Plan {
     /// Guest RAM.
     #[serde(default)]
     memory: Vec<Piece>,
-    /// What is behind it.
+    /// Host memory behind it.
     #[serde(default)]
     backings: Vec<Backing>,
 }
@@ -118,7 +118,7 @@ pub(crate) enum Part {
 }
 
 impl Plan {
-    /// Reads what `egm-vmm plan --json` printed.
+    /// Parses the output of `egm-vmm plan --json`.
     pub(crate) fn read(json: &[u8]) -> Result<Self, LabError> {
         serde_json::from_slice(json)
             .map_err(|error| LabError::Content { what: "the plan".into(), problem: error.to_string() })
@@ -184,7 +184,7 @@ pub(crate) struct HostParts {
 }
 
 impl HostParts {
-    /// Makes what `parts` need; disks are copies of `image`, or empty without one.
+    /// Creates the resources for `parts`; disks are copies of `image`, or empty without one.
     pub(crate) fn make<'a>(
         parts: impl Iterator<Item = &'a Part>,
         image: Option<&Path>,
@@ -280,7 +280,7 @@ fn make_parent(path: &Path) -> Result<(), LabError> {
     fs::create_dir_all(parent).map_err(LabError::file("make", parent))
 }
 
-/// Sends back what arrives until the peer is done.
+/// Echoes all input until the peer is done.
 fn echo(mut from: impl Read, mut to: impl Write) {
     let mut buffer = vec![0; 64 << 10];
     while let Ok(count @ 1..) = from.read(&mut buffer) {

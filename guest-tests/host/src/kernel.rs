@@ -1,5 +1,5 @@
-//! The kernels of the lab: the emulated host's and the guest's are Debian's stable ones; one of our own, with what Debian
-//! leaves out (iommufd, RDMA over Ethernet), can be built for the emulated host.
+//! The kernels of the lab: the emulated host's and the guest's are Debian's stable ones; for the emulated host the lab
+//! can also build one with options that Debian leaves out (iommufd, RDMA over Ethernet).
 //!
 //! Debian's is the default there because nothing has to be built and because it is the newest that QEMU's emulated SVM
 //! runs guests on without losing their timers: with 7.3 as the emulated host's kernel, two of three idle guests with a
@@ -20,7 +20,7 @@ use crate::scenarios::GraceKernel;
 
 /// A kernel of our own.
 struct Built {
-    /// How its entry in the cache begins.
+    /// Prefix of its cache entry.
     prefix: &'static str,
     /// Options in addition to `tinyconfig`.
     fragment: &'static str,
@@ -76,8 +76,8 @@ pub(crate) struct StockKernel {
     pub(crate) directory: PathBuf,
 }
 
-/// A kernel of our own for the emulated host, with all that it needs built in, built when the cache has none of this
-/// fragment or when a newer one is asked for.
+/// A kernel of our own for the emulated host, with all that it needs built in. It is built when the cache has none of
+/// this fragment, or for `refresh`.
 pub(crate) fn built(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> {
     X86.obtain(cache, refresh)
 }
@@ -131,7 +131,7 @@ pub(crate) fn l1(cache: &Cache, refresh: bool) -> Result<StockKernel, LabError> 
 
 /// One of Debian's kernels.
 struct Stock {
-    /// How its entry in the cache begins.
+    /// Prefix of its cache entry.
     prefix: &'static str,
     /// Its processor.
     architecture: Architecture,
@@ -177,7 +177,7 @@ impl Stock {
         cache.obtain(self.prefix, &suffix, refresh, make).map(|directory| StockKernel { directory })
     }
 
-    /// How its entry in the cache ends: it changes with the modules that are wanted.
+    /// Suffix of its cache entry: it changes with the list of modules.
     fn suffix(&self) -> String {
         format!("-{}", id(&self.modules.join(" ")))
     }
@@ -204,7 +204,7 @@ impl Built {
         id(&options.chain(drivers).collect::<Vec<_>>().join("\n"))
     }
 
-    /// Lines of the fragment without those about an option that is set over it, and what is.
+    /// Lines of the fragment, except for options that `more` sets, and then the lines of `more`.
     fn options(&self) -> impl Iterator<Item = &'static str> {
         let (fragment, more) = (self.fragment, self.more);
         let is_said =
@@ -341,7 +341,7 @@ fn parts(archive: &Archive, image: &Version) -> Result<Vec<Version>, LabError> {
     })
 }
 
-/// Decompresses `wanted` modules and what they need into `target`, with their `order`.
+/// Decompresses `wanted` modules and their dependencies into `target`, with their `order`.
 fn gather_modules(root: &Path, release: &str, wanted: &[&str], target: &Path) -> Result<(), LabError> {
     fs::create_dir_all(target).map_err(LabError::file("make", target))?;
     // depmod looks below /lib, which in a package is /usr/lib.

@@ -26,17 +26,17 @@ use crate::scenarios::{GraceKernel, Scenario};
 use crate::served::{self, Cards};
 use crate::tools::{Tools, beside};
 
-/// Silence of the emulated host itself, beside the scenarios' own deadlines: on a busy machine its kernel boots for minutes.
+/// Permitted silence of the emulated host, beyond the scenarios' deadlines: on a busy machine it boots for minutes.
 const OVERHEAD: Duration = Duration::from_secs(240);
 /// The images of its NVMe drives, in the shared directory.
 const DRIVES: [&str; 2] = ["nvme0.img", "nvme1.img"];
 /// Size of each.
 const DRIVE: u64 = 64 << 20;
-/// What a run leaves in the shared directory.
+/// File with a run's results in the shared directory.
 pub(crate) const RESULTS: &str = "results.json";
 /// The console of the emulated host.
 pub(crate) const LOG: &str = "l1.log";
-/// How the runner is called there, before the names of scenarios.
+/// The runner's arguments there, before the names of scenarios.
 const ARGUMENTS: [&str; 9] =
     ["run", "--where", "kvm", "--tools", "/run/tools", "--work", "/run/work", "--report", "/share"];
 
@@ -104,7 +104,7 @@ fn run_in(
 }
 
 /// Runs `scenarios` under one kernel; a scenario without a result there is broken, with the reason. A host that falls
-/// silent is booted again once, for what it left undone: its console is kept, and the restart is a case.
+/// silent is booted again once, for the remaining scenarios: its console is kept, and the restart is a case.
 fn run_under(
     host: &Host<'_>,
     scenarios: &[Scenario],
@@ -166,7 +166,7 @@ pub(crate) struct Host<'a> {
     pub(crate) plugged: bool,
     /// Whether it is a Grace host, or else a PC.
     pub(crate) grace: bool,
-    /// Whether what goes over the wire of its first network card is recorded, where it is a Grace host.
+    /// Whether the traffic of its first network card is recorded, if it is a Grace host.
     pub(crate) wire: bool,
     /// Source of its time.
     pub(crate) clock: Clock,

@@ -155,7 +155,7 @@ impl Story<'_> {
         Ok(end)
     }
 
-    /// While the first machine runs: the second comes, is killed, and the third gets what it had.
+    /// While the first machine runs: the second starts, is killed, and the third gets its slice.
     fn beside(&self, first: &At<'_>, second: &Tenant, third: &Tenant) -> Vec<Check> {
         let mut cases = Vec::new();
         thread::scope(|scope| {

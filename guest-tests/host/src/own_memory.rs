@@ -33,7 +33,7 @@ const MARKED_BYTES: u64 = 8192 * PAGE;
 const BEAT: &str = "lapic=notscdeadline egm.checks=egm_beat egm.arg.beat.seconds=0 egm.arg.beat.pages=8192";
 /// The last.
 const USE: &str = "lapic=notscdeadline egm.checks=numa,egm_pattern";
-/// What the agent's check `egm_beat` writes behind its counter.
+/// Value that the agent's check `egm_beat` writes after its counter.
 const MARK: u64 = 0x6d67_652d_7461_6562;
 /// The kernel's name of such a file.
 const NAME: &str = "[kvm-gmem]";

@@ -192,7 +192,7 @@ impl Story<'_> {
         let ending = thread::scope(|scope| {
             let mut removal = None;
             let ending = self.run(self.machine(&self.config), || {
-                // It returns when the function is given back.
+                // The write returns when the machine has released the function.
                 removal = Some(scope.spawn(|| write(&folder.join("remove"), "1")));
                 cases.push(timed("lost", || self.says(&format!("wants {} back", self.function))));
                 Reaction::Terminate

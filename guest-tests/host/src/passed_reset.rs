@@ -16,7 +16,7 @@ use crate::scenarios::Scenario;
 /// Value that is left behind.
 const MARK: u64 = 0x5ca1_ab1e_0ddb_a115;
 
-/// A place in a function that keeps what is written there until it is reset.
+/// A register of a function that keeps its value until a reset.
 #[derive(Debug, Clone, Copy)]
 struct Place<'a> {
     function: &'a str,

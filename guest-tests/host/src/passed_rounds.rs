@@ -68,7 +68,7 @@ impl<'a> Story<'a> {
         Ok(Self { runner, scenario, report, ends, sleeps })
     }
 
-    /// What was wrong in so many machines, one after the other.
+    /// Faults of `count` machines, one after the other.
     fn rounds(&self, count: u32) -> Result<Vec<String>, LabError> {
         let mut wrong = Vec::new();
         let ways = [End::PowerOff, End::Terminated, End::Killed].into_iter().cycle();

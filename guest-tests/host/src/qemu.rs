@@ -75,9 +75,9 @@ pub(crate) struct L1<'a> {
     pub(crate) drives: &'a [PathBuf; 2],
     /// The sockets of cards of the lab's own, the first at 0a:00.0.
     pub(crate) cards: &'a [PathBuf],
-    /// Whether what goes over the wire of a Grace host's first network card is recorded.
+    /// Whether the traffic of a Grace host's first network card is recorded.
     pub(crate) wire: bool,
-    /// What its time is.
+    /// Source of its time.
     pub(crate) clock: Clock,
     /// More words on its command line.
     pub(crate) words: &'a str,
@@ -105,7 +105,7 @@ pub(crate) fn l1(machine: &L1<'_>) -> Vec<OsString> {
     args
 }
 
-/// What every emulated host has: the share, and functions for guests.
+/// Options of every emulated host: the share, and functions for guests.
 pub(crate) fn shared(machine: &L1<'_>) -> Vec<OsString> {
     let share = option("local,mount_tag=lab,security_model=none,multidevs=remap,path=", machine.share, "");
     let mut args = vec!["-virtfs".into(), share];
@@ -168,7 +168,7 @@ pub(crate) fn reference(
     args
 }
 
-/// What it boots, and the words for it.
+/// Kernel, initial root and kernel command line.
 pub(crate) fn boot(kernel: &Path, initramfs: &Path, append: &str) -> [OsString; 6] {
     ["-kernel".into(), kernel.into(), "-initrd".into(), initramfs.into(), "-append".into(), append.into()]
 }

@@ -1,5 +1,5 @@
-//! The story of RDMA: a guest with a passed network card moves data between two queue pairs of its own, in ordinary memory and
-//! in its EGM node; then two guests, each with a card and a slice, move data into each other's EGM node.
+//! Scenario: RDMA. A guest with an assigned network card moves data between two queue pairs of its own, in ordinary
+//! memory and in its EGM node; then two guests, each with a card and a slice, move data into each other's EGM node.
 
 use std::path::Path;
 use std::{fs, thread};
@@ -69,7 +69,7 @@ pub(crate) fn alone(frame: &mut Frame<'_>, guest: Scenario) -> Result<(), LabErr
     Ok(())
 }
 
-/// What comes of `boot` for both `guests` at once, which are planned one after the other: each takes what is free.
+/// Runs `boot` for both `guests` at once. They are planned one after the other, because each plan takes free memory.
 pub(crate) fn together<T: Send>(
     frame: &Frame<'_>,
     guests: &[Scenario; 2],

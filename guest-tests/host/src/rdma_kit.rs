@@ -79,7 +79,7 @@ impl Kind {
             .map(|profile| target.join("guest").join(self.target).join(profile).join("egm-guest"))
     }
 
-    /// The newest agent below `target`: an old one beside it must not be what is tried.
+    /// The newest agent below `target`, so that a stale one of another profile is not tested.
     fn agent(&self, target: &Path) -> Result<PathBuf, LabError> {
         let paths = self.agents(target);
         let made = |path: &PathBuf| fs::metadata(path).and_then(|file| file.modified()).ok();
@@ -90,7 +90,7 @@ impl Kind {
         })
     }
 
-    /// Each file: where it is in the packages, and where a guest has it.
+    /// Each file: its path in the packages, and its path in a guest.
     fn files(&self) -> Vec<(String, String)> {
         let libraries = LIBRARIES.iter().map(|name| format!("{}/{name}", self.folder));
         let same = libraries.chain(OTHERS.iter().map(|path| (*path).to_owned()));
@@ -126,7 +126,7 @@ impl Kind {
     }
 }
 
-/// How an entry of the cache ends: it changes with the files that are wanted.
+/// Suffix of a cache entry: it changes with the list of files.
 fn suffix() -> String {
     format!("-{}", kernel::id(&LIBRARIES.into_iter().chain(OTHERS).collect::<Vec<_>>().join(" ")))
 }
@@ -138,7 +138,7 @@ pub(crate) struct Kit {
     pub(crate) kernel: StockKernel,
     /// Linked to a libc.
     pub(crate) agent: PathBuf,
-    /// Files as the guest has them below its root.
+    /// Files in the guest's layout below its root.
     pub(crate) tree: PathBuf,
 }
 
@@ -199,7 +199,7 @@ fn gather(folder: &Path, before: &str, files: &mut Vec<(String, Vec<u8>)>) -> Re
     Ok(())
 }
 
-/// What this program was built in.
+/// The build directory of this program.
 fn target() -> Result<PathBuf, LabError> {
     let lab = std::env::current_exe().map_err(LabError::file("find", "egm-lab"))?;
     Ok(lab.ancestors().nth(3).unwrap_or_else(|| Path::new("target")).to_owned())

@@ -84,7 +84,7 @@ pub(crate) struct Runner {
     pub(crate) in_lab: bool,
     /// The skips that are allowed.
     pub(crate) skips: Skips,
-    /// Options of the run that decide what is skipped.
+    /// Options of the run, which decide on skips.
     pub(crate) options: Vec<String>,
     /// Restarts of guests in the scenario that runs.
     pub(crate) restarts: AtomicU32,
@@ -155,7 +155,7 @@ impl Runner {
         Ok(result)
     }
 
-    /// Writes the configuration, asks for its plan, and packs the guest's initial root around that.
+    /// Writes the configuration, gets its plan, and packs the guest's initial root with the plan.
     pub(crate) fn machine(&self, scenario: &Scenario, report: &Path) -> Result<Machine, LabError> {
         let work = self.work.join(scenario.name);
         fs::create_dir_all(&work).map_err(LabError::file("make", &work))?;
@@ -288,14 +288,14 @@ impl Runner {
         Ok(Boot { signalled, disk, silent_panic, locked_up, ..Boot::of(collected, init) })
     }
 
-    /// What starts `machine` with a socket at `socket`, at which functions are plugged in and out.
+    /// The command that starts `machine` with a socket at `socket` for hot-plug requests.
     pub(crate) fn plugging(&self, machine: &Machine, socket: &Path) -> Command {
         let mut command = Command::new(&self.tools.plug);
         command.arg(&machine.config).arg(socket);
         command
     }
 
-    /// What starts `machine`.
+    /// The command that starts `machine`.
     pub(crate) fn command(&self, machine: &Machine) -> Command {
         match self.vmm {
             Vmm::Egm => {
@@ -314,7 +314,7 @@ impl Runner {
     }
 }
 
-/// The steps of a story that is more than boots of one machine.
+/// The steps of a scenario that is more than boots of one machine.
 fn steps(scenario: &Scenario) -> Option<Teller> {
     let of_slices = match scenario.tale {
         Tale::Owned => slices::run,

@@ -29,7 +29,7 @@ pub(crate) enum Kind {
     Recorded(&'static str),
     /// A GPU for the emulated Grace host, with the host's own memory: ready some reads after each reset.
     Grace {
-        /// Name of the file that is its socket's EGM, beside the socket that serves it.
+        /// Name of the file that is its socket's EGM, in the folder of the server's socket.
         egm: &'static str,
     },
 }

@@ -260,7 +260,7 @@ fn too_many_restarts(results: &[ScenarioResult]) -> Option<ScenarioResult> {
     (restarts > MOST_RESTARTS).then(|| ScenarioResult::broken("restarts", &reason))
 }
 
-/// Puts what guests of this processor need for RDMA among `tools`. Where that is not available, it removes their scenarios from
+/// Adds the RDMA kit for guests of this processor to `tools`. If that is unavailable, it removes their scenarios from
 /// `chosen` and returns them as skipped.
 fn obtain_kit(tools: &mut Tools, chosen: &mut Vec<Scenario>) -> Result<Vec<ScenarioResult>, LabError> {
     let mut skipped = Vec::new();
@@ -314,7 +314,7 @@ fn colour() -> bool {
     std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// The closing line, after the ends of the logs of what failed; not among the JSON of a program that reads that.
+/// Prints the closing line, after the ends of the logs of failed scenarios; with `json` on standard error.
 fn conclude(results: &[ScenarioResult], report: &Path, json: bool) -> ExitCode {
     let count = Count::of(results);
     let failed = results.iter().filter(|r| Count::of(std::slice::from_ref(*r)).failed > 0);

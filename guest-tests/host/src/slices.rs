@@ -24,7 +24,7 @@ use crate::scenarios::{Scenario, Tale};
 
 /// Pages of 2 MiB that a hugetlb slice needs.
 const HUGE_PAGES: u64 = 264;
-/// What the agent's check `egm_beat` writes behind its counter.
+/// Value that the agent's check `egm_beat` writes after its counter.
 const MARK: u64 = 0x6d67_652d_7461_6562;
 /// How long a beating word may stand still, under emulation.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -198,7 +198,7 @@ fn dirty(address: Option<u64>) -> Step {
     }
 }
 
-/// The next owner finds zeros from end to end, and zero is what lies at `address` then.
+/// The next owner finds zeros from end to end, and the word at `address` is then zero.
 fn scrubbed(runner: &Runner, region: &str, address: Option<u64>) -> Step {
     next_finds_zeros(runner, region, Tale::Owned.slice())?;
     let address = address.ok_or(NO_BEAT)?;
@@ -218,7 +218,7 @@ pub(crate) fn next_finds_zeros(runner: &Runner, region: &str, size: &str) -> Ste
     Err(Fault::Untrue(format!("{}: {said}", output.status)))
 }
 
-/// What comes of a look for zeros in `size` bytes of `region`.
+/// Output of `egm-lab zeros` on a grant of `size` bytes of `region`.
 pub(crate) fn grant(runner: &Runner, region: &str, size: &str) -> Result<Output, LabError> {
     let mut command = Command::new(&runner.tools.device);
     command.args(["carve", "grant", "--region", region, "--size", size, "--"]);
@@ -238,7 +238,7 @@ pub(crate) fn pool() -> Result<Pool, LabError> {
     Pool::resize(2 << 10, HUGE_PAGES)
 }
 
-/// What lies at `address` is RAM of the host's kernel, which counts it before and after.
+/// `address` is in RAM of the host's kernel, which counts that RAM before and after.
 fn visible(address: Option<u64>, before: u64) -> Step {
     let address = address.ok_or(NO_BEAT)?;
     let (iomem, total) = (fs::read_to_string("/proc/iomem")?, meminfo("MemTotal")?);

@@ -82,7 +82,7 @@ impl Code {
         label
     }
 
-    /// What follows runs in 64-bit mode.
+    /// The following code runs in 64-bit mode.
     pub fn enter_long_mode(&mut self) {
         self.long_mode = true;
     }
@@ -150,7 +150,7 @@ impl Code {
         self.raw(&[0xbf]).dword(value);
     }
 
-    /// `ebx`, in 64-bit mode `rbx`, is the address of what is accessed.
+    /// `ebx`, in 64-bit mode `rbx`, becomes the address of later accesses.
     pub fn at(&mut self, address: u64) {
         if self.long_mode {
             self.raw(&[0x48, 0xbb]).raw(&address.to_le_bytes());

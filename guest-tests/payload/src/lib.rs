@@ -1,6 +1,6 @@
 //! Guests of a few hundred bytes that run wherever /dev/kvm opens, also where no Linux does.
 //!
-//! A payload prints what it found on the serial port. It ends with "ok" and a power off, or with "failed: …", the claim
+//! A payload prints its result on the serial port. It ends with "ok" and a power off, or with "failed: …", the claim
 //! that does not hold, and a power off too.
 
 #![forbid(unsafe_code)]
@@ -13,12 +13,12 @@ pub mod long_mode;
 pub use code::{Code, Label, Width};
 pub use elf::Entry;
 
-/// Where payloads are loaded: 2 MiB, away from the edges of RAM and from what boot loaders put below 1 MiB.
+/// Load address of payloads: 2 MiB, away from the edges of RAM and from boot loaders' data below 1 MiB.
 pub const BASE: u32 = 0x20_0000;
 /// The stack grows down from here.
 const STACK: u32 = BASE - 16;
 
-/// The ports that a payload ends by and speaks to.
+/// The ports for a payload's output and its end.
 #[derive(Debug, Clone, Copy)]
 pub struct Ports {
     /// Data of the 16550.
@@ -32,16 +32,16 @@ pub struct Ports {
 }
 
 impl Ports {
-    /// What x86 plans have. QEMU has them too, with `-M microvm -device isa-debug-exit,iobase=0x600,iosize=1`.
+    /// The ports of x86 plans. QEMU has them too, with `-M microvm -device isa-debug-exit,iobase=0x600,iosize=1`.
     pub const USUAL: Self = Self { serial: 0x3f8, sleep: 0x600, reset: 0x604, pvpanic: 0x505 };
 }
 
 /// A payload being written.
 #[derive(Debug)]
 pub struct Payload {
-    /// What was written so far.
+    /// Its code so far.
     pub code: Code,
-    /// Where it speaks and ends.
+    /// Its ports for output and its end.
     pub ports: Ports,
     print: Label,
     texts: Vec<(Label, String)>,
@@ -149,7 +149,7 @@ pub struct Register {
 pub enum Place {
     /// At an address.
     Memory(u32),
-    /// In configuration space, by the ports 0xcf8 and 0xcfc: what the former is written.
+    /// In configuration space, by the ports 0xcf8 and 0xcfc: the value for the former.
     Config(u32),
 }
 

@@ -6,7 +6,7 @@ use crate::{Comparison, Figure, Run, visible};
 
 /// Cells of the longest bar, at least and at most.
 const CELLS: (usize, usize) = (10, 30);
-/// Columns of a row beside its label and its bar: two blanks, a size, a value, and blanks between.
+/// Columns of a row without its label and its bar: two blanks, a size, a value, and blanks between.
 const OTHERS: usize = 22;
 /// Columns of a ratio to an earlier run.
 const RATIO: usize = 16;

@@ -135,7 +135,7 @@ impl Comparison {
 
     /// Lines of text for the terminal; those of figures are at most `columns` long (60 or more).
     pub fn to_text(&self, columns: usize) -> String {
-        /// Columns beside the name of a figure.
+        /// Columns of a row without the name of the figure.
         const OTHERS: usize = 33;
         let longest = self.ratios.iter().map(|ratio| ratio.what().chars().count()).max().unwrap_or(0);
         let wide = longest.min(columns.saturating_sub(OTHERS)).max(20);

@@ -1,8 +1,8 @@
-//! One result line of a guest check, as the agent writes it and the host reads it; and what `egm-guest validate`
-//! finds, with its figures ([`Verdict`], [`Figure`]).
+//! One result line of a guest check, as the agent writes it and the host reads it; and the results of
+//! `egm-guest validate` with their figures ([`Verdict`], [`Figure`]).
 //!
 //! The line travels over a serial console that the guest's kernel writes to as well, and the guest may be hostile:
-//! [`Line::parse`] takes what is certainly ours and is silent about the rest. Nothing here does I/O.
+//! [`Line::parse`] accepts only lines that are certainly ours and ignores the rest. No code here does I/O.
 #![forbid(unsafe_code)]
 
 mod chart;
@@ -36,7 +36,7 @@ pub const MAX_LINE: usize = 4096;
 /// Most lines that are read from one guest.
 pub const MAX_LINES: usize = 1024;
 
-/// What became of a check.
+/// Outcome of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
@@ -47,7 +47,7 @@ pub enum Outcome {
     /// This guest cannot decide the claim, for the check's reason. Not a pass.
     #[serde(alias = "waived")]
     Skipped,
-    /// The check itself broke.
+    /// The check itself ended with an error.
     Error,
 }
 
@@ -69,7 +69,7 @@ pub struct Check {
     /// Name of the check.
     #[serde(rename = "egm-check")]
     pub name: String,
-    /// What became of it.
+    /// Its outcome.
     pub outcome: Outcome,
     /// A measured figure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -77,7 +77,7 @@ pub struct Check {
     /// Unit of the figure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<String>,
-    /// Why it is not passed, or what was seen.
+    /// Reason why it is not passed, or the observation.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
     /// Milliseconds that it took.

@@ -145,7 +145,7 @@ pub(crate) fn plot(title: &str, figures: &[Figure], unit: &str, before: &Before<
     Some(svg)
 }
 
-/// Bars of the figures of `unit` that are no curve, on one scale; `None` without any. A mark is the run before.
+/// Bars of the figures of `unit` that are no curve, on one scale; `None` without any. A mark shows the earlier run.
 pub(crate) fn bars(title: &str, figures: &[Figure], unit: &str, before: &Before<'_>) -> Option<String> {
     let in_curves = in_curves(figures, unit);
     let is_point = |figure: &Figure| is_drawn(figure, unit) && in_curves.contains(&*figure.series);
@@ -216,7 +216,7 @@ fn style(index: usize) -> String {
     format!("class=\"c{}\" fill=\"none\" stroke-width=\"2\" stroke-dasharray=\"{dash}\"", index % COLOURS)
 }
 
-/// A thin line through what the points were in a run before.
+/// A thin line through the points' values in an earlier run.
 fn line_before(axes: &Axes, points: &[&Figure], index: usize, before: &Before<'_>) -> String {
     let place = |figure: &&Figure| {
         let x = axes.x(exponent(figure.bytes.unwrap_or(1)));

@@ -41,9 +41,9 @@ pub enum ShmemError {
         pe: i32,
         /// Number of PEs, from the library.
         pes: i32,
-        /// What was asked for.
+        /// The requested value.
         asked_pe: i32,
-        /// What was asked for.
+        /// The requested value.
         asked_pes: i32,
     },
     /// A range lies outside its memory.

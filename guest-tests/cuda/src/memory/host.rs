@@ -1,7 +1,7 @@
-//! Memory by the other calls: pools, pinned, registered, managed, ordinary. This is an unsafe room.
+//! Memory by the other calls: pools, pinned, registered, managed, ordinary. This is an unsafe module.
 //!
-//! What callers may rely on: each owner gives back once what it holds; addresses are whole mappings of at least as many bytes
-//! as were asked for.
+//! It guarantees: each owner releases its resource once; addresses are whole mappings of at least as many bytes as were
+//! requested.
 #![expect(unsafe_code, reason = "neither the driver's functions nor mmap have a safe interface")]
 
 use std::ffi::c_void;
@@ -89,7 +89,7 @@ impl Drop for Registered {
     }
 }
 
-/// What `cudaMallocHost` gives.
+/// Memory as from `cudaMallocHost`.
 pub(super) struct Pinned {
     context: Context,
     start: NonNull<u8>,
@@ -105,7 +105,7 @@ impl Pinned {
         let start = NonNull::new(start.cast()).ok_or_else(none)?;
         let mut pinned = Self { context: context.clone(), start, address: 0 };
         let host = start.as_ptr().cast();
-        // SAFETY: a local's address; the memory is what was allocated above.
+        // SAFETY: a local's address; the memory was allocated above.
         unsafe { functions.cuMemHostGetDevicePointer_v2(&raw mut pinned.address, host, 0) }?;
         Ok(pinned)
     }
@@ -165,7 +165,7 @@ struct Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         if let Ok(functions) = self.context.enter() {
-            // SAFETY: made once, by `Pooled::new`; its memory was given back before.
+            // SAFETY: made once, by `Pooled::new`; its memory was freed before.
             let _ = unsafe { functions.cuMemPoolDestroy(self.raw) };
         }
     }

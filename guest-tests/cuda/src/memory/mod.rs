@@ -1,4 +1,4 @@
-//! Memory of every kind that GPUs use. Where calls are made is in [`vmm`] and [`host`].
+//! Memory of every kind that GPUs use. The calls are in [`vmm`] and [`host`].
 
 mod host;
 mod vmm;
@@ -11,12 +11,12 @@ use egm_address::PciAddress;
 
 use crate::{Context, CudaError, Device, Words};
 
-/// What is registered is made of: the largest page of processors that are known, in bytes.
+/// Granularity of registered memory: the largest known page of processors, in bytes.
 const PAGE: u64 = 64 << 10;
 /// Bytes of a fabric handle (`CU_IPC_HANDLE_SIZE`).
 pub const FABRIC_HANDLE: usize = 64;
 
-/// Where memory is and how it was asked for.
+/// Location of memory and method of its allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// The GPU's own, by `cuMemCreate`.
@@ -25,7 +25,7 @@ pub enum Kind {
     HostNuma(i32),
     /// Of a NUMA node, from a pool.
     Pool(i32),
-    /// By `cuMemHostAlloc`, what `cudaMallocHost` is.
+    /// By `cuMemHostAlloc`, like `cudaMallocHost`.
     Pinned,
     /// Ordinary memory that was registered.
     Registered,
@@ -52,7 +52,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// What gives the memory back when it goes.
+/// Releases the memory on drop.
 #[expect(dead_code, reason = "held for what it does when it is dropped")]
 enum Owner {
     Vmm(vmm::Mapped),
@@ -189,7 +189,7 @@ impl Memory {
         Ok(Self { context: context.clone(), peers, kind, bytes, address, host, owner: Owner::Vmm(mapped) })
     }
 
-    /// What sizes of `kind` are multiples of, in bytes.
+    /// Granularity of sizes of `kind`, in bytes.
     ///
     /// # Errors
     /// [`CudaError::Call`].
@@ -225,7 +225,7 @@ impl Memory {
         vmm::dma_buf(&self.context, self.address, self.bytes, 0)
     }
 
-    /// The same, reached by PCI Express also where processors reach it by another way: what Data Direct takes.
+    /// The same over PCI Express, even if processors reach the memory by another way: Data Direct needs this.
     ///
     /// # Errors
     /// [`CudaError::Call`]: not supported where the GPU has no such way, or the driver is older than CUDA 12.8.

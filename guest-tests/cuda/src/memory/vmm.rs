@@ -1,8 +1,8 @@
-//! Memory by handles: created or imported, mapped at a reserved address, opened for GPUs and processors. This is an unsafe
-//! room.
+//! Memory by handles: created or imported, mapped at a reserved address, opened for GPUs and processors. This is an
+//! unsafe module.
 //!
-//! What callers may rely on: each owner gives back once what it holds, and a [`Mapped`] its mapping before the addresses
-//! and the handle.
+//! It guarantees: each owner releases its resource once, and a [`Mapped`] releases its mapping before the addresses and
+//! the handle.
 #![expect(unsafe_code, reason = "the driver's functions have no safe interface")]
 
 use std::ffi::{c_int, c_uint, c_void};
@@ -23,7 +23,7 @@ pub(super) const FABRIC: Shared = Shared::CU_MEM_HANDLE_TYPE_FABRIC;
 /// `CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE`.
 pub(super) const OVER_PCIE: u64 = 1;
 
-/// For `usize` arguments: nothing larger than an address space can be had anyway.
+/// For `usize` arguments: no memory is larger than an address space anyway.
 pub(super) fn length(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
@@ -62,7 +62,7 @@ fn wanted(context: &Context, kind: Kind, shared: Shared) -> sys::CUmemAllocation
     }
 }
 
-/// What sizes are multiples of: whole pages of the largest kind that the driver recommends.
+/// Granularity of sizes: whole pages of the largest kind that the driver recommends.
 pub(super) fn granularity(context: &Context, kind: Kind) -> Result<u64, CudaError> {
     let (mut bytes, wanted) = (0_usize, wanted(context, kind, POSIX_FD));
     let recommended = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED as c_uint;
@@ -93,7 +93,7 @@ impl Created {
         Ok(Self { functions, raw, bytes })
     }
 
-    /// What another process exported.
+    /// Imports memory that another process exported.
     pub(super) fn import(context: &Context, bytes: u64, from: BorrowedFd<'_>) -> Result<Self, CudaError> {
         let (functions, mut raw) = (context.enter()?, 0);
         // For this kind of handle the pointer is the descriptor's number, and the driver refuses 0 as no pointer; a copy of a
@@ -112,7 +112,7 @@ impl Created {
     pub(super) fn fabric_handle(&self) -> Result<[u8; FABRIC_HANDLE], CudaError> {
         let mut handle = [0; FABRIC_HANDLE];
         let place = handle.as_mut_ptr().cast::<c_void>();
-        // SAFETY: 64 bytes, what a fabric handle has (`CUmemFabricHandle`).
+        // SAFETY: 64 bytes, the size of a fabric handle (`CUmemFabricHandle`).
         unsafe { self.functions.cuMemExportToShareableHandle(place, self.raw, FABRIC.0, 0) }?;
         Ok(handle)
     }

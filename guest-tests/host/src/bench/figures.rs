@@ -149,12 +149,12 @@ pub(crate) struct Report {
     pub(crate) rows: Vec<Row>,
     /// Skipped measurements, with reasons.
     pub(crate) skipped: Vec<String>,
-    /// What was measured elsewhere and not in this run.
+    /// Figures from elsewhere, not from this run.
     pub(crate) elsewhere: Vec<String>,
 }
 
 impl Report {
-    /// Adds what `section` measured; a section that broke is skipped with its reason.
+    /// Adds the figures of `section`; a section with an error is skipped with its reason.
     pub(crate) fn extend(&mut self, section: &str, outcome: Result<Self, crate::error::LabError>) {
         match outcome {
             Ok(other) => {

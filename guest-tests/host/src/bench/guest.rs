@@ -77,8 +77,8 @@ fn rows(ours: &Boots, theirs: &Boots) -> Vec<Row> {
     quiet.map(|row| row.should(Target::AtMost(10.0))).into_iter().chain(exits).chain(verbose).collect()
 }
 
-/// In the emulated host: boots with what [`run`] put into `tools`, under QEMU when `peer`, a quiet kernel and then a
-/// verbose one.
+/// In the emulated host: boots with the files that [`run`] put into `tools`, under QEMU when `peer`, a quiet kernel and
+/// then a verbose one.
 pub(super) fn within(tools: &Path, logs: &Path, peer: bool) -> Result<Boots, LabError> {
     let config = tools.join("bench.json");
     let programs = Tools::copied(tools);

@@ -83,7 +83,7 @@ fn wait_for(
         if count == 0 {
             return Err("it ended".to_owned());
         }
-        // What was searched before is not searched again: it would count as the guest's time.
+        // Searches only new output: a repeated search would count as the guest's time.
         let from = seen.len().saturating_sub(mark.len());
         seen.extend(buffer.iter().take(count));
         if seen.get(from..).is_some_and(|new| new.windows(mark.len()).any(|w| w == mark)) {

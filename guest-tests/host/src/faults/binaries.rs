@@ -50,8 +50,8 @@ pub(super) struct Binary<'a> {
 impl Binaries {
     /// Those of `rows`, which are unit tests or else integration tests.
     ///
-    /// Unit tests have faults as they are: cargo builds all packages, as the other tests of a run have it done. What integration
-    /// tests run is built with the feature.
+    /// Unit tests always contain faults: cargo builds all packages, as for the other tests of a run. Programs of
+    /// integration tests are built with the feature.
     pub(super) fn of(rows: &[&Row]) -> Result<Self, LabError> {
         let tests = rows.iter().filter_map(|row| match &row.finder {
             Finder::Program { package, binary, .. } => {

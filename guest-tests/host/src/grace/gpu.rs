@@ -43,7 +43,7 @@ fn link(gpu: &str, value: u64) -> Step {
     Ok(())
 }
 
-/// What the guest left in the GPU's memory lies in each part of it, at the host's physical addresses.
+/// The guest's marks lie in each part of the GPU's memory, at the host's physical addresses.
 pub(super) fn in_place(gpu: &str) -> Step {
     let parts = memory_of(gpu).ok_or("it is no GPU of the lab")?;
     let words = parts.iter().flat_map(|(start, size)| [*start, start + size - WORD]);

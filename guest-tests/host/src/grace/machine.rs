@@ -126,7 +126,7 @@ pub(super) struct Property {
     pub(super) cells: Vec<u64>,
 }
 
-/// The machine without its functions: what its device tree is made for.
+/// The machine without its functions, for which QEMU makes the device tree.
 pub(super) fn board(profile: Profile, share: &Path) -> Vec<OsString> {
     let mut args = words(
         "-nodefaults -nographic -no-reboot -nic none -serial stdio -accel tcg,thread=multi -cpu max \
@@ -185,7 +185,7 @@ pub(super) fn kind(profile: Profile, more: &str) -> [OsString; 2] {
     ["-machine".into(), format!("virt,virtualization=on,gic-version=3{iommu}{more}").into()]
 }
 
-/// In the share, what goes over the wire of the first network card (igb).
+/// File in the share with the recorded traffic of the first network card (igb).
 pub(super) const WIRE: &str = "wire.pcap";
 
 /// The emulated Grace host with the device tree `tree`. It has the GPUs of other processes when it is given their sockets.
@@ -257,7 +257,7 @@ pub(super) fn retired_in(slice: Option<(u64, u64)>) -> Vec<u64> {
     all.filter(|block| *block >= start && *block - start < size).collect()
 }
 
-/// Host physical address and bytes of the parts of the memory of GPU `function`: what is cacheable, and the rest, where there is one.
+/// Host physical address and bytes of the parts of GPU `function`'s memory: the cacheable part, and the rest, if any.
 pub(super) fn memory_of(function: &str) -> Option<Vec<(u64, u64)>> {
     let gpu = INSIDE.iter().chain(&OUTSIDE).find(|gpu| function == gpu.address())?;
     let (start, cacheable) = (base(gpu.memory), gpu.cacheable << 20);

@@ -28,21 +28,21 @@ use super::machine::WIRE;
 const OTHER: &str = "egm5";
 /// The cards' addresses (`qemu.rs`).
 const CARDS: [Mac; 2] = [[0x52, 0x54, 0, 0xe9, 0, 2], [0x52, 0x54, 0, 0xe9, 0, 6]];
-/// What one waits with and the other connects with. Their data differs by its seed. The first registers memory of its EGM node, the
-/// second has one node.
+/// Kernel words of the guest that listens and of the one that connects. Their data differs by its seed. The first
+/// registers memory of its EGM node; the second has one node.
 const WORDS: [&str; 2] = [
     pair!("egm.arg.rdma.rxe=192.168.101.12/24 egm.arg.rdma.listen=192.168.101.12:7471"),
     pair!(
         "egm.arg.seed=2 egm.arg.rdma.node=0 egm.arg.rdma.rxe=192.168.101.13/24 egm.arg.rdma.peer=192.168.101.12:7471"
     ),
 ];
-/// A guest that has reported stays, so that its memory can be looked at, and is then stopped.
+/// A guest stays after its report, so that the lab can read its memory, and is then stopped.
 const STAYS: &str = "egm.exit=hang";
 const REPORTED: &str = "{\"egm-check\":\"summary\"";
-/// Bytes that each guest moves by every kind of request (`egm.arg.size`), and additions that it asks for.
+/// Bytes that each guest moves by every kind of request (`egm.arg.size`), and additions that it requests.
 const SIZE: u64 = 65_536;
 const ADDITIONS: u64 = 200;
-/// Bytes of a recording; those of this story have a fifth.
+/// Maximum size of a recording in bytes; those of this scenario have a fifth.
 const MOST: u64 = 256 << 20;
 /// Bytes of a packet's data where cards take 1500, and of a word.
 const PIECE: usize = 1024;
@@ -98,7 +98,7 @@ fn told(name: &str, step: impl FnOnce() -> Result<String, Fault>) -> Check {
     case
 }
 
-/// What went over the wire between the cards so far.
+/// The traffic between the cards so far.
 fn recorded() -> Result<Wire, Fault> {
     let mut recording = Vec::new();
     File::open(Path::new("/share").join(WIRE))?.take(MOST + 1).read_to_end(&mut recording)?;
@@ -130,7 +130,7 @@ fn carried(wire: &Wire) -> Result<String, Fault> {
 /// the source of transfers; in the other only RDMA can have written it.
 fn in_place(machine: &Machine) -> Result<String, Fault> {
     let pieces = recorded()?.pieces;
-    // What is registered begins with a page, so a piece lies at a multiple of its size.
+    // Registered memory begins with a page, so a piece lies at a multiple of its size.
     let found = in_slice(machine, &pieces, PIECE)?;
     match found.last_key_value() {
         // The process that registered the memory has ended, so the guest may have reused pages of it.

@@ -38,7 +38,7 @@ use crate::peer_program::PeerName;
 pub(crate) struct Scenario {
     /// Its name on the command line and in reports.
     pub(crate) name: &'static str,
-    /// What it shows, in a sentence.
+    /// Its claim, in a sentence.
     pub(crate) story: &'static str,
     /// A file of configs/, which the scenario extends by a kernel, an initramfs and a command line.
     pub(crate) config: &'static str,
@@ -52,7 +52,7 @@ pub(crate) struct Scenario {
     pub(crate) terminate_on: Option<&'static str>,
     /// The same with SIGPWR, which presses the guest's power button.
     pub(crate) press_on: Option<&'static str>,
-    /// Where its EGM slice comes from, for the stories of slices, which have boots of their own.
+    /// Region of its EGM slice, for the scenarios of slices, which have boots of their own.
     pub(crate) region: Option<&'static str>,
     /// Whether its guest has no other memory: the slice is its node 0, with its processor.
     pub(crate) slice_alone: bool,
@@ -84,9 +84,9 @@ pub(crate) struct Scenario {
     pub(crate) grace: bool,
     /// Which kernel the emulated one has.
     pub(crate) grace_kernel: GraceKernel,
-    /// What the VMM must print on standard error.
+    /// Text that the VMM must print on standard error.
     pub(crate) prints: Option<&'static str>,
-    /// What must be on the first disk afterwards.
+    /// Data that must be on the first disk afterwards.
     pub(crate) disk: Option<Proof>,
     /// Whether a Debian root file system is on the first disk and reports, in place of the agent.
     pub(crate) debian: bool,
@@ -100,7 +100,7 @@ pub(crate) struct Scenario {
     pub(crate) outside: bool,
     /// The monitor that runs its guests, which the user provides.
     pub(crate) peer: Option<PeerName>,
-    /// Whether it is run only when asked for by name or with `--full`.
+    /// Whether it runs only by name or with `--full`.
     pub(crate) long: bool,
     /// The fault that is planted in its host's programs; its name is then `SCENARIO+FAULT`.
     pub(crate) fault: Option<Fault>,
@@ -116,7 +116,7 @@ pub(crate) struct Fault {
 }
 
 impl Scenario {
-    /// Whether the pages of the host that this runs in are those of its kernel, where it is a Grace host's story.
+    /// For a Grace host's scenario, checks that this host has the page size of the scenario's kernel.
     pub(crate) fn page_size(&self) -> Option<Check> {
         let (is, planned) = (rustix::param::page_size(), self.grace_kernel.page());
         let fault = (is != planned).then(|| format!("the host's pages have {is} bytes, not {planned}"));
@@ -344,7 +344,7 @@ mod tests {
         }
     }
 
-    /// A reader takes what has no such word for part of every run.
+    /// A reader assumes that a scenario without such a note is part of every run.
     #[test]
     fn the_pages_say_which_scenarios_run_only_when_asked_for() {
         let pages = [

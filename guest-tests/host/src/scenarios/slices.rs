@@ -1,4 +1,4 @@
-//! A slice of each kind of memory that the emulated host has: see [`crate::slices`] for what is shown of each.
+//! A slice of each kind of memory that the emulated host has: see [`crate::slices`] for the checks of each.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ const DEADLINE: Duration = Duration::from_secs(400);
 /// As long for a boot where each base page is a fault of its own.
 pub(super) const SMALL_PAGES: Duration = Duration::from_secs(600);
 
-/// Memory above what `mem=` leaves the kernel.
+/// Memory above the kernel's limit `mem=`.
 pub(super) const MEM: Scenario = Scenario {
     name: "slice-mem",
     story: "a slice of memory that mem= hides: used, exclusive, scrubbed, returned",

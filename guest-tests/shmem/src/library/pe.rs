@@ -1,8 +1,8 @@
 //! One processing element: this process, after it has started.
 //!
-//! Calls here are sound because every address that is handed over comes from the library itself ([`Memory`]) with
-//! the length that it has, every PE's number is below their count, [`Pe`] exists only between start and end, memory borrows
-//! it, and before memory is given back or the PE ends, this GPU has done everything that was queued.
+//! Calls here are sound because every address argument comes from the library itself ([`Memory`]) with its length,
+//! every PE's number is below their count, [`Pe`] exists only between start and end, memory borrows it, and before
+//! memory is freed or the PE ends, this GPU has completed all queued work.
 
 #![expect(unsafe_code, reason = "calls into a library that is loaded at run time")]
 
@@ -64,7 +64,7 @@ impl Pe {
     /// Ends the job; all PEs must. Memory of the heap is gone afterwards.
     ///
     /// # Errors
-    /// [`ShmemError::Cuda`] when what was queued failed; then the job has not ended, only the process can.
+    /// [`ShmemError::Cuda`] when queued work failed; then the job has not ended, and only the process can end.
     pub fn end(self) -> Result<(), ShmemError> {
         self.context.synchronize()?;
         // SAFETY: it has started, `self` is used up, no memory borrows it, and nothing that was queued still runs.
@@ -106,10 +106,10 @@ impl Pe {
         Ok(Memory::new(address.addr(), bytes, Some(gpu)))
     }
 
-    /// Gives memory of the heap back, when this GPU has done what was queued. Collective.
+    /// Frees memory of the heap once this GPU has completed its queued work. Collective.
     ///
     /// # Errors
-    /// [`ShmemError::Cuda`] when what was queued failed; the memory is then not given back.
+    /// [`ShmemError::Cuda`] when queued work failed; the memory is then not freed.
     pub fn free(&self, memory: Memory<'_>) -> Result<(), ShmemError> {
         self.context.synchronize()?;
         // SAFETY: the library gave this address, `memory` is used up, and nothing that was queued here still uses it.
@@ -125,8 +125,8 @@ impl Pe {
     /// [`ShmemError::Null`] when the library refuses it; it prints the reason on standard error.
     pub fn register<'p>(&'p self, own: &'p egm_cuda::Memory) -> Result<Memory<'p>, ShmemError> {
         let (address, bytes) = (whole(own.address()), whole(own.bytes()));
-        // SAFETY: an allocation of this length, which what is returned borrows; the library looks it up with the driver
-        // and refuses what is not memory of `cuMemCreate`.
+        // SAFETY: an allocation of this length, which the returned memory borrows; the library looks it up with the
+        // driver and refuses any memory that is not from `cuMemCreate`.
         let symmetric = unsafe { (self.library.functions.register)(pointer(address), bytes, 0) };
         if symmetric.is_null() {
             return Err(ShmemError::Null { call: "nvshmemx_buffer_register_symmetric", bytes });
