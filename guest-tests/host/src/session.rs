@@ -198,7 +198,7 @@ fn run_each(arguments: &RunArguments, chosen: &[Scenario]) -> Result<Vec<Scenari
         (None, Vmm::Egm) => decide(&cache()?)?,
     };
     if chosen.iter().any(|s| s.outside) {
-        // Without one they are skipped, with this reason.
+        // Without one they are skipped, with a reason.
         tools.emulator = Emulator::of(&cache()?).ok();
     }
     // This machine's KVM runs no guests of another processor.

@@ -165,7 +165,7 @@ impl Mapped {
         let mut who = vec![read_and_write(of_device(context.device()))];
         who.extend(peers.iter().map(|peer| read_and_write(of_device(*peer))));
         who.extend(matches!(kind, Kind::HostNuma(_)).then(|| read_and_write(location(context, kind))));
-        // SAFETY: the list has as many entries as its length; the mapping is ours.
+        // SAFETY: a pointer to the list and its length; the mapped range is ours.
         unsafe { functions.cuMemSetAccess(address, bytes, who.as_ptr(), who.len()) }?;
         Ok(mapped)
     }

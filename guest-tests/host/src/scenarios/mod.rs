@@ -78,11 +78,11 @@ pub(crate) struct Scenario {
     pub(crate) plugged: bool,
     /// Whether they are opened through iommufd, in an emulated host that has it.
     pub(crate) iommufd: bool,
-    /// Whether its emulated host has a kernel of our own, as it has for iommufd, for something else that Debian's lacks.
+    /// Whether its emulated host needs a kernel of our own for something other than iommufd that Debian's lacks.
     pub(crate) own_kernel: bool,
     /// Whether its host is a Grace one, emulated or not.
     pub(crate) grace: bool,
-    /// Which kernel the emulated one has.
+    /// Kernel of the emulated Grace host.
     pub(crate) grace_kernel: GraceKernel,
     /// Text that the VMM must print on standard error.
     pub(crate) prints: Option<&'static str>,

@@ -27,7 +27,7 @@ pub struct Pe {
     context: Context,
     pe: i32,
     pub(super) pes: i32,
-    /// Neither `Send` nor `Sync`: the library was started for one calling thread at a time.
+    /// Neither `Send` nor `Sync`: `start` requests no support for several calling threads.
     stays: PhantomData<*const ()>,
 }
 
