@@ -19,7 +19,7 @@ pub enum CudaError {
     /// A function returned an error.
     #[error("{call}: {} ({code}){}", code_name(*code), remedy(*code))]
     Call {
-        /// Which function.
+        /// Name of the function.
         call: &'static str,
         /// Its result, a `CUresult`.
         code: u32,
@@ -35,11 +35,11 @@ pub enum CudaError {
     /// A part that is not inside its memory, or not made of whole words.
     #[error("{bytes:#x} bytes at {offset:#x} are no part of {size:#x} bytes in words of {word} bytes")]
     Part {
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// How many.
+        /// Length in bytes.
         bytes: u64,
-        /// Of how many.
+        /// Length of the memory in bytes.
         size: u64,
         /// Required alignment in bytes.
         word: u64,
@@ -47,11 +47,11 @@ pub enum CudaError {
     /// Two parts that should be equally long, or an argument that would reach beyond one.
     #[error("{what} is {is:#x}, and {most:#x} fit")]
     TooMuch {
-        /// Which argument.
+        /// Name of the argument.
         what: &'static str,
         /// Its value.
         is: u64,
-        /// Largest one.
+        /// Largest permitted value.
         most: u64,
     },
     /// Memory that is not mapped for this GPU: dropping the memory would not wait for the GPU.
@@ -68,16 +68,16 @@ pub enum CudaError {
     /// Linux refuses to map memory.
     #[error("cannot map {bytes:#x} bytes: {source}")]
     Map {
-        /// How many.
+        /// Length in bytes.
         bytes: u64,
-        /// Why.
+        /// Linux's error.
         #[source]
         source: io::Error,
     },
     /// Linux refuses to duplicate a descriptor.
     #[error("cannot copy a descriptor: {source}")]
     Descriptor {
-        /// Why.
+        /// Linux's error.
         #[source]
         source: io::Error,
     },
@@ -87,7 +87,7 @@ pub enum CudaError {
     /// The driver returned a text that this program cannot parse.
     #[error("{call} says {text:?}, which is not {form}")]
     Text {
-        /// Which function.
+        /// Name of the function.
         call: &'static str,
         /// The returned text.
         text: String,
@@ -97,7 +97,7 @@ pub enum CudaError {
 }
 
 impl CudaError {
-    /// Of a result of `call`.
+    /// Converts the result of `call`.
     pub(crate) fn check(call: &'static str, code: u32) -> Result<(), Self> {
         if code == 0 { Ok(()) } else { Err(Self::Call { call, code }) }
     }

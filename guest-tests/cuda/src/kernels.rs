@@ -49,7 +49,7 @@ enum Entry {
     Chase,
 }
 
-/// How many threads a kernel has.
+/// Number of threads of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Blocks.
@@ -340,7 +340,7 @@ fn room(part: Part<'_>, words: u64) -> Result<(), CudaError> {
     if words <= most { Ok(()) } else { Err(CudaError::TooMuch { what: "a result", is: words, most }) }
 }
 
-/// How many pieces of 16 bytes `part` has, of which it is made.
+/// Number of 16-byte pieces of `part`; an error unless it consists of such pieces.
 fn pairs(part: Part<'_>) -> Result<u64, CudaError> {
     let (offset, bytes) = (part.address(), part.bytes());
     if offset.is_multiple_of(16) && bytes.is_multiple_of(16) {

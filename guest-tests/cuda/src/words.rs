@@ -40,7 +40,7 @@ impl<'m> Words<'m> {
         Self { start: start.cast(), count, memory: PhantomData }
     }
 
-    /// How many.
+    /// Number of words.
     #[must_use]
     pub fn count(self) -> u64 {
         self.count

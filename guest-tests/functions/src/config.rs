@@ -34,7 +34,7 @@ pub struct Config {
     bytes: Vec<u8>,
     writable: Vec<u8>,
     fresh: Vec<u8>,
-    /// Where device control is.
+    /// Offset of device control.
     control: usize,
 }
 

@@ -196,7 +196,7 @@ impl Function {
         }
     }
 
-    /// Where an access to BAR 0 is in the table.
+    /// The part of the table for an access to BAR 0.
     fn in_table(&mut self, offset: u64, length: usize) -> Option<&mut [u8]> {
         let at = usize::try_from(offset.checked_sub(TABLE.into())?).ok()?;
         self.table.get_mut(at..)?.get_mut(..length)
@@ -299,7 +299,7 @@ impl Device for Function {
     }
 
     fn answered(&mut self, answer: Result<&[u8], Errno>) {
-        // It may have been reset meanwhile.
+        // A reset may have happened meanwhile.
         let Some(copy) = &mut self.state.copy else { return };
         match copy.answered(answer.ok()) {
             Ok(()) => self.run(),

@@ -54,7 +54,7 @@ pub enum Progress {
 }
 
 impl Copy {
-    /// One that has not begun.
+    /// A copy that has not begun.
     #[must_use]
     pub fn new(from: u64, to: u64, count: u64) -> Self {
         Self { from, to, left: count, piece: Vec::new(), asked: None }

@@ -29,9 +29,9 @@ pub const EGM: u64 = 1 << 62;
 pub const NO_VECTOR: u32 = u32::MAX;
 /// "EGMF".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"EGMF");
-/// Where the MSI-X table begins.
+/// Offset of the MSI-X table.
 pub const TABLE: u32 = 0x2000;
-/// Where the pending bits begin.
+/// Offset of the pending bits.
 pub const PENDING: u32 = 0x3000;
 /// Bytes of BAR 0.
 pub const SIZE: u32 = 0x4000;
@@ -47,7 +47,7 @@ pub const TRAINING: u64 = 0x200bc;
 pub enum Register {
     /// `MAGIC`.
     Magic,
-    /// Of this table.
+    /// Version of this table.
     Version,
     /// Bytes of memory.
     Memory,

@@ -49,7 +49,7 @@ impl DmaBuf {
         Ok(Self { start, bytes })
     }
 
-    /// Where `offset` lies, whether a word may be accessed there, and how much of `bytes` may be done at once.
+    /// Address of `offset`, and size of the next access: 8 if the address is aligned and `bytes` are enough, else 1.
     fn step(&self, offset: usize, bytes: usize) -> (*mut u8, usize) {
         let at = self.start.as_ptr().wrapping_add(offset);
         (at, if at.addr().is_multiple_of(8) && bytes >= 8 { 8 } else { 1 })

@@ -13,7 +13,7 @@ pub enum GdrError {
     /// The library lacks a function.
     #[error("{LIB} has no {symbol}: GDRCopy 2.4 or newer is needed", LIB = crate::LIBRARY)]
     Symbol {
-        /// Which one.
+        /// Its name.
         symbol: &'static str,
         /// The loader's message.
         source: libloading::Error,
@@ -24,9 +24,9 @@ pub enum GdrError {
     /// A call of the library or the kernel failed.
     #[error("{call}: {source}")]
     Call {
-        /// Which one.
+        /// Its name.
         call: &'static str,
-        /// As an error number.
+        /// Its error number.
         source: io::Error,
     },
     /// The library pinned another range than the requested one.
@@ -34,21 +34,21 @@ pub enum GdrError {
     Pinned {
         /// Requested bytes.
         asked: usize,
-        /// Where.
+        /// Start address of these bytes.
         address: u64,
         /// Bytes that are pinned.
         is: u64,
-        /// Where.
+        /// Start address of these bytes.
         at: u64,
     },
-    /// A range outside.
+    /// A range outside of the window.
     #[error("{bytes:#x} bytes at {offset:#x} lie outside a window of {within:#x}")]
     Outside {
         /// First byte.
         offset: usize,
-        /// How many.
+        /// Length of the range in bytes.
         bytes: usize,
-        /// Of how many.
+        /// Length of the window in bytes.
         within: usize,
     },
 }

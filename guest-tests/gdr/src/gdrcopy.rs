@@ -84,7 +84,7 @@ pub enum Way {
 /// A figure of `gdrcopy_copybw` or `gdrcopy_copylat`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Figure {
-    /// Which way.
+    /// Its direction.
     pub way: Way,
     /// Bytes of one copy.
     pub bytes: u64,

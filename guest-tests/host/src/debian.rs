@@ -15,7 +15,7 @@ use crate::error::LabError;
 const HOST_KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// Present when that package knows trixie's keys.
 const HOST_TRIXIE_KEY: &str = "/usr/share/keyrings/debian-archive-trixie-stable.gpg";
-/// Where the current kernels are.
+/// Suites with the current kernels.
 const CURRENT: [&str; 4] = ["trixie-backports", "trixie", "trixie-updates", "bookworm-backports"];
 /// Suites that an older keyring can verify.
 const OLDER: [&str; 3] = ["bookworm-backports", "bookworm", "bookworm-updates"];
@@ -46,7 +46,7 @@ impl Architecture {
         }
     }
 
-    /// Where the lists are, in the cache.
+    /// Folder of the package lists in the cache.
     const fn folder(self) -> &'static str {
         match self {
             Self::Amd64 => "apt",

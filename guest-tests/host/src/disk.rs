@@ -8,7 +8,7 @@ use std::path::Path;
 const BLOCK: usize = 4096;
 /// Text that the agent's check `virtio_blk` writes to the last block.
 pub(crate) const SIGNATURE: &str = "egm-lab-was-here";
-/// How the agent's check `disk_busy` announces a block that it has flushed.
+/// Prefix of the line in which the agent's check `disk_busy` announces a flushed block.
 const BUSY: &str = "egm-busy ";
 
 /// Data that must be on the disk.

@@ -14,7 +14,7 @@ pub(crate) enum LabError {
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
     /// A program could not be started.
@@ -24,15 +24,15 @@ pub(crate) enum LabError {
         program: String,
         /// The Debian package that has it.
         package: &'static str,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
     /// A program ran and failed.
     #[error("{command} ended with {status}: {tail}")]
     Command {
-        /// The program and its first arguments.
+        /// The program and its last arguments.
         command: String,
-        /// How it ended.
+        /// Its exit status.
         status: String,
         /// The end of its output.
         tail: String,

@@ -127,7 +127,7 @@ impl Frame<'_> {
 /// Result of a step: success, a fault, or the reason why it cannot be decided.
 pub(crate) type Step = Result<(), Fault>;
 
-/// Why a step did not pass.
+/// Reason why a step did not pass.
 pub(crate) enum Fault {
     /// The claim that is untrue.
     Untrue(String),

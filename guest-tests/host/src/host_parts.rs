@@ -30,7 +30,7 @@ const DISK: u64 = 64 << 20;
 /// The fields of `egm-vmm plan --json` that the lab reads.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(crate) struct Plan {
-    /// One a vCPU.
+    /// One entry for each vCPU.
     pub(crate) vcpus: Vec<serde::de::IgnoredAny>,
     /// NUMA nodes.
     pub(crate) nodes: Vec<Node>,
@@ -163,7 +163,7 @@ impl Plan {
         self.backings.iter().map(|backing| Some(backing.pages.as_ref()?.size)).collect()
     }
 
-    /// How far behind the start of the first slice guest physical address `gpa` is.
+    /// Offset of guest physical address `gpa` in the first slice.
     pub(crate) fn offset_in_slice(&self, gpa: u64) -> Option<u64> {
         let slice = self.backings.iter().position(|backing| backing.id.starts_with("egm"))?;
         let piece = self.memory.iter().find(|p| p.backing == slice && p.span.contains(Gpa::new(gpa)))?;

@@ -20,7 +20,7 @@ pub(crate) struct Expected {
 pub(crate) struct Collected {
     /// The lines of the report, in order.
     pub(crate) lines: Vec<Line>,
-    /// How the VMM ended.
+    /// End of the VMM.
     pub(crate) ending: Ending,
     /// Milliseconds from its start to its end.
     pub(crate) millis: u64,

@@ -66,7 +66,7 @@ const GRACE_64K: Built = Built {
     ..GRACE
 };
 
-/// Where the lab's drivers are put, and the line that has them built.
+/// Folder for the lab's drivers in the source, and the makefile line that builds them.
 const DRIVERS: (&str, &str) = ("drivers/misc/egm-lab", "\nobj-y += egm-lab/\n");
 
 /// A kernel in the cache: `vmlinuz`, `modules/*.ko` and `modules/order`.

@@ -160,7 +160,7 @@ pub(crate) fn boot(
 pub(crate) struct Host<'a> {
     /// Its kernel.
     pub(crate) kernel: &'a StockKernel,
-    /// Where emulators are.
+    /// The cache of emulators.
     pub(crate) cache: &'a Cache,
     /// Whether it has cards of the lab's own.
     pub(crate) plugged: bool,

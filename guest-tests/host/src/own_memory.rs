@@ -194,7 +194,7 @@ fn own_file() -> Result<(PathBuf, File), Fault> {
     Err(Fault::Untrue("no machine has a guest_memfd".to_owned()))
 }
 
-/// Where `process` has mapped its file.
+/// Address at which `process` has mapped its file.
 fn mapping(process: &Path) -> Result<u64, Fault> {
     let maps = fs::read_to_string(process.join("maps"))?;
     let start = maps.lines().find(|line| line.contains(NAME)).and_then(|line| line.split('-').next());

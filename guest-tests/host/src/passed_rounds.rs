@@ -24,7 +24,7 @@ const SLACK: u64 = 24 << 20;
 /// The guest prints this when it runs.
 const READY: &str = "ready";
 
-/// How a round ends.
+/// End of a round.
 #[derive(Debug, Clone, Copy)]
 enum End {
     PowerOff,

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use crate::error::LabError;
 
-/// How names of dynamic loaders begin.
+/// Prefix of the names of dynamic loaders.
 const LOADER: &str = "ld-";
 
 /// A program that can be started.

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use crate::console::Console;
 use crate::error::LabError;
 
-/// How a child ended.
+/// End of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// By itself, with this exit code.
@@ -40,7 +40,7 @@ pub(crate) enum Reaction {
     Go,
     /// The child, and not its descendants, gets SIGTERM.
     Terminate,
-    /// It gets SIGPWR.
+    /// The child gets SIGPWR.
     Press,
     /// The child gets SIGKILL.
     Kill,

@@ -49,8 +49,8 @@ const LOCKUP: &str = "BUG: soft lockup";
 /// The kernel prints this when it starts init; where the kernel is quiet, init prints it.
 pub(crate) const INIT: &str = " as init process";
 
-/// How often guests of `scenario` may be restarted. Where boots are counted, never: a restart would hide the failure that the
-/// count is for.
+/// Permitted restarts of guests of `scenario`: none if the scenario counts boots, because a restart would hide the
+/// failure that the count is for.
 fn restarts(scenario: &Scenario, emulated: bool) -> u32 {
     if emulated && scenario.boots == 1 { MOST_RESTARTS } else { 0 }
 }
@@ -76,9 +76,9 @@ pub(crate) struct Runner {
     pub(crate) tools: Tools,
     /// The monitor that runs the guest.
     pub(crate) vmm: Vmm,
-    /// Where files of a running machine are; a file system with Unix sockets.
+    /// Folder for files of a running machine, on a file system with Unix sockets.
     pub(crate) work: PathBuf,
-    /// Where logs go, a directory a scenario.
+    /// Folder for logs, with a directory for each scenario.
     pub(crate) report: PathBuf,
     /// Whether this machine is the lab's emulated host.
     pub(crate) in_lab: bool,

@@ -264,7 +264,7 @@ fn too_many_restarts(results: &[ScenarioResult]) -> Option<ScenarioResult> {
 /// `chosen` and returns them as skipped.
 fn obtain_kit(tools: &mut Tools, chosen: &mut Vec<Scenario>) -> Result<Vec<ScenarioResult>, LabError> {
     let mut skipped = Vec::new();
-    // Those of the other processor have one of their own, in their emulated host.
+    // Scenarios of the other processor have a kit of their own, in their emulated host.
     let has_kit = |s: &Scenario| s.rdma && s.grace == grace::is_arm();
     if tools.rdma.is_none() && chosen.iter().any(has_kit) {
         match Cache::open().and_then(|cache| Kit::of(Architecture::of_this_machine(), &cache)) {
@@ -280,7 +280,7 @@ fn obtain_kit(tools: &mut Tools, chosen: &mut Vec<Scenario>) -> Result<Vec<Scena
     Ok(skipped)
 }
 
-/// Why `scenario` cannot run without a monitor that the user did not provide.
+/// Reason why `scenario` cannot run: it needs a monitor that the user did not provide.
 fn without_peer(scenario: &Scenario, tools: &Tools) -> Option<String> {
     let is_provided = |name: PeerName| name == PeerName::CloudHypervisor && tools.cloud_hypervisor.is_some();
     scenario.peer.filter(|name| !is_provided(*name)).map(PeerName::absent)

@@ -45,7 +45,7 @@ struct Row {
     check: Option<String>,
     host: Condition,
     reason: String,
-    /// Why no program can check the condition.
+    /// Reason why no program can check the condition.
     #[serde(default)]
     note: Option<String>,
 }

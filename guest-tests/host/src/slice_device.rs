@@ -14,7 +14,7 @@ use crate::scenarios::Scenario;
 use crate::served::{Server, serve};
 use crate::slices;
 
-/// Where the server is.
+/// Socket of the server.
 const SOCKET: &str = "/run/egm-slice.sock";
 /// Memory that `mem=` and `memmap=` hide (`/dev/mem`), device-DAX as one file and split, huge pages, and KVM's own.
 const KINDS: [&str; 6] = ["mem", "memmap", "dax0.0", "dax1", "hugetlb", "guest-memfd"];

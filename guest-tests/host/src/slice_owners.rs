@@ -137,7 +137,7 @@ impl Owner {
         }
     }
 
-    /// It can neither open `device` nor read beyond its own memory.
+    /// The owner can neither open `device` nor read beyond its own memory.
     fn cannot_reach(&mut self, device: &Path) -> Step {
         let input = self.input.as_mut().ok_or("the owner has ended")?;
         writeln!(input, "{}", device.display())?;
@@ -236,13 +236,13 @@ pub(crate) fn own(mark: u64) -> Result<(), LabError> {
     Ok(())
 }
 
-/// How this process reached memory of `device`, or of `file` from `end` on; or that it was refused.
+/// Reports whether this process reached memory of `device`, or of `file` from `end` on, and how, or was refused.
 fn reached(file: &File, end: u64, device: &Path) -> String {
     let tries = [File::options().read(true).write(true).open(device), File::open(device)];
     if tries.iter().any(Result::is_ok) {
         return format!("opens {}", device.display());
     }
-    // The kernel reads for this process, which a fault would end.
+    // The kernel reads for this process, because a fault would end the process.
     let read = Physical::map(file, 0, end.saturating_mul(2)).and_then(|memory| {
         let own = File::open("/proc/self/mem")?;
         own.read_exact_at(&mut [0; 8], memory.address())?;

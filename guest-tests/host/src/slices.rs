@@ -26,7 +26,7 @@ use crate::scenarios::{Scenario, Tale};
 const HUGE_PAGES: u64 = 264;
 /// Value that the agent's check `egm_beat` writes after its counter.
 const MARK: u64 = 0x6d67_652d_7461_6562;
-/// How long a beating word may stand still, under emulation.
+/// Maximum time without an increase of a beating word, under emulation.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// The VMM's exit code when the host lacks something.
 pub(crate) const HOST_LACKS: i32 = 3;
@@ -114,7 +114,7 @@ pub(crate) fn physical(address: u64, size: u64) -> std::io::Result<Physical> {
 pub(crate) enum HostWords {
     /// Through `/dev/mem`.
     Mapped(Physical),
-    /// Of the kernel's own RAM, where that is refused there.
+    /// Through `/proc/kcore`, for the kernel's own RAM, which `/dev/mem` refuses.
     OfKernel(Ram, u64),
 }
 

@@ -58,7 +58,7 @@ pub(crate) struct Tools {
 }
 
 impl Tools {
-    /// Those of a checkout: programs beside this one, `configs` in the current directory, the kernel from the cache.
+    /// A checkout's tools: programs in this one's folder, `configs` in the current directory, the cached kernel.
     pub(crate) fn of_checkout(cache: &Cache) -> Result<Self, LabError> {
         let lab = std::env::current_exe().map_err(LabError::file("find", "egm-lab"))?;
         let (vmm, device, agent) = (beside("egm-vmm")?, beside("egm-device")?, beside("egm-guest")?);
@@ -80,7 +80,7 @@ impl Tools {
         })
     }
 
-    /// Those of the emulated Grace host: programs for aarch64 and Debian's newest kernel for arm64.
+    /// The emulated Grace host's tools: programs for aarch64 and Debian's newest kernel for arm64.
     pub(crate) fn of_grace(cache: &Cache) -> Result<Self, LabError> {
         Ok(Self::within(&arm64_folder(), configs()?, kernel::arm64(cache, false)?))
     }
@@ -106,7 +106,7 @@ impl Tools {
         }
     }
 
-    /// Which of the programs that scenarios need in the emulated Grace host is not built, if any.
+    /// A message about a program that scenarios in the emulated Grace host need and that is not built, if any.
     pub(crate) fn missing_for_grace() -> Option<String> {
         let folder = arm64_folder();
         let names = ["egm-lab", "egm-vmm", "egm-device", "egm-guest", "egm-function"];
@@ -115,7 +115,7 @@ impl Tools {
         Some(format!("{} is missing: scripts/lab/arm64 builds it", absent.display()))
     }
 
-    /// Those that [`Tools::copy_to`] put into `directory`.
+    /// The tools that [`Tools::copy_to`] put into `directory`.
     pub(crate) fn copied(directory: &Path) -> Self {
         let at = |name: &str| directory.join(name);
         Self {

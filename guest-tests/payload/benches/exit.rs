@@ -17,10 +17,10 @@ use egm_vfio::memory::HostMemory;
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuExit};
 
-/// Where the code is, in the middle of memory that begins at 0.
+/// Address of the code, in the middle of memory that begins at 0.
 const BASE: u32 = 0x1000;
 const MEMORY: u64 = 0x10_0000;
-/// Where nothing is.
+/// Address without memory or device.
 const NOWHERE: u64 = 0xd000_0000;
 /// Written to when the loop is over.
 const PORT: u16 = 0x3f8;

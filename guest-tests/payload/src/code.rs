@@ -10,7 +10,7 @@
 #[derive(Debug, Clone, Copy)]
 pub struct Label(usize);
 
-/// How many bytes an access has.
+/// Size of an access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Width {
     /// 8 bits.

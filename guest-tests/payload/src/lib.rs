@@ -138,13 +138,13 @@ pub fn halt(ports: Ports) -> Vec<u8> {
 /// A register that a guest reads, and its expected value.
 #[derive(Debug, Clone, Copy)]
 pub struct Register {
-    /// Where it is.
+    /// Its location.
     pub place: Place,
     /// Expected value, if known: another value means that the guest measures something else.
     pub value: Option<u32>,
 }
 
-/// Where a register is.
+/// Location of a register.
 #[derive(Debug, Clone, Copy)]
 pub enum Place {
     /// At an address.

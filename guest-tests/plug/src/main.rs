@@ -64,7 +64,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     Ok(ended.reason.blame().map_or(ExitCode::SUCCESS, |blame| ExitCode::from(blame as u8)))
 }
 
-/// One question. A client that does not listen is no reason to end.
+/// Answers one request. A client that does not read the answer does not end the machine.
 fn serve(client: UnixStream, handle: &Handle) -> io::Result<()> {
     let mut line = String::new();
     if BufReader::new(&client).take(MAX_LINE).read_line(&mut line).is_ok() {

@@ -55,7 +55,7 @@ pub struct Ratio {
 }
 
 impl Ratio {
-    /// Which figure: `memory.bandwidth: read, node 0, 64 KiB`.
+    /// Name of the figure: `memory.bandwidth: read, node 0, 64 KiB`.
     pub fn what(&self) -> String {
         what(&self.name, &self.series, self.bytes)
     }
@@ -66,12 +66,12 @@ fn what(name: &str, series: &str, bytes: Option<u64>) -> String {
     visible(&format!("{name}: {series}{at}"))
 }
 
-/// Whether less is better.
+/// Whether a smaller value is better.
 fn is_time(unit: &str) -> bool {
     matches!(unit, "ns" | "us" | "µs" | "ms" | "s")
 }
 
-/// Which figure it is, over runs.
+/// Identity of a figure across runs: validation, series, size, unit.
 type Key<'a> = (&'a str, String, Option<u64>, &'a str);
 
 impl Comparison {

@@ -29,7 +29,7 @@ pub use verdict::{MAX_FIGURES, MAX_VERDICT, Verdict};
 
 use serde::{Deserialize, Serialize};
 
-/// How every line starts.
+/// Prefix of every line.
 pub const PREFIX: &str = "{\"egm-check\":";
 /// Longest line that is read, in bytes.
 pub const MAX_LINE: usize = 4096;

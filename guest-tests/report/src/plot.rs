@@ -16,9 +16,9 @@ const BOTTOM: f64 = 40.0;
 const MOST_BARS: usize = 64;
 /// Most series of one plot; more are not distinguishable.
 const MOST_SERIES: usize = 24;
-/// How many colours the page has, `c0` and so on.
+/// Number of the page's colours, `c0` and so on.
 const COLOURS: usize = 6;
-/// How lines differ when the colours have been used.
+/// Dash patterns of lines after all colours are used.
 const DASHES: [&str; 4] = ["", "6 3", "2 3", "8 3 2 3"];
 
 /// The value of a figure in an earlier run.
@@ -68,7 +68,7 @@ fn in_curves<'a>(figures: &'a [Figure], unit: &str) -> BTreeSet<&'a str> {
     sizes.into_iter().filter(|(_, sizes)| sizes.len() > 1).map(|(series, _)| series).collect()
 }
 
-/// Where values lie in the drawing.
+/// Mapping of values to positions in the drawing.
 struct Axes {
     /// Exponents of two at the left and the right.
     x: (f64, f64),

@@ -28,7 +28,7 @@ pub struct Run {
     /// Version of the document, [`RUN_VERSION`].
     #[serde(rename = "egm-run")]
     pub version: u32,
-    /// When it began, UTC: `2026-11-22T13:00:00Z`.
+    /// Time of its start, UTC: `2026-11-22T13:00:00Z`.
     pub date: String,
     /// Program that ran it: name, version, kind of linking.
     pub program: String,

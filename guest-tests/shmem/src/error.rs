@@ -8,9 +8,9 @@ pub enum ShmemError {
     /// The library lacks a function.
     #[error("{} has no {symbol}: NVSHMEM 3.3 or newer is needed, the wheel nvidia-nvshmem-cu13 has it", path.display())]
     Symbol {
-        /// Which library.
+        /// Name of the library.
         path: PathBuf,
-        /// Which function.
+        /// Name of the function.
         symbol: &'static str,
         /// The loader's message.
         source: libloading::Error,
@@ -21,7 +21,7 @@ pub enum ShmemError {
     /// A call failed.
     #[error("{call} failed with {status} ({})", meaning(*status))]
     Status {
-        /// Which call.
+        /// Name of the call.
         call: &'static str,
         /// `nvshmemx_status`.
         status: i32,
@@ -29,7 +29,7 @@ pub enum ShmemError {
     /// A call returned no address.
     #[error("{call} of {bytes:#x} bytes gave no address")]
     Null {
-        /// Which call.
+        /// Name of the call.
         call: &'static str,
         /// Size of the request in bytes.
         bytes: usize,
@@ -59,7 +59,7 @@ pub enum ShmemError {
     /// Two ranges of a transfer have different lengths, or a word is not aligned.
     #[error("{what}: {bytes:#x} bytes do not go with {with:#x}")]
     Length {
-        /// Which transfer.
+        /// Kind of transfer.
         what: &'static str,
         /// One length in bytes.
         bytes: usize,
@@ -69,9 +69,9 @@ pub enum ShmemError {
     /// There is no such PE.
     #[error("there is no PE {pe} of {pes}")]
     NoPe {
-        /// Which one.
+        /// The requested PE.
         pe: i32,
-        /// How many there are.
+        /// Number of PEs.
         pes: i32,
     },
 }

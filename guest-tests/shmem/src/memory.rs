@@ -28,7 +28,7 @@ pub struct Memory<'p> {
     address: usize,
     bytes: usize,
     gpu: Option<egm_cuda::Memory>,
-    /// Of the PE, and of the buffer that was registered.
+    /// Borrows the PE, and the registered buffer.
     of: PhantomData<&'p ()>,
 }
 

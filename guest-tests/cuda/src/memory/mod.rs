@@ -31,7 +31,7 @@ pub enum Kind {
     Registered,
     /// The BAR of the EGM device with this address, registered.
     EgmDevice(PciAddress),
-    /// By `cuMemAllocManaged`: it moves.
+    /// By `cuMemAllocManaged`: the driver migrates it.
     Managed,
     /// Ordinary memory, as it is.
     System,
@@ -69,7 +69,7 @@ enum Owner {
 /// Some memory, mapped for a GPU and, but for the GPU's own, for processors.
 pub struct Memory {
     context: Context,
-    /// Of other GPUs that it is mapped for.
+    /// Contexts of other GPUs that it is mapped for.
     peers: Vec<Context>,
     kind: Kind,
     bytes: u64,
@@ -316,7 +316,7 @@ impl Part<'_> {
         self.memory.address + self.offset
     }
 
-    /// How many bytes.
+    /// Size in bytes.
     #[must_use]
     pub fn bytes(self) -> u64 {
         self.bytes

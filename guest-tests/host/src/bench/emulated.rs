@@ -18,13 +18,13 @@ use crate::portable::Portable;
 use crate::progress::Stage;
 use crate::tools::Tools;
 
-/// How often an emulated host may end without figures.
+/// Maximum attempts with an emulated host that ends without figures.
 const ATTEMPTS: usize = 3;
 /// It prints nothing while it measures.
 const SILENCE: Duration = Duration::from_secs(900);
 /// The NVMe drive behind the emulated host's first root port.
 pub(super) const FUNCTION: &str = "0000:01:00.0";
-/// Where QEMU is among the tools, with the libraries and the firmware that it needs.
+/// QEMU's folder among the tools, with its libraries and its firmware.
 const QEMU: &str = "qemu";
 const QEMU_PROGRAM: &str = "/usr/bin/qemu-system-x86_64";
 const FIRMWARE: [&str; 5] = [

@@ -27,7 +27,7 @@ const READS: u32 = 10_000;
 const ROUNDS: usize = 5;
 const DEADLINE: Duration = Duration::from_secs(120);
 const MIB: u64 = 256;
-/// Where the guest puts the BAR that it reads: free in both machines.
+/// Address at which the guest puts the BAR that it reads: free in both machines.
 const BAR: u32 = 0xd000_0000;
 /// The slot of the device on the first bus of both.
 const SLOT: u32 = 1;
@@ -42,7 +42,7 @@ struct Subject {
     qemu: String,
     /// Vendor and device.
     ids: u32,
-    /// Where its MSI-X table is in our machine and in QEMU's: the BAR's register, and the offset inside.
+    /// Position of its MSI-X table in our machine and in QEMU's: the BAR's register, and the offset inside.
     table: [(u32, u32); 2],
     /// Offset of a register of the device itself that must be trapped too, because the table is in the same page.
     neighbour: Option<u32>,
@@ -100,9 +100,9 @@ const fn config(register: u32) -> u32 {
 /// Seconds of all reads of a round.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Samples {
-    /// A list a register.
+    /// egm-vmm's rounds, a list for each register.
     ours: Vec<Vec<f64>>,
-    /// Likewise, empty without QEMU.
+    /// QEMU's rounds, empty without QEMU.
     qemu: Vec<Vec<f64>>,
     /// The monitor that does nothing.
     floor: Vec<f64>,

@@ -41,9 +41,9 @@ impl Summary {
 pub(crate) enum Target {
     /// Limit on our median, in the figure's unit.
     AtMost(f64),
-    /// The row's ratio.
+    /// Lower limit on the row's ratio.
     RatioAtLeast(f64),
-    /// Likewise.
+    /// Upper limit on the row's ratio.
     RatioAtMost(f64),
 }
 

@@ -12,9 +12,9 @@ pub(crate) struct Cost {
 /// Mappings that are the guest's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GuestMemory {
-    /// Those with this in the name of their file.
+    /// Mappings with this in the name of their file.
     Named(&'static str),
-    /// Those without a file that have this many KiB or more. The kernel merges neighbours: a mapping of the same kind
+    /// Mappings without a file of this many KiB or more. The kernel merges neighbours: a mapping of the same kind
     /// next to the guest's memory counts as the guest's.
     AtLeast {
         /// KiB of the guest's memory.

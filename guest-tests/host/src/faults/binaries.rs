@@ -38,7 +38,7 @@ impl Artifact {
 #[derive(Debug)]
 pub(super) struct Binaries(Vec<Artifact>);
 
-/// One of them.
+/// A test program.
 #[derive(Debug)]
 pub(super) struct Binary<'a> {
     /// The program.
@@ -48,7 +48,7 @@ pub(super) struct Binary<'a> {
 }
 
 impl Binaries {
-    /// Those of `rows`, which are unit tests or else integration tests.
+    /// The programs of `rows`, which are all unit tests or all integration tests.
     ///
     /// Unit tests always contain faults: cargo builds all packages, as for the other tests of a run. Programs of
     /// integration tests are built with the feature.

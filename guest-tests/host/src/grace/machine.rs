@@ -16,7 +16,7 @@ use crate::qemu::{self, L1, boot, words};
 /// Memory of each NUMA node, in MiB, one behind the other from [`RAM`] on. As on Grace nodes 0 and 1 are sockets, and 4 and 5 are
 /// their EGM, which Linux does not get; here it does not get 2, 3, 6 and 7 either, which are the memory of the GPUs.
 const NODES: [u64; 8] = [3 << 10, 1 << 10, 2 << 10, 2 << 10, 1 << 10, 1 << 10, 2 << 10, 2 << 10];
-/// Where the machine's memory begins, in MiB.
+/// Start address of the machine's memory, in MiB.
 const RAM: u64 = 1 << 10;
 /// MiB that Linux gets: nodes 0 and 1.
 const LINUX: u64 = NODES[0] + NODES[1];
@@ -96,9 +96,9 @@ impl Gpu {
 /// iommu MAP notifier"); it does report a virtio-iommu's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Profile {
-    /// QEMU's, behind an SMMUv3.
+    /// QEMU's own GPUs, behind an SMMUv3.
     Inside,
-    /// Those of other processes, behind a virtio-iommu.
+    /// GPUs of other processes, behind a virtio-iommu.
     Outside,
 }
 
@@ -250,7 +250,7 @@ fn properties_of(gpu: &Gpu) -> Vec<Property> {
     all
 }
 
-/// Where the retired blocks in `slice`, an address and bytes, begin.
+/// Start addresses of the retired blocks in `slice`, an address and bytes.
 pub(super) fn retired_in(slice: Option<(u64, u64)>) -> Vec<u64> {
     let (start, size) = slice.unwrap_or_default();
     let all = RETIRED.iter().map(|(node, offset)| base(*node) + offset);
@@ -266,7 +266,7 @@ pub(super) fn memory_of(function: &str) -> Option<Vec<(u64, u64)>> {
     Some(parts)
 }
 
-/// Where the memory of `node` begins.
+/// Start address of the memory of `node`.
 fn base(node: usize) -> u64 {
     let below: u64 = NODES.iter().take(node).sum();
     (RAM + below) << 20

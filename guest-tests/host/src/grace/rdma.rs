@@ -162,7 +162,7 @@ fn in_slice(machine: &Machine, pieces: &[Vec<u8>], step: usize) -> Result<BTreeM
     Ok(found)
 }
 
-/// Which of `pieces` lie in memory of `size` bytes, whole and at a multiple of `step`, and where the last of each does.
+/// Indices of the `pieces` that lie whole in memory of `size` bytes at a multiple of `step`, with their last offset.
 fn find(
     pieces: &[Vec<u8>],
     step: usize,
@@ -171,7 +171,7 @@ fn find(
 ) -> BTreeMap<usize, u64> {
     let mut by_first: BTreeMap<[u8; WORD], Vec<usize>> = BTreeMap::new();
     for (index, piece) in pieces.iter().enumerate() {
-        // One that is shorter than a word is no piece.
+        // A piece shorter than a word is ignored.
         if let Some(first) = piece.first_chunk() {
             by_first.entry(*first).or_default().push(index);
         }

@@ -77,7 +77,7 @@ impl Pe {
         self.pe
     }
 
-    /// How many PEs the job has.
+    /// Number of PEs in the job.
     pub const fn count(&self) -> i32 {
         self.pes
     }
