@@ -129,11 +129,12 @@ pub(super) fn guarded(mapping: &Mapping, page: usize, work: impl FnOnce()) -> Op
     let start = mapping.as_ptr().addr();
     let (end, pages) = (start.saturating_add(mapping.size()), mapping.pages());
     let page = page.max(rustix::param::page_size());
+    let lowest = if egm_address::fault!("guard-below-its-mapping") { 0 } else { pages.start };
     THREAD.with(|thread| {
         thread.bad.store(0, Ordering::Relaxed);
         thread.page.store(page, Ordering::Relaxed);
         thread.guarded.1.store(pages.end, Ordering::Relaxed);
-        thread.guarded.0.store(pages.start, Ordering::Relaxed);
+        thread.guarded.0.store(lowest, Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
         work();
         compiler_fence(Ordering::SeqCst);
@@ -150,7 +151,6 @@ pub(super) fn guarded(mapping: &Mapping, page: usize, work: impl FnOnce()) -> Op
 /// First byte of the page of `size` bytes around `address`, but none before `start`: the page may reach further down
 /// than the mapping, where other memory lies.
 fn page_of(address: usize, size: usize, start: usize) -> usize {
-    let start = if egm_address::fault!("guard-below-its-mapping") { 0 } else { start };
     (address & !size.wrapping_sub(1)).max(start)
 }
 
