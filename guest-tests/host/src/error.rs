@@ -4,6 +4,8 @@ use std::error::Error;
 use std::io;
 use std::path::PathBuf;
 
+use serde::de::DeserializeOwned;
+
 /// An error of the lab, with the exit code that the caller sees.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LabError {
@@ -63,6 +65,12 @@ impl LabError {
     pub(crate) fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::File { action, path, source }
+    }
+
+    /// Reads `bytes` of `what`, a file or a program's output, as JSON.
+    pub(crate) fn json<T: DeserializeOwned>(what: impl Into<String>, bytes: &[u8]) -> Result<T, Self> {
+        serde_json::from_slice(bytes)
+            .map_err(|error| Self::Content { what: what.into(), problem: error.to_string() })
     }
 
     /// Exit code: 2 usage, 3 the host lacks something, 4 the lab itself.

@@ -120,8 +120,7 @@ pub(crate) enum Part {
 impl Plan {
     /// Parses the output of `egm-vmm plan --json`.
     pub(crate) fn read(json: &[u8]) -> Result<Self, LabError> {
-        serde_json::from_slice(json)
-            .map_err(|error| LabError::Content { what: "the plan".into(), problem: error.to_string() })
+        LabError::json("the plan", json)
     }
 
     /// The file of the first disk.

@@ -9,6 +9,7 @@ mod boot;
 mod broker;
 mod cache;
 mod capability;
+mod cargo;
 mod cloud_api;
 mod command;
 mod confined;

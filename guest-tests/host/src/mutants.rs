@@ -1,17 +1,17 @@
 //! Mutation tests of the pure cores: `cargo mutants` on a copy of the tree, judged by the table `guest-tests/mutants.json`.
 
-mod sample;
 mod table;
 mod tree;
 
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 
-use self::sample::Sample;
 use self::table::{Core, Mutant, Outcomes, Table};
 use crate::error::LabError;
+use crate::shard::Shard;
 
 /// The table, relative to the root of the checkout.
 const TABLE: &str = "guest-tests/mutants.json";
@@ -25,8 +25,14 @@ pub(crate) struct MutantsArguments {
     #[arg(long = "core", value_name = "NAME")]
     cores: Vec<String>,
     /// Part K of N of each core's mutants; "today" for K takes the number of the day.
-    #[arg(long, value_name = "K/N")]
-    sample: Option<Sample>,
+    #[arg(long, value_name = "K/N", value_parser = sample)]
+    sample: Option<Shard>,
+}
+
+fn sample(text: &str) -> Result<Shard, String> {
+    let day = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs() / 86_400);
+    Shard::parse(text, Some(day))
+        .ok_or_else(|| "expected K/N with 1 <= K <= N, or today/N, for instance 1/40".to_owned())
 }
 
 /// Runs the mutants; exit code 1 when a core or its table fails its check.
@@ -76,7 +82,7 @@ fn list(core: &Core, tree: &Path) -> Result<Vec<Mutant>, LabError> {
     if !output.status.success() {
         return Err(failed(&output.status.to_string(), &String::from_utf8_lossy(&output.stderr)));
     }
-    let mut mutants: Vec<Mutant> = parse("cargo mutants --list", &output.stdout)?;
+    let mut mutants: Vec<Mutant> = LabError::json("cargo mutants --list", &output.stdout)?;
     for mutant in &mut mutants {
         mutant.read_line(tree)?;
     }
@@ -84,13 +90,13 @@ fn list(core: &Core, tree: &Path) -> Result<Vec<Mutant>, LabError> {
 }
 
 /// Runs the mutants of `core`, or of its sample, and reads their outcomes.
-fn outcomes(core: &Core, tree: &Path, sample: Option<Sample>) -> Result<Outcomes, LabError> {
+fn outcomes(core: &Core, tree: &Path, sample: Option<Shard>) -> Result<Outcomes, LabError> {
     let reports = std::env::current_dir().map_err(LabError::file("read", "."))?.join(OUT).join(&core.name);
     std::fs::create_dir_all(&reports).map_err(LabError::file("make", &reports))?;
     let mut command = command(core, tree)?;
     command.arg("--output").arg(&reports);
     if let Some(sample) = sample {
-        command.args(["--sharding", "round-robin", "--shard", &sample.shard()]);
+        command.args(["--sharding", "round-robin", "--shard", &sample.zero_based()]);
     }
     let status = command.arg("--").args(&core.tests).status().map_err(not_started)?;
     // 2: a mutant survived, 3: the tests of one ran into the time limit.
@@ -98,17 +104,12 @@ fn outcomes(core: &Core, tree: &Path, sample: Option<Sample>) -> Result<Outcomes
         return Err(failed(&status.to_string(), "its output is above"));
     }
     let path = reports.join("mutants.out/outcomes.json");
-    let mut outcomes: Outcomes =
-        parse(&path.display().to_string(), &std::fs::read(&path).map_err(LabError::file("read", &path))?)?;
+    let json = std::fs::read(&path).map_err(LabError::file("read", &path))?;
+    let mut outcomes: Outcomes = LabError::json(path.display().to_string(), &json)?;
     for mutant in outcomes.mutants_mut() {
         mutant.read_line(tree)?;
     }
     Ok(outcomes)
-}
-
-fn parse<T: serde::de::DeserializeOwned>(what: &str, bytes: &[u8]) -> Result<T, LabError> {
-    serde_json::from_slice(bytes)
-        .map_err(|error| LabError::Content { what: what.to_owned(), problem: error.to_string() })
 }
 
 fn not_started(source: std::io::Error) -> LabError {

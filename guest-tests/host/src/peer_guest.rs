@@ -21,6 +21,7 @@ pub(crate) const CHECK: &str = "egm_device";
 /// First word of the slice, without the number of checks in its low bits; each following word is larger by `STEP`.
 const MARK: u64 = u64::from_le_bytes(*b"\0\0egm-ok");
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
 /// One boot of a scenario.
 pub(crate) struct Machine {
     pub(crate) name: &'static str,

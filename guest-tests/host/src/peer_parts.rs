@@ -46,6 +46,12 @@ struct Export {
     notes: Vec<String>,
 }
 
+/// A region in the output of `egm-device ledger show --json`.
+#[derive(Debug, Deserialize)]
+struct States {
+    held: Vec<serde_json::Value>,
+}
+
 impl<'a> Parts<'a> {
     /// Writes them into `folder`, for `monitor`.
     pub(crate) fn make(runner: &'a Runner, monitor: &'static str, folder: PathBuf) -> Result<Self, LabError> {
@@ -170,8 +176,9 @@ impl<'a> Parts<'a> {
         let shown = Tool::new(&self.runner.tools.device.to_string_lossy(), "egm-device")
             .args(["ledger", "show", "--json"])
             .args(["--root".as_ref(), self.host().as_os_str()])
-            .text()?;
-        Ok(shown.matches("\"owner\"").count())
+            .bytes()?;
+        let regions: Vec<States> = LabError::json("egm-device ledger show", &shown)?;
+        Ok(regions.iter().map(|region| region.held.len()).sum())
     }
 }
 

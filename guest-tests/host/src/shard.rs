@@ -13,17 +13,35 @@ impl FromStr for Shard {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let parse = |text: &str| text.parse::<usize>().ok().filter(|number| *number > 0);
-        let (number, count) = text.split_once('/').unwrap_or((text, ""));
-        parse(number)
-            .zip(parse(count))
-            .filter(|(number, count)| number <= count)
-            .map(|(number, count)| Self { number, count })
-            .ok_or_else(|| "expected I/N with 1 <= I <= N, for instance 1/4".to_owned())
+        Self::parse(text, None).ok_or_else(|| "expected I/N with 1 <= I <= N, for instance 1/4".to_owned())
     }
 }
 
 impl Shard {
+    /// `text` as I/N, or with `day` as today/N: the part of the day with this number since 1970.
+    pub(crate) fn parse(text: &str, day: Option<u64>) -> Option<Self> {
+        let positive = |text: &str| text.parse::<usize>().ok().filter(|number| *number > 0);
+        let (number, count) = text.split_once('/')?;
+        let count = positive(count)?;
+        let number = match day {
+            Some(day) if number == "today" => {
+                usize::try_from(day).ok()?.checked_rem(count)?.checked_add(1)?
+            }
+            _ => positive(number)?,
+        };
+        (number <= count).then_some(Self { number, count })
+    }
+
+    /// Whether the part has none of `elements` elements.
+    pub(crate) fn is_empty(self, elements: usize) -> bool {
+        elements < self.number
+    }
+
+    /// As `cargo mutants --shard` takes it, from 0 on.
+    pub(crate) fn zero_based(self) -> String {
+        format!("{}/{}", self.number.saturating_sub(1), self.count)
+    }
+
     /// Every `count`th element, so that neighbours, which have similar durations, are in different shards.
     pub(crate) fn of<T>(self, all: Vec<T>) -> Vec<T> {
         all.into_iter().skip(self.number.saturating_sub(1)).step_by(self.count.max(1)).collect()
@@ -45,6 +63,23 @@ mod tests {
             all.sort_unstable();
             assert_eq!(names, all, "{count}");
         }
+    }
+
+    #[test]
+    fn a_sample_is_a_part_of_its_count_or_rotates_with_the_days() {
+        for (text, part) in [("1/1", "0/1"), ("3/40", "2/40"), ("40/40", "39/40"), ("today/40", "7/40")] {
+            assert_eq!(Shard::parse(text, Some(47)).unwrap().zero_based(), part, "{text}");
+        }
+        for text in ["", "1", "0/3", "4/3", "1/0", "today/0", "today", "a/b", "-1/2"] {
+            assert_eq!(Shard::parse(text, Some(47)), None, "{text}");
+        }
+        assert_eq!(Shard::parse("today/40", None), None);
+    }
+
+    #[test]
+    fn a_part_beyond_the_last_element_is_empty() {
+        let third = Shard { number: 3, count: 40 };
+        assert!(third.is_empty(2) && !third.is_empty(3));
     }
 
     #[test]

@@ -66,11 +66,7 @@ pub(crate) struct Skips(Vec<Row>);
 impl Skips {
     /// The table of this program.
     pub(crate) fn read() -> Result<Self, LabError> {
-        let rows = serde_json::from_str(TABLE).map_err(|error| LabError::Content {
-            what: "guest-tests/skips.json".into(),
-            problem: error.to_string(),
-        })?;
-        Ok(Self(rows))
+        LabError::json("guest-tests/skips.json", TABLE.as_bytes()).map(Self)
     }
 
     /// Makes every skipped case of `result` that no row allows a failure.

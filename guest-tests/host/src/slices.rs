@@ -91,9 +91,7 @@ pub(crate) fn missing(runner: &Runner, region: &str) -> Result<Option<String>, L
 /// The regions of this host, as `egm-device regions --json` gives them.
 pub(crate) fn regions(runner: &Runner) -> Result<Vec<serde_json::Value>, LabError> {
     let output = output(Command::new(&runner.tools.device).args(["regions", "--json"]))?;
-    let json: serde_json::Value = serde_json::from_slice(&output.stdout).map_err(|error| {
-        LabError::Content { what: "egm-device regions".into(), problem: error.to_string() }
-    })?;
+    let json: serde_json::Value = LabError::json("egm-device regions", &output.stdout)?;
     Ok(json.get("regions").and_then(|all| all.as_array()).cloned().unwrap_or_default())
 }
 

@@ -75,8 +75,7 @@ pub(super) fn within(tools: &Path) -> Result<BTreeMap<String, Seconds>, LabError
             .args(["--function", FUNCTION, "--interface", interface])
             .args(["--mib", &size, "--page", page, "--rounds", &rounds])
             .text()?;
-        let seconds: Seconds = serde_json::from_str(line.trim())
-            .map_err(|error| LabError::Content { what: PROGRAM.into(), problem: error.to_string() })?;
+        let seconds: Seconds = LabError::json(PROGRAM, line.trim().as_bytes())?;
         found.insert(format!("{interface}, {page} pages"), seconds.of_a_gib(mib));
     }
     Ok(found)

@@ -5,12 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::Section;
 use crate::cache::Cache;
-use crate::command::Tool;
+use crate::cargo;
 use crate::error::LabError;
 use crate::kernel::StockKernel;
 use crate::l1;
@@ -34,18 +33,6 @@ const FIRMWARE: [&str; 5] = [
     "/usr/share/qemu/qboot.rom",
     "/usr/share/qemu/kvmvapic.bin",
 ];
-
-/// Cargo's message about a built artifact.
-#[derive(Deserialize)]
-struct Built {
-    target: BuiltTarget,
-    executable: Option<PathBuf>,
-}
-
-#[derive(Deserialize)]
-struct BuiltTarget {
-    name: String,
-}
 
 /// An emulated host before its boot, and its files.
 pub(super) struct EmulatedHost {
@@ -78,12 +65,9 @@ impl EmulatedHost {
 
     /// Adds the benchmark `bench` of `package` to its tools as `name`; where it is here.
     pub(super) fn add_bench(&self, package: &str, bench: &str, name: &str) -> Result<PathBuf, LabError> {
-        let messages = Tool::new("cargo", "cargo")
-            .args(["bench", "--no-run", "--quiet", "--message-format", "json"])
-            .args(["--package", package, "--bench", bench])
-            .text()?;
-        let built = messages.lines().filter_map(|line| serde_json::from_str::<Built>(line).ok());
-        let built = built.filter(|built| built.target.name == bench).find_map(|built| built.executable);
+        let programs = cargo::programs(["bench", "--package", package, "--bench", bench])?;
+        let built = programs.into_iter().find(|built| built.target.name == bench);
+        let built = built.map(|built| built.executable);
         let path = built.ok_or_else(|| LabError::Content {
             what: format!("benchmark {bench} of {package}"),
             problem: "cargo built none".into(),
@@ -107,8 +91,7 @@ impl EmulatedHost {
             l1::remove(&path)?;
             l1::boot(kernel, &self.cache, section.clock(), &self.share, &arguments, SILENCE)?;
             if let Ok(json) = fs::read(&path) {
-                return serde_json::from_slice(&json)
-                    .map_err(|error| LabError::Content { what: file, problem: error.to_string() });
+                return LabError::json(file, &json);
             }
             Stage::note(&format!("the emulated host left no figures: attempt {attempt} of {ATTEMPTS}"));
         }

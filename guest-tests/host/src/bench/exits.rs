@@ -195,8 +195,7 @@ fn floor(program: &Path) -> Result<Vec<f64>, LabError> {
     let reads = READS.to_string();
     let tool =
         Tool::new(&program.to_string_lossy(), "egm-payload").args(["--reads", &reads, "--rounds", "1"]);
-    serde_json::from_str(tool.text()?.trim())
-        .map_err(|error| LabError::Content { what: FLOOR.into(), problem: error.to_string() })
+    LabError::json(FLOOR, tool.text()?.trim().as_bytes())
 }
 
 /// Seconds between the guest's turns.

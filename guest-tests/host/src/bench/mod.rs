@@ -112,10 +112,7 @@ fn measured(package: &'static str, bench: &str, words: &[&str]) -> Result<Rounds
         .args(["bench", "--quiet", "--package", package, "--bench", bench, "--"])
         .args(words)
         .text()?;
-    serde_json::from_str(line.trim()).map_err(|error| LabError::Content {
-        what: format!("benchmark of {package}"),
-        problem: error.to_string(),
-    })
+    LabError::json(format!("benchmark of {package}"), line.trim().as_bytes())
 }
 
 /// Measures, shows, and writes bench.json.

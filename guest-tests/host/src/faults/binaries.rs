@@ -3,40 +3,14 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use serde::Deserialize;
-
-use crate::command::Tool;
+use crate::cargo::{self, Built};
 use crate::error::LabError;
 use crate::faults::table::{Finder, Row};
 use crate::progress::Stage;
 
-/// A line of `cargo --message-format json`, as far as it is about test programs.
-#[derive(Debug, Deserialize)]
-struct Artifact {
-    package_id: String,
-    manifest_path: PathBuf,
-    target: Target,
-    executable: Option<PathBuf>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Target {
-    kind: Vec<String>,
-    name: String,
-}
-
-impl Artifact {
-    /// The package's name: `path+file:///FOLDER#NAME@VERSION`, or `…/NAME#VERSION` where its folder has its name.
-    fn package(&self) -> &str {
-        let (path, end) = self.package_id.rsplit_once('#').unwrap_or_default();
-        let name = end.split_once('@').map(|(name, _)| name);
-        name.or_else(|| path.rsplit('/').next()).unwrap_or_default()
-    }
-}
-
 /// Test programs.
 #[derive(Debug)]
-pub(super) struct Binaries(Vec<Artifact>);
+pub(super) struct Binaries(Vec<Built>);
 
 /// A test program.
 #[derive(Debug)]
@@ -69,15 +43,9 @@ impl Binaries {
 
     fn build(arguments: &[String]) -> Result<Self, LabError> {
         let stage = Stage::begin("building tests");
-        let mut artifacts = Vec::new();
-        let fixed = ["test", "--no-run", "--quiet", "--message-format=json-render-diagnostics"];
-        let arguments = fixed.into_iter().chain(arguments.iter().map(String::as_str));
-        Tool::new("cargo", "cargo").args(arguments).lines(|line| {
-            let artifact: Option<Artifact> = serde_json::from_str(line).ok();
-            artifacts.extend(artifact.filter(|artifact| artifact.executable.is_some()));
-        })?;
+        let programs = cargo::programs(["test"].into_iter().chain(arguments.iter().map(String::as_str)))?;
         stage.end();
-        Ok(Self(artifacts))
+        Ok(Self(programs))
     }
 
     /// The program that has the test of `finder`.
@@ -91,28 +59,10 @@ impl Binaries {
             Finder::Program { package, binary, .. } => (package, ["test"; 2], binary.clone()),
             Finder::Scenario { .. } => return None,
         };
-        let artifact = self.0.iter().find(|artifact| {
-            let is_kind = artifact.target.kind.iter().any(|kind| kinds.contains(&kind.as_str()));
-            is_kind && artifact.target.name == name && artifact.package() == package
+        let built = self.0.iter().find(|built| {
+            let is_kind = built.target.kind.iter().any(|kind| kinds.contains(&kind.as_str()));
+            is_kind && built.target.name == name && built.package() == package
         })?;
-        let folder = artifact.manifest_path.parent()?.to_owned();
-        Some(Binary { path: artifact.executable.as_ref()?, folder })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_package_is_named_by_its_id_in_both_forms() {
-        let named = |id: &str| {
-            let target = Target { kind: Vec::new(), name: String::new() };
-            let artifact =
-                Artifact { package_id: id.into(), manifest_path: PathBuf::new(), target, executable: None };
-            artifact.package().to_owned()
-        };
-        assert_eq!(named("path+file:///work/vmm/address#egm-address@0.1.0"), "egm-address");
-        assert_eq!(named("path+file:///work/egm-device#0.1.0"), "egm-device");
+        Some(Binary { path: &built.executable, folder: built.manifest_path.parent()?.to_owned() })
     }
 }

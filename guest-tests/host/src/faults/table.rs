@@ -65,10 +65,7 @@ impl fmt::Display for Finder {
 
 /// The table of this program.
 pub(super) fn read() -> Result<Vec<Row>, LabError> {
-    serde_json::from_str(TABLE).map_err(|error| LabError::Content {
-        what: "guest-tests/faults.json".into(),
-        problem: error.to_string(),
-    })
+    LabError::json("guest-tests/faults.json", TABLE.as_bytes())
 }
 
 #[cfg(test)]

@@ -135,7 +135,7 @@ impl Table {
     /// Reads the table.
     pub(crate) fn read(path: &Path) -> Result<Self, LabError> {
         let text = std::fs::read(path).map_err(LabError::file("read", path))?;
-        super::parse(&path.display().to_string(), &text)
+        LabError::json(path.display().to_string(), &text)
     }
 
     /// The cores of these names, or all without a name.
