@@ -10,22 +10,40 @@ use crate::facts::{HugeFiles, Probe};
 
 const FOLDER: &str = "sys/kernel/mm/transparent_hugepage";
 
-/// Bytes of a huge page; 2 MiB where the kernel has none.
-pub(super) fn page(root: &Path) -> ByteSize {
-    let text = text(&root.join(FOLDER).join("hpage_pmd_size")).unwrap_or_default();
-    let bytes = text.parse().ok().filter(|bytes: &u64| bytes.is_power_of_two());
-    ByteSize::new(bytes.unwrap_or(2 << 20))
+/// Transparent huge pages of the largest size, and what the host has them for.
+pub(super) struct HugePages {
+    /// 2 MiB where the kernel has none.
+    pub page: ByteSize,
+    /// The setting for memory of files, empty when unknown.
+    pub shmem: String,
+    /// The setting for anonymous memory, empty when unknown.
+    pub anonymous: String,
 }
 
-/// The setting `name`, that of huge pages of the largest size where it has one of its own (Linux 6.8); empty when unknown.
-pub(super) fn setting(root: &Path, name: &str) -> String {
-    let folder = root.join(FOLDER);
-    let read = |path: &Path| chosen(&text(path).unwrap_or_default());
-    let all = read(&folder.join(name));
-    let own = read(&folder.join(format!("hugepages-{}kB", page(root).get() >> 10)).join(name));
-    match (all.as_str(), own.as_str()) {
-        ("deny" | "force", _) | (_, "" | "inherit") => all,
-        _ => own,
+impl HugePages {
+    pub(super) fn of(root: &Path) -> Self {
+        let folder = root.join(FOLDER);
+        let bytes = text(&folder.join("hpage_pmd_size")).unwrap_or_default().parse().ok();
+        let page = ByteSize::new(bytes.filter(|bytes: &u64| bytes.is_power_of_two()).unwrap_or(2 << 20));
+        let own = folder.join(format!("hugepages-{}kB", page.get() >> 10));
+        Self {
+            page,
+            shmem: setting(&folder, &own, "shmem_enabled"),
+            anonymous: setting(&folder, &own, "enabled"),
+        }
+    }
+}
+
+/// The setting `name` of all sizes, or that of the largest size alone (Linux 6.8) where it overrides.
+fn setting(all: &Path, own: &Path, name: &str) -> String {
+    let read = |folder: &Path| chosen(&text(&folder.join(name)).unwrap_or_default());
+    let all = read(all);
+    if matches!(all.as_str(), "deny" | "force") {
+        return all;
+    }
+    match read(own) {
+        own if own.is_empty() || own == "inherit" => all,
+        own => own,
     }
 }
 

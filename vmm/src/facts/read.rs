@@ -1,7 +1,7 @@
 //! Facts from the running host, from a copy of its `/proc` and `/sys`, or from a file.
 
-use std::fs;
-use std::io::{self, Read};
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
 use egm_address::PciAddress;
@@ -13,7 +13,7 @@ use egm_vfio::variant::Variant;
 
 use crate::config::{Architecture, DeviceKind, LOCAL, Spec};
 use crate::facts::error::MAX_BRIDGES;
-use crate::facts::huge;
+use crate::facts::huge::{self, HugePages};
 use crate::facts::kvm::{self, Probed};
 use crate::facts::nodes::{self, text};
 use crate::facts::{FACTS_VERSION, Facts, FactsError, Iommu, Probe, regions};
@@ -21,6 +21,9 @@ use crate::plan::may_mount;
 
 /// Largest file of facts: those of a host with ten thousand functions.
 const MAX_FILE: u64 = 16 << 20;
+
+/// Largest description of a processor in `/proc/cpuinfo`; x86 has 4 KiB.
+const MAX_PROCESSOR: u64 = 64 << 10;
 
 /// The part of a host that is read.
 #[derive(Debug, Clone)]
@@ -86,7 +89,7 @@ pub fn read(root: &Path, scope: &Scope) -> Result<Facts, FactsError> {
 /// [`FactsError`] when `path` cannot be read or does not hold facts of this version.
 pub fn load(path: &Path) -> Result<Facts, FactsError> {
     let mut bytes = Vec::new();
-    fs::File::open(path)
+    File::open(path)
         .and_then(|file| file.take(MAX_FILE.saturating_add(1)).read_to_end(&mut bytes))
         .and_then(|length| match u64::try_from(length) {
             Ok(..=MAX_FILE) => Ok(()),
@@ -114,7 +117,8 @@ pub fn load(path: &Path) -> Result<Facts, FactsError> {
 
 fn gather(root: &Path, scope: &Scope, probed: Probed) -> Result<Facts, FactsError> {
     let arch = architecture(root)?;
-    let cpuinfo = text(&root.join("proc/cpuinfo"))?;
+    let cpuinfo = first_processor(&root.join("proc/cpuinfo"))?;
+    let huge_pages = HugePages::of(root);
     let kernel = text(&root.join("proc/sys/kernel/osrelease"))?;
     let host_name = text(&root.join("proc/sys/kernel/hostname")).unwrap_or_default();
     Ok(Facts {
@@ -125,9 +129,9 @@ fn gather(root: &Path, scope: &Scope, probed: Probed) -> Result<Facts, FactsErro
         address_bits: probed.address_bits.unwrap_or_else(|| address_bits(arch, &cpuinfo)),
         kvm: probed.kvm,
         memory: nodes::host(root)?,
-        shmem_huge_pages: huge::setting(root, "shmem_enabled"),
-        anonymous_huge_pages: huge::setting(root, "enabled"),
-        huge_page: huge::page(root),
+        shmem_huge_pages: huge_pages.shmem,
+        anonymous_huge_pages: huge_pages.anonymous,
+        huge_page: huge_pages.page,
         huge_files: Probe::Absent("not asked for".to_owned()),
         nodes: nodes::all(root)?,
         iommu: iommu(root),
@@ -156,6 +160,23 @@ fn architecture(root: &Path) -> Result<Architecture, FactsError> {
         "aarch64" => Ok(Architecture::Aarch64),
         other => Err(FactsError::Architecture { path, arch: other.to_owned() }),
     }
+}
+
+/// The lines of the first processor, up to an empty line. The kernel writes some kilobytes for each processor, and only as
+/// far as they are read.
+fn first_processor(path: &Path) -> Result<String, FactsError> {
+    let error = |source| FactsError::Read { path: path.to_owned(), source };
+    let mut text = String::new();
+    let file = File::open(path).map_err(error)?.take(MAX_PROCESSOR);
+    for line in BufReader::new(file).lines() {
+        let line = line.map_err(error)?;
+        if line.is_empty() {
+            break;
+        }
+        text.push_str(&line);
+        text.push('\n');
+    }
+    Ok(text)
 }
 
 /// The value of the first line `key : value`.
@@ -269,7 +290,7 @@ mod tests {
             ("proc/meminfo", MEMINFO),
             (
                 "proc/cpuinfo",
-                "vendor_id : AuthenticAMD\naddress sizes\t: 52 bits physical, 48 bits virtual\n",
+                "vendor_id : AuthenticAMD\naddress sizes\t: 52 bits physical, 48 bits virtual\n\nvendor_id : x\n",
             ),
             ("proc/sys/kernel/osrelease", "7.2.0\n"),
             ("proc/sys/kernel/arch", "x86_64\n"),
