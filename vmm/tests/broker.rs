@@ -4,10 +4,12 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use egm_address::ByteSize;
 use egm_device::broker::{Client, LedgerSource, Server, Take};
@@ -33,11 +35,44 @@ fn region() -> Region {
     }
 }
 
+/// A request that waits for `mib` MiB of the pool.
+fn take(mib: u64) -> Take {
+    let regions = vec!["memfd".into()];
+    Take { name: "next".into(), regions, size: mib << 20, align: 0, class: None, wait: true }
+}
+
+/// A broker of root's, in this process.
+fn broker(folder: &Path) -> Ledger {
+    let identity = Identity { machine: Some("host".into()), boot: "boot".into() };
+    let ledger = Ledger::open(Paths::below(folder), identity).unwrap();
+    let source = Arc::new(LedgerSource::new(ledger.clone(), vec![region()]));
+    let mut server = Server::listen(&folder.join("socket"), Policy::root_only(), source).unwrap();
+    std::thread::spawn(move || server.run());
+    ledger
+}
+
+/// Why the tests cannot run here.
+fn skipped() -> bool {
+    if let Err(error) = File::options().read(true).write(true).open("/dev/kvm") {
+        println!("skipped: /dev/kvm: {error}");
+        return true;
+    }
+    if !geteuid().is_root() {
+        println!("skipped: the policy of this test lends to root alone");
+        return true;
+    }
+    false
+}
+
 fn command(folder: &Path, name: &str, regions: &[&str]) -> Command {
+    command_of(folder, name, &json!([{ "region": regions, "size": "48MiB", "node": 1 }]))
+}
+
+fn command_of(folder: &Path, name: &str, slices: &serde_json::Value) -> Command {
     let config = json!({
         "name": name,
         "memory": { "size": "15MiB" },
-        "egm": [{ "region": regions, "size": "48MiB", "node": 1 }],
+        "egm": slices,
         "boot": { "kernel": "kernel" },
     });
     let path = folder.join(format!("{name}.json"));
@@ -50,20 +85,11 @@ fn command(folder: &Path, name: &str, regions: &[&str]) -> Command {
 
 #[test]
 fn a_lent_slice_is_the_machines_until_its_end_and_nobody_elses() {
-    if let Err(error) = File::options().read(true).write(true).open("/dev/kvm") {
-        println!("skipped: /dev/kvm: {error}");
-        return;
-    }
-    if !geteuid().is_root() {
-        println!("skipped: the policy of this test lends to root alone");
+    if skipped() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let identity = Identity { machine: Some("host".into()), boot: "boot".into() };
-    let ledger = Ledger::open(Paths::below(folder.path()), identity).unwrap();
-    let source = Arc::new(LedgerSource::new(ledger.clone(), vec![region()]));
-    let mut server = Server::listen(&folder.path().join("socket"), Policy::root_only(), source).unwrap();
-    std::thread::spawn(move || server.run());
+    let ledger = broker(folder.path());
     std::fs::write(folder.path().join("kernel"), egm_payload::halt(Ports::USUAL)).unwrap();
 
     let mut first = command(folder.path(), "vm1", &["egm", "memfd"])
@@ -100,13 +126,41 @@ fn a_lent_slice_is_the_machines_until_its_end_and_nobody_elses() {
     kill_process(Pid::from_child(&first), Signal::TERM).unwrap();
     assert_eq!(first.wait().unwrap().code(), Some(0));
     // The broker takes a pool's slice back a moment after the process is gone: a waiting request then gets all of it.
-    let all = Take {
-        name: "next".into(),
-        regions: vec!["memfd".into()],
-        size: 64 << 20,
-        align: 0,
-        class: None,
-        wait: true,
-    };
+    let all = take(64);
     assert!(Client::connect(&folder.path().join("socket")).unwrap().take(&all, |_| ()).is_ok());
+}
+
+/// Two machines that each kept a pool's slice and waited for a second one would wait for ever.
+#[test]
+fn a_machine_that_waits_holds_no_slice_of_a_pool() {
+    if skipped() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let _ledger = broker(folder.path());
+    let connect = || Client::connect(&folder.path().join("socket")).unwrap();
+    let first = connect().take(&take(24), |_| ()).unwrap();
+    std::fs::write(folder.path().join("kernel"), egm_payload::hello(Ports::USUAL, Entry::Pvh)).unwrap();
+    let slice =
+        |mib: u64, node: u32| json!({ "region": ["memfd"], "size": format!("{mib}MiB"), "node": node });
+    let mut machine = command_of(folder.path(), "vm", &json!([slice(24, 1), slice(40, 2)]))
+        .arg("--wait")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(machine.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(said.any(|line| line.contains("egm1")), "the machine does not wait for its second slice");
+
+    let (granted, grant) = mpsc::channel();
+    let second = connect();
+    std::thread::spawn(move || granted.send(second.take(&take(40), |_| ()).unwrap()));
+    let second =
+        grant.recv_timeout(Duration::from_secs(30)).expect("the machine keeps a slice while it waits");
+    for loan in [first, second] {
+        loan.give_back(&AtomicBool::new(false)).unwrap();
+    }
+    let rest: Vec<_> = said.collect();
+    assert_eq!(machine.wait().unwrap().code(), Some(0), "{rest:?}");
 }

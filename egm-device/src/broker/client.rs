@@ -223,8 +223,8 @@ impl Loan {
     }
 
     /// Returns the slice and waits until it is scrubbed or `cancel` is set: the broker then finishes alone. No process
-    /// may map the slice any more. Without this call, and for a pool's slice even with it, the slice goes back when
-    /// this process and every holder of the connection are gone.
+    /// may map the slice any more. Without this call, the slice goes back when this process and every holder of the
+    /// connection are gone.
     ///
     /// # Errors
     /// [`ClientError`].

@@ -37,7 +37,7 @@ impl Broker {
     /// with a slice that has to wait, and the reason.
     ///
     /// Only the first slice waits: two machines that each held one slice and waited for the other's would deadlock.
-    /// After the refusal of a later one, all slices but those of pools are returned, and that one is the first to wait.
+    /// After the refusal of a later one, all slices are returned, and that one is the first to wait.
     ///
     /// # Errors
     /// [`LeaseError::Broker`]; slices granted until then are returned.
@@ -63,9 +63,8 @@ impl Broker {
                     }
                     Err(ClientError::Refused { why, .. }) if self.wait && at > 0 => {
                         waiting(&id, &why);
-                        lent = give_back(lent)?;
+                        give_back(std::mem::take(&mut lent))?;
                         order.swap(0, at);
-                        order.retain(|(index, _)| lent.iter().all(|(kept, _)| kept != index));
                         continue 'again;
                     }
                     Err(source) => return Err(error(source)),
@@ -98,19 +97,15 @@ fn before_own(slice: &EgmSlice) -> &[String] {
     slice.regions.split(is_own).next().unwrap_or_default()
 }
 
-/// Gives back what can be returned while this process lives, and returns the rest: the broker accounts a pool's slice
-/// to this process until its end.
-fn give_back(lent: Vec<(usize, Source)>) -> Result<Vec<(usize, Source)>, LeaseError> {
-    let is_pool = |lent: &Source| matches!(lent, Source::Loan(loan) if loan.region().kind.is_pool());
-    let (kept, back): (Vec<_>, Vec<_>) = lent.into_iter().partition(|(_, lent)| is_pool(lent));
-    back.into_iter().try_for_each(|(index, lent)| match lent {
+/// Returns the slices to the broker.
+fn give_back(lent: Vec<(usize, Source)>) -> Result<(), LeaseError> {
+    lent.into_iter().try_for_each(|(index, lent)| match lent {
         Source::Loan(loan) => {
             let given = loan.give_back(&AtomicBool::new(false));
             given.map_err(|source| LeaseError::Broker { id: format!("egm{index}"), source })
         }
         Source::Local(_) => Ok(()),
-    })?;
-    Ok(kept)
+    })
 }
 
 /// Changes `spec` and `facts` so that each loan is the only place for its slice; returns notes on what is lost against
