@@ -114,10 +114,10 @@ pub(super) struct NodeFile {
     /// Host NUMA nodes that its pages come from, for instance "0". Default: any.
     #[schemars(with = "Option<CpuListText>")]
     pub(super) host_nodes: Option<CpuSet>,
-    /// ACPI SLIT distance to other nodes by number: 11 to 254. Default: what the other node says of this one,
+    /// ACPI SLIT distance to other nodes by number: 11 to 254. Default: the other node's distance to this one,
     /// or 20.
     pub(super) distances: Option<BTreeMap<String, u8>>,
-    /// ACPI HMAT latency and bandwidth of this memory, by the node whose processors look.
+    /// ACPI HMAT latency and bandwidth of this memory, by the node of the processors that use it.
     pub(super) access: Option<Vec<Access>>,
 }
 
@@ -156,10 +156,10 @@ pub(super) struct EgmFile {
     /// Bytes: a multiple of its page size and of 2 MiB.
     #[schemars(with = "SizeText")]
     pub(super) size: ByteSize,
-    /// Guest NUMA node that the slice becomes: one of its own, or one of "memory"."nodes" without "size", whose memory it
-    /// then is, distances and access written there; for a device, the node that it is near to.
+    /// Guest NUMA node of the slice: one of its own, or one of "memory"."nodes" without "size", which then has the
+    /// distances and access; for a device, the nearest node.
     pub(super) node: u32,
-    /// "memory": RAM of a NUMA node. "device": a PCI function whose BAR is the slice. Default: "memory".
+    /// "memory": RAM of a NUMA node. "device": a PCI function with the slice as its BAR. Default: "memory".
     #[serde(rename = "as")]
     pub(super) form: Option<EgmForm>,
     /// Host pages behind a "local" slice. Default: "auto".
@@ -169,7 +169,7 @@ pub(super) struct EgmFile {
     pub(super) host_nodes: Option<CpuSet>,
     /// ACPI SLIT distance to other nodes by number: 11 to 254. Default: 20.
     pub(super) distances: Option<BTreeMap<String, u8>>,
-    /// ACPI HMAT latency and bandwidth of this memory, by the node whose processors look.
+    /// ACPI HMAT latency and bandwidth of this memory, by the node of the processors that use it.
     pub(super) access: Option<Vec<Access>>,
 }
 
@@ -219,17 +219,17 @@ pub(super) enum DeviceFile {
         /// Which: "0009:01:00.0".
         #[schemars(with = "PciText")]
         function: PciAddress,
-        /// Interface of the kernel: "legacy" (a container with type 1) or "iommufd". Default: "auto", which looks at the
-        /// host and at the machine's memory; "egm-vmm plan" says which and why.
+        /// Interface of the kernel: "legacy" (a container with type 1) or "iommufd". Default: "auto", by the
+        /// host and the machine's memory; "egm-vmm plan" prints which and why.
         backend: Option<VfioBackend>,
-        /// Tell an NVIDIA GPU's driver which GPUs it reaches by PCI Express: a number from 0 to 15 that they share, or
+        /// Which GPUs an NVIDIA GPU's driver reaches by PCI Express: a number from 0 to 15 that they share, or
         /// "off". Default: "auto", one number for GPUs behind one switch of the host.
         clique: Option<CliqueFile>,
         /// Where 64-bit prefetchable BARs lie: "guest", where the plan puts them; "host", at their host physical
         /// addresses, which Data Direct needs; or an object with "host" or an address for single BARs:
         /// { "2": "host", "4": "0x200000000000" }. Default: "guest".
         bars: Option<BarsFile>,
-        /// Whether the machine's other passed functions reach its BARs. Default: true.
+        /// Whether the machine's other assigned devices reach its BARs. Default: true.
         p2p: Option<bool>,
     },
     /// A device that another process serves.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Size of the host pages behind guest memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum PageSize {
-    /// Transparent huge pages where the host has them; the plan says which, and why not.
+    /// Transparent huge pages where the host has them; the plan prints which, and why not.
     #[serde(rename = "auto")]
     Auto,
     /// 4 KiB pages only.

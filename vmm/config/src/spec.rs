@@ -120,7 +120,7 @@ pub struct Node {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Access {
-    /// The node whose processors look.
+    /// Node of the processors that use the memory.
     pub from: u32,
     /// Nanoseconds for a read or a write, 1 to 65534.
     pub latency_ns: u32,

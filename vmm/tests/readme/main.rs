@@ -3,6 +3,8 @@
 #![expect(clippy::tests_outside_test_module, reason = "an integration test is a test module")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod configuration;
+
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -53,10 +55,40 @@ fn every_link_between_pages_leads_to_a_file() {
     assert!(count >= 20, "{count} links");
 }
 
+/// The book has every page.
+#[test]
+fn the_summary_lists_every_page() {
+    let summary = fs::read_to_string("../docs/SUMMARY.md").unwrap();
+    let mut missing: Vec<_> = fs::read_dir("../docs")
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.ends_with(".md") && name != "SUMMARY.md")
+        .collect();
+    missing.retain(|name| !summary.contains(&format!("]({name})")));
+    assert!(missing.is_empty(), "docs/SUMMARY.md lacks {missing:?}");
+}
+
+/// Commands about recorded hosts and their output, from all golden files.
+fn recorded() -> Vec<(String, String)> {
+    let golden = ["lab", "grace", "x86-2-sockets"];
+    let texts =
+        golden.map(|name| fs::read_to_string(format!("../egm-device/tests/golden/{name}.txt")).unwrap());
+    let mut commands = Vec::new();
+    for line in texts.iter().flat_map(|text| text.lines()) {
+        if let Some((_, command)) = line.split_once("$ egm-device ") {
+            commands.push((command.to_owned(), String::new()));
+        } else if let Some((_, output)) = commands.last_mut() {
+            output.push_str(line);
+            output.push('\n');
+        }
+    }
+    commands
+}
+
 /// The pages' output about recorded hosts is in the golden output of such a host.
 #[test]
 fn every_command_about_a_host_was_said_of_a_host_that_was_written_down() {
-    let story = fs::read_to_string("../egm-device/tests/golden/lab.txt").unwrap();
+    let recorded = recorded();
     let mut count = 0;
     for block in blocks("console") {
         let Some((command, shown)) = block.strip_prefix("$ egm-device ").and_then(|b| b.split_once('\n'))
@@ -67,13 +99,11 @@ fn every_command_about_a_host_was_said_of_a_host_that_was_written_down() {
         if command.contains("grant") || of_others {
             continue; // of a running host, or compared by the exporter's own test
         }
-        let said =
-            story.split("\n\nlab-").filter_map(|part| part.split_once("$ egm-device ")?.1.split_once('\n'));
-        let shows = |said: &str| {
-            let mut lines = said.lines();
+        let shows = |output: &str| {
+            let mut lines = output.lines();
             shown.lines().filter(|line| *line != "…").all(|line| lines.any(|said| said == line))
         };
-        let found = said.filter(|(other, _)| *other == command).any(|(_, said)| shows(said));
+        let found = recorded.iter().filter(|(other, _)| *other == command).any(|(_, output)| shows(output));
         assert!(found, "{command} does not say\n{shown}");
         count += 1;
     }
