@@ -182,6 +182,15 @@ mod tests {
         assert_eq!((0..256).chain(bits).filter(good).collect::<Vec<u32>>(), [0, 1, 0x10, 0x21, 1, 0x10]);
     }
 
+    #[test]
+    fn a_message_may_have_the_agreed_size_and_no_byte_more() {
+        let header = Header { id: 1, command: 9, kind: Kind::Command { no_reply: false } };
+        let sized =
+            |body: usize| Frame { header, body: &vec![7; body] }.encode(MOST).map(|bytes| bytes.len());
+        assert_eq!(sized(4080), Ok(4096));
+        assert_eq!(sized(4081), Err(Malformed::TooLong { size: 4097, most: MOST }));
+    }
+
     fn kind() -> impl Strategy<Value = Kind> {
         prop_oneof![
             any::<bool>().prop_map(|no_reply| Kind::Command { no_reply }),

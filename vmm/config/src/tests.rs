@@ -316,6 +316,10 @@ fn processors_keep_their_rules() {
         (&cpus(r#"{"count":2,"affinity":["0"]}"#), "cpus.affinity: 1 CPU lists for 2 vCPUs"),
         (&cpus(r#"{"affinity":""}"#), "cpus.affinity: the list is empty"),
         (&cpus(r#"{"affinity":["x"]}"#), "cpus.affinity[0]: \"x\" in CPU list"),
+        (
+            &cpus(r#"{"affinity":7}"#),
+            "cpus.affinity: found 7, expected a CPU list such as \"0-3,8\", or an array of them",
+        ),
         (&cpus(r#"{"affinity":"9999"}"#), "cpus.affinity: CPU 9999 in CPU list \"9999\" is not below 8192"),
     ]);
 }
@@ -345,6 +349,7 @@ fn memory_keeps_its_rules() {
             "memory.size: the nodes add up to 768MiB, 256MiB less than the size, 1GiB: change either",
         ),
         (&nodes("1GiB", r#"{"id":0,"size":"2GiB","cpus":"0-1"}"#), "2GiB, 1GiB more than the size, 1GiB"),
+        (&nodes("0", r#"{"id":0,"size":"1GiB","cpus":"0-1"}"#), "memory.size: the size is 0"),
         (
             &nodes("2GiB", r#"{"id":0,"size":"1GiB","cpus":"0-1"},{"id":0,"size":"1GiB"}"#),
             "memory.nodes[1].id: node 0 exists already, in memory.nodes[0]: choose another number",
@@ -410,6 +415,68 @@ fn egm_slices_keep_their_rules() {
     assert_eq!((near.egm[0].form, near.egm[0].node), (EgmForm::Device, 0));
     let [device] = near.devices.as_slice() else { panic!("{:?}", near.devices) };
     assert_eq!((device.id.as_str(), &device.kind), ("egm0", &DeviceKind::Egm { slice: 0, node: 0 }));
+}
+
+#[test]
+fn a_slice_names_one_region_or_1_to_16_different_ones() {
+    let egm = |region: &str, more: &str| {
+        machine(&format!(r#","egm":[{{"region":{region},"size":"1GiB","node":1{more}}}]"#))
+    };
+    let names = |count: u32| {
+        let names: Vec<_> = (0..count).map(|index| format!("\"egm{index}\"")).collect();
+        format!("[{}]", names.join(","))
+    };
+    let regions = |region: &str| spec(&egm(region, "")).egm[0].regions.clone();
+    assert_eq!(regions(r#""egm7""#), ["egm7"]);
+    assert_eq!(regions(r#"["egm7"]"#), ["egm7"]);
+    assert_eq!(regions(r#"["egm4","local"]"#), ["egm4", "local"], "the most wanted first");
+    assert_eq!(regions(&names(16)).len(), 16);
+    let list = "egm[0].region: a list of regions has 1 to 16 different ones";
+    refused(&[
+        (&egm("[]", ""), list),
+        (&egm(&names(17), ""), list),
+        (&egm(r#"["egm4","egm5","egm4"]"#, ""), list),
+        (&egm(r#""a b""#, ""), "egm[0].region: \"a b\" is not a name"),
+        (&egm(r#"["egm4","a b"]"#, ""), "egm[0].region[1]: \"a b\" is not a name"),
+    ]);
+    // Pages and host nodes are a choice only where one of the regions is ordinary memory.
+    for member in [r#","page_size":"2M""#, r#","host_nodes":"0""#] {
+        for region in [r#""local""#, r#""memfd""#, r#""hugetlb""#, r#"["egm4","hugetlb"]"#] {
+            assert!(read(egm(region, member)).is_ok(), "{region} {member}");
+        }
+        for region in [r#""egm4""#, r#"["egm4","guest-memfd"]"#] {
+            assert!(complaint(&egm(region, member)).contains("only a \"local\" slice chooses this"));
+        }
+    }
+}
+
+#[test]
+fn a_node_of_a_slice_is_one_of_256() {
+    let egm = |node: u32| machine(&format!(r#","egm":[{{"region":"egm4","size":"2MiB","node":{node}}}]"#));
+    assert_eq!(spec(&egm(255)).egm[0].node, 255);
+    refused(&[(&egm(256), "egm[0].node: 256 is outside 0 to 255")]);
+}
+
+#[test]
+fn only_slices_that_are_memory_of_no_other_node_have_nodes_of_their_own() {
+    let slice =
+        |node: u32, form: &str| format!(r#"{{"region":"egm4","size":"1GiB","node":{node},"as":"{form}"}}"#);
+    let egm = [slice(1, "memory"), slice(2, "memory"), slice(0, "device"), slice(3, "memory")].join(",");
+    let nodes = r#"{"id":0,"size":"1GiB","cpus":"0"},{"id":2,"cpus":"1"}"#;
+    let text = format!(
+        r#"{{"boot":{{"kernel":"k"}},"cpus":{{"count":2}},"memory":{{"nodes":[{nodes}]}},"egm":[{egm}]}}"#
+    );
+    let own: Vec<_> = spec(&text).nodes_of_slices().map(|slice| slice.node).collect();
+    assert_eq!(own, [1, 3]);
+}
+
+#[test]
+fn pages_of_a_pool_are_those_that_configurations_name() {
+    for size in [PageSize::Auto, PageSize::Size4K, PageSize::Size2M, PageSize::Size1G] {
+        let pool = PageSize::of_pool(size.bytes());
+        assert_eq!(pool, size.is_hugetlb().then_some(size), "{size:?}");
+    }
+    assert_eq!([0, 64 << 10, 32 << 20, 16 << 30].map(PageSize::of_pool), [None; 4]);
 }
 
 #[test]
@@ -572,6 +639,10 @@ fn host_functions_keep_their_rules() {
             "devices[0].clique: found an array, expected \"auto\", \"off\" or a number",
         ),
         (&vfio(r#""bars":"hots""#), "devices[0].bars: unknown name \"hots\""),
+        (
+            &vfio(r#""bars":7"#),
+            "devices[0].bars: found 7, expected \"guest\", \"host\", or an object such as",
+        ),
         (&vfio(r#""bars":{"6":"host"}"#), "devices[0].bars.6: \"6\" is not the number of a BAR"),
         (&vfio(r#""bars":{"2":"12"}"#), "devices[0].bars.2: \"12\" is not a place for a BAR"),
         (&vfio(r#""bars":{"2":2}"#), "devices[0].bars.2: found 2, expected a string"),
@@ -770,6 +841,26 @@ fn limits_are_themselves_allowed() {
     assert!(read(machine(&socket(108))).is_err());
     let devices = [r#"{"type":"virtio-rng"}"#; 255].join(",");
     assert_eq!(spec(&machine(&format!(r#","devices":[{devices}]"#))).devices.len(), 255);
+}
+
+#[test]
+fn the_largest_memory_and_file_are_themselves_allowed() {
+    let memory = |size: &str| format!(r#"{{"boot":{{"kernel":"k"}},"memory":{{"size":"{size}"}}}}"#);
+    assert_eq!(spec(&memory("4096TiB")).memory.size.get(), 1 << 52);
+    assert!(read(memory("4503599627374592")).is_err(), "one page more");
+    let small = machine("");
+    let padded = |length: usize| small.clone() + &" ".repeat(length - small.len());
+    assert!(read(padded(1 << 20)).is_ok());
+    assert!(matches!(*read(padded((1 << 20) + 1)).unwrap_err().rule, Rule::FileTooLarge { .. }));
+}
+
+/// Two slips, or one in three characters of a longer name.
+#[test]
+fn a_longer_name_may_have_more_slips() {
+    let near = |wrong: &str| nearest(wrong, ["description", "egm"].into_iter());
+    assert_eq!(near("dscrptin"), Some("description"), "three letters left out");
+    assert_eq!(near("dscrptn"), None, "four");
+    assert_eq!([near("em"), near("emm2"), near("x")], [Some("egm"), Some("egm"), None]);
 }
 
 #[test]

@@ -266,6 +266,191 @@ fn replies_are_read_back_as_they_were_written() {
     assert_eq!(DmaAccess::split(&body), Ok((access, &[1, 2][..])));
 }
 
+/// A body of 32-bit little-endian words.
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().copied().flat_map(u32::to_le_bytes).collect()
+}
+
+/// `body` with its word at byte `at` replaced.
+fn with_word(body: &[u8], at: usize, word: u32) -> Vec<u8> {
+    [&body[..at], &word.to_le_bytes(), &body[at + 4..]].concat()
+}
+
+#[test]
+fn only_data_that_the_message_counts_must_end_with_it() {
+    for request in requests() {
+        let longer = [&encoded(&request)[..], &[0]].concat();
+        let read = Request::decode(request.command().number(), &longer);
+        match &request {
+            Request::RegionWrite(_) => assert!(matches!(read, Err(Wrong::Value { value: 1, .. }))),
+            Request::SetIrqs(SetIrqs { data: IrqData::Bool(_), .. }) => {
+                assert!(matches!(read, Err(Wrong::Value { value: 1, .. })));
+            }
+            // A byte after the text's NUL, and one more byte of data.
+            Request::Version(_) => assert_eq!(read, Err(Wrong::Version)),
+            Request::Feature(_) => assert!(read.is_ok()),
+            _ => assert_eq!(read, Ok(request)),
+        }
+    }
+}
+
+#[test]
+fn one_of_several_writes_keeps_eight_bytes() {
+    let access = |count| Access { offset: 0x10, region: 1, count };
+    let long = [1, 2, 3, 4, 5, 6, 7, 8, 9];
+    let entries = Writes::entries(&[
+        Write { access: access(9), data: &long },
+        Write { access: access(8), data: &long[..8] },
+        Write { access: access(0), data: &[] },
+    ]);
+    let read: Vec<_> = Writes::of(&entries).unwrap().iter().collect();
+    let eight = Write { access: access(8), data: &long[..8] };
+    assert_eq!(read, [eight, eight, Write { access: access(0), data: &[] }]);
+    assert!(Writes::of(&entries[..23]).is_err());
+}
+
+#[test]
+fn a_server_s_call_has_a_range_and_for_a_write_its_data() {
+    let access = DmaAccess { address: 0x1000, count: 2 };
+    let mut body = Vec::new();
+    access.encode(&mut body);
+    let read = Call::decode(11, &body).unwrap();
+    assert_eq!((read.command(), read.access(), read.data()), (Command::DmaRead, access, &[][..]));
+    assert!(matches!(Call::decode(12, &body), Err(Wrong::Short { have: 0, need: 2, .. })));
+    body.extend([7, 8]);
+    let write = Call::decode(12, &body).unwrap();
+    assert_eq!((write.command(), write.access(), write.data()), (Command::DmaWrite, access, &[7, 8][..]));
+    assert_eq!(Call::decode(9, &body), Err(Wrong::Command { command: 9 }));
+}
+
+#[test]
+fn each_flag_of_a_dma_window_means_one_thing() {
+    let map = |flags| DmaMap::decode(&words(&[32, flags, 0, 0, 0x1000, 0, 0x1000, 0]));
+    for (flags, by_file) in [(0, ByFile::Any), (4, ByFile::Mmap), (8, ByFile::Io)] {
+        for rights in 0..4 {
+            let read = map(flags | rights).unwrap();
+            let (readable, writable) = (rights & 1 == 1, rights >> 1 == 1);
+            assert_eq!((read.read, read.write, read.by_file), (readable, writable, by_file));
+            let again = encoded(&Request::DmaMap(read));
+            assert_eq!(Request::decode(2, &again), Ok(Request::DmaMap(read)));
+        }
+    }
+    for flags in [12, 13, 15, 16, 1 << 31] {
+        assert!(map(flags).is_err(), "{flags:#x}");
+    }
+}
+
+#[test]
+fn argsz_covers_the_structure_of_a_dma_window_and_stays_within_a_transfer() {
+    let map = |argsz| DmaMap::decode(&words(&[argsz, 3, 0, 0, 0, 0, 0x1000, 0])).is_ok();
+    assert_eq!([31, 32, 33, u32::MAX].map(map), [false, true, true, true]);
+    let unmap = |argsz| DmaUnmap::decode(&words(&[argsz, 0, 0, 0, 0x1000, 0])).is_ok();
+    assert_eq!([23, 24, 1 << 20, (1 << 20) + 1].map(unmap), [false, true, true, false]);
+}
+
+#[test]
+fn all_windows_are_released_without_a_range() {
+    let unmap = |flags, address, size| DmaUnmap::decode(&words(&[24, flags, address, 0, size, 0]));
+    assert_eq!(unmap(2, 0, 0), Ok(DmaUnmap::All));
+    assert_eq!(unmap(0, 0, 1), Ok(DmaUnmap::Window { address: 0, size: 1 }));
+    for (flags, address, size) in
+        [(2, 1, 0), (2, 0, 1), (2, 1, 2), (2, 1, 1), (0, 1, 0), (1, 0, 1), (3, 0, 0)]
+    {
+        assert!(unmap(flags, address, size).is_err(), "{flags} {address} {size}");
+    }
+}
+
+#[test]
+fn a_feature_is_read_or_set_or_both_are_probed() {
+    for bits in 0..8_u32 {
+        let body = words(&[8, bits << 16 | 0x8001]);
+        let feature = Feature::decode(&body);
+        if bits == 0b011 {
+            assert!(matches!(feature, Err(Wrong::Value { .. })));
+            continue;
+        }
+        let feature = feature.unwrap();
+        let meant = (feature.get, feature.set, feature.probe);
+        assert_eq!((meant, feature.index), ((bits & 1 != 0, bits & 2 != 0, bits & 4 != 0), 0x8001));
+        assert_eq!(encoded(&Request::Feature(feature)), body);
+    }
+}
+
+#[test]
+fn a_query_for_eventfds_has_neither_flags_nor_a_count() {
+    let query = |flags, count| Query::decode_io_fds(&words(&[32, flags, 2, count])).is_ok();
+    assert_eq!(
+        [query(0, 0), query(1, 0), query(0, 1), query(1, 1), query(1, 2)],
+        [true, false, false, false, false]
+    );
+}
+
+#[test]
+fn each_flag_of_a_reply_means_one_thing() {
+    for resettable in [false, true] {
+        let info = DeviceInfo { resettable, regions: 9, irqs: 5 };
+        let mut body = Vec::new();
+        info.encode(&mut body);
+        assert_eq!(body, words(&[16, 2 | u32::from(resettable), 9, 5]));
+        assert_eq!(DeviceInfo::decode(&body), Ok(info));
+    }
+    for flags in 0..16_u32 {
+        let [eventfd, maskable, automasked, noresize] = [1, 2, 4, 8].map(|flag| flags & flag != 0);
+        let info = IrqInfo { index: 1, count: 1, eventfd, maskable, automasked, noresize };
+        let mut body = Vec::new();
+        info.encode(&mut body);
+        assert_eq!((&body, IrqInfo::decode(&body)), (&words(&[16, flags, 1, 1]), Ok(info)));
+    }
+    for flags in 0..8_u32 {
+        let [read, write, mmap] = [1, 2, 4].map(|flag| flags & flag != 0);
+        let info = RegionInfo { read, write, mmap, areas: Vec::new(), ..region() };
+        let mut body = Vec::new();
+        assert!(info.encode(32, &mut body));
+        assert_eq!(body, words(&[32, flags, 2, 0, 0x8000, 0, 0x1_0000, 0]));
+        assert_eq!(RegionInfo::decode(&body, 32), Ok(RegionReply::Whole(info)));
+    }
+}
+
+/// The kernel's `vfio_region_info_cap_sparse_mmap`: id 1, version 1, the next capability, the number of areas.
+#[test]
+fn areas_travel_in_version_1_of_their_capability_and_only_with_its_flag() {
+    let mut body = Vec::new();
+    region().encode(80, &mut body);
+    assert_eq!(body[4], 0b1111);
+    assert_eq!(body[32..48], words(&[1 << 16 | 1, 0, 2, 0]));
+    let without = with_word(&body, 4, 0b0111);
+    let info = RegionInfo { areas: Vec::new(), ..region() };
+    assert_eq!(RegionInfo::decode(&without, 80), Ok(RegionReply::Whole(info)));
+}
+
+#[test]
+fn a_region_has_4096_areas_at_most() {
+    let with = |count: u64| {
+        let areas = (0..count).map(|index| Area { offset: index * 0x1000, size: 0x1000 }).collect();
+        let mut body = Vec::new();
+        RegionInfo { size: u64::MAX >> 1, areas, ..region() }.encode(u32::MAX, &mut body);
+        RegionInfo::decode(&body, u32::MAX)
+    };
+    assert!(matches!(with(4096), Ok(RegionReply::Whole(info)) if info.areas.len() == 4096));
+    assert!(matches!(with(4097), Err(Wrong::Value { value: 4097, .. })));
+}
+
+#[test]
+fn limits_end_where_a_register_and_a_page_begin() {
+    let data = |size| Capabilities { max_data_xfer_size: Some(size), ..Capabilities::default() };
+    assert_eq!(data(8).limits().map(|limits| limits.data), Ok(8));
+    let migration = |size| {
+        let migration = Some(MigrationPages { pgsize: Some(size) });
+        Capabilities { migration, ..Capabilities::default() }.limits().is_ok()
+    };
+    assert_eq!([0x1000, 0x2000, 1 << 63].map(migration), [true; 3]);
+    assert_eq!([0, 0x800, 0xfff, 0x1001, 0x1800, u64::MAX].map(migration), [false; 6]);
+    let pages = |sizes| Capabilities { pgsizes: Some(sizes), ..Capabilities::default() }.limits();
+    assert_eq!(pages(0x1000).map(|limits| limits.page_sizes), Ok(0x1000));
+    assert_eq!(pages(0x20_1000).map(|limits| limits.page_sizes), Ok(0x20_1000));
+    assert!([0, 0x800, 0xfff].iter().all(|sizes| pages(*sizes).is_err()));
+}
+
 proptest! {
     #[test]
     fn any_bytes_are_a_request_or_refused(command in 0..20_u16, body in prop::collection::vec(any::<u8>(), 0..128)) {
