@@ -43,6 +43,51 @@ fn lengths_are_the_specifications() {
     assert_eq!([0, 3, 0x14].map(vendor), [3, 3, 0x14], "a length includes id, link and itself");
 }
 
+/// Each capability in a space of its own; a list with nothing behind it would give an undefined length 0xc0.
+#[test]
+fn capabilities_of_one_length_have_it() {
+    let standard = |id| {
+        let list = capability::standard(&with_standard(&[(0x40, id, &[])]));
+        (list.capabilities[0].length, list.capabilities[0].exact)
+    };
+    let lengths: [(u8, u16); 8] =
+        [(POWER, 8), (0x02, 12), (0x03, 8), (0x04, 4), (0x06, 4), (0x0d, 8), (MSIX, 12), (0x13, 6)];
+    for (id, length) in lengths {
+        assert_eq!(standard(id), (length, true), "{id:#x}");
+    }
+    assert_eq!(standard(0x08), (0xc0, false), "HyperTransport has several forms");
+    let extended = |id, body: &[u8]| {
+        let mut space = endpoint(4096);
+        add_extended(&mut space, &[(0x100, id, body)]);
+        let list = capability::extended(&space);
+        (list.capabilities[0].length, list.capabilities[0].exact)
+    };
+    let lengths: [(u16, u16); 13] = [
+        (0x03, 12),
+        (0x1f, 12),
+        (0x25, 12),
+        (0x04, 16),
+        (0x1e, 16),
+        (0x0e, 8),
+        (0x0f, 8),
+        (0x18, 8),
+        (0x1b, 8),
+        (0x10, 64),
+        (0x13, 16),
+        (0x2e, 24),
+        (0x00, 4),
+    ];
+    for (id, length) in lengths {
+        assert_eq!(extended(id, &[]), (length, true), "{id:#x}");
+    }
+    // §7.8.6 and §7.8.7: the first control register, at 8, counts 1 to 6 entries in its bits 5 to 7.
+    for id in [0x15, 0x24] {
+        let of = |entries: u8| extended(id, &[0, 0, 0, 0, entries << 5]);
+        assert_eq!([0, 1, 2, 6, 7].map(of), [12, 12, 20, 52, 52].map(|length| (length, true)), "{id:#x}");
+    }
+    assert_eq!(extended(0x01, &[]), (0xf00, false), "error reporting has two lengths");
+}
+
 #[test]
 fn a_capability_of_unknown_length_ends_where_the_next_begins() {
     const HYPERTRANSPORT: u8 = 0x08;

@@ -9,3 +9,4 @@ mod hostile;
 mod lists;
 mod rules;
 mod space;
+mod state;
