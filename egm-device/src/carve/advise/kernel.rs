@@ -99,7 +99,8 @@ fn deal(hidden: Vec<Span<Host>>, parts: &[Part]) -> Option<Vec<Piece>> {
             taken.extend(piece);
             wanted = wanted.saturating_sub(span.size());
         }
-        if taken.is_empty() || (part.size.is_some() && wanted > 0) {
+        // A part that gets less than its size leaves nothing to the last one.
+        if taken.is_empty() {
             return None;
         }
         left = left.minus(&taken.iter().copied().collect());

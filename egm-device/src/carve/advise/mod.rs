@@ -285,3 +285,6 @@ fn memparse(bytes: u64) -> String {
         .find(|(shift, _)| bytes != 0 && bytes.trailing_zeros() >= *shift)
         .map_or_else(|| format!("{bytes:#x}"), |(shift, unit)| format!("{}{unit}", bytes >> shift))
 }
+
+#[cfg(test)]
+mod tests;

@@ -358,6 +358,17 @@ mod tests {
         }
     }
 
+    /// §3.1.1: a driver sets ACKNOWLEDGE and DRIVER before FEATURES_OK.
+    #[test]
+    fn features_ok_needs_acknowledge_and_driver() {
+        for status in [0, 1, 2] {
+            let mut core = core();
+            accept(&mut core, VERSION_1);
+            assert_eq!(core.write(Common::Status, status | 8), Effect::None);
+            assert_eq!((core.read(Common::Status), core.mistakes()), (status, 1), "status {status}");
+        }
+    }
+
     #[test]
     fn status_bits_are_only_added_and_needs_reset_survives() {
         let mut core = negotiated();
