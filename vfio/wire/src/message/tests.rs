@@ -303,7 +303,9 @@ fn one_of_several_writes_keeps_eight_bytes() {
         Write { access: access(8), data: &long[..8] },
         Write { access: access(0), data: &[] },
     ]);
-    let read: Vec<_> = Writes::of(&entries).unwrap().iter().collect();
+    let body = encoded(&Request::WriteMulti(Writes::of(&entries).unwrap()));
+    let Ok(Request::WriteMulti(read)) = Request::decode(15, &body) else { panic!("refused") };
+    let read: Vec<_> = read.iter().collect();
     let eight = Write { access: access(8), data: &long[..8] };
     assert_eq!(read, [eight, eight, Write { access: access(0), data: &[] }]);
     assert!(Writes::of(&entries[..23]).is_err());
