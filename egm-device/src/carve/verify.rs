@@ -241,4 +241,84 @@ mod tests {
             );
         }
     }
+
+    fn line(start: u64, size: u64, depth: u8, name: &str) -> iomem::Resource {
+        iomem::Resource { span: Span::new(Hpa::new(start), size).unwrap(), depth, name: name.to_owned() }
+    }
+
+    /// A host with 8 GiB for its kernel, and 4 GiB above them for guests.
+    fn split_host() -> Survey {
+        let total = ByteSize::new(8 * GIB);
+        let host = HostFacts {
+            command_line: "quiet memmap=4G$8G".to_owned(),
+            iomem: vec![line(0, 8 * GIB, 0, "System RAM"), line(8 * GIB, 4 * GIB, 0, "Reserved")],
+            nodes: vec![Node { id: 0, cpus: CpuSet::default(), total, pools: Vec::new() }],
+            ..HostFacts::default()
+        };
+        Survey { host, regions: vec![reserved(8 * GIB, 4 * GIB)], refused: Vec::new() }
+    }
+
+    #[test]
+    fn each_part_of_a_split_has_a_check_that_only_it_fails() {
+        let split = Split {
+            ways: vec![How::Memmap],
+            words: vec!["memmap=4G$8G".to_owned()],
+            remove: vec!["mem=4G".to_owned()],
+            nodes: vec![NodeSplit {
+                hidden: vec![piece(How::Memmap, 8 * GIB, 4 * GIB)],
+                ..node(8 * GIB, 4 * GIB)
+            }],
+            ..Split::default()
+        };
+        let failed = |now: &Survey| {
+            let checks = verify(&split, now);
+            assert_eq!(checks.len(), 5);
+            checks.into_iter().filter(|check| !check.ok).map(|check| check.what).collect::<Vec<_>>()
+        };
+        assert_eq!(failed(&split_host()), [""; 0]);
+        let changed = |change: fn(&mut Survey)| {
+            let mut now = split_host();
+            change(&mut now);
+            failed(&now)
+        };
+        let word = changed(|now| now.host.command_line = "memmap=1G$8G".to_owned());
+        assert_eq!(word, ["/proc/cmdline has memmap=4G$8G"]);
+        assert_eq!(changed(|now| now.host.command_line.push_str(" mem=4G")), ["mem=4G is gone"]);
+        let used = ["0x200000000..0x300000000 is not the kernel's"];
+        assert_eq!(changed(|now| now.host.iomem[1].name = "System RAM".to_owned()), used);
+        assert_eq!(changed(|now| now.host.iomem.clear()), used, "no addresses prove nothing");
+        let seen = changed(|now| now.host.nodes[0].total = ByteSize::new(9 * GIB));
+        assert_eq!(seen, ["node 0 keeps 8 GiB, more or less"]);
+        assert_eq!(changed(|now| now.regions.clear()).len(), 1);
+    }
+
+    #[test]
+    fn a_pool_or_egm_is_checked_by_its_amount_and_places_are_not() {
+        let split = |how| Split { ways: vec![how], nodes: vec![node(8 * GIB, 4 * GIB)], ..Split::default() };
+        let checks = |how| verify(&split(how), &split_host()).len();
+        assert_eq!([How::Mem, How::Memmap, How::Dax].map(checks), [1; 3], "of the kernel's memory only");
+        assert_eq!((checks(How::Firmware), checks(How::Hugetlb)), (2, 1));
+    }
+
+    #[test]
+    fn memory_is_unused_when_no_ram_of_the_kernel_and_no_device_is_there() {
+        let ok = |lines: &[iomem::Resource]| {
+            let facts = HostFacts { iomem: lines.to_vec(), ..HostFacts::default() };
+            unused(Span::new(Hpa::new(8 * GIB), 4 * GIB).unwrap(), &facts).ok
+        };
+        let ram = line(0, 8 * GIB, 0, "System RAM");
+        assert!(ok(std::slice::from_ref(&ram)), "below it");
+        assert!(!ok(&[ram.clone(), line(11 * GIB, 2 * GIB, 0, "System RAM")]));
+        assert!(!ok(&[ram.clone(), line(9 * GIB, GIB, 0, "PCI Bus 0000:00")]));
+        let pmem = line(8 * GIB, 4 * GIB, 0, "Persistent Memory (legacy)");
+        assert!(ok(&[ram, pmem, line(8 * GIB, 4 * GIB, 1, "dax0.0")]));
+    }
+
+    #[test]
+    fn a_piece_without_a_region_names_the_next_step() {
+        let found = |how| reached(&piece(how, GIB, GIB), &[]).found;
+        assert!(found(How::Dax).ends_with("run the commands of the advice"));
+        assert!(found(How::Memmap).ends_with("write the host file of the advice"));
+        assert_eq!(reached(&piece(How::Memmap, GIB, 2 * GIB), &[reserved(GIB, GIB)]).found, size(GIB));
+    }
 }

@@ -98,6 +98,8 @@ fn several_ways_come_once_and_all_but_the_last_have_a_size_in_steps_of_2_mib() {
     ] {
         assert!(matches!(split(parts), Err(AdviseError::Parts(_))), "{parts:?}");
     }
+    let parts = [(Memmap, Some(GIB)), (Memmap, Some(MIB)), (Mem, None)];
+    assert_eq!(split(&parts), Err(AdviseError::Parts("memmap=1GiB,memmap=1MiB,mem".to_owned())));
 }
 
 /// With no room for the last way, the others may fit exactly, or not: neither is a split.
@@ -165,6 +167,28 @@ fn a_node_keeps_its_share_in_whole_gib() {
     let split = advise(&host(&[16 * GIB, 16 * GIB]), &[], &wish(3 * GIB, &[(How::Memmap, None)])).unwrap();
     assert_eq!(split.words, ["memmap=14G$2G", "memmap=14G$18G"]);
     assert!(split.nodes.iter().all(|node| node.keeps.get() == 2 * GIB));
+    // Half of 3 GiB would end in the middle of a page here.
+    let mut shifted = host(&[16 * GIB, 16 * GIB]);
+    shifted.firmware = vec![span(GIB / 2, 32 * GIB)];
+    shifted.affinity[0].span = span(GIB / 2, 16 * GIB);
+    shifted.affinity[1].span = span(GIB / 2 + 16 * GIB, 16 * GIB);
+    let split = advise(&shifted, &[], &wish(3 * GIB, &[(How::Memmap, None)])).unwrap();
+    assert_eq!(split.nodes[0].keeps.get(), 5 * GIB / 2 + GIB / 2);
+}
+
+#[test]
+fn hidden_memory_has_words_and_a_region_for_each_piece_that_dev_mem_reaches() {
+    let parts = [(How::Dax, Some(GIB)), (How::Memmap, Some(2 * GIB)), (How::Mem, None)];
+    let facts = HostFacts { command_line: "quiet mem=2G memmap=1G!4G".to_owned(), ..host(&[16 * GIB]) };
+    let split = advise(&facts, &[], &wish(4 * GIB, &parts)).unwrap();
+    assert_eq!(split.words, ["mem=4G", "memmap=1G!4G", "memmap=2G$5G"]);
+    assert_eq!(split.remove, ["mem=2G"], "the other word stays");
+    let regions: Vec<_> =
+        split.regions.iter().map(|r| (r.name.as_str(), r.base.get(), r.size.get())).collect();
+    assert_eq!(regions, [("memmap", 5 * GIB, 2 * GIB), ("mem", 7 * GIB, 9 * GIB)]);
+    let two = advise(&host(&[16 * GIB, 16 * GIB]), &[], &wish(8 * GIB, &[(How::Memmap, None)])).unwrap();
+    let names: Vec<_> = two.regions.iter().map(|r| (r.name.as_str(), r.node)).collect();
+    assert_eq!(names, [("memmap0", Some(0)), ("memmap1", Some(1))]);
 }
 
 /// ndctl takes the description of a namespace from its memory, in pages of its alignment.
@@ -255,4 +279,57 @@ fn a_dax_device_becomes_ram_by_a_command_unless_a_word_made_it() {
     assert_eq!(of("memmap=1G$8G").commands.len(), 1, "another way");
     let made = of("memmap=1G!8G");
     assert_eq!((made.commands.len(), made.remove), (0, vec!["memmap=1G!8G".to_owned()]));
+}
+
+#[test]
+fn a_host_has_a_usual_way() {
+    let usual = |arch: &str, product: &str, regions: &[Region]| {
+        let facts = HostFacts { arch: arch.to_owned(), product: product.to_owned(), ..HostFacts::default() };
+        usual(&facts, regions)
+    };
+    assert_eq!(usual("x86_64", "PC", &[]), How::Memmap);
+    assert_eq!(usual("aarch64", "Altra", &[reserved()]), How::Hugetlb);
+    assert_eq!(usual("aarch64", "NVIDIA Grace CPU", &[]), How::Firmware);
+    assert_eq!(usual("aarch64", "", &[reserved(), egm(0, GIB)]), How::Firmware);
+}
+
+/// `mem=` is an address on x86 and an amount on Arm, and `memmap=` exists on x86 only.
+#[test]
+fn arm_has_no_memmap_and_its_mem_counts_bytes() {
+    let ram = [span(2 * GIB, 4 * GIB), span(16 * GIB, 12 * GIB)];
+    let split = |arch: &str, how| {
+        let facts = HostFacts { arch: arch.to_owned(), firmware: ram.to_vec(), ..host(&[16 * GIB]) };
+        advise(&facts, &[], &wish(8 * GIB, &[(how, None)]))
+    };
+    assert_eq!(split("x86_64", How::Mem).unwrap().words, ["mem=20G"]);
+    assert_eq!(split("aarch64", How::Mem).unwrap().words, ["mem=8G"]);
+    for how in [How::Memmap, How::Dax] {
+        assert!(split("x86_64", how).is_ok());
+        let refused = split("aarch64", how);
+        assert!(matches!(refused, Err(AdviseError::Unsupported { is, .. }) if is == "aarch64"));
+    }
+}
+
+#[test]
+fn an_error_blames_the_wish_or_the_host_and_has_a_way_out() {
+    let bytes = ByteSize::new(GIB);
+    let unsupported = |how| AdviseError::Unsupported { how, needs: "", is: String::new() };
+    for (error, blame, help) in [
+        (
+            AdviseError::NothingLeft { node: 0, has: bytes, keeps: bytes },
+            Blame::Configuration,
+            "--hypervisor",
+        ),
+        (AdviseError::Short { node: 0, has: bytes, wants: bytes }, Blame::Configuration, "--how"),
+        (AdviseError::Parts(String::new()), Blame::Configuration, "--how memmap=1GiB,mem"),
+        (AdviseError::OneLimit { keeps: bytes, nodes: 2 }, Blame::Configuration, "--how memmap"),
+        (AdviseError::IomemHidden, Blame::Host, "as root"),
+        (AdviseError::AlreadySplit { words: Vec::new() }, Blame::Host, "--undo"),
+        (AdviseError::NoAffinity { nodes: 2 }, Blame::Host, "--how mem or --how hugetlb"),
+        (unsupported("firmware"), Blame::Host, "on x86 also memmap"),
+        (unsupported("dax"), Blame::Host, "use --how mem or --how hugetlb"),
+    ] {
+        assert_eq!(error.blame(), blame, "{error}");
+        assert!(error.help().is_some_and(|text| text.contains(help)), "{error}");
+    }
 }
