@@ -155,10 +155,10 @@ fn a_machine_that_waits_holds_no_slice_of_a_pool() {
 
     let (granted, grant) = mpsc::channel();
     let second = connect();
-    std::thread::spawn(move || granted.send(second.take(&take(40), |_| ()).unwrap()));
+    std::thread::spawn(move || granted.send(Box::new(second.take(&take(40), |_| ()).unwrap())));
     let second =
         grant.recv_timeout(Duration::from_secs(30)).expect("the machine keeps a slice while it waits");
-    for loan in [first, second] {
+    for loan in [first, *second] {
         loan.give_back(&AtomicBool::new(false)).unwrap();
     }
     let rest: Vec<_> = said.collect();
