@@ -21,4 +21,6 @@ pub use queue::{Patience, Pick, Queue, Ticket, Waiter};
 pub use rules::{Ask, Decision, Free, Peer, Policy, Refusal, Rule, RuleId, Supply, Who, Why};
 
 #[cfg(test)]
+mod boundaries;
+#[cfg(test)]
 mod tests;
