@@ -68,3 +68,88 @@ impl Last {
         Self { owners: entry.owners().collect(), are_all: entry.knows_all() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use egm_address::{Address, Span};
+
+    use super::*;
+    use crate::ledger::record::{Identity, Use};
+
+    fn owner(pid: u32) -> Owner {
+        Owner { name: format!("vm{pid}"), uid: 0, pid, started: 1, domain: None }
+    }
+
+    fn span(start: u64, size: u64) -> Span<OnLine> {
+        Span::new(Address::new(start), size).unwrap()
+    }
+
+    fn entry(start: u64, owner: Owner, earlier: Vec<Owner>) -> Entry {
+        Entry {
+            region: "egm4".to_owned(),
+            line: "egm4".to_owned(),
+            span: span(start, 0x1000),
+            owner,
+            usage: Use::Granted,
+            since: 0,
+            lock: 1,
+            exposed: false,
+            evidence: Vec::new(),
+            earlier,
+            devices: std::collections::BTreeSet::new(),
+        }
+    }
+
+    fn record(was_lost: bool) -> Record {
+        let identity = Identity { machine: None, boot: "boot".to_owned() };
+        let mut record = Record::new(&identity, 1);
+        record.was_lost = was_lost;
+        record
+    }
+
+    fn bytes(size: u64) -> SpanSet<OnLine> {
+        SpanSet::from_iter([span(0, size)])
+    }
+
+    #[test]
+    fn an_entry_knows_all_owners_when_none_of_them_is_unknown() {
+        let known = entry(0, owner(1), vec![owner(2), owner(3)]);
+        assert_eq!(known.owners().collect::<Vec<_>>(), [1, 2, 3].map(owner));
+        let last = Last::of(&known);
+        assert_eq!((known.knows_all(), last.owners.len(), last.are_all), (true, 3, true));
+        for some in [entry(0, owner(1), vec![unknown()]), entry(0, unknown(), vec![owner(1)])] {
+            assert_eq!(some.owners().collect::<Vec<_>>(), [owner(1)]);
+            assert!(!some.knows_all() && !Last::of(&some).are_all);
+        }
+        let only = Last::only(owner(4));
+        assert_eq!((only.owners, only.are_all), (vec![owner(4)], true));
+    }
+
+    #[test]
+    fn owners_of_bytes_are_named_once_with_an_unknown_one_where_a_record_was_lost() {
+        let entries = [entry(0, owner(1), vec![owner(2)]), entry(0x1000, owner(2), Vec::new())];
+        let known = [1, 2].map(owner).to_vec();
+        let with_unknown = [known.clone(), vec![unknown()]].concat();
+        assert_eq!(record(false).owners_of(&entries, &bytes(0x4000)), known, "no record was lost");
+        assert_eq!(record(true).owners_of(&entries, &bytes(0x2000)), known, "the entries have all bytes");
+        assert_eq!(record(true).owners_of(&entries, &bytes(0x3000)), with_unknown);
+        let unsure = [entry(0, owner(1), vec![unknown(), owner(2)])];
+        assert_eq!(record(false).owners_of(&unsure, &bytes(0x1000)), known);
+        assert_eq!(record(true).owners_of(&unsure, &bytes(0x1000)), with_unknown);
+    }
+
+    #[test]
+    fn more_than_32_owners_are_32_and_an_unknown_one() {
+        let of = |count: u32| {
+            let mut record = record(false);
+            let entries = [entry(0, owner(1), (2..=count).map(owner).collect())];
+            let owners = record.owners_of(&entries, &bytes(0x1000));
+            (owners.len(), owners.last() == Some(&unknown()), record.was_lost)
+        };
+        assert_eq!(of(32), (32, false, false));
+        assert_eq!(of(33), (33, true, true));
+        let mut lost = record(true);
+        let _ = lost.owners_of(&[], &bytes(0x1000));
+        assert!(lost.was_lost, "what was lost stays lost");
+    }
+}

@@ -504,6 +504,152 @@ mod tests {
         assert_eq!(record.encode_or_forget_clean().unwrap_err().kind(), io::ErrorKind::FileTooLarge);
     }
 
+    fn span(start: u64, size: u64) -> Span<OnLine> {
+        Span::new(Address::new(start), size).unwrap()
+    }
+
+    #[test]
+    fn a_host_is_known_by_its_machine_and_boot() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        assert!(Identity::read(root.path()).is_err(), "no boot, no trust");
+        write("proc/sys/kernel/random/boot_id", "b-1\n");
+        assert_eq!(Identity::read(root.path()).unwrap(), identity(None, "b-1"));
+        write("etc/machine-id", "\n");
+        assert_eq!(Identity::read(root.path()).unwrap(), identity(None, "b-1"), "not yet written");
+        write("etc/machine-id", "m-1\n");
+        assert_eq!(Identity::read(root.path()).unwrap(), identity(Some("m-1"), "b-1"));
+    }
+
+    #[test]
+    fn a_grant_without_a_process_has_no_owner_and_one_without_a_lock_is_quarantined() {
+        let entry = sample().grants[0].clone();
+        assert_eq!((entry.owner(), entry.is_quarantined()), (Some(entry.owner.clone()), false));
+        let left = Entry { owner: Owner { pid: 0, ..entry.owner.clone() }, lock: 0, ..entry };
+        assert_eq!((left.owner(), left.is_quarantined()), (None, true));
+    }
+
+    #[test]
+    fn a_claim_is_the_same_whatever_was_found_since() {
+        let claim = GpuClaim {
+            function: "0009:01:00.0".parse().unwrap(),
+            region: "egm4".to_owned(),
+            owner: sample().grants[0].owner.clone(),
+            since: 1,
+            lock: 2,
+            evidence: Vec::new(),
+        };
+        let evidence = Evidence { hold: crate::free::Hold::Mapping, pid: Some(1), program: String::new() };
+        assert!(claim.is_same(&GpuClaim { evidence: vec![evidence], ..claim.clone() }));
+        assert!(!claim.is_same(&GpuClaim { lock: 3, ..claim.clone() }));
+        assert!(!claim.is_same(&GpuClaim { region: "egm5".to_owned(), ..claim.clone() }));
+    }
+
+    #[test]
+    fn a_record_that_is_not_there_is_missing_only_after_one_was_written() {
+        let host = identity(Some("host"), "boot");
+        let (first, doubt) = Record::judge(None, &host, None);
+        assert_eq!((first, doubt), (Record::new(&host, 0), None));
+        let (again, doubt) = Record::judge(None, &host, Some(7));
+        assert_eq!(doubt, Some(Doubt::Missing));
+        assert_eq!((again.sequence, again.was_lost), (7, true));
+        let (broken, doubt) = Record::judge(Some(b"{"), &host, None);
+        assert_eq!((broken.sequence, broken.was_lost, doubt), (0, true, Some(Doubt::Broken)));
+        let bytes = sample().encode().unwrap();
+        for (boot, newest, lost) in [("next", None, false), ("next", Some(3), true), ("boot", None, true)] {
+            let (record, doubt) = Record::judge(Some(&bytes), &identity(Some("host"), boot), newest);
+            assert_eq!((record.was_lost, record.sequence), (lost, 7), "{doubt:?}");
+        }
+    }
+
+    #[test]
+    fn every_doubt_has_words_of_its_own() {
+        let all = [Doubt::Broken, Doubt::OtherHost, Doubt::OtherBoot, Doubt::RolledBack, Doubt::Missing];
+        let texts: BTreeSet<String> = all.iter().map(Doubt::to_string).collect();
+        assert!(texts.len() == all.len() && texts.iter().all(|text| text.starts_with("it is ")));
+    }
+
+    #[test]
+    fn a_record_may_fill_its_limit_and_not_exceed_it() {
+        let bytes = sample().encode().unwrap();
+        assert_eq!(sample().encode_within(bytes.len()).unwrap(), bytes);
+        let error = sample().encode_within(bytes.len() - 1).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
+        assert_eq!(Record::decode(&bytes, bytes.len()), Some(sample()));
+        assert_eq!(Record::decode(&bytes, bytes.len() - 1), None);
+    }
+
+    #[test]
+    fn bytes_are_cut_out_of_grants_that_were_left_and_of_no_others() {
+        let entry = |start, size, lock| Entry { span: span(start, size), lock, ..sample().grants[0].clone() };
+        let mut record = sample();
+        record.grants = vec![entry(0, 0x4000, 0), entry(0, 0x4000, 3), entry(0x8000, 0x1000, 0)];
+        let cut = record.cut_grants(span(0x1000, 0x1000), Entry::is_quarantined);
+        assert_eq!(cut, [entry(0x1000, 0x1000, 0)]);
+        let left: Vec<_> = record.grants.iter().map(|entry| (entry.span, entry.lock)).collect();
+        let rest = [(span(0, 0x1000), 0), (span(0x2000, 0x2000), 0), (span(0x8000, 0x1000), 0)];
+        assert_eq!(left, [&[(span(0, 0x4000), 3)][..], &rest].concat());
+    }
+
+    #[test]
+    fn bad_bytes_are_not_clean_and_good_again_they_are_of_unknown_content() {
+        let mut record = Record::new(&identity(Some("host"), "boot"), 1);
+        record.add_clean("a", &set(0, 0x4000));
+        record.add_clean("a", &set(0x4000, 0x1000));
+        record.remove_clean("a", &set(0, 0x1000));
+        assert_eq!(record.clean("a"), set(0x1000, 0x4000));
+        record.add_retired("a", &set(0x1000, 0x1000));
+        assert_eq!((record.clean("a"), record.retired("a")), (set(0x2000, 0x3000), set(0x1000, 0x1000)));
+        record.remove_retired("a", &set(0x1000, 0x2000));
+        assert_eq!((record.clean("a"), record.retired("a")), (set(0x3000, 0x2000), SpanSet::default()));
+        assert_eq!((record.clean("b"), record.retired("b")), (SpanSet::default(), SpanSet::default()));
+        let before = record.clone();
+        record.add_retired("b", &SpanSet::default());
+        assert_eq!(record, before, "no bytes, no line");
+    }
+
+    #[test]
+    fn bad_bytes_of_two_records_come_together() {
+        let mut record = sample();
+        let mut other = Record::new(&identity(Some("host"), "boot"), 1);
+        other.add_retired("egm4", &set(0x2000, 0x1000));
+        other.add_retired("egm5", &set(0, 0x1000));
+        record.add_retired_of(&other);
+        assert_eq!(record.retired("egm4"), set(0x1000, 0x2000));
+        assert_eq!((record.retired("egm5"), record.clean("egm4").size()), (set(0, 0x1000), 0x2000));
+        let alone = record.retired_beside(&other).unwrap();
+        assert_eq!(alone.retired, record.retired);
+        assert_eq!((alone.grants.len(), alone.clean.len(), alone.sequence), (0, 0, 7));
+        assert_eq!(record.retired_beside(&record), None);
+    }
+
+    #[test]
+    fn devices_are_those_of_all_entries() {
+        let entry = |devices: &[&str]| {
+            let devices = devices.iter().map(|&device| device.to_owned()).collect();
+            Entry { devices, ..sample().grants[0].clone() }
+        };
+        let all = devices_of(&[entry(&["group 1", "group 2"]), entry(&[]), entry(&["group 2", "group 3"])]);
+        assert_eq!(all.into_iter().collect::<Vec<_>>(), ["group 1", "group 2", "group 3"]);
+    }
+
+    #[test]
+    fn bad_pages_are_joined_only_beyond_their_limit_and_to_the_smallest_blocks() {
+        let pages = |count: u64| (0..count).map(|n| span(n * 0x2000, 0x1000)).collect::<SpanSet<OnLine>>();
+        let most = u64::try_from(MAX_RETIRED).unwrap();
+        assert_eq!(joined(pages(most)), pages(most));
+        assert_eq!(joined(pages(most + 1)), set(0, (most * 0x2000 + 0x1000).next_multiple_of(BLOCK)));
+        // One page in every other block of 64 KiB: the next size joins all, and no block is larger.
+        let wide =
+            |step: u64| (0..=most).map(|n| span(n * step + 0x1000, 0x1000)).collect::<SpanSet<OnLine>>();
+        assert_eq!(joined(wide(2 * BLOCK)), set(0, (most + 1) * 2 * BLOCK));
+        assert_eq!(joined(wide(4 * BLOCK)), set(0, (most + 1) * 4 * BLOCK));
+    }
+
     proptest! {
         #[test]
         fn what_is_written_can_be_read_back(

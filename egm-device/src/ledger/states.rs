@@ -164,3 +164,95 @@ impl From<&States> for Usage {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::region::RegionKind;
+
+    fn set(start: u64, size: u64) -> SpanSet<InRegion> {
+        Span::new(Offset::new(start), size).into_iter().collect()
+    }
+
+    fn held(start: u64, usage: Use, owner: Option<Owner>) -> Held {
+        let span = Span::new(Offset::new(start), 0x1000).unwrap();
+        Held { span, owner, usage, since: 0, evidence: Vec::new() }
+    }
+
+    fn owner(domain: Option<&str>) -> Owner {
+        Owner { name: "vm".to_owned(), uid: 7, pid: 5, started: 1, domain: domain.map(str::to_owned) }
+    }
+
+    fn gpu(owner: Option<Owner>) -> HeldGpu {
+        let function = "0009:01:00.0".parse().unwrap();
+        HeldGpu { function, owner, since: 0, open_to: None, evidence: Vec::new() }
+    }
+
+    /// A region of 64 KiB with a bad page at 32 KiB, of which a slice at 0 and one at 16 KiB are held.
+    fn states(kind: RegionKind) -> States {
+        let region = Region {
+            name: "r".to_owned(),
+            kind,
+            node: None,
+            size: ByteSize::new(0x1_0000),
+            page_size: ByteSize::new(0x1000),
+            base: None,
+            functions: Vec::new(),
+            retired: Retired::new([(0x8000, 0x1000)], 0x1_0000, 0x1000),
+        };
+        let slices = vec![held(0, Use::Granted, Some(owner(None))), held(0x4000, Use::Quarantined, None)];
+        let gpus = vec![gpu(Some(owner(Some("red")))), gpu(Some(owner(None)))];
+        States::new(&region, slices, gpus, &set(0, 0x6000), Some(Doubt::Missing))
+    }
+
+    #[test]
+    fn free_bytes_are_clean_where_that_is_known_and_dirty_elsewhere() {
+        let states = states(RegionKind::Egm { device: "/dev/egm4".into() });
+        let all = |parts: &[(u64, u64)]| {
+            parts.iter().flat_map(|&(s, n)| set(s, n).iter().collect::<Vec<_>>()).collect()
+        };
+        let (clean, dirty): (SpanSet<_>, SpanSet<_>) =
+            (all(&[(0x1000, 0x3000), (0x5000, 0x1000)]), all(&[(0x6000, 0x2000), (0x9000, 0x7000)]));
+        assert_eq!((&states.clean, &states.dirty), (&clean, &dirty));
+        assert_eq!(states.busy(), all(&[(0, 0x1000), (0x4000, 0x1000)]));
+        assert_eq!((states.retired.spans(), states.doubt), (&set(0x8000, 0x1000), Some(Doubt::Missing)));
+        let quarantined: Vec<_> = states.held.iter().map(Held::is_quarantined).collect();
+        assert_eq!(quarantined, [false, true]);
+    }
+
+    #[test]
+    fn pages_of_a_pool_come_clean() {
+        let states = states(RegionKind::Hugetlb);
+        assert!(states.dirty.is_empty());
+        assert_eq!(states.clean.size(), 0x1_0000 - 0x3000);
+    }
+
+    #[test]
+    fn a_gpu_makes_its_region_exclusive_to_its_owner_or_its_domain() {
+        let sentences = states(RegionKind::Hugetlb).exclusive("egm4");
+        assert_eq!(
+            sentences,
+            [
+                "Region egm4 is exclusive to trust domain \"red\" (GPU 0009:01:00.0 of vm (process 5, user 7)).",
+                "Region egm4 is exclusive to vm (process 5, user 7) (GPU 0009:01:00.0).",
+            ]
+        );
+    }
+
+    #[test]
+    fn usage_names_the_owner_of_each_slice_and_what_must_be_scrubbed() {
+        let usage = Usage::from(&states(RegionKind::Egm { device: "/dev/egm4".into() }));
+        let part = |offset, size| usage::Part { offset, size: ByteSize::new(size) };
+        let owners: Vec<_> = usage.held.iter().map(|held| (held.part, held.owner.as_str())).collect();
+        assert_eq!(
+            owners,
+            [
+                (part(0, 0x1000), "vm (process 5, user 7)"),
+                (part(0x4000, 0x1000), "quarantined after unknown")
+            ]
+        );
+        assert_eq!(usage.dirty, [part(0x6000, 0x2000), part(0x9000, 0x7000)]);
+        let json = serde_json::to_value(states(RegionKind::Hugetlb)).unwrap();
+        assert_eq!(json["clean"].as_array().unwrap().len(), 3);
+    }
+}
