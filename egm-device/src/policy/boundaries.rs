@@ -366,6 +366,12 @@ fn a_region_without_a_place_is_skipped_for_5_seconds_or_until_a_slice_comes_back
         assert_eq!(queue.accounts().held(tenant(0)), 0, "and not charged");
         (queue, tickets)
     };
+    let mut last = queue(Patience::default());
+    let tickets = [0, 1, 3].map(|rule| ask(&mut last, rule, 8));
+    let urgent = last.next(Duration::ZERO, &all).unwrap();
+    assert_eq!(urgent.ticket, tickets[2]);
+    last.put_back(Duration::ZERO, urgent);
+    assert_eq!(last.waiting().iter().map(Waiter::ticket).collect::<Vec<_>>(), tickets);
     let (mut later, tickets) = short();
     let before = later.next(Duration::from_millis(4999), &all).unwrap().ticket;
     assert_eq!((before, later.next(second(5), &all).unwrap().ticket), (tickets[1], tickets[0]));
@@ -392,4 +398,27 @@ fn an_overdue_request_keeps_memory_free_for_itself() {
         assert_eq!(queue.next(Duration::ZERO, &[supply("a", 40)]).unwrap().ticket, large);
         assert!(queue.next(Duration::ZERO, &room).is_some());
     }
+}
+
+#[test]
+fn a_request_above_its_quota_does_not_become_overdue() {
+    let mut rules: Vec<Rule> = (1..3).map(|uid| rule(&format!("r{uid}"), uid)).collect();
+    rules[0].quota = Some(40);
+    let mut queue = Queue::new(Policy::new(rules), Patience { passes: 2, grants: 2 });
+    for _ in 0..2 {
+        ask(&mut queue, 0, 40);
+    }
+    let first = queue.next(Duration::ZERO, &[supply("a", 40)]).unwrap();
+    for _ in 0..5 {
+        ask(&mut queue, 1, 8);
+    }
+    let room = [supply("a", 8)];
+    let mut others = || queue.next(Duration::ZERO, &room).map(|pick| pick.tenant);
+    assert_eq!([(); 3].map(|()| others()), [Some(tenant(1)); 3]);
+    queue.give_back(Duration::ZERO, first.tenant, "a", first.size);
+    assert_eq!(
+        queue.next(Duration::ZERO, &room).map(|pick| pick.tenant),
+        Some(tenant(1)),
+        "it waits from now on"
+    );
 }

@@ -60,10 +60,6 @@ impl Waiter {
         self.ticket
     }
 
-    fn place(&self, region: &str) -> Option<Tenant> {
-        self.places.iter().find(|(r, _)| r == region).map(|(_, tenant)| *tenant)
-    }
-
     /// The tenant that orders the request by its share: that of its first candidate region.
     fn tenant(&self) -> Option<Tenant> {
         self.places.first().map(|(_, tenant)| *tenant)
@@ -239,7 +235,7 @@ impl Queue {
             let Some(waiter) = self.waiting.get(index) else { break };
             let first = waiter.tenant().is_some_and(|tenant| firsts.insert(tenant));
             let passed = ahead.contains(&waiter.ticket);
-            if waiter.place(&pick.region).is_none() || !self.wanted(waiter).contains(&pick.region.as_str()) {
+            if !self.wanted(waiter).contains(&pick.region.as_str()) {
                 continue;
             }
             if let Some(waiter) = self.waiting.get_mut(index) {

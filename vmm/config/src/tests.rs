@@ -671,6 +671,23 @@ fn host_functions_keep_their_rules() {
 }
 
 #[test]
+fn a_virtio_device_is_no_function_of_the_host_a_server_or_a_slice() {
+    let passed = |members: &str| spec(&machine(members)).devices[0].kind.is_passed();
+    let device = |device: &str| passed(&format!(r#","devices":[{device}]"#));
+    assert!(device(r#"{"type":"vfio","function":"01:00.0"}"#));
+    assert!(device(r#"{"type":"vfio-user","socket":"s"}"#));
+    assert!(passed(r#","egm":[{"region":"local","size":"1GiB","node":0,"as":"device"}]"#));
+    for virtio in [
+        r#"{"type":"virtio-rng"}"#,
+        r#"{"type":"virtio-blk","path":"d"}"#,
+        r#"{"type":"virtio-net","tap":"t"}"#,
+        r#"{"type":"virtio-vsock","cid":3}"#,
+    ] {
+        assert!(!device(virtio), "{virtio}");
+    }
+}
+
+#[test]
 fn lists_are_bounded() {
     let many = |entry: &str| [entry; 256].join(",");
     refused(&[
