@@ -266,6 +266,8 @@ fn a_rule_keeps_what_its_keys_say() {
         ..rule("rule", 1)
     };
     assert_eq!(policy.rules()[0], wanted);
+    assert_eq!(policy.rule(tenant(0)), Some(&wanted));
+    assert_eq!(policy.rule(tenant(2)), None);
     assert_eq!(parsed("").unwrap().rules()[0], rule("rule", 1));
 }
 
