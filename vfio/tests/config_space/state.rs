@@ -1,8 +1,8 @@
 //! State of a function that the machine reads from its guest's view: one bit of a register at a time.
 
-use egm_vfio::pci::shadow::{MsixControl, PowerState};
+use egm_vfio::pci::shadow::{AddedCapability, BarKind, MsixControl, Options, PowerState, Shadow, Treatment};
 
-use crate::space::{options, read, shadow, with_standard, write_u16};
+use crate::space::{bar, options, read, shadow, with_standard, write_u16};
 
 const COMMAND: u16 = 0x04;
 const MEMORY: u16 = 1 << 1;
@@ -67,4 +67,43 @@ fn a_power_state_that_there_is_not_changes_no_bit() {
             assert_eq!(read(&shadow, &device, 0x44), register.to_le_bytes(), "{state:?}, write of {missing}");
         }
     }
+}
+
+fn treatments(shadow: &Shadow) -> Vec<(u16, Treatment)> {
+    shadow.capabilities().iter().map(|shown| (shown.capability.offset, shown.treatment)).collect()
+}
+
+#[test]
+fn the_second_of_a_kind_and_what_is_not_offered_are_hidden() {
+    let device = with_standard(&[(0x48, MSI, &[0x08, 0]), (0x60, MSI, &[0, 0]), (0x40, POWER, &[3, 0])]);
+    let hidden = [(0x48, Treatment::Emulated), (0x60, Treatment::Hidden), (0x40, Treatment::Emulated)];
+    let offered = shadow(&device);
+    assert_eq!((treatments(&offered), offered.msi_vectors()), (hidden.to_vec(), Some(16)));
+    let without = Shadow::new(&device, &Options { msi: false, ..options() }).unwrap();
+    let hidden = [(0x48, Treatment::Hidden), (0x60, Treatment::Hidden), (0x40, Treatment::Emulated)];
+    assert_eq!((treatments(&without), without.msi()), (hidden.to_vec(), None));
+}
+
+#[test]
+fn a_capability_of_ours_goes_behind_the_last_where_its_place_is_taken() {
+    let device = with_standard(&[(0x80, POWER, &[3, 0]), (0x60, MSI, &[0, 0])]);
+    let added = |preferred: &'static [u16]| {
+        let added = AddedCapability { id: 9, name: "ours", body: vec![4, 7], preferred, reason: "a test" };
+        let shadow = Shadow::new(&device, &Options { added: vec![added], ..options() }).unwrap();
+        treatments(&shadow).last().copied()
+    };
+    assert_eq!(added(&[0xd4]), Some((0xd4, Treatment::Added)));
+    assert_eq!(added(&[0x84]), Some((0x88, Treatment::Added)));
+    assert_eq!(added(&[]), Some((0x88, Treatment::Added)));
+    assert_eq!(added(&[0x38]), Some((0x88, Treatment::Added)), "the header has no room");
+}
+
+#[test]
+fn the_last_register_and_the_last_bytes_below_4_gib_hold_a_bar() {
+    let with =
+        |bar| Shadow::new(&with_standard(&[]), &Options { bars: vec![bar], ..Options::default() }).is_ok();
+    assert!(with(bar(5, BarKind::Memory32, 0xffff_f000, 0x1000)));
+    assert!([6, 7, 8, 255].iter().all(|index| !with(bar(*index, BarKind::Memory32, 0, 0x1000))));
+    assert!(!with(bar(5, BarKind::Memory32, 0x1_0000_0000, 0x1000)));
+    assert!(with(bar(4, BarKind::Memory64, 0x1_0000_0000, 0x1000)));
 }
