@@ -50,6 +50,9 @@ impl Backing for Area {
     fn is_invisible(&self) -> bool {
         false
     }
+    fn outlives_power(&self) -> bool {
+        false
+    }
 }
 
 fn main() {

@@ -121,6 +121,9 @@ mod tests {
         fn is_invisible(&self) -> bool {
             false
         }
+        fn outlives_power(&self) -> bool {
+            false
+        }
     }
 
     fn pages(spans: &[(u64, u64)]) -> SpanSet<InRegion> {

@@ -4,6 +4,7 @@
 //! also what every kind of crash does.
 
 mod log;
+mod renew;
 
 use std::fs::File;
 use std::io;
@@ -14,7 +15,7 @@ use egm_address::{InRegion, Offset, Span, SpanSet};
 
 use crate::audit::{Action, Actor, Event, Place};
 use crate::backing::{Backing, BackingError, RetiredListError};
-use crate::free::{self, Evidence, Hold};
+use crate::free;
 use crate::ledger::record::{Entry, OnLine, Use};
 use crate::ledger::{self, GrantError, Ledger, LedgerError, Line, Memory, Watch, slice_device};
 use crate::owner::Owner;
@@ -69,7 +70,7 @@ impl Lease {
         let mut lease = Self { backing, memory, taken };
         let prepared = lease.prepare(watch);
         if prepared.is_err() {
-            lease.release_device()?;
+            lease.release_own()?;
         }
         prepared.map(|()| lease)
     }
@@ -112,6 +113,10 @@ impl Lease {
             let begun = Instant::now();
             let scrubbed = scrub(memory.as_ref(), backing.as_ref(), &taken.slice, dirty, watch);
             taken.log_scrub(&scrubbed, begun.elapsed());
+            if taken.region.kind.has_slice_files() && !scrubbed.bad.is_empty() {
+                taken.settle_bad_file(memory.as_ref(), &scrubbed)?;
+                return Err(BackingError::BadFile { region: taken.region.name.clone() }.into());
+            }
             if let Err(source) = scrubbed.end {
                 taken.settle(&scrubbed.done, &scrubbed.bad)?;
                 return Err(GrantError::Scrub { region: taken.region.name.clone(), source });
@@ -185,7 +190,7 @@ impl Lease {
     pub(crate) fn settle_untouched(self) -> Result<u64, LedgerError> {
         let clean = self.taken.usable();
         self.taken.settle(&clean, &SpanSet::default())?;
-        self.release_device()?;
+        self.release_own()?;
         Ok(clean.size())
     }
 
@@ -208,6 +213,8 @@ impl Lease {
         let Self { backing, memory, taken } = self;
         if taken.region.kind.has_slice_devices() {
             taken.renew(memory.as_ref(), backing, watch)?;
+        } else if taken.region.kind.has_slice_files() {
+            taken.reclaim(memory.as_ref(), backing, watch)?;
         } else {
             taken.open_again(memory.as_ref(), backing, watch)?;
             taken.expect_free(memory.as_ref(), backing.as_ref())?;
@@ -222,22 +229,29 @@ impl Lease {
         taken.log_retired(&retired, LISTED);
         let scrub_begun = Instant::now();
         let scrubbed = scrub(memory.as_ref(), backing.as_ref(), &taken.slice, taken.usable(), watch);
-        let settled = taken.settle(&scrubbed.done, &scrubbed.bad);
         taken.log_scrub(&scrubbed, scrub_begun.elapsed());
-        self.release_device()?;
-        settled?;
+        if taken.region.kind.has_slice_files() && !scrubbed.bad.is_empty() {
+            taken.settle_bad_file(memory.as_ref(), &scrubbed)?;
+        } else {
+            let settled = taken.settle(&scrubbed.done, &scrubbed.bad);
+            // The name of a file shows that its bytes are dirty.
+            if scrubbed.end.is_ok() || !self.taken.region.kind.has_slice_files() {
+                self.release_own()?;
+            }
+            settled?;
+        }
         self.log(Event::Return, begun.elapsed());
         let region = self.taken.region.name.clone();
         scrubbed.end.map_err(|source| GrantError::Scrub { region, source })
     }
 
-    /// Unlocks and releases the slice's own device, where it has one. No other process may have that device.
-    fn release_device(&self) -> Result<(), LedgerError> {
+    /// Ends the slice's own device or file, where it has one. No other process may have it.
+    fn release_own(&self) -> Result<(), LedgerError> {
         let Taken { region, slice, .. } = &self.taken;
         if region.kind.has_slice_devices() {
             slice_device::unlock(self.backing.as_ref())?;
-            self.memory.release(region, slice);
         }
+        self.memory.release(region, slice);
         Ok(())
     }
 
@@ -269,54 +283,12 @@ impl Backing for Lease {
     fn is_invisible(&self) -> bool {
         self.backing.is_invisible()
     }
+    fn outlives_power(&self) -> bool {
+        self.backing.outlives_power()
+    }
 }
 
 impl Taken {
-    /// Opens memory that all slices share again: a machine that mapped it has closed every descriptor (`close.rs`).
-    fn open_again(
-        &self,
-        memory: &dyn Memory,
-        backing: &mut Box<dyn Backing>,
-        watch: &Watch<'_>,
-    ) -> Result<(), GrantError> {
-        if !self.region.kind.keeps_bytes() {
-            return Ok(());
-        }
-        match memory.reopen(&self.region, &self.slice, watch) {
-            Ok(again) => *backing = again,
-            // A device that opens once is open here, and a machine keeps its descriptor.
-            Err(BackingError::Busy { .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
-        Ok(())
-    }
-
-    /// The slice by a new device, into `backing`: the old one is revoked. A client without its lock may map it still.
-    fn renew(
-        &self,
-        memory: &dyn Memory,
-        backing: &mut Box<dyn Backing>,
-        watch: &Watch<'_>,
-    ) -> Result<(), GrantError> {
-        // Another description can be locked only where no process has this one, with its lock.
-        *backing = memory.reopen(&self.region, &self.slice, watch)?;
-        let used = |taken: &Self| taken.quarantined(&Evidence::of(Hold::Description));
-        if !slice_device::lock(backing.as_ref())? {
-            return Err(used(self));
-        }
-        slice_device::unlock(backing.as_ref())?;
-        *backing = memory.open(&self.region, &self.slice, watch).map_err(|error| match error {
-            BackingError::InUse { .. } => used(self),
-            error => error.into(),
-        })?;
-        if slice_device::lock(backing.as_ref())? { Ok(()) } else { Err(used(self)) }
-    }
-
-    /// Whether the slice is by a device of its own, which is locked here: nothing else has it.
-    pub(crate) fn is_alone(&self, backing: &dyn Backing) -> Result<bool, LedgerError> {
-        Ok(self.region.kind.has_slice_devices() && slice_device::lock(backing)?)
-    }
-
     /// Bytes of the slice that are not retired.
     fn usable(&self) -> SpanSet<InRegion> {
         let whole: SpanSet<InRegion> = ledger::bytes_of(&self.slice).into_iter().collect();

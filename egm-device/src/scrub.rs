@@ -67,6 +67,15 @@ pub enum Cause {
         #[source]
         source: MappingError,
     },
+    /// Zeroes cannot be written to the medium, so the bytes before them may come back with the power.
+    #[error("cannot store zeroes at {at:#x} of the region")]
+    Persist {
+        /// The chunk.
+        at: Offset,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
     /// The guard against bad memory cannot be set up.
     #[error("no guard against bad memory (SIGBUS)")]
     Guard(#[source] io::Error),
@@ -244,6 +253,7 @@ impl Job<'_> {
             }
         }
         drop(mapped);
+        self.backing.persist().map_err(|source| Cause::Persist { at: chunk.start(), source })?;
         if egm_address::fault!("read-back-skipped") {
             return Ok(());
         }

@@ -1,10 +1,10 @@
 //! System calls without a safe interface: the ioctls of EGM devices and of KVM, a thread's scheduling class, the replacement of a
-//! descriptor, leases of files, and comparison of threads. This is an unsafe module.
+//! descriptor, leases and blocks of files, and comparison of threads. This is an unsafe module.
 //!
 //! Callers may rely on this: no function here lets the kernel write outside the buffer that it is given.
 #![expect(
     unsafe_code,
-    reason = "ioctl, sched_setscheduler, dup3, F_SETLEASE and kcmp have no safe interface"
+    reason = "ioctl (FS_IOC_FIEMAP, too), sched_setscheduler, dup3, F_SETLEASE and kcmp have no safe interface"
 )]
 
 use std::fs::File;
@@ -20,6 +20,13 @@ const KVM_CREATE_GUEST_MEMFD: libc::Ioctl = 0xc040_aed4;
 /// `KVM_CAP_GUEST_MEMFD_FLAGS`, called `…_MMAP` at first: the flags that the host knows.
 const KVM_CAP_GUEST_MEMFD_FLAGS: libc::c_ulong = 244;
 
+/// `FS_IOC_FIEMAP`, `_IOWR('f', 11, struct fiemap)`.
+const FS_IOC_FIEMAP: libc::Ioctl = 0xc020_660b;
+/// Extents that the kernel reports at a time.
+const EXTENTS: usize = 64;
+/// `FIEMAP_EXTENT_LAST`: the file has no extent behind this one.
+const LAST: u32 = 1;
+
 /// `F_SETSIG`: the signal of a descriptor's events.
 const F_SETSIG: libc::c_int = 10;
 /// `KCMP_FILES`: compares tables of descriptors.
@@ -31,6 +38,73 @@ struct CreateGuestMemfd {
     size: u64,
     flags: u64,
     reserved: [u64; 6],
+}
+
+/// `struct fiemap` with its extents.
+#[repr(C)]
+struct Fiemap {
+    start: u64,
+    length: u64,
+    flags: u32,
+    mapped_extents: u32,
+    extent_count: u32,
+    reserved: u32,
+    extents: [FiemapExtent; EXTENTS],
+}
+
+/// `struct fiemap_extent`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct FiemapExtent {
+    logical: u64,
+    physical: u64,
+    length: u64,
+    reserved: [u64; 2],
+    flags: u32,
+    more: [u32; 3],
+}
+
+/// Blocks of a file that lie together on its device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Extent {
+    /// First byte in the file.
+    pub(crate) logical: u64,
+    /// First byte on the device.
+    pub(crate) physical: u64,
+    /// Bytes.
+    pub(crate) length: u64,
+}
+
+/// The extents of `file`, in order.
+pub(crate) fn extents(file: &File) -> io::Result<Vec<Extent>> {
+    let (mut found, mut start) = (Vec::new(), 0u64);
+    loop {
+        let mut map = Fiemap {
+            start,
+            length: u64::MAX.saturating_sub(start),
+            flags: 0,
+            mapped_extents: 0,
+            extent_count: u32::try_from(EXTENTS).unwrap_or(0),
+            reserved: 0,
+            extents: [FiemapExtent::default(); EXTENTS],
+        };
+        // SAFETY: the kernel reads a header of this layout (its size is in the number) and writes `extent_count` extents at
+        // most behind it, all of which `map` has.
+        check(unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_FIEMAP, &raw mut map) })?;
+        let count = usize::try_from(map.mapped_extents).unwrap_or(0).min(EXTENTS);
+        let new = map.extents.get(..count).unwrap_or_default();
+        found.extend(new.iter().map(|one| Extent {
+            logical: one.logical,
+            physical: one.physical,
+            length: one.length,
+        }));
+        let Some(last) = new.last().filter(|last| last.flags & LAST == 0) else { return Ok(found) };
+        let next = last.logical.saturating_add(last.length);
+        if next <= start {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        start = next;
+    }
 }
 
 /// Reads the retired pages of an EGM device. The first four bytes of `buffer` are overwritten with its length, which is
@@ -74,8 +148,7 @@ pub(crate) fn replace_descriptor(number: RawFd, with: BorrowedFd<'_>) -> io::Res
     check(unsafe { libc::dup3(with.as_raw_fd(), number, libc::O_CLOEXEC) }).map(drop)
 }
 
-/// Requests a write lease of `file`: the kernel grants it where no other description of the file exists. `file` must be open
-/// for writing. The signal that ends a process by default (SIGIO) is replaced by one that does nothing.
+/// Requests a write lease of `file`: the kernel grants it where no other description of the file exists. The signal that ends a process by default (SIGIO) is replaced by one that does nothing.
 pub(crate) fn write_lease(file: &File) -> io::Result<()> {
     control(file, F_SETSIG, libc::SIGURG)?;
     control(file, libc::F_SETLEASE, libc::F_WRLCK)

@@ -86,6 +86,9 @@ mod tests {
         fn is_invisible(&self) -> bool {
             false
         }
+        fn outlives_power(&self) -> bool {
+            false
+        }
     }
 
     impl Client {

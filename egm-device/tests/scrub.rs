@@ -39,6 +39,9 @@ impl Backing for Plain {
     fn is_invisible(&self) -> bool {
         false
     }
+    fn outlives_power(&self) -> bool {
+        false
+    }
 }
 
 fn dirty() -> Plain {
@@ -127,6 +130,9 @@ impl Backing for Elsewhere {
         PAGE
     }
     fn is_invisible(&self) -> bool {
+        false
+    }
+    fn outlives_power(&self) -> bool {
         false
     }
 }

@@ -202,6 +202,9 @@ impl Backing for Anonymous {
     fn is_invisible(&self) -> bool {
         false
     }
+    fn outlives_power(&self) -> bool {
+        false
+    }
 }
 
 /// Bytes in a page of the host's processors.

@@ -55,7 +55,7 @@ pub(crate) struct Child {
     driver: Option<String>,
 }
 
-/// A step of a device's life that failed.
+/// A step in the life of a slice's device or file that failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {step} {}", path.display())]
 pub struct DaxError {
@@ -66,7 +66,7 @@ pub struct DaxError {
 }
 
 impl DaxError {
-    fn at(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn at(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self { step, path, source }
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Mode, OFlags};
 
 use super::error::{BackingError, Holder};
-use super::{Backing, Patience};
+use super::{Backing, Patience, base_page, fsdax};
 use crate::region::{Region, RegionKind, Slice};
 
 /// Interval of progress reports to a waiting caller.
@@ -30,6 +30,8 @@ pub(crate) struct Window {
     size: u64,
     page_size: u64,
     invisible: bool,
+    /// Whether the bytes outlive power.
+    has_medium: bool,
 }
 
 impl Window {
@@ -43,11 +45,14 @@ impl Window {
                 let shift = if egm_address::fault!("slice-off-by-64k") { 64 << 10 } else { 0 };
                 base.checked_add(slice.offset).ok_or_else(no_base)?.get().saturating_add(shift)
             }
-            _ if region.kind.has_slice_devices() => 0,
+            _ if region.kind.has_slice_devices() || region.kind.has_slice_files() => 0,
             _ => slice.offset,
         };
-        let (size, page_size) = (slice.size.get(), region.page_size.get());
-        Ok(Self { file, offset, size, page_size, invisible: region.kind.is_invisible() })
+        // Where the blocks of a file lie is the file system's choice.
+        let page_size = if region.kind.has_slice_files() { base_page() } else { region.page_size.get() };
+        let (size, invisible) = (slice.size.get(), region.kind.is_invisible());
+        let has_medium = region.kind.has_slice_files();
+        Ok(Self { file, offset, size, page_size, invisible, has_medium })
     }
 
     /// The bytes of `backing` by a duplicate descriptor, in pages of `page_size`.
@@ -56,7 +61,8 @@ impl Window {
     /// The kernel's, for the descriptor.
     pub(crate) fn again(backing: &dyn Backing, page_size: u64) -> io::Result<Self> {
         let (file, invisible) = (backing.file().try_clone()?, backing.is_invisible());
-        Ok(Self { file, offset: backing.offset(), size: backing.size(), page_size, invisible })
+        let (offset, size) = (backing.offset(), backing.size());
+        Ok(Self { file, offset, size, page_size, invisible, has_medium: backing.outlives_power() })
     }
 }
 
@@ -75,6 +81,9 @@ impl Backing for Window {
     }
     fn is_invisible(&self) -> bool {
         self.invisible
+    }
+    fn outlives_power(&self) -> bool {
+        self.has_medium
     }
 }
 
@@ -125,6 +134,9 @@ impl Node {
 
 /// Whether `file` is what a region of this kind is made of, as the kernel identifies it, and not by its name.
 fn check_kind(region: &Region, file: &File, sys: &Path) -> Result<(), BackingError> {
+    if region.kind.has_slice_files() {
+        return fsdax::check(region, file);
+    }
     let wanted = match region.kind {
         RegionKind::Egm { .. } => "a character device of class egm",
         RegionKind::Devdax { .. } => "a character device of subsystem dax",

@@ -8,6 +8,8 @@ use egm_address::{InRegion, Span};
 
 use super::AnonymousError;
 use super::dax::DaxError;
+use crate::free::Evidence;
+use crate::scrub::ScrubError;
 
 /// A process that has a device open.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -119,11 +121,41 @@ pub enum BackingError {
         #[source]
         source: DaxError,
     },
-    /// Another process keeps the device of earlier owners' bytes.
+    /// The file of a slice cannot be created, opened or removed.
+    #[error("cannot make a file of a slice of region \"{region}\"")]
+    SliceFile {
+        /// The region.
+        region: String,
+        /// The step that failed.
+        #[source]
+        source: DaxError,
+    },
+    /// A file that an earlier owner left cannot be scrubbed, and stays.
+    #[error("cannot take {bytes} of region \"{region}\": the file of their earlier owner cannot be scrubbed")]
+    Leftover {
+        /// The region.
+        region: String,
+        /// Bytes of the region that the file is.
+        bytes: Span<InRegion>,
+        /// The reason.
+        #[source]
+        source: Box<ScrubError>,
+    },
+    /// A page of a slice's new file is bad.
     #[error(
-        "cannot take {bytes} of region \"{region}\": a process still uses their device, or pins their memory"
+        "cannot use the file of a slice of region \"{region}\": a page of it is bad, and it is set aside"
+    )]
+    BadFile {
+        /// The region.
+        region: String,
+    },
+    /// Another process keeps the device or the file of earlier owners' bytes.
+    #[error(
+        "cannot take {bytes} of region \"{region}\": a process still uses their device or file, or pins their memory"
     )]
     InUse {
+        /// Evidence of the use.
+        evidence: Vec<Evidence>,
         /// The region.
         region: String,
         /// Bytes of the region that the device has.

@@ -3,6 +3,7 @@
 //! ```text
 //! open(region, slice) ──┬─ egm, reserved RAM, device-DAX ─► device.rs     a window of a device file
 //!                       ├─ device-DAX, one per slice ───► dax.rs        a device made for the slice
+//!                       ├─ fsdax ─────────────────────────► fsdax.rs      a file made for the slice
 //!                       ├─ hugetlb, memfd ────────────────► anonymous.rs  a fresh file of the slice's size
 //!                       └─ guest_memfd ───────────────────► guest_memfd.rs  needs a VM: its own constructor
 //! adopt(region, slice, file)   the same for a descriptor that a broker passed
@@ -12,11 +13,13 @@ mod anonymous;
 pub(crate) mod dax;
 mod device;
 mod error;
+pub(crate) mod fsdax;
 mod guest_memfd;
 mod huge_files;
 mod retired_list;
 
 use std::fs::File;
+use std::io;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -51,6 +54,20 @@ pub trait Backing: Send + Sync {
     /// Whether the host kernel has no struct pages for it (hypervisor-invisible): its mappings are complete from the
     /// start, and the kernel refuses what needs pages (`MADV_POPULATE_WRITE`, iommufd by address).
     fn is_invisible(&self) -> bool;
+
+    /// Whether stored bytes outlive power: then a scrub ends when its zeros are on the medium.
+    fn outlives_power(&self) -> bool;
+
+    /// Writes stored bytes to the medium, where that outlives power.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn persist(&self) -> io::Result<()> {
+        if self.outlives_power() && !egm_address::fault!("zeros-not-stored") {
+            return self.file().sync_data();
+        }
+        Ok(())
+    }
 }
 
 /// Progress and cancellation of a wait: the first open of an EGM device zeroes all of it, which takes minutes.
@@ -87,6 +104,7 @@ pub fn open(
             })?;
             window(region, slice, file)
         }
+        RegionKind::Fsdax { .. } => fsdax::create(region, slice),
         RegionKind::Hugetlb => anonymous(region, slice, Some(huge_page(region)?)),
         RegionKind::Memfd => anonymous(region, slice, None),
         RegionKind::GuestMemfd => Err(BackingError::NeedsVm { region: region.name.clone() }),
@@ -100,9 +118,10 @@ pub fn open(
 pub fn adopt(region: &Region, slice: &Slice, file: File) -> Result<Box<dyn Backing>, BackingError> {
     check(region, slice)?;
     match &region.kind {
-        RegionKind::Egm { .. } | RegionKind::Reserved { .. } | RegionKind::Devdax { .. } => {
-            window(region, slice, file)
-        }
+        RegionKind::Egm { .. }
+        | RegionKind::Reserved { .. }
+        | RegionKind::Devdax { .. }
+        | RegionKind::Fsdax { .. } => window(region, slice, file),
         RegionKind::Hugetlb | RegionKind::Memfd | RegionKind::GuestMemfd => {
             let (size, page) = (slice.size.get(), region.page_size.get());
             Anonymous::adopt(&region.name, file, size, page).map(boxed).map_err(BackingError::from)

@@ -150,8 +150,24 @@ impl Memory for KeptOpen {
         }
     }
 
+    fn renew(
+        &self,
+        region: &Region,
+        slice: &Slice,
+        watch: &Watch<'_>,
+    ) -> Result<Box<dyn Backing>, BackingError> {
+        match region.kind {
+            RegionKind::Egm { .. } => self.open(region, slice, watch),
+            _ => self.memory.renew(region, slice, watch),
+        }
+    }
+
     fn release(&self, region: &Region, slice: &Slice) {
         self.memory.release(region, slice);
+    }
+
+    fn set_aside(&self, region: &Region, slice: &Slice) -> Result<(), BackingError> {
+        self.memory.set_aside(region, slice)
     }
 }
 

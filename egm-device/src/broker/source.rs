@@ -310,6 +310,9 @@ mod tests {
         fn is_invisible(&self) -> bool {
             true
         }
+        fn outlives_power(&self) -> bool {
+            false
+        }
     }
 
     impl Memory for PlainFile {

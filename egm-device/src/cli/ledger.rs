@@ -142,8 +142,28 @@ fn show(args: &Common) -> Outcome {
         print_json(&lines.collect::<Vec<_>>());
     } else {
         print(text(&states, Colour::of_stdout()));
+        states.iter().for_each(|(region, _)| print(files(&ledger, region)));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What a region of files has that tables do not show.
+fn files(ledger: &Ledger, region: &Region) -> String {
+    let (name, aside) = (&region.name, ledger.set_aside(region).get());
+    let mut out = String::new();
+    for (at, bytes) in ledger.small_pages(region) {
+        let bytes = size(bytes.get());
+        out.push_str(&format!(
+            "Region {name}: {bytes} of the slice at {at} have small pages; no 2 MiB of its file lie together there.\n"
+        ));
+    }
+    if aside > 0 {
+        out.push_str(&format!(
+            "Region {name}: {} are set aside in bad-… files with bad pages.\n",
+            size(aside)
+        ));
+    }
+    out
 }
 
 fn text(all: &[(&Region, States)], colour: Colour) -> String {
@@ -254,6 +274,13 @@ fn told(repair: &Repair) -> String {
     for entry in &repair.freed {
         let size = size(entry.span.size());
         out.push_str(&format!("Out of quarantine: {size} of {}; it is dirty.\n", entry.region));
+    }
+    for left in &repair.files {
+        let size = size(left.bytes);
+        out.push_str(&format!(
+            "Left: {size} of {} in files without an owner; they are dirty.\n",
+            left.region
+        ));
     }
     out
 }

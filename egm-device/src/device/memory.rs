@@ -206,6 +206,40 @@ mod tests {
         assert!(end.is_err(), "it was cancelled");
     }
 
+    /// Memory of a file without a medium: the kernel refuses to store its bytes.
+    struct NoMedium(std::fs::File);
+
+    impl Backing for NoMedium {
+        fn file(&self) -> &std::fs::File {
+            &self.0
+        }
+        fn offset(&self) -> u64 {
+            0
+        }
+        fn size(&self) -> u64 {
+            SIZE
+        }
+        fn page_size(&self) -> u64 {
+            base_page()
+        }
+        fn is_invisible(&self) -> bool {
+            false
+        }
+        fn outlives_power(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn zeros_of_a_client_s_scrub_reach_the_medium_or_the_scrub_fails() {
+        let file = std::fs::File::options().read(true).write(true).open("/dev/zero").unwrap();
+        let memory = Memory::of(&NoMedium(file), None).unwrap();
+        for effort in [Effort::Doorbell, Effort::Reset] {
+            let (_, end) = memory.scrub(&set([(0, SIZE)]), effort, &|_| {}, &AtomicBool::new(false));
+            assert!(matches!(end.unwrap_err().cause, scrub::Cause::Persist { .. }), "{effort:?}");
+        }
+    }
+
     #[test]
     fn a_scrub_by_the_doorbell_takes_an_eighth_of_the_processors_while_they_are_idle() {
         const SIZE: u64 = 256 << 20; // worth four threads, were they not bounded

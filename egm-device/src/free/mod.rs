@@ -101,6 +101,8 @@ pub enum Hold {
     DmaPin,
     /// The kernel counts another open description of its file, which no process shows.
     Description,
+    /// Something refers to its pages without a mapping or a descriptor: a pipe, or I/O that does not end.
+    BusyPages,
     /// A process, or part of `/proc`, cannot be looked at.
     CannotLook,
 }
@@ -114,6 +116,7 @@ impl fmt::Display for Evidence {
             Hold::Registered => "a file registered with io_uring",
             Hold::DmaPin => "a VFIO group, device or iommufd of the last owner",
             Hold::Description => "an open description",
+            Hold::BusyPages => "busy pages: a pipe has them, or I/O that does not end",
             Hold::CannotLook => "what cannot be looked at",
         })?;
         match self.pid {
@@ -187,11 +190,16 @@ pub(crate) fn look(question: &Question) -> Verdict {
 /// Whether memory that is a file of its own is free of everything but this process's own descriptors of `backing`, after `owner`.
 pub(crate) fn look_at_own_file(backing: &dyn Backing, owner: &Owner) -> Verdict {
     let bytes = backing.offset()..backing.offset().saturating_add(backing.size());
-    let Ok(file) = FileName::of(backing.file()) else { return Verdict::unknown(&bytes) };
-    let lease = sole::lease(backing.file());
+    look_at_file(backing.file(), bytes, vec![owner.clone()])
+}
+
+/// As [`look_at_own_file`], for `bytes` of a `file` that the owners `last` had, where they are known.
+pub(crate) fn look_at_file(own: &File, bytes: Range<u64>, last: Vec<Owner>) -> Verdict {
+    let Ok(file) = FileName::of(own) else { return Verdict::unknown(&bytes) };
+    let lease = sole::lease(own);
     // Without leases the scan alone decides, and the owner can have sent a descriptor to any user.
     let was_lost = matches!(lease, Ok(sole::Lease::Unsupported));
-    let (last, devices, others) = (vec![owner.clone()], BTreeSet::new(), Vec::new());
+    let (devices, others) = (BTreeSet::new(), Vec::new());
     let question = Question { file, bytes: bytes.clone(), last, devices, was_lost, others };
     // While the lease lasts no description can be made of a descriptor that has none (O_PATH).
     let lease = match lease {

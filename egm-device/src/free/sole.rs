@@ -7,6 +7,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use crate::sys;
@@ -35,12 +36,13 @@ pub(super) enum Lease {
     Unsupported,
 }
 
-/// Requests a write lease of `file` by a description of its own.
+/// Requests a write lease of `file`, which may be one of `O_PATH`, by a description of its own for reading: an immutable file
+/// has no other. It does not wait for the lease of another process.
 ///
 /// # Errors
 /// The kernel's, for that description, or a lease that this process may not have.
 pub(super) fn lease(file: &File) -> io::Result<Lease> {
-    let again = reopen(file)?;
+    let again = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path_of(file))?;
     match sys::write_lease(&again) {
         Ok(()) => Ok(Lease::Given(again)),
         Err(error) => match error.raw_os_error() {
@@ -56,7 +58,6 @@ mod tests {
     use std::io::IoSlice;
     use std::mem::MaybeUninit;
     use std::os::fd::AsFd;
-    use std::os::unix::fs::OpenOptionsExt;
 
     use rustix::fs::{MemfdFlags, memfd_create};
     use rustix::net::{

@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use egm_address::{Address, Span, SpanSet};
@@ -32,6 +33,14 @@ pub(super) fn unlock<S>(file: &File, bytes: Span<S>) -> io::Result<()> {
     let none = flock { l_type, ..write_lock(bytes.start().get(), bytes.size())? };
     fcntl(file, FcntlArg::F_OFD_SETLK(&none))?;
     Ok(())
+}
+
+/// Inode of `file`.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn inode(file: &File) -> io::Result<u64> {
+    file.metadata().map(|metadata| metadata.ino())
 }
 
 /// Locks all of `file`, waiting up to `patience` for its holder, which works for milliseconds, or is stopped.

@@ -7,6 +7,7 @@
 
 use egm_address::{Address, InRegion, Span, SpanSet};
 
+use super::LedgerError;
 use super::record::OnLine;
 use crate::region::{Region, is_name};
 
@@ -55,4 +56,16 @@ impl Line {
     pub(crate) fn offsets(&self, set: &SpanSet<OnLine>) -> SpanSet<InRegion> {
         set.iter().filter_map(|span| self.offset(span)).collect()
     }
+}
+
+/// The line of `region`, which must have one.
+///
+/// # Errors
+/// [`LedgerError::Region`].
+pub(super) fn line_of(region: &Region) -> Result<Line, LedgerError> {
+    Line::of(region).ok_or_else(|| no_region(region))
+}
+
+pub(super) fn no_region(region: &Region) -> LedgerError {
+    LedgerError::Region { region: region.name.clone() }
 }

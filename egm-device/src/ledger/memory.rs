@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use egm_address::{CpuSet, InRegion, Offset, SpanSet};
 
-use super::slice_device;
+use super::{slice_device, slice_file};
 use crate::backing::{self, Backing, BackingError, Patience, RetiredListError};
 use crate::free::{self, Question, Verdict};
 use crate::region::{Region, RegionKind, Slice};
@@ -76,10 +76,32 @@ pub trait Memory: Send + Sync {
         self.open(region, slice, watch)
     }
 
-    /// Removes the device of `slice` alone, if any. A failed removal is repeated before the next grant of these bytes.
+    /// The bytes of `slice`, which its owner returns, for their scrub: no process has them.
+    ///
+    /// # Errors
+    /// [`BackingError`].
+    fn renew(
+        &self,
+        region: &Region,
+        slice: &Slice,
+        watch: &Watch<'_>,
+    ) -> Result<Box<dyn Backing>, BackingError> {
+        self.open(region, slice, watch)
+    }
+
+    /// Removes the device or the file of `slice` alone, if any. A failed removal is repeated before the next grant of
+    /// these bytes.
     fn release(&self, _region: &Region, _slice: &Slice) {}
 
-    /// Whether a process uses the device that an earlier owner of `slice` had of its own.
+    /// Sets the file of `slice` aside, which has a bad page.
+    ///
+    /// # Errors
+    /// [`BackingError`].
+    fn set_aside(&self, _region: &Region, _slice: &Slice) -> Result<(), BackingError> {
+        Ok(())
+    }
+
+    /// Whether a process uses the device or the file that an earlier owner of `slice` had of its own.
     fn is_device_used(&self, _region: &Region, _slice: &Slice) -> bool {
         false
     }
@@ -128,7 +150,7 @@ pub trait Memory: Send + Sync {
 #[derive(Debug, Clone, Copy)]
 pub struct HostMemory {
     /// Whether the ledger is this host's. A copy of another host names devices that are other memory here.
-    opens_devices: bool,
+    pub(super) opens_devices: bool,
 }
 
 impl HostMemory {
@@ -163,6 +185,9 @@ impl Memory for HostMemory {
         if region.kind.has_slice_devices() {
             slice_device::revoke(region, slice)?;
         }
+        if region.kind.has_slice_files() {
+            slice_file::clear(self, region, slice, watch)?;
+        }
         let progress = |waited| (watch.progress)(Progress::Opening(waited));
         backing::open(region, slice, &Patience { progress: &progress, cancel: watch.cancel })
     }
@@ -174,21 +199,49 @@ impl Memory for HostMemory {
         watch: &Watch<'_>,
     ) -> Result<Box<dyn Backing>, BackingError> {
         self.check(region)?;
+        if region.kind.has_slice_files() {
+            return slice_file::name(region, slice);
+        }
         let device =
             region.kind.has_slice_devices().then(|| slice_device::reopen(region, slice)).transpose()?;
         device.flatten().map_or_else(|| self.open(region, slice, watch), Ok)
     }
 
+    fn renew(
+        &self,
+        region: &Region,
+        slice: &Slice,
+        watch: &Watch<'_>,
+    ) -> Result<Box<dyn Backing>, BackingError> {
+        self.check(region)?;
+        if region.kind.has_slice_files() {
+            return slice_file::reclaim(region, slice);
+        }
+        self.open(region, slice, watch)
+    }
+
     fn release(&self, region: &Region, slice: &Slice) {
-        if region.kind.has_slice_devices()
-            && self.opens_devices
-            && !egm_address::fault!("slice-device-not-removed")
-        {
-            slice_device::release(region, slice);
+        match &region.kind {
+            _ if !self.opens_devices => {}
+            kind if kind.has_slice_files() => slice_file::release(region, slice),
+            kind if kind.has_slice_devices() && !egm_address::fault!("slice-device-not-removed") => {
+                slice_device::release(region, slice);
+            }
+            _ => {}
         }
     }
 
+    fn set_aside(&self, region: &Region, slice: &Slice) -> Result<(), BackingError> {
+        self.check(region)?;
+        slice_file::set_aside(region, slice)
+    }
+
     fn is_device_used(&self, region: &Region, slice: &Slice) -> bool {
-        region.kind.has_slice_devices() && (!self.opens_devices || slice_device::is_in_use(region, slice))
+        match &region.kind {
+            kind if !kind.has_slice_devices() && !kind.has_slice_files() => false,
+            _ if !self.opens_devices => true,
+            kind if kind.has_slice_files() => slice_file::is_in_use(region, slice),
+            _ => slice_device::is_in_use(region, slice),
+        }
     }
 }

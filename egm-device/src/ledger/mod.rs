@@ -25,6 +25,7 @@ mod quarantine;
 pub mod record;
 mod retire;
 pub(crate) mod slice_device;
+pub(crate) mod slice_file;
 mod states;
 mod store;
 mod upkeep;
@@ -48,7 +49,9 @@ pub use states::{Held, States};
 pub use store::{Disk, Name, Paths};
 pub use upkeep::Repair;
 
+pub(crate) use claim::inode;
 pub(crate) use line::Line;
+use line::{line_of, no_region};
 
 use crate::audit::{self, Actor, Event, Log, Refusal};
 use crate::backing::BackingError;
@@ -189,8 +192,8 @@ impl Ledger {
                 taken => taken?,
             };
             let backing = match memory.open(&taken.region, &taken.slice, watch) {
-                Err(BackingError::InUse { bytes, .. }) => {
-                    taken.quarantine_device(bytes)?;
+                Err(BackingError::InUse { bytes, evidence, .. }) => {
+                    taken.quarantine_device(bytes, &evidence)?;
                     in_use = in_use.iter().chain([bytes]).collect();
                     continue;
                 }
@@ -377,21 +380,9 @@ pub(crate) fn bytes_of(slice: &Slice) -> Option<Span<InRegion>> {
     Span::new(Offset::new(slice.offset), slice.size.get()).ok()
 }
 
-fn line_of(region: &Region) -> Result<Line, LedgerError> {
-    Line::of(region).ok_or_else(|| no_region(region))
-}
-
-fn no_region(region: &Region) -> LedgerError {
-    LedgerError::Region { region: region.name.clone() }
-}
-
 fn with_retired(region: &Region, line: &Line, record: &Record) -> Region {
     let found = line.offsets(&record.retired(&line.name));
     Region { retired: region.retired.and(&found), ..region.clone() }
-}
-
-pub(crate) fn inode(file: &File) -> io::Result<u64> {
-    file.metadata().map(|metadata| metadata.ino())
 }
 
 /// Seconds of 1970, for display.

@@ -125,7 +125,7 @@ impl Ledger {
             let Ok(file) = FileName::at(device) else { continue };
             let place = Place { region, line: &line, span: entry.span };
             let verdict = match place.slice() {
-                Some(slice) if region.kind.has_slice_devices() => {
+                Some(slice) if region.kind.has_slice_devices() || region.kind.has_slice_files() => {
                     if self.memory().is_device_used(region, &slice) {
                         continue;
                     }
@@ -210,7 +210,7 @@ impl Taken {
 
     /// Fails if a process uses the slice that its owner returns: it is quarantined, durably where it keeps bytes.
     pub(crate) fn expect_free(&self, memory: &dyn Memory, backing: &dyn Backing) -> Result<(), GrantError> {
-        let verdict = if self.region.kind.keeps_bytes() {
+        let verdict = if self.region.kind.keeps_bytes() && !self.region.kind.has_slice_files() {
             self.verdict(memory, backing, Last::only(self.owner.clone()))?
         } else {
             free::look_at_own_file(backing, &self.owner)
@@ -282,10 +282,14 @@ impl Taken {
         Ok(if is_mapped_only { self.line.offsets(&used) } else { rest })
     }
 
-    /// Gives up the slice, because a process uses a device with `bytes` that an earlier owner had.
-    pub(crate) fn quarantine_device(self, bytes: Span<InRegion>) -> Result<(), LedgerError> {
+    /// Gives up the slice, because of `evidence` that something uses a device or a file with `bytes` that an earlier owner had.
+    pub(crate) fn quarantine_device(
+        self,
+        bytes: Span<InRegion>,
+        evidence: &[Evidence],
+    ) -> Result<(), LedgerError> {
         let used = self.line.place(bytes).and_then(|span| span.intersection(self.place));
-        self.quarantine_places(&Evidence::of(Hold::Description), &used.into_iter().collect()).map(drop)
+        self.quarantine_places(evidence, &used.into_iter().collect()).map(drop)
     }
 
     /// Quarantines `used` bytes of the slice; returns the region's dirty bytes.
@@ -331,9 +335,10 @@ impl Taken {
     }
 }
 
-/// The file that all slices of `region` share.
+/// The file that all slices of `region` share, or the folder of their files.
 fn device(region: &Region) -> Option<&Path> {
     match &region.kind {
+        RegionKind::Fsdax { folder, .. } => Some(folder),
         RegionKind::Egm { device } | RegionKind::Reserved { device } | RegionKind::Devdax { device, .. } => {
             Some(device)
         }

@@ -16,7 +16,7 @@ use crate::retired::Retired;
 impl Ledger {
     /// [`Ledger::retire`] for `bad` bytes that the owner `by` of `slice` of `region` found. Bytes outside the slice are
     /// left out: its owner has no right to report them. A pool's bytes have no fixed place that a later owner could
-    /// get: the kernel keeps its bad pages.
+    /// get: the kernel keeps its bad pages. A file of its own has none either: its scrub finds the page, and sets it aside.
     ///
     /// # Errors
     /// [`LedgerError`].
@@ -29,7 +29,7 @@ impl Ledger {
     ) -> Result<(), LedgerError> {
         let outside = bytes_of(slice).map(|slice| bad.minus(&SpanSet::from_iter([slice])));
         let inside = outside.map(|outside| bad.minus(&outside)).unwrap_or_default();
-        if inside.is_empty() || !region.kind.keeps_bytes() {
+        if inside.is_empty() || !region.kind.has_places() {
             return Ok(());
         }
         self.retire_for(region, &inside, by, "its owner's process got a memory error there")
@@ -84,7 +84,7 @@ impl Ledger {
         by: &Actor,
     ) -> Result<(), LedgerError> {
         let claimed = claimed.minus(region.retired.spans());
-        if claimed.is_empty() || !region.kind.keeps_bytes() {
+        if claimed.is_empty() || !region.kind.has_places() {
             return Ok(());
         }
         let refused = |bytes: &SpanSet<InRegion>, reason: String| {
@@ -122,8 +122,11 @@ impl Ledger {
         by: &Owner,
         commit: bool,
     ) -> Result<Unretired, UnretireError> {
-        let line = line_of(region)?;
         let name = || region.name.clone();
+        if region.kind.has_slice_files() {
+            return Err(UnretireError::SliceFiles { region: name() });
+        }
+        let line = line_of(region)?;
         let only_pages = |set: &SpanSet<InRegion>| set.minus(&set.minus(&SpanSet::from_iter([pages])));
         let recorded = self.look()?.0.retired(&line.name);
         let recorded = only_pages(&line.offsets(&recorded));
@@ -186,6 +189,10 @@ pub enum UnretireError {
     #[error("cannot unretire bytes of region \"{region}\": the ledger has none of them as retired")]
     NotRetired { region: String },
     #[error(
+        "cannot unretire bytes of region \"{region}\": a file with a bad page is set aside whole, at no offset"
+    )]
+    SliceFiles { region: String },
+    #[error(
         "cannot unretire {:#x} bytes at {:#x} of region \"{region}\": the kernel or the device lists them as retired",
         span.size(), span.start()
     )]
@@ -208,7 +215,7 @@ pub enum UnretireError {
 impl Report for UnretireError {
     fn blame(&self) -> Blame {
         match self {
-            Self::NotRetired { .. } => Blame::Configuration,
+            Self::NotRetired { .. } | Self::SliceFiles { .. } => Blame::Configuration,
             Self::Ledger(error) => error.blame(),
             _ => Blame::Host,
         }
@@ -217,6 +224,9 @@ impl Report for UnretireError {
     fn help(&self) -> Option<String> {
         match self {
             Self::NotRetired { .. } => Some("see what is retired: egm-device ledger show --json".to_owned()),
+            Self::SliceFiles { .. } => {
+                Some("once the memory is repaired, delete the bad-… files of the region's folder".to_owned())
+            }
             Self::Named { .. } => Some("have the memory repaired: the list is the hardware's".to_owned()),
             Self::Bad { .. } => Some("have the memory repaired".to_owned()),
             Self::Ledger(error) => error.help(),

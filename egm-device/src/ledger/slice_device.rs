@@ -14,6 +14,7 @@ use super::record::OnLine;
 use super::{LedgerError, claim};
 use crate::backing::dax::{Child, DaxRegion, offset_of, span_of, window};
 use crate::backing::{Backing, BackingError, DaxError};
+use crate::free::{Evidence, Hold};
 use crate::region::{Region, Slice};
 
 fn parent(region: &Region) -> Result<DaxRegion, BackingError> {
@@ -68,7 +69,8 @@ pub(super) fn revoke(region: &Region, slice: &Slice) -> Result<(), BackingError>
     for child in parent.overlapping(span).map_err(|source| failed(region, source))? {
         let in_use = || {
             let bytes = child.span.and_then(|of| offset_of(region, of));
-            bytes.map(|bytes| BackingError::InUse { region: region.name.clone(), bytes })
+            let evidence = Evidence::of(Hold::Description).to_vec();
+            bytes.map(|bytes| BackingError::InUse { evidence, region: region.name.clone(), bytes })
         };
         if is_locked(&parent, &child).map_err(|source| failed(region, source))? {
             return Err(in_use().unwrap_or_else(|| BackingError::NoBase { region: region.name.clone() }));

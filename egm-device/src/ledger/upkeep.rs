@@ -6,7 +6,7 @@ use egm_address::{InRegion, SpanSet, align_down, align_up};
 use serde::Serialize;
 
 use super::record::{Doubt, Entry, GpuClaim};
-use super::{GrantError, Ledger, LedgerError, Line, Memory, Progress, Watch};
+use super::{GrantError, Ledger, LedgerError, Line, Memory, Progress, Watch, line_of, slice_file};
 use crate::carve::plan::Request;
 use crate::owner::Owner;
 use crate::region::{Region, RegionKind};
@@ -26,6 +26,18 @@ pub struct Repair {
     pub gpus: Vec<GpuClaim>,
     /// Quarantined bytes that are free now, and dirty.
     pub freed: Vec<Entry>,
+    /// Files of slices without an owner: dirty, whatever the record said.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<LeftFiles>,
+}
+
+/// Files of slices that earlier owners left in a region.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LeftFiles {
+    /// The region.
+    pub region: String,
+    /// Their bytes.
+    pub bytes: u64,
 }
 
 impl Ledger {
@@ -110,7 +122,22 @@ impl Ledger {
         })?;
         let gpus = self.review_claims(|_| true)?;
         forgotten.extend(unseen);
-        Ok(Repair { doubt, forgotten, gpus, freed })
+        let is_here = self.0.memory.opens_devices;
+        let files = regions.iter().filter(|region| region.kind.has_slice_files() && is_here);
+        let files = files.map(|region| self.left_files(region)).collect::<Result<Vec<_>, _>>()?;
+        let files = files.into_iter().filter(|left| left.bytes > 0).collect();
+        Ok(Repair { doubt, forgotten, gpus, freed, files })
+    }
+
+    /// Records that files of `region` without an owner are dirty. A folder that cannot be listed has none that is known.
+    fn left_files(&self, region: &Region) -> Result<LeftFiles, LedgerError> {
+        let (line, named) = (line_of(region)?, slice_file::named(region).unwrap_or_default());
+        self.change(|record| {
+            let held = self.held(&record.grants, &line, &self.line_file(&line)?)?;
+            let left = named.minus(&held.iter().map(|held| held.span).collect());
+            record.remove_clean(&line.name, &line.places(&left));
+            Ok(LeftFiles { region: region.name.clone(), bytes: left.size() })
+        })
     }
 }
 

@@ -18,7 +18,7 @@ const MAX_FILE: u64 = 1 << 20;
 const MAX_RULES: usize = 1000;
 
 /// Words in `regions` that mean every region of a kind.
-const KINDS: [&str; 6] = ["egm", "reserved", "devdax", "hugetlb", "memfd", "guest-memfd"];
+const KINDS: [&str; 7] = ["egm", "reserved", "devdax", "fsdax", "hugetlb", "memfd", "guest-memfd"];
 const KEYS: [&str; 3] = ["$schema", "description", "rules"];
 const RULE_KEYS: [&str; 12] = [
     "name",
@@ -91,7 +91,7 @@ struct RuleFile {
     group: Option<NameOrNumber>,
     /// The VM class that these users may start; without it the rule is for requests that say no class.
     class: Option<String>,
-    /// Regions by name, or by kind: `egm`, `reserved`, `devdax`, `hugetlb`, `memfd`, `guest-memfd`. Default: all.
+    /// Regions by name, or by kind: `egm`, `reserved`, `devdax`, `fsdax`, `hugetlb`, `memfd`, `guest-memfd`. Default: all.
     #[serde(default)]
     regions: Vec<String>,
     /// The most that all of them hold together. Default: no limit.

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::region::facts::HostFacts;
 use crate::region::host_file::HostFile;
 use crate::region::refused::{Reason, Refused};
-use crate::region::{Region, RegionKind, dax, egm, reserved};
+use crate::region::{Region, RegionKind, dax, egm, fsdax, reserved};
 use crate::retired::Retired;
 
 /// A host's memory, and the regions that it offers to guests.
@@ -16,7 +16,7 @@ use crate::retired::Retired;
 pub struct Survey {
     /// Facts of the host.
     pub host: HostFacts,
-    /// Its regions: EGM, reserved, device-DAX, then pools.
+    /// Its regions: EGM, reserved, device-DAX, fsdax, then pools.
     pub regions: Vec<Region>,
     /// Candidates that are refused as regions.
     pub refused: Vec<Refused>,
@@ -31,7 +31,10 @@ impl Survey {
         let named = files.iter().flat_map(|file| &file.regions);
         let named = named
             .map(|span| reserved::region(span, &host).map_err(|reason| Refused::new(&span.name, reason)));
-        let found = egm::discover(root, &host).chain(named).chain(dax::discover(root, &host));
+        let folders = files.iter().flat_map(|file| &file.fsdax);
+        let folders = folders
+            .map(|folder| fsdax::region(root, folder).map_err(|reason| Refused::new(&folder.name, reason)));
+        let found = egm::discover(root, &host).chain(named).chain(dax::discover(root, &host)).chain(folders);
         let (mut regions, mut refused): (Vec<Region>, Vec<Refused>) = (Vec::new(), Vec::new());
         for region in found.chain(pools(&host).map(Ok)) {
             match region.and_then(|region| apart(&regions, region)) {
@@ -47,6 +50,14 @@ impl Survey {
 fn apart(regions: &[Region], region: Region) -> Result<Region, Refused> {
     if regions.iter().any(|other| other.name == region.name) {
         return Err(Refused::new(&region.name, Reason::NameTaken));
+    }
+    if let RegionKind::Fsdax { folder: path, device } = &region.kind {
+        let is_same =
+            |other: &&Region| matches!(&other.kind, RegionKind::Fsdax { device: of, .. } if of == device);
+        if let Some(other) = regions.iter().find(is_same) {
+            let reason = Reason::SameFileSystem { path: path.clone(), other: other.name.clone() };
+            return Err(Refused::new(&region.name, reason));
+        }
     }
     let Some(span) = region.span() else { return Ok(region) };
     match regions.iter().find(|other| other.span().is_some_and(|other| other.overlaps(span))) {
@@ -91,6 +102,21 @@ fn pool(kind: RegionKind, size: u64, page: u64) -> Region {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn two_folders_of_one_file_system_are_not_two_regions() {
+        let fsdax = |name: &str, minor| Region {
+            name: name.to_owned(),
+            ..pool(RegionKind::Fsdax { folder: name.into(), device: (259, minor) }, 4 << 20, 2 << 20)
+        };
+        let regions = [fsdax("a", 1)];
+        assert!(apart(&regions, fsdax("b", 2)).is_ok());
+        let refused = apart(&regions, fsdax("b", 1)).unwrap_err();
+        assert!(
+            matches!(&refused.reason, Reason::SameFileSystem { other, .. } if other == "a"),
+            "{refused:?}"
+        );
+    }
 
     #[test]
     fn memory_of_machines_is_a_region_where_kvm_has_it_and_memory_of_processes_is_one_everywhere() {

@@ -24,6 +24,19 @@ pub struct HostFile {
     /// Reserved spans.
     #[serde(default)]
     pub regions: Vec<ReservedSpan>,
+    /// Folders of file systems that map their medium directly.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fsdax: Vec<FsdaxFolder>,
+}
+
+/// A folder with the slices of a region as its files.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FsdaxFolder {
+    /// The region's name.
+    pub name: String,
+    /// The folder, root's alone (mode 0700), on an ext4 file system that is mounted with `dax`.
+    pub folder: PathBuf,
 }
 
 /// Memory that `mem=` or `memmap=` keeps from the kernel.

@@ -12,6 +12,7 @@ mod dax;
 mod discover;
 mod egm;
 mod facts;
+mod fsdax;
 mod host_file;
 pub mod iomem;
 mod read;
@@ -26,7 +27,7 @@ pub use discover::Survey;
 pub(crate) use facts::near_node;
 pub use facts::{HostFacts, Node, Pool};
 pub(crate) use host_file::nearest;
-pub use host_file::{HostFile, HostFileError, ReservedSpan};
+pub use host_file::{FsdaxFolder, HostFile, HostFileError, ReservedSpan};
 pub use refused::{Reason, Refused};
 pub use srat::Affinity;
 
@@ -58,6 +59,14 @@ pub enum RegionKind {
         /// The files that slices are.
         #[serde(default, skip_serializing_if = "DaxFiles::is_default")]
         files: DaxFiles,
+    },
+    /// A folder of a file system that maps its medium directly (fsdax): struct pages, a file per slice.
+    Fsdax {
+        /// The folder, which is the ledger's alone.
+        folder: PathBuf,
+        /// Number of its file system, major and minor, by which a later opening knows it again.
+        #[serde(default)]
+        device: (u32, u32),
     },
     /// The hugetlb pool of one node: a pool, its pages come zeroed.
     Hugetlb,
@@ -94,6 +103,7 @@ impl RegionKind {
             Self::Egm { .. } => "egm",
             Self::Reserved { .. } => "reserved",
             Self::Devdax { .. } => "devdax",
+            Self::Fsdax { .. } => "fsdax",
             Self::Hugetlb => "hugetlb",
             Self::Memfd => "memfd",
             Self::GuestMemfd => egm_config::GUEST_MEMFD,
@@ -115,13 +125,25 @@ impl RegionKind {
     /// Whether all slices are one file, so that the holder of one slice's descriptor can map the others.
     #[must_use]
     pub const fn shares_file(&self) -> bool {
-        !self.is_pool() && !self.has_slice_devices()
+        !self.is_pool() && !self.has_slice_devices() && !self.has_slice_files()
     }
 
     /// Whether each slice is a device of its own: [`DaxFiles::PerSlice`].
     #[must_use]
     pub const fn has_slice_devices(&self) -> bool {
         matches!(self, Self::Devdax { files: DaxFiles::PerSlice, .. })
+    }
+
+    /// Whether each slice is a file with a name, which outlives its owner.
+    #[must_use]
+    pub const fn has_slice_files(&self) -> bool {
+        matches!(self, Self::Fsdax { .. })
+    }
+
+    /// Whether an offset is the same memory for every owner, so that a bad page has one.
+    #[must_use]
+    pub const fn has_places(&self) -> bool {
+        self.keeps_bytes() && !self.has_slice_files()
     }
 
     /// Whether an earlier owner's bytes stay until they are overwritten.

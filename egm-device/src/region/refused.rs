@@ -116,6 +116,32 @@ pub enum Reason {
         /// The driver, where it has one.
         driver: Option<String>,
     },
+    /// A folder that users other than root can reach into.
+    #[error("{0} belongs to user {uid} with mode {mode:#o}: chown root {0} && chmod 700 {0}", path.display())]
+    NotRoots {
+        /// The folder.
+        path: PathBuf,
+        /// Its owner.
+        uid: u32,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// A folder of another region's file system: both would count the same free bytes.
+    #[error("{} lies on the file system of region {other:?}: give each region its own", path.display())]
+    SameFileSystem {
+        /// The folder.
+        path: PathBuf,
+        /// The region that has it.
+        other: String,
+    },
+    /// A folder of a file system that does not keep slices as they are.
+    #[error("{} lies on {found}: a region needs ext4 that is mounted with \"dax\" (mount -o dax)", path.display())]
+    NotFsdax {
+        /// The folder.
+        path: PathBuf,
+        /// What its file system is.
+        found: String,
+    },
 }
 
 /// Serializes the error's message.

@@ -206,4 +206,7 @@ impl Backing for Part {
     fn is_invisible(&self) -> bool {
         true
     }
+    fn outlives_power(&self) -> bool {
+        false
+    }
 }

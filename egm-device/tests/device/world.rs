@@ -67,6 +67,9 @@ impl egm_device::Backing for Window {
     fn is_invisible(&self) -> bool {
         false
     }
+    fn outlives_power(&self) -> bool {
+        false
+    }
 }
 
 pub(crate) struct World {

@@ -11,5 +11,6 @@ mod faults;
 mod in_flight;
 mod in_use;
 mod retired;
+mod slice_files;
 mod states;
 mod trust;

@@ -25,4 +25,7 @@ impl Backing for Window {
     fn is_invisible(&self) -> bool {
         true
     }
+    fn outlives_power(&self) -> bool {
+        false
+    }
 }

@@ -149,8 +149,8 @@ pub(super) enum OneOrMore {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct EgmFile {
-    /// The host's region by its name, or by its kind: "egm", "reserved", "devdax", "hugetlb"; a list is tried in its
-    /// order. "guest-memfd" is memory of the machine's own VM, from Linux 6.18 on. "local", also called "memfd", is memory of
+    /// The host's region by its name, or by its kind: "egm", "reserved", "devdax", "fsdax", "hugetlb"; a list is
+    /// tried in its order. "guest-memfd" is memory of the machine's own VM, from Linux 6.18 on. "local", also called "memfd", is memory of
     /// the process itself, which every host has.
     pub(super) region: OneOrMore,
     /// Bytes: a multiple of its page size and of 2 MiB.

@@ -351,7 +351,8 @@ impl Report for PlanError {
             }
             Self::VcpuNode { .. } => "name it in the \"cpus\" of a node".to_owned(),
             Self::Region { region, known, .. } => {
-                let kinds = ["egm", "reserved", "devdax", "hugetlb", "guest-memfd", "memfd", "local"];
+                let kinds =
+                    ["egm", "reserved", "devdax", "fsdax", "hugetlb", "guest-memfd", "memfd", "local"];
                 let names = known.iter().map(String::as_str).chain(kinds);
                 let meant = nearest(region, names).filter(|near| near != region);
                 let question = meant.map_or_else(String::new, |near| format!("did you mean \"{near}\"? "));

@@ -128,6 +128,7 @@ pub(super) fn decide(
     if hosts.is_empty() && !takes_functions(spec, facts) {
         return Ok(Decided { functions: Vec::new(), passthrough: None, notes: Vec::new() });
     }
+    check_pins(wanted, facts, backings)?;
     let (interface, why) = interface(spec, facts, &hosts, backings)?;
     let mut notes: Vec<String> = hosts.iter().filter_map(|host| unusable(facts, host)).collect();
     let lends = lends_bars(interface, facts);
@@ -219,6 +220,26 @@ fn unusable(facts: &Facts, host: &HostFunction) -> Option<String> {
 fn is_invisible(backing: &BackingPlan, facts: &Facts) -> bool {
     region(backing, facts)
         .is_some_and(|region| matches!(region.kind, RegionKind::Egm { .. } | RegionKind::Reserved { .. }))
+}
+
+/// Refuses guest memory that no function of the host can reach: files of DAX file systems have no long-term pins.
+fn check_pins(wanted: &[Wanted<'_>], facts: &Facts, backings: &[BackingPlan]) -> Result<(), PassedRule> {
+    for backing in backings.iter().filter(|backing| !backing.device) {
+        let Some(region) = region(backing, facts).filter(|region| region.kind.has_slice_files()) else {
+            continue;
+        };
+        let passed = wanted.iter().find(|one| one.host.is_some());
+        let what = passed.map_or_else(
+            || "a function that is plugged into a spare port".to_owned(),
+            |one| format!("device \"{}\"", one.device.id),
+        );
+        return Err(PassedRule::FsdaxMemory {
+            what,
+            backing: backing.id.clone(),
+            region: region.name.clone(),
+        });
+    }
+    Ok(())
 }
 
 /// The region that a backing is of, where it is of one.

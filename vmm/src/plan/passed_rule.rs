@@ -88,6 +88,19 @@ pub enum PassedRule {
         /// Its region.
         region: String,
     },
+    /// Host functions with memory that the kernel pins for no DMA.
+    #[error(
+        "{what} reaches guest memory by DMA, and {backing} is of region {region}: the kernel pins no page of a file on a DAX \
+         file system (EOPNOTSUPP)"
+    )]
+    FsdaxMemory {
+        /// `device "gpu0"`.
+        what: String,
+        /// The backing.
+        backing: String,
+        /// Its region.
+        region: String,
+    },
     /// A vfio-user server, and memory that cannot be shared with it.
     #[error(
         "device \"{device}\": a vfio-user server is lent memory as a file, and {backing} is of region {region}, whose file is all of it"
@@ -172,6 +185,9 @@ impl PassedRule {
             }
             Self::Interfaces { .. } => "give both the same \"backend\", or leave it out",
             Self::IommufdMemory { .. } => "set \"backend\" to \"legacy\" or leave it out",
+            Self::FsdaxMemory { .. } => {
+                "take the slice from \"devdax\", or leave host functions and \"spare\" of \"pcie\" out"
+            }
             Self::ServerMemory { .. } => "take the slice from \"memfd\" or \"hugetlb\", or remove the device",
             Self::Nodes { .. } => "give \"nodes\" of \"memory\" smaller ids: those of GPUs come after the last of them",
             Self::Clique { .. } => "leave \"clique\" out",

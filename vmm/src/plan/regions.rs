@@ -246,6 +246,9 @@ fn lacks(kind: &str) -> &'static str {
         "egm" => "nothing is lost",
         "reserved" => "no GPU reaches it at link speed",
         "devdax" => "no GPU reaches it at link speed, and the host kernel has struct pages for it",
+        "fsdax" => {
+            "no GPU reaches it at link speed, no host function by DMA, and the host kernel has struct pages for it"
+        }
         "hugetlb" => "no GPU reaches it at link speed, and the host kernel sees it",
         GUEST_MEMFD => {
             "no GPU reaches it at link speed, the host kernel sees it, its pages are small, and one that goes bad ends the \

@@ -95,6 +95,9 @@ impl Backing for Taken {
     fn is_invisible(&self) -> bool {
         self.backing().is_invisible()
     }
+    fn outlives_power(&self) -> bool {
+        self.backing().outlives_power()
+    }
 }
 
 /// Why a machine does not have its slices.

@@ -75,6 +75,11 @@ fn check_device(region: &Region) -> Result<(), Unable> {
             check_capability(CapabilitySet::SYS_RAWIO, "CAP_SYS_RAWIO", purpose)?;
             device
         }
+        RegionKind::Fsdax { folder, .. } => {
+            let purpose = "keep tenants from changing the files of their slices";
+            check_capability(CapabilitySet::LINUX_IMMUTABLE, "CAP_LINUX_IMMUTABLE", purpose)?;
+            folder
+        }
         RegionKind::Devdax { device, files: DaxFiles::PerSlice } => &create_attribute(device),
         RegionKind::Egm { device } | RegionKind::Devdax { device, .. } => device,
         RegionKind::Hugetlb | RegionKind::Memfd | RegionKind::GuestMemfd => return Ok(()),

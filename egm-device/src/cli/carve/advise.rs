@@ -213,7 +213,7 @@ fn command_line(steps: &mut Steps, remove: &[String], words: &[String]) {
 
 fn host_file(regions: &[ReservedSpan]) -> String {
     // Strings and numbers only, so the value always has a JSON form.
-    let file = HostFile { description: String::new(), regions: regions.to_vec() };
+    let file = HostFile { regions: regions.to_vec(), ..HostFile::default() };
     serde_json::to_string_pretty(&file).unwrap_or_default()
 }
 

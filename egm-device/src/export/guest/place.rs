@@ -33,7 +33,8 @@ pub(super) fn source<'s>(
                     return Ok((own(page, nodes), Some(region)));
                 }
                 RegionKind::Memfd => return Ok((own(slice.page_size, slice.host_nodes.clone()), None)),
-                RegionKind::GuestMemfd => {}
+                // Only the ledger makes the files of slices.
+                RegionKind::GuestMemfd | RegionKind::Fsdax { .. } => {}
                 // Only the broker creates the devices of its slices.
                 kind if kind.has_slice_devices() => {}
                 RegionKind::Egm { device }

@@ -349,6 +349,31 @@ fn nccl_is_told_the_host_s_tree_under_the_guest_s_addresses() {
     assert!(xml(&spec).contains("<pci busid=\"ffff:11:00.0\" class=\"0x060400\""), "{}", xml(&spec));
 }
 
+#[test]
+fn a_file_of_a_dax_file_system_is_refused_beside_a_function_and_beside_spare_ports() {
+    let (mut spec, mut facts) = three_gpus();
+    facts.regions.push(region(
+        "pmem",
+        RegionKind::Fsdax { folder: "/mnt/pmem/egm".into(), device: (259, 0) },
+        8,
+    ));
+    spec.egm = vec![EgmSlice { regions: vec!["fsdax".to_owned()], ..slice(1, 4 * GIB) }];
+    let refused = plan(&spec, &facts).unwrap_err();
+    assert_eq!(refused.blame(), Blame::Configuration);
+    let said = refused.to_string();
+    assert!(
+        said.starts_with("device \"vfio0\" reaches guest memory by DMA") && said.contains("pmem"),
+        "{said}"
+    );
+    assert!(refused.help().unwrap().contains("\"devdax\""));
+    spec.devices.clear();
+    assert!(plan(&spec, &facts).is_ok());
+    let (window64, window32) = (ByteSize::new(512 * GIB), ByteSize::new(16 * MIB));
+    spec.pcie.spare = Some(SparePorts { ports: 2, window64, window32 });
+    facts.iommu = Probe::Present(Iommu { groups: 9, iommufd: true });
+    assert!(plan(&spec, &facts).unwrap_err().to_string().contains("plugged into a spare port"));
+}
+
 /// A machine with a network device and two spare ports.
 fn with_spare(facts: &Facts) -> (Spec, Plan) {
     let mut spec = spec(vec![node(0, 4 * GIB, "0-3")]);

@@ -1,0 +1,125 @@
+//! Slices that are files of their own: what a return does with the file, and what a bad page of it means.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use egm_address::{Offset, Span};
+use egm_device::Backing;
+use egm_device::backing::BackingError;
+use egm_device::free::{Evidence, Hold};
+use egm_device::ledger::record::Use;
+use egm_device::ledger::{GrantError, Memory, UnretireError, Watch};
+use egm_device::owner::Owner;
+use egm_device::region::{Region, RegionKind, Slice};
+use rustix::fs::OFlags;
+
+use crate::common::{PAGE, Window, ledger, region, request, set};
+
+/// Files on any medium in the place of a folder of fsdax.
+struct Files {
+    folder: PathBuf,
+    /// Whether the kernel refers to a page.
+    is_busy: bool,
+    calls: Mutex<Vec<&'static str>>,
+}
+
+impl Files {
+    fn new(folder: &Path, is_busy: bool) -> Arc<Self> {
+        Arc::new(Self { folder: folder.to_owned(), is_busy, calls: Mutex::default() })
+    }
+
+    fn path(&self, slice: &Slice) -> PathBuf {
+        self.folder.join(format!("{:x}", slice.offset))
+    }
+
+    fn window(slice: &Slice, file: File) -> Box<dyn Backing> {
+        Box::new(Window(file, 0, slice.size.get()))
+    }
+}
+
+impl Memory for Files {
+    fn open(&self, _: &Region, slice: &Slice, _: &Watch<'_>) -> Result<Box<dyn Backing>, BackingError> {
+        let path = self.path(slice);
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path).unwrap();
+        file.set_len(slice.size.get()).unwrap();
+        Ok(Self::window(slice, file))
+    }
+
+    fn reopen(&self, _: &Region, slice: &Slice, _: &Watch<'_>) -> Result<Box<dyn Backing>, BackingError> {
+        let flags = i32::try_from(OFlags::PATH.bits()).unwrap();
+        let name = OpenOptions::new().read(true).custom_flags(flags).open(self.path(slice)).unwrap();
+        Ok(Self::window(slice, name))
+    }
+
+    fn renew(&self, region: &Region, slice: &Slice, _: &Watch<'_>) -> Result<Box<dyn Backing>, BackingError> {
+        if self.is_busy {
+            let evidence = vec![Evidence { hold: Hold::BusyPages, pid: None, program: String::new() }];
+            let bytes = Span::new(Offset::new(slice.offset), slice.size.get()).unwrap();
+            return Err(BackingError::InUse { evidence, region: region.name.clone(), bytes });
+        }
+        let file = OpenOptions::new().read(true).write(true).open(self.path(slice)).unwrap();
+        Ok(Self::window(slice, file))
+    }
+
+    fn release(&self, _: &Region, _: &Slice) {
+        self.calls.lock().unwrap().push("delete");
+    }
+
+    fn set_aside(&self, _: &Region, _: &Slice) -> Result<(), BackingError> {
+        self.calls.lock().unwrap().push("set aside");
+        Ok(())
+    }
+}
+
+/// A region of 8 pages, each slice of which is a file in `folder`.
+fn files(folder: &Path) -> Region {
+    let kind = RegionKind::Fsdax { folder: folder.to_owned(), device: (0, 0) };
+    Region { kind, ..region(folder, 8).0 }
+}
+
+#[test]
+fn a_slice_with_busy_pages_is_quarantined_and_keeps_its_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let (region, memory) = (files(folder.path()), Files::new(folder.path(), true));
+    let ledger = ledger(folder.path());
+    let shared: Arc<dyn Memory> = memory.clone();
+    let lease = ledger.grant_from(&shared, &region, &request("a", 4), &Watch::nobody()).unwrap();
+    let GrantError::StillUsed { evidence, .. } = lease.give_back(&Watch::nobody()).unwrap_err() else {
+        panic!("another error");
+    };
+    assert_eq!(evidence[0].hold, Hold::BusyPages);
+    assert_eq!(memory.calls.lock().unwrap().len(), 0);
+    let states = ledger.states(&region).unwrap();
+    assert_eq!((states.held.len(), states.held[0].usage), (1, Use::Quarantined));
+}
+
+#[test]
+fn a_file_with_a_bad_page_is_set_aside_and_no_offset_is_retired() {
+    let folder = tempfile::tempdir().unwrap();
+    let (region, memory) = (files(folder.path()), Files::new(folder.path(), false));
+    let ledger = ledger(folder.path());
+    let shared: Arc<dyn Memory> = memory.clone();
+    let granted = || ledger.grant_from(&shared, &region, &request("a", 4), &Watch::nobody()).unwrap();
+    let lease = granted();
+    // Bytes beyond a file's end raise SIGBUS, as those of bad pages do.
+    OpenOptions::new().write(true).open(memory.path(lease.slice())).unwrap().set_len(2 * PAGE).unwrap();
+    lease.retire(&set(3, 1)).unwrap();
+    lease.give_back(&Watch::nobody()).unwrap();
+    assert_eq!(*memory.calls.lock().unwrap(), ["set aside"]);
+    let states = ledger.states(&region).unwrap();
+    assert!(states.retired.spans().is_empty() && states.held.is_empty(), "{states:?}");
+    granted().give_back(&Watch::nobody()).unwrap();
+    assert_eq!(*memory.calls.lock().unwrap(), ["set aside", "delete"]);
+}
+
+#[test]
+fn bytes_of_files_are_not_unretired() {
+    let folder = tempfile::tempdir().unwrap();
+    let (region, memory) = (files(folder.path()), Files::new(folder.path(), false));
+    let ledger = ledger(folder.path());
+    let page = Span::new(Offset::new(0), PAGE).unwrap();
+    let refused = ledger.unretire(memory.as_ref(), &region, page, &Owner::this("test"), true).unwrap_err();
+    assert!(matches!(refused, UnretireError::SliceFiles { .. }), "{refused}");
+}
