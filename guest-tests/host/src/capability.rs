@@ -10,7 +10,7 @@ use crate::cache::Cache;
 use crate::emulator;
 
 /// Memory that the emulated host is given, in MiB.
-pub(crate) const L1_MEMORY_MIB: u64 = 9216;
+pub(crate) const L1_MEMORY_MIB: u64 = 9472;
 
 /// Where scenarios run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]

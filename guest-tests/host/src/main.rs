@@ -77,6 +77,7 @@ mod session;
 mod shard;
 mod skips;
 mod slice_device;
+mod slice_files;
 mod slice_owners;
 mod slices;
 mod tools;

@@ -55,8 +55,9 @@ pub(crate) const OF_ARM64: [&str; 12] = [
 ];
 
 /// Modules for the emulated host: its share, KVM on AMD, back ends of guests' devices, VFIO, injected errors,
-/// device-DAX. It has no drivers for the functions of guests, except one that binds any function it is assigned.
-pub(crate) const OF_L1: [&str; 19] = [
+/// device-DAX, and ext4 for fsdax. It has no drivers for the functions of guests, except one that binds any function it
+/// is assigned.
+pub(crate) const OF_L1: [&str; 21] = [
     "virtio_pci",
     "9pnet_virtio",
     "9p",
@@ -76,6 +77,8 @@ pub(crate) const OF_L1: [&str; 19] = [
     "dax_pmem",
     "device_dax",
     "dax_hmem",
+    "crc32c_generic",
+    "ext4",
 ];
 
 /// The paths of `wanted` and of all they depend on, each after its dependencies.

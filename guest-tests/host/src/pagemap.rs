@@ -11,6 +11,8 @@ use crate::frame::Fault;
 pub(crate) const PAGE: u64 = 4096;
 /// Suffix of the name of each mapping of guest memory.
 pub(crate) const GUEST_MEMORY: &str = "egm-vmm (deleted)";
+/// The folder of slices that are files, as `l1-init.sh` makes it.
+pub(crate) const SLICE_FILES: &str = " /mnt/pmem/egm/";
 
 /// The host physical address of the page that `process` has mapped at `at`, a page's start, if there is one.
 pub(crate) fn address(process: &Path, at: u64) -> Result<Option<u64>, Fault> {
@@ -62,7 +64,8 @@ fn slice(line: &str, size: u64) -> Option<u64> {
     let (from, to) = line.split_whitespace().next()?.split_once('-')?;
     let number = |text| u64::from_str_radix(text, 16).ok();
     let (from, to) = (number(from)?, number(to)?);
-    (line.contains(" rw-s ") && line.ends_with(GUEST_MEMORY) && to - from == size).then_some(from)
+    let is_memory = line.ends_with(GUEST_MEMORY) || line.contains(SLICE_FILES);
+    (line.contains(" rw-s ") && is_memory && to - from == size).then_some(from)
 }
 
 #[cfg(test)]

@@ -2,14 +2,16 @@
 //!
 //! Reason: `read` of `/dev/mem` stops at the end of the kernel's own memory; only a mapping shows the memory above.
 //! It guarantees: every request for a word reads it from the memory itself, once.
-#![expect(unsafe_code, reason = "mmap, and memory that others write to")]
+#![expect(unsafe_code, reason = "mmap, vmsplice, and memory that others write to")]
 
 use std::ffi::c_void;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::pipe::{IoSliceRaw, SpliceFlags, vmsplice};
 
 /// Bytes in a word.
 const WORD: usize = size_of::<u64>();
@@ -55,6 +57,15 @@ impl Physical {
         // SAFETY: inside the mapping, which may be written, and aligned; others read it, hence volatile.
         unsafe { ptr::write_volatile(word, value) };
         Some(())
+    }
+
+    /// Puts the first page into `pipe`, which then refers to the memory itself, and not to a copy.
+    pub(crate) fn share_page(&self, pipe: impl AsFd) -> io::Result<usize> {
+        let page = rustix::param::page_size().min(self.mapped);
+        // SAFETY: the bytes lie in the mapping, which outlives the slice; only their address is used.
+        let bytes = unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast::<u8>(), page) };
+        // SAFETY: the page is a shared file's, so readers of the pipe expect that others write to it.
+        Ok(unsafe { vmsplice(pipe, &[IoSliceRaw::from_slice(bytes)], SpliceFlags::empty()) }?)
     }
 
     /// Address of the range in this process.

@@ -15,12 +15,13 @@ const REFERENCE_MIB: u64 = 1024;
 /// Linux with interrupt remapping panics ("timer doesn't work").
 const PERIODIC: &str = "nohz=off highres=off no_timer_check";
 
-/// Split of 8 of the emulated host's 9 GiB. `egm-device carve advise --hypervisor 5GiB --how memmap=1GiB,dax=1GiB,mem`
-/// prints it: 1 GiB is reserved, 1 GiB persistent, 1 GiB hidden (named in `configs/host/lab-x86_64.json`). The last GiB
-/// is reserved like EFI's "specific purpose" memory: a device-DAX region that can be split into devices. With
-/// `iomem=relaxed` the lab can read memory that a driver holds.
-const SPLIT: &str =
-    "mem=7G memmap=1G$7G memmap=1G!8G memmap=1G%10G+0xefffffff dax_hmem.region_idle=1 iomem=relaxed";
+/// Split of 8 of the emulated host's 9.25 GiB. `egm-device carve advise --hypervisor 5GiB --how memmap=1GiB,dax=1GiB,mem`
+/// prints it: 1 GiB is reserved, 1 GiB persistent, 1 GiB hidden (named in `configs/host/lab-x86_64.json`). The next GiB
+/// is reserved like EFI's "specific purpose" memory: a device-DAX region that can be split into devices. The last
+/// 256 MiB are persistent memory for a DAX file system. With `iomem=relaxed` the lab can read memory that a driver
+/// holds.
+const SPLIT: &str = "mem=7G memmap=1G$7G memmap=1G!8G memmap=1G%10G+0xefffffff memmap=256M!11G \
+                     dax_hmem.region_idle=1 iomem=relaxed";
 
 /// Functions for guests, each in its own IOMMU group except the pair. edu is a DMA engine; ivshmem's BAR 2 is memory
 /// that it can reach.

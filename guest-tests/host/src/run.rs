@@ -317,7 +317,7 @@ impl Runner {
 /// The steps of a scenario that is more than boots of one machine.
 fn steps(scenario: &Scenario) -> Option<Teller> {
     let of_slices = match scenario.tale {
-        Tale::Owned => slices::run,
+        Tale::Owned | Tale::File => slices::run,
         Tale::BadPage => bad_page::run,
         Tale::Lent => lent::run,
         Tale::Own => own_memory::run,

@@ -17,7 +17,7 @@ use crate::slices;
 /// Socket of the server.
 const SOCKET: &str = "/run/egm-slice.sock";
 /// Memory that `mem=` and `memmap=` hide (`/dev/mem`), device-DAX as one file and split, huge pages, and KVM's own.
-const KINDS: [&str; 6] = ["mem", "memmap", "dax0.0", "dax1", "hugetlb", "guest-memfd"];
+const KINDS: [&str; 6] = ["mem", "memmap", "dax0.0", "dax2", "hugetlb", "guest-memfd"];
 /// The region of which a server has a slice by the ledger.
 const LEASED: &str = "mem";
 

@@ -18,16 +18,17 @@ use crate::frame::{Fault, Frame, Step};
 use crate::physical::Physical;
 use crate::run::Runner;
 use crate::served::serve;
+use crate::slice_files::{self, CHANGE, KEEP};
 use crate::slices::{self, Inherited, PATIENCE, physical};
 
 /// The owners: user and the word that each writes.
-const OWNERS: [(u32, u64); 2] = [(4001, 0x9d3c_51e8_f00b_6a27), (4002, 0x5ae1_0c97_26d4_83bf)];
+pub(crate) const OWNERS: [(u32, u64); 2] = [(4001, 0x9d3c_51e8_f00b_6a27), (4002, 0x5ae1_0c97_26d4_83bf)];
 /// Bytes of a slice.
-const SIZE: u64 = 64 << 20;
+pub(crate) const SIZE: u64 = 64 << 20;
 /// Devices of all device-DAX regions.
 const DEVICES: &str = "/sys/bus/dax/devices";
 /// Pause between two polls of devices: a busy loop would compete with the broker for an emulated host's one processor.
-const PAUSE: Duration = Duration::from_millis(20);
+pub(crate) const PAUSE: Duration = Duration::from_millis(20);
 /// Prefix of an owner's output.
 const OWNER: &str = "owner: ";
 
@@ -60,7 +61,7 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     Ok(())
 }
 
-fn write_policy(path: &Path, region: &str) -> Result<(), LabError> {
+pub(crate) fn write_policy(path: &Path, region: &str) -> Result<(), LabError> {
     let users = OWNERS.map(|(user, _)| user);
     let rules = [0].iter().chain(&users).map(|user| {
         serde_json::json!({ "name": format!("user-{user}"), "user": user, "regions": [region], "quota": "1GiB" })
@@ -70,19 +71,25 @@ fn write_policy(path: &Path, region: &str) -> Result<(), LabError> {
 }
 
 /// An owner process, from the host's side.
-struct Owner {
+pub(crate) struct Owner {
     child: Child,
-    input: Option<ChildStdin>,
+    pub(crate) input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
-    mark: u64,
-    /// Path of its slice's device.
-    device: PathBuf,
+    pub(crate) mark: u64,
+    /// Path of its slice's device or file.
+    pub(crate) device: PathBuf,
     /// Host physical address and bytes of that device.
     span: Result<(u64, u64), String>,
 }
 
 impl Owner {
-    fn start(runner: &Runner, region: &str, socket: &Path, user: u32, mark: u64) -> Result<Self, LabError> {
+    pub(crate) fn start(
+        runner: &Runner,
+        region: &str,
+        socket: &Path,
+        user: u32,
+        mark: u64,
+    ) -> Result<Self, LabError> {
         let program = &runner.tools.device;
         let mut command = Command::new(program);
         command.args(["carve", "grant", "--region", region, "--size", &SIZE.to_string(), "--broker"]);
@@ -99,7 +106,7 @@ impl Owner {
     }
 
     /// The text after [`OWNER`] on the next line that has it.
-    fn line(&mut self) -> io::Result<String> {
+    pub(crate) fn line(&mut self) -> io::Result<String> {
         let mut line = String::new();
         loop {
             line.clear();
@@ -138,7 +145,7 @@ impl Owner {
     }
 
     /// The owner can neither open `device` nor read beyond its own memory.
-    fn cannot_reach(&mut self, device: &Path) -> Step {
+    pub(crate) fn cannot_reach(&mut self, device: &Path) -> Step {
         let input = self.input.as_mut().ok_or("the owner has ended")?;
         writeln!(input, "{}", device.display())?;
         match self.line()?.as_str() {
@@ -147,7 +154,7 @@ impl Owner {
         }
     }
 
-    fn end(&mut self) -> Step {
+    pub(crate) fn end(&mut self) -> Step {
         drop(self.input.take());
         let status = self.child.wait()?;
         if status.success() { Ok(()) } else { Err(Fault::Untrue(format!("an owner ended with {status}"))) }
@@ -231,7 +238,13 @@ pub(crate) fn own(mark: u64) -> Result<(), LabError> {
     println!("{OWNER}{}", device.map_err(error)?.display());
     for line in io::stdin().lines() {
         let path = line.map_err(error)?;
-        println!("{OWNER}{}", reached(&file, offset.saturating_add(size), Path::new(&path)));
+        let end = offset.saturating_add(size);
+        let answer = match path.as_str() {
+            CHANGE => slice_files::changed(&file, end),
+            KEEP => slice_files::kept(&memory)?,
+            path => reached(&file, end, Path::new(path)),
+        };
+        println!("{OWNER}{answer}");
     }
     Ok(())
 }

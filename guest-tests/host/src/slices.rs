@@ -20,7 +20,7 @@ use crate::physical::Physical;
 use crate::pool::Pool;
 use crate::process::{Ending, Limit, Reaction, watch};
 use crate::run::{Machine, Runner};
-use crate::scenarios::{Scenario, Tale};
+use crate::scenarios::Scenario;
 
 /// Pages of 2 MiB that a hugetlb slice needs.
 const HUGE_PAGES: u64 = 264;
@@ -61,7 +61,7 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     let fault = (ending != Ending::Signal(9)).then(|| format!("{ending:?}, not killed"));
     frame.cases.push(case("killed", fault, 0));
     frame.step("dirty", || dirty(at));
-    frame.step("scrubbed", || scrubbed(runner, region, at));
+    frame.step("scrubbed", || scrubbed(runner, region, scenario.tale.slice(), at));
     let used = Scenario { words: "egm.checks=numa,egm_pattern", ..*scenario };
     let machine = runner.machine(&used, report)?;
     let boot = runner.boot(&used, &machine, report)?;
@@ -70,6 +70,8 @@ pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
     if host.is_some() {
         frame.step("returned", || zeros(host));
         frame.step("invisible", || invisible(host, total));
+    } else if frame.pool.is_none() {
+        frame.step("not the kernel's", || outside(at, total));
     } else {
         let whole = frame.pool.as_ref().map_or(Ok(()), pool_is_whole);
         frame.step("returned", || whole);
@@ -197,8 +199,8 @@ fn dirty(address: Option<u64>) -> Step {
 }
 
 /// The next owner finds zeros from end to end, and the word at `address` is then zero.
-fn scrubbed(runner: &Runner, region: &str, address: Option<u64>) -> Step {
-    next_finds_zeros(runner, region, Tale::Owned.slice())?;
+fn scrubbed(runner: &Runner, region: &str, size: &str, address: Option<u64>) -> Step {
+    next_finds_zeros(runner, region, size)?;
     let address = address.ok_or(NO_BEAT)?;
     match HostWords::at(address)?.word(8) {
         Some(0) => Ok(()),
@@ -234,6 +236,16 @@ fn pool_is_whole(pool: &Pool) -> Step {
 /// A pool that has room for a hugetlb slice.
 pub(crate) fn pool() -> Result<Pool, LabError> {
     Pool::resize(2 << 10, HUGE_PAGES)
+}
+
+/// `address` is not in RAM of the host's kernel, before or after.
+fn outside(address: Option<u64>, before: u64) -> Step {
+    let address = address.ok_or(NO_BEAT)?;
+    let (iomem, total) = (fs::read_to_string("/proc/iomem")?, meminfo("MemTotal")?);
+    if total == before && !ram(&iomem).any(|(_, from, to)| (from..to).contains(&address)) {
+        return Ok(());
+    }
+    Err(Fault::Untrue(format!("MemTotal is {total}, it was {before}; {address:#x} is RAM or not: {iomem}")))
 }
 
 /// `address` is in RAM of the host's kernel, which counts that RAM before and after.

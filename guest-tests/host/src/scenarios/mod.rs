@@ -171,6 +171,8 @@ impl GraceKernel {
 pub(crate) enum Tale {
     /// It is used, exclusive, scrubbed, returned.
     Owned,
+    /// The same of a file of a file system, which has little room.
+    File,
     /// A page of it goes bad.
     BadPage,
     /// A broker grants it and its neighbour.
@@ -188,7 +190,7 @@ impl Tale {
             Self::Owned | Self::BadPage => "528MiB",
             Self::Lent => "342MiB",
             // Base pages, each a nested page fault of its own under emulation.
-            Self::Own => "128MiB",
+            Self::Own | Self::File => "128MiB",
             Self::Device => "24MiB",
         }
     }
@@ -247,6 +249,7 @@ pub(crate) const ALL: &[Scenario] = &[
     slices::DEVDAX,
     slices::DEVDAX_OWNERS,
     slices::DEVDAX_OWNED,
+    slices::FSDAX,
     slices::HUGETLB,
     slices::MEMFD,
     slices::GUEST_MEMFD,

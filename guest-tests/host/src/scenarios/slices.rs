@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{PLAIN, Scenario, Tale};
 use crate::judge::Expected;
-use crate::{slice_device, slice_owners};
+use crate::{slice_device, slice_files, slice_owners};
 
 /// Every byte of a slice is written and read twice, under emulation.
 const DEADLINE: Duration = Duration::from_secs(400);
@@ -43,7 +43,7 @@ pub(super) const DEVDAX: Scenario = Scenario {
 pub(super) const DEVDAX_OWNERS: Scenario = Scenario {
     name: "slice-devdax-owners",
     story: "slices of one device-DAX region have a device each: two users and a server reach their own alone, then all are removed",
-    region: Some("dax1"),
+    region: Some("dax2"),
     tell: Some(slice_owners::run),
     deadline: DEADLINE,
     ..PLAIN
@@ -53,9 +53,20 @@ pub(super) const DEVDAX_OWNERS: Scenario = Scenario {
 pub(super) const DEVDAX_OWNED: Scenario = Scenario {
     name: "slice-devdax-device",
     story: "a slice with a device-DAX device of its own: used, exclusive, scrubbed, returned",
-    region: Some("dax1"),
+    region: Some("dax2"),
     long: true,
     ..DEVDAX
+};
+
+/// Files of a file system that maps persistent memory directly.
+pub(super) const FSDAX: Scenario = Scenario {
+    name: "slice-fsdax",
+    story: "a slice is a file of a DAX file system: used, exclusive, scrubbed, returned; two users reach their own alone",
+    region: Some("pmem"),
+    tale: Tale::File,
+    tell: Some(slice_files::run),
+    deadline: DEADLINE,
+    ..PLAIN
 };
 
 /// Huge pages of node 0.

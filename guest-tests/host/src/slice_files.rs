@@ -1,0 +1,268 @@
+//! Slices of a file system that maps persistent memory directly: a guest's, a server's, then those of two users of a broker.
+//!
+//! Each has a file of its own, which its owner neither changes nor looks past. What a scrub leaves is looked for in the whole
+//! medium behind the back of the file system, through `/dev/mem`.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::broker::Broker;
+use crate::error::LabError;
+use crate::frame::{Fault, Frame, Step};
+use crate::pagemap;
+use crate::physical::Physical;
+use crate::run::Runner;
+use crate::served::serve;
+use crate::slice_owners::{OWNERS, Owner, PAUSE, SIZE, write_policy};
+use crate::slices::{self, PATIENCE, output, physical};
+
+/// The persistent memory of the file system, as `/proc/iomem` names what `memmap=nn!ss` makes.
+const PERSISTENT: &str = "Persistent Memory (legacy)";
+/// What an owner is asked to try with its own file.
+pub(crate) const CHANGE: &str = "change";
+/// Request to an owner to leave a page of its slice in a pipe.
+pub(crate) const KEEP: &str = "keep";
+/// The word of the owner that does so.
+const KEPT: u64 = 0x71c3_0e9a_84fd_2b56;
+/// Keeps standard input, and no other descriptor: those of the slice and of its grant are inherited.
+const ALONE: &str =
+    "cd /proc/self/fd; for fd in *; do [ $fd -le 2 ] || eval \"exec $fd>&-\"; done; exec sleep 100000";
+/// Switch of leases of files.
+const LEASES: &str = "/proc/sys/fs/leases-enable";
+
+/// The guest's part, and the owners'.
+pub(crate) fn run(frame: &mut Frame<'_>) -> Result<(), LabError> {
+    slices::run(frame)?;
+    let Frame { runner, region, report, .. } = *frame;
+    let (socket, policy) = (runner.work.join("broker.sock"), report.join("policy.json"));
+    fs::create_dir_all(&runner.work).map_err(LabError::file("make", &runner.work))?;
+    write_policy(&policy, region)?;
+    frame.step("no file before", || wait_for_files(0));
+    frame.step("a server has its own", || a_server_has_its_own(runner, region));
+    let broker = Broker::start(runner, region, &socket, report, Some(&policy))?;
+    let mut keeper = Owner::start(runner, region, &socket, OWNERS[0].0, KEPT)?;
+    let mut pipe = None;
+    frame.step("a page in a pipe", || {
+        pipe = Some(keeper.keeps_a_page()?);
+        keeper.end()
+    });
+    let [one, other] = OWNERS.map(|(user, mark)| Owner::start(runner, region, &socket, user, mark));
+    let (mut one, mut other) = (one?, other?);
+    let (of_one, of_other) = (one.device.clone(), other.device.clone());
+    frame.step("a file each", || has_files(&[&of_one, &of_other]));
+    frame.step("own memory", || [&one, &other].into_iter().try_for_each(|owner| marks(owner.mark, 2)));
+    frame.step("not the other's", || one.cannot_reach(&of_other).and_then(|()| other.cannot_reach(&of_one)));
+    frame.step("no other size", || {
+        one.cannot_change().and_then(|()| other.cannot_change())?;
+        [&of_one, &of_other].into_iter().try_for_each(|file| is_whole(file))
+    });
+    frame.step("busy pages", || is_quarantined(runner, &keeper.device));
+    frame.step("free without them", || {
+        kill_process(pipe.ok_or("no process keeps a page")?, Signal::KILL)?;
+        wait_for_files(2)?;
+        marks(KEPT, 0)
+    });
+    frame.step("returned", || {
+        one.end()?;
+        wait_for_files(1)?;
+        marks(one.mark, 0)?;
+        marks(other.mark, 2)
+    });
+    // Nothing takes the other slice back when its owner ends.
+    drop(broker);
+    frame.step("left", || {
+        other.end()?;
+        is_left(runner, &of_other)?;
+        marks(other.mark, 2)
+    });
+    frame.step("scrubbed later", || {
+        let scrub = ["carve", "scrub", "--region", region];
+        let said = output(Command::new(&runner.tools.device).args(scrub))?;
+        if !said.status.success() {
+            return Err(Fault::Untrue(String::from_utf8_lossy(&said.stderr).into_owned()));
+        }
+        wait_for_files(0)?;
+        marks(other.mark, 0)
+    });
+    frame.step("no unretire", || {
+        refused(runner, &["ledger", "unretire", region, "0", "4KiB"], "a file with a bad page is set aside")
+    });
+    frame.step("not without leases", || {
+        fs::write(LEASES, "0")?;
+        let grant = ["carve", "grant", "--region", region, "--size", "2MiB", "--", "true"];
+        let step = refused(runner, &grant, "fs.leases-enable is 0");
+        fs::write(LEASES, "1")?;
+        step
+    });
+    Ok(())
+}
+
+/// The files of slices.
+fn files() -> Result<BTreeSet<PathBuf>, Fault> {
+    let folder = pagemap::SLICE_FILES.trim();
+    Ok(fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?)
+}
+
+/// The broker's scrub of idle memory makes files of its own, and deletes them.
+fn wait_for_files(count: usize) -> Step {
+    let begun = Instant::now();
+    loop {
+        let files = files()?;
+        if files.len() == count {
+            return Ok(());
+        }
+        if begun.elapsed() > PATIENCE {
+            return Err(Fault::Untrue(format!("the files of slices stay {files:?}, not {count}")));
+        }
+        std::thread::park_timeout(PAUSE);
+    }
+}
+
+fn has_files(wanted: &[&PathBuf; 2]) -> Step {
+    let all = files()?;
+    if wanted[0] != wanted[1] && wanted.iter().all(|file| all.contains(*file)) {
+        return Ok(());
+    }
+    Err(Fault::Untrue(format!("the owners have {wanted:?} of {all:?}")))
+}
+
+/// The file has all of its bytes and blocks.
+fn is_whole(file: &Path) -> Step {
+    let metadata = fs::metadata(file)?;
+    let blocks = std::os::unix::fs::MetadataExt::blocks(&metadata) * 512;
+    if metadata.len() == SIZE && blocks >= SIZE {
+        return Ok(());
+    }
+    Err(Fault::Untrue(format!("{} has {} bytes and {blocks} in blocks", file.display(), metadata.len())))
+}
+
+/// The medium has `mark` so many times.
+fn marks(mark: u64, count: usize) -> Step {
+    let iomem = fs::read_to_string("/proc/iomem")?;
+    let line = iomem.lines().rfind(|line| line.contains(PERSISTENT)).ok_or("no persistent memory")?;
+    let range = line.trim().split(' ').next().and_then(|range| range.split_once('-')).ok_or("no range")?;
+    let [first, last] = [range.0, range.1].map(|text| u64::from_str_radix(text, 16));
+    let (first, last) = (first?, last?);
+    let found = physical(first, last - first + 1)?.count(mark);
+    if found == count {
+        return Ok(());
+    }
+    Err(Fault::Untrue(format!("{found} words of an owner lie at {first:#x}..{last:#x}, not {count}")))
+}
+
+/// A slice that is a PCI function has a file as well, until its server ends.
+fn a_server_has_its_own(runner: &Runner, region: &str) -> Step {
+    let socket = runner.work.join("slice.sock");
+    let mut command = Command::new(&runner.tools.device);
+    command.args(["serve", "--region", region, "--pxm", "0", "--size", "24MiB", "--socket"]).arg(&socket);
+    let mut server = serve(command, Stdio::null())?;
+    let served = wait_for_files(1);
+    server.ask()?;
+    let code = server.wait()?;
+    served?;
+    if code != Some(0) {
+        return Err(Fault::Untrue(format!("the server's exit code is {code:?}")));
+    }
+    wait_for_files(0)
+}
+
+/// `egm-device ledger repair` finds `file`, which has no owner.
+fn is_left(runner: &Runner, file: &Path) -> Step {
+    let said = output(Command::new(&runner.tools.device).args(["ledger", "repair", "--json"]))?;
+    let repair: Value = serde_json::from_slice(&said.stdout)?;
+    let bytes = repair["files"][0]["bytes"].as_u64();
+    if file.exists() && bytes.is_some_and(|bytes| bytes >= SIZE) {
+        return Ok(());
+    }
+    Err(Fault::Untrue(format!("{} is there: {}, and the repair is {repair}", file.display(), file.exists())))
+}
+
+/// The broker quarantines the slice of `file`, because a pipe has a page of it: the file stays.
+fn is_quarantined(runner: &Runner, file: &Path) -> Step {
+    let begun = Instant::now();
+    loop {
+        let said = output(Command::new(&runner.tools.device).args(["ledger", "show", "--json"]))?;
+        let shown = String::from_utf8_lossy(&said.stdout).into_owned();
+        if !file.exists() {
+            return Err(Fault::Untrue(format!("{} is gone while a pipe has a page of it", file.display())));
+        }
+        if shown.contains("busy-pages") {
+            return Ok(());
+        }
+        // The broker waits for pages for 30 s first.
+        if begun.elapsed() > 2 * PATIENCE {
+            return Err(Fault::Untrue(format!("no page is busy: {shown}")));
+        }
+        std::thread::park_timeout(PAUSE);
+    }
+}
+
+/// Leaves a page of `memory` in a pipe that a process keeps without the slice's descriptor; returns its id.
+pub(crate) fn kept(memory: &Physical) -> Result<String, LabError> {
+    let error = |source| LabError::file("leave a page in", "a pipe")(source);
+    let (reader, writer) = io::pipe().map_err(error)?;
+    memory.share_page(&writer).map_err(error)?;
+    let mut command = Command::new("sh");
+    command.args(["-c", ALONE]).stdin(reader).stdout(Stdio::null()).stderr(Stdio::null());
+    Ok(command.spawn().map_err(error)?.id().to_string())
+}
+
+/// `egm-device` with these `arguments` fails, and names the reason.
+fn refused(runner: &Runner, arguments: &[&str], reason: &str) -> Step {
+    let said = output(Command::new(&runner.tools.device).args(arguments))?;
+    let error = String::from_utf8_lossy(&said.stderr);
+    if !said.status.success() && error.contains(reason) {
+        return Ok(());
+    }
+    Err(Fault::Untrue(format!("{arguments:?} ends with {}: {error}", said.status)))
+}
+
+/// What of its own file a process can change: size and blocks.
+pub(crate) fn changed(file: &File, size: u64) -> String {
+    let (whole, none) = (FallocateFlags::empty(), FallocateFlags::KEEP_SIZE);
+    let tries = [
+        ("truncates", file.set_len(0)),
+        ("extends", file.set_len(size.saturating_mul(2))),
+        ("punches", fallocate(file, FallocateFlags::PUNCH_HOLE | none, 0, 1 << 20).map_err(Into::into)),
+        ("zeroes", fallocate(file, FallocateFlags::ZERO_RANGE, 0, size).map_err(Into::into)),
+        ("collapses", fallocate(file, FallocateFlags::COLLAPSE_RANGE, 0, 1 << 20).map_err(Into::into)),
+        ("allocates", fallocate(file, whole, size, 1 << 20).map_err(Into::into)),
+        ("allocates beyond", fallocate(file, none, size, 1 << 20).map_err(Into::into)),
+        ("writes beyond", std::os::unix::fs::FileExt::write_all_at(file, b"x", size)),
+    ];
+    let done: Vec<_> = tries
+        .iter()
+        .filter(|(_, tried): &&(_, io::Result<()>)| tried.is_ok())
+        .map(|(what, _)| *what)
+        .collect();
+    if done.is_empty() { "refused".to_owned() } else { done.join(", ") }
+}
+
+impl Owner {
+    /// It leaves a page of its slice in a pipe; returns the process that keeps the pipe.
+    fn keeps_a_page(&mut self) -> Result<Pid, Fault> {
+        let input = self.input.as_mut().ok_or("the owner has ended")?;
+        writeln!(input, "{KEEP}")?;
+        let line = self.line()?;
+        let pid = line.parse().ok().and_then(Pid::from_raw);
+        pid.ok_or_else(|| Fault::Untrue(format!("an owner keeps no page: {line}")))
+    }
+
+    /// It cannot change the size or the blocks of its file.
+    fn cannot_change(&mut self) -> Step {
+        let input = self.input.as_mut().ok_or("the owner has ended")?;
+        writeln!(input, "{CHANGE}")?;
+        match self.line()?.as_str() {
+            "refused" => Ok(()),
+            done => Err(Fault::Untrue(format!("an owner of {} {done} it", self.device.display()))),
+        }
+    }
+}
