@@ -35,7 +35,7 @@ fn peer(uid: u32) -> Peer {
     Peer { uid, gids: vec![uid + 1000] }
 }
 
-/// The account of the user whose number is one more than the rule's.
+/// The account of rule 0 for user 1, of rule 1 for user 2, and so on.
 fn tenant(rule: usize) -> Tenant {
     Tenant { rule: RuleId(rule), uid: u32::try_from(rule).unwrap() + 1 }
 }
@@ -110,7 +110,7 @@ fn a_tenant_enters_level_with_the_active_one_that_had_least() {
     let before = accounts.clone();
     accounts.enter(tenant(1), std::iter::empty());
     assert_eq!(served(&accounts), served(&before), "it holds memory, so it is active");
-    // 1 holds memory and 0 waits. What 2 and 3 had says no more than that they enter level with 1.
+    // 1 holds memory and 0 waits. 2 and 3 had no more than 1, so their accounts are dropped.
     accounts.enter(tenant(4), [tenant(0)].into_iter());
     assert_eq!(served(&accounts), [30_000, 10_000, 0, 0, 10_000]);
     // One that had more than the least keeps that.
