@@ -57,7 +57,7 @@ mod tests {
             };
             built.package().to_owned()
         };
-        assert_eq!(named("path+file:///work/vmm/address#egm-address@0.1.0"), "egm-address");
+        assert_eq!(named("path+file:///work/vfio/address#egm-address@0.1.0"), "egm-address");
         assert_eq!(named("path+file:///work/egm-device#0.1.0"), "egm-device");
     }
 }
