@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use egm_report::Check;
+use egm_findings::Check;
 
 use crate::error::LabError;
 use crate::frame::{Fault, Frame, Step, timed};

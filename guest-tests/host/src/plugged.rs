@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use egm_report::Check;
+use egm_findings::Check;
 
 use crate::error::LabError;
 use crate::frame::{Fault, Frame, Step, timed};

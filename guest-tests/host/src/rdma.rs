@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::{fs, thread};
 
-use egm_report::{Check, Line, Outcome, Run};
+use egm_findings::{Check, Line, Outcome, Run};
 
 use crate::error::LabError;
 use crate::frame::{Fault, Frame, Step};
@@ -196,9 +196,9 @@ mod tests {
     #[test]
     fn a_document_has_both_figures_of_each_size() {
         let figure =
-            |series: &str, value: f64| egm_report::Figure::of(series, Some(4096), "GB/s", &mut [value]);
+            |series: &str, value: f64| egm_findings::Figure::of(series, Some(4096), "GB/s", &mut [value]);
         let text = |figures| {
-            let verdict = egm_report::Verdict {
+            let verdict = egm_findings::Verdict {
                 name: "rdma.perftest".into(),
                 claim: String::new(),
                 outcome: Outcome::Passed,
@@ -210,13 +210,13 @@ mod tests {
                 millis: 1,
             };
             let run = Run {
-                version: egm_report::RUN_VERSION,
+                version: egm_findings::RUN_VERSION,
                 date: String::new(),
                 program: String::new(),
                 seed: 1,
                 most: 1,
                 args: Vec::new(),
-                machine: egm_report::Machine::default(),
+                machine: egm_findings::Machine::default(),
                 verdicts: vec![verdict],
             };
             format!("noise\r\n{}\r\n", run.to_line())

@@ -3,7 +3,7 @@
 
 use std::process::{Command, Stdio};
 
-use egm_report::{Check, Line};
+use egm_findings::{Check, Line};
 
 use crate::boot::Boot;
 use crate::error::LabError;

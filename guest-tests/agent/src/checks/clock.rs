@@ -62,7 +62,7 @@ fn judge(mut claim: Claim, current: &str, available: &str) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use egm_report::Outcome;
+    use egm_findings::Outcome;
 
     use super::*;
 

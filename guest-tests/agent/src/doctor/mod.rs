@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use egm_report::{visible, wrapped};
+use egm_findings::{visible, wrapped};
 use serde::Serialize;
 
 use crate::output;

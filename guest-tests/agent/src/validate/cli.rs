@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use egm_address::ByteSize;
-use egm_report::{Outcome, RUN_VERSION, Run, Verdict};
+use egm_findings::{Outcome, RUN_VERSION, Run, Verdict};
 
 use super::process::{self, Given};
 use super::progress::Progress;

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread;
 
-use egm_report::Outcome;
+use egm_findings::Outcome;
 
 use super::{build, run};
 

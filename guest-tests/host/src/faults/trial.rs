@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use egm_report::Outcome as Judged;
+use egm_findings::Outcome as Judged;
 
 use crate::error::LabError;
 use crate::faults::binaries::{Binaries, Binary};
@@ -153,7 +153,7 @@ pub(super) fn of_scenario(
 
 #[cfg(test)]
 mod tests {
-    use egm_report::Check;
+    use egm_findings::Check;
 
     use super::*;
 

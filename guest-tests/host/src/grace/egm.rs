@@ -2,7 +2,7 @@
 
 use std::fs::File;
 
-use egm_report::Line;
+use egm_findings::Line;
 
 use crate::error::LabError;
 use crate::frame::{Fault, Frame, Step};

@@ -1,7 +1,7 @@
 //! Speed at which copy engines and processors of the GPU move bytes, at every size.
 
 use egm_cuda::{Kind, Memory, Part, Shape, Stream, sum};
-use egm_report::Figure;
+use egm_findings::Figure;
 
 use super::gpu::{self, Family, Gpu, on_family};
 use super::measure::{Clock, ROUND, ROUND_OF_GPUS, ROUNDS, ROUNDS_BOTH, bandwidth, repeats, rounds, sizes};

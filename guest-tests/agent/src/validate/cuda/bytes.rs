@@ -1,7 +1,7 @@
 //! Every byte that one side writes is what the other side reads.
 
 use egm_cuda::{Kind, Memory};
-use egm_report::Figure;
+use egm_findings::Figure;
 
 use super::gpu::{self, Family, Gpu, on_family};
 use super::managed;

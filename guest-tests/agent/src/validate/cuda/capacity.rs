@@ -1,7 +1,7 @@
 //! A kernel streams through more memory than the GPU has.
 
 use egm_cuda::{Kind, Memory, Shape};
-use egm_report::Figure;
+use egm_findings::Figure;
 
 use super::gpu::{self, Family, Seen, on_family};
 use super::measure::Clock;

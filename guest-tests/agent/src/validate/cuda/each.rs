@@ -4,7 +4,7 @@
 //! are skipped, by name, because they show nothing about the machine; any other answer of the driver is an error.
 
 use egm_cuda::{CudaError, Device, Driver};
-use egm_report::Outcome;
+use egm_findings::Outcome;
 
 use super::gpu::Gpu;
 use crate::error::Broken;
@@ -71,7 +71,7 @@ fn joined(found: &[(i32, Finding)]) -> Finding {
         .unwrap_or(Outcome::Skipped);
     let reason = reason(found, outcome);
     let figures = found.iter().flat_map(|(ordinal, finding)| {
-        let of_gpu = move |figure: &egm_report::Figure| egm_report::Figure {
+        let of_gpu = move |figure: &egm_findings::Figure| egm_findings::Figure {
             series: of_gpu_called(*ordinal) + &figure.series,
             ..figure.clone()
         };
@@ -120,7 +120,7 @@ fn reason(found: &[(i32, Finding)], outcome: Outcome) -> String {
 
 #[cfg(test)]
 mod tests {
-    use egm_report::Figure;
+    use egm_findings::Figure;
 
     use super::*;
 

@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::ops::Range;
 
 use egm_cuda::{Context, CudaError, Kind, Memory};
+use egm_findings::Outcome;
 use egm_memory::{Found, Function};
-use egm_report::Outcome;
 
 use crate::error::Broken;
 use crate::finding::Finding;

@@ -3,7 +3,7 @@
 use std::cell::OnceCell;
 
 use egm_cuda::{Attribute, Context, Device, Kernels, Kind, Memory, Shape, Stream, Words, Wrong};
-use egm_report::Figure;
+use egm_findings::Figure;
 
 use super::compare::Comparer;
 use super::each::on_each_gpu;

@@ -1,7 +1,7 @@
 //! Managed memory: pages move to the processor or GPU that touches them. Speed of the moves, and speed after them.
 
 use egm_cuda::{Kind, Memory, Shape, sum};
-use egm_report::Figure;
+use egm_findings::Figure;
 
 use super::gpu::{self, Family, Gpu, on_family};
 use super::measure::{Clock, ROUND_OF_GPUS, ROUNDS, bandwidth, repeats, rounds, sizes};

@@ -1,7 +1,7 @@
 //! Times by the GPU's clock, and figures of rounds.
 
 use egm_cuda::{Context, Event, Stream};
-use egm_report::Figure;
+use egm_findings::Figure;
 
 use super::turns::Turns;
 use crate::error::Broken;

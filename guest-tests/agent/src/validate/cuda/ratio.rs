@@ -1,7 +1,7 @@
 //! HOST_NUMA memory is as fast as pinned memory, measured in turns.
 
 use egm_cuda::{Attribute, Kind, Memory};
-use egm_report::Figure;
+use egm_findings::Figure;
 
 use super::gpu::{Family, Gpu, on_family};
 use super::measure::Clock;

@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use egm_cuda::{Attribute, Kind, Memory};
-use egm_report::Figure;
+use egm_findings::Figure;
 
 use super::each::devices;
 use super::gpu::Gpu;

@@ -7,8 +7,8 @@ mod way;
 use std::time::Instant;
 
 use egm_cuda::{Kind, Memory, pattern};
+use egm_findings::Figure;
 use egm_gdr::Window;
-use egm_report::Figure;
 
 use super::{Setting, Validation};
 use crate::error::Broken;
@@ -285,8 +285,8 @@ fn by_any_way(
                 Ok(Claim::default().finish())
             })?;
             match finding.outcome {
-                egm_report::Outcome::Skipped => reasons.push(finding.reason),
-                egm_report::Outcome::Passed => claim.seen(format!("by {}", way.name)),
+                egm_findings::Outcome::Skipped => reasons.push(finding.reason),
+                egm_findings::Outcome::Passed => claim.seen(format!("by {}", way.name)),
                 _ => return Ok(finding),
             }
         }

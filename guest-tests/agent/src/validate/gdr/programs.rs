@@ -3,8 +3,8 @@
 use std::io::ErrorKind;
 use std::process::{Command, Stdio};
 
+use egm_findings::Figure;
 use egm_gdr::gdrcopy::{self, Sanity, Way};
-use egm_report::Figure;
 
 use crate::answer::{LAST_WORDS, first, in_background, last, quoted};
 use crate::error::Broken;
@@ -120,7 +120,7 @@ fn as_ours(program: &str, unit: &str, figure: &gdrcopy::Figure) -> Figure {
 
 #[cfg(test)]
 mod tests {
-    use egm_report::Outcome;
+    use egm_findings::Outcome;
 
     use super::*;
 

@@ -1,7 +1,7 @@
 //! Speed of puts and gets, by the GPU's clock.
 
 use egm_cuda::Event;
-use egm_report::Figure;
+use egm_findings::Figure;
 use egm_shmem::Range;
 
 use super::element::Element;

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use egm_cuda::{Kind, Memory};
-use egm_report::Outcome;
+use egm_findings::Outcome;
 use egm_verbs::Access;
 
 use super::super::Setting;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use egm_cuda::{Device, Kind, Memory, Shape};
-use egm_report::Figure;
+use egm_findings::Figure;
 
 use super::{on_pairs, pair, several};
 use crate::error::Broken;

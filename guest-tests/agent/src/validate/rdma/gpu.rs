@@ -85,7 +85,11 @@ pub(super) fn host_numa(site: &Site<'_>, setting: &Setting) -> Result<Finding, B
                 }
             })?;
             let said = format!("node {node}: {}", finding.reason);
-            if finding.outcome == egm_report::Outcome::Passed { claim.seen(said) } else { claim.untrue(said) }
+            if finding.outcome == egm_findings::Outcome::Passed {
+                claim.seen(said)
+            } else {
+                claim.untrue(said)
+            }
         }
         Ok(claim.finish())
     })
@@ -208,7 +212,7 @@ fn by_address(
 
 #[cfg(test)]
 mod tests {
-    use egm_report::Outcome;
+    use egm_findings::Outcome;
 
     use super::*;
 
