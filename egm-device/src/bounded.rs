@@ -2,7 +2,7 @@
 
 use std::io::{self, Read};
 
-use crate::show::size;
+use egm_report::show::size;
 
 /// All bytes of `source`, `most` at most.
 ///

@@ -10,7 +10,7 @@ use std::fmt;
 use egm_address::PciAddress;
 
 use crate::owner::Owner;
-use crate::report::{Blame, Report};
+use egm_report::{Blame, Report};
 
 /// A party to a decision, as text.
 #[derive(Debug, Clone, PartialEq, Eq)]

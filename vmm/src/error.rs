@@ -1,6 +1,6 @@
 //! Causes of errors, and their printed form: the same for all our programs.
 
-pub use egm_device::report::{Blame, Chain, Report};
+pub use egm_report::{Blame, Chain, Report};
 
 use egm_vfio::kernel::{Fault, OpenError};
 

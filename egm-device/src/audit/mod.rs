@@ -25,7 +25,7 @@ pub use event::{Action, Actor, Event, Finding, Place, Program, Refusal};
 pub use file::FILES;
 pub use line::MAX_LINE;
 
-use crate::show::note;
+use egm_report::show::note;
 use file::LogFile;
 use journal::Journal;
 use limit::Limits;

@@ -14,7 +14,7 @@ use super::packet;
 use super::wire::{self, MAX_REPLY, MAX_SPANS, Refused, Reply, Request, Take};
 use crate::backing::{self, Backing, BackingError};
 use crate::region::{Region, Slice};
-use crate::report::{Blame, Report};
+use egm_report::{Blame, Report};
 
 /// Bytes of a region's description at most.
 const MAX_REGION: u64 = 64 << 20;

@@ -10,7 +10,7 @@ use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::net::SocketFlags;
 
 use super::packet;
-use crate::report::{Blame, Report};
+use egm_report::{Blame, Report};
 
 /// Clients that the kernel lets wait for the loop.
 const BACKLOG: i32 = 128;

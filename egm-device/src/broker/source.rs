@@ -20,8 +20,8 @@ use crate::ledger::{GpuLease, GrantError, Ledger, LedgerError, Memory, States, W
 use crate::owner::Owner;
 use crate::policy::Supply;
 use crate::region::{Node, Region, RegionKind, Slice};
-use crate::report::{Chain, Report};
-use crate::show::note;
+use egm_report::show::note;
+use egm_report::{Chain, Report};
 
 /// Shortest time between two looks at quarantined memory.
 const REVIEW: Duration = Duration::from_secs(1);

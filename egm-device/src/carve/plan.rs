@@ -16,7 +16,7 @@ use egm_address::{ByteSize, InRegion, Offset, Span, SpanSet, align_up};
 
 use crate::owner::Owner;
 use crate::region::{Region, Slice};
-use crate::show::exact;
+use egm_report::show::exact;
 
 /// A request for memory of a region.
 #[derive(Debug, Clone, PartialEq, Eq)]

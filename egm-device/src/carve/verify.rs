@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::carve::advise::{How, NodeSplit, Piece, Split};
 use crate::region::{HostFacts, Region, RegionKind, Survey, iomem};
-use crate::show::size;
+use egm_report::show::size;
 
 /// One check of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

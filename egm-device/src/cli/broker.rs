@@ -16,7 +16,7 @@ use super::{ledger, signals};
 use crate::broker::{LedgerSource, Server, ServerError};
 use crate::ledger::Paths;
 use crate::policy::{self, Names, Policy, PolicyError};
-use crate::report::{Blame, Report};
+use egm_report::{Blame, Report};
 
 /// Where clients find the broker. Not in the ledger's folder, which is root's alone.
 pub(super) const SOCKET: &str = "/run/egm-broker.sock";
@@ -116,7 +116,7 @@ mod tests {
         let path = folder.path().join("policy.json");
         std::fs::write(&path, "{\"rules\":\n[}").unwrap();
         let error = policy(Some(&path)).unwrap_err();
-        let text = crate::report::Chain(&error).to_string();
+        let text = egm_report::Chain(&error).to_string();
         for part in
             ["policy.json does not hold", "line 2, column 2: policy is not JSON", "help: correct it there"]
         {

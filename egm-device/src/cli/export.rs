@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::cli::host::Host;
 use crate::cli::{Outcome, print_json};
 use crate::export::{Guest, Monitor, Options, Output, export, load};
-use crate::show::{note, print};
+use egm_report::show::{note, print};
 
 /// Writes a machine of egm-vmm for another monitor
 ///

@@ -9,8 +9,8 @@ use clap::Command;
 use clap_complete::Shell;
 
 use crate::cli::Outcome;
-use crate::report::{Blame, Report};
-use crate::show::print;
+use egm_report::show::print;
+use egm_report::{Blame, Report};
 
 /// Prints the completion script of a shell
 #[derive(Debug, clap::Args)]

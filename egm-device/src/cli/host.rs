@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use crate::bounded;
 use crate::ledger::{Identity, Ledger, Paths};
 use crate::region::{HostFacts, HostFile, Region, Survey};
-use crate::report::{Blame, Report};
+use egm_report::{Blame, Report};
 
 /// Which host
 #[derive(Debug, clap::Args)]

@@ -5,8 +5,8 @@ use egm_address::{Host, Hpa, InRegion, Offset, Span, SpanSet};
 use crate::cli::regions::{refused_table, region_table, slice_table, socket_table};
 use crate::region::usage::{Part, Socket, Usage, Usages};
 use crate::region::{Region, RegionKind, Survey};
-use crate::show::page::{Band, legend, map, page};
-use crate::show::size;
+use egm_report::show::page::{Band, legend, map, page};
+use egm_report::show::size;
 
 const COLOURS: [(&str, &str); 6] = [
     ("ram", "kernel"),

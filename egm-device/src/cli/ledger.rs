@@ -14,8 +14,8 @@ use crate::free::Evidence;
 use crate::ledger::record::{Doubt, Use};
 use crate::ledger::{Held, Identity, Ledger, LedgerError, Paths, Repair, States};
 use crate::region::{Region, Survey};
-use crate::report::{Blame, Report};
-use crate::show::{Colour, Side, Style, Table, first_of, size};
+use egm_report::show::{Colour, Side, Style, Table, first_of, size};
+use egm_report::{Blame, Report};
 
 use Side::{Left, Right};
 

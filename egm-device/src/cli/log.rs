@@ -13,8 +13,8 @@ use serde_json::Value;
 
 use crate::audit::{FILES, MAX_LINE, Paths, time};
 use crate::cli::Outcome;
-use crate::report::{Blame, Report};
-use crate::show::{note, print, size, written};
+use egm_report::show::{note, print, size, written};
+use egm_report::{Blame, Report};
 
 /// Columns of a terminal.
 const WIDTH: usize = 80;

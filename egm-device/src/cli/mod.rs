@@ -20,8 +20,8 @@ use std::process::{self, ExitCode};
 use clap::{CommandFactory, Parser, Subcommand};
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 
-use crate::report::{Blame, Chain, Report};
-use crate::show::{print, written};
+use egm_report::show::{print, written};
+use egm_report::{Blame, Chain, Report};
 
 /// Splits host memory into regions and slices for virtual machines, and records their owners
 #[derive(Debug, Parser)]

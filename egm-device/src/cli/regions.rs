@@ -9,8 +9,8 @@ use crate::cli::html::html;
 use crate::cli::{Outcome, print_json};
 use crate::region::usage::{Socket, Usage, Usages, sockets};
 use crate::region::{DaxFiles, Region, RegionKind, Survey};
-use crate::report::{Chain, Report};
-use crate::show::{Colour, Side, Style, Table, note, print, size};
+use egm_report::show::{Colour, Side, Style, Table, note, print, size};
+use egm_report::{Chain, Report};
 
 use Side::{Left, Right};
 

@@ -25,11 +25,11 @@ use crate::ledger::Watch;
 use crate::mapping::Mapping;
 use crate::poison::{self, Event, Growth};
 use crate::region::{RegionKind, near_node};
-use crate::report::{Blame, Chain, Report};
 use crate::scrub::ScrubError;
 use crate::serve::{self, FileError, Held, Offer, Post, SliceError, Socket, SocketError};
-use crate::show::{note, print};
 use crate::trust;
+use egm_report::show::{note, print};
+use egm_report::{Blame, Chain, Report};
 
 /// Interval at which an EGM device's list of retired pages is read; there is no event when it grows.
 const LOOK: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };

@@ -8,7 +8,7 @@ use crate::cli::ledger::{self, Common};
 use crate::cli::{Outcome, print_json};
 use crate::ledger::{UnretireError, Unretired};
 use crate::owner::Owner;
-use crate::show::{print, size};
+use egm_report::show::{print, size};
 
 /// Puts retired bytes of a region back into use, if reading them works
 ///

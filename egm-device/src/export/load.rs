@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf, absolute};
 
 use egm_config::{ConfigError, Console, DeviceKind, Spec};
 
-use crate::report::{Blame, Report};
+use egm_report::{Blame, Report};
 
 /// Why a file is no machine that another monitor can run.
 #[derive(Debug, thiserror::Error)]

@@ -25,7 +25,7 @@ use std::collections::BTreeSet;
 
 use egm_address::Quoted;
 
-use crate::report::{Blame, Report};
+use egm_report::{Blame, Report};
 
 /// The monitors that a machine can be written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

@@ -7,10 +7,10 @@ use egm_address::{InRegion, Offset, Span, SpanSet};
 
 use crate::backing::{BackingError, RetiredListError};
 use crate::carve::plan::{Cause, Request, Short};
-use crate::report::{Blame, Report};
 use crate::scrub::{self, ScrubError};
-use crate::show::{exact, first_of};
 use crate::trust::Conflict;
+use egm_report::show::{exact, first_of};
+use egm_report::{Blame, Report};
 
 use super::record::Use;
 use super::states::Held;

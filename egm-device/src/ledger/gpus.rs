@@ -26,8 +26,8 @@ use crate::free::Evidence;
 use crate::owner::Owner;
 use crate::policy::Policy;
 use crate::region::Region;
-use crate::show::{first_of, note};
 use crate::trust::{self, Conflict, Hold, Party};
+use egm_report::show::{first_of, note};
 
 /// Bytes of the lock file for the claims on one GPU.
 const SLOTS: u64 = 1 << 20;

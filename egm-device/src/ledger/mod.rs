@@ -60,7 +60,7 @@ use crate::free::Verdict;
 use crate::lease::{Lease, Taken};
 use crate::policy::Policy;
 use crate::region::{Region, Slice};
-use crate::report::{Chain, Report};
+use egm_report::{Chain, Report};
 use record::{Doubt, Entry, Record, Use};
 
 /// Timeout for the ledger's own lock. A process holds it for milliseconds, and longer only if it was stopped.

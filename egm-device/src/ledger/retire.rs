@@ -10,8 +10,8 @@ use crate::backing::{Backing, BackingError, RetiredListError, base_page};
 use crate::claims;
 use crate::owner::Owner;
 use crate::region::{Region, Slice};
-use crate::report::{Blame, Report};
 use crate::retired::Retired;
+use egm_report::{Blame, Report};
 
 impl Ledger {
     /// [`Ledger::retire`] for `bad` bytes that the owner `by` of `slice` of `region` found. Bytes outside the slice are

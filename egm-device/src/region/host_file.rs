@@ -8,8 +8,8 @@ use egm_address::{ByteSize, Hpa};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::region::read;
-use crate::report::{Blame, Report};
 use crate::trusted::{self, NotRoots};
+use egm_report::{Blame, Report};
 
 /// Folder of host files, below a host's root.
 const FOLDER: &str = "etc/egm-device/host";
@@ -174,7 +174,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::report::Chain;
+    use egm_report::Chain;
 
     fn load(text: &str) -> Result<HostFile, HostFileError> {
         let folder = tempfile::tempdir().unwrap();

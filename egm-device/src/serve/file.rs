@@ -12,7 +12,7 @@ use crate::bounded;
 use crate::device::config::Id;
 use crate::policy::is_word;
 use crate::region::nearest;
-use crate::report::{Blame, Report};
+use egm_report::{Blame, Report};
 
 /// Maximum size of the file in bytes; a device takes a few lines.
 const MAX_FILE: u64 = 1 << 20;
@@ -204,7 +204,7 @@ pub(crate) fn check(devices: &[Offer]) -> Result<(), FileError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Chain;
+    use egm_report::Chain;
 
     fn load_text(text: &str, slice: Option<&str>) -> Result<Vec<Offer>, String> {
         let folder = tempfile::tempdir().unwrap();

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use rustix::net::Shutdown;
 
 use crate::device::Function;
-use crate::show::note;
+use egm_report::show::note;
 
 /// Time limit for the rest of a message.
 const LIMIT: Duration = Duration::from_secs(5);

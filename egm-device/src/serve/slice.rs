@@ -16,9 +16,9 @@ use crate::ledger::gpus::claim_named;
 use crate::ledger::{GpuLease, GrantError, Ledger, Watch};
 use crate::owner::Owner;
 use crate::region::{Region, Slice, Survey};
-use crate::report::{Blame, Report};
 use crate::scrub::{Cause, ScrubError};
-use crate::show::note;
+use egm_report::show::note;
+use egm_report::{Blame, Report};
 
 /// Why a device has no slice.
 #[derive(Debug, thiserror::Error)]

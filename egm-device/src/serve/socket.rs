@@ -11,8 +11,8 @@ use egm_vfio_wire::socket::{Connection, Patience};
 use listenfd::ListenFd;
 
 use crate::broker::no_place;
-use crate::report::{Blame, Report};
 use crate::unix_socket::bind_private;
+use egm_report::{Blame, Report};
 
 /// Timeout of a connection without messages, for the program at its other end.
 const QUEUE_LIMIT: Duration = Duration::from_secs(1);

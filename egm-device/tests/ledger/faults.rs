@@ -17,10 +17,10 @@ use egm_device::free::{Question, Verdict};
 use egm_device::ledger::{Disk, GrantError, Identity, Ledger, LedgerError, Memory, Name, Watch};
 use egm_device::owner::Owner;
 use egm_device::region::{Region, RegionKind, Slice};
-use egm_device::report::Chain;
 use egm_device::retired::Retired;
 use egm_device::scrub::{Cause, ScrubError};
 use egm_device::{Backing, Lease};
+use egm_report::Chain;
 
 use crate::common::{PAGE, egm_region, fill, identity, is_full_of, is_zero, region, request, set};
 

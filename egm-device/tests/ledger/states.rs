@@ -11,9 +11,9 @@ use egm_device::ledger::record::{Doubt, Use};
 use egm_device::ledger::{GrantError, Identity, Ledger, Paths, Progress, Watch};
 use egm_device::owner::Owner;
 use egm_device::region::Region;
-use egm_device::report::{Blame, Chain, Report};
 use egm_device::scrub::Cause;
 use egm_device::{Backing, Mapping};
+use egm_report::{Blame, Chain, Report};
 
 use crate::common::{
     PAGE, PlainFile, egm_region, fill, identity, is_full_of, is_zero, ledger, region, request, set,

@@ -5,6 +5,7 @@ use std::io;
 use std::path::PathBuf;
 
 use egm_address::{ByteSize, CpuSet, Quoted, Shown};
+use egm_report::{Blame, Report};
 
 /// A rule that a configuration breaks, and where.
 ///
@@ -54,10 +55,13 @@ impl std::error::Error for ConfigError {
     }
 }
 
-impl ConfigError {
+impl Report for ConfigError {
+    fn blame(&self) -> Blame {
+        Blame::Configuration
+    }
+
     /// The remedy, where the rule does not name it itself.
-    #[must_use]
-    pub fn help(&self) -> Option<String> {
+    fn help(&self) -> Option<String> {
         self.rule.help()
     }
 }

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use egm_address::Gpa;
+use egm_report::{Blame, Chain, Report};
 use proptest::prelude::*;
 
 use super::*;
@@ -962,4 +963,19 @@ proptest! {
             prop_assert!(error.place.is_some(), "{}", error);
         }
     }
+}
+
+#[test]
+fn a_message_repeats_neither_control_characters_nor_long_names() {
+    let said = |members: &str| {
+        let error = read(machine(members)).unwrap_err();
+        assert_eq!(error.blame(), Blame::Configuration);
+        Chain(&error).to_string()
+    };
+    let key = said(r#","memory\u001b[31m":1"#);
+    assert!(key.contains("unknown key \"memory\\u{1b}[31m\"\n  help: keys here are: arch"), "{key}");
+    let size = said(r#","pcie":{"window64":"\u001b[31m"}"#);
+    assert!(size.contains("size \"\\u{1b}[31m\" does not start") && !size.contains('\u{1b}'), "{size}");
+    let name = said(&format!(r#","name":"{}""#, "é".repeat(9999)));
+    assert!(name.chars().count() < 3000, "{}", name.len());
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Seek, SeekFrom};
 
 use egm_address::{Gpa, Guest, Span};
-use egm_device::show;
+use egm_report::show;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 
 use super::native::boot::{KERNELS, NO_KERNEL};

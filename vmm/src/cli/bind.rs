@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use egm_address::PciAddress;
-use egm_device::show::{Colour, Side, Table, print};
+use egm_report::show::{Colour, Side, Table, print};
 use egm_vfio::bind::{BindError, Binder, Change};
 use egm_vfio::topology::GroupError;
 

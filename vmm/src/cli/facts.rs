@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use egm_device::show::print;
+use egm_report::show::print;
 
 use crate::cli::Outcome;
 use crate::facts::{self, Scope};

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use egm_device::show::print;
 use egm_device::trust::parse_name;
+use egm_report::show::print;
 
 use crate::cli::Outcome;
 use crate::config::{self, Overrides};

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use egm_address::Printable;
 use egm_device::cli::progress::{Bar, Bars};
-use egm_device::show::note;
 use egm_device::trust::parse_name;
+use egm_report::show::note;
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 
 use super::Outcome;

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use egm_device::show::print;
+use egm_report::show::print;
 
 use crate::config;
 

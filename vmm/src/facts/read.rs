@@ -5,7 +5,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
 use egm_address::PciAddress;
-use egm_device::show::size;
+use egm_report::show::size;
 use egm_vfio::host::{self, HostFunction};
 use egm_vfio::kernel::region_sizes;
 use egm_vfio::topology::IOMMU_REMEDY;

@@ -4,7 +4,7 @@ use std::fs;
 use std::ops::Range;
 
 use egm_address::{align_down, align_up};
-use egm_device::show::size;
+use egm_report::show::size;
 
 use super::Piece;
 use crate::plan::BackingPlan;

@@ -1,8 +1,8 @@
 //! Why there is no plan: which thing, by how much, and what to change.
 
 use egm_address::{ByteSize, CpuSet, Gpa, Guest, PciAddress, PlaceError, Span};
-use egm_device::show::{self, size};
 use egm_device::trust::Conflict;
+use egm_report::show::{self, size};
 use egm_vfio::host::MISSING_REMEDY;
 
 use crate::config::{PageSize, nearest};

@@ -12,7 +12,7 @@
 //! machines of [`LEAST`] and more.
 
 use egm_address::ByteSize;
-use egm_device::show::size;
+use egm_report::show::size;
 
 use crate::config::{DeviceKind, PageSize, Spec};
 use crate::facts::{Facts, Probe};

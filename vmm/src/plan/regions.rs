@@ -9,9 +9,9 @@ use egm_address::{CpuSet, Hpa, InRegion, Offset, Span, SpanSet};
 use egm_device::carve::plan::{Request, Short, place};
 use egm_device::owner::Owner;
 use egm_device::region::{Region, RegionKind};
-use egm_device::report::Report;
-use egm_device::show::first_of;
 use egm_device::trust::Conflict;
+use egm_report::Report;
+use egm_report::show::first_of;
 
 use crate::config::{DeviceKind, EgmSlice, GUEST_MEMFD, LOCAL, PageSize, Spec};
 use crate::facts::{Facts, HeldSpan, HostRegion, Trust};

@@ -9,7 +9,7 @@ use egm_address::{Gpa, Guest, InRegion, Span, SpanSet, align_down, align_up};
 use crate::arch::Layout;
 use crate::plan::regions::Source;
 use crate::plan::{MemoryKind, MemoryPlan};
-use egm_device::show;
+use egm_report::show;
 
 /// Holes do not grow beyond this.
 const LARGEST_UNIT: u64 = 1 << 40;

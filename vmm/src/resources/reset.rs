@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::error::Error;
 use std::thread;
 
-use egm_device::show::note;
+use egm_report::show::note;
 use egm_vfio::backend::{Backend, BackendError};
 
 use super::devices::{DeviceError, OpenDevice};

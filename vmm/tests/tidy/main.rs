@@ -77,9 +77,9 @@ const ARCH_DOORS: &[(&str, &str)] = &[
 /// Our packages and which of ours each may be built on.
 const ARROWS: &[(&str, &[&str])] = &[
     ("egm-address", &[]),
-    ("egm-config", &["egm-address"]),
+    ("egm-config", &["egm-address", "egm-report"]),
     ("egm-cuda", &["egm-address", "egm-memory"]),
-    ("egm-device", &["egm-address", "egm-config", "egm-vfio-wire"]),
+    ("egm-device", &["egm-address", "egm-config", "egm-report", "egm-vfio-wire"]),
     ("egm-findings", &[]),
     ("egm-function", &["egm-vfio-wire"]),
     ("egm-gdr", &[]),
@@ -91,11 +91,12 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("egm-memory", &["egm-address"]),
     ("egm-payload", &[]),
     ("egm-plug", &["egm-vmm"]),
+    ("egm-report", &["egm-address"]),
     ("egm-shmem", &["egm-cuda"]),
     ("egm-verbs", &["egm-cuda"]),
     ("egm-vfio", &["egm-address", "egm-vfio-wire"]),
     ("egm-vfio-wire", &["egm-address"]),
-    ("egm-vmm", &["egm-address", "egm-config", "egm-device", "egm-vfio"]),
+    ("egm-vmm", &["egm-address", "egm-config", "egm-device", "egm-report", "egm-vfio"]),
 ];
 
 /// Every Rust file with its facts, and whether all of it is test code.

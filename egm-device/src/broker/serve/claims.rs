@@ -6,7 +6,7 @@ use super::Server;
 use crate::audit::{Event, Finding, Place};
 use crate::broker::link::Link;
 use crate::broker::session::Key;
-use crate::show::size;
+use egm_report::show::size;
 
 /// Claims that wait to be checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

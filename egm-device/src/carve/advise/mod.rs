@@ -15,8 +15,8 @@ use egm_address::{ByteSize, Host, Span};
 use serde::{Deserialize, Serialize};
 
 use crate::region::{HostFacts, Region, RegionKind, ReservedSpan};
-use crate::report::{Blame, Report};
-use crate::show::size;
+use egm_report::show::size;
+use egm_report::{Blame, Report};
 
 pub use undo::{Undo, undo};
 

@@ -14,7 +14,7 @@ use rustix::thread::{CapabilitySet, capabilities};
 use crate::backing::dax::create_attribute;
 use crate::ledger::Paths;
 use crate::region::{DaxFiles, Region, RegionKind};
-use crate::report::{Blame, Report};
+use egm_report::{Blame, Report};
 
 /// A privilege that this process lacks.
 #[derive(Debug, thiserror::Error)]

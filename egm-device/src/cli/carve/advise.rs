@@ -10,7 +10,7 @@ use crate::carve::advise::{How, Part, Setting, Split, Undo, Wish, advise, undo};
 use crate::cli::host::Host;
 use crate::cli::{Outcome, print_json};
 use crate::region::{HostFacts, HostFile, ReservedSpan};
-use crate::show::{Colour, Side, Style, Table, print, size};
+use egm_report::show::{Colour, Side, Style, Table, print, size};
 
 use Side::{Left, Right};
 

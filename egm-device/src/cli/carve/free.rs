@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::broker::Client;
 use crate::cli::broker::SOCKET;
 use crate::cli::{Outcome, print_json};
-use crate::show::{print, size};
+use egm_report::show::{print, size};
 
 /// Shows how much memory the broker would grant this user now
 #[derive(Debug, clap::Args)]

@@ -21,8 +21,8 @@ use crate::cli::progress::with_bar;
 use crate::ledger::gpus::claim_named;
 use crate::ledger::{GpuLease, Watch};
 use crate::owner::Owner;
-use crate::report::{Blame, Report};
 use crate::trust;
+use egm_report::{Blame, Report};
 
 /// Takes a slice, runs a command with it, and gives it back scrubbed
 ///

@@ -13,8 +13,8 @@ use crate::cli::{Outcome, print, print_json};
 use crate::ledger::{GrantError, Watch};
 use crate::owner::Owner;
 use crate::region::{Region, Slice};
-use crate::report::{Blame, Report};
-use crate::show::{Colour, Side, Table, exact, size};
+use egm_report::show::{Colour, Side, Table, exact, size};
+use egm_report::{Blame, Report};
 
 /// Which region, as a word of its own or in the way of "carve grant"
 #[derive(Debug, clap::Args)]

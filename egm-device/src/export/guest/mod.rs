@@ -13,7 +13,7 @@ use egm_config::{Access, DeviceKind, EgmForm, PageSize, Spec, VfioBackend};
 use crate::carve::plan::Short;
 use crate::export::load::{LoadError, plain};
 use crate::region::{Region, RegionKind, Slice, Survey};
-use crate::report::{Blame, Report};
+use egm_report::{Blame, Report};
 
 /// Nodes that the driver of one coherent GPU brings its memory up in: one for each possible instance of MIG.
 const INITIATORS: u32 = 8;

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use egm_address::PciAddress;
-use egm_device::show::{Colour, print};
 use egm_device::trust::parse_name;
+use egm_report::show::{Colour, print};
 use egm_vfio::dma::Memlock;
 use egm_vfio::host::HostFunction;
 use egm_vfio::topology::is_vfio_driver;

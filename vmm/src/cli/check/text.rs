@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use egm_address::{PciAddress, Printable};
-use egm_device::show::{Colour, Side, Style, Table, size};
+use egm_report::show::{Colour, Side, Style, Table, size};
 
 use super::model::{Checked, Function};
 

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use egm_device::show::page::{self, table};
-use egm_device::show::{escape, size};
+use egm_report::show::page::{self, table};
+use egm_report::show::{escape, size};
 
 use crate::plan::render::model;
 use crate::plan::{FunctionPlan, Plan};

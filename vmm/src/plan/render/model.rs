@@ -1,7 +1,7 @@
 //! Content of both forms, as text.
 
 use egm_address::{Gpa, Guest, Span};
-use egm_device::show::{Style, size};
+use egm_report::show::{Style, size};
 use egm_vfio::topology::Acs;
 
 use crate::config::{DeviceKind, PageSize};

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use egm_address::Printable;
-use egm_device::show::{Colour, Side, Style, Table, printable_lines, size};
+use egm_report::show::{Colour, Side, Style, Table, printable_lines, size};
 
 use crate::plan::render::model;
 use crate::plan::{FunctionPlan, FunctionRole, Plan};

@@ -5,7 +5,7 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileTypeExt;
 use std::sync::Arc;
 
-use egm_device::show;
+use egm_report::show;
 
 use crate::error::{Blame, Report};
 

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use egm_address::Printable;
 
-use crate::report::{Blame, Report};
+use crate::{Blame, Report};
 
 /// The first failure. Commands print in many places, and their remaining work is the same without it.
 static FAILURE: Mutex<Option<io::Error>> = Mutex::new(None);

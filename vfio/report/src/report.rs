@@ -41,16 +41,6 @@ impl<E: Report + 'static> From<E> for Box<dyn Report> {
     }
 }
 
-impl Report for egm_config::ConfigError {
-    fn blame(&self) -> Blame {
-        Blame::Configuration
-    }
-
-    fn help(&self) -> Option<String> {
-        Self::help(self)
-    }
-}
-
 /// Shows an error, the chain of its sources and its help, each on a line.
 ///
 /// Some of this text is untrusted: parts of a configuration, file names, output of the guest. So each line has a length
@@ -60,7 +50,8 @@ pub struct Chain<'a>(pub &'a dyn Report);
 
 impl Chain<'_> {
     /// All of it on one line, for a log.
-    pub(crate) fn one_line(&self) -> String {
+    #[must_use]
+    pub fn one_line(&self) -> String {
         self.to_string().lines().map(str::trim).collect::<Vec<_>>().join("; ")
     }
 }
@@ -128,24 +119,6 @@ mod tests {
         fn help(&self) -> Option<String> {
             Some(format!("rename {}:\nmv it", self.name.trim_end()))
         }
-    }
-
-    #[test]
-    fn what_a_configuration_says_is_repeated_like_that_too() {
-        let said = |members: &str| {
-            let file = tempfile::NamedTempFile::new().unwrap();
-            let text = format!(r#"{{"boot":{{"kernel":"k"}},"memory":{{"size":"1GiB"}}{members}}}"#);
-            std::fs::write(file.path(), text).unwrap();
-            let error = egm_config::load(file.path()).unwrap_err();
-            assert_eq!(error.blame(), Blame::Configuration);
-            Chain(&error).to_string()
-        };
-        let key = said(r#","memory\u001b[31m":1"#);
-        assert!(key.contains("unknown key \"memory\\u{1b}[31m\"\n  help: keys here are: arch"), "{key}");
-        let size = said(r#","pcie":{"window64":"\u001b[31m"}"#);
-        assert!(size.contains("size \"\\u{1b}[31m\" does not start") && !size.contains('\u{1b}'), "{size}");
-        let name = said(&format!(r#","name":"{}""#, "é".repeat(9999)));
-        assert!(name.chars().count() < 3000, "{}", name.len());
     }
 
     #[test]

@@ -1,0 +1,30 @@
+//! What every program of ours prints: errors with the party that must act and a remedy, tables, sizes, notes and pages.
+//!
+//! ```
+//! use egm_report::{Blame, Chain, Report};
+//!
+//! #[derive(Debug)]
+//! struct NoPool;
+//! impl std::error::Error for NoPool {}
+//! impl std::fmt::Display for NoPool {
+//!     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+//!         f.write_str("cannot reserve 2 pages of 2 MiB: the pool is empty")
+//!     }
+//! }
+//! impl Report for NoPool {
+//!     fn blame(&self) -> Blame {
+//!         Blame::Host
+//!     }
+//!     fn help(&self) -> Option<String> {
+//!         Some("sysctl vm.nr_hugepages=2".to_owned())
+//!     }
+//! }
+//!
+//! let shown = Chain(&NoPool).to_string();
+//! assert_eq!(shown, "error: cannot reserve 2 pages of 2 MiB: the pool is empty\n  help: sysctl vm.nr_hugepages=2");
+//! ```
+
+mod report;
+pub mod show;
+
+pub use report::{Blame, Chain, Report};
